@@ -1,0 +1,45 @@
+"""Expert-parallel dispatch and combine for Mixture-of-Experts: Numba-CUDA kernels that also run on a CPU.
+
+Names are imported when they are first used: `import epmoe` loads neither Numba nor a GPU driver.
+"""
+
+from importlib import import_module
+
+__version__ = "0.1.0"
+
+# name -> the module that defines it
+_HOME = {
+    "EPConfig": "epmoe_ref.config",
+    "EPError": "epmoe_ref.errors",
+    "EPValueError": "epmoe_ref.errors",
+    "PeerTimeout": "epmoe_ref.errors",
+    "LocalWorld": "epmoe.worlds.local",
+    "ExpertParallel": "epmoe.expert_parallel",
+    "Dispatched": "epmoe.dispatched",
+    "DeviceArray": "epmoe.arrays",
+    "EPLocalSyncCounters": "epmoe.layout",
+    "LaunchConfig": "epmoe.kernels",
+    "dispatch_async_kernel": "epmoe.kernels",
+    "dispatch_wait_kernel": "epmoe.kernels",
+    "dispatch_kernel": "epmoe.kernels",
+    "combine_async_kernel": "epmoe.kernels",
+    "combine_wait_kernel": "epmoe.kernels",
+    "combine_kernel": "epmoe.kernels",
+    "mul_rn": "epmoe.device",
+    "add_rn": "epmoe.device",
+    "fma_rn": "epmoe.device",
+}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name):
+    if name not in _HOME:
+        raise AttributeError(f"module 'epmoe' has no attribute {name!r}; it has {', '.join(__all__)}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__():
+    return sorted({*globals(), *__all__})

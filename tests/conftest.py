@@ -1,0 +1,45 @@
+"""Which device a test run uses: the simulator, or with `-m gpu` the GPU. The device layer picks once a process."""
+
+import ctypes
+import os
+
+
+def gpu_count():
+    """Number of CUDA devices the driver shows; 0 without a driver."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
+        return 0
+    return count.value
+
+
+def wants_gpu(config):
+    expression = config.getoption("markexpr") or ""
+    return "gpu" in expression and "not gpu" not in expression
+
+
+def pytest_configure(config):
+    # Runs before any test module is imported, hence before epmoe.device looks.
+    os.environ["EPMOE_DEVICE"] = "gpu" if wants_gpu(config) else "sim"
+
+
+def pytest_report_header(config):
+    if wants_gpu(config):
+        return f"epmoe: tests marked gpu, {gpu_count()} GPU(s)"
+    return "epmoe: simulator; tests for the GPU run with -m gpu"
+
+
+def pytest_collection_modifyitems(config, items):
+    """Without `-m gpu`, tests marked gpu are deselected (and counted so); with it and no GPU the run fails at once."""
+    if wants_gpu(config):
+        if gpu_count() == 0:
+            raise RuntimeError("-m gpu: the driver shows no GPU; `python -m epmoe doctor` says what is missing")
+        return
+    chosen = [item for item in items if item.get_closest_marker("gpu") is None]
+    dropped = [item for item in items if item.get_closest_marker("gpu") is not None]
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = chosen
