@@ -1,0 +1,225 @@
+"""What a world of ranks has agreed upon: sizes, names and options, checked once so that nothing below has to.
+
+`EPConfig` holds no arrays and no format object; `epmoe_ref.format_of(cfg)` makes the format that it names.
+"""
+
+import operator
+from dataclasses import KW_ONLY, dataclass, fields
+
+from .errors import EPValueError
+
+MAX_GPUS_PER_NODE = 8       # ranks that can share one fast interconnect; also the size of the rank completion region
+MAX_TOP_K = 32              # one lane of a warp holds one slot
+MAX_EXPERTS = 65535         # ids travel as uint16, and 65535 stands for -1
+READY = 1024                # added to the end rows in region A, so that a written 0 differs from an unwritten one
+MAX_INT32 = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class FormatName:
+    """One entry of the table of token formats.
+
+    stem: the module that implements it has this name in `epmoe_ref/formats` and in `epmoe/kernels/formats`, and a
+    function `make(cfg)`. hidden_multiple: hidden must be a multiple of it (elements).
+    """
+
+    stem: str
+    hidden_multiple: int
+
+
+# The one table of formats: a new one is a module of this stem on each side and a line here.
+TOKEN_FORMATS = {
+    "bf16": FormatName("bf16", 8),
+    "fp8_blockwise": FormatName("blockwise_fp8", 128),
+    "nvfp4": FormatName("nv_block_scaled", 64),
+    "mxfp4": FormatName("nv_block_scaled", 128),
+    "mxfp8": FormatName("nv_block_scaled", 128),
+    "mxfp4_rows": FormatName("mxfp4", 32),
+}
+
+COMBINE_ITEMSIZE = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+
+@dataclass(frozen=True)
+class EPConfig:
+    """The sizes and options that all ranks of one expert-parallel group share; checks itself, compares and hashes.
+
+    n_ranks, n_experts (of all ranks together), top_k (slots per token), hidden (elements of a token),
+    max_tokens_per_rank: all >= 1; top_k <= 32 and <= n_experts; n_experts <= 65535 and a multiple of n_ranks.
+    p2p_world_size: consecutive ranks that write each other's memory directly; divides n_ranks, at most 8. Default
+        min(n_ranks, 8) if that divides n_ranks. Smaller than n_ranks only with use_shmem or skip_a2a.
+    token_format: "bf16", "fp8_blockwise", "nvfp4", "mxfp4", "mxfp8" or "mxfp4_rows"; each has its multiple for hidden.
+    alignment: bytes to which each part of a message is padded; a power of two, at least 16 (one vector access).
+    fuse_a_scale_preshuffle: mxfp4_rows only: scales in the per-expert slot layout; hidden a multiple of 256.
+    combine_dtype: "bf16", "fp16" or "fp32": the type of expert outputs and of the combined result.
+    fused_shared_expert: dispatch packs the rank's own tokens first, as group 0; combine adds that expert's output.
+    skip_a2a: every rank holds all tokens and keeps the pairs whose expert it owns; nothing is exchanged. That the ranks
+        hold the same tokens is the caller's promise, not checked.
+    use_shmem: SHMEM between p2p worlds. Default False: one host needs none. Has no meaning under skip_a2a.
+    allreduce_world_size: W in the shared expert's share of a rank under skip_a2a, where it must equal n_ranks;
+        ignored without a shared expert and without skip_a2a.
+
+    input tokens are always bf16. Errors: EPValueError. Source: the parameters of the dispatch_kernel page.
+    """
+
+    n_ranks: int
+    n_experts: int
+    top_k: int
+    hidden: int
+    max_tokens_per_rank: int
+    _: KW_ONLY
+    p2p_world_size: int | None = None
+    token_format: str = "bf16"
+    alignment: int = 16
+    fuse_a_scale_preshuffle: bool = False
+    combine_dtype: str = "bf16"
+    fused_shared_expert: bool = False
+    skip_a2a: bool = False
+    use_shmem: bool = False
+    allreduce_world_size: int = 1
+
+    def __post_init__(self):
+        _check_types(self)
+        _check_experts(self)
+        _check_world(self)
+        _check_format(self)
+        _check_options(self)
+
+    @property
+    def n_local_experts(self) -> int:
+        """Experts that one rank owns."""
+        return self.n_experts // self.n_ranks
+
+    @property
+    def n_groups(self) -> int:
+        """Groups of output rows: the local experts, and before them the shared expert where it is fused."""
+        return self.n_local_experts + int(self.fused_shared_expert)
+
+    @property
+    def n_src_ranks(self) -> int:
+        """Length of the source rank axis of recv_buf and recv_count: n_ranks, or 1 under skip_a2a."""
+        return 1 if self.skip_a2a else self.n_ranks
+
+    @property
+    def n_worlds(self) -> int:
+        """Number of p2p worlds."""
+        return self.n_ranks // self.p2p_world_size
+
+    @property
+    def combine_itemsize(self) -> int:
+        """Bytes of one element of the combined output."""
+        return COMBINE_ITEMSIZE[self.combine_dtype]
+
+    def owner(self, expert):
+        """The rank that owns a global expert id (a number or an array of ids >= 0)."""
+        return expert // self.n_local_experts
+
+    def local_expert(self, expert):
+        """The id, on its owner, of a global expert id (a number or an array of ids >= 0)."""
+        return expert % self.n_local_experts
+
+    def world(self, rank: int) -> int:
+        """The p2p world that a rank is in."""
+        return rank // self.p2p_world_size
+
+    def world_rank(self, rank: int) -> int:
+        """The place of a rank inside its p2p world."""
+        return rank % self.p2p_world_size
+
+
+def _check_types(cfg: EPConfig) -> None:
+    for field in fields(cfg):
+        name, value = field.name, getattr(cfg, field.name)
+        if field.type in (bool, "bool"):
+            if value not in (True, False):
+                raise EPValueError(f"{name}={value!r} must be True or False")
+            object.__setattr__(cfg, name, bool(value))
+        elif field.type in (str, "str"):
+            if not isinstance(value, str):
+                raise EPValueError(f"{name}={value!r} must be a name (a string)")
+        elif value is None and name == "p2p_world_size":
+            object.__setattr__(cfg, name, _default_p2p_world_size(cfg.n_ranks))
+        else:
+            object.__setattr__(cfg, name, _size(name, value))
+
+
+def _default_p2p_world_size(n_ranks: int) -> int:
+    size = min(n_ranks, MAX_GPUS_PER_NODE)
+    if n_ranks % size:
+        divisors = [d for d in range(1, MAX_GPUS_PER_NODE + 1) if n_ranks % d == 0]
+        raise EPValueError(f"p2p_world_size has no default for n_ranks={n_ranks}, which {size} does not divide: "
+                           f"give one of {divisors}")
+    return size
+
+
+def _size(name: str, value) -> int:
+    if isinstance(value, bool):
+        raise EPValueError(f"{name}={value!r} must be a whole number, not a truth value")
+    try:
+        value = operator.index(value)
+    except TypeError:
+        raise EPValueError(f"{name}={value!r} must be a whole number (an int)") from None
+    if value < 1:
+        raise EPValueError(f"{name}={value} must be at least 1")
+    if value > MAX_INT32:
+        raise EPValueError(f"{name}={value} must be at most {MAX_INT32}: sizes are int32 on the device")
+    return value
+
+
+def _check_experts(cfg: EPConfig) -> None:
+    if cfg.n_experts > MAX_EXPERTS:
+        raise EPValueError(f"n_experts={cfg.n_experts} must be at most {MAX_EXPERTS}: "
+                           "messages carry ids as uint16 and 65535 stands for -1")
+    if cfg.n_experts % cfg.n_ranks:
+        raise EPValueError(f"n_experts={cfg.n_experts} must be a multiple of n_ranks={cfg.n_ranks}: "
+                           "change one, or add experts that no token selects")
+    if cfg.top_k > MAX_TOP_K:
+        raise EPValueError(f"top_k={cfg.top_k} must be at most {MAX_TOP_K}: one lane of a warp holds one slot")
+    if cfg.top_k > cfg.n_experts:
+        raise EPValueError(f"top_k={cfg.top_k} must be at most n_experts={cfg.n_experts}: the ids of a token are "
+                           "distinct; lower top_k and leave unused slots at -1")
+    rows = cfg.n_src_ranks * cfg.max_tokens_per_rank * min(cfg.top_k, cfg.n_local_experts)
+    rows += cfg.max_tokens_per_rank * cfg.fused_shared_expert + 4 * cfg.n_groups
+    if rows > MAX_INT32 - READY:
+        raise EPValueError(f"max_tokens_per_rank={cfg.max_tokens_per_rank} lets one rank receive {rows} rows, and row "
+                           f"numbers must stay below {MAX_INT32 - READY} (int32 counters): lower max_tokens_per_rank")
+
+
+def _check_world(cfg: EPConfig) -> None:
+    size = cfg.p2p_world_size
+    if size > MAX_GPUS_PER_NODE:
+        raise EPValueError(f"p2p_world_size={size} must be at most {MAX_GPUS_PER_NODE} (MAX_GPUS_PER_NODE): "
+                           "use more p2p worlds")
+    if cfg.n_ranks % size:
+        raise EPValueError(f"p2p_world_size={size} must divide n_ranks={cfg.n_ranks}: all p2p worlds have one size")
+    if size < cfg.n_ranks and not (cfg.use_shmem or cfg.skip_a2a):
+        raise EPValueError(f"p2p_world_size={size} is smaller than n_ranks={cfg.n_ranks}, so messages cross p2p "
+                           "worlds: set use_shmem=True (or skip_a2a=True, which exchanges nothing)")
+
+
+def _check_format(cfg: EPConfig) -> None:
+    if cfg.token_format not in TOKEN_FORMATS:
+        raise EPValueError(f"token_format={cfg.token_format!r} must be one of {', '.join(TOKEN_FORMATS)}")
+    multiple = TOKEN_FORMATS[cfg.token_format].hidden_multiple
+    if cfg.hidden % multiple:
+        raise EPValueError(f"hidden={cfg.hidden} must be a multiple of {multiple} for token_format="
+                           f"{cfg.token_format!r}: pad the tokens or choose another format")
+    if cfg.alignment < 16 or cfg.alignment & (cfg.alignment - 1):
+        raise EPValueError(f"alignment={cfg.alignment} must be a power of two of at least 16 bytes: "
+                           "messages are moved 16 bytes at a time")
+    if cfg.fuse_a_scale_preshuffle and cfg.token_format != "mxfp4_rows":
+        raise EPValueError(f"fuse_a_scale_preshuffle=True has a meaning only for token_format='mxfp4_rows', "
+                           f"not {cfg.token_format!r}: leave it False")
+    if cfg.fuse_a_scale_preshuffle and cfg.hidden % 256:
+        raise EPValueError(f"hidden={cfg.hidden} must be a multiple of 256 with fuse_a_scale_preshuffle=True: "
+                           "the slot layout holds scales eight at a time; pad the tokens or leave it False")
+    if cfg.combine_dtype not in COMBINE_ITEMSIZE:
+        raise EPValueError(f"combine_dtype={cfg.combine_dtype!r} must be one of {', '.join(COMBINE_ITEMSIZE)}")
+
+
+def _check_options(cfg: EPConfig) -> None:
+    if cfg.skip_a2a and cfg.use_shmem:
+        raise EPValueError("use_shmem=True with skip_a2a=True: nothing is exchanged under skip_a2a; set use_shmem=False")
+    if cfg.skip_a2a and cfg.fused_shared_expert and cfg.allreduce_world_size != cfg.n_ranks:
+        raise EPValueError(f"allreduce_world_size={cfg.allreduce_world_size} must equal n_ranks={cfg.n_ranks} under "
+                           "skip_a2a with a fused shared expert: each rank takes its share of that expert's rows")
