@@ -1,0 +1,48 @@
+"""What a token format offers the dispatch kernels: sizes, the handler's arrays, and device functions for one warp."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+
+class KernelFormat(NamedTuple):
+    """One token format, made by `make(cfg)` of its module; `formats.of(cfg)` finds the module by the format's name.
+
+    Every device function is called by all 32 lanes of one warp with the same arguments (besides `lane`) and contains no
+    barrier other than warp shuffles. Rows, groups and offsets are int32, addresses uint64. A group is one expert's rows:
+    the shared expert, where it is fused, is group 0. `out` is the address of the handler's fields in the parameter
+    block: one uint64 address per name of `output_fields`, in that order, then the capacity in rows as uint64.
+
+    token_size: bytes of a message's payload, each of its parts padded to cfg.alignment.
+    direct: the payload is the input row as it is, byte for byte, so a copy replaces `encode`.
+    pad_rows: a group's row count is rounded up to a multiple of it.
+    output_fields: names of the handler's arrays.
+    outputs(capacity): {name: (shape, dtype)} of these arrays for `capacity` rows (all groups and padding together).
+    encode(src_row, dst_payload, input_scale, lane): the bf16 row [hidden] at src_row becomes the payload at dst_payload,
+        padding bytes 0. Both are global addresses, 16-byte aligned. The row must not be written while the kernel runs.
+    decode(payload, out, row, group, row_in_group, group_start, lane): one payload becomes output row `row`, which is
+        group_start + row_in_group. Reads the payload by ordinary loads, so a peer's bytes are seen once its signal is
+        acquired, and, in formats with scales_offset, the word that `begin_group` wrote.
+    begin_group(out, group, group_start, tiles_before, lane): writes scales_offset[group]. It must happen before any
+        `decode` of the group: in the warp that computes the offsets, ahead of the ready flag's release.
+        tiles_before: number of 128-row tiles of the groups before this one, that is the sum of ceil(n_rows / 128).
+    finish_group(out, group, group_start, n_rows, tiles_before, lane): zero scale bytes for the rows past the group's
+        n_rows in its last tile. Touches no byte that `decode` writes: any warp, any time before the kernel ends, in no
+        order with `decode`. n_rows does not count padding rows.
+    """
+
+    token_size: int
+    direct: bool
+    pad_rows: int
+    output_fields: tuple[str, ...]
+    outputs: Callable[[int], dict[str, tuple[tuple[int, ...], np.dtype]]]
+    encode: Callable
+    decode: Callable
+    begin_group: Callable
+    finish_group: Callable
+
+
+def align_up(n: int, multiple: int) -> int:
+    """The least multiple of `multiple` that is not below n."""
+    return (n + multiple - 1) // multiple * multiple
