@@ -13,8 +13,7 @@ BF16_BYTES = 2
 
 def make(cfg) -> KernelFormat:
     """Payload: hidden x 2 bytes. Outputs: output_tokens [capacity, hidden] bf16."""
-    hidden = cfg.hidden
-    row_bytes = hidden * BF16_BYTES
+    row_bytes = cfg.hidden * BF16_BYTES
     token_size = align_up(row_bytes, cfg.alignment)
     copy_in = copy_input_vectors(row_bytes)
     copy_out = copy_vectors(row_bytes)
@@ -37,8 +36,8 @@ def make(cfg) -> KernelFormat:
     def finish_group(out, group, group_start, n_rows, tiles_before, lane):
         return
 
-    def outputs(capacity):
-        return {"output_tokens": ((capacity, hidden), np.dtype(ml_dtypes.bfloat16))}
+    def outputs(cfg, capacity):
+        return {"output_tokens": ((capacity, cfg.hidden), np.dtype(ml_dtypes.bfloat16))}
 
     return KernelFormat(token_size, token_size == row_bytes, 1, ("output_tokens",), outputs,
                         encode, decode, begin_group, finish_group)

@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from epmoe_ref.config import EPConfig
+
 
 class KernelFormat(NamedTuple):
     """One token format, made by `make(cfg)` of its module; `formats.of(cfg)` finds the module by the format's name.
@@ -18,7 +20,7 @@ class KernelFormat(NamedTuple):
     direct: the payload is the input row as it is, byte for byte, so a copy replaces `encode`.
     pad_rows: a group's row count is rounded up to a multiple of it.
     output_fields: names of the handler's arrays.
-    outputs(capacity): {name: (shape, dtype)} of these arrays for `capacity` rows (all groups and padding together).
+    outputs(cfg, capacity): {name: (shape, dtype)} of these arrays for `capacity` rows (all groups and padding together).
     encode(src_row, dst_payload, input_scale, lane): the bf16 row [hidden] at src_row becomes the payload at dst_payload,
         padding bytes 0. Both are global addresses, 16-byte aligned. The row must not be written while the kernel runs.
     decode(payload, out, row, group, row_in_group, group_start, lane): one payload becomes output row `row`, which is
@@ -36,7 +38,7 @@ class KernelFormat(NamedTuple):
     direct: bool
     pad_rows: int
     output_fields: tuple[str, ...]
-    outputs: Callable[[int], dict[str, tuple[tuple[int, ...], np.dtype]]]
+    outputs: Callable[[EPConfig, int], dict[str, tuple[tuple[int, ...], np.dtype]]]
     encode: Callable
     decode: Callable
     begin_group: Callable
