@@ -1,0 +1,163 @@
+"""Holds a result against the reference's and says in the specification's words what differs.
+
+`compare_dispatched(cfg, rank, got, want)` and `compare_combined(cfg, rank, got, want)` take one rank's results,
+`compare_dispatched_world` and `compare_combined_world` lists over ranks. Each returns a list of `Difference`, one per
+array that differs, empty when the results are equal. Equality is exact, with the freedom that the protocol leaves:
+
+- rows may be swapped within an (expert, source rank) segment, together with their src_info and scales;
+- the payload of padding rows, scale bytes of unused slots, and rows beyond row_offsets[-1] are not looked at;
+- in combine every NaN equals every NaN, since hardware and NumPy make different ones.
+
+Results are any objects (or dicts) with the fields of the reference's Dispatched; a field that is missing or None in
+`got` is not compared, except output_tokens, row_offsets and src_info, which must be there. Arrays are NumPy arrays or
+convert with np.asarray; of arrays with spare capacity the first row_offsets[-1] rows count.
+"""
+
+import numpy as np
+
+from epmoe.check.compare_segments import compare_payload, compare_scales, compare_src_info
+from epmoe.check.difference import Difference, bits, shown
+from epmoe.check.places import places, source_rank
+
+NEEDED = ("output_tokens", "row_offsets", "src_info")
+RULE = {
+    "recv_count": "recv_count[local expert, source rank] is the number of (token, slot) pairs routed there",
+    "row_offsets": "row_offsets are exclusive prefix sums of the experts' row counts (rounded up where the format "
+                   "pads), one entry more than there are groups",
+    "expert_ids": "expert_ids are local ids, 0 .. n_groups - 1",
+    "scales_offset": "scales_offset[g] = sum over i < g of ceil(rows of i / 128), minus row_offsets[g] // 128",
+    "topk_ids": "dispatch keeps the ids as int32, with bad ones turned into -1",
+    "num_tokens": "num_tokens is the number of tokens that the rank put in",
+}
+
+
+def field(result, name):
+    """A field of a result that is an object or a dict; None where it is missing."""
+    return result.get(name) if isinstance(result, dict) else getattr(result, name, None)
+
+
+def array(result, name):
+    value = field(result, name)
+    return None if value is None else np.asarray(value)
+
+
+def compare_dispatched(cfg, rank, got, want):
+    """Differences between one rank's dispatch result and the reference's, in the order in which they explain."""
+    for name in NEEDED:
+        if field(got, name) is None:
+            return [Difference(name, "is missing from the result; output_tokens, row_offsets and src_info must be "
+                                     "given", rank=rank)]
+    found = [d for name in ("recv_count", "row_offsets", "expert_ids", "scales_offset", "topk_ids", "num_tokens")
+             if (d := _compare_small(cfg, rank, name, array(got, name), array(want, name)))]
+    if any(d.what in ("recv_count", "row_offsets") for d in found):
+        return found  # without common segments no row has a counterpart
+    where = places(cfg, field(want, "row_offsets"), field(want, "recv_count"))
+    shape = _compare_row_shapes(cfg, rank, got, want, where.n_rows)
+    found += shape
+    if any(d.what in ("src_info", "output_tokens") for d in shape):
+        return found
+    src_got, src_want = (array(x, "src_info")[:where.n_rows].astype(np.int64) for x in (got, want))
+    difference, pairs = compare_src_info(cfg, rank, where, src_got, src_want)
+    if difference:
+        return found + [difference]
+    found += compare_payload(cfg, rank, where, pairs, src_want, array(got, "output_tokens"),
+                             array(want, "output_tokens"))
+    if not shape and array(want, "output_scales") is not None and array(got, "output_scales") is not None:
+        found += compare_scales(cfg, rank, where, pairs, src_want, array(got, "output_scales"),
+                                array(want, "output_scales"), field(want, "row_offsets"))
+    return found
+
+
+def compare_dispatched_world(cfg, got, want):
+    """Differences over all ranks; got and want are lists over ranks."""
+    if len(got) != len(want):
+        return [Difference("dispatch", f"returned {len(got)} results for {len(want)} ranks")]
+    return [d for rank in range(len(want)) for d in compare_dispatched(cfg, rank, got[rank], want[rank])]
+
+
+def _compare_small(cfg, rank, name, got, want):
+    if got is None or want is None:
+        return None
+    if got.shape != want.shape:
+        return Difference(name, f"has shape {got.shape}, reference {want.shape}", got, want, rank, rule=RULE[name])
+    different = got.astype(np.int64) != want.astype(np.int64)
+    if not different.any():
+        return None
+    at = tuple(int(i) for i in np.argwhere(different)[0]) if different.ndim else ()
+    place = {}
+    if name == "recv_count":
+        place = dict(expert=rank * cfg.n_local_experts + at[0], src_rank=source_rank(cfg, rank, at[1]))
+    elif name == "topk_ids":
+        place = dict(token=at[0], slot=at[1])
+    index = f"[{', '.join(map(str, at))}]" if at else ""
+    whole = f"; whole array {got.tolist()}, reference {want.tolist()}" if 1 < got.size <= 16 else ""
+    return Difference(name, f"{index} is {shown(got[at])}, reference {shown(want[at])}{whole}".lstrip(), got, want,
+                      rank, rule=RULE[name], **place)
+
+
+def _compare_row_shapes(cfg, rank, got, want, n_rows):
+    """Shapes and element sizes of the arrays that grow with the rows; rows and tiles may be more than needed."""
+    found = []
+    for name in ("src_info", "output_tokens", "output_scales"):
+        a, b = array(got, name), array(want, name)
+        if b is None or a is None:
+            continue
+        axis = 1 if name == "output_scales" and cfg.token_format == "fp8_blockwise" else 0
+        slots = name == "output_scales" and cfg.fuse_a_scale_preshuffle
+        if slots:
+            fits = a.size == b.size
+        else:
+            fits = (a.ndim == b.ndim and a.shape[axis] >= b.shape[axis]
+                    and a.shape[:axis] + a.shape[axis + 1:] == b.shape[:axis] + b.shape[axis + 1:])
+        kinds = a.dtype.itemsize == b.dtype.itemsize and (a.dtype.kind in "uV" or a.dtype == b.dtype
+                                                          or a.dtype.kind == b.dtype.kind == "i")
+        if not fits or not kinds:
+            more = "" if slots else f" (axis {axis} may be longer)"
+            found.append(Difference(name, f"is {a.dtype} {a.shape}, reference {b.dtype} {b.shape}{more}", a, b, rank))
+    return found
+
+
+def compare_combined(cfg, rank, got, want, *, topk_ids=None):
+    """Differences between one rank's combine output and the reference's.
+
+    got, want [num_tokens, hidden] or, without router weights, [num_tokens, top_k, hidden], in the output type;
+    topk_ids [num_tokens, top_k] lets the message name the expert of a slot.
+    """
+    got, want = np.asarray(got), np.asarray(want)
+    if got.shape != want.shape or got.dtype.itemsize != want.dtype.itemsize:
+        return [Difference("output", f"is {got.dtype} {got.shape}, reference {want.dtype} {want.shape}", got, want, rank)]
+    got = np.ascontiguousarray(got).view(want.dtype)
+    different = (bits(got) != bits(want)) & ~(np.isnan(got) & np.isnan(want))
+    if not different.any():
+        return []
+    at = tuple(int(i) for i in np.argwhere(different)[0])
+    place = dict(token=at[0], column=at[-1])
+    if len(at) == 3:
+        place["slot"] = at[1]
+        if topk_ids is not None and topk_ids[at[0]][at[1]] >= 0:
+            place["expert"] = int(topk_ids[at[0]][at[1]])
+    n_tokens = int(different.any(axis=tuple(range(1, different.ndim))).sum())
+    says = (f"is {shown(got[at])}, reference {shown(want[at])}; first of {int(different.sum())} differing elements in "
+            f"{n_tokens} of {len(want)} tokens")
+    rule = ("without router weights out[t, k] is the expert's row, and zero at a -1 slot" if len(at) == 3 else
+            "out[t] = sum over k ascending of w[t, k] * y[t, k], fused multiply-add in float32 from +0, rounded once")
+    return [Difference("output", says, got, want, rank, rule=rule, **place)]
+
+
+def compare_combined_world(cfg, got, want, *, topk_ids=None):
+    """Differences over all ranks; got, want and topk_ids are lists over ranks."""
+    if len(got) != len(want):
+        return [Difference("combine", f"returned {len(got)} results for {len(want)} ranks")]
+    ids = topk_ids if topk_ids is not None else [None] * len(want)
+    return [d for rank in range(len(want)) for d in compare_combined(cfg, rank, got[rank], want[rank],
+                                                                      topk_ids=ids[rank])]
+
+
+def report(differences, limit=10):
+    """The differences as text, a paragraph each; "no difference" if there is none."""
+    if not differences:
+        return "no difference"
+    lines = [str(d) for d in differences[:limit]]
+    if len(differences) > limit:
+        lines.append(f"... and {len(differences) - limit} more")
+    return "\n".join(lines)

@@ -1,0 +1,143 @@
+"""Row by row comparison inside (expert, source rank) segments: src_info first, then payload, then scales.
+
+Rows of a segment are matched by their (token, slot), so a swap of whole rows is no difference.
+"""
+
+import numpy as np
+
+from epmoe.check.difference import Difference, bits, shown, shown_fp4
+from epmoe.check.places import global_expert, scale_group, scale_index, source_rank, tiled
+
+SWAP = "rows swapped within a segment: allowed, if output_tokens, scales and src_info move together"
+
+
+def compare_src_info(cfg, rank, where, got, want):
+    """(first Difference or None, pairs): pairs [n, 2] are the rows of got and want that hold the same message."""
+    order_got, order_want = _sorted_rows(where, got), _sorted_rows(where, want)
+    wrong = np.flatnonzero((got[order_got] != want[order_want]).any(axis=1))
+    if not len(wrong):
+        return None, np.stack([order_got, order_want], axis=1)
+    row_got, row = int(order_got[wrong[0]]), int(order_want[wrong[0]])
+    segment = np.flatnonzero((where.group == where.group[row]) & (where.src_rank == where.src_rank[row]))
+    src_rank = int(where.src_rank[row])
+    place = dict(rank=rank, expert=global_expert(cfg, rank, where.group[row]), row=row_got)
+    if src_rank < 0:
+        kind = "a shared expert's row" if place["expert"] == "shared" else "a padding row"
+        says = f"is {tuple(got[row_got].tolist())}, reference (-1, -1) in {kind}"
+        return Difference("src_info", says, got, want, rule="src_info of shared and padding rows is (-1, -1)",
+                          **place), None
+    missing = _only_in(want[segment], got[segment])
+    extra = _only_in(got[segment], want[segment])
+    says = (f"of this segment (rows {segment[0]} to {segment[-1]}) lacks (token, slot) {_some(missing)} and has "
+            f"{_some(extra)} instead; {len(wrong)} of {where.n_rows} rows differ after sorting")
+    token, slot = (int(x) for x in (missing[0] if missing else want[row]))
+    return Difference("src_info", says, got, want, src_rank=source_rank(cfg, rank, src_rank), token=token, slot=slot,
+                      rule="src_info[row] = (token, slot) at the source rank. " + SWAP, **place), None
+
+
+def _sorted_rows(where, src_info):
+    """Row numbers by (group, source rank, token, slot); shared and padding rows stay in their order."""
+    free = (where.src_rank >= 0)[:, None]
+    key = np.where(free, src_info, 0)
+    starts = (np.diff(where.group) != 0) | (np.diff(where.src_rank) != 0)
+    segment = np.concatenate([[0], np.cumsum(starts)])[:where.n_rows]
+    return np.lexsort((key[:, 1], key[:, 0], segment))
+
+
+def _only_in(these, those):
+    """Sorted pairs of `these` that `those` lacks, counting repetitions."""
+    left = {}
+    for pair in map(tuple, those.tolist()):
+        left[pair] = left.get(pair, 0) + 1
+    result = []
+    for pair in sorted(map(tuple, these.tolist())):
+        if left.get(pair, 0):
+            left[pair] -= 1
+        else:
+            result.append(pair)
+    return result
+
+
+def _some(pairs):
+    text = ", ".join(map(str, pairs[:3]))
+    return text + (f" and {len(pairs) - 3} more" if len(pairs) > 3 else "") or "nothing"
+
+
+def compare_payload(cfg, rank, where, pairs, src_info, got, want):
+    """Differences of output_tokens over the matched rows; padding rows are skipped."""
+    pairs = _real(where, pairs)
+    different = bits(got)[pairs[:, 0]] != bits(want)[pairs[:, 1]]
+    if not different.any():
+        return []
+    n, column = (int(i) for i in np.argwhere(different)[0])
+    row_got, row = (int(i) for i in pairs[n])
+    a, b = got[row_got, column], want[row, column]
+    if cfg.token_format in ("nvfp4", "mxfp4", "mxfp4_rows"):
+        byte_a, byte_b = int(bits(a.reshape(1))[0]), int(bits(b.reshape(1))[0])
+        upper = (byte_a ^ byte_b) & 15 == 0
+        column, texts = 2 * column + upper, (shown_fp4(byte_a, upper), shown_fp4(byte_b, upper))
+    else:
+        texts = shown(np.asarray(a).reshape(1).view(want.dtype)), shown(b)
+    says = (f"is {texts[0]}, reference {texts[1]}; first of {int(different.sum())} differing elements in "
+            f"{int(different.any(axis=1).sum())} of {len(pairs)} rows")
+    return [_at_row(cfg, rank, where, src_info, row_got, row, "output_tokens", says, got, want, column, SWAP)]
+
+
+def compare_scales(cfg, rank, where, pairs, src_info, got, want, row_offsets):
+    """Differences of output_scales over the matched rows, and of the zero bytes that fill 5-D tiles."""
+    pairs = _real(where, pairs)
+    a, b = (_scales_of(cfg, x, rows, where, row_offsets) for x, rows in ((got, pairs[:, 0]), (want, pairs[:, 1])))
+    different = a != b
+    if different.any():
+        n, k = (int(i) for i in np.argwhere(different)[0])
+        row_got, row = (int(i) for i in pairs[n])
+        values = [shown(x[n, k].reshape(1).view(want.dtype)[0]) for x in (a, b)]
+        V = scale_group(cfg)
+        says = (f"of columns {k * V} to {k * V + V - 1} is {values[0]}, reference {values[1]}; first of "
+                f"{int(different.sum())} differing scales in {int(different.any(axis=1).sum())} of {len(pairs)} rows")
+        return [_at_row(cfg, rank, where, src_info, row_got, row, "output_scales", says, got, want, k * V,
+                        _layout_rule(cfg))]
+    return _compare_tile_filling(cfg, rank, where, got, want, row_offsets) if tiled(cfg) else []
+
+
+def _compare_tile_filling(cfg, rank, where, got, want, row_offsets):
+    unused = np.ones(want.size, bool)
+    unused[scale_index(cfg, row_offsets, where.group, where.row_in_group)] = False
+    wrong = np.flatnonzero(unused & (bits(got)[:len(want)].reshape(-1) != 0))
+    if not len(wrong):
+        return []
+    at = tuple(int(i) for i in np.unravel_index(wrong[0], want.shape))
+    says = (f"[{', '.join(map(str, at))}] is 0x{int(bits(got)[at]):02x}, reference 0x00: a row past the end of its "
+            f"expert; first of {len(wrong)}")
+    return [Difference("output_scales", says, got, want, rank,
+                       rule="all 128 rows of a tile that an expert touches are written; rows past its count get 0")]
+
+
+def _scales_of(cfg, scales, rows, where, row_offsets):
+    """Bits of the scales of the given rows, [n, n_scales]."""
+    if cfg.token_format == "fp8_blockwise":
+        return bits(scales)[:, rows].T
+    index = scale_index(cfg, row_offsets, where.group[rows], where.row_in_group[rows])
+    return bits(scales).reshape(-1)[index]
+
+
+def _layout_rule(cfg):
+    if cfg.token_format == "fp8_blockwise":
+        return "blockwise FP8 scales are transposed: [hidden / 128, rows], float32"
+    if tiled(cfg):
+        return "element (r, k) of a group has its scale at [r // 128, k // 4V, r % 32, r % 128 // 32, k // V % 4]"
+    return ("scales lie in the slot layout of fuse_a_scale_preshuffle" if cfg.fuse_a_scale_preshuffle
+            else "scales are row-major: [rows, hidden / 32]")
+
+
+def _real(where, pairs):
+    return pairs[where.src_rank[pairs[:, 1]] != -1]
+
+
+def _at_row(cfg, rank, where, src_info, row_got, row, what, says, got, want, column, rule):
+    place = dict(rank=rank, expert=global_expert(cfg, rank, where.group[row]), row=row_got, column=column)
+    if where.src_rank[row] >= 0:
+        place |= dict(src_rank=source_rank(cfg, rank, where.src_rank[row]), token=int(src_info[row, 0]), slot=int(src_info[row, 1]))
+    else:
+        place |= dict(token=int(where.row_in_group[row]))
+    return Difference(what, says, got, want, rule=rule, **place)

@@ -1,0 +1,73 @@
+"""One difference between a result and the reference, with its place named in the words of the specification."""
+
+from dataclasses import dataclass, replace
+
+import ml_dtypes
+import numpy as np
+
+_HEX_DIGITS = {1: 2, 2: 4, 4: 8, 8: 16}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What differs, where, and which sentence of the specification says so; places that do not apply are None.
+
+    `rank` is the rank whose result it is, `expert` a global id ("shared" for the shared expert), `token` and `slot`
+    are those of the source rank, `row` and `column` those of the array `what`.
+    """
+
+    what: str
+    says: str
+    got: object = None
+    want: object = None
+    rank: int | None = None
+    expert: int | str | None = None
+    src_rank: int | None = None
+    token: int | None = None
+    slot: int | None = None
+    row: int | None = None
+    column: int | None = None
+    rule: str = ""
+    cause: str = ""
+
+    def because(self, cause):
+        """The same difference with its likely cause."""
+        return replace(self, cause=cause)
+
+    @property
+    def place(self):
+        """`rank 1, expert 5, source rank 0, token 3, slot 2, row 17, column 64`, as far as it is known."""
+        named = (("rank", self.rank), ("expert", self.expert), ("source rank", self.src_rank), ("token", self.token),
+                 ("slot", self.slot), ("row", self.row), ("column", self.column))
+        return ", ".join(f"{name} {value}" for name, value in named if value is not None)
+
+    def __str__(self):
+        lines = [f"{self.place}: {self.what} {self.says}" if self.place else f"{self.what} {self.says}"]
+        if self.rule:
+            lines.append(f"    rule: {self.rule}")
+        if self.cause:
+            lines.append(f"    likely cause: {self.cause}")
+        return "\n".join(lines)
+
+
+def bits(array):
+    """The same elements as unsigned integers of their width, so that NaN and -0 compare as bytes do."""
+    array = np.ascontiguousarray(array)
+    return array.view(f"u{array.dtype.itemsize}")
+
+
+def shown(value):
+    """A number as people read it, with its bits where they matter: `1.5 [0x3fc0]`, `-1`."""
+    value = np.asarray(value).reshape(())
+    if value.dtype.kind in "iub":
+        return str(value.item())
+    width = value.dtype.itemsize
+    code = int(value.reshape(1).view(f"u{width}")[0])
+    return f"{float(value.astype(np.float64)):.9g} [0x{code:0{_HEX_DIGITS[width]}x}]"
+
+
+def shown_fp4(byte, upper):
+    """One of the two e2m1 codes of a byte, as `shown` does."""
+    code = (int(byte) >> 4) if upper else (int(byte) & 15)
+    value = np.array([code], np.uint8).view(ml_dtypes.float4_e2m1fn)[0]
+    return f"{float(value):g} [0x{code:x}]"
