@@ -1,0 +1,41 @@
+"""How many blocks of how many threads a kernel gets."""
+
+from dataclasses import dataclass
+
+from epmoe.device import SIM
+from epmoe_ref.errors import EPValueError
+
+WARP = 32
+MAX_THREADS = 1024
+SIMULATOR_BLOCKS, SIMULATOR_THREADS = 3, 64
+
+
+@dataclass(frozen=True)
+class LaunchConfig:
+    """Blocks and threads of every kernel of one ExpertParallel.
+
+    n_sms: blocks of a launch, at least 2, because one block signals and waits while the others move data. Default: all
+        SMs of the device (several ranks that share a GPU must share them out, since fused kernels of all ranks have
+        to be resident together); 3 in the simulator.
+    num_threads: threads of a block, a multiple of 32 up to 1024. Default 1024; 64 in the simulator.
+    """
+
+    n_sms: int | None = None
+    num_threads: int | None = None
+
+    def __post_init__(self):
+        if self.n_sms is not None and self.n_sms < 2:
+            raise EPValueError(f"n_sms={self.n_sms} must be at least 2: one block signals and waits, the others copy")
+        threads = self.num_threads
+        if threads is not None and (threads < WARP or threads > MAX_THREADS or threads % WARP):
+            raise EPValueError(f"num_threads={threads} must be a multiple of {WARP} from {WARP} to {MAX_THREADS}")
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.num_threads or (SIMULATOR_THREADS if SIM else MAX_THREADS)
+
+    def grid(self, machine, limit: int | None = None) -> int:
+        """Blocks of a launch on that machine, at most `limit` (but never below 2)."""
+        blocks = self.n_sms or (SIMULATOR_BLOCKS if SIM else machine.n_sms)
+        return max(2, blocks if limit is None else min(blocks, limit))

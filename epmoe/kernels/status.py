@@ -1,0 +1,119 @@
+"""The status region: what a kernel found wrong, as int32 words that the host reads when it synchronises anyway.
+
+Kernels do not raise; they record. The first thread whose wait expires takes the words FAILED..BLOCK for itself; every
+other wait of this rank, in this launch and in later ones, then ends at its next look at FAILED. Bad ids are counted and
+change nothing else: they are treated as -1.
+"""
+
+import numpy as np
+from epmoe.device import (atomic_add_relaxed_gpu_i32, atomic_cas_relaxed_gpu_i32, block_idx, device_fn, i32,
+                          ld_relaxed_gpu_i32, store_i32, u64)
+from epmoe.layout import MAX_FINITE
+from epmoe_ref.config import EPConfig
+from epmoe_ref.errors import EPValueError, PeerTimeout
+
+# Words of the region
+FAILED = 0                      # 0, or the phase whose wait expired
+WAITED_FOR = 1                  # one of the five below
+INDEX = 2                       # which word of that region
+EXPECTED, SEEN = 3, 4
+BLOCK = 5
+BAD_IDS, REPEATED_IDS = 8, 9    # how many were treated as -1
+BAD_TOKEN, BAD_SLOT, BAD_ID = 10, 11, 12    # the first that was recorded
+
+# Phases
+DISPATCH_ASYNC, DISPATCH_WAIT, COMBINE_ASYNC, COMBINE_WAIT = 1, 2, 3, 4
+PHASES = {DISPATCH_ASYNC: "dispatch_async", DISPATCH_WAIT: "dispatch_wait",
+          COMBINE_ASYNC: "combine_async", COMBINE_WAIT: "combine_wait"}
+
+# What a wait was for
+FOR_FINISHED, FOR_RECV_COUNT, FOR_READY, FOR_SEND_BUF, FOR_READERS = 1, 2, 3, 4, 5
+LOCAL_WAITS = {FOR_FINISHED: "finished[{}]: rows that this rank's own blocks were to write",
+               FOR_READY: "ready flag {} of this rank's waiting block",
+               FOR_SEND_BUF: "send_buf_ready: tokens that this rank's own blocks were to encode",
+               FOR_READERS: "the blocks of this rank that read region A"}
+
+
+@device_fn
+def has_failed(status):
+    """Whether some wait of this rank has expired."""
+    return ld_relaxed_gpu_i32(status + u64(4 * FAILED)) != 0
+
+
+@device_fn
+def record_expired(status, phase, waited_for, index, expected, seen):
+    """Records an expired wait; only the first one of a rank is kept."""
+    if atomic_cas_relaxed_gpu_i32(status + u64(4 * FAILED), i32(0), i32(phase)) == 0:
+        store_i32(status + u64(4 * WAITED_FOR), i32(waited_for))
+        store_i32(status + u64(4 * INDEX), i32(index))
+        store_i32(status + u64(4 * EXPECTED), i32(expected))
+        store_i32(status + u64(4 * SEEN), i32(seen))
+        store_i32(status + u64(4 * BLOCK), i32(block_idx()))
+
+
+@device_fn
+def record_bad_id(status, word, token, slot, value):
+    """Counts an id that is treated as -1, in word BAD_IDS or REPEATED_IDS; the first of each keeps its place."""
+    if atomic_add_relaxed_gpu_i32(status + u64(4 * word), i32(1)) == 0:
+        if atomic_cas_relaxed_gpu_i32(status + u64(4 * BAD_TOKEN), i32(0), i32(token + 1)) == 0:
+            store_i32(status + u64(4 * BAD_SLOT), i32(slot))
+            store_i32(status + u64(4 * BAD_ID), i32(value))
+
+
+def raise_if_failed(words, cfg: EPConfig, rank: int, timeout_s: float, recv_count=None):
+    """Raises PeerTimeout if a wait of this rank expired.
+
+    words: the status region [STATUS_WORDS] int32. recv_count: this rank's words [n_local_experts, n_src_ranks] uint64
+    of the phase that failed (dispatch or combine; see `failed_recv_count`): those still MAX_FINITE are named as missing.
+    """
+    words = np.asarray(words)
+    if not words[FAILED]:
+        return
+    phase = PHASES[int(words[FAILED])]
+    waited_for, index = int(words[WAITED_FOR]), int(words[INDEX])
+    if waited_for == FOR_RECV_COUNT:
+        what = _missing_signals(cfg, rank, index, recv_count)
+    else:
+        what = (f"waited for {LOCAL_WAITS[waited_for].format(index)} (expected {words[EXPECTED]}, saw {words[SEEN]}); "
+                "its blocks do not all run at once: lower n_sms or share the device less")
+    raise PeerTimeout(f"rank {rank}, {phase}: {what}; gave up after timeout={timeout_s:g} s")
+
+
+def failed_recv_count(words) -> str | None:
+    """Name of the recv_count region that `raise_if_failed` wants, or None if nothing failed."""
+    phase = int(np.asarray(words)[FAILED])
+    return {0: None, DISPATCH_ASYNC: "dispatch_recv_count", DISPATCH_WAIT: "dispatch_recv_count"}.get(
+        phase, "combine_recv_count")
+
+
+def raise_if_bad_ids(words, cfg: EPConfig, rank: int):
+    """Raises EPValueError if the kernels met ids that they had to treat as -1."""
+    words = np.asarray(words)
+    outside, repeated = int(words[BAD_IDS]), int(words[REPEATED_IDS])
+    if not outside and not repeated:
+        return
+    value = int(words[BAD_ID])
+    inside = 0 <= value < cfg.n_experts
+    rule = "which this token selects already" if inside else f"outside [0, n_experts={cfg.n_experts})"
+    raise EPValueError(f"rank {rank}: topk_ids[{words[BAD_TOKEN] - 1}, {words[BAD_SLOT]}] is {value}, {rule}; "
+                       f"{outside} ids outside the range and {repeated} repeated ids were treated as -1 (no expert): "
+                       "give each token distinct ids, and -1 for empty slots")
+
+
+def _missing_signals(cfg, rank, index, recv_count):
+    ranks = cfg.n_src_ranks
+    if recv_count is None:
+        missing = [divmod(index, ranks)]
+    else:
+        missing = np.argwhere(np.asarray(recv_count) == np.uint64(MAX_FINITE)).tolist()
+    if not missing:
+        return "signals came after the timeout"
+    first = rank * cfg.n_local_experts
+    by_source = {}
+    for local_expert, source in missing:
+        by_source.setdefault(rank if cfg.skip_a2a else source, []).append(first + local_expert)
+    parts = []
+    for source, experts in sorted(by_source.items()):
+        some = ", ".join(map(str, experts[:8])) + (", ..." if len(experts) > 8 else "")
+        parts.append(f"source rank {source} ({len(experts)} of {cfg.n_local_experts} experts: {some})")
+    return "no signal from " + "; ".join(parts)

@@ -1,0 +1,206 @@
+"""Where everything of one rank lies: one table of regions in one allocation, and the counter regions inside ep_counters.
+
+Symmetric regions (those that peers write) come first and lie at the same offset on every rank, because their shapes
+depend on the configuration alone. Every region starts at a multiple of 256 bytes.
+"""
+
+from functools import cache
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+from epmoe_ref.config import MAX_GPUS_PER_NODE, EPConfig
+
+REGION_ALIGNMENT = 256          # bytes
+MAX_FINITE = 2**64 - 1          # a recv_count word that says "not arrived"
+STATUS_WORDS = 16               # what they mean: epmoe/kernels/status.py
+
+
+class Region(NamedTuple):
+    """One array of a rank: bytes [offset, offset + nbytes) of the rank's allocation.
+
+    index_names: one word an axis, so that a place can be named ("recv_count[local_expert 2, src_rank 1]").
+    initial: the value of every element before the first round; None where any bytes will do.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    offset: int
+    nbytes: int
+    index_names: tuple[str, ...]
+    initial: int | None
+
+
+class Message(NamedTuple):
+    """The parts of a dispatch message, `payload | src_info | topk_info`, in bytes; the payload starts at 0."""
+
+    token_size: int
+    src_info_offset: int
+    topk_info_offset: int
+    msg_bytes: int
+
+
+@cache
+def message(cfg: EPConfig) -> Message:
+    """Offsets inside one message: the payload's size is the token format's, each part is padded to cfg.alignment."""
+    from .kernels import formats    # the formats' sizes lie with their encoders
+
+    token_size = formats.of(cfg).token_size
+    topk_info = token_size + _align_up(4, cfg.alignment)
+    return Message(token_size, token_size, topk_info, topk_info + _align_up(2 * cfg.top_k, cfg.alignment))
+
+
+def combine_msg_bytes(cfg: EPConfig) -> int:
+    """Bytes of a combine message: a row of the output type and nothing else, since its place (t, k) says all."""
+    return cfg.hidden * cfg.combine_itemsize
+
+
+@cache
+def regions(cfg: EPConfig) -> tuple[Region, ...]:
+    """Every region of one rank, in the order in which they lie.
+
+    Under skip_a2a the source rank axis has length 1. combine_send_buf exists for SHMEM only.
+    """
+    msg_bytes, combine_bytes = message(cfg).msg_bytes, combine_msg_bytes(cfg)
+    local, ranks, tokens = cfg.n_local_experts, cfg.n_src_ranks, cfg.max_tokens_per_rank
+    by_peer = ("local_expert", "src_rank")
+    table = [
+        ("dispatch_recv_buf", (local, ranks, tokens, msg_bytes), np.uint8, (*by_peer, "slot", "byte"), None),
+        ("dispatch_recv_count", (local, ranks), np.uint64, by_peer, MAX_FINITE),
+        ("combine_recv_buf", (tokens, cfg.top_k, combine_bytes), np.uint8, ("token", "k", "byte"), None),
+        ("combine_recv_count", (local, ranks), np.uint64, by_peer, MAX_FINITE),
+        ("dispatch_send_buf", (tokens, msg_bytes), np.uint8, ("token", "byte"), None),
+    ]
+    if cfg.use_shmem:
+        table.append(("combine_send_buf", (local * ranks * tokens, combine_bytes), np.uint8, ("row", "byte"), None))
+    table += [
+        ("ep_counters", (EPLocalSyncCounters(cfg.n_experts).total_size(),), np.int32, ("word",), 0),
+        ("status", (STATUS_WORDS,), np.int32, ("word",), 0),
+        ("clean_topk_ids", (tokens, cfg.top_k), np.int32, ("token", "k"), None),
+    ]
+    placed, offset = [], 0
+    for name, shape, dtype, index_names, initial in table:
+        dtype = np.dtype(dtype)
+        nbytes = prod(shape) * dtype.itemsize
+        placed.append(Region(name, shape, dtype, offset, nbytes, index_names, initial))
+        offset += _align_up(nbytes, REGION_ALIGNMENT)
+    return tuple(placed)
+
+
+def region(cfg: EPConfig, name: str) -> Region:
+    """The region of that name."""
+    return next(r for r in regions(cfg) if r.name == name)
+
+
+def total_bytes(cfg: EPConfig) -> int:
+    """Bytes of one rank's allocation."""
+    last = regions(cfg)[-1]
+    return last.offset + _align_up(last.nbytes, REGION_ALIGNMENT)
+
+
+@cache
+def counter_regions(cfg: EPConfig) -> tuple[Region, ...]:
+    """The regions inside ep_counters, A to G among them; offsets in bytes from the start of ep_counters.
+
+    Shapes show the words that are used. `reserved`, `finished`, A and B have one entry per (local expert, rank), which
+    is the whole region except under skip_a2a; of C the first n_local_experts words are used. A's last axis is
+    (READY + end row, count).
+    """
+    counters = EPLocalSyncCounters(cfg.n_experts)
+    local, ranks, n = cfg.n_local_experts, cfg.n_src_ranks, cfg.n_experts
+    send, wait = counters.get_dispatch_async_ptr(), counters.get_dispatch_wait_ptr()
+    by_source = ("local_expert", "src_rank")
+    table = [
+        ("reserved", send + RESERVED * n, (local, ranks), ("local_expert", "dst_rank")),
+        ("finished", send + FINISHED * n, (local, ranks), ("local_expert", "dst_rank")),
+        ("rank_completion", send + RANK_COMPLETION * n, (MAX_GPUS_PER_NODE,), ("peer",)),
+        ("A", wait + REGION_A * n, (local, ranks, 2), (*by_source, "field")),
+        ("B", wait + REGION_B * n, (local, ranks), by_source),
+        ("C", wait + REGION_C * n, (local,), ("local_expert",)),
+        ("D", wait + REGION_D * n, (1,), ("word",)),
+        ("E", wait + REGION_D * n + 1, (1,), ("word",)),
+        ("F", wait + REGION_D * n + 2, (1,), ("word",)),
+        ("G", wait + REGION_D * n + 3, (1,), ("word",)),
+        ("combine_ready", counters.get_combine_wait_ptr(), (2 * n,), ("reducing_block",)),
+    ]
+    word = np.dtype(np.int32)
+    return tuple(Region(name, shape, word, 4 * offset, 4 * prod(shape), index_names, 0)
+                 for name, offset, shape, index_names in table)
+
+
+def named_words(cfg: EPConfig) -> list[tuple]:
+    """Every region of a rank as (name, offset, shape, dtype, index_names), with ep_counters opened into its regions."""
+    rows = []
+    for r in regions(cfg):
+        if r.name != "ep_counters":
+            rows.append((r.name, r.offset, r.shape, r.dtype, r.index_names))
+            continue
+        rows += [(c.name, r.offset + c.offset, c.shape, c.dtype, c.index_names) for c in counter_regions(cfg)]
+    return rows
+
+
+# Starts of the counter regions inside their kernel's region, in units of n_experts int32 words.
+RESERVED, FINISHED, RANK_COMPLETION = 0, 1, 2                   # dispatch_async: n, n, 8 words
+REGION_A, REGION_B, REGION_C, REGION_D = 0, 2, 3, 4             # dispatch_wait = combine_async: 2n, n, n, then D E F G
+
+
+class EPLocalSyncCounters:
+    """The int32 counters through which the blocks of one device synchronise; sizes and offsets in int32 elements.
+
+    | kernel | size | regions |
+    |---|---|---|
+    | dispatch_async | 2n + 8 | reserved (n), finished (n), rank completion (8) |
+    | dispatch_wait = combine_async | 4n + 4 | A (2n), B (n), C (n), D, E, F, G |
+    | combine_wait | 2n | one ready flag per reducing block |
+
+    Without a buffer `get_*_ptr()` gives the offset of the kernel's region; with one (any array) the slice that starts
+    there. Source: the EPLocalSyncCounters page.
+    """
+
+    def __init__(self, n_experts: int, buffer=None):
+        self.n_experts = n_experts
+        self.buffer = buffer
+
+    def dispatch_async_size(self) -> int:
+        """reserved, finished and rank completion."""
+        return 2 * self.n_experts + MAX_GPUS_PER_NODE
+
+    def dispatch_wait_size(self) -> int:
+        """Regions A to G."""
+        return 4 * self.n_experts + 4
+
+    def combine_async_size(self) -> int:
+        """The same as dispatch_wait_size(): combine_async reads what dispatch_wait writes into region A."""
+        return self.dispatch_wait_size()
+
+    def combine_wait_size(self) -> int:
+        """One flag per reducing block: a launch keeps its grid within it."""
+        return 2 * self.n_experts
+
+    def total_size(self) -> int:
+        """All counters; the region of dispatch_wait and combine_async counts once."""
+        return self.dispatch_async_size() + self.dispatch_wait_size() + self.combine_wait_size()
+
+    def get_dispatch_async_ptr(self):
+        """Start of reserved."""
+        return self._at(0)
+
+    def get_dispatch_wait_ptr(self):
+        """Start of region A."""
+        return self._at(self.dispatch_async_size())
+
+    def get_combine_async_ptr(self):
+        """Start of region A, as get_dispatch_wait_ptr()."""
+        return self.get_dispatch_wait_ptr()
+
+    def get_combine_wait_ptr(self):
+        """Start of the reducing blocks' flags."""
+        return self._at(self.dispatch_async_size() + self.dispatch_wait_size())
+
+    def _at(self, offset):
+        return offset if self.buffer is None else self.buffer[offset:]
+
+
+def _align_up(n: int, multiple: int) -> int:
+    return (n + multiple - 1) // multiple * multiple
