@@ -5,7 +5,6 @@ payload is both, each padded with zeros. Where the scales of a row go is said by
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import exact_codes as codes
 import exact_float32 as f32
@@ -43,10 +42,12 @@ def absmax(values):
     return max([0] + [f32.magnitude(x) for x in values if not f32.is_nan(x)])
 
 
+# An encoder takes the numbers of a group (each once) and g; it gives the scale bytes and the function number -> code.
+
+
 def _blockwise_fp8(values, g):
     s = f32.div(max(absmax(values), SMALLEST_ABSMAX), SCALE_448)
-    quotients = [f32.div(x, s) for x in values]
-    return [codes.to_e4m3(_clamp_448(q)) for q in quotients], f32.to_bits(s).to_bytes(4, "little")
+    return f32.to_bits(s).to_bytes(4, "little"), lambda x: codes.to_e4m3(_clamp_448(f32.div(x, s)))
 
 
 def _clamp_448(x):
@@ -55,13 +56,11 @@ def _clamp_448(x):
     return max(min(x, SCALE_448), -SCALE_448) if f32.magnitude(x) > SCALE_448 else x
 
 
-def _scaled(values, k, cast):
-    return [cast(f32.mul(x, k)) for x in values]
-
-
-def _zeros(values, cast):
-    """k = 0: zeros with the sign of the value, NaN stays what NaN encodes to."""
-    return [cast(x if f32.is_nan(x) else (f32.NEG_ZERO if f32.is_negative(x) else 0)) for x in values]
+def _zero(x):
+    """k = 0: a zero with the sign of the value; NaN stays what NaN encodes to."""
+    if f32.is_nan(x):
+        return x
+    return f32.NEG_ZERO if f32.is_negative(x) else 0
 
 
 def _nvfp4(values, g):
@@ -69,25 +68,25 @@ def _nvfp4(values, g):
     scale = codes.to_e4m3(f32.mul(g, f32.mul(top, ONE_SIXTH)))
     decoded = codes.from_e4m3(scale)
     if top == 0 or decoded == 0:
-        return _zeros(values, codes.to_e2m1), bytes([scale])
+        return bytes([scale]), lambda x: codes.to_e2m1(_zero(x))
     k = f32.div(f32.ONE, f32.mul(decoded, f32.div(f32.ONE, g)))
-    return _scaled(values, k, codes.to_e2m1), bytes([scale])
+    return bytes([scale]), lambda x: codes.to_e2m1(f32.mul(x, k))
 
 
 def _nv_mx(values, reciprocal, cast):
     top = absmax(values)
     scale = codes.to_e8m0(f32.mul(top, reciprocal))
     if top == 0:
-        return _zeros(values, cast), bytes([scale])
+        return bytes([scale]), lambda x: cast(_zero(x))
     k = f32.div(f32.ONE, codes.from_e8m0(scale))
-    return _scaled(values, k, cast), bytes([scale])
+    return bytes([scale]), lambda x: cast(f32.mul(x, k))
 
 
 def _mxfp4_rows(values, g):
     biased = ((f32.to_bits(absmax(values)) + 2**21) >> 23) & 0xFF
     byte = min(max(biased - 2, 0), 254)
-    power = 1 << (byte - 127 + f32.UNIT_EXPONENT)
-    return [codes.to_e2m1(f32.div(x, power)) for x in values], bytes([byte])
+    power = codes.from_e8m0(byte)
+    return bytes([byte]), lambda x: codes.to_e2m1(f32.div(x, power))
 
 
 _ENCODERS = {
@@ -99,10 +98,12 @@ _ENCODERS = {
 }
 
 
-@lru_cache(maxsize=1 << 16)
 def encode_group(token_format, group_bits, g):
-    """(codes of one group in order, its scale bytes); group_bits is a tuple of bf16 bit patterns."""
-    return _ENCODERS[token_format]([codes.BF16_BITS.from_bits(b) for b in group_bits], g)
+    """(codes of one group in order, its scale bytes); group_bits are bf16 bit patterns."""
+    numbers = {bits: codes.BF16_BITS.from_bits(bits) for bits in group_bits}
+    scale, code_of = _ENCODERS[token_format](list(numbers.values()), g)
+    coded = {bits: code_of(x) for bits, x in numbers.items()}
+    return [coded[bits] for bits in group_bits], scale
 
 
 def encode_token(token_format, row, g=f32.ONE):
@@ -112,10 +113,10 @@ def encode_token(token_format, row, g=f32.ONE):
         return b"".join(b.to_bytes(2, "little") for b in row), b""
     all_codes, scales = [], b""
     for start in range(0, len(row), facts.group):
-        group_codes, scale = encode_group(token_format, tuple(row[start:start + facts.group]), g)
+        group_codes, scale = encode_group(token_format, row[start:start + facts.group], g)
         all_codes += group_codes
         scales += scale
-    if facts.code_bits == 4:
+    if facts.code_bits == 4:  # the even element in the low nibble
         return bytes(low | high << 4 for low, high in zip(all_codes[::2], all_codes[1::2])), scales
     return bytes(all_codes), scales
 

@@ -124,13 +124,18 @@ def random_world(seed, limits=Limits(), **fixed):
     with_epilogue = weighted and choose("epilogue", False, True)
     dtype = choose("combine_dtype", "bf16", "bf16", "bf16", "fp16", "fp32")
 
-    large = draw.random() < limits.large_share
+    size = draw.random()
+    large = size < limits.large_share
+    tall = limits.large_share <= size < 2 * limits.large_share and limits.tokens >= 40  # experts of several scale tiles
     n_ranks = choose("n_ranks", *range(1, limits.ranks + 1))
     n_local = choose("n_local_experts", *range(1, limits.local_experts + 1), 1, 2, 3, 4)
     n_experts = n_ranks * n_local
     top_k = choose("top_k", draw.randint(1, min(limits.top_k, n_experts)))
     hidden = choose("hidden", draw_hidden(draw, token_format, preshuffle, limits.hidden))
-    most = limits.tokens if large else min(limits.tokens, max(1, limits.work // (n_ranks * top_k * hidden)) * 2)
+    if tall:
+        n_local, n_experts, top_k = 1, n_ranks, 1
+        hidden = fixed.get("hidden", 256 if preshuffle else FACTS[token_format].hidden_unit)
+    most = 150 if tall else limits.tokens if large else min(limits.tokens, max(1, limits.work // (n_ranks * top_k * hidden)) * 2)
     counts = draw_tokens(draw, n_ranks, most)
     if skip_a2a:
         counts = [counts[0]] * n_ranks
