@@ -1,0 +1,69 @@
+"""Who sends which token where, when a token travels once to a rank."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class RowsHandle:
+    """The routing of one `dispatch_forward`, for any number of combines and cached dispatches.
+
+    It depends on the ids and the numbers of tokens alone: data of another hidden size or dtype may use it.
+    """
+
+    num_experts: int
+    """E, over all ranks."""
+    top_k: int
+    """K, slots a token."""
+    num_tokens: tuple[int, ...]
+    """T of each rank."""
+    row_of: list[np.ndarray]
+    """Over source ranks: int64 [T, R], the row that the token has on each rank, -1 where it does not go."""
+    src_rank: list[np.ndarray]
+    """Over receiving ranks: int64 [N], the rank a row came from; ascending."""
+    src_token: list[np.ndarray]
+    """Over receiving ranks: int64 [N], the token of that rank; ascending inside a source rank."""
+
+    @property
+    def n_ranks(self) -> int:
+        return len(self.num_tokens)
+
+    @property
+    def num_rows(self) -> list[int]:
+        """N of each rank."""
+        return [len(rows) for rows in self.src_token]
+
+
+def rows_handle(token_indices: list[np.ndarray], num_experts: int) -> RowsHandle:
+    """The handle of a routing.
+
+    token_indices: over ranks, int64 [T, K], checked. A token goes to every rank that has one of its experts, once.
+    Rows of a rank are ordered by source rank, then token.
+    """
+    n_ranks, num_tokens = len(token_indices), tuple(len(ids) for ids in token_indices)
+    ids = np.concatenate(token_indices)  # the tokens of the world in the order (source rank, token)
+    owner = np.where(ids >= 0, ids // (num_experts // n_ranks), n_ranks)
+    goes = np.zeros((len(ids), n_ranks + 1), bool)  # the last column collects the slots without expert
+    goes[np.arange(len(ids))[:, None], owner] = True
+    goes = goes[:, :n_ranks]
+    row_of = np.where(goes, np.cumsum(goes, axis=0) - 1, -1)
+
+    rank_of = np.repeat(np.arange(n_ranks), num_tokens)
+    token_of = np.concatenate([np.arange(n) for n in num_tokens])
+    return RowsHandle(
+        num_experts=num_experts,
+        top_k=token_indices[0].shape[1],
+        num_tokens=num_tokens,
+        row_of=np.split(row_of, np.cumsum(num_tokens)[:-1]),
+        src_rank=[rank_of[goes[:, rank]] for rank in range(n_ranks)],
+        src_token=[token_of[goes[:, rank]] for rank in range(n_ranks)],
+    )
+
+
+def gather(per_rank: list[np.ndarray], handle: RowsHandle) -> list[np.ndarray]:
+    """What each rank receives, over ranks [N, ...], when every source rank sends its rows [T, ...]."""
+    return [
+        np.concatenate([array[handle.src_token[rank][handle.src_rank[rank] == src]] for src, array in enumerate(per_rank)])
+        for rank in range(handle.n_ranks)
+    ]

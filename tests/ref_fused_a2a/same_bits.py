@@ -1,0 +1,25 @@
+"""Exact equality with the place in the message; two NaNs are equal whatever their sign and payload."""
+
+import numpy as np
+
+
+def assert_same_bits(got, want, name):
+    """got, want: arrays, or lists over ranks of them (None where there is nothing)."""
+    if isinstance(want, (list, tuple)):
+        assert len(got) == len(want), f"{name}: {len(got)} ranks, wanted {len(want)}"
+        for rank, (one, other) in enumerate(zip(got, want)):
+            assert_same_bits(one, other, f"{name}[rank {rank}]")
+        return
+    if want is None:
+        assert got is None, f"{name} is {got!r}, wanted None"
+        return
+    assert got.dtype == want.dtype and got.shape == want.shape, (
+        f"{name} is {got.dtype} {got.shape}, wanted {want.dtype} {want.shape}"
+    )
+    bits = np.dtype(f"u{got.dtype.itemsize}")
+    differ = np.ascontiguousarray(got).view(bits) != np.ascontiguousarray(want).view(bits)
+    if got.dtype.kind not in "iub":
+        differ &= ~(np.isnan(got) & np.isnan(want))
+    for place in np.argwhere(differ)[:1]:
+        place = tuple(int(i) for i in place)
+        raise AssertionError(f"{name}{list(place)} is {got[place]!r}, wanted {want[place]!r}")
