@@ -6,7 +6,7 @@ import numpy as np
 from epmoe.device import device_fn, load_u64, u64
 
 from .kernel_format import KernelFormat, align_up
-from .row_copy import clear_vectors, copy_input_vectors, copy_vectors
+from .row_copy import clear_bytes, copy_input_vectors, copy_vectors
 
 BF16_BYTES = 2
 
@@ -17,7 +17,7 @@ def make(cfg) -> KernelFormat:
     token_size = align_up(row_bytes, cfg.alignment)
     copy_in = copy_input_vectors(row_bytes)
     copy_out = copy_vectors(row_bytes)
-    clear_padding = clear_vectors(token_size - row_bytes)
+    clear_padding = clear_bytes(token_size - row_bytes)
 
     @device_fn
     def encode(src_row, dst_payload, input_scale, lane):
@@ -28,16 +28,7 @@ def make(cfg) -> KernelFormat:
     def decode(payload, out, row, group, row_in_group, group_start, lane):
         copy_out(load_u64(out) + u64(row) * u64(row_bytes), payload, lane)
 
-    @device_fn
-    def begin_group(out, group, group_start, tiles_before, lane):
-        return
-
-    @device_fn
-    def finish_group(out, group, group_start, n_rows, tiles_before, lane):
-        return
-
     def outputs(cfg, capacity):
         return {"output_tokens": ((capacity, cfg.hidden), np.dtype(ml_dtypes.bfloat16))}
 
-    return KernelFormat(token_size, token_size == row_bytes, 1, ("output_tokens",), outputs,
-                        encode, decode, begin_group, finish_group)
+    return KernelFormat(token_size, token_size == row_bytes, 1, ("output_tokens",), outputs, encode, decode)

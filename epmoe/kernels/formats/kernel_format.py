@@ -5,7 +5,18 @@ from typing import NamedTuple
 
 import numpy as np
 
+from epmoe.device import device_fn
 from epmoe_ref.config import EPConfig
+
+
+@device_fn
+def nothing_to_begin(out, group, group_start, tiles_before, lane):
+    return
+
+
+@device_fn
+def nothing_to_finish(out, group, group_start, n_rows, tiles_before, lane):
+    return
 
 
 class KernelFormat(NamedTuple):
@@ -41,8 +52,8 @@ class KernelFormat(NamedTuple):
     outputs: Callable[[EPConfig, int], dict[str, tuple[tuple[int, ...], np.dtype]]]
     encode: Callable
     decode: Callable
-    begin_group: Callable
-    finish_group: Callable
+    begin_group: Callable = nothing_to_begin
+    finish_group: Callable = nothing_to_finish
 
 
 def align_up(n: int, multiple: int) -> int:

@@ -1,0 +1,171 @@
+"""NVFP4, MXFP4 and MXFP8 tokens: low-precision values, and scale bytes that come out in 5-D tiles."""
+
+import ml_dtypes
+import numpy as np
+
+from epmoe.device import (device_fn, div_rn, f32, i32, load16_nc, load_i32, load_u64, max_f32, mul_rn, shfl_xor, store16,
+                          store_i32, store_u8, store_u16, u32, u64)
+
+from .absmax import absmax8
+from .e2m1 import e2m1x8
+from .e4m3 import e4m3_byte, e4m3_value, scaled_e4m3x4
+from .e8m0 import e8m0_reciprocal, e8m0_round_up
+from .kernel_format import KernelFormat, align_up
+from .row_copy import clear_bytes, copy_vectors
+from .scale_tiles import TILE_ROWS, clear_unused_rows, n_tiles_for, store_row_scales
+
+LANES = 32
+SIXTH = float(np.float32(1) / np.float32(6))
+PER_448 = float(np.float32(1) / np.float32(448))
+GROUP = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}
+VALUES_PER_BYTE = {"nvfp4": 2, "mxfp4": 2, "mxfp8": 1}
+
+
+@device_fn
+def nvfp4_scale(absmax, input_scale):
+    """e4m3 byte of input_scale * (absmax * (1/6)), saturating."""
+    return e4m3_byte(mul_rn(input_scale, mul_rn(absmax, f32(SIXTH))))
+
+
+@device_fn
+def nvfp4_factor(absmax, byte, input_scale):
+    """k = 1 / (scale * (1 / input_scale)); 0 where absmax or the scale is 0: then every number becomes zero."""
+    scale = e4m3_value(byte)
+    if absmax == f32(0.0) or scale == f32(0.0):
+        return f32(0.0)
+    return div_rn(f32(1.0), mul_rn(scale, div_rn(f32(1.0), input_scale)))
+
+
+@device_fn
+def mx_factor(absmax, byte):
+    """k = 1 / scale, 0 where absmax is 0; NaN where the scale is (a group with Inf)."""
+    if absmax == f32(0.0):
+        return f32(0.0)
+    return e8m0_reciprocal(byte)
+
+
+def nvfp4_encoder(n_chunks, scales_at):
+    """Device function (src_row, dst_payload, input_scale, lane) of NVFP4; a lane takes two groups, 32 elements, a step."""
+
+    @device_fn
+    def encode(src_row, dst_payload, input_scale, lane):
+        chunk = lane
+        while chunk < n_chunks:
+            src = src_row + u64(64 * chunk)
+            a, b, c, d = load16_nc(src), load16_nc(src + u64(16)), load16_nc(src + u64(32)), load16_nc(src + u64(48))
+            max0 = absmax8(b, absmax8(a, f32(0.0)))
+            max1 = absmax8(d, absmax8(c, f32(0.0)))
+            byte0 = nvfp4_scale(max0, input_scale)
+            byte1 = nvfp4_scale(max1, input_scale)
+            k0 = nvfp4_factor(max0, byte0, input_scale)
+            k1 = nvfp4_factor(max1, byte1, input_scale)
+            store16(dst_payload + u64(16 * chunk), e2m1x8(a, k0), e2m1x8(b, k0), e2m1x8(c, k1), e2m1x8(d, k1))
+            store_u16(dst_payload + u64(scales_at + 2 * chunk), u32(byte0 | u32(byte1 << u32(8))))
+            chunk = i32(chunk + LANES)
+
+    return encode
+
+
+def mxfp4_encoder(n_chunks, scales_at):
+    """The same of MXFP4; a lane takes one group, 32 elements, a step."""
+
+    @device_fn
+    def encode(src_row, dst_payload, input_scale, lane):
+        chunk = lane
+        while chunk < n_chunks:
+            src = src_row + u64(64 * chunk)
+            a, b, c, d = load16_nc(src), load16_nc(src + u64(16)), load16_nc(src + u64(32)), load16_nc(src + u64(48))
+            absmax = absmax8(d, absmax8(c, absmax8(b, absmax8(a, f32(0.0)))))
+            byte = e8m0_round_up(mul_rn(absmax, f32(SIXTH)))
+            k = mx_factor(absmax, byte)
+            store16(dst_payload + u64(16 * chunk), e2m1x8(a, k), e2m1x8(b, k), e2m1x8(c, k), e2m1x8(d, k))
+            store_u8(dst_payload + u64(scales_at + chunk), byte)
+            chunk = i32(chunk + LANES)
+
+    return encode
+
+
+def mxfp8_encoder(n_half_groups, scales_at):
+    """The same of MXFP8; two neighbour lanes take one group, 16 elements each, so that a store has 16 bytes."""
+
+    @device_fn
+    def encode(src_row, dst_payload, input_scale, lane):
+        start = 0
+        while start < n_half_groups:
+            # All lanes take every step, for the shuffle; past the end they repeat the last group and store nothing.
+            half = i32(start + lane)
+            src = src_row + u64(32 * min(half, n_half_groups - 2 + lane % 2))
+            a = load16_nc(src)
+            b = load16_nc(src + u64(16))
+            absmax = absmax8(b, absmax8(a, f32(0.0)))
+            absmax = max_f32(absmax, shfl_xor(absmax, 1))
+            byte = e8m0_round_up(mul_rn(absmax, f32(PER_448)))
+            k = mx_factor(absmax, byte)
+            if half < n_half_groups:
+                store16(dst_payload + u64(16 * half), scaled_e4m3x4(a[0], a[1], k), scaled_e4m3x4(a[2], a[3], k),
+                        scaled_e4m3x4(b[0], b[1], k), scaled_e4m3x4(b[2], b[3], k))
+                if lane % 2 == 0:
+                    store_u8(dst_payload + u64(scales_at + half // 2), byte)
+            start += LANES
+
+    return encode
+
+
+def make(cfg) -> KernelFormat:
+    """Payload: hidden values (two to a byte in FP4), then hidden / V scale bytes; V = 16 (NVFP4) or 32 (MX).
+
+    NVFP4: e4m3 scale of input_scale * absmax / 6; MXFP4, MXFP8: e8m0 scale of absmax / 6, absmax / 448, rounded up.
+    Outputs: output_tokens [capacity, hidden / 2] packed uint8, or [capacity, hidden] e4m3; output_scales
+    [tiles, hidden / (4 V), 32, 4, 4]; scales_offset [groups] uint32: a group's first tile is
+    group_start // 128 + scales_offset[group]. Zero scale bytes for the rows past a group's count in its last tile.
+    """
+    kind = cfg.token_format
+    group_size = GROUP[kind]
+    value_bytes = cfg.hidden // VALUES_PER_BYTE[kind]
+    n_scales = cfg.hidden // group_size
+    n_words = n_scales // 4
+    scales_at = align_up(value_bytes, cfg.alignment)
+    token_size = scales_at + align_up(n_scales, cfg.alignment)
+    if kind == "nvfp4":
+        encode_row = nvfp4_encoder(cfg.hidden // 32, scales_at)
+    elif kind == "mxfp4":
+        encode_row = mxfp4_encoder(cfg.hidden // 32, scales_at)
+    else:
+        encode_row = mxfp8_encoder(cfg.hidden // 16, scales_at)
+    clear_after_values = clear_bytes(scales_at - value_bytes)
+    clear_after_scales = clear_bytes(token_size - scales_at - n_scales)
+    copy_values = copy_vectors(value_bytes)
+    store_scales = store_row_scales(n_words)
+    clear_scales = clear_unused_rows(n_words)
+
+    @device_fn
+    def encode(src_row, dst_payload, input_scale, lane):
+        encode_row(src_row, dst_payload, input_scale, lane)
+        clear_after_values(dst_payload + u64(value_bytes), lane)
+        clear_after_scales(dst_payload + u64(scales_at + n_scales), lane)
+
+    @device_fn
+    def decode(payload, out, row, group, row_in_group, group_start, lane):
+        scales_offset = load_u64(out + u64(16))
+        first_tile = i32(group_start // TILE_ROWS) + load_i32(scales_offset + u64(4 * group))
+        store_scales(load_u64(out + u64(8)), first_tile, row_in_group, payload + u64(scales_at), lane)
+        copy_values(load_u64(out) + u64(row) * u64(value_bytes), payload, lane)
+
+    @device_fn
+    def begin_group(out, group, group_start, tiles_before, lane):
+        if lane == 0:
+            store_i32(load_u64(out + u64(16)) + u64(4 * group), i32(tiles_before - group_start // TILE_ROWS))
+
+    @device_fn
+    def finish_group(out, group, group_start, n_rows, tiles_before, lane):
+        clear_scales(load_u64(out + u64(8)), tiles_before, n_rows, lane)
+
+    def outputs(cfg, capacity):
+        value_type = ml_dtypes.float8_e4m3fn if kind == "mxfp8" else np.uint8
+        scale_type = ml_dtypes.float8_e4m3fn if kind == "nvfp4" else ml_dtypes.float8_e8m0fnu
+        return {"output_tokens": ((capacity, value_bytes), np.dtype(value_type)),
+                "output_scales": ((n_tiles_for(capacity, cfg.n_groups), n_words, 32, 4, 4), np.dtype(scale_type)),
+                "scales_offset": ((cfg.n_groups,), np.dtype(np.uint32))}
+
+    return KernelFormat(token_size, False, 1, ("output_tokens", "output_scales", "scales_offset"), outputs,
+                        encode, decode, begin_group, finish_group)

@@ -1,0 +1,64 @@
+"""The 5-D scale tiles of the block-scaled formats: 128 rows by 4 scales to an atom of 512 bytes.
+
+Shape [tiles, n_words, 32, 4, 4] with n_words = hidden / (4 V): the four scale bytes of (row r, columns 4 V j ...) are
+the word at [r // 128, j, r % 32, (r % 128) // 32]. Rows count from the group's start, and every group starts a tile.
+"""
+
+from epmoe.device import device_fn, i32, load_u32, store16, store_u32, u64
+
+TILE_ROWS = 128
+ATOM_BYTES = 512
+LANES = 32
+
+
+def n_tiles_for(n_rows: int, n_groups: int) -> int:
+    """Tiles that n_rows rows in n_groups groups can need at most: all groups but one can waste 127 rows of a tile."""
+    return (n_rows + (TILE_ROWS - 1) * n_groups) // TILE_ROWS
+
+
+def store_row_scales(n_words: int):
+    """Device function (tiles, first_tile, row_in_group, src, lane): one row's scale bytes at src into the tiles.
+
+    tiles: address of the scale array; first_tile: the group's; src: n_words words, 4-byte aligned.
+    """
+
+    @device_fn
+    def store(tiles, first_tile, row_in_group, src, lane):
+        r = i32(row_in_group % TILE_ROWS)
+        tile = u64(first_tile) + u64(row_in_group // TILE_ROWS)
+        dst = tiles + tile * u64(n_words * ATOM_BYTES) + u64(16 * (r % 32) + 4 * (r // 32))
+        j = lane
+        while j < n_words:
+            store_u32(dst + u64(ATOM_BYTES * j), load_u32(src + u64(4 * j)))
+            j = i32(j + LANES)
+
+    return store
+
+
+def clear_unused_rows(n_words: int):
+    """Device function (tiles, first_tile, n_rows, lane): zero the bytes of the rows past n_rows in a group's last tile.
+
+    A lane owns rows lane, lane + 32, lane + 64, lane + 96 of the tile: 16 adjacent bytes of each atom.
+    """
+
+    @device_fn
+    def clear(tiles, first_tile, n_rows, lane):
+        n_used = i32(n_rows % TILE_ROWS)
+        if n_used > 0:
+            tile = u64(first_tile) + u64(n_rows // TILE_ROWS)
+            dst = tiles + tile * u64(n_words * ATOM_BYTES) + u64(16 * lane)
+            j = 0
+            while j < n_words:
+                if lane >= n_used:
+                    store16(dst, 0, 0, 0, 0)
+                else:
+                    if lane + 32 >= n_used:
+                        store_u32(dst + u64(4), 0)
+                    if lane + 64 >= n_used:
+                        store_u32(dst + u64(8), 0)
+                    if lane + 96 >= n_used:
+                        store_u32(dst + u64(12), 0)
+                dst = u64(dst + u64(ATOM_BYTES))
+                j += 1
+
+    return clear

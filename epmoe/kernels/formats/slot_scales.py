@@ -1,0 +1,47 @@
+"""The slot layout of fuse_a_scale_preshuffle: every expert has a slot of a fixed number of rows for its scales.
+
+Scale (slot, row mn, column k), with KS = hidden / 32 columns and Mpad rows a slot, is byte
+slot Mpad KS + (mn // 16) % 2 + 2 ((k // 4) % 2) + 4 (mn % 16) + 64 (k % 4) + 256 (k // 8) + 32 KS (mn // 32).
+"""
+
+from epmoe.device import device_fn, i32, load_u32, store_u8, u32, u64
+
+from .kernel_format import align_up
+
+LANES = 32
+
+
+def slot_rows(cfg) -> int:
+    """Mpad: the rows a slot holds scales for; one expert can receive every token of every rank."""
+    return align_up(cfg.n_ranks * cfg.max_tokens_per_rank, 32)
+
+
+def slots_shape(cfg) -> tuple[int, int, int, int]:
+    """Slots (the groups), blocks of 32 rows, blocks of 8 columns, bytes of a block: 32 rows x 8 columns, interleaved."""
+    return cfg.n_groups, slot_rows(cfg) // 32, cfg.hidden // 256, 256
+
+
+def store_slot_scales(cfg):
+    """Device function (slots, row, slot, mn, src, lane): the hidden / 32 scale bytes at src, 4-byte aligned, to their slot.
+
+    slot: the group; mn: row inside the group.
+    """
+    n_scales = cfg.hidden // 32
+    slot_bytes = slot_rows(cfg) * n_scales
+    n_words = n_scales // 4
+
+    @device_fn
+    def store(slots, row, slot, mn, src, lane):
+        base = slots + u64(slot) * u64(slot_bytes) + u64(mn // 32) * u64(32 * n_scales)
+        base = u64(base + u64((mn // 16) % 2 + 4 * (mn % 16)))
+        j = lane
+        while j < n_words:          # columns 4 j ... 4 j + 3
+            word = load_u32(src + u64(4 * j))
+            dst = base + u64(2 * (j % 2) + 256 * (j // 2))
+            store_u8(dst, u32(word & u32(0xFF)))
+            store_u8(dst + u64(64), u32(u32(word >> u32(8)) & u32(0xFF)))
+            store_u8(dst + u64(128), u32(u32(word >> u32(16)) & u32(0xFF)))
+            store_u8(dst + u64(192), u32(word >> u32(24)))
+            j = i32(j + LANES)
+
+    return store
