@@ -1,8 +1,24 @@
-"""The reference: what expert-parallel dispatch and combine must produce, to the bit, in NumPy."""
+"""The reference: what expert-parallel dispatch and combine must produce, to the bit, in NumPy.
 
+A world is computed at once: every argument and result that differs per rank is a list over ranks. One module per noun
+of the protocol; the docstrings are the specification. Needs NumPy and ml_dtypes, nothing else.
+"""
+
+from . import formats, fused_a2a
+from .arithmetic import add_rn, fma_rn, mul_rn
+from .canonical import canonical
+from .combine import combine
 from .config import EPConfig
+from .counters import EPLocalSyncCounters
+from .dispatch import dispatch, shared_expert_share
+from .dispatched import Dispatched, segments
 from .errors import (DeadlockError, EPError, EPStateError, EPValueError, OutOfBoundsError, PeerTimeout, RaceError,
                      UnavailableError)
+from .formats import (BF16TokenFormat, BlockwiseFP8TokenFormat, MXFP4TokenFormat, NVBlockScaledTokenFormat, TokenFormat,
+                      format_of)
 
-__all__ = ["EPConfig", "DeadlockError", "EPError", "EPStateError", "EPValueError", "OutOfBoundsError", "PeerTimeout",
-           "RaceError", "UnavailableError"]
+__all__ = ["BF16TokenFormat", "BlockwiseFP8TokenFormat", "DeadlockError", "Dispatched", "EPConfig", "EPError",
+           "EPLocalSyncCounters", "EPStateError", "EPValueError", "MXFP4TokenFormat", "NVBlockScaledTokenFormat",
+           "OutOfBoundsError", "PeerTimeout", "RaceError", "TokenFormat", "UnavailableError", "add_rn", "canonical",
+           "combine", "dispatch", "fma_rn", "format_of", "formats", "fused_a2a",
+           "mul_rn", "segments", "shared_expert_share"]

@@ -106,6 +106,12 @@ class EPConfig:
         return self.n_ranks // self.p2p_world_size
 
     @property
+    def format(self):
+        """The reference's token format: `epmoe_ref.format_of(self)`, made on demand, not held."""
+        from .formats import format_of
+        return format_of(self)
+
+    @property
     def combine_itemsize(self) -> int:
         """Bytes of one element of the combined output."""
         return COMBINE_ITEMSIZE[self.combine_dtype]

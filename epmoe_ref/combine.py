@@ -1,0 +1,207 @@
+"""Combine: the experts' results go back to the ranks that the tokens came from and are summed there."""
+
+import numpy as np
+from ml_dtypes import bfloat16
+
+from .arithmetic import fma_rn
+from .casts import to_float32, to_output_type
+from .config import EPConfig
+from .dispatch import shared_expert_share
+from .dispatched import segments
+from .errors import EPValueError
+
+COMBINE_DTYPES = {"bf16": np.dtype(bfloat16), "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
+
+_BLOCK_BYTES = 1 << 20          # of recv_buf: tokens are reduced a few at a time, so the scratch stays in the cache
+
+
+def combine(cfg: EPConfig, expert_outputs, dispatched, *, router_weights=None, router_weights_args=(), epilogue=None,
+            epilogue_args=()) -> list[np.ndarray]:
+    """Return every row of expert output to (token, slot) of its source rank, and reduce over slots; a list over ranks.
+
+    expert_outputs: list over ranks of combine_dtype [rows, hidden], the rows of output_tokens: shared-expert rows and
+        padding rows included, exactly row_offsets[-1] or more; rows past the end and padding rows are never read.
+    dispatched: list over ranks, what dispatch returned (output_tokens and scales are not used and may be gone).
+    router_weights: None, or list over ranks of float32 [num_tokens, top_k], or a function
+        (token, k, *router_weights_args) -> float32, for all ranks, which gets int32 [num_tokens, 1] and [1, top_k].
+    epilogue: None, or a function (token, col, value, *epilogue_args) -> value, for all ranks, called with int32
+        [n, 1], int32 [1, hidden] and float32 [n, hidden]; it needs router weights.
+    router_weights_args, epilogue_args: tuples; a list in them has one entry a rank, anything else goes to all ranks.
+
+    With router weights w the result is combine_dtype [num_tokens, hidden]:
+        acc = +0.0; for k = 0 .. top_k - 1: acc = fma(w[t, k], float32(recv[t, k, :]), acc); result = cast(acc)
+    with one rounding a step and a cast to nearest even. With a fused shared expert its row for the token is added to
+    the cast sum in the output type, a second rounding; under skip_a2a tokens outside the rank's share add +0.0. The
+    epilogue gets the float32 value of what would be stored, and what it returns, taken as float32, is rounded once to
+    the output type. Without router weights the result is [num_tokens, top_k, hidden], recv itself, bit for bit.
+
+    Slots with id -1, and under skip_a2a slots of experts elsewhere, are skipped: they add nothing, whatever their
+    weight (NaN too), and their rows of the unreduced result are zero. A row whose src_info lies outside
+    [0, num_tokens) x [0, top_k) is not sent; the slot it was meant for counts as a row of zeros (on the device: of
+    whatever is there). Under skip_a2a each rank's result covers its own experts only; an all-reduce adds them up.
+    Which NaN results from arithmetic is unspecified.
+
+    Errors: EPValueError for a wrong number of ranks, dtype or shape, a scalar as router weights, and an epilogue or a
+    fused shared expert without router weights. Source: the combine_wait_kernel page.
+    """
+    _check(cfg, expert_outputs, dispatched, router_weights, epilogue)
+    rows_of = [_rows_of_pairs(cfg, dispatched, rank) for rank in range(cfg.n_ranks)]
+    if router_weights is None:
+        return [_unreduced(cfg, expert_outputs, dispatched[rank], rank, rows_of[rank]) for rank in range(cfg.n_ranks)]
+    results = []
+    for rank in range(cfg.n_ranks):
+        weights = _weights(cfg, router_weights, router_weights_args, rank, dispatched[rank].num_tokens)
+        args = _of_rank(cfg, "epilogue_args", epilogue_args, rank)
+        results.append(_reduced(cfg, expert_outputs, dispatched[rank], rank, rows_of[rank], weights, epilogue, args))
+    return results
+
+
+def _rows_of_pairs(cfg: EPConfig, dispatched, rank: int) -> np.ndarray:
+    """Which row of its owner's expert output each pair of a rank gets: int64 [num_tokens, top_k], -1 if none.
+
+    This is combine_async seen from the receiver: rows of the segment of (local expert, rank) go to recv[src_info].
+    """
+    num_tokens = dispatched[rank].num_tokens
+    rows_of = np.full((num_tokens, cfg.top_k), -1, np.int64)
+    for owner in [rank] if cfg.skip_a2a else range(cfg.n_ranks):
+        src_index = 0 if cfg.skip_a2a else rank
+        for segment in segments(dispatched[owner]):
+            if segment.src_rank == src_index:
+                token, slot = np.asarray(dispatched[owner].src_info[segment.start:segment.end]).T
+                sent = (token >= 0) & (token < num_tokens) & (slot >= 0) & (slot < cfg.top_k)
+                rows_of[token[sent], slot[sent]] = np.arange(segment.start, segment.end)[sent]
+    return rows_of
+
+
+def _takes_part(cfg: EPConfig, topk_ids: np.ndarray, rank: int) -> np.ndarray:
+    if cfg.skip_a2a:
+        return (topk_ids >= 0) & (cfg.owner(topk_ids) == rank)
+    return topk_ids >= 0
+
+
+def _recv(cfg: EPConfig, expert_outputs, topk_ids: np.ndarray, rows_of: np.ndarray, takes_part: np.ndarray):
+    """recv_buf of a few tokens: combine_dtype [n, top_k, hidden], zero where nothing came."""
+    recv = np.zeros((*topk_ids.shape, cfg.hidden), COMBINE_DTYPES[cfg.combine_dtype])
+    arrived = takes_part & (rows_of >= 0)
+    owners = np.where(arrived, cfg.owner(topk_ids), -1)
+    for owner in np.unique(owners[arrived]).tolist():
+        pairs = owners == owner
+        recv[pairs] = expert_outputs[owner][rows_of[pairs]]
+    return recv
+
+
+def _blocks(cfg: EPConfig, num_tokens: int):
+    step = max(1, _BLOCK_BYTES // (cfg.top_k * cfg.hidden * cfg.combine_itemsize))
+    return (slice(start, min(start + step, num_tokens)) for start in range(0, num_tokens, step))
+
+
+def _unreduced(cfg, expert_outputs, d, rank, rows_of) -> np.ndarray:
+    out = np.empty((d.num_tokens, cfg.top_k, cfg.hidden), COMBINE_DTYPES[cfg.combine_dtype])
+    takes_part = _takes_part(cfg, d.topk_ids, rank)
+    for block in _blocks(cfg, d.num_tokens):
+        out[block] = _recv(cfg, expert_outputs, d.topk_ids[block], rows_of[block], takes_part[block])
+    return out
+
+
+def _reduced(cfg, expert_outputs, d, rank, rows_of, weights, epilogue, epilogue_args) -> np.ndarray:
+    dtype = COMBINE_DTYPES[cfg.combine_dtype]
+    out = np.empty((d.num_tokens, cfg.hidden), dtype)
+    takes_part = _takes_part(cfg, d.topk_ids, rank)
+    col = np.arange(cfg.hidden, dtype=np.int32)[None, :]
+    for block in _blocks(cfg, d.num_tokens):
+        recv = _recv(cfg, expert_outputs, d.topk_ids[block], rows_of[block], takes_part[block])
+        value = to_output_type(_weighted_sum(recv, weights[block], takes_part[block]), dtype)
+        if cfg.fused_shared_expert:
+            value = _add_shared(cfg, value, expert_outputs[rank], rank, d.num_tokens, block)
+        if epilogue is not None:
+            token = np.arange(block.start, block.stop, dtype=np.int32)[:, None]
+            with np.errstate(all="ignore"):
+                value = np.asarray(epilogue(token, col, to_float32(value), *epilogue_args), np.float32)
+            value = np.broadcast_to(to_output_type(value, dtype), out[block].shape)
+        out[block] = value
+    return out
+
+
+def _weighted_sum(recv: np.ndarray, weights: np.ndarray, takes_part: np.ndarray) -> np.ndarray:
+    n_tokens, top_k, hidden = recv.shape
+    acc = np.zeros((n_tokens, hidden), np.float32)
+    for k in range(top_k):
+        tokens = np.flatnonzero(takes_part[:, k])
+        if len(tokens) == n_tokens:
+            acc = fma_rn(weights[:, k, None], to_float32(recv[:, k]), acc)
+        elif len(tokens):
+            acc[tokens] = fma_rn(weights[tokens, k, None], to_float32(recv[tokens, k]), acc[tokens])
+    return acc
+
+
+def _add_shared(cfg, value: np.ndarray, expert_output: np.ndarray, rank: int, num_tokens: int, block: slice):
+    first, n_rows = shared_expert_share(cfg, rank, num_tokens)
+    shared = np.zeros(value.shape, value.dtype)
+    start, stop = max(block.start, first), min(block.stop, first + n_rows)
+    if start < stop:
+        shared[start - block.start:stop - block.start] = expert_output[start - first:stop - first]
+    with np.errstate(all="ignore"):
+        # float32 holds enough digits that rounding its sum once more gives the sum in the output type.
+        return to_output_type(to_float32(value) + to_float32(shared), value.dtype)
+
+
+def _weights(cfg: EPConfig, router_weights, args, rank: int, num_tokens: int) -> np.ndarray:
+    shape = (num_tokens, cfg.top_k)
+    if callable(router_weights):
+        token = np.arange(num_tokens, dtype=np.int32)[:, None]
+        k = np.arange(cfg.top_k, dtype=np.int32)[None, :]
+        with np.errstate(all="ignore"):
+            weights = router_weights(token, k, *_of_rank(cfg, "router_weights_args", args, rank))
+            return np.broadcast_to(np.asarray(weights, np.float32), shape)
+    return router_weights[rank]
+
+
+def _of_rank(cfg: EPConfig, name: str, args, rank: int) -> list:
+    for i, arg in enumerate(args):
+        if isinstance(arg, list) and len(arg) != cfg.n_ranks:
+            raise EPValueError(f"{name}[{i}] is a list of {len(arg)} entries and must have one entry a rank, "
+                               f"n_ranks={cfg.n_ranks}: give a tuple or an array for what all ranks share")
+    return [arg[rank] if isinstance(arg, list) else arg for arg in args]
+
+
+def _check(cfg: EPConfig, expert_outputs, dispatched, router_weights, epilogue) -> None:
+    if router_weights is None and epilogue is not None:
+        raise EPValueError("epilogue without router_weights: it is applied to the reduced output; give router weights")
+    if router_weights is None and cfg.fused_shared_expert:
+        raise EPValueError("fused_shared_expert=True without router_weights: the shared expert's output is added to the "
+                           "reduced output; give router weights, or dispatch without the shared expert")
+    for name, values in (("expert_outputs", expert_outputs), ("dispatched", dispatched)):
+        _check_over_ranks(cfg, name, values)
+    dtype = COMBINE_DTYPES[cfg.combine_dtype]
+    for rank, (rows, d) in enumerate(zip(expert_outputs, dispatched)):
+        n_rows = int(d.row_offsets[-1])
+        if not isinstance(rows, np.ndarray) or rows.dtype != dtype:
+            raise EPValueError(f"expert_outputs of rank {rank} is {_describe(rows)} and must be a NumPy array of {dtype}, "
+                               f"the combine_dtype: convert it, or choose another combine_dtype")
+        if rows.ndim != 2 or rows.shape[1] != cfg.hidden or len(rows) < n_rows:
+            raise EPValueError(f"expert_outputs of rank {rank} is {_describe(rows)} and must be [{n_rows}, hidden="
+                               f"{cfg.hidden}]: one row for each row of output_tokens, padding included")
+    if router_weights is not None and not callable(router_weights):
+        _check_weights(cfg, router_weights, dispatched)
+
+
+def _check_weights(cfg: EPConfig, router_weights, dispatched) -> None:
+    if not isinstance(router_weights, (list, tuple)) and np.ndim(router_weights) == 0:
+        raise EPValueError(f"router_weights={router_weights!r} is a scalar and must be float32 arrays [num_tokens, "
+                           "top_k] or a function: use numpy.full")
+    _check_over_ranks(cfg, "router_weights", router_weights)
+    for rank, (weights, d) in enumerate(zip(router_weights, dispatched)):
+        shape = (d.num_tokens, cfg.top_k)
+        if not isinstance(weights, np.ndarray) or weights.dtype != np.float32 or weights.shape != shape:
+            raise EPValueError(f"router_weights of rank {rank} is {_describe(weights)} and must be float32 {list(shape)} "
+                               "(num_tokens, top_k): convert or reshape it")
+
+
+def _check_over_ranks(cfg: EPConfig, name: str, values) -> None:
+    if not isinstance(values, (list, tuple)) or len(values) != cfg.n_ranks:
+        what = f"{len(values)} entries" if isinstance(values, (list, tuple)) else f"type {type(values).__name__}"
+        raise EPValueError(f"{name} has {what} and must be a list over ranks, n_ranks={cfg.n_ranks} entries")
+
+
+def _describe(value) -> str:
+    return f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else f"of type {type(value).__name__}"

@@ -1,0 +1,167 @@
+"""Dispatch: every token goes to the experts that its router chose, on whichever rank they live."""
+
+import numpy as np
+from ml_dtypes import bfloat16
+
+from .config import EPConfig
+from .dispatched import Dispatched
+from .errors import EPValueError
+from .formats import TokenFormat, format_of
+from .routing import Routes, clean_topk_ids, routes
+
+
+def dispatch(cfg: EPConfig, input_tokens, topk_ids, *, input_scale=1.0) -> list[Dispatched]:
+    """Send each (token, slot) pair of every rank to the owner of its expert; one Dispatched per rank.
+
+    input_tokens: list over ranks of bf16 [num_tokens, hidden], any strides; num_tokens may differ and be 0.
+    topk_ids: list over ranks of global expert ids, any integer type [num_tokens, top_k]; the ids of a token are
+        distinct, -1 means "no expert in this slot": nothing is sent.
+    input_scale: NVFP4 only, other formats ignore it: one positive finite float32 a rank: a number, a list over ranks
+        of numbers, or a function (i) -> float32, read once, at 0.
+
+    Order: rows are grouped by local expert, then by source rank; inside a segment this function uses (token, slot)
+    order and kernels any (see Dispatched and canonical). The payload of a row is `format.decode(format.encode(token))`.
+
+    fused_shared_expert: the rank's own tokens, encoded the same way, are group 0, in token order, before the routed
+    rows. skip_a2a: nothing is exchanged; each rank keeps those pairs of its own tokens whose expert it owns, the source
+    rank axis has length 1, and group 0 holds only the rank's share of the tokens (shared_expert_share).
+
+    Errors: EPValueError before anything is computed. Memory: inputs, outputs and the payloads of one source rank.
+    Source: the dispatch_kernel page.
+    """
+    fmt = format_of(cfg)
+    topk_ids = [clean_topk_ids(cfg, ids, rank) for rank, ids in enumerate(_over_ranks(cfg, "topk_ids", topk_ids))]
+    input_tokens = _over_ranks(cfg, "input_tokens", input_tokens)
+    for rank, (tokens, ids) in enumerate(zip(input_tokens, topk_ids)):
+        _check_tokens(cfg, tokens, len(ids), rank)
+    scales = _input_scales(cfg, input_scale)
+
+    all_routes = [routes(cfg, ids) for ids in topk_ids]
+    results = [_empty(cfg, fmt, rank, all_routes, topk_ids[rank]) for rank in range(cfg.n_ranks)]
+    for src_rank, (tokens, scale) in enumerate(zip(input_tokens, scales)):
+        if not len(tokens):
+            continue
+        values, token_scales = fmt.decode(fmt.encode(tokens, scale))
+        values = np.ascontiguousarray(values)
+        if cfg.fused_shared_expert:
+            _put_shared(cfg, fmt, results[src_rank], src_rank, values, token_scales)
+        for dst_rank in [src_rank] if cfg.skip_a2a else range(cfg.n_ranks):
+            _put_routed(cfg, fmt, results[dst_rank], src_rank, dst_rank, all_routes[src_rank], values, token_scales)
+    return results
+
+
+def shared_expert_share(cfg: EPConfig, rank: int, num_tokens: int) -> tuple[int, int]:
+    """The tokens that a rank takes through the shared expert: (first token, number of tokens).
+
+    All of its own; under skip_a2a, where every rank holds the same T tokens and W = allreduce_world_size, the
+    `(T + W - rank - 1) // W` tokens from `rank * (T // W) + min(rank, T % W)` on.
+    """
+    if not cfg.skip_a2a:
+        return 0, num_tokens
+    world = cfg.allreduce_world_size
+    start = rank * (num_tokens // world) + min(rank, num_tokens % world)
+    return start, (num_tokens + world - rank - 1) // world
+
+
+def _empty(cfg: EPConfig, fmt: TokenFormat, rank: int, all_routes: list[Routes], topk_ids: np.ndarray) -> Dispatched:
+    own_experts = slice(rank * cfg.n_local_experts, (rank + 1) * cfg.n_local_experts)
+    sources = [all_routes[rank]] if cfg.skip_a2a else all_routes
+    recv_count = np.stack([np.diff(r.offsets)[own_experts] for r in sources], axis=1).astype(np.int32)
+    counts = recv_count.sum(axis=1, dtype=np.int64)
+    if cfg.fused_shared_expert:
+        counts = np.concatenate([[shared_expert_share(cfg, rank, len(topk_ids))[1]], counts])
+    row_offsets = fmt.pad_expert_offsets(counts)
+    rows = int(row_offsets[-1])
+    output_scales = None
+    if fmt.scales_dtype is not None:
+        shape = fmt.scales_shape(counts, cfg.n_ranks * cfg.max_tokens_per_rank)
+        output_scales = _zero_bytes(shape, fmt.scales_dtype)
+    return Dispatched(
+        output_tokens=_zero_bytes((rows, fmt.values_size() // np.dtype(fmt.values_dtype).itemsize), fmt.values_dtype),
+        output_scales=output_scales,
+        scales_offset=fmt.scales_offset(counts),
+        row_offsets=row_offsets,
+        expert_ids=np.arange(cfg.n_groups, dtype=np.int32),
+        src_info=np.full((rows, 2), -1, np.int32),
+        recv_count=recv_count,
+        topk_ids=topk_ids,
+        num_tokens=len(topk_ids),
+    )
+
+
+def _put_shared(cfg, fmt, result: Dispatched, rank: int, values, scales) -> None:
+    first, n_rows = shared_expert_share(cfg, rank, len(values))
+    result.output_tokens[:n_rows] = values[first:first + n_rows]
+    if scales is not None:
+        _put_scales(fmt, result, 0, 0, scales[first:first + n_rows])
+
+
+def _put_routed(cfg, fmt, result: Dispatched, src_rank: int, dst_rank: int, pairs: Routes, values, scales) -> None:
+    src_index = 0 if cfg.skip_a2a else src_rank
+    first_expert = dst_rank * cfg.n_local_experts
+    for local_expert in np.flatnonzero(result.recv_count[:, src_index]).tolist():
+        expert = first_expert + local_expert
+        group = local_expert + cfg.fused_shared_expert
+        row_in_group = int(result.recv_count[local_expert, :src_index].sum())
+        start = int(result.row_offsets[group]) + row_in_group
+        end = start + int(result.recv_count[local_expert, src_index])
+        sent = slice(pairs.offsets[expert], pairs.offsets[expert + 1])
+        token = pairs.token[sent]
+        # mode="clip" lets NumPy write into the output without a buffer; every token is in range.
+        np.take(values, token, axis=0, out=result.output_tokens[start:end], mode="clip")
+        if scales is not None:
+            _put_scales(fmt, result, group, row_in_group, scales[token])
+        result.src_info[start:end, 0] = token
+        result.src_info[start:end, 1] = pairs.slot[sent]
+
+
+def _put_scales(fmt, result: Dispatched, group: int, first: int, scales) -> None:
+    rows = np.arange(first, first + len(scales))
+    row_places, column_places = fmt.scale_layout(result.output_scales.shape, result.row_offsets, result.scales_offset,
+                                                 group, rows)
+    result.output_scales.reshape(-1)[row_places[:, None] + column_places] = scales
+
+
+def _zero_bytes(shape, dtype) -> np.ndarray:
+    # float8_e8m0fnu has no zero, so zeros are bytes; the pages stay untouched until rows are written.
+    dtype = np.dtype(dtype)
+    return np.zeros((*shape[:-1], shape[-1] * dtype.itemsize), np.uint8).view(dtype)
+
+
+def _over_ranks(cfg: EPConfig, name: str, values) -> list:
+    if not isinstance(values, (list, tuple)) or len(values) != cfg.n_ranks:
+        what = f"{len(values)} entries" if isinstance(values, (list, tuple)) else f"type {type(values).__name__}"
+        raise EPValueError(f"{name} has {what} and must be a list over ranks, n_ranks={cfg.n_ranks} entries: the "
+                           "reference computes a world at once")
+    return list(values)
+
+
+def _check_tokens(cfg: EPConfig, tokens, num_tokens: int, rank: int) -> None:
+    name = f"input_tokens of rank {rank}"
+    if not isinstance(tokens, np.ndarray):
+        raise EPValueError(f"{name} is of type {type(tokens).__name__} and must be a NumPy array")
+    if tokens.dtype != bfloat16:
+        raise EPValueError(f"{name} has dtype {tokens.dtype} and must be bfloat16: use .astype(ml_dtypes.bfloat16)")
+    if tokens.shape != (num_tokens, cfg.hidden):
+        raise EPValueError(f"{name} has shape {list(tokens.shape)} and must be [{num_tokens}, hidden={cfg.hidden}], one "
+                           "row for each row of topk_ids")
+
+
+def _input_scales(cfg: EPConfig, input_scale) -> list[np.float32]:
+    if cfg.token_format != "nvfp4":
+        return [np.float32(1)] * cfg.n_ranks
+    if callable(input_scale):
+        input_scale = input_scale(0)
+    per_rank = isinstance(input_scale, (list, tuple))
+    scales = _over_ranks(cfg, "input_scale", input_scale) if per_rank else [input_scale] * cfg.n_ranks
+    return [_input_scale(scale, rank) for rank, scale in enumerate(scales)]
+
+
+def _input_scale(scale, rank: int) -> np.float32:
+    try:
+        value = np.asarray(scale, np.float32)
+    except (TypeError, ValueError):
+        value = np.empty((2,), np.float32)
+    if value.size != 1 or not (np.isfinite(value).all() and (value > 0).all()):
+        raise EPValueError(f"input_scale of rank {rank} is {scale!r} and must be one positive finite float32")
+    return value.reshape(())[()]

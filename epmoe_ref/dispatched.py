@@ -1,0 +1,62 @@
+"""What dispatch gives to one rank, and the segments that its rows consist of."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+
+@dataclass(eq=False)
+class Dispatched:
+    """The tokens that one rank received, grouped for its experts, and what combine needs to send the results back.
+
+    Rows of a group (a local expert; the shared expert, where it is fused, is group 0 before them) are
+    `[row_offsets[group], row_offsets[group + 1])`, ordered by source rank. Inside a segment of one (local expert,
+    source rank) the order is free: kernels claim places by atomics, the reference uses (token, slot) order, and two
+    results are equal if they agree after `canonical`. Padding rows come last in their group.
+
+    output_tokens [rows, ...]: the decoded payloads, in the type and shape of the format. Padding rows: zero here,
+        unspecified on the device, never read.
+    output_scales: scales in the layout of the format, or None.
+    scales_offset: uint32 [groups], or None where the format has none.
+    row_offsets: uint32 [groups + 1]. The reference's arrays have exactly row_offsets[-1] rows.
+    expert_ids: int32 [groups] = 0, 1, ... (group numbers, so the local experts if none is shared).
+    src_info: int32 [rows, 2] = (token, slot) at the source rank; (-1, -1) in shared-expert rows and padding rows.
+    recv_count: int32 [n_local_experts, n_ranks], rows of each segment; [n_local_experts, 1] under skip_a2a.
+    topk_ids: int32 [num_tokens, top_k], this rank's own, as combine uses them.
+    num_tokens: this rank's own tokens.
+    """
+
+    output_tokens: np.ndarray
+    output_scales: np.ndarray | None
+    scales_offset: np.ndarray | None
+    row_offsets: np.ndarray
+    expert_ids: np.ndarray
+    src_info: np.ndarray
+    recv_count: np.ndarray
+    topk_ids: np.ndarray
+    num_tokens: int
+
+
+class Segment(NamedTuple):
+    """The rows [start, end) that hold the pairs of one (local expert, source rank); group is the expert's."""
+
+    local_expert: int
+    src_rank: int
+    group: int
+    start: int
+    end: int
+
+
+def segments(dispatched) -> Iterator[Segment]:
+    """The segments that have rows, in the order of rows. Shared-expert rows and padding rows are in none."""
+    n_local_experts, _ = dispatched.recv_count.shape
+    n_shared = len(dispatched.row_offsets) - 1 - n_local_experts
+    for local_expert, counts in enumerate(np.asarray(dispatched.recv_count).tolist()):
+        group = local_expert + n_shared
+        end = int(dispatched.row_offsets[group])
+        for src_rank, count in enumerate(counts):
+            start, end = end, end + count
+            if count:
+                yield Segment(local_expert, src_rank, group, start, end)
