@@ -1,0 +1,44 @@
+"""The words kernels are written in, and the machine that runs them: one set of names, a GPU and a CPU implementation.
+
+`SIM` says which one this process uses. It is chosen once, here: EPMOE_DEVICE=gpu or sim decides; else
+NUMBA_ENABLE_CUDASIM=1 means the simulator; else the GPU if numba-cuda can be imported and a CUDA device is there; else the
+simulator. With EPMOE_DEVICE=gpu and no GPU, kernels can still be compiled to PTX. The simulator never imports numba.
+
+Words: see epmoe.device.names. Decorators: @device_fn for functions, @kernel(max_threads=...) for entry points with the
+signature (params: u64, num_tokens: i32, my_rank: i32). machine(n_ranks, ...) makes the host's side: buffers, streams,
+launches.
+"""
+import os as _os
+
+from . import names as _names
+
+
+def _simulate():
+    choice = _os.environ.get("EPMOE_DEVICE", "").strip().lower()
+    if choice in ("gpu", "sim"):
+        return choice == "sim"
+    if choice:
+        from epmoe_ref.errors import EPValueError
+        raise EPValueError("EPMOE_DEVICE=%s must be gpu or sim" % choice)
+    if _os.environ.get("NUMBA_ENABLE_CUDASIM", "0").strip() not in ("", "0"):
+        return True
+    from .gpu_present import gpu_present
+    return not gpu_present()
+
+
+SIM = _simulate()
+
+if SIM:
+    from .sim.machine import SimMachine, device_fn, kernel
+    from .sim.words import DTYPES as _DTYPES, WORDS as _WORDS
+    machine = SimMachine
+else:
+    from .gpu_kernel import device_fn, kernel
+    from .gpu_machine import GpuMachine
+    from .gpu_ops import DTYPES as _DTYPES, WORDS as _WORDS
+    machine = GpuMachine
+
+globals().update({name: _WORDS[name] for name in _names.WORDS})
+globals().update({name: _DTYPES[name] for name in _names.DTYPES.split()})
+
+__all__ = ["SIM", "machine", "device_fn", "kernel", *_names.WORDS, *_names.DTYPES.split()]

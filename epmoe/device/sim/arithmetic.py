@@ -1,0 +1,215 @@
+"""Number words: f32 values are np.float32, exactly rounded like the PTX instructions. Arrays broadcast."""
+import math
+import struct
+
+import ml_dtypes
+import numpy as np
+
+F32 = np.float32
+MASK32 = 0xFFFFFFFF
+_NAN = F32(np.nan)
+_pack_f, _pack_i = struct.Struct("<f"), struct.Struct("<I")
+
+
+def u64(x):
+    """x as an unsigned 64-bit integer."""
+    return int(x) & 0xFFFFFFFFFFFFFFFF
+
+
+def u32(x):
+    """x as an unsigned 32-bit integer."""
+    return int(x) & MASK32
+
+
+def i32(x):
+    """x as a signed 32-bit integer."""
+    return (int(x) + 0x80000000 & MASK32) - 0x80000000
+
+
+def f32(x):
+    """x rounded to float32."""
+    return F32(x)
+
+
+def f32_as_u32(x):
+    """The bits of an f32."""
+    return int(F32(x).view(np.uint32))
+
+
+def u32_as_f32(x):
+    """The f32 with these bits."""
+    return np.uint32(x & MASK32).view(F32)
+
+
+def bf16_lo(x):
+    """The bf16 in bits 0..15, as f32."""
+    return np.uint32((x & 0xFFFF) << 16).view(F32)
+
+
+def bf16_hi(x):
+    """The bf16 in bits 16..31, as f32."""
+    return np.uint32(x & 0xFFFF0000).view(F32)
+
+
+def _bf16_bits(x):
+    u = int(F32(x).view(np.uint32))
+    if u & 0x7FFFFFFF > 0x7F800000:
+        return 0x7FFF                               # what cvt.rn.bf16 makes of every NaN
+    return (u + 0x7FFF + (u >> 16 & 1)) >> 16
+
+
+def pack_bf16x2(lo, hi):
+    """Two f32 rounded to bf16 (nearest even); lo in bits 0..15."""
+    return _bf16_bits(hi) << 16 | _bf16_bits(lo)
+
+
+def f16_lo(x):
+    """The f16 in bits 0..15, as f32."""
+    return F32(np.uint16(x & 0xFFFF).view(np.float16))
+
+
+def f16_hi(x):
+    """The f16 in bits 16..31, as f32."""
+    return F32(np.uint16(x >> 16 & 0xFFFF).view(np.float16))
+
+
+def _f16_bits(x):
+    x = F32(x)
+    return 0x7FFF if x != x else int(np.float16(x).view(np.uint16))
+
+
+def pack_f16x2(lo, hi):
+    """Two f32 rounded to f16 (nearest even); lo in bits 0..15."""
+    return _f16_bits(hi) << 16 | _f16_bits(lo)
+
+
+E4M3 = ml_dtypes.float8_e4m3fn
+_E4M3_VALUES = np.arange(256, dtype=np.uint8).view(E4M3).astype(F32)
+
+
+def _e4m3_bits(x):
+    x = F32(x)
+    if x != x:
+        return 0x7F
+    if abs(x) >= 448:                               # satfinite: infinities too
+        return 0xFE if x < 0 else 0x7E
+    return int(np.asarray(x).astype(E4M3).view(np.uint8))
+
+
+def pack_e4m3x2(lo, hi):
+    """Two f32 rounded to e4m3 (nearest even, saturating); lo in bits 0..7, hi in bits 8..15."""
+    return _e4m3_bits(hi) << 8 | _e4m3_bits(lo)
+
+
+def e4m3_lo(x):
+    """The e4m3 in bits 0..7, as f32."""
+    return _E4M3_VALUES[x & 0xFF]
+
+
+def e4m3_hi(x):
+    """The e4m3 in bits 8..15, as f32."""
+    return _E4M3_VALUES[x >> 8 & 0xFF]
+
+
+def mul_rn(a, b):
+    """a * b, rounded once."""
+    return F32(a) * F32(b)
+
+
+def add_rn(a, b):
+    """a + b, rounded once."""
+    return F32(a) + F32(b)
+
+
+def sub_rn(a, b):
+    """a - b, rounded once."""
+    return F32(a) - F32(b)
+
+
+def div_rn(a, b):
+    """a / b, rounded once."""
+    return F32(a) / F32(b)
+
+
+def fma_rn(a, b, c):
+    """a * b + c, rounded once.
+
+    The product of two float32 is exact in float64. Their sum with c is rounded to odd there (the error of the addition
+    says whether it is exact), after which rounding to float32 is as if done once.
+    """
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) or isinstance(c, np.ndarray):
+        return _fma_arrays(np.asarray(a, F32), np.asarray(b, F32), np.asarray(c, F32))
+    p = float(a) * float(b)
+    c = float(c)
+    s = p + c
+    if not math.isfinite(s):
+        return F32(s)
+    z = s - p
+    error = (p - (s - z)) + (c - z)
+    if error:
+        bits = int.from_bytes(struct.pack("<d", s), "little")
+        if not bits & 1:
+            s = math.nextafter(s, math.inf if error > 0 else -math.inf)
+    return F32(s)
+
+
+def _fma_arrays(a, b, c):
+    with np.errstate(all="ignore"):
+        p = a.astype(np.float64) * b.astype(np.float64)
+        c = c.astype(np.float64)
+        s = np.atleast_1d(p + c)
+        z = s - p
+        error = (p - (s - z)) + (c - z)
+        fix = np.isfinite(s) & (error != 0) & (s.view(np.uint64) & 1 == 0)
+        return np.where(fix, np.nextafter(s, np.where(error > 0, np.inf, -np.inf)), s).astype(F32).reshape(np.shape(p + c))
+
+
+def max_f32(a, b):
+    """The larger one; a NaN loses against a number; +0 is larger than -0."""
+    a, b = F32(a), F32(b)
+    if a != a:
+        return b if b == b else _NAN
+    if b != b or a > b:
+        return a
+    return b if a < b or np.signbit(a) else a
+
+
+def min_f32(a, b):
+    """The smaller one; a NaN loses against a number; -0 is smaller than +0."""
+    a, b = F32(a), F32(b)
+    if a != a:
+        return b if b == b else _NAN
+    if b != b or a < b:
+        return a
+    return b if a > b or np.signbit(b) else a
+
+
+def abs_f32(a):
+    """a without its sign."""
+    return abs(F32(a))
+
+
+def exp(a):
+    """e to the power a, within 2 units in the last place; no part of the bit-exact promise."""
+    return F32(np.exp(F32(a)))
+
+
+def ex2_approx(a):
+    """2 to the power a, as ex2.approx.f32 (within 2 units in the last place)."""
+    return F32(np.exp2(F32(a)))
+
+
+def popc(x):
+    """Number of set bits of a u32."""
+    return bin(x & MASK32).count("1")
+
+
+def ffs(x):
+    """Place of the lowest set bit of a u32, counted from 1; 0 if there is none."""
+    x &= MASK32
+    return (x & -x).bit_length()
+
+
+def clz(x):
+    """Number of zero bits above the highest set bit of a u32."""
+    return 32 - (x & MASK32).bit_length()

@@ -1,0 +1,246 @@
+"""Hopper words: mbarriers, bulk copies between shared and global memory, programmatic launch.
+
+A bulk copy is done by nobody's thread: it is queued, and the scheduler performs it in two steps (read all, write all) at
+some later time, at the latest when somebody waits for it. So code that does not wait sees old bytes here as well.
+"""
+import ctypes
+import sys
+
+from greenlet import getcurrent
+
+from epmoe_ref.errors import EPError
+
+from .ops import span_of, word
+from .scheduler import NOW
+from .shared import shared_span
+from .threads import call_chain
+from .warp import meet
+
+
+class Mbarrier:
+    """An mbarrier: `pending` arrivals and `tx` bytes are missing until the phase ends."""
+
+    __slots__ = ("count", "pending", "tx", "phase", "address")
+
+    def __init__(self, count, address):
+        self.count = self.pending = count
+        self.tx = self.phase = 0
+        self.address = address
+
+    def settle(self):
+        if self.pending == 0 and self.tx == 0:
+            self.phase += 1
+            self.pending = self.count
+            if self.address >> 4 in NOW.watchers:
+                NOW.written(self.address >> 4)
+            return True
+        return False
+
+
+class Copy:
+    """A bulk copy on its way."""
+
+    __slots__ = ("source", "target", "nbytes", "target_span", "mbarrier", "data", "done", "thread", "ticket")
+
+    def __init__(self, thread, source, target, nbytes, target_span, mbarrier=None, ticket=None):
+        self.thread, self.source, self.target, self.nbytes, self.target_span = thread, source, target, nbytes, target_span
+        self.mbarrier, self.ticket = mbarrier, ticket
+        self.data = None
+        self.done = False
+
+    def read(self):
+        if self.data is None:
+            self.data = ctypes.string_at(self.source, self.nbytes)
+
+    def perform(self):
+        """The next step: read, or write and say so."""
+        if self.done:
+            return
+        if self.data is None:
+            self.read()
+            NOW.copies.append(self)
+            return
+        ctypes.memmove(self.target, self.data, self.nbytes)
+        self.done = True
+        watchers = NOW.watchers
+        if watchers:
+            for granule in [g for g in watchers if self.target >> 4 <= g < self.target + self.nbytes + 15 >> 4]:
+                NOW.written(granule)
+        if self.mbarrier is not None:
+            if NOW.detector is not None:
+                NOW.detector.copy_landed(self.mbarrier, self.ticket)
+            self.mbarrier.tx -= self.nbytes
+            if self.mbarrier.settle() and NOW.detector is not None:
+                NOW.detector.phase_ends(self.mbarrier)
+
+    def finish(self):
+        while not self.done:
+            self.perform()
+
+
+def _step():
+    NOW.fuel -= 1
+    if NOW.fuel < 0:
+        NOW.preempt()
+    return getcurrent()
+
+
+def _fault(t, text):
+    raise EPError("%s at %s: %s" % (t.name(), " < ".join(call_chain(sys._getframe(1))), text))
+
+
+def _mbarrier(t, address, name):
+    real, span = shared_span(address, 8, name)
+    found = t.block.mbarriers.get(real)
+    if found is None:
+        _fault(t, "%s on shared address %d, where mbar_init has not made an mbarrier" % (name, address))
+    return found
+
+
+@word
+def mbar_init(mbar, count):
+    """Make an mbarrier at a shared-window address (8 bytes, aligned) that takes `count` arrivals a phase."""
+    t = _step()
+    real, span = shared_span(mbar, 8, "mbar_init")
+    if NOW.detector is not None:
+        NOW.detector.plain(t.actor, real, 8, True, "mbar_init", sys._getframe(1), span)
+    t.block.mbarriers[real] = Mbarrier(int(count), real)
+
+
+def _arrive(t, bar, nbytes, name, frame):
+    if bar.pending == 0:
+        _fault(t, "%s: one arrival too many in this phase (the mbarrier was made for %d)" % (name, bar.count))
+    if NOW.detector is not None:
+        NOW.detector.arrives(t.actor, bar, name, frame)
+    bar.tx += nbytes
+    bar.pending -= 1
+    if bar.settle() and NOW.detector is not None:
+        NOW.detector.phase_ends(bar)
+
+
+@word
+def mbar_expect_tx(mbar, nbytes):
+    """Arrive, and let the phase last until so many bytes more have been copied."""
+    t = _step()
+    _arrive(t, _mbarrier(t, mbar, "mbar_expect_tx"), int(nbytes), "mbar_expect_tx", sys._getframe(1))
+
+
+@word
+def mbar_arrive(mbar):
+    """Arrive (release, scope cta)."""
+    t = _step()
+    _arrive(t, _mbarrier(t, mbar, "mbar_arrive"), 0, "mbar_arrive", sys._getframe(1))
+
+
+@word
+def mbar_try_wait(mbar, parity):
+    """1 if the phase of this parity has ended (acquire, scope cta), else 0, perhaps after a while."""
+    t = _step()
+    bar = _mbarrier(t, mbar, "mbar_try_wait")
+    if bar.phase & 1 != parity & 1:
+        if NOW.detector is not None:
+            NOW.detector.sees_phase(t.actor, bar)
+        return 1
+    time = t.operations + NOW.mark - NOW.fuel
+    if t.polled and time - t.poll_time > 1:
+        t.polled.clear()
+    t.poll_time = time
+    if t.polled.get(bar.address) == bar.phase:
+        t.waits_for = "mbar_try_wait"
+        NOW.spin(t)
+        t.waits_for = None
+        t.poll_time = t.operations
+    else:
+        t.polled[bar.address] = bar.phase
+    return 0
+
+
+def _check_bulk(t, name, nbytes):
+    if nbytes <= 0 or nbytes % 16:
+        _fault(t, "%s of %d bytes: the size must be a positive multiple of 16" % (name, nbytes))
+
+
+@word
+def bulk_load(shared_dst, src, nbytes, mbar):
+    """Copy nbytes (multiple of 16) from global memory to a shared-window address; the mbarrier counts the bytes."""
+    t = _step()
+    nbytes = int(nbytes)
+    _check_bulk(t, "bulk_load", nbytes)
+    bar = _mbarrier(t, mbar, "bulk_load")
+    span = span_of(src, nbytes, "bulk_load", 16)
+    real, shared = shared_span(shared_dst, nbytes, "bulk_load", 16)
+    ticket = None
+    if NOW.detector is not None:
+        ticket = NOW.detector.bulk_load(t.actor, real, src, nbytes, shared, span, sys._getframe(1))
+    NOW.copies.append(Copy(t, src, real, nbytes, shared, bar, ticket))
+
+
+@word
+def bulk_store(dst, shared_src, nbytes):
+    """Copy nbytes (multiple of 16) from a shared-window address to global memory, in the thread's current bulk group."""
+    t = _step()
+    nbytes = int(nbytes)
+    _check_bulk(t, "bulk_store", nbytes)
+    span = span_of(dst, nbytes, "bulk_store", 16, write=True)
+    real, shared = shared_span(shared_src, nbytes, "bulk_store", 16)
+    if NOW.detector is not None:
+        NOW.detector.bulk_store(t.actor, real, dst, nbytes, shared, span, sys._getframe(1))
+    copy = Copy(t, real, dst, nbytes, span)
+    t.open_copies.append(copy)
+    NOW.copies.append(copy)
+
+
+@word
+def bulk_commit():
+    """Close the thread's current group of bulk stores."""
+    t = _step()
+    t.copies.extend(t.open_copies)
+    t.open_copies = []
+
+
+@word
+def bulk_wait():
+    """Wait until all closed groups of this thread are done: what they wrote may be signalled now."""
+    t = _step()
+    for copy in t.copies:
+        copy.finish()
+    t.copies = []
+    if NOW.detector is not None:
+        NOW.detector.bulk_wait(t.actor, True)
+
+
+@word
+def bulk_wait_read():
+    """Wait until all closed groups of this thread have read their source: shared memory may be written again."""
+    t = _step()
+    for copy in t.copies:
+        copy.read()
+    if NOW.detector is not None:
+        NOW.detector.bulk_wait(t.actor, False)
+
+
+@word
+def fence_proxy_async():
+    """Let bulk copies issued after it (by whoever is ordered behind this thread) see ordinary accesses before it."""
+    t = _step()
+    if NOW.detector is not None:
+        NOW.detector.fence_proxy(t.actor)
+
+
+@word
+def elect_one():
+    """1 in one lane of the warp (here the lowest), 0 in the others; all lanes meet."""
+    t, vals = meet("elect_one", True)
+    return 1 if vals.index(True) == t.lane else 0
+
+
+@word
+def griddep_wait():
+    """Programmatic launch: wait until the launch before this one has ended. Streams here never overlap launches."""
+    _step()
+
+
+@word
+def griddep_launch():
+    """Programmatic launch: the next launch may begin. Streams here never overlap launches."""
+    _step()

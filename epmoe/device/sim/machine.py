@@ -1,0 +1,233 @@
+"""SimMachine: the host side of the simulator. Buffers, streams, launches, and when they run."""
+import contextlib
+import os
+import random
+
+import numpy as np
+
+from epmoe_ref.errors import EPValueError
+
+from .memory import MEMORY, POISON, Span, aligned_bytes
+from .run import SHARED_PER_BLOCK, Run, resident_blocks
+from .threads import Launch
+
+
+class Kernel:
+    """An entry point of the device: what @kernel makes. `fn` is the plain function."""
+
+    def __init__(self, fn, max_threads):
+        self.fn, self.name, self.max_threads = fn, fn.__name__, max_threads
+        self.__doc__ = fn.__doc__
+
+    def __repr__(self):
+        return "<kernel %s>" % self.name
+
+    def max_resident_blocks(self, n_threads, shared_bytes=0, n_sms=8):
+        """How many blocks of n_threads can be on the simulated processors of one rank at once."""
+        return resident_blocks(n_threads, shared_bytes, n_sms)
+
+
+def kernel(fn=None, *, max_threads=1024):
+    """Decorator for entry points: fn(params: u64, num_tokens: i32, my_rank: i32)."""
+    if fn is None:
+        return lambda f: Kernel(f, max_threads)
+    return Kernel(fn, max_threads)
+
+
+def device_fn(fn):
+    """Decorator for functions that kernels call; in the simulator they are what they are."""
+    return fn
+
+
+class Buffer:
+    """Memory of a rank: 256-byte aligned, its contents unspecified (0xA5 here) until written."""
+
+    def __init__(self, machine, nbytes, name, rank, regions):
+        self.machine, self.nbytes, self.name, self.rank = machine, int(nbytes), name, rank
+        self._data = aligned_bytes(max(self.nbytes, 1))[:self.nbytes]
+        self._data[:] = POISON
+        self.address = self._data.ctypes.data
+        self._span = MEMORY.add(Span(self.address, self.nbytes, name, rank, regions=regions, keep=self._data))
+
+    def _slice(self, offset, nbytes):
+        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
+            raise EPValueError("bytes %d to %d of %s, which has %d bytes" % (offset, offset + nbytes, self.name, self.nbytes))
+        return self._data[offset:offset + nbytes]
+
+    def write(self, array, offset=0):
+        """Copy an array into the buffer, from byte `offset` on."""
+        source = np.ascontiguousarray(array)
+        raw = source.reshape(-1).view(np.uint8)
+        self.machine.host_access(self._span, self.address + offset, raw.size, True)
+        self._slice(offset, raw.size)[:] = raw
+
+    def read(self, dtype, shape, offset=0):
+        """A copy of part of the buffer as an array, after all launches have ended."""
+        self.machine.synchronize()
+        return self.array(dtype, shape, offset).copy()
+
+    def fill(self, byte, offset=0, nbytes=None):
+        """Set bytes to one value."""
+        nbytes = self.nbytes - offset if nbytes is None else nbytes
+        self.machine.host_access(self._span, self.address + offset, nbytes, True)
+        self._slice(offset, nbytes)[:] = byte
+
+    def array(self, dtype, shape, offset=0):
+        """A NumPy view of part of the buffer."""
+        dtype = np.dtype(dtype)
+        shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+        count = int(np.prod(shape, dtype=np.int64))
+        return self._slice(offset, count * dtype.itemsize).view(dtype).reshape(shape)
+
+    def free(self):
+        """Give the memory back; kernels that still touch it are told so."""
+        if self._span is not None:
+            MEMORY.remove(self._span)
+            self._span = self._data = None
+
+
+class Stream:
+    """Launches of one rank that run one after another."""
+
+    def __init__(self, machine, rank):
+        self.machine, self.rank = machine, rank
+        self.queue = []
+
+    def synchronize(self):
+        """Run everything that is queued."""
+        self.machine.synchronize()
+
+
+class SimMachine:
+    """A simulated machine with n_ranks virtual ranks (or, with `rank`, this process's part of one).
+
+    seed: None for plain round-robin, an integer for a random schedule that replays exactly; left out, EPMOE_SEED or 0.
+    racecheck: with the race detector; left out, EPMOE_RACECHECK. stale: strong loads may return older permitted values.
+    n_sms: multiprocessors a rank. resident_limit: at most so many blocks of a rank at once, grids beyond it are not
+    refused but wait (to see what happens then). expire_waits: when every thread waits, let time pass until the kernels'
+    own timeouts fire, rather than report a deadlock. stop_at_first_race: else `races` collects them.
+    """
+
+    is_simulator = True
+
+    def __init__(self, n_ranks, *, rank=None, seed=..., racecheck=None, stale=False, n_sms=None, resident_limit=None,
+                 expire_waits=False, stop_at_first_race=True):
+        self.n_ranks, self.rank = n_ranks, rank
+        if seed is ...:
+            text = os.environ.get("EPMOE_SEED", "0").strip()
+            seed = None if text.lower() == "none" else int(text)
+        self.seed = seed
+        self.random = None if seed is None else random.Random(seed)
+        self.racecheck = os.environ.get("EPMOE_RACECHECK", "0") not in ("", "0") if racecheck is None else bool(racecheck)
+        self.stale = stale
+        self.n_sms = 8 if n_sms is None else int(n_sms)
+        self.resident_limit, self.expire_waits, self.stop_at_first_race = resident_limit, expire_waits, stop_at_first_race
+        self.races = []
+        self.streams = []
+        self.held = 0
+        self.count = 0                  # launches so far
+        self.steps = 0                  # operations so far
+        self.elapsed_ns = 0
+        self.real_time = None
+        self._adopted = {}
+
+    def describe(self):
+        """One line about the machine."""
+        return "simulator, %s%s" % ("round-robin schedule" if self.seed is None else "seed %d" % self.seed,
+                                    ", race detector" if self.racecheck else "")
+
+    # ------------------------------------------------------------------ memory
+    def alloc(self, nbytes, name, rank=0, *, regions=None):
+        """A new Buffer. regions: (name, offset, shape, dtype, index names) of its parts, for reports."""
+        return Buffer(self, nbytes, name, rank, regions)
+
+    def adopt(self, array, name, rank=0, *, regions=None):
+        """Let kernels touch an array of the caller, in place; returns its address. release(address) ends it."""
+        if not array.flags.c_contiguous:
+            raise EPValueError("%s is not C-contiguous (strides %s); make it so with np.ascontiguousarray"
+                               % (name, array.strides))
+        address, nbytes = array.ctypes.data, array.nbytes
+        if not nbytes:
+            return address
+        known = self._adopted.get(address)
+        if known is not None and known.high - known.low == nbytes:
+            known.users += 1
+        else:
+            if known is not None:
+                raise EPValueError("%s begins where %s does, which is in use with another size" % (name, known.name))
+            self._adopted[address] = MEMORY.add(Span(address, nbytes, name, rank, readonly=not array.flags.writeable,
+                                                     regions=regions, keep=array))
+        return address
+
+    def release(self, address):
+        """End one adopt()."""
+        span = self._adopted.get(address)
+        if span is None:
+            return
+        span.users -= 1
+        if not span.users:
+            del self._adopted[address]
+            MEMORY.remove(span)
+
+    def host_access(self, span, address, nbytes, write):
+        """The host touches memory; while launches are in flight that may be a race."""
+        if self.racecheck and self.in_flight():
+            span.host_accesses.append((address, address + nbytes, write, self.count))
+
+    # ------------------------------------------------------------------ launches
+    def stream(self, rank=0):
+        """A new stream of this rank."""
+        s = Stream(self, rank)
+        self.streams.append(s)
+        return s
+
+    def capacity(self, threads, shared_bytes=0):
+        """How many blocks of this size one rank holds at once."""
+        n = resident_blocks(threads, shared_bytes, self.n_sms)
+        return n if self.resident_limit is None else min(n, self.resident_limit)
+
+    def max_resident_blocks(self, kernel, threads, shared_bytes=0):
+        """How many blocks of this kernel one rank holds at once."""
+        return resident_blocks(threads, shared_bytes, self.n_sms)
+
+    def launch(self, kernel, grid, block, args, *, stream, shared_bytes=0):
+        """Queue a launch of grid blocks of `block` threads; it runs with all others at synchronize()."""
+        grid, block = int(grid), int(block)
+        if not 1 <= block <= kernel.max_threads:
+            raise EPValueError("block=%d threads: %s takes 1 to %d" % (block, kernel.name, kernel.max_threads))
+        if grid < 1:
+            raise EPValueError("grid=%d blocks of %s: at least 1 is needed" % (grid, kernel.name))
+        if shared_bytes > SHARED_PER_BLOCK:
+            raise EPValueError("shared_bytes=%d of %s: a block has at most %d" % (shared_bytes, kernel.name, SHARED_PER_BLOCK))
+        limit = resident_blocks(block, shared_bytes, self.n_sms)
+        if grid > limit:
+            raise EPValueError("grid=%d blocks of %d threads of %s cannot be resident at once: %d multiprocessors hold %d; "
+                               "blocks wait for each other, so take a smaller grid" % (grid, block, kernel.name, self.n_sms, limit))
+        self.count += 1
+        stream.queue.append(Launch(self.count, kernel, grid, block, tuple(args), stream, shared_bytes))
+
+    def in_flight(self):
+        return any(s.queue for s in self.streams)
+
+    def synchronize(self):
+        """Run all queued launches to their end."""
+        if not self.in_flight():
+            return
+        streams = [s.queue for s in self.streams if s.queue]
+        for s in self.streams:
+            s.queue = []
+        Run(self, streams).go()
+
+    @contextlib.contextmanager
+    def hold(self):
+        """Launches inside run together when the outermost block ends."""
+        self.held += 1
+        try:
+            yield self
+        finally:
+            self.held -= 1
+        if not self.held:
+            self.synchronize()
+
+    def new_detector(self, streams):
+        return None

@@ -1,0 +1,139 @@
+"""What the simulator knows about memory: which addresses belong to whom, under which name.
+
+Addresses are real ones, so arrays of the caller and windows shared between processes need no copy. Each access is
+looked up here; what lies outside every buffer, or is not aligned to its size, is an error with a name and an index.
+"""
+import ctypes
+from bisect import bisect_right
+from collections import deque
+
+import numpy as np
+
+from epmoe_ref.errors import OutOfBoundsError
+
+POISON = 0xA5
+
+
+def aligned_bytes(nbytes, alignment=256):
+    """uint8 array [nbytes] whose first byte lies on a multiple of `alignment`; it keeps the raw allocation alive."""
+    raw = np.empty(nbytes + alignment, np.uint8)
+    start = -raw.ctypes.data % alignment
+    return raw[start:start + nbytes]
+
+
+class Span:
+    """A run of bytes that kernels may touch, with views of every width for fast access by index.
+
+    `low <= address < high`. The views start at `origin`, the next multiple of 16 at or below low, so that
+    (address - origin) divided by a size is an index for every aligned address.
+    """
+
+    __slots__ = ("low", "high", "origin", "name", "rank", "readonly", "regions", "users", "keep", "host_accesses",
+                 "bytes", "u8", "u16", "i32", "u32", "u64", "f32")
+
+    def __init__(self, address, nbytes, name, rank, *, readonly=False, regions=None, keep=None):
+        self.low, self.high, self.name, self.rank, self.readonly = address, address + nbytes, name, rank, readonly
+        self.regions = sorted((Region(*r) for r in regions), key=lambda r: r.offset) if regions else []
+        self.users, self.keep = 1, keep
+        self.host_accesses = []                     # what the host did while launches were in flight (race detector)
+        self.origin = address & ~15
+        length = (self.high - self.origin + 15) & ~15
+        self.bytes = np.frombuffer((ctypes.c_uint8 * length).from_address(self.origin), np.uint8)
+        view = memoryview(self.bytes)
+        self.u8, self.u16, self.i32, self.u32, self.u64 = view, view.cast("H"), view.cast("i"), view.cast("I"), view.cast("Q")
+        self.f32 = self.bytes.view(np.float32)
+
+    def owner(self):
+        return "" if self.rank is None else " of rank %d" % self.rank
+
+    def describe(self, address):
+        """The place in the layout's words: "recv_count[local_expert 2, src_rank 1] of rank 0"."""
+        offset = address - self.low
+        index = bisect_right([r.offset for r in self.regions], offset) - 1
+        if index >= 0:
+            place = self.regions[index].describe(offset)
+            if place:
+                return place + self.owner()
+        return "%s + %d bytes%s" % (self.name, offset, self.owner())
+
+
+class Region:
+    """A named part of a span: `shape` of `dtype` at byte `offset`; `indices` names the axes for reports."""
+
+    __slots__ = ("name", "offset", "shape", "dtype", "indices", "nbytes")
+
+    def __init__(self, name, offset, shape, dtype, indices=()):
+        self.name, self.offset, self.dtype, self.indices = name, int(offset), np.dtype(dtype), tuple(indices)
+        self.shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
+        self.nbytes = int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    def describe(self, offset):
+        """Name and index of the element at this byte offset of the span; None if it lies behind the region."""
+        inside = offset - self.offset
+        if inside >= self.nbytes:
+            return None
+        element, rest = divmod(inside, self.dtype.itemsize)
+        index = [int(i) for i in np.unravel_index(element, self.shape)] if self.shape else []
+        words = ["%s %d" % (self.indices[n], i) if n < len(self.indices) else str(i) for n, i in enumerate(index)]
+        return "%s[%s]%s" % (self.name, ", ".join(words), " byte %d" % rest if rest else "")
+
+
+class Memory:
+    """All spans of this process, sorted by address."""
+
+    def __init__(self):
+        self.starts, self.spans = [], []
+        self.freed = deque(maxlen=64)
+
+    def add(self, span):
+        if span.low == span.high:
+            return span
+        i = bisect_right(self.starts, span.low)
+        self.starts.insert(i, span.low)
+        self.spans.insert(i, span)
+        return span
+
+    def remove(self, span):
+        for i, s in enumerate(self.spans):
+            if s is span:
+                del self.starts[i], self.spans[i]
+                self.freed.append((span.low, span.high, span.name + span.owner()))
+                return
+
+    def find(self, address, nbytes=1):
+        """The span that holds all these bytes, or None. (Spans may overlap: two views of one array of the caller.)"""
+        i = bisect_right(self.starts, address) - 1
+        if i >= 0 and address + nbytes <= self.spans[i].high:
+            return self.spans[i]
+        return next((s for s in self.spans if s.low <= address and address + nbytes <= s.high), None)
+
+    def describe(self, address):
+        span = self.find(address)
+        return span.describe(address) if span else "address %#x" % address
+
+    def complaint(self, address, nbytes, alignment):
+        """Why these bytes must not be touched, or None if they may."""
+        if address % alignment:
+            return "%s is not %d-byte aligned (address %#x)" % (self.describe(address), alignment, address)
+        if self.find(address, nbytes):
+            return None
+        for low, high, name in self.freed:
+            if low <= address < high:
+                return "%s was freed (byte %d of it)" % (name, address - low)
+        i = bisect_right(self.starts, address) - 1
+        near = []
+        if i >= 0:
+            s = self.spans[i]
+            near.append("%d bytes after the start of %s%s, which has %d bytes"
+                        % (address - s.low, s.name, s.owner(), s.high - s.low))
+        if i + 1 < len(self.spans):
+            s = self.spans[i + 1]
+            near.append("%d bytes before %s%s" % (s.low - address, s.name, s.owner()))
+        return "address %#x is outside every buffer: %s" % (address, " and ".join(near) or "there are none")
+
+
+MEMORY = Memory()
+
+
+def out_of_bounds(what, where, complaint):
+    return OutOfBoundsError("%s of %s: %s" % (what, where, complaint))

@@ -1,0 +1,188 @@
+"""Who runs next: one scheduler for every thread of every block of every virtual rank.
+
+A thread is a greenlet. It runs until it waits (barrier, warp operation, a word that others must write) or until its
+quantum of operations is used up; then it picks its successor and switches to it directly. All choices come from one
+random.Random and never from time or addresses, so a seed replays exactly.
+
+Spins. A thread that loads the same word with the same value twice, with nothing but strong loads and clock reads
+between, can only go on when somebody writes one of the words it looked at: it is parked until then. That makes waiting
+cheap, and a hang a proof: nobody is ready, and no parked thread moves when it is given another look.
+"""
+from math import log
+from threading import get_ident
+
+import greenlet
+
+from epmoe_ref.errors import DeadlockError
+
+STEP_NS = 100                  # simulated nanoseconds per operation
+LOOKS_BEFORE_HANG = 64         # how often parked threads may look again before a hang is declared
+QUIET_OPERATIONS = 1_000_000   # so many operations without any barrier, wake-up or thread's end are a hang too
+FIFO_QUANTUM = 256
+
+
+class Scheduler:
+    """The state of the run in progress. There is one object for the process (`NOW`): operations look at it each time."""
+
+    __slots__ = ("fuel", "mark", "quantum", "spent", "extra_ns", "ready", "live", "hub", "random", "preemption", "watchers",
+                 "spinners", "looks", "quiet_since", "expire_waits", "detector", "pool", "pool_owner", "run", "real_time",
+                 "copies")
+
+    def __init__(self):
+        self.hub = None
+        self.live = 0
+        self.fuel = self.mark = self.quantum = self.spent = self.extra_ns = 0
+        self.detector = None
+        self.pool, self.pool_owner = [], None
+        self.real_time = None
+        self.watchers = {}
+        self.copies = []
+
+    def begin(self, rng, run, *, detector, expire_waits, start_ns=0, real_time=None):
+        """Start a run. rng: random.Random or None (plain round-robin); run.ended(thread) is told of every thread's end."""
+        self.hub = greenlet.getcurrent()
+        self.random = rng
+        self.preemption = rng.choice((0.0, 0.02, 0.1, 0.3)) if rng else 0.0
+        self.ready = []
+        self.live = 0
+        self.watchers = {}                      # 16-byte granule -> threads parked until it is written
+        self.spinners = {}                      # parked threads, in the order they parked
+        self.copies = []                        # bulk copies that have been issued and not been done
+        self.looks = 0
+        self.detector = detector
+        self.expire_waits = expire_waits
+        self.run = run
+        self.real_time = real_time
+        self.fuel = self.quantum                # nothing of the last run's quantum counts
+        self.spent = self.quiet_since = 0
+        self.extra_ns = start_ns
+        if self.pool_owner != get_ident():      # greenlets cannot change their operating system thread
+            self.pool, self.pool_owner = [], get_ident()
+        self.refuel()
+
+    # ------------------------------------------------------------------ time
+    def refuel(self):
+        self.spent += self.quantum - self.fuel
+        if self.preemption:
+            self.quantum = 1 + int(log(1.0 - self.random.random()) / log(1.0 - self.preemption))
+        else:
+            self.quantum = FIFO_QUANTUM
+        self.fuel = self.mark = self.quantum
+
+    @property
+    def steps(self):
+        """Operations done in this run."""
+        return self.spent + self.quantum - self.fuel
+
+    def nanoseconds(self):
+        if self.real_time:
+            return self.real_time()
+        return self.steps * STEP_NS + self.extra_ns
+
+    # ------------------------------------------------------------------ switching
+    def preempt(self):
+        """The quantum is used up: let somebody else run."""
+        t = greenlet.getcurrent()
+        t.operations += self.mark - self.fuel
+        self.refuel()
+        if self.spent - self.quiet_since > QUIET_OPERATIONS:
+            self.hang("%d operations without a barrier, a wake-up or a thread's end" % QUIET_OPERATIONS)
+        if not self.ready and not self.copies:
+            return
+        self.ready.append(t)
+        nxt = self.pick()
+        if nxt is not t:
+            nxt.switch()
+        self.mark = self.fuel
+
+    def park(self, t):
+        """The current thread t has said who may wake it; returns when it runs again."""
+        t.operations += self.mark - self.fuel
+        nxt = self.pick()
+        if nxt is not t:
+            nxt.switch()
+        self.mark = self.fuel
+
+    def pick(self):
+        """Take the next thread out of the ready ones."""
+        ready = self.ready
+        rng = self.random
+        if self.copies and (not ready or rng and rng.random() < 0.2):
+            self.do_copy()
+        while not ready:
+            self.idle()
+        if rng is None:
+            return ready.pop(0)
+        draw = rng.random
+        n = len(ready)
+        i = int(draw() * n)
+        t = ready[i]
+        tries = 0
+        while t.block.speed < 1 and draw() > t.block.speed and tries < 64:
+            tries += 1
+            i = int(draw() * n)
+            t = ready[i]
+        ready[i] = ready[-1]
+        ready.pop()
+        return t
+
+    def do_copy(self):
+        copies = self.copies
+        copies.pop(int(self.random.random() * len(copies)) if self.random else 0).perform()
+
+    # ------------------------------------------------------------------ waiting for a word
+    def spin(self, t):
+        """Park t until one of the words in t.polled is written."""
+        watchers = self.watchers
+        for address in t.polled:
+            watchers.setdefault(address >> 4, []).append(t)
+        self.spinners[t] = None
+        self.park(t)
+
+    def written(self, granule):
+        """Somebody wrote a granule that threads are parked on."""
+        self.looks = 0
+        self.quiet_since = self.steps
+        for t in list(self.watchers[granule]):
+            self.unpark(t)
+
+    def unpark(self, t):
+        if t not in self.spinners:
+            return
+        del self.spinners[t]
+        for address in t.polled:
+            waiting = self.watchers.get(address >> 4)
+            if waiting and t in waiting:
+                waiting.remove(t)
+                if not waiting:
+                    del self.watchers[address >> 4]
+        t.polled.clear()
+        self.ready.append(t)
+
+    def progress(self):
+        self.looks = 0
+        self.quiet_since = self.steps
+
+    def idle(self):
+        """Nobody is ready: finish a copy, else let the spinning threads look again, else it is a hang."""
+        if self.copies:
+            self.do_copy()
+            return
+        self.looks += 1
+        if not self.spinners or self.looks > LOOKS_BEFORE_HANG and not self.real_time:
+            if self.expire_waits and self.spinners and self.extra_ns < 10**15:
+                self.extra_ns = max(10**6, self.extra_ns * 4)
+                self.looks = 0
+            else:
+                self.hang("every thread waits")
+        if self.real_time:
+            self.real_time.let_others_run()
+        for t in list(self.spinners):
+            self.unpark(t)
+
+    def hang(self, why):
+        from .hang_report import text
+        raise DeadlockError(text(why, self))
+
+
+NOW = Scheduler()

@@ -1,0 +1,176 @@
+"""Shared memory: arrays of a block, and words that take shared-window addresses."""
+import sys
+
+import numpy as np
+from greenlet import getcurrent
+
+from .memory import out_of_bounds
+from .ops import WRAP, WIDTHS, SCOPES, word, _read4, _write4, MASK32
+from .scheduler import NOW
+from .threads import call_chain
+
+int32, uint32, uint64, float32, uint8 = (np.dtype(n) for n in "int32 uint32 uint64 float32 uint8".split())
+VIEWS = {int32: "i32", uint32: "u32", uint64: "u64", float32: "f32", uint8: "u8"}
+
+
+class SharedArray:
+    """A static array in shared memory, as kernels index it."""
+
+    __slots__ = ("span", "window", "shape", "size", "view", "item", "wrap", "name")
+
+    def __init__(self, span, window, shape, dtype):
+        self.span, self.window, self.shape = span, window, shape
+        self.size = int(np.prod(shape))
+        self.item = dtype.itemsize
+        self.view = getattr(span, VIEWS[dtype])
+        self.wrap = WRAP[VIEWS[dtype]]
+
+    def _place(self, index, write, name):
+        NOW.fuel -= 1
+        if NOW.fuel < 0:
+            NOW.preempt()
+        shape = self.shape
+        if len(shape) == 1:
+            k = index
+            inside = 0 <= k < shape[0]
+        else:
+            k, inside = 0, len(index) == len(shape)
+            for i, n in zip(index, shape):
+                k = k * n + i
+                inside = inside and 0 <= i < n
+        if not inside:
+            t = getcurrent()
+            raise out_of_bounds("index %s" % (index,), "%s at %s" % (t.name(), " < ".join(call_chain(sys._getframe()))),
+                                "%s has shape %s" % (self.span.name, shape))
+        if NOW.detector is not None:
+            NOW.detector.plain(getcurrent().actor, self.span.low + k * self.item, self.item, write, name, sys._getframe(2),
+                               self.span)
+        return k
+
+    def __getitem__(self, index):
+        return self.view[self._place(index, False, "shared array []")]
+
+    def __setitem__(self, index, v):
+        k = self._place(index, True, "shared array []=")
+        self.view[k] = self.wrap(v)
+
+
+@word
+def shared_array(shape, dtype):
+    """A static array of the block; shape (int or tuple) is a constant, dtype int32, uint32, uint64, float32 or uint8."""
+    block = getcurrent().block
+    frame = sys._getframe(1)
+    site = (frame.f_code, frame.f_lasti)
+    array = block.shared.get(site)
+    if array is None:
+        dtype = np.dtype(dtype)
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        nbytes = int(np.prod(shape)) * dtype.itemsize
+        window = (block.shared_top + 127) & ~127
+        block.shared_top = window + nbytes
+        name = "shared array of %s:%d" % (frame.f_code.co_filename.rpartition("/")[2], frame.f_lineno)
+        span = block.new_span(nbytes, name, window, [(name, 0, shape, dtype, ())])
+        array = block.shared[site] = SharedArray(span, window, shape, dtype)
+    return array
+
+
+@word
+def shared_addr(array):
+    """Shared-window address (u32) of an array's first element."""
+    return array.window
+
+
+@word
+def dynamic_shared():
+    """Shared-window address (u32) of the launch's dynamic shared memory, 128-byte aligned."""
+    return getcurrent().block.dynamic_window
+
+
+@word
+def shared_add_i32(array, i, v):
+    """Add to an element of a shared int32 array, relaxed, scope cta; returns the old value."""
+    NOW.fuel -= 1
+    if NOW.fuel < 0:
+        NOW.preempt()
+    if not 0 <= i < array.size:
+        t = getcurrent()
+        raise out_of_bounds("shared_add_i32 at index %d" % i, "%s at %s" % (t.name(), " < ".join(call_chain(sys._getframe()))),
+                            "%s has %d elements" % (array.span.name, array.size))
+    old = array.view[i]
+    new = array.wrap(old + v)
+    if NOW.detector is not None:
+        NOW.detector.strong(getcurrent().actor, array.span.low + 4 * i, 4, True, True, SCOPES["cta"], False, False,
+                            "shared_add_i32", sys._getframe(1), array.span, old, new)
+    array.view[i] = new
+    return old
+
+
+def shared_span(window_address, nbytes, name, alignment=None):
+    """(real address, span) of bytes at a shared-window address of the current block, or an error that names the line."""
+    t = getcurrent()
+    found = t.block.locate(window_address, nbytes)
+    if found is None or window_address % (alignment or nbytes):
+        pieces = ", ".join("%d to %d: %s" % (w, w + s.high - s.low, s.name) for w, s in t.block.spans) or "none"
+        raise out_of_bounds("%s (%d bytes)" % (name, nbytes), "%s at %s" % (t.name(), " < ".join(call_chain(sys._getframe()))),
+                            "shared address %d is not %d-byte aligned inside one piece of shared memory (%s)"
+                            % (window_address, alignment or nbytes, pieces))
+    return found
+
+
+def _shared_load(ty):
+    name, n, view = "shared_load_" + ty, WIDTHS[ty], ty
+
+    def load(address):
+        NOW.fuel -= 1
+        if NOW.fuel < 0:
+            NOW.preempt()
+        real, span = shared_span(address, n, name)
+        if NOW.detector is not None:
+            NOW.detector.plain(getcurrent().actor, real, n, False, name, sys._getframe(1), span)
+        return getattr(span, view)[(real - span.origin) // n]
+    return word(load, name, "The %s at a shared-window address." % ty)
+
+
+def _shared_store(ty):
+    name, n, view, wrap = "shared_store_" + ty, WIDTHS[ty], ty, WRAP[ty]
+
+    def store(address, v):
+        NOW.fuel -= 1
+        if NOW.fuel < 0:
+            NOW.preempt()
+        real, span = shared_span(address, n, name)
+        if NOW.detector is not None:
+            NOW.detector.plain(getcurrent().actor, real, n, True, name, sys._getframe(1), span)
+        getattr(span, view)[(real - span.origin) // n] = wrap(v)
+    return word(store, name, "Store a %s at a shared-window address." % ty)
+
+
+for _ty in ("i32", "u32", "u64", "f32"):
+    _shared_load(_ty)
+    _shared_store(_ty)
+
+
+@word
+def shared_load16(address):
+    """Four u32 from a 16-byte aligned shared-window address."""
+    NOW.fuel -= 1
+    if NOW.fuel < 0:
+        NOW.preempt()
+    real, span = shared_span(address, 16, "shared_load16")
+    if NOW.detector is not None:
+        NOW.detector.plain(getcurrent().actor, real, 16, False, "shared_load16", sys._getframe(1), span)
+    return _read4(span.u8, real - span.origin)
+
+
+@word
+def shared_store16(address, a, b, c, d):
+    """Store four u32 at a 16-byte aligned shared-window address."""
+    NOW.fuel -= 1
+    if NOW.fuel < 0:
+        NOW.preempt()
+    real, span = shared_span(address, 16, "shared_store16")
+    if NOW.detector is not None:
+        NOW.detector.plain(getcurrent().actor, real, 16, True, "shared_store16", sys._getframe(1), span)
+    _write4(span.u8, real - span.origin, a & MASK32, b & MASK32, c & MASK32, d & MASK32)
+
+

@@ -1,0 +1,165 @@
+"""What a launch is made of: launches, blocks, warps and threads."""
+import contextvars
+import sys
+
+import greenlet
+
+from .memory import Span, aligned_bytes, POISON
+from .scheduler import NOW
+
+DEVICE_FOLDER = __file__.rpartition("sim")[0]
+SHARED_WINDOW = 1024            # shared-window address of the first byte of dynamic shared memory
+
+
+def kernel_frame(frame):
+    """The innermost frame that is not the device layer's own: a line of a kernel."""
+    while frame is not None and frame.f_code.co_filename.startswith(DEVICE_FOLDER):
+        frame = frame.f_back
+    return frame
+
+
+def call_chain(frame, limit=4):
+    """["dispatch.py:88", ...]: the kernel's line and its callers inside kernels, innermost first."""
+    out = []
+    frame = kernel_frame(frame)
+    while frame is not None and not frame.f_code.co_filename.startswith(DEVICE_FOLDER) and len(out) < limit:
+        out.append("%s:%d" % (frame.f_code.co_filename.rpartition("/")[2], frame.f_lineno))
+        frame = frame.f_back
+    return out
+
+
+class Launch:
+    """One kernel launch: grid blocks of `threads` threads on a stream of a rank."""
+
+    def __init__(self, number, kernel, grid, threads, args, stream, shared_bytes):
+        self.number, self.kernel, self.grid, self.threads, self.args = number, kernel, grid, threads, args
+        self.stream, self.rank, self.shared_bytes = stream, stream.rank, shared_bytes
+        self.to_start = list(range(grid))
+        self.unfinished = grid
+        self.actors = []            # of all its threads (race detector)
+        self.base = None            # vector clock of the launch (race detector)
+
+    def __str__(self):
+        return "%s #%d" % (self.kernel.name, self.number)
+
+
+class Block:
+    """A running block: its barrier, its shared memory, its warps."""
+
+    __slots__ = ("launch", "index", "speed", "live", "arrived", "votes", "shared", "spans", "shared_top", "dynamic", "warps",
+                 "threads", "rank", "mbarriers")
+
+    def __init__(self, launch, index, speed):
+        self.launch, self.index, self.speed, self.rank = launch, index, speed, launch.rank
+        self.live = launch.threads
+        self.arrived = []           # threads parked at the barrier
+        self.votes = []
+        self.shared = {}            # call site -> SharedArray
+        self.spans = []             # (first window address, span): every piece of shared memory
+        self.mbarriers = {}         # real address -> Mbarrier
+        self.dynamic = None
+        self.shared_top = SHARED_WINDOW + launch.shared_bytes
+        if launch.shared_bytes:
+            self.dynamic = self.new_span(launch.shared_bytes, "dynamic shared memory", SHARED_WINDOW)
+        n_warps = (launch.threads + 31) // 32
+        self.threads = []
+        self.warps = [Warp(self, w, min(32, launch.threads - 32 * w)) for w in range(n_warps)]
+
+    def new_span(self, nbytes, name, window, regions=None):
+        data = aligned_bytes(max(nbytes, 16), 128)
+        data[:] = POISON
+        span = Span(data.ctypes.data, nbytes, "%s of block %d" % (name, self.index), self.rank, keep=data, regions=regions)
+        self.spans.append((window, span))
+        return span
+
+    @property
+    def dynamic_window(self):
+        return SHARED_WINDOW
+
+    def locate(self, window_address, nbytes):
+        """(real address, span) of bytes at a shared-window address, or None if no piece holds them."""
+        for first, span in self.spans:
+            if first <= window_address and window_address + nbytes <= first + span.high - span.low:
+                return span.low + window_address - first, span
+        return None
+
+
+class Warp:
+    """32 lanes that meet in warp operations. `vals` collects the operands of the operation that is being joined."""
+
+    __slots__ = ("block", "index", "lanes", "live", "kind", "vals", "count", "waiting", "first")
+
+    def __init__(self, block, index, lanes):
+        self.block, self.index, self.lanes, self.live = block, index, lanes, lanes
+        self.kind = None
+        self.vals = None
+        self.count = 0
+        self.waiting = []
+        self.first = None
+
+
+class SimThread(greenlet.greenlet):
+    """A CUDA thread. The greenlet is reused by later launches (starting one costs ten switches)."""
+
+    def __init__(self, hub):
+        super().__init__(self._main, hub)
+        self.gr_context = contextvars.copy_context()       # NumPy's error state lives in it
+
+    def assign(self, block, tid):
+        self.block, self.launch, self.rank, self.tid = block, block.launch, block.rank, tid
+        self.lane = tid & 31
+        self.warp = block.warps[tid >> 5]
+        self.operations = 0             # operations of this thread up to its last switch
+        self.polled = {}                # words seen by strong loads since its last other operation -> value
+        self.poll_time = -2
+        self.waits_for = None           # text for hang reports
+        self.actor = None
+        self.open_copies, self.copies = [], []      # its bulk stores: before and after bulk_commit
+
+    def _main(self):
+        self.parent.switch()            # begun by the hub, so that all greenlets have its stack depth, not their maker's
+        while True:
+            NOW.mark = NOW.fuel
+            launch = self.launch
+            launch.kernel.fn(*launch.args)
+            self.operations += NOW.mark - NOW.fuel
+            NOW.live -= 1
+            NOW.quiet_since = NOW.steps
+            NOW.looks = 0
+            NOW.run.ended(self)
+            self.block = None
+            NOW.pool.append(self)
+            if NOW.live == 0:
+                NOW.hub.switch()
+            else:
+                NOW.pick().switch()
+
+    def where(self):
+        """["dispatch.py:88", ...]: where this thread is."""
+        frame = sys._getframe() if greenlet.getcurrent() is self else self.gr_frame
+        return call_chain(frame)
+
+    def name(self):
+        return "rank %d block %d warp %d lane %d of %s" % (self.rank, self.block.index, self.tid >> 5, self.lane, self.launch)
+
+
+def fill_pool(n):
+    """Have n idle greenlets at hand; to be called by the hub."""
+    hub, pool = NOW.hub, NOW.pool
+    for t in pool:
+        t.parent = hub
+    while len(pool) < n:
+        t = SimThread(hub)
+        t.switch()
+        pool.append(t)
+
+
+def start_threads(block):
+    """Make the threads of a block ready."""
+    pool, ready = NOW.pool, NOW.ready
+    for tid in range(block.launch.threads):
+        t = pool.pop()
+        t.assign(block, tid)
+        block.threads.append(t)
+        ready.append(t)
+    NOW.live += block.launch.threads
