@@ -62,7 +62,8 @@ def e4m3_code(number):
         return 0x7F
     magnitude, sign = min(abs(float(number)), 448.0), 0x80 if np.signbit(number) else 0
     distance = [abs(value - magnitude) for value in E4M3]
-    nearest = [code for code in range(0x7F) if distance[code] == min(distance)]
+    smallest = min(distance)
+    nearest = [code for code in range(0x7F) if distance[code] == smallest]
     return sign | next((code for code in nearest if code % 2 == 0), nearest[0])
 
 

@@ -1,0 +1,326 @@
+"""Laws of HybridEPDispatch and HybridEPCombine: one row for each (token, local expert), grouped by expert."""
+
+import dataclasses
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from same_bits import assert_same_bits
+
+from epmoe_ref import fused_a2a, strategies
+
+BF16, FP16, FP32 = (np.dtype(name) for name in (ml_dtypes.bfloat16, np.float16, np.float32))
+
+law = settings(max_examples=60, derandomize=True, database=None, deadline=None)
+integers = strategies.hybrid_worlds(dtypes=(FP16,), kinds=("integers",))
+integers_without_loss = strategies.hybrid_worlds(dtypes=(FP16,), kinds=("integers",), overflow=False)
+anything = strategies.hybrid_worlds()
+
+
+def dispatch(world, **changes):
+    return fused_a2a.hybrid_dispatch_forward(**{**vars(world), **changes})
+
+
+def inner(one, other):
+    """<one, other> over the world, in float64: exact on small integers."""
+    return sum(float((a.astype(np.float64) * b.astype(np.float64)).sum()) for a, b in zip(one, other))
+
+
+def padded_rows(world):
+    """int [R, L]: rows of each expert, rounded up to pad_multiple."""
+    counts = np.concatenate(world.routing_map).sum(axis=0)
+    multiple = world.pad_multiple or 1
+    return (-(-counts // multiple) * multiple).reshape(len(world.x), world.num_local_experts)
+
+
+def empty_rows(handle):
+    """Over ranks: bool [P], rows without a token."""
+    return [src < 0 for src in handle.src_rank]
+
+
+@law
+@given(integers, st.data())
+def test_dispatch_backward_is_the_adjoint_of_dispatch(world, data):
+    """Dropped pairs included: what was dropped has no gradient."""
+    hidden, probs, _, _, handle = dispatch(world, probs=[np.where(m, m * 3.0, 0).astype(FP32) for m in world.routing_map])
+    grad = data.draw(strategies.matrices(handle.num_rows, world.x[0].shape[1], FP16, ("integers",)))
+    row_grad = [own[:, 0] for own in data.draw(strategies.matrices(handle.num_rows, 1, FP32, ("integers",)))]
+    grad_x, grad_probs = fused_a2a.hybrid_dispatch_backward(handle, grad, row_grad)
+    assert inner(hidden, grad) == inner(world.x, grad_x)
+    dense = [m * 3.0 for m in world.routing_map]
+    assert inner(probs, row_grad) == inner(dense, grad_probs)
+
+
+@law
+@given(integers, st.data())
+def test_combine_backward_is_the_adjoint_of_combine(world, data):
+    *_, handle = dispatch(world)
+    rows = data.draw(strategies.matrices(handle.num_rows, 16, BF16, ("integers",)))
+    grad = data.draw(strategies.matrices(handle.num_tokens, 16, BF16, ("integers",)))
+    combined = fused_a2a.hybrid_combine_forward(rows, handle)
+    assert inner(combined, grad) == inner(rows, fused_a2a.hybrid_combine_backward(handle, grad))
+
+
+@law
+@given(integers_without_loss)
+def test_combine_of_dispatch_multiplies_by_the_number_of_experts(world):
+    hidden, *_, handle = dispatch(world)
+    want = [(x * m.sum(axis=1, keepdims=True) + 0.0).astype(x.dtype) for x, m in zip(world.x, world.routing_map)]
+    assert_same_bits(fused_a2a.hybrid_combine_forward(hidden, handle), want, "combined_x")
+
+
+@law
+@given(strategies.hybrid_worlds(overflow=False))
+def test_probs_round_trip_exactly(world):
+    dense = [np.random.default_rng(0).random(m.shape, np.float32) for m in world.routing_map]
+    hidden, row_probs, _, _, handle = dispatch(world, probs=dense)
+    zeros = [np.zeros((len(rows), 8), BF16) for rows in hidden]
+    _, back = fused_a2a.hybrid_dispatch_backward(handle, zeros, row_probs)
+    assert_same_bits(back, [np.where(m, own, np.float32(0)) for m, own in zip(world.routing_map, dense)], "probs")
+
+
+@law
+@given(anything)
+def test_the_sum_of_tokens_per_expert_is_the_rows_that_fit(world):
+    hidden, *_, counts, handle = dispatch(world)
+    padded, budget = padded_rows(world), world.num_permuted_tokens
+    for rank, own in enumerate(counts):
+        total = int(padded[rank].sum())
+        rows = total if budget is None else budget
+        assert len(hidden[rank]) == rows and own.dtype == np.int64
+        assert own.sum() == min(rows, total)
+        if total <= rows:
+            assert np.array_equal(own, padded[rank])
+            assert (own % (world.pad_multiple or 1) == 0).all()
+
+
+@law
+@given(anything, st.integers(0, 300))
+def test_overflow_drops_the_tail_in_expert_major_order(world, budget):
+    """Against the same world with exact P."""
+    exact_hidden, _, exact_scales, _, exact = dispatch(world, num_permuted_tokens=None)
+    hidden, _, scales, counts, handle = dispatch(world, num_permuted_tokens=budget)
+    padded = padded_rows(world)
+    for rank, own in enumerate(padded):
+        before = np.cumsum(own) - own
+        assert np.array_equal(counts[rank], np.minimum(own, np.maximum(0, budget - before)))
+        assert handle.overflow[rank].dtype == np.int32 and handle.overflow[rank].tolist() == [int(own.sum() > budget)]
+        assert exact.overflow[rank].tolist() == [0]
+        common = min(budget, int(own.sum()))
+        assert len(hidden[rank]) == budget
+        assert_same_bits(hidden[rank][:common], exact_hidden[rank][:common], "rows that fit")
+        assert not np.any(hidden[rank][common:].astype(np.float32))
+        if world.fp8_dispatch:
+            assert_same_bits(scales[rank][:common], exact_scales[rank][:common], "scales that fit")
+            assert not np.any(scales[rank][common:])
+
+
+@law
+@given(anything)
+def test_rows_are_expert_major_then_by_source_rank_then_token(world):
+    hidden, probs, _, counts, handle = dispatch(world, fp8_dispatch=False)
+    padded, n_local = padded_rows(world), world.num_local_experts
+    for rank, rows in enumerate(hidden):
+        start = 0
+        for local, count in enumerate(counts[rank]):
+            expert = rank * n_local + local
+            routed = [(src, int(t)) for src, m in enumerate(world.routing_map) for t in np.flatnonzero(m[:, expert])]
+            for row, (src, token) in zip(range(start, start + count), routed):
+                assert rows[row].tobytes() == world.x[src][token].tobytes()
+                assert world.probs is None or probs[rank][row] == world.probs[src][token, expert]
+                assert (handle.src_rank[rank][row], handle.src_token[rank][row]) == (src, token)
+                assert handle.local_expert[rank][row] == local
+            for row in range(start + len(routed), start + count):
+                assert handle.src_rank[rank][row] == handle.src_token[rank][row] == handle.local_expert[rank][row] == -1
+            start += int(padded[rank, local])
+
+
+@law
+@given(anything)
+def test_rows_without_a_token_are_zero_in_every_result(world):
+    hidden, probs, scales, _, handle = dispatch(world)
+    grads = [np.full((n, 8), 3, BF16) for n in handle.num_tokens]
+    cached = fused_a2a.hybrid_combine_backward(handle, grads)
+    for rank, empty in enumerate(empty_rows(handle)):
+        for rows in (hidden[rank], probs[rank], scales[rank], cached[rank]):
+            assert rows is None or rows[empty].tobytes() == bytes(rows[empty].nbytes)
+        assert (cached[rank][~empty].astype(np.float32) == 3).all()
+
+
+@law
+@given(anything)
+def test_rows_without_a_token_are_never_read(world):
+    """They hold NaN here, in data and in the gradients of probs."""
+    *_, handle = dispatch(world)
+    clean = [np.ones((n, 8), BF16) for n in handle.num_rows]
+    dirty, dirty_probs = [rows.copy() for rows in clean], [np.ones(n, np.float32) for n in handle.num_rows]
+    for rank, empty in enumerate(empty_rows(handle)):
+        dirty[rank][empty] = np.nan
+        dirty_probs[rank][empty] = np.nan
+    want = fused_a2a.hybrid_combine_forward(clean, handle)
+    grad_x, grad_probs = fused_a2a.hybrid_dispatch_backward(handle, dirty, dirty_probs)
+    assert_same_bits(fused_a2a.hybrid_combine_forward(dirty, handle), want, "combined_x")
+    assert_same_bits(grad_x, want, "grad_x")
+    kept = [(row_of >= 0).astype(np.float32) for row_of in handle.row_of]
+    assert_same_bits(grad_probs, kept, "grad_probs")
+
+
+@law
+@given(anything)
+def test_tokens_without_expert_and_probs_not_routed_are_not_read(world):
+    """They hold NaN here (the probs do in every world); such a token's results are exact zeros."""
+    lost = [~m.any(axis=1) for m in world.routing_map]
+    ones = [np.where(own[:, None], np.nan, np.ones((len(own), 128))).astype(BF16) for own in lost]
+    hidden, probs, scales, _, handle = dispatch(world, x=ones)
+    combined = fused_a2a.hybrid_combine_forward([np.ones((n, 8), BF16) for n in handle.num_rows], handle)
+    for rank, own in enumerate(lost):
+        assert np.isfinite(hidden[rank].astype(np.float32)).all()
+        assert world.probs is None or np.isfinite(probs[rank]).all()
+        assert not world.fp8_dispatch or np.isfinite(scales[rank]).all()
+        assert combined[rank][own].tobytes() == bytes(combined[rank][own].nbytes)
+
+
+@law
+@given(strategies.hybrid_worlds(kinds=("normal",)))
+def test_a_handle_serves_any_number_of_calls_and_gradients_round_as_combine_does(world):
+    hidden, *_, handle = dispatch(world, fp8_dispatch=False)
+    combined = fused_a2a.hybrid_combine_forward(hidden, handle)
+    grad_x, grad_probs = fused_a2a.hybrid_dispatch_backward(handle, hidden, None)
+    assert_same_bits(grad_x, combined, "grad_x")
+    assert grad_probs == [None] * len(hidden)
+    assert_same_bits(fused_a2a.hybrid_combine_backward(handle, world.x), hidden, "cached dispatch")
+    assert_same_bits(fused_a2a.hybrid_combine_forward(hidden, handle), combined, "second combine")
+
+
+@law
+@given(anything)
+def test_combine_takes_the_numbers_of_its_handle(world):
+    """As callers pass them who took P from the sum of tokens_per_expert."""
+    hidden, *_, counts, handle = dispatch(world, fp8_dispatch=False)
+    want = fused_a2a.hybrid_combine_forward(hidden, handle)
+    numbers = [int(own.sum()) for own in counts] if world.num_permuted_tokens is None else world.num_permuted_tokens
+    got = fused_a2a.hybrid_combine_forward(
+        hidden, handle, num_permuted_tokens=numbers, pad_multiple=world.pad_multiple or 0
+    )
+    assert_same_bits(got, want, "combined_x")
+
+
+@law
+@given(strategies.hybrid_worlds(dtypes=(BF16,), kinds=("normal", "special")))
+def test_fp8_dispatch_moves_the_encoded_token_with_its_scales(world):
+    """values * scale is the token within half a step of e4m3; every expert gets the same bytes."""
+    if world.x[0].shape[1] != 128:
+        world = dataclasses.replace(world, x=[np.resize(own, (len(own), 128)) for own in world.x])
+    hidden, _, scales, _, handle = dispatch(world, fp8_dispatch=True)
+    for rank, rows in enumerate(hidden):
+        assert rows.dtype == ml_dtypes.float8_e4m3fn and scales[rank].shape == (len(rows), 1)
+        bytes_of = {}
+        for row in np.flatnonzero(handle.src_rank[rank] >= 0):
+            place = (handle.src_rank[rank][row], handle.src_token[rank][row])
+            token = world.x[place[0]][place[1]].astype(np.float64)
+            if np.isfinite(token).all():
+                value = rows[row].astype(np.float64) * float(scales[rank][row, 0])
+                assert (abs(value - token) <= np.maximum(abs(token) / 16, float(scales[rank][row, 0]) * 2.0**-10) * 1.001).all()
+            got = rows[row].tobytes() + scales[rank][row].tobytes()
+            assert bytes_of.setdefault(place, got) == got
+
+
+def one_token(n_ranks, n_local, values, dtype, p2p_world_size=None):
+    """Rank 0's only token goes to all experts, whose rows hold these values: what combine makes of it."""
+    tokens = [int(rank == 0) for rank in range(n_ranks)]
+    routing_map = [np.ones((n, n_ranks * n_local), bool) for n in tokens]
+    x = [np.zeros((n, 8), dtype) for n in tokens]
+    *_, handle = fused_a2a.hybrid_dispatch_forward(x, routing_map, None, n_local, p2p_world_size=p2p_world_size)
+    rows = [np.repeat(np.array(own)[:, None], 8, axis=1).astype(dtype) for own in np.reshape(values, (n_ranks, n_local))]
+    return float(fused_a2a.hybrid_combine_forward(rows, handle)[0][0, 0])
+
+
+def test_local_experts_are_summed_in_float32_in_ascending_order_and_rounded_once():
+    assert one_token(1, 3, (256, 1, 1), BF16) == 258
+    big = 2.0**30
+    assert one_token(1, 3, (big, 1, -big), BF16) == 0
+    assert one_token(1, 3, (big, -big, 1), BF16) == 1
+
+
+def test_each_rank_rounds_before_ranks_are_summed():
+    """256 + 1 on rank 0 is 256 in bfloat16; unrounded, 257 + 1 would give 258."""
+    assert one_token(2, 2, (256, 1, 1, 0), BF16) == 256
+    assert one_token(2, 2, (256, 0, 1, 1), BF16) == 258
+
+
+def test_ranks_are_summed_in_float32_in_ascending_order_and_rounded_once():
+    assert one_token(3, 1, (256, 1, 1), BF16) == 258
+    big = 2.0**30
+    assert one_token(3, 1, (big, 1, -big), BF16) == 0
+    assert one_token(3, 1, (big, -big, 1), BF16) == 1
+
+
+def test_each_p2p_world_rounds_before_worlds_are_summed():
+    """Ranks 256, 1, 1, 0: one world gives 258, worlds of two 256 + 1 -> 256, 1 + 0 -> 1, together 256."""
+    assert one_token(4, 1, (256, 1, 1, 0), BF16) == 258
+    assert one_token(4, 1, (256, 1, 1, 0), BF16, p2p_world_size=4) == 258
+    assert one_token(4, 1, (256, 1, 1, 0), BF16, p2p_world_size=2) == 256
+    assert one_token(4, 1, (256, 0, 1, 1), BF16, p2p_world_size=2) == 258
+
+
+def test_worlds_are_summed_in_ascending_order():
+    big = 2.0**30
+    assert one_token(3, 1, (big, 1, -big), BF16, p2p_world_size=1) == 0
+    assert one_token(3, 1, (big, -big, 1), BF16, p2p_world_size=1) == 1
+
+
+def test_too_large_a_sum_is_infinite():
+    assert one_token(1, 2, (65504, 65504), FP16) == np.inf
+
+
+EDGES = {
+    "no tokens anywhere": [np.zeros((0, 4), bool), np.zeros((0, 4), bool)],
+    "one rank without tokens": [np.ones((3, 4), bool), np.zeros((0, 4), bool)],
+    "nothing routed": [np.zeros((3, 4), bool), np.zeros((2, 4), bool)],
+    "one hot expert": [np.tile([False, False, True, False], (n, 1)) for n in (5, 4)],
+    "one expert a token": [np.eye(4, dtype=bool), np.eye(4, dtype=bool)[::-1]],
+    "all experts": [np.ones((n, 4), bool) for n in (2, 3)],
+}
+
+
+@pytest.mark.parametrize("pad_multiple", [None, 0, 1, 16, 128])
+@pytest.mark.parametrize("edge", EDGES)
+def test_edges_of_routing(edge, pad_multiple):
+    """Two ranks, four experts: shapes, dtypes, counts, and what comes back."""
+    routing_map, rng = EDGES[edge], np.random.default_rng(1)
+    x = [rng.integers(-4, 5, (len(m), 8)).astype(BF16) for m in routing_map]
+    probs = [rng.random(m.shape, np.float32) for m in routing_map]
+    world = strategies.HybridWorld(x, routing_map, probs, 2, None, pad_multiple, False, None)
+    hidden, row_probs, scales, counts, handle = dispatch(world)
+    padded = padded_rows(world)
+    for rank in range(2):
+        rows = int(padded[rank].sum())
+        assert (hidden[rank].shape, hidden[rank].dtype) == ((rows, 8), BF16)
+        assert (row_probs[rank].shape, row_probs[rank].dtype) == ((rows,), np.float32)
+        assert scales[rank] is None
+        assert counts[rank].dtype == np.int64 and np.array_equal(counts[rank], padded[rank])
+    want = [(own * m.sum(axis=1, keepdims=True) + 0.0).astype(BF16) for own, m in zip(x, routing_map)]
+    assert_same_bits(fused_a2a.hybrid_combine_forward(hidden, handle), want, "combined_x")
+
+
+def test_a_world_worked_by_hand():
+    """Two ranks with two experts each; segments padded to 2; then with room for three rows only."""
+    x = [np.repeat([[1], [2]], 8, axis=1).astype(BF16), np.repeat([[3]], 8, axis=1).astype(BF16)]
+    routing_map = [np.array([[1, 1, 0, 0], [0, 1, 1, 0]], bool), np.array([[0, 1, 0, 0]], bool)]
+    probs = [np.array([[0.5, 0.25, 9, 9], [9, 0.125, 0.75, 9]], np.float32), np.array([[9, 1, 9, 9]], np.float32)]
+    hidden, row_probs, _, counts, handle = fused_a2a.hybrid_dispatch_forward(x, routing_map, probs, 2, pad_multiple=2)
+    assert [rows[:, 0].tolist() for rows in hidden] == [[1, 0, 1, 2, 3, 0], [2, 0]]
+    assert [rows.tolist() for rows in row_probs] == [[0.5, 0, 0.25, 0.125, 1, 0], [0.75, 0]]
+    assert [count.tolist() for count in counts] == [[2, 4], [2, 0]]
+    assert [out[:, 0].tolist() for out in fused_a2a.hybrid_combine_forward(hidden, handle)] == [[2, 4], [3]]
+
+    hidden, row_probs, _, counts, handle = fused_a2a.hybrid_dispatch_forward(
+        x, routing_map, probs, 2, pad_multiple=2, num_permuted_tokens=3
+    )
+    assert [rows[:, 0].tolist() for rows in hidden] == [[1, 0, 1], [2, 0, 0]]
+    assert [rows.tolist() for rows in row_probs] == [[0.5, 0, 0.25], [0.75, 0, 0]]
+    assert [count.tolist() for count in counts] == [[2, 1], [2, 0]]
+    assert [flag.tolist() for flag in handle.overflow] == [[1], [0]]
+    assert [out[:, 0].tolist() for out in fused_a2a.hybrid_combine_forward(hidden, handle)] == [[2, 2], [0]]
