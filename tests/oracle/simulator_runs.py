@@ -1,0 +1,79 @@
+"""Runs one world through ExpertParallel over LocalWorld in the simulator: first difference from the record model, or None."""
+
+import numpy as np
+
+import api_arrays
+import record_model
+from differences import combine_difference, dispatch_difference
+from random_worlds import describe
+
+
+def weight_of(token, k, w):
+    """The router weights as a function of its place."""
+    return w[token, k]
+
+
+def epilogue(token, col, value, gain, bias):
+    """value * gain[col] + bias[token], two roundings."""
+    from epmoe import add_rn, mul_rn
+
+    return add_rn(mul_rn(value, gain[col]), bias[token])
+
+
+def combine_arguments(world, weights_as_function=False):
+    """router_weights and the keywords of combine (combine_wait)."""
+    weights, keywords = api_arrays.weights(world), {}
+    if weights_as_function:
+        keywords["router_weights_args"], weights = (weights,), weight_of
+    if world.epilogue is not None:
+        keywords.update(epilogue=epilogue, epilogue_args=api_arrays.epilogue_args(world))
+    return weights, keywords
+
+
+def one_round(ep, world, fused, weights_as_function=False, received=None):
+    """(list of Dispatched, list of outputs) of one dispatch and combine; outputs are those of world's experts."""
+    received = received or record_model.dispatch(world)
+    tokens, ids, scale = api_arrays.input_tokens(world), api_arrays.topk_ids(world), api_arrays.input_scale(world)
+    if fused:
+        dispatched = ep.dispatch(tokens, ids, input_scale=scale)
+    else:
+        ep.dispatch_async(tokens, ids, input_scale=scale)
+        dispatched = ep.dispatch_wait()
+    results = [d.trimmed().numpy() for d in dispatched]
+    for rank, result in enumerate(results):
+        difference = dispatch_difference(world, rank, received[rank], result, padding_is_zero=False)
+        if difference:
+            raise Different(f"dispatch, {difference}")
+    outputs = [api_arrays.expert_outputs(world, r, received[r], results[r]) for r in range(world.n_ranks)]
+    weights, keywords = combine_arguments(world, weights_as_function)
+    if fused:
+        combined = ep.combine(outputs, dispatched, weights, **keywords)
+    else:
+        ep.combine_async(outputs, dispatched)
+        combined = ep.combine_wait(weights, **keywords)
+    return results, [np.asarray(c) for c in combined]
+
+
+class Different(AssertionError):
+    """The message is the first difference."""
+
+
+def simulator_difference(world, *, fused, seed=0, rounds=1, weights_as_function=False, racecheck=None, launch=None):
+    """The world is run `rounds` times on one ExpertParallel, so that what a round leaves behind meets the next."""
+    from epmoe import ExpertParallel, LocalWorld
+    from epmoe_ref import EPConfig
+
+    cfg = api_arrays.config(world, EPConfig)
+    received, expected = record_model.dispatch(world), record_model.combine(world)
+    how = f"{'fused' if fused else 'split'}, schedule seed {seed}"
+    try:
+        with ExpertParallel(cfg, LocalWorld(world.n_ranks, seed=seed, racecheck=racecheck), launch=launch) as ep:
+            for turn in range(rounds):
+                _, combined = one_round(ep, world, fused, weights_as_function, received)
+                for rank in range(world.n_ranks):
+                    difference = combine_difference(world, rank, expected[rank], combined[rank])
+                    if difference:
+                        raise Different(f"combine, {difference}")
+    except Different as e:
+        return f"{how}, round {turn}: {e}\n  {describe(world)}"
+    return None

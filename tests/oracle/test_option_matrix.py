@@ -1,0 +1,38 @@
+"""A fixed sample of the option matrix; `python tests/oracle/option_matrix.py` runs all of it."""
+
+import random
+
+import pytest
+
+from option_matrix import FORMATS, all_cases, difference_of, legal_cases
+
+SAMPLE = 42
+
+
+def sample():
+    """Cases such that every format meets every option at least once."""
+    draw = random.Random(1)
+    cases = []
+    for token_format in FORMATS:
+        own = [c for c in legal_cases() if c.token_format == token_format]
+        draw.shuffle(own)
+        seen, chosen = set(), []
+        for case in own:
+            options = {case.launches, ("shared", case.shared_expert), ("skip", case.skip_a2a), case.weights,
+                       ("epilogue", case.epilogue)}
+            if options - seen:
+                chosen.append(case)
+                seen |= options
+        cases += chosen + [c for c in own if c not in chosen][:SAMPLE // len(FORMATS) - len(chosen)]
+    return cases
+
+
+def test_the_matrix_is_whole():
+    assert len(all_cases()) == 7 * 2 * 2 * 2 * 3 * 2 and len(legal_cases()) == 7 * 2 * 2 * 9
+    assert len(set(map(str, legal_cases()))) == len(legal_cases())
+
+
+@pytest.mark.parametrize("case", sample(), ids=str)
+def test_kernels_reference_and_records_agree(case):
+    difference = difference_of(case)
+    assert difference is None, difference

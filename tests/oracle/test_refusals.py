@@ -1,0 +1,236 @@
+"""What makes no sense is refused by both packages before anything is computed or launched, and the object stays usable."""
+
+import numpy as np
+import pytest
+
+import api_arrays
+import record_model
+from random_worlds import random_world
+
+BAD_CONFIGURATIONS = {
+    "n_experts not a multiple of n_ranks": dict(n_ranks=4, n_experts=10),
+    "top_k over n_experts": dict(n_experts=4, top_k=5),
+    "top_k over 32": dict(n_experts=64, top_k=33),
+    "n_experts over 65535": dict(n_experts=65536, n_ranks=1),
+    "hidden no multiple of 8": dict(hidden=100),
+    "hidden no multiple of 128": dict(hidden=192, token_format="fp8_blockwise"),
+    "hidden no multiple of 64": dict(hidden=96, token_format="nvfp4"),
+    "hidden no multiple of 128 (mxfp4)": dict(hidden=192, token_format="mxfp4"),
+    "hidden no multiple of 128 (mxfp8)": dict(hidden=64, token_format="mxfp8"),
+    "hidden no multiple of 32": dict(hidden=48, token_format="mxfp4_rows"),
+    "slots need hidden % 256": dict(hidden=128, token_format="mxfp4_rows", fuse_a_scale_preshuffle=True),
+    "unknown format": dict(token_format="int8"),
+    "unknown combine_dtype": dict(combine_dtype="fp64"),
+    "skip_a2a with use_shmem": dict(skip_a2a=True, use_shmem=True),
+    "shares of another world size": dict(skip_a2a=True, fused_shared_expert=True, allreduce_world_size=3),
+    "p2p_world_size that does not divide n_ranks": dict(n_ranks=4, n_experts=8, p2p_world_size=3, use_shmem=True),
+    "p2p_world_size over 8": dict(n_ranks=16, n_experts=16, p2p_world_size=16),
+    "p2p_world_size under n_ranks without use_shmem": dict(n_ranks=4, n_experts=8, p2p_world_size=2),
+    "no ranks": dict(n_ranks=0), "no experts": dict(n_experts=0), "no slots": dict(top_k=0), "no hidden": dict(hidden=0),
+    "no tokens": dict(max_tokens_per_rank=0), "negative ranks": dict(n_ranks=-2),
+    "alignment 0": dict(alignment=0), "allreduce_world_size 0": dict(allreduce_world_size=0),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CONFIGURATIONS)
+def test_configurations_that_make_no_sense_are_refused(name):
+    from epmoe_ref import EPConfig
+    from epmoe_ref.errors import EPValueError
+
+    good = dict(n_ranks=2, n_experts=8, top_k=2, hidden=128, max_tokens_per_rank=4)
+    EPConfig(**good)
+    with pytest.raises(EPValueError) as caught:
+        EPConfig(**{**good, **BAD_CONFIGURATIONS[name]})
+    field = next(iter(BAD_CONFIGURATIONS[name]))
+    assert any(word in str(caught.value) for word in BAD_CONFIGURATIONS[name]), (field, str(caught.value))
+
+
+
+class Refused:
+    """One world, dispatched by a package; `combine` takes what is to be refused."""
+
+    def __init__(self, world):
+        from epmoe_ref import EPConfig
+
+        self.world, self.cfg = world, api_arrays.config(world, EPConfig)
+        self.received = record_model.dispatch(world)
+        self.tokens, self.ids = api_arrays.input_tokens(world), api_arrays.topk_ids(world)
+
+    def outputs(self, dispatched):
+        return [api_arrays.expert_outputs(self.world, r, self.received[r], dispatched[r].trimmed().numpy()
+                                          if hasattr(dispatched[r], "trimmed") else dispatched[r])
+                for r in range(self.world.n_ranks)]
+
+
+class InReference(Refused):
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def dispatch(self, *args, **keywords):
+        import epmoe_ref
+        return epmoe_ref.dispatch(self.cfg, *args, **keywords)
+
+    def combine(self, outputs, dispatched, weights=None, **keywords):
+        import epmoe_ref
+        return epmoe_ref.combine(self.cfg, outputs, dispatched, router_weights=weights, **keywords)
+
+
+class InSimulator(Refused):
+    def __enter__(self):
+        from epmoe import ExpertParallel, LocalWorld
+        self.ep = ExpertParallel(self.cfg, LocalWorld(self.world.n_ranks)).__enter__()
+        return self
+
+    def __exit__(self, *error):
+        return self.ep.__exit__(*error)
+
+    def dispatch(self, *args, **keywords):
+        return self.ep.dispatch(*args, **keywords)
+
+    def combine(self, outputs, dispatched, weights=None, **keywords):
+        return self.ep.combine(outputs, dispatched, weights, **keywords)
+
+
+@pytest.fixture(params=[InReference, InSimulator], ids=["reference", "simulator"])
+def package(request):
+    return request.param
+
+
+def bad_id(value):
+    def spoil(run):
+        run.ids[1] = run.ids[1].astype(np.int64)
+        run.ids[1][0, 1] = value
+    return spoil
+
+
+def twice(run):
+    run.ids[1][0, :] = 3
+
+
+def wrong_dtype(run):
+    run.tokens[0] = run.tokens[0].astype(np.float32)
+
+
+def wrong_width(run):
+    run.tokens[0] = run.tokens[0][:, :-1]
+
+
+def float_ids(run):
+    run.ids[0] = run.ids[0].astype(np.float32)
+
+
+def too_many_tokens(run):
+    n = run.world.max_tokens_per_rank + 1
+    run.tokens[0] = np.zeros((n, run.world.hidden), run.tokens[0].dtype)
+    run.ids[0] = np.full((n, run.world.top_k), -1, np.int32)
+
+
+def ids_of_other_tokens(run):
+    run.ids[0] = run.ids[0][:-1]
+
+
+def too_few_ranks(run):
+    del run.tokens[1]
+
+
+BAD_DISPATCHES = {
+    "id over the range": bad_id(4), "id under -1": bad_id(-2), "id that would narrow into the range": bad_id(1 << 32),
+    "id twice in a token": twice, "float32 tokens": wrong_dtype, "other hidden": wrong_width, "float ids": float_ids,
+    "more tokens than max_tokens_per_rank": too_many_tokens, "ids of fewer tokens": ids_of_other_tokens,
+    "a rank is missing": too_few_ranks,
+}
+
+
+def full_world(**fixed):
+    """With tokens on both ranks."""
+    for seed in range(200):
+        world = random_world(seed, **{**dict(
+            n_ranks=2, n_local_experts=2, top_k=2, token_format="bf16", skip_a2a=False, fused_shared_expert=False,
+            combine_dtype="bf16", hidden=8, weights="array", epilogue=False), **fixed})
+        if all(2 <= len(t) < 12 for t in world.tokens):
+            return world
+    raise AssertionError("no seed gives such a world")
+
+
+@pytest.mark.parametrize("name", BAD_DISPATCHES)
+def test_bad_dispatches_are_refused_and_leave_a_usable_object(package, name):
+    from epmoe_ref.errors import EPValueError
+
+    with package(full_world()) as run:
+        tokens, ids = list(run.tokens), [i.copy() for i in run.ids]
+        BAD_DISPATCHES[name](run)
+        with pytest.raises(EPValueError):
+            run.dispatch(run.tokens, run.ids)
+        dispatched = run.dispatch(tokens, ids)
+        run.combine(run.outputs(dispatched), dispatched, api_arrays.weights(run.world))
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("inf"), float("nan"), 1e-60, 1e60, "one"])
+def test_input_scales_that_are_not_positive_and_finite_are_refused(package, scale):
+    from epmoe_ref.errors import EPValueError
+
+    with package(full_world(token_format="nvfp4", hidden=64)) as run:
+        with pytest.raises(EPValueError):
+            run.dispatch(run.tokens, run.ids, input_scale=scale)
+        dispatched = run.dispatch(run.tokens, run.ids)
+        run.combine(run.outputs(dispatched), dispatched, api_arrays.weights(run.world))
+
+
+def no_weights_with_epilogue(run, outputs, weights):
+    return outputs, None, dict(epilogue=lambda token, col, value: value)
+
+
+def scalar_weight(run, outputs, weights):
+    return outputs, 0.5, {}
+
+
+def weights_of_other_shape(run, outputs, weights):
+    return outputs, [w[:, :1] for w in weights], {}
+
+
+def double_weights(run, outputs, weights):
+    return outputs, [w.astype(np.float64) for w in weights], {}
+
+
+def outputs_of_other_type(run, outputs, weights):
+    return [o.astype(np.float32) for o in outputs], weights, {}
+
+
+def outputs_too_short(run, outputs, weights):
+    return [o[:-1] for o in outputs], weights, {}
+
+
+def outputs_of_one_rank(run, outputs, weights):
+    return outputs[:1], weights, {}
+
+
+BAD_COMBINES = [no_weights_with_epilogue, scalar_weight, weights_of_other_shape, double_weights, outputs_of_other_type,
+                outputs_too_short, outputs_of_one_rank]
+
+
+@pytest.mark.parametrize("spoil", BAD_COMBINES, ids=lambda f: f.__name__)
+def test_bad_combines_are_refused_and_leave_a_usable_object(package, spoil):
+    from epmoe_ref.errors import EPValueError
+
+    world = full_world()
+    with package(world) as run:
+        dispatched = run.dispatch(run.tokens, run.ids)
+        good, weights = run.outputs(dispatched), api_arrays.weights(world)
+        outputs, spoiled_weights, keywords = spoil(run, good, weights)
+        with pytest.raises(EPValueError):
+            run.combine(outputs, dispatched, spoiled_weights, **keywords)
+        run.combine(good, dispatched, weights)
+
+
+def test_a_shared_expert_without_router_weights_is_refused(package):
+    from epmoe_ref.errors import EPValueError
+
+    world = full_world(fused_shared_expert=True)
+    with package(world) as run:
+        dispatched = run.dispatch(run.tokens, run.ids)
+        with pytest.raises(EPValueError):
+            run.combine(run.outputs(dispatched), dispatched, None)
+        run.combine(run.outputs(dispatched), dispatched, api_arrays.weights(world))
