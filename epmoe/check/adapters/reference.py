@@ -1,0 +1,29 @@
+"""The reference as an implementation: what the check itself is checked with, and the shortest example of an adapter."""
+
+import epmoe_ref
+from epmoe.check.implementation import OPTIONS, Implementation, RowsImplementation
+from epmoe_ref import fused_a2a
+
+
+class Reference(Implementation):
+    """epmoe_ref.dispatch and epmoe_ref.combine."""
+
+    token_formats = ("bf16", "fp8_blockwise", "nvfp4", "mxfp4", "mxfp8", "mxfp4_rows")
+    combine_dtypes = ("bf16", "fp16", "fp32")
+    options = OPTIONS
+
+    def dispatch(self, input_tokens, topk_ids, **options):
+        return epmoe_ref.dispatch(self.cfg, input_tokens, topk_ids, **options)
+
+    def combine(self, expert_outputs, dispatched, router_weights, **options):
+        return epmoe_ref.combine(self.cfg, expert_outputs, dispatched, router_weights=router_weights, **options)
+
+
+class ReferenceRows(RowsImplementation):
+    """epmoe_ref.fused_a2a."""
+
+    def dispatch(self, x, token_indices, token_probs, num_experts):
+        return fused_a2a.dispatch_forward(x, token_indices, token_probs, num_experts)
+
+    def combine(self, x, handle):
+        return fused_a2a.combine_forward(x, handle)

@@ -1,0 +1,188 @@
+"""The worlds that an implementation is run on: sizes, routing and options, each with the reason it is there.
+
+A case's numbers come from `random_bits` alone: the same on every machine, and on every rank without communication.
+"""
+
+from dataclasses import dataclass, field
+
+import ml_dtypes
+import numpy as np
+
+from epmoe.check import random_bits
+from epmoe_ref.config import EPConfig
+
+# What a stream of random words is used for; part of its seed.
+TOKENS, ROUTING, GAPS, WEIGHTS, OUTPUTS, SHARED = range(6)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One world: who has how many tokens, where they go, and which options are on.
+
+    n_tokens: over ranks. routing: "spread" (distinct random experts), "gaps" (a third of the slots -1), "hot" (every
+    token to expert 0 first), "dropped" (all slots -1), "one_rank" (experts of the last rank only).
+    weighted: combine with router weights. epilogue: combine with the affine epilogue of `epilogue`.
+    edges: tokens of zeros, subnormals, infinities, NaN and ties between codes, for the number formats.
+    rounds: how many rounds with new data follow one another on the same implementation.
+    """
+
+    name: str
+    cfg: EPConfig
+    n_tokens: tuple
+    routing: str = "spread"
+    weighted: bool = True
+    epilogue: bool = False
+    edges: bool = False
+    input_scale: tuple | None = None
+    rounds: int = 2
+    seed: int = field(default=0, compare=False)
+
+    def needs(self):
+        """The options that an implementation must serve: a set of names."""
+        cfg = self.cfg
+        named = {"unweighted": not self.weighted, "epilogue": self.epilogue, "input_scale": self.input_scale is not None,
+                 "fused_shared_expert": cfg.fused_shared_expert, "skip_a2a": cfg.skip_a2a, "use_shmem": cfg.use_shmem,
+                 "fuse_a_scale_preshuffle": cfg.fuse_a_scale_preshuffle}
+        return {name for name, on in named.items() if on}
+
+    def stream(self, round_, *key):
+        return random_bits.stream(self.seed, round_, *key)
+
+    def input_tokens(self, round_=0):
+        """bf16 [T, hidden] of each rank; the same on all ranks under skip_a2a."""
+        return [self._tokens(round_, 0 if self.cfg.skip_a2a else rank, n) for rank, n in enumerate(self.n_tokens)]
+
+    def _tokens(self, round_, rank, n):
+        seeds = self.stream(round_, TOKENS, rank, np.arange(n))
+        tokens = random_bits.floats("bf16", seeds, self.cfg.hidden, exponents=(-6, 5))
+        return edge_tokens(tokens, self.stream(round_, TOKENS, rank, -1)) if self.edges else tokens
+
+    def topk_ids(self, round_=0):
+        """int32 [T, top_k] of each rank; ids of a token distinct, or -1."""
+        return [self._ids(round_, 0 if self.cfg.skip_a2a else rank, n) for rank, n in enumerate(self.n_tokens)]
+
+    def _ids(self, round_, rank, n):
+        cfg = self.cfg
+        seed = self.stream(round_, ROUTING, rank)
+        if self.routing == "one_rank":
+            k = min(cfg.top_k, cfg.n_local_experts)
+            ids = np.full((n, cfg.top_k), -1, np.int64)
+            first = cfg.n_experts - cfg.n_local_experts
+            ids[:, :k] = first + random_bits.permutations(seed, n, cfg.n_local_experts)[:, :k]
+            return ids.astype(np.int32)
+        ids = random_bits.permutations(seed, n, cfg.n_experts)
+        if self.routing == "hot":
+            ids = np.argsort(np.where(np.arange(cfg.n_experts) == 0, -1, ids), axis=1, kind="stable")
+        ids = ids[:, :cfg.top_k].astype(np.int32)
+        if self.routing == "gaps":
+            gaps = random_bits.words(self.stream(round_, GAPS, rank), ids.size).reshape(ids.shape) % np.uint64(3) == 0
+            ids[gaps] = -1
+        return np.full_like(ids, -1) if self.routing == "dropped" else ids
+
+    def router_weights(self, round_=0):
+        """float32 [T, top_k] of each rank, NaN at -1 slots (which add nothing whatever their weight); None unweighted."""
+        if not self.weighted:
+            return None
+        result = []
+        for rank, ids in enumerate(self.topk_ids(round_)):
+            source = 0 if self.cfg.skip_a2a else rank
+            weights = random_bits.floats("fp32", self.stream(round_, WEIGHTS, source), ids.size, exponents=(-5, -1))
+            result.append(np.where(ids >= 0, np.abs(weights).reshape(ids.shape), np.float32("nan")))
+        return result
+
+    def pair_outputs(self, round_, rank, src_rank, token, slot):
+        """What the experts of `rank` make of the given pairs; [n, hidden] in combine_dtype. A made-up function of
+        (rank, source rank, token, slot), so that the order of rows does not matter."""
+        seeds = self.stream(round_, OUTPUTS, rank, src_rank, token, slot)
+        return random_bits.floats(self.cfg.combine_dtype, seeds, self.cfg.hidden)
+
+    def shared_outputs(self, round_, rank, n):
+        """What the shared expert makes of the rank's first n shared rows; [n, hidden] in combine_dtype."""
+        seeds = self.stream(round_, SHARED, rank, np.arange(n))
+        return random_bits.floats(self.cfg.combine_dtype, seeds, self.cfg.hidden)
+
+
+def edge_tokens(tokens, seed):
+    """Overwrites some groups of 16 columns with the values at which number formats differ."""
+    tokens = tokens.copy()
+    n, hidden = tokens.shape
+    kinds = random_bits.words(seed, n * (hidden // 16)).reshape(n, hidden // 16) % np.uint64(12)
+    ties = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, 6], np.float32)
+    fillings = {
+        0: np.zeros(16, np.float32), 1: np.full(16, -0.0, np.float32),
+        2: np.tile(ties, 2) * np.repeat(np.float32([1, -1]), 8),             # halfway between e2m1 codes
+        3: np.arange(16).astype(np.float32) * np.float32(2.0**-133),         # bf16 subnormals
+        4: np.where(np.arange(16) == 5, np.float32("nan"), np.float32(1.5)),
+        5: np.where(np.arange(16) == 9, np.float32("inf"), np.float32(-2)),
+        6: np.float32(448) + np.arange(16).astype(np.float32) * 16,          # around the largest e4m3
+    }
+    groups = tokens.reshape(n, hidden // 16, 16)
+    for kind, values in fillings.items():
+        groups[kinds == np.uint64(kind)] = values.astype(ml_dtypes.bfloat16)
+    return groups.reshape(n, hidden)
+
+
+def cases(n_ranks=4):
+    """The cases for a world of n_ranks: every format, every option, every routing that has tripped somebody."""
+    L = 3
+    n = L * n_ranks
+
+    def cfg(**options):
+        return EPConfig(n_ranks, n, **{"top_k": min(4, n), "hidden": 128, "max_tokens_per_rank": 8} | options)
+
+    uneven = tuple((8, 5, 1, 6, 3, 7, 2, 4)[rank % 8] for rank in range(n_ranks))
+    full = (8,) * n_ranks
+    one_empty = tuple(0 if rank == n_ranks - 1 else count for rank, count in enumerate(uneven))
+    listed = [
+        Case("uneven ranks", cfg(), uneven, rounds=3),
+        Case("slots of -1", cfg(), uneven, "gaps", rounds=3),
+        Case("a rank without tokens", cfg(), one_empty, "gaps"),
+        Case("no tokens at all", cfg(), (0,) * n_ranks),
+        Case("every slot -1", cfg(), full, "dropped"),
+        Case("a hot expert", cfg(), full, "hot"),
+        Case("all to the last rank", cfg(), full, "one_rank"),
+        Case("one slot", cfg(top_k=1), uneven),
+        Case("as many slots as experts", cfg(top_k=min(n, 32)), uneven),
+        Case("hidden not a power of two", cfg(hidden=200), uneven, "gaps"),
+        Case("without router weights", cfg(), uneven, "gaps", weighted=False),
+        Case("combine in fp16", cfg(combine_dtype="fp16"), uneven, "gaps"),
+        Case("combine in fp32", cfg(combine_dtype="fp32"), uneven, "gaps"),
+        Case("an epilogue", cfg(), uneven, "gaps", epilogue=True),
+    ]
+    for token_format, hidden in (("fp8_blockwise", 384), ("nvfp4", 192), ("mxfp4", 256), ("mxfp8", 256),
+                                 ("mxfp4_rows", 160)):
+        listed.append(Case(f"{token_format}", cfg(token_format=token_format, hidden=hidden), uneven, "gaps"))
+        listed.append(Case(f"{token_format} at the edges of its numbers",
+                           cfg(token_format=token_format, hidden=hidden), full, edges=True, rounds=1))
+        listed.append(Case(f"{token_format} with a shared expert",
+                           cfg(token_format=token_format, hidden=hidden, fused_shared_expert=True), uneven, "gaps"))
+    slots = cfg(token_format="mxfp4_rows", hidden=256, fuse_a_scale_preshuffle=True)
+    everybody = cfg(skip_a2a=True)
+    listed += [
+        Case("nvfp4 with an input scale", cfg(token_format="nvfp4", hidden=192), uneven, "gaps",
+             input_scale=tuple(0.5 + 0.375 * rank for rank in range(n_ranks))),
+        Case("mxfp4_rows with scales in slots", slots, uneven, "gaps"),
+        Case("a shared expert", cfg(fused_shared_expert=True), one_empty, "gaps"),
+        Case("a shared expert and an epilogue", cfg(fused_shared_expert=True), uneven, epilogue=True),
+        Case("no exchange (skip_a2a)", everybody, (7,) * n_ranks, "gaps"),
+        Case("no exchange, without router weights", everybody, (7,) * n_ranks, "gaps", weighted=False),
+        Case("no exchange, a shared expert", cfg(skip_a2a=True, fused_shared_expert=True, allreduce_world_size=n_ranks),
+             (7,) * n_ranks, "gaps"),
+    ]
+    return [_numbered(case, number) for number, case in enumerate(listed)]
+
+
+def _numbered(case, number):
+    object.__setattr__(case, "seed", number)
+    return case
+
+
+def epilogue(token, col, value, scale, bias):
+    """The epilogue of the cases. scale is a power of two, so the product is exact and a compiler may contract it."""
+    return value * scale + bias
+
+
+def epilogue_args(n_ranks):
+    """One float32 a rank for scale and for bias."""
+    return ([np.float32(0.5 if rank % 2 else 2.0) for rank in range(n_ranks)],
+            [np.float32(0.3) + np.float32(rank) for rank in range(n_ranks)])

@@ -1,0 +1,50 @@
+"""Comparison for fused_a2a: one row for each (token, destination rank), in order of source rank and token; no freedom."""
+
+import numpy as np
+
+from epmoe.check.compare import compare_combined
+from epmoe.check.difference import Difference, bits, shown
+
+ORDER = "recv_x has one row for each (source token, this rank), by source rank, then token"
+SUM = "combined_x[t] = sum over ranks ascending, in float32 from +0, rounded once; zeros for a token that went nowhere"
+
+
+def compare_received(rank, rows, got, want):
+    """Differences between one rank's (recv_x, recv_token_indices, recv_token_probs, tokens_per_expert) and the
+    reference's; rows int64 [N, 2] is the (source rank, token) of every row."""
+    names = ("tokens_per_expert", "recv_x", "recv_token_indices", "recv_token_probs")
+    got, want = ((x[3], x[0], x[1], x[2]) for x in (got, want))
+    found = []
+    for name, a, b in zip(names, got, want):
+        a, b = np.asarray(a), np.asarray(b)
+        if a.shape != b.shape or a.dtype.itemsize != b.dtype.itemsize:
+            found.append(Difference(name, f"is {a.dtype} {a.shape}, reference {b.dtype} {b.shape}", a, b, rank,
+                                    rule=ORDER if name == "recv_x" else ""))
+            continue
+        different = bits(a) != bits(b)
+        if different.any():
+            found.append(_first(rank, rows, name, a, b, different, got[2]))
+    return found
+
+
+def _first(rank, rows, name, got, want, different, indices):
+    at = tuple(int(i) for i in np.argwhere(different)[0])
+    says = f"is {shown(got[at])}, reference {shown(want[at])}; first of {int(different.sum())} differing elements"
+    if name == "tokens_per_expert":
+        return Difference(name, says, got, want, rank, rule="the number of (row, slot) pairs that a local expert has",
+                          column=at[0])
+    place = dict(src_rank=int(rows[at[0], 0]), token=int(rows[at[0], 1]), row=at[0])
+    place["column" if name == "recv_x" else "slot"] = at[1]
+    rule = {"recv_x": ORDER, "recv_token_indices": "local ids, slot positions kept; -1 where the slot's expert is "
+                                                   "elsewhere", "recv_token_probs": "0.0 where there is no expert of "
+                                                                                    "this rank"}[name]
+    cause = ""
+    if name == "recv_token_probs" and int(np.asarray(indices)[at]) == -1:
+        cause = "prob not zero at a -1 slot"
+    return Difference(name, says, got, want, rank, rule=rule, cause=cause, **place)
+
+
+def compare_combined_rows(rank, got, want):
+    """Differences between one rank's combined_x and the reference's."""
+    return [Difference("combined_x", d.says, d.got, d.want, rank, token=d.token, column=d.column, rule=SUM)
+            for d in compare_combined(None, rank, got, want)]

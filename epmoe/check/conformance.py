@@ -1,0 +1,107 @@
+"""`check(implementation)`: every case that it serves, against the reference; the report says what differs and where."""
+
+from dataclasses import dataclass, field
+
+from epmoe.check import experts, rows
+from epmoe.check.cases import cases
+from epmoe.check.difference import Difference
+from epmoe.check.implementation import not_served
+from epmoe.check.ranks import ranks_of
+
+SHOWN = 4                   # differences of a case that the report prints
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one case: differences (none: it passed), or why it was not run."""
+
+    case: str
+    differences: tuple = ()
+    not_served: str | None = None
+
+    def __str__(self):
+        if self.not_served:
+            return f"not served  {self.case}: {self.not_served}"
+        if not self.differences:
+            return f"ok          {self.case}"
+        texts = [str(d) for d in self.differences[:SHOWN]]
+        if len(self.differences) > SHOWN:
+            texts.append(f"... and {len(self.differences) - SHOWN} more")
+        return "\n".join([f"DIFFERS     {self.case}", *(f"  {line}" for text in texts for line in text.split("\n"))])
+
+
+@dataclass
+class Report:
+    """All outcomes of one implementation; `passed` needs at least one case that was run."""
+
+    name: str
+    n_ranks: int
+    outcomes: list = field(default_factory=list)
+
+    @property
+    def run(self):
+        return [o for o in self.outcomes if not o.not_served]
+
+    @property
+    def failed(self):
+        return [o for o in self.run if o.differences]
+
+    @property
+    def passed(self):
+        return bool(self.run) and not self.failed
+
+    @property
+    def verdict(self):
+        served = f"{len(self.run)} of {len(self.outcomes)} cases served, {self.n_ranks} ranks"
+        if not self.run:
+            return f"FAIL {self.name}: no case was run ({served})"
+        if self.failed:
+            return f"FAIL {self.name}: {len(self.failed)} of {len(self.run)} cases differ from the reference ({served})"
+        return f"PASS {self.name}: equal to the reference ({served})"
+
+    def __str__(self):
+        return "\n".join([*map(str, self.outcomes), self.verdict])
+
+
+def check(implementation, *, n_ranks=4, ranks=None, only="", name=None, tell=None):
+    """Holds an implementation against the reference.
+
+    implementation: an Implementation or RowsImplementation (class, object or module with their functions).
+    n_ranks: size of the world; with per_rank it is the number of processes. ranks: what `ranks_of` gave, if it has been
+    called already. only: a part of the names of cases to run.
+    tell: called with each Outcome as it comes. Returns a Report, the same on all ranks.
+    """
+    ranks = ranks or ranks_of(implementation, n_ranks)
+    report = Report(name or getattr(implementation, "__name__", type(implementation).__name__), ranks.size)
+    for case, reason, run in all_cases(implementation, ranks.size):
+        if only in case.name:
+            report.outcomes.append(Outcome(case.name, not_served=reason) if reason
+                                   else outcome(implementation, case, run, ranks))
+            if tell:
+                tell(report.outcomes[-1])
+    return report
+
+
+def all_cases(implementation, n_ranks):
+    """(case, why it is not served or None, the function that runs it) for every case of the implementation's layout."""
+    if hasattr(implementation, "token_formats"):
+        return [(case, not_served(implementation, case), experts.run_case) for case in cases(n_ranks)]
+    return [(case, None, rows.run_case) for case in rows.cases(n_ranks)]
+
+
+def outcome(implementation, case, run, ranks):
+    """Runs one case. An exception is a difference too, unless ranks are processes: then it must end them all."""
+    try:
+        found = run(implementation, case, ranks)
+    except Exception as error:
+        if implementation.per_rank:
+            raise
+        found = [Difference("call", f"raised {type(error).__name__}: {error}{_where(error)}")]
+    return Outcome(case.name, tuple(d for part in ranks.gather(found) for d in part))
+
+
+def _where(error):
+    trace = error.__traceback__
+    while trace.tb_next:
+        trace = trace.tb_next
+    return f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})"

@@ -1,0 +1,268 @@
+"""Likely causes of a wrong dispatch: mistakes that people make, each recognised by the whole array that it would give.
+
+`CAUSES[array]` lists (sentence, test); the first test that the result passes names the cause. A test gets a `Suspect`.
+A cause is only named when it explains every difference of that array on that rank, so a wrong name is unlikely.
+"""
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+
+from epmoe.check.compare import array
+from epmoe.check.difference import bits
+from epmoe.check.places import Places, places
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """One rank's wrong result, the reference's, and the round (with its inputs and the round before)."""
+
+    round: object
+    rank: int
+    got: object
+    want: object
+
+    @property
+    def cfg(self):
+        return self.round.cfg
+
+    @property
+    def where(self) -> Places:
+        return places(self.cfg, self.want.row_offsets, self.want.recv_count)
+
+    def both(self, name):
+        return array(self.got, name), array(self.want, name)
+
+    def before(self, name):
+        """What this rank's result of the round before had there, or None."""
+        previous = self.round.previous
+        return None if previous is None else array(previous.dispatched[self.rank], name)
+
+
+def with_causes(round_, rank, differences):
+    """The differences of a rank's dispatch, each with its likely cause where one is known."""
+    suspect = Suspect(round_, rank, round_.dispatched[rank], round_.dispatched_want[rank])
+    return [_explained(suspect, d) for d in differences]
+
+
+def _explained(suspect, difference):
+    for cause, test in CAUSES.get(difference.what, ()):
+        if test(suspect):
+            return difference.because(cause)
+    return difference
+
+
+def _equal(a, b):
+    return a is not None and a.shape == b.shape and bool((a.astype(np.int64) == b.astype(np.int64)).all())
+
+
+def _padded_sums(counts, shared_rows, pad):
+    counts = np.concatenate([shared_rows, counts]).astype(np.int64)
+    return np.concatenate([[0], np.cumsum(-(-counts // pad) * pad)])
+
+
+def _offsets_of(suspect, recv_count, pad):
+    """row_offsets that these counts would give, with groups rounded up to `pad` rows."""
+    shared = suspect.where.shared()
+    return _padded_sums(recv_count.sum(axis=1), [len(shared)] if suspect.cfg.fused_shared_expert else [], pad)
+
+
+def _counts_with(suspect, replaced):
+    """recv_count if -1 were the expert `replaced`."""
+    cfg, rank = suspect.cfg, suspect.rank
+    ids = [suspect.round.topk_ids[rank]] if cfg.skip_a2a else suspect.round.topk_ids
+    counts = np.stack([np.bincount(np.where(i < 0, replaced, i).reshape(-1), minlength=cfg.n_experts) for i in ids], 1)
+    return counts[rank * cfg.n_local_experts:(rank + 1) * cfg.n_local_experts]
+
+
+def _pad(cfg):
+    return 4 if cfg.token_format == "fp8_blockwise" else 1
+
+
+def _minus_one_as(which):
+    def test(suspect):
+        counts = _counts_with(suspect, 0 if which == "first" else suspect.cfg.n_experts - 1)
+        recv_count, row_offsets = array(suspect.got, "recv_count"), array(suspect.got, "row_offsets")
+        if recv_count is not None:
+            return _equal(recv_count, counts)
+        return _equal(row_offsets, _offsets_of(suspect, counts, _pad(suspect.cfg)))
+    return test
+
+
+MINUS_ONE = [("-1 was treated as expert 0; it means: no expert in this slot, nothing is sent", _minus_one_as("first")),
+             ("-1 was used as an index and hit the last expert; it means: no expert in this slot, nothing is sent",
+              _minus_one_as("last"))]
+
+
+def _padding_forgotten(suspect):
+    got, want = suspect.both("row_offsets")
+    return _equal(got, _offsets_of(suspect, suspect.want.recv_count, 1))
+
+
+def _shifted(by):
+    def test(suspect):
+        got, want = suspect.both("row_offsets")
+        return _equal(got, want.astype(np.int64) + by)
+    return test
+
+
+def _leading_zero_missing(suspect):
+    got, want = suspect.both("row_offsets")
+    return _equal(got, want[1:]) or _equal(got[:-1], want[1:])
+
+
+def _shared_group_missing(suspect):
+    got, want = suspect.both("row_offsets")
+    return suspect.cfg.fused_shared_expert and _equal(got, want[1:].astype(np.int64) - int(want[1]))
+
+
+def _count_transposed(suspect):
+    got, want = suspect.both("recv_count")
+    return _equal(got, want.T)
+
+
+def _not_arrived(suspect):
+    got = array(suspect.got, "recv_count")
+    return got.dtype.itemsize == 8 and bool((got.astype(np.int64) == -1).any())
+
+
+def _from_before(name):
+    def test(suspect):
+        before = suspect.before(name)
+        return before is not None and _equal(array(suspect.got, name), before)
+    return test
+
+
+def _global_ids(suspect):
+    got, want = suspect.both("expert_ids")
+    return _equal(got, want + suspect.rank * suspect.cfg.n_local_experts)
+
+
+def _columns_swapped(suspect):
+    got, want = suspect.both("src_info")
+    return _same_up_to_segments(suspect.where.group * 2**20 + suspect.where.src_rank, got[:, ::-1], want)
+
+
+def _same_up_to_segments(segment, got, want):
+    """True if the rows of each segment are the same, in any order."""
+    if len(got) < len(segment):
+        return False
+    a, b = (np.column_stack([segment, x[:len(segment)].astype(np.int64)]) for x in (got, want))
+    return bool((a[np.lexsort(a.T[::-1])] == b[np.lexsort(b.T[::-1])]).all())
+
+
+def _other_rank_order(suspect):
+    """Each expert's rows are those of the reference, with the source ranks in one other order."""
+    where, n_src = suspect.where, array(suspect.want, "recv_count").shape[1]
+    orders = [range(n_src)[::-1], *[[(i + first) % n_src for i in range(n_src)] for first in range(1, n_src)]]
+    if n_src <= 4:
+        orders += list(itertools.permutations(range(n_src)))[1:]
+    got, want = suspect.both("src_info")
+    for order in orders:
+        position = np.argsort(list(order))
+        key = np.where(where.src_rank >= 0, position[where.src_rank], n_src)
+        rows = np.lexsort((key, where.group))       # the reference's rows in that order of ranks
+        segment = where.group * 2**20 + key
+        if _same_up_to_segments(segment[rows], got, want[rows]):
+            return True
+    return False
+
+
+def _tokens_counted_over_ranks(suspect):
+    got, want = suspect.both("src_info")
+    where = suspect.where
+    first = np.cumsum([0, *suspect.round.case.n_tokens])[:-1]
+    shift = np.where(where.src_rank >= 0, first[where.src_rank], 0)
+    local = got[:where.n_rows] - np.column_stack([shift, np.zeros_like(shift)])
+    return _same_up_to_segments(where.group * 2**20 + where.src_rank, local, want)
+
+
+def _stale_rows(suspect):
+    """Every row that is not the reference's is what the round before had left in that place."""
+    before = suspect.before("output_tokens")
+    if before is None:
+        return False
+    (got, want), where = suspect.both("output_tokens"), suspect.where
+    got = bits(got)[:where.n_rows]
+    expected = {key: row.tobytes() for key, row in zip(_keys(where, suspect.want), bits(want))}
+    wrong = [i for i, key in enumerate(_keys(where, suspect.got))
+             if where.src_rank[i] != -1 and got[i].tobytes() != expected.get(key)]
+    return all(i < len(before) and bits(before)[i].tobytes() == got[i].tobytes() for i in wrong)
+
+
+def _keys(where, result):
+    src_info = array(result, "src_info")[:where.n_rows]
+    rows = np.where(where.src_rank >= 0, 0, where.row_in_group)
+    return [tuple(key) for key in np.column_stack([where.group, where.src_rank, rows, src_info]).tolist()]
+
+
+def _payload_in_segment(by_group):
+    def test(suspect):
+        (got, want), where = suspect.both("output_tokens"), suspect.where
+        segment = where.group if by_group else where.group * 2**20 + where.src_rank
+        real = where.src_rank != -1
+        a, b = ([(s, row.tobytes()) for s, row in zip(segment[real], bits(x)[:where.n_rows][real])] for x in (got, want))
+        return sorted(a) == sorted(b)
+    return test
+
+
+def _nibbles_swapped(suspect):
+    if suspect.cfg.token_format not in ("nvfp4", "mxfp4", "mxfp4_rows"):
+        return False
+    (got, want), where = suspect.both("output_tokens"), suspect.where
+    got = bits(got)[:where.n_rows]
+    swapped = (got >> np.uint8(4)) | (got << np.uint8(4))
+    segment = where.group * 2**20 + where.src_rank
+    return _same_up_to_segments(segment, swapped, bits(want))
+
+
+def _never_written(suspect):
+    (got, want), where = suspect.both("output_tokens"), suspect.where
+    got, want = bits(got)[:where.n_rows], bits(want)
+    wrong = (got != want).any(axis=1)
+    return len(np.unique(got[wrong])) == 1
+
+
+def _not_transposed(suspect):
+    got, want = suspect.both("output_scales")
+    rows, n_scales = want.shape[::-1] if want.ndim == 2 else (0, 0)
+    return suspect.cfg.token_format == "fp8_blockwise" and got.ndim == 2 and got.shape[1] == n_scales <= rows <= len(got)
+
+
+def _not_tiled(suspect):
+    got, want = suspect.both("output_scales")
+    return want.ndim > 2 and got.ndim == 2 and got.shape[1] == suspect.cfg.hidden // (
+        16 if suspect.cfg.token_format == "nvfp4" else 32)
+
+
+CAUSES = {
+    "recv_count": MINUS_ONE + [
+        ("the array is transposed: the first axis is the local expert", _count_transposed),
+        ("a word that nobody has written yet (2**64 - 1) was taken as a count", _not_arrived),
+        ("these are the counts of the round before", _from_before("recv_count"))],
+    "row_offsets": MINUS_ONE + [
+        ("the padding was forgotten: each group's row count is rounded up to 4 in this format", _padding_forgotten),
+        ("off by one: every entry is one too large", _shifted(1)),
+        ("off by one: every entry is one too small", _shifted(-1)),
+        ("inclusive sums: the leading 0 is missing", _leading_zero_missing),
+        ("the shared expert's group is missing; it is group 0", _shared_group_missing),
+        ("these are the offsets of the round before", _from_before("row_offsets"))],
+    "expert_ids": [("they are global ids; the rank's first expert has the local id 0", _global_ids)],
+    "src_info": [
+        ("the two columns are swapped: (token, slot), not (slot, token)", _columns_swapped),
+        ("an expert's rows are in another order of source ranks; ranks must ascend inside an expert", _other_rank_order),
+        ("tokens are counted over all ranks; the index is the one at the source rank", _tokens_counted_over_ranks),
+        ("these are the rows of the round before", _from_before("src_info"))],
+    "output_tokens": [
+        ("stale rows: they hold what the round before left in their place", _stale_rows),
+        ("payload and src_info of a segment's rows do not belong together: rows were moved without their src_info, or "
+         "slots given out in another order than the payload's", _payload_in_segment(by_group=False)),
+        ("an expert's rows are in another order of source ranks; ranks must ascend inside an expert",
+         _payload_in_segment(by_group=True)),
+        ("the two fp4 codes of each byte are swapped: the even column is in the low nibble", _nibbles_swapped),
+        ("all bytes of the wrong rows are alike: they were never written", _never_written)],
+    "output_scales": [
+        ("the scales are not transposed: row-major [rows, hidden / 128]", _not_transposed),
+        ("the scales are row-major, not in this format's layout", _not_tiled)],
+}

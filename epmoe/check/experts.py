@@ -1,0 +1,124 @@
+"""Runs one case of the expert-grouped layout on an implementation: dispatch, made-up experts, combine, round by round.
+
+Laws that every round checks: the results are the reference's; the inputs are left as they were; a round shows nothing
+of the rounds before it (new data each time, and what was left over is recognised).
+"""
+
+import numpy as np
+
+import epmoe_ref
+from epmoe.check import combine_causes, dispatch_causes
+from epmoe.check.cases import epilogue, epilogue_args
+from epmoe.check.compare import compare_combined, compare_dispatched, field
+from epmoe.check.difference import Difference
+from epmoe.check.places import PADDING, SHARED, places
+
+NAN_ROW = float("nan")      # what padding rows of expert_outputs hold: whoever reads them shows it
+
+
+def run_case(implementation, case, ranks):
+    """Differences of the first round that has any, over the ranks of this process; empty when all rounds are right."""
+    world = implementation.make(case.cfg)
+    try:
+        previous = None
+        for round_ in range(case.rounds):
+            this = Round(case, round_, ranks.here, previous)
+            found = this.dispatch(world, implementation.per_rank)
+            if not any(ranks.gather(bool(found))):
+                found = this.combine(world, implementation.per_rank)
+            if any(ranks.gather(bool(found))):
+                return found
+            previous = this
+        return []
+    finally:
+        getattr(world, "close", lambda: None)()
+
+
+class Round:
+    """One round's inputs, the reference's results, and the implementation's; lists over all ranks of the world, of
+    which the implementation's hold None for ranks of other processes."""
+
+    def __init__(self, case, round_, here, previous):
+        self.case, self.cfg, self.number, self.here, self.previous = case, case.cfg, round_, here, previous
+        self.input_tokens, self.topk_ids = case.input_tokens(round_), case.topk_ids(round_)
+        self.router_weights = case.router_weights(round_)
+        self.scale = {} if case.input_scale is None else {"input_scale": list(case.input_scale)}
+        self.dispatched_want = epmoe_ref.dispatch(self.cfg, self.input_tokens, self.topk_ids, **self.scale)
+        self.dispatched = self.combined = self.combined_want = None
+
+    def dispatch(self, world, per_rank):
+        """Calls dispatch and returns the differences."""
+        arguments = [self.input_tokens, self.topk_ids]
+        changed, self.dispatched = self._call(world.dispatch, arguments, self.scale, per_rank)
+        if len(self.dispatched) != self.cfg.n_ranks:
+            return [Difference("dispatch", f"returned {len(self.dispatched)} results for {self.cfg.n_ranks} ranks")]
+        found = changed
+        for rank in self.here:
+            got, want = self.dispatched[rank], self.dispatched_want[rank]
+            differences = compare_dispatched(self.cfg, rank, got, want)
+            found += dispatch_causes.with_causes(self, rank, differences)
+        return found
+
+    def combine(self, world, per_rank):
+        """Calls combine on what dispatch returned, in its own row order, and returns the differences."""
+        outputs = [self._expert_outputs(rank, self.dispatched[rank]) if rank in self.here else None
+                   for rank in range(self.cfg.n_ranks)]
+        outputs_want = [self._expert_outputs(rank, want) for rank, want in enumerate(self.dispatched_want)]
+        options = {}
+        if self.case.epilogue:
+            options = dict(epilogue=epilogue, epilogue_args=epilogue_args(self.cfg.n_ranks))
+        self.combined_want = epmoe_ref.combine(self.cfg, outputs_want, self.dispatched_want,
+                                               router_weights=self.router_weights, **options)
+        arguments = [outputs, self.dispatched, self.router_weights]
+        changed, self.combined = self._call(world.combine, arguments, options, per_rank)
+        if len(self.combined) != self.cfg.n_ranks:
+            return [Difference("combine", f"returned {len(self.combined)} results for {self.cfg.n_ranks} ranks")]
+        found = changed
+        for rank in self.here:
+            differences = compare_combined(self.cfg, rank, self.combined[rank], self.combined_want[rank],
+                                           topk_ids=self.topk_ids[rank])
+            found += combine_causes.with_causes(self, rank, differences)
+        return found
+
+    def _call(self, function, arguments, options, per_rank):
+        """(differences of inputs that were written to, results over ranks); inputs are copies of ours."""
+        given = [[_copy(x) for x in argument] if argument is not None else None for argument in arguments]
+        if not per_rank:
+            results = list(function(*given, **options))
+        else:
+            rank, = self.here
+            own = {name: _own(value, rank) for name, value in options.items()}
+            result = function(*(None if argument is None else argument[rank] for argument in given), **own)
+            results = [result if r == rank else None for r in range(self.cfg.n_ranks)]
+        changed = []
+        names = ("input_tokens", "topk_ids") if arguments[0] is self.input_tokens else (
+            "expert_outputs", None, "router_weights")
+        for name, ours, theirs in zip(names, arguments, given):
+            for rank in self.here if name and ours is not None else ():
+                if ours[rank].tobytes() != theirs[rank].tobytes():
+                    changed.append(Difference(name, "was written to", theirs[rank], ours[rank], rank,
+                                              rule="inputs are read only"))
+        return changed, results
+
+    def _expert_outputs(self, rank, result):
+        """Rows that depend on what each row is, not on where it lies; padding rows NaN."""
+        want = self.dispatched_want[rank]
+        where = places(self.cfg, want.row_offsets, want.recv_count)
+        src_info = np.asarray(field(result, "src_info"))[:where.n_rows]
+        source = np.full(where.n_rows, rank) if self.cfg.skip_a2a else where.src_rank
+        outputs = self.case.pair_outputs(self.number, rank, source, src_info[:, 0], src_info[:, 1])
+        shared = where.src_rank == SHARED
+        outputs[shared] = self.case.shared_outputs(self.number, rank, int(shared.sum()))
+        outputs[where.src_rank == PADDING] = NAN_ROW
+        return outputs
+
+
+def _copy(value):
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def _own(value, rank):
+    """This rank's share of an option: of lists over ranks the entry, inside a tuple too."""
+    if isinstance(value, tuple):
+        return tuple(_own(entry, rank) for entry in value)
+    return value[rank] if isinstance(value, list) else value

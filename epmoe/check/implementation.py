@@ -1,0 +1,120 @@
+"""What somebody else's dispatch and combine have to look like to be held against the reference: two functions.
+
+    # mine.py
+    from epmoe.check import Implementation
+    import my_library
+
+    class Mine(Implementation):
+        def dispatch(self, input_tokens, topk_ids):
+            rows, offsets, info = my_library.dispatch(input_tokens, topk_ids, self.cfg.n_experts)
+            return [dict(output_tokens=r, row_offsets=o, src_info=i) for r, o, i in zip(rows, offsets, info)]
+        def combine(self, expert_outputs, dispatched, router_weights):
+            return my_library.combine(expert_outputs, router_weights)
+
+    $ python -m epmoe check mine:Mine
+"""
+
+from importlib import import_module
+
+from epmoe_ref.errors import EPValueError
+
+OPTIONS = frozenset({"unweighted", "epilogue", "input_scale", "fused_shared_expert", "skip_a2a", "use_shmem",
+                     "fuse_a_scale_preshuffle"})
+
+
+class Implementation:
+    """Expert-grouped dispatch and combine, one row for each (token, slot) pair, as the reference defines them.
+
+    Class attributes say what it serves; cases that need more are listed as not served:
+    token_formats, combine_dtypes: names as in EPConfig. options: of OPTIONS. "unweighted" is combine without router
+    weights; the others are the options of that name, and each adds its keyword arguments to the calls below.
+    per_rank: False, the whole world at once: every argument and result is a list over ranks. True, one rank a process
+    (under mpirun or torchrun): they are this rank's.
+    """
+
+    token_formats = ("bf16",)
+    combine_dtypes = ("bf16",)
+    options = frozenset()
+    per_rank = False
+
+    @classmethod
+    def make(cls, cfg):
+        """One object for one world; cfg is an epmoe_ref.EPConfig. Rounds follow one another on the same object."""
+        return cls(cfg)
+
+    def __init__(self, cfg):
+        self.cfg = cfg
+
+    def dispatch(self, input_tokens, topk_ids, **options):
+        """input_tokens bf16 [T, hidden], topk_ids int32 [T, top_k] with -1 for no expert; options: input_scale.
+
+        Returns a dict or an object with output_tokens [rows, ...], row_offsets [n_groups + 1], src_info [rows, 2], and,
+        where there are such, expert_ids, recv_count [n_local_experts, n_ranks], output_scales, scales_offset.
+        """
+        raise NotImplementedError
+
+    def combine(self, expert_outputs, dispatched, router_weights, **options):
+        """expert_outputs [rows, hidden] in combine_dtype, in the order of the rows that dispatch returned; dispatched
+        is what dispatch returned; router_weights float32 [T, top_k] or None; options: epilogue and epilogue_args.
+
+        Returns [T, hidden], or [T, top_k, hidden] without router weights, in combine_dtype.
+        """
+        raise NotImplementedError
+
+    def close(self):
+        """Called when the last round of a case is over."""
+
+
+class RowsImplementation:
+    """Megatron's fused_a2a (DeepEP V1): one row for each (token, destination rank), in order of source rank and token.
+
+    dispatch(x, token_indices, token_probs, num_experts) -> (recv_x, recv_token_indices, recv_token_probs,
+    tokens_per_expert, handle); combine(x, handle) -> combined_x. Lists over ranks, or this rank's with per_rank.
+    """
+
+    per_rank = False
+
+    @classmethod
+    def make(cls):
+        return cls()
+
+    def dispatch(self, x, token_indices, token_probs, num_experts):
+        raise NotImplementedError
+
+    def combine(self, x, handle):
+        raise NotImplementedError
+
+    def close(self):
+        """Called when the last round of a case is over."""
+
+
+def load(name):
+    """The implementation that `module:Name` names; a short name is one of the adapters of epmoe.check.adapters."""
+    from epmoe.check.adapters import ADAPTERS
+    module, colon, attribute = ADAPTERS.get(name, name).partition(":")
+    if not colon:
+        raise EPValueError(f"{name!r} must be module:Class, or one of {', '.join(ADAPTERS)}")
+    try:
+        found = getattr(import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        if error.name != module.split(".")[0] and error.name != module:
+            raise
+        raise EPValueError(f"no module {module!r}: run in the folder where it lies, or install it") from None
+    except AttributeError:
+        raise EPValueError(f"module {module!r} has no {attribute!r}") from None
+    missing = [word for word in ("make", "dispatch", "combine") if not callable(getattr(found, word, None))]
+    if missing:
+        raise EPValueError(f"{name} lacks {', '.join(missing)}: derive it from epmoe.check.Implementation or "
+                           "epmoe.check.RowsImplementation")
+    return found
+
+
+def not_served(implementation, case):
+    """Why a case is not for this implementation, in a few words; None if it is."""
+    cfg = case.cfg
+    if cfg.token_format not in implementation.token_formats:
+        return f"token_format {cfg.token_format}"
+    if cfg.combine_dtype not in implementation.combine_dtypes:
+        return f"combine_dtype {cfg.combine_dtype}"
+    lacking = sorted(case.needs() - set(implementation.options))
+    return ", ".join(lacking) or None

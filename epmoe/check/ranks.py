@@ -1,0 +1,95 @@
+"""Which rank this process is, when an implementation has one rank a process: mpirun's, torchrun's, or alone.
+
+Each process knows the whole world's inputs and the reference's results, since both come from numbers that everybody
+can compute; ranks talk to each other only to agree on the verdict.
+"""
+
+import os
+
+from epmoe_ref.errors import UnavailableError
+
+MPI_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MPI_LOCALRANKID")
+
+
+class WholeWorld:
+    """All ranks in this process."""
+
+    def __init__(self, n_ranks):
+        self.size, self.here = n_ranks, range(n_ranks)
+
+    def gather(self, value):
+        return [value]
+
+
+class MPIRank:
+    """One rank a process, started by mpirun."""
+
+    def __init__(self):
+        from mpi4py import MPI
+        self._comm = MPI.COMM_WORLD
+        self.size, self.here = self._comm.size, (self._comm.rank,)
+
+    def gather(self, value):
+        """The values of all ranks, on all ranks; collective."""
+        return self._comm.allgather(value)
+
+
+class TorchRank:
+    """One rank a process, started by torchrun."""
+
+    def __init__(self):
+        import torch.distributed as dist
+        torch_process_group()
+        self._dist, self._group = dist, dist.new_group(backend="gloo")
+        self.size, self.here = dist.get_world_size(), (dist.get_rank(),)
+
+    def gather(self, value):
+        """The values of all ranks, on all ranks; collective."""
+        values = [None] * self.size
+        self._dist.all_gather_object(values, value, group=self._group)
+        return values
+
+
+def ranks_of(implementation, n_ranks):
+    """The ranks that this process runs: all n_ranks of them, or, with one rank a process, its own."""
+    return this_rank() if implementation.per_rank else WholeWorld(n_ranks)
+
+
+def this_rank():
+    """The rank that mpirun or torchrun made of this process."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return TorchRank()
+    if any(name in os.environ for name in MPI_VARIABLES):
+        return MPIRank()
+    raise UnavailableError("this implementation has one rank a process: start it with `torchrun --nproc-per-node N -m "
+                           "epmoe check ...` or `mpirun -n N python -m mpi4py -m epmoe check ...`")
+
+
+def torch_process_group():
+    """torch.distributed's default group over all ranks, made once: NCCL on this rank's GPU, or gloo without GPUs."""
+    try:
+        import torch
+        import torch.distributed as dist
+    except ImportError:
+        raise UnavailableError("torch is not installed: pip install torch") from None
+    if dist.is_initialized():
+        return
+    where = {}
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        where = _address_through_mpi()
+    local_rank = int(os.environ.get("LOCAL_RANK", where.get("rank", 0)))
+    if torch.cuda.is_available():
+        torch.cuda.set_device(local_rank % torch.cuda.device_count())
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", **where)
+
+
+def _address_through_mpi():
+    import socket
+
+    from mpi4py import MPI
+    comm = MPI.COMM_WORLD
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        address = (socket.gethostname(), probe.getsockname()[1])
+    host, port = comm.bcast(address)
+    return dict(init_method=f"tcp://{host}:{port}", rank=comm.rank, world_size=comm.size)
