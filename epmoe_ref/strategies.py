@@ -93,6 +93,11 @@ def _matrix(rng, kind, rank, rows, columns, dtype):
     return values.astype(dtype)
 
 
+def _finite(kinds):
+    """The kinds that probabilities and weights are drawn from, where data has these."""
+    return tuple(kind for kind in kinds if kind in ("integers", "normal")) or ("normal",)
+
+
 @st.composite
 def topk_ids(draw, num_tokens: int, n_experts: int, top_k: int, n_ranks: int = 1, dtype=np.int32):
     """Routing of one rank: [num_tokens, top_k] of distinct ids.
@@ -184,7 +189,7 @@ def worlds(draw, cfgs=None, *, garbage=False, kinds=KINDS):
     tokens = draw(num_tokens(n_sets, cfg.max_tokens_per_rank))
     routing = garbage_topk_ids if garbage else topk_ids
     ids = [draw(routing(n, cfg.n_experts, cfg.top_k, cfg.n_ranks)) for n in tokens]
-    weights = draw(matrices(tokens, cfg.top_k, np.float32, ("integers", "normal")))
+    weights = draw(matrices(tokens, cfg.top_k, np.float32, _finite(kinds)))
     weights = [np.where(own_ids < 0, np.float32(np.nan), own) for own, own_ids in zip(weights, ids)]
     data = draw(matrices(tokens, cfg.hidden, BF16, kinds))
     copies = cfg.n_ranks // n_sets
@@ -199,7 +204,7 @@ def rows_worlds(draw, *, dtypes=(BF16, np.dtype(np.float16), np.dtype(np.float32
     tokens = draw(num_tokens(n_ranks))
     top_k = draw(st.one_of(st.integers(1, num_experts), st.just(num_experts)))
     ids = [draw(topk_ids(n, num_experts, top_k, n_ranks, np.int64)) for n in tokens]
-    probs = draw(matrices(tokens, top_k, np.float32, ("integers", "normal")))
+    probs = draw(matrices(tokens, top_k, np.float32, _finite(kinds)))
     x = draw(matrices(tokens, 8 * draw(st.integers(1, 3)), draw(st.sampled_from(dtypes)), kinds))
     return RowsWorld(x, ids, probs, num_experts)
 
@@ -211,7 +216,7 @@ def hybrid_worlds(draw, *, dtypes=(BF16, np.dtype(np.float16)), kinds=KINDS, max
     num_experts = n_ranks * num_local_experts
     tokens = draw(num_tokens(n_ranks))
     routing_map = [draw(routing_maps(n, num_experts, n_ranks)) for n in tokens]
-    probs = draw(st.one_of(st.none(), matrices(tokens, num_experts, np.float32, ("integers", "normal"))))
+    probs = draw(st.one_of(st.none(), matrices(tokens, num_experts, np.float32, _finite(kinds))))
     if probs is not None:
         probs = [np.where(routed, own, np.float32(np.nan)) for own, routed in zip(probs, routing_map)]
     pad = draw(st.sampled_from((None, 0, 1, 3, 16, 128)))

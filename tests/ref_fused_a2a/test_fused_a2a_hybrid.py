@@ -5,15 +5,14 @@ import dataclasses
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from fused_a2a_laws import assert_same_bits, inner, law
+from hypothesis import given
 from hypothesis import strategies as st
-from same_bits import assert_same_bits
 
 from epmoe_ref import fused_a2a, strategies
 
 BF16, FP16, FP32 = (np.dtype(name) for name in (ml_dtypes.bfloat16, np.float16, np.float32))
 
-law = settings(max_examples=60, derandomize=True, database=None, deadline=None)
 integers = strategies.hybrid_worlds(dtypes=(FP16,), kinds=("integers",))
 integers_without_loss = strategies.hybrid_worlds(dtypes=(FP16,), kinds=("integers",), overflow=False)
 anything = strategies.hybrid_worlds()
@@ -21,11 +20,6 @@ anything = strategies.hybrid_worlds()
 
 def dispatch(world, **changes):
     return fused_a2a.hybrid_dispatch_forward(**{**vars(world), **changes})
-
-
-def inner(one, other):
-    """<one, other> over the world, in float64: exact on small integers."""
-    return sum(float((a.astype(np.float64) * b.astype(np.float64)).sum()) for a, b in zip(one, other))
 
 
 def padded_rows(world):

@@ -2,13 +2,13 @@
 
 import fused_a2a_restatement as plain
 import numpy as np
+from fused_a2a_laws import assert_same_bits, law
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from same_bits import assert_same_bits
 
 from epmoe_ref import fused_a2a, strategies
 
-worlds_of_numbers = settings(max_examples=100, derandomize=True, database=None, deadline=None)
+worlds_of_numbers = settings(law, max_examples=100)
 
 
 @worlds_of_numbers

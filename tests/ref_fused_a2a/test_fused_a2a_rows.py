@@ -3,25 +3,18 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from fused_a2a_laws import assert_same_bits, inner, law
+from hypothesis import given
 from hypothesis import strategies as st
-from same_bits import assert_same_bits
 
 from epmoe_ref import fused_a2a, strategies
 
 BF16, FP16, FP32 = (np.dtype(name) for name in (ml_dtypes.bfloat16, np.float16, np.float32))
 WIDE = (BF16, FP32)  # float16 loses integers above 2048, and exactness is the point of the laws on integers
 
-law = settings(max_examples=60, derandomize=True, database=None, deadline=None)
-
 
 def dispatch(world):
     return fused_a2a.dispatch_forward(world.x, world.token_indices, world.token_probs, world.num_experts)
-
-
-def inner(one, other):
-    """<one, other> over the world, in float64: exact on small integers."""
-    return sum(float((a.astype(np.float64) * b.astype(np.float64)).sum()) for a, b in zip(one, other))
 
 
 def ranks_of(world):

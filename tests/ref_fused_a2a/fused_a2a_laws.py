@@ -1,10 +1,24 @@
-"""Exact equality with the place in the message; two NaNs are equal whatever their sign and payload."""
+"""What the tests of fused_a2a's laws share: the same worlds in every run, exact equality, the inner product."""
 
 import numpy as np
+from hypothesis import HealthCheck, settings
+
+# Derandomised, so that a run depends on nothing but the code; a slow machine is no failure.
+law = settings(
+    max_examples=50, derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+def inner(one, other):
+    """<one, other> over the world, in float64: exact on small integers."""
+    return sum(float((a.astype(np.float64) * b.astype(np.float64)).sum()) for a, b in zip(one, other))
 
 
 def assert_same_bits(got, want, name):
-    """got, want: arrays, or lists over ranks of them (None where there is nothing)."""
+    """Same dtype, shape and bits; two NaNs are equal whatever their sign and payload.
+
+    got, want: arrays, or lists over ranks of them (None where there is nothing). The message says where they differ.
+    """
     if isinstance(want, (list, tuple)):
         assert len(got) == len(want), f"{name}: {len(got)} ranks, wanted {len(want)}"
         for rank, (one, other) in enumerate(zip(got, want)):
