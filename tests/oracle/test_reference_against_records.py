@@ -12,7 +12,7 @@ import api_arrays
 import record_model
 from differences import dispatch_difference
 from exact_formats import FACTS
-from random_worlds import random_world
+from random_worlds import Limits, random_world
 from reference_runs import reference_difference
 
 WORLDS = int(os.environ.get("EPMOE_WORLDS", "400"))
@@ -116,3 +116,17 @@ def test_any_integer_dtype_and_any_strides_come_in():
             difference = dispatch_difference(world, rank, received[rank], dispatched[rank], padding_is_zero=True)
             assert difference is None, difference
             assert dispatched[rank].topk_ids.dtype == np.int32
+
+
+@pytest.mark.parametrize("token_format", FACTS)
+def test_groups_of_several_scale_tiles(token_format):
+    """Groups of more and of fewer than 128 rows, so that scales_offset differs from the number of tiles before."""
+    limits = Limits(ranks=3, local_experts=3, top_k=2, hidden=1, tokens=150, large_share=1.0)
+    groups_far_out = 0
+    for seed in range(4000, 4008):
+        world = random_world(seed, limits, token_format=token_format, fuse_a_scale_preshuffle=False)
+        difference = reference_difference(world)
+        assert difference is None, difference
+        groups_far_out += sum(offset >= 128 for received in record_model.dispatch(world)
+                              for offset in received.row_offsets[1:-1])
+    assert groups_far_out > 5
