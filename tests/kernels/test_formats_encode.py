@@ -1,0 +1,82 @@
+"""Law: an encoder's payload is, byte for byte, what the definition of its format says, for every bf16 pattern."""
+
+import numpy as np
+import pytest
+from bf16_rows import as_rows, below_a_maximum, edge_groups, every_pattern
+from expected_payloads import GROUP, payloads
+from row_kernels import encode
+
+from epmoe_ref.config import EPConfig
+
+QUANTISED = ["fp8_blockwise", "nvfp4", "mxfp4", "mxfp8", "mxfp4_rows"]
+FORMATS = ["bf16", *QUANTISED]
+
+
+def config(token_format, hidden, **options):
+    return EPConfig(1, 4, 2, hidden, 16, token_format=token_format, **options)
+
+
+def agree(cfg, bits, input_scale=1.0):
+    got, expected = encode(cfg, bits, input_scale), payloads(cfg, bits, input_scale)
+    assert got.shape == expected.shape
+    if (got != expected).any():
+        row, byte = np.argwhere(got != expected)[0]
+        raise AssertionError(f"{(got != expected).sum()} bytes differ; first: row {row} byte {byte} of {cfg.token_format}: "
+                             f"{got[row, byte]:#04x}, expected {expected[row, byte]:#04x}")
+
+
+@pytest.mark.parametrize("token_format", FORMATS)
+def test_every_bf16_pattern(token_format):
+    agree(config(token_format, 2048), every_pattern(2048))
+
+
+@pytest.mark.parametrize("token_format", QUANTISED)
+def test_zeros_nan_inf_subnormals_ties_and_scale_underflow(token_format):
+    agree(config(token_format, 512), as_rows(edge_groups(GROUP[token_format]), 512))
+
+
+@pytest.mark.parametrize("token_format", QUANTISED)
+def test_any_maximum_in_any_place(token_format):
+    maxima = np.random.default_rng(5).permutation(65536)[:16384 // GROUP[token_format]].astype(np.uint16)
+    agree(config(token_format, 1024), as_rows(below_a_maximum(maxima, GROUP[token_format], seed=6), 1024))
+
+
+@pytest.mark.parametrize("input_scale", [0.5, 3.1415927, 1e-3, 448.0, 3e38, 1e-42])
+def test_input_scale(input_scale):
+    agree(config("nvfp4", 512), as_rows(edge_groups(16)[:96], 512), input_scale)
+
+
+@pytest.mark.parametrize("token_format, hidden", [
+    ("bf16", 8), ("bf16", 1048), ("fp8_blockwise", 128), ("fp8_blockwise", 640), ("nvfp4", 64), ("nvfp4", 1088),
+    ("mxfp4", 128), ("mxfp4", 1152), ("mxfp8", 128), ("mxfp8", 640), ("mxfp4_rows", 32), ("mxfp4_rows", 1120)])
+@pytest.mark.parametrize("alignment", [16, 64])
+def test_row_lengths_that_do_not_fill_a_warp_and_zero_padding(token_format, hidden, alignment):
+    bits = below_a_maximum(np.arange(0x3F80, 0x3F83), hidden, seed=hidden)
+    agree(config(token_format, hidden, alignment=alignment), bits)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("hidden", [1024, 8192])
+@pytest.mark.parametrize("token_format", FORMATS)
+def test_every_bf16_pattern_on_the_gpu(token_format, hidden):
+    agree(config(token_format, hidden), every_pattern(hidden))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("token_format", QUANTISED)
+def test_zeros_nan_inf_subnormals_ties_and_scale_underflow_on_the_gpu(token_format):
+    agree(config(token_format, 7168), as_rows(edge_groups(GROUP[token_format]), 7168))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("token_format", QUANTISED)
+def test_every_maximum_on_the_gpu(token_format, seed):
+    maxima = np.random.default_rng(seed).permutation(65536).astype(np.uint16)
+    agree(config(token_format, 7168), as_rows(below_a_maximum(maxima, GROUP[token_format], seed), 7168))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("input_scale", [0.5, 3.1415927, 1e-3, 448.0, 3e38, 1e-42])
+def test_input_scale_on_the_gpu(input_scale):
+    agree(config("nvfp4", 7168), as_rows(below_a_maximum(np.arange(65536), 16, seed=8), 7168), input_scale)

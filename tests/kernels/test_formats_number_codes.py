@@ -1,0 +1,154 @@
+"""Law: the integer conversions and the cheap quotient are the conversions and the quotient, to the bit."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from expected_payloads import E2M1_VALUES, E4M3_VALUES, e2m1, e4m3, e8m0, two_to
+from row_kernels import map_words
+
+from epmoe.device import bf16_lo, device_fn, div_rn, f32, f32_as_u32, max_f32, u32, u32_as_f32
+from epmoe.kernels.formats.blockwise_fp8 import quotient
+from epmoe.kernels.formats.e2m1 import e2m1_code
+from epmoe.kernels.formats.e4m3 import e4m3_byte
+from epmoe.kernels.formats.e8m0 import e8m0_reciprocal, e8m0_round_up
+from epmoe.kernels.formats.mxfp4 import even_scale
+
+# float32 bits -> e8m0 byte, as the definition of the cast lists them
+E8M0_VECTORS = {0x003FFFFF: 0, 0x00400000: 0, 0x00400001: 1, 0x7F800000: 255, 0x403FFFFF: 129, 0x40400001: 129, 0: 0,
+                0x3F800000: 127, 0x40800000: 129, 0x45800000: 139, 0x80000000: 0, 0xC5800000: 139, 0xBF800000: 127,
+                0x7F000000: 254}
+
+
+@device_fn
+def e2m1_word(bits):
+    return e2m1_code(u32_as_f32(bits))
+
+
+@device_fn
+def e4m3_word(bits):
+    return e4m3_byte(u32_as_f32(bits))
+
+
+@device_fn
+def e8m0_word(bits):
+    return e8m0_round_up(u32_as_f32(bits))
+
+
+@device_fn
+def reciprocal_word(byte):
+    return f32_as_u32(e8m0_reciprocal(byte))
+
+
+@device_fn
+def even_scale_word(bits):
+    return even_scale(u32_as_f32(bits))
+
+
+@device_fn
+def quotient_word(pair):
+    """absmax and x are bf16 patterns, in the high and the low half; absmax 0 takes the scale's floor 1e-4."""
+    scale = div_rn(max_f32(bf16_lo(u32(pair >> u32(16))), f32(1e-4)), f32(448.0))
+    return f32_as_u32(quotient(bf16_lo(pair), scale, div_rn(f32(1.0), scale)))
+
+
+def floats_about(values):
+    """float32 bits of the values and their four neighbours, with both signs."""
+    bits = np.asarray(values, np.float32).reshape(-1).view(np.uint32).astype(np.int64)
+    near = np.unique(np.clip(bits[:, None] + np.arange(-2, 3), 0, 0x7FFFFFFF))
+    return np.concatenate([near, near | 0x80000000]).astype(np.uint32)
+
+
+def floats_of_every_kind(values, n, seed):
+    """As floats_about, and random bits, infinities, NaN with either sign, subnormals."""
+    rng = np.random.default_rng(seed)
+    special = [0, 0x80000000, 1, 0x80000001, 0x7FFFFF, 0x800000, 0x7F7FFFFF, 0x7F800000, 0xFF800000, 0x7F800001, 0xFFFFFFFF]
+    return np.concatenate([floats_about(values), np.array(special, np.uint32), rng.integers(0, 2**32, n, dtype=np.uint32),
+                           (rng.integers(0x3D000000, 0x44000000, n) | rng.integers(0, 2, n) << 31).astype(np.uint32)])
+
+
+def as_float(bits):
+    return np.asarray(bits, np.uint32).view(np.float32)
+
+
+def code_points(values):
+    return np.concatenate([values, (values[1:] + values[:-1]) / 2])
+
+
+def check_codes(n):
+    bits = floats_of_every_kind(code_points(E2M1_VALUES), n, 1)
+    np.testing.assert_array_equal(map_words(e2m1_word, bits), e2m1(as_float(bits)))
+    bits = floats_of_every_kind(code_points(E4M3_VALUES), n, 2)
+    np.testing.assert_array_equal(map_words(e4m3_word, bits), e4m3(as_float(bits)))
+    bits = floats_of_every_kind(2.0**np.arange(-149, 128), n, 3)
+    np.testing.assert_array_equal(map_words(e8m0_word, bits), e8m0(as_float(bits)))
+    bits = floats_of_every_kind(2.0**np.arange(-126, 127)[:, None] * [1.0, 1.75, 1.5], n, 4) & 0x7FFFFFFF
+    bits = bits[bits <= 0x7F800000]
+    exponent = np.floor(np.log2(np.maximum(as_float(bits).astype(np.float64), 2.0**-149)))
+    rounded_up = as_float(bits).astype(np.float64) >= 1.75 * 2.0**exponent
+    expected = np.where(as_float(bits) == np.inf, 253, np.clip(exponent + rounded_up - 2 + 127, 0, 254))
+    np.testing.assert_array_equal(map_words(even_scale_word, bits), expected)
+
+
+def check_quotients():
+    absmax = np.concatenate([[0], np.arange(0x3F80, 0x4000)])       # every significand a scale can have, and the floor
+    x = np.arange(0x3F80, 0x4000)                                   # every significand of a bf16 number
+    pairs = (absmax[:, None] << 16 | x).astype(np.uint32)
+    scale = np.maximum(as_float(absmax << 16), np.float32(1e-4)) / np.float32(448)
+    expected = as_float(x << 16) / scale[:, None]
+    np.testing.assert_array_equal(map_words(quotient_word, pairs.reshape(-1)), expected.view(np.uint32).reshape(-1))
+
+
+def test_conversions_at_and_beside_every_code_and_every_tie():
+    check_codes(2000)
+
+
+def test_quotient_is_ieee_division_for_all_significands():
+    check_quotients()
+
+
+def test_quotients_expectation_is_the_rational_number_rounded():
+    """NumPy's division, which the law above trusts, against rational arithmetic."""
+    rng = np.random.default_rng(3)
+    for m, j in rng.integers(0x3F80, 0x4000, (300, 2)):
+        scale = as_float(m << 16) / np.float32(448)
+        exact = Fraction(float(as_float(j << 16))) / Fraction(float(scale))
+        q = as_float(j << 16) / scale
+        error = abs(Fraction(float(q)) - exact)
+        for other in (np.nextafter(q, np.float32(0)), np.nextafter(q, np.float32(np.inf))):
+            assert error <= abs(Fraction(float(other)) - exact)
+
+
+def test_e8m0_vectors():
+    np.testing.assert_array_equal(map_words(e8m0_word, list(E8M0_VECTORS)), list(E8M0_VECTORS.values()))
+
+
+def test_e8m0_reciprocals():
+    byte = np.arange(256)
+    got = as_float(map_words(reciprocal_word, byte))
+    np.testing.assert_array_equal(got, np.float32(1) / two_to(byte))
+    assert [float(got[b]) for b in (0, 127, 254)] == [2.0**127, 1.0, 2.0**-127]
+
+
+@pytest.mark.parametrize("absmax, scale", [(1.6, 2.0**-2), (6.0, 1.0), (7.0, 2.0), (0.0, 2.0**-127)])
+def test_even_scale_examples(absmax, scale):
+    bits = np.array([absmax], np.float32).view(np.uint32)
+    assert two_to(map_words(even_scale_word, bits))[0] == scale
+
+
+@pytest.mark.gpu
+def test_conversions_on_the_gpu():
+    check_codes(1 << 22)
+
+
+@pytest.mark.gpu
+def test_quotient_on_the_gpu():
+    check_quotients()
+
+
+@pytest.mark.gpu
+def test_every_float32_of_the_code_range_on_the_gpu():
+    """All float32 from 2**-3 to 8 and their negatives to e2m1: 2 x 6 binades of 2**23 numbers."""
+    for sign in (0, 0x80000000):
+        bits = np.arange(0x3E000000, 0x41000001, dtype=np.uint32) | np.uint32(sign)
+        np.testing.assert_array_equal(map_words(e2m1_word, bits), e2m1(as_float(bits)))
