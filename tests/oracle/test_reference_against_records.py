@@ -118,13 +118,14 @@ def test_any_integer_dtype_and_any_strides_come_in():
             assert dispatched[rank].topk_ids.dtype == np.int32
 
 
-@pytest.mark.parametrize("token_format", FACTS)
+@pytest.mark.parametrize("token_format", [name for name, facts in FACTS.items() if facts.tiles])
 def test_groups_of_several_scale_tiles(token_format):
     """Groups of more and of fewer than 128 rows, so that scales_offset differs from the number of tiles before."""
     limits = Limits(ranks=3, local_experts=3, top_k=2, hidden=1, tokens=150, large_share=1.0)
     groups_far_out = 0
-    for seed in range(4000, 4008):
-        world = random_world(seed, limits, token_format=token_format, fuse_a_scale_preshuffle=False)
+    for seed in range(4000, 4006):
+        world = random_world(seed, limits, token_format=token_format, fuse_a_scale_preshuffle=False, n_ranks=3,
+                             n_local_experts=3, top_k=1 + seed % 2, skip_a2a=False, weights="none")
         difference = reference_difference(world)
         assert difference is None, difference
         groups_far_out += sum(offset >= 128 for received in record_model.dispatch(world)
