@@ -10,7 +10,7 @@ from bisect import bisect_right
 import numpy as np
 from greenlet import getcurrent
 
-from . import arithmetic
+from .. import arithmetic
 from .memory import MEMORY, out_of_bounds
 from .scheduler import NOW
 from .threads import call_chain

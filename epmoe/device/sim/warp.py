@@ -198,7 +198,7 @@ def warp_inclusive_sum_i32(v):
 def warp_max_f32(v):
     """Largest v (f32) over the lanes, in every lane; NaN is ignored unless all are NaN."""
     t, vals = meet("warp_max_f32", v)
-    from .arithmetic import max_f32
+    from ..arithmetic import max_f32
     out = vals[0]
     for x in vals[1:]:
         if x is not None:

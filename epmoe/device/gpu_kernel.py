@@ -1,0 +1,73 @@
+"""Kernels and device functions on the GPU: compiled by Numba, at the first launch or to PTX without a GPU."""
+import contextlib
+import types as _types
+
+from .ptx_factory import i32, u64
+
+import numba.cuda.dispatcher as _dispatcher
+from numba import cuda
+
+SIGNATURE = (u64, i32, i32)             # params, num_tokens, my_rank
+SM_90 = (9, 0)
+
+
+@contextlib.contextmanager
+def _as_if_on(cc):
+    """Let Numba compile device functions for a compute capability without asking a device."""
+    saved = _dispatcher.get_current_device
+    _dispatcher.get_current_device = lambda: _types.SimpleNamespace(compute_capability=cc)
+    try:
+        yield
+    finally:
+        _dispatcher.get_current_device = saved
+
+
+def device_fn(fn):
+    """Decorator for functions that kernels call; always inlined."""
+    return cuda.jit(device=True, forceinline=True)(fn)
+
+
+def kernel(fn=None, *, max_threads=1024):
+    """Decorator for entry points: fn(params: u64, num_tokens: i32, my_rank: i32), at most max_threads a block."""
+    if fn is None:
+        return lambda f: Kernel(f, max_threads)
+    return Kernel(fn, max_threads)
+
+
+class Kernel:
+    """An entry point of the device. `fn` is the Python function."""
+
+    def __init__(self, fn, max_threads):
+        self.fn, self.name, self.max_threads = fn, fn.__name__, max_threads
+        self.__doc__ = fn.__doc__
+        self._compiled = None
+
+    def __repr__(self):
+        return "<kernel %s>" % self.name
+
+    def ptx(self, cc=SM_90):
+        """The PTX text for a compute capability; needs no GPU."""
+        with _as_if_on(cc):
+            text, _ = cuda.compile_ptx(self.fn, SIGNATURE, cc=cc, launch_bounds=self.max_threads)
+        return text
+
+    def compile(self):
+        """The kernel compiled for the current GPU (once), as Numba has it."""
+        if self._compiled is None:
+            jitted = cuda.jit(SIGNATURE, launch_bounds=self.max_threads)(self.fn)
+            self._compiled = jitted.overloads[SIGNATURE]
+        return self._compiled
+
+    def handle(self):
+        """The CUkernel of the current GPU."""
+        return self.compile()._codelibrary.get_cufunc().handle
+
+    def resources(self):
+        """{"registers", "local_bytes", "shared_bytes"} of a thread, a thread and a block, on the current GPU."""
+        attributes = self.compile()._codelibrary.get_cufunc().attrs
+        return dict(registers=attributes.regs, local_bytes=attributes.local, shared_bytes=attributes.shared)
+
+    def max_resident_blocks(self, n_threads, shared_bytes=0):
+        """How many blocks of n_threads the current GPU holds at once."""
+        from .gpu_machine import resident_blocks
+        return resident_blocks(self, n_threads, shared_bytes)

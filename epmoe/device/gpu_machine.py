@@ -1,0 +1,320 @@
+"""GpuMachine: the host side of the device layer on a CUDA GPU. Buffers, streams, launches.
+
+Numba compiles kernels and owns the (primary) context; memory, streams and launches go straight to the driver, since a
+launch through Numba costs four to ten times as much. Every Buffer is one whole allocation of cuMemAlloc, so that its CUDA
+IPC handle is its own.
+"""
+import contextlib
+import ctypes
+import os
+
+import numpy as np
+
+from epmoe_ref.errors import EPError, EPValueError, UnavailableError
+
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")      # virtual ranks wait for each other: all streams must advance
+os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")           # loading code while kernels wait for each other could hang
+
+from cuda.bindings import driver as cu                          # noqa: E402
+
+STATIC_SHARED_LIMIT = 48 * 1024
+
+
+def check(result):
+    """The values of a driver call, or an error with its name."""
+    code, *values = result
+    if code != cu.CUresult.CUDA_SUCCESS:
+        _, name = cu.cuGetErrorName(code)
+        _, text = cu.cuGetErrorString(code)
+        decode = (lambda b: b.decode() if isinstance(b, bytes) else str(b))
+        raise EPError("CUDA: %s (%s)" % (decode(name), decode(text)))
+    return values[0] if len(values) == 1 else values or None
+
+
+class LoadedKernel:
+    """A kernel on the current GPU, ready to be launched."""
+
+    def __init__(self, kernel):
+        self.name, self.max_threads = kernel.name, kernel.max_threads
+        handle = kernel.handle()
+        if isinstance(handle, cu.CUfunction):
+            self.function = handle
+        else:                                       # this also loads the code now, not while others spin
+            self.function = check(cu.cuKernelGetFunction(cu.CUkernel(int(handle))))
+        attribute = cu.CUfunction_attribute
+        self.static_shared = check(cu.cuFuncGetAttribute(attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, self.function))
+        self.dynamic_limit = STATIC_SHARED_LIMIT - self.static_shared
+        self._occupancy = {}
+        self._fields = (ctypes.c_uint64(), ctypes.c_int32(), ctypes.c_int32())
+        self._pointers = (ctypes.c_void_p * 3)(*(ctypes.addressof(f) for f in self._fields))
+        self._arguments = ctypes.addressof(self._pointers)
+
+    def allow_shared(self, shared_bytes):
+        """More than 48 KB of dynamic shared memory must be asked for once."""
+        if shared_bytes > self.dynamic_limit:
+            attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            check(cu.cuFuncSetAttribute(self.function, attribute, shared_bytes))
+            self.dynamic_limit = shared_bytes
+
+    def blocks_per_sm(self, threads, shared_bytes):
+        key = (threads, shared_bytes)
+        if key not in self._occupancy:
+            self.allow_shared(shared_bytes)
+            self._occupancy[key] = check(cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, threads, shared_bytes))
+        return self._occupancy[key]
+
+    def launch(self, grid, threads, args, stream, shared_bytes, attributes):
+        """Put a launch on a stream. args: (params, num_tokens, my_rank); the driver copies them before it returns."""
+        params, num_tokens, my_rank = self._fields
+        params.value, num_tokens.value, my_rank.value = args
+        if not attributes:
+            check(cu.cuLaunchKernel(self.function, grid, 1, 1, threads, 1, 1, shared_bytes, stream, self._arguments, 0))
+            return
+        config = cu.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+        config.sharedMemBytes, config.hStream = shared_bytes, stream
+        config.attrs, config.numAttrs = attributes, len(attributes)
+        check(cu.cuLaunchKernelEx(config, self.function, self._arguments, 0))
+
+
+def launch_attributes(cooperative, programmatic):
+    """Driver attributes of a launch whose blocks are all resident, or that may begin before its predecessor ends."""
+    out = []
+    if cooperative:
+        a = cu.CUlaunchAttribute()
+        a.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        a.value.cooperative = 1
+        out.append(a)
+    if programmatic:
+        a = cu.CUlaunchAttribute()
+        a.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        a.value.programmaticStreamSerializationAllowed = 1
+        out.append(a)
+    return out
+
+
+_loaded = {}            # (device, kernel) -> LoadedKernel
+
+
+def loaded(kernel):
+    """The kernel compiled and loaded for the current GPU."""
+    from numba import cuda
+    key = (cuda.current_context().device.id, kernel)
+    if key not in _loaded:
+        _loaded[key] = LoadedKernel(kernel)
+    return _loaded[key]
+
+
+def resident_blocks(kernel, threads, shared_bytes=0):
+    """How many blocks of this kernel the current GPU holds at once."""
+    from numba import cuda
+    return loaded(kernel).blocks_per_sm(threads, shared_bytes) * cuda.current_context().device.MULTIPROCESSOR_COUNT
+
+
+class Buffer:
+    """Device memory: one whole allocation, its contents unspecified until written."""
+
+    def __init__(self, machine, nbytes, name, rank, regions):
+        self.machine, self.nbytes, self.name, self.rank, self.regions = machine, int(nbytes), name, rank, regions
+        self.address = int(check(cu.cuMemAlloc(max(self.nbytes, 1))))
+
+    def _inside(self, offset, nbytes):
+        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
+            raise EPValueError("bytes %d to %d of %s, which has %d bytes" % (offset, offset + nbytes, self.name, self.nbytes))
+
+    def write(self, array, offset=0):
+        """Copy an array into the buffer, from byte `offset` on; returns when it is there."""
+        source = np.ascontiguousarray(array)
+        self._inside(offset, source.nbytes)
+        if source.nbytes:
+            self.machine.activate()
+            check(cu.cuMemcpyHtoDAsync(self.address + offset, source.ctypes.data, source.nbytes, self.machine.copies))
+            check(cu.cuStreamSynchronize(self.machine.copies))
+
+    def read(self, dtype, shape, offset=0):
+        """A copy of part of the buffer as a NumPy array, after all launches have ended."""
+        out = np.empty(shape, dtype)
+        self._inside(offset, out.nbytes)
+        self.machine.synchronize()
+        if out.nbytes:
+            check(cu.cuMemcpyDtoHAsync(out.ctypes.data, self.address + offset, out.nbytes, self.machine.copies))
+            check(cu.cuStreamSynchronize(self.machine.copies))
+        return out
+
+    def fill(self, byte, offset=0, nbytes=None):
+        """Set bytes to one value; returns when it is done."""
+        nbytes = self.nbytes - offset if nbytes is None else nbytes
+        self._inside(offset, nbytes)
+        if nbytes:
+            self.machine.activate()
+            check(cu.cuMemsetD8Async(self.address + offset, byte, nbytes, self.machine.copies))
+            check(cu.cuStreamSynchronize(self.machine.copies))
+
+    def array(self, dtype, shape, offset=0):
+        """Part of the buffer as an object with __cuda_array_interface__."""
+        dtype = np.dtype(dtype)
+        shape = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
+        self._inside(offset, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
+        return DeviceArray(self, self.address + offset, shape, dtype)
+
+    def free(self):
+        """Give the memory back, after all launches have ended."""
+        if self.address:
+            self.machine.synchronize()
+            check(cu.cuMemFree(self.address))
+            self.address = 0
+
+
+class DeviceArray:
+    """Memory of a Buffer that other libraries can look at; it keeps the Buffer object."""
+
+    def __init__(self, buffer, address, shape, dtype):
+        self.buffer, self.address, self.shape, self.dtype = buffer, address, shape, dtype
+
+    @property
+    def __cuda_array_interface__(self):
+        typestr = self.dtype.str if self.dtype.kind != "V" else "|V%d" % self.dtype.itemsize
+        return dict(shape=self.shape, typestr=typestr, data=(self.address, False), version=3, strides=None)
+
+
+class Stream:
+    """Launches of one rank that run one after another. Wraps a stream of the caller, or makes one."""
+
+    def __init__(self, machine, rank, handle=None):
+        self.machine, self.rank = machine, rank
+        self.own = handle is None
+        self.handle = check(cu.cuStreamCreate(cu.CUstream_flags.CU_STREAM_NON_BLOCKING)) if self.own else cu.CUstream(int(handle))
+
+    def synchronize(self):
+        """Wait until everything on it has ended."""
+        self.machine.submit()
+        check(cu.cuStreamSynchronize(self.handle))
+
+
+class GpuMachine:
+    """One GPU: shared by all n_ranks virtual ranks of this process, or (with `rank`) this process's.
+
+    ordinal: which GPU; left out, the current one. The simulator's arguments (seed, racecheck, ...) have no meaning here
+    and are ignored, so that one call makes either machine; n_sms limits the multiprocessors that grids may count on.
+    """
+
+    is_simulator = False
+
+    def __init__(self, n_ranks=1, *, rank=None, ordinal=None, n_sms=None, seed=None, racecheck=None, **simulator_only):
+        from numba import cuda
+        try:
+            if ordinal is not None:
+                cuda.select_device(ordinal)
+            context = cuda.current_context()
+        except Exception as error:
+            raise UnavailableError("no CUDA GPU can be used (%s); EPMOE_DEVICE=sim runs the simulator instead" % error) from error
+        self.n_ranks, self.rank = n_ranks, rank
+        self.ranks_here = n_ranks if rank is None else 1
+        self._context = check(cu.cuCtxGetCurrent())
+        device = context.device
+        self.ordinal = device.id
+        self.name = device.name.decode() if isinstance(device.name, bytes) else str(device.name)
+        self.all_sms = device.MULTIPROCESSOR_COUNT
+        self.n_sms = self.all_sms if n_sms is None else min(int(n_sms), self.all_sms)
+        self.shared_limit = check(cu.cuDeviceGetAttribute(
+            cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, self.ordinal))
+        self.copies = check(cu.cuStreamCreate(cu.CUstream_flags.CU_STREAM_NON_BLOCKING))
+        self.streams = []
+        self.held = 0
+        self._queue = []
+        self._adopted = {}
+
+    def describe(self):
+        """One line about the machine."""
+        return "%s, %d multiprocessors%s" % (
+            self.name, self.all_sms, ", shared by %d virtual ranks" % self.ranks_here if self.ranks_here > 1 else "")
+
+    def activate(self):
+        """Make this machine's context the thread's current one."""
+        check(cu.cuCtxSetCurrent(self._context))
+
+    # ------------------------------------------------------------------ memory
+    def alloc(self, nbytes, name, rank=0, *, regions=None):
+        """A new Buffer of device memory (256-byte aligned, a whole allocation)."""
+        self.activate()
+        return Buffer(self, nbytes, name, rank, regions)
+
+    def adopt(self, array, name, rank=0, *, regions=None):
+        """Device address of the caller's array: the address that its __cuda_array_interface__ names; nothing is copied."""
+        interface = getattr(array, "__cuda_array_interface__", None)
+        if interface is None:
+            raise EPValueError("%s is not in the GPU's memory: give an array with __cuda_array_interface__" % name)
+        address = interface["data"][0]
+        self._adopted[address] = array
+        return address
+
+    def release(self, address):
+        """End one adopt()."""
+        self._adopted.pop(address, None)
+
+    # ------------------------------------------------------------------ launches
+    def stream(self, rank=0, handle=None):
+        """A new stream of this rank, or the caller's stream with this CUstream handle."""
+        self.activate()
+        s = Stream(self, rank, handle)
+        self.streams.append(s)
+        return s
+
+    def max_resident_blocks(self, kernel, threads, shared_bytes=0):
+        """How many blocks of this kernel each of the ranks here can have on the GPU at once."""
+        self.activate()
+        return loaded(kernel).blocks_per_sm(threads, shared_bytes) * self.n_sms // self.ranks_here
+
+    def prepare(self, kernel):
+        """Compile and load a kernel now: doing so while other kernels wait for each other could hang."""
+        self.activate()
+        return loaded(kernel)
+
+    def launch(self, kernel, grid, block, args, *, stream, shared_bytes=0, cooperative=False, programmatic=False):
+        """Start grid blocks of `block` threads on a stream; inside hold(), at its end."""
+        k = self.prepare(kernel)
+        grid, block = int(grid), int(block)
+        if not 1 <= block <= k.max_threads:
+            raise EPValueError("block=%d threads: %s takes 1 to %d" % (block, k.name, k.max_threads))
+        if grid < 1:
+            raise EPValueError("grid=%d blocks of %s: at least 1 is needed" % (grid, k.name))
+        if k.static_shared + shared_bytes > self.shared_limit:
+            raise EPValueError("shared_bytes=%d of %s: a block has at most %d" % (shared_bytes, k.name, self.shared_limit))
+        limit = k.blocks_per_sm(block, shared_bytes) * self.n_sms // self.ranks_here
+        if grid > limit:
+            raise EPValueError("grid=%d blocks of %d threads of %s cannot be resident at once: %d multiprocessors hold %d for each "
+                               "of %d ranks; blocks wait for each other, so take a smaller grid"
+                               % (grid, block, k.name, self.n_sms, limit, self.ranks_here))
+        k.allow_shared(shared_bytes)
+        attributes = launch_attributes(cooperative, programmatic) if cooperative or programmatic else None
+        call = (k, grid, block, args, stream.handle, shared_bytes, attributes)
+        if self.held:
+            self._queue.append(call)
+        else:
+            k.launch(*call[1:])
+
+    def submit(self):
+        """Start what hold() holds back."""
+        queue, self._queue = self._queue, []
+        for k, *call in queue:
+            k.launch(*call)
+
+    def synchronize(self):
+        """Wait until every launch on this machine's streams has ended."""
+        self.activate()
+        self.submit()
+        for s in self.streams:
+            check(cu.cuStreamSynchronize(s.handle))
+
+    @contextlib.contextmanager
+    def hold(self):
+        """Launches inside start together when the outermost block ends, after all of them have been compiled."""
+        self.held += 1
+        try:
+            yield self
+        finally:
+            self.held -= 1
+        if not self.held:
+            self.activate()
+            self.submit()

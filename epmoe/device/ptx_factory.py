@@ -1,0 +1,128 @@
+"""Makes a Numba intrinsic out of a line of PTX: the one place where inline assembly is built.
+
+Assembly text of memory operations is marked as having side effects and as touching memory, so that the compiler neither
+hoists, merges nor reorders it; operations of several threads are marked convergent, so that it is not copied into branches.
+"""
+import numpy as np
+
+if not hasattr(np, "row_stack"):        # NumPy 2.5 dropped it, numba-cuda 0.30 still asks for it
+    np.row_stack = np.vstack
+
+from llvmlite import ir                                             # noqa: E402
+from numba.cuda import cgutils, types                               # noqa: E402
+from numba.cuda.extending import _Intrinsic, intrinsic              # noqa: E402
+
+i32, u32, u64, f32 = types.int32, types.uint32, types.uint64, types.float32
+_IR = {i32: (ir.IntType(32), "r"), u32: (ir.IntType(32), "r"), u64: (ir.IntType(64), "l"), f32: (ir.FloatType(), "f")}
+
+
+def ptx(name, text, ret, args, *, effect="memory", convergent=False, python=None, doc=None):
+    """An intrinsic `name(*args) -> ret` whose body is the PTX `text` ($0, $1, ...: results, then arguments).
+
+    ret: None, a type, or a list of equal types (returned as a tuple).
+    effect: "memory": reads and writes, stays where it is; "volatile": touches no memory, but is done each time;
+    "reads": may vanish, but is not moved over writes; "none": a function of its arguments, calls may be merged.
+    python: function that plain Python code gets when it calls the word (number words work on the host as well).
+    """
+    memory, volatile = effect == "memory", effect in ("memory", "volatile")
+    attributes = ["nounwind"] + ["convergent"] * convergent + {"reads": ["readonly"], "none": ["readnone"]}.get(effect, [])
+    rets = [] if ret is None else list(ret) if isinstance(ret, list) else [ret]
+    return_type = types.void if ret is None else types.UniTuple(rets[0], len(rets)) if isinstance(ret, list) else ret
+    constraints = ["=" + _IR[r][1] for r in rets] + [_IR[a][1] for a in args] + (["~{memory}"] if memory else [])
+    if isinstance(ret, list):
+        result = ir.LiteralStructType([_IR[r][0] for r in rets])
+    else:
+        result = ir.VoidType() if ret is None else _IR[ret][0]
+    function_type = ir.FunctionType(result, [_IR[a][0] for a in args])
+
+    def codegen(context, builder, signature, values):
+        asm = ir.InlineAsm(function_type, text, ",".join(constraints), side_effect=volatile)
+        value = builder.call(asm, list(values), attrs=attributes)
+        if ret is None:
+            return context.get_dummy_value()
+        if isinstance(ret, list):
+            return cgutils.pack_array(builder, [builder.extract_value(value, i) for i in range(len(rets))])
+        return value
+
+    return typed_intrinsic(name, lambda *given: return_type(*args), codegen, len(args), python=python, doc=doc)
+
+
+def typed_intrinsic(name, signature_of, codegen, n_args, *, python=None, doc=None):
+    """An intrinsic of n_args arguments; signature_of(*argument types) gives its signature, or None to refuse them."""
+    def define(typing_context, *given):
+        signature = signature_of(*given)
+        return None if signature is None else (signature, codegen)
+
+    parameters = "".join(", a%d" % i for i in range(n_args))
+    namespace = {"define": define}
+    exec("def %s(typing_context%s):\n    return define(typing_context%s)\n" % (name, parameters, parameters), namespace)
+    made = namespace[name]
+    made.__module__, made.__doc__ = __name__, doc
+    return intrinsic(made) if python is None else _callable_intrinsic(made, python)
+
+
+class _NumberWord(_Intrinsic):
+    """An intrinsic that plain Python can call too."""
+
+    def __call__(self, *args):
+        return self.python(*args)
+
+
+def _callable_intrinsic(made, python):
+    word = _NumberWord(made.__name__, made, target="cuda")
+    word.python = python
+    word._register()
+    return word
+
+
+def cast(name, target, *, python=None):
+    """name(x): a number of any type, converted to `target`."""
+    def signature_of(x):
+        x = types.unliteral(x)
+        return target(x) if isinstance(x, (types.Number, types.Boolean)) else None
+
+    def codegen(context, builder, signature, values):
+        return context.cast(builder, values[0], signature.args[0], target)
+    return typed_intrinsic(name, signature_of, codegen, 1, python=python)
+
+
+def on_array(name, text, ret, args=(), *, doc=None):
+    """An intrinsic `name(array, *args)` on a shared array; in `text` the array's shared-window address is the first input.
+
+    With args, args[0] is the element's index, whose address is taken.
+    """
+    indexed = bool(args)
+    operands = [u64, *args[1:]]
+    constraints = ["=" + _IR[ret][1]] + [_IR[a][1] for a in operands] + ["~{memory}"]
+    function_type = ir.FunctionType(_IR[ret][0], [_IR[a][0] for a in operands])
+
+    def signature_of(array, *rest):
+        return ret(array, *args) if isinstance(array, types.Array) else None
+
+    def codegen(context, builder, signature, values):
+        array = context.make_array(signature.args[0])(context, builder, value=values[0])
+        pointer = builder.gep(array.data, [values[1]]) if indexed else array.data
+        address = builder.ptrtoint(pointer, ir.IntType(64))
+        asm = ir.InlineAsm(function_type, text, ",".join(constraints), side_effect=True)
+        return builder.call(asm, [address, *values[2:]])
+    return typed_intrinsic(name, signature_of, codegen, 1 + len(args), doc=doc)
+
+
+def shuffle(name, text, *, doc=None):
+    """name(v, lane) for i32, u32 and f32 values: the bits go through `text`. (int64, which is what Numba makes of a sum of
+    int32, is taken as i32.)"""
+    function_type = ir.FunctionType(ir.IntType(32), [ir.IntType(32), ir.IntType(32)])
+
+    def signature_of(v, lane):
+        v = types.unliteral(v)
+        v = i32 if v in (types.int64, types.intp, types.boolean, types.int16, types.int8) else v
+        return v(v, i32) if v in (i32, u32, f32) else None
+
+    def codegen(context, builder, signature, values):
+        bits, lane = values
+        if signature.return_type is f32:
+            bits = builder.bitcast(bits, ir.IntType(32))
+        asm = ir.InlineAsm(function_type, text, "=r,r,r", side_effect=True)
+        out = builder.call(asm, [bits, lane], attrs=("convergent",))
+        return builder.bitcast(out, ir.FloatType()) if signature.return_type is f32 else out
+    return typed_intrinsic(name, signature_of, codegen, 2, doc=doc)
