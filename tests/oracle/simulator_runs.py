@@ -3,6 +3,7 @@
 import numpy as np
 
 import api_arrays
+import counters_after
 import record_model
 from differences import combine_difference, dispatch_difference
 from random_worlds import describe
@@ -40,10 +41,9 @@ def one_round(ep, world, fused, weights_as_function=False, received=None):
         ep.dispatch_async(tokens, ids, input_scale=scale)
         dispatched = ep.dispatch_wait()
     results = [d.trimmed().numpy() for d in dispatched]
-    for rank, result in enumerate(results):
-        difference = dispatch_difference(world, rank, received[rank], result, padding_is_zero=False)
-        if difference:
-            raise Different(f"dispatch, {difference}")
+    require_none(dispatch_difference(world, rank, received[rank], result, padding_is_zero=False)
+                 for rank, result in enumerate(results))
+    require_none(counters_after.after_dispatch(world, rank, received[rank], ep) for rank in range(world.n_ranks))
     outputs = [api_arrays.expert_outputs(world, r, received[r], results[r]) for r in range(world.n_ranks)]
     weights, keywords = combine_arguments(world, weights_as_function)
     if fused:
@@ -51,7 +51,14 @@ def one_round(ep, world, fused, weights_as_function=False, received=None):
     else:
         ep.combine_async(outputs, dispatched)
         combined = ep.combine_wait(weights, **keywords)
+    require_none(counters_after.after_combine(world, rank, ep) for rank in range(world.n_ranks))
     return results, [np.asarray(c) for c in combined]
+
+
+def require_none(differences):
+    for difference in differences:
+        if difference:
+            raise Different(difference)
 
 
 class Different(AssertionError):
@@ -70,10 +77,8 @@ def simulator_difference(world, *, fused, seed=0, rounds=1, weights_as_function=
         with ExpertParallel(cfg, LocalWorld(world.n_ranks, seed=seed, racecheck=racecheck), launch=launch) as ep:
             for turn in range(rounds):
                 _, combined = one_round(ep, world, fused, weights_as_function, received)
-                for rank in range(world.n_ranks):
-                    difference = combine_difference(world, rank, expected[rank], combined[rank])
-                    if difference:
-                        raise Different(f"combine, {difference}")
+                require_none(combine_difference(world, rank, expected[rank], combined[rank])
+                             for rank in range(world.n_ranks))
     except Different as e:
         return f"{how}, round {turn}: {e}\n  {describe(world)}"
     return None
