@@ -1,0 +1,170 @@
+"""Arrays from anywhere, seen in one way: NumPy, torch, CuPy, DLPack, `__cuda_array_interface__`; and DeviceArray, ours."""
+
+from dataclasses import dataclass, field
+from math import prod
+
+import ml_dtypes
+import numpy as np
+from epmoe_ref.errors import EPValueError
+
+_TORCH_DTYPES = {f"torch.{t}": np.dtype(getattr(ml_dtypes, t)) for t in ("bfloat16", "float8_e4m3fn")} | {
+    f"torch.{t}": np.dtype(t)
+    for t in "float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split()
+}
+
+
+@dataclass(frozen=True)
+class Array:
+    """One array of the caller: where it is, what it holds. `host` is the NumPy array, or None for device memory.
+
+    `strides` are in bytes, None where the array is C-contiguous. `owner` keeps the memory alive.
+    """
+
+    host: np.ndarray | None
+    address: int
+    shape: tuple
+    dtype: np.dtype
+    device: int | None
+    strides: tuple | None
+    owner: object = field(repr=False)
+
+    @property
+    def is_contiguous(self):
+        return self.strides is None
+
+
+class DeviceArray:
+    """A result in GPU memory: address, shape [elements], dtype, strides [bytes] or None for C order.
+
+    torch takes it with `torch.from_dlpack`, CuPy with `cupy.asarray` or `cupy.from_dlpack`; `numpy()` waits for the GPU
+    and copies. The memory stays lent to it (and to everything made from it) until the last of them is gone.
+    """
+
+    def __init__(self, address, shape, dtype, *, owner, read, ordinal=0, strides=None):
+        self.address, self.shape, self.dtype = int(address), tuple(shape), np.dtype(dtype)
+        self.strides, self.ordinal = strides, ordinal
+        self._owner, self._read = owner, read
+
+    def __repr__(self):
+        return f"DeviceArray({self.shape}, {self.dtype}, GPU {self.ordinal}, 0x{self.address:x})"
+
+    def __len__(self):
+        return self.shape[0]
+
+    @property
+    def nbytes(self):
+        return prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def _byte_strides(self):
+        if self.strides is not None:
+            return self.strides
+        return tuple(self.dtype.itemsize * prod(self.shape[i + 1:]) for i in range(len(self.shape)))
+
+    @property
+    def __cuda_array_interface__(self):
+        return {"shape": self.shape, "typestr": self.dtype.str, "data": (self.address, False),
+                "strides": self.strides, "version": 3}
+
+    def __dlpack_device__(self):
+        return (2, self.ordinal)  # kDLCUDA
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        from epmoe.dlpack import capsule
+
+        strides = tuple(s // self.dtype.itemsize for s in self._byte_strides)
+        return capsule(self.address, self.shape, strides, self.dtype, self.__dlpack_device__(), self)
+
+    def first(self, n, axis=0):
+        """The first n entries along an axis: the same memory, no copy."""
+        shape = self.shape[:axis] + (n,) + self.shape[axis + 1:]
+        strides = None if axis == 0 and self.strides is None else self._byte_strides
+        return DeviceArray(self.address, shape, self.dtype, owner=self._owner, read=self._read, ordinal=self.ordinal,
+                           strides=strides)
+
+    def numpy(self):
+        """The values as a NumPy array (a copy); waits for the GPU."""
+        strides = self._byte_strides
+        if 0 in self.shape:
+            return np.empty(self.shape, self.dtype)
+        span = sum((n - 1) * s for n, s in zip(self.shape, strides)) + self.dtype.itemsize
+        raw = self._read(self.address, span)
+        return np.ndarray(self.shape, self.dtype, raw, strides=strides).copy()
+
+
+def view(obj, what):
+    """See any array as `Array`; what names it in messages. Raises EPValueError for things that are no array."""
+    if isinstance(obj, DeviceArray):
+        return Array(None, obj.address, obj.shape, obj.dtype, obj.ordinal, obj.strides, obj)
+    if isinstance(obj, np.ndarray):
+        return _from_numpy(obj)
+    if hasattr(obj, "data_ptr") and str(getattr(obj, "dtype", "")).startswith("torch."):
+        return _from_torch(obj, what)
+    if hasattr(obj, "__cuda_array_interface__"):
+        return _from_cuda(obj)
+    if hasattr(obj, "__dlpack__"):
+        return _from_dlpack(obj, what)
+    raise EPValueError(f"{what} is a {type(obj).__name__}, which is no array that can be read here: give a NumPy array, "
+                       "or anything with __dlpack__ or __cuda_array_interface__ (torch, CuPy)")
+
+
+def to_numpy(array):
+    """Values of a result array, NumPy or DeviceArray, as NumPy; None stays None."""
+    return array.numpy() if isinstance(array, DeviceArray) else array
+
+
+def first(array, n, axis=0):
+    """The first n entries along an axis of a result array, NumPy or DeviceArray, without a copy."""
+    if isinstance(array, DeviceArray):
+        return array.first(n, axis)
+    return array[(slice(None),) * axis + (slice(n),)]
+
+
+def _from_numpy(a):
+    return Array(a, a.ctypes.data, a.shape, a.dtype, None, None if a.flags.c_contiguous else a.strides, a)
+
+
+def _from_torch(t, what):
+    dtype = _TORCH_DTYPES.get(str(t.dtype))
+    if dtype is None:
+        raise EPValueError(f"{what} has dtype {t.dtype}, which epmoe does not know")
+    strides = None if t.is_contiguous() else tuple(s * dtype.itemsize for s in t.stride())
+    if t.is_cuda:
+        return Array(None, t.data_ptr(), tuple(t.shape), dtype, t.device.index, strides, t)
+    # torch has no NumPy bfloat16: look at the same memory as bytes
+    import torch
+
+    t = t.detach().contiguous()
+    raw = t.reshape(-1).view(torch.uint8).numpy() if t.numel() else np.empty(0, np.uint8)
+    return _from_numpy(raw.view(dtype).reshape(tuple(t.shape)))
+
+
+def _from_cuda(obj):
+    interface = obj.__cuda_array_interface__
+    dtype = np.dtype(interface["typestr"])
+    if dtype.kind == "V":  # ml_dtypes' types have no code of their own: the object itself knows
+        own = getattr(obj, "dtype", None)
+        dtype = np.dtype(own) if isinstance(own, (np.dtype, type)) else np.dtype(ml_dtypes.bfloat16)
+    device = getattr(getattr(obj, "device", None), "id", None)
+    strides = interface.get("strides")
+    shape = tuple(interface["shape"])
+    if strides is not None and tuple(strides) == tuple(dtype.itemsize * prod(shape[i + 1:]) for i in range(len(shape))):
+        strides = None
+    return Array(None, int(interface["data"][0]), shape, dtype, device, strides, obj)
+
+
+def _from_dlpack(obj, what):
+    kind, ordinal = obj.__dlpack_device__()
+    if kind == 1:  # kDLCPU
+        try:
+            return _from_numpy(np.from_dlpack(obj))
+        except (BufferError, RuntimeError, TypeError) as e:
+            raise EPValueError(f"{what}: NumPy cannot take this DLPack array ({e}); give it as a NumPy array") from None
+    if kind not in (2, 13):  # kDLCUDA, kDLCUDAManaged
+        raise EPValueError(f"{what} lives on DLPack device type {int(kind)}; epmoe reads host memory (1) and CUDA (2)")
+    from cuda.core.utils import StridedMemoryView
+
+    seen = StridedMemoryView.from_dlpack(obj, stream_ptr=-1)
+    dtype = np.dtype(seen.dtype)
+    strides = None if seen.is_c_contiguous else tuple(s * dtype.itemsize for s in seen.strides)
+    return Array(None, int(seen.ptr), tuple(seen.shape), dtype, seen.device_id, strides, seen)

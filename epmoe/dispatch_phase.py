@@ -1,0 +1,115 @@
+"""Dispatch on the host: inputs checked and placed, kernels launched, Dispatched made."""
+
+from dataclasses import dataclass
+
+from epmoe_ref.errors import EPValueError
+
+from epmoe import inputs
+from epmoe.arrays import first
+from epmoe.dispatched import ARRAYS, Dispatched
+from epmoe.kernels import FormatHandler, TokenArray, formats
+from epmoe.rank_memory import dispatch_arrays
+from epmoe.results import Results
+from epmoe.user_functions import check_signature
+
+
+@dataclass(eq=False)
+class Sent:
+    """One rank's part of the open round: its placed inputs, and the loan that its results go into."""
+
+    tokens: TokenArray
+    topk_ids: int
+    scale: float
+    scale_function: object
+    loan: object
+    results: Results | None = None
+
+    @property
+    def num_tokens(self):
+        return self.tokens.n
+
+
+class DispatchPhase:
+    """begin, then launch_async and launch_wait, or launch_fused, then finish."""
+
+    def __init__(self, engine):
+        self.engine, self.cfg = engine, engine.cfg
+        self._format = formats.of(engine.cfg)
+        self.capacity = dispatch_arrays(engine.cfg)[1]
+
+    def begin(self, input_tokens, topk_ids, input_scale):
+        """Check all ranks' inputs, then place them: a list of Sent. Nothing is launched."""
+        engine, cfg, world = self.engine, self.cfg, self.engine.world
+        function = input_scale if callable(input_scale) else None
+        if function is not None:
+            check_signature(function, "input_scale", ("i",), ())
+        scales = [input_scale] * len(engine.ranks)
+        if world.lists and isinstance(input_scale, (list, tuple)):
+            scales = inputs.ranks_of(world, "input_scale", input_scale)
+        checked = []
+        for r, x, ids, scale in zip(engine.ranks, inputs.ranks_of(world, "input_tokens", input_tokens),
+                                    inputs.ranks_of(world, "topk_ids", topk_ids), scales):
+            x = inputs.tokens(cfg, engine.machine, r.rank, x)
+            ids = inputs.topk_ids(cfg, engine.machine, r.rank, ids, x.shape[0])
+            checked.append((r, x, ids, 1.0 if function else inputs.input_scale(r.rank, scale)))
+        place = engine.placing.place
+        return [Sent(TokenArray(place(r.rank, "input_tokens", x), x.shape[0]), place(r.rank, "topk_ids", ids, "int32"),
+                     scale, function, r.dispatch_pool.lend()) for r, x, ids, scale in checked]
+
+    def into(self, sent, out):
+        """Where the results go: `out` is None, or a Dispatched a rank whose arrays (None: lent ones) are written."""
+        engine = self.engine
+        given = [None] * len(sent) if out is None else inputs.ranks_of(engine.world, "out", out)
+        results = []
+        for r, s, d in zip(engine.ranks, sent, given):
+            arrays = {} if d is None else {n: a for n in ARRAYS if (a := getattr(d, n, None)) is not None}
+            arrays.pop("topk_ids", None)  # dispatch_async writes the cleaned ids before out is known
+            unknown = [name for name in arrays if name not in s.loan.fields]
+            if unknown:
+                raise EPValueError(f"out of rank {r.rank} has {', '.join(unknown)}, which token_format="
+                                   f"{self.cfg.token_format!r} does not produce: leave it None")
+            results.append(Results(s.loan, engine.machine, r.rank, arrays))
+        for s, result in zip(sent, results):
+            s.results = result
+
+    def launch_async(self, sent, streams):
+        for r, s in zip(self.engine.ranks, sent):
+            self.engine.call("dispatch_async_kernel", input_scale=s.scale_function)(
+                s.tokens, s.topk_ids, r.address("dispatch_send_buf"), r.peers("dispatch_recv_buf"),
+                r.peers("dispatch_recv_count"), r.address("ep_counters"), r.rank,
+                clean_topk_ids=s.loan.address("topk_ids"), input_scale=s.scale,
+                **self.engine.launch_arguments(r, streams[r.rank]))
+
+    def launch_wait(self, sent, streams):
+        for r, s in zip(self.engine.ranks, sent):
+            to = s.results.address
+            self.engine.call("dispatch_wait_kernel")(
+                self._handler(s), to("row_offsets"), to("expert_ids"), to("src_info"), r.address("dispatch_recv_buf"),
+                r.address("dispatch_recv_count"), r.address("ep_counters"), r.rank, recv_counts=to("recv_count"),
+                input_tokens=s.tokens, send_buf_p=r.address("dispatch_send_buf"),
+                **self.engine.launch_arguments(r, streams[r.rank]))
+
+    def launch_fused(self, sent, streams):
+        for r, s in zip(self.engine.ranks, sent):
+            to = s.results.address
+            self.engine.call("dispatch_kernel", input_scale=s.scale_function)(
+                s.tokens, s.topk_ids, self._handler(s), to("row_offsets"), to("expert_ids"), to("src_info"),
+                r.address("dispatch_send_buf"), r.peers("dispatch_recv_buf"), r.peers("dispatch_recv_count"),
+                r.address("ep_counters"), r.rank, clean_topk_ids=s.loan.address("topk_ids"),
+                recv_counts=to("recv_count"), input_scale=s.scale, **self.engine.launch_arguments(r, streams[r.rank]))
+
+    def finish(self, sent):
+        """Dispatched of every rank; waits for the kernels only if the caller's host arrays are to be filled."""
+        if any(s.results.copies for s in sent):
+            self.engine.check()
+        made = []
+        for r, s in zip(self.engine.ranks, sent):
+            s.results.finish()
+            arrays = {name: s.results.array(name) for name in ARRAYS}
+            arrays["topk_ids"] = first(arrays["topk_ids"], s.num_tokens)
+            made.append(Dispatched(**arrays, num_tokens=s.num_tokens, cfg=self.cfg, rank=r.rank, check=self.engine.check,
+                                   round=s))
+        return made
+
+    def _handler(self, s):
+        return FormatHandler({name: s.results.address(name) for name in self._format.output_fields}, self.capacity)

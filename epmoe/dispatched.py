@@ -1,0 +1,83 @@
+"""Dispatched: what one rank holds after dispatch, and how many rows there can be at most."""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from epmoe_ref.config import EPConfig
+
+from epmoe.arrays import first, to_numpy
+
+TILE_ROWS = 128  # rows of one scale tile of the block-scaled formats
+TILED = ("nvfp4", "mxfp4", "mxfp8")
+ARRAYS = ("output_tokens", "output_scales", "scales_offset", "row_offsets", "expert_ids", "src_info", "recv_count",
+          "topk_ids")
+
+
+def capacity_rows(cfg: EPConfig, pad_rows: int) -> int:
+    """Most rows that one rank can receive, the shared expert's and the format's padding included."""
+    rows = cfg.n_ranks * cfg.max_tokens_per_rank * min(cfg.top_k, cfg.n_local_experts)
+    rows += cfg.max_tokens_per_rank * cfg.fused_shared_expert + (pad_rows - 1) * cfg.n_groups
+    return -(-rows // pad_rows) * pad_rows
+
+
+@dataclass(eq=False)
+class Dispatched:
+    """One rank's dispatched tokens: arrays with capacity for the most rows possible; `trimmed()` gives the exact rows.
+
+    output_tokens: (capacity, hidden) in the token format's type (4-bit types: two to a uint8, hidden / 2 columns)
+    output_scales: the format's scales, None for bf16
+    scales_offset: uint32 (n_groups), where each group's scale tiles begin; None for formats without scale tiles
+    row_offsets: uint32 (n_groups + 1); rows of group g are row_offsets[g]:row_offsets[g + 1]
+    expert_ids: int32 (n_groups), 0 .. n_groups - 1; a fused shared expert is group 0
+    src_info: int32 (capacity, 2), (token, slot) at the source rank; (-1, -1) in shared-expert and padding rows
+    recv_count: int32 (n_local_experts, n_ranks), rows that came from each source rank; under skip_a2a (.., 1)
+    topk_ids: int32 (num_tokens, top_k), the rank's own ids, cleaned; combine reads them
+    num_tokens: how many tokens the rank put in
+    cfg, rank: whose result it is; check: waits for the kernels and raises what they recorded
+
+    Inside an (expert, source rank) segment the order of rows is free. The arrays are NumPy in the simulator and
+    DeviceArray on a GPU, where nothing has waited for the kernels yet.
+    """
+
+    output_tokens: object
+    output_scales: object
+    scales_offset: object
+    row_offsets: object
+    expert_ids: object
+    src_info: object
+    recv_count: object
+    topk_ids: object
+    num_tokens: int
+    cfg: EPConfig = field(default=None, repr=False)
+    rank: int | None = field(default=None, repr=False)
+    check: object = field(default=None, repr=False)
+    round: object = field(default=None, repr=False)  # which round of which ExpertParallel; combine wants its own
+    offsets: np.ndarray | None = field(default=None, repr=False)  # row_offsets on the host, once they were asked for
+
+    @property
+    def n_rows(self) -> int:
+        """Exact number of rows, padding rows included; the first time it waits for the kernels."""
+        if self.offsets is None:
+            if self.check is not None:
+                self.check()
+            self.offsets = to_numpy(self.row_offsets).astype(np.int64)
+        return int(self.offsets[-1])
+
+    def trimmed(self) -> "Dispatched":
+        """The same memory cut to the exact rows and scale tiles; waits for the kernels and raises what they recorded."""
+        n, scales = self.n_rows, self.output_scales
+        if scales is not None:
+            if self.cfg.token_format == "fp8_blockwise":  # transposed: (hidden / 128, rows)
+                scales = first(scales, n, axis=1)
+            elif self.cfg.token_format in TILED:
+                scales = first(scales, int(np.sum(-(-np.diff(self.offsets) // TILE_ROWS))))
+            elif not self.cfg.fuse_a_scale_preshuffle:
+                scales = first(scales, n)
+        return replace(self, output_tokens=first(self.output_tokens, n), output_scales=scales,
+                       src_info=first(self.src_info, n))
+
+    def numpy(self) -> "Dispatched":
+        """The same with NumPy arrays; waits for the kernels and raises what they recorded (PeerTimeout, bad ids)."""
+        if self.check is not None:
+            self.check()
+        return replace(self, check=None, **{name: to_numpy(getattr(self, name)) for name in ARRAYS})

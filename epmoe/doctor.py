@@ -1,0 +1,238 @@
+"""`python -m epmoe doctor`: what this machine can do, and for each thing that is missing the remedy."""
+
+import ctypes
+import importlib.metadata as metadata
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+OK, MISSING, WRONG = "ok", "missing", "wrong"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report: what was looked for, its state, what was seen, and what to do about it."""
+
+    what: str
+    state: str
+    saw: str
+    remedy: str = ""
+
+
+def version(package):
+    """Installed version of a distribution as a string, or None."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def numbers(text):
+    """'2.4.6' -> (2, 4, 6); what follows the first non-number is dropped."""
+    parts = []
+    for part in text.split("."):
+        digits = part[:len(part) - len(part.lstrip("0123456789"))]
+        if not digits:
+            break
+        parts.append(int(digits))
+    return tuple(parts)
+
+
+def python():
+    """The interpreter: 3.10 to 3.13."""
+    saw = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    fits = (3, 10) <= sys.version_info[:2] <= (3, 13)
+    return Finding("Python", OK if fits else WRONG, saw, "" if fits else "use Python 3.10 to 3.13")
+
+
+def packages():
+    """What the reference and the simulator need."""
+    for name in ("numpy", "ml_dtypes", "numba", "greenlet", "rich"):
+        found = version(name)
+        yield Finding(name, OK if found else MISSING, found or "not installed", "" if found else f"pip install {name}")
+
+
+def numpy_pair(numpy_version, numba_cuda_version):
+    """NumPy and numba-cuda together: numba-cuda 0.30 calls np.row_stack, which NumPy 2.5 removed."""
+    if numba_cuda_version is None:
+        mac = sys.platform == "darwin"
+        return Finding("numba-cuda", OK if mac else MISSING, "not installed" + (" (macOS: simulator only)" if mac else ""),
+                       "" if mac else "pip install 'epmoe[gpu]'")
+    pair = f"numba-cuda {numba_cuda_version} with numpy {numpy_version}"
+    if numpy_version and numbers(numpy_version) >= (2, 5):
+        return Finding("numba-cuda", WRONG, pair + ": NumPy 2.5 removed row_stack, which numba-cuda calls",
+                       "pip install 'numpy<2.5' (epmoe itself puts the name back before it imports numba-cuda)")
+    return Finding("numba-cuda", OK, pair)
+
+
+def driver():
+    """The NVIDIA driver and the GPUs it shows."""
+    no_gpu = "none needed: the simulator runs everything; for GPUs install NVIDIA's driver"
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        yield Finding("GPU driver", MISSING, "no libcuda.so.1", no_gpu)
+        return
+    error = cuda.cuInit(0)
+    number, count = ctypes.c_int(), ctypes.c_int()
+    if error or cuda.cuDeviceGetCount(ctypes.byref(count)):
+        yield Finding("GPU driver", WRONG, f"libcuda.so.1 is there, cuInit answers {error}",
+                      "is a GPU passed to this container or job, and does `nvidia-smi` work?")
+        return
+    cuda.cuDriverGetVersion(ctypes.byref(number))
+    cuda_version = (number.value // 1000, number.value % 1000 // 10)
+    saw = f"for CUDA {cuda_version[0]}.{cuda_version[1]}, {count.value} GPU(s)"
+    if cuda_version < (13, 0):
+        yield Finding("GPU driver", WRONG, saw, "the extra [gpu] brings CUDA 13: driver 580 or newer, or numba-cuda[cu12]")
+    else:
+        yield Finding("GPU driver", OK if count.value else WRONG, saw,
+                      "" if count.value else "CUDA_VISIBLE_DEVICES hides them all, or none is passed to this container")
+    for ordinal in range(count.value):
+        yield gpu(cuda, ordinal)
+
+
+def gpu(cuda, ordinal):
+    """One GPU: its name, memory and compute capability (the kernels are written for 9.0)."""
+    device, memory, name = ctypes.c_int(), ctypes.c_size_t(), ctypes.create_string_buffer(96)
+    cuda.cuDeviceGet(ctypes.byref(device), ordinal)
+    cuda.cuDeviceGetName(name, 96, device)
+    cuda.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
+    capability = []
+    for attribute in (75, 76):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
+        value = ctypes.c_int()
+        cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+        capability.append(value.value)
+    saw = f"{name.value.decode()}, {memory.value / 2**30:.0f} GiB, sm_{capability[0]}{capability[1]}"
+    fits = tuple(capability) >= (9, 0)
+    return Finding(f"GPU {ordinal}", OK if fits else WRONG, saw, "" if fits else "the kernels need sm_90 (Hopper) or newer")
+
+
+def compiler():
+    """NVVM, which turns kernels into PTX: with it they can be compiled, and tested for their PTX, without any GPU."""
+    if sys.platform == "darwin":
+        return Finding("NVVM compiler", OK, "none on macOS: simulator only")
+    try:
+        from cuda.pathfinder import load_nvidia_dynamic_lib
+
+        path = load_nvidia_dynamic_lib("nvvm").abs_path
+    except Exception as e:  # pathfinder's error classes differ between its versions
+        return Finding("NVVM compiler", MISSING, f"not found ({type(e).__name__})", "pip install 'epmoe[gpu]'")
+    return Finding("NVVM compiler", OK, f"{Path(path).name}, nvidia-nvvm {version('nvidia-nvvm') or 'of the system'}")
+
+
+def device():
+    """What epmoe would run on in this process."""
+    try:
+        from epmoe import device as chosen
+    except Exception as e:
+        return Finding("epmoe runs on", WRONG, f"importing epmoe.device fails: {e}", "see the lines above")
+    why = [f"{name}={os.environ[name]}" for name in ("EPMOE_DEVICE", "NUMBA_ENABLE_CUDASIM") if os.environ.get(name)]
+    return Finding("epmoe runs on", OK, ("the simulator" if chosen.SIM else "the GPU") + (f" ({', '.join(why)})" if why else ""))
+
+
+def find_mpirun():
+    """Path of mpirun (or mpiexec): beside this Python first, where pip puts it, then on PATH; None if there is none."""
+    beside = str(Path(sys.executable).parent)
+    for name in ("mpirun", "mpiexec"):
+        found = shutil.which(name, path=beside) or shutil.which(name)
+        if found:
+            return found
+    return None
+
+
+def mpi():
+    """mpi4py, an MPI library, and an mpirun that belongs to that library (another one starts N worlds of size 1)."""
+    if importlib.util.find_spec("mpi4py") is None:
+        yield Finding("MPI", MISSING, "mpi4py is not installed", "pip install mpi4py")
+        return
+    code = "from mpi4py import MPI; print(MPI.COMM_WORLD.size, MPI.Get_library_version().split(chr(10))[0].strip(chr(0)))"
+    alone = _run([sys.executable, "-c", code])
+    if alone is None or alone.returncode:
+        last = (alone.stderr.strip().splitlines() or ["no message"])[-1] if alone else "no answer in 30 s"
+        yield Finding("MPI", MISSING, f"mpi4py {version('mpi4py')} finds no MPI library: {last[:90]}", "pip install 'epmoe[mpi]'")
+        return
+    library = alone.stdout.split(maxsplit=1)[1].strip()[:50]
+    yield Finding("MPI", OK, f"mpi4py {version('mpi4py')} with {library}")
+    mpirun = find_mpirun()
+    if mpirun is None:
+        yield Finding("mpirun", MISSING, "neither beside this Python nor on PATH", "pip install 'epmoe[mpi]'")
+        return
+    pair = _run([mpirun, "-n", "2", sys.executable, "-c", code])
+    sizes = [line.split()[0] for line in pair.stdout.splitlines() if line[:1].isdigit()] if pair else []
+    if sizes == ["2", "2"]:
+        yield Finding("mpirun", OK, f"{mpirun} starts 2 ranks of one world")
+    elif sizes == ["1", "1"]:
+        yield Finding("mpirun", WRONG, f"{mpirun} starts 2 worlds of size 1: it belongs to another MPI than {library}",
+                      f"use the mpirun of {library.split(' v')[0]}, or `pip install mpich` and its mpirun beside this Python")
+    else:
+        said = (pair.stderr.strip().splitlines() or ["nothing"])[-1][:90] if pair else "no answer in 30 s"
+        yield Finding("mpirun", WRONG, f"{mpirun} -n 2 fails: {said}",
+                      "Open MPI as root or with few cores: OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
+                      "PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe")
+
+
+def nvshmem():
+    """NVSHMEM and its Python binding: only needed between hosts (several p2p worlds)."""
+    binding, library = version("nvshmem4py-cu13"), version("nvidia-nvshmem-cu13")
+    remedy = "only for several hosts: pip install nvshmem4py-cu13 'nvidia-nvshmem-cu13>=3.5.21' cffi"
+    if binding is None or library is None:
+        return Finding("NVSHMEM", MISSING, f"nvshmem4py-cu13 {binding or 'no'}, nvidia-nvshmem-cu13 {library or 'no'}", remedy)
+    saw = f"nvshmem4py {binding}, NVSHMEM {library}"
+    if numbers(library) < (3, 5, 21):
+        return Finding("NVSHMEM", WRONG, saw + ": its headers do not compile under NVRTC before 3.5.21", remedy)
+    if importlib.util.find_spec("cffi") is None:
+        return Finding("NVSHMEM", WRONG, saw + ", but cffi is missing, which the binding imports", "pip install cffi")
+    return Finding("NVSHMEM", OK, saw)
+
+
+def _run(command):
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+def findings():
+    """All findings of this machine, in the order of the report."""
+    yield python()
+    yield from packages()
+    yield numpy_pair(version("numpy"), version("numba-cuda"))
+    yield compiler()
+    yield from driver()
+    yield device()
+    yield from mpi()
+    yield nvshmem()
+
+
+def report(as_json=False, console=None):
+    """Print the report; the exit status is 0 if `python -m epmoe` can run here (simulator or GPU), else 1."""
+    seen = list(findings())
+    needed = ("Python", "numpy", "ml_dtypes", "numba", "greenlet", "rich", "epmoe runs on")
+    able = all(f.state == OK for f in seen if f.what in needed)
+    if as_json:
+        print(json.dumps({"able": able, "findings": [asdict(f) for f in seen]}, indent=1))
+        return 0 if able else 1
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = console or Console(highlight=False)
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    style = {OK: "green", MISSING: "yellow", WRONG: "red"}
+    for f in seen:
+        text = Text(f.saw)
+        if f.remedy:
+            text.append(f"\n-> {f.remedy}", style="cyan")
+        table.add_row(Text(f.state, style=style[f.state]), f.what, text)
+    console.print(table)
+    console.print(f"\n`python -m epmoe` {'can' if able else 'cannot'} run here.", style="green" if able else "red")
+    return 0 if able else 1

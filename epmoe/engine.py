@@ -1,0 +1,100 @@
+"""What dispatch and combine of one ExpertParallel share: the ranks' memory, compiled calls, launching, recorded errors."""
+
+from contextlib import contextmanager
+
+from epmoe_ref.config import EPConfig
+from epmoe_ref.errors import EPValueError, PeerTimeout
+
+from epmoe import device, kernels as standard_kernels, layout
+from epmoe.kernels import LaunchConfig, status
+from epmoe.placing import Placing
+from epmoe.rank_memory import RankMemory
+from epmoe.rounds import Rounds
+
+FUSED = ("dispatch_kernel", "combine_kernel")
+
+
+class Engine:
+    """The machinery behind an ExpertParallel; `ranks` has a RankMemory for each rank of this process."""
+
+    def __init__(self, cfg: EPConfig, world, launch, timeout, kernels):
+        self.cfg, self.world, self.machine, self.timeout = cfg, world, world.machine, timeout
+        self.launch = LaunchConfig() if launch is None else launch
+        self.rounds = Rounds()
+        self.placing = Placing(self.machine)
+        self._kernels = kernels or standard_kernels
+        self._calls = {}
+        self._memory = world.allocate(layout.total_bytes(cfg), "epmoe", layout.named_words(cfg))
+        self.ranks = [RankMemory(cfg, self.machine, rank, self._memory) for rank in world.ranks]
+        self.initialise()
+
+    def initialise(self):
+        """All regions as before the first round; collective."""
+        self.world.barrier()
+        for r in self.ranks:
+            r.initialise()
+        self.world.barrier()
+
+    def call(self, factory, **options):
+        """The KernelCall of a factory of epmoe.kernels with these compile-time options, made once."""
+        key = (factory, *options.items())
+        if key not in self._calls:
+            launch = self.world.share(self.launch) if factory in FUSED else self.launch
+            self._calls[key] = getattr(self._kernels, factory)(self.cfg, launch, **options)
+        return self._calls[key]
+
+    def launch_arguments(self, r, stream):
+        """The arguments that every KernelCall takes by name."""
+        return dict(machine=self.machine, stream=stream, status=r.address("status"), timeout_s=self.timeout)
+
+    @contextmanager
+    def launching(self, call, fused=False):
+        """Context of one call's launches; gives {rank: stream}. In the simulator the kernels have ended behind it."""
+        try:
+            with self.world.launching(fused) as streams:
+                yield streams
+            if device.SIM:
+                self.check()
+        except Exception as error:
+            self.rounds.fail(error)
+            raise
+        self.rounds.advance(call)
+
+    def check(self):
+        """Wait for the kernels; raise PeerTimeout if a wait expired, EPValueError if device memory held bad ids."""
+        self.machine.synchronize()
+        timeouts, bad_ids = [], []
+        for r in self.ranks:
+            words = r.read("status")
+            if not words.any():
+                continue
+            recv_count = status.failed_recv_count(words)
+            try:
+                status.raise_if_failed(words, self.cfg, r.rank, self.timeout,
+                                       recv_count=None if recv_count is None else r.read(recv_count))
+                r.clear("status")
+                status.raise_if_bad_ids(words, self.cfg, r.rank)
+            except PeerTimeout as error:
+                timeouts.append(error)
+            except EPValueError as error:
+                bad_ids.append(error)
+        if timeouts:
+            error = timeouts[0] if len(timeouts) == 1 else PeerTimeout("\n".join(map(str, timeouts)))
+            self.rounds.fail(error)
+            raise error
+        if bad_ids:
+            raise bad_ids[0]
+
+    def close(self, collective):
+        """Free everything; collective unless an error came before."""
+        if collective and self.rounds.failure is None:
+            self.world.barrier()
+        self.machine.synchronize()
+        self.rounds.close()
+        for call in self._calls.values():
+            call.close()
+        for r in self.ranks:
+            for pool in r.pools():
+                pool.close()
+        self.placing.close()
+        self._memory.free()

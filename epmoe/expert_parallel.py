@@ -1,0 +1,162 @@
+"""ExpertParallel: dispatch and combine for the ranks of this process."""
+
+import math
+
+from epmoe_ref.config import EPConfig
+from epmoe_ref.errors import EPStateError, EPValueError
+
+from epmoe import memory
+from epmoe.combine_phase import CombinePhase
+from epmoe.dispatch_phase import DispatchPhase
+from epmoe.engine import Engine
+
+
+class ExpertParallel:
+    """Dispatch and combine over one configuration and one world; a context manager.
+
+    cfg: EPConfig with cfg.n_ranks == world.n_ranks. launch: LaunchConfig, default the device's own. timeout [s]: after it
+    a wait gives up and PeerTimeout is raised; positive. fused: dispatch() and combine() launch the fused kernels; False:
+    the two split kernels in turn. Under a LocalWorld every argument and result that differs per rank is a list over ranks.
+
+        with ExpertParallel(cfg, LocalWorld(cfg.n_ranks)) as ep:
+            d = ep.dispatch(input_tokens, topk_ids)
+            out = ep.combine(expert_outputs, d, router_weights)
+
+    Calls alternate: dispatch, combine, dispatch, combine; another order raises EPStateError. After a PeerTimeout every
+    call is refused until reset(). On a GPU nothing here waits for the kernels, except where host arrays are to be filled.
+    """
+
+    def __init__(self, cfg: EPConfig, world, *, launch=None, timeout=30.0, fused=True, kernels=None):
+        if cfg.n_ranks != world.n_ranks:
+            raise EPValueError(f"EPConfig.n_ranks={cfg.n_ranks} must equal the world's n_ranks={world.n_ranks}")
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
+            raise EPValueError(f"timeout={timeout!r} must be a positive number of seconds; there is no endless wait")
+        self.cfg, self.world, self.timeout, self.fused = cfg, world, float(timeout), bool(fused)
+        self._engine = Engine(cfg, world, launch, self.timeout, kernels)
+        self._rounds = self._engine.rounds
+        self._dispatch = DispatchPhase(self._engine)
+        self._combine = CombinePhase(self._engine, self._dispatch.capacity)
+        self._sent = self._returned = None  # what the calls of one round pass on
+
+    @property
+    def capacity(self) -> int:
+        """Rows of a Dispatched: the most that one rank can receive."""
+        return self._dispatch.capacity
+
+    def dispatch_async(self, input_tokens, topk_ids, input_scale=1.0):
+        """Send every token to the owners of its experts (the first half of `dispatch`; takes its arguments)."""
+        self._rounds.expect("dispatch_async")
+        self._sent = self._dispatch.begin(input_tokens, topk_ids, input_scale)
+        with self._engine.launching("dispatch_async") as streams:
+            self._dispatch.launch_async(self._sent, streams)
+
+    def dispatch_wait(self, *, out=None):
+        """Wait on the device for the round's messages and group them by expert (the second half of `dispatch`)."""
+        self._rounds.expect("dispatch_wait")
+        self._dispatch.into(self._sent, out)
+        with self._engine.launching("dispatch_wait") as streams:
+            self._dispatch.launch_wait(self._sent, streams)
+        return self._of_ranks(self._dispatch.finish(self._sent))
+
+    def dispatch(self, input_tokens, topk_ids, input_scale=1.0, *, out=None):
+        """Send every token to the owners of its experts, and group what arrives here by expert: Dispatched.
+
+        input_tokens: bf16 (num_tokens, hidden), num_tokens <= max_tokens_per_rank, 0 allowed.
+        topk_ids: any integer type (num_tokens, top_k), distinct ids of [0, n_experts) in a token, -1 for an empty slot.
+        input_scale: one positive float32 a rank, or a function (i) -> float32; the nvfp4 encoder reads it.
+        out: a Dispatched whose arrays are to be written (its topk_ids and what is None are allocated).
+        Errors: EPValueError names rank, token, slot, value, and nothing was launched. Bad ids in device memory are
+        treated as -1, and raised by the next call that waits for the kernels (trimmed(), numpy(), check()).
+        """
+        self._rounds.expect("dispatch")
+        sent = self._dispatch.begin(input_tokens, topk_ids, input_scale)
+        self._dispatch.into(sent, out)
+        self._sent = sent
+        with self._engine.launching("dispatch", self.fused) as streams:
+            if self.fused:
+                self._dispatch.launch_fused(sent, streams)
+            else:
+                self._dispatch.launch_async(sent, streams)
+                self._dispatch.launch_wait(sent, streams)
+        return self._of_ranks(self._dispatch.finish(sent))
+
+    def combine_async(self, expert_outputs, d):
+        """Send the experts' rows back to the ranks that their tokens came from (the first half of `combine`)."""
+        self._rounds.expect("combine_async")
+        self._returned = self._combine.begin(self._sent, expert_outputs, d)
+        with self._engine.launching("combine_async") as streams:
+            self._combine.launch_async(self._returned, streams)
+
+    def combine_wait(self, router_weights=None, epilogue=None, epilogue_args=(), *, router_weights_args=(), out=None):
+        """Wait on the device for the returned rows and reduce them by token (the second half of `combine`)."""
+        self._rounds.expect("combine_wait")
+        reduction = self._combine.reduction(self._sent, router_weights, router_weights_args, epilogue, epilogue_args, out)
+        with self._engine.launching("combine_wait") as streams:
+            self._combine.launch_wait(self._returned, reduction, streams)
+        return self._of_ranks(self._combine.finish(reduction))
+
+    def combine(self, expert_outputs, d, router_weights=None, epilogue=None, epilogue_args=(), *, router_weights_args=(),
+                out=None):
+        """Send the experts' rows back to the ranks that their tokens came from, and reduce them by token.
+
+        expert_outputs: combine_dtype (rows, hidden), the rows of d.output_tokens, exact or capacity many.
+        d: what the open dispatch returned, whole, trimmed() or numpy().
+        router_weights: float32 (num_tokens, top_k), or a function (token, k, *router_weights_args) -> float32; None
+        leaves the rows unreduced. epilogue: a function (token, col, value, *epilogue_args) -> value, applied to the sum
+        rounded to the output type. Arguments of functions: numbers, or arrays of float32, int32, bf16 with 1 or 2 axes.
+        Returns combine_dtype (num_tokens, hidden), or (num_tokens, top_k, hidden) without router weights, in which slots
+        of -1 are zero; out: the caller's array of that shape.
+        """
+        self._rounds.expect("combine")
+        returned = self._combine.begin(self._sent, expert_outputs, d)
+        reduction = self._combine.reduction(self._sent, router_weights, router_weights_args, epilogue, epilogue_args, out)
+        with self._engine.launching("combine", self.fused) as streams:
+            if self.fused:
+                self._combine.launch_fused(returned, reduction, streams)
+            else:
+                self._combine.launch_async(returned, streams)
+                self._combine.launch_wait(returned, reduction, streams)
+        return self._of_ranks(self._combine.finish(reduction))
+
+    def check(self):
+        """Wait for the kernels and raise what they recorded: PeerTimeout, or EPValueError for bad ids in device memory."""
+        self._engine.check()
+
+    def reset(self):
+        """Put all counters, flags and the order of calls back to the beginning. Collective: every rank must call it."""
+        if self._rounds.state == "closed":
+            raise EPStateError("reset: this ExpertParallel is closed: make a new one")
+        self._engine.machine.synchronize()
+        self._engine.initialise()
+        self._sent = self._returned = None
+        self._rounds.reset()
+
+    @staticmethod
+    def plan(cfg):
+        """Bytes of one rank by buffer that a configuration will need, before anything is allocated (print it)."""
+        return memory.plan(cfg)
+
+    def memory(self):
+        """Bytes of one rank by buffer: planned by the configuration, and allocated now (print it)."""
+        rank = self._engine.ranks[0]
+        return memory.held(self.cfg, rank, self._engine.placing.staging_bytes.get(rank.rank, 0))
+
+    def region(self, name, rank=None):
+        """A copy of a region (recv_count, ...) or counter region (reserved, A, ...) of a rank of this process."""
+        rank = self.world.ranks[0] if rank is None else rank
+        return self._engine.ranks[list(self.world.ranks).index(rank)].read(name)
+
+    def close(self, *, collective=True):
+        """Free everything; results that are still in use keep their memory. Collective unless an error came before."""
+        if self._rounds.state != "closed":
+            self._sent = self._returned = None
+            self._engine.close(collective)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        self.close(collective=kind is None)
+
+    def _of_ranks(self, results):
+        return results if self.world.lists else results[0]

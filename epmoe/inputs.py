@@ -1,0 +1,142 @@
+"""What the caller gives, checked before anything is launched: host arrays fully, device arrays by shape, dtype and device.
+
+Every message names the rank, the value, the rule and the remedy; for routing also the token and the slot.
+"""
+
+import ml_dtypes
+import numpy as np
+from epmoe_ref.errors import EPValueError
+
+from epmoe.arrays import view
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+COMBINE_DTYPE = {"bf16": BF16, "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
+VECTOR_BYTES = 16
+
+
+def ranks_of(world, what, argument):
+    """The argument of each rank of this process: a list over ranks is taken apart, a single rank's argument wrapped."""
+    if not world.lists:
+        return [argument]
+    if not isinstance(argument, (list, tuple)):
+        raise EPValueError(f"{what} is a {type(argument).__name__}, and a LocalWorld takes a list with one entry for each "
+                           f"of its {len(world.ranks)} ranks")
+    if len(argument) != len(world.ranks):
+        raise EPValueError(f"{what} has {len(argument)} entries, one for each of the {len(world.ranks)} ranks is needed")
+    return list(argument)
+
+
+def tokens(cfg, machine, rank, given):
+    """input_tokens of a rank: bf16 (num_tokens, hidden), num_tokens <= max_tokens_per_rank."""
+    what = f"input_tokens of rank {rank}"
+    a = _array(machine, given, what)
+    if a.dtype != BF16:
+        raise EPValueError(f"{what} has dtype {a.dtype}, bfloat16 is needed: x.astype(ml_dtypes.bfloat16), or "
+                           "x.view(ml_dtypes.bfloat16) if the 16 bits are bf16 already")
+    if len(a.shape) != 2 or a.shape[1] != cfg.hidden:
+        raise EPValueError(f"{what} has shape {a.shape}, (num_tokens, hidden={cfg.hidden}) is needed")
+    if a.shape[0] > cfg.max_tokens_per_rank:
+        raise EPValueError(f"{what} holds {a.shape[0]} tokens, more than max_tokens_per_rank={cfg.max_tokens_per_rank}: "
+                           "raise it in EPConfig, or dispatch in several rounds")
+    return a
+
+
+def topk_ids(cfg, machine, rank, given, num_tokens):
+    """topk_ids of a rank: any integer dtype (num_tokens, top_k), ids in [0, n_experts) or -1, none twice in a token."""
+    what = f"topk_ids of rank {rank}"
+    a = _array(machine, given, what)
+    if a.dtype.kind not in "iu":
+        raise EPValueError(f"{what} has dtype {a.dtype}, an integer type is needed")
+    if a.shape != (num_tokens, cfg.top_k):
+        raise EPValueError(f"{what} has shape {a.shape}, (num_tokens={num_tokens}, top_k={cfg.top_k}) is needed, "
+                           "one row for each token of input_tokens")
+    if a.host is not None:
+        _check_ids(cfg, rank, a.host)
+    return a
+
+
+def _check_ids(cfg, rank, ids):
+    outside = (ids < -1) | (ids >= cfg.n_experts)
+    if outside.any():
+        token, slot = (int(i) for i in np.argwhere(outside)[0])
+        raise EPValueError(f"topk_ids of rank {rank}: token {token}, slot {slot} holds {int(ids[token, slot])}, which is "
+                           f"outside [0, n_experts={cfg.n_experts}); -1 is the id for \"no expert in this slot\" "
+                           f"({int(outside.sum())} such ids in all)")
+    ordered = np.sort(ids.astype(np.int32), axis=1)
+    twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
+    if twice.any():
+        token = int(np.argwhere(twice.any(axis=1))[0][0])
+        value = int(ordered[token, 1:][twice[token]][0])
+        first, slot = (int(k) for k in np.argwhere(ids[token] == value)[:2, 0])
+        raise EPValueError(f"topk_ids of rank {rank}: token {token}, slot {slot} holds {value}, which slot {first} of the "
+                           "token already holds; the ids of one token must be distinct: put -1 into one of the slots")
+
+
+def expert_outputs(cfg, machine, rank, given, capacity, n_rows):
+    """Expert outputs of a rank: combine_dtype (rows, hidden), the rows of output_tokens, exact or capacity many.
+
+    n_rows is a function that tells the exact number; it is asked only where the array does not have capacity rows.
+    """
+    what = f"expert_outputs of rank {rank}"
+    a = _array(machine, given, what)
+    dtype = COMBINE_DTYPE[cfg.combine_dtype]
+    if a.dtype != dtype:
+        raise EPValueError(f"{what} has dtype {a.dtype}, combine_dtype={cfg.combine_dtype!r} needs {dtype}")
+    if len(a.shape) != 2 or a.shape[1] != cfg.hidden:
+        raise EPValueError(f"{what} has shape {a.shape}, (rows, hidden={cfg.hidden}) is needed")
+    if a.shape[0] != capacity and a.shape[0] != n_rows():
+        raise EPValueError(f"{what} has {a.shape[0]} rows; the dispatched tokens are {n_rows()} rows (capacity {capacity}), "
+                           "and expert outputs must have one row for each, padding rows included")
+    return a
+
+
+def router_weights(cfg, machine, rank, given, num_tokens):
+    """Router weights of a rank: float32 (num_tokens, top_k)."""
+    what = f"router_weights of rank {rank}"
+    if np.ndim(given) == 0 and not hasattr(given, "shape"):
+        raise EPValueError(f"{what} is {given!r}; a float32 array (num_tokens={num_tokens}, top_k={cfg.top_k}) or a function "
+                           "(token, k, *router_weights_args) -> float32 is needed, a single number is refused")
+    a = _array(machine, given, what)
+    if a.dtype != np.float32:
+        raise EPValueError(f"{what} has dtype {a.dtype}, float32 is needed: w.astype(np.float32)")
+    if a.shape != (num_tokens, cfg.top_k):
+        raise EPValueError(f"{what} has shape {a.shape}, (num_tokens={num_tokens}, top_k={cfg.top_k}) is needed")
+    return a
+
+
+def input_scale(rank, given):
+    """Input scale of a rank: a positive finite float32 number."""
+    try:
+        scale = np.float32(given)
+    except (TypeError, ValueError):
+        raise EPValueError(f"input_scale of rank {rank} is {given!r}; a positive finite number is needed, or a function "
+                           "(i) -> float32") from None
+    if not (np.isfinite(scale) and scale > 0):
+        raise EPValueError(f"input_scale of rank {rank} is {given!r}; it must be positive and finite in float32")
+    return scale
+
+
+def result(machine, given, shape, dtype, what):
+    """An array that a result goes into (out=): shape and dtype must be the result's own; must be writable, C order."""
+    a = _array(machine, given, what)
+    if a.dtype != dtype or a.shape != tuple(shape):
+        raise EPValueError(f"{what} is {a.dtype} {a.shape}, the result is {np.dtype(dtype)} {tuple(shape)}")
+    if a.host is not None and not a.host.flags.writeable:
+        raise EPValueError(f"{what} is read-only, a result is to be written into it")
+    return a
+
+
+def _array(machine, given, what):
+    a = view(given, what)
+    if a.host is not None:
+        return a
+    if machine.on_host:
+        raise EPValueError(f"{what} is in GPU memory, and epmoe runs in the simulator here: give host memory (x.cpu(), "
+                           "x.get()), or see `python -m epmoe doctor` for why the GPU is not used")
+    if a.device is not None and a.device != machine.ordinal:
+        raise EPValueError(f"{what} is on GPU {a.device}, this rank runs on GPU {machine.ordinal}: move it there")
+    if not a.is_contiguous:
+        raise EPValueError(f"{what} is not C-contiguous (strides {a.strides} bytes, shape {a.shape}): x.contiguous()")
+    if a.address % VECTOR_BYTES and a.dtype.itemsize * a.shape[-1] % VECTOR_BYTES == 0:
+        raise EPValueError(f"{what} starts at 0x{a.address:x}, which is no multiple of {VECTOR_BYTES} bytes: copy it")
+    return a

@@ -1,0 +1,51 @@
+"""How many bytes each buffer of a rank takes: what a configuration will need, and what an ExpertParallel holds."""
+
+from typing import NamedTuple
+
+from epmoe_ref.config import EPConfig
+
+from epmoe import layout
+from epmoe.rank_memory import result_bytes
+
+
+class Use(NamedTuple):
+    """One buffer of a rank: bytes that the configuration plans for it, and bytes allocated now."""
+
+    buffer: str
+    planned_bytes: int
+    allocated_bytes: int
+
+
+class MemoryTable(list):
+    """Rows of `Use`; prints as a table. Results are planned once each; more in use at a time take more."""
+
+    @property
+    def planned_bytes(self):
+        return sum(row.planned_bytes for row in self)
+
+    @property
+    def allocated_bytes(self):
+        return sum(row.allocated_bytes for row in self)
+
+    def __str__(self):
+        rows = [*self, Use("total", self.planned_bytes, self.allocated_bytes)]
+        lines = [f"{'bytes of one rank':26}{'planned':>16}{'allocated':>16}"]
+        return "\n".join(lines + [f"{b:26}{planned:>16,}{now:>16,}" for b, planned, now in rows])
+
+
+def plan(cfg: EPConfig) -> MemoryTable:
+    """What one rank of this configuration needs, before anything is allocated."""
+    rows = [Use(r.name, r.nbytes, 0) for r in layout.regions(cfg)]
+    rows.append(Use("alignment of regions", layout.total_bytes(cfg) - sum(r.nbytes for r in layout.regions(cfg)), 0))
+    rows += [Use(name, nbytes, 0) for name, nbytes in result_bytes(cfg).items()]
+    return MemoryTable(rows)
+
+
+def held(cfg: EPConfig, rank_memory, staging_bytes) -> MemoryTable:
+    """The same with what one rank holds now."""
+    pools = {pool.name: pool.allocated_bytes for pool in rank_memory.pools()}
+    rows = []
+    for row in plan(cfg):
+        is_result = row.buffer in result_bytes(cfg)
+        rows.append(row._replace(allocated_bytes=pools.get(row.buffer, 0) if is_result else row.planned_bytes))
+    return MemoryTable([*rows, Use("staged host arrays", 0, staging_bytes)])

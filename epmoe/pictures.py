@@ -1,0 +1,135 @@
+"""What a verification shows in the terminal: where tokens go, what the counters hold, how rows are grouped."""
+
+import numpy as np
+from rich.table import Table
+from rich.text import Text
+
+from epmoe import layout
+
+# region -> (where, what it is for); the order in which a round uses them
+REGIONS = {
+    "reserved": "places taken for messages, by fetch-add",
+    "finished": "messages completely written",
+    "rank_completion": "signals written to each peer",
+    "dispatch_recv_count": "messages that came, by source rank: the signal",
+    "A": "end row and count of each segment, for combine",
+    "D": "blocks that have left dispatch_wait",
+    "E": "ready flag: the rows' places are known",
+    "F": "shared expert: tokens are encoded",
+    "G": "shared expert: started",
+    "combine_recv_count": "rows that came back: the signal",
+    "combine_ready": "ready flags of the reducing blocks",
+}
+LABEL_WIDTH = 18
+
+
+def counts(cfg, topk_ids):
+    """int64 (n_ranks, n_experts): how many tokens a rank sends to an expert."""
+    return np.stack([np.bincount(np.asarray(ids)[np.asarray(ids) >= 0].ravel(), minlength=cfg.n_experts)
+                     for ids in topk_ids])
+
+
+def routing(cfg, routed, width=80):
+    """The routing matrix, ranks x experts, experts under their owners; owners only where experts do not fit."""
+    matrix = counts(cfg, routed.topk_ids)
+    per_owner = cfg.n_local_experts
+    cell = max(2, len(str(matrix.max(initial=0))), len(str(cfg.n_experts - 1))) + 1
+    if LABEL_WIDTH + cfg.n_experts * cell + 2 * cfg.n_ranks > width:
+        return _by_owner(cfg, routed, matrix, width)
+    text = Text()
+    text.append(" " * LABEL_WIDTH)
+    for owner in range(cfg.n_ranks):
+        text.append("│ " + f"to rank {owner}".ljust(cell * per_owner)[:cell * per_owner], style="bold")
+    text.append("\n" + "tokens of".ljust(LABEL_WIDTH), style="dim")
+    for e in range(cfg.n_experts):
+        text.append(("│ " if e % per_owner == 0 else "") + f"e{e}".rjust(cell), style="dim")
+    for rank in range(cfg.n_ranks):
+        text.append("\n" + f"rank {rank} ({_tokens(routed.num_tokens[rank])})".ljust(LABEL_WIDTH), style="bold")
+        for e in range(cfg.n_experts):
+            text.append("│ " if e % per_owner == 0 else "")
+            text.append_text(_shaded(matrix[rank, e], matrix.max(initial=1), cell))
+    text.append("\n" + "rows per expert".ljust(LABEL_WIDTH), style="dim")
+    for e in range(cfg.n_experts):
+        text.append(("│ " if e % per_owner == 0 else "") + str(matrix[:, e].sum()).rjust(cell), style="dim")
+    return text
+
+
+def _by_owner(cfg, routed, matrix, width):
+    """Ranks x owners: the sum over each owner's experts, and the busiest experts in a line."""
+    owners = matrix.reshape(cfg.n_ranks, cfg.n_ranks, cfg.n_local_experts).sum(axis=2)
+    cell = max(len(str(owners.max(initial=0))), len(f"rank {cfg.n_ranks - 1}")) + 1
+    shown = min(cfg.n_ranks, (width - LABEL_WIDTH - 4) // cell)
+    text = Text(" " * LABEL_WIDTH)
+    for owner in range(shown):
+        text.append(f"rank {owner}".rjust(cell), style="bold")
+    text.append(" ..." if shown < cfg.n_ranks else "")
+    for rank in range(cfg.n_ranks):
+        text.append("\n" + f"rank {rank} ({_tokens(routed.num_tokens[rank])})".ljust(LABEL_WIDTH), style="bold")
+        for owner in range(shown):
+            text.append_text(_shaded(owners[rank, owner], owners.max(initial=1), cell))
+    loads = matrix.sum(axis=0)
+    busiest = [f"e{e} {loads[e]}" for e in np.argsort(-loads, kind="stable")[:6]]
+    idle = int((loads == 0).sum())
+    text.append(f"\nbusiest experts: {', '.join(busiest)}; {idle} of {cfg.n_experts} get nothing", style="dim")
+    return text
+
+
+def _tokens(n):
+    return "1 token" if n == 1 else f"{n} tokens"
+
+
+def _shaded(n, most, cell):
+    if n == 0:
+        return Text("·".rjust(cell), style="dim")
+    level = n / max(most, 1)
+    red, green, blue = (int(a + (b - a) * level) for a, b in ((28, 255), (58, 176), (94, 0)))
+    ink = "black" if level > 0.45 else "white"
+    return Text(str(n).rjust(cell), style=f"{ink} on rgb({red},{green},{blue})")
+
+
+def counters(cfg, moments):
+    """Counter regions of one rank at several moments: {moment: {region: array}} as a table, a row each region."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("region", no_wrap=True, style="bold")
+    for moment in moments:
+        table.add_column(moment, justify="right", no_wrap=True)
+    table.add_column("what it is", style="dim", no_wrap=True, overflow="ellipsis")
+    for name, what in REGIONS.items():
+        values = [held[name] for held in moments.values()]
+        table.add_row(name, *(_summary(v) for v in values), what)
+    return table
+
+
+def _summary(words):
+    words = np.asarray(words)
+    if words.dtype == np.uint64:
+        missing = int((words == np.uint64(layout.MAX_FINITE)).sum())
+        return f"{words.size} empty" if missing == words.size else f"{words.size - missing} arrived"
+    used = int((words != 0).sum())
+    return "0" if used == 0 else str(int(words.flat[0])) if words.size == 1 else f"{used} of {words.size} set"
+
+
+def segments(cfg, rank, d):
+    """The rows of one rank after dispatch: for each expert its rows, and how many came from each source rank."""
+    offsets = np.asarray(d.row_offsets).astype(np.int64)
+    received = np.asarray(d.recv_count)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("expert", style="bold", no_wrap=True)
+    table.add_column("rows", no_wrap=True)
+    table.add_column("from source rank: count", no_wrap=True, overflow="ellipsis")
+    shift = int(cfg.fused_shared_expert)
+    limit = 8
+    for group in range(min(cfg.n_groups, limit)):
+        local = group - shift
+        rows = f"{offsets[group]}:{offsets[group + 1]}"
+        if local < 0:
+            table.add_row("shared", rows, "this rank's own tokens")
+            continue
+        sources = [rank] if cfg.skip_a2a else range(cfg.n_ranks)
+        parts = [f"{src}: {n}" for src, n in zip(sources, received[local]) if n]
+        padding = int(offsets[group + 1] - offsets[group] - received[local].sum())
+        parts += [f"{padding} padding"] if padding else []
+        table.add_row(f"e{rank * cfg.n_local_experts + local}", rows, ",  ".join(parts) or "nothing")
+    if cfg.n_groups > limit:
+        table.add_row("...", "", f"{cfg.n_groups - limit} more")
+    return table

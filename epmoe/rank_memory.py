@@ -1,0 +1,96 @@
+"""One rank's side of the memory: addresses of its regions and of its peers', and the pools its results come from."""
+
+from functools import cached_property
+
+import numpy as np
+from epmoe_ref.config import EPConfig
+
+from epmoe import layout
+from epmoe.dispatched import capacity_rows
+from epmoe.inputs import COMBINE_DTYPE
+from epmoe.kernels import formats
+from epmoe.lending import Pool, arrange
+
+
+def dispatch_arrays(cfg: EPConfig):
+    """Arrays of a Dispatched with capacity: {name: (shape, dtype)}, and the capacity in rows."""
+    fmt = formats.of(cfg)
+    rows = capacity_rows(cfg, fmt.pad_rows)
+    arrays = dict(fmt.outputs(cfg, rows))
+    arrays |= {"row_offsets": ((cfg.n_groups + 1,), np.uint32), "expert_ids": ((cfg.n_groups,), np.int32),
+               "src_info": ((rows, 2), np.int32), "recv_count": ((cfg.n_local_experts, cfg.n_src_ranks), np.int32),
+               "topk_ids": ((cfg.max_tokens_per_rank, cfg.top_k), np.int32)}
+    return arrays, rows
+
+
+def combine_shape(cfg: EPConfig, num_tokens, reduced):
+    """Shape of a rank's combined output: with router weights one row a token, without one row a slot."""
+    return (num_tokens, cfg.hidden) if reduced else (num_tokens, cfg.top_k, cfg.hidden)
+
+
+def combine_arrays(cfg: EPConfig, reduced):
+    """Array of a combine result with capacity: {name: (shape, dtype)}."""
+    return {"output_tokens": (combine_shape(cfg, cfg.max_tokens_per_rank, reduced), COMBINE_DTYPE[cfg.combine_dtype])}
+
+
+class RankMemory:
+    """Regions, peers and result pools of one rank of this process."""
+
+    def __init__(self, cfg: EPConfig, machine, rank, memory):
+        self.cfg, self.machine, self.rank = cfg, machine, rank
+        self._buffer = memory.buffers[rank]
+        self._addresses = memory.addresses
+        self._regions = {r.name: r for r in layout.regions(cfg)}
+        self._words = {name: (offset, shape, dtype) for name, offset, shape, dtype, _ in layout.named_words(cfg)}
+        first = cfg.world(rank) * cfg.p2p_world_size
+        self._world = range(first, first + cfg.p2p_world_size)
+
+    def address(self, name):
+        """Address of one of this rank's regions; 0 if the configuration has no such region."""
+        return self._buffer.address + self._regions[name].offset if name in self._regions else 0
+
+    def peers(self, name):
+        """Addresses of that region at every rank of this rank's p2p world."""
+        return [self._addresses[peer] + self._regions[name].offset for peer in self._world]
+
+    def read(self, name):
+        """A copy of a region, or of a counter region (reserved, finished, A, ...); waits for the kernels."""
+        offset, shape, dtype = self._words[name]
+        return self._buffer.read(dtype, shape, offset)
+
+    def initialise(self):
+        """Write every region's initial value, as before the first round."""
+        for r in self._regions.values():
+            if r.initial is not None:
+                self._buffer.write(np.full(r.shape, r.initial, r.dtype), r.offset)
+
+    def clear(self, name):
+        """Write a region's initial value."""
+        r = self._regions[name]
+        self._buffer.write(np.full(r.shape, r.initial, r.dtype), r.offset)
+
+    @cached_property
+    def dispatch_pool(self):
+        return self._pool("dispatch result", dispatch_arrays(self.cfg)[0])
+
+    @cached_property
+    def reduced_pool(self):
+        return self._pool("combine result", combine_arrays(self.cfg, True))
+
+    @cached_property
+    def unreduced_pool(self):
+        return self._pool("unreduced combine result", combine_arrays(self.cfg, False))
+
+    def pools(self):
+        """The pools that were used so far."""
+        return [self.__dict__[n] for n in ("dispatch_pool", "reduced_pool", "unreduced_pool") if n in self.__dict__]
+
+    def _pool(self, name, shapes):
+        return Pool(self.machine, self.rank, name, shapes)
+
+
+def result_bytes(cfg: EPConfig):
+    """Bytes of one result of each kind: {name: bytes}."""
+    return {"dispatch result": arrange(dispatch_arrays(cfg)[0])[1],
+            "combine result": arrange(combine_arrays(cfg, True))[1],
+            "unreduced combine result": arrange(combine_arrays(cfg, False))[1]}

@@ -1,0 +1,43 @@
+"""Where a kernel writes one rank's results: lent memory, or arrays that the caller gave with out=."""
+
+import numpy as np
+
+from epmoe import inputs
+
+
+class Results:
+    """Addresses for the kernel and, afterwards, the arrays for the caller.
+
+    out: {name: the caller's array}, each with exactly the result's shape and dtype. Device arrays are written directly;
+    host arrays are filled by `finish`, which needs the kernels to have ended.
+    """
+
+    def __init__(self, loan, machine, rank, out=None, shapes=None):
+        self.loan, self._out, self._given = loan, dict(out or {}), {}
+        for name, array in self._out.items():
+            shape = (shapes or {}).get(name, loan.fields[name].shape)
+            self._given[name] = inputs.result(machine, array, shape, loan.fields[name].dtype, f"out: {name} of rank {rank}")
+
+    def address(self, name):
+        """Where the kernel writes the array of that name."""
+        given = self._given.get(name)
+        return given.address if given is not None and given.host is None else self.loan.address(name)
+
+    def array(self, name):
+        """The caller's own array, or one of the lent memory; None if the result has no such array."""
+        if name in self._out:
+            return self._out[name]
+        return self.loan.array(name) if name in self.loan.fields else None
+
+    @property
+    def copies(self):
+        """Whether host arrays of the caller wait for `finish`."""
+        return any(given.host is not None for given in self._given.values())
+
+    def finish(self):
+        """Copy results into the caller's host arrays; the kernels must have ended."""
+        for name, given in self._given.items():
+            if given.host is not None:
+                field = self.loan.fields[name]
+                raw = self.loan.buffer.read(np.uint8, (given.host.nbytes,), field.offset)
+                given.host[...] = raw.view(field.dtype).reshape(given.shape)

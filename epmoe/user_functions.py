@@ -1,0 +1,48 @@
+"""Functions of the caller that run inside kernels (epilogue, router weights, input scale), and their arguments."""
+
+import inspect
+
+import numpy as np
+from epmoe_ref.errors import EPValueError
+
+from epmoe.arrays import view
+from epmoe.kernels import ArrayArg, ScalarArg
+
+_ARRAY_DTYPES = ("float32", "int32", "bfloat16")
+
+
+def check_signature(function, what, parameters, args):
+    """The function must take `parameters` and then one argument for each entry of args."""
+    try:
+        inspect.signature(function).bind(*parameters, *args)
+    except TypeError as e:
+        given = f" and {len(args)} of {what}_args" if args else ""
+        raise EPValueError(f"{what} cannot be called with ({', '.join(parameters)}){given}: {e}") from None
+    except ValueError:
+        pass  # built-in functions have no signature
+
+
+def of_rank(world, index, args):
+    """This rank's arguments: under a LocalWorld a list has one entry for each rank; anything else is for all alike."""
+    if not world.lists:
+        return tuple(args)
+    for a in args:
+        if isinstance(a, list) and len(a) != len(world.ranks):
+            raise EPValueError(f"an argument of a function is a list of {len(a)}; it needs one entry for each of the "
+                               f"{len(world.ranks)} ranks")
+    return tuple(a[index] if isinstance(a, list) else a for a in args)
+
+
+def argument(value, what, place):
+    """ScalarArg or ArrayArg for a number or an array; place(array) gives the address of an array's elements."""
+    if isinstance(value, (bool, int, np.integer, np.bool_)):
+        if not -(2**31) <= int(value) < 2**31:
+            raise EPValueError(f"{what} is {value}, which does not fit in int32")
+        return ScalarArg(int(value), "int32")
+    if isinstance(value, (float, np.floating)):
+        return ScalarArg(float(value), "float32")
+    array = view(value, what)
+    if array.dtype.name not in _ARRAY_DTYPES or len(array.shape) not in (1, 2):
+        raise EPValueError(f"{what} is {array.dtype} {array.shape}; numbers, and arrays of one or two axes of "
+                           f"{', '.join(_ARRAY_DTYPES)} can be given to a function")
+    return ArrayArg(place(array), array.shape, array.dtype.name)

@@ -1,0 +1,207 @@
+"""`python -m epmoe` (= verify): rounds of dispatch, experts and combine, kernels against the reference, shown."""
+
+import json
+import sys
+import time
+
+import numpy as np
+from epmoe_ref.config import EPConfig
+from epmoe_ref.errors import EPError, EPValueError
+
+from epmoe import pictures, routing
+from epmoe.checked_rounds import WEIGHTS, Case, run
+from epmoe.worlds.local import LocalWorld
+
+FORMATS = ("bf16", "fp8_blockwise", "nvfp4", "mxfp4", "mxfp8", "mxfp4_rows")
+MAX_DIFFERENCES = 3
+
+
+def add_arguments(parser):
+    """The options of verify."""
+    sizes = parser.add_argument_group("sizes")
+    sizes.add_argument("--ranks", type=int, default=4, help="virtual ranks (default 4)")
+    sizes.add_argument("--experts-per-rank", type=int, default=4, metavar="N", help="experts of each rank (default 4)")
+    sizes.add_argument("--experts", type=int, metavar="N", help="experts in all, instead of --experts-per-rank")
+    sizes.add_argument("--top-k", type=int, default=4, help="experts a token chooses (default 4)")
+    sizes.add_argument("--hidden", type=int, default=256, help="elements of a token (default 256)")
+    sizes.add_argument("--tokens", type=int, default=16, help="most tokens of a rank (default 16)")
+    sizes.add_argument("--rounds", type=int, default=3, help="rounds on the same buffers, no reset between (default 3)")
+    options = parser.add_argument_group("what runs")
+    options.add_argument("--format", choices=FORMATS, default="bf16", help="token format (default bf16)")
+    options.add_argument("--preshuffle", action="store_true", help="mxfp4_rows: scales in the slot layout")
+    options.add_argument("--combine-dtype", choices=("bf16", "fp16", "fp32"), default="bf16")
+    options.add_argument("--fused", action="store_true", help="fused kernels (default: split)")
+    options.add_argument("--shared-expert", action="store_true", help="fuse a shared expert")
+    options.add_argument("--skip-a2a", action="store_true", help="every rank holds all tokens, nothing is exchanged")
+    options.add_argument("--weights", choices=WEIGHTS, default="array", help="router weights (default array)")
+    options.add_argument("--epilogue", action="store_true", help="an elementwise epilogue in combine")
+    options.add_argument("--seed", type=int, default=0, help="of tokens, routing, experts and schedule (default 0)")
+    options.add_argument("--seeds", type=int, default=1, metavar="N", help="N seeds in a row, beginning with --seed")
+    options.add_argument("--racecheck", action="store_true", help="simulator: with the race detector")
+    options.add_argument("--timeout", type=float, default=30.0, metavar="S", help="seconds after which a wait gives up")
+    files = parser.add_argument_group("files and output")
+    files.add_argument("--input", metavar="FILE.npz", help="your own x (N, hidden), topk_ids (N, K), topk_weights (N, K), "
+                       "and if wanted rank_offsets (ranks + 1), n_experts")
+    files.add_argument("--dump", metavar="FILE.npz", help="write the first round's tokens and routing as such a file")
+    files.add_argument("--json", action="store_true", help="one JSON object instead of pictures")
+    files.add_argument("--all", action="store_true", help="walk the matrix of all options at small sizes")
+    files.add_argument("--sample", type=int, metavar="N", help="with --all: only N cases, drawn with --seed")
+
+
+def main(args, console=None):
+    """Run verify with parsed options; the exit status is 0 if every byte agreed, 1 if not, 2 for bad options."""
+    if console is None:
+        from rich.console import Console
+
+        console = Console(highlight=False, soft_wrap=False)
+    try:
+        if args.all:
+            from epmoe import verify_matrix
+
+            return verify_matrix.main(args, console)
+        return _verify(args, console)
+    except EPValueError as error:
+        print(f"epmoe verify: {error}", file=sys.stderr)
+        return 2
+
+
+def case_of(args, batch=None):
+    """The Case that the options describe; sizes that a file determines come from it."""
+    n_experts = args.experts or args.ranks * args.experts_per_rank
+    top_k, hidden, tokens = args.top_k, args.hidden, args.tokens
+    if batch is not None:
+        n_experts = args.experts or batch.experts_for(args.ranks)
+        top_k, hidden = batch.topk_ids.shape[1], batch.x.shape[1]
+        tokens = max(batch.split(args.ranks).num_tokens)
+    cfg = EPConfig(args.ranks, n_experts, top_k, hidden, max(tokens, 1), token_format=args.format,
+                   fuse_a_scale_preshuffle=args.preshuffle, combine_dtype=args.combine_dtype,
+                   fused_shared_expert=args.shared_expert, skip_a2a=args.skip_a2a,
+                   allreduce_world_size=args.ranks if args.skip_a2a else 1)
+    return Case(cfg, args.weights, args.epilogue, args.fused, args.rounds)
+
+
+def batches(case, args, seed, batch):
+    """The inputs of each round: the file's in the first (and only) one, else made from the seed."""
+    if batch is None:
+        return [routing.make(case.cfg, [seed, number]) for number in range(case.rounds)]
+    if case.cfg.skip_a2a:
+        whole = batch.split(1)
+        return [routing.Routed(*(a * case.cfg.n_ranks for a in (whole.x, whole.topk_ids, whole.topk_weights)))]
+    return [batch.split(case.cfg.n_ranks)]
+
+
+def _verify(args, console):
+    start = time.perf_counter()
+    batch = routing.load(args.input) if args.input else None
+    case = case_of(args, batch)
+    record = {"case": str(case), "config": _config(case.cfg), "seeds": [], "passed": True}
+    shown = not args.json
+    for seed in range(args.seed, args.seed + args.seeds):
+        routed = batches(case, args, seed, batch)
+        if args.dump and seed == args.seed:
+            routing.dump(args.dump, routed[0], case.cfg.n_experts)
+        world = LocalWorld(case.cfg.n_ranks, **_simulation(args, seed))
+        record["machine"] = world.machine.describe()
+        busiest = int(np.argmax(pictures.counts(case.cfg, routed[0].topk_ids).reshape(case.cfg.n_ranks, case.cfg.n_ranks, -1)
+                                .sum(axis=(0, 2))))
+        if shown and seed == args.seed:
+            _heading(console, args, case, world, batch)
+        rounds = []
+        for r in run(case, world, routed, seed=seed, shown_rank=busiest, regions=tuple(pictures.REGIONS),
+                     timeout=args.timeout):
+            rounds.append(r)
+            if shown and r.number == 1 and seed == args.seed:
+                _first_round(console, case, r, busiest)
+            if shown:
+                _round_line(console, case, r, seed if args.seeds > 1 else None)
+        record["seeds"].append({"seed": seed, "rounds": [_round_record(case, r) for r in rounds]})
+        if any(r.differences for r in rounds):
+            record["passed"] = False
+            break
+    record["seconds"] = round(time.perf_counter() - start, 3)
+    if args.json:
+        print(json.dumps(record, indent=1))
+    else:
+        _verdict(console, case, args, record, rounds[-1])
+    return 0 if record["passed"] else 1
+
+
+def _simulation(args, seed):
+    from epmoe import device
+
+    if not device.SIM:
+        if args.racecheck:
+            raise EPValueError("--racecheck needs the simulator, and a GPU is used: set EPMOE_DEVICE=sim")
+        return {}
+    return {"seed": seed} | ({"racecheck": True} if args.racecheck else {})
+
+
+def _heading(console, args, case, world, batch):
+    c = case.cfg
+    console.print(f"[bold]epmoe verify[/bold]  {c.n_ranks} ranks x {c.n_local_experts} experts, top-{c.top_k}, hidden {c.hidden}, "
+                  f"at most {c.max_tokens_per_rank} tokens a rank")
+    console.print(f"{case}; {world.machine.describe()}\n", style="dim")
+    if batch is not None:
+        console.print(f"{args.input}: {len(batch.x)} tokens", style="dim")
+        for note in batch.notes:
+            console.print(f"note: {note}", style="yellow")
+
+
+def _first_round(console, case, r, rank):
+    console.print("[bold]1. Routing.[/bold] How many tokens each rank (line) sends to each expert (column).")
+    console.print(pictures.routing(case.cfg, r.routed, console.width))
+    if r.dispatch_differences:
+        return
+    console.print(f"\n[bold]2. Dispatch.[/bold] What rank {rank} then holds: rows grouped by expert, inside by source rank,\n"
+                  "ready for one matrix product an expert.")
+    console.print(pictures.segments(case.cfg, rank, r.seen[rank]))
+    names = {"before": "before", "dispatched": "dispatched", "combined": "combined"}
+    console.print(f"\n[bold]3. Counters[/bold] of rank {rank}, the only means by which ranks and blocks wait for each other. After\n"
+                  "combine all are as before, so rounds follow each other without a reset.")
+    console.print(pictures.counters(case.cfg, {names[m]: held for m, held in r.moments.items()}))
+    console.print("\n[bold]4. Kernels against the reference.[/bold] Every byte of both results, compared; rows may stand in any\n"
+                  "order inside one (expert, source rank) segment.")
+
+
+def _round_line(console, case, r, seed):
+    sent = int(pictures.counts(case.cfg, r.routed.topk_ids).sum())
+    where = f"seed {seed}, round {r.number}" if seed is not None else f"round {r.number}"
+    console.print(f"{where}: {sum(r.routed.num_tokens)} tokens, {sent} messages, {r.kernel_seconds:.2f} s   dispatch "
+                  f"{_says(r.dispatch_differences)}   combine "
+                  + ("[dim]not run[/dim]" if r.dispatch_differences else _says(r.combine_differences)))
+
+
+def _says(differences):
+    return "[red]DIFFERS[/red]" if differences else "[green]equal[/green]"
+
+
+def _verdict(console, case, args, record, last):
+    if record["passed"]:
+        n = sum(len(s["rounds"]) for s in record["seeds"])
+        console.print(f"\n[bold green]PASS[/bold green]  {n} rounds equal to the reference, bit for bit, in "
+                      f"{record['seconds']:.1f} s")
+        return
+    console.print("\n[bold red]FAIL[/bold red]  the first difference:")
+    for difference in last.differences[:MAX_DIFFERENCES]:
+        console.print(str(difference), markup=False)
+
+
+def _round_record(case, r):
+    return {"round": r.number, "num_tokens": r.routed.num_tokens,
+            "routing": pictures.counts(case.cfg, r.routed.topk_ids).tolist(),
+            "dispatch": "differs" if r.dispatch_differences else "equal",
+            "combine": "not run" if r.dispatch_differences else "differs" if r.combine_differences else "equal",
+            "differences": [_difference(d) for d in r.differences],
+            "counters": {m: {n: a.tolist() for n, a in held.items()} for m, held in r.moments.items()},
+            "kernel_seconds": round(r.kernel_seconds, 4), "reference_seconds": round(r.reference_seconds, 4)}
+
+
+def _difference(d):
+    places = ("what", "rank", "expert", "src_rank", "token", "slot", "row", "column", "says", "rule")
+    return {name: getattr(d, name) for name in places}
+
+
+def _config(cfg):
+    from dataclasses import fields
+
+    return {f.name: getattr(cfg, f.name) for f in fields(cfg)}
