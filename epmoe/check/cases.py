@@ -12,7 +12,7 @@ from epmoe.check import random_bits
 from epmoe_ref.config import EPConfig
 
 # What a stream of random words is used for; part of its seed.
-TOKENS, ROUTING, GAPS, WEIGHTS, OUTPUTS, SHARED = range(6)
+TOKENS, ROUTING, GAPS, WEIGHTS, OUTPUTS, OPPOSITES, SHARED = range(7)
 
 
 @dataclass(frozen=True)
@@ -87,14 +87,26 @@ class Case:
         for rank, ids in enumerate(self.topk_ids(round_)):
             source = 0 if self.cfg.skip_a2a else rank
             weights = random_bits.floats("fp32", self.stream(round_, WEIGHTS, source), ids.size, exponents=(-5, -1))
-            result.append(np.where(ids >= 0, np.abs(weights).reshape(ids.shape), np.float32("nan")))
+            weights = np.abs(weights).reshape(ids.shape)
+            odd = np.arange(1, self.cfg.top_k, 2)
+            weights[::2, odd] = weights[::2, odd - 1]       # lets pairs of slots cancel: see pair_outputs
+            result.append(np.where(ids >= 0, weights, np.float32("nan")))
         return result
 
     def pair_outputs(self, round_, rank, src_rank, token, slot):
-        """What the experts of `rank` make of the given pairs; [n, hidden] in combine_dtype. A made-up function of
-        (rank, source rank, token, slot), so that the order of rows does not matter."""
+        """What the experts of `rank` make of the given pairs; [n, hidden] in combine_dtype.
+
+        A made-up function of (rank, source rank, token, slot), so that the order of rows does not matter. In every
+        fourth column slots 2i and 2i + 1 are opposite: with equal weights only rounding errors are left of their sum,
+        which shows every missing fused multiply-add and every change of order, also through a cast to bf16.
+        """
+        token, slot = np.asarray(token), np.asarray(slot)
         seeds = self.stream(round_, OUTPUTS, rank, src_rank, token, slot)
-        return random_bits.floats(self.cfg.combine_dtype, seeds, self.cfg.hidden)
+        outputs = random_bits.floats(self.cfg.combine_dtype, seeds, self.cfg.hidden)
+        seeds = self.stream(round_, OPPOSITES, src_rank, token, slot // 2)
+        opposites = random_bits.floats(self.cfg.combine_dtype, seeds, len(range(0, self.cfg.hidden, 4)))
+        outputs[..., ::4] = np.where(slot[..., None] % 2 == 0, opposites, -opposites)
+        return outputs
 
     def shared_outputs(self, round_, rank, n):
         """What the shared expert makes of the rank's first n shared rows; [n, hidden] in combine_dtype."""

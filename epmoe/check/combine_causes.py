@@ -9,23 +9,25 @@ import numpy as np
 
 import epmoe_ref
 from epmoe.check.cases import epilogue, epilogue_args
+from epmoe.check.causes import explained
 from epmoe.check.difference import bits
 
 OUTPUT = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
 
 
-def with_causes(round_, rank, differences):
-    """The differences of a rank's combine, each with its likely cause where one is known."""
-    if not differences or differences[0].what != "output":
-        return differences
-    got = np.asarray(round_.combined[rank])
-    if got.shape != round_.combined_want[rank].shape:
-        return [d.because("the sum over slots belongs to calls with router weights; without them there is none")
-                if got.ndim + round_.combined_want[rank].ndim == 5 else d for d in differences]
-    test = _weighted if round_.case.weighted else _unweighted
-    with np.errstate(all="ignore"):
-        cause = test(Sum(round_, rank), got)
-    return [d.because(cause) if cause else d for d in differences]
+def with_causes(round_, differences):
+    """The differences of a round's combine, each with its likely cause where one is known."""
+    def candidates(difference):
+        got, want = np.asarray(round_.combined[difference.rank]), round_.combined_want[difference.rank]
+        if {got.ndim, want.ndim} == {2, 3}:
+            return ["with router weights the slots are summed, without them they are not"]
+        if got.shape != want.shape or got.dtype.itemsize != want.dtype.itemsize:
+            return []
+        got = np.ascontiguousarray(got).view(want.dtype)
+        with np.errstate(all="ignore"):
+            return (_weighted if round_.case.weighted else _unweighted)(Sum(round_, difference.rank), got)
+
+    return explained(differences, candidates)
 
 
 class Sum:
@@ -79,41 +81,41 @@ def _same(a, b):
 
 
 def _weighted(s, got):
-    got = np.ascontiguousarray(got).view(s.dtype)
-    has_gap = (~s.takes_part).any(axis=1)
-    if np.isnan(got).any() and (np.isnan(got).any(axis=1) == has_gap).all():
-        return "slots of -1 take part: NaN at exactly the tokens that have one; such a slot adds nothing, whatever its " \
-               "weight"
     name = s.cfg.combine_dtype
     mistakes = (
         ("the weights are applied twice", lambda: s.routed(s.weights * s.weights)),
         ("the weights are not applied", lambda: s.routed(np.ones_like(s.weights))),
         ("the weights are in another order than the slots: reversed", lambda: s.routed(s.weights[:, ::-1])),
-        ("the weights are shifted by one slot", lambda: s.routed(np.roll(s.weights, 1, axis=1))),
-        ("the weights are shifted by one slot", lambda: s.routed(np.roll(s.weights, -1, axis=1))),
+        ("the weights are shifted by one slot: each goes to the next", lambda: s.routed(np.roll(s.weights, 1, axis=1))),
+        ("the weights are shifted by one slot: each goes to the one before",
+         lambda: s.routed(np.roll(s.weights, -1, axis=1))),
+        ("each product is rounded to float32 before it is added; a fused multiply-add rounds once a step",
+         lambda: s.routed(product=np.float32)),
         ("the slots are added in descending order", lambda: s.routed(slots=range(s.cfg.top_k)[::-1])),
         (f"double rounding: the sum is rounded to {name} after every slot; it stays float32 until the end",
          lambda: s.routed(step=s.rounded)),
         (f"double rounding: every product is rounded to {name} before it is added",
          lambda: s.routed(product=s.dtype)),
-        ("each product is rounded to float32 before it is added; a fused multiply-add rounds once a step",
-         lambda: s.routed(product=np.float32)),
         ("the sum is kept in float64; one rounding to float32 a step is the definition", lambda: _in_float64(s)),
     )
-    for cause, acc in mistakes:
-        if _same(got, s.finish(acc())):
-            return cause
+    causes = _slots_without_expert(s, got)
+    causes += [cause for cause, acc in mistakes if _same(got, s.finish(acc()))]
     acc = s.routed()
-    endings = (
-        (s.cfg.fused_shared_expert, "the shared expert's rows are not added", lambda: s.finish(acc, shared=False)),
-        (s.cfg.fused_shared_expert, f"the shared expert's row is added before the sum is rounded to {name}; it is added "
-                                    "after", lambda: s.finish(acc + s.shared(), shared=False)),
-        (s.round.case.epilogue, "the epilogue is not called", lambda: s.finish(acc, lambda_=False)),
-    )
-    for applies, cause, output in endings:
-        if applies and _same(got, output()):
-            return cause
-    return _left_over(s, got)
+    if s.cfg.fused_shared_expert and _same(got, s.finish(acc, shared=False)):
+        causes.append("the shared expert's rows are not added")
+    if s.cfg.fused_shared_expert and _same(got, s.finish(acc + s.shared(), shared=False)):
+        causes.append(f"the shared expert's row is added before the sum is rounded to {name}; it is added after")
+    if s.round.case.epilogue and _same(got, s.finish(acc, lambda_=False)):
+        causes.append("the epilogue is not called")
+    return causes + _left_over(s, got)
+
+
+def _slots_without_expert(s, got):
+    nan = np.isnan(got).any(axis=1)
+    if nan.any() and (nan == (~s.takes_part).any(axis=1)).all():
+        return ["slots of -1 take part: NaN at exactly the tokens that have one; such a slot adds nothing, whatever its "
+                "weight"]
+    return []
 
 
 def _in_float64(s):
@@ -122,17 +124,19 @@ def _in_float64(s):
 
 
 def _unweighted(s, got):
-    got = np.ascontiguousarray(got).view(s.dtype)
     if _same(got[s.takes_part], s.recv[s.takes_part]):
-        return "rows of slots with -1 are not zero"
+        return ["rows of slots with -1 are not zero"]
     return _left_over(s, got)
 
 
 def _left_over(s, got):
     previous = s.round.previous
-    if previous is None or previous.combined is None or previous.combined[s.rank].shape != got.shape:
-        return ""
-    before = np.ascontiguousarray(previous.combined[s.rank]).view(s.dtype)
-    want = s.round.combined_want[s.rank]
-    wrong = (bits(got) != bits(want)).reshape(len(got), -1).any(axis=1)
-    return "stale rows: the wrong tokens hold what the round before left there" if _same(got[wrong], before[wrong]) else ""
+    before = None if previous is None else previous.combined[s.rank]
+    if before is None:
+        return []
+    before, want = np.asarray(before), s.round.combined_want[s.rank]
+    wrong = np.flatnonzero((bits(got) != bits(want)).reshape(len(got), -1).any(axis=1))
+    if before.shape[1:] != got.shape[1:] or len(before) <= wrong[-1]:
+        return []
+    stale = _same(got[wrong], np.ascontiguousarray(before).view(s.dtype)[wrong])
+    return ["stale rows: the wrong tokens hold what the round before left there"] if stale else []

@@ -1,6 +1,6 @@
 """Likely causes of a wrong dispatch: mistakes that people make, each recognised by the whole array that it would give.
 
-`CAUSES[array]` lists (sentence, test); the first test that the result passes names the cause. A test gets a `Suspect`.
+`CAUSES[array]` lists (sentence, test); a test that the result passes names the cause. A test gets a `Suspect`.
 A cause is only named when it explains every difference of that array on that rank, so a wrong name is unlikely.
 """
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from epmoe.check.causes import explained
 from epmoe.check.compare import array
 from epmoe.check.difference import bits
 from epmoe.check.places import Places, places
@@ -40,17 +41,14 @@ class Suspect:
         return None if previous is None else array(previous.dispatched[self.rank], name)
 
 
-def with_causes(round_, rank, differences):
-    """The differences of a rank's dispatch, each with its likely cause where one is known."""
-    suspect = Suspect(round_, rank, round_.dispatched[rank], round_.dispatched_want[rank])
-    return [_explained(suspect, d) for d in differences]
+def with_causes(round_, differences):
+    """The differences of a round's dispatch, each with its likely cause where one is known."""
+    def candidates(difference):
+        rank = difference.rank
+        suspect = Suspect(round_, rank, round_.dispatched[rank], round_.dispatched_want[rank])
+        return [cause for cause, test in CAUSES.get(difference.what, ()) if test(suspect)]
 
-
-def _explained(suspect, difference):
-    for cause, test in CAUSES.get(difference.what, ()):
-        if test(suspect):
-            return difference.because(cause)
-    return difference
+    return explained(differences, candidates)
 
 
 def _equal(a, b):
@@ -83,6 +81,8 @@ def _pad(cfg):
 def _minus_one_as(which):
     def test(suspect):
         counts = _counts_with(suspect, 0 if which == "first" else suspect.cfg.n_experts - 1)
+        if _equal(counts, suspect.want.recv_count):
+            return False                        # no slot of -1 that could have been taken for something
         recv_count, row_offsets = array(suspect.got, "recv_count"), array(suspect.got, "row_offsets")
         if recv_count is not None:
             return _equal(recv_count, counts)
@@ -197,14 +197,18 @@ def _keys(where, result):
     return [tuple(key) for key in np.column_stack([where.group, where.src_rank, rows, src_info]).tolist()]
 
 
-def _payload_in_segment(by_group):
-    def test(suspect):
-        (got, want), where = suspect.both("output_tokens"), suspect.where
-        segment = where.group if by_group else where.group * 2**20 + where.src_rank
-        real = where.src_rank != -1
-        a, b = ([(s, row.tobytes()) for s, row in zip(segment[real], bits(x)[:where.n_rows][real])] for x in (got, want))
-        return sorted(a) == sorted(b)
-    return test
+def _payloads_alike(suspect, segment):
+    (got, want), real = suspect.both("output_tokens"), suspect.where.src_rank != -1
+    a, b = ([(s, row.tobytes()) for s, row in zip(segment[real], bits(x)[:len(real)][real])] for x in (got, want))
+    return sorted(a) == sorted(b)
+
+
+def _payload_in_segment(suspect):
+    return _payloads_alike(suspect, suspect.where.group * 2**20 + suspect.where.src_rank)
+
+
+def _payload_in_group(suspect):
+    return not _payload_in_segment(suspect) and _payloads_alike(suspect, suspect.where.group)
 
 
 def _nibbles_swapped(suspect):
@@ -257,9 +261,9 @@ CAUSES = {
     "output_tokens": [
         ("stale rows: they hold what the round before left in their place", _stale_rows),
         ("payload and src_info of a segment's rows do not belong together: rows were moved without their src_info, or "
-         "slots given out in another order than the payload's", _payload_in_segment(by_group=False)),
+         "slots given out in another order than the payload's", _payload_in_segment),
         ("an expert's rows are in another order of source ranks; ranks must ascend inside an expert",
-         _payload_in_segment(by_group=True)),
+         _payload_in_group),
         ("the two fp4 codes of each byte are swapped: the even column is in the low nibble", _nibbles_swapped),
         ("all bytes of the wrong rows are alike: they were never written", _never_written)],
     "output_scales": [

@@ -52,12 +52,11 @@ class Round:
         changed, self.dispatched = self._call(world.dispatch, arguments, self.scale, per_rank)
         if len(self.dispatched) != self.cfg.n_ranks:
             return [Difference("dispatch", f"returned {len(self.dispatched)} results for {self.cfg.n_ranks} ranks")]
-        found = changed
+        found = []
         for rank in self.here:
             got, want = self.dispatched[rank], self.dispatched_want[rank]
-            differences = compare_dispatched(self.cfg, rank, got, want)
-            found += dispatch_causes.with_causes(self, rank, differences)
-        return found
+            found += compare_dispatched(self.cfg, rank, got, want)
+        return changed + dispatch_causes.with_causes(self, found)
 
     def combine(self, world, per_rank):
         """Calls combine on what dispatch returned, in its own row order, and returns the differences."""
@@ -73,12 +72,11 @@ class Round:
         changed, self.combined = self._call(world.combine, arguments, options, per_rank)
         if len(self.combined) != self.cfg.n_ranks:
             return [Difference("combine", f"returned {len(self.combined)} results for {self.cfg.n_ranks} ranks")]
-        found = changed
+        found = []
         for rank in self.here:
-            differences = compare_combined(self.cfg, rank, self.combined[rank], self.combined_want[rank],
-                                           topk_ids=self.topk_ids[rank])
-            found += combine_causes.with_causes(self, rank, differences)
-        return found
+            found += compare_combined(self.cfg, rank, self.combined[rank], self.combined_want[rank],
+                                      topk_ids=self.topk_ids[rank])
+        return changed + combine_causes.with_causes(self, found)
 
     def _call(self, function, arguments, options, per_rank):
         """(differences of inputs that were written to, results over ranks); inputs are copies of ours."""

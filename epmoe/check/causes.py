@@ -1,0 +1,18 @@
+"""Chooses among likely causes: those that explain all ranks go before one that happens to explain this rank too."""
+
+OR = "; or "
+
+
+def explained(differences, candidates):
+    """The differences with their causes; candidates(difference) lists the sentences that would explain it.
+
+    Where several explain everything, all are named, joined by OR.
+    """
+    found = [(d, candidates(d)) for d in differences]
+    return [d.because(_best(d, causes, found)) if causes else d for d, causes in found]
+
+
+def _best(difference, causes, found):
+    alike = [set(others) for d, others in found if d.what == difference.what]
+    common = set.intersection(*alike)
+    return OR.join(cause for cause in causes if not common or cause in common)

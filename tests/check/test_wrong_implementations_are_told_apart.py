@@ -1,0 +1,75 @@
+"""A right NumPy implementation passes; each wrong one gets the message that names its own mistake, and no other's."""
+
+import pytest
+import wrong_worlds
+from numpy_world import NumpyWorld
+
+from epmoe.check import check
+from epmoe.check.causes import OR
+
+# class -> (array that differs, words of its likely cause or of what the message says)
+MISTAKES = {
+    "SlotOrder": ("output_tokens", "payload and src_info of a segment's rows do not belong together"),
+    "RankOrder": ("src_info", "in another order of source ranks"),
+    "DoubleRounding": ("output", "double rounding: the sum is rounded to"),
+    "MinusOneIsZero": ("recv_count", "-1 was treated as expert 0"),
+    "OffByOne": ("row_offsets", "off by one: every entry is one too large"),
+    "ScaleNotTransposed": ("output_scales", "the scales are not transposed"),
+    "PaddingForgotten": ("row_offsets", "the padding was forgotten"),
+    "WeightsTwice": ("output", "the weights are applied twice"),
+    "SrcInfoSwapped": ("src_info", "the two columns are swapped"),
+    "StaleRows": ("output_tokens", "stale rows"),
+    "GlobalExpertIds": ("expert_ids", "they are global ids"),
+    "NotFused": ("output", "a fused multiply-add rounds once a step"),
+    "Descending": ("output", "the slots are added in descending order"),
+    "MinusOneTakesPart": ("output", "slots of -1 take part: NaN at exactly the tokens that have one"),
+    "GarbageAtMinusOne": ("output", "rows of slots with -1 are not zero"),
+    "WritesInput": ("topk_ids", "was written to"),
+    "Raises": ("call", "raised IndexError: index 12 is out of bounds"),
+}
+
+
+@pytest.fixture(scope="module")
+def reports():
+    return {name: check(getattr(wrong_worlds, name), n_ranks=3) for name in MISTAKES}
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2, 4])
+def test_a_right_implementation_passes(n_ranks):
+    report = check(NumpyWorld, n_ranks=n_ranks)
+    assert report.passed, str(report)
+    assert len(report.run) >= 15
+    assert "PASS NumpyWorld" in report.verdict
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_named(name, reports):
+    what, words = MISTAKES[name]
+    failed = reports[name].failed
+    assert failed
+    named = [d for o in failed for d in o.differences if d.what == what and words in str(d)]
+    assert named, str(reports[name])
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_no_other_mistake_is_named(name, reports):
+    """Every cause is the right one; where a case cannot tell two apart, the right one is among those named."""
+    words = MISTAKES[name][1]
+    causes = {d.cause for o in reports[name].failed for d in o.differences if d.cause}
+    assert all(words in cause for cause in causes), causes
+    assert not causes or any(OR not in cause for cause in causes), causes
+
+
+def test_the_messages_are_as_many_as_the_mistakes(reports):
+    def told(report):
+        texts = [str(d) for o in report.failed for d in o.differences if OR not in d.cause]
+        return {name for name, (_, words) in MISTAKES.items() if any(words in text for text in texts)}
+
+    assert {name: told(report) for name, report in reports.items()} == {name: {name} for name in MISTAKES}
+
+
+def test_a_difference_says_rank_expert_source_rank_token_slot_column_and_both_values(reports):
+    difference = reports["SlotOrder"].failed[0].differences[0]
+    for word in ("rank ", "expert ", "source rank ", "token ", "slot ", "row ", "column ", " is ", "reference "):
+        assert word in str(difference)
+    assert "rows swapped within a segment: allowed" in str(difference)

@@ -1,0 +1,123 @@
+"""Dispatch and combine with one mistake each, as people make them."""
+
+import numpy as np
+from numpy_world import NumpyWorld
+
+
+class SlotOrder(NumpyWorld):
+    """Gives out slots in one order and writes payloads in another."""
+
+    def payload_order(self, pairs):
+        return pairs[::-1]
+
+
+class RankOrder(NumpyWorld):
+    """Starts every expert's rows with the own rank's."""
+
+    def rank_order(self, rank):
+        return [(rank + i) % self.cfg.n_ranks for i in range(self.cfg.n_ranks)]
+
+
+class DoubleRounding(NumpyWorld):
+    """Accumulates in the output type."""
+
+    def add(self, acc, weight, value):
+        return super().add(acc, weight, value).astype(value.dtype).astype(np.float32)
+
+
+class MinusOneIsZero(NumpyWorld):
+    """Clamps ids to the valid range."""
+
+    def seen(self, ids):
+        return np.maximum(ids, 0)
+
+
+class OffByOne(NumpyWorld):
+    """Counts rows from one."""
+
+    def row_offsets(self, counts):
+        return super().row_offsets(counts) + 1
+
+
+class ScaleNotTransposed(NumpyWorld):
+    def scale_layout(self, scales):
+        return scales
+
+
+class PaddingForgotten(NumpyWorld):
+    def row_padding(self):
+        return 1
+
+
+class WeightsTwice(NumpyWorld):
+    """The experts' outputs are weighted, and the sum weights them again."""
+
+    def weights(self, weights):
+        return weights * weights
+
+
+class SrcInfoSwapped(NumpyWorld):
+    def info(self, token, slot):
+        return slot, token
+
+
+class StaleRows(NumpyWorld):
+    """Leaves every third row to what was in the buffer before."""
+
+    def left_in_place(self, rank, output_tokens):
+        buffers = self.__dict__.setdefault("buffers", {})
+        before = buffers.get(rank)
+        output_tokens = output_tokens.copy()
+        if before is not None:
+            n = min(len(before), len(output_tokens))
+            output_tokens[:n:3] = before[:n:3]
+        buffers[rank] = output_tokens
+        return output_tokens
+
+
+class GlobalExpertIds(NumpyWorld):
+    def expert_ids(self, rank):
+        return super().expert_ids(rank) + rank * self.cfg.n_local_experts
+
+
+class NotFused(NumpyWorld):
+    """Rounds the product before it is added."""
+
+    def add(self, acc, weight, value):
+        return acc + weight * value.astype(np.float32)
+
+
+class MinusOneTakesPart(NumpyWorld):
+    """Multiplies slots of -1 by their weight, whatever it is."""
+
+    def takes_part(self, ids):
+        return np.ones(ids.shape, bool)
+
+
+class GarbageAtMinusOne(NumpyWorld):
+    """Leaves rows of -1 slots as they are without router weights."""
+
+    def unreduced(self, recv, ids):
+        recv[ids < 0] = 7
+        return recv
+
+
+class WritesInput(NumpyWorld):
+    """Cleans ids in the caller's array."""
+
+    def dispatch(self, input_tokens, topk_ids):
+        for ids in topk_ids:
+            ids[ids < 0] = self.cfg.n_experts
+        return super().dispatch(input_tokens, topk_ids)
+
+
+class Raises(NumpyWorld):
+    def dispatch(self, input_tokens, topk_ids):
+        raise IndexError("index 12 is out of bounds")
+
+
+class Descending(NumpyWorld):
+    """Adds the last slot first."""
+
+    def reduce(self, recv, weights, takes_part):
+        return super().reduce(recv[:, ::-1], weights[:, ::-1], takes_part[:, ::-1])
