@@ -8,6 +8,7 @@ import numpy as np
 from epmoe_ref.config import EPConfig
 
 from epmoe import fma_rn, mul_rn, routing
+from epmoe.arrays import to_numpy
 from epmoe.check import compare_combined_world, compare_dispatched_world
 from epmoe.experts import Experts, reordered
 from epmoe.expert_parallel import ExpertParallel
@@ -52,7 +53,7 @@ class Case:
 
 @dataclass
 class Round:
-    """What one round did: its inputs, both results, the counters of one rank at three moments, and the differences."""
+    """What one round did: its inputs, both results, the counters of one rank at several moments, and the differences."""
 
     number: int
     routed: routing.Routed
@@ -88,7 +89,12 @@ def _round(case, ep, r, seed, shown_rank, regions):
         want = epmoe_ref.dispatch(cfg, routed.x, routed.topk_ids)
     look("before")
     with _Clock(r, "kernel_seconds"):
-        dispatched = ep.dispatch(routed.x, routed.topk_ids)
+        if case.fused:
+            dispatched = ep.dispatch(routed.x, routed.topk_ids)
+        else:
+            ep.dispatch_async(routed.x, routed.topk_ids)
+            look("sent")
+            dispatched = ep.dispatch_wait()
         r.seen = [d.trimmed().numpy() for d in dispatched]
     look("dispatched")
     r.dispatch_differences = compare_dispatched_world(cfg, r.seen, want)
@@ -103,8 +109,14 @@ def _round(case, ep, r, seed, shown_rank, regions):
     with _Clock(r, "reference_seconds"):
         expected = epmoe_ref.combine(cfg, y_want, want, **options)
     with _Clock(r, "kernel_seconds"):
-        r.combined = [out.numpy() if hasattr(out, "numpy") else out for out in ep.combine(y, dispatched, **options)]
+        if case.fused:
+            combined = ep.combine(y, dispatched, **options)
+        else:
+            ep.combine_async(y, dispatched)
+            look("returned")
+            combined = ep.combine_wait(**options)
         ep.check()
+        r.combined = [to_numpy(out) for out in combined]
     look("combined")
     r.combine_differences = compare_combined_world(cfg, r.combined, expected, topk_ids=[d.topk_ids for d in r.seen])
     return r

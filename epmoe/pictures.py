@@ -6,21 +6,12 @@ from rich.text import Text
 
 from epmoe import layout
 
-# region -> (where, what it is for); the order in which a round uses them
-REGIONS = {
-    "reserved": "places taken for messages, by fetch-add",
-    "finished": "messages completely written",
-    "rank_completion": "signals written to each peer",
-    "dispatch_recv_count": "messages that came, by source rank: the signal",
-    "A": "end row and count of each segment, for combine",
-    "D": "blocks that have left dispatch_wait",
-    "E": "ready flag: the rows' places are known",
-    "F": "shared expert: tokens are encoded",
-    "G": "shared expert: started",
-    "combine_recv_count": "rows that came back: the signal",
-    "combine_ready": "ready flags of the reducing blocks",
-}
-LABEL_WIDTH = 18
+# Counter regions in the order in which a round uses them
+REGIONS = ("reserved", "finished", "rank_completion", "dispatch_recv_count", "A", "D", "E", "F", "G", "combine_recv_count",
+           "combine_ready")
+MEANING = ("reserved and finished count messages that were begun and completed; recv_count holds the signals that came; A "
+           "tells combine which rows go back; D to G and ready flags order the blocks of one kernel.")
+LABEL_WIDTH = 19
 
 
 def counts(cfg, topk_ids):
@@ -40,9 +31,9 @@ def routing(cfg, routed, width=80):
     text.append(" " * LABEL_WIDTH)
     for owner in range(cfg.n_ranks):
         text.append("│ " + f"to rank {owner}".ljust(cell * per_owner)[:cell * per_owner], style="bold")
-    text.append("\n" + "tokens of".ljust(LABEL_WIDTH), style="dim")
+    text.append("\n" + "expert".rjust(LABEL_WIDTH - 1) + " ", style="dim")
     for e in range(cfg.n_experts):
-        text.append(("│ " if e % per_owner == 0 else "") + f"e{e}".rjust(cell), style="dim")
+        text.append(("│ " if e % per_owner == 0 else "") + str(e).rjust(cell), style="dim")
     for rank in range(cfg.n_ranks):
         text.append("\n" + f"rank {rank} ({_tokens(routed.num_tokens[rank])})".ljust(LABEL_WIDTH), style="bold")
         for e in range(cfg.n_experts):
@@ -87,26 +78,28 @@ def _shaded(n, most, cell):
     return Text(str(n).rjust(cell), style=f"{ink} on rgb({red},{green},{blue})")
 
 
-def counters(cfg, moments):
-    """Counter regions of one rank at several moments: {moment: {region: array}} as a table, a row each region."""
+def counters(moments):
+    """Counter regions of one rank at several moments, {moment: {region: array}}: a line each region."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("region", no_wrap=True, style="bold")
     for moment in moments:
         table.add_column(moment, justify="right", no_wrap=True)
-    table.add_column("what it is", style="dim", no_wrap=True, overflow="ellipsis")
-    for name, what in REGIONS.items():
-        values = [held[name] for held in moments.values()]
-        table.add_row(name, *(_summary(v) for v in values), what)
+    for name in REGIONS:
+        table.add_row(name, *(_summary(name, held[name]) for held in moments.values()))
     return table
 
 
-def _summary(words):
+def _summary(name, words):
+    """A region in a few characters: the sum of what it counts, how many signals came, or how many words are set."""
     words = np.asarray(words)
-    if words.dtype == np.uint64:
-        missing = int((words == np.uint64(layout.MAX_FINITE)).sum())
-        return f"{words.size} empty" if missing == words.size else f"{words.size - missing} arrived"
-    used = int((words != 0).sum())
-    return "0" if used == 0 else str(int(words.flat[0])) if words.size == 1 else f"{used} of {words.size} set"
+    if name.endswith("recv_count"):
+        came = int((words != np.uint64(layout.MAX_FINITE)).sum())
+        return f"{came} of {words.size}" if came else "none"
+    if not words.any():
+        return "0"
+    if name in ("reserved", "finished"):
+        return str(int(words.sum()))
+    return str(int(words.flat[0])) if words.size == 1 else f"{int((words != 0).sum())} words"
 
 
 def segments(cfg, rank, d):

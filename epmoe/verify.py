@@ -148,19 +148,26 @@ def _heading(console, args, case, world, batch):
 
 
 def _first_round(console, case, r, rank):
-    console.print("[bold]1. Routing.[/bold] How many tokens each rank (line) sends to each expert (column).")
+    console.print("[bold]1. Routing.[/bold] How many tokens each rank (line) sends to each expert (column); the experts "
+                  "stand under the rank that owns them.")
     console.print(pictures.routing(case.cfg, r.routed, console.width))
-    if r.dispatch_differences:
-        return
-    console.print(f"\n[bold]2. Dispatch.[/bold] What rank {rank} then holds: rows grouped by expert, inside by source rank,\n"
-                  "ready for one matrix product an expert.")
-    console.print(pictures.segments(case.cfg, rank, r.seen[rank]))
-    names = {"before": "before", "dispatched": "dispatched", "combined": "combined"}
-    console.print(f"\n[bold]3. Counters[/bold] of rank {rank}, the only means by which ranks and blocks wait for each other. After\n"
-                  "combine all are as before, so rounds follow each other without a reset.")
-    console.print(pictures.counters(case.cfg, {names[m]: held for m, held in r.moments.items()}))
-    console.print("\n[bold]4. Kernels against the reference.[/bold] Every byte of both results, compared; rows may stand in any\n"
-                  "order inside one (expert, source rank) segment.")
+    if not r.dispatch_differences:
+        console.print(f"\n[bold]2. Dispatch.[/bold] What rank {rank} then holds: rows grouped by expert, and for each "
+                      "expert how many came from each source rank. An expert is one matrix product over its rows.")
+        console.print(pictures.segments(case.cfg, rank, r.seen[rank]))
+        console.print(f"\n[bold]3. Counters[/bold] of rank {rank}, through which ranks and blocks wait for each other: "
+                      + _moments(case) + pictures.MEANING + " At the end all are as before, so rounds follow each other "
+                      "without a reset.")
+        console.print(pictures.counters(r.moments))
+    console.print("\n[bold]4. Kernels against the reference.[/bold] Every byte of both results is compared; only the order "
+                  "of rows inside one (expert, source rank) segment is free.")
+
+
+def _moments(case):
+    if case.fused:
+        return "before the round, after the dispatch kernel and after the combine kernel. "
+    return ("before the round and after each of its kernels: dispatch_async (sent), dispatch_wait (dispatched), "
+            "combine_async (returned), combine_wait (combined). ")
 
 
 def _round_line(console, case, r, seed):

@@ -1,0 +1,100 @@
+"""`verify --all`: every combination of options, kernels against the reference, at small sizes; a table at the end."""
+
+import itertools
+import json
+import random
+import time
+
+from epmoe_ref.config import EPConfig
+from epmoe_ref.errors import EPError
+
+from epmoe import device, routing
+from epmoe.checked_rounds import WEIGHTS, Case, run
+from epmoe.worlds.local import LocalWorld
+
+# (token format, scales in the slot layout)
+FORMATS = (("bf16", False), ("fp8_blockwise", False), ("nvfp4", False), ("mxfp4", False), ("mxfp8", False),
+           ("mxfp4_rows", False), ("mxfp4_rows", True))
+HIDDEN = 256        # the least that every format takes
+N_RANKS, EXPERTS_PER_RANK, TOP_K, TOKENS, ROUNDS = 2, 2, 2, 5, 2
+
+
+def cases():
+    """Every combination that makes sense: unreduced output has neither shared expert nor epilogue."""
+    for (name, preshuffle), fused, shared, skip, weights, epilogue in itertools.product(
+            FORMATS, (False, True), (False, True), (False, True), WEIGHTS, (False, True)):
+        if weights == "none" and (shared or epilogue):
+            continue
+        cfg = EPConfig(N_RANKS, N_RANKS * EXPERTS_PER_RANK, TOP_K, HIDDEN, TOKENS, token_format=name,
+                       fuse_a_scale_preshuffle=preshuffle, fused_shared_expert=shared, skip_a2a=skip,
+                       allreduce_world_size=N_RANKS if skip else 1)
+        yield Case(cfg, weights, epilogue, fused, ROUNDS)
+
+
+def check(case, seed):
+    """Verify one case: None if every byte agreed, else what went wrong, as text."""
+    world = LocalWorld(case.cfg.n_ranks, **({"seed": seed} if device.SIM else {}))
+    try:
+        for r in run(case, world, [routing.make(case.cfg, [seed, n]) for n in range(case.rounds)], seed=seed):
+            if r.differences:
+                return f"round {r.number}: {r.differences[0]}"
+    except EPError as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def main(args, console):
+    """Walk the matrix with a progress bar; prints a table, or JSON; the exit status is 0 if all cases passed."""
+    start = time.perf_counter()
+    chosen = list(cases())
+    if args.sample:
+        chosen = random.Random(args.seed).sample(chosen, min(args.sample, len(chosen)))
+    results = []
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True, disable=args.json) as progress:
+        task = progress.add_task("", total=len(chosen))
+        for case in chosen:
+            progress.update(task, description=str(case)[:40])
+            results.append((case, check(case, args.seed)))
+            progress.advance(task)
+    failed = [(case, what) for case, what in results if what]
+    seconds = time.perf_counter() - start
+    if args.json:
+        print(json.dumps({"passed": not failed, "seconds": round(seconds, 3),
+                          "cases": [{"case": str(case), "difference": what} for case, what in results]}, indent=1))
+    else:
+        _show(console, results, failed, seconds)
+    return 1 if failed else 0
+
+
+def _show(console, results, failed, seconds):
+    from rich.table import Table
+    from rich.text import Text
+
+    console.print(f"[bold]epmoe verify --all[/bold]  {N_RANKS} ranks x {EXPERTS_PER_RANK} experts, top-{TOP_K}, hidden "
+                  f"{HIDDEN}, {ROUNDS} rounds a case")
+    console.print("Cases that equal the reference bit for bit, of all with these options. The others (router weights as array, "
+                  "function or none; epilogue or not; shared expert or not) are inside each number.", style="dim")
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    kinds = [(fused, skip) for skip in (False, True) for fused in (False, True)]
+    table.add_column("format", style="bold")
+    for fused, skip in kinds:
+        table.add_column(("fused" if fused else "split") + (", skip_a2a" if skip else ", a2a"), justify="right")
+    for name, preshuffle in FORMATS:
+        cells = []
+        for fused, skip in kinds:
+            of = [what for case, what in results if (case.fused, case.cfg.skip_a2a) == (fused, skip)
+                  and (case.cfg.token_format, case.cfg.fuse_a_scale_preshuffle) == (name, preshuffle)]
+            good = sum(what is None for what in of)
+            cells.append(Text(f"{good} of {len(of)}" if of else "-",
+                              style="dim" if not of else "green" if good == len(of) else "red"))
+        table.add_row(name + ("+preshuffle" if preshuffle else ""), *cells)
+    console.print(table)
+    for case, what in failed[:5]:
+        console.print(f"\n{case}\n  {what}", style="red", markup=False)
+    if failed:
+        console.print(f"\n[bold red]FAIL[/bold red]  {len(failed)} of {len(results)} cases differ, {seconds:.0f} s")
+    else:
+        console.print(f"\n[bold green]PASS[/bold green]  {len(results)} cases in {seconds:.0f} s")
