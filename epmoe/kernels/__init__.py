@@ -1,0 +1,9 @@
+"""The protocol on one device: dispatch and combine, split and fused, as factories of kernels."""
+
+from .arguments import ArrayArg, FormatHandler, ScalarArg, TokenArray
+from .combine import combine_async_kernel, combine_kernel, combine_wait_kernel
+from .dispatch import dispatch_async_kernel, dispatch_kernel, dispatch_wait_kernel
+from .launch import LaunchConfig
+
+__all__ = ["ArrayArg", "FormatHandler", "LaunchConfig", "ScalarArg", "TokenArray", "combine_async_kernel",
+           "combine_kernel", "combine_wait_kernel", "dispatch_async_kernel", "dispatch_kernel", "dispatch_wait_kernel"]

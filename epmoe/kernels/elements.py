@@ -1,0 +1,104 @@
+"""Numbers of combine: 16 bytes of the output type as float32 values, and back with one rounding."""
+
+from typing import NamedTuple
+
+from epmoe.device import (add_rn, bf16_hi, bf16_lo, device_fn, f16_hi, f16_lo, f32, f32_as_u32, fma_rn, i32,
+                          pack_bf16x2, pack_f16x2, u32_as_f32)
+
+# combine_dtype -> (low half, high half, pack) of a 32-bit word that holds two numbers
+PAIRS = {"bf16": (bf16_lo, bf16_hi, pack_bf16x2), "fp16": (f16_lo, f16_hi, pack_f16x2)}
+
+
+class Elements(NamedTuple):
+    """Device functions over one vector of 16 bytes; `values` are tuples of n float32, vectors tuples of 4 u32.
+
+    zeros() -> values. unpack(vector) -> values. pack(values) -> vector, each rounded once, to nearest even.
+    accumulate(w, vector, sums) -> values: fma(w, x, sum), each rounded once.
+    add(values, vector) -> values: each plus the vector's, rounded once.
+    each(fn): a device function (token, col, values, args) -> values, which are fn(token, col + j, value j, args).
+    """
+
+    n: int
+    zeros: callable
+    unpack: callable
+    pack: callable
+    accumulate: callable
+    add: callable
+    each: callable
+
+
+def make(dtype: str) -> Elements:
+    """The functions for combine_dtype "bf16", "fp16" or "fp32"."""
+    return _single() if dtype == "fp32" else _pairs(*PAIRS[dtype])
+
+
+def _pairs(low, high, pair):
+    @device_fn
+    def zeros():
+        return f32(0), f32(0), f32(0), f32(0), f32(0), f32(0), f32(0), f32(0)
+
+    @device_fn
+    def unpack(q):
+        return low(q[0]), high(q[0]), low(q[1]), high(q[1]), low(q[2]), high(q[2]), low(q[3]), high(q[3])
+
+    @device_fn
+    def pack(v):
+        return pair(v[0], v[1]), pair(v[2], v[3]), pair(v[4], v[5]), pair(v[6], v[7])
+
+    @device_fn
+    def accumulate(w, q, s):
+        return (fma_rn(w, low(q[0]), s[0]), fma_rn(w, high(q[0]), s[1]),
+                fma_rn(w, low(q[1]), s[2]), fma_rn(w, high(q[1]), s[3]),
+                fma_rn(w, low(q[2]), s[4]), fma_rn(w, high(q[2]), s[5]),
+                fma_rn(w, low(q[3]), s[6]), fma_rn(w, high(q[3]), s[7]))
+
+    @device_fn
+    def add(v, q):
+        return (add_rn(v[0], low(q[0])), add_rn(v[1], high(q[0])), add_rn(v[2], low(q[1])), add_rn(v[3], high(q[1])),
+                add_rn(v[4], low(q[2])), add_rn(v[5], high(q[2])), add_rn(v[6], low(q[3])), add_rn(v[7], high(q[3])))
+
+    def each(fn):
+        @device_fn
+        def apply(token, col, v, args):
+            return (fn(token, col, v[0], args), fn(token, i32(col + 1), v[1], args),
+                    fn(token, i32(col + 2), v[2], args), fn(token, i32(col + 3), v[3], args),
+                    fn(token, i32(col + 4), v[4], args), fn(token, i32(col + 5), v[5], args),
+                    fn(token, i32(col + 6), v[6], args), fn(token, i32(col + 7), v[7], args))
+
+        return apply
+
+    return Elements(8, zeros, unpack, pack, accumulate, add, each)
+
+
+def _single():
+    @device_fn
+    def zeros():
+        return f32(0), f32(0), f32(0), f32(0)
+
+    @device_fn
+    def unpack(q):
+        return u32_as_f32(q[0]), u32_as_f32(q[1]), u32_as_f32(q[2]), u32_as_f32(q[3])
+
+    @device_fn
+    def pack(v):
+        return f32_as_u32(v[0]), f32_as_u32(v[1]), f32_as_u32(v[2]), f32_as_u32(v[3])
+
+    @device_fn
+    def accumulate(w, q, s):
+        return (fma_rn(w, u32_as_f32(q[0]), s[0]), fma_rn(w, u32_as_f32(q[1]), s[1]),
+                fma_rn(w, u32_as_f32(q[2]), s[2]), fma_rn(w, u32_as_f32(q[3]), s[3]))
+
+    @device_fn
+    def add(v, q):
+        return (add_rn(v[0], u32_as_f32(q[0])), add_rn(v[1], u32_as_f32(q[1])),
+                add_rn(v[2], u32_as_f32(q[2])), add_rn(v[3], u32_as_f32(q[3])))
+
+    def each(fn):
+        @device_fn
+        def apply(token, col, v, args):
+            return (fn(token, col, v[0], args), fn(token, i32(col + 1), v[1], args),
+                    fn(token, i32(col + 2), v[2], args), fn(token, i32(col + 3), v[3], args))
+
+        return apply
+
+    return Elements(4, zeros, unpack, pack, accumulate, add, each)

@@ -1,0 +1,58 @@
+"""Topk ids as the kernels use them: lane k of a warp holds slot k of a token; what is not a usable id becomes -1."""
+
+from typing import NamedTuple
+
+from epmoe.device import device_fn, i32, load_i32, match_any, u32, u64
+
+from .status import BAD_IDS, REPEATED_IDS, record_bad_id
+
+NO_EXPERT = -1
+
+
+class Ids(NamedTuple):
+    """Device functions over topk_ids [num_tokens, top_k] int32, called by a whole warp.
+
+    load(topk_ids, token, lane): the id in the slot of this lane as it stands in memory; -1 for lanes past top_k.
+    clean(value, group, lane): -1 for an id outside [0, n_experts) and for one that a lower lane of the same group
+        holds, which is the same id in an earlier slot of the token. A group is one token; a warp may hold several.
+    record(value, cleaned, token, lane, status): counts what `clean` refused, except -1 itself.
+    """
+
+    load: callable
+    clean: callable
+    record: callable
+
+
+def make(cfg) -> Ids:
+    """The functions for cfg.n_experts and cfg.top_k."""
+    n_experts, top_k = cfg.n_experts, cfg.top_k
+
+    @device_fn
+    def load(topk_ids, token, lane):
+        value = i32(NO_EXPERT)
+        if lane < top_k:
+            value = i32(load_i32(topk_ids + u64(4) * u64(token * top_k + lane)))
+        return value
+
+    @device_fn
+    def clean(value, group, lane):
+        inside = value >= 0 and value < n_experts
+        key = i32(-1 - lane)
+        if inside:
+            key = i32(value * 32 + group)
+        same = u32(match_any(key))
+        earlier = u32(same & u32((u32(1) << u32(lane)) - u32(1)))
+        cleaned = i32(NO_EXPERT)
+        if inside and earlier == u32(0):
+            cleaned = i32(value)
+        return cleaned
+
+    @device_fn
+    def record(value, cleaned, token, lane, status):
+        if value != cleaned and value != NO_EXPERT:
+            if value >= 0 and value < n_experts:
+                record_bad_id(status, REPEATED_IDS, token, lane, value)
+            else:
+                record_bad_id(status, BAD_IDS, token, lane, value)
+
+    return Ids(load, clean, record)

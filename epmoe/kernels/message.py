@@ -1,0 +1,60 @@
+"""The end of a dispatch message: `src_info | topk_info`, which says whose token it is and where it wants to go."""
+
+from typing import NamedTuple
+
+from epmoe import layout
+from epmoe.device import ballot, device_fn, ffs, i32, load_i32, load_u16, shfl_idx, u32, u64
+
+VECTOR = 16     # bytes of one access
+
+
+class Trailer(NamedTuple):
+    """Device functions of a warp for the bytes behind the payload.
+
+    n_vectors: 16-byte vectors of src_info and topk_info together, padding included (at most 32: one a lane).
+    vector(token, expert, lane): this lane's vector of the trailer, as 4 u32; `expert` is the cleaned id in slot `lane`.
+    read(message, expert, lane): (token, slot of that global expert id); slot -1 if the message does not hold the id.
+    """
+
+    n_vectors: int
+    vector: callable
+    read: callable
+
+
+def make(cfg) -> Trailer:
+    """The trailer for cfg.top_k ids and cfg.alignment."""
+    sizes = layout.message(cfg)
+    top_k = cfg.top_k
+    n_vectors = (sizes.msg_bytes - sizes.token_size) // VECTOR
+    src_vectors = (sizes.topk_info_offset - sizes.src_info_offset) // VECTOR
+    src_info, topk_info = sizes.src_info_offset, sizes.topk_info_offset
+
+    @device_fn
+    def two_ids(id16, slot):
+        low, high = u32(shfl_idx(id16, i32(slot & 31))), u32(shfl_idx(id16, i32((slot + 1) & 31)))
+        pair = u32(0)
+        if slot >= 0 and slot < top_k:      # behind the ids, and in src_info, there is padding: zero
+            pair = u32(low | u32(high << u32(16)))
+        return pair
+
+    @device_fn
+    def vector(token, expert, lane):
+        id16 = u32(0)
+        if lane < top_k:
+            id16 = u32(u32(expert) & u32(0xFFFF))       # -1 travels as 65535
+        slot = i32((lane - src_vectors) * 8)
+        a, b = two_ids(id16, slot), two_ids(id16, slot + 2)
+        c, d = two_ids(id16, slot + 4), two_ids(id16, slot + 6)
+        if lane == 0:
+            a = u32(token)
+        return a, b, c, d
+
+    @device_fn
+    def read(message, expert, lane):
+        token = i32(load_i32(message + u64(src_info)))
+        here = False
+        if lane < top_k:
+            here = i32(load_u16(message + u64(topk_info) + u64(2) * u64(lane))) == expert
+        return token, i32(i32(ffs(ballot(here))) - 1)
+
+    return Trailer(n_vectors, vector, read)

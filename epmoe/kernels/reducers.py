@@ -1,0 +1,158 @@
+"""The reducing blocks of combine_wait: per token the weighted sum of its rows, or the rows as they are."""
+
+from epmoe import layout
+from epmoe.device import (block_idx, device_fn, f32, grid_dim, i32, lane_id, load16, load_f32, load_u64, n_warps, shfl_idx,
+                          store16, store_i32, syncthreads_or, thread_idx, u32, u64, warp_id)
+from epmoe_ref.config import READY
+
+from . import counters, elements, ids, shared_expert, user_functions
+from .spin import wait_for_own_blocks
+from .status import COMBINE_WAIT, FOR_READY
+
+VECTOR = 16         # bytes
+
+
+def make(cfg, block, router_weights, weights_types, epilogue, epilogue_types):
+    """Device function reduce(params, num_tokens, my_rank): one warp takes a run of columns of one token.
+
+    router_weights: "array", a function (token, k, *args), or None for output [num_tokens, top_k, hidden].
+    epilogue: a function (token, col, value, *args), or None.
+    """
+    at, numbers, id_words = counters.words(cfg), elements.make(cfg.combine_dtype), ids.make(cfg)
+    zeros, unpack, pack, accumulate, add = numbers.zeros, numbers.unpack, numbers.pack, numbers.accumulate, numbers.add
+    load_id, clean_id, share = id_words.load, id_words.clean, shared_expert.share_of(cfg)
+    top_k, local, keeps_own, fused_share = cfg.top_k, cfg.n_local_experts, cfg.skip_a2a, cfg.fused_shared_expert
+    bytes_a_row, numbers_a_vector = layout.combine_msg_bytes(cfg), numbers.n
+    n_vectors = bytes_a_row // VECTOR
+    n_runs = (n_vectors + 31) // 32                     # a run: one vector a lane
+    p_counters, p_status, p_timeout = block.offset("ep_counters"), block.offset("status"), block.offset("timeout_ns")
+    p_recv, p_out, p_topk = block.offset("recv_buf_p"), block.offset("output_tokens"), block.offset("topk_ids")
+    p_weights, p_rows = block.offset("router_weights"), block.offset("input_tokens")
+    tail = 8 * block.n_words
+    weights_args = user_functions.reader(weights_types, tail)
+    epilogue_args = user_functions.reader(epilogue_types, tail + 8 * user_functions.words_of(weights_types))
+    has_epilogue, weights_are_array = epilogue is not None, router_weights == "array"
+    weight_of = user_functions.compiled(router_weights) if callable(router_weights) else None
+    apply_epilogue = numbers.each(user_functions.compiled_epilogue(epilogue)) if has_epilogue else None
+
+    @device_fn
+    def expert_of(params, token, my_rank, lane):
+        """The expert whose row lies in slot `lane` of the token's place in recv_buf; -1 if none does."""
+        expert = clean_id(load_id(u64(load_u64(params + u64(p_topk))), token, lane), i32(0), lane)
+        if keeps_own:
+            if expert >= 0 and expert // local != my_rank:
+                expert = i32(-1)
+        return expert
+
+    @device_fn
+    def weight(params, token, lane):
+        """The router weight of slot `lane`."""
+        value = f32(0)
+        if lane < top_k:
+            if weights_are_array:
+                value = f32(load_f32(u64(load_u64(params + u64(p_weights))) + u64(4) * u64(token * top_k + lane)))
+            else:
+                value = f32(weight_of(token, lane, weights_args(params)))
+        return value
+
+    @device_fn
+    def load_slot(places, k, expert, at_vector):
+        """The vector of slot k; zeros, and no access to its stale bytes, where the slot has no expert."""
+        q = (u32(0), u32(0), u32(0), u32(0))
+        if k < top_k:
+            if shfl_idx(expert, i32(k & 31)) >= 0:
+                q = load16(places + u64(k) * u64(bytes_a_row) + at_vector)
+        return q
+
+    @device_fn
+    def add_slot(w, k, expert, q, sums):
+        # a slot without an expert adds nothing, whatever its weight
+        if k < top_k:
+            w_k = f32(shfl_idx(w, i32(k & 31)))
+            if shfl_idx(expert, i32(k & 31)) >= 0:
+                sums = accumulate(w_k, q, sums)
+        return sums
+
+    @device_fn
+    def weighted_sum(params, token, vector, my_rank, expert, w):
+        """fma(w, x, sum) over k ascending from +0.0, for this lane's vector of columns."""
+        places = u64(load_u64(params + u64(p_recv))) + u64(token * top_k) * u64(bytes_a_row)
+        at_vector = u64(VECTOR) * u64(vector)
+        sums, k = zeros(), i32(0)
+        while k < top_k:
+            a = load_slot(places, k, expert, at_vector)             # four loads in flight
+            b = load_slot(places, i32(k + 1), expert, at_vector)
+            c = load_slot(places, i32(k + 2), expert, at_vector)
+            d = load_slot(places, i32(k + 3), expert, at_vector)
+            sums = add_slot(w, k, expert, a, sums)
+            sums = add_slot(w, i32(k + 1), expert, b, sums)
+            sums = add_slot(w, i32(k + 2), expert, c, sums)
+            sums = add_slot(w, i32(k + 3), expert, d, sums)
+            k = i32(k + 4)
+        return pack(sums)
+
+    @device_fn
+    def add_shared_expert(params, token, vector, n_share, first, q):
+        """The shared expert's output for the token, which is row token - first of its share; 0 for other ranks' tokens."""
+        row = (u32(0), u32(0), u32(0), u32(0))
+        if token >= first and token < first + n_share:
+            row = load16(u64(load_u64(params + u64(p_rows))) + u64(token - first) * u64(bytes_a_row)
+                         + u64(VECTOR) * u64(vector))
+        return pack(add(unpack(q), row))
+
+    @device_fn
+    def reduce_weighted(params, num_tokens, my_rank):
+        lane, out = i32(lane_id()), u64(load_u64(params + u64(p_out)))
+        n_share, first = share(num_tokens, my_rank)
+        args = epilogue_args(params)
+        unit = i32(warp_id() * (grid_dim() - 1) + block_idx() - 1)
+        while unit < num_tokens * n_runs:
+            token, run = i32(unit // n_runs), i32(unit % n_runs)
+            expert, w = expert_of(params, token, my_rank, lane), weight(params, token, lane)
+            # lanes behind the last column do it again and store nothing: all stay together for the shuffles
+            vector = i32(min(run * 32 + lane, n_vectors - 1))
+            q = weighted_sum(params, token, vector, my_rank, expert, w)
+            if fused_share:
+                q = add_shared_expert(params, token, vector, n_share, first, q)
+            if has_epilogue:
+                q = pack(apply_epilogue(token, i32(vector * numbers_a_vector), unpack(q), args))
+            if run * 32 + lane < n_vectors:
+                store16(out + u64(token) * u64(bytes_a_row) + u64(VECTOR) * u64(vector), q[0], q[1], q[2], q[3])
+            unit = i32(unit + n_warps() * (grid_dim() - 1))
+
+    @device_fn
+    def keep_rows(params, num_tokens, my_rank):
+        lane, out, recv = i32(lane_id()), u64(load_u64(params + u64(p_out))), u64(load_u64(params + u64(p_recv)))
+        unit = i32(warp_id() * (grid_dim() - 1) + block_idx() - 1)
+        while unit < num_tokens * n_runs:
+            token, vector = i32(unit // n_runs), i32(unit % n_runs * 32 + lane)
+            expert, k = expert_of(params, token, my_rank, lane), i32(0)
+            while k < top_k:
+                has_row = shfl_idx(expert, k) >= 0
+                if vector < n_vectors:
+                    place = u64(token * top_k + k) * u64(bytes_a_row) + u64(VECTOR) * u64(vector)
+                    q = (u32(0), u32(0), u32(0), u32(0))
+                    if has_row:
+                        q = load16(recv + place)
+                    store16(out + place, q[0], q[1], q[2], q[3])
+                k = i32(k + 1)
+            unit = i32(unit + n_warps() * (grid_dim() - 1))
+
+    @device_fn
+    def reduce(params, num_tokens, my_rank):
+        words, ok = u64(load_u64(params + u64(p_counters))), True
+        flag = words + u64(at.combine_ready) + u64(4) * u64(block_idx() - 1)
+        if thread_idx() == 0:
+            # the waiting block's release covers the rows whose signals it acquired
+            ok = wait_for_own_blocks(flag, READY, u64(load_u64(params + u64(p_status))),
+                                     u64(load_u64(params + u64(p_timeout))), COMBINE_WAIT, FOR_READY, i32(block_idx() - 1))
+            if ok:
+                store_i32(flag, i32(0))                 # each block lowers its own flag
+        if syncthreads_or(not ok):                      # thread 0 acquired for all
+            return
+        if router_weights is None:
+            keep_rows(params, num_tokens, my_rank)
+        else:
+            reduce_weighted(params, num_tokens, my_rank)
+
+    return reduce

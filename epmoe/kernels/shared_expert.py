@@ -1,0 +1,118 @@
+"""The fused shared expert: the rank's own tokens become the rows of group 0, ahead of all routed rows.
+
+Region F (send_buf_ready) counts the tokens of the share that senders have encoded into send_buf; region G
+(shared_expert_started) gives out the rows to the warps that copy them. Where the payload is the input row itself, the
+rows come straight from input_tokens and F is not used.
+"""
+
+from typing import NamedTuple
+
+from epmoe import layout
+from epmoe.device import (atomic_add_relaxed_gpu_i32, device_fn, i32, lane_id, load_u64, red_add_release_gpu_i32,
+                          store_i32, syncthreads_or, syncwarp, thread_idx, u64, warp_broadcast_i32, warp_id)
+
+from . import counters, formats
+from .spin import wait_for_own_blocks
+from .status import DISPATCH_WAIT, FOR_SEND_BUF
+
+BF16_BYTES = 2
+
+
+class SharedExpert(NamedTuple):
+    """Device functions; all do nothing without a fused shared expert.
+
+    share(num_tokens, my_rank): (number of rows of group 0, first token of the rank's share).
+    encoded(counter_words, lane): a sender's warp has encoded a token of the share; after a syncwarp.
+    begin(params): the waiting block, before anything else: what a decoder of group 0 needs besides the tokens.
+    pack(params, num_tokens, my_rank): copying blocks write the rows of group 0; returns whether it had to give up.
+    """
+
+    share: callable
+    encoded: callable
+    begin: callable
+    pack: callable
+
+
+def share_of(cfg):
+    """Device function (num_tokens, my_rank) -> (rows of group 0, first token): all tokens, or the rank's W-th of them."""
+    fused, divided, world = cfg.fused_shared_expert, cfg.skip_a2a, cfg.allreduce_world_size
+
+    @device_fn
+    def share(num_tokens, my_rank):
+        n_rows, first = i32(0), i32(0)
+        if fused:
+            n_rows = i32(num_tokens)
+            if divided:
+                n_rows = i32((num_tokens + world - my_rank - 1) // world)
+                first = i32(my_rank * (num_tokens // world) + min(my_rank, num_tokens % world))
+        return n_rows, first
+
+    return share
+
+
+def make(cfg, block) -> SharedExpert:
+    """The functions for one parameter block of the dispatch kernels."""
+    fmt, at = formats.of(cfg), counters.words(cfg)
+    fused, direct, needs_begin = cfg.fused_shared_expert, fmt.direct, formats_with_tiles(fmt)
+    row_bytes, msg_bytes = cfg.hidden * BF16_BYTES, layout.message(cfg).msg_bytes
+    p_counters, p_status, p_timeout = block.offset("ep_counters"), block.offset("status"), block.offset("timeout_ns")
+    p_tokens, p_send = block.offset("input_tokens"), block.offset("send_buf_p")
+    p_out, p_src_info = block.offset("format_handler"), block.offset("src_info")
+    begin_group, decode = fmt.begin_group, fmt.decode
+    share = share_of(cfg)
+
+    @device_fn
+    def encoded(words, lane):
+        if fused and not direct:
+            if lane == 0:
+                red_add_release_gpu_i32(words + u64(at.f), i32(1))      # acquired by pack
+
+    @device_fn
+    def begin(params):
+        if fused and not direct:
+            if warp_id() == 0:
+                lane = lane_id()
+                if needs_begin:
+                    begin_group(params + u64(p_out), i32(0), i32(0), i32(0), lane)
+                    syncwarp()                                          # before lane 0's release
+                encoded(u64(load_u64(params + u64(p_counters))), lane)
+
+    @device_fn
+    def pack(params, num_tokens, my_rank):
+        if not fused:
+            return False
+        lane = lane_id()
+        words = u64(load_u64(params + u64(p_counters)))
+        n_rows, first = share(num_tokens, my_rank)
+        if not direct:
+            # every token of the share and the waiting block's `begin`
+            ok = True
+            if thread_idx() == 0:
+                ok = wait_for_own_blocks(words + u64(at.f), i32(n_rows + 1), u64(load_u64(params + u64(p_status))),
+                                         u64(load_u64(params + u64(p_timeout))), DISPATCH_WAIT, FOR_SEND_BUF, 0)
+            if syncthreads_or(not ok):                                  # thread 0 acquired for all
+                return True
+        tokens, staged = u64(load_u64(params + u64(p_tokens))), u64(load_u64(params + u64(p_send)))
+        src_info = u64(load_u64(params + u64(p_src_info)))
+        row = i32(0)
+        while row < n_rows:
+            claimed = i32(0)
+            if lane == 0:
+                claimed = i32(atomic_add_relaxed_gpu_i32(words + u64(at.g), i32(1)))
+            row = i32(warp_broadcast_i32(claimed, 0))
+            if row < n_rows:
+                if direct:
+                    payload = tokens + u64(row_bytes) * u64(first + row)
+                else:
+                    payload = staged + u64(msg_bytes) * u64(first + row)
+                decode(payload, params + u64(p_out), row, i32(0), row, i32(0), lane)
+                if lane < 2:
+                    store_i32(src_info + u64(4) * u64(2 * row + lane), i32(-1))     # it goes back to nobody
+        return False
+
+    return SharedExpert(share, encoded, begin, pack)
+
+
+def formats_with_tiles(fmt) -> bool:
+    """Whether the format keeps scales in 128-row tiles, whose places begin_group and finish_group settle."""
+    return "scales_offset" in fmt.output_fields
