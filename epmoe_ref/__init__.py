@@ -16,9 +16,10 @@ from .errors import (DeadlockError, EPError, EPStateError, EPValueError, OutOfBo
                      UnavailableError)
 from .formats import (BF16TokenFormat, BlockwiseFP8TokenFormat, MXFP4TokenFormat, NVBlockScaledTokenFormat, TokenFormat,
                       format_of)
+from .swiglu import fused_silu, fused_silu_fp8
 
 __all__ = ["BF16TokenFormat", "BlockwiseFP8TokenFormat", "DeadlockError", "Dispatched", "EPConfig", "EPError",
            "EPLocalSyncCounters", "EPStateError", "EPValueError", "MXFP4TokenFormat", "NVBlockScaledTokenFormat",
            "OutOfBoundsError", "PeerTimeout", "RaceError", "TokenFormat", "UnavailableError", "add_rn", "canonical",
            "combine", "dispatch", "fma_rn", "format_of", "formats", "fused_a2a",
-           "mul_rn", "segments", "shared_expert_share"]
+           "fused_silu", "fused_silu_fp8", "mul_rn", "segments", "shared_expert_share"]

@@ -8,7 +8,7 @@ import numpy as np
 
 _LOST_BITS = np.int64((1 << 29) - 1)        # of a float64 significand, when it becomes a float32
 _TIE = np.int64(1 << 28)
-_MIN_NORMAL = 2.0**-126
+_MIN_NORMAL = np.float32(2.0**-126)
 
 
 def mul_rn(a, b):
@@ -29,32 +29,34 @@ def fma_rn(a, b, c):
     The product of two float32 is exact in float64. Its float64 sum with c, rounded again to float32, is wrong only
     where the first rounding ended exactly half way between two float32; those few are rounded to odd first.
     """
+    a, b, c = _f32(a), _f32(b), _f32(c)
+    shape = np.broadcast_shapes(a.shape, b.shape, c.shape)
+    a, b, c = (np.atleast_1d(x).astype(np.float64) for x in (a, b, c))
     with np.errstate(all="ignore"):
-        product = np.multiply(_f32(a), _f32(b), dtype=np.float64)
-        total = np.add(product, _f32(c), dtype=np.float64)
-        result = np.asarray(total, dtype=np.float32)
-        doubtful = _may_round_twice(np.asarray(total))
-        if doubtful.any():
-            product, total, c = (np.broadcast_to(x, doubtful.shape)[doubtful] for x in (product, total, _f32(c)))
-            result[doubtful] = _round_to_odd(product, c.astype(np.float64), total)
-    return result[()]
+        product = a * b
+        total = product + c
+        result = total.astype(np.float32)
+        doubtful = _may_round_twice(total, result)
+        if len(doubtful):
+            product, c = (np.broadcast_to(x, total.shape).reshape(-1)[doubtful] for x in (product, c))
+            result.reshape(-1)[doubtful] = _round_to_odd(product, c, total.reshape(-1)[doubtful])
+    return result.reshape(shape)[()]
 
 
 def _f32(x):
     return np.asarray(x, dtype=np.float32)
 
 
-def _may_round_twice(total: np.ndarray) -> np.ndarray:
-    bits = total.view(np.int64)
-    ties = (bits & _LOST_BITS) == _TIE
+def _may_round_twice(total: np.ndarray, result: np.ndarray) -> np.ndarray:
+    doubtful = (total.view(np.int64) & _LOST_BITS) == _TIE
     # A subnormal float32 loses more bits than 29, so its ties look different: all of them are worked out again.
-    small = np.abs(total) < _MIN_NORMAL
+    small = np.abs(result) <= _MIN_NORMAL
     if small.any():
-        ties |= small & (total != 0)
-    return ties
+        doubtful |= small & (total != 0)
+    return np.flatnonzero(doubtful)
 
 
-def _round_to_odd(product, c, total):
+def _round_to_odd(product: np.ndarray, c: np.ndarray, total: np.ndarray) -> np.ndarray:
     c_part = total - product
     error = (product - (total - c_part)) + (c - c_part)        # Knuth's two-sum: product + c == total + error, exactly
     even = (total.view(np.int64) & 1) == 0

@@ -12,7 +12,7 @@ from .errors import EPValueError
 
 COMBINE_DTYPES = {"bf16": np.dtype(bfloat16), "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
 
-_BLOCK_BYTES = 1 << 20          # of recv_buf: tokens are reduced a few at a time, so the scratch stays in the cache
+_BLOCK_BYTES = 1 << 19          # of recv_buf: tokens are reduced a few at a time, so the scratch stays in the cache
 
 
 def combine(cfg: EPConfig, expert_outputs, dispatched, *, router_weights=None, router_weights_args=(), epilogue=None,

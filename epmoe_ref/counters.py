@@ -36,9 +36,13 @@ class EPLocalSyncCounters:
             raise EPValueError(f"n_experts={n_experts!r} must be a whole number of at least 1")
         self.n_experts = int(n_experts)
         self.buffer = buffer
-        if buffer is not None and (buffer.dtype != np.int32 or buffer.ndim != 1 or len(buffer) < self.total_size()):
-            raise EPValueError(f"buffer {buffer.dtype}{list(buffer.shape)} must be int32 [{self.total_size()}] or longer "
-                               f"for n_experts={self.n_experts}: allocate total_size() elements")
+        if buffer is None:
+            return
+        if not isinstance(buffer, np.ndarray) or buffer.dtype != np.int32 or buffer.ndim != 1 \
+                or len(buffer) < self.total_size():
+            what = f"{buffer.dtype}{list(buffer.shape)}" if isinstance(buffer, np.ndarray) else type(buffer).__name__
+            raise EPValueError(f"buffer {what} must be an int32 array [{self.total_size()}] or longer for n_experts="
+                               f"{self.n_experts}: allocate total_size() elements")
 
     def dispatch_async_size(self) -> int:
         """Elements that dispatch_async needs: reserved, finished, rank completion."""

@@ -7,6 +7,7 @@ from .config import EPConfig
 from .dispatched import Dispatched
 from .errors import EPValueError
 from .formats import TokenFormat, format_of
+from .formats.nv_block_scaled import checked_input_scale
 from .routing import Routes, clean_topk_ids, routes
 
 
@@ -154,14 +155,4 @@ def _input_scales(cfg: EPConfig, input_scale) -> list[np.float32]:
         input_scale = input_scale(0)
     per_rank = isinstance(input_scale, (list, tuple))
     scales = _over_ranks(cfg, "input_scale", input_scale) if per_rank else [input_scale] * cfg.n_ranks
-    return [_input_scale(scale, rank) for rank, scale in enumerate(scales)]
-
-
-def _input_scale(scale, rank: int) -> np.float32:
-    try:
-        value = np.asarray(scale, np.float32)
-    except (TypeError, ValueError):
-        value = np.empty((2,), np.float32)
-    if value.size != 1 or not (np.isfinite(value).all() and (value > 0).all()):
-        raise EPValueError(f"input_scale of rank {rank} is {scale!r} and must be one positive finite float32")
-    return value.reshape(())[()]
+    return [checked_input_scale(scale, f"input_scale of rank {rank}") for rank, scale in enumerate(scales)]

@@ -70,7 +70,7 @@ class NVBlockScaledTokenFormat(TokenFormat):
         """
         largest = absmax(groups)
         if self.kind == "nvfp4":
-            g = np.float32(input_scale)
+            g = checked_input_scale(input_scale)
             scales = to_e4m3(g * (largest * (_ONE / E2M1_MAX)))
             decoded = scales.astype(np.float32)
             k = _ONE / (decoded * (_ONE / g))
@@ -80,6 +80,17 @@ class NVBlockScaledTokenFormat(TokenFormat):
             k = _ONE / decoded
         scaled = groups * np.where((largest == 0) | (decoded == 0), np.float32(0), k)
         return to_e4m3(scaled) if self.kind == "mxfp8" else pack_e2m1(to_e2m1(scaled)), scales
+
+
+def checked_input_scale(scale, name: str = "input_scale") -> np.float32:
+    """The input scale as float32; EPValueError unless it is one positive finite number, as a float32 too."""
+    try:
+        value = np.asarray(scale, np.float32)
+    except (TypeError, ValueError):
+        value = np.asarray(np.nan, np.float32)
+    if value.size != 1 or not (np.isfinite(value).all() and (value > 0).all()):
+        raise EPValueError(f"{name}={scale!r} must be one positive finite number (float32): give 1.0 for no scaling")
+    return value.reshape(())[()]
 
 
 def _tiles(counts) -> np.ndarray:
