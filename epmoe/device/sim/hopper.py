@@ -20,12 +20,13 @@ from .warp import meet
 class Mbarrier:
     """An mbarrier: `pending` arrivals and `tx` bytes are missing until the phase ends."""
 
-    __slots__ = ("count", "pending", "tx", "phase", "address")
+    __slots__ = ("count", "pending", "tx", "phase", "address", "arrived", "completed")
 
     def __init__(self, count, address):
         self.count = self.pending = count
         self.tx = self.phase = 0
         self.address = address
+        self.arrived = self.completed = None        # clocks, for the race detector
 
     def settle(self):
         if self.pending == 0 and self.tx == 0:
@@ -94,7 +95,7 @@ def _mbarrier(t, address, name):
     found = t.block.mbarriers.get(real)
     if found is None:
         _fault(t, "%s on shared address %d, where mbar_init has not made an mbarrier" % (name, address))
-    return found
+    return found, span
 
 
 @word
@@ -107,11 +108,12 @@ def mbar_init(mbar, count):
     t.block.mbarriers[real] = Mbarrier(int(count), real)
 
 
-def _arrive(t, bar, nbytes, name, frame):
+def _arrive(t, mbar, nbytes, name, frame):
+    bar, span = _mbarrier(t, mbar, name)
     if bar.pending == 0:
         _fault(t, "%s: one arrival too many in this phase (the mbarrier was made for %d)" % (name, bar.count))
     if NOW.detector is not None:
-        NOW.detector.arrives(t.actor, bar, name, frame)
+        NOW.detector.arrives(t.actor, bar, name, frame, span)
     bar.tx += nbytes
     bar.pending -= 1
     if bar.settle() and NOW.detector is not None:
@@ -122,21 +124,23 @@ def _arrive(t, bar, nbytes, name, frame):
 def mbar_expect_tx(mbar, nbytes):
     """Arrive, and let the phase last until so many bytes more have been copied."""
     t = _step()
-    _arrive(t, _mbarrier(t, mbar, "mbar_expect_tx"), int(nbytes), "mbar_expect_tx", sys._getframe(1))
+    _arrive(t, mbar, int(nbytes), "mbar_expect_tx", sys._getframe(1))
 
 
 @word
 def mbar_arrive(mbar):
     """Arrive (release, scope cta)."""
     t = _step()
-    _arrive(t, _mbarrier(t, mbar, "mbar_arrive"), 0, "mbar_arrive", sys._getframe(1))
+    _arrive(t, mbar, 0, "mbar_arrive", sys._getframe(1))
 
 
 @word
 def mbar_try_wait(mbar, parity):
     """1 if the phase of this parity has ended (acquire, scope cta), else 0, perhaps after a while."""
     t = _step()
-    bar = _mbarrier(t, mbar, "mbar_try_wait")
+    bar, span = _mbarrier(t, mbar, "mbar_try_wait")
+    if NOW.detector is not None:
+        NOW.detector.touch_mbarrier(t.actor, bar, "mbar_try_wait", sys._getframe(1), span)
     if bar.phase & 1 != parity & 1:
         if NOW.detector is not None:
             NOW.detector.sees_phase(t.actor, bar)
@@ -166,12 +170,12 @@ def bulk_load(shared_dst, src, nbytes, mbar):
     t = _step()
     nbytes = int(nbytes)
     _check_bulk(t, "bulk_load", nbytes)
-    bar = _mbarrier(t, mbar, "bulk_load")
+    bar, bar_span = _mbarrier(t, mbar, "bulk_load")
     span = span_of(src, nbytes, "bulk_load", 16)
     real, shared = shared_span(shared_dst, nbytes, "bulk_load", 16)
     ticket = None
     if NOW.detector is not None:
-        ticket = NOW.detector.bulk_load(t.actor, real, src, nbytes, shared, span, sys._getframe(1))
+        ticket = NOW.detector.bulk_load(t.actor, real, src, nbytes, shared, span, sys._getframe(1), bar, bar_span)
     NOW.copies.append(Copy(t, src, real, nbytes, shared, bar, ticket))
 
 
@@ -196,6 +200,8 @@ def bulk_commit():
     t = _step()
     t.copies.extend(t.open_copies)
     t.open_copies = []
+    if NOW.detector is not None:
+        NOW.detector.bulk_commit(t.actor)
 
 
 @word

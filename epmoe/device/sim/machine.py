@@ -7,6 +7,7 @@ import numpy as np
 
 from epmoe_ref.errors import EPValueError
 
+from .detector import Detector
 from .memory import MEMORY, POISON, Span, aligned_bytes
 from .run import SHARED_PER_BLOCK, Run, resident_blocks
 from .threads import Launch
@@ -123,6 +124,7 @@ class SimMachine:
         self.n_sms = 8 if n_sms is None else int(n_sms)
         self.resident_limit, self.expire_waits, self.stop_at_first_race = resident_limit, expire_waits, stop_at_first_race
         self.races = []
+        self.touched_by_host = []
         self.streams = []
         self.held = 0
         self.count = 0                  # launches so far
@@ -173,6 +175,7 @@ class SimMachine:
         """The host touches memory; while launches are in flight that may be a race."""
         if self.racecheck and self.in_flight():
             span.host_accesses.append((address, address + nbytes, write, self.count))
+            self.touched_by_host.append(span)
 
     # ------------------------------------------------------------------ launches
     def stream(self, rank=0):
@@ -216,7 +219,12 @@ class SimMachine:
         streams = [s.queue for s in self.streams if s.queue]
         for s in self.streams:
             s.queue = []
-        Run(self, streams).go()
+        try:
+            Run(self, streams).go()
+        finally:
+            for span in self.touched_by_host:
+                span.host_accesses = []
+            self.touched_by_host = []
 
     @contextlib.contextmanager
     def hold(self):
@@ -229,5 +237,8 @@ class SimMachine:
         if not self.held:
             self.synchronize()
 
-    def new_detector(self, streams):
-        return None
+    def new_detector(self, queues):
+        """The race detector of one run, or None. queues: the launches of each stream."""
+        if not self.racecheck and not self.stale:
+            return None
+        return Detector(self, queues, self.random or random.Random(0) if self.stale else None)

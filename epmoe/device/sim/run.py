@@ -60,8 +60,6 @@ class Run:
             m.steps += NOW.steps
             NOW.detector = None
             NOW.live = 0
-        if detector is not None:
-            detector.finish()
 
     # ------------------------------------------------------------------ starting
     def next_launch(self, i):

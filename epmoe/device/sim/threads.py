@@ -47,7 +47,7 @@ class Block:
     """A running block: its barrier, its shared memory, its warps."""
 
     __slots__ = ("launch", "index", "speed", "live", "arrived", "votes", "shared", "spans", "shared_top", "dynamic", "warps",
-                 "threads", "rank", "mbarriers")
+                 "threads", "rank", "mbarriers", "actors")
 
     def __init__(self, launch, index, speed):
         self.launch, self.index, self.speed, self.rank = launch, index, speed, launch.rank

@@ -86,6 +86,9 @@ def meet(kind, value):
 
 
 def release_warp(warp):
+    if NOW.detector is not None and warp.kind == "syncwarp":
+        lanes = warp.block.actors[32 * warp.index:32 * warp.index + 32]
+        NOW.detector.barrier([lanes[i] for i, here in enumerate(warp.vals) if here])
     NOW.ready.extend(warp.waiting)
     warp.waiting = []
     warp.count = 0
@@ -102,19 +105,7 @@ def mismatch(t, kind):
 
 def syncwarp():
     """bar.warp.sync: all lanes meet, and see what any of them wrote before."""
-    detector = NOW.detector
-    if detector is None:
-        meet("syncwarp", None)
-        return
-    t, vals = meet("syncwarp", detector.arrive(getcurrent().actor))
-    detector.syncwarp(t.actor, vals)
-
-
-def _check32(v, kind):
-    if not -2147483648 <= v <= MASK32:
-        t = getcurrent()
-        raise EPError("%s of %s at %s: the value %s does not fit into 32 bits"
-                      % (kind, t.name(), " < ".join(call_chain(sys._getframe())), v))
+    meet("syncwarp", True)
 
 
 def shfl_idx(v, lane):

@@ -1,0 +1,202 @@
+"""Who touched which bytes last, and whether two accesses race.
+
+An *actor* is whoever has a program order: a CUDA thread, or the engine that does a bulk copy. A vector clock says for each
+actor up to which of its times others have come to know it. Two overlapping accesses, one of them a write, race unless
+
+* causality orders them: program order, barriers, launches, and release patterns that synchronise with acquire patterns; or
+* a strong read that causality orders before the second access observed the first, a strong write; or
+* they are morally strong: both strong, of equal address and size, each one's scope including the other's actor.
+
+Memory is kept in granules of 16 bytes, which no aligned access crosses; the bytes of a granule are bits of a mask.
+An access is a tuple (fields below): this is the simulator's hottest data.
+"""
+import numpy as np
+
+from epmoe_ref.errors import RaceError
+
+from . import race_report
+
+WEAK, CTA, GPU, SYS = 0, 1, 2, 3
+# fields of an access
+ACTOR, TIME, SCOPE, ADDRESS, SIZE, WRITE, WORD, CODE, PLACE, CALLER, CALLER_PLACE, NUMBER = range(12)
+MASKS = {1 << i: (1 << (1 << i)) - 1 for i in range(5)}
+KEY_BITS = 32
+
+
+class Actor:
+    """One thread of one launch, with its clocks: `time` is its own, `base` what it knows of everybody else.
+
+    `base` is never changed in place, so that actors can share it after a barrier; `known` is a memoryview of it, which is
+    faster to index. `proxy` is what bulk copies issued by it may rely on. `idx` is its place in the vectors.
+    """
+
+    __slots__ = ("idx", "time", "base", "known", "proxy", "rank", "block", "tid", "launch", "start", "fences", "observed",
+                 "seen", "word", "engines", "issued", "committed", "read_waited", "first_base")
+
+    def __init__(self, idx, base, block, tid, word=None):
+        self.idx, self.block, self.tid, self.word = idx, block, tid, word
+        self.rank, self.launch = block.rank, block.launch
+        self.base = self.first_base = self.proxy = base
+        self.known = memoryview(base)
+        self.time = self.start = self.known[idx] + 1
+        self.fences = {}            # scope -> (clock, proxy) at the last fence
+        self.observed = []          # release heads seen by loads that did not acquire: a later fence may
+        self.seen = {}              # address -> version of it that was last read
+        self.engines = None
+        self.issued = self.committed = self.read_waited = 0
+
+    def learn(self, clock, proxy=None):
+        """Everything up to this clock happened before what follows."""
+        self.base = base = np.maximum(self.base, clock)
+        self.known = memoryview(base)
+        if proxy is not None:
+            self.proxy = np.maximum(self.proxy, proxy)
+
+    def snapshot(self):
+        """Clock that includes what this actor itself has done."""
+        clock = self.base.copy()
+        clock[self.idx] = self.time
+        return clock
+
+
+def covers(scope, a, b):
+    """Does `scope`, on an operation of actor a, include actor b? Scope gpu is the executing rank."""
+    return a is b or scope == SYS or a.rank == b.rank and (scope == GPU or scope == CTA and a.block is b.block)
+
+
+def morally_strong(a, b):
+    return (a[SCOPE] and b[SCOPE] and a[ADDRESS] == b[ADDRESS] and a[SIZE] == b[SIZE]
+            and covers(a[SCOPE], a[ACTOR], b[ACTOR]) and covers(b[SCOPE], b[ACTOR], a[ACTOR]))
+
+
+class Location:
+    """What a strong read of this address can synchronise with."""
+
+    __slots__ = ("last", "heads", "observations", "version", "history")
+
+    def __init__(self):
+        self.last = None            # the last write (access), weak ones included
+        self.heads = {}             # (idx of the releasing actor, scope) -> (actor, scope, clock, access, proxy)
+        self.observations = []      # (number of the write, idx of the reader, its time)
+        self.version = 0
+        self.history = []           # stale mode: (write, heads, value), oldest first
+
+
+class Accesses:
+    """The last accesses to every granule, and the check of each new one against them."""
+
+    def __init__(self, machine):
+        self.machine = machine
+        self.granules = {}          # address >> 4 -> (writes, reads): (mask, idx, strong) -> access
+        self.locations = {}         # address -> Location
+        self.strong_granules = {}   # address >> 4 -> addresses of its locations
+        self.number = 0
+        self.pairs = set()
+
+    def plain(self, a, address, n, write, word, frame, span, nc=False):
+        """A weak access of a thread."""
+        cell = self.granules.get(address >> 4)
+        if cell is None:
+            cell = self.granules[address >> 4] = ({}, {})
+        mask = MASKS[n] << (address & 15)
+        me = a.idx
+        key = mask << KEY_BITS | me << 1
+        writes, reads = cell
+        table = writes if write else reads
+        old = table.get(key)
+        time = a.time
+        if old is not None and old[1] == time and not nc:          # same epoch: already checked
+            return
+        back = frame.f_back
+        access = (a, time, 0, address, n, write, word, frame.f_code, frame.f_lasti, back.f_code, back.f_lasti, 0)
+        known = a.known if not nc else memoryview(a.launch.base)
+        for k, old in writes.items():
+            if k >> KEY_BITS & mask:
+                i = old[0].idx
+                if (i != me or nc) and known[i] < old[1] and not self.was_observed(old, a):
+                    self.race(old, access, span, "nc" if nc and a.known[i] >= old[1] or i == me else None)
+        if write:
+            for k, old in reads.items():
+                if k >> KEY_BITS & mask:
+                    i = old[0].idx
+                    if i != me and known[i] < old[1]:
+                        self.race(old, access, span)
+            self.forget(writes, mask)
+            self.forget(reads, mask)
+            if address >> 4 in self.strong_granules:
+                self.weak_write(address, n, access)
+        table[key] = access
+        if span.host_accesses:
+            self.check_host(access, span)
+
+    def forget(self, table, mask):
+        """Older accesses to bytes that a weak write has overwritten, all of them ordered before it, count no longer."""
+        if table:
+            inverse = ~mask
+            gone = [k for k in table if not k >> KEY_BITS & inverse]
+            if len(gone) == len(table):
+                table.clear()
+            else:
+                for k in gone:
+                    del table[k]
+
+    def weak_write(self, address, n, access):
+        """A weak write ends what strong reads there could acquire."""
+        for at in self.strong_granules[address >> 4]:
+            if address - 8 < at < address + n:
+                location = self.locations[at]
+                if at + 8 > address:
+                    location.last, location.heads, location.observations, location.history = access, {}, [], []
+                    location.version += 1
+
+    def check_strong(self, access, span):
+        """A strong access against the last ones, then remember it."""
+        a, address, n, write = access[ACTOR], access[ADDRESS], access[SIZE], access[WRITE]
+        cell = self.granules.get(address >> 4)
+        if cell is None:
+            cell = self.granules[address >> 4] = ({}, {})
+        mask = MASKS[n] << (address & 15)
+        me, known = a.idx, a.known
+        for table in cell if write else cell[:1]:
+            gone = None
+            for k, old in table.items():
+                if not k >> KEY_BITS & mask:
+                    continue
+                i = old[0].idx
+                if i == me or known[i] >= old[1]:
+                    # a weak access before stays: strong ones after this may race with it without racing with this
+                    if write and old[2] and old[0].rank == a.rank and not k >> KEY_BITS & ~mask:
+                        gone = [k] if gone is None else gone + [k]
+                elif not morally_strong(old, access) and not self.was_observed(old, a):
+                    self.race(old, access, span)
+            if gone:
+                for k in gone:
+                    del table[k]
+        cell[0 if write else 1][mask << KEY_BITS | me << 1 | 1] = access
+        if span.host_accesses:
+            self.check_host(access, span)
+
+    def was_observed(self, old, a):
+        """Has a strong read that comes before what a does now seen the strong write `old` (or a later one)?"""
+        if not old[SCOPE] or not old[WRITE] or old[ADDRESS] not in self.locations:
+            return False
+        number, known, me = old[NUMBER], a.known, a.idx
+        return any(n >= number and (z == me or known[z] >= time)
+                   for n, z, time in self.locations[old[ADDRESS]].observations)
+
+    def check_host(self, access, span):
+        for low, high, write, count in span.host_accesses:
+            if (write or access[WRITE]) and access[ADDRESS] < high and access[ADDRESS] + access[SIZE] > low \
+                    and access[ACTOR].launch.number <= count:
+                self.report(race_report.with_host(access, span, write))
+
+    def race(self, first, second, span, kind=None):
+        pair = (first[CODE], first[PLACE], second[CODE], second[PLACE])
+        if pair not in self.pairs:
+            self.pairs.add(pair)
+            self.report(race_report.text(self, first, second, span, kind))
+
+    def report(self, text):
+        self.machine.races.append(text)
+        if self.machine.stop_at_first_race:
+            raise RaceError(text)

@@ -1,0 +1,170 @@
+"""The race detector: how synchronisation moves vector clocks, as in the PTX memory model.
+
+Each address of a strong operation keeps its release heads: (releasing actor, scope, clock). A strong store replaces them,
+an RMW that is morally strong with the previous write continues them. A relaxed store after a fence carries the fence's
+clock with the fence's scope. An acquire takes every head for which each scope includes the other actor; a relaxed load
+keeps them for a later fence. Barriers and syncwarp join clocks, shuffles and ballots do not; launches of a stream follow
+one another. A run begins and ends with the host waiting for everything, so nothing older is remembered.
+"""
+import numpy as np
+
+from .accesses import Accesses, Actor, Location, covers, morally_strong
+from .async_proxy import AsyncProxy, ENGINES_PER_WARP
+
+SCOPE_NAMES = ("weak", "cta", "gpu", "sys")
+
+
+class Detector(AsyncProxy, Accesses):
+    """Sees every operation of one run. `queues`: the launches of each stream; `stale`: a random.Random or None."""
+
+    def __init__(self, machine, queues, stale=None):
+        super().__init__(machine)
+        self.stale = stale
+        self.fenced_proxy = False       # has anybody executed fence_proxy_async?
+        self.rejected = {}              # (write's site, read's site, why) -> (write, read): what did not synchronise
+        self.places = []                # by stream: first place of its threads, first place of its engines
+        n = 0
+        for queue in queues:
+            threads = max(launch.grid * launch.threads for launch in queue)
+            warps = max(launch.grid * ((launch.threads + 31) // 32) for launch in queue)
+            self.places.append((n, n + threads))
+            n += threads + warps * ENGINES_PER_WARP
+        self.n = n
+        self.stream_clock = [np.zeros(n, np.int32)] * len(queues)
+        self.engine_time = np.zeros(n, np.int32)
+
+    # ------------------------------------------------------------------ launches and threads
+    def launch_begins(self, launch):
+        launch.base = self.stream_clock[launch.stream_index]
+        launch.actors = []
+
+    def block_begins(self, block):
+        launch = block.launch
+        first = self.places[launch.stream_index][0] + block.index * launch.threads
+        for t in block.threads:
+            t.actor = Actor(first + t.tid, launch.base, block, t.tid)
+            launch.actors.append(t.actor)
+        block.actors = [t.actor for t in block.threads]
+
+    def launch_ends(self, launch):
+        clock = self.join(launch.actors)
+        first, engines = self.places[launch.stream_index]
+        after = self.places[launch.stream_index + 1][0] if launch.stream_index + 1 < len(self.places) else self.n
+        clock[engines:after] = np.maximum(clock[engines:after], self.engine_time[engines:after])
+        self.stream_clock[launch.stream_index] = clock
+
+    # ------------------------------------------------------------------ joins
+    def join(self, actors):
+        """Clock of everything that any of them has done."""
+        bases = list({id(a.base): a.base for a in actors}.values())
+        clock = bases[0].copy() if len(bases) == 1 else np.maximum.reduce(bases)
+        clock[[a.idx for a in actors]] = [a.time for a in actors]
+        return clock
+
+    def barrier(self, actors):
+        """All of these actors meet and see what any of them did."""
+        clock = self.join(actors)
+        known = memoryview(clock)
+        proxy = None
+        if self.fenced_proxy:
+            proxy = np.maximum.reduce(list({id(a.proxy): a.proxy for a in actors}.values()))
+        for a in actors:
+            a.base, a.known = clock, known
+            a.time += 1
+            if proxy is not None:
+                a.proxy = proxy
+
+    def fence(self, a, scope):
+        """Acquire what earlier strong loads observed, then remember the clock for later strong stores."""
+        rest = []
+        for head in a.observed:
+            if covers(head[1], head[0], a) and covers(scope, a, head[0]):
+                a.learn(head[2], head[4])
+            else:
+                rest.append(head)
+        a.observed = rest
+        a.fences = {s: f for s, f in a.fences.items() if s > scope}
+        a.fences[scope] = (a.snapshot(), a.proxy if self.fenced_proxy else None)
+        a.time += 1
+
+    # ------------------------------------------------------------------ strong operations
+    def strong(self, a, address, n, read, write, scope, acquire, release, word, frame, span, before, after):
+        """A strong load, store or RMW; before, after: values in memory. Returns the value that a load sees."""
+        location = self.locations.get(address)
+        if location is None:
+            location = self.locations[address] = Location()
+            self.strong_granules.setdefault(address >> 4, []).append(address)
+        self.number += 1
+        back = frame.f_back
+        access = (a, a.time, scope, address, n, write, word, frame.f_code, frame.f_lasti, back.f_code, back.f_lasti, self.number)
+        last, heads, chain = location.last, location.heads, False
+        if self.stale and not write and len(location.history) > 1:
+            last, heads, before = self.older(a, location)
+        if read and last is not None:
+            chain = bool(morally_strong(last, access))
+            if write or self.stale or a.seen.get(address) != location.version:     # a spin reads the same value many times
+                a.seen[address] = location.version
+                if chain:
+                    self.observe(a, location, access, acquire, scope, last, heads)
+                else:
+                    self.reject(last, access, "the write is a plain store" if not last[2] else
+                                "scopes %s and %s do not include each other's thread" % (SCOPE_NAMES[last[2]], SCOPE_NAMES[scope])
+                                if last[4] == n else "they differ in size")
+        self.check_strong(access, span)
+        if write:
+            self.publish(a, location, access, scope, release, chain, before, after)
+        return before
+
+    def publish(self, a, location, access, scope, release, chain, before, after):
+        """A strong write: what those who read it can acquire."""
+        me = a.idx
+        keep = location.heads if chain else {k: h for k, h in location.heads.items() if k[0] == me}
+        heads = dict(keep)
+        for s, (clock, proxy) in a.fences.items():
+            heads[me, s] = (a, s, clock, access, proxy)
+        if release:
+            heads[me, scope] = (a, scope, a.snapshot(), access, a.proxy if self.fenced_proxy else None)
+        location.heads = heads
+        if self.stale:
+            if not location.history:
+                location.history.append((location.last, keep, before))
+            location.history.append((access, heads, after))
+        elif not chain:
+            location.observations = []
+        location.last = access
+        location.version += 1
+        if release:
+            a.time += 1
+
+    def observe(self, a, location, access, acquire, scope, write, heads):
+        """A strong read saw a strong write, each inside the other's scope."""
+        location.observations.append((write[11], a.idx, access[1]))
+        if not heads:
+            self.reject(write, access, "the write is relaxed")
+        for head in heads.values():
+            if head[0] is a:
+                continue
+            if acquire and covers(head[1], head[0], a) and covers(scope, a, head[0]):
+                a.learn(head[2], head[4])
+            else:
+                a.observed.append(head)
+                self.reject(head[3], access, "the read is relaxed" if not acquire else
+                            "scopes %s and %s do not include each other's thread" % (SCOPE_NAMES[head[1]], SCOPE_NAMES[scope]))
+
+    def reject(self, write, read, why):
+        """Remember a pair that did not synchronise, for reports."""
+        w, r = write[0], read[0]
+        if w is not r and r.known[w.idx] < write[1]:
+            self.rejected[write[7], write[8], read[7], read[8], w.block, r.block] = (write, read, why)
+
+    def older(self, a, location):
+        """Stale mode: a write that this load may see; none that it, or one known to have been seen, comes after."""
+        history = location.history
+        known = {n for n, z, time in location.observations if z == a.idx or a.known[z] >= time}
+        low = len(history) - 1
+        while low:
+            write = history[low][0]
+            if write is None or write[11] in known or write[0].idx == a.idx or a.known[write[0].idx] >= write[1]:
+                break
+            low -= 1
+        return history[-1 if self.stale.random() < 0.5 else self.stale.randrange(low, len(history))]

@@ -1,0 +1,122 @@
+"""The text of a race: both accesses, the place in the layout's words, which ordering is missing, and what came closest."""
+
+WORD_OF_SCOPE = ("weak", "cta", "gpu", "sys")
+
+
+def line_of(code, place):
+    """Line number of an instruction."""
+    return next((line for start, end, line in code.co_lines() if start <= place < end and line), code.co_firstlineno)
+
+
+def site(code, place):
+    return "%s:%d" % (code.co_filename.rpartition("/")[2], line_of(code, place))
+
+
+def place_of(access):
+    """"row_copy.py:12 store16, called from dispatch.py:88": where an access stands."""
+    _, _, _, _, _, _, word, code, place, caller, caller_place, _ = access
+    text = "%s %s" % (site(code, place), word)
+    from .threads import DEVICE_FOLDER
+    if not caller.co_filename.startswith(DEVICE_FOLDER):
+        text += " (called from %s)" % site(caller, caller_place)
+    return text
+
+
+def who(actor):
+    name = "rank %d block %d warp %d lane %d of %s" % (actor.rank, actor.block.index, actor.tid >> 5, actor.tid & 31, actor.launch)
+    return "the bulk copy issued by " + name if actor.word else name
+
+
+def line(number, access):
+    return "  %d. %-5s %s\n     by %s" % (number, "write" if access[5] else "read", place_of(access), who(access[0]))
+
+
+def describe(span, access, other):
+    """The first byte that both touch, in the layout's words."""
+    return span.describe(max(access[3], other[3]))
+
+
+def text(detector, first, second, span, kind):
+    """The whole report."""
+    out = ["data race on %s" % describe(span, second, first), line(1, first), line(2, second)]
+    out += ["  " + reason for reason in missing(first, second, kind)]
+    out += ["  did not synchronise: %s -> %s: %s" % (place_of(w), place_of(r), why)
+            for w, r, why in closest(detector, first, second)]
+    return "\n".join(out)
+
+
+def with_host(access, span, write):
+    return "data race on %s\n%s\n  2. %s by the host while the launch was in flight: synchronize() is missing before it" % (
+        span.describe(access[3]), line(1, access), "write" if write else "read")
+
+
+def unfinished_store(actor):
+    return ("data race on shared memory of rank %d block %d\n  %s ended while its bulk stores may still read shared memory\n"
+            "  bulk_commit and bulk_wait_read (or bulk_wait) are missing after the last bulk_store"
+            % (actor.rank, actor.block.index, who(actor)[:1].upper() + who(actor)[1:]))
+
+
+def same_warp(a, b):
+    return a.block is b.block and a.tid >> 5 == b.tid >> 5
+
+
+def missing(first, second, kind):
+    """Which ordering is missing, as far as the clocks tell."""
+    u, t = first[0], second[0]
+    if kind == "nc":
+        return ["load16_nc may return what was there when the launch began: the write came later, and is ordered before the load "
+                "only inside the kernel; use load16"]
+    if kind == "proxy":
+        return ["the write is ordered before the bulk copy was issued, but not for the async proxy: fence_proxy_async is missing "
+                "between the two"]
+    if u.word:
+        wait = {"bulk_load": "mbar_try_wait on its mbarrier", "bulk_store": "bulk_commit and bulk_wait" if first[5]
+                else "bulk_commit and bulk_wait_read"}[u.word]
+        return ["nobody has waited for the bulk copy before the second access: %s is missing, or its order to it" % wait]
+    if first[2] and second[2]:
+        if first[3] != second[3] or first[4] != second[4]:
+            return ["both are strong, but differ in address or size"]
+        return ["both are strong, but the scopes %s and %s do not include each other's thread"
+                % (WORD_OF_SCOPE[first[2]], WORD_OF_SCOPE[second[2]])]
+    mates = t.block.actors
+    if u.block is t.block:
+        name = "syncwarp" if same_warp(u, t) else "syncthreads"
+        return ["both are in one %s: a %s is missing between the two" % ("warp" if same_warp(u, t) else "block", name)]
+    informed = next((v for v in mates if v is not t and v.known[u.idx] >= first[1]), None)
+    if informed is not None:
+        return ["warp %d lane %d of the second access's block is ordered after the first access: a %s is missing on the second's side"
+                % (informed.tid >> 5, informed.tid & 31, "syncwarp" if same_warp(informed, t) else "syncthreads")]
+    known = t.known
+    for near, what in (
+            (same_warp, "another lane of the first access's warp (lane %d): a syncwarp is missing before its release"),
+            (lambda v, w: v.block is w.block, "another warp of the first access's block (warp %d): a syncthreads is missing before "
+                                              "its release"),
+            (lambda v, w: True, "another block of the first access's launch (block %d): no release and acquire lead from the first "
+                                "access's block to the second access")):
+        v = next((v for v in u.launch.actors if v is not u and v is not t and near(v, u) and known[v.idx] >= v.start), None)
+        if v is not None:
+            number = v.tid & 31 if near is same_warp else v.tid >> 5 if v.block is u.block else v.block.index
+            return ["the second access is ordered after " + what % number]
+    if known[u.idx] >= u.start:
+        return ["the second access is ordered after earlier operations of the first access's thread, but not after this one: the "
+                "release comes before it"]
+    return ["the second access's thread has acquired nothing from the first one's launch"]
+
+
+def closest(detector, first, second, limit=3):
+    """The strong reads that saw a write and did not synchronise with it, most telling first."""
+    u, t = first[0], second[0]
+
+    def score(pair):
+        w, r, _ = pair
+        return ((w[0].block is u.block) * 4 + (r[0].block is t.block) * 4 + (w[0] is u) + (r[0] is t)
+                + (w[0].rank == u.rank) + (r[0].rank == t.rank), r[11])
+
+    pairs = [p for p in detector.rejected.values() if {p[0][0].rank, p[1][0].rank} <= {u.rank, t.rank}]
+    out, sites = [], set()
+    for pair in sorted(pairs, key=score, reverse=True):
+        at = pair[0][7:9] + pair[1][7:9]
+        if at not in sites:
+            sites.add(at)
+            out.append(pair)
+    return out[:limit]
