@@ -22,7 +22,7 @@ def config(world, EPConfig):
         world.n_ranks, world.n_experts, world.top_k, world.hidden, world.max_tokens_per_rank,
         token_format=world.token_format, fuse_a_scale_preshuffle=world.fuse_a_scale_preshuffle,
         combine_dtype=world.combine_dtype, fused_shared_expert=world.fused_shared_expert, skip_a2a=world.skip_a2a,
-        allreduce_world_size=world.allreduce_world_size,
+        allreduce_world_size=world.allreduce_world_size, alignment=world.alignment,
     )
 
 

@@ -125,6 +125,7 @@ def random_world(seed, limits=Limits(), **fixed):
     dtype = choose("combine_dtype", "bf16", "bf16", "bf16", "fp16", "fp32")
 
     size = draw.random()
+    alignment = choose("alignment", 16, 16, 16, 32, 64, 128)
     large = size < limits.large_share
     tall = limits.large_share <= size < 2 * limits.large_share and limits.tokens >= 40  # experts of several scale tiles
     n_ranks = choose("n_ranks", *range(1, limits.ranks + 1))
@@ -136,6 +137,7 @@ def random_world(seed, limits=Limits(), **fixed):
         n_local, n_experts, top_k = 1, n_ranks, 1
         hidden = fixed.get("hidden", 256 if preshuffle else FACTS[token_format].hidden_unit)
     most = 150 if tall else limits.tokens if large else min(limits.tokens, max(1, limits.work // (n_ranks * top_k * hidden)) * 2)
+    most = min(most, fixed.get("max_tokens_per_rank", most))
     counts = draw_tokens(draw, n_ranks, most)
     if skip_a2a:
         counts = [counts[0]] * n_ranks
@@ -150,10 +152,10 @@ def random_world(seed, limits=Limits(), **fixed):
     weights_kind = str(rng.choice(("ordinary", "coarse", "salted", "ordinary", "tiny", "anything")))
     world = World(
         n_ranks=n_ranks, n_local_experts=n_local, top_k=top_k, hidden=hidden,
-        max_tokens_per_rank=max(1, max(counts) + draw.choice((0, 0, 1, 3))),
+        max_tokens_per_rank=fixed.get("max_tokens_per_rank", max(1, max(counts) + draw.choice((0, 0, 1, 3)))),
         token_format=token_format, tokens=tokens, topk_ids=topk_ids, fused_shared_expert=shared, skip_a2a=skip_a2a,
         allreduce_world_size=n_ranks if skip_a2a and shared else 1, fuse_a_scale_preshuffle=preshuffle,
-        combine_dtype=dtype, routed_outputs=[numbers(rng, dtype, (n, top_k, hidden), outputs_kind) for n in counts],
+        combine_dtype=dtype, alignment=alignment, routed_outputs=[numbers(rng, dtype, (n, top_k, hidden), outputs_kind) for n in counts],
         name=f"seed {seed}",
     )
     if token_format == "nvfp4" and draw.random() < 0.7:
@@ -174,6 +176,17 @@ def random_world(seed, limits=Limits(), **fixed):
     return world
 
 
+SAME_CONFIGURATION = (
+    "n_ranks", "n_local_experts", "top_k", "hidden", "max_tokens_per_rank", "token_format", "fused_shared_expert",
+    "skip_a2a", "fuse_a_scale_preshuffle", "combine_dtype", "alignment",
+)
+
+
+def next_round(world, seed, limits=Limits()):
+    """Another world of the same configuration: other tokens, routing, weights and epilogue."""
+    return random_world(seed, limits, **{name: getattr(world, name) for name in SAME_CONFIGURATION})
+
+
 def to_positive(bits):
     return bits & 0x7FFFFFFF
 
@@ -187,6 +200,6 @@ def describe(world):
         f"{world.name}: n_ranks={world.n_ranks} n_experts={world.n_experts} top_k={world.top_k} "
         f"hidden={world.hidden} max_tokens_per_rank={world.max_tokens_per_rank} "
         f"num_tokens={[len(t) for t in world.tokens]} token_format={world.token_format} "
-        f"combine_dtype={world.combine_dtype} weights={'array' if world.weights else 'none'} "
+        f"combine_dtype={world.combine_dtype} alignment={world.alignment} weights={'array' if world.weights else 'none'} "
         f"epilogue={'yes' if world.epilogue else 'none'} {' '.join(options)}"
     )

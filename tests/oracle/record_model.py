@@ -30,6 +30,7 @@ class World:
     allreduce_world_size: int = 1
     fuse_a_scale_preshuffle: bool = False
     combine_dtype: str = "bf16"
+    alignment: int = 16
     input_scale: list = None  # [rank], float32 bits
     routed_outputs: list = None  # [source rank][token][slot][column], bits of combine_dtype
     shared_outputs: list = None  # [rank][token][column], bits of combine_dtype

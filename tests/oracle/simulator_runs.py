@@ -65,20 +65,29 @@ class Different(AssertionError):
     """The message is the first difference."""
 
 
-def simulator_difference(world, *, fused, seed=0, rounds=1, weights_as_function=False, racecheck=None, launch=None):
-    """The world is run `rounds` times on one ExpertParallel, so that what a round leaves behind meets the next."""
+def simulator_difference(worlds, *, fused, seed=0, weights_as_function=False, racecheck=None, launch=None):
+    """First difference of a sequence of rounds on one ExpertParallel, so that what a round leaves behind meets the next.
+
+    worlds: worlds of one configuration (next_round), or one world. fused: True, False, or one for each round.
+    """
     from epmoe import ExpertParallel, LocalWorld
     from epmoe_ref import EPConfig
 
-    cfg = api_arrays.config(world, EPConfig)
-    received, expected = record_model.dispatch(world), record_model.combine(world)
-    how = f"{'fused' if fused else 'split'}, schedule seed {seed}"
-    try:
-        with ExpertParallel(cfg, LocalWorld(world.n_ranks, seed=seed, racecheck=racecheck), launch=launch) as ep:
-            for turn in range(rounds):
-                _, combined = one_round(ep, world, fused, weights_as_function, received)
+    worlds = worlds if isinstance(worlds, list) else [worlds]
+    fused = fused if isinstance(fused, list) else [fused] * len(worlds)
+    cfg = api_arrays.config(worlds[0], EPConfig)
+    local = LocalWorld(cfg.n_ranks, seed=seed, racecheck=racecheck)
+    with ExpertParallel(cfg, local, launch=launch) as ep:
+        for turn, world in enumerate(worlds):
+            expected = record_model.combine(world)
+            try:
+                _, combined = one_round(ep, world, fused[turn], weights_as_function and world.weights is not None)
                 require_none(combine_difference(world, rank, expected[rank], combined[rank])
                              for rank in range(world.n_ranks))
-    except Different as e:
-        return f"{how}, round {turn}: {e}\n  {describe(world)}"
+            except Different as e:
+                how = "fused" if fused[turn] else "split"
+                return f"round {turn} ({how}, schedule seed {seed}, {launch}): {e}\n  {describe(world)}"
+            except Exception as e:
+                e.add_note(describe(world)) if hasattr(e, "add_note") else None
+                raise
     return None
