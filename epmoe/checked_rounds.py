@@ -43,7 +43,7 @@ class Case:
 
     def __str__(self):
         c = self.cfg
-        parts = [c.token_format + ("+preshuffle" if c.fuse_a_scale_preshuffle else ""), "fused" if self.fused else "split",
+        parts = [c.token_format + (" slots" if c.fuse_a_scale_preshuffle else ""), "fused" if self.fused else "split",
                  "skip_a2a" if c.skip_a2a else "a2a"]
         parts += ["shared expert"] if c.fused_shared_expert else []
         parts += [{"array": "weights", "function": "weights function", "none": "unreduced"}[self.weights]]

@@ -106,11 +106,11 @@ def router_weights(cfg, machine, rank, given, num_tokens):
 
 def input_scale(rank, given):
     """Input scale of a rank: a positive finite float32 number."""
-    try:
-        scale = np.float32(given)
-    except (TypeError, ValueError):
+    if isinstance(given, bool) or not isinstance(given, (int, float, np.number)):
         raise EPValueError(f"input_scale of rank {rank} is {given!r}; a positive finite number is needed, or a function "
-                           "(i) -> float32") from None
+                           "(i) -> float32")
+    with np.errstate(over="ignore"):
+        scale = np.float32(given)
     if not (np.isfinite(scale) and scale > 0):
         raise EPValueError(f"input_scale of rank {rank} is {given!r}; it must be positive and finite in float32")
     return scale

@@ -35,7 +35,8 @@ class Rounds:
         if self.state == "closed":
             raise EPStateError(f"{call}: {_REASON['closed']}")
         if self.failure is not None:
-            raise EPStateError(f"{call} after {type(self.failure).__name__} ({self.failure}): buffers and counters are in "
+            first_line = str(self.failure).partition("\n")[0]
+            raise EPStateError(f"{call} after {type(self.failure).__name__} ({first_line}): buffers and counters are in "
                                "the middle of that round; call reset() on all ranks first")
         if call not in _NEXT[self.state]:
             raise EPStateError(f"{call}: {_REASON[self.state]}")

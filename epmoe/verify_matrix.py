@@ -90,7 +90,7 @@ def _show(console, results, failed, seconds):
             good = sum(what is None for what in of)
             cells.append(Text(f"{good} of {len(of)}" if of else "-",
                               style="dim" if not of else "green" if good == len(of) else "red"))
-        table.add_row(name + ("+preshuffle" if preshuffle else ""), *cells)
+        table.add_row(name + (" slots" if preshuffle else ""), *cells)
     console.print(table)
     for case, what in failed[:5]:
         console.print(f"\n{case}\n  {what}", style="red", markup=False)

@@ -1,0 +1,110 @@
+"""Imports go down only: the table of layers, and what epmoe may know of the reference."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# From the bottom up; a module may import from its own layer and from those before it.
+LAYERS = [
+    ("epmoe.device",),
+    ("epmoe.layout", "epmoe.kernels", "epmoe.worlds"),  # the layout asks the formats in kernels for their sizes
+    ("epmoe.arrays", "epmoe.dlpack", "epmoe.inputs", "epmoe.dispatched", "epmoe.lending", "epmoe.results", "epmoe.placing",
+     "epmoe.rank_memory", "epmoe.rounds", "epmoe.memory", "epmoe.user_functions", "epmoe.narrowing", "epmoe.engine",
+     "epmoe.dispatch_phase", "epmoe.combine_phase", "epmoe.expert_parallel"),
+    ("epmoe.fused_a2a", "epmoe.torch"),
+]
+COMPARING = ("epmoe/check", "epmoe/vectors", "epmoe/explain", "epmoe/lessons")  # may import the reference's semantics
+SHARED = {"epmoe_ref.config", "epmoe_ref.errors"}
+
+
+def sources(package):
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def module_name(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(path):
+    """Absolute names of all modules that a file imports, relative ones resolved, submodules as names of their own."""
+    package = module_name(path) if path.name == "__init__.py" else module_name(path).rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                base = ".".join([*package.split(".")[:len(package.split(".")) - node.level + 1], *filter(None, [base])])
+            for alias in node.names:
+                sub = ROOT.joinpath(*base.split("."), alias.name)
+                is_module = sub.with_suffix(".py").exists() or sub.is_dir()
+                yield f"{base}.{alias.name}" if is_module else base
+
+
+def layer(module):
+    for n, names in enumerate(LAYERS):
+        if any(module == name or module.startswith(name + ".") for name in names):
+            return n
+    return len(LAYERS)  # the command line and what compares
+
+
+@pytest.mark.parametrize("path", sources("epmoe_ref"), ids=module_name)
+def test_the_reference_needs_numpy_and_ml_dtypes_only(path):
+    allowed = {"epmoe_ref", "numpy", "ml_dtypes", *sys.stdlib_module_names}
+    if path.name == "strategies.py":
+        allowed.add("hypothesis")
+    assert {name.split(".")[0] for name in imported(path)} <= allowed
+
+
+@pytest.mark.parametrize("path", sources("epmoe"), ids=module_name)
+def test_epmoe_knows_sizes_and_errors_of_the_reference_and_no_more(path):
+    if str(path.relative_to(ROOT)).startswith(COMPARING):
+        return
+    of_reference = {name for name in imported(path) if name.split(".")[0] == "epmoe_ref"}
+    assert of_reference <= SHARED
+
+
+@pytest.mark.parametrize("path", [p for p in sources("epmoe") if p != ROOT / "epmoe" / "__init__.py"], ids=module_name)
+def test_imports_go_down_only(path):
+    here = layer(module_name(path))
+    above = {name for name in imported(path) if name.startswith("epmoe.") and layer(name) > here}
+    assert not above
+
+
+def test_no_drawers():
+    names = {p.name for package in ("epmoe", "epmoe_ref", "tests", "benchmarks") for p in sources(package)}
+    assert not names & {"utils.py", "helpers.py", "common.py", "misc.py"}
+
+
+def run_python(code, **environment):
+    environment = {k: v for k, v in os.environ.items() if k != "EPMOE_DEVICE"} | environment
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_epmoe_loads_nothing_heavy():
+    heavy = ("numba", "numpy", "greenlet", "mpi4py", "rich", "cuda", "torch")
+    assert run_python(f"import epmoe, sys; print([m for m in {heavy} if m in sys.modules])").strip() == "[]"
+
+
+@pytest.mark.parametrize("environment", [{"EPMOE_DEVICE": "sim"}, {"NUMBA_ENABLE_CUDASIM": "1"}], ids=lambda e: next(iter(e)))
+def test_the_simulator_needs_no_numba(environment):
+    code = ("import sys; sys.modules['numba'] = None; sys.modules['mpi4py'] = None\n"
+            "import epmoe; epmoe.ExpertParallel(epmoe.EPConfig(1, 2, 1, 8, 1), epmoe.LocalWorld(1)).close(); print('fine')")
+    assert run_python(code, **environment).strip() == "fine"
+
+
+def test_every_public_name_resolves():
+    import epmoe
+
+    assert all(getattr(epmoe, name) is not None for name in epmoe.__all__)
+    with pytest.raises(AttributeError, match="nothing_like_it"):
+        epmoe.nothing_like_it

@@ -1,0 +1,157 @@
+"""dispatch, combine, dispatch, combine: other orders are refused with the reason; after a timeout only reset() helps."""
+
+import epmoe_ref
+import numpy as np
+import pytest
+from epmoe import EPError, PeerTimeout
+from epmoe.check import compare_combined_world
+from epmoe_ref.errors import DeadlockError, EPStateError
+from worlds_at_hand import batch, config, parallel, regions
+
+
+@pytest.fixture
+def at_hand():
+    cfg = config()
+    x, ids, weights = batch(cfg)
+    with parallel(cfg) as ep:
+        yield ep, x, ids, weights
+
+
+def test_two_dispatches_in_a_row_are_refused_with_the_reason(at_hand):
+    ep, x, ids, weights = at_hand
+    d = ep.dispatch(x, ids)
+    with pytest.raises(EPStateError, match="combine it first.*overwrite messages"):
+        ep.dispatch(x, ids)
+    with pytest.raises(EPStateError, match="combine it first"):
+        ep.dispatch_async(x, ids)
+    ep.combine([a.output_tokens for a in d], d, weights)  # the open round is unharmed
+    ep.dispatch(x, ids)
+
+
+def test_waits_need_their_async(at_hand):
+    ep, x, ids, weights = at_hand
+    with pytest.raises(EPStateError, match="no dispatch is open"):
+        ep.dispatch_wait()
+    with pytest.raises(EPStateError, match="no dispatch is open"):
+        ep.combine_wait(weights)
+    ep.dispatch_async(x, ids)
+    with pytest.raises(EPStateError, match="call dispatch_wait next"):
+        ep.dispatch_async(x, ids)
+    d = ep.dispatch_wait()
+    with pytest.raises(EPStateError):
+        ep.combine_wait(weights)
+    y = [a.output_tokens for a in d]
+    ep.combine_async(y, d)
+    with pytest.raises(EPStateError, match="call combine_wait next"):
+        ep.combine(y, d, weights)
+    ep.combine_wait(weights)
+    with pytest.raises(EPStateError, match="no dispatch is open"):
+        ep.combine(y, d, weights)
+
+
+def test_a_dispatched_of_an_earlier_round_is_refused(at_hand):
+    ep, x, ids, weights = at_hand
+    old = ep.dispatch(x, ids)
+    ep.combine([a.output_tokens for a in old], old, weights)
+    new = ep.dispatch(x, ids)
+    with pytest.raises(EPError, match="another round"):
+        ep.combine([a.output_tokens for a in new], old, weights)
+
+
+def test_split_and_fused_calls_mix(at_hand):
+    ep, x, ids, weights = at_hand
+    for dispatch_split in (False, True):
+        for combine_split in (False, True):
+            if dispatch_split:
+                ep.dispatch_async(x, ids)
+                d = ep.dispatch_wait()
+            else:
+                d = ep.dispatch(x, ids)
+            y = [a.output_tokens for a in d]
+            if combine_split:
+                ep.combine_async(y, d)
+                out = ep.combine_wait(weights)
+            else:
+                out = ep.combine(y, d, weights)
+            want = epmoe_ref.dispatch(ep.cfg, x, ids)
+            expected = epmoe_ref.combine(ep.cfg, [a.output_tokens for a in want], want, router_weights=weights)
+            assert not compare_combined_world(ep.cfg, out, expected)
+
+
+def test_after_a_round_all_regions_are_as_before(at_hand):
+    ep, x, ids, weights = at_hand
+    free = ("dispatch_recv_buf", "combine_recv_buf", "dispatch_send_buf", "clean_topk_ids", "B", "C")
+    before = regions(ep)
+    d = ep.dispatch(x, ids)
+    ep.combine([a.output_tokens for a in d], d, weights)
+    after = regions(ep)
+    assert all(np.array_equal(after[key], before[key]) for key in before if key[0] not in free)
+
+
+def test_a_closed_object_says_so(at_hand):
+    ep, x, ids, _ = at_hand
+    ep.close()
+    ep.close()
+    for call in (lambda: ep.dispatch(x, ids), ep.dispatch_wait, ep.reset):
+        with pytest.raises(EPStateError, match="closed"):
+            call()
+
+
+class WithoutDispatchOf:
+    """The kernels, but one rank never sends: its dispatch_async is not launched."""
+
+    def __init__(self, silent_rank):
+        self.silent_rank, self.silent = silent_rank, True
+
+    def __getattr__(self, name):
+        from epmoe import kernels
+
+        made = getattr(kernels, name)
+        if name != "dispatch_async_kernel":
+            return made
+
+        def factory(*args, **options):
+            call = made(*args, **options)
+
+            def launch(*arguments, **named):
+                if not (self.silent and arguments[6] == self.silent_rank):
+                    call(*arguments, **named)
+
+            launch.close = call.close
+            return launch
+
+        return factory
+
+
+def test_a_silent_rank_is_named_and_reset_helps():
+    cfg = config(n_ranks=3, n_experts=6)
+    kernels = WithoutDispatchOf(1)
+    x, ids, weights = batch(cfg)
+    with parallel(cfg, kernels=kernels, fused=False, timeout=0.5, expire_waits=True) as ep:
+        ep.dispatch_async(x, ids)
+        with pytest.raises(PeerTimeout) as error:
+            ep.dispatch_wait()
+        for part in ("rank 0", "rank 2", "dispatch_wait", "source rank 1", "experts: 0, 1", "timeout=0.5 s"):
+            assert part in str(error.value), error.value
+        assert "source rank 0" not in str(error.value)
+        for call in (lambda: ep.dispatch(x, ids), ep.dispatch_wait, lambda: ep.dispatch_async(x, ids)):
+            with pytest.raises(EPStateError, match=r"PeerTimeout.*reset\(\)"):
+                call()
+        ep.reset()
+        kernels.silent = False
+        d = ep.dispatch(x, ids)
+        out = ep.combine([a.output_tokens for a in d], d, weights)
+    want = epmoe_ref.dispatch(cfg, x, ids)
+    expected = epmoe_ref.combine(cfg, [a.output_tokens for a in want], want, router_weights=weights)
+    assert not compare_combined_world(cfg, out, expected)
+
+
+def test_a_deadlock_that_the_simulator_proves_is_reported_at_once():
+    cfg = config()
+    x, ids, _ = batch(cfg)
+    with parallel(cfg, kernels=WithoutDispatchOf(1), fused=False) as ep:
+        ep.dispatch_async(x, ids)
+        with pytest.raises(DeadlockError, match="recv_count"):
+            ep.dispatch_wait()
+        with pytest.raises(EPStateError, match=r"DeadlockError.*reset\(\)"):
+            ep.dispatch(x, ids)
