@@ -40,8 +40,9 @@ class Case:
     def needs(self):
         """The options that an implementation must serve: a set of names."""
         cfg = self.cfg
-        named = {"unweighted": not self.weighted, "epilogue": self.epilogue, "input_scale": self.input_scale is not None,
-                 "fused_shared_expert": cfg.fused_shared_expert, "skip_a2a": cfg.skip_a2a, "use_shmem": cfg.use_shmem,
+        named = {"unweighted": not self.weighted, "epilogue": self.epilogue,
+                 "input_scale": self.input_scale is not None, "fused_shared_expert": cfg.fused_shared_expert,
+                 "skip_a2a": cfg.skip_a2a, "use_shmem": cfg.use_shmem,
                  "fuse_a_scale_preshuffle": cfg.fuse_a_scale_preshuffle}
         return {name for name, on in named.items() if on}
 
@@ -80,7 +81,7 @@ class Case:
         return np.full_like(ids, -1) if self.routing == "dropped" else ids
 
     def router_weights(self, round_=0):
-        """float32 [T, top_k] of each rank, NaN at -1 slots (which add nothing whatever their weight); None unweighted."""
+        """float32 [T, top_k] of each rank, or None unweighted; NaN at -1 slots, which add nothing all the same."""
         if not self.weighted:
             return None
         result = []
@@ -147,10 +148,10 @@ def cases(n_ranks=4):
     one_empty = tuple(0 if rank == n_ranks - 1 else count for rank, count in enumerate(uneven))
     listed = [
         Case("uneven ranks", cfg(), uneven, rounds=3),
-        Case("slots of -1", cfg(), uneven, "gaps", rounds=3),
+        Case("slots without an expert", cfg(), uneven, "gaps", rounds=3),
         Case("a rank without tokens", cfg(), one_empty, "gaps"),
         Case("no tokens at all", cfg(), (0,) * n_ranks),
-        Case("every slot -1", cfg(), full, "dropped"),
+        Case("no slot has an expert", cfg(), full, "dropped"),
         Case("a hot expert", cfg(), full, "hot"),
         Case("all to the last rank", cfg(), full, "one_rank"),
         Case("one slot", cfg(top_k=1), uneven),
@@ -180,7 +181,11 @@ def cases(n_ranks=4):
         Case("no exchange, without router weights", everybody, (7,) * n_ranks, "gaps", weighted=False),
         Case("no exchange, a shared expert", cfg(skip_a2a=True, fused_shared_expert=True, allreduce_world_size=n_ranks),
              (7,) * n_ranks, "gaps"),
+        Case("messages aligned to 64 bytes", cfg(alignment=64, hidden=136), uneven, "gaps"),
     ]
+    if n_ranks % 2 == 0:
+        two = cfg(use_shmem=True, p2p_world_size=n_ranks // 2)
+        listed.append(Case("two p2p worlds (use_shmem)", two, uneven, "gaps"))
     return [_numbered(case, number) for number, case in enumerate(listed)]
 
 

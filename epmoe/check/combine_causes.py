@@ -113,8 +113,8 @@ def _weighted(s, got):
 def _slots_without_expert(s, got):
     nan = np.isnan(got).any(axis=1)
     if nan.any() and (nan == (~s.takes_part).any(axis=1)).all():
-        return ["slots of -1 take part: NaN at exactly the tokens that have one; such a slot adds nothing, whatever its "
-                "weight"]
+        return ["slots of -1 take part: NaN at exactly the tokens that have one; such a slot adds nothing, whatever "
+                "its weight"]
     return []
 
 

@@ -125,7 +125,8 @@ def compare_combined(cfg, rank, got, want, *, topk_ids=None):
     """
     got, want = np.asarray(got), np.asarray(want)
     if got.shape != want.shape or got.dtype.itemsize != want.dtype.itemsize:
-        return [Difference("output", f"is {got.dtype} {got.shape}, reference {want.dtype} {want.shape}", got, want, rank)]
+        says = f"is {got.dtype} {got.shape}, reference {want.dtype} {want.shape}"
+        return [Difference("output", says, got, want, rank)]
     got = np.ascontiguousarray(got).view(want.dtype)
     different = (bits(got) != bits(want)) & ~(np.isnan(got) & np.isnan(want))
     if not different.any():

@@ -1,4 +1,4 @@
-"""Comparison for fused_a2a: one row for each (token, destination rank), in order of source rank and token; no freedom."""
+"""Comparison for fused_a2a: one row for each (token, destination rank), by source rank, then token; no freedom."""
 
 import numpy as np
 

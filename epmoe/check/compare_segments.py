@@ -137,7 +137,8 @@ def _real(where, pairs):
 def _at_row(cfg, rank, where, src_info, row_got, row, what, says, got, want, column, rule):
     place = dict(rank=rank, expert=global_expert(cfg, rank, where.group[row]), row=row_got, column=column)
     if where.src_rank[row] >= 0:
-        place |= dict(src_rank=source_rank(cfg, rank, where.src_rank[row]), token=int(src_info[row, 0]), slot=int(src_info[row, 1]))
+        token, slot = (int(x) for x in src_info[row])
+        place |= dict(src_rank=source_rank(cfg, rank, where.src_rank[row]), token=token, slot=slot)
     else:
         place |= dict(token=int(where.row_in_group[row]))
     return Difference(what, says, got, want, rule=rule, **place)

@@ -231,7 +231,8 @@ def _never_written(suspect):
 def _not_transposed(suspect):
     got, want = suspect.both("output_scales")
     rows, n_scales = want.shape[::-1] if want.ndim == 2 else (0, 0)
-    return suspect.cfg.token_format == "fp8_blockwise" and got.ndim == 2 and got.shape[1] == n_scales <= rows <= len(got)
+    blockwise = suspect.cfg.token_format == "fp8_blockwise"
+    return blockwise and got.ndim == 2 and got.shape[1] == n_scales <= rows <= len(got)
 
 
 def _not_tiled(suspect):
@@ -240,6 +241,7 @@ def _not_tiled(suspect):
         16 if suspect.cfg.token_format == "nvfp4" else 32)
 
 
+RANK_ORDER = "an expert's rows are in another order of source ranks; ranks must ascend inside an expert"
 CAUSES = {
     "recv_count": MINUS_ONE + [
         ("the array is transposed: the first axis is the local expert", _count_transposed),
@@ -255,15 +257,14 @@ CAUSES = {
     "expert_ids": [("they are global ids; the rank's first expert has the local id 0", _global_ids)],
     "src_info": [
         ("the two columns are swapped: (token, slot), not (slot, token)", _columns_swapped),
-        ("an expert's rows are in another order of source ranks; ranks must ascend inside an expert", _other_rank_order),
+        (RANK_ORDER, _other_rank_order),
         ("tokens are counted over all ranks; the index is the one at the source rank", _tokens_counted_over_ranks),
         ("these are the rows of the round before", _from_before("src_info"))],
     "output_tokens": [
         ("stale rows: they hold what the round before left in their place", _stale_rows),
         ("payload and src_info of a segment's rows do not belong together: rows were moved without their src_info, or "
          "slots given out in another order than the payload's", _payload_in_segment),
-        ("an expert's rows are in another order of source ranks; ranks must ascend inside an expert",
-         _payload_in_group),
+        (RANK_ORDER, _payload_in_group),
         ("the two fp4 codes of each byte are swapped: the even column is in the low nibble", _nibbles_swapped),
         ("all bytes of the wrong rows are alike: they were never written", _never_written)],
     "output_scales": [

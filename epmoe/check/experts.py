@@ -45,6 +45,15 @@ class Round:
         self.scale = {} if case.input_scale is None else {"input_scale": list(case.input_scale)}
         self.dispatched_want = epmoe_ref.dispatch(self.cfg, self.input_tokens, self.topk_ids, **self.scale)
         self.dispatched = self.combined = self.combined_want = None
+        self.options = {}
+        if case.epilogue:
+            self.options = dict(epilogue=epilogue, epilogue_args=epilogue_args(self.cfg.n_ranks))
+
+    def reference_combine(self):
+        """(expert_outputs, combined) of the reference, lists over ranks, rows in the reference's order."""
+        outputs = [self._expert_outputs(rank, want) for rank, want in enumerate(self.dispatched_want)]
+        return outputs, epmoe_ref.combine(self.cfg, outputs, self.dispatched_want, router_weights=self.router_weights,
+                                          **self.options)
 
     def dispatch(self, world, per_rank):
         """Calls dispatch and returns the differences."""
@@ -62,14 +71,9 @@ class Round:
         """Calls combine on what dispatch returned, in its own row order, and returns the differences."""
         outputs = [self._expert_outputs(rank, self.dispatched[rank]) if rank in self.here else None
                    for rank in range(self.cfg.n_ranks)]
-        outputs_want = [self._expert_outputs(rank, want) for rank, want in enumerate(self.dispatched_want)]
-        options = {}
-        if self.case.epilogue:
-            options = dict(epilogue=epilogue, epilogue_args=epilogue_args(self.cfg.n_ranks))
-        self.combined_want = epmoe_ref.combine(self.cfg, outputs_want, self.dispatched_want,
-                                               router_weights=self.router_weights, **options)
+        _, self.combined_want = self.reference_combine()
         arguments = [outputs, self.dispatched, self.router_weights]
-        changed, self.combined = self._call(world.combine, arguments, options, per_rank)
+        changed, self.combined = self._call(world.combine, arguments, self.options, per_rank)
         if len(self.combined) != self.cfg.n_ranks:
             return [Difference("combine", f"returned {len(self.combined)} results for {self.cfg.n_ranks} ranks")]
         found = []

@@ -61,9 +61,9 @@ def cases(n_ranks=4):
     uneven = tuple((8, 5, 1, 6, 3, 7, 2, 4)[rank % 8] for rank in range(n_ranks))
     one_empty = tuple(0 if rank == n_ranks - 1 else count for rank, count in enumerate(uneven))
     listed = [
-        ("uneven ranks", uneven, n, min(4, n), 128), ("slots of -1", uneven, n, min(4, n), 128, "gaps", 3),
+        ("uneven ranks", uneven, n, min(4, n), 128), ("slots without an expert", uneven, n, min(4, n), 128, "gaps", 3),
         ("a rank without tokens", one_empty, n, min(4, n), 128, "gaps"),
-        ("every slot -1", uneven, n, min(4, n), 128, "dropped"), ("a hot expert", uneven, n, 2, 128, "hot"),
+        ("no slot has an expert", uneven, n, min(4, n), 128, "dropped"), ("a hot expert", uneven, n, 2, 128, "hot"),
         ("one slot", uneven, n, 1, 256), ("as many slots as experts", uneven, n, n, 128),
     ]
     return [RowsCase(entry[0], seed, *entry[1:]) for seed, entry in enumerate(listed)]

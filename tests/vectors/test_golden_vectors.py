@@ -1,0 +1,158 @@
+"""The vectors are the same bytes everywhere, hold what the laws say, and can be read without Python."""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from epmoe.check import random_bits
+from epmoe.vectors import command, files
+
+C_SOURCE = Path(__file__).with_name("read_vector.c")
+FORMATS = {"bf16", "fp8_blockwise", "nvfp4", "mxfp4", "mxfp8", "mxfp4_rows"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("vectors")
+    path.joinpath("sums").write_bytes(command.as_text(command.write_all(path)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def manifests(folder):
+    return [json.loads(path.read_text("ascii")) for path in sorted(folder.glob("*.json"))]
+
+
+def test_files_have_the_recorded_hashes(folder):
+    assert (folder / "sums").read_bytes() == command.SUMS.read_bytes()
+
+
+def test_writing_again_gives_the_same_bytes(folder, tmp_path):
+    sums = command.write_all(tmp_path, only="nvfp4")
+    assert sums
+    for name in sums:
+        assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
+
+
+def test_manifest_binary_and_npz_hold_the_same_arrays(folder, manifests):
+    for manifest in manifests:
+        blob = (folder / manifest["file"]).read_bytes()
+        assert hashlib.sha256(blob).hexdigest() == manifest["sha256"] and len(blob) == manifest["nbytes"]
+        _, arrays = files.read(folder, manifest["name"])
+        with np.load(folder / f"{manifest['name']}.npz") as npz:
+            assert set(npz.files) == set(arrays)
+            for entry, (key, array) in zip(manifest["arrays"], arrays.items(), strict=True):
+                data = blob[entry["offset"]:entry["offset"] + entry["nbytes"]]
+                assert hashlib.sha256(data).hexdigest() == entry["sha256"]
+                assert entry["offset"] % files.ALIGNMENT == 0
+                assert npz[key].tobytes() == array.tobytes() == data
+                assert npz[key].shape == array.shape
+
+
+def test_zip_members_carry_no_date_and_no_system(folder):
+    with zipfile.ZipFile(next(iter(sorted(folder.glob("*.npz"))))) as archive:
+        for member in archive.infolist():
+            assert member.date_time == (1980, 1, 1, 0, 0, 0)
+            assert (member.create_system, member.compress_type) == (3, zipfile.ZIP_STORED)
+
+
+def test_every_format_option_and_corner_is_covered(manifests, folder):
+    configs = [m["config"] for m in manifests if "config" in m]
+    assert {c["token_format"] for c in configs} == FORMATS
+    assert {c["combine_dtype"] for c in configs} == {"bf16", "fp16", "fp32"}
+    for option in ("fuse_a_scale_preshuffle", "fused_shared_expert", "skip_a2a", "use_shmem"):
+        assert {c[option] for c in configs} == {False, True}
+    assert {c["alignment"] for c in configs} == {16, 64}
+    assert {m["weighted"] for m in manifests if "weighted" in m} == {False, True}
+    assert any(m.get("epilogue") for m in manifests)
+    assert any(0 in m["n_tokens"] and any(m["n_tokens"]) for m in manifests if "config" in m)
+    assert any((a == -1).any() for m in manifests for k, a in files.read(folder, m["name"])[1].items() if "topk" in k)
+    options = [m["options"] for m in manifests if "options" in m]
+    assert {key for o in options for key in o} == {"num_permuted_tokens", "pad_multiple", "fp8_dispatch",
+                                                   "p2p_world_size"}
+    overflow = {int(a[0]) for m in manifests for key, a in files.read(folder, m["name"])[1].items()
+                if key.startswith("overflow")}
+    assert overflow == {0, 1}
+
+
+def test_a_bf16_row_is_the_token_that_src_info_names(folder):
+    manifest, arrays = files.read(folder, "dispatch_combine_slots_without_an_expert")
+    n_ranks, n_experts = manifest["config"]["n_ranks"], manifest["config"]["n_experts"]
+    n_rows = 0
+    for rank in range(n_ranks):
+        row = 0
+        for local_expert, counts in enumerate(arrays[f"recv_count.rank{rank}"]):
+            for src_rank, count in enumerate(counts):
+                for _ in range(count):
+                    token, slot = arrays[f"src_info.rank{rank}"][row]
+                    expert = rank * (n_experts // n_ranks) + local_expert
+                    assert arrays[f"topk_ids.rank{src_rank}"][token, slot] == expert
+                    received = arrays[f"output_tokens.rank{rank}"][row]
+                    assert (received == arrays[f"input_tokens.rank{src_rank}"][token]).all()
+                    row += 1
+        assert arrays[f"row_offsets.rank{rank}"][-1] == row
+        n_rows += row
+    assert n_rows == sum(int((arrays[f"topk_ids.rank{rank}"] >= 0).sum()) for rank in range(n_ranks))
+
+
+def test_a_c_program_reads_and_checks_a_vector(folder, tmp_path):
+    compiler = shutil.which("cc")
+    assert compiler, "no C compiler: install one (apt-get install gcc)"
+    program = tmp_path / "read_vector"
+    subprocess.run([compiler, "-std=c99", "-Wall", "-Wextra", "-Werror", "-O1", "-o", program, C_SOURCE], check=True)
+    assert len(C_SOURCE.read_text().splitlines()) <= 60
+    name = "dispatch_combine_slots_without_an_expert"
+
+    def run(at):
+        return subprocess.run([program, at], capture_output=True, text=True)
+
+    good = run(folder / name)
+    assert (good.returncode, good.stdout) == (0, "ok: 40 arrays, 53 rows of dispatch\n"), good.stderr
+    assert run(folder / "dispatch_combine_nvfp4").stdout == "ok: 48 arrays, 0 rows of dispatch\n"      # CRC-32 only
+    for suffix in (".json", ".bin"):
+        shutil.copy(folder / (name + suffix), tmp_path)
+    damaged = bytearray((tmp_path / f"{name}.bin").read_bytes())
+    damaged[100] ^= 1
+    (tmp_path / f"{name}.bin").write_bytes(damaged)
+    bad = run(tmp_path / name)
+    assert bad.returncode == 1 and "CRC-32" in bad.stderr
+    missing = run(tmp_path / "nothing")
+    assert missing.returncode == 1 and "usage" in missing.stderr
+
+
+def test_random_words_are_splitmix64():
+    """The first outputs of SplitMix64 seeded with 1234567, as its authors' reference code prints them."""
+    words = random_bits.words(np.uint64(1234567), 5)
+    assert words.tolist() == [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431,
+                              16408922859458223821]
+
+
+def test_random_floats_stay_in_their_powers_of_two():
+    for dtype, kind in (("bf16", ml_dtypes.bfloat16), ("fp16", np.float16), ("fp32", np.float32)):
+        values = random_bits.floats(dtype, random_bits.stream(1, 2), 5000, exponents=(-4, 3))
+        assert values.dtype == kind
+        size = np.abs(values.astype(np.float64))
+        assert size.min() >= 2.0**-4 and size.max() < 2.0**4
+        assert (values.astype(np.float64) < 0).mean() == pytest.approx(0.5, abs=0.05)
+        assert len({int(e) for e in np.floor(np.log2(size))}) == 8
+
+
+def test_the_command_says_when_files_are_not_this_versions(folder, tmp_path, monkeypatch, capsys):
+    import argparse
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    arguments = parser.parse_args([str(tmp_path), "--only", "hybrid_overflow"])
+    assert command.run(arguments) == 0
+    assert "hashes are those of this version" in capsys.readouterr().out
+    other = tmp_path / "SHA256SUMS"
+    other.write_bytes(command.SUMS.read_bytes().replace(b"a", b"b"))
+    monkeypatch.setattr(command, "SUMS", other)
+    assert command.run(arguments) == 1
+    assert "hashes differ" in capsys.readouterr().out
