@@ -185,6 +185,14 @@ class Stream:
         self.machine, self.rank = machine, rank
         self.own = handle is None
         self.handle = check(cu.cuStreamCreate(cu.CUstream_flags.CU_STREAM_NON_BLOCKING)) if self.own else cu.CUstream(int(handle))
+        self._event = None
+
+    def wait(self, other):
+        """What comes after this on the stream begins when all that is on the other stream now has ended."""
+        if other._event is None:
+            other._event = check(cu.cuEventCreate(cu.CUevent_flags.CU_EVENT_DISABLE_TIMING))
+        check(cu.cuEventRecord(other._event, other.handle))
+        check(cu.cuStreamWaitEvent(self.handle, other._event, 0))
 
     def synchronize(self):
         """Wait until everything on it has ended."""
@@ -262,9 +270,9 @@ class GpuMachine:
         return s
 
     def max_resident_blocks(self, kernel, threads, shared_bytes=0):
-        """How many blocks of this kernel each of the ranks here can have on the GPU at once."""
+        """How many blocks of this kernel the GPU holds at once: ranks whose kernels wait for each other share them."""
         self.activate()
-        return loaded(kernel).blocks_per_sm(threads, shared_bytes) * self.n_sms // self.ranks_here
+        return loaded(kernel).blocks_per_sm(threads, shared_bytes) * self.n_sms
 
     def prepare(self, kernel):
         """Compile and load a kernel now: doing so while other kernels wait for each other could hang."""
@@ -281,11 +289,11 @@ class GpuMachine:
             raise EPValueError("grid=%d blocks of %s: at least 1 is needed" % (grid, k.name))
         if k.static_shared + shared_bytes > self.shared_limit:
             raise EPValueError("shared_bytes=%d of %s: a block has at most %d" % (shared_bytes, k.name, self.shared_limit))
-        limit = k.blocks_per_sm(block, shared_bytes) * self.n_sms // self.ranks_here
+        limit = k.blocks_per_sm(block, shared_bytes) * self.n_sms
         if grid > limit:
-            raise EPValueError("grid=%d blocks of %d threads of %s cannot be resident at once: %d multiprocessors hold %d for each "
-                               "of %d ranks; blocks wait for each other, so take a smaller grid"
-                               % (grid, block, k.name, self.n_sms, limit, self.ranks_here))
+            raise EPValueError("grid=%d blocks of %d threads of %s cannot be resident at once: %d multiprocessors hold %d; "
+                               "blocks wait for each other, so take a smaller grid"
+                               % (grid, block, k.name, self.n_sms, limit))
         k.allow_shared(shared_bytes)
         attributes = launch_attributes(cooperative, programmatic) if cooperative or programmatic else None
         call = (k, grid, block, args, stream.handle, shared_bytes, attributes)
