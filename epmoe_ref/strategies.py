@@ -126,12 +126,13 @@ def _ids(rng, pattern, drop, chosen, num_tokens, n_experts, top_k, n_ranks):
 
 @st.composite
 def garbage_topk_ids(draw, num_tokens: int, n_experts: int, top_k: int, n_ranks: int = 1, dtype=np.int32):
-    """Routing as an unsound router may leave it on a device: ids far out of range, negative ones, ids twice in a token."""
+    """Routing as an unsound router may leave it: ids far out of range, negative ones, ids twice in a token."""
     ids = draw(topk_ids(num_tokens, n_experts, top_k, n_ranks, dtype))
     rng = np.random.default_rng(draw(seeds()))
     limits = np.iinfo(dtype)
     wild = np.array([n_experts, n_experts + 1, -2, limits.min, limits.max, 65535, 65536], np.int64)
-    ids = np.where(rng.random(ids.shape) < 0.15, rng.choice(wild[(wild >= limits.min) & (wild <= limits.max)], ids.shape), ids)
+    wild = wild[(wild >= limits.min) & (wild <= limits.max)]
+    ids = np.where(rng.random(ids.shape) < 0.15, rng.choice(wild, ids.shape), ids)
     twice = rng.random(ids.shape) < 0.15
     return np.where(twice, np.roll(ids, 1, axis=1), ids).astype(dtype)
 
@@ -140,7 +141,8 @@ def garbage_topk_ids(draw, num_tokens: int, n_experts: int, top_k: int, n_ranks:
 def routing_maps(draw, num_tokens: int, n_experts: int, n_ranks: int = 1):
     """Routing of one rank as a map: bool [num_tokens, n_experts], any number of experts a token, also none and all."""
     if draw(st.booleans()):
-        return np.random.default_rng(draw(seeds())).random((num_tokens, n_experts)) < draw(st.sampled_from((0.1, 0.5, 1.0)))
+        share, rng = draw(st.sampled_from((0.1, 0.5, 1.0))), np.random.default_rng(draw(seeds()))
+        return rng.random((num_tokens, n_experts)) < share
     ids = draw(topk_ids(num_tokens, n_experts, draw(st.integers(1, n_experts)), n_ranks))
     return (ids[:, :, None] == np.arange(n_experts)).any(axis=1)
 

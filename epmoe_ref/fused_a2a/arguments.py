@@ -43,6 +43,11 @@ def over_ranks(name: str, per_rank, n_ranks: int | None = None) -> list:
     return list(per_rank)
 
 
+def absent(per_rank) -> bool:
+    """Whether an optional argument was left out: None, or None on every rank."""
+    return per_rank is None or isinstance(per_rank, (list, tuple)) and all(array is None for array in per_rank)
+
+
 def whole(name: str, value, least: int) -> int:
     """The argument as an int of at least `least`; 0-d integer arrays count as numbers."""
     try:
@@ -106,11 +111,15 @@ def scaled_rows(name: str, per_rank) -> tuple[list[np.ndarray], list[np.ndarray]
     pairs = over_ranks(name, per_rank)
     for rank, pair in enumerate(pairs):
         if not isinstance(pair, tuple) or len(pair) != 2:
-            raise EPValueError(f"{name}[{rank}] is not a pair (tokens, scales), {name}[0] is; use one form on all ranks")
+            raise EPValueError(
+                f"{name}[{rank}] is not a pair (tokens, scales), {name}[0] is; use one form on all ranks"
+            )
     tokens = hidden_rows(f"{name} (tokens)", [pair[0] for pair in pairs], dtypes=(E4M3,))
     hidden = tokens[0].shape[1]
     if hidden % SCALE_GROUP:
-        raise EPValueError(f"hidden={hidden} of {name} must be a multiple of {SCALE_GROUP} for FP8; pad the hidden size")
+        raise EPValueError(
+            f"hidden={hidden} of {name} must be a multiple of {SCALE_GROUP} for FP8; pad the hidden size"
+        )
     scales = matrices(
         f"{name} (scales)",
         [pair[1] for pair in pairs],

@@ -1,4 +1,4 @@
-"""HybridEPDispatch and HybridEPCombine: permute, exchange and permute in one; one row for each (token, local expert)."""
+"""HybridEPDispatch and HybridEPCombine: permute, exchange, permute in one; a row for each (token, local expert)."""
 
 import numpy as np
 
@@ -28,21 +28,23 @@ def hybrid_dispatch_forward(
 
     x: over ranks [T, H], bfloat16 or float16, rows a multiple of 16 bytes. T may differ between ranks.
     routing_map: over ranks bool [T, E], True where the token goes to the expert.
-    probs: over ranks float32 [T, E], dense; only the routed places are read. Or None.
+    probs: over ranks float32 [T, E], dense; only the routed places are read. Or None (also as a list).
     num_local_experts: L; E = R * L.
     num_permuted_tokens: P, one number for all ranks, so that nobody has to wait for counts; None: P is exact.
     pad_multiple: each expert's segment is rounded up to it; None or 0: no padding.
     fp8_dispatch: send blockwise FP8 (bfloat16 in, H a multiple of 128; each token is encoded once, by its source rank,
     as BlockwiseFP8TokenFormat does). Upstream refuses it.
     p2p_world_size: ranks joined by a fast interconnect; decides the rounding points of combine alone. It must divide R.
-    None: all ranks are one p2p world.
+    None: all ranks are one p2p world (1 gives the same numbers).
 
     Returns (dispatched_hidden, dispatched_probs, dispatched_scaling_factor, tokens_per_expert, handle), lists over
     ranks but for the handle:
     dispatched_hidden [P, H], dtype of x (e4m3 with fp8_dispatch): expert-major, inside an expert by source rank, then
     token. Padding rows, and rows beyond the last segment, are zero (an implementation may leave the latter alone).
-    dispatched_probs float32 [P]: the prob of the row's (token, expert); zero where the row is. None if probs is.
-    dispatched_scaling_factor float32 [P, H / 128]: the row's scales, zero where the row is; None without fp8_dispatch.
+    dispatched_probs float32 [P]: the prob of the row's (token, expert); zero where the row is. None on every rank if
+    there are no probs.
+    dispatched_scaling_factor float32 [P, H / 128]: the row's scales, zero where the row is; None on every rank without
+    fp8_dispatch.
     tokens_per_expert int64 [L]: rows of each expert, padding included. P is their sum, unless num_permuted_tokens is
     given: then, if the padded total exceeds P, the tail in expert-major order is dropped, and
     tokens_per_expert[e] = min(padded[e], max(0, P - sum of padded before e)).
@@ -63,10 +65,9 @@ def hybrid_dispatch_forward(
             f"routing_map[0] has {routed[0].shape[1]} columns: one for each expert, n_ranks * num_local_experts = "
             f"{n_ranks} * {num_local_experts} = {num_experts}, must be there; check num_local_experts"
         )
+    probs = None if arguments.absent(probs) else probs
     if probs is not None:
-        probs = arguments.matrices(
-            "probs", probs, n_ranks, dtypes=FLOAT32, n_rows=num_tokens, n_columns=num_experts
-        )
+        probs = arguments.matrices("probs", probs, n_ranks, dtypes=FLOAT32, n_rows=num_tokens, n_columns=num_experts)
     if num_permuted_tokens is not None:
         num_permuted_tokens = arguments.whole("num_permuted_tokens", num_permuted_tokens, 0)
     pad_multiple = 0 if pad_multiple is None else arguments.whole("pad_multiple", pad_multiple, 0)
@@ -78,27 +79,28 @@ def hybrid_dispatch_forward(
         tokens, scales = blockwise_fp8(tokens)
         scaling_factor = expand(scales, handle)
     dispatched_probs = [None] * n_ranks if probs is None else expand_probs(probs, handle)
-    return expand(tokens, handle), dispatched_probs, scaling_factor, handle.tokens_per_expert, handle
+    tokens_per_expert = [counts.copy() for counts in handle.tokens_per_expert]
+    return expand(tokens, handle), dispatched_probs, scaling_factor, tokens_per_expert, handle
 
 
 def hybrid_dispatch_backward(handle, grad_hidden, grad_probs):
     """The gradients of dispatch: each token sums what its rows got.
 
     grad_hidden: over ranks [P, H], bfloat16 or float16, rows a multiple of 16 bytes; also after fp8_dispatch.
-    grad_probs: over ranks float32 [P], or None.
+    grad_probs: over ranks float32 [P], or None (also as a list).
     Rows without a token are not read: they may hold anything.
 
     Returns (grad_x, grad_probs), lists over ranks:
     grad_x [T, H], dtype of grad_hidden: as `hybrid_combine_forward`, order and rounding.
     grad_probs float32 [T, E]: the row's gradient where a pair has a row (a copy, no sum), +0.0 elsewhere, dropped pairs
-    included. None on every rank if grad_probs is None.
+    included. None on every rank if there is no grad_probs.
 
     Errors: a handle of another routing, shapes or dtypes that do not fit.
     Source: HybridEPDispatch.backward of the fused_a2a page.
     """
     handle = arguments.handle_of(HybridHandle, handle)
     grad_x = sum_rows("grad_hidden", grad_hidden, handle)
-    if grad_probs is None:
+    if arguments.absent(grad_probs):
         return grad_x, [None] * handle.n_ranks
     return grad_x, collect_probs(arguments.row_probs("grad_probs", grad_probs, handle.num_rows), handle)
 
@@ -149,10 +151,8 @@ def hybrid_combine_backward(handle, grad_combined_x):
 
 
 def sum_rows(name: str, per_rank, handle: HybridHandle) -> list[np.ndarray]:
-    """Rows [P, H] of every rank, checked and summed over experts, ranks and p2p worlds as `hybrid_combine_forward` says."""
-    rows = arguments.hidden_rows(
-        name, per_rank, handle.n_ranks, dtypes=arguments.SIXTEEN_BIT, n_rows=handle.num_rows
-    )
+    """Rows [P, H] of every rank, checked and summed over experts, ranks and worlds as `hybrid_combine_forward` says."""
+    rows = arguments.hidden_rows(name, per_rank, handle.n_ranks, dtypes=arguments.SIXTEEN_BIT, n_rows=handle.num_rows)
     dtype, width = rows[0].dtype, rows[0].shape[1]
     n_local, world_size = handle.num_local_experts, handle.p2p_world_size
     sums = []
@@ -175,8 +175,8 @@ def blockwise_fp8(tokens: list[np.ndarray]) -> tuple[list[np.ndarray], list[np.n
     dtype, hidden = tokens[0].dtype, tokens[0].shape[1]
     if dtype != arguments.BF16 or hidden % arguments.SCALE_GROUP:
         raise EPValueError(
-            f"fp8_dispatch=True with x of dtype {dtype} and hidden={hidden}: FP8 is made from bfloat16 whose hidden size "
-            f"is a multiple of {arguments.SCALE_GROUP}; convert and pad x, or set fp8_dispatch=False"
+            f"fp8_dispatch=True with x of dtype {dtype} and hidden={hidden}: FP8 is made from bfloat16 whose hidden "
+            f"size is a multiple of {arguments.SCALE_GROUP}; convert and pad x, or set fp8_dispatch=False"
         )
     fp8 = BlockwiseFP8TokenFormat(hidden, top_k=1)
     encoded = [fp8.decode(fp8.encode(rows)) for rows in tokens]

@@ -48,9 +48,9 @@ class HybridHandle:
 def hybrid_handle(routing_map, num_local_experts, num_permuted_tokens, pad_multiple, p2p_world_size) -> HybridHandle:
     """The handle of a routing map.
 
-    routing_map: over ranks, bool [T, E], checked. Rows of a rank are expert-major, inside an expert by source rank, then
-    token. Each expert's segment is rounded up to pad_multiple (0: not). With num_permuted_tokens the rank has exactly
-    that many rows: what lies beyond is dropped in expert-major order, what is missing belongs to nobody.
+    routing_map: over ranks, bool [T, E], checked. Rows of a rank are expert-major, inside an expert by source rank,
+    then token. Each expert's segment is rounded up to pad_multiple (0: not). With num_permuted_tokens the rank has
+    exactly that many rows: what lies beyond is dropped in expert-major order, what is missing belongs to nobody.
     """
     n_ranks, num_tokens = len(routing_map), tuple(len(routed) for routed in routing_map)
     routed = np.concatenate(routing_map)  # the tokens of the world in the order (source rank, token)

@@ -47,7 +47,7 @@ def dispatch_forward(x, token_indices, token_probs, num_experts):
     recv_x = list(zip(*received)) if is_pair else received[0]
     recv_token_indices, recv_token_probs, tokens_per_expert = [], [], []
     for rank, (row_ids, row_probs) in enumerate(zip(gather(ids, handle), gather(probs, handle))):
-        here = (row_ids >= 0) & (row_ids // num_local_experts == rank)
+        here = row_ids // num_local_experts == rank  # -1 // L is -1: no rank
         recv_token_indices.append(np.where(here, row_ids - rank * num_local_experts, -1))
         recv_token_probs.append(np.where(here, row_probs, np.float32(0)))
         tokens_per_expert.append(np.bincount(recv_token_indices[rank][here], minlength=num_local_experts))
@@ -58,20 +58,20 @@ def dispatch_backward(handle, grad_recv_x, grad_recv_token_probs):
     """The gradients of dispatch: each token sums what its rows got.
 
     grad_recv_x: over ranks [N, H], bfloat16, float16 or float32, rows a multiple of 16 bytes.
-    grad_recv_token_probs: over ranks float32 [N, K], or None.
+    grad_recv_token_probs: over ranks float32 [N, K], or None (also as a list).
 
     Returns (grad_x, grad_token_probs), lists over ranks:
     grad_x [T, H], dtype of grad_recv_x: as `combine_forward`, order and rounding.
     grad_token_probs float32 [T, K]: sum over the ranks that got t, ascending, in float32, of the row's gradient, slot
     by slot. Nothing is masked: it is the exact adjoint only if the caller's gradient is 0 where recv_token_indices is
-    -1. None on every rank if grad_recv_token_probs is None.
+    -1. None on every rank if there is no grad_recv_token_probs.
 
     Errors: a handle of another routing, shapes or dtypes that do not fit.
     Source: FusedDispatch.backward of the fused_a2a page.
     """
     handle = arguments.handle_of(RowsHandle, handle)
     grad_x = combine_rows("grad_recv_x", grad_recv_x, handle)
-    if grad_recv_token_probs is None:
+    if arguments.absent(grad_recv_token_probs):
         return grad_x, [None] * handle.n_ranks
     grad_probs = arguments.matrices(
         "grad_recv_token_probs",
@@ -121,7 +121,7 @@ def combine_rows(name: str, per_rank, handle: RowsHandle) -> list[np.ndarray]:
 
 
 def sum_over_ranks(rows: list[np.ndarray], handle: RowsHandle) -> list[np.ndarray]:
-    """Each token's sum over the ranks that have a row of it, ascending, in float32, rounded once to the dtype of rows."""
+    """Each token's sum over the ranks that have a row of it, ascending, in float32, rounded once to their dtype."""
     sums = []
     for row_of in handle.row_of:
         total = zero_sums(len(row_of), rows[0].shape[1])

@@ -63,7 +63,7 @@ def rows_handle(token_indices: list[np.ndarray], num_experts: int) -> RowsHandle
 
 def gather(per_rank: list[np.ndarray], handle: RowsHandle) -> list[np.ndarray]:
     """What each rank receives, over ranks [N, ...], when every source rank sends its rows [T, ...]."""
-    return [
-        np.concatenate([array[handle.src_token[rank][handle.src_rank[rank] == src]] for src, array in enumerate(per_rank)])
-        for rank in range(handle.n_ranks)
-    ]
+    received = []
+    for src_rank, src_token in zip(handle.src_rank, handle.src_token):
+        received.append(np.concatenate([array[src_token[src_rank == src]] for src, array in enumerate(per_rank)]))
+    return received

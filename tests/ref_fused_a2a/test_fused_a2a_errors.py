@@ -52,8 +52,8 @@ ROWS = {
     "rows of 8 bytes": (dict(x=[np.ones((n, 4), BF16) for n in (3, 2)]), r"4 x 2 = 8 bytes.*multiple of 16"),
     "rows of nothing": (dict(x=[np.ones((n, 0), BF16) for n in (3, 2)]), r"0 bytes.*not empty"),
     "objects": (dict(x=[np.ones((n, 2), object) for n in (3, 2)]), r"dtype object.*without references"),
-    "ids of another T": (dict(token_indices=[np.zeros((2, 1), int)] * 2), r"token_indices\[0\] has 2 rows where 3 belong"),
-    "float ids": (dict(token_indices=[own.astype(F32) for own in ids([0, 1])]), r"token_indices\[0\] has dtype float32"),
+    "ids of another T": (dict(token_indices=[np.zeros((2, 1), int)] * 2), r"token_indices\[0\] has 2 rows where 3"),
+    "float ids": (dict(token_indices=[own.astype(F32) for own in ids([0, 1])]), r"\[0\] has dtype float32: expert ids"),
     "bool ids": (dict(token_indices=[own > 0 for own in ids([0, 1])]), r"has dtype bool: expert ids are integers"),
     "id too large": (dict(token_indices=ids([0, 4])), r"token_indices\[0\]\[0, 1\] = 4: .*\[0, 4\), or -1"),
     "id far too large": (dict(token_indices=ids([0, 2**40])), r"\[0, 1\] = 1099511627776"),
@@ -73,8 +73,8 @@ ROWS = {
                                r"x \(tokens\)\[0\] has dtype bfloat16: it must be float8_e4m3fn"),
     "pairs of a wrong hidden size": (dict(x=[(np.ones((n, 64), ml_dtypes.float8_e4m3fn), np.ones((n, 1), F32))
                                              for n in (3, 2)]), r"hidden=64 of x must be a multiple of 128"),
-    "scales of another H": (dict(x=[(np.ones((n, 256), ml_dtypes.float8_e4m3fn), np.ones((n, 1), F32)) for n in (3, 2)]),
-                            r"x \(scales\)\[0\] has 1 columns where 2 belong"),
+    "scales of another H": (dict(x=[(np.ones((n, 256), ml_dtypes.float8_e4m3fn), np.ones((n, 1), F32))
+                                    for n in (3, 2)]), r"x \(scales\)\[0\] has 1 columns where 2 belong"),
 }
 
 
@@ -89,7 +89,7 @@ HYBRID = {
     "float32": (dict(x=[np.ones((n, 8), F32) for n in (3, 2)]), r"dtype float32: it must be bfloat16 or float16"),
     "rows of 8 bytes": (dict(x=[np.ones((n, 4), BF16) for n in (3, 2)]), r"4 x 2 = 8 bytes.*multiple of 16"),
     "a map of ints": (dict(routing_map=[np.ones((n, 4), int) for n in (3, 2)]), r"dtype int64: it must be bool"),
-    "a map of another T": (dict(routing_map=[np.ones((2, 4), bool)] * 2), r"routing_map\[0\] has 2 rows where 3 belong"),
+    "a map of another T": (dict(routing_map=[np.ones((2, 4), bool)] * 2), r"routing_map\[0\] has 2 rows where 3"),
     "a map of another E": (dict(routing_map=[np.ones((n, 6), bool) for n in (3, 2)]), r"6 columns.*2 \* 2 = 4"),
     "sparse probs": (dict(probs=[np.ones((n, 2), F32) for n in (3, 2)]), r"probs\[0\] has 2 columns where 4 belong"),
     "probs of float64": (dict(probs=[np.ones((n, 4)) for n in (3, 2)]), r"probs\[0\] has dtype float64"),
@@ -98,7 +98,8 @@ HYBRID = {
     "padding by a truth value": (dict(pad_multiple=True), r"pad_multiple=True must be an integer"),
     "negative budget": (dict(num_permuted_tokens=-1), r"num_permuted_tokens=-1 must be at least 0"),
     "worlds that do not divide": (dict(p2p_world_size=3), r"p2p_world_size=3 must divide n_ranks=2"),
-    "FP8 of float16": (dict(x=[np.ones((n, 128), np.float16) for n in (3, 2)], fp8_dispatch=True), r"dtype float16.*bfloat16"),
+    "FP8 of float16": (dict(x=[np.ones((n, 128), np.float16) for n in (3, 2)], fp8_dispatch=True),
+                       r"dtype float16.*bfloat16"),
     "FP8 of a wrong hidden size": (dict(fp8_dispatch=True), r"hidden=8: .*multiple of 128"),
 }
 

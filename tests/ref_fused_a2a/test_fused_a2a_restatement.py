@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from epmoe_ref import fused_a2a, strategies
 
-worlds_of_numbers = settings(law, max_examples=100)
+worlds_of_numbers = settings(law, max_examples=80)
 
 
 @worlds_of_numbers
@@ -68,4 +68,5 @@ def test_expert_major_rows_have_the_bits_of_the_restatement(world, data):
     assert_same_bits(got_probs, plain.hybrid_return_probs(grad_probs, routes, shapes), "grad_probs")
 
     grads = data.draw(strategies.matrices(num_tokens, width, dtype, ("special",)))
-    assert_same_bits(fused_a2a.hybrid_combine_backward(handle, grads), plain.hybrid_send(grads, routes), "grad_x of combine")
+    got = fused_a2a.hybrid_combine_backward(handle, grads)
+    assert_same_bits(got, plain.hybrid_send(grads, routes), "grad_x of combine")
