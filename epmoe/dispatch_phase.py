@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 from epmoe_ref.errors import EPValueError
 
 from epmoe import inputs
@@ -53,7 +54,7 @@ class DispatchPhase:
             ids = inputs.topk_ids(cfg, engine.machine, r.rank, ids, x.shape[0])
             checked.append((r, x, ids, 1.0 if function else inputs.input_scale(r.rank, scale)))
         place = engine.placing.place
-        return [Sent(TokenArray(place(r.rank, "input_tokens", x), x.shape[0]), place(r.rank, "topk_ids", ids, "int32"),
+        return [Sent(TokenArray(place(r.rank, "input_tokens", x), x.shape[0]), place(r.rank, "topk_ids", ids, np.int32),
                      scale, function, r.dispatch_pool.lend()) for r, x, ids, scale in checked]
 
     def into(self, sent, out):

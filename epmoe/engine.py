@@ -21,7 +21,7 @@ class Engine:
         self.cfg, self.world, self.machine, self.timeout = cfg, world, world.machine, timeout
         self.launch = LaunchConfig() if launch is None else launch
         self.rounds = Rounds()
-        self.placing = Placing(self.machine)
+        self.placing = Placing(self.machine, world.stream_of)
         self._kernels = kernels or standard_kernels
         self._calls = {}
         self._memory = world.allocate(layout.total_bytes(cfg), "epmoe", layout.named_words(cfg))

@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 from epmoe_ref.errors import EPValueError
 
+from epmoe import device
 from epmoe.arrays import view
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -130,7 +131,7 @@ def _array(machine, given, what):
     a = view(given, what)
     if a.host is not None:
         return a
-    if machine.on_host:
+    if device.SIM:
         raise EPValueError(f"{what} is in GPU memory, and epmoe runs in the simulator here: give host memory (x.cpu(), "
                            "x.get()), or see `python -m epmoe doctor` for why the GPU is not used")
     if a.device is not None and a.device != machine.ordinal:

@@ -77,7 +77,7 @@ class Loan:
     """A buffer of a pool in use; every array made from it keeps it alive, and when the last is gone it is free again."""
 
     def __init__(self, pool, buffer):
-        self.buffer, self.fields = buffer, pool.fields
+        self.buffer, self.fields, self._machine = buffer, pool.fields, pool.machine
         weakref.finalize(self, pool.take_back, buffer).atexit = False
 
     def address(self, name):
@@ -93,7 +93,8 @@ class Loan:
         field = self.fields[name]
         if device.SIM:
             return _lent_numpy(self, field)
-        return DeviceArray(self.address(name), field.shape, field.dtype, owner=self, read=self._read)
+        return DeviceArray(self.address(name), field.shape, field.dtype, owner=self, read=self._read,
+                           ordinal=self._machine.ordinal)
 
     def _read(self, address, nbytes):
         return self.buffer.read(np.uint8, (nbytes,), offset=address - self.buffer.address)

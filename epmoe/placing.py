@@ -1,9 +1,13 @@
 """Where kernels find the caller's arrays: device memory as it is, host memory registered (simulator) or copied (GPU)."""
 
+import math
+
 import numpy as np
+from epmoe_ref.errors import EPValueError
 
 from epmoe import device
 from epmoe.arrays import Array
+from epmoe.narrowing import narrow
 
 ALIGNMENT = 16  # bytes: kernels read rows as 16-byte vectors
 
@@ -16,39 +20,57 @@ class Placing:
     staging buffer that is kept and grows; device arrays are used where they lie.
     """
 
-    def __init__(self, machine):
-        self.machine = machine
+    def __init__(self, machine, stream_of):
+        self.machine, self._stream_of = machine, stream_of
         self._placed = {}       # (rank, name) -> (address or None, what keeps the memory alive)
         self._staging = {}      # (rank, name) -> Buffer
 
     def place(self, rank, name, array: Array, dtype=None, *, lent=None) -> int:
-        """Address of the array's elements, C order, converted to dtype if given; lent: a Loan it may lie in already."""
+        """Address of the array's elements in C order; lent: a Loan it may lie in already; dtype: np.int32 for ids."""
         if lent is not None and lent.holds(array):
             self._hold(rank, name, None, lent)
             return array.address
         if array.host is None:
-            if dtype is not None and array.dtype != dtype:
-                array = self._converted(rank, name, array, dtype)
             self._hold(rank, name, None, array.owner)
-            return array.address
+            if dtype is None or array.dtype == dtype:
+                return array.address
+            return self._narrowed(rank, name, array)
         host = np.ascontiguousarray(array.host, dtype)
         if device.SIM:
-            if host.ctypes.data % ALIGNMENT:
-                host = _aligned_copy(host)
-            self._hold(rank, name, None, None)
-            address = self.machine.adopt(host, name, rank)
-            self._hold(rank, name, address, host)
-            return address
-        buffer = self._staging.get((rank, name))
+            return self._adopted(rank, name, host)
         # Earlier launches may still read the staging buffer.
         self.machine.synchronize()
-        if buffer is None or buffer.nbytes < host.nbytes:
-            if buffer is not None:
-                buffer.free()
-            buffer = self._staging[rank, name] = self.machine.alloc(max(host.nbytes, 256), f"staged {name}", rank)
+        buffer = self._buffer(rank, name, host.nbytes)
         if host.nbytes:
             buffer.write(host)
         return buffer.address
+
+    def _adopted(self, rank, name, host):
+        self._hold(rank, name, None, None)
+        if host.ctypes.data % ALIGNMENT:
+            host = _aligned_copy(host)
+        try:
+            address = self.machine.adopt(host, name, rank)
+        except EPValueError:  # another array of the caller begins at the same place and is longer or shorter
+            host = _aligned_copy(host)
+            address = self.machine.adopt(host, name, rank)
+        self._hold(rank, name, address, host)
+        return address
+
+    def _narrowed(self, rank, name, array):
+        n = math.prod(array.shape)
+        ids, params = self._buffer(rank, f"int32 {name}", 4 * n), self._buffer(rank, f"addresses of {name}", 16)
+        self.machine.synchronize()
+        narrow(self.machine, self._stream_of(rank), rank, array.address, array.dtype, n, ids.address, params)
+        return ids.address
+
+    def _buffer(self, rank, name, nbytes):
+        buffer = self._staging.get((rank, name))
+        if buffer is None or buffer.nbytes < nbytes:
+            if buffer is not None:
+                buffer.free()
+            buffer = self._staging[rank, name] = self.machine.alloc(max(nbytes, 256), f"staged {name}", rank)
+        return buffer
 
     def _hold(self, rank, name, address, owner):
         before, _ = self._placed.get((rank, name), (None, None))

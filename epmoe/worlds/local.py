@@ -6,26 +6,34 @@ from dataclasses import replace
 from epmoe_ref.errors import EPValueError
 
 from epmoe import device
+from epmoe.worlds.cuda_stream import handle_of
 from epmoe.worlds.symmetric import SymmetricMemory
 
 
 class LocalWorld:
     """All n_ranks ranks in this process; arguments and results of an ExpertParallel are lists over ranks.
 
-    simulation: options of the simulator, among them seed (of the schedule; None: round robin) and racecheck=True;
-    what is left out comes from EPMOE_SEED and EPMOE_RACECHECK. They have no meaning on a GPU and are refused there.
+    stream: on a GPU, the caller's stream that everything is ordered with (a handle, or a stream of torch, CuPy or
+    cuda.core); default the legacy default stream, which is what torch and CuPy use unless told otherwise.
+    simulation: options of the simulator, among them seed (of the schedule; None: round robin) and racecheck=True; what is
+    left out comes from EPMOE_SEED and EPMOE_RACECHECK. A GPU ignores them.
     """
 
     lists = True
 
-    def __init__(self, n_ranks, **simulation):
+    def __init__(self, n_ranks, *, stream=None, **simulation):
         if isinstance(n_ranks, bool) or not isinstance(n_ranks, int) or n_ranks < 1:
             raise EPValueError(f"n_ranks={n_ranks!r} must be a whole number, at least 1")
         self.n_ranks, self.ranks = n_ranks, range(n_ranks)
         self.machine = device.machine(n_ranks, **simulation)
-        # Split kernels of all ranks run one after another on one GPU stream, so that none waits for one that cannot start.
-        self._streams = {r: self.machine.stream(r) for r in (self.ranks if device.SIM else self.ranks[:1])}
-        self._fused_streams = self._streams if device.SIM else {r: self.machine.stream(r) for r in self.ranks}
+        if device.SIM:
+            self._streams = {rank: self.machine.stream(rank) for rank in self.ranks}
+            return
+        # Split kernels of all ranks run one after another on the caller's stream, so that none waits for one that cannot
+        # start; fused kernels need a stream each to run at the same time.
+        main = self.machine.stream(0, handle=handle_of(stream))
+        self._streams = {rank: main for rank in self.ranks}
+        self._fused_streams = {rank: self.machine.stream(rank) for rank in self.ranks}
 
     def __repr__(self):
         return f"LocalWorld({self.n_ranks}) on {self.machine.describe()}"
@@ -38,11 +46,21 @@ class LocalWorld:
     def barrier(self):
         """All ranks have come here: in one process they have."""
 
+    def stream_of(self, rank):
+        """The stream that a rank's work is ordered by."""
+        return self._streams[rank]
+
     def share(self, launch):
         """The LaunchConfig of one rank's fused kernel: all ranks' grids must be resident on the one GPU together."""
-        if device.SIM or launch.n_sms is not None:
+        if device.SIM:
             return launch
-        return replace(launch, n_sms=max(2, self.machine.n_sms // self.n_ranks))
+        most = self.machine.n_sms // self.n_ranks
+        if launch.n_sms is None:
+            return replace(launch, n_sms=max(2, most))
+        if launch.n_sms > most:
+            raise EPValueError(f"n_sms={launch.n_sms} for each of {self.n_ranks} ranks: fused kernels of all ranks must be "
+                               f"resident on one GPU of {self.machine.n_sms} multiprocessors: at most {most}, or fused=False")
+        return launch
 
     @contextmanager
     def launching(self, fused):
@@ -51,12 +69,13 @@ class LocalWorld:
             with self.machine.hold():
                 yield self._streams
             return
-        main = self._streams[0]
         if not fused:
-            yield {rank: main for rank in self.ranks}
+            yield self._streams
             return
+        main = self._streams[0]
         for stream in self._fused_streams.values():
             stream.wait(main)
-        yield self._fused_streams
+        with self.machine.hold():       # all are compiled and have their parameters before the first begins to wait
+            yield self._fused_streams
         for stream in self._fused_streams.values():
             main.wait(stream)

@@ -1,0 +1,51 @@
+"""topk_ids of any integer type in device memory become int32 there; an id that int32 cannot hold becomes OUTSIDE."""
+
+from functools import lru_cache
+
+import numpy as np
+
+from epmoe.device import (block_dim, block_idx, grid_dim, i32, kernel, load_u8, load_u16, load_u32, load_u64, store_i32,
+                          thread_idx, u64)
+
+OUTSIDE = -2            # outside [0, n_experts) and not -1: dispatch counts it as a bad id
+THREADS = 256
+BLOCKS = 8
+_LOAD = {1: load_u8, 2: load_u16, 4: load_u32, 8: load_u64}
+
+
+@lru_cache
+def narrowing_kernel(itemsize, is_signed):
+    """Kernel over (params: source address, destination address; number of ids) for one integer type."""
+    load = _LOAD[itemsize]
+    half, whole = 1 << (8 * itemsize - 1), 1 << (8 * itemsize)
+    largest = 2**31
+    small_negative = whole - min(half, largest)     # from here on a signed value fits in int32
+    fits_always = itemsize < 4
+
+    @kernel(max_threads=THREADS)
+    def narrow_ids(params, n_ids, my_rank):
+        source, destination = load_u64(params), load_u64(params + u64(8))
+        i = i32(block_idx() * block_dim() + thread_idx())
+        while i < n_ids:
+            value = u64(load(source + u64(itemsize) * u64(i)))
+            result = i32(OUTSIDE)
+            if is_signed and value >= u64(small_negative):
+                # two's complement: the distance to 2**bits, below zero
+                result = i32(-1) - i32(u64(whole - 1) - value)
+            elif fits_always or value < u64(largest):
+                result = i32(value)
+            store_i32(destination + u64(4) * u64(i), result)
+            i = i32(i + grid_dim() * block_dim())
+
+    return narrow_ids
+
+
+def narrow(machine, stream, rank, source, dtype, n_ids, destination, params):
+    """Launch the conversion of n_ids ids at address source into int32 at address destination.
+
+    params: a Buffer of 16 bytes for the addresses.
+    """
+    dtype = np.dtype(dtype)
+    params.write(np.array([source, destination], np.uint64))
+    machine.launch(narrowing_kernel(dtype.itemsize, dtype.kind == "i"), BLOCKS, THREADS, (params.address, n_ids, rank),
+                   stream=stream)

@@ -1,0 +1,20 @@
+"""The handle of a CUDA stream that the caller has, whatever library made it."""
+
+from epmoe_ref.errors import EPValueError
+
+LEGACY_DEFAULT = 0  # CU_STREAM_LEGACY as a null handle: what torch and CuPy use unless told otherwise
+
+
+def handle_of(stream) -> int:
+    """CUstream as an int: of None (the legacy default stream), a handle, or a stream of torch, CuPy, cuda.core, Numba."""
+    if stream is None:
+        return LEGACY_DEFAULT
+    if isinstance(stream, int):
+        return stream
+    if hasattr(stream, "__cuda_stream__"):
+        return int(stream.__cuda_stream__()[1])
+    for name in ("cuda_stream", "ptr", "handle"):  # torch, CuPy, Numba
+        value = getattr(stream, name, None)
+        if value is not None:
+            return int(getattr(value, "value", value) or 0)
+    raise EPValueError(f"stream is a {type(stream).__name__}; give None, a handle (int), or a stream of torch, CuPy, cuda.core")
