@@ -72,9 +72,10 @@ def morally_strong(a, b):
 class Location:
     """What a strong read of this address can synchronise with."""
 
-    __slots__ = ("last", "heads", "observations", "version", "history")
+    __slots__ = ("size", "last", "heads", "observations", "version", "history")
 
-    def __init__(self):
+    def __init__(self, size):
+        self.size = size
         self.last = None            # the last write (access), weak ones included
         self.heads = {}             # (idx of the releasing actor, scope) -> (actor, scope, clock, access, proxy)
         self.observations = []      # (number of the write, idx of the reader, its time)
@@ -143,11 +144,10 @@ class Accesses:
     def weak_write(self, address, n, access):
         """A weak write ends what strong reads there could acquire."""
         for at in self.strong_granules[address >> 4]:
-            if address - 8 < at < address + n:
-                location = self.locations[at]
-                if at + 8 > address:
-                    location.last, location.heads, location.observations, location.history = access, {}, [], []
-                    location.version += 1
+            location = self.locations[at]
+            if at < address + n and address < at + location.size:
+                location.last, location.heads, location.observations, location.history = access, {}, [], []
+                location.version += 1
 
     def check_strong(self, access, span):
         """A strong access against the last ones, then remember it."""

@@ -92,7 +92,7 @@ class Detector(AsyncProxy, Accesses):
         """A strong load, store or RMW; before, after: values in memory. Returns the value that a load sees."""
         location = self.locations.get(address)
         if location is None:
-            location = self.locations[address] = Location()
+            location = self.locations[address] = Location(n)
             self.strong_granules.setdefault(address >> 4, []).append(address)
         self.number += 1
         back = frame.f_back

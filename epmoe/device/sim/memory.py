@@ -12,6 +12,8 @@ import numpy as np
 from epmoe_ref.errors import OutOfBoundsError
 
 POISON = 0xA5
+VIEW = {"u8": 0, "u16": 1, "i32": 2, "u32": 3, "u64": 4, "f32": 5}         # place in Span.views
+WIDTH = {"u8": 1, "u16": 2, "i32": 4, "u32": 4, "u64": 8, "f32": 4}
 
 
 def aligned_bytes(nbytes, alignment=256):
@@ -29,7 +31,7 @@ class Span:
     """
 
     __slots__ = ("low", "high", "origin", "name", "rank", "readonly", "regions", "users", "keep", "host_accesses",
-                 "bytes", "u8", "u16", "i32", "u32", "u64", "f32")
+                 "bytes", "views")
 
     def __init__(self, address, nbytes, name, rank, *, readonly=False, regions=None, keep=None):
         self.low, self.high, self.name, self.rank, self.readonly = address, address + nbytes, name, rank, readonly
@@ -37,11 +39,10 @@ class Span:
         self.users, self.keep = 1, keep
         self.host_accesses = []                     # what the host did while launches were in flight (race detector)
         self.origin = address & ~15
-        length = (self.high - self.origin + 15) & ~15
-        self.bytes = np.frombuffer((ctypes.c_uint8 * length).from_address(self.origin), np.uint8)
+        length = max((self.high - self.origin + 15) & ~15, 16)
+        self.bytes = np.frombuffer((ctypes.c_uint8 * length).from_address(self.origin), np.uint8) if address else np.empty(16, np.uint8)
         view = memoryview(self.bytes)
-        self.u8, self.u16, self.i32, self.u32, self.u64 = view, view.cast("H"), view.cast("i"), view.cast("I"), view.cast("Q")
-        self.f32 = self.bytes.view(np.float32)
+        self.views = (view, view.cast("H"), view.cast("i"), view.cast("I"), view.cast("Q"), self.bytes.view(np.float32))
 
     def owner(self):
         return "" if self.rank is None else " of rank %d" % self.rank
@@ -79,10 +80,12 @@ class Region:
 
 
 class Memory:
-    """All spans of this process, sorted by address."""
+    """All spans of this process, sorted by address, behind one that holds nothing: so every address has a span to its left."""
 
     def __init__(self):
-        self.starts, self.spans = [], []
+        nothing = Span(0, 0, "nothing", None)
+        nothing.low = nothing.high = -1 << 80
+        self.starts, self.spans = [nothing.low], [nothing]
         self.freed = deque(maxlen=64)
 
     def add(self, span):
@@ -102,9 +105,9 @@ class Memory:
 
     def find(self, address, nbytes=1):
         """The span that holds all these bytes, or None. (Spans may overlap: two views of one array of the caller.)"""
-        i = bisect_right(self.starts, address) - 1
-        if i >= 0 and address + nbytes <= self.spans[i].high:
-            return self.spans[i]
+        span = self.spans[bisect_right(self.starts, address) - 1]
+        if address + nbytes <= span.high:
+            return span
         return next((s for s in self.spans if s.low <= address and address + nbytes <= s.high), None)
 
     def describe(self, address):
@@ -122,7 +125,7 @@ class Memory:
                 return "%s was freed (byte %d of it)" % (name, address - low)
         i = bisect_right(self.starts, address) - 1
         near = []
-        if i >= 0:
+        if i >= 1:
             s = self.spans[i]
             near.append("%d bytes after the start of %s%s, which has %d bytes"
                         % (address - s.low, s.name, s.owner(), s.high - s.low))

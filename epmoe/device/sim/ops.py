@@ -11,15 +11,14 @@ import numpy as np
 from greenlet import getcurrent
 
 from .. import arithmetic
-from .memory import MEMORY, out_of_bounds
+from .memory import MEMORY, VIEW, WIDTH, out_of_bounds
 from .scheduler import NOW
 from .threads import call_chain
 
 MASK32, MASK64 = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
 SCOPES = {"cta": 1, "gpu": 2, "sys": 3}
-WIDTHS = {"u8": 1, "u16": 2, "i32": 4, "u32": 4, "u64": 8, "f32": 4}
 STARTS, SPANS = MEMORY.starts, MEMORY.spans
-_read4, _write4 = struct.Struct("=4I").unpack_from, struct.Struct("=4I").pack_into
+read4, write4 = struct.Struct("=4I").unpack_from, struct.Struct("=4I").pack_into
 OPS = {}
 
 
@@ -70,7 +69,7 @@ def span_of(address, nbytes, name, alignment=None, write=False):
 
 # ---------------------------------------------------------------- plain
 def _load(ty):
-    name, n, view = "load_" + ty, WIDTHS[ty], ty
+    name, n, view = "load_" + ty, WIDTH[ty], VIEW[ty]
     shift = n.bit_length() - 1
     low_bits = n - 1
 
@@ -78,18 +77,17 @@ def _load(ty):
         NOW.fuel -= 1
         if NOW.fuel < 0:
             NOW.preempt()
-        i = bisect_right(STARTS, address) - 1
-        span = SPANS[i] if i >= 0 else None
-        if span is None or address + n > span.high or address & low_bits:
+        span = SPANS[bisect_right(STARTS, address) - 1]
+        if address + n > span.high or address & low_bits:
             span = span_of(address, n, name)
         if NOW.detector is not None:
             NOW.detector.plain(getcurrent().actor, address, n, False, name, sys._getframe(1), span)
-        return getattr(span, view)[address - span.origin >> shift]
+        return span.views[view][address - span.origin >> shift]
     return word(load, name, "The %s at a global address; a plain load." % ty)
 
 
 def _store(ty):
-    name, n, view, wrap = "store_" + ty, WIDTHS[ty], ty, WRAP[ty]
+    name, n, view, wrap = "store_" + ty, WIDTH[ty], VIEW[ty], WRAP[ty]
     shift = n.bit_length() - 1
     low_bits = n - 1
 
@@ -97,13 +95,15 @@ def _store(ty):
         NOW.fuel -= 1
         if NOW.fuel < 0:
             NOW.preempt()
-        i = bisect_right(STARTS, address) - 1
-        span = SPANS[i] if i >= 0 else None
-        if span is None or address + n > span.high or address & low_bits or span.readonly:
+        span = SPANS[bisect_right(STARTS, address) - 1]
+        if address + n > span.high or address & low_bits or span.readonly:
             span = span_of(address, n, name, write=True)
         if NOW.detector is not None:
             NOW.detector.plain(getcurrent().actor, address, n, True, name, sys._getframe(1), span)
-        getattr(span, view)[address - span.origin >> shift] = wrap(v)
+        try:
+            span.views[view][address - span.origin >> shift] = v
+        except (ValueError, TypeError):             # it does not fit as it is
+            span.views[view][address - span.origin >> shift] = wrap(v)
         if address >> 4 in NOW.watchers:
             NOW.written(address >> 4)
     return word(store, name, "Store a %s at a global address; a plain store." % ty)
@@ -116,13 +116,12 @@ def _load16(name, doc):
         NOW.fuel -= 1
         if NOW.fuel < 0:
             NOW.preempt()
-        i = bisect_right(STARTS, address) - 1
-        span = SPANS[i] if i >= 0 else None
-        if span is None or address + 16 > span.high or address & 15:
+        span = SPANS[bisect_right(STARTS, address) - 1]
+        if address + 16 > span.high or address & 15:
             span = span_of(address, 16, name)
         if NOW.detector is not None:
             NOW.detector.plain(getcurrent().actor, address, 16, False, name, sys._getframe(1), span, nc)
-        return _read4(span.u8, address - span.origin)
+        return read4(span.views[0], address - span.origin)
     return word(load16, name, doc)
 
 
@@ -131,19 +130,18 @@ def _store16(name, doc):
         NOW.fuel -= 1
         if NOW.fuel < 0:
             NOW.preempt()
-        i = bisect_right(STARTS, address) - 1
-        span = SPANS[i] if i >= 0 else None
-        if span is None or address + 16 > span.high or address & 15 or span.readonly:
+        span = SPANS[bisect_right(STARTS, address) - 1]
+        if address + 16 > span.high or address & 15 or span.readonly:
             span = span_of(address, 16, name, write=True)
         if NOW.detector is not None:
             NOW.detector.plain(getcurrent().actor, address, 16, True, name, sys._getframe(1), span)
-        _write4(span.u8, address - span.origin, a & MASK32, b & MASK32, c & MASK32, d & MASK32)
+        write4(span.views[0], address - span.origin, a & MASK32, b & MASK32, c & MASK32, d & MASK32)
         if address >> 4 in NOW.watchers:
             NOW.written(address >> 4)
     return word(store16, name, doc)
 
 
-for _ty in WIDTHS:
+for _ty in WIDTH:
     _load(_ty)
     _store(_ty)
 _load16("load16", "Four u32 from a 16-byte aligned global address; a plain load.")
@@ -155,19 +153,18 @@ _store16("store16_stream", "store16 that leaves no trace in the L1 cache.")
 
 # ---------------------------------------------------------------- strong loads and stores
 def _strong_load(order, scope, ty):
-    name, n, view, number = "ld_%s_%s_%s" % (order, scope, ty), WIDTHS[ty], ty, SCOPES[scope]
+    name, n, view, number = "ld_%s_%s_%s" % (order, scope, ty), WIDTH[ty], VIEW[ty], SCOPES[scope]
     shift, acquire = n.bit_length() - 1, order == "acquire"
 
     def ld(address):
         NOW.fuel -= 1
         if NOW.fuel < 0:
             NOW.preempt()
-        i = bisect_right(STARTS, address) - 1
-        span = SPANS[i] if i >= 0 else None
-        if span is None or address + n > span.high or address & (n - 1):
+        span = SPANS[bisect_right(STARTS, address) - 1]
+        if address + n > span.high or address & (n - 1):
             span = span_of(address, n, name)
         t = getcurrent()
-        value = newest = getattr(span, view)[address - span.origin >> shift]
+        value = newest = span.views[view][address - span.origin >> shift]
         if NOW.detector is not None:
             value = NOW.detector.strong(t.actor, address, n, True, False, number, acquire, False, name, sys._getframe(1),
                                         span, newest, None)
@@ -189,19 +186,18 @@ def _strong_load(order, scope, ty):
 
 
 def _strong_store(order, scope, ty):
-    name, n, view, wrap, number = "st_%s_%s_%s" % (order, scope, ty), WIDTHS[ty], ty, WRAP[ty], SCOPES[scope]
+    name, n, view, wrap, number = "st_%s_%s_%s" % (order, scope, ty), WIDTH[ty], VIEW[ty], WRAP[ty], SCOPES[scope]
     shift, release = n.bit_length() - 1, order == "release"
 
     def st(address, v):
         NOW.fuel -= 1
         if NOW.fuel < 0:
             NOW.preempt()
-        i = bisect_right(STARTS, address) - 1
-        span = SPANS[i] if i >= 0 else None
-        if span is None or address + n > span.high or address & (n - 1) or span.readonly:
+        span = SPANS[bisect_right(STARTS, address) - 1]
+        if address + n > span.high or address & (n - 1) or span.readonly:
             span = span_of(address, n, name, write=True)
         v = wrap(v)
-        view_, k = getattr(span, view), address - span.origin >> shift
+        view_, k = span.views[view], address - span.origin >> shift
         if NOW.detector is not None:
             NOW.detector.strong(getcurrent().actor, address, n, False, True, number, False, release, name, sys._getframe(1),
                                 span, view_[k], v)
@@ -213,18 +209,17 @@ def _strong_store(order, scope, ty):
 
 # ---------------------------------------------------------------- read-modify-write
 def _rmw(name, order, scope, ty, change, returns=True, operands=1, doc=None):
-    n, view, wrap, number = WIDTHS[ty], ty, WRAP[ty], SCOPES[scope]
+    n, view, wrap, number = WIDTH[ty], VIEW[ty], WRAP[ty], SCOPES[scope]
     shift, acquire, release = n.bit_length() - 1, order in ("acquire", "acq_rel"), order in ("release", "acq_rel")
 
     def access(address, *v):
         NOW.fuel -= 1
         if NOW.fuel < 0:
             NOW.preempt()
-        i = bisect_right(STARTS, address) - 1
-        span = SPANS[i] if i >= 0 else None
-        if span is None or address + n > span.high or address & (n - 1) or span.readonly:
+        span = SPANS[bisect_right(STARTS, address) - 1]
+        if address + n > span.high or address & (n - 1) or span.readonly:
             span = span_of(address, n, name, write=True)
-        view_, k = getattr(span, view), address - span.origin >> shift
+        view_, k = span.views[view], address - span.origin >> shift
         old = view_[k]
         new = wrap(change(old, *v))
         if NOW.detector is not None:

@@ -78,6 +78,9 @@ def missing(first, second, kind):
             return ["both are strong, but differ in address or size"]
         return ["both are strong, but the scopes %s and %s do not include each other's thread"
                 % (WORD_OF_SCOPE[first[2]], WORD_OF_SCOPE[second[2]])]
+    if first[2] or second[2]:
+        return ["one of them is a plain access: a word that threads share while they run needs a strong load, store or atomic on "
+                "both sides, or an order between the two"]
     mates = t.block.actors
     if u.block is t.block:
         name = "syncwarp" if same_warp(u, t) else "syncthreads"
@@ -88,10 +91,11 @@ def missing(first, second, kind):
                 % (informed.tid >> 5, informed.tid & 31, "syncwarp" if same_warp(informed, t) else "syncthreads")]
     known = t.known
     for near, what in (
-            (same_warp, "another lane of the first access's warp (lane %d): a syncwarp is missing before its release"),
+            (same_warp, "another lane of the first access's warp (lane %d): a syncwarp or syncthreads is missing before "
+                        "its release"),
             (lambda v, w: v.block is w.block, "another warp of the first access's block (warp %d): a syncthreads is missing before "
                                               "its release"),
-            (lambda v, w: True, "another block of the first access's launch (block %d): no release and acquire lead from the first "
+            (lambda v, w: v.block is not t.block, "another block of the first access's launch (block %d): no release and acquire lead from the first "
                                 "access's block to the second access")):
         v = next((v for v in u.launch.actors if v is not u and v is not t and near(v, u) and known[v.idx] >= v.start), None)
         if v is not None:

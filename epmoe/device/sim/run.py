@@ -1,4 +1,6 @@
 """One run of the simulator: all queued launches, together, until every thread has ended."""
+import gc
+
 import greenlet
 import numpy as np
 
@@ -34,10 +36,12 @@ class Run:
 
     def go(self):
         m = self.machine
+        collecting = gc.isenabled()
         detector = m.new_detector([q for q in self.waiting if q])
         NOW.begin(self.random, self, detector=detector, expire_waits=m.expire_waits, start_ns=m.elapsed_ns,
                   real_time=m.real_time)
         try:
+            gc.disable()                        # thousands of frames to look at, and nothing to find
             with np.errstate(all="ignore"):
                 fill_pool(sum(max(min(launch.grid, m.capacity(launch.threads, launch.shared_bytes)) * launch.threads
                                   for launch in queue) for queue in self.waiting))
@@ -56,6 +60,8 @@ class Run:
             self.stop_all()
             raise
         finally:
+            if collecting:
+                gc.enable()
             m.elapsed_ns = NOW.nanoseconds() if not m.real_time else 0
             m.steps += NOW.steps
             NOW.detector = None
@@ -86,7 +92,7 @@ class Run:
                 self.active.remove(launch)
 
     def start_block(self, launch, index):
-        speed = self.random.choice((1, 1, 0.2, 0.02)) if self.random else 1
+        speed = self.random.choice((1.0, 1.0, 0.2, 0.02)) if self.random else 1
         block = Block(launch, index, speed)
         self.blocks.append(block)
         start_threads(block)

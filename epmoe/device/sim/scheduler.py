@@ -8,6 +8,7 @@ Spins. A thread that loads the same word with the same value twice, with nothing
 between, can only go on when somebody writes one of the words it looked at: it is parked until then. That makes waiting
 cheap, and a hang a proof: nobody is ready, and no parked thread moves when it is given another look.
 """
+from collections import deque
 from math import log
 from threading import get_ident
 
@@ -24,9 +25,10 @@ FIFO_QUANTUM = 256
 class Scheduler:
     """The state of the run in progress. There is one object for the process (`NOW`): operations look at it each time."""
 
-    __slots__ = ("fuel", "mark", "quantum", "spent", "extra_ns", "ready", "live", "hub", "random", "preemption", "watchers",
-                 "spinners", "looks", "quiet_since", "expire_waits", "detector", "pool", "pool_owner", "run", "real_time",
-                 "copies")
+    __slots__ = ("fuel", "mark", "quantum", "spent", "extra_ns", "preemption", "random", "draw",            # time and chance
+                 "ready", "active", "current", "burst", "burst_length", "boost", "live", "hub",             # who runs
+                 "watchers", "spinners", "looks", "quiet_since", "expire_waits", "copies",                  # who waits
+                 "detector", "pool", "pool_owner", "run", "real_time")
 
     def __init__(self):
         self.hub = None
@@ -43,7 +45,11 @@ class Scheduler:
         self.hub = greenlet.getcurrent()
         self.random = rng
         self.preemption = rng.choice((0.0, 0.02, 0.1, 0.3)) if rng else 0.0
-        self.ready = []
+        self.draw = rng.random if rng else None
+        self.burst_length = rng.choice((1, 16, 128)) if rng else 0
+        self.burst, self.current, self.boost = 0, None, 1.0
+        self.ready = deque()                    # all ready threads, in round-robin order
+        self.active = [] if rng else deque(maxlen=0)        # blocks that may have ready threads, in random order
         self.live = 0
         self.watchers = {}                      # 16-byte granule -> threads parked until it is written
         self.spinners = {}                      # parked threads, in the order they parked
@@ -80,6 +86,19 @@ class Scheduler:
         return self.steps * STEP_NS + self.extra_ns
 
     # ------------------------------------------------------------------ switching
+    def new_ready_list(self):
+        """Where a block keeps its ready threads; in round-robin order all blocks share one."""
+        return self.ready if self.random is None else []
+
+    def wake(self, block, threads):
+        """These threads of a block are ready to run."""
+        if not block.active:
+            block.active = True
+            self.active.append(block)
+            if block.speed * self.boost > 1:
+                self.boost = 1 / block.speed
+        block.ready.extend(threads)
+
     def preempt(self):
         """The quantum is used up: let somebody else run."""
         t = greenlet.getcurrent()
@@ -87,9 +106,8 @@ class Scheduler:
         self.refuel()
         if self.spent - self.quiet_since > QUIET_OPERATIONS:
             self.hang("%d operations without a barrier, a wake-up or a thread's end" % QUIET_OPERATIONS)
-        if not self.ready and not self.copies:
-            return
-        self.ready.append(t)
+        self.burst = 0
+        self.wake(t.block, (t,))
         nxt = self.pick()
         if nxt is not t:
             nxt.switch()
@@ -105,26 +123,48 @@ class Scheduler:
 
     def pick(self):
         """Take the next thread out of the ready ones."""
-        ready = self.ready
-        rng = self.random
-        if self.copies and (not ready or rng and rng.random() < 0.2):
-            self.do_copy()
-        while not ready:
-            self.idle()
-        if rng is None:
-            return ready.pop(0)
-        draw = rng.random
+        if self.random is None:
+            while not self.ready:
+                self.idle()
+            return self.ready.popleft()
+        block = self.current
+        if block is not None and self.burst > 0 and block.ready:
+            self.burst -= 1
+        else:
+            block = self.choose_block()
+        ready = block.ready
         n = len(ready)
-        i = int(draw() * n)
+        if n == 1:
+            return ready.pop()
+        i = int(self.draw() * n)
         t = ready[i]
-        tries = 0
-        while t.block.speed < 1 and draw() > t.block.speed and tries < 64:
-            tries += 1
-            i = int(draw() * n)
-            t = ready[i]
         ready[i] = ready[-1]
         ready.pop()
         return t
+
+    def choose_block(self):
+        """The block that runs for the next few turns: at random, slow ones less often."""
+        active, draw = self.active, self.draw
+        if self.copies and draw() < 0.3:
+            self.do_copy()
+        tries = 0
+        while True:
+            while not active:
+                self.idle()
+            i = int(draw() * len(active))
+            block = active[i]
+            if not block.ready:
+                block.active = False
+                active[i] = active[-1]
+                active.pop()
+            elif block.speed * self.boost < 1 and draw() > block.speed * self.boost:
+                tries += 1
+                if tries == 8:                  # perhaps only slow ones are left: then they are fast
+                    self.boost = 1 / max([b.speed for b in active if b.ready])
+            else:
+                self.current = block
+                self.burst = int(draw() * self.burst_length)
+                return block
 
     def do_copy(self):
         copies = self.copies
@@ -157,11 +197,7 @@ class Scheduler:
                 if not waiting:
                     del self.watchers[address >> 4]
         t.polled.clear()
-        self.ready.append(t)
-
-    def progress(self):
-        self.looks = 0
-        self.quiet_since = self.steps
+        self.wake(t.block, (t,))
 
     def idle(self):
         """Nobody is ready: finish a copy, else let the spinning threads look again, else it is a hang."""

@@ -4,8 +4,8 @@ import sys
 import numpy as np
 from greenlet import getcurrent
 
-from .memory import out_of_bounds
-from .ops import WRAP, WIDTHS, SCOPES, word, _read4, _write4, MASK32
+from .memory import VIEW, WIDTH, out_of_bounds
+from .ops import MASK32, SCOPES, WRAP, read4, word, write4
 from .scheduler import NOW
 from .threads import call_chain
 
@@ -22,7 +22,7 @@ class SharedArray:
         self.span, self.window, self.shape = span, window, shape
         self.size = int(np.prod(shape))
         self.item = dtype.itemsize
-        self.view = getattr(span, VIEWS[dtype])
+        self.view = span.views[VIEW[VIEWS[dtype]]]
         self.wrap = WRAP[VIEWS[dtype]]
 
     def _place(self, index, write, name):
@@ -118,7 +118,7 @@ def shared_span(window_address, nbytes, name, alignment=None):
 
 
 def _shared_load(ty):
-    name, n, view = "shared_load_" + ty, WIDTHS[ty], ty
+    name, n, view = "shared_load_" + ty, WIDTH[ty], VIEW[ty]
 
     def load(address):
         NOW.fuel -= 1
@@ -127,12 +127,12 @@ def _shared_load(ty):
         real, span = shared_span(address, n, name)
         if NOW.detector is not None:
             NOW.detector.plain(getcurrent().actor, real, n, False, name, sys._getframe(1), span)
-        return getattr(span, view)[(real - span.origin) // n]
+        return span.views[view][(real - span.origin) // n]
     return word(load, name, "The %s at a shared-window address." % ty)
 
 
 def _shared_store(ty):
-    name, n, view, wrap = "shared_store_" + ty, WIDTHS[ty], ty, WRAP[ty]
+    name, n, view, wrap = "shared_store_" + ty, WIDTH[ty], VIEW[ty], WRAP[ty]
 
     def store(address, v):
         NOW.fuel -= 1
@@ -141,7 +141,7 @@ def _shared_store(ty):
         real, span = shared_span(address, n, name)
         if NOW.detector is not None:
             NOW.detector.plain(getcurrent().actor, real, n, True, name, sys._getframe(1), span)
-        getattr(span, view)[(real - span.origin) // n] = wrap(v)
+        span.views[view][(real - span.origin) // n] = wrap(v)
     return word(store, name, "Store a %s at a shared-window address." % ty)
 
 
@@ -159,7 +159,7 @@ def shared_load16(address):
     real, span = shared_span(address, 16, "shared_load16")
     if NOW.detector is not None:
         NOW.detector.plain(getcurrent().actor, real, 16, False, "shared_load16", sys._getframe(1), span)
-    return _read4(span.u8, real - span.origin)
+    return read4(span.views[0], real - span.origin)
 
 
 @word
@@ -171,6 +171,6 @@ def shared_store16(address, a, b, c, d):
     real, span = shared_span(address, 16, "shared_store16")
     if NOW.detector is not None:
         NOW.detector.plain(getcurrent().actor, real, 16, True, "shared_store16", sys._getframe(1), span)
-    _write4(span.u8, real - span.origin, a & MASK32, b & MASK32, c & MASK32, d & MASK32)
+    write4(span.views[0], real - span.origin, a & MASK32, b & MASK32, c & MASK32, d & MASK32)
 
 

@@ -47,7 +47,8 @@ class Block:
     """A running block: its barrier, its shared memory, its warps."""
 
     __slots__ = ("launch", "index", "speed", "live", "arrived", "votes", "shared", "spans", "shared_top", "dynamic", "warps",
-                 "threads", "rank", "mbarriers", "actors")
+                 "threads", "rank", "mbarriers", "actors",
+                 "ready", "active")
 
     def __init__(self, launch, index, speed):
         self.launch, self.index, self.speed, self.rank = launch, index, speed, launch.rank
@@ -63,6 +64,7 @@ class Block:
             self.dynamic = self.new_span(launch.shared_bytes, "dynamic shared memory", SHARED_WINDOW)
         n_warps = (launch.threads + 31) // 32
         self.threads = []
+        self.ready, self.active = NOW.new_ready_list(), False
         self.warps = [Warp(self, w, min(32, launch.threads - 32 * w)) for w in range(n_warps)]
 
     def new_span(self, nbytes, name, window, regions=None):
@@ -100,6 +102,9 @@ class Warp:
 
 class SimThread(greenlet.greenlet):
     """A CUDA thread. The greenlet is reused by later launches (starting one costs ten switches)."""
+
+    __slots__ = ("block", "launch", "rank", "tid", "lane", "warp", "operations", "polled", "poll_time", "waits_for", "actor",
+                 "open_copies", "copies")
 
     def __init__(self, hub):
         super().__init__(self._main, hub)
@@ -156,10 +161,10 @@ def fill_pool(n):
 
 def start_threads(block):
     """Make the threads of a block ready."""
-    pool, ready = NOW.pool, NOW.ready
+    pool = NOW.pool
     for tid in range(block.launch.threads):
         t = pool.pop()
         t.assign(block, tid)
         block.threads.append(t)
-        ready.append(t)
+    NOW.wake(block, block.threads)
     NOW.live += block.launch.threads

@@ -38,7 +38,7 @@ def open_barrier(block):
     if NOW.detector is not None:
         NOW.detector.barrier([t.actor for t in arrived])
     block.arrived, block.votes = [], []
-    NOW.ready.extend(t for t in arrived if t is not here)
+    NOW.wake(block, [t for t in arrived if t is not here])
     NOW.looks = 0
     NOW.quiet_since = NOW.steps
 
@@ -89,7 +89,7 @@ def release_warp(warp):
     if NOW.detector is not None and warp.kind == "syncwarp":
         lanes = warp.block.actors[32 * warp.index:32 * warp.index + 32]
         NOW.detector.barrier([lanes[i] for i, here in enumerate(warp.vals) if here])
-    NOW.ready.extend(warp.waiting)
+    NOW.wake(warp.block, warp.waiting)
     warp.waiting = []
     warp.count = 0
     NOW.looks = 0
