@@ -7,8 +7,8 @@ import pytest
 from expected_payloads import E2M1_VALUES, E4M3_VALUES, e2m1, e4m3, e8m0, two_to
 from row_kernels import map_words
 
-from epmoe.device import bf16_lo, device_fn, div_rn, f32, f32_as_u32, max_f32, u32, u32_as_f32
-from epmoe.kernels.formats.blockwise_fp8 import quotient
+from epmoe.device import bf16_lo, device_fn, div_rn, f32, f32_as_u32, max_f32, sub_rn, u32, u32_as_f32
+from epmoe.kernels.formats.blockwise_fp8 import PER_448, quotient
 from epmoe.kernels.formats.e2m1 import e2m1_code
 from epmoe.kernels.formats.e4m3 import e4m3_byte
 from epmoe.kernels.formats.e8m0 import e8m0_reciprocal, e8m0_round_up
@@ -46,10 +46,16 @@ def even_scale_word(bits):
 
 
 @device_fn
+def scale_word(absmax):
+    """absmax is a bf16 pattern; 0 takes the scale's floor 1e-4."""
+    return f32_as_u32(quotient(max_f32(bf16_lo(absmax), f32(1e-4)), f32(-448.0), f32(PER_448)))
+
+
+@device_fn
 def quotient_word(pair):
-    """absmax and x are bf16 patterns, in the high and the low half; absmax 0 takes the scale's floor 1e-4."""
+    """The patterns of absmax and x are the high and the low half."""
     scale = div_rn(max_f32(bf16_lo(u32(pair >> u32(16))), f32(1e-4)), f32(448.0))
-    return f32_as_u32(quotient(bf16_lo(pair), scale, div_rn(f32(1.0), scale)))
+    return f32_as_u32(quotient(bf16_lo(pair), sub_rn(f32(0.0), scale), div_rn(f32(1.0), scale)))
 
 
 def floats_about(values):
@@ -96,6 +102,7 @@ def check_quotients():
     pairs = (absmax[:, None] << 16 | x).astype(np.uint32)
     scale = np.maximum(as_float(absmax << 16), np.float32(1e-4)) / np.float32(448)
     expected = as_float(x << 16) / scale[:, None]
+    np.testing.assert_array_equal(map_words(scale_word, absmax), scale.view(np.uint32))
     np.testing.assert_array_equal(map_words(quotient_word, pairs.reshape(-1)), expected.view(np.uint32).reshape(-1))
 
 

@@ -3,31 +3,31 @@
 Codes 0..7 are 0, .5, 1, 1.5, 2, 3, 4, 6; bit 3 is the sign. Two codes a byte, the even element in the low nibble.
 """
 
-from epmoe.device import add_rn, bf16_hi, bf16_lo, device_fn, f32, f32_as_u32, mul_rn, u32, u32_as_f32
+from epmoe.device import (abs_f32, add_rn, bf16_hi, bf16_lo, device_fn, f32, f32_as_u32, max_f32, min_f32, mul_rn, u32,
+                          u32_as_f32, u64)
 
-# float32 in [2**22, 2**23) has an ulp of 1/2: the addition itself rounds to multiples of 1/2, ties to even.
-HALVES = 4194304.0
-TWO_BITS = 0x40000000               # float32 2.0
-INF_BITS = 0x7F800000
-# From 2.0 on, the code is exponent and one mantissa bit, that is bits >> 22, and 2.0 has code 4.
-ROUND_BIT = 22
-BIAS = (TWO_BITS >> ROUND_BIT) - 4
+ONE_BITS = 0x3F800000               # float32 1.0
+EXPONENT = 0x7F800000
+# The ulp of 2**22 is 1/2, that of 2**23 is 1, ...: adding 2**22 times a number's power of two rounds it as e2m1 does.
+MAGIC_BITS = 22 << 23
+# Two codes to a binade, and exponent and magic are both in the sum's exponent field.
+BIAS = 2 * (127 + 22)
 
 
 @device_fn
 def e2m1_code(v):
-    """float32 -> code (u32, 4 bits): to nearest, ties to even, saturating at 6; sign kept, also on zero; NaN -> +6."""
+    """float32 -> code (u32, 4 bits): to nearest, ties to even, saturating at 6; sign kept, also on zero; NaN -> +6.
+
+    In [1, 2) codes are 1/2 apart, as below 1; in [2, 4) 1, from 4 on 2. So the power of two of |v|, but at least 1,
+    times 2**22 is added: the hardware's rounding of the sum is the one wanted, and leaves |v| in steps in the low bits.
+    """
+    v = max_f32(min_f32(v, f32(6.0)), f32(-6.0))        # min.f32 makes 6 of NaN
     bits = f32_as_u32(v)
-    magnitude = u32(bits & u32(0x7FFFFFFF))
-    sign = u32(u32(bits >> u32(28)) & u32(8))
-    if magnitude > u32(INF_BITS):
-        sign = u32(0)
-    even = u32(u32(magnitude >> u32(ROUND_BIT)) & u32(1))
-    large = u32(u32(u32(magnitude + u32(0x1FFFFF) + even) >> u32(ROUND_BIT)) - u32(BIAS))
-    code = u32(min(large, u32(7)))
-    if magnitude < u32(TWO_BITS):
-        code = u32(f32_as_u32(add_rn(u32_as_f32(magnitude), f32(HALVES))) & u32(7))
-    return u32(code | sign)
+    power = u32(max(u32(bits & u32(EXPONENT)), u32(ONE_BITS)))
+    magic = u32_as_f32(u32(power + u32(MAGIC_BITS)))
+    s = f32_as_u32(add_rn(abs_f32(v), magic))
+    steps = u32(u32(s & u32(7)) + u32(s >> u32(22)) - u32(BIAS))
+    return u32(steps | u32(u32(bits >> u32(28)) & u32(8)))
 
 
 @device_fn
@@ -40,7 +40,13 @@ def e2m1x2(word, k):
 
 @device_fn
 def e2m1x8(q, k):
-    """The 8 bf16 values of a 16-byte load q, each times k, as a word of eight codes (u32)."""
+    """The 8 bf16 values of 4 words, each times k, as a word of eight codes (u32)."""
     lo = u32(e2m1x2(q[0], k) | u32(e2m1x2(q[1], k) << u32(8)))
     hi = u32(e2m1x2(q[2], k) | u32(e2m1x2(q[3], k) << u32(8)))
     return u32(lo | u32(hi << u32(16)))
+
+
+@device_fn
+def e2m1x16(a, b, k):
+    """The 16 bf16 values of 4 + 4 words, each times k, as sixteen codes (u64)."""
+    return u64(u64(e2m1x8(a, k)) | u64(u64(e2m1x8(b, k)) << u64(32)))

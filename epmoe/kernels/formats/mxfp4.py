@@ -3,17 +3,16 @@
 import ml_dtypes
 import numpy as np
 
-from epmoe.device import device_fn, f32, f32_as_u32, i32, load16_nc, load_u8, load_u64, store16, store_u8, u32, u64
+from epmoe.device import device_fn, f32_as_u32, i32, load_u64, store_u8, store_u64, u32, u64
 
-from .absmax import absmax8
-from .e2m1 import e2m1x8
+from .e2m1 import e2m1x16
 from .e8m0 import e8m0_reciprocal
 from .kernel_format import KernelFormat, align_up
-from .row_copy import clear_bytes, copy_vectors
+from .row_copy import clear_bytes, copy_bytes, copy_vectors
+from .row_encoder import encode_row
 from .slot_scales import slots_shape, store_slot_scales
 
 GROUP = 32
-LANES = 32
 
 
 @device_fn
@@ -41,17 +40,20 @@ def make(cfg) -> KernelFormat:
     store_scales = store_slot_scales(cfg) if slots else store_scale_row(n_scales)
 
     @device_fn
+    def quantise(dst_payload, chunk, there, a, b, absmax, input_scale, lane):
+        byte = even_scale(absmax)
+        # The product with the exact reciprocal of a power of two is the quotient, rounded once, subnormals included.
+        k = e8m0_reciprocal(byte)
+        if there:
+            store_u64(dst_payload + u64(8 * chunk), e2m1x16(a, b, k))
+            if lane & 1 == 0:
+                store_u8(dst_payload + u64(scales_at + i32(chunk >> 1)), byte)
+
+    encode_values = encode_row(cfg.hidden, GROUP, quantise)
+
+    @device_fn
     def encode(src_row, dst_payload, input_scale, lane):
-        chunk = lane
-        while chunk < n_scales:
-            src = src_row + u64(64 * chunk)
-            a, b, c, d = load16_nc(src), load16_nc(src + u64(16)), load16_nc(src + u64(32)), load16_nc(src + u64(48))
-            byte = even_scale(absmax8(d, absmax8(c, absmax8(b, absmax8(a, f32(0.0))))))
-            # The product with the exact reciprocal of a power of two is the quotient, rounded once, subnormals included.
-            k = e8m0_reciprocal(byte)
-            store16(dst_payload + u64(16 * chunk), e2m1x8(a, k), e2m1x8(b, k), e2m1x8(c, k), e2m1x8(d, k))
-            store_u8(dst_payload + u64(scales_at + chunk), byte)
-            chunk = i32(chunk + LANES)
+        encode_values(src_row, dst_payload, input_scale, lane)
         clear_after_values(dst_payload + u64(value_bytes), lane)
         clear_after_scales(dst_payload + u64(scales_at + n_scales), lane)
 
@@ -73,13 +75,10 @@ def store_scale_row(n_scales):
 
     Byte by byte: with an odd n_scales rows are not aligned.
     """
+    copy_scales = copy_bytes(n_scales)
 
     @device_fn
     def store(scales, row, group, row_in_group, src, lane):
-        dst = scales + u64(row) * u64(n_scales)
-        k = lane
-        while k < n_scales:
-            store_u8(dst + u64(k), load_u8(src + u64(k)))
-            k = i32(k + LANES)
+        copy_scales(scales + u64(row) * u64(n_scales), src, lane)
 
     return store

@@ -3,18 +3,17 @@
 import ml_dtypes
 import numpy as np
 
-from epmoe.device import (device_fn, div_rn, f32, i32, load16_nc, load_i32, load_u64, max_f32, mul_rn, shfl_xor, store16,
-                          store_i32, store_u8, store_u16, u32, u64)
+from epmoe.device import (device_fn, div_rn, f32, i32, load_i32, load_u64, mul_rn, store16, store_i32, store_u8, store_u64,
+                          u64)
 
-from .absmax import absmax8
-from .e2m1 import e2m1x8
+from .e2m1 import e2m1x16
 from .e4m3 import e4m3_byte, e4m3_value, scaled_e4m3x4
 from .e8m0 import e8m0_reciprocal, e8m0_round_up
 from .kernel_format import KernelFormat, align_up
 from .row_copy import clear_bytes, copy_vectors
+from .row_encoder import encode_row
 from .scale_tiles import TILE_ROWS, clear_unused_rows, n_tiles_for, store_row_scales
 
-LANES = 32
 SIXTH = float(np.float32(1) / np.float32(6))
 PER_448 = float(np.float32(1) / np.float32(448))
 GROUP = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}
@@ -31,84 +30,67 @@ def nvfp4_scale(absmax, input_scale):
 def nvfp4_factor(absmax, byte, input_scale):
     """k = 1 / (scale * (1 / input_scale)); 0 where absmax or the scale is 0: then every number becomes zero."""
     scale = e4m3_value(byte)
+    k = div_rn(f32(1.0), mul_rn(scale, div_rn(f32(1.0), input_scale)))
     if absmax == f32(0.0) or scale == f32(0.0):
-        return f32(0.0)
-    return div_rn(f32(1.0), mul_rn(scale, div_rn(f32(1.0), input_scale)))
+        k = f32(0.0)
+    return k
 
 
 @device_fn
 def mx_factor(absmax, byte):
     """k = 1 / scale, 0 where absmax is 0; NaN where the scale is (a group with Inf)."""
+    k = e8m0_reciprocal(byte)
     if absmax == f32(0.0):
-        return f32(0.0)
-    return e8m0_reciprocal(byte)
+        k = f32(0.0)
+    return k
 
 
-def nvfp4_encoder(n_chunks, scales_at):
-    """Device function (src_row, dst_payload, input_scale, lane) of NVFP4; a lane takes two groups, 32 elements, a step."""
-
-    @device_fn
-    def encode(src_row, dst_payload, input_scale, lane):
-        chunk = lane
-        while chunk < n_chunks:
-            src = src_row + u64(64 * chunk)
-            a, b, c, d = load16_nc(src), load16_nc(src + u64(16)), load16_nc(src + u64(32)), load16_nc(src + u64(48))
-            max0 = absmax8(b, absmax8(a, f32(0.0)))
-            max1 = absmax8(d, absmax8(c, f32(0.0)))
-            byte0 = nvfp4_scale(max0, input_scale)
-            byte1 = nvfp4_scale(max1, input_scale)
-            k0 = nvfp4_factor(max0, byte0, input_scale)
-            k1 = nvfp4_factor(max1, byte1, input_scale)
-            store16(dst_payload + u64(16 * chunk), e2m1x8(a, k0), e2m1x8(b, k0), e2m1x8(c, k1), e2m1x8(d, k1))
-            store_u16(dst_payload + u64(scales_at + 2 * chunk), u32(byte0 | u32(byte1 << u32(8))))
-            chunk = i32(chunk + LANES)
-
-    return encode
-
-
-def mxfp4_encoder(n_chunks, scales_at):
-    """The same of MXFP4; a lane takes one group, 32 elements, a step."""
+def quantise_nvfp4(scales_at):
+    """What encode_row calls for NVFP4: a lane has a whole group."""
 
     @device_fn
-    def encode(src_row, dst_payload, input_scale, lane):
-        chunk = lane
-        while chunk < n_chunks:
-            src = src_row + u64(64 * chunk)
-            a, b, c, d = load16_nc(src), load16_nc(src + u64(16)), load16_nc(src + u64(32)), load16_nc(src + u64(48))
-            absmax = absmax8(d, absmax8(c, absmax8(b, absmax8(a, f32(0.0)))))
-            byte = e8m0_round_up(mul_rn(absmax, f32(SIXTH)))
-            k = mx_factor(absmax, byte)
-            store16(dst_payload + u64(16 * chunk), e2m1x8(a, k), e2m1x8(b, k), e2m1x8(c, k), e2m1x8(d, k))
+    def quantise(dst_payload, chunk, there, a, b, absmax, input_scale, lane):
+        byte = nvfp4_scale(absmax, input_scale)
+        k = nvfp4_factor(absmax, byte, input_scale)
+        if there:
+            store_u64(dst_payload + u64(8 * chunk), e2m1x16(a, b, k))
             store_u8(dst_payload + u64(scales_at + chunk), byte)
-            chunk = i32(chunk + LANES)
 
-    return encode
+    return quantise
 
 
-def mxfp8_encoder(n_half_groups, scales_at):
-    """The same of MXFP8; two neighbour lanes take one group, 16 elements each, so that a store has 16 bytes."""
+def quantise_mxfp4(scales_at):
+    """The same for MXFP4: two neighbour lanes share a group."""
 
     @device_fn
-    def encode(src_row, dst_payload, input_scale, lane):
-        start = 0
-        while start < n_half_groups:
-            # All lanes take every step, for the shuffle; past the end they repeat the last group and store nothing.
-            half = i32(start + lane)
-            src = src_row + u64(32 * min(half, n_half_groups - 2 + lane % 2))
-            a = load16_nc(src)
-            b = load16_nc(src + u64(16))
-            absmax = absmax8(b, absmax8(a, f32(0.0)))
-            absmax = max_f32(absmax, shfl_xor(absmax, 1))
-            byte = e8m0_round_up(mul_rn(absmax, f32(PER_448)))
-            k = mx_factor(absmax, byte)
-            if half < n_half_groups:
-                store16(dst_payload + u64(16 * half), scaled_e4m3x4(a[0], a[1], k), scaled_e4m3x4(a[2], a[3], k),
-                        scaled_e4m3x4(b[0], b[1], k), scaled_e4m3x4(b[2], b[3], k))
-                if lane % 2 == 0:
-                    store_u8(dst_payload + u64(scales_at + half // 2), byte)
-            start += LANES
+    def quantise(dst_payload, chunk, there, a, b, absmax, input_scale, lane):
+        byte = e8m0_round_up(mul_rn(absmax, f32(SIXTH)))
+        k = mx_factor(absmax, byte)
+        if there:
+            store_u64(dst_payload + u64(8 * chunk), e2m1x16(a, b, k))
+            if lane & 1 == 0:
+                store_u8(dst_payload + u64(scales_at + i32(chunk >> 1)), byte)
 
-    return encode
+    return quantise
+
+
+def quantise_mxfp8(scales_at):
+    """The same for MXFP8."""
+
+    @device_fn
+    def quantise(dst_payload, chunk, there, a, b, absmax, input_scale, lane):
+        byte = e8m0_round_up(mul_rn(absmax, f32(PER_448)))
+        k = mx_factor(absmax, byte)
+        if there:
+            store16(dst_payload + u64(16 * chunk), scaled_e4m3x4(a[0], a[1], k), scaled_e4m3x4(a[2], a[3], k),
+                    scaled_e4m3x4(b[0], b[1], k), scaled_e4m3x4(b[2], b[3], k))
+            if lane & 1 == 0:
+                store_u8(dst_payload + u64(scales_at + i32(chunk >> 1)), byte)
+
+    return quantise
+
+
+QUANTISE = {"nvfp4": quantise_nvfp4, "mxfp4": quantise_mxfp4, "mxfp8": quantise_mxfp8}
 
 
 def make(cfg) -> KernelFormat:
@@ -126,12 +108,7 @@ def make(cfg) -> KernelFormat:
     n_words = n_scales // 4
     scales_at = align_up(value_bytes, cfg.alignment)
     token_size = scales_at + align_up(n_scales, cfg.alignment)
-    if kind == "nvfp4":
-        encode_row = nvfp4_encoder(cfg.hidden // 32, scales_at)
-    elif kind == "mxfp4":
-        encode_row = mxfp4_encoder(cfg.hidden // 32, scales_at)
-    else:
-        encode_row = mxfp8_encoder(cfg.hidden // 16, scales_at)
+    encode_values = encode_row(cfg.hidden, group_size, QUANTISE[kind](scales_at))
     clear_after_values = clear_bytes(scales_at - value_bytes)
     clear_after_scales = clear_bytes(token_size - scales_at - n_scales)
     copy_values = copy_vectors(value_bytes)
@@ -140,7 +117,7 @@ def make(cfg) -> KernelFormat:
 
     @device_fn
     def encode(src_row, dst_payload, input_scale, lane):
-        encode_row(src_row, dst_payload, input_scale, lane)
+        encode_values(src_row, dst_payload, input_scale, lane)
         clear_after_values(dst_payload + u64(value_bytes), lane)
         clear_after_scales(dst_payload + u64(scales_at + n_scales), lane)
 

@@ -1,9 +1,14 @@
-"""Copying and clearing a run of bytes by one warp: what every decoder, and the encoders' padding, need."""
+"""Moving and clearing runs of bytes by one warp: what every decoder, and the encoders' padding, need."""
 
-from epmoe.device import device_fn, i32, load16, load16_nc, store16, store_u8, u64
+from epmoe.device import device_fn, i32, load16, load16_nc, load_u8, load_u32, store16, store_u8, store_u32, u64
 
-BATCH = 4           # loads in flight per lane before the first store: the stores wait for them together
 LANES = 32
+MAX_IN_FLIGHT = 8       # loads of a lane before its first store, so that a row waits for memory once or a few times
+
+
+@device_fn
+def store_vector(address, q):
+    store16(address, q[0], q[1], q[2], q[3])
 
 
 def copy_vectors(n_bytes: int):
@@ -12,41 +17,91 @@ def copy_vectors(n_bytes: int):
     Ordinary loads see what a peer wrote before the signal that this block acquired; the read-only path might not.
     Both addresses are 16-byte aligned.
     """
-    return _copy(load16, n_bytes)
+    return _contiguous(spread_items(load16, store_vector, n_bytes // 16, 16), 16)
 
 
 def copy_input_vectors(n_bytes: int):
     """As `copy_vectors`, through the read-only path: for arrays that nobody writes while the kernel runs."""
-    return _copy(load16_nc, n_bytes)
+    return _contiguous(spread_items(load16_nc, store_vector, n_bytes // 16, 16), 16)
 
 
-def _copy(load, n_bytes):
-    n_vectors = n_bytes // 16
-    last = n_vectors - 1
+def spread_words(n_words: int):
+    """Device function (dst, stride, src, lane): word i of n_words adjacent ones goes to dst + stride * i."""
+    return spread_items(load_u32, store_u32, n_words, 4)
 
+
+def copy_bytes(n_bytes: int):
+    """Device function (dst, src, lane): one warp copies n_bytes that need not be aligned."""
+    return _contiguous(spread_items(load_u8, store_u8, n_bytes, 1), 1)
+
+
+def _contiguous(spread, item_bytes):
     @device_fn
     def copy(dst, src, lane):
-        i = lane
-        while i < n_vectors:
-            # Past the end the last vector is read again and not stored: loads need no branch between them.
-            a = load(src + u64(16 * i))
-            b = load(src + u64(16 * min(i + 32, last)))
-            c = load(src + u64(16 * min(i + 64, last)))
-            d = load(src + u64(16 * min(i + 96, last)))
-            store16(dst + u64(16 * i), a[0], a[1], a[2], a[3])
-            if i + 32 < n_vectors:
-                store16(dst + u64(16 * (i + 32)), b[0], b[1], b[2], b[3])
-            if i + 64 < n_vectors:
-                store16(dst + u64(16 * (i + 64)), c[0], c[1], c[2], c[3])
-            if i + 96 < n_vectors:
-                store16(dst + u64(16 * (i + 96)), d[0], d[1], d[2], d[3])
-            i = i32(i + BATCH * LANES)
+        spread(dst, u64(item_bytes), src, lane)
 
     return copy
 
 
+def spread_items(load, store, n_items: int, item_bytes: int):
+    """Device function (dst, stride, src, lane): item i of n_items adjacent ones goes to dst + stride * i.
+
+    load(address) -> value, store(address, value). A lane takes every 32nd item, a batch of them at a time: all loads of
+    the batch come before its stores.
+    """
+    per_lane = -(-n_items // LANES)
+    n_batches = -(-per_lane // MAX_IN_FLIGHT)
+    batch = -(-per_lane // n_batches)
+    exact = n_items == LANES * batch * n_batches
+
+    def first(n):
+        """Device function (dst, stride, src, i): item i, and the n - 1 that follow it at a distance of 32."""
+        if n == 0:
+            return _nothing
+        others = first(n - 1)
+
+        @device_fn
+        def move_exactly(dst, stride, src, i):
+            value = load(src + u64(item_bytes) * u64(i))
+            others(dst, stride, src, i32(i + LANES))
+            store(dst + stride * u64(i), value)
+
+        @device_fn
+        def move_if_there(dst, stride, src, i):
+            # Past the end the last item is read again and not stored: no branch comes between the loads.
+            value = load(src + u64(item_bytes) * u64(min(i, n_items - 1)))
+            others(dst, stride, src, i32(i + LANES))
+            if i < n_items:
+                store(dst + stride * u64(i), value)
+
+        return move_exactly if exact else move_if_there
+
+    move_batch = first(batch)
+
+    @device_fn
+    def spread(dst, stride, src, lane):
+        start = 0
+        while start < n_items:
+            move_batch(dst, stride, src, i32(start + lane))
+            start = i32(start + LANES * batch)
+
+    return spread
+
+
+@device_fn
+def _nothing(dst, stride, src, i):
+    return
+
+
+@device_fn
+def _clear_nothing(dst, lane):
+    return
+
+
 def clear_bytes(n_bytes: int):
-    """Device function (dst, lane): one warp writes n_bytes zero bytes; nothing if n_bytes is 0."""
+    """Device function (dst, lane): one warp writes n_bytes zero bytes."""
+    if n_bytes == 0:
+        return _clear_nothing
 
     @device_fn
     def clear(dst, lane):

@@ -4,11 +4,12 @@ Shape [tiles, n_words, 32, 4, 4] with n_words = hidden / (4 V): the four scale b
 the word at [r // 128, j, r % 32, (r % 128) // 32]. Rows count from the group's start, and every group starts a tile.
 """
 
-from epmoe.device import device_fn, i32, load_u32, store16, store_u32, u64
+from epmoe.device import device_fn, i32, store16, store_u32, u32, u64
+
+from .row_copy import spread_words
 
 TILE_ROWS = 128
 ATOM_BYTES = 512
-LANES = 32
 
 
 def n_tiles_for(n_rows: int, n_groups: int) -> int:
@@ -22,15 +23,14 @@ def store_row_scales(n_words: int):
     tiles: address of the scale array; first_tile: the group's; src: n_words words, 4-byte aligned.
     """
 
+    spread = spread_words(n_words)
+
     @device_fn
     def store(tiles, first_tile, row_in_group, src, lane):
-        r = i32(row_in_group % TILE_ROWS)
-        tile = u64(first_tile) + u64(row_in_group // TILE_ROWS)
-        dst = tiles + tile * u64(n_words * ATOM_BYTES) + u64(16 * (r % 32) + 4 * (r // 32))
-        j = lane
-        while j < n_words:
-            store_u32(dst + u64(ATOM_BYTES * j), load_u32(src + u64(4 * j)))
-            j = i32(j + LANES)
+        r = u32(row_in_group)
+        tile = u64(first_tile) + u64(r >> u32(7))
+        dst = tiles + tile * u64(n_words * ATOM_BYTES) + u64(16 * (r & u32(31)) + 4 * (u32(r >> u32(5)) & u32(3)))
+        spread(dst, u64(ATOM_BYTES), src, lane)
 
     return store
 
@@ -43,9 +43,9 @@ def clear_unused_rows(n_words: int):
 
     @device_fn
     def clear(tiles, first_tile, n_rows, lane):
-        n_used = i32(n_rows % TILE_ROWS)
+        n_used = i32(u32(n_rows) & u32(TILE_ROWS - 1))
         if n_used > 0:
-            tile = u64(first_tile) + u64(n_rows // TILE_ROWS)
+            tile = u64(first_tile) + u64(u32(n_rows) >> u32(7))
             dst = tiles + tile * u64(n_words * ATOM_BYTES) + u64(16 * lane)
             j = 0
             while j < n_words:

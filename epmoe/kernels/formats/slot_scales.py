@@ -4,7 +4,7 @@ Scale (slot, row mn, column k), with KS = hidden / 32 columns and Mpad rows a sl
 slot Mpad KS + (mn // 16) % 2 + 2 ((k // 4) % 2) + 4 (mn % 16) + 64 (k % 4) + 256 (k // 8) + 32 KS (mn // 32).
 """
 
-from epmoe.device import device_fn, i32, load_u32, store_u8, u32, u64
+from epmoe.device import device_fn, load_u32, store_u8, u32, u64
 
 from .kernel_format import align_up
 
@@ -32,16 +32,17 @@ def store_slot_scales(cfg):
 
     @device_fn
     def store(slots, row, slot, mn, src, lane):
-        base = slots + u64(slot) * u64(slot_bytes) + u64(mn // 32) * u64(32 * n_scales)
-        base = u64(base + u64((mn // 16) % 2 + 4 * (mn % 16)))
-        j = lane
+        m = u32(mn)
+        base = slots + u64(slot) * u64(slot_bytes) + u64(m >> u32(5)) * u64(32 * n_scales)
+        base = u64(base + u64(u32(m >> u32(4)) & u32(1)) + u64(4 * (m & u32(15))))
+        j = u32(lane)
         while j < n_words:          # columns 4 j ... 4 j + 3
             word = load_u32(src + u64(4 * j))
-            dst = base + u64(2 * (j % 2) + 256 * (j // 2))
+            dst = base + u64(2 * (j & u32(1)) + 256 * (j >> u32(1)))
             store_u8(dst, u32(word & u32(0xFF)))
             store_u8(dst + u64(64), u32(u32(word >> u32(8)) & u32(0xFF)))
             store_u8(dst + u64(128), u32(u32(word >> u32(16)) & u32(0xFF)))
             store_u8(dst + u64(192), u32(word >> u32(24)))
-            j = i32(j + LANES)
+            j = u32(j + LANES)
 
     return store

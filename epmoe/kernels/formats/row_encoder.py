@@ -1,0 +1,81 @@
+"""The loop that all quantising encoders share: a warp reads a row once, a lane 16 elements a step, and finds the absmax."""
+
+from epmoe.device import abs_f32, bf16_hi, bf16_lo, device_fn, f32, i32, load16, max_f32, shfl_xor, u64
+
+LANES = 32
+LANE_ELEMENTS = 16
+LANE_BYTES = 32         # of bf16
+
+
+def encode_row(hidden: int, group: int, quantise):
+    """Device function (src_row, dst_payload, input_scale, lane) that hands every 16 elements to `quantise`.
+
+    hidden, group: elements of a row, and of a group with one scale (16, 32, 64, ...; it divides hidden).
+    quantise(dst_payload, chunk, there, a, b, absmax, input_scale, lane): chunk counts the row's runs of 16 elements; a, b
+    are its 8 + 8 bf16 values in 4 + 4 words; absmax is that of the whole group, the same in the group's lanes. It writes
+    only if `there`: all lanes take every step, for the shuffles, and behind the row's end they repeat its last group.
+
+    Two steps take turns: one's loads are issued before the other's arithmetic, which hides most of their latency. (One
+    step with copies to the next would wait for the loads at the copies.) They are ordinary loads: two consecutive ones
+    share each 32-byte sector, which a load that bypasses L1 might fetch twice.
+    """
+    n_chunks = hidden // LANE_ELEMENTS
+    group_lanes = group // LANE_ELEMENTS
+    last_group = n_chunks - group_lanes
+    group_maximum = maximum_over(group_lanes)
+
+    @device_fn
+    def load_step(src_row, chunk, lane):
+        src = src_row + u64(LANE_BYTES * min(chunk, i32(last_group + (lane & (group_lanes - 1)))))
+        return load16(src), load16(src + u64(16))
+
+    @device_fn
+    def encode_step(dst_payload, chunk, ab, input_scale, lane):
+        absmax = group_maximum(max_f32(f32(0.0), max_f32(absmax8(ab[0]), absmax8(ab[1]))))
+        quantise(dst_payload, chunk, chunk < n_chunks, ab[0], ab[1], absmax, input_scale, lane)
+
+    @device_fn
+    def encode(src_row, dst_payload, input_scale, lane):
+        chunk = i32(lane)
+        even = load_step(src_row, chunk, lane)
+        start = i32(0)
+        while start < n_chunks:
+            odd = load_step(src_row, i32(chunk + LANES), lane)
+            encode_step(dst_payload, chunk, even, input_scale, lane)
+            if start + LANES < n_chunks:
+                even = load_step(src_row, i32(chunk + 2 * LANES), lane)
+                encode_step(dst_payload, i32(chunk + LANES), odd, input_scale, lane)
+            chunk = i32(chunk + 2 * LANES)
+            start = i32(start + 2 * LANES)
+
+    return encode
+
+
+@device_fn
+def absmax8(q):
+    """The largest |x| of the 8 bf16 values of one 16-byte load q (4 words); NaN only if all are NaN, as max.f32 has it."""
+    return max_f32(max_f32(absmax2(q[0]), absmax2(q[1])), max_f32(absmax2(q[2]), absmax2(q[3])))
+
+
+@device_fn
+def absmax2(word):
+    return max_f32(abs_f32(bf16_lo(word)), abs_f32(bf16_hi(word)))
+
+
+def maximum_over(n_lanes: int):
+    """Device function (v): the largest v of each n_lanes adjacent lanes; n_lanes is a power of two."""
+    if n_lanes == 1:
+        return _itself
+    over_half = maximum_over(n_lanes // 2)
+
+    @device_fn
+    def maximum(v):
+        v = over_half(v)
+        return max_f32(v, shfl_xor(v, n_lanes // 2))
+
+    return maximum
+
+
+@device_fn
+def _itself(v):
+    return v
