@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from epmoe_ref.errors import EPValueError
 
-from epmoe import inputs
+from epmoe import device, inputs
 from epmoe.arrays import first, view
 from epmoe.dispatched import Dispatched
 from epmoe.kernels import TokenArray
@@ -60,7 +60,7 @@ class CombinePhase:
             y = inputs.expert_outputs(self.cfg, engine.machine, r.rank, y, self.capacity, lambda d=d: d.n_rows)
             checked.append((r, s, y, d))
         place = engine.placing.place
-        return [Returned(place(r.rank, "expert_outputs", y),
+        return [Returned(place(r.rank, "expert_outputs", y, lent=s.loan),
                          place(r.rank, "src_info", view(d.src_info, "src_info"), lent=s.loan),
                          place(r.rank, "clean topk_ids", view(d.topk_ids, "topk_ids"), lent=s.loan),
                          s.num_tokens) for r, s, y, d in checked]
@@ -141,4 +141,6 @@ class CombinePhase:
             self.engine.check()
         for to in reduction:
             to.results.finish()
+        if device.SIM:
+            self.engine.placing.let_go()
         return [to.output() for to in reduction]

@@ -93,7 +93,7 @@ class ExpertParallel:
         reduction = self._combine.reduction(self._sent, router_weights, router_weights_args, epilogue, epilogue_args, out)
         with self._engine.launching("combine_wait") as streams:
             self._combine.launch_wait(self._returned, reduction, streams)
-        return self._of_ranks(self._combine.finish(reduction))
+        return self._end_of_round(reduction)
 
     def combine(self, expert_outputs, d, router_weights=None, epilogue=None, epilogue_args=(), *, router_weights_args=(),
                 out=None):
@@ -116,7 +116,7 @@ class ExpertParallel:
             else:
                 self._combine.launch_async(returned, streams)
                 self._combine.launch_wait(returned, reduction, streams)
-        return self._of_ranks(self._combine.finish(reduction))
+        return self._end_of_round(reduction)
 
     def check(self):
         """Wait for the kernels and raise what they recorded: PeerTimeout, or EPValueError for bad ids in device memory."""
@@ -157,6 +157,10 @@ class ExpertParallel:
 
     def __exit__(self, kind, error, trace):
         self.close(collective=kind is None)
+
+    def _end_of_round(self, reduction):
+        self._sent = self._returned = None  # whose memory is free again as soon as the caller lets go of it
+        return self._of_ranks(self._combine.finish(reduction))
 
     def _of_ranks(self, results):
         return results if self.world.lists else results[0]

@@ -26,9 +26,11 @@ class Placing:
         self._staging = {}      # (rank, name) -> Buffer
 
     def place(self, rank, name, array: Array, dtype=None, *, lent=None) -> int:
-        """Address of the array's elements in C order; lent: a Loan it may lie in already; dtype: np.int32 for ids."""
+        """Address of the array's elements in C order; lent: a Loan it may lie in already; dtype: np.int32 for ids.
+
+        An array in lent memory is not kept alive: whoever borrows that memory next launches after this round's kernels.
+        """
         if lent is not None and lent.holds(array):
-            self._hold(rank, name, None, lent)
             return array.address
         if array.host is None:
             self._hold(rank, name, None, array.owner)
@@ -78,13 +80,17 @@ class Placing:
             self.machine.release(before)
         self._placed[rank, name] = (address, owner)
 
-    def close(self):
-        """Let go of all arrays and free the staging buffers."""
+    def let_go(self):
+        """Let go of all arrays of the caller; the kernels must have ended."""
         for rank, name in list(self._placed):
             self._hold(rank, name, None, None)
+        self._placed.clear()
+
+    def close(self):
+        """Let go of all arrays and free the staging buffers; the kernels must have ended."""
+        self.let_go()
         for buffer in self._staging.values():
             buffer.free()
-        self._placed.clear()
         self._staging.clear()
 
     @property

@@ -1,0 +1,149 @@
+"""Arrays from anywhere: NumPy of any strides, torch-like, DLPack, __cuda_array_interface__; and DeviceArray."""
+
+import ctypes
+import gc
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+from epmoe import DeviceArray, EPValueError
+from epmoe.arrays import first, to_numpy, view
+from worlds_at_hand import BF16, batch, config, parallel
+
+
+class WithDlpack:
+    """An array of host memory that shows itself by DLPack alone."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+class OnGpu:
+    """Something in GPU memory, as __cuda_array_interface__ describes it."""
+
+    def __init__(self, shape, typestr, address=256, strides=None, device=None):
+        self.__cuda_array_interface__ = dict(shape=shape, typestr=typestr, data=(address, False), version=3, strides=strides)
+        if device is not None:
+            self.device = type("Device", (), {"id": device})()
+
+
+def test_numpy_is_seen_where_it_lies():
+    a = np.arange(6, dtype=np.int32).reshape(2, 3)
+    seen = view(a, "a")
+    assert seen.host is a and seen.address == a.ctypes.data and seen.is_contiguous
+    assert not view(a.T, "a").is_contiguous
+
+
+def test_dlpack_of_host_memory_is_not_copied():
+    a = np.arange(6, dtype=np.int64)
+    assert view(WithDlpack(a), "a").address == a.ctypes.data
+
+
+def test_cuda_array_interface_is_read_without_a_gpu():
+    seen = view(OnGpu((2, 8), "<V2", address=4096, device=3), "x")
+    assert (seen.host, seen.address, seen.shape, seen.dtype, seen.device) == (None, 4096, (2, 8), np.dtype(BF16), 3)
+    assert view(OnGpu((2, 8), "<f4", strides=(32, 4)), "x").is_contiguous
+    assert not view(OnGpu((2, 8), "<f4", strides=(64, 4)), "x").is_contiguous
+
+
+def test_gpu_memory_in_the_simulator_is_refused_with_the_remedy():
+    cfg = config()
+    x, ids, _ = batch(cfg)
+    with parallel(cfg) as ep, pytest.raises(EPValueError, match="input_tokens of rank 0 is in GPU memory.*simulator.*doctor"):
+        ep.dispatch([OnGpu((4, 16), "<V2"), x[1]], ids)
+
+
+def test_strided_and_unaligned_host_arrays_are_taken():
+    cfg = config()
+    x, ids, weights = batch(cfg)
+    with parallel(cfg) as ep:
+        want = ep.dispatch(x, ids)
+        expected = ep.combine([d.output_tokens for d in want], want, weights)
+        wide = [np.repeat(a, 2, axis=1)[:, ::2] for a in x]
+        shifted = []
+        for a in wide:
+            raw = np.empty(a.nbytes + 17, np.uint8)
+            raw[1:1 + a.nbytes] = np.ascontiguousarray(a).view(np.uint8).ravel()
+            shifted.append(raw[1:1 + a.nbytes].view(BF16).reshape(a.shape))
+        for tokens in (wide, shifted):
+            d = ep.dispatch(tokens, [np.asfortranarray(a) for a in ids])
+            out = ep.combine([a.output_tokens for a in d], d, [np.asfortranarray(w) for w in weights])
+            assert all(np.array_equal(a, b) for a, b in zip(out, expected))
+
+
+def test_one_array_may_be_given_for_several_ranks():
+    cfg = config(max_tokens_per_rank=6)
+    whole = np.random.default_rng(0).standard_normal((6, 16)).astype(BF16)
+    ids = [np.zeros((6, 2), int) + [0, 1], np.zeros((3, 2), int) + [1, 2]]
+    with parallel(cfg) as ep:
+        d = ep.dispatch([whole, whole[:3]], ids)  # two arrays that begin at one place
+        assert [a.n_rows for a in d] == [15, 3]
+
+
+def made(array):
+    """A DeviceArray over host memory: what it says of itself can be tested without a GPU."""
+    def read(address, nbytes):
+        return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8)
+
+    return DeviceArray(array.ctypes.data, array.shape, array.dtype, owner=array, read=read)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, BF16, np.uint32, ml_dtypes.float8_e4m3fn])
+def test_device_arrays_read_and_cut(dtype):
+    a = np.arange(24).reshape(4, 6).astype(dtype)
+    d = made(a)
+    assert np.array_equal(d.numpy().view(np.uint8), a.view(np.uint8)) and d.nbytes == a.nbytes and len(d) == 4
+    assert np.array_equal(to_numpy(first(d, 2)).astype(float), a[:2].astype(float))
+    assert np.array_equal(to_numpy(first(d, 2, axis=1)).astype(float), a[:, :2].astype(float))
+    assert to_numpy(first(d, 0)).shape == (0, 6)
+    assert view(d, "d").address == a.ctypes.data and view(first(d, 2), "d").is_contiguous
+    assert not view(first(d, 2, axis=1), "d").is_contiguous
+
+
+def test_device_arrays_name_bf16_in_the_cuda_array_interface():
+    a = np.zeros((2, 8), BF16)
+    interface = made(a).__cuda_array_interface__
+    assert interface["shape"] == (2, 8) and interface["typestr"] == "<V2" and interface["data"] == (a.ctypes.data, False)
+
+
+def test_a_dlpack_capsule_holds_the_owner_until_it_is_gone():
+    a = np.arange(12, dtype=np.float32).reshape(3, 4)
+    before = sys.getrefcount(a)
+    d = made(a)
+    d.__dlpack_device__ = None
+
+    class OnHost:
+        def __init__(self, of):
+            self.of = of
+
+        def __dlpack__(self, **_):
+            from epmoe.dlpack import capsule
+
+            return capsule(a.ctypes.data, (3, 4), (4, 1), a.dtype, (1, 0), self.of)
+
+        def __dlpack_device__(self):
+            return (1, 0)
+
+    taken = np.from_dlpack(OnHost(a))
+    assert np.array_equal(taken, a) and taken.ctypes.data == a.ctypes.data
+    assert sys.getrefcount(a) > before
+    del taken, d
+    gc.collect()
+    assert sys.getrefcount(a) == before
+    unused = OnHost(a).__dlpack__()
+    del unused
+    gc.collect()
+    assert sys.getrefcount(a) == before
+
+
+@pytest.mark.parametrize("thing", [None, 3, "x", [1, 2], object()], ids=repr)
+def test_what_is_no_array_is_refused(thing):
+    with pytest.raises(EPValueError, match="weights is a .*NumPy"):
+        view(thing, "weights")

@@ -1,0 +1,24 @@
+"""Ids of every integer type become int32 on the device, and what int32 cannot hold stays outside every range."""
+
+import numpy as np
+import pytest
+from epmoe import device
+from epmoe.narrowing import OUTSIDE, narrow
+
+INTERESTING = [0, 1, -1, 2, 127, -128, 128, 255, 256, 32767, -32768, 65535, 2**31 - 1, -(2**31), 2**31, 2**31 + 5, 2**32 - 1,
+               2**32, 2**32 + 3, -(2**31) - 1, -(2**32), 2**63 - 1, -(2**63), 2**63, 2**64 - 1]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
+def test_ids_are_kept_or_marked(dtype):
+    info = np.iinfo(dtype)
+    values = [v for v in INTERESTING if info.min <= v <= info.max] * 3
+    machine = device.machine(1)
+    source = machine.alloc(len(values) * np.dtype(dtype).itemsize, "ids")
+    destination, params = machine.alloc(4 * len(values), "int32 ids"), machine.alloc(16, "addresses")
+    source.write(np.array(values, dtype))
+    narrow(machine, machine.stream(0), 0, source.address, dtype, len(values), destination.address, params)
+    got = destination.read(np.int32, (len(values),))
+    assert got.tolist() == [v if -(2**31) <= v < 2**31 else OUTSIDE for v in values]
+    for buffer in (source, destination, params):
+        buffer.free()
