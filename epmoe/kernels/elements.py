@@ -15,7 +15,7 @@ class Elements(NamedTuple):
     zeros() -> values. unpack(vector) -> values. pack(values) -> vector, each rounded once, to nearest even.
     accumulate(w, vector, sums) -> values: fma(w, x, sum), each rounded once.
     add(values, vector) -> values: each plus the vector's, rounded once.
-    each(fn): a device function (token, col, values, args) -> values, which are fn(token, col + j, value j, args).
+    each(fn): a device function (token, col, values, words) -> values, which are fn((token, col + j, value j), words).
     """
 
     n: int
@@ -59,11 +59,11 @@ def _pairs(low, high, pair):
 
     def each(fn):
         @device_fn
-        def apply(token, col, v, args):
-            return (fn(token, col, v[0], args), fn(token, i32(col + 1), v[1], args),
-                    fn(token, i32(col + 2), v[2], args), fn(token, i32(col + 3), v[3], args),
-                    fn(token, i32(col + 4), v[4], args), fn(token, i32(col + 5), v[5], args),
-                    fn(token, i32(col + 6), v[6], args), fn(token, i32(col + 7), v[7], args))
+        def apply(token, col, v, words):
+            return (fn((token, col, v[0]), words), fn((token, i32(col + 1), v[1]), words),
+                    fn((token, i32(col + 2), v[2]), words), fn((token, i32(col + 3), v[3]), words),
+                    fn((token, i32(col + 4), v[4]), words), fn((token, i32(col + 5), v[5]), words),
+                    fn((token, i32(col + 6), v[6]), words), fn((token, i32(col + 7), v[7]), words))
 
         return apply
 
@@ -95,9 +95,9 @@ def _single():
 
     def each(fn):
         @device_fn
-        def apply(token, col, v, args):
-            return (fn(token, col, v[0], args), fn(token, i32(col + 1), v[1], args),
-                    fn(token, i32(col + 2), v[2], args), fn(token, i32(col + 3), v[3], args))
+        def apply(token, col, v, words):
+            return (fn((token, col, v[0]), words), fn((token, i32(col + 1), v[1]), words),
+                    fn((token, i32(col + 2), v[2]), words), fn((token, i32(col + 3), v[3]), words))
 
         return apply
 

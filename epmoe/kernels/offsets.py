@@ -53,6 +53,7 @@ def make(cfg, block, threads):
     local, ranks, front = cfg.n_local_experts, cfg.n_src_ranks, int(cfg.fused_shared_expert)
     n_counts = local * ranks
     window = max(1, min(local, threads, MAX_COUNTS // ranks))      # one thread an expert
+    window_counts = window * ranks
     block_sums, share = block_sum(threads), shared_expert.share_of(cfg)
     p_counters, p_status, p_timeout = block.offset("ep_counters"), block.offset("status"), block.offset("timeout_ns")
     p_count, p_out, p_src_info = block.offset("recv_count_p"), block.offset("format_handler"), block.offset("src_info")
@@ -115,7 +116,7 @@ def make(cfg, block, threads):
 
     @device_fn
     def place_rows(params, num_tokens, my_rank):
-        counts, partial = shared_array(window * ranks, int32), shared_array(32, int32)
+        counts, partial = shared_array(window_counts, int32), shared_array(32, int32)
         words, tid = u64(load_u64(params + u64(p_counters))), i32(thread_idx())
         n_shared, _ = share(num_tokens, my_rank)
         next_row, next_tile = padded(n_shared), i32((n_shared + TILE_ROWS - 1) // TILE_ROWS)

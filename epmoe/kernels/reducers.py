@@ -29,11 +29,11 @@ def make(cfg, block, router_weights, weights_types, epilogue, epilogue_types):
     p_recv, p_out, p_topk = block.offset("recv_buf_p"), block.offset("output_tokens"), block.offset("topk_ids")
     p_weights, p_rows = block.offset("router_weights"), block.offset("input_tokens")
     tail = 8 * block.n_words
-    weights_args = user_functions.reader(weights_types, tail)
-    epilogue_args = user_functions.reader(epilogue_types, tail + 8 * user_functions.words_of(weights_types))
+    weights_words = user_functions.reader(weights_types, tail)
+    epilogue_words = user_functions.reader(epilogue_types, tail + 8 * user_functions.words_of(weights_types))
     has_epilogue, weights_are_array = epilogue is not None, router_weights == "array"
-    weight_of = user_functions.compiled(router_weights) if callable(router_weights) else None
-    apply_epilogue = numbers.each(user_functions.compiled_epilogue(epilogue)) if has_epilogue else None
+    weight_of = user_functions.bound(router_weights, weights_types) if callable(router_weights) else None
+    apply_epilogue = numbers.each(user_functions.bound(epilogue, epilogue_types)) if has_epilogue else None
 
     @device_fn
     def expert_of(params, token, my_rank, lane):
@@ -52,7 +52,7 @@ def make(cfg, block, router_weights, weights_types, epilogue, epilogue_types):
             if weights_are_array:
                 value = f32(load_f32(u64(load_u64(params + u64(p_weights))) + u64(4) * u64(token * top_k + lane)))
             else:
-                value = f32(weight_of(token, lane, weights_args(params)))
+                value = f32(weight_of((token, lane), weights_words(params)))
         return value
 
     @device_fn
@@ -104,7 +104,7 @@ def make(cfg, block, router_weights, weights_types, epilogue, epilogue_types):
     def reduce_weighted(params, num_tokens, my_rank):
         lane, out = i32(lane_id()), u64(load_u64(params + u64(p_out)))
         n_share, first = share(num_tokens, my_rank)
-        args = epilogue_args(params)
+        words = epilogue_words(params)
         unit = i32(warp_id() * (grid_dim() - 1) + block_idx() - 1)
         while unit < num_tokens * n_runs:
             token, run = i32(unit // n_runs), i32(unit % n_runs)
@@ -115,7 +115,7 @@ def make(cfg, block, router_weights, weights_types, epilogue, epilogue_types):
             if fused_share:
                 q = add_shared_expert(params, token, vector, n_share, first, q)
             if has_epilogue:
-                q = pack(apply_epilogue(token, i32(vector * numbers_a_vector), unpack(q), args))
+                q = pack(apply_epilogue(token, i32(vector * numbers_a_vector), unpack(q), words))
             if run * 32 + lane < n_vectors:
                 store16(out + u64(token) * u64(bytes_a_row) + u64(VECTOR) * u64(vector), q[0], q[1], q[2], q[3])
             unit = i32(unit + n_warps() * (grid_dim() - 1))
@@ -138,6 +138,8 @@ def make(cfg, block, router_weights, weights_types, epilogue, epilogue_types):
                 k = i32(k + 1)
             unit = i32(unit + n_warps() * (grid_dim() - 1))
 
+    reduce_tokens = keep_rows if router_weights is None else reduce_weighted
+
     @device_fn
     def reduce(params, num_tokens, my_rank):
         words, ok = u64(load_u64(params + u64(p_counters))), True
@@ -150,9 +152,6 @@ def make(cfg, block, router_weights, weights_types, epilogue, epilogue_types):
                 store_i32(flag, i32(0))                 # each block lowers its own flag
         if syncthreads_or(not ok):                      # thread 0 acquired for all
             return
-        if router_weights is None:
-            keep_rows(params, num_tokens, my_rank)
-        else:
-            reduce_weighted(params, num_tokens, my_rank)
+        reduce_tokens(params, num_tokens, my_rank)
 
     return reduce

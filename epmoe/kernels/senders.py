@@ -9,6 +9,24 @@ from . import counters, fan_out, formats, ids, message, shared_expert, transport
 BF16_BYTES = 2
 
 
+def _scale_of(block, input_scale):
+    """Device function params -> input scale."""
+    p_scale = block.offset("input_scale")
+    if input_scale is None:
+        @device_fn
+        def given_number(params):
+            return f32(load_f32(params + u64(p_scale)))
+
+        return given_number
+    given = device_fn(input_scale)
+
+    @device_fn
+    def of_function(params):
+        return f32(given(i32(0)))
+
+    return of_function
+
+
 def make(cfg, block, input_scale=None):
     """Device function send_tokens(params, num_tokens, my_rank).
 
@@ -16,7 +34,7 @@ def make(cfg, block, input_scale=None):
     """
     fmt, at, sizes = formats.of(cfg), counters.words(cfg), layout.message(cfg)
     id_words, trailer, peers = ids.make(cfg), message.make(cfg), transport.make(cfg, block)
-    own_share = shared_expert.make(cfg, block)
+    own_share, scale_of = shared_expert.make(cfg, block), _scale_of(block, input_scale)
     load_id, clean_id, record_id = id_words
     trailer_vector, n_trailer_vectors = trailer.vector, trailer.n_vectors
     recv_buf, encode, direct, encoded, share = peers.recv_buf, fmt.encode, fmt.direct, own_share.encoded, own_share.share
@@ -27,16 +45,7 @@ def make(cfg, block, input_scale=None):
     tokens_per_rank, keeps_own, fused_share = cfg.max_tokens_per_rank, cfg.skip_a2a, cfg.fused_shared_expert
     row_bytes, msg_bytes, token_size = cfg.hidden * BF16_BYTES, sizes.msg_bytes, sizes.token_size
     p_tokens, p_topk, p_clean = block.offset("input_tokens"), block.offset("topk_ids"), block.offset("clean_topk_ids")
-    p_send, p_counters = block.offset("send_buf_p"), block.offset("ep_counters")
-    p_status, p_scale = block.offset("status"), block.offset("input_scale")
-
-    @device_fn
-    def scale_of(params):
-        if input_scale is None:
-            scale = f32(load_f32(params + u64(p_scale)))
-        else:
-            scale = f32(input_scale(i32(0)))
-        return scale
+    p_send, p_counters, p_status = block.offset("send_buf_p"), block.offset("ep_counters"), block.offset("status")
 
     @device_fn
     def claim(params, expert, my_rank, words):

@@ -1,100 +1,115 @@
 """The caller's own functions inside a kernel: epilogue and router weights, with their arguments out of the block.
 
 A function is plain Python: scalars come as numbers, arrays as something to index with [i] or [i, j]. On the GPU it is
-compiled; in the simulator it runs as it is.
+compiled; in the simulator it runs as it is. Its arguments travel as words (uint64) and become numbers and arrays where
+the function is called, because device functions cannot return arrays.
 """
 
-from epmoe.device import SIM, device_fn, f32, i32, load_f32, load_i32, load_u64, u64
-
-LOADS = {"float32": load_f32, "int32": load_i32}
-
-
-def reader(types, offset):
-    """Device function params -> tuple of the arguments of these (dtype, number of axes), from `offset` bytes on."""
-    if not types:
-        @device_fn
-        def nothing(params):
-            return ()
-
-        return nothing
-    (dtype, n_axes), *others = types
-    head = _scalar(dtype, offset) if n_axes == 0 else _array(dtype, n_axes, offset)
-    tail = reader(others, offset + 8 * (1 + n_axes))
-
-    @device_fn
-    def arguments(params):
-        return (head(params),) + tail(params)
-
-    return arguments
+from epmoe.device import SIM, device_fn, f32, i32, load_f32, load_i32, load_u64, u32, u32_as_f32, u64
 
 
 def words_of(types) -> int:
-    """Words of the parameter block that arguments of these types take."""
+    """Words of the parameter block that arguments of these (dtype, number of axes) take."""
     return sum(1 + n_axes for _, n_axes in types)
 
 
-def compiled(fn):
-    """The caller's function as a device function that takes its arguments as one tuple and returns float32."""
-    inner = device_fn(fn)
+def reader(types, offset):
+    """Device function params -> tuple of the arguments' words, which begin `offset` bytes behind params."""
+    n_words = words_of(types)
+    if not n_words:
+        @device_fn
+        def none(params):
+            return ()
+
+        return none
+    return _words(offset, n_words)
+
+
+def _words(offset, n):
+    if n == 1:
+        @device_fn
+        def one(params):
+            return (u64(load_u64(params + u64(offset))),)
+
+        return one
+    others = _words(offset + 8, n - 1)
 
     @device_fn
-    def call(a, b, args):
-        return f32(inner(a, b, *args))
+    def several(params):
+        return (u64(load_u64(params + u64(offset))),) + others(params)
 
-    return call
-
-
-def compiled_epilogue(fn):
-    """As `compiled`, for (token, col, value, *args)."""
-    inner = device_fn(fn)
-
-    @device_fn
-    def call(token, col, value, args):
-        return f32(inner(token, col, value, *args))
-
-    return call
+    return several
 
 
-def _scalar(dtype, offset):
-    load, cast = LOADS[dtype], f32 if dtype == "float32" else i32
-
-    @device_fn
-    def read(params):
-        return cast(load(params + u64(offset)))
-
-    return read
+def bound(fn, types):
+    """Device function (arguments, words) -> float32: fn(*arguments, *its own arguments out of their words)."""
+    return _bind(device_fn(fn), types, 0)
 
 
-def _array(dtype, n_axes, offset):
-    if SIM:
-        def read(params):
-            words = [load_u64(params + offset + 8 * i) for i in range(1 + n_axes)]
-            return SimulatedArray(LOADS[dtype], words[0], words[1:])
+def _bind(fn, types, first_word):
+    if not types:
+        @device_fn
+        def call(arguments, words):
+            return f32(fn(*arguments))
 
-        return read
-    from .gpu_array import array_at
+        return call
+    (dtype, n_axes), *others = types
+    made = _scalar(dtype) if n_axes == 0 else _array(dtype, n_axes)
+    call_rest = _bind(fn, others, first_word + 1 + n_axes)
+    i, j, k = first_word, first_word + 1, first_word + 2
+    if n_axes == 0:
+        @device_fn
+        def with_scalar(arguments, words):
+            return call_rest(arguments + (made(words[i]),), words)
 
-    view = array_at(dtype, n_axes)
+        return with_scalar
     if n_axes == 1:
         @device_fn
-        def read_vector(params):
-            return view(u64(load_u64(params + u64(offset))), u64(load_u64(params + u64(offset + 8))))
+        def with_vector(arguments, words):
+            return call_rest(arguments + (made(words[i], words[j]),), words)
 
-        return read_vector
+        return with_vector
 
     @device_fn
-    def read_matrix(params):
-        return view(u64(load_u64(params + u64(offset))), u64(load_u64(params + u64(offset + 8))),
-                    u64(load_u64(params + u64(offset + 16))))
+    def with_matrix(arguments, words):
+        return call_rest(arguments + (made(words[i], words[j], words[k]),), words)
 
-    return read_matrix
+    return with_matrix
+
+
+def _scalar(dtype):
+    if dtype == "float32":
+        @device_fn
+        def number(word):
+            return u32_as_f32(u32(word))
+
+        return number
+
+    @device_fn
+    def whole_number(word):
+        return i32(u32(word))
+
+    return whole_number
+
+
+def _array(dtype, n_axes):
+    if not SIM:
+        from .gpu_array import array_at
+
+        return array_at(dtype, n_axes)
+    load = {"float32": load_f32, "int32": load_i32}[dtype]
+
+    def array(address, *shape):
+        return SimulatedArray(load, address, shape)
+
+    return array
 
 
 class SimulatedArray:
     """An array in the simulator's memory, read element by element."""
 
     def __init__(self, load, address, shape):
-        self.load, self.address, self.shape = load, address, tuple(shape)
+        self.load, self.address, self.shape = load, address, shape
 
     def __getitem__(self, index):
         index = index if isinstance(index, tuple) else (index,)
