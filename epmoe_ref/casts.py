@@ -16,7 +16,8 @@ E2M1_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)        # of the
 
 def to_float32(x: np.ndarray) -> np.ndarray:
     """bf16, fp16 or float32 [...] to float32 [...], exactly."""
-    return x.astype(np.float32)
+    with np.errstate(invalid="ignore"):
+        return x.astype(np.float32)
 
 
 def to_output_type(x: np.ndarray, dtype) -> np.ndarray:
@@ -32,7 +33,8 @@ def to_e4m3(x: np.ndarray) -> np.ndarray:
     above 464 and keeps the sign of a NaN; the hardware's cvt.rn.satfinite does what this function does.
     """
     x = np.asarray(x, np.float32)
-    codes = np.asarray(np.clip(x, -E4M3_MAX, E4M3_MAX).astype(float8_e4m3fn)).view(np.uint8)
+    with np.errstate(invalid="ignore"):
+        codes = np.asarray(np.clip(x, -E4M3_MAX, E4M3_MAX).astype(float8_e4m3fn)).view(np.uint8)
     codes[np.isnan(x)] = E4M3_NAN
     return codes.view(float8_e4m3fn)
 

@@ -9,6 +9,7 @@ from .config import EPConfig
 from .dispatch import shared_expert_share
 from .dispatched import segments
 from .errors import EPValueError
+from .over_ranks import over_ranks
 
 COMBINE_DTYPES = {"bf16": np.dtype(bfloat16), "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
 
@@ -168,16 +169,16 @@ def _check(cfg: EPConfig, expert_outputs, dispatched, router_weights, epilogue) 
     if router_weights is None and epilogue is not None:
         raise EPValueError("epilogue without router_weights: it is applied to the reduced output; give router weights")
     if router_weights is None and cfg.fused_shared_expert:
-        raise EPValueError("fused_shared_expert=True without router_weights: the shared expert's output is added to the "
-                           "reduced output; give router weights, or dispatch without the shared expert")
+        raise EPValueError("fused_shared_expert=True without router_weights: the shared expert's output is added to "
+                           "the reduced output; give router weights, or dispatch without the shared expert")
     for name, values in (("expert_outputs", expert_outputs), ("dispatched", dispatched)):
-        _check_over_ranks(cfg, name, values)
+        over_ranks(cfg, name, values)
     dtype = COMBINE_DTYPES[cfg.combine_dtype]
     for rank, (rows, d) in enumerate(zip(expert_outputs, dispatched)):
         n_rows = int(d.row_offsets[-1])
         if not isinstance(rows, np.ndarray) or rows.dtype != dtype:
-            raise EPValueError(f"expert_outputs of rank {rank} is {_describe(rows)} and must be a NumPy array of {dtype}, "
-                               f"the combine_dtype: convert it, or choose another combine_dtype")
+            raise EPValueError(f"expert_outputs of rank {rank} is {_describe(rows)} and must be a NumPy array of "
+                               f"{dtype}, the combine_dtype: convert it, or choose another combine_dtype")
         if rows.ndim != 2 or rows.shape[1] != cfg.hidden or len(rows) < n_rows:
             raise EPValueError(f"expert_outputs of rank {rank} is {_describe(rows)} and must be [{n_rows}, hidden="
                                f"{cfg.hidden}]: one row for each row of output_tokens, padding included")
@@ -189,18 +190,12 @@ def _check_weights(cfg: EPConfig, router_weights, dispatched) -> None:
     if not isinstance(router_weights, (list, tuple)) and np.ndim(router_weights) == 0:
         raise EPValueError(f"router_weights={router_weights!r} is a scalar and must be float32 arrays [num_tokens, "
                            "top_k] or a function: use numpy.full")
-    _check_over_ranks(cfg, "router_weights", router_weights)
+    over_ranks(cfg, "router_weights", router_weights)
     for rank, (weights, d) in enumerate(zip(router_weights, dispatched)):
         shape = (d.num_tokens, cfg.top_k)
         if not isinstance(weights, np.ndarray) or weights.dtype != np.float32 or weights.shape != shape:
-            raise EPValueError(f"router_weights of rank {rank} is {_describe(weights)} and must be float32 {list(shape)} "
-                               "(num_tokens, top_k): convert or reshape it")
-
-
-def _check_over_ranks(cfg: EPConfig, name: str, values) -> None:
-    if not isinstance(values, (list, tuple)) or len(values) != cfg.n_ranks:
-        what = f"{len(values)} entries" if isinstance(values, (list, tuple)) else f"type {type(values).__name__}"
-        raise EPValueError(f"{name} has {what} and must be a list over ranks, n_ranks={cfg.n_ranks} entries")
+            raise EPValueError(f"router_weights of rank {rank} is {_describe(weights)} and must be float32 "
+                               f"{list(shape)} (num_tokens, top_k): convert or reshape it")
 
 
 def _describe(value) -> str:

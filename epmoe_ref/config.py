@@ -225,7 +225,8 @@ def _check_format(cfg: EPConfig) -> None:
 
 def _check_options(cfg: EPConfig) -> None:
     if cfg.skip_a2a and cfg.use_shmem:
-        raise EPValueError("use_shmem=True with skip_a2a=True: nothing is exchanged under skip_a2a; set use_shmem=False")
+        raise EPValueError("use_shmem=True with skip_a2a=True: nothing is exchanged under skip_a2a; "
+                           "set use_shmem=False")
     if cfg.skip_a2a and cfg.fused_shared_expert and cfg.allreduce_world_size != cfg.n_ranks:
         raise EPValueError(f"allreduce_world_size={cfg.allreduce_world_size} must equal n_ranks={cfg.n_ranks} under "
                            "skip_a2a with a fused shared expert: each rank takes its share of that expert's rows")

@@ -8,6 +8,7 @@ from .dispatched import Dispatched
 from .errors import EPValueError
 from .formats import TokenFormat, format_of
 from .formats.nv_block_scaled import checked_input_scale
+from .over_ranks import over_ranks
 from .routing import Routes, clean_topk_ids, routes
 
 
@@ -31,8 +32,8 @@ def dispatch(cfg: EPConfig, input_tokens, topk_ids, *, input_scale=1.0) -> list[
     Source: the dispatch_kernel page.
     """
     fmt = format_of(cfg)
-    topk_ids = [clean_topk_ids(cfg, ids, rank) for rank, ids in enumerate(_over_ranks(cfg, "topk_ids", topk_ids))]
-    input_tokens = _over_ranks(cfg, "input_tokens", input_tokens)
+    topk_ids = [clean_topk_ids(cfg, ids, rank) for rank, ids in enumerate(over_ranks(cfg, "topk_ids", topk_ids))]
+    input_tokens = over_ranks(cfg, "input_tokens", input_tokens)
     for rank, (tokens, ids) in enumerate(zip(input_tokens, topk_ids)):
         _check_tokens(cfg, tokens, len(ids), rank)
     scales = _input_scales(cfg, input_scale)
@@ -129,14 +130,6 @@ def _zero_bytes(shape, dtype) -> np.ndarray:
     return np.zeros((*shape[:-1], shape[-1] * dtype.itemsize), np.uint8).view(dtype)
 
 
-def _over_ranks(cfg: EPConfig, name: str, values) -> list:
-    if not isinstance(values, (list, tuple)) or len(values) != cfg.n_ranks:
-        what = f"{len(values)} entries" if isinstance(values, (list, tuple)) else f"type {type(values).__name__}"
-        raise EPValueError(f"{name} has {what} and must be a list over ranks, n_ranks={cfg.n_ranks} entries: the "
-                           "reference computes a world at once")
-    return list(values)
-
-
 def _check_tokens(cfg: EPConfig, tokens, num_tokens: int, rank: int) -> None:
     name = f"input_tokens of rank {rank}"
     if not isinstance(tokens, np.ndarray):
@@ -144,8 +137,8 @@ def _check_tokens(cfg: EPConfig, tokens, num_tokens: int, rank: int) -> None:
     if tokens.dtype != bfloat16:
         raise EPValueError(f"{name} has dtype {tokens.dtype} and must be bfloat16: use .astype(ml_dtypes.bfloat16)")
     if tokens.shape != (num_tokens, cfg.hidden):
-        raise EPValueError(f"{name} has shape {list(tokens.shape)} and must be [{num_tokens}, hidden={cfg.hidden}], one "
-                           "row for each row of topk_ids")
+        raise EPValueError(f"{name} has shape {list(tokens.shape)} and must be [{num_tokens}, hidden={cfg.hidden}], "
+                           "one row for each row of topk_ids")
 
 
 def _input_scales(cfg: EPConfig, input_scale) -> list[np.float32]:
@@ -154,5 +147,5 @@ def _input_scales(cfg: EPConfig, input_scale) -> list[np.float32]:
     if callable(input_scale):
         input_scale = input_scale(0)
     per_rank = isinstance(input_scale, (list, tuple))
-    scales = _over_ranks(cfg, "input_scale", input_scale) if per_rank else [input_scale] * cfg.n_ranks
+    scales = over_ranks(cfg, "input_scale", input_scale) if per_rank else [input_scale] * cfg.n_ranks
     return [checked_input_scale(scale, f"input_scale of rank {rank}") for rank, scale in enumerate(scales)]

@@ -10,7 +10,7 @@ class EPValueError(EPError, ValueError):
 
 
 class EPStateError(EPError, RuntimeError):
-    """A call came at a time when it has no meaning: a wait without an async, a combine without a dispatch, after close."""
+    """A call came when it has no meaning: a wait without an async, a combine without a dispatch, after close."""
 
 
 class UnavailableError(EPError):

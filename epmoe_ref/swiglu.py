@@ -48,8 +48,8 @@ def fused_silu_fp8(gate_up: np.ndarray, row_offsets: np.ndarray, *, limit: float
     """
     n_rows, width = _check(gate_up, row_offsets, limit, alpha)
     if width % FP8_GROUP:
-        raise EPValueError(f"width={width} (half a row of gate_up) must be a multiple of {FP8_GROUP} for FP8 output: pad "
-                           "the expert's width or use fused_silu")
+        raise EPValueError(f"width={width} (half a row of gate_up) must be a multiple of {FP8_GROUP} for FP8 output: "
+                           "pad the expert's width or use fused_silu")
     tokens = np.empty((n_rows, width), np.uint8)
     scales = np.empty((width // FP8_GROUP, n_rows), np.float32)
     for block, value in _blocks(gate_up, n_rows, width, limit, alpha):
@@ -86,8 +86,8 @@ def _check(gate_up, row_offsets, limit, alpha) -> tuple[int, int]:
         what = gate_up.dtype if isinstance(gate_up, np.ndarray) else f"type {type(gate_up).__name__}"
         raise EPValueError(f"gate_up has {what} and must be a bfloat16 array: convert it")
     if gate_up.ndim != 2 or gate_up.shape[1] % 2 or gate_up.shape[1] == 0 or len(gate_up) < n_rows:
-        raise EPValueError(f"gate_up has shape {list(gate_up.shape)} and must be [{n_rows} or more rows, 2 * width]: the "
-                           "gate and up halves side by side, one row for each row of output_tokens")
+        raise EPValueError(f"gate_up has shape {list(gate_up.shape)} and must be [{n_rows} or more rows, 2 * width]: "
+                           "the gate and up halves side by side, one row for each row of output_tokens")
     if limit is not None and not (np.isfinite(limit) and limit > 0):
         raise EPValueError(f"limit={limit} must be positive and finite, or None for the plain variant")
     if not np.isfinite(alpha):

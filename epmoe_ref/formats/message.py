@@ -158,8 +158,9 @@ class TokenFormat:
         return message
 
     def _check_rows(self, rows: np.ndarray) -> None:
-        if not isinstance(rows, np.ndarray) or rows.dtype != bfloat16 or rows.ndim != 2 or rows.shape[1] != self.hid_dim:
-            what = f"{rows.dtype}{list(rows.shape)}" if isinstance(rows, np.ndarray) else type(rows).__name__
+        is_array = isinstance(rows, np.ndarray)
+        if not is_array or rows.dtype != bfloat16 or rows.ndim != 2 or rows.shape[1] != self.hid_dim:
+            what = f"{rows.dtype}{list(rows.shape)}" if is_array else type(rows).__name__
             raise EPValueError(f"rows {what} must be a bfloat16 array [n, {self.hid_dim}]: convert with "
                                ".astype(ml_dtypes.bfloat16)")
 

@@ -37,8 +37,8 @@ class MXFP4TokenFormat(TokenFormat):
     def __init__(self, hid_dim: int, top_k: int, alignment: int = 16, *, fuse_a_scale_preshuffle: bool = False):
         super().__init__(hid_dim, top_k, alignment)
         if fuse_a_scale_preshuffle and hid_dim % 256:
-            raise EPValueError(f"hid_dim={hid_dim} must be a multiple of 256 with fuse_a_scale_preshuffle=True: the slot "
-                               "layout holds scales eight at a time; pad the tokens or leave it False")
+            raise EPValueError(f"hid_dim={hid_dim} must be a multiple of 256 with fuse_a_scale_preshuffle=True: the "
+                               "slot layout holds scales eight at a time; pad the tokens or leave it False")
         self.fuse_a_scale_preshuffle = bool(fuse_a_scale_preshuffle)
         self.scale_layout = slots_4d if self.fuse_a_scale_preshuffle else row_major
 

@@ -13,16 +13,16 @@ _ONE = np.float32(1)
 
 
 class NVBlockScaledTokenFormat(TokenFormat):
-    """The values of a token, then one 1-byte scale for every V elements; a value is `code * scale`, for NVFP4 `* (1/g)`.
+    """The values of a token, then one 1-byte scale for every V elements; a value is `code * scale` (NVFP4: over g).
 
     kind      values                V    scale
     "nvfp4"   e2m1, two a byte      16   e4m3
     "mxfp4"   e2m1, two a byte      32   e8m0
     "mxfp8"   e4m3                  32   e8m0
 
-    output_tokens uint8 [rows, hid_dim / 2] (FP4) or e4m3 [rows, hid_dim]. output_scales [tiles, hid_dim / 4V, 32, 4, 4]:
-    each group of rows has tiles of 128 rows of its own, and rows past its count have scale byte 0. scales_offset uint32
-    [groups]: group g's first tile is `row_offsets[g] // 128 + scales_offset[g]`, so with m_i rows in group i
+    output_tokens uint8 [rows, hid_dim / 2] (FP4) or e4m3 [rows, hid_dim]. output_scales [tiles, hid_dim / 4V, 32, 4,
+    4]: each group of rows has tiles of 128 rows of its own, and rows past its count have scale byte 0. scales_offset
+    uint32 [groups]: group g's first tile is `row_offsets[g] // 128 + scales_offset[g]`, so with m_i rows in group i
     `scales_offset[g] = sum over i < g of ceil(m_i / 128) - row_offsets[g] // 128`. Rows themselves are not padded.
     hid_dim is a multiple of 4V. Errors: EPValueError.
     """

@@ -1,0 +1,124 @@
+"""What dispatch and combine refuse: each message names rank, token, slot and value, and the rule."""
+
+import numpy as np
+import pytest
+from ml_dtypes import bfloat16
+from small_worlds import config, world
+
+from epmoe_ref import EPValueError, combine, dispatch
+
+CFG = config(max_tokens=150)
+
+
+def refused(words, call, *args, **kwargs):
+    with pytest.raises(EPValueError, match=words):
+        call(*args, **kwargs)
+
+
+def with_ids(rank, change):
+    x, ids = world(CFG)
+    ids[rank] = change(ids[rank].copy())
+    return x, ids
+
+
+@pytest.mark.parametrize("rank, token, slot, value, dtype", [
+    (0, 3, 2, 16, np.int32), (2, 39, 3, -2, np.int64), (3, 0, 0, 2**32 + 1, np.int64), (3, 7, 1, -2**31, np.int32),
+    (0, 1, 0, 2**63, np.uint64), (2, 5, 1, 65535, np.uint16), (0, 0, 0, 2**31, np.uint32), (0, 0, 0, 127, np.int8)])
+def test_ids_out_of_range(rank, token, slot, value, dtype):
+    def change(ids):
+        ids = np.where(ids < 0, 0, ids) if np.dtype(dtype).kind == "u" else ids
+        ids = ids.astype(dtype)
+        ids[token, slot] = value
+        return ids
+    refused(rf"topk_ids of rank {rank}, token {token}, slot {slot} is {value} and must be in \[0, n_experts=16\)",
+            dispatch, CFG, *with_ids(rank, change))
+
+
+def test_an_id_twice_in_one_token():
+    ids = np.array([[0, 1, 2, 3], [-1, 7, -1, 7], [5, 5, 5, 5]])
+    x = [np.ones((3, 24), bfloat16)] * 4
+    refused(r"rank 2, token 1, slot 3 is 7, as slot 1 is already.*\(2 such tokens\)", dispatch, CFG, x,
+            [np.full((3, 4), -1), np.full((3, 4), -1), ids, ids])
+
+
+@pytest.mark.parametrize("ids, words", [
+    (np.zeros((13, 3), int), r"topk_ids of rank 0 has shape \[13, 3\] and must be \[num_tokens, top_k=4\]"),
+    (np.zeros(52, int), r"shape \[52\]"), (np.zeros((13, 4)), "dtype float64 and must be of an integer type"),
+    (np.zeros((13, 4), bool), "dtype bool"),
+    (np.full((151, 4), -1), "rank 0 has 151 tokens and max_tokens_per_rank is 150"),
+    (np.full((12, 4), -1), r"input_tokens of rank 0 has shape \[13, 24\] and must be \[12, hidden=24\]")])
+def test_form_of_ids(ids, words):
+    refused(words, dispatch, CFG, *with_ids(0, lambda _: ids))
+
+
+@pytest.mark.parametrize("tokens, words", [
+    (np.ones((13, 24), np.float32), "input_tokens of rank 0 has dtype float32 and must be bfloat16"),
+    (np.ones((13, 32), bfloat16), r"shape \[13, 32\] and must be \[13, hidden=24\]"),
+    (np.ones(13 * 24, bfloat16), r"shape \[312\]"), ([[1] * 24] * 13, "type list and must be a NumPy array")])
+def test_form_of_tokens(tokens, words):
+    x, ids = world(CFG)
+    refused(words, dispatch, CFG, [tokens, *x[1:]], ids)
+
+
+def test_worlds_are_lists_over_ranks():
+    x, ids = world(CFG)
+    refused("input_tokens has 3 entries and must be a list over ranks, n_ranks=4", dispatch, CFG, x[:3], ids)
+    refused("topk_ids has type ndarray and must be a list over ranks", dispatch, CFG, x, ids[0])
+    d = dispatch(CFG, x, ids)
+    refused("dispatched has type Dispatched", combine, CFG, [np.ones((1, 24), bfloat16)] * 4, d[0])
+    refused("expert_outputs has 2 entries", combine, CFG, [np.ones((1, 24), bfloat16)] * 2, d)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1, np.nan, np.inf, [1, 1, 1, -1], "big", lambda i: -1.0])
+def test_input_scales(scale):
+    cfg = config("nvfp4", False, 128)
+    refused("input_scale of rank [03]=.* must be one positive finite", dispatch, cfg, *world(cfg), input_scale=scale)
+
+
+def test_input_scales_are_one_a_rank():
+    cfg = config("nvfp4", False, 128)
+    refused("input_scale has 2 entries", dispatch, cfg, *world(cfg), input_scale=[1, 1])
+
+
+def test_nothing_is_refused_that_is_allowed():
+    x, ids = world(CFG)
+    ids[0][:] = -1
+    dispatch(CFG, tuple(x), tuple(i.tolist() if len(i) else i for i in ids))
+
+
+def combine_world(cfg, dtype=bfloat16):
+    x, ids = world(cfg)
+    d = dispatch(cfg, x, ids)
+    return [np.ones((len(r.src_info), cfg.hidden), dtype) for r in d], d, \
+        [np.ones((r.num_tokens, cfg.top_k), np.float32) for r in d]
+
+
+@pytest.mark.parametrize("change, words", [
+    (lambda y: y.astype(np.float32), r"expert_outputs of rank 1 is float32\[.*\] and must be .* of bfloat16"),
+    (lambda y: y[:-1], r"expert_outputs of rank 1 is bfloat16\[.*\] and must be \[\d+, hidden=24\]"),
+    (lambda y: y[:, :8], r"hidden=24"), (lambda y: y.tolist(), "of type list")])
+def test_form_of_expert_outputs(change, words):
+    y, d, w = combine_world(CFG)
+    refused(words, combine, CFG, [y[0], change(y[1]), *y[2:]], d, router_weights=w)
+
+
+@pytest.mark.parametrize("change, words", [
+    (lambda w: 0.5, "router_weights=0.5 is a scalar"), (lambda w: np.float32(1), "is a scalar"),
+    (lambda w: w[:3], "router_weights has 3 entries"), (lambda w: w[0], "router_weights has type ndarray"),
+    (lambda w: [w[0].astype(float), *w[1:]], r"rank 0 is float64\[13, 4\] and must be float32 \[13, 4\]"),
+    (lambda w: [w[0][:, :3], *w[1:]], r"float32\[13, 3\]"), (lambda w: [None, *w[1:]], "of type NoneType")])
+def test_form_of_router_weights(change, words):
+    y, d, w = combine_world(CFG)
+    refused(words, combine, CFG, y, d, router_weights=change(w))
+
+
+def test_combinations_without_a_meaning():
+    y, d, w = combine_world(CFG)
+    refused("epilogue without router_weights", combine, CFG, y, d, epilogue=lambda t, c, v: v)
+    refused(r"epilogue_args\[1\] is a list of 2 entries and must have one entry a rank", combine, CFG, y, d,
+            router_weights=w, epilogue=lambda t, c, v, a, b: v, epilogue_args=(1, [1, 2]))
+    refused(r"router_weights_args\[0\] is a list of 1 entries", combine, CFG, y, d,
+            router_weights=lambda t, k, a: 1, router_weights_args=([1],))
+    cfg = config(fused_shared_expert=True)
+    y, d, w = combine_world(cfg)
+    refused("fused_shared_expert=True without router_weights", combine, cfg, y, d)
