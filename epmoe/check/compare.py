@@ -8,7 +8,7 @@ array that differs, empty when the results are equal. Equality is exact, with th
 - the payload of padding rows, scale bytes of unused slots, and rows beyond row_offsets[-1] are not looked at;
 - in combine every NaN equals every NaN, since hardware and NumPy make different ones.
 
-Results are any objects (or dicts) with the fields of the reference's Dispatched; a field that is missing or None in
+`want` is the reference's Dispatched, `got` any object (or dict) with its fields; a field that is missing or None in
 `got` is not compared, except output_tokens, row_offsets and src_info, which must be there. Arrays are NumPy arrays or
 convert with np.asarray; of arrays with spare capacity the first row_offsets[-1] rows count.
 """
@@ -17,7 +17,7 @@ import numpy as np
 
 from epmoe.check.compare_segments import compare_payload, compare_scales, compare_src_info
 from epmoe.check.difference import Difference, bits, shown
-from epmoe.check.places import places, source_rank
+from epmoe.check.places import places_of, source_rank
 
 NEEDED = ("output_tokens", "row_offsets", "src_info")
 RULE = {
@@ -51,7 +51,7 @@ def compare_dispatched(cfg, rank, got, want):
              if (d := _compare_small(cfg, rank, name, array(got, name), array(want, name)))]
     if any(d.what in ("recv_count", "row_offsets") for d in found):
         return found  # without common segments no row has a counterpart
-    where = places(cfg, field(want, "row_offsets"), field(want, "recv_count"))
+    where = places_of(cfg, rank, want)
     shape = _compare_row_shapes(cfg, rank, got, want, where.n_rows)
     found += shape
     if any(d.what in ("src_info", "output_tokens") for d in shape):

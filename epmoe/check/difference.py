@@ -63,7 +63,9 @@ def shown(value):
         return str(value.item())
     width = value.dtype.itemsize
     code = int(value.reshape(1).view(f"u{width}")[0])
-    return f"{float(value.astype(np.float64)):.9g} [0x{code:0{_HEX_DIGITS[width]}x}]"
+    with np.errstate(invalid="ignore"):         # a NaN of eight bits
+        number = float(value.astype(np.float64))
+    return f"{number:.9g} [0x{code:0{_HEX_DIGITS[width]}x}]"
 
 
 def shown_fp4(byte, upper):

@@ -12,7 +12,7 @@ import numpy as np
 from epmoe.check.causes import explained
 from epmoe.check.compare import array
 from epmoe.check.difference import bits
-from epmoe.check.places import Places, places
+from epmoe.check.places import Places, places_of
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Suspect:
 
     @property
     def where(self) -> Places:
-        return places(self.cfg, self.want.row_offsets, self.want.recv_count)
+        return places_of(self.cfg, self.rank, self.want)
 
     def both(self, name):
         return array(self.got, name), array(self.want, name)

@@ -11,7 +11,7 @@ from epmoe.check import combine_causes, dispatch_causes
 from epmoe.check.cases import epilogue, epilogue_args
 from epmoe.check.compare import compare_combined, compare_dispatched, field
 from epmoe.check.difference import Difference
-from epmoe.check.places import PADDING, SHARED, places
+from epmoe.check.places import PADDING, SHARED, places_of
 
 NAN_ROW = float("nan")      # what padding rows of expert_outputs hold: whoever reads them shows it
 
@@ -105,7 +105,7 @@ class Round:
     def _expert_outputs(self, rank, result):
         """Rows that depend on what each row is, not on where it lies; padding rows NaN."""
         want = self.dispatched_want[rank]
-        where = places(self.cfg, want.row_offsets, want.recv_count)
+        where = places_of(self.cfg, rank, want)
         src_info = np.asarray(field(result, "src_info"))[:where.n_rows]
         source = np.full(where.n_rows, rank) if self.cfg.skip_a2a else where.src_rank
         outputs = self.case.pair_outputs(self.number, rank, source, src_info[:, 0], src_info[:, 1])

@@ -38,8 +38,20 @@ class Places:
         return np.flatnonzero(self.src_rank == SHARED)
 
 
-def places(cfg, row_offsets, recv_count):
-    """Places of every row, from row_offsets (n_groups + 1) and recv_count (n_local_experts, source ranks)."""
+def places_of(cfg, rank, result):
+    """Places of every row of a rank's result, which has row_offsets, recv_count and num_tokens."""
+    return places(cfg, result.row_offsets, result.recv_count, n_shared=shared_rows(cfg, rank, result.num_tokens))
+
+
+def shared_rows(cfg, rank, num_tokens):
+    """Rows of the shared expert on a rank: one a token; under skip_a2a its share of them."""
+    world = cfg.allreduce_world_size if cfg.skip_a2a else 1
+    return (num_tokens + world - (rank if cfg.skip_a2a else 0) - 1) // world
+
+
+def places(cfg, row_offsets, recv_count, *, n_shared=None):
+    """Places of every row, from row_offsets (n_groups + 1), recv_count (n_local_experts, source ranks) and the number of
+    rows of the shared expert, None for all of group 0 (where the format does not pad)."""
     offsets = np.asarray(row_offsets).astype(np.int64)
     counts = np.asarray(recv_count).astype(np.int64)
     group = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
@@ -47,7 +59,7 @@ def places(cfg, row_offsets, recv_count):
     src_rank = np.full(len(group), PADDING, np.int64)
     first = int(cfg.fused_shared_expert)
     if first:
-        src_rank[group == 0] = SHARED
+        src_rank[:offsets[1] if n_shared is None else n_shared] = SHARED
     for local_expert, row in enumerate(counts):
         start = offsets[first + local_expert]
         src_rank[start:start + row.sum()] = np.repeat(np.arange(len(row)), row)

@@ -4,6 +4,7 @@ ADAPTERS = {
     "reference": "epmoe.check.adapters.reference:Reference",
     "reference_rows": "epmoe.check.adapters.reference:ReferenceRows",
     "kernels": "epmoe.check.adapters.kernels:Kernels",
+    "fused_kernels": "epmoe.check.adapters.kernels:FusedKernels",
     "nccl": "epmoe.check.adapters.nccl:AllToAll",
     "deepep": "epmoe.check.adapters.deepep:Rows",
     "deepep_low_latency": "epmoe.check.adapters.deepep:LowLatency",
