@@ -1,36 +1,32 @@
-"""Command line: python -m epmoe [verify | doctor] [options]; without a command it verifies."""
+"""Command line: python -m epmoe [command] [options]. Without a command it verifies."""
 
 import argparse
 import sys
+from importlib import import_module
 
-
-def parser():
-    """The parser of all commands."""
-    top = argparse.ArgumentParser(prog="python -m epmoe", description=__doc__)
-    commands = top.add_subparsers(dest="command", metavar="command")
-    from epmoe import verify
-
-    verify.add_arguments(commands.add_parser("verify", help="kernels against the reference, with pictures (the default)"))
-    doctor = commands.add_parser("doctor", help="what this machine can do, and the remedy for what is missing")
-    doctor.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    return top
+# command -> (the module with add_arguments(parser) and run(arguments) -> exit status, what it does)
+COMMANDS = {
+    "verify": ("epmoe.verify", "kernels against the reference, with pictures (the default)"),
+    "doctor": ("epmoe.doctor", "what this machine can do, and the remedy for what is missing"),
+    "check": ("epmoe.check.command", "anybody's implementation against the reference"),
+    "vectors": ("epmoe.vectors.command", "golden vectors: inputs and results as files"),
+}
 
 
 def main(argv=None):
     """Run a command; returns the exit status."""
     argv = sys.argv[1:] if argv is None else list(argv)
-    top = parser()
-    commands = next(a.choices for a in top._actions if isinstance(a, argparse._SubParsersAction))
-    if not argv or (argv[0] not in commands and argv[0] not in ("-h", "--help")):
+    if not argv or (argv[0] not in COMMANDS and argv[0] not in ("-h", "--help")):
         argv = ["verify", *argv]
-    args = top.parse_args(argv)
-    if args.command == "doctor":
-        from epmoe import doctor
-
-        return doctor.report(args.json)
-    from epmoe import verify
-
-    return verify.main(args)
+    top = argparse.ArgumentParser(prog="python -m epmoe", description="Expert-parallel dispatch and combine. Without a command "
+                                  "it verifies; `verify --help` shows the options.")
+    commands = top.add_subparsers(dest="command", metavar="command")
+    for name, (module, what) in COMMANDS.items():
+        parser = commands.add_parser(name, help=what, description=what)
+        if name == argv[0]:
+            import_module(module).add_arguments(parser)
+    arguments = top.parse_args(argv)
+    return import_module(COMMANDS[arguments.command][0]).run(arguments)
 
 
 if __name__ == "__main__":

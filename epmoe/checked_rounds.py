@@ -70,7 +70,7 @@ class Round:
         return self.dispatch_differences + self.combine_differences
 
 
-def run(case, world, routed_rounds, *, seed=0, shown_rank=0, regions=(), timeout=30.0, launch=None, kernels=None):
+def rounds_of(case, world, routed_rounds, *, seed=0, shown_rank=0, regions=(), timeout=30.0, launch=None, kernels=None):
     """Yield a finished Round for each of the routed batches; stops after the first one with a difference."""
     with ExpertParallel(case.cfg, world, fused=case.fused, timeout=timeout, launch=launch, kernels=kernels) as ep:
         for number, routed in enumerate(routed_rounds, 1):

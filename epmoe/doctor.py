@@ -210,12 +210,17 @@ def findings():
     yield nvshmem()
 
 
-def report(as_json=False, console=None):
+def add_arguments(parser):
+    """The option of doctor."""
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+
+
+def run(args, console=None):
     """Print the report; the exit status is 0 if `python -m epmoe` can run here (simulator or GPU), else 1."""
     seen = list(findings())
     needed = ("Python", "numpy", "ml_dtypes", "numba", "greenlet", "rich", "epmoe runs on")
     able = all(f.state == OK for f in seen if f.what in needed)
-    if as_json:
+    if args.json:
         print(json.dumps({"able": able, "findings": [asdict(f) for f in seen]}, indent=1))
         return 0 if able else 1
     from rich.console import Console

@@ -12,6 +12,7 @@ REGIONS = ("reserved", "finished", "rank_completion", "dispatch_recv_count", "A"
 MEANING = ("reserved and finished count messages that were begun and completed; recv_count holds the signals that came; A "
            "tells combine which rows go back; D to G and ready flags order the blocks of one kernel.")
 LABEL_WIDTH = 19
+GROUPS = 9  # shown at most
 
 
 def counts(cfg, topk_ids):
@@ -111,8 +112,8 @@ def segments(cfg, rank, d):
     table.add_column("rows", no_wrap=True)
     table.add_column("from source rank: count", no_wrap=True, overflow="ellipsis")
     shift = int(cfg.fused_shared_expert)
-    limit = 8
-    for group in range(min(cfg.n_groups, limit)):
+    used = [g for g in range(cfg.n_groups) if offsets[g + 1] > offsets[g]] if cfg.n_groups > GROUPS else range(cfg.n_groups)
+    for group in used[:GROUPS]:
         local = group - shift
         rows = f"{offsets[group]}:{offsets[group + 1]}"
         if local < 0:
@@ -123,6 +124,6 @@ def segments(cfg, rank, d):
         padding = int(offsets[group + 1] - offsets[group] - received[local].sum())
         parts += [f"{padding} padding"] if padding else []
         table.add_row(f"e{rank * cfg.n_local_experts + local}", rows, ",  ".join(parts) or "nothing")
-    if cfg.n_groups > limit:
-        table.add_row("...", "", f"{cfg.n_groups - limit} more")
+    if cfg.n_groups > GROUPS:
+        table.add_row("...", "", f"{len(used[GROUPS:])} more with rows, {cfg.n_groups - len(used)} without")
     return table

@@ -1,19 +1,28 @@
 """`python -m epmoe` (= verify): rounds of dispatch, experts and combine, kernels against the reference, shown."""
 
+import argparse
 import json
 import sys
 import time
 
 import numpy as np
 from epmoe_ref.config import EPConfig
-from epmoe_ref.errors import EPError, EPValueError
+from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
 from epmoe import pictures, routing
-from epmoe.checked_rounds import WEIGHTS, Case, run
+from epmoe.checked_rounds import WEIGHTS, Case, rounds_of
 from epmoe.worlds.local import LocalWorld
 
 FORMATS = ("bf16", "fp8_blockwise", "nvfp4", "mxfp4", "mxfp8", "mxfp4_rows")
 MAX_DIFFERENCES = 3
+EQUAL, DIFFERS, CANNOT_RUN = 0, 1, 2
+
+
+def _count(text):
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} must be at least 1")
+    return value
 
 
 def add_arguments(parser):
@@ -25,7 +34,7 @@ def add_arguments(parser):
     sizes.add_argument("--top-k", type=int, default=4, help="experts a token chooses (default 4)")
     sizes.add_argument("--hidden", type=int, default=256, help="elements of a token (default 256)")
     sizes.add_argument("--tokens", type=int, default=16, help="most tokens of a rank (default 16)")
-    sizes.add_argument("--rounds", type=int, default=3, help="rounds on the same buffers, no reset between (default 3)")
+    sizes.add_argument("--rounds", type=_count, default=3, help="rounds on the same buffers, no reset between (default 3)")
     options = parser.add_argument_group("what runs")
     options.add_argument("--format", choices=FORMATS, default="bf16", help="token format (default bf16)")
     options.add_argument("--preshuffle", action="store_true", help="mxfp4_rows: scales in the slot layout")
@@ -36,7 +45,7 @@ def add_arguments(parser):
     options.add_argument("--weights", choices=WEIGHTS, default="array", help="router weights (default array)")
     options.add_argument("--epilogue", action="store_true", help="an elementwise epilogue in combine")
     options.add_argument("--seed", type=int, default=0, help="of tokens, routing, experts and schedule (default 0)")
-    options.add_argument("--seeds", type=int, default=1, metavar="N", help="N seeds in a row, beginning with --seed")
+    options.add_argument("--seeds", type=_count, default=1, metavar="N", help="N seeds in a row, beginning with --seed")
     options.add_argument("--racecheck", action="store_true", help="simulator: with the race detector")
     options.add_argument("--timeout", type=float, default=30.0, metavar="S", help="seconds after which a wait gives up")
     files = parser.add_argument_group("files and output")
@@ -45,11 +54,11 @@ def add_arguments(parser):
     files.add_argument("--dump", metavar="FILE.npz", help="write the first round's tokens and routing as such a file")
     files.add_argument("--json", action="store_true", help="one JSON object instead of pictures")
     files.add_argument("--all", action="store_true", help="walk the matrix of all options at small sizes")
-    files.add_argument("--sample", type=int, metavar="N", help="with --all: only N cases, drawn with --seed")
+    files.add_argument("--sample", type=_count, metavar="N", help="with --all: only N cases, drawn with --seed")
 
 
-def main(args, console=None):
-    """Run verify with parsed options; the exit status is 0 if every byte agreed, 1 if not, 2 for bad options."""
+def run(args, console=None):
+    """Run verify with parsed options; the exit status is 0 if every byte agreed, 1 if not, 2 if it cannot be run."""
     if console is None:
         from rich.console import Console
 
@@ -58,11 +67,15 @@ def main(args, console=None):
         if args.all:
             from epmoe import verify_matrix
 
-            return verify_matrix.main(args, console)
+            return verify_matrix.walk(args, console)
         return _verify(args, console)
-    except EPValueError as error:
+    except (EPValueError, UnavailableError) as error:
         print(f"epmoe verify: {error}", file=sys.stderr)
-        return 2
+        return CANNOT_RUN
+    except EPError as error:  # a kernel that hung, raced, or left its memory
+        console.print(f"\n[bold red]FAIL[/bold red]  {type(error).__name__}:")
+        console.print(str(error), markup=False)
+        return DIFFERS
 
 
 def case_of(args, batch=None):
@@ -107,7 +120,7 @@ def _verify(args, console):
         if shown and seed == args.seed:
             _heading(console, args, case, world, batch)
         rounds = []
-        for r in run(case, world, routed, seed=seed, shown_rank=busiest, regions=tuple(pictures.REGIONS),
+        for r in rounds_of(case, world, routed, seed=seed, shown_rank=busiest, regions=tuple(pictures.REGIONS),
                      timeout=args.timeout):
             rounds.append(r)
             if shown and r.number == 1 and seed == args.seed:
@@ -123,7 +136,7 @@ def _verify(args, console):
         print(json.dumps(record, indent=1))
     else:
         _verdict(console, case, args, record, rounds[-1])
-    return 0 if record["passed"] else 1
+    return EQUAL if record["passed"] else DIFFERS
 
 
 def _simulation(args, seed):
@@ -185,7 +198,7 @@ def _says(differences):
 def _verdict(console, case, args, record, last):
     if record["passed"]:
         n = sum(len(s["rounds"]) for s in record["seeds"])
-        console.print(f"\n[bold green]PASS[/bold green]  {n} rounds equal to the reference, bit for bit, in "
+        console.print(f"\n[bold green]PASS[/bold green]  {n} round{'s' if n > 1 else ''} equal to the reference, bit for bit, in "
                       f"{record['seconds']:.1f} s")
         return
     console.print("\n[bold red]FAIL[/bold red]  the first difference:")

@@ -9,7 +9,7 @@ from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPError
 
 from epmoe import device, routing
-from epmoe.checked_rounds import WEIGHTS, Case, run
+from epmoe.checked_rounds import WEIGHTS, Case, rounds_of
 from epmoe.worlds.local import LocalWorld
 
 # (token format, scales in the slot layout)
@@ -35,7 +35,7 @@ def check(case, seed):
     """Verify one case: None if every byte agreed, else what went wrong, as text."""
     world = LocalWorld(case.cfg.n_ranks, **({"seed": seed} if device.SIM else {}))
     try:
-        for r in run(case, world, [routing.make(case.cfg, [seed, n]) for n in range(case.rounds)], seed=seed):
+        for r in rounds_of(case, world, [routing.make(case.cfg, [seed, n]) for n in range(case.rounds)], seed=seed):
             if r.differences:
                 return f"round {r.number}: {r.differences[0]}"
     except EPError as error:
@@ -43,7 +43,7 @@ def check(case, seed):
     return None
 
 
-def main(args, console):
+def walk(args, console):
     """Walk the matrix with a progress bar; prints a table, or JSON; the exit status is 0 if all cases passed."""
     start = time.perf_counter()
     chosen = list(cases())
