@@ -127,7 +127,8 @@ def random_world(seed, limits=Limits(), **fixed):
     size = draw.random()
     alignment = choose("alignment", 16, 16, 16, 32, 64, 128)
     large = size < limits.large_share
-    tall = limits.large_share <= size < 2 * limits.large_share and limits.tokens >= 40  # experts of several scale tiles
+    tall = (limits.large_share <= size < 2 * limits.large_share and limits.tokens >= 40
+            and not fixed.keys() & {"n_local_experts", "top_k", "max_tokens_per_rank"})  # experts of several scale tiles
     n_ranks = choose("n_ranks", *range(1, limits.ranks + 1))
     n_local = choose("n_local_experts", *range(1, limits.local_experts + 1), 1, 2, 3, 4)
     n_experts = n_ranks * n_local

@@ -15,7 +15,7 @@ from exact_formats import FACTS
 from random_worlds import Limits, random_world
 from reference_runs import reference_difference
 
-WORLDS = int(os.environ.get("EPMOE_WORLDS", "400"))
+WORLDS = int(os.environ.get("EPMOE_WORLDS", "250"))
 FIRST = int(os.environ.get("EPMOE_FIRST_WORLD", "0"))
 BATCHES = 10
 
