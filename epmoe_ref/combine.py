@@ -46,32 +46,33 @@ def combine(cfg: EPConfig, expert_outputs, dispatched, *, router_weights=None, r
     fused shared expert without router weights. Source: the combine_wait_kernel page.
     """
     _check(cfg, expert_outputs, dispatched, router_weights, epilogue)
-    rows_of = [_rows_of_pairs(cfg, dispatched, rank) for rank in range(cfg.n_ranks)]
+    senders = [_senders(cfg, dispatched, rank) for rank in range(cfg.n_ranks)]
     if router_weights is None:
-        return [_unreduced(cfg, expert_outputs, dispatched[rank], rank, rows_of[rank]) for rank in range(cfg.n_ranks)]
+        return [_unreduced(cfg, expert_outputs, dispatched[rank], rank, senders[rank]) for rank in range(cfg.n_ranks)]
     results = []
     for rank in range(cfg.n_ranks):
         weights = _weights(cfg, router_weights, router_weights_args, rank, dispatched[rank].num_tokens)
         args = _of_rank(cfg, "epilogue_args", epilogue_args, rank)
-        results.append(_reduced(cfg, expert_outputs, dispatched[rank], rank, rows_of[rank], weights, epilogue, args))
+        results.append(_reduced(cfg, expert_outputs, dispatched[rank], rank, senders[rank], weights, epilogue, args))
     return results
 
 
-def _rows_of_pairs(cfg: EPConfig, dispatched, rank: int) -> np.ndarray:
-    """Which row of its owner's expert output each pair of a rank gets: int64 [num_tokens, top_k], -1 if none.
+def _senders(cfg: EPConfig, dispatched, rank: int) -> np.ndarray:
+    """Who sends what to each pair of a rank: int64 [num_tokens, top_k, 2] = (owner, its row), (-1, -1) if nobody.
 
     This is combine_async seen from the receiver: rows of the segment of (local expert, rank) go to recv[src_info].
     """
     num_tokens = dispatched[rank].num_tokens
-    rows_of = np.full((num_tokens, cfg.top_k), -1, np.int64)
+    senders = np.full((num_tokens, cfg.top_k, 2), -1, np.int64)
     for owner in [rank] if cfg.skip_a2a else range(cfg.n_ranks):
         src_index = 0 if cfg.skip_a2a else rank
         for segment in segments(dispatched[owner]):
             if segment.src_rank == src_index:
                 token, slot = np.asarray(dispatched[owner].src_info[segment.start:segment.end]).T
                 sent = (token >= 0) & (token < num_tokens) & (slot >= 0) & (slot < cfg.top_k)
-                rows_of[token[sent], slot[sent]] = np.arange(segment.start, segment.end)[sent]
-    return rows_of
+                senders[token[sent], slot[sent], 0] = owner
+                senders[token[sent], slot[sent], 1] = np.arange(segment.start, segment.end)[sent]
+    return senders
 
 
 def _takes_part(cfg: EPConfig, topk_ids: np.ndarray, rank: int) -> np.ndarray:
@@ -80,14 +81,13 @@ def _takes_part(cfg: EPConfig, topk_ids: np.ndarray, rank: int) -> np.ndarray:
     return topk_ids >= 0
 
 
-def _recv(cfg: EPConfig, expert_outputs, topk_ids: np.ndarray, rows_of: np.ndarray, takes_part: np.ndarray):
-    """recv_buf of a few tokens: combine_dtype [n, top_k, hidden], zero where nothing came."""
-    recv = np.zeros((*topk_ids.shape, cfg.hidden), COMBINE_DTYPES[cfg.combine_dtype])
-    arrived = takes_part & (rows_of >= 0)
-    owners = np.where(arrived, cfg.owner(topk_ids), -1)
-    for owner in np.unique(owners[arrived]).tolist():
+def _recv(cfg: EPConfig, expert_outputs, senders: np.ndarray, takes_part: np.ndarray) -> np.ndarray:
+    """recv_buf of a few tokens: combine_dtype [n, top_k, hidden], zero where nothing came or takes part."""
+    recv = np.zeros((*takes_part.shape, cfg.hidden), COMBINE_DTYPES[cfg.combine_dtype])
+    owners = np.where(takes_part, senders[..., 0], -1)
+    for owner in np.unique(owners[owners >= 0]).tolist():
         pairs = owners == owner
-        recv[pairs] = expert_outputs[owner][rows_of[pairs]]
+        recv[pairs] = expert_outputs[owner][senders[pairs, 1]]
     return recv
 
 
@@ -96,21 +96,21 @@ def _blocks(cfg: EPConfig, num_tokens: int):
     return (slice(start, min(start + step, num_tokens)) for start in range(0, num_tokens, step))
 
 
-def _unreduced(cfg, expert_outputs, d, rank, rows_of) -> np.ndarray:
+def _unreduced(cfg, expert_outputs, d, rank, senders) -> np.ndarray:
     out = np.empty((d.num_tokens, cfg.top_k, cfg.hidden), COMBINE_DTYPES[cfg.combine_dtype])
     takes_part = _takes_part(cfg, d.topk_ids, rank)
     for block in _blocks(cfg, d.num_tokens):
-        out[block] = _recv(cfg, expert_outputs, d.topk_ids[block], rows_of[block], takes_part[block])
+        out[block] = _recv(cfg, expert_outputs, senders[block], takes_part[block])
     return out
 
 
-def _reduced(cfg, expert_outputs, d, rank, rows_of, weights, epilogue, epilogue_args) -> np.ndarray:
+def _reduced(cfg, expert_outputs, d, rank, senders, weights, epilogue, epilogue_args) -> np.ndarray:
     dtype = COMBINE_DTYPES[cfg.combine_dtype]
     out = np.empty((d.num_tokens, cfg.hidden), dtype)
     takes_part = _takes_part(cfg, d.topk_ids, rank)
     col = np.arange(cfg.hidden, dtype=np.int32)[None, :]
     for block in _blocks(cfg, d.num_tokens):
-        recv = _recv(cfg, expert_outputs, d.topk_ids[block], rows_of[block], takes_part[block])
+        recv = _recv(cfg, expert_outputs, senders[block], takes_part[block])
         value = to_output_type(_weighted_sum(recv, weights[block], takes_part[block]), dtype)
         if cfg.fused_shared_expert:
             value = _add_shared(cfg, value, expert_outputs[rank], rank, d.num_tokens, block)
