@@ -84,6 +84,21 @@ class Batch:
         top = max(int(self.topk_ids.max(initial=0)) + 1, self.topk_ids.shape[1])
         return -(-top // n_ranks) * n_ranks
 
+    def check_ids(self, n_experts):
+        """Every id must be an expert or -1, and the ids of a row distinct; the message names the file's row."""
+        outside = (self.topk_ids < -1) | (self.topk_ids >= n_experts)
+        if outside.any():
+            row, slot = np.argwhere(outside)[0]
+            source = "as the file's n_experts says" if self.n_experts == n_experts else "counted from the largest id or --experts"
+            raise EPValueError(f"topk_ids in the file: row {row}, slot {slot} holds {self.topk_ids[row, slot]}, outside "
+                               f"[0, n_experts={n_experts}) ({source}); -1 means no expert; {int(outside.sum())} such ids")
+        ordered = np.sort(self.topk_ids, axis=1)
+        twice = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(axis=1)
+        if twice.any():
+            row = int(np.argmax(twice))
+            raise EPValueError(f"topk_ids in the file: row {row} holds {self.topk_ids[row].tolist()}; the ids of a token must "
+                               f"be distinct ({int(twice.sum())} such rows): put -1 into a slot that repeats one")
+
     def split(self, n_ranks):
         """Routed for n_ranks: by the file's rank_offsets, else evenly (the first ranks take the remainder)."""
         n = len(self.x)

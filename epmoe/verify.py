@@ -84,6 +84,7 @@ def case_of(args, batch=None):
     top_k, hidden, tokens = args.top_k, args.hidden, args.tokens
     if batch is not None:
         n_experts = args.experts or batch.experts_for(args.ranks)
+        batch.check_ids(n_experts)
         top_k, hidden = batch.topk_ids.shape[1], batch.x.shape[1]
         tokens = max(batch.split(args.ranks).num_tokens)
     cfg = EPConfig(args.ranks, n_experts, top_k, hidden, max(tokens, 1), token_format=args.format,
