@@ -8,21 +8,23 @@ import numpy as np
 F32 = np.float32
 MASK32 = 0xFFFFFFFF
 _NAN = F32(np.nan)
-_pack_f, _pack_i = struct.Struct("<f"), struct.Struct("<I")
+_BF16_VALUES = (np.arange(1 << 16, dtype=np.uint32) << 16).view(F32)
 
 
 def u64(x):
     """x as an unsigned 64-bit integer."""
-    return int(x) & 0xFFFFFFFFFFFFFFFF
+    return (x if x.__class__ is int else int(x)) & 0xFFFFFFFFFFFFFFFF
 
 
 def u32(x):
     """x as an unsigned 32-bit integer."""
-    return int(x) & MASK32
+    return (x if x.__class__ is int else int(x)) & MASK32
 
 
 def i32(x):
     """x as a signed 32-bit integer."""
+    if x.__class__ is int and -0x80000000 <= x <= 0x7FFFFFFF:
+        return x
     return (int(x) + 0x80000000 & MASK32) - 0x80000000
 
 
@@ -33,7 +35,7 @@ def f32(x):
 
 def f32_as_u32(x):
     """The bits of an f32."""
-    return int(F32(x).view(np.uint32))
+    return int((x if x.__class__ is F32 else F32(x)).view(np.uint32))
 
 
 def u32_as_f32(x):
@@ -43,16 +45,16 @@ def u32_as_f32(x):
 
 def bf16_lo(x):
     """The bf16 in bits 0..15, as f32."""
-    return np.uint32((x & 0xFFFF) << 16).view(F32)
+    return _BF16_VALUES[x & 0xFFFF]
 
 
 def bf16_hi(x):
     """The bf16 in bits 16..31, as f32."""
-    return np.uint32(x & 0xFFFF0000).view(F32)
+    return _BF16_VALUES[x >> 16 & 0xFFFF]
 
 
 def _bf16_bits(x):
-    u = int(F32(x).view(np.uint32))
+    u = int((x if x.__class__ is F32 else F32(x)).view(np.uint32))
     if u & 0x7FFFFFFF > 0x7F800000:
         return 0x7FFF                               # what cvt.rn.bf16 makes of every NaN
     return (u + 0x7FFF + (u >> 16 & 1)) >> 16
@@ -113,12 +115,12 @@ def e4m3_hi(x):
 
 def mul_rn(a, b):
     """a * b, rounded once."""
-    return F32(a) * F32(b)
+    return a * b if a.__class__ is F32 is b.__class__ else F32(a) * F32(b)
 
 
 def add_rn(a, b):
     """a + b, rounded once."""
-    return F32(a) + F32(b)
+    return a + b if a.__class__ is F32 is b.__class__ else F32(a) + F32(b)
 
 
 def sub_rn(a, b):

@@ -1,10 +1,12 @@
 """Barriers of a block, and the operations that the lanes of a warp do together."""
 import sys
+from itertools import accumulate
 
 from greenlet import getcurrent
 
 from epmoe_ref.errors import EPError
 
+from ..arithmetic import max_f32
 from .scheduler import NOW
 from .threads import call_chain
 
@@ -138,16 +140,50 @@ def shfl_down(v, d):
     return v if w is None else w
 
 
+def _shared_result(vals, compute):
+    """What all lanes get: computed by the first of them, kept behind the values."""
+    if len(vals) == 32:
+        vals.append(compute(vals))
+    return vals[32]
+
+
+def _ballot(vals):
+    return sum([1 << i for i, x in enumerate(vals) if x])
+
+
+def _match(vals):
+    masks = {}
+    for i, x in enumerate(vals):
+        masks[x] = masks.get(x, 0) | 1 << i
+    return masks
+
+
+def _sum(vals):
+    return _wrap(sum([x for x in vals if x is not None]))
+
+
+def _inclusive_sums(vals):
+    return [_wrap(x) for x in accumulate([0 if x is None else x for x in vals])]
+
+
+def _max(vals):
+    out = vals[0]
+    for x in vals[1:]:
+        if x is not None:
+            out = max_f32(out, x)
+    return out
+
+
 def ballot(p):
     """Bit i is set if p is true in lane i."""
     t, vals = meet("ballot", 1 if p else 0)
-    return sum(1 << i for i, x in enumerate(vals) if x)
+    return _shared_result(vals, _ballot)
 
 
 def match_any(v):
     """Mask of the lanes whose v (i32) equals this lane's."""
     t, vals = meet("match_any", v)
-    return sum(1 << i for i, x in enumerate(vals) if x is not None and x == v)
+    return _shared_result(vals, _match)[v]
 
 
 def any_lane(p):
@@ -163,7 +199,7 @@ def all_lanes(p):
 
 
 def warp_broadcast_i32(v, src):
-    """v (i32 or u32) of lane src, in every lane."""
+    """v (i32) of lane src, in every lane."""
     t, vals = meet("warp_broadcast_i32", v)
     return vals[src]
 
@@ -177,24 +213,19 @@ def warp_broadcast_u64(v, src):
 def warp_sum_i32(v):
     """Sum of v (i32) over the lanes, in every lane."""
     t, vals = meet("warp_sum_i32", v)
-    return _wrap(sum([x for x in vals if x is not None]))
+    return _shared_result(vals, _sum)
 
 
 def warp_inclusive_sum_i32(v):
     """Sum of v (i32) over this lane and the lanes below it."""
     t, vals = meet("warp_inclusive_sum_i32", v)
-    return _wrap(sum(vals[:t.lane + 1]))
+    return _shared_result(vals, _inclusive_sums)[t.lane]
 
 
 def warp_max_f32(v):
     """Largest v (f32) over the lanes, in every lane; NaN is ignored unless all are NaN."""
     t, vals = meet("warp_max_f32", v)
-    from ..arithmetic import max_f32
-    out = vals[0]
-    for x in vals[1:]:
-        if x is not None:
-            out = max_f32(out, x)
-    return out
+    return _shared_result(vals, _max)
 
 
 def _wrap(v):

@@ -1,0 +1,28 @@
+"""Every word of the device layer: its PTX, and what it does, in the simulator and (-m gpu) on a GPU. One table for all."""
+import pytest
+
+from epmoe import device
+from epmoe.device import names
+from run_case import run
+from word_cases import CASES
+
+
+def test_the_table_has_every_word():
+    assert set(CASES) == set(names.WORDS) and len(names.WORDS) == len(set(names.WORDS))
+    assert set(names.WORDS) | set(names.DTYPES.split()) < set(device.__all__)
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_word_in_the_simulator(name):
+    run(CASES[name], seed=None)
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_word_in_the_simulator_with_the_race_detector(name):
+    run(CASES[name], seed=1, racecheck=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_word_on_a_gpu(name):
+    run(CASES[name])
