@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from .config import TOKEN_FORMATS, EPConfig
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
-KINDS = ("integers", "coordinates", "normal", "special")
+KINDS = ("integers", "coordinates", "normal", "cancelling", "special")
 PATTERNS = ("uniform", "hot_expert", "one_rank", "few_experts")
 DROPS = (0.0, 0.0, 0.3, 1.0)
 
@@ -72,8 +72,8 @@ def matrices(draw, num_rows, columns: int, dtype=BF16, kinds=KINDS):
     """Data over ranks, one matrix [num_rows[rank], columns] each.
 
     kinds: "integers" (-4..4: sums are exact), "coordinates" (small integers that tell rank, row and column), "normal"
-    (of very different sizes, so that the order of a sum shows), "special" (the same with NaN, Inf, -0.0, subnormals and
-    the largest numbers strewn in).
+    (of very different sizes), "cancelling" (so large and so small that any other order of a float32 sum gives another
+    result), "special" (as normal, with NaN, Inf, -0.0, subnormals and the largest numbers strewn in).
     """
     kind, rng = draw(st.sampled_from(kinds)), np.random.default_rng(draw(seeds()))
     return [_matrix(rng, kind, rank, rows, columns, np.dtype(dtype)) for rank, rows in enumerate(num_rows)]
@@ -85,6 +85,8 @@ def _matrix(rng, kind, rank, rows, columns, dtype):
         return np.choose(column % 3, (np.full_like(row, rank + 1), row % 128 + 1, column % 128)).astype(dtype)
     if kind == "integers":
         return rng.integers(-4, 5, (rows, columns)).astype(dtype)
+    if kind == "cancelling":
+        return rng.choice([2.0**14, -(2.0**14), 2.0**-12, -3 * 2.0**-12], (rows, columns)).astype(dtype)
     values = rng.standard_normal((rows, columns)) * 2.0 ** rng.integers(-12, 13, (rows, columns))
     if kind == "special":
         limits = ml_dtypes.finfo(dtype)

@@ -23,7 +23,7 @@ def test_rows_have_the_bits_of_the_restatement(world, data):
     routes = plain.rows_routes(ids, world.num_experts)
     num_rows, num_tokens = [len(to) for to in routes], [len(own) for own in ids]
     width, dtype = x[0].shape[1], x[0].dtype
-    rows = data.draw(strategies.matrices(num_rows, width, dtype, ("normal", "special")))
+    rows = data.draw(strategies.matrices(num_rows, width, dtype, ("normal", "cancelling", "special")))
     assert_same_bits(fused_a2a.combine_forward(rows, handle), plain.rows_return(rows, routes, num_tokens), "combined_x")
 
     grad_probs = data.draw(strategies.matrices(num_rows, ids[0].shape[1], np.float32, ("normal", "special")))
@@ -56,7 +56,7 @@ def test_expert_major_rows_have_the_bits_of_the_restatement(world, data):
 
     num_rows, num_tokens = [len(to) for to in routes], [len(own) for own in world.x]
     width, dtype = world.x[0].shape[1], world.x[0].dtype
-    rows = data.draw(strategies.matrices(num_rows, width, dtype, ("normal", "special")))
+    rows = data.draw(strategies.matrices(num_rows, width, dtype, ("normal", "cancelling", "special")))
     want = plain.hybrid_return(rows, routes, num_tokens, world.p2p_world_size)
     assert_same_bits(fused_a2a.hybrid_combine_forward(rows, handle), want, "combined_x")
 
