@@ -135,13 +135,17 @@ def edge_tokens(tokens, seed):
     return groups.reshape(n, hidden)
 
 
-def cases(n_ranks=4):
-    """The cases for a world of n_ranks: every format, every option, every routing that has tripped somebody."""
+def cases(n_ranks=4, only_hidden=None):
+    """The cases for a world of n_ranks: every format, every option, every routing that has tripped somebody.
+
+    only_hidden: takes the place of the cases' own hidden sizes; a multiple of 256.
+    """
     L = 3
     n = L * n_ranks
 
     def cfg(**options):
-        return EPConfig(n_ranks, n, **{"top_k": min(4, n), "hidden": 128, "max_tokens_per_rank": 8} | options)
+        options = {"top_k": min(4, n), "hidden": 128, "max_tokens_per_rank": 8} | options
+        return EPConfig(n_ranks, n, **options | ({"hidden": only_hidden} if only_hidden else {}))
 
     uneven = tuple((8, 5, 1, 6, 3, 7, 2, 4)[rank % 8] for rank in range(n_ranks))
     full = (8,) * n_ranks

@@ -13,11 +13,13 @@ SHOWN = 4                   # differences of a case that the report prints
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one case: differences (none: it passed), or why it was not run."""
+    """What became of one case: differences (none: it passed), or why it was not run; and which of the reference's
+    arrays the implementation did not give, so that they were not compared."""
 
     case: str
     differences: tuple = ()
     not_served: str | None = None
+    not_given: frozenset = frozenset()
 
     def __str__(self):
         if self.not_served:
@@ -51,13 +53,18 @@ class Report:
         return bool(self.run) and not self.failed
 
     @property
+    def not_given(self):
+        return sorted(frozenset().union(*(o.not_given for o in self.run)))
+
+    @property
     def verdict(self):
         served = f"{len(self.run)} of {len(self.outcomes)} cases served, {self.n_ranks} ranks"
         if not self.run:
             return f"FAIL {self.name}: no case was run ({served})"
         if self.failed:
             return f"FAIL {self.name}: {len(self.failed)} of {len(self.run)} cases differ from the reference ({served})"
-        return f"PASS {self.name}: equal to the reference ({served})"
+        missing = f"; not given and not compared: {', '.join(self.not_given)}" if self.not_given else ""
+        return f"PASS {self.name}: equal to the reference ({served}{missing})"
 
     def __str__(self):
         return "\n".join([*map(str, self.outcomes), self.verdict])
@@ -85,19 +92,21 @@ def check(implementation, *, n_ranks=4, ranks=None, only="", name=None, tell=Non
 def all_cases(implementation, n_ranks):
     """(case, why it is not served or None, the function that runs it) for every case of the implementation's layout."""
     if hasattr(implementation, "token_formats"):
-        return [(case, not_served(implementation, case), experts.run_case) for case in cases(n_ranks)]
+        hidden = getattr(implementation, "hidden", None)
+        return [(case, not_served(implementation, case), experts.run_case) for case in cases(n_ranks, hidden)]
     return [(case, None, rows.run_case) for case in rows.cases(n_ranks)]
 
 
 def outcome(implementation, case, run, ranks):
     """Runs one case. An exception is a difference too, unless ranks are processes: then it must end them all."""
+    not_given = set()
     try:
-        found = run(implementation, case, ranks)
+        found = run(implementation, case, ranks, not_given)
     except Exception as error:
         if implementation.per_rank:
             raise
         found = [Difference("call", f"raised {type(error).__name__}: {error}{_where(error)}")]
-    return Outcome(case.name, tuple(d for part in ranks.gather(found) for d in part))
+    return Outcome(case.name, tuple(d for part in ranks.gather(found) for d in part), not_given=frozenset(not_given))
 
 
 def _where(error):

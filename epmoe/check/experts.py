@@ -13,17 +13,22 @@ from epmoe.check.compare import compare_combined, compare_dispatched, field
 from epmoe.check.difference import Difference
 from epmoe.check.places import PADDING, SHARED, places_of
 
+COMPARED = ("expert_ids", "recv_count", "output_scales", "scales_offset")
 NAN_ROW = float("nan")      # what padding rows of expert_outputs hold: whoever reads them shows it
 
 
-def run_case(implementation, case, ranks):
-    """Differences of the first round that has any, over the ranks of this process; empty when all rounds are right."""
+def run_case(implementation, case, ranks, not_given):
+    """Differences of the first round that has any, over the ranks of this process; empty when all rounds are right.
+
+    not_given: a set to which the names of arrays that dispatch left out are added.
+    """
     world = implementation.make(case.cfg)
     try:
         previous = None
         for round_ in range(case.rounds):
             this = Round(case, round_, ranks.here, previous)
             found = this.dispatch(world, implementation.per_rank)
+            not_given |= this.not_given()
             if not any(ranks.gather(bool(found))):
                 found = this.combine(world, implementation.per_rank)
             if any(ranks.gather(bool(found))):
@@ -66,6 +71,12 @@ class Round:
             got, want = self.dispatched[rank], self.dispatched_want[rank]
             found += compare_dispatched(self.cfg, rank, got, want)
         return changed + dispatch_causes.with_causes(self, found)
+
+    def not_given(self):
+        """Names of the reference's arrays that are missing from the implementation's results."""
+        ranks = self.here if len(self.dispatched) == self.cfg.n_ranks else ()
+        return {name for rank in ranks for name in COMPARED
+                if field(self.dispatched_want[rank], name) is not None and field(self.dispatched[rank], name) is None}
 
     def combine(self, world, per_rank):
         """Calls combine on what dispatch returned, in its own row order, and returns the differences."""

@@ -28,6 +28,7 @@ class Implementation:
     Class attributes say what it serves; cases that need more are listed as not served:
     token_formats, combine_dtypes: names as in EPConfig. options: of OPTIONS. "unweighted" is combine without router
     weights; the others are the options of that name, and each adds its keyword arguments to the calls below.
+    hidden: the only hidden size that it can take, a multiple of 256; None: any.
     per_rank: False, the whole world at once: every argument and result is a list over ranks. True, one rank a process
     (under mpirun or torchrun): they are this rank's.
     """
@@ -36,6 +37,7 @@ class Implementation:
     combine_dtypes = ("bf16",)
     options = frozenset()
     per_rank = False
+    hidden = None
 
     @classmethod
     def make(cls, cfg):

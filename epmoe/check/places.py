@@ -50,8 +50,10 @@ def shared_rows(cfg, rank, num_tokens):
 
 
 def places(cfg, row_offsets, recv_count, *, n_shared=None):
-    """Places of every row, from row_offsets (n_groups + 1), recv_count (n_local_experts, source ranks) and the number of
-    rows of the shared expert, None for all of group 0 (where the format does not pad)."""
+    """Places of every row, from row_offsets (n_groups + 1) and recv_count (n_local_experts, source ranks).
+
+    n_shared: rows of the shared expert; None: all of group 0, which is so where the format does not pad.
+    """
     offsets = np.asarray(row_offsets).astype(np.int64)
     counts = np.asarray(recv_count).astype(np.int64)
     group = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))

@@ -69,8 +69,8 @@ def cases(n_ranks=4):
     return [RowsCase(entry[0], seed, *entry[1:]) for seed, entry in enumerate(listed)]
 
 
-def run_case(implementation, case, ranks):
-    """Differences of the first round that has any, over the ranks of this process."""
+def run_case(implementation, case, ranks, not_given):
+    """Differences of the first round that has any, over the ranks of this process; nothing may be left out."""
     world = implementation.make()
     try:
         for round_ in range(case.rounds):

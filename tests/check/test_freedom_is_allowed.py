@@ -13,7 +13,7 @@ GARBAGE = 0xA5
 
 
 def scale_place(cfg, d, group, mn, k):
-    """Index of the scale of row mn of a group and scale column k in output_scales; written from the text, row by row."""
+    """Index in output_scales of the scale of row mn of a group and scale column k; from the text, one at a time."""
     row = int(d.row_offsets[group]) + mn
     if cfg.token_format == "fp8_blockwise":
         return k, row

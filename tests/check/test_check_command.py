@@ -1,0 +1,84 @@
+"""`python -m epmoe check`: its exit codes, what it prints, and one rank a process under mpirun."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+
+def run(*arguments, launcher=(), python=("-m", "epmoe"), cwd=HERE):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)])}
+    return subprocess.run([*launcher, sys.executable, *python, *arguments], capture_output=True, text=True, cwd=cwd,
+                          env=environment, timeout=100)
+
+
+def test_a_right_implementation_exits_with_0():
+    result = run("check", "numpy_world:NumpyWorld", "--ranks", "2")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.splitlines()[-1] == (
+        "PASS numpy_world:NumpyWorld: equal to the reference (16 of 38 cases served, 2 ranks)")
+    assert "not served  nvfp4: token_format nvfp4" in result.stdout
+
+
+def test_a_wrong_implementation_exits_with_1_and_says_why():
+    result = run("check", "wrong_worlds:OffByOne", "--ranks", "2", "--quiet", "--only", "uneven")
+    assert result.returncode == 1
+    assert "DIFFERS     uneven ranks" in result.stdout
+    assert "off by one: every entry is one too large" in result.stdout
+    assert "FAIL wrong_worlds:OffByOne: 1 of 1 cases differ" in result.stdout
+    assert "not served" not in result.stdout
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["nobody"], "must be module:Class"),
+    (["nobody:Class"], "no module 'nobody'"),
+    (["wrong_worlds:Nobody"], "has no 'Nobody'"),
+    (["json:dumps"], "lacks make, dispatch, combine"),
+    (["per_rank_worlds:OneRank"], "mpirun -n N"),
+    (["reference", "--only", "no such case"], "no case's name contains"),
+])
+def test_what_cannot_be_run_exits_with_2(arguments, words):
+    result = run("check", *arguments)
+    assert result.returncode == 2
+    assert words in result.stderr and "Traceback" not in result.stderr
+
+
+def test_every_adapter_can_be_loaded_without_its_library():
+    from epmoe.check.adapters import ADAPTERS
+    from epmoe.check.implementation import load
+    for name in ADAPTERS:
+        assert callable(load(name).make)
+
+
+def test_the_reference_passes_as_an_implementation():
+    from epmoe.check import check
+    from epmoe.check.implementation import load
+    for name in ("reference", "reference_rows"):
+        report = check(load(name), n_ranks=2)
+        assert report.passed, str(report)
+        assert len(report.run) == len(report.outcomes)
+
+
+def mpirun():
+    beside = Path(sys.executable).with_name("mpirun")
+    return str(beside) if beside.exists() else shutil.which("mpirun")
+
+
+@pytest.mark.parametrize(("name", "code", "verdict"), [
+    ("OneRank", 0, "PASS per_rank_worlds:OneRank: equal to the reference"),
+    ("OneRankWrong", 1, "FAIL per_rank_worlds:OneRankWrong"),
+])
+def test_one_rank_a_process(name, code, verdict):
+    assert mpirun(), "no mpirun: pip install mpich"
+    result = run("check", f"per_rank_worlds:{name}", "--quiet", launcher=(mpirun(), "-n", "2"),
+                 python=("-m", "mpi4py", "-m", "epmoe"))
+    assert result.returncode == code, result.stdout + result.stderr
+    assert result.stdout.count(verdict) == 1
+    if code:
+        assert "rank 1" in result.stdout and "the weights are applied twice" in result.stdout

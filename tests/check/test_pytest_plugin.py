@@ -1,0 +1,44 @@
+"""`pytest --epmoe-check module:Class`: one test a case, failures in words, bad names refused."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+
+def pytest_run(folder, *arguments):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)]), "PYTEST_ADDOPTS": ""}
+    return subprocess.run([sys.executable, "-m", "pytest", "-p", "epmoe.check.pytest_plugin", "-p", "no:cacheprovider",
+                           *arguments], capture_output=True, text=True, cwd=folder, env=environment, timeout=100)
+
+
+def test_a_right_implementation_passes_case_by_case(tmp_path):
+    result = pytest_run(tmp_path, "--epmoe-check", "numpy_world:NumpyWorld", "--epmoe-ranks", "2", "-v")
+    assert result.returncode == 0, result.stdout
+    assert "numpy_world:NumpyWorld[a hot expert] PASSED" in result.stdout
+    assert "16 passed" in result.stdout
+
+
+def test_a_wrong_one_fails_in_words_and_beside_the_projects_own_tests(tmp_path):
+    (tmp_path / "pytest.ini").write_text("[pytest]\nepmoe_check =\n    wrong_worlds:SrcInfoSwapped\n")
+    (tmp_path / "test_mine.py").write_text("def test_mine():\n    pass\n")
+    result = pytest_run(tmp_path, "--epmoe-ranks", "2")
+    assert result.returncode == 1
+    assert "the two columns are swapped: (token, slot), not (slot, token)" in result.stdout
+    assert "Traceback" not in result.stdout and "1 passed" not in result.stdout.splitlines()[0]
+    assert "test_mine" not in result.stdout.split("short test summary")[1]
+
+
+def test_a_name_that_does_not_exist_is_refused(tmp_path):
+    result = pytest_run(tmp_path, "--epmoe-check", "nobody:Class")
+    assert result.returncode == 4
+    assert "no module 'nobody'" in result.stderr
+
+
+def test_without_the_option_nothing_is_added(tmp_path):
+    (tmp_path / "test_mine.py").write_text("def test_mine():\n    pass\n")
+    result = pytest_run(tmp_path)
+    assert result.returncode == 0 and "1 passed" in result.stdout

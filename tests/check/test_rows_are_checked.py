@@ -1,0 +1,74 @@
+"""Mistakes in fused_a2a rows are named: probs at -1 slots, global ids, row order, counts, sums, inputs written to."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from epmoe.check import check
+from epmoe.check.adapters.reference import ReferenceRows
+
+
+def changed(**functions):
+    """A RowsImplementation that changes the named results of the reference, and combine's under `combined`."""
+    names = ("recv_x", "recv_token_indices", "recv_token_probs", "tokens_per_expert")
+
+    class Changed(ReferenceRows):
+        def dispatch(self, x, token_indices, token_probs, num_experts):
+            *results, handle = super().dispatch(x, token_indices, token_probs, num_experts)
+            results = [[functions[name](rank, part.copy()) for rank, part in enumerate(parts)]
+                       if name in functions else parts for name, parts in zip(names, results)]
+            return (*results, handle)
+
+        def combine(self, x, handle):
+            combined = super().combine(x, handle)
+            return functions["combined"](x, handle, combined) if "combined" in functions else combined
+
+    return Changed
+
+
+def bf16_sum(x, handle, combined):
+    result = []
+    for src_rank, rows in enumerate(handle.row_of):
+        acc = np.zeros(combined[src_rank].shape, ml_dtypes.bfloat16)
+        for rank in range(handle.n_ranks):
+            has = rows[:, rank] >= 0
+            acc[has] += x[rank][rows[has, rank]]
+        result.append(acc)
+    return result
+
+
+MISTAKES = {
+    "prob not zero at a -1 slot": changed(recv_token_probs=lambda rank, p: np.where(p == 0, np.float32(0.5), p)),
+    "local ids, slot positions kept": changed(recv_token_indices=lambda rank, i: np.where(i >= 0, i + 3 * rank, i)),
+    "by source rank, then token": changed(recv_x=lambda rank, x: x[::-1]),
+    "the number of (row, slot) pairs": changed(tokens_per_expert=lambda rank, n: n + 1),
+    "sum over ranks ascending, in float32": changed(combined=bf16_sum),
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_a_mistake_is_named(words):
+    report = check(MISTAKES[words], n_ranks=3)
+    assert report.failed
+    assert all(words in str(d) for o in report.failed for d in o.differences), str(report)
+
+
+def test_the_place_of_a_wrong_prob():
+    report = check(MISTAKES["prob not zero at a -1 slot"], n_ranks=2, only="one slot")
+    assert report.passed        # each row has its only slot here
+    report = check(MISTAKES["prob not zero at a -1 slot"], n_ranks=2, only="uneven")
+    difference = report.failed[0].differences[0]
+    assert (difference.what, difference.rank, difference.src_rank) == ("recv_token_probs", 0, 0)
+    assert "is 0.5 [0x3f000000], reference 0 [0x00000000]" in str(difference)
+
+
+def test_inputs_are_read_only():
+    class Writes(ReferenceRows):
+        def dispatch(self, x, token_indices, token_probs, num_experts):
+            result = super().dispatch(x, token_indices, token_probs, num_experts)
+            for probs in token_probs:
+                probs[:] = 0
+            return result
+
+    report = check(Writes, n_ranks=2)
+    assert {(d.what, d.says) for o in report.failed for d in o.differences} == {("token_probs", "was written to")}
