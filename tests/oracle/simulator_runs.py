@@ -31,8 +31,11 @@ def combine_arguments(world, weights_as_function=False):
     return weights, keywords
 
 
-def one_round(ep, world, fused, weights_as_function=False, received=None):
-    """(list of Dispatched, list of outputs) of one dispatch and combine; outputs are those of world's experts."""
+def one_round(ep, world, fused, weights_as_function=False, received=None, fused_combine=None):
+    """(list of Dispatched, list of outputs) of one dispatch and combine; outputs are those of world's experts.
+
+    fused: both launches; fused_combine: another choice for combine.
+    """
     received = received or record_model.dispatch(world)
     tokens, ids, scale = api_arrays.input_tokens(world), api_arrays.topk_ids(world), api_arrays.input_scale(world)
     if fused:
@@ -46,7 +49,7 @@ def one_round(ep, world, fused, weights_as_function=False, received=None):
     require_none(counters_after.after_dispatch(world, rank, received[rank], ep) for rank in range(world.n_ranks))
     outputs = [api_arrays.expert_outputs(world, r, received[r], results[r]) for r in range(world.n_ranks)]
     weights, keywords = combine_arguments(world, weights_as_function)
-    if fused:
+    if fused if fused_combine is None else fused_combine:
         combined = ep.combine(outputs, dispatched, weights, **keywords)
     else:
         ep.combine_async(outputs, dispatched)
@@ -65,10 +68,12 @@ class Different(AssertionError):
     """The message is the first difference."""
 
 
-def simulator_difference(worlds, *, fused, seed=0, weights_as_function=False, racecheck=None, launch=None):
+def simulator_difference(worlds, *, fused, seed=0, weights_as_function=False, racecheck=None, launch=None,
+                         mixed=False):
     """First difference of a sequence of rounds on one ExpertParallel, so that what a round leaves behind meets the next.
 
     worlds: worlds of one configuration (next_round), or one world. fused: True, False, or one for each round.
+    mixed: combine is launched the way of the round before.
     """
     from epmoe import ExpertParallel, LocalWorld
     from epmoe_ref import EPConfig
@@ -81,7 +86,8 @@ def simulator_difference(worlds, *, fused, seed=0, weights_as_function=False, ra
         for turn, world in enumerate(worlds):
             expected = record_model.combine(world)
             try:
-                _, combined = one_round(ep, world, fused[turn], weights_as_function and world.weights is not None)
+                _, combined = one_round(ep, world, fused[turn], weights_as_function and world.weights is not None,
+                                        fused_combine=fused[turn - 1] if mixed else None)
                 require_none(combine_difference(world, rank, expected[rank], combined[rank])
                              for rank in range(world.n_ranks))
             except Different as e:
