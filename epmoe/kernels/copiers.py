@@ -11,8 +11,8 @@ from epmoe_ref.config import READY
 
 from . import counters, formats, message, shared_expert
 from .offsets import TILE_ROWS
-from .spin import wait_for_own_blocks
-from .status import DISPATCH_WAIT, FOR_READY
+from .spin import wait_for_flag
+from .status import DISPATCH_WAIT
 
 CLAIMS_A_WARP = 4       # the size of a claimed tile is such that each warp gets about so many
 MAX_CLAIM = 32          # rows
@@ -119,8 +119,8 @@ def make(cfg, block):
         ok = True
         if thread_idx() == 0:
             # the waiting block's release covers the messages that it acquired, and regions A, B and C
-            ok = wait_for_own_blocks(words + u64(at.e), READY, u64(load_u64(params + u64(p_status))),
-                                     u64(load_u64(params + u64(p_timeout))), DISPATCH_WAIT, FOR_READY, 0)
+            ok = wait_for_flag(words + u64(at.e), u64(load_u64(params + u64(p_status))),
+                               u64(load_u64(params + u64(p_timeout))), DISPATCH_WAIT, i32(0))
         if syncthreads_or(not ok):                  # thread 0 acquired for all
             return True
         warps = i32(n_warps() * (grid_dim() - 1))

@@ -3,11 +3,10 @@
 from epmoe import layout
 from epmoe.device import (block_idx, device_fn, f32, grid_dim, i32, lane_id, load16, load_f32, load_u64, n_warps, shfl_idx,
                           store16, store_i32, syncthreads_or, thread_idx, u32, u64, warp_id)
-from epmoe_ref.config import READY
 
 from . import counters, elements, ids, shared_expert, user_functions
-from .spin import wait_for_own_blocks
-from .status import COMBINE_WAIT, FOR_READY
+from .spin import wait_for_flag
+from .status import COMBINE_WAIT
 
 VECTOR = 16         # bytes
 
@@ -146,8 +145,8 @@ def make(cfg, block, router_weights, weights_types, epilogue, epilogue_types):
         flag = words + u64(at.combine_ready) + u64(4) * u64(block_idx() - 1)
         if thread_idx() == 0:
             # the waiting block's release covers the rows whose signals it acquired
-            ok = wait_for_own_blocks(flag, READY, u64(load_u64(params + u64(p_status))),
-                                     u64(load_u64(params + u64(p_timeout))), COMBINE_WAIT, FOR_READY, i32(block_idx() - 1))
+            ok = wait_for_flag(flag, u64(load_u64(params + u64(p_status))), u64(load_u64(params + u64(p_timeout))),
+                               COMBINE_WAIT, i32(block_idx() - 1))
             if ok:
                 store_i32(flag, i32(0))                 # each block lowers its own flag
         if syncthreads_or(not ok):                      # thread 0 acquired for all

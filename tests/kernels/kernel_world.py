@@ -90,10 +90,11 @@ class KernelWorld:
     def dispatch(self, tokens, topk_ids, input_scale=1.0, ranks=None):
         """Dispatch on all ranks (or those given) at once; a list of dicts: row_offsets, expert_ids, src_info, counts,
         clean_topk_ids and the format's arrays."""
+        ranks = range(self.cfg.n_ranks) if ranks is None else ranks
         with self.machine.hold():
-            for rank in range(self.cfg.n_ranks) if ranks is None else ranks:
+            for rank in ranks:
                 self.launch_dispatch(rank, tokens[rank], topk_ids[rank], input_scale)
-        return [self.dispatched(rank, len(tokens[rank])) for rank in range(self.cfg.n_ranks)]
+        return [self.dispatched(rank, len(tokens[rank])) if rank in ranks else None for rank in range(self.cfg.n_ranks)]
 
     def launch_dispatch(self, rank, tokens, topk_ids, input_scale=1.0):
         cfg, capacity = self.cfg, self.capacity()
@@ -140,12 +141,13 @@ class KernelWorld:
 
         weights: arrays [num_tokens, top_k], if the world was made for arrays. *_args: lists over ranks of tuples.
         """
+        ranks = range(self.cfg.n_ranks) if ranks is None else ranks
         with self.machine.hold():
-            for rank in range(self.cfg.n_ranks) if ranks is None else ranks:
+            for rank in ranks:
                 self.launch_combine(rank, rows[rank], num_tokens[rank], weights[rank] if weights else None,
                                     weights_args[rank] if weights_args else (),
                                     epilogue_args[rank] if epilogue_args else ())
-        return [self.combined(rank, num_tokens[rank]) for rank in range(self.cfg.n_ranks)]
+        return [self.combined(rank, num_tokens[rank]) if rank in ranks else None for rank in range(self.cfg.n_ranks)]
 
     def output_shape(self, n):
         return (n, self.cfg.top_k, self.cfg.hidden) if self.unreduced else (n, self.cfg.hidden)

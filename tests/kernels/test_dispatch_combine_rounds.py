@@ -13,11 +13,11 @@ CASES = {
                                     tokens=[7, 0, 3]),
     "one rank": dict(cfg=dict(n_ranks=1, n_experts=3, top_k=3, hidden=8, max_tokens_per_rank=9), tokens=[9]),
     "nobody has a token": dict(cfg=dict(n_ranks=2, n_experts=2, top_k=1, hidden=8, max_tokens_per_rank=2), tokens=[0, 0]),
-    "hot expert": dict(cfg=dict(n_ranks=2, n_experts=8, top_k=1, hidden=40, max_tokens_per_rank=40), tokens=[40, 33],
+    "hot expert": dict(cfg=dict(n_ranks=2, n_experts=8, top_k=1, hidden=40, max_tokens_per_rank=20), tokens=[20, 17],
                        hot=5),
-    "many experts, wide rows": dict(cfg=dict(n_ranks=2, n_experts=80, top_k=5, hidden=1288, max_tokens_per_rank=5,
-                                             alignment=64), tokens=[5, 2]),
-    "top 32": dict(cfg=dict(n_ranks=2, n_experts=34, top_k=32, hidden=8, max_tokens_per_rank=3), tokens=[2, 3]),
+    "many experts, wide rows": dict(cfg=dict(n_ranks=2, n_experts=80, top_k=3, hidden=1288, max_tokens_per_rank=3,
+                                             alignment=64), tokens=[3, 1]),
+    "top 32": dict(cfg=dict(n_ranks=2, n_experts=34, top_k=32, hidden=8, max_tokens_per_rank=2), tokens=[1, 2]),
     "fp32": dict(cfg=dict(n_ranks=2, n_experts=4, top_k=3, hidden=16, max_tokens_per_rank=6, combine_dtype="fp32"),
                  tokens=[5, 6]),
     "fp16": dict(cfg=dict(n_ranks=2, n_experts=4, top_k=3, hidden=16, max_tokens_per_rank=6, combine_dtype="fp16"),
@@ -118,9 +118,9 @@ def assert_clean(world):
 
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
 @pytest.mark.parametrize("name", CASES)
-def test_three_rounds_are_exact_and_leave_the_memory_as_it_was(name, fused):
+def test_rounds_are_exact_and_leave_the_memory_as_it_was(name, fused):
     case = CASES[name]
-    world = KernelWorld(EPConfig(**case["cfg"]), fused=fused, seed=1)
+    world = KernelWorld(EPConfig(**case["cfg"]), fused=fused, seed=1, racecheck=True)
     rng = np.random.default_rng(7)
-    for _ in range(3):
+    for _ in range(2):
         run_round(world, case, rng)

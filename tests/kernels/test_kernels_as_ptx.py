@@ -1,0 +1,64 @@
+"""The kernels compiled for sm_90, without a GPU: the accesses and orders that the protocol needs are in the PTX."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(300)      # one compilation for all
+HERE = Path(__file__).parent
+SIGNALS = r"st\.release\.sys\.\S*u64"
+WAITS = r"ld\.acquire\.sys\.\S*u64"
+FINISHED = r"(red|atom)\.release\.gpu\.\S*add"
+POLL = r"ld\.acquire\.gpu\.\S*[su]32"
+FLAG = r"st\.release\.gpu\.\S*[su]32"
+LAST_BLOCK = r"atom\.acq_rel\.gpu\.\S*add"
+LOAD16, STORE16, INPUT16 = r"ld\.global\.v4", r"st\.global\S*\.v4", r"ld\.global\.nc\S*\.v4"
+
+NEEDED = {
+    "dispatch_async": [INPUT16, STORE16, FINISHED, POLL, SIGNALS],
+    "dispatch_wait": [WAITS, FLAG, POLL, LOAD16, STORE16, LAST_BLOCK],
+    "dispatch": [INPUT16, STORE16, FINISHED, POLL, SIGNALS, WAITS, FLAG, LOAD16, LAST_BLOCK],
+    "combine_async": [INPUT16, STORE16, FINISHED, POLL, SIGNALS],
+    "combine_wait": [WAITS, FLAG, POLL, LOAD16, STORE16],
+    "combine": [INPUT16, STORE16, FINISHED, POLL, SIGNALS, WAITS, FLAG, LOAD16],
+    "dispatch with options": [STORE16, FINISHED, POLL, SIGNALS, WAITS, FLAG, LOAD16, LAST_BLOCK],
+    "combine with options": [INPUT16, STORE16, FINISHED, POLL, SIGNALS, WAITS, FLAG, LOAD16, r"fma\.rn\.f32"],
+}
+
+
+@pytest.fixture(scope="module")
+def ptx():
+    """{kernel: its PTX}, compiled in a process of its own, because this one has the simulator."""
+    if find_spec("numba_cuda") is None:
+        pytest.skip("numba-cuda has no wheels for this system; there is no PTX without it")
+    env = dict(os.environ, EPMOE_DEVICE="gpu", PYTHONPATH=str(HERE.parents[1]))
+    env.pop("NUMBA_ENABLE_CUDASIM", None)
+    done = subprocess.run([sys.executable, str(HERE / "kernel_ptx.py")], capture_output=True, text=True, env=env,
+                          timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_accesses_and_orders_are_in_the_ptx(ptx, name):
+    text = ptx[name]
+    assert ".target sm_90" in text
+    for pattern in NEEDED[name]:
+        assert re.search(pattern, text), f"{name} has no {pattern}"
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_no_local_memory_no_calls_no_double(ptx, name):
+    for unwanted in (r"\.local", r"\bcall\b", r"\.f64", r"\bvolatile\b", r"\.func\b"):
+        assert not re.search(unwanted, ptx[name]), f"{name} has {unwanted}"
+
+
+@pytest.mark.parametrize("name", ["dispatch_wait", "combine_wait"])
+def test_what_peers_write_is_never_read_through_the_non_coherent_path(ptx, name):
+    assert ".nc" not in ptx[name]
