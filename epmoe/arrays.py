@@ -59,7 +59,7 @@ class DeviceArray:
     def _byte_strides(self):
         if self.strides is not None:
             return self.strides
-        return tuple(self.dtype.itemsize * prod(self.shape[i + 1:]) for i in range(len(self.shape)))
+        return _c_strides(self.shape, self.dtype.itemsize)
 
     @property
     def __cuda_array_interface__(self):
@@ -146,10 +146,8 @@ def _from_cuda(obj):
         own = getattr(obj, "dtype", None)
         dtype = np.dtype(own) if isinstance(own, (np.dtype, type)) else np.dtype(ml_dtypes.bfloat16)
     device = getattr(getattr(obj, "device", None), "id", None)
-    strides = interface.get("strides")
     shape = tuple(interface["shape"])
-    if strides is not None and tuple(strides) == tuple(dtype.itemsize * prod(shape[i + 1:]) for i in range(len(shape))):
-        strides = None
+    strides = _unless_c_order(shape, interface.get("strides"), dtype.itemsize)
     return Array(None, int(interface["data"][0]), shape, dtype, device, strides, obj)
 
 
@@ -166,5 +164,18 @@ def _from_dlpack(obj, what):
 
     seen = StridedMemoryView.from_dlpack(obj, stream_ptr=-1)
     dtype = np.dtype(seen.dtype)
-    strides = None if seen.is_c_contiguous else tuple(s * dtype.itemsize for s in seen.strides)
+    strides = None if seen.strides is None else tuple(s * dtype.itemsize for s in seen.strides)
+    strides = _unless_c_order(tuple(seen.shape), strides, dtype.itemsize)
     return Array(None, int(seen.ptr), tuple(seen.shape), dtype, seen.device_id, strides, seen)
+
+
+def _c_strides(shape, itemsize):
+    return tuple(itemsize * prod(shape[i + 1:]) for i in range(len(shape)))
+
+
+def _unless_c_order(shape, strides, itemsize):
+    """The strides, or None if they are those of C order (axes of length 1 and empty arrays have no say)."""
+    if strides is None or 0 in shape:
+        return None
+    ordered = all(n == 1 or s == c for n, s, c in zip(shape, strides, _c_strides(shape, itemsize)))
+    return None if ordered else tuple(strides)

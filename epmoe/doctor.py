@@ -171,10 +171,10 @@ def mpi():
         yield Finding("mpirun", WRONG, f"{mpirun} starts 2 worlds of size 1: it belongs to another MPI than {library}",
                       f"use the mpirun of {library.split(' v')[0]}, or `pip install mpich` and its mpirun beside this Python")
     else:
-        said = (pair.stderr.strip().splitlines() or ["nothing"])[-1][:90] if pair else "no answer in 30 s"
+        said = _first_words(pair.stderr + pair.stdout) if pair else "no answer in 30 s"
         yield Finding("mpirun", WRONG, f"{mpirun} -n 2 fails: {said}",
-                      "Open MPI as root or with few cores: OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
-                      "PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe")
+                      "Open MPI as root: OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; with few cores: "
+                      "OMPI_MCA_rmaps_base_oversubscribe=1 (4.x), PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe (5.x)")
 
 
 def nvshmem():
@@ -189,6 +189,11 @@ def nvshmem():
     if importlib.util.find_spec("cffi") is None:
         return Finding("NVSHMEM", WRONG, saw + ", but cffi is missing, which the binding imports", "pip install cffi")
     return Finding("NVSHMEM", OK, saw)
+
+
+def _first_words(text):
+    lines = [line.strip() for line in text.splitlines() if any(c.isalpha() for c in line)]
+    return lines[0][:90] if lines else "it says nothing"
 
 
 def _run(command):

@@ -18,7 +18,7 @@ def narrowing_kernel(itemsize, is_signed):
     """Kernel over (params: source address, destination address; number of ids) for one integer type."""
     load = _LOAD[itemsize]
     half, whole = 1 << (8 * itemsize - 1), 1 << (8 * itemsize)
-    largest = 2**31
+    largest, all_ones = 2**31, whole - 1
     small_negative = whole - min(half, largest)     # from here on a signed value fits in int32
     fits_always = itemsize < 4
 
@@ -30,8 +30,8 @@ def narrowing_kernel(itemsize, is_signed):
             value = u64(load(source + u64(itemsize) * u64(i)))
             result = i32(OUTSIDE)
             if is_signed and value >= u64(small_negative):
-                # two's complement: the distance to 2**bits, below zero
-                result = i32(-1) - i32(u64(whole - 1) - value)
+                # two's complement: as far below -1 as below all ones
+                result = i32(i32(-1) - i32(u64(all_ones) - value))
             elif fits_always or value < u64(largest):
                 result = i32(value)
             store_i32(destination + u64(4) * u64(i), result)

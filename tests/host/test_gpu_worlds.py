@@ -1,0 +1,200 @@
+"""LocalWorld on a GPU that all ranks share: rounds equal to the reference, device arrays in and out, bad ids on the device."""
+
+import importlib.util
+
+import epmoe_ref
+import ml_dtypes
+import numpy as np
+import pytest
+from epmoe import DeviceArray, EPValueError, LaunchConfig
+from epmoe.arrays import view
+from epmoe.check import compare_combined_world, compare_dispatched_world, report
+from worlds_at_hand import BF16, batch, config, parallel
+
+pytestmark = pytest.mark.gpu
+
+LARGE = dict(n_ranks=4, n_experts=256, top_k=8, hidden=7168, max_tokens_per_rank=128)
+LIBRARIES = [name for name in ("torch", "cupy") if importlib.util.find_spec(name)]
+
+
+def on_gpu(array):
+    """The array in torch's, else CuPy's, GPU memory."""
+    if "torch" in LIBRARIES:
+        import torch
+
+        if array.dtype == BF16:
+            return torch.from_numpy(array.view(np.int16)).cuda().view(torch.bfloat16)
+        return torch.from_numpy(np.ascontiguousarray(array)).cuda()
+    import cupy
+
+    return cupy.asarray(array)
+
+
+def equal_dispatch(cfg, d, x, ids, **options):
+    want = epmoe_ref.dispatch(cfg, x, ids, **options)
+    found = compare_dispatched_world(cfg, [a.trimmed().numpy() for a in d], want)
+    assert not found, report(found)
+    return want
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
+@pytest.mark.parametrize("sizes", [dict(), dict(n_ranks=1, n_experts=8, top_k=8), LARGE], ids=["small", "one rank", "large"])
+def test_rounds_equal_the_reference(sizes, fused):
+    cfg = config(**sizes)
+    with parallel(cfg, fused=fused) as ep:
+        for number in range(3):
+            counts = list(np.random.default_rng(number).integers(0, cfg.max_tokens_per_rank + 1, cfg.n_ranks))
+            x, ids, weights = batch(cfg, number, counts)
+            d = ep.dispatch(x, ids)
+            assert all(isinstance(a.output_tokens, DeviceArray) for a in d)
+            want = equal_dispatch(cfg, d, x, ids)
+            out = ep.combine([a.output_tokens for a in d], d, weights)
+            expected = epmoe_ref.combine(cfg, [a.output_tokens for a in want], want, router_weights=weights)
+            assert not compare_combined_world(cfg, [a.numpy() for a in out], expected)
+
+
+@pytest.mark.parametrize("token_format", ["fp8_blockwise", "nvfp4", "mxfp4", "mxfp8", "mxfp4_rows"])
+def test_every_format_equals_the_reference(token_format):
+    cfg = config(hidden=512, token_format=token_format, max_tokens_per_rank=40, fused_shared_expert=True)
+    x, ids, weights = batch(cfg)
+    with parallel(cfg) as ep:
+        for scale in (1.0, [0.5, 3.0]):
+            d = ep.dispatch(x, ids, input_scale=scale)
+            equal_dispatch(cfg, d, x, ids, input_scale=scale)
+            ep.combine([np.zeros((ep.capacity, 512), BF16)] * 2, d, weights)
+        ep.check()
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint8])
+def test_device_arrays_go_in_and_results_into_them(dtype):
+    cfg = config(hidden=64, max_tokens_per_rank=9)
+    x, ids, weights = batch(cfg)
+    ids = [np.where(a < 0, 0 if dtype == np.uint8 else -1, a) for a in ids]
+    ids = [np.where((a[:, :1] == a) & (np.arange(2) > 0), (a + 1) % 4 if dtype == np.uint8 else -1, a).astype(dtype) for a in ids]
+    with parallel(cfg) as ep:
+        given = [on_gpu(a) for a in x]
+        d = ep.dispatch(given, [on_gpu(a) for a in ids])
+        want = equal_dispatch(cfg, d, x, ids)
+        into = [on_gpu(np.zeros((len(a), 64), BF16)) for a in x]
+        out = ep.combine([a.output_tokens for a in d], d, [on_gpu(w) for w in weights], out=into)
+        ep.check()
+        assert all(a is b for a, b in zip(out, into))
+        expected = epmoe_ref.combine(cfg, [a.output_tokens for a in want], want, router_weights=weights)
+        got = [as_numpy(a) for a in into]
+        assert not compare_combined_world(cfg, got, expected)
+
+
+def as_numpy(array):
+    """What lies in a device array of another library, as NumPy."""
+    if hasattr(array, "cpu"):
+        import torch
+
+        return array.cpu().view(torch.int16).numpy().view(BF16)
+    return array.get()
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_results_are_seen_without_a_copy(library):
+    cfg = config(hidden=64)
+    x, ids, weights = batch(cfg)
+    with parallel(cfg) as ep:
+        d = ep.dispatch(x, ids)[0].trimmed()
+        if library == "torch":
+            import torch
+
+            tokens, offsets = torch.from_dlpack(d.output_tokens), torch.as_tensor(d.row_offsets.numpy().astype(np.int64))
+            assert tokens.dtype == torch.bfloat16 and tokens.data_ptr() == d.output_tokens.address
+            assert np.array_equal(tokens.float().cpu().numpy(), d.output_tokens.numpy().astype(np.float32))
+            assert offsets[-1] == len(tokens)
+        else:
+            import cupy
+
+            info = cupy.asarray(d.src_info)
+            assert info.data.ptr == d.src_info.address and np.array_equal(info.get(), d.src_info.numpy())
+
+
+def test_dlpack_alone_is_enough():
+    class OnlyDlpack:
+        def __init__(self, of):
+            self.of = of
+
+        def __dlpack__(self, **options):
+            return self.of.__dlpack__(**options)
+
+        def __dlpack_device__(self):
+            return self.of.__dlpack_device__()
+
+    cfg = config()
+    with parallel(cfg) as ep:
+        tokens = ep.dispatch(*batch(cfg)[:2])[0].output_tokens
+        seen = view(OnlyDlpack(tokens), "tokens")
+        assert (seen.address, seen.shape, seen.dtype) == (tokens.address, tokens.shape, np.dtype(BF16)) and seen.is_contiguous
+
+
+@pytest.mark.parametrize("value", [4, -2, 2**31, 2**40, -(2**40)])
+def test_bad_ids_on_the_device_count_as_none_and_are_raised_later(value):
+    cfg = config()
+    x, ids, weights = batch(cfg)
+    bad = [a.astype(np.int64) for a in ids]
+    bad[1][2] = [value, 1]
+    clean = [a.copy() for a in bad]
+    clean[1][2] = [-1, 1]
+    with parallel(cfg) as ep:
+        d = ep.dispatch(x, [on_gpu(a) for a in bad])
+        with pytest.raises(EPValueError, match=r"rank 1: topk_ids\[2, 0\]"):
+            d[0].trimmed()
+        want = equal_dispatch(cfg, d, x, clean)
+        assert np.array_equal(d[1].topk_ids.numpy(), clean[1])
+        out = ep.combine([a.output_tokens for a in d], d, weights)
+        expected = epmoe_ref.combine(cfg, [a.output_tokens for a in want], want, router_weights=weights)
+        assert not compare_combined_world(cfg, [a.numpy() for a in out], expected)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_garbage_ids_on_the_device_write_nothing_out_of_bounds(seed):
+    cfg = config(n_ranks=4, n_experts=8, top_k=3, hidden=32, max_tokens_per_rank=16)
+    rng = np.random.default_rng(seed)
+    garbage = [rng.integers(-3, 12, (16, 3)) if seed % 2 else rng.integers(-(2**31), 2**31, (16, 3)) for _ in range(4)]
+    clean = []
+    for a in garbage:
+        a = np.where((a < 0) | (a >= 8), -1, a)
+        repeated = np.array([[a[t, k] in a[t, :k] for k in range(3)] for t in range(16)])
+        clean.append(np.where(repeated, -1, a))
+    x = [rng.standard_normal((16, 32)).astype(BF16) for _ in range(4)]
+    with parallel(cfg) as ep:
+        for _ in range(2):
+            d = ep.dispatch(x, [on_gpu(a.astype(np.int32)) for a in garbage])
+            with pytest.raises(EPValueError, match="treated as -1"):
+                ep.check()
+            equal_dispatch(cfg, d, x, clean)
+            ep.combine([a.output_tokens for a in d], d)
+
+
+def test_wrong_device_arrays_are_refused_before_the_launch():
+    cfg = config()
+    x, ids, _ = batch(cfg)
+    with parallel(cfg) as ep:
+        for tokens, said in [([on_gpu(a.astype(np.float32)) for a in x], "float32"),
+                             ([on_gpu(np.repeat(a, 2, axis=1))[:, ::2] for a in x], "not C-contiguous")]:
+            with pytest.raises(EPValueError, match=said):
+                ep.dispatch(tokens, ids)
+
+
+def test_fused_grids_of_all_ranks_must_fit_on_the_gpu():
+    cfg = config()
+    with parallel(cfg, launch=LaunchConfig(n_sms=100)) as ep:
+        with pytest.raises(EPValueError, match="n_sms=100 for each of 2 ranks"):
+            ep.dispatch(*batch(cfg)[:2])
+    with parallel(cfg, launch=LaunchConfig(n_sms=100), fused=False) as ep:
+        d = ep.dispatch(*batch(cfg)[:2])
+        equal_dispatch(cfg, d, *batch(cfg)[:2])
+
+
+def test_scales_cut_along_columns_read_right():
+    cfg = config(hidden=256, token_format="fp8_blockwise", max_tokens_per_rank=6)
+    x, ids, _ = batch(cfg)
+    with parallel(cfg) as ep:
+        d = ep.dispatch(x, ids)[0]
+        cut = d.trimmed().output_scales
+        assert cut.shape == (2, d.n_rows) and np.array_equal(cut.numpy(), d.output_scales.numpy()[:, :d.n_rows], equal_nan=True)
+        assert d.output_tokens.dtype == ml_dtypes.float8_e4m3fn
