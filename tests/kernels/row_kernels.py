@@ -83,7 +83,7 @@ class Bench:
     """One machine, its buffers, and launches that wait."""
 
     def __init__(self, seed=0):
-        self.machine = device.machine(1, seed=seed)
+        self.machine = device.machine(1, seed=seed, racecheck=True)
 
     def put(self, array, name):
         buffer = self.machine.alloc(max(array.nbytes, 16), name)

@@ -39,7 +39,7 @@ def gated_rows(rows, limit, alpha):
 
 def run(cfg, rows, n_rows, intermediate, launch=None, seed=0, **options):
     """Output bytes [capacity, ...], and scales [intermediate / 128, capacity] or None; both held POISON before."""
-    machine = device.machine(1, seed=seed)
+    machine = device.machine(1, seed=seed, racecheck=True)
     capacity = len(rows)
     itemsize = 1 if options.get("output_format") == "fp8_blockwise" else 2
     src = machine.alloc(rows.nbytes, "gate and up")

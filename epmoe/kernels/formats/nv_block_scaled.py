@@ -27,20 +27,11 @@ def nvfp4_scale(absmax, input_scale):
 
 
 @device_fn
-def nvfp4_factor(absmax, byte, input_scale):
-    """k = 1 / (scale * (1 / input_scale)); 0 where absmax or the scale is 0: then every number becomes zero."""
+def nvfp4_factor(byte, input_scale):
+    """k = 1 / (scale * (1 / input_scale)); 0 where the scale is 0, which makes a zero of every number."""
     scale = e4m3_value(byte)
     k = div_rn(f32(1.0), mul_rn(scale, div_rn(f32(1.0), input_scale)))
-    if absmax == f32(0.0) or scale == f32(0.0):
-        k = f32(0.0)
-    return k
-
-
-@device_fn
-def mx_factor(absmax, byte):
-    """k = 1 / scale, 0 where absmax is 0; NaN where the scale is (a group with Inf)."""
-    k = e8m0_reciprocal(byte)
-    if absmax == f32(0.0):
+    if scale == f32(0.0):
         k = f32(0.0)
     return k
 
@@ -51,7 +42,7 @@ def quantise_nvfp4(scales_at):
     @device_fn
     def quantise(dst_payload, chunk, there, a, b, absmax, input_scale, lane):
         byte = nvfp4_scale(absmax, input_scale)
-        k = nvfp4_factor(absmax, byte, input_scale)
+        k = nvfp4_factor(byte, input_scale)
         if there:
             store_u64(dst_payload + u64(8 * chunk), e2m1x16(a, b, k))
             store_u8(dst_payload + u64(scales_at + chunk), byte)
@@ -60,12 +51,15 @@ def quantise_nvfp4(scales_at):
 
 
 def quantise_mxfp4(scales_at):
-    """The same for MXFP4: two neighbour lanes share a group."""
+    """The same for MXFP4: two neighbour lanes share a group.
+
+    k is 1 / scale; a group of zeros needs no k of its own, since its scale 2**-127 makes zeros of them too.
+    """
 
     @device_fn
     def quantise(dst_payload, chunk, there, a, b, absmax, input_scale, lane):
         byte = e8m0_round_up(mul_rn(absmax, f32(SIXTH)))
-        k = mx_factor(absmax, byte)
+        k = e8m0_reciprocal(byte)
         if there:
             store_u64(dst_payload + u64(8 * chunk), e2m1x16(a, b, k))
             if lane & 1 == 0:
@@ -80,7 +74,7 @@ def quantise_mxfp8(scales_at):
     @device_fn
     def quantise(dst_payload, chunk, there, a, b, absmax, input_scale, lane):
         byte = e8m0_round_up(mul_rn(absmax, f32(PER_448)))
-        k = mx_factor(absmax, byte)
+        k = e8m0_reciprocal(byte)
         if there:
             store16(dst_payload + u64(16 * chunk), scaled_e4m3x4(a[0], a[1], k), scaled_e4m3x4(a[2], a[3], k),
                     scaled_e4m3x4(b[0], b[1], k), scaled_e4m3x4(b[2], b[3], k))
