@@ -139,7 +139,8 @@ class Detector(AsyncProxy, Accesses):
     def observe(self, a, location, access, acquire, scope, write, heads):
         """A strong read saw a strong write, each inside the other's scope."""
         location.observations.append((write[11], a.idx, access[1]))
-        if not heads:
+        writer = write[0].idx
+        if not any(k[0] == writer for k in heads):
             self.reject(write, access, "the write is relaxed")
         for head in heads.values():
             if head[0] is a:

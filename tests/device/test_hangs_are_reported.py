@@ -1,0 +1,145 @@
+"""A hang is proved and reported: where each thread waits, and for which word."""
+import re
+
+import numpy as np
+import pytest
+
+from epmoe import device
+from epmoe.device import (atomic_cas_relaxed_gpu_i32, ballot, block_idx, globaltimer, grid_dim, kernel, ld_acquire_gpu_i32,
+                          ld_acquire_sys_u64, load_i32, nanosleep, red_add_release_gpu_i32, shfl_xor, store_i32, syncthreads, syncwarp,
+                          thread_idx, u64)
+from epmoe_ref.errors import DeadlockError, EPError
+from litmus import OUT, execute, line_of
+
+
+def hang(kernel, **options):
+    options.setdefault("racecheck", False)
+    with pytest.raises(DeadlockError) as caught:
+        execute(kernel, **options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_a_word_that_nobody_writes(seed):
+    @kernel()
+    def waits(params, num_tokens, my_rank):
+        if thread_idx() == 3:
+            while ld_acquire_sys_u64(params + u64(64 + 16 * 2)) == 0:
+                pass
+        syncthreads()
+    text = hang(waits, seed=seed, grid=2, block=64)
+    assert text.startswith("every thread waits, and nothing can change that:")
+    assert re.search(r"rank 0 block 1 thread 3 at %s: spins on data\[thread 2, word 0\] of rank 0" % re.escape(line_of(waits, "ld_acquire")),
+                     text)
+    assert "hold 0" in text
+    assert "threads 0-2,4-63 at %s: waits at syncthreads for 1 of 64 threads" % line_of(waits, "syncthreads") in text
+
+
+def test_several_words_in_one_loop_and_a_clock():
+    @kernel()
+    def waits(params, num_tokens, my_rank):
+        start = globaltimer()
+        while ld_acquire_gpu_i32(params) == 0 and ld_acquire_gpu_i32(params + u64(4)) == 0:
+            nanosleep(20)
+            if globaltimer() - start > 30_000_000_000:
+                store_i32(params + u64(OUT), 1)
+                break
+    text = hang(waits, block=1)
+    assert "flag[slot 0]" in text and "flag[slot 1]" in text
+    assert execute(waits, block=1, expire_waits=True)[OUT // 4] == 1       # time passes instead, and the kernel's timeout fires
+
+
+def test_expired_waits_that_do_not_end_are_still_a_deadlock():
+    @kernel()
+    def waits(params, num_tokens, my_rank):
+        while ld_acquire_gpu_i32(params) == 0:
+            pass
+    assert "flag[slot 0]" in hang(waits, block=1, expire_waits=True)
+
+
+def test_a_lane_that_does_not_come_to_a_warp_operation():
+    @kernel()
+    def diverges(params, num_tokens, my_rank):
+        if thread_idx() == 7:
+            syncthreads()
+        else:
+            syncwarp()
+    text = hang(diverges)
+    assert "waits at syncwarp for 1 of 32 lanes" in text and "waits at syncthreads for 31 of 32 threads" in text
+
+
+def test_lanes_at_different_warp_operations():
+    @kernel()
+    def mixes(params, num_tokens, my_rank):
+        if thread_idx() < 16:
+            ballot(1)
+        else:
+            shfl_xor(1, 1)
+    with pytest.raises(EPError, match="warp operations do not match: .* is at (shfl_xor|ballot)"):
+        execute(mixes)
+
+
+def test_a_plain_spin_and_a_lock_that_is_never_free():
+    @kernel()
+    def spins(params, num_tokens, my_rank):
+        while load_i32(params) == 0:
+            pass
+
+    @kernel()
+    def locks(params, num_tokens, my_rank):
+        while atomic_cas_relaxed_gpu_i32(params, 1, 2) != 1:
+            pass
+    assert "operations without a barrier, a wake-up or a thread's end" in hang(spins, block=1)
+    assert line_of(locks, "while") in hang(locks, block=1)
+
+
+def test_ended_threads_are_not_waited_for():
+    @kernel()
+    def leaves(params, num_tokens, my_rank):
+        if thread_idx() % 3 == 0:
+            return
+        syncthreads()
+        store_i32(params + u64(OUT + 4 * thread_idx()), ballot(1) if thread_idx() < 32 else 0)
+        syncthreads()
+    got = execute(leaves, block=64, seed=2)
+    want = sum(1 << i for i in range(32) if i % 3)
+    assert all(got[OUT // 4 + i].astype(np.uint32) == want for i in range(32) if i % 3)
+
+
+def test_blocks_that_are_not_resident_cannot_be_waited_for():
+    @kernel()
+    def all_meet(params, num_tokens, my_rank):
+        if thread_idx() == 0:
+            red_add_release_gpu_i32(params, 1)
+            while ld_acquire_gpu_i32(params) != grid_dim():
+                pass
+
+    @kernel()
+    def later_waits_for_earlier(params, num_tokens, my_rank):
+        if thread_idx() == 0:
+            while ld_acquire_gpu_i32(params) != block_idx():
+                pass
+            red_add_release_gpu_i32(params, 1)
+    for seed in range(3):
+        execute(all_meet, grid=3, seed=seed)
+        execute(later_waits_for_earlier, grid=5, seed=seed, resident_limit=1)
+    text = hang(all_meet, grid=3, resident_limit=2)
+    assert "rank 0: blocks 2 of all_meet #1 are not resident" in text and "flag[slot 0]" in text
+
+
+def test_the_machine_can_be_used_after_a_hang():
+    @kernel()
+    def waits(params, num_tokens, my_rank):
+        while ld_acquire_gpu_i32(params) == 0:
+            pass
+        store_i32(params + u64(OUT), 5)
+    machine = device.machine(1, seed=0)
+    buffer, stream = machine.alloc(4096, "words"), machine.stream()
+    buffer.fill(0)
+    machine.launch(waits, 1, 32, (buffer.address, 0, 0), stream=stream)
+    with pytest.raises(DeadlockError, match="words \\+ 0 bytes of rank 0"):
+        machine.synchronize()
+    buffer.write(np.ones(1, np.int32))
+    machine.launch(waits, 1, 32, (buffer.address, 0, 0), stream=stream)
+    assert buffer.read(np.int32, 1, OUT)[0] == 5
+    buffer.free()

@@ -1,0 +1,145 @@
+"""Message passing: thread 0 writes data, then a flag; another thread sees the flag and reads the data.
+
+Every way to write the flag with every way to read it, at every scope, between two warps, two blocks and two ranks. The
+rule that predicts the detector's verdict is written here from the PTX memory model.
+"""
+import itertools
+
+import pytest
+
+from epmoe import device
+from epmoe.device import (block_idx, fence_acq_rel_cta, fence_acq_rel_gpu, fence_acq_rel_sys, i32, kernel, load_i32, store_i32,
+                          thread_idx, u64)
+from litmus import DATA, FLAG, OUT, execute, first_race
+
+SCOPES = {"cta": 1, "gpu": 2, "sys": 3}
+FENCE = {"cta": fence_acq_rel_cta, "gpu": fence_acq_rel_gpu, "sys": fence_acq_rel_sys}
+BETWEEN = {"warps": 1, "blocks": 2, "ranks": 3}                 # the scope that includes both threads
+LAUNCH = {"warps": dict(block=64), "blocks": dict(grid=2), "ranks": dict(ranks=2)}
+WRITERS = ["st_release", "st_relaxed", "fence+st_relaxed", "red_add_release", "red_add_relaxed", "fence+red_add_relaxed",
+           "atomic_add_release", "atomic_add_acq_rel", "atomic_add_acquire", "atomic_add_relaxed"]
+READERS = ["ld_acquire", "ld_relaxed", "ld_relaxed+fence", "atomic_add_acquire", "atomic_add_acq_rel", "atomic_add_release",
+           "atomic_add_relaxed+fence"]
+
+
+def nothing():
+    pass
+
+
+def op_of(way, scope):
+    """(fence, operation) of a way such as "fence+st_relaxed"."""
+    parts = way.split("+")
+    name = next(p for p in parts if p != "fence")
+    return FENCE[scope] if "fence" in parts else nothing, getattr(device, "%s_%s_i32" % (name, scope))
+
+
+def passing(between, writer, write_scope, reader, read_scope):
+    fence_before, write = op_of(writer, write_scope)
+    fence_after, read = op_of(reader, read_scope)
+    by_value = reader.startswith("ld")
+
+    def look(flag):
+        return read(flag) if by_value else read(flag, 0)
+
+    @kernel()
+    def pass_message(params, num_tokens, my_rank):
+        who = my_rank if between == "ranks" else block_idx() if between == "blocks" else i32(thread_idx() // 32)
+        if thread_idx() % 32 == 0:
+            if who == 0:
+                store_i32(params + u64(DATA), 42)
+                fence_before()
+                write(params + u64(FLAG), 1)
+            else:
+                while look(params + u64(FLAG)) == 0:
+                    pass
+                fence_after()
+                store_i32(params + u64(OUT), load_i32(params + u64(DATA)))
+    return pass_message
+
+
+def releases(writer):
+    return "fence" in writer or "release" in writer or "acq_rel" in writer
+
+
+def acquires(reader):
+    return "fence" in reader or "acquire" in reader or "acq_rel" in reader
+
+
+CASES = [(b, w, "sys", r, "sys") for b in BETWEEN for w in WRITERS for r in READERS]
+CASES += [(b, w, ws, r, rs) for b in BETWEEN for w, r in (("st_release", "ld_acquire"), ("fence+st_relaxed", "ld_relaxed+fence"),
+                                                          ("red_add_release", "atomic_add_acquire"))
+          for ws, rs in itertools.product(SCOPES, SCOPES) if (ws, rs) != ("sys", "sys")]
+
+
+@pytest.mark.parametrize("between, writer, write_scope, reader, read_scope", CASES)
+def test_the_verdict_is_that_of_the_memory_model(between, writer, write_scope, reader, read_scope):
+    wide_enough = min(SCOPES[write_scope], SCOPES[read_scope]) >= BETWEEN[between]
+    correct = releases(writer) and acquires(reader) and wide_enough
+    made = passing(between, writer, write_scope, reader, read_scope)
+    race = first_race(made, seeds=(0,) if correct else range(4), **LAUNCH[between])
+    if correct:
+        assert race is None, race
+        assert execute(made, seed=None, **LAUNCH[between])[OUT // 4] == 42
+        return
+    assert race is not None
+    if wide_enough:
+        assert "data[thread 0, word 0] of rank 0" in race and "load_i32" in race and "store_i32" in race
+        if not acquires(reader):
+            assert releases(writer) is False or "the read is relaxed" in race
+        else:
+            assert "the write is relaxed" in race
+    else:
+        assert "flag[slot 0]" in race and "do not include each other" in race
+
+
+@pytest.mark.parametrize("between", BETWEEN)
+@pytest.mark.parametrize("plain", ["store", "load"])
+def test_a_plain_flag_is_a_race_itself(between, plain):
+    write = store_i32 if plain == "store" else device.st_release_sys_i32
+    read = load_i32 if plain == "load" else device.ld_acquire_sys_i32
+
+    @kernel()
+    def plain_flag(params, num_tokens, my_rank):
+        who = my_rank if between == "ranks" else block_idx() if between == "blocks" else i32(thread_idx() // 32)
+        if thread_idx() % 32 == 0:
+            if who == 0:
+                write(params + u64(FLAG), 1)
+            else:
+                while read(params + u64(FLAG)) == 0:
+                    pass
+    race = first_race(plain_flag, **LAUNCH[between])
+    assert "flag[slot 0]" in race and "one of them is a plain access" in race
+
+
+@pytest.mark.parametrize("width", ["u64", "u32", "i32"])
+def test_strong_accesses_of_different_width_race(width):
+    write, read = getattr(device, "st_release_sys_%s" % width), getattr(device, "ld_acquire_sys_u32")
+
+    @kernel()
+    def two_widths(params, num_tokens, my_rank):
+        if thread_idx() == 0:
+            if block_idx() == 0:
+                write(params, 1)
+            else:
+                while read(params) == 0:
+                    pass
+    race = first_race(two_widths, grid=2)
+    if width == "u64":
+        assert "both are strong, but differ in address or size" in race
+    else:
+        assert race is None
+
+
+def test_data_behind_the_release_is_not_covered():
+    @kernel()
+    def late(params, num_tokens, my_rank):
+        if thread_idx() == 0:
+            if block_idx() == 0:
+                device.st_release_gpu_i32(params, 1)
+                store_i32(params + u64(DATA), 42)
+            else:
+                while device.ld_acquire_gpu_i32(params) == 0:
+                    pass
+                load_i32(params + u64(DATA))
+    race = first_race(late, grid=2)
+    assert "data[thread 0, word 0]" in race and ("but not after this one" in race or "acquired nothing" in race)
