@@ -20,6 +20,8 @@ Arrays are NumPy arrays, lists over ranks; with `per_rank = True` this rank's ow
 attributes say which formats and options it serves (`Implementation`). `RowsImplementation` is the same for the rows of
 Megatron's fused_a2a. `compare_dispatched`, `compare_combined` compare two results without running anything.
 
+With 4 ranks the first round of each case is the golden vector of that name (`python -m epmoe vectors DIR`).
+
 Who should not use it: an implementation whose sums are only nearly right. Equality here is to the bit.
 """
 

@@ -45,5 +45,6 @@ def run(arguments):
         print(f"epmoe check: no case's name contains {arguments.only!r}", file=sys.stderr)
         return CANNOT_RUN
     if is_first:
-        print(report.verdict)
+        print(report.verdict, flush=True)
+    ranks.close()
     return EQUAL if report.passed else DIFFERS

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from epmoe.check import experts, rows
 from epmoe.check.cases import cases
 from epmoe.check.difference import Difference
-from epmoe.check.implementation import not_served
+from epmoe.check.implementation import Implementation, not_served
 from epmoe.check.ranks import ranks_of
 
 SHOWN = 4                   # differences of a case that the report prints
@@ -73,13 +73,13 @@ class Report:
 def check(implementation, *, n_ranks=4, ranks=None, only="", name=None, tell=None):
     """Holds an implementation against the reference.
 
-    implementation: an Implementation or RowsImplementation (class, object or module with their functions).
+    implementation: a class derived from Implementation or RowsImplementation.
     n_ranks: size of the world; with per_rank it is the number of processes. ranks: what `ranks_of` gave, if it has been
     called already. only: a part of the names of cases to run.
     tell: called with each Outcome as it comes. Returns a Report, the same on all ranks.
     """
     ranks = ranks or ranks_of(implementation, n_ranks)
-    report = Report(name or getattr(implementation, "__name__", type(implementation).__name__), ranks.size)
+    report = Report(name or implementation.__name__, ranks.size)
     for case, reason, run in all_cases(implementation, ranks.size):
         if only in case.name:
             report.outcomes.append(Outcome(case.name, not_served=reason) if reason
@@ -91,9 +91,9 @@ def check(implementation, *, n_ranks=4, ranks=None, only="", name=None, tell=Non
 
 def all_cases(implementation, n_ranks):
     """(case, why it is not served or None, the function that runs it) for every case of the implementation's layout."""
-    if hasattr(implementation, "token_formats"):
-        hidden = getattr(implementation, "hidden", None)
-        return [(case, not_served(implementation, case), experts.run_case) for case in cases(n_ranks, hidden)]
+    if issubclass(implementation, Implementation):
+        listed = cases(n_ranks, implementation.hidden)
+        return [(case, not_served(implementation, case), experts.run_case) for case in listed]
     return [(case, None, rows.run_case) for case in rows.cases(n_ranks)]
 
 

@@ -1,6 +1,6 @@
 """One difference between a result and the reference, with its place named in the words of the specification."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import ml_dtypes
 import numpy as np
@@ -12,14 +12,15 @@ _HEX_DIGITS = {1: 2, 2: 4, 4: 8, 8: 16}
 class Difference:
     """What differs, where, and which sentence of the specification says so; places that do not apply are None.
 
+    got, want: the whole arrays.
     `rank` is the rank whose result it is, `expert` a global id ("shared" for the shared expert), `token` and `slot`
     are those of the source rank, `row` and `column` those of the array `what`.
     """
 
     what: str
     says: str
-    got: object = None
-    want: object = None
+    got: object = field(default=None, repr=False, compare=False)
+    want: object = field(default=None, repr=False, compare=False)
     rank: int | None = None
     expert: int | str | None = None
     src_rank: int | None = None

@@ -104,9 +104,8 @@ def load(name):
         raise EPValueError(f"no module {module!r}: run in the folder where it lies, or install it") from None
     except AttributeError:
         raise EPValueError(f"module {module!r} has no {attribute!r}") from None
-    missing = [word for word in ("make", "dispatch", "combine") if not callable(getattr(found, word, None))]
-    if missing:
-        raise EPValueError(f"{name} lacks {', '.join(missing)}: derive it from epmoe.check.Implementation or "
+    if not (isinstance(found, type) and issubclass(found, (Implementation, RowsImplementation))):
+        raise EPValueError(f"{name} must be a class derived from epmoe.check.Implementation or "
                            "epmoe.check.RowsImplementation")
     return found
 

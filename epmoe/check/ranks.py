@@ -20,6 +20,9 @@ class WholeWorld:
     def gather(self, value):
         return [value]
 
+    def close(self):
+        """Nothing to leave."""
+
 
 class MPIRank:
     """One rank a process, started by mpirun."""
@@ -32,6 +35,9 @@ class MPIRank:
     def gather(self, value):
         """The values of all ranks, on all ranks; collective."""
         return self._comm.allgather(value)
+
+    def close(self):
+        """MPI ends with the process."""
 
 
 class TorchRank:
@@ -48,6 +54,10 @@ class TorchRank:
         values = [None] * self.size
         self._dist.all_gather_object(values, value, group=self._group)
         return values
+
+    def close(self):
+        """Leaves the process group, as torch asks for."""
+        self._dist.destroy_process_group()
 
 
 def ranks_of(implementation, n_ranks):

@@ -39,7 +39,7 @@ def test_a_wrong_implementation_exits_with_1_and_says_why():
     (["nobody"], "must be module:Class"),
     (["nobody:Class"], "no module 'nobody'"),
     (["wrong_worlds:Nobody"], "has no 'Nobody'"),
-    (["json:dumps"], "lacks make, dispatch, combine"),
+    (["json:dumps"], "must be a class derived from"),
     (["per_rank_worlds:OneRank"], "mpirun -n N"),
     (["reference", "--only", "no such case"], "no case's name contains"),
 ])
@@ -47,6 +47,18 @@ def test_what_cannot_be_run_exits_with_2(arguments, words):
     result = run("check", *arguments)
     assert result.returncode == 2
     assert words in result.stderr and "Traceback" not in result.stderr
+
+
+def test_an_implementation_that_serves_no_case_does_not_pass():
+    from numpy_world import NumpyWorld
+
+    from epmoe.check import check
+
+    class Nothing(NumpyWorld):
+        token_formats = ()
+
+    report = check(Nothing, n_ranks=2)
+    assert not report.passed and "no case was run" in report.verdict
 
 
 def test_every_adapter_can_be_loaded_without_its_library():

@@ -1,0 +1,14 @@
+"""This project's kernels, connected like anybody's: a few cases that between them have every adapter path."""
+
+import pytest
+
+from epmoe.check import check
+from epmoe.check.implementation import load
+
+
+@pytest.mark.parametrize("name", ["kernels", "fused_kernels"])
+@pytest.mark.parametrize("case", ["slots without an expert", "without router weights", "an epilogue",
+                                  "nvfp4 with an input scale", "fp8_blockwise with a shared expert"])
+def test_own_kernels_pass(name, case):
+    report = check(load(name), n_ranks=2, only=case)
+    assert report.passed, str(report)
