@@ -55,6 +55,8 @@ class Engine:
                 yield streams
             if device.SIM:
                 self.check()
+        except EPValueError:
+            raise  # the launch was refused: nothing runs
         except Exception as error:
             self.rounds.fail(error)
             raise
@@ -62,6 +64,8 @@ class Engine:
 
     def check(self):
         """Wait for the kernels; raise PeerTimeout if a wait expired, EPValueError if device memory held bad ids."""
+        if self.rounds.state == "closed":
+            return  # close() has waited and looked
         self.machine.synchronize()
         timeouts, bad_ids = [], []
         for r in self.ranks:
@@ -86,10 +90,16 @@ class Engine:
             raise bad_ids[0]
 
     def close(self, collective):
-        """Free everything; collective unless an error came before."""
-        if collective and self.rounds.failure is None:
-            self.world.barrier()
-        self.machine.synchronize()
+        """Free everything; collective, and raises what kernels recorded, unless an error came before."""
+        try:
+            if collective and self.rounds.failure is None:
+                self.check()
+                self.world.barrier()
+            self.machine.synchronize()
+        finally:
+            self._free()
+
+    def _free(self):
         self.rounds.close()
         for call in self._calls.values():
             call.close()

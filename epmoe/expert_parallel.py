@@ -147,7 +147,10 @@ class ExpertParallel:
         return self._engine.ranks[list(self.world.ranks).index(rank)].read(name)
 
     def close(self, *, collective=True):
-        """Free everything; results that are still in use keep their memory. Collective unless an error came before."""
+        """Free everything; results that are still in use keep their memory. Leaving the context manager does it.
+
+        Collective, and raises what the kernels recorded and nobody has seen, unless an error came before.
+        """
         if self._rounds.state != "closed":
             self._sent = self._returned = None
             self._engine.close(collective)

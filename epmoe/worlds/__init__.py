@@ -1,1 +1,15 @@
-"""Who the peers are and whose memory is whose: one process with all ranks, or one rank a process."""
+"""Who the peers are and whose memory is whose: one process with all ranks, or one rank a process.
+
+What an ExpertParallel asks of a world:
+
+| name | meaning |
+|---|---|
+| n_ranks, ranks | size of the world; the ranks of this process, ascending |
+| lists | True: arguments and results are lists over `ranks`; False: there is one rank, and they are its own |
+| machine | the device machine on which the ranks of this process run |
+| allocate(nbytes, name, regions) | SymmetricMemory: one allocation a rank, and the addresses at which peers are reached; collective |
+| barrier() | returns when all ranks have come; collective |
+| stream_of(rank) | the stream by which a rank's work is ordered |
+| share(launch) | LaunchConfig of one rank's fused kernel, where several ranks share a device |
+| launching(fused) | context of the launches of one call, gives {rank: stream} |
+"""

@@ -129,3 +129,18 @@ def test_memory_is_planned_before_and_counted_after():
         assert used["dispatch result"] == rows["dispatch result"].planned_bytes and used["unreduced combine result"] == 0
         lines = str(ep.memory()).splitlines()
         assert lines[0].split() == ["bytes", "of", "one", "rank", "planned", "allocated"] and lines[-1].startswith("total")
+
+
+def test_the_reference_sorts_the_kernels_rows():
+    """epmoe_ref.canonical takes a trimmed Dispatched of epmoe: two schedules differ before it and agree after it."""
+    import epmoe_ref
+
+    cfg = config(max_tokens_per_rank=8)
+    x, ids, _ = batch(cfg)
+    sorted_rows = []
+    for seed in (1, 2):
+        with parallel(cfg, seed=seed) as ep:
+            sorted_rows.append([epmoe_ref.canonical(d.trimmed()) for d in ep.dispatch(x, ids)])
+    for a, b, want in zip(*sorted_rows, epmoe_ref.dispatch(cfg, x, ids)):
+        assert np.array_equal(a.src_info, b.src_info) and np.array_equal(a.src_info, want.src_info)
+        assert np.array_equal(a.output_tokens.view(np.uint16), want.output_tokens.view(np.uint16))

@@ -3,7 +3,7 @@
 import epmoe_ref
 import numpy as np
 import pytest
-from epmoe import EPError, PeerTimeout
+from epmoe import EPError, EPValueError, LaunchConfig, PeerTimeout
 from epmoe.check import compare_combined_world
 from epmoe_ref.errors import DeadlockError, EPStateError
 from worlds_at_hand import batch, config, parallel, regions
@@ -95,6 +95,27 @@ def test_a_closed_object_says_so(at_hand):
     for call in (lambda: ep.dispatch(x, ids), ep.dispatch_wait, ep.reset):
         with pytest.raises(EPStateError, match="closed"):
             call()
+
+
+def test_results_outlive_the_object():
+    cfg = config()
+    x, ids, weights = batch(cfg)
+    with parallel(cfg) as ep:
+        d = ep.dispatch(x, ids)
+        out = ep.combine([a.output_tokens for a in d], d, weights)
+        rows, copies = [a.n_rows for a in d], [a.copy() for a in out]
+        later = ep.dispatch(x, ids)
+    assert [a.n_rows for a in later] == rows and [len(a.trimmed().numpy().src_info) for a in later] == rows
+    assert all(np.array_equal(a.view(np.uint16), b.view(np.uint16)) for a, b in zip(out, copies))
+
+
+def test_a_refused_launch_changes_nothing():
+    cfg = config()
+    x, ids, weights = batch(cfg)
+    with parallel(cfg, launch=LaunchConfig(n_sms=1000)) as ep:
+        for _ in range(2):
+            with pytest.raises(EPValueError, match="grid=1000.*resident"):
+                ep.dispatch(x, ids)
 
 
 class WithoutDispatchOf:
