@@ -158,11 +158,20 @@ def test_a_token_without_experts_becomes_plus_zero():
 
 def test_rows_with_src_info_outside_are_not_sent():
     cfg = config(n_ranks=1, n_experts=2, top_k=1, hidden=8)
-    d = dispatch(cfg, [np.ones((4, 8), bfloat16)], [[[0], [0], [1], [1]]])
-    y = [np.arange(1, 5).astype(bfloat16)[:, None].repeat(8, axis=1)]
-    d[0].src_info[:] = [[-1, 0], [0, 1], [150, 0], [3, 0]]
-    for weights in (None, [np.ones((4, 1), np.float32)]):
-        assert combine(cfg, y, d, router_weights=weights)[0].reshape(4, 8)[:, 0].tolist() == [0, 0, 0, 4]
+    d = dispatch(cfg, [np.ones((5, 8), bfloat16)], [[[0], [0], [0], [1], [1]]])
+    y = [np.arange(1, 6).astype(bfloat16)[:, None].repeat(8, axis=1)]
+    d[0].src_info[:] = [[-1, 0], [0, 1], [150, 0], [1, -1], [3, 0]]
+    for weights in (None, [np.ones((5, 1), np.float32)]):
+        assert combine(cfg, y, d, router_weights=weights)[0].reshape(5, 8)[:, 0].tolist() == [0, 0, 0, 5, 0]
+
+
+def test_src_info_that_points_at_another_experts_slot_is_followed():
+    """The place (token, slot) says all; which expert the slot names is not looked at again."""
+    cfg = config(n_ranks=2, n_experts=2, top_k=1, hidden=8)
+    d = dispatch(cfg, [np.ones((2, 8), bfloat16), np.ones((0, 8), bfloat16)], [[[0], [1]], np.empty((0, 1), int)])
+    d[0].src_info[0], d[1].src_info[0] = (1, 0), (0, 0)
+    out = combine(cfg, [np.full((1, 8), 5, bfloat16), np.full((1, 8), 7, bfloat16)], d)
+    assert out[0][:, 0, 0].tolist() == [7, 5]
 
 
 def test_spare_rows_of_expert_outputs_are_not_read():
@@ -226,6 +235,14 @@ def test_shared_expert_is_added_in_the_output_type():
     y = np.array([[1] * 8, [256] * 8]).astype(bfloat16)
     out = combine(cfg, [y], d, router_weights=[np.float32([[257 / 256]])])[0]
     assert (out == 256).all()
+
+
+def test_a_share_of_one_token_or_none_is_added_where_it_belongs():
+    cfg = config(n_experts=4, top_k=1, hidden=8, fused_shared_expert=True, skip_a2a=True, allreduce_world_size=4)
+    d = dispatch(cfg, [np.ones((3, 8), bfloat16)] * 4, [[[-1]] * 3] * 4)
+    y = [np.full((len(one.src_info), 8), 10 + rank, bfloat16) for rank, one in enumerate(d)]
+    out = combine(cfg, y, d, router_weights=[np.ones((3, 1), np.float32)] * 4)
+    assert [one[:, 0].tolist() for one in out] == [[10, 0, 0], [0, 11, 0], [0, 0, 12], [0, 0, 0]]
 
 
 def test_under_skip_a2a_the_sum_over_ranks_is_the_whole_layer():

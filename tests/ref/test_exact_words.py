@@ -40,13 +40,23 @@ def subnormal_result(rng, n):
     return a.astype(np.float32), b.astype(np.float32), c.astype(np.float32)
 
 
+def subnormal_half_way(rng, n):
+    """a * b is half of the smallest subnormal, less or more by so little that a float64 sum with c loses it."""
+    sign = np.where(rng.random(n) < 0.5, 1, -1)
+    a = 2.0**-75 * (1 + 2.0**-23 * rng.integers(-1, 2, n))
+    b = 2.0**-75 * (1 + 2.0**-23 * rng.integers(-1, 2, n)) * sign
+    c = rng.integers(-2**20, 2**20, n) * 2.0**-149
+    return a.astype(np.float32), b.astype(np.float32), c.astype(np.float32)
+
+
 def router_weights_and_bf16(rng, n):
     bf16 = (rng.integers(0, 2**16, n, dtype=np.uint32) << 16).view(np.float32)
     return rng.random(n, dtype=np.float32), np.where(np.isfinite(bf16), bf16, np.float32(1)), any_float32(rng, n)
 
 
 CASES = {"any": lambda rng, n: tuple(any_float32(rng, n) for _ in range(3)), "half way": half_way,
-         "subnormal": subnormal_result, "weights": router_weights_and_bf16}
+         "subnormal": subnormal_result,
+         "subnormal half way": subnormal_half_way, "weights": router_weights_and_bf16}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -58,8 +68,9 @@ def test_fma_rounds_once(case):
         assert result == want, f"fma({x!r}, {y!r}, {z!r}) = {result!r}, not {want!r}"
 
 
-def test_the_half_way_cases_catch_a_second_rounding():
-    a, b, c = half_way(np.random.default_rng(1), 3000)
+@pytest.mark.parametrize("case", [half_way, subnormal_half_way])
+def test_the_half_way_cases_catch_a_second_rounding(case):
+    a, b, c = case(np.random.default_rng(1), 3000)
     rounded_twice = (a.astype(np.float64) * b + c).astype(np.float32)
     assert np.count_nonzero(rounded_twice != fma_rn(a, b, c)) > 100
 

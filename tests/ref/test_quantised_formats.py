@@ -74,6 +74,15 @@ def test_nvfp4_by_hand():
     assert encode(NVFP4, [6e-4, 3e-4])[0] == [0, 0]                                 # without g the scale underflows
 
 
+def test_divisions_and_reciprocals_are_those_of_the_formulas():
+    """Inputs at ties, where a division instead of a reciprocal, or the reverse, gives the neighbouring code."""
+    assert encode(FP8, [9.870529e-05], fill=1.078125)[0] == [18]            # x * (1 / s) would give 19
+    # 1/6 is rounded up, so 3 * (6.25 * (1/6)) lies above the tie 3.125; 3 * (6.25 / 6) and (3 * (1/6)) * 6.25 do not.
+    assert encode(NVFP4, [6.25], input_scale=3)[1] == 0x45
+    # 1/3 is rounded up, so k comes out smaller than 1 / (f32(s8) / 3), and 0.15625 * k stays at the tie .25.
+    assert encode(NVFP4, [0.15625], fill=1.1875, input_scale=3)[0] == [1]
+
+
 @pytest.mark.parametrize("fmt, largest, byte", [
     (NVMXFP4, 6, 127), (NVMXFP4, 6.03125, 128), (NVMXFP4, 3, 126), (NVMXFP4, 1, 125), (NVMXFP8, 448, 127),
     (NVMXFP8, 450, 128), (NVMXFP8, 1, 119)])
