@@ -31,7 +31,7 @@ def test_a_word_that_nobody_writes(seed):
     assert text.startswith("every thread waits, and nothing can change that:")
     assert re.search(r"rank 0 block 1 thread 3 at %s: spins on data\[thread 2, word 0\] of rank 0" % re.escape(line_of(waits, "ld_acquire")),
                      text)
-    assert "hold 0" in text
+    assert "which holds 0" in text
     assert "threads 0-2,4-63 at %s: waits at syncthreads for 1 of 64 threads" % line_of(waits, "syncthreads") in text
 
 

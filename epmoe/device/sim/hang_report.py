@@ -9,9 +9,9 @@ def text(why, scheduler):
     spinning, other = Counter(), Counter()
     threads = {}
     for t in all_threads(scheduler):
-        what = waits_for(t)
+        what = waits_for(t, scheduler)
         key = (t.rank, t.block.index, " < ".join(t.where()), what)
-        (spinning if t.polled else other)[key] += 1
+        (spinning if t in scheduler.spinners else other)[key] += 1
         threads.setdefault(key, []).append(t.tid)
     lines = ["%s, and nothing can change that:" % why if why == "every thread waits" else why + ":"]
     for table in (spinning, other):
@@ -33,15 +33,13 @@ def all_threads(scheduler):
     return [t for b in scheduler.run.blocks for t in b.threads if t.block is b]
 
 
-def waits_for(t):
-    if t.polled:
-        return "spins on " + ", ".join("%s (%s bytes there hold %d)" % (MEMORY.describe(a), t.waits_for or "polled", v)
-                                       for a, v in t.polled.items())
-    if t.waits_for == "syncthreads":
-        missing = [o for o in t.block.threads if o.block is t.block and o not in t.block.arrived]
-        return "waits at syncthreads for %d of %d threads" % (len(missing), t.block.live)
-    if t.waits_for:
-        return "waits at %s for %d of %d lanes of its warp" % (t.waits_for, t.warp.live - t.warp.count, t.warp.live)
+def waits_for(t, scheduler):
+    if t in scheduler.spinners:
+        return "spins on " + ", ".join("%s, which holds %d" % (MEMORY.describe(a), v) for a, v in t.polled.items())
+    if t in t.block.arrived:
+        return "waits at syncthreads for %d of %d threads" % (t.block.live - len(t.block.arrived), t.block.live)
+    if t in t.warp.waiting:
+        return "waits at %s for %d of %d lanes of its warp" % (t.warp.kind, t.warp.live - t.warp.count, t.warp.live)
     return "runs"
 
 

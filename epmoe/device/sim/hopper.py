@@ -150,9 +150,7 @@ def mbar_try_wait(mbar, parity):
         t.polled.clear()
     t.poll_time = time
     if t.polled.get(bar.address) == bar.phase:
-        t.waits_for = "mbar_try_wait"
         NOW.spin(t)
-        t.waits_for = None
         t.poll_time = t.operations
     else:
         t.polled[bar.address] = bar.phase

@@ -175,9 +175,7 @@ def _strong_load(order, scope, ty):
             polled.clear()
         t.poll_time = time
         if address in polled and polled[address] == value == newest:
-            t.waits_for = name
             NOW.spin(t)
-            t.waits_for = None
             t.poll_time = t.operations
         else:
             polled[address] = value

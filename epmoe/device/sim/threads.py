@@ -103,7 +103,7 @@ class Warp:
 class SimThread(greenlet.greenlet):
     """A CUDA thread. The greenlet is reused by later launches (starting one costs ten switches)."""
 
-    __slots__ = ("block", "launch", "rank", "tid", "lane", "warp", "operations", "polled", "poll_time", "waits_for", "actor",
+    __slots__ = ("block", "launch", "rank", "tid", "lane", "warp", "operations", "polled", "poll_time", "actor",
                  "open_copies", "copies")
 
     def __init__(self, hub):
@@ -117,7 +117,6 @@ class SimThread(greenlet.greenlet):
         self.operations = 0             # operations of this thread up to its last switch
         self.polled = {}                # words seen by strong loads since its last other operation -> value
         self.poll_time = -2
-        self.waits_for = None           # text for hang reports
         self.actor = None
         self.open_copies, self.copies = [], []      # its bulk stores: before and after bulk_commit
 
