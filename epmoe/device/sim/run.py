@@ -43,8 +43,9 @@ class Run:
         try:
             gc.disable()                        # thousands of frames to look at, and nothing to find
             with np.errstate(all="ignore"):
-                fill_pool(sum(max(min(launch.grid, m.capacity(launch.threads, launch.shared_bytes)) * launch.threads
-                                  for launch in queue) for queue in self.waiting))
+                # one more each: a thread that ends starts the next launch before it is idle itself
+                fill_pool(sum(1 + max(min(launch.grid, m.capacity(launch.threads, launch.shared_bytes)) * launch.threads
+                                      for launch in queue) for queue in self.waiting))
                 for i in range(len(self.waiting)):
                     self.next_launch(i)
                 while NOW.live:
