@@ -13,7 +13,7 @@ from api_arrays import BIT_TYPES, DTYPES, array
 from fused_a2a_records import ExpertRows, RankRows, kind_of
 from random_worlds import draw_tokens, draw_topk_ids, numbers
 
-WORLDS = int(os.environ.get("EPMOE_A2A_WORLDS", "120"))
+WORLDS = int(os.environ.get("EPMOE_A2A_WORLDS", "90"))
 BATCHES = 6
 POISON = {"bf16": 0xFFFF, "fp16": 0xFFFF, "fp32": 0xFFFFFFFF}
 
