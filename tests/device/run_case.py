@@ -2,7 +2,7 @@
 import numpy as np
 
 from epmoe import device
-from word_cases import OUT
+from case_table import OUT
 
 
 def run(case, **options):

@@ -1,0 +1,169 @@
+"""Cases of shared memory, mbarriers and bulk copies."""
+import numpy as np
+
+from case_table import DTYPE, FLOATS, LONG, OUT, PTX, VALUES, at_types, case, word
+from epmoe.device import int32 as shared_int32
+from epmoe.device import (kernel, load_i32, load_u32, shared_addr, shared_array, store16, store_i32, syncthreads, thread_idx, u32, u64)
+
+
+@kernel()
+def reverses(params, num_tokens, my_rank):
+    a = shared_array(64, shared_int32)
+    i = thread_idx()
+    a[i] = load_i32(params + u64(4 * i))
+    syncthreads()
+    store_i32(params + u64(OUT) + u64(4 * i), a[63 - i])
+
+
+case("shared_array", r"ld\.shared\.u32", reverses, VALUES, VALUES[::-1].copy(), block=64)
+
+
+def counts_in_shared(op):
+    @kernel()
+    def counts(params, num_tokens, my_rank):
+        a = shared_array(4, shared_int32)
+        i = thread_idx()
+        if i < 4:
+            a[i] = 10
+        syncthreads()
+        op(a, i % 2 + 1, 1 + i % 2)
+        syncthreads()
+        if i < 4:
+            store_i32(params + u64(OUT) + u64(4 * i), a[i])
+    return counts
+
+
+case("shared_add_i32", r"atom\.relaxed\.cta\.shared\.add\.s32", counts_in_shared(word("shared_add_i32")), np.zeros(1, np.int32),
+     np.array([10, 42, 74, 10], np.int32), block=64)
+
+
+def goes_through_shared(load, store, op_load, op_store, size):
+    """Write with a word on a shared-window address, read with its counterpart, in reverse order."""
+    @kernel()
+    def through(params, num_tokens, my_rank):
+        base = word_dynamic_shared()
+        i = thread_idx()
+        op_store(base + u32(size * i), load(params + u64(size * i)))
+        syncthreads()
+        store(params + u64(OUT) + u64(size * i), op_load(base + u32(size * (63 - i))))
+    return through
+
+
+word_dynamic_shared = word("dynamic_shared")
+for _ty in ("i32", "u32", "u64", "f32"):
+    _load, _store = at_types(_ty)
+    _data = {"i32": VALUES, "u32": VALUES.view(np.uint32), "u64": LONG, "f32": FLOATS}[_ty]
+    for _kind in ("load", "store"):
+        case("shared_%s_%s" % (_kind, _ty), r"%s\.shared\.%s" % (_kind[0].replace("l", "ld").replace("s", "st"), PTX[_ty]),
+             goes_through_shared(_load, _store, word("shared_load_" + _ty), word("shared_store_" + _ty), DTYPE[_ty]().itemsize), _data,
+             _data[::-1].copy(), block=64, shared_bytes=1024)
+
+
+def sixteen_through_shared(op_load, op_store):
+    @kernel()
+    def through(params, num_tokens, my_rank):
+        base = word_dynamic_shared()
+        i = thread_idx()
+        p = params + u64(16 * i)
+        op_store(base + u32(16 * i), load_u32(p), load_u32(p + u64(4)), load_u32(p + u64(8)), load_u32(p + u64(12)))
+        syncthreads()
+        q = op_load(base + u32(16 * (15 - i)))
+        store16(params + u64(OUT) + u64(16 * i), q[0], q[1], q[2], q[3])
+    return through
+
+
+for _kind in ("load", "store"):
+    case("shared_%s16" % _kind, r"%s\.shared\.v4\.u32" % {"load": "ld", "store": "st"}[_kind],
+         sixteen_through_shared(word("shared_load16"), word("shared_store16")), VALUES, VALUES.reshape(16, 4)[::-1].copy(), block=16,
+         shared_bytes=256)
+
+
+@kernel()
+def tells_addresses(params, num_tokens, my_rank):
+    a, b = shared_array(8, shared_int32), shared_array(8, shared_int32)
+    if thread_idx() == 0:
+        a[3] = 7
+        b[3] = 9
+        store_i32(params + u64(OUT), word_shared_load(shared_addr(a) + u32(12)))
+        store_i32(params + u64(OUT + 4), word_shared_load(shared_addr(b) + u32(12)))
+
+
+word_shared_load = word("shared_load_i32")
+case("shared_addr", r"cvta\.to\.shared\.u64", tells_addresses, np.zeros(1, np.int32), np.array([7, 9], np.int32))
+
+
+@kernel()
+def tells_dynamic(params, num_tokens, my_rank):
+    a = shared_array(8, shared_int32)
+    base = word_dynamic_shared()
+    i = thread_idx()
+    if i < 8:
+        a[i] = 1
+    word_shared_store(base + u32(4 * i), i)
+    syncthreads()
+    store_i32(params + u64(OUT) + u64(4 * i), word_shared_load(base + u32(4 * i)) + (1 if base % u32(128) == u32(0) else 0))
+
+
+word_shared_store = word("shared_store_i32")
+case("dynamic_shared", r"\.extern \.shared \.align 128", tells_dynamic, np.zeros(1, np.int32), np.arange(1, 33, dtype=np.int32),
+     shared_bytes=128)
+
+
+
+(w_init, w_expect, w_arrive, w_try, w_bulk_load, w_bulk_store, w_commit, w_wait, w_wait_read, w_fence, w_elect) = [
+    word(n) for n in "mbar_init mbar_expect_tx mbar_arrive mbar_try_wait bulk_load bulk_store bulk_commit bulk_wait bulk_wait_read "
+    "fence_proxy_async elect_one".split()]
+
+
+@kernel()
+def copies_in_bulk(params, num_tokens, my_rank):
+    """Two phases: load 256 bytes, add 1 to each word, store them, with two arrivals a phase."""
+    stage = word_dynamic_shared()
+    bar = stage + u32(256)
+    i = thread_idx()
+    if i == 0:
+        w_init(bar, u32(2))
+        w_fence()
+    syncthreads()
+    for phase in range(2):
+        if i == 0:
+            w_expect(bar, u32(256))
+            w_bulk_load(stage, params + u64(256 * phase), u32(256), bar)
+        if i == 1:
+            w_arrive(bar)
+        while w_try(bar, u32(phase)) == 0:
+            pass
+        word_shared_store(stage + u32(4 * i), word_shared_load(stage + u32(4 * i)) + 1)
+        w_fence()
+        syncthreads()
+        if i == 0:
+            w_bulk_store(params + u64(OUT + 256 * phase), stage, u32(256))
+            w_commit()
+            w_wait_read()
+        syncthreads()
+    if i == 0:
+        w_wait()
+
+
+_bulk = np.arange(128, dtype=np.int32) * 3
+for _name, _text in {
+        "mbar_init": r"mbarrier\.init\.shared::cta\.b64", "mbar_expect_tx": r"mbarrier\.arrive\.expect_tx\.shared::cta\.b64",
+        "mbar_arrive": r"mbarrier\.arrive\.shared::cta\.b64", "mbar_try_wait": r"mbarrier\.try_wait\.parity\.shared::cta\.b64",
+        "bulk_load": r"cp\.async\.bulk\.shared::cluster\.global\.mbarrier::complete_tx::bytes",
+        "bulk_store": r"cp\.async\.bulk\.global\.shared::cta\.bulk_group", "bulk_commit": r"cp\.async\.bulk\.commit_group",
+        "bulk_wait": r"cp\.async\.bulk\.wait_group 0", "bulk_wait_read": r"cp\.async\.bulk\.wait_group\.read 0"}.items():
+    case(_name, _text, copies_in_bulk, _bulk, _bulk + 1, block=64, shared_bytes=512)
+
+
+@kernel()
+def elects(params, num_tokens, my_rank):
+    chosen = w_elect()
+    if chosen:
+        store_i32(params + u64(OUT) + u64(4 * (thread_idx() // 32)), 1)
+    how_many = device_popc(device_ballot(chosen))
+    if thread_idx() % 32 == 0:
+        store_i32(params + u64(OUT + 8) + u64(4 * (thread_idx() // 32)), how_many)
+
+
+device_popc, device_ballot = word("popc"), word("ballot")
+case("elect_one", r"elect\.sync", elects, np.zeros(1, np.int32), np.array([1, 1, 1, 1], np.int32), block=64)

@@ -1,0 +1,135 @@
+"""The GPU's machine (-m gpu): memory, streams, launches, and what it refuses."""
+import time
+
+import numpy as np
+import pytest
+
+from case_table import OUT
+from epmoe import device
+from epmoe.device import (dynamic_shared, kernel, ld_acquire_sys_i32, shared_load_i32, shared_store_i32, st_release_sys_i32, store_i32,
+                          syncthreads, thread_idx, u32, u64)
+from epmoe_ref.errors import EPValueError
+
+pytestmark = pytest.mark.gpu
+
+
+@kernel(max_threads=256)
+def adds_one(params, num_tokens, my_rank):
+    """Writes thread + num_tokens + my_rank."""
+    store_i32(params + u64(4 * thread_idx()), thread_idx() + num_tokens + my_rank)
+
+
+@pytest.fixture
+def machine():
+    return device.machine(1)
+
+
+def test_buffers(machine):
+    a = machine.alloc(1000, "a")
+    assert a.address % 256 == 0
+    a.fill(0xA5)
+    a.write(np.arange(6, dtype=np.float32).reshape(2, 3), offset=100)
+    assert a.read(np.float32, (2, 3), 100).tolist() == [[0, 1, 2], [3, 4, 5]]
+    a.fill(7, offset=990, nbytes=5)
+    assert a.read(np.uint8, 10, 990).tolist() == [7] * 5 + [0xA5] * 5
+    interface = a.array(np.int32, (3, 4), 8).__cuda_array_interface__
+    assert interface["data"] == (a.address + 8, False) and interface["shape"] == (3, 4) and interface["typestr"] == "<i4"
+    assert machine.adopt(a.array(np.int32, 4, 16), "part") == a.address + 16
+    with pytest.raises(EPValueError, match="which has 1000 bytes"):
+        a.read(np.int32, 251)
+    with pytest.raises(EPValueError, match="not in the GPU's memory"):
+        machine.adopt(np.zeros(3), "host array")
+    a.free()
+    a.free()
+
+
+def test_launches_take_their_arguments_and_follow_one_another(machine):
+    a, stream = machine.alloc(4096, "a"), machine.stream()
+    for n in range(50):
+        machine.launch(adds_one, 1, 256, (a.address, n, -3), stream=stream)
+    assert (a.read(np.int32, 256) == np.arange(256) + 49 - 3).all()
+    a.free()
+
+
+def test_a_stream_of_the_caller():
+    from cuda.bindings import driver
+    machine = device.machine(1)
+    error, handle = driver.cuStreamCreate(1)
+    assert int(error) == 0
+    a = machine.alloc(4096, "a")
+    stream = machine.stream(0, handle=int(handle))
+    machine.launch(adds_one, 1, 256, (a.address, 5, 0), stream=stream)
+    stream.synchronize()
+    assert a.read(np.int32, 1)[0] == 5
+    a.free()
+
+
+def test_what_could_not_be_resident_is_refused(machine):
+    stream = machine.stream()
+    limit = machine.max_resident_blocks(adds_one, 256)
+    assert limit >= machine.n_sms and adds_one.max_resident_blocks(256) == limit
+    assert device.machine(4).max_resident_blocks(adds_one, 256) == limit // 4
+    for grid, block, why in ((limit + 1, 256, "cannot be resident at once"), (1, 257, "takes 1 to 256"), (0, 32, "at least 1")):
+        with pytest.raises(EPValueError, match=why):
+            machine.launch(adds_one, grid, block, (0, 0, 0), stream=stream)
+    with pytest.raises(EPValueError, match="a block has at most"):
+        machine.launch(adds_one, 1, 32, (0, 0, 0), stream=stream, shared_bytes=300 * 1024)
+
+
+@kernel()
+def ping_pong(params, num_tokens, my_rank):
+    """Two launches that wait for each other 100 times."""
+    if thread_idx() == 0:
+        for n in range(100):
+            while ld_acquire_sys_i32(params) != 2 * n + my_rank:
+                pass
+            st_release_sys_i32(params, 2 * n + my_rank + 1)
+
+
+def test_ranks_run_at_the_same_time():
+    machine = device.machine(2)
+    a = machine.alloc(256, "flag")
+    a.fill(0)
+    streams = [machine.stream(r) for r in range(2)]
+    with machine.hold():
+        for r in range(2):
+            machine.launch(ping_pong, 1, 32, (a.address, 0, r), stream=streams[r])
+    assert a.read(np.int32, 1)[0] == 200
+    a.free()
+
+
+@kernel()
+def uses_much_shared(params, num_tokens, my_rank):
+    base = dynamic_shared()
+    shared_store_i32(base + u32(200 * 1024) + u32(4 * thread_idx()), thread_idx())
+    syncthreads()
+    store_i32(params + u64(OUT + 4 * thread_idx()), shared_load_i32(base + u32(200 * 1024) + u32(4 * (63 - thread_idx()))))
+
+
+@pytest.mark.parametrize("options", [{}, dict(cooperative=True), dict(programmatic=True)])
+def test_much_shared_memory_and_launch_attributes(machine, options):
+    a, stream = machine.alloc(2 * OUT, "a"), machine.stream()
+    machine.launch(uses_much_shared, 1, 64, (a.address, 0, 0), stream=stream, shared_bytes=220 * 1024, **options)
+    assert (a.read(np.int32, 64, OUT) == np.arange(64)[::-1]).all()
+    a.free()
+
+
+def test_resources_and_description(machine):
+    resources = adds_one.resources()
+    assert 0 < resources["registers"] < 64 and resources["local_bytes"] == 0 and resources["shared_bytes"] == 0
+    assert machine.name in machine.describe() and not machine.is_simulator
+
+
+def test_a_launch_costs_the_host_little(machine):
+    a, stream = machine.alloc(4096, "a"), machine.stream()
+    machine.launch(adds_one, 1, 32, (a.address, 0, 0), stream=stream)
+    machine.synchronize()
+    costs = []
+    for _ in range(20):
+        start = time.perf_counter()
+        for n in range(50):
+            machine.launch(adds_one, 1, 32, (a.address, n, 0), stream=stream)
+        costs.append((time.perf_counter() - start) / 50)
+        machine.synchronize()
+    assert sorted(costs)[10] < 15e-6, "a launch costs %.1f us" % (sorted(costs)[10] * 1e6)
+    a.free()
