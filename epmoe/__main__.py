@@ -18,8 +18,8 @@ def main(argv=None):
     argv = sys.argv[1:] if argv is None else list(argv)
     if not argv or (argv[0] not in COMMANDS and argv[0] not in ("-h", "--help")):
         argv = ["verify", *argv]
-    top = argparse.ArgumentParser(prog="python -m epmoe", description="Expert-parallel dispatch and combine. Without a command "
-                                  "it verifies; `verify --help` shows the options.")
+    top = argparse.ArgumentParser(prog="python -m epmoe", description="Expert-parallel dispatch and combine. Without a "
+                                  "command it verifies; `verify --help` shows the options.")
     commands = top.add_subparsers(dest="command", metavar="command")
     for name, (module, what) in COMMANDS.items():
         parser = commands.add_parser(name, help=what, description=what)

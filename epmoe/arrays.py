@@ -1,4 +1,4 @@
-"""Arrays from anywhere, seen in one way: NumPy, torch, CuPy, DLPack, `__cuda_array_interface__`; and DeviceArray, ours."""
+"""Arrays from anywhere, seen in one way (NumPy, torch, CuPy, DLPack, CUDA array interface), and our DeviceArray."""
 
 from dataclasses import dataclass, field
 from math import prod
@@ -104,8 +104,8 @@ def view(obj, what):
         return _from_cuda(obj)
     if hasattr(obj, "__dlpack__"):
         return _from_dlpack(obj, what)
-    raise EPValueError(f"{what} is a {type(obj).__name__}, which is no array that can be read here: give a NumPy array, "
-                       "or anything with __dlpack__ or __cuda_array_interface__ (torch, CuPy)")
+    raise EPValueError(f"{what} is a {type(obj).__name__}, which is no array that can be read here: give a NumPy "
+                       "array, or anything with __dlpack__ or __cuda_array_interface__ (torch, CuPy)")
 
 
 def to_numpy(array):

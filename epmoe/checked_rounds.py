@@ -53,7 +53,7 @@ class Case:
 
 @dataclass
 class Round:
-    """What one round did: its inputs, both results, the counters of one rank at several moments, and the differences."""
+    """What one round did: inputs, results, the counters of one rank at several moments, and the differences."""
 
     number: int
     routed: routing.Routed
@@ -67,6 +67,7 @@ class Round:
 
     @property
     def differences(self):
+        """All of them; none if the round is right."""
         return self.dispatch_differences + self.combine_differences
 
 

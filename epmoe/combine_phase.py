@@ -112,6 +112,7 @@ class CombinePhase:
                      for n, value in enumerate(of_rank(self.engine.world, index, args)))
 
     def launch_async(self, returned, streams):
+        """combine_async of every rank."""
         for r, b in zip(self.engine.ranks, returned):
             self.engine.call("combine_async_kernel")(
                 b.expert_outputs, b.src_info, r.address("combine_send_buf"), r.peers("combine_recv_buf"),
@@ -119,6 +120,7 @@ class CombinePhase:
                 **self.engine.launch_arguments(r, streams[r.rank]))
 
     def launch_wait(self, returned, reduction, streams):
+        """combine_wait of every rank."""
         for r, b, to in zip(self.engine.ranks, returned, reduction):
             self.engine.call("combine_wait_kernel", **to.options)(
                 TokenArray(to.results.address("output_tokens"), b.num_tokens), r.address("combine_recv_buf"),
@@ -127,6 +129,7 @@ class CombinePhase:
                 input_tokens=b.expert_outputs, **self.engine.launch_arguments(r, streams[r.rank]))
 
     def launch_fused(self, returned, reduction, streams):
+        """The fused combine of every rank."""
         for r, b, to in zip(self.engine.ranks, returned, reduction):
             self.engine.call("combine_kernel", **to.options)(
                 b.expert_outputs, b.src_info, TokenArray(to.results.address("output_tokens"), b.num_tokens),

@@ -27,6 +27,7 @@ class Sent:
 
     @property
     def num_tokens(self):
+        """Tokens that the rank put in."""
         return self.tokens.n
 
 
@@ -74,6 +75,7 @@ class DispatchPhase:
             s.results = result
 
     def launch_async(self, sent, streams):
+        """dispatch_async of every rank."""
         for r, s in zip(self.engine.ranks, sent):
             self.engine.call("dispatch_async_kernel", input_scale=s.scale_function)(
                 s.tokens, s.topk_ids, r.address("dispatch_send_buf"), r.peers("dispatch_recv_buf"),
@@ -82,6 +84,7 @@ class DispatchPhase:
                 **self.engine.launch_arguments(r, streams[r.rank]))
 
     def launch_wait(self, sent, streams):
+        """dispatch_wait of every rank."""
         for r, s in zip(self.engine.ranks, sent):
             to = s.results.address
             self.engine.call("dispatch_wait_kernel")(
@@ -91,6 +94,7 @@ class DispatchPhase:
                 **self.engine.launch_arguments(r, streams[r.rank]))
 
     def launch_fused(self, sent, streams):
+        """The fused dispatch of every rank."""
         for r, s in zip(self.engine.ranks, sent):
             to = s.results.address
             self.engine.call("dispatch_kernel", input_scale=s.scale_function)(
@@ -108,8 +112,8 @@ class DispatchPhase:
             s.results.finish()
             arrays = {name: s.results.array(name) for name in ARRAYS}
             arrays["topk_ids"] = first(arrays["topk_ids"], s.num_tokens)
-            made.append(Dispatched(**arrays, num_tokens=s.num_tokens, cfg=self.cfg, rank=r.rank, check=self.engine.check,
-                                   round=s))
+            made.append(Dispatched(**arrays, num_tokens=s.num_tokens, cfg=self.cfg, rank=r.rank,
+                                   check=self.engine.check, round=s))
         return made
 
     def _handler(self, s):

@@ -64,7 +64,7 @@ class Dispatched:
         return int(self.offsets[-1])
 
     def trimmed(self) -> "Dispatched":
-        """The same memory cut to the exact rows and scale tiles; waits for the kernels and raises what they recorded."""
+        """The same memory cut to the exact rows and tiles; waits for the kernels and raises what they recorded."""
         n, scales = self.n_rows, self.output_scales
         if scales is not None:
             if self.cfg.token_format == "fp8_blockwise":  # transposed: (hidden / 128, rows)

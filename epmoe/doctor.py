@@ -61,9 +61,9 @@ def packages():
 def numpy_pair(numpy_version, numba_cuda_version):
     """NumPy and numba-cuda together: numba-cuda 0.30 calls np.row_stack, which NumPy 2.5 removed."""
     if numba_cuda_version is None:
-        mac = sys.platform == "darwin"
-        return Finding("numba-cuda", OK if mac else MISSING, "not installed" + (" (macOS: simulator only)" if mac else ""),
-                       "" if mac else "pip install 'epmoe[gpu]'")
+        if sys.platform == "darwin":
+            return Finding("numba-cuda", OK, "not installed (macOS: simulator only)")
+        return Finding("numba-cuda", MISSING, "not installed", "pip install 'epmoe[gpu]'")
     pair = f"numba-cuda {numba_cuda_version} with numpy {numpy_version}"
     if numpy_version and numbers(numpy_version) >= (2, 5):
         return Finding("numba-cuda", WRONG, pair + ": NumPy 2.5 removed row_stack, which numba-cuda calls",
@@ -89,7 +89,8 @@ def driver():
     cuda_version = (number.value // 1000, number.value % 1000 // 10)
     saw = f"for CUDA {cuda_version[0]}.{cuda_version[1]}, {count.value} GPU(s)"
     if cuda_version < (13, 0):
-        yield Finding("GPU driver", WRONG, saw, "the extra [gpu] brings CUDA 13: driver 580 or newer, or numba-cuda[cu12]")
+        yield Finding("GPU driver", WRONG, saw,
+                      "the extra [gpu] brings CUDA 13: driver 580 or newer, or numba-cuda[cu12]")
     else:
         yield Finding("GPU driver", OK if count.value else WRONG, saw,
                       "" if count.value else "CUDA_VISIBLE_DEVICES hides them all, or none is passed to this container")
@@ -110,7 +111,8 @@ def gpu(cuda, ordinal):
         capability.append(value.value)
     saw = f"{name.value.decode()}, {memory.value / 2**30:.0f} GiB, sm_{capability[0]}{capability[1]}"
     fits = tuple(capability) >= (9, 0)
-    return Finding(f"GPU {ordinal}", OK if fits else WRONG, saw, "" if fits else "the kernels need sm_90 (Hopper) or newer")
+    return Finding(f"GPU {ordinal}", OK if fits else WRONG, saw,
+                   "" if fits else "the kernels need sm_90 (Hopper) or newer")
 
 
 def compiler():
@@ -133,7 +135,8 @@ def device():
     except Exception as e:
         return Finding("epmoe runs on", WRONG, f"importing epmoe.device fails: {e}", "see the lines above")
     why = [f"{name}={os.environ[name]}" for name in ("EPMOE_DEVICE", "NUMBA_ENABLE_CUDASIM") if os.environ.get(name)]
-    return Finding("epmoe runs on", OK, ("the simulator" if chosen.SIM else "the GPU") + (f" ({', '.join(why)})" if why else ""))
+    saw = "the simulator" if chosen.SIM else "the GPU"
+    return Finding("epmoe runs on", OK, f"{saw} ({', '.join(why)})" if why else saw)
 
 
 def find_mpirun():
@@ -151,11 +154,13 @@ def mpi():
     if importlib.util.find_spec("mpi4py") is None:
         yield Finding("MPI", MISSING, "mpi4py is not installed", "pip install mpi4py")
         return
-    code = "from mpi4py import MPI; print(MPI.COMM_WORLD.size, MPI.Get_library_version().split(chr(10))[0].strip(chr(0)))"
+    code = ("from mpi4py import MPI\n"
+            "print(MPI.COMM_WORLD.size, MPI.Get_library_version().split(chr(10))[0].strip(chr(0)))")
     alone = _run([sys.executable, "-c", code])
     if alone is None or alone.returncode:
         last = (alone.stderr.strip().splitlines() or ["no message"])[-1] if alone else "no answer in 30 s"
-        yield Finding("MPI", MISSING, f"mpi4py {version('mpi4py')} finds no MPI library: {last[:90]}", "pip install 'epmoe[mpi]'")
+        yield Finding("MPI", MISSING, f"mpi4py {version('mpi4py')} finds no MPI library: {last[:90]}",
+                      "pip install 'epmoe[mpi]'")
         return
     library = alone.stdout.split(maxsplit=1)[1].strip()[:50]
     yield Finding("MPI", OK, f"mpi4py {version('mpi4py')} with {library}")
@@ -169,12 +174,14 @@ def mpi():
         yield Finding("mpirun", OK, f"{mpirun} starts 2 ranks of one world")
     elif sizes == ["1", "1"]:
         yield Finding("mpirun", WRONG, f"{mpirun} starts 2 worlds of size 1: it belongs to another MPI than {library}",
-                      f"use the mpirun of {library.split(' v')[0]}, or `pip install mpich` and its mpirun beside this Python")
+                      f"use the mpirun of {library.split(' v')[0]}, or `pip install mpich`, whose mpirun lies beside "
+                      "this Python")
     else:
         said = _first_words(pair.stderr + pair.stdout) if pair else "no answer in 30 s"
         yield Finding("mpirun", WRONG, f"{mpirun} -n 2 fails: {said}",
                       "Open MPI as root: OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; with few cores: "
-                      "OMPI_MCA_rmaps_base_oversubscribe=1 (4.x), PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe (5.x)")
+                      "OMPI_MCA_rmaps_base_oversubscribe=1 (4.x), "
+                      "PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe (5.x)")
 
 
 def nvshmem():
@@ -182,7 +189,8 @@ def nvshmem():
     binding, library = version("nvshmem4py-cu13"), version("nvidia-nvshmem-cu13")
     remedy = "only for several hosts: pip install nvshmem4py-cu13 'nvidia-nvshmem-cu13>=3.5.21' cffi"
     if binding is None or library is None:
-        return Finding("NVSHMEM", MISSING, f"nvshmem4py-cu13 {binding or 'no'}, nvidia-nvshmem-cu13 {library or 'no'}", remedy)
+        saw = f"nvshmem4py-cu13 {binding or 'no'}, nvidia-nvshmem-cu13 {library or 'no'}"
+        return Finding("NVSHMEM", MISSING, saw, remedy)
     saw = f"nvshmem4py {binding}, NVSHMEM {library}"
     if numbers(library) < (3, 5, 21):
         return Finding("NVSHMEM", WRONG, saw + ": its headers do not compile under NVRTC before 3.5.21", remedy)

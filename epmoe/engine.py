@@ -1,4 +1,4 @@
-"""What dispatch and combine of one ExpertParallel share: the ranks' memory, compiled calls, launching, recorded errors."""
+"""What dispatch and combine of an ExpertParallel share: the ranks' memory, compiled calls, launching, errors."""
 
 from contextlib import contextmanager
 

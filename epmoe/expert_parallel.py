@@ -14,16 +14,19 @@ from epmoe.engine import Engine
 class ExpertParallel:
     """Dispatch and combine over one configuration and one world; a context manager.
 
-    cfg: EPConfig with cfg.n_ranks == world.n_ranks. launch: LaunchConfig, default the device's own. timeout [s]: after it
-    a wait gives up and PeerTimeout is raised; positive. fused: dispatch() and combine() launch the fused kernels; False:
-    the two split kernels in turn. Under a LocalWorld every argument and result that differs per rank is a list over ranks.
+    cfg: EPConfig with cfg.n_ranks == world.n_ranks.
+    launch: LaunchConfig; default the device's own.
+    timeout [s]: after it a wait gives up and PeerTimeout is raised; positive.
+    fused: dispatch() and combine() launch the fused kernels; False: the two split kernels in turn.
+    Under a LocalWorld every argument and result that differs per rank is a list over ranks.
 
         with ExpertParallel(cfg, LocalWorld(cfg.n_ranks)) as ep:
             d = ep.dispatch(input_tokens, topk_ids)
             out = ep.combine(expert_outputs, d, router_weights)
 
     Calls alternate: dispatch, combine, dispatch, combine; another order raises EPStateError. After a PeerTimeout every
-    call is refused until reset(). On a GPU nothing here waits for the kernels, except where host arrays are to be filled.
+    call is refused until reset(). On a GPU nothing here waits for the kernels, except where host arrays come in or are
+    to be filled.
     """
 
     def __init__(self, cfg: EPConfig, world, *, launch=None, timeout=30.0, fused=True, kernels=None):
@@ -90,13 +93,14 @@ class ExpertParallel:
     def combine_wait(self, router_weights=None, epilogue=None, epilogue_args=(), *, router_weights_args=(), out=None):
         """Wait on the device for the returned rows and reduce them by token (the second half of `combine`)."""
         self._rounds.expect("combine_wait")
-        reduction = self._combine.reduction(self._sent, router_weights, router_weights_args, epilogue, epilogue_args, out)
+        reduction = self._combine.reduction(self._sent, router_weights, router_weights_args, epilogue, epilogue_args,
+                                            out)
         with self._engine.launching("combine_wait") as streams:
             self._combine.launch_wait(self._returned, reduction, streams)
         return self._end_of_round(reduction)
 
-    def combine(self, expert_outputs, d, router_weights=None, epilogue=None, epilogue_args=(), *, router_weights_args=(),
-                out=None):
+    def combine(self, expert_outputs, d, router_weights=None, epilogue=None, epilogue_args=(), *,
+                router_weights_args=(), out=None):
         """Send the experts' rows back to the ranks that their tokens came from, and reduce them by token.
 
         expert_outputs: combine_dtype (rows, hidden), the rows of d.output_tokens, exact or capacity many.
@@ -104,12 +108,13 @@ class ExpertParallel:
         router_weights: float32 (num_tokens, top_k), or a function (token, k, *router_weights_args) -> float32; None
         leaves the rows unreduced. epilogue: a function (token, col, value, *epilogue_args) -> value, applied to the sum
         rounded to the output type. Arguments of functions: numbers, or arrays of float32, int32, bf16 with 1 or 2 axes.
-        Returns combine_dtype (num_tokens, hidden), or (num_tokens, top_k, hidden) without router weights, in which slots
-        of -1 are zero; out: the caller's array of that shape.
+        Returns combine_dtype (num_tokens, hidden), or (num_tokens, top_k, hidden) without router weights, in which
+        slots of -1 are zero; out: the caller's array of that shape.
         """
         self._rounds.expect("combine")
         returned = self._combine.begin(self._sent, expert_outputs, d)
-        reduction = self._combine.reduction(self._sent, router_weights, router_weights_args, epilogue, epilogue_args, out)
+        reduction = self._combine.reduction(self._sent, router_weights, router_weights_args, epilogue, epilogue_args,
+                                            out)
         with self._engine.launching("combine", self.fused) as streams:
             if self.fused:
                 self._combine.launch_fused(returned, reduction, streams)
@@ -119,7 +124,7 @@ class ExpertParallel:
         return self._end_of_round(reduction)
 
     def check(self):
-        """Wait for the kernels and raise what they recorded: PeerTimeout, or EPValueError for bad ids in device memory."""
+        """Wait for the kernels; raise what they recorded: PeerTimeout, or EPValueError for bad ids in device memory."""
         self._engine.check()
 
     def reset(self):

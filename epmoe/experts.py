@@ -8,7 +8,7 @@ from epmoe.inputs import COMBINE_DTYPE
 
 
 def dequantised(cfg, d):
-    """float32 (rows, hidden) values of a Dispatched with NumPy arrays and exact rows; NVFP4 as if input_scale were 1."""
+    """float32 (rows, hidden) values of a Dispatched (NumPy, exact rows); NVFP4 as if input_scale were 1."""
     tokens = d.output_tokens
     if cfg.token_format == "bf16":
         return tokens.astype(np.float32)

@@ -1,4 +1,4 @@
-"""What the caller gives, checked before anything is launched: host arrays fully, device arrays by shape, dtype and device.
+"""What the caller gives, checked before anything is launched: host arrays fully, device arrays by shape, dtype, device.
 
 Every message names the rank, the value, the rule and the remedy; for routing also the token and the slot.
 """
@@ -20,10 +20,10 @@ def ranks_of(world, what, argument):
     if not world.lists:
         return [argument]
     if not isinstance(argument, (list, tuple)):
-        raise EPValueError(f"{what} is a {type(argument).__name__}, and a LocalWorld takes a list with one entry for each "
-                           f"of its {len(world.ranks)} ranks")
+        raise EPValueError(f"{what} is a {type(argument).__name__}, and a LocalWorld takes a list with one entry for "
+                           f"each of its {len(world.ranks)} ranks")
     if len(argument) != len(world.ranks):
-        raise EPValueError(f"{what} has {len(argument)} entries, one for each of the {len(world.ranks)} ranks is needed")
+        raise EPValueError(f"{what} has {len(argument)} entries; one for each of {len(world.ranks)} ranks is needed")
     return list(argument)
 
 
@@ -37,8 +37,8 @@ def tokens(cfg, machine, rank, given):
     if len(a.shape) != 2 or a.shape[1] != cfg.hidden:
         raise EPValueError(f"{what} has shape {a.shape}, (num_tokens, hidden={cfg.hidden}) is needed")
     if a.shape[0] > cfg.max_tokens_per_rank:
-        raise EPValueError(f"{what} holds {a.shape[0]} tokens, more than max_tokens_per_rank={cfg.max_tokens_per_rank}: "
-                           "raise it in EPConfig, or dispatch in several rounds")
+        raise EPValueError(f"{what} holds {a.shape[0]} tokens, more than "
+                           f"max_tokens_per_rank={cfg.max_tokens_per_rank}: raise it, or use several rounds")
     return a
 
 
@@ -60,8 +60,8 @@ def _check_ids(cfg, rank, ids):
     outside = (ids < -1) | (ids >= cfg.n_experts)
     if outside.any():
         token, slot = (int(i) for i in np.argwhere(outside)[0])
-        raise EPValueError(f"topk_ids of rank {rank}: token {token}, slot {slot} holds {int(ids[token, slot])}, which is "
-                           f"outside [0, n_experts={cfg.n_experts}); -1 is the id for \"no expert in this slot\" "
+        raise EPValueError(f"topk_ids of rank {rank}: token {token}, slot {slot} holds {int(ids[token, slot])}, which "
+                           f"is outside [0, n_experts={cfg.n_experts}); -1 is the id for \"no expert in this slot\" "
                            f"({int(outside.sum())} such ids in all)")
     ordered = np.sort(ids.astype(np.int32), axis=1)
     twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
@@ -69,8 +69,8 @@ def _check_ids(cfg, rank, ids):
         token = int(np.argwhere(twice.any(axis=1))[0][0])
         value = int(ordered[token, 1:][twice[token]][0])
         first, slot = (int(k) for k in np.argwhere(ids[token] == value)[:2, 0])
-        raise EPValueError(f"topk_ids of rank {rank}: token {token}, slot {slot} holds {value}, which slot {first} of the "
-                           "token already holds; the ids of one token must be distinct: put -1 into one of the slots")
+        raise EPValueError(f"topk_ids of rank {rank}: token {token}, slot {slot} holds {value}, which slot {first} of "
+                           "the token already holds; the ids of one token must be distinct: put -1 into one of them")
 
 
 def expert_outputs(cfg, machine, rank, given, capacity, n_rows):
@@ -86,8 +86,8 @@ def expert_outputs(cfg, machine, rank, given, capacity, n_rows):
     if len(a.shape) != 2 or a.shape[1] != cfg.hidden:
         raise EPValueError(f"{what} has shape {a.shape}, (rows, hidden={cfg.hidden}) is needed")
     if a.shape[0] != capacity and a.shape[0] != n_rows():
-        raise EPValueError(f"{what} has {a.shape[0]} rows; the dispatched tokens are {n_rows()} rows (capacity {capacity}), "
-                           "and expert outputs must have one row for each, padding rows included")
+        raise EPValueError(f"{what} has {a.shape[0]} rows; the dispatched tokens are {n_rows()} rows (capacity "
+                           f"{capacity}), and expert outputs must have one row for each, padding rows included")
     return a
 
 
@@ -95,8 +95,8 @@ def router_weights(cfg, machine, rank, given, num_tokens):
     """Router weights of a rank: float32 (num_tokens, top_k)."""
     what = f"router_weights of rank {rank}"
     if np.ndim(given) == 0 and not hasattr(given, "shape"):
-        raise EPValueError(f"{what} is {given!r}; a float32 array (num_tokens={num_tokens}, top_k={cfg.top_k}) or a function "
-                           "(token, k, *router_weights_args) -> float32 is needed, a single number is refused")
+        raise EPValueError(f"{what} is {given!r}; a float32 array (num_tokens={num_tokens}, top_k={cfg.top_k}) or a "
+                           "function (token, k, *router_weights_args) -> float32 is needed, a single number is refused")
     a = _array(machine, given, what)
     if a.dtype != np.float32:
         raise EPValueError(f"{what} has dtype {a.dtype}, float32 is needed: w.astype(np.float32)")
@@ -108,8 +108,8 @@ def router_weights(cfg, machine, rank, given, num_tokens):
 def input_scale(rank, given):
     """Input scale of a rank: a positive finite float32 number."""
     if isinstance(given, bool) or not isinstance(given, (int, float, np.number)):
-        raise EPValueError(f"input_scale of rank {rank} is {given!r}; a positive finite number is needed, or a function "
-                           "(i) -> float32")
+        raise EPValueError(f"input_scale of rank {rank} is {given!r}; a positive finite number is needed, or a "
+                           "function (i) -> float32")
     with np.errstate(over="ignore"):
         scale = np.float32(given)
     if not (np.isfinite(scale) and scale > 0):

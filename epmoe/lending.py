@@ -21,11 +21,12 @@ class Field(NamedTuple):
 
     @property
     def nbytes(self):
+        """Bytes of the elements."""
         return prod(self.shape) * self.dtype.itemsize
 
 
 def arrange(shapes):
-    """Lay arrays, dict name -> (shape, dtype), one after another, each 256-byte aligned: ({name: Field}, total bytes)."""
+    """Lay arrays, {name: (shape, dtype)}, one after another, each 256-byte aligned: ({name: Field}, total bytes)."""
     offset, placed = 0, {}
     for name, (shape, dtype) in shapes.items():
         placed[name] = field = Field(tuple(int(n) for n in shape), np.dtype(dtype), offset)
@@ -47,8 +48,7 @@ class Pool:
         if self._free:
             buffer = self._free.pop()
         else:
-            regions = [(f"{self.name}.{name}", f.offset, f.shape, f.dtype, tuple(f"axis{i}" for i in range(len(f.shape))))
-                       for name, f in self.fields.items()]
+            regions = [(f"{self.name}.{name}", f.offset, f.shape, f.dtype, ()) for name, f in self.fields.items()]
             buffer = self.machine.alloc(self.nbytes, self.name, self.rank, regions=regions)
             self._made.append(buffer)
         if device.SIM:
@@ -56,6 +56,7 @@ class Pool:
         return Loan(self, buffer)
 
     def take_back(self, buffer):
+        """The last array in the buffer is gone."""
         if self._closed:
             buffer.free()
         else:
@@ -70,17 +71,19 @@ class Pool:
 
     @property
     def allocated_bytes(self):
+        """Bytes of all buffers, lent or not."""
         return self.nbytes * len(self._made)
 
 
 class Loan:
-    """A buffer of a pool in use; every array made from it keeps it alive, and when the last is gone it is free again."""
+    """A buffer of a pool in use; every array made from it keeps it alive, and after the last it is free again."""
 
     def __init__(self, pool, buffer):
         self.buffer, self.fields, self._machine = buffer, pool.fields, pool.machine
         weakref.finalize(self, pool.take_back, buffer).atexit = False
 
     def address(self, name):
+        """Address of one of the arrays."""
         return self.buffer.address + self.fields[name].offset
 
     def holds(self, array):

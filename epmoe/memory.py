@@ -21,10 +21,12 @@ class MemoryTable(list):
 
     @property
     def planned_bytes(self):
+        """Sum of what the configuration plans."""
         return sum(row.planned_bytes for row in self)
 
     @property
     def allocated_bytes(self):
+        """Sum of what is allocated."""
         return sum(row.allocated_bytes for row in self)
 
     def __str__(self):

@@ -7,10 +7,10 @@ from rich.text import Text
 from epmoe import layout
 
 # Counter regions in the order in which a round uses them
-REGIONS = ("reserved", "finished", "rank_completion", "dispatch_recv_count", "A", "D", "E", "F", "G", "combine_recv_count",
-           "combine_ready")
-MEANING = ("reserved and finished count messages that were begun and completed; recv_count holds the signals that came; A "
-           "tells combine which rows go back; D to G and ready flags order the blocks of one kernel.")
+REGIONS = ("reserved", "finished", "rank_completion", "dispatch_recv_count", "A", "D", "E", "F", "G",
+           "combine_recv_count", "combine_ready")
+MEANING = ("reserved and finished count messages that were begun and completed; recv_count holds the signals that "
+           "came; A tells combine which rows go back; D to G and ready flags order the blocks of one kernel.")
 LABEL_WIDTH = 19
 GROUPS = 9  # shown at most
 
@@ -112,7 +112,9 @@ def segments(cfg, rank, d):
     table.add_column("rows", no_wrap=True)
     table.add_column("from source rank: count", no_wrap=True, overflow="ellipsis")
     shift = int(cfg.fused_shared_expert)
-    used = [g for g in range(cfg.n_groups) if offsets[g + 1] > offsets[g]] if cfg.n_groups > GROUPS else range(cfg.n_groups)
+    used = range(cfg.n_groups)
+    if cfg.n_groups > GROUPS:
+        used = [g for g in used if offsets[g + 1] > offsets[g]]
     for group in used[:GROUPS]:
         local = group - shift
         rows = f"{offsets[group]}:{offsets[group + 1]}"

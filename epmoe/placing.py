@@ -1,4 +1,4 @@
-"""Where kernels find the caller's arrays: device memory as it is, host memory registered (simulator) or copied (GPU)."""
+"""Where kernels find the caller's arrays: device memory as it is, host memory adopted (simulator) or staged (GPU)."""
 
 import math
 
@@ -13,7 +13,7 @@ ALIGNMENT = 16  # bytes: kernels read rows as 16-byte vectors
 
 
 class Placing:
-    """Places the arrays of one ExpertParallel under names; a name's earlier array may go when a new one takes its place.
+    """Places the arrays of one ExpertParallel under names; a name's earlier array may go when a new one comes.
 
     In the simulator an array of the caller is used where it lies, if it is C-contiguous and begins at a multiple of 16
     bytes, with its exact bounds, so that a kernel that reads past it is caught. On a GPU a host array goes into a

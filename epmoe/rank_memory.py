@@ -71,14 +71,17 @@ class RankMemory:
 
     @cached_property
     def dispatch_pool(self):
+        """Memory for what dispatch returns."""
         return self._pool("dispatch result", dispatch_arrays(self.cfg)[0])
 
     @cached_property
     def reduced_pool(self):
+        """Memory for what combine returns with router weights."""
         return self._pool("combine result", combine_arrays(self.cfg, True))
 
     @cached_property
     def unreduced_pool(self):
+        """Memory for what combine returns without router weights."""
         return self._pool("unreduced combine result", combine_arrays(self.cfg, False))
 
     def pools(self):

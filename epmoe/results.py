@@ -16,7 +16,8 @@ class Results:
         self.loan, self._out, self._given = loan, dict(out or {}), {}
         for name, array in self._out.items():
             shape = (shapes or {}).get(name, loan.fields[name].shape)
-            self._given[name] = inputs.result(machine, array, shape, loan.fields[name].dtype, f"out: {name} of rank {rank}")
+            what = f"out: {name} of rank {rank}"
+            self._given[name] = inputs.result(machine, array, shape, loan.fields[name].dtype, what)
 
     def address(self, name):
         """Where the kernel writes the array of that name."""

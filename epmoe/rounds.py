@@ -17,8 +17,8 @@ _NEXT = {
 _REASON = {
     "idle": "no dispatch is open: call dispatch (or dispatch_async and dispatch_wait) first",
     "dispatching": "dispatch_async was called and its dispatch_wait was not: call dispatch_wait next",
-    "dispatched": "a dispatch is open: combine it first. Two dispatches in a row would overwrite messages that a slower "
-                  "rank may not have read yet",
+    "dispatched": "a dispatch is open: combine it first. Two dispatches in a row would overwrite messages that a "
+                  "slower rank may not have read yet",
     "combining": "combine_async was called and its combine_wait was not: call combine_wait next",
     "closed": "this ExpertParallel is closed: make a new one",
 }
@@ -36,8 +36,8 @@ class Rounds:
             raise EPStateError(f"{call}: {_REASON['closed']}")
         if self.failure is not None:
             first_line = str(self.failure).partition("\n")[0]
-            raise EPStateError(f"{call} after {type(self.failure).__name__} ({first_line}): buffers and counters are in "
-                               "the middle of that round; call reset() on all ranks first")
+            raise EPStateError(f"{call} after {type(self.failure).__name__} ({first_line}): buffers and counters are "
+                               "in the middle of that round; call reset() on all ranks first")
         if call not in _NEXT[self.state]:
             raise EPStateError(f"{call}: {_REASON[self.state]}")
 
@@ -51,7 +51,9 @@ class Rounds:
         self.failure = self.failure or error
 
     def reset(self):
+        """As at the beginning."""
         self.state, self.failure = "idle", None
 
     def close(self):
+        """No call may come any more."""
         self.state = "closed"

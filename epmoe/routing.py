@@ -13,7 +13,7 @@ from epmoe_ref.errors import EPValueError
 
 @dataclass(frozen=True)
 class Routed:
-    """Inputs of one round, lists over ranks: x bf16 (n, hidden), topk_ids int32 (n, top_k), topk_weights f32 (n, top_k)."""
+    """Inputs of one round, lists over ranks: x bf16 (n, hidden), topk_ids and topk_weights f32 (n, top_k)."""
 
     x: list
     topk_ids: list
@@ -21,6 +21,7 @@ class Routed:
 
     @property
     def num_tokens(self):
+        """Tokens of each rank."""
         return [len(x) for x in self.x]
 
 
@@ -89,15 +90,17 @@ class Batch:
         outside = (self.topk_ids < -1) | (self.topk_ids >= n_experts)
         if outside.any():
             row, slot = np.argwhere(outside)[0]
-            source = "as the file's n_experts says" if self.n_experts == n_experts else "counted from the largest id or --experts"
-            raise EPValueError(f"topk_ids in the file: row {row}, slot {slot} holds {self.topk_ids[row, slot]}, outside "
-                               f"[0, n_experts={n_experts}) ({source}); -1 means no expert; {int(outside.sum())} such ids")
+            of_file = self.n_experts == n_experts
+            source = "n_experts of the file" if of_file else "from --experts or the largest id"
+            raise EPValueError(f"topk_ids in the file: row {row}, slot {slot} holds {self.topk_ids[row, slot]}, "
+                               f"outside [0, n_experts={n_experts}) ({source}); -1 means no expert; "
+                               f"{int(outside.sum())} such ids")
         ordered = np.sort(self.topk_ids, axis=1)
         twice = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(axis=1)
         if twice.any():
             row = int(np.argmax(twice))
-            raise EPValueError(f"topk_ids in the file: row {row} holds {self.topk_ids[row].tolist()}; the ids of a token must "
-                               f"be distinct ({int(twice.sum())} such rows): put -1 into a slot that repeats one")
+            raise EPValueError(f"topk_ids in the file: row {row} holds {self.topk_ids[row].tolist()}; the ids of a "
+                               f"token must be distinct ({int(twice.sum())} such rows): put -1 into a repeated slot")
 
     def split(self, n_ranks):
         """Routed for n_ranks: by the file's rank_offsets, else evenly (the first ranks take the remainder)."""
@@ -106,8 +109,8 @@ class Batch:
         if ends is None:
             ends = np.cumsum([0] + [n // n_ranks + (r < n % n_ranks) for r in range(n_ranks)])
         elif len(ends) != n_ranks + 1:
-            raise EPValueError(f"rank_offsets in the file is for {len(ends) - 1} ranks, asked for is --ranks {n_ranks}: "
-                               f"give --ranks {len(ends) - 1}, or leave rank_offsets out of the file (an even split)")
+            raise EPValueError(f"rank_offsets in the file is for {len(ends) - 1} ranks, asked for is --ranks "
+                               f"{n_ranks}: give --ranks {len(ends) - 1}, or leave rank_offsets out (an even split)")
         parts = [slice(int(a), int(b)) for a, b in zip(ends[:-1], ends[1:])]
         return Routed(*([a[p] for p in parts] for a in (self.x, self.topk_ids, self.topk_weights)))
 
@@ -121,8 +124,8 @@ def load(path):
         raise EPValueError(f"{path} cannot be read as an .npz file: {e}") from None
     missing = [name for name in ("x", "topk_ids", "topk_weights") if name not in arrays]
     if missing:
-        raise EPValueError(f"{path} has no {' and no '.join(missing)} (it has {', '.join(arrays) or 'nothing'}); needed are "
-                           "x (N, hidden), topk_ids (N, K), topk_weights (N, K)")
+        raise EPValueError(f"{path} has no {' and no '.join(missing)} (it has {', '.join(arrays) or 'nothing'}); "
+                           "needed are x (N, hidden), topk_ids (N, K), topk_weights (N, K)")
     notes = []
     x, ids, weights = _as_bf16(arrays["x"], notes), arrays["topk_ids"], arrays["topk_weights"]
     if ids.dtype.kind not in "iu":
@@ -134,16 +137,17 @@ def load(path):
     weights = weights.astype(np.float32)
     for name, a in (("x", x), ("topk_ids", ids), ("topk_weights", weights)):
         if a.ndim != 2 or len(a) != len(x):
-            raise EPValueError(f"{name} in the file has shape {a.shape}; x is (N, hidden), topk_ids and topk_weights are "
-                               f"(N, K) with the same N (x has {x.shape})")
+            raise EPValueError(f"{name} in the file has shape {a.shape}; x is (N, hidden), topk_ids and topk_weights "
+                               f"are (N, K) with the same N (x has {x.shape})")
     if weights.shape != ids.shape:
-        raise EPValueError(f"topk_weights in the file has shape {weights.shape}, topk_ids {ids.shape}: they must be equal")
+        raise EPValueError(f"topk_weights in the file has shape {weights.shape}, topk_ids {ids.shape} (must be equal)")
     offsets = arrays.get("rank_offsets")
     if offsets is not None:
         offsets = offsets.astype(np.int64)
-        if offsets.ndim != 1 or len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != len(x) or (np.diff(offsets) < 0).any():
-            raise EPValueError(f"rank_offsets in the file is {offsets.tolist()}; it must start at 0, never fall and end at "
-                               f"N={len(x)}: rank r has the tokens rank_offsets[r]:rank_offsets[r + 1]")
+        ends = offsets.ndim == 1 and len(offsets) > 1 and offsets[0] == 0 and offsets[-1] == len(x)
+        if not ends or (np.diff(offsets) < 0).any():
+            raise EPValueError(f"rank_offsets in the file is {offsets.tolist()}; it must start at 0, never fall and "
+                               f"end at N={len(x)}: rank r has the tokens rank_offsets[r]:rank_offsets[r + 1]")
     n_experts = int(arrays["n_experts"]) if "n_experts" in arrays else None
     return Batch(x, ids, weights, offsets, n_experts, notes)
 

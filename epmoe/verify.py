@@ -34,7 +34,8 @@ def add_arguments(parser):
     sizes.add_argument("--top-k", type=int, default=4, help="experts a token chooses (default 4)")
     sizes.add_argument("--hidden", type=int, default=256, help="elements of a token (default 256)")
     sizes.add_argument("--tokens", type=int, default=16, help="most tokens of a rank (default 16)")
-    sizes.add_argument("--rounds", type=_count, default=3, help="rounds on the same buffers, no reset between (default 3)")
+    sizes.add_argument("--rounds", type=_count, default=3,
+                       help="rounds on the same buffers, no reset between (default 3)")
     options = parser.add_argument_group("what runs")
     options.add_argument("--format", choices=FORMATS, default="bf16", help="token format (default bf16)")
     options.add_argument("--preshuffle", action="store_true", help="mxfp4_rows: scales in the slot layout")
@@ -49,8 +50,8 @@ def add_arguments(parser):
     options.add_argument("--racecheck", action="store_true", help="simulator: with the race detector")
     options.add_argument("--timeout", type=float, default=30.0, metavar="S", help="seconds after which a wait gives up")
     files = parser.add_argument_group("files and output")
-    files.add_argument("--input", metavar="FILE.npz", help="your own x (N, hidden), topk_ids (N, K), topk_weights (N, K), "
-                       "and if wanted rank_offsets (ranks + 1), n_experts")
+    files.add_argument("--input", metavar="FILE.npz", help="your own x (N, hidden), topk_ids (N, K), topk_weights (N, "
+                       "K), and if wanted rank_offsets (ranks + 1), n_experts")
     files.add_argument("--dump", metavar="FILE.npz", help="write the first round's tokens and routing as such a file")
     files.add_argument("--json", action="store_true", help="one JSON object instead of pictures")
     files.add_argument("--all", action="store_true", help="walk the matrix of all options at small sizes")
@@ -116,8 +117,7 @@ def _verify(args, console):
             routing.dump(args.dump, routed[0], case.cfg.n_experts)
         world = LocalWorld(case.cfg.n_ranks, **_simulation(args, seed))
         record["machine"] = world.machine.describe()
-        busiest = int(np.argmax(pictures.counts(case.cfg, routed[0].topk_ids).reshape(case.cfg.n_ranks, case.cfg.n_ranks, -1)
-                                .sum(axis=(0, 2))))
+        busiest = _busiest_rank(case.cfg, routed[0])
         if shown and seed == args.seed:
             _heading(console, args, case, world, batch)
         rounds = []
@@ -140,6 +140,11 @@ def _verify(args, console):
     return EQUAL if record["passed"] else DIFFERS
 
 
+def _busiest_rank(cfg, routed):
+    """The rank that receives most rows."""
+    return int(np.argmax(pictures.counts(cfg, routed.topk_ids).reshape(cfg.n_ranks, cfg.n_ranks, -1).sum(axis=(0, 2))))
+
+
 def _simulation(args, seed):
     from epmoe import device
 
@@ -152,8 +157,8 @@ def _simulation(args, seed):
 
 def _heading(console, args, case, world, batch):
     c = case.cfg
-    console.print(f"[bold]epmoe verify[/bold]  {c.n_ranks} ranks x {c.n_local_experts} experts, top-{c.top_k}, hidden {c.hidden}, "
-                  f"at most {c.max_tokens_per_rank} tokens a rank")
+    console.print(f"[bold]epmoe verify[/bold]  {c.n_ranks} ranks x {c.n_local_experts} experts, top-{c.top_k}, hidden "
+                  f"{c.hidden}, at most {c.max_tokens_per_rank} tokens a rank")
     console.print(f"{case}; {world.machine.describe()}\n", style="dim")
     if batch is not None:
         console.print(f"{args.input}: {len(batch.x)} tokens", style="dim")
@@ -162,19 +167,19 @@ def _heading(console, args, case, world, batch):
 
 
 def _first_round(console, case, r, rank):
-    console.print("[bold]1. Routing.[/bold] How many tokens each rank (line) sends to each expert (column); the experts "
-                  "stand under the rank that owns them.")
+    console.print("[bold]1. Routing.[/bold] How many tokens each rank (line) sends to each expert (column); the "
+                  "experts stand under the rank that owns them.")
     console.print(pictures.routing(case.cfg, r.routed, console.width))
     if not r.dispatch_differences:
         console.print(f"\n[bold]2. Dispatch.[/bold] What rank {rank} then holds: rows grouped by expert, and for each "
                       "expert how many came from each source rank. An expert is one matrix product over its rows.")
         console.print(pictures.segments(case.cfg, rank, r.seen[rank]))
         console.print(f"\n[bold]3. Counters[/bold] of rank {rank}, through which ranks and blocks wait for each other: "
-                      + _moments(case) + pictures.MEANING + " At the end all are as before, so rounds follow each other "
-                      "without a reset.")
+                      + _moments(case) + pictures.MEANING + " At the end all are as before, so rounds follow each "
+                      "other without a reset.")
         console.print(pictures.counters(r.moments))
-    console.print("\n[bold]4. Kernels against the reference.[/bold] Every byte of both results is compared; only the order "
-                  "of rows inside one (expert, source rank) segment is free.")
+    console.print("\n[bold]4. Kernels against the reference.[/bold] Every byte of both results is compared; only the "
+                  "order of rows inside one (expert, source rank) segment is free.")
 
 
 def _moments(case):
@@ -199,8 +204,8 @@ def _says(differences):
 def _verdict(console, case, args, record, last):
     if record["passed"]:
         n = sum(len(s["rounds"]) for s in record["seeds"])
-        console.print(f"\n[bold green]PASS[/bold green]  {n} round{'s' if n > 1 else ''} equal to the reference, bit for bit, in "
-                      f"{record['seconds']:.1f} s")
+        console.print(f"\n[bold green]PASS[/bold green]  {n} round{'s' if n > 1 else ''} equal to the reference, bit "
+                      f"for bit, in {record['seconds']:.1f} s")
         return
     console.print("\n[bold red]FAIL[/bold red]  the first difference:")
     for difference in last.differences[:MAX_DIFFERENCES]:

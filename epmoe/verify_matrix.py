@@ -75,8 +75,9 @@ def _show(console, results, failed, seconds):
 
     console.print(f"[bold]epmoe verify --all[/bold]  {N_RANKS} ranks x {EXPERTS_PER_RANK} experts, top-{TOP_K}, hidden "
                   f"{HIDDEN}, {ROUNDS} rounds a case")
-    console.print("Cases that equal the reference bit for bit, of all with these options. The others (router weights as array, "
-                  "function or none; epilogue or not; shared expert or not) are inside each number.", style="dim")
+    console.print("Cases that equal the reference bit for bit, of all with these options. The others (router weights "
+                  "as array, function or none; epilogue or not; shared expert or not) are inside each number.",
+                  style="dim")
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     kinds = [(fused, skip) for skip in (False, True) for fused in (False, True)]
     table.add_column("format", style="bold")

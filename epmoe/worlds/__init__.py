@@ -7,7 +7,7 @@ What an ExpertParallel asks of a world:
 | n_ranks, ranks | size of the world; the ranks of this process, ascending |
 | lists | True: arguments and results are lists over `ranks`; False: there is one rank, and they are its own |
 | machine | the device machine on which the ranks of this process run |
-| allocate(nbytes, name, regions) | SymmetricMemory: one allocation a rank, and the addresses at which peers are reached; collective |
+| allocate(nbytes, name, regions) | SymmetricMemory: one allocation a rank, and the peers' addresses; collective |
 | barrier() | returns when all ranks have come; collective |
 | stream_of(rank) | the stream by which a rank's work is ordered |
 | share(launch) | LaunchConfig of one rank's fused kernel, where several ranks share a device |

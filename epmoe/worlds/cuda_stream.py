@@ -6,7 +6,7 @@ LEGACY_DEFAULT = 0  # CU_STREAM_LEGACY as a null handle: what torch and CuPy use
 
 
 def handle_of(stream) -> int:
-    """CUstream as an int: of None (the legacy default stream), a handle, or a stream of torch, CuPy, cuda.core, Numba."""
+    """CUstream as an int: of None (the legacy default stream), a handle, or a stream of torch, CuPy, cuda.core."""
     if stream is None:
         return LEGACY_DEFAULT
     if isinstance(stream, int):
@@ -17,4 +17,5 @@ def handle_of(stream) -> int:
         value = getattr(stream, name, None)
         if value is not None:
             return int(getattr(value, "value", value) or 0)
-    raise EPValueError(f"stream is a {type(stream).__name__}; give None, a handle (int), or a stream of torch, CuPy, cuda.core")
+    raise EPValueError(f"stream is a {type(stream).__name__}; give None, a handle (int), or a stream of torch, CuPy or "
+                       "cuda.core")

@@ -15,8 +15,8 @@ class LocalWorld:
 
     stream: on a GPU, the caller's stream that everything is ordered with (a handle, or a stream of torch, CuPy or
     cuda.core); default the legacy default stream, which is what torch and CuPy use unless told otherwise.
-    simulation: options of the simulator, among them seed (of the schedule; None: round robin) and racecheck=True; what is
-    left out comes from EPMOE_SEED and EPMOE_RACECHECK. A GPU ignores them.
+    simulation: options of the simulator, among them seed (of the schedule; None: round robin) and racecheck=True; what
+    is left out comes from EPMOE_SEED and EPMOE_RACECHECK. A GPU ignores them.
     """
 
     lists = True
@@ -29,8 +29,8 @@ class LocalWorld:
         if device.SIM:
             self._streams = {rank: self.machine.stream(rank) for rank in self.ranks}
             return
-        # Split kernels of all ranks run one after another on the caller's stream, so that none waits for one that cannot
-        # start; fused kernels need a stream each to run at the same time.
+        # Split kernels of all ranks run one after another on the caller's stream, so that none waits for one that
+        # cannot start; fused kernels need a stream each to run at the same time.
         main = self.machine.stream(0, handle=handle_of(stream))
         self._streams = {rank: main for rank in self.ranks}
         self._fused_streams = {rank: self.machine.stream(rank) for rank in self.ranks}
@@ -58,13 +58,14 @@ class LocalWorld:
         if launch.n_sms is None:
             return replace(launch, n_sms=max(2, most))
         if launch.n_sms > most:
-            raise EPValueError(f"n_sms={launch.n_sms} for each of {self.n_ranks} ranks: fused kernels of all ranks must be "
-                               f"resident on one GPU of {self.machine.n_sms} multiprocessors: at most {most}, or fused=False")
+            raise EPValueError(f"n_sms={launch.n_sms} for each of {self.n_ranks} ranks: fused kernels of all ranks "
+                               f"must be resident on one GPU of {self.machine.n_sms} multiprocessors: at most {most}, "
+                               "or fused=False")
         return launch
 
     @contextmanager
     def launching(self, fused):
-        """Context of the launches of one call; gives {rank: stream}. All ranks' kernels may wait for each other in it."""
+        """Context of one call's launches; gives {rank: stream}. All ranks' kernels may wait for each other in it."""
         if device.SIM:
             with self.machine.hold():
                 yield self._streams

@@ -29,7 +29,8 @@ class OnGpu:
     """Something in GPU memory, as __cuda_array_interface__ describes it."""
 
     def __init__(self, shape, typestr, address=256, strides=None, device=None):
-        self.__cuda_array_interface__ = dict(shape=shape, typestr=typestr, data=(address, False), version=3, strides=strides)
+        self.__cuda_array_interface__ = dict(shape=shape, typestr=typestr, data=(address, False), strides=strides,
+                                             version=3)
         if device is not None:
             self.device = type("Device", (), {"id": device})()
 
@@ -56,7 +57,8 @@ def test_cuda_array_interface_is_read_without_a_gpu():
 def test_gpu_memory_in_the_simulator_is_refused_with_the_remedy():
     cfg = config()
     x, ids, _ = batch(cfg)
-    with parallel(cfg) as ep, pytest.raises(EPValueError, match="input_tokens of rank 0 is in GPU memory.*simulator.*doctor"):
+    said = "input_tokens of rank 0 is in GPU memory.*simulator.*doctor"
+    with parallel(cfg) as ep, pytest.raises(EPValueError, match=said):
         ep.dispatch([OnGpu((4, 16), "<V2"), x[1]], ids)
 
 
@@ -110,7 +112,8 @@ def test_device_arrays_read_and_cut(dtype):
 def test_device_arrays_name_bf16_in_the_cuda_array_interface():
     a = np.zeros((2, 8), BF16)
     interface = made(a).__cuda_array_interface__
-    assert interface["shape"] == (2, 8) and interface["typestr"] == "<V2" and interface["data"] == (a.ctypes.data, False)
+    assert interface["shape"] == (2, 8) and interface["typestr"] == "<V2"
+    assert interface["data"] == (a.ctypes.data, False)
 
 
 def test_a_dlpack_capsule_holds_the_owner_until_it_is_gone():

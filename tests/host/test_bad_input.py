@@ -49,12 +49,16 @@ def dispatch_cases():
     cfg = config()
     x, ids, _ = batch(cfg)
     too_many = [np.zeros((5, 16), BF16), x[1]]
-    yield "more tokens than max", too_many, [np.full((5, 2), -1), ids[1]], ["rank 0", "5 tokens", "max_tokens_per_rank=4"]
-    yield "id too large", x, with_id(ones(ids, 1), 1, 2, 1, 4), ["rank 1", "token 2, slot 1", "holds 4", "n_experts=4", "-1"]
-    yield "id below -1", x, with_id(ones(ids, 0), 0, 1, 0, -2), ["rank 0", "token 1, slot 0", "holds -2", "[0, n_experts=4)"]
+    yield ("more tokens than max", too_many, [np.full((5, 2), -1), ids[1]],
+           ["rank 0", "5 tokens", "max_tokens_per_rank=4"])
+    yield ("id too large", x, with_id(ones(ids, 1), 1, 2, 1, 4),
+           ["rank 1", "token 2, slot 1", "holds 4", "n_experts=4", "-1"])
+    yield ("id below -1", x, with_id(ones(ids, 0), 0, 1, 0, -2),
+           ["rank 0", "token 1, slot 0", "holds -2", "[0, n_experts=4)"])
     yield ("id that wraps to a good int32", x, with_id(ones(ids, 0), 0, 0, 0, 2**32 + 1),
            ["rank 0", "token 0, slot 0", "holds 4294967297"])
-    yield ("id of uint64", x, [np.full(a.shape, 2**63, np.uint64) for a in ids], ["rank 0", "holds 9223372036854775808"])
+    yield ("id of uint64", x, [np.full(a.shape, 2**63, np.uint64) for a in ids],
+           ["rank 0", "holds 9223372036854775808"])
     twice = with_id(ones(ids, 1), 1, 0, 0, 3)
     twice[1][0, 1] = 3
     yield "id twice in a token", x, twice, ["rank 1", "token 0, slot 1", "holds 3", "slot 0", "distinct"]
@@ -93,11 +97,13 @@ def test_input_scale_is_positive_and_finite(scale):
 
 
 def combine_cases():
-    yield "outputs of float32", lambda y, d, w: ([a.astype(np.float32) for a in y], d, w), ["rank 0", "float32", "bfloat16"]
+    yield ("outputs of float32", lambda y, d, w: ([a.astype(np.float32) for a in y], d, w),
+           ["rank 0", "float32", "bfloat16"])
     yield "outputs of another hidden", lambda y, d, w: ([a[:, :8] for a in y], d, w), ["rank 0", "hidden=16"]
     yield "one row short", lambda y, d, w: ([a[:-1] for a in y], d, w), ["rank 0", "rows", "capacity"]
     yield "a scalar as weights", lambda y, d, w: (y, d, [1.0, 1.0]), ["rank 0", "number is refused", "top_k=2"]
-    yield "weights of float64", lambda y, d, w: (y, d, [a.astype(np.float64) for a in w]), ["rank 0", "float64", "float32"]
+    yield ("weights of float64", lambda y, d, w: (y, d, [a.astype(np.float64) for a in w]),
+           ["rank 0", "float64", "float32"])
     yield "weights of another shape", lambda y, d, w: (y, d, [a.T.copy() for a in w]), ["rank 0", "top_k=2"]
     yield "ranks swapped", lambda y, d, w: (y, d[::-1], w), ["rank 0", "another round or rank"]
     yield "no Dispatched", lambda y, d, w: (y, y, w), ["rank 0", "ndarray"]
@@ -121,6 +127,10 @@ def test_combine_names_the_place_and_launches_nothing(change, parts):
         ep.combine(y, d, weights)
 
 
+def first_argument(token, col, value, a):
+    return a
+
+
 def test_functions_are_checked_before_the_launch():
     cfg = config()
     x, ids, weights = batch(cfg)
@@ -132,10 +142,10 @@ def test_functions_are_checked_before_the_launch():
                               (dict(router_weights=lambda t: 1.0), "router_weights cannot be called"),
                               (dict(router_weights=weights, epilogue_args=(1.0,)), "no epilogue"),
                               (dict(router_weights=weights, router_weights_args=(1.0,)), "no function"),
-                              (dict(router_weights=weights, epilogue=lambda t, c, v, a: v, epilogue_args=("x",)), "str"),
-                              (dict(router_weights=weights, epilogue=lambda t, c, v, a: v, epilogue_args=(2**40,)), "int32"),
-                              (dict(router_weights=weights, epilogue=lambda t, c, v, a: v,
-                                    epilogue_args=(np.zeros(3),)), "float64")]:
+                              (dict(router_weights=weights, epilogue=first_argument, epilogue_args=("x",)), "str"),
+                              (dict(router_weights=weights, epilogue=first_argument, epilogue_args=(2**40,)), "int32"),
+                              (dict(router_weights=weights, epilogue=first_argument, epilogue_args=(np.zeros(3),)),
+                               "float64")]:
             with pytest.raises(EPValueError, match=said):
                 ep.combine(y, d, **options)
 

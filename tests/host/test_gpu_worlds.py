@@ -1,4 +1,4 @@
-"""LocalWorld on a GPU that all ranks share: rounds equal to the reference, device arrays in and out, bad ids on the device."""
+"""LocalWorld on a GPU that all ranks share: rounds equal the reference, device arrays in and out, bad ids there."""
 
 import importlib.util
 
@@ -38,7 +38,8 @@ def equal_dispatch(cfg, d, x, ids, **options):
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
-@pytest.mark.parametrize("sizes", [dict(), dict(n_ranks=1, n_experts=8, top_k=8), LARGE], ids=["small", "one rank", "large"])
+@pytest.mark.parametrize("sizes", [dict(), dict(n_ranks=1, n_experts=8, top_k=8), LARGE],
+                         ids=["small", "one rank", "large"])
 def test_rounds_equal_the_reference(sizes, fused):
     cfg = config(**sizes)
     with parallel(cfg, fused=fused) as ep:
@@ -69,8 +70,9 @@ def test_every_format_equals_the_reference(token_format):
 def test_device_arrays_go_in_and_results_into_them(dtype):
     cfg = config(hidden=64, max_tokens_per_rank=9)
     x, ids, weights = batch(cfg)
-    ids = [np.where(a < 0, 0 if dtype == np.uint8 else -1, a) for a in ids]
-    ids = [np.where((a[:, :1] == a) & (np.arange(2) > 0), (a + 1) % 4 if dtype == np.uint8 else -1, a).astype(dtype) for a in ids]
+    if dtype == np.uint8:  # has no -1
+        ids = [np.stack([a[:, 0] % 4, (a[:, 0] + 1) % 4], axis=1) for a in ids]
+    ids = [a.astype(dtype) for a in ids]
     with parallel(cfg) as ep:
         given = [on_gpu(a) for a in x]
         d = ep.dispatch(given, [on_gpu(a) for a in ids])
@@ -102,10 +104,10 @@ def test_results_are_seen_without_a_copy(library):
         if library == "torch":
             import torch
 
-            tokens, offsets = torch.from_dlpack(d.output_tokens), torch.as_tensor(d.row_offsets.numpy().astype(np.int64))
+            tokens = torch.from_dlpack(d.output_tokens)
             assert tokens.dtype == torch.bfloat16 and tokens.data_ptr() == d.output_tokens.address
             assert np.array_equal(tokens.float().cpu().numpy(), d.output_tokens.numpy().astype(np.float32))
-            assert offsets[-1] == len(tokens)
+            assert int(d.row_offsets.numpy()[-1]) == len(tokens)
         else:
             import cupy
 
@@ -128,7 +130,8 @@ def test_dlpack_alone_is_enough():
     with parallel(cfg) as ep:
         tokens = ep.dispatch(*batch(cfg)[:2])[0].output_tokens
         seen = view(OnlyDlpack(tokens), "tokens")
-        assert (seen.address, seen.shape, seen.dtype) == (tokens.address, tokens.shape, np.dtype(BF16)) and seen.is_contiguous
+        assert (seen.address, seen.shape, seen.dtype) == (tokens.address, tokens.shape, np.dtype(BF16))
+        assert seen.is_contiguous
 
 
 @pytest.mark.parametrize("value", [4, -2, 2**31, 2**40, -(2**40)])
@@ -196,5 +199,6 @@ def test_scales_cut_along_columns_read_right():
     with parallel(cfg) as ep:
         d = ep.dispatch(x, ids)[0]
         cut = d.trimmed().output_scales
-        assert cut.shape == (2, d.n_rows) and np.array_equal(cut.numpy(), d.output_scales.numpy()[:, :d.n_rows], equal_nan=True)
+        whole = d.output_scales.numpy()
+        assert cut.shape == (2, d.n_rows) and np.array_equal(cut.numpy(), whole[:, :d.n_rows], equal_nan=True)
         assert d.output_tokens.dtype == ml_dtypes.float8_e4m3fn

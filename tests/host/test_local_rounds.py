@@ -1,4 +1,4 @@
-"""Rounds of a LocalWorld are the reference's rounds, bit for bit: sizes, seeds, split and fused, with and without options."""
+"""Rounds of a LocalWorld are the reference's rounds, bit for bit: sizes, seeds, split and fused, options."""
 
 import epmoe_ref
 import numpy as np
@@ -24,8 +24,9 @@ def scaled_rows(d, factor):
     """Expert outputs that depend on the expert: rows of group g times factor + g, in bf16."""
     y = []
     for of_rank in d:
-        rows = np.asarray(of_rank.output_tokens)[:int(of_rank.row_offsets[-1])].astype(np.float32)
-        group = np.repeat(np.arange(len(of_rank.row_offsets) - 1), np.diff(np.asarray(of_rank.row_offsets).astype(np.int64)))
+        offsets = np.asarray(of_rank.row_offsets).astype(np.int64)
+        rows = np.asarray(of_rank.output_tokens)[:offsets[-1]].astype(np.float32)
+        group = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
         y.append((rows * (factor + group)[:, None]).astype(BF16))
     return y
 
@@ -111,7 +112,8 @@ def test_functions_run_in_the_kernel_as_in_numpy(combine_dtype):
     cfg = config(combine_dtype=combine_dtype)
     x, ids, weights = batch(cfg)
     bias = np.linspace(-2, 2, cfg.hidden, dtype=np.float32)
-    options = dict(router_weights=weight_of, router_weights_args=(weights, 0.75), epilogue=shifted, epilogue_args=(bias, 3.0))
+    options = dict(router_weights=weight_of, router_weights_args=(weights, 0.75), epilogue=shifted,
+                   epilogue_args=(bias, 3.0))
     want = epmoe_ref.dispatch(cfg, x, ids)
     dtype = {"bf16": BF16, "fp16": np.float16, "fp32": np.float32}[combine_dtype]
     with parallel(cfg) as ep:
@@ -148,7 +150,8 @@ def test_every_format_equals_the_reference(token_format):
             ep.combine([np.zeros((ep.capacity, 128), BF16)] * 2, d)
 
 
-@pytest.mark.parametrize("launch", [LaunchConfig(n_sms=2, num_threads=32), LaunchConfig(n_sms=5, num_threads=96)], ids=str)
+@pytest.mark.parametrize("launch", [LaunchConfig(n_sms=2, num_threads=32), LaunchConfig(n_sms=5, num_threads=96)],
+                         ids=str)
 def test_results_do_not_depend_on_the_launch(launch):
     cfg = config(n_ranks=2, n_experts=4, max_tokens_per_rank=6)
     x, ids, weights = batch(cfg)

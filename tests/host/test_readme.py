@@ -31,8 +31,8 @@ def test_ci_runs_the_two_commands():
     assert run.stat().st_mode & 0o111, "executable"
     program = re.search(r"awk (-v n=\"\$1\") ('.*?') README.md", run.read_text())
     for n, needed in ((1, "-m epmoe"), (2, "-m pytest")):
-        done = subprocess.run(["awk", "-v", f"n={n}", program[2].strip("'"), "README.md"], cwd=ROOT, capture_output=True,
-                              text=True, check=True)
+        done = subprocess.run(["awk", "-v", f"n={n}", program[2].strip("'"), "README.md"], cwd=ROOT, text=True,
+                              capture_output=True, check=True)
         assert done.stdout == blocks("sh")[n - 1] and done.stdout.strip().endswith(needed)
 
 

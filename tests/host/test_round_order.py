@@ -1,4 +1,4 @@
-"""dispatch, combine, dispatch, combine: other orders are refused with the reason; after a timeout only reset() helps."""
+"""dispatch, combine, dispatch, combine: other orders are refused with reasons; after a timeout only reset() helps."""
 
 import epmoe_ref
 import numpy as np

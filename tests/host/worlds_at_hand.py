@@ -37,6 +37,5 @@ def regions(ep):
     """All memory of all ranks, to see that nothing was written."""
     from epmoe import layout
 
-    return {(r.name, rank): ep.region(r.name, rank) for r in layout.regions(ep.cfg) for rank in ep.world.ranks
-            if r.name != "ep_counters"} | {(c.name, rank): ep.region(c.name, rank) for c in layout.counter_regions(ep.cfg)
-                                           for rank in ep.world.ranks}
+    names = [name for name, *_ in layout.named_words(ep.cfg)]
+    return {(name, rank): ep.region(name, rank) for name in names for rank in ep.world.ranks}
