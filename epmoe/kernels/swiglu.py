@@ -6,9 +6,9 @@ inside, one rounding at the end. exp is not exactly rounded: results agree with 
 (FP8: one code), and are no part of the bit-exact promise.
 """
 
-from epmoe.device import (abs_f32, add_rn, bf16_hi, bf16_lo, block_idx, device_fn, div_rn, exp, f32, grid_dim, i32, kernel,
-                          lane_id, load16, load_i32, load_u64, max_f32, mul_rn, n_warps, pack_bf16x2, shfl_xor, store16,
-                          store_f32, sub_rn, u64, warp_id)
+from epmoe.device import (abs_f32, add_rn, bf16_hi, bf16_lo, block_idx, device_fn, div_rn, exp, f32, grid_dim, i32,
+                          kernel, lane_id, load16, load_i32, load_u64, max_f32, mul_rn, n_warps, pack_bf16x2, shfl_xor,
+                          store16, store_f32, sub_rn, u64, warp_id)
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError
 
@@ -22,7 +22,8 @@ LANES = 32
 GROUP = 128                 # elements that share a scale, in FP8 output
 GROUP_LANES = 8             # 16 elements each: one 16-byte store of e4m3
 MULTIPLE = {"bf16": 8, "fp8_blockwise": GROUP}
-BLOCK = ParameterBlock(("input_tokens", 1), ("row_offsets", 1), ("output_tokens", 1), ("output_scales", 1), ("capacity", 1))
+BLOCK = ParameterBlock(("input_tokens", 1), ("row_offsets", 1), ("output_tokens", 1), ("output_scales", 1),
+                       ("capacity", 1))
 INPUT, OFFSETS, OUTPUT = BLOCK.offset("input_tokens"), BLOCK.offset("row_offsets"), BLOCK.offset("output_tokens")
 SCALES, CAPACITY = BLOCK.offset("output_scales"), BLOCK.offset("capacity")
 
@@ -31,12 +32,13 @@ class FusedSiluCall(KernelCall):
     """Gated rows on one rank: input [capacity, 2 intermediate] bf16 -> output [capacity, intermediate] bf16 or e4m3.
 
     input_tokens: address and capacity in rows of both arrays. Rows [0, row_offsets[n_groups]) are written, padding rows
-    between groups included (what comes out of unspecified rows is unspecified). output_scales: with e4m3 output, float32
-    [intermediate / 128, capacity], transposed, rows as in the input; so the padded row_offsets of an fp8_blockwise
-    dispatch give the padded layout.
+    between groups included (what comes out of unspecified rows is unspecified). output_scales: with e4m3 output,
+    float32 [intermediate / 128, capacity], transposed, rows as in the input; so the padded row_offsets of an
+    fp8_blockwise dispatch give the padded layout.
     """
 
-    def __call__(self, input_tokens: TokenArray, row_offsets, output_tokens, my_rank, *, machine, stream, output_scales=0):
+    def __call__(self, input_tokens: TokenArray, row_offsets, output_tokens, my_rank, *, machine, stream,
+                 output_scales=0):
         self._launch(machine, stream, my_rank, 0, dict(
             input_tokens=input_tokens.address, row_offsets=row_offsets, output_tokens=output_tokens,
             output_scales=output_scales, capacity=input_tokens.n))

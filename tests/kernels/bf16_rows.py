@@ -39,7 +39,7 @@ def below_a_maximum(maxima, group, seed):
 
 
 def edge_groups(group):
-    """[n, group]: zeros, NaN, Inf, subnormals, scales at both ends of their range, and every tie of both code tables."""
+    """[n, group]: zeros, NaN, Inf, subnormals, scales at both ends of their range, every tie of both code tables."""
     rows = []
 
     def add(*leading, fill=0):
@@ -57,7 +57,7 @@ def edge_groups(group):
     add(INF, one, 0x8000 | one, 0, 0x8000, NAN, NEGATIVE_INF)
     add(NEGATIVE_INF, 0x7F7F, 0xFF7F)
     add(0x7F7F, 0xFF7F, 0x7F00, one, 0x0001, 0x8001)            # the largest numbers, and the smallest
-    for bits in (0x0001, 0x0002, 0x003F, 0x0040, 0x0041, 0x007F, 0x0080, 0x0081, 0x00FF, 0x0100, 0x0180, 0x0200, 0x0280):
+    for bits in (0x01, 0x02, 0x3F, 0x40, 0x41, 0x7F, 0x80, 0x81, 0xFF, 0x100, 0x180, 0x200, 0x280):
         add(bits, 0x8000 | bits, 1, 0x8001, bits // 2, 0x8000)  # subnormals, and where MX scales reach 2**-127
     for exponent in range(-20, -4):                             # NVFP4: scales that are subnormal in e4m3 or underflow
         for mantissa in (1.0, 1.0078125, 1.25, 1.5, 1.75, 1.9921875):

@@ -1,4 +1,4 @@
-"""Run as a program: compiles formats' kernels and SwiGLU for sm_90 without a GPU; JSON {name: {ptx, spills, registers}}."""
+"""A program: compiles formats' kernels and SwiGLU for sm_90 without a GPU; JSON {name: {ptx, spills, registers}}."""
 
 import json
 import os
@@ -40,8 +40,8 @@ def assembled(ptx):
     log = bytearray(nvjitlink.get_info_log_size(linker))
     nvjitlink.get_info_log(linker, log)
     log = log.decode()
-    stack, stores, loads = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log).groups()
-    return int(stack) + int(stores) + int(loads), int(re.search(r"[Uu]sed (\d+) registers", log).group(1))
+    memory = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log)
+    return sum(int(n) for n in memory.groups()), int(re.search(r"[Uu]sed (\d+) registers", log).group(1))
 
 
 if __name__ == "__main__":

@@ -97,4 +97,5 @@ def payloads(cfg, bits, input_scale=1.0):
         codes = codes.reshape(n, hidden)
         parts = [pack_nibbles(codes) if "fp4" in cfg.token_format else codes,
                  np.ascontiguousarray(scales).view(np.uint8).reshape(n, -1)]
-    return np.concatenate([np.pad(p, ((0, 0), (0, align_up(p.shape[1], cfg.alignment) - p.shape[1]))) for p in parts], 1)
+    padding = [align_up(p.shape[1], cfg.alignment) - p.shape[1] for p in parts]
+    return np.concatenate([np.pad(p, ((0, 0), (0, n))) for p, n in zip(parts, padding)], 1)

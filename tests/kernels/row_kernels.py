@@ -20,7 +20,8 @@ def encode_kernel(fmt, row_bytes):
         dst = load_u64(params + u64(8))
         row = i32(block_idx() * n_warps() + warp_id())
         while row < num_tokens:
-            encode(src + u64(row) * u64(row_bytes), dst + u64(row) * u64(token_size), load_f32(params + u64(16)), lane_id())
+            payload = dst + u64(row) * u64(token_size)
+            encode(src + u64(row) * u64(row_bytes), payload, load_f32(params + u64(16)), lane_id())
             row = i32(row + grid_dim() * n_warps())
 
     return kernel()(encode_rows)
@@ -121,7 +122,8 @@ def decode(cfg, payloads, rows, groups, capacity, seed=0):
     shapes = fmt.outputs(cfg, capacity)
     assert tuple(shapes) == fmt.output_fields
     out = {name: bench.room(int(np.prod(shape)) * dtype.itemsize, name) for name, (shape, dtype) in shapes.items()}
-    tables = [bench.put(a, name) for a, name in ((payloads, "payloads"), (np.int32(rows), "rows"), (np.int32(groups), "groups"))]
+    inputs = {"payloads": payloads, "rows": np.int32(rows), "groups": np.int32(groups)}
+    tables = [bench.put(array, name) for name, array in inputs.items()]
     words = [b.address for b in tables] + [b.address for b in out.values()] + [capacity]
     bench.run(begin_kernel(fmt), len(groups), words)
     bench.run(decode_kernel(fmt, len(groups)), len(payloads), words)

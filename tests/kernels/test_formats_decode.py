@@ -1,4 +1,4 @@
-"""Law: a decoder puts values and scales where its format's layout says, and writes nothing else but unused tile rows."""
+"""Law: a decoder puts values and scales where its format's layout says, and writes nothing else but unused rows."""
 
 import numpy as np
 import pytest
@@ -9,6 +9,8 @@ from epmoe_ref.config import EPConfig
 
 CASES = [("bf16", {}), ("fp8_blockwise", {}), ("nvfp4", {}), ("mxfp4", {}), ("mxfp8", {}), ("mxfp4_rows", {}),
          ("mxfp4_rows", {"fuse_a_scale_preshuffle": True})]
+SHORTEST = [("bf16", 8), ("fp8_blockwise", 128), ("nvfp4", 64), ("mxfp4", 128), ("mxfp8", 128), ("mxfp4_rows", 32),
+            ("mxfp4_rows", 96)]
 VALUE_BITS = {"bf16": 16, "fp8_blockwise": 8, "nvfp4": 4, "mxfp4": 4, "mxfp8": 8, "mxfp4_rows": 4}
 V = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}
 
@@ -45,8 +47,8 @@ def check(token_format, options, hidden, counts, capacity, *, seed=0, **world):
     rows = [(g, r) for g, n in enumerate(counts) for r in range(n)]
     before = [sum(-(-n // 128) for n in counts[:g]) for g in range(len(counts))]
     order = rng.permutation(len(rows))
-    got = decode(cfg, payloads[order], np.array(rows)[order].reshape(-1, 2), np.stack([starts, counts, before], 1), capacity,
-                 seed)
+    groups = np.stack([starts, counts, before], 1)
+    got = decode(cfg, payloads[order], np.array(rows)[order].reshape(-1, 2), groups, capacity, seed)
 
     value_bytes = hidden * VALUE_BITS[token_format] // 8
     scales_at = -(-value_bytes // cfg.alignment) * cfg.alignment
@@ -84,8 +86,7 @@ def test_long_rows_and_a_wide_alignment(token_format, options):
     check(token_format, options, 2304, [2, 1], 16, alignment=64)
 
 
-@pytest.mark.parametrize("token_format, hidden", [("bf16", 8), ("fp8_blockwise", 128), ("nvfp4", 64), ("mxfp4", 128),
-                                                  ("mxfp8", 128), ("mxfp4_rows", 32), ("mxfp4_rows", 96)])
+@pytest.mark.parametrize("token_format, hidden", SHORTEST)
 def test_shortest_rows(token_format, hidden):
     check(token_format, {}, hidden, [5, 2], 16)
 
@@ -112,3 +113,9 @@ def test_slots_hold_every_row_once():
 @pytest.mark.parametrize("token_format, options", CASES)
 def test_large_rows_on_the_gpu(token_format, options):
     check(token_format, options, 7168, [200, 0, 128, 77, 1, 300], 800)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("token_format, hidden", SHORTEST)
+def test_shortest_rows_on_the_gpu(token_format, hidden):
+    check(token_format, {}, hidden, [5, 2], 16)

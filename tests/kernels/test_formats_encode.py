@@ -11,6 +11,9 @@ from epmoe_ref.config import EPConfig
 QUANTISED = ["fp8_blockwise", "nvfp4", "mxfp4", "mxfp8", "mxfp4_rows"]
 FORMATS = ["bf16", *QUANTISED]
 
+LENGTHS = [("bf16", 8), ("bf16", 1048), ("fp8_blockwise", 128), ("fp8_blockwise", 640), ("nvfp4", 64), ("nvfp4", 1088),
+           ("mxfp4", 128), ("mxfp4", 1152), ("mxfp8", 128), ("mxfp8", 640), ("mxfp4_rows", 32), ("mxfp4_rows", 1120)]
+
 
 def config(token_format, hidden, **options):
     return EPConfig(1, 4, 2, hidden, 16, token_format=token_format, **options)
@@ -21,8 +24,8 @@ def agree(cfg, bits, input_scale=1.0):
     assert got.shape == expected.shape
     if (got != expected).any():
         row, byte = np.argwhere(got != expected)[0]
-        raise AssertionError(f"{(got != expected).sum()} bytes differ; first: row {row} byte {byte} of {cfg.token_format}: "
-                             f"{got[row, byte]:#04x}, expected {expected[row, byte]:#04x}")
+        raise AssertionError(f"{(got != expected).sum()} bytes of {cfg.token_format} differ; first: row {row}, "
+                             f"byte {byte}: {got[row, byte]:#04x}, expected {expected[row, byte]:#04x}")
 
 
 @pytest.mark.parametrize("token_format", FORMATS)
@@ -46,13 +49,15 @@ def test_input_scale(input_scale):
     agree(config("nvfp4", 512), as_rows(edge_groups(16)[:96], 512), input_scale)
 
 
-@pytest.mark.parametrize("token_format, hidden", [
-    ("bf16", 8), ("bf16", 1048), ("fp8_blockwise", 128), ("fp8_blockwise", 640), ("nvfp4", 64), ("nvfp4", 1088),
-    ("mxfp4", 128), ("mxfp4", 1152), ("mxfp8", 128), ("mxfp8", 640), ("mxfp4_rows", 32), ("mxfp4_rows", 1120)])
-@pytest.mark.parametrize("alignment", [16, 64])
-def test_row_lengths_that_do_not_fill_a_warp_and_zero_padding(token_format, hidden, alignment):
+def check_length(token_format, hidden, alignment):
     bits = below_a_maximum(np.arange(0x3F80, 0x3F83), hidden, seed=hidden)
     agree(config(token_format, hidden, alignment=alignment), bits)
+
+
+@pytest.mark.parametrize("token_format, hidden", LENGTHS)
+@pytest.mark.parametrize("alignment", [16, 64])
+def test_row_lengths_that_do_not_fill_a_warp_and_zero_padding(token_format, hidden, alignment):
+    check_length(token_format, hidden, alignment)
 
 
 @pytest.mark.gpu
@@ -80,3 +85,9 @@ def test_every_maximum_on_the_gpu(token_format, seed):
 @pytest.mark.parametrize("input_scale", [0.5, 3.1415927, 1e-3, 448.0, 3e38, 1e-42])
 def test_input_scale_on_the_gpu(input_scale):
     agree(config("nvfp4", 7168), as_rows(below_a_maximum(np.arange(65536), 16, seed=8), 7168), input_scale)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("token_format, hidden", LENGTHS)
+def test_row_lengths_and_padding_on_the_gpu(token_format, hidden):
+    check_length(token_format, hidden, 64)

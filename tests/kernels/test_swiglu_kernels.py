@@ -51,8 +51,8 @@ def run(cfg, rows, n_rows, intermediate, launch=None, seed=0, **options):
     offsets = machine.alloc(4 * (cfg.n_groups + 1), "row_offsets")
     offsets.write(np.linspace(0, n_rows, cfg.n_groups + 1).astype(np.uint32))
     call = fused_silu_kernel(cfg, intermediate, launch, **options)
-    call(TokenArray(src.address, capacity), offsets.address, out.address, 0, output_scales=scales.address, machine=machine,
-         stream=machine.stream(0))
+    call(TokenArray(src.address, capacity), offsets.address, out.address, 0, output_scales=scales.address,
+         machine=machine, stream=machine.stream(0))
     machine.synchronize()
     return (out.read(np.uint8, (capacity, intermediate * itemsize)),
             scales.read(np.float32, (intermediate // 128, capacity)) if itemsize == 1 else None)
@@ -85,7 +85,8 @@ def check_bf16(n, n_rows, intermediate, limit=None, rows=None, launch=None):
 def check_fp8(n, n_rows, intermediate, limit=None, launch=None):
     rows = random_rows(n, intermediate, seed=intermediate + 1)
     rows[0] = 0
-    out, scales = run(config(), rows, n_rows, intermediate, launch, limit=limit, alpha=ALPHA, output_format="fp8_blockwise")
+    out, scales = run(config(), rows, n_rows, intermediate, launch, limit=limit, alpha=ALPHA,
+                      output_format="fp8_blockwise")
     exact = gated_rows(rows[:n_rows], limit, ALPHA)
     groups = exact.reshape(n_rows, intermediate // 128, 128)
     scale = np.maximum(np.abs(groups).max(-1), 1e-4) / 448
@@ -112,7 +113,8 @@ def test_fp8_rows_with_transposed_scales(n, n_rows, intermediate, limit):
 
 
 def test_large_numbers_infinities_and_nan():
-    special = np.array([0, -0.0, 1e-40, -1e-40, 80, -80, 100, -100, 1e30, -1e30, np.inf, -np.inf, np.nan, 7, 7.03, -7.03])
+    special = np.array([0, -0.0, 1e-40, -1e-40, 80, -80, 100, -100, 1e30, -1e30, np.inf, -np.inf, np.nan, 7, 7.03,
+                        -7.03])
     gate, up = np.meshgrid(special, special)
     rows = np.concatenate([gate, up], 1).astype(np.float32).astype(BF16)
     check_bf16(len(rows), len(rows), 16, None, rows)

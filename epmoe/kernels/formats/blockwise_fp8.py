@@ -45,8 +45,8 @@ def quotient_codes(lo, hi, minus_s, r):
 def make(cfg) -> KernelFormat:
     """Payload: hidden e4m3 bytes, then hidden / 128 float32 scales.
 
-    Scale: max(absmax, 1e-4) / 448, value: e4m3(clamp(x / scale, -448, 448)), both divisions IEEE (another implementation
-    may differ by one ulp of the scale). Outputs: output_tokens [capacity, hidden] e4m3; output_scales
+    Scale: max(absmax, 1e-4) / 448, value: e4m3(clamp(x / scale, -448, 448)), both divisions IEEE (another
+    implementation may differ by one ulp of the scale). Outputs: output_tokens [capacity, hidden] e4m3; output_scales
     [hidden / 128, capacity] float32, transposed. Each group's rows are rounded up to 4.
     """
     hidden = cfg.hidden

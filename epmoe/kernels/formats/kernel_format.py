@@ -23,17 +23,18 @@ class KernelFormat(NamedTuple):
     """One token format, made by `make(cfg)` of its module; `formats.of(cfg)` finds the module by the format's name.
 
     Every device function is called by all 32 lanes of one warp with the same arguments (besides `lane`) and contains no
-    barrier other than warp shuffles. Rows, groups and offsets are int32, addresses uint64. A group is one expert's rows:
-    the shared expert, where it is fused, is group 0. `out` is the address of the handler's fields in the parameter
-    block: one uint64 address per name of `output_fields`, in that order, then the capacity in rows as uint64.
+    barrier other than warp shuffles. Rows, groups and offsets are int32, addresses uint64. A group is one expert's
+    rows: the shared expert, where it is fused, is group 0. `out` is the address of the handler's fields in the
+    parameter block: one uint64 address per name of `output_fields`, in that order, then the capacity in rows as uint64.
 
     token_size: bytes of a message's payload, each of its parts padded to cfg.alignment.
     direct: the payload is the input row as it is, byte for byte, so a copy replaces `encode`.
     pad_rows: a group's row count is rounded up to a multiple of it.
     output_fields: names of the handler's arrays.
-    outputs(cfg, capacity): {name: (shape, dtype)} of these arrays for `capacity` rows (all groups and padding together).
-    encode(src_row, dst_payload, input_scale, lane): the bf16 row [hidden] at src_row becomes the payload at dst_payload,
-        padding bytes 0. Both are global addresses, 16-byte aligned. The row must not be written while the kernel runs.
+    outputs(cfg, capacity): {name: (shape, dtype)} of these arrays for `capacity` rows, all groups with padding.
+    encode(src_row, dst_payload, input_scale, lane): makes the payload at dst_payload of the bf16 row [hidden] at
+        src_row, padding bytes 0. Both are global addresses, 16-byte aligned. Nobody may write the row while the kernel
+        runs.
     decode(payload, out, row, group, row_in_group, group_start, lane): one payload becomes output row `row`, which is
         group_start + row_in_group. Reads the payload by ordinary loads, so a peer's bytes are seen once its signal is
         acquired, and, in formats with scales_offset, the word that `begin_group` wrote.

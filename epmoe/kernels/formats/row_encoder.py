@@ -1,4 +1,4 @@
-"""The loop that all quantising encoders share: a warp reads a row once, a lane 16 elements a step, and finds the absmax."""
+"""The loop that all quantising encoders share: a warp reads a row once, 16 elements a lane, and finds the absmax."""
 
 from epmoe.device import abs_f32, bf16_hi, bf16_lo, device_fn, f32, i32, load16, max_f32, shfl_xor, u64
 
@@ -11,9 +11,10 @@ def encode_row(hidden: int, group: int, quantise):
     """Device function (src_row, dst_payload, input_scale, lane) that hands every 16 elements to `quantise`.
 
     hidden, group: elements of a row, and of a group with one scale (16, 32, 64, ...; it divides hidden).
-    quantise(dst_payload, chunk, there, a, b, absmax, input_scale, lane): chunk counts the row's runs of 16 elements; a, b
-    are its 8 + 8 bf16 values in 4 + 4 words; absmax is that of the whole group, the same in the group's lanes. It writes
-    only if `there`: all lanes take every step, for the shuffles, and behind the row's end they repeat its last group.
+    quantise(dst_payload, chunk, there, a, b, absmax, input_scale, lane): chunk counts the row's runs of 16 elements;
+    a, b are its 8 + 8 bf16 values in 4 + 4 words; absmax is that of the whole group, the same in the group's lanes. It
+    writes only if `there`: all lanes take every step, for the shuffles, and behind the row's end they repeat its last
+    group.
 
     Two steps take turns: one's loads are issued before the other's arithmetic, which hides most of their latency. (One
     step with copies to the next would wait for the loads at the copies.) They are ordinary loads: two consecutive ones
@@ -53,7 +54,7 @@ def encode_row(hidden: int, group: int, quantise):
 
 @device_fn
 def absmax8(q):
-    """The largest |x| of the 8 bf16 values of one 16-byte load q (4 words); NaN only if all are NaN, as max.f32 has it."""
+    """The largest |x| of the 8 bf16 values of a 16-byte load q (4 words); NaN only if all are NaN, as in max.f32."""
     return max_f32(max_f32(absmax2(q[0]), absmax2(q[1])), max_f32(absmax2(q[2]), absmax2(q[3])))
 
 

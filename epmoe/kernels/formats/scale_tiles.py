@@ -13,7 +13,7 @@ ATOM_BYTES = 512
 
 
 def n_tiles_for(n_rows: int, n_groups: int) -> int:
-    """Tiles that n_rows rows in n_groups groups can need at most: all groups but one can waste 127 rows of a tile."""
+    """Tiles that n_rows rows in n_groups groups can need at most: each group can leave 127 rows of a tile unused."""
     return (n_rows + (TILE_ROWS - 1) * n_groups) // TILE_ROWS
 
 
@@ -22,7 +22,6 @@ def store_row_scales(n_words: int):
 
     tiles: address of the scale array; first_tile: the group's; src: n_words words, 4-byte aligned.
     """
-
     spread = spread_words(n_words)
 
     @device_fn

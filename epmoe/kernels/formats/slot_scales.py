@@ -17,14 +17,14 @@ def slot_rows(cfg) -> int:
 
 
 def slots_shape(cfg) -> tuple[int, int, int, int]:
-    """Slots (the groups), blocks of 32 rows, blocks of 8 columns, bytes of a block: 32 rows x 8 columns, interleaved."""
+    """Slots (the groups), blocks of 32 rows, blocks of 8 columns, bytes of such a block (256, interleaved)."""
     return cfg.n_groups, slot_rows(cfg) // 32, cfg.hidden // 256, 256
 
 
 def store_slot_scales(cfg):
-    """Device function (slots, row, slot, mn, src, lane): the hidden / 32 scale bytes at src, 4-byte aligned, to their slot.
+    """Device function (slots, row, slot, mn, src, lane): one row's hidden / 32 scale bytes at src into its slot.
 
-    slot: the group; mn: row inside the group.
+    slot: the group; mn: row inside the group; src is 4-byte aligned.
     """
     n_scales = cfg.hidden // 32
     slot_bytes = slot_rows(cfg) * n_scales
