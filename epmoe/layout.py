@@ -1,4 +1,4 @@
-"""Where everything of one rank lies: one table of regions in one allocation, and the counter regions inside ep_counters.
+"""Where everything of one rank lies: one table of regions in one allocation, and the counter regions in ep_counters.
 
 Symmetric regions (those that peers write) come first and lie at the same offset on every rank, because their shapes
 depend on the configuration alone. Every region starts at a multiple of 256 bytes.

@@ -13,7 +13,7 @@ class TokenArray(NamedTuple):
 
 
 class FormatHandler(NamedTuple):
-    """The output arrays of a token format: {name: address} for the format's output_fields, and their capacity in rows."""
+    """A token format's output arrays: {name: address} for the format's output_fields, and their capacity in rows."""
 
     arrays: dict[str, int]
     capacity: int

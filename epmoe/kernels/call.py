@@ -23,7 +23,7 @@ class KernelCall:
     def __init__(self, cfg: EPConfig, launch: LaunchConfig, block: ParameterBlock, compile, grid_limit=None):
         self.cfg, self.launch, self.block = cfg, launch, block
         self._compile, self._grid_limit = compile, grid_limit
-        self._written = OrderedDict()       # words of a block -> its buffer
+        self._written = OrderedDict()       # what a block was made from -> its buffer
         self._machine = None
 
     @property
@@ -44,28 +44,30 @@ class KernelCall:
         while self._written:
             self._written.popitem()[1].free()
 
-    def _launch(self, machine, stream, my_rank, num_tokens, values, weights_args=(),
-                epilogue_args=()):
+    def _launch(self, machine, stream, my_rank, num_tokens, values, weights_args=(), epilogue_args=()):
         if num_tokens > self.cfg.max_tokens_per_rank:
             raise EPValueError(f"{num_tokens} tokens are more than max_tokens_per_rank={self.cfg.max_tokens_per_rank}: "
                                "split the batch or configure more")
-        tail = [word for arg in (*weights_args, *epilogue_args) for word in arg.words()]
-        block = self._buffer(machine, my_rank, self.block.pack(values, tail))
+        tail = tuple(word for arg in (*weights_args, *epilogue_args) for word in arg.words())
+        block = self._buffer(machine, my_rank, values, tail)
         kernel = self.kernel([arg.type for arg in weights_args], [arg.type for arg in epilogue_args])
         machine.launch(kernel, self.grid(machine), self.launch.threads, (block.address, num_tokens, my_rank),
                        stream=stream)
 
-    def _buffer(self, machine, my_rank, words):
+    def _buffer(self, machine, my_rank, values, tail):
+        """The parameter block of these arguments; what was seen before is neither packed nor copied again."""
         if machine is not self._machine:
             self.close()
             self._machine = machine
-        key = (my_rank, words.tobytes())
-        if key in self._written:
+        key = (my_rank, *values.values(), tail)
+        known = self._written.get(key)
+        if known is not None:
             self._written.move_to_end(key)
-            return self._written[key]
+            return known
         if len(self._written) >= MAX_BLOCKS:
             machine.synchronize()           # no launch reads the blocks any more
             self.close()
+        words = self.block.pack(values, tail)
         buffer = machine.alloc(words.nbytes, "parameters", rank=my_rank)
         buffer.write(words)
         self._written[key] = buffer
@@ -77,7 +79,7 @@ def _timeout_ns(timeout_s):
 
 
 def _handler_words(fmt, handler: FormatHandler):
-    return [*(handler.arrays[name] for name in fmt.output_fields), handler.capacity]
+    return (*(handler.arrays[name] for name in fmt.output_fields), handler.capacity)
 
 
 class DispatchAsyncCall(KernelCall):
@@ -86,9 +88,9 @@ class DispatchAsyncCall(KernelCall):
     def __call__(self, input_tokens: TokenArray, topk_ids, send_buf_p, recv_buf_ptrs, recv_count_ptrs, ep_counters,
                  my_rank, *, machine, stream, status, clean_topk_ids, input_scale=1.0, timeout_s=30.0):
         self._launch(machine, stream, my_rank, input_tokens.n, dict(
-            input_tokens=input_tokens.address, topk_ids=topk_ids, send_buf_p=send_buf_p, recv_buf_ptrs=recv_buf_ptrs,
-            recv_count_ptrs=recv_count_ptrs, ep_counters=ep_counters, status=status, clean_topk_ids=clean_topk_ids,
-            input_scale=float32_word(input_scale), timeout_ns=_timeout_ns(timeout_s)))
+            input_tokens=input_tokens.address, topk_ids=topk_ids, clean_topk_ids=clean_topk_ids, send_buf_p=send_buf_p,
+            recv_buf_ptrs=tuple(recv_buf_ptrs), recv_count_ptrs=tuple(recv_count_ptrs), ep_counters=ep_counters,
+            status=status, input_scale=float32_word(input_scale), timeout_ns=_timeout_ns(timeout_s)))
 
 
 class DispatchWaitCall(KernelCall):
@@ -120,8 +122,9 @@ class DispatchCall(KernelCall):
                  status, clean_topk_ids, recv_counts=0, input_scale=1.0, timeout_s=30.0):
         here = self.cfg.world_rank(my_rank)
         self._launch(machine, stream, my_rank, input_tokens.n, dict(
-            input_tokens=input_tokens.address, topk_ids=topk_ids, send_buf_p=send_buf_p, recv_buf_ptrs=recv_buf_ptrs,
-            recv_count_ptrs=recv_count_ptrs, recv_buf_p=recv_buf_ptrs[here], recv_count_p=recv_count_ptrs[here],
+            input_tokens=input_tokens.address, topk_ids=topk_ids, send_buf_p=send_buf_p,
+            recv_buf_ptrs=tuple(recv_buf_ptrs), recv_count_ptrs=tuple(recv_count_ptrs),
+            recv_buf_p=recv_buf_ptrs[here], recv_count_p=recv_count_ptrs[here],
             format_handler=_handler_words(self.fmt, format_handler), row_offsets=row_offsets, expert_ids=expert_ids,
             src_info=src_info, ep_counters=ep_counters, status=status, clean_topk_ids=clean_topk_ids,
             recv_counts=recv_counts, input_scale=float32_word(input_scale), timeout_ns=_timeout_ns(timeout_s)))
@@ -133,8 +136,8 @@ class CombineAsyncCall(KernelCall):
     def __call__(self, input_tokens, src_info, send_buf_p, recv_buf_ptrs, recv_count_ptrs, ep_counters, my_rank, *,
                  machine, stream, status, timeout_s=30.0):
         self._launch(machine, stream, my_rank, 0, dict(
-            input_tokens=input_tokens, src_info=src_info, send_buf_p=send_buf_p, recv_buf_ptrs=recv_buf_ptrs,
-            recv_count_ptrs=recv_count_ptrs, ep_counters=ep_counters, status=status,
+            input_tokens=input_tokens, src_info=src_info, send_buf_p=send_buf_p, recv_buf_ptrs=tuple(recv_buf_ptrs),
+            recv_count_ptrs=tuple(recv_count_ptrs), ep_counters=ep_counters, status=status,
             timeout_ns=_timeout_ns(timeout_s)))
 
 
@@ -154,7 +157,8 @@ class CombineWaitCall(KernelCall):
         self._launch(machine, stream, my_rank, output_tokens.n, dict(
             output_tokens=output_tokens.address, recv_buf_p=recv_buf_p, recv_count_p=recv_count_p,
             ep_counters=ep_counters, topk_ids=topk_ids, status=status, router_weights=router_weights,
-            input_tokens=input_tokens, timeout_ns=_timeout_ns(timeout_s)), router_weights_args, epilogue_args)
+            input_tokens=input_tokens, timeout_ns=_timeout_ns(timeout_s)),
+            tuple(router_weights_args), tuple(epilogue_args))
 
 
 class CombineCall(KernelCall):
@@ -166,7 +170,7 @@ class CombineCall(KernelCall):
         here = self.cfg.world_rank(my_rank)
         self._launch(machine, stream, my_rank, output_tokens.n, dict(
             input_tokens=input_tokens, src_info=src_info, output_tokens=output_tokens.address, send_buf_p=send_buf_p,
-            recv_buf_ptrs=recv_buf_ptrs, recv_count_ptrs=recv_count_ptrs, recv_buf_p=recv_buf_ptrs[here],
+            recv_buf_ptrs=tuple(recv_buf_ptrs), recv_count_ptrs=tuple(recv_count_ptrs), recv_buf_p=recv_buf_ptrs[here],
             recv_count_p=recv_count_ptrs[here], ep_counters=ep_counters, topk_ids=topk_ids, status=status,
             router_weights=router_weights, timeout_ns=_timeout_ns(timeout_s)),
-            router_weights_args, epilogue_args)
+            tuple(router_weights_args), tuple(epilogue_args))

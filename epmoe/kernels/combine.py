@@ -2,30 +2,30 @@
 
 The story, in the words of the specification, and who tells which part:
 
-1. **way back** (returners.py). Region A, which dispatch left behind, says for each (local expert, source rank) where its
-   rows end and how many they are. A warp takes a row, reads `src_info[row] = (token, k)`, and writes the row to place
-   [token, k] of the source rank's recv_buf. The place says all, so the message is the row and nothing else.
-2. **finished** (returners.py). After the row it adds 1 to `finished[local_expert, source rank]`, release at device scope;
-   dispatch no longer needs that region.
-3. **signal** (returners.py). Block 0 acquires `finished` until it equals the count, then writes the count into the source
-   rank's recv_count at [local_expert, my_rank], release at system scope: the signal covers rows of all blocks.
+1. **way back** (returners.py). Region A, which dispatch left behind, says for each (local expert, source rank) where
+   its rows end and how many they are. A warp takes a row, reads `src_info[row] = (token, k)`, and writes the row to
+   place [token, k] of the source rank's recv_buf. The place says all, so the message is the row and nothing else.
+2. **finished** (returners.py). After the row it adds 1 to `finished[local_expert, source rank]`, release at device
+   scope; dispatch no longer needs that region.
+3. **signal** (returners.py). Block 0 acquires `finished` until it equals the count, then writes the count into the
+   source rank's recv_count at [local_expert, my_rank], release at system scope: the signal covers rows of all blocks.
 4. **wait** (`await_signals` below). The source rank's block 0 acquires all its recv_count words at system scope.
-5. **flags**. It raises one ready flag for each reducing block, release at device scope; the launch keeps the grid within
-   the 2n flags.
+5. **flags**. It raises one ready flag for each reducing block, release at device scope; the launch keeps the grid
+   within the 2n flags.
 6. **reducing** (reducers.py). A block acquires its flag, lowers it, and reduces tokens: sum over k ascending of
    fma(w, x, sum) from +0.0, one rounding to the output type, then the shared expert, then the epilogue.
 7. **cleaning up**. Block 0 resets recv_count, finished and region A: the next round finds the memory as this one did.
 
 combine_async is 1 to 3, combine_wait 4 to 7, combine_kernel all in one launch. What the boundary between the launches
-gave the split kernels for free: region A may be zeroed only when every block has read it. A full `finished` does not say
-so, because a block without rows may be late; so in the fused kernel each block counts itself in D once it has read A, and
-block 0 acquires that count first.
+gave the split kernels for free: region A may be zeroed only when every block has read it. A full `finished` does not
+say so, because a block without rows may be late; so in the fused kernel each block counts itself in D once it has read
+A, and block 0 acquires that count first.
 """
 
 from functools import lru_cache
 
-from epmoe.device import (block_dim, block_idx, device_fn, grid_dim, i32, kernel, load_u64, st_release_gpu_i32, store_i32,
-                          store_u64, syncthreads, syncthreads_or, thread_idx, u64)
+from epmoe.device import (block_dim, block_idx, device_fn, grid_dim, i32, kernel, load_u64, st_release_gpu_i32,
+                          store_i32, store_u64, syncthreads_or, thread_idx, u64)
 from epmoe.layout import MAX_FINITE, EPLocalSyncCounters
 from epmoe_ref.config import READY
 from epmoe_ref.errors import EPValueError
@@ -69,7 +69,8 @@ def _await_signals(cfg, block, fused):
             return True
         i = i32(thread_idx())
         while i < grid_dim() - 1:
-            st_release_gpu_i32(words + u64(at.combine_ready) + u64(4) * u64(i), i32(READY))     # acquired by block i + 1
+            flag = words + u64(at.combine_ready) + u64(4) * u64(i)
+            st_release_gpu_i32(flag, i32(READY))                        # acquired by block i + 1
             i = i32(i + block_dim())
         if fused:
             if thread_idx() == 0:
@@ -175,8 +176,11 @@ def combine_wait_kernel(cfg, launch=None, *, router_weights="array", epilogue=No
     """
     launch = launch or LaunchConfig()
     _check_options(cfg, router_weights, epilogue)
-    return CombineWaitCall(cfg, launch, parameter_block(cfg),
-                           lambda *types: _compile_wait(cfg, launch.threads, router_weights, types[0], epilogue, types[1]),
+
+    def compile(weights_types, epilogue_types):
+        return _compile_wait(cfg, launch.threads, router_weights, weights_types, epilogue, epilogue_types)
+
+    return CombineWaitCall(cfg, launch, parameter_block(cfg), compile,
                            EPLocalSyncCounters(cfg.n_experts).combine_wait_size())
 
 
@@ -184,6 +188,9 @@ def combine_kernel(cfg, launch=None, *, router_weights="array", epilogue=None) -
     """All steps in one launch. Options: as in combine_wait_kernel."""
     launch = launch or LaunchConfig()
     _check_options(cfg, router_weights, epilogue)
-    return CombineCall(cfg, launch, parameter_block(cfg),
-                       lambda *types: _compile_fused(cfg, launch.threads, router_weights, types[0], epilogue, types[1]),
+
+    def compile(weights_types, epilogue_types):
+        return _compile_fused(cfg, launch.threads, router_weights, weights_types, epilogue, epilogue_types)
+
+    return CombineCall(cfg, launch, parameter_block(cfg), compile,
                        EPLocalSyncCounters(cfg.n_experts).combine_wait_size())

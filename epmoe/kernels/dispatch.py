@@ -7,17 +7,17 @@ The story, in the words of the specification, and who tells which part:
 2. **finished** (senders.py). After the message the lane adds 1 to `finished[local_expert, owner]`, release at device
    scope: whoever acquires that value sees the message.
 3. **signal** (signaller.py). Block 0 counts the ids of each expert. When `finished` has reached the count (acquire at
-   device scope), it writes the count into the owner's recv_count at [local_expert, my_rank], release at system scope.
-   Release is cumulative: the signal covers messages that other blocks wrote.
+   device scope), it writes the count into the owner's recv_count at [local_expert, my_rank], release at system
+   scope. Release is cumulative: the signal covers messages that other blocks wrote.
 4. **wait** (offsets.py). The owner's block 0 acquires all its recv_count words at system scope.
 5. **offsets** (offsets.py). It turns counts into row_offsets and regions A and B, clears the claims C, and raises the
    ready flag E, release at device scope.
-6. **copying** (copiers.py). The other blocks acquire E, claim tiles of rows in C, and decode the messages to their rows.
+6. **copying** (copiers.py). The other blocks acquire E, claim tiles of rows in C, and decode messages to their rows.
 7. **cleaning up** (`leave` below). Each block counts itself in D; the last one leaves reserved, finished, D, E, F and G
    at 0. recv_count was reset in step 5; A stays for combine. No host has to reset anything between rounds.
 
-dispatch_async is 1 to 3, dispatch_wait 4 to 7, dispatch_kernel all in one launch. What the boundary between the launches
-gave the split kernels for free, and what replaces it in the fused one:
+dispatch_async is 1 to 3, dispatch_wait 4 to 7, dispatch_kernel all in one launch. What the boundary between the
+launches gave the split kernels for free, and what replaces it in the fused one:
 - reserved and finished are cleared when no sender needs them any more: by the last block to leave, in both.
 - the copying blocks of the fused kernel may read recv_buf while peers still write other messages to it, but never a
   message that E does not cover; this rank's own later messages go to its peers' memory, not into rows being read.
@@ -30,7 +30,7 @@ Order inside one (expert, source rank) segment is the order of the claims: unspe
 from functools import lru_cache
 
 from epmoe.device import (atomic_add_acq_rel_gpu_i32, block_dim, block_idx, device_fn, grid_dim, i32, kernel, load_u64,
-                          store_i32, syncthreads, syncthreads_or, thread_idx, u64)
+                          store_i32, syncthreads_or, thread_idx, u64)
 
 from . import copiers, counters, formats, offsets, senders, shared_expert, signaller
 from .call import DispatchAsyncCall, DispatchCall, DispatchWaitCall
@@ -70,7 +70,7 @@ def _leave(cfg, block):
     @device_fn
     def leave(params):
         words = u64(load_u64(params + u64(p_counters)))
-        syncthreads()                           # all of this block is done before it says so
+        # Other warps of this block may still copy rows, but what is cleared here they have not touched since a barrier.
         is_last = False
         if thread_idx() == 0:
             # release: what this block did with the counters; acquire: what all the others did

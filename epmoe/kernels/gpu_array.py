@@ -4,7 +4,7 @@ Arrays as kernel arguments would cost host time at every launch; made here, they
 mostly removes.
 """
 
-from epmoe.device import kernel  # noqa: F401  numba-cuda is imported through the device layer, which prepares NumPy first
+from epmoe.device import kernel  # noqa: F401  the device layer imports numba-cuda first, and prepares NumPy for it
 from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import intrinsic

@@ -1,8 +1,8 @@
 """The reducing blocks of combine_wait: per token the weighted sum of its rows, or the rows as they are."""
 
 from epmoe import layout
-from epmoe.device import (block_idx, device_fn, f32, grid_dim, i32, lane_id, load16, load_f32, load_u64, n_warps, shfl_idx,
-                          store16, store_i32, syncthreads_or, thread_idx, u32, u64, warp_id)
+from epmoe.device import (block_idx, device_fn, f32, grid_dim, i32, lane_id, load16, load_f32, load_u64, n_warps,
+                          shfl_idx, store16, store_i32, syncthreads_or, thread_idx, u32, u64, warp_id)
 
 from . import counters, elements, ids, shared_expert, user_functions
 from .spin import wait_for_flag
@@ -92,7 +92,7 @@ def make(cfg, block, router_weights, weights_types, epilogue, epilogue_types):
 
     @device_fn
     def add_shared_expert(params, token, vector, n_share, first, q):
-        """The shared expert's output for the token, which is row token - first of its share; 0 for other ranks' tokens."""
+        """Plus the shared expert's output, row token - first of its share; plus 0 for other ranks' tokens."""
         row = (u32(0), u32(0), u32(0), u32(0))
         if token >= first and token < first + n_share:
             row = load16(u64(load_u64(params + u64(p_rows))) + u64(token - first) * u64(bytes_a_row)

@@ -2,7 +2,7 @@
 
 from epmoe import layout
 from epmoe.device import (atomic_add_relaxed_gpu_i32, block_idx, device_fn, f32, grid_dim, i32, lane_id, load_f32,
-                          load_u64, n_warps, red_add_release_gpu_i32, store16, store_i32, syncwarp, u64, warp_id)
+                          load_u64, n_warps, red_add_release_gpu_i32, store_i32, syncwarp, u64, warp_id)
 
 from . import counters, fan_out, formats, ids, message, shared_expert, transport
 
@@ -37,7 +37,8 @@ def make(cfg, block, input_scale=None):
     own_share, scale_of = shared_expert.make(cfg, block), _scale_of(block, input_scale)
     load_id, clean_id, record_id = id_words
     trailer_vector, n_trailer_vectors = trailer.vector, trailer.n_vectors
-    recv_buf, encode, direct, encoded, share = peers.recv_buf, fmt.encode, fmt.direct, own_share.encoded, own_share.share
+    recv_buf, encode, direct = peers.recv_buf, fmt.encode, fmt.direct
+    encoded, share = own_share.encoded, own_share.share
     copy_payload = fan_out.copy_to_places(sizes.token_size, cfg.top_k, read_only=direct)
     copy_trailer = fan_out.store_to_places(cfg.top_k)
 

@@ -34,7 +34,7 @@ class SharedExpert(NamedTuple):
 
 
 def share_of(cfg):
-    """Device function (num_tokens, my_rank) -> (rows of group 0, first token): all tokens, or the rank's W-th of them."""
+    """Device function (num_tokens, my_rank) -> (rows of group 0, first token): all tokens, or the rank's share."""
     fused, divided, world = cfg.fused_shared_expert, cfg.skip_a2a, cfg.allreduce_world_size
 
     @device_fn

@@ -1,4 +1,4 @@
-"""The signalling block of dispatch_async: for every expert, how many messages there are, once all of them are written."""
+"""The signalling block of dispatch_async: for every expert the number of messages, once all of them are written."""
 
 from epmoe.device import (block_dim, device_fn, i32, lane_id, load_i32, load_u64, n_warps, shared_add_i32,
                           shared_array, syncthreads, syncthreads_or, thread_idx, u64, warp_id)

@@ -2,8 +2,8 @@
 
 A wait returns False when it gave up: its own time was over, which it records in the status region, or another wait of
 this rank had failed. FAILED is the one abort flag: it releases all waits of the rank, in this launch and in later ones.
-A ready flag is raised by a block that waits itself, with the same timeout; who waits for a flag has more patience, so that
-the cause is recorded and not its effect.
+A ready flag is raised by a block that waits itself, with the same timeout; who waits for a flag has more patience, so
+that the cause is recorded and not its effect.
 """
 
 from epmoe.device import device_fn, globaltimer, ld_acquire_gpu_i32, ld_acquire_sys_u64, u64

@@ -64,7 +64,7 @@ def raise_if_failed(words, cfg: EPConfig, rank: int, timeout_s: float, recv_coun
     """Raises PeerTimeout if a wait of this rank expired.
 
     words: the status region [STATUS_WORDS] int32. recv_count: this rank's words [n_local_experts, n_src_ranks] uint64
-    of the phase that failed (dispatch or combine; see `failed_recv_count`): those still MAX_FINITE are named as missing.
+    of the phase that failed (see `failed_recv_count`): those that are still MAX_FINITE are named as missing.
     """
     words = np.asarray(words)
     if not words[FAILED]:

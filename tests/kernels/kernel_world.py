@@ -104,7 +104,8 @@ class KernelWorld:
         out = {name: self.buffer(name, rank, int(np.prod(shape)) * np.dtype(dtype).itemsize)
                for name, (shape, dtype) in self.format.outputs(cfg, capacity).items()}
         handler = FormatHandler({name: b.address for name, b in out.items()}, capacity)
-        offsets, expert_ids = self.buffer("row_offsets", rank, 4 * groups + 4), self.buffer("expert_ids", rank, 4 * groups)
+        offsets = self.buffer("row_offsets", rank, 4 * groups + 4)
+        expert_ids = self.buffer("expert_ids", rank, 4 * groups)
         src_info = self.buffer("src_info", rank, 8 * capacity)
         counts = self.buffer("recv_counts", rank, 4 * cfg.n_local_experts * cfg.n_src_ranks)
         results = handler, offsets.address, expert_ids.address, src_info.address
@@ -161,7 +162,8 @@ class KernelWorld:
         bufs, words = self.peers(rank, "combine_recv_buf"), self.peers(rank, "combine_recv_count")
         where = dict(machine=self.machine, stream=self.streams[rank], status=self.at(rank, "status"),
                      timeout_s=self.timeout_s)
-        options = dict(router_weights=0 if weights is None else self.put("weights", rank, np.asarray(weights, np.float32)),
+        array = 0 if weights is None else self.put("weights", rank, np.asarray(weights, np.float32))
+        options = dict(router_weights=array,
                        router_weights_args=self.user_args("weights_arg", rank, weights_args),
                        epilogue_args=self.user_args("epilogue_arg", rank, epilogue_args))
         tokens = TokenArray(out.address, n)

@@ -12,7 +12,8 @@ CASES = {
     "empty rank, three ranks": dict(cfg=dict(n_ranks=3, n_experts=9, top_k=3, hidden=24, max_tokens_per_rank=7),
                                     tokens=[7, 0, 3]),
     "one rank": dict(cfg=dict(n_ranks=1, n_experts=3, top_k=3, hidden=8, max_tokens_per_rank=9), tokens=[9]),
-    "nobody has a token": dict(cfg=dict(n_ranks=2, n_experts=2, top_k=1, hidden=8, max_tokens_per_rank=2), tokens=[0, 0]),
+    "nobody has a token": dict(cfg=dict(n_ranks=2, n_experts=2, top_k=1, hidden=8, max_tokens_per_rank=2),
+                               tokens=[0, 0]),
     "hot expert": dict(cfg=dict(n_ranks=2, n_experts=8, top_k=1, hidden=40, max_tokens_per_rank=20), tokens=[20, 17],
                        hot=5),
     "many experts, wide rows": dict(cfg=dict(n_ranks=2, n_experts=80, top_k=3, hidden=1288, max_tokens_per_rank=3,
@@ -71,6 +72,7 @@ def run_round(world, case, rng):
     outputs = []
     for rank, d in enumerate(dispatched):
         origin = check_dispatch(cfg, rank, ids, d, pad_rows(cfg))
+        assert_dispatch_is_over(world, rank, d)
         rows = np.full((world.capacity(), cfg.hidden), np.nan, dtype)
         for i, source in enumerate(origin):
             if source is None:
@@ -107,8 +109,19 @@ def run_round(world, case, rng):
     assert_clean(world)
 
 
+def assert_dispatch_is_over(world, rank, d):
+    """The after-conditions of dispatch_wait: all is put back but region A, which says what combine has to send."""
+    for name in ("reserved", "finished", "rank_completion", "D", "E", "F", "G", "combine_ready", "status"):
+        assert not world.read(rank, name).any(), f"{name} of rank {rank} after dispatch"
+    assert (world.read(rank, "dispatch_recv_count") == 2**64 - 1).all()
+    a, front = world.read(rank, "A"), int(world.cfg.fused_shared_expert)
+    assert (a[:, :, 1] == d["counts"]).all()
+    starts = d["row_offsets"][front:-1].astype(int)
+    assert (a[:, :, 0] == 1024 + starts[:, None] + np.cumsum(d["counts"], axis=1)).all()
+
+
 def assert_clean(world):
-    """The after-conditions of both halves: the memory is as before the first round."""
+    """The after-conditions of combine_wait, and with them of the round: the memory is as before the first."""
     for rank in range(world.cfg.n_ranks):
         for name in ("reserved", "finished", "rank_completion", "A", "D", "E", "F", "G", "combine_ready", "status"):
             assert not world.read(rank, name).any(), f"{name} of rank {rank} after a round"
