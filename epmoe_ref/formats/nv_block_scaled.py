@@ -85,7 +85,8 @@ class NVBlockScaledTokenFormat(TokenFormat):
 def checked_input_scale(scale, name: str = "input_scale") -> np.float32:
     """The input scale as float32; EPValueError unless it is one positive finite number, as a float32 too."""
     try:
-        value = np.asarray(scale, np.float32)
+        with np.errstate(over="ignore"):        # what overflows is refused below
+            value = np.asarray(scale, np.float32)
     except (TypeError, ValueError):
         value = np.asarray(np.nan, np.float32)
     if value.size != 1 or not (np.isfinite(value).all() and (value > 0).all()):
