@@ -8,7 +8,6 @@ from epmoe.device import n_warps, store_u32, u32, u32_as_f32, u64, warp_id
 from epmoe.kernels import formats
 
 POISON = 0xCD
-BLOCKS = 3 if device.SIM else 264
 THREADS = 64 if device.SIM else 512
 
 
@@ -98,7 +97,8 @@ class Bench:
 
     def run(self, kernel, n, words):
         params = self.put(np.array(words, np.uint64), "params")
-        self.machine.launch(kernel, BLOCKS, THREADS, (params.address, n, 0), stream=self.machine.stream(0))
+        blocks = 3 if device.SIM else self.machine.n_sms
+        self.machine.launch(kernel, blocks, THREADS, (params.address, n, 0), stream=self.machine.stream(0))
         self.machine.synchronize()
         params.free()
 
