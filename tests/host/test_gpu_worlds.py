@@ -202,3 +202,34 @@ def test_scales_cut_along_columns_read_right():
         whole = d.output_scales.numpy()
         assert cut.shape == (2, d.n_rows) and np.array_equal(cut.numpy(), whole[:, :d.n_rows], equal_nan=True)
         assert d.output_tokens.dtype == ml_dtypes.float8_e4m3fn
+
+
+def test_leaving_raises_what_nobody_has_seen():
+    cfg = config()
+    x, ids, _ = batch(cfg)
+    bad = [np.full_like(a, 99) for a in ids]
+    with pytest.raises(EPValueError, match="treated as -1"):
+        with parallel(cfg) as ep:
+            d = ep.dispatch(x, [on_gpu(a) for a in bad])
+    assert [a.n_rows for a in d] == [0, 0], "results outlive the object"
+
+
+def test_a_steady_state_allocates_nothing_and_waits_for_nothing():
+    cfg = config(**LARGE)
+    x, ids, weights = batch(cfg)
+    given = [[on_gpu(a) for a in part] for part in (x, ids, weights)]
+    with parallel(cfg) as ep:
+        def a_round():
+            d = ep.dispatch(*given[:2])
+            ep.combine([a.output_tokens for a in d], d, given[2])
+
+        a_round()
+        ep.check()
+        held = ep.memory().allocated_bytes
+        waits, machine = [], ep.world.machine
+        synchronize, machine.synchronize = machine.synchronize, lambda: (waits.append(1), synchronize())
+        for _ in range(20):
+            a_round()
+        assert not waits and ep.memory().allocated_bytes == held
+        machine.synchronize = synchronize
+        ep.check()
