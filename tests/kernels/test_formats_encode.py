@@ -55,7 +55,7 @@ def check_length(token_format, hidden, alignment):
 
 
 @pytest.mark.parametrize("token_format, hidden", LENGTHS)
-@pytest.mark.parametrize("alignment", [16, 64])
+@pytest.mark.parametrize("alignment", [16, 64, 1024])
 def test_row_lengths_that_do_not_fill_a_warp_and_zero_padding(token_format, hidden, alignment):
     check_length(token_format, hidden, alignment)
 

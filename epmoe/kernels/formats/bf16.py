@@ -6,7 +6,7 @@ import numpy as np
 from epmoe.device import device_fn, load_u64, u64
 
 from .kernel_format import KernelFormat, align_up
-from .row_copy import clear_bytes, copy_input_vectors, copy_vectors
+from .row_copy import clear_padding, copy_input_vectors, copy_vectors
 
 BF16_BYTES = 2
 
@@ -17,12 +17,12 @@ def make(cfg) -> KernelFormat:
     token_size = align_up(row_bytes, cfg.alignment)
     copy_in = copy_input_vectors(row_bytes)
     copy_out = copy_vectors(row_bytes)
-    clear_padding = clear_bytes(token_size - row_bytes)
+    clear_rest = clear_padding(token_size - row_bytes)
 
     @device_fn
     def encode(src_row, dst_payload, input_scale, lane):
         copy_in(dst_payload, src_row, lane)
-        clear_padding(dst_payload + u64(row_bytes), lane)
+        clear_rest(dst_payload + u64(row_bytes), lane)
 
     @device_fn
     def decode(payload, out, row, group, row_in_group, group_start, lane):

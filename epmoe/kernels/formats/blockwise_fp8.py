@@ -8,7 +8,7 @@ from epmoe.device import (bf16_hi, bf16_lo, device_fn, div_rn, f32, f32_as_u32, 
 
 from .e4m3 import e4m3x4
 from .kernel_format import KernelFormat, align_up
-from .row_copy import clear_bytes, copy_vectors, spread_words
+from .row_copy import clear_padding, copy_vectors, spread_words
 from .row_encoder import LANE_ELEMENTS, encode_row
 
 GROUP = 128
@@ -53,8 +53,8 @@ def make(cfg) -> KernelFormat:
     n_scales = hidden // GROUP
     scales_at = align_up(hidden, cfg.alignment)
     token_size = scales_at + align_up(n_scales * SCALE_BYTES, cfg.alignment)
-    clear_after_values = clear_bytes(scales_at - hidden)
-    clear_after_scales = clear_bytes(token_size - scales_at - n_scales * SCALE_BYTES)
+    clear_after_values = clear_padding(scales_at - hidden)
+    clear_after_scales = clear_padding(token_size - scales_at - n_scales * SCALE_BYTES)
     copy_values = copy_vectors(hidden)
     spread_scales = spread_words(n_scales)
 

@@ -8,7 +8,7 @@ from epmoe.device import device_fn, f32_as_u32, i32, load_u64, store_u8, store_u
 from .e2m1 import e2m1x16
 from .e8m0 import e8m0_reciprocal
 from .kernel_format import KernelFormat, align_up
-from .row_copy import clear_bytes, copy_bytes, copy_vectors
+from .row_copy import clear_padding, copy_bytes, copy_vectors
 from .row_encoder import encode_row
 from .slot_scales import slots_shape, store_slot_scales
 
@@ -34,8 +34,8 @@ def make(cfg) -> KernelFormat:
     scales_at = align_up(value_bytes, cfg.alignment)
     token_size = scales_at + align_up(n_scales, cfg.alignment)
     slots = cfg.fuse_a_scale_preshuffle
-    clear_after_values = clear_bytes(scales_at - value_bytes)
-    clear_after_scales = clear_bytes(token_size - scales_at - n_scales)
+    clear_after_values = clear_padding(scales_at - value_bytes)
+    clear_after_scales = clear_padding(token_size - scales_at - n_scales)
     copy_values = copy_vectors(value_bytes)
     store_scales = store_slot_scales(cfg) if slots else store_scale_row(n_scales)
 

@@ -10,7 +10,7 @@ from .e2m1 import e2m1x16
 from .e4m3 import e4m3_byte, e4m3_value, scaled_e4m3x4
 from .e8m0 import e8m0_reciprocal, e8m0_round_up
 from .kernel_format import KernelFormat, align_up
-from .row_copy import clear_bytes, copy_vectors
+from .row_copy import clear_padding, copy_vectors
 from .row_encoder import encode_row
 from .scale_tiles import TILE_ROWS, clear_unused_rows, n_tiles_for, store_row_scales
 
@@ -103,8 +103,8 @@ def make(cfg) -> KernelFormat:
     scales_at = align_up(value_bytes, cfg.alignment)
     token_size = scales_at + align_up(n_scales, cfg.alignment)
     encode_values = encode_row(cfg.hidden, group_size, QUANTISE[kind](scales_at))
-    clear_after_values = clear_bytes(scales_at - value_bytes)
-    clear_after_scales = clear_bytes(token_size - scales_at - n_scales)
+    clear_after_values = clear_padding(scales_at - value_bytes)
+    clear_after_scales = clear_padding(token_size - scales_at - n_scales)
     copy_values = copy_vectors(value_bytes)
     store_scales = store_row_scales(n_words)
     clear_scales = clear_unused_rows(n_words)

@@ -93,21 +93,43 @@ def _nothing(dst, stride, src, i):
     return
 
 
+def clear_padding(n_bytes: int):
+    """Device function (dst, lane): one warp writes n_bytes zero bytes that end where a 16-byte vector does."""
+    if n_bytes == 0:
+        return _clear_nothing
+    store, unit = (_clear_vector, 16) if n_bytes % 16 == 0 else (_clear_word, 4) if n_bytes % 4 == 0 else (_clear_byte, 1)
+    n_units = n_bytes // unit
+
+    @device_fn
+    def clear_once(dst, lane):
+        if lane < n_units:
+            store(dst + u64(unit * lane))
+
+    @device_fn
+    def clear(dst, lane):
+        i = lane
+        while i < n_units:
+            store(dst + u64(unit * i))
+            i = i32(i + LANES)
+
+    return clear_once if n_units <= LANES else clear
+
+
 @device_fn
 def _clear_nothing(dst, lane):
     return
 
 
-def clear_bytes(n_bytes: int):
-    """Device function (dst, lane): one warp writes n_bytes zero bytes."""
-    if n_bytes == 0:
-        return _clear_nothing
+@device_fn
+def _clear_vector(address):
+    store16(address, 0, 0, 0, 0)
 
-    @device_fn
-    def clear(dst, lane):
-        i = lane
-        while i < n_bytes:
-            store_u8(dst + u64(i), 0)
-            i = i32(i + LANES)
 
-    return clear
+@device_fn
+def _clear_word(address):
+    store_u32(address, 0)
+
+
+@device_fn
+def _clear_byte(address):
+    store_u8(address, 0)
