@@ -72,7 +72,7 @@ def make(cfg, block):
                     signal(params, owner, i32(local_expert * ranks + source), count)
                 i = i32(i + block_dim())
             first = i32(first + window)
-                if syncthreads_or(not ok):          # one decision for all threads of the block
+            if syncthreads_or(not ok):          # one decision for all threads of the block
                 return True
         return False
 
