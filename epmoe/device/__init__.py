@@ -1,8 +1,9 @@
 """The words kernels are written in, and the machine that runs them: one set of names, a GPU and a CPU implementation.
 
 `SIM` says which one this process uses. It is chosen once, here: EPMOE_DEVICE=gpu or sim decides; else
-NUMBA_ENABLE_CUDASIM=1 means the simulator; else the GPU if numba-cuda can be imported and a CUDA device is there; else the
-simulator. With EPMOE_DEVICE=gpu and no GPU, kernels can still be compiled to PTX. The simulator never imports numba.
+NUMBA_ENABLE_CUDASIM=1 means the simulator; else the GPU if numba-cuda can be imported and a CUDA device is there;
+else the simulator. With EPMOE_DEVICE=gpu and no GPU, kernels can still be compiled to PTX. The simulator never imports
+numba.
 
 Words: see epmoe.device.names. Decorators: @device_fn for functions, @kernel(max_threads=...) for entry points with the
 signature (params: u64, num_tokens: i32, my_rank: i32). machine(n_ranks, ...) makes the host's side: buffers, streams,

@@ -163,7 +163,8 @@ def _fma_arrays(a, b, c):
         z = s - p
         error = (p - (s - z)) + (c - z)
         fix = np.isfinite(s) & (error != 0) & (s.view(np.uint64) & 1 == 0)
-        return np.where(fix, np.nextafter(s, np.where(error > 0, np.inf, -np.inf)), s).astype(F32).reshape(np.shape(p + c))
+        odd = np.where(fix, np.nextafter(s, np.where(error > 0, np.inf, -np.inf)), s)
+        return odd.astype(F32).reshape(np.shape(p + c))
 
 
 def max_f32(a, b):

@@ -1,8 +1,8 @@
 """GpuMachine: the host side of the device layer on a CUDA GPU. Buffers, streams, launches.
 
 Numba compiles kernels and owns the (primary) context; memory, streams and launches go straight to the driver, since a
-launch through Numba costs four to ten times as much. Every Buffer is one whole allocation of cuMemAlloc, so that its CUDA
-IPC handle is its own.
+launch through Numba costs four to ten times as much. Every Buffer is one whole allocation of cuMemAlloc, so that its
+CUDA IPC handle is its own.
 """
 import contextlib
 import ctypes
@@ -12,8 +12,10 @@ import numpy as np
 
 from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
-os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")      # virtual ranks wait for each other: all streams must advance
-os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")           # loading code while kernels wait for each other could hang
+# virtual ranks wait for each other: all of their streams must advance
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+# loading code while kernels wait for each other could hang
+os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
 
 from cuda.bindings import driver as cu                          # noqa: E402
 
@@ -60,7 +62,8 @@ class LoadedKernel:
         key = (threads, shared_bytes)
         if key not in self._occupancy:
             self.allow_shared(shared_bytes)
-            self._occupancy[key] = check(cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, threads, shared_bytes))
+            self._occupancy[key] = check(
+                cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, threads, shared_bytes))
         return self._occupancy[key]
 
     def launch(self, grid, threads, args, stream, shared_bytes, attributes):
@@ -121,7 +124,8 @@ class Buffer:
 
     def _inside(self, offset, nbytes):
         if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
-            raise EPValueError("bytes %d to %d of %s, which has %d bytes" % (offset, offset + nbytes, self.name, self.nbytes))
+            raise EPValueError("bytes %d to %d of %s, which has %d bytes"
+                               % (offset, offset + nbytes, self.name, self.nbytes))
 
     def write(self, array, offset=0):
         """Copy an array into the buffer, from byte `offset` on; returns when it is there."""
@@ -178,13 +182,18 @@ class DeviceArray:
         return dict(shape=self.shape, typestr=typestr, data=(self.address, False), version=3, strides=None)
 
 
+def new_stream():
+    """A stream that waits for no other."""
+    return check(cu.cuStreamCreate(cu.CUstream_flags.CU_STREAM_NON_BLOCKING))
+
+
 class Stream:
     """Launches of one rank that run one after another. Wraps a stream of the caller, or makes one."""
 
     def __init__(self, machine, rank, handle=None):
         self.machine, self.rank = machine, rank
         self.own = handle is None
-        self.handle = check(cu.cuStreamCreate(cu.CUstream_flags.CU_STREAM_NON_BLOCKING)) if self.own else cu.CUstream(int(handle))
+        self.handle = new_stream() if self.own else cu.CUstream(int(handle))
         self._event = None
 
     def wait(self, other):
@@ -216,7 +225,8 @@ class GpuMachine:
                 cuda.select_device(ordinal)
             context = cuda.current_context()
         except Exception as error:
-            raise UnavailableError("no CUDA GPU can be used (%s); EPMOE_DEVICE=sim runs the simulator instead" % error) from error
+            raise UnavailableError("no CUDA GPU can be used (%s); EPMOE_DEVICE=sim runs the simulator instead"
+                                   % error) from error
         self.n_ranks, self.rank = n_ranks, rank
         self.ranks_here = n_ranks if rank is None else 1
         self._context = check(cu.cuCtxGetCurrent())
@@ -227,7 +237,7 @@ class GpuMachine:
         self.n_sms = self.all_sms if n_sms is None else min(int(n_sms), self.all_sms)
         self.shared_limit = check(cu.cuDeviceGetAttribute(
             cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, self.ordinal))
-        self.copies = check(cu.cuStreamCreate(cu.CUstream_flags.CU_STREAM_NON_BLOCKING))
+        self.copies = new_stream()
         self.streams = []
         self.held = 0
         self._queue = []
@@ -249,7 +259,7 @@ class GpuMachine:
         return Buffer(self, nbytes, name, rank, regions)
 
     def adopt(self, array, name, rank=0, *, regions=None):
-        """Device address of the caller's array: the address that its __cuda_array_interface__ names; nothing is copied."""
+        """Device address of the caller's array, from its __cuda_array_interface__; nothing is copied."""
         interface = getattr(array, "__cuda_array_interface__", None)
         if interface is None:
             raise EPValueError("%s is not in the GPU's memory: give an array with __cuda_array_interface__" % name)
@@ -288,11 +298,12 @@ class GpuMachine:
         if grid < 1:
             raise EPValueError("grid=%d blocks of %s: at least 1 is needed" % (grid, k.name))
         if k.static_shared + shared_bytes > self.shared_limit:
-            raise EPValueError("shared_bytes=%d of %s: a block has at most %d" % (shared_bytes, k.name, self.shared_limit))
+            raise EPValueError("shared_bytes=%d of %s: a block has at most %d"
+                               % (shared_bytes, k.name, self.shared_limit))
         limit = k.blocks_per_sm(block, shared_bytes) * self.n_sms
         if grid > limit:
-            raise EPValueError("grid=%d blocks of %d threads of %s cannot be resident at once: %d multiprocessors hold %d; "
-                               "blocks wait for each other, so take a smaller grid"
+            raise EPValueError("grid=%d blocks of %d threads of %s cannot be resident at once: %d multiprocessors "
+                               "hold %d; blocks wait for each other, so take a smaller grid"
                                % (grid, block, k.name, self.n_sms, limit))
         k.allow_shared(shared_bytes)
         attributes = launch_attributes(cooperative, programmatic) if cooperative or programmatic else None

@@ -60,9 +60,10 @@ for _scope in ("cta", "gpu", "sys"):
         for _order in ("relaxed", "acquire"):
             _op("ld_%s_%s_%s" % (_order, _scope, _t), "ld.%s.%s.global.%s $0, [$1];" % (_order, _scope, _p), _v, [u64])
         for _order in ("relaxed", "release"):
-            _op("st_%s_%s_%s" % (_order, _scope, _t), "st.%s.%s.global.%s [$0], $1;" % (_order, _scope, _p), None, [u64, _v])
-            _op("red_add_%s_%s_%s" % (_order, _scope, _t), "red.%s.%s.global.add.%s [$0], $1;" % (_order, _scope, _p), None,
-                [u64, _v])
+            _op("st_%s_%s_%s" % (_order, _scope, _t),
+                "st.%s.%s.global.%s [$0], $1;" % (_order, _scope, _p), None, [u64, _v])
+            _op("red_add_%s_%s_%s" % (_order, _scope, _t),
+                "red.%s.%s.global.add.%s [$0], $1;" % (_order, _scope, _p), None, [u64, _v])
         for _order in ("relaxed", "acquire", "release", "acq_rel"):
             _op("atomic_add_%s_%s_%s" % (_order, _scope, _t),
                 "atom.%s.%s.global.add.%s $0, [$1], $2;" % (_order, _scope, _p), _v, [u64, _v])
@@ -70,7 +71,8 @@ for _scope in ("cta", "gpu", "sys"):
 for _scope in ("gpu", "sys"):
     for _t in ("i32", "u32", "u64"):
         _v, _p = VALUE_TYPE[_t], PTX_TYPE[_t]
-        _op("atomic_max_relaxed_%s_%s" % (_scope, _t), "atom.relaxed.%s.global.max.%s $0, [$1], $2;" % (_scope, _p), _v, [u64, _v])
+        _op("atomic_max_relaxed_%s_%s" % (_scope, _t),
+            "atom.relaxed.%s.global.max.%s $0, [$1], $2;" % (_scope, _p), _v, [u64, _v])
     _op("atomic_or_relaxed_%s_u32" % _scope, "atom.relaxed.%s.global.or.b32 $0, [$1], $2;" % _scope, u32, [u64, u32])
     for _order in ("relaxed", "acq_rel"):
         for _t, _bits in (("i32", "b32"), ("u64", "b64")):
@@ -79,23 +81,21 @@ for _scope in ("gpu", "sys"):
                 "atom.%s.%s.global.cas.%s $0, [$1], $2, $3;" % (_order, _scope, _bits), _v, [u64, _v, _v])
 
 # ---------------------------------------------------------------- block and warp
+TRUE = "{ .reg .pred p; setp.ne.s32 p, $1, 0; "      # p = the argument is not 0
 _together = dict(convergent=True)
 _op("syncthreads", "bar.sync 0;", None, [], **_together)
-_op("syncthreads_or", "{ .reg .pred p; setp.ne.s32 p, $1, 0; bar.red.or.pred p, 0, p; selp.s32 $0, 1, 0, p; }", i32, [i32],
-    **_together)
-_op("syncthreads_count", "{ .reg .pred p; setp.ne.s32 p, $1, 0; bar.red.popc.u32 $0, 0, p; }", i32, [i32], **_together)
+_op("syncthreads_or", TRUE + "bar.red.or.pred p, 0, p; selp.s32 $0, 1, 0, p; }", i32, [i32], **_together)
+_op("syncthreads_count", TRUE + "bar.red.popc.u32 $0, 0, p; }", i32, [i32], **_together)
 _op("syncwarp", "bar.warp.sync 0xffffffff;", None, [], **_together)
 _together = dict(convergent=True, effect="volatile")
 _enter("shfl_idx", shuffle("shfl_idx", "shfl.sync.idx.b32 $0, $1, $2, 0x1f, 0xffffffff;"))
 _enter("shfl_xor", shuffle("shfl_xor", "shfl.sync.bfly.b32 $0, $1, $2, 0x1f, 0xffffffff;"))
 _enter("shfl_up", shuffle("shfl_up", "shfl.sync.up.b32 $0, $1, $2, 0x0, 0xffffffff;"))
 _enter("shfl_down", shuffle("shfl_down", "shfl.sync.down.b32 $0, $1, $2, 0x1f, 0xffffffff;"))
-_op("ballot", "{ .reg .pred p; setp.ne.s32 p, $1, 0; vote.sync.ballot.b32 $0, p, 0xffffffff; }", u32, [i32], **_together)
+_op("ballot", TRUE + "vote.sync.ballot.b32 $0, p, 0xffffffff; }", u32, [i32], **_together)
 _op("match_any", "match.any.sync.b32 $0, $1, 0xffffffff;", u32, [i32], **_together)
-_op("any_lane", "{ .reg .pred p; setp.ne.s32 p, $1, 0; vote.sync.any.pred p, p, 0xffffffff; selp.s32 $0, 1, 0, p; }", i32, [i32],
-    **_together)
-_op("all_lanes", "{ .reg .pred p; setp.ne.s32 p, $1, 0; vote.sync.all.pred p, p, 0xffffffff; selp.s32 $0, 1, 0, p; }", i32, [i32],
-    **_together)
+_op("any_lane", TRUE + "vote.sync.any.pred p, p, 0xffffffff; selp.s32 $0, 1, 0, p; }", i32, [i32], **_together)
+_op("all_lanes", TRUE + "vote.sync.all.pred p, p, 0xffffffff; selp.s32 $0, 1, 0, p; }", i32, [i32], **_together)
 _op("warp_broadcast_i32", "shfl.sync.idx.b32 $0, $1, $2, 0x1f, 0xffffffff;", i32, [i32, i32], **_together)
 _op("warp_broadcast_u64", "{ .reg .b32 lo, hi; mov.b64 {lo, hi}, $1; shfl.sync.idx.b32 lo, lo, $2, 0x1f, 0xffffffff; "
     "shfl.sync.idx.b32 hi, hi, $2, 0x1f, 0xffffffff; mov.b64 $0, {lo, hi}; }", u64, [u64, i32], **_together)
@@ -174,8 +174,8 @@ _enter("exp", exp)
 _op("mbar_init", "mbarrier.init.shared::cta.b64 [$0], $1;", None, [u32, u32])
 _op("mbar_expect_tx", "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", None, [u32, u32])
 _op("mbar_arrive", "mbarrier.arrive.shared::cta.b64 _, [$0];", None, [u32])
-_op("mbar_try_wait", "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [$1], $2; selp.s32 $0, 1, 0, p; }", i32,
-    [u32, u32])
+_op("mbar_try_wait", "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [$1], $2; selp.s32 $0, 1, 0, p; }",
+    i32, [u32, u32])
 _op("bulk_load", "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];", None,
     [u32, u64, u32, u32])
 _op("bulk_store", "cp.async.bulk.global.shared::cta.bulk_group [$0], [$1], $2;", None, [u64, u32, u32])
@@ -187,4 +187,4 @@ _op("elect_one", "{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.s32 $0, 1, 0,
 _op("griddep_wait", "griddepcontrol.wait;", None, [])
 _op("griddep_launch", "griddepcontrol.launch_dependents;", None, [])
 
-DTYPES = {"int32": types.int32, "uint32": types.uint32, "uint64": types.uint64, "float32": types.float32, "uint8": types.uint8}
+DTYPES = {name: getattr(types, name) for name in ("int32", "uint32", "uint64", "float32", "uint8")}

@@ -1,7 +1,8 @@
 """Makes a Numba intrinsic out of a line of PTX: the one place where inline assembly is built.
 
 Assembly text of memory operations is marked as having side effects and as touching memory, so that the compiler neither
-hoists, merges nor reorders it; operations of several threads are marked convergent, so that it is not copied into branches.
+hoists, merges nor reorders it; operations of several threads are marked convergent, so that they are not copied into
+branches.
 """
 import numpy as np
 
@@ -25,7 +26,8 @@ def ptx(name, text, ret, args, *, effect="memory", convergent=False, python=None
     python: function that plain Python code gets when it calls the word (number words work on the host as well).
     """
     memory, volatile = effect == "memory", effect in ("memory", "volatile")
-    attributes = ["nounwind"] + ["convergent"] * convergent + {"reads": ["readonly"], "none": ["readnone"]}.get(effect, [])
+    attributes = ["nounwind", *["convergent"] * convergent,
+                  *{"reads": ["readonly"], "none": ["readnone"]}.get(effect, [])]
     rets = [] if ret is None else list(ret) if isinstance(ret, list) else [ret]
     return_type = types.void if ret is None else types.UniTuple(rets[0], len(rets)) if isinstance(ret, list) else ret
     constraints = ["=" + _IR[r][1] for r in rets] + [_IR[a][1] for a in args] + (["~{memory}"] if memory else [])
@@ -87,9 +89,9 @@ def cast(name, target, *, python=None):
 
 
 def on_array(name, text, ret, args=(), *, doc=None):
-    """An intrinsic `name(array, *args)` on a shared array; in `text` the array's shared-window address is the first input.
+    """An intrinsic `name(array, *args)` on a shared array, whose generic address is the first input of `text`.
 
-    With args, args[0] is the element's index, whose address is taken.
+    With args, args[0] is the index of the element whose address is taken instead.
     """
     indexed = bool(args)
     operands = [u64, *args[1:]]
@@ -109,8 +111,10 @@ def on_array(name, text, ret, args=(), *, doc=None):
 
 
 def shuffle(name, text, *, doc=None):
-    """name(v, lane) for i32, u32 and f32 values: the bits go through `text`. (int64, which is what Numba makes of a sum of
-    int32, is taken as i32.)"""
+    """name(v, lane) for i32, u32 and f32 values: the bits go through `text`.
+
+    int64, which is what Numba makes of a sum of int32, is taken as i32.
+    """
     function_type = ir.FunctionType(ir.IntType(32), [ir.IntType(32), ir.IntType(32)])
 
     def signature_of(v, lane):

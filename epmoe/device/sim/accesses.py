@@ -1,9 +1,9 @@
 """Who touched which bytes last, and whether two accesses race.
 
-An *actor* is whoever has a program order: a CUDA thread, or the engine that does a bulk copy. A vector clock says for each
-actor up to which of its times others have come to know it. Two overlapping accesses, one of them a write, race unless
+An *actor* is whoever has a program order: a CUDA thread, or the engine that does a bulk copy. A vector clock says for
+each actor up to which of its times others have come to know it. Two overlapping accesses, one a write, race unless
 
-* causality orders them: program order, barriers, launches, and release patterns that synchronise with acquire patterns; or
+* causality orders them: program order, barriers, launches, and release patterns that synchronise with acquire patterns;
 * a strong read that causality orders before the second access observed the first, a strong write; or
 * they are morally strong: both strong, of equal address and size, each one's scope including the other's actor.
 
@@ -26,17 +26,17 @@ KEY_BITS = 32
 class Actor:
     """One thread of one launch, with its clocks: `time` is its own, `base` what it knows of everybody else.
 
-    `base` is never changed in place, so that actors can share it after a barrier; `known` is a memoryview of it, which is
-    faster to index. `proxy` is what bulk copies issued by it may rely on. `idx` is its place in the vectors.
+    `base` is never changed in place, so that actors can share it after a barrier; `known` is a memoryview of it, which
+    is faster to index. `proxy` is what bulk copies issued by it may rely on. `idx` is its place in the vectors.
     """
 
-    __slots__ = ("idx", "time", "base", "known", "proxy", "rank", "block", "tid", "launch", "start", "fences", "observed",
-                 "seen", "word", "engines", "issued", "committed", "read_waited", "first_base")
+    __slots__ = ("idx", "time", "base", "known", "proxy", "rank", "block", "tid", "launch", "start", "fences",
+                 "observed", "seen", "word", "engines", "issued", "committed", "read_waited")
 
     def __init__(self, idx, base, block, tid, word=None):
         self.idx, self.block, self.tid, self.word = idx, block, tid, word
         self.rank, self.launch = block.rank, block.launch
-        self.base = self.first_base = self.proxy = base
+        self.base = self.proxy = base
         self.known = memoryview(base)
         self.time = self.start = self.known[idx] + 1
         self.fences = {}            # scope -> (clock, proxy) at the last fence

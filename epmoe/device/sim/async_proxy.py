@@ -36,8 +36,11 @@ class AsyncProxy:
         return e
 
     def bulk(self, e, address, nbytes, write, word, frame, span):
-        """An engine touches nbytes: ordinary writes before must have passed a proxy fence, ordinary reads be ordered."""
-        known, fenced, me = memoryview(e.base), memoryview(e.proxy), e.idx
+        """An engine touches nbytes: ordinary writes before must have passed a proxy fence, ordinary reads be ordered.
+
+        What the issuer itself read before, it read before.
+        """
+        known, fenced, me, issuer = e.known, memoryview(e.proxy), e.idx, self.issuer(e)
         back = frame.f_back
         access = (e, e.time, 0, address, nbytes, write, word, frame.f_code, frame.f_lasti, back.f_code, back.f_lasti, 0)
         key = FULL << KEY_BITS | me << 1
@@ -48,11 +51,12 @@ class AsyncProxy:
             for old in cell[0].values():
                 i = old[0].idx
                 if i != me and fenced[i] < old[1] and not self.was_observed(old, e):
-                    self.race(old, self.at(access, granule), span, "proxy" if known[i] >= old[1] or i == self.issuer(e) else None)
+                    kind = "proxy" if known[i] >= old[1] or i == issuer else None
+                    self.race(old, self.at(access, granule), span, kind)
             if write:
                 for old in cell[1].values():
                     i = old[0].idx
-                    if i != me and known[i] < old[1] and i != self.issuer(e):
+                    if i != me and known[i] < old[1] and i != issuer:
                         self.race(old, self.at(access, granule), span)
                 self.forget(cell[0], FULL)
                 self.forget(cell[1], FULL)
@@ -67,7 +71,7 @@ class AsyncProxy:
         return access[:3] + (granule << 4, 16) + access[5:]
 
     def issuer(self, e):
-        """Place of the thread that issued the copy: what it read itself, it read before."""
+        """Place of the thread that issued the copy."""
         return self.places[e.launch.stream_index][0] + e.block.index * e.launch.threads + e.tid
 
     # ------------------------------------------------------------------ stores
@@ -117,19 +121,19 @@ class AsyncProxy:
 
     def touch_mbarrier(self, a, bar, word, frame, span):
         """An mbarrier is used: mbar_init must be ordered before (for copies: fenced to the async proxy too)."""
-        known = memoryview(a.proxy) if a.word else a.known
-        back = frame.f_back
-        access = (a, a.time, CTA, bar.address, 8, False, word, frame.f_code, frame.f_lasti, back.f_code, back.f_lasti, 0)
         cell = self.granules.get(bar.address >> 4)
         if cell is None:
             return
+        known, back = memoryview(a.proxy) if a.word else a.known, frame.f_back
+        access = (a, a.time, CTA, bar.address, 8, False, word, frame.f_code, frame.f_lasti,
+                  back.f_code, back.f_lasti, 0)
         mask = 0xFF << (bar.address & 15)
         for k, old in cell[0].items():
             if k >> KEY_BITS & mask:
                 i = old[0].idx
                 if i != a.idx and known[i] < old[1]:
-                    self.race(old, access, span, "proxy" if a.word and a.known[i] >= old[1] or a.word and i == self.issuer(a)
-                              else None)
+                    only_proxy = a.word and (a.known[i] >= old[1] or i == self.issuer(a))
+                    self.race(old, access, span, "proxy" if only_proxy else None)
 
     def arrives(self, a, bar, word, frame, span):
         """An arrival releases, at scope cta."""

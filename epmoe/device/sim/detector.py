@@ -1,10 +1,10 @@
 """The race detector: how synchronisation moves vector clocks, as in the PTX memory model.
 
-Each address of a strong operation keeps its release heads: (releasing actor, scope, clock). A strong store replaces them,
-an RMW that is morally strong with the previous write continues them. A relaxed store after a fence carries the fence's
-clock with the fence's scope. An acquire takes every head for which each scope includes the other actor; a relaxed load
-keeps them for a later fence. Barriers and syncwarp join clocks, shuffles and ballots do not; launches of a stream follow
-one another. A run begins and ends with the host waiting for everything, so nothing older is remembered.
+Each address of a strong operation keeps its release heads: (releasing actor, scope, clock). A strong store replaces
+them, an RMW that is morally strong with the previous write continues them. A relaxed store after a fence carries the
+fence's clock with the fence's scope. An acquire takes every head for which each scope includes the other actor; a
+relaxed load keeps them for a later fence. Barriers and syncwarp join clocks, shuffles and ballots do not; launches of a
+stream follow one another. A run begins and ends with the host waiting for everything, so nothing older is remembered.
 """
 import numpy as np
 
@@ -12,6 +12,7 @@ from .accesses import Accesses, Actor, Location, covers, morally_strong
 from .async_proxy import AsyncProxy, ENGINES_PER_WARP
 
 SCOPE_NAMES = ("weak", "cta", "gpu", "sys")
+APART = "scopes %s and %s do not include each other's thread"
 
 
 class Detector(AsyncProxy, Accesses):
@@ -96,20 +97,21 @@ class Detector(AsyncProxy, Accesses):
             self.strong_granules.setdefault(address >> 4, []).append(address)
         self.number += 1
         back = frame.f_back
-        access = (a, a.time, scope, address, n, write, word, frame.f_code, frame.f_lasti, back.f_code, back.f_lasti, self.number)
+        access = (a, a.time, scope, address, n, write, word, frame.f_code, frame.f_lasti,
+                  back.f_code, back.f_lasti, self.number)
         last, heads, chain = location.last, location.heads, False
         if self.stale and not write and len(location.history) > 1:
             last, heads, before = self.older(a, location)
         if read and last is not None:
             chain = bool(morally_strong(last, access))
-            if write or self.stale or a.seen.get(address) != location.version:     # a spin reads the same value many times
+            # a spin reads the same value many times
+            if write or self.stale or a.seen.get(address) != location.version:
                 a.seen[address] = location.version
                 if chain:
                     self.observe(a, location, access, acquire, scope, last, heads)
                 else:
-                    self.reject(last, access, "the write is a plain store" if not last[2] else
-                                "scopes %s and %s do not include each other's thread" % (SCOPE_NAMES[last[2]], SCOPE_NAMES[scope])
-                                if last[4] == n else "they differ in size")
+                    self.reject(last, access, "the write is a plain store" if not last[2] else "they differ in size"
+                                if last[4] != n else APART % (SCOPE_NAMES[last[2]], SCOPE_NAMES[scope]))
         self.check_strong(access, span)
         if write:
             self.publish(a, location, access, scope, release, chain, before, after)
@@ -150,7 +152,7 @@ class Detector(AsyncProxy, Accesses):
             else:
                 a.observed.append(head)
                 self.reject(head[3], access, "the read is relaxed" if not acquire else
-                            "scopes %s and %s do not include each other's thread" % (SCOPE_NAMES[head[1]], SCOPE_NAMES[scope]))
+                            APART % (SCOPE_NAMES[head[1]], SCOPE_NAMES[scope]))
 
     def reject(self, write, read, why):
         """Remember a pair that did not synchronise, for reports."""

@@ -20,11 +20,10 @@ def text(why, scheduler):
             lines.append("  rank %d block %d %s at %s: %s" % (rank, block, ranges(threads[key]), where, what))
         if len(table) > 24:
             lines.append("  ... and %d more places" % (len(table) - 24))
-    unstarted = [(b.launch, b.launch.to_start) for b in {id(t.block.launch): t.block for t in all_threads(scheduler)}.values()
-                 if b.launch.to_start]
-    for launch, blocks in unstarted:
-        lines.append("  rank %d: blocks %s of %s are not resident, they start when others end"
-                     % (launch.rank, ranges(blocks).partition(" ")[2], launch))
+    for launch in dict.fromkeys(t.block.launch for t in all_threads(scheduler)):
+        if launch.to_start:
+            lines.append("  rank %d: blocks %s of %s are not resident, they start when others end"
+                         % (launch.rank, ranges(launch.to_start).partition(" ")[2], launch))
     return "\n".join(lines)
 
 

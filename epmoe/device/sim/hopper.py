@@ -1,7 +1,7 @@
 """Hopper words: mbarriers, bulk copies between shared and global memory, programmatic launch.
 
-A bulk copy is done by nobody's thread: it is queued, and the scheduler performs it in two steps (read all, write all) at
-some later time, at the latest when somebody waits for it. So code that does not wait sees old bytes here as well.
+A bulk copy is done by nobody's thread: it is queued, and the scheduler performs it in two steps (read all, write all)
+at some later time, at the latest when somebody waits for it. So code that does not wait sees old bytes here as well.
 """
 import ctypes
 import sys
@@ -13,7 +13,6 @@ from epmoe_ref.errors import EPError
 from .ops import span_of, word
 from .scheduler import NOW
 from .shared import shared_span
-from .threads import call_chain
 from .warp import meet
 
 
@@ -44,8 +43,8 @@ class Copy:
     __slots__ = ("source", "target", "nbytes", "target_span", "mbarrier", "data", "done", "thread", "ticket")
 
     def __init__(self, thread, source, target, nbytes, target_span, mbarrier=None, ticket=None):
-        self.thread, self.source, self.target, self.nbytes, self.target_span = thread, source, target, nbytes, target_span
-        self.mbarrier, self.ticket = mbarrier, ticket
+        self.thread, self.source, self.target, self.nbytes = thread, source, target, nbytes
+        self.target_span, self.mbarrier, self.ticket = target_span, mbarrier, ticket
         self.data = None
         self.done = False
 
@@ -87,7 +86,7 @@ def _step():
 
 
 def _fault(t, text):
-    raise EPError("%s at %s: %s" % (t.name(), " < ".join(call_chain(sys._getframe(1))), text))
+    raise EPError("%s: %s" % (t.place(), text))
 
 
 def _mbarrier(t, address, name):
@@ -179,7 +178,7 @@ def bulk_load(shared_dst, src, nbytes, mbar):
 
 @word
 def bulk_store(dst, shared_src, nbytes):
-    """Copy nbytes (multiple of 16) from a shared-window address to global memory, in the thread's current bulk group."""
+    """Copy nbytes (multiple of 16) from a shared-window address to global memory, in the thread's open bulk group."""
     t = _step()
     nbytes = int(nbytes)
     _check_bulk(t, "bulk_store", nbytes)

@@ -1,4 +1,4 @@
-"""The text of a race: both accesses, the place in the layout's words, which ordering is missing, and what came closest."""
+"""The text of a race: both accesses, the place in the layout's words, the missing ordering, and what came closest."""
 
 WORD_OF_SCOPE = ("weak", "cta", "gpu", "sys")
 
@@ -23,7 +23,8 @@ def place_of(access):
 
 
 def who(actor):
-    name = "rank %d block %d warp %d lane %d of %s" % (actor.rank, actor.block.index, actor.tid >> 5, actor.tid & 31, actor.launch)
+    name = "rank %d block %d warp %d lane %d of %s" % (
+        actor.rank, actor.block.index, actor.tid >> 5, actor.tid & 31, actor.launch)
     return "the bulk copy issued by " + name if actor.word else name
 
 
@@ -46,14 +47,15 @@ def text(detector, first, second, span, kind):
 
 
 def with_host(access, span, write):
-    return "data race on %s\n%s\n  2. %s by the host while the launch was in flight: synchronize() is missing before it" % (
-        span.describe(access[3]), line(1, access), "write" if write else "read")
+    return ("data race on %s\n%s\n  2. %s by the host while the launch was in flight: synchronize() is missing before "
+            "it" % (span.describe(access[3]), line(1, access), "write" if write else "read"))
 
 
 def unfinished_store(actor):
-    return ("data race on shared memory of rank %d block %d\n  %s ended while its bulk stores may still read shared memory\n"
+    return ("data race on shared memory of rank %d block %d\n"
+            "  %s ended while its bulk stores may still read shared memory\n"
             "  bulk_commit and bulk_wait_read (or bulk_wait) are missing after the last bulk_store"
-            % (actor.rank, actor.block.index, who(actor)[:1].upper() + who(actor)[1:]))
+            % (actor.rank, actor.block.index, who(actor)))
 
 
 def same_warp(a, b):
@@ -64,46 +66,50 @@ def missing(first, second, kind):
     """Which ordering is missing, as far as the clocks tell."""
     u, t = first[0], second[0]
     if kind == "nc":
-        return ["load16_nc may return what was there when the launch began: the write came later, and is ordered before the load "
-                "only inside the kernel; use load16"]
+        return ["load16_nc may return what was there when the launch began: the write came later, and is ordered "
+                "before the load only inside the kernel; use load16"]
     if kind == "proxy":
-        return ["the write is ordered before the bulk copy was issued, but not for the async proxy: fence_proxy_async is missing "
-                "between the two"]
+        return ["the write is ordered before the bulk copy was issued, but not for the async proxy: fence_proxy_async "
+                "is missing between the two"]
     if u.word:
-        wait = {"bulk_load": "mbar_try_wait on its mbarrier", "bulk_store": "bulk_commit and bulk_wait" if first[5]
-                else "bulk_commit and bulk_wait_read"}[u.word]
-        return ["nobody has waited for the bulk copy before the second access: %s is missing, or its order to it" % wait]
+        wait = ("mbar_try_wait on its mbarrier" if u.word == "bulk_load" else
+                "bulk_commit and bulk_wait" if first[5] else "bulk_commit and bulk_wait_read")
+        return ["nobody has waited for the bulk copy before the second access: %s is missing, or its order to it"
+                % wait]
     if first[2] and second[2]:
         if first[3] != second[3] or first[4] != second[4]:
             return ["both are strong, but differ in address or size"]
         return ["both are strong, but the scopes %s and %s do not include each other's thread"
                 % (WORD_OF_SCOPE[first[2]], WORD_OF_SCOPE[second[2]])]
     if first[2] or second[2]:
-        return ["one of them is a plain access: a word that threads share while they run needs a strong load, store or atomic on "
-                "both sides, or an order between the two"]
+        return ["one of them is a plain access: a word that threads share while they run needs a strong load, store or "
+                "atomic on both sides, or an order between the two"]
     mates = t.block.actors
     if u.block is t.block:
         name = "syncwarp" if same_warp(u, t) else "syncthreads"
         return ["both are in one %s: a %s is missing between the two" % ("warp" if same_warp(u, t) else "block", name)]
     informed = next((v for v in mates if v is not t and v.known[u.idx] >= first[1]), None)
     if informed is not None:
-        return ["warp %d lane %d of the second access's block is ordered after the first access: a %s is missing on the second's side"
-                % (informed.tid >> 5, informed.tid & 31, "syncwarp" if same_warp(informed, t) else "syncthreads")]
+        return ["warp %d lane %d of the second access's block is ordered after the first access: a %s is missing on "
+                "the second's side" % (informed.tid >> 5, informed.tid & 31,
+                                   "syncwarp" if same_warp(informed, t) else "syncthreads")]
     known = t.known
-    for near, what in (
-            (same_warp, "another lane of the first access's warp (lane %d): a syncwarp or syncthreads is missing before "
-                        "its release"),
-            (lambda v, w: v.block is w.block, "another warp of the first access's block (warp %d): a syncthreads is missing before "
-                                              "its release"),
-            (lambda v, w: v.block is not t.block, "another block of the first access's launch (block %d): no release and acquire lead from the first "
-                                "access's block to the second access")):
-        v = next((v for v in u.launch.actors if v is not u and v is not t and near(v, u) and known[v.idx] >= v.start), None)
-        if v is not None:
-            number = v.tid & 31 if near is same_warp else v.tid >> 5 if v.block is u.block else v.block.index
-            return ["the second access is ordered after " + what % number]
+    heard_of = [v for v in u.launch.actors if v is not u and v.block is not t.block and known[v.idx] >= v.start]
+    lane = next((v.tid & 31 for v in heard_of if same_warp(v, u)), None)
+    warp = next((v.tid >> 5 for v in heard_of if v.block is u.block), None)
+    block = next((v.block.index for v in heard_of), None)
+    if lane is not None:
+        return ["the second access is ordered after another lane of the first access's warp (lane %d): a syncwarp or "
+                "syncthreads is missing before its release" % lane]
+    if warp is not None:
+        return ["the second access is ordered after another warp of the first access's block (warp %d): a syncthreads "
+                "is missing before its release" % warp]
+    if block is not None:
+        return ["the second access is ordered after another block of the first access's launch (block %d): no release "
+                "and acquire lead from the first access's block to the second access" % block]
     if known[u.idx] >= u.start:
-        return ["the second access is ordered after earlier operations of the first access's thread, but not after this one: the "
-                "release comes before it"]
+        return ["the second access is ordered after earlier operations of the first access's thread, but not after "
+                "this one: the release comes before it"]
     return ["the second access's thread has acquired nothing from the first one's launch"]
 
 

@@ -31,7 +31,7 @@ class Run:
         self.blocks = []
         self.room = {}                                              # rank -> warps that its processors still hold
         self.active = []                                            # launches that have blocks to start
-        self.keep = []                                              # shared memory of ended blocks: addresses stay unique
+        self.keep = []              # shared memory of ended blocks: addresses stay unique
         self.random = machine.random
 
     def go(self):

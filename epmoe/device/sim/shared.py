@@ -7,7 +7,6 @@ from greenlet import getcurrent
 from .memory import VIEW, WIDTH, out_of_bounds
 from .ops import MASK32, SCOPES, WRAP, read4, word, write4
 from .scheduler import NOW
-from .threads import call_chain
 
 int32, uint32, uint64, float32, uint8 = (np.dtype(n) for n in "int32 uint32 uint64 float32 uint8".split())
 VIEWS = {int32: "i32", uint32: "u32", uint64: "u64", float32: "f32", uint8: "u8"}
@@ -39,12 +38,11 @@ class SharedArray:
                 k = k * n + i
                 inside = inside and 0 <= i < n
         if not inside:
-            t = getcurrent()
-            raise out_of_bounds("index %s" % (index,), "%s at %s" % (t.name(), " < ".join(call_chain(sys._getframe()))),
+            raise out_of_bounds("index %s" % (index,), getcurrent().place(),
                                 "%s has shape %s" % (self.span.name, shape))
         if NOW.detector is not None:
-            NOW.detector.plain(getcurrent().actor, self.span.low + k * self.item, self.item, write, name, sys._getframe(2),
-                               self.span)
+            NOW.detector.plain(getcurrent().actor, self.span.low + k * self.item, self.item, write, name,
+                               sys._getframe(2), self.span)
         return k
 
     def __getitem__(self, index):
@@ -57,7 +55,7 @@ class SharedArray:
 
 @word
 def shared_array(shape, dtype):
-    """A static array of the block; shape (int or tuple) is a constant, dtype int32, uint32, uint64, float32 or uint8."""
+    """A static array of the block. shape (int or tuple) is a constant; dtype int32, uint32, uint64, float32 or uint8."""
     block = getcurrent().block
     frame = sys._getframe(1)
     site = (frame.f_code, frame.f_lasti)
@@ -93,8 +91,7 @@ def shared_add_i32(array, i, v):
     if NOW.fuel < 0:
         NOW.preempt()
     if not 0 <= i < array.size:
-        t = getcurrent()
-        raise out_of_bounds("shared_add_i32 at index %d" % i, "%s at %s" % (t.name(), " < ".join(call_chain(sys._getframe()))),
+        raise out_of_bounds("shared_add_i32 at index %d" % i, getcurrent().place(),
                             "%s has %d elements" % (array.span.name, array.size))
     old = array.view[i]
     new = array.wrap(old + v)
@@ -106,12 +103,12 @@ def shared_add_i32(array, i, v):
 
 
 def shared_span(window_address, nbytes, name, alignment=None):
-    """(real address, span) of bytes at a shared-window address of the current block, or an error that names the line."""
+    """(real address, span) of bytes at a shared-window address of the current block; an error that names the line."""
     t = getcurrent()
     found = t.block.locate(window_address, nbytes)
     if found is None or window_address % (alignment or nbytes):
         pieces = ", ".join("%d to %d: %s" % (w, w + s.high - s.low, s.name) for w, s in t.block.spans) or "none"
-        raise out_of_bounds("%s (%d bytes)" % (name, nbytes), "%s at %s" % (t.name(), " < ".join(call_chain(sys._getframe()))),
+        raise out_of_bounds("%s (%d bytes)" % (name, nbytes), t.place(),
                             "shared address %d is not %d-byte aligned inside one piece of shared memory (%s)"
                             % (window_address, alignment or nbytes, pieces))
     return found

@@ -46,7 +46,7 @@ class Launch:
 class Block:
     """A running block: its barrier, its shared memory, its warps."""
 
-    __slots__ = ("launch", "index", "speed", "live", "arrived", "votes", "shared", "spans", "shared_top", "dynamic", "warps",
+    __slots__ = ("launch", "index", "speed", "live", "arrived", "votes", "shared", "spans", "shared_top", "warps",
                  "threads", "rank", "mbarriers", "actors",
                  "ready", "active")
 
@@ -58,10 +58,9 @@ class Block:
         self.shared = {}            # call site -> SharedArray
         self.spans = []             # (first window address, span): every piece of shared memory
         self.mbarriers = {}         # real address -> Mbarrier
-        self.dynamic = None
         self.shared_top = SHARED_WINDOW + launch.shared_bytes
         if launch.shared_bytes:
-            self.dynamic = self.new_span(launch.shared_bytes, "dynamic shared memory", SHARED_WINDOW)
+            self.new_span(launch.shared_bytes, "dynamic shared memory", SHARED_WINDOW)
         n_warps = (launch.threads + 31) // 32
         self.threads = []
         self.ready, self.active = NOW.new_ready_list(), False
@@ -70,7 +69,8 @@ class Block:
     def new_span(self, nbytes, name, window, regions=None):
         data = aligned_bytes(max(nbytes, 16), 128)
         data[:] = POISON
-        span = Span(data.ctypes.data, nbytes, "%s of block %d" % (name, self.index), self.rank, keep=data, regions=regions)
+        name = "%s of block %d" % (name, self.index)
+        span = Span(data.ctypes.data, nbytes, name, self.rank, keep=data, regions=regions)
         self.spans.append((window, span))
         return span
 
@@ -121,7 +121,7 @@ class SimThread(greenlet.greenlet):
         self.open_copies, self.copies = [], []      # its bulk stores: before and after bulk_commit
 
     def _main(self):
-        self.parent.switch()            # begun by the hub, so that all greenlets have its stack depth, not their maker's
+        self.parent.switch()        # begun by the hub, so that all greenlets have its stack depth, not their maker's
         while True:
             NOW.mark = NOW.fuel
             launch = self.launch
@@ -144,7 +144,12 @@ class SimThread(greenlet.greenlet):
         return call_chain(frame)
 
     def name(self):
-        return "rank %d block %d warp %d lane %d of %s" % (self.rank, self.block.index, self.tid >> 5, self.lane, self.launch)
+        return "rank %d block %d warp %d lane %d of %s" % (
+            self.rank, self.block.index, self.tid >> 5, self.lane, self.launch)
+
+    def place(self):
+        """Who and where: "rank 0 block 1 warp 0 lane 3 of dispatch #2 at copy.py:12 < dispatch.py:88"."""
+        return "%s at %s" % (self.name(), " < ".join(self.where()))
 
 
 def fill_pool(n):

@@ -1,5 +1,4 @@
 """Barriers of a block, and the operations that the lanes of a warp do together."""
-import sys
 from itertools import accumulate
 
 from greenlet import getcurrent
@@ -8,7 +7,6 @@ from epmoe_ref.errors import EPError
 
 from ..arithmetic import max_f32
 from .scheduler import NOW
-from .threads import call_chain
 
 MASK32 = 0xFFFFFFFF
 
@@ -100,9 +98,9 @@ def release_warp(warp):
 
 def mismatch(t, kind):
     other = t.warp.waiting[0]
-    raise EPError("warp operations do not match: %s is at %s (%s) while lane %d waits at %s (%s); all lanes of a warp must "
-                  "reach the same one" % (t.name(), kind, " < ".join(call_chain(sys._getframe())), other.lane, t.warp.kind,
-                                          " < ".join(other.where())))
+    raise EPError("warp operations do not match: %s is at %s (%s) while lane %d waits at %s (%s); all lanes of a warp "
+                  "must reach the same one" % (t.name(), kind, " < ".join(t.where()), other.lane, t.warp.kind,
+                                               " < ".join(other.where())))
 
 
 def syncwarp():

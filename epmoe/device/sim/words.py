@@ -1,11 +1,10 @@
 """Every word of the device layer, as the simulator does it: name -> function."""
+from .. import names
 from . import hopper, shared, warp
 from .ops import OPS, word
 
-for _f in (warp.syncthreads, warp.syncthreads_or, warp.syncthreads_count, warp.syncwarp, warp.shfl_idx, warp.shfl_xor,
-           warp.shfl_up, warp.shfl_down, warp.ballot, warp.match_any, warp.any_lane, warp.all_lanes, warp.warp_broadcast_i32,
-           warp.warp_broadcast_u64, warp.warp_sum_i32, warp.warp_inclusive_sum_i32, warp.warp_max_f32):
-    word(_f)
+for _name in names.BLOCK.split() + names.WARP.split():
+    word(getattr(warp, _name))
 
 WORDS = dict(OPS)
 DTYPES = {n: getattr(shared, n) for n in ("int32", "uint32", "uint64", "float32", "uint8")}
