@@ -19,6 +19,7 @@ _HOME = {
     "OutOfBoundsError": "epmoe_ref.errors",
     "RaceError": "epmoe_ref.errors",
     "LocalWorld": "epmoe.worlds.local",
+    "MPIWorld": "epmoe.worlds.mpi",
     "ExpertParallel": "epmoe.expert_parallel",
     "Dispatched": "epmoe.dispatched",
     "DeviceArray": "epmoe.arrays",

@@ -24,16 +24,23 @@ class Engine:
         self.placing = Placing(self.machine, world.stream_of)
         self._kernels = kernels or standard_kernels
         self._calls = {}
-        self._memory = world.allocate(layout.total_bytes(cfg), "epmoe", layout.named_words(cfg))
+        world.agree(cfg, timeout)
+        self._memory = world.allocate(layout.total_bytes(cfg), "epmoe", layout.named_words(cfg), timeout)
         self.ranks = [RankMemory(cfg, self.machine, rank, self._memory) for rank in world.ranks]
-        self.initialise()
+        self._initialise("start", timeout)
 
-    def initialise(self):
-        """All regions as before the first round; collective."""
-        self.world.barrier()
+    def reset(self):
+        """Everything as before the first round; collective."""
+        # A slower rank comes after its own timeout, which may have begun when this rank's ended.
+        self._initialise("reset", 2 * self.timeout)
+        self.rounds.reset()
+
+    def _initialise(self, occasion, timeout):
+        self.machine.synchronize()
+        self.world.barrier(occasion, timeout)       # no kernel of any rank runs any more
         for r in self.ranks:
             r.initialise()
-        self.world.barrier()
+        self.world.barrier(occasion, timeout)
 
     def call(self, factory, **options):
         """The KernelCall of a factory of epmoe.kernels with these compile-time options, made once."""
@@ -91,15 +98,20 @@ class Engine:
 
     def close(self, collective):
         """Free everything; collective, and raises what kernels recorded, unless an error came before."""
+        together = False
         try:
             if collective and self.rounds.failure is None:
-                self.check()
-                self.world.barrier()
+                try:
+                    self.check()
+                finally:
+                    if self.rounds.failure is None:     # bad ids on this rank are no reason to let the others wait
+                        self.world.barrier("leaving", self.timeout)
+                        together = True
             self.machine.synchronize()
         finally:
-            self._free()
+            self._free(together)
 
-    def _free(self):
+    def _free(self, together):
         self.rounds.close()
         for call in self._calls.values():
             call.close()
@@ -107,4 +119,4 @@ class Engine:
             for pool in r.pools():
                 pool.close()
         self.placing.close()
-        self._memory.free()
+        self._memory.free(together, self.timeout)

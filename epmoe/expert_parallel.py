@@ -131,10 +131,8 @@ class ExpertParallel:
         """Put all counters, flags and the order of calls back to the beginning. Collective: every rank must call it."""
         if self._rounds.state == "closed":
             raise EPStateError("reset: this ExpertParallel is closed: make a new one")
-        self._engine.machine.synchronize()
-        self._engine.initialise()
+        self._engine.reset()
         self._sent = self._returned = None
-        self._rounds.reset()
 
     @staticmethod
     def plan(cfg):

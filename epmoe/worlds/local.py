@@ -38,12 +38,15 @@ class LocalWorld:
     def __repr__(self):
         return f"LocalWorld({self.n_ranks}) on {self.machine.describe()}"
 
-    def allocate(self, nbytes, name, regions) -> SymmetricMemory:
+    def agree(self, cfg, timeout):
+        """All ranks have the same configuration: they have one."""
+
+    def allocate(self, nbytes, name, regions, timeout) -> SymmetricMemory:
         """nbytes for every rank; each rank reaches all others' memory."""
         buffers = {rank: self.machine.alloc(nbytes, name, rank, regions=regions) for rank in self.ranks}
         return SymmetricMemory(buffers, [buffers[rank].address for rank in self.ranks])
 
-    def barrier(self):
+    def barrier(self, occasion, timeout):
         """All ranks have come here: in one process they have."""
 
     def stream_of(self, rank):

@@ -9,6 +9,7 @@ from epmoe_ref.errors import EPValueError
 
 from .detector import Detector
 from .memory import MEMORY, POISON, Span, aligned_bytes
+from .real_time import RealTime
 from .run import SHARED_PER_BLOCK, Run, resident_blocks
 from .threads import Launch
 
@@ -130,7 +131,7 @@ class SimMachine:
         self.count = 0                  # launches so far
         self.steps = 0                  # operations so far
         self.elapsed_ns = 0
-        self.real_time = None
+        self.real_time = None if rank is None else RealTime()       # other processes wait for this one, and it for them
         self._adopted = {}
 
     def describe(self):

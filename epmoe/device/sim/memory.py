@@ -27,13 +27,15 @@ class Span:
     """A run of bytes that kernels may touch, with views of every width for fast access by index.
 
     `low <= address < high`. The views start at `origin`, the next multiple of 16 at or below low, so that
-    (address - origin) divided by a size is an index for every aligned address.
+    (address - origin) divided by a size is an index for every aligned address. Strong operations use `strong`, which are
+    the same views, except in memory that other processes write too (`shared`): there they are the CPU's atomics.
     """
 
     __slots__ = ("low", "high", "origin", "name", "rank", "readonly", "regions", "users", "keep", "host_accesses",
-                 "bytes", "views")
+                 "bytes", "views", "strong", "shared")
 
-    def __init__(self, address, nbytes, name, rank, *, readonly=False, regions=None, keep=None):
+    def __init__(self, address, nbytes, name, rank, *, readonly=False, regions=None, keep=None,
+                 shared=False):
         self.low, self.high, self.name, self.rank, self.readonly = address, address + nbytes, name, rank, readonly
         self.regions = sorted((Region(*r) for r in regions), key=lambda r: r.offset) if regions else []
         self.users, self.keep = 1, keep
@@ -43,6 +45,10 @@ class Span:
         self.bytes = np.frombuffer((ctypes.c_uint8 * length).from_address(self.origin), np.uint8) if address else np.empty(16, np.uint8)
         view = memoryview(self.bytes)
         self.views = (view, view.cast("H"), view.cast("i"), view.cast("I"), view.cast("Q"), self.bytes.view(np.float32))
+        self.strong, self.shared = self.views, shared
+        if shared:
+            from .cpu_atomics import AtomicView
+            self.strong = tuple(AtomicView(self.origin, t) if t in ("i32", "u32", "u64") else None for t in VIEW)
 
     def owner(self):
         return "" if self.rank is None else " of rank %d" % self.rank

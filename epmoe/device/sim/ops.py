@@ -164,7 +164,7 @@ def _strong_load(order, scope, ty):
         if address + n > span.high or address & (n - 1):
             span = span_of(address, n, name)
         t = getcurrent()
-        value = newest = span.views[view][address - span.origin >> shift]
+        value = newest = span.strong[view][address - span.origin >> shift]
         if NOW.detector is not None:
             value = NOW.detector.strong(t.actor, address, n, True, False, number, acquire, False, name, sys._getframe(1),
                                         span, newest, None)
@@ -195,7 +195,7 @@ def _strong_store(order, scope, ty):
         if address + n > span.high or address & (n - 1) or span.readonly:
             span = span_of(address, n, name, write=True)
         v = wrap(v)
-        view_, k = span.views[view], address - span.origin >> shift
+        view_, k = span.strong[view], address - span.origin >> shift
         if NOW.detector is not None:
             NOW.detector.strong(getcurrent().actor, address, n, False, True, number, False, release, name, sys._getframe(1),
                                 span, view_[k], v)
@@ -217,13 +217,17 @@ def _rmw(name, order, scope, ty, change, returns=True, operands=1, doc=None):
         span = SPANS[bisect_right(STARTS, address) - 1]
         if address + n > span.high or address & (n - 1) or span.readonly:
             span = span_of(address, n, name, write=True)
-        view_, k = span.views[view], address - span.origin >> shift
-        old = view_[k]
-        new = wrap(change(old, *v))
+        view_, k = span.strong[view], address - span.origin >> shift
+        if span.shared:
+            old, new = view_.update(k, lambda old: wrap(change(old, *v)))
+        else:
+            old = view_[k]
+            new = wrap(change(old, *v))
         if NOW.detector is not None:
             NOW.detector.strong(getcurrent().actor, address, n, True, True, number, acquire, release, name,
                                 sys._getframe(2), span, old, new)
-        view_[k] = new
+        if not span.shared:
+            view_[k] = new
         if new != old and address >> 4 in NOW.watchers:
             NOW.written(address >> 4)
         return old

@@ -211,7 +211,8 @@ class Scheduler:
                 self.looks = 0
             else:
                 self.hang("every thread waits")
-        if self.real_time:
+        if self.real_time:                      # another process may write what these wait for: no proof, only timeouts
+            self.quiet_since = self.steps
             self.real_time.let_others_run()
         for t in list(self.spinners):
             self.unpark(t)

@@ -1,0 +1,32 @@
+"""Time and waiting of a rank that is a process of its own: the real clock, and the processor left to the others."""
+import os
+import time
+
+SPINS = 20                  # looks with nothing but a yield between them, before the process sleeps between looks
+NAP_S = 0.0005
+BUSY_S = 0.005              # if this rank did something for so long since its last look, it spins again
+yield_processor = getattr(os, "sched_yield", lambda: time.sleep(0))        # macOS has no sched_yield
+
+
+class RealTime:
+    """The clock of the kernels, and what happens when every thread of this process waits for another process.
+
+    With more ranks than cores a rank that only spins keeps those from running for whom it waits.
+    """
+
+    def __init__(self):
+        self.looks, self.last = 0, 0.0
+
+    def __call__(self):
+        """Nanoseconds since some start."""
+        return time.monotonic_ns()
+
+    def let_others_run(self):
+        """Give the processor away for a moment."""
+        now = time.monotonic()
+        self.looks = self.looks + 1 if now - self.last < BUSY_S else 0
+        if self.looks < SPINS:
+            yield_processor()
+        else:
+            time.sleep(NAP_S)
+        self.last = time.monotonic()

@@ -1,0 +1,50 @@
+"""What ranks tell each other through MPI, with a timeout: every rank gives a value and gets those of all.
+
+MPI's own collectives wait for ever and do not say for whom. Here each rank sends its value to every other one and probes
+for theirs, so that a rank that stays away is named. There are few ranks, and this happens at the beginning and at the
+end, never in a round.
+"""
+
+import time
+
+from epmoe_ref.errors import PeerTimeout
+
+# One channel for each occasion (its MPI tag, in a range that programs seldom use): a rank that left one occasion after a
+# timeout and came to another one is not taken for being at the first.
+CHANNELS = ("meeting", "devices", "configuration", "allocation", "start", "reset", "leaving", "unmapping", "verdict")
+FIRST_TAG = 31200
+NAP_S = 0.0005
+YIELDS = 50
+
+
+class Exchange:
+    """Values of all ranks of an MPI communicator."""
+
+    def __init__(self, comm):
+        self.comm, self.rank, self.size = comm, comm.Get_rank(), comm.Get_size()
+        self._begun = {}        # channel -> {rank: value} of an exchange that timed out; the next one goes on with it
+        self._sends = []
+
+    def gather(self, channel, value, timeout):
+        """[the value of each rank]; collective. Raises PeerTimeout that names the ranks that did not come in time."""
+        tag = FIRST_TAG + CHANNELS.index(channel)
+        values = self._begun.pop(channel, None)
+        if values is None:
+            values = {self.rank: value}
+            self._sends = [s for s in self._sends if not s.Test()]
+            self._sends += [self.comm.isend(value, peer, tag) for peer in range(self.size) if peer != self.rank]
+        deadline, looks = time.monotonic() + timeout, 0
+        while True:
+            for peer in [p for p in range(self.size) if p not in values]:
+                message = self.comm.improbe(source=peer, tag=tag)
+                if message is not None:
+                    values[peer] = message.recv()
+            if len(values) == self.size:
+                return [values[rank] for rank in range(self.size)]
+            if time.monotonic() > deadline:
+                self._begun[channel] = values
+                missing = ", ".join(str(p) for p in range(self.size) if p not in values)
+                raise PeerTimeout(f"rank {self.rank}, {channel}: rank {missing} did not come; gave up after "
+                                  f"timeout={timeout:g} s")
+            looks += 1
+            time.sleep(0 if looks < YIELDS else NAP_S)

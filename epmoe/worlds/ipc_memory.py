@@ -1,0 +1,57 @@
+"""Symmetric memory of ranks that are processes with GPUs of one host: CUDA IPC handles, exchanged once."""
+
+import ctypes
+
+from cuda.bindings import driver as cu
+
+from epmoe.device.gpu_machine import check
+
+HANDLE_BYTES = 64
+GRANULE = 2 << 20   # bytes: an allocation of whole granules is no part of a block that other memory shares
+_abandoned = []     # memory of ranks that left after an error: peers may still write into it
+
+
+def gpu_count():
+    """GPUs that this process sees."""
+    check(cu.cuInit(0))
+    return check(cu.cuDeviceGetCount())
+
+
+def gpu_uuid(ordinal):
+    """16 bytes that name a GPU, whatever number CUDA_VISIBLE_DEVICES gives it in this process."""
+    return bytes(check(cu.cuDeviceGetUuid(ordinal)).bytes)
+
+
+class IpcMemory:
+    """This rank's allocation as a Buffer, everybody's mapped here; see SymmetricMemory."""
+
+    def __init__(self, world, nbytes, name, regions, timeout):
+        machine, rank = world.machine, world.rank
+        self._world = world
+        buffer = machine.alloc(-(-nbytes // GRANULE) * GRANULE, name, rank, regions=regions)
+        self.buffers = {rank: buffer}
+        handle = ctypes.string_at(check(cu.cuIpcGetMemHandle(buffer.address)).getPtr(), HANDLE_BYTES)
+        handles = world.exchange.gather("allocation", handle, timeout)
+        machine.activate()
+        self.addresses = [buffer.address if peer == rank else _opened(handle) for peer, handle in enumerate(handles)]
+
+    def free(self, together, timeout):
+        """Unmap the peers' memory, and free the own when all peers have unmapped it; after an error it stays."""
+        world = self._world
+        world.machine.activate()
+        for peer, address in enumerate(self.addresses):
+            if peer != world.rank and address:
+                check(cu.cuIpcCloseMemHandle(address))
+        if not together:
+            _abandoned.append(self.buffers)
+            return
+        world.barrier("unmapping", timeout)
+        for buffer in self.buffers.values():
+            buffer.free()
+
+
+def _opened(handle):
+    """Address at which this process reaches the memory behind a peer's handle."""
+    ipc = cu.CUipcMemHandle()
+    ctypes.memmove(ipc.getPtr(), handle, HANDLE_BYTES)
+    return int(check(cu.cuIpcOpenMemHandle(ipc, cu.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.value)))

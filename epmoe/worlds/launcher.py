@@ -1,0 +1,42 @@
+"""What the program that started this process says about it: under mpirun or srun, how many processes there are."""
+
+import os
+
+from epmoe_ref.errors import UnavailableError
+
+# Variables that hold the number of processes, by the launcher that sets them.
+SIZES = {
+    "OMPI_COMM_WORLD_SIZE": "Open MPI's mpirun",
+    "PMI_SIZE": "MPICH's mpirun, or srun --mpi=pmi2",
+    "MV2_COMM_WORLD_SIZE": "MVAPICH's mpirun",
+    "PALS_SIZE": "Cray's mpiexec",
+    "SLURM_STEP_NUM_TASKS": "srun",
+}
+# Variables that hold this process's number, where the launcher gives no size.
+RANKS = {"PMIX_RANK": "a PMIx launcher (srun --mpi=pmix)"}
+REMEDIES = ("start it with the mpirun of the MPI library that mpi4py uses (`python -m epmoe doctor` names both), with "
+            "`pip install 'epmoe[mpi]'` that is the mpirun beside this Python; under Slurm try srun --mpi=pmix or --mpi=pmi2")
+
+
+def launched_size(environ=os.environ):
+    """(number of processes, which launcher), or (None, None) for a process that no launcher started."""
+    for name, launcher in SIZES.items():
+        value = environ.get(name, "")
+        if value.isdigit():
+            return int(value), launcher
+    for name, launcher in RANKS.items():
+        value = environ.get(name, "")
+        if value.isdigit():
+            return int(value) + 1, launcher     # at least so many
+    return None, None
+
+
+def check_size(size, library, environ=os.environ):
+    """Raise if a launcher started several processes and each of them is an MPI world of its own.
+
+    That is what happens when mpirun belongs to another MPI library than the one that mpi4py loads.
+    """
+    launched, launcher = launched_size(environ)
+    if size == 1 and launched is not None and launched > 1:
+        raise UnavailableError(f"{launcher} started {launched} or more processes, but MPI in this process knows only "
+                               f"itself: its library is {library}, and the launcher belongs to another one. {REMEDIES}")

@@ -1,0 +1,112 @@
+"""MPIWorld: one rank a process, on one host; started by mpirun.
+
+With GPUs peers reach each other's memory through CUDA IPC; without, through MPI shared-memory windows, and each process
+runs the simulator for its own rank.
+"""
+
+import warnings
+from collections import Counter
+from contextlib import contextmanager
+
+from epmoe_ref.errors import EPValueError, UnavailableError
+
+from epmoe import device
+from epmoe.worlds import agreement, launcher
+from epmoe.worlds.cuda_stream import handle_of
+from epmoe.worlds.exchange import Exchange
+
+
+class MPIWorld:
+    """The ranks of an MPI communicator (default COMM_WORLD), all on one host; this process is one of them.
+
+    Arguments and results of an ExpertParallel are this rank's own arrays. Start programs with
+    `mpirun -n N python -m mpi4py program.py`: then a rank that raises ends all of them.
+
+    gpu: which GPU this rank takes, counted among those that CUDA_VISIBLE_DEVICES shows; default its number on the host.
+    stream: as in LocalWorld. timeout [s]: for all ranks to come here. simulation: seed of this rank's schedule.
+    """
+
+    lists = False
+
+    def __init__(self, comm=None, *, gpu=None, stream=None, timeout=60.0, **simulation):
+        MPI = _mpi()
+        launcher.check_size(MPI.COMM_WORLD.Get_size(), MPI.Get_library_version().split("\n")[0].strip("\0 "))
+        self.comm = MPI.COMM_WORLD if comm is None else comm
+        self.exchange = Exchange(self.comm)
+        self.rank, self.n_ranks = self.exchange.rank, self.exchange.size
+        self.ranks = range(self.rank, self.rank + 1)
+        agreement.same("simulator or GPU", self.exchange.gather("meeting", {"EPMOE_DEVICE": "sim" if device.SIM else "gpu"},
+                                                                timeout))
+        self.host = self.comm.Split_type(MPI.COMM_TYPE_SHARED)      # all are here, so nobody waits long
+        if self.host.Get_size() != self.n_ranks:
+            raise UnavailableError(f"{self.host.Get_size()} of {self.n_ranks} ranks are on the host of rank {self.rank}: an "
+                                   "MPIWorld is one host, whose processes can map each other's memory")
+        if device.SIM:
+            self._simulate(simulation)
+        else:
+            self._take_gpu(gpu, handle_of(stream), timeout)
+
+    def _simulate(self, simulation):
+        self.machine = device.machine(self.n_ranks, rank=self.rank, **simulation)
+        if self.machine.racecheck:
+            raise EPValueError("racecheck sees the accesses of one process only: use a LocalWorld, where all ranks are in it")
+        self._streams = {self.rank: self.machine.stream(self.rank)}
+        self.free_windows, self.n_windows = [], 0
+
+    def _take_gpu(self, gpu, stream, timeout):
+        from epmoe.worlds import ipc_memory
+
+        count = ipc_memory.gpu_count()
+        if gpu is not None and not 0 <= gpu < count:
+            raise EPValueError(f"gpu={gpu}: rank {self.rank} sees {count} GPUs, 0 to {count - 1} (CUDA_VISIBLE_DEVICES)")
+        self.machine = device.machine(self.n_ranks, rank=self.rank,
+                                      ordinal=self.host.Get_rank() % count if gpu is None else gpu)
+        self._streams = {self.rank: self.machine.stream(self.rank, handle=stream)}
+        taken = Counter(self.exchange.gather("devices", ipc_memory.gpu_uuid(self.machine.ordinal), timeout))
+        if self.rank == 0 and len(taken) < self.n_ranks:
+            warnings.warn(f"{self.n_ranks} ranks share {len(taken)} GPUs: processes on one GPU take turns, so every wait for "
+                          "each other costs milliseconds", RuntimeWarning, stacklevel=3)
+
+    def __repr__(self):
+        return f"MPIWorld rank {self.rank} of {self.n_ranks} on {self.machine.describe()}"
+
+    def agree(self, cfg, timeout):
+        """Raise, on every rank, unless all ranks gave the same configuration; collective."""
+        agreement.same("EPConfig", self.exchange.gather("configuration", agreement.fields_of(cfg), timeout))
+
+    def allocate(self, nbytes, name, regions, timeout):
+        """nbytes for this rank, and the addresses at which it reaches all others' memory; collective."""
+        if device.SIM:
+            from epmoe.worlds.window_memory import WindowMemory as Memory
+        else:
+            from epmoe.worlds.ipc_memory import IpcMemory as Memory
+        return Memory(self, nbytes, name, regions, timeout)
+
+    def barrier(self, occasion, timeout):
+        """Returns when all ranks have come; PeerTimeout names those that did not."""
+        self.exchange.gather(occasion, None, timeout)
+
+    def stream_of(self, rank):
+        """The stream that this rank's work is ordered by."""
+        return self._streams[rank]
+
+    def share(self, launch):
+        """The LaunchConfig of the fused kernel: the rank has a device for itself, or takes turns on all of it."""
+        return launch
+
+    @contextmanager
+    def launching(self, fused):
+        """Context of the launches of one call; gives {rank: stream}."""
+        if device.SIM:
+            with self.machine.hold():
+                yield self._streams
+        else:
+            yield self._streams
+
+
+def _mpi():
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        raise UnavailableError(f"MPI cannot be used ({error}): pip install 'epmoe[mpi]', or load your cluster's MPI module") from error
+    return MPI

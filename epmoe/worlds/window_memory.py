@@ -1,0 +1,57 @@
+"""Symmetric memory of ranks that are simulated in processes of one host: MPI shared-memory windows."""
+
+from typing import NamedTuple
+
+from epmoe.device.sim.window import WindowBuffer, add_window, remove_window
+
+ALIGNMENT = 256     # bytes
+
+
+class Window(NamedTuple):
+    """An MPI window with a segment for each rank; `number` counts the windows of a world, alike on all ranks."""
+
+    number: int
+    nbytes: int
+    mpi: object
+    addresses: list     # of every rank's segment, in this process
+
+
+class WindowMemory:
+    """This rank's part as a Buffer, everybody's addresses in this process; see SymmetricMemory."""
+
+    def __init__(self, world, nbytes, name, regions, timeout):
+        self._world, rank = world, world.rank
+        self._window = _window(world, nbytes, timeout)
+        self.addresses, keep = self._window.addresses, self._window.mpi
+        self.buffers = {rank: WindowBuffer(world.machine, self.addresses[rank], nbytes, name, rank, regions, keep)}
+        self._spans = [add_window(address, nbytes, name, peer, regions, keep)
+                       for peer, address in enumerate(self.addresses) if peer != rank]
+
+    def free(self, together, timeout):
+        """Keep the window for the next allocation, or after an error, when peers may still write to it, for nothing.
+
+        To give it back to MPI is collective and may wait for ever, so that happens when the process ends.
+        """
+        for buffer in self.buffers.values():
+            buffer.free()
+        for span in self._spans:
+            remove_window(span)
+        if together:
+            self._world.free_windows.append(self._window)
+
+
+def _window(world, nbytes, timeout):
+    """A free window that is large enough, if all ranks have the same one, else a new one; collective."""
+    known = next((w for w in world.free_windows if w.nbytes >= nbytes), None)
+    numbers = world.exchange.gather("allocation", known and known.number, timeout)
+    if known is not None and numbers == [known.number] * world.n_ranks:
+        world.free_windows.remove(known)
+        return known
+    from mpi4py import MPI
+
+    world.n_windows += 1
+    mpi = MPI.Win.Allocate_shared(nbytes + ALIGNMENT, 1, comm=world.host)    # all ranks are here
+    segments = [mpi.Shared_query(peer)[0].address for peer in range(world.n_ranks)]
+    # A segment may lie at different addresses in different processes: where it is aligned, its owner says.
+    offsets = world.exchange.gather("allocation", -segments[world.rank] % ALIGNMENT, timeout)
+    return Window(world.n_windows, nbytes, mpi, [segment + offset for segment, offset in zip(segments, offsets)])
