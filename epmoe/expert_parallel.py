@@ -107,7 +107,8 @@ class ExpertParallel:
         d: what the open dispatch returned, whole, trimmed() or numpy().
         router_weights: float32 (num_tokens, top_k), or a function (token, k, *router_weights_args) -> float32; None
         leaves the rows unreduced. epilogue: a function (token, col, value, *epilogue_args) -> value, applied to the sum
-        rounded to the output type. Arguments of functions: numbers, or arrays of float32, int32, bf16 with 1 or 2 axes.
+        rounded to the output type. Arguments of functions: numbers, or arrays of float32 or int32 with 1
+        or 2 axes (in host memory also bf16 and fp16, which are read as float32).
         Returns combine_dtype (num_tokens, hidden), or (num_tokens, top_k, hidden) without router weights, in which
         slots of -1 are zero; out: the caller's array of that shape.
         """

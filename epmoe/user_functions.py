@@ -8,7 +8,8 @@ from epmoe_ref.errors import EPValueError
 from epmoe.arrays import view
 from epmoe.kernels import ArrayArg, ScalarArg
 
-_ARRAY_DTYPES = ("float32", "int32", "bfloat16")
+_ARRAY_DTYPES = ("float32", "int32")
+_WIDENED = ("bfloat16", "float16")      # exact as float32, so an array in host memory is placed as that
 
 
 def check_signature(function, what, parameters, args):
@@ -42,7 +43,9 @@ def argument(value, what, place):
     if isinstance(value, (float, np.floating)):
         return ScalarArg(float(value), "float32")
     array = view(value, what)
+    if array.dtype.name in _WIDENED and array.host is not None and len(array.shape) in (1, 2):
+        array = view(array.host.astype(np.float32), what)
     if array.dtype.name not in _ARRAY_DTYPES or len(array.shape) not in (1, 2):
         raise EPValueError(f"{what} is {array.dtype} {array.shape}; numbers, and arrays of one or two axes of "
-                           f"{', '.join(_ARRAY_DTYPES)} can be given to a function")
+                           f"{', '.join(_ARRAY_DTYPES)} can be given to a function; convert it, for instance by .float()")
     return ArrayArg(place(array), array.shape, array.dtype.name)

@@ -40,7 +40,7 @@ class ScalarArg(NamedTuple):
 class ArrayArg(NamedTuple):
     """A C-contiguous array given to a user's function: address, shape of one or two axes, dtype.
 
-    dtype is "float32", "int32" or "bfloat16" (read as float32).
+    dtype is "float32" or "int32".
     """
 
     address: int
