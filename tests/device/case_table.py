@@ -1,7 +1,7 @@
 """One table for all words of the device layer: a small kernel for each, what it must leave in memory, and its PTX.
 
-A kernel finds its inputs at `params` and writes its results at `params + OUT`. Expected values come from Python integers
-and from NumPy and ml_dtypes, not from the device layer. The cases stand in the modules cases_*.
+A kernel finds its inputs at `params` and writes its results at `params + OUT`. Expected values come from Python
+integers and from NumPy and ml_dtypes, not from the device layer. The cases stand in the modules cases_*.
 """
 from dataclasses import dataclass
 

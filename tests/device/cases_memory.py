@@ -34,11 +34,13 @@ def writes_16(op):
     @kernel()
     def writes(params, num_tokens, my_rank):
         if thread_idx() == 0:
-            op(params + u64(OUT), load_u32(params), load_u32(params + u64(4)), load_u32(params + u64(8)), load_u32(params + u64(12)))
+            op(params + u64(OUT), load_u32(params), load_u32(params + u64(4)), load_u32(params + u64(8)),
+               load_u32(params + u64(12)))
     return writes
 
 
-SAMPLE = {"u8": [7, 0xFE], "u16": [7, 0xFFFE], "i32": [5, -123456789], "u32": [5, 0xFEDCBA98], "u64": [5, 0xFEDCBA9876543210],
+SAMPLE = {"u8": [7, 0xFE], "u16": [7, 0xFFFE], "i32": [5, -123456789], "u32": [5, 0xFEDCBA98],
+          "u64": [5, 0xFEDCBA9876543210],
           "f32": [1.5, -3.25e-41]}
 WIDE = {"u8": "u32", "u16": "u32"}
 for _ty in DTYPE:
@@ -50,10 +52,12 @@ for _ty in DTYPE:
     case("store_" + _ty, r"st\.global\.%s " % PTX[_ty], writes_one(word("store_" + _ty), at_types(_ty)[0]), _in,
          np.array([SAMPLE[_ty][1]], DTYPE[_ty]))
 FOUR = np.array([1, 0x80000000, 0xFFFFFFFF, 0x12345678], np.uint32)
-for _name, _text in {"load16": r"ld\.global\.v4\.u32", "load16_nc": r"ld\.global\.nc\.L1::no_allocate\.L2::256B\.v4\.u32",
+for _name, _text in {"load16": r"ld\.global\.v4\.u32",
+                     "load16_nc": r"ld\.global\.nc\.L1::no_allocate\.L2::256B\.v4\.u32",
                      "load16_stream": r"ld\.global\.L1::no_allocate\.v4\.u32"}.items():
     case(_name, _text, reads_16(word(_name)), np.concatenate([np.zeros(4, np.uint32), FOUR]), FOUR)
-for _name, _text in {"store16": r"st\.global\.v4\.u32", "store16_stream": r"st\.global\.L1::no_allocate\.v4\.u32"}.items():
+for _name, _text in {"store16": r"st\.global\.v4\.u32",
+                     "store16_stream": r"st\.global\.L1::no_allocate\.v4\.u32"}.items():
     case(_name, _text, writes_16(word(_name)), FOUR, FOUR)
 
 
@@ -80,8 +84,9 @@ def swaps_twice(op, load, store):
     @kernel()
     def swaps(params, num_tokens, my_rank):
         if thread_idx() == 0:
-            store(params + u64(OUT), op(params, load(params + u64(8)), load(params + u64(16))))         # not expected: stays
-            store(params + u64(OUT + 8), op(params, load(params + u64(24)), load(params + u64(16))))    # expected: changes
+            new = load(params + u64(16))
+            store(params + u64(OUT), op(params, load(params + u64(8)), new))            # not expected: stays
+            store(params + u64(OUT + 8), op(params, load(params + u64(24)), new))       # expected: changes
     return swaps
 
 
@@ -104,22 +109,27 @@ for _ty in ("i32", "u32", "u64"):
     for _scope in SCOPES:
         for _order in ("relaxed", "acquire"):
             _name = "ld_%s_%s_%s" % (_order, _scope, _ty)
-            case(_name, r"ld\.%s\.%s\.global\.%s " % (_order, _scope, PTX[_ty]), reads_one(word(_name), _store), words_of(_ty, _b, _a),
+            case(_name, r"ld\.%s\.%s\.global\.%s " % (_order, _scope, PTX[_ty]), reads_one(word(_name), _store),
+                 words_of(_ty, _b, _a),
                  np.array([_a], _dtype))
         for _order in ("relaxed", "release"):
             _name = "st_%s_%s_%s" % (_order, _scope, _ty)
-            case(_name, r"st\.%s\.%s\.global\.%s " % (_order, _scope, PTX[_ty]), writes_one(word(_name), _load), words_of(_ty, _b, _a),
+            case(_name, r"st\.%s\.%s\.global\.%s " % (_order, _scope, PTX[_ty]), writes_one(word(_name), _load),
+                 words_of(_ty, _b, _a),
                  np.array([_a], _dtype))
             _name = "red_add_%s_%s_%s" % (_order, _scope, _ty)
-            case(_name, r"red\.%s\.%s\.global\.add\.%s " % (_order, _scope, PTX[_ty]), adds_one(word(_name), _load, _store),
+            case(_name, r"red\.%s\.%s\.global\.add\.%s " % (_order, _scope, PTX[_ty]),
+                 adds_one(word(_name), _load, _store),
                  words_of(_ty, _a, _b), np.array([_sum], _dtype))
         for _order in ("relaxed", "acquire", "release", "acq_rel"):
             _name = "atomic_add_%s_%s_%s" % (_order, _scope, _ty)
-            case(_name, r"atom\.%s\.%s\.global\.add\.%s " % (_order, _scope, PTX[_ty]), changes_one(word(_name), _load, _store),
+            case(_name, r"atom\.%s\.%s\.global\.add\.%s " % (_order, _scope, PTX[_ty]),
+                 changes_one(word(_name), _load, _store),
                  words_of(_ty, _a, _b), np.array([_a], _dtype), left=words_of(_ty, _sum, _b))
     for _scope in ("gpu", "sys"):
         _name = "atomic_max_relaxed_%s_%s" % (_scope, _ty)
-        case(_name, r"atom\.relaxed\.%s\.global\.max\.%s " % (_scope, PTX[_ty]), changes_one(word(_name), _load, _store),
+        case(_name, r"atom\.relaxed\.%s\.global\.max\.%s " % (_scope, PTX[_ty]),
+             changes_one(word(_name), _load, _store),
              words_of(_ty, _a, _b), np.array([_a], _dtype), left=words_of(_ty, max(_a, _b), _b))
 for _scope in ("gpu", "sys"):
     case("atomic_or_relaxed_%s_u32" % _scope, r"atom\.relaxed\.%s\.global\.or\.b32 " % _scope,
@@ -130,7 +140,8 @@ for _scope in ("gpu", "sys"):
             _load, _store = at_types(_ty)
             _name = "atomic_cas_%s_%s_%s" % (_order, _scope, _ty)
             _a = FIRST[_ty]
-            case(_name, r"atom\.%s\.%s\.global\.cas\.%s " % (_order, _scope, _bits), swaps_twice(word(_name), _load, _store),
+            case(_name, r"atom\.%s\.%s\.global\.cas\.%s " % (_order, _scope, _bits),
+                 swaps_twice(word(_name), _load, _store),
                  words_of(_ty, _a, 3, 9, _a), words_of(_ty, _a, _a), left=words_of(_ty, 9, 3, 9, _a))
 
 
@@ -144,7 +155,8 @@ def fences(op):
 
 
 for _scope in SCOPES:
-    case("fence_acq_rel_" + _scope, r"fence\.acq_rel\.%s;" % _scope, fences(word("fence_acq_rel_" + _scope)), np.zeros(1, np.int32),
+    case("fence_acq_rel_" + _scope, r"fence\.acq_rel\.%s;" % _scope, fences(word("fence_acq_rel_" + _scope)),
+         np.zeros(1, np.int32),
          np.arange(1, 33, dtype=np.int32))
 case("syncwarp", r"bar\.warp\.sync", fences(word("syncwarp")), np.zeros(1, np.int32), np.arange(1, 33, dtype=np.int32))
 case("syncthreads", r"bar\.sync", fences(word("syncthreads")), np.zeros(1, np.int32), np.arange(1, 33, dtype=np.int32))

@@ -22,7 +22,8 @@ def binary(op, load, store, size):
     def apply(params, num_tokens, my_rank):
         i = thread_idx()
         if i < num_tokens:
-            store(params + u64(OUT) + u64(4 * i), op(load(params + u64(size * i)), load(params + u64(size * (num_tokens + i)))))
+            a, b = load(params + u64(size * i)), load(params + u64(size * (num_tokens + i)))
+            store(params + u64(OUT) + u64(4 * i), op(a, b))
     return apply
 
 
@@ -49,10 +50,12 @@ def number2(name, ptx, ty_out, a, b, expected):
          np.asarray(expected, DTYPE[ty_out]), block=len(a))
 
 
-INTEGERS = [0, 1, 5, 0x7FFFFFFF, 0x80000000, 0x80000001, 0xFFFFFFFF, 0x100000000, 0x123456789ABCDEF0, 0xFFFFFFFFFFFFFFFF]
+INTEGERS = [0, 1, 5, 0x7FFFFFFF, 0x80000000, 0x80000001, 0xFFFFFFFF, 0x100000000, 0x123456789ABCDEF0,
+            0xFFFFFFFFFFFFFFFF]
 number("u32", r"cvt\.u32\.u64|st\.global\.u32", "u64", "u32", INTEGERS, [x & 0xFFFFFFFF for x in INTEGERS])
 number("i32", r"st\.global\.s32", "u64", "i32", INTEGERS, [(x + 2**31 & 0xFFFFFFFF) - 2**31 for x in INTEGERS])
-number("u64", r"cvt\.s64\.s32|cvt\.u64\.u32", "i32", "u64", [0, 5, -1, -2**31], [x & 2**64 - 1 for x in (0, 5, -1, -2**31)])
+number("u64", r"cvt\.s64\.s32|cvt\.u64\.u32", "i32", "u64", [0, 5, -1, -2**31],
+       [x & 2**64 - 1 for x in (0, 5, -1, -2**31)])
 number("f32", r"cvt\.rn\.f32\.s32", "i32", "f32", [0, 5, -1, 16777217, 16777219, 2**31 - 1],
        [0, 5, -1, 16777216, 16777220, 2**31])
 BITS = np.array([0, 0x80000000, 0x3F800000, 0x00000001, 0x807FFFFF, 0x7F800000, 0xFF800000, 0x4049_0FDB], np.uint32)
@@ -60,9 +63,11 @@ number("u32_as_f32", r"mov\.b32 %f\d+, %r\d+", "u32", "f32", BITS, BITS.view(np.
 number("f32_as_u32", r"mov\.b32 %r\d+, %f\d+", "f32", "u32", BITS.view(np.float32), BITS)
 PAIRS = np.array([0x3F80C000, 0x00018001, 0x7F80FF80, 0x12345678, 0x0001FFFF], np.uint32)
 number("bf16_lo", r"shl\.b32 t, %r\d+, 16", "u32", "f32", PAIRS, (PAIRS << 16).view(np.float32))
-number("bf16_hi", r"and\.b32 t, %r\d+, 0xffff0000", "u32", "f32", PAIRS, (PAIRS & np.uint32(0xFFFF0000)).view(np.float32))
+number("bf16_hi", r"and\.b32 t, %r\d+, 0xffff0000", "u32", "f32", PAIRS,
+       (PAIRS & np.uint32(0xFFFF0000)).view(np.float32))
 HALF_PAIRS = np.array([0x3C00C000, 0x00018001, 0x7C00FC00, 0x12345678, 0x0001FFFF, 0x03FF0400], np.uint32)
-number("f16_lo", r"cvt\.f32\.f16 %f\d+, l", "u32", "f32", HALF_PAIRS, HALF_PAIRS.astype(np.uint16).view(np.float16).astype(np.float32))
+number("f16_lo", r"cvt\.f32\.f16 %f\d+, l", "u32", "f32", HALF_PAIRS,
+       HALF_PAIRS.astype(np.uint16).view(np.float16).astype(np.float32))
 number("f16_hi", r"cvt\.f32\.f16 %f\d+, h", "u32", "f32", HALF_PAIRS,
        (HALF_PAIRS >> 16).astype(np.uint16).view(np.float16).astype(np.float32))
 CODES = np.arange(0, 256, 2, dtype=np.uint32) | np.arange(1, 256, 2, dtype=np.uint32) << 8
@@ -71,11 +76,14 @@ number("e4m3_lo", r"cvt\.rn\.f16x2\.e4m3x2", "u32", "f32", CODES,
 number("e4m3_hi", r"cvt\.rn\.f16x2\.e4m3x2", "u32", "f32", CODES,
        (CODES >> 8).astype(np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32))
 
-A = np.array([1.0, -0.0, 1e-45, 3.4e38, -3.4e38, np.inf, -np.inf, np.nan, 1.00390625, 1.01171875, 65519.0, 65520.0, 448.0, 464.0, 465.0,
+A = np.array([1.0, -0.0, 1e-45, 3.4e38, -3.4e38, np.inf, -np.inf, np.nan, 1.00390625, 1.01171875, 65519.0, 65520.0,
+              448.0, 464.0, 465.0,
               -1e9, 2**-9, 2**-10, 3 * 2**-10, 0.1, 1 / 3, 17.0, 5.9604645e-08, 1.1754944e-38], np.float32)
-B = np.array([3.0, 0.0, 0.5, 3.4e38, 3.4e38, -np.inf, 2.0, 1.0, 1.0000001, -1.0, np.nan, 1e-3, 7.0, 0.3, -0.0, 1e9, 1.5, -1.5, 0.1, 0.2,
+B = np.array([3.0, 0.0, 0.5, 3.4e38, 3.4e38, -np.inf, 2.0, 1.0, 1.0000001, -1.0, np.nan, 1e-3, 7.0, 0.3, -0.0, 1e9, 1.5,
+              -1.5, 0.1, 0.2,
               3.0, 1e-7, 2.0, 0.5], np.float32)
-C = np.array([-3.0, -0.0, 1e-45, -np.inf, 3.4e38, 1.0, 1.0, 1.0, -1.0039063, 1e-9, 1.0, 65520.0, -3136.0, 1e-30, 465.0, 1e-3, 1e-7, 2**-11,
+C = np.array([-3.0, -0.0, 1e-45, -np.inf, 3.4e38, 1.0, 1.0, 1.0, -1.0039063, 1e-9, 1.0, 65520.0, -3136.0, 1e-30, 465.0,
+              1e-3, 1e-7, 2**-11,
               -3e-4, -0.02, -1.0, 1e-8, 1e-14, -1e-45], np.float32)
 
 
@@ -123,8 +131,9 @@ with np.errstate(all="ignore"):
     number("abs_f32", r"abs\.f32 ", "f32", "f32", A, np.abs(A))
     _x = np.array([0.0, -0.0, 1.0, -1.0, 0.5, 10.0, -10.0, 80.0, -80.0, 1e-8, 3.3, -7.7], np.float32)
     number("exp", r"ex2\.approx", "f32", "f32", _x, np.exp(_x.astype(np.float64)).astype(np.float32), close=True)
-    number("ex2_approx", r"ex2\.approx\.f32 ", "f32", "f32", _x, np.exp2(_x.astype(np.float64)).astype(np.float32), close=True)
+    number("ex2_approx", r"ex2\.approx\.f32 ", "f32", "f32", _x, np.exp2(_x.astype(np.float64)).astype(np.float32),
+           close=True)
 MASKS = [0, 1, 2, 0x80000000, 0xFFFFFFFF, 0x00F0, 0x7FFFFFFF]
-number("popc", r"popc\.b32", "u32", "i32", MASKS, [x.bit_count() if hasattr(x, "bit_count") else bin(x).count("1") for x in MASKS])
+number("popc", r"popc\.b32", "u32", "i32", MASKS, [bin(x).count("1") for x in MASKS])
 number("ffs", r"brev\.b32", "u32", "i32", MASKS, [(x & -x).bit_length() for x in MASKS])
 number("clz", r"clz\.b32", "u32", "i32", MASKS, [32 - x.bit_length() for x in MASKS])

@@ -3,7 +3,8 @@ import numpy as np
 
 from case_table import DTYPE, FLOATS, LONG, OUT, PTX, VALUES, at_types, case, word
 from epmoe.device import int32 as shared_int32
-from epmoe.device import (kernel, load_i32, load_u32, shared_addr, shared_array, store16, store_i32, syncthreads, thread_idx, u32, u64)
+from epmoe.device import (kernel, load_i32, load_u32, shared_addr, shared_array, store16, store_i32, syncthreads,
+                          thread_idx, u32, u64)
 
 
 @kernel()
@@ -33,7 +34,8 @@ def counts_in_shared(op):
     return counts
 
 
-case("shared_add_i32", r"atom\.relaxed\.cta\.shared\.add\.s32", counts_in_shared(word("shared_add_i32")), np.zeros(1, np.int32),
+case("shared_add_i32", r"atom\.relaxed\.cta\.shared\.add\.s32", counts_in_shared(word("shared_add_i32")),
+     np.zeros(1, np.int32),
      np.array([10, 42, 74, 10], np.int32), block=64)
 
 
@@ -50,12 +52,14 @@ def goes_through_shared(load, store, op_load, op_store, size):
 
 
 word_dynamic_shared = word("dynamic_shared")
+INSTRUCTION = {"load": "ld", "store": "st"}
 for _ty in ("i32", "u32", "u64", "f32"):
     _load, _store = at_types(_ty)
     _data = {"i32": VALUES, "u32": VALUES.view(np.uint32), "u64": LONG, "f32": FLOATS}[_ty]
     for _kind in ("load", "store"):
-        case("shared_%s_%s" % (_kind, _ty), r"%s\.shared\.%s" % (_kind[0].replace("l", "ld").replace("s", "st"), PTX[_ty]),
-             goes_through_shared(_load, _store, word("shared_load_" + _ty), word("shared_store_" + _ty), DTYPE[_ty]().itemsize), _data,
+        case("shared_%s_%s" % (_kind, _ty), r"%s\.shared\.%s" % (INSTRUCTION[_kind], PTX[_ty]),
+             goes_through_shared(_load, _store, word("shared_load_" + _ty), word("shared_store_" + _ty),
+                                 DTYPE[_ty]().itemsize), _data,
              _data[::-1].copy(), block=64, shared_bytes=1024)
 
 
@@ -73,8 +77,9 @@ def sixteen_through_shared(op_load, op_store):
 
 
 for _kind in ("load", "store"):
-    case("shared_%s16" % _kind, r"%s\.shared\.v4\.u32" % {"load": "ld", "store": "st"}[_kind],
-         sixteen_through_shared(word("shared_load16"), word("shared_store16")), VALUES, VALUES.reshape(16, 4)[::-1].copy(), block=16,
+    case("shared_%s16" % _kind, r"%s\.shared\.v4\.u32" % INSTRUCTION[_kind],
+         sixteen_through_shared(word("shared_load16"), word("shared_store16")), VALUES,
+         VALUES.reshape(16, 4)[::-1].copy(), block=16,
          shared_bytes=256)
 
 
@@ -101,18 +106,21 @@ def tells_dynamic(params, num_tokens, my_rank):
         a[i] = 1
     word_shared_store(base + u32(4 * i), i)
     syncthreads()
-    store_i32(params + u64(OUT) + u64(4 * i), word_shared_load(base + u32(4 * i)) + (1 if base % u32(128) == u32(0) else 0))
+    aligned = 1 if base % u32(128) == u32(0) else 0
+    store_i32(params + u64(OUT) + u64(4 * i), word_shared_load(base + u32(4 * i)) + aligned)
 
 
 word_shared_store = word("shared_store_i32")
-case("dynamic_shared", r"\.extern \.shared \.align 128", tells_dynamic, np.zeros(1, np.int32), np.arange(1, 33, dtype=np.int32),
+case("dynamic_shared", r"\.extern \.shared \.align 128", tells_dynamic, np.zeros(1, np.int32),
+     np.arange(1, 33, dtype=np.int32),
      shared_bytes=128)
 
 
 
-(w_init, w_expect, w_arrive, w_try, w_bulk_load, w_bulk_store, w_commit, w_wait, w_wait_read, w_fence, w_elect) = [
-    word(n) for n in "mbar_init mbar_expect_tx mbar_arrive mbar_try_wait bulk_load bulk_store bulk_commit bulk_wait bulk_wait_read "
-    "fence_proxy_async elect_one".split()]
+w_init, w_expect, w_arrive, w_try = [word("mbar_" + n) for n in ("init", "expect_tx", "arrive", "try_wait")]
+w_bulk_load, w_bulk_store, w_commit = word("bulk_load"), word("bulk_store"), word("bulk_commit")
+w_wait, w_wait_read, w_fence = word("bulk_wait"), word("bulk_wait_read"), word("fence_proxy_async")
+w_elect = word("elect_one")
 
 
 @kernel()
@@ -147,11 +155,15 @@ def copies_in_bulk(params, num_tokens, my_rank):
 
 _bulk = np.arange(128, dtype=np.int32) * 3
 for _name, _text in {
-        "mbar_init": r"mbarrier\.init\.shared::cta\.b64", "mbar_expect_tx": r"mbarrier\.arrive\.expect_tx\.shared::cta\.b64",
-        "mbar_arrive": r"mbarrier\.arrive\.shared::cta\.b64", "mbar_try_wait": r"mbarrier\.try_wait\.parity\.shared::cta\.b64",
+        "mbar_init": r"mbarrier\.init\.shared::cta\.b64",
+        "mbar_expect_tx": r"mbarrier\.arrive\.expect_tx\.shared::cta\.b64",
+        "mbar_arrive": r"mbarrier\.arrive\.shared::cta\.b64",
+        "mbar_try_wait": r"mbarrier\.try_wait\.parity\.shared::cta\.b64",
         "bulk_load": r"cp\.async\.bulk\.shared::cluster\.global\.mbarrier::complete_tx::bytes",
-        "bulk_store": r"cp\.async\.bulk\.global\.shared::cta\.bulk_group", "bulk_commit": r"cp\.async\.bulk\.commit_group",
-        "bulk_wait": r"cp\.async\.bulk\.wait_group 0", "bulk_wait_read": r"cp\.async\.bulk\.wait_group\.read 0"}.items():
+        "bulk_store": r"cp\.async\.bulk\.global\.shared::cta\.bulk_group",
+        "bulk_commit": r"cp\.async\.bulk\.commit_group",
+        "bulk_wait": r"cp\.async\.bulk\.wait_group 0",
+        "bulk_wait_read": r"cp\.async\.bulk\.wait_group\.read 0"}.items():
     case(_name, _text, copies_in_bulk, _bulk, _bulk + 1, block=64, shared_bytes=512)
 
 

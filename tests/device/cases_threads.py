@@ -2,8 +2,8 @@
 import numpy as np
 
 from case_table import DTYPE, FLOATS, LONG, OUT, VALUES, at_types, case, word
-from epmoe.device import (block_dim, block_idx, kernel, load_f32, load_i32, load_u32, store_f32, store_i32, store_u32, thread_idx, u32,
-                          u64)
+from epmoe.device import (block_dim, block_idx, kernel, load_f32, load_i32, load_u32, store_f32, store_i32, store_u32,
+                          thread_idx, u32, u64)
 
 
 def tells_id(op):
@@ -83,7 +83,8 @@ def shuffles_all(op, other):
 
 LANE, BASE = np.arange(64) % 32, np.arange(64) // 32 * 32
 for _name, _text, _other, _source in (
-        ("shfl_idx", r"shfl\.sync\.idx\.b32", 5, BASE + 5), ("shfl_xor", r"shfl\.sync\.bfly\.b32", 6, BASE + (LANE ^ 6)),
+        ("shfl_idx", r"shfl\.sync\.idx\.b32", 5, BASE + 5),
+        ("shfl_xor", r"shfl\.sync\.bfly\.b32", 6, BASE + (LANE ^ 6)),
         ("shfl_up", r"shfl\.sync\.up\.b32", 3, np.where(LANE >= 3, BASE + LANE - 3, BASE + LANE)),
         ("shfl_down", r"shfl\.sync\.down\.b32", 3, np.where(LANE < 29, BASE + LANE + 3, BASE + LANE))):
     case(_name, _text, shuffles_all(word(_name), _other), VALUES, np.tile(VALUES[_source], 3), block=64)
@@ -105,11 +106,14 @@ warp_case("match_any", r"match\.any\.sync\.b32", "i32", "u32", KEYS,
 _some = np.concatenate([np.arange(32) == 9, np.zeros(32)]).astype(np.int32)
 warp_case("any_lane", r"vote\.sync\.any\.pred", "i32", "i32", _some, np.repeat([1, 0], 32))
 warp_case("all_lanes", r"vote\.sync\.all\.pred", "i32", "i32", 1 - _some, np.repeat([0, 1], 32))
-warp_case("warp_broadcast_i32", r"shfl\.sync\.idx\.b32", "i32", "i32", VALUES, np.repeat([VALUES[7], VALUES[39]], 32), 7)
+warp_case("warp_broadcast_i32", r"shfl\.sync\.idx\.b32", "i32", "i32", VALUES, np.repeat([VALUES[7], VALUES[39]], 32),
+          7)
 warp_case("warp_broadcast_u64", r"shfl\.sync\.idx\.b32 hi", "u64", "u64", LONG, np.repeat([LONG[31], LONG[63]], 32), 31)
 warp_case("warp_sum_i32", r"redux\.sync\.add\.s32", "i32", "i32", VALUES, np.repeat(VALUES.reshape(2, 32).sum(1), 32))
-warp_case("warp_inclusive_sum_i32", r"@p add\.s32 s, s, t", "i32", "i32", VALUES, VALUES.reshape(2, 32).cumsum(1).ravel())
-warp_case("warp_max_f32", r"shfl\.sync\.bfly\.b32 t, m", "f32", "f32", FLOATS, np.repeat(np.nanmax(FLOATS.reshape(2, 32), 1), 32))
+warp_case("warp_inclusive_sum_i32", r"@p add\.s32 s, s, t", "i32", "i32", VALUES,
+          VALUES.reshape(2, 32).cumsum(1).ravel())
+warp_case("warp_max_f32", r"shfl\.sync\.bfly\.b32 t, m", "f32", "f32", FLOATS,
+          np.repeat(np.nanmax(FLOATS.reshape(2, 32), 1), 32))
 
 
 def votes(op):
@@ -121,4 +125,5 @@ def votes(op):
 
 
 case("syncthreads_or", r"bar\.red\.or\.pred", votes(word("syncthreads_or")), _some, np.ones(64, np.int32), block=64)
-case("syncthreads_count", r"bar\.red\.popc\.u32", votes(word("syncthreads_count")), ODD, np.full(64, ODD.sum(), np.int32), block=64)
+case("syncthreads_count", r"bar\.red\.popc\.u32", votes(word("syncthreads_count")), ODD,
+     np.full(64, ODD.sum(), np.int32), block=64)

@@ -30,4 +30,5 @@ def same(got, expected, case):
         equal = got == expected
         if got.dtype == np.float32:
             equal = (got.view(np.uint32) == expected.view(np.uint32)) | np.isnan(got) & np.isnan(expected)
-        assert equal.all(), "%s: %s instead of %s at %s" % (case.word, got[~equal], expected[~equal], np.argwhere(~equal).ravel())
+        assert equal.all(), "%s: %s instead of %s at %s" % (case.word, got[~equal], expected[~equal],
+                                                            np.argwhere(~equal).ravel())

@@ -19,7 +19,8 @@ def ptx():
     """{word: PTX of a kernel that uses it}, compiled in a process that has chosen the GPU's side."""
     environment = dict(os.environ, EPMOE_DEVICE="gpu", PYTHONPATH=os.pathsep.join([str(ROOT), str(HERE)]))
     environment.pop("NUMBA_ENABLE_CUDASIM", None)
-    done = subprocess.run([sys.executable, str(HERE / "ptx_of_words.py")], env=environment, capture_output=True, text=True, timeout=110)
+    done = subprocess.run([sys.executable, str(HERE / "ptx_of_words.py")], env=environment, capture_output=True,
+                          text=True, timeout=110)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout)
 

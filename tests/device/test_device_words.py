@@ -1,4 +1,4 @@
-"""Every word of the device layer: its PTX, and what it does, in the simulator and (-m gpu) on a GPU. One table for all."""
+"""What every word of the device layer does, in the simulator and (-m gpu) on a GPU: one table for both."""
 import pytest
 
 from epmoe import device

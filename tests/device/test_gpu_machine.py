@@ -6,8 +6,8 @@ import pytest
 
 from case_table import OUT
 from epmoe import device
-from epmoe.device import (dynamic_shared, kernel, ld_acquire_sys_i32, shared_load_i32, shared_store_i32, st_release_sys_i32, store_i32,
-                          syncthreads, thread_idx, u32, u64)
+from epmoe.device import (dynamic_shared, kernel, ld_acquire_sys_i32, shared_load_i32, shared_store_i32,
+                          st_release_sys_i32, store_i32, syncthreads, thread_idx, u32, u64)
 from epmoe_ref.errors import EPValueError
 
 pytestmark = pytest.mark.gpu
@@ -33,7 +33,8 @@ def test_buffers(machine):
     a.fill(7, offset=990, nbytes=5)
     assert a.read(np.uint8, 10, 990).tolist() == [7] * 5 + [0xA5] * 5
     interface = a.array(np.int32, (3, 4), 8).__cuda_array_interface__
-    assert interface["data"] == (a.address + 8, False) and interface["shape"] == (3, 4) and interface["typestr"] == "<i4"
+    assert interface["data"] == (a.address + 8, False)
+    assert interface["shape"] == (3, 4) and interface["typestr"] == "<i4"
     assert machine.adopt(a.array(np.int32, 4, 16), "part") == a.address + 16
     with pytest.raises(EPValueError, match="which has 1000 bytes"):
         a.read(np.int32, 251)
@@ -68,8 +69,9 @@ def test_what_could_not_be_resident_is_refused(machine):
     stream = machine.stream()
     limit = machine.max_resident_blocks(adds_one, 256)
     assert limit >= machine.n_sms and adds_one.max_resident_blocks(256) == limit
-    assert device.machine(4).max_resident_blocks(adds_one, 256) == limit        # ranks that wait for each other share it
-    for grid, block, why in ((limit + 1, 256, "cannot be resident at once"), (1, 257, "takes 1 to 256"), (0, 32, "at least 1")):
+    assert device.machine(4).max_resident_blocks(adds_one, 256) == limit    # ranks that wait for each other share it
+    for grid, block, why in ((limit + 1, 256, "cannot be resident at once"), (1, 257, "takes 1 to 256"),
+                             (0, 32, "at least 1")):
         with pytest.raises(EPValueError, match=why):
             machine.launch(adds_one, grid, block, (0, 0, 0), stream=stream)
     with pytest.raises(EPValueError, match="a block has at most"):
@@ -103,7 +105,8 @@ def uses_much_shared(params, num_tokens, my_rank):
     base = dynamic_shared()
     shared_store_i32(base + u32(200 * 1024) + u32(4 * thread_idx()), thread_idx())
     syncthreads()
-    store_i32(params + u64(OUT + 4 * thread_idx()), shared_load_i32(base + u32(200 * 1024) + u32(4 * (63 - thread_idx()))))
+    store_i32(params + u64(OUT + 4 * thread_idx()),
+              shared_load_i32(base + u32(200 * 1024) + u32(4 * (63 - thread_idx()))))
 
 
 @pytest.mark.parametrize("options", [{}, dict(cooperative=True), dict(programmatic=True)])

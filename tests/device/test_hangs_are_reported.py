@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from epmoe import device
-from epmoe.device import (atomic_cas_relaxed_gpu_i32, ballot, block_idx, globaltimer, grid_dim, kernel, ld_acquire_gpu_i32,
-                          ld_acquire_sys_u64, load_i32, nanosleep, red_add_release_gpu_i32, shfl_xor, store_i32, syncthreads, syncwarp,
-                          thread_idx, u64)
+from epmoe.device import (atomic_cas_relaxed_gpu_i32, ballot, block_idx, globaltimer, grid_dim, kernel,
+                          ld_acquire_gpu_i32, ld_acquire_sys_u64, load_i32, nanosleep, red_add_release_gpu_i32,
+                          shfl_xor, store_i32, syncthreads, syncwarp, thread_idx, u64)
 from epmoe_ref.errors import DeadlockError, EPError
 from litmus import OUT, execute, line_of
 
@@ -29,8 +29,8 @@ def test_a_word_that_nobody_writes(seed):
         syncthreads()
     text = hang(waits, seed=seed, grid=2, block=64)
     assert text.startswith("every thread waits, and nothing can change that:")
-    assert re.search(r"rank 0 block 1 thread 3 at %s: spins on data\[thread 2, word 0\] of rank 0" % re.escape(line_of(waits, "ld_acquire")),
-                     text)
+    line = re.escape(line_of(waits, "ld_acquire"))
+    assert re.search(r"rank 0 block 1 thread 3 at %s: spins on data\[thread 2, word 0\] of rank 0" % line, text)
     assert "which holds 0" in text
     assert "threads 0-2,4-63 at %s: waits at syncthreads for 1 of 64 threads" % line_of(waits, "syncthreads") in text
 
@@ -46,7 +46,8 @@ def test_several_words_in_one_loop_and_a_clock():
                 break
     text = hang(waits, block=1)
     assert "flag[slot 0]" in text and "flag[slot 1]" in text
-    assert execute(waits, block=1, expire_waits=True)[OUT // 4] == 1       # time passes instead, and the kernel's timeout fires
+    assert execute(waits, block=1,
+                   expire_waits=True)[OUT // 4] == 1       # time passes instead, and the kernel's timeout fires
 
 
 def test_expired_waits_that_do_not_end_are_still_a_deadlock():

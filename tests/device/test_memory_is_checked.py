@@ -3,7 +3,8 @@ import numpy as np
 import pytest
 
 from epmoe import device
-from epmoe.device import int32, kernel, load16, load_i32, shared_add_i32, shared_array, store16, store_i32, store_u64, thread_idx, u64
+from epmoe.device import (int32, kernel, load16, load_i32, shared_add_i32, shared_array, store16, store_i32, store_u64,
+                          thread_idx, u64)
 from epmoe_ref.errors import EPError, EPValueError, OutOfBoundsError
 from litmus import line_of
 
@@ -42,7 +43,8 @@ def complaint(machine, made, address):
 def test_outside_a_buffer(machine):
     a = machine.alloc(256, "send_buf", rank=1)
     text = complaint(machine, stores_16, a.address + 256)
-    assert text.startswith("store16 (16 bytes) of rank 0 block 0 warp 0 lane 0 of stores_16 #1 at %s:" % line_of(stores_16, "store16("))
+    assert text.startswith("store16 (16 bytes) of rank 0 block 0 warp 0 lane 0 of stores_16 #1 at %s:"
+                           % line_of(stores_16, "store16("))
     assert "is outside every buffer: 256 bytes after the start of send_buf of rank 1, which has 256 bytes" in text
     assert "16 bytes before send_buf of rank 1" in complaint(machine, stores_16, a.address - 16)
     assert "outside every buffer" in complaint(machine, loads_i32, 0)
@@ -51,8 +53,10 @@ def test_outside_a_buffer(machine):
 
 def test_across_the_end_and_unaligned(machine):
     a = machine.alloc(24, "row", regions=[("row_offsets", 8, (4,), "u4", ("expert",))])
-    assert "16 bytes after the start of row of rank 0, which has 24 bytes" in complaint(machine, stores_16, a.address + 16)
-    assert "row_offsets[expert 1] byte 2 of rank 0 is not 4-byte aligned" in complaint(machine, loads_i32, a.address + 14)
+    assert "16 bytes after the start of row of rank 0, which has 24 bytes" in complaint(machine, stores_16,
+                                                                                        a.address + 16)
+    assert "row_offsets[expert 1] byte 2 of rank 0 is not 4-byte aligned" in complaint(machine, loads_i32,
+                                                                                       a.address + 14)
     assert "row + 4 bytes of rank 0 is not 16-byte aligned" in complaint(machine, stores_16, a.address + 4)
     a.free()
 
@@ -66,7 +70,8 @@ def test_freed_memory(machine):
 
 
 def test_regions_tell_the_index(machine):
-    a = machine.alloc(4096, "symmetric", rank=1, regions=[("recv_count", 256, (4, 2), "u8", ("local_expert", "src_rank")),
+    a = machine.alloc(4096, "symmetric", rank=1, regions=[("recv_count", 256, (4, 2), "u8",
+                                                           ("local_expert", "src_rank")),
                                                           ("flags", 512, 3, "i4", ("block",))])
     describe = device.sim.memory.MEMORY.describe
     assert describe(a.address + 256 + 8 * 5) == "recv_count[local_expert 2, src_rank 1] of rank 1"
@@ -124,7 +129,8 @@ def test_buffers_hold_what_is_written(machine):
     assert copy[4] == 9 and not a.read(np.uint8, 1000).any()
     a.fill(7, offset=990, nbytes=5)
     assert a.read(np.uint8, 10, 990).tolist() == [7] * 5 + [0] * 5
-    for bad in (lambda: a.write(np.zeros(2), 990), lambda: a.read(np.int32, 251), lambda: a.fill(0, 999, 2), lambda: a.array(np.int8, 1, -1)):
+    for bad in (lambda: a.write(np.zeros(2), 990), lambda: a.read(np.int32, 251), lambda: a.fill(0, 999, 2),
+                lambda: a.array(np.int8, 1, -1)):
         with pytest.raises(EPValueError, match="which has 1000 bytes"):
             bad()
     a.free()
@@ -174,7 +180,8 @@ def test_stores_wrap_as_registers_do(machine):
         store_u64(params + u64(8), -1)
         device.atomic_add_relaxed_gpu_i32(params, 2**31 - 1)
     run(machine, wide, a.address)
-    assert a.read(np.uint32, 1)[0] == 0 and a.read(np.uint8, 1, 4)[0] == 0xFE and a.read(np.uint64, 1, 8)[0] == 2**64 - 1
+    assert a.read(np.uint32, 1)[0] == 0 and a.read(np.uint8, 1, 4)[0] == 0xFE
+    assert a.read(np.uint64, 1, 8)[0] == 2**64 - 1
     a.free()
 
 

@@ -1,11 +1,12 @@
-"""Bulk copies: who has to wait for what, and which accesses need a proxy fence. Each mutation of a correct kernel is found."""
+"""Bulk copies: who waits for what, what needs a proxy fence. Each mutation of a correct kernel is found."""
 import numpy as np
 import pytest
 
 from epmoe import device
-from epmoe.device import (bulk_commit, bulk_load, bulk_store, bulk_wait, bulk_wait_read, dynamic_shared, fence_proxy_async, kernel,
-                          ld_acquire_sys_i32, load_i32, mbar_expect_tx, mbar_init, mbar_try_wait, shared_load_i32, shared_store_i32,
-                          st_release_sys_i32, store_i32, syncthreads, thread_idx, u32, u64)
+from epmoe.device import (bulk_commit, bulk_load, bulk_store, bulk_wait, bulk_wait_read, dynamic_shared,
+                          fence_proxy_async, kernel, ld_acquire_sys_i32, load_i32, mbar_expect_tx, mbar_init,
+                          mbar_try_wait, shared_load_i32, shared_store_i32, st_release_sys_i32, store_i32, syncthreads,
+                          thread_idx, u32, u64)
 from epmoe_ref.errors import EPError, OutOfBoundsError
 from litmus import DATA, FLAG, OUT, execute, first_race
 
@@ -18,7 +19,7 @@ def nothing():
 
 
 def sender(fence=fence_proxy_async, barrier=syncthreads, commit=bulk_commit, reuse=bulk_wait_read, wait=bulk_wait):
-    """Rank 0 stages rows in shared memory and bulk stores them, then releases a flag; rank 1 acquires it and reads them."""
+    """Rank 0 stages rows in shared memory, bulk stores them and releases a flag; rank 1 acquires it and reads them."""
     @kernel()
     def send_rows(params, num_tokens, my_rank):
         i = thread_idx()
@@ -80,7 +81,8 @@ def test_a_thread_may_not_end_before_its_copies_have_read():
     assert "ended while its bulk stores may still read shared memory" in first_race(leaves, shared_bytes=SHARED)
 
 
-def receiver(init_fence=fence_proxy_async, init_barrier=syncthreads, wait=True, global_fence=fence_proxy_async, reuse_barrier=syncthreads):
+def receiver(init_fence=fence_proxy_async, init_barrier=syncthreads, wait=True, global_fence=fence_proxy_async,
+             reuse_barrier=syncthreads):
     """Rank 0 writes rows and releases a flag; rank 1 acquires it and bulk loads the rows through shared memory."""
     @kernel()
     def receive_rows(params, num_tokens, my_rank):
@@ -154,7 +156,8 @@ def test_what_is_not_waited_for_is_really_old_without_the_detector():
             bulk_load(stage, params, u32(256), stage + u32(512))
         syncthreads()
         store_i32(params + u64(OUT + 4 * thread_idx()), shared_load_i32(stage + u32(4 * thread_idx())))
-    runs = [execute(impatient, block=64, shared_bytes=SHARED, seed=seed, racecheck=False)[OUT // 4:OUT // 4 + 64] for seed in range(6)]
+    runs = [execute(impatient, block=64, shared_bytes=SHARED, seed=seed, racecheck=False)[OUT // 4:OUT // 4 + 64]
+            for seed in range(6)]
     assert any((got == np.int32(np.uint32(0xA5A5A5A5).view(np.int32))).any() for got in runs)
 
 

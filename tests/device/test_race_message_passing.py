@@ -8,17 +8,19 @@ import itertools
 import pytest
 
 from epmoe import device
-from epmoe.device import (block_idx, fence_acq_rel_cta, fence_acq_rel_gpu, fence_acq_rel_sys, i32, kernel, load_i32, store_i32,
-                          thread_idx, u64)
+from epmoe.device import (block_idx, fence_acq_rel_cta, fence_acq_rel_gpu, fence_acq_rel_sys, i32, kernel, load_i32,
+                          store_i32, thread_idx, u64)
 from litmus import DATA, FLAG, OUT, execute, first_race
 
 SCOPES = {"cta": 1, "gpu": 2, "sys": 3}
 FENCE = {"cta": fence_acq_rel_cta, "gpu": fence_acq_rel_gpu, "sys": fence_acq_rel_sys}
 BETWEEN = {"warps": 1, "blocks": 2, "ranks": 3}                 # the scope that includes both threads
 LAUNCH = {"warps": dict(block=64), "blocks": dict(grid=2), "ranks": dict(ranks=2)}
-WRITERS = ["st_release", "st_relaxed", "fence+st_relaxed", "red_add_release", "red_add_relaxed", "fence+red_add_relaxed",
+WRITERS = ["st_release", "st_relaxed", "fence+st_relaxed", "red_add_release", "red_add_relaxed",
+           "fence+red_add_relaxed",
            "atomic_add_release", "atomic_add_acq_rel", "atomic_add_acquire", "atomic_add_relaxed"]
-READERS = ["ld_acquire", "ld_relaxed", "ld_relaxed+fence", "atomic_add_acquire", "atomic_add_acq_rel", "atomic_add_release",
+READERS = ["ld_acquire", "ld_relaxed", "ld_relaxed+fence", "atomic_add_acquire", "atomic_add_acq_rel",
+           "atomic_add_release",
            "atomic_add_relaxed+fence"]
 
 
@@ -66,8 +68,9 @@ def acquires(reader):
 
 
 CASES = [(b, w, "sys", r, "sys") for b in BETWEEN for w in WRITERS for r in READERS]
-CASES += [(b, w, ws, r, rs) for b in BETWEEN for w, r in (("st_release", "ld_acquire"), ("fence+st_relaxed", "ld_relaxed+fence"),
-                                                          ("red_add_release", "atomic_add_acquire"))
+PAIRS = (("st_release", "ld_acquire"), ("fence+st_relaxed", "ld_relaxed+fence"),
+         ("red_add_release", "atomic_add_acquire"))
+CASES += [(b, w, ws, r, rs) for b in BETWEEN for w, r in PAIRS
           for ws, rs in itertools.product(SCOPES, SCOPES) if (ws, rs) != ("sys", "sys")]
 
 

@@ -3,7 +3,8 @@ import numpy as np
 import pytest
 
 from epmoe import device
-from epmoe.device import block_idx, device_fn, kernel, ld_acquire_gpu_i32, load_i32, st_relaxed_gpu_i32, store_i32, syncthreads, thread_idx, u64
+from epmoe.device import (block_idx, device_fn, kernel, ld_acquire_gpu_i32, load_i32, st_relaxed_gpu_i32, store_i32,
+                          syncthreads, thread_idx, u64)
 from epmoe_ref.errors import RaceError
 from litmus import DATA, OUT, REGIONS, execute, line_of
 

@@ -9,7 +9,7 @@ MESSAGE = 256
 
 
 def relaxed_message(write, read):
-    """Message passing in which the message is a strong relaxed word too: no data race, yet wrong without release and acquire."""
+    """Message passing in which the message is strong too: no data race, yet wrong without release and acquire."""
     store, load = getattr(device, "st_%s_gpu_i32" % write), getattr(device, "ld_%s_gpu_i32" % read)
 
     @kernel()

@@ -3,8 +3,9 @@ import numpy as np
 import pytest
 
 from epmoe import device
-from epmoe.device import (atomic_add_relaxed_gpu_i32, atomic_add_relaxed_sys_i32, block_dim, block_idx, globaltimer, i32, kernel,
-                          ld_acquire_sys_i32, lane_id, st_release_sys_i32, store_i32, store_u64, syncwarp, thread_idx, u64, warp_id)
+from epmoe.device import (atomic_add_relaxed_gpu_i32, atomic_add_relaxed_sys_i32, block_dim, block_idx, globaltimer,
+                          i32, kernel, ld_acquire_sys_i32, lane_id, st_release_sys_i32, store_i32, store_u64, syncwarp,
+                          thread_idx, u64, warp_id)
 from epmoe_ref.errors import EPValueError
 from litmus import FLAG, OUT, execute
 
@@ -28,11 +29,13 @@ def test_a_seed_replays_exactly(seed, racecheck):
 
 def test_the_detector_does_not_change_the_schedule():
     for seed in range(5):
-        assert (execute(takes_tickets, grid=2, seed=seed, racecheck=False) == execute(takes_tickets, grid=2, seed=seed)).all()
+        without = execute(takes_tickets, grid=2, seed=seed, racecheck=False)
+        assert (without == execute(takes_tickets, grid=2, seed=seed)).all()
 
 
 def test_seeds_differ():
-    seen = {execute(takes_tickets, grid=3, block=64, seed=seed, racecheck=False)[OUT // 4:].tobytes() for seed in range(8)}
+    seen = {execute(takes_tickets, grid=3, block=64, seed=seed, racecheck=False)[OUT // 4:].tobytes()
+            for seed in range(8)}
     assert len(seen) == 8
 
 
@@ -42,7 +45,8 @@ def test_some_seeds_let_a_block_run_far_ahead_of_another():
         if thread_idx() == 0:
             for _ in range(50):
                 atomic_add_relaxed_gpu_i32(params + u64(4 * block_idx()), 1)
-            store_i32(params + u64(OUT + 4 * block_idx()), atomic_add_relaxed_gpu_i32(params + u64(4 * (1 - block_idx())), 0))
+            store_i32(params + u64(OUT + 4 * block_idx()),
+                      atomic_add_relaxed_gpu_i32(params + u64(4 * (1 - block_idx())), 0))
     others = [execute(progress, grid=2, seed=seed, racecheck=False)[OUT // 4:OUT // 4 + 2] for seed in range(30)]
     first_to_end = [int(min(o)) for o in others]
     assert min(first_to_end) < 5 and max(first_to_end) > 25
@@ -125,9 +129,10 @@ def test_launches_that_could_not_run_are_refused():
 
     def launch(grid, block, shared_bytes=0):
         machine.launch(small, grid, block, (0, 0, 0), stream=stream, shared_bytes=shared_bytes)
-    for arguments, why in (((33, 128), "grid=33 blocks of 128 threads of small cannot be resident at once: 2 multiprocessors hold 32"),
-                           ((3, 128, 200 * 1024), "cannot be resident at once: 2 multiprocessors hold 2"), ((1, 129), "takes 1 to 128"),
-                           ((1, 0), "takes 1 to 128"), ((0, 32), "at least 1"), ((1, 32, 240 * 1024), "a block has at most")):
+    fits = "cannot be resident at once: 2 multiprocessors hold "
+    for arguments, why in (((33, 128), "grid=33 blocks of 128 threads of small " + fits + "32"),
+                           ((3, 128, 200 * 1024), fits + "2"), ((1, 129), "takes 1 to 128"), ((1, 0), "takes 1 to 128"),
+                           ((0, 32), "at least 1"), ((1, 32, 240 * 1024), "a block has at most")):
         with pytest.raises(EPValueError, match=why):
             launch(*arguments)
     launch(32, 128)
