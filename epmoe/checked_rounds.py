@@ -9,7 +9,7 @@ from epmoe_ref.config import EPConfig
 
 from epmoe import fma_rn, mul_rn, routing
 from epmoe.arrays import to_numpy
-from epmoe.check import compare_combined_world, compare_dispatched_world
+from epmoe.check import compare_combined, compare_dispatched
 from epmoe.experts import Experts, reordered
 from epmoe.expert_parallel import ExpertParallel
 
@@ -72,7 +72,10 @@ class Round:
 
 
 def rounds_of(case, world, routed_rounds, *, seed=0, shown_rank=0, regions=(), timeout=30.0, launch=None, kernels=None):
-    """Yield a finished Round for each of the routed batches; stops after the first one with a difference."""
+    """Yield a finished Round for each of the routed batches; stops after the first one with a difference.
+
+    Every process has the inputs of all ranks and computes the whole reference; it compares the results of its own ranks.
+    """
     with ExpertParallel(case.cfg, world, fused=case.fused, timeout=timeout, launch=launch, kernels=kernels) as ep:
         for number, routed in enumerate(routed_rounds, 1):
             yield (done := _round(case, ep, Round(number, routed), seed, shown_rank, regions))
@@ -81,7 +84,8 @@ def rounds_of(case, world, routed_rounds, *, seed=0, shown_rank=0, regions=(), t
 
 
 def _round(case, ep, r, seed, shown_rank, regions):
-    cfg, routed = case.cfg, r.routed
+    cfg, routed, world = case.cfg, r.routed, ep.world
+    own = _Own(world)
 
     def look(moment):
         r.moments[moment] = {name: ep.region(name, shown_rank) for name in regions}
@@ -91,45 +95,69 @@ def _round(case, ep, r, seed, shown_rank, regions):
     look("before")
     with _Clock(r, "kernel_seconds"):
         if case.fused:
-            dispatched = ep.dispatch(routed.x, routed.topk_ids)
+            dispatched = ep.dispatch(own(routed.x), own(routed.topk_ids))
         else:
-            ep.dispatch_async(routed.x, routed.topk_ids)
+            ep.dispatch_async(own(routed.x), own(routed.topk_ids))
             look("sent")
             dispatched = ep.dispatch_wait()
-        r.seen = [d.trimmed().numpy() for d in dispatched]
+        r.seen = {rank: d.trimmed().numpy() for rank, d in own.by_rank(dispatched).items()}
     look("dispatched")
-    r.dispatch_differences = compare_dispatched_world(cfg, r.seen, want)
+    r.dispatch_differences = own.of_all([d for rank in world.ranks
+                                         for d in compare_dispatched(cfg, rank, r.seen[rank], want[rank])], ep.timeout)
     if r.dispatch_differences:
         return r
     experts = Experts(cfg, seed, case.intermediate)
     with _Clock(r, "reference_seconds"):
         y_want = [experts(rank, d) for rank, d in enumerate(want)]
     # The same numbers in the kernels' row order; spare rows hold NaN, which must not reach any result.
-    y = [reordered(cfg, w, d, yw, rows=ep.capacity) for w, d, yw in zip(want, r.seen, y_want)]
+    y = {rank: reordered(cfg, want[rank], d, y_want[rank], rows=ep.capacity) for rank, d in r.seen.items()}
     options = _reduction(case, routed)
     with _Clock(r, "reference_seconds"):
         expected = epmoe_ref.combine(cfg, y_want, want, **options)
+    options = _reduction(case, routed, own)
     with _Clock(r, "kernel_seconds"):
         if case.fused:
-            combined = ep.combine(y, dispatched, **options)
+            combined = ep.combine(own(y), dispatched, **options)
         else:
-            ep.combine_async(y, dispatched)
+            ep.combine_async(own(y), dispatched)
             look("returned")
             combined = ep.combine_wait(**options)
         ep.check()
-        r.combined = [to_numpy(out) for out in combined]
+        r.combined = {rank: to_numpy(out) for rank, out in own.by_rank(combined).items()}
     look("combined")
-    r.combine_differences = compare_combined_world(cfg, r.combined, expected, topk_ids=[d.topk_ids for d in r.seen])
+    r.combine_differences = own.of_all(
+        [d for rank in world.ranks for d in compare_combined(cfg, rank, r.combined[rank], expected[rank],
+                                                             topk_ids=r.seen[rank].topk_ids)], ep.timeout)
     return r
 
 
-def _reduction(case, routed):
-    """router_weights, epilogue and their arguments, as combine takes them in the reference and in epmoe."""
-    options = {}
+class _Own:
+    """What belongs to the ranks of this process, in the form in which their ExpertParallel takes and gives it."""
+
+    def __init__(self, world):
+        self.world = world
+
+    def __call__(self, of_all):
+        """Arguments out of those of all ranks: a list over this process's ranks, or the one rank's."""
+        mine = [of_all[rank] for rank in self.world.ranks]
+        return mine if self.world.lists else mine[0]
+
+    def by_rank(self, results):
+        """Results, {rank: result}."""
+        return dict(zip(self.world.ranks, results if self.world.lists else [results]))
+
+    def of_all(self, differences, timeout):
+        """The differences that all ranks found, so that all of them go on, or none."""
+        return [d for of_process in self.world.tell(differences, timeout) for d in of_process]
+
+
+def _reduction(case, routed, own=list):
+    """router_weights, epilogue and their arguments, as combine takes them in the reference and (own) in this process."""
+    options, weights = {}, own(routed.topk_weights)
     if case.weights == "array":
-        options = dict(router_weights=routed.topk_weights)
+        options = dict(router_weights=weights)
     elif case.weights == "function":
-        options = dict(router_weights=scaled_weight, router_weights_args=(routed.topk_weights, 0.75))
+        options = dict(router_weights=scaled_weight, router_weights_args=(weights, 0.75))
     if case.epilogue:
         bias = np.linspace(-1, 1, case.cfg.hidden, dtype=np.float32)
         options |= dict(epilogue=scale_and_shift, epilogue_args=(bias, 1.25))

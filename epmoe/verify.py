@@ -11,7 +11,7 @@ from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
 from epmoe import pictures, routing
 from epmoe.checked_rounds import WEIGHTS, Case, rounds_of
-from epmoe.worlds.local import LocalWorld
+from epmoe.verify_worlds import Worlds
 
 FORMATS = ("bf16", "fp8_blockwise", "nvfp4", "mxfp4", "mxfp8", "mxfp4_rows")
 MAX_DIFFERENCES = 3
@@ -28,7 +28,7 @@ def _count(text):
 def add_arguments(parser):
     """The options of verify."""
     sizes = parser.add_argument_group("sizes")
-    sizes.add_argument("--ranks", type=int, default=4, help="virtual ranks (default 4)")
+    sizes.add_argument("--ranks", type=int, help="virtual ranks (default 4; under mpirun as many as it started)")
     sizes.add_argument("--experts-per-rank", type=int, default=4, metavar="N", help="experts of each rank (default 4)")
     sizes.add_argument("--experts", type=int, metavar="N", help="experts in all, instead of --experts-per-rank")
     sizes.add_argument("--top-k", type=int, default=4, help="experts a token chooses (default 4)")
@@ -48,6 +48,8 @@ def add_arguments(parser):
     options.add_argument("--seed", type=int, default=0, help="of tokens, routing, experts and schedule (default 0)")
     options.add_argument("--seeds", type=_count, default=1, metavar="N", help="N seeds in a row, beginning with --seed")
     options.add_argument("--racecheck", action="store_true", help="simulator: with the race detector")
+    options.add_argument("--world", choices=("auto", "local", "mpi"), default="auto",
+                         help="all ranks in this process, or one rank a process (default: what mpirun suggests)")
     options.add_argument("--timeout", type=float, default=30.0, metavar="S", help="seconds after which a wait gives up")
     files = parser.add_argument_group("files and output")
     files.add_argument("--input", metavar="FILE.npz", help="your own x (N, hidden), topk_ids (N, K), topk_weights (N, "
@@ -60,20 +62,27 @@ def add_arguments(parser):
 
 def run(args, console=None):
     """Run verify with parsed options; the exit status is 0 if every byte agreed, 1 if not, 2 if it cannot be run."""
-    if console is None:
-        from rich.console import Console
-
-        console = Console(highlight=False, soft_wrap=False)
+    where = ""
     try:
+        worlds = Worlds(args.world, args.racecheck)
+        where = f"rank {worlds.rank}: " if worlds.mpi else ""
+        args.ranks = args.ranks or worlds.n_ranks
+        if console is None:
+            from rich.console import Console
+
+            console = Console(highlight=False, soft_wrap=False, quiet=not worlds.prints)
         if args.all:
             from epmoe import verify_matrix
 
-            return verify_matrix.walk(args, console)
-        return _verify(args, console)
+            return verify_matrix.walk(args, console, worlds)
+        return _verify(args, console, worlds)
     except (EPValueError, UnavailableError) as error:
-        print(f"epmoe verify: {error}", file=sys.stderr)
+        print(f"epmoe verify: {where}{error}", file=sys.stderr)
         return CANNOT_RUN
     except EPError as error:  # a kernel that hung, raced, or left its memory
+        if where:
+            print(f"FAIL  {where}{type(error).__name__}: {error}", file=sys.stderr)
+            return DIFFERS
         console.print(f"\n[bold red]FAIL[/bold red]  {type(error).__name__}:")
         console.print(str(error), markup=False)
         return DIFFERS
@@ -105,7 +114,7 @@ def batches(case, args, seed, batch):
     return [batch.split(case.cfg.n_ranks)]
 
 
-def _verify(args, console):
+def _verify(args, console, worlds):
     start = time.perf_counter()
     batch = routing.load(args.input) if args.input else None
     case = case_of(args, batch)
@@ -113,19 +122,19 @@ def _verify(args, console):
     shown = not args.json
     for seed in range(args.seed, args.seed + args.seeds):
         routed = batches(case, args, seed, batch)
-        if args.dump and seed == args.seed:
+        if args.dump and seed == args.seed and worlds.prints:
             routing.dump(args.dump, routed[0], case.cfg.n_experts)
-        world = LocalWorld(case.cfg.n_ranks, **_simulation(args, seed))
+        world = worlds.make(case.cfg.n_ranks, seed)
         record["machine"] = world.machine.describe()
-        busiest = _busiest_rank(case.cfg, routed[0])
+        shown_rank = _busiest_rank(case.cfg, routed[0]) if world.lists else world.rank
         if shown and seed == args.seed:
             _heading(console, args, case, world, batch)
         rounds = []
-        for r in rounds_of(case, world, routed, seed=seed, shown_rank=busiest, regions=tuple(pictures.REGIONS),
+        for r in rounds_of(case, world, routed, seed=seed, shown_rank=shown_rank, regions=tuple(pictures.REGIONS),
                      timeout=args.timeout):
             rounds.append(r)
             if shown and r.number == 1 and seed == args.seed:
-                _first_round(console, case, r, busiest)
+                _first_round(console, case, r, shown_rank)
             if shown:
                 _round_line(console, case, r, seed if args.seeds > 1 else None)
         record["seeds"].append({"seed": seed, "rounds": [_round_record(case, r) for r in rounds]})
@@ -133,10 +142,10 @@ def _verify(args, console):
             record["passed"] = False
             break
     record["seconds"] = round(time.perf_counter() - start, 3)
-    if args.json:
-        print(json.dumps(record, indent=1))
-    else:
+    if not args.json:
         _verdict(console, case, args, record, rounds[-1])
+    elif worlds.prints:
+        print(json.dumps(record, indent=1))
     return EQUAL if record["passed"] else DIFFERS
 
 
@@ -145,21 +154,11 @@ def _busiest_rank(cfg, routed):
     return int(np.argmax(pictures.counts(cfg, routed.topk_ids).reshape(cfg.n_ranks, cfg.n_ranks, -1).sum(axis=(0, 2))))
 
 
-def _simulation(args, seed):
-    from epmoe import device
-
-    if not device.SIM:
-        if args.racecheck:
-            raise EPValueError("--racecheck needs the simulator, and a GPU is used: set EPMOE_DEVICE=sim")
-        return {}
-    return {"seed": seed} | ({"racecheck": True} if args.racecheck else {})
-
-
 def _heading(console, args, case, world, batch):
     c = case.cfg
     console.print(f"[bold]epmoe verify[/bold]  {c.n_ranks} ranks x {c.n_local_experts} experts, top-{c.top_k}, hidden "
                   f"{c.hidden}, at most {c.max_tokens_per_rank} tokens a rank")
-    console.print(f"{case}; {world.machine.describe()}\n", style="dim")
+    console.print(f"{case}; {world.machine.describe()}{'' if world.lists else ', one rank a process'}\n", style="dim")
     if batch is not None:
         console.print(f"{args.input}: {len(batch.x)} tokens", style="dim")
         for note in batch.notes:

@@ -8,72 +8,73 @@ import time
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPError
 
-from epmoe import device, routing
+from epmoe import routing
 from epmoe.checked_rounds import WEIGHTS, Case, rounds_of
-from epmoe.worlds.local import LocalWorld
 
 # (token format, scales in the slot layout)
 FORMATS = (("bf16", False), ("fp8_blockwise", False), ("nvfp4", False), ("mxfp4", False), ("mxfp8", False),
            ("mxfp4_rows", False), ("mxfp4_rows", True))
 HIDDEN = 256        # the least that every format takes
-N_RANKS, EXPERTS_PER_RANK, TOP_K, TOKENS, ROUNDS = 2, 2, 2, 5, 2
+N_RANKS, EXPERTS_PER_RANK, TOP_K, TOKENS, ROUNDS = 2, 2, 2, 5, 2       # under mpirun as many ranks as there are
 
 
-def cases():
+def cases(n_ranks=N_RANKS):
     """Every combination that makes sense: unreduced output has neither shared expert nor epilogue."""
     for (name, preshuffle), fused, shared, skip, weights, epilogue in itertools.product(
             FORMATS, (False, True), (False, True), (False, True), WEIGHTS, (False, True)):
         if weights == "none" and (shared or epilogue):
             continue
-        cfg = EPConfig(N_RANKS, N_RANKS * EXPERTS_PER_RANK, TOP_K, HIDDEN, TOKENS, token_format=name,
+        cfg = EPConfig(n_ranks, n_ranks * EXPERTS_PER_RANK, TOP_K, HIDDEN, TOKENS, token_format=name,
                        fuse_a_scale_preshuffle=preshuffle, fused_shared_expert=shared, skip_a2a=skip,
-                       allreduce_world_size=N_RANKS if skip else 1)
+                       allreduce_world_size=n_ranks if skip else 1)
         yield Case(cfg, weights, epilogue, fused, ROUNDS)
 
 
-def check(case, seed):
+def check(case, seed, world):
     """Verify one case: None if every byte agreed, else what went wrong, as text."""
-    world = LocalWorld(case.cfg.n_ranks, **({"seed": seed} if device.SIM else {}))
     try:
         for r in rounds_of(case, world, [routing.make(case.cfg, [seed, n]) for n in range(case.rounds)], seed=seed):
             if r.differences:
                 return f"round {r.number}: {r.differences[0]}"
     except EPError as error:
+        if not world.lists:
+            raise       # the other ranks do not know of it, and cannot go on with the next case
         return f"{type(error).__name__}: {error}"
     return None
 
 
-def walk(args, console):
+def walk(args, console, worlds):
     """Walk the matrix with a progress bar; prints a table, or JSON; the exit status is 0 if all cases passed."""
     start = time.perf_counter()
-    chosen = list(cases())
+    n_ranks = worlds.n_ranks if worlds.mpi else N_RANKS
+    chosen = list(cases(n_ranks))
     if args.sample:
         chosen = random.Random(args.seed).sample(chosen, min(args.sample, len(chosen)))
     results = []
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, transient=True, disable=args.json) as progress:
+    with Progress(*columns, console=console, transient=True, disable=args.json or not worlds.prints) as progress:
         task = progress.add_task("", total=len(chosen))
         for case in chosen:
             progress.update(task, description=str(case)[:40])
-            results.append((case, check(case, args.seed)))
+            results.append((case, check(case, args.seed, worlds.make(n_ranks, args.seed))))
             progress.advance(task)
     failed = [(case, what) for case, what in results if what]
     seconds = time.perf_counter() - start
-    if args.json:
+    if not args.json:
+        _show(console, n_ranks, results, failed, seconds)
+    elif worlds.prints:
         print(json.dumps({"passed": not failed, "seconds": round(seconds, 3),
                           "cases": [{"case": str(case), "difference": what} for case, what in results]}, indent=1))
-    else:
-        _show(console, results, failed, seconds)
     return 1 if failed else 0
 
 
-def _show(console, results, failed, seconds):
+def _show(console, n_ranks, results, failed, seconds):
     from rich.table import Table
     from rich.text import Text
 
-    console.print(f"[bold]epmoe verify --all[/bold]  {N_RANKS} ranks x {EXPERTS_PER_RANK} experts, top-{TOP_K}, hidden "
+    console.print(f"[bold]epmoe verify --all[/bold]  {n_ranks} ranks x {EXPERTS_PER_RANK} experts, top-{TOP_K}, hidden "
                   f"{HIDDEN}, {ROUNDS} rounds a case")
     console.print("Cases that equal the reference bit for bit, of all with these options. The others (router weights "
                   "as array, function or none; epilogue or not; shared expert or not) are inside each number.",

@@ -9,6 +9,7 @@ What an ExpertParallel asks of a world:
 | machine | the device machine on which the ranks of this process run |
 | allocate(nbytes, name, regions) | SymmetricMemory: one allocation a rank, and the peers' addresses; collective |
 | barrier() | returns when all ranks have come; collective |
+| tell(value, timeout) | list with the value of every process of the world; collective |
 | stream_of(rank) | the stream by which a rank's work is ordered |
 | share(launch) | LaunchConfig of one rank's fused kernel, where several ranks share a device |
 | launching(fused) | context of the launches of one call, gives {rank: stream} |

@@ -11,7 +11,7 @@ from epmoe_ref.errors import PeerTimeout
 
 # One channel for each occasion (its MPI tag, in a range that programs seldom use): a rank that left one occasion after a
 # timeout and came to another one is not taken for being at the first.
-CHANNELS = ("meeting", "devices", "configuration", "allocation", "start", "reset", "leaving", "unmapping", "verdict")
+CHANNELS = ("meeting", "devices", "configuration", "allocation", "start", "reset", "leaving", "unmapping", "telling")
 FIRST_TAG = 31200
 NAP_S = 0.0005
 YIELDS = 50

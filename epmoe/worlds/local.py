@@ -49,6 +49,10 @@ class LocalWorld:
     def barrier(self, occasion, timeout):
         """All ranks have come here: in one process they have."""
 
+    def tell(self, value, timeout):
+        """[value]: nobody else is to be told."""
+        return [value]
+
     def stream_of(self, rank):
         """The stream that a rank's work is ordered by."""
         return self._streams[rank]

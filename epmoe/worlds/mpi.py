@@ -86,6 +86,10 @@ class MPIWorld:
         """Returns when all ranks have come; PeerTimeout names those that did not."""
         self.exchange.gather(occasion, None, timeout)
 
+    def tell(self, value, timeout):
+        """[the value of each rank's process]; collective."""
+        return self.exchange.gather("telling", value, timeout)
+
     def stream_of(self, rank):
         """The stream that this rank's work is ordered by."""
         return self._streams[rank]

@@ -36,7 +36,7 @@ def test_the_main_job_passes_and_shows_what_it_did():
 
 
 def test_the_default_batch_is_uneven_with_an_empty_rank_and_empty_slots():
-    args = options([])
+    args = options(["--ranks", "4"])
     case = verify.case_of(args)
     for batch in verify.batches(case, args, 0, None):
         assert {0, case.cfg.max_tokens_per_rank} < set(batch.num_tokens)
@@ -211,7 +211,7 @@ def test_a_sample_of_the_matrix_passes(capsys):
 
 
 def test_a_case_that_differs_fails_the_matrix(capsys, monkeypatch):
-    monkeypatch.setattr(verify_matrix, "check", lambda case, seed: "round 1: wrong" if case.fused else None)
+    monkeypatch.setattr(verify_matrix, "check", lambda case, seed, world: "round 1: wrong" if case.fused else None)
     status, out = shown(capsys, "verify", "--all", "--sample", "9", "--json")
     record = json.loads(out.out)
     assert status == 1 and not record["passed"]

@@ -1,0 +1,48 @@
+"""In which world a verification runs: all ranks in this process, or under mpirun one rank a process."""
+
+import sys
+
+from epmoe_ref.errors import EPValueError
+
+from epmoe import device
+from epmoe.worlds import launcher
+from epmoe.worlds.local import LocalWorld
+
+VIRTUAL_RANKS = 4   # of a verification in one process
+
+
+class Worlds:
+    """Makes the worlds of one verification; under mpirun only rank 0 (`prints`) says something.
+
+    kind: "local", "mpi", or "auto": MPI if a launcher started several processes, or `python -m mpi4py` started this one.
+    """
+
+    def __init__(self, kind, racecheck=False):
+        if racecheck and not device.SIM:
+            raise EPValueError("--racecheck needs the simulator, and a GPU is used: set EPMOE_DEVICE=sim")
+        self._options = {"racecheck": True} if racecheck else {}
+        self.mpi = kind == "mpi" or kind == "auto" and ((launcher.launched_size()[0] or 1) > 1 or "mpi4py.run" in sys.modules)
+        self.rank, self.n_ranks = 0, VIRTUAL_RANKS
+        if self.mpi:
+            self._world = self._mpi_world()
+            self.rank, self.n_ranks = self._world.rank, self._world.n_ranks
+
+    @property
+    def prints(self):
+        return self.rank == 0
+
+    def make(self, n_ranks, seed):
+        """A world of n_ranks; seed: of the simulator's schedule."""
+        options = self._options | {"seed": seed} if device.SIM else {}
+        if not self.mpi:
+            return LocalWorld(n_ranks, **options)
+        if n_ranks != self.n_ranks:
+            raise EPValueError(f"--ranks {n_ranks}: mpirun started {self.n_ranks} ranks; leave --ranks out, or start as many")
+        if device.SIM and self._world.machine.seed != seed:
+            self._world = self._mpi_world(seed=seed)
+        return self._world
+
+    def _mpi_world(self, **options):
+        from epmoe.worlds.mpi import MPIWorld
+
+        return MPIWorld(**self._options, **options)
