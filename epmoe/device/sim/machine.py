@@ -53,7 +53,8 @@ class Buffer:
 
     def _slice(self, offset, nbytes):
         if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
-            raise EPValueError("bytes %d to %d of %s, which has %d bytes" % (offset, offset + nbytes, self.name, self.nbytes))
+            raise EPValueError("bytes %d to %d of %s, which has %d bytes"
+                               % (offset, offset + nbytes, self.name, self.nbytes))
         return self._data[offset:offset + nbytes]
 
     def write(self, array, offset=0):
@@ -120,10 +121,13 @@ class SimMachine:
             seed = None if text.lower() == "none" else int(text)
         self.seed = seed
         self.random = None if seed is None else random.Random(seed)
-        self.racecheck = os.environ.get("EPMOE_RACECHECK", "0") not in ("", "0") if racecheck is None else bool(racecheck)
+        if racecheck is None:
+            racecheck = os.environ.get("EPMOE_RACECHECK", "0").strip() not in ("", "0")
+        self.racecheck = bool(racecheck)
         self.stale = stale
         self.n_sms = 8 if n_sms is None else int(n_sms)
-        self.resident_limit, self.expire_waits, self.stop_at_first_race = resident_limit, expire_waits, stop_at_first_race
+        self.resident_limit, self.expire_waits = resident_limit, expire_waits
+        self.stop_at_first_race = stop_at_first_race
         self.races = []
         self.touched_by_host = []
         self.streams = []
@@ -202,11 +206,13 @@ class SimMachine:
         if grid < 1:
             raise EPValueError("grid=%d blocks of %s: at least 1 is needed" % (grid, kernel.name))
         if shared_bytes > SHARED_PER_BLOCK:
-            raise EPValueError("shared_bytes=%d of %s: a block has at most %d" % (shared_bytes, kernel.name, SHARED_PER_BLOCK))
+            raise EPValueError("shared_bytes=%d of %s: a block has at most %d"
+                               % (shared_bytes, kernel.name, SHARED_PER_BLOCK))
         limit = resident_blocks(block, shared_bytes, self.n_sms)
         if grid > limit:
-            raise EPValueError("grid=%d blocks of %d threads of %s cannot be resident at once: %d multiprocessors hold %d; "
-                               "blocks wait for each other, so take a smaller grid" % (grid, block, kernel.name, self.n_sms, limit))
+            raise EPValueError("grid=%d blocks of %d threads of %s cannot be resident at once: %d multiprocessors "
+                               "hold %d; blocks wait for each other, so take a smaller grid"
+                               % (grid, block, kernel.name, self.n_sms, limit))
         self.count += 1
         stream.queue.append(Launch(self.count, kernel, grid, block, tuple(args), stream, shared_bytes))
 

@@ -27,8 +27,8 @@ class Span:
     """A run of bytes that kernels may touch, with views of every width for fast access by index.
 
     `low <= address < high`. The views start at `origin`, the next multiple of 16 at or below low, so that
-    (address - origin) divided by a size is an index for every aligned address. Strong operations use `strong`, which are
-    the same views, except in memory that other processes write too (`shared`): there they are the CPU's atomics.
+    (address - origin) divided by a size is an index for every aligned address. Strong operations use `strong`, which
+    are the same views, except in memory that other processes write too (`shared`): there they are the CPU's atomics.
     """
 
     __slots__ = ("low", "high", "origin", "name", "rank", "readonly", "regions", "users", "keep", "host_accesses",
@@ -42,9 +42,10 @@ class Span:
         self.host_accesses = []                     # what the host did while launches were in flight (race detector)
         self.origin = address & ~15
         length = max((self.high - self.origin + 15) & ~15, 16)
-        self.bytes = np.frombuffer((ctypes.c_uint8 * length).from_address(self.origin), np.uint8) if address else np.empty(16, np.uint8)
+        memory = (ctypes.c_uint8 * length).from_address(self.origin) if address else bytearray(length)
+        self.bytes = np.frombuffer(memory, np.uint8)
         view = memoryview(self.bytes)
-        self.views = (view, view.cast("H"), view.cast("i"), view.cast("I"), view.cast("Q"), self.bytes.view(np.float32))
+        self.views = (view, *(view.cast(c) for c in "HiIQ"), self.bytes.view(np.float32))
         self.strong, self.shared = self.views, shared
         if shared:
             from .cpu_atomics import AtomicView
@@ -86,7 +87,7 @@ class Region:
 
 
 class Memory:
-    """All spans of this process, sorted by address, behind one that holds nothing: so every address has a span to its left."""
+    """All spans of this process, by address, behind one that holds nothing: so each address has a span to its left."""
 
     def __init__(self):
         nothing = Span(0, 0, "nothing", None)

@@ -10,10 +10,9 @@ from bisect import bisect_right
 import numpy as np
 from greenlet import getcurrent
 
-from .. import arithmetic
+from .. import arithmetic, names
 from .memory import MEMORY, VIEW, WIDTH, out_of_bounds
 from .scheduler import NOW
-from .threads import call_chain
 
 MASK32, MASK64 = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
 SCOPES = {"cta": 1, "gpu": 2, "sys": 3}
@@ -62,9 +61,7 @@ def span_of(address, nbytes, name, alignment=None, write=False):
         complaint = "%s is read-only" % span.describe(address)
     if complaint is None:
         return span
-    t = getcurrent()
-    where = "%s at %s" % (t.name(), " < ".join(call_chain(sys._getframe())))
-    raise out_of_bounds("%s (%d bytes)" % (name, nbytes), where, complaint)
+    raise out_of_bounds("%s (%d bytes)" % (name, nbytes), getcurrent().place(), complaint)
 
 
 # ---------------------------------------------------------------- plain
@@ -166,8 +163,8 @@ def _strong_load(order, scope, ty):
         t = getcurrent()
         value = newest = span.strong[view][address - span.origin >> shift]
         if NOW.detector is not None:
-            value = NOW.detector.strong(t.actor, address, n, True, False, number, acquire, False, name, sys._getframe(1),
-                                        span, newest, None)
+            value = NOW.detector.strong(t.actor, address, n, True, False, number, acquire, False, name,
+                                        sys._getframe(1), span, newest, None)
         # a second look at an unchanged word, with nothing but such looks between: wait until something changes
         time = t.operations + NOW.mark - NOW.fuel
         polled = t.polled
@@ -197,8 +194,8 @@ def _strong_store(order, scope, ty):
         v = wrap(v)
         view_, k = span.strong[view], address - span.origin >> shift
         if NOW.detector is not None:
-            NOW.detector.strong(getcurrent().actor, address, n, False, True, number, False, release, name, sys._getframe(1),
-                                span, view_[k], v)
+            NOW.detector.strong(getcurrent().actor, address, n, False, True, number, False, release, name,
+                                sys._getframe(1), span, view_[k], v)
         view_[k] = v
         if address >> 4 in NOW.watchers:
             NOW.written(address >> 4)
@@ -276,7 +273,8 @@ for _scope in ("gpu", "sys"):
     for _order in ("relaxed", "acq_rel"):
         for _ty in ("i32", "u64"):
             _rmw("atomic_cas_%s_%s_%s" % (_order, _scope, _ty), _order, _scope, _ty, _cas, operands=2,
-                 doc="Replace a %s by new if it is expected, %s, scope %s; returns the old value." % (_ty, _order, _scope))
+                 doc="Replace a %s by new if it is as expected, %s, scope %s; returns the old value."
+                 % (_ty, _order, _scope))
 
 
 def _fence(scope):
@@ -288,7 +286,7 @@ def _fence(scope):
             NOW.preempt()
         if NOW.detector is not None:
             NOW.detector.fence(getcurrent().actor, number)
-    return word(fence, name, "fence.acq_rel, scope %s: orders this thread's accesses before it against those after." % scope)
+    return word(fence, name, "fence.acq_rel, scope %s: orders what this thread did before against what follows." % scope)
 
 
 for _scope in SCOPES:
@@ -367,6 +365,5 @@ def nanosleep(ns):
     _tick(int(ns))
 
 
-for _name in ("u64 u32 i32 f32 f32_as_u32 u32_as_f32 bf16_lo bf16_hi pack_bf16x2 f16_lo f16_hi pack_f16x2 pack_e4m3x2 e4m3_lo "
-              "e4m3_hi mul_rn add_rn sub_rn fma_rn div_rn max_f32 min_f32 abs_f32 exp ex2_approx popc ffs clz").split():
+for _name in " ".join([names.CASTS, names.NUMBERS, names.BITS]).split():
     word(getattr(arithmetic, _name))

@@ -23,11 +23,11 @@ FIFO_QUANTUM = 256
 
 
 class Scheduler:
-    """The state of the run in progress. There is one object for the process (`NOW`): operations look at it each time."""
+    """The state of the run in progress. There is one object for the process, `NOW`, at which every operation looks."""
 
-    __slots__ = ("fuel", "mark", "quantum", "spent", "extra_ns", "preemption", "random", "draw",            # time and chance
-                 "ready", "active", "current", "burst", "burst_length", "boost", "live", "hub",             # who runs
-                 "watchers", "spinners", "looks", "quiet_since", "expire_waits", "copies",                  # who waits
+    __slots__ = ("fuel", "mark", "quantum", "spent", "extra_ns", "preemption", "random", "draw",    # time and chance
+                 "ready", "active", "current", "burst", "burst_length", "boost", "live", "hub",     # who runs
+                 "watchers", "spinners", "looks", "quiet_since", "expire_waits", "copies",          # who waits
                  "detector", "pool", "pool_owner", "run", "real_time")
 
     def __init__(self):
@@ -41,7 +41,7 @@ class Scheduler:
         self.copies = []
 
     def begin(self, rng, run, *, detector, expire_waits, start_ns=0, real_time=None):
-        """Start a run. rng: random.Random or None (plain round-robin); run.ended(thread) is told of every thread's end."""
+        """Start a run. rng: random.Random, or None for round-robin; run.ended(thread) is told of every thread's end."""
         self.hub = greenlet.getcurrent()
         self.random = rng
         self.preemption = rng.choice((0.0, 0.02, 0.1, 0.3)) if rng else 0.0

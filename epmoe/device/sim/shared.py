@@ -55,7 +55,10 @@ class SharedArray:
 
 @word
 def shared_array(shape, dtype):
-    """A static array of the block. shape (int or tuple) is a constant; dtype int32, uint32, uint64, float32 or uint8."""
+    """A static array of the block. shape (int or tuple) is a constant, dtype int32, uint32, uint64, float32 or uint8.
+
+    Every call site has its own array; all threads of the block share it.
+    """
     block = getcurrent().block
     frame = sys._getframe(1)
     site = (frame.f_code, frame.f_lasti)

@@ -8,4 +8,4 @@ for _name in names.BLOCK.split() + names.WARP.split():
 
 WORDS = dict(OPS)
 DTYPES = {n: getattr(shared, n) for n in ("int32", "uint32", "uint64", "float32", "uint8")}
-assert hopper.bulk_load.__name__ in WORDS
+assert set(names.WORDS) == set(WORDS) and hopper
