@@ -31,6 +31,7 @@ _HOME = {
     "combine_async_kernel": "epmoe.kernels",
     "combine_wait_kernel": "epmoe.kernels",
     "combine_kernel": "epmoe.kernels",
+    "fused_silu_kernel": "epmoe.kernels",
     "mul_rn": "epmoe.device",
     "add_rn": "epmoe.device",
     "fma_rn": "epmoe.device",

@@ -91,6 +91,20 @@ def expert_outputs(cfg, machine, rank, given, capacity, n_rows):
     return a
 
 
+def gate_up(machine, rank, given, capacity, n_rows):
+    """Rows of the experts' first product: bf16 (rows, 2 * width), exact or capacity many (see expert_outputs)."""
+    what = f"gate_up of rank {rank}"
+    a = _array(machine, given, what)
+    if a.dtype != BF16:
+        raise EPValueError(f"{what} has dtype {a.dtype}, bfloat16 is needed: convert it")
+    if len(a.shape) != 2 or a.shape[1] % 2 or not a.shape[1]:
+        raise EPValueError(f"{what} has shape {a.shape}, (rows, 2 * width) is needed: gate and up side by side")
+    if a.shape[0] != capacity and a.shape[0] != n_rows():
+        raise EPValueError(f"{what} has {a.shape[0]} rows; one is needed for each of the {n_rows()} dispatched rows, or for "
+                           f"all {capacity} of the capacity")
+    return a
+
+
 def router_weights(cfg, machine, rank, given, num_tokens):
     """Router weights of a rank: float32 (num_tokens, top_k)."""
     what = f"router_weights of rank {rank}"

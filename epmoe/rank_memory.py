@@ -2,14 +2,17 @@
 
 from functools import cached_property
 
+import ml_dtypes
 import numpy as np
 from epmoe_ref.config import EPConfig
 
 from epmoe import layout
 from epmoe.dispatched import capacity_rows
-from epmoe.inputs import COMBINE_DTYPE
+from epmoe.inputs import BF16, COMBINE_DTYPE
 from epmoe.kernels import formats
 from epmoe.lending import Pool, arrange
+
+SCALE_GROUP = 128       # elements of blockwise FP8 that share a scale
 
 
 def dispatch_arrays(cfg: EPConfig):
@@ -33,6 +36,14 @@ def combine_arrays(cfg: EPConfig, reduced):
     return {"output_tokens": (combine_shape(cfg, cfg.max_tokens_per_rank, reduced), COMBINE_DTYPE[cfg.combine_dtype])}
 
 
+def silu_arrays(rows, width, output_format):
+    """Arrays of a SwiGLU result: {name: (shape, dtype)}."""
+    if output_format == "bf16":
+        return {"output_tokens": ((rows, width), BF16)}
+    return {"output_tokens": ((rows, width), np.dtype(ml_dtypes.float8_e4m3fn)),
+            "output_scales": ((width // SCALE_GROUP, rows), np.dtype(np.float32))}
+
+
 class RankMemory:
     """Regions, peers and result pools of one rank of this process."""
 
@@ -42,6 +53,7 @@ class RankMemory:
         self._addresses = memory.addresses
         self._regions = {r.name: r for r in layout.regions(cfg)}
         self._words = {name: (offset, shape, dtype) for name, offset, shape, dtype, _ in layout.named_words(cfg)}
+        self._silu_pools = {}
         first = cfg.world(rank) * cfg.p2p_world_size
         self._world = range(first, first + cfg.p2p_world_size)
 
@@ -84,9 +96,17 @@ class RankMemory:
         """Memory for what combine returns without router weights."""
         return self._pool("unreduced combine result", combine_arrays(self.cfg, False))
 
+    def silu_pool(self, rows, width, output_format):
+        """Memory for what fused_silu returns for so many rows."""
+        key = rows, width, output_format
+        if key not in self._silu_pools:
+            self._silu_pools[key] = self._pool("SwiGLU result", silu_arrays(*key))
+        return self._silu_pools[key]
+
     def pools(self):
         """The pools that were used so far."""
-        return [self.__dict__[n] for n in ("dispatch_pool", "reduced_pool", "unreduced_pool") if n in self.__dict__]
+        used = [self.__dict__[n] for n in ("dispatch_pool", "reduced_pool", "unreduced_pool") if n in self.__dict__]
+        return used + list(self._silu_pools.values())
 
     def _pool(self, name, shapes):
         return Pool(self.machine, self.rank, name, shapes)

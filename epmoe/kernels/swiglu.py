@@ -44,7 +44,7 @@ class FusedSiluCall(KernelCall):
             output_scales=output_scales, capacity=input_tokens.n))
 
 
-def fused_silu_kernel(cfg: EPConfig, intermediate: int, launch: LaunchConfig | None = None, *,
+def fused_silu_kernel(cfg: EPConfig, launch: LaunchConfig | None = None, *, intermediate: int,
                       output_format: str = "bf16", limit: float | None = None, alpha: float = 1.702) -> FusedSiluCall:
     """A kernel that turns rows [2 intermediate] into rows [intermediate].
 

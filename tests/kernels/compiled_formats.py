@@ -28,7 +28,7 @@ def kernels():
         yield f"decode {name}", decode_kernel(formats.of(config(name)), 32)
     yield "decode slots", decode_kernel(formats.of(config("mxfp4_rows", fuse_a_scale_preshuffle=True)), 32)
     for output_format in ("bf16", "fp8_blockwise"):
-        call = fused_silu_kernel(config("bf16"), 2048, output_format=output_format, limit=7.0)
+        call = fused_silu_kernel(config("bf16"), intermediate=2048, output_format=output_format, limit=7.0)
         yield f"swiglu {output_format}", call.kernel()
 
 

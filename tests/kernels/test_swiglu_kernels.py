@@ -50,7 +50,7 @@ def run(cfg, rows, n_rows, intermediate, launch=None, seed=0, **options):
     scales.fill(POISON)
     offsets = machine.alloc(4 * (cfg.n_groups + 1), "row_offsets")
     offsets.write(np.linspace(0, n_rows, cfg.n_groups + 1).astype(np.uint32))
-    call = fused_silu_kernel(cfg, intermediate, launch, **options)
+    call = fused_silu_kernel(cfg, launch, intermediate=intermediate, **options)
     call(TokenArray(src.address, capacity), offsets.address, out.address, 0, output_scales=scales.address,
          machine=machine, stream=machine.stream(0))
     machine.synchronize()

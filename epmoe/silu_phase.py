@@ -1,0 +1,43 @@
+"""SwiGLU on the host: the rows between the experts' two matrix products, without waiting for their number."""
+
+from epmoe_ref.errors import EPValueError
+
+from epmoe import device, inputs
+from epmoe.arrays import view
+from epmoe.dispatched import Dispatched
+from epmoe.kernels import TokenArray
+
+
+class SiluPhase:
+    """fused_silu of every rank of this process."""
+
+    def __init__(self, engine, capacity):
+        self.engine, self.capacity = engine, capacity
+
+    def __call__(self, gate_up, dispatched, output_format, limit, alpha):
+        """A result a rank: an array, or (values, scales) for fp8_blockwise."""
+        engine, world = self.engine, self.engine.world
+        placed = []
+        for r, rows, d in zip(engine.ranks, inputs.ranks_of(world, "gate_up", gate_up),
+                              inputs.ranks_of(world, "dispatched", dispatched)):
+            if not isinstance(d, Dispatched):
+                raise EPValueError(f"fused_silu of rank {r.rank} was given a {type(d).__name__} instead of its Dispatched")
+            rows = inputs.gate_up(engine.machine, r.rank, rows, self.capacity, lambda d=d: d.n_rows)
+            width = rows.shape[1] // 2
+            call = engine.call("fused_silu_kernel", intermediate=width, output_format=output_format, limit=limit,
+                               alpha=alpha)
+            loan = r.silu_pool(rows.shape[0], width, output_format).lend()
+            placed.append((r, call, loan, TokenArray(engine.placing.place(r.rank, "gate_up", rows), rows.shape[0]),
+                           engine.placing.place(r.rank, "row_offsets", view(d.row_offsets, "row_offsets"))))
+        with world.launching(False) as streams:
+            for r, call, loan, rows, row_offsets in placed:
+                call(rows, row_offsets, loan.address("output_tokens"), r.rank, machine=engine.machine,
+                     stream=streams[r.rank], output_scales=loan.address("output_scales") if len(loan.fields) > 1 else 0)
+        if device.SIM:
+            engine.machine.synchronize()
+        return [_arrays(loan) for _, _, loan, _, _ in placed]
+
+
+def _arrays(loan):
+    values = [loan.array(name) for name in loan.fields]
+    return values[0] if len(values) == 1 else tuple(values)

@@ -1,0 +1,72 @@
+"""fused_silu between dispatch and combine: rows whose number the host does not ask for, against the reference."""
+
+import epmoe_ref
+import numpy as np
+import pytest
+from epmoe import EPValueError
+from worlds_at_hand import BF16, batch, config, parallel
+
+WIDTH = 128
+
+
+def ordered(a):
+    """16-bit floats as integers in the order of their values, so that neighbours differ by 1."""
+    bits = a.view(np.uint16).astype(np.int32)
+    return np.where(bits & 0x8000, 0x8000 - bits, bits)
+
+
+def gate_up_rows(rank, rows):
+    return (np.random.default_rng(rank).standard_normal((rows, 2 * WIDTH)) * 3).astype(BF16)
+
+
+@pytest.mark.parametrize("capacity_rows", [False, True], ids=["exact rows", "capacity rows"])
+@pytest.mark.parametrize("variant", [dict(), dict(limit=2.0, alpha=1.5)], ids=["plain", "clamped"])
+@pytest.mark.parametrize("token_format", ["bf16", "fp8_blockwise"])
+def test_rows_agree_with_the_reference(token_format, variant, capacity_rows):
+    cfg = config(hidden=128, token_format=token_format)
+    x, ids, weights = batch(cfg)
+    with parallel(cfg) as ep:
+        d = ep.dispatch(x, ids)
+        gate_up = [gate_up_rows(r, ep.capacity if capacity_rows else of.n_rows) for r, of in enumerate(d)]
+        plain = ep.fused_silu(gate_up, d, **variant)
+        quantised = ep.fused_silu(gate_up, d, output_format="fp8_blockwise", **variant)
+        for rank, of in enumerate(d):
+            n, offsets = of.n_rows, np.asarray(of.row_offsets)
+            want = epmoe_ref.fused_silu(gate_up[rank], offsets, **variant)
+            assert plain[rank].dtype == BF16 and len(plain[rank]) == len(gate_up[rank])
+            assert np.abs(ordered(plain[rank][:n]) - ordered(want)).max(initial=0) <= 1
+            codes, scales = epmoe_ref.fused_silu_fp8(gate_up[rank], offsets, **variant)
+            got, got_scales = quantised[rank]
+            assert got_scales.shape == (WIDTH // 128, len(gate_up[rank]))
+            np.testing.assert_allclose(got_scales[:, :n], scales, rtol=2e-7)
+            assert np.abs(codes8(got[:n]) - codes8(codes)).max(initial=0) <= 1
+        ep.combine([np.zeros((ep.capacity, 128), BF16)] * cfg.n_ranks, d, weights)
+
+
+def codes8(a):
+    """e4m3 codes as integers in the order of their values."""
+    bits = a.view(np.uint8).astype(np.int32)
+    return np.where(bits & 0x80, 0x80 - bits, bits)
+
+
+@pytest.mark.parametrize("change, said", [
+    (dict(output_format="nvfp4"), "output_format='nvfp4' must be one of bf16, fp8_blockwise"),
+    (dict(limit=-1.0), "limit=-1.0 must be positive"),
+])
+def test_unknown_variants_are_refused(change, said):
+    cfg = config(hidden=128)
+    with parallel(cfg) as ep:
+        d = ep.dispatch(*batch(cfg)[:2])
+        with pytest.raises(EPValueError, match=said):
+            ep.fused_silu([gate_up_rows(r, ep.capacity) for r in range(cfg.n_ranks)], d, **change)
+
+
+def test_rows_of_another_number_or_type_are_refused():
+    cfg = config(hidden=128)
+    with parallel(cfg) as ep:
+        d = ep.dispatch(*batch(cfg)[:2])
+        for rows, said in ((gate_up_rows(0, ep.capacity + 1), "rows; one is needed for each"),
+                           (gate_up_rows(0, ep.capacity).astype(np.float32), "bfloat16 is needed"),
+                           (gate_up_rows(0, ep.capacity)[:, :-1], "2 \\* width")):
+            with pytest.raises(EPValueError, match=said):
+                ep.fused_silu([rows] * cfg.n_ranks, d)
