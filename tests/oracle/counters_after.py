@@ -1,4 +1,4 @@
-"""What the counters must hold after dispatch and after combine (the after-conditions of the protocol), as first difference."""
+"""What the counters must hold after dispatch and after combine, the after-conditions of the protocol."""
 
 import numpy as np
 
@@ -23,9 +23,9 @@ def counter_words(world, rank, ep):
     """A rank's counters as one array, each region at the offset that the EPLocalSyncCounters page gives it."""
     n = world.n_experts
     start = 2 * n + 8
-    offsets = {"reserved": 0, "finished": n, "rank_completion": 2 * n, "A": start, "B": start + 2 * n, "C": start + 3 * n,
-               "D": start + 4 * n, "E": start + 4 * n + 1, "F": start + 4 * n + 2, "G": start + 4 * n + 3,
-               "combine_ready": start + 4 * n + 4}
+    offsets = {"reserved": 0, "finished": n, "rank_completion": 2 * n, "A": start, "B": start + 2 * n,
+               "C": start + 3 * n, "D": start + 4 * n, "E": start + 4 * n + 1, "F": start + 4 * n + 2,
+               "G": start + 4 * n + 3, "combine_ready": start + 4 * n + 4}
     words = np.zeros(8 * n + 12, np.int64)
     for name, offset in offsets.items():
         region = np.asarray(ep.region(name, rank)).ravel()

@@ -1,4 +1,4 @@
-"""Small number types as lists of all their values; a cast is a search for the nearest value, a tie goes to the even code.
+"""Small number types as lists of all their values; a cast finds the nearest value, a tie goes to the even code.
 
 Numbers are those of exact_float32 (ints in units of 2**-149, floats for -0.0, inf and NaN).
 """

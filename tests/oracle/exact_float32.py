@@ -1,4 +1,4 @@
-"""float32 arithmetic done with whole numbers: every operation is exact first and rounded once, to nearest, ties to even.
+"""float32 arithmetic in whole numbers: every operation is exact first, then rounded once, to nearest, ties to even.
 
 A number is a Python int counting units of 2**-149 (the smallest float32), so every finite float32 is an int and
 +0.0 is 0. What an int cannot say is one of five Python floats: -0.0, inf, -inf, nan (and nothing else is a float).

@@ -1,4 +1,4 @@
-"""fused_a2a (Megatron's names) as lists of records: rows travel as (source rank, token), sums are exact and rounded where it says.
+"""fused_a2a (Megatron's names) as lists of records: rows travel as (source rank, token), sums are exact, then rounded.
 
 Values are bit patterns of `dtype` ("bf16", "fp16", "fp32"); ranks' arguments are nested lists.
 """

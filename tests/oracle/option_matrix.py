@@ -1,4 +1,4 @@
-"""The whole matrix of options in the simulator: kernels = reference = record model, to the bit, in every legal combination.
+"""All legal combinations of options in the simulator: kernels = reference = record model, to the bit.
 
 formats x {split, fused} x shared expert x {a2a, skip_a2a} x {weights array, function, none} x {epilogue, none}.
 
@@ -160,7 +160,8 @@ def main():
             if difference:
                 failures += 1
                 print(f"\nFAIL {case}: {difference}", flush=True)
-            print(f"\r{done}/{len(cases)} cases, {failures} failed, {time.monotonic() - began:.0f} s", end="", flush=True)
+            print(f"\r{done}/{len(cases)} cases, {failures} failed, {time.monotonic() - began:.0f} s", end="",
+                  flush=True)
     print(f"\n{'FAIL' if failures else 'PASS'}: seed {args.seed}, {len(cases)} legal combinations of options")
     return 1 if failures else 0
 

@@ -128,7 +128,8 @@ def random_world(seed, limits=Limits(), **fixed):
     alignment = choose("alignment", 16, 16, 16, 32, 64, 128)
     large = size < limits.large_share
     tall = (limits.large_share <= size < 2 * limits.large_share and limits.tokens >= 40
-            and not fixed.keys() & {"n_local_experts", "top_k", "max_tokens_per_rank"})  # experts of several scale tiles
+            # experts of several scale tiles
+            and not fixed.keys() & {"n_local_experts", "top_k", "max_tokens_per_rank"})
     n_ranks = choose("n_ranks", *range(1, limits.ranks + 1))
     n_local = choose("n_local_experts", *range(1, limits.local_experts + 1), 1, 2, 3, 4)
     n_experts = n_ranks * n_local
@@ -137,7 +138,8 @@ def random_world(seed, limits=Limits(), **fixed):
     if tall:
         n_local, n_experts, top_k = 1, n_ranks, 1
         hidden = fixed.get("hidden", 256 if preshuffle else FACTS[token_format].hidden_unit)
-    most = 150 if tall else limits.tokens if large else min(limits.tokens, max(1, limits.work // (n_ranks * top_k * hidden)) * 2)
+    affordable = 2 * max(1, limits.work // (n_ranks * top_k * hidden))
+    most = 150 if tall else limits.tokens if large else min(limits.tokens, affordable)
     most = min(most, fixed.get("max_tokens_per_rank", most))
     counts = draw_tokens(draw, n_ranks, most)
     if skip_a2a:
@@ -156,7 +158,8 @@ def random_world(seed, limits=Limits(), **fixed):
         max_tokens_per_rank=fixed.get("max_tokens_per_rank", max(1, max(counts) + draw.choice((0, 0, 1, 3)))),
         token_format=token_format, tokens=tokens, topk_ids=topk_ids, fused_shared_expert=shared, skip_a2a=skip_a2a,
         allreduce_world_size=n_ranks if skip_a2a and shared else 1, fuse_a_scale_preshuffle=preshuffle,
-        combine_dtype=dtype, alignment=alignment, routed_outputs=[numbers(rng, dtype, (n, top_k, hidden), outputs_kind) for n in counts],
+        combine_dtype=dtype, alignment=alignment,
+        routed_outputs=[numbers(rng, dtype, (n, top_k, hidden), outputs_kind) for n in counts],
         name=f"seed {seed}",
     )
     if token_format == "nvfp4" and draw.random() < 0.7:
@@ -201,6 +204,7 @@ def describe(world):
         f"{world.name}: n_ranks={world.n_ranks} n_experts={world.n_experts} top_k={world.top_k} "
         f"hidden={world.hidden} max_tokens_per_rank={world.max_tokens_per_rank} "
         f"num_tokens={[len(t) for t in world.tokens]} token_format={world.token_format} "
-        f"combine_dtype={world.combine_dtype} alignment={world.alignment} weights={'array' if world.weights else 'none'} "
+        f"combine_dtype={world.combine_dtype} alignment={world.alignment} "
+        f"weights={'array' if world.weights else 'none'} "
         f"epilogue={'yes' if world.epilogue else 'none'} {' '.join(options)}"
     )

@@ -1,4 +1,4 @@
-"""Runs one world through ExpertParallel over LocalWorld in the simulator: first difference from the record model, or None."""
+"""Runs worlds through ExpertParallel over LocalWorld in the simulator: first difference from the model, or None."""
 
 import numpy as np
 
@@ -70,7 +70,7 @@ class Different(AssertionError):
 
 def simulator_difference(worlds, *, fused, seed=0, weights_as_function=False, racecheck=None, launch=None,
                          mixed=False):
-    """First difference of a sequence of rounds on one ExpertParallel, so that what a round leaves behind meets the next.
+    """First difference of a sequence of rounds on one ExpertParallel, so that leftovers meet the next round.
 
     worlds: worlds of one configuration (next_round), or one world. fused: True, False, or one for each round.
     mixed: combine is launched the way of the round before.
@@ -93,7 +93,6 @@ def simulator_difference(worlds, *, fused, seed=0, weights_as_function=False, ra
             except Different as e:
                 how = "fused" if fused[turn] else "split"
                 return f"round {turn} ({how}, schedule seed {seed}, {launch}): {e}\n  {describe(world)}"
-            except Exception as e:
-                e.add_note(describe(world)) if hasattr(e, "add_note") else None
-                raise
+            except Exception as e:  # a crash, a deadlock, a race: the message must still say which world
+                raise AssertionError(f"{type(e).__name__}: {e}\n  {describe(world)}") from e
     return None

@@ -1,4 +1,4 @@
-"""Worlds at the edges of the sizes, and arguments in every form that is allowed; both packages against the record model."""
+"""Worlds at the edges of the sizes, and arguments in every allowed form; both packages against the record model."""
 
 import ml_dtypes
 import numpy as np
@@ -34,7 +34,8 @@ CORNERS = {
     "skip_a2a over 16 ranks": dict(n_ranks=16, n_local_experts=1, top_k=5, skip_a2a=True, fused_shared_expert=True),
     "hidden 8 in fp32": dict(n_ranks=2, n_local_experts=2, top_k=2, combine_dtype="fp32"),
     "hidden 264": dict(n_ranks=2, n_local_experts=2, top_k=2, hidden=264),
-    "hidden 1032 in fp16": dict(n_ranks=2, n_local_experts=2, top_k=2, hidden=1032, max_tokens_per_rank=2, combine_dtype="fp16"),
+    "hidden 1032 in fp16": dict(n_ranks=2, n_local_experts=2, top_k=2, hidden=1032, max_tokens_per_rank=2,
+                                combine_dtype="fp16"),
     "fp8_blockwise, shared, hidden 1152": dict(n_ranks=2, n_local_experts=2, top_k=2, hidden=1152,
                                                token_format="fp8_blockwise", fused_shared_expert=True),
     "nvfp4, hidden 1088": dict(n_ranks=2, n_local_experts=2, top_k=2, hidden=1088, token_format="nvfp4"),

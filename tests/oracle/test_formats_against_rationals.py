@@ -145,8 +145,8 @@ def test_random_rows(token_format, kind):
         check_rows(token_format, rows, alignment=(4, 16, 128)[seed] if token_format == "bf16" else 16)
 
 
-INPUT_SCALES = [0x3F800000, 0x3F000000, 0x40490FDB, 0x00000001, 0x00400000, 0x00800000, 0x7F7FFFFF, 0x7E800000, 0x358637BD,
-                0x49742400, 0x1E3CE508, 0x60AD78EC]
+INPUT_SCALES = [0x3F800000, 0x3F000000, 0x40490FDB, 0x00000001, 0x00400000, 0x00800000, 0x7F7FFFFF, 0x7E800000,
+                0x358637BD, 0x49742400, 0x1E3CE508, 0x60AD78EC]
 
 
 @pytest.mark.parametrize("scale_bits", INPUT_SCALES, ids=lambda b: f"0x{b:08x}")

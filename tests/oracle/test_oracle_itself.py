@@ -1,4 +1,4 @@
-"""The models are held against hand-worked examples and against a third way of rounding before anything is held against them."""
+"""The models against hand-worked examples and a third way of rounding, before anything is held against the models."""
 
 import random
 from fractions import Fraction
@@ -172,7 +172,8 @@ def test_slot_layout_is_bijective(hidden, capacity):
 
 @pytest.mark.parametrize("hidden, group", [(64, 16), (384, 32)])
 def test_tile_layout_is_bijective(hidden, group):
-    places = [formats.tile_byte(1, row, column, hidden, group) for row in range(256) for column in range(hidden // group)]
+    places = [formats.tile_byte(1, row, column, hidden, group)
+              for row in range(256) for column in range(hidden // group)]
     assert sorted(places) == list(range(128 * hidden // group, 3 * 128 * hidden // group))
 
 

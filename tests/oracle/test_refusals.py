@@ -1,4 +1,4 @@
-"""What makes no sense is refused by both packages before anything is computed or launched, and the object stays usable."""
+"""What makes no sense is refused by both packages before anything is computed, and the object stays usable."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,8 @@ BAD_CONFIGURATIONS = {
     "p2p_world_size that does not divide n_ranks": dict(n_ranks=4, n_experts=8, p2p_world_size=3, use_shmem=True),
     "p2p_world_size over 8": dict(n_ranks=16, n_experts=16, p2p_world_size=16),
     "p2p_world_size under n_ranks without use_shmem": dict(n_ranks=4, n_experts=8, p2p_world_size=2),
-    "no ranks": dict(n_ranks=0), "no experts": dict(n_experts=0), "no slots": dict(top_k=0), "no hidden": dict(hidden=0),
+    "no ranks": dict(n_ranks=0), "no experts": dict(n_experts=0), "no slots": dict(top_k=0),
+    "no hidden": dict(hidden=0),
     "no tokens": dict(max_tokens_per_rank=0), "negative ranks": dict(n_ranks=-2),
     "alignment 0": dict(alignment=0), "allreduce_world_size 0": dict(allreduce_world_size=0),
 }

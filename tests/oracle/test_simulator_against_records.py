@@ -38,7 +38,8 @@ def test_random_worlds_round_after_round(batch):
         worlds += [next_round(worlds[0], 1_000_000 + 10 * seed + i, LIMITS) for i in range(draw.choice((1, 1, 2)))]
         difference = simulator_difference(
             worlds, fused=[draw.random() < 0.5 for _ in worlds], seed=draw.choice((seed, seed, None)),
-            weights_as_function=seed % 3 == 0, racecheck=seed % 4 == 1 or None, launch=launch_of(draw), mixed=seed % 5 == 2)
+            weights_as_function=seed % 3 == 0, racecheck=seed % 4 == 1 or None, launch=launch_of(draw),
+            mixed=seed % 5 == 2)
         assert difference is None, difference
 
 
