@@ -328,10 +328,13 @@ class GpuMachine:
 
     @contextlib.contextmanager
     def hold(self):
-        """Launches inside start together when the outermost block ends, after all of them have been compiled."""
+        """Launches inside start together when the outermost block ends, compiled by then; an exception drops them."""
         self.held += 1
         try:
             yield self
+        except BaseException:
+            self._queue = []
+            raise
         finally:
             self.held -= 1
         if not self.held:

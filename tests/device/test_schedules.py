@@ -96,6 +96,19 @@ def test_launches_of_a_stream_follow_one_another_and_hold_lets_streams_meet(seed
     buffer.free()
 
 
+def test_an_exception_drops_what_hold_holds_back():
+    @kernel()
+    def never(params, num_tokens, my_rank):
+        raise AssertionError("this ran")
+    machine = device.machine(1)
+    stream = machine.stream()
+    with pytest.raises(KeyError), machine.hold():
+        machine.launch(never, 1, 1, (0, 0, 0), stream=stream)
+        raise KeyError
+    assert not machine.in_flight()
+    machine.synchronize()
+
+
 def test_time_is_counted_in_operations():
     @kernel()
     def clocks(params, num_tokens, my_rank):

@@ -235,10 +235,14 @@ class SimMachine:
 
     @contextlib.contextmanager
     def hold(self):
-        """Launches inside run together when the outermost block ends."""
+        """Launches inside run together when the outermost block ends; after an exception they are dropped."""
         self.held += 1
         try:
             yield self
+        except BaseException:
+            for s in self.streams:
+                s.queue = []
+            raise
         finally:
             self.held -= 1
         if not self.held:

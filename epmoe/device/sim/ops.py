@@ -286,7 +286,7 @@ def _fence(scope):
             NOW.preempt()
         if NOW.detector is not None:
             NOW.detector.fence(getcurrent().actor, number)
-    return word(fence, name, "fence.acq_rel, scope %s: orders what this thread did before against what follows." % scope)
+    return word(fence, name, "fence.acq_rel, scope %s: orders this thread's accesses before it and after it." % scope)
 
 
 for _scope in SCOPES:
