@@ -19,7 +19,8 @@ LAYERS = [
      "epmoe.engine", "epmoe.dispatch_phase", "epmoe.combine_phase", "epmoe.silu_phase", "epmoe.expert_parallel"),
     ("epmoe.fused_a2a", "epmoe.torch"),
 ]
-COMPARING = ("epmoe/check", "epmoe/vectors", "epmoe/explain", "epmoe/lessons", "epmoe/mutants")  # may import the reference's semantics
+# may import the reference's semantics
+COMPARING = ("epmoe/check", "epmoe/vectors", "epmoe/explain", "epmoe/lessons", "epmoe/mutants")
 SHARED = {"epmoe_ref.config", "epmoe_ref.errors"}
 
 
