@@ -1,0 +1,68 @@
+"""All memory of one rank of a soak: what it sends, what it gets, and what the checks need, in one lent buffer."""
+
+import ml_dtypes
+import numpy as np
+
+from epmoe.inputs import COMBINE_DTYPE
+from epmoe.kernels.params import ParameterBlock
+from epmoe.lending import Pool
+from epmoe.rank_memory import combine_arrays, dispatch_arrays
+from epmoe.soak import errors
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+RESULTS = "results"         # the name of the block's field where dispatch's and combine's results begin
+
+
+def shapes(cfg):
+    """({name: (shape, dtype)} of inputs and counts, the same of results and expert outputs)."""
+    outputs, rows = dispatch_arrays(cfg)
+    outputs.pop("topk_ids")                     # the cleaned ids stay with the dispatch
+    segments = cfg.n_local_experts * cfg.n_ranks
+    pairs = cfg.n_ranks * cfg.max_tokens_per_rank * cfg.top_k
+    tokens = cfg.max_tokens_per_rank
+    inputs = {"x": ((tokens, cfg.hidden), BF16), "ids": ((tokens, cfg.top_k), np.int32),
+              "weights": ((tokens, cfg.top_k), np.float32), "errors": ((errors.WORDS,), np.int32),
+              "counts": ((segments,), np.int32), "starts": ((segments + 1,), np.int32),
+              "seen": ((-(-pairs // 32),), np.uint32)}
+    results = outputs | {"combined": combine_arrays(cfg, True)["output_tokens"],
+                         "y": ((rows, cfg.hidden), COMBINE_DTYPE[cfg.combine_dtype])}
+    return inputs, results
+
+
+def parameter_block(cfg) -> ParameterBlock:
+    """The addresses that the kernels of a soak are given: every array's, and where the results begin and end."""
+    inputs, results = shapes(cfg)
+    return ParameterBlock(*((name, 1) for name in (*inputs, *results)), (RESULTS, 1), ("results_end", 1))
+
+
+class RankArrays:
+    """The arrays of one rank, and the parameter block with their addresses."""
+
+    def __init__(self, cfg, machine, rank):
+        inputs, results = shapes(cfg)
+        self.cfg, self.rank = cfg, rank
+        self._pool = Pool(machine, rank, "soak", inputs | results)
+        self._loan = self._pool.lend()
+        self.results = tuple(results)
+        addresses = {name: self._loan.address(name) for name in (*inputs, *results)}
+        end = self._loan.buffer.address + self._pool.nbytes
+        words = parameter_block(cfg).pack(addresses | {RESULTS: addresses[self.results[0]], "results_end": end})
+        self.parameters = machine.alloc(words.nbytes, "soak parameters", rank)
+        self.parameters.write(words)
+        field = self._loan.fields["errors"]
+        self._loan.buffer.write(np.zeros(field.shape, field.dtype), field.offset)
+
+    def array(self, name):
+        """An array as ExpertParallel takes it."""
+        return self._loan.array(name)
+
+    def found(self):
+        """What the kernels have recorded so far; waits for them."""
+        field = self._loan.fields["errors"]
+        return errors.found(self.rank, self._loan.buffer.read(field.dtype, field.shape, field.offset))
+
+    def free(self):
+        """Give the memory back; the kernels must have ended."""
+        self.parameters.free()
+        self._pool.close()
+        self._loan = None

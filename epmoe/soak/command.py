@@ -1,0 +1,124 @@
+"""`python -m epmoe soak`: rounds until a number or a time is reached; prints progress, errors and a verdict."""
+
+import json
+import sys
+import time
+from dataclasses import asdict
+
+from epmoe_ref.config import EPConfig
+from epmoe_ref.errors import EPError, EPValueError, UnavailableError
+
+from epmoe.provenance import provenance
+from epmoe.verify_worlds import Worlds
+
+CLEAN, ERRORS, CANNOT_RUN = 0, 1, 2
+FORMATS = ("bf16",)
+ENDLESS = 1 << 30           # rounds
+
+
+def add_arguments(parser):
+    """The options of soak."""
+    parser.add_argument("--rounds", type=int, metavar="N", help="stop after N rounds (default 100, or none with --seconds)")
+    parser.add_argument("--seconds", type=float, metavar="S", help="stop after S seconds")
+    sizes = parser.add_argument_group("sizes")
+    sizes.add_argument("--ranks", type=int, help="virtual ranks (default 4; under mpirun its number of processes)")
+    sizes.add_argument("--experts-per-rank", type=int, default=4, metavar="N", help="experts of each rank (default 4)")
+    sizes.add_argument("--experts", type=int, metavar="N", help="experts in all, instead of --experts-per-rank")
+    sizes.add_argument("--top-k", type=int, default=4, help="experts a token chooses (default 4)")
+    sizes.add_argument("--hidden", type=int, default=256, help="elements of a token (default 256)")
+    sizes.add_argument("--tokens", type=int, default=16, help="most tokens of a rank (default 16)")
+    options = parser.add_argument_group("what runs")
+    options.add_argument("--format", choices=FORMATS, default="bf16", help="token format (default bf16)")
+    kernels = options.add_mutually_exclusive_group()
+    kernels.add_argument("--fused", dest="fused", action="store_true", default=True, help="fused kernels (the default)")
+    kernels.add_argument("--split", dest="fused", action="store_false", help="split kernels")
+    options.add_argument("--poison", action="store_true", help="results are NaN before each round")
+    options.add_argument("--seed", type=int, default=0, help="of everything that is sent (default 0)")
+    options.add_argument("--look-every", type=int, default=20, metavar="M", help="the host looks every M rounds (default 20)")
+    options.add_argument("--timeout", type=float, default=30.0, metavar="S", help="seconds after which a wait gives up")
+    options.add_argument("--world", choices=("auto", "local", "mpi"), default="auto",
+                         help="ranks in this process, or one a process (default: as it was started)")
+    parser.add_argument("--json", metavar="FILE", help="write what was done, machine and versions")
+
+
+def run(args):
+    """Run a soak with parsed options; the exit status is 0 without errors, 1 with errors, 2 if it cannot be run."""
+    try:
+        worlds = Worlds(args.world)
+        cfg = _config(args, worlds)
+        world = worlds.make(cfg.n_ranks, args.seed)
+        record = soak(args, cfg, world, print if worlds.prints else _nothing)
+    except (EPValueError, UnavailableError) as error:
+        print(f"epmoe soak: {error}", file=sys.stderr)
+        return CANNOT_RUN
+    except EPError as error:        # a wait that expired
+        print(f"FAIL  {type(error).__name__}: {error}", file=sys.stderr)
+        return ERRORS
+    if args.json and worlds.prints:
+        with open(args.json, "w") as f:
+            json.dump(record, f, indent=1)
+    return CLEAN if record["errors"] == 0 else ERRORS
+
+
+def _config(args, worlds):
+    for name in ("rounds", "seconds", "look_every"):
+        value = getattr(args, name)
+        if value is not None and value <= 0:
+            raise EPValueError(f"--{name.replace('_', '-')} {value} must be positive")
+    ranks = args.ranks or worlds.n_ranks
+    return EPConfig(ranks, args.experts or ranks * args.experts_per_rank, args.top_k, args.hidden, args.tokens,
+                    token_format=args.format)
+
+
+def soak(args, cfg, world, say):
+    """Rounds until args say enough, or until an error was found: what was done, as a dict."""
+    from epmoe.soak.soak import Soak
+
+    say(f"epmoe soak: {cfg.n_ranks} ranks x {cfg.n_local_experts} experts, top-{cfg.top_k}, hidden {cfg.hidden}, at most "
+        f"{cfg.max_tokens_per_rank} tokens a rank; {cfg.token_format}, {'fused' if args.fused else 'split'} kernels; "
+        f"{world.machine.describe()}")
+    wanted = args.rounds or (ENDLESS if args.seconds else 100)
+    done, start = 0, time.perf_counter()
+    with Soak(cfg, world, fused=args.fused, seed=args.seed, poison=args.poison, timeout=args.timeout) as rounds:
+        say_next, steady = start, None
+        while True:
+            for number in range(done, min(done + args.look_every, wanted)):
+                rounds.round(number)
+                done += 1
+            found = rounds.found()
+            now = time.perf_counter()
+            # what is compiled at the first round is no part of the rate
+            steady = steady or (done, now)
+            timed_out = args.seconds is not None and now - start >= args.seconds
+            found, timed_out = _of_all_ranks(world, found, timed_out, args.timeout)
+            wrong = sum(f.errors for f in found)
+            ended = wrong or done >= wanted or timed_out
+            if ended or now >= say_next:
+                say_next = now + 10
+                say(f"{done} rounds, {sum(f.rows for f in found)} rows, {sum(f.tokens for f in found)} combined tokens, "
+                    f"{wrong} errors, {now - start:.1f} s")
+            if ended:
+                break
+    rate = (done - steady[0]) / (now - steady[1]) if done > steady[0] else done / (now - start)
+    for f in found:
+        if f.first:
+            say(f"first error: {f.first}")
+    say(f"{'FAIL' if wrong else 'PASS'}  {done} rounds, {wrong} errors, {now - start:.1f} s, {rate:.0f} rounds/s")
+    return {"rounds": done, "errors": wrong, "seconds": round(now - start, 3), "rounds_per_second": round(rate, 1),
+            "ranks": [asdict(f) for f in found], "config": _sizes(cfg), "fused": args.fused, "seed": args.seed,
+            "poison": args.poison, "world": type(world).__name__} | provenance(world.machine)
+
+
+def _of_all_ranks(world, found, timed_out, timeout):
+    """What all ranks found, and whether one of them says that it is time: the same everywhere, so that all end together."""
+    told = world.tell((found, timed_out), 2 * timeout)
+    return [f for ranks, _ in told for f in ranks], any(over for _, over in told)
+
+
+def _sizes(cfg):
+    names = ("n_ranks", "n_experts", "top_k", "hidden", "max_tokens_per_rank", "token_format")
+    return {name: getattr(cfg, name) for name in names}
+
+
+def _nothing(text):
+    """What ranks other than 0 say."""

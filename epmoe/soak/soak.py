@@ -1,0 +1,110 @@
+"""The rounds of a soak: everything a round does is put on the ranks' streams; the host looks only when asked."""
+
+from epmoe import device
+from epmoe.arrays import first
+from epmoe.dispatched import ARRAYS, Dispatched
+from epmoe.expert_parallel import ExpertParallel
+from epmoe_ref.config import EPConfig
+from epmoe_ref.errors import EPValueError
+
+from epmoe.soak import fill, hashing, rows, segments, sums
+from epmoe.soak.arrays import RankArrays
+
+SIMULATOR_BLOCKS, SIMULATOR_THREADS = 2, 64
+
+
+class Soak:
+    """Rounds over one configuration and one world; a context manager.
+
+    fused: fused kernels. seed: of everything that is sent. poison: results are NaN before each round.
+    """
+
+    def __init__(self, cfg: EPConfig, world, *, fused=True, seed=0, poison=False, timeout=30.0, launch=None,
+                 kernels=None):
+        if cfg.skip_a2a or cfg.fused_shared_expert or cfg.combine_dtype != "bf16":
+            raise EPValueError("a soak checks the exchange between ranks, with bf16 in combine: "
+                               "leave skip_a2a, fused_shared_expert and combine_dtype at their defaults")
+        self.cfg, self.world, self.machine = cfg, world, world.machine
+        self.ep = ExpertParallel(cfg, world, fused=fused, timeout=timeout, launch=launch, kernels=kernels)
+        self.ranks = [RankArrays(cfg, self.machine, rank) for rank in world.ranks]
+        self.tokens = hashing.make(cfg, seed, hashing.plain).tokens
+        self.kernels = {"fill": fill.fill_kernel(cfg, seed, poison), "count": segments.count_kernel(cfg, seed),
+                        "segments": segments.segments_kernel(cfg), "rows": rows.rows_kernel(cfg, seed),
+                        "sums": sums.sums_kernel(cfg, seed)}
+        if not device.SIM:
+            for kernel in self.kernels.values():    # now, and not while peers wait for this rank
+                self.machine.prepare(kernel)
+
+    def round(self, number):
+        """One round: fill, dispatch, check, experts, combine, check. On a GPU nothing has ended when this returns."""
+        self.fill(number)
+        d = self.dispatch(number)
+        self.check_dispatch(number)
+        self.combine(number, d)
+        self.check_combine(number)
+
+    def fill(self, number):
+        """Write what every rank sends, and count what every rank must get."""
+        self._launch("fill", number)
+        self._launch("count", number)
+        if device.SIM:
+            self.machine.synchronize()          # ExpertParallel looks at host arrays when it is called
+
+    def dispatch(self, number):
+        """The dispatch of the round: a Dispatched, or a list of them."""
+        return self.ep.dispatch(self._each("x", number), self._each("ids", number), out=self._out())
+
+    def check_dispatch(self, number):
+        """Compare everything that dispatch returned; make the experts' outputs."""
+        self._launch("segments", number, blocks=1, threads=segments.WARP)
+        self._launch("rows", number)
+        if device.SIM:
+            self.machine.synchronize()
+
+    def combine(self, number, d):
+        """The combine of the round."""
+        return self.ep.combine(self._each("y"), d, self._each("weights", number), out=self._each("combined", number))
+
+    def check_combine(self, number):
+        """Compare every byte that combine returned."""
+        self._launch("sums", number)
+
+    def found(self):
+        """What the kernels of each rank of this process have recorded; waits for them, and raises PeerTimeout."""
+        self.ep.check()
+        return [r.found() for r in self.ranks]
+
+    def close(self, *, collective=True):
+        """Free everything."""
+        self.ep.close(collective=collective)
+        for r in self.ranks:
+            r.free()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        self.close(collective=kind is None)
+
+    def _launch(self, name, number, blocks=None, threads=None):
+        blocks = blocks or (SIMULATOR_BLOCKS if device.SIM else self.machine.n_sms)
+        threads = threads or (SIMULATOR_THREADS if device.SIM else self.kernels[name].max_threads)
+        for r in self.ranks:
+            self.machine.launch(self.kernels[name], blocks, threads, (r.parameters.address, number, r.rank),
+                                stream=self.world.stream_of(r.rank))
+
+    def _each(self, name, number=None):
+        """An array of every rank of this process, cut to the round's tokens, as ExpertParallel takes them."""
+        given = [r.array(name) for r in self.ranks]
+        if number is not None:
+            cut = [self.tokens(number, r.rank) for r in self.ranks]
+            given = [first(a, n) for a, n in zip(given, cut)]
+        return given if self.world.lists else given[0]
+
+    def _out(self):
+        """Dispatched of our own arrays, for dispatch to write."""
+        made = []
+        for r in self.ranks:
+            mine = {name: r.array(name) if name in r.results else None for name in ARRAYS}
+            made.append(Dispatched(**mine, num_tokens=0))
+        return made if self.world.lists else made[0]
