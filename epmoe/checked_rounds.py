@@ -74,7 +74,7 @@ class Round:
 def rounds_of(case, world, routed_rounds, *, seed=0, shown_rank=0, regions=(), timeout=30.0, launch=None, kernels=None):
     """Yield a finished Round for each of the routed batches; stops after the first one with a difference.
 
-    Every process has the inputs of all ranks and computes the whole reference; it compares the results of its own ranks.
+    Every process has the inputs of all ranks and computes the whole reference; it compares what its own ranks got.
     """
     with ExpertParallel(case.cfg, world, fused=case.fused, timeout=timeout, launch=launch, kernels=kernels) as ep:
         for number, routed in enumerate(routed_rounds, 1):
@@ -152,7 +152,7 @@ class _Own:
 
 
 def _reduction(case, routed, own=list):
-    """router_weights, epilogue and their arguments, as combine takes them in the reference and (own) in this process."""
+    """router_weights, epilogue and their arguments, as the reference's combine takes them and (own) this process's."""
     options, weights = {}, own(routed.topk_weights)
     if case.weights == "array":
         options = dict(router_weights=weights)

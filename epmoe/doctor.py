@@ -6,13 +6,20 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from epmoe.worlds import launcher
+
 OK, MISSING, WRONG = "ok", "missing", "wrong"
+OPEN_MPI_SAYS_NO = ("but only with these variables set. As root: OMPI_ALLOW_RUN_AS_ROOT=1 "
+                    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 (or mpirun --allow-run-as-root); with fewer cores than ranks: "
+                    "OMPI_MCA_rmaps_base_oversubscribe=1 (4.x), "
+                    "PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe (5.x)")
 
 
 @dataclass(frozen=True)
@@ -154,24 +161,27 @@ def mpi():
     if importlib.util.find_spec("mpi4py") is None:
         yield Finding("MPI", MISSING, "mpi4py is not installed", "pip install mpi4py")
         return
-    code = ("from mpi4py import MPI\n"
-            "print(MPI.COMM_WORLD.size, MPI.Get_library_version().split(chr(10))[0].strip(chr(0)))")
+    code = ("from mpi4py import MPI; "  # what two ranks print may stand in one line
+            "print(f'<{MPI.COMM_WORLD.size}>{MPI.Get_library_version().splitlines()[0].strip(chr(0))}', end=' ')")
     alone = _run([sys.executable, "-c", code])
     if alone is None or alone.returncode:
         last = (alone.stderr.strip().splitlines() or ["no message"])[-1] if alone else "no answer in 30 s"
         yield Finding("MPI", MISSING, f"mpi4py {version('mpi4py')} finds no MPI library: {last[:90]}",
                       "pip install 'epmoe[mpi]'")
         return
-    library = alone.stdout.split(maxsplit=1)[1].strip()[:50]
+    library = alone.stdout.partition(">")[2].strip()[:50]
     yield Finding("MPI", OK, f"mpi4py {version('mpi4py')} with {library}")
     mpirun = find_mpirun()
     if mpirun is None:
         yield Finding("mpirun", MISSING, "neither beside this Python nor on PATH", "pip install 'epmoe[mpi]'")
         return
-    pair = _run([mpirun, "-n", "2", sys.executable, "-c", code])
-    sizes = [line.split()[0] for line in pair.stdout.splitlines() if line[:1].isdigit()] if pair else []
+    # as root or with few cores Open MPI refuses: that is no fault of the pair of mpirun and library
+    pair = _run([mpirun, "-n", "2", sys.executable, "-c", code], env=launcher.trial_environment())
+    sizes = re.findall(r"<(\d+)>", pair.stdout) if pair else []
     if sizes == ["2", "2"]:
-        yield Finding("mpirun", OK, f"{mpirun} starts 2 ranks of one world")
+        bare = _run([mpirun, "-n", "2", sys.executable, "-c", ""])
+        bare = "" if bare is not None and bare.returncode == 0 else OPEN_MPI_SAYS_NO
+        yield Finding("mpirun", OK, f"{mpirun} starts 2 ranks of one world", bare)
     elif sizes == ["1", "1"]:
         yield Finding("mpirun", WRONG, f"{mpirun} starts 2 worlds of size 1: it belongs to another MPI than {library}",
                       f"use the mpirun of {library.split(' v')[0]}, or `pip install mpich`, whose mpirun lies beside "
@@ -179,9 +189,8 @@ def mpi():
     else:
         said = _first_words(pair.stderr + pair.stdout) if pair else "no answer in 30 s"
         yield Finding("mpirun", WRONG, f"{mpirun} -n 2 fails: {said}",
-                      "Open MPI as root: OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; with few cores: "
-                      "OMPI_MCA_rmaps_base_oversubscribe=1 (4.x), "
-                      "PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe (5.x)")
+                      f"does `{mpirun} -n 2 hostname` work? If not, that MPI is not set up; `pip install mpich` brings "
+                      "one that is")
 
 
 def nvshmem():
@@ -204,9 +213,9 @@ def _first_words(text):
     return lines[0][:90] if lines else "it says nothing"
 
 
-def _run(command):
+def _run(command, env=None):
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=30)
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, env=env)
     except (OSError, subprocess.TimeoutExpired):
         return None
 

@@ -14,14 +14,15 @@ VIRTUAL_RANKS = 4   # of a verification in one process
 class Worlds:
     """Makes the worlds of one verification; under mpirun only rank 0 (`prints`) says something.
 
-    kind: "local", "mpi", or "auto": MPI if a launcher started several processes, or `python -m mpi4py` started this one.
+    kind: "local", "mpi", or "auto": MPI if a launcher started several processes or `python -m mpi4py` this one.
     """
 
     def __init__(self, kind, racecheck=False):
         if racecheck and not device.SIM:
             raise EPValueError("--racecheck needs the simulator, and a GPU is used: set EPMOE_DEVICE=sim")
         self._options = {"racecheck": True} if racecheck else {}
-        self.mpi = kind == "mpi" or kind == "auto" and ((launcher.launched_size()[0] or 1) > 1 or "mpi4py.run" in sys.modules)
+        several = (launcher.launched_size()[0] or 1) > 1 or "mpi4py.run" in sys.modules
+        self.mpi = kind == "mpi" or kind == "auto" and several
         self.rank, self.n_ranks = 0, VIRTUAL_RANKS
         if self.mpi:
             self._world = self._mpi_world()
@@ -37,7 +38,8 @@ class Worlds:
         if not self.mpi:
             return LocalWorld(n_ranks, **options)
         if n_ranks != self.n_ranks:
-            raise EPValueError(f"--ranks {n_ranks}: mpirun started {self.n_ranks} ranks; leave --ranks out, or start as many")
+            raise EPValueError(f"--ranks {n_ranks}: mpirun started {self.n_ranks} ranks; leave --ranks out, or start "
+                               "as many")
         if device.SIM and self._world.machine.seed != seed:
             self._world = self._mpi_world(seed=seed)
         return self._world

@@ -11,7 +11,7 @@ def fields_of(cfg) -> dict:
 
 
 def same(what, by_rank):
-    """Raise EPValueError unless the dicts of all ranks are equal; names each differing field, its values and their ranks."""
+    """Raise EPValueError unless the dicts of all ranks are equal, naming fields, values, ranks."""
     differing = [name for name in by_rank[0] if any(of_rank.get(name) != by_rank[0][name] for of_rank in by_rank)]
     if not differing:
         return

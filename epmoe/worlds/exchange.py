@@ -1,16 +1,16 @@
 """What ranks tell each other through MPI, with a timeout: every rank gives a value and gets those of all.
 
-MPI's own collectives wait for ever and do not say for whom. Here each rank sends its value to every other one and probes
-for theirs, so that a rank that stays away is named. There are few ranks, and this happens at the beginning and at the
-end, never in a round.
+MPI's own collectives wait for ever and do not say for whom. Here each rank sends its value to every other one and
+probes for theirs, so that a rank that stays away is named. There are few ranks, and this happens at the beginning and at
+the end, never in a round.
 """
 
 import time
 
 from epmoe_ref.errors import PeerTimeout
 
-# One channel for each occasion (its MPI tag, in a range that programs seldom use): a rank that left one occasion after a
-# timeout and came to another one is not taken for being at the first.
+# One channel for each occasion (its MPI tag, in a range that programs seldom use): a rank that left one occasion after
+# a timeout and came to another one is not taken for being at the first.
 CHANNELS = ("meeting", "devices", "configuration", "allocation", "start", "reset", "leaving", "unmapping", "telling")
 FIRST_TAG = 31200
 NAP_S = 0.0005

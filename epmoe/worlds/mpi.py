@@ -35,12 +35,12 @@ class MPIWorld:
         self.exchange = Exchange(self.comm)
         self.rank, self.n_ranks = self.exchange.rank, self.exchange.size
         self.ranks = range(self.rank, self.rank + 1)
-        agreement.same("simulator or GPU", self.exchange.gather("meeting", {"EPMOE_DEVICE": "sim" if device.SIM else "gpu"},
-                                                                timeout))
+        kind = {"EPMOE_DEVICE": "sim" if device.SIM else "gpu"}
+        agreement.same("simulator or GPU", self.exchange.gather("meeting", kind, timeout))
         self.host = self.comm.Split_type(MPI.COMM_TYPE_SHARED)      # all are here, so nobody waits long
         if self.host.Get_size() != self.n_ranks:
-            raise UnavailableError(f"{self.host.Get_size()} of {self.n_ranks} ranks are on the host of rank {self.rank}: an "
-                                   "MPIWorld is one host, whose processes can map each other's memory")
+            raise UnavailableError(f"{self.host.Get_size()} of {self.n_ranks} ranks are on the host of rank {self.rank}: "
+                                   "an MPIWorld is one host, whose processes can map each other's memory")
         if device.SIM:
             self._simulate(simulation)
         else:
@@ -49,7 +49,8 @@ class MPIWorld:
     def _simulate(self, simulation):
         self.machine = device.machine(self.n_ranks, rank=self.rank, **simulation)
         if self.machine.racecheck:
-            raise EPValueError("racecheck sees the accesses of one process only: use a LocalWorld, where all ranks are in it")
+            raise EPValueError("racecheck sees the accesses of one process only: use a LocalWorld, where all ranks "
+                               "are in it")
         self._streams = {self.rank: self.machine.stream(self.rank)}
         self.free_windows, self.n_windows = [], 0
 
@@ -58,14 +59,15 @@ class MPIWorld:
 
         count = ipc_memory.gpu_count()
         if gpu is not None and not 0 <= gpu < count:
-            raise EPValueError(f"gpu={gpu}: rank {self.rank} sees {count} GPUs, 0 to {count - 1} (CUDA_VISIBLE_DEVICES)")
+            raise EPValueError(f"gpu={gpu}: rank {self.rank} sees {count} GPUs, 0 to {count - 1} "
+                               "(CUDA_VISIBLE_DEVICES)")
         self.machine = device.machine(self.n_ranks, rank=self.rank,
                                       ordinal=self.host.Get_rank() % count if gpu is None else gpu)
         self._streams = {self.rank: self.machine.stream(self.rank, handle=stream)}
         taken = Counter(self.exchange.gather("devices", ipc_memory.gpu_uuid(self.machine.ordinal), timeout))
         if self.rank == 0 and len(taken) < self.n_ranks:
-            warnings.warn(f"{self.n_ranks} ranks share {len(taken)} GPUs: processes on one GPU take turns, so every wait for "
-                          "each other costs milliseconds", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"{self.n_ranks} ranks share {len(taken)} GPUs: processes on one GPU take turns, so every wait "
+                          "for each other costs milliseconds", RuntimeWarning, stacklevel=3)
 
     def __repr__(self):
         return f"MPIWorld rank {self.rank} of {self.n_ranks} on {self.machine.describe()}"
@@ -112,5 +114,6 @@ def _mpi():
     try:
         from mpi4py import MPI
     except ImportError as error:
-        raise UnavailableError(f"MPI cannot be used ({error}): pip install 'epmoe[mpi]', or load your cluster's MPI module") from error
+        raise UnavailableError(f"MPI cannot be used ({error}): pip install 'epmoe[mpi]', or load your cluster's MPI "
+                               "module") from error
     return MPI

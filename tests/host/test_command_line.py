@@ -242,7 +242,8 @@ def test_doctor_recognises_an_mpirun_of_another_mpi(monkeypatch):
         return subprocess.CompletedProcess([], 0, stdout, "")
 
     monkeypatch.setattr(doctor, "find_mpirun", lambda: "/usr/bin/mpirun")
-    monkeypatch.setattr(doctor, "_run", lambda command: answer("1 MPICH v5\n" * (1 + command[0].endswith("mpirun"))))
+    monkeypatch.setattr(doctor, "_run", lambda command, env=None:
+                        answer("<1>MPICH v5 " * (1 + command[0].endswith("mpirun"))))
     found = {f.what: f for f in doctor.mpi()}
     assert found["mpirun"].state == "wrong" and "2 worlds of size 1" in found["mpirun"].saw
     assert "MPICH" in found["mpirun"].remedy

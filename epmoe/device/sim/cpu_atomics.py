@@ -1,8 +1,8 @@
 """Atomic operations of the CPU on real addresses, for words that several processes map: compiled once with llvmlite.
 
-Inside one process the scheduler makes every operation indivisible; a word in a shared window is written by other processes
-at any moment, so its strong operations must be the CPU's own. All of them are sequentially consistent, which is no weaker
-than any order that a kernel asks for. Numba's llvmlite compiles them; Numba itself is not imported.
+Inside one process the scheduler makes every operation indivisible; a word in a shared window is written by other
+processes at any moment, so its strong operations must be the CPU's own. All of them are sequentially consistent, which is
+no weaker than any order that a kernel asks for. Numba's llvmlite compiles them; Numba itself is not imported.
 """
 import ctypes
 from functools import cache
@@ -52,13 +52,14 @@ def _engine():
 def _compiled(kind):
     """(load, store, swap_if) of "i32", "u32" or "u64", as functions of an address."""
     c, bits = C_TYPES[kind], 64 if kind == "u64" else 32
-    signatures = {"load": (c, ctypes.c_uint64), "store": (None, ctypes.c_uint64, c), "swap_if": (c, ctypes.c_uint64, c, c)}
+    address = ctypes.c_uint64
+    signatures = {"load": (c, address), "store": (None, address, c), "swap_if": (c, address, c, c)}
     return tuple(ctypes.PYFUNCTYPE(*types)(_engine().get_function_address(f"{name}{bits}"))
                  for name, types in signatures.items())
 
 
 class AtomicView:
-    """Words of one type from an address on, indexed like a memoryview; every access is an atomic operation of the CPU."""
+    """Words of one type from an address on, indexed like a memoryview; every access is atomic."""
 
     __slots__ = ("origin", "item", "load", "store", "swap_if")
 

@@ -1,0 +1,22 @@
+"""One rank of a world whose last rank has another configuration; every rank must say which field differs where."""
+
+from epmoe import EPValueError, ExpertParallel, MPIWorld
+from rank_arrays import config
+
+
+def main():
+    world = MPIWorld()
+    cfg = config(world.n_ranks, combine_dtype="fp32" if world.rank == world.n_ranks - 1 else "bf16")
+    try:
+        ExpertParallel(cfg, world, timeout=30)
+    except EPValueError as error:
+        print(f"rank {world.rank} refuses: {error}\n", end="", flush=True)
+    try:
+        ExpertParallel(config(world.n_ranks + 1), world)
+    except EPValueError as error:
+        print(f"rank {world.rank} counts: {error}\n", end="", flush=True)
+    with ExpertParallel(config(world.n_ranks), world):
+        print(f"rank {world.rank} goes on\n", end="", flush=True)
+
+
+main()

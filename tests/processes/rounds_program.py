@@ -1,0 +1,30 @@
+"""One rank of a world of processes: rounds on the same buffers, each held against the reference.
+
+Arguments: fused or split, number of rounds.
+"""
+
+import sys
+
+from epmoe import ExpertParallel, MPIWorld
+from epmoe.arrays import to_numpy
+from epmoe.check import compare_combined, compare_dispatched
+from rank_arrays import Batch, config, doubled
+
+
+def main(kind, rounds):
+    world = MPIWorld()
+    cfg, rank = config(world.n_ranks), world.rank
+    for _ in range(2):      # the second time in memory that the first gave back
+        with ExpertParallel(cfg, world, fused=kind == "fused") as ep:
+            for number in range(rounds):
+                batch = Batch(cfg, number)
+                want, out_want = batch.expected()
+                d = ep.dispatch(batch.x[rank], batch.ids[rank])
+                exact = d.trimmed().numpy()
+                assert not (found := compare_dispatched(cfg, rank, exact, want[rank])), found[0]
+                out = to_numpy(ep.combine(doubled(exact.output_tokens), d, batch.weights[rank]))
+                assert not (found := compare_combined(cfg, rank, out, out_want[rank])), found[0]
+    print(f"rank {rank} of {world.n_ranks} equal\n", end="", flush=True)
+
+
+main(sys.argv[1], int(sys.argv[2]))

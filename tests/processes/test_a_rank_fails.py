@@ -1,0 +1,38 @@
+"""A rank that fails, in every phase: nobody waits longer than the timeout and 2 s, and the job does not end as if all were well."""
+
+import pytest
+from mpirun import mpirun
+
+TIMEOUT, GRACE = 1.5, 2.0
+PHASES = {"start": "configuration", "dispatch": "dispatch_wait", "combine": "combine_wait", "leave": "leaving"}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("how", ["return", "raise", "kill"])
+def test_the_job_ends_with_an_error(how, phase):
+    job = mpirun(2, "failing_program.py", how, phase, TIMEOUT)
+    assert job.status != 0 and "rank 1 fails" in job.output, job.output
+    assert ("raised on purpose" in job.output) == (how == "raise"), job.output
+    for waited in job.said(r"waited ([\d.]+):"):
+        assert float(waited) < TIMEOUT + GRACE, job.output
+    if how == "return":     # the launcher sees no failure: it is for the other ranks to notice
+        said = job.said(r"rank 0 waited [\d.]+: rank 0, (\w+): (.*)")
+        assert len(said) == 1 and said[0][0] == PHASES[phase], job.output
+        missing = "rank 1 did not come" if phase in ("start", "leave") else "source rank 1 (3 of 3 experts: 0, 1, 2)"
+        assert missing in said[0][1], job.output
+
+
+def test_a_rank_that_oversleeps_is_named_and_all_can_go_on_after_a_reset():
+    job = mpirun(3, "sleeping_program.py", TIMEOUT)
+    assert job.status == 0 and job.output.count("recovered every time") == 3, job.output
+    for phase in ("dispatch_async", "dispatch_wait", "dispatch", "combine_async", "combine"):
+        waits = "dispatch_wait" if phase in ("dispatch_async", "dispatch") else "combine_wait"
+        for rank in (0, 1):
+            said = job.said(rf"rank {rank} waited ([\d.]+), sleeping before {phase}: rank {rank}, (\w+): no signal from "
+                            r"source rank 2 \(3 of 3 experts: ([\d, ]+)\)")
+            assert len(said) == 1, job.output
+            waited, where, experts = said[0]
+            assert where == waits and experts == ", ".join(str(3 * rank + e) for e in range(3)), job.output
+            assert TIMEOUT <= float(waited) < TIMEOUT + GRACE, job.output
+    # combine_wait waits for others and is waited for by nobody
+    assert len(job.said(r"rank \d finished, sleeping before combine_wait")) == 3, job.output

@@ -1,0 +1,69 @@
+"""One rank a process, started by mpirun: the same results as the reference, and one configuration for all ranks."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from epmoe import routing
+from epmoe.checked_rounds import Case
+from mpirun import mpirun, started
+from rank_arrays import config
+
+
+@pytest.mark.parametrize("n_ranks, kind", [(1, "fused"), (2, "split"), (3, "fused"), (4, "split")])
+def test_every_rank_has_the_reference_s_results_round_after_round(n_ranks, kind):
+    job = mpirun(n_ranks, "rounds_program.py", kind, 3)
+    assert job.status == 0, job.output
+    assert sorted(job.said(r"rank (\d) of (\d) equal")) == [(str(r), str(n_ranks)) for r in range(n_ranks)], job.output
+
+
+def test_verify_is_one_command_under_mpirun():
+    job = mpirun(4, "-m", "epmoe", "verify")
+    assert job.status == 0 and job.seconds < 60, job.output
+    assert job.output.count("PASS") == 1 and "4 ranks x 4 experts" in job.output, job.output
+
+
+def test_verify_all_walks_the_matrix_with_the_ranks_there_are():
+    job = mpirun(3, "-m", "epmoe", "verify", "--all", "--sample", "6")
+    assert job.status == 0 and "3 ranks x 2 experts" in job.output and "6 cases" in job.output, job.output
+
+
+def test_verify_takes_a_file_of_routing(tmp_path):
+    cfg, file = config(2), str(tmp_path / "batch.npz")
+    routing.dump(file, routing.make(cfg, 5), cfg.n_experts)
+    job = mpirun(2, "-m", "epmoe", "--input", file, "--fused", "--json")
+    record = json.loads(job.output)
+    assert job.status == 0 and record["passed"], job.output
+    assert sum(record["seeds"][0]["rounds"][0]["num_tokens"]) == len(np.load(file)["x"])
+    assert Case(cfg, fused=True).fused and record["case"].startswith("bf16, fused")
+
+
+@pytest.mark.parametrize("argv, said", [(["--ranks", "3"], "mpirun started 2 ranks"),
+                                        (["--racecheck"], "one process only")], ids=" ".join)
+def test_verify_says_what_cannot_be_run_and_does_not_exit_0(argv, said):
+    job = mpirun(2, "-m", "epmoe", *argv)
+    assert job.status != 0 and said in job.output, job.output
+
+
+def test_ranks_must_agree_on_the_configuration():
+    job = mpirun(3, "differing_program.py")
+    assert job.status == 0, job.output
+    said = "EPConfig differs between ranks: combine_dtype is 'bf16' on rank 0, 1, 'fp32' on rank 2"
+    for rank in range(3):
+        assert f"rank {rank} refuses: {said}" in job.output, job.output
+        assert f"rank {rank} counts: EPConfig.n_ranks=4 must equal the world's n_ranks=3" in job.output, job.output
+        assert f"rank {rank} goes on" in job.output, job.output
+
+
+def test_a_launcher_of_another_mpi_is_recognised():
+    # What such a launcher does: several processes, each of them a world of size 1.
+    job = started([sys.executable, "-m", "mpi4py", "-m", "epmoe", "verify"], 60, {"OMPI_COMM_WORLD_SIZE": "4"})
+    assert job.status == 2, job.output
+    for part in ("started 4", "knows only itself", "doctor"):
+        assert part in job.output, job.output
+
+
+def test_no_addition_to_a_shared_word_is_lost():
+    job = mpirun(3, "atomics_program.py", 300)
+    assert job.status == 0 and job.said(r"counted (\d+) and (\d+) of (\d+)") == [("28800", "28800", "28800")], job.output

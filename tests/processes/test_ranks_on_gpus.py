@@ -1,0 +1,47 @@
+"""One rank a process on GPUs, as many as there are (two on the one GPU if there is but one): results, timeouts, recovery."""
+
+import pytest
+from mpirun import mpirun
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
+TIMEOUT, GRACE = 3.0, 2.0
+
+
+@pytest.fixture(scope="module")
+def n_ranks():
+    from epmoe.worlds.ipc_memory import gpu_count
+
+    return max(2, min(gpu_count(), 8))
+
+
+@pytest.mark.parametrize("kind", ["fused", "split"])
+def test_every_rank_has_the_reference_s_results_round_after_round(n_ranks, kind):
+    job = mpirun(n_ranks, "rounds_program.py", kind, 20, limit=300)
+    assert job.status == 0 and len(job.said(r"rank \d of \d equal")) == n_ranks, job.output
+
+
+@pytest.mark.parametrize("option", ["--fused", "--shared-expert", "--skip-a2a"])
+def test_verify_runs_on_the_gpus(n_ranks, option):
+    job = mpirun(n_ranks, "-m", "epmoe", "verify", option, "--format", "fp8_blockwise", limit=300)
+    assert job.status == 0 and "PASS" in job.output and "multiprocessors" in job.output, job.output
+
+
+def test_a_rank_that_oversleeps_is_named_and_all_can_go_on_after_a_reset(n_ranks):
+    job = mpirun(n_ranks, "sleeping_program.py", TIMEOUT, limit=300)
+    assert job.status == 0 and job.output.count("recovered every time") == n_ranks, job.output
+    for rank in range(n_ranks - 1):
+        said = job.said(rf"rank {rank} waited ([\d.]+), sleeping before \w+: rank {rank}, \w+: no signal from "
+                        rf"source rank {n_ranks - 1} ")
+        assert len(said) == 5 and all(TIMEOUT <= float(s) < TIMEOUT + GRACE for s in said), job.output
+
+
+@pytest.mark.parametrize("how", ["return", "raise", "kill"])
+def test_the_job_ends_with_an_error(n_ranks, how):
+    job = mpirun(n_ranks, "failing_program.py", how, "combine", TIMEOUT, limit=300)
+    assert job.status != 0 and f"rank {n_ranks - 1} fails" in job.output, job.output
+    assert all(float(waited) < TIMEOUT + GRACE for waited in job.said(r"waited ([\d.]+):")), job.output
+
+
+def test_ranks_must_agree_on_the_configuration(n_ranks):
+    job = mpirun(n_ranks, "differing_program.py", limit=300)
+    assert job.status == 0 and job.output.count("EPConfig differs between ranks: combine_dtype") == n_ranks, job.output
