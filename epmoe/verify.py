@@ -25,6 +25,13 @@ def _count(text):
     return value
 
 
+def _part(text):
+    number, _, of = text.partition("/")
+    if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+        raise argparse.ArgumentTypeError(f"{text!r} must be I/N with 1 <= I <= N, for instance 1/4")
+    return int(number), int(of)
+
+
 def add_arguments(parser):
     """The options of verify."""
     sizes = parser.add_argument_group("sizes")
@@ -56,7 +63,9 @@ def add_arguments(parser):
                        "K), and if wanted rank_offsets (ranks + 1), n_experts")
     files.add_argument("--dump", metavar="FILE.npz", help="write the first round's tokens and routing as such a file")
     files.add_argument("--json", action="store_true", help="one JSON object instead of pictures")
-    files.add_argument("--all", action="store_true", help="walk the matrix of all options at small sizes")
+    files.add_argument("--all", action="store_true", help="walk the matrix of all options, at small sizes and --hidden")
+    files.add_argument("--part", type=_part, metavar="I/N",
+                       help="with --all: every Nth case from the Ith on, so that N processes share the matrix")
     files.add_argument("--sample", type=_count, metavar="N", help="with --all: only N cases, drawn with --seed")
 
 

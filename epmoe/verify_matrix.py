@@ -14,17 +14,16 @@ from epmoe.checked_rounds import WEIGHTS, Case, rounds_of
 # (token format, scales in the slot layout)
 FORMATS = (("bf16", False), ("fp8_blockwise", False), ("nvfp4", False), ("mxfp4", False), ("mxfp8", False),
            ("mxfp4_rows", False), ("mxfp4_rows", True))
-HIDDEN = 256        # the least that every format takes
 N_RANKS, EXPERTS_PER_RANK, TOP_K, TOKENS, ROUNDS = 2, 2, 2, 5, 2       # under mpirun as many ranks as there are
 
 
-def cases(n_ranks=N_RANKS):
+def cases(n_ranks, hidden):
     """Every combination that makes sense: unreduced output has neither shared expert nor epilogue."""
     for (name, preshuffle), fused, shared, skip, weights, epilogue in itertools.product(
             FORMATS, (False, True), (False, True), (False, True), WEIGHTS, (False, True)):
         if weights == "none" and (shared or epilogue):
             continue
-        cfg = EPConfig(n_ranks, n_ranks * EXPERTS_PER_RANK, TOP_K, HIDDEN, TOKENS, token_format=name,
+        cfg = EPConfig(n_ranks, n_ranks * EXPERTS_PER_RANK, TOP_K, hidden, TOKENS, token_format=name,
                        fuse_a_scale_preshuffle=preshuffle, fused_shared_expert=shared, skip_a2a=skip,
                        allreduce_world_size=n_ranks if skip else 1)
         yield Case(cfg, weights, epilogue, fused, ROUNDS)
@@ -47,9 +46,12 @@ def walk(args, console, worlds):
     """Walk the matrix with a progress bar; prints a table, or JSON; the exit status is 0 if all cases passed."""
     start = time.perf_counter()
     n_ranks = worlds.n_ranks if worlds.mpi else N_RANKS
-    chosen = list(cases(n_ranks))
+    chosen = list(cases(n_ranks, args.hidden))
     if args.sample:
         chosen = random.Random(args.seed).sample(chosen, min(args.sample, len(chosen)))
+    if args.part:
+        number, of = args.part
+        chosen = chosen[number - 1::of]
     results = []
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -63,19 +65,19 @@ def walk(args, console, worlds):
     failed = [(case, what) for case, what in results if what]
     seconds = time.perf_counter() - start
     if not args.json:
-        _show(console, n_ranks, results, failed, seconds)
+        _show(console, n_ranks, args.hidden, results, failed, seconds)
     elif worlds.prints:
         print(json.dumps({"passed": not failed, "seconds": round(seconds, 3),
                           "cases": [{"case": str(case), "difference": what} for case, what in results]}, indent=1))
     return 1 if failed else 0
 
 
-def _show(console, n_ranks, results, failed, seconds):
+def _show(console, n_ranks, hidden, results, failed, seconds):
     from rich.table import Table
     from rich.text import Text
 
     console.print(f"[bold]epmoe verify --all[/bold]  {n_ranks} ranks x {EXPERTS_PER_RANK} experts, top-{TOP_K}, hidden "
-                  f"{HIDDEN}, {ROUNDS} rounds a case")
+                  f"{hidden}, {ROUNDS} rounds a case")
     console.print("Cases that equal the reference bit for bit, of all with these options. The others (router weights "
                   "as array, function or none; epilogue or not; shared expert or not) are inside each number.",
                   style="dim")
