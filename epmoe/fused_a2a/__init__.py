@@ -1,0 +1,21 @@
+"""Megatron-Core's `fused_a2a`: its names, signatures and shapes, over a world of epmoe.
+
+`group` is a LocalWorld (every argument and result that differs per rank is a list over ranks) or an MPIWorld (this
+rank's own arrays). Arrays come in as NumPy, or from torch and CuPy without a copy; results are NumPy arrays in the
+simulator, DeviceArray on a GPU. `ctx` is any object with attributes; Context is one. Numbers are those of
+`epmoe_ref.fused_a2a`, to the bit.
+
+A result and a handle may be kept as long as one likes. Calls on a group are collective: every rank makes the same ones,
+in the same order.
+"""
+
+from epmoe.fused_a2a.arguments import get_hidden_bytes
+from epmoe.fused_a2a.buffer import Buffer
+from epmoe.fused_a2a.buffers import get_buffer, init_hybrid_ep_buffer, reset_hybrid_ep_buffer, set_deepep_num_sms
+from epmoe.fused_a2a.context import Context
+from epmoe.fused_a2a.fused import FusedCombine, FusedDispatch, fused_combine, fused_dispatch
+from epmoe.fused_a2a.hybrid_ep import HybridEPCombine, HybridEPDispatch, hybrid_ep_combine, hybrid_ep_dispatch
+
+__all__ = ["Buffer", "Context", "FusedCombine", "FusedDispatch", "HybridEPCombine", "HybridEPDispatch", "fused_combine",
+           "fused_dispatch", "get_buffer", "get_hidden_bytes", "hybrid_ep_combine", "hybrid_ep_dispatch",
+           "init_hybrid_ep_buffer", "reset_hybrid_ep_buffer", "set_deepep_num_sms"]

@@ -1,0 +1,167 @@
+"""What the fused_a2a functions accept, checked before anything is launched: value, rule and remedy in every message."""
+
+import operator
+
+import ml_dtypes
+import numpy as np
+from epmoe_ref.errors import EPValueError
+
+from epmoe import inputs
+from epmoe.arrays import view
+from epmoe.kernels.rows.shape import MAX_RANKS, MAX_TOP_K
+
+BF16, FP16, FP32, E4M3 = (np.dtype(t) for t in (ml_dtypes.bfloat16, np.float16, np.float32, ml_dtypes.float8_e4m3fn))
+NAMES = {BF16: "bf16", FP16: "fp16", FP32: "fp32"}
+VECTOR = 16             # bytes
+FP8_GROUP = 128         # elements that share a scale
+
+
+def get_hidden_bytes(x) -> int:
+    """Bytes that a buffer must have for one row of x [T, H]: H * max(itemsize, 2); combine travels in bfloat16.
+
+    x: of one rank, or a list over ranks.
+    """
+    if isinstance(x, (list, tuple)):
+        x = x[0]
+    if isinstance(x, (list, tuple)):        # a pair of values and scales
+        x = x[0]
+    a = view(x, "x")
+    if len(a.shape) != 2:
+        raise EPValueError(f"x has shape {a.shape}, a matrix [tokens, hidden] is needed")
+    return a.shape[1] * max(a.dtype.itemsize, 2)
+
+
+def whole(name, value, least):
+    """An int of at least `least`; 0-d integer arrays and tensors count as numbers."""
+    try:
+        number = operator.index(value.item() if hasattr(value, "item") else value)
+    except (TypeError, ValueError):
+        number = None
+    if number is None or isinstance(value, bool) or number < least:
+        raise EPValueError(f"{name}={value!r} must be a whole number, at least {least}")
+    return number
+
+
+def of_ranks(buffer, name, argument):
+    """The argument of each rank of this process."""
+    return inputs.ranks_of(buffer.world, name, argument)
+
+
+def absent(argument):
+    """Whether an optional argument was left out: None, or None on every rank."""
+    return argument is None or isinstance(argument, (list, tuple)) and all(a is None for a in argument)
+
+
+def array(buffer, name, r, given):
+    """One rank's array, where kernels can read it."""
+    return inputs._array(buffer.machine, given, f"{name} of rank {r.rank}")
+
+
+def matrices(buffer, name, given, *, dtypes=None, n_rows=None, n_columns=None, vectors=False):
+    """One matrix a rank of this process, all of the same width and dtype: a list of Array.
+
+    n_rows: rows of each rank. vectors: rows must be whole vectors of 16 bytes.
+    """
+    seen = [array(buffer, name, r, a) for r, a in zip(buffer.ranks, of_ranks(buffer, name, given))]
+    for i, (r, a) in enumerate(zip(buffer.ranks, seen)):
+        what = f"{name} of rank {r.rank}"
+        if len(a.shape) != 2:
+            raise EPValueError(f"{what} has shape {a.shape}, a matrix is needed")
+        if dtypes is not None and a.dtype not in dtypes:
+            raise EPValueError(f"{what} has dtype {a.dtype}, one of {', '.join(map(str, dtypes))} is needed")
+        if a.dtype.kind == "O":
+            raise EPValueError(f"{what} has dtype object: rows of plain bytes are needed")
+        if n_rows is not None and a.shape[0] != n_rows[i]:
+            raise EPValueError(f"{what} has {a.shape[0]} rows, {n_rows[i]} are needed")
+        if n_columns is not None and a.shape[1] != n_columns:
+            raise EPValueError(f"{what} has {a.shape[1]} columns, {n_columns} are needed")
+        if a.shape[1] != seen[0].shape[1] or a.dtype != seen[0].dtype:
+            raise EPValueError(f"{what} is {a.dtype} with {a.shape[1]} columns, on another rank {seen[0].dtype} with "
+                               f"{seen[0].shape[1]}: all ranks must agree")
+        if vectors and (a.shape[1] == 0 or a.shape[1] * a.dtype.itemsize % VECTOR):
+            raise EPValueError(f"{what}: a row of {a.shape[1]} x {a.dtype} has {a.shape[1] * a.dtype.itemsize} bytes, which "
+                               f"must be a positive multiple of {VECTOR}")
+    return seen
+
+
+def hidden_rows(buffer, name, given, *, dtypes=None, n_rows=None):
+    """Hidden states: one matrix a rank, rows of whole 16-byte vectors."""
+    return matrices(buffer, name, given, dtypes=dtypes, n_rows=n_rows, vectors=True)
+
+
+def values_and_scales(buffer, name, given):
+    """Hidden states as one matrix a rank, or as pairs of e4m3 values and float32 scales: (values, scales or None)."""
+    if not any(isinstance(a, (list, tuple)) for a in of_ranks(buffer, name, given)):
+        return hidden_rows(buffer, name, given), None
+    pairs = of_ranks(buffer, name, given)
+    if not all(isinstance(a, (list, tuple)) and len(a) == 2 for a in pairs):
+        raise EPValueError(f"{name} is a pair (e4m3 values, float32 scales) on every rank, or on none")
+    values, scales = ([pair[i] for pair in pairs] for i in (0, 1))
+    if not buffer.world.lists:
+        values, scales = values[0], scales[0]
+    x = hidden_rows(buffer, name, values, dtypes=(E4M3,))
+    hidden = x[0].shape[1]
+    if hidden % FP8_GROUP:
+        raise EPValueError(f"{name} has {hidden} columns, blockwise FP8 needs a multiple of {FP8_GROUP}")
+    return x, matrices(buffer, f"scales of {name}", scales, dtypes=(FP32,), n_rows=[a.shape[0] for a in x],
+                       n_columns=hidden // FP8_GROUP)
+
+
+def experts_per_rank(num_experts, n_ranks):
+    """L, the number of experts a rank has."""
+    num_experts = whole("num_experts", num_experts, 1)
+    if num_experts % n_ranks:
+        raise EPValueError(f"num_experts={num_experts} must be a multiple of n_ranks={n_ranks}")
+    return num_experts // n_ranks
+
+
+def ranks_that_fit(n_ranks):
+    """Nothing, if the kernels can serve so many ranks."""
+    if n_ranks > MAX_RANKS:
+        raise EPValueError(f"n_ranks={n_ranks}: the rows kernels serve at most {MAX_RANKS} ranks, a lane of a warp each")
+
+
+def expert_indices(buffer, given, n_rows, num_experts):
+    """token_indices: one integer matrix [T, K] a rank, distinct ids of [0, num_experts) in a token, -1 for none."""
+    seen = matrices(buffer, "token_indices", given, n_rows=n_rows)
+    top_k = seen[0].shape[1]
+    for r, a in zip(buffer.ranks, seen):
+        if a.dtype.kind not in "iu":
+            raise EPValueError(f"token_indices of rank {r.rank} has dtype {a.dtype}, an integer type is needed")
+    if not 1 <= top_k <= min(num_experts, MAX_TOP_K):
+        raise EPValueError(f"token_indices has {top_k} slots, 1 to {min(num_experts, MAX_TOP_K)} are needed")
+    for r, a in zip(buffer.ranks, seen):
+        if a.host is not None:
+            _check_ids(r.rank, a.host, num_experts)
+    return seen
+
+
+def _check_ids(rank, ids, num_experts):
+    outside = (ids < -1) | (ids >= num_experts)
+    if outside.any():
+        token, slot = (int(i) for i in np.argwhere(outside)[0])
+        raise EPValueError(f"token_indices of rank {rank}: token {token}, slot {slot} holds {int(ids[token, slot])}, which is "
+                           f"outside [0, num_experts={num_experts}); -1 is the id for a dropped slot")
+    ordered = np.sort(ids.astype(np.int64), axis=1)
+    twice = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(axis=1)
+    if twice.any():
+        token = int(np.flatnonzero(twice)[0])
+        raise EPValueError(f"token_indices of rank {rank}: token {token} holds an id twice: {ids[token].tolist()}; the ids of a "
+                           "token must be distinct: put -1 into one of the slots")
+
+
+def scheduling(async_finish, allocate_on_comm_stream):
+    """Nothing, if the flags go together. Both say when work runs, never what it computes."""
+    if allocate_on_comm_stream and not async_finish:
+        raise EPValueError("allocate_on_comm_stream=True needs async_finish=True: only then is there a communication stream")
+
+
+def same_num_rows(buffer, given, num_rows):
+    """Nothing, if num_permuted_tokens (None, one number, or one a rank) is what the handle has."""
+    if given is None:
+        return
+    numbers = given if isinstance(given, (list, tuple)) else [given] * len(num_rows)
+    for r, number, rows in zip(buffer.ranks, numbers, num_rows):
+        if whole("num_permuted_tokens", number, 0) != rows:
+            raise EPValueError(f"num_permuted_tokens={number} for rank {r.rank}, whose handle has {rows} rows: leave it out, or "
+                               "give what the dispatch returned")

@@ -1,0 +1,218 @@
+"""Buffer: the memory behind the rows functions of one group, and what keeps its calls apart."""
+
+from contextlib import contextmanager
+
+import numpy as np
+from epmoe_ref.errors import EPStateError, EPValueError, PeerTimeout
+
+from epmoe import device
+from epmoe.fused_a2a.heap import Arena, Heap
+from epmoe.fused_a2a.launches import Launches
+from epmoe.kernels.rows import control
+from epmoe.kernels.rows import status as rows_status
+from epmoe.placing import Placing
+
+ALIGNMENT = 256         # bytes
+RESULTS_AT_ONCE = 2     # results in the pool that may be in use while another call needs room
+INITIAL_LOCAL_EXPERTS = 64
+
+
+def align(nbytes):
+    """nbytes, rounded up so that an array may begin there."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+class _Rank:
+    """One rank of this process: its own words and scratch, its arena, and its heap in the pool."""
+
+    def __init__(self, machine, rank):
+        self.rank, self.arena = rank, Arena(machine, rank)
+        self.words = machine.alloc(control.WORDS_BYTES, "rows words", rank)
+        self.scratch = None         # columns, before and totals of the layout
+        self.heap = Heap(machine, None, 0, 0)
+
+
+class Buffer:
+    """Memory and launches for the fused_a2a functions of one group.
+
+    group: a world (LocalWorld, MPIWorld). hidden_bytes: of a row, as get_hidden_bytes tells; the rest is known when
+    rows come. timeout [s]: after it a wait gives up and PeerTimeout is raised. launch: LaunchConfig.
+
+    Three kinds of memory: control, a few kB that peers write; the pool, which they write rows into, a staging area and
+    behind it a heap of results; and each rank's own memory. The pool grows, on all ranks in the same call, and never
+    shrinks; results and handles that are in use survive that. A result that finds no room in the heap is received in
+    the staging area and moved to memory of its own, so the numbers never depend on who holds on to what.
+    """
+
+    def __init__(self, group, hidden_bytes=0, *, timeout=30.0, launch=None):
+        self.world, self.machine = group, group.machine
+        self.hidden_bytes, self.timeout = hidden_bytes, float(timeout)
+        self.launches = Launches(group, launch)
+        self.placing = Placing(self.machine, lambda rank: self.world.stream_of(rank))
+        self.ranks = [_Rank(self.machine, rank) for rank in group.ranks]
+        self.n_local_experts, self.max_tokens = 0, 0
+        # With all ranks in one process every rank's number of tokens is known before the launch.
+        self.knows_all_ranks = bool(group.lists)
+        self.staging_bytes = self.heap_bytes = 0
+        self.failure, self.closed = None, False
+        self.fp8_dispatch = False   # HybridEPDispatch: send blockwise FP8
+        self._control = self._pool = None
+        self._retired = []
+        self.want_experts(INITIAL_LOCAL_EXPERTS)
+
+    # ------------------------------------------------------------------ memory
+    def want_experts(self, n_local_experts):
+        """Control memory for so many experts a rank. Collective if it must grow; all ranks ask for the same."""
+        if n_local_experts <= self.n_local_experts:
+            return
+        self.machine.synchronize()
+        n_ranks = self.world.n_ranks
+        if self._control is not None:
+            self._retired.append(self._control)
+        self.n_local_experts, self.layout = n_local_experts, control.control(n_ranks, n_local_experts)
+        self._control = self.world.allocate(self.layout.nbytes, "rows control", self._regions(), self.timeout)
+        n_columns, blocks = n_ranks * (1 + n_local_experts), self.launches.most_blocks
+        for r in self.ranks:
+            if r.scratch is not None:
+                r.scratch.free()
+            # columns [n_columns, blocks], before [blocks, n_columns], totals [n_columns]: int32
+            r.scratch = self.machine.alloc(4 * n_columns * (2 * blocks + 1), "rows layout", r.rank)
+        self.initialise()
+
+    def initialise(self):
+        """Words and flags as before the first call; collective."""
+        self.world.barrier("fused_a2a buffer", self.timeout)
+        for r in self.ranks:
+            r.words.fill(0)
+            r.scratch.fill(0)
+            self._control.buffers[r.rank].fill(0)
+        self.world.barrier("fused_a2a buffer", self.timeout)
+
+    def want_tokens(self, max_tokens):
+        """Remember the most tokens of any rank; all ranks are told the same."""
+        self.max_tokens = max(self.max_tokens, max_tokens)
+
+    def want_pool(self, staging_bytes, result_bytes=0):
+        """A pool with a staging area of so many bytes and room for results. Collective if it must grow.
+
+        All ranks ask for the same: what they ask for follows from what all of them know.
+        """
+        staging_bytes = align(max(staging_bytes, result_bytes))
+        if staging_bytes <= self.staging_bytes and result_bytes <= self.heap_bytes:
+            return
+        self.staging_bytes = max(staging_bytes, self.staging_bytes)
+        self.heap_bytes = max(align(result_bytes) * RESULTS_AT_ONCE, self.heap_bytes)
+        self.machine.synchronize()
+        if self._pool is not None:
+            self._retired.append(self._pool)    # results in use lie there
+        nbytes = self.staging_bytes + self.heap_bytes
+        self._pool = self.world.allocate(nbytes, "rows pool", [("rows pool", 0, (nbytes,), np.uint8, ("byte",))], self.timeout)
+        for r in self.ranks:
+            r.heap = Heap(self.machine, self._pool.buffers[r.rank], self.staging_bytes, nbytes)
+        self.world.barrier("fused_a2a buffer", self.timeout)
+
+    def staging(self, r):
+        """Address of a rank's staging area, which lies at offset 0 of the pool."""
+        return self._pool.buffers[r.rank].address if self._pool is not None else 0
+
+    def offset(self, r, address):
+        """Where in the pool an address lies."""
+        return address - self._pool.buffers[r.rank].address
+
+    @property
+    def allocated_bytes(self):
+        """Bytes of one rank: control, pool, and memory of its own."""
+        r = self.ranks[0]
+        pool = self.staging_bytes + self.heap_bytes
+        return self.layout.nbytes + r.words.nbytes + r.scratch.nbytes + pool + r.arena.allocated_bytes
+
+    def _regions(self):
+        at, n = self.layout, self.world.n_ranks
+        notes = ("parity", "src_rank", "byte")
+        return [("announced", at.announced, (n,), np.uint64, ("src_rank",)),
+                ("arrived", at.arrived, (n,), np.uint64, ("src_rank",)),
+                ("notes", at.notes, (2, n, at.note_bytes), np.uint8, notes)]
+
+    # ------------------------------------------------------------------ launches
+    def values(self, r):
+        """The fields of the parameter block that every launch of a rank has."""
+        n_columns, blocks = self.world.n_ranks * (1 + self.n_local_experts), self.launches.most_blocks
+        pool = self._pool.addresses if self._pool is not None else [0] * self.world.n_ranks
+        columns = r.scratch.address
+        before = columns + 4 * n_columns * blocks
+        return dict(control_ptrs=list(self._control.addresses), pool_ptrs=list(pool), notes_at=self.layout.notes,
+                    note_bytes=self.layout.note_bytes, words=r.words.address, timeout_ns=max(1, int(self.timeout * 1e9)),
+                    columns=columns, before=before, totals=before + 4 * n_columns * blocks)
+
+    @contextmanager
+    def launching(self):
+        """Context of the launches of one call; gives {rank: stream}. In the simulator the kernels have ended behind it."""
+        self.expect_open()
+        try:
+            with self.world.launching(True) as streams:
+                yield streams
+            if device.SIM:
+                self.check()
+        except EPValueError:        # bad ids: the call was done without them
+            raise
+        except Exception as error:
+            self.failure = self.failure or error
+            raise
+
+    def expect_open(self):
+        """Raise EPStateError after close, or after an error that left the words in the middle of a call."""
+        if self.closed:
+            raise EPStateError("this Buffer is closed: get_buffer makes a new one")
+        if self.failure is not None:
+            first_line = str(self.failure).partition("\n")[0]
+            raise EPStateError(f"after {type(self.failure).__name__} ({first_line}) flags and words are in the middle of that "
+                               "call: call reset() of the Buffer on all ranks first")
+
+    def check(self):
+        """Wait for the kernels; raise PeerTimeout if a wait expired, EPValueError if ids in device memory were bad."""
+        self.machine.synchronize()
+        timeouts, bad_ids = [], []
+        for r in self.ranks:
+            words = r.words.read(np.int32, (16,), control.STATUS)
+            if not words.any():
+                continue
+            n, buffer = self.world.n_ranks, self._control.buffers[r.rank]
+            try:
+                rows_status.raise_if_failed(words, r.rank, self.timeout, buffer.read(np.uint64, (n,), self.layout.announced),
+                                            buffer.read(np.uint64, (n,), self.layout.arrived))
+                r.words.fill(0, control.STATUS, 64)
+                rows_status.raise_if_bad_ids(words, r.rank)
+            except PeerTimeout as error:
+                timeouts.append(error)
+            except EPValueError as error:
+                bad_ids.append(error)
+        if timeouts:
+            self.failure = timeouts[0] if len(timeouts) == 1 else PeerTimeout("\n".join(map(str, timeouts)))
+            raise self.failure
+        if bad_ids:
+            raise bad_ids[0]
+
+    def reset(self):
+        """After an error: words and flags as before the first call. Collective; handles and results stay good."""
+        self.machine.synchronize()
+        self.initialise()
+        self.failure = None
+
+    def close(self, *, collective=True):
+        """Free everything; results in a rank's own memory live on, those in the pool lose it. Collective by default."""
+        if self.closed:
+            return
+        self.closed = True
+        self.machine.synchronize()
+        if collective and self.failure is None:
+            self.world.barrier("fused_a2a buffer", self.timeout)
+        self.launches.close()
+        self.placing.close()
+        for r in self.ranks:
+            r.words.free()
+            r.scratch.free()
+            r.arena.close()
+        for memory in [*self._retired, self._control, self._pool]:
+            if memory is not None:
+                memory.free(collective and self.failure is None, self.timeout)
+        self._retired = []

@@ -1,0 +1,82 @@
+"""Which Buffer belongs to which group: one for FusedDispatch and FusedCombine, one for HybridEP."""
+
+import weakref
+
+from epmoe_ref.errors import EPValueError
+
+from epmoe.fused_a2a import arguments
+from epmoe.fused_a2a.buffer import Buffer
+from epmoe.fused_a2a.hybrid import staged_bytes
+
+_buffer = weakref.WeakKeyDictionary()               # group -> Buffer
+_hybrid_ep_buffer = weakref.WeakKeyDictionary()
+_options = {"num_sms": None}
+
+
+def _made(buffers, group, **options):
+    """A Buffer for a group; it lives as long as the group does."""
+    if not hasattr(group, "allocate") or not hasattr(group, "launching"):
+        raise EPValueError(f"group is a {type(group).__name__}; a world of epmoe is needed (LocalWorld, MPIWorld)")
+    buffer = buffers[group] = Buffer(weakref.proxy(group), **options)
+    if group.lists:
+        weakref.finalize(group, buffer.close, collective=False).atexit = False
+    return buffer
+
+
+def get_buffer(group, hidden_bytes: int):
+    """The Buffer of a group; the same object as long as the group lives, unless it was closed.
+
+    hidden_bytes: of a row, as get_hidden_bytes tells. One buffer a group is kept, so that groups may take turns. Its
+    memory grows when rows come that need more: on all ranks in the same call.
+    """
+    buffer = _buffer.get(group)
+    if buffer is None or buffer.closed:
+        buffer = _made(_buffer, group)
+    buffer.hidden_bytes = max(buffer.hidden_bytes, hidden_bytes)
+    return buffer
+
+
+def set_deepep_num_sms(num_sms):
+    """How many SMs FusedDispatch and FusedCombine may take, from now on; None: all. Results do not depend on it."""
+    _options["num_sms"] = None if num_sms is None else arguments.whole("num_sms", num_sms, 1)
+
+
+def num_sms():
+    """What set_deepep_num_sms has set."""
+    return _options["num_sms"]
+
+
+def init_hybrid_ep_buffer(group, hidden_dim, seq_len, num_local_experts, num_sms_dispatch_api, num_sms_combine_api,
+                          fp8_dispatch) -> None:
+    """Make the group's HybridEP buffer, for at most seq_len tokens a rank; collective. An earlier one is replaced.
+
+    hidden_dim: elements of a row. fp8_dispatch: HybridEPDispatch then sends blockwise FP8 (bfloat16 in, hidden_dim a
+    multiple of 128) and returns e4m3 values and their scales, which upstream refuses. A larger batch or hidden size
+    later makes it grow, on all ranks in the same call; handles stay good.
+    """
+    hidden, tokens = arguments.whole("hidden_dim", hidden_dim, 1), arguments.whole("seq_len", seq_len, 1)
+    local = arguments.whole("num_local_experts", num_local_experts, 1)
+    arguments.whole("num_sms_dispatch_api", num_sms_dispatch_api, 1)
+    arguments.whole("num_sms_combine_api", num_sms_combine_api, 1)
+    reset_hybrid_ep_buffer(group)
+    buffer = _made(_hybrid_ep_buffer, group)
+    buffer.fp8_dispatch = bool(fp8_dispatch)
+    buffer.want_experts(local)
+    buffer.want_tokens(tokens)
+    buffer.want_pool(staged_bytes(group.n_ranks * tokens, 2 * hidden, local))
+
+
+def hybrid_ep_buffer(group):
+    """The HybridEP buffer of a group, made if there is none."""
+    buffer = _hybrid_ep_buffer.get(group)
+    if buffer is None or buffer.closed:
+        buffer = _made(_hybrid_ep_buffer, group)
+    return buffer
+
+
+def reset_hybrid_ep_buffer(group=None) -> None:
+    """Give the HybridEP buffer of a group, or of all groups, back; collective. Handles stay good: the next call makes one."""
+    for key in [group] if group is not None else list(_hybrid_ep_buffer):
+        buffer = _hybrid_ep_buffer.pop(key, None)
+        if buffer is not None:
+            buffer.close()

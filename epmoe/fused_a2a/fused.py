@@ -1,0 +1,86 @@
+"""FusedDispatch and FusedCombine: a token travels once to each rank that has one of its experts."""
+
+from epmoe.fused_a2a import arguments, rows
+from epmoe.fused_a2a.arguments import get_hidden_bytes
+from epmoe.fused_a2a.buffers import get_buffer, num_sms
+from epmoe.fused_a2a.context import Context, results
+from epmoe.fused_a2a.handles import RowsHandle, handle_of
+
+
+class FusedDispatch:
+    """Every token to the ranks of its experts, and its gradient back.
+
+    group is a world of epmoe; with a LocalWorld, whatever differs per rank is a list over ranks.
+    """
+
+    @staticmethod
+    def forward(ctx, x, token_indices, token_probs, num_experts, group, async_finish=False, allocate_on_comm_stream=False):
+        """(recv_x, recv_token_indices, recv_token_probs, tokens_per_expert, handle).
+
+        x: [T, H], rows of whole 16 bytes, any dtype; or, going beyond upstream, blockwise FP8 as a pair (e4m3 [T, H],
+        float32 scales [T, H / 128]). token_indices: integers [T, K], distinct global expert ids in a token, -1 dropped.
+        token_probs: float32 [T, K].
+        recv_x [N, H], a pair if x was: one row for each (source token, this rank), by source rank, then token.
+        recv_token_indices: int64 [N, K], local ids, -1 where the slot's expert is elsewhere; recv_token_probs: float32
+        [N, K], 0 there. tokens_per_expert: int64 [L] on the host. The host waits, for N.
+        async_finish, allocate_on_comm_stream: scheduling only; the second needs the first.
+        Errors: EPValueError names argument, rank, value; PeerTimeout.
+        """
+        arguments.scheduling(async_finish, allocate_on_comm_stream)
+        buffer = get_buffer(group, get_hidden_bytes(x))
+        made, handle = rows.dispatch_forward(buffer, x, token_indices, token_probs, num_experts, num_sms())
+        handle.group = group
+        ctx.group, ctx.handle = group, handle
+        ctx.async_finish, ctx.allocate_on_comm_stream = async_finish, allocate_on_comm_stream
+        return (*(results(group, column) for column in zip(*made)), handle)
+
+    @staticmethod
+    def backward(ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle):
+        """Gradients of forward's arguments: (grad_x, None, grad_token_probs, None, None, None, None).
+
+        Each token sums, over its ranks ascending in float32, what its rows got; grad_x has grad_output's dtype (bf16,
+        fp16, float32), rounded once. grad_token_probs is not masked: it is the exact adjoint only if the caller's
+        gradient is 0 where recv_token_indices is -1. None gives None.
+        """
+        buffer = get_buffer(ctx.group, get_hidden_bytes(grad_output))
+        grad_x, grad_probs = rows.combine_forward(buffer, "grad_output", grad_output, ctx.handle, grad_token_probs, num_sms())
+        probs = None if grad_probs is None else results(ctx.group, grad_probs)
+        return results(ctx.group, grad_x), None, probs, None, None, None, None
+
+
+class FusedCombine:
+    """Rows back to the ranks their tokens came from, summed by token, and the gradient out again."""
+
+    @staticmethod
+    def forward(ctx, x, group, handle, async_finish=False, allocate_on_comm_stream=False):
+        """(combined_x [T, H], None): the sum over the token's ranks ascending, in float32, rounded once to x's dtype.
+
+        x: [N, H] in dispatch's row order, bf16, fp16 or float32, already weighted and summed over the local experts.
+        handle: of FusedDispatch.forward; H and dtype need not be those of the dispatch. A token that went nowhere gives
+        zeros. There is no event: the caller's stream has been made to wait for the result.
+        """
+        arguments.scheduling(async_finish, allocate_on_comm_stream)
+        handle_of(RowsHandle, handle)
+        buffer = get_buffer(group, get_hidden_bytes(x))
+        combined, _ = rows.combine_forward(buffer, "x", x, handle, None, num_sms())
+        ctx.group, ctx.handle = group, handle
+        ctx.async_finish, ctx.allocate_on_comm_stream = async_finish, allocate_on_comm_stream
+        return results(group, combined), None
+
+    @staticmethod
+    def backward(ctx, grad_output, previous_event=None):
+        """Gradients of forward's arguments: (grad_x [N, H], None, None, None, None), a cached dispatch of grad_output."""
+        buffer = get_buffer(ctx.group, get_hidden_bytes(grad_output))
+        grad_x = rows.cached_dispatch(buffer, "grad_output", grad_output, ctx.handle, num_sms())
+        return results(ctx.group, grad_x), None, None, None, None
+
+
+def fused_dispatch(x, token_indices, token_probs, num_experts, group, async_finish=False, allocate_on_comm_stream=False):
+    """FusedDispatch.forward without a ctx."""
+    return FusedDispatch.forward(Context(), x, token_indices, token_probs, num_experts, group, async_finish,
+                                 allocate_on_comm_stream)
+
+
+def fused_combine(x, group, handle, async_finish=False, allocate_on_comm_stream=False):
+    """FusedCombine.forward without a ctx."""
+    return FusedCombine.forward(Context(), x, group, handle, async_finish, allocate_on_comm_stream)

@@ -1,0 +1,78 @@
+"""Handles: what a dispatch leaves for combines and cached dispatches. They own memory of their rank, none of the buffer."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from epmoe_ref.errors import EPValueError
+
+from epmoe.kernels.rows import records
+
+
+def info_words(n_ranks):
+    """int32 words of `info`: what a dispatch tells the host, and at its end the counts [R, R]."""
+    return records.TOKENS + n_ranks + n_ranks * n_ranks
+
+
+def counts_offset(n_ranks):
+    """Bytes of `info` before the counts."""
+    return 4 * (records.TOKENS + n_ranks)
+
+
+@dataclass(eq=False)
+class RowsHandle:
+    """The routing of one FusedDispatch.forward, for any number of combines and cached dispatches.
+
+    It depends on ids and numbers of tokens alone: data of another hidden size or dtype may use it. num_tokens, num_rows:
+    T and N of each rank of this process (`ranks`). counts: int [R, R], rows from each source to each rank.
+    """
+
+    ranks: list
+    num_experts: int
+    top_k: int
+    num_tokens: list
+    counts: np.ndarray
+    loans: list = field(repr=False)
+    group: object = field(default=None, repr=False)
+
+    @property
+    def num_rows(self):
+        """N of each rank of this process."""
+        return [int(self.counts[:, rank].sum()) for rank in self.ranks]
+
+    @property
+    def most_rows(self):
+        """The largest N of all ranks."""
+        return int(self.counts.sum(axis=0).max(initial=0))
+
+    @property
+    def most_returned(self):
+        """The most rows that a rank gets back in combine."""
+        return int(self.counts.sum(axis=1).max(initial=0))
+
+
+@dataclass(eq=False)
+class HybridHandle:
+    """The routing of one HybridEPDispatch.forward, for any number of combines and cached dispatches.
+
+    It depends on the routing map and the options alone. num_tokens, num_rows: T and P of each rank of this process.
+    overflow: int32 [1], 1 if the padded rows did not all fit into P; with a LocalWorld a list over ranks.
+    """
+
+    num_local_experts: int
+    num_tokens: list
+    num_rows: list
+    capacity: int               # rows that a rank can receive before they are expanded
+    pad_multiple: int
+    p2p_world_size: int
+    overflow: object
+    loans: list = field(repr=False)
+    group: object = field(default=None, repr=False)
+    num_sms: tuple = (None, None)       # granted to dispatch, to combine
+
+
+def handle_of(kind, handle):
+    """The handle, if the matching dispatch made it."""
+    if not isinstance(handle, kind):
+        maker = {RowsHandle: "FusedDispatch", HybridHandle: "HybridEPDispatch"}[kind]
+        raise EPValueError(f"handle is a {type(handle).__name__}; the handle that {maker}.forward returned is needed")
+    return handle

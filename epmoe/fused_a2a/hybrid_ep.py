@@ -1,0 +1,96 @@
+"""HybridEPDispatch and HybridEPCombine: permute, exchange, permute in one; a row for each (token, local expert)."""
+
+from epmoe.fused_a2a import arguments, hybrid
+from epmoe.fused_a2a.buffers import hybrid_ep_buffer
+from epmoe.fused_a2a.context import Context, optional_results, results
+from epmoe.fused_a2a.handles import HybridHandle, handle_of
+
+
+class HybridEPDispatch:
+    """Every token to each of its experts, rows grouped by expert, and the gradient back.
+
+    group is a world of epmoe; with a LocalWorld, whatever differs per rank is a list over ranks.
+    """
+
+    @staticmethod
+    def forward(ctx, x, routing_map, probs, group, num_local_experts, num_sms_dispatch_api=24, num_sms_combine_api=24,
+                num_permuted_tokens=None, pad_multiple=None):
+        """(dispatched_hidden, dispatched_probs, dispatched_scaling_factor, tokens_per_expert, handle).
+
+        x: [T, H], bf16 or fp16, rows of whole 16 bytes. routing_map: bool [T, E]. probs: float32 [T, E], of which only
+        the routed places are read, or None. num_permuted_tokens: P, the same on all ranks; then the host does not wait
+        and counts stay on the device. None: P is exact. pad_multiple: each expert's rows are rounded up to it; None, 0:
+        not. dispatched_hidden [P, H]: by local expert, then source rank, then token; zeros in padding and behind the
+        last row. dispatched_probs: float32 [P], or None. dispatched_scaling_factor: None, or float32 [P, H / 128] if
+        the buffer was made with fp8_dispatch=True; dispatched_hidden is e4m3 then. tokens_per_expert: int64 [L],
+        padding included; rows that do not fit into P are dropped from the end, and handle.overflow (int32 [1]) is 1
+        then. A batch larger than any before makes the buffer grow on all ranks; with num_permuted_tokens it must then
+        be larger on all of them. Scheduling alone: num_sms_dispatch_api, num_sms_combine_api.
+        """
+        arguments.whole("num_sms_dispatch_api", num_sms_dispatch_api, 1)
+        arguments.whole("num_sms_combine_api", num_sms_combine_api, 1)
+        buffer = hybrid_ep_buffer(group)
+        made, handle = hybrid.dispatch_forward(
+            buffer, x, routing_map, probs, num_local_experts, num_permuted_tokens=num_permuted_tokens,
+            pad_multiple=pad_multiple, fp8_dispatch=buffer.fp8_dispatch,
+            p2p_world_size=getattr(group, "p2p_world_size", None), num_sms=num_sms_dispatch_api)
+        handle.group, handle.num_sms = group, (num_sms_dispatch_api, num_sms_combine_api)
+        ctx.group, ctx.handle, ctx.pad_multiple = group, handle, pad_multiple
+        hidden, dispatched_probs, scales, tokens_per_expert = zip(*made)
+        return (results(group, hidden), optional_results(group, dispatched_probs), optional_results(group, scales),
+                results(group, tokens_per_expert), handle)
+
+    @staticmethod
+    def backward(ctx, grad_x, grad_probs, grad_scaling_factor, grad_tokens_per_expert, grad_handle):
+        """Gradients of forward's nine arguments: grad_x [T, H] first, grad_probs [T, E] third, None otherwise.
+
+        grad_x[t] sums the token's rows as HybridEPCombine.forward does; grad_probs is a copy where a pair has a row,
+        zero elsewhere. Rows without a token are never read. grad_probs=None gives None.
+        """
+        handle = ctx.handle
+        summed, probs = hybrid.combine_forward(hybrid_ep_buffer(ctx.group), "grad_x", grad_x, handle, grad_probs,
+                                               handle.num_sms[1])
+        probs = None if probs is None else results(ctx.group, probs)
+        return results(ctx.group, summed), None, probs, None, None, None, None, None, None
+
+
+class HybridEPCombine:
+    """Rows of experts back to the ranks their tokens came from, summed by token, and the gradient out again."""
+
+    @staticmethod
+    def forward(ctx, x, handle, num_permuted_tokens=None, pad_multiple=None):
+        """combined_x [T, H], of x's dtype D, unweighted.
+
+        x: [P, H], bf16 or fp16, rows as dispatch made them; rows without a token are never read. handle: of
+        HybridEPDispatch.forward. num_permuted_tokens, pad_multiple: may be left out; if given, the handle's (the first
+        one number, or a list over ranks). Sums in float32 from +0.0: on each rank D(sum over its experts ascending),
+        then D(sum over the ranks of a p2p world ascending), then D(sum over these worlds).
+        """
+        handle_of(HybridHandle, handle)
+        buffer = hybrid_ep_buffer(handle.group)
+        arguments.same_num_rows(buffer, num_permuted_tokens, handle.num_rows)
+        if pad_multiple is not None:
+            hybrid.same_pad(pad_multiple, handle)
+        combined, _ = hybrid.combine_forward(buffer, "x", x, handle, None, handle.num_sms[1])
+        ctx.group, ctx.handle = handle.group, handle
+        ctx.num_permuted_tokens, ctx.pad_multiple = num_permuted_tokens, pad_multiple
+        return results(handle.group, combined)
+
+    @staticmethod
+    def backward(ctx, grad_x):
+        """Gradients of forward's four arguments: (grad_x [P, H], None, None, None); rows without a token are zero."""
+        handle = ctx.handle
+        made = hybrid.cached_dispatch(hybrid_ep_buffer(ctx.group), "grad_x", grad_x, handle, handle.num_sms[0])
+        return results(ctx.group, made), None, None, None
+
+
+def hybrid_ep_dispatch(x, routing_map, probs, group, num_local_experts, num_sms_dispatch_api=24, num_sms_combine_api=24,
+                       num_permuted_tokens=None, pad_multiple=None):
+    """HybridEPDispatch.forward without a ctx."""
+    return HybridEPDispatch.forward(Context(), x, routing_map, probs, group, num_local_experts, num_sms_dispatch_api,
+                                    num_sms_combine_api, num_permuted_tokens, pad_multiple)
+
+
+def hybrid_ep_combine(x, handle, num_permuted_tokens=None, pad_multiple=None):
+    """HybridEPCombine.forward without a ctx."""
+    return HybridEPCombine.forward(Context(), x, handle, num_permuted_tokens, pad_multiple)

@@ -1,0 +1,48 @@
+"""Launching rows kernels: parameter blocks that are written once for each set of arguments, and the size of grids."""
+
+from collections import OrderedDict
+
+from epmoe import device
+from epmoe.kernels import LaunchConfig
+from epmoe.kernels.launch import SIMULATOR_BLOCKS
+from epmoe.kernels.rows.block import parameter_block
+
+MAX_BLOCKS = 1024       # parameter blocks that are kept; a steady state uses a few a rank
+
+
+class Launches:
+    """The launches of one Buffer. launch: its LaunchConfig; a steady state copies no arguments."""
+
+    def __init__(self, world, launch=None):
+        self.world, self.machine = world, world.machine
+        self.launch = world.share(launch or LaunchConfig())
+        self.threads = self.launch.threads
+        self.most_blocks = self.launch.n_sms or (SIMULATOR_BLOCKS if device.SIM else self.machine.n_sms)
+        self._written = OrderedDict()
+
+    def grid(self, num_sms):
+        """Blocks of a launch for which the caller grants num_sms (None: as many as there are)."""
+        return max(1, self.most_blocks if num_sms is None else min(int(num_sms), self.most_blocks))
+
+    def start(self, kernel, rank, values, num_tokens, stream, num_sms=None):
+        """Launch a kernel with these fields of the parameter block."""
+        block = self._block(rank, parameter_block(self.world.n_ranks).pack(values))
+        self.machine.launch(kernel, self.grid(num_sms), self.threads, (block.address, num_tokens, rank), stream=stream)
+
+    def _block(self, rank, words):
+        key = (rank, words.tobytes())
+        block = self._written.get(key)
+        if block is not None:
+            self._written.move_to_end(key)
+            return block
+        if len(self._written) >= MAX_BLOCKS:
+            self.machine.synchronize()      # no launch reads the blocks any more
+            self.close()
+        block = self._written[key] = self.machine.alloc(words.nbytes, "parameters", rank)
+        block.write(words)
+        return block
+
+    def close(self):
+        """Free the parameter blocks; the launches that use them must have ended."""
+        while self._written:
+            self._written.popitem()[1].free()

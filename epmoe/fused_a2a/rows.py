@@ -1,0 +1,239 @@
+"""FusedDispatch and FusedCombine on a Buffer: a token travels once to a rank, however many of its experts are there."""
+
+from contextlib import contextmanager
+
+import numpy as np
+
+from epmoe import device
+from epmoe.arrays import first
+from epmoe.fused_a2a import arguments
+from epmoe.fused_a2a.arguments import FP32
+from epmoe.fused_a2a.buffer import align
+from epmoe.fused_a2a.handles import RowsHandle, counts_offset, handle_of, info_words
+from epmoe.kernels.rows import combine_kernel, dispatch_kernel, move_kernel, records, resend_kernel
+from epmoe.kernels.rows.shape import RowsShape
+from epmoe.lending import arrange
+
+PLACES = ("x", "ids", "probs", "scales")    # order of the arrays of a result in a note
+
+
+@contextmanager
+def letting_go(buffer):
+    """Context of one call: afterwards the simulator lets go of the caller's arrays."""
+    try:
+        yield
+    finally:
+        if device.SIM:
+            buffer.machine.synchronize()
+            buffer.placing.let_go()
+
+
+def result_arrays(rows, hidden, dtype, top_k=0, scales=0):
+    """Arrays of a received result with room for `rows` rows: {name: (shape, dtype)}."""
+    arrays = {"x": ((rows, hidden), dtype)}
+    if top_k:
+        arrays |= {"ids": ((rows, top_k), np.int64), "probs": ((rows, top_k), FP32)}
+    if scales:
+        arrays["scales"] = ((rows, scales), FP32)
+    return arrays
+
+
+class _Target:
+    """Where one rank's result of a call is received: a loan of the pool's heap, or the staging area."""
+
+    def __init__(self, buffer, r, arrays_of, rows):
+        self.buffer, self.r, self.arrays_of = buffer, r, arrays_of
+        self.capacity, self.loan = rows, r.heap.lend(arrays_of(rows))
+        if self.loan is None:
+            self.fields, nbytes = arrange(arrays_of(rows))
+            if nbytes > buffer.staging_bytes:
+                self.capacity = -1              # no room at all: not even for zero rows, so that all ranks grow
+
+    def _address(self, name):
+        if self.loan is not None:
+            return self.loan.address(name)
+        return self.buffer.staging(self.r) + self.fields[name].offset
+
+    def values(self):
+        """The fields of the parameter block that say it."""
+        if self.capacity < 0:
+            return dict(places=[0] * len(PLACES), capacity=0xFFFFFFFF)
+        names = self.arrays_of(0)
+        return dict(places=[self.buffer.offset(self.r, self._address(n)) if n in names else 0 for n in PLACES],
+                    capacity=self.capacity)
+
+    def settle(self, rows, stream):
+        """Launch the move out of the staging area, if the result is there: a Loan in any case."""
+        if self.loan is None:
+            shapes = self.arrays_of(rows)
+            self.loan = self.r.arena.lend("rows result", shapes)
+            names = [n for n in PLACES if n in shapes]
+            fill = [0] * (len(PLACES) - len(names))
+            values = self.buffer.values(self.r) | dict(
+                sources=[self._staged(n) for n in names] + fill, targets=[self.loan.address(n) for n in names] + fill,
+                word_counts=[self.loan.fields[n].nbytes // 4 for n in names] + fill)
+            launches = self.buffer.launches
+            launches.start(move_kernel(self.buffer.world.n_ranks, launches.threads), self.r.rank, values, 0, stream)
+        return self.loan
+
+    def _staged(self, name):
+        return self.buffer.staging(self.r) + self.fields[name].offset
+
+
+def dispatch_forward(buffer, x, token_indices, token_probs, num_experts, num_sms=None):
+    """Send every token to the ranks of its experts, once to each. Arguments and results: FusedDispatch.forward.
+
+    Of each rank of this process, as lists: (recv_x or (recv_x, recv_scales), recv_token_indices, recv_token_probs,
+    tokens_per_expert), and the handle of all.
+    """
+    world = buffer.world
+    arguments.ranks_that_fit(world.n_ranks)
+    local = arguments.experts_per_rank(num_experts, world.n_ranks)
+    xs, scales = arguments.values_and_scales(buffer, "x", x)
+    num_tokens = [a.shape[0] for a in xs]
+    ids = arguments.expert_indices(buffer, token_indices, num_tokens, local * world.n_ranks)
+    top_k, (_, hidden), dtype = ids[0].shape[1], xs[0].shape, xs[0].dtype
+    probs = arguments.matrices(buffer, "token_probs", token_probs, dtypes=(FP32,), n_rows=num_tokens, n_columns=top_k)
+    n_scales = scales[0].shape[1] if scales else 0
+    buffer.expect_open()
+    buffer.want_experts(local)
+
+    def arrays_of(rows):
+        return result_arrays(rows, hidden, dtype, top_k, n_scales)
+
+    if buffer.knows_all_ranks:
+        buffer.max_tokens = max(buffer.max_tokens, *num_tokens)
+        buffer.want_pool(0, arrange(arrays_of(world.n_ranks * buffer.max_tokens))[1])
+    wide = all(a.dtype.itemsize == 8 for a in ids)
+    shape = RowsShape(world.n_ranks, local, buffer.launches.threads, hidden * dtype.itemsize, top_k=top_k,
+                      id_bytes=8 if wide else 4, scale_words=n_scales, has_probs=True, has_meta=True)
+    with letting_go(buffer):
+        values, loans = [], []
+        for i, r in enumerate(buffer.ranks):
+            place = buffer.placing.place
+            loans.append(r.arena.lend("rows handle", {
+                "info": ((info_words(world.n_ranks),), np.int32), "tokens_per_expert": ((local,), np.int64),
+                "row_of": ((num_tokens[i], world.n_ranks), np.int32)}))
+            at = loans[i].address
+            values.append(dict(
+                x=place(r.rank, "x", xs[i]), ids=place(r.rank, "token_indices", ids[i], None if wide else np.int32),
+                probs=place(r.rank, "token_probs", probs[i]), scales=place(r.rank, "scales", scales[i]) if scales else 0,
+                info=at("info"), counts=at("info") + counts_offset(world.n_ranks), row_of=at("row_of"),
+                tokens_per_expert=at("tokens_per_expert")))
+        told, targets = _send_first(buffer, shape, values, loans, num_tokens, arrays_of, num_sms)
+        handle = RowsHandle(list(world.ranks), local * world.n_ranks, top_k, num_tokens, told.counts, loans)
+        results = _settle(buffer, targets, handle, n_scales)
+        per_expert = [loan.buffer.read(np.int64, (local,), loan.fields["tokens_per_expert"].offset) for loan in loans]
+    return [(*row, n) for row, n in zip(results, per_expert)], handle
+
+
+class _Told:
+    """What a dispatch told the host of one rank: whether there was room, tokens by rank, counts [R, R]."""
+
+    def __init__(self, n_ranks, words):
+        self.has_room = bool(words[records.HAS_ROOM])
+        self.padded_rows = int(words[records.PADDED_ROWS])
+        self.tokens = words[records.TOKENS:records.TOKENS + n_ranks]
+        self.counts = words[records.TOKENS + n_ranks:].reshape(n_ranks, n_ranks).astype(np.int64)
+
+
+def told_by(buffer, loan):
+    """Wait for a rank's dispatch, and read what it told."""
+    n_ranks = buffer.world.n_ranks
+    return _Told(n_ranks, loan.buffer.read(np.int32, (info_words(n_ranks),), loan.fields["info"].offset))
+
+
+def _send_first(buffer, shape, values, loans, num_tokens, arrays_of, num_sms):
+    """Layout, exchange, sending; where some rank had no room, growing and sending again: (what it told, targets)."""
+    world = buffer.world
+    rows = world.n_ranks * max(buffer.max_tokens, *num_tokens)
+    targets = [_Target(buffer, r, arrays_of, rows) for r in buffer.ranks]
+    kernel = dispatch_kernel(shape)
+    with buffer.launching() as streams:
+        for r, target, given, n in zip(buffer.ranks, targets, values, num_tokens):
+            buffer.launches.start(kernel, r.rank, buffer.values(r) | given | target.values(), n, streams[r.rank], num_sms)
+    buffer.check()
+    told = told_by(buffer, loans[0])
+    if told.has_room:
+        return told, targets
+    # every rank has seen the same counts, and comes to the same numbers here
+    buffer.max_tokens = max(buffer.max_tokens, int(told.tokens.max()))
+    rows = world.n_ranks * buffer.max_tokens
+    buffer.want_pool(0, arrange(arrays_of(rows))[1])
+    targets = [_Target(buffer, r, arrays_of, rows) for r in buffer.ranks]
+    _resend(buffer, shape, targets, values, num_tokens, num_sms)
+    return told, targets
+
+
+def _resend(buffer, shape, targets, values, num_tokens, num_sms):
+    kernel = resend_kernel(shape)
+    with buffer.launching() as streams:
+        for r, target, given, n in zip(buffer.ranks, targets, values, num_tokens):
+            buffer.launches.start(kernel, r.rank, buffer.values(r) | given | target.values(), n, streams[r.rank], num_sms)
+
+
+def _settle(buffer, targets, handle, n_scales=0):
+    """Results of each rank, cut to the exact rows: tuples (x or (x, scales), ids, probs), or of x alone."""
+    made = []
+    with buffer.launching() as streams:
+        for r, target in zip(buffer.ranks, targets):
+            target.settle(int(handle.counts[:, r.rank].sum()), streams[r.rank])
+    for r, target in zip(buffer.ranks, targets):
+        n = int(handle.counts[:, r.rank].sum())
+        arrays = {name: first(target.loan.array(name), n) for name in target.loan.fields}
+        x = (arrays["x"], arrays["scales"]) if n_scales else arrays["x"]
+        made.append((x, *(arrays[name] for name in ("ids", "probs") if name in arrays)))
+    return made
+
+
+def _handle_values(buffer, loan):
+    n_ranks = buffer.world.n_ranks
+    return dict(row_of=loan.address("row_of"), counts=loan.address("info") + counts_offset(n_ranks))
+
+
+def cached_dispatch(buffer, name, x, handle, num_sms=None):
+    """The rows of x [T, H] where an earlier dispatch sent its tokens: a list of [N, H], of x's dtype."""
+    handle_of(RowsHandle, handle)
+    xs = arguments.hidden_rows(buffer, name, x, n_rows=handle.num_tokens)
+    (_, hidden), dtype = xs[0].shape, xs[0].dtype
+    buffer.expect_open()
+
+    def arrays_of(rows):
+        return result_arrays(rows, hidden, dtype)
+
+    # Counts are known to all ranks, so all grow together; in the staging area there is then room on every rank.
+    buffer.want_pool(0, arrange(arrays_of(handle.most_rows))[1])
+    shape = RowsShape(buffer.world.n_ranks, 1, buffer.launches.threads, hidden * dtype.itemsize, top_k=1)
+    with letting_go(buffer):
+        targets = [_Target(buffer, r, arrays_of, handle.most_rows) for r in buffer.ranks]
+        values = [dict(x=buffer.placing.place(r.rank, name, a)) | _handle_values(buffer, loan)
+                  for r, a, loan in zip(buffer.ranks, xs, handle.loans)]
+        _resend(buffer, shape, targets, values, handle.num_tokens, num_sms)
+        return [x for x, in _settle(buffer, targets, handle)]
+
+
+def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
+    """Sums over ranks of rows x [N, H], and slot by slot of probs [N, K]: lists (combined [T, H], combined probs or None)."""
+    handle_of(RowsHandle, handle)
+    world, has_probs = buffer.world, not arguments.absent(probs)
+    xs = arguments.hidden_rows(buffer, name, x, dtypes=tuple(arguments.NAMES), n_rows=handle.num_rows)
+    (_, hidden), dtype = xs[0].shape, xs[0].dtype
+    if has_probs:
+        probs = arguments.matrices(buffer, f"probs of {name}", probs, dtypes=(FP32,), n_rows=handle.num_rows,
+                                   n_columns=handle.top_k)
+    buffer.expect_open()
+    row_bytes = hidden * dtype.itemsize
+    probs_at = align(handle.most_returned * row_bytes)
+    buffer.want_pool(probs_at + 4 * handle.top_k * handle.most_returned * has_probs)
+    shape = RowsShape(world.n_ranks, 1, buffer.launches.threads, row_bytes, top_k=handle.top_k, has_probs=has_probs,
+                      dtype=arguments.NAMES[dtype])
+    kernel, results = combine_kernel(shape), []
+    with letting_go(buffer), buffer.launching() as streams:
+        for i, (r, loan, n) in enumerate(zip(buffer.ranks, handle.loans, handle.num_tokens)):
+            results.append(r.arena.lend("combine result", {"x": ((n, hidden), dtype), "probs": ((n, handle.top_k), FP32)}))
+            values = dict(x=buffer.placing.place(r.rank, name, xs[i]), places=[0, 0, probs_at, 0], capacity=handle.most_returned,
+                          probs=buffer.placing.place(r.rank, f"probs of {name}", probs[i]) if has_probs else 0,
+                          out=results[i].address("x"), out_probs=results[i].address("probs"))
+            buffer.launches.start(kernel, r.rank, buffer.values(r) | values | _handle_values(buffer, loan), n,
+                                  streams[r.rank], num_sms)
+    return [loan.array("x") for loan in results], [loan.array("probs") for loan in results] if has_probs else None

@@ -1,0 +1,151 @@
+"""Expansion: rows as they came (source rank, token) to rows by local expert, with zeros where no token is. No peers."""
+
+from functools import lru_cache
+
+from epmoe.device import (ballot, block_idx, device_fn, ffs, grid_dim, i32, kernel, lane_id, load_i32, load_u32, load_u64,
+                          n_warps, store16, store_i32, store_u32, u32, u64, warp_broadcast_i32, warp_id)
+
+from . import peers, senders
+from .block import parameter_block
+from .row_copy import VECTOR, copy_to_lanes, parts
+
+CACHED = 128
+
+
+def _expert_rows(shape, block):
+    """Device function (params, row, source, expert, writes) -> the expert's output row for received row `row`, -1 for none.
+
+    Out of the handle; where slots of local experts came with the row (has_meta), out of these, and into the handle if `writes`.
+    """
+    local, has_meta = shape.n_local_experts, shape.has_meta
+    p_known, p_base, p_rows, p_sources = (block.offset(n) for n in ("expert_row", "expert_base", "n_rows", "sources"))
+
+    @device_fn
+    def expert_row(params, row, source, expert, writes):
+        at = u64(4) * (u64(row) * u64(local) + u64(expert))
+        known = u64(load_u64(params + u64(p_known)))
+        if not has_meta:
+            return i32(load_i32(known + at))
+        slot, target = i32(load_i32(u64(load_u64(params + u64(p_sources) + u64(8))) + at)), i32(-1)
+        if slot >= 0:
+            base = u64(load_u64(params + u64(p_base)))
+            target = i32(slot + load_i32(base + u64(4) * u64(source * local + expert)))
+            if target >= load_i32(params + u64(p_rows)):
+                target = i32(-1)                # no room: dropped, from here on and in every later call
+        if writes:
+            store_i32(known + at, target)
+        return target
+
+    return expert_row
+
+
+def _clear_rows(shape, block, out_bytes, n_scales):
+    """Device function clear_rows(params, lane): zeros in rows of padding, and behind the last expert's rows."""
+    local, has_probs = shape.n_local_experts, shape.has_probs
+    n_vectors = out_bytes // VECTOR
+    p_starts, p_rows, p_out = block.offset("expert_rows"), block.offset("n_rows"), block.offset("out")
+    p_out_probs, p_out_scales = block.offset("out_probs"), block.offset("out_scales")
+
+    @device_fn
+    def holds_token(starts, row, lane):
+        """Whether some expert has a token in this row; a lane looks at an expert."""
+        expert, found = i32(lane), False
+        while expert < local:
+            start = i32(load_i32(starts + u64(4) * u64(expert)))
+            if row >= start and row - start < load_i32(starts + u64(4) * u64(local + expert)):
+                found = True
+            expert = i32(expert + 32)
+        return ballot(found) != 0
+
+    @device_fn
+    def clear_row(params, row, lane):
+        out, i = u64(load_u64(params + u64(p_out))) + u64(row) * u64(out_bytes), i32(lane)
+        while i < n_vectors:
+            store16(out + u64(VECTOR) * u64(i), u32(0), u32(0), u32(0), u32(0))
+            i = i32(i + 32)
+        if has_probs and lane == 0:
+            store_u32(u64(load_u64(params + u64(p_out_probs))) + u64(4) * u64(row), u32(0))
+        if n_scales > 0:
+            scales, i = u64(load_u64(params + u64(p_out_scales))) + u64(4) * u64(row) * u64(n_scales), i32(lane)
+            while i < n_scales:
+                store_u32(scales + u64(4) * u64(i), u32(0))
+                i = i32(i + 32)
+
+    @device_fn
+    def clear_rows(params, lane):
+        n_rows, starts = i32(load_i32(params + u64(p_rows))), u64(load_u64(params + u64(p_starts)))
+        row = i32(warp_id() * grid_dim() + block_idx())
+        while row < n_rows:
+            if not holds_token(starts, row, lane):
+                clear_row(params, row, lane)
+            row = i32(row + n_warps() * grid_dim())
+
+    return clear_rows
+
+
+@lru_cache(CACHED)
+def expand_kernel(shape):
+    """Kernel over received rows; params `sources`: rows, slots, probs as they came.
+
+    has_meta: the handle's expert_row is written too, else it is read. encode: rows are blockwise FP8 messages, whose
+    scales go to out_scales [P, scale_words].
+    """
+    block = parameter_block(shape.n_ranks)
+    ranks, local, row_bytes, has_probs = shape.n_ranks, shape.n_local_experts, shape.row_bytes, shape.has_probs
+    out_bytes = shape.value_bytes if shape.encode else row_bytes
+    n_scales = shape.scale_words if shape.encode else 0
+    _, _, _, received, _ = peers.sums(ranks)
+    expert_row, clear_rows = _expert_rows(shape, block), _clear_rows(shape, block, out_bytes, n_scales)
+    count_parts, part_span = parts(out_bytes // VECTOR)
+    copy = copy_to_lanes(read_only=False)
+    p_sources, p_out, p_counts = block.offset("sources"), block.offset("out"), block.offset("counts")
+    p_out_probs, p_out_scales = block.offset("out_probs"), block.offset("out_scales")
+    stride = 4 * ranks
+
+    @device_fn
+    def copy_scales(params, src, target, mask, lane):
+        left, scales = u32(mask), u64(load_u64(params + u64(p_out_scales)))
+        while left != u32(0):
+            to = scales + u64(4) * u64(warp_broadcast_i32(target, i32(ffs(left) - 1))) * u64(n_scales)
+            i = i32(lane)
+            while i < n_scales:
+                store_u32(to + u64(4) * u64(i), load_u32(src + u64(out_bytes) + u64(4) * u64(i)))
+                i = i32(i + 32)
+            left = u32(left & u32(left - u32(1)))
+
+    @device_fn
+    def expand_row(params, row, source, part, n_parts, lane):
+        src = u64(load_u64(params + u64(p_sources))) + u64(row) * u64(row_bytes)
+        out, a_b = u64(load_u64(params + u64(p_out))), part_span(part, n_parts)
+        first = i32(0)
+        while first < local:
+            expert, target = i32(first + lane), i32(-1)
+            if expert < local:
+                target = expert_row(params, row, source, expert, part == 0)
+            mask = u32(ballot(target >= 0))
+            copy(src, out + u64(target) * u64(out_bytes), mask, i32(0), a_b[0], a_b[1], lane)
+            if part == 0:
+                if has_probs and target >= 0:
+                    probs = u64(load_u64(params + u64(p_sources) + u64(16)))
+                    value = load_u32(probs + u64(4) * (u64(row) * u64(local) + u64(expert)))
+                    store_u32(u64(load_u64(params + u64(p_out_probs))) + u64(4) * u64(target), value)
+                if n_scales > 0:
+                    copy_scales(params, src, target, mask, lane)
+            first = i32(first + 32)
+
+    @kernel(max_threads=shape.threads)
+    def rows_expand(params, num_tokens, my_rank):
+        lane = i32(lane_id())
+        ends = received(u64(load_u64(params + u64(p_counts))), u64(stride), my_rank)
+        n_rows = i32(warp_broadcast_i32(ends, i32(ranks - 1)))
+        warps = i32(n_warps() * grid_dim())
+        n_parts = count_parts(n_rows, warps)
+        unit = i32(warp_id() * grid_dim() + block_idx())
+        while unit < n_rows * n_parts:
+            row, part = i32(unit // n_parts), i32(unit % n_parts)
+            source = i32(ffs(u32(ballot(lane < ranks and ends > row))) - 1)
+            expand_row(params, row, source, part, n_parts, lane)
+            unit = i32(unit + warps)
+        clear_rows(params, lane)
+
+    return rows_expand

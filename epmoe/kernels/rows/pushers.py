@@ -1,0 +1,128 @@
+"""Pushing rows back to the ranks that their tokens came from; expert-major rows are summed over local experts first."""
+
+from epmoe.device import (ballot, block_idx, device_fn, ffs, grid_dim, i32, lane_id, load16, load_i32, load_u32,
+                          load_u64, n_warps, store16, store_u32, u32, u64, warp_broadcast_i32, warp_broadcast_u64, warp_id)
+
+from .. import elements
+from . import peers
+from .row_copy import VECTOR, copy_to_lanes, parts
+
+
+def expert_sums(shape, block):
+    """Device function sum_row(params, row, to, first, end, lane): vectors [first, end) of the sum over local experts.
+
+    float32 from +0.0, experts ascending, rounded once, stored at `to`. Experts without a row of this token are not
+    read.
+    """
+    numbers = elements.make(shape.dtype)
+    zeros, add, pack = numbers.zeros, numbers.add, numbers.pack
+    local, row_bytes = shape.n_local_experts, shape.row_bytes
+    p_x, p_expert_row = block.offset("x"), block.offset("expert_row")
+
+    @device_fn
+    def experts_from(params, row, first, lane):
+        """Address of the row of expert first + lane, 0 if it has none."""
+        at = u64(0)
+        if first + lane < local:
+            known = u64(load_u64(params + u64(p_expert_row))) + u64(4) * (u64(row) * u64(local) + u64(first + lane))
+            expert_row = i32(load_i32(known))
+            if expert_row >= 0:
+                at = u64(load_u64(params + u64(p_x))) + u64(expert_row) * u64(row_bytes)
+        return at
+
+    @device_fn
+    def sum_row(params, row, to, first, end, lane):
+        base = i32(first)
+        while base < end:
+            # lanes behind the end sum the last vector again and store nothing: all stay together for the broadcasts
+            at = u64(VECTOR) * u64(min(i32(base + lane), i32(end - 1)))
+            sums, expert = zeros(), i32(0)
+            while expert < local:
+                places = experts_from(params, row, expert, lane)
+                left = u32(ballot(places != u64(0)))
+                while left != u32(0):
+                    one = i32(ffs(left) - 1)
+                    left = u32(left & u32(left - u32(1)))
+                    two, q = one, load16(u64(warp_broadcast_u64(places, one)) + at)
+                    if left != u32(0):          # two loads in flight
+                        two = i32(ffs(left) - 1)
+                        left = u32(left & u32(left - u32(1)))
+                    r = q
+                    if two != one:
+                        r = load16(u64(warp_broadcast_u64(places, two)) + at)
+                    sums = add(sums, q)
+                    if two != one:
+                        sums = add(sums, r)
+                expert = i32(expert + 32)
+            q = pack(sums)
+            if base + lane < end:
+                store16(to + at, q[0], q[1], q[2], q[3])
+            base = i32(base + 32)
+
+    return sum_row
+
+
+def make(shape, block, note_of):
+    """Device function push(params, epoch, my_rank): every row to its source rank, at [row of the source's handle]."""
+    ranks, local, row_bytes, n_meta = shape.n_ranks, shape.n_local_experts, shape.row_bytes, shape.n_meta
+    expert_major, has_probs = shape.expert_major, shape.has_probs
+    place, (_, _, _, received, returned_before_me) = peers.place_in(block), peers.sums(ranks)
+    count_parts, part_span = parts(row_bytes // VECTOR)
+    copy, sum_row = copy_to_lanes(read_only=True), expert_sums(shape, block)
+    p_x, p_counts, p_probs, p_expert_row = (block.offset(n) for n in ("x", "counts", "probs", "expert_row"))
+    stride = 4 * ranks
+
+    @device_fn
+    def push_probs(params, row, to, lane):
+        """The row's numbers: as they are, or, expert-major, those of its experts' rows, 0 where it has none."""
+        probs, i = u64(load_u64(params + u64(p_probs))), i32(lane)
+        while i < n_meta:
+            src, there = i32(0), True
+            if expert_major:
+                known = u64(load_u64(params + u64(p_expert_row))) + u64(4) * (u64(row) * u64(local) + u64(i))
+                src = i32(load_i32(known))
+                there = src >= 0
+            value = u32(0)
+            if there:
+                at = u64(src)
+                if not expert_major:
+                    at = u64(row) * u64(n_meta) + u64(i)
+                value = u32(load_u32(probs + u64(4) * at))
+            store_u32(to + u64(4) * u64(i), value)
+            i = i32(i + 32)
+
+    @device_fn
+    def push(params, epoch, my_rank):
+        lane, book = i32(lane_id()), u64(load_u64(params + u64(p_counts)))
+        x = u64(load_u64(params + u64(p_x)))
+        ends, first_row = received(book, u64(stride), my_rank), returned_before_me(book, u64(stride), my_rank)
+        rows_at, probs_at = u64(0), u64(0)
+        if lane < ranks:
+            note = note_of(params, epoch, my_rank, lane)
+            rows_at, probs_at = place(params, note, i32(0), lane), place(params, note, i32(2), lane)
+        n_rows = i32(warp_broadcast_i32(ends, i32(ranks - 1)))
+        warps = i32(n_warps() * grid_dim())
+        n_parts = count_parts(n_rows, warps)
+        # every rank begins with the rows of another one, so that they do not all push to the same
+        turn = i32(warp_broadcast_i32(ends, my_rank))
+        unit = i32(warp_id() * grid_dim() + block_idx())
+        while unit < n_rows * n_parts:
+            row, part = i32(unit // n_parts + turn), i32(unit % n_parts)
+            if row >= n_rows:
+                row = i32(row - n_rows)
+            source = i32(ffs(u32(ballot(lane < ranks and ends > row))) - 1)
+            before = i32(0)
+            if source > 0:
+                before = i32(warp_broadcast_i32(ends, i32(source - 1)))
+            to_row = i32(warp_broadcast_i32(first_row, source) + row - before)
+            to = u64(u64(warp_broadcast_u64(rows_at, source)) + u64(to_row) * u64(row_bytes))
+            a, b = part_span(part, n_parts)
+            if expert_major:
+                sum_row(params, row, to, a, b, lane)
+            else:
+                copy(x + u64(row) * u64(row_bytes), to, u32(1), i32(0), a, b, lane)
+            if has_probs and part == 0:
+                push_probs(params, row, u64(warp_broadcast_u64(probs_at, source)) + u64(4) * u64(to_row) * u64(n_meta), lane)
+            unit = i32(unit + warps)
+
+    return push

@@ -1,0 +1,74 @@
+"""One row to several places, or a part of it: a warp reads 16 bytes a lane and stores them to each lane's place."""
+
+from epmoe.device import device_fn, ffs, i32, load16, load16_nc, store16, u32, u64, warp_broadcast_u64
+
+VECTOR = 16         # bytes
+BATCH = 128         # vectors: four loads by each of 32 lanes
+
+
+@device_fn
+def rotated(mask, start):
+    """The mask with bit `start` moved to bit 0; peers begin with different ones, so that they do not all meet at one."""
+    return u32((mask >> u32(start)) | u32(mask << u32((32 - start) & 31)))
+
+
+def copy_to_lanes(*, read_only):
+    """Device function (src, place, mask, start, first, end, lane): vectors [first, end) of the row at src.
+
+    They go to the place (address of a row) of each lane in `mask`, beginning with lane `start`. The row is read once.
+    read_only: nobody writes the row while the kernel runs, so that the non-coherent path may be taken.
+    """
+    load = load16_nc if read_only else load16
+
+    @device_fn
+    def copy(src, place, mask, start, first, end, lane):
+        order = rotated(mask, start)
+        base = i32(first)
+        while base + BATCH <= end:
+            at = u64(VECTOR) * u64(base + lane)
+            a = load(src + at)
+            b = load(src + at + u64(512))
+            c = load(src + at + u64(1024))
+            d = load(src + at + u64(1536))
+            left = u32(order)
+            while left != u32(0):
+                to = u64(warp_broadcast_u64(place, i32((ffs(left) - 1 + start) & 31))) + at
+                store16(to, a[0], a[1], a[2], a[3])
+                store16(to + u64(512), b[0], b[1], b[2], b[3])
+                store16(to + u64(1024), c[0], c[1], c[2], c[3])
+                store16(to + u64(1536), d[0], d[1], d[2], d[3])
+                left = u32(left & u32(left - u32(1)))
+            base = i32(base + BATCH)
+        while base < end:
+            # lanes behind the end read the last vector again and store nothing: all stay together for the broadcasts
+            at = u64(VECTOR) * u64(min(i32(base + lane), i32(end - 1)))
+            a = load(src + at)
+            left = u32(order)
+            while left != u32(0):
+                to = u64(warp_broadcast_u64(place, i32((ffs(left) - 1 + start) & 31)))
+                if base + lane < end:
+                    store16(to + at, a[0], a[1], a[2], a[3])
+                left = u32(left & u32(left - u32(1)))
+            base = i32(base + 32)
+
+    return copy
+
+
+def parts(n_vectors):
+    """Device functions that share a row among warps where there are more warps than rows.
+
+    count(n_rows, warps) -> parts of a row. span(part, n_parts) -> its vectors [first, end).
+    """
+    most = max(1, -(-n_vectors // 32))
+
+    @device_fn
+    def count(n_rows, warps):
+        return i32(max(1, min(most, i32(warps // max(n_rows, 1)))))
+
+    @device_fn
+    def span(part, n_parts):
+        runs = i32((most + n_parts - 1) // n_parts)
+        first = i32(min(i32(part * runs * 32), n_vectors))
+        return first, i32(min(i32(first + runs * 32), n_vectors))
+
+    return count, span

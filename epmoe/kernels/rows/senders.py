@@ -1,0 +1,160 @@
+"""Sending rows: a warp takes a token, or a part of one, reads it once and stores it at every rank that it goes to.
+
+The rows of a source rank lie together at the receiver, in the order of its tokens, behind those of lower ranks. So
+every row is written where it is to stay.
+"""
+
+from types import SimpleNamespace
+
+from epmoe.device import (all_lanes, ballot, device_fn, f32, ffs, i32, lane_id, load_i32, load_u32, load_u64, n_warps,
+                          store_i32, store_u32, store_u64, syncwarp, u32, u64, warp_broadcast_i32, warp_broadcast_u64, warp_id)
+
+from ..formats import blockwise_fp8
+from . import control, layout, peers, routing
+from .row_copy import VECTOR, copy_to_lanes, parts
+
+MINUS_ONE = 2**64 - 1
+BF16_BYTES = 2
+
+
+def fp8_format(hidden):
+    """The blockwise FP8 token format for rows of so many elements; expert-major, values and scales share a row."""
+    return blockwise_fp8.make(SimpleNamespace(hidden=hidden, alignment=16))
+
+
+def _send_slots(shape, block):
+    """Device function (params, token, mask, row, ids_at, probs_at, lane): a token's slots as each of its ranks sees them."""
+    top_k, local, has_probs = shape.top_k, shape.n_local_experts, shape.has_probs
+    of_token, p_probs = routing.token_ids(shape, block), block.offset("probs")
+
+    @device_fn
+    def send_slots(params, token, mask, row, ids_at, probs_at, lane):
+        _, expert = of_token(params, token, lane)
+        prob = u32(0)
+        if has_probs and lane < top_k:
+            prob = u32(load_u32(u64(load_u64(params + u64(p_probs))) + u64(4) * (u64(token) * u64(top_k) + u64(lane))))
+        left = u32(mask)
+        while left != u32(0):
+            rank = i32(ffs(left) - 1)
+            at = u64(warp_broadcast_i32(row, rank)) * u64(top_k) + u64(lane)
+            to_ids, to_probs = u64(warp_broadcast_u64(ids_at, rank)), u64(warp_broadcast_u64(probs_at, rank))
+            is_here = expert >= 0 and expert // local == rank
+            if lane < top_k:
+                value, here = u64(MINUS_ONE), u32(0)
+                if is_here:
+                    value, here = u64(expert % local), prob
+                store_u64(to_ids + u64(8) * at, value)
+                if has_probs:
+                    store_u32(to_probs + u64(4) * at, here)
+            left = u32(left & u32(left - u32(1)))
+
+    return send_slots
+
+
+def _send_experts(shape, block):
+    """Device function (params, token, mask, row, slots_at, probs_at, lane): a token's place in each local expert."""
+    local, n_experts, has_probs = shape.n_local_experts, shape.n_experts, shape.has_probs
+    p_slots, p_probs = block.offset("slot_of"), block.offset("probs")
+
+    @device_fn
+    def send_experts(params, token, mask, row, slots_at, probs_at, lane):
+        slots, probs = u64(load_u64(params + u64(p_slots))), u64(load_u64(params + u64(p_probs)))
+        left = u32(mask)
+        while left != u32(0):
+            rank = i32(ffs(left) - 1)
+            to_row = u64(warp_broadcast_i32(row, rank)) * u64(local)
+            to_slots, to_probs = u64(warp_broadcast_u64(slots_at, rank)), u64(warp_broadcast_u64(probs_at, rank))
+            expert = i32(lane)
+            while expert < local:
+                src = u64(4) * (u64(token) * u64(n_experts) + u64(rank * local + expert))
+                slot = i32(load_i32(slots + src))
+                store_i32(to_slots + u64(4) * (to_row + u64(expert)), slot)
+                if has_probs:
+                    prob = u32(0)
+                    if slot >= 0:               # elsewhere the caller's probs may hold anything
+                        prob = u32(load_u32(probs + src))
+                    store_u32(to_probs + u64(4) * (to_row + u64(expert)), prob)
+                expert = i32(expert + 32)
+            left = u32(left & u32(left - u32(1)))
+
+    return send_experts
+
+
+def make(shape, block, note_of):
+    """Device function send(params, epoch, num_tokens, my_rank, book, stride) -> whether every rank has room.
+
+    If a rank has none, nothing is sent by any rank: all see the same counts and capacities. note_of: of the exchange.
+    """
+    ranks, row_bytes, encodes, scale_words = shape.n_ranks, shape.row_bytes, shape.encode, shape.scale_words
+    has_meta, has_probs = shape.has_meta, shape.has_probs
+    separate_scales = 0 if shape.expert_major else scale_words
+    place, (before_me, arriving, _, _, _) = peers.place_in(block), peers.sums(ranks)
+    n_vectors = row_bytes // VECTOR
+    count_parts, part_span = parts(n_vectors)
+    copy = copy_to_lanes(read_only=not encodes)
+    src_bytes = row_bytes
+    if encodes:
+        src_bytes = shape.value_bytes * BF16_BYTES
+        encode = fp8_format(shape.value_bytes).encode
+    send_meta = None
+    if has_meta:
+        send_meta = (_send_experts if shape.expert_major else _send_slots)(shape, block)
+    p_x, p_encoded, p_rows, p_scales = (block.offset(n) for n in ("x", "encoded", "row_of", "scales"))
+
+    @device_fn
+    def send_scales(params, token, mask, row, scales_at, lane):
+        src = u64(load_u64(params + u64(p_scales))) + u64(4) * u64(token) * u64(separate_scales)
+        left = u32(mask)
+        while left != u32(0):
+            rank = i32(ffs(left) - 1)
+            to = u64(warp_broadcast_u64(scales_at, rank)) + u64(4) * u64(warp_broadcast_i32(row, rank)) * u64(separate_scales)
+            i = i32(lane)
+            while i < separate_scales:
+                store_u32(to + u64(4) * u64(i), load_u32(src + u64(4) * u64(i)))
+                i = i32(i + 32)
+            left = u32(left & u32(left - u32(1)))
+
+    @device_fn
+    def send(params, epoch, num_tokens, my_rank, book, stride):
+        lane = i32(lane_id())
+        rows_at, meta_at, probs_at, scales_at = u64(0), u64(0), u64(0), u64(0)
+        first_row, rows_there, room = before_me(book, stride, my_rank), arriving(book, stride, my_rank), i32(0)
+        if lane < ranks:
+            note = note_of(params, epoch, my_rank, lane)
+            room = i32(load_i32(note + u64(control.CAPACITY)))
+            rows_at = place(params, note, i32(0), lane)
+            meta_at, probs_at = place(params, note, i32(1), lane), place(params, note, i32(2), lane)
+            scales_at = place(params, note, i32(3), lane)
+        if all_lanes(rows_there <= room) == 0:
+            return False
+        x, row_of = u64(load_u64(params + u64(p_x))), u64(load_u64(params + u64(p_rows)))
+        start = i32((my_rank + 1) & 31)
+        first, end = layout.tokens_of_block(num_tokens)
+        n_parts = i32(1)
+        if not encodes:
+            n_parts = count_parts(i32(end - first), i32(n_warps()))
+        unit = i32(warp_id())
+        while unit < (end - first) * n_parts:
+            token, part = i32(first + unit // n_parts), i32(unit % n_parts)
+            row = i32(-1)
+            if lane < ranks:
+                row = i32(load_i32(row_of + u64(4) * u64(token * ranks + lane)))
+            mask = u32(ballot(row >= 0))
+            row = i32(first_row + row)
+            src = x + u64(token) * u64(src_bytes)
+            if encodes and mask != u32(0):
+                staged = u64(load_u64(params + u64(p_encoded))) + u64(token) * u64(row_bytes)
+                encode(src, staged, f32(1), lane)
+                syncwarp()                      # the payload by all lanes, before any lane reads it
+                src = staged
+            a, b = part_span(part, n_parts)
+            copy(src, rows_at + u64(row) * u64(row_bytes), mask, start, a, b, lane)
+            if part == 0:
+                if has_meta:
+                    send_meta(params, token, mask, row, meta_at, probs_at, lane)
+                if separate_scales > 0:
+                    send_scales(params, token, mask, row, scales_at, lane)
+            unit = i32(unit + n_warps())
+        return True
+
+    return send
