@@ -1,0 +1,86 @@
+"""The page kernels, one message for each (token, expert), fused or split, through ExpertParallel."""
+
+import ml_dtypes
+import numpy as np
+from epmoe import EPConfig
+from epmoe.dispatched import ARRAYS, Dispatched
+from epmoe.expert_parallel import ExpertParallel
+from epmoe.kernels import LaunchConfig
+from epmoe.lending import Pool
+from epmoe.rank_memory import combine_arrays, dispatch_arrays
+
+from benchmarks import traffic
+from benchmarks.shapes import FORMATS
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+
+
+def config(shape, n_ranks):
+    """The EPConfig of a shape."""
+    return EPConfig(n_ranks, shape.experts, shape.top_k, shape.hidden, shape.tokens, token_format=FORMATS[shape.format])
+
+
+class Pairs:
+    """Phases dispatch and combine (weighted) of one ExpertParallel; inputs and results stay where they are."""
+
+    phases = ("dispatch", "combine")
+
+    def __init__(self, world, shape, *, fused, n_sms=None, num_threads=None):
+        self.name = f"pairs {'fused' if fused else 'split'}" + (f" {n_sms} SMs" if n_sms else "")
+        self.world, self.shape, self.machine = world, shape, world.machine
+        self.stream = world.stream_of(world.ranks[0])
+        cfg = config(shape, world.n_ranks)
+        ids = traffic.topk_ids(shape, world.n_ranks)
+        matrix = traffic.pairs_matrix(shape, ids)
+        self.bytes = {"dispatch": traffic.busiest_bytes(matrix, traffic.payload_bytes(shape, shape.format)),
+                      "combine": traffic.busiest_bytes(matrix.T, traffic.payload_bytes(shape, "bf16"))}
+        outputs, rows = dispatch_arrays(cfg)
+        outputs.pop("topk_ids")
+        tokens = (shape.tokens, shape.hidden)
+        shapes = {"x": (tokens, BF16), "ids": ((shape.tokens, shape.top_k), np.int32),
+                  "weights": ((shape.tokens, shape.top_k), np.float32), "y": ((rows, shape.hidden), BF16),
+                  "combined": combine_arrays(cfg, True)["output_tokens"]} | outputs
+        self._pools = {rank: Pool(self.machine, rank, "benchmark", shapes) for rank in world.ranks}
+        self._loans = {rank: pool.lend() for rank, pool in self._pools.items()}
+        for rank in world.ranks:
+            rng = np.random.default_rng([1, rank])
+            self._write(rank, "x", rng.standard_normal(tokens, np.float32).astype(BF16))
+            self._write(rank, "ids", ids[rank])
+            self._write(rank, "weights", rng.random((shape.tokens, shape.top_k), np.float32))
+            field = self._loans[rank].fields["y"]
+            self._loans[rank].buffer.fill(0x3C, field.offset, field.nbytes)
+        self._x, self._ids, self._weights, self._y, self._combined = (
+            self._each(name) for name in ("x", "ids", "weights", "y", "combined"))
+        self._out = self._of_ranks([Dispatched(**{n: self._loans[r].array(n) if n in outputs else None for n in ARRAYS},
+                                               num_tokens=0) for r in world.ranks])
+        self._dispatched = None
+        self._ep = ExpertParallel(cfg, world, fused=fused, launch=LaunchConfig(n_sms, num_threads))
+
+    def launch(self, phase):
+        """Put a phase on the stream; they alternate."""
+        if phase == "dispatch":
+            self._dispatched = self._ep.dispatch(self._x, self._ids, out=self._out)
+        else:
+            self._ep.combine(self._y, self._dispatched, self._weights, out=self._combined)
+
+    def check(self):
+        """Raise what the kernels recorded; waits for them."""
+        self._ep.check()
+
+    def close(self):
+        """Free everything."""
+        self._dispatched = None
+        self._ep.close()
+        self._x = self._ids = self._weights = self._y = self._combined = self._out = None
+        for pool in self._pools.values():
+            pool.close()
+        self._loans = None
+
+    def _write(self, rank, name, array):
+        self._loans[rank].buffer.write(array, self._loans[rank].fields[name].offset)
+
+    def _each(self, name):
+        return self._of_ranks([self._loans[rank].array(name) for rank in self.world.ranks])
+
+    def _of_ranks(self, values):
+        return values if self.world.lists else values[0]

@@ -1,0 +1,114 @@
+"""`python -m benchmarks`: every contender at every shape; a table from rank 0, and a file."""
+
+import sys
+
+from epmoe import device
+from epmoe.provenance import provenance
+from epmoe_ref.errors import EPError
+
+from benchmarks import link, measure, results, shapes, table, worlds
+from benchmarks.startline import StartLine
+
+AGAINST = ("nccl", "deepep")
+KERNELS = ("fused", "split")
+
+
+def add_arguments(parser):
+    """The options of run."""
+    parser.add_argument("--shapes", nargs="+", metavar="SHAPE", help="TOKENSxHIDDEN/EXPERTS[/TOP_K][:FORMAT][:ROUTING], "
+                        "formats bf16 and fp8, routings uniform and zipf (default: all that peers publish)")
+    parser.add_argument("--quick", action="store_true", help="four shapes, 30 iterations")
+    parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=list(KERNELS), help="which of ours (default all)")
+    parser.add_argument("--against", nargs="+", choices=AGAINST, default=[], help="other libraries, in the same run")
+    parser.add_argument("--iterations", type=int, default=50, metavar="N", help="timed iterations (default 50)")
+    parser.add_argument("--graph", action=argparse_boolean(), default=True, help="also as CUDA graphs (default)")
+    parser.add_argument("--sms", type=int, nargs="+", metavar="N", help="our kernels with so many SMs instead of all")
+    parser.add_argument("--ranks", type=int, default=4, help="virtual ranks without mpirun (default 4)")
+    parser.add_argument("--json", metavar="FILE", help="file of results (default: benchmarks/results/DATE-...; '-' none)")
+
+
+def argparse_boolean():
+    """The action of --graph and --no-graph."""
+    import argparse
+
+    return argparse.BooleanOptionalAction
+
+
+def run(args):
+    """Measure; the exit status is 0, or 2 if it cannot be run."""
+    try:
+        chosen = [shapes.parse(s) for s in args.shapes] if args.shapes else (
+            shapes.quick() if args.quick else shapes.anchors())
+        if args.iterations < 1:
+            raise ValueError(f"--iterations {args.iterations} must be at least 1")
+        world = worlds.make(args.ranks)
+    except (ValueError, EPError) as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 2
+    speaks = world.ranks[0] == 0
+    say = print if speaks else (lambda *words, **_: None)
+    record = measured(args, world, chosen, say)
+    if speaks:
+        if args.json != "-":
+            print(f"written: {results.write(record, args.json)}")
+    return 0
+
+
+def measured(args, world, chosen, say):
+    """The record of a run: provenance, link and rows."""
+    record = provenance(world.machine) | {"n_ranks": world.n_ranks, "world": type(world).__name__, "rows": [],
+                                          "not_run": []}
+    line = StartLine(world)
+    record["link_gbps"] = gbps = float(f"{link.peer_write_gbps(world, line):.4g}")
+    say(f"{record['device']}; {world.n_ranks} ranks ({record['world']}); epmoe {record['versions']['epmoe']}, "
+        f"numba-cuda {record['versions'].get('numba-cuda')}; {record['date']}")
+    say(f"peer write, all ranks at once: {gbps} GB/s a rank. Times: slowest rank, median, 20th and 80th percentile of "
+        f"{args.iterations} iterations, microseconds")
+    for shape in chosen:
+        for name, make in contenders(args, world):
+            try:
+                found = of_contender(args, line, make, shape, gbps)
+            except (EPError, ImportError, NotImplementedError, ValueError) as error:
+                record["not_run"].append({"kernels": name, "shape": str(shape), "why": f"{type(error).__name__}: {error}"})
+                say(f"not run: {name} at {shape}: {type(error).__name__}: {error}")
+                continue
+            record["rows"] += [r.asdict() for r in found]
+            for r in found:
+                say(f"  {r.kernels:14} {r.phase:9} {str(shape):26} {'graph' if r.graph else '':5} {r.us:10.1f} us  "
+                    f"floor {r.floor_us:8.1f}", flush=True)
+    say()
+    say(table.table(record["rows"]))
+    return record
+
+
+def of_contender(args, line, make, shape, gbps):
+    """Rows of one contender at one shape, launched and as graphs."""
+    contender = make(shape)
+    try:
+        found = measure.rows(contender, line, args.iterations, gbps)
+        if args.graph and not device.SIM and getattr(contender, "capturable", True):
+            from benchmarks.graph import Captured
+
+            captured = Captured(contender)
+            found += measure.rows(captured, line, args.iterations, gbps)
+            captured.close()
+    finally:
+        contender.close()
+    return found
+
+
+def contenders(args, world):
+    """(name, function shape -> contender) of everything that the options ask for."""
+    from benchmarks.pairs import Pairs
+
+    for kernels in args.kernels:
+        for n_sms in args.sms or [None]:
+            yield f"pairs {kernels}", lambda shape, f=kernels == "fused", n=n_sms: Pairs(world, shape, fused=f, n_sms=n)
+    if "nccl" in args.against:
+        from benchmarks.nccl import Nccl
+
+        yield "nccl", lambda shape: Nccl(world, shape)
+    if "deepep" in args.against:
+        from benchmarks import deepep
+
+        yield from ((kind.__name__, lambda shape, kind=kind: kind(world, shape)) for kind in deepep.KINDS)
