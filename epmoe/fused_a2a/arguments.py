@@ -79,8 +79,8 @@ def matrices(buffer, name, given, *, dtypes=None, n_rows=None, n_columns=None, v
             raise EPValueError(f"{what} is {a.dtype} with {a.shape[1]} columns, on another rank {seen[0].dtype} with "
                                f"{seen[0].shape[1]}: all ranks must agree")
         if vectors and (a.shape[1] == 0 or a.shape[1] * a.dtype.itemsize % VECTOR):
-            raise EPValueError(f"{what}: a row of {a.shape[1]} x {a.dtype} has {a.shape[1] * a.dtype.itemsize} bytes, which "
-                               f"must be a positive multiple of {VECTOR}")
+            raise EPValueError(f"{what}: a row of {a.shape[1]} x {a.dtype} has {a.shape[1] * a.dtype.itemsize} bytes, "
+                               f"which must be a positive multiple of {VECTOR}")
     return seen
 
 
@@ -118,7 +118,7 @@ def experts_per_rank(num_experts, n_ranks):
 def ranks_that_fit(n_ranks):
     """Nothing, if the kernels can serve so many ranks."""
     if n_ranks > MAX_RANKS:
-        raise EPValueError(f"n_ranks={n_ranks}: the rows kernels serve at most {MAX_RANKS} ranks, a lane of a warp each")
+        raise EPValueError(f"n_ranks={n_ranks}: the rows kernels serve at most {MAX_RANKS}, one a lane of a warp")
 
 
 def expert_indices(buffer, given, n_rows, num_experts):
@@ -140,20 +140,20 @@ def _check_ids(rank, ids, num_experts):
     outside = (ids < -1) | (ids >= num_experts)
     if outside.any():
         token, slot = (int(i) for i in np.argwhere(outside)[0])
-        raise EPValueError(f"token_indices of rank {rank}: token {token}, slot {slot} holds {int(ids[token, slot])}, which is "
-                           f"outside [0, num_experts={num_experts}); -1 is the id for a dropped slot")
+        raise EPValueError(f"token_indices of rank {rank}: token {token}, slot {slot} holds {int(ids[token, slot])}, "
+                           f"which is outside [0, num_experts={num_experts}); -1 is the id for a dropped slot")
     ordered = np.sort(ids.astype(np.int64), axis=1)
     twice = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(axis=1)
     if twice.any():
         token = int(np.flatnonzero(twice)[0])
-        raise EPValueError(f"token_indices of rank {rank}: token {token} holds an id twice: {ids[token].tolist()}; the ids of a "
-                           "token must be distinct: put -1 into one of the slots")
+        raise EPValueError(f"token_indices of rank {rank}: token {token} holds an id twice: {ids[token].tolist()}; the "
+                           "ids of a token must be distinct: put -1 into one of the slots")
 
 
 def scheduling(async_finish, allocate_on_comm_stream):
     """Nothing, if the flags go together. Both say when work runs, never what it computes."""
     if allocate_on_comm_stream and not async_finish:
-        raise EPValueError("allocate_on_comm_stream=True needs async_finish=True: only then is there a communication stream")
+        raise EPValueError("allocate_on_comm_stream=True needs async_finish=True: else there is no such stream")
 
 
 def same_num_rows(buffer, given, num_rows):
@@ -163,5 +163,5 @@ def same_num_rows(buffer, given, num_rows):
     numbers = given if isinstance(given, (list, tuple)) else [given] * len(num_rows)
     for r, number, rows in zip(buffer.ranks, numbers, num_rows):
         if whole("num_permuted_tokens", number, 0) != rows:
-            raise EPValueError(f"num_permuted_tokens={number} for rank {r.rank}, whose handle has {rows} rows: leave it out, or "
-                               "give what the dispatch returned")
+            raise EPValueError(f"num_permuted_tokens={number} for rank {r.rank}, whose handle has {rows} rows: leave "
+                               "it out, or give what the dispatch returned")

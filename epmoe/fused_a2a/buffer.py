@@ -81,12 +81,12 @@ class Buffer:
 
     def initialise(self):
         """Words and flags as before the first call; collective."""
-        self.world.barrier("fused_a2a buffer", self.timeout)
+        self.world.barrier("reset", self.timeout)
         for r in self.ranks:
             r.words.fill(0)
             r.scratch.fill(0)
             self._control.buffers[r.rank].fill(0)
-        self.world.barrier("fused_a2a buffer", self.timeout)
+        self.world.barrier("reset", self.timeout)
 
     def want_tokens(self, max_tokens):
         """Remember the most tokens of any rank; all ranks are told the same."""
@@ -106,10 +106,11 @@ class Buffer:
         if self._pool is not None:
             self._retired.append(self._pool)    # results in use lie there
         nbytes = self.staging_bytes + self.heap_bytes
-        self._pool = self.world.allocate(nbytes, "rows pool", [("rows pool", 0, (nbytes,), np.uint8, ("byte",))], self.timeout)
+        regions = [("rows pool", 0, (nbytes,), np.uint8, ("byte",))]
+        self._pool = self.world.allocate(nbytes, "rows pool", regions, self.timeout)
         for r in self.ranks:
             r.heap = Heap(self.machine, self._pool.buffers[r.rank], self.staging_bytes, nbytes)
-        self.world.barrier("fused_a2a buffer", self.timeout)
+        self.world.barrier("start", self.timeout)
 
     def staging(self, r):
         """Address of a rank's staging area, which lies at offset 0 of the pool."""
@@ -141,12 +142,13 @@ class Buffer:
         columns = r.scratch.address
         before = columns + 4 * n_columns * blocks
         return dict(control_ptrs=list(self._control.addresses), pool_ptrs=list(pool), notes_at=self.layout.notes,
-                    note_bytes=self.layout.note_bytes, words=r.words.address, timeout_ns=max(1, int(self.timeout * 1e9)),
-                    columns=columns, before=before, totals=before + 4 * n_columns * blocks)
+                    note_bytes=self.layout.note_bytes, words=r.words.address,
+                    timeout_ns=max(1, int(self.timeout * 1e9)), columns=columns, before=before,
+                    totals=before + 4 * n_columns * blocks)
 
     @contextmanager
     def launching(self):
-        """Context of the launches of one call; gives {rank: stream}. In the simulator the kernels have ended behind it."""
+        """Context of one call's launches; gives {rank: stream}. In the simulator the kernels have ended behind it."""
         self.expect_open()
         try:
             with self.world.launching(True) as streams:
@@ -165,8 +167,8 @@ class Buffer:
             raise EPStateError("this Buffer is closed: get_buffer makes a new one")
         if self.failure is not None:
             first_line = str(self.failure).partition("\n")[0]
-            raise EPStateError(f"after {type(self.failure).__name__} ({first_line}) flags and words are in the middle of that "
-                               "call: call reset() of the Buffer on all ranks first")
+            raise EPStateError(f"after {type(self.failure).__name__} ({first_line}) flags and words are in the middle "
+                               "of that call: call reset() of the Buffer on all ranks first")
 
     def check(self):
         """Wait for the kernels; raise PeerTimeout if a wait expired, EPValueError if ids in device memory were bad."""
@@ -178,8 +180,8 @@ class Buffer:
                 continue
             n, buffer = self.world.n_ranks, self._control.buffers[r.rank]
             try:
-                rows_status.raise_if_failed(words, r.rank, self.timeout, buffer.read(np.uint64, (n,), self.layout.announced),
-                                            buffer.read(np.uint64, (n,), self.layout.arrived))
+                flags = [buffer.read(np.uint64, (n,), at) for at in (self.layout.announced, self.layout.arrived)]
+                rows_status.raise_if_failed(words, r.rank, self.timeout, *flags)
                 r.words.fill(0, control.STATUS, 64)
                 rows_status.raise_if_bad_ids(words, r.rank)
             except PeerTimeout as error:
@@ -205,7 +207,7 @@ class Buffer:
         self.closed = True
         self.machine.synchronize()
         if collective and self.failure is None:
-            self.world.barrier("fused_a2a buffer", self.timeout)
+            self.world.barrier("leaving", self.timeout)
         self.launches.close()
         self.placing.close()
         for r in self.ranks:

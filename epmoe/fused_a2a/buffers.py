@@ -75,7 +75,7 @@ def hybrid_ep_buffer(group):
 
 
 def reset_hybrid_ep_buffer(group=None) -> None:
-    """Give the HybridEP buffer of a group, or of all groups, back; collective. Handles stay good: the next call makes one."""
+    """Give the HybridEP buffer of a group (None: of all) back; collective. Later calls make one; handles stay good."""
     for key in [group] if group is not None else list(_hybrid_ep_buffer):
         buffer = _hybrid_ep_buffer.pop(key, None)
         if buffer is not None:

@@ -14,7 +14,8 @@ class FusedDispatch:
     """
 
     @staticmethod
-    def forward(ctx, x, token_indices, token_probs, num_experts, group, async_finish=False, allocate_on_comm_stream=False):
+    def forward(ctx, x, token_indices, token_probs, num_experts, group, async_finish=False,
+                allocate_on_comm_stream=False):
         """(recv_x, recv_token_indices, recv_token_probs, tokens_per_expert, handle).
 
         x: [T, H], rows of whole 16 bytes, any dtype; or, going beyond upstream, blockwise FP8 as a pair (e4m3 [T, H],
@@ -43,7 +44,8 @@ class FusedDispatch:
         gradient is 0 where recv_token_indices is -1. None gives None.
         """
         buffer = get_buffer(ctx.group, get_hidden_bytes(grad_output))
-        grad_x, grad_probs = rows.combine_forward(buffer, "grad_output", grad_output, ctx.handle, grad_token_probs, num_sms())
+        grad_x, grad_probs = rows.combine_forward(buffer, "grad_output", grad_output, ctx.handle, grad_token_probs,
+                                                  num_sms())
         probs = None if grad_probs is None else results(ctx.group, grad_probs)
         return results(ctx.group, grad_x), None, probs, None, None, None, None
 
@@ -69,13 +71,14 @@ class FusedCombine:
 
     @staticmethod
     def backward(ctx, grad_output, previous_event=None):
-        """Gradients of forward's arguments: (grad_x [N, H], None, None, None, None), a cached dispatch of grad_output."""
+        """Gradients of forward's arguments: (grad_x [N, H], None, None, None, None); grad_x is a cached dispatch."""
         buffer = get_buffer(ctx.group, get_hidden_bytes(grad_output))
         grad_x = rows.cached_dispatch(buffer, "grad_output", grad_output, ctx.handle, num_sms())
         return results(ctx.group, grad_x), None, None, None, None
 
 
-def fused_dispatch(x, token_indices, token_probs, num_experts, group, async_finish=False, allocate_on_comm_stream=False):
+def fused_dispatch(x, token_indices, token_probs, num_experts, group, async_finish=False,
+                   allocate_on_comm_stream=False):
     """FusedDispatch.forward without a ctx."""
     return FusedDispatch.forward(Context(), x, token_indices, token_probs, num_experts, group, async_finish,
                                  allocate_on_comm_stream)

@@ -1,4 +1,4 @@
-"""Handles: what a dispatch leaves for combines and cached dispatches. They own memory of their rank, none of the buffer."""
+"""Handles: what a dispatch leaves for combines and cached dispatches. They own memory, none of it the buffer's."""
 
 from dataclasses import dataclass, field
 
@@ -22,8 +22,8 @@ def counts_offset(n_ranks):
 class RowsHandle:
     """The routing of one FusedDispatch.forward, for any number of combines and cached dispatches.
 
-    It depends on ids and numbers of tokens alone: data of another hidden size or dtype may use it. num_tokens, num_rows:
-    T and N of each rank of this process (`ranks`). counts: int [R, R], rows from each source to each rank.
+    It depends on ids and numbers of tokens alone: data of another hidden size or dtype may use it. num_tokens,
+    num_rows: T and N of each rank of this process (`ranks`). counts: int [R, R], rows from each source to each rank.
     """
 
     ranks: list

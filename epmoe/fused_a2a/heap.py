@@ -1,11 +1,11 @@
-"""Memory that results are lent from: a heap inside the pool that peers write, and an arena of this rank's own memory."""
+"""Memory that results are lent from: a heap in the pool that peers write, an arena of this rank's own memory."""
 
 from epmoe import device
 from epmoe.lending import ALIGNMENT, Loan, arrange
 
 
 class _Piece:
-    """What a Loan needs to know of where its memory came from: fields at their offsets in the buffer, and the way back."""
+    """What a Loan needs to know of where its memory came from: fields at their offsets, and the way back."""
 
     def __init__(self, machine, fields, give_back):
         self.machine, self.fields, self.take_back = machine, fields, give_back
@@ -31,7 +31,8 @@ class Heap:
         for i, (start, end) in enumerate(self._free):
             if end - start >= nbytes:
                 self._free[i:i + 1] = [(start + nbytes, end)] if end - start > nbytes else []
-                return _lend(self.machine, self.buffer, fields, start, nbytes, lambda: self._put_back(start, start + nbytes))
+                return _lend(self.machine, self.buffer, fields, start, nbytes,
+                             lambda: self._put_back(start, start + nbytes))
         return None
 
     def _put_back(self, start, end):

@@ -64,8 +64,8 @@ def dispatch_forward(buffer, x, routing_map, probs, num_local_experts, *, num_pe
     xs = arguments.hidden_rows(buffer, "x", x, dtypes=TYPES)
     (_, hidden), dtype = xs[0].shape, xs[0].dtype
     if fp8_dispatch and (dtype != BF16 or hidden % FP8_GROUP):
-        raise EPValueError(f"fp8_dispatch=True needs bfloat16 rows of a multiple of {FP8_GROUP} elements; x is {dtype} with "
-                           f"{hidden} columns")
+        raise EPValueError(f"fp8_dispatch=True needs bfloat16 rows of a multiple of {FP8_GROUP} elements; x is {dtype} "
+                           f"with {hidden} columns")
     num_tokens = [a.shape[0] for a in xs]
     maps = arguments.matrices(buffer, "routing_map", routing_map, dtypes=(np.dtype(bool),), n_rows=num_tokens,
                               n_columns=local * world.n_ranks)
@@ -89,8 +89,10 @@ def dispatch_forward(buffer, x, routing_map, probs, num_local_experts, *, num_pe
                               call.arrays("overflow") if world.lists else call.arrays("overflow")[0], call.loans)
         per_expert = call.arrays("tokens_per_expert")
         if limit is None:
-            per_expert = [loan.buffer.read(np.int64, (local,), loan.fields["tokens_per_expert"].offset) for loan in call.loans]
-    results = [(out.array("x"), out.array("probs") if has_probs else None, out.array("scales") if fp8_dispatch else None, n)
+            per_expert = [loan.buffer.read(np.int64, (local,), loan.fields["tokens_per_expert"].offset)
+                          for loan in call.loans]
+    results = [(out.array("x"), out.array("probs") if has_probs else None,
+                out.array("scales") if fp8_dispatch else None, n)
                for out, n in zip(call.outputs, per_expert)]
     return results, handle
 
@@ -190,15 +192,15 @@ class _First:
 def handle_values(buffer, loan):
     """The fields of the parameter block that a handle fills in."""
     at = loan.address
-    return dict(row_of=at("row_of"), counts=at("info") + counts_offset(buffer.world.n_ranks), expert_rows=at("expert_rows"),
-                expert_row=loan.expert_row.address("expert_row"))
+    return dict(row_of=at("row_of"), counts=at("info") + counts_offset(buffer.world.n_ranks),
+                expert_rows=at("expert_rows"), expert_row=loan.expert_row.address("expert_row"))
 
 
 def same_pad(pad_multiple, handle):
     """Nothing, if pad_multiple is what the handle has."""
     if (arguments.whole("pad_multiple", pad_multiple, 0) or 1) != handle.pad_multiple:
-        raise EPValueError(f"pad_multiple={pad_multiple}, the handle has {handle.pad_multiple}: leave it out, or give what the "
-                           "dispatch was given")
+        raise EPValueError(f"pad_multiple={pad_multiple}, the handle has {handle.pad_multiple}: leave it out, or give "
+                           "what the dispatch was given")
 
 
 def cached_dispatch(buffer, name, x, handle, num_sms=None):
@@ -216,7 +218,8 @@ def cached_dispatch(buffer, name, x, handle, num_sms=None):
         for i, (r, loan, rows) in enumerate(zip(buffer.ranks, handle.loans, handle.num_rows)):
             outputs.append(r.arena.lend("hybrid result", {"x": ((rows, hidden), dtype)}))
             values = buffer.values(r) | staged.values | handle_values(buffer, loan) | staged.sources(buffer, r) | dict(
-                x=buffer.placing.place(r.rank, name, xs[i]), n_rows=rows, pad=handle.pad_multiple, out=outputs[i].address("x"))
+                x=buffer.placing.place(r.rank, name, xs[i]), n_rows=rows, pad=handle.pad_multiple,
+                out=outputs[i].address("x"))
             start = buffer.launches.start
             start(resend_kernel(shape), r.rank, values, handle.num_tokens[i], streams[r.rank], num_sms)
             start(expand_kernel(shape), r.rank, values, 0, streams[r.rank], num_sms)
@@ -234,7 +237,8 @@ def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
                  for r, p in zip(buffer.ranks, arguments.of_ranks(buffer, f"probs of {name}", probs))]
         for r, p, rows in zip(buffer.ranks, probs, handle.num_rows):
             if p.dtype != FP32 or p.shape != (rows,):
-                raise EPValueError(f"probs of {name} of rank {r.rank} is {p.dtype} {p.shape}, float32 ({rows},) is needed")
+                raise EPValueError(f"probs of {name} of rank {r.rank} is {p.dtype} {p.shape}, float32 ({rows},) is "
+                                   "needed")
     buffer.expect_open()
     row_bytes = hidden * dtype.itemsize
     probs_at = align(handle.capacity * row_bytes)

@@ -117,7 +117,8 @@ def dispatch_forward(buffer, x, token_indices, token_probs, num_experts, num_sms
             at = loans[i].address
             values.append(dict(
                 x=place(r.rank, "x", xs[i]), ids=place(r.rank, "token_indices", ids[i], None if wide else np.int32),
-                probs=place(r.rank, "token_probs", probs[i]), scales=place(r.rank, "scales", scales[i]) if scales else 0,
+                probs=place(r.rank, "token_probs", probs[i]),
+                scales=place(r.rank, "scales", scales[i]) if scales else 0,
                 info=at("info"), counts=at("info") + counts_offset(world.n_ranks), row_of=at("row_of"),
                 tokens_per_expert=at("tokens_per_expert")))
         told, targets = _send_first(buffer, shape, values, loans, num_tokens, arrays_of, num_sms)
@@ -151,7 +152,8 @@ def _send_first(buffer, shape, values, loans, num_tokens, arrays_of, num_sms):
     kernel = dispatch_kernel(shape)
     with buffer.launching() as streams:
         for r, target, given, n in zip(buffer.ranks, targets, values, num_tokens):
-            buffer.launches.start(kernel, r.rank, buffer.values(r) | given | target.values(), n, streams[r.rank], num_sms)
+            buffer.launches.start(kernel, r.rank, buffer.values(r) | given | target.values(), n, streams[r.rank],
+                                  num_sms)
     buffer.check()
     told = told_by(buffer, loans[0])
     if told.has_room:
@@ -169,7 +171,8 @@ def _resend(buffer, shape, targets, values, num_tokens, num_sms):
     kernel = resend_kernel(shape)
     with buffer.launching() as streams:
         for r, target, given, n in zip(buffer.ranks, targets, values, num_tokens):
-            buffer.launches.start(kernel, r.rank, buffer.values(r) | given | target.values(), n, streams[r.rank], num_sms)
+            buffer.launches.start(kernel, r.rank, buffer.values(r) | given | target.values(), n, streams[r.rank],
+                                  num_sms)
 
 
 def _settle(buffer, targets, handle, n_scales=0):
@@ -213,7 +216,7 @@ def cached_dispatch(buffer, name, x, handle, num_sms=None):
 
 
 def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
-    """Sums over ranks of rows x [N, H], and slot by slot of probs [N, K]: lists (combined [T, H], combined probs or None)."""
+    """Sums over ranks of rows x [N, H], and slot by slot of probs [N, K]: two lists, the second None without probs."""
     handle_of(RowsHandle, handle)
     world, has_probs = buffer.world, not arguments.absent(probs)
     xs = arguments.hidden_rows(buffer, name, x, dtypes=tuple(arguments.NAMES), n_rows=handle.num_rows)
@@ -230,8 +233,10 @@ def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
     kernel, results = combine_kernel(shape), []
     with letting_go(buffer), buffer.launching() as streams:
         for i, (r, loan, n) in enumerate(zip(buffer.ranks, handle.loans, handle.num_tokens)):
-            results.append(r.arena.lend("combine result", {"x": ((n, hidden), dtype), "probs": ((n, handle.top_k), FP32)}))
-            values = dict(x=buffer.placing.place(r.rank, name, xs[i]), places=[0, 0, probs_at, 0], capacity=handle.most_returned,
+            results.append(r.arena.lend("combine result", {
+                "x": ((n, hidden), dtype), "probs": ((n if has_probs else 0, handle.top_k), FP32)}))
+            values = dict(x=buffer.placing.place(r.rank, name, xs[i]), places=[0, 0, probs_at, 0],
+                          capacity=handle.most_returned,
                           probs=buffer.placing.place(r.rank, f"probs of {name}", probs[i]) if has_probs else 0,
                           out=results[i].address("x"), out_probs=results[i].address("probs"))
             buffer.launches.start(kernel, r.rank, buffer.values(r) | values | _handle_values(buffer, loan), n,

@@ -22,7 +22,8 @@ def combine_kernel(shape):
     """The kernel; its grid's blocks must all be resident, on all ranks together."""
     block = parameter_block(shape.n_ranks)
     failed, begin, _ = waits.of_block(block)
-    announce, await_notes, note_of, finish, await_arrivals = exchange.make(shape, block, ROWS_COMBINE, with_counts=False)
+    meeting = exchange.make(shape, block, ROWS_COMBINE, with_counts=False)
+    announce, await_notes, note_of, finish, await_arrivals = meeting
     push, reduce = pushers.make(shape, block, note_of), reducers.make(shape, block, note_of)
 
     @kernel(max_threads=shape.threads)

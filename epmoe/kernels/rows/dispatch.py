@@ -27,7 +27,8 @@ def dispatch_kernel(shape):
     block = parameter_block(shape.n_ranks)
     failed, begin, _ = waits.of_block(block)
     place_tokens = layout.make(shape, block, ROWS_DISPATCH)
-    announce, await_notes, note_of, finish, await_arrivals = exchange.make(shape, block, ROWS_DISPATCH, with_counts=True)
+    meeting = exchange.make(shape, block, ROWS_DISPATCH, with_counts=True)
+    announce, await_notes, note_of, finish, await_arrivals = meeting
     record, send = records.make(shape, block, note_of), senders.make(shape, block, note_of)
     p_note_bytes = block.offset("note_bytes")
 
@@ -57,7 +58,8 @@ def resend_kernel(shape):
     """The kernel of a dispatch whose layout is known."""
     block = parameter_block(shape.n_ranks)
     failed, begin, _ = waits.of_block(block)
-    announce, await_notes, note_of, finish, await_arrivals = exchange.make(shape, block, ROWS_DISPATCH, with_counts=False)
+    meeting = exchange.make(shape, block, ROWS_DISPATCH, with_counts=False)
+    announce, await_notes, note_of, finish, await_arrivals = meeting
     send = senders.make(shape, block, note_of)
     p_counts, stride = block.offset("counts"), 4 * shape.n_ranks
 

@@ -55,7 +55,8 @@ def make(shape, block, phase, *, with_counts):
             note = note_in(params, control_of(params, peer), epoch, my_rank)
             i = i32(thread_idx())
             if i < MAX_PLACES:
-                store_u64(note + u64(control.PLACES) + u64(8) * u64(i), load_u64(params + u64(p_places) + u64(8) * u64(i)))
+                place = u64(8) * u64(i)
+                store_u64(note + u64(control.PLACES) + place, load_u64(params + u64(p_places) + place))
             if i == 0:
                 store_i32(note + u64(control.CAPACITY), i32(load_i32(params + u64(p_capacity))))
                 store_i32(note + u64(control.TOKENS), num_tokens)

@@ -2,8 +2,8 @@
 
 from functools import lru_cache
 
-from epmoe.device import (ballot, block_idx, device_fn, ffs, grid_dim, i32, kernel, lane_id, load_i32, load_u32, load_u64,
-                          n_warps, store16, store_i32, store_u32, u32, u64, warp_broadcast_i32, warp_id)
+from epmoe.device import (ballot, block_idx, device_fn, ffs, grid_dim, i32, kernel, lane_id, load_i32, load_u32,
+                          load_u64, n_warps, store16, store_i32, store_u32, u32, u64, warp_broadcast_i32, warp_id)
 
 from . import peers, senders
 from .block import parameter_block
@@ -13,9 +13,10 @@ CACHED = 128
 
 
 def _expert_rows(shape, block):
-    """Device function (params, row, source, expert, writes) -> the expert's output row for received row `row`, -1 for none.
+    """Device function (params, row, source, expert, writes) -> the expert's output row for a received row, -1 for none.
 
-    Out of the handle; where slots of local experts came with the row (has_meta), out of these, and into the handle if `writes`.
+    Out of the handle; where slots of local experts came with the row (has_meta), out of these, and into the handle if
+    `writes`.
     """
     local, has_meta = shape.n_local_experts, shape.has_meta
     p_known, p_base, p_rows, p_sources = (block.offset(n) for n in ("expert_row", "expert_base", "n_rows", "sources"))

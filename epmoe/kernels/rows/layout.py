@@ -4,8 +4,8 @@ A block takes a run of consecutive tokens, a warp a run inside it. Blocks count,
 them counted; then they number their tokens.
 """
 
-from epmoe.device import (block_idx, device_fn, grid_dim, i32, int32, lane_id, load_i32, load_u64, n_warps, shared_array,
-                          store_i32, syncthreads, thread_idx, u32, u64, warp_id, warp_sum_i32)
+from epmoe.device import (block_idx, device_fn, grid_dim, i32, int32, lane_id, load_i32, load_u64, n_warps,
+                          shared_array, store_i32, syncthreads, thread_idx, u32, u64, warp_id, warp_sum_i32)
 
 from . import routing, waits
 

@@ -1,7 +1,8 @@
 """Pushing rows back to the ranks that their tokens came from; expert-major rows are summed over local experts first."""
 
 from epmoe.device import (ballot, block_idx, device_fn, ffs, grid_dim, i32, lane_id, load16, load_i32, load_u32,
-                          load_u64, n_warps, store16, store_u32, u32, u64, warp_broadcast_i32, warp_broadcast_u64, warp_id)
+                          load_u64, n_warps, store16, store_u32, u32, u64, warp_broadcast_i32, warp_broadcast_u64,
+                          warp_id)
 
 from .. import elements
 from . import peers
@@ -122,7 +123,8 @@ def make(shape, block, note_of):
             else:
                 copy(x + u64(row) * u64(row_bytes), to, u32(1), i32(0), a, b, lane)
             if has_probs and part == 0:
-                push_probs(params, row, u64(warp_broadcast_u64(probs_at, source)) + u64(4) * u64(to_row) * u64(n_meta), lane)
+                to_probs = u64(warp_broadcast_u64(probs_at, source)) + u64(4) * u64(to_row) * u64(n_meta)
+                push_probs(params, row, to_probs, lane)
             unit = i32(unit + warps)
 
     return push

@@ -1,4 +1,4 @@
-"""What one block writes down of a call for its handle and for the host: counts, tokens, and where experts' rows begin."""
+"""What one block writes down of a call, for handle and host: counts, tokens, and where experts' rows begin."""
 
 from epmoe.device import (block_dim, device_fn, i32, int32, load_i32, load_u64, shared_array, store_i32, store_u64,
                           syncthreads, thread_idx, u64)
@@ -16,8 +16,8 @@ def make(shape, block, note_of):
     """Device function record(params, epoch, my_rank, has_room): for one block, all of its threads.
 
     Writes info (its last R * R words are the handle's counts) and tokens_per_expert int64 [L]; expert-major also
-    expert_base int32 [R, L], the row at which the rows of a (source rank, expert) begin, expert_rows int32 [2, L], where
-    each expert's rows begin and how many hold tokens, and overflow int32 [1].
+    expert_base int32 [R, L], the row at which the rows of a (source rank, expert) begin, expert_rows int32 [2, L],
+    where each expert's rows begin and how many hold tokens, and overflow int32 [1].
     """
     ranks, local, expert_major = shape.n_ranks, shape.n_local_experts, shape.expert_major
     sums = block_sum(shape.threads)

@@ -12,7 +12,7 @@ LARGEST = 2**31 - 1
 
 
 def token_ids(shape, block):
-    """Device function (params, token, lane): (id as it stands there, cleaned id) of slot `lane`; -1 past the last slot."""
+    """Device function (params, token, lane): (id as it stands there, cleaned id) of slot `lane`; -1 past the last."""
     top_k, id_bytes = shape.top_k, shape.id_bytes
     clean = ids.make(SimpleNamespace(n_experts=shape.n_experts, top_k=top_k)).clean
     p_ids = block.offset("ids")
@@ -46,7 +46,8 @@ def ranks_of_ids(shape, block):
 
     counting: also adds the token's experts to `totals`, and records bad ids in the status words.
     """
-    of_token, record = token_ids(shape, block), ids.make(SimpleNamespace(n_experts=shape.n_experts, top_k=shape.top_k)).record
+    of_token = token_ids(shape, block)
+    record = ids.make(SimpleNamespace(n_experts=shape.n_experts, top_k=shape.top_k)).record
     ranks, local = shape.n_ranks, shape.n_local_experts
     p_totals, p_words = block.offset("totals"), block.offset("words")
 
@@ -96,8 +97,8 @@ def map_columns(shape, block):
     """Device functions over a block's tokens [first, end) of the routing map, a thread an expert.
 
     count(params, first, end): writes the tokens of each expert to this block's place in `columns`.
-    number(params, first, end): writes slot_of[token, expert], the token's number among those that this rank sends to the
-    expert, -1 where it is not routed; starts from `before`.
+    number(params, first, end): writes slot_of[token, expert], the token's number among those that this rank sends to
+    the expert, -1 where it is not routed; starts from `before`.
     """
     n_experts, ranks = shape.n_experts, shape.n_ranks
     p_map, p_columns, p_before, p_slots = (block.offset(n) for n in ("ids", "columns", "before", "slot_of"))

@@ -8,7 +8,7 @@ BATCH = 128         # vectors: four loads by each of 32 lanes
 
 @device_fn
 def rotated(mask, start):
-    """The mask with bit `start` moved to bit 0; peers begin with different ones, so that they do not all meet at one."""
+    """The mask with bit `start` moved to bit 0; each peer begins with another one, so they do not all meet at one."""
     return u32((mask >> u32(start)) | u32(mask << u32((32 - start) & 31)))
 
 

@@ -7,7 +7,8 @@ every row is written where it is to stay.
 from types import SimpleNamespace
 
 from epmoe.device import (all_lanes, ballot, device_fn, f32, ffs, i32, lane_id, load_i32, load_u32, load_u64, n_warps,
-                          store_i32, store_u32, store_u64, syncwarp, u32, u64, warp_broadcast_i32, warp_broadcast_u64, warp_id)
+                          store_i32, store_u32, store_u64, syncwarp, u32, u64, warp_broadcast_i32, warp_broadcast_u64,
+                          warp_id)
 
 from ..formats import blockwise_fp8
 from . import control, layout, peers, routing
@@ -23,7 +24,7 @@ def fp8_format(hidden):
 
 
 def _send_slots(shape, block):
-    """Device function (params, token, mask, row, ids_at, probs_at, lane): a token's slots as each of its ranks sees them."""
+    """Device function (params, token, mask, row, ids_at, probs_at, lane): a token's slots, as its ranks see them."""
     top_k, local, has_probs = shape.top_k, shape.n_local_experts, shape.has_probs
     of_token, p_probs = routing.token_ids(shape, block), block.offset("probs")
 
@@ -107,7 +108,8 @@ def make(shape, block, note_of):
         left = u32(mask)
         while left != u32(0):
             rank = i32(ffs(left) - 1)
-            to = u64(warp_broadcast_u64(scales_at, rank)) + u64(4) * u64(warp_broadcast_i32(row, rank)) * u64(separate_scales)
+            to_row = u64(warp_broadcast_i32(row, rank)) * u64(separate_scales)
+            to = u64(warp_broadcast_u64(scales_at, rank)) + u64(4) * to_row
             i = i32(lane)
             while i < separate_scales:
                 store_u32(to + u64(4) * u64(i), load_u32(src + u64(4) * u64(i)))

@@ -20,10 +20,12 @@ def raise_if_failed(words, rank: int, timeout_s: float, announced, arrived):
         return
     phase, waited_for = PHASES[int(words[status.FAILED])], int(words[status.WAITED_FOR])
     if waited_for == FOR_BLOCKS:
-        what = "waited for this rank's own blocks, which do not all run at once: take fewer SMs or share the device less"
+        what = ("waited for this rank's own blocks, which do not all run at once: take fewer SMs or share the device "
+                "less")
     else:
         flags, did = (announced, "begin the call") if waited_for == FOR_ANNOUNCEMENT else (arrived, "send all its rows")
-        missing = np.flatnonzero(np.asarray(flags).astype(np.int32) != words[status.EXPECTED]).tolist() or [int(words[status.INDEX])]
+        late = np.asarray(flags).astype(np.int32) != words[status.EXPECTED]
+        missing = np.flatnonzero(late).tolist() or [int(words[status.INDEX])]
         what = f"source rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} did not {did}"
     raise PeerTimeout(f"rank {rank}, {phase}: {what}; gave up after timeout={timeout_s:g} s")
 

@@ -35,7 +35,8 @@ def of_block(block):
 
     @device_fn
     def failed(params):
-        return syncthreads_or(thread_idx() == 0 and has_failed(u64(load_u64(params + u64(p_words))) + u64(control.STATUS)))
+        status = u64(u64(load_u64(params + u64(p_words))) + u64(control.STATUS))
+        return syncthreads_or(thread_idx() == 0 and has_failed(status))
 
     @device_fn
     def begin(params):
