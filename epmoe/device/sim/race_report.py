@@ -41,8 +41,9 @@ def text(detector, first, second, span, kind):
     """The whole report."""
     out = ["data race on %s" % describe(span, second, first), line(1, first), line(2, second)]
     out += ["  " + reason for reason in missing(first, second, kind)]
-    out += ["  did not synchronise: %s -> %s: %s" % (place_of(w), place_of(r), why)
-            for w, r, why in closest(detector, first, second)]
+    if kind is None:                            # else all that could synchronise did
+        out += ["  did not synchronise: %s -> %s: %s" % (place_of(w), place_of(r), why)
+                for w, r, why in closest(detector, first, second)]
     return "\n".join(out)
 
 
@@ -114,8 +115,17 @@ def missing(first, second, kind):
 
 
 def closest(detector, first, second, limit=3):
-    """The strong reads that saw a write and did not synchronise with it, most telling first."""
+    """The strong reads that saw a write and did not synchronise with it, most telling first.
+
+    Those that would have closed the gap, had they synchronised, are told alone: the write comes after the first access
+    and the read before the second.
+    """
     u, t = first[0], second[0]
+
+    def closes_the_gap(pair):
+        w, r, _ = pair
+        return ((w[0] is u and w[1] >= first[1] or w[0] is not u and w[0].known[u.idx] >= first[1])
+                and (r[0] is t or t.known[r[0].idx] >= r[1]))
 
     def score(pair):
         w, r, _ = pair
@@ -123,6 +133,7 @@ def closest(detector, first, second, limit=3):
                 + (w[0].rank == u.rank) + (r[0].rank == t.rank), r[11])
 
     pairs = [p for p in detector.rejected.values() if {p[0][0].rank, p[1][0].rank} <= {u.rank, t.rank}]
+    pairs = [p for p in pairs if closes_the_gap(p)] or pairs
     out, sites = [], set()
     for pair in sorted(pairs, key=score, reverse=True):
         at = pair[0][7:9] + pair[1][7:9]
