@@ -2,6 +2,7 @@
 import contextlib
 import types as _types
 
+from .fingerprint import fingerprint
 from .ptx_factory import i32, u64
 
 import numba.cuda.dispatcher as _dispatcher
@@ -41,6 +42,7 @@ class Kernel:
         self.fn, self.name, self.max_threads = fn, fn.__name__, max_threads
         self.__doc__ = fn.__doc__
         self._compiled = None
+        self._handles = {}          # compute capability -> CUkernel
 
     def __repr__(self):
         return "<kernel %s>" % self.name
@@ -59,8 +61,22 @@ class Kernel:
         return self._compiled
 
     def handle(self):
-        """The CUkernel of the current GPU."""
-        return self.compile()._codelibrary.get_cufunc().handle
+        """The CUkernel, for the current GPU and its like: out of the disk cache, or compiled and put there."""
+        from . import gpu_machine, kernel_cache
+
+        cc = tuple(cuda.current_context().device.compute_capability)
+        if cc not in self._handles:
+            name, cubin = kernel_cache.find_or_make(self.fingerprint(cc), self._cubin)
+            self._handles[cc] = gpu_machine.load_cubin(cubin, name)
+        return self._handles[cc]
+
+    def fingerprint(self, cc):
+        """What the compiled kernel is found by in the cache; None if it depends on things that cannot be compared."""
+        return fingerprint(self.fn, self.max_threads, *cc)
+
+    def _cubin(self):
+        library = self.compile()._codelibrary
+        return library._entry_name, library.get_cubin().code
 
     def resources(self):
         """{"registers", "local_bytes", "shared_bytes"} of a thread, a thread and a block, on the current GPU."""

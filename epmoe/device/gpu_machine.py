@@ -33,6 +33,16 @@ def check(result):
     return values[0] if len(values) == 1 else values or None
 
 
+_libraries = []         # loaded code, which lives as long as the process
+
+
+def load_cubin(cubin, name):
+    """The CUkernel of that name out of compiled code."""
+    library = check(cu.cuLibraryLoadData(cubin, [], [], 0, [], [], 0))
+    _libraries.append(library)
+    return check(cu.cuLibraryGetKernel(library, name.encode()))
+
+
 class LoadedKernel:
     """A kernel on the current GPU, ready to be launched."""
 

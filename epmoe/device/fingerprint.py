@@ -1,0 +1,162 @@
+"""A fingerprint of a kernel: equal only if compiling it would give the same code.
+
+Numba's own cache looks at a kernel's bytecode and closure and not at the device functions that it calls. Here the
+whole tree is walked: code, constants, closures, and the globals that the code names, through all functions. What the
+walk does not know makes the kernel uncacheable rather than wrongly cached.
+"""
+import hashlib
+import sys
+import types
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+
+# Functions and classes of these are known by name; their versions are part of the fingerprint.
+LIBRARIES = {"numba": "numba", "numba_cuda": "numba-cuda", "llvmlite": "llvmlite", "numpy": "numpy",
+             "cuda": "cuda-bindings", "ml_dtypes": "ml_dtypes", "builtins": None, "math": None, "operator": None,
+             "functools": None, "typing": None}
+COMPILERS = ("nvidia-cuda-nvcc", "nvidia-cuda-nvrtc", "nvidia-nvjitlink", "nvidia-nvvm", "cuda-core")
+PACKAGE = __name__.partition(".")[0]
+TYPE_MODULES = ("abstract", "containers", "functions", "misc", "npytypes", "scalars", "types")  # of Numba and llvmlite
+PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), np.generic, np.dtype)
+
+
+class Unknown(Exception):
+    """The walk met an object whose meaning for the compiled code it does not know."""
+
+
+def fingerprint(function, *more):
+    """Hex digest of a function with all it refers to, and of more plain values; None if something in it is unknown."""
+    walk = _Walk()
+    try:
+        walk.value(more)
+        walk.value(function)
+    except Unknown:
+        return None
+    walk.put(versions(), source_digest())
+    return walk.digest.hexdigest()
+
+
+@cache
+def versions():
+    """Python and everything that takes part in compiling, with versions."""
+    names = sorted({name for name in LIBRARIES.values() if name} | set(COMPILERS))
+    return repr((sys.version_info[:3], [(name, _version(name)) for name in names]))
+
+
+def _version(name):
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@cache
+def source_digest():
+    """Digest of this package's source: of the intrinsics too, whatever they are made of."""
+    digest = hashlib.sha256()
+    package = Path(__file__).parent.parent
+    files = [*(package / "device").glob("*.py"), *(package / "kernels").rglob("*.py"), package / "layout.py"]
+    for path in sorted(files):
+        digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+class _Walk:
+    """Feeds everything that a function refers to into a digest, each object once."""
+
+    def __init__(self):
+        self.digest = hashlib.sha256()
+        self._seen = {}
+        self._alive = []        # ids stay those of their objects as long as these live
+
+    def put(self, *words):
+        for word in words:
+            raw = word if isinstance(word, bytes) else str(word).encode()
+            self.digest.update(b"%d:" % len(raw) + raw)
+
+    def value(self, v):
+        if isinstance(v, PLAIN):
+            self.put(type(v).__name__, repr(v))
+            return
+        # Whether equal constants are one object depends on where Python had the bytecode from.
+        if isinstance(v, tuple):
+            self.items(v)
+            return
+        if isinstance(v, types.CodeType):
+            self.code(v)
+            return
+        if id(v) in self._seen:
+            self.put("seen", self._seen[id(v)])
+            return
+        self._seen[id(v)] = len(self._seen)
+        self._alive.append(v)
+        if isinstance(v, list):
+            self.items(v)
+        elif isinstance(v, dict):
+            self.put("dict", len(v))
+            for key, item in v.items():
+                self.value(key)
+                self.value(item)
+        elif isinstance(v, (set, frozenset)):
+            self.put("set", repr(sorted(map(repr, v))))
+        elif isinstance(v, types.ModuleType) and v.__name__.partition(".")[0] in (*LIBRARIES, PACKAGE):
+            self.put("module", v.__name__)
+        elif isinstance(v, types.FunctionType):
+            self.function(v)
+        elif isinstance(getattr(v, "py_func", None), types.FunctionType):       # a device function
+            self.put("device function", repr(sorted(map(str, getattr(v, "targetoptions", {}).items()))))
+            self.function(v.py_func)
+        elif isinstance(getattr(v, "_defn", None), types.FunctionType):         # an intrinsic
+            self.put("intrinsic")
+            self.function(v._defn)
+        elif isinstance(v, type) and v.__module__.partition(".")[0] == PACKAGE:
+            self.put("class", v.__module__, v.__qualname__)                     # its source is in the digest
+        elif _library(v) and hasattr(v, "__qualname__"):                        # a class or a function
+            self.put("library", _library(v), v.__qualname__)
+        elif _library(v) and type(v).__module__.rpartition(".")[2] in TYPE_MODULES:
+            self.put("type", type(v).__name__, str(v))
+        else:
+            raise Unknown(repr(v))
+
+    def items(self, sequence):
+        self.put(type(sequence).__name__, len(sequence))
+        for item in sequence:
+            self.value(item)
+
+    def function(self, f):
+        if _library(f):
+            self.put("library", f.__module__, f.__qualname__)
+            return
+        self.put("function", f.__name__)
+        self.code(f.__code__)
+        self.value(f.__defaults__)
+        self.value(f.__kwdefaults__)
+        for name, cell in zip(f.__code__.co_freevars, f.__closure__ or ()):
+            self.put(name)
+            self.value(cell.cell_contents)
+        for name in sorted(_names(f.__code__)):
+            if name in f.__globals__:
+                self.put(name)
+                self.value(f.__globals__[name])
+
+    def code(self, code):
+        self.put("code", code.co_code, repr((code.co_names, code.co_varnames, code.co_freevars, code.co_flags)))
+        self.value(code.co_consts)
+
+
+def _names(code):
+    """The names that a function and those inside it look up."""
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _names(constant)
+    return names
+
+
+def _library(v):
+    """The module that defines a function or class, or the class of another object, if it is a library's; else None."""
+    module = getattr(v, "__module__", None)
+    return module if isinstance(module, str) and module.partition(".")[0] in LIBRARIES else None

@@ -1,0 +1,130 @@
+"""Compiled kernels on disk: found by what they are made of, made once a host, never wrong when files or folders are."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from epmoe.device import kernel_cache
+from epmoe.device.fingerprint import fingerprint
+
+KERNEL = ("entry", b"\x7fELF\0\1\2" * 9)
+STEP = 1
+
+
+def called(x):
+    return x + 1
+
+
+def calls_what(inner, constant):
+    def outer(x):
+        return inner(x) * constant + STEP
+
+    return outer
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("EPMOE_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("EPMOE_CACHE", raising=False)
+    return tmp_path
+
+
+class Maker:
+    """Counts how often it is asked."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self):
+        self.count += 1
+        return KERNEL
+
+
+def test_a_kernel_is_made_once_and_then_found(cache):
+    make = Maker()
+    for _ in range(3):
+        assert kernel_cache.find_or_make("k", make) == KERNEL
+    assert make.count == 1 and [f.name for f in cache.glob("*.cubin")] == ["k.cubin"] and not list(cache.glob("*.part"))
+
+
+@pytest.mark.parametrize("damage", [lambda raw: raw[:-1], lambda raw: b"", lambda raw: raw[:40] + b"?" + raw[41:],
+                                    lambda raw: b"something else"])
+def test_a_damaged_file_is_made_again(cache, damage):
+    make = Maker()
+    kernel_cache.find_or_make("k", make)
+    file = cache / "k.cubin"
+    file.write_bytes(damage(file.read_bytes()))
+    assert kernel_cache.find_or_make("k", make) == KERNEL and make.count == 2
+    assert kernel_cache.find_or_make("k", make) == KERNEL and make.count == 2
+
+
+def test_without_a_cache_a_key_or_a_folder_everything_is_made(cache, monkeypatch):
+    make = Maker()
+    kernel_cache.find_or_make(None, make)
+    monkeypatch.setenv("EPMOE_CACHE_DIR", "/dev/null/no/folder")
+    assert kernel_cache.find_or_make("k", make) == KERNEL
+    monkeypatch.setenv("EPMOE_CACHE_DIR", str(cache))
+    monkeypatch.setenv("EPMOE_CACHE", "0")
+    assert kernel_cache.find_or_make("k", make) == KERNEL
+    assert make.count == 3 and not list(cache.iterdir())
+
+
+def test_the_folder_does_not_grow_without_end(cache, monkeypatch):
+    monkeypatch.setattr(kernel_cache, "MAX_FILES", 3)
+    for i in range(6):
+        kernel_cache.find_or_make(f"k{i}", Maker())
+        os.utime(cache / f"k{i}.cubin", (i, i))
+    assert {f.name for f in cache.glob("*.cubin")} == {"k3.cubin", "k4.cubin", "k5.cubin"}
+
+
+def test_of_several_processes_one_makes_and_the_others_wait(cache):
+    program = ("import os, sys, time; from epmoe.device import kernel_cache as c\n"
+               "def make():\n"
+               f"    open({str(cache / 'made')!r}, 'a').write('x'); time.sleep(0.5); return 'entry', b'code'\n"
+               "assert c.find_or_make('k', make) == ('entry', b'code')")
+    processes = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(3)]
+    assert [p.wait(60) for p in processes] == [0, 0, 0]
+    assert (cache / "made").read_text() == "x"
+
+
+def test_who_waits_too_long_makes_it_himself(cache):
+    make, begin = Maker(), time.monotonic()
+    with kernel_cache.alone(cache / "k.cubin"):
+        assert kernel_cache.find_or_make("k", make, wait_s=0.2) == KERNEL
+    assert make.count == 1 and 0.2 <= time.monotonic() - begin < 5
+
+
+def test_the_fingerprint_follows_closures_called_functions_and_globals(monkeypatch):
+    same = [fingerprint(calls_what(called, 2), 512) for _ in range(2)]
+    assert same[0] == same[1] and same[0] is not None
+
+    def called_otherwise(x):
+        return x + 2
+
+    called_otherwise.__name__ = "called"
+    others = [fingerprint(calls_what(called, 3), 512), fingerprint(calls_what(called, 2.0), 512),
+              fingerprint(calls_what(called_otherwise, 2), 512), fingerprint(calls_what(called, 2), 256)]
+    monkeypatch.setattr(sys.modules[__name__], "STEP", 5)
+    others.append(fingerprint(calls_what(called, 2), 512))
+    assert len({same[0], *others}) == 6 and None not in others
+
+
+@pytest.mark.parametrize("unknown", [object(), np.zeros(3), functools.partial(called, 1)], ids=str)
+def test_what_cannot_be_compared_is_not_cached(unknown):
+    assert fingerprint(calls_what(unknown, 2)) is None
+    assert fingerprint(calls_what(abs, 2)) is not None      # known by its name
+
+
+def test_fingerprints_of_kernels_are_the_same_in_every_process_and_tell_kernels_apart(tmp_path):
+    program = Path(__file__).with_name("kernel_keys.py")
+    env = {**os.environ, "EPMOE_DEVICE": "gpu", "PYTHONPYCACHEPREFIX": str(tmp_path)}  # the second run has .pyc files
+    first, second = (json.loads(subprocess.run([sys.executable, str(program)], env=env, check=True, timeout=100,
+                                               capture_output=True, text=True).stdout) for _ in range(2))
+    assert first == second
+    assert None not in first.values() and len(set(first.values())) == len(first)
