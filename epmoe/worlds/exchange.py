@@ -1,8 +1,8 @@
 """What ranks tell each other through MPI, with a timeout: every rank gives a value and gets those of all.
 
 MPI's own collectives wait for ever and do not say for whom. Here each rank sends its value to every other one and
-probes for theirs, so that a rank that stays away is named. There are few ranks, and this happens at the beginning and at
-the end, never in a round.
+probes for theirs, so that a rank that stays away is named. There are few ranks, and this happens at the beginning and
+at the end, never in a round.
 """
 
 import time

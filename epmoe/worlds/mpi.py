@@ -39,7 +39,7 @@ class MPIWorld:
         agreement.same("simulator or GPU", self.exchange.gather("meeting", kind, timeout))
         self.host = self.comm.Split_type(MPI.COMM_TYPE_SHARED)      # all are here, so nobody waits long
         if self.host.Get_size() != self.n_ranks:
-            raise UnavailableError(f"{self.host.Get_size()} of {self.n_ranks} ranks are on the host of rank {self.rank}: "
+            raise UnavailableError(f"{self.host.Get_size()} of {self.n_ranks} ranks are on rank {self.rank}'s host: "
                                    "an MPIWorld is one host, whose processes can map each other's memory")
         if device.SIM:
             self._simulate(simulation)
@@ -66,8 +66,8 @@ class MPIWorld:
         self._streams = {self.rank: self.machine.stream(self.rank, handle=stream)}
         taken = Counter(self.exchange.gather("devices", ipc_memory.gpu_uuid(self.machine.ordinal), timeout))
         if self.rank == 0 and len(taken) < self.n_ranks:
-            warnings.warn(f"{self.n_ranks} ranks share {len(taken)} GPUs: processes on one GPU take turns, so every wait "
-                          "for each other costs milliseconds", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"{self.n_ranks} ranks share {len(taken)} GPUs: processes on one GPU take turns, so "
+                          "every wait for each other costs milliseconds", RuntimeWarning, stacklevel=3)
 
     def __repr__(self):
         return f"MPIWorld rank {self.rank} of {self.n_ranks} on {self.machine.describe()}"

@@ -1,13 +1,14 @@
 """One rank a process, started by mpirun: the same results as the reference, and one configuration for all ranks."""
 
 import json
+import re
 import sys
 
 import numpy as np
 import pytest
 from epmoe import routing
 from epmoe.checked_rounds import Case
-from mpirun import mpirun, started
+from mpirun import ROOT, mpirun, started
 from rank_arrays import config
 
 
@@ -46,6 +47,13 @@ def test_verify_says_what_cannot_be_run_and_does_not_exit_0(argv, said):
     assert job.status != 0 and said in job.output, job.output
 
 
+def test_the_readme_s_program_runs(tmp_path):
+    block = re.search(r"^```py\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)[1]
+    (tmp_path / "program.py").write_text(block + "print(out.shape, flush=True)\n")
+    job = mpirun(2, str(tmp_path / "program.py"))
+    assert job.status == 0 and job.output.count("(5, 64)") == 2, job.output
+
+
 def test_ranks_must_agree_on_the_configuration():
     job = mpirun(3, "differing_program.py")
     assert job.status == 0, job.output
@@ -66,4 +74,5 @@ def test_a_launcher_of_another_mpi_is_recognised():
 
 def test_no_addition_to_a_shared_word_is_lost():
     job = mpirun(3, "atomics_program.py", 300)
-    assert job.status == 0 and job.said(r"counted (\d+) and (\d+) of (\d+)") == [("28800", "28800", "28800")], job.output
+    counted = job.said(r"counted (\d+) and (\d+) of (\d+)")
+    assert job.status == 0 and counted == [("28800", "28800", "28800")], job.output

@@ -1,4 +1,4 @@
-"""One rank a process on GPUs, as many as there are (two on the one GPU if there is but one): results, timeouts, recovery."""
+"""One rank a process on GPUs, as many as there are (one GPU: two ranks share it): results, timeouts, recovery."""
 
 import pytest
 from mpirun import mpirun

@@ -1,8 +1,8 @@
 """Atomic operations of the CPU on real addresses, for words that several processes map: compiled once with llvmlite.
 
 Inside one process the scheduler makes every operation indivisible; a word in a shared window is written by other
-processes at any moment, so its strong operations must be the CPU's own. All of them are sequentially consistent, which is
-no weaker than any order that a kernel asks for. Numba's llvmlite compiles them; Numba itself is not imported.
+processes at any moment, so its strong operations must be the CPU's own. All of them are sequentially consistent, which
+is no weaker than any order that a kernel asks for. Numba's llvmlite compiles them; Numba itself is not imported.
 """
 import ctypes
 from functools import cache
