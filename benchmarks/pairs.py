@@ -6,18 +6,24 @@ from epmoe import EPConfig
 from epmoe.dispatched import ARRAYS, Dispatched
 from epmoe.expert_parallel import ExpertParallel
 from epmoe.kernels import LaunchConfig
-from epmoe.lending import Pool
 from epmoe.rank_memory import combine_arrays, dispatch_arrays
 
 from benchmarks import traffic
+from benchmarks.memory import Arrays
 from benchmarks.shapes import FORMATS
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
+ORDINARY_BYTE = 0x3C        # 0x3C3C is an ordinary bf16, 0.0115
 
 
 def config(shape, n_ranks):
     """The EPConfig of a shape."""
     return EPConfig(n_ranks, shape.experts, shape.top_k, shape.hidden, shape.tokens, token_format=FORMATS[shape.format])
+
+
+def random_tokens(shape, rank):
+    """bf16 tokens of a rank."""
+    return np.random.default_rng([1, rank]).standard_normal(shape, np.float32).astype(BF16)
 
 
 class Pairs:
@@ -40,19 +46,16 @@ class Pairs:
         shapes = {"x": (tokens, BF16), "ids": ((shape.tokens, shape.top_k), np.int32),
                   "weights": ((shape.tokens, shape.top_k), np.float32), "y": ((rows, shape.hidden), BF16),
                   "combined": combine_arrays(cfg, True)["output_tokens"]} | outputs
-        self._pools = {rank: Pool(self.machine, rank, "benchmark", shapes) for rank in world.ranks}
-        self._loans = {rank: pool.lend() for rank, pool in self._pools.items()}
-        for rank in world.ranks:
-            rng = np.random.default_rng([1, rank])
-            self._write(rank, "x", rng.standard_normal(tokens, np.float32).astype(BF16))
-            self._write(rank, "ids", ids[rank])
-            self._write(rank, "weights", rng.random((shape.tokens, shape.top_k), np.float32))
-            field = self._loans[rank].fields["y"]
-            self._loans[rank].buffer.fill(0x3C, field.offset, field.nbytes)
+        self._arrays = arrays = Arrays(world, shapes)
+        arrays.write("x", lambda rank: random_tokens(tokens, rank))
+        arrays.write("ids", lambda rank: ids[rank])
+        arrays.write("weights", lambda rank: np.random.default_rng([2, rank]).random((shape.tokens, shape.top_k),
+                                                                                    np.float32))
+        arrays.fill("y", ORDINARY_BYTE)
         self._x, self._ids, self._weights, self._y, self._combined = (
-            self._each(name) for name in ("x", "ids", "weights", "y", "combined"))
-        self._out = self._of_ranks([Dispatched(**{n: self._loans[r].array(n) if n in outputs else None for n in ARRAYS},
-                                               num_tokens=0) for r in world.ranks])
+            arrays.each(name) for name in ("x", "ids", "weights", "y", "combined"))
+        self._out = arrays.of_ranks(Dispatched(**{n: arrays.of(r, n) if n in outputs else None for n in ARRAYS},
+                                               num_tokens=0) for r in world.ranks)
         self._dispatched = None
         self._ep = ExpertParallel(cfg, world, fused=fused, launch=LaunchConfig(n_sms, num_threads))
 
@@ -72,15 +75,4 @@ class Pairs:
         self._dispatched = None
         self._ep.close()
         self._x = self._ids = self._weights = self._y = self._combined = self._out = None
-        for pool in self._pools.values():
-            pool.close()
-        self._loans = None
-
-    def _write(self, rank, name, array):
-        self._loans[rank].buffer.write(array, self._loans[rank].fields[name].offset)
-
-    def _each(self, name):
-        return self._of_ranks([self._loans[rank].array(name) for rank in self.world.ranks])
-
-    def _of_ranks(self, values):
-        return values if self.world.lists else values[0]
+        self._arrays.close()

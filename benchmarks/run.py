@@ -9,8 +9,9 @@ from epmoe_ref.errors import EPError
 from benchmarks import link, measure, results, shapes, table, worlds
 from benchmarks.startline import StartLine
 
+REFUSALS = (EPError, ImportError, ValueError, RuntimeError)
 AGAINST = ("nccl", "deepep")
-KERNELS = ("fused", "split")
+KERNELS = ("fused", "split", "rows", "expert-major")
 
 
 def add_arguments(parser):
@@ -18,7 +19,8 @@ def add_arguments(parser):
     parser.add_argument("--shapes", nargs="+", metavar="SHAPE", help="TOKENSxHIDDEN/EXPERTS[/TOP_K][:FORMAT][:ROUTING], "
                         "formats bf16 and fp8, routings uniform and zipf (default: all that peers publish)")
     parser.add_argument("--quick", action="store_true", help="four shapes, 30 iterations")
-    parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=list(KERNELS), help="which of ours (default all)")
+    parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=list(KERNELS), help="which of ours: the page kernels fused or split, fused_a2a's rows or expert-major "
+                        "(default all)")
     parser.add_argument("--against", nargs="+", choices=AGAINST, default=[], help="other libraries, in the same run")
     parser.add_argument("--iterations", type=int, default=50, metavar="N", help="timed iterations (default 50)")
     parser.add_argument("--graph", action=argparse_boolean(), default=True, help="also as CUDA graphs (default)")
@@ -66,44 +68,56 @@ def measured(args, world, chosen, say):
         f"{args.iterations} iterations, microseconds")
     for shape in chosen:
         for name, make in contenders(args, world):
-            try:
-                found = of_contender(args, line, make, shape, gbps)
-            except (EPError, ImportError, NotImplementedError, ValueError) as error:
-                record["not_run"].append({"kernels": name, "shape": str(shape), "why": f"{type(error).__name__}: {error}"})
-                say(f"not run: {name} at {shape}: {type(error).__name__}: {error}")
-                continue
-            record["rows"] += [r.asdict() for r in found]
-            for r in found:
-                say(f"  {r.kernels:14} {r.phase:9} {str(shape):26} {'graph' if r.graph else '':5} {r.us:10.1f} us  "
-                    f"floor {r.floor_us:8.1f}", flush=True)
+            for found in of_contender(args, line, make, shape, gbps):
+                if isinstance(found, Exception):
+                    why = f"{type(found).__name__}: {found}"
+                    record["not_run"].append({"kernels": name, "shape": str(shape), "why": why})
+                    say(f"not run: {name} at {shape}: {why}", flush=True)
+                    continue
+                record["rows"].append(found.asdict())
+                say(f"  {found.kernels:14} {found.phase:9} {str(shape):26} {'graph' if found.graph else '':5} "
+                    f"{found.us:10.1f} us  floor {found.floor_us:8.1f}", flush=True)
     say()
     say(table.table(record["rows"]))
     return record
 
 
 def of_contender(args, line, make, shape, gbps):
-    """Rows of one contender at one shape, launched and as graphs."""
-    contender = make(shape)
+    """Rows of one contender at one shape, launched and as graphs; in place of what could not be run, why: an error."""
     try:
-        found = measure.rows(contender, line, args.iterations, gbps)
+        contender = make(shape)
+    except REFUSALS as error:
+        yield error
+        return
+    try:
+        yield from measure.rows(contender, line, args.iterations, gbps)
         if args.graph and not device.SIM and getattr(contender, "capturable", True):
             from benchmarks.graph import Captured
 
             captured = Captured(contender)
-            found += measure.rows(captured, line, args.iterations, gbps)
+            yield from measure.rows(captured, line, args.iterations, gbps)
             captured.close()
+    except REFUSALS as error:
+        yield error
     finally:
         contender.close()
-    return found
 
 
 def contenders(args, world):
     """(name, function shape -> contender) of everything that the options ask for."""
     from benchmarks.pairs import Pairs
 
-    for kernels in args.kernels:
+    for kernels in [k for k in args.kernels if k in ("fused", "split")]:
         for n_sms in args.sms or [None]:
             yield f"pairs {kernels}", lambda shape, f=kernels == "fused", n=n_sms: Pairs(world, shape, fused=f, n_sms=n)
+    if "rows" in args.kernels:
+        from benchmarks.rows import Rows
+
+        yield "rows", lambda shape: Rows(world, shape)
+    if "expert-major" in args.kernels:
+        from benchmarks.rows import Hybrid
+
+        yield "expert-major", lambda shape: Hybrid(world, shape)
     if "nccl" in args.against:
         from benchmarks.nccl import Nccl
 

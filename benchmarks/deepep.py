@@ -1,0 +1,146 @@
+"""DeepEP, where it is installed: rows through Buffer.dispatch and combine, low latency, and V2's ElasticBuffer.
+
+Written from the documented interfaces; bytes are payload bytes that the routing moves, as for everybody else.
+"""
+
+from epmoe import device
+from epmoe.check.ranks import torch_process_group
+from epmoe_ref.errors import UnavailableError
+
+from benchmarks import traffic
+
+NVL_BYTES = 1 << 30
+LOW_LATENCY_TOKENS = 1024       # a larger batch would need too much memory
+
+
+class _DeepEP:
+    """What the three have in common."""
+
+    capturable = False
+
+    def __init__(self, world, shape):
+        if world.lists or device.SIM:
+            raise UnavailableError("DeepEP needs a GPU for each rank: mpirun -n N python -m mpi4py -m benchmarks")
+        import deep_ep
+        import torch
+
+        torch.cuda.set_device(world.machine.ordinal)
+        torch_process_group()
+        torch.cuda.set_device(world.machine.ordinal)
+        self._package, self._torch, self._group = deep_ep, torch, torch.distributed.group.WORLD
+        self.world, self.shape, self.stream = world, shape, world.stream_of(world.rank)
+        self._on = torch.cuda.ExternalStream(int(self.stream.handle))
+        ids = traffic.topk_ids(shape, world.n_ranks)
+        matrix = self._matrix(shape, ids)
+        self.bytes = {"dispatch": traffic.busiest_bytes(matrix, traffic.payload_bytes(shape, shape.format)),
+                      "combine": traffic.busiest_bytes(matrix.T, traffic.payload_bytes(shape, "bf16"))}
+        with torch.cuda.stream(self._on):
+            self._ids = torch.from_numpy(ids[world.rank]).long().cuda()
+            self._weights = torch.full(self._ids.shape, 1 / shape.top_k, device="cuda")
+            self._x = torch.randn(shape.tokens, shape.hidden, device="cuda").bfloat16()
+            self._pair = (self._x.to(torch.float8_e4m3fn), torch.ones(shape.tokens, shape.hidden // 128, device="cuda"))
+            self._given = self._pair if shape.format == "fp8" else self._x
+        torch.cuda.synchronize()
+        self._handle = self._y = None
+
+    @staticmethod
+    def _matrix(shape, ids):
+        return traffic.rows_matrix(shape, ids)
+
+    def launch(self, phase):
+        """Put a phase on the stream."""
+        with self._torch.cuda.stream(self._on):
+            self._dispatch() if phase == "dispatch" else self._combine()
+
+    def _rows(self, received):
+        """Expert outputs for the rows that were received."""
+        if isinstance(received, tuple):
+            received = received[0]
+        if self._y is None or self._y.shape != received.shape:
+            self._y = self._torch.zeros(received.shape, dtype=self._torch.bfloat16, device="cuda")
+        return self._y
+
+    def check(self):
+        """Wait for the kernels."""
+        self._torch.cuda.synchronize()
+
+    def close(self):
+        """Free everything."""
+        self.check()
+        self._x = self._y = self._handle = self._buffer = None
+        self._torch.cuda.empty_cache()
+
+
+class V1(_DeepEP):
+    """get_dispatch_layout, dispatch (the host waits for counts) and combine."""
+
+    name = "DeepEP V1"
+    phases = ("dispatch", "combine")
+
+    def __init__(self, world, shape):
+        super().__init__(world, shape)
+        self._buffer = self._package.Buffer(self._group, NVL_BYTES, 0)
+
+    def _dispatch(self):
+        buffer = self._buffer
+        per_rank, per_rdma_rank, per_expert, in_rank, _ = buffer.get_dispatch_layout(self._ids, self.shape.experts)
+        received, _, _, _, self._handle, _ = buffer.dispatch(
+            self._given, num_tokens_per_rank=per_rank, num_tokens_per_rdma_rank=per_rdma_rank, is_token_in_rank=in_rank,
+            num_tokens_per_expert=per_expert, topk_idx=self._ids, topk_weights=self._weights)
+        self._rows(received)
+
+    def _combine(self):
+        self._buffer.combine(self._y, self._handle)
+
+
+class LowLatency(_DeepEP):
+    """low_latency_dispatch and low_latency_combine: one message for each (token, expert), weighted sums."""
+
+    name = "DeepEP low latency"
+    phases = ("dispatch", "combine")
+
+    def __init__(self, world, shape):
+        if shape.tokens > LOW_LATENCY_TOKENS:
+            raise UnavailableError(f"low latency is for at most {LOW_LATENCY_TOKENS} tokens")
+        super().__init__(world, shape)
+        size = self._package.Buffer.get_low_latency_rdma_size_hint(shape.tokens, shape.hidden, world.n_ranks, shape.experts)
+        self._buffer = self._package.Buffer(self._group, 0, size, low_latency_mode=True,
+                                            num_qps_per_rank=shape.experts // world.n_ranks)
+
+    @staticmethod
+    def _matrix(shape, ids):
+        return traffic.pairs_matrix(shape, ids)
+
+    def _dispatch(self):
+        received, _, self._handle, _, _ = self._buffer.low_latency_dispatch(
+            self._x, self._ids, self.shape.tokens, self.shape.experts, use_fp8=self.shape.format == "fp8")
+        self._rows(received)
+
+    def _combine(self):
+        self._buffer.low_latency_combine(self._y, self._ids, self._weights, self._handle)
+
+
+class V2(_DeepEP):
+    """ElasticBuffer.dispatch and combine."""
+
+    name = "DeepEP V2"
+    phases = ("dispatch", "combine")
+
+    def __init__(self, world, shape):
+        super().__init__(world, shape)
+        elastic = getattr(self._package, "ElasticBuffer", None)
+        if elastic is None:
+            raise UnavailableError("this DeepEP has no ElasticBuffer: it is V1")
+        self._buffer = elastic(self._group, num_max_tokens_per_rank=shape.tokens, hidden=shape.hidden,
+                               num_topk=shape.top_k, use_fp8_dispatch=shape.format == "fp8")
+
+    def _dispatch(self):
+        received, _, _, self._handle, _ = self._buffer.dispatch(
+            self._given, topk_idx=self._ids, topk_weights=self._weights, num_experts=self.shape.experts)
+        self._rows(received)
+
+    def _combine(self):
+        self._buffer.combine(self._y, handle=self._handle)
+
+
+KINDS = (V1, LowLatency, V2)

@@ -1,0 +1,41 @@
+"""Arrays of every rank of this process in device memory, as the calls under test take them."""
+
+from epmoe.lending import Pool
+
+
+class Arrays:
+    """Named arrays, {name: (shape, dtype)}, alike on every rank; contents unspecified until written."""
+
+    def __init__(self, world, shapes):
+        self.world = world
+        self._pools = {rank: Pool(world.machine, rank, "benchmark", shapes) for rank in world.ranks}
+        self._loans = {rank: pool.lend() for rank, pool in self._pools.items()}
+
+    def write(self, name, of_rank):
+        """Write an array of every rank: of_rank(rank) -> its values."""
+        for rank, loan in self._loans.items():
+            loan.buffer.write(of_rank(rank), loan.fields[name].offset)
+
+    def fill(self, name, byte):
+        """Set every byte of an array of every rank."""
+        for loan in self._loans.values():
+            loan.buffer.fill(byte, loan.fields[name].offset, loan.fields[name].nbytes)
+
+    def of(self, rank, name):
+        """One rank's array."""
+        return self._loans[rank].array(name)
+
+    def each(self, name):
+        """The array of each rank, a list or this rank's own, as the world wants it."""
+        return self.of_ranks(self.of(rank, name) for rank in self.world.ranks)
+
+    def of_ranks(self, values):
+        """A list, or its only entry, as the world wants it."""
+        values = list(values)
+        return values if self.world.lists else values[0]
+
+    def close(self):
+        """Free what nobody looks at any more; the kernels must have ended."""
+        for pool in self._pools.values():
+            pool.close()
+        self._loans = None
