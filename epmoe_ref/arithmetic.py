@@ -29,10 +29,10 @@ def fma_rn(a, b, c):
     The product of two float32 is exact in float64. Its float64 sum with c, rounded again to float32, is wrong only
     where the first rounding ended exactly half way between two float32; those few are rounded to odd first.
     """
-    a, b, c = _f32(a), _f32(b), _f32(c)
-    shape = np.broadcast_shapes(a.shape, b.shape, c.shape)
-    a, b, c = (np.atleast_1d(x).astype(np.float64) for x in (a, b, c))
     with np.errstate(all="ignore"):
+        a, b, c = _f32(a), _f32(b), _f32(c)
+        shape = np.broadcast_shapes(a.shape, b.shape, c.shape)
+        a, b, c = (np.atleast_1d(x).astype(np.float64) for x in (a, b, c))
         product = a * b
         total = product + c
         result = total.astype(np.float32)

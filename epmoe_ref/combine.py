@@ -9,6 +9,7 @@ from .config import EPConfig
 from .dispatch import shared_expert_share
 from .dispatched import segments
 from .errors import EPValueError
+from .functions import check_function
 from .over_ranks import over_ranks
 
 COMBINE_DTYPES = {"bf16": np.dtype(bfloat16), "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
@@ -46,6 +47,9 @@ def combine(cfg: EPConfig, expert_outputs, dispatched, *, router_weights=None, r
     fused shared expert without router weights. Source: the combine_wait_kernel page.
     """
     _check(cfg, expert_outputs, dispatched, router_weights, epilogue)
+    check_function("router_weights", router_weights if callable(router_weights) else None, ("token", "k"),
+                   router_weights_args)
+    check_function("epilogue", epilogue, ("token", "col", "value"), epilogue_args)
     senders = [_senders(cfg, dispatched, rank) for rank in range(cfg.n_ranks)]
     if router_weights is None:
         return [_unreduced(cfg, expert_outputs, dispatched[rank], rank, senders[rank]) for rank in range(cfg.n_ranks)]

@@ -18,8 +18,8 @@ def dispatch(cfg: EPConfig, input_tokens, topk_ids, *, input_scale=1.0) -> list[
     input_tokens: list over ranks of bf16 [num_tokens, hidden], any strides; num_tokens may differ and be 0.
     topk_ids: list over ranks of global expert ids, any integer type [num_tokens, top_k]; the ids of a token are
         distinct, -1 means "no expert in this slot": nothing is sent.
-    input_scale: NVFP4 only, other formats ignore it: one positive finite float32 a rank: a number, a list over ranks
-        of numbers, or a function (i) -> float32, read once, at 0.
+    input_scale: used by NVFP4 only, checked with every format: one positive finite float32 a rank: a number, a list
+        over ranks of numbers, or a function (i) -> float32, read once, at 0.
 
     Order: rows are grouped by local expert, then by source rank; inside a segment this function uses (token, slot)
     order and kernels any (see Dispatched and canonical). The payload of a row is `format.decode(format.encode(token))`.
@@ -142,8 +142,6 @@ def _check_tokens(cfg: EPConfig, tokens, num_tokens: int, rank: int) -> None:
 
 
 def _input_scales(cfg: EPConfig, input_scale) -> list[np.float32]:
-    if cfg.token_format != "nvfp4":
-        return [np.float32(1)] * cfg.n_ranks
     if callable(input_scale):
         input_scale = input_scale(0)
     per_rank = isinstance(input_scale, (list, tuple))

@@ -89,7 +89,7 @@ def checked_input_scale(scale, name: str = "input_scale") -> np.float32:
             value = np.asarray(scale, np.float32)
     except (TypeError, ValueError):
         value = np.asarray(np.nan, np.float32)
-    if value.size != 1 or not (np.isfinite(value).all() and (value > 0).all()):
+    if isinstance(scale, bool) or value.size != 1 or not (np.isfinite(value).all() and (value > 0).all()):
         raise EPValueError(f"{name}={scale!r} must be one positive finite number (float32): give 1.0 for no scaling")
     return value.reshape(())[()]
 

@@ -5,7 +5,7 @@ import pytest
 from ml_dtypes import bfloat16
 from small_worlds import config, world
 
-from epmoe_ref import EPValueError, combine, dispatch
+from epmoe_ref import EPConfig, EPValueError, combine, dispatch
 
 CFG = config(max_tokens=150)
 
@@ -122,3 +122,27 @@ def test_combinations_without_a_meaning():
     cfg = config(fused_shared_expert=True)
     y, d, w = combine_world(cfg)
     refused("fused_shared_expert=True without router_weights", combine, cfg, y, d)
+
+
+@pytest.mark.parametrize("change, said", [
+    (dict(router_weights=lambda token: token), r"router_weights cannot be called with \(token, k\)"),
+    (dict(epilogue=lambda token, col: col), r"epilogue cannot be called with \(token, col, value\)"),
+    (dict(epilogue=lambda token, col, value, bias: value), r"epilogue cannot be called .* 0 of epilogue_args"),
+    (dict(epilogue=3), "epilogue is of type int and must be a function"),
+    (dict(epilogue_args=(1.0,)), "epilogue_args has 1 entries, and there is no epilogue function"),
+    (dict(router_weights_args=(1.0,)), "router_weights_args has 1 entries"),
+])
+def test_functions_that_cannot_be_called_are_refused(change, said):
+    cfg = EPConfig(1, 2, 1, 8, 2)
+    x, ids = [np.ones((2, 8), bfloat16)], [np.array([[0], [1]])]
+    d = dispatch(cfg, x, ids)
+    arguments = dict(router_weights=[np.ones((2, 1), np.float32)]) | change
+    with pytest.raises(EPValueError, match=said):
+        combine(cfg, [d[0].output_tokens], d, **arguments)
+
+
+@pytest.mark.parametrize("token_format, scale", [("bf16", 0.0), ("bf16", True), ("nvfp4", True), ("mxfp8", float("nan"))])
+def test_input_scales_are_checked_with_every_format(token_format, scale):
+    cfg = EPConfig(1, 2, 1, 128, 2, token_format=token_format)
+    with pytest.raises(EPValueError, match="must be one positive finite number"):
+        dispatch(cfg, [np.ones((2, 128), bfloat16)], [np.array([[0], [1]])], input_scale=scale)
