@@ -18,8 +18,8 @@ def dispatch(cfg: EPConfig, input_tokens, topk_ids, *, input_scale=1.0) -> list[
     input_tokens: list over ranks of bf16 [num_tokens, hidden], any strides; num_tokens may differ and be 0.
     topk_ids: list over ranks of global expert ids, any integer type [num_tokens, top_k]; the ids of a token are
         distinct, -1 means "no expert in this slot": nothing is sent.
-    input_scale: used by NVFP4 only, checked with every format: one positive finite float32 a rank: a number, a list
-        over ranks of numbers, or a function (i) -> float32, read once, at 0.
+    input_scale: NVFP4 only, other formats ignore it: one positive finite float32 a rank: a number, a list over ranks
+        of numbers (checked with every format), or a function (i) -> float32, read once, at 0.
 
     Order: rows are grouped by local expert, then by source rank; inside a segment this function uses (token, slot)
     order and kernels any (see Dispatched and canonical). The payload of a row is `format.decode(format.encode(token))`.
@@ -143,7 +143,7 @@ def _check_tokens(cfg: EPConfig, tokens, num_tokens: int, rank: int) -> None:
 
 def _input_scales(cfg: EPConfig, input_scale) -> list[np.float32]:
     if callable(input_scale):
-        input_scale = input_scale(0)
+        input_scale = input_scale(0) if cfg.token_format == "nvfp4" else 1.0
     per_rank = isinstance(input_scale, (list, tuple))
     scales = over_ranks(cfg, "input_scale", input_scale) if per_rank else [input_scale] * cfg.n_ranks
     return [checked_input_scale(scale, f"input_scale of rank {rank}") for rank, scale in enumerate(scales)]
