@@ -9,7 +9,9 @@ dispatch and combine. Who tells which part:
 3. segments.py  which rows each (expert, source rank) segment must have, against row_offsets and recv_count
 4. rows.py      every row of dispatch: its (token, slot), that the pair belongs there and is there once, all its bytes;
                 and the experts, an exact function of a row and its expert
-5. sums.py      every byte of combine
-6. errors.py    what was wrong: counted, and the first one kept
-7. soak.py      the rounds; command.py the command line
+5. encoding.py  formats that round: every token encoded and decoded again by the format's own device functions, and
+                all output arrays compared byte for byte
+6. sums.py      every byte of combine
+7. errors.py    what was wrong: counted, and the first one kept
+8. soak.py      the rounds; command.py the command line
 """

@@ -4,6 +4,7 @@ import ml_dtypes
 import numpy as np
 
 from epmoe.inputs import COMBINE_DTYPE
+from epmoe.kernels import formats
 from epmoe.kernels.params import ParameterBlock
 from epmoe.lending import Pool
 from epmoe.rank_memory import combine_arrays, dispatch_arrays
@@ -11,6 +12,12 @@ from epmoe.soak import errors
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 RESULTS = "results"         # the name of the block's field where dispatch's and combine's results begin
+AGAIN = "again"             # what stands before the names of the output arrays that the soak fills itself
+
+
+def is_encoded(cfg):
+    """Whether output rows are not the tokens themselves: then the soak encodes and decodes every row again."""
+    return cfg.token_format != "bf16"
 
 
 def shapes(cfg):
@@ -26,13 +33,18 @@ def shapes(cfg):
               "seen": ((-(-pairs // 32),), np.uint32)}
     results = outputs | {"combined": combine_arrays(cfg, True)["output_tokens"],
                          "y": ((rows, cfg.hidden), COMBINE_DTYPE[cfg.combine_dtype])}
+    if is_encoded(cfg):
+        fmt = formats.of(cfg)
+        inputs |= {"tokens": ((rows, cfg.hidden), BF16), "payloads": ((rows, fmt.token_size), np.uint8)}
+        results |= {f"{AGAIN} {name}": outputs[name] for name in fmt.output_fields}
     return inputs, results
 
 
 def parameter_block(cfg) -> ParameterBlock:
     """The addresses that the kernels of a soak are given: every array's, and where the results begin and end."""
     inputs, results = shapes(cfg)
-    return ParameterBlock(*((name, 1) for name in (*inputs, *results)), (RESULTS, 1), ("results_end", 1))
+    return ParameterBlock(*((name, 1) for name in (*inputs, *results)), (RESULTS, 1), ("results_end", 1),
+                          (AGAIN, len(formats.of(cfg).output_fields) + 1))
 
 
 class RankArrays:
@@ -46,7 +58,10 @@ class RankArrays:
         self.results = tuple(results)
         addresses = {name: self._loan.address(name) for name in (*inputs, *results)}
         end = self._loan.buffer.address + self._pool.nbytes
-        words = parameter_block(cfg).pack(addresses | {RESULTS: addresses[self.results[0]], "results_end": end})
+        fmt, capacity = formats.of(cfg), results["y"][0][0]
+        handler = [addresses.get(f"{AGAIN} {name}", 0) for name in fmt.output_fields]
+        words = parameter_block(cfg).pack(addresses | {RESULTS: addresses[self.results[0]], "results_end": end,
+                                                       AGAIN: [*handler, capacity]})
         self.parameters = machine.alloc(words.nbytes, "soak parameters", rank)
         self.parameters.write(words)
         field = self._loan.fields["errors"]

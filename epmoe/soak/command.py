@@ -12,7 +12,7 @@ from epmoe.provenance import provenance
 from epmoe.verify_worlds import Worlds
 
 CLEAN, ERRORS, CANNOT_RUN = 0, 1, 2
-FORMATS = ("bf16",)
+FORMATS = ("bf16", "fp8_blockwise", "nvfp4", "mxfp4", "mxfp8", "mxfp4_rows")
 ENDLESS = 1 << 30           # rounds
 
 

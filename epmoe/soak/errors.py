@@ -10,7 +10,7 @@ WORDS = 16
 COUNT, ROUND, WHAT, PLACE, PART, EXPECTED, SEEN = range(7)
 ROWS, COMBINED = 8, 10      # u64 tallies: rows and combined tokens that were looked at
 
-(RECV_COUNT, ROW_OFFSETS, EXPERT_IDS, PADDING, NOT_A_TOKEN, WRONG_PLACE, TWICE, PAYLOAD, SCALES, SUM) = range(1, 11)
+(RECV_COUNT, ROW_OFFSETS, EXPERT_IDS, PADDING, NOT_A_TOKEN, WRONG_PLACE, TWICE, PAYLOAD, ENCODED, SUM) = range(1, 11)
 # what -> (words, with {place} and {part}; both values are bits)
 SAYS = {
     RECV_COUNT: "recv_count[local_expert {place}, src_rank {part}]",
@@ -21,7 +21,7 @@ SAYS = {
     WRONG_PLACE: "row {place}: the expert that its (token, slot) selects, slot {part}",
     TWICE: "row {place}: its (token, slot) came twice; token {part}",
     PAYLOAD: "row {place}, elements from {part} on: bits of the token",
-    SCALES: "output array number {place}, 32-bit word {part}: bits that the same encoder gives",
+    ENCODED: "output array number {place} of the format, byte {part} and on: bits of the token, encoded and decoded again",
     SUM: "combined token {place}, elements from {part} on: bits of the weighted sum",
 }
 

@@ -9,6 +9,7 @@ from functools import lru_cache
 from epmoe.device import (atomic_or_relaxed_gpu_u32, block_idx, device_fn, grid_dim, i32, kernel, lane_id, load16,
                           load_i32, load_u64, n_warps, store16, u32, u64, warp_broadcast_i32, warp_id)
 from epmoe.soak import arrays, hashing
+from epmoe.soak import segments as segments_of
 from epmoe.soak.errors import NOT_A_TOKEN, PADDING, PAYLOAD, TWICE, WRONG_PLACE, record
 
 THREADS = 256
@@ -23,19 +24,8 @@ def rows_kernel(cfg, seed):
     p_starts, p_counts, p_seen, p_src_info, p_out, p_y, p_errors = (block.offset(name) for name in names)
     ranks, most, top_k, local = cfg.n_ranks, cfg.max_tokens_per_rank, cfg.top_k, cfg.n_local_experts
     segments, row_bytes, n_vectors = local * ranks, 2 * cfg.hidden, cfg.hidden // 8
-    is_bf16 = cfg.token_format == "bf16"
-
-    @device_fn
-    def segment_of(starts, row):
-        """The last segment that begins at or before this row: the one that has it, or the padding behind it."""
-        low, high = i32(0), i32(segments)
-        while high - low > 1:
-            middle = i32((low + high) // 2)
-            if load_i32(starts + u64(4) * u64(middle)) <= row:
-                low = middle
-            else:
-                high = middle
-        return low
+    encoded, segment_of = arrays.is_encoded(cfg), segments_of.finder(cfg)
+    p_tokens = block.offset("tokens") if encoded else 0
 
     @device_fn
     def check_pair(params, number, row, src_rank, expert, token, k):
@@ -70,7 +60,9 @@ def rows_kernel(cfg, seed):
         while v < n_vectors:
             a, b = u32(word(key, i32(4 * v))), u32(word(key, i32(4 * v + 1)))
             c, d = u32(word(key, i32(4 * v + 2))), u32(word(key, i32(4 * v + 3)))
-            if is_bf16:
+            if encoded:                             # encoding.py compares; it needs the tokens
+                store16(u64(load_u64(params + u64(p_tokens)) + at) + u64(16) * u64(v), a, b, c, d)
+            else:
                 q = load16(out + u64(16) * u64(v))
                 check_word(errors, number, row, i32(8 * v), a, u32(q[0]))
                 check_word(errors, number, row, i32(8 * v + 2), b, u32(q[1]))

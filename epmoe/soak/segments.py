@@ -14,6 +14,28 @@ WARP = 32
 
 
 @lru_cache
+def finder(cfg):
+    """Device function (starts, row) -> the last segment that begins at or before this row.
+
+    It is the one that has the row, or the row is padding behind it.
+    """
+    segments = cfg.n_local_experts * cfg.n_ranks
+
+    @device_fn
+    def segment_of(starts, row):
+        low, high = i32(0), i32(segments)
+        while high - low > 1:
+            middle = i32((low + high) // 2)
+            if load_i32(starts + u64(4) * u64(middle)) <= row:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    return segment_of
+
+
+@lru_cache
 def count_kernel(cfg, seed):
     """Kernel (params, round, my_rank): adds up, in `counts`, what every rank's routing sends to this rank."""
     block, of = arrays.parameter_block(cfg), hashing.make(cfg, seed, device_fn)

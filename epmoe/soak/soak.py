@@ -7,8 +7,8 @@ from epmoe.expert_parallel import ExpertParallel
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError
 
-from epmoe.soak import fill, hashing, rows, segments, sums
-from epmoe.soak.arrays import RankArrays
+from epmoe.soak import encoding, fill, hashing, rows, segments, sums
+from epmoe.soak.arrays import RankArrays, is_encoded
 
 SIMULATOR_BLOCKS, SIMULATOR_THREADS = 2, 64
 
@@ -28,9 +28,12 @@ class Soak:
         self.ep = ExpertParallel(cfg, world, fused=fused, timeout=timeout, launch=launch, kernels=kernels)
         self.ranks = [RankArrays(cfg, self.machine, rank) for rank in world.ranks]
         self.tokens = hashing.make(cfg, seed, hashing.plain).tokens
-        self.kernels = {"fill": fill.fill_kernel(cfg, seed, poison), "count": segments.count_kernel(cfg, seed),
+        # where whole arrays are compared, bytes that nobody writes must be alike
+        self.kernels = {"fill": fill.fill_kernel(cfg, seed, poison or is_encoded(cfg)), "count": segments.count_kernel(cfg, seed),
                         "segments": segments.segments_kernel(cfg), "rows": rows.rows_kernel(cfg, seed),
                         "sums": sums.sums_kernel(cfg, seed)}
+        self._encoding = encoding.kernels(cfg) if is_encoded(cfg) else {}
+        self.kernels |= self._encoding
         if not device.SIM:
             for kernel in self.kernels.values():    # now, and not while peers wait for this rank
                 self.machine.prepare(kernel)
@@ -58,6 +61,8 @@ class Soak:
         """Compare everything that dispatch returned; make the experts' outputs."""
         self._launch("segments", number, blocks=1, threads=segments.WARP)
         self._launch("rows", number)
+        for name in self._encoding:
+            self._launch(name, number)
         if device.SIM:
             self.machine.synchronize()
 

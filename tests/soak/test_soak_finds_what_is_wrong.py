@@ -143,6 +143,23 @@ def test_an_expert_that_is_not_applied_is_found():
         assert all(f.errors for f in soak.found())
 
 
+@pytest.mark.parametrize("token_format", ["fp8_blockwise", "nvfp4", "mxfp4", "mxfp8", "mxfp4_rows"])
+def test_formats_that_round_are_encoded_again_and_compared(token_format):
+    cfg = EPConfig(2, 4, 2, 128, 4, token_format=token_format)
+    number = busy_round(plain(cfg))
+    with Soak(cfg, LocalWorld(2)) as soak:
+        soak.round(number)
+        assert [(f.errors, f.first) for f in soak.found()] == [(0, None)] * 2
+        number += 1
+        soak.fill(number)
+        d = soak.dispatch(number)
+        soak.ranks[1].array("output_scales").view(np.uint8).reshape(-1)[0] ^= 1
+        soak.check_dispatch(number)
+        found = soak.found()
+        soak.combine(number, d)
+    assert found[0].errors == 0 and found[1].errors == 1 and "encoded and decoded again" in found[1].first
+
+
 def test_options_that_a_soak_does_not_check_are_refused():
     with pytest.raises(EPValueError, match="defaults"):
         Soak(EPConfig(2, 4, 1, 16, 2, fused_shared_expert=True), LocalWorld(2))
