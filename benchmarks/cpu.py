@@ -71,8 +71,9 @@ def simulator(racecheck):
     launch = pairs._ep._engine.launch
     pairs.close()
     threads = 4 * launch.grid(world.machine) * launch.threads
-    return {"what": f"simulator{', race detector' if racecheck else ''}: fused round of 4 ranks", "seconds": round(spent, 3),
-            "threads": threads, "operations": steps, "operations_per_second": round(steps / spent)}
+    return {"what": f"simulator{', race detector' if racecheck else ''}: fused round of 4 ranks",
+            "seconds": round(spent, 3), "threads": threads, "operations": steps,
+            "operations_per_second": round(steps / spent)}
 
 
 def run(args):

@@ -103,7 +103,8 @@ class LowLatency(_DeepEP):
         if shape.tokens > LOW_LATENCY_TOKENS:
             raise UnavailableError(f"low latency is for at most {LOW_LATENCY_TOKENS} tokens")
         super().__init__(world, shape)
-        size = self._package.Buffer.get_low_latency_rdma_size_hint(shape.tokens, shape.hidden, world.n_ranks, shape.experts)
+        size = self._package.Buffer.get_low_latency_rdma_size_hint(shape.tokens, shape.hidden, world.n_ranks,
+                                                                   shape.experts)
         self._buffer = self._package.Buffer(self._group, 0, size, low_latency_mode=True,
                                             num_qps_per_rank=shape.experts // world.n_ranks)
 

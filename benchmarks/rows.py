@@ -56,14 +56,14 @@ class Rows(_FusedA2A):
     capturable = False      # the host waits
 
     def __init__(self, world, shape):
-        slots = (shape.tokens, shape.top_k)
+        slots, scales = (shape.tokens, shape.top_k), (shape.tokens, shape.hidden // traffic.SCALE_GROUP)
         super().__init__(world, shape, world.n_ranks * shape.tokens, {
             "ids": (slots, np.int64), "probs": (slots, np.float32), "x8": ((shape.tokens, shape.hidden), E4M3),
-            "scales": ((shape.tokens, shape.hidden // traffic.SCALE_GROUP), np.float32)})
+            "scales": (scales, np.float32)})
         self.arrays.write("ids", lambda rank: self.ids[rank].astype(np.int64))
         self.arrays.write("probs", lambda rank: np.full(slots, 1 / shape.top_k, np.float32))
         self.arrays.fill("x8", ORDINARY_BYTE)
-        self.arrays.write("scales", lambda rank: np.ones((shape.tokens, shape.hidden // traffic.SCALE_GROUP), np.float32))
+        self.arrays.write("scales", lambda rank: np.ones(scales, np.float32))
         self.context = fused_a2a.Context()
         self.is_fp8 = shape.format == "fp8"
         if self.is_fp8:
@@ -119,10 +119,9 @@ class Hybrid(_FusedA2A):
         each = self.arrays.each
         if phase == "dispatch":
             *_, self.handle = fused_a2a.hybrid_ep_dispatch(
-                each("x"), each("map"), each("probs"), self.world, self.local, self._sms(), self._sms(), self.rows, None)
+                each("x"), each("map"), each("probs"), self.world, self.local, self._sms(), self._sms(), self.rows)
         else:
-            fused_a2a.hybrid_ep_combine(self.y_of([self.rows] * len(self.world.ranks) if self.world.lists else self.rows),
-                                        self.handle)
+            fused_a2a.hybrid_ep_combine(each("y"), self.handle)
 
     def close(self):
         """Free everything."""

@@ -16,17 +16,20 @@ KERNELS = ("fused", "split", "rows", "expert-major")
 
 def add_arguments(parser):
     """The options of run."""
-    parser.add_argument("--shapes", nargs="+", metavar="SHAPE", help="TOKENSxHIDDEN/EXPERTS[/TOP_K][:FORMAT][:ROUTING], "
-                        "formats bf16 and fp8, routings uniform and zipf (default: all that peers publish)")
+    parser.add_argument("--shapes", nargs="+", metavar="SHAPE",
+                        help="TOKENSxHIDDEN/EXPERTS[/TOP_K][:FORMAT][:ROUTING], formats bf16 and fp8, routings uniform and "
+                             "zipf (default: all that peers publish)")
     parser.add_argument("--quick", action="store_true", help="four shapes, 30 iterations")
-    parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=list(KERNELS), help="which of ours: the page kernels fused or split, fused_a2a's rows or expert-major "
+    parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=list(KERNELS),
+                        help="which of ours: the page kernels fused or split, fused_a2a's rows or expert-major "
                         "(default all)")
     parser.add_argument("--against", nargs="+", choices=AGAINST, default=[], help="other libraries, in the same run")
     parser.add_argument("--iterations", type=int, default=50, metavar="N", help="timed iterations (default 50)")
     parser.add_argument("--graph", action=argparse_boolean(), default=True, help="also as CUDA graphs (default)")
     parser.add_argument("--sms", type=int, nargs="+", metavar="N", help="our kernels with so many SMs instead of all")
     parser.add_argument("--ranks", type=int, default=4, help="virtual ranks without mpirun (default 4)")
-    parser.add_argument("--json", metavar="FILE", help="file of results (default: benchmarks/results/DATE-...; '-' none)")
+    parser.add_argument("--json", metavar="FILE",
+                        help="file of results (default: benchmarks/results/DATE-...; '-' none)")
 
 
 def argparse_boolean():

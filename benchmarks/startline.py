@@ -1,8 +1,8 @@
 """Ranks begin a phase together, with a cold L2: a buffer is written, and all ranks meet on the device.
 
 The meeting kernel meets twice. At the first meeting all hosts have put this iteration on their streams; then it waits
-HOLD_US, in which they put the phase itself behind it; the second meeting lets all ranks go within a flag's flight, about
-a microsecond. So neither a host that is late nor its launch is counted as the phase's time.
+HOLD_US, in which they put the phase itself behind it; the second meeting lets all ranks go within a flag's flight,
+about a microsecond. So neither a host that is late nor its launch is counted as the phase's time.
 """
 
 import numpy as np

@@ -35,7 +35,7 @@ def pairs_matrix(shape, ids):
 
 
 def rows_matrix(shape, ids):
-    """(n_ranks, n_ranks) rows from rank (line) to rank (column): one for each (token, rank that has an expert of it)."""
+    """(n_ranks, n_ranks) rows from rank (line) to rank (column): one for each (token, rank with an expert of it)."""
     owners = [i // (shape.experts // len(ids)) for i in ids]
     return np.array([[int((o == rank).any(axis=1).sum()) for rank in range(len(ids))] for o in owners])
 

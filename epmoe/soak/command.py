@@ -18,7 +18,8 @@ ENDLESS = 1 << 30           # rounds
 
 def add_arguments(parser):
     """The options of soak."""
-    parser.add_argument("--rounds", type=int, metavar="N", help="stop after N rounds (default 100, or none with --seconds)")
+    parser.add_argument("--rounds", type=int, metavar="N",
+                        help="stop after N rounds (default 100, or none with --seconds)")
     parser.add_argument("--seconds", type=float, metavar="S", help="stop after S seconds")
     sizes = parser.add_argument_group("sizes")
     sizes.add_argument("--ranks", type=int, help="virtual ranks (default 4; under mpirun its number of processes)")
@@ -34,7 +35,8 @@ def add_arguments(parser):
     kernels.add_argument("--split", dest="fused", action="store_false", help="split kernels")
     options.add_argument("--poison", action="store_true", help="results are NaN before each round")
     options.add_argument("--seed", type=int, default=0, help="of everything that is sent (default 0)")
-    options.add_argument("--look-every", type=int, default=20, metavar="M", help="the host looks every M rounds (default 20)")
+    options.add_argument("--look-every", type=int, default=20, metavar="M",
+                         help="the host looks every M rounds (default 20)")
     options.add_argument("--timeout", type=float, default=30.0, metavar="S", help="seconds after which a wait gives up")
     options.add_argument("--world", choices=("auto", "local", "mpi"), default="auto",
                          help="ranks in this process, or one a process (default: as it was started)")
@@ -74,9 +76,9 @@ def soak(args, cfg, world, say):
     """Rounds until args say enough, or until an error was found: what was done, as a dict."""
     from epmoe.soak.soak import Soak
 
-    say(f"epmoe soak: {cfg.n_ranks} ranks x {cfg.n_local_experts} experts, top-{cfg.top_k}, hidden {cfg.hidden}, at most "
-        f"{cfg.max_tokens_per_rank} tokens a rank; {cfg.token_format}, {'fused' if args.fused else 'split'} kernels; "
-        f"{world.machine.describe()}")
+    say(f"epmoe soak: {cfg.n_ranks} ranks x {cfg.n_local_experts} experts, top-{cfg.top_k}, hidden {cfg.hidden}, at "
+        f"most {cfg.max_tokens_per_rank} tokens a rank; {cfg.token_format}, {'fused' if args.fused else 'split'} "
+        f"kernels; {world.machine.describe()}")
     wanted = args.rounds or (ENDLESS if args.seconds else 100)
     done, start = 0, time.perf_counter()
     with Soak(cfg, world, fused=args.fused, seed=args.seed, poison=args.poison, timeout=args.timeout) as rounds:
@@ -95,8 +97,8 @@ def soak(args, cfg, world, say):
             ended = wrong or done >= wanted or timed_out
             if ended or now >= say_next:
                 say_next = now + 10
-                say(f"{done} rounds, {sum(f.rows for f in found)} rows, {sum(f.tokens for f in found)} combined tokens, "
-                    f"{wrong} errors, {now - start:.1f} s")
+                say(f"{done} rounds, {sum(f.rows for f in found)} rows, {sum(f.tokens for f in found)} combined "
+                    f"tokens, {wrong} errors, {now - start:.1f} s")
             if ended:
                 break
     rate = (done - steady[0]) / (now - steady[1]) if done > steady[0] else done / (now - start)
@@ -110,7 +112,7 @@ def soak(args, cfg, world, say):
 
 
 def _of_all_ranks(world, found, timed_out, timeout):
-    """What all ranks found, and whether one of them says that it is time: the same everywhere, so that all end together."""
+    """What all ranks found, and whether one of them says that it is time; the same everywhere, so all end together."""
     told = world.tell((found, timed_out), 2 * timeout)
     return [f for ranks, _ in told for f in ranks], any(over for _, over in told)
 

@@ -25,7 +25,7 @@ def kernels(cfg):
 
 
 def groups_kernel(cfg):
-    """Kernel (params, round, my_rank): where each group's scale tiles begin, and zeros behind its rows; a warp a group."""
+    """Kernel (params, round, my_rank): where each group's scale tiles begin, zeros behind its rows; a warp a group."""
     block, fmt = arrays.parameter_block(cfg), formats.of(cfg)
     p_again, p_counts, p_starts = block.offset(arrays.AGAIN), block.offset("counts"), block.offset("starts")
     begin_group, finish_group, ranks, local = fmt.begin_group, fmt.finish_group, cfg.n_ranks, cfg.n_local_experts
@@ -99,7 +99,8 @@ def compare_kernel(cfg, index):
         while i < nbytes // step:
             expected, seen = u32(load(ours + u64(step) * u64(i))), u32(load(theirs + u64(step) * u64(i)))
             if expected != seen:
-                record(load_u64(params + u64(p_errors)), number, i32(ENCODED), i32(index), i32(i * step), expected, seen)
+                record(load_u64(params + u64(p_errors)), number, i32(ENCODED), i32(index), i32(i * step), expected,
+                       seen)
             i = i32(i + grid_dim() * block_dim())
 
     return compare

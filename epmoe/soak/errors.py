@@ -21,7 +21,7 @@ SAYS = {
     WRONG_PLACE: "row {place}: the expert that its (token, slot) selects, slot {part}",
     TWICE: "row {place}: its (token, slot) came twice; token {part}",
     PAYLOAD: "row {place}, elements from {part} on: bits of the token",
-    ENCODED: "output array number {place} of the format, byte {part} and on: bits of the token, encoded and decoded again",
+    ENCODED: "output array number {place} of the format, byte {part} on: the token, encoded and decoded again",
     SUM: "combined token {place}, elements from {part} on: bits of the weighted sum",
 }
 

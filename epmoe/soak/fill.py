@@ -2,8 +2,8 @@
 
 from functools import lru_cache
 
-from epmoe.device import (SIM, block_dim, block_idx, device_fn, grid_dim, i32, kernel, lane_id, load_u64, n_warps, store16,
-                          store_i32, store_u32, thread_idx, u32, u64, warp_id)
+from epmoe.device import (SIM, block_dim, block_idx, device_fn, grid_dim, i32, kernel, lane_id, load_u64, n_warps,
+                          store16, store_i32, store_u32, thread_idx, u32, u64, warp_id)
 from epmoe.soak import arrays, hashing
 
 THREADS = 256

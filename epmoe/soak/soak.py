@@ -29,9 +29,9 @@ class Soak:
         self.ranks = [RankArrays(cfg, self.machine, rank) for rank in world.ranks]
         self.tokens = hashing.make(cfg, seed, hashing.plain).tokens
         # where whole arrays are compared, bytes that nobody writes must be alike
-        self.kernels = {"fill": fill.fill_kernel(cfg, seed, poison or is_encoded(cfg)), "count": segments.count_kernel(cfg, seed),
-                        "segments": segments.segments_kernel(cfg), "rows": rows.rows_kernel(cfg, seed),
-                        "sums": sums.sums_kernel(cfg, seed)}
+        self.kernels = {"fill": fill.fill_kernel(cfg, seed, poison or is_encoded(cfg)),
+                        "count": segments.count_kernel(cfg, seed), "segments": segments.segments_kernel(cfg),
+                        "rows": rows.rows_kernel(cfg, seed), "sums": sums.sums_kernel(cfg, seed)}
         self._encoding = encoding.kernels(cfg) if is_encoded(cfg) else {}
         self.kernels |= self._encoding
         if not device.SIM:

@@ -63,8 +63,8 @@ def test_a_bad_shape_is_refused(capsys):
 
 def test_cpu_numbers(tmp_path, capsys):
     file = tmp_path / "cpu.json"
-    assert main(["cpu", "--tokens", "8", "--hidden", "64", "--ranks", "2", "--experts", "16", "--repeats", "1", "--json",
-                 str(file)]) == 0
+    sizes = "--tokens 8 --hidden 64 --ranks 2 --experts 16 --repeats 1".split()
+    assert main(["cpu", *sizes, "--json", str(file)]) == 0
     what = [line["what"] for line in json.loads(file.read_text())["lines"]]
     assert "reference dispatch" in what and sum("simulator" in w for w in what) == 2
     assert "operations_per_second" in capsys.readouterr().out

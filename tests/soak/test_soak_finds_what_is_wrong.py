@@ -17,7 +17,8 @@ def plain(cfg, seed=0):
     return hashing.make(cfg, seed, hashing.plain)
 
 
-@pytest.mark.parametrize("cfg", [EPConfig(4, 256, 8, 64, 50), EPConfig(1, 1, 1, 8, 3), EPConfig(3, 9, 5, 8, 40)], ids=str)
+@pytest.mark.parametrize("cfg", [EPConfig(4, 256, 8, 64, 50), EPConfig(1, 1, 1, 8, 3), EPConfig(3, 9, 5, 8, 40)],
+                         ids=lambda cfg: f"{cfg.n_ranks} ranks")
 def test_ids_of_a_token_are_distinct_experts_and_some_slots_are_empty(cfg):
     of, seen, empty = plain(cfg), set(), 0
     for number in range(40):
@@ -58,7 +59,7 @@ def test_right_kernels_pass_and_every_row_was_looked_at(fused):
             soak.round(number)
         found = soak.found()
     assert [f.errors for f in found] == [0, 0]
-    sent = [(number, rank, token) for number in numbers for rank in range(2) for token in range(of.tokens(number, rank))]
+    sent = [(n, rank, token) for n in numbers for rank in range(2) for token in range(of.tokens(n, rank))]
     pairs = sum(of.expert(n, of.token_key(n, rank, token), k) >= 0 for n, rank, token in sent for k in range(CFG.top_k))
     assert sum(f.rows for f in found) == pairs > 0 and sum(f.tokens for f in found) == len(sent)
 
