@@ -4,6 +4,8 @@ import ctypes
 
 from cuda.bindings import driver as cu
 
+from epmoe_ref.errors import EPError, UnavailableError
+
 from epmoe.device.gpu_machine import check
 
 HANDLE_BYTES = 64
@@ -33,7 +35,8 @@ class IpcMemory:
         handle = ctypes.string_at(check(cu.cuIpcGetMemHandle(buffer.address)).getPtr(), HANDLE_BYTES)
         handles = world.exchange.gather("allocation", handle, timeout)
         machine.activate()
-        self.addresses = [buffer.address if peer == rank else _opened(handle) for peer, handle in enumerate(handles)]
+        self.addresses = [buffer.address if peer == rank else _opened(handle, rank, peer)
+                          for peer, handle in enumerate(handles)]
 
     def free(self, together, timeout):
         """Unmap the peers' memory, and free the own when all peers have unmapped it; after an error it stays."""
@@ -50,8 +53,13 @@ class IpcMemory:
             buffer.free()
 
 
-def _opened(handle):
+def _opened(handle, rank, peer):
     """Address at which this process reaches the memory behind a peer's handle."""
     ipc = cu.CUipcMemHandle()
     ctypes.memmove(ipc.getPtr(), handle, HANDLE_BYTES)
-    return int(check(cu.cuIpcOpenMemHandle(ipc, cu.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.value)))
+    try:
+        return int(check(cu.cuIpcOpenMemHandle(ipc, cu.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.value)))
+    except EPError as error:
+        raise UnavailableError(f"rank {rank} cannot map the GPU memory of rank {peer} ({error}): the GPUs need peer "
+                               "access (`nvidia-smi topo -p2p r`), and the processes one container or job step in which "
+                               "all GPUs are visible") from error

@@ -45,3 +45,12 @@ def test_the_job_ends_with_an_error(n_ranks, how):
 def test_ranks_must_agree_on_the_configuration(n_ranks):
     job = mpirun(n_ranks, "differing_program.py", limit=300)
     assert job.status == 0 and job.output.count("EPConfig differs between ranks: combine_dtype") == n_ranks, job.output
+
+
+def test_one_rank_compiles_for_all_and_the_second_start_compiles_nothing(n_ranks, tmp_path):
+    first, second = (mpirun(n_ranks, "compiling_program.py", limit=300, EPMOE_CACHE_DIR=str(tmp_path), EPMOE_CACHE="1")
+                     for _ in range(2))
+    assert first.status == second.status == 0, first.output + second.output
+    compiled = [names.split(",") for names in first.said(r"compiled <(.+)>")]
+    assert sum(map(len, compiled)) == len(list(tmp_path.glob("*.cubin"))) == 6, first.output
+    assert second.said(r"compiled <(.*)>") == [""] * n_ranks, second.output

@@ -1,0 +1,24 @@
+"""One rank that runs a round of both kinds on its GPU and prints which kernels it had to compile."""
+
+from epmoe import ExpertParallel, MPIWorld
+from epmoe.device import gpu_kernel
+from rank_arrays import Batch, config, doubled
+
+compiled = []
+compile_kernel = gpu_kernel.Kernel.compile
+
+
+def counted(kernel):
+    compiled.append(kernel.name)
+    return compile_kernel(kernel)
+
+
+gpu_kernel.Kernel.compile = counted
+world = MPIWorld()
+cfg, rank = config(world.n_ranks), world.rank
+batch = Batch(cfg, 0)
+for fused in (True, False):
+    with ExpertParallel(cfg, world, fused=fused) as ep:
+        d = ep.dispatch(batch.x[rank], batch.ids[rank])
+        ep.combine(doubled(d.trimmed().numpy().output_tokens), d, batch.weights[rank])
+print(f"rank {rank} compiled <{','.join(compiled)}>\n", end="", flush=True)
