@@ -86,11 +86,11 @@ def run(args, console=None):
             return verify_matrix.walk(args, console, worlds)
         return _verify(args, console, worlds)
     except (EPValueError, UnavailableError) as error:
-        print(f"epmoe verify: {where}{error}", file=sys.stderr)
+        sys.stderr.write(f"epmoe verify: {where}{error}\n")  # in one piece: other ranks may write, too
         return CANNOT_RUN
     except EPError as error:  # a kernel that hung, raced, or left its memory
         if where:
-            print(f"FAIL  {where}{type(error).__name__}: {error}", file=sys.stderr)
+            sys.stderr.write(f"FAIL  {where}{type(error).__name__}: {error}\n")
             return DIFFERS
         console.print(f"\n[bold red]FAIL[/bold red]  {type(error).__name__}:")
         console.print(str(error), markup=False)

@@ -14,9 +14,15 @@ _abandoned = []     # memory of ranks that left after an error: peers may still 
 
 
 def gpu_count():
-    """GPUs that this process sees."""
-    check(cu.cuInit(0))
-    return check(cu.cuDeviceGetCount())
+    """GPUs that this process sees, at least one."""
+    try:
+        check(cu.cuInit(0))
+        count = check(cu.cuDeviceGetCount())
+    except (EPError, RuntimeError) as error:        # RuntimeError: there is no driver
+        raise UnavailableError(f"no GPU can be used ({error}); EPMOE_DEVICE=sim runs the simulator instead") from error
+    if not count:
+        raise UnavailableError("this process sees no GPU: CUDA_VISIBLE_DEVICES hides them, or the job has none")
+    return count
 
 
 def gpu_uuid(ordinal):
@@ -61,5 +67,5 @@ def _opened(handle, rank, peer):
         return int(check(cu.cuIpcOpenMemHandle(ipc, cu.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.value)))
     except EPError as error:
         raise UnavailableError(f"rank {rank} cannot map the GPU memory of rank {peer} ({error}): the GPUs need peer "
-                               "access (`nvidia-smi topo -p2p r`), and the processes one container or job step in which "
+                               "access (`nvidia-smi topo -p2p r`), and the processes one container or job step where "
                                "all GPUs are visible") from error
