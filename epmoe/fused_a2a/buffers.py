@@ -13,11 +13,17 @@ _hybrid_ep_buffer = weakref.WeakKeyDictionary()
 _options = {"num_sms": None}
 
 
-def _made(buffers, group, **options):
-    """A Buffer for a group; it lives as long as the group does."""
+def _of(buffers, group):
+    """The Buffer of a group, or None if there is none that is open."""
     if not hasattr(group, "allocate") or not hasattr(group, "launching"):
         raise EPValueError(f"group is a {type(group).__name__}; a world of epmoe is needed (LocalWorld, MPIWorld)")
-    buffer = buffers[group] = Buffer(weakref.proxy(group), **options)
+    buffer = buffers.get(group)
+    return None if buffer is None or buffer.closed else buffer
+
+
+def _made(buffers, group):
+    """A new Buffer for a group; it lives as long as the group does."""
+    buffer = buffers[group] = Buffer(weakref.proxy(group))
     if group.lists:
         weakref.finalize(group, buffer.close, collective=False).atexit = False
     return buffer
@@ -29,9 +35,7 @@ def get_buffer(group, hidden_bytes: int):
     hidden_bytes: of a row, as get_hidden_bytes tells. One buffer a group is kept, so that groups may take turns. Its
     memory grows when rows come that need more: on all ranks in the same call.
     """
-    buffer = _buffer.get(group)
-    if buffer is None or buffer.closed:
-        buffer = _made(_buffer, group)
+    buffer = _of(_buffer, group) or _made(_buffer, group)
     buffer.hidden_bytes = max(buffer.hidden_bytes, hidden_bytes)
     return buffer
 
@@ -58,7 +62,8 @@ def init_hybrid_ep_buffer(group, hidden_dim, seq_len, num_local_experts, num_sms
     local = arguments.whole("num_local_experts", num_local_experts, 1)
     arguments.whole("num_sms_dispatch_api", num_sms_dispatch_api, 1)
     arguments.whole("num_sms_combine_api", num_sms_combine_api, 1)
-    reset_hybrid_ep_buffer(group)
+    if _of(_hybrid_ep_buffer, group) is not None:
+        reset_hybrid_ep_buffer(group)
     buffer = _made(_hybrid_ep_buffer, group)
     buffer.fp8_dispatch = bool(fp8_dispatch)
     buffer.want_experts(local)
@@ -68,10 +73,7 @@ def init_hybrid_ep_buffer(group, hidden_dim, seq_len, num_local_experts, num_sms
 
 def hybrid_ep_buffer(group):
     """The HybridEP buffer of a group, made if there is none."""
-    buffer = _hybrid_ep_buffer.get(group)
-    if buffer is None or buffer.closed:
-        buffer = _made(_hybrid_ep_buffer, group)
-    return buffer
+    return _of(_hybrid_ep_buffer, group) or _made(_hybrid_ep_buffer, group)
 
 
 def reset_hybrid_ep_buffer(group=None) -> None:

@@ -1,0 +1,65 @@
+"""One round of each family on the device, forward and backward, held against epmoe_ref.fused_a2a to the bit."""
+
+from epmoe import fused_a2a
+from epmoe_ref import fused_a2a as reference
+from rows_group import BF16, FP16, FP32, assert_same, host
+
+NAMES = ("recv_x", "recv_token_indices", "recv_token_probs", "tokens_per_expert")
+
+
+def equal_rows(group, world, rng, dtype=BF16):
+    """FusedDispatch and FusedCombine; gradients of random numbers. world: a RowsWorld."""
+    *want, known = reference.dispatch_forward(**vars(world))
+    ctx = fused_a2a.Context()
+    *got, handle = fused_a2a.FusedDispatch.forward(ctx, world.x, world.token_indices, world.token_probs,
+                                                   world.num_experts, group)
+    for name, one, other in zip(NAMES, got, want):
+        assert_same(one, other, name)
+    hidden = 8 * int(rng.integers(1, 4))                    # combine's need not be dispatch's
+    grad = [rng.standard_normal((n, hidden)).astype(dtype) for n in known.num_rows]
+    probs = [rng.standard_normal(a.shape).astype(FP32) for a in want[2]]
+    made = fused_a2a.FusedDispatch.backward(ctx, grad, None, probs, None, None)
+    grad_x, grad_probs = reference.dispatch_backward(known, grad, probs)
+    assert_same(made[0], grad_x, "grad of x")
+    assert_same(made[2], grad_probs, "grad of token_probs")
+    assert [m is None for m in made] == [False, True, False, True, True, True, True]
+
+    ctx = fused_a2a.Context()
+    combined, event = fused_a2a.FusedCombine.forward(ctx, grad, group, handle)
+    assert_same(combined, reference.combine_forward(grad, known), "combined_x")
+    back = fused_a2a.FusedCombine.backward(ctx, combined)
+    assert_same(back[0], reference.combine_backward(known, host(combined)), "grad of combine's x")
+    assert event is None and back[1:] == (None,) * 4
+    return got, handle
+
+
+def equal_hybrid(group, world, rng, dtype=FP16):
+    """HybridEPDispatch and HybridEPCombine; gradients of random numbers, NaN in rows that must not be read."""
+    group.p2p_world_size = world.p2p_world_size
+    fused_a2a.buffers.hybrid_ep_buffer(group).fp8_dispatch = world.fp8_dispatch
+    *want, known = reference.hybrid_dispatch_forward(**vars(world))
+    ctx = fused_a2a.Context()
+    *got, handle = fused_a2a.HybridEPDispatch.forward(
+        ctx, world.x, world.routing_map, world.probs, group, world.num_local_experts,
+        num_permuted_tokens=world.num_permuted_tokens, pad_multiple=world.pad_multiple)
+    for name, one, other in zip(("hidden", "probs", "scaling_factor", "tokens_per_expert"), got, want):
+        assert_same(one, other, name)
+    assert_same(handle.overflow, known.overflow, "overflow")
+    hidden = 8 * int(rng.integers(1, 4))
+    grad = [rng.standard_normal((n, hidden)).astype(dtype) for n in known.num_rows]
+    probs = [rng.standard_normal(n).astype(FP32) for n in known.num_rows]
+    for rows, numbers, source in zip(grad, probs, known.src_rank):
+        rows[source < 0], numbers[source < 0] = float("nan"), float("nan")
+    made = fused_a2a.HybridEPDispatch.backward(ctx, grad, probs, None, None, None)
+    grad_x, grad_probs = reference.hybrid_dispatch_backward(known, grad, probs)
+    assert_same(made[0], grad_x, "grad of x")
+    assert_same(made[2], grad_probs, "grad of probs")
+    assert [m is None for m in made] == [False, True, False] + [True] * 6
+
+    ctx = fused_a2a.Context()
+    combined = fused_a2a.HybridEPCombine.forward(ctx, grad, handle, known.num_rows, world.pad_multiple)
+    assert_same(combined, reference.hybrid_combine_forward(grad, known), "combined_x")
+    back = fused_a2a.HybridEPCombine.backward(ctx, combined)
+    assert_same(back[0], reference.hybrid_combine_backward(known, host(combined)), "grad of combine's x")
+    assert back[1:] == (None, None, None)
+    return got, handle

@@ -1,0 +1,86 @@
+"""What the device tests of fused_a2a share: small groups, NumPy copies of results, exact equality over a world."""
+
+import weakref
+
+import ml_dtypes
+import numpy as np
+from hypothesis import HealthCheck, settings
+
+from epmoe import DeviceArray, LaunchConfig, LocalWorld, device
+from epmoe.fused_a2a import buffers
+from epmoe.fused_a2a.buffer import Buffer
+
+BF16, FP16, FP32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16), np.dtype(np.float32)
+E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
+
+# Derandomised, so that a run depends on nothing but the code; a slow machine is no failure.
+law = settings(max_examples=12, derandomize=True, database=None, deadline=None,
+               suppress_health_check=[HealthCheck.too_slow])
+
+
+def group_of(n_ranks, *, n_sms=2, num_threads=32, knows_all_ranks=True, timeout=30.0, **simulation):
+    """A LocalWorld whose two buffers use few threads in the simulator; on a GPU, the GPU's own.
+
+    knows_all_ranks=False: the buffers learn of other ranks' tokens in the exchange alone, as one rank a process does.
+    """
+    group = LocalWorld(n_ranks, **simulation)
+    launch = LaunchConfig(n_sms=n_sms, num_threads=num_threads) if device.SIM else None
+    for of_kind in (buffers._buffer, buffers._hybrid_ep_buffer):
+        buffer = of_kind[group] = Buffer(weakref.proxy(group), launch=launch, timeout=timeout)
+        buffer.knows_all_ranks = knows_all_ranks
+        weakref.finalize(group, buffer.close, collective=False)
+    return group
+
+
+def host(result):
+    """A result, or a list or pair of them, as NumPy copies; None stays None."""
+    if isinstance(result, (list, tuple)):
+        return [host(one) for one in result]
+    if isinstance(result, DeviceArray):
+        return result.numpy()
+    return None if result is None else np.array(result)
+
+
+def assert_same(got, want, name):
+    """Same dtype, shape and bits; two NaNs are equal whatever their sign and payload. Lists are over ranks."""
+    if isinstance(want, (list, tuple)):
+        got = [None] * len(want) if got is None else got
+        assert len(got) == len(want), f"{name}: {len(got)} ranks, wanted {len(want)}"
+        for rank, (one, other) in enumerate(zip(got, want)):
+            assert_same(one, other, f"{name}[{rank}]")
+        return
+    if want is None:
+        assert got is None, f"{name} is {got!r}, wanted None"
+        return
+    got = host(got)
+    assert (got.dtype, got.shape) == (want.dtype, want.shape), (
+        f"{name} is {got.dtype} {got.shape}, wanted {want.dtype} {want.shape}")
+    bits = np.dtype(f"u{got.dtype.itemsize}")
+    differ = np.ascontiguousarray(got).view(bits) != np.ascontiguousarray(want).view(bits)
+    if got.dtype.kind not in "iub":
+        differ &= ~(np.isnan(got) & np.isnan(want))
+    for place in np.argwhere(differ)[:1]:
+        place = tuple(int(i) for i in place)
+        raise AssertionError(f"{name}{list(place)} is {got[place]!r}, wanted {want[place]!r}")
+
+
+def routing(rng, num_tokens, num_experts, top_k, dropped=0.2):
+    """token_indices int64 [T, K] and token_probs float32 [T, K] of each rank."""
+    ids = [np.argsort(rng.random((n, num_experts)), axis=1)[:, :top_k].astype(np.int64) for n in num_tokens]
+    ids = [np.where(rng.random(a.shape) < dropped, -1, a) for a in ids]
+    return ids, [rng.random(a.shape, np.float32) for a in ids]
+
+
+def tokens(rng, num_tokens, hidden, dtype=BF16):
+    """Normal data [T, H] of each rank."""
+    return [rng.standard_normal((n, hidden)).astype(dtype) for n in num_tokens]
+
+
+def integers(rng, num_rows, hidden, dtype=BF16):
+    """Small whole numbers [rows, H] of each rank, whose sums are exact."""
+    return [rng.integers(-3, 4, (n, hidden)).astype(dtype) for n in num_rows]
+
+
+def inner(one, other):
+    """<one, other> over the world, in float64: exact on small integers."""
+    return sum(float((host(a).astype(np.float64) * host(b).astype(np.float64)).sum()) for a, b in zip(one, other))

@@ -1,0 +1,54 @@
+"""The rows kernels compiled for sm_90, without a GPU: what the protocol needs is in the PTX, and nothing slow is."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(300)      # one compilation for all
+HERE = Path(__file__).parent
+SIGNAL, WAIT = r"st\.release\.sys\.\S*u64", r"ld\.acquire\.sys\.\S*u64"
+LAST_BLOCK, MEETING = r"atom\.acq_rel\.gpu\.\S*add", r"st\.release\.gpu\.\S*[su]32"
+LOAD16, INPUT16, STORE16 = r"ld\.global\.v4", r"ld\.global\.nc\S*\.v4", r"st\.global\S*\.v4"
+MEETS_PEERS = [SIGNAL, WAIT, LAST_BLOCK, STORE16]
+NEEDED = {
+    "dispatch": [*MEETS_PEERS, MEETING, INPUT16], "combine": [*MEETS_PEERS, INPUT16, LOAD16],
+    "hybrid dispatch fp8": [*MEETS_PEERS, MEETING, LOAD16, r"cvt\.rn\.satfinite\.e4m3x2"],
+    "hybrid combine": [*MEETS_PEERS, LOAD16], "expand fp8": [LOAD16, STORE16], "move": [LOAD16, STORE16],
+}
+
+
+@pytest.fixture(scope="module")
+def ptx():
+    """{kernel: its PTX}, compiled in a process of its own, because this one has the simulator."""
+    if find_spec("numba_cuda") is None:
+        pytest.skip("numba-cuda has no wheels for this system; there is no PTX without it")
+    env = dict(os.environ, EPMOE_DEVICE="gpu", PYTHONPATH=str(HERE.parents[1]))
+    env.pop("NUMBA_ENABLE_CUDASIM", None)
+    done = subprocess.run([sys.executable, str(HERE / "rows_ptx.py")], capture_output=True, text=True, env=env,
+                          timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_accesses_and_orders_are_in_the_ptx(ptx, name):
+    assert ".target sm_90" in ptx[name]
+    for pattern in NEEDED[name]:
+        assert re.search(pattern, ptx[name]), f"{name} has no {pattern}"
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_no_local_memory_no_calls_no_double(ptx, name):
+    for unwanted in (r"\.local", r"\bcall\b", r"\.f64", r"\bvolatile\b", r"\.func\b"):
+        assert not re.search(unwanted, ptx[name]), f"{name} has {unwanted}"
+
+
+@pytest.mark.parametrize("name", ["expand fp8", "move", "hybrid combine"])
+def test_what_peers_write_is_never_read_through_the_non_coherent_path(ptx, name):
+    assert ".nc" not in ptx[name]

@@ -1,0 +1,168 @@
+"""Handles are good for any number of calls, results stay as they were, and the buffer grows without either noticing."""
+
+import gc
+
+import numpy as np
+import pytest
+from rows_group import assert_same, group_of, host, routing, tokens
+
+from epmoe import LocalWorld, fused_a2a
+from epmoe.device.sim.memory import MEMORY
+from epmoe.fused_a2a import buffers
+from epmoe.fused_a2a.heap import Arena, Heap, size_class
+from epmoe_ref import fused_a2a as reference
+from epmoe_ref.errors import EPStateError, EPValueError
+
+
+def dispatched(group, rng, num_tokens=(4, 3), hidden=8):
+    ids, probs = routing(rng, num_tokens, 4, 2)
+    x = tokens(rng, num_tokens, hidden)
+    return fused_a2a.fused_dispatch(x, ids, probs, 4, group), reference.dispatch_forward(x, ids, probs, 4)
+
+
+def test_a_handle_serves_many_calls_with_other_sizes_and_types():
+    group, rng = group_of(2), np.random.default_rng(1)
+    (*_, handle), (*_, known) = dispatched(group, rng)
+    for hidden, dtype in ((8, np.float16), (24, np.float32), (8, np.float16)):
+        rows = tokens(rng, known.num_rows, hidden, dtype)
+        combined, _ = fused_a2a.fused_combine(rows, group, handle)
+        assert_same(combined, reference.combine_forward(rows, known), "combined")
+
+
+def test_results_and_handles_survive_growth():
+    group, rng = group_of(2), np.random.default_rng(2)
+    (*results, handle), (*want, known) = dispatched(group, rng)
+    buffer = fused_a2a.get_buffer(group, 0)
+    before = buffer.allocated_bytes
+    dispatched(group, rng, (30, 20), 64)
+    assert buffer.allocated_bytes > before
+    assert_same(results[0], want[0], "the result from before")
+    rows = tokens(rng, known.num_rows, 8)
+    assert_same(fused_a2a.fused_combine(rows, group, handle)[0], reference.combine_forward(rows, known), "combined")
+
+
+def test_results_that_are_kept_are_not_written_again():
+    """More than the heap has room for: later ones are received in the staging area and moved."""
+    group, rng = group_of(2), np.random.default_rng(3)
+    kept = [dispatched(group, rng) for _ in range(5)]
+    for got, want in kept:
+        for one, other, name in zip(got[:4], want[:4], ("recv_x", "recv_token_indices", "recv_token_probs", "counts")):
+            assert_same(one, other, name)
+    back = [fused_a2a.FusedCombine.backward(ctx_of(group, got[4]), tokens(rng, (4, 3), 8))[0] for got, _ in kept]
+    copies = host(back)
+    dispatched(group, rng)
+    assert_same(back, copies, "rows of cached dispatches")
+
+
+def ctx_of(group, handle):
+    ctx = fused_a2a.Context()
+    ctx.group, ctx.handle = group, handle
+    return ctx
+
+
+def test_a_steady_state_takes_no_more_memory():
+    group, rng = group_of(2), np.random.default_rng(4)
+
+    def one():
+        (recv_x, *_, handle), _ = dispatched(group, rng)
+        fused_a2a.fused_combine(recv_x, group, handle)
+        maps = [np.ones((3, 4), bool)] * 2
+        hidden, *_, handle = fused_a2a.hybrid_ep_dispatch(tokens(rng, (3, 3), 8), maps, None, group, 2)
+        fused_a2a.hybrid_ep_combine(hidden, handle)
+
+    used = [fused_a2a.get_buffer(group, 0), buffers.hybrid_ep_buffer(group)]
+    one()
+    one()
+    before = [b.allocated_bytes for b in used], n_spans()
+    for _ in range(4):
+        one()
+    assert ([b.allocated_bytes for b in used], n_spans()) == before
+
+
+def n_spans():
+    """Buffers and arrays that the simulator knows of, but for parameter blocks, which are cached by arguments."""
+    return sum(span.name != "parameters" for span in MEMORY.spans)
+
+
+def test_a_group_that_is_gone_leaves_no_memory():
+    gc.collect()
+    before = len(MEMORY.spans)
+    group, rng = LocalWorld(2), np.random.default_rng(5)
+    recv_x = dispatched(group, rng)[0][0]
+    fused_a2a.init_hybrid_ep_buffer(group, 8, 4, 2, 24, 24, False)
+    assert len(MEMORY.spans) > before
+    copies = host(recv_x)
+    del group
+    gc.collect()
+    assert_same(recv_x, copies, "a result that outlives its group")
+    del recv_x
+    gc.collect()
+    assert len(MEMORY.spans) == before
+
+
+def test_one_buffer_a_group():
+    one, other = group_of(2), group_of(2)
+    buffer = fused_a2a.get_buffer(one, 16)
+    assert fused_a2a.get_buffer(one, 64) is buffer and buffer.hidden_bytes == 64
+    assert fused_a2a.get_buffer(other, 16) is not buffer and fused_a2a.get_buffer(one, 16) is buffer
+    buffer.close()
+    assert fused_a2a.get_buffer(one, 16) is not buffer
+
+
+def test_the_hybrid_buffer_is_replaced_and_handles_stay_good():
+    group, rng = group_of(2), np.random.default_rng(6)
+    x, maps = tokens(rng, (3, 2), 128), [rng.random((n, 4)) < 0.6 for n in (3, 2)]
+    *_, handle = fused_a2a.hybrid_ep_dispatch(x, maps, None, group, 2)
+    *_, known = reference.hybrid_dispatch_forward(x, maps, None, 2)
+    fused_a2a.init_hybrid_ep_buffer(group, 128, 3, 2, 24, 24, True)
+    want = reference.hybrid_dispatch_forward(x, maps, None, 2, fp8_dispatch=True)
+    got = fused_a2a.hybrid_ep_dispatch(x, maps, None, group, 2)
+    assert_same(got[:4], want[:4], "blockwise FP8")
+    rows = tokens(rng, known.num_rows, 16)
+    for _ in range(2):
+        combined = fused_a2a.hybrid_ep_combine(rows, handle)
+        assert_same(combined, reference.hybrid_combine_forward(rows, known), "combined")
+        fused_a2a.reset_hybrid_ep_buffer()
+
+
+def test_a_closed_buffer_says_so():
+    group = group_of(1)
+    buffer = fused_a2a.get_buffer(group, 16)
+    buffer.close()
+    with pytest.raises(EPStateError, match="closed"):
+        buffer.expect_open()
+
+
+def test_a_group_is_a_world():
+    with pytest.raises(EPValueError, match="group is a str; a world of epmoe is needed"):
+        fused_a2a.get_buffer("group", 16)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_heap_lends_no_byte_twice_and_gets_all_back(seed):
+    rng, machine = np.random.default_rng(seed), LocalWorld(1).machine
+    buffer = machine.alloc(8192, "heap", 0)
+    heap, lent = Heap(machine, buffer, 1024, 8192), []
+    for _ in range(60):
+        if lent and rng.random() < 0.5:
+            lent.pop(int(rng.integers(len(lent))))
+        loan = heap.lend({"a": ((int(rng.integers(1, 1500)),), np.uint8)})
+        if loan is not None:
+            lent.append(loan)
+        spans = sorted((x.address("a"), x.address("a") + x.fields["a"].nbytes) for x in lent)
+        assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:]))
+        assert all(buffer.address + 1024 <= a and b <= buffer.address + 8192 for a, b in spans)
+    loan = None
+    lent.clear()
+    assert heap.lend({"a": ((7168,), np.uint8)}) is not None, "pieces were not joined again"
+
+
+def test_the_arena_uses_a_buffer_again_when_its_arrays_are_gone():
+    arena = Arena(LocalWorld(1).machine, 0)
+    loan = arena.lend("first", {"a": ((100,), np.float32)})
+    array, address = loan.array("a"), loan.address("a")
+    del loan
+    assert arena.lend("second", {"a": ((100,), np.float32)}).address("a") != address, "an array in use was overwritten"
+    del array
+    assert arena.lend("third", {"a": ((90,), np.float32)}).buffer.nbytes == size_class(512)
+    assert arena.allocated_bytes == 2 * size_class(512)

@@ -1,0 +1,89 @@
+"""The kernels of fused_a2a in the simulator against the reference, to the bit: any world, forward and backward."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from against_reference import equal_hybrid, equal_rows
+from hypothesis import given
+from hypothesis import strategies as st
+from rows_group import BF16, E4M3, FP16, FP32, assert_same, group_of, law, routing, tokens
+
+from epmoe import fused_a2a
+from epmoe_ref import fused_a2a as reference
+from epmoe_ref import strategies
+from epmoe_ref.strategies import HybridWorld, RowsWorld
+
+
+@law
+@given(strategies.rows_worlds(), st.sampled_from((BF16, FP16, FP32)), strategies.seeds())
+def test_rows_are_the_references(world, dtype, seed):
+    equal_rows(group_of(len(world.x)), world, np.random.default_rng(seed), dtype)
+
+
+@law
+@given(strategies.hybrid_worlds(), st.sampled_from((BF16, FP16)), strategies.seeds())
+def test_rows_by_expert_are_the_references(world, dtype, seed):
+    equal_hybrid(group_of(len(world.x)), world, np.random.default_rng(seed), dtype)
+
+
+@pytest.mark.parametrize("num_tokens", [(0, 0, 0), (1, 0, 0), (70, 3, 0)], ids=str)
+def test_ranks_with_nothing_and_ranks_with_more_than_others(num_tokens):
+    rng = np.random.default_rng(1)
+    ids, probs = routing(rng, num_tokens, 6, 6)
+    equal_rows(group_of(3), RowsWorld(tokens(rng, num_tokens, 8), ids, probs, 6), rng)
+    maps = [rng.random((n, 6)) < 0.5 for n in num_tokens]
+    equal_hybrid(group_of(3), HybridWorld(tokens(rng, num_tokens, 8), maps, probs, 2, None, 16, False, None), rng)
+
+
+def test_more_local_experts_than_lanes_of_a_warp():
+    """70 experts a rank: slots, expert rows and sums go in windows of 32."""
+    rng = np.random.default_rng(2)
+    maps = [rng.random((n, 140)) < 0.6 for n in (5, 4)]
+    probs = [rng.random(m.shape, np.float32) for m in maps]
+    world = HybridWorld(tokens(rng, (5, 4), 8), maps, probs, 70, None, 3, False, None)
+    equal_hybrid(group_of(2, num_threads=64), world, rng)
+
+
+def test_rows_of_several_batches_of_vectors():
+    """1200 elements: a batch of 128 vectors and 22 behind it, shared among warps where rows are few."""
+    rng = np.random.default_rng(3)
+    ids, probs = routing(rng, (1, 2), 4, 2)
+    equal_rows(group_of(2, num_threads=128), RowsWorld(tokens(rng, (1, 2), 1200), ids, probs, 4), rng)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.int16, np.uint8])
+def test_ids_of_any_integer_type(dtype):
+    rng = np.random.default_rng(4)
+    ids, probs = routing(rng, (4, 3), 4, 2, dropped=0 if dtype == np.uint8 else 0.3)
+    world = RowsWorld(tokens(rng, (4, 3), 8), [a.astype(dtype) for a in ids], probs, 4)
+    equal_rows(group_of(2), world, rng)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float64, np.complex64, E4M3], ids=str)
+def test_dispatch_moves_rows_of_any_type(dtype):
+    rng = np.random.default_rng(5)
+    ids, probs = routing(rng, (4, 3), 4, 2)
+    x = [rng.integers(0, 256, (n, 32 * np.dtype(dtype).itemsize), np.uint8).view(dtype) for n in (4, 3)]
+    *want, known = reference.dispatch_forward(x, ids, probs, 4)
+    group = group_of(2)
+    *got, handle = fused_a2a.fused_dispatch(x, ids, probs, 4, group)
+    bits = [a.view(np.uint8) for a in want[0]]
+    assert_same([np.asarray(a).view(np.uint8) for a in got[0]], bits, "recv_x")
+
+
+@pytest.mark.parametrize("hidden", [128, 640])
+def test_blockwise_fp8_travels_as_a_pair(hidden):
+    rng = np.random.default_rng(6)
+    ids, probs = routing(rng, (6, 3), 4, 2)
+    x = [(rng.integers(0, 127, (n, hidden), np.uint8).view(ml_dtypes.float8_e4m3fn),
+          rng.random((n, hidden // 128), np.float32)) for n in (6, 3)]
+    equal_rows(group_of(2), RowsWorld(x, ids, probs, 4), rng)
+
+
+def test_an_epoch_more_than_the_parity_of_notes():
+    """Calls of every kind in turn on one buffer, with routing that changes each time."""
+    group, rng = group_of(3), np.random.default_rng(7)
+    for _ in range(4):
+        num_tokens = rng.integers(0, 9, 3).tolist()
+        ids, probs = routing(rng, num_tokens, 6, 3)
+        equal_rows(group, RowsWorld(tokens(rng, num_tokens, 16), ids, probs, 6), rng)
