@@ -10,6 +10,7 @@ COMMANDS = {
     "doctor": ("epmoe.doctor", "what this machine can do, and the remedy for what is missing"),
     "check": ("epmoe.check.command", "anybody's implementation against the reference"),
     "vectors": ("epmoe.vectors.command", "golden vectors: inputs and results as files"),
+    "mutants": ("epmoe.mutants.command", "each synchronisation of the kernels broken in turn: is it noticed?"),
     "soak": ("epmoe.soak.command", "very many rounds, made and checked on the device"),
 }
 

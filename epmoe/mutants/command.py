@@ -1,0 +1,168 @@
+"""`python -m epmoe mutants`: break every synchronisation of the kernels, one at a time, and see whether it is noticed."""
+
+import os
+import random
+import sys
+import time
+from collections import Counter
+
+from epmoe_ref.errors import EPValueError
+
+NOTICED, MISSED, CANNOT_RUN = 0, 1, 2
+MEANING = {"race": "data race reported", "wrong": "results differ from the reference", "hang": "every thread waits",
+           "bounds": "access outside every buffer", "leftover": "memory not as before the rounds, or written in vain",
+           "error": "the kernel failed otherwise", "survives": "nothing noticed it", "unused": "no world runs the line"}
+
+
+def add_arguments(parser):
+    """The options of mutants."""
+    parser.add_argument("--sample", type=int, metavar="N", help="only N mutants, always the same ones")
+    parser.add_argument("--only", metavar="FILE[:LINE]", help="only mutants of this file of epmoe/kernels, or of its line")
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="schedules tried in each world (default 3)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="processes (default: one a core)")
+    parser.add_argument("--list", action="store_true", help="print every mutant's verdict, not only the survivors'")
+    parser.add_argument("--reports", action="store_true", help="print what was reported for each killed mutant too")
+    parser.add_argument("--faults", action="store_true", help="instead: four faults of public kernels, and the reports")
+    parser.add_argument("--write", action="store_true", help="with --faults: write them into README.md of epmoe/mutants")
+
+
+def run(args, console=None):
+    """Hunt mutants; the exit status is 0 if exactly the harmless ones survive, 1 if not, 2 if it cannot be run."""
+    from epmoe import device
+
+    if console is None:
+        from rich.console import Console
+
+        console = Console(highlight=False)
+    if not device.SIM:
+        print("epmoe mutants: races are seen in the simulator only, and a GPU is used: set EPMOE_DEVICE=sim", file=sys.stderr)
+        return CANNOT_RUN
+    if args.faults:
+        return write_faults(console) if args.write else show_faults(console)
+    try:
+        chosen = choose(args)
+    except EPValueError as error:
+        print(f"epmoe mutants: {error}", file=sys.stderr)
+        return CANNOT_RUN
+    start = time.perf_counter()
+    verdicts = _hunt_with_progress(chosen, args, console)
+    unexpected = judge(verdicts)
+    _show(console, args, verdicts, unexpected, time.perf_counter() - start)
+    return MISSED if unexpected else NOTICED
+
+
+def choose(args):
+    """The mutants that the options ask for."""
+    from epmoe.mutants.hunt import all_mutants
+
+    mutants = all_mutants()
+    if args.only:
+        file, _, line = args.only.partition(":")
+        mutants = [m for m in mutants if m.token.file in (file, f"{file}.py") and (not line or m.token.line == int(line))]
+        if not mutants:
+            raise EPValueError(f"--only {args.only}: no synchronising token there; give a file of epmoe/kernels "
+                               "(spin.py, formats/row_copy.py), and the line of a token or none")
+    if args.sample and args.sample < len(mutants):
+        mutants = random.Random(0).sample(mutants, args.sample)
+    return mutants
+
+
+def judge(verdicts):
+    """[(verdict, what is wrong with it)]: survivors that are not known to be harmless, and harmless ones that are killed."""
+    from epmoe.mutants.harmless import HARMLESS
+
+    found = []
+    for v in verdicts:
+        if v.killed and v.mutant.key in HARMLESS:
+            found.append((v, f"is written down as harmless, and was killed: {v.how} in \"{v.world}\", seed {v.seed}"))
+        elif not v.killed and v.mutant.key not in HARMLESS:
+            found.append((v, "survives: either the synchronisation is not needed (say why in epmoe/mutants/harmless.py), "
+                             "or no world shows that it is" if v.how == "survives" else
+                             "is run by no world of epmoe/mutants/worlds.py: add one"))
+    return found
+
+
+def _hunt_with_progress(chosen, args, console):
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from epmoe.mutants import hunt
+    from epmoe.mutants.worlds import WORLDS
+
+    columns = (TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn())
+    verdicts = []
+    with hunt.pool(args.jobs) as workers, Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("which world runs what", total=len(WORLDS))
+        coverage = hunt.cover(workers, lambda: progress.advance(task))
+        progress.update(task, description="mutants", completed=0, total=len(chosen))
+        for verdict in hunt.hunt_all(workers, chosen, coverage, args.seeds):
+            verdicts.append(verdict)
+            progress.advance(task)
+    return sorted(verdicts, key=lambda v: (v.mutant.token.file, v.mutant.token.start, v.mutant.key))
+
+
+def _show(console, args, verdicts, unexpected, seconds):
+    from rich.table import Table
+
+    from epmoe.mutants.harmless import HARMLESS
+
+    counts = Counter((v.mutant.kind, v.how) for v in verdicts)
+    hows = [how for how in MEANING if any(h == how for _, h in counts)]
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    table.add_column("what was done", style="bold")
+    for column in ("mutants", *hows):
+        table.add_column(column, justify="right")
+    kinds = [k for k in ("order", "scope", "plain", "barrier", "reset", "wait", "nc") if any(kind == k for kind, _ in counts)]
+    for kind in kinds:
+        of = [counts[kind, how] for how in hows]
+        table.add_row(kind, str(sum(of)), *(str(n) if n else "" for n in of))
+    of = [sum(counts[kind, how] for kind in kinds) for how in hows]
+    table.add_row("all", *map(str, (sum(of), *of)), style="bold")
+    console.print(table)
+    console.print("; ".join(f"{how}: {MEANING[how]}" for how in hows), style="dim")
+    for v in verdicts:
+        if args.list or (not v.killed and v.mutant.key in HARMLESS):
+            _line(console, v, HARMLESS.get(v.mutant.key))
+        if args.reports and v.killed:
+            console.print(f"    {v.report}".replace("\n", "\n    "), markup=False, style="dim")
+    for v, what in unexpected:
+        console.print(f"\n[bold red]{v.mutant.token.place}[/bold red]")
+        console.print(f"{v.mutant.key}\n{what}\n{v.report}".rstrip(), markup=False)
+    harmless = sum(not v.killed for v in verdicts) - sum(not v.killed for v, _ in unexpected)
+    word = "[bold red]FAIL[/bold red]" if unexpected else "[bold green]PASS[/bold green]"
+    console.print(f"\n{word}  {len(verdicts)} mutants: {sum(v.killed for v in verdicts)} noticed, {harmless} known to be "
+                  f"harmless, {len(unexpected)} not as expected; {args.seeds} seeds, {seconds:.0f} s")
+
+
+def _line(console, v, reason):
+    where = f" in \"{v.world}\", seed {v.seed}" if v.killed else f": {reason}" if reason else ""
+    console.print(f"{v.how:8} {v.mutant.token.place:24} {v.mutant.kind}: {v.mutant.change}"
+                  f"{' seen by ' + v.mutant.seen_by if v.mutant.seen_by else ''}{where}", markup=False)
+
+
+def write_faults(console):
+    """The document on the public faults, after a change of the kernels."""
+    from epmoe.mutants import document
+
+    document.README.write_text(document.text())
+    console.print(f"written: {document.README}", markup=False)
+    return NOTICED
+
+
+def show_faults(console):
+    """The public faults: what each is, and what the checker says."""
+    from epmoe.mutants.public_faults import FAULTS, repaired_is_silent, report
+
+    missed = 0
+    for fault in FAULTS:
+        how, text = report(fault)
+        missed += not how
+        console.print(f"\n[bold]{fault.name}[/bold]", markup=True)
+        console.print(fault.what, markup=False)
+        console.print(f"\n{text or 'NOT NOTICED'}", markup=False, style="" if how else "bold red")
+        if fault.repair:
+            silent = repaired_is_silent(fault)
+            missed += not silent
+            console.print(f"repaired ({fault.repair_is}): {'silent' if silent else 'REPORTED'}", markup=False)
+    console.print(f"\n[bold {'red' if missed else 'green'}]{'FAIL' if missed else 'PASS'}[/]  {len(FAULTS)} faults of public "
+                  f"kernels, put into ours: {len(FAULTS) - missed} rejected")
+    return MISSED if missed else NOTICED

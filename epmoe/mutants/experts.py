@@ -1,0 +1,82 @@
+"""Experts between dispatch and combine: a kernel and its NumPy twin, simple numbers out of whatever bytes arrived.
+
+A row's element j is (byte j of the row, modulo its length) & 63, plus 64 times the group modulo 4: exact in bf16, and
+different for a row that is stale, of another expert, or not there.
+"""
+
+from importlib import import_module
+
+import ml_dtypes
+import numpy as np
+
+from epmoe.device import (block_dim, block_idx, f32, f32_as_u32, grid_dim, i32, kernel, load_i32, load_u32, load_u64,
+                          store16, thread_idx, u32, u64)
+from epmoe.kernels import TokenArray, formats
+
+GRID, THREADS = 2, 32
+
+
+def row_bytes(cfg):
+    """Bytes of a row of output_tokens."""
+    shape, dtype = formats.of(cfg).outputs(cfg, 1)["output_tokens"]
+    return int(np.prod(shape[1:])) * np.dtype(dtype).itemsize
+
+
+def reference(cfg, dispatched):
+    """Expert outputs [rows, hidden] bf16 of a rank's Dispatched."""
+    n = len(dispatched.output_tokens)
+    held = np.ascontiguousarray(dispatched.output_tokens).view(np.uint8).reshape(n, row_bytes(cfg))
+    group = np.searchsorted(dispatched.row_offsets[1:], np.arange(n), side="right")
+    codes = held[:, np.arange(cfg.hidden) % held.shape[1]] & 63
+    return (codes + 64 * (group[:, None] & 3)).astype(np.float32).astype(ml_dtypes.bfloat16)
+
+
+def _as_bf16(code, group):
+    return u32(f32_as_u32(f32(u32(code & u32(63)) + 64 * (group & 3))) >> u32(16))
+
+
+def _pair(word, shift, group):
+    return u32(_as_bf16(word >> u32(shift), group) | u32(_as_bf16(word >> u32(shift + 8), group) << u32(16)))
+
+
+def _kernel(hidden, n_bytes, n_groups):
+    @kernel
+    def run_experts(params, num_tokens, my_rank):
+        rows, offsets, out = load_u64(params), load_u64(params + 8), load_u64(params + 16)
+        n_rows = load_i32(offsets + u64(4 * n_groups))
+        row, group = i32(block_idx() * block_dim() + thread_idx()), i32(0)
+        while row < n_rows:
+            while row >= load_i32(offsets + u64(4 * (group + 1))):
+                group = i32(group + 1)
+            column = i32(0)
+            while column < hidden:
+                at = rows + u64(row * n_bytes + column % n_bytes)
+                low, high = load_u32(at), load_u32(at + u64(4))
+                store16(out + u64(2 * (row * hidden + column)), _pair(low, 0, group), _pair(low, 16, group),
+                        _pair(high, 0, group), _pair(high, 16, group))
+                column = i32(column + 8)
+            row = i32(row + grid_dim() * block_dim())
+
+    return run_experts
+
+
+def launch(run, rank, output_tokens, row_offsets, expert_outputs):
+    """Queue the experts of a rank behind its dispatch, and behind them a SwiGLU of their rows that nobody looks at."""
+    cfg = run.cfg
+    params = run.put("parameters of the experts", rank, np.array([output_tokens, row_offsets, expert_outputs], np.uint64))
+    run.machine.launch(_kernel(cfg.hidden, row_bytes(cfg), cfg.n_groups), GRID, THREADS, (params, 0, rank),
+                       stream=run.streams[rank])
+    if "swiglu" in run.calls:
+        width = cfg.hidden // 2
+        scales = run.new("swiglu scales", rank, (max(1, width // 128), run.capacity), np.float32)
+        gated = run.new("swiglu output", rank, (run.capacity, cfg.hidden), np.uint8)
+        run.calls["swiglu"](TokenArray(expert_outputs, run.capacity), row_offsets, gated.address, rank,
+                            machine=run.machine, stream=run.streams[rank], output_scales=scales.address)
+
+
+def swiglu_of(kernels, cfg, launch):
+    """The SwiGLU call on rows of cfg.hidden of a kernel package: FP8 where they are wide enough, else bf16."""
+    width = cfg.hidden // 2
+    kind = "fp8_blockwise" if width % 128 == 0 else "bf16"
+    return import_module(f"{kernels.__name__}.swiglu").fused_silu_kernel(cfg, launch, intermediate=width,
+                                                                                output_format=kind)

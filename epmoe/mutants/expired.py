@@ -1,0 +1,71 @@
+"""Worlds in which waits expire: who must have recorded what, and what must not have been touched.
+
+A wait that gave up ends its kernel and all later ones of its rank; nothing is copied from what did not arrive.
+"""
+
+import numpy as np
+
+from epmoe import layout
+from epmoe.device import block_idx, i32, kernel, load_u64, store_i32, thread_idx
+from epmoe.device.sim.memory import POISON
+from epmoe.kernels import status
+from epmoe.mutants.errors import Leftover, WrongResult
+from epmoe.mutants.world_inputs import inputs
+
+NEVER = -5          # a number of finished messages that adding cannot bring to any count in these worlds
+WAITED = {          # (absent?, stuck in, rank) -> phase and wait that expire
+    ("absent", 0): (status.DISPATCH_WAIT, status.FOR_RECV_COUNT),
+    ("dispatch", 0): (status.DISPATCH_ASYNC, status.FOR_FINISHED),
+    ("dispatch", 1): (status.DISPATCH_WAIT, status.FOR_RECV_COUNT),
+    ("combine", 0): (status.COMBINE_ASYNC, status.FOR_FINISHED),
+    ("combine", 1): (status.COMBINE_WAIT, status.FOR_RECV_COUNT),
+}
+
+
+@kernel
+def spoil_word(params, num_tokens, my_rank):
+    """Writes NEVER to the word whose address stands in the parameters."""
+    if block_idx() == 0 and thread_idx() == 0:
+        store_i32(load_u64(params), i32(NEVER))
+
+
+def spoil(run):
+    """Queue the spoiling of rank 0's finished[local expert 0, rank 1]."""
+    region = next(c for c in layout.counter_regions(run.cfg) if c.name == "finished")
+    word = np.array([run.at(0, "ep_counters") + region.offset + 4], np.uint64)
+    run.machine.launch(spoil_word, 1, 32, (run.put("address to spoil", 0, word), 0, 0), stream=run.streams[0])
+
+
+def check(run, rounds):
+    """Raises WrongResult or Leftover unless the right waits expired and no result was written."""
+    world = run.world
+    for rank in run.ranks:
+        words = run.regions[rank]["status"].array(np.int32, layout.STATUS_WORDS)
+        wanted = WAITED["absent" if world.absent else world.stuck, rank]
+        if (words[status.FAILED], words[status.WAITED_FOR]) != wanted:
+            raise WrongResult(f"status of rank {rank} is {words.tolist()}; it must begin with {wanted}")
+        for number, results in enumerate(rounds, 1):
+            groups, combined = results[rank]
+            _untouched(f"round {number}, rank {rank}: combined", combined)
+            if world.stuck != "combine":
+                _untouched(f"round {number}, rank {rank}: output_tokens", groups["output_tokens"])
+                buffer, shape, dtype = groups["row_offsets"]
+                _untouched(f"round {number}, rank {rank}: row_offsets[1:]", (buffer, shape, dtype), first=1)
+        if world.absent:
+            _claims_of_one_round(run, rank)
+
+
+def _untouched(what, array, first=0):
+    buffer, shape, dtype = array
+    if (buffer.read(dtype, shape)[first:].view(np.uint8) != POISON).any():
+        raise Leftover(f"{what} was written, though the wait for it expired")
+
+
+def _claims_of_one_round(run, rank):
+    """The second round must not have begun: `reserved` counts the messages of the first one alone."""
+    cfg, claimed = run.cfg, run.counters(rank, "reserved")
+    ids = inputs(run.world)[0][2][rank]
+    counts = np.bincount(ids[ids >= 0], minlength=cfg.n_experts).reshape(cfg.n_ranks, cfg.n_local_experts).T
+    if (claimed != counts).any():
+        raise Leftover(f"reserved of rank {rank} is {claimed.tolist()}, round 1 claimed {counts.tolist()}: a kernel went "
+                       "on after a wait had expired")

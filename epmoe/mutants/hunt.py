@@ -1,0 +1,160 @@
+"""Running mutants until they are noticed: which worlds run their line, how each was killed, in parallel processes."""
+
+import multiprocessing
+import sys
+import time
+from dataclasses import dataclass
+
+from epmoe_ref.errors import DeadlockError, EPError, OutOfBoundsError, RaceError
+
+from epmoe.mutants import edited_kernels
+from epmoe.mutants.errors import Leftover, WrongResult
+from epmoe.mutants.tokens import entrances, for_importers, mutants_of, names_in
+from epmoe.mutants.rows_run import RowsRun
+from epmoe.mutants.world_run import WorldRun
+from epmoe.mutants.worlds import WORLDS, World
+
+KILLS = {RaceError: "race", DeadlockError: "hang", OutOfBoundsError: "bounds", WrongResult: "wrong", Leftover: "leftover",
+         EPError: "error"}
+SEEDS = 3
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a mutant. how: one of KILLS, "unused" (no world runs the line), or "survives"."""
+
+    mutant: object
+    how: str
+    world: str = ""
+    seed: int = 0
+    report: str = ""
+    seconds: float = 0.0
+
+    @property
+    def killed(self):
+        return self.how not in ("survives", "unused")
+
+
+def all_mutants():
+    """Every mutant of every file of epmoe/kernels, those of spin.py and transport.py once for each module that uses them."""
+    sources = {file: edited_kernels.source_of(file) for file in edited_kernels.files()}
+    used = {file: names_in(source) for file, source in sources.items()}
+
+    def importers(m):
+        ways_in = entrances(sources[m.token.file], m.token.function)
+        return [file.removesuffix(".py") for file, names in used.items() if file != m.token.file and names & ways_in]
+
+    return for_importers([m for file, source in sources.items() for m in mutants_of(file, source)], importers)
+
+
+def run_of(world, kernels, seed, **options):
+    """The run of a world; go() runs and checks it."""
+    return (WorldRun if isinstance(world, World) else RowsRun)(world, kernels, seed, **options)
+
+
+def attempt(world, seed, edits, seen_by=None, **options):
+    """(how, report) of one run with edited kernels; how is "" if nothing was noticed."""
+    kernels = edited_kernels.load(edits, constants=world.constants, seen_by=seen_by)
+    try:
+        run_of(world, kernels, seed, **options).go()
+    except tuple(KILLS) as error:
+        return next(how for kind, how in KILLS.items() if isinstance(error, kind)), str(error)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:     # a kernel that computed nonsense
+        return "error", f"{type(error).__name__}: {error}"
+    return "", ""
+
+
+def hunt(mutant, worlds, seeds):
+    """The Verdict on one mutant: each world (by name, the cheapest first) with each seed until one notices it."""
+    start = time.perf_counter()
+    edits = {mutant.token.file: mutant.apply(edited_kernels.source_of(mutant.token.file))}
+    for seed in range(seeds):
+        for name in worlds:
+            how, report = attempt(WORLDS[name], seed, edits, mutant.seen_by)
+            if how:
+                return Verdict(mutant, how, name, seed, report, time.perf_counter() - start)
+    return Verdict(mutant, "survives" if worlds else "unused", seconds=time.perf_counter() - start)
+
+
+# ---------------------------------------------------------------- which worlds run which tokens
+def visits(name):
+    """(tokens that this world runs: {(file, start, module that called)}, seconds); unedited kernels must pass."""
+    seen = set()
+    edits = {}
+    for file in edited_kernels.files():
+        tokens = {m.token.start: m.token for m in mutants_of(file, edited_kernels.source_of(file))}
+        edits[file] = _marked(file, edited_kernels.source_of(file), tokens)
+
+    def visit(file, start):
+        caller, here = sys._getframe(1), sys._getframe(1).f_code.co_filename
+        while caller is not None and caller.f_code.co_filename == here:
+            caller = caller.f_back
+        seen.add((file, start, _stem(caller)))
+        return True
+
+    kernels = edited_kernels.load(edits, constants=WORLDS[name].constants, names={"visit__": visit})
+    start = time.perf_counter()
+    run_of(WORLDS[name], kernels, 0).go()
+    return seen, time.perf_counter() - start
+
+
+def _stem(frame):
+    """"rows/senders" of a frame in rows/senders.py."""
+    if frame is None:
+        return ""
+    return frame.f_code.co_filename.removeprefix(f"{edited_kernels.FOLDER}/").removesuffix(".py")
+
+
+def _marked(file, source, tokens):
+    """The source with a call of visit__ at every token; lines keep their numbers."""
+    for start in sorted(tokens, reverse=True):
+        t = tokens[start]
+        text = source[t.start:t.end]
+        is_statement = text.endswith(")") and not text.startswith("(") and text[:1] != "" and "=" not in text.split("(")[0] \
+            and source[source.rfind("\n", 0, start) + 1:start].strip() == ""
+        if is_statement or "] = " in text:
+            new = f"visit__({file!r}, {start}); {text}"
+        else:
+            new = f"(visit__({file!r}, {start}) and {text})"
+        source = source[:t.start] + new + source[t.end:]
+    return source
+
+
+class Coverage:
+    """{(file, start)} -> worlds, the cheapest first, from one run of every world with unedited kernels."""
+
+    def __init__(self, runs):
+        self.seen = {name: tokens for name, (tokens, _) in runs.items()}
+        self.order = sorted(runs, key=lambda name: runs[name][1])
+
+    def worlds(self, mutant):
+        """Names of the worlds in which the mutant's token runs."""
+        at, by = (mutant.token.file, mutant.token.start), mutant.seen_by
+        return [name for name in self.order if any(v[:2] == at and by in (None, v[2]) for v in self.seen[name])]
+
+
+def pool(jobs):
+    """Processes of their own, freshly started: each runs one simulator."""
+    return multiprocessing.get_context("spawn").Pool(jobs)
+
+
+def cover(workers, advance=lambda: None):
+    """The Coverage, measured in parallel; advance() is called after each world."""
+    runs = {}
+    for name, run in workers.imap_unordered(_visits, list(WORLDS)):
+        runs[name] = run
+        advance()
+    return Coverage(runs)
+
+
+def _visits(name):
+    return name, visits(name)
+
+
+def _hunt(job):
+    return hunt(*job)
+
+
+def hunt_all(workers, mutants, coverage, seeds=SEEDS):
+    """Verdicts in the order in which they come."""
+    return workers.imap_unordered(_hunt, [(m, coverage.worlds(m), seeds) for m in mutants])

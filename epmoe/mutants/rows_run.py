@@ -1,0 +1,228 @@
+"""One run of a rows world: the host functions of epmoe.fused_a2a with edited kernels, most calls in flight at once.
+
+The first dispatches wait for the host, as they must; the calls behind them do not depend on each other's results, so they
+are queued without waiting, and ranks may be a call or two apart.
+"""
+
+from contextlib import contextmanager
+from functools import lru_cache
+from importlib import import_module
+from itertools import count
+
+import ml_dtypes
+import numpy as np
+from epmoe_ref import fused_a2a as reference
+from epmoe_ref.errors import PeerTimeout
+
+from epmoe.arrays import to_numpy
+from epmoe.fused_a2a import hybrid, rows
+from epmoe.fused_a2a.buffer import Buffer
+from epmoe.kernels import LaunchConfig
+from epmoe.kernels.rows import control
+from epmoe.mutants.errors import Leftover, WrongResult
+from epmoe.worlds.local import LocalWorld
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+N_RANKS, LOCAL, TOP_K = 2, 2, 2
+N_EXPERTS = N_RANKS * LOCAL
+TIMEOUT = 1e-2            # seconds of the simulated clock
+
+
+class _Inputs:
+    """Arrays over ranks, from one seed."""
+
+    def __init__(self, world):
+        self.world, self.rng = world, np.random.default_rng(11)
+        self.ids = [np.array([self.rng.permutation(N_EXPERTS - 1)[:TOP_K] for _ in range(n)], np.int64).reshape(n, TOP_K)
+                    for n in world.tokens]
+        for ids in self.ids:
+            ids[self.rng.random(ids.shape) < 0.15] = -1
+        self.maps = [np.array([[e in row for e in range(N_EXPERTS)] for row in ids], bool).reshape(len(ids), N_EXPERTS)
+                     for ids in self.ids]
+
+    def rows(self, counts, dtype=BF16, columns=None):
+        columns = self.world.hidden if columns is None else columns
+        return [self.rng.normal(size=(n, columns) if columns else n).astype(dtype) for n in counts]
+
+
+def rows_calls(world, make, functions, first):
+    """The calls of a rows world: (results of the dispatches, results of the others); `first` is a context of the latter.
+
+    functions: (dispatch_forward, dispatch_backward, cached dispatch), over rank lists; make: _Inputs.
+    """
+    dispatch, sums, cached = functions
+    given = [(make.rows(world.tokens), make.rows(world.tokens, np.float32, TOP_K)) for _ in range(2)]
+    dispatched = [dispatch(x, make.ids, probs) for x, probs in given]
+    handle, n = dispatched[-1][1], [len(i) for i in dispatched[-1][0][0]]
+    x = [make.rows(n), make.rows(n, np.float32), *(make.rows(world.tokens) for _ in range(4))]
+    probs = make.rows(n, np.float32, TOP_K)
+    with first():
+        others = [sums(handle, x[0], probs), cached(handle, x[2]), sums(handle, x[1], None), cached(handle, x[3]),
+                  cached(handle, x[4]), cached(handle, x[5])]
+    return [d for d, _ in dispatched], others
+
+
+def hybrid_calls(world, make, functions, first):
+    """The calls of a HybridEP world, as in rows_calls."""
+    dispatch, sums, cached = functions
+    given = [(make.rows(world.tokens), make.rows(world.tokens, np.float32, N_EXPERTS)) for _ in range(3)]
+    limit = [world.limit] * N_RANKS
+    one, handle = dispatch(given[0][0], make.maps, given[0][1])
+    x, probs, y = make.rows(limit), make.rows(limit, np.float32, 0), make.rows(world.tokens)
+    with first():
+        two, second = dispatch(given[1][0], make.maps, given[1][1])
+        others = [two, sums(handle, x, probs), cached(handle, y)]
+        three, _ = dispatch(given[2][0], make.maps, given[2][1])
+        others += [three, sums(second, x, None), cached(second, y)]
+    return [one], others
+
+
+def by_reference(world):
+    """The functions of the reference that the calls take."""
+    if world.kind == "rows":
+        def dispatch(x, ids, probs):
+            *results, handle = reference.dispatch_forward(x, ids, probs, N_EXPERTS)
+            return results, handle
+        return dispatch, reference.dispatch_backward, reference.combine_backward
+
+    def dispatch(x, maps, probs):
+        *results, handle = reference.hybrid_dispatch_forward(x, maps, probs, LOCAL, num_permuted_tokens=world.limit,
+                                                             pad_multiple=world.pad, fp8_dispatch=world.fp8)
+        return results, handle
+    return dispatch, reference.hybrid_dispatch_backward, reference.hybrid_combine_backward
+
+
+def on_device(world, buffer):
+    """The same functions of epmoe.fused_a2a, on a buffer."""
+    if world.kind == "rows":
+        def dispatch(x, ids, probs):
+            made, handle = rows.dispatch_forward(buffer, x, ids, probs, N_EXPERTS)
+            return [list(column) for column in zip(*made)], handle
+        module, forward = rows, dispatch
+    else:
+        def forward(x, maps, probs):
+            made, handle = hybrid.dispatch_forward(buffer, x, maps, probs, LOCAL, num_permuted_tokens=world.limit,
+                                                   pad_multiple=world.pad, fp8_dispatch=world.fp8)
+            return [list(column) for column in zip(*made)], handle
+        module = hybrid
+
+    def sums(handle, x, probs):
+        return module.combine_forward(buffer, "x", x, handle, probs)
+
+    def cached(handle, x):
+        return module.cached_dispatch(buffer, "x", x, handle)
+    return forward, sums, cached
+
+
+CALLS = {"rows": rows_calls, "hybrid": hybrid_calls}
+
+
+@contextmanager
+def _at_once():
+    yield
+
+
+@lru_cache(None)
+def expected(world):
+    """Results of the reference, flat."""
+    return list(_flat(CALLS[world.kind](world, _Inputs(world), by_reference(world), _at_once)))
+
+
+def _flat(results):
+    """All arrays of nested lists, in order; None and empty places left out."""
+    if isinstance(results, (list, tuple)):
+        for r in results:
+            yield from _flat(r)
+    elif results is not None:
+        yield to_numpy(results)
+
+
+class RowsRun:
+    """One run; go() raises what the simulator or the check finds."""
+
+    def __init__(self, world, kernels, seed, *, racecheck=True, **simulation):
+        self.world, self.kernels = world, kernels
+        self.local = LocalWorld(N_RANKS, seed=seed, racecheck=racecheck, expire_waits=bool(world.absent), **simulation)
+        self.machine = self.local.machine
+
+    def go(self):
+        blocks, threads = self.world.shape
+        with self._edited():
+            buffer = Buffer(self.local, launch=LaunchConfig(blocks, threads), timeout=TIMEOUT)
+            try:
+                self._go(buffer)
+            finally:
+                self.machine.__dict__.pop("synchronize", None)
+                buffer.close(collective=False)
+
+    def _go(self, buffer):
+        results = CALLS[self.world.kind](self.world, _Inputs(self.world), on_device(self.world, buffer),
+                                         lambda: self._in_flight(buffer))
+        if self.world.absent:
+            return self._check_expired(buffer)
+        buffer.check()
+        buffer.placing.let_go()
+        for number, (got, want) in enumerate(zip(_flat(results), expected(self.world), strict=True)):
+            if got.shape != want.shape or got.tobytes() != np.ascontiguousarray(want).tobytes():
+                raise WrongResult(f"{self.world.name}: array {number} of the results differs from the reference")
+        self._check_memory(buffer)
+
+    @contextmanager
+    def _in_flight(self, buffer):
+        """Context of calls that are queued and not waited for; all memory that they use stays until they have run."""
+        place, number, kept = buffer.placing.place, count(), []
+        self.machine.synchronize = buffer.placing.let_go = lambda: None
+        buffer.placing.place = lambda rank, name, *more: place(rank, f"{name} {next(number)}", *more)
+        lenders = [lender for r in buffer.ranks for lender in (r.arena, r.heap)]
+        for lender in lenders:
+            lender.lend = lambda *what, lend=lender.lend: kept.append(lend(*what)) or kept[-1]
+        if self.world.absent:
+            self._leave_out(buffer)
+        try:
+            yield
+        finally:
+            del self.machine.synchronize, buffer.placing.let_go, buffer.placing.place
+            for lender in lenders:
+                del lender.lend
+        self.machine.synchronize()
+
+    def _leave_out(self, buffer):
+        start = buffer.launches.start
+        buffer.launches.start = lambda kernel, rank, *more: rank in self.world.absent or start(kernel, rank, *more)
+
+    def _check_expired(self, buffer):
+        """The first call that a rank stayed away from must have expired, and the later ones not have begun."""
+        epoch = int(buffer.ranks[0].words.read(np.uint64, (1,), control.EPOCH)[0]) + 1
+        try:
+            buffer.check()
+        except PeerTimeout:
+            note = buffer.layout.note(epoch & 1, 0) + control.PLACES
+            places = buffer._control.buffers[self.world.absent[0]].read(np.uint64, (3,), note)
+            if not places[2]:           # where combine's probs go; a cached dispatch, which came later, has none
+                raise Leftover(f"the note of epoch {epoch} is that of a later call: it went on after a wait had expired") from None
+            return
+        raise WrongResult("no wait expired, though a rank was absent")
+
+    def _check_memory(self, buffer):
+        for r in buffer.ranks:
+            words = r.words.read(np.int32, (control.WORDS_BYTES // 4,))
+            if words[control.BARRIER_COUNT // 4] or words[control.FINISHED // 4] or words[control.STATUS // 4:].any():
+                raise Leftover(f"words of rank {r.rank} after the calls: {words.tolist()}")
+            n_columns = N_RANKS * (1 + buffer.n_local_experts)
+            totals = r.scratch.read(np.int32, (n_columns,), 8 * n_columns * buffer.launches.most_blocks)
+            if totals.any():
+                raise Leftover(f"totals of rank {r.rank} after the calls: {totals.tolist()}")
+
+    @contextmanager
+    def _edited(self):
+        """The host functions with the factories of the edited package."""
+        factories = import_module(f"{self.kernels.__name__}.rows")
+        before = [(module, name, value) for module in (rows, hybrid) for name, value in vars(module).items()
+                  if name.endswith("_kernel")]
+        try:
+            for module, name, _ in before:
+                setattr(module, name, getattr(factories, name))
+            yield
+        finally:
+            for module, name, value in before:
+                setattr(module, name, value)

@@ -1,0 +1,192 @@
+"""Every synchronising token of a kernel's source, and the ways to break it, found in the syntax tree.
+
+| kind | what is done to the source |
+|---|---|
+| order | acq_rel becomes acquire, release, relaxed; acquire and release become relaxed |
+| scope | sys becomes gpu, cta; gpu becomes cta |
+| plain | a strong load, store or read-modify-write becomes weak |
+| barrier | a syncthreads, syncwarp, fence or wait for bulk copies goes; of syncthreads_or(p) the p stays |
+| reset | a store of a constant goes |
+| wait | a call of one of spin.py's waits goes, as if it had succeeded at once |
+| nc | an ordinary vector load takes the non-coherent path |
+"""
+
+import ast
+import re
+from dataclasses import dataclass, replace
+
+STRONG = re.compile(r"(ld|st|red_add|atomic_(?:add|max|or|cas))_(relaxed|acquire|release|acq_rel)_(cta|gpu|sys)_(\w+)$")
+WEAKER = {"acq_rel": ("acquire", "release", "relaxed"), "acquire": ("relaxed",), "release": ("relaxed",), "relaxed": ()}
+NARROWER = {"sys": ("gpu", "cta"), "gpu": ("cta",), "cta": ()}
+NO_CTA = ("atomic_max", "atomic_or", "atomic_cas")     # these have no words of scope cta
+BARRIERS = re.compile(r"(syncthreads|syncwarp|fence_\w+|bulk_wait|bulk_wait_read|bulk_commit|griddep_wait|shmem_quiet|shmem_fence)$")
+VOTES = ("syncthreads_or", "syncthreads_count")
+STORE = re.compile(r"store(_(u8|u16|i32|u32|u64|f32)|16)$")
+CASTS = ("i32", "u32", "u64", "f32")
+SUCCESS = {"wait_for_own_blocks": "True", "wait_for_flag": "True", "wait_for_signal": "u64(0)", "mbar_try_wait": "True"}
+# What was there, in words that the other modules import of these: each importer gets a mutant of its own.
+PER_IMPORTER = ("spin", "transport")
+
+
+@dataclass(frozen=True)
+class Token:
+    """One place of the source: `text` at (line, column), inside `function` of `file` (relative to the package).
+
+    start, end: offsets in the source. number: which one of those with the same text in the function, from 1.
+    """
+
+    file: str
+    function: str
+    text: str
+    number: int
+    line: int
+    start: int
+    end: int
+
+    @property
+    def place(self):
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A token, what replaces it, and for tokens of spin.py and transport.py the module (`seen_by`) that sees the change."""
+
+    token: Token
+    kind: str
+    new: str
+    seen_by: str | None = None
+
+    @property
+    def change(self):
+        """"st_release_sys_u64 -> st_relaxed_sys_u64" """
+        new = " ".join(self.new.split())
+        return f"{' '.join(self.token.text.split())} -> {new if new != 'pass' else 'nothing'}"
+
+    @property
+    def key(self):
+        """Its name in harmless.py: it holds no line number, so edits elsewhere in the file do not change it."""
+        number = f" (number {self.token.number})" if self.token.number > 1 else ""
+        seen = f", seen by {self.seen_by}" if self.seen_by else ""
+        return f"{self.token.file} {self.token.function}: {self.change}{number}{seen}"
+
+    def apply(self, source):
+        """The edited source; lines keep their numbers."""
+        lost = source.count("\n", self.token.start, self.token.end) - self.new.count("\n")
+        return source[:self.token.start] + self.new + "\n" * lost + source[self.token.end:]
+
+
+class _Finder(ast.NodeVisitor):
+    """Collects (kind, node whose text is replaced, replacements)."""
+
+    def __init__(self, source):
+        self.source, self.found, self.functions = source, [], []
+
+    def add(self, kind, node, *new):
+        if new:
+            self.found.append((kind, node, ".".join(self.functions), new))
+
+    def visit_FunctionDef(self, node):
+        self.functions.append(node.name)
+        for child in node.body:
+            self.visit(child)
+        self.functions.pop()
+
+    def visit_ImportFrom(self, node):
+        pass
+
+    def visit_Expr(self, node):
+        call = node.value
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
+            if BARRIERS.match(call.func.id):
+                self.add("barrier", node, *(["bulk_wait_read()"] if call.func.id == "bulk_wait" else []), "pass")
+            elif STORE.match(call.func.id) and all(map(_is_constant, call.args[1:])):
+                self.add("reset", node, "pass")
+        self.generic_visit(node)
+
+    def visit_Assign(self, node):
+        if isinstance(node.targets[0], ast.Subscript) and _is_constant(node.value) and self.functions:
+            self.add("reset", node, "pass")
+        self.generic_visit(node)
+
+    def visit_Call(self, node):
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        strong = STRONG.match(name)
+        if strong:
+            op, order, scope, kind = strong.groups()
+            self.add("order", node.func, *(f"{op}_{weaker}_{scope}_{kind}" for weaker in _orders(op, order)))
+            self.add("scope", node.func, *(f"{op}_{order}_{narrow}_{kind}" for narrow in NARROWER[scope]
+                                           if not (narrow == "cta" and op in NO_CTA)))
+            self.add("plain", node.func, {"ld": "load_", "st": "store_"}.get(op, f"plain_{op}_") + kind)
+        elif name == "shared_add_i32":
+            self.add("plain", node.func, "plain_shared_add_i32")
+        elif name in VOTES:
+            self.add("barrier", node, f"({ast.get_source_segment(self.source, node.args[0])})")
+        elif name in SUCCESS:
+            self.add("wait", node, SUCCESS[name])
+        self.generic_visit(node)
+
+    def visit_Name(self, node):
+        if node.id == "load16" and isinstance(node.ctx, ast.Load) and self.functions:
+            self.add("nc", node, "load16_nc")
+
+
+def _orders(op, order):
+    return ("relaxed",) if op == "atomic_cas" and order == "acq_rel" else WEAKER[order]
+
+
+def _is_constant(node):
+    """A number, a name in capitals, or a cast of one."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CASTS:
+        return all(map(_is_constant, node.args))
+    if isinstance(node, ast.UnaryOp):
+        return _is_constant(node.operand)
+    return isinstance(node, ast.Constant) or isinstance(node, ast.Name) and node.id.isupper()
+
+
+def mutants_of(file, source):
+    """All mutants of one source file, in the order of its lines."""
+    finder = _Finder(source)
+    finder.visit(ast.parse(source))
+    lines = source.encode().splitlines(keepends=True)
+    starts = [0]
+    for line in lines:
+        starts.append(starts[-1] + len(line))
+
+    def offset(line, column):       # the tree counts bytes
+        return len(source.encode()[:starts[line - 1] + column].decode())
+
+    made, seen = [], {}
+    for kind, node, function, replacements in finder.found:
+        start, end = offset(node.lineno, node.col_offset), offset(node.end_lineno, node.end_col_offset)
+        text = source[start:end]
+        places = seen.setdefault((function, text), [])
+        if start not in places:
+            places.append(start)
+        token = Token(file, function, text, places.index(start) + 1, node.lineno, start, end)
+        made += [Mutant(token, kind, new) for new in replacements]
+    return sorted(made, key=lambda m: m.token.start)
+
+
+def for_importers(mutants, importers):
+    """Mutants of the modules PER_IMPORTER once for each module that uses them; importers: function (mutant) -> stems."""
+    out = []
+    for m in mutants:
+        shared = m.token.file.removesuffix(".py") in PER_IMPORTER
+        out += [replace(m, seen_by=stem) for stem in sorted(importers(m))] if shared else [m]
+    return out
+
+
+def names_in(source):
+    """Every name and attribute that a source uses, imports apart."""
+    return {n.id if isinstance(n, ast.Name) else n.attr for n in ast.walk(ast.parse(source))
+            if isinstance(n, (ast.Name, ast.Attribute))}
+
+
+def entrances(source, function):
+    """The names by which other modules can come to run `function` (dotted where nested): its own, and its callers'."""
+    inside = {n.name: names_in(ast.unparse(n)) for n in ast.parse(source).body if isinstance(n, ast.FunctionDef)}
+    reached = {function.rpartition(".")[2]}
+    while more := {name for name, used in inside.items() if name not in reached and used & reached} - {"make"}:
+        reached |= more
+    return reached

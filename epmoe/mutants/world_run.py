@@ -1,0 +1,190 @@
+"""One run of one world with one set of kernels: all rounds of all ranks in flight at once, then everything is checked."""
+
+import numpy as np
+
+from epmoe import device, layout
+from epmoe.check import compare_combined_world, compare_dispatched_world
+from epmoe.kernels import FormatHandler, LaunchConfig, TokenArray, formats, status
+from epmoe.mutants import expired, experts
+from epmoe.mutants.errors import Leftover, WrongResult
+from epmoe.mutants.world_inputs import BF16, expected, inputs, last_payloads
+
+MAX_FINITE = np.uint64(layout.MAX_FINITE)
+ZERO_AFTER = ("reserved", "finished", "rank_completion", "A", "D", "E", "F", "G", "combine_ready")
+
+
+class WorldRun:
+    """Memory and launches of one run. kernels: epmoe.kernels or an edited copy. simulation: options of the machine."""
+
+    def __init__(self, world, kernels, seed, *, racecheck=True, **simulation):
+        self.world, self.cfg, self.kernels = world, world.cfg, kernels
+        self.machine = device.machine(self.cfg.n_ranks, seed=seed, racecheck=racecheck, n_sms=8,
+                                      expire_waits=world.fails, **simulation)
+        self.format = formats.of(self.cfg)
+        self.ranks = [r for r in range(self.cfg.n_ranks) if r not in world.absent]
+        self.streams = {r: self.machine.stream(r) for r in self.ranks}
+        self.regions = [self._regions(r) for r in range(self.cfg.n_ranks)]
+        self.buffers, self.calls = [], self._calls()
+        self.capacity = self._capacity()
+
+    def _regions(self, rank):
+        """{name: Buffer}: every region an allocation of its own, so that the simulator knows its bounds."""
+        made = {}
+        for r in layout.regions(self.cfg):
+            words = [(r.name, 0, r.shape, r.dtype, r.index_names)]
+            if r.name == "ep_counters":
+                words = [(c.name, c.offset, c.shape, c.dtype, c.index_names) for c in layout.counter_regions(self.cfg)]
+            made[r.name] = self.machine.alloc(r.nbytes, r.name, rank, regions=words)
+            if r.initial is not None:
+                made[r.name].write(np.full(r.shape, r.initial, r.dtype))
+        return made
+
+    def _calls(self):
+        launch = LaunchConfig(*self.world.shape)
+        weights = dict(router_weights=None if self.world.unreduced else "array")
+        make = self.kernels
+        calls = dict(swiglu=experts.swiglu_of(make, self.cfg, launch)) if self.world.swiglu else {}
+        if self.world.fused:
+            return calls | dict(dispatch=make.dispatch_kernel(self.cfg, launch),
+                                combine=make.combine_kernel(self.cfg, launch, **weights))
+        return calls | dict(dispatch_async=make.dispatch_async_kernel(self.cfg, launch),
+                            dispatch_wait=make.dispatch_wait_kernel(self.cfg, launch),
+                            combine_async=make.combine_async_kernel(self.cfg, launch),
+                            combine_wait=make.combine_wait_kernel(self.cfg, launch, **weights))
+
+    def _capacity(self):
+        c = self.cfg
+        rows = c.n_src_ranks * c.max_tokens_per_rank * min(c.top_k, c.n_local_experts)
+        return rows + c.max_tokens_per_rank * c.fused_shared_expert + (self.format.pad_rows - 1) * c.n_groups
+
+    # ------------------------------------------------------------------ memory
+    def new(self, name, rank, shape, dtype):
+        buffer = self.machine.alloc(int(np.prod(shape)) * np.dtype(dtype).itemsize, name, rank,
+                                    regions=[(name, 0, shape, np.dtype(dtype), ())])
+        self.buffers.append(buffer)
+        return buffer
+
+    def put(self, name, rank, array):
+        buffer = self.new(name, rank, array.shape, array.dtype)
+        buffer.write(array)
+        return buffer.address
+
+    def at(self, rank, name):
+        return self.regions[rank][name].address
+
+    def peers(self, rank, name):
+        first = rank // self.cfg.p2p_world_size * self.cfg.p2p_world_size
+        return [self.at(first + i, name) for i in range(self.cfg.p2p_world_size)]
+
+    # ------------------------------------------------------------------ launches
+    def go(self):
+        """Run all rounds. Raises whatever the simulator or the check finds."""
+        rounds = []
+        try:
+            with self.machine.hold():
+                for x, given, _, weights in inputs(self.world):
+                    rounds.append({r: self._launch_round(r, x[r], given[r], weights[r]) for r in self.ranks})
+            self._check(rounds)
+        finally:
+            self._free()
+
+    def _launch_round(self, rank, x, ids, weights):
+        cfg, n, shapes = self.cfg, len(x), self.format.outputs(self.cfg, self.capacity)
+        where = dict(machine=self.machine, stream=self.streams[rank], status=self.at(rank, "status"), timeout_s=1.0)
+        tokens = TokenArray(self.put("input_tokens", rank, x), n)
+        topk_ids = self.put("topk_ids", rank, ids)
+        clean = self.new("clean_topk_ids", rank, (cfg.max_tokens_per_rank, cfg.top_k), np.int32)
+        out = {name: (self.new(name, rank, shape, dtype), shape, dtype) for name, (shape, dtype) in shapes.items()}
+        for name, shape in (("row_offsets", (cfg.n_groups + 1,)), ("expert_ids", (cfg.n_groups,)),
+                            ("src_info", (self.capacity, 2)), ("recv_count", (cfg.n_local_experts, cfg.n_src_ranks))):
+            out[name] = (self.new(name, rank, shape, np.int32), shape, np.int32)
+        address = {name: b.address for name, (b, _, _) in out.items()}
+        handler = FormatHandler({name: address[name] for name in self.format.output_fields}, self.capacity)
+        groups = handler, address["row_offsets"], address["expert_ids"], address["src_info"]
+        send, counters = self.at(rank, "dispatch_send_buf"), self.at(rank, "ep_counters")
+        to = self.peers(rank, "dispatch_recv_buf"), self.peers(rank, "dispatch_recv_count")
+        here = self.at(rank, "dispatch_recv_buf"), self.at(rank, "dispatch_recv_count")
+        if self.world.stuck == "dispatch" and rank == 0:
+            expired.spoil(self)
+        if self.world.fused:
+            self.calls["dispatch"](tokens, topk_ids, *groups, send, *to, counters, rank, clean_topk_ids=clean.address,
+                                   recv_counts=address["recv_count"], **where)
+        else:
+            self.calls["dispatch_async"](tokens, topk_ids, send, *to, counters, rank, clean_topk_ids=clean.address, **where)
+            self.calls["dispatch_wait"](*groups, *here, counters, rank, recv_counts=address["recv_count"],
+                                        input_tokens=tokens, send_buf_p=send, **where)
+        rows = self.new("expert_outputs", rank, (self.capacity, cfg.hidden), BF16)
+        if not (self.world.absent or self.world.stuck == "dispatch"):       # else row_offsets say nothing
+            experts.launch(self, rank, address["output_tokens"], address["row_offsets"], rows.address)
+        if self.world.stuck == "combine" and rank == 0:
+            expired.spoil(self)
+        combined = self._launch_combine(rank, n, rows.address, address["src_info"], clean.address, weights, where)
+        out["topk_ids"] = (clean, (n, cfg.top_k), np.int32)
+        return out, combined
+
+    def _launch_combine(self, rank, n, rows, src_info, ids, weights, where):
+        cfg, counters = self.cfg, self.at(rank, "ep_counters")
+        shape = (n, cfg.top_k, cfg.hidden) if self.world.unreduced else (n, cfg.hidden)
+        combined = self.new("combined", rank, shape, BF16)
+        output = TokenArray(combined.address, n)
+        weights = dict(router_weights=0 if self.world.unreduced else self.put("router_weights", rank, weights))
+        to = self.peers(rank, "combine_recv_buf"), self.peers(rank, "combine_recv_count")
+        here = self.at(rank, "combine_recv_buf"), self.at(rank, "combine_recv_count")
+        if self.world.fused:
+            self.calls["combine"](rows, src_info, output, 0, *to, counters, ids, rank, **weights, **where)
+        else:
+            self.calls["combine_async"](rows, src_info, 0, *to, counters, rank, **where)
+            self.calls["combine_wait"](output, *here, counters, rank, ids, input_tokens=rows, **weights, **where)
+        return combined, shape, BF16
+
+    # ------------------------------------------------------------------ checks
+    def _check(self, rounds):
+        if self.world.fails:
+            return expired.check(self, rounds)
+        for number, (results, (dispatched, combined)) in enumerate(zip(rounds, expected(self.world)), 1):
+            got = [{name: b.read(dtype, shape) for name, (b, shape, dtype) in results[r][0].items()} for r in self.ranks]
+            differences = compare_dispatched_world(self.cfg, got, dispatched)
+            outputs = [b.read(dtype, shape) for b, shape, dtype in (results[r][1] for r in self.ranks)]
+            differences += compare_combined_world(self.cfg, outputs, combined)
+            if differences:
+                raise WrongResult(f"round {number}: {differences[0]}")
+        for rank in self.ranks:
+            self._check_memory(rank)
+
+    def _check_memory(self, rank):
+        for name in ZERO_AFTER:
+            self._expect(rank, name, self.counters(rank, name), 0)
+        for name in ("dispatch_recv_count", "combine_recv_count"):
+            self._expect(rank, name, self.regions[rank][name].array(np.uint64, (self.cfg.n_local_experts, self.cfg.n_src_ranks)),
+                         MAX_FINITE)
+        if not self.format.direct:
+            payload = last_payloads(self.world)[rank]
+            held = self.regions[rank]["dispatch_send_buf"].array(np.uint8, (len(payload), layout.message(self.cfg).msg_bytes))
+            if (held[:, :self.format.token_size] != payload).any():
+                raise WrongResult(f"send_buf of rank {rank}: an encoded token differs, or its padding is not zero")
+        words = self.regions[rank]["status"].array(np.int32, layout.STATUS_WORDS)
+        if not self.world.bad_ids:
+            self._expect(rank, "status", words, 0)
+            return
+        _, given, ids, _ = inputs(self.world)[0]
+        different = given[rank] != ids[rank]
+        inside = (given[rank] < self.cfg.n_experts) & different
+        counts = [int((different & ~inside).sum()), int(inside.sum())]
+        token, slot, value = (int(words[i]) for i in (status.BAD_TOKEN, status.BAD_SLOT, status.BAD_ID))
+        if words[[status.BAD_IDS, status.REPEATED_IDS]].tolist() != counts or given[rank][token - 1, slot] != value \
+                or not different[token - 1, slot]:
+            raise WrongResult(f"status of rank {rank} is {words.tolist()}; bad and repeated ids: {counts}")
+
+    def counters(self, rank, name):
+        region = next(c for c in layout.counter_regions(self.cfg) if c.name == name)
+        return self.regions[rank]["ep_counters"].array(np.int32, region.shape, region.offset)
+
+    def _expect(self, rank, name, words, value):
+        if (words != value).any():
+            raise Leftover(f"{name} of rank {rank} holds {words[words != value].flat[0]} after the rounds, not {value}")
+
+    def _free(self):
+        for call in self.calls.values():
+            call.close()
+        for buffer in [*self.buffers, *(b for regions in self.regions for b in regions.values())]:
+            buffer.free()

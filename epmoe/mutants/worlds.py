@@ -1,0 +1,103 @@
+"""The small worlds in which mutants are hunted: each makes lines of the kernels run that the others leave out.
+
+All are tiny, and uneven: a rank with fewer tokens, an expert without any, -1 slots, more rows than warps, several rounds
+without a reset, all of them in flight at once, so that one rank may be a round ahead of another.
+"""
+
+from dataclasses import dataclass, field
+
+from epmoe_ref.config import EPConfig
+
+
+@dataclass(frozen=True, eq=False)
+class World:
+    """One world.
+
+    tokens: for each round, the tokens of each rank. shape: blocks, threads. constants: of the kernel package, made small
+    ({"signaller.WINDOW": 3}). unreduced: combine without router weights. swiglu: its kernel
+    runs too. bad_ids: ids out of range and repeated ones in
+    device memory. absent: ranks that never launch anything, so that the others' waits must expire. stuck: before this
+    half of the first round ("dispatch", "combine") a word of `finished` is spoilt on rank 0, so that it waits in vain
+    (expired.py).
+    """
+
+    name: str
+    sizes: dict
+    tokens: tuple
+    fused: bool = False
+    shape: tuple = (3, 64)
+    constants: dict = field(default_factory=dict)
+    unreduced: bool = False
+    swiglu: bool = False
+    bad_ids: bool = False
+    absent: tuple = ()
+    stuck: str = ""
+
+    @property
+    def fails(self):
+        """Whether waits are to expire in this world."""
+        return bool(self.absent or self.stuck)
+
+    @property
+    def cfg(self):
+        return EPConfig(**self.sizes)
+
+
+@dataclass(frozen=True, eq=False)
+class RowsWorld:
+    """One world of the rows kernels, 2 ranks x 2 experts (rows_run.py).
+
+    kind: "rows" (FusedDispatch, FusedCombine), "hybrid" (HybridEP). limit: rows of a rank in HybridEP; pad: to which each
+    expert's are rounded up; fp8: they travel as blockwise FP8. absent: as in World.
+    """
+
+    name: str
+    kind: str
+    tokens: tuple = (5, 3)
+    hidden: int = 16
+    shape: tuple = (3, 64)
+    limit: int = 0
+    pad: int = 0
+    fp8: bool = False
+    constants: dict = field(default_factory=dict)
+    absent: tuple = ()
+
+
+PLAIN = dict(n_ranks=2, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=5)
+THREE = dict(n_ranks=3, n_experts=9, top_k=3, hidden=8, max_tokens_per_rank=4)
+SHARED = dict(n_ranks=2, n_experts=6, top_k=2, hidden=64, max_tokens_per_rank=6, fused_shared_expert=True)
+WINDOWS = {"signaller.WINDOW": 3, "offsets.MAX_COUNTS": 5, "returners.WINDOW": 4, "copiers.CLAIMS_A_WARP": 1}
+ROUNDS = ((5, 3), (0, 5), (4, 4))
+
+WORLDS = {w.name: w for w in (
+    World("split", PLAIN, ROUNDS, swiglu=True),
+    World("fused", PLAIN, ROUNDS, fused=True),
+    World("three ranks, split", THREE, ((4, 0, 3), (2, 4, 1)), shape=(4, 32)),
+    World("three ranks, fused", THREE, ((4, 0, 3), (2, 4, 1)), fused=True, shape=(4, 32)),
+    World("unreduced", PLAIN, ((5, 3), (2, 5)), fused=True, unreduced=True),
+    World("nvfp4, shared expert, split", SHARED | dict(token_format="nvfp4"), ((6, 3), (1, 5))),
+    World("nvfp4, shared expert, fused", SHARED | dict(token_format="nvfp4"), ((6, 3), (1, 5)), fused=True),
+    World("shared expert", SHARED | dict(hidden=16), ((6, 3), (1, 5)), fused=True),
+    World("fp8, skip_a2a, shared expert", SHARED | dict(hidden=128, token_format="fp8_blockwise", skip_a2a=True,
+                                                        p2p_world_size=1, allreduce_world_size=2), ((6, 6), (4, 4)),
+          fused=True),
+    World("idle blocks", PLAIN, ((1, 0), (0, 1)), fused=True, shape=(8, 32)),
+    World("mxfp4_rows", PLAIN | dict(hidden=64, token_format="mxfp4_rows"), ((5, 3),)),
+    World("wide rows", PLAIN | dict(hidden=256), ((5, 3),), swiglu=True),
+    World("windows, split", dict(n_ranks=2, n_experts=14, top_k=3, hidden=64, max_tokens_per_rank=7,
+                                 token_format="nvfp4", alignment=64), ((7, 5), (2, 7)), constants=WINDOWS),
+    World("windows, fused", dict(n_ranks=2, n_experts=14, top_k=3, hidden=16, max_tokens_per_rank=7), ((7, 5), (2, 7)),
+          fused=True, constants=WINDOWS),
+    World("tiles of rows", PLAIN | dict(hidden=8, max_tokens_per_rank=17), ((17, 12),), fused=True, shape=(4, 32),
+          constants={"copiers.CLAIMS_A_WARP": 1}),
+    World("bad ids", PLAIN, ((5, 5),), bad_ids=True),
+    World("absent peer, split", PLAIN, ((5, 3), (5, 3)), absent=(1,)),
+    World("absent peer, fused", PLAIN, ((5, 3), (5, 3)), fused=True, absent=(1,)),
+    World("stuck sender", PLAIN, ((5, 3),), fused=True, stuck="dispatch"),
+    World("stuck return", PLAIN, ((5, 3),), fused=True, stuck="combine"),
+    RowsWorld("rows", "rows"),
+    RowsWorld("rows, more blocks than tokens", "rows", tokens=(2, 0), shape=(5, 32)),
+    RowsWorld("rows, absent peer", "rows", absent=(1,)),
+    RowsWorld("hybrid", "hybrid", limit=20, pad=4),
+    RowsWorld("hybrid fp8, too little room", "hybrid", hidden=128, limit=9, fp8=True, shape=(2, 64)),
+)}

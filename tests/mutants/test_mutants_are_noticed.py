@@ -1,0 +1,53 @@
+"""A fixed sample of mutants is killed, harmless ones are not, and the unedited kernels pass every world."""
+
+import argparse
+import os
+
+import pytest
+from epmoe import kernels
+from epmoe.mutants import command, hunt
+from epmoe.mutants.harmless import HARMLESS
+from epmoe.mutants.world_run import WorldRun
+from epmoe.mutants.worlds import WORLDS
+
+SAMPLE = 30
+HARMLESS_SAMPLE = 3
+
+
+def arguments(*argv):
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return parser.parse_args(argv)
+
+
+def test_the_harmless_ones_are_mutants_that_there_are():
+    assert set(HARMLESS) <= {m.key for m in hunt.all_mutants()}
+
+
+@pytest.mark.timeout(300)
+def test_a_sample_is_noticed_and_harmless_ones_are_not():
+    mutants = hunt.all_mutants()
+    sample = [m for m in mutants if m.key not in HARMLESS][::len(mutants) // SAMPLE]
+    sample += [m for m in mutants if m.key in HARMLESS][:HARMLESS_SAMPLE]
+    with hunt.pool(min(2, os.cpu_count())) as workers:
+        verdicts = list(hunt.hunt_all(workers, sample, hunt.cover(workers), seeds=1))
+    assert [f"{v.mutant.key}: {what}" for v, what in command.judge(verdicts)] == []
+    assert sum(v.how == "race" for v in verdicts) > len(sample) // 3
+
+
+def test_one_place_by_the_command_line(capsys):
+    assert command.run(arguments("--only", "nowhere.py")) == command.CANNOT_RUN
+    assert "no synchronising token there" in capsys.readouterr().err
+
+
+def test_a_wrong_expectation_fails():
+    killed = hunt.Verdict(next(m for m in hunt.all_mutants() if m.key in HARMLESS), "race", "split")
+    survivor = hunt.Verdict(next(m for m in hunt.all_mutants() if m.key not in HARMLESS), "survives")
+    unused = hunt.Verdict(survivor.mutant, "unused")
+    assert [what[:30] for _, what in command.judge([killed, survivor, unused])] == [
+        "is written down as harmless, a", "survives: either the synchroni", "is run by no world of epmoe/mu"]
+
+
+@pytest.mark.parametrize("name", ["split", "nvfp4, shared expert, fused", "idle blocks"])
+def test_unedited_kernels_pass_with_stale_loads_too(name):
+    WorldRun(WORLDS[name], kernels, 1, stale=True).go()

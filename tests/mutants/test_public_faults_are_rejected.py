@@ -1,0 +1,37 @@
+"""The four faults seen in public kernels, put into ours, are rejected, and the document shows what is said of them."""
+
+import re
+from pathlib import Path
+
+import pytest
+from epmoe.mutants import document
+from epmoe.mutants.public_faults import FAULTS, edited, repaired_is_silent, report
+
+HOW = {"last signal found by a relaxed counter": "race", "completion counters over region B": "hang",
+       "waiting region smaller than the grid": "bounds", "peer-written rows through the invariant load path": "race"}
+README = Path(document.__file__).with_name("README.md")
+
+
+def without_numbers(text):
+    """Lines, lanes and addresses differ from version to version and from run to run."""
+    return re.sub(r"0x[0-9a-f]+|\d+", "N", text)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.name)
+def test_it_is_rejected_under_any_schedule(fault):
+    assert [report(fault, seed)[0] for seed in range(3)] == [HOW[fault.name]] * 3
+
+
+@pytest.mark.parametrize("fault", [f for f in FAULTS if f.repair], ids=lambda f: f.name)
+def test_repaired_it_is_silent(fault):
+    assert repaired_is_silent(fault)
+
+
+def test_an_edit_that_does_not_fit_the_kernels_is_refused():
+    with pytest.raises(ValueError, match="holds 'no such text' 0 times, not once"):
+        edited((("spin.py", "no such text", ""),))
+
+
+def test_the_document_shows_the_reports():
+    """After a change of the kernels: python -m epmoe mutants --faults --write"""
+    assert without_numbers(README.read_text()) == without_numbers(document.text())

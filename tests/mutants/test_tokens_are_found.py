@@ -1,0 +1,69 @@
+"""No synchronising word of the kernels escapes: what a plain search finds, the mutants cover."""
+
+import ast
+import re
+
+import pytest
+from epmoe.mutants import edited_kernels
+from epmoe.mutants.hunt import all_mutants
+from epmoe.mutants.tokens import mutants_of
+
+WORDS = re.compile(r"\b((?:ld|st|red_add|atomic_\w+?)_(?:relaxed|acquire|release|acq_rel)_(?:cta|gpu|sys)_\w+"
+                   r"|syncthreads\w*|syncwarp|fence_\w+|bulk_wait\w*|mbar_try_wait|shared_add_i32)\(")
+
+
+def code_only(source):
+    """The source without comments and docstrings; lines keep their numbers."""
+    tree = ast.parse(source)
+    lines = source.splitlines()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines[node.lineno - 1:node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
+    return "\n".join(line.partition("#")[0] for line in lines)
+
+
+@pytest.mark.parametrize("file", edited_kernels.files())
+def test_every_word_has_mutants(file):
+    source = edited_kernels.source_of(file)
+    found = {(number, word) for number, line in enumerate(code_only(source).splitlines(), 1) for word in WORDS.findall(line)}
+    covered = {(m.token.line, re.match(r"\w+", m.token.text)[0]) for m in mutants_of(file, source)}
+    assert found <= covered
+
+
+def test_mutants_compile_differ_and_have_names_of_their_own():
+    mutants = all_mutants()
+    assert len({m.key for m in mutants}) == len(mutants) > 150
+    for m in mutants:
+        source = edited_kernels.source_of(m.token.file)
+        edited = m.apply(source)
+        assert edited != source and edited.count("\n") == source.count("\n")
+        compile(edited, m.token.file, "exec")
+
+
+SOURCE = """
+def make():
+    def f(flag, words):
+        if syncthreads_or(not ok):
+            return
+        x = ld_acquire_sys_u64(flag)
+        red_add_release_gpu_i32(words, i32(1))
+        atomic_add_acq_rel_gpu_i32(words, 1)
+        syncwarp()
+        store_i32(words, i32(0))
+        store_i32(words, x)
+        atomic_cas_relaxed_gpu_i32(words, 0, 1)
+"""
+
+
+def test_each_token_is_broken_in_every_way():
+    assert [(m.token.line, m.kind, m.new) for m in mutants_of("f.py", SOURCE)] == [
+        (4, "barrier", "(not ok)"),
+        (6, "order", "ld_relaxed_sys_u64"), (6, "scope", "ld_acquire_gpu_u64"), (6, "scope", "ld_acquire_cta_u64"),
+        (6, "plain", "load_u64"),
+        (7, "order", "red_add_relaxed_gpu_i32"), (7, "scope", "red_add_release_cta_i32"), (7, "plain", "plain_red_add_i32"),
+        (8, "order", "atomic_add_acquire_gpu_i32"), (8, "order", "atomic_add_release_gpu_i32"),
+        (8, "order", "atomic_add_relaxed_gpu_i32"), (8, "scope", "atomic_add_acq_rel_cta_i32"),
+        (8, "plain", "plain_atomic_add_i32"),
+        (9, "barrier", "pass"),
+        (10, "reset", "pass"),
+        (12, "plain", "plain_atomic_cas_i32")]
