@@ -55,6 +55,7 @@ def reference(args):
 def simulator(racecheck):
     """Device operations a second of the fused kernels in the simulator, and its threads."""
     from epmoe import device
+    from epmoe.kernels import LaunchConfig
     from epmoe.worlds.local import LocalWorld
 
     from benchmarks.pairs import Pairs
@@ -68,9 +69,9 @@ def simulator(racecheck):
     for phase in pairs.phases:
         pairs.launch(phase)
     spent, steps = time.perf_counter() - start, world.machine.steps - before
-    launch = pairs._ep._engine.launch
     pairs.close()
-    threads = 4 * launch.grid(world.machine) * launch.threads
+    launch = LaunchConfig()
+    threads = world.n_ranks * launch.grid(world.machine) * launch.threads
     return {"what": f"simulator{', race detector' if racecheck else ''}: fused round of 4 ranks",
             "seconds": round(spent, 3), "threads": threads, "operations": steps,
             "operations_per_second": round(steps / spent)}

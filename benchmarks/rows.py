@@ -15,7 +15,9 @@ E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 class _FusedA2A:
     """What both have in common: inputs, bytes, the parts that differ left to `launch`."""
 
-    def __init__(self, world, shape, y_rows, more):
+    def __init__(self, world, shape, n_sms, y_rows, more):
+        self.n_sms = min(n_sms or world.machine.n_sms, world.machine.n_sms)
+        self.name += f" {n_sms} SMs" if n_sms else ""
         self.world, self.shape, self.stream = world, shape, world.stream_of(world.ranks[0])
         self.ids = traffic.topk_ids(shape, world.n_ranks)
         matrix = traffic.rows_matrix(shape, self.ids)
@@ -55,9 +57,9 @@ class Rows(_FusedA2A):
     name = "rows"
     capturable = False      # the host waits
 
-    def __init__(self, world, shape):
+    def __init__(self, world, shape, *, n_sms=None):
         slots, scales = (shape.tokens, shape.top_k), (shape.tokens, shape.hidden // traffic.SCALE_GROUP)
-        super().__init__(world, shape, world.n_ranks * shape.tokens, {
+        super().__init__(world, shape, n_sms, world.n_ranks * shape.tokens, {
             "ids": (slots, np.int64), "probs": (slots, np.float32), "x8": ((shape.tokens, shape.hidden), E4M3),
             "scales": (scales, np.float32)})
         self.arrays.write("ids", lambda rank: self.ids[rank].astype(np.int64))
@@ -65,6 +67,7 @@ class Rows(_FusedA2A):
         self.arrays.fill("x8", ORDINARY_BYTE)
         self.arrays.write("scales", lambda rank: np.ones(scales, np.float32))
         self.context = fused_a2a.Context()
+        fused_a2a.set_deepep_num_sms(n_sms)
         self.is_fp8 = shape.format == "fp8"
         if self.is_fp8:
             self.phases = ("dispatch", "combine")
@@ -88,17 +91,23 @@ class Rows(_FusedA2A):
         return self.arrays.of_ranks((self.arrays.of(r, "x8"), self.arrays.of(r, "scales")) for r in self.world.ranks)
 
 
+    def close(self):
+        """Free everything."""
+        super().close()
+        fused_a2a.set_deepep_num_sms(None)
+
+
 class Hybrid(_FusedA2A):
     """HybridEPDispatch and HybridEPCombine with the number of rows given: the host waits for nothing."""
 
     phases = ("dispatch", "combine")
     name = "expert-major"
 
-    def __init__(self, world, shape):
+    def __init__(self, world, shape, *, n_sms=None):
         ids = traffic.topk_ids(shape, world.n_ranks)
         self.rows = int(traffic.pairs_matrix(shape, ids).sum(axis=0).max())
         dense = (shape.tokens, shape.experts)
-        super().__init__(world, shape, self.rows, {"map": (dense, np.dtype(bool)), "probs": (dense, np.float32)})
+        super().__init__(world, shape, n_sms, self.rows, {"map": (dense, np.dtype(bool)), "probs": (dense, np.float32)})
 
         def routing_map(rank):
             chosen = np.zeros(dense, bool)
@@ -108,18 +117,15 @@ class Hybrid(_FusedA2A):
         self.arrays.write("map", routing_map)
         self.arrays.write("probs", lambda rank: np.where(routing_map(rank), np.float32(1 / shape.top_k), np.float32(0)))
         self.local = shape.experts // world.n_ranks
-        fused_a2a.init_hybrid_ep_buffer(world, shape.hidden, shape.tokens, self.local, self._sms(), self._sms(),
+        fused_a2a.init_hybrid_ep_buffer(world, shape.hidden, shape.tokens, self.local, self.n_sms, self.n_sms,
                                         shape.format == "fp8")
-
-    def _sms(self):
-        return self.world.machine.n_sms
 
     def launch(self, phase):
         """Put a phase on the stream."""
         each = self.arrays.each
         if phase == "dispatch":
             *_, self.handle = fused_a2a.hybrid_ep_dispatch(
-                each("x"), each("map"), each("probs"), self.world, self.local, self._sms(), self._sms(), self.rows)
+                each("x"), each("map"), each("probs"), self.world, self.local, self.n_sms, self.n_sms, self.rows)
         else:
             fused_a2a.hybrid_ep_combine(each("y"), self.handle)
 

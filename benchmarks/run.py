@@ -1,5 +1,6 @@
 """`python -m benchmarks`: every contender at every shape; a table from rank 0, and a file."""
 
+import argparse
 import sys
 
 from epmoe import device
@@ -17,26 +18,20 @@ KERNELS = ("fused", "split", "rows", "expert-major")
 def add_arguments(parser):
     """The options of run."""
     parser.add_argument("--shapes", nargs="+", metavar="SHAPE",
-                        help="TOKENSxHIDDEN/EXPERTS[/TOP_K][:FORMAT][:ROUTING], formats bf16 and fp8, routings uniform and "
-                             "zipf (default: all that peers publish)")
-    parser.add_argument("--quick", action="store_true", help="four shapes, 30 iterations")
+                        help="TOKENSxHIDDEN/EXPERTS[/TOP_K][:FORMAT][:ROUTING], formats bf16 and fp8, routings uniform "
+                             "and zipf (default: all that peers publish)")
+    parser.add_argument("--quick", action="store_true", help="four shapes")
     parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=list(KERNELS),
                         help="which of ours: the page kernels fused or split, fused_a2a's rows or expert-major "
                         "(default all)")
     parser.add_argument("--against", nargs="+", choices=AGAINST, default=[], help="other libraries, in the same run")
     parser.add_argument("--iterations", type=int, default=50, metavar="N", help="timed iterations (default 50)")
-    parser.add_argument("--graph", action=argparse_boolean(), default=True, help="also as CUDA graphs (default)")
-    parser.add_argument("--sms", type=int, nargs="+", metavar="N", help="our kernels with so many SMs instead of all")
+    parser.add_argument("--graph", action=argparse.BooleanOptionalAction, default=True,
+                        help="also as CUDA graphs (default)")
+    parser.add_argument("--sms", type=int, nargs="+", metavar="N", help="our kernels with at most so many SMs")
     parser.add_argument("--ranks", type=int, default=4, help="virtual ranks without mpirun (default 4)")
     parser.add_argument("--json", metavar="FILE",
                         help="file of results (default: benchmarks/results/DATE-...; '-' none)")
-
-
-def argparse_boolean():
-    """The action of --graph and --no-graph."""
-    import argparse
-
-    return argparse.BooleanOptionalAction
 
 
 def run(args):
@@ -109,18 +104,15 @@ def of_contender(args, line, make, shape, gbps):
 def contenders(args, world):
     """(name, function shape -> contender) of everything that the options ask for."""
     from benchmarks.pairs import Pairs
+    from benchmarks.rows import Hybrid, Rows
 
     for kernels in [k for k in args.kernels if k in ("fused", "split")]:
         for n_sms in args.sms or [None]:
             yield f"pairs {kernels}", lambda shape, f=kernels == "fused", n=n_sms: Pairs(world, shape, fused=f, n_sms=n)
-    if "rows" in args.kernels:
-        from benchmarks.rows import Rows
-
-        yield "rows", lambda shape: Rows(world, shape)
-    if "expert-major" in args.kernels:
-        from benchmarks.rows import Hybrid
-
-        yield "expert-major", lambda shape: Hybrid(world, shape)
+    for kind in (Rows, Hybrid):
+        if kind.name in args.kernels:
+            for n_sms in args.sms or [None]:
+                yield kind.name, lambda shape, kind=kind, n=n_sms: kind(world, shape, n_sms=n)
     if "nccl" in args.against:
         from benchmarks.nccl import Nccl
 
