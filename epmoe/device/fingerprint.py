@@ -136,7 +136,10 @@ class _Walk:
         self.value(f.__kwdefaults__)
         for name, cell in zip(f.__code__.co_freevars, f.__closure__ or ()):
             self.put(name)
-            self.value(cell.cell_contents)
+            if _is_filled(cell):
+                self.value(cell.cell_contents)
+            else:
+                self.put("never assigned")      # a name of a branch that this kernel is made without
         for name in sorted(_names(f.__code__)):
             if name in f.__globals__:
                 self.put(name)
@@ -145,6 +148,14 @@ class _Walk:
     def code(self, code):
         self.put("code", code.co_code, repr((code.co_names, code.co_varnames, code.co_freevars, code.co_flags)))
         self.value(code.co_consts)
+
+
+def _is_filled(cell):
+    try:
+        cell.cell_contents
+    except ValueError:
+        return False
+    return True
 
 
 def _names(code):

@@ -115,6 +115,21 @@ def test_the_fingerprint_follows_closures_called_functions_and_globals(monkeypat
     assert len({same[0], *others}) == 6 and None not in others
 
 
+def test_a_name_of_a_branch_not_taken_is_no_obstacle():
+    def made(with_extra):
+        if with_extra:
+            def extra(x):
+                return x
+
+        def kernel_function(x):
+            return extra(x) if with_extra else x
+
+        return kernel_function
+
+    without, with_it = fingerprint(made(False), 512), fingerprint(made(True), 512)
+    assert None not in (without, with_it) and without == fingerprint(made(False), 512) != with_it
+
+
 @pytest.mark.parametrize("unknown", [object(), np.zeros(3), functools.partial(called, 1)], ids=str)
 def test_what_cannot_be_compared_is_not_cached(unknown):
     assert fingerprint(calls_what(unknown, 2)) is None
