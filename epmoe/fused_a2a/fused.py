@@ -84,6 +84,19 @@ def fused_dispatch(x, token_indices, token_probs, num_experts, group, async_fini
                                  allocate_on_comm_stream)
 
 
+def fused_dispatch_on_device(x, token_indices, token_probs, num_experts, group):
+    """fused_dispatch without a wait of the host, going beyond upstream: (recv_x, ..., tokens_per_expert, handle).
+
+    Results have room for the worst case, R * T rows with the largest T so far; the first N hold tokens, the others are
+    never read. tokens_per_expert stays on the device. A batch larger than any before must be larger on all ranks. The
+    handle serves fused_combine and the gradients, with arrays of as many rows; all of it can be captured in a graph.
+    """
+    buffer = get_buffer(group, get_hidden_bytes(x))
+    made, handle = rows.dispatch_forward(buffer, x, token_indices, token_probs, num_experts, num_sms(), on_device=True)
+    handle.group = group
+    return (*(results(group, column) for column in zip(*made)), handle)
+
+
 def fused_combine(x, group, handle, async_finish=False, allocate_on_comm_stream=False):
     """FusedCombine.forward without a ctx."""
     return FusedCombine.forward(Context(), x, group, handle, async_finish, allocate_on_comm_stream)

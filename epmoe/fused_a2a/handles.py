@@ -23,30 +23,38 @@ class RowsHandle:
     """The routing of one FusedDispatch.forward, for any number of combines and cached dispatches.
 
     It depends on ids and numbers of tokens alone: data of another hidden size or dtype may use it. num_tokens,
-    num_rows: T and N of each rank of this process (`ranks`). counts: int [R, R], rows from each source to each rank.
+    num_rows: T and N of each rank of this process (`ranks`). counts: int [R, R], rows from each source to each rank;
+    None where they are on the device alone, and then every rank has `capacity` rows, of which the first N count.
     """
 
     ranks: list
     num_experts: int
     top_k: int
     num_tokens: list
-    counts: np.ndarray
+    counts: np.ndarray | None
     loans: list = field(repr=False)
+    capacity: int = 0
     group: object = field(default=None, repr=False)
 
     @property
     def num_rows(self):
         """N of each rank of this process."""
+        if self.counts is None:
+            return [self.capacity for _ in self.ranks]
         return [int(self.counts[:, rank].sum()) for rank in self.ranks]
 
     @property
     def most_rows(self):
         """The largest N of all ranks."""
+        if self.counts is None:
+            return self.capacity
         return int(self.counts.sum(axis=0).max(initial=0))
 
     @property
     def most_returned(self):
         """The most rows that a rank gets back in combine."""
+        if self.counts is None:
+            return self.capacity
         return int(self.counts.sum(axis=1).max(initial=0))
 
 

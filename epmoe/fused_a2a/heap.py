@@ -1,5 +1,7 @@
 """Memory that results are lent from: a heap in the pool that peers write, an arena of this rank's own memory."""
 
+from heapq import heappop, heappush
+
 from epmoe import device
 from epmoe.lending import ALIGNMENT, Loan, arrange
 
@@ -64,7 +66,7 @@ class Arena:
         size = size_class(nbytes)
         waiting = self._free.setdefault(size, [])
         if waiting:
-            buffer = waiting.pop()
+            _, buffer = heappop(waiting)        # the lowest address: equal calls in turn get equal memory
         else:
             regions = [(f"{name}.{field}", f.offset, f.shape, f.dtype, ()) for field, f in fields.items()]
             buffer = self.machine.alloc(size, name, self.rank, regions=regions)
@@ -75,11 +77,11 @@ class Arena:
         if self._closed:
             buffer.free()
         else:
-            self._free[size].append(buffer)
+            heappush(self._free[size], (buffer.address, buffer))
 
     def close(self):
         """Free what is not lent; what is lent follows when its last array is gone."""
         self._closed = True
         for buffers in self._free.values():
             while buffers:
-                buffers.pop().free()
+                buffers.pop()[1].free()

@@ -63,28 +63,28 @@ class _Target:
                     capacity=self.capacity)
 
     def settle(self, rows, stream):
-        """Launch the move out of the staging area, if the result is there: a Loan in any case."""
-        if self.loan is None:
-            shapes = self.arrays_of(rows)
-            self.loan = self.r.arena.lend("rows result", shapes)
-            names = [n for n in PLACES if n in shapes]
-            fill = [0] * (len(PLACES) - len(names))
-            values = self.buffer.values(self.r) | dict(
-                sources=[self._staged(n) for n in names] + fill, targets=[self.loan.address(n) for n in names] + fill,
-                word_counts=[self.loan.fields[n].nbytes // 4 for n in names] + fill)
-            launches = self.buffer.launches
-            launches.start(move_kernel(self.buffer.world.n_ranks, launches.threads), self.r.rank, values, 0, stream)
-        return self.loan
+        """Launch the move out of the staging area, if the result is there; there is a loan afterwards."""
+        if self.loan is not None:
+            return
+        shapes = self.arrays_of(rows)
+        self.loan = self.r.arena.lend("rows result", shapes)
+        names = [n for n in PLACES if n in shapes]
+        fill = [0] * (len(PLACES) - len(names))
+        values = self.buffer.values(self.r) | dict(
+            sources=[self._staged(n) for n in names] + fill, targets=[self.loan.address(n) for n in names] + fill,
+            word_counts=[self.loan.fields[n].nbytes // 4 for n in names] + fill)
+        launches = self.buffer.launches
+        launches.start(move_kernel(self.buffer.world.n_ranks, launches.threads), self.r.rank, values, 0, stream)
 
     def _staged(self, name):
         return self.buffer.staging(self.r) + self.fields[name].offset
 
 
-def dispatch_forward(buffer, x, token_indices, token_probs, num_experts, num_sms=None):
+def dispatch_forward(buffer, x, token_indices, token_probs, num_experts, num_sms=None, *, on_device=False):
     """Send every token to the ranks of its experts, once to each. Arguments and results: FusedDispatch.forward.
 
     Of each rank of this process, as lists: (recv_x or (recv_x, recv_scales), recv_token_indices, recv_token_probs,
-    tokens_per_expert), and the handle of all.
+    tokens_per_expert), and the handle of all. on_device: as fused_dispatch_on_device says.
     """
     world = buffer.world
     arguments.ranks_that_fit(world.n_ranks)
@@ -101,8 +101,9 @@ def dispatch_forward(buffer, x, token_indices, token_probs, num_experts, num_sms
     def arrays_of(rows):
         return result_arrays(rows, hidden, dtype, top_k, n_scales)
 
-    if buffer.knows_all_ranks:
-        buffer.max_tokens = max(buffer.max_tokens, *num_tokens)
+    if buffer.knows_all_ranks or on_device:
+        # without a look at the device, a batch larger than any before is taken to be that large on all ranks
+        buffer.want_tokens(max(num_tokens))
         buffer.want_pool(0, arrange(arrays_of(world.n_ranks * buffer.max_tokens))[1])
     wide = all(a.dtype.itemsize == 8 for a in ids)
     shape = RowsShape(world.n_ranks, local, buffer.launches.threads, hidden * dtype.itemsize, top_k=top_k,
@@ -121,10 +122,15 @@ def dispatch_forward(buffer, x, token_indices, token_probs, num_experts, num_sms
                 scales=place(r.rank, "scales", scales[i]) if scales else 0,
                 info=at("info"), counts=at("info") + counts_offset(world.n_ranks), row_of=at("row_of"),
                 tokens_per_expert=at("tokens_per_expert")))
-        told, targets = _send_first(buffer, shape, values, loans, num_tokens, arrays_of, num_sms)
-        handle = RowsHandle(list(world.ranks), local * world.n_ranks, top_k, num_tokens, told.counts, loans)
+        told, targets = _send_first(buffer, shape, values, loans, num_tokens, arrays_of, num_sms, on_device)
+        handle = RowsHandle(list(world.ranks), local * world.n_ranks, top_k, num_tokens, told and told.counts, loans,
+                            world.n_ranks * buffer.max_tokens)
         results = _settle(buffer, targets, handle, n_scales)
-        per_expert = [loan.buffer.read(np.int64, (local,), loan.fields["tokens_per_expert"].offset) for loan in loans]
+        if on_device:
+            per_expert = [loan.array("tokens_per_expert") for loan in loans]
+        else:
+            per_expert = [loan.buffer.read(np.int64, (local,), loan.fields["tokens_per_expert"].offset)
+                          for loan in loans]
     return [(*row, n) for row, n in zip(results, per_expert)], handle
 
 
@@ -144,8 +150,8 @@ def told_by(buffer, loan):
     return _Told(n_ranks, loan.buffer.read(np.int32, (info_words(n_ranks),), loan.fields["info"].offset))
 
 
-def _send_first(buffer, shape, values, loans, num_tokens, arrays_of, num_sms):
-    """Layout, exchange, sending; where some rank had no room, growing and sending again: (what it told, targets)."""
+def _send_first(buffer, shape, values, loans, num_tokens, arrays_of, num_sms, on_device):
+    """Layout, exchange, sending: (what it told or None, targets). Without room on a rank all grow and resend."""
     world = buffer.world
     rows = world.n_ranks * max(buffer.max_tokens, *num_tokens)
     targets = [_Target(buffer, r, arrays_of, rows) for r in buffer.ranks]
@@ -154,6 +160,8 @@ def _send_first(buffer, shape, values, loans, num_tokens, arrays_of, num_sms):
         for r, target, given, n in zip(buffer.ranks, targets, values, num_tokens):
             buffer.launches.start(kernel, r.rank, buffer.values(r) | given | target.values(), n, streams[r.rank],
                                   num_sms)
+    if on_device:
+        return None, targets
     buffer.check()
     told = told_by(buffer, loans[0])
     if told.has_room:
@@ -178,11 +186,11 @@ def _resend(buffer, shape, targets, values, num_tokens, num_sms):
 def _settle(buffer, targets, handle, n_scales=0):
     """Results of each rank, cut to the exact rows: tuples (x or (x, scales), ids, probs), or of x alone."""
     made = []
-    with buffer.launching() as streams:
-        for r, target in zip(buffer.ranks, targets):
-            target.settle(int(handle.counts[:, r.rank].sum()), streams[r.rank])
-    for r, target in zip(buffer.ranks, targets):
-        n = int(handle.counts[:, r.rank].sum())
+    if any(target.loan is None for target in targets):
+        with buffer.launching() as streams:
+            for r, target, n in zip(buffer.ranks, targets, handle.num_rows):
+                target.settle(n, streams[r.rank])
+    for target, n in zip(targets, handle.num_rows):
         arrays = {name: first(target.loan.array(name), n) for name in target.loan.fields}
         x = (arrays["x"], arrays["scales"]) if n_scales else arrays["x"]
         made.append((x, *(arrays[name] for name in ("ids", "probs") if name in arrays)))

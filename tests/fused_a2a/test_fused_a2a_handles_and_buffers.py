@@ -60,6 +60,29 @@ def ctx_of(group, handle):
     return ctx
 
 
+def test_without_a_wait_of_the_host_results_have_room_for_the_worst_case():
+    """More calls than the heap has room for, so that some results come through the staging area."""
+    group, rng, kept = group_of(2), np.random.default_rng(7), []
+    for _ in range(4):
+        ids, probs = routing(rng, (4, 3), 4, 2)
+        x = tokens(rng, (4, 3), 8)
+        kept.append((fused_a2a.fused_dispatch_on_device(x, ids, probs, 4, group),
+                     reference.dispatch_forward(x, ids, probs, 4)))
+    for (*got, handle), (*want, known) in kept:
+        assert all(len(a) == 2 * 4 for a in got[0]) and handle.num_rows == [8, 8]
+        for one, other in zip(got, want):
+            assert_same([a[:len(b)] for a, b in zip(host(one), other)], other, "the rows that hold tokens")
+        rows = [np.full((8, 16), np.nan, np.float16) for _ in range(2)]
+        for a, n in zip(rows, known.num_rows):
+            a[:n] = rng.standard_normal((n, 16))
+        wanted = reference.combine_forward([a[:n] for a, n in zip(rows, known.num_rows)], known)
+        combined, _ = fused_a2a.fused_combine(rows, group, handle)
+        assert_same(combined, wanted, "combined")
+        back = fused_a2a.FusedCombine.backward(ctx_of(group, handle), combined)[0]
+        back = [a[:n] for a, n in zip(host(back), known.num_rows)]
+        assert_same(back, reference.combine_backward(known, wanted), "back")
+
+
 def test_a_steady_state_takes_no_more_memory():
     group, rng = group_of(2), np.random.default_rng(4)
 
