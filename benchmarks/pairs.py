@@ -3,10 +3,8 @@
 import ml_dtypes
 import numpy as np
 from epmoe import EPConfig
-from epmoe.dispatched import ARRAYS, Dispatched
 from epmoe.expert_parallel import ExpertParallel
 from epmoe.kernels import LaunchConfig
-from epmoe.rank_memory import combine_arrays, dispatch_arrays
 
 from benchmarks import traffic
 from benchmarks.memory import Arrays
@@ -40,31 +38,24 @@ class Pairs:
         matrix = traffic.pairs_matrix(shape, ids)
         self.bytes = {"dispatch": traffic.busiest_bytes(matrix, traffic.payload_bytes(shape, shape.format)),
                       "combine": traffic.busiest_bytes(matrix.T, traffic.payload_bytes(shape, "bf16"))}
-        outputs, rows = dispatch_arrays(cfg)
-        outputs.pop("topk_ids")
-        tokens = (shape.tokens, shape.hidden)
-        shapes = {"x": (tokens, BF16), "ids": ((shape.tokens, shape.top_k), np.int32),
-                  "weights": ((shape.tokens, shape.top_k), np.float32), "y": ((rows, shape.hidden), BF16),
-                  "combined": combine_arrays(cfg, True)["output_tokens"]} | outputs
+        self._ep = ExpertParallel(cfg, world, fused=fused, launch=LaunchConfig(n_sms, num_threads))
+        tokens, slots = (shape.tokens, shape.hidden), (shape.tokens, shape.top_k)
+        shapes = {"x": (tokens, BF16), "ids": (slots, np.int32), "weights": (slots, np.float32),
+                  "y": ((self._ep.capacity, shape.hidden), BF16)}
         self._arrays = arrays = Arrays(world, shapes)
         arrays.write("x", lambda rank: random_tokens(tokens, rank))
         arrays.write("ids", lambda rank: ids[rank])
-        arrays.write("weights", lambda rank: np.random.default_rng([2, rank]).random((shape.tokens, shape.top_k),
-                                                                                    np.float32))
+        arrays.write("weights", lambda rank: np.random.default_rng([2, rank]).random(slots, np.float32))
         arrays.fill("y", ORDINARY_BYTE)
-        self._x, self._ids, self._weights, self._y, self._combined = (
-            arrays.each(name) for name in ("x", "ids", "weights", "y", "combined"))
-        self._out = arrays.of_ranks(Dispatched(**{n: arrays.of(r, n) if n in outputs else None for n in ARRAYS},
-                                               num_tokens=0) for r in world.ranks)
-        self._dispatched = None
-        self._ep = ExpertParallel(cfg, world, fused=fused, launch=LaunchConfig(n_sms, num_threads))
+        self._x, self._ids, self._weights, self._y = (arrays.each(name) for name in shapes)
+        self._dispatched = self._combined = None
 
     def launch(self, phase):
         """Put a phase on the stream; they alternate."""
         if phase == "dispatch":
-            self._dispatched = self._ep.dispatch(self._x, self._ids, out=self._out)
+            self._dispatched = self._ep.dispatch(self._x, self._ids)
         else:
-            self._ep.combine(self._y, self._dispatched, self._weights, out=self._combined)
+            self._combined = self._ep.combine(self._y, self._dispatched, self._weights)
 
     def check(self):
         """Raise what the kernels recorded; waits for them."""
@@ -72,7 +63,7 @@ class Pairs:
 
     def close(self):
         """Free everything."""
-        self._dispatched = None
+        self._dispatched = self._combined = None
         self._ep.close()
-        self._x = self._ids = self._weights = self._y = self._combined = self._out = None
+        self._x = self._ids = self._weights = self._y = None
         self._arrays.close()
