@@ -24,8 +24,13 @@ class Engine:
         self.placing = Placing(self.machine, world.stream_of)
         self._kernels = kernels or standard_kernels
         self._calls = {}
+        if cfg.use_shmem and not getattr(world, "shmem", False):
+            raise EPValueError(f"use_shmem=True: {type(world).__name__} does not reach ranks of other p2p worlds here; "
+                               "use a ShmemWorld, or a LocalWorld in the simulator")
         world.agree(cfg, timeout)
         self._memory = world.allocate(layout.total_bytes(cfg), "epmoe", layout.named_words(cfg), timeout)
+        if cfg.use_shmem:
+            world.connect(self._memory)
         self.ranks = [RankMemory(cfg, self.machine, rank, self._memory) for rank in world.ranks]
         self._initialise("start", timeout)
 
@@ -119,4 +124,6 @@ class Engine:
             for pool in r.pools():
                 pool.close()
         self.placing.close()
+        if self.cfg.use_shmem:
+            self.world.disconnect(self._memory)
         self._memory.free(together, self.timeout)

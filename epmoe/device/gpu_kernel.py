@@ -28,10 +28,16 @@ def device_fn(fn):
     return cuda.jit(device=True, forceinline=True)(fn)
 
 
-def kernel(fn=None, *, max_threads=1024):
-    """Decorator for entry points: fn(params: u64, num_tokens: i32, my_rank: i32), at most max_threads a block."""
+def kernel(fn=None, *, max_threads=1024, shmem=False):
+    """Decorator for entry points: fn(params: u64, num_tokens: i32, my_rank: i32), at most max_threads a block.
+
+    shmem: it uses words of epmoe.device.shmem.
+    """
     if fn is None:
-        return lambda f: Kernel(f, max_threads)
+        return lambda f: kernel(f, max_threads=max_threads, shmem=shmem)
+    if shmem:
+        from .shmem_kernel import ShmemKernel
+        return ShmemKernel(fn, max_threads)
     return Kernel(fn, max_threads)
 
 

@@ -37,6 +37,7 @@ from .launch import LaunchConfig
 from .params import ParameterBlock
 from .spin import wait_for_own_blocks, wait_for_signal
 from .status import COMBINE_WAIT, FOR_READERS
+from .transport import crosses_worlds
 
 CACHED = 128        # compiled kernels that are remembered, for each of the three
 
@@ -99,7 +100,7 @@ def _compile_async(cfg, threads):
     signal_counts = returners.make_signal_counts(cfg, block)
     return_rows = returners.make_return_rows(cfg, block, fused=False)
 
-    @kernel(max_threads=threads)
+    @kernel(max_threads=threads, shmem=crosses_worlds(cfg))
     def combine_async(params, num_tokens, my_rank):
         if failed(params):
             return
@@ -137,7 +138,7 @@ def _compile_fused(cfg, threads, router_weights, weights_types, epilogue, epilog
     return_rows = returners.make_return_rows(cfg, block, fused=True)
     reduce = reducers.make(cfg, block, router_weights, weights_types, epilogue, epilogue_types)
 
-    @kernel(max_threads=threads)
+    @kernel(max_threads=threads, shmem=crosses_worlds(cfg))
     def combine(params, num_tokens, my_rank):
         if failed(params):
             return

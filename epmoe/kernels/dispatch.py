@@ -37,6 +37,7 @@ from .call import DispatchAsyncCall, DispatchCall, DispatchWaitCall
 from .launch import LaunchConfig
 from .params import ParameterBlock
 from .status import has_failed
+from .transport import crosses_worlds
 
 CACHED = 128        # compiled kernels that are remembered, for each of the three
 
@@ -96,7 +97,7 @@ def _compile_async(cfg, threads, input_scale):
     failed = failed_before(block)
     signal_counts, send_tokens = signaller.make(cfg, block), senders.make(cfg, block, input_scale)
 
-    @kernel(max_threads=threads)
+    @kernel(max_threads=threads, shmem=crosses_worlds(cfg))
     def dispatch_async(params, num_tokens, my_rank):
         if failed(params):
             return
@@ -141,7 +142,7 @@ def _compile_fused(cfg, threads, input_scale):
     signal_counts, send_tokens = signaller.make(cfg, block), senders.make(cfg, block, input_scale)
     place_rows, copy_rows = offsets.make(cfg, block, threads), copiers.make(cfg, block)
 
-    @kernel(max_threads=threads)
+    @kernel(max_threads=threads, shmem=crosses_worlds(cfg))
     def dispatch(params, num_tokens, my_rank):
         if failed(params):
             return

@@ -20,16 +20,18 @@ def make_return_rows(cfg, block, fused):
 
     fused: the cleaning up follows in the same launch, so each block counts itself in D when it has read region A.
     """
-    at, recv_buf = counters.words(cfg), transport.make(cfg, block).recv_buf
+    at, peers = counters.words(cfg), transport.make(cfg, block)
+    recv_buf, crosses, is_far, put, complete = peers.recv_buf, peers.crosses, peers.is_far, peers.put, peers.complete
     bytes_a_row = layout.combine_msg_bytes(cfg)
     copy = copy_input_vectors(bytes_a_row)
     ranks, top_k, tokens_per_rank, keeps_own = cfg.n_src_ranks, cfg.top_k, cfg.max_tokens_per_rank, cfg.skip_a2a
     n_entries = cfg.n_local_experts * ranks
     window = min(WINDOW, n_entries)
     p_rows, p_src_info, p_counters = block.offset("input_tokens"), block.offset("src_info"), block.offset("ep_counters")
+    p_send = block.offset("send_buf_p")
 
     @device_fn
-    def return_row(params, row, entry, my_rank, words, lane):
+    def return_row(params, row, entry, at_row, my_rank, words, lane):
         src_info = u64(load_u64(params + u64(p_src_info))) + u64(8) * u64(row)
         token, k = i32(load_i32(src_info)), i32(load_i32(src_info + u64(4)))
         # what src_info says is another rank's memory: a wrong pair must not become a wild write there
@@ -37,8 +39,15 @@ def make_return_rows(cfg, block, fused):
             rank = i32(entry % ranks)
             if keeps_own:
                 rank = i32(my_rank)
-            place = recv_buf(params, rank) + u64(token * top_k + k) * u64(bytes_a_row)
-            copy(place, u64(load_u64(params + u64(p_rows))) + u64(row) * u64(bytes_a_row), lane)
+            place = recv_buf(params, rank, my_rank) + u64(token * top_k + k) * u64(bytes_a_row)
+            to = place
+            if crosses and is_far(rank, my_rank):       # out of send_buf, where the entry has a row for each token
+                to = u64(load_u64(params + u64(p_send))) + u64(entry * tokens_per_rank + at_row) * u64(bytes_a_row)
+            copy(to, u64(load_u64(params + u64(p_rows))) + u64(row) * u64(bytes_a_row), lane)
+            if crosses and is_far(rank, my_rank):
+                syncwarp()              # the row by all lanes, before the network reads it
+                put(place, to, bytes_a_row, rank)
+                complete()
         syncwarp()                      # the row by all lanes, before lane 0 releases it
         if lane == 0:
             red_add_release_gpu_i32(words + u64(at.finished) + u64(4) * u64(entry), i32(1))  # acquired by the signaller
@@ -72,7 +81,10 @@ def make_return_rows(cfg, block, fused):
                         base = i32(base + 32)
                 i = i32(base + ffs(found) - 1)
                 if row >= ends[i] - counts[i]:      # else it is a padding row between two experts
-                    return_row(params, row, i32(first + i), my_rank, words, lane)
+                    at_row = i32(0)                 # of the entry's rows
+                    if crosses:
+                        at_row = i32(row - ends[i] + counts[i])
+                    return_row(params, row, i32(first + i), at_row, my_rank, words, lane)
                 row = i32(row + n_warps() * n_blocks)
             first = i32(first + window)
             if first < n_entries:
@@ -106,7 +118,7 @@ def make_signal_counts(cfg, block):
             ok = wait_for_own_blocks(words + u64(at.finished) + u64(4) * u64(entry), count, status, timeout_ns,
                                      COMBINE_ASYNC, FOR_FINISHED, entry)
             if ok:
-                signal(params, rank, i32(entry // ranks * ranks + source), count)
+                signal(params, rank, my_rank, i32(entry // ranks * ranks + source), count)
             entry = i32(entry + block_dim())
         return syncthreads_or(not ok)
 

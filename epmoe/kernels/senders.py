@@ -4,7 +4,7 @@ from epmoe import layout
 from epmoe.device import (atomic_add_relaxed_gpu_i32, block_idx, device_fn, f32, grid_dim, i32, lane_id, load_f32,
                           load_u64, n_warps, red_add_release_gpu_i32, store_i32, syncwarp, u64, warp_id)
 
-from . import counters, fan_out, formats, ids, message, shared_expert, transport
+from . import counters, crossing, fan_out, formats, ids, message, shared_expert, transport
 
 BF16_BYTES = 2
 
@@ -38,6 +38,7 @@ def make(cfg, block, input_scale=None):
     load_id, clean_id, record_id = id_words
     trailer_vector, n_trailer_vectors = trailer.vector, trailer.n_vectors
     recv_buf, encode, direct = peers.recv_buf, fmt.encode, fmt.direct
+    crosses, stored_at, put_staged = crossing.make(cfg, block)
     encoded, share = own_share.encoded, own_share.share
     copy_payload = fan_out.copy_to_places(sizes.token_size, cfg.top_k, read_only=direct)
     copy_trailer = fan_out.store_to_places(cfg.top_k)
@@ -57,7 +58,7 @@ def make(cfg, block, input_scale=None):
             source, entry = i32(0), i32(local_expert)
         slot = atomic_add_relaxed_gpu_i32(words + u64(at.reserved) + u64(4) * u64(entry), i32(1))
         row = u64(local_expert * ranks + source) * u64(tokens_per_rank) + u64(slot)
-        return u64(recv_buf(params, owner) + row * u64(msg_bytes)), entry
+        return u64(recv_buf(params, owner, my_rank) + row * u64(msg_bytes)), entry
 
     @device_fn
     def send_token(params, token, my_rank, words, scale, in_share, lane):
@@ -83,9 +84,19 @@ def make(cfg, block, input_scale=None):
             if in_share:
                 encoded(words, lane)
             src = staged
-        copy_payload(src, place, lane)
+        near, payload_at = place, place
+        if crosses:
+            # the whole message in send_buf too, if it goes to other worlds
+            staged, owner = u64(load_u64(params + u64(p_send))) + u64(token) * u64(msg_bytes), i32(expert // local)
+            near = stored_at(place, owner, my_rank, staged, lane)
+            payload_at = near
+            if not direct and near == staged:
+                payload_at = u64(0)         # `encode` has put it there
+        copy_payload(src, payload_at, lane)
         a, b, c, d = trailer_vector(token, expert, lane)
-        copy_trailer(a, b, c, d, place, n_trailer_vectors, token_size, lane)
+        copy_trailer(a, b, c, d, near, n_trailer_vectors, token_size, lane)
+        if crosses:
+            put_staged(place, owner, my_rank, staged, msg_bytes)
 
         syncwarp()                      # all lanes' stores of the message, before a lane releases it
         if kept:

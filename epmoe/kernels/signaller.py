@@ -69,7 +69,7 @@ def make(cfg, block):
                 ok = wait_for_own_blocks(words + u64(at.finished) + u64(4) * u64(entry), count, status, timeout_ns,
                                          DISPATCH_ASYNC, FOR_FINISHED, entry)
                 if ok:
-                    signal(params, owner, i32(local_expert * ranks + source), count)
+                    signal(params, owner, my_rank, i32(local_expert * ranks + source), count)
                 i = i32(i + block_dim())
             first = i32(first + window)
             if syncthreads_or(not ok):          # one decision for all threads of the block

@@ -1,40 +1,101 @@
-"""How bytes and signals reach a peer: here by plain stores into its mapped memory, and a release at system scope.
+"""How bytes and signals reach a peer: the one place that knows, and all that a kernel knows of its peers.
 
-The two functions are all that a kernel knows of its peers.
+Inside a p2p world: plain stores into the peer's mapped memory, and a release at system scope. To ranks of other worlds
+(use_shmem): SHMEM puts out of a symmetric send_buf, and a SHMEM signal. One count signal covers the puts of many warps, so
+the order is: every lane of a warp completes its puts, then a lane adds to `finished`, release at device scope; the
+signalling thread acquires `finished`, and a fence of its own at system scope carries what it acquired to the signal,
+which by itself orders nothing. A put that was not completed may arrive after the signal, and its source is read until then.
 """
 
 from typing import NamedTuple
 
 from epmoe.device import device_fn, load_u64, st_release_sys_u64, u64
-from epmoe_ref.errors import EPValueError
 
 
 class Transport(NamedTuple):
     """Device functions made for one kernel.
 
-    recv_buf(params, rank): address of that rank's recv_buf.
-    signal(params, rank, index, count): writes count into word `index` of that rank's recv_count. Whatever this thread
-        has written, or acquired from other threads, is visible to who acquires the word.
+    recv_buf(params, rank, my_rank): address of that rank's recv_buf; for a far rank, of the place in the own memory that
+        names it in puts.
+    signal(params, rank, my_rank, index, count): writes count into word `index` of that rank's recv_count. What this
+        thread has written, or acquired from other threads, is visible to who acquires the word; puts if completed.
+    crosses: whether there are far ranks, those of other p2p worlds. The rest is used only if there are.
+    is_far(rank, my_rank): whether it is one.
+    put(place, staged, n_bytes, rank): a warp starts to copy n_bytes from `staged`, in symmetric memory, to the place in a
+        far rank's memory; behind a syncwarp, if other lanes wrote the bytes.
+    complete(): every lane, before the puts of its warp are counted as finished, and before their sources are reused.
     """
 
     recv_buf: callable
     signal: callable
+    crosses: bool
+    is_far: callable
+    put: callable
+    complete: callable
+
+
+def crosses_worlds(cfg) -> bool:
+    """Whether messages leave a p2p world; kernels for which they do need SHMEM."""
+    return cfg.use_shmem and cfg.n_worlds > 1
 
 
 def make(cfg, block) -> Transport:
-    """The transport inside one p2p world."""
-    if cfg.use_shmem:
-        raise EPValueError("use_shmem=True: these kernels reach peers by stores to mapped memory only; set it to False")
+    """The transport of a configuration, for one parameter block."""
     bufs, counts = block.offset("recv_buf_ptrs"), block.offset("recv_count_ptrs")
     world_size = cfg.p2p_world_size
 
     @device_fn
-    def recv_buf(params, rank):
+    def recv_buf(params, rank, my_rank):
         return u64(load_u64(params + u64(bufs) + u64(8) * u64(rank % world_size)))
 
     @device_fn
-    def signal(params, rank, index, count):
+    def signal(params, rank, my_rank, index, count):
         word = u64(load_u64(params + u64(counts) + u64(8) * u64(rank % world_size))) + u64(8) * u64(index)
         st_release_sys_u64(word, u64(count))
 
-    return Transport(recv_buf, signal)
+    if crosses_worlds(cfg):
+        return _with_shmem(recv_buf, signal, counts, world_size)
+    return Transport(recv_buf, signal, False, _is_never_far, _do_nothing, _do_nothing)
+
+
+def _with_shmem(recv_buf_here, signal_here, counts, world_size) -> Transport:
+    from epmoe.device.shmem import shmem_fence, shmem_put_nbi_warp, shmem_quiet, shmem_signal_set
+
+    @device_fn
+    def is_far(rank, my_rank):
+        return rank // world_size != my_rank // world_size
+
+    @device_fn
+    def recv_buf(params, rank, my_rank):
+        if is_far(rank, my_rank):
+            return recv_buf_here(params, my_rank, my_rank)
+        return recv_buf_here(params, rank, my_rank)
+
+    @device_fn
+    def signal(params, rank, my_rank, index, count):
+        if is_far(rank, my_rank):
+            own = u64(load_u64(params + u64(counts) + u64(8) * u64(my_rank % world_size)))
+            shmem_fence()               # what `finished` brought from other warps, before the signal
+            shmem_signal_set(own + u64(8) * u64(index), u64(count), rank)
+        else:
+            signal_here(params, rank, my_rank, index, count)
+
+    @device_fn
+    def put(place, staged, n_bytes, rank):
+        shmem_put_nbi_warp(place, staged, n_bytes, rank)
+
+    @device_fn
+    def complete():
+        shmem_quiet()
+
+    return Transport(recv_buf, signal, True, is_far, put, complete)
+
+
+@device_fn
+def _is_never_far(rank, my_rank):
+    return False
+
+
+@device_fn
+def _do_nothing(*args):
+    return

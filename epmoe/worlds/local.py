@@ -20,6 +20,7 @@ class LocalWorld:
     """
 
     lists = True
+    shmem = device.SIM      # NVSHMEM has one rank a process
 
     def __init__(self, n_ranks, *, stream=None, **simulation):
         if isinstance(n_ranks, bool) or not isinstance(n_ranks, int) or n_ranks < 1:
@@ -46,8 +47,18 @@ class LocalWorld:
         buffers = {rank: self.machine.alloc(nbytes, name, rank, regions=regions) for rank in self.ranks}
         return SymmetricMemory(buffers, [buffers[rank].address for rank in self.ranks])
 
+    def connect(self, memory):
+        """SHMEM between the ranks' allocations, by the simulator's network."""
+        self.machine.network.connect(memory.addresses, memory.buffers[0].nbytes)
+
+    def disconnect(self, memory):
+        """End one connect()."""
+        self.machine.network.disconnect(memory.addresses)
+
     def barrier(self, occasion, timeout):
-        """All ranks have come here: in one process they have."""
+        """All ranks have come here: in one process they have; the simulator's network has delivered."""
+        if device.SIM:
+            self.machine.network.settle()
 
     def tell(self, value, timeout):
         """[value]: nobody else is to be told."""

@@ -10,12 +10,13 @@ import numpy as np
 
 from .accesses import Accesses, Actor, Location, covers, morally_strong
 from .async_proxy import AsyncProxy, ENGINES_PER_WARP
+from .network_agents import NetworkAgents
 
 SCOPE_NAMES = ("weak", "cta", "gpu", "sys")
 APART = "scopes %s and %s do not include each other's thread"
 
 
-class Detector(AsyncProxy, Accesses):
+class Detector(NetworkAgents, AsyncProxy, Accesses):
     """Sees every operation of one run. `queues`: the launches of each stream; `stale`: a random.Random or None."""
 
     def __init__(self, machine, queues, stale=None):
@@ -30,6 +31,9 @@ class Detector(AsyncProxy, Accesses):
             warps = max(launch.grid * ((launch.threads + 31) // 32) for launch in queue)
             self.places.append((n, n + threads))
             n += threads + warps * ENGINES_PER_WARP
+        self.engines_end = n
+        if machine.network.heaps:
+            n = self.new_agents(n)
         self.n = n
         self.stream_clock = [np.zeros(n, np.int32)] * len(queues)
         self.engine_time = np.zeros(n, np.int32)
@@ -50,7 +54,7 @@ class Detector(AsyncProxy, Accesses):
     def launch_ends(self, launch):
         clock = self.join(launch.actors)
         first, engines = self.places[launch.stream_index]
-        after = self.places[launch.stream_index + 1][0] if launch.stream_index + 1 < len(self.places) else self.n
+        after = self.places[launch.stream_index + 1][0] if launch.stream_index + 1 < len(self.places) else self.engines_end
         clock[engines:after] = np.maximum(clock[engines:after], self.engine_time[engines:after])
         self.stream_clock[launch.stream_index] = clock
 

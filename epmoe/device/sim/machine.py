@@ -9,6 +9,7 @@ from epmoe_ref.errors import EPValueError
 
 from .detector import Detector
 from .memory import MEMORY, POISON, Span, aligned_bytes
+from .network import Network
 from .real_time import RealTime
 from .run import SHARED_PER_BLOCK, Run, resident_blocks
 from .threads import Launch
@@ -29,8 +30,8 @@ class Kernel:
         return resident_blocks(n_threads, shared_bytes, n_sms)
 
 
-def kernel(fn=None, *, max_threads=1024):
-    """Decorator for entry points: fn(params: u64, num_tokens: i32, my_rank: i32)."""
+def kernel(fn=None, *, max_threads=1024, shmem=False):
+    """Decorator for entry points: fn(params: u64, num_tokens: i32, my_rank: i32). shmem: says nothing here."""
     if fn is None:
         return lambda f: Kernel(f, max_threads)
     return Kernel(fn, max_threads)
@@ -137,6 +138,7 @@ class SimMachine:
         self.elapsed_ns = 0
         self.real_time = None if rank is None else RealTime()       # other processes wait for this one, and it for them
         self._adopted = {}
+        self.network = Network(waits=rank is None)
 
     def describe(self):
         """One line about the machine."""

@@ -1,6 +1,7 @@
 """The text of a race: both accesses, the place in the layout's words, the missing ordering, and what came closest."""
 
 WORD_OF_SCOPE = ("weak", "cta", "gpu", "sys")
+SHMEM = ("shmem_put_nbi_warp", "shmem_signal_set")
 
 
 def line_of(code, place):
@@ -25,7 +26,9 @@ def place_of(access):
 def who(actor):
     name = "rank %d block %d warp %d lane %d of %s" % (
         actor.rank, actor.block.index, actor.tid >> 5, actor.tid & 31, actor.launch)
-    return "the bulk copy issued by " + name if actor.word else name
+    if actor.word:
+        return ("the network for " if actor.word in SHMEM else "the bulk copy issued by ") + name
+    return name
 
 
 def line(number, access):
@@ -59,6 +62,12 @@ def unfinished_store(actor):
             % (actor.rank, actor.block.index, who(actor)))
 
 
+def unfinished_put(actor):
+    return ("data race on the source and target of a put\n"
+            "  %s ended while its part of a put may still be on its way\n"
+            "  shmem_quiet in every lane of its warp is missing after the last shmem_put_nbi_warp" % who(actor))
+
+
 def same_warp(a, b):
     return a.block is b.block and a.tid >> 5 == b.tid >> 5
 
@@ -72,7 +81,10 @@ def missing(first, second, kind):
     if kind == "proxy":
         return ["the write is ordered before the bulk copy was issued, but not for the async proxy: fence_proxy_async "
                 "is missing between the two"]
-    if u.word:
+    if u.word == "shmem_put_nbi_warp":
+        return ["nobody knows the put to be complete at the second access: shmem_quiet in every lane of its warp is missing, "
+                "or the order from there to the second access"]
+    if u.word and u.word not in SHMEM:
         wait = ("mbar_try_wait on its mbarrier" if u.word == "bulk_load" else
                 "bulk_commit and bulk_wait" if first[5] else "bulk_commit and bulk_wait_read")
         return ["nobody has waited for the bulk copy before the second access: %s is missing, or its order to it"

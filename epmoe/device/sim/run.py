@@ -40,6 +40,7 @@ class Run:
         detector = m.new_detector([q for q in self.waiting if q])
         NOW.begin(self.random, self, detector=detector, expire_waits=m.expire_waits, start_ns=m.elapsed_ns,
                   real_time=m.real_time)
+        NOW.copies = m.network.take_late()
         try:
             gc.disable()                        # thousands of frames to look at, and nothing to find
             with np.errstate(all="ignore"):
@@ -50,8 +51,7 @@ class Run:
                     self.next_launch(i)
                 while NOW.live:
                     NOW.pick().switch()
-                for copy in list(NOW.copies):
-                    copy.perform()
+                m.network.outlive(NOW.copies)
         except BaseException as error:
             place = getattr(error, "add_note", None)
             if place and not isinstance(error, (EPError, greenlet.GreenletExit)):

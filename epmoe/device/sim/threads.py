@@ -104,7 +104,7 @@ class SimThread(greenlet.greenlet):
     """A CUDA thread. The greenlet is reused by later launches (starting one costs ten switches)."""
 
     __slots__ = ("block", "launch", "rank", "tid", "lane", "warp", "operations", "polled", "poll_time", "actor",
-                 "open_copies", "copies")
+                 "open_copies", "copies", "sent", "fenced")
 
     def __init__(self, hub):
         super().__init__(self._main, hub)
@@ -119,6 +119,7 @@ class SimThread(greenlet.greenlet):
         self.poll_time = -2
         self.actor = None
         self.open_copies, self.copies = [], []      # its bulk stores: before and after bulk_commit
+        self.sent, self.fenced = [], {}             # what the network has of it: all, and by target what a fence ordered
 
     def _main(self):
         self.parent.switch()        # begun by the hub, so that all greenlets have its stack depth, not their maker's

@@ -1,0 +1,62 @@
+"""SHMEM in the race detector: every thread has an agent, with a clock of its own, that does its puts and signals.
+
+The agent knows what its thread knew when it sent. Who has not learned that the agent has finished races with the put: it
+reads the source and writes the target. shmem_quiet teaches that to its thread, and all synchronisation carries it on.
+"""
+import numpy as np
+
+from . import race_report
+from .accesses import SYS, Actor
+
+
+class NetworkAgents:
+    """The detector's side of the SHMEM words; `agents` is the place of the first agent in the clocks, 0 without any."""
+
+    agents = 0
+
+    def agent(self, a, word):
+        """A stand-in actor for one operation of actor a: knows what a knows and has done, has the agent's next time."""
+        idx = self.agents + a.idx
+        self.agent_time[a.idx] += 1
+        e = Actor(idx, a.snapshot(), a.block, a.tid, word)
+        e.time = int(self.agent_time[a.idx])
+        e.proxy, e.fences = e.base, dict(a.fences)
+        a.time += 1             # what a does from now on comes after
+        return e
+
+    def put(self, a, source, target, nbytes, source_span, target_span, frame):
+        """One lane's part of a put; returns the agent's time."""
+        e = self.agent(a, "shmem_put_nbi_warp")
+        self.bulk(e, source, nbytes, False, e.word, frame, source_span)
+        self.bulk(e, target, nbytes, True, e.word, frame, target_span)
+        self.last_put[a.idx] = e.time
+        return e.time
+
+    def signal(self, a, ordered):
+        """A signal leaves; `ordered`: the agent's time up to which a fence has put its puts before it, or 0."""
+        e = self.agent(a, "shmem_signal_set")
+        for scope, (clock, proxy) in e.fences.items() if ordered else ():
+            clock = clock.copy()
+            clock[e.idx] = max(clock[e.idx], ordered)
+            e.fences[scope] = clock, proxy
+        return e
+
+    def signal_arrives(self, e, address, span, place, before, after):
+        """The store in the target's memory: those who acquire it learn what its thread's last fence covers."""
+        self.strong(e, address, 8, False, True, SYS, False, False, e.word, place, span, before, after)
+
+    def quiet(self, a):
+        """All that a's agent was given is done."""
+        clock = a.base.copy()
+        clock[self.agents + a.idx] = self.agent_time[a.idx]
+        a.learn(clock)
+
+    def thread_ends(self, a):
+        super().thread_ends(a)
+        if self.agents and self.last_put.get(a.idx, 0) > a.known[self.agents + a.idx]:
+            self.report(race_report.unfinished_put(a))
+
+    def new_agents(self, n):
+        """n actors without agents have places in the clocks; returns the length of clocks with agents."""
+        self.agents, self.agent_time, self.last_put = n, np.zeros(n, np.int32), {}
+        return 2 * n

@@ -1,0 +1,245 @@
+"""What NVSHMEM promises about the order of puts and signals, and no more: small programs of two ranks."""
+
+import numpy as np
+import pytest
+from epmoe import device
+from epmoe.device import (kernel, ld_acquire_gpu_i32, ld_acquire_sys_u64, lane_id, load_u32,
+                          red_add_release_gpu_i32, store_u32, syncwarp, warp_id)
+from epmoe.device.shmem import shmem_fence, shmem_put_nbi_warp, shmem_quiet, shmem_signal_set
+from epmoe_ref.errors import EPError, OutOfBoundsError, RaceError
+
+WORD, SOURCE, TARGET, OUT, COUNT, READ, ELSEWHERE = 0, 512, 1024, 1536, 64, 128, 2048
+BYTES = 512         # a vector for each lane
+SEEDS = range(12)
+REGIONS = [("word", WORD, (1,), "u8", ()), ("source", SOURCE, (128,), "u4", ("i",)),
+           ("target", TARGET, (128,), "u4", ("i",)), ("out", OUT, (128,), "u4", ("i",))]
+
+
+def fill(base, value):
+    """One warp fills the source."""
+    i = lane_id()
+    while i < 128:
+        store_u32(base + SOURCE + 4 * i, value)
+        i += 32
+    syncwarp()
+
+
+def receive(base):
+    """Rank 1 copies what it finds in the target when the word has come."""
+    while ld_acquire_sys_u64(base + WORD) == 0:
+        pass
+    i = lane_id()
+    while i < 128:
+        store_u32(base + OUT + 4 * i, load_u32(base + TARGET + 4 * i))
+        i += 32
+    syncwarp()
+    if lane_id() == 0:
+        shmem_signal_set(base + READ, 1, 0)
+
+
+def program(send, threads=32):
+    """Rank 0 sends, rank 1 receives; params holds the rank's own address."""
+    @kernel
+    def two_ranks(params, num_tokens, my_rank):
+        if my_rank == 0:
+            send(params)
+        elif warp_id() == 0:
+            receive(params)
+
+    two_ranks.threads = threads
+    return two_ranks
+
+
+def run(prog, seed, racecheck, **options):
+    """The 128 words that rank 1 found."""
+    machine = device.machine(2, seed=seed, racecheck=racecheck, **options)
+    buffers = [machine.alloc(4096, "heap", rank=r, regions=REGIONS) for r in range(2)]
+    machine.network.connect([b.address for b in buffers], 2560)
+    try:
+        for b in buffers:
+            b.fill(0)
+        for r, b in enumerate(buffers):
+            machine.launch(prog, 1, prog.threads, (b.address, 0, r), stream=machine.stream(r))
+        machine.synchronize()
+        return buffers[1].read(np.uint32, 128, OUT)
+    finally:
+        for b in buffers:
+            b.free()
+
+
+def values(prog):
+    """What is found over several seeds, without the race detector."""
+    return {int(v) for seed in SEEDS for v in run(prog, seed, False)}
+
+
+def races(prog):
+    """The race reports over several seeds."""
+    found = []
+    for seed in SEEDS:
+        try:
+            run(prog, seed, True)
+        except RaceError as race:
+            found.append(str(race))
+    return found
+
+
+def put_quiet_signal(base):
+    fill(base, 7)
+    shmem_put_nbi_warp(base + TARGET, base + SOURCE, BYTES, 1)
+    shmem_quiet()
+    syncwarp()
+    if lane_id() == 0:
+        shmem_fence()
+        shmem_signal_set(base + WORD, 1, 1)
+
+
+def put_signal(base):
+    fill(base, 7)
+    shmem_put_nbi_warp(base + TARGET, base + SOURCE, BYTES, 1)
+    syncwarp()
+    if lane_id() == 0:
+        shmem_signal_set(base + WORD, 1, 1)
+    while ld_acquire_sys_u64(base + READ) == 0:     # rank 1 has read
+        pass
+    shmem_quiet()
+
+
+def ended_without_quiet(base):
+    fill(base, 7)
+    shmem_put_nbi_warp(base + TARGET, base + SOURCE, BYTES, 1)
+    shmem_fence()
+    if lane_id() == 0:
+        shmem_signal_set(base + WORD, 1, 1)
+
+
+def one_lane_quiets(base):
+    fill(base, 7)
+    shmem_put_nbi_warp(base + TARGET, base + SOURCE, BYTES, 1)
+    if lane_id() == 0:
+        shmem_quiet()
+    syncwarp()
+    if lane_id() == 0:
+        shmem_fence()
+        shmem_signal_set(base + WORD, 1, 1)
+
+
+def no_fence(base):
+    fill(base, 7)
+    shmem_put_nbi_warp(base + TARGET, base + SOURCE, BYTES, 1)
+    shmem_quiet()
+    syncwarp()
+    if lane_id() == 0:
+        shmem_signal_set(base + WORD, 1, 1)
+
+
+def put_fence_signal_in_one_thread(base):
+    """A vector a lane, of which lane 0 signals its own."""
+    fill(base, 7)
+    shmem_put_nbi_warp(base + TARGET, base + SOURCE, 16, 1)     # all of it is lane 0's
+    if lane_id() == 0:
+        shmem_fence()
+        shmem_signal_set(base + WORD, 1, 1)
+        shmem_quiet()
+
+
+def reuse_before_quiet(base):
+    fill(base, 7)
+    shmem_put_nbi_warp(base + TARGET, base + SOURCE, BYTES, 1)
+    fill(base, 8)
+    shmem_quiet()
+    syncwarp()
+    if lane_id() == 0:
+        shmem_fence()
+        shmem_signal_set(base + WORD, 1, 1)
+
+
+def reuse_after_quiet(base):
+    fill(base, 7)
+    shmem_put_nbi_warp(base + TARGET, base + SOURCE, BYTES, 1)
+    shmem_quiet()
+    syncwarp()
+    fill(base, 8)
+    if lane_id() == 0:
+        shmem_fence()
+        shmem_signal_set(base + WORD, 1, 1)
+
+
+def another_warp_signals(base):
+    """As the kernels do it: lanes complete, then count; who has acquired the count signals."""
+    if warp_id() == 1:
+        fill(base, 7)
+        shmem_put_nbi_warp(base + TARGET, base + SOURCE, BYTES, 1)
+        shmem_quiet()
+        syncwarp()
+        if lane_id() == 0:
+            red_add_release_gpu_i32(base + COUNT, 1)
+    elif lane_id() == 0:
+        while ld_acquire_gpu_i32(base + COUNT) == 0:
+            pass
+        shmem_fence()
+        shmem_signal_set(base + WORD, 1, 1)
+
+
+def test_what_was_completed_is_seen_behind_the_signal():
+    for send, threads in ((put_quiet_signal, 32), (reuse_after_quiet, 32), (another_warp_signals, 64)):
+        assert values(program(send, threads)) == {7}
+        assert not races(program(send, threads))
+
+
+def test_a_signal_may_overtake_puts_that_were_not_completed():
+    assert values(program(put_signal)) == {0, 7}
+    assert all("target[" in text for text in races(program(put_signal)))
+    assert races(program(put_signal))
+
+
+def test_a_lane_completes_its_part_of_the_put_only():
+    assert values(program(one_lane_quiets)) == {0, 7}
+    assert any("shmem_quiet in every lane" in text for text in races(program(one_lane_quiets)))
+
+
+def test_a_put_that_nobody_completes_is_reported():
+    assert "may still be on its way" in "".join(races(program(ended_without_quiet)))
+
+
+def test_a_signal_orders_nothing_without_a_fence():
+    assert "the write is relaxed" in races(program(no_fence))[0]
+
+
+def test_a_fence_orders_what_one_thread_sends_to_one_rank():
+    assert {int(run(program(put_fence_signal_in_one_thread), seed, False)[0]) for seed in SEEDS} == {7}
+    found = races(program(put_fence_signal_in_one_thread))
+    assert not found, found[0]
+
+
+def test_the_source_is_read_when_the_put_arrives():
+    assert values(program(reuse_before_quiet)) == {7, 8}
+    found = races(program(reuse_before_quiet))
+    assert len(found) == len(SEEDS) and all("source[" in text for text in found)
+
+
+def test_a_seed_replays_exactly():
+    for seed in SEEDS:
+        assert (run(program(put_signal), seed, False) == run(program(put_signal), seed, False)).all()
+
+
+@pytest.mark.parametrize("arguments, error, words", [
+    ((ELSEWHERE + 512, SOURCE, BYTES, 1), OutOfBoundsError, "target .*not in the symmetric memory of rank 0"),
+    ((TARGET, ELSEWHERE + 512, BYTES, 1), OutOfBoundsError, "source .*not in the symmetric memory of rank 0"),
+    ((TARGET, SOURCE, BYTES, 2), EPError, "no rank 2 of 2"),
+    ((TARGET, SOURCE, 24, 1), EPError, "multiples of 16"),
+    ((TARGET + 8, SOURCE, 16, 1), EPError, "multiples of 16")])
+def test_puts_outside_symmetric_memory_are_refused(arguments, error, words):
+    def send(base):
+        dst, src, nbytes, pe = arguments
+        shmem_put_nbi_warp(base + dst, base + src, nbytes, pe)
+
+    with pytest.raises(error, match=words):
+        run(program(send), 0, False)
+
+
+def test_lanes_must_agree():
+    def send(base):
+        shmem_put_nbi_warp(base + TARGET + 16 * lane_id(), base + SOURCE, 16, 1)
+
+    with pytest.raises(EPError, match="different arguments"):
+        run(program(send), 0, False)

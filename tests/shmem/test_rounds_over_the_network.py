@@ -1,0 +1,98 @@
+"""Rounds whose messages cross p2p worlds, over a network that delays and reorders: exact, and free of races."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from epmoe import EPConfig, ExpertParallel, LocalWorld, layout, routing
+from epmoe.checked_rounds import Case, rounds_of
+
+PLAIN = dict(n_ranks=4, n_experts=8, top_k=3, hidden=64, max_tokens_per_rank=5, use_shmem=True)
+FORMATS = {"bf16": {}, "fp8_blockwise": dict(hidden=128), "nvfp4": {}, "mxfp4": dict(hidden=128),
+           "mxfp8": dict(hidden=128), "mxfp4_rows": {}}
+
+
+def differences(case, seed, racecheck=True, rounds=2):
+    """What differs in some rounds in the simulator, as text."""
+    world = LocalWorld(case.cfg.n_ranks, seed=seed, racecheck=racecheck)
+    routed = [routing.make(case.cfg, [7, n]) for n in range(rounds)]
+    return [str(d) for r in rounds_of(case, world, routed) for d in r.differences]
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("seed", [None, 0, 1, 2])
+def test_rounds_between_worlds_are_exact(world_size, fused, seed):
+    case = Case(EPConfig(**PLAIN, p2p_world_size=world_size), fused=fused)
+    assert not differences(case, seed)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_rounds_are_exact_whatever_the_network_delays(seed):
+    case = Case(EPConfig(**PLAIN, p2p_world_size=1 + seed % 2), fused=seed % 4 > 1)
+    assert not differences(case, seed, racecheck=False)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["routed", "shared expert"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_crosses_worlds(name, shared):
+    cfg = EPConfig(**PLAIN | FORMATS[name], p2p_world_size=2, token_format=name, fused_shared_expert=shared)
+    assert not differences(Case(cfg, fused=shared), seed=3)
+
+
+@pytest.mark.parametrize("options", [
+    dict(top_k=8), dict(combine_dtype="fp32"), dict(alignment=64), dict(hidden=8), dict(n_experts=40, top_k=32),
+    dict(n_ranks=6, n_experts=6, p2p_world_size=3), dict(hidden=1288)], ids=str)
+def test_shapes_and_sizes(options):
+    assert not differences(Case(EPConfig(**PLAIN | dict(p2p_world_size=2) | options)), seed=4, rounds=1)
+
+
+def test_unreduced_output_and_functions_cross_worlds():
+    cfg = EPConfig(**PLAIN, p2p_world_size=1)
+    assert not differences(Case(cfg, weights="none"), seed=5, rounds=1)
+    assert not differences(Case(cfg, weights="function", epilogue=True, fused=True), seed=5, rounds=1)
+
+
+def test_a_world_of_all_ranks_needs_no_network(monkeypatch):
+    cfg = EPConfig(**PLAIN, p2p_world_size=4)
+
+    def refuse(*args):
+        raise AssertionError("something was sent through the network")
+
+    monkeypatch.setattr("epmoe.device.sim.network.Delivery.__init__", refuse)
+    assert not differences(Case(cfg), seed=0, rounds=1)
+
+
+def test_direct_stores_reach_only_the_own_world():
+    """A kernel is told of no address outside its p2p world, so what arrives elsewhere came through the network."""
+    cfg = EPConfig(**PLAIN, p2p_world_size=2)
+    with ExpertParallel(cfg, LocalWorld(4)) as ep:
+        ranks = ep._engine.ranks
+        for r in ranks:
+            first = r.rank // 2 * 2
+            expected = [ranks[first + i].address("dispatch_recv_buf") for i in range(2)]
+            assert r.peers("dispatch_recv_buf") == expected
+
+
+def test_counters_are_as_before_after_a_round():
+    cfg = EPConfig(**PLAIN, p2p_world_size=1)
+    routed = routing.make(cfg, 1)
+    with ExpertParallel(cfg, LocalWorld(4)) as ep:
+        d = ep.dispatch(routed.x, routed.topk_ids)
+        ep.combine([np.zeros((x.n_rows, cfg.hidden), x.numpy().output_tokens.dtype) for x in d], d, routed.topk_weights)
+        for rank in range(4):
+            for name in ("dispatch_recv_count", "combine_recv_count"):
+                assert (ep.region(name, rank) == layout.MAX_FINITE).all()
+            for name in ("reserved", "finished", "A", "status"):
+                assert not ep.region(name, rank).any()
+
+
+def test_a_rank_that_stays_away_is_named():
+    from epmoe import PeerTimeout
+    cfg = replace(EPConfig(**PLAIN, p2p_world_size=2))
+    routed = routing.make(cfg, 1)
+    world = LocalWorld(4, expire_waits=True)
+    with pytest.raises(PeerTimeout, match="source rank 3"), ExpertParallel(cfg, world, timeout=0.01) as ep:
+        ep._engine.ranks.pop()
+        ep._engine.world.ranks = range(3)
+        ep.dispatch(routed.x[:3], routed.topk_ids[:3])
