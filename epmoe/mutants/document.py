@@ -10,11 +10,12 @@ README = Path(__file__).with_name("README.md")
 HEAD = """\
 # Is every synchronisation needed, and would its loss be noticed?
 
-`python -m epmoe mutants` takes the source of every kernel, breaks one synchronising token at a time (an order weakened, a
-scope narrowed, an atomic made plain, a barrier, a wait or a reset deleted, a load sent through the non-coherent path), and
-runs the result in small worlds of two or three ranks under the race detector. Every such mutant must be noticed: as a race,
-a wrong result, a hang, an access out of bounds, or memory that is not as it was before the rounds. The few that change
-nothing are in `harmless.py`, each with its reason, and it is an error if one of them is noticed after all.
+`python -m epmoe mutants` takes the source of every kernel, breaks one synchronising token at a time (an order
+weakened, a scope narrowed, an atomic made plain, a barrier, a wait or a reset deleted, a load sent through the
+non-coherent path), and runs the result in small worlds of two or three ranks under the race detector. Every such mutant
+must be noticed: as a race, a wrong result, a hang, an access out of bounds, or memory that is not as it was before the
+rounds. The few that change nothing are in `harmless.py`, each with its reason, and it is an error if one of them is
+noticed after all.
 
 | option | |
 |---|---|
@@ -23,8 +24,8 @@ nothing are in `harmless.py`, each with its reason, and it is an error if one of
 | `--list`, `--reports` | every verdict; what was reported |
 | `--faults` | the four faults below |
 
-Checking results alone would not do: under sequentially consistent schedules, and on most GPUs most of the time, a weakened
-order gives right results. The race detector (`epmoe/device/sim/`) follows the PTX memory model instead.
+Checking results alone would not do: under sequentially consistent schedules, and on most GPUs most of the time, a
+weakened order gives right results. The race detector (`epmoe/device/sim/`) follows the PTX memory model instead.
 
 # Four faults of public kernels
 

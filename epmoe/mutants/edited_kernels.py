@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from epmoe import device, kernels
+from epmoe.device.names import WORDS
 from epmoe.mutants.plain_words import WORDS as PLAIN_WORDS
 
 FOLDER = Path(kernels.__file__).parent
@@ -35,7 +36,7 @@ class _Loader(importlib.abc.Loader):
 
     def exec_module(self, module):
         vars(module).update(PLAIN_WORDS)
-        vars(module).update((name, getattr(device, name)) for name in device.names.WORDS)  # what an edit may need besides
+        vars(module).update((name, getattr(device, name)) for name in WORDS)    # what an edit may need besides
         vars(module).update(self.finder.names)
         exec(self.finder.code(self.file), vars(module))
 
@@ -72,8 +73,8 @@ class _Finder(importlib.abc.MetaPathFinder):
 def load(edits, *, constants=None, seen_by=None, names=None):
     """The package with some files replaced; the copy before it is forgotten.
 
-    edits: {file: source}. constants: {"signaller.WINDOW": value} to set before any kernel is made. names: further global
-    names for all modules. seen_by: only this module uses the edited file, all others the original.
+    edits: {file: source}. constants: {"signaller.WINDOW": value} to set before any kernel is made. names: further
+    global names for all modules. seen_by: only this module uses the edited file, all others the original.
     """
     package = _load(NAME, {} if seen_by else edits, names or {})
     if seen_by:

@@ -63,7 +63,8 @@ def _kernel(hidden, n_bytes, n_groups):
 def launch(run, rank, output_tokens, row_offsets, expert_outputs):
     """Queue the experts of a rank behind its dispatch, and behind them a SwiGLU of their rows that nobody looks at."""
     cfg = run.cfg
-    params = run.put("parameters of the experts", rank, np.array([output_tokens, row_offsets, expert_outputs], np.uint64))
+    addresses = np.array([output_tokens, row_offsets, expert_outputs], np.uint64)
+    params = run.put("parameters of the experts", rank, addresses)
     run.machine.launch(_kernel(cfg.hidden, row_bytes(cfg), cfg.n_groups), GRID, THREADS, (params, 0, rank),
                        stream=run.streams[rank])
     if "swiglu" in run.calls:

@@ -67,5 +67,5 @@ def _claims_of_one_round(run, rank):
     ids = inputs(run.world)[0][2][rank]
     counts = np.bincount(ids[ids >= 0], minlength=cfg.n_experts).reshape(cfg.n_ranks, cfg.n_local_experts).T
     if (claimed != counts).any():
-        raise Leftover(f"reserved of rank {rank} is {claimed.tolist()}, round 1 claimed {counts.tolist()}: a kernel went "
-                       "on after a wait had expired")
+        raise Leftover(f"reserved of rank {rank} is {claimed.tolist()}, round 1 claimed {counts.tolist()}: a kernel "
+                       "went on after a wait had expired")

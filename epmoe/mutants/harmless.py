@@ -4,10 +4,10 @@ The names are those of Mutant.key: file, function, what became what.
 """
 
 INPUT = "what it reads no kernel writes while this one runs, so the non-coherent path sees the same bytes"
-TURN = ("the turn changes only when all blocks have come, this one among them, which reads it before it comes; the change "
-        "before that one it has acquired, or its launch came after it")
-COUNT = ("it is read again only by blocks that come to the next barrier, after the turn's release and acquire, so that a "
-         "plain store would do")
+TURN = ("the turn changes only when all blocks have come, this one among them, which reads it before it comes; the "
+        "change before that one it has acquired, or its launch came after it")
+COUNT = ("it is read again only by blocks that come to the next barrier, after the turn's release and acquire, so that "
+         "a plain store would do")
 SWIGLU = "the kernel reads only what an earlier launch wrote; the expert outputs are its input"
 
 HARMLESS = {
@@ -21,17 +21,19 @@ HARMLESS = {
     "swiglu.py fp8_rows.fused_silu_fp8: load16 -> load16_nc (number 3)": SWIGLU,
     "swiglu.py fp8_rows.fused_silu_fp8: load16 -> load16_nc (number 4)": SWIGLU,
     "shared_expert.py make.begin: syncwarp() -> nothing":
-        "begin_group of every format there is writes from lane 0 alone, and lane 0 is the one that releases; the barrier "
-        "is for a format that would write from other lanes too, which KernelFormat allows",
+        "begin_group of every format there is writes from lane 0 alone, and lane 0 is the one that releases; the "
+        "barrier is for a format that would write from other lanes too, which KernelFormat allows",
     "rows/move.py move_kernel.rows_move: load16 -> load16_nc":
         "the staging area is filled by peers before the launch ahead of this one ends, and again only after this rank "
         "announces its next call",
     "rows/pushers.py expert_sums.sum_row: load16 -> load16_nc": INPUT + ": the expert outputs given to combine",
-    "rows/pushers.py expert_sums.sum_row: load16 -> load16_nc (number 2)": INPUT + ": the expert outputs given to combine",
+    "rows/pushers.py expert_sums.sum_row: load16 -> load16_nc (number 2)":
+        INPUT + ": the expert outputs given to combine",
     "rows/layout.py make.place_tokens: syncthreads() -> nothing (number 2)":
-        "await_notes, which every block passes before it reads row_of, is a barrier of the block; totals lie before the "
-        "barrier above",
-    "rows/records.py make.record: syncthreads() -> nothing": "finish, which follows, begins with a barrier of the block",
+        "await_notes, which every block passes before it reads row_of, is a barrier of the block; totals lie before "
+        "the barrier above",
+    "rows/records.py make.record: syncthreads() -> nothing":
+        "finish, which follows, begins with a barrier of the block",
     "rows/waits.py of_block.meet: ld_relaxed_gpu_i32 -> ld_relaxed_cta_i32": TURN,
     "rows/waits.py of_block.meet: ld_relaxed_gpu_i32 -> load_i32": TURN,
     "rows/waits.py of_block.meet: st_relaxed_gpu_i32 -> st_relaxed_cta_i32": COUNT,

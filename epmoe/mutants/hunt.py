@@ -14,8 +14,8 @@ from epmoe.mutants.rows_run import RowsRun
 from epmoe.mutants.world_run import WorldRun
 from epmoe.mutants.worlds import WORLDS, World
 
-KILLS = {RaceError: "race", DeadlockError: "hang", OutOfBoundsError: "bounds", WrongResult: "wrong", Leftover: "leftover",
-         EPError: "error"}
+KILLS = {RaceError: "race", DeadlockError: "hang", OutOfBoundsError: "bounds", WrongResult: "wrong",
+         Leftover: "leftover", EPError: "error"}
 SEEDS = 3
 
 
@@ -36,7 +36,7 @@ class Verdict:
 
 
 def all_mutants():
-    """Every mutant of every file of epmoe/kernels, those of spin.py and transport.py once for each module that uses them."""
+    """Every mutant of every file of epmoe/kernels, those of PER_IMPORTER once for each module that uses them."""
     sources = {file: edited_kernels.source_of(file) for file in edited_kernels.files()}
     used = {file: names_in(source) for file, source in sources.items()}
 
@@ -110,9 +110,7 @@ def _marked(file, source, tokens):
     for start in sorted(tokens, reverse=True):
         t = tokens[start]
         text = source[t.start:t.end]
-        is_statement = text.endswith(")") and not text.startswith("(") and text[:1] != "" and "=" not in text.split("(")[0] \
-            and source[source.rfind("\n", 0, start) + 1:start].strip() == ""
-        if is_statement or "] = " in text:
+        if t.is_statement:
             new = f"visit__({file!r}, {start}); {text}"
         else:
             new = f"(visit__({file!r}, {start}) and {text})"

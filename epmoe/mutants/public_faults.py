@@ -10,7 +10,8 @@ from epmoe.mutants import edited_kernels
 from epmoe.mutants.hunt import attempt
 from epmoe.mutants.worlds import PLAIN, WORLDS, World
 
-SMALL_REGION = World("seven blocks, four flags", PLAIN | dict(n_experts=2, top_k=1), ((5, 3),), fused=True, shape=(7, 32))
+SMALL_REGION = World("seven blocks, four flags", PLAIN | dict(n_experts=2, top_k=1), ((5, 3),), fused=True,
+                     shape=(7, 32))
 
 
 @dataclass(frozen=True)
@@ -25,44 +26,51 @@ class Fault:
     repair_is: str = ""
 
 
-LAST_SIGNAL = """signal(params, owner, i32(local_expert * ranks + source), count)"""
-LAST_SIGNAL_ONLY = """written = words + u64(at.finished + 4 * cfg.n_experts) + u64(4) * u64(owner)
-                    if atomic_add_relaxed_gpu_i32(written, i32(1)) == local - 1:
-                        signal(params, owner, i32(local_expert * ranks + source), count)
-                    else:
+SIGNAL = """\
+                if ok:
+                    signal(params, owner,"""
+LAST_SIGNAL = """\
+                is_last = False
+                if ok:
+                    written = words + u64(at.finished + 4 * cfg.n_experts) + u64(4) * u64(owner)
+                    is_last = atomic_add_relaxed_gpu_i32(written, i32(1)) == local - 1
+                    if not is_last:
                         word = u64(load_u64(params + u64(p_words) + u64(8) * u64(owner)))
-                        st_relaxed_sys_u64(word + u64(8) * u64(local_expert * ranks + source), u64(count))"""
+                        st_relaxed_sys_u64(word + u64(8) * u64(local_expert * ranks + source), u64(count))
+                if is_last:
+                    signal(params, owner,"""
 
 FAULTS = (
     Fault("last signal found by a relaxed counter",
-          "Only the last of a rank's signals to a peer is a release; the others are relaxed stores. Which one is the last is "
-          "found by a relaxed fetch-add on the region rank completion. Nothing orders the messages behind the other signals "
-          "before the last one, so the peer may read messages that have not arrived.",
-          (("signaller.py", LAST_SIGNAL, LAST_SIGNAL_ONLY),
-           ("signaller.py", "p_topk, p_counters = ", "p_words = block.offset(\"recv_count_ptrs\")\n    p_topk, p_counters = "),
+          "Only the last of a rank's signals to a peer is a release; the others are relaxed stores. Which one is "
+          "the last is found by a relaxed fetch-add on the region rank completion. Nothing orders the messages behind "
+          "the other signals before the last one, so the peer may read messages that have not arrived.",
+          (("signaller.py", SIGNAL, LAST_SIGNAL),
+           ("signaller.py", "p_topk, p_counters = ",
+            "p_words = block.offset(\"recv_count_ptrs\")\n    p_topk, p_counters = "),
            ("dispatch.py", "store_i32(words + u64(at.g), i32(0))",
             "store_i32(words + u64(at.g), i32(0))\n                i = i32(0)\n                while i < cfg.n_ranks:\n"
             "                    store_i32(words + u64(at.finished + 4 * cfg.n_experts + 4 * i), i32(0))\n"
             "                    i = i32(i + 1)")),
           WORLDS["split"],
-          (("signaller.py", "if atomic_add_relaxed_gpu_i32(written", "if atomic_add_acq_rel_gpu_i32(written"),),
+          (("signaller.py", "is_last = atomic_add_relaxed_gpu_i32", "is_last = atomic_add_acq_rel_gpu_i32"),),
           "the fetch-add is acquire and release"),
     Fault("completion counters over region B",
-          "Combine counts the rows that went back in words that overlap region B, which dispatch_wait leaves behind with its "
-          "prefix sums. The count starts wrong, and the signalling block waits for a number that it has passed.",
-          (("returners.py", "red_add_release_gpu_i32(words + u64(at.finished)", "red_add_release_gpu_i32(words + u64(at.b)"),
-           ("returners.py", "ok = wait_for_own_blocks(words + u64(at.finished)", "ok = wait_for_own_blocks(words + u64(at.b)")),
+          "Combine counts the rows that went back in words that overlap region B, which dispatch_wait leaves behind "
+          "with its prefix sums. The count starts wrong, and the signalling block waits for a number that is behind it.",
+          tuple(("returners.py", f"{word}(words + u64(at.finished)", f"{word}(words + u64(at.b)")
+                for word in ("red_add_release_gpu_i32", "ok = wait_for_own_blocks")),
           WORLDS["split"]),
     Fault("waiting region smaller than the grid",
-          "combine_wait has a ready flag for each of 2 n_experts reducing blocks, and the launch does not keep its grid within "
-          "them: with 2 experts, 6 reducing blocks use 6 words of a region of 4.",
+          "combine_wait has a ready flag for each of 2 n_experts reducing blocks, and the launch does not keep its "
+          "grid within them: with 2 experts, 6 reducing blocks use 6 words of a region of 4.",
           (("combine.py", "return CombineCall(cfg, launch, parameter_block(cfg), compile,\n                       "
                           "EPLocalSyncCounters(cfg.n_experts).combine_wait_size())",
             "return CombineCall(cfg, launch, parameter_block(cfg), compile)"),),
           SMALL_REGION),
     Fault("peer-written rows through the invariant load path",
-          "dispatch_wait reads recv_buf by ld.global.nc, which is for what nobody writes while the kernel runs. Peers write "
-          "recv_buf all the time; the load may return a line that was cached in an earlier round.",
+          "dispatch_wait reads recv_buf by ld.global.nc, which is for what nobody writes while the kernel runs. Peers "
+          "write recv_buf all the time; the load may return a line that was cached in an earlier round.",
           (("formats/row_copy.py", "spread_items(load16, store_vector, n_bytes // 16, 16)",
             "spread_items(load16_nc, store_vector, n_bytes // 16, 16)"),),
           WORLDS["fused"]),
@@ -75,8 +83,8 @@ def edited(edits):
     for file, text, new in edits:
         source = out.get(file) or edited_kernels.source_of(file)
         if source.count(text) != 1:
-            raise ValueError(f"epmoe/kernels/{file} holds {text!r} {source.count(text)} times, not once: the fault's edit "
-                             "must follow the change of the kernel")
+            raise ValueError(f"epmoe/kernels/{file} holds {text!r} {source.count(text)} times, not once: the fault's "
+                             "edit must follow the change of the kernel")
         out[file] = source.replace(text, new)
     return out
 

@@ -1,7 +1,7 @@
 """One run of a rows world: the host functions of epmoe.fused_a2a with edited kernels, most calls in flight at once.
 
-The first dispatches wait for the host, as they must; the calls behind them do not depend on each other's results, so they
-are queued without waiting, and ranks may be a call or two apart.
+The first dispatches wait for the host, as they must; the calls behind them do not depend on each other's results, so
+they are queued without waiting, and ranks may be a call or two apart.
 """
 
 from contextlib import contextmanager
@@ -33,8 +33,8 @@ class _Inputs:
 
     def __init__(self, world):
         self.world, self.rng = world, np.random.default_rng(11)
-        self.ids = [np.array([self.rng.permutation(N_EXPERTS - 1)[:TOP_K] for _ in range(n)], np.int64).reshape(n, TOP_K)
-                    for n in world.tokens]
+        self.ids = [np.array([self.rng.permutation(N_EXPERTS - 1)[:TOP_K] for _ in range(n)], np.int64)
+                    .reshape(n, TOP_K) for n in world.tokens]
         for ids in self.ids:
             ids[self.rng.random(ids.shape) < 0.15] = -1
         self.maps = [np.array([[e in row for e in range(N_EXPERTS)] for row in ids], bool).reshape(len(ids), N_EXPERTS)
@@ -45,10 +45,11 @@ class _Inputs:
         return [self.rng.normal(size=(n, columns) if columns else n).astype(dtype) for n in counts]
 
 
-def rows_calls(world, make, functions, first):
-    """The calls of a rows world: (results of the dispatches, results of the others); `first` is a context of the latter.
+def rows_calls(world, make, functions, in_flight):
+    """The calls of a rows world: (results of the dispatches, results of the others).
 
-    functions: (dispatch_forward, dispatch_backward, cached dispatch), over rank lists; make: _Inputs.
+    functions: (dispatch, its backward, a cached dispatch), over rank lists; make: _Inputs. in_flight: a function that
+    gives the context of the others.
     """
     dispatch, sums, cached = functions
     given = [(make.rows(world.tokens), make.rows(world.tokens, np.float32, TOP_K)) for _ in range(2)]
@@ -56,20 +57,20 @@ def rows_calls(world, make, functions, first):
     handle, n = dispatched[-1][1], [len(i) for i in dispatched[-1][0][0]]
     x = [make.rows(n), make.rows(n, np.float32), *(make.rows(world.tokens) for _ in range(4))]
     probs = make.rows(n, np.float32, TOP_K)
-    with first():
+    with in_flight():
         others = [sums(handle, x[0], probs), cached(handle, x[2]), sums(handle, x[1], None), cached(handle, x[3]),
                   cached(handle, x[4]), cached(handle, x[5])]
     return [d for d, _ in dispatched], others
 
 
-def hybrid_calls(world, make, functions, first):
+def hybrid_calls(world, make, functions, in_flight):
     """The calls of a HybridEP world, as in rows_calls."""
     dispatch, sums, cached = functions
     given = [(make.rows(world.tokens), make.rows(world.tokens, np.float32, N_EXPERTS)) for _ in range(3)]
     limit = [world.limit] * N_RANKS
     one, handle = dispatch(given[0][0], make.maps, given[0][1])
     x, probs, y = make.rows(limit), make.rows(limit, np.float32, 0), make.rows(world.tokens)
-    with first():
+    with in_flight():
         two, second = dispatch(given[1][0], make.maps, given[1][1])
         others = [two, sums(handle, x, probs), cached(handle, y)]
         three, _ = dispatch(given[2][0], make.maps, given[2][1])
@@ -199,7 +200,8 @@ class RowsRun:
             note = buffer.layout.note(epoch & 1, 0) + control.PLACES
             places = buffer._control.buffers[self.world.absent[0]].read(np.uint64, (3,), note)
             if not places[2]:           # where combine's probs go; a cached dispatch, which came later, has none
-                raise Leftover(f"the note of epoch {epoch} is that of a later call: it went on after a wait had expired") from None
+                raise Leftover(f"the note of epoch {epoch} is that of a later call, which went on after a wait had "
+                               "expired") from None
             return
         raise WrongResult("no wait expired, though a rank was absent")
 

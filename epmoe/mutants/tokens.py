@@ -19,12 +19,13 @@ STRONG = re.compile(r"(ld|st|red_add|atomic_(?:add|max|or|cas))_(relaxed|acquire
 WEAKER = {"acq_rel": ("acquire", "release", "relaxed"), "acquire": ("relaxed",), "release": ("relaxed",), "relaxed": ()}
 NARROWER = {"sys": ("gpu", "cta"), "gpu": ("cta",), "cta": ()}
 NO_CTA = ("atomic_max", "atomic_or", "atomic_cas")     # these have no words of scope cta
-BARRIERS = re.compile(r"(syncthreads|syncwarp|fence_\w+|bulk_wait|bulk_wait_read|bulk_commit|griddep_wait|shmem_quiet|shmem_fence)$")
+BARRIERS = re.compile(r"(syncthreads|syncwarp|fence_\w+|bulk_(wait|wait_read|commit)|griddep_wait"
+                      r"|shmem_(quiet|fence))$")
 VOTES = ("syncthreads_or", "syncthreads_count")
 STORE = re.compile(r"store(_(u8|u16|i32|u32|u64|f32)|16)$")
 CASTS = ("i32", "u32", "u64", "f32")
 SUCCESS = {"wait_for_own_blocks": "True", "wait_for_flag": "True", "wait_for_signal": "u64(0)", "mbar_try_wait": "True"}
-# What was there, in words that the other modules import of these: each importer gets a mutant of its own.
+# Modules of words that several others use: each user gets mutants of its own, since one may need what another does not.
 PER_IMPORTER = ("spin", "transport")
 
 
@@ -33,6 +34,7 @@ class Token:
     """One place of the source: `text` at (line, column), inside `function` of `file` (relative to the package).
 
     start, end: offsets in the source. number: which one of those with the same text in the function, from 1.
+    is_statement: else it is part of an expression.
     """
 
     file: str
@@ -42,6 +44,7 @@ class Token:
     line: int
     start: int
     end: int
+    is_statement: bool = False
 
     @property
     def place(self):
@@ -50,7 +53,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Mutant:
-    """A token, what replaces it, and for tokens of spin.py and transport.py the module (`seen_by`) that sees the change."""
+    """A token, and what replaces it. seen_by: for tokens of PER_IMPORTER, the one module that sees the change."""
 
     token: Token
     kind: str
@@ -163,13 +166,14 @@ def mutants_of(file, source):
         places = seen.setdefault((function, text), [])
         if start not in places:
             places.append(start)
-        token = Token(file, function, text, places.index(start) + 1, node.lineno, start, end)
+        token = Token(file, function, text, places.index(start) + 1, node.lineno, start, end,
+                      isinstance(node, ast.stmt))
         made += [Mutant(token, kind, new) for new in replacements]
     return sorted(made, key=lambda m: m.token.start)
 
 
 def for_importers(mutants, importers):
-    """Mutants of the modules PER_IMPORTER once for each module that uses them; importers: function (mutant) -> stems."""
+    """Mutants of PER_IMPORTER once for each module that uses them; importers: function (mutant) -> stems."""
     out = []
     for m in mutants:
         shared = m.token.file.removesuffix(".py") in PER_IMPORTER

@@ -1,4 +1,4 @@
-"""One run of one world with one set of kernels: all rounds of all ranks in flight at once, then everything is checked."""
+"""One run of a world with one set of kernels: all rounds of all ranks in flight at once, then all is checked."""
 
 import numpy as np
 
@@ -110,7 +110,8 @@ class WorldRun:
             self.calls["dispatch"](tokens, topk_ids, *groups, send, *to, counters, rank, clean_topk_ids=clean.address,
                                    recv_counts=address["recv_count"], **where)
         else:
-            self.calls["dispatch_async"](tokens, topk_ids, send, *to, counters, rank, clean_topk_ids=clean.address, **where)
+            self.calls["dispatch_async"](tokens, topk_ids, send, *to, counters, rank, clean_topk_ids=clean.address,
+                                         **where)
             self.calls["dispatch_wait"](*groups, *here, counters, rank, recv_counts=address["recv_count"],
                                         input_tokens=tokens, send_buf_p=send, **where)
         rows = self.new("expert_outputs", rank, (self.capacity, cfg.hidden), BF16)
@@ -142,7 +143,8 @@ class WorldRun:
         if self.world.fails:
             return expired.check(self, rounds)
         for number, (results, (dispatched, combined)) in enumerate(zip(rounds, expected(self.world)), 1):
-            got = [{name: b.read(dtype, shape) for name, (b, shape, dtype) in results[r][0].items()} for r in self.ranks]
+            got = [{name: b.read(dtype, shape) for name, (b, shape, dtype) in results[r][0].items()}
+                   for r in self.ranks]
             differences = compare_dispatched_world(self.cfg, got, dispatched)
             outputs = [b.read(dtype, shape) for b, shape, dtype in (results[r][1] for r in self.ranks)]
             differences += compare_combined_world(self.cfg, outputs, combined)
@@ -154,12 +156,13 @@ class WorldRun:
     def _check_memory(self, rank):
         for name in ZERO_AFTER:
             self._expect(rank, name, self.counters(rank, name), 0)
+        counts = self.cfg.n_local_experts, self.cfg.n_src_ranks
         for name in ("dispatch_recv_count", "combine_recv_count"):
-            self._expect(rank, name, self.regions[rank][name].array(np.uint64, (self.cfg.n_local_experts, self.cfg.n_src_ranks)),
-                         MAX_FINITE)
+            self._expect(rank, name, self.regions[rank][name].array(np.uint64, counts), MAX_FINITE)
         if not self.format.direct:
             payload = last_payloads(self.world)[rank]
-            held = self.regions[rank]["dispatch_send_buf"].array(np.uint8, (len(payload), layout.message(self.cfg).msg_bytes))
+            shape = len(payload), layout.message(self.cfg).msg_bytes
+            held = self.regions[rank]["dispatch_send_buf"].array(np.uint8, shape)
             if (held[:, :self.format.token_size] != payload).any():
                 raise WrongResult(f"send_buf of rank {rank}: an encoded token differs, or its padding is not zero")
         words = self.regions[rank]["status"].array(np.int32, layout.STATUS_WORDS)

@@ -1,7 +1,7 @@
 """The small worlds in which mutants are hunted: each makes lines of the kernels run that the others leave out.
 
-All are tiny, and uneven: a rank with fewer tokens, an expert without any, -1 slots, more rows than warps, several rounds
-without a reset, all of them in flight at once, so that one rank may be a round ahead of another.
+All are tiny, and uneven: a rank with fewer tokens, an expert without any, -1 slots, more rows than warps, several
+rounds without a reset, all of them in flight at once, so that one rank may be a round ahead of another.
 """
 
 from dataclasses import dataclass, field
@@ -13,12 +13,11 @@ from epmoe_ref.config import EPConfig
 class World:
     """One world.
 
-    tokens: for each round, the tokens of each rank. shape: blocks, threads. constants: of the kernel package, made small
-    ({"signaller.WINDOW": 3}). unreduced: combine without router weights. swiglu: its kernel
-    runs too. bad_ids: ids out of range and repeated ones in
-    device memory. absent: ranks that never launch anything, so that the others' waits must expire. stuck: before this
-    half of the first round ("dispatch", "combine") a word of `finished` is spoilt on rank 0, so that it waits in vain
-    (expired.py).
+    tokens: for each round, the tokens of each rank. shape: blocks, threads. constants: of the kernel package, made
+    small ({"signaller.WINDOW": 3}). unreduced: combine without router weights. swiglu: its kernel runs too. bad_ids:
+    ids out of range and repeated ones in device memory. absent: ranks that never launch anything, so that the others'
+    waits must expire. stuck: before this half of the first round ("dispatch", "combine") a word of `finished` is
+    spoilt on rank 0, so that it waits in vain (expired.py).
     """
 
     name: str
@@ -47,8 +46,8 @@ class World:
 class RowsWorld:
     """One world of the rows kernels, 2 ranks x 2 experts (rows_run.py).
 
-    kind: "rows" (FusedDispatch, FusedCombine), "hybrid" (HybridEP). limit: rows of a rank in HybridEP; pad: to which each
-    expert's are rounded up; fp8: they travel as blockwise FP8. absent: as in World.
+    kind: "rows" (FusedDispatch, FusedCombine), "hybrid" (HybridEP). limit: rows of a rank in HybridEP; pad: to which
+    each expert's are rounded up; fp8: they travel as blockwise FP8. absent: as in World.
     """
 
     name: str

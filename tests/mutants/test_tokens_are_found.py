@@ -25,7 +25,8 @@ def code_only(source):
 @pytest.mark.parametrize("file", edited_kernels.files())
 def test_every_word_has_mutants(file):
     source = edited_kernels.source_of(file)
-    found = {(number, word) for number, line in enumerate(code_only(source).splitlines(), 1) for word in WORDS.findall(line)}
+    lines = enumerate(code_only(source).splitlines(), 1)
+    found = {(number, word) for number, line in lines for word in WORDS.findall(line)}
     covered = {(m.token.line, re.match(r"\w+", m.token.text)[0]) for m in mutants_of(file, source)}
     assert found <= covered
 
@@ -60,7 +61,8 @@ def test_each_token_is_broken_in_every_way():
         (4, "barrier", "(not ok)"),
         (6, "order", "ld_relaxed_sys_u64"), (6, "scope", "ld_acquire_gpu_u64"), (6, "scope", "ld_acquire_cta_u64"),
         (6, "plain", "load_u64"),
-        (7, "order", "red_add_relaxed_gpu_i32"), (7, "scope", "red_add_release_cta_i32"), (7, "plain", "plain_red_add_i32"),
+        (7, "order", "red_add_relaxed_gpu_i32"), (7, "scope", "red_add_release_cta_i32"),
+        (7, "plain", "plain_red_add_i32"),
         (8, "order", "atomic_add_acquire_gpu_i32"), (8, "order", "atomic_add_release_gpu_i32"),
         (8, "order", "atomic_add_relaxed_gpu_i32"), (8, "scope", "atomic_add_acq_rel_cta_i32"),
         (8, "plain", "plain_atomic_add_i32"),
