@@ -1,0 +1,26 @@
+"""Megatron-Core's `fused_a2a` for torch: the names of `epmoe.fused_a2a` as autograd Functions over tensors.
+
+`group` is a world of epmoe. With an MPIWorld every tensor is this rank's own; with a LocalWorld whatever differs per
+rank is a list over ranks, and gradients flow through every tensor in the lists. On a GPU nothing is copied: kernels
+read the caller's tensors and results are tensors over epmoe's memory, which lives as long as they do; kernels come
+after what torch's current stream has, and before what it gets next. CPU tensors go through the simulator, where they
+lie.
+
+    from epmoe.torch import fused_combine, fused_dispatch       # instead of megatron.core.transformer.moe.fused_a2a
+
+Numbers, shapes, errors: `epmoe.fused_a2a`. This package alone imports torch.
+"""
+
+try:
+    import torch  # noqa: F401
+except ImportError as error:
+    raise ImportError("epmoe.torch needs torch: pip install 'epmoe[torch]'") from error
+
+from epmoe.fused_a2a import (get_buffer, get_hidden_bytes, init_hybrid_ep_buffer, reset_hybrid_ep_buffer,
+                             set_deepep_num_sms)
+from epmoe.torch.fused import FusedCombine, FusedDispatch, fused_combine, fused_dispatch
+from epmoe.torch.hybrid_ep import HybridEPCombine, HybridEPDispatch, hybrid_ep_combine, hybrid_ep_dispatch
+
+__all__ = ["FusedCombine", "FusedDispatch", "HybridEPCombine", "HybridEPDispatch", "fused_combine", "fused_dispatch",
+           "get_buffer", "get_hidden_bytes", "hybrid_ep_combine", "hybrid_ep_dispatch", "init_hybrid_ep_buffer",
+           "reset_hybrid_ep_buffer", "set_deepep_num_sms"]

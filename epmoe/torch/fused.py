@@ -1,0 +1,69 @@
+"""FusedDispatch and FusedCombine under autograd."""
+
+from torch.autograd.function import once_differentiable
+
+from epmoe import fused_a2a
+from epmoe.torch.gradients import ask_for_gradients, refuse_gradients
+from epmoe.torch.over_ranks import WorldFunction, leaves_of
+from epmoe.torch.streams import in_stream_order
+from epmoe.torch.tensors import readable, tensors
+
+
+class FusedDispatch(WorldFunction):
+    """Every token to the ranks of its experts; its gradient is a combine. See epmoe.fused_a2a.FusedDispatch."""
+
+    @staticmethod
+    def forward(ctx, x, token_indices, token_probs, num_experts, group, async_finish=False,
+                allocate_on_comm_stream=False):
+        """(recv_x, recv_token_indices, recv_token_probs, tokens_per_expert, handle); gradients: x and token_probs.
+
+        tokens_per_expert is on the CPU, the other tensors where x is. FP8 pairs carry no gradient.
+        """
+        if len(leaves_of(x)) > len(leaves_of(token_indices)):
+            refuse_gradients("x as a pair", x, token_probs)
+        with in_stream_order(group):
+            made = tensors(fused_a2a.FusedDispatch.forward(
+                ctx, readable("x", x), readable("token_indices", token_indices), readable("token_probs", token_probs),
+                num_experts, group, async_finish, allocate_on_comm_stream))
+        ctx.probs_need_gradient = ask_for_gradients(token_probs)
+        ctx.mark_non_differentiable(*leaves_of([made[1], made[3]]))
+        return made
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle):
+        """Gradients of forward's arguments: x first, token_probs third, None otherwise."""
+        probs = readable("grad_token_probs", grad_token_probs) if ctx.probs_need_gradient else None
+        with in_stream_order(ctx.group):
+            return tensors(fused_a2a.FusedDispatch.backward(ctx, readable("grad_output", grad_output), None, probs, None,
+                                                            None))
+
+
+class FusedCombine(WorldFunction):
+    """Rows back to their tokens' ranks, summed; its gradient is a dispatch. See epmoe.fused_a2a.FusedCombine."""
+
+    @staticmethod
+    def forward(ctx, x, group, handle, async_finish=False, allocate_on_comm_stream=False):
+        """(combined_x, None); the gradient is x's."""
+        with in_stream_order(group):
+            return tensors(fused_a2a.FusedCombine.forward(ctx, readable("x", x), group, handle, async_finish,
+                                                          allocate_on_comm_stream))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_output, previous_event=None):
+        """Gradients of forward's arguments: x first, None otherwise."""
+        with in_stream_order(ctx.group):
+            return tensors(fused_a2a.FusedCombine.backward(ctx, readable("grad_output", grad_output)))
+
+
+def fused_dispatch(x, token_indices, token_probs, num_experts, group, async_finish=False,
+                   allocate_on_comm_stream=False):
+    """FusedDispatch.apply, arguments by position or by name."""
+    return FusedDispatch.apply(x, token_indices, token_probs, num_experts, group, async_finish,
+                               allocate_on_comm_stream)
+
+
+def fused_combine(x, group, handle, async_finish=False, allocate_on_comm_stream=False):
+    """FusedCombine.apply, arguments by position or by name."""
+    return FusedCombine.apply(x, group, handle, async_finish, allocate_on_comm_stream)

@@ -1,0 +1,99 @@
+"""How autograd sees lists over ranks: every tensor in them is an argument, or a result, of its own.
+
+torch.autograd.Function looks at tensors that are arguments, and not into lists. So a call with lists is flattened:
+_OverRanks gets the leaves, gives the lists to the Function's own forward, and returns the leaves of its results;
+backward goes the same way with gradients.
+"""
+
+import torch
+from torch.autograd.function import once_differentiable
+
+
+class WorldFunction(torch.autograd.Function):
+    """An autograd Function whose arguments, results and gradients may be lists over ranks, or pairs."""
+
+    @classmethod
+    def apply(cls, *arguments):
+        """forward(ctx, *arguments), with a backward for every tensor in them that asks for a gradient."""
+        if not any(isinstance(a, (list, tuple)) for a in arguments):
+            return super().apply(*arguments)
+        call = _Call(cls, shape_of(arguments))
+        results = call.results_of(_OverRanks.apply(call, *leaves_of(arguments)))
+        return results if call.several else results[0]
+
+
+class _Call:
+    """One flattened call: the Function, the shape of its arguments, and, after forward, that of its results.
+
+    several: forward returns a tuple, and backward gets a gradient for each result in it.
+    """
+
+    def __init__(self, function, arguments):
+        self.function, self.arguments = function, arguments
+
+    def leaves(self, made):
+        """What forward has made, in order; remembers its shape."""
+        self.several = isinstance(made, tuple)
+        made = made if self.several else (made,)
+        self._results = shape_of(made)
+        return tuple(leaves_of(made))
+
+    def results_of(self, leaves):
+        """The results, or their gradients, in lists again."""
+        return self._results.filled(leaves)
+
+
+class _OverRanks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, call, *leaves):
+        ctx.call = call
+        return call.leaves(call.function.forward(ctx, *call.arguments.filled(leaves)))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *gradients):
+        call = ctx.call
+        of_arguments = call.function.backward(ctx, *call.results_of(gradients))
+        return None, *call.arguments.spread(of_arguments)
+
+
+class _Leaf:
+    """Where one value is."""
+
+    def filled(self, values):
+        return next(values)
+
+    def spread(self, value):
+        yield value
+
+
+class _Branch:
+    """Where lists or tuples of values are."""
+
+    def __init__(self, kind, parts):
+        self.kind, self.parts = kind, parts
+
+    def filled(self, values):
+        """The values, in order, in lists and tuples of this shape."""
+        values = iter(values)
+        return self.kind(part.filled(values) for part in self.parts)
+
+    def spread(self, value):
+        """The leaves of a value of this shape; None for all of them where it is None. What it lacks at its end is None."""
+        given = [] if value is None else list(value)
+        for part, one in zip(self.parts, given + [None] * (len(self.parts) - len(given))):
+            yield from part.spread(one)
+
+
+def shape_of(value):
+    """Lists and tuples, without what is in them."""
+    if isinstance(value, (list, tuple)):
+        return _Branch(type(value), [shape_of(one) for one in value])
+    return _Leaf()
+
+
+def leaves_of(value):
+    """What is in lists and tuples, in order."""
+    if isinstance(value, (list, tuple)):
+        return [leaf for one in value for leaf in leaves_of(one)]
+    return [value]
