@@ -15,6 +15,7 @@ from epmoe.device.fingerprint import fingerprint
 
 KERNEL = ("entry", b"\x7fELF\0\1\2" * 9)
 STEP = 1
+ROOT = str(Path(__file__).resolve().parents[2])
 
 
 def called(x):
@@ -88,7 +89,8 @@ def test_of_several_processes_one_makes_and_the_others_wait(cache):
                "def make():\n"
                f"    open({str(cache / 'made')!r}, 'a').write('x'); time.sleep(0.5); return 'entry', b'code'\n"
                "assert c.find_or_make('k', make) == ('entry', b'code')")
-    processes = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(3)]
+    env = {**os.environ, "PYTHONPATH": ROOT}
+    processes = [subprocess.Popen([sys.executable, "-c", program], env=env) for _ in range(3)]
     assert [p.wait(60) for p in processes] == [0, 0, 0]
     assert (cache / "made").read_text() == "x"
 
@@ -138,7 +140,8 @@ def test_what_cannot_be_compared_is_not_cached(unknown):
 
 def test_fingerprints_of_kernels_are_the_same_in_every_process_and_tell_kernels_apart(tmp_path):
     program = Path(__file__).with_name("kernel_keys.py")
-    env = {**os.environ, "EPMOE_DEVICE": "gpu", "PYTHONPYCACHEPREFIX": str(tmp_path)}  # the second run has .pyc files
+    env = {**os.environ, "PYTHONPATH": ROOT, "EPMOE_DEVICE": "gpu"}
+    env["PYTHONPYCACHEPREFIX"] = str(tmp_path)      # the second run finds .pyc files there
     first, second = (json.loads(subprocess.run([sys.executable, str(program)], env=env, check=True, timeout=100,
                                                capture_output=True, text=True).stdout) for _ in range(2))
     assert first == second
