@@ -40,12 +40,8 @@ def narrowing_kernel(itemsize, is_signed):
     return narrow_ids
 
 
-def narrow(machine, stream, rank, source, dtype, n_ids, destination, params):
-    """Launch the conversion of n_ids ids at address source into int32 at address destination.
-
-    params: a Buffer of 16 bytes for the addresses.
-    """
+def narrow(machine, stream, rank, params, dtype, n_ids):
+    """Launch the conversion of n_ids ids to int32; params: address of two uint64, from where and to where."""
     dtype = np.dtype(dtype)
-    params.write(np.array([source, destination], np.uint64))
-    machine.launch(narrowing_kernel(dtype.itemsize, dtype.kind == "i"), BLOCKS, THREADS, (params.address, n_ids, rank),
+    machine.launch(narrowing_kernel(dtype.itemsize, dtype.kind == "i"), BLOCKS, THREADS, (params, n_ids, rank),
                    stream=stream)

@@ -7,6 +7,7 @@ from epmoe_ref.errors import EPValueError
 
 from epmoe import device
 from epmoe.arrays import Array
+from epmoe.kernels.written_blocks import WrittenBlocks
 from epmoe.narrowing import narrow
 
 ALIGNMENT = 16  # bytes: kernels read rows as 16-byte vectors
@@ -24,6 +25,8 @@ class Placing:
         self.machine, self._stream_of = machine, stream_of
         self._placed = {}       # (rank, name) -> (address or None, what keeps the memory alive)
         self._staging = {}      # (rank, name) -> Buffer
+        self._outgrown = []     # staging buffers that CUDA graphs may use
+        self._addresses = WrittenBlocks()
 
     def place(self, rank, name, array: Array, dtype=None, *, lent=None) -> int:
         """Address of the array's elements in C order; lent: a Loan it may lie in already; dtype: np.int32 for ids.
@@ -40,12 +43,20 @@ class Placing:
         host = np.ascontiguousarray(array.host, dtype)
         if device.SIM:
             return self._adopted(rank, name, host)
+        if self.machine.has_captured and self._stream_of(rank).capture():
+            raise EPValueError(f"{name} of rank {rank} is in host memory, and the stream is being captured into a CUDA "
+                               "graph, whose replays would not see it: give an array in GPU memory")
         # Earlier launches may still read the staging buffer.
         self.machine.synchronize()
         buffer = self._buffer(rank, name, host.nbytes)
         if host.nbytes:
             buffer.write(host)
         return buffer.address
+
+    def keep(self, names, owners):
+        """Keep device arrays of the caller alive, as place() does; names: (rank, name) each."""
+        for name, owner in zip(names, owners):
+            self._placed[name] = None, owner
 
     def _adopted(self, rank, name, host):
         self._hold(rank, name, None, None)
@@ -60,16 +71,20 @@ class Placing:
         return address
 
     def _narrowed(self, rank, name, array):
+        # Launches of earlier rounds, which may still read the buffer, come before this one on the stream.
         n = math.prod(array.shape)
-        ids, params = self._buffer(rank, f"int32 {name}", 4 * n), self._buffer(rank, f"addresses of {name}", 16)
-        self.machine.synchronize()
-        narrow(self.machine, self._stream_of(rank), rank, array.address, array.dtype, n, ids.address, params)
+        ids = self._buffer(rank, f"int32 {name}", 4 * n)
+        key = rank, array.address, ids.address
+        params = self._addresses.find(key) or self._addresses.write(self.machine, rank, key, np.array(key[1:], np.uint64))
+        narrow(self.machine, self._stream_of(rank), rank, params.address, array.dtype, n)
         return ids.address
 
     def _buffer(self, rank, name, nbytes):
         buffer = self._staging.get((rank, name))
         if buffer is None or buffer.nbytes < nbytes:
-            if buffer is not None:
+            if buffer is not None and self.machine.has_captured:
+                self._outgrown.append(buffer)
+            elif buffer is not None:
                 buffer.free()
             buffer = self._staging[rank, name] = self.machine.alloc(max(nbytes, 256), f"staged {name}", rank)
         return buffer
@@ -89,9 +104,11 @@ class Placing:
     def close(self):
         """Let go of all arrays and free the staging buffers; the kernels must have ended."""
         self.let_go()
-        for buffer in self._staging.values():
+        for buffer in (*self._staging.values(), *self._outgrown):
             buffer.free()
         self._staging.clear()
+        self._outgrown.clear()
+        self._addresses.close()
 
     @property
     def staging_bytes(self):

@@ -20,17 +20,20 @@ os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
 from cuda.bindings import driver as cu                          # noqa: E402
 
 STATIC_SHARED_LIMIT = 48 * 1024
+SUCCESS = cu.CUresult.CUDA_SUCCESS
+NOT_CAPTURING = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+LEGACY_DEFAULT = (0, 1)     # handles of the legacy default stream: null and CU_STREAM_LEGACY
 
 
 def check(result):
     """The values of a driver call, or an error with its name."""
-    code, *values = result
-    if code != cu.CUresult.CUDA_SUCCESS:
+    code = result[0]
+    if code != SUCCESS:
         _, name = cu.cuGetErrorName(code)
         _, text = cu.cuGetErrorString(code)
         decode = (lambda b: b.decode() if isinstance(b, bytes) else str(b))
         raise EPError("CUDA: %s (%s)" % (decode(name), decode(text)))
-    return values[0] if len(values) == 1 else values or None
+    return result[1] if len(result) == 2 else result[1:] or None
 
 
 _libraries = []         # loaded code, which lives as long as the process
@@ -57,9 +60,6 @@ class LoadedKernel:
         self.static_shared = check(cu.cuFuncGetAttribute(attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, self.function))
         self.dynamic_limit = STATIC_SHARED_LIMIT - self.static_shared
         self._occupancy = {}
-        self._fields = (ctypes.c_uint64(), ctypes.c_int32(), ctypes.c_int32())
-        self._pointers = (ctypes.c_void_p * 3)(*(ctypes.addressof(f) for f in self._fields))
-        self._arguments = ctypes.addressof(self._pointers)
 
     def allow_shared(self, shared_bytes):
         """More than 48 KB of dynamic shared memory must be asked for once."""
@@ -76,19 +76,34 @@ class LoadedKernel:
                 cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, threads, shared_bytes))
         return self._occupancy[key]
 
-    def launch(self, grid, threads, args, stream, shared_bytes, attributes):
-        """Put a launch on a stream. args: (params, num_tokens, my_rank); the driver copies them before it returns."""
-        params, num_tokens, my_rank = self._fields
-        params.value, num_tokens.value, my_rank.value = args
+
+class Launch:
+    """A launch with all its arguments packed, for start() as often as one likes.
+
+    args: (params, num_tokens, my_rank); the driver copies them before start() returns.
+    """
+
+    __slots__ = ("_fields", "_pointers", "_start", "_call")
+
+    def __init__(self, function, grid, threads, args, stream, shared_bytes, attributes=None):
+        params, num_tokens, my_rank = args
+        self._fields = (ctypes.c_uint64(params), ctypes.c_int32(num_tokens), ctypes.c_int32(my_rank))
+        self._pointers = (ctypes.c_void_p * 3)(*(ctypes.addressof(f) for f in self._fields))
+        arguments = ctypes.addressof(self._pointers)
         if not attributes:
-            check(cu.cuLaunchKernel(self.function, grid, 1, 1, threads, 1, 1, shared_bytes, stream, self._arguments, 0))
+            self._start = cu.cuLaunchKernel
+            self._call = (function, grid, 1, 1, threads, 1, 1, shared_bytes, stream, arguments, 0)
             return
         config = cu.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
         config.sharedMemBytes, config.hStream = shared_bytes, stream
         config.attrs, config.numAttrs = attributes, len(attributes)
-        check(cu.cuLaunchKernelEx(config, self.function, self._arguments, 0))
+        self._start, self._call = cu.cuLaunchKernelEx, (config, function, arguments, 0)
+
+    def start(self):
+        """Put it on its stream."""
+        check(self._start(*self._call))
 
 
 def launch_attributes(cooperative, programmatic):
@@ -125,12 +140,26 @@ def resident_blocks(kernel, threads, shared_bytes=0):
     return loaded(kernel).blocks_per_sm(threads, shared_bytes) * cuda.current_context().device.MULTIPROCESSOR_COUNT
 
 
+@contextlib.contextmanager
+def outside_capture():
+    """Driver calls inside take place now, even while a stream of this thread is captured into a graph.
+
+    Only for calls that the captured work does not depend on the order of: new memory, copies into it.
+    """
+    before = check(cu.cuThreadExchangeStreamCaptureMode(cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
+    try:
+        yield
+    finally:
+        check(cu.cuThreadExchangeStreamCaptureMode(before))
+
+
 class Buffer:
     """Device memory: one whole allocation, its contents unspecified until written."""
 
     def __init__(self, machine, nbytes, name, rank, regions):
         self.machine, self.nbytes, self.name, self.rank, self.regions = machine, int(nbytes), name, rank, regions
-        self.address = int(check(cu.cuMemAlloc(max(self.nbytes, 1))))
+        with outside_capture():
+            self.address = int(check(cu.cuMemAlloc(max(self.nbytes, 1))))
 
     def _inside(self, offset, nbytes):
         if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
@@ -142,9 +171,11 @@ class Buffer:
         source = np.ascontiguousarray(array)
         self._inside(offset, source.nbytes)
         if source.nbytes:
+            copies = self.machine.copies
             self.machine.activate()
-            check(cu.cuMemcpyHtoDAsync(self.address + offset, source.ctypes.data, source.nbytes, self.machine.copies))
-            check(cu.cuStreamSynchronize(self.machine.copies))
+            with outside_capture():
+                check(cu.cuMemcpyHtoDAsync(self.address + offset, source.ctypes.data, source.nbytes, copies))
+                check(cu.cuStreamSynchronize(copies))
 
     def read(self, dtype, shape, offset=0):
         """A copy of part of the buffer as a NumPy array, after all launches have ended."""
@@ -178,6 +209,7 @@ class Buffer:
             self.machine.synchronize()
             check(cu.cuMemFree(self.address))
             self.address = 0
+            self.machine.n_freed += 1
 
 
 class DeviceArray:
@@ -204,7 +236,17 @@ class Stream:
         self.machine, self.rank = machine, rank
         self.own = handle is None
         self.handle = new_stream() if self.own else cu.CUstream(int(handle))
+        self._is_legacy_default = int(self.handle) in LEGACY_DEFAULT
         self._event = None
+
+    def capture(self):
+        """The id of the capture into a CUDA graph that the stream is in, 0 for none."""
+        if self._is_legacy_default:         # cannot be captured
+            return 0
+        if check(cu.cuStreamIsCapturing(self.handle)) == NOT_CAPTURING:
+            return 0
+        self.machine.has_captured = True
+        return int(check(cu.cuStreamGetCaptureInfo(self.handle))[1])
 
     def wait(self, other):
         """What comes after this on the stream begins when all that is on the other stream now has ended."""
@@ -250,6 +292,9 @@ class GpuMachine:
         self.copies = new_stream()
         self.streams = []
         self.held = 0
+        self.n_freed = 0            # Buffers freed so far: what was packed before may name memory that is gone
+        self.has_captured = False   # graphs may name memory that nothing here uses any more
+        self.recorded = None        # a list, while launches are also to be kept for start()
         self._queue = []
         self._adopted = {}
 
@@ -317,17 +362,34 @@ class GpuMachine:
                                % (grid, block, k.name, self.n_sms, limit))
         k.allow_shared(shared_bytes)
         attributes = launch_attributes(cooperative, programmatic) if cooperative or programmatic else None
-        call = (k, grid, block, args, stream.handle, shared_bytes, attributes)
+        launch = Launch(k.function, grid, block, args, stream.handle, shared_bytes, attributes)
+        if self.recorded is not None:
+            self.recorded.append(launch)
         if self.held:
-            self._queue.append(call)
+            self._queue.append(launch)
         else:
-            k.launch(*call[1:])
+            launch.start()
+
+    @contextlib.contextmanager
+    def recording(self):
+        """Gives a list of the launches inside, for start()."""
+        self.recorded = launches = []
+        try:
+            yield launches
+        finally:
+            self.recorded = None
+
+    def start(self, launches):
+        """Start launches that were recorded once more."""
+        check(cu.cuCtxSetCurrent(self._context))
+        for launch in launches:
+            launch.start()
 
     def submit(self):
         """Start what hold() holds back."""
         queue, self._queue = self._queue, []
-        for k, *call in queue:
-            k.launch(*call)
+        for launch in queue:
+            launch.start()
 
     def synchronize(self):
         """Wait until every launch on this machine's streams has ended."""

@@ -1,7 +1,5 @@
 """KernelCall: a kernel with its host side, which packs the arguments into a parameter block and launches."""
 
-from collections import OrderedDict
-
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError
 
@@ -9,8 +7,7 @@ from . import formats
 from .arguments import FormatHandler, TokenArray
 from .launch import LaunchConfig
 from .params import ParameterBlock, float32_word
-
-MAX_BLOCKS = 256        # parameter blocks that one call keeps; a steady state uses one or two a rank
+from .written_blocks import WrittenBlocks
 
 
 class KernelCall:
@@ -23,7 +20,7 @@ class KernelCall:
     def __init__(self, cfg: EPConfig, launch: LaunchConfig, block: ParameterBlock, compile, grid_limit=None):
         self.cfg, self.launch, self.block = cfg, launch, block
         self._compile, self._grid_limit = compile, grid_limit
-        self._written = OrderedDict()       # what a block was made from -> its buffer
+        self._written = WrittenBlocks()
         self._machine = None
 
     @property
@@ -41,8 +38,7 @@ class KernelCall:
 
     def close(self):
         """Frees the parameter blocks; the machine must have finished the launches that use them."""
-        while self._written:
-            self._written.popitem()[1].free()
+        self._written.close()
 
     def _launch(self, machine, stream, my_rank, num_tokens, values, weights_args=(), epilogue_args=()):
         if num_tokens > self.cfg.max_tokens_per_rank:
@@ -60,18 +56,7 @@ class KernelCall:
             self.close()
             self._machine = machine
         key = (my_rank, *values.values(), tail)
-        known = self._written.get(key)
-        if known is not None:
-            self._written.move_to_end(key)
-            return known
-        if len(self._written) >= MAX_BLOCKS:
-            machine.synchronize()           # no launch reads the blocks any more
-            self.close()
-        words = self.block.pack(values, tail)
-        buffer = machine.alloc(words.nbytes, "parameters", rank=my_rank)
-        buffer.write(words)
-        self._written[key] = buffer
-        return buffer
+        return self._written.find(key) or self._written.write(machine, my_rank, key, self.block.pack(values, tail))
 
 
 def _timeout_ns(timeout_s):

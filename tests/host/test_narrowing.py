@@ -17,7 +17,8 @@ def test_ids_are_kept_or_marked(dtype):
     source = machine.alloc(len(values) * np.dtype(dtype).itemsize, "ids")
     destination, params = machine.alloc(4 * len(values), "int32 ids"), machine.alloc(16, "addresses")
     source.write(np.array(values, dtype))
-    narrow(machine, machine.stream(0), 0, source.address, dtype, len(values), destination.address, params)
+    params.write(np.array([source.address, destination.address], np.uint64))
+    narrow(machine, machine.stream(0), 0, params.address, dtype, len(values))
     got = destination.read(np.int32, (len(values),))
     assert got.tolist() == [v if -(2**31) <= v < 2**31 else OUTSIDE for v in values]
     for buffer in (source, destination, params):
