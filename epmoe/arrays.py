@@ -98,7 +98,7 @@ def view(obj, what):
         return Array(None, obj.address, obj.shape, obj.dtype, obj.ordinal, obj.strides, obj)
     if isinstance(obj, np.ndarray):
         return _from_numpy(obj)
-    if hasattr(obj, "data_ptr") and str(getattr(obj, "dtype", "")).startswith("torch."):
+    if is_torch(obj):
         return _from_torch(obj, what)
     if hasattr(obj, "__cuda_array_interface__"):
         return _from_cuda(obj)
@@ -106,6 +106,11 @@ def view(obj, what):
         return _from_dlpack(obj, what)
     raise EPValueError(f"{what} is a {type(obj).__name__}, which is no array that can be read here: give a NumPy "
                        "array, or anything with __dlpack__ or __cuda_array_interface__ (torch, CuPy)")
+
+
+def is_torch(obj):
+    """Whether an object is a torch tensor, told without torch."""
+    return hasattr(obj, "data_ptr") and str(getattr(obj, "dtype", "")).startswith("torch.")
 
 
 def to_numpy(array):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from epmoe_ref.errors import EPValueError
 
 from epmoe import device, inputs
-from epmoe.arrays import first, view
+from epmoe.arrays import view
 from epmoe.dispatched import Dispatched
 from epmoe.kernels import TokenArray
 from epmoe.rank_memory import combine_shape
@@ -33,12 +33,10 @@ class Reduction:
     epilogue_args: tuple
     results: Results
     num_tokens: int
-    is_out: bool
 
     def output(self):
         """The result array of the caller, or the lent one cut to num_tokens."""
-        array = self.results.array("output_tokens")
-        return array if self.is_out else first(array, self.num_tokens)
+        return self.results.array("output_tokens", self.num_tokens)
 
 
 class CombinePhase:
@@ -80,14 +78,14 @@ class CombinePhase:
         options = dict(router_weights=function or ("array" if reduced else None), epilogue=epilogue)
         made = []
         for i, (r, s, w, o) in enumerate(zip(engine.ranks, sent, weights, outs)):
-            loan = (r.reduced_pool if reduced else r.unreduced_pool).lend()
+            loan = engine.lent((r.reduced_pool if reduced else r.unreduced_pool).lend())
             shape = combine_shape(self.cfg, s.num_tokens, reduced)
             results = Results(loan, engine.machine, r.rank, {} if o is None else {"output_tokens": o},
                               {"output_tokens": shape})
             made.append(Reduction(
                 options, 0 if w is None else engine.placing.place(r.rank, "router_weights", w),
                 self._arguments(r, i, "router_weights_args", router_weights_args),
-                self._arguments(r, i, "epilogue_args", epilogue_args), results, s.num_tokens, o is not None))
+                self._arguments(r, i, "epilogue_args", epilogue_args), results, s.num_tokens))
         return made
 
     def _check_functions(self, reduced, function, router_weights_args, epilogue, epilogue_args):

@@ -6,7 +6,6 @@ import numpy as np
 from epmoe_ref.errors import EPValueError
 
 from epmoe import inputs
-from epmoe.arrays import first
 from epmoe.dispatched import ARRAYS, Dispatched
 from epmoe.kernels import FormatHandler, TokenArray, formats
 from epmoe.rank_memory import dispatch_arrays
@@ -29,6 +28,10 @@ class Sent:
     def num_tokens(self):
         """Tokens that the rank put in."""
         return self.tokens.n
+
+    def array(self, name):
+        """An array of the Dispatched, None if the token format has none of that name."""
+        return self.results.array(name, self.num_tokens if name == "topk_ids" else None)
 
 
 class DispatchPhase:
@@ -56,7 +59,7 @@ class DispatchPhase:
             checked.append((r, x, ids, 1.0 if function else inputs.input_scale(r.rank, scale)))
         place = engine.placing.place
         return [Sent(TokenArray(place(r.rank, "input_tokens", x), x.shape[0]), place(r.rank, "topk_ids", ids, np.int32),
-                     scale, function, r.dispatch_pool.lend()) for r, x, ids, scale in checked]
+                     scale, function, engine.lent(r.dispatch_pool.lend())) for r, x, ids, scale in checked]
 
     def into(self, sent, out):
         """Where the results go: `out` is None, or a Dispatched a rank whose arrays (None: lent ones) are written."""
@@ -110,11 +113,12 @@ class DispatchPhase:
         made = []
         for r, s in zip(self.engine.ranks, sent):
             s.results.finish()
-            arrays = {name: s.results.array(name) for name in ARRAYS}
-            arrays["topk_ids"] = first(arrays["topk_ids"], s.num_tokens)
-            made.append(Dispatched(**arrays, num_tokens=s.num_tokens, cfg=self.cfg, rank=r.rank,
-                                   check=self.engine.check, round=s))
+            made.append(self.dispatched(r.rank, s))
         return made
+
+    def dispatched(self, rank, sent):
+        """The Dispatched of a rank, launched and perhaps still under way."""
+        return Dispatched.of_round(sent, self.cfg, rank, self.engine.check)
 
     def _handler(self, s):
         return FormatHandler({name: s.results.address(name) for name in self._format.output_fields}, self.capacity)

@@ -54,6 +54,20 @@ class Dispatched:
     round: object = field(default=None, repr=False)  # which round of which ExpertParallel; combine wants its own
     offsets: np.ndarray | None = field(default=None, repr=False)  # row_offsets on the host, once they were asked for
 
+    @classmethod
+    def of_round(cls, sent, cfg, rank, check):
+        """What a rank's dispatch returns; sent.array(name) makes an array when it is first looked at."""
+        d = cls.__new__(cls)
+        d.num_tokens, d.cfg, d.rank, d.check, d.round = sent.num_tokens, cfg, rank, check, sent
+        return d
+
+    def __getattr__(self, name):
+        if name not in ARRAYS or self.round is None:
+            raise AttributeError(f"Dispatched has no {name}")
+        array = self.round.array(name)
+        setattr(self, name, array)
+        return array
+
     @property
     def n_rows(self) -> int:
         """Exact number of rows, padding rows included; the first time it waits for the kernels."""

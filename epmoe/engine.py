@@ -3,7 +3,7 @@
 from contextlib import contextmanager
 
 from epmoe_ref.config import EPConfig
-from epmoe_ref.errors import EPValueError, PeerTimeout
+from epmoe_ref.errors import EPStateError, EPValueError, PeerTimeout
 
 from epmoe import device, kernels as standard_kernels, layout
 from epmoe.kernels import LaunchConfig, status
@@ -24,6 +24,7 @@ class Engine:
         self.placing = Placing(self.machine, world.stream_of)
         self._kernels = kernels or standard_kernels
         self._calls = {}
+        self._captured = []     # loans of captured calls
         if cfg.use_shmem and not getattr(world, "shmem", False):
             raise EPValueError(f"use_shmem=True: {type(world).__name__} does not reach ranks of other p2p worlds here; "
                                "use a ShmemWorld, or a LocalWorld in the simulator")
@@ -32,6 +33,8 @@ class Engine:
         if cfg.use_shmem:
             world.connect(self._memory)
         self.ranks = [RankMemory(cfg, self.machine, rank, self._memory) for rank in world.ranks]
+        # () -> id of the capture into a CUDA graph that the ranks' stream is in, 0 for none
+        self._capture = int if device.SIM else world.stream_of(world.ranks[0]).capture
         self._initialise("start", timeout)
 
     def reset(self):
@@ -46,6 +49,20 @@ class Engine:
         for r in self.ranks:
             r.initialise()
         self.world.barrier(occasion, timeout)
+
+    def expect(self, call):
+        """Raise EPStateError unless the call may come now."""
+        self.rounds.expect(call, self._capture())
+
+    def lent(self, loan):
+        """The loan, for a call about to be launched: what a captured call returns stays lent until close()."""
+        if self._capture():
+            self.keep_lent(loan)
+        return loan
+
+    def keep_lent(self, loan):
+        """The loan ends with close() at the earliest: graphs write to its memory whenever they are replayed."""
+        self._captured.append(loan)
 
     def call(self, factory, **options):
         """The KernelCall of a factory of epmoe.kernels with these compile-time options, made once."""
@@ -78,6 +95,9 @@ class Engine:
         """Wait for the kernels; raise PeerTimeout if a wait expired, EPValueError if device memory held bad ids."""
         if self.rounds.state == "closed":
             return  # close() has waited and looked
+        if self._capture():
+            raise EPStateError("results can be looked at when a captured CUDA graph was replayed, not while the stream "
+                               "is being captured: nothing has run yet")
         self.machine.synchronize()
         timeouts, bad_ids = [], []
         for r in self.ranks:
@@ -118,6 +138,7 @@ class Engine:
 
     def _free(self, together):
         self.rounds.close()
+        self._captured.clear()
         for call in self._calls.values():
             call.close()
         for r in self.ranks:

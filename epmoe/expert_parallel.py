@@ -10,6 +10,7 @@ from epmoe.combine_phase import CombinePhase
 from epmoe.dispatch_phase import DispatchPhase
 from epmoe.engine import Engine
 from epmoe.silu_phase import SiluPhase
+from epmoe.steady_calls import SteadyCalls
 
 
 class ExpertParallel:
@@ -41,6 +42,7 @@ class ExpertParallel:
         self._dispatch = DispatchPhase(self._engine)
         self._combine = CombinePhase(self._engine, self._dispatch.capacity)
         self._silu = SiluPhase(self._engine, self._dispatch.capacity)
+        self._steady = SteadyCalls(self._engine, self._dispatch.capacity, applies=self.fused and kernels is None)
         self._sent = self._returned = None  # what the calls of one round pass on
 
     @property
@@ -50,14 +52,14 @@ class ExpertParallel:
 
     def dispatch_async(self, input_tokens, topk_ids, input_scale=1.0):
         """Send every token to the owners of its experts (the first half of `dispatch`; takes its arguments)."""
-        self._rounds.expect("dispatch_async")
+        self._engine.expect("dispatch_async")
         self._sent = self._dispatch.begin(input_tokens, topk_ids, input_scale)
         with self._engine.launching("dispatch_async") as streams:
             self._dispatch.launch_async(self._sent, streams)
 
     def dispatch_wait(self, *, out=None):
         """Wait on the device for the round's messages and group them by expert (the second half of `dispatch`)."""
-        self._rounds.expect("dispatch_wait")
+        self._engine.expect("dispatch_wait")
         self._dispatch.into(self._sent, out)
         with self._engine.launching("dispatch_wait") as streams:
             self._dispatch.launch_wait(self._sent, streams)
@@ -73,28 +75,34 @@ class ExpertParallel:
         Errors: EPValueError names rank, token, slot, value, and nothing was launched. Bad ids in device memory are
         treated as -1, and raised by the next call that waits for the kernels (trimmed(), numpy(), check()).
         """
-        self._rounds.expect("dispatch")
-        sent = self._dispatch.begin(input_tokens, topk_ids, input_scale)
-        self._dispatch.into(sent, out)
-        self._sent = sent
-        with self._engine.launching("dispatch", self.fused) as streams:
-            if self.fused:
-                self._dispatch.launch_fused(sent, streams)
-            else:
-                self._dispatch.launch_async(sent, streams)
-                self._dispatch.launch_wait(sent, streams)
+        self._engine.expect("dispatch")
+        sent = self._steady.dispatch(input_tokens, topk_ids, input_scale, out)
+        if sent is not None:
+            self._sent = sent
+            return self._dispatch.dispatched(self._engine.ranks[0].rank, sent[0])
+        with self._steady.watching():
+            sent = self._dispatch.begin(input_tokens, topk_ids, input_scale)
+            self._dispatch.into(sent, out)
+            self._sent = sent
+            with self._engine.launching("dispatch", self.fused) as streams:
+                if self.fused:
+                    self._dispatch.launch_fused(sent, streams)
+                else:
+                    self._dispatch.launch_async(sent, streams)
+                    self._dispatch.launch_wait(sent, streams)
+            self._steady.remember_dispatch(sent, input_tokens, topk_ids, input_scale, out)
         return self._of_ranks(self._dispatch.finish(sent))
 
     def combine_async(self, expert_outputs, d):
         """Send the experts' rows back to the ranks that their tokens came from (the first half of `combine`)."""
-        self._rounds.expect("combine_async")
+        self._engine.expect("combine_async")
         self._returned = self._combine.begin(self._sent, expert_outputs, d)
         with self._engine.launching("combine_async") as streams:
             self._combine.launch_async(self._returned, streams)
 
     def combine_wait(self, router_weights=None, epilogue=None, epilogue_args=(), *, router_weights_args=(), out=None):
         """Wait on the device for the returned rows and reduce them by token (the second half of `combine`)."""
-        self._rounds.expect("combine_wait")
+        self._engine.expect("combine_wait")
         reduction = self._combine.reduction(self._sent, router_weights, router_weights_args, epilogue, epilogue_args,
                                             out)
         with self._engine.launching("combine_wait") as streams:
@@ -114,16 +122,23 @@ class ExpertParallel:
         Returns combine_dtype (num_tokens, hidden), or (num_tokens, top_k, hidden) without router weights, in which
         slots of -1 are zero; out: the caller's array of that shape.
         """
-        self._rounds.expect("combine")
-        returned = self._combine.begin(self._sent, expert_outputs, d)
-        reduction = self._combine.reduction(self._sent, router_weights, router_weights_args, epilogue, epilogue_args,
-                                            out)
-        with self._engine.launching("combine", self.fused) as streams:
-            if self.fused:
-                self._combine.launch_fused(returned, reduction, streams)
-            else:
-                self._combine.launch_async(returned, streams)
-                self._combine.launch_wait(returned, reduction, streams)
+        self._engine.expect("combine")
+        follows_from = expert_outputs, d, router_weights, epilogue, bool(epilogue_args or router_weights_args), out
+        combined = self._steady.combine(self._sent, *follows_from)
+        if combined is not None:
+            self._sent = None
+            return combined
+        with self._steady.watching():
+            returned = self._combine.begin(self._sent, expert_outputs, d)
+            reduction = self._combine.reduction(self._sent, router_weights, router_weights_args, epilogue,
+                                                epilogue_args, out)
+            with self._engine.launching("combine", self.fused) as streams:
+                if self.fused:
+                    self._combine.launch_fused(returned, reduction, streams)
+                else:
+                    self._combine.launch_async(returned, streams)
+                    self._combine.launch_wait(returned, reduction, streams)
+            self._steady.remember_combine(self._sent, reduction, *follows_from)
         return self._end_of_round(reduction)
 
     def fused_silu(self, gate_up, d, *, output_format="bf16", limit=None, alpha=1.702):

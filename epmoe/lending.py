@@ -1,6 +1,6 @@
 """Memory for results: lent when a round needs it, back in the pool when nobody looks at the arrays any more."""
 
-import weakref
+import sys
 from math import prod
 from typing import NamedTuple
 
@@ -57,10 +57,10 @@ class Pool:
 
     def take_back(self, buffer):
         """The last array in the buffer is gone."""
-        if self._closed:
-            buffer.free()
-        else:
+        if not self._closed:
             self._free.append(buffer)
+        elif not sys.is_finalizing():
+            buffer.free()
 
     def close(self):
         """Free what is not lent; what is lent follows when its last array is gone."""
@@ -79,8 +79,10 @@ class Loan:
     """A buffer of a pool in use; every array made from it keeps it alive, and after the last it is free again."""
 
     def __init__(self, pool, buffer):
-        self.buffer, self.fields, self._machine = buffer, pool.fields, pool.machine
-        weakref.finalize(self, pool.take_back, buffer).atexit = False
+        self.buffer, self.fields, self._pool = buffer, pool.fields, pool
+
+    def __del__(self):
+        self._pool.take_back(self.buffer)
 
     def address(self, name):
         """Address of one of the arrays."""
@@ -88,16 +90,20 @@ class Loan:
 
     def holds(self, array):
         """Whether an Array lies in this memory, in C order."""
-        start = self.buffer.address
-        return array.is_contiguous and start <= array.address < start + self.buffer.nbytes
+        return array.is_contiguous and self.holds_address(array.address)
 
-    def array(self, name):
-        """One of the arrays: a NumPy view in the simulator, a DeviceArray on a GPU."""
+    def holds_address(self, address):
+        """Whether an address lies in this memory."""
+        return 0 <= address - self.buffer.address < self.buffer.nbytes
+
+    def array(self, name, n=None):
+        """One of the arrays, or its first n entries: a NumPy view in the simulator, a DeviceArray on a GPU."""
         field = self.fields[name]
         if device.SIM:
-            return _lent_numpy(self, field)
-        return DeviceArray(self.address(name), field.shape, field.dtype, owner=self, read=self._read,
-                           ordinal=self._machine.ordinal)
+            return _lent_numpy(self, field)[:n]
+        shape = field.shape if n is None else (n, *field.shape[1:])
+        return DeviceArray(self.buffer.address + field.offset, shape, field.dtype, owner=self, read=self._read,
+                           ordinal=self._pool.machine.ordinal)
 
     def _read(self, address, nbytes):
         return self.buffer.read(np.uint8, (nbytes,), offset=address - self.buffer.address)

@@ -12,8 +12,8 @@ class Results:
     host arrays are filled by `finish`, which needs the kernels to have ended.
     """
 
-    def __init__(self, loan, machine, rank, out=None, shapes=None):
-        self.loan, self._out, self._given = loan, dict(out or {}), {}
+    def __init__(self, loan, machine=None, rank=None, out=None, shapes=None):
+        self.loan, self._out, self._given = loan, out or {}, {}
         for name, array in self._out.items():
             shape = (shapes or {}).get(name, loan.fields[name].shape)
             what = f"out: {name} of rank {rank}"
@@ -24,11 +24,11 @@ class Results:
         given = self._given.get(name)
         return given.address if given is not None and given.host is None else self.loan.address(name)
 
-    def array(self, name):
-        """The caller's own array, or one of the lent memory; None if the result has no such array."""
+    def array(self, name, n=None):
+        """The caller's own array, or one of the lent memory cut to n entries; None if the result has no such array."""
         if name in self._out:
             return self._out[name]
-        return self.loan.array(name) if name in self.loan.fields else None
+        return self.loan.array(name, n) if name in self.loan.fields else None
 
     @property
     def copies(self):

@@ -2,6 +2,10 @@
 
 A buffer may be written again only after its owner has read it, and it is the alternation that guarantees this: a rank's
 combine cannot complete before every peer has finished the dispatch before it.
+
+Calls that are captured into CUDA graphs follow the same order, and a round is captured whole or not at all (in one graph
+or, for instance, one for dispatch and one for combine). A dispatch that was captured has not run: when its capture was
+given up, the next dispatch simply begins anew. What order graphs are replayed in is the caller's care.
 """
 
 from epmoe_ref.errors import EPStateError
@@ -23,27 +27,40 @@ _REASON = {
     "closed": "this ExpertParallel is closed: make a new one",
 }
 
+_CAPTURED = {
+    True: "the open dispatch was launched and not captured: combine it before the capture begins",
+    False: "the open dispatch was captured into a CUDA graph and has not run: capture its combine too",
+}
+
 
 class Rounds:
     """Where in a round one ExpertParallel is. `failure` is the error after which only reset() helps, or None."""
 
     def __init__(self):
         self.state, self.failure, self.done = "idle", None, 0
+        self.capture = self._opened_in = 0      # ids of captures: of the call under way, of the open round
 
-    def expect(self, call):
-        """Raise EPStateError, with the reason, unless the call may come now."""
+    def expect(self, call, capture=0):
+        """Raise EPStateError, with the reason, unless the call may come now. capture: id of a capture, 0 for none."""
+        self.capture = capture
         if self.state == "closed":
             raise EPStateError(f"{call}: {_REASON['closed']}")
         if self.failure is not None:
             first_line = str(self.failure).partition("\n")[0]
             raise EPStateError(f"{call} after {type(self.failure).__name__} ({first_line}): buffers and counters are "
                                "in the middle of that round; call reset() on all ranks first")
+        if capture != self._opened_in and self.state != "idle":
+            if self._opened_in and call in _NEXT["idle"]:
+                self.state = "idle"     # that round was given up with its capture
+            elif not (capture and self._opened_in):
+                raise EPStateError(f"{call}: {_CAPTURED[bool(capture)]}")
         if call not in _NEXT[self.state]:
             raise EPStateError(f"{call}: {_REASON[self.state]}")
 
     def advance(self, call):
         """The call was launched."""
         self.state = _NEXT[self.state][call]
+        self._opened_in = self.capture
         self.done += self.state == "idle"
 
     def fail(self, error):
@@ -52,7 +69,7 @@ class Rounds:
 
     def reset(self):
         """As at the beginning."""
-        self.state, self.failure = "idle", None
+        self.state, self.failure, self._opened_in = "idle", None, 0
 
     def close(self):
         """No call may come any more."""

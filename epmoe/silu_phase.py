@@ -26,7 +26,7 @@ class SiluPhase:
             width = rows.shape[1] // 2
             call = engine.call("fused_silu_kernel", intermediate=width, output_format=output_format, limit=limit,
                                alpha=alpha)
-            loan = r.silu_pool(rows.shape[0], width, output_format).lend()
+            loan = engine.lent(r.silu_pool(rows.shape[0], width, output_format).lend())
             placed.append((r, call, loan, TokenArray(engine.placing.place(r.rank, "gate_up", rows), rows.shape[0]),
                            engine.placing.place(r.rank, "row_offsets", view(d.row_offsets, "row_offsets"))))
         with world.launching(False) as streams:

@@ -16,7 +16,8 @@ LAYERS = [
     ("epmoe.layout", "epmoe.kernels", "epmoe.worlds"),  # the layout asks the formats in kernels for their sizes
     ("epmoe.arrays", "epmoe.dlpack", "epmoe.inputs", "epmoe.dispatched", "epmoe.lending", "epmoe.results",
      "epmoe.placing", "epmoe.rank_memory", "epmoe.rounds", "epmoe.memory", "epmoe.user_functions", "epmoe.narrowing",
-     "epmoe.engine", "epmoe.dispatch_phase", "epmoe.combine_phase", "epmoe.silu_phase", "epmoe.expert_parallel"),
+     "epmoe.engine", "epmoe.dispatch_phase", "epmoe.combine_phase", "epmoe.silu_phase", "epmoe.steady_calls",
+     "epmoe.expert_parallel"),
     ("epmoe.fused_a2a", "epmoe.torch"),
 ]
 # may import the reference's semantics

@@ -1,0 +1,190 @@
+"""Calls that were made before with the same arguments: the fast way through dispatch and combine on a GPU.
+
+In a steady state arrays come back at the addresses, and with the shapes and types, that an earlier call had. Whether
+they are acceptable, and what is launched with which parameters, follows from these alone, since of device arrays nothing
+else is looked at. So the launches of a call that took the general way are remembered with what they followed from, and
+start again when all of that is the same: no check is left out, its verdict is known.
+
+It applies where a process has one rank, on a GPU, with fused kernels and arrays in device memory. The general way is
+for everything else: host arrays, whose contents are checked; expert outputs with as many rows as were received, a number
+that has to be asked for; arguments of functions; out= of dispatch; and the first call with any new argument.
+"""
+
+import contextlib
+
+import numpy as np
+
+from epmoe import device
+from epmoe.arrays import DeviceArray, is_torch
+from epmoe.dispatch_phase import Sent
+from epmoe.dispatched import Dispatched
+from epmoe.results import Results
+
+MAX_REMEMBERED = 1024       # calls of one kind
+UNSEEN = None               # what look() says of anything that is no array in device memory
+
+
+def _look_at_ours(a):
+    return a.address, a.shape, a.dtype, a.strides, a.ordinal
+
+
+def _look_at_torch(t):
+    return (t.data_ptr(), t.shape, t.dtype, t.is_contiguous(), t.get_device()) if t.is_cuda else UNSEEN
+
+
+def _look_at_interface(a):
+    seen, dtype = a.__cuda_array_interface__, getattr(a, "dtype", None)
+    shape, strides = tuple(seen["shape"]), seen.get("strides")
+    return (seen["data"][0], shape, seen["typestr"], strides if strides is None else tuple(strides),
+            dtype if isinstance(dtype, (np.dtype, type)) else None, getattr(getattr(a, "device", None), "id", None))
+
+
+_LOOKS = {DeviceArray: _look_at_ours}       # type -> how to look at its objects, or None
+
+
+def look(array):
+    """Everything that decides how a device array is treated: (address, shape, ...), for comparison. Else UNSEEN."""
+    kind = type(array)
+    if kind not in _LOOKS:
+        # The same order as in arrays.view
+        _LOOKS[kind] = (_look_at_ours if isinstance(array, DeviceArray) else None if isinstance(array, np.ndarray)
+                        else _look_at_torch if is_torch(array)
+                        else _look_at_interface if hasattr(kind, "__cuda_array_interface__") else None)
+    look_at = _LOOKS[kind]
+    return UNSEEN if look_at is None else look_at(array)
+
+
+class SteadyCalls:
+    """The remembered calls of one ExpertParallel. dispatch and combine give None for what takes the general way.
+
+    The general way is to be run inside watching(), and remember_dispatch or remember_combine called at its end.
+    """
+
+    def __init__(self, engine, capacity, applies):
+        self.applies = applies and not device.SIM and not engine.world.lists
+        self._engine, self._rounds, self._machine, self._capacity = engine, engine.rounds, engine.machine, capacity
+        self._rank = r = engine.ranks[0]
+        self._inputs = (r.rank, "input_tokens"), (r.rank, "topk_ids")
+        self._outputs = (r.rank, "router_weights"), (r.rank, "expert_outputs")
+        self._dispatches, self._combines = {}, {}       # what a call followed from -> its launches
+        self._n_freed = self._launches = None
+
+    def dispatch(self, input_tokens, topk_ids, input_scale, out):
+        """The open round as [Sent], its kernel launched."""
+        if not self.applies or out is not None:
+            return None
+        key = _dispatch_key(input_tokens, topk_ids, input_scale)
+        if key is UNSEEN:
+            return None
+        loan = self._rank.dispatch_pool.lend()      # where the results go is a part of what is launched
+        known = self._remembered(self._dispatches, (key, loan.buffer.address))
+        if known is None:
+            return None
+        launches, tokens, ids = known
+        self._start("dispatch", launches, loan)
+        self._engine.placing.keep(self._inputs, (input_tokens, topk_ids))
+        return [Sent(tokens, ids, input_scale, None, loan, Results(loan))]
+
+    def remember_dispatch(self, sent, input_tokens, topk_ids, input_scale, out):
+        """The general way has launched this call."""
+        if self.applies and out is None:
+            key = _dispatch_key(input_tokens, topk_ids, input_scale)
+            if key is not UNSEEN:
+                s = sent[0]
+                self._remember(self._dispatches, (key, s.loan.buffer.address), (self._launches, s.tokens, s.topk_ids))
+
+    def combine(self, sent, expert_outputs, d, router_weights, epilogue, arguments, out):
+        """The combined output, its kernel launched. arguments: whether functions are given any."""
+        if not self.applies or arguments:
+            return None
+        key = _combine_key(sent[0], expert_outputs, d, router_weights, epilogue, out)
+        if key is UNSEEN:
+            return None
+        loan = None
+        if out is None:
+            pool = self._rank.unreduced_pool if router_weights is None else self._rank.reduced_pool
+            loan = pool.lend()
+        known = self._remembered(self._combines, (key, loan and loan.buffer.address))
+        if known is None:
+            return None
+        launches, is_lent = known
+        self._start("combine", launches, loan)
+        self._engine.placing.keep(self._outputs, (router_weights, None if is_lent else expert_outputs))
+        return out if loan is None else loan.array("output_tokens", sent[0].tokens.n)
+
+    def remember_combine(self, sent, reduction, expert_outputs, d, router_weights, epilogue, arguments, out):
+        """The general way has launched this call."""
+        if not self.applies or arguments:
+            return
+        key = _combine_key(sent[0], expert_outputs, d, router_weights, epilogue, out)
+        lent = sent[0].loan.holds_address
+        # With fewer rows than capacity the verdict follows from the round's row count as well.
+        if key is UNSEEN or key[0][1][0] != self._capacity or not (lent(key[1]) and lent(key[2])):
+            return
+        to = None if out is not None else reduction[0].results.loan.buffer.address
+        self._remember(self._combines, (key, to), (self._launches, lent(key[0][0])))
+
+    @contextlib.contextmanager
+    def watching(self):
+        """Context of the general way: its launches are recorded."""
+        if not self.applies:
+            yield
+            return
+        with self._machine.recording() as self._launches:
+            yield
+
+    def _remembered(self, calls, key):
+        if self._machine.n_freed != self._n_freed:      # a launch may name memory that is gone
+            self._n_freed = self._machine.n_freed
+            self._dispatches.clear()
+            self._combines.clear()
+        return calls.get(key)
+
+    def _remember(self, calls, key, what):
+        if len(calls) >= MAX_REMEMBERED:
+            calls.clear()
+        calls[key] = what
+
+    def _start(self, call, launches, loan):
+        if self._rounds.capture and loan is not None:
+            self._engine.keep_lent(loan)
+        try:
+            self._machine.start(launches)
+        except Exception as error:
+            self._rounds.fail(error)
+            raise
+        self._rounds.advance(call)
+
+
+def _dispatch_key(input_tokens, topk_ids, input_scale):
+    x, ids = look(input_tokens), look(topk_ids)
+    if x is UNSEEN or ids is UNSEEN or type(input_scale) is not float:
+        return UNSEEN
+    return x, ids, input_scale
+
+
+def _combine_key(sent, expert_outputs, d, router_weights, epilogue, out):
+    if type(d) is not Dispatched or d.round is not sent:
+        return UNSEEN
+    weights = router_weights
+    if weights is not None and not callable(weights):
+        weights = look(weights)
+        if weights is UNSEEN:
+            return UNSEEN
+    to = None
+    if out is not None:
+        to = look(out)
+        if to is UNSEEN:
+            return UNSEEN
+    y, src_info, topk_ids = look(expert_outputs), _address(d, "src_info"), _address(d, "topk_ids")
+    if y is UNSEEN or src_info is UNSEEN or topk_ids is UNSEEN:
+        return UNSEEN
+    return y, src_info, topk_ids, sent.tokens.n, weights, epilogue, to
+
+
+def _address(d, name):
+    """Where an array of a Dispatched lies; one that nobody has looked at so far is not made for that."""
+    array = vars(d).get(name)
+    if array is None:
+        return d.round.results.address(name)
+    return array.address if type(array) is DeviceArray and array.strides is None else UNSEEN

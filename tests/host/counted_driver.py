@@ -1,0 +1,169 @@
+"""A CUDA driver that only keeps count, so that the host side of a call can be measured without a GPU.
+
+Memory is host memory, launches are recorded and not run. What it stands for is the interface of
+cuda.bindings.driver that epmoe.device.gpu_machine uses. FakeTensor stands for a torch tensor in GPU memory: the same
+attributes and methods, of the same meaning.
+"""
+
+import ctypes
+import types
+from itertools import repeat
+
+import numpy as np
+
+ADDRESS_ALIGNMENT = 256     # bytes
+NO_CAPTURE = 0
+
+
+class Driver:
+    """Stands for the module cuda.bindings.driver; `calls` lists the names of calls, `launches` what was launched.
+
+    capture: id of the capture that every stream but the legacy default one is in; NO_CAPTURE for none.
+    """
+
+    reads_arguments = True      # of launches; False where time is measured
+
+    def __init__(self, real):
+        self._real, self.calls, self.launches, self.capture = real, [], [], NO_CAPTURE
+        self.launch_result = real.CUresult.CUDA_SUCCESS
+        self.waited_for = set()             # handles of streams
+        self._memory = {}                   # address -> (array, bytes)
+        self._success = (real.CUresult.CUDA_SUCCESS,)
+
+    def __getattr__(self, name):
+        if name.startswith("CU"):       # types and constants
+            setattr(self, name, getattr(self._real, name))
+            return getattr(self._real, name)
+        if not name.startswith("cu"):
+            raise AttributeError(name)
+
+        def count(*args):
+            self.calls.append(name)
+            return self._success[0], 1
+
+        setattr(self, name, count)
+        return count
+
+    def cuMemAlloc(self, nbytes):
+        self.calls.append("cuMemAlloc")
+        raw = np.full(nbytes + ADDRESS_ALIGNMENT, 0xA5, np.uint8)
+        address = raw.ctypes.data + -raw.ctypes.data % ADDRESS_ALIGNMENT
+        self._memory[address] = raw, nbytes
+        return self._success[0], address
+
+    def cuMemFree(self, address):
+        self.calls.append("cuMemFree")
+        del self._memory[address]
+        return self._success
+
+    def cuMemcpyHtoDAsync(self, to, source, nbytes, stream):
+        self.calls.append("cuMemcpyHtoDAsync")
+        ctypes.memmove(to, source, nbytes)
+        return self._success
+
+    def cuMemcpyDtoHAsync(self, to, source, nbytes, stream):
+        self.calls.append("cuMemcpyDtoHAsync")
+        ctypes.memmove(to, source, nbytes)
+        return self._success
+
+    def cuStreamSynchronize(self, stream):
+        self.calls.append("cuStreamSynchronize")
+        self.waited_for.add(int(stream))
+        return self._success
+
+    def cuCtxSetCurrent(self, context):
+        return self._success
+
+    def cuStreamCreate(self, flags):
+        return self._success[0], self._real.CUstream(len(self.calls) + 1000)
+
+    def cuStreamIsCapturing(self, stream):
+        status = self._real.CUstreamCaptureStatus
+        return self._success[0], (status.CU_STREAM_CAPTURE_STATUS_ACTIVE if self.capture and int(stream)
+                                  else status.CU_STREAM_CAPTURE_STATUS_NONE)
+
+    def cuStreamGetCaptureInfo(self, stream):
+        return self.cuStreamIsCapturing(stream) + (self.capture, None, [], [])
+
+    def cuThreadExchangeStreamCaptureMode(self, mode):
+        return self._success[0], mode
+
+    def cuFuncGetAttribute(self, attribute, function):
+        return self._success[0], 0
+
+    def cuDeviceGetAttribute(self, attribute, device):
+        return self._success[0], 227 * 1024
+
+    def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, function, threads, shared_bytes):
+        return self._success[0], 1
+
+    def cuLaunchKernel(self, function, grid, _y, _z, block, _by, _bz, shared_bytes, stream, arguments, extra):
+        """Records (kernel, grid, block, stream, address of the parameters, num_tokens, my_rank)."""
+        if self.reads_arguments:
+            self.launches.append((function, grid, block, int(stream), *_arguments(arguments)))
+        return (self.launch_result,)
+
+    def allocated(self):
+        """[(address, bytes)] of what is allocated."""
+        return [(address, nbytes) for address, (_, nbytes) in self._memory.items()]
+
+    def memory_at(self, address):
+        """The bytes of an allocation."""
+        _, nbytes = self._memory[address]
+        return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8)
+
+
+def _arguments(at):
+    pointers = (ctypes.c_void_p * 3).from_address(at)
+    return (ctypes.c_uint64.from_address(pointers[0]).value, ctypes.c_int32.from_address(pointers[1]).value,
+            ctypes.c_int32.from_address(pointers[2]).value)
+
+
+class FakeDtype:
+    """Stands for a torch.dtype."""
+
+    def __init__(self, name):
+        self._name = name
+
+    def __repr__(self):
+        return f"torch.{self._name}"
+
+
+bfloat16, float32, int32, int64 = (FakeDtype(name) for name in ("bfloat16", "float32", "int32", "int64"))
+
+
+class FakeTensor:
+    """Stands for a torch tensor in GPU memory, or in host memory (device_index -1)."""
+
+    def __init__(self, address, shape, dtype, device_index=0, stride=None):
+        self.shape, self.dtype = tuple(shape), dtype
+        c_order = tuple(int(np.prod(shape[i + 1:])) for i in range(len(shape)))
+        self._stride = stride or c_order
+        # Built-in functions that always return the same, since torch's methods are no Python functions either.
+        self.data_ptr, self.get_device = repeat(address).__next__, repeat(device_index).__next__
+        self.is_contiguous = repeat(self._stride == c_order).__next__
+        self.device = types.SimpleNamespace(index=device_index)
+        self.is_cuda = device_index >= 0
+
+    def stride(self):
+        return self._stride
+
+
+def counted_machine(n_ranks, rank, n_sms=132):
+    """(machine, driver): a GpuMachine over a Driver; needs EPMOE_DEVICE=gpu, a process of its own, and no GPU."""
+    from epmoe.device import gpu_kernel, gpu_machine
+    from numba import cuda
+
+    real = gpu_machine.cu
+    driver = Driver(real)
+    device = types.SimpleNamespace(id=0, name=b"counted", MULTIPROCESSOR_COUNT=n_sms, compute_capability=(9, 0))
+    names = []          # of kernels; a kernel's handle is its place here
+
+    def handle_by_name(kernel):
+        names.append(kernel.name)
+        return len(names) - 1
+
+    gpu_machine.cu, gpu_kernel.Kernel.handle = driver, handle_by_name
+    driver.CUkernel, driver.cuKernelGetFunction = int, lambda number: (real.CUresult.CUDA_SUCCESS, names[number])
+    cuda.current_context = lambda *_: types.SimpleNamespace(device=device)
+    return gpu_machine.GpuMachine(n_ranks, rank=rank), driver

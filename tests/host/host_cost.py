@@ -1,0 +1,116 @@
+"""What a call costs the host: `python tests/host/host_cost.py` prints the Python calls and microseconds of each phase.
+
+Runs without a GPU, on counted_driver; the driver's own time is not in it.
+"""
+
+import contextlib
+import os
+import sys
+import time
+from pathlib import Path
+
+os.environ["EPMOE_DEVICE"] = "gpu"
+sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parent)]
+
+from counted_driver import FakeTensor, bfloat16, counted_machine, float32, int32  # noqa: E402
+from epmoe import EPConfig, ExpertParallel  # noqa: E402
+from epmoe.worlds.symmetric import SymmetricMemory  # noqa: E402
+
+STREAM = 77         # handle of the caller's stream
+
+
+class OneRankHere:
+    """A world as MPIWorld makes it on GPUs: rank 0 of n_ranks in this process, the others' memory beside it."""
+
+    lists = False
+
+    def __init__(self, machine, n_ranks):
+        self.machine, self.n_ranks, self.ranks = machine, n_ranks, range(1)
+        self._streams = {0: machine.stream(0, handle=STREAM)}
+
+    def agree(self, cfg, timeout):
+        """Nobody else is here."""
+
+    def allocate(self, nbytes, name, regions, timeout):
+        """Memory of all ranks, of which rank 0's is this process's."""
+        buffers = [self.machine.alloc(nbytes, name, rank) for rank in range(self.n_ranks)]
+        return SymmetricMemory(dict(enumerate(buffers)), [b.address for b in buffers])
+
+    def barrier(self, occasion, timeout):
+        """Nobody else is here."""
+
+    def stream_of(self, rank):
+        """The caller's stream."""
+        return self._streams[rank]
+
+    def share(self, launch):
+        """The rank has the device for itself."""
+        return launch
+
+    @contextlib.contextmanager
+    def launching(self, fused):
+        """{rank: stream}."""
+        yield self._streams
+
+
+@contextlib.contextmanager
+def at_hand(**options):
+    """(ExpertParallel over OneRankHere, driver, tensors x, ids, weights)."""
+    cfg = EPConfig(2, 16, 8, 64, 4)
+    machine, driver = counted_machine(2, 0)
+    with ExpertParallel(cfg, OneRankHere(machine, 2), **options) as ep:
+        yield ep, driver, tensors()
+
+
+def tensors(at=0x10000, n=4, ids_dtype=int32):
+    """x, ids and weights of n tokens as tensors from an address on."""
+    return (FakeTensor(at, (n, 64), bfloat16), FakeTensor(at + 0x1000, (n, 8), ids_dtype),
+            FakeTensor(at + 0x2000, (n, 8), float32))
+
+
+def python_calls(function, *args):
+    """(number of Python functions, number of built-in functions) that a call of function runs, and its result."""
+    counts = {"call": 0, "c_call": 0}
+
+    def count(frame, event, arg):
+        if event in counts:
+            counts[event] += 1
+
+    sys.setprofile(count)
+    try:
+        result = function(*args)
+    finally:
+        sys.setprofile(None)
+    return counts["call"] - 1, counts["c_call"] - 1, result  # less count's own uninstalling
+
+
+def main():
+    with at_hand() as (ep, driver, (x, ids, weights)):
+        driver.reads_arguments = False
+
+        def rounds(n):
+            spent = {"dispatch": [], "combine": []}
+            for _ in range(n):
+                t0 = time.perf_counter()
+                d = ep.dispatch(x, ids)
+                t1 = time.perf_counter()
+                y = d.output_tokens
+                t2 = time.perf_counter()
+                ep.combine(y, d, weights)
+                t3 = time.perf_counter()
+                spent["dispatch"].append(t1 - t0)
+                spent["combine"].append(t3 - t2)
+            del d, y
+            return {name: 1e6 * sorted(s)[n // 2] for name, s in spent.items()}
+
+        rounds(20)
+        median = rounds(2000)
+        calls, built_in, d = python_calls(ep.dispatch, x, ids)
+        print(f"dispatch  {calls} Python functions, {built_in} built-in ones, {median['dispatch']:.1f} us")
+        y = d.output_tokens
+        calls, built_in, _ = python_calls(ep.combine, y, d, weights)
+        print(f"combine   {calls} Python functions, {built_in} built-in ones, {median['combine']:.1f} us")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""Checks of the calls' fast way on a GPU, each a process of its own: `python host_cost_checks.py check_...`.
+
+test_host_cost.py runs them all.
+"""
+
+import sys
+
+from counted_driver import FakeTensor, bfloat16, float32, int32, int64
+from host_cost import STREAM, at_hand, python_calls, tensors
+
+import numpy as np
+from epmoe import EPStateError, EPValueError
+
+MOST_PYTHON_CALLS = {"dispatch": 32, "combine": 36}     # the driver's and the tensors' own among them
+
+
+def fails(error, said, function, *args, **options):
+    try:
+        function(*args, **options)
+    except error as e:
+        assert said in str(e), e
+        return
+    raise AssertionError(f"no {error.__name__} that says {said}")
+
+
+def a_round(ep, x, ids, weights, **options):
+    """A round whose experts are the identity: the combined output."""
+    d = ep.dispatch(x, ids)
+    return ep.combine(d.output_tokens, d, weights, **options)
+
+
+def since(driver, function):
+    """(what was launched by a function, names of the other driver calls)."""
+    driver.launches.clear()
+    driver.calls.clear()
+    driver.waited_for.clear()
+    function()
+    return list(driver.launches), list(driver.calls)
+
+
+def check_a_steady_round_is_short_and_launches_only():
+    with at_hand() as (ep, driver, (x, ids, weights)):
+        for _ in range(4):
+            a_round(ep, x, ids, weights)
+        for _ in range(3):
+            n_dispatch, _, d = python_calls(ep.dispatch, x, ids)
+            y = d.output_tokens
+            n_combine, _, out = python_calls(ep.combine, y, d, weights)
+            assert n_dispatch <= MOST_PYTHON_CALLS["dispatch"], n_dispatch
+            assert n_combine <= MOST_PYTHON_CALLS["combine"], n_combine
+            del d, y, out
+        launched, calls = since(driver, lambda: a_round(ep, x, ids, weights))
+        assert [name for name, *_ in launched] == ["dispatch", "combine"] and calls == [], (launched, calls)
+
+
+def check_the_fast_way_launches_what_the_general_way_launches():
+    for ids_dtype, names in ((int32, ["dispatch", "combine"]), (int64, ["narrow_ids", "dispatch", "combine"])):
+        seen = []
+        for fast in (True, False):
+            with at_hand() as (ep, driver, _):
+                x, ids, weights = tensors(ids_dtype=ids_dtype)
+                ep._steady.applies = fast
+                rounds = [since(driver, lambda: a_round(ep, x, ids, weights)) for _ in range(4)]
+                relative = [[(name, grid, block, stream, n, rank, words_at(ep, driver, params))
+                             for name, grid, block, stream, params, n, rank in launched] for launched, _ in rounds]
+                assert [name for name, *_ in relative[-1]] == names
+                assert all(stream == STREAM for _, _, _, stream, *_ in relative[-1])
+                assert not rounds[-1][1], rounds[-1][1]
+                seen.append(relative)
+        assert seen[0] == seen[1]
+
+
+def words_at(ep, driver, params):
+    """The parameter block at an address, with every address of an allocation made comparable between processes."""
+    raw = driver.memory_at(params).view(np.uint64)
+    bases = sorted(driver.allocated())
+    places = []
+    for word in raw.tolist():
+        inside = [i for i, (start, nbytes) in enumerate(bases) if start <= word < start + nbytes]
+        places.append((bases[inside[0]][1], word - bases[inside[0]][0]) if inside else word)
+    return places
+
+
+def check_results_go_where_nobody_looks():
+    with at_hand() as (ep, driver, (x, ids, weights)):
+        for _ in range(3):
+            a_round(ep, x, ids, weights)
+        held = [a_round(ep, x, ids, weights) for _ in range(5)]
+        assert len({a.address for a in held}) == 5
+        d = ep.dispatch(x, ids)
+        addresses = d.output_tokens.address, d.src_info.address
+        ep.combine(d.output_tokens, d, weights)
+        again = ep.dispatch(x, ids)
+        assert (again.output_tokens.address, again.src_info.address) != addresses, "d is still looked at"
+        assert again.topk_ids.shape == (4, 8) and d.row_offsets is d.row_offsets and d.output_scales is None
+        ep.combine(again.output_tokens, again, weights)
+
+
+def check_new_and_changed_arguments_are_checked():
+    with at_hand() as (ep, driver, (x, ids, weights)):
+        for _ in range(3):
+            a_round(ep, x, ids, weights)
+        here = x.data_ptr()
+        for wrong, said in [(FakeTensor(here, (4, 64), float32), "float32"),
+                            (FakeTensor(here, (4, 32), bfloat16), "hidden=64"),
+                            (FakeTensor(here, (5, 64), bfloat16), "5 tokens"),
+                            (FakeTensor(here, (3, 64), bfloat16), "num_tokens=3"),
+                            (FakeTensor(here, (4, 64), bfloat16, stride=(128, 1)), "C-contiguous"),
+                            (FakeTensor(here, (4, 64), bfloat16, device_index=1), "GPU 1"),
+                            (FakeTensor(here + 2, (4, 64), bfloat16), "no multiple of 16")]:
+            fails(EPValueError, said, ep.dispatch, wrong, ids)
+        for scale in (True, 0.0, "1.0", float("nan")):
+            fails(EPValueError, "input_scale", ep.dispatch, x, ids, scale)
+        d = ep.dispatch(x, ids)
+        y = d.output_tokens
+        fails(EPStateError, "combine it first", ep.dispatch, x, ids)
+        fails(EPValueError, "float32", ep.combine, y, d, FakeTensor(weights.data_ptr(), (4, 8), int32))
+        fails(EPValueError, "no function", ep.combine, y, d, weights, router_weights_args=(1,))
+        fails(EPValueError, "epilogue", ep.combine, y, d, None, lambda token, col, value: value)
+        fails(EPValueError, "a NoneType", ep.combine, y, None, weights)
+        ep.combine(y, d, weights)
+        fails(EPStateError, "no dispatch is open", ep.combine, y, d, weights)
+        new = ep.dispatch(x, ids)
+        fails(EPValueError, "another round", ep.combine, y, d, weights)
+        ep.combine(new.output_tokens, new, weights)
+
+
+def check_changed_options_launch_anew():
+    def epilogue(token, col, value):
+        return value
+
+    with at_hand() as (ep, driver, (x, ids, weights)):
+        for _ in range(3):
+            a_round(ep, x, ids, weights)
+        into = FakeTensor(0x90000, (4, 64), bfloat16)
+        for _ in range(3):
+            assert a_round(ep, x, ids, weights, out=into) is into
+            assert a_round(ep, x, ids, None).shape == (4, 8, 64)
+            assert a_round(ep, x, ids, weights).shape == (4, 64)
+            assert a_round(ep, x, ids, weights, epilogue=epilogue).shape == (4, 64)
+        fails(EPValueError, "out: output_tokens", a_round, ep, x, ids, weights, out=FakeTensor(0x90000, (3, 64), bfloat16))
+
+
+def check_memory_that_was_freed_is_forgotten():
+    with at_hand() as (ep, driver, (x, ids, weights)):
+        for _ in range(3):
+            a_round(ep, x, ids, weights)
+        for call in ep._engine._calls.values():
+            call.close()
+        launched, _ = since(driver, lambda: a_round(ep, x, ids, weights))
+        assert all(driver.memory_at(params) is not None for _, _, _, _, params, _, _ in launched)
+
+
+def check_a_failed_launch_needs_reset():
+    with at_hand() as (ep, driver, (x, ids, weights)):
+        for _ in range(3):
+            a_round(ep, x, ids, weights)
+        driver.launch_result = driver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+        fails(Exception, "CUDA", ep.dispatch, x, ids)
+        driver.launch_result = driver.CUresult.CUDA_SUCCESS
+        fails(EPStateError, "reset()", ep.dispatch, x, ids)
+        ep.reset()
+        a_round(ep, x, ids, weights)
+
+
+def check_captured_results_stay_lent():
+    with at_hand() as (ep, driver, (x, ids, weights)):
+        for _ in range(3):
+            a_round(ep, x, ids, weights)
+        driver.capture = 5
+        d = ep.dispatch(x, ids)
+        out = ep.combine(d.output_tokens, d, weights)
+        captured = {d.output_tokens.address, out.address}
+        del d, out
+        driver.capture = 0
+        for _ in range(4):
+            d = ep.dispatch(x, ids)
+            out = ep.combine(d.output_tokens, d, weights)
+            assert not captured & {d.output_tokens.address, out.address}
+
+
+def check_a_capture_needs_no_earlier_round_and_never_waits():
+    with at_hand() as (ep, driver, (x, ids, weights)):
+        driver.capture = 5
+        _, calls = since(driver, lambda: a_round(ep, *tensors(ids_dtype=int64)))
+        # only the copies of parameters, on a stream of their own
+        assert driver.waited_for == {int(ep.world.machine.copies)}, driver.waited_for
+        driver.capture = 0
+
+
+def check_rounds_are_captured_whole():
+    with at_hand() as (ep, driver, (x, ids, weights)):
+        d = ep.dispatch(x, ids)
+        driver.capture = 5
+        fails(EPStateError, "was launched and not captured", ep.combine, d.output_tokens, d, weights)
+        fails(EPStateError, "before the capture begins", ep.dispatch, x, ids)
+        driver.capture = 0
+        ep.combine(d.output_tokens, d, weights)
+        driver.capture = 6
+        d = ep.dispatch(x, ids)
+        fails(EPStateError, "nothing has run yet", lambda: d.n_rows)
+        fails(EPValueError, "host memory", ep.combine, d.output_tokens, d, np.zeros((4, 8), np.float32))
+        driver.capture = 0
+        fails(EPStateError, "capture its combine too", ep.combine, d.output_tokens, d, weights)
+        driver.capture = 7                                  # a graph for dispatch, another for combine
+        ep.combine(d.output_tokens, d, weights)
+        ep.dispatch(x, ids)
+        driver.capture = 0                                  # that capture was given up
+        a_round(ep, x, ids, weights)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()
