@@ -20,6 +20,7 @@ _HOME = {
     "RaceError": "epmoe_ref.errors",
     "LocalWorld": "epmoe.worlds.local",
     "MPIWorld": "epmoe.worlds.mpi",
+    "ShmemWorld": "epmoe.worlds.shmem",
     "ExpertParallel": "epmoe.expert_parallel",
     "Dispatched": "epmoe.dispatched",
     "DeviceArray": "epmoe.arrays",

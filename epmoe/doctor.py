@@ -196,7 +196,8 @@ def mpi():
 def nvshmem():
     """NVSHMEM and its Python binding: only needed between hosts (several p2p worlds)."""
     binding, library = version("nvshmem4py-cu13"), version("nvidia-nvshmem-cu13")
-    remedy = "only for several hosts: pip install nvshmem4py-cu13 'nvidia-nvshmem-cu13>=3.5.21' cffi"
+    remedy = ("only for several p2p worlds: pip install 'epmoe[shmem]' (nvshmem4py-cu13, nvidia-nvshmem-cu13>=3.5.21, "
+              "cffi)")
     if binding is None or library is None:
         saw = f"nvshmem4py-cu13 {binding or 'no'}, nvidia-nvshmem-cu13 {library or 'no'}"
         return Finding("NVSHMEM", MISSING, saw, remedy)
@@ -205,7 +206,21 @@ def nvshmem():
         return Finding("NVSHMEM", WRONG, saw + ": its headers do not compile under NVRTC before 3.5.21", remedy)
     if importlib.util.find_spec("cffi") is None:
         return Finding("NVSHMEM", WRONG, saw + ", but cffi is missing, which the binding imports", "pip install cffi")
+    unfound = [name for name in ("nvshmem", "cccl", "cudart") if not _headers(name)]
+    if unfound:
+        return Finding("NVSHMEM", WRONG, f"{saw}, but no headers of {', '.join(unfound)}, which kernels are linked with",
+                       "pip install 'epmoe[gpu,shmem]', or set CUDA_HOME to a CUDA 13 toolkit")
     return Finding("NVSHMEM", OK, saw)
+
+
+def _headers(name):
+    """Where the headers of one of CUDA's libraries are; None if they are not found."""
+    try:
+        from cuda.pathfinder import find_nvidia_header_directory
+
+        return find_nvidia_header_directory(name)
+    except Exception:  # pathfinder's error classes differ between its versions
+        return None
 
 
 def _first_words(text):

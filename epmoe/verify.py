@@ -57,6 +57,8 @@ def add_arguments(parser):
     options.add_argument("--racecheck", action="store_true", help="simulator: with the race detector")
     options.add_argument("--world", choices=("auto", "local", "mpi"), default="auto",
                          help="all ranks in this process, or one rank a process (default: what mpirun suggests)")
+    options.add_argument("--p2p-world-size", type=_count, metavar="N", help="p2p worlds of N ranks, and SHMEM between "
+                         "them (default: one p2p world)")
     options.add_argument("--timeout", type=float, default=30.0, metavar="S", help="seconds after which a wait gives up")
     files = parser.add_argument_group("files and output")
     files.add_argument("--input", metavar="FILE.npz", help="your own x (N, hidden), topk_ids (N, K), topk_weights (N, "
@@ -73,7 +75,7 @@ def run(args, console=None):
     """Run verify with parsed options; the exit status is 0 if every byte agreed, 1 if not, 2 if it cannot be run."""
     where = ""
     try:
-        worlds = Worlds(args.world, args.racecheck)
+        worlds = Worlds(args.world, args.racecheck, args.p2p_world_size)
         where = f"rank {worlds.rank}: " if worlds.mpi else ""
         args.ranks = args.ranks or worlds.n_ranks
         if console is None:
@@ -97,7 +99,7 @@ def run(args, console=None):
         return DIFFERS
 
 
-def case_of(args, batch=None):
+def case_of(args, worlds, batch=None):
     """The Case that the options describe; sizes that a file determines come from it."""
     n_experts = args.experts or args.ranks * args.experts_per_rank
     top_k, hidden, tokens = args.top_k, args.hidden, args.tokens
@@ -109,7 +111,7 @@ def case_of(args, batch=None):
     cfg = EPConfig(args.ranks, n_experts, top_k, hidden, max(tokens, 1), token_format=args.format,
                    fuse_a_scale_preshuffle=args.preshuffle, combine_dtype=args.combine_dtype,
                    fused_shared_expert=args.shared_expert, skip_a2a=args.skip_a2a,
-                   allreduce_world_size=args.ranks if args.skip_a2a else 1)
+                   allreduce_world_size=args.ranks if args.skip_a2a else 1, **worlds.between(args.skip_a2a))
     return Case(cfg, args.weights, args.epilogue, args.fused, args.rounds)
 
 
@@ -126,7 +128,7 @@ def batches(case, args, seed, batch):
 def _verify(args, console, worlds):
     start = time.perf_counter()
     batch = routing.load(args.input) if args.input else None
-    case = case_of(args, batch)
+    case = case_of(args, worlds, batch)
     record = {"case": str(case), "config": _config(case.cfg), "seeds": [], "passed": True}
     shown = not args.json
     for seed in range(args.seed, args.seed + args.seeds):

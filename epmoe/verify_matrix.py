@@ -17,15 +17,18 @@ FORMATS = (("bf16", False), ("fp8_blockwise", False), ("nvfp4", False), ("mxfp4"
 N_RANKS, EXPERTS_PER_RANK, TOP_K, TOKENS, ROUNDS = 2, 2, 2, 5, 2       # under mpirun as many ranks as there are
 
 
-def cases(n_ranks, hidden):
-    """Every combination that makes sense: unreduced output has neither shared expert nor epilogue."""
+def cases(n_ranks, hidden, between=lambda skip_a2a: {}):
+    """Every combination that makes sense: unreduced output has neither shared expert nor epilogue.
+
+    between: skip_a2a -> the options of EPConfig that say how ranks reach each other.
+    """
     for (name, preshuffle), fused, shared, skip, weights, epilogue in itertools.product(
             FORMATS, (False, True), (False, True), (False, True), WEIGHTS, (False, True)):
         if weights == "none" and (shared or epilogue):
             continue
         cfg = EPConfig(n_ranks, n_ranks * EXPERTS_PER_RANK, TOP_K, hidden, TOKENS, token_format=name,
                        fuse_a_scale_preshuffle=preshuffle, fused_shared_expert=shared, skip_a2a=skip,
-                       allreduce_world_size=n_ranks if skip else 1)
+                       allreduce_world_size=n_ranks if skip else 1, **between(skip))
         yield Case(cfg, weights, epilogue, fused, ROUNDS)
 
 
@@ -46,7 +49,7 @@ def walk(args, console, worlds):
     """Walk the matrix with a progress bar; prints a table, or JSON; the exit status is 0 if all cases passed."""
     start = time.perf_counter()
     n_ranks = worlds.n_ranks if worlds.mpi else N_RANKS
-    chosen = list(cases(n_ranks, args.hidden))
+    chosen = list(cases(n_ranks, args.hidden, worlds.between))
     if args.sample:
         chosen = random.Random(args.seed).sample(chosen, min(args.sample, len(chosen)))
     if args.part:

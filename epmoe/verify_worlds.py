@@ -15,9 +15,11 @@ class Worlds:
     """Makes the worlds of one verification; under mpirun only rank 0 (`prints`) says something.
 
     kind: "local", "mpi", or "auto": MPI if a launcher started several processes or `python -m mpi4py` this one.
+    p2p_world_size: ranks of a p2p world, where messages between worlds go by SHMEM; None: one p2p world.
     """
 
-    def __init__(self, kind, racecheck=False):
+    def __init__(self, kind, racecheck=False, p2p_world_size=None):
+        self.p2p_world_size = p2p_world_size
         if racecheck and not device.SIM:
             raise EPValueError("--racecheck needs the simulator, and a GPU is used: set EPMOE_DEVICE=sim")
         self._options = {"racecheck": True} if racecheck else {}
@@ -32,6 +34,12 @@ class Worlds:
     def prints(self):
         return self.rank == 0
 
+    def between(self, skip_a2a):
+        """Options of the EPConfig that say how ranks reach each other."""
+        if self.p2p_world_size is None:
+            return {}
+        return dict(p2p_world_size=self.p2p_world_size, use_shmem=not skip_a2a)
+
     def make(self, n_ranks, seed):
         """A world of n_ranks; seed: of the simulator's schedule."""
         options = self._options | {"seed": seed} if device.SIM else {}
@@ -45,6 +53,10 @@ class Worlds:
         return self._world
 
     def _mpi_world(self, **options):
+        if self.p2p_world_size is not None:
+            from epmoe.worlds.shmem import ShmemWorld
+
+            return ShmemWorld(p2p_world_size=self.p2p_world_size, **self._options, **options)
         from epmoe.worlds.mpi import MPIWorld
 
         return MPIWorld(**self._options, **options)

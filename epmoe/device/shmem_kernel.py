@@ -8,7 +8,7 @@ class ShmemKernel(Kernel):
     """An entry point that uses the words of epmoe.device.shmem; NVSHMEM must be initialised before it is compiled."""
 
     def compile(self):
-        """The kernel compiled and linked for the current GPU (once). Without link-time optimisation that takes a minute."""
+        """The kernel compiled and linked for the current GPU (once); link-time optimisation makes it seconds."""
         if self._compiled is None:
             jitted = cuda.jit(SIGNATURE, launch_bounds=self.max_threads, lto=True)(self.fn)
             self._compiled = jitted.overloads[SIGNATURE]

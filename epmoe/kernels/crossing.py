@@ -11,8 +11,8 @@ class Crossing(NamedTuple):
     """Device functions of a warp; lane k holds slot k's place (0: nothing is sent) and the owner of its expert.
 
     needed: whether there are other worlds; without them neither function is called.
-    stored_at(place, owner, my_rank, staged, lane): where the warp stores this lane's message: at its place, if the owner
-        is near; the first lane with a far owner has `staged`, the other ones 0.
+    stored_at(place, owner, my_rank, staged, lane): where the warp stores this lane's message: at its place, if the
+        owner is near; the first lane with a far owner has `staged`, the other ones 0.
     put_staged(place, owner, my_rank, staged, n_bytes): the staged message to the far places; returns when they have it.
     """
 

@@ -1,10 +1,11 @@
 """How bytes and signals reach a peer: the one place that knows, and all that a kernel knows of its peers.
 
-Inside a p2p world: plain stores into the peer's mapped memory, and a release at system scope. To ranks of other worlds
-(use_shmem): SHMEM puts out of a symmetric send_buf, and a SHMEM signal. One count signal covers the puts of many warps, so
-the order is: every lane of a warp completes its puts, then a lane adds to `finished`, release at device scope; the
-signalling thread acquires `finished`, and a fence of its own at system scope carries what it acquired to the signal,
-which by itself orders nothing. A put that was not completed may arrive after the signal, and its source is read until then.
+Inside a p2p world: plain stores into the peer's mapped memory, and a release at system scope. To ranks of other
+worlds (use_shmem): SHMEM puts out of a symmetric send_buf, and a SHMEM signal. One count signal covers the puts of many
+warps, so the order is: every lane of a warp completes its puts, then a lane adds to `finished`, release at device
+scope; the signalling thread acquires `finished`, and a fence of its own at system scope carries what it acquired to the
+signal, which by itself orders nothing. A put that was not completed may arrive after the signal; its source is read
+until then.
 """
 
 from typing import NamedTuple
@@ -15,14 +16,14 @@ from epmoe.device import device_fn, load_u64, st_release_sys_u64, u64
 class Transport(NamedTuple):
     """Device functions made for one kernel.
 
-    recv_buf(params, rank, my_rank): address of that rank's recv_buf; for a far rank, of the place in the own memory that
-        names it in puts.
+    recv_buf(params, rank, my_rank): address of that rank's recv_buf; for a far rank, of the own one, which names it in
+        puts.
     signal(params, rank, my_rank, index, count): writes count into word `index` of that rank's recv_count. What this
         thread has written, or acquired from other threads, is visible to who acquires the word; puts if completed.
     crosses: whether there are far ranks, those of other p2p worlds. The rest is used only if there are.
     is_far(rank, my_rank): whether it is one.
-    put(place, staged, n_bytes, rank): a warp starts to copy n_bytes from `staged`, in symmetric memory, to the place in a
-        far rank's memory; behind a syncwarp, if other lanes wrote the bytes.
+    put(place, staged, n_bytes, rank): a warp starts to copy n_bytes from `staged`, in symmetric memory, to the place in
+        a far rank's memory; behind a syncwarp, if other lanes wrote the bytes.
     complete(): every lane, before the puts of its warp are counted as finished, and before their sources are reused.
     """
 

@@ -38,13 +38,17 @@ class MPIWorld:
         kind = {"EPMOE_DEVICE": "sim" if device.SIM else "gpu"}
         agreement.same("simulator or GPU", self.exchange.gather("meeting", kind, timeout))
         self.host = self.comm.Split_type(MPI.COMM_TYPE_SHARED)      # all are here, so nobody waits long
-        if self.host.Get_size() != self.n_ranks:
-            raise UnavailableError(f"{self.host.Get_size()} of {self.n_ranks} ranks are on rank {self.rank}'s host: "
-                                   "an MPIWorld is one host, whose processes can map each other's memory")
+        self._check_hosts(timeout)
         if device.SIM:
             self._simulate(simulation)
         else:
             self._take_gpu(gpu, handle_of(stream), timeout)
+
+    def _check_hosts(self, timeout):
+        if self.host.Get_size() != self.n_ranks:
+            raise UnavailableError(f"{self.host.Get_size()} of {self.n_ranks} ranks are on rank {self.rank}'s host: "
+                                   "an MPIWorld is one host, whose processes can map each other's memory; several "
+                                   "hosts need a ShmemWorld")
 
     def _simulate(self, simulation):
         self.machine = device.machine(self.n_ranks, rank=self.rank, **simulation)
@@ -70,7 +74,7 @@ class MPIWorld:
                           "every wait for each other costs milliseconds", RuntimeWarning, stacklevel=3)
 
     def __repr__(self):
-        return f"MPIWorld rank {self.rank} of {self.n_ranks} on {self.machine.describe()}"
+        return f"{type(self).__name__} rank {self.rank} of {self.n_ranks} on {self.machine.describe()}"
 
     def agree(self, cfg, timeout):
         """Raise, on every rank, unless all ranks gave the same configuration; collective."""

@@ -54,7 +54,8 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
     def launch_ends(self, launch):
         clock = self.join(launch.actors)
         first, engines = self.places[launch.stream_index]
-        after = self.places[launch.stream_index + 1][0] if launch.stream_index + 1 < len(self.places) else self.engines_end
+        following = self.places[launch.stream_index + 1:launch.stream_index + 2]
+        after = following[0][0] if following else self.engines_end
         clock[engines:after] = np.maximum(clock[engines:after], self.engine_time[engines:after])
         self.stream_clock[launch.stream_index] = clock
 

@@ -1,7 +1,7 @@
 """A small network between p2p worlds: SHMEM puts and signals that arrive later, in any order that NVSHMEM allows.
 
-What is sent waits among the scheduler's copies, and is delivered at some later step of anybody; it may outlive the launch
-that sent it. The source of a put is read when it is delivered, so bytes that are written over before that arrive changed.
+What is sent waits among the scheduler's copies, and is delivered at some later step of anybody; it may outlive the
+launch that sent it. The source of a put is read when it is delivered: bytes written over before that arrive changed.
 
 - A put is done by the lanes of its warp, each of which moves a part: they arrive apart.
 - Nothing that a thread sends is ordered, unless shmem_fence lies between two operations to the same target.
@@ -187,7 +187,8 @@ def shmem_put_nbi_warp(dst, src, nbytes, pe):
     if any(v is not None and v != given for v in vals[:LANES]):
         raise EPError("%s: the lanes of the warp give %s different arguments" % (t.place(), name))
     if nbytes <= 0 or (dst | src | nbytes) % VECTOR:
-        raise EPError("%s: %s of %d bytes from %#x to %#x: all must be multiples of 16" % (t.place(), name, nbytes, src, dst))
+        raise EPError("%s: %s of %d bytes from %#x to %#x: all must be multiples of 16"
+                      % (t.place(), name, nbytes, src, dst))
     network = NOW.run.machine.network
     per_lane = -(-nbytes // (VECTOR * LANES)) * VECTOR
     first = t.lane * per_lane

@@ -82,8 +82,8 @@ def missing(first, second, kind):
         return ["the write is ordered before the bulk copy was issued, but not for the async proxy: fence_proxy_async "
                 "is missing between the two"]
     if u.word == "shmem_put_nbi_warp":
-        return ["nobody knows the put to be complete at the second access: shmem_quiet in every lane of its warp is missing, "
-                "or the order from there to the second access"]
+        return ["nobody knows the put to be complete at the second access: shmem_quiet in every lane of its warp is "
+                "missing, or the order from there to the second access"]
     if u.word and u.word not in SHMEM:
         wait = ("mbar_try_wait on its mbarrier" if u.word == "bulk_load" else
                 "bulk_commit and bulk_wait" if first[5] else "bulk_commit and bulk_wait_read")

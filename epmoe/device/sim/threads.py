@@ -119,7 +119,7 @@ class SimThread(greenlet.greenlet):
         self.poll_time = -2
         self.actor = None
         self.open_copies, self.copies = [], []      # its bulk stores: before and after bulk_commit
-        self.sent, self.fenced = [], {}             # what the network has of it: all, and by target what a fence ordered
+        self.sent, self.fenced = [], {}             # what it gave the network: all, and by target what a fence orders
 
     def _main(self):
         self.parent.switch()        # begun by the hub, so that all greenlets have its stack depth, not their maker's

@@ -1,0 +1,92 @@
+"""ShmemWorld: one rank a process, in p2p worlds between which messages travel by SHMEM; started by mpirun.
+
+With GPUs the ranks' memory lies in NVSHMEM's symmetric heap: inside a p2p world peers store into each other's directly,
+to other worlds NVSHMEM puts and signals. Without, it lies in MPI shared-memory windows, and each process runs the
+simulator with its small network for its own rank.
+"""
+
+from epmoe_ref.config import MAX_GPUS_PER_NODE
+from epmoe_ref.errors import EPValueError, UnavailableError
+
+from epmoe import device
+from epmoe.worlds.mpi import MPIWorld
+
+
+class ShmemWorld(MPIWorld):
+    """The ranks of an MPI communicator (default COMM_WORLD) on one or several hosts; this process is one of them.
+
+    p2p_world_size: consecutive ranks that write each other's memory directly, on one host; that of the EPConfig, which
+    has use_shmem=True. Default: as many as every host has, at most 8. The rest is as in MPIWorld, which it extends.
+    NVSHMEM is started by the first ShmemWorld of a process, over MPI's exchange, and serves all later ones.
+    """
+
+    shmem = True
+
+    def __init__(self, comm=None, *, p2p_world_size=None, gpu=None, stream=None, timeout=60.0, **simulation):
+        self.p2p_world_size = p2p_world_size
+        super().__init__(comm, gpu=gpu, stream=stream, timeout=timeout, **simulation)
+        if not device.SIM:
+            from epmoe.worlds import nvshmem_heap
+
+            nvshmem_heap.start(self, timeout)
+
+    def _check_hosts(self, timeout):
+        """Each p2p world on one host; the default size is worked out."""
+        hosts = self.exchange.gather("telling", self.host.allgather(self.rank), timeout)    # by rank: all of its host
+        if device.SIM and len(hosts[0]) != self.n_ranks:
+            raise UnavailableError(f"{len(hosts[0])} of {self.n_ranks} ranks are on rank 0's host: the simulator's "
+                                   "processes map each other's memory, so all of them must be on one")
+        size = self.p2p_world_size
+        if size is None:
+            size = self.p2p_world_size = largest_world(hosts)
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1 or self.n_ranks % size:
+            raise EPValueError(f"p2p_world_size={size!r} must be a whole number that divides the {self.n_ranks} ranks")
+        broken = split_world(hosts, size)
+        if broken is not None:
+            raise EPValueError(f"p2p_world_size={size}: ranks {broken} to {broken + size - 1} are not on one host; "
+                               f"{largest_world(hosts)} would fit, or start consecutive ranks on each host")
+
+    def agree(self, cfg, timeout):
+        """Raise, on every rank, unless all ranks gave the same configuration, of this world's size; collective."""
+        super().agree(cfg, timeout)
+        if cfg.p2p_world_size != self.p2p_world_size:
+            raise EPValueError(f"EPConfig.p2p_world_size={cfg.p2p_world_size} must equal the ShmemWorld's "
+                               f"p2p_world_size={self.p2p_world_size}")
+
+    def allocate(self, nbytes, name, regions, timeout):
+        """nbytes for this rank in symmetric memory, and the addresses of the ranks of its p2p world; collective."""
+        if device.SIM:
+            return super().allocate(nbytes, name, regions, timeout)
+        from epmoe.worlds.nvshmem_heap import HeapMemory
+
+        return HeapMemory(self, nbytes, name, regions, timeout)
+
+    def connect(self, memory):
+        """SHMEM between the ranks' allocations: NVSHMEM's heap needs nothing, the simulator's network is told."""
+        if device.SIM:
+            self.machine.network.connect(memory.addresses, memory.buffers[self.rank].nbytes)
+
+    def disconnect(self, memory):
+        """End one connect()."""
+        if device.SIM:
+            self.machine.network.disconnect(memory.addresses)
+
+    def barrier(self, occasion, timeout):
+        """Returns when all ranks have come and what they had sent has arrived."""
+        if not device.SIM:
+            from epmoe.worlds import nvshmem_heap
+
+            nvshmem_heap.complete(self)
+        super().barrier(occasion, timeout)
+
+
+def split_world(hosts, size):
+    """First rank of a p2p world that is not on one host, or None. hosts: for every rank, the ranks of its host."""
+    return next((first for first in range(0, len(hosts), size)
+                 if not set(range(first, first + size)) <= set(hosts[first])), None)
+
+
+def largest_world(hosts):
+    """The largest size at which every p2p world is on one host."""
+    return next(size for size in range(min(len(hosts), MAX_GPUS_PER_NODE), 0, -1)
+                if len(hosts) % size == 0 and split_world(hosts, size) is None)
