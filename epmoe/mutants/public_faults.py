@@ -57,7 +57,7 @@ FAULTS = (
           "the fetch-add is acquire and release"),
     Fault("completion counters over region B",
           "Combine counts the rows that went back in words that overlap region B, which dispatch_wait leaves behind "
-          "with its prefix sums. The count starts wrong, and the signalling block waits for a number that is behind it.",
+          "with its prefix sums. The count starts wrong, and the signalling block waits for a number long passed.",
           tuple(("returners.py", f"{word}(words + u64(at.finished)", f"{word}(words + u64(at.b)")
                 for word in ("red_add_release_gpu_i32", "ok = wait_for_own_blocks")),
           WORLDS["split"]),

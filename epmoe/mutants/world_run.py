@@ -24,6 +24,9 @@ class WorldRun:
         self.ranks = [r for r in range(self.cfg.n_ranks) if r not in world.absent]
         self.streams = {r: self.machine.stream(r) for r in self.ranks}
         self.regions = [self._regions(r) for r in range(self.cfg.n_ranks)]
+        self.heaps = []
+        if self.cfg.use_shmem:
+            self._connect()
         self.buffers, self.calls = [], self._calls()
         self.capacity = self._capacity()
 
@@ -38,6 +41,12 @@ class WorldRun:
             if r.initial is not None:
                 made[r.name].write(np.full(r.shape, r.initial, r.dtype))
         return made
+
+    def _connect(self):
+        """Makes of each region symmetric memory, which puts of other p2p worlds may name."""
+        for name, buffer in self.regions[0].items():
+            self.heaps.append([regions[name].address for regions in self.regions])
+            self.machine.network.connect(self.heaps[-1], buffer.nbytes)
 
     def _calls(self):
         launch = LaunchConfig(*self.world.shape)
@@ -125,6 +134,7 @@ class WorldRun:
 
     def _launch_combine(self, rank, n, rows, src_info, ids, weights, where):
         cfg, counters = self.cfg, self.at(rank, "ep_counters")
+        send = self.at(rank, "combine_send_buf") if cfg.use_shmem else 0
         shape = (n, cfg.top_k, cfg.hidden) if self.world.unreduced else (n, cfg.hidden)
         combined = self.new("combined", rank, shape, BF16)
         output = TokenArray(combined.address, n)
@@ -132,9 +142,9 @@ class WorldRun:
         to = self.peers(rank, "combine_recv_buf"), self.peers(rank, "combine_recv_count")
         here = self.at(rank, "combine_recv_buf"), self.at(rank, "combine_recv_count")
         if self.world.fused:
-            self.calls["combine"](rows, src_info, output, 0, *to, counters, ids, rank, **weights, **where)
+            self.calls["combine"](rows, src_info, output, send, *to, counters, ids, rank, **weights, **where)
         else:
-            self.calls["combine_async"](rows, src_info, 0, *to, counters, rank, **where)
+            self.calls["combine_async"](rows, src_info, send, *to, counters, rank, **where)
             self.calls["combine_wait"](output, *here, counters, rank, ids, input_tokens=rows, **weights, **where)
         return combined, shape, BF16
 
@@ -187,6 +197,8 @@ class WorldRun:
             raise Leftover(f"{name} of rank {rank} holds {words[words != value].flat[0]} after the rounds, not {value}")
 
     def _free(self):
+        for addresses in self.heaps:
+            self.machine.network.disconnect(addresses)
         for call in self.calls.values():
             call.close()
         for buffer in [*self.buffers, *(b for regions in self.regions for b in regions.values())]:

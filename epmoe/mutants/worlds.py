@@ -66,6 +66,8 @@ PLAIN = dict(n_ranks=2, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=5)
 THREE = dict(n_ranks=3, n_experts=9, top_k=3, hidden=8, max_tokens_per_rank=4)
 SHARED = dict(n_ranks=2, n_experts=6, top_k=2, hidden=64, max_tokens_per_rank=6, fused_shared_expert=True)
 WINDOWS = {"signaller.WINDOW": 3, "offsets.MAX_COUNTS": 5, "returners.WINDOW": 4, "copiers.CLAIMS_A_WARP": 1}
+FAR = dict(n_ranks=2, n_experts=4, top_k=3, hidden=16, max_tokens_per_rank=5, p2p_world_size=1, use_shmem=True)
+FAR_AND_NEAR = FAR | dict(n_ranks=4, n_experts=8, p2p_world_size=2)
 ROUNDS = ((5, 3), (0, 5), (4, 4))
 
 WORLDS = {w.name: w for w in (
@@ -94,6 +96,9 @@ WORLDS = {w.name: w for w in (
     World("absent peer, fused", PLAIN, ((5, 3), (5, 3)), fused=True, absent=(1,)),
     World("stuck sender", PLAIN, ((5, 3),), fused=True, stuck="dispatch"),
     World("stuck return", PLAIN, ((5, 3),), fused=True, stuck="combine"),
+    World("p2p worlds, split", FAR | dict(hidden=520), ((5, 3), (2, 5)), shape=(3, 32)),
+    World("p2p worlds, fused", FAR_AND_NEAR, ((5, 3, 0, 2), (2, 5, 4, 1)), fused=True, shape=(3, 32)),
+    World("p2p worlds, nvfp4", FAR | dict(token_format="nvfp4", hidden=64), ((5, 3), (2, 5))),
     RowsWorld("rows", "rows"),
     RowsWorld("rows, more blocks than tokens", "rows", tokens=(2, 0), shape=(5, 32)),
     RowsWorld("rows, absent peer", "rows", absent=(1,)),
