@@ -22,6 +22,11 @@ def align(nbytes):
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
+def _grown(has, needs):
+    """Bytes for a part of the pool: by half at least if it must grow, so that all earlier pools are not much together."""
+    return has if needs <= has else align(max(needs, has + has // 2))
+
+
 class _Rank:
     """One rank of this process: its own words and scratch, its arena, and its heap in the pool."""
 
@@ -100,8 +105,8 @@ class Buffer:
         staging_bytes = align(max(staging_bytes, result_bytes))
         if staging_bytes <= self.staging_bytes and result_bytes <= self.heap_bytes:
             return
-        self.staging_bytes = max(staging_bytes, self.staging_bytes)
-        self.heap_bytes = max(align(result_bytes) * RESULTS_AT_ONCE, self.heap_bytes)
+        self.staging_bytes = _grown(self.staging_bytes, staging_bytes)
+        self.heap_bytes = _grown(self.heap_bytes, align(result_bytes) * RESULTS_AT_ONCE)
         self.machine.synchronize()
         if self._pool is not None:
             self._retired.append(self._pool)    # results in use lie there
@@ -148,8 +153,12 @@ class Buffer:
 
     @contextmanager
     def launching(self):
-        """Context of one call's launches; gives {rank: stream}. In the simulator the kernels have ended behind it."""
+        """Context of one call's launches; gives {rank: stream}. In the simulator the kernels have ended behind it.
+
+        Nothing inside may wait for the GPU: kernels of some ranks would then begin, and wait for those of the others.
+        """
         self.expect_open()
+        self.launches.trim()
         try:
             with self.world.launching(True) as streams:
                 yield streams
@@ -160,6 +169,12 @@ class Buffer:
         except Exception as error:
             self.failure = self.failure or error
             raise
+
+    def launch_all(self, kernel, calls, num_sms=None):
+        """Launch a kernel on every rank of this process; calls: (rank, fields of the parameter block, num_tokens)."""
+        with self.launching() as streams:
+            for rank, values, num_tokens in calls:
+                self.launches.start(kernel, rank, values, num_tokens, streams[rank], num_sms)
 
     def expect_open(self):
         """Raise EPStateError after close, or after an error that left the words in the middle of a call."""

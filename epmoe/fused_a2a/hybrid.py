@@ -213,16 +213,18 @@ def cached_dispatch(buffer, name, x, handle, num_sms=None):
     buffer.want_pool(staged_bytes(handle.capacity, row_bytes, 0))
     staged = _Staged(buffer, handle.capacity, row_bytes, 0)
     shape = RowsShape(n_ranks, handle.num_local_experts, buffer.launches.threads, row_bytes)
-    outputs = []
-    with letting_go(buffer), buffer.launching() as streams:
+    outputs, calls = [], []
+    with letting_go(buffer):
         for i, (r, loan, rows) in enumerate(zip(buffer.ranks, handle.loans, handle.num_rows)):
             outputs.append(r.arena.lend("hybrid result", {"x": ((rows, hidden), dtype)}))
             values = buffer.values(r) | staged.values | handle_values(buffer, loan) | staged.sources(buffer, r) | dict(
                 x=buffer.placing.place(r.rank, name, xs[i]), n_rows=rows, pad=handle.pad_multiple,
                 out=outputs[i].address("x"))
-            start = buffer.launches.start
-            start(resend_kernel(shape), r.rank, values, handle.num_tokens[i], streams[r.rank], num_sms)
-            start(expand_kernel(shape), r.rank, values, 0, streams[r.rank], num_sms)
+            calls.append((r.rank, values, handle.num_tokens[i]))
+        with buffer.launching() as streams:
+            for rank, values, n in calls:
+                buffer.launches.start(resend_kernel(shape), rank, values, n, streams[rank], num_sms)
+                buffer.launches.start(expand_kernel(shape), rank, values, 0, streams[rank], num_sms)
     return [loan.array("x") for loan in outputs]
 
 
@@ -245,8 +247,8 @@ def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
     buffer.want_pool(probs_at + 4 * local * handle.capacity * has_probs)
     shape = RowsShape(n_ranks, local, buffer.launches.threads, row_bytes, has_probs=has_probs,
                       dtype=arguments.NAMES[dtype], p2p_world_size=handle.p2p_world_size)
-    kernel, results = combine_kernel(shape), []
-    with letting_go(buffer), buffer.launching() as streams:
+    results, calls = [], []
+    with letting_go(buffer):
         for i, (r, loan, n) in enumerate(zip(buffer.ranks, handle.loans, handle.num_tokens)):
             results.append(r.arena.lend("combine result", {
                 "x": ((n, hidden), dtype), "probs": ((n if has_probs else 0, n_ranks * local), FP32)}))
@@ -254,5 +256,6 @@ def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
                 x=buffer.placing.place(r.rank, name, xs[i]), places=[0, 0, probs_at, 0], capacity=handle.capacity,
                 probs=buffer.placing.place(r.rank, f"probs of {name}", probs[i]) if has_probs else 0,
                 out=results[i].address("x"), out_probs=results[i].address("probs"))
-            buffer.launches.start(kernel, r.rank, values, n, streams[r.rank], num_sms)
+            calls.append((r.rank, values, n))
+        buffer.launch_all(combine_kernel(shape), calls, num_sms)
     return [loan.array("x") for loan in results], [loan.array("probs") for loan in results] if has_probs else None

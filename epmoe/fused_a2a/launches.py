@@ -35,12 +35,15 @@ class Launches:
         if block is not None:
             self._written.move_to_end(key)
             return block
-        if len(self._written) >= MAX_BLOCKS:
-            self.machine.synchronize()      # no launch reads the blocks any more
-            self.close()
         block = self._written[key] = self.machine.alloc(words.nbytes, "parameters", rank)
         block.write(words)
         return block
+
+    def trim(self):
+        """Forget all parameter blocks if there are too many; between calls, since it waits for their launches."""
+        if len(self._written) >= MAX_BLOCKS:
+            self.machine.synchronize()
+            self.close()
 
     def close(self):
         """Free the parameter blocks; the launches that use them must have ended."""

@@ -155,11 +155,7 @@ def _send_first(buffer, shape, values, loans, num_tokens, arrays_of, num_sms, on
     world = buffer.world
     rows = world.n_ranks * max(buffer.max_tokens, *num_tokens)
     targets = [_Target(buffer, r, arrays_of, rows) for r in buffer.ranks]
-    kernel = dispatch_kernel(shape)
-    with buffer.launching() as streams:
-        for r, target, given, n in zip(buffer.ranks, targets, values, num_tokens):
-            buffer.launches.start(kernel, r.rank, buffer.values(r) | given | target.values(), n, streams[r.rank],
-                                  num_sms)
+    _launch(buffer, dispatch_kernel(shape), targets, values, num_tokens, num_sms)
     if on_device:
         return None, targets
     buffer.check()
@@ -176,11 +172,13 @@ def _send_first(buffer, shape, values, loans, num_tokens, arrays_of, num_sms, on
 
 
 def _resend(buffer, shape, targets, values, num_tokens, num_sms):
-    kernel = resend_kernel(shape)
-    with buffer.launching() as streams:
-        for r, target, given, n in zip(buffer.ranks, targets, values, num_tokens):
-            buffer.launches.start(kernel, r.rank, buffer.values(r) | given | target.values(), n, streams[r.rank],
-                                  num_sms)
+    _launch(buffer, resend_kernel(shape), targets, values, num_tokens, num_sms)
+
+
+def _launch(buffer, kernel, targets, values, num_tokens, num_sms):
+    calls = [(r.rank, buffer.values(r) | given | target.values(), n)
+             for r, target, given, n in zip(buffer.ranks, targets, values, num_tokens)]
+    buffer.launch_all(kernel, calls, num_sms)
 
 
 def _settle(buffer, targets, handle, n_scales=0):
@@ -238,8 +236,8 @@ def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
     buffer.want_pool(probs_at + 4 * handle.top_k * handle.most_returned * has_probs)
     shape = RowsShape(world.n_ranks, 1, buffer.launches.threads, row_bytes, top_k=handle.top_k, has_probs=has_probs,
                       dtype=arguments.NAMES[dtype])
-    kernel, results = combine_kernel(shape), []
-    with letting_go(buffer), buffer.launching() as streams:
+    results, calls = [], []
+    with letting_go(buffer):
         for i, (r, loan, n) in enumerate(zip(buffer.ranks, handle.loans, handle.num_tokens)):
             results.append(r.arena.lend("combine result", {
                 "x": ((n, hidden), dtype), "probs": ((n if has_probs else 0, handle.top_k), FP32)}))
@@ -247,6 +245,6 @@ def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
                           capacity=handle.most_returned,
                           probs=buffer.placing.place(r.rank, f"probs of {name}", probs[i]) if has_probs else 0,
                           out=results[i].address("x"), out_probs=results[i].address("probs"))
-            buffer.launches.start(kernel, r.rank, buffer.values(r) | values | _handle_values(buffer, loan), n,
-                                  streams[r.rank], num_sms)
+            calls.append((r.rank, buffer.values(r) | values | _handle_values(buffer, loan), n))
+        buffer.launch_all(combine_kernel(shape), calls, num_sms)
     return [loan.array("x") for loan in results], [loan.array("probs") for loan in results] if has_probs else None

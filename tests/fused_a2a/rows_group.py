@@ -32,6 +32,22 @@ def group_of(n_ranks, *, n_sms=2, num_threads=32, knows_all_ranks=True, timeout=
     return group
 
 
+class OneRank:
+    """A world of one rank seen as one rank a process: plain arrays, and all launches on the caller's stream."""
+
+    lists = False
+
+    def __init__(self, world):
+        self._world = world
+
+    def launching(self, fused):
+        """As LocalWorld's, without streams of its own."""
+        return self._world.launching(False)
+
+    def __getattr__(self, name):
+        return getattr(self._world, name)
+
+
 def host(result):
     """A result, or a list or pair of them, as NumPy copies; None stays None."""
     if isinstance(result, (list, tuple)):

@@ -8,7 +8,7 @@ import pytest
 from against_reference import equal_hybrid, equal_rows
 from hypothesis import given
 from hypothesis import strategies as st
-from rows_group import BF16, FP16, FP32, assert_same, group_of, host, law, routing, tokens
+from rows_group import BF16, FP16, FP32, OneRank, assert_same, group_of, host, law, routing, tokens
 
 from epmoe import fused_a2a
 from epmoe_ref import fused_a2a as reference
@@ -105,7 +105,7 @@ def test_a_graph_of_forward_and_backward_runs_again_with_new_data():
     from epmoe import LocalWorld
 
     rng, stream = np.random.default_rng(5), torch.cuda.Stream()
-    group = OneStream(LocalWorld(1, stream=stream))
+    group = OneRank(LocalWorld(1, stream=stream))
     maps, x = [rng.random((40, 8)) < 0.4 for _ in range(3)], [tokens(rng, (40,), 512)[0] for _ in range(3)]
     probs = [rng.random(m.shape, np.float32) for m in maps]
     given = [on_gpu(x[0]), on_gpu(maps[0]), on_gpu(probs[0])]
@@ -138,18 +138,3 @@ def test_a_graph_of_forward_and_backward_runs_again_with_new_data():
         grads = reference.hybrid_dispatch_backward(known, reference.hybrid_combine_backward(known, out), row_probs)
         for got, want in zip(results, (hidden, row_probs, per_expert, out, *grads)):
             assert_same([got], want, "replayed")
-
-
-class OneStream:
-    """A world of one rank whose launches all go to the caller's stream, as those of one rank a process do."""
-
-    lists = False
-
-    def __init__(self, world):
-        self._world = world
-
-    def launching(self, fused):
-        return self._world.launching(False)
-
-    def __getattr__(self, name):
-        return getattr(self._world, name)

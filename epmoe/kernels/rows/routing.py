@@ -128,17 +128,29 @@ def map_columns(shape, block):
             expert = i32(expert + block_dim())
 
     @device_fn
+    def store_slot(slots, token, end, expert, is_routed, n):
+        """Writes a token's slot, n if it is routed; gives the next token's number."""
+        slot = i32(-1)
+        if is_routed != 0:
+            slot = i32(n)
+        if token < end:
+            store_i32(slots + u64(4) * (u64(token) * u64(n_experts) + u64(expert)), slot)
+        return i32(n + is_routed)
+
+    @device_fn
     def number(params, first, end):
         base, slots = u64(load_u64(params + u64(p_map))), u64(load_u64(params + u64(p_slots)))
         before, expert = u64(load_u64(params + u64(p_before))), i32(thread_idx())
         while expert < n_experts:
             n, token = i32(load_i32(before + u64(4) * u64(block_idx() * n_experts + expert))), i32(first)
-            while token < end:
-                slot = i32(-1)
-                if routed(base, token, end, expert) != 0:
-                    slot, n = n, i32(n + 1)
-                store_i32(slots + u64(4) * (u64(token) * u64(n_experts) + u64(expert)), slot)
-                token = i32(token + 1)
+            while token < end:                  # four loads in flight
+                a, b = routed(base, token, end, expert), routed(base, i32(token + 1), end, expert)
+                c, d = routed(base, i32(token + 2), end, expert), routed(base, i32(token + 3), end, expert)
+                n = store_slot(slots, token, end, expert, a, n)
+                n = store_slot(slots, i32(token + 1), end, expert, b, n)
+                n = store_slot(slots, i32(token + 2), end, expert, c, n)
+                n = store_slot(slots, i32(token + 3), end, expert, d, n)
+                token = i32(token + 4)
             expert = i32(expert + block_dim())
 
     return count, number
