@@ -113,10 +113,10 @@ class DispatchPhase:
         made = []
         for r, s in zip(self.engine.ranks, sent):
             s.results.finish()
-            made.append(self.dispatched(r.rank, s))
+            made.append(self.dispatched(s, r.rank))
         return made
 
-    def dispatched(self, rank, sent):
+    def dispatched(self, sent, rank):
         """The Dispatched of a rank, launched and perhaps still under way."""
         return Dispatched.of_round(sent, self.cfg, rank, self.engine.check)
 

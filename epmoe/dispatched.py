@@ -58,7 +58,7 @@ class Dispatched:
     def of_round(cls, sent, cfg, rank, check):
         """What a rank's dispatch returns; sent.array(name) makes an array when it is first looked at."""
         d = cls.__new__(cls)
-        d.num_tokens, d.cfg, d.rank, d.check, d.round = sent.num_tokens, cfg, rank, check, sent
+        d.num_tokens, d.cfg, d.rank, d.check, d.round = sent.tokens.n, cfg, rank, check, sent
         return d
 
     def __getattr__(self, name):

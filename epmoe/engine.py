@@ -34,7 +34,7 @@ class Engine:
             world.connect(self._memory)
         self.ranks = [RankMemory(cfg, self.machine, rank, self._memory) for rank in world.ranks]
         # () -> id of the capture into a CUDA graph that the ranks' stream is in, 0 for none
-        self._capture = int if device.SIM else world.stream_of(world.ranks[0]).capture
+        self.capture = int if device.SIM else world.stream_of(world.ranks[0]).capture
         self._initialise("start", timeout)
 
     def reset(self):
@@ -50,13 +50,9 @@ class Engine:
             r.initialise()
         self.world.barrier(occasion, timeout)
 
-    def expect(self, call):
-        """Raise EPStateError unless the call may come now."""
-        self.rounds.expect(call, self._capture())
-
     def lent(self, loan):
         """The loan, for a call about to be launched: what a captured call returns stays lent until close()."""
-        if self._capture():
+        if self.capture():
             self.keep_lent(loan)
         return loan
 
@@ -95,7 +91,7 @@ class Engine:
         """Wait for the kernels; raise PeerTimeout if a wait expired, EPValueError if device memory held bad ids."""
         if self.rounds.state == "closed":
             return  # close() has waited and looked
-        if self._capture():
+        if self.capture():
             raise EPStateError("results can be looked at when a captured CUDA graph was replayed, not while the stream "
                                "is being captured: nothing has run yet")
         self.machine.synchronize()

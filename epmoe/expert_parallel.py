@@ -29,6 +29,11 @@ class ExpertParallel:
     Calls alternate: dispatch, combine, dispatch, combine; another order raises EPStateError. After a PeerTimeout every
     call is refused until reset(). On a GPU nothing here waits for the kernels, except where host arrays come in or are
     to be filled.
+
+    CUDA graphs: rounds with device arrays can be captured from the world's stream (not the legacy default stream), a
+    whole round in one graph, or dispatch and combine in one each. Replay them in that order, on all ranks alike. What a
+    captured call returns lies where each replay writes it, and stays lent until close(), even if nobody looks at it.
+    Make a round with the same options before the capture: it compiles the kernels.
     """
 
     def __init__(self, cfg: EPConfig, world, *, launch=None, timeout=30.0, fused=True, kernels=None):
@@ -38,11 +43,11 @@ class ExpertParallel:
             raise EPValueError(f"timeout={timeout!r} must be a positive number of seconds; there is no endless wait")
         self.cfg, self.world, self.timeout, self.fused = cfg, world, float(timeout), bool(fused)
         self._engine = Engine(cfg, world, launch, self.timeout, kernels)
-        self._rounds = self._engine.rounds
+        self._rounds, self._capture = self._engine.rounds, self._engine.capture
         self._dispatch = DispatchPhase(self._engine)
         self._combine = CombinePhase(self._engine, self._dispatch.capacity)
         self._silu = SiluPhase(self._engine, self._dispatch.capacity)
-        self._steady = SteadyCalls(self._engine, self._dispatch.capacity, applies=self.fused and kernels is None)
+        self._steady = SteadyCalls(self._engine, self._dispatch.capacity, applies=kernels is None)
         self._sent = self._returned = None  # what the calls of one round pass on
 
     @property
@@ -52,14 +57,14 @@ class ExpertParallel:
 
     def dispatch_async(self, input_tokens, topk_ids, input_scale=1.0):
         """Send every token to the owners of its experts (the first half of `dispatch`; takes its arguments)."""
-        self._engine.expect("dispatch_async")
+        self._expect("dispatch_async")
         self._sent = self._dispatch.begin(input_tokens, topk_ids, input_scale)
         with self._engine.launching("dispatch_async") as streams:
             self._dispatch.launch_async(self._sent, streams)
 
     def dispatch_wait(self, *, out=None):
         """Wait on the device for the round's messages and group them by expert (the second half of `dispatch`)."""
-        self._engine.expect("dispatch_wait")
+        self._expect("dispatch_wait")
         self._dispatch.into(self._sent, out)
         with self._engine.launching("dispatch_wait") as streams:
             self._dispatch.launch_wait(self._sent, streams)
@@ -75,11 +80,11 @@ class ExpertParallel:
         Errors: EPValueError names rank, token, slot, value, and nothing was launched. Bad ids in device memory are
         treated as -1, and raised by the next call that waits for the kernels (trimmed(), numpy(), check()).
         """
-        self._engine.expect("dispatch")
+        self._expect("dispatch")
         sent = self._steady.dispatch(input_tokens, topk_ids, input_scale, out)
         if sent is not None:
             self._sent = sent
-            return self._dispatch.dispatched(self._engine.ranks[0].rank, sent[0])
+            return self._dispatch.dispatched(sent[0], self._engine.ranks[0].rank)
         with self._steady.watching():
             sent = self._dispatch.begin(input_tokens, topk_ids, input_scale)
             self._dispatch.into(sent, out)
@@ -95,14 +100,14 @@ class ExpertParallel:
 
     def combine_async(self, expert_outputs, d):
         """Send the experts' rows back to the ranks that their tokens came from (the first half of `combine`)."""
-        self._engine.expect("combine_async")
+        self._expect("combine_async")
         self._returned = self._combine.begin(self._sent, expert_outputs, d)
         with self._engine.launching("combine_async") as streams:
             self._combine.launch_async(self._returned, streams)
 
     def combine_wait(self, router_weights=None, epilogue=None, epilogue_args=(), *, router_weights_args=(), out=None):
         """Wait on the device for the returned rows and reduce them by token (the second half of `combine`)."""
-        self._engine.expect("combine_wait")
+        self._expect("combine_wait")
         reduction = self._combine.reduction(self._sent, router_weights, router_weights_args, epilogue, epilogue_args,
                                             out)
         with self._engine.launching("combine_wait") as streams:
@@ -122,8 +127,9 @@ class ExpertParallel:
         Returns combine_dtype (num_tokens, hidden), or (num_tokens, top_k, hidden) without router weights, in which
         slots of -1 are zero; out: the caller's array of that shape.
         """
-        self._engine.expect("combine")
-        follows_from = expert_outputs, d, router_weights, epilogue, bool(epilogue_args or router_weights_args), out
+        self._expect("combine")
+        has_arguments = bool(epilogue_args or router_weights_args)
+        follows_from = expert_outputs, d, router_weights, epilogue, has_arguments, out
         combined = self._steady.combine(self._sent, *follows_from)
         if combined is not None:
             self._sent = None
@@ -191,6 +197,9 @@ class ExpertParallel:
 
     def __exit__(self, kind, error, trace):
         self.close(collective=kind is None)
+
+    def _expect(self, call):
+        self._rounds.expect(call, self._capture())
 
     def _end_of_round(self, reduction):
         self._sent = self._returned = None  # whose memory is free again as soon as the caller lets go of it

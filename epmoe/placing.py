@@ -75,7 +75,8 @@ class Placing:
         n = math.prod(array.shape)
         ids = self._buffer(rank, f"int32 {name}", 4 * n)
         key = rank, array.address, ids.address
-        params = self._addresses.find(key) or self._addresses.write(self.machine, rank, key, np.array(key[1:], np.uint64))
+        known = self._addresses
+        params = known.find(key) or known.write(self.machine, rank, key, np.array(key[1:], np.uint64))
         narrow(self.machine, self._stream_of(rank), rank, params.address, array.dtype, n)
         return ids.address
 

@@ -3,9 +3,9 @@
 A buffer may be written again only after its owner has read it, and it is the alternation that guarantees this: a rank's
 combine cannot complete before every peer has finished the dispatch before it.
 
-Calls that are captured into CUDA graphs follow the same order, and a round is captured whole or not at all (in one graph
-or, for instance, one for dispatch and one for combine). A dispatch that was captured has not run: when its capture was
-given up, the next dispatch simply begins anew. What order graphs are replayed in is the caller's care.
+Calls that are captured into CUDA graphs follow the same order, and a round is captured whole or not at all (in one
+graph or, for instance, one for dispatch and one for combine). A dispatch that was captured has not run: when its
+capture was given up, the next dispatch simply begins anew. What order graphs are replayed in is the caller's care.
 """
 
 from epmoe_ref.errors import EPStateError

@@ -1,13 +1,14 @@
 """Calls that were made before with the same arguments: the fast way through dispatch and combine on a GPU.
 
 In a steady state arrays come back at the addresses, and with the shapes and types, that an earlier call had. Whether
-they are acceptable, and what is launched with which parameters, follows from these alone, since of device arrays nothing
-else is looked at. So the launches of a call that took the general way are remembered with what they followed from, and
-start again when all of that is the same: no check is left out, its verdict is known.
+they are acceptable, and what is launched with which parameters, follows from these alone, since of device arrays
+nothing else is looked at. So the launches of a call that took the general way are remembered with what they followed
+from, and start again when all of that is the same: no check is left out, its verdict is known.
 
-It applies where a process has one rank, on a GPU, with fused kernels and arrays in device memory. The general way is
-for everything else: host arrays, whose contents are checked; expert outputs with as many rows as were received, a number
-that has to be asked for; arguments of functions; out= of dispatch; and the first call with any new argument.
+It applies to dispatch and combine where a process has one rank, on a GPU, with arrays in device memory. The general
+way is for everything else: host arrays, whose contents are checked; expert outputs with as many rows as were received,
+a number that has to be asked for; arguments of functions; out= of dispatch; the first call with any new argument; and
+virtual ranks, whose kernels need streams of their own.
 """
 
 import contextlib
@@ -39,19 +40,30 @@ def _look_at_interface(a):
             dtype if isinstance(dtype, (np.dtype, type)) else None, getattr(getattr(a, "device", None), "id", None))
 
 
-_LOOKS = {DeviceArray: _look_at_ours}       # type -> how to look at its objects, or None
+def _look_away(_):
+    return UNSEEN
+
+
+def _way_to_look(array):
+    # The same order as in arrays.view
+    if isinstance(array, DeviceArray):
+        return _look_at_ours
+    if isinstance(array, np.ndarray):
+        return _look_away
+    if is_torch(array):
+        return _look_at_torch
+    return _look_at_interface if hasattr(type(array), "__cuda_array_interface__") else _look_away
+
+
+_WAYS = {DeviceArray: _look_at_ours}        # by type
 
 
 def look(array):
     """Everything that decides how a device array is treated: (address, shape, ...), for comparison. Else UNSEEN."""
-    kind = type(array)
-    if kind not in _LOOKS:
-        # The same order as in arrays.view
-        _LOOKS[kind] = (_look_at_ours if isinstance(array, DeviceArray) else None if isinstance(array, np.ndarray)
-                        else _look_at_torch if is_torch(array)
-                        else _look_at_interface if hasattr(kind, "__cuda_array_interface__") else None)
-    look_at = _LOOKS[kind]
-    return UNSEEN if look_at is None else look_at(array)
+    way = _WAYS.get(type(array))
+    if way is None:
+        way = _WAYS[type(array)] = _way_to_look(array)
+    return way(array)
 
 
 class SteadyCalls:

@@ -103,7 +103,9 @@ class Launch:
 
     def start(self):
         """Put it on its stream."""
-        check(self._start(*self._call))
+        result = self._start(*self._call)
+        if result[0] != SUCCESS:
+            check(result)
 
 
 def launch_attributes(cooperative, programmatic):
@@ -243,8 +245,10 @@ class Stream:
         """The id of the capture into a CUDA graph that the stream is in, 0 for none."""
         if self._is_legacy_default:         # cannot be captured
             return 0
-        if check(cu.cuStreamIsCapturing(self.handle)) == NOT_CAPTURING:
+        code, status = cu.cuStreamIsCapturing(self.handle)
+        if code == SUCCESS and status == NOT_CAPTURING:
             return 0
+        check((code, status))
         self.machine.has_captured = True
         return int(check(cu.cuStreamGetCaptureInfo(self.handle))[1])
 
