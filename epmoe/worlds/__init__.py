@@ -4,7 +4,7 @@ What an ExpertParallel asks of a world:
 
 | name | meaning |
 |---|---|
-| n_ranks, ranks | size of the world; the ranks of this process, ascending |
+| n_ranks, ranks | size of the world, also size(); the ranks of this process, ascending |
 | lists | True: arguments and results are lists over `ranks`; False: there is one rank, and they are its own |
 | machine | the device machine on which the ranks of this process run |
 | allocate(nbytes, name, regions) | SymmetricMemory: one allocation a rank, and the peers' addresses; collective |

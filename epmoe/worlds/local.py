@@ -39,6 +39,10 @@ class LocalWorld:
     def __repr__(self):
         return f"LocalWorld({self.n_ranks}) on {self.machine.describe()}"
 
+    def size(self):
+        """n_ranks, by the name that process groups of torch have for it: Megatron's dispatcher asks for it."""
+        return self.n_ranks
+
     def agree(self, cfg, timeout):
         """All ranks have the same configuration: they have one."""
 

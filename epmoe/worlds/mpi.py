@@ -76,6 +76,10 @@ class MPIWorld:
     def __repr__(self):
         return f"{type(self).__name__} rank {self.rank} of {self.n_ranks} on {self.machine.describe()}"
 
+    def size(self):
+        """n_ranks, by the name that process groups of torch have for it: Megatron's dispatcher asks for it."""
+        return self.n_ranks
+
     def agree(self, cfg, timeout):
         """Raise, on every rank, unless all ranks gave the same configuration; collective."""
         agreement.same("EPConfig", self.exchange.gather("configuration", agreement.fields_of(cfg), timeout))
