@@ -208,7 +208,7 @@ def nvshmem():
         return Finding("NVSHMEM", WRONG, saw + ", but cffi is missing, which the binding imports", "pip install cffi")
     unfound = [name for name in ("nvshmem", "cccl", "cudart") if not _headers(name)]
     if unfound:
-        return Finding("NVSHMEM", WRONG, f"{saw}, but no headers of {', '.join(unfound)}, which kernels are linked with",
+        return Finding("NVSHMEM", WRONG, f"{saw}, but no headers of {', '.join(unfound)}, which kernels need",
                        "pip install 'epmoe[gpu,shmem]', or set CUDA_HOME to a CUDA 13 toolkit")
     return Finding("NVSHMEM", OK, saw)
 

@@ -11,7 +11,7 @@ from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
 from epmoe import pictures, routing
 from epmoe.checked_rounds import WEIGHTS, Case, rounds_of
-from epmoe.verify_worlds import Worlds
+from epmoe.verify_worlds import Worlds, between
 
 FORMATS = ("bf16", "fp8_blockwise", "nvfp4", "mxfp4", "mxfp8", "mxfp4_rows")
 MAX_DIFFERENCES = 3
@@ -99,7 +99,7 @@ def run(args, console=None):
         return DIFFERS
 
 
-def case_of(args, worlds, batch=None):
+def case_of(args, batch=None):
     """The Case that the options describe; sizes that a file determines come from it."""
     n_experts = args.experts or args.ranks * args.experts_per_rank
     top_k, hidden, tokens = args.top_k, args.hidden, args.tokens
@@ -111,7 +111,7 @@ def case_of(args, worlds, batch=None):
     cfg = EPConfig(args.ranks, n_experts, top_k, hidden, max(tokens, 1), token_format=args.format,
                    fuse_a_scale_preshuffle=args.preshuffle, combine_dtype=args.combine_dtype,
                    fused_shared_expert=args.shared_expert, skip_a2a=args.skip_a2a,
-                   allreduce_world_size=args.ranks if args.skip_a2a else 1, **worlds.between(args.skip_a2a))
+                   allreduce_world_size=args.ranks if args.skip_a2a else 1, **between(args.p2p_world_size, args.skip_a2a))
     return Case(cfg, args.weights, args.epilogue, args.fused, args.rounds)
 
 
@@ -128,10 +128,10 @@ def batches(case, args, seed, batch):
 def _verify(args, console, worlds):
     start = time.perf_counter()
     batch = routing.load(args.input) if args.input else None
-    case = case_of(args, worlds, batch)
+    case = case_of(args, batch)
     record = {"case": str(case), "config": _config(case.cfg), "seeds": [], "passed": True}
     shown = not args.json
-    for seed in range(args.seed, args.seed + args.seeds):
+    for seed in _seeds(args, console, worlds):
         routed = batches(case, args, seed, batch)
         if args.dump and seed == args.seed and worlds.prints:
             routing.dump(args.dump, routed[0], case.cfg.n_experts)
@@ -158,6 +158,16 @@ def _verify(args, console, worlds):
     elif worlds.prints:
         print(json.dumps(record, indent=1))
     return EQUAL if record["passed"] else DIFFERS
+
+
+def _seeds(args, console, worlds):
+    """The seeds one after another; where there are several, below a progress bar in a terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("seeds"), BarColumn(30), MofNCompleteColumn(), TimeRemainingColumn())
+    hidden = args.json or args.seeds == 1 or not worlds.prints
+    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
+        yield from progress.track(range(args.seed, args.seed + args.seeds))
 
 
 def _busiest_rank(cfg, routed):

@@ -10,6 +10,7 @@ from epmoe_ref.errors import EPError
 
 from epmoe import routing
 from epmoe.checked_rounds import WEIGHTS, Case, rounds_of
+from epmoe.verify_worlds import between
 
 # (token format, scales in the slot layout)
 FORMATS = (("bf16", False), ("fp8_blockwise", False), ("nvfp4", False), ("mxfp4", False), ("mxfp8", False),
@@ -17,10 +18,10 @@ FORMATS = (("bf16", False), ("fp8_blockwise", False), ("nvfp4", False), ("mxfp4"
 N_RANKS, EXPERTS_PER_RANK, TOP_K, TOKENS, ROUNDS = 2, 2, 2, 5, 2       # under mpirun as many ranks as there are
 
 
-def cases(n_ranks, hidden, between=lambda skip_a2a: {}):
+def cases(n_ranks, hidden, p2p_world_size=None):
     """Every combination that makes sense: unreduced output has neither shared expert nor epilogue.
 
-    between: skip_a2a -> the options of EPConfig that say how ranks reach each other.
+    p2p_world_size: of configurations with SHMEM between p2p worlds; None: one p2p world.
     """
     for (name, preshuffle), fused, shared, skip, weights, epilogue in itertools.product(
             FORMATS, (False, True), (False, True), (False, True), WEIGHTS, (False, True)):
@@ -28,7 +29,7 @@ def cases(n_ranks, hidden, between=lambda skip_a2a: {}):
             continue
         cfg = EPConfig(n_ranks, n_ranks * EXPERTS_PER_RANK, TOP_K, hidden, TOKENS, token_format=name,
                        fuse_a_scale_preshuffle=preshuffle, fused_shared_expert=shared, skip_a2a=skip,
-                       allreduce_world_size=n_ranks if skip else 1, **between(skip))
+                       allreduce_world_size=n_ranks if skip else 1, **between(p2p_world_size, skip))
         yield Case(cfg, weights, epilogue, fused, ROUNDS)
 
 
@@ -49,7 +50,7 @@ def walk(args, console, worlds):
     """Walk the matrix with a progress bar; prints a table, or JSON; the exit status is 0 if all cases passed."""
     start = time.perf_counter()
     n_ranks = worlds.n_ranks if worlds.mpi else N_RANKS
-    chosen = list(cases(n_ranks, args.hidden, worlds.between))
+    chosen = list(cases(n_ranks, args.hidden, worlds.p2p_world_size))
     if args.sample:
         chosen = random.Random(args.seed).sample(chosen, min(args.sample, len(chosen)))
     if args.part:

@@ -11,6 +11,13 @@ from epmoe.worlds.local import LocalWorld
 VIRTUAL_RANKS = 4   # of a verification in one process
 
 
+def between(p2p_world_size, skip_a2a):
+    """Options of an EPConfig that say how ranks reach each other: SHMEM between p2p worlds of a given size."""
+    if p2p_world_size is None:
+        return {}
+    return dict(p2p_world_size=p2p_world_size, use_shmem=not skip_a2a)
+
+
 class Worlds:
     """Makes the worlds of one verification; under mpirun only rank 0 (`prints`) says something.
 
@@ -33,12 +40,6 @@ class Worlds:
     @property
     def prints(self):
         return self.rank == 0
-
-    def between(self, skip_a2a):
-        """Options of the EPConfig that say how ranks reach each other."""
-        if self.p2p_world_size is None:
-            return {}
-        return dict(p2p_world_size=self.p2p_world_size, use_shmem=not skip_a2a)
 
     def make(self, n_ranks, seed):
         """A world of n_ranks; seed: of the simulator's schedule."""

@@ -20,8 +20,8 @@ def start(world, timeout):
     if _started:
         if _started["members"] != members or _started["device"] != world.machine.ordinal:
             rank, size = _started["members"]
-            raise EPValueError(f"NVSHMEM runs in this process as rank {rank} of {size} on GPU {_started['device']}, and "
-                               "starts once: use the same ranks and GPU as before")
+            raise EPValueError(f"NVSHMEM runs in this process as rank {rank} of {size} on GPU {_started['device']}, "
+                               "and starts once: use the same ranks and GPU as before")
         return
     # The kernels use no NVLink multicast, and setting it up fails where the fabric does not offer it.
     os.environ.setdefault("NVSHMEM_DISABLE_NVLS", "1")

@@ -1,7 +1,7 @@
 """SHMEM in the race detector: every thread has an agent, with a clock of its own, that does its puts and signals.
 
 The agent knows what its thread knew when it sent. Who has not learned that the agent has finished races with the put:
-it reads the source and writes the target. shmem_quiet teaches that to its thread, and all synchronisation carries it on.
+it reads the source and writes the target. shmem_quiet teaches that to its thread, and synchronisation carries it on.
 """
 import numpy as np
 
