@@ -1,0 +1,112 @@
+"""One rank of an MPIWorld: Megatron's calls with exact results, then a block trained over the ranks."""
+
+import sys
+
+import torch
+from megatron_managers import DeepepManager, HybridEPManager, layer
+from moe_block import batches_of, layers_of, parallel, together, train
+
+from epmoe import MPIWorld, device
+from epmoe.torch import get_buffer, reset_hybrid_ep_buffer
+
+LOCAL = 2
+BF16 = torch.bfloat16
+
+
+def experts_of(rank):
+    """Expert e multiplies its rows by e + 1."""
+    def experts(rows, tokens_per_expert, probs):
+        assert (tokens_per_expert.dtype, tokens_per_expert.device.type) == (torch.int64, "cpu")
+        assert (probs.dtype, probs.device, rows.dtype) == (torch.float32, rows.device, BF16)
+        factors = torch.arange(1, LOCAL + 1) + LOCAL * rank
+        factors = torch.repeat_interleave(factors, tokens_per_expert).to(rows.device)
+        return (rows * (factors * probs).unsqueeze(1)).to(rows.dtype)
+
+    return experts
+
+
+def routing(n_tokens, n_experts, where, shift, each):
+    """routing_map [T, E] with `each` experts a token, evenly, and probs that are powers of two."""
+    token, k = torch.meshgrid(torch.arange(n_tokens), torch.arange(each), indexing="ij")
+    routing_map = torch.zeros(n_tokens, n_experts, dtype=torch.bool, device=where)
+    routing_map[token, (token + k + shift) % n_experts] = True
+    probs = 2.0**-(1 + torch.arange(n_tokens * n_experts, device=where).reshape(n_tokens, n_experts) % 2)
+    return routing_map, probs * routing_map
+
+
+def megatron_calls(world, manager, where, *, each, hidden=16, shared=False):
+    """One layer and its gradients: whole numbers and powers of two, so that every sum is exact."""
+    n_experts, shape = LOCAL * world.n_ranks, (n_experts_tokens(world), 1, hidden)
+    draw = torch.Generator().manual_seed(world.rank)
+    x, grad = (torch.randint(-3, 4, shape, generator=draw).to(where, BF16) for _ in range(2))
+    routing_map, probs = routing(shape[0], n_experts, where, world.rank, each)
+    x.requires_grad_(), probs.requires_grad_()
+    more = torch.ones(shape[0], hidden, dtype=BF16, device=where) if shared else None
+    out = layer(manager, x * 1, routing_map, probs, experts_of(world.rank), more)
+    assert (out.shape, out.dtype, out.device) == (x.shape, x.dtype, x.device) and manager.handle is None
+    out.backward(grad)
+    factors = torch.arange(1, n_experts + 1, device=where) * routing_map
+    weight = (factors * probs).sum(1).detach()[:, None, None]
+    assert torch.equal(out.float(), x.float() * weight + shared)
+    assert torch.equal(x.grad.float(), grad.float() * weight)
+    assert torch.equal(probs.grad, factors * (x.float() * grad.float()).sum((1, 2))[:, None])
+
+
+def n_experts_tokens(world):
+    """Tokens of a rank: two rounds of the experts, so that every expert gets as many."""
+    return 2 * LOCAL * world.n_ranks
+
+
+def all_megatron_calls(world, where):
+    """Both managers, as they are configured without and with a capacity."""
+    n_experts = LOCAL * world.n_ranks
+    for capacity_factor in (None, 1.0):
+        manager = DeepepManager(world, LOCAL, 2, n_experts, capacity_factor=capacity_factor)
+        megatron_calls(world, manager, where, each=2, shared=True)
+    for options in ({}, dict(pad_multiple=None, capacity=4)):
+        manager = HybridEPManager(world, LOCAL, n_experts, **options)
+        for _ in range(2):
+            megatron_calls(world, manager, where, each=2)
+
+
+def training(world, where, steps, kinds, num_tokens, hidden, width):
+    """The block over the ranks, and in one place: this rank's losses and parameters, to the bit."""
+    n_experts, me = LOCAL * world.n_ranks, world.rank
+    own = slice(me * LOCAL, (me + 1) * LOCAL)
+
+    def new_layers():
+        return layers_of(kinds, hidden, width, n_experts, where)
+
+    def gather(of_rank):
+        everyone = world.tell(of_rank.router.grad.cpu().numpy(), 60.0)
+        of_rank.router.grad = sum(torch.from_numpy(one) for one in everyone).to(where)
+
+    layers = new_layers()
+    for one in layers:
+        one.up, one.down = (p[own].detach().clone().requires_grad_() for p in (one.up, one.down))
+    batches = batches_of(steps, num_tokens, hidden, where)
+    losses = train(layers, parallel(world), [(x[me:me + 1], t[me:me + 1]) for x, t in batches], 0.003, gather)
+    same = new_layers()
+    same_losses = train(same, together(world.n_ranks), batches, 0.003)
+    of_all = torch.tensor([sum(one) for one in zip(*world.tell(losses, 60.0))], dtype=torch.float64)
+    assert torch.allclose(of_all, torch.tensor(same_losses, dtype=torch.float64), rtol=1e-6, atol=0)
+    for one, other in zip(layers, same):
+        assert torch.equal(one.router, other.router)
+        assert torch.equal(one.up, other.up[own]) and torch.equal(one.down, other.down[own])
+    assert same_losses[-1] < same_losses[0]
+
+
+def main(steps, tokens, hidden, width):
+    world = MPIWorld()
+    where = torch.device("cpu" if device.SIM else f"cuda:{world.machine.ordinal}")
+    if not device.SIM:
+        torch.cuda.set_device(where)
+    all_megatron_calls(world, where)
+    training(world, where, steps, ("rows", "hybrid"), (tokens, tokens - 1), hidden, width)
+    reset_hybrid_ep_buffer(world)
+    get_buffer(world, 0).close()
+    print(f"rank {world.rank} of {world.n_ranks}: as wanted", flush=True)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

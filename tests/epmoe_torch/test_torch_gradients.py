@@ -1,0 +1,118 @@
+"""Gradients through torch.autograd: adjoint identities, exact on small integers, and the reference's backward."""
+
+import numpy as np
+import pytest
+import torch
+from small_tensors import DEVICE, array, assert_same, group_of, indices, inner, integers, leaves
+
+from epmoe.torch import (FusedCombine, FusedDispatch, fused_combine, fused_dispatch, hybrid_ep_combine,
+                         hybrid_ep_dispatch, init_hybrid_ep_buffer)
+from epmoe_ref import fused_a2a as reference
+
+WORLDS = {  # tokens of each rank, experts, slots, hidden
+    "uneven": ((3, 5), 4, 2, 16),
+    "an empty rank, K = E": ((4, 0, 2), 3, 3, 8),
+}
+pytestmark = [pytest.mark.filterwarnings("error"),
+              pytest.mark.parametrize("sizes", WORLDS.values(), ids=list(WORLDS))]
+
+
+def seeded(grads, results):
+    """Gradients of results [of ranks], as whole numbers."""
+    return [torch.from_numpy(g).to(DEVICE, r.dtype) for g, r in zip(grads, results)]
+
+
+def rows_world(sizes):
+    num_tokens, num_experts, top_k, hidden = sizes
+    rng = np.random.default_rng(1)
+    x, probs = (leaves(integers(rng, [(n, width) for n in num_tokens]), dtype)
+                for width, dtype in ((hidden, torch.bfloat16), (top_k, torch.float32)))
+    return rng, group_of(len(num_tokens)), x, indices(rng, num_tokens, num_experts, top_k), probs
+
+
+def test_dispatch_and_its_gradient_are_adjoint(sizes):
+    rng, group, x, ids, probs = rows_world(sizes)
+    recv_x, recv_ids, recv_probs, _, handle = fused_dispatch(x, ids, probs, sizes[1], group)
+    grad_x = seeded(integers(rng, [r.shape for r in recv_x]), recv_x)
+    grad_probs = [g * (i >= 0) for g, i in zip(seeded(integers(rng, [r.shape for r in recv_probs]), recv_probs),
+                                               recv_ids)]
+    torch.autograd.backward([*recv_x, *recv_probs], [*grad_x, *grad_probs])
+    assert inner(recv_x, grad_x) == inner(x, [t.grad for t in x])
+    assert inner(recv_probs, grad_probs) == inner(probs, [t.grad for t in probs])
+    wanted = reference.dispatch_backward(reference_rows(x, ids, probs, sizes[1])[1], array(grad_x), array(grad_probs))
+    assert_same([t.grad for t in x], wanted[0], "gradient of x")
+    assert_same([t.grad for t in probs], wanted[1], "gradient of probs")
+
+
+def reference_rows(x, ids, probs, num_experts):
+    *made, handle = reference.dispatch_forward(array(x), array(ids), array(probs), num_experts)
+    return made, handle
+
+
+def test_combine_and_its_gradient_are_adjoint(sizes):
+    rng, group, x, ids, probs = rows_world(sizes)
+    made, known = reference_rows(x, ids, probs, sizes[1])
+    with torch.no_grad():
+        recv_x, *_, handle = fused_dispatch(x, ids, probs, sizes[1], group)
+    assert_same(recv_x, made[0], "rows")
+    rows = leaves(integers(rng, [r.shape for r in recv_x]))
+    combined, event = fused_combine(rows, group, handle)
+    grad = seeded(integers(rng, [c.shape for c in combined]), combined)
+    torch.autograd.backward(combined, grad)
+    assert event is None
+    assert inner(combined, grad) == inner(rows, [t.grad for t in rows])
+    assert_same(combined, reference.combine_forward(array(rows), known), "combined")
+    assert_same([t.grad for t in rows], reference.combine_backward(known, array(grad)), "gradient of rows")
+
+
+@pytest.mark.parametrize("options", [{}, dict(num_permuted_tokens=11, pad_multiple=4)], ids=["exact", "overflowing"])
+def test_hybrid_dispatch_and_combine_have_the_references_gradients(sizes, options):
+    num_tokens, num_experts, _, hidden = sizes
+    rng, local = np.random.default_rng(2), num_experts // len(num_tokens)
+    group = group_of(len(num_tokens))
+    maps = [torch.from_numpy(rng.random((n, num_experts)) < 0.6).to(DEVICE) for n in num_tokens]
+    x, probs = (leaves(integers(rng, [(n, width) for n in num_tokens]), dtype)
+                for width, dtype in ((hidden, torch.bfloat16), (num_experts, torch.float32)))
+    rows, row_probs, scales, per_expert, handle = hybrid_ep_dispatch(x, maps, probs, group, local, **options)
+    *made, known = reference.hybrid_dispatch_forward(array(x), array(maps), array(probs), local, **options)
+    assert scales is None and not any(n.requires_grad for n in per_expert)
+    for got, want, name in zip((rows, row_probs, per_expert), (made[0], made[1], made[3]), ("rows", "probs", "counts")):
+        assert_same(got, want, name)
+    combined = hybrid_ep_combine(rows, handle)
+    grads = [seeded(integers(rng, [r.shape for r in results]), results) for results in (combined, row_probs)]
+    torch.autograd.backward([*combined, *row_probs], [*grads[0], *grads[1]])
+    grad_rows = reference.hybrid_combine_backward(known, array(grads[0]))
+    wanted = reference.hybrid_dispatch_backward(known, grad_rows, array(grads[1]))
+    assert_same(combined, reference.hybrid_combine_forward(made[0], known), "combined")
+    assert_same([t.grad for t in x], wanted[0], "gradient of x")
+    assert_same([t.grad for t in probs], wanted[1], "gradient of probs")
+    routed = [p * m for p, m in zip(probs, maps)]
+    if not options:
+        assert inner(row_probs, grads[1]) == inner(routed, [t.grad for t in probs])
+
+
+def test_one_result_of_one_rank_is_enough_for_a_gradient(sizes):
+    """Results that nothing depends on, None and all, count as zeros."""
+    _, group, x, ids, probs = rows_world(sizes)
+    recv_x, *_ = FusedDispatch.apply(x, ids, probs, sizes[1], group)
+    combined = FusedCombine.apply(recv_x, group, _[-1])[0]
+    combined[0].sum().backward()
+    for rank, (t, i) in enumerate(zip(x, ids)):
+        local = sizes[1] // len(x)
+        ranks = (torch.nn.functional.one_hot(torch.where(i >= 0, i // local, len(x)), len(x) + 1).sum(1) > 0)[:, :-1]
+        wanted = ranks.sum(1, keepdim=True).expand(t.shape) if rank == 0 else torch.zeros_like(t)
+        assert torch.equal(t.grad.float(), wanted.float())
+    assert all(not p.grad.any() for p in probs)
+
+
+def test_blockwise_fp8_gives_pairs_and_refuses_gradients(sizes):
+    num_tokens, num_experts, _, _ = sizes
+    group, local = group_of(len(num_tokens)), num_experts // len(num_tokens)
+    x = leaves([np.ones((n, 128)) for n in num_tokens])
+    maps = [torch.ones(n, num_experts, dtype=torch.bool, device=DEVICE) for n in num_tokens]
+    init_hybrid_ep_buffer(group, 128, 8, local, 24, 24, True)
+    with pytest.raises(ValueError, match="FP8 rows.*detached"):
+        hybrid_ep_dispatch(x, maps, None, group, local)
+    rows, probs, scales, *_ = hybrid_ep_dispatch([t.detach() for t in x], maps, None, group, local)
+    assert probs is None and {r.dtype for r in rows} == {torch.float8_e4m3fn}
+    assert all(torch.equal(r.float() * s, torch.ones_like(r, dtype=torch.float32)) for r, s in zip(rows, scales))

@@ -1,0 +1,52 @@
+"""One rank a process: Megatron-Core r0.16's calls with nothing but the import changed, and a block trained."""
+
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import epmoe.torch
+from epmoe import fused_a2a
+from epmoe.doctor import find_mpirun
+from epmoe.worlds.launcher import trial_environment
+
+HERE = Path(__file__).parent
+FUNCTIONS = ("FusedDispatch", "FusedCombine", "HybridEPDispatch", "HybridEPCombine")
+
+
+def as_wanted(*arguments, limit):
+    """Run ranks_program.py on two ranks, and look for the line of each."""
+    mpirun = find_mpirun()
+    assert mpirun, "no mpirun beside this Python or on PATH: pip install 'epmoe[test]'"
+    command = [mpirun, "-n", "2", sys.executable, "-m", "mpi4py", str(HERE / "ranks_program.py"), *map(str, arguments)]
+    env = trial_environment() | {"PYTHONPATH": f"{HERE.parents[1]}{os.pathsep}{HERE}"}
+    done = subprocess.run(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=limit)
+    assert done.returncode == 0 and done.stdout.count("of 2: as wanted") == 2, done.stdout
+
+
+def test_megatrons_calls_and_training_over_two_processes():
+    as_wanted(2, 4, 8, 16, limit=100)
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(400)
+def test_megatrons_calls_and_fifty_steps_of_training_over_two_gpus():
+    as_wanted(50, 512, 1024, 512, limit=300)
+
+
+@pytest.mark.parametrize("name", [n for n in epmoe.torch.__all__ if n not in FUNCTIONS])
+def test_functions_have_the_pages_signatures(name):
+    assert inspect.signature(getattr(epmoe.torch, name)) == inspect.signature(getattr(fused_a2a, name))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("method", ["forward", "backward"])
+def test_classes_are_functions_of_autograd_with_the_pages_arguments(name, method):
+    ours, theirs = getattr(epmoe.torch, name), getattr(fused_a2a, name)
+    assert issubclass(ours, torch.autograd.Function)
+    parameters = inspect.signature(inspect.unwrap(getattr(ours, method))).parameters
+    assert list(parameters.values()) == list(inspect.signature(getattr(theirs, method)).parameters.values())
