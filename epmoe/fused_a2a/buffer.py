@@ -23,7 +23,7 @@ def align(nbytes):
 
 
 def _grown(has, needs):
-    """Bytes for a part of the pool: by half at least if it must grow, so that all earlier pools are not much together."""
+    """Bytes for a part of the pool: it grows by half at least, so that all earlier pools together are not much."""
     return has if needs <= has else align(max(needs, has + has // 2))
 
 
