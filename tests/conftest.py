@@ -1,7 +1,13 @@
-"""Which device a test run uses: the simulator, or with `-m gpu` the GPU. The device layer picks once a process."""
+"""Which device a test run uses: the simulator, or with `-m gpu` the GPU. The device layer picks once a process.
+
+Also whether tests/epmoe_torch can run: where torch is not installed they are left out, and the run says so.
+"""
 
 import ctypes
+import importlib.util
 import os
+
+collect_ignore_glob = [] if importlib.util.find_spec("torch") else ["epmoe_torch/*"]
 
 
 def gpu_count():
@@ -43,3 +49,8 @@ def pytest_collection_modifyitems(config, items):
     if dropped:
         config.hook.pytest_deselected(items=dropped)
         items[:] = chosen
+
+
+def pytest_terminal_summary(terminalreporter):
+    if collect_ignore_glob:
+        terminalreporter.write_line("tests/epmoe_torch: not run, torch is not installed (pip install 'epmoe[torch]')")
