@@ -1,0 +1,108 @@
+"""Tensors go in and come out without a copy, stay alive as long as they are looked at, and README's program runs."""
+
+import gc
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from small_tensors import DEVICE, array, group_of
+
+from epmoe import device
+from epmoe.torch import fused_combine, fused_dispatch, get_buffer, get_hidden_bytes
+from epmoe.torch.tensors import readable, tensors
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+
+
+def world_of_ones(n=6, hidden=8):
+    """Two ranks whose tokens all go to expert 1 of 2, on rank 1."""
+    x = [torch.full((n, hidden), float(rank + 1), dtype=torch.bfloat16, device=DEVICE) for rank in range(2)]
+    ids = [torch.ones(n, 1, dtype=torch.int64, device=DEVICE) for _ in x]
+    probs = [torch.ones(n, 1, device=DEVICE) for _ in x]
+    return group_of(2), x, ids, probs
+
+
+def test_what_kernels_can_read_is_not_copied():
+    x = torch.zeros(4, 8, dtype=torch.bfloat16, device=DEVICE, requires_grad=True)
+    assert readable("x", x).data_ptr() == x.data_ptr() and not readable("x", x).requires_grad
+    assert readable("x", [x, None])[1] is None
+    for other in (x.T, x.expand(4, 8)[:, :3], x.view(-1)[3:11].view(1, 8)):
+        seen = readable("x", other)
+        assert seen.data_ptr() % 16 == 0 and seen.is_contiguous() and torch.equal(seen, other)
+
+
+def test_results_of_the_simulator_are_tensors_over_the_same_memory():
+    made = np.arange(12, dtype=np.float32).reshape(3, 4)
+    seen = tensors([made, None, "handle"])
+    made[1, 2] = 77
+    assert seen[0].data_ptr() == made.ctypes.data and seen[0][1, 2] == 77 and seen[1:] == [None, "handle"]
+    assert tensors(np.zeros((0, 4), np.int64)).shape == (0, 4)
+
+
+def test_results_stay_while_they_are_looked_at_and_their_memory_is_used_again():
+    group, x, ids, probs = world_of_ones()
+    kept = [fused_dispatch(x, ids, probs, 2, group)[0][1] for _ in range(3)]
+    for number in range(30):
+        more = [t + 2 + number for t in x]
+        rows = fused_dispatch(more, ids, probs, 2, group)[0][1]
+        assert torch.equal(rows, torch.cat(more))
+        if number == 4:
+            gc.collect()
+            settled = get_buffer(group, 0).allocated_bytes
+    assert get_buffer(group, 0).allocated_bytes == settled
+    assert all(torch.equal(rows, torch.cat(x)) for rows in kept)
+
+
+def test_results_can_be_changed_in_place():
+    group, x, ids, probs = world_of_ones()
+    x = [t.requires_grad_() for t in x]
+    rows, *_, handle = fused_dispatch(x, ids, probs, 2, group)
+    out, _ = fused_combine(rows, group, handle)
+    out[0] += 1
+    out[1].mul_(3)
+    torch.autograd.backward(out, [torch.ones_like(o) for o in out])
+    assert torch.equal(out[0], x[0] + 1) and torch.equal(out[1], x[1] * 3)
+    assert torch.equal(x[0].grad, torch.ones_like(x[0])) and torch.equal(x[1].grad, torch.full_like(x[1], 3))
+
+
+def test_a_handle_serves_gradients_again_and_again():
+    group, x, ids, probs = world_of_ones()
+    x = [t.requires_grad_() for t in x]
+    rows, *_, handle = fused_dispatch(x, ids, probs, 2, group)
+    for times in (1, 2, 3):
+        rows[1].float().sum().backward(retain_graph=True)
+        assert all(torch.equal(t.grad, torch.full_like(t, times)) for t in x)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad, = torch.autograd.grad(rows[1].square().sum(), x[0], create_graph=True)
+        grad.sum().backward()
+
+
+def test_hidden_bytes_are_megatrons():
+    assert get_hidden_bytes(torch.zeros(3, 16, dtype=torch.float8_e4m3fn)) == 32
+    assert get_hidden_bytes(torch.zeros(0, 16, dtype=torch.float32)) == 64
+
+
+def test_errors_name_the_tensor():
+    group, x, ids, probs = world_of_ones()
+    with pytest.raises(ValueError, match="token_probs of rank 0 has dtype float64"):
+        fused_dispatch(x, ids, [p.double() for p in probs], 2, group)
+    if not device.SIM:
+        with pytest.raises(ValueError, match="x is on the CPU"):
+            fused_dispatch([t.cpu() for t in x], ids, probs, 2, group)
+
+
+def test_the_program_in_readme_runs():
+    block = next(b for b in re.findall(r"^```py\n(.*?)^```", README.read_text(), re.M | re.S) if "epmoe.torch" in b)
+    assert len(block.splitlines()) <= 13
+    if not device.SIM:
+        block = f"import torch\ntorch.set_default_device({str(DEVICE)!r})\n" + block
+    names = {}
+    try:
+        exec(compile(block, "README.md", "exec"), names)
+    finally:
+        torch.set_default_device(None)
+    out, x, y = array(names["out"]), names["x"], array(names["y"])
+    assert [o.shape for o in out] == [(5, 64), (3, 64)] and all(t.grad.any() for t in [*x, *names["probs"]])
+    assert np.isclose(sum(o.astype(float).sum() for o in out), sum(r.astype(float).sum() for r in y), rtol=2e-2, atol=2)
