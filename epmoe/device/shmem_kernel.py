@@ -1,4 +1,6 @@
 """Kernels that call NVSHMEM: linked with its device code, and known to it before they are launched."""
+import warnings
+
 from .gpu_kernel import SIGNATURE, Kernel
 
 from numba import cuda
@@ -10,7 +12,9 @@ class ShmemKernel(Kernel):
     def compile(self):
         """The kernel compiled and linked for the current GPU (once); link-time optimisation makes it seconds."""
         if self._compiled is None:
-            jitted = cuda.jit(SIGNATURE, launch_bounds=self.max_threads, lto=True)(self.fn)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "NVRTC log messages")     # about NVSHMEM's own headers
+                jitted = cuda.jit(SIGNATURE, launch_bounds=self.max_threads, lto=True)(self.fn)
             self._compiled = jitted.overloads[SIGNATURE]
         return self._compiled
 

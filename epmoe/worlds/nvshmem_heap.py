@@ -59,7 +59,7 @@ class HeapBuffer(Buffer):
     def __init__(self, machine, nbytes, name, rank, regions):
         self.machine, self.nbytes, self.name, self.rank, self.regions = machine, int(nbytes), name, rank, regions
         machine.activate()
-        self._memory = _nvshmem().buffer(self.nbytes)
+        self._memory = _nvshmem().buffer(self.nbytes, except_on_del=False)      # after an error it is never freed
         self.address = int(self._memory.handle)
 
     def free(self):

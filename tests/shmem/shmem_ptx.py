@@ -1,0 +1,23 @@
+"""Prints the PTX of the kernels that cross worlds as JSON {name: text}, or what is missing; EPMOE_DEVICE=gpu, no GPU."""
+
+import json
+import sys
+
+from epmoe import kernels
+from epmoe.kernels import LaunchConfig
+from epmoe_ref.config import EPConfig
+from epmoe_ref.errors import UnavailableError
+
+CFG = EPConfig(4, 256, 8, 7168, 128, p2p_world_size=2, use_shmem=True)
+LAUNCH = LaunchConfig(n_sms=132, num_threads=1024)
+NAMES = ("dispatch_async", "dispatch", "combine_async", "combine", "dispatch_wait", "combine_wait")
+
+
+def ptx(name):
+    try:
+        return getattr(kernels, f"{name}_kernel")(CFG, LAUNCH).kernel().ptx()
+    except UnavailableError as error:
+        return f"unavailable: {error}"
+
+
+json.dump({name: ptx(name) for name in NAMES}, sys.stdout)

@@ -1,0 +1,45 @@
+"""The kernels that cross worlds compiled for sm_90, where nvshmem4py is; elsewhere they say what is missing."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(300)      # one compilation for all
+HERE = Path(__file__).parent
+SENDERS, WAITERS = ("dispatch_async", "dispatch", "combine_async", "combine"), ("dispatch_wait", "combine_wait")
+WORDS = ("nvshmemx_uint8_put_nbi_warp", "nvshmem_quiet", "nvshmem_fence", "nvshmemx_signal_op")
+
+
+@pytest.fixture(scope="module")
+def ptx():
+    """{kernel: its PTX, or what is missing}, made in a process of its own, because this one has the simulator."""
+    if find_spec("numba_cuda") is None:
+        pytest.skip("numba-cuda has no wheels for this system; there is no PTX without it")
+    env = dict(os.environ, EPMOE_DEVICE="gpu", PYTHONPATH=str(HERE.parents[1]))
+    env.pop("NUMBA_ENABLE_CUDASIM", None)
+    done = subprocess.run([sys.executable, str(HERE / "shmem_ptx.py")], capture_output=True, text=True, env=env,
+                          timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", SENDERS)
+def test_senders_put_complete_and_signal_or_say_what_is_missing(ptx, name):
+    text = ptx[name]
+    if find_spec("nvshmem") is None:
+        assert text.startswith("unavailable: ") and "epmoe[shmem]" in text
+        return
+    for word in WORDS:
+        assert re.search(r"call.*?%s" % word, text, re.S), f"{name} does not call {word}"
+    assert re.search(r"(red|atom)\.release\.gpu\.\S*add", text) and re.search(r"st\.release\.sys\.\S*u64", text)
+
+
+@pytest.mark.parametrize("name", WAITERS)
+def test_waiting_kernels_need_no_nvshmem(ptx, name):
+    assert ".target sm_90" in ptx[name] and "nvshmem" not in ptx[name]
