@@ -16,6 +16,9 @@ The story, in the words of the specification, and who tells which part:
    fma(w, x, sum) from +0.0, one rounding to the output type, then the shared expert, then the epilogue.
 7. **cleaning up**. Block 0 resets recv_count, finished and region A: the next round finds the memory as this one did.
 
+To ranks of other p2p worlds (use_shmem) the row goes out of send_buf, by a put that is complete before step 2, and the
+count by a SHMEM signal: transport.py.
+
 combine_async is 1 to 3, combine_wait 4 to 7, combine_kernel all in one launch. What the boundary between the launches
 gave the split kernels for free: region A may be zeroed only when every block has read it. A full `finished` does not
 say so, because a block without rows may be late; so in the fused kernel each block counts itself in D once it has read

@@ -16,6 +16,9 @@ The story, in the words of the specification, and who tells which part:
 7. **cleaning up** (`leave` below). Each block counts itself in D; the last one leaves reserved, finished, D, E, F and G
    at 0. recv_count was reset in step 5; A stays for combine. No host has to reset anything between rounds.
 
+To ranks of other p2p worlds (use_shmem) the message goes out of send_buf, by a put that is complete before step 2, and
+the count by a SHMEM signal: transport.py, crossing.py.
+
 dispatch_async is 1 to 3, dispatch_wait 4 to 7, dispatch_kernel all in one launch. What the boundary between the
 launches gave the split kernels for free, and what replaces it in the fused one:
 - reserved and finished are cleared when no sender needs them any more: by the last block to leave, in both.

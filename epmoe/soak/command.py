@@ -9,7 +9,7 @@ from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
 from epmoe.provenance import provenance
-from epmoe.verify_worlds import Worlds
+from epmoe.verify_worlds import Worlds, between
 
 CLEAN, ERRORS, CANNOT_RUN = 0, 1, 2
 FORMATS = ("bf16", "fp8_blockwise", "nvfp4", "mxfp4", "mxfp8", "mxfp4_rows")
@@ -40,13 +40,15 @@ def add_arguments(parser):
     options.add_argument("--timeout", type=float, default=30.0, metavar="S", help="seconds after which a wait gives up")
     options.add_argument("--world", choices=("auto", "local", "mpi"), default="auto",
                          help="ranks in this process, or one a process (default: as it was started)")
+    options.add_argument("--p2p-world-size", type=int, metavar="N", help="p2p worlds of N ranks, and SHMEM between them "
+                         "(default: one p2p world)")
     parser.add_argument("--json", metavar="FILE", help="write what was done, machine and versions")
 
 
 def run(args):
     """Run a soak with parsed options; the exit status is 0 without errors, 1 with errors, 2 if it cannot be run."""
     try:
-        worlds = Worlds(args.world)
+        worlds = Worlds(args.world, p2p_world_size=args.p2p_world_size)
         cfg = _config(args, worlds)
         world = worlds.make(cfg.n_ranks, args.seed)
         record = soak(args, cfg, world, print if worlds.prints else _nothing)
@@ -69,7 +71,7 @@ def _config(args, worlds):
             raise EPValueError(f"--{name.replace('_', '-')} {value} must be positive")
     ranks = args.ranks or worlds.n_ranks
     return EPConfig(ranks, args.experts or ranks * args.experts_per_rank, args.top_k, args.hidden, args.tokens,
-                    token_format=args.format)
+                    token_format=args.format, **between(args.p2p_world_size, skip_a2a=False))
 
 
 def soak(args, cfg, world, say):

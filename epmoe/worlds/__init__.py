@@ -10,6 +10,8 @@ What an ExpertParallel asks of a world:
 | allocate(nbytes, name, regions) | SymmetricMemory: one allocation a rank, and the peers' addresses; collective |
 | barrier() | returns when all ranks have come; collective |
 | tell(value, timeout) | list with the value of every process of the world; collective |
+| shmem | True: ranks of other p2p worlds can be reached, for use_shmem=True; missing or False: not here |
+| connect(memory), disconnect(memory) | with shmem: let puts go between the ranks' allocations, and no more |
 | stream_of(rank) | the stream by which a rank's work is ordered |
 | share(launch) | LaunchConfig of one rank's fused kernel, where several ranks share a device |
 | launching(fused) | context of the launches of one call, gives {rank: stream} |
