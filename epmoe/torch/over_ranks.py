@@ -79,7 +79,7 @@ class _Branch:
         return self.kind(part.filled(values) for part in self.parts)
 
     def spread(self, value):
-        """The leaves of a value of this shape; None for all of them where it is None. What it lacks at its end is None."""
+        """The leaves of a value of this shape, None where the value is None or has come to its end."""
         given = [] if value is None else list(value)
         for part, one in zip(self.parts, given + [None] * (len(self.parts) - len(given))):
             yield from part.spread(one)

@@ -7,6 +7,7 @@ from torch.utils.dlpack import from_dlpack
 from epmoe import device
 from epmoe.arrays import DeviceArray
 from epmoe.dlpack import capsule
+from epmoe.torch.streams import kept_for_replays
 from epmoe_ref.errors import EPValueError
 
 VECTOR_BYTES = 16       # kernels read rows as vectors of so many bytes
@@ -29,8 +30,13 @@ def readable(what, given):
     return tensor.clone() if tensor.data_ptr() % VECTOR_BYTES else tensor
 
 
+def results(group, made):
+    """What a call has made, as tensors; where a CUDA graph captures it, kept for the replays."""
+    return tensors(kept_for_replays(group, made))
+
+
 def tensors(made):
-    """Results as tensors over the same memory, which they keep alive; lists and tuples by element, the rest as it is."""
+    """Results as tensors over the same memory, which they keep alive; also inside lists and tuples."""
     if isinstance(made, (list, tuple)):
         return type(made)(tensors(one) for one in made)
     if not isinstance(made, (DeviceArray, np.ndarray)):

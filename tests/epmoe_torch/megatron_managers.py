@@ -75,7 +75,8 @@ class DeepepManager:
 class HybridEPManager:
     """_HybridEPManager of one rank; capacity: of drop_and_pad, where the number of rows is known beforehand."""
 
-    def __init__(self, group, num_local_experts, num_experts, moe_hybridep_num_sms=16, capacity=None, pad_multiple=None):
+    def __init__(self, group, num_local_experts, num_experts, moe_hybridep_num_sms=16, capacity=None,
+                 pad_multiple=None):
         self.group, self.num_local_experts, self.num_experts = group, num_local_experts, num_experts
         self.num_sms, self.capacity, self.drop_and_pad = moe_hybridep_num_sms, capacity, capacity is not None
         self.num_permuted_tokens, self.pad_multiple, self.handle = None, pad_multiple, None

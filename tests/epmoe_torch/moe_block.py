@@ -37,8 +37,8 @@ def layers_of(kinds, hidden, width, n_experts, device, seed=0):
     def parameter(*shape):
         return (torch.randn(shape, generator=draw) * shape[-2]**-0.5).to(device).requires_grad_()
 
-    return [Layer(parameter(hidden, n_experts), parameter(n_experts, hidden, width), parameter(n_experts, width, hidden),
-                  kind) for kind in kinds]
+    return [Layer(parameter(hidden, n_experts), parameter(n_experts, hidden, width),
+                  parameter(n_experts, width, hidden), kind) for kind in kinds]
 
 
 def routed(layer, x):

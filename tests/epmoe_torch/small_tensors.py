@@ -31,7 +31,9 @@ def array(tensor):
     if tensor is None:
         return None
     tensor = tensor.detach().cpu()
-    return tensor.view(torch.int16).numpy().view(BF16).copy() if tensor.dtype == torch.bfloat16 else tensor.numpy().copy()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(BF16).copy()
+    return tensor.numpy().copy()
 
 
 def leaves(values, dtype=torch.bfloat16, gradient=True):
