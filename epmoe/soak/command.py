@@ -40,8 +40,8 @@ def add_arguments(parser):
     options.add_argument("--timeout", type=float, default=30.0, metavar="S", help="seconds after which a wait gives up")
     options.add_argument("--world", choices=("auto", "local", "mpi"), default="auto",
                          help="ranks in this process, or one a process (default: as it was started)")
-    options.add_argument("--p2p-world-size", type=int, metavar="N", help="p2p worlds of N ranks, and SHMEM between them "
-                         "(default: one p2p world)")
+    options.add_argument("--p2p-world-size", type=int, metavar="N", help="p2p worlds of N ranks, and SHMEM between "
+                         "them (default: one p2p world)")
     parser.add_argument("--json", metavar="FILE", help="write what was done, machine and versions")
 
 

@@ -1,4 +1,4 @@
-"""Prints the PTX of the kernels that cross worlds as JSON {name: text}, or what is missing; EPMOE_DEVICE=gpu, no GPU."""
+"""Prints the PTX of kernels that cross worlds as JSON {name: text}, or what is missing; EPMOE_DEVICE=gpu, no GPU."""
 
 import json
 import sys

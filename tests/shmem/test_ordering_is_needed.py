@@ -4,7 +4,7 @@ import epmoe_ref
 import pytest
 from epmoe import EPConfig, ExpertParallel, LocalWorld, routing
 from epmoe.check import compare_combined, compare_dispatched
-from epmoe.device import shmem
+from epmoe.device import lane_id, shmem, store_u32, syncwarp
 from epmoe.kernels import combine, dispatch
 from epmoe_ref.errors import RaceError
 
@@ -53,10 +53,9 @@ def nothing(*args):
     pass
 
 
-def put_at_once_and_reuse(put, quiet):
+def reused_at_once(put):
     """A put whose source is written over right after it has begun, as by the next row in the same place."""
     def word(dst, src, nbytes, pe):
-        from epmoe.device import lane_id, store_u32, syncwarp
         put(dst, src, nbytes, pe)
         if lane_id() == 0:
             store_u32(src, 0xDEAD)
@@ -76,7 +75,6 @@ class TestOrder:
         assert "different" in {outcome(seed, False, fused) for seed in range(8)}
 
     def test_quiet_by_one_lane(self, without, fused):
-        from epmoe.device import lane_id
         quiet = shmem.shmem_quiet
         without("shmem_quiet", lambda: quiet() if lane_id() == 0 else None)
         assert outcome(0, True, fused) == "race"
@@ -86,6 +84,6 @@ class TestOrder:
         assert outcome(0, True, fused) == "race"
 
     def test_source_is_kept_until_quiet(self, without, fused):
-        without("shmem_put_nbi_warp", put_at_once_and_reuse(shmem.shmem_put_nbi_warp, shmem.shmem_quiet))
+        without("shmem_put_nbi_warp", reused_at_once(shmem.shmem_put_nbi_warp))
         assert outcome(0, True, fused) == "race"
         assert "different" in {outcome(seed, False, fused) for seed in range(4)}

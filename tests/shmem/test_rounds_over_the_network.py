@@ -1,10 +1,8 @@
 """Rounds whose messages cross p2p worlds, over a network that delays and reorders: exact, and free of races."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
-from epmoe import EPConfig, ExpertParallel, LocalWorld, layout, routing
+from epmoe import EPConfig, ExpertParallel, LocalWorld, PeerTimeout, layout, routing
 from epmoe.checked_rounds import Case, rounds_of
 
 PLAIN = dict(n_ranks=4, n_experts=8, top_k=3, hidden=64, max_tokens_per_rank=5, use_shmem=True)
@@ -21,13 +19,13 @@ def differences(case, seed, racecheck=True, rounds=2):
 
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
 @pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("seed", [None, 0, 1, 2])
+@pytest.mark.parametrize("seed", [None, 0, 1])
 def test_rounds_between_worlds_are_exact(world_size, fused, seed):
     case = Case(EPConfig(**PLAIN, p2p_world_size=world_size), fused=fused)
     assert not differences(case, seed)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_rounds_are_exact_whatever_the_network_delays(seed):
     case = Case(EPConfig(**PLAIN, p2p_world_size=1 + seed % 2), fused=seed % 4 > 1)
     assert not differences(case, seed, racecheck=False)
@@ -88,8 +86,7 @@ def test_counters_are_as_before_after_a_round():
 
 
 def test_a_rank_that_stays_away_is_named():
-    from epmoe import PeerTimeout
-    cfg = replace(EPConfig(**PLAIN, p2p_world_size=2))
+    cfg = EPConfig(**PLAIN, p2p_world_size=2)
     routed = routing.make(cfg, 1)
     world = LocalWorld(4, expire_waits=True)
     with pytest.raises(PeerTimeout, match="source rank 3"), ExpertParallel(cfg, world, timeout=0.01) as ep:
