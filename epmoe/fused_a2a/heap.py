@@ -2,6 +2,8 @@
 
 from heapq import heappop, heappush
 
+from collections import deque
+
 from epmoe import device
 from epmoe.lending import ALIGNMENT, Loan, arrange
 
@@ -26,15 +28,18 @@ class Heap:
     def __init__(self, machine, buffer, first, end):
         self.machine, self.buffer = machine, buffer
         self._free = [(first, end)] if end > first else []
+        self._returned = deque()    # pieces come back at any moment, in any thread (torch's of backward): only appended
 
     def lend(self, shapes):
         """A Loan of arrays {name: (shape, dtype)}, or None if no free piece holds them."""
         fields, nbytes = arrange(shapes)
+        while self._returned:
+            self._put_back(*self._returned.popleft())
         for i, (start, end) in enumerate(self._free):
             if end - start >= nbytes:
                 self._free[i:i + 1] = [(start + nbytes, end)] if end - start > nbytes else []
                 return _lend(self.machine, self.buffer, fields, start, nbytes,
-                             lambda: self._put_back(start, start + nbytes))
+                             lambda: self._returned.append((start, start + nbytes)))
         return None
 
     def _put_back(self, start, end):

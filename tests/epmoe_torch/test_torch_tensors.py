@@ -1,7 +1,10 @@
 """Tensors go in and come out without a copy, stay alive as long as they are looked at, and README's program runs."""
 
 import gc
+import queue
 import re
+import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +13,7 @@ import torch
 from small_tensors import DEVICE, array, group_of
 
 from epmoe import device
+from epmoe.fused_a2a.heap import Heap
 from epmoe.torch import fused_combine, fused_dispatch, get_buffer, get_hidden_bytes
 from epmoe.torch.tensors import readable, tensors
 
@@ -77,6 +81,42 @@ def test_a_handle_serves_gradients_again_and_again():
     with pytest.raises(RuntimeError, match="once_differentiable"):
         grad, = torch.autograd.grad(rows[1].square().sum(), x[0], create_graph=True)
         grad.sum().backward()
+
+
+def test_memory_of_results_may_come_back_in_another_thread():
+    """As in torch's backward; whatever comes back when, all of it is there in the end."""
+    interval = sys.getswitchinterval()
+    heap = Heap(None, Silent(), 0, 64 * 256)
+    loans = queue.Queue(maxsize=8)
+
+    def drop():
+        for loan in iter(loans.get, "end"):
+            del loan
+
+    threads = [threading.Thread(target=drop) for _ in range(2)]
+    try:
+        sys.setswitchinterval(1e-6)
+        for thread in threads:
+            thread.start()
+        for number in range(2000):
+            loan = heap.lend({"x": ((256 * (1 + number % 5),), np.uint8)})
+            loans.put(loan)
+            del loan
+    finally:
+        for thread in threads:
+            loans.put("end")
+            thread.join()
+        sys.setswitchinterval(interval)
+    assert heap.lend({"x": ((64 * 256,), np.uint8)}) is not None
+
+
+class Silent:
+    """A Buffer that nobody writes."""
+
+    address, nbytes = 0, 64 * 256
+
+    def fill(self, byte, offset, nbytes):
+        pass
 
 
 def test_hidden_bytes_are_megatrons():
