@@ -103,8 +103,9 @@ def test_memory_of_results_may_come_back_in_another_thread():
             loans.put(loan)
             del loan
     finally:
-        for thread in threads:
+        for _ in threads:
             loans.put("end")
+        for thread in threads:
             thread.join()
         sys.setswitchinterval(interval)
     assert heap.lend({"x": ((64 * 256,), np.uint8)}) is not None
