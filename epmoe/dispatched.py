@@ -8,7 +8,6 @@ from epmoe_ref.config import EPConfig
 from epmoe.arrays import first, to_numpy
 
 TILE_ROWS = 128  # rows of one scale tile of the block-scaled formats
-TILED = ("nvfp4", "mxfp4", "mxfp8")
 ARRAYS = ("output_tokens", "output_scales", "scales_offset", "row_offsets", "expert_ids", "src_info", "recv_count",
           "topk_ids")
 
@@ -81,12 +80,7 @@ class Dispatched:
         """The same memory cut to the exact rows and tiles; waits for the kernels and raises what they recorded."""
         n, scales = self.n_rows, self.output_scales
         if scales is not None:
-            if self.cfg.token_format == "fp8_blockwise":  # transposed: (hidden / 128, rows)
-                scales = first(scales, n, axis=1)
-            elif self.cfg.token_format in TILED:
-                scales = first(scales, int(np.sum(-(-np.diff(self.offsets) // TILE_ROWS))))
-            elif not self.cfg.fuse_a_scale_preshuffle:
-                scales = first(scales, n)
+            scales = _exact(scales, n, self.offsets)
         return replace(self, output_tokens=first(self.output_tokens, n), output_scales=scales,
                        src_info=first(self.src_info, n))
 
@@ -95,3 +89,13 @@ class Dispatched:
         if self.check is not None:
             self.check()
         return replace(self, check=None, **{name: to_numpy(getattr(self, name)) for name in ARRAYS})
+
+
+def _exact(scales, n_rows, row_offsets):
+    """The scales of n_rows rows; the layout is told by the array's form: tiles, slots, transposed or row by row."""
+    form = len(scales.shape)
+    if form == 5:
+        return first(scales, int(np.sum(-(-np.diff(row_offsets) // TILE_ROWS))))
+    if form == 4:
+        return scales                                       # a slot a group, whatever its rows
+    return first(scales, n_rows, axis=1 if scales.dtype == np.float32 else 0)

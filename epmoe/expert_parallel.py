@@ -152,8 +152,8 @@ class ExpertParallel:
 
         gate_up: bf16 (rows, 2 * width), the rows of d.output_tokens (exact or capacity many), gate in the first half.
         Returns bf16 (rows, width), or with output_format "fp8_blockwise" the pair (e4m3 (rows, width), float32 scales
-        (width / 128, rows), transposed). limit, alpha: the clamped variant; see epmoe_ref.fused_silu, with which it agrees
-        within one bf16 ulp (FP8: one code). Rows past the exact number are unspecified.
+        (width / 128, rows), transposed). limit, alpha: the clamped variant; see epmoe_ref.fused_silu, with which it
+        agrees within one bf16 ulp (FP8: one code). Rows past the exact number are unspecified.
         """
         return self._of_ranks(self._silu(gate_up, d, output_format, limit, alpha))
 

@@ -1,32 +1,10 @@
 """The experts of a verification: a SwiGLU MLP for each, in NumPy, with weights made from a seed."""
 
-import ml_dtypes
 import numpy as np
 
-from epmoe.check.places import places, scale_group, scale_index
+from epmoe.check.dequantised import dequantised
+from epmoe.check.places import places
 from epmoe.inputs import COMBINE_DTYPE
-
-
-def dequantised(cfg, d):
-    """float32 (rows, hidden) values of a Dispatched (NumPy, exact rows); NVFP4 as if input_scale were 1."""
-    tokens = d.output_tokens
-    if cfg.token_format == "bf16":
-        return tokens.astype(np.float32)
-    if cfg.token_format in ("nvfp4", "mxfp4", "mxfp4_rows"):
-        packed = tokens.view(np.uint8)
-        codes = np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), cfg.hidden)
-        values = codes.view(ml_dtypes.float4_e2m1fn).astype(np.float32)
-    else:
-        values = tokens.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-    if cfg.token_format == "fp8_blockwise":
-        scales = np.asarray(d.output_scales).T
-    else:
-        where = places(cfg, d.row_offsets, d.recv_count)
-        at = scale_index(cfg, d.row_offsets, where.group, where.row_in_group)
-        kind = ml_dtypes.float8_e4m3fn if cfg.token_format == "nvfp4" else ml_dtypes.float8_e8m0fnu
-        scales = np.ascontiguousarray(d.output_scales).view(np.uint8).reshape(-1)[at].view(kind)
-    with np.errstate(invalid="ignore"):
-        return values * np.repeat(scales.astype(np.float32), scale_group(cfg), axis=1)
 
 
 class Experts:

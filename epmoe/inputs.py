@@ -100,8 +100,8 @@ def gate_up(machine, rank, given, capacity, n_rows):
     if len(a.shape) != 2 or a.shape[1] % 2 or not a.shape[1]:
         raise EPValueError(f"{what} has shape {a.shape}, (rows, 2 * width) is needed: gate and up side by side")
     if a.shape[0] != capacity and a.shape[0] != n_rows():
-        raise EPValueError(f"{what} has {a.shape[0]} rows; one is needed for each of the {n_rows()} dispatched rows, or for "
-                           f"all {capacity} of the capacity")
+        raise EPValueError(f"{what} has {a.shape[0]} rows; one is needed for each of the {n_rows()} dispatched rows, "
+                           f"or for all {capacity} of the capacity")
     return a
 
 

@@ -21,7 +21,8 @@ class SiluPhase:
         for r, rows, d in zip(engine.ranks, inputs.ranks_of(world, "gate_up", gate_up),
                               inputs.ranks_of(world, "dispatched", dispatched)):
             if not isinstance(d, Dispatched):
-                raise EPValueError(f"fused_silu of rank {r.rank} was given a {type(d).__name__} instead of its Dispatched")
+                raise EPValueError(f"fused_silu of rank {r.rank} was given a {type(d).__name__}: "
+                                   "it needs that rank's Dispatched")
             rows = inputs.gate_up(engine.machine, r.rank, rows, self.capacity, lambda d=d: d.n_rows)
             width = rows.shape[1] // 2
             call = engine.call("fused_silu_kernel", intermediate=width, output_format=output_format, limit=limit,

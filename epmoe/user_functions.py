@@ -47,5 +47,5 @@ def argument(value, what, place):
         array = view(array.host.astype(np.float32), what)
     if array.dtype.name not in _ARRAY_DTYPES or len(array.shape) not in (1, 2):
         raise EPValueError(f"{what} is {array.dtype} {array.shape}; numbers, and arrays of one or two axes of "
-                           f"{', '.join(_ARRAY_DTYPES)} can be given to a function; convert it, for instance by .float()")
+                           f"{', '.join(_ARRAY_DTYPES)} can be given to a function: convert it")
     return ArrayArg(place(array), array.shape, array.dtype.name)

@@ -6,14 +6,14 @@ import sys
 import time
 
 import numpy as np
-from epmoe_ref.config import EPConfig
+from epmoe_ref.config import TOKEN_FORMATS, EPConfig
 from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
 from epmoe import pictures, routing
 from epmoe.checked_rounds import WEIGHTS, Case, rounds_of
 from epmoe.verify_worlds import Worlds, between
 
-FORMATS = ("bf16", "fp8_blockwise", "nvfp4", "mxfp4", "mxfp8", "mxfp4_rows")
+FORMATS = tuple(TOKEN_FORMATS)
 MAX_DIFFERENCES = 3
 EQUAL, DIFFERS, CANNOT_RUN = 0, 1, 2
 
@@ -111,7 +111,8 @@ def case_of(args, batch=None):
     cfg = EPConfig(args.ranks, n_experts, top_k, hidden, max(tokens, 1), token_format=args.format,
                    fuse_a_scale_preshuffle=args.preshuffle, combine_dtype=args.combine_dtype,
                    fused_shared_expert=args.shared_expert, skip_a2a=args.skip_a2a,
-                   allreduce_world_size=args.ranks if args.skip_a2a else 1, **between(args.p2p_world_size, args.skip_a2a))
+                   allreduce_world_size=args.ranks if args.skip_a2a else 1,
+                   **between(args.p2p_world_size, args.skip_a2a))
     return Case(cfg, args.weights, args.epilogue, args.fused, args.rounds)
 
 

@@ -5,7 +5,7 @@ import json
 import random
 import time
 
-from epmoe_ref.config import EPConfig
+from epmoe_ref.config import TOKEN_FORMATS, EPConfig
 from epmoe_ref.errors import EPError
 
 from epmoe import routing
@@ -13,8 +13,7 @@ from epmoe.checked_rounds import WEIGHTS, Case, rounds_of
 from epmoe.verify_worlds import between
 
 # (token format, scales in the slot layout)
-FORMATS = (("bf16", False), ("fp8_blockwise", False), ("nvfp4", False), ("mxfp4", False), ("mxfp8", False),
-           ("mxfp4_rows", False), ("mxfp4_rows", True))
+FORMATS = (*((name, False) for name in TOKEN_FORMATS), ("mxfp4_rows", True))
 N_RANKS, EXPERTS_PER_RANK, TOP_K, TOKENS, ROUNDS = 2, 2, 2, 5, 2       # under mpirun as many ranks as there are
 
 

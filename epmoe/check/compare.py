@@ -14,10 +14,11 @@ convert with np.asarray; of arrays with spare capacity the first row_offsets[-1]
 """
 
 import numpy as np
+from epmoe_ref.formats.scale_layout import transposed
 
 from epmoe.check.compare_segments import compare_payload, compare_scales, compare_src_info
 from epmoe.check.difference import Difference, bits, shown
-from epmoe.check.places import places_of, source_rank
+from epmoe.check.places import layout, places_of, source_rank
 
 NEEDED = ("output_tokens", "row_offsets", "src_info")
 RULE = {
@@ -102,7 +103,7 @@ def _compare_row_shapes(cfg, rank, got, want, n_rows):
         a, b = array(got, name), array(want, name)
         if b is None or a is None:
             continue
-        axis = 1 if name == "output_scales" and cfg.token_format == "fp8_blockwise" else 0
+        axis = 1 if name == "output_scales" and layout(cfg) is transposed else 0
         slots = name == "output_scales" and cfg.fuse_a_scale_preshuffle
         if slots:
             fits = a.size == b.size

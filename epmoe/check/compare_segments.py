@@ -4,9 +4,10 @@ Rows of a segment are matched by their (token, slot), so a swap of whole rows is
 """
 
 import numpy as np
+from epmoe_ref.formats import scale_layout
 
 from epmoe.check.difference import Difference, bits, shown, shown_fp4
-from epmoe.check.places import global_expert, scale_group, scale_index, source_rank, tiled
+from epmoe.check.places import global_expert, layout, packed, scale_group, scale_index, source_rank, tiled
 
 SWAP = "rows swapped within a segment: allowed, if output_tokens, scales and src_info move together"
 
@@ -72,7 +73,7 @@ def compare_payload(cfg, rank, where, pairs, src_info, got, want):
     n, column = (int(i) for i in np.argwhere(different)[0])
     row_got, row = (int(i) for i in pairs[n])
     a, b = got[row_got, column], want[row, column]
-    if cfg.token_format in ("nvfp4", "mxfp4", "mxfp4_rows"):
+    if packed(cfg):
         byte_a, byte_b = int(bits(a.reshape(1))[0]), int(bits(b.reshape(1))[0])
         upper = (byte_a ^ byte_b) & 15 == 0
         column, texts = 2 * column + upper, (shown_fp4(byte_a, upper), shown_fp4(byte_b, upper))
@@ -86,7 +87,9 @@ def compare_payload(cfg, rank, where, pairs, src_info, got, want):
 def compare_scales(cfg, rank, where, pairs, src_info, got, want, row_offsets):
     """Differences of output_scales over the matched rows, and of the zero bytes that fill 5-D tiles."""
     pairs = _real(where, pairs)
-    a, b = (_scales_of(cfg, x, rows, where, row_offsets) for x, rows in ((got, pairs[:, 0]), (want, pairs[:, 1])))
+    shape = want.shape if got.size == want.size else got.shape      # slots may come in another shape
+    a = _scales_of(cfg, got, shape, pairs[:, 0], where, row_offsets)
+    b = _scales_of(cfg, want, want.shape, pairs[:, 1], where, row_offsets)
     different = a != b
     if different.any():
         n, k = (int(i) for i in np.argwhere(different)[0])
@@ -102,7 +105,7 @@ def compare_scales(cfg, rank, where, pairs, src_info, got, want, row_offsets):
 
 def _compare_tile_filling(cfg, rank, where, got, want, row_offsets):
     unused = np.ones(want.size, bool)
-    unused[scale_index(cfg, row_offsets, where.group, where.row_in_group)] = False
+    unused[scale_index(cfg, want.shape, row_offsets, where.group, where.row_in_group)] = False
     wrong = np.flatnonzero(unused & (bits(got)[:len(want)].reshape(-1) != 0))
     if not len(wrong):
         return []
@@ -113,21 +116,23 @@ def _compare_tile_filling(cfg, rank, where, got, want, row_offsets):
                        rule="all 128 rows of a tile that an expert touches are written; rows past its count get 0")]
 
 
-def _scales_of(cfg, scales, rows, where, row_offsets):
+def _scales_of(cfg, scales, shape, rows, where, row_offsets):
     """Bits of the scales of the given rows, [n, n_scales]."""
-    if cfg.token_format == "fp8_blockwise":
-        return bits(scales)[:, rows].T
-    index = scale_index(cfg, row_offsets, where.group[rows], where.row_in_group[rows])
+    index = scale_index(cfg, shape, row_offsets, where.group[rows], where.row_in_group[rows])
     return bits(scales).reshape(-1)[index]
 
 
+LAYOUT_RULES = {
+    scale_layout.transposed: "scales are transposed: [hidden / elements a scale, rows]",
+    scale_layout.tiles_5d:
+        "element (r, k) of a group has its scale at [r // 128, k // 4V, r % 32, r % 128 // 32, k // V % 4]",
+    scale_layout.slots_4d: "scales lie in the slot layout of fuse_a_scale_preshuffle",
+    scale_layout.row_major: "scales are row-major: [rows, hidden / elements a scale]",
+}
+
+
 def _layout_rule(cfg):
-    if cfg.token_format == "fp8_blockwise":
-        return "blockwise FP8 scales are transposed: [hidden / 128, rows], float32"
-    if tiled(cfg):
-        return "element (r, k) of a group has its scale at [r // 128, k // 4V, r % 32, r % 128 // 32, k // V % 4]"
-    return ("scales lie in the slot layout of fuse_a_scale_preshuffle" if cfg.fuse_a_scale_preshuffle
-            else "scales are row-major: [rows, hidden / 32]")
+    return LAYOUT_RULES[layout(cfg)]
 
 
 def _real(where, pairs):

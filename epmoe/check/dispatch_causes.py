@@ -8,11 +8,13 @@ import itertools
 from dataclasses import dataclass
 
 import numpy as np
+from epmoe_ref import format_of
+from epmoe_ref.formats.scale_layout import transposed
 
 from epmoe.check.causes import explained
 from epmoe.check.compare import array
 from epmoe.check.difference import bits
-from epmoe.check.places import Places, places_of
+from epmoe.check.places import Places, layout, packed, places_of
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def _counts_with(suspect, replaced):
 
 
 def _pad(cfg):
-    return 4 if cfg.token_format == "fp8_blockwise" else 1
+    return format_of(cfg).pad_rows
 
 
 def _minus_one_as(which):
@@ -212,7 +214,7 @@ def _payload_in_group(suspect):
 
 
 def _nibbles_swapped(suspect):
-    if suspect.cfg.token_format not in ("nvfp4", "mxfp4", "mxfp4_rows"):
+    if not packed(suspect.cfg):
         return False
     (got, want), where = suspect.both("output_tokens"), suspect.where
     got = bits(got)[:where.n_rows]
@@ -231,14 +233,12 @@ def _never_written(suspect):
 def _not_transposed(suspect):
     got, want = suspect.both("output_scales")
     rows, n_scales = want.shape[::-1] if want.ndim == 2 else (0, 0)
-    blockwise = suspect.cfg.token_format == "fp8_blockwise"
-    return blockwise and got.ndim == 2 and got.shape[1] == n_scales <= rows <= len(got)
+    return layout(suspect.cfg) is transposed and got.ndim == 2 and got.shape[1] == n_scales <= rows <= len(got)
 
 
 def _not_tiled(suspect):
     got, want = suspect.both("output_scales")
-    return want.ndim > 2 and got.ndim == 2 and got.shape[1] == suspect.cfg.hidden // (
-        16 if suspect.cfg.token_format == "nvfp4" else 32)
+    return want.ndim > 2 and got.ndim == 2 and got.shape[1] == format_of(suspect.cfg).n_scales()
 
 
 RANK_ORDER = "an expert's rows are in another order of source ranks; ranks must ascend inside an expert"

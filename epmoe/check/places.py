@@ -1,12 +1,15 @@
-"""Where the rows and the scales of one rank's dispatch result lie, computed from its counts.
+"""Where the rows of one rank's dispatch result lie, computed from its counts, and where their scales lie.
 
-The reference and the kernels have this arithmetic too; it is written once more here because a comparison that asked
-one side for the places could not see that side's mistakes.
+The reference and the kernels have the arithmetic of the rows too; it is written once more here because a comparison
+that asked one side for the places could not see that side's mistakes. What a format is like, the reference's own
+format objects tell, so that a new format needs nothing here.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
+from epmoe_ref import format_of
+from epmoe_ref.formats.scale_layout import tiles_5d
 
 PADDING = -1
 SHARED = -2
@@ -79,36 +82,34 @@ def source_rank(cfg, rank, index):
     return rank if cfg.skip_a2a else int(index)
 
 
+def packed(cfg):
+    """True for the formats that keep two values in a byte."""
+    return 2 * format_of(cfg).values_size() == cfg.hidden
+
+
 def scale_group(cfg):
-    """Elements of a row that share one scale; 0 for bf16."""
-    return {"bf16": 0, "fp8_blockwise": 128, "nvfp4": 16}.get(cfg.token_format, 32)
+    """Elements of a row that share one scale; 0 for a format without scales."""
+    return format_of(cfg).group_size or 0
+
+
+def layout(cfg):
+    """How the format's scales lie: one of the functions of epmoe_ref.formats.scale_layout."""
+    return format_of(cfg).scale_layout
 
 
 def tiled(cfg):
     """True for the formats whose scales lie in 5-D tiles of 128 rows."""
-    return cfg.token_format in ("nvfp4", "mxfp4", "mxfp8")
+    return layout(cfg) is tiles_5d
 
 
-def first_tiles(row_offsets):
-    """First scale tile of every group, and behind it the number of tiles in all."""
-    rows = np.diff(np.asarray(row_offsets).astype(np.int64))
-    return np.concatenate([[0], np.cumsum(-(-rows // 128))])
-
-
-def scale_index(cfg, row_offsets, group, row_in_group):
-    """Flat element index [n, n_scales] of the scales of the given rows in output_scales; not for fp8_blockwise.
-
-    5-D tiles: [r // 128, k // 4V, r % 32, r % 128 // 32, k // V % 4]. mxfp4_rows: row-major, or the slot layout.
-    """
-    n_scales = cfg.hidden // scale_group(cfg)
-    k = np.arange(n_scales)[None, :]
-    mn = np.asarray(row_in_group)[:, None]
-    group = np.asarray(group)[:, None]
-    if tiled(cfg):
-        tile = first_tiles(row_offsets)[group] + mn // 128
-        return ((tile * (n_scales // 4) + k // 4) * 32 + mn % 32) * 16 + mn % 128 // 32 * 4 + k % 4
-    if not cfg.fuse_a_scale_preshuffle:
-        return (np.asarray(row_offsets).astype(np.int64)[group] + mn) * n_scales + k
-    capacity = -(-cfg.n_ranks * cfg.max_tokens_per_rank // 32) * 32
-    return (group * capacity * n_scales + mn // 16 % 2 + 2 * (k // 4 % 2) + 4 * (mn % 16) + 64 * (k % 4)
-            + 256 * (k // 8) + 32 * n_scales * (mn // 32))
+def scale_index(cfg, shape, row_offsets, group, row_in_group):
+    """Flat element index [n, n_scales] of the scales of the given rows in an output_scales of that shape."""
+    fmt, offsets = format_of(cfg), np.asarray(row_offsets).astype(np.int64)
+    scales_offset = fmt.scales_offset(np.diff(offsets))
+    group, row_in_group = np.asarray(group), np.asarray(row_in_group)
+    index = np.empty((len(group), fmt.n_scales()), np.int64)
+    for g in np.unique(group):
+        of = group == g
+        row_places, column_places = fmt.scale_layout(shape, offsets, scales_offset, int(g), row_in_group[of])
+        index[of] = row_places[:, None] + column_places
+    return index

@@ -5,14 +5,14 @@ import sys
 import time
 from dataclasses import asdict
 
-from epmoe_ref.config import EPConfig
+from epmoe_ref.config import TOKEN_FORMATS, EPConfig
 from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
 from epmoe.provenance import provenance
 from epmoe.verify_worlds import Worlds, between
 
 CLEAN, ERRORS, CANNOT_RUN = 0, 1, 2
-FORMATS = ("bf16", "fp8_blockwise", "nvfp4", "mxfp4", "mxfp8", "mxfp4_rows")
+FORMATS = tuple(TOKEN_FORMATS)
 ENDLESS = 1 << 30           # rounds
 
 

@@ -3,12 +3,13 @@
 import epmoe_ref
 from epmoe.check.implementation import OPTIONS, Implementation, RowsImplementation
 from epmoe_ref import fused_a2a
+from epmoe_ref.config import TOKEN_FORMATS
 
 
 class Reference(Implementation):
     """epmoe_ref.dispatch and epmoe_ref.combine."""
 
-    token_formats = ("bf16", "fp8_blockwise", "nvfp4", "mxfp4", "mxfp8", "mxfp4_rows")
+    token_formats = tuple(TOKEN_FORMATS)
     combine_dtypes = ("bf16", "fp16", "fp32")
     options = OPTIONS
 
