@@ -38,6 +38,7 @@ def field(result, name):
 
 
 def array(result, name):
+    """A field of a result as a NumPy array; None if the result does not have it."""
     value = field(result, name)
     return None if value is None else np.asarray(value)
 

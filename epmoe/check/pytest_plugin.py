@@ -8,6 +8,7 @@ import pytest
 
 
 def pytest_addoption(parser):
+    """The options --epmoe-check and --epmoe-ranks, and the setting epmoe_check."""
     group = parser.getgroup("epmoe")
     group.addoption("--epmoe-check", action="append", default=[], metavar="module:Class",
                     help="hold this dispatch and combine against the reference (epmoe.check), one test a case")
@@ -17,6 +18,7 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(session, config, items):
+    """Adds a test for each case of each implementation that was named."""
     for name in [*config.getini("epmoe_check"), *config.getoption("--epmoe-check")]:
         items.extend(_tests(session, name, config.getoption("--epmoe-ranks")))
 

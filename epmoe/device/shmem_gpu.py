@@ -34,19 +34,23 @@ word_at = _pointer("word_at", types.uint64)
 
 @cuda.jit(device=True, forceinline=True)
 def shmem_put_nbi_warp(dst, src, nbytes, pe):
+    """A warp begins to write nbytes from src, in symmetric memory, to dst at rank pe."""
     uint8_put_nbi_warp(bytes_at(dst), bytes_at(src), types.uint64(nbytes), types.int32(pe))
 
 
 @cuda.jit(device=True, forceinline=True)
 def shmem_signal_set(word, value, pe):
+    """Writes the uint64 `value` to `word` at rank pe."""
     signal_op(word_at(word), types.uint64(value), types.int32(SET), types.int32(pe))
 
 
 @cuda.jit(device=True, forceinline=True)
 def shmem_fence():
+    """Orders this thread's earlier puts to each rank before its later ones."""
     fence()
 
 
 @cuda.jit(device=True, forceinline=True)
 def shmem_quiet():
+    """Returns when this thread's puts have arrived."""
     quiet()

@@ -65,6 +65,7 @@ def covers(scope, a, b):
 
 
 def morally_strong(a, b):
+    """Whether two accesses are strong, to the same word, and each within the other's scope."""
     return (a[SCOPE] and b[SCOPE] and a[ADDRESS] == b[ADDRESS] and a[SIZE] == b[SIZE]
             and covers(a[SCOPE], a[ACTOR], b[ACTOR]) and covers(b[SCOPE], b[ACTOR], a[ACTOR]))
 

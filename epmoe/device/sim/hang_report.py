@@ -33,6 +33,7 @@ def all_threads(scheduler):
 
 
 def waits_for(t, scheduler):
+    """What a thread that cannot go on waits for, in words."""
     if t in scheduler.spinners:
         return "spins on " + ", ".join("%s, which holds %d" % (MEMORY.describe(a), v) for a, v in t.polled.items())
     if t in t.block.arrived:

@@ -146,4 +146,5 @@ MEMORY = Memory()
 
 
 def out_of_bounds(what, where, complaint):
+    """The error for an access outside every buffer, or not aligned."""
     return OutOfBoundsError("%s of %s: %s" % (what, where, complaint))

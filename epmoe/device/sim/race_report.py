@@ -10,6 +10,7 @@ def line_of(code, place):
 
 
 def site(code, place):
+    """Where an instruction stands: "fan_out.py:63"."""
     return "%s:%d" % (code.co_filename.rpartition("/")[2], line_of(code, place))
 
 
@@ -24,6 +25,7 @@ def place_of(access):
 
 
 def who(actor):
+    """The rank, block, warp, lane and launch of an actor."""
     name = "rank %d block %d warp %d lane %d of %s" % (
         actor.rank, actor.block.index, actor.tid >> 5, actor.tid & 31, actor.launch)
     if actor.word:
@@ -32,6 +34,7 @@ def who(actor):
 
 
 def line(number, access):
+    """One access of a report, numbered."""
     return "  %d. %-5s %s\n     by %s" % (number, "write" if access[5] else "read", place_of(access), who(access[0]))
 
 
@@ -51,11 +54,13 @@ def text(detector, first, second, span, kind):
 
 
 def with_host(access, span, write):
+    """The report of a race between a launch and the host."""
     return ("data race on %s\n%s\n  2. %s by the host while the launch was in flight: synchronize() is missing before "
             "it" % (span.describe(access[3]), line(1, access), "write" if write else "read"))
 
 
 def unfinished_store(actor):
+    """The report of a thread that ended before its bulk stores had read their source."""
     return ("data race on shared memory of rank %d block %d\n"
             "  %s ended while its bulk stores may still read shared memory\n"
             "  bulk_commit and bulk_wait_read (or bulk_wait) are missing after the last bulk_store"
@@ -63,12 +68,14 @@ def unfinished_store(actor):
 
 
 def unfinished_put(actor):
+    """The report of a thread that ended before its put was complete."""
     return ("data race on the source and target of a put\n"
             "  %s ended while its part of a put may still be on its way\n"
             "  shmem_quiet in every lane of its warp is missing after the last shmem_put_nbi_warp" % who(actor))
 
 
 def same_warp(a, b):
+    """Whether two threads are of one warp."""
     return a.block is b.block and a.tid >> 5 == b.tid >> 5
 
 

@@ -86,6 +86,7 @@ def meet(kind, value):
 
 
 def release_warp(warp):
+    """All lanes have come: let the waiting ones go on; syncwarp orders their memory."""
     if NOW.detector is not None and warp.kind == "syncwarp":
         lanes = warp.block.actors[32 * warp.index:32 * warp.index + 32]
         NOW.detector.barrier([lanes[i] for i, here in enumerate(warp.vals) if here])
@@ -97,6 +98,7 @@ def release_warp(warp):
 
 
 def mismatch(t, kind):
+    """Raises EPError: lanes of one warp are at different warp operations."""
     other = t.warp.waiting[0]
     raise EPError("warp operations do not match: %s is at %s (%s) while lane %d waits at %s (%s); all lanes of a warp "
                   "must reach the same one" % (t.name(), kind, " < ".join(t.where()), other.lane, t.warp.kind,
