@@ -16,8 +16,9 @@ import numpy as np
 # Functions and classes of these are known by name; their versions are part of the fingerprint.
 LIBRARIES = {"numba": "numba", "numba_cuda": "numba-cuda", "llvmlite": "llvmlite", "numpy": "numpy",
              "cuda": "cuda-bindings", "ml_dtypes": "ml_dtypes", "builtins": None, "math": None, "operator": None,
-             "functools": None, "typing": None}
-COMPILERS = ("nvidia-cuda-nvcc", "nvidia-cuda-nvrtc", "nvidia-nvjitlink", "nvidia-nvvm", "cuda-core")
+             "functools": None, "typing": None, "nvshmem": "nvshmem4py-cu13"}
+COMPILERS = ("nvidia-cuda-nvcc", "nvidia-cuda-nvrtc", "nvidia-nvjitlink", "nvidia-nvvm", "cuda-core",
+             "nvidia-nvshmem-cu13")
 PACKAGE = __name__.partition(".")[0]
 TYPE_MODULES = ("abstract", "containers", "functions", "misc", "npytypes", "scalars", "types")  # of Numba and llvmlite
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), np.generic, np.dtype)

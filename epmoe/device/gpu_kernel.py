@@ -50,6 +50,8 @@ class Kernel:
         self._compiled = None
         self._handles = {}          # compute capability -> CUkernel
 
+    introduce = None                # see load_cubin
+
     def __repr__(self):
         return "<kernel %s>" % self.name
 
@@ -73,7 +75,7 @@ class Kernel:
         cc = tuple(cuda.current_context().device.compute_capability)
         if cc not in self._handles:
             name, cubin = kernel_cache.find_or_make(self.fingerprint(cc), self._cubin)
-            self._handles[cc] = gpu_machine.load_cubin(cubin, name)
+            self._handles[cc] = gpu_machine.load_cubin(cubin, name, self.introduce)
         return self._handles[cc]
 
     def fingerprint(self, cc):

@@ -39,10 +39,12 @@ def check(result):
 _libraries = []         # loaded code, which lives as long as the process
 
 
-def load_cubin(cubin, name):
-    """The CUkernel of that name out of compiled code."""
+def load_cubin(cubin, name, introduce=None):
+    """The CUkernel of that name out of compiled code. introduce: called with the loaded library's handle (int) first."""
     library = check(cu.cuLibraryLoadData(cubin, [], [], 0, [], [], 0))
     _libraries.append(library)
+    if introduce is not None:
+        introduce(int(library))
     return check(cu.cuLibraryGetKernel(library, name.encode()))
 
 

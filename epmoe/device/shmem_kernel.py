@@ -1,4 +1,4 @@
-"""Kernels that call NVSHMEM: linked with its device code, and known to it before they are launched."""
+"""Kernels that call NVSHMEM: linked with its device code, and introduced to it before they are launched."""
 import warnings
 
 from .gpu_kernel import SIGNATURE, Kernel
@@ -7,10 +7,10 @@ from numba import cuda
 
 
 class ShmemKernel(Kernel):
-    """An entry point that uses the words of epmoe.device.shmem; NVSHMEM must be initialised before it is compiled."""
+    """An entry point that uses the words of epmoe.device.shmem; NVSHMEM must be initialised before it is loaded."""
 
     def compile(self):
-        """The kernel compiled and linked for the current GPU (once); link-time optimisation makes it seconds."""
+        """The kernel compiled for the current GPU (once); link-time optimisation makes it seconds."""
         if self._compiled is None:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "NVRTC log messages")     # about NVSHMEM's own headers
@@ -18,6 +18,8 @@ class ShmemKernel(Kernel):
             self._compiled = jitted.overloads[SIGNATURE]
         return self._compiled
 
-    def handle(self):
-        """The CUkernel: the very one that Numba loaded, since that is the code that it introduced to NVSHMEM."""
-        return self.compile()._codelibrary.get_cufunc().handle
+    def introduce(self, library):
+        """Tells NVSHMEM of the loaded code, whose device side it sets up."""
+        from nvshmem import bindings
+
+        bindings.culibrary_init(library)
