@@ -4,6 +4,7 @@ words <- ops, shared, warp, hopper: what a word does         scheduler: who runs
 memory: buffers, bounds, names for reports                   threads, run: launches, blocks, residency
 machine: the host's side (buffers, streams, launches)        network: SHMEM between p2p worlds
 accesses, detector, async_proxy, network_agents, race_report: data races
+recorder: every operation written down, for pictures and traces
 
 What the race detector cannot see: code that did not run; an order that held by luck in every explored schedule;
 mistakes among strong operations only, except in stale mode (fence.sc is not modelled, atomics always read the newest

@@ -109,13 +109,14 @@ class SimMachine:
     racecheck: with the race detector; left out, EPMOE_RACECHECK. stale: strong loads may return older permitted values.
     n_sms: multiprocessors a rank. resident_limit: at most so many blocks of a rank at once, grids beyond it are not
     refused but wait (to see what happens then). expire_waits: when every thread waits, let time pass until the kernels'
-    own timeouts fire, rather than report a deadlock. stop_at_first_race: else `races` collects them.
+    own timeouts fire, rather than report a deadlock. stop_at_first_race: else `races` collects them. recorder: a
+    recorder.Recorder that writes down every operation on global memory (the race detector runs with it), or None.
     """
 
     is_simulator = True
 
     def __init__(self, n_ranks, *, rank=None, seed=..., racecheck=None, stale=False, n_sms=None, resident_limit=None,
-                 expire_waits=False, stop_at_first_race=True):
+                 expire_waits=False, stop_at_first_race=True, recorder=None):
         self.n_ranks, self.rank = n_ranks, rank
         if seed is ...:
             text = os.environ.get("EPMOE_SEED", "0").strip()
@@ -129,6 +130,7 @@ class SimMachine:
         self.n_sms = 8 if n_sms is None else int(n_sms)
         self.resident_limit, self.expire_waits = resident_limit, expire_waits
         self.stop_at_first_race = stop_at_first_race
+        self.recorder = recorder
         self.races = []
         self.touched_by_host = []
         self.streams = []
@@ -252,6 +254,8 @@ class SimMachine:
 
     def new_detector(self, queues):
         """The race detector of one run, or None. queues: the launches of each stream."""
+        if self.recorder is not None:
+            return self.recorder.watch(self, queues)
         if not self.racecheck and not self.stale:
             return None
         return Detector(self, queues, self.random or random.Random(0) if self.stale else None)

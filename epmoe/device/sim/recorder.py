@@ -1,0 +1,216 @@
+"""Writing down what the kernels of a run did: every access to global memory, fence and barrier, in order.
+
+A recorder is the race detector with a notebook: `SimMachine(..., recorder=Recorder())` puts a RecordingDetector in the
+detector's place, which is told of every operation anyway and knows which release an acquire saw. Without a recorder
+nothing is looked at, so that it costs nothing when it is off.
+"""
+import ctypes
+import sys
+
+from .accesses import covers
+from .detector import SCOPE_NAMES, Detector
+from .memory import MEMORY
+from .race_report import site
+from .scheduler import NOW
+from .threads import kernel_frame
+
+
+class Event:
+    """One operation of one thread.
+
+    number: its place in Recorder.events. step: operations done by anybody before it, over all runs. launch: its place
+    in Recorder.launches; -1 for none. rank, block, thread: who; thread is -1 where a whole block is meant.
+    kind: "load", "store", "atomic" (read-modify-write), "fence", "barrier" (of a block), "warp barrier", "begin" and
+    "end" (of a block). order: "weak", "relaxed", "acquire", "release" or "acq_rel". scope: "cta", "gpu", "sys", or ""
+    for weak accesses. span: the memory.Span, address, nbytes: what was touched; saw, wrote: the bytes read or written,
+    or None. sources: numbers of the events whose release this one acquired.
+    """
+
+    __slots__ = ("number", "step", "launch", "rank", "block", "thread", "kind", "order", "scope", "word", "span",
+                 "address", "nbytes", "saw", "wrote", "sources", "_code", "_place")
+
+    def __init__(self, number, step, launch, rank, block, thread, kind, order="weak", scope="", word="", span=None,
+                 address=0, nbytes=0, saw=None, sources=(), frame=None):
+        self.number, self.step, self.launch = number, step, launch
+        self.rank, self.block, self.thread = rank, block, thread
+        self.kind, self.order, self.scope, self.word = kind, order, scope, word
+        self.span, self.address, self.nbytes, self.saw, self.wrote = span, address, nbytes, saw, None
+        self.sources = sources
+        self._code, self._place = (frame.f_code, frame.f_lasti) if frame is not None else (None, 0)
+
+    @property
+    def line(self):
+        """Where it stands: "senders.py:91"; empty for the beginning and end of a block."""
+        return site(self._code, self._place) if self._code is not None else ""
+
+    @property
+    def warp(self):
+        """Index of the warp in its block; -1 where a whole block is meant."""
+        return self.thread >> 5
+
+    def __repr__(self):
+        what = " ".join(w for w in (self.word or self.kind, self.line) if w)
+        place = " of " + self.span.describe(self.address) if self.span is not None else ""
+        return "<step %d, rank %d block %d thread %d: %s%s>" % (self.step, self.rank, self.block, self.thread, what,
+                                                                place)
+
+
+class RecordedLaunch:
+    """One launch: kernel name, rank, grid, threads, number of its run."""
+
+    __slots__ = ("kernel", "rank", "grid", "threads", "run")
+
+    def __init__(self, launch, run):
+        self.kernel, self.rank, self.grid, self.threads = launch.kernel.name, launch.rank, launch.grid, launch.threads
+        self.run = run
+
+
+class RecordedRun:
+    """The launches between two looks of the host: first step, and the bytes of every buffer before it."""
+
+    __slots__ = ("first_step", "first_event", "before")
+
+    def __init__(self, first_step, first_event):
+        self.first_step, self.first_event = first_step, first_event
+        self.before = {(s.low, s.high): ctypes.string_at(s.low, s.high - s.low) for s in MEMORY.spans
+                       if s.high > s.low > 0}
+
+
+class Recorder:
+    """What was recorded: `events` in the order in which they happened, `launches`, and `runs`."""
+
+    def __init__(self):
+        self.events, self.launches, self.runs = [], [], []
+
+    def watch(self, machine, queues):
+        """The detector of the run that begins now."""
+        self.runs.append(RecordedRun(machine.steps, len(self.events)))
+        return RecordingDetector(machine, queues, self)
+
+
+class RecordingDetector(Detector):
+    """Checks what a Detector checks, and enters each operation on global memory into a Recorder."""
+
+    def __init__(self, machine, queues, recorder):
+        super().__init__(machine, queues)
+        self.recorder, self.events = recorder, recorder.events
+        self.first_step = machine.steps
+        self.in_memory = {id(s) for s in MEMORY.spans}      # as opposed to the blocks' shared memory
+        self.launch_places = {}         # launch -> its place in recorder.launches
+        self.unread = []                # events whose stores come after the detector has seen them
+        self.on_their_way = []          # events of bulk stores that nobody has waited for
+        self.acquired = []              # access numbers that the operation under way acquires
+        self.event_of = {}              # access number of a strong operation -> number of its event
+
+    # ------------------------------------------------------------------ entering
+    def enter(self, a, kind, **what):
+        """A new event of an actor."""
+        event = Event(len(self.events), self.first_step + NOW.steps, self.launch_places[a.launch], a.rank,
+                      a.block.index, a.tid, kind, **what)
+        self.events.append(event)
+        return event
+
+    def settle(self):
+        """Stores that were announced have been done by now: keep what they wrote."""
+        for event in self.unread:
+            event.wrote = ctypes.string_at(event.address, event.nbytes)
+        self.unread.clear()
+
+    # ------------------------------------------------------------------ launches, blocks, threads
+    def launch_begins(self, launch):
+        super().launch_begins(launch)
+        self.launch_places[launch] = len(self.recorder.launches)
+        self.recorder.launches.append(RecordedLaunch(launch, len(self.recorder.runs) - 1))
+
+    def block_begins(self, block):
+        super().block_begins(block)
+        self.enter(block.actors[0], "begin").thread = -1
+
+    def thread_ends(self, a):
+        super().thread_ends(a)
+        self.settle()
+        self.land(a)
+        if a.block.live == 1:
+            self.enter(a, "end").thread = -1
+
+    # ------------------------------------------------------------------ accesses
+    def plain(self, a, address, n, write, word, frame, span, nc=False):
+        self.settle()
+        super().plain(a, address, n, write, word, frame, span, nc)
+        if id(span) in self.in_memory:
+            saw = None if write else ctypes.string_at(address, n)
+            event = self.enter(a, "store" if write else "load", word=word, span=span, address=address, nbytes=n,
+                               saw=saw, frame=frame)
+            if write:
+                self.unread.append(event)
+
+    def strong(self, a, address, n, read, write, scope, acquire, release, word, frame, span, before, after):
+        self.settle()
+        self.acquired.clear()
+        value = super().strong(a, address, n, read, write, scope, acquire, release, word, frame, span, before, after)
+        if id(span) in self.in_memory:
+            order = "acq_rel" if acquire and release else "acquire" if acquire else "release" if release else "relaxed"
+            event = self.enter(a, "atomic" if read and write else "store" if write else "load", order=order,
+                               scope=SCOPE_NAMES[scope], word=word, span=span, address=address, nbytes=n,
+                               saw=ctypes.string_at(address, n) if read else None,
+                               sources=self.sources(), frame=kernel_frame(frame))
+            self.event_of[self.number] = event.number
+            if write:
+                self.unread.append(event)
+        return value
+
+    def observe(self, a, location, access, acquire, scope, last, heads):
+        super().observe(a, location, access, acquire, scope, last, heads)
+        if acquire:
+            self.acquired += [h[3] for h in heads.values() if self.acquires(a, scope, h)]
+
+    def fence(self, a, scope):
+        self.settle()
+        self.acquired[:] = [h[3] for h in a.observed if self.acquires(a, scope, h)]
+        super().fence(a, scope)
+        self.enter(a, "fence", order="acq_rel", scope=SCOPE_NAMES[scope], word="fence_acq_rel_" + SCOPE_NAMES[scope],
+                   sources=self.sources(), frame=kernel_frame(sys._getframe(1)))
+
+    @staticmethod
+    def acquires(a, scope, head):
+        """Whether an acquire of actor a takes this release head: both scopes include the other's thread."""
+        return head[0] is not a and covers(head[1], head[0], a) and covers(scope, a, head[0])
+
+    def sources(self):
+        """Events of the releases just acquired."""
+        found = {self.event_of[access[11]] for access in self.acquired if access[11] in self.event_of}
+        self.acquired.clear()
+        return tuple(sorted(found))
+
+    # ------------------------------------------------------------------ barriers
+    def barrier(self, actors):
+        self.settle()
+        super().barrier(actors)
+        a = actors[-1]
+        whole = bool(a.block.arrived) and a.block.arrived[0].actor is actors[0]
+        event = self.enter(a, "barrier" if whole else "warp barrier", scope="cta",
+                           word="syncthreads" if whole else "syncwarp", frame=kernel_frame(sys._getframe(1)))
+        if whole:
+            event.thread = -1
+
+    # ------------------------------------------------------------------ bulk copies
+    def bulk(self, e, address, nbytes, write, word, frame, span):
+        self.settle()
+        super().bulk(e, address, nbytes, write, word, frame, span)
+        if id(span) in self.in_memory:
+            saw = None if write else ctypes.string_at(address, nbytes)
+            event = self.enter(e, "store" if write else "load", word=word, span=span, address=address, nbytes=nbytes,
+                               saw=saw, frame=kernel_frame(frame))
+            if write:
+                self.on_their_way.append(event)
+
+    def bulk_wait(self, a, writes):
+        super().bulk_wait(a, writes)
+        self.land(a)
+
+    def land(self, a):
+        """Bulk stores of this thread have been done: keep what they wrote."""
+        mine = [v for v in self.on_their_way if (v.rank, v.block, v.thread) == (a.rank, a.block.index, a.tid)]
+        for event in mine:
+            event.wrote = ctypes.string_at(event.address, event.nbytes)
+            self.on_their_way.remove(event)
