@@ -1,0 +1,24 @@
+"""Commands of a program, each a module with add_arguments(parser) and run(arguments) -> exit status."""
+
+import argparse
+import sys
+from importlib import import_module
+
+
+def main(prog, description, commands, default, argv=None):
+    """Run the command that argv (sys.argv without the program) begins with, or the default one: its exit status.
+
+    commands: {name: (module, what it does)}; only the module of the chosen command is imported.
+    """
+    argv = sys.argv[1:] if argv is None else list(argv)
+    if not argv or (argv[0] not in commands and argv[0] not in ("-h", "--help")):
+        argv = [default, *argv]
+    top = argparse.ArgumentParser(
+        prog=prog, description=f"{description} Without a command: {default}, whose options `{default} --help` shows.")
+    parsers = top.add_subparsers(dest="command", metavar="command")
+    for name, (module, what) in commands.items():
+        parser = parsers.add_parser(name, help=what, description=what)
+        if name == argv[0]:
+            import_module(module).add_arguments(parser)
+    arguments = top.parse_args(argv)
+    return import_module(commands[arguments.command][0]).run(arguments)
