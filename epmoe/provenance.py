@@ -1,19 +1,23 @@
-"""Where a number comes from: date, machine and versions, for the files that a soak and the benchmarks write."""
+"""Where a number comes from: date, machine, versions, commit, for the files that a soak and the benchmarks write."""
 
 import importlib.metadata as metadata
 import platform
+import subprocess
 from datetime import datetime, timezone
+from pathlib import Path
 
 import epmoe
 
 PACKAGES = ("numpy", "ml_dtypes", "numba", "numba-cuda", "cuda-core", "cuda-bindings", "mpi4py", "greenlet")
+CHECKOUT = Path(epmoe.__file__).parent.parent
 
 
 def provenance(machine) -> dict:
-    """Date (UTC), device, interpreter and versions, ready for JSON. machine: a machine of the device layer."""
+    """Date (UTC), device, interpreter, versions and commit, for JSON. machine: a machine of the device layer."""
     return {"date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "device": machine.describe(),
             "driver": None if machine.is_simulator else driver(),
             "host": f"{platform.system()} {platform.machine()}", "python": platform.python_version(),
+            "commit": commit(),
             "versions": {"epmoe": epmoe.__version__} | {name: v for name in PACKAGES if (v := installed(name))}}
 
 
@@ -23,6 +27,25 @@ def installed(package):
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def commit(checkout=CHECKOUT):
+    """The commit of the source, "-changed" behind it if files were changed since; None outside a checkout.
+
+    In what `git archive` made there is no .git, but the archive's commit in a file.
+    """
+    if (checkout / ".git").exists():
+        words = ["git", "-C", str(checkout), "describe", "--always", "--abbrev=40", "--dirty=-changed", "--exclude=*"]
+        try:
+            said = subprocess.run(words, capture_output=True, text=True, timeout=20)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return said.stdout.strip() or None
+    try:
+        said = (checkout / ".git_archival.txt").read_text().partition("commit: ")[2].strip()
+    except OSError:
+        return None
+    return said if said and "$" not in said else None
 
 
 def driver():
