@@ -40,6 +40,7 @@ class Exchange:
                 if message is not None:
                     values[peer] = message.recv()
             if len(values) == self.size:
+                self._deliver(deadline)
                 return [values[rank] for rank in range(self.size)]
             if time.monotonic() > deadline:
                 self._begun[channel] = values
@@ -48,3 +49,15 @@ class Exchange:
                                   f"timeout={timeout:g} s")
             looks += 1
             time.sleep(0 if looks < YIELDS else NAP_S)
+
+    def _deliver(self, deadline):
+        """Returns when what this rank sent has left it, or at the deadline.
+
+        A large message leaves only while its sender is inside MPI, and the caller may now wait for a peer's kernel for
+        long, which that peer launches after it has the message.
+        """
+        while time.monotonic() < deadline:
+            self._sends = [s for s in self._sends if not s.Test()]
+            if not self._sends:
+                return
+            time.sleep(0)
