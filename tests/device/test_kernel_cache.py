@@ -132,7 +132,8 @@ def test_a_name_of_a_branch_not_taken_is_no_obstacle():
     assert None not in (without, with_it) and without == fingerprint(made(False), 512) != with_it
 
 
-@pytest.mark.parametrize("unknown", [object(), np.zeros(3), functools.partial(called, 1)], ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize("unknown", [object(), np.zeros(3), functools.partial(called, 1)],
+                         ids=lambda a: type(a).__name__)
 def test_what_cannot_be_compared_is_not_cached(unknown):
     assert fingerprint(calls_what(unknown, 2)) is None
     assert fingerprint(calls_what(abs, 2)) is not None      # known by its name
