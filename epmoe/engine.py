@@ -68,6 +68,11 @@ class Engine:
             self._calls[key] = getattr(self._kernels, factory)(self.cfg, launch, **options)
         return self._calls[key]
 
+    def trace(self):
+        """[Stamps] of the last launch of every kernel and rank that was launched with LaunchConfig(trace=True)."""
+        return [stamps for (factory, *_), call in self._calls.items()
+                for stamps in call.trace(factory.removesuffix("_kernel"))]
+
     def launch_arguments(self, r, stream):
         """The arguments that every KernelCall takes by name."""
         return dict(machine=self.machine, stream=stream, status=r.address("status"), timeout_s=self.timeout)

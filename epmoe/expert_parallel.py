@@ -183,6 +183,16 @@ class ExpertParallel:
         rank = self.world.ranks[0] if rank is None else rank
         return self._engine.ranks[list(self.world.ranks).index(rank)].read(name)
 
+    def trace(self):
+        """When each block reached each mark, in the last launch of each kernel: a list of Stamps (kernel, rank, times).
+
+        Needs launch=LaunchConfig(trace=True); waits for the kernels. What the marks mean: epmoe.kernels.stamps.MARKS.
+        """
+        if not self._engine.launch.trace:
+            raise EPStateError("trace: the kernels write no stamps; make the ExpertParallel with "
+                               "launch=LaunchConfig(trace=True)")
+        return self._engine.trace()
+
     def close(self, *, collective=True):
         """Free everything; results that are still in use keep their memory. Leaving the context manager does it.
 

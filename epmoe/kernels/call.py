@@ -7,6 +7,7 @@ from . import formats
 from .arguments import FormatHandler, TokenArray
 from .launch import LaunchConfig
 from .params import ParameterBlock, float32_word
+from .stamps import TraceBuffers
 from .written_blocks import WrittenBlocks
 
 
@@ -20,7 +21,7 @@ class KernelCall:
     def __init__(self, cfg: EPConfig, launch: LaunchConfig, block: ParameterBlock, compile, grid_limit=None):
         self.cfg, self.launch, self.block = cfg, launch, block
         self._compile, self._grid_limit = compile, grid_limit
-        self._written = WrittenBlocks()
+        self._written, self._traces = WrittenBlocks(), TraceBuffers()
         self._machine = None
 
     @property
@@ -39,15 +40,23 @@ class KernelCall:
     def close(self):
         """Frees the parameter blocks; the machine must have finished the launches that use them."""
         self._written.close()
+        self._traces.close()
+
+    def trace(self, name):
+        """The stamps of the last launch of every rank, under this name: [Stamps]; waits for the kernels."""
+        return self._traces.read(name)
 
     def _launch(self, machine, stream, my_rank, num_tokens, values, weights_args=(), epilogue_args=()):
         if num_tokens > self.cfg.max_tokens_per_rank:
             raise EPValueError(f"{num_tokens} tokens are more than max_tokens_per_rank={self.cfg.max_tokens_per_rank}: "
                                "split the batch or configure more")
         tail = tuple(word for arg in (*weights_args, *epilogue_args) for word in arg.words())
+        grid = self.grid(machine)
+        if self.launch.trace and "trace" in self.block:
+            values["trace"] = self._traces.address(machine, my_rank, grid)
         block = self._buffer(machine, my_rank, values, tail)
         kernel = self.kernel([arg.type for arg in weights_args], [arg.type for arg in epilogue_args])
-        machine.launch(kernel, self.grid(machine), self.launch.threads, (block.address, num_tokens, my_rank),
+        machine.launch(kernel, grid, self.launch.threads, (block.address, num_tokens, my_rank),
                        stream=stream)
 
     def _buffer(self, machine, my_rank, values, tail):

@@ -14,7 +14,7 @@ SIMULATOR_BLOCKS, SIMULATOR_THREADS = 3, 64
 class LaunchConfig:
     """Blocks and threads of every kernel of one ExpertParallel.
 
-    n_sms: blocks of a launch, at least 2, because one block signals and waits while the others move data. Default: all
+    n_sms: blocks of a launch, at least 2, because some blocks of a fused dispatch send while the others receive. Default: all
         SMs of the device (several ranks that share a GPU must share them out, since fused kernels of all ranks have
         to be resident together); 3 in the simulator.
     num_threads: threads of a block, a multiple of 32 up to 1024. Default 1024; 64 in the simulator.
@@ -22,10 +22,11 @@ class LaunchConfig:
 
     n_sms: int | None = None
     num_threads: int | None = None
+    trace: bool = False
 
     def __post_init__(self):
         if self.n_sms is not None and self.n_sms < 2:
-            raise EPValueError(f"n_sms={self.n_sms} must be at least 2: one block signals and waits, the others copy")
+            raise EPValueError(f"n_sms={self.n_sms} must be at least 2: some blocks send, the others receive")
         threads = self.num_threads
         if threads is not None and (threads < WARP or threads > MAX_THREADS or threads % WARP):
             raise EPValueError(f"num_threads={threads} must be a multiple of {WARP} from {WARP} to {MAX_THREADS}")

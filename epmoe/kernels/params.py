@@ -16,6 +16,10 @@ class ParameterBlock:
             n_words += length
         self.n_words = n_words
 
+    def __contains__(self, name: str) -> bool:
+        """Whether there is a field of that name."""
+        return name in self._places
+
     def offset(self, name: str) -> int:
         """Byte offset of a field; a constant for the kernels."""
         return 8 * self._places[name][0]

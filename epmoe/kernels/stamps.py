@@ -1,0 +1,87 @@
+"""Stamps: when each block of a kernel reached each named mark, by the device's clock.
+
+LaunchConfig(trace=True) compiles them in; without it a kernel holds no instruction of them. Thread 0 of a block writes
+the time into its row of the rank's trace buffer, [blocks, marks] uint64: nanoseconds on a GPU, whose clock is the same
+for all blocks of a launch but not the same on all GPUs, and steps of the scheduler in the simulator. A mark lies behind
+what it names in the program order of thread 0, and says nothing of other threads unless a barrier lies before it.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from epmoe.device import block_idx, device_fn, globaltimer, load_u64, store_u64, thread_idx, u64
+
+MARKS = {
+    "start": "the block has begun",
+    "claimed": "dispatch: the block's messages have their places",
+    "encoded": "dispatch: and their payloads are encoded",
+    "announced": "dispatch: the peers are being told how many messages come",
+    "sent": "all messages (rows) of the block's first warp are written and released",
+    "counted": "dispatch: all peers have told how many messages come",
+    "placed": "dispatch: the block knows every row's place",
+    "arrived": "the first warp has acquired a row of its own (combine: all rows have arrived)",
+    "copied": "dispatch: all rows of the block are copied",
+    "reduced": "combine: all tokens of the block are reduced",
+    "left": "the block has counted itself out; the last one has put the counters back",
+}
+N_MARKS = len(MARKS)
+START, CLAIMED, ENCODED, ANNOUNCED, SENT, COUNTED, PLACED, ARRIVED, COPIED, REDUCED, LEFT = range(N_MARKS)
+
+
+class Stamps(NamedTuple):
+    """What the last launch of a kernel left: kernel's name, rank, and times [blocks, marks] uint64, 0 for none."""
+
+    kernel: str
+    rank: int
+    times: np.ndarray
+
+    @property
+    def marks(self):
+        """The names of the columns."""
+        return tuple(MARKS)
+
+
+def make(block, trace):
+    """Device function mark(params, which): thread 0 writes the time; nothing at all unless `trace`."""
+    p_trace = block.offset("trace")
+
+    @device_fn
+    def mark(params, which):
+        if thread_idx() == 0:
+            row = u64(load_u64(params + u64(p_trace))) + u64(8 * N_MARKS) * u64(block_idx())
+            store_u64(row + u64(8) * u64(which), u64(globaltimer()))
+
+    @device_fn
+    def nothing(params, which):
+        return
+
+    return mark if trace else nothing
+
+
+class TraceBuffers:
+    """The trace buffers of one kernel, one a rank of this process; allocated at the first launch."""
+
+    def __init__(self):
+        self._buffers = {}
+
+    def address(self, machine, rank, grid):
+        """The rank's buffer for a grid of so many blocks."""
+        if rank not in self._buffers:
+            buffer = self._buffers[rank] = machine.alloc(8 * grid * N_MARKS, "trace", rank=rank)
+            buffer.fill(0)
+        return self._buffers[rank].address
+
+    def read(self, kernel):
+        """[Stamps] of the ranks that launched, by rank; waits for the kernels."""
+        out = []
+        for rank, buffer in sorted(self._buffers.items()):
+            times = buffer.read(np.uint64, (buffer.nbytes // (8 * N_MARKS), N_MARKS))
+            old = times < times[:, START:START + 1]     # of an earlier launch, by a way that this one did not take
+            out.append(Stamps(kernel, rank, np.where(old, np.uint64(0), times)))
+        return out
+
+    def close(self):
+        """Free the buffers; the launches that use them must have ended."""
+        while self._buffers:
+            self._buffers.popitem()[1].free()
