@@ -18,7 +18,8 @@ Ten lines connect an implementation (a library, a kernel, a NumPy sketch):
 
 Arrays are NumPy arrays, lists over ranks; with `per_rank = True` this rank's own, under mpirun or torchrun. Class
 attributes say which formats and options it serves (`Implementation`). `RowsImplementation` is the same for the rows of
-Megatron's fused_a2a. `compare_dispatched`, `compare_combined` compare two results without running anything.
+Megatron's fused_a2a, `HybridImplementation` for its HybridEP; both may have gradients. `compare_dispatched`,
+`compare_combined` compare two results without running anything.
 
 With 4 ranks the first round of each case is the golden vector of that name (`python -m epmoe vectors DIR`).
 
@@ -30,6 +31,7 @@ from importlib import import_module
 # name -> the module that defines it; imported at first use, because pytest imports this package in every run
 _HOME = {
     "Difference": "epmoe.check.difference",
+    "HybridImplementation": "epmoe.check.implementation",
     "Implementation": "epmoe.check.implementation",
     "Outcome": "epmoe.check.conformance",
     "Report": "epmoe.check.conformance",

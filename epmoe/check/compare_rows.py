@@ -44,7 +44,23 @@ def _first(rank, rows, name, got, want, different, indices):
     return Difference(name, says, got, want, rank, rule=rule, cause=cause, **place)
 
 
-def compare_combined_rows(rank, got, want):
-    """Differences between one rank's combined_x and the reference's."""
-    return [Difference("combined_x", d.says, d.got, d.want, rank, token=d.token, column=d.column, rule=SUM)
+def compare_combined_rows(rank, got, want, name="combined_x", rule=SUM):
+    """Differences between one rank's combined_x, or another sum over a token's rows, and the reference's."""
+    return [Difference(name, d.says, d.got, d.want, rank, token=d.token, column=d.column, rule=rule)
+            for d in compare_combined(None, rank, got, want)]
+
+
+def compare_slot_gradients(rank, got, want):
+    """Differences between one rank's gradient of token_probs and the reference's."""
+    rule = "grad_token_probs[t, k] = sum over the token's ranks ascending, in float32, of its rows' gradients"
+    return [Difference("grad_token_probs", d.says, d.got, d.want, rank, token=d.token, slot=d.column, rule=rule)
+            for d in compare_combined(None, rank, got, want)]
+
+
+def compare_rows_back(rank, rows, got, want):
+    """Differences between one rank's gradient of combine's rows and the reference's; rows as in compare_received."""
+    rule = "combine's gradient is dispatch again: each row the bytes of the token it came from"
+    return [Difference("grad_x of combine", d.says, d.got, d.want, rank, row=d.token, column=d.column, rule=rule,
+                       src_rank=None if d.token is None else int(rows[d.token, 0]),
+                       token=None if d.token is None else int(rows[d.token, 1]))
             for d in compare_combined(None, rank, got, want)]

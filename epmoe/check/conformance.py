@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from epmoe.check import experts, rows
+from epmoe.check import experts, hybrid, rows
 from epmoe.check.cases import cases
 from epmoe.check.difference import Difference
-from epmoe.check.implementation import Implementation, not_served
+from epmoe.check.implementation import HybridImplementation, Implementation, not_served
 from epmoe.check.ranks import ranks_of
 
 SHOWN = 4                   # differences of a case that the report prints
@@ -73,7 +73,7 @@ class Report:
 def check(implementation, *, n_ranks=4, ranks=None, only="", name=None, tell=None):
     """Holds an implementation against the reference.
 
-    implementation: a class derived from Implementation or RowsImplementation.
+    implementation: a class derived from Implementation, RowsImplementation or HybridImplementation.
     n_ranks: size of the world; with per_rank it is the number of processes. ranks: what `ranks_of` gave, if it has been
     called already. only: a part of the names of cases to run.
     tell: called with each Outcome as it comes. Returns a Report, the same on all ranks.
@@ -92,9 +92,11 @@ def check(implementation, *, n_ranks=4, ranks=None, only="", name=None, tell=Non
 def all_cases(implementation, n_ranks):
     """(case, why it is not served or None, the function that runs it) for every case of the implementation's layout."""
     if issubclass(implementation, Implementation):
-        listed = cases(n_ranks, implementation.hidden)
-        return [(case, not_served(implementation, case), experts.run_case) for case in listed]
-    return [(case, None, rows.run_case) for case in rows.cases(n_ranks)]
+        listed, run = cases(n_ranks, implementation.hidden), experts.run_case
+    else:
+        layout = hybrid if issubclass(implementation, HybridImplementation) else rows
+        listed, run = layout.cases(n_ranks), layout.run_case
+    return [(case, not_served(implementation, case), run) for case in listed]
 
 
 def outcome(implementation, case, run, ranks):

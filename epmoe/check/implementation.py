@@ -70,8 +70,7 @@ class Implementation:
 class RowsImplementation:
     """Megatron's fused_a2a (DeepEP V1): one row for each (token, destination rank), in order of source rank and token.
 
-    dispatch(x, token_indices, token_probs, num_experts) -> (recv_x, recv_token_indices, recv_token_probs,
-    tokens_per_expert, handle); combine(x, handle) -> combined_x. Lists over ranks, or this rank's with per_rank.
+    Lists over ranks, or this rank's with per_rank. An object serves one world, whose size the first call shows.
     """
 
     per_rank = False
@@ -81,10 +80,53 @@ class RowsImplementation:
         return cls()
 
     def dispatch(self, x, token_indices, token_probs, num_experts):
+        """Returns (recv_x, recv_token_indices, recv_token_probs, tokens_per_expert, handle)."""
         raise NotImplementedError
 
     def combine(self, x, handle):
+        """Returns combined_x."""
         raise NotImplementedError
+
+    dispatch_backward = None
+    """Where there are gradients: a method (grad_recv_x, grad_recv_token_probs, handle) -> (grad_x, grad_token_probs)."""
+
+    combine_backward = None
+    """Where there are gradients: a method (grad_combined_x, handle) -> the gradient of combine's x."""
+
+    def close(self):
+        """Called when the last round of a case is over."""
+
+
+class HybridImplementation:
+    """Megatron's HybridEP: one row for each (token, local expert), grouped by expert, padded or cut to a given size.
+
+    options: which of dispatch's keyword arguments it serves, and "without_probs" for probs=None; cases that need more
+    are listed as not served. Lists over ranks, or this rank's with per_rank.
+    """
+
+    options = frozenset({"num_permuted_tokens", "pad_multiple", "fp8_dispatch", "p2p_world_size", "without_probs"})
+    per_rank = False
+
+    @classmethod
+    def make(cls):
+        return cls()
+
+    def dispatch(self, x, routing_map, probs, num_local_experts, **options):
+        """Returns (dispatched_hidden, dispatched_probs, dispatched_scaling_factor, tokens_per_expert, handle).
+
+        Of probs only the routed places may be read. handle.overflow is compared, if there is such an attribute.
+        """
+        raise NotImplementedError
+
+    def combine(self, x, handle):
+        """Returns combined_x; of x, rows without a token may not be read."""
+        raise NotImplementedError
+
+    dispatch_backward = None
+    """Where there are gradients: a method (grad_hidden, grad_probs, handle) -> (grad_x, grad_probs)."""
+
+    combine_backward = None
+    """Where there are gradients: a method (grad_combined_x, handle) -> the gradient of combine's x."""
 
     def close(self):
         """Called when the last round of a case is over."""
@@ -104,18 +146,21 @@ def load(name):
         raise EPValueError(f"no module {module!r}: run in the folder where it lies, or install it") from None
     except AttributeError:
         raise EPValueError(f"module {module!r} has no {attribute!r}") from None
-    if not (isinstance(found, type) and issubclass(found, (Implementation, RowsImplementation))):
-        raise EPValueError(f"{name} must be a class derived from epmoe.check.Implementation or "
-                           "epmoe.check.RowsImplementation")
+    if not (isinstance(found, type) and issubclass(found, (Implementation, RowsImplementation, HybridImplementation))):
+        raise EPValueError(f"{name} must be a class derived from epmoe.check.Implementation, RowsImplementation or "
+                           "HybridImplementation")
     return found
 
 
 def not_served(implementation, case):
     """Why a case is not for this implementation, in a few words; None if it is."""
-    cfg = case.cfg
-    if cfg.token_format not in implementation.token_formats:
-        return f"token_format {cfg.token_format}"
-    if cfg.combine_dtype not in implementation.combine_dtypes:
-        return f"combine_dtype {cfg.combine_dtype}"
+    if issubclass(implementation, RowsImplementation):
+        return None
+    if issubclass(implementation, Implementation):
+        cfg = case.cfg
+        if cfg.token_format not in implementation.token_formats:
+            return f"token_format {cfg.token_format}"
+        if cfg.combine_dtype not in implementation.combine_dtypes:
+            return f"combine_dtype {cfg.combine_dtype}"
     lacking = sorted(case.needs() - set(implementation.options))
     return ", ".join(lacking) or None

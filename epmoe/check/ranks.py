@@ -65,11 +65,16 @@ def ranks_of(implementation, n_ranks):
     return this_rank() if implementation.per_rank else WholeWorld(n_ranks)
 
 
+def started_by_mpirun():
+    """Whether this process is one of mpirun's."""
+    return any(name in os.environ for name in MPI_VARIABLES)
+
+
 def this_rank():
     """The rank that mpirun or torchrun made of this process."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return TorchRank()
-    if any(name in os.environ for name in MPI_VARIABLES):
+    if started_by_mpirun():
         return MPIRank()
     raise UnavailableError("this implementation has one rank a process: start it with `torchrun --nproc-per-node N -m "
                            "epmoe check ...` or `mpirun -n N python -m mpi4py -m epmoe check ...`")

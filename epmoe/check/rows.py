@@ -1,12 +1,15 @@
-"""fused_a2a cases, and how one is run on a RowsImplementation: dispatch to ranks, made-up rows, combine, twice."""
+"""fused_a2a cases, and how one is run on a RowsImplementation: dispatch, made-up rows, combine, both gradients."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 from epmoe.check import random_bits
-from epmoe.check.compare_rows import compare_combined_rows, compare_received
-from epmoe.check.difference import Difference
+from epmoe.check.calls import call, over_ranks
+from epmoe.check.cancelling import cancelling
+from epmoe.check.compare_rows import (compare_combined_rows, compare_received, compare_rows_back,
+                                      compare_slot_gradients)
+from epmoe.check.made_arrays import GRAD_OUT, GRAD_PROBS, GRAD_X, made
 from epmoe_ref import fused_a2a
 
 X, ROUTING, GAPS, PROBS, RETURNED = range(100, 105)
@@ -49,6 +52,17 @@ class RowsCase:
                                           exponents=(-5, -1))).reshape(n, self.top_k)
                 for rank, n in enumerate(self.n_tokens)]
 
+    def gradients(self, round_, recv_x, recv_ids):
+        """(bf16 as recv_x, float32 as recv_ids and zero at its -1), over ranks: what backward of dispatch is given."""
+        of_x = [made("bf16", self.seed, round_, GRAD_X, rank, x.shape) for rank, x in enumerate(recv_x)]
+        return of_x, [np.where(ids >= 0, made("fp32", self.seed, round_, GRAD_PROBS, rank, ids.shape), np.float32(0))
+                      for rank, ids in enumerate(recv_ids)]
+
+    def gradients_of_combined(self, round_):
+        """bf16 [T, hidden] over ranks: what backward of combine is given."""
+        return [made("bf16", self.seed, round_, GRAD_OUT, rank, (n, self.hidden))
+                for rank, n in enumerate(self.n_tokens)]
+
     def returned(self, round_, rank, rows):
         """What the experts of a rank made of its rows: bf16 [N, hidden]."""
         return random_bits.floats("bf16", random_bits.stream(self.seed, round_, RETURNED, rank, rows[:, 0], rows[:, 1]),
@@ -70,47 +84,60 @@ def cases(n_ranks=4):
 
 
 def run_case(implementation, case, ranks, not_given):
-    """Differences of the first round that has any, over the ranks of this process; nothing may be left out."""
+    """Differences of the first round that has any, over the ranks of this process.
+
+    not_given: a set to which "gradients" is added where the implementation has no backward functions.
+    """
     world = implementation.make()
     try:
         for round_ in range(case.rounds):
-            found = _run_round(world, implementation.per_rank, case, round_, ranks)
-            if any(ranks.gather(bool(found))):
-                return found
+            for found in _steps(implementation, world, case, round_, ranks, not_given):
+                if any(ranks.gather(bool(found))):
+                    return found
         return []
     finally:
         world.close()
 
 
-def _run_round(world, per_rank, case, round_, ranks):
-    inputs = case.x(round_), case.token_indices(round_), case.token_probs(round_)
-    *want, handle_want = fused_a2a.dispatch_forward(*inputs, case.n_experts)
+def _steps(implementation, world, case, round_, ranks, not_given):
+    """The differences of one call after the other, as long as there are none."""
+    def run(function, arguments, *more):
+        return call(implementation, ranks, function, arguments, *more)
+
+    def of_ranks(*results):
+        return [over_ranks(implementation, ranks, r) for r in results]
+
+    x, ids, probs = case.x(round_), case.token_indices(round_), case.token_probs(round_)
+    *want, handle_want = fused_a2a.dispatch_forward(x, ids, probs, case.n_experts)
     rows = [np.stack(pair, axis=1) for pair in zip(handle_want.src_rank, handle_want.src_token)]
-    given = [[array.copy() for array in argument] for argument in inputs]
-    if per_rank:
-        rank, = ranks.here
-        *mine, handle = world.dispatch(*(argument[rank] for argument in given), case.n_experts)
-        got = [{rank: value} for value in mine]
-    else:
-        *got, handle = world.dispatch(*given, case.n_experts)
-    found = _written_to(("x", "token_indices", "token_probs"), inputs, given, ranks)
-    for rank in ranks.here:
-        found += compare_received(rank, rows[rank], [x[rank] for x in got], [x[rank] for x in want])
-    if any(ranks.gather(bool(found))):
-        return found
+    (*got, handle), changed = run(world.dispatch, dict(x=x, token_indices=ids, token_probs=probs), case.n_experts)
+    got = of_ranks(*got)
+    yield changed + [d for rank in ranks.here for d in compare_received(
+        rank, rows[rank], [part[rank] for part in got], [part[rank] for part in want])]
+
     returned = [case.returned(round_, rank, r) for rank, r in enumerate(rows)]
+    if round_:      # in the first round they are the golden vector's
+        returned = cancelling(returned, handle_want.row_of, 1, case.seed + round_)
     combined_want = fused_a2a.combine_forward(returned, handle_want)
-    given = [array.copy() for array in returned]
-    if per_rank:
-        combined = {rank: world.combine(given[rank], handle)}
-    else:
-        combined = world.combine(given, handle)
-    found = _written_to(("x",), (returned,), (given,), ranks)
-    for rank in ranks.here:
-        found += compare_combined_rows(rank, combined[rank], combined_want[rank])
-    return found
+    combined, changed = run(world.combine, dict(x=returned), handle)
+    combined, = of_ranks(combined)
+    yield changed + [d for rank in ranks.here for d in compare_combined_rows(rank, combined[rank], combined_want[rank])]
 
+    if implementation.dispatch_backward is None or implementation.combine_backward is None:
+        not_given.add("gradients")
+        return
+    grads, of_probs = case.gradients(round_, want[0], want[1])
+    grads = cancelling(grads, handle_want.row_of, 1, case.seed + round_) if round_ else grads, of_probs
+    grads_want = fused_a2a.dispatch_backward(handle_want, *grads)
+    back, changed = run(world.dispatch_backward, dict(zip(("grad_recv_x", "grad_recv_token_probs"), grads)), handle)
+    grad_x, grad_probs = of_ranks(*back)
+    yield changed + [d for rank in ranks.here for d in (
+        *compare_combined_rows(rank, grad_x[rank], grads_want[0][rank], "grad_x"),
+        *compare_slot_gradients(rank, grad_probs[rank], grads_want[1][rank]))]
 
-def _written_to(names, ours, given, ranks):
-    return [Difference(name, "was written to", rank=rank, rule="inputs are read only")
-            for name, a, b in zip(names, ours, given) for rank in ranks.here if a[rank].tobytes() != b[rank].tobytes()]
+    grad_combined = case.gradients_of_combined(round_)
+    rows_want = fused_a2a.combine_backward(handle_want, grad_combined)
+    back, changed = run(world.combine_backward, dict(grad_combined_x=grad_combined), handle)
+    back, = of_ranks(back)
+    yield changed + [d for rank in ranks.here for d in compare_rows_back(rank, rows[rank], back[rank],
+                                                                         rows_want[rank])]

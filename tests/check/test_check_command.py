@@ -1,6 +1,7 @@
 """`python -m epmoe check`: its exit codes, what it prints, and one rank a process under mpirun."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -71,7 +72,7 @@ def test_every_adapter_can_be_loaded_without_its_library():
 def test_the_reference_passes_as_an_implementation():
     from epmoe.check import check
     from epmoe.check.implementation import load
-    for name in ("reference", "reference_rows"):
+    for name in ("reference", "reference_rows", "reference_hybrid"):
         report = check(load(name), n_ranks=2)
         assert report.passed, str(report)
         assert len(report.run) == len(report.outcomes)
@@ -94,3 +95,19 @@ def test_one_rank_a_process(name, code, verdict):
     assert result.stdout.count(verdict) == 1
     if code:
         assert "rank 1" in result.stdout and "the weights are applied twice" in result.stdout
+
+
+def test_without_a_name_this_projects_kernels_are_checked():
+    result = run("check", "--ranks", "2", "--only", "one slot", "--quiet")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert re.findall(r"^PASS (\w+): equal", result.stdout, re.M) == ["kernels", "fused_kernels", "rows"]
+
+
+def test_without_a_name_under_mpirun_each_process_is_a_rank():
+    result = run("check", "--only", "uneven", "--quiet", launcher=(mpirun(), "-n", "2"),
+                 python=("-m", "mpi4py", "-m", "epmoe"))
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert re.findall(r"^PASS (\w+): equal", result.stdout, re.M) == ["mpi_kernels", "mpi_fused_kernels", "mpi_rows"]
+    result = run("check", "mpi_hybrid", "--only", "overflow", "--quiet", launcher=(mpirun(), "-n", "2"),
+                 python=("-m", "mpi4py", "-m", "epmoe"))
+    assert result.returncode == 0, result.stdout + result.stderr

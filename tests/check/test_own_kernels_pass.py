@@ -6,6 +6,15 @@ from epmoe.check import check
 from epmoe.check.implementation import load
 
 
+@pytest.mark.parametrize(("name", "case"), [("rows", "slots without an expert"), ("rows", "as many slots"),
+                                            ("hybrid", "overflow by padding"), ("hybrid", "fp8"),
+                                            ("hybrid", "two p2p worlds"), ("hybrid", "without probs"),
+                                            ("fused_kernels", "two p2p worlds")])
+def test_own_fused_a2a_and_p2p_worlds_pass(name, case):
+    report = check(load(name), n_ranks=2, only=case)
+    assert report.passed, str(report)
+
+
 @pytest.mark.parametrize("name", ["kernels", "fused_kernels"])
 @pytest.mark.parametrize("case", ["slots without an expert", "without router weights", "an epilogue",
                                   "nvfp4 with an input scale", "fp8_blockwise with a shared expert"])

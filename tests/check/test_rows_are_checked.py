@@ -37,12 +37,24 @@ def bf16_sum(x, handle, combined):
     return result
 
 
+def descending_sum(x, handle, combined):
+    result = []
+    for src_rank, rows in enumerate(handle.row_of):
+        acc = np.zeros(combined[src_rank].shape, np.float32)
+        for rank in reversed(range(handle.n_ranks)):
+            has = rows[:, rank] >= 0
+            acc[has] += x[rank][rows[has, rank]].astype(np.float32)
+        result.append(acc.astype(ml_dtypes.bfloat16))
+    return result
+
+
 MISTAKES = {
     "prob not zero at a -1 slot": changed(recv_token_probs=lambda rank, p: np.where(p == 0, np.float32(0.5), p)),
     "local ids, slot positions kept": changed(recv_token_indices=lambda rank, i: np.where(i >= 0, i + 3 * rank, i)),
     "by source rank, then token": changed(recv_x=lambda rank, x: x[::-1]),
     "the number of (row, slot) pairs": changed(tokens_per_expert=lambda rank, n: n + 1),
     "sum over ranks ascending, in float32": changed(combined=bf16_sum),
+    "sum over ranks ascending": changed(combined=descending_sum),
 }
 
 
@@ -72,3 +84,21 @@ def test_inputs_are_read_only():
 
     report = check(Writes, n_ranks=2)
     assert {(d.what, d.says) for o in report.failed for d in o.differences} == {("token_probs", "was written to")}
+
+
+def test_gradients_are_compared_where_there_are_any():
+    class Wrong(ReferenceRows):
+        def dispatch_backward(self, grad_recv_x, grad_recv_token_probs, handle):
+            grad_x, grad_probs = super().dispatch_backward(grad_recv_x, grad_recv_token_probs, handle)
+            return grad_x, [g * 2 for g in grad_probs]
+
+        def combine_backward(self, grad_combined_x, handle):
+            return [g[::-1] for g in super().combine_backward(grad_combined_x, handle)]
+
+    report = check(Wrong, n_ranks=2, only="uneven")
+    assert {d.what for d in report.failed[0].differences} == {"grad_token_probs"}
+    Wrong.dispatch_backward = ReferenceRows.dispatch_backward
+    report = check(Wrong, n_ranks=2, only="uneven")
+    assert {d.what for d in report.failed[0].differences} == {"grad_x of combine"}
+    Wrong.combine_backward = None
+    assert "not given and not compared: gradients" in check(Wrong, n_ranks=2, only="uneven").verdict

@@ -2,31 +2,37 @@
 
 from epmoe.check.adapters.reference import Reference
 from epmoe.check.implementation import OPTIONS, Implementation
+from epmoe.worlds.local import LocalWorld
 
 
 class Kernels(Implementation):
-    """The split kernels; all ranks in this process. SHMEM needs a world of processes, so use_shmem is not served."""
+    """The split kernels; all ranks in this process. SHMEM between p2p worlds is there in the simulator only."""
 
     token_formats = Reference.token_formats
     combine_dtypes = Reference.combine_dtypes
-    options = OPTIONS - {"use_shmem"}
+    options = OPTIONS if LocalWorld.shmem else OPTIONS - {"use_shmem"}
     fused = False
 
     def __init__(self, cfg):
-        from epmoe import ExpertParallel, LocalWorld
+        from epmoe import ExpertParallel
         super().__init__(cfg)
-        self._ep = ExpertParallel(cfg, LocalWorld(cfg.n_ranks), fused=self.fused)
+        self._ep = ExpertParallel(cfg, self.new_world(range(cfg.n_ranks)), fused=self.fused)
+
+    def new_world(self, per_rank):
+        """A world of as many ranks as the argument has entries."""
+        return LocalWorld(len(per_rank))
 
     def dispatch(self, input_tokens, topk_ids, **options):
+        dispatched = self._ep.dispatch(input_tokens, topk_ids, **options)
         # combine may be given either form; the NumPy one is what the check reads
-        return [d.numpy() for d in self._ep.dispatch(input_tokens, topk_ids, **options)]
+        return dispatched.numpy() if self.per_rank else [d.numpy() for d in dispatched]
 
     def combine(self, expert_outputs, dispatched, router_weights, **options):
-        from epmoe.arrays import to_numpy
-        return [to_numpy(out) for out in self._ep.combine(expert_outputs, dispatched, router_weights, **options)]
+        from epmoe.check.adapters.fused_a2a import host
+        return host(self._ep.combine(expert_outputs, dispatched, router_weights, **options))
 
     def close(self):
-        self._ep.close(collective=False)
+        self._ep.close(collective=self.per_rank)
 
 
 class FusedKernels(Kernels):

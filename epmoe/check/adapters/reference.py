@@ -1,7 +1,7 @@
 """The reference as an implementation: what the check itself is checked with, and the shortest example of an adapter."""
 
 import epmoe_ref
-from epmoe.check.implementation import OPTIONS, Implementation, RowsImplementation
+from epmoe.check.implementation import OPTIONS, HybridImplementation, Implementation, RowsImplementation
 from epmoe_ref import fused_a2a
 from epmoe_ref.config import TOKEN_FORMATS
 
@@ -28,3 +28,25 @@ class ReferenceRows(RowsImplementation):
 
     def combine(self, x, handle):
         return fused_a2a.combine_forward(x, handle)
+
+    def dispatch_backward(self, grad_recv_x, grad_recv_token_probs, handle):
+        return fused_a2a.dispatch_backward(handle, grad_recv_x, grad_recv_token_probs)
+
+    def combine_backward(self, grad_combined_x, handle):
+        return fused_a2a.combine_backward(handle, grad_combined_x)
+
+
+class ReferenceHybrid(HybridImplementation):
+    """epmoe_ref.fused_a2a's hybrid functions."""
+
+    def dispatch(self, x, routing_map, probs, num_local_experts, **options):
+        return fused_a2a.hybrid_dispatch_forward(x, routing_map, probs, num_local_experts, **options)
+
+    def combine(self, x, handle):
+        return fused_a2a.hybrid_combine_forward(x, handle)
+
+    def dispatch_backward(self, grad_hidden, grad_probs, handle):
+        return fused_a2a.hybrid_dispatch_backward(handle, grad_hidden, grad_probs)
+
+    def combine_backward(self, grad_combined_x, handle):
+        return fused_a2a.hybrid_combine_backward(handle, grad_combined_x)

@@ -1,0 +1,39 @@
+"""This project's kernels with one rank a process: MPIWorld, on GPUs or, without, by a simulator in each process.
+
+    mpirun -n 4 python -m mpi4py -m epmoe check                 # all of them
+    mpirun -n 4 python -m mpi4py -m epmoe check mpi_rows
+"""
+
+from epmoe.check.adapters import fused_a2a, kernels
+from epmoe.check.implementation import OPTIONS
+
+
+class _OverMPIWorld:
+    """Every rank this process's own; made, used and closed by all ranks together."""
+
+    per_rank = True
+
+    def new_world(self, per_rank):
+        """This process's rank of the communicator."""
+        from epmoe import MPIWorld
+        return MPIWorld()
+
+
+class Kernels(_OverMPIWorld, kernels.Kernels):
+    """The split kernels; p2p worlds would need a ShmemWorld, which is not an MPIWorld."""
+
+    options = OPTIONS - {"use_shmem"}
+
+
+class FusedKernels(Kernels):
+    """The fused kernels."""
+
+    fused = True
+
+
+class Rows(_OverMPIWorld, fused_a2a.Rows):
+    """FusedDispatch and FusedCombine."""
+
+
+class Hybrid(_OverMPIWorld, fused_a2a.Hybrid):
+    """HybridEPDispatch and HybridEPCombine."""

@@ -1,0 +1,31 @@
+"""Calling functions of fused_a2a implementations: copies of all arrays go in, and it is seen whether they stay."""
+
+import numpy as np
+
+from epmoe.check.difference import Difference
+
+
+def call(implementation, ranks, function, arguments, *more, **options):
+    """(results, differences) of one call.
+
+    arguments: {name: list over ranks, or None}; with one rank a process the function is given its own of each.
+    more, options: given as they are. differences: of arguments that were written to.
+    """
+    given = {name: None if of is None else [np.array(a) for a in of] for name, of in arguments.items()}
+    if implementation.per_rank:
+        rank, = ranks.here
+        own = [None if of is None else of[rank] for of in given.values()]
+        results = function(*own, *more, **options)
+    else:
+        results = function(*given.values(), *more, **options)
+    changed = [Difference(name, "was written to", rank=rank, rule="inputs are read only")
+               for name, of in arguments.items() if of is not None for rank in ranks.here
+               if np.ascontiguousarray(of[rank]).tobytes() != np.ascontiguousarray(given[name][rank]).tobytes()]
+    return results, changed
+
+
+def over_ranks(implementation, ranks, result):
+    """One result so that [rank] gives a rank's own; None if there is none."""
+    if result is None:
+        return None
+    return {ranks.here[0]: result} if implementation.per_rank else result

@@ -1,0 +1,162 @@
+"""HybridEP cases, and how one is run on a HybridImplementation: dispatch, made-up rows, combine, both gradients."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from epmoe.check import compare_hybrid, random_bits
+from epmoe.check.calls import call, over_ranks
+from epmoe.check.cancelling import cancelling
+from epmoe.check.made_arrays import GRAD_OUT, GRAD_PROBS, GRAD_X, PROBS, RETURNED, made
+from epmoe.check.rows import ROUTING, X
+from epmoe_ref import fused_a2a
+
+FIELDS = ("dispatched_hidden", "dispatched_probs", "dispatched_scaling_factor", "tokens_per_expert")
+
+
+@dataclass(frozen=True)
+class HybridCase:
+    """One world of HybridEP; options are keyword arguments of dispatch."""
+
+    name: str
+    seed: int
+    options: dict
+    n_tokens: tuple = (8, 5, 0, 6)
+    n_local_experts: int = 3
+    top_k: int = 4
+    hidden: int = 128
+    with_probs: bool = True
+    rounds: int = 2
+
+    def needs(self):
+        """The options that an implementation must serve: a set of names."""
+        return set(self.options) | (set() if self.with_probs else {"without_probs"})
+
+    @property
+    def n_experts(self):
+        return self.n_local_experts * len(self.n_tokens)
+
+    def x(self, round_):
+        return [made("bf16", self.seed, round_, X, rank, (n, self.hidden)) for rank, n in enumerate(self.n_tokens)]
+
+    def routing_map(self, round_):
+        """bool [T, E] over ranks."""
+        return [self._routed(round_, rank, n) for rank, n in enumerate(self.n_tokens)]
+
+    def _routed(self, round_, rank, n):
+        stream = random_bits.stream(self.seed + 1000 * round_, ROUTING, rank)
+        ids = random_bits.permutations(stream, n, self.n_experts)[:, :self.top_k]
+        routed = np.zeros((n, self.n_experts), bool)
+        routed[np.arange(n)[:, None], ids] = True
+        return routed
+
+    def probs(self, round_):
+        """float32 [T, E] over ranks, not zero where nothing is routed; or None."""
+        return [np.abs(made("fp32", self.seed, round_, PROBS, rank, (n, self.n_experts)))
+                for rank, n in enumerate(self.n_tokens)] if self.with_probs else None
+
+    def like_rows(self, round_, use, hidden):
+        """bf16 in the shape of dispatched_hidden, over ranks: what the experts return, or the gradient of the rows."""
+        return [made("bf16", self.seed, round_, use, rank, rows.shape) for rank, rows in enumerate(hidden)]
+
+    def telling_rows(self, round_, use, handle, hidden):
+        """like_rows, with NaN where no token is; after the first round, whose rows the golden vector has, sums show
+        their order."""
+        rows = self.like_rows(round_, use, hidden)
+        if round_:
+            rows = cancelling(rows, handle.row_of, self.n_local_experts, self.seed + round_)
+        return [np.where((token < 0)[:, None], np.array(np.nan, of.dtype), of)
+                for token, of in zip(handle.src_token, rows)]
+
+    def gradients_of_probs(self, round_, hidden):
+        """float32 [P] over ranks, or None."""
+        return [made("fp32", self.seed, round_, GRAD_PROBS, rank, rows.shape[:1])
+                for rank, rows in enumerate(hidden)] if self.with_probs else None
+
+    def gradients_of_combined(self, round_):
+        """bf16 [T, hidden] over ranks."""
+        return [made("bf16", self.seed, round_, GRAD_OUT, rank, (n, self.hidden))
+                for rank, n in enumerate(self.n_tokens)]
+
+
+def cases(n_ranks=4):
+    """The HybridEP cases for a world of n_ranks."""
+    n_tokens = tuple((8, 5, 0, 6)[rank % 4] for rank in range(n_ranks))
+    listed = [
+        ("exact rows", {}), ("padding to 16", {"pad_multiple": 16}),
+        ("more rows than needed", {"num_permuted_tokens": 64, "pad_multiple": 8}),
+        ("overflow", {"num_permuted_tokens": 17}),
+        ("overflow by padding", {"num_permuted_tokens": 40, "pad_multiple": 16}),
+        ("no room at all", {"num_permuted_tokens": 0}),
+        ("fp8", {"fp8_dispatch": True, "pad_multiple": 4}, dict(hidden=256)),
+        ("two p2p worlds", {"p2p_world_size": n_ranks // 2}), ("without probs", {}, dict(with_probs=False)),
+        ("no tokens at all", {"pad_multiple": 8}, dict(n_tokens=(0,) * n_ranks)),
+        ("every expert", {}, dict(top_k=3 * n_ranks)),
+    ]
+    made_cases = [HybridCase(name, 300 + i, options, **dict(n_tokens=n_tokens) | dict(*more))
+                  for i, (name, options, *more) in enumerate(listed)]
+    return [case for case in made_cases if n_ranks % 2 == 0 or case.name != "two p2p worlds"]
+
+
+def run_case(implementation, case, ranks, not_given):
+    """Differences of the first round that has any, over the ranks of this process.
+
+    not_given: a set to which what was not compared is added: "overflow", "gradients".
+    """
+    world = implementation.make()
+    try:
+        for round_ in range(case.rounds):
+            for found in _steps(implementation, world, case, round_, ranks, not_given):
+                if any(ranks.gather(bool(found))):
+                    return found
+        return []
+    finally:
+        world.close()
+
+
+def _steps(implementation, world, case, round_, ranks, not_given):
+    """The differences of one call after the other, as long as there are none."""
+    def run(function, arguments, *more, **options):
+        return call(implementation, ranks, function, arguments, *more, **options)
+
+    def of_ranks(*results):
+        return [over_ranks(implementation, ranks, r) for r in results]
+
+    x, routing_map, probs = case.x(round_), case.routing_map(round_), case.probs(round_)
+    if probs is not None:       # only the routed places are read
+        probs = [np.where(routed, p, np.float32("nan")) for routed, p in zip(routing_map, probs)]
+    *want, known = fused_a2a.hybrid_dispatch_forward(x, routing_map, probs, case.n_local_experts, **case.options)
+    (*got, handle), changed = run(world.dispatch, dict(x=x, routing_map=routing_map, probs=probs),
+                                  case.n_local_experts, **case.options)
+    overflow = getattr(handle, "overflow", None)
+    if overflow is None:
+        not_given.add("overflow")
+    got = dict(zip((*FIELDS, "overflow"), of_ranks(*got, overflow)))
+    want = dict(zip((*FIELDS, "overflow"), (*want, known.overflow)))
+    yield changed + [d for rank in ranks.here for d in compare_hybrid.received(routing_map, known, rank, got, want)]
+
+    returned = case.telling_rows(round_, RETURNED, known, want["dispatched_hidden"])
+    combined, changed = run(world.combine, dict(x=returned), handle)
+    combined, = of_ranks(combined)
+    sums = fused_a2a.hybrid_combine_forward(returned, known)
+    yield changed + [d for rank in ranks.here for d in compare_hybrid.sums(
+        "combined_x", known, rank, combined[rank], sums[rank], returned)]
+
+    if implementation.dispatch_backward is None or implementation.combine_backward is None:
+        not_given.add("gradients")
+        return
+    rows = case.telling_rows(round_, GRAD_X, known, want["dispatched_hidden"])
+    row_probs = case.gradients_of_probs(round_, want["dispatched_hidden"])
+    wanted = fused_a2a.hybrid_dispatch_backward(known, rows, row_probs)
+    back, changed = run(world.dispatch_backward, dict(grad_hidden=rows, grad_probs=row_probs), handle)
+    grad_x, grad_probs = of_ranks(*back)
+    yield changed + [d for rank in ranks.here for d in (
+        *compare_hybrid.sums("grad_x", known, rank, grad_x[rank], wanted[0][rank], rows),
+        *(compare_hybrid.dense_gradients(known, rank, grad_probs, wanted[1]) if row_probs is not None else ()))]
+
+    grad_combined = case.gradients_of_combined(round_)
+    wanted = fused_a2a.hybrid_combine_backward(known, grad_combined)
+    back, changed = run(world.combine_backward, dict(grad_combined_x=grad_combined), handle)
+    back, = of_ranks(back)
+    yield changed + [d for rank in ranks.here
+                     for d in compare_hybrid.rows("grad_x of combine", known, rank, back[rank], wanted[rank])]
