@@ -1,0 +1,20 @@
+"""Six lessons on expert parallelism, each a file that reads as an article and runs: `python -m epmoe lesson N`.
+
+| file | |
+|---|---|
+| lessonN_*.py | the article: comments are its text, code runs and prints in step |
+| exerciseN.py | what the student's file holds at first, and the judge of what it holds later |
+| telling.py | reads a lesson's file and tells it: text, code, output |
+| answers.py | loads a student's file and calls its functions |
+| command.py | the command line |
+"""
+
+from importlib import import_module
+from pathlib import Path
+
+FILES = {int(path.name[6]): path for path in sorted(Path(__file__).parent.glob("lesson[1-6]_*.py"))}
+
+
+def exercise(number):
+    """The module with STUB, the code of a new answer, and judge(answer) -> what is right about it; raises Wrong."""
+    return import_module(f"{__name__}.exercise{number}")

@@ -1,0 +1,89 @@
+"""Exercise 1: row_offsets and the beginnings of segments, out of counts."""
+
+import numpy as np
+
+from epmoe.lessons.answers import Wrong, call
+
+STUB = '''
+import numpy as np
+
+
+def row_offsets(counts):
+    """counts: (n_local_experts, n_ranks). Returns n_local_experts + 1 numbers."""
+    ...
+
+
+def first_row(counts, local_expert, src_rank):
+    """The row at which the rows from src_rank for local_expert begin."""
+    ...
+'''
+
+CASES = ([[3, 2], [1, 4]], [[0, 0, 5], [0, 0, 0], [2, 0, 1], [0, 7, 0]], [[6]], [[0, 0]], [[1, 2, 3, 4]],
+         np.random.default_rng(1).integers(0, 9, (32, 8)).tolist())
+
+
+def judge(answer):
+    """What was right; raises Wrong."""
+    for case in CASES:
+        counts = np.array(case)
+        _offsets(counts, call(answer, "row_offsets", counts.copy()))
+        for e, src in np.ndindex(counts.shape):
+            _first(counts, e, src, call(answer, "first_row", counts.copy(), e, src))
+    return (f"row_offsets and first_row agree with the rows of {len(CASES)} worlds, with experts that get nothing and "
+            "with a world of one rank.")
+
+
+def _offsets(counts, got):
+    per_expert = counts.sum(axis=1)
+    right = np.concatenate([[0], np.cumsum(per_expert)])
+    try:
+        got = np.asarray(got).reshape(-1)
+        equal = got.shape == right.shape and bool((got == right).all())
+    except (TypeError, ValueError) as error:
+        raise Wrong(f"row_offsets must return a sequence of numbers; {error}") from None
+    if equal:
+        return
+    shown = f"row_offsets({counts.tolist()}) gave {got.tolist()}" if counts.size < 20 else \
+        f"row_offsets gave {len(got)} numbers for {len(counts)} local experts x {counts.shape[1]} ranks"
+    for looks, says in (
+            (right[1:], "the 0 at the front is missing: local expert 0 begins at row 0"),
+            (right[:-1], "the last number is missing: where the last expert's rows end, which is how many rows there "
+                         "are in all"),
+            (np.concatenate([[0], per_expert]), "these are the counts of each expert, not yet added up: an expert "
+                                                "begins where the one before it ends"),
+            (per_expert, "these are the counts of each expert, not yet added up, and without a 0 at the front"),
+            (np.concatenate([[0], np.cumsum(counts.sum(axis=0))]), "the sums are over experts; rows of one expert from "
+                                                                   "ALL ranks lie together, so sum over the ranks"),
+            (np.concatenate([[0], np.cumsum(counts)]), "this is one number for each (expert, rank) segment; asked for "
+                                                       "is one for each expert")):
+        if got.shape == looks.shape and (got == looks).all():
+            raise Wrong(f"{shown}: {says}.")
+    if got.shape != right.shape:
+        raise Wrong(f"{shown}: with {len(counts)} local experts there must be {len(right)} numbers.")
+    e = int(np.argmax(got != right))
+    raise Wrong(f"{shown}: row_offsets[{e}] must be {right[e]}, the number of rows of all local experts before {e}.")
+
+
+def _first(counts, e, src, got):
+    before = int(counts[:e].sum())
+    right = before + int(counts[e, :src].sum())
+    try:
+        equal = bool(got == right)
+    except ValueError:
+        raise Wrong(f"first_row must return one number, not {got!r}") from None
+    if equal:
+        return
+    shown = f"first_row(counts, {e}, {src}) gave {got}"
+    if counts.size < 20:
+        shown += f" for counts = {counts.tolist()}"
+    if got == before and src:
+        raise Wrong(f"{shown}: that is where local expert {e} begins; the rows from ranks before rank {src} for the "
+                    "same expert come first.")
+    if got == int(counts[e, :src].sum()):
+        raise Wrong(f"{shown}: the rows of the local experts before {e} are not counted.")
+    if got == right + int(counts[e, src]):
+        raise Wrong(f"{shown}: that is where the segment ends, not where it begins.")
+    if got == int(counts[:, :src].sum()) + int(counts[:e, src].sum()):
+        raise Wrong(f"{shown}: this sorts by rank first and by expert inside; it is the other way round.")
+    raise Wrong(f"{shown} and must give {right}: {before} rows of experts before it, and "
+                f"{right - before} of this expert from ranks before rank {src}.")

@@ -1,0 +1,77 @@
+"""Exercise 2: whose recv_buf, and where in it."""
+
+from itertools import product
+
+from epmoe.lessons.answers import Wrong, call
+
+STUB = '''
+def place(n_ranks, n_experts, top_k, hidden, max_tokens, expert, src_rank, slot):
+    """(owner of the expert, byte offset of the message in the owner's recv_buf)."""
+    ...
+'''
+
+#        n_ranks, n_experts, top_k, hidden, max_tokens
+WORLDS = ((2, 4, 2, 8, 3), (4, 12, 3, 24, 5), (3, 9, 9, 16, 2), (8, 256, 8, 7168, 128), (1, 6, 6, 64, 7))
+
+
+def judge(answer):
+    """What was right; raises Wrong."""
+    tried = 0
+    for n_ranks, n_experts, top_k, hidden, max_tokens in WORLDS:
+        experts = {0, 1, n_experts // n_ranks - 1, n_experts // n_ranks % n_experts, n_experts - 1}
+        for expert, src, slot in product(sorted(experts), {0, n_ranks - 1}, {0, max_tokens - 1}):
+            _one(answer, n_ranks, n_experts, top_k, hidden, max_tokens, expert, src, slot)
+            tried += 1
+    return (f"owner and offset are those of all {tried} places tried, among them messages with 9 experts, whose "
+            "topk_info takes 32 bytes.")
+
+
+def _align(n):
+    return (n + 15) // 16 * 16
+
+
+def _one(answer, n_ranks, n_experts, top_k, hidden, max_tokens, expert, src, slot):
+    local = n_experts // n_ranks
+    owner, le = expert // local, expert % local
+    message = _align(2 * hidden) + 16 + _align(2 * top_k)
+    right = ((le * n_ranks + src) * max_tokens + slot) * message
+    arguments = n_ranks, n_experts, top_k, hidden, max_tokens, expert, src, slot
+    got = call(answer, "place", *arguments)
+    try:
+        got_owner, got_offset = got
+        right_owner, right_offset = bool(got_owner == owner), bool(got_offset == right)
+    except (TypeError, ValueError):
+        raise Wrong(f"place must return two numbers, (owner, offset), not {got!r}") from None
+    if right_owner and right_offset:
+        return
+    names = ("n_ranks", "n_experts", "top_k", "hidden", "max_tokens", "expert", "src_rank", "slot")
+    shown = f"place({', '.join(f'{n}={v}' for n, v in zip(names, arguments))}) gave {got_owner, got_offset}"
+    if not right_owner:
+        if got_owner == expert % n_ranks:
+            raise Wrong(f"{shown}: experts are not dealt out in turn (expert % n_ranks); the first "
+                        f"{local} live on rank 0, the next {local} on rank 1, and so on.")
+        raise Wrong(f"{shown}: expert {expert} lives on rank {owner}; each rank has {local} neighbouring experts.")
+
+    def at(e=le, size=message):
+        return ((e * n_ranks + src) * max_tokens + slot) * size
+
+    payload, ids = _align(2 * hidden), _align(2 * top_k)
+    for looks, says in (
+            (at(e=expert), "recv_buf has an axis of LOCAL experts, and this counts all experts; on its owner this one "
+                           f"has the number {le}"),
+            (at(size=2 * hidden), "a message is more than its payload: src_info and topk_info follow"),
+            (at(size=payload + 4 + 2 * top_k), "src_info and topk_info are padded to 16 bytes too"),
+            (at(size=_align(2 * hidden + 4 + 2 * top_k)), "each of the three parts is padded, not their sum"),
+            (at(size=payload + 4 + ids), "src_info takes 16 bytes, though only 4 are used"),
+            (at(size=payload + 16 + 2 * top_k), f"topk_info is padded too: {2 * top_k} bytes become {ids}"),
+            (at(size=payload + 32), f"topk_info is as long as top_k={top_k} ids of 2 bytes need: {ids} bytes"),
+            (at(size=hidden + 16 + ids), "a bf16 number takes 2 bytes"),
+            (at(size=_align(4 * hidden) + 16 + ids), "a bf16 number takes 2 bytes, not 4"),
+            ((le * n_ranks + src) * max_tokens + slot, "this counts messages; asked for is a number of bytes"),
+            (((src * local + le) * max_tokens + slot) * message, "the order of the axes is local expert, source rank, "
+                                                                 "slot: the local expert weighs most"),
+            (((le * max_tokens + slot) * n_ranks + src) * message, "the order of the axes is local expert, source "
+                                                                   "rank, slot: the slot is the last")):
+        if got_offset == looks:
+            raise Wrong(f"{shown}: {says}.")
+    raise Wrong(f"{shown}: the offset must be {right}, which is place {right // message} x {message} bytes a message.")

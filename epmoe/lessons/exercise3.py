@@ -1,0 +1,110 @@
+"""Exercise 3: slots by prefix sums."""
+
+import numpy as np
+
+from epmoe.lessons.answers import Wrong, call
+
+STUB = '''
+import numpy as np
+
+
+def first_slots(counts):
+    """counts: (n_blocks, n_experts). Returns the first slot of each block for each expert."""
+    ...
+
+
+def own_slots(experts, first):
+    """experts: ids of this block's pairs, -1 for none. first: its first slot for each expert. Returns a list."""
+    ...
+'''
+
+N_EXPERTS = 6
+
+
+def judge(answer):
+    """What was right; raises Wrong."""
+    rng = np.random.default_rng(3)
+    for counts in (np.array([[2, 1], [0, 3], [4, 1]]), np.array([[5, 0, 2]]), rng.integers(0, 9, (7, 5))):
+        _first(counts, call(answer, "first_slots", counts.copy()))
+    for experts, first in (([1, 0, 1, 1, -1, 0], [10, 20]), ([], [3, 4]), ([-1, -1], [0, 0]), ([2, 2, 2], [5, 5, 0])):
+        _own(experts, first, call(answer, "own_slots", list(experts), np.array(first)))
+    pairs = rng.integers(-1, N_EXPERTS, 64).tolist()
+    for n_blocks in (1, 3, 8):
+        _together(answer, pairs, np.array_split(pairs, n_blocks))
+    return "every expert's pairs are numbered 0, 1, 2, ... in order, whether 1, 3 or 8 blocks share the work."
+
+
+def _array(got, name, shape):
+    try:
+        made = np.asarray(got, dtype=float)
+    except (TypeError, ValueError) as error:
+        raise Wrong(f"{name} must return numbers; {error}") from None
+    if made.shape != shape:
+        raise Wrong(f"{name} returned numbers of shape {made.shape}; here the shape must be {shape}")
+    return made
+
+
+def _first(counts, got):
+    got = _array(got, "first_slots", counts.shape)
+    right = np.cumsum(counts, axis=0) - counts
+    if (got == right).all():
+        return
+    shown = f"first_slots({counts.tolist()}) gave {got.astype(int).tolist()}" if counts.size < 10 else "first_slots"
+    if (got == np.cumsum(counts, axis=0)).all():
+        raise Wrong(f"{shown}: this counts the block's own pairs too. Its first slot comes after those of the blocks "
+                    "BEFORE it: block 0 begins at 0.")
+    if (got == np.cumsum(counts, axis=1) - counts).all() or (got == np.cumsum(counts, axis=1)).all():
+        raise Wrong(f"{shown}: the sums run over experts; each expert has a counter of its own, and the sums run over "
+                    "the blocks.")
+    flat = np.cumsum(counts).reshape(counts.shape)
+    if (got == flat - counts).all() or (got == flat).all():
+        raise Wrong(f"{shown}: one sum runs over everything; each expert's slots begin at 0.")
+    if (got == 0).all():
+        raise Wrong(f"{shown}: every block begins at 0, so two blocks would write to one slot.")
+    b, e = np.argwhere(got != right)[0].tolist()
+    raise Wrong(f"{shown}: the first slot of block {b} for expert {e} must be {right[b, e]}, the number of pairs that "
+                f"the blocks before it have for expert {e}.")
+
+
+def _right_own(experts, first):
+    left, out = list(first), []
+    for e in experts:
+        out.append(-1 if e < 0 else left[e])
+        if e >= 0:
+            left[e] += 1
+    return np.array(out, float)
+
+
+def _own(experts, first, got):
+    got = _array(got, "own_slots", (len(experts),))
+    right = _right_own(experts, first)
+    if (got == right).all():
+        return
+    shown = f"own_slots({experts}, first={first}) gave {got.astype(int).tolist()}"
+    for i, e in enumerate(experts):
+        if got[i] == right[i]:
+            continue
+        if e < 0:
+            raise Wrong(f"{shown}: pair {i} has expert -1, an empty slot of the token; its answer is -1, and nothing "
+                        "is counted.")
+        if got[i] == right[i] + 1 and all(got[j] == right[j] + 1 for j, o in enumerate(experts) if o >= 0):
+            raise Wrong(f"{shown}: all are one too high; the first pair of an expert gets `first` itself.")
+        if got[i] == right[i] - first[e]:
+            raise Wrong(f"{shown}: the block's first slot is missing; pair {i} must get {int(right[i])}.")
+        if got[i] == first[e]:
+            raise Wrong(f"{shown}: pair {i} is not the first one for expert {e} in this block, and gets the same slot "
+                        "as another.")
+        if got[i] == first[e] + i:
+            raise Wrong(f"{shown}: pair {i} counts all pairs before it; count only those for expert {e}.")
+        raise Wrong(f"{shown}: pair {i} (expert {e}) must get slot {int(right[i])}.")
+
+
+def _together(answer, pairs, blocks):
+    counts = np.array([[int((b == e).sum()) for e in range(N_EXPERTS)] for b in blocks])
+    first = call(answer, "first_slots", counts.copy())
+    slots = [int(s) for b, f in zip(blocks, np.asarray(first)) for s in call(answer, "own_slots", b.tolist(), f.copy())]
+    right = _right_own(pairs, [0] * N_EXPERTS).astype(int).tolist()
+    if slots != right:
+        i = next(i for i, (a, b) in enumerate(zip(slots, right)) if a != b)
+        raise Wrong(f"with {len(blocks)} blocks, pair {i} of {len(pairs)} (expert {pairs[i]}) got slot {slots[i]} and "
+                    f"must get {right[i]}.")

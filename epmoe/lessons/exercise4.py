@@ -1,0 +1,160 @@
+"""Exercise 4: the weakest orders and scopes that suffice for the chain message, counter, flag, ready flag."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+from epmoe_ref.errors import DeadlockError, EPError, RaceError
+
+from epmoe import device
+from epmoe.device.names import WORDS
+from epmoe.lessons.answers import Wrong, failed, function
+from epmoe.mutants.plain_words import WORDS as PLAIN_WORDS
+from epmoe.mutants.tokens import mutants_of
+
+STUB = '''
+from epmoe.device import *      # all words
+
+
+def send(message, finished, value):
+    """Blocks 1 to 3 of rank 0: write a message into the memory of rank 1, and count it."""
+    store_i32(message, value)
+    red_add_relaxed_cta_i32(finished, 1)
+
+
+def signal(finished, flag, n_messages):
+    """Block 0 of rank 0: when all messages are counted, raise the flag of rank 1."""
+    while ld_relaxed_cta_i32(finished) != n_messages:
+        pass
+    st_relaxed_cta_i32(flag, 1)
+
+
+def receive(flag, ready):
+    """Block 0 of rank 1: wait for the flag, then tell the other blocks."""
+    while ld_relaxed_cta_i32(flag) == 0:
+        pass
+    st_relaxed_cta_i32(ready, 1)
+
+
+def read(ready, message):
+    """Blocks 1 to 3 of rank 1: wait until they are told, then read a message."""
+    while ld_relaxed_cta_i32(ready) == 0:
+        pass
+    return load_i32(message)
+'''
+
+WRITERS, SEEDS = 3, (None, *range(8))
+NAMES = ("send", "signal", "receive", "read")
+FENCE = re.compile(r"fence_acq_rel_(sys|gpu)$")
+NARROWER = {"sys": ("gpu", "cta"), "gpu": ("cta",)}
+HINTS = (
+    (r"data race on finished.*scopes", "the counter is used by several blocks of rank 0: which scope includes them?"),
+    (r"data race on ready.*scopes", "the ready flag is used by several blocks of rank 1: which scope includes them?"),
+    (r"data race on flag.*scopes", "the flag is written by one GPU and read by another: which scope includes both?"),
+    (r"data race on (finished|flag|ready).*plain access", "what threads look at while others write needs a strong word "
+                                                    "(ld_, st_, red_add_) on both sides."),
+    (r"data race on message", "some link of the chain passes nothing on. Follow it from the message's store to its "
+                              "load: each store or add on the way must release, each load acquire."),
+)
+
+
+def judge(answer):
+    """What was right; raises Wrong."""
+    parties = [function(answer, name) for name in NAMES]
+    _expect_silence(answer, parties)
+    source = Path(answer.__file__).read_text(encoding="utf-8")
+    weaker = list(_weaker(Path(answer.__file__).name, source))
+    for token, change, edited in weaker:
+        if not _report(_parties_of(edited, answer.__file__)):
+            raise Wrong(f"nothing races, and the messages arrive; but something is stronger than it must be: line "
+                        f"{token.line}, in {token.function}: {change} would do as well. Ask who reads what is written "
+                        "there, and how far away it is.")
+    return (f"no race under {len(SEEDS)} schedules, and each of the {len(weaker)} ways to weaken a word was noticed: "
+            "nothing is missing and nothing too much.")
+
+
+def _kernel(send, signal, receive, read):
+    @device.kernel
+    def chain(params, num_tokens, my_rank):
+        finished, flag = params, device.load_u64(params + 64)
+        block, ready, message = device.block_idx(), flag + 4, flag + 64
+        if my_rank == 0 and block == 0:
+            signal(finished, flag, WRITERS)
+        elif my_rank == 0:
+            send(message + 4 * (block - 1), finished, 10 * block)
+        elif block == 0:
+            receive(flag, ready)
+        else:
+            device.store_i32(message + 60 + 4 * block, read(ready, message + 4 * (block - 1)))
+
+    return chain
+
+
+def _run(kern, seed):
+    machine = device.machine(2, seed=seed, racecheck=True)
+    near = machine.alloc(256, "finished", 0, regions=[("finished", 0, (1,), np.int32, ("word",)),
+                                                      ("address of rank 1", 64, (1,), np.uint64, ("word",))])
+    far = machine.alloc(256, "memory", 1, regions=[("flag", 0, (1,), np.int32, ("word",)),
+                                                   ("ready", 4, (1,), np.int32, ("word",)),
+                                                   ("message", 64, (WRITERS,), np.int32, ("number",)),
+                                                   ("received", 128, (WRITERS,), np.int32, ("number",))])
+    try:
+        near.fill(0)
+        far.fill(0)
+        near.write(np.array([far.address], np.uint64), 64)
+        for rank in (0, 1):
+            machine.launch(kern, 1 + WRITERS, 1, (near.address, 0, rank), stream=machine.stream(rank))
+        machine.synchronize()
+        return far.read(np.int32, WRITERS, 128).tolist()
+    finally:
+        near.free()
+        far.free()
+
+
+def _report(parties):
+    """What goes wrong with these functions under some schedule; "" if nothing does."""
+    for seed in SEEDS:
+        try:
+            got = _run(_kernel(*parties), seed)
+        except Exception as error:      # a weakened word may fail in any way: all count
+            return f"{type(error).__name__}: {error}"
+        if got != [10 * (i + 1) for i in range(WRITERS)]:
+            return f"rank 1 read {got}"
+    return ""
+
+
+def _expect_silence(answer, parties):
+    for seed in SEEDS:
+        try:
+            got = _run(_kernel(*parties), seed)
+        except RaceError as error:
+            text = str(error)
+            hint = next((says for pattern, says in HINTS if re.search(pattern, text, re.DOTALL)), "")
+            raise Wrong(f"{hint or 'there is a race.'}\n{text}") from None
+        except DeadlockError as error:
+            raise Wrong(f"this hangs: a wait never ends. Keep the loops as they were.\n{error}") from None
+        except EPError as error:
+            raise Wrong(f"{type(error).__name__}: {error}") from None
+        except Exception as error:
+            raise Wrong(failed(answer.__file__, error, "in a kernel")) from None
+        if got != [10 * (i + 1) for i in range(WRITERS)]:
+            raise Wrong(f"rank 1 read {got} and must read {[10 * (i + 1) for i in range(WRITERS)]}: change orders and "
+                        "scopes only, each function must still store, count, wait and raise the flag.")
+
+
+def _weaker(file, source):
+    """(token, what is changed, edited source) for every word of the four functions made weaker in every way."""
+    found = [m for m in mutants_of(file, source) if m.token.function in NAMES and m.kind in ("order", "scope", "plain",
+                                                                                              "barrier")]
+    for m in found:
+        yield m.token, m.change, m.apply(source)
+        fence = FENCE.match(m.token.text.partition("(")[0])
+        for scope in NARROWER[fence[1]] if fence else ():
+            new = f"fence_acq_rel_{scope}()"
+            yield m.token, f"{m.token.text} -> {new}", source[:m.token.start] + new + source[m.token.end:]
+
+
+def _parties_of(source, file):
+    names = {**{word: getattr(device, word) for word in WORDS}, **PLAIN_WORDS}
+    exec(compile(source, str(file), "exec"), names)
+    return [names[name] for name in NAMES]

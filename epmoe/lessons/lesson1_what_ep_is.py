@@ -1,0 +1,198 @@
+"""Lesson 1: What expert parallelism is, in plain NumPy."""
+
+if __name__ == "__main__":
+    from epmoe.lessons.telling import tell
+
+    tell(__file__)
+    raise SystemExit
+
+# Some layers of a large language model are a Mixture of Experts: instead of
+# one big network there are many small ones, the experts. A router picks a few
+# of them for each token, and only those compute. This lesson builds such a
+# layer on one machine, then spreads it over two, and ends with the same
+# numbers. All that follows in this course is about doing it fast.
+#
+# ## One layer on one machine
+#
+# Sizes that fit on a screen: 4 experts, each token goes to top_k = 2 of them,
+# and a token is a vector of 3 numbers. An expert is just a matrix here.
+
+import numpy as np
+
+N_EXPERTS, TOP_K, HIDDEN = 4, 2, 3
+rng = np.random.default_rng(1)
+MATRIX = rng.integers(-3, 4, (N_EXPERTS, HIDDEN, HIDDEN)).astype(float)
+
+
+def expert(e, rows):
+    return rows @ MATRIX[e]
+
+
+# Five tokens. For each, the router has made two lists of length top_k: the
+# ids of its experts, all different, and a weight for each. Position k in such
+# a list is called a slot.
+
+x = rng.integers(-9, 10, (5, HIDDEN)).astype(float)
+topk_ids = np.array([[0, 2], [3, 2], [2, 1], [1, 3], [2, 0]])
+weights = np.array([[.75, .25], [.5, .5], [.25, .75], [.5, .5], [.75, .25]])
+
+# The output of a token is the weighted sum of what its experts make of it:
+
+
+def moe_layer(x, topk_ids, weights):
+    out = np.zeros_like(x)
+    for t in range(len(x)):
+        for k in range(TOP_K):
+            out[t] += weights[t, k] * expert(topk_ids[t, k], x[t])
+    return out
+
+
+expected = moe_layer(x, topk_ids, weights)
+print(expected)
+
+# ## Why one machine is not enough
+#
+# Take sizes like those of DeepSeek-V3: 256 experts in a layer, 58 such
+# layers, tokens of 7168 numbers, and an expert of three matrices 7168 x 2048.
+
+parameters = 58 * 256 * 3 * 7168 * 2048
+print(f"{parameters / 1e9:.0f} billion parameters in the experts,")
+print(f"{parameters / 1e9:.0f} GB at one byte each; a GPU has about 100 GB")
+assert parameters / 1e9 > 6 * 100
+
+# So the experts are spread over several GPUs, the ranks: that is expert
+# parallelism (EP). Tokens are spread too, because each rank runs the rest of
+# the model for tokens of its own. Here: 2 ranks with 2 experts each. Rank 0
+# has the first three tokens, rank 1 the other two. The rank that has an
+# expert is its owner; there it has a local number, e % N_LOCAL.
+
+N_RANKS = 2
+N_LOCAL = N_EXPERTS // N_RANKS      # experts of each rank
+
+
+def owner(e):
+    return e // N_LOCAL
+
+
+x = [x[:3], x[3:]]
+topk_ids = [topk_ids[:3], topk_ids[3:]]
+weights = [weights[:3], weights[3:]]
+
+# From here on everything is a list over ranks: x[0] are the tokens of rank 0.
+#
+# ## Who sends what to whom
+#
+# A (token, slot) pair is the unit that travels: token t of rank src must get
+# to the owner of topk_ids[src][t, k].
+
+traffic = np.zeros((N_RANKS, N_RANKS), int)
+for src in range(N_RANKS):
+    for e in topk_ids[src].flat:
+        traffic[src, owner(e)] += 1
+for src in range(N_RANKS):
+    to_0, to_1 = traffic[src]
+    print(f"rank {src} sends {to_0} pairs to rank 0 and {to_1} to rank 1")
+assert traffic.sum() == 5 * TOP_K
+
+# The amounts are unequal, they follow from the data, and they change with
+# every layer and every batch. No rank knows beforehand what it will receive.
+#
+# ## Dispatch
+#
+# Bringing the tokens to the experts is called dispatch. The receiving rank
+# wants its rows sorted by local expert, because then an expert's work is ONE
+# matrix product over neighbouring rows. Inside an expert the rows are sorted
+# by the rank they came from. For each row src_info remembers where it came
+# from, and counts[local_expert, src_rank] says how many there are of each.
+
+
+def dispatch(x, topk_ids):
+    received = []
+    for rank in range(N_RANKS):
+        rows, src_info, ends = [], [], [0]
+        counts = np.zeros((N_LOCAL, N_RANKS), int)
+        for le in range(N_LOCAL):
+            for src in range(N_RANKS):
+                chosen = topk_ids[src] == rank * N_LOCAL + le
+                for t, k in np.argwhere(chosen):
+                    rows.append(x[src][t])
+                    src_info.append((src, t, k))
+                    counts[le, src] += 1
+            ends.append(len(rows))
+        received.append((np.array(rows), src_info, counts, ends))
+    return received
+
+
+received = dispatch(x, topk_ids)
+for rank, (rows, src_info, counts, ends) in enumerate(received):
+    print(f"rank {rank} holds {len(rows)} rows")
+    for le in range(N_LOCAL):
+        for row in range(ends[le], ends[le + 1]):
+            src, t, k = src_info[row]
+            print(f"  row {row}: local expert {le}, from rank {src} "
+                  f"token {t} slot {k}: {rows[row]}")
+
+# ## The experts
+#
+# Each expert takes its rows as one block. That is what all the sorting is
+# for: two products on each rank, no matter how many tokens came.
+
+outputs = []
+for rank, (rows, _, _, ends) in enumerate(received):
+    y = np.empty_like(rows)
+    for le in range(N_LOCAL):
+        mine = slice(ends[le], ends[le + 1])
+        y[mine] = expert(rank * N_LOCAL + le, rows[mine])
+    outputs.append(y)
+
+# ## Combine
+#
+# The way back: every row returns to the (token, slot) that it came from, and
+# the source rank adds up the slots with the router's weights.
+
+
+def combine(outputs, received, weights):
+    out = [np.zeros((len(w), HIDDEN)) for w in weights]
+    for y, (_, src_info, _, _) in zip(outputs, received):
+        for row, (src, t, k) in zip(y, src_info):
+            out[src][t] += weights[src][t, k] * row
+    return out
+
+
+out = combine(outputs, received, weights)
+assert (np.concatenate(out) == expected).all()
+print("the same numbers as on one machine:")
+print(np.concatenate(out))
+
+# (Exactly the same only because these numbers are small. In general the order
+# of the additions matters in the last bit. A slot-by-slot order, fixed once
+# for all, is part of the specification that this project follows.)
+#
+# ## What is left to do
+#
+# This program cheats: one process sees the memory of all ranks and does one
+# thing after the other. On real GPUs every rank runs dispatch at the same
+# time as all others, and sees only what its peers have written to it.
+#
+#   lesson 2   where a peer may write: messages and buffers
+#   lesson 3   how thousands of threads share out the places: counters
+#   lesson 4   when a rank may read what was written: signals and order
+#   lesson 5   when it may be written over, and why programs hang
+#   lesson 6   how fast it can be
+#
+# ## Exercise
+#
+# dispatch() above appends to a list, so it finds each place by getting there.
+# A GPU copies all rows at once: each row's place must be known before. What
+# is known before are the counts: counts[local_expert][src_rank], how many
+# rows come from each rank for each local expert (a NumPy array of integers,
+# shape (n_local_experts, n_ranks)). Write two functions:
+#
+#   row_offsets(counts)      n_local_experts + 1 numbers. The rows of local
+#                            expert e are row_offsets[e], ... up to, and not
+#                            including, row_offsets[e + 1].
+#   first_row(counts, local_expert, src_rank)
+#                            the first row of those that come from src_rank
+#                            for this expert.
+#
+# Rows lie as above: by local expert, inside an expert by source rank.

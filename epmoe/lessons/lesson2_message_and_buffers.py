@@ -1,0 +1,185 @@
+"""Lesson 2: The message, and the memory into which peers write it."""
+
+if __name__ == "__main__":
+    from epmoe.lessons.telling import tell
+
+    tell(__file__)
+    raise SystemExit
+
+# In lesson 1 a row went from rank to rank by an assignment. Between GPUs of
+# one host that is nearly true: over NVLink a thread of one GPU can store into
+# the memory of another, at any address it has been told. There is no "send"
+# and no "receive". There are bytes, and a question: which bytes may I write?
+#
+# ## A place for everybody
+#
+# Two writers must never write to the same place. They could talk first about
+# who needs how much; that costs a journey there and back. Kernels for small
+# batches avoid the talk: every rank keeps a buffer, recv_buf, with room for
+# everything that anybody could ever send to it:
+#
+#   recv_buf[local_expert][src_rank][slot]      one message in each place
+#
+# Rank src_rank alone writes to places [...][src_rank][...]. How many slots
+# must there be for one expert and one source? A token names an expert once at
+# most (its ids are distinct), so: as many as a rank can have tokens.
+#
+# A small world, the same four numbers as in lesson 1 and a limit on tokens:
+
+import ml_dtypes
+import numpy as np
+from epmoe import EPConfig, ExpertParallel, LocalWorld
+
+cfg = EPConfig(n_ranks=2, n_experts=4, top_k=2, hidden=8,
+               max_tokens_per_rank=3)
+N_LOCAL = cfg.n_experts // cfg.n_ranks
+
+# ## What a message says
+#
+# The token's numbers are called the payload. They do not suffice: whoever
+# receives them must later send the result back to the right token and slot.
+# So a trailer follows:
+#
+#   payload     the numbers, here hidden x bf16 (2 bytes each)
+#   src_info    int32: the token's number on its source rank
+#   topk_info   uint16 x top_k: the token's expert ids, in the order of slots
+#
+# The source rank need not be said, the place says it. And the slot is found
+# by the receiver: it is where its own expert id stands in topk_info.
+#
+# GPUs move memory best in pieces of 16 bytes, at addresses that 16 divides.
+# So each of the three parts is filled up with zeros to a multiple of 16:
+
+
+def align16(n):
+    return (n + 15) // 16 * 16
+
+
+payload_bytes = align16(2 * cfg.hidden)
+src_info_bytes = align16(4)
+topk_info_bytes = align16(2 * cfg.top_k)
+msg_bytes = payload_bytes + src_info_bytes + topk_info_bytes
+print(payload_bytes, "+", src_info_bytes, "+", topk_info_bytes, "bytes =",
+      msg_bytes, "bytes")
+
+# A message is built like this:
+
+
+def message(token, row, ids):
+    out = np.zeros(msg_bytes, np.uint8)
+    payload = row.astype(ml_dtypes.bfloat16).view(np.uint8)
+    out[:len(payload)] = payload
+    at = payload_bytes
+    out[at:at + 4] = np.array([token], "<i4").view(np.uint8)
+    at += src_info_bytes
+    out[at:at + 2 * cfg.top_k] = np.array(ids, "<u2").view(np.uint8)
+    return out
+
+
+# Tokens whose numbers tell who they are: token t of rank r holds 10r + t.
+
+x = [np.array([[0], [1], [2]]), np.array([[10], [11]])]
+x = [np.tile(t, cfg.hidden).astype(ml_dtypes.bfloat16) for t in x]
+topk_ids = [np.array([[0, 2], [3, 2], [2, 1]]), np.array([[1, 3], [2, 0]])]
+
+sent = message(1, x[0][1], topk_ids[0][1])
+print("token 1 of rank 0, 16 bytes a line:")
+for line in sent.reshape(-1, 16):
+    print("  " + " ".join(f"{byte:02x}" for byte in line))
+
+# (80 3f is the bf16 number 1.0, little end first. 01 00 00 00 is the token's
+# number, 03 00 and 02 00 are its expert ids.)
+#
+# The project's reference builds the same bytes:
+
+assert (cfg.format.messages(x[0], topk_ids[0])[1] == sent).all()
+
+# ## The address
+#
+# recv_buf is one piece of memory, its axes in the order above. The address of
+# a place is that of any array's element: each axis weighs as much as all the
+# axes behind it together.
+
+shape = (N_LOCAL, cfg.n_ranks, cfg.max_tokens_per_rank, msg_bytes)
+
+
+def offset(local_expert, src_rank, slot):
+    place = local_expert
+    place = place * cfg.n_ranks + src_rank
+    place = place * cfg.max_tokens_per_rank + slot
+    return place * msg_bytes
+
+
+print(f"shape {shape}: {np.prod(shape)} bytes")
+print("local expert 1, from rank 0, slot 2 begins at byte", offset(1, 0, 2))
+for place in np.ndindex(shape[:3]):
+    assert offset(*place) == np.ravel_multi_index((*place, 0), shape)
+
+# ## Look into a real one
+#
+# Now the project's own kernels do a dispatch. There is no GPU needed: their
+# source runs under a simulator, all threads of both ranks at once. Afterwards
+# we look at the memory of rank 1, owner of the experts 2 and 3.
+
+with ExpertParallel(cfg, LocalWorld(cfg.n_ranks, seed=0)) as ep:
+    dispatched = ep.dispatch(x, topk_ids)
+    recv_buf = ep.region("dispatch_recv_buf", 1).reshape(-1)
+
+assert recv_buf.nbytes == np.prod(shape)
+for le, src, slot in np.ndindex(shape[:3]):
+    at = offset(le, src, slot)
+    held = recv_buf[at:at + msg_bytes]
+    begins = " ".join(f"{byte:02x}" for byte in held[:4])
+    print(f"expert {2 + le} rank {src} slot {slot} byte {at:3}", begins,
+          end=" ")
+    if (held == 0xA5).all():
+        print("nobody wrote here")
+        continue
+    token = int(held[payload_bytes:payload_bytes + 4].view("<i4")[0])
+    ids = held[payload_bytes + src_info_bytes:].view("<u2")[:cfg.top_k]
+    k = int(np.argmax(ids == 2 + le))
+    print(f"token {token} slot k={k}")
+    assert (held == message(token, x[src][token], topk_ids[src][token])).all()
+    assert topk_ids[src][token, k] == 2 + le
+
+# The simulator fills fresh memory with a5, so what nobody wrote is easy to
+# see. On a GPU there would be the remains of the round before, which look
+# just like messages. Which places are filled is not to be seen in recv_buf!
+# It is told beside it, in counts, and dispatch's result has them:
+
+print("rows for each (local expert, source rank) of rank 1:")
+print(dispatched[1].numpy().recv_count)
+
+# Two meanings of "slot" have met here. Slot k of a token is the position in
+# its list of experts. A slot of recv_buf is a place in line; who gets which
+# is not told by the data, and is the subject of lesson 3.
+#
+# ## The price
+#
+# Room for everything that anybody could send is a lot of room. For the sizes
+# of lesson 1 on 4 GPUs, with at most 128 tokens each:
+
+real = EPConfig(n_ranks=4, n_experts=256, top_k=8, hidden=7168,
+                max_tokens_per_rank=128)
+plan = {use.buffer: use.planned_bytes for use in ExpertParallel.plan(real)}
+room = plan["dispatch_recv_buf"]
+filled = 128 * 8 * real.format.msg_size()   # if all ranks get equally many
+print(f"recv_buf has {room / 1e6:.0f} MB")
+print(f"a dispatch fills {filled / room:.1%} of it")
+assert room == 64 * 4 * 128 * real.format.msg_size()
+
+# Only what is filled is ever moved, so this costs memory and no time. With
+# 4096 tokens it would be 32 times as much; then it pays to talk first, as
+# the "rows" kernels of lesson 6 do.
+#
+# ## Exercise
+#
+# Write the function a sender needs before it can store anything:
+#
+#   place(n_ranks, n_experts, top_k, hidden, max_tokens,
+#         expert, src_rank, slot)
+#
+# returns two numbers: the rank that owns `expert` (a global id), and the byte
+# offset in that rank's recv_buf at which the message of source rank src_rank
+# in that slot begins. The payload is hidden numbers of bf16; each of the
+# three parts of a message is padded to a multiple of 16 bytes.

@@ -1,0 +1,214 @@
+"""Lesson 3: Counters and slots, and why they must be atomic."""
+
+if __name__ == "__main__":
+    from epmoe.lessons.telling import tell
+
+    tell(__file__)
+    raise SystemExit
+
+# Rank 0 sends its tokens for one expert of rank 1. Their places at rank 1 are
+# slots 0, 1, 2, ... of recv_buf[local_expert][0]. Who gets which slot? One
+# person with a pencil would keep a counter: read it, take that slot, write
+# back one more. On a GPU thousands of threads do so at the same time.
+#
+# ## A kernel
+#
+# Kernels in this project are written in the words of epmoe.device: load_i32
+# loads 32 bits from an address, store_i32 stores them. On a GPU each word is
+# one machine instruction. Here the same source runs under a simulator that
+# takes the threads one instruction at a time, in an order that follows from
+# a seed. So whatever goes wrong with seed 3 goes wrong again with seed 3.
+#
+# Eight blocks, each of one thread, claim four slots each:
+
+import numpy as np
+from epmoe import device
+from epmoe.device import (atomic_add_relaxed_gpu_i32, block_idx, kernel,
+                          ld_acquire_gpu_i32, load_i32,
+                          red_add_release_gpu_i32, store_i32, u64)
+
+BLOCKS, CLAIMS = 8, 4
+COUNTER, SLOTS = 0, 256             # where they lie, in bytes from `params`
+
+
+@kernel
+def with_a_pencil(params, num_tokens, my_rank):
+    for i in range(CLAIMS):
+        slot = load_i32(params + u64(COUNTER))
+        store_i32(params + u64(COUNTER), slot + 1)
+        mine = params + u64(SLOTS + 4 * (block_idx() * CLAIMS + i))
+        store_i32(mine, slot)
+
+
+# The host's side: a machine of one rank, some memory, a launch. The list of
+# regions gives names to parts of the memory, for reports.
+
+
+def run(kern, seed, blocks=BLOCKS, **options):
+    machine = device.machine(1, seed=seed, **options)
+    memory = machine.alloc(2048, "memory", regions=[
+        ("counter", COUNTER, (2,), np.int32, ("number",)),
+        ("slots", SLOTS, (64,), np.int32, ("claim",))])
+    memory.fill(0)
+    try:
+        machine.launch(kern, blocks, 1, (memory.address, 0, 0),
+                       stream=machine.stream(0))
+        machine.synchronize()
+        return memory.read(np.int32, (BLOCKS, CLAIMS), SLOTS)
+    finally:
+        memory.free()
+
+
+lost = []
+for seed in range(6):
+    slots = run(with_a_pencil, seed)
+    different = len(np.unique(slots))
+    lost.append(slots.size - different)
+    print(f"seed {seed}: {slots.size} claims got {different} different slots")
+assert max(lost) > 0
+
+# Two tokens in one slot: one of them is gone, and nothing has crashed. Where
+# a schedule happens to interleave nothing, all is well, which is worse: tests
+# pass, and the fault waits.
+#
+# ## What happened
+#
+# Between one thread's load and its store another thread loaded the same
+# number. The simulator can look for this, whether or not it did harm in this
+# run. It follows the rules of the GPU's memory (the PTX memory model) and
+# reports two accesses of which neither is ordered before the other:
+
+from epmoe import RaceError
+from epmoe.lessons.telling import wrapped
+
+try:
+    run(with_a_pencil, seed=0, racecheck=True)
+    raise AssertionError("no race?")
+except RaceError as race:
+    print(wrapped(race))
+
+# ## One instruction
+#
+# The cure is an instruction that does all three steps, with nobody between
+# them: an atomic add, which returns the number that was there before.
+
+
+@kernel
+def with_an_atomic(params, num_tokens, my_rank):
+    for i in range(CLAIMS):
+        slot = atomic_add_relaxed_gpu_i32(params + u64(COUNTER), 1)
+        mine = params + u64(SLOTS + 4 * (block_idx() * CLAIMS + i))
+        store_i32(mine, slot)
+
+
+for seed in range(20):
+    slots = run(with_an_atomic, seed, racecheck=True)
+    assert sorted(slots.flat) == list(range(BLOCKS * CLAIMS))
+print("20 schedules: all slots different, no gap, no race")
+
+# Its name says more. "relaxed": it promises nothing about other memory, see
+# lesson 4. "gpu": it is atomic among the threads of this GPU. That is enough,
+# because only this rank claims slots in its own part of a peer's buffer. So
+# the counter lies at home, and no claim has to cross the link.
+#
+# ## What an atomic does not give
+#
+# An order. Here are the slots of the first blocks, under two schedules:
+
+for seed in (0, 1):
+    slots = run(with_an_atomic, seed).tolist()
+    print(f"seed {seed}: block 0 got {slots[0]}, block 1 got {slots[1]}")
+assert (run(with_an_atomic, 0) != run(with_an_atomic, 1)).any()
+
+# So after dispatch the rows that one rank sent to one expert lie in any
+# order, another one in every run. The specification says so: inside an
+# (expert, source rank) segment the order is free. To compare two results,
+# the project puts both into one form, "canonical". With the real kernels:
+
+import ml_dtypes
+import epmoe_ref
+from epmoe import EPConfig, ExpertParallel, LocalWorld
+
+cfg = EPConfig(n_ranks=2, n_experts=4, top_k=2, hidden=8,
+               max_tokens_per_rank=6)
+x = [np.tile(np.arange(6)[:, None] + 10 * r, 8).astype(ml_dtypes.bfloat16)
+     for r in (0, 1)]
+ids = [np.array([[0, 2], [0, 1], [3, 0], [0, 2], [1, 0], [0, 3]])] * 2
+canonical = []
+for seed in (0, 1):
+    with ExpertParallel(cfg, LocalWorld(2, seed=seed)) as ep:
+        d = ep.dispatch(x, ids)[0].trimmed().numpy()
+    print(f"seed {seed}: expert 0 of rank 0 holds tokens", d.src_info[:6, 0],
+          "of rank 0")
+    canonical.append(epmoe_ref.canonical(d))
+assert (canonical[0].src_info == canonical[1].src_info).all()
+assert (canonical[0].output_tokens == canonical[1].output_tokens).all()
+
+# ## Claimed is not written
+#
+# A second trap. A block claims a slot and THEN writes its message. Suppose
+# another block waits until the counter says that all slots are claimed:
+
+NEVER = 99
+
+
+def messages(counts_claims):
+    @kernel
+    def send_and_look(params, num_tokens, my_rank):
+        claimed, finished = params + u64(COUNTER), params + u64(COUNTER + 4)
+        message = params + u64(SLOTS)
+        if block_idx() > 0:
+            slot = atomic_add_relaxed_gpu_i32(claimed, 1)
+            store_i32(message + u64(4 * slot), 40 + slot)
+            red_add_release_gpu_i32(finished, 1)
+            return
+        counter = claimed if counts_claims else finished
+        while ld_acquire_gpu_i32(counter) < BLOCKS - 1:
+            pass
+        for slot in range(BLOCKS - 1):      # copy what is there
+            seen = load_i32(message + u64(4 * slot))
+            store_i32(message + u64(4 * (BLOCKS + slot)), seen)
+
+    return send_and_look
+
+
+for name, counts_claims in (("claimed", True), ("finished", False)):
+    missing = 0
+    for seed in range(40):
+        seen = run(messages(counts_claims), seed).reshape(-1)
+        missing += (seen[BLOCKS:2 * BLOCKS - 1] == 0).sum()
+    print(f"waiting for {name}: {missing} messages read before they came")
+    assert (missing > 0) == counts_claims
+
+# That is why the protocol has two counters for each (local expert,
+# destination rank): `reserved` hands out slots, `finished` counts messages
+# that are completely written. Only `finished` may be waited for, and the
+# words "release" and "acquire" on it are what lesson 4 is about.
+#
+# ## Another way
+#
+# Slots can be found without atomics, by counting twice:
+#
+#   1. every block counts how many of its pairs go to each expert;
+#   2. for each expert the counts are added up over the blocks before: that is
+#      the block's first slot (an "exclusive prefix sum");
+#   3. every block numbers its own pairs from its first slot on.
+#
+# All blocks must have counted before any goes on, so they meet in between,
+# and the ids are read twice. What is gained: the same slots in every run.
+#
+# ## Exercise
+#
+# Write steps 2 and 3 in NumPy (loops are fine).
+#
+#   first_slots(counts)      counts[block][expert], a NumPy array. Returns an
+#                            array of the same shape: the first slot of this
+#                            block for this expert.
+#   own_slots(experts, first)
+#                            of one block: the experts of its pairs in order,
+#                            a list of ids, -1 where a slot of the token is
+#                            empty; and its line of first_slots(counts).
+#                            Returns a list: the slot of each pair, -1 for -1.
+#
+# Together they must number the pairs of each expert 0, 1, 2, ... in the order
+# of blocks, and inside a block in the order of its pairs.

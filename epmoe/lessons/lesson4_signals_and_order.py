@@ -1,0 +1,260 @@
+"""Lesson 4: Signals and memory order: remove a fence, read the race report."""
+
+if __name__ == "__main__":
+    from epmoe.lessons.telling import tell
+
+    tell(__file__)
+    raise SystemExit
+
+# Rank 0 stores a message into the memory of rank 1, and then a flag beside
+# it: "it is there". Rank 1 watches the flag, then reads the message. It looks
+# as if nothing could go wrong. Almost everything can, and it is the heart of
+# the matter.
+#
+# ## The message and the flag
+#
+# The same little program in many versions: `write` and `flag_up` are the two
+# stores of rank 0, `look` and `read` the two loads of rank 1.
+
+import numpy as np
+from epmoe import RaceError, device
+from epmoe.device import (fence_acq_rel_sys, kernel, ld_acquire_gpu_i32,
+                          ld_acquire_sys_i32, ld_relaxed_sys_i32, load_i32,
+                          red_add_release_gpu_i32, st_relaxed_sys_i32,
+                          st_release_gpu_i32, st_release_sys_i32, store_i32,
+                          block_idx, u64)
+from epmoe.lessons.telling import wrapped
+
+MESSAGE, FLAG, SEEN = 0, 64, 128    # bytes from `params`
+
+
+def passing(write, flag_up, look, read):
+    @kernel
+    def pass_a_message(params, num_tokens, my_rank):
+        if my_rank == 0:
+            write(params + u64(MESSAGE), 42)
+            flag_up(params + u64(FLAG), 1)
+        else:
+            while look(params + u64(FLAG)) == 0:
+                pass
+            store_i32(params + u64(SEEN), read(params + u64(MESSAGE)))
+
+    return pass_a_message
+
+
+# Two ranks, one block each; the memory belongs to rank 1.
+
+
+def run(kern, seed, blocks=1, **options):
+    machine = device.machine(2, seed=seed, **options)
+    memory = machine.alloc(256, "memory", rank=1, regions=[
+        ("message", MESSAGE, (4,), np.int32, ("number",)),
+        ("flag", FLAG, (2,), np.int32, ("number",)),
+        ("seen", SEEN, (1,), np.int32, ("number",))])
+    memory.fill(0)
+    try:
+        for rank in (0, 1):
+            machine.launch(kern, blocks, 1, (memory.address, 0, rank),
+                           stream=machine.stream(rank))
+        machine.synchronize()
+        return int(memory.read(np.int32, 1, SEEN)[0])
+    finally:
+        memory.free()
+
+
+def race(kern, **options):
+    for seed in range(8):
+        try:
+            run(kern, seed, racecheck=True, **options)
+        except RaceError as report:
+            return str(report)
+    return "no race under 8 schedules"
+
+
+# ## Old news
+#
+# A word such as st_relaxed_sys_i32 says: other threads may look at this place
+# while I write it; they see the old or the new number, nothing else. (A plain
+# store_i32 does not even promise that.) Let all four be relaxed:
+
+relaxed = passing(st_relaxed_sys_i32, st_relaxed_sys_i32,
+                  ld_relaxed_sys_i32, ld_relaxed_sys_i32)
+seen = [run(relaxed, seed) for seed in range(20)]
+print("rank 1 read", *seen)
+assert set(seen) == {42}
+
+# Right, 20 times. But this simulator is kinder than a GPU: stores take effect
+# in the order in which they are written down. The memory model of GPUs does
+# not promise this. The two stores may take two ways through the machine, and
+# the flag may arrive first. With stale=True the simulator uses this freedom:
+# a load may return any older number that the rules permit.
+
+seen = [run(relaxed, seed, stale=True) for seed in range(20)]
+print("rank 1 read", *seen)
+assert set(seen) == {0, 42}
+
+# The flag is up, and the message is not there.
+#
+# ## Release and acquire
+#
+# The remedy has two halves. A release store says: whoever sees this number
+# shall also see all that I have done before. An acquire load says: what the
+# writer of this number had done before, I want to see after. One half alone
+# does nothing.
+
+ordered = passing(st_relaxed_sys_i32, st_release_sys_i32,
+                  ld_acquire_sys_i32, ld_relaxed_sys_i32)
+half = passing(st_relaxed_sys_i32, st_release_sys_i32,
+               ld_relaxed_sys_i32, ld_relaxed_sys_i32)
+for name, kern in (("both halves", ordered), ("release alone", half)):
+    seen = [run(kern, seed, stale=True) for seed in range(50)]
+    print(f"{name}: {seen.count(0)} of 50 read the old number")
+    assert (0 in seen) == (kern is half)
+
+# ## The race report
+#
+# Real messages are written by plain stores, 16 bytes at a time; they are the
+# fast ones. Plain accesses of two threads to one place must be ordered, or
+# their outcome means nothing: that is a data race. No value needs to be wrong
+# for it, so tests cannot find it. The race detector can: it keeps account of
+# who has acquired what from whom. Here the flag is relaxed:
+
+report = race(passing(store_i32, st_relaxed_sys_i32,
+                      ld_acquire_sys_i32, load_i32))
+print(wrapped(report))
+assert "data race on message" in report and "the write is relaxed" in report
+
+# How to read it. The first line is the place, in words. 1 and 2 are the two
+# accesses, with their lines in this file. Then, what is missing; and last the
+# pair that came close: this store was seen by that load, and would have made
+# the order, were it not relaxed.
+#
+# With both halves there is silence:
+
+report = race(passing(store_i32, st_release_sys_i32,
+                      ld_acquire_sys_i32, load_i32))
+print(report)
+assert report.startswith("no race")
+
+# ## A fence, and no fence
+#
+# Order can also be put between two instructions. A fence in front of relaxed
+# stores makes releases of them all; one behind a relaxed load makes it an
+# acquire. One fence can so serve many signals.
+
+
+def fenced(with_fence):
+    def flag_up(address, value):
+        if with_fence:
+            fence_acq_rel_sys()
+        st_relaxed_sys_i32(address, value)
+
+    return passing(store_i32, flag_up, ld_acquire_sys_i32, load_i32)
+
+
+report = race(fenced(True))
+print("with the fence:", report)
+assert report.startswith("no race")
+report = race(fenced(False))
+print("without it:")
+print(wrapped(report))
+assert "data race on message" in report
+
+# ## How far
+#
+# The end of each word is its scope: cta (the threads of the block), gpu (of
+# this GPU), sys (of the whole system, other GPUs included). A narrow scope is
+# cheaper, and too narrow is as good as nothing. Between two ranks:
+
+report = race(passing(store_i32, st_release_gpu_i32,
+                      ld_acquire_gpu_i32, load_i32))
+print(wrapped(report))
+assert "do not include each other" in report
+
+# ## Three parties
+#
+# In dispatch many blocks write messages, and ONE signal covers them all. So
+# there is a party in the middle: the writers add to a counter, `finished`;
+# the signaller waits until all have, and raises the flag. May the reader rely
+# on writers that it has never met? Yes: release passes on what the signaller
+# itself acquired. One says, release is cumulative. The chain:
+#
+#   writer      stores its message; finished += 1     release, gpu
+#   signaller   loads finished, sees them all         acquire, gpu
+#               raises the flag                       release, sys
+#   reader      loads the flag                        acquire, sys
+
+WRITERS = 3
+
+
+def chain(count_up, see_all):
+    @kernel
+    def three_parties(params, num_tokens, my_rank):
+        flag, finished = params + u64(FLAG), params + u64(FLAG + 4)
+        if my_rank == 0 and block_idx() > 0:            # a writer
+            message = params + u64(MESSAGE + 4 * block_idx())
+            store_i32(message, 14)
+            count_up(finished, 1)
+        elif my_rank == 0:                              # the signaller
+            while see_all(finished) < WRITERS:
+                pass
+            st_release_sys_i32(flag, 1)
+        elif block_idx() == 0:                          # the reader
+            while ld_acquire_sys_i32(flag) == 0:
+                pass
+            total = 0
+            for i in range(1, WRITERS + 1):
+                total += load_i32(params + u64(MESSAGE + 4 * i))
+            store_i32(params + u64(SEEN), total)
+
+    return three_parties
+
+
+whole = chain(red_add_release_gpu_i32, ld_acquire_gpu_i32)
+assert run(whole, 0, blocks=1 + WRITERS) == 14 * WRITERS
+print("whole:", race(whole, blocks=1 + WRITERS))
+broken = chain(red_add_release_gpu_i32, ld_relaxed_sys_i32)
+report = race(broken, blocks=1 + WRITERS)
+print("the signaller's load relaxed:")
+print(wrapped(report))
+assert "data race on message" in report and "the read is relaxed" in report
+
+# The signaller never looks at the messages, and yet its load must acquire.
+#
+# ## The same in the real kernels
+#
+# This chain is dispatch, with recv_count in the place of the flag. The next
+# lines go through the source of this project's kernels, take out one fence
+# or one release after the other, and run the rest in a small world of two
+# ranks, until the loss of one makes a race on recv_buf:
+
+from epmoe.lessons.broken_kernel import unordered
+
+mutant, report = unordered("dispatch_recv_buf")
+print(f"{mutant.token.place}: {mutant.change}")
+print(wrapped(report))
+
+# One word of the kernels has changed. The report names the message, the line
+# that wrote it, the line that read it, and at its end what came close to
+# putting the two in order. `python -m epmoe mutants` breaks each synchronising
+# word of every kernel in this way, and demands that each loss is noticed.
+#
+# ## Exercise
+#
+# A chain of four parties, as four functions, and all their words are too
+# weak. At rank 0, as above, blocks 1 to 3 send a message each, and block 0
+# signals. At rank 1 only block 0 watches the flag; when it is up, it raises a
+# second flag, `ready`, for its own blocks 1 to 3, and these read one message
+# each. `finished` lies at rank 0; `message`, `flag` and `ready` at rank 1.
+#
+# Change the ORDER (relaxed, acquire, release) and SCOPE (cta, gpu, sys) of
+# the words until nothing races, and nothing is stronger than it must be. The
+# words for you, made up of operation, order, scope and type:
+#
+#   red_add_{relaxed,release}_{cta,gpu,sys}_i32      add
+#   ld_{relaxed,acquire}_{cta,gpu,sys}_i32           load
+#   st_{relaxed,release}_{cta,gpu,sys}_i32           store
+#   fence_acq_rel_{cta,gpu,sys}                      if you prefer fences
+#
+# The judge runs your functions under the race detector, and then does to them
+# what `epmoe mutants` does: it weakens each word, and expects a race.
