@@ -20,7 +20,7 @@ PROBS_BACK = "grad_probs[t, e] is the gradient of the pair's row, a copy; 0 wher
 
 
 def received(routing_map, handle, rank, got, want):
-    """Differences between one rank's dispatch and the reference's; got and want: {name: [rank]}, handle: the reference's."""
+    """Differences between one rank's dispatch and the reference's; got, want: {name: [rank]}, handle: of the latter."""
     found = []
     for name in ("tokens_per_expert", "overflow"):
         if got[name] is not None:

@@ -88,7 +88,7 @@ class RowsImplementation:
         raise NotImplementedError
 
     dispatch_backward = None
-    """Where there are gradients: a method (grad_recv_x, grad_recv_token_probs, handle) -> (grad_x, grad_token_probs)."""
+    """Where there are gradients: (grad_recv_x, grad_recv_token_probs, handle) -> (grad_x, grad_token_probs)."""
 
     combine_backward = None
     """Where there are gradients: a method (grad_combined_x, handle) -> the gradient of combine's x."""

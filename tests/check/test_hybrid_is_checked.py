@@ -1,4 +1,4 @@
-"""Mistakes in HybridEP's rows are named: order, padding, counts, overflow, probs, sums, gradients, rows read in vain."""
+"""Mistakes in HybridEP's rows are named: order, padding, counts, probs, sums, gradients, rows that must not be read."""
 
 import ml_dtypes
 import numpy as np
