@@ -109,9 +109,10 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
             last, heads, before = self.older(a, location)
         if read and last is not None:
             chain = bool(morally_strong(last, access))
-            # a spin reads the same value many times
-            if write or self.stale or a.seen.get(address) != location.version:
-                a.seen[address] = location.version
+            # a spin reads the same value many times; one that acquires it may follow others that do not
+            looked = 2 * location.version + bool(acquire)
+            if write or self.stale or a.seen.get(address, -1) < looked:
+                a.seen[address] = looked
                 if chain:
                     self.observe(a, location, access, acquire, scope, last, heads)
                 else:
