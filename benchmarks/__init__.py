@@ -1,7 +1,8 @@
 """Benchmarks: what dispatch and combine cost, beside the links' floor and beside other libraries.
 
-`python -m benchmarks` on one device, `mpirun -n N python -m mpi4py -m benchmarks` on N GPUs; `python -m benchmarks
-figure FILE.json` draws; `python -m benchmarks cpu` times the reference and the simulator.
+`python -m benchmarks` on one device, `mpirun -n N python -m mpi4py -m benchmarks --against nccl` on N GPUs; with
+`--quick` only what there are targets for. `python -m benchmarks table FILE.json` and `figure FILE.json` make README's
+table and picture, `merge` joins files, `cpu` times the reference and the simulator.
 
 How a number is made. One iteration of a phase is: write a buffer larger than the L2 cache; meet all ranks on the device
 (startline.py), so that neither the hosts' skew nor the launch is counted; CUDA event; the phase; CUDA event. The time
@@ -11,14 +12,19 @@ moves. The floor is these bytes over the peer-write bandwidth of a plain copy ke
 
 | module | what |
 |---|---|
-| shapes.py | sizes, formats, routings; the sets that are run |
-| traffic.py | routing drawn from a seed, and its bytes between ranks |
+| shapes.py, traffic.py | sizes, formats, routings; routing drawn from a seed, and its bytes between ranks |
+| plan.py | contenders at shapes, by section, as the options choose them |
 | worlds.py | the ranks of a run, and the stream that everything is measured on |
 | clock.py, startline.py | events around a phase; ranks that begin together, with a cold L2 |
 | link.py | the bandwidth that the floor is made from |
-| pairs.py, nccl.py, deepep.py | the contenders: the page kernels, torch's all_to_all_single with permute, DeepEP |
+| pairs.py, rows.py | our contenders: the page kernels, and fused_a2a's |
+| nccl.py, deepep.py, peers.py | other libraries in the same run, and constants measured before |
 | graph.py | a contender's phases captured into CUDA graphs |
-| measure.py | iterations of a contender into rows |
-| table.py, results.py, figure.py | rows on the terminal, in a file, in a picture |
+| compiling.py, dry.py | all kernels compiled beforehand, by many processes |
+| run.py, measure.py | iterations of a contender into rows |
+| targets.py | what the kernels are to reach |
+| table.py, results.py, readme_table.py, figure.py | rows on the terminal, in a file, in README, in a picture |
 | cpu.py | reference and simulator |
+
+NOTES.md says what was expected, and what came out.
 """

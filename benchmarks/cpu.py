@@ -12,6 +12,9 @@ from benchmarks import traffic
 from benchmarks.pairs import random_tokens
 from benchmarks.shapes import Shape
 
+ROUND = Shape(16, 256, 16, top_k=4)     # what the simulator runs
+ROUND_RANKS = 4
+
 
 def add_arguments(parser):
     """The options of cpu."""
@@ -34,7 +37,7 @@ def seconds(repeats, call):
 
 
 def reference(args):
-    """Seconds and GB/s of the reference's dispatch and combine, and of one np.take of the same rows."""
+    """Seconds of the reference's dispatch and combine, of a copy of as many bytes, and of one np.take of the rows."""
     shape = Shape(args.tokens, args.hidden, args.experts)
     cfg = EPConfig(args.ranks, shape.experts, shape.top_k, shape.hidden, shape.tokens, p2p_world_size=args.ranks)
     ids = traffic.topk_ids(shape, args.ranks)
@@ -43,38 +46,44 @@ def reference(args):
     d = epmoe_ref.dispatch(cfg, x, ids)
     everything = np.concatenate(x)
     rows = np.random.default_rng(0).integers(0, len(everything), sum(len(i.output_tokens) for i in d))
-    moved = everything[rows].nbytes
     y = [i.output_tokens for i in d]
+    block = np.empty((len(rows), shape.hidden), x[0].dtype)
+    copy = block.copy()
+    moved = block.nbytes
     measured = {
+        "memcpy": seconds(args.repeats, lambda: np.copyto(copy, block)),
         "np.take of the same rows": seconds(args.repeats, lambda: np.take(everything, rows, axis=0)),
         "reference dispatch": seconds(args.repeats, lambda: epmoe_ref.dispatch(cfg, x, ids)),
         "reference combine": seconds(args.repeats, lambda: epmoe_ref.combine(cfg, y, d, router_weights=weights))}
-    return [{"what": name, "seconds": round(s, 4), "gbps": round(moved / s / 1e9, 2)} for name, s in measured.items()]
+    return [{"what": name, "seconds": round(s, 4), "gbps": round(moved / s / 1e9, 2),
+             "times_memcpy": round(s / measured["memcpy"], 2)} for name, s in measured.items()]
 
 
-def simulator(racecheck):
-    """Device operations a second of the fused kernels in the simulator, and its threads."""
-    from epmoe import device
+def simulator(repeats, racecheck):
+    """The simulator at a fused round: seconds, threads a second, and accesses (device operations) a second."""
     from epmoe.kernels import LaunchConfig
     from epmoe.worlds.local import LocalWorld
 
     from benchmarks.pairs import Pairs
 
-    if not device.SIM:
-        return None
-    shape = Shape(16, 256, 16, top_k=4)
-    world = LocalWorld(4, seed=0, racecheck=racecheck)
-    pairs = Pairs(world, shape, fused=True)
-    start, before = time.perf_counter(), world.machine.steps
-    for phase in pairs.phases:
-        pairs.launch(phase)
-    spent, steps = time.perf_counter() - start, world.machine.steps - before
+    world = LocalWorld(ROUND_RANKS, seed=0, racecheck=racecheck)
+    pairs, machine, launch = Pairs(world, ROUND, fused=True), world.machine, LaunchConfig()
+    threads = len(pairs.phases) * world.n_ranks * launch.grid(machine) * launch.threads
+    steps = []
+
+    def one_round():
+        before = machine.steps
+        for phase in pairs.phases:
+            pairs.launch(phase)
+        steps.append(machine.steps - before)
+
+    one_round()
+    spent = seconds(repeats, one_round)
     pairs.close()
-    launch = LaunchConfig()
-    threads = world.n_ranks * launch.grid(world.machine) * launch.threads
-    return {"what": f"simulator{', race detector' if racecheck else ''}: fused round of 4 ranks",
-            "seconds": round(spent, 3), "threads": threads, "operations": steps,
-            "operations_per_second": round(steps / spent)}
+    return {"what": f"simulator{', race detector' if racecheck else ''}: fused dispatch and combine, "
+                    f"{ROUND_RANKS} ranks", "seconds": round(spent, 3), "threads": threads,
+            "threads_per_second": round(threads / spent), "accesses": steps[-1],
+            "accesses_per_second": round(steps[-1] / spent)}
 
 
 def run(args):
@@ -82,11 +91,29 @@ def run(args):
     from epmoe import device
     from epmoe.provenance import provenance
 
-    lines = reference(args) + [s for racecheck in (False, True) if (s := simulator(racecheck))]
+    lines = reference(args)
+    if device.SIM:
+        plain, checked = (simulator(args.repeats, racecheck) for racecheck in (False, True))
+        lines += [plain, checked | {"times_without_detector": round(checked["seconds"] / plain["seconds"], 2)}]
     for line in lines:
-        print("  ".join(f"{name}: {value}" if name != "what" else f"{value:48}" for name, value in line.items()))
+        print("  ".join(f"{name}: {value}" if name != "what" else f"{value:64}" for name, value in line.items()))
     if args.json:
         machine = device.machine(1)
         with open(args.json, "w") as f:
-            json.dump(provenance(machine) | {"lines": lines}, f, indent=1)
+            json.dump(provenance(machine) | {"cpu": cpu_name(), "options": {
+                name: getattr(args, name) for name in ("tokens", "hidden", "ranks", "experts", "repeats")},
+                "simulated": str(ROUND), "lines": lines}, f, indent=1)
     return 0
+
+
+def cpu_name():
+    """The processor as Linux names it, and the cores that this process may use."""
+    import os
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    try:
+        with open("/proc/cpuinfo") as f:
+            model = next((line.partition(":")[2].strip() for line in f if line.startswith("model name")), "unknown")
+    except OSError:
+        model = "unknown"
+    return f"{model}, {cores} cores"

@@ -4,16 +4,21 @@ import time
 from dataclasses import asdict, dataclass
 
 import numpy as np
+from epmoe_ref.errors import EPError
 
 from benchmarks.clock import Clock
 
 WARM_UPS = 5
-DRAIN = 10      # iterations
+DRAIN = 10          # iterations
+TIMEOUT_S = 120     # for all ranks to come to the end of an attempt: more than the waits inside it
 
 
 @dataclass(frozen=True)
 class Row:
-    """One phase of one contender at one shape; microseconds are of the slowest rank, over the iterations."""
+    """One phase of one contender at one shape; microseconds are of the slowest rank, over the iterations.
+
+    sms: the multiprocessors that it may use, None for all. floor_us: bytes over the link's bandwidth.
+    """
 
     kernels: str
     phase: str
@@ -24,6 +29,7 @@ class Row:
     format: str
     routing: str
     graph: bool
+    sms: int | None
     us: float
     p20_us: float
     p80_us: float
@@ -39,9 +45,26 @@ class Row:
         return asdict(self)
 
 
-def rows(contender, line, iterations, link_gbps, *, warm_ups=WARM_UPS, timeout=60.0):
-    """[a Row for each phase]; collective."""
-    world, clock = contender.world, Clock(contender.world.machine, contender.stream)
+class Refused(EPError):
+    """A case that could not be run on some rank, which all ranks have been told."""
+
+
+def together(world, attempt):
+    """[what attempt() gave on each rank], or Refused on all ranks if it failed on one; collective."""
+    try:
+        mine, error = attempt(), None
+    except Exception as failed:     # whatever it is, it must not leave the other ranks waiting
+        mine, error = None, f"{type(failed).__name__}: {failed}"
+    told = world.tell((error, mine), TIMEOUT_S)
+    for rank, (why, _) in enumerate(told):
+        if why:
+            raise Refused(why if len(told) == 1 else f"rank {rank}: {why}")
+    return [value for _, value in told]
+
+
+def times(contender, line, iterations, warm_ups=WARM_UPS):
+    """(microseconds [iterations x phases] on this rank, {phase: median microseconds of the host})."""
+    clock = Clock(contender.world.machine, contender.stream)
     host = {phase: [] for phase in contender.phases}
     for i in range(warm_ups + iterations):
         if i == warm_ups:
@@ -56,21 +79,29 @@ def rows(contender, line, iterations, link_gbps, *, warm_ups=WARM_UPS, timeout=6
             if i >= warm_ups:
                 host[phase].append(1e6 * (time.perf_counter() - begin))
             clock.stop()
-    times = clock.times_us()
+    us = clock.times_us()
     contender.check()
     line.check()
-    n = len(contender.phases)
-    of_ranks = world.tell((times, {phase: float(np.median(us)) for phase, us in host.items()}), timeout)
-    slowest = np.max([t for t, _ in of_ranks], axis=0)
-    return [_row(contender, phase, slowest[at::n], max(h[phase] for _, h in of_ranks), link_gbps)
+    return us, {phase: float(np.median(us)) for phase, us in host.items()}
+
+
+def rows(contender, line, iterations, link_gbps, *, sms=None, graph=False):
+    """[a Row for each phase]; collective. Raises Refused on all ranks alike."""
+    world, n = contender.world, len(contender.phases)
+    try:
+        of_ranks = together(world, lambda: times(contender, line, iterations))
+    except Refused:
+        line.meet_again()
+        raise
+    slowest = np.max([us for us, _ in of_ranks], axis=0)
+    return [_row(contender, phase, slowest[at::n], max(host[phase] for _, host in of_ranks), link_gbps, sms, graph)
             for at, phase in enumerate(contender.phases)]
 
 
-def _row(contender, phase, us, host_us, link_gbps):
+def _row(contender, phase, us, host_us, link_gbps, sms, graph):
     s, nbytes = contender.shape, contender.bytes[phase]
     low, middle, high = (float(v) for v in np.percentile(us, (20, 50, 80)))
     floor = nbytes / link_gbps / 1e3
-    return Row(contender.name, phase, s.tokens, s.hidden, s.experts, s.top_k, s.format, s.routing,
-               getattr(contender, "graph", False), round(middle, 2), round(low, 2), round(high, 2), len(us), nbytes,
-               round(nbytes / middle / 1e3, 1), round(floor, 2), round(middle / floor, 2) if floor else None,
-               round(host_us, 1))
+    return Row(contender.name, phase, s.tokens, s.hidden, s.experts, s.top_k, s.format, s.routing, graph, sms,
+               round(middle, 2), round(low, 2), round(high, 2), len(us), nbytes, round(nbytes / middle / 1e3, 1),
+               round(floor, 2), round(middle / floor, 2) if floor else None, round(host_us, 1))

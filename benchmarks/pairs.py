@@ -1,5 +1,7 @@
 """The page kernels, one message for each (token, expert), fused or split, through ExpertParallel."""
 
+from functools import lru_cache
+
 import ml_dtypes
 import numpy as np
 from epmoe import EPConfig
@@ -19,6 +21,7 @@ def config(shape, n_ranks):
     return EPConfig(n_ranks, shape.experts, shape.top_k, shape.hidden, shape.tokens, token_format=FORMATS[shape.format])
 
 
+@lru_cache(8)
 def random_tokens(shape, rank):
     """bf16 tokens of a rank."""
     return np.random.default_rng([1, rank]).standard_normal(shape, np.float32).astype(BF16)
@@ -30,7 +33,7 @@ class Pairs:
     phases = ("dispatch", "combine")
 
     def __init__(self, world, shape, *, fused, n_sms=None, num_threads=None):
-        self.name = f"pairs {'fused' if fused else 'split'}" + (f" {n_sms} SMs" if n_sms else "")
+        self.name = f"pairs {'fused' if fused else 'split'}"
         self.world, self.shape, self.machine = world, shape, world.machine
         self.stream = world.stream_of(world.ranks[0])
         cfg = config(shape, world.n_ranks)

@@ -1,22 +1,83 @@
-"""Files of results: date, machine, versions, the link, and the rows."""
+"""Files of results: date, machine, versions, commit, the link, and the rows; `python -m benchmarks merge` joins them."""
 
 import json
 from pathlib import Path
 
+from benchmarks import peers, shapes
+
 HERE = Path(__file__).parent / "results"
+OF_A_PART = ("date", "commit", "command", "link_gbps", "compiling_seconds", "seconds")
 
 
-def write(record, file=None):
-    """Write a record; the name without a file says date and machine. Returns the path."""
-    if file is None:
-        stamp = record["date"].replace(":", "").replace("+0000", "Z")
-        file = HERE / f"{stamp}-{record['n_ranks']}-ranks.json"
+def path(record, file=None):
+    """Where a record goes: the file given, or one whose name says date and machine."""
+    stamp = record["date"].replace(":", "").replace("+0000", "Z")
+    return Path(file) if file else HERE / f"{stamp}-{record['n_ranks']}-ranks.json"
+
+
+def write(record, file):
+    """Write a record, whole or not at all."""
     file = Path(file)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(record, indent=1) + "\n")
-    return file
+    part = file.with_suffix(".part")
+    part.write_text(json.dumps(record, indent=1) + "\n")
+    part.replace(file)
+
+
+def exists(file):
+    """Whether there is such a file."""
+    return Path(file).exists()
 
 
 def read(file):
     """The record of a file."""
     return json.loads(Path(file).read_text())
+
+
+def merged(records):
+    """One record of several runs on like machines; of rows for the same thing the last counts.
+
+    What differs between the runs stands in `parts`. Raises ValueError for runs that cannot be compared.
+    """
+    whole = dict(records[-1])
+    for name in ("device", "n_ranks", "world"):
+        found = {record[name] for record in records}
+        if len(found) > 1:
+            raise ValueError(f"results with different {name} cannot be merged: {', '.join(map(str, sorted(found)))}")
+    rows, failures = {}, {}
+    for record in records:
+        for r in record["rows"]:
+            rows[key(r)] = r
+        for failure in record["not_run"]:
+            failures[failure["kernels"], failure["shape"], failure["sms"]] = failure
+    measured = {(r["kernels"], str_of(r), r["sms"]) for r in rows.values()}
+    whole["rows"] = list(rows.values())
+    whole["not_run"] = [f for name, f in failures.items() if name not in measured]
+    whole["parts"] = [part for record in records
+                      for part in record.get("parts", [{name: record.get(name) for name in OF_A_PART}])]
+    return whole
+
+
+def key(row):
+    """What makes two rows rows for the same thing."""
+    return row["kernels"], row["phase"], str_of(row), row["graph"], row["sms"]
+
+
+def str_of(row):
+    """A row's shape as text."""
+    return str(shapes.of_row(row))
+
+
+def add_arguments(parser):
+    """The options of merge."""
+    parser.add_argument("files", nargs="+", metavar="FILE.json", help="files of results, the newest last")
+    parser.add_argument("--json", required=True, metavar="FILE", help="the file to write")
+
+
+def run(args):
+    """Merge; the exit status is 0."""
+    whole = merged([read(file) for file in args.files])
+    peers.annotate(whole)
+    write(whole, args.json)
+    print(f"written: {args.json}, {len(whole['rows'])} rows")
+    return 0

@@ -4,6 +4,7 @@ import ml_dtypes
 import numpy as np
 from epmoe import fused_a2a
 from epmoe.arrays import first
+from epmoe.fused_a2a import buffers
 
 from benchmarks import traffic
 from benchmarks.memory import Arrays
@@ -17,7 +18,6 @@ class _FusedA2A:
 
     def __init__(self, world, shape, n_sms, y_rows, more):
         self.n_sms = min(n_sms or world.machine.n_sms, world.machine.n_sms)
-        self.name += f" {n_sms} SMs" if n_sms else ""
         self.world, self.shape, self.stream = world, shape, world.stream_of(world.ranks[0])
         self.ids = traffic.topk_ids(shape, world.n_ranks)
         matrix = traffic.rows_matrix(shape, self.ids)
@@ -39,26 +39,37 @@ class _FusedA2A:
         """Rows of each rank's result."""
         return [len(r) for r in results] if self.world.lists else len(results)
 
+    def buffer(self):
+        """The Buffer behind the functions."""
+        return fused_a2a.get_buffer(self.world, 0)
+
     def check(self):
-        """Wait for the kernels."""
-        self.world.machine.synchronize()
+        """Raise what the kernels recorded; waits for them."""
+        self.buffer().check()
 
     def close(self):
-        """Free everything."""
+        """Free everything, the Buffer too: the next shape gets one with the room that it needs itself."""
         self.world.machine.synchronize()
         self.result = self.handle = None
         self.arrays.close()
+        self.buffer().close()
 
 
 class Rows(_FusedA2A):
-    """FusedDispatch and FusedCombine. dispatch waits on the host for the number of rows; cached knows them."""
+    """fused_dispatch_on_device and FusedCombine; cached: a dispatch again with a handle, as combine's backward does.
+
+    From ids on the device to rows, counts and handle on the device, layout and count exchange included.
+    """
 
     phases = ("dispatch", "combine", "cached")
     name = "rows"
-    capturable = False      # the host waits
+    dispatch = staticmethod(fused_a2a.fused_dispatch_on_device)
 
     def __init__(self, world, shape, *, n_sms=None):
         slots, scales = (shape.tokens, shape.top_k), (shape.tokens, shape.hidden // traffic.SCALE_GROUP)
+        self.is_fp8 = shape.format == "fp8"
+        if self.is_fp8:
+            self.phases = ("dispatch",)     # what comes back is bf16, as without fp8
         super().__init__(world, shape, n_sms, world.n_ranks * shape.tokens, {
             "ids": (slots, np.int64), "probs": (slots, np.float32), "x8": ((shape.tokens, shape.hidden), E4M3),
             "scales": (scales, np.float32)})
@@ -66,35 +77,44 @@ class Rows(_FusedA2A):
         self.arrays.write("probs", lambda rank: np.full(slots, 1 / shape.top_k, np.float32))
         self.arrays.fill("x8", ORDINARY_BYTE)
         self.arrays.write("scales", lambda rank: np.ones(scales, np.float32))
-        self.context = fused_a2a.Context()
+        self.context = None
         fused_a2a.set_deepep_num_sms(n_sms)
-        self.is_fp8 = shape.format == "fp8"
-        if self.is_fp8:
-            self.phases = ("dispatch", "combine")
 
     def launch(self, phase):
         """Put a phase on the stream."""
         each = self.arrays.each
         if phase == "dispatch":
+            # with two earlier results alive, this one would be received in the staging area and copied
+            self.result = self.handle = self.context = None
             x = self._pair() if self.is_fp8 else each("x")
-            self.result, _, _, _, self.handle = fused_a2a.fused_dispatch(
-                x, each("ids"), each("probs"), self.shape.experts, self.world)
+            self.result, _, _, _, self.handle = self.dispatch(x, each("ids"), each("probs"), self.shape.experts,
+                                                              self.world)
         elif phase == "combine":
-            values = self.result
-            if self.is_fp8:
-                values = [pair[0] for pair in values] if self.world.lists else values[0]
-            fused_a2a.FusedCombine.forward(self.context, self.y_of(self.rows_of(values)), self.world, self.handle)
+            self.context = fused_a2a.Context()
+            fused_a2a.FusedCombine.forward(self.context, self.y_of(self.rows_of(self.result)), self.world, self.handle)
         else:
             fused_a2a.FusedCombine.backward(self.context, each("x"))
 
     def _pair(self):
         return self.arrays.of_ranks((self.arrays.of(r, "x8"), self.arrays.of(r, "scales")) for r in self.world.ranks)
 
-
     def close(self):
         """Free everything."""
+        self.context = None
         super().close()
         fused_a2a.set_deepep_num_sms(None)
+
+
+class HostWaits(Rows):
+    """FusedDispatch with exact results: the host waits in every call, for the number of rows."""
+
+    name = "rows, host waits"
+    capturable = False
+    dispatch = staticmethod(fused_a2a.fused_dispatch)
+
+    def __init__(self, world, shape, *, n_sms=None):
+        super().__init__(world, shape, n_sms=n_sms)
+        self.phases = ("dispatch",)
 
 
 class Hybrid(_FusedA2A):
@@ -107,6 +127,8 @@ class Hybrid(_FusedA2A):
         ids = traffic.topk_ids(shape, world.n_ranks)
         self.rows = int(traffic.pairs_matrix(shape, ids).sum(axis=0).max())
         dense = (shape.tokens, shape.experts)
+        if shape.format == "fp8":
+            self.phases = ("dispatch",)     # what comes back is bf16, as without fp8
         super().__init__(world, shape, n_sms, self.rows, {"map": (dense, np.dtype(bool)), "probs": (dense, np.float32)})
 
         def routing_map(rank):
@@ -129,7 +151,6 @@ class Hybrid(_FusedA2A):
         else:
             fused_a2a.hybrid_ep_combine(each("y"), self.handle)
 
-    def close(self):
-        """Free everything."""
-        super().close()
-        fused_a2a.reset_hybrid_ep_buffer(self.world)
+    def buffer(self):
+        """The Buffer behind the functions."""
+        return buffers.hybrid_ep_buffer(self.world)

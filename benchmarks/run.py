@@ -1,123 +1,169 @@
 """`python -m benchmarks`: every contender at every shape; a table from rank 0, and a file."""
 
 import argparse
+import gc
 import sys
+import time
 
 from epmoe import device
 from epmoe.provenance import provenance
 from epmoe_ref.errors import EPError
 
-from benchmarks import link, measure, results, shapes, table, worlds
+from benchmarks import compiling, link, measure, peers, plan, results, shapes, table, targets, worlds
+from benchmarks.measure import Refused, together
 from benchmarks.startline import StartLine
-
-REFUSALS = (EPError, ImportError, ValueError, RuntimeError)
-AGAINST = ("nccl", "deepep")
-KERNELS = ("fused", "split", "rows", "expert-major")
 
 
 def add_arguments(parser):
     """The options of run."""
-    parser.add_argument("--shapes", nargs="+", metavar="SHAPE",
-                        help="TOKENSxHIDDEN/EXPERTS[/TOP_K][:FORMAT][:ROUTING], formats bf16 and fp8, routings uniform "
-                             "and zipf (default: all that peers publish)")
-    parser.add_argument("--quick", action="store_true", help="four shapes")
-    parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=list(KERNELS),
-                        help="which of ours: the page kernels fused or split, fused_a2a's rows or expert-major "
-                        "(default all)")
-    parser.add_argument("--against", nargs="+", choices=AGAINST, default=[], help="other libraries, in the same run")
-    parser.add_argument("--iterations", type=int, default=50, metavar="N", help="timed iterations (default 50)")
+    plan.add_arguments(parser)
+    parser.add_argument("--iterations", type=int, default=40, metavar="N", help="timed iterations (default 40)")
     parser.add_argument("--graph", action=argparse.BooleanOptionalAction, default=True,
                         help="also as CUDA graphs (default)")
-    parser.add_argument("--sms", type=int, nargs="+", metavar="N", help="our kernels with at most so many SMs")
     parser.add_argument("--ranks", type=int, default=4, help="virtual ranks without mpirun (default 4)")
+    parser.add_argument("--seconds", type=float, metavar="S", help="begin no case after so many seconds")
+    parser.add_argument("--resume", action="store_true", help="keep what the --json file has, and measure the rest")
     parser.add_argument("--json", metavar="FILE",
-                        help="file of results (default: benchmarks/results/DATE-...; '-' none)")
+                        help="file of results, written after each shape (default: benchmarks/results/DATE-...; "
+                             "'-' none)")
 
 
 def run(args):
     """Measure; the exit status is 0, or 2 if it cannot be run."""
+    start = time.perf_counter()
     try:
-        chosen = [shapes.parse(s) for s in args.shapes] if args.shapes else (
-            shapes.quick() if args.quick else shapes.anchors())
+        cases = plan.cases(args)
         if args.iterations < 1:
             raise ValueError(f"--iterations {args.iterations} must be at least 1")
+        if args.resume and args.json in (None, "-"):
+            raise ValueError("--resume needs the file: --json FILE")
         world = worlds.make(args.ranks)
+        record = provenance(world.machine) | {"n_ranks": world.n_ranks, "world": type(world).__name__,
+                                              "command": sys.argv[1:], "rows": [], "not_run": []}
+        before = results.read(args.json) if args.resume and results.exists(args.json) else None
     except (ValueError, EPError) as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 2
-    speaks = world.ranks[0] == 0
-    say = print if speaks else (lambda *words, **_: None)
-    record = measured(args, world, chosen, say)
-    if speaks:
-        if args.json != "-":
-            print(f"written: {results.write(record, args.json)}")
+    _Run(args, world, record, before, start).measure(cases)
     return 0
 
 
-def measured(args, world, chosen, say):
-    """The record of a run: provenance, link and rows."""
-    record = provenance(world.machine) | {"n_ranks": world.n_ranks, "world": type(world).__name__, "rows": [],
-                                          "not_run": []}
-    line = StartLine(world)
-    record["link_gbps"] = gbps = float(f"{link.peer_write_gbps(world, line):.4g}")
-    say(f"{record['device']}; {world.n_ranks} ranks ({record['world']}); epmoe {record['versions']['epmoe']}, "
-        f"numba-cuda {record['versions'].get('numba-cuda')}; {record['date']}")
-    say(f"peer write, all ranks at once: {gbps} GB/s a rank. Times: slowest rank, median, 20th and 80th percentile of "
-        f"{args.iterations} iterations, microseconds")
-    for shape in chosen:
-        for name, make in contenders(args, world):
-            for found in of_contender(args, line, make, shape, gbps):
-                if isinstance(found, Exception):
-                    why = f"{type(found).__name__}: {found}"
-                    record["not_run"].append({"kernels": name, "shape": str(shape), "why": why})
-                    say(f"not run: {name} at {shape}: {why}", flush=True)
-                    continue
-                record["rows"].append(found.asdict())
-                say(f"  {found.kernels:14} {found.phase:9} {str(shape):26} {'graph' if found.graph else '':5} "
-                    f"{found.us:10.1f} us  floor {found.floor_us:8.1f}", flush=True)
-    say()
-    say(table.table(record["rows"]))
-    return record
+class _Run:
+    """One run: its ranks, its record, and what rank 0 says and writes meanwhile."""
 
+    def __init__(self, args, world, record, before, start):
+        self.args, self.world, self.record, self.start = args, world, record, start
+        self.speaks = world.ranks[0] == 0
+        self.file = None if args.json == "-" or not self.speaks else results.path(record, args.json)
+        self.before = before
 
-def of_contender(args, line, make, shape, gbps):
-    """Rows of one contender at one shape, launched and as graphs; in place of what could not be run, why: an error."""
-    try:
-        contender = make(shape)
-    except REFUSALS as error:
-        yield error
-        return
-    try:
-        yield from measure.rows(contender, line, args.iterations, gbps)
-        if args.graph and not device.SIM and getattr(contender, "capturable", True):
-            from benchmarks.graph import Captured
+    def say(self, *lines):
+        """Lines from rank 0."""
+        if self.speaks:
+            print(*lines, sep="\n", flush=True)
 
-            captured = Captured(contender)
-            yield from measure.rows(captured, line, args.iterations, gbps)
-            captured.close()
-    except REFUSALS as error:
-        yield error
-    finally:
-        contender.close()
+    def seconds(self):
+        """Since the start of the command."""
+        return time.perf_counter() - self.start
 
+    def measure(self, cases):
+        """Link, cases, tables."""
+        args, world, record = self.args, self.world, self.record
+        self.line = StartLine(world)
+        record["link_gbps"] = float(f"{link.peer_write_gbps(world, self.line):.4g}")
+        if self.before is not None:
+            done = {(r["kernels"], shapes.of_row(r), r["sms"]) for r in self.before["rows"]}
+            cases = [case for case in cases if case.key() not in done]
+        self.say(f"{record['device']}; {world.n_ranks} ranks ({record['world']}); epmoe {record['versions']['epmoe']} "
+                 f"({(record['commit'] or 'no commit')[:12]}), numba-cuda {record['versions'].get('numba-cuda')}; "
+                 f"{record['date']}",
+                 f"peer write, all ranks at once: {record['link_gbps']} GB/s a rank. Times: slowest rank, median, 20th "
+                 f"and 80th percentile of {args.iterations} iterations, microseconds. {len(cases)} cases")
+        if not device.SIM:
+            n, spent = compiling.everything(world, args, cases)
+            record["compiling_seconds"] = round(spent, 1)
+            self.say(f"kernels compiled by {n} processes in {spent:.0f} s; {self.seconds():.0f} s since the start")
+        self._cases(cases)
+        record["seconds"] = round(self.seconds(), 1)
+        self._write()
+        whole = self._whole()
+        self.say("", table.table(whole["rows"]), "", *targets.report(whole), "", *peers.report(whole), f"{self.seconds():.0f} s")
+        if self.file:
+            self.say(f"written: {self.file}")
 
-def contenders(args, world):
-    """(name, function shape -> contender) of everything that the options ask for."""
-    from benchmarks.pairs import Pairs
-    from benchmarks.rows import Hybrid, Rows
+    def _cases(self, cases):
+        last = None
+        for i, case in enumerate(cases):
+            if self._is_late():
+                self.say(f"{len(cases) - i} cases left out after {self.args.seconds:g} s")
+                self.record["left_out"] = len(cases) - i
+                return
+            if last is not None and case.shape != last:
+                self._write()
+            last = case.shape
+            try:
+                self._case(case)
+            except Refused as error:
+                self._not_run(case, error)
+            gc.collect()        # memory of this case that waits in cycles
 
-    for kernels in [k for k in args.kernels if k in ("fused", "split")]:
-        for n_sms in args.sms or [None]:
-            yield f"pairs {kernels}", lambda shape, f=kernels == "fused", n=n_sms: Pairs(world, shape, fused=f, n_sms=n)
-    for kind in (Rows, Hybrid):
-        if kind.name in args.kernels:
-            for n_sms in args.sms or [None]:
-                yield kind.name, lambda shape, kind=kind, n=n_sms: kind(world, shape, n_sms=n)
-    if "nccl" in args.against:
-        from benchmarks.nccl import Nccl
+    def _is_late(self):
+        if self.args.seconds is None:
+            return False
+        return max(self.world.tell(self.seconds(), measure.TIMEOUT_S)) > self.args.seconds
 
-        yield "nccl", lambda shape: Nccl(world, shape)
-    if "deepep" in args.against:
-        from benchmarks import deepep
+    def _not_run(self, case, error):
+        self.record["not_run"].append({"kernels": case.kernels, "shape": str(case.shape), "sms": case.sms,
+                                       "why": str(error)})
+        self.say(f"not run: {case.kernels} at {case.shape}: {error}")
 
-        yield from ((kind.__name__, lambda shape, kind=kind: kind(world, shape)) for kind in deepep.KINDS)
+    def _case(self, case):
+        """Rows of one contender at one shape, launched and as graphs."""
+        made, begin = [], time.perf_counter()
+
+        def close():
+            for contender in made:
+                contender.close()
+
+        try:
+            together(self.world, lambda: made.append(case.make(self.world)))
+            contender = made[0]
+            found = self._rows(case, contender, graph=False)
+            if self.args.graph and not device.SIM and getattr(contender, "capturable", True):
+                found += self._of_graphs(case, contender)
+        finally:
+            together(self.world, close)
+        spent = time.perf_counter() - begin
+        self.say(f"{self.seconds():5.0f} s  {case.kernels:18} {str(case.shape):27} "
+                 f"{'' if case.sms is None else f'{case.sms} SMs':8} "
+                 + ", ".join(f"{r.phase} {r.us:.1f}" for r in found) + f" us  ({spent:.1f} s)")
+
+    def _rows(self, case, contender, graph):
+        rows = measure.rows(contender, self.line, self.args.iterations, self.record["link_gbps"], sms=case.sms,
+                            graph=graph)
+        self.record["rows"] += [r.asdict() for r in rows]
+        return rows
+
+    def _of_graphs(self, case, contender):
+        from benchmarks.graph import Captured
+
+        made = []
+        try:
+            together(self.world, lambda: made.append(Captured(contender)))
+            return self._rows(case, made[0], graph=True)
+        except Refused as error:
+            self._not_run(case, f"as a graph: {error}")
+            return []
+        finally:
+            for captured in made:
+                captured.close()
+
+    def _whole(self):
+        """This run's record, after that of an earlier one if it goes on with it; with peers beside our rows."""
+        whole = self.record if self.before is None else results.merged([self.before, self.record])
+        peers.annotate(whole)
+        return whole
+
+    def _write(self):
+        if self.file:
+            results.write(self._whole(), self.file)

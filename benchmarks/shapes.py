@@ -1,10 +1,12 @@
-"""What is measured: sizes, format and routing of a batch; the sets that a run takes."""
+"""What is measured: sizes, format and routing of a batch, and the matrix of them that a run takes."""
 
 from dataclasses import dataclass, replace
 
-TOKENS = (1, 16, 128, 1024, 4096)
+TOKENS = (128, 4096, 1, 16, 1024)                       # of each rank; what is asked for most comes first
+MODELS = ((7168, 256), (4096, 128))                     # hidden, experts
 FORMATS = {"bf16": "bf16", "fp8": "fp8_blockwise"}      # name here -> token_format
 ROUTINGS = ("uniform", "zipf")
+TOP_K = 8
 
 
 @dataclass(frozen=True)
@@ -14,27 +16,19 @@ class Shape:
     tokens: int
     hidden: int
     experts: int
-    top_k: int = 8
+    top_k: int = TOP_K
     format: str = "bf16"
     routing: str = "uniform"
 
     def __str__(self):
-        return f"{self.tokens}x{self.hidden}/{self.experts}:{self.format}:{self.routing}"
+        top_k = "" if self.top_k == TOP_K else f"/{self.top_k}"
+        return f"{self.tokens}x{self.hidden}/{self.experts}{top_k}:{self.format}:{self.routing}"
 
 
-def anchors():
-    """The shapes that peers publish numbers for."""
-    wide = [Shape(n, 7168, 256) for n in TOKENS]
-    made = list(wide)
-    made += [replace(s, format="fp8") for s in wide]
-    made += [replace(s, routing="zipf") for s in wide if s.tokens in (128, 4096)]
-    made += [Shape(n, 4096, 128) for n in (128, 4096)]
-    return made
-
-
-def quick():
-    """Few shapes, for a first look."""
-    return [Shape(1, 7168, 256), Shape(128, 7168, 256), Shape(128, 7168, 256, format="fp8"), Shape(4096, 7168, 256)]
+def matrix():
+    """All tokens, models, formats and routings: the default of a run."""
+    return [Shape(tokens, hidden, experts, format=format, routing=routing) for hidden, experts in MODELS
+            for routing in ROUTINGS for format in FORMATS for tokens in TOKENS]
 
 
 def parse(text):
@@ -58,3 +52,8 @@ def parse(text):
         raise ValueError(f"shape {text!r}: {error}; write TOKENSxHIDDEN/EXPERTS[/TOP_K][:FORMAT][:ROUTING], "
                          "as in 128x7168/256:fp8") from None
     return shape
+
+
+def of_row(row):
+    """The Shape of a row of results."""
+    return Shape(*(row[name] for name in ("tokens", "hidden", "experts", "top_k", "format", "routing")))

@@ -82,6 +82,14 @@ class StartLine:
         check(cu.cuMemsetD32Async(self._flush.address, self._epoch, FLUSH_BYTES // 4, stream.handle))
         self.machine.launch(self._kernel, 1, 128, (self._parameters.address, self._epoch, self._rank), stream=stream)
 
+    def meet_again(self, timeout=60.0):
+        """After a case that failed on some rank: all ranks count their meetings from the same number on; collective."""
+        self.machine.synchronize()
+        self._epoch = max(self.world.tell(self._epoch, timeout)) + 1
+        if self._needed:
+            self._own.fill(0, 2048, 4)
+        self.world.barrier("start", timeout)
+
     def check(self):
         """Raise if a rank did not come to a meeting; waits for the kernels."""
         if self._needed:

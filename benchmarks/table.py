@@ -1,15 +1,20 @@
 """Rows as one table on the terminal; microseconds, decimal gigabytes."""
 
-COLUMNS = (("kernels", "<", "kernels"), ("phase", "<", "phase"), ("tokens", ">", "tokens"), ("hidden", ">", "hidden"),
-           ("experts", ">", "experts"), ("format", "<", "format"), ("routing", "<", "routing"), ("graph", "<", "graph"),
-           ("us", ">", "us"), ("p20_us", ">", "p20"), ("p80_us", ">", "p80"), ("MB", ">", "MB to others"),
-           ("gbps", ">", "GB/s"), ("floor_us", ">", "floor us"), ("to_floor", ">", "x floor"),
-           ("host_us", ">", "host us"))
+from benchmarks import shapes
+
+COLUMNS = (("kernels", "<", "kernels"), ("phase", "<", "phase"), ("shape", "<", "tokens x hidden / experts"),
+           ("graph", "<", "graph"), ("sms", ">", "SMs"), ("us", ">", "us"), ("p20_us", ">", "p20"),
+           ("p80_us", ">", "p80"), ("MB", ">", "MB to others"), ("gbps", ">", "GB/s"), ("floor_us", ">", "floor us"),
+           ("to_floor", ">", "x floor"), ("host_us", ">", "host us"), ("best_peer", "<", "best peer"),
+           ("peer_us", ">", "its us"), ("to_peer", ">", "x peer"))
 
 
 def cells(row):
-    """One row's words."""
-    made = dict(row) | {"MB": f"{row['bytes'] / 1e6:.2f}", "graph": "yes" if row["graph"] else "no"}
+    """One row's words. The name of a peer whose time is a constant, not of the same run, has a star."""
+    star = "" if row["peer_here"] else "*"
+    made = dict(row) | {"MB": f"{row['bytes'] / 1e6:.2f}", "graph": "graph" if row["graph"] else "",
+                        "sms": "all" if row["sms"] is None else row["sms"], "shape": str(shapes.of_row(row)),
+                        "best_peer": row["peer"] + star if row["peer"] else None}
     return ["-" if made[name] is None else str(made[name]) for name, _, _ in COLUMNS]
 
 

@@ -1,31 +1,39 @@
-"""A tiny run in the simulator: the table, the file, and what is refused with words."""
+"""A tiny run in the simulator: the table, the file, what is refused with words, and runs in parts."""
 
+import contextlib
+import io
 import json
 
 import pytest
-from benchmarks import figure, table
+from benchmarks import cpu, figure, results, table
 from benchmarks.__main__ import main
+from benchmarks.shapes import Shape
 
 TINY = "--ranks 2 --shapes 3x64/4/2 --iterations 2".split()
+PHASES = {("pairs fused", "dispatch"), ("pairs fused", "combine"), ("pairs split", "dispatch"),
+          ("pairs split", "combine"), ("rows", "dispatch"), ("rows", "combine"), ("rows", "cached"),
+          ("rows, host waits", "dispatch"), ("expert-major", "dispatch"), ("expert-major", "combine")}
+
+
+def printed_by(*words):
+    """What a command prints; it must succeed."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert main(list(words)) == 0
+    return out.getvalue()
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     """(record of the file, what rank 0 printed)."""
-    import contextlib
-    import io
-
-    file, out = tmp_path_factory.mktemp("results") / "tiny.json", io.StringIO()
-    with contextlib.redirect_stdout(out):
-        assert main([*TINY, "--against", "nccl", "--json", str(file)]) == 0
-    return json.loads(file.read_text()), out.getvalue()
+    file = tmp_path_factory.mktemp("results") / "tiny.json"
+    out = printed_by(*TINY, "--against", "nccl", "--json", str(file))
+    return json.loads(file.read_text()), out
 
 
 def test_every_contender_has_a_row_for_each_phase(tiny):
     record, _ = tiny
-    assert {(r["kernels"], r["phase"]) for r in record["rows"]} == {
-        (k, p) for k in ("pairs fused", "pairs split", "rows", "expert-major") for p in ("dispatch", "combine")
-    } | {("rows", "cached")}
+    assert {(r["kernels"], r["phase"]) for r in record["rows"]} == PHASES
     for r in record["rows"]:
         assert r["iterations"] == 2 and 0 < r["p20_us"] <= r["us"] <= r["p80_us"] and r["host_us"] > 0
         assert r["floor_us"] == pytest.approx(r["bytes"] / record["link_gbps"] / 1e3, rel=0.01)
@@ -34,7 +42,7 @@ def test_every_contender_has_a_row_for_each_phase(tiny):
 def test_the_file_says_where_it_comes_from(tiny):
     record, printed = tiny
     assert record["date"][:4].isdigit() and "simulator" in record["device"] and record["versions"]["numpy"]
-    assert record["n_ranks"] == 2 and "written: " in printed
+    assert record["n_ranks"] == 2 and "commit" in record and "written: " in printed
 
 
 def test_the_table_has_a_line_for_each_row_and_units(tiny):
@@ -46,28 +54,69 @@ def test_the_table_has_a_line_for_each_row_and_units(tiny):
 
 def test_what_cannot_run_here_is_named_with_the_reason(tiny):
     record, printed = tiny
-    assert [n["kernels"] for n in record["not_run"]] == ["nccl"]
+    assert [n["kernels"] for n in record["not_run"]] == ["nccl all-to-all"]
     assert "mpirun" in record["not_run"][0]["why"] and "not run: nccl" in printed
 
 
 def test_curves_of_the_figure_come_from_the_rows(tiny):
-    times, floors = figure.curves(tiny[0]["rows"], "combine")
-    assert set(times) == {"pairs fused", "pairs split", "rows", "expert-major"} and set(floors) == {"pairs", "rows"}
-    assert all(points[0][0] == 3 for points in times.values())
+    record, _ = tiny
+    lines, constants, floor = figure.curves(record, ("rows", "expert-major"), "combine", lambda shape: True)
+    us = {r["kernels"]: r["us"] for r in record["rows"] if r["phase"] == "combine"}
+    assert lines == {name: [(3, us[name])] for name in ("rows", "expert-major")}
+    assert [n for n, _ in floor] == [3] and not constants      # they hold on H200s
 
 
-def test_a_bad_shape_is_refused(capsys):
-    assert main(["--shapes", "nonsense", "--json", "-"]) == 2
-    assert "TOKENSxHIDDEN/EXPERTS" in capsys.readouterr().err
+def test_parts_of_a_run_are_merged_and_resumed(tiny, tmp_path):
+    parts = [str(tmp_path / f"{only}.json") for only in ("fused", "rows")]
+    for part, only in zip(parts, ("fused", "rows")):
+        printed_by(*TINY, "--only", only, "--json", part)
+    whole = tmp_path / "whole.json"
+    printed_by("merge", *parts, "--json", str(whole))
+    record = results.read(whole)
+    assert {(r["kernels"], r["phase"]) for r in record["rows"]} == {p for p in PHASES if p[0] in (
+        "pairs fused", "rows", "rows, host waits")} and len(record["parts"]) == 2
+    out = printed_by(*TINY, "--only", "pairs,rows", "--resume", "--json", str(whole))
+    again = results.read(whole)
+    assert "1 cases" in out and len(again["parts"]) == 3 and len(again["rows"]) == len(record["rows"]) + 2
+    assert [r for r in again["rows"] if r["kernels"] != "pairs split"] == record["rows"]
 
 
-def test_cpu_numbers(tmp_path, capsys):
+@pytest.mark.parametrize("words, said", [
+    (["--shapes", "nonsense"], "TOKENSxHIDDEN/EXPERTS"), (["--only", "pears"], "no such section"),
+    (["--quick", "--shapes", "1x64/4"], "shapes of its own"), (["--iterations", "0"], "at least 1"),
+    (["--resume"], "--json FILE")])
+def test_options_that_make_no_sense_are_refused(words, said, capsys):
+    assert main([*words, "--json", "-"]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_case_that_fails_leaves_the_others_alone(monkeypatch, tmp_path):
+    from benchmarks.pairs import Pairs
+
+    def launch(self, phase):
+        raise RuntimeError("on purpose")
+
+    monkeypatch.setattr(Pairs, "launch", launch)
+    file = tmp_path / "some.json"
+    out = printed_by(*TINY, "--only", "fused,expert-major", "--json", str(file))
+    record = results.read(file)
+    assert "not run: pairs fused at 3x64/4/2:bf16:uniform: RuntimeError: on purpose" in out
+    assert [n["kernels"] for n in record["not_run"]] == ["pairs fused"]
+    assert {r["kernels"] for r in record["rows"]} == {"expert-major"}
+
+
+def test_cpu_numbers(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(cpu, "ROUND", Shape(2, 64, 4, 2))
+    monkeypatch.setattr(cpu, "ROUND_RANKS", 2)
     file = tmp_path / "cpu.json"
     sizes = "--tokens 8 --hidden 64 --ranks 2 --experts 16 --repeats 1".split()
     assert main(["cpu", *sizes, "--json", str(file)]) == 0
-    what = [line["what"] for line in json.loads(file.read_text())["lines"]]
-    assert "reference dispatch" in what and sum("simulator" in w for w in what) == 2
-    assert "operations_per_second" in capsys.readouterr().out
+    what = {line["what"]: line for line in json.loads(file.read_text())["lines"]}
+    assert "reference dispatch" in what and "memcpy" in what
+    simulated = [line for name, line in what.items() if "simulator" in name]
+    assert len(simulated) == 2 and all(line["accesses_per_second"] > line["threads_per_second"] > 0
+                                       for line in simulated)
+    assert "accesses_per_second" in capsys.readouterr().out
 
 
 @pytest.mark.gpu

@@ -1,0 +1,96 @@
+"""`python -m benchmarks compile`: the kernels of a run into the disk cache, by as many processes as there are cores.
+
+On a fresh machine compiling would take longer than measuring. A run does it first, so nobody has to call it.
+"""
+
+import os
+import subprocess
+import sys
+import time
+
+from epmoe import device
+from epmoe.device import kernel_cache
+
+from benchmarks import plan
+from benchmarks.dry import DryWorld
+
+MOST_PROCESSES = 24
+TIMEOUT_S = 240
+
+
+def add_arguments(parser):
+    """The options of compile."""
+    plan.add_arguments(parser)
+    parser.add_argument("--ranks", type=int, default=4, help="of the run (default 4)")
+    parser.add_argument("--part", default="0/1", metavar="I/N", help="this process's part of the cases (default all)")
+
+
+def run(args):
+    """Compile; the exit status is 0, or 2 without a GPU."""
+    if device.SIM:
+        print("benchmarks compile: needs a GPU, for which to compile", file=sys.stderr)
+        return 2
+    from numba import cuda
+
+    i, n = (int(word) for word in args.part.split("/"))
+    cuda.select_device(i % len(cuda.gpus))
+    n_sms = cuda.current_context().device.MULTIPROCESSOR_COUNT
+    for case in distinct(plan.cases(args))[i::n]:
+        for kernel in kernels_of(case, args.ranks, n_sms):
+            kernel.handle()
+    return 0
+
+
+def kernels_of(case, n_ranks, n_sms):
+    """The kernels that a case launches on one of n_ranks ranks."""
+    world = DryWorld(n_ranks, n_sms)
+    contender = case.make(world)
+    for phase in contender.phases:
+        contender.launch(phase)
+    contender.close()
+    return list(world.machine.kernels)
+
+
+def distinct(cases):
+    """The cases of ours whose kernels differ: routing changes none, nor tokens those of fused_a2a, nor SMs."""
+    found = {}
+    for case in cases:
+        if case.section not in plan.OURS:
+            continue
+        s = case.shape
+        tokens = s.tokens if case.kernels.startswith("pairs") else 0
+        # rows with a waiting host has no kernels of its own
+        key = case.kernels.partition(",")[0], tokens, s.hidden, s.experts, s.top_k, s.format
+        found.setdefault(key, case)
+    return list(found.values())
+
+
+def everything(world, args, cases):
+    """Compile what the cases need, from rank 0, while the others wait: (processes, seconds); collective."""
+    start, n = time.perf_counter(), 0
+    if world.ranks[0] == 0 and not world.lists and kernel_cache.folder() is not None:
+        n = min(MOST_PROCESSES, max(1, os.cpu_count() - world.n_ranks), len(distinct(cases)))
+        _in_processes(n, ["--ranks", str(world.n_ranks), *plan.as_words(args)])
+    world.tell(n, TIMEOUT_S + 60)
+    return n, time.perf_counter() - start
+
+
+def _in_processes(n, words):
+    """n processes with a part of the work each; what one could not compile the run does itself."""
+    command = [sys.executable, "-m", "benchmarks", "compile", *words, "--part"]
+    running = [subprocess.Popen([*command, f"{i}/{n}"], preexec_fn=_on_all_cores) for i in range(n)]
+    deadline = time.monotonic() + TIMEOUT_S
+    for process in running:
+        try:
+            process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def _on_all_cores():
+    """mpirun may have bound this rank to one core, which its children would share."""
+    if hasattr(os, "sched_setaffinity"):
+        try:
+            os.sched_setaffinity(0, range(os.cpu_count()))
+        except OSError:
+            pass

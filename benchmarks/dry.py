@@ -1,0 +1,140 @@
+"""A machine and a world on which nothing runs: calls go their whole way on the host, and tell which kernels they need.
+
+So the kernels of a run can be compiled beforehand, by many processes at once, without a list of them anywhere.
+"""
+
+import contextlib
+
+import numpy as np
+
+FIRST_ADDRESS = 1 << 40
+
+
+class DryBuffer:
+    """A Buffer without memory: what is written is lost, what is read is zero."""
+
+    def __init__(self, machine, address, nbytes, name, rank):
+        self.machine, self.address, self.nbytes, self.name, self.rank = machine, address, int(nbytes), name, rank
+
+    def write(self, array, offset=0):
+        """Nothing."""
+
+    def fill(self, byte, offset=0, nbytes=None):
+        """Nothing."""
+
+    def read(self, dtype, shape, offset=0):
+        """Zeros."""
+        return np.zeros(shape, dtype)
+
+    def free(self):
+        """Nothing."""
+
+
+class DryStream:
+    """A stream that nothing is put on."""
+
+    handle = 0
+
+    def capture(self):
+        """No capture into a graph."""
+        return 0
+
+    def wait(self, other):
+        """Nothing."""
+
+    def synchronize(self):
+        """Nothing."""
+
+
+class DryMachine:
+    """Takes a GpuMachine's place where calls are made: `kernels` has what was launched, once each."""
+
+    is_simulator = False
+    ordinal = n_freed = 0
+    has_captured = False
+
+    def __init__(self, n_sms):
+        self.n_sms = self.all_sms = n_sms
+        self.kernels, self._end = {}, FIRST_ADDRESS
+
+    def describe(self):
+        """One line."""
+        return f"nothing, {self.n_sms} multiprocessors"
+
+    def alloc(self, nbytes, name, rank=0, *, regions=None):
+        """A DryBuffer with addresses of its own."""
+        address, self._end = self._end, self._end + (int(nbytes) + 511) // 256 * 256
+        return DryBuffer(self, address, nbytes, name, rank)
+
+    def launch(self, kernel, grid, block, args, *, stream, **options):
+        """Remember the kernel."""
+        self.kernels[kernel] = None
+
+    def prepare(self, kernel):
+        """Remember the kernel."""
+        self.kernels[kernel] = None
+
+    def start(self, launches):
+        """Nothing."""
+
+    def synchronize(self):
+        """Nothing."""
+
+    def activate(self):
+        """Nothing."""
+
+    @contextlib.contextmanager
+    def recording(self):
+        """Records nothing."""
+        yield []
+
+
+class DryMemory:
+    """Memory of all ranks, without memory."""
+
+    def __init__(self, buffer, n_ranks):
+        self.buffers, self.addresses = {0: buffer}, [buffer.address] * n_ranks
+
+    def free(self, together, timeout):
+        """Nothing."""
+
+
+class DryWorld:
+    """Rank 0 of n_ranks processes that are not there."""
+
+    lists = False
+    rank, ranks = 0, range(1)
+
+    def __init__(self, n_ranks, n_sms):
+        self.n_ranks, self.machine, self._stream = n_ranks, DryMachine(n_sms), DryStream()
+
+    def size(self):
+        """n_ranks."""
+        return self.n_ranks
+
+    def agree(self, cfg, timeout):
+        """Nobody else is to agree."""
+
+    def allocate(self, nbytes, name, regions, timeout):
+        """DryMemory."""
+        return DryMemory(self.machine.alloc(nbytes, name), self.n_ranks)
+
+    def barrier(self, occasion, timeout):
+        """Nothing."""
+
+    def tell(self, value, timeout):
+        """[value of every rank]: all have this one."""
+        return [value] * self.n_ranks
+
+    def stream_of(self, rank):
+        """The stream."""
+        return self._stream
+
+    def share(self, launch):
+        """A whole device for each rank."""
+        return launch
+
+    @contextlib.contextmanager
+    def launching(self, fused):
+        """{rank: stream}."""
+        yield {0: self._stream}

@@ -1,0 +1,131 @@
+"""What a run measures: contenders at shapes, by section, as the options choose them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks import shapes, targets
+from benchmarks.shapes import Shape
+
+# section -> what it is; --only names them
+SECTIONS = {
+    "fused": "the page kernels (pairs), dispatch and combine in a launch each",
+    "split": "the page kernels in two launches each",
+    "rows": "fused_a2a's rows, on the device, cached, and with the host waiting",
+    "expert-major": "fused_a2a's rows by expert (HybridEP)",
+    "sms": "fused, rows and expert-major with few SMs, at many tokens",
+    "nccl": "torch's all_to_all_single with a permutation",
+    "deepep": "DeepEP V1, low latency and V2",
+}
+OURS = ("fused", "split", "rows", "expert-major", "sms")
+AGAINST = ("nccl", "deepep")
+SHORT = {"pairs": ("fused", "split")}       # names for several sections
+FEW_SMS_TOKENS = 4096                       # sms: where bandwidth counts
+QUICK = {"pairs fused": "fused", "rows": "rows", "expert-major": "expert-major"}    # kernels of a target -> section
+
+
+@dataclass(frozen=True)
+class Case:
+    """One contender at one shape; make(world) builds it."""
+
+    section: str
+    kernels: str
+    shape: Shape
+    sms: int | None
+    make: Callable
+
+    def key(self):
+        """What its rows are found by."""
+        return self.kernels, self.shape, self.sms
+
+
+def add_arguments(parser):
+    """The options that choose."""
+    parser.add_argument("--shapes", nargs="+", metavar="SHAPE",
+                        help="TOKENSxHIDDEN/EXPERTS[/TOP_K][:FORMAT][:ROUTING], formats bf16 and fp8, routings uniform "
+                             "and zipf (default: 1, 16, 128, 1024 and 4096 tokens, 7168/256 and 4096/128, both "
+                             "formats, both routings)")
+    parser.add_argument("--only", metavar="SECTION,...", type=lambda text: text.split(","),
+                        help=f"some of {', '.join(SECTIONS)}; pairs is fused and split (default: all but other "
+                             "libraries)")
+    parser.add_argument("--against", nargs="+", choices=AGAINST, default=[], help="other libraries, in the same run")
+    parser.add_argument("--quick", action="store_true", help="what targets are set for, each beside its target")
+    parser.add_argument("--sms", type=int, default=targets.FEW_SMS, metavar="N",
+                        help="multiprocessors of the section sms (default %(default)s)")
+
+
+def as_words(args):
+    """The options again, as words of a command line."""
+    words = ["--sms", str(args.sms)]
+    for name in ("shapes", "against"):
+        words += [f"--{name}", *getattr(args, name)] if getattr(args, name) else []
+    words += ["--only", ",".join(args.only)] if args.only else []
+    return words + ["--quick"] * args.quick
+
+
+def cases(args):
+    """[Case] of the options, shape by shape. Raises ValueError with words for options that cannot be understood."""
+    if args.sms < 2:
+        raise ValueError(f"--sms {args.sms} must be at least 2")
+    wanted = sections(args)
+    if args.quick:
+        if args.shapes:
+            raise ValueError("--quick has shapes of its own: leave one of --quick and --shapes out")
+        return _quick(args, wanted)
+    chosen = [shapes.parse(s) for s in args.shapes] if args.shapes else shapes.matrix()
+    return [case for shape in chosen for section in wanted for case in _at(section, shape, args.sms)]
+
+
+def sections(args):
+    """The sections that the options choose, in the order of the table above."""
+    named = [*(args.only or OURS), *args.against]
+    unknown = [name for name in named if name not in SECTIONS and name not in SHORT]
+    if unknown:
+        raise ValueError(f"--only {','.join(unknown)}: no such section; there are {', '.join((*SHORT, *SECTIONS))}")
+    meant = {section for name in named for section in SHORT.get(name, (name,))}
+    return [section for section in SECTIONS if section in meant]
+
+
+def _quick(args, wanted):
+    made = []
+    for kernels, of_kernels in targets.quick().items():
+        for shape in of_kernels:
+            sections = [QUICK[kernels]] + ["sms"] * (kernels == "rows" and shape.format == "bf16")
+            made += [c for section in sections if section in wanted for c in _at(section, shape, args.sms)
+                     if c.kernels == kernels]
+    peers_at = [shape for shape in dict.fromkeys(c.shape for c in made) if shape.routing == "uniform"]
+    return made + [c for shape in peers_at for section in wanted if section in AGAINST
+                   for c in _at(section, shape, args.sms)]
+
+
+def _at(section, shape, sms):
+    """The cases of one section at one shape."""
+    if section in ("nccl", "deepep"):
+        return [Case(section, name, shape, None, make) for name, make in _others(section, shape)]
+    if section == "sms":
+        if shape.tokens < FEW_SMS_TOKENS or shape.routing != "uniform":
+            return []
+        return [Case(section, c.kernels, shape, sms, c.make) for of in ("fused", "rows", "expert-major")
+                for c in _ours(of, shape, sms)[:1]]
+    return _ours(section, shape, None)
+
+
+def _ours(section, shape, sms):
+    from benchmarks.pairs import Pairs
+    from benchmarks.rows import Hybrid, HostWaits, Rows
+
+    made = {"fused": [("pairs fused", lambda world: Pairs(world, shape, fused=True, n_sms=sms))],
+            "split": [("pairs split", lambda world: Pairs(world, shape, fused=False, n_sms=sms))],
+            "rows": [(Rows.name, lambda world: Rows(world, shape, n_sms=sms)),
+                     (HostWaits.name, lambda world: HostWaits(world, shape, n_sms=sms))],
+            "expert-major": [(Hybrid.name, lambda world: Hybrid(world, shape, n_sms=sms))]}[section]
+    return [Case(section, name, shape, sms, make) for name, make in made]
+
+
+def _others(section, shape):
+    if section == "nccl":
+        from benchmarks.nccl import Nccl
+
+        return [(Nccl.name, lambda world: Nccl(world, shape))]
+    from benchmarks import deepep
+
+    return [(kind.name, lambda world, kind=kind: kind(world, shape)) for kind in deepep.KINDS]

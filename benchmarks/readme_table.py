@@ -1,0 +1,92 @@
+"""`python -m benchmarks table FILE.json ...`: README's figures as a Markdown table, made of files of results."""
+
+import sys
+
+from benchmarks import peers, results, shapes
+
+# kernels, format, routing, tokens: what README shows of a model of 7168 columns and 256 experts
+LINES = (
+    ("pairs fused", "bf16", "uniform", (1, 128, 1024, 4096)), ("pairs fused", "fp8", "uniform", (128, 4096)),
+    ("rows", "bf16", "uniform", (1, 128, 1024, 4096)), ("rows", "bf16", "zipf", (4096,)),
+    ("rows", "fp8", "uniform", (128, 4096)), ("expert-major", "bf16", "uniform", (128, 4096)),
+)
+HEADINGS = ("kernels", "tokens a rank", "floor", "dispatch", "x floor", "best peer", "combine", "x floor", "best peer")
+
+
+def add_arguments(parser):
+    """The options of table."""
+    parser.add_argument("files", nargs="+", metavar="FILE.json", help="files of results, the newest last")
+    parser.add_argument("--hidden", type=int, default=7168, help="(default %(default)s)")
+    parser.add_argument("--experts", type=int, default=256, help="(default %(default)s)")
+
+
+def run(args):
+    """Print; the exit status is 0, or 2 if no row fits."""
+    record = results.merged([results.read(file) for file in args.files])
+    peers.annotate(record)
+    lines = markdown(record, args.hidden, args.experts)
+    if not lines:
+        print(f"benchmarks table: no row with {args.hidden} columns and {args.experts} experts in "
+              f"{', '.join(args.files)}", file=sys.stderr)
+        return 2
+    print("\n".join(lines))
+    return 0
+
+
+def markdown(record, hidden=7168, experts=256):
+    """The lines of the table, and below it what its figures are."""
+    rows = {(r["kernels"], r["phase"], shapes.of_row(r)): r for r in record["rows"]
+            if not r["graph"] and r["sms"] is None}
+    lines = []
+    for kernels, format, routing, tokens in LINES:
+        for n in tokens:
+            shape = shapes.Shape(n, hidden, experts, format=format, routing=routing)
+            found = [rows.get((kernels, phase, shape)) for phase in ("dispatch", "combine")]
+            if format != "bf16":
+                found[1] = None         # what comes back is bf16 in any case
+            if any(found):
+                lines.append(_line(kernels, shape, found))
+    if not lines:
+        return []
+    head = [_row(HEADINGS), _row("---" for _ in HEADINGS)]
+    return [*head, *lines, "", below(record, hidden, experts)]
+
+
+def below(record, hidden, experts):
+    """What the figures are, in words."""
+    link = sorted({part["link_gbps"] for part in record["parts"]})
+    return (f"Microseconds on {record['n_ranks']} x {record['device'].partition(',')[0]}, {record['date'][:10]}: device "
+            f"time of the slowest rank, median, cold L2; {hidden} columns, {experts} experts, top "
+            f"{record['rows'][0]['top_k']}. Floor: the bytes that the routing sends to other ranks, over the links' "
+            f"{' to '.join(f'{gbps:g}' for gbps in (link[:1] + link[1:][-1:]))} GB/s, measured in the same run. "
+            "Peers with a star were measured before on the same kind of machine, the others in the same run.")
+
+
+def _line(kernels, shape, found):
+    words = [" ".join([kernels.removesuffix(" fused")] + [shape.format] * (shape.format != "bf16")
+                      + ["Zipf"] * (shape.routing == "zipf")), str(shape.tokens)]
+    words.append(_us(max(r["floor_us"] for r in found if r)))
+    for r in found:
+        if r is None:
+            words += ["", "", ""]
+            continue
+        name = f"{_us(r['peer_us'])} {short(r['peer'])}{'' if r['peer_here'] else '*'}" if r["peer"] else "-"
+        words += [f"**{_us(r['us'])}**", _ratio(r["to_floor"]), name]
+    return _row(words)
+
+
+def short(peer):
+    """A peer's name in a table."""
+    return {"nccl all-to-all": "NCCL", "DeepEP low latency": "DeepEP LL"}.get(peer, peer)
+
+
+def _us(us):
+    return f"{us:.1f}" if us < 100 else f"{us:.0f}"
+
+
+def _ratio(ratio):
+    return "-" if ratio is None else f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}"
+
+
+def _row(words):
+    return f"| {' | '.join(words)} |"

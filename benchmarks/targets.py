@@ -1,0 +1,98 @@
+"""What the kernels are to reach, and whether a run's rows do: microseconds, and ratios of two rows.
+
+Set in November 2026 for H200s of one host, from the best published library there (peers.py) and from bare scatters of
+the same rows; a time counts as launched, without a graph.
+"""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from benchmarks import shapes
+
+ZIPF_AT_MOST = 1.3          # times of uniform routing, rows kernels
+FEW_SMS, FEW_SMS_AT_LEAST = 24, 0.9     # of the speed that all SMs give, rows kernels
+HOST_US = 12                # of a dispatch call, without a graph
+
+
+class Target(NamedTuple):
+    """The most microseconds for a phase, by number of ranks; None where there is no target."""
+
+    kernels: str
+    phase: str
+    shape: str
+    ranks4: float | None
+    ranks2: float | None
+
+
+TARGETS = (
+    Target("pairs fused", "dispatch", "128x7168/256", 42, 33),
+    Target("pairs fused", "combine", "128x7168/256", 45, 36),
+    Target("pairs fused", "dispatch", "128x7168/256:fp8", 28, 24),
+    Target("pairs fused", "dispatch", "1x7168/256", 12, 12),
+    Target("pairs fused", "combine", "1x7168/256", 12, 12),
+    Target("pairs fused", "dispatch", "4096x7168/256", 1250, None),
+    Target("rows", "dispatch", "4096x7168/256", 475, 195),
+    Target("rows", "combine", "4096x7168/256", 500, 205),
+    Target("rows", "dispatch", "4096x7168/256:fp8", 255, None),
+    Target("rows", "dispatch", "128x7168/256", 27, 20),
+    Target("rows", "combine", "128x7168/256", 30, 22),
+    Target("rows", "dispatch", "1x7168/256", 12, None),
+    Target("rows", "combine", "1x7168/256", 12, None),
+    Target("expert-major", "dispatch", "4096x7168/256", 560, None),
+)
+WITH_RATIOS = ("4096x7168/256:zipf",)       # shapes that only a ratio is asked of
+
+
+def quick():
+    """{kernels: [Shape that a target is about]}."""
+    wanted = {}
+    for t in TARGETS:
+        wanted.setdefault(t.kernels, {})[shapes.parse(t.shape)] = None
+    for text in WITH_RATIOS:
+        wanted["rows"][shapes.parse(text)] = None
+    return {kernels: list(of_kernels) for kernels, of_kernels in wanted.items()}
+
+
+def of_row(row, n_ranks):
+    """The microseconds that a row is to reach, or None."""
+    if row["sms"] is not None or n_ranks not in (2, 4):
+        return None
+    for t in TARGETS:
+        if (t.kernels, t.phase) == (row["kernels"], row["phase"]) and shapes.parse(t.shape) == shapes.of_row(row):
+            return t.ranks4 if n_ranks == 4 else t.ranks2
+    return None
+
+
+def verdicts(rows, n_ranks):
+    """[(what, value, wanted, unit, whether it is reached)] of everything in rows that a target is about."""
+    plain = {(r["kernels"], r["phase"], shapes.of_row(r), r["sms"]): r for r in rows if not r["graph"]}
+    found = []
+    for (kernels, phase, shape, sms), r in plain.items():
+        what = f"{kernels} {phase} {shape}"
+        us = of_row(r, n_ranks)
+        if us is not None:
+            found.append((what, r["us"], us, "us", r["us"] <= us))
+        if sms is None and phase == "dispatch" and kernels in ("pairs fused", "rows"):
+            found.append((f"{what}, host", r["host_us"], HOST_US, "us", r["host_us"] <= HOST_US))
+        uniform = plain.get((kernels, phase, replace(shape, routing="uniform"), sms))
+        if kernels == "rows" and phase != "cached" and sms is None and shape.routing == "zipf" and uniform:
+            ratio = round(r["us"] / uniform["us"], 2)
+            found.append((f"{what}, against uniform", ratio, ZIPF_AT_MOST, "x", ratio <= ZIPF_AT_MOST))
+        all_sms = plain.get((kernels, phase, shape, None))
+        if kernels == "rows" and phase != "cached" and sms == FEW_SMS and all_sms:
+            speed = round(all_sms["us"] / r["us"], 3)
+            found.append((f"{what}, speed of {sms} SMs", speed, FEW_SMS_AT_LEAST, "of all", speed >= FEW_SMS_AT_LEAST))
+    return found
+
+
+def report(record):
+    """Lines of text: each target beside what was measured; none on other machines or without rows that have one."""
+    found = verdicts(record["rows"], record["n_ranks"]) if "H200" in record["device"] else []
+    if not found:
+        return []
+    width = max(len(what) for what, *_ in found)
+    lines = [f"{'target':{width}}  measured    wanted"]
+    for what, value, wanted, unit, reached in found:
+        lines.append(f"{what:{width}}  {value:8g}  {wanted:8g} {unit:6}  {'reached' if reached else 'MISSED'}")
+    missed = sum(not reached for *_, reached in found)
+    return [*lines, f"{len(found) - missed} of {len(found)} reached"]

@@ -1,0 +1,104 @@
+"""README's table, the picture and the verdicts, out of a made-up file of results of a machine like the real ones."""
+
+import importlib.util
+
+import pytest
+from benchmarks import peers, plan, readme_table, results, shapes, targets, traffic
+from benchmarks.__main__ import main
+from benchmarks.measure import Row
+from benchmarks.shapes import Shape
+
+LINK = 350.0
+OURS, NCCL = "pairs fused", "nccl all-to-all"
+
+
+def row(kernels, phase, shape, us, *, graph=False, sms=None):
+    nbytes = shape.tokens * shape.top_k * traffic.payload_bytes(shape, shape.format) // 2
+    floor = nbytes / LINK / 1e3
+    return Row(kernels, phase, shape.tokens, shape.hidden, shape.experts, shape.top_k, shape.format, shape.routing,
+               graph, sms, us, us, us, 30, nbytes, nbytes / us / 1e3, floor, round(us / floor, 2), 10.0).asdict()
+
+
+@pytest.fixture
+def record():
+    small, large = Shape(128, 7168, 256), Shape(4096, 7168, 256)
+    rows = [row(OURS, "dispatch", small, 40.0), row(OURS, "combine", small, 46.0), row(NCCL, "dispatch", small, 50.0),
+            row(OURS, "dispatch", small, 30.0, graph=True), row(NCCL, "combine", small, 90.0),
+            row("rows", "dispatch", large, 450.0), row("rows", "dispatch", large, 600.0, sms=24),
+            row("rows", "dispatch", shapes.parse("4096x7168/256:zipf"), 540.0)]
+    made = {"device": "NVIDIA H200, 132 multiprocessors", "n_ranks": 4, "world": "MPIWorld", "not_run": [],
+            "date": "2026-11-21T10:00:00+00:00", "commit": "abc", "link_gbps": LINK, "rows": rows}
+    peers.annotate(made)
+    return made
+
+
+def test_the_best_peer_is_the_fastest_of_this_run_and_of_the_constants(record):
+    of = {(r["kernels"], r["phase"], r["sms"], r["graph"]): r for r in record["rows"] if r["routing"] == "uniform"}
+    assert of[OURS, "dispatch", None, False]["peer"] == NCCL and of[OURS, "dispatch", None, False]["peer_here"]
+    combine = of[OURS, "combine", None, False]
+    assert (combine["peer"], combine["peer_us"], combine["peer_here"]) == ("DeepEP low latency", 62.7, False)
+    assert combine["to_peer"] == pytest.approx(46.0 / 62.7, abs=0.01)
+    assert of["rows", "dispatch", None, False]["peer"] == "DeepEP V1"
+    assert of[NCCL, "dispatch", None, False]["peer"] is None
+
+
+def test_constants_are_for_such_machines_only(record):
+    assert not peers.constants("simulator, seed 0", 4) and not peers.constants("NVIDIA H200", 3)
+    assert not peers.constants("NVIDIA H200, shared by 4 virtual ranks", 4)
+    assert all(shapes.parse(p.shape) and p.name in peers.ALL for p in peers.CONSTANTS)
+    lines = peers.report(record)
+    assert "not of this run" in lines[0] and len(lines) == 1 + len(peers.constants("NVIDIA H200", 4))
+
+
+def test_verdicts_are_of_launches_without_a_graph(record):
+    found = {what: (value, wanted, reached) for what, value, wanted, _, reached in targets.verdicts(record["rows"], 4)}
+    assert found["pairs fused dispatch 128x7168/256:bf16:uniform"] == (40.0, 42, True)
+    assert found["pairs fused combine 128x7168/256:bf16:uniform"] == (46.0, 45, False)
+    assert found["rows dispatch 4096x7168/256:bf16:uniform, speed of 24 SMs"] == (0.75, 0.9, False)
+    assert found["rows dispatch 4096x7168/256:bf16:zipf, against uniform"] == (1.2, 1.3, True)
+    assert found["rows dispatch 4096x7168/256:bf16:uniform, host"] == (10.0, 12, True)
+    assert targets.report(record)[-1].endswith(f"of {len(found)} reached")
+    assert not targets.report(record | {"device": "simulator, seed 0"})
+
+
+def test_every_target_is_a_case_of_a_quick_run():
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    plan.add_arguments(parser)
+    quick = {(c.kernels, c.shape, c.sms) for c in plan.cases(parser.parse_args(["--quick"]))}
+    assert {(t.kernels, shapes.parse(t.shape), None) for t in targets.TARGETS} <= quick
+    large = Shape(4096, 7168, 256)
+    assert ("rows", large, targets.FEW_SMS) in quick and ("rows", shapes.parse("4096x7168/256:zipf"), None) in quick
+    whole = {(c.kernels, c.shape, c.sms) for c in plan.cases(parser.parse_args([]))}
+    assert quick <= whole
+
+
+def test_readme_table_has_our_times_floors_and_peers(record, tmp_path, capsys):
+    file = tmp_path / "made.json"
+    results.write(record, file)
+    assert main(["table", str(file)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "| pairs | 128 |" in lines[2] and "**40.0**" in lines[2] and "50.0 NCCL |" in lines[2]
+    assert "**46.0**" in lines[2] and "62.7 DeepEP LL* |" in lines[2]
+    assert lines[3].startswith("| rows | 4096 |") and lines[4].startswith("| rows Zipf | 4096 |")
+    assert len({line.count("|") for line in lines[:5]}) == 1 and len(lines[0].split("|")) == 2 + len(
+        readme_table.HEADINGS)
+    assert "4 x NVIDIA H200, 2026-11-21" in lines[-1] and "350 GB/s" in lines[-1]
+
+
+def test_the_picture_is_written_as_svg_and_png(record, tmp_path, capsys):
+    file = tmp_path / "made.json"
+    results.write(record, file)
+    status = main(["figure", str(file), "--out", str(tmp_path / "picture")])
+    if importlib.util.find_spec("matplotlib") is None:
+        assert status == 2 and "pip install matplotlib" in capsys.readouterr().err
+        return
+    assert status == 0
+    assert (tmp_path / "picture.svg").read_text().count("<path") > 20
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_results_of_different_machines_are_not_merged(record):
+    with pytest.raises(ValueError, match="device"):
+        results.merged([record, record | {"device": "another"}])
