@@ -1,6 +1,7 @@
 """`python -m benchmarks`: every contender at every shape; a table from rank 0, and a file."""
 
 import argparse
+import contextlib
 import gc
 import sys
 import time
@@ -92,8 +93,10 @@ class _Run:
             self.say(f"written: {self.file}")
 
     def _cases(self, cases):
-        last = None
+        last, missing = None, set()
         for i, case in enumerate(cases):
+            if case.section in missing:
+                continue
             if self._is_late():
                 self.say(f"{len(cases) - i} cases left out after {self.args.seconds:g} s")
                 self.record["left_out"] = len(cases) - i
@@ -105,6 +108,8 @@ class _Run:
                 self._case(case)
             except Refused as error:
                 self._not_run(case, error)
+                if "ModuleNotFoundError" in str(error):
+                    missing.add(case.section)       # it is not installed: no need to say so for each shape
             gc.collect()        # memory of this case that waits in cycles
 
     def _is_late(self):
@@ -131,8 +136,11 @@ class _Run:
             found = self._rows(case, contender, graph=False)
             if self.args.graph and not device.SIM and getattr(contender, "capturable", True):
                 found += self._of_graphs(case, contender)
-        finally:
-            together(self.world, close)
+        except Refused:
+            with contextlib.suppress(Refused):      # the first error is the one that tells something
+                together(self.world, close)
+            raise
+        together(self.world, close)
         spent = time.perf_counter() - begin
         self.say(f"{self.seconds():5.0f} s  {case.kernels:18} {str(case.shape):27} "
                  f"{'' if case.sms is None else f'{case.sms} SMs':8} "
