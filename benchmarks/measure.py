@@ -56,9 +56,10 @@ def together(world, attempt):
     except Exception as failed:     # whatever it is, it must not leave the other ranks waiting
         mine, error = None, f"{type(failed).__name__}: {failed}"
     told = world.tell((error, mine), TIMEOUT_S)
-    for rank, (why, _) in enumerate(told):
-        if why:
-            raise Refused(why if len(told) == 1 else f"rank {rank}: {why}")
+    failed = [(why.startswith("PeerTimeout"), rank, why) for rank, (why, _) in enumerate(told) if why]
+    if failed:
+        _, rank, why = min(failed)      # that others waited in vain follows from what happened to one
+        raise Refused(why if len(told) == 1 else f"rank {rank}: {why}")
     return [value for _, value in told]
 
 
