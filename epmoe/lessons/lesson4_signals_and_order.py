@@ -1,4 +1,4 @@
-"""Lesson 4: Signals and memory order: remove a fence, read the race report."""
+"""Lesson 4: Signals and memory order: remove a fence, read the report."""
 
 if __name__ == "__main__":
     from epmoe.lessons.telling import tell
@@ -236,8 +236,8 @@ print(wrapped(report))
 
 # One word of the kernels has changed. The report names the message, the line
 # that wrote it, the line that read it, and at its end what came close to
-# putting the two in order. `python -m epmoe mutants` breaks each synchronising
-# word of every kernel in this way, and demands that each loss is noticed.
+# putting the two in order. `python -m epmoe mutants` breaks every word that
+# synchronises, in every kernel, and demands that each loss is noticed.
 #
 # ## Exercise
 #

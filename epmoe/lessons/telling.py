@@ -82,7 +82,7 @@ class _Indented:
 
     def write(self, text):
         for part in text.splitlines(keepends=True):
-            self.stream.write(INDENT + part if self.fresh and part.strip() else part)
+            self.stream.write(INDENT + part if self.fresh and part != "\n" else part)
             self.fresh = part.endswith("\n")
         return len(text)
 

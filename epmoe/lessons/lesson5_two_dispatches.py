@@ -1,0 +1,274 @@
+"""Lesson 5: Why two dispatches in a row break, and what a hang is."""
+
+if __name__ == "__main__":
+    from epmoe.lessons.telling import tell
+
+    tell(__file__)
+    raise SystemExit
+
+# The signals of lesson 4 make one exchange right. A model has a hundred
+# layers and runs for days on the same buffers. This lesson is about the
+# second time.
+#
+# ## A round
+#
+# Two ranks, each with one mailbox: a message, and a word that is 0 while
+# nothing has arrived (in dispatch the word is recv_count, and "not arrived"
+# is 2**64 - 1, because 0 is a possible count). A round: write to the peer's
+# mailbox, raise its word with release; wait for the own word with acquire,
+# read, and put the own word back to 0, ready for the next time. The second
+# half, `answers`, is for later.
+
+from collections import Counter
+
+import numpy as np
+from epmoe import DeadlockError, RaceError, device
+from epmoe.device import (kernel, ld_acquire_sys_i32, load_i32, load_u64,
+                          st_relaxed_sys_i32, st_release_sys_i32, store_i32,
+                          block_idx, u64)
+from epmoe.lessons.telling import wrapped
+
+MESSAGE, WORD, ANSWER, GOT = 0, 4, 8, 64        # in a rank's memory
+
+
+def rounds(n_rounds, answers):
+    @kernel
+    def exchange(params, num_tokens, my_rank):
+        own = load_u64(params + u64(8 * my_rank))
+        peer = load_u64(params + u64(8 * (1 - my_rank)))
+        for i in range(1, n_rounds + 1):
+            store_i32(peer + u64(MESSAGE), i)               # dispatch_async
+            st_release_sys_i32(peer + u64(WORD), 1)
+            while ld_acquire_sys_i32(own + u64(WORD)) == 0:  # dispatch_wait
+                pass
+            store_i32(own + u64(GOT + 4 * i), load_i32(own + u64(MESSAGE)))
+            st_relaxed_sys_i32(own + u64(WORD), 0)
+            if answers:
+                st_release_sys_i32(peer + u64(ANSWER), 1)   # combine_async
+                while ld_acquire_sys_i32(own + u64(ANSWER)) == 0:
+                    pass                                    # combine_wait
+                st_relaxed_sys_i32(own + u64(ANSWER), 0)
+
+    return exchange
+
+
+def run(kern, n_rounds, seed, **options):
+    machine = device.machine(2, seed=seed, **options)
+    regions = [("mailbox", 0, (3,), np.int32, ("word",)),
+               ("got", GOT, (16,), np.int32, ("round",))]
+    boxes = [machine.alloc(128, "memory", r, regions=regions) for r in (0, 1)]
+    addresses = machine.alloc(16, "addresses")
+    try:
+        addresses.write(np.array([b.address for b in boxes], np.uint64))
+        for box in boxes:
+            box.fill(0)
+        for rank in (0, 1):
+            machine.launch(kern, 1, 1, (addresses.address, 0, rank),
+                           stream=machine.stream(rank))
+        machine.synchronize()
+        return [b.read(np.int32, n_rounds, GOT + 4).tolist() for b in boxes]
+    finally:
+        for b in (*boxes, addresses):
+            b.free()
+
+
+# One round, under 50 schedules:
+
+one = rounds(1, answers=False)
+assert all(run(one, 1, seed) == [[1], [1]] for seed in range(50))
+assert all(run(one, 1, seed, racecheck=True) for seed in range(10))
+print("one round: both got message 1, 50 times; no race")
+
+# ## Two rounds in a row
+#
+# Round i carries the number i, so each rank should get [1, 2].
+
+two = rounds(2, answers=False)
+outcomes, hang = Counter(), ""
+for seed in range(200):
+    try:
+        got = run(two, 2, seed)
+        outcomes["right" if got == [[1, 2], [1, 2]] else f"wrong: {got}"] += 1
+    except DeadlockError as error:
+        outcomes["hang"] += 1
+        hang = str(error)
+for what, times in outcomes.most_common():
+    print(f"{times:4} times {what}")
+assert outcomes["right"] and outcomes["hang"] and len(outcomes) > 2
+
+# Three different ends, from one fault. No rank is slower on purpose; the
+# schedule alone decides.
+#
+# Wrong, "got 2 twice" or the like: rank 0 was quick. It had its message of
+# round 1, so it went on and wrote its message of round 2 over that of round
+# 1, which rank 1 had not read yet.
+#
+# A hang: one rank signalled round 2 before the other had put its word back
+# for round 1. Then the other put it back, and wiped out the new signal with
+# it. Nobody will ever send it again:
+
+print(wrapped(hang))
+
+# In the simulator a hang is a report: every thread waits, and for what. On a
+# GPU it is a screen on which nothing happens.
+#
+# ## The cure costs nothing
+#
+# What is missing is a word from the receiver: "I have read it". In a
+# Mixture-of-Experts layer that word comes anyway, for dispatch is followed by
+# combine: rank 1 sends the expert's results back, and it cannot have those
+# before it has read the message. Who has received combine i from all peers
+# knows that all have done with dispatch i. Strictly alternating, dispatch
+# guards combine's buffer in the same way, and no barrier is needed ever:
+
+guarded = rounds(4, answers=True)
+for seed in range(50):
+    assert run(guarded, 4, seed) == [[1, 2, 3, 4]] * 2
+    run(guarded, 4, seed, racecheck=True)
+print("4 rounds with answers: right 50 times, and no race")
+
+# ## The real kernels
+#
+# ExpertParallel knows this rule and refuses:
+
+import ml_dtypes
+from epmoe import EPConfig, EPStateError, ExpertParallel, LocalWorld
+
+cfg = EPConfig(n_ranks=2, n_experts=4, top_k=2, hidden=8,
+               max_tokens_per_rank=4)
+x = [np.ones((4, 8), ml_dtypes.bfloat16)] * 2
+ids = [np.array([[0, 2], [1, 3], [2, 1], [3, 0]])] * 2
+with ExpertParallel(cfg, LocalWorld(2, seed=0)) as ep:
+    before = {name: ep.region(name, 0) for name in
+              ("dispatch_recv_count", "reserved", "finished")}
+    d = ep.dispatch(x, ids)
+    try:
+        ep.dispatch(x, ids)
+        raise AssertionError("not refused")
+    except EPStateError as error:
+        print(wrapped(error))
+    ep.combine([of_rank.output_tokens for of_rank in d], d,
+               [np.ones((4, 2), np.float32)] * 2)
+    for name, held in before.items():
+        assert (ep.region(name, 0) == held).all()
+print("after a round as before:", ", ".join(before))
+
+# (Putting words back is the kernels' own task: a host that had to clear
+# counters between two rounds would cost more than the round.)
+#
+# What would happen if it did not refuse? The same kernels, launched behind
+# its back, once with combine left out:
+
+from epmoe.lessons.two_dispatches import outcome
+
+for n_dispatches in (1, 2):
+    seen = Counter(outcome(n_dispatches, seed, racecheck=False)[0]
+                   for seed in range(8))
+    print(f"{n_dispatches} in a row, 8 schedules:", dict(seen))
+assert seen["hang"] > 0
+
+# And under the race detector, which stops at the first race, before it can do
+# harm, and sees it also where a schedule would have ended well:
+
+reports = [outcome(2, seed) for seed in range(8)]
+print(dict(Counter(how for how, _ in reports)))
+for how, text in reports:
+    if how == "race":
+        print(wrapped(text.partition("\n")[0]))
+
+# ## When a peer does not come
+#
+# Not every hang is a fault of the protocol. A rank may have died, or been
+# given another number of rounds. So no wait of this project is endless: each
+# has a time limit, by the device's clock. Here rank 1 never sends. (`kernels`
+# stands for the kernels, except that one launch of rank 1 does nothing.)
+
+from epmoe import PeerTimeout, kernels
+
+
+class RankOneIsSilent:
+    def __getattr__(self, name):
+        factory = getattr(kernels, name)
+        if name != "dispatch_async_kernel":
+            return factory
+
+        def make(*args, **options):
+            call = factory(*args, **options)
+
+            def launch(*arguments, **named):
+                rank = arguments[6]
+                if rank != 1:
+                    call(*arguments, **named)
+
+            launch.close = call.close
+            return launch
+
+        return make
+
+
+world = LocalWorld(2, seed=0, expire_waits=True)
+with ExpertParallel(cfg, world, kernels=RankOneIsSilent(), fused=False,
+                    timeout=0.5) as ep:
+    try:
+        ep.dispatch(x, ids)
+        raise AssertionError("no timeout")
+    except PeerTimeout as error:
+        print(wrapped(error))
+
+# It says who waits, for whom, and for what; then reset() makes a new start.
+#
+# ## When a block does not come
+#
+# The last kind of hang needs one GPU only. Blocks of a launch may wait for
+# each other only if all of them are on the GPU at once. If a launch has more
+# blocks than fit, some start when others end; and those never end:
+
+
+@kernel
+def wait_for_block_1(params, num_tokens, my_rank):
+    if block_idx() == 1:
+        st_release_sys_i32(params, 1)
+    while ld_acquire_sys_i32(params) == 0:
+        pass
+
+
+def two_blocks(**options):
+    machine = device.machine(1, seed=0, **options)
+    memory = machine.alloc(4, "flag")
+    memory.fill(0)
+    try:
+        machine.launch(wait_for_block_1, 2, 1, (memory.address, 0, 0),
+                       stream=machine.stream(0))
+        machine.synchronize()
+    finally:
+        memory.free()
+
+
+two_blocks()
+print("room for both blocks: fine")
+try:
+    two_blocks(resident_limit=1)
+    raise AssertionError("no hang")
+except DeadlockError as error:
+    print(wrapped(error))
+
+# So the grid of every kernel here is at most what fits, and a larger one is
+# refused before it is launched.
+#
+# ## Exercise
+#
+# A program does dispatches ONLY, no combine, for `rounds` rounds. All ranks
+# run the same list of steps, each at its own pace. Every rank has TWO buffers
+# now, 0 and 1, each with a mailbox for every peer. The steps:
+#
+#   "send 0", "send 1"    write this round's message into that buffer of every
+#                         peer, and signal it
+#   "wait 0", "wait 1"    wait until all peers have signalled that buffer of
+#                         one's own, read the messages, put the words back
+#   "barrier"             wait until all ranks have come to this barrier
+#
+# Write program(rounds), which returns the list. Each round is sent once and
+# waited for once, in order; no message may be overwritten before it is read,
+# no signal lost, nobody may wait for ever. Barriers are slow: can you do
+# without? The judge tries every order in which ranks can take their steps,
+# and shows the shortest one that does harm.

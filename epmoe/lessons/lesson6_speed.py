@@ -1,0 +1,229 @@
+"""Lesson 6: Speed: bytes, floors, rows against pairs, measured times."""
+
+if __name__ == "__main__":
+    from epmoe.lessons.telling import tell
+
+    tell(__file__)
+    raise SystemExit
+
+# How fast can dispatch be? Before measuring anything, one can say how fast it
+# cannot be: what has to cross the links takes its time. This lesson counts
+# bytes, makes a lower bound of them, the floor, and holds it against what was
+# measured. All figures of measurements come from the files of the project's
+# benchmarks; none stands in this text.
+#
+# ## What crosses a link
+#
+# The sizes of lesson 1: 256 experts on 4 GPUs, 8 of them for a token, tokens
+# of 7168 numbers. A router that likes all experts alike is drawn from a seed.
+
+from math import comb
+
+import numpy as np
+from epmoe import EPConfig
+from epmoe.lessons import measured
+
+N_RANKS, N_EXPERTS, TOP_K, HIDDEN = 4, 256, 8, 7168
+N_LOCAL = N_EXPERTS // N_RANKS
+
+
+def routing(tokens, seed=0):
+    rng = np.random.default_rng(seed)
+    return [np.argsort(rng.random((tokens, N_EXPERTS)), axis=1)[:, :TOP_K]
+            for _ in range(N_RANKS)]
+
+
+# pairs[src, dst]: messages from rank to rank, one for each (token, slot).
+
+
+def pairs_matrix(topk_ids):
+    return np.array([[(ids // N_LOCAL == dst).sum() for dst in range(N_RANKS)]
+                     for ids in topk_ids])
+
+
+matrix = pairs_matrix(routing(128))
+print(matrix)
+
+# The diagonal stays at home. The rest crosses links, and every GPU has a way
+# out and a way in of its own, which work at the same time. So what counts is
+# the busiest way of any GPU: the largest sum of a line or a column, without
+# the diagonal.
+
+
+def busiest(matrix):
+    others = matrix - np.diag(np.diag(matrix))
+    return max(others.sum(axis=0).max(), others.sum(axis=1).max())
+
+
+BF16 = 2
+sent_bytes = busiest(matrix) * HIDDEN * BF16
+print(f"busiest GPU: {busiest(matrix)} tokens, {sent_bytes / 1e6:.1f} MB")
+
+# ## The floor
+#
+# bytes / bandwidth. The benchmarks measure the bandwidth in the same run, by
+# a kernel that does nothing but store to peers.
+
+found = measured.newest()
+if found is None:
+    print("(no files of results at hand: they are in the repository,")
+    print("benchmarks/results. A guess is used instead of a measurement.)")
+gbps = found.link_gbps if found else 350.0
+print(f"{gbps:.0f} GB/s,",
+      f"measured on {found.n_ranks} x {found.device}" if found else "a guess")
+for tokens in (1, 128, 4096):
+    b = busiest(pairs_matrix(routing(tokens))) * HIDDEN * BF16
+    floor_us = b / gbps / 1e3
+    print(f"{tokens:5} tokens a rank: {b / 1e6:8.2f} MB,",
+          f"floor {floor_us:7.1f} us")
+
+# (GB/s is bytes per nanosecond, so bytes / (GB/s) is nanoseconds; another
+# 1000 make microseconds. G is 10**9 here, not 2**30.)
+#
+# No kernel that sends these bytes is faster than the floor, however clever.
+# To get below it one must send less. There are two ways.
+#
+# ## Less: smaller numbers
+#
+# The payload can be quantised before it is sent: fewer bits a number, and a
+# scale for each group of numbers.
+
+for name in ("bf16", "fp8_blockwise", "mxfp8", "mxfp4", "nvfp4"):
+    cfg = EPConfig(N_RANKS, N_EXPERTS, TOP_K, HIDDEN, 128, token_format=name)
+    size = cfg.format.token_size()
+    part = size / (BF16 * HIDDEN)
+    print(f"{name:14} {size:6} bytes a token, {part:.2f} of bf16")
+
+# ## Less: a token once
+#
+# 8 experts on 4 ranks: at least two of a token's experts share a rank, so the
+# same payload goes to the same GPU more than once. The "rows" kernels send
+# it once to each RANK, with the list of its experts there; the receiver
+# makes the copies. How many ranks does a token visit? A rank is missed with
+# probability C(E - L, k) / C(E, k): all k experts are among those elsewhere.
+
+
+def ranks_visited(n_ranks):
+    local = N_EXPERTS // n_ranks
+    missed = comb(N_EXPERTS - local, TOP_K) / comb(N_EXPERTS, TOP_K)
+    return n_ranks * (1 - missed)
+
+
+def rows_matrix(topk_ids):
+    return np.array([[(ids // N_LOCAL == dst).any(axis=1).sum()
+                      for dst in range(N_RANKS)] for ids in topk_ids])
+
+
+drawn = rows_matrix(routing(4096)).sum() / (N_RANKS * 4096)
+expected = ranks_visited(N_RANKS)
+print(f"ranks a token: {drawn:.3f} drawn, {expected:.3f} expected")
+assert abs(drawn - expected) < 0.02
+for n in (2, 4, 8, 16, 64):
+    rows = ranks_visited(n)
+    print(f"{n:3} ranks: a token makes {TOP_K} pairs or {rows:.2f} rows, "
+          f"{TOP_K / rows:.2f} times less")
+assert TOP_K / ranks_visited(2) > 3.9 and TOP_K / ranks_visited(64) < 1.1
+
+# With few ranks that is a lot, with many almost nothing. And it has a price:
+#
+# - On the way back the experts' rank must add up its rows of a token before
+#   it sends, or nothing would be saved. Pairs send every row as it is.
+# - These partial sums are rounded to bf16. That is one rounding more than in
+#   pairs, where the token's own rank adds up all rows in float32.
+# - There is more to keep in mind: which row goes to which experts must travel
+#   with the row, and be remembered for the way back.
+#
+# How much is one rounding? A token with 8 rows, two on each of 4 ranks:
+
+import ml_dtypes
+
+rng = np.random.default_rng(0)
+y = rng.standard_normal((4, 2, 100_000)).astype(ml_dtypes.bfloat16)
+y = y.astype(np.float32)
+at_once = y.sum(axis=(0, 1)).astype(ml_dtypes.bfloat16)
+partial = y.sum(axis=1).astype(ml_dtypes.bfloat16).astype(np.float32)
+in_two = partial.sum(axis=0).astype(ml_dtypes.bfloat16)
+differ = np.mean(at_once != in_two)
+print(f"{differ:.0%} of the sums differ in their last bits")
+assert 0.05 < differ < 0.9
+
+# ## What was measured
+#
+# Times in microseconds of the slowest GPU, and how many times the floor of
+# what these kernels send. "pairs" are the kernels of lessons 2 to 5;
+# "grouped rows" send a token once to a rank and end, like pairs, with rows
+# grouped by expert; NCCL is an all-to-all with permutation, in torch.
+
+
+def times_and_floor(kernels, phase, tokens):
+    row = found.row(kernels, phase, tokens)
+    if row is None:
+        return f"{'-':>16}"
+    return f"{row['us']:8.1f} ({row['us'] / row['floor_us']:5.1f})"
+
+
+OURS = ("pairs fused", "expert-major")
+if found:
+    gpu = found.device.partition(",")[0]
+    print(f"{found.n_ranks} x {gpu}, {found.date[:10]}")
+    print(f"{'tokens':>6} {'':9}{'pairs':>8} (x fl.) {'gr. rows':>9} (x fl.)"
+          f" {'NCCL':>8}")
+    for tokens in found.tokens("pairs fused", "dispatch"):
+        for phase in ("dispatch", "combine"):
+            nccl = found.row("nccl all-to-all", phase, tokens)
+            print(f"{tokens:6} {phase:9}",
+                  *(times_and_floor(k, phase, tokens) for k in OURS),
+                  f"{nccl['us']:8.1f}" if nccl else f"{'-':>8}")
+
+# Two things to see in it. The first: for large batches the kernels come near
+# their floor, and then only fewer bytes help.
+
+
+def compared(phase, tokens):
+    pairs, rows = (found.row(k, phase, tokens) for k in OURS)
+    if pairs and rows:
+        print(f"{phase} of {tokens}: grouped rows send "
+              f"{rows['bytes'] / pairs['bytes']:.2f} of the bytes in "
+              f"{rows['us'] / pairs['us']:.2f} of the time")
+        assert pairs["us"] < 2 * pairs["floor_us"]
+
+
+if found:
+    most = max(found.tokens("pairs fused", "dispatch"))
+    for phase in ("dispatch", "combine"):
+        compared(phase, most)
+
+# The second: for small batches the floor says nothing.
+
+if found:
+    row = found.row("pairs fused", "dispatch", 1)
+    if row:
+        print(f"1 token: floor {row['floor_us']:.1f} us, "
+              f"measured {row['us']:.1f} us")
+        assert row["us"] > 5 * row["floor_us"]
+
+# One token's bytes are nothing. What remains is a chain of steps of which
+# each waits for the one before: claim a slot, write, count, see the count,
+# signal across the link, see the signal, add up the offsets, tell the other
+# blocks, copy. Here kernels get faster by leaving out steps, not bytes.
+#
+# ## Exercise
+#
+# A routing is given, and a machine. Write
+#
+#   decide(topk_ids, n_ranks, n_experts, row_bytes, link_gbps, extra_us)
+#
+# which returns three things: the floor of pairs in microseconds, the floor of
+# rows in microseconds, and "pairs" or "rows", whichever should be used.
+#
+#   topk_ids    list over ranks of integer arrays (tokens, top_k); the ranks
+#               may have different numbers of tokens, 0 too; -1 is an empty
+#               slot, nothing is sent for it
+#   row_bytes   bytes of one token, for both layouts
+#   link_gbps   10**9 bytes a second, of each GPU out, and as much in
+#   extra_us    what rows cost beyond their floor, for the sums and the
+#               bookkeeping; pairs cost nothing beyond theirs. If both come
+#               out alike: "pairs"
+#
+# A floor counts the busiest way of any rank, out or in, as above; what a rank
+# sends to itself crosses no link.

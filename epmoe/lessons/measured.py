@@ -1,0 +1,46 @@
+"""What the benchmarks have measured: the rows of the files in benchmarks/results of the repository, the newest first."""
+
+import json
+from pathlib import Path
+
+import epmoe
+
+FOLDER = Path(epmoe.__file__).resolve().parents[1] / "benchmarks" / "results"
+SHAPE = dict(hidden=7168, experts=256, top_k=8, routing="uniform", graph=False)
+
+
+class Measured:
+    """Rows for one number of GPUs, each the newest of its kind.
+
+    n_ranks, device: of the machine. date, link_gbps: of the newest file. None where the repository's files are not at
+    hand (an installed package without its repository).
+    """
+
+    def __init__(self, records):
+        newest = records[-1]
+        self.n_ranks, self.device, self.date = newest["n_ranks"], newest["device"], newest["date"]
+        self.link_gbps = newest["link_gbps"]
+        self._rows = {}
+        for record in records:
+            for row in record["rows"]:
+                if row.get("sms") is None and all(row.get(name) == value for name, value in SHAPE.items()):
+                    self._rows[row["kernels"], row["phase"], row["tokens"], row["format"]] = row
+
+    def row(self, kernels, phase, tokens, format="bf16"):
+        """The row of these kernels for batches of so many tokens a rank, or None."""
+        return self._rows.get((kernels, phase, tokens, format))
+
+    def tokens(self, kernels, phase):
+        """For how many tokens there are rows."""
+        return sorted(tokens for k, p, tokens, f in self._rows if (k, p, f) == (kernels, phase, "bf16"))
+
+
+def newest():
+    """Measured, for the largest number of GPUs that there is; None if there are no files."""
+    records = [json.loads(path.read_text()) for path in FOLDER.glob("*.json")] if FOLDER.is_dir() else []
+    records = [r for r in records if r.get("link_gbps") and isinstance(r.get("rows"), list) and "n_ranks" in r]
+    records = [r for r in records if any(row["kernels"].startswith("pairs") for row in r["rows"])]
+    if not records:
+        return None
+    most = max(r["n_ranks"] for r in records)
+    return Measured(sorted((r for r in records if r["n_ranks"] == most), key=lambda r: r["date"]))

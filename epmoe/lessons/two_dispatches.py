@@ -1,0 +1,28 @@
+"""Rounds of the project's own dispatch with no combine between them: what ExpertParallel refuses to do."""
+
+from epmoe import kernels
+from epmoe.mutants.world_run import WorldRun
+from epmoe.mutants.worlds import PLAIN, World
+from epmoe_ref.errors import DeadlockError, RaceError
+
+
+class _WithoutCombine(WorldRun):
+    """All ranks' dispatches in flight at once; results are not looked at."""
+
+    def _launch_combine(self, rank, n, *_):
+        return None
+
+    def _check(self, rounds):
+        pass
+
+
+def outcome(rounds, seed, *, racecheck=True):
+    """("ends", "hang" or "race", the report) of these many dispatches in a row under one schedule."""
+    world = World("dispatches in a row", PLAIN, ((5, 3),) * rounds, fused=True)
+    try:
+        _WithoutCombine(world, kernels, seed, racecheck=racecheck).go()
+    except DeadlockError as error:
+        return "hang", str(error)
+    except RaceError as error:
+        return "race", str(error)
+    return "ends", ""

@@ -1,0 +1,129 @@
+"""Each exercise's judge accepts right answers, whatever their form, and tells wrong ones what is wrong."""
+
+import pytest
+from epmoe.__main__ import main
+from epmoe.lessons import exercise
+from epmoe.lessons.answers import Wrong, load
+
+import right_answers as right
+
+RIGHT = [(1, right.OFFSETS), (1, right.OFFSETS_BY_HAND), (2, right.PLACE), (2, right.PLACE_AS_ARRAY),
+         (3, right.SLOTS), (3, right.SLOTS_BY_HAND), (4, right.CHAIN), (4, right.CHAIN_OF_FENCES),
+         (4, right.CHAIN_OF_ATOMICS), (5, right.TWO_BUFFERS), (5, right.BARRIERS), (6, right.DECIDE),
+         (6, right.DECIDE_BY_HAND)]
+
+# number, right answer, [(text, what stands there instead)], words of the verdict
+WRONG = [
+    (1, right.OFFSETS, [("[[0], ends]", "[ends]")], "the 0 at the front is missing"),
+    (1, right.OFFSETS, [("[[0], ends]", "[[0], ends[:-1]]")], "the last number is missing"),
+    (1, right.OFFSETS, [("axis=1)", "axis=0)")], "the sums are over experts"),
+    (1, right.OFFSETS, [("np.cumsum(counts.sum(axis=1))", "counts.sum(axis=1)")], "not yet added up"),
+    (1, right.OFFSETS, [("np.cumsum(counts.sum(axis=1))", "np.cumsum(counts)")], "one number for each (expert, rank)"),
+    (1, right.OFFSETS, [("ends])", "ends]) + 1")], "row_offsets[0] must be 0"),
+    (1, right.OFFSETS, [("counts[local_expert, :src_rank].sum()", "0")], "ranks before rank 1"),
+    (1, right.OFFSETS, [(", :src_rank]", ", :src_rank + 1]")], "segment ends"),
+    (1, right.OFFSETS, [("row_offsets(counts)[local_expert] + ", "")], "the local experts before 1 are not counted"),
+    (2, right.PLACE, [("expert // local, ", "expert % n_ranks, ")], "not dealt out in turn"),
+    (2, right.PLACE, [("expert % local", "expert")], "an axis of LOCAL experts"),
+    (2, right.PLACE, [("up(4)", "4")], "src_info takes 16 bytes"),
+    (2, right.PLACE, [("up(4)", "4"), ("up(2 * top_k)", "2 * top_k")], "padded to 16 bytes too"),
+    (2, right.PLACE, [("up(2 * top_k)", "16")], "topk_info is as long as top_k=9"),
+    (2, right.PLACE, [("up(2 * hidden)", "up(4 * hidden)")], "2 bytes, not 4"),
+    (2, right.PLACE, [("* message", "")], "asked for is a number of bytes"),
+    (2, right.PLACE, [("(le * n_ranks + src_rank)", "(src_rank * local + le)")], "the local expert weighs most"),
+    (2, right.PLACE, [("* message", "* message + 1")], "the offset must be 0"),
+    (3, right.SLOTS, [("- counts", "")], "counts the block's own pairs too"),
+    (3, right.SLOTS, [("axis=0", "axis=1")], "sums run over experts"),
+    (3, right.SLOTS, [("np.cumsum(counts, axis=0)", "np.cumsum(counts).reshape(counts.shape)")], "over everything"),
+    (3, right.SLOTS, [("np.cumsum(counts, axis=0) - counts", "0 * counts")], "every block begins at 0"),
+    (3, right.SLOTS, [("first[e] + same", "same")], "the block's first slot is missing"),
+    (3, right.SLOTS, [("first[e] + same", "first[e]")], "the same slot as another"),
+    (3, right.SLOTS, [("first[e] + same", "first[e] + same + 1")], "one too high"),
+    (3, right.SLOTS, [("if e < 0", "if False")], "its answer is -1"),
+    (3, right.SLOTS, [("experts[:i].count(e)", "i")], "count only those for expert"),
+    (4, right.CHAIN, [("red_add_release_gpu", "red_add_relaxed_gpu")], "passes nothing on"),
+    (4, right.CHAIN, [("st_release_sys_i32(flag", "st_relaxed_sys_i32(flag")], "passes nothing on"),
+    (4, right.CHAIN, [("st_release_sys_i32(flag", "st_release_gpu_i32(flag")], "one GPU and read by another"),
+    (4, right.CHAIN, [("ld_acquire_gpu_i32(finished)", "load_i32(finished)")], "needs a strong word"),
+    (4, right.CHAIN, [("ld_acquire_gpu_i32(ready)", "ld_acquire_cta_i32(ready)")], "several blocks of rank 1"),
+    (4, right.CHAIN, [("st_release_gpu_i32(ready", "st_release_sys_i32(ready")], "stronger than it must be: line"),
+    (4, right.CHAIN, [("ld_acquire_gpu_i32(fin", "ld_acquire_sys_i32(fin")], "ld_acquire_gpu_i32 would do as well"),
+    (4, right.CHAIN, [("red_add_release", "fence_acq_rel_gpu(); red_add_release")], "would do as well"),
+    (4, right.CHAIN_OF_FENCES, [("fence_acq_rel_gpu()", "fence_acq_rel_sys()")], "fence_acq_rel_gpu() would do"),
+    (4, right.CHAIN, [("st_release_sys_i32(flag, 1)", "pass")], "this hangs"),
+    (4, right.CHAIN, [("load_i32(message)", "1")], "rank 1 read [1, 1, 1]"),
+    (5, right.TWO_BUFFERS, [("i % 2", "0")], "over that of round 1, which rank 1 has not read yet"),
+    (5, right.BARRIERS, [('"wait 0", "barrier"', '"barrier", "wait 0"')], "has not read yet"),
+    (5, right.TWO_BUFFERS, [('[f"send {b}", f"wait {b}"]', '[f"wait {b}", f"send {b}"]')], "nobody can go on"),
+    (5, right.TWO_BUFFERS, [('f"wait {b}"', 'f"wait {1 - b}"')], "nobody can go on"),
+    (5, right.TWO_BUFFERS, [("i % 2", "i % 3")], "there are two buffers"),
+    (5, right.TWO_BUFFERS, [("range(rounds)", "range(1)")], "each round is sent once"),
+    (5, right.PREFETCHING, [], "shortest way there"),
+    (6, right.DECIDE, [("gbps / 1e3", "gbps")], "in nanoseconds"),
+    (6, right.DECIDE, [("out[src, src] = 0", "pass")], "crosses no link"),
+    (6, right.DECIDE, [("max(out.sum(0).max(), out.sum(1).max())", "out.sum(1).max()")], "only the ways out"),
+    (6, right.DECIDE, [("max(out.sum(0).max(), out.sum(1).max())", "out.sum(0).max()")], "only the ways in"),
+    (6, right.DECIDE, [("max(out.sum(0).max(), out.sum(1).max())", "out.sum() / n_ranks")], "the busiest one decides"),
+    (6, right.DECIDE, [("owner = np.where(ids < 0, -1, ids // local)", "owner = (ids % n_experts) // local")],
+     "counted as an expert"),
+    (6, right.DECIDE, [("here.any(axis=1).sum()", "here.sum()")], "the floor of the other layout"),
+    (6, right.DECIDE, [("+ extra_us", "")], "so the choice is pairs, not rows"),
+    (6, right.DECIDE, [("extra_us <", "extra_us <=")], "so the choice is pairs, not rows"),
+    (6, right.DECIDE, [('"rows" if', '"row" if')], 'must be "pairs" or "rows"'),
+]
+
+
+def written(tmp_path, source):
+    file = tmp_path / "answer.py"
+    file.write_text(source)
+    return file
+
+
+@pytest.mark.parametrize("number, source", RIGHT)
+def test_right_answers_are_accepted(number, source, tmp_path):
+    assert exercise(number).judge(load(written(tmp_path, source)))
+
+
+@pytest.mark.parametrize("number, source, edits, says", WRONG)
+def test_wrong_answers_are_told_what_is_wrong(number, source, edits, says, tmp_path):
+    for text, new in edits:
+        assert text in source
+        source = source.replace(text, new)
+    with pytest.raises(Wrong) as wrong:
+        exercise(number).judge(load(written(tmp_path, source)))
+    assert says in str(wrong.value), str(wrong.value)
+
+
+def test_every_exercise_has_right_and_wrong_answers():
+    assert {n for n, _ in RIGHT} == set(range(1, 7))
+    assert all(sum(w[0] == n for w in WRONG) >= 2 for n in range(1, 7))
+
+
+@pytest.mark.parametrize("source, says", [
+    ("def row_offsets(counts)\n", "line 1 is not Python"),
+    ("import nothing_like_it\n", "ModuleNotFoundError while the file was read"),
+    ("x = 1\n", "has no function row_offsets"),
+    ("def row_offsets(counts):\n    pass\n", "returns None"),
+    ("def row_offsets(counts):\n    x = 1\n    return counts[99]\n", "line 3: IndexError in row_offsets("),
+    ("def row_offsets(counts):\n    return 'abc'\n", "row_offsets"),
+    ("def row_offsets(counts):\n    return [[0, 1], [2]]\n", "must return a sequence of numbers"),
+])
+def test_files_that_fail_are_told_where(source, says, tmp_path):
+    with pytest.raises(Wrong) as wrong:
+        exercise(1).judge(load(written(tmp_path, source)))
+    assert says in str(wrong.value), str(wrong.value)
+
+
+def test_check_says_the_verdict_and_returns_it(capsys, tmp_path):
+    file = written(tmp_path, right.OFFSETS)
+    assert main(["lesson", "1", "--check", str(file)]) == 0
+    assert capsys.readouterr().out.startswith("RIGHT  ")
+    assert main(["lesson", "2", "--check", str(file)]) == 1
+    assert "has no function place" in capsys.readouterr().out
+    assert main(["lesson", "1", "--check", str(tmp_path / "nothing.py")]) == 1
+    assert "--start" in capsys.readouterr().out
+
+
+def test_without_barriers_is_praised_more(tmp_path):
+    praise = [exercise(5).judge(load(written(tmp_path, s))) for s in (right.TWO_BUFFERS, right.BARRIERS)]
+    assert "no barrier is needed" in praise[0] and "a way without any" in praise[1]

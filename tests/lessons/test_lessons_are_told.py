@@ -1,0 +1,117 @@
+"""Each lesson runs, within a terminal of 80 columns; what it claims it asserts on the way."""
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from epmoe.__main__ import main
+from epmoe.lessons import FILES, exercise
+from epmoe.lessons.command import new_answer
+from epmoe.lessons.telling import cells, exercise_text, tell, title
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_there_are_six():
+    assert sorted(FILES) == [1, 2, 3, 4, 5, 6]
+    assert all(title(f.read_text()).startswith(f"Lesson {n}: ") for n, f in FILES.items())
+
+
+@pytest.mark.parametrize("number", FILES)
+def test_a_lesson_runs_and_fits_the_terminal(number):
+    told = io.StringIO()
+    tell(FILES[number], stream=told)
+    lines = told.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80, [line for line in lines if len(line) > 80]
+    source = FILES[number].read_text()
+    for kind, *cell in cells(source):       # in order: each piece of text and code
+        for line in cell[-1]:
+            line = line.removeprefix("## ").rstrip() if kind == "text" else f"│ {line}".rstrip()
+            lines = lines[[shown.rstrip() for shown in lines].index(line) + 1:]
+    assert "## Exercise" in [cell[1][0] for cell in cells(source) if cell[0] == "text"]
+
+
+@pytest.mark.parametrize("number", FILES)
+def test_every_line_of_a_lesson_is_told(number):
+    source = FILES[number].read_text()
+    told = [line.strip() for cell in cells(source) for line in cell[-1] if line.strip()]
+    code = source.split("raise SystemExit\n", 1)[1].splitlines()
+    assert told == [(line[2:] if line.startswith("#") else line).strip() for line in code if line.strip("# ")]
+
+
+def test_a_lesson_runs_as_a_plain_file():
+    done = subprocess.run([sys.executable, FILES[1]], cwd=ROOT, env={"PYTHONPATH": str(ROOT), "PYTHONUTF8": "1"},
+                          capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout.startswith(title(FILES[1].read_text())), done.stderr
+
+
+def test_a_claim_that_fails_stops_the_lesson_at_its_line(tmp_path):
+    file = tmp_path / "lesson.py"
+    file.write_text('"""A lesson."""\n\n# Text.\n\nx = 1\n\n# More.\n\ny = 2\nassert x == y\n')
+    told = io.StringIO()
+    with pytest.raises(AssertionError) as error:
+        tell(file, stream=told)
+    assert error.traceback[-1].lineno == 9 and str(error.traceback[-1].path) == str(file)
+    assert told.getvalue().splitlines() == ["A lesson.", "", "Text.", "", "│ x = 1", "", "More.", "", "│ y = 2",
+                                            "│ assert x == y"]
+
+
+def test_text_and_output_take_turns(tmp_path):
+    file = tmp_path / "lesson.py"
+    file.write_text('"""A lesson."""\n# ## One\n#\n# Text\n# goes on.\n\ndef f():\n    # code\n    return 1\n\n\n'
+                    'print("a")\nprint()\nprint("b", end="")\nprint("c")\n# ## Two\n')
+    told = io.StringIO()
+    tell(file, stream=told)
+    assert [line.rstrip() for line in told.getvalue().splitlines()] == [
+        "A lesson.", "", "One", "", "Text", "goes on.", "", "│ def f():", "│     # code", "│     return 1", "│", "│",
+        '│ print("a")', "│ print()", '│ print("b", end="")', '│ print("c")', "    a", "", "    bc", "", "Two", ""]
+
+
+def test_a_step_at_a_time(monkeypatch, tmp_path):
+    file, asked = tmp_path / "lesson.py", []
+    file.write_text('"""A lesson."""\n# ## One\n# ## Two\n# ## Three\n')
+    monkeypatch.setattr("builtins.input", asked.append)
+    tell(file, pause=True, stream=io.StringIO())
+    assert len(asked) == 2
+
+
+def run(capsys, *argv):
+    status = main(["lesson", *argv])
+    told = capsys.readouterr()
+    return status, told.out + told.err
+
+
+def test_the_list_names_every_lesson(capsys):
+    status, text = run(capsys)
+    assert status == 0 and max(map(len, text.splitlines())) <= 80
+    for file in FILES.values():
+        assert title(file.read_text()).partition(": ")[2].rstrip(".") in text
+
+
+def test_start_writes_the_question_and_spares_what_is_there(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    status, text = run(capsys, "2", "--start")
+    assert status == 0 and "--check answer2.py" in text
+    assert exercise_text(FILES[2].read_text()) in (tmp_path / "answer2.py").read_text()
+    (tmp_path / "answer2.py").write_text("mine")
+    status, text = run(capsys, "2", "--start")
+    assert status == 2 and "is left alone" in text and (tmp_path / "answer2.py").read_text() == "mine"
+    status, text = run(capsys, "2", "--start", str(tmp_path / "no" / "folder.py"))
+    assert status == 2 and "cannot be written" in text
+
+
+@pytest.mark.parametrize("number", FILES)
+def test_what_start_writes_is_python_and_not_yet_an_answer(capsys, number, tmp_path):
+    file = tmp_path / "fresh.py"
+    assert run(capsys, str(number), "--start", str(file))[0] == 0
+    compile(file.read_text(), str(file), "exec")
+    assert max(map(len, new_answer(number).splitlines())) <= 120 and exercise(number).STUB
+    status, text = run(capsys, str(number), "--check", str(file))
+    assert status == 1 and text.startswith("NOT YET")
+
+
+def test_options_need_a_lesson(capsys):
+    status, text = run(capsys, "--check")
+    assert status == 2 and "need a number" in text
