@@ -7,6 +7,9 @@
 | telling.py | reads a lesson's file and tells it: text, code, output |
 | answers.py | loads a student's file and calls its functions |
 | command.py | the command line |
+| broken_kernel.py | for lesson 4: the project's kernels with one synchronisation lost |
+| two_dispatches.py, mailbox_model.py | for lesson 5: dispatches in a row; every order of sends and waits tried out |
+| measured.py | for lesson 6: the files of results |
 """
 
 from importlib import import_module

@@ -24,6 +24,8 @@ def load(file):
     kept, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         spec.loader.exec_module(module)
+    except Wrong:
+        raise
     except SyntaxError as error:
         raise Wrong(f"{path.name} line {error.lineno} is not Python: {error.msg}") from None
     except Exception as error:

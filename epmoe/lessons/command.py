@@ -1,14 +1,16 @@
 """`python -m epmoe lesson`: lists, tells and judges the lessons."""
 
-import os
+import contextlib
+import signal
 import sys
 from pathlib import Path
 
 from epmoe.lessons import FILES, exercise
 from epmoe.lessons.answers import Wrong, load
-from epmoe.lessons.telling import WIDTH, exercise_text, tell, title, wrapped
+from epmoe.lessons.telling import WIDTH, exercise_text, plain_simulator, tell, title, wrapped
 
 FINE, WRONG, CANNOT_RUN = 0, 1, 2
+PATIENCE_S = 60     # for judging an answer
 HERE = "here"       # --start and --check without a file
 
 
@@ -72,14 +74,33 @@ def new_answer(number):
 
 def check(number, file):
     """Judge an answer, in words."""
-    os.environ["EPMOE_DEVICE"] = "sim"
     try:
-        praise = exercise(number).judge(load(file))
+        with plain_simulator(), _limited():
+            praise = exercise(number).judge(load(file))
     except Wrong as error:
         print(wrapped(f"NOT YET  {error}", WIDTH))
         return WRONG
     print(wrapped(f"RIGHT  {praise}", WIDTH))
     return FINE
+
+
+@contextlib.contextmanager
+def _limited():
+    """Wrong is raised in what takes too long, where the system can do so."""
+    def give_up(*_):
+        raise Wrong(f"it still runs after {PATIENCE_S} seconds: is there a loop that does not end?")
+
+    if not hasattr(signal, "SIGALRM"):
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, give_up)
+    others = signal.setitimer(signal.ITIMER_REAL, PATIENCE_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, *others)
 
 
 def _how_to_answer(number):

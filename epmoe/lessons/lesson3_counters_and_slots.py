@@ -14,10 +14,10 @@ if __name__ == "__main__":
 # ## A kernel
 #
 # Kernels in this project are written in the words of epmoe.device: load_i32
-# loads 32 bits from an address, store_i32 stores them. On a GPU each word is
-# one machine instruction. Here the same source runs under a simulator that
-# takes the threads one instruction at a time, in an order that follows from
-# a seed. So whatever goes wrong with seed 3 goes wrong again with seed 3.
+# loads 32 bits from an address, store_i32 stores them; on a GPU each is one
+# machine instruction. Here the same source runs under a simulator that takes
+# the threads one such word at a time, in an order that follows from a seed.
+# So whatever goes wrong with seed 3 goes wrong again with seed 3.
 #
 # Eight blocks, each of one thread, claim four slots each:
 

@@ -18,11 +18,12 @@ if __name__ == "__main__":
 
 import numpy as np
 from epmoe import RaceError, device
-from epmoe.device import (fence_acq_rel_sys, kernel, ld_acquire_gpu_i32,
-                          ld_acquire_sys_i32, ld_relaxed_sys_i32, load_i32,
+from epmoe.device import (block_idx, fence_acq_rel_sys, kernel,
+                          ld_acquire_gpu_i32, ld_acquire_sys_i32,
+                          ld_relaxed_gpu_i32, ld_relaxed_sys_i32, load_i32,
                           red_add_release_gpu_i32, st_relaxed_sys_i32,
                           st_release_gpu_i32, st_release_sys_i32, store_i32,
-                          block_idx, u64)
+                          u64)
 from epmoe.lessons.telling import wrapped
 
 MESSAGE, FLAG, SEEN = 0, 64, 128    # bytes from `params`
@@ -213,7 +214,7 @@ def chain(count_up, see_all):
 whole = chain(red_add_release_gpu_i32, ld_acquire_gpu_i32)
 assert run(whole, 0, blocks=1 + WRITERS) == 14 * WRITERS
 print("whole:", race(whole, blocks=1 + WRITERS))
-broken = chain(red_add_release_gpu_i32, ld_relaxed_sys_i32)
+broken = chain(red_add_release_gpu_i32, ld_relaxed_gpu_i32)
 report = race(broken, blocks=1 + WRITERS)
 print("the signaller's load relaxed:")
 print(wrapped(report))

@@ -23,9 +23,9 @@ from collections import Counter
 
 import numpy as np
 from epmoe import DeadlockError, RaceError, device
-from epmoe.device import (kernel, ld_acquire_sys_i32, load_i32, load_u64,
-                          st_relaxed_sys_i32, st_release_sys_i32, store_i32,
-                          block_idx, u64)
+from epmoe.device import (block_idx, kernel, ld_acquire_sys_i32, load_i32,
+                          load_u64, st_relaxed_sys_i32, st_release_sys_i32,
+                          store_i32, u64)
 from epmoe.lessons.telling import wrapped
 
 MESSAGE, WORD, ANSWER, GOT = 0, 4, 8, 64        # in a rank's memory

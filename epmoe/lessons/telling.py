@@ -75,12 +75,15 @@ def wrapped(text, width=WIDTH - len(INDENT)):
 
 
 class _Indented:
-    """A stream that indents every line written to it."""
+    """A stream that indents every line written to it, and sets the first one off from what stands above."""
 
     def __init__(self, stream):
-        self.stream, self.fresh = stream, True
+        self.stream, self.fresh, self.used = stream, True, False
 
     def write(self, text):
+        if not self.used:
+            self.stream.write("\n")
+            self.used = True
         for part in text.splitlines(keepends=True):
             self.stream.write(INDENT + part if self.fresh and part != "\n" else part)
             self.fresh = part.endswith("\n")
@@ -106,27 +109,43 @@ class Teller:
         """A heading, or a piece of text."""
         if lines[0].startswith("## "):
             if self.pause and self.sections:
-                input("[Enter] ")
+                try:
+                    input("[Enter] ")
+                except EOFError:        # nobody is there
+                    self.pause = False
             self.sections += 1
-            self.line(lines[0][3:], "bold")
+            self.line(lines[0][3:], "bold cyan")
         else:
             self.line("\n".join(lines).rstrip())
         self.line()
 
     def code(self, lines):
         """Code as it stands in the file, behind a bar."""
-        from rich.syntax import Syntax
         from rich.text import Text
 
-        coloured = Syntax("\n".join(lines), "python", theme="ansi_dark", background_color="default")
-        for line in coloured.highlight("\n".join(lines)).split("\n", allow_blank=False):
-            line.rstrip()
-            self.console.print(Text(BAR, style="dim") + line, soft_wrap=True)
+        for line in lines:
+            code, mark, comment = line.partition("#")
+            self.console.print(Text.assemble((BAR, "cyan"), code, (mark + comment, "dim")), soft_wrap=True)
+
+
+@contextlib.contextmanager
+def plain_simulator():
+    """The simulator, which shows what lessons are about, and none of its options from the environment."""
+    os.environ["EPMOE_DEVICE"] = "sim"
+    kept = {name: os.environ.pop(name) for name in ("EPMOE_SEED", "EPMOE_RACECHECK") if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(kept)
 
 
 def tell(file, *, pause=False, stream=None):
     """Tell the lesson of a file; an assertion that fails in it is raised. Returns the names that it defined."""
-    os.environ["EPMOE_DEVICE"] = "sim"      # lessons look at what only the simulator shows
+    with plain_simulator():
+        return _told(file, pause, stream)
+
+
+def _told(file, pause, stream):
     source = open(file, encoding="utf-8").read()
     teller, names = Teller(stream or sys.stdout, pause), {"__name__": "lesson", "__file__": str(file)}
     teller.line(title(source), "bold underline")

@@ -124,6 +124,13 @@ def test_check_says_the_verdict_and_returns_it(capsys, tmp_path):
     assert "--start" in capsys.readouterr().out
 
 
+def test_an_answer_that_does_not_end_is_given_up(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("epmoe.lessons.command.PATIENCE_S", 1)
+    file = written(tmp_path, "def program(rounds):\n    while True:\n        pass\n")
+    assert main(["lesson", "5", "--check", str(file)]) == 1
+    assert "a loop that does not end" in capsys.readouterr().out
+
+
 def test_without_barriers_is_praised_more(tmp_path):
     praise = [exercise(5).judge(load(written(tmp_path, s))) for s in (right.TWO_BUFFERS, right.BARRIERS)]
     assert "no barrier is needed" in praise[0] and "a way without any" in praise[1]

@@ -1,6 +1,7 @@
 """Each lesson runs, within a terminal of 80 columns; what it claims it asserts on the way."""
 
 import io
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -66,7 +67,7 @@ def test_text_and_output_take_turns(tmp_path):
     tell(file, stream=told)
     assert [line.rstrip() for line in told.getvalue().splitlines()] == [
         "A lesson.", "", "One", "", "Text", "goes on.", "", "│ def f():", "│     # code", "│     return 1", "│", "│",
-        '│ print("a")', "│ print()", '│ print("b", end="")', '│ print("c")', "    a", "", "    bc", "", "Two", ""]
+        '│ print("a")', "│ print()", '│ print("b", end="")', '│ print("c")', "", "    a", "", "    bc", "", "Two", ""]
 
 
 def test_a_step_at_a_time(monkeypatch, tmp_path):
@@ -75,6 +76,14 @@ def test_a_step_at_a_time(monkeypatch, tmp_path):
     monkeypatch.setattr("builtins.input", asked.append)
     tell(file, pause=True, stream=io.StringIO())
     assert len(asked) == 2
+
+
+def test_options_of_the_simulator_do_not_reach_a_lesson(monkeypatch, tmp_path):
+    monkeypatch.setenv("EPMOE_RACECHECK", "1")
+    file = tmp_path / "lesson.py"
+    file.write_text('"""A lesson."""\nimport os\nassert "EPMOE_RACECHECK" not in os.environ\n')
+    tell(file, stream=io.StringIO())
+    assert os.environ["EPMOE_RACECHECK"] == "1"
 
 
 def run(capsys, *argv):
