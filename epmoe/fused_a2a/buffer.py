@@ -8,7 +8,7 @@ from epmoe_ref.errors import EPStateError, EPValueError, PeerTimeout
 from epmoe import device
 from epmoe.fused_a2a.heap import Arena, Heap
 from epmoe.fused_a2a.launches import Launches
-from epmoe.kernels.rows import control
+from epmoe.kernels.rows import control, row_flags
 from epmoe.kernels.rows import status as rows_status
 from epmoe.placing import Placing
 
@@ -33,7 +33,7 @@ class _Rank:
     def __init__(self, machine, rank):
         self.rank, self.arena = rank, Arena(machine, rank)
         self.words = machine.alloc(control.WORDS_BYTES, "rows words", rank)
-        self.scratch = None         # columns, before and totals of the layout
+        self.scratch = None         # columns of the layout
         self.heap = Heap(machine, None, 0, 0)
 
 
@@ -43,8 +43,8 @@ class Buffer:
     group: a world (LocalWorld, MPIWorld). hidden_bytes: of a row, as get_hidden_bytes tells; the rest is known when
     rows come. timeout [s]: after it a wait gives up and PeerTimeout is raised. launch: LaunchConfig.
 
-    Three kinds of memory: control, a few kB that peers write; the pool, which they write rows into, a staging area and
-    behind it a heap of results; and each rank's own memory. The pool grows, on all ranks in the same call, and never
+    Three kinds of memory: control, a few kB that peers write; the pool, which they write rows into: flags of rows, a
+    staging area and behind it a heap of results; and each rank's own memory. The pool grows, on all ranks in the same call, and never
     shrinks; results and handles that are in use survive that. A result that finds no room in the heap is received in
     the staging area and moved to memory of its own, so the numbers never depend on who holds on to what.
     """
@@ -58,7 +58,7 @@ class Buffer:
         self.n_local_experts, self.max_tokens = 0, 0
         # With all ranks in one process every rank's number of tokens is known before the launch.
         self.knows_all_ranks = bool(group.lists)
-        self.staging_bytes = self.heap_bytes = 0
+        self.flag_bytes = self.staging_bytes = self.heap_bytes = 0
         self.failure, self.closed = None, False
         self.fp8_dispatch = False   # HybridEPDispatch: send blockwise FP8
         self._control = self._pool = None
@@ -80,8 +80,8 @@ class Buffer:
         for r in self.ranks:
             if r.scratch is not None:
                 r.scratch.free()
-            # columns [n_columns, blocks], before [blocks, n_columns], totals [n_columns]: int32
-            r.scratch = self.machine.alloc(4 * n_columns * (2 * blocks + 1), "rows layout", r.rank)
+            # columns [blocks, n_columns] uint64
+            r.scratch = self.machine.alloc(8 * n_columns * blocks, "rows layout", r.rank)
         self.initialise()
 
     def initialise(self):
@@ -91,35 +91,42 @@ class Buffer:
             r.words.fill(0)
             r.scratch.fill(0)
             self._control.buffers[r.rank].fill(0)
+            if self._pool is not None:
+                self._pool.buffers[r.rank].fill(0, 0, self.flag_bytes)
         self.world.barrier("reset", self.timeout)
 
     def want_tokens(self, max_tokens):
         """Remember the most tokens of any rank; all ranks are told the same."""
         self.max_tokens = max(self.max_tokens, max_tokens)
 
-    def want_pool(self, staging_bytes, result_bytes=0):
-        """A pool with a staging area of so many bytes and room for results. Collective if it must grow.
+    def want_pool(self, staging_bytes, result_bytes=0, flag_rows=0):
+        """A pool with a staging area of so many bytes, room for results, and flags for so many rows.
 
-        All ranks ask for the same: what they ask for follows from what all of them know.
+        Collective if it must grow. All ranks ask for the same: what they ask for follows from what all of them know.
         """
-        staging_bytes = align(max(staging_bytes, result_bytes))
-        if staging_bytes <= self.staging_bytes and result_bytes <= self.heap_bytes:
+        staging_bytes, flag_bytes = align(max(staging_bytes, result_bytes)), align(row_flags.bytes_for(flag_rows))
+        if (staging_bytes <= self.staging_bytes and result_bytes <= self.heap_bytes
+                and flag_bytes <= self.flag_bytes):
             return
+        self.flag_bytes = _grown(self.flag_bytes, flag_bytes)
         self.staging_bytes = _grown(self.staging_bytes, staging_bytes)
         self.heap_bytes = _grown(self.heap_bytes, align(result_bytes) * RESULTS_AT_ONCE)
         self.machine.synchronize()
         if self._pool is not None:
             self._retired.append(self._pool)    # results in use lie there
-        nbytes = self.staging_bytes + self.heap_bytes
-        regions = [("rows pool", 0, (nbytes,), np.uint8, ("byte",))]
+        heap_at = self.flag_bytes + self.staging_bytes
+        nbytes, n_flags = heap_at + self.heap_bytes, self.flag_bytes // row_flags.bytes_for(1)
+        regions = [("row flags", 0, (n_flags, row_flags.PARTS), np.uint32, ("row", "part")),
+                   ("rows pool", self.flag_bytes, (nbytes - self.flag_bytes,), np.uint8, ("byte",))]
         self._pool = self.world.allocate(nbytes, "rows pool", regions, self.timeout)
         for r in self.ranks:
-            r.heap = Heap(self.machine, self._pool.buffers[r.rank], self.staging_bytes, nbytes)
+            self._pool.buffers[r.rank].fill(0, 0, self.flag_bytes)
+            r.heap = Heap(self.machine, self._pool.buffers[r.rank], heap_at, nbytes)
         self.world.barrier("start", self.timeout)
 
     def staging(self, r):
-        """Address of a rank's staging area, which lies at offset 0 of the pool."""
-        return self._pool.buffers[r.rank].address if self._pool is not None else 0
+        """Address of a rank's staging area, which lies in the pool behind the flags."""
+        return self._pool.buffers[r.rank].address + self.flag_bytes if self._pool is not None else 0
 
     def offset(self, r, address):
         """Where in the pool an address lies."""
@@ -129,27 +136,21 @@ class Buffer:
     def allocated_bytes(self):
         """Bytes of one rank: control, pool, and memory of its own."""
         r = self.ranks[0]
-        pool = self.staging_bytes + self.heap_bytes
+        pool = self.flag_bytes + self.staging_bytes + self.heap_bytes
         return self.layout.nbytes + r.words.nbytes + r.scratch.nbytes + pool + r.arena.allocated_bytes
 
     def _regions(self):
         at, n = self.layout, self.world.n_ranks
-        notes = ("parity", "src_rank", "byte")
-        return [("announced", at.announced, (n,), np.uint64, ("src_rank",)),
-                ("arrived", at.arrived, (n,), np.uint64, ("src_rank",)),
-                ("notes", at.notes, (2, n, at.note_bytes), np.uint8, notes)]
+        return [("arrived", at.arrived, (2, n), np.int32, ("parity", "src_rank")),
+                ("notes", at.notes, (2, n, at.note_bytes // 8), np.uint64, ("parity", "src_rank", "word"))]
 
     # ------------------------------------------------------------------ launches
     def values(self, r):
         """The fields of the parameter block that every launch of a rank has."""
-        n_columns, blocks = self.world.n_ranks * (1 + self.n_local_experts), self.launches.most_blocks
         pool = self._pool.addresses if self._pool is not None else [0] * self.world.n_ranks
-        columns = r.scratch.address
-        before = columns + 4 * n_columns * blocks
         return dict(control_ptrs=list(self._control.addresses), pool_ptrs=list(pool), notes_at=self.layout.notes,
                     note_bytes=self.layout.note_bytes, words=r.words.address,
-                    timeout_ns=max(1, int(self.timeout * 1e9)), columns=columns, before=before,
-                    totals=before + 4 * n_columns * blocks)
+                    timeout_ns=max(1, int(self.timeout * 1e9)), columns=r.scratch.address)
 
     @contextmanager
     def launching(self):
@@ -171,10 +172,13 @@ class Buffer:
             raise
 
     def launch_all(self, kernel, calls, num_sms=None):
-        """Launch a kernel on every rank of this process; calls: (rank, fields of the parameter block, num_tokens)."""
+        """Launch a kernel on every rank of this process.
+
+        calls: (rank, fields of the parameter block, num_tokens), and rows that it moves if that is not a row a token.
+        """
         with self.launching() as streams:
-            for rank, values, num_tokens in calls:
-                self.launches.start(kernel, rank, values, num_tokens, streams[rank], num_sms)
+            for rank, values, num_tokens, *n_rows in calls:
+                self.launches.start(kernel, rank, values, num_tokens, streams[rank], num_sms, *n_rows)
 
     def expect_open(self):
         """Raise EPStateError after close, or after an error that left the words in the middle of a call."""
@@ -193,10 +197,10 @@ class Buffer:
             words = r.words.read(np.int32, (16,), control.STATUS)
             if not words.any():
                 continue
-            n, buffer = self.world.n_ranks, self._control.buffers[r.rank]
+            n, at, buffer = self.world.n_ranks, self.layout, self._control.buffers[r.rank]
             try:
-                flags = [buffer.read(np.uint64, (n,), at) for at in (self.layout.announced, self.layout.arrived)]
-                rows_status.raise_if_failed(words, r.rank, self.timeout, *flags)
+                notes = buffer.read(np.uint64, (2, n, at.note_bytes // 8), at.notes)
+                rows_status.raise_if_failed(words, r.rank, self.timeout, notes[:, :, control.TOKENS] >> np.uint64(32))
                 r.words.fill(0, control.STATUS, 64)
                 rows_status.raise_if_bad_ids(words, r.rank)
             except PeerTimeout as error:

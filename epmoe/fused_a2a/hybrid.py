@@ -14,7 +14,6 @@ from epmoe.fused_a2a.handles import HybridHandle, counts_offset, handle_of, info
 from epmoe.fused_a2a.rows import letting_go, told_by
 from epmoe.kernels.rows import combine_kernel, dispatch_kernel, expand_kernel, resend_kernel
 from epmoe.kernels.rows.senders import fp8_format
-from epmoe.kernels.rows.shape import RowsShape
 from epmoe.lending import arrange
 
 NO_LIMIT = 2**31 - 1
@@ -38,7 +37,8 @@ class _Staged:
         self.fields, self.nbytes = arrange(staged_arrays(rows, row_bytes, local))
         self.has_room = self.nbytes <= buffer.staging_bytes
         at = [self.fields[name].offset for name in ("x", "slots", "probs")]
-        self.values = dict(places=[*at, 0], capacity=rows if self.has_room else 0xFFFFFFFF)
+        self.values = dict(places=[*(buffer.flag_bytes + offset for offset in at), 0],
+                           capacity=rows if self.has_room else 0xFFFFFFFF)
         self._offsets = at
 
     def sources(self, buffer, r):
@@ -76,9 +76,9 @@ def dispatch_forward(buffer, x, routing_map, probs, num_local_experts, *, num_pe
     buffer.expect_open()
     buffer.want_experts(local)
     row_bytes = fp8_format(hidden).token_size if fp8_dispatch else hidden * dtype.itemsize
-    shape = RowsShape(world.n_ranks, local, buffer.launches.threads, row_bytes, has_probs=has_probs, has_meta=True,
-                      value_bytes=hidden if fp8_dispatch else 0, scale_words=hidden // FP8_GROUP if fp8_dispatch else 0,
-                      encode=bool(fp8_dispatch))
+    shape = buffer.launches.shape(
+        local, row_bytes, has_probs=has_probs, has_meta=True, value_bytes=hidden if fp8_dispatch else 0,
+        scale_words=hidden // FP8_GROUP if fp8_dispatch else 0, encode=bool(fp8_dispatch))
     if buffer.knows_all_ranks or limit is not None and buffer.max_tokens:
         # without a look at the device, a batch larger than any before is taken to be that large on all ranks
         buffer.want_tokens(max(num_tokens))
@@ -186,7 +186,7 @@ class _First:
             out = self.outputs[i].address
             values = self._values(i) | self.staged.sources(self.buffer, r) | dict(
                 n_rows=self.num_rows[i], out=out("x"), out_probs=out("probs"), out_scales=out("scales"))
-            self.buffer.launches.start(kernel, r.rank, values, 0, streams[r.rank], num_sms)
+            self.buffer.launches.start(kernel, r.rank, values, 0, streams[r.rank], num_sms, self.num_rows[i])
 
 
 def handle_values(buffer, loan):
@@ -212,7 +212,7 @@ def cached_dispatch(buffer, name, x, handle, num_sms=None):
     row_bytes, n_ranks = hidden * dtype.itemsize, buffer.world.n_ranks
     buffer.want_pool(staged_bytes(handle.capacity, row_bytes, 0))
     staged = _Staged(buffer, handle.capacity, row_bytes, 0)
-    shape = RowsShape(n_ranks, handle.num_local_experts, buffer.launches.threads, row_bytes)
+    shape = buffer.launches.shape(handle.num_local_experts, row_bytes)
     outputs, calls = [], []
     with letting_go(buffer):
         for i, (r, loan, rows) in enumerate(zip(buffer.ranks, handle.loans, handle.num_rows)):
@@ -224,7 +224,7 @@ def cached_dispatch(buffer, name, x, handle, num_sms=None):
         with buffer.launching() as streams:
             for rank, values, n in calls:
                 buffer.launches.start(resend_kernel(shape), rank, values, n, streams[rank], num_sms)
-                buffer.launches.start(expand_kernel(shape), rank, values, 0, streams[rank], num_sms)
+                buffer.launches.start(expand_kernel(shape), rank, values, 0, streams[rank], num_sms, values["n_rows"])
     return [loan.array("x") for loan in outputs]
 
 
@@ -244,18 +244,18 @@ def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
     buffer.expect_open()
     row_bytes = hidden * dtype.itemsize
     probs_at = align(handle.capacity * row_bytes)
-    buffer.want_pool(probs_at + 4 * local * handle.capacity * has_probs)
-    shape = RowsShape(n_ranks, local, buffer.launches.threads, row_bytes, has_probs=has_probs,
-                      dtype=arguments.NAMES[dtype], p2p_world_size=handle.p2p_world_size)
-    results, calls = [], []
+    buffer.want_pool(probs_at + 4 * local * handle.capacity * has_probs, flag_rows=handle.capacity)
+    shape = buffer.launches.shape(local, row_bytes, has_probs=has_probs, dtype=arguments.NAMES[dtype],
+                                  p2p_world_size=handle.p2p_world_size)
+    results, calls, at = [], [], buffer.flag_bytes
     with letting_go(buffer):
         for i, (r, loan, n) in enumerate(zip(buffer.ranks, handle.loans, handle.num_tokens)):
             results.append(r.arena.lend("combine result", {
                 "x": ((n, hidden), dtype), "probs": ((n if has_probs else 0, n_ranks * local), FP32)}))
             values = buffer.values(r) | handle_values(buffer, loan) | dict(
-                x=buffer.placing.place(r.rank, name, xs[i]), places=[0, 0, probs_at, 0], capacity=handle.capacity,
+                x=buffer.placing.place(r.rank, name, xs[i]), places=[at, 0, at + probs_at, 0], capacity=handle.capacity,
                 probs=buffer.placing.place(r.rank, f"probs of {name}", probs[i]) if has_probs else 0,
                 out=results[i].address("x"), out_probs=results[i].address("probs"))
-            calls.append((r.rank, values, n))
+            calls.append((r.rank, values, n, n + handle.num_rows[i]))
         buffer.launch_all(combine_kernel(shape), calls, num_sms)
     return [loan.array("x") for loan in results], [loan.array("probs") for loan in results] if has_probs else None

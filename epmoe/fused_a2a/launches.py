@@ -6,6 +6,8 @@ from epmoe import device
 from epmoe.kernels import LaunchConfig
 from epmoe.kernels.launch import SIMULATOR_BLOCKS
 from epmoe.kernels.rows.block import parameter_block
+from epmoe.kernels.rows.shape import RowsShape
+from epmoe.kernels.stamps import TraceBuffers
 
 MAX_BLOCKS = 1024       # parameter blocks that are kept; a steady state uses a few a rank
 
@@ -18,16 +20,29 @@ class Launches:
         self.launch = world.share(launch or LaunchConfig())
         self.threads = self.launch.threads
         self.most_blocks = self.launch.n_sms or (SIMULATOR_BLOCKS if device.SIM else self.machine.n_sms)
+        self.traces = {}            # by kernel: stamps, if the LaunchConfig asks for them
         self._written = OrderedDict()
 
-    def grid(self, num_sms):
-        """Blocks of a launch for which the caller grants num_sms (None: as many as there are)."""
-        return max(1, self.most_blocks if num_sms is None else min(int(num_sms), self.most_blocks))
+    def shape(self, n_local_experts, row_bytes, **more):
+        """The RowsShape of a kernel of these launches."""
+        return RowsShape(self.world.n_ranks, n_local_experts, self.threads, row_bytes, trace=self.launch.trace, **more)
 
-    def start(self, kernel, rank, values, num_tokens, stream, num_sms=None):
-        """Launch a kernel with these fields of the parameter block."""
+    def grid(self, num_sms, n_rows):
+        """Blocks of a launch for which the caller grants num_sms (None: as many as there are); at least two.
+
+        No more than have something to do with so many rows, besides the clerk: few begin and end sooner than many.
+        """
+        granted = self.most_blocks if num_sms is None else min(int(num_sms), self.most_blocks)
+        return max(2, min(granted, n_rows + 1))
+
+    def start(self, kernel, rank, values, num_tokens, stream, num_sms=None, n_rows=None):
+        """Launch a kernel with these fields of the parameter block. n_rows: that it moves, if not a row a token."""
+        grid = self.grid(num_sms, num_tokens if n_rows is None else n_rows)
+        if self.launch.trace:
+            values["trace"] = self.traces.setdefault(kernel.name, TraceBuffers()).address(
+                self.machine, rank, self.most_blocks)
         block = self._block(rank, parameter_block(self.world.n_ranks).pack(values))
-        self.machine.launch(kernel, self.grid(num_sms), self.threads, (block.address, num_tokens, rank), stream=stream)
+        self.machine.launch(kernel, grid, self.threads, (block.address, num_tokens, rank), stream=stream)
 
     def _block(self, rank, words):
         key = (rank, words.tobytes())
@@ -46,6 +61,8 @@ class Launches:
             self.close()
 
     def close(self):
-        """Free the parameter blocks; the launches that use them must have ended."""
+        """Free parameter blocks and stamps; the launches that use them must have ended."""
+        for trace in self.traces.values():
+            trace.close()
         while self._written:
             self._written.popitem()[1].free()

@@ -11,7 +11,6 @@ from epmoe.fused_a2a.arguments import FP32
 from epmoe.fused_a2a.buffer import align
 from epmoe.fused_a2a.handles import RowsHandle, counts_offset, handle_of, info_words
 from epmoe.kernels.rows import combine_kernel, dispatch_kernel, move_kernel, records, resend_kernel
-from epmoe.kernels.rows.shape import RowsShape
 from epmoe.lending import arrange
 
 PLACES = ("x", "ids", "probs", "scales")    # order of the arrays of a result in a note
@@ -74,7 +73,8 @@ class _Target:
             sources=[self._staged(n) for n in names] + fill, targets=[self.loan.address(n) for n in names] + fill,
             word_counts=[self.loan.fields[n].nbytes // 4 for n in names] + fill)
         launches = self.buffer.launches
-        launches.start(move_kernel(self.buffer.world.n_ranks, launches.threads), self.r.rank, values, 0, stream)
+        kernel = move_kernel(self.buffer.world.n_ranks, launches.threads)
+        launches.start(kernel, self.r.rank, values, 0, stream, None, rows)
 
     def _staged(self, name):
         return self.buffer.staging(self.r) + self.fields[name].offset
@@ -106,8 +106,8 @@ def dispatch_forward(buffer, x, token_indices, token_probs, num_experts, num_sms
         buffer.want_tokens(max(num_tokens))
         buffer.want_pool(0, arrange(arrays_of(world.n_ranks * buffer.max_tokens))[1])
     wide = all(a.dtype.itemsize == 8 for a in ids)
-    shape = RowsShape(world.n_ranks, local, buffer.launches.threads, hidden * dtype.itemsize, top_k=top_k,
-                      id_bytes=8 if wide else 4, scale_words=n_scales, has_probs=True, has_meta=True)
+    shape = buffer.launches.shape(local, hidden * dtype.itemsize, top_k=top_k, id_bytes=8 if wide else 4,
+                                  scale_words=n_scales, has_probs=True, has_meta=True)
     with letting_go(buffer):
         values, loans = [], []
         for i, r in enumerate(buffer.ranks):
@@ -212,7 +212,7 @@ def cached_dispatch(buffer, name, x, handle, num_sms=None):
 
     # Counts are known to all ranks, so all grow together; in the staging area there is then room on every rank.
     buffer.want_pool(0, arrange(arrays_of(handle.most_rows))[1])
-    shape = RowsShape(buffer.world.n_ranks, 1, buffer.launches.threads, hidden * dtype.itemsize, top_k=1)
+    shape = buffer.launches.shape(1, hidden * dtype.itemsize, top_k=1)
     with letting_go(buffer):
         targets = [_Target(buffer, r, arrays_of, handle.most_rows) for r in buffer.ranks]
         values = [dict(x=buffer.placing.place(r.rank, name, a)) | _handle_values(buffer, loan)
@@ -233,18 +233,18 @@ def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
     buffer.expect_open()
     row_bytes = hidden * dtype.itemsize
     probs_at = align(handle.most_returned * row_bytes)
-    buffer.want_pool(probs_at + 4 * handle.top_k * handle.most_returned * has_probs)
-    shape = RowsShape(world.n_ranks, 1, buffer.launches.threads, row_bytes, top_k=handle.top_k, has_probs=has_probs,
-                      dtype=arguments.NAMES[dtype])
-    results, calls = [], []
+    buffer.want_pool(probs_at + 4 * handle.top_k * handle.most_returned * has_probs, flag_rows=handle.most_returned)
+    shape = buffer.launches.shape(1, row_bytes, top_k=handle.top_k, has_probs=has_probs,
+                                  dtype=arguments.NAMES[dtype])
+    results, calls, at = [], [], buffer.flag_bytes
     with letting_go(buffer):
         for i, (r, loan, n) in enumerate(zip(buffer.ranks, handle.loans, handle.num_tokens)):
             results.append(r.arena.lend("combine result", {
                 "x": ((n, hidden), dtype), "probs": ((n if has_probs else 0, handle.top_k), FP32)}))
-            values = dict(x=buffer.placing.place(r.rank, name, xs[i]), places=[0, 0, probs_at, 0],
+            values = dict(x=buffer.placing.place(r.rank, name, xs[i]), places=[at, 0, at + probs_at, 0],
                           capacity=handle.most_returned,
                           probs=buffer.placing.place(r.rank, f"probs of {name}", probs[i]) if has_probs else 0,
                           out=results[i].address("x"), out_probs=results[i].address("probs"))
-            calls.append((r.rank, buffer.values(r) | values | _handle_values(buffer, loan), n))
+            calls.append((r.rank, buffer.values(r) | values | _handle_values(buffer, loan), n, n + handle.num_rows[i]))
         buffer.launch_all(combine_kernel(shape), calls, num_sms)
     return [loan.array("x") for loan in results], [loan.array("probs") for loan in results] if has_probs else None

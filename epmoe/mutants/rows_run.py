@@ -199,7 +199,7 @@ class RowsRun:
         except PeerTimeout:
             note = buffer.layout.note(epoch & 1, 0) + control.PLACES
             places = buffer._control.buffers[self.world.absent[0]].read(np.uint64, (3,), note)
-            if not places[2]:           # where combine's probs go; a cached dispatch, which came later, has none
+            if not places[2] & np.uint64(2**32 - 1):    # where combine's probs go; a cached dispatch, which came later, has none
                 raise Leftover(f"the note of epoch {epoch} is that of a later call, which went on after a wait had "
                                "expired") from None
             return
@@ -208,12 +208,13 @@ class RowsRun:
     def _check_memory(self, buffer):
         for r in buffer.ranks:
             words = r.words.read(np.int32, (control.WORDS_BYTES // 4,))
-            if words[control.BARRIER_COUNT // 4] or words[control.FINISHED // 4] or words[control.STATUS // 4:].any():
+            if words[control.BEGUN // 4] or words[control.STATUS // 4:].any():
                 raise Leftover(f"words of rank {r.rank} after the calls: {words.tolist()}")
-            n_columns = N_RANKS * (1 + buffer.n_local_experts)
-            totals = r.scratch.read(np.int32, (n_columns,), 8 * n_columns * buffer.launches.most_blocks)
-            if totals.any():
-                raise Leftover(f"totals of rank {r.rank} after the calls: {totals.tolist()}")
+            # counters of the last call stay until the next one; those of the other parity are ready for that
+            other = 1 - int(words[control.EPOCH // 4]) % 2
+            arrived = buffer._control.buffers[r.rank].read(np.int32, (2, N_RANKS), buffer.layout.arrived)
+            if arrived[other].any() or words[control.CLAIMED // 4 + other]:
+                raise Leftover(f"counters of rank {r.rank} after the calls: {arrived.tolist()}, {words.tolist()}")
 
     @contextmanager
     def _edited(self):

@@ -12,14 +12,18 @@ import pytest
 
 pytestmark = pytest.mark.timeout(300)      # one compilation for all
 HERE = Path(__file__).parent
-SIGNAL, WAIT = r"st\.release\.sys\.\S*u64", r"ld\.acquire\.sys\.\S*u64"
-LAST_BLOCK, MEETING = r"atom\.acq_rel\.gpu\.\S*add", r"st\.release\.gpu\.\S*[su]32"
+TELLS, ASKS, FENCE = r"st\.relaxed\.sys\.\S*u64", r"ld\.relaxed\.sys\.\S*u64", r"fence\.acq_rel\.sys"
+ARRIVES, AWAITS = r"red\.release\.sys\.\S*add\.s32", r"ld\.relaxed\.sys\.\S*s32"
+FLAGS, READS_FLAGS = r"st\.release\.sys\.\S*u32", r"ld\.relaxed\.sys\.\S*u32"
+OF_BLOCKS = [r"st\.relaxed\.gpu\.\S*u64", r"ld\.relaxed\.gpu\.\S*u64"]
 LOAD16, INPUT16, STORE16 = r"ld\.global\.v4", r"ld\.global\.nc\S*\.v4", r"st\.global\S*\.v4"
-MEETS_PEERS = [SIGNAL, WAIT, LAST_BLOCK, STORE16]
+MEETS_PEERS = [TELLS, ASKS, FENCE, r"red\.release\.gpu\S*add\.s32", STORE16]
 NEEDED = {
-    "dispatch": [*MEETS_PEERS, MEETING, INPUT16], "combine": [*MEETS_PEERS, INPUT16, LOAD16],
-    "hybrid dispatch fp8": [*MEETS_PEERS, MEETING, LOAD16, r"cvt\.rn\.satfinite\.e4m3x2"],
-    "hybrid combine": [*MEETS_PEERS, LOAD16], "expand fp8": [LOAD16, STORE16], "move": [LOAD16, STORE16],
+    "dispatch": [*MEETS_PEERS, *OF_BLOCKS, ARRIVES, AWAITS, INPUT16],
+    "combine": [*MEETS_PEERS, FLAGS, READS_FLAGS, INPUT16, LOAD16],
+    "hybrid dispatch fp8": [*MEETS_PEERS, *OF_BLOCKS, ARRIVES, AWAITS, LOAD16, r"cvt\.rn\.satfinite\.e4m3x2"],
+    "hybrid combine": [*MEETS_PEERS, FLAGS, READS_FLAGS, LOAD16], "expand fp8": [LOAD16, STORE16],
+    "move": [LOAD16, STORE16],
 }
 
 

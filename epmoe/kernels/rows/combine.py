@@ -1,44 +1,59 @@
 """Combine of rows: each rank pushes its rows back to the ranks their tokens came from, which sum them by token.
 
 1. exchange: each rank tells where the rows that it gets back are to lie (one place for each (token, rank): no two
-meet). 2. pushing (pushers.py): row by row; expert-major, a row is the sum over the local experts, rounded once. 3.
-arrival: a signal to every rank; every block waits for everybody's. 4. reducing (reducers.py): sum over ranks ascending
-in float32, rounded once.
+meet). 2. pushing (pushers.py) by some of the blocks, row by row, with a flag for each part of a row; expert-major, a
+row is the sum over the local experts, rounded once. 3. reducing (reducers.py) by the other blocks meanwhile, and by all
+when there is nothing left to push: each part of a token when its rows have come, the sum over ranks ascending in
+float32, rounded once.
 """
 
 from functools import lru_cache
 
-from epmoe.device import block_idx, kernel
+from epmoe.device import block_idx, grid_dim, i32, int32, kernel, shared_array, syncthreads_or
 
-from . import exchange, pushers, reducers, waits
+from .. import stamps
+from . import exchange, pushers, reducers, row_flags, waits
 from .block import parameter_block
+from .row_copy import VECTOR
 from .status import ROWS_COMBINE
 
 CACHED = 128
+PUSHING = 0.6           # of the blocks
 
 
 @lru_cache(CACHED)
 def combine_kernel(shape):
-    """The kernel; its grid's blocks must all be resident, on all ranks together."""
+    """The kernel; its grid's blocks, at least two, must all be resident, on all ranks together."""
     block = parameter_block(shape.n_ranks)
-    failed, begin, _ = waits.of_block(block)
-    meeting = exchange.make(shape, block, ROWS_COMBINE, with_counts=False)
-    announce, await_notes, note_of, finish, await_arrivals = meeting
-    push, reduce = pushers.make(shape, block, note_of), reducers.make(shape, block, note_of)
+    begin, goes_on, end = waits.of_block(block, shape.n_ranks)
+    announce, _, await_notes, _, _, _ = exchange.make(shape, block, ROWS_COMBINE, with_counts=False)
+    flags = row_flags.make(shape, block, ROWS_COMBINE, shape.row_bytes // VECTOR)
+    push, reduce = pushers.make(shape, block, flags), reducers.make(shape, block, flags)
+    mark = stamps.make(block, shape.trace)
+    n_notes, tenths = exchange.words_of_notes(shape.n_ranks), int(10 * PUSHING)
 
     @kernel(max_threads=shape.threads)
     def rows_combine(params, num_tokens, my_rank):
-        if failed(params):
-            return
+        notes = shared_array(n_notes, int32)
+        mark(params, stamps.START)
         epoch = begin(params)
-        if block_idx() == 0:
-            announce(params, epoch, num_tokens, my_rank)
-        if not await_notes(params, epoch, my_rank):
+        if not goes_on(params):
             return
-        push(params, epoch, my_rank)
-        finish(params, epoch, my_rank)
-        if not await_arrivals(params, epoch, my_rank):
+        if waits.is_clerk():
+            announce(params, epoch, num_tokens, my_rank, notes)
+            mark(params, stamps.ANNOUNCED)
+        if not await_notes(params, epoch, my_rank, notes):
             return
-        reduce(params, epoch, num_tokens, my_rank)
+        mark(params, stamps.COUNTED)
+        pushing = i32(max(1, grid_dim() * tenths // 10))
+        if block_idx() < pushing:
+            push(params, epoch, my_rank, notes, pushing)
+            mark(params, stamps.SENT)
+        ok = reduce(params, epoch, num_tokens, my_rank, notes)
+        if not syncthreads_or(not ok):
+            mark(params, stamps.REDUCED)
+            if waits.is_clerk():
+                end(params, epoch, my_rank, ROWS_COMBINE)
+                mark(params, stamps.LEFT)
 
     return rows_combine

@@ -1,54 +1,96 @@
 """Dispatch of rows: every token travels once to each rank of its experts, straight to the row where it stays.
 
 1. layout (layout.py): which rank gets which token, and the token's number among this rank's; deterministic.
-2. exchange (exchange.py): each rank tells all others its counts and where its arrays for this call lie.
-3. records (records.py): one block writes down counts for the handle and the host, while the others send.
-4. sending (senders.py): row, ids and probs, at the place that counts and layout give.
-5. arrival (exchange.py): a signal to every rank; the last block waits for everybody's.
+2. exchange (exchange.py): each rank tells all others its counts and where its arrays for this call lie. This and what
+follows from it for the handle (records.py) is done by one block, the clerk, which sends nothing.
+3. sending (senders.py): row, ids and probs, at the place that counts and layout give.
+4. arrival (exchange.py): every block tells every rank when it has sent its part; the clerk waits for all of them.
 
-resend is 2 (without counts), 4 and 5 with the layout of a handle: a cached dispatch, or the second try of a dispatch
+resend is 2 (without counts), 3 and 4 with the layout of a handle: a cached dispatch, or the second try of a dispatch
 that found no room.
 """
 
 from functools import lru_cache
 
-from epmoe.device import block_idx, i32, kernel, load_u64, u64
+from epmoe.device import block_dim, device_fn, i32, int32, kernel, shared_array, syncthreads, thread_idx
 
-from . import control, exchange, layout, records, senders, waits
+from .. import stamps
+from . import exchange, layout, records, routing, senders, waits
 from .block import parameter_block
 from .status import ROWS_DISPATCH
 
 CACHED = 128
 
 
+def _tell_experts(shape, block, announce_experts):
+    """Device function tell_experts(params, epoch, num_tokens, my_rank, totals): of the clerk, tokens of each expert."""
+    ranks, n_experts, expert_major = shape.n_ranks, shape.n_experts, shape.expert_major
+    count_ids = routing.count_ids(shape, block)
+
+    if expert_major:
+        @device_fn
+        def tell_columns(params, epoch, num_tokens, my_rank, totals):
+            announce_experts(params, epoch, my_rank, totals, ranks)
+
+        return tell_columns
+
+    @device_fn
+    def tell_ids(params, epoch, num_tokens, my_rank, totals):
+        counts, i = shared_array(n_experts, int32), i32(thread_idx())
+        while i < n_experts:
+            counts[i] = i32(0)
+            i = i32(i + block_dim())
+        syncthreads()                           # zeros before sums
+        count_ids(params, num_tokens, counts)
+        syncthreads()                           # sums of all warps
+        announce_experts(params, epoch, my_rank, counts, 0)
+
+    return tell_ids
+
+
 @lru_cache(CACHED)
 def dispatch_kernel(shape):
-    """The kernel; its grid's blocks must all be resident, on all ranks together."""
+    """The kernel; its grid's blocks, at least two, must all be resident, on all ranks together."""
     block = parameter_block(shape.n_ranks)
-    failed, begin, _ = waits.of_block(block)
-    place_tokens = layout.make(shape, block, ROWS_DISPATCH)
+    begin, goes_on, end = waits.of_block(block, shape.n_ranks)
+    count, number = layout.make(shape, block, ROWS_DISPATCH, goes_on)
     meeting = exchange.make(shape, block, ROWS_DISPATCH, with_counts=True)
-    announce, await_notes, note_of, finish, await_arrivals = meeting
-    record, send = records.make(shape, block, note_of), senders.make(shape, block, note_of)
-    p_note_bytes = block.offset("note_bytes")
+    announce, announce_experts, await_notes, expert_count, sent, await_arrivals = meeting
+    record, send = records.make(shape, block, expert_count), senders.make(shape, block)
+    tell_experts = _tell_experts(shape, block, announce_experts)
+    mark = stamps.make(block, shape.trace)
+    has_room, n_columns, n_by_warp = senders.room(shape), shape.n_columns, layout.by_warp_numbers(shape)
+    n_notes = exchange.words_of_notes(shape.n_ranks)
 
     @kernel(max_threads=shape.threads)
     def rows_dispatch(params, num_tokens, my_rank):
-        if failed(params):
-            return
+        by_warp, notes = shared_array(n_by_warp, int32), shared_array(n_notes, int32)
+        before, totals = shared_array(n_columns, int32), shared_array(n_columns, int32)
+        mark(params, stamps.START)
         epoch = begin(params)
-        if not place_tokens(params, num_tokens, my_rank):
+        if not count(params, epoch, num_tokens, by_warp, before, totals):
             return
-        if block_idx() == 0:
-            announce(params, epoch, num_tokens, my_rank)
-        if not await_notes(params, epoch, my_rank):
+        mark(params, stamps.CLAIMED)
+        if waits.is_clerk():
+            announce(params, epoch, num_tokens, my_rank, totals)
+            mark(params, stamps.ANNOUNCED)
+            tell_experts(params, epoch, num_tokens, my_rank, totals)
+        number(params, num_tokens, by_warp, before)
+        if not await_notes(params, epoch, my_rank, notes):
             return
-        book = u64(note_of(params, epoch, my_rank, i32(0)) + u64(control.COUNTS))
-        has_room = send(params, epoch, num_tokens, my_rank, book, u64(load_u64(params + u64(p_note_bytes))))
-        if block_idx() == 0:
-            record(params, epoch, my_rank, has_room)
-        if finish(params, epoch, my_rank):
-            await_arrivals(params, epoch, my_rank)
+        mark(params, stamps.COUNTED)
+        if not waits.is_clerk():
+            send(params, num_tokens, my_rank, notes)
+            mark(params, stamps.SENT)
+            sent(params, epoch, my_rank)
+            mark(params, stamps.LEFT)
+            return
+        ok = record(params, epoch, my_rank, notes, has_room(notes))
+        mark(params, stamps.PLACED)
+        if ok and await_arrivals(params, epoch, my_rank, notes):
+            mark(params, stamps.ARRIVED)
+            end(params, epoch, my_rank, ROWS_DISPATCH)
+            mark(params, stamps.LEFT)
 
     return rows_dispatch
 
@@ -57,23 +99,33 @@ def dispatch_kernel(shape):
 def resend_kernel(shape):
     """The kernel of a dispatch whose layout is known."""
     block = parameter_block(shape.n_ranks)
-    failed, begin, _ = waits.of_block(block)
+    begin, goes_on, end = waits.of_block(block, shape.n_ranks)
     meeting = exchange.make(shape, block, ROWS_DISPATCH, with_counts=False)
-    announce, await_notes, note_of, finish, await_arrivals = meeting
-    send = senders.make(shape, block, note_of)
-    p_counts, stride = block.offset("counts"), 4 * shape.n_ranks
+    announce, _, await_notes, _, sent, await_arrivals = meeting
+    mark = stamps.make(block, shape.trace)
+    send, n_notes = senders.make(shape, block), exchange.words_of_notes(shape.n_ranks)
 
     @kernel(max_threads=shape.threads)
     def rows_resend(params, num_tokens, my_rank):
-        if failed(params):
-            return
+        notes = shared_array(n_notes, int32)
+        mark(params, stamps.START)
         epoch = begin(params)
-        if block_idx() == 0:
-            announce(params, epoch, num_tokens, my_rank)
-        if not await_notes(params, epoch, my_rank):
+        if not goes_on(params):
             return
-        send(params, epoch, num_tokens, my_rank, u64(load_u64(params + u64(p_counts))), u64(stride))
-        if finish(params, epoch, my_rank):
-            await_arrivals(params, epoch, my_rank)
+        if waits.is_clerk():
+            announce(params, epoch, num_tokens, my_rank, notes)
+            mark(params, stamps.ANNOUNCED)
+        if not await_notes(params, epoch, my_rank, notes):
+            return
+        mark(params, stamps.COUNTED)
+        if not waits.is_clerk():
+            send(params, num_tokens, my_rank, notes)
+            mark(params, stamps.SENT)
+            sent(params, epoch, my_rank)
+            mark(params, stamps.LEFT)
+        elif await_arrivals(params, epoch, my_rank, notes):
+            mark(params, stamps.ARRIVED)
+            end(params, epoch, my_rank, ROWS_DISPATCH)
+            mark(params, stamps.LEFT)
 
     return rows_resend

@@ -1,9 +1,10 @@
-"""How the ranks meet in a call: notes and announcements at its beginning, arrivals at its end."""
+"""How the ranks meet in a call: what the clerk of each tells all others at its beginning, arrivals at its end."""
 
 from typing import NamedTuple
 
-from epmoe.device import (atomic_add_acq_rel_gpu_i32, block_dim, device_fn, grid_dim, i32, load_i32, load_u64,
-                          st_release_sys_u64, store_i32, store_u64, syncthreads, syncthreads_or, thread_idx, u64)
+from epmoe.device import (block_dim, device_fn, fence_acq_rel_sys, grid_dim, i32, ld_relaxed_sys_u64, load_i32,
+                          load_u64, red_add_release_sys_i32, st_relaxed_sys_u64, syncthreads, syncthreads_or,
+                          thread_idx, u64)
 
 from . import control, waits
 from .shape import MAX_PLACES
@@ -13,108 +14,129 @@ from .status import FOR_ANNOUNCEMENT, FOR_ARRIVAL
 class Exchange(NamedTuple):
     """Device functions made for one kernel.
 
-    announce(params, epoch, num_tokens, my_rank): one block writes this rank's note to every peer, then its flag there.
-    await_notes(params, epoch, my_rank): every block; whether all ranks have announced themselves. note(params, epoch,
-    my_rank, source):
-    address of a note. finish(params, epoch, my_rank): every block, when it has sent all its part; the last one tells
-    the peers, and makes the words ready for the next call; gives whether this block is that last one.
-    await_arrivals(params, epoch, my_rank): a whole block; whether every rank has sent all its rows.
+    announce(params, epoch, num_tokens, my_rank, totals): of the clerk; this rank's note to every peer, without counts
+    of experts. announce_experts(params, epoch, my_rank, counts, at): of the clerk; these, counts[at + expert].
+    await_notes(params, epoch, my_rank, notes): every block; the notes of all ranks, into a shared int32 array; whether
+    all ranks have announced themselves. expert_count(params, epoch, my_rank, source, expert): a number of a note, -1 if
+    it did not come. sent(params, epoch, my_rank): every block that sends, when it has sent its part. await_arrivals(
+    params, epoch, my_rank, notes): of the clerk; whether every rank has sent all its rows.
     """
 
     announce: callable
+    announce_experts: callable
     await_notes: callable
-    note: callable
-    finish: callable
+    expert_count: callable
+    sent: callable
     await_arrivals: callable
 
 
+def words_of_notes(n_ranks):
+    """Numbers of all notes, but for counts of experts."""
+    return n_ranks * control.experts_at(n_ranks)
+
+
 def make(shape, block, phase, *, with_counts):
-    """with_counts: the note tells tokens and counts too, out of `totals`, which are zero again after the call."""
-    ranks, local = shape.n_ranks, shape.n_local_experts
-    at = control.control(ranks, local)          # only where the flags lie: they depend on the ranks alone
-    announced, arrived = at.announced, at.arrived
+    """with_counts: the notes tell the counts of rows; else these are those of a handle."""
+    ranks, local, n_experts = shape.n_ranks, shape.n_local_experts, shape.n_experts
+    n_words, n_told = control.experts_at(ranks), control.COUNTS
+    if with_counts:
+        n_told = n_words
     p_control, p_words, p_timeout = block.offset("control_ptrs"), block.offset("words"), block.offset("timeout_ns")
     p_notes, p_note_bytes = block.offset("notes_at"), block.offset("note_bytes")
-    p_places, p_capacity, p_totals = block.offset("places"), block.offset("capacity"), block.offset("totals")
-    n_totals = ranks + ranks * local
+    p_places, p_capacity, p_counts = block.offset("places"), block.offset("capacity"), block.offset("counts")
 
     @device_fn
-    def control_of(params, rank):
-        return u64(load_u64(params + u64(p_control) + u64(8) * u64(rank)))
-
-    @device_fn
-    def note_in(params, base, epoch, source):
+    def note_at(params, rank, epoch, source):
+        """Address of the note of a source rank in the control memory of a rank."""
         index = u64((u64(epoch) & u64(1)) * u64(ranks) + u64(source))
+        base = u64(load_u64(params + u64(p_control) + u64(8) * u64(rank)))
         return u64(base + u64(load_u64(params + u64(p_notes))) + index * u64(load_u64(params + u64(p_note_bytes))))
 
     @device_fn
-    def announce(params, epoch, num_tokens, my_rank):
-        totals = u64(load_u64(params + u64(p_totals)))
-        peer = i32(0)
-        while peer < ranks:
-            note = note_in(params, control_of(params, peer), epoch, my_rank)
-            i = i32(thread_idx())
-            if i < MAX_PLACES:
-                place = u64(8) * u64(i)
-                store_u64(note + u64(control.PLACES) + place, load_u64(params + u64(p_places) + place))
-            if i == 0:
-                store_i32(note + u64(control.CAPACITY), i32(load_i32(params + u64(p_capacity))))
-                store_i32(note + u64(control.TOKENS), num_tokens)
-            if with_counts:
-                while i < ranks + local:
-                    source = i
-                    if i >= ranks:
-                        source = i32(peer * local + i)          # totals: ranks, then experts
-                    store_i32(note + u64(control.COUNTS) + u64(4) * u64(i), load_i32(totals + u64(4) * u64(source)))
-                    i = i32(i + block_dim())
-            peer = i32(peer + 1)
-        syncthreads()                           # notes by all threads before the flags
+    def word_of(params, num_tokens, totals, word):
+        """The number in a word of this rank's note."""
+        number = i32(num_tokens)
+        if word < MAX_PLACES:
+            place = u64(load_u64(params + u64(p_places) + u64(8) * u64(word)))
+            number = i32(place // u64(control.PLACE_BYTES))
+        if word == control.CAPACITY:
+            number = i32(load_i32(params + u64(p_capacity)))
+        if word == control.BLOCKS:
+            number = i32(grid_dim() - 1)
+        if with_counts and word >= control.COUNTS:
+            number = i32(totals[word - control.COUNTS])
+        return number
+
+    @device_fn
+    def announce(params, epoch, num_tokens, my_rank, totals):
+        i = i32(thread_idx())
+        while i < ranks * n_told:
+            peer, word = i32(i // n_told), i32(i % n_told)
+            st_relaxed_sys_u64(note_at(params, peer, epoch, my_rank) + u64(8) * u64(word),
+                               waits.told(epoch, word_of(params, num_tokens, totals, word)))
+            i = i32(i + block_dim())
+
+    @device_fn
+    def announce_experts(params, epoch, my_rank, counts, at):
+        i = i32(thread_idx())
+        while i < n_experts:
+            word = i32(n_words + i % local)
+            st_relaxed_sys_u64(note_at(params, i32(i // local), epoch, my_rank) + u64(8) * u64(word),
+                               waits.told(epoch, i32(counts[at + i])))
+            i = i32(i + block_dim())
+
+    @device_fn
+    def await_word(params, epoch, my_rank, source, word):
+        address = u64(note_at(params, my_rank, epoch, source) + u64(8) * u64(word))
+        status = u64(u64(load_u64(params + u64(p_words))) + u64(control.STATUS))
+        return waits.wait_for_word_of_peer(address, u64(ld_relaxed_sys_u64(address)), epoch, status,
+                                           u64(load_u64(params + u64(p_timeout))), phase, FOR_ANNOUNCEMENT, source)
+
+    @device_fn
+    def await_notes(params, epoch, my_rank, notes):
+        ok, i = True, i32(thread_idx())
+        while ok and i < ranks * n_words:
+            source, word = i32(i // n_words), i32(i % n_words)
+            if word < n_told:
+                seen = u64(await_word(params, epoch, my_rank, source, word))
+                ok = seen != u64(0)
+                notes[i] = i32(seen)
+            else:
+                at = u64(4) * u64(source * ranks + word - control.COUNTS)
+                notes[i] = i32(load_i32(u64(load_u64(params + u64(p_counts))) + at))
+            i = i32(i + block_dim())
+        if thread_idx() < ranks * n_words:
+            fence_acq_rel_sys()                 # what a peer told comes after its earlier launches
+        return not syncthreads_or(not ok)
+
+    @device_fn
+    def expert_count(params, epoch, my_rank, source, expert):
+        seen, number = u64(await_word(params, epoch, my_rank, source, i32(n_words + expert))), i32(-1)
+        if seen != u64(0):
+            number = i32(seen)
+        return number
+
+    @device_fn
+    def arrived_at(params, rank, epoch, source):
+        index = u64((u64(epoch) & u64(1)) * u64(ranks) + u64(source))
+        return u64(u64(load_u64(params + u64(p_control) + u64(8) * u64(rank))) + u64(4) * index)
+
+    @device_fn
+    def sent(params, epoch, my_rank):
+        syncthreads()                           # all of this block's stores before it says so
         i = i32(thread_idx())
         if i < ranks:
-            st_release_sys_u64(control_of(params, i) + u64(announced) + u64(8) * u64(my_rank), epoch)
+            red_add_release_sys_i32(arrived_at(params, i, epoch, my_rank), i32(1))
 
     @device_fn
-    def await_flags(params, epoch, my_rank, flags, waited_for):
-        words, ok, source = u64(load_u64(params + u64(p_words))), True, i32(thread_idx())
+    def await_arrivals(params, epoch, my_rank, notes):
+        ok, source = True, i32(thread_idx())
         if source < ranks:
-            ok = waits.wait_for_epoch(control_of(params, my_rank) + u64(flags) + u64(8) * u64(source), epoch,
-                                      words + u64(control.STATUS), u64(load_u64(params + u64(p_timeout))), phase,
-                                      waited_for, source)
-        return not syncthreads_or(not ok)       # each thread acquired one rank's flag, the barrier gives it to all
+            ok = waits.wait_for_count(arrived_at(params, my_rank, epoch, source),
+                                      i32(notes[source * n_words + control.BLOCKS]),
+                                      u64(load_u64(params + u64(p_words))) + u64(control.STATUS),
+                                      u64(load_u64(params + u64(p_timeout))), phase, FOR_ARRIVAL, source)
+            fence_acq_rel_sys()                 # the rows that were sent before
+        return not syncthreads_or(not ok)
 
-    @device_fn
-    def await_notes(params, epoch, my_rank):
-        return await_flags(params, epoch, my_rank, announced, FOR_ANNOUNCEMENT)
-
-    @device_fn
-    def await_arrivals(params, epoch, my_rank):
-        return await_flags(params, epoch, my_rank, arrived, FOR_ARRIVAL)
-
-    @device_fn
-    def note_of(params, epoch, my_rank, source):
-        return note_in(params, control_of(params, my_rank), epoch, source)
-
-    @device_fn
-    def finish(params, epoch, my_rank):
-        words = u64(load_u64(params + u64(p_words)))
-        syncthreads()                           # all of this block's stores before it says so
-        is_last = False
-        if thread_idx() == 0:
-            is_last = atomic_add_acq_rel_gpu_i32(words + u64(control.FINISHED), i32(1)) == grid_dim() - 1
-        is_last = syncthreads_or(is_last) != 0
-        if is_last:
-            i = i32(thread_idx())
-            if i < ranks:                       # cumulative: covers what all blocks of this rank wrote to that peer
-                st_release_sys_u64(control_of(params, i) + u64(arrived) + u64(8) * u64(my_rank), epoch)
-            # all blocks have read the epoch, the totals and the count of blocks
-            if with_counts:
-                totals = u64(load_u64(params + u64(p_totals)))
-                while i < n_totals:
-                    store_i32(totals + u64(4) * u64(i), i32(0))
-                    i = i32(i + block_dim())
-            if thread_idx() == 0:
-                store_i32(words + u64(control.FINISHED), i32(0))
-                store_u64(words + u64(control.EPOCH), epoch)
-        return is_last
-
-    return Exchange(announce, await_notes, note_of, finish, await_arrivals)
+    return Exchange(announce, announce_experts, await_notes, expert_count, sent, await_arrivals)

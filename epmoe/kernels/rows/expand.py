@@ -3,9 +3,10 @@
 from functools import lru_cache
 
 from epmoe.device import (ballot, block_idx, device_fn, ffs, grid_dim, i32, kernel, lane_id, load_i32, load_u32,
-                          load_u64, n_warps, store16, store_i32, store_u32, u32, u64, warp_broadcast_i32, warp_id)
+                          load_u64, n_warps, store16, store_i32, store_u32, u32, u64, warp_broadcast_i32, warp_id,
+                          warp_inclusive_sum_i32)
 
-from . import peers, senders
+from . import senders
 from .block import parameter_block
 from .row_copy import VECTOR, copy_to_lanes, parts
 
@@ -95,13 +96,19 @@ def expand_kernel(shape):
     ranks, local, row_bytes, has_probs = shape.n_ranks, shape.n_local_experts, shape.row_bytes, shape.has_probs
     out_bytes = shape.value_bytes if shape.encode else row_bytes
     n_scales = shape.scale_words if shape.encode else 0
-    _, _, _, received, _ = peers.sums(ranks)
     expert_row, clear_rows = _expert_rows(shape, block), _clear_rows(shape, block, out_bytes, n_scales)
     count_parts, part_span = parts(out_bytes // VECTOR)
     copy = copy_to_lanes(read_only=False)
     p_sources, p_out, p_counts = block.offset("sources"), block.offset("out"), block.offset("counts")
     p_out_probs, p_out_scales = block.offset("out_probs"), block.offset("out_scales")
-    stride = 4 * ranks
+
+    @device_fn
+    def received(params, my_rank, lane):
+        """Rows from the ranks up to `lane`."""
+        here = i32(0)
+        if lane < ranks:
+            here = i32(load_i32(u64(load_u64(params + u64(p_counts))) + u64(4) * u64(lane * ranks + my_rank)))
+        return i32(warp_inclusive_sum_i32(here))
 
     @device_fn
     def copy_scales(params, src, target, mask, lane):
@@ -137,7 +144,7 @@ def expand_kernel(shape):
     @kernel(max_threads=shape.threads)
     def rows_expand(params, num_tokens, my_rank):
         lane = i32(lane_id())
-        ends = received(u64(load_u64(params + u64(p_counts))), u64(stride), my_rank)
+        ends = received(params, my_rank, lane)
         n_rows = i32(warp_broadcast_i32(ends, i32(ranks - 1)))
         warps = i32(n_warps() * grid_dim())
         n_parts = count_parts(n_rows, warps)

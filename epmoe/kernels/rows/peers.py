@@ -1,70 +1,68 @@
 """What lane r of a warp knows of rank r: where its arrays lie, and which of their rows are this rank's.
 
-A book is the counts of rows [source, target] that all ranks know: in the notes of a call, or in a handle. A function
-takes its address and the bytes from one source to the next.
+All from the notes of a call, a shared array: the counts of rows [source, target] in them are known to all ranks.
 """
 
-from epmoe.device import device_fn, i32, lane_id, load_i32, load_u64, u64, warp_inclusive_sum_i32
+from epmoe.device import device_fn, i32, lane_id, load_u64, u32, u64, warp_inclusive_sum_i32
 
 from . import control
 
 
-def place_in(block):
-    """Device function (params, note, index, rank): address of array `index` that the rank announced in its note."""
-    p_pools = block.offset("pool_ptrs")
+def place_in(block, n_ranks):
+    """Device function (params, notes, index, rank): address of array `index` that the rank announced in its note."""
+    p_pools, n_words = block.offset("pool_ptrs"), control.experts_at(n_ranks)
 
     @device_fn
-    def place(params, note, index, rank):
-        return u64(u64(load_u64(params + u64(p_pools) + u64(8) * u64(rank)))
-                   + u64(load_u64(note + u64(control.PLACES) + u64(8) * u64(index))))
+    def place(params, notes, index, rank):
+        offset = u64(control.PLACE_BYTES) * u64(u32(notes[rank * n_words + control.PLACES + index]))
+        return u64(u64(load_u64(params + u64(p_pools) + u64(8) * u64(rank))) + offset)
 
     return place
 
 
-@device_fn
-def count(book, stride, source, target):
-    """Rows from source to target."""
-    return i32(load_i32(book + u64(stride) * u64(source) + u64(4) * u64(target)))
-
-
 def sums(n_ranks):
-    """Device functions (book, stride, my_rank) -> number for lane r, 0 for lanes past the ranks:
+    """Device functions (notes, my_rank) -> number for lane r, 0 for lanes past the ranks:
 
     before_me: rows for rank r from the ranks before this one. arriving: rows for rank r from all ranks.
     mine_before: rows from this rank for the ranks before r. received: rows for this rank from the ranks up to r.
     returned_before_me: rows from rank r for the ranks before this one.
     """
+    n_words = control.experts_at(n_ranks)
 
     @device_fn
-    def before_me(book, stride, my_rank):
+    def count(notes, source, target):
+        return i32(notes[source * n_words + control.COUNTS + target])
+
+    @device_fn
+    def before_me(notes, my_rank):
         total, source, lane = i32(0), i32(0), i32(lane_id())
         while lane < n_ranks and source < my_rank:
-            total, source = i32(total + count(book, stride, source, lane)), i32(source + 1)
+            total, source = i32(total + count(notes, source, lane)), i32(source + 1)
         return total
 
     @device_fn
-    def arriving(book, stride, my_rank):
-        return before_me(book, stride, i32(n_ranks))
+    def arriving(notes, my_rank):
+        return before_me(notes, i32(n_ranks))
 
     @device_fn
-    def mine_before(book, stride, my_rank):
+    def mine_before(notes, my_rank):
         lane, here = i32(lane_id()), i32(0)
         if lane < n_ranks:
-            here = count(book, stride, my_rank, lane)
+            here = count(notes, my_rank, lane)
         return i32(warp_inclusive_sum_i32(here) - here)
 
     @device_fn
-    def received(book, stride, my_rank):
+    def received(notes, my_rank):
         lane, here = i32(lane_id()), i32(0)
         if lane < n_ranks:
-            here = count(book, stride, lane, my_rank)
+            here = count(notes, lane, my_rank)
         return i32(warp_inclusive_sum_i32(here))
 
     @device_fn
-    def returned_before_me(book, stride, my_rank):
+    def returned_before_me(notes, my_rank):
         total, target, lane = i32(0), i32(0), i32(lane_id())
         while lane < n_ranks and target < my_rank:
-            total, target = i32(total + count(book, stride, lane, target)), i32(target + 1)
+            total, target = i32(total + count(notes, lane, target)), i32(target + 1)
         return total
 
     return before_me, arriving, mine_before, received, returned_before_me

@@ -1,7 +1,7 @@
 """Pushing rows back to the ranks that their tokens came from; expert-major rows are summed over local experts first."""
 
-from epmoe.device import (ballot, block_idx, device_fn, ffs, grid_dim, i32, lane_id, load16, load_i32, load_u32,
-                          load_u64, n_warps, store16, store_u32, u32, u64, warp_broadcast_i32, warp_broadcast_u64,
+from epmoe.device import (ballot, block_idx, device_fn, ffs, i32, lane_id, load16, load_i32, load_u32, load_u64,
+                          n_warps, shfl_up, store16, store_u32, u32, u64, warp_broadcast_i32, warp_broadcast_u64,
                           warp_id)
 
 from .. import elements
@@ -63,15 +63,25 @@ def expert_sums(shape, block):
     return sum_row
 
 
-def make(shape, block, note_of):
-    """Device function push(params, epoch, my_rank): every row to its source rank, at [row of the source's handle]."""
+def keeps_own(shape):
+    """Whether a rank's own rows are not pushed, but read where they lie."""
+    return not shape.expert_major
+
+
+def make(shape, block, flags):
+    """Device function push(params, epoch, my_rank, notes, n_blocks): the rows that this rank received, back.
+
+    Each to its source rank, at [row of the source's handle]. The first n_blocks blocks share them; all begin with the
+    first tokens of every rank, so that tokens become whole one after another. flags: of row_flags.
+    """
     ranks, local, row_bytes, n_meta = shape.n_ranks, shape.n_local_experts, shape.row_bytes, shape.n_meta
     expert_major, has_probs = shape.expert_major, shape.has_probs
-    place, (_, _, _, received, returned_before_me) = peers.place_in(block), peers.sums(ranks)
-    count_parts, part_span = parts(row_bytes // VECTOR)
+    place, (_, _, _, received, returned_before_me) = peers.place_in(block, ranks), peers.sums(ranks)
+    count_parts, raise_flag, _ = flags
+    n_targets = ranks - 1 if keeps_own(shape) else ranks
+    _, part_span = parts(row_bytes // VECTOR)
     copy, sum_row = copy_to_lanes(read_only=True), expert_sums(shape, block)
-    p_x, p_counts, p_probs, p_expert_row = (block.offset(n) for n in ("x", "counts", "probs", "expert_row"))
-    stride = 4 * ranks
+    p_x, p_probs, p_expert_row = block.offset("x"), block.offset("probs"), block.offset("expert_row")
 
     @device_fn
     def push_probs(params, row, to, lane):
@@ -93,38 +103,38 @@ def make(shape, block, note_of):
             i = i32(i + 32)
 
     @device_fn
-    def push(params, epoch, my_rank):
-        lane, book = i32(lane_id()), u64(load_u64(params + u64(p_counts)))
-        x = u64(load_u64(params + u64(p_x)))
-        ends, first_row = received(book, u64(stride), my_rank), returned_before_me(book, u64(stride), my_rank)
-        rows_at, probs_at = u64(0), u64(0)
-        if lane < ranks:
-            note = note_of(params, epoch, my_rank, lane)
-            rows_at, probs_at = place(params, note, i32(0), lane), place(params, note, i32(2), lane)
-        n_rows = i32(warp_broadcast_i32(ends, i32(ranks - 1)))
-        warps = i32(n_warps() * grid_dim())
-        n_parts = count_parts(n_rows, warps)
-        # every rank begins with the rows of another one, so that they do not all push to the same
-        turn = i32(warp_broadcast_i32(ends, my_rank))
-        unit = i32(warp_id() * grid_dim() + block_idx())
-        while unit < n_rows * n_parts:
-            row, part = i32(unit // n_parts + turn), i32(unit % n_parts)
-            if row >= n_rows:
-                row = i32(row - n_rows)
-            source = i32(ffs(u32(ballot(lane < ranks and ends > row))) - 1)
+    def push(params, epoch, my_rank, notes, n_blocks):
+        lane, x = i32(lane_id()), u64(load_u64(params + u64(p_x)))
+        ends, first_row = received(notes, my_rank), returned_before_me(notes, my_rank)
+        before, rows_at, probs_at = i32(shfl_up(ends, 1)), u64(0), u64(0)
+        if lane == 0:
             before = i32(0)
-            if source > 0:
-                before = i32(warp_broadcast_i32(ends, i32(source - 1)))
-            to_row = i32(warp_broadcast_i32(first_row, source) + row - before)
-            to = u64(u64(warp_broadcast_u64(rows_at, source)) + u64(to_row) * u64(row_bytes))
-            a, b = part_span(part, n_parts)
-            if expert_major:
-                sum_row(params, row, to, a, b, lane)
-            else:
-                copy(x + u64(row) * u64(row_bytes), to, u32(1), i32(0), a, b, lane)
-            if has_probs and part == 0:
-                to_probs = u64(warp_broadcast_u64(probs_at, source)) + u64(4) * u64(to_row) * u64(n_meta)
-                push_probs(params, row, to_probs, lane)
-            unit = i32(unit + warps)
+        if lane < ranks:
+            rows_at, probs_at = place(params, notes, i32(0), lane), place(params, notes, i32(2), lane)
+        n_parts, most, r = count_parts(notes), i32(0), i32(0)
+        while r < ranks:
+            if n_targets == ranks or r != my_rank:
+                most = i32(max(most, warp_broadcast_i32(i32(ends - before), r)))
+            r = i32(r + 1)
+        unit = i32(warp_id() * n_blocks + block_idx())
+        while unit < most * n_targets * n_parts:
+            part, turn = i32(unit % n_parts), i32(unit // n_parts)
+            number, source = i32(turn // max(n_targets, 1)), i32(my_rank + 1 + turn % max(n_targets, 1))
+            if source >= ranks:
+                source = i32(source - ranks)
+            row = i32(warp_broadcast_i32(before, source) + number)
+            if row < warp_broadcast_i32(ends, source):
+                to_row = i32(warp_broadcast_i32(first_row, source) + number)
+                to = u64(u64(warp_broadcast_u64(rows_at, source)) + u64(to_row) * u64(row_bytes))
+                a, b = part_span(part, n_parts)
+                if expert_major:
+                    sum_row(params, row, to, a, b, lane)
+                else:
+                    copy(x + u64(row) * u64(row_bytes), to, u32(1), i32(0), a, b, lane)
+                if has_probs and part == 0:
+                    to_probs = u64(warp_broadcast_u64(probs_at, source)) + u64(4) * u64(to_row) * u64(n_meta)
+                    push_probs(params, row, to_probs, lane)
+                raise_flag(params, source, to_row, part, epoch)
+            unit = i32(unit + n_warps() * n_blocks)
 
     return push

@@ -1,12 +1,14 @@
 """Reducing what came back: per token the sum over ranks ascending, in float32, rounded (in each p2p world first)."""
 
-from epmoe.device import (add_rn, block_idx, device_fn, f32, f32_as_u32, grid_dim, i32, lane_id, load16, load_f32,
-                          load_i32, load_u32, load_u64, n_warps, store16, store_u32, u32, u64, warp_broadcast_i32,
-                          warp_broadcast_u64, warp_id)
+from epmoe.device import (add_rn, atomic_add_relaxed_gpu_i32, ballot, device_fn, f32, f32_as_u32, ffs, i32, lane_id,
+                          load16, load_f32, load_i32, load_u32, load_u64, popc, shfl_up, store16, store_u32, u32, u64,
+                          warp_broadcast_i32, warp_broadcast_u64)
 
 from .. import elements
-from . import peers
-from .row_copy import VECTOR
+from . import control, peers, pushers
+from .row_copy import VECTOR, parts
+
+IN_FLIGHT = 4           # rows of a token that are read together
 
 
 def rank_sums(shape):
@@ -66,40 +68,132 @@ def rank_sums(shape):
     return sum_of_worlds
 
 
-def make(shape, block, note_of):
-    """Device function reduce(params, epoch, num_tokens, my_rank): out [T, H], and out_probs if probs came back."""
-    ranks, local, row_bytes, n_meta = shape.n_ranks, shape.n_local_experts, shape.row_bytes, shape.n_meta
-    expert_major, has_probs, n_experts = shape.expert_major, shape.has_probs, shape.n_experts
-    place, (_, _, mine_before, _, _) = peers.place_in(block), peers.sums(ranks)
-    sum_of_ranks = rank_sums(shape)
-    n_vectors = row_bytes // VECTOR
-    n_runs = (n_vectors + 31) // 32                     # a run: one vector a lane
-    p_counts, p_rows, p_out, p_probs = (block.offset(n) for n in ("counts", "row_of", "out", "out_probs"))
-    stride = 4 * ranks
+def _sum_row(shape):
+    """Device function sum_row(places, to, first, end, lane): vectors [first, end) of the sum over ranks, stored at `to`.
+
+    places: as for rank_sums. Where a token has few rows, their addresses are found once and all loads of one or two
+    vectors are in flight together; else rank by rank, as rank_sums does.
+    """
+    numbers, ranks, sum_of_ranks = elements.make(shape.dtype), shape.n_ranks, rank_sums(shape)
+    zeros, add, pack = numbers.zeros, numbers.add, numbers.pack
+    width = 0 if 1 < (shape.p2p_world_size or ranks) < ranks else min(ranks, IN_FLIGHT)
 
     @device_fn
-    def sum_probs(params, token, row, probs_at, lane):
+    def take(places, left):
+        """Address of the row of the lowest rank in the mask, and the ranks that are left."""
+        return u64(warp_broadcast_u64(places, i32(ffs(left) - 1))), u32(left & u32(left - u32(1)))
+
+    @device_fn
+    def sum_of(n, a, b, c, d):
+        sums = add(zeros(), a)
+        if n > 1:
+            sums = add(sums, b)
+        if n > 2:
+            sums = add(sums, c)
+        if n > 3:
+            sums = add(sums, d)
+        return pack(sums)
+
+    @device_fn
+    def vectors_of(n, a, b, c, d, at):
+        """The vectors of up to four rows; rows beyond n are not looked at."""
+        p = load16(a + at)
+        q, r, s = p, p, p
+        if n > 1:
+            q = load16(b + at)
+        if width > 2 and n > 2:
+            r = load16(c + at)
+        if width > 3 and n > 3:
+            s = load16(d + at)
+        return p, q, r, s
+
+    @device_fn
+    def sum_few(places, mask, n, to, first, end, lane):
+        a, left = take(places, mask)
+        b, c, d = a, a, a
+        if n > 1:
+            b, left = take(places, left)
+        if n > 2:
+            c, left = take(places, left)
+        if n > 3:
+            d, left = take(places, left)
+        base = i32(first)
+        while base < end:
+            # lanes behind the end sum the last vector again and store nothing
+            one, two = i32(base + lane), i32(base + lane + 32)
+            at, behind = u64(VECTOR) * u64(min(one, i32(end - 1))), u64(VECTOR) * u64(min(two, i32(end - 1)))
+            p, q, r, s = vectors_of(n, a, b, c, d, at)
+            if width <= 2:
+                v, w, y, z = vectors_of(n, a, b, c, d, behind)
+                o = sum_of(n, v, w, y, z)
+                if two < end:
+                    store16(to + behind, o[0], o[1], o[2], o[3])
+                base = i32(base + 32)
+            o = sum_of(n, p, q, r, s)
+            if one < end:
+                store16(to + at, o[0], o[1], o[2], o[3])
+            base = i32(base + 32)
+
+    @device_fn
+    def sum_many(places, to, first, end, lane):
+        base = i32(first)
+        while base < end:
+            at = u64(VECTOR) * u64(min(i32(base + lane), i32(end - 1)))
+            q = sum_of_ranks(places, at)
+            if base + lane < end:
+                store16(to + at, q[0], q[1], q[2], q[3])
+            base = i32(base + 32)
+
+    @device_fn
+    def sum_row(places, to, first, end, lane):
+        mask = u32(ballot(places != u64(0)))
+        n = i32(popc(mask))
+        if n > 0 and n <= width:
+            sum_few(places, mask, n, to, first, end, lane)
+        else:
+            sum_many(places, to, first, end, lane)
+
+    return sum_row
+
+
+def make(shape, block, flags):
+    """Device function reduce(params, epoch, num_tokens, my_rank, notes) -> whether all rows came.
+
+    Writes out [T, H], and out_probs if probs come back. Warps take parts of tokens in turn, each when its rows have
+    come. flags: of row_flags.
+    """
+    ranks, local, row_bytes, n_meta = shape.n_ranks, shape.n_local_experts, shape.row_bytes, shape.n_meta
+    expert_major, has_probs, n_experts = shape.expert_major, shape.has_probs, shape.n_experts
+    place, (_, _, mine_before, received, _) = peers.place_in(block, ranks), peers.sums(ranks)
+    sum_row, own_stay = _sum_row(shape), pushers.keeps_own(shape)
+    count_parts, _, await_flag = flags
+    _, part_span = parts(row_bytes // VECTOR)
+    p_rows, p_out, p_out_probs, p_words = (block.offset(n) for n in ("row_of", "out", "out_probs", "words"))
+    p_x, p_probs = block.offset("x"), block.offset("probs")
+
+    @device_fn
+    def sum_probs(params, token, places, lane):
         """Slot by slot the sum over the token's ranks ascending, from +0.0."""
-        out, k = u64(load_u64(params + u64(p_probs))), i32(lane)
+        out, k = u64(load_u64(params + u64(p_out_probs))), i32(lane)
         total, rank = f32(0), i32(0)
         while rank < ranks:
-            there = i32(warp_broadcast_i32(row, rank))
-            if there >= 0 and k < n_meta:
-                total = add_rn(total, f32(load_f32(probs_at + u64(4) * (u64(there) * u64(n_meta) + u64(k)))))
+            there = u64(warp_broadcast_u64(places, rank))
+            if there != u64(0) and k < n_meta:
+                total = add_rn(total, f32(load_f32(there + u64(4) * u64(k))))
             rank = i32(rank + 1)
         if k < n_meta:
             store_u32(out + u64(4) * (u64(token) * u64(n_meta) + u64(k)), f32_as_u32(total))
 
     @device_fn
-    def copy_probs(params, token, row, probs_at, lane):
+    def copy_probs(params, token, places, lane):
         """Each expert's number from its rank, bit by bit; zero for ranks that the token did not go to."""
-        out, rank = u64(load_u64(params + u64(p_probs))), i32(0)
+        out, rank = u64(load_u64(params + u64(p_out_probs))), i32(0)
         while rank < ranks:
-            there, expert = i32(warp_broadcast_i32(row, rank)), i32(lane)
+            there, expert = u64(warp_broadcast_u64(places, rank)), i32(lane)
             while expert < local:
                 value = u32(0)
-                if there >= 0:
-                    value = u32(load_u32(probs_at + u64(4) * (u64(there) * u64(local) + u64(expert))))
+                if there != u64(0):
+                    value = u32(load_u32(there + u64(4) * u64(expert)))
                 store_u32(out + u64(4) * (u64(token) * u64(n_experts) + u64(rank * local + expert)), value)
                 expert = i32(expert + 32)
             rank = i32(rank + 1)
@@ -107,27 +201,45 @@ def make(shape, block, note_of):
     reduce_probs = copy_probs if expert_major else sum_probs
 
     @device_fn
-    def reduce(params, epoch, num_tokens, my_rank):
+    def claim(params, epoch, lane):
+        """The next part of a token that nobody has."""
+        unit = i32(0)
+        if lane == 0:
+            words = u64(load_u64(params + u64(p_words)))
+            unit = atomic_add_relaxed_gpu_i32(words + u64(control.CLAIMED) + u64(4) * (u64(epoch) & u64(1)), i32(1))
+        return i32(warp_broadcast_i32(unit, i32(0)))
+
+    @device_fn
+    def reduce(params, epoch, num_tokens, my_rank, notes):
         lane, row_of, out = i32(lane_id()), u64(load_u64(params + u64(p_rows))), u64(load_u64(params + u64(p_out)))
-        note = note_of(params, epoch, my_rank, my_rank)
-        rows_at, probs_at = place(params, note, i32(0), my_rank), place(params, note, i32(2), my_rank)
-        first_row = mine_before(u64(load_u64(params + u64(p_counts))), u64(stride), my_rank)
-        unit = i32(warp_id() * grid_dim() + block_idx())
-        while unit < num_tokens * n_runs:
-            token, run = i32(unit // n_runs), i32(unit % n_runs)
-            row, at_row = i32(-1), u64(0)
+        rows_at, probs_at = place(params, notes, i32(0), my_rank), place(params, notes, i32(2), my_rank)
+        first_row, is_own, n_parts = mine_before(notes, my_rank), own_stay and lane == my_rank, count_parts(notes)
+        before = i32(shfl_up(received(notes, my_rank), 1))
+        if is_own:                              # rows as this rank received them, among its own arrays
+            rows_at, probs_at = u64(load_u64(params + u64(p_x))), u64(load_u64(params + u64(p_probs)))
+            first_row = i32(0)
+            if lane > 0:
+                first_row = before
+        unit, ok = claim(params, epoch, lane), True
+        while ok and unit < num_tokens * n_parts:
+            following = claim(params, epoch, lane)
+            token, part, row = i32(unit // n_parts), i32(unit % n_parts), i32(-1)
+            at_row, at_probs, awaited = u64(0), u64(0), i32(-1)
             if lane < ranks:
                 row = i32(load_i32(row_of + u64(4) * u64(token * ranks + lane)))
             if row >= 0:
                 row = i32(first_row + row)
                 at_row = u64(rows_at + u64(row) * u64(row_bytes))
-            # lanes behind the last column do it again and store nothing: all stay together for the broadcasts
-            vector = i32(min(run * 32 + lane, n_vectors - 1))
-            q = sum_of_ranks(at_row, u64(VECTOR) * u64(vector))
-            if run * 32 + lane < n_vectors:
-                store16(out + u64(token) * u64(row_bytes) + u64(VECTOR) * u64(vector), q[0], q[1], q[2], q[3])
-            if has_probs and run == 0:
-                reduce_probs(params, token, row, probs_at, lane)
-            unit = i32(unit + n_warps() * grid_dim())
+                at_probs = u64(probs_at + u64(4) * u64(row) * u64(n_meta))
+                if not is_own:
+                    awaited = row
+            ok = await_flag(params, my_rank, awaited, part, epoch, lane)
+            if ok:
+                a, b = part_span(part, n_parts)
+                sum_row(at_row, out + u64(token) * u64(row_bytes), a, b, lane)
+                if has_probs and part == 0:
+                    reduce_probs(params, token, at_probs, lane)
+            unit = i32(following)
+        return ok
 
     return reduce

@@ -2,11 +2,11 @@
 
 from types import SimpleNamespace
 
-from epmoe.device import (ballot, block_dim, block_idx, device_fn, grid_dim, i32, load_i32, load_u8, load_u64,
-                          red_add_relaxed_gpu_i32, shfl_xor, store_i32, thread_idx, u32, u64)
+from epmoe.device import (ballot, block_dim, device_fn, i32, lane_id, load_i32, load_u8, load_u64, n_warps,
+                          shared_add_i32, shfl_xor, st_relaxed_gpu_u64, store_i32, thread_idx, u32, u64, warp_id)
 
 from .. import ids
-from . import control
+from . import control, waits
 
 LARGEST = 2**31 - 1
 
@@ -44,12 +44,12 @@ def token_ids(shape, block):
 def ranks_of_ids(shape, block):
     """Device function (params, token, lane, counting) -> mask of the token's ranks, the same in all lanes.
 
-    counting: also adds the token's experts to `totals`, and records bad ids in the status words.
+    counting: also records bad ids in the status words.
     """
     of_token = token_ids(shape, block)
     record = ids.make(SimpleNamespace(n_experts=shape.n_experts, top_k=shape.top_k)).record
     ranks, local = shape.n_ranks, shape.n_local_experts
-    p_totals, p_words = block.offset("totals"), block.offset("words")
+    p_words = block.offset("words")
 
     @device_fn
     def mask_of(params, token, lane, counting):
@@ -58,8 +58,6 @@ def ranks_of_ids(shape, block):
         if expert >= 0:
             rank = i32(expert // local)
         if counting:
-            if expert >= 0:
-                red_add_relaxed_gpu_i32(u64(load_u64(params + u64(p_totals))) + u64(4) * u64(ranks + expert), i32(1))
             record(value, expert, token, lane, u64(load_u64(params + u64(p_words))) + u64(control.STATUS))
         mask, r = u32(0), i32(0)
         while r < ranks:
@@ -93,15 +91,48 @@ def ranks_of_map(shape, block):
     return mask_of
 
 
+def count_ids(shape, block):
+    """Device function count(params, num_tokens, counts): a block adds all tokens' experts to a shared array.
+
+    A warp takes a token, four at a time, so that their loads are in flight together.
+    """
+    of_token = token_ids(shape, block)
+
+    @device_fn
+    def add(expert, counts):
+        if expert >= 0:
+            shared_add_i32(counts, expert, i32(1))
+
+    @device_fn
+    def count(params, num_tokens, counts):
+        lane, token, step = i32(lane_id()), i32(4 * warp_id()), i32(4 * n_warps())
+        while token < num_tokens:
+            last = i32(num_tokens - 1)
+            _, a = of_token(params, token, lane)
+            _, b = of_token(params, i32(min(i32(token + 1), last)), lane)
+            _, c = of_token(params, i32(min(i32(token + 2), last)), lane)
+            _, d = of_token(params, i32(min(i32(token + 3), last)), lane)
+            add(a, counts)
+            if token + 1 < num_tokens:
+                add(b, counts)
+            if token + 2 < num_tokens:
+                add(c, counts)
+            if token + 3 < num_tokens:
+                add(d, counts)
+            token = i32(token + step)
+
+    return count
+
+
 def map_columns(shape, block):
     """Device functions over a block's tokens [first, end) of the routing map, a thread an expert.
 
-    count(params, first, end): writes the tokens of each expert to this block's place in `columns`.
-    number(params, first, end): writes slot_of[token, expert], the token's number among those that this rank sends to
-    the expert, -1 where it is not routed; starts from `before`.
+    count(params, first, end, columns, epoch): tells the tokens of each expert in the words at `columns`.
+    number(params, first, end, before, at): writes slot_of[token, expert], the token's number among those that this rank
+    sends to the expert, -1 where it is not routed; it starts from before[at + expert].
     """
-    n_experts, ranks = shape.n_experts, shape.n_ranks
-    p_map, p_columns, p_before, p_slots = (block.offset(n) for n in ("ids", "columns", "before", "slot_of"))
+    n_experts = shape.n_experts
+    p_map, p_slots = block.offset("ids"), block.offset("slot_of")
 
     @device_fn
     def routed(base, token, end, expert):
@@ -114,9 +145,8 @@ def map_columns(shape, block):
         return value
 
     @device_fn
-    def count(params, first, end):
+    def count(params, first, end, columns, epoch):
         base, expert = u64(load_u64(params + u64(p_map))), i32(thread_idx())
-        columns = u64(load_u64(params + u64(p_columns)))
         while expert < n_experts:
             n, token = i32(0), i32(first)
             while token < end:                  # four loads in flight
@@ -124,7 +154,7 @@ def map_columns(shape, block):
                 c, d = routed(base, i32(token + 2), end, expert), routed(base, i32(token + 3), end, expert)
                 n = i32(n + a + b + c + d)
                 token = i32(token + 4)
-            store_i32(columns + u64(4) * u64((ranks + expert) * grid_dim() + block_idx()), n)
+            st_relaxed_gpu_u64(columns + u64(8) * u64(expert), waits.told(epoch, n))
             expert = i32(expert + block_dim())
 
     @device_fn
@@ -138,11 +168,11 @@ def map_columns(shape, block):
         return i32(n + is_routed)
 
     @device_fn
-    def number(params, first, end):
+    def number(params, first, end, before, at):
         base, slots = u64(load_u64(params + u64(p_map))), u64(load_u64(params + u64(p_slots)))
-        before, expert = u64(load_u64(params + u64(p_before))), i32(thread_idx())
+        expert = i32(thread_idx())
         while expert < n_experts:
-            n, token = i32(load_i32(before + u64(4) * u64(block_idx() * n_experts + expert))), i32(first)
+            n, token = i32(before[at + expert]), i32(first)
             while token < end:                  # four loads in flight
                 a, b = routed(base, token, end, expert), routed(base, i32(token + 1), end, expert)
                 c, d = routed(base, i32(token + 2), end, expert), routed(base, i32(token + 3), end, expert)

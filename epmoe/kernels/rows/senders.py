@@ -81,15 +81,31 @@ def _send_experts(shape, block):
     return send_experts
 
 
-def make(shape, block, note_of):
-    """Device function send(params, epoch, num_tokens, my_rank, book, stride) -> whether every rank has room.
+def room(shape):
+    """Device function has_room(notes) -> whether every rank has room; if one has none, no rank sends anything.
 
-    If a rank has none, nothing is sent by any rank: all see the same counts and capacities. note_of: of the exchange.
+    All see the same counts and capacities.
     """
+    ranks, n_words = shape.n_ranks, control.experts_at(shape.n_ranks)
+    _, arriving, _, _, _ = peers.sums(ranks)
+
+    @device_fn
+    def has_room(notes):
+        lane, rows, capacity = i32(lane_id()), arriving(notes, i32(0)), i32(0)
+        if lane < ranks:
+            capacity = i32(notes[lane * n_words + control.CAPACITY])
+        return all_lanes(rows <= capacity) != 0
+
+    return has_room
+
+
+def make(shape, block):
+    """Device function send(params, num_tokens, my_rank, notes): this block's tokens, if every rank has room."""
     ranks, row_bytes, encodes, scale_words = shape.n_ranks, shape.row_bytes, shape.encode, shape.scale_words
-    has_meta, has_probs = shape.has_meta, shape.has_probs
+    has_meta = shape.has_meta
     separate_scales = 0 if shape.expert_major else scale_words
-    place, (before_me, arriving, _, _, _) = peers.place_in(block), peers.sums(ranks)
+    place, (before_me, _, _, _, _) = peers.place_in(block, ranks), peers.sums(ranks)
+    has_room = room(shape)
     n_vectors = row_bytes // VECTOR
     count_parts, part_span = parts(n_vectors)
     copy = copy_to_lanes(read_only=not encodes)
@@ -117,18 +133,15 @@ def make(shape, block, note_of):
             left = u32(left & u32(left - u32(1)))
 
     @device_fn
-    def send(params, epoch, num_tokens, my_rank, book, stride):
-        lane = i32(lane_id())
+    def send(params, num_tokens, my_rank, notes):
+        if not has_room(notes):
+            return
+        lane, first_row = i32(lane_id()), before_me(notes, my_rank)
         rows_at, meta_at, probs_at, scales_at = u64(0), u64(0), u64(0), u64(0)
-        first_row, rows_there, room = before_me(book, stride, my_rank), arriving(book, stride, my_rank), i32(0)
         if lane < ranks:
-            note = note_of(params, epoch, my_rank, lane)
-            room = i32(load_i32(note + u64(control.CAPACITY)))
-            rows_at = place(params, note, i32(0), lane)
-            meta_at, probs_at = place(params, note, i32(1), lane), place(params, note, i32(2), lane)
-            scales_at = place(params, note, i32(3), lane)
-        if all_lanes(rows_there <= room) == 0:
-            return False
+            rows_at = place(params, notes, i32(0), lane)
+            meta_at, probs_at = place(params, notes, i32(1), lane), place(params, notes, i32(2), lane)
+            scales_at = place(params, notes, i32(3), lane)
         x, row_of = u64(load_u64(params + u64(p_x))), u64(load_u64(params + u64(p_rows)))
         start = i32((my_rank + 1) & 31)
         first, end = layout.tokens_of_block(num_tokens)
@@ -157,6 +170,5 @@ def make(shape, block, note_of):
                 if separate_scales > 0:
                     send_scales(params, token, mask, row, scales_at, lane)
             unit = i32(unit + n_warps())
-        return True
 
     return send

@@ -11,10 +11,10 @@ PHASES = {ROWS_DISPATCH: "dispatch of rows", ROWS_COMBINE: "combine of rows"}
 FOR_ANNOUNCEMENT, FOR_ARRIVAL, FOR_BLOCKS = 11, 12, 13
 
 
-def raise_if_failed(words, rank: int, timeout_s: float, announced, arrived):
+def raise_if_failed(words, rank: int, timeout_s: float, announced):
     """Raises PeerTimeout if a wait of this rank expired.
 
-    words: the status words. announced, arrived: this rank's flags [n_ranks] uint64.
+    words: the status words. announced: [2, n_ranks], the calls of which this rank has notes, by parity.
     """
     if not words[status.FAILED]:
         return
@@ -23,9 +23,11 @@ def raise_if_failed(words, rank: int, timeout_s: float, announced, arrived):
         what = ("waited for this rank's own blocks, which do not all run at once: take fewer SMs or share the device "
                 "less")
     else:
-        flags, did = (announced, "begin the call") if waited_for == FOR_ANNOUNCEMENT else (arrived, "send all its rows")
-        late = np.asarray(flags).astype(np.int32) != words[status.EXPECTED]
-        missing = np.flatnonzero(late).tolist() or [int(words[status.INDEX])]
+        missing, did = [int(words[status.INDEX])], "send all its rows"
+        if waited_for == FOR_ANNOUNCEMENT:
+            epoch = int(words[status.EXPECTED])
+            missing = np.flatnonzero(np.asarray(announced)[epoch & 1] != epoch).tolist() or missing
+            did = "begin the call"
         what = f"source rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} did not {did}"
     raise PeerTimeout(f"rank {rank}, {phase}: {what}; gave up after timeout={timeout_s:g} s")
 

@@ -1,8 +1,8 @@
-"""Bounded waits of the rows kernels: for a peer's flag to hold this call's epoch, and for the blocks of this rank."""
+"""Bounded waits of the rows kernels, and what all of them do at the beginning and the end of a call."""
 
-from epmoe.device import (atomic_add_acq_rel_gpu_i32, device_fn, globaltimer, grid_dim, i32, ld_acquire_sys_u64,
-                          ld_relaxed_gpu_i32, load_u64, st_relaxed_gpu_i32, st_release_gpu_i32, syncthreads,
-                          syncthreads_or, thread_idx, u64)
+from epmoe.device import (block_dim, block_idx, device_fn, fence_acq_rel_sys, globaltimer, grid_dim, i32, lane_id,
+                          ld_relaxed_gpu_u64, ld_relaxed_sys_i32, ld_relaxed_sys_u32, ld_relaxed_sys_u64, load_u64,
+                          red_add_release_gpu_i32, store_i32, store_u64, syncthreads_or, thread_idx, u32, u64)
 
 from ..spin import POLLS_PER_LOOK, gives_up, wait_for_own_blocks
 from ..status import has_failed, record_expired
@@ -11,51 +11,104 @@ from .status import FOR_BLOCKS
 
 
 @device_fn
-def wait_for_epoch(flag, epoch, status, timeout_ns, phase, waited_for, source):
-    """Waits until a flag that a peer writes holds the epoch, acquired at system scope; whether it does."""
-    if u64(ld_acquire_sys_u64(flag)) == epoch:
-        return True
-    since = u64(globaltimer())
-    polls = 0
-    while u64(ld_acquire_sys_u64(flag)) != epoch:
-        polls += 1
-        if polls % POLLS_PER_LOOK == 0 and gives_up(status, since, timeout_ns):
-            record_expired(status, phase, waited_for, source, i32(epoch), -1)
-            return False
-    return True
+def told(epoch, number):
+    """A word that says a number (32 bits) in this call."""
+    return u64(u64(u64(epoch) << u64(32)) | u64(u32(number)))
 
 
-def of_block(block):
-    """Device functions for one kernel: (failed, begin, meet).
-
-    failed(params): whether a wait of this rank expired earlier; the same in all threads of a block.
-    begin(params) -> this call's epoch. meet(params, phase): barrier over all blocks of this rank; whether all came.
-    """
-    p_words, p_timeout = block.offset("words"), block.offset("timeout_ns")
-
+def _wait_for_word(load):
     @device_fn
-    def failed(params):
-        status = u64(u64(load_u64(params + u64(p_words))) + u64(control.STATUS))
-        return syncthreads_or(thread_idx() == 0 and has_failed(status))
+    def wait(address, seen, epoch, status, timeout_ns, phase, waited_for, index):
+        """The word at the address once it is of this epoch, 0 if that takes too long; seen: what it held before."""
+        if u32(u64(seen) >> u64(32)) == u32(epoch):
+            return u64(seen)
+        since = u64(globaltimer())
+        polls = 0
+        while u32(u64(seen) >> u64(32)) != u32(epoch):
+            polls += 1
+            if polls % POLLS_PER_LOOK == 0 and gives_up(status, since, timeout_ns):
+                record_expired(status, phase, waited_for, index, i32(epoch), i32(u64(seen) >> u64(32)))
+                return u64(0)
+            seen = u64(load(address))
+        return u64(seen)
+
+    return wait
+
+
+wait_for_word_of_rank = _wait_for_word(ld_relaxed_gpu_u64)          # written by a block of this rank
+wait_for_word_of_peer = _wait_for_word(ld_relaxed_sys_u64)
+
+
+def _wait_until_equal(load):
+    @device_fn
+    def wait(address, wanted, status, timeout_ns, phase, waited_for, index):
+        """Waits, relaxed, until the word that peers write at the address equals `wanted`; whether it does."""
+        if load(address) == wanted:
+            return True
+        since = u64(globaltimer())
+        polls = 0
+        while load(address) != wanted:
+            polls += 1
+            if polls % POLLS_PER_LOOK == 0 and gives_up(status, since, timeout_ns):
+                record_expired(status, phase, waited_for, index, i32(wanted), -1)
+                return False
+        return True
+
+    return wait
+
+
+wait_for_count = _wait_until_equal(ld_relaxed_sys_i32)
+wait_for_flag = _wait_until_equal(ld_relaxed_sys_u32)
+
+
+@device_fn
+def is_clerk():
+    """Whether this is the block that speaks for its rank: the last one."""
+    return block_idx() == grid_dim() - 1
+
+
+def of_block(block, n_ranks):
+    """Device functions for one kernel: (begin, goes_on, end).
+
+    begin(params) -> this call's epoch. goes_on(params): the first barrier of a block; whether no wait of this rank
+    expired earlier. end(params, epoch, my_rank, phase): of the clerk, when no peer writes here any more.
+    """
+    p_words, p_timeout, p_control = block.offset("words"), block.offset("timeout_ns"), block.offset("control_ptrs")
+    n_words = block.n_words
 
     @device_fn
     def begin(params):
+        word = i32(lane_id())
+        while word < n_words:                   # one miss for all of them
+            load_u64(params + u64(8) * u64(word))
+            word = i32(word + 32)
+        if is_clerk():
+            fence_acq_rel_sys()                 # earlier launches of this rank, before what it tells its peers
         return u64(u64(load_u64(u64(load_u64(params + u64(p_words))) + u64(control.EPOCH))) + u64(1))
 
     @device_fn
-    def meet(params, phase):
-        words = u64(load_u64(params + u64(p_words)))
-        syncthreads()                           # all of this block is done before it says so
-        ok = True
+    def goes_on(params):
+        words, failed = u64(load_u64(params + u64(p_words))), False
         if thread_idx() == 0:
-            turn = i32(ld_relaxed_gpu_i32(words + u64(control.BARRIER_TURN)))
-            if atomic_add_acq_rel_gpu_i32(words + u64(control.BARRIER_COUNT), i32(1)) == grid_dim() - 1:
-                # nobody comes again before the turn changes
-                st_relaxed_gpu_i32(words + u64(control.BARRIER_COUNT), i32(0))
-                st_release_gpu_i32(words + u64(control.BARRIER_TURN), i32(turn + 1))
-            else:
-                ok = wait_for_own_blocks(words + u64(control.BARRIER_TURN), i32(turn + 1), words + u64(control.STATUS),
-                                         u64(load_u64(params + u64(p_timeout))), phase, FOR_BLOCKS, i32(turn + 1))
-        return not syncthreads_or(not ok)       # thread 0 acquired for all
+            failed = has_failed(words + u64(control.STATUS))
+        if syncthreads_or(failed):
+            return False
+        if thread_idx() == block_dim() - 1:
+            red_add_release_gpu_i32(words + u64(control.BEGUN), i32(1))     # all of this block have read the epoch
+        return True
 
-    return failed, begin, meet
+    @device_fn
+    def end(params, epoch, my_rank, phase):
+        words, i = u64(load_u64(params + u64(p_words))), i32(thread_idx())
+        other = u64(u64(u64(epoch) & u64(1)) ^ u64(1))
+        if i < n_ranks:                         # arrivals, which lie at the beginning of control memory
+            mine = u64(load_u64(params + u64(p_control) + u64(8) * u64(my_rank)))
+            store_i32(mine + u64(4) * (other * u64(n_ranks) + u64(i)), i32(0))
+        if i == 0:
+            store_i32(words + u64(control.CLAIMED) + u64(4) * other, i32(0))
+            if wait_for_own_blocks(words + u64(control.BEGUN), i32(grid_dim()), words + u64(control.STATUS),
+                                   u64(load_u64(params + u64(p_timeout))), phase, FOR_BLOCKS, i32(0)):
+                store_i32(words + u64(control.BEGUN), i32(0))
+                store_u64(words + u64(control.EPOCH), epoch)
+
+    return begin, goes_on, end

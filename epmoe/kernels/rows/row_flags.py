@@ -1,0 +1,70 @@
+"""Flags of rows: for each part of a row that peers write, the last call in which it was written.
+
+They lie at the beginning of a rank's pool, PARTS u32 a row. A warp that has written a part of a row raises its flag
+there, so that who reads it need not wait for the rows behind it. Epochs only grow: flags are never lowered.
+"""
+
+from epmoe.device import (any_lane, device_fn, fence_acq_rel_sys, i32, lane_id, load_u64, shfl_xor, st_release_sys_u32,
+                          syncwarp, u32, u64)
+
+from . import control, peers, waits
+from .status import FOR_ARRIVAL
+
+PARTS = 8               # flags a row: the most parts of it
+FEWEST_PARTS = 2        # of a row, so that parts come in turn even when all warps have many rows
+UNITS = 4096            # parts of rows that a rank's warps have use for
+FLAG_BYTES = 4
+
+
+def bytes_for(n_rows):
+    """Bytes of the flags of so many rows."""
+    return PARTS * FLAG_BYTES * n_rows
+
+
+def make(shape, block, phase, n_vectors):
+    """Device functions (count_parts, raise_flag, await_flag) for one kernel, whose rows have so many 16-byte vectors.
+
+    count_parts(notes) -> parts of a row, the same on all ranks. raise_flag(params, rank, row, part, epoch): a warp, when
+    all its lanes have written their share of the part. await_flag(params, my_rank, row, part, epoch, source): each lane
+    waits for the part of its own row that a source rank writes here, those with row < 0 for none; whether all came.
+    """
+    ranks = shape.n_ranks
+    most = min(PARTS, max(1, -(-n_vectors // 32)))
+    fewest = min(FEWEST_PARTS, most)
+    _, arriving, _, _, _ = peers.sums(ranks)
+    p_pools, p_words, p_timeout = block.offset("pool_ptrs"), block.offset("words"), block.offset("timeout_ns")
+
+    @device_fn
+    def flag_at(params, rank, row, part):
+        return u64(u64(load_u64(params + u64(p_pools) + u64(8) * u64(rank)))
+                   + u64(FLAG_BYTES) * (u64(row) * u64(PARTS) + u64(part)))
+
+    @device_fn
+    def count_parts(notes):
+        rows = i32(arriving(notes, i32(0)))
+        rows = i32(max(rows, i32(shfl_xor(rows, 16))))
+        rows = i32(max(rows, i32(shfl_xor(rows, 8))))
+        rows = i32(max(rows, i32(shfl_xor(rows, 4))))
+        rows = i32(max(rows, i32(shfl_xor(rows, 2))))
+        rows = i32(max(rows, i32(shfl_xor(rows, 1))))
+        return i32(max(fewest, min(most, UNITS // max(rows, 1))))
+
+    @device_fn
+    def raise_flag(params, rank, row, part, epoch):
+        syncwarp()                              # all lanes' stores of the part, before a lane releases it
+        if lane_id() == 0:
+            st_release_sys_u32(flag_at(params, rank, row, part), u32(epoch))
+
+    @device_fn
+    def await_flag(params, my_rank, row, part, epoch, source):
+        ok = True
+        if row >= 0:
+            ok = waits.wait_for_flag(flag_at(params, my_rank, row, part), u32(epoch),
+                                     u64(load_u64(params + u64(p_words))) + u64(control.STATUS),
+                                     u64(load_u64(params + u64(p_timeout))), phase, FOR_ARRIVAL, source)
+            fence_acq_rel_sys()                 # the part that the flag stands for
+        failed = any_lane(not ok)
+        syncwarp()                              # what one lane acquired, all lanes read
+        return failed == 0
+
+    return count_parts, raise_flag, await_flag
