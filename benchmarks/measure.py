@@ -4,11 +4,12 @@ import time
 from dataclasses import asdict, dataclass
 
 import numpy as np
+from epmoe import device
 from epmoe_ref.errors import EPError
 
 from benchmarks.clock import Clock
 
-WARM_UPS = 5
+WARM_UPS = 1 if device.SIM else 5
 DRAIN = 10          # iterations
 TIMEOUT_S = 120     # for all ranks to come to the end of an attempt: more than the waits inside it
 
