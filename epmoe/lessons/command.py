@@ -59,7 +59,8 @@ def start(number, file):
     if path.exists():
         return _cannot(f"{file} exists and is left alone: give another name, --start {path.stem}_2.py")
     try:
-        path.write_text(new_answer(number), encoding="utf-8")
+        with plain_simulator():
+            path.write_text(new_answer(number), encoding="utf-8")
     except OSError as error:
         return _cannot(f"{file} cannot be written: {error.strerror}")
     print(f"{file} is written: fill it in, then\n  python -m epmoe lesson {number} --check {file}")

@@ -180,6 +180,9 @@ print(np.concatenate(out))
 #   lesson 5   when it may be written over, and why programs hang
 #   lesson 6   how fast it can be
 #
+# `python -m epmoe explain` draws what this lesson has printed, and all that
+# follows, out of a run of the real kernels.
+#
 # ## Exercise
 #
 # dispatch() above appends to a list, so it finds each place by getting there.

@@ -60,7 +60,7 @@ def run(kern, seed, blocks=BLOCKS, **options):
 
 
 lost = []
-for seed in range(6):
+for seed in range(8):
     slots = run(with_a_pencil, seed)
     different = len(np.unique(slots))
     lost.append(slots.size - different)
@@ -174,7 +174,7 @@ def messages(counts_claims):
 
 for name, counts_claims in (("claimed", True), ("finished", False)):
     missing = 0
-    for seed in range(40):
+    for seed in range(100):
         seen = run(messages(counts_claims), seed).reshape(-1)
         missing += (seen[BLOCKS:2 * BLOCKS - 1] == 0).sum()
     print(f"waiting for {name}: {missing} messages read before they came")
