@@ -9,6 +9,9 @@ each actor up to which of its times others have come to know it. Two overlapping
 
 Memory is kept in granules of 16 bytes, which no aligned access crosses; the bytes of a granule are bits of a mask.
 An access is a tuple (fields below): this is the simulator's hottest data.
+
+Most plain loads are of memory that no kernel of the run ever writes (parameters, inputs): those of a span are only
+listed until somebody writes it.
 """
 import numpy as np
 
@@ -21,6 +24,7 @@ WEAK, CTA, GPU, SYS = 0, 1, 2, 3
 ACTOR, TIME, SCOPE, ADDRESS, SIZE, WRITE, WORD, CODE, PLACE, CALLER, CALLER_PLACE, NUMBER = range(12)
 MASKS = {1 << i: (1 << (1 << i)) - 1 for i in range(5)}
 KEY_BITS = 32
+LISTED = 50_000             # reads of a span that are listed before they are sorted into granules
 
 
 class Actor:
@@ -94,9 +98,16 @@ class Accesses:
         self.strong_granules = {}   # address >> 4 -> addresses of its locations
         self.number = 0
         self.pairs = set()
+        self.unwritten = {}         # span that nobody has written in this run -> its plain reads
+        self.written = set()        # all other spans that were touched
 
     def plain(self, a, address, n, write, word, frame, span, nc=False):
         """A weak access of a thread."""
+        if span not in self.written:
+            if not write:
+                self.read_unwritten(a, address, n, word, frame, span)
+                return
+            self.first_write(span)
         cell = self.granules.get(address >> 4)
         if cell is None:
             cell = self.granules[address >> 4] = ({}, {})
@@ -131,6 +142,40 @@ class Accesses:
         if span.host_accesses:
             self.check_host(access, span)
 
+    def read_unwritten(self, a, address, n, word, frame, span):
+        """A weak read of a span that nobody has written in this run: there is nothing yet that it could race with."""
+        reads = self.unwritten.get(span)
+        if reads is None:
+            reads = self.unwritten[span] = []
+        back = frame.f_back
+        reads.append((a, a.time, 0, address, n, False, word, frame.f_code, frame.f_lasti, back.f_code, back.f_lasti, 0))
+        if span.host_accesses and a.launch.number <= span.host_accesses[-1][3]:
+            self.check_host(reads[-1], span)
+        if len(reads) > LISTED:
+            self.sort_reads(span)
+
+    def first_write(self, span):
+        """Somebody is about to write a span for the first time in this run."""
+        for other in [s for s in self.unwritten if s.low < span.high and span.low < s.high] + [span]:
+            self.sort_reads(other)
+            self.written.add(other)
+            self.unwritten.pop(other, None)
+
+    def sort_reads(self, span):
+        """Enter the listed reads of a span into its granules, one for each epoch of a thread."""
+        reads, granules = self.unwritten.get(span, ()), self.granules
+        for access in reads:
+            address = access[ADDRESS]
+            cell = granules.get(address >> 4)
+            if cell is None:
+                cell = granules[address >> 4] = ({}, {})
+            key = MASKS[access[SIZE]] << (address & 15) << KEY_BITS | access[ACTOR].idx << 1
+            old = cell[1].get(key)
+            if old is None or old[TIME] != access[TIME] or old[ACTOR] is not access[ACTOR]:
+                cell[1][key] = access
+        if reads:
+            reads.clear()
+
     def forget(self, table, mask):
         """Older accesses to bytes that a weak write has overwritten, all of them ordered before it, count no longer."""
         if table:
@@ -153,6 +198,8 @@ class Accesses:
     def check_strong(self, access, span):
         """A strong access against the last ones, then remember it."""
         a, address, n, write = access[ACTOR], access[ADDRESS], access[SIZE], access[WRITE]
+        if write and span not in self.written:
+            self.first_write(span)
         cell = self.granules.get(address >> 4)
         if cell is None:
             cell = self.granules[address >> 4] = ({}, {})

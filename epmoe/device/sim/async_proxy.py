@@ -40,6 +40,8 @@ class AsyncProxy:
 
         What the issuer itself read before, it read before.
         """
+        if write and span not in self.written:
+            self.first_write(span)
         known, fenced, me, issuer = e.known, memoryview(e.proxy), e.idx, self.issuer(e)
         back = frame.f_back
         access = (e, e.time, 0, address, nbytes, write, word, frame.f_code, frame.f_lasti, back.f_code, back.f_lasti, 0)
