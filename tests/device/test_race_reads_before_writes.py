@@ -11,7 +11,8 @@ from epmoe_ref.errors import RaceError
 from litmus import DATA, first_race, line_of
 
 WRITES = {"store_i32": lambda at: store_i32(at, 1), "store16": lambda at: store16(at, 1, 1, 1, 1),
-          "st_relaxed": lambda at: st_relaxed_gpu_i32(at, 1), "atomic_add": lambda at: atomic_add_relaxed_gpu_i32(at, 1)}
+          "st_relaxed": lambda at: st_relaxed_gpu_i32(at, 1),
+          "atomic_add": lambda at: atomic_add_relaxed_gpu_i32(at, 1)}
 
 
 def read_then_write(write):
