@@ -35,17 +35,21 @@ def pytest_configure(config):
 def pytest_report_header(config):
     if wants_gpu(config):
         return f"epmoe: tests marked gpu, {gpu_count()} GPU(s)"
-    return "epmoe: simulator; tests for the GPU run with -m gpu"
+    return "epmoe: simulator; tests for the GPU run with -m gpu, those in a browser with -m browser"
 
 
 def pytest_collection_modifyitems(config, items):
-    """Without `-m gpu`, tests marked gpu are deselected (and counted so); with it and no GPU the run fails at once."""
+    """Without `-m gpu`, tests marked gpu are deselected (and counted so); with it and no GPU the run fails at once.
+
+    Likewise `-m browser`, where each test fails that finds no browser.
+    """
     if wants_gpu(config):
         if gpu_count() == 0:
             raise RuntimeError("-m gpu: the driver shows no GPU; `python -m epmoe doctor` says what is missing")
         return
-    chosen = [item for item in items if item.get_closest_marker("gpu") is None]
-    dropped = [item for item in items if item.get_closest_marker("gpu") is not None]
+    unwanted = {"gpu"} if "browser" in (config.getoption("markexpr") or "") else {"gpu", "browser"}
+    chosen = [item for item in items if not unwanted & {mark.name for mark in item.iter_markers()}]
+    dropped = [item for item in items if unwanted & {mark.name for mark in item.iter_markers()}]
     if dropped:
         config.hook.pytest_deselected(items=dropped)
         items[:] = chosen

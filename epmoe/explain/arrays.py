@@ -1,0 +1,117 @@
+"""Names and shapes of everything that kernels touch: from an address to `reserved[rank 1][local_expert 0, ...]`."""
+
+from typing import NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from epmoe import layout
+from epmoe.inputs import COMBINE_DTYPE
+from epmoe.rank_memory import combine_arrays, dispatch_arrays
+
+# Axes of results and of the caller's arrays; the layout has those of the regions.
+AXES = {"output_tokens": ("row", "col"), "output_scales": ("row", "group"), "scales_offset": ("group",),
+        "row_offsets": ("group",), "expert_ids": ("group",), "src_info": ("row", "field"),
+        "recv_count": ("local_expert", "src_rank"), "clean_topk_ids": ("token", "k"), "combined": ("token", "col"),
+        "input_tokens": ("token", "col"), "topk_ids": ("token", "k"), "router_weights": ("token", "k"),
+        "expert_outputs": ("row", "col")}
+COUNTERS = ("reserved", "finished", "rank_completion", "A", "B", "C", "D", "E", "F", "G", "combine_ready")
+SIGNALS = ("dispatch_recv_count", "combine_recv_count")
+MESSAGES = ("dispatch_recv_buf", "combine_recv_buf")
+NOT_ARRIVED = layout.MAX_FINITE
+
+
+class Array(NamedTuple):
+    """One array of one rank, at an address."""
+
+    name: str
+    rank: int
+    address: int
+    shape: tuple
+    dtype: np.dtype
+    axes: tuple
+
+    @property
+    def nbytes(self):
+        """Bytes of the elements."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+
+class Touched(NamedTuple):
+    """Where an access begins: the array, and its index there."""
+
+    array: Array
+    index: tuple
+
+
+def label(name, rank, index=None, axes=()):
+    """The place in words: "dispatch_recv_count[rank 1][local_expert 0, src_rank 2]"; fields of A, src_info by name."""
+    if index is None:
+        return f"{name}[rank {rank}]"
+    fields = {"A": ("end", "count"), "src_info": ("token", "k")}.get(name)
+    words, tail = [], ""
+    for n, i in enumerate(index):
+        if fields and n == len(index) - 1:
+            tail = "." + fields[i]
+        else:
+            words += [] if axes == ("word",) else [f"{axes[n]} {i}" if n < len(axes) else str(i)]
+    return f"{name}[rank {rank}]" + (f"[{', '.join(words)}]" if words else "") + tail
+
+
+class Arrays:
+    """All arrays of a recording, found by address. Spans that it does not know (parameters, status) have none."""
+
+    def __init__(self, recording):
+        cfg = recording.cfg
+        self._by_span, self._cfg = {}, cfg
+        results, _ = dispatch_arrays(cfg)
+        self._loans = {"dispatch result": {("clean_topk_ids" if n == "topk_ids" else n): s for n, s in results.items()},
+                       "combine result": {"combined": combine_arrays(cfg, True)["output_tokens"]}}
+        self._given = {"input_tokens": (None, cfg.hidden, np.dtype(ml_dtypes.bfloat16)),
+                       "topk_ids": (None, cfg.top_k, np.dtype(np.int32)),
+                       "router_weights": (None, cfg.top_k, np.dtype(np.float32)),
+                       "expert_outputs": (None, cfg.hidden, np.dtype(COMBINE_DTYPE[cfg.combine_dtype]))}
+        self.all = {}
+        for event in recording.events:
+            if event.span is not None and id(event.span) not in self._by_span:
+                for array in self._of_span(event.span):
+                    self.all.setdefault((array.name, array.rank), array)
+
+    def _of_span(self, span):
+        arrays = []
+        if span.name == "epmoe":
+            arrays = [Array(name, span.rank, span.low + offset, shape, np.dtype(dtype), axes)
+                      for name, offset, shape, dtype, axes in layout.named_words(self._cfg) if name != "clean_topk_ids"]
+        elif span.name in self._loans:
+            shapes = self._loans[span.name]
+            for (name, (shape, dtype)), region in zip(shapes.items(), span.regions):
+                arrays.append(Array(name, span.rank, span.low + region.offset, tuple(shape), np.dtype(dtype),
+                                    AXES.get(name, ())))
+        elif span.name in self._given:
+            _, columns, dtype = self._given[span.name]
+            n = (span.high - span.low) // (columns * dtype.itemsize)
+            arrays = [Array(span.name, span.rank, span.low, (n, columns), dtype, AXES[span.name])]
+        self._by_span[id(span)] = arrays
+        return arrays
+
+    def find(self, event):
+        """What an event touches first: Touched, or None."""
+        if event.span is None:
+            return None
+        for array in self._by_span[id(event.span)]:
+            inside = event.address - array.address
+            if 0 <= inside < array.nbytes:
+                index = np.unravel_index(inside // array.dtype.itemsize, array.shape)
+                return Touched(array, tuple(int(i) for i in index))
+        return None
+
+    def get(self, name, rank):
+        """The array of that name of a rank, or None if no kernel touched it."""
+        return self.all.get((name, rank))
+
+    def place(self, event):
+        """The first place that an event touches, in words; for accesses to unnamed memory the simulator's words."""
+        touched = self.find(event)
+        if touched is None:
+            return event.span.describe(event.address) if event.span is not None else ""
+        return label(touched.array.name, touched.array.rank, touched.index, touched.array.axes)

@@ -1,0 +1,74 @@
+"""Each rank's recv_buf: places (local expert, source rank, slot) that fill up, and the signals beside them."""
+
+from epmoe.explain.arrays import NOT_ARRIVED
+from epmoe.explain.svg import Panel, rect, shown, tag, text, token_box
+
+SLOT, LEFT, SIGNAL = 22, 72, 26
+
+
+def word(value):
+    """A recv_count word: a number, or a dash where nothing has arrived."""
+    return "–" if value == NOT_ARRIVED else str(value)
+
+
+def arrived(changes):
+    """The signalled count among a recv_count word's changes; None if no signal came."""
+    return next((c for c in changes if c.value != NOT_ARRIVED), None)
+
+
+def signal_box(history, name, rank, index, x, y):
+    """One recv_count word: the count that came; in the page a dash before, and pale when it was read and reset."""
+    changes = history.of(name, rank).get(index, [])
+    came = arrived(changes)
+    place = history.label(name, rank, index)
+    steps = [[c.step, word(c.value)] for c in changes if came is None or c.step <= came.step]
+    steps += [[c.step, word(came.value), 1] for c in changes if came is not None and c.step > came.step][:1]
+    tip = "no signal was recorded" if came is None else (
+        f"signalled at step {came.step} by rank {came.event.rank}, block {came.event.block}; order {came.event.order}, "
+        f"scope {came.event.scope}")
+    return tag("g", rect(x, y, SIGNAL, SLOT - 4, "cell", 9),
+               text(x + SIGNAL / 2, y + 13, "–" if came is None else word(came.value), "t small b", "middle",
+                    **shown(history=steps)),
+               **shown(place, None if came is None else came.value, tip=tip))
+
+
+def panels(history):
+    """A panel for each rank."""
+    cfg = history.recording.cfg
+    slots = cfg.max_tokens_per_rank
+    group = slots * SLOT + 6 + SIGNAL + 14
+    width, height = LEFT + cfg.n_local_experts * group, 46 + cfg.n_src_ranks * (SLOT + 6)
+    made = []
+    for rank in range(cfg.n_ranks):
+        parts = [text(0, 12, f"rank {rank} receives", "t b")]
+        messages = history.messages(rank)
+        for local in range(cfg.n_local_experts):
+            x = LEFT + local * group
+            parts.append(text(x, 34, f"local_expert {local} = e{rank * cfg.n_local_experts + local}", "m small"))
+            for src in range(cfg.n_src_ranks):
+                y = 42 + src * (SLOT + 6)
+                if local == 0:
+                    parts.append(text(0, y + 14, f"from rank {src}", "t small"))
+                for slot in range(slots):
+                    at = x + slot * SLOT
+                    place = history.label("dispatch_recv_buf", rank, (local, src, slot))
+                    parts.append(rect(at, y, SLOT - 3, SLOT - 4, "cell", 3,
+                                      **shown(tip=f"{place}: nothing was written here in this round")))
+                    if (local, src, slot) in messages:
+                        filled, token, ids = messages[local, src, slot]
+                        parts.append(token_box(at, y, SLOT - 3, SLOT - 4, src, f"t{token}", **shown(
+                            place + ".src_info", token, filled.done,
+                            tip=f"topk_info = {ids}; written by rank {filled.event.rank}, block {filled.event.block}, "
+                                f"steps {filled.begun} to {filled.done}")))
+                parts.append(signal_box(history, "dispatch_recv_count", rank, (local, src), x + slots * SLOT + 3, y))
+        made.append(Panel(f"recv_buf of rank {rank}", width, height, "".join(parts)))
+    return made
+
+
+def legend_text():
+    """What the figure's signs mean, one line each."""
+    return ["a coloured box is a message: its colour is the source rank, its name the token (src_info)",
+            "an empty box is a place that nobody wrote in this round",
+            "the rounded box behind each row is the recv_count word, the signal: – is \"not arrived\", a number is "
+            "final; pale: it was read and put back to \"not arrived\""]
+

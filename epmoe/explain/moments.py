@@ -1,0 +1,104 @@
+"""The moments that the page steps through: each change of a counter or signal, each message, row and sum."""
+
+from typing import NamedTuple
+
+from epmoe.explain.arrays import COUNTERS, NOT_ARRIVED, SIGNALS
+
+KINDS = {"reserved": "claim", "A": "places", "B": "places", "row_offsets": "places", "C": "rows", "E": "ready",
+         "D": "through", "combine_ready": "ready"}
+NEAR = 400      # steps: changes of one kind by one block that are closer together may be one moment
+
+
+class Moment(NamedTuple):
+    """step: when; text: what happened, in words; run: 0 for dispatch, 1 for combine."""
+
+    step: int
+    text: str
+    run: int
+
+
+class Happening(NamedTuple):
+    """One change, before it is put together with its neighbours."""
+
+    step: int
+    kind: str
+    event: object
+    what: str
+
+
+def moments(history):
+    """All moments in order, one for the beginning, and one for the end of each run."""
+    recording = history.recording
+    found = [Moment(0, "Nothing has happened yet: no kernel runs.", 0)]
+    group = []
+    for h in sorted(happenings(history), key=lambda h: h.step):
+        if group and not (h.kind == group[0].kind and who(h) == who(group[0]) and h.step - group[-1].step < NEAR):
+            found.append(_moment(recording, group))
+            group = []
+        group.append(h)
+    if group:
+        found.append(_moment(recording, group))
+    found.append(Moment(recording.dispatch_end, "Dispatch has ended on every rank; the experts compute.", 0))
+    found.append(Moment(recording.end,
+                        "Combine has ended on every rank; the counters are ready for the next round.", 1))
+    return sorted(found, key=lambda m: m.step)
+
+
+def who(h):
+    """Who made a change."""
+    return h.event.launch, h.event.block
+
+
+def happenings(history):
+    """Every change worth a moment."""
+    ranks = range(history.recording.cfg.n_ranks)
+    for rank in ranks:
+        for name in (*COUNTERS, *SIGNALS, "row_offsets"):
+            for index, changes in history.of(name, rank).items():
+                for before, change in zip([None, *changes], changes):
+                    if change.event is not None:
+                        yield Happening(change.step, _kind(history, name, change), change.event,
+                                        _change(history, name, rank, index, before, change))
+        for (local, src, slot), (filled, token, _) in history.messages(rank).items():
+            place = history.label("dispatch_recv_buf", rank, (local, src, slot))
+            yield Happening(filled.done, "message", filled.event,
+                            f"the message of token {token} of rank {src} is in {place}")
+        for (row,), filled in history.filled("output_tokens", rank, 1).items():
+            yield Happening(filled.done, "row", filled.event,
+                            f"{history.label('output_tokens', rank, (row,))} is copied")
+        for (t, k), filled in history.filled("combine_recv_buf", rank, 2).items():
+            yield Happening(filled.done, "way back", filled.event,
+                            f"a row is back in {history.label('combine_recv_buf', rank, (t, k))}")
+        for (t,), filled in history.filled("combined", rank, 1).items():
+            yield Happening(filled.done, "sum", filled.event, f"{history.label('combined', rank, (t,))} is summed up")
+
+
+def _kind(history, name, change):
+    combining = change.step > history.recording.dispatch_end
+    if change.value == 0 and name not in SIGNALS or change.value == NOT_ARRIVED:
+        return "clean"
+    if name == "finished" and combining:
+        return "returned"
+    return KINDS.get(name, name)
+
+
+def _change(history, name, rank, index, before, change):
+    value = "not arrived" if change.value == NOT_ARRIVED else str(change.value)
+    old = "" if before is None or before.value == NOT_ARRIVED or name == "row_offsets" else f"{before.value} → "
+    return f"{history.label(name, rank, index)}: {old}{value}"
+
+
+SAYS = {"claim": "claims a place", "finished": "counts a finished message", "returned": "counts a returned row",
+        "dispatch_recv_count": "signals how many messages it has sent",
+        "combine_recv_count": "signals how many rows it has sent back", "places": "works out where rows go",
+        "ready": "raises a ready flag", "through": "says that it is through", "rows": "claims rows to copy",
+        "message": "has written a message", "row": "has copied a row", "way back": "has sent a row back",
+        "sum": "has summed up a token", "clean": "puts words back to their first value"}
+
+
+def _moment(recording, group):
+    event, last = group[0].event, group[-1]
+    says = SAYS.get(group[0].kind, "writes")
+    shown = "; ".join(h.what for h in group[:2]) + (f"; and {len(group) - 2} more" if len(group) > 2 else "")
+    words = f"Rank {event.rank} block {event.block} {says}: {shown}."
+    return Moment(last.step, words, int(last.step > recording.dispatch_end))

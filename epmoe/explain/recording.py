@@ -1,0 +1,94 @@
+"""One round of a small world in the simulator, with everything that its kernels did written down."""
+
+from dataclasses import dataclass
+
+import epmoe_ref
+import ml_dtypes
+import numpy as np
+from epmoe_ref.config import EPConfig
+
+from epmoe.arrays import to_numpy
+from epmoe.check import compare_combined, compare_dispatched
+from epmoe.device.sim.recorder import Recorder
+from epmoe.expert_parallel import ExpertParallel
+from epmoe.experts import Experts, reordered
+from epmoe.routing import Routed
+from epmoe.worlds.local import LocalWorld
+
+INTERMEDIATE = 16       # width of the experts
+
+
+@dataclass
+class Recording:
+    """One round: what went in, what came out, and the recorder's events.
+
+    routed: tokens bf16, topk_ids, topk_weights. dispatched: the kernels' Dispatched (NumPy, exact rows).
+    expert_outputs [rows, hidden] in the kernels' row order. combined [num_tokens, hidden]. All lists over ranks.
+    differences: where the kernels' results differ from the reference's; none if they are right.
+    dispatch_end: the last step of dispatch; what combine does comes after it.
+    """
+
+    cfg: EPConfig
+    fused: bool
+    seed: int
+    routed: Routed
+    recorder: Recorder
+    dispatched: list
+    expert_outputs: list
+    combined: list
+    differences: list
+
+    @property
+    def events(self):
+        """What was recorded, in order."""
+        return self.recorder.events
+
+    @property
+    def dispatch_end(self):
+        """The last step of dispatch: what the second run does comes after it."""
+        return self.recorder.runs[1].first_step
+
+    @property
+    def end(self):
+        """The last step."""
+        return self.events[-1].step
+
+
+def routed_for(cfg, seed):
+    """Tokens, experts and router weights from a seed: every rank has tokens, not all the same number; one slot empty.
+
+    Weights are a softmax over the token's scores, kept to 2 decimals, so that they can be read off a picture.
+    """
+    rng = np.random.default_rng([seed, cfg.n_ranks, cfg.n_experts])
+    most = cfg.max_tokens_per_rank
+    counts = [most, *rng.integers(max(1, most // 2), most + 1, cfg.n_ranks - 1)]
+    x, ids, weights = [], [], []
+    for n in counts:
+        x.append(rng.standard_normal((n, cfg.hidden), np.float32).astype(ml_dtypes.bfloat16))
+        scores = rng.gumbel(size=(n, cfg.n_experts)) - 0.25 * np.log(np.arange(1, cfg.n_experts + 1))
+        chosen = np.argsort(-scores, axis=1, kind="stable")[:, :cfg.top_k]
+        raised = np.exp(np.take_along_axis(scores, chosen, axis=1) / 2)
+        ids.append(chosen.astype(np.int32))
+        weights.append(np.round(raised / raised.sum(axis=1, keepdims=True), 2).astype(np.float32))
+    if cfg.top_k > 1:
+        ids[0][-1, -1] = -1
+    return Routed(x, ids, weights)
+
+
+def record(cfg, *, fused=False, seed=0):
+    """Run one round of dispatch, experts and combine in the simulator, and compare it with the reference."""
+    recorder = Recorder()
+    routed, experts = routed_for(cfg, seed), Experts(cfg, seed, INTERMEDIATE)
+    world = LocalWorld(cfg.n_ranks, seed=seed, recorder=recorder)
+    want = epmoe_ref.dispatch(cfg, routed.x, routed.topk_ids)
+    with ExpertParallel(cfg, world, fused=fused) as ep:
+        held = ep.dispatch(routed.x, routed.topk_ids)
+        dispatched = [d.trimmed().numpy() for d in held]
+        differences = [str(e) for r in world.ranks for e in compare_dispatched(cfg, r, dispatched[r], want[r])]
+        y_want = [experts(r, d) for r, d in enumerate(want)]
+        y = [reordered(cfg, want[r], dispatched[r], y_want[r], rows=len(dispatched[r].src_info)) for r in world.ranks]
+        combined = [np.array(to_numpy(out)) for out in ep.combine(y, held, routed.topk_weights)]
+    expected = epmoe_ref.combine(cfg, y_want, want, router_weights=routed.topk_weights)
+    differences += [str(e) for r in world.ranks
+                    for e in compare_combined(cfg, r, combined[r], expected[r], topk_ids=dispatched[r].topk_ids)]
+    return Recording(cfg, fused, seed, routed, recorder, dispatched, y, combined, differences)

@@ -1,0 +1,75 @@
+"""A trace from stamps of the device's clock: what a round of kernels did on GPUs.
+
+Clocks of different GPUs need not agree. A mark that says "all peers have told" cannot come before the peers told, on
+any two ranks and in both directions; if the clocks contradict that, a rank's times are shifted into the middle of what
+is possible, and the trace says by how much.
+"""
+
+import numpy as np
+
+from epmoe.explain.trace import Trace
+from epmoe.kernels.stamps import MARKS
+
+# (mark after which a rank's signals are out, mark after which all peers' signals have come), by what a kernel is named
+SIGNALS = {"dispatch": ("announced", "counted"), "combine": ("sent", "arrived")}
+
+
+def of_stamps(stamps, about):
+    """The trace of a round. stamps: [epmoe.kernels.stamps.Stamps] of all ranks and kernels."""
+    shifts, doubt = corrections(stamps)
+    first = min((int(s.times[s.times > 0].min()) + shifts[s.rank] for s in stamps if s.times.any()), default=0)
+    trace = Trace(about | {"clock": "globaltimer of each rank's device", "shift_ns": shifts, "doubt_ns": doubt})
+    for s in sorted(stamps, key=lambda s: (s.rank, s.kernel)):
+        for block, times in enumerate(s.times):
+            _block(trace, s, block, times, shifts[s.rank] - first)
+    for name, (told, heard) in SIGNALS.items():
+        for source in ends(stamps, name, told, np.max):
+            for target in ends(stamps, name, heard, np.max):
+                if source[0] != target[0]:
+                    trace.arrow(f"{name}: {told}", *((rank, block, (at + shifts[rank] - first) / 1000 - 0.001)
+                                                     for rank, block, at in (source, target)))
+    return trace
+
+
+def _block(trace, stamps, block, times, shift):
+    reached = sorted((int(t), name) for name, t in zip(MARKS, times) if t)
+    if len(reached) < 2:
+        return
+    us = [((t + shift) / 1000, name) for t, name in reached]
+    trace.slice(stamps.rank, block, stamps.kernel, us[0][0], us[-1][0], "kernel")
+    for (begin, _), (end, name) in zip(us, us[1:]):
+        trace.slice(stamps.rank, block, f"until {name}", begin, end, "phase", mark=MARKS[name])
+
+
+def ends(stamps, name, mark, choose):
+    """[(rank, block, time)] of a mark: for each rank the block that reached it last (or as `choose` says)."""
+    found = {}
+    column = list(MARKS).index(mark)
+    for s in stamps:
+        times = s.times[:, column]
+        if s.kernel.startswith(name) and times.any():
+            wanted = choose(times[times > 0])
+            found[s.rank] = s.rank, int(np.flatnonzero(times == wanted)[0]), int(wanted)
+    return list(found.values())
+
+
+def corrections(stamps):
+    """({rank: ns to add to its times}, {rank: ns by which that may be wrong}): rank 0's clock is the measure."""
+    ranks = sorted({s.rank for s in stamps})
+    low, high = {r: -np.inf for r in ranks}, {r: np.inf for r in ranks}
+    for name, (told, heard) in SIGNALS.items():
+        # the earliest telling and the last hearing are sure to be cause and effect
+        tell = {rank: at for rank, _, at in ends(stamps, name, told, np.min)}
+        hear = {rank: at for rank, _, at in ends(stamps, name, heard, np.max)}
+        for r in ranks:
+            if ranks[0] in tell and r in hear:
+                low[r] = max(low[r], tell[ranks[0]] - hear[r])
+            if r in tell and ranks[0] in hear:
+                high[r] = min(high[r], hear[ranks[0]] - tell[r])
+    shifts, doubt = {}, {}
+    for r in ranks:
+        known = np.isfinite(low[r]) and np.isfinite(high[r])
+        agrees = r == ranks[0] or low[r] <= 0 <= high[r] or not known
+        shifts[r] = 0 if agrees else int((low[r] + high[r]) / 2)
+        doubt[r] = int((high[r] - low[r]) / 2) if known and r != ranks[0] else 0
+    return shifts, doubt
