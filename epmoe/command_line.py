@@ -1,8 +1,11 @@
 """Commands of a program, each a module with add_arguments(parser) and run(arguments) -> exit status."""
 
 import argparse
+import os
 import sys
 from importlib import import_module
+
+CUT_SHORT = 141         # what a shell says of a program whose reader went away
 
 
 def main(prog, description, commands, default, argv=None):
@@ -21,4 +24,10 @@ def main(prog, description, commands, default, argv=None):
         if name == argv[0]:
             import_module(module).add_arguments(parser)
     arguments = top.parse_args(argv)
-    return import_module(commands[arguments.command][0]).run(arguments)
+    try:
+        status = import_module(commands[arguments.command][0]).run(arguments)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:         # the reader has seen enough: `| head`, a pager left early
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)        # what the interpreter flushes at its end
+        return CUT_SHORT

@@ -279,3 +279,11 @@ def test_rank_offsets_must_match_the_ranks(tmp_path):
     assert batch.split(2).num_tokens == [3, 4]
     with pytest.raises(EPValueError, match="--ranks 2"):
         batch.split(3)
+
+
+def test_a_reader_that_leaves_early_sees_no_traceback():
+    with subprocess.Popen([sys.executable, "-m", "epmoe", "lesson", "1"], cwd=ROOT, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True) as told:
+        assert told.stdout.readline().startswith("Lesson 1")
+        told.stdout.close()
+        assert (told.wait(60), told.stderr.read()) == (141, "")
