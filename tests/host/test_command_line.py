@@ -285,7 +285,7 @@ def test_rank_offsets_must_match_the_ranks(tmp_path):
 def test_a_reader_that_has_left_sees_no_traceback():
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run([sys.executable, "-m", "epmoe", "lesson", "1"], cwd=ROOT, stdout=writer,
+    done = subprocess.run([sys.executable, "-m", "epmoe", "verify", "--json"], cwd=ROOT, stdout=writer,
                           stderr=subprocess.PIPE, text=True, timeout=60)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
