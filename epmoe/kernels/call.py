@@ -62,7 +62,7 @@ class KernelCall:
     def _buffer(self, machine, my_rank, values, tail):
         """The parameter block of these arguments; what was seen before is neither packed nor copied again."""
         if machine is not self._machine:
-            self.close()
+            self._written.close()
             self._machine = machine
         key = (my_rank, *values.values(), tail)
         return self._written.find(key) or self._written.write(machine, my_rank, key, self.block.pack(values, tail))

@@ -1,144 +1,149 @@
-"""The copying blocks of dispatch_wait: messages out of recv_buf into the rows of the grouped output.
+"""The receiving blocks of dispatch: messages out of recv_buf into the rows of the grouped output, as they arrive.
 
-A warp claims a tile of rows of one expert by fetch-add on region C, so that blocks which come late find less to do.
+Rows are dealt out to the warps in the order in which their messages are expected (senders.py), in several parts where
+there are more warps than rows. A warp waits for the signal of the segment (local expert, source rank) that its row
+belongs to, then copies: while some messages are still under way, others lie in their rows already.
 """
 
 from epmoe import layout
-from epmoe.device import (atomic_add_relaxed_gpu_i32, ballot, block_idx, device_fn, ffs, grid_dim, i32, lane_id,
-                          ld_relaxed_gpu_i32, load_i32, load_u64, n_warps, store_i32, syncthreads_or, thread_idx, u32,
-                          u64, warp_broadcast_i32, warp_id, warp_sum_i32)
-from epmoe_ref.config import READY
+from epmoe.device import (device_fn, i32, lane_id, load_u64, n_warps, shared_array, store_i32, syncthreads,
+                          syncthreads_or, syncwarp, u64, warp_broadcast_i32, warp_id)
+from epmoe.device import int32
+from epmoe.layout import MAX_FINITE
 
-from . import counters, formats, message, shared_expert
-from .offsets import TILE_ROWS
-from .spin import wait_for_flag
+from . import formats, message, offsets, shared_expert, stamps
+from .spin import wait_for_signal
 from .status import DISPATCH_WAIT
 
-CLAIMS_A_WARP = 4       # the size of a claimed tile is such that each warp gets about so many
-MAX_CLAIM = 32          # rows
 
+def make(cfg, block, threads, mark):
+    """Device function receive(params, num_tokens, my_rank, copier, n_copiers, failed) -> whether it had to give up.
 
-def make(cfg, block):
-    """Device function copy_rows(params, num_tokens, my_rank) -> whether the block had to give up."""
-    fmt, at, sizes = formats.of(cfg), counters.words(cfg), layout.message(cfg)
+    copier: which of the n_copiers receiving blocks this one is; the first one writes down offsets and counts. failed:
+    whether this thread knows of an earlier wait that expired.
+    """
+    fmt, sizes, places = formats.of(cfg), layout.message(cfg), offsets.make(cfg, block, threads)
     has_tiles, decode, finish_group = shared_expert.formats_with_tiles(fmt), fmt.decode, fmt.finish_group
+    decode_parts, pack_shared = fmt.decode_parts, shared_expert.make(cfg, block).pack
     read_trailer, share = message.make(cfg).read, shared_expert.share_of(cfg)
+    await_counts, place, begin, write, write_first = (places.await_counts, places.place, places.begin, places.write,
+                                                      places.write_first)
+    window, window_counts = places.experts, places.counts
     local, ranks, front = cfg.n_local_experts, cfg.n_src_ranks, int(cfg.fused_shared_expert)
-    tokens_per_rank, msg_bytes, n_groups = cfg.max_tokens_per_rank, sizes.msg_bytes, cfg.n_groups
-    p_counters, p_status, p_timeout = block.offset("ep_counters"), block.offset("status"), block.offset("timeout_ns")
+    tokens_per_rank, msg_bytes = cfg.max_tokens_per_rank, sizes.msg_bytes
+    p_status, p_timeout, p_count = block.offset("status"), block.offset("timeout_ns"), block.offset("recv_count_p")
     p_recv, p_out, p_src_info = block.offset("recv_buf_p"), block.offset("format_handler"), block.offset("src_info")
 
     @device_fn
-    def rows_of(words, local_expert):
-        """Rows of an expert: the last of its prefix sums in region B."""
-        return i32(load_i32(words + u64(at.b) + u64(4) * u64(local_expert * ranks + ranks - 1)))
+    def segment_of(ends, n_segments, q):
+        """The first segment that ends behind row q of the window, in the order of arrival."""
+        low, high = i32(0), i32(n_segments - 1)
+        while low < high:
+            middle = i32((low + high) // 2)
+            if ends[middle] > q:
+                high = middle
+            else:
+                low = i32(middle + 1)
+        return low
 
     @device_fn
-    def start_of(words, local_expert):
-        """Output row at which an expert's rows begin, from region A."""
-        entry = words + u64(at.a) + u64(8) * u64(local_expert * ranks)
-        return i32(load_i32(entry) - READY - load_i32(entry + u64(4)))
+    def has_arrived(params, entry, lane):
+        """Waits for a segment's messages, by a whole warp."""
+        arrived = i32(0)
+        if lane == 0:
+            word = u64(load_u64(params + u64(p_count))) + u64(8) * u64(entry)
+            arrived = i32(wait_for_signal(word, u64(load_u64(params + u64(p_status))),
+                                          u64(load_u64(params + u64(p_timeout))), DISPATCH_WAIT, entry)
+                          != u64(MAX_FINITE))
+        arrived = i32(warp_broadcast_i32(arrived, 0))
+        syncwarp()                      # lane 0 acquired for all
+        return arrived != 0
 
     @device_fn
-    def claim(words, favourite, tile_rows, lane):
-        """(local expert, tile) that nobody has; (-1, 0) if there is none. The search begins at the favourite expert."""
-        probe = i32(0)
-        while probe < local:
-            # a lane looks at an expert
-            expert = i32(favourite + probe + lane)
-            if expert >= local:
-                expert = i32(expert - local)
-            n_rows, is_open = i32(0), False
-            if probe + lane < local:
-                n_rows = rows_of(words, expert)
-                is_open = ld_relaxed_gpu_i32(words + u64(at.c) + u64(4) * u64(expert)) * tile_rows < n_rows
-            candidates = u32(ballot(is_open))
-            while candidates != u32(0):
-                chosen, tile = i32(ffs(candidates) - 1), i32(0)
-                if lane == chosen:
-                    tile = i32(atomic_add_relaxed_gpu_i32(words + u64(at.c) + u64(4) * u64(expert), i32(1)))
-                    if tile * tile_rows >= n_rows:
-                        tile = i32(-1)              # others were faster
-                tile = i32(warp_broadcast_i32(tile, chosen))
-                if tile >= 0:
-                    return i32(warp_broadcast_i32(expert, chosen)), tile
-                candidates = u32(candidates & u32(candidates - u32(1)))
-            probe = i32(probe + 32)
-        return i32(-1), i32(0)
+    def copy_row(params, entry, slot, row, group, row_in_group, tile, my_rank, part, n_parts, lane):
+        src = u64(load_u64(params + u64(p_recv))) + (u64(entry) * u64(tokens_per_rank) + u64(slot)) * u64(msg_bytes)
+        if part == 0:
+            token, k = read_trailer(src, i32(my_rank * local + group - front), lane)
+            if lane < 2:
+                half = token
+                if lane == 1:
+                    half = k
+                store_i32(u64(load_u64(params + u64(p_src_info))) + u64(4) * u64(2 * row + lane), half)
+        decode(src, params + u64(p_out), row, group, row_in_group, tile, part, n_parts, lane)
 
     @device_fn
-    def source_of(words, local_expert, row, lane):
-        """(source rank, slot) of an expert's row, from region B."""
-        base = i32(0)
-        while True:
-            end = i32(row + 1)
-            if base + lane < ranks:
-                end = i32(load_i32(words + u64(at.b) + u64(4) * u64(local_expert * ranks + base + lane)))
-            behind = u32(ballot(end > row))
-            if behind != u32(0):
-                break
-            base = i32(base + 32)
-        rank, before = i32(base + ffs(behind) - 1), i32(0)
-        if rank > 0:
-            before = i32(load_i32(words + u64(at.b) + u64(4) * u64(local_expert * ranks + rank - 1)))
-        return rank, i32(row - before)
+    def copy_window(params, first, here, my_rank, warp, warps, before, ends, starts, tiles):
+        """Every warps-th part of a row, from `warp` on; whether all arrived."""
+        lane, n_rows = i32(lane_id()), i32(ends[here * ranks - 1])
+        n_parts = i32(max(1, min(decode_parts, i32(warps // max(1, n_rows)))))
+        unit, seen, ok = i32(warp), i32(-1), True
+        while ok and unit < n_rows * n_parts:
+            q = i32(unit // n_parts)
+            j = segment_of(ends, i32(here * ranks), q)
+            expert, source = i32(j % here), i32(my_rank - j // here)
+            if source < 0:
+                source = i32(source + ranks)
+            if ranks == 1:
+                source = i32(0)
+            slot = q
+            if j > 0:
+                slot = i32(q - ends[j - 1])
+            entry = i32((first + expert) * ranks + source)
+            if entry != seen:
+                ok = has_arrived(params, entry, lane)
+                if seen < 0:
+                    mark(params, stamps.ARRIVED)
+                seen = entry
+            if ok:
+                row_in_group = i32(before[expert * ranks + source] + slot)
+                copy_row(params, entry, slot, i32(starts[expert] + row_in_group), i32(front + first + expert),
+                         row_in_group, i32(tiles[expert]), my_rank, i32(unit % n_parts), n_parts, lane)
+            unit = i32(unit + warps)
+        return ok
 
     @device_fn
-    def copy_row(params, words, local_expert, row_in_group, start, my_rank, lane):
-        rank, slot = source_of(words, local_expert, row_in_group, lane)
-        entry = u64(local_expert * ranks + rank) * u64(tokens_per_rank) + u64(slot)
-        src = u64(load_u64(params + u64(p_recv))) + entry * u64(msg_bytes)
-        token, k = read_trailer(src, i32(my_rank * local + local_expert), lane)
-        row = i32(start + row_in_group)
-        if lane < 2:
-            half = token
-            if lane == 1:
-                half = k
-            store_i32(u64(load_u64(params + u64(p_src_info))) + u64(4) * u64(2 * row + lane), half)
-        decode(src, params + u64(p_out), row, i32(front + local_expert), row_in_group, start, lane)
-
-    @device_fn
-    def finish_groups(params, words, n_shared, lane):
+    def finish_groups(params, first, here, warp, warps, counts, before, starts, tiles):
         """Clears the scales behind the rows of each group's last tile; a warp takes a group."""
-        group = i32(warp_id() * (grid_dim() - 1) + block_idx() - 1)
-        while group < n_groups:
-            n_rows, start, tiles = n_shared, i32(0), i32(0)
-            if group >= front:
-                n_rows, start = rows_of(words, group - front), start_of(words, group - front)
-                expert = lane
-                while expert < group - front:
-                    tiles = i32(tiles + (rows_of(words, expert) + TILE_ROWS - 1) // TILE_ROWS)
-                    expert = i32(expert + 32)
-                tiles = i32(warp_sum_i32(tiles) + (n_shared + TILE_ROWS - 1) // TILE_ROWS)
-            finish_group(params + u64(p_out), group, start, n_rows, tiles, lane)
-            group = i32(group + n_warps() * (grid_dim() - 1))
+        i = i32(warp)
+        while i < here:
+            last = i32(i * ranks + ranks - 1)
+            finish_group(params + u64(p_out), i32(front + first + i), i32(starts[i]), i32(before[last] + counts[last]),
+                         i32(tiles[i]), lane_id())
+            i = i32(i + warps)
 
     @device_fn
-    def copy_rows(params, num_tokens, my_rank):
-        words, lane = u64(load_u64(params + u64(p_counters))), i32(lane_id())
-        ok = True
-        if thread_idx() == 0:
-            # the waiting block's release covers the messages that it acquired, and regions A, B and C
-            ok = wait_for_flag(words + u64(at.e), u64(load_u64(params + u64(p_status))),
-                               u64(load_u64(params + u64(p_timeout))), DISPATCH_WAIT, i32(0))
-        if syncthreads_or(not ok):                  # thread 0 acquired for all
-            return True
-        warps = i32(n_warps() * (grid_dim() - 1))
-        here = i32(warp_id() * (grid_dim() - 1) + block_idx() - 1)
-        n_rows = i32(start_of(words, local - 1) + rows_of(words, local - 1))
-        tile_rows = i32(max(1, min(MAX_CLAIM, n_rows // (CLAIMS_A_WARP * warps))))
-        favourite = i32(here % local)
-        while favourite >= 0:
-            favourite, tile = claim(words, favourite, tile_rows, lane)
-            if favourite >= 0:
-                row, start = i32(tile * tile_rows), start_of(words, favourite)
-                end = i32(min(row + tile_rows, rows_of(words, favourite)))
-                while row < end:
-                    copy_row(params, words, favourite, row, start, my_rank, lane)
-                    row = i32(row + 1)
-        if has_tiles:
-            n_shared, _ = share(num_tokens, my_rank)
-            finish_groups(params, words, n_shared, lane)
-        return False
+    def receive(params, num_tokens, my_rank, copier, n_copiers, failed):
+        counts, before = shared_array(window_counts, int32), shared_array(window_counts, int32)
+        ends, partial = shared_array(window_counts, int32), shared_array(32, int32)
+        starts, tiles = shared_array(window, int32), shared_array(window, int32)
+        # the warps of one block take rows far from each other, so that all blocks have work to the end
+        warp, warps = i32(warp_id() * n_copiers + copier), i32(n_warps() * n_copiers)
+        start, first, ok = begin(params, num_tokens, my_rank), i32(0), not failed
+        while first < local:
+            here = i32(min(window, local - first))
+            ok = ok and await_counts(params, first, here, counts)
+            if syncthreads_or(not ok):                      # every thread acquired for all
+                return True
+            mark(params, stamps.COUNTED)
+            start = place(first, here, my_rank, start, counts, before, ends, starts, tiles, partial)
+            mark(params, stamps.PLACED)
+            if copier == 0:
+                if first == 0:
+                    write_first(params, num_tokens, my_rank)
+                write(params, first, here, counts, before, starts, tiles)
+            if first == 0:
+                if pack_shared(params, num_tokens, my_rank):
+                    return True
+            ok = copy_window(params, first, here, my_rank, warp, warps, before, ends, starts, tiles)
+            if has_tiles:
+                finish_groups(params, first, here, warp, warps, counts, before, starts, tiles)
+                if first == 0 and front == 1 and warp == 0:
+                    n_shared, _ = share(num_tokens, my_rank)
+                    finish_group(params + u64(p_out), i32(0), i32(0), n_shared, i32(0), lane_id())
+            first = i32(first + here)
+            if first < local:
+                syncthreads()                               # nobody reads the old window any more
+        mark(params, stamps.COPIED)
+        return syncthreads_or(not ok) != 0
 
-    return copy_rows
+    return receive

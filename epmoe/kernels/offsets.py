@@ -1,17 +1,21 @@
-"""The waiting block of dispatch_wait: waits for every count, and turns the counts into places of output rows."""
+"""Where every message's row lies: counts of all source ranks turned into places, by each receiving block for itself.
 
-from epmoe.device import (block_dim, device_fn, i32, lane_id, load_u64, n_warps, shared_array, shfl_idx,
-                          st_release_gpu_i32, store_i32, store_u64, syncthreads, syncthreads_or, thread_idx, u64,
-                          warp_id, warp_inclusive_sum_i32)
-from epmoe.device import int32
+Each block waits for the counts, which arrive long before most messages do, and computes the places in shared memory;
+that takes less time than to wait for another block that does it for all. One of them also writes down the results.
+"""
+
+from typing import NamedTuple
+
+from epmoe.device import (block_dim, device_fn, i32, lane_id, load_u64, n_warps, shfl_idx, store_i32, syncthreads,
+                          syncthreads_or, thread_idx, u32, u64, warp_id, warp_inclusive_sum_i32)
 from epmoe.layout import MAX_FINITE
 from epmoe_ref.config import READY
 
 from . import counters, formats, shared_expert
-from .spin import wait_for_signal
+from .spin import wait_for_count
 from .status import DISPATCH_WAIT
 
-MAX_COUNTS = 4096       # counts that are looked at at a time, in shared memory
+MAX_COUNTS = 2048       # counts that are looked at at a time, in shared memory
 TILE_ROWS = 128         # rows of a tile of scales
 
 
@@ -42,18 +46,38 @@ def block_sum(threads):
     return sums
 
 
-def make(cfg, block, threads):
-    """Device function place_rows(params, num_tokens, my_rank) -> whether the block had to give up.
+class Places(NamedTuple):
+    """Device functions of a block, and the sizes of what they fill, for a window of the local experts.
 
-    Writes row_offsets, expert_ids, regions A and B, zeros in C, (-1, -1) as src_info of padding rows, what begin_group
-    writes, and then region E, the ready flag, with release. recv_count words are MAX_FINITE again afterwards.
+    experts, counts: the most experts of a window, and counts of them (one for each source rank).
+    await_counts(params, first, here, counts) -> whether all came: those of `here` experts from `first` on.
+    place(first, here, my_rank, start, counts, before, ends, starts, tiles, partial) -> the next window's `start`.
+        start: (output row, 128-row tile) at which the window begins.
+        before[expert, source]: rows of the expert from lower source ranks. starts, tiles[expert]: its first row and
+        tile. ends[turn, expert]: rows up to this segment in the order of arrival: turn 0 is this rank's own messages,
+        turn t those of the t-th rank before it.
+    begin(params, num_tokens, my_rank) -> the first window's `start`.
+    write(params, first, here, counts, before, starts, tiles): the results of a window, by the whole block: row_offsets,
+        expert_ids, regions A and B, counts, (-1, -1) as src_info of padding rows, and what begin_group writes.
+    write_first(params, num_tokens, my_rank): those in front of all windows.
     """
+
+    experts: int
+    counts: int
+    await_counts: callable
+    place: callable
+    begin: callable
+    write: callable
+    write_first: callable
+
+
+def make(cfg, block, threads) -> Places:
+    """The functions for one parameter block and number of threads."""
     fmt, at = formats.of(cfg), counters.words(cfg)
     has_tiles, pad_rows, begin_group = shared_expert.formats_with_tiles(fmt), fmt.pad_rows, fmt.begin_group
     local, ranks, front = cfg.n_local_experts, cfg.n_src_ranks, int(cfg.fused_shared_expert)
-    n_counts = local * ranks
     window = max(1, min(local, threads, MAX_COUNTS // ranks))      # one thread an expert
-    window_counts = window * ranks
+    counts_a_thread = -(-window * ranks // threads)
     block_sums, share = block_sum(threads), shared_expert.share_of(cfg)
     p_counters, p_status, p_timeout = block.offset("ep_counters"), block.offset("status"), block.offset("timeout_ns")
     p_count, p_out, p_src_info = block.offset("recv_count_p"), block.offset("format_handler"), block.offset("src_info")
@@ -62,6 +86,66 @@ def make(cfg, block, threads):
     @device_fn
     def padded(n_rows):
         return i32((n_rows + pad_rows - 1) // pad_rows * pad_rows)
+
+    @device_fn
+    def tiles_of(n_rows):
+        return i32((n_rows + TILE_ROWS - 1) // TILE_ROWS)
+
+    @device_fn
+    def begin(params, num_tokens, my_rank):
+        n_shared, _ = share(num_tokens, my_rank)
+        return padded(n_shared), tiles_of(n_shared)
+
+    @device_fn
+    def await_counts(params, first, here, counts):
+        status, timeout_ns = u64(load_u64(params + u64(p_status))), u64(load_u64(params + u64(p_timeout)))
+        recv_count = u64(load_u64(params + u64(p_count)))
+        ok, i = True, i32(thread_idx())
+        while ok and i < here * ranks:
+            entry = i32(first * ranks + i)
+            word = wait_for_count(recv_count + u64(8) * u64(entry), status, timeout_ns, DISPATCH_WAIT, entry)
+            ok = word != u64(MAX_FINITE)
+            if ok:
+                counts[i] = i32(u32(word))          # without ANNOUNCED
+            i = i32(i + block_dim())
+        return ok
+
+    @device_fn
+    def count_in_order(counts, j, here, my_rank):
+        """The count at place j in the order of arrival."""
+        source = i32(my_rank - j // here)
+        if source < 0:
+            source = i32(source + ranks)
+        if ranks == 1:
+            source = i32(0)
+        return i32(counts[j % here * ranks + source])
+
+    @device_fn
+    def place(first, here, my_rank, start, counts, before, ends, starts, tiles, partial):
+        tid, n_rows, r = i32(thread_idx()), i32(0), i32(0)
+        while tid < here and r < ranks:
+            before[tid * ranks + r] = n_rows
+            n_rows = i32(n_rows + counts[tid * ranks + r])
+            r = i32(r + 1)
+        rows_before, rows_here = block_sums(padded(n_rows), partial)
+        tiles_before, tiles_here = i32(0), i32(0)
+        if has_tiles:
+            tiles_before, tiles_here = block_sums(tiles_of(n_rows), partial)
+        if tid < here:
+            starts[tid], tiles[tid] = i32(start[0] + rows_before), i32(start[1] + tiles_before)
+        # rows in the order of arrival: a thread adds up a few counts, then the threads' sums
+        own, n, j = i32(0), i32(0), i32(tid * counts_a_thread)
+        while n < counts_a_thread and j + n < here * ranks:
+            own = i32(own + count_in_order(counts, i32(j + n), here, my_rank))
+            n = i32(n + 1)
+        up_to, _ = block_sums(own, partial)
+        n = i32(0)
+        while n < counts_a_thread and j + n < here * ranks:
+            up_to = i32(up_to + count_in_order(counts, i32(j + n), here, my_rank))
+            ends[j + n] = up_to
+            n = i32(n + 1)
+        syncthreads()                           # all places by all threads
+        return i32(start[0] + rows_here), i32(start[1] + tiles_here)
 
     @device_fn
     def end_group(params, group, start, n_rows):
@@ -77,84 +161,40 @@ def make(cfg, block, threads):
             row = i32(row + 1)
 
     @device_fn
-    def place_expert(params, words, local_expert, start, counts, at_count):
-        """Regions A, B and C of one expert, and its counts for the caller."""
-        given = u64(load_u64(params + u64(p_counts)))
-        within, r = i32(0), i32(0)
-        while r < ranks:
-            i, count = i32(local_expert * ranks + r), i32(counts[at_count + r])
-            within = i32(within + count)
-            store_i32(words + u64(at.a) + u64(8) * u64(i), i32(READY + start + within))
-            store_i32(words + u64(at.a) + u64(8) * u64(i) + u64(4), count)
-            store_i32(words + u64(at.b) + u64(4) * u64(i), within)
-            if given != u64(0):
-                store_i32(given + u64(4) * u64(i), count)
-            r = i32(r + 1)
-        store_i32(words + u64(at.c) + u64(4) * u64(local_expert), i32(0))
+    def write_segment(params, entry, start, before, count):
+        """Regions A and B, and the count for the caller."""
+        words, given = u64(load_u64(params + u64(p_counters))), u64(load_u64(params + u64(p_counts)))
+        store_i32(words + u64(at.a) + u64(8) * u64(entry), i32(READY + start + before + count))
+        store_i32(words + u64(at.a) + u64(8) * u64(entry) + u64(4), count)
+        store_i32(words + u64(at.b) + u64(4) * u64(entry), i32(before + count))
+        if given != u64(0):
+            store_i32(given + u64(4) * u64(entry), count)
 
     @device_fn
-    def await_counts(params, first, here, counts):
-        """The counts of `here` experts from `first` on, acquired; returns whether all came."""
-        status, timeout_ns = u64(load_u64(params + u64(p_status))), u64(load_u64(params + u64(p_timeout)))
-        recv_count = u64(load_u64(params + u64(p_count)))
-        ok, i = True, i32(thread_idx())
-        while ok and i < here * ranks:
-            entry = i32(first * ranks + i)
-            count = wait_for_signal(recv_count + u64(8) * u64(entry), status, timeout_ns, DISPATCH_WAIT, entry)
-            ok = count != u64(MAX_FINITE)
-            if ok:
-                counts[i] = i32(count)
+    def write(params, first, here, counts, before, starts, tiles):
+        i = i32(thread_idx())
+        while i < here * ranks:
+            write_segment(params, i32(first * ranks + i), starts[i // ranks], before[i], counts[i])
             i = i32(i + block_dim())
-        return ok
+        i = i32(thread_idx())
+        if i < here:
+            last = i32(i * ranks + ranks - 1)
+            end_group(params, i32(front + first + i), starts[i], i32(before[last] + counts[last]))
+        if has_tiles:
+            i = i32(warp_id())
+            while i < here:
+                begin_group(params + u64(p_out), i32(front + first + i), i32(starts[i]), i32(tiles[i]), lane_id())
+                i = i32(i + n_warps())
 
     @device_fn
-    def begin_groups(params, first, here, starts, tiles):
-        i = i32(warp_id())
-        while i < here:
-            begin_group(params + u64(p_out), i32(front + first + i), i32(starts[i]), i32(tiles[i]), lane_id())
-            i = i32(i + n_warps())
-
-    @device_fn
-    def place_rows(params, num_tokens, my_rank):
-        counts, partial = shared_array(window_counts, int32), shared_array(32, int32)
-        words, tid = u64(load_u64(params + u64(p_counters))), i32(thread_idx())
+    def write_first(params, num_tokens, my_rank):
         n_shared, _ = share(num_tokens, my_rank)
-        next_row, next_tile = padded(n_shared), i32((n_shared + TILE_ROWS - 1) // TILE_ROWS)
-        if tid == 0:
+        if thread_idx() == 0:
             store_i32(u64(load_u64(params + u64(p_offsets))), i32(0))
             if front == 1:
                 end_group(params, i32(0), i32(0), n_shared)
-        first = i32(0)
-        while first < local:
-            here = i32(min(window, local - first))
-            if syncthreads_or(not await_counts(params, first, here, counts)):   # every thread acquired for all
-                return True
-            n_rows, r = i32(0), i32(0)
-            while tid < here and r < ranks:
-                n_rows = i32(n_rows + counts[tid * ranks + r])
-                r = i32(r + 1)
-            before, rows_here = block_sums(padded(n_rows), partial)
-            start = i32(next_row + before)
-            if tid < here:
-                end_group(params, i32(front + first + tid), start, n_rows)
-                place_expert(params, words, i32(first + tid), start, counts, i32(tid * ranks))
-            if has_tiles:
-                starts, tiles = shared_array(window, int32), shared_array(window, int32)
-                tiles_before, tiles_here = block_sums(i32((n_rows + TILE_ROWS - 1) // TILE_ROWS), partial)
-                if tid < here:
-                    starts[tid], tiles[tid] = start, i32(next_tile + tiles_before)
-                syncthreads()                   # starts and tiles of all threads
-                begin_groups(params, first, here, starts, tiles)
-                next_tile = i32(next_tile + tiles_here)
-            next_row, first = i32(next_row + rows_here), i32(first + here)
-            syncthreads()                       # A, B, C and begin_group before the flag; counts before they change
-        if tid == 0:
-            st_release_gpu_i32(words + u64(at.e), i32(READY))           # acquired by the copying blocks
-        # A peer signals these words again only after this rank's next combine has answered it.
-        recv_count = u64(load_u64(params + u64(p_count)))
-        while tid < n_counts:
-            store_u64(recv_count + u64(8) * u64(tid), u64(MAX_FINITE))
-            tid = i32(tid + block_dim())
-        return False
+        if has_tiles and front == 1:
+            if warp_id() == 0:
+                begin_group(params + u64(p_out), i32(0), i32(0), i32(0), lane_id())
 
-    return place_rows
+    return Places(window, window * ranks, await_counts, place, begin, write, write_first)

@@ -1,30 +1,35 @@
 """The reducing blocks of combine_wait: per token the weighted sum of its rows, or the rows as they are."""
 
 from epmoe import layout
-from epmoe.device import (block_idx, device_fn, f32, grid_dim, i32, lane_id, load16, load_f32, load_u64, n_warps,
-                          shfl_idx, store16, store_i32, syncthreads_or, thread_idx, u32, u64, warp_id)
+from epmoe.device import (block_dim, block_idx, device_fn, f32, grid_dim, i32, lane_id, load16, load_f32, load_u64,
+                          n_warps, shfl_idx, store16, syncthreads, syncthreads_or, thread_idx, u32, u64, warp_id)
+from epmoe.layout import MAX_FINITE
 
-from . import counters, elements, ids, shared_expert, user_functions
-from .spin import wait_for_flag
+from . import elements, ids, shared_expert, stamps, user_functions
+from .spin import wait_for_signal
 from .status import COMBINE_WAIT
 
 VECTOR = 16         # bytes
 
 
-def make(cfg, block, router_weights, weights_types, epilogue, epilogue_types):
-    """Device function reduce(params, num_tokens, my_rank): one warp takes a run of columns of one token.
+def make(cfg, block, mark, router_weights, weights_types, epilogue, epilogue_types):
+    """Device function reduce(params, num_tokens, my_rank, failed) -> whether it had to give up; for all blocks.
+
+    A block waits until all rows of the round are here; then one warp takes a run of columns of one token. Ends with a
+    barrier. failed: whether this thread knows of an earlier wait that expired.
 
     router_weights: "array", a function (token, k, *args), or None for output [num_tokens, top_k, hidden].
     epilogue: a function (token, col, value, *args), or None.
     """
-    at, numbers, id_words = counters.words(cfg), elements.make(cfg.combine_dtype), ids.make(cfg)
+    numbers, id_words = elements.make(cfg.combine_dtype), ids.make(cfg)
     zeros, unpack, pack, accumulate, add = numbers.zeros, numbers.unpack, numbers.pack, numbers.accumulate, numbers.add
     load_id, clean_id, share = id_words.load, id_words.clean, shared_expert.share_of(cfg)
     top_k, local, keeps_own, fused_share = cfg.top_k, cfg.n_local_experts, cfg.skip_a2a, cfg.fused_shared_expert
     bytes_a_row, numbers_a_vector = layout.combine_msg_bytes(cfg), numbers.n
     n_vectors = bytes_a_row // VECTOR
     n_runs = (n_vectors + 31) // 32                     # a run: one vector a lane
-    p_counters, p_status, p_timeout = block.offset("ep_counters"), block.offset("status"), block.offset("timeout_ns")
+    n_entries = cfg.n_local_experts * cfg.n_src_ranks
+    p_count, p_status, p_timeout = block.offset("recv_count_p"), block.offset("status"), block.offset("timeout_ns")
     p_recv, p_out, p_topk = block.offset("recv_buf_p"), block.offset("output_tokens"), block.offset("topk_ids")
     p_weights, p_rows = block.offset("router_weights"), block.offset("input_tokens")
     tail = 8 * block.n_words
@@ -104,7 +109,7 @@ def make(cfg, block, router_weights, weights_types, epilogue, epilogue_types):
         lane, out = i32(lane_id()), u64(load_u64(params + u64(p_out)))
         n_share, first = share(num_tokens, my_rank)
         words = epilogue_words(params)
-        unit = i32(warp_id() * (grid_dim() - 1) + block_idx() - 1)
+        unit = i32(warp_id() * grid_dim() + block_idx())
         while unit < num_tokens * n_runs:
             token, run = i32(unit // n_runs), i32(unit % n_runs)
             expert, w = expert_of(params, token, my_rank, lane), weight(params, token, lane)
@@ -117,12 +122,12 @@ def make(cfg, block, router_weights, weights_types, epilogue, epilogue_types):
                 q = pack(apply_epilogue(token, i32(vector * numbers_a_vector), unpack(q), words))
             if run * 32 + lane < n_vectors:
                 store16(out + u64(token) * u64(bytes_a_row) + u64(VECTOR) * u64(vector), q[0], q[1], q[2], q[3])
-            unit = i32(unit + n_warps() * (grid_dim() - 1))
+            unit = i32(unit + n_warps() * grid_dim())
 
     @device_fn
     def keep_rows(params, num_tokens, my_rank):
         lane, out, recv = i32(lane_id()), u64(load_u64(params + u64(p_out))), u64(load_u64(params + u64(p_recv)))
-        unit = i32(warp_id() * (grid_dim() - 1) + block_idx() - 1)
+        unit = i32(warp_id() * grid_dim() + block_idx())
         while unit < num_tokens * n_runs:
             token, vector = i32(unit // n_runs), i32(unit % n_runs * 32 + lane)
             expert, k = expert_of(params, token, my_rank, lane), i32(0)
@@ -135,22 +140,31 @@ def make(cfg, block, router_weights, weights_types, epilogue, epilogue_types):
                         q = load16(recv + place)
                     store16(out + place, q[0], q[1], q[2], q[3])
                 k = i32(k + 1)
-            unit = i32(unit + n_warps() * (grid_dim() - 1))
+            unit = i32(unit + n_warps() * grid_dim())
 
     reduce_tokens = keep_rows if router_weights is None else reduce_weighted
 
     @device_fn
-    def reduce(params, num_tokens, my_rank):
-        words, ok = u64(load_u64(params + u64(p_counters))), True
-        flag = words + u64(at.combine_ready) + u64(4) * u64(block_idx() - 1)
-        if thread_idx() == 0:
-            # the waiting block's release covers the rows whose signals it acquired
-            ok = wait_for_flag(flag, u64(load_u64(params + u64(p_status))), u64(load_u64(params + u64(p_timeout))),
-                               COMBINE_WAIT, i32(block_idx() - 1))
-            if ok:
-                store_i32(flag, i32(0))                 # each block lowers its own flag
-        if syncthreads_or(not ok):                      # thread 0 acquired for all
-            return
+    def await_rows(params):
+        """Waits for every signal of the round; a thread takes some. Whether all came."""
+        status, timeout_ns = u64(load_u64(params + u64(p_status))), u64(load_u64(params + u64(p_timeout)))
+        recv_count = u64(load_u64(params + u64(p_count)))
+        ok, i = True, i32(thread_idx())
+        while ok and i < n_entries:
+            ok = wait_for_signal(recv_count + u64(8) * u64(i), status, timeout_ns, COMBINE_WAIT, i) != u64(MAX_FINITE)
+            i = i32(i + block_dim())
+        return ok
+
+    @device_fn
+    def reduce(params, num_tokens, my_rank, failed):
+        ok = not failed
+        ok = ok and await_rows(params)
+        if syncthreads_or(not ok):                      # every thread acquired for all
+            return True
+        mark(params, stamps.ARRIVED)
         reduce_tokens(params, num_tokens, my_rank)
+        mark(params, stamps.REDUCED)
+        syncthreads()                                   # all tokens of the block
+        return False
 
     return reduce

@@ -1,12 +1,25 @@
-"""The communicating blocks of dispatch_async: one warp takes a token, and sends it to the owners of its experts."""
+"""The sending blocks of dispatch: tokens to the owners of their experts, in an order that lets receivers follow.
+
+A block takes a batch of tokens: places for its messages (a warp a token), payloads (steps of a row over the warps), and
+then pieces of messages, one warp each, 16 bytes a lane. All blocks send in the same order: own experts first, then
+those of the next rank, the one after it, and so on, so that no two ranks begin at the same peer; within a rank by
+expert. So the messages to one expert are complete long before the last message is, and their receiver copies them to
+their rows while others are under way.
+"""
 
 from epmoe import layout
-from epmoe.device import (atomic_add_relaxed_gpu_i32, block_idx, device_fn, f32, grid_dim, i32, lane_id, load_f32,
-                          load_u64, n_warps, red_add_release_gpu_i32, store_i32, syncwarp, u64, warp_id)
+from epmoe.device import (atomic_add_relaxed_gpu_i32, block_dim, block_idx, device_fn, f32, i32, lane_id, load_f32,
+                          load_u64, n_warps, shared_array, store16, store_i32, syncthreads, syncthreads_or, syncwarp,
+                          thread_idx, u64, warp_id)
+from epmoe.device import int32, uint64
 
-from . import counters, crossing, fan_out, formats, ids, message, shared_expert, transport
+from . import counters, formats, ids, message, shared_expert, signaller, stamps, transport
+from .formats.row_copy import copy_part, most_parts
 
 BF16_BYTES = 2
+MAX_MESSAGES = 512          # of a batch, in shared memory
+ROUND_BYTES = 3 << 19       # that a rank sends before its messages are cut so that each warp sends pieces one after another
+MAX_ROUNDS = 8              # pieces that a warp sends one after another, before messages are sent whole
 
 
 def _scale_of(block, input_scale):
@@ -27,93 +40,213 @@ def _scale_of(block, input_scale):
     return of_function
 
 
-def make(cfg, block, input_scale=None):
-    """Device function send_tokens(params, num_tokens, my_rank).
+def pieces(cfg):
+    """Device function (num_tokens, n_senders) -> into how many pieces a message is cut; the same in all blocks.
 
-    input_scale: None for the number in the parameter block, or a function i -> float32 that is read at 0.
+    Few messages are cut so that every warp has a piece. More of them also take turns, so that the first messages are
+    complete early: by then it is the link that decides how long all of them take.
+    """
+    sizes = layout.message(cfg)
+    most, top_k = most_parts(sizes.token_size), cfg.top_k
+    batch = max(1, MAX_MESSAGES // top_k)
+    tokens_a_round = max(1, ROUND_BYTES // (top_k * sizes.token_size))
+
+    @device_fn
+    def count(num_tokens, n_senders):
+        of_block = i32(top_k * max(1, min(batch, i32((num_tokens + n_senders - 1) // n_senders))))
+        rounds = i32(max(1, min(MAX_ROUNDS, i32(num_tokens // tokens_a_round))))
+        return i32(max(1, min(most, i32(rounds * n_warps() // of_block))))
+
+    return count
+
+
+def make(cfg, block, mark, input_scale=None):
+    """Device function send_tokens(params, num_tokens, my_rank, n_senders, failed) -> whether it had to give up.
+
+    For blocks [0, n_senders); ends with a barrier. failed: whether this thread knows of an earlier wait that expired;
+    then nothing is sent. Block 0 announces the counts first. input_scale: None for the number in the parameter block, or a function i -> float32 that is read at 0.
     """
     fmt, at, sizes = formats.of(cfg), counters.words(cfg), layout.message(cfg)
-    id_words, trailer, peers = ids.make(cfg), message.make(cfg), transport.make(cfg, block)
-    own_share, scale_of = shared_expert.make(cfg, block), _scale_of(block, input_scale)
-    load_id, clean_id, record_id = id_words
-    trailer_vector, n_trailer_vectors = trailer.vector, trailer.n_vectors
-    recv_buf, encode, direct = peers.recv_buf, fmt.encode, fmt.direct
-    crosses, stored_at, put_staged = crossing.make(cfg, block)
+    load_id, clean_id, record_id = ids.make(cfg)
+    n_trailer_vectors, trailer_vector, _ = message.make(cfg)
+    own_share, scale_of, count_pieces = shared_expert.make(cfg, block), _scale_of(block, input_scale), pieces(cfg)
     encoded, share = own_share.encoded, own_share.share
-    copy_payload = fan_out.copy_to_places(sizes.token_size, cfg.top_k, read_only=direct)
-    copy_trailer = fan_out.store_to_places(cfg.top_k)
+    to = transport.make(cfg, block)
+    recv_buf, crosses, is_far, put, complete = to.recv_buf, to.crosses, to.is_far, to.put, to.complete
+    announce, finish = signaller.make(cfg, block)
+    encode_part, encode_parts, direct = fmt.encode_part, fmt.encode_parts, fmt.direct
+    copy_payload = copy_part(sizes.token_size, read_only=direct)
 
-    top_k, local, ranks = cfg.top_k, cfg.n_local_experts, cfg.n_src_ranks
+    top_k, local, ranks, n_ranks = cfg.top_k, cfg.n_local_experts, cfg.n_src_ranks, cfg.n_ranks
     tokens_per_rank, keeps_own, fused_share = cfg.max_tokens_per_rank, cfg.skip_a2a, cfg.fused_shared_expert
     row_bytes, msg_bytes, token_size = cfg.hidden * BF16_BYTES, sizes.msg_bytes, sizes.token_size
+    batch = max(1, MAX_MESSAGES // top_k)
+    n_slots, last_key = batch * top_k, cfg.n_experts
     p_tokens, p_topk, p_clean = block.offset("input_tokens"), block.offset("topk_ids"), block.offset("clean_topk_ids")
     p_send, p_counters, p_status = block.offset("send_buf_p"), block.offset("ep_counters"), block.offset("status")
 
     @device_fn
-    def claim(params, expert, my_rank, words):
-        """A place for one message at the expert's owner: (its address, the entry of reserved and finished)."""
+    def claim(params, expert, my_rank):
+        """A place for one message at the expert's owner: its address."""
         owner, local_expert = i32(expert // local), i32(expert % local)
         source, entry = i32(my_rank), i32(local_expert * ranks + owner)
         if keeps_own:
             source, entry = i32(0), i32(local_expert)
+        words = u64(load_u64(params + u64(p_counters)))
         slot = atomic_add_relaxed_gpu_i32(words + u64(at.reserved) + u64(4) * u64(entry), i32(1))
         row = u64(local_expert * ranks + source) * u64(tokens_per_rank) + u64(slot)
-        return u64(recv_buf(params, owner, my_rank) + row * u64(msg_bytes)), entry
+        return u64(recv_buf(params, owner, my_rank) + row * u64(msg_bytes))
 
     @device_fn
-    def send_token(params, token, my_rank, words, scale, in_share, lane):
+    def staged_at(params, token):
+        return u64(load_u64(params + u64(p_send))) + u64(token) * u64(msg_bytes)
+
+    @device_fn
+    def claim_for(params, token, at_slot, my_rank, places, experts, keys, lane):
+        """A warp cleans a token's ids and claims for them; lane k holds slot k. Place 0 means that nothing is sent."""
         value = load_id(u64(load_u64(params + u64(p_topk))), token, lane)
         expert = clean_id(value, i32(0), lane)
         record_id(value, expert, token, lane, u64(load_u64(params + u64(p_status))))
         if lane < top_k:
             store_i32(u64(load_u64(params + u64(p_clean))) + u64(4) * u64(token * top_k + lane), expert)
-
-        # Lane k claims for slot k; place 0 means that nothing is sent.
-        place, entry = u64(0), i32(0)
-        kept = expert >= 0
-        if keeps_own:
-            kept = kept and expert // local == my_rank
-        if kept:
-            place, entry = claim(params, expert, my_rank, words)
-
-        src = u64(load_u64(params + u64(p_tokens))) + u64(token) * u64(row_bytes)
-        if not direct:
-            staged = u64(load_u64(params + u64(p_send))) + u64(token) * u64(msg_bytes)
-            encode(src, staged, scale, lane)
-            syncwarp()                  # the payload by all lanes, before any lane reads it and before `encoded`
-            if in_share:
-                encoded(words, lane)
-            src = staged
-        near, payload_at = place, place
-        if crosses:
-            # the whole message in send_buf too, if it goes to other worlds
-            staged, owner = u64(load_u64(params + u64(p_send))) + u64(token) * u64(msg_bytes), i32(expert // local)
-            near = stored_at(place, owner, my_rank, staged, lane)
-            payload_at = near
-            if not direct and near == staged:
-                payload_at = u64(0)         # `encode` has put it there
-        copy_payload(src, payload_at, lane)
-        a, b, c, d = trailer_vector(token, expert, lane)
-        copy_trailer(a, b, c, d, near, n_trailer_vectors, token_size, lane)
-        if crosses:
-            put_staged(place, owner, my_rank, staged, msg_bytes)
-
-        syncwarp()                      # all lanes' stores of the message, before a lane releases it
-        if kept:
-            red_add_release_gpu_i32(words + u64(at.finished) + u64(4) * u64(entry), i32(1))  # acquired by the signaller
+            kept = expert >= 0
+            if keeps_own:
+                kept = kept and expert // local == my_rank
+            place, key = u64(0), i32(last_key)
+            if kept:
+                place = claim(params, expert, my_rank)
+                turn = i32(expert // local - my_rank)       # this rank, the next one, ...
+                if turn < 0:
+                    turn = i32(turn + n_ranks)
+                key = i32(turn * local + expert % local)
+            places[at_slot + lane], experts[at_slot + lane], keys[at_slot + lane] = place, expert, key
 
     @device_fn
-    def send_tokens(params, num_tokens, my_rank):
-        lane = lane_id()
-        words = u64(load_u64(params + u64(p_counters)))
-        scale = scale_of(params)
-        n_rows, first = share(num_tokens, my_rank)
-        # consecutive tokens go to different blocks, so that a few tokens use many multiprocessors
-        n_blocks = i32(grid_dim() - 1)
-        token = i32(warp_id() * n_blocks + block_idx() - 1)
-        while token < num_tokens:
-            in_share = fused_share and token >= first and token < first + n_rows
-            send_token(params, token, my_rank, words, scale, in_share, lane)
-            token = i32(token + n_warps() * n_blocks)
+    def put_in_order(keys, order, n):
+        """order[i]: which of the n messages goes i-th; those that are not sent come last."""
+        m = i32(thread_idx())
+        while m < n:
+            key, before, j = i32(keys[m]), i32(0), i32(0)
+            while j < n:
+                other = i32(keys[j])
+                if other < key or (other == key and j < m):
+                    before = i32(before + 1)
+                j = i32(j + 1)
+            order[before] = m
+            m = i32(m + block_dim())
+
+    @device_fn
+    def encode_batch(params, first, stride, n_tokens):
+        """Payloads of the batch in send_buf: warps share a row where there are more warps than rows."""
+        n_parts = i32(max(1, min(encode_parts, i32(n_warps() // n_tokens))))
+        lane, unit = i32(lane_id()), i32(warp_id())
+        while unit < n_tokens * n_parts:
+            token = i32(first + unit // n_parts * stride)
+            src = u64(load_u64(params + u64(p_tokens))) + u64(token) * u64(row_bytes)
+            encode_part(src, staged_at(params, token), scale_of(params), i32(unit % n_parts), n_parts, lane)
+            unit = i32(unit + n_warps())
+
+    @device_fn
+    def store_trailer(message_at, token, at_slot, experts, lane):
+        expert = i32(-1)
+        if lane < top_k:
+            expert = i32(experts[at_slot + lane])
+        a, b, c, d = trailer_vector(token, expert, lane)
+        if lane < n_trailer_vectors:
+            store16(message_at + u64(token_size) + u64(16) * u64(lane), a, b, c, d)
+
+    @device_fn
+    def stage_batch(params, first, stride, n_tokens, experts):
+        """Whole messages in send_buf, for the network; `encode_batch` has put payloads there that are encoded."""
+        lane, i = i32(lane_id()), i32(warp_id())
+        while i < n_tokens:
+            token = i32(first + i * stride)
+            if direct:
+                src = u64(load_u64(params + u64(p_tokens))) + u64(token) * u64(row_bytes)
+                copy_payload(staged_at(params, token), src, 0, 1, lane)
+            store_trailer(staged_at(params, token), token, i32(i * top_k), experts, lane)
+            i = i32(i + n_warps())
+
+    @device_fn
+    def send_piece(params, token, m, place, part, n_parts, my_rank, experts, lane):
+        """One piece of message m of the batch; by a warp, which then counts it as finished."""
+        expert = i32(experts[m])
+        is_near = True
+        if crosses:
+            is_near = not is_far(i32(expert // local), my_rank)
+        if is_near:
+            src = u64(load_u64(params + u64(p_tokens))) + u64(token) * u64(row_bytes)
+            if not direct:
+                src = staged_at(params, token)
+            copy_payload(place, src, part, n_parts, lane)
+            if part == 0:
+                store_trailer(place, token, i32(m - m % top_k), experts, lane)
+        elif part == 0:
+            put(place, staged_at(params, token), msg_bytes, i32(expert // local))
+            complete()
+        syncwarp()                      # the piece by all lanes, before lane 0 releases it
+        if lane == 0:
+            finish(params, expert, my_rank)
+
+    @device_fn
+    def send_pieces(params, first, stride, n_messages, n_parts, my_rank, places, experts, order):
+        lane, unit, place = i32(lane_id()), i32(warp_id()), u64(1)
+        while unit < n_messages * n_parts and place != u64(0):
+            m = i32(order[unit // n_parts])
+            place = u64(places[m])
+            if place != u64(0):
+                token = i32(first + m // top_k * stride)
+                send_piece(params, token, m, place, i32(unit % n_parts), n_parts, my_rank, experts, lane)
+            unit = i32(unit + n_warps())
+
+    @device_fn
+    def shared_in(first, stride, n_tokens, first_shared, n_shared):
+        """How many tokens of the batch are rows of the shared expert here."""
+        n, i = i32(0), i32(0)
+        while i < n_tokens:
+            token = i32(first + i * stride)
+            if token >= first_shared and token < first_shared + n_shared:
+                n = i32(n + 1)
+            i = i32(i + 1)
+        return n
+
+    @device_fn
+    def send_tokens(params, num_tokens, my_rank, n_senders, failed):
+        places, order = shared_array(n_slots, uint64), shared_array(n_slots, int32)
+        experts, keys = shared_array(n_slots, int32), shared_array(n_slots, int32)
+        n_parts = count_pieces(num_tokens, n_senders)
+        if block_idx() == 0:
+            if not announce(params, num_tokens, my_rank, n_parts, failed):
+                return True
+            mark(params, stamps.ANNOUNCED)
+        elif syncthreads_or(failed):
+            return True
+        n_shared, first_shared = share(num_tokens, my_rank)
+        lane = i32(lane_id())
+        # consecutive tokens go to different blocks, and the first ones not to the block that announces
+        first = i32(n_senders - 1 - block_idx())
+        while first < num_tokens:
+            n_tokens = i32(min(batch, i32((num_tokens - first + n_senders - 1) // n_senders)))
+            i = i32(warp_id())
+            while i < n_tokens:
+                claim_for(params, i32(first + i * n_senders), i32(i * top_k), my_rank, places, experts, keys, lane)
+                i = i32(i + n_warps())
+            mark(params, stamps.CLAIMED)
+            if not direct:
+                encode_batch(params, first, n_senders, n_tokens)
+                mark(params, stamps.ENCODED)
+            syncthreads()                       # places, keys and payloads by all warps
+            if fused_share and not direct:
+                if thread_idx() == 0:
+                    encoded(params, shared_in(first, n_senders, n_tokens, first_shared, n_shared))
+            if crosses:
+                stage_batch(params, first, n_senders, n_tokens, experts)
+            put_in_order(keys, order, i32(n_tokens * top_k))
+            syncthreads()                       # the order, and whole messages, by all threads
+            send_pieces(params, first, n_senders, i32(n_tokens * top_k), n_parts, my_rank, places, experts, order)
+            mark(params, stamps.SENT)
+            first = i32(first + n_tokens * n_senders)
+            syncthreads()                       # nobody reads the batch any more, and all is written at the end
+        return False
 
     return send_tokens

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from epmoe import layout
 from epmoe.device import (atomic_add_relaxed_gpu_i32, device_fn, i32, lane_id, load_u64, red_add_release_gpu_i32,
-                          store_i32, syncthreads_or, syncwarp, thread_idx, u64, warp_broadcast_i32, warp_id)
+                          store_i32, syncthreads_or, thread_idx, u64, warp_broadcast_i32)
 
 from . import counters, formats
 from .spin import wait_for_own_blocks
@@ -22,14 +22,12 @@ class SharedExpert(NamedTuple):
     """Device functions; all do nothing without a fused shared expert.
 
     share(num_tokens, my_rank): (number of rows of group 0, first token of the rank's share).
-    encoded(counter_words, lane): a sender's warp has encoded a token of the share; after a syncwarp.
-    begin(params): the waiting block, before anything else: what a decoder of group 0 needs besides the tokens.
+    encoded(params, n): one thread, when the block has encoded n tokens of the share; behind a barrier.
     pack(params, num_tokens, my_rank): copying blocks write the rows of group 0; returns whether it had to give up.
     """
 
     share: callable
     encoded: callable
-    begin: callable
     pack: callable
 
 
@@ -53,29 +51,18 @@ def share_of(cfg):
 def make(cfg, block) -> SharedExpert:
     """The functions for one parameter block of the dispatch kernels."""
     fmt, at = formats.of(cfg), counters.words(cfg)
-    fused, direct, needs_begin = cfg.fused_shared_expert, fmt.direct, formats_with_tiles(fmt)
+    fused, direct, decode = cfg.fused_shared_expert, fmt.direct, fmt.decode
     row_bytes, msg_bytes = cfg.hidden * BF16_BYTES, layout.message(cfg).msg_bytes
     p_counters, p_status, p_timeout = block.offset("ep_counters"), block.offset("status"), block.offset("timeout_ns")
     p_tokens, p_send = block.offset("input_tokens"), block.offset("send_buf_p")
     p_out, p_src_info = block.offset("format_handler"), block.offset("src_info")
-    begin_group, decode = fmt.begin_group, fmt.decode
     share = share_of(cfg)
 
     @device_fn
-    def encoded(words, lane):
+    def encoded(params, n):
         if fused and not direct:
-            if lane == 0:
-                red_add_release_gpu_i32(words + u64(at.f), i32(1))      # acquired by pack
-
-    @device_fn
-    def begin(params):
-        if fused and not direct:
-            if warp_id() == 0:
-                lane = lane_id()
-                if needs_begin:
-                    begin_group(params + u64(p_out), i32(0), i32(0), i32(0), lane)
-                    syncwarp()                                          # before lane 0's release
-                encoded(u64(load_u64(params + u64(p_counters))), lane)
+            words = u64(load_u64(params + u64(p_counters)))
+            red_add_release_gpu_i32(words + u64(at.f), i32(n))      # acquired by pack
 
     @device_fn
     def pack(params, num_tokens, my_rank):
@@ -85,10 +72,9 @@ def make(cfg, block) -> SharedExpert:
         words = u64(load_u64(params + u64(p_counters)))
         n_rows, first = share(num_tokens, my_rank)
         if not direct:
-            # every token of the share and the waiting block's `begin`
             ok = True
             if thread_idx() == 0:
-                ok = wait_for_own_blocks(words + u64(at.f), i32(n_rows + 1), u64(load_u64(params + u64(p_status))),
+                ok = wait_for_own_blocks(words + u64(at.f), n_rows, u64(load_u64(params + u64(p_status))),
                                          u64(load_u64(params + u64(p_timeout))), DISPATCH_WAIT, FOR_SEND_BUF, 0)
             if syncthreads_or(not ok):                                  # thread 0 acquired for all
                 return True
@@ -105,12 +91,12 @@ def make(cfg, block) -> SharedExpert:
                     payload = tokens + u64(row_bytes) * u64(first + row)
                 else:
                     payload = staged + u64(msg_bytes) * u64(first + row)
-                decode(payload, params + u64(p_out), row, i32(0), row, i32(0), lane)
+                decode(payload, params + u64(p_out), row, i32(0), row, i32(0), 0, 1, lane)
                 if lane < 2:
                     store_i32(src_info + u64(4) * u64(2 * row + lane), i32(-1))     # it goes back to nobody
         return False
 
-    return SharedExpert(share, encoded, begin, pack)
+    return SharedExpert(share, encoded, pack)
 
 
 def formats_with_tiles(fmt) -> bool:

@@ -1,29 +1,80 @@
-"""The signalling block of dispatch_async: for every expert the number of messages, once all of them are written."""
+"""How many messages a rank sends to every expert: counted and told at once, and signalled when all are written.
 
-from epmoe.device import (block_dim, device_fn, i32, lane_id, load_i32, load_u64, n_warps, shared_add_i32,
-                          shared_array, syncthreads, syncthreads_or, thread_idx, u64, warp_id)
+The owner of an expert learns the count early, as ANNOUNCED + count in its recv_count word, so that it knows every row's
+place while messages are under way; the same word becomes the count alone, the signal, when they are there. Nobody waits
+for that: `finished` counts the pieces of an expert's messages as they are written, and is given their number as a debt
+when they have been counted. Whoever brings it to zero, be it a sender or who counted, signals. So `finished` is 0 again
+at the end, and no block of the sending half ever waits for another.
+"""
+
+from typing import NamedTuple
+
+from epmoe.device import (atomic_add_acq_rel_gpu_i32, block_dim, device_fn, i32, lane_id, load_i32, load_u64, n_warps,
+                          shared_add_i32, shared_array, syncthreads, syncthreads_or, thread_idx, u64, warp_id)
 from epmoe.device import int32
+from epmoe.layout import ANNOUNCED
 
 from . import counters, ids, transport
-from .spin import wait_for_own_blocks
-from .status import DISPATCH_ASYNC, FOR_FINISHED
 
-WINDOW = 4096       # experts that are counted at a time, in shared memory
+WINDOW = 2048       # experts that are counted at a time, in shared memory
 
 
-def make(cfg, block):
-    """Device function signal_counts(params, num_tokens, my_rank) -> whether the block had to give up.
+class Signaller(NamedTuple):
+    """Device functions.
 
-    Every expert is signalled in every round, also where the count is 0; under skip_a2a the own experts only.
+    announce(params, num_tokens, my_rank, n_parts, failed) -> whether to go on: one block counts the ids, tells the
+        owners, and enters n_parts pieces a message as a debt. Every expert is told of in every round, also where the
+        count is 0, which is a signal at once; under skip_a2a the own experts only. failed: of any thread of the block.
+    finish(params, expert, my_rank): one thread, when it and all lanes that a barrier joins it to have written a piece
+        of a message to that expert.
     """
-    at, signal, clean_id = counters.words(cfg), transport.make(cfg, block).signal, ids.make(cfg).clean
+
+    announce: callable
+    finish: callable
+
+
+def make(cfg, block) -> Signaller:
+    """The functions for one parameter block."""
+    at, clean_id = counters.words(cfg), ids.make(cfg).clean
+    send = transport.make(cfg, block)
+    signal, tell, crosses, is_far = send.signal, send.tell, send.crosses, send.is_far
     top_k, local, ranks, keeps_own = cfg.top_k, cfg.n_local_experts, cfg.n_src_ranks, cfg.skip_a2a
     n_signalled = local if keeps_own else cfg.n_experts
     window = min(WINDOW, n_signalled)
     tokens_a_warp = 32 // top_k
     ids_a_warp = tokens_a_warp * top_k
     p_topk, p_counters = block.offset("topk_ids"), block.offset("ep_counters")
-    p_status, p_timeout = block.offset("status"), block.offset("timeout_ns")
+
+    @device_fn
+    def entry_of(expert):
+        """The word of `reserved` and of `finished` that counts messages to an expert."""
+        entry = i32(expert % local * ranks + expert // local)
+        if keeps_own:
+            entry = i32(expert % local)
+        return entry
+
+    @device_fn
+    def index_of(expert, my_rank):
+        """The word of the owner's recv_count that this rank writes."""
+        source = i32(my_rank)
+        if keeps_own:
+            source = i32(0)
+        return i32(expert % local * ranks + source)
+
+    @device_fn
+    def signal_expert(params, expert, my_rank, count):
+        # what this thread acquired from `finished` goes with it, at system scope
+        signal(params, i32(expert // local), my_rank, index_of(expert, my_rank), count)
+
+    @device_fn
+    def finish(params, expert, my_rank):
+        words, entry = u64(load_u64(params + u64(p_counters))), entry_of(expert)
+        # release: the piece that this warp has written; acquire: all the others, if this is the last
+        before = atomic_add_acq_rel_gpu_i32(words + u64(at.finished) + u64(4) * u64(entry), i32(1))
+        if before == -1:
+            # as many places were claimed as there are messages
+            count = i32(load_i32(words + u64(at.reserved) + u64(4) * u64(entry)))
+            signal_expert(params, expert, my_rank, count)
 
     @device_fn
     def count_ids(params, num_tokens, first, wanted):
@@ -42,38 +93,45 @@ def make(cfg, block):
             at_id = i32(at_id + n_warps() * ids_a_warp)
 
     @device_fn
-    def signal_counts(params, num_tokens, my_rank):
+    def announce_expert(params, expert, count, my_rank, n_parts):
+        owner, index = i32(expert // local), index_of(expert, my_rank)
+        if count == 0:
+            signal(params, owner, my_rank, index, count)
+        else:
+            near = True
+            if crosses:
+                near = not is_far(owner, my_rank)   # two signals to another world might arrive in either order
+            if near:
+                tell(params, owner, index, u64(ANNOUNCED) + u64(count))
+            debt = i32(count * n_parts)
+            finished = u64(load_u64(params + u64(p_counters))) + u64(at.finished) + u64(4) * u64(entry_of(expert))
+            # release: whoever signals comes after the announcement; acquire: the messages, if all are written
+            if atomic_add_acq_rel_gpu_i32(finished, i32(-debt)) == debt:
+                signal_expert(params, expert, my_rank, count)
+
+    @device_fn
+    def announce(params, num_tokens, my_rank, n_parts, failed):
         wanted = shared_array(window, int32)
-        words, status = u64(load_u64(params + u64(p_counters))), u64(load_u64(params + u64(p_status)))
-        timeout_ns = u64(load_u64(params + u64(p_timeout)))
-        first, source = i32(0), i32(my_rank)
+        first = i32(0)
         if keeps_own:
-            first, source = i32(my_rank * local), i32(0)
+            first = i32(my_rank * local)
         end = i32(first + n_signalled)
-        ok = True
         while first < end:
             i = i32(thread_idx())
             while i < window:
                 wanted[i] = 0
                 i = i32(i + block_dim())
-            syncthreads()                       # zeros before counts
+            if syncthreads_or(failed):          # zeros before counts
+                return False
             count_ids(params, num_tokens, first, wanted)
-            syncthreads()                       # counts before signals
+            syncthreads()                       # counts before they are told
             i = i32(thread_idx())
-            while ok and i < window and first + i < end:
-                count, owner, local_expert = wanted[i], i32((first + i) // local), i32((first + i) % local)
-                entry = i32(local_expert * ranks + owner)
-                if keeps_own:
-                    entry = local_expert
-                # acquires what every sender of these messages released; `signal` passes it on at system scope
-                ok = wait_for_own_blocks(words + u64(at.finished) + u64(4) * u64(entry), count, status, timeout_ns,
-                                         DISPATCH_ASYNC, FOR_FINISHED, entry)
-                if ok:
-                    signal(params, owner, my_rank, i32(local_expert * ranks + source), count)
+            while i < window and first + i < end:
+                announce_expert(params, i32(first + i), wanted[i], my_rank, n_parts)
                 i = i32(i + block_dim())
             first = i32(first + window)
-            if syncthreads_or(not ok):          # one decision for all threads of the block
-                return True
-        return False
+            if first < end:
+                syncthreads()                   # nobody reads the old counts any more
+        return True
 
-    return signal_counts
+    return Signaller(announce, finish)

@@ -1,19 +1,19 @@
 """Bounded waits: every spin of every kernel is one of these, and each ends after the timeout by the device's clock.
 
-A wait returns False when it gave up: its own time was over, which it records in the status region, or another wait of
-this rank had failed. FAILED is the one abort flag: it releases all waits of the rank, in this launch and in later ones.
-A ready flag is raised by a block that waits itself, with the same timeout; who waits for a flag has more patience, so
-that the cause is recorded and not its effect.
+A wait gives up when its own time is over, which it records in the status region, or when another wait of this rank has
+failed. FAILED is the one abort flag: it releases all waits of the rank, in this launch and in later ones.
+
+All poll relaxed, since an acquiring load empties the L1 cache each time, and acquire once when they have seen what they
+waited for.
 """
 
-from epmoe.device import device_fn, globaltimer, ld_acquire_gpu_i32, ld_acquire_sys_u64, u64
-from epmoe.layout import MAX_FINITE
-from epmoe_ref.config import READY
+from epmoe.device import (device_fn, globaltimer, ld_acquire_gpu_i32, ld_acquire_sys_u64, ld_relaxed_gpu_i32,
+                          ld_relaxed_sys_u64, u64)
+from epmoe.layout import ANNOUNCED, MAX_FINITE
 
-from .status import FOR_READY, FOR_RECV_COUNT, has_failed, record_expired
+from .status import FOR_RECV_COUNT, has_failed, record_expired
 
 POLLS_PER_LOOK = 32     # polls between two looks at the clock and at FAILED
-PATIENCE = 8            # timeouts that a wait for a ready flag lasts, unless FAILED ends it
 
 
 @device_fn
@@ -25,40 +25,55 @@ def gives_up(status, since, timeout_ns):
 
 
 @device_fn
-def wait_for_signal(word, status, timeout_ns, phase, index):
-    """Waits until a recv_count word has arrived and returns it, acquired at system scope; MAX_FINITE if it gave up."""
-    count = u64(ld_acquire_sys_u64(word))
-    if count != u64(MAX_FINITE):
-        return count
+def _poll_signal(word, below, status, timeout_ns, phase, index):
+    """Polls a recv_count word until it is below the number; the word, or MAX_FINITE if it gave up."""
+    seen = u64(ld_relaxed_sys_u64(word))
+    if seen < u64(below):
+        return seen
     since = u64(globaltimer())
     polls = 0
-    while count == u64(MAX_FINITE):
+    while seen >= u64(below):
         polls += 1
         if polls % POLLS_PER_LOOK == 0 and gives_up(status, since, timeout_ns):
             record_expired(status, phase, FOR_RECV_COUNT, index, 0, -1)
-            break
-        count = u64(ld_acquire_sys_u64(word))
-    return count
+            return u64(MAX_FINITE)
+        seen = u64(ld_relaxed_sys_u64(word))
+    return seen
+
+
+@device_fn
+def wait_for_signal(word, status, timeout_ns, phase, index):
+    """Waits until a recv_count word has arrived and returns it, acquired at system scope; MAX_FINITE if it gave up."""
+    seen = _poll_signal(word, u64(ANNOUNCED), status, timeout_ns, phase, index)
+    if seen != u64(MAX_FINITE):
+        seen = u64(ld_acquire_sys_u64(word))
+    return seen
+
+
+@device_fn
+def wait_for_count(word, status, timeout_ns, phase, index):
+    """Waits until a recv_count word says how many messages come, be they here or not; MAX_FINITE if it gave up.
+
+    What it returns is acquired at system scope: below ANNOUNCED the messages are here.
+    """
+    seen = _poll_signal(word, u64(MAX_FINITE), status, timeout_ns, phase, index)
+    if seen != u64(MAX_FINITE):
+        seen = u64(ld_acquire_sys_u64(word))
+    return seen
 
 
 @device_fn
 def wait_for_own_blocks(word, wanted, status, timeout_ns, phase, waited_for, index):
     """Waits until an int32 word that blocks of this device write equals `wanted`, acquired at device scope."""
-    seen = ld_acquire_gpu_i32(word)
-    if seen == wanted:
-        return True
-    since = u64(globaltimer())
-    polls = 0
-    while seen != wanted:
-        polls += 1
-        if polls % POLLS_PER_LOOK == 0 and gives_up(status, since, timeout_ns):
-            record_expired(status, phase, waited_for, index, wanted, seen)
-            return False
-        seen = ld_acquire_gpu_i32(word)
+    seen = ld_relaxed_gpu_i32(word)
+    if seen != wanted:
+        since = u64(globaltimer())
+        polls = 0
+        while seen != wanted:
+            polls += 1
+            if polls % POLLS_PER_LOOK == 0 and gives_up(status, since, timeout_ns):
+                record_expired(status, phase, waited_for, index, wanted, seen)
+                return False
+            seen = ld_relaxed_gpu_i32(word)
+    ld_acquire_gpu_i32(word)
     return True
-
-
-@device_fn
-def wait_for_flag(flag, status, timeout_ns, phase, index):
-    """Waits until this device's waiting block has raised a ready flag, acquired at device scope."""
-    return wait_for_own_blocks(flag, READY, status, u64(PATIENCE) * u64(timeout_ns), phase, FOR_READY, index)

@@ -8,30 +8,26 @@ change nothing else: they are treated as -1.
 import numpy as np
 from epmoe.device import (atomic_add_relaxed_gpu_i32, atomic_cas_relaxed_gpu_i32, block_idx, device_fn, i32,
                           ld_relaxed_gpu_i32, store_i32, u64)
-from epmoe.layout import MAX_FINITE
+from epmoe.layout import ANNOUNCED
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError, PeerTimeout
 
 # Words of the region
 FAILED = 0                      # 0, or the phase whose wait expired
-WAITED_FOR = 1                  # one of the five below
+WAITED_FOR = 1                  # one of the two below
 INDEX = 2                       # which word of that region
 EXPECTED, SEEN = 3, 4
 BLOCK = 5
 BAD_IDS, REPEATED_IDS = 8, 9    # how many were treated as -1
 BAD_TOKEN, BAD_SLOT, BAD_ID = 10, 11, 12    # the first that was recorded
 
-# Phases
-DISPATCH_ASYNC, DISPATCH_WAIT, COMBINE_ASYNC, COMBINE_WAIT = 1, 2, 3, 4
-PHASES = {DISPATCH_ASYNC: "dispatch_async", DISPATCH_WAIT: "dispatch_wait",
-          COMBINE_ASYNC: "combine_async", COMBINE_WAIT: "combine_wait"}
+# Phases that wait; the sending halves, dispatch_async and combine_async, wait for nobody
+DISPATCH_WAIT, COMBINE_WAIT = 2, 4
+PHASES = {DISPATCH_WAIT: "dispatch_wait", COMBINE_WAIT: "combine_wait"}
 
 # What a wait was for
-FOR_FINISHED, FOR_RECV_COUNT, FOR_READY, FOR_SEND_BUF, FOR_READERS = 1, 2, 3, 4, 5
-LOCAL_WAITS = {FOR_FINISHED: "finished[{}]: rows that this rank's own blocks were to write",
-               FOR_READY: "ready flag {} of this rank's waiting block",
-               FOR_SEND_BUF: "send_buf_ready: tokens that this rank's own blocks were to encode",
-               FOR_READERS: "the blocks of this rank that read region A"}
+FOR_RECV_COUNT, FOR_SEND_BUF = 2, 4
+LOCAL_WAITS = {FOR_SEND_BUF: "send_buf_ready: tokens that this rank's own blocks were to encode"}
 
 
 @device_fn
@@ -64,7 +60,7 @@ def raise_if_failed(words, cfg: EPConfig, rank: int, timeout_s: float, recv_coun
     """Raises PeerTimeout if a wait of this rank expired.
 
     words: the status region [STATUS_WORDS] int32. recv_count: this rank's words [n_local_experts, n_src_ranks] uint64
-    of the phase that failed (see `failed_recv_count`): those that are still MAX_FINITE are named as missing.
+    of the phase that failed (see `failed_recv_count`): those without a signal are named as missing.
     """
     words = np.asarray(words)
     if not words[FAILED]:
@@ -82,8 +78,7 @@ def raise_if_failed(words, cfg: EPConfig, rank: int, timeout_s: float, recv_coun
 def failed_recv_count(words) -> str | None:
     """Name of the recv_count region that `raise_if_failed` wants, or None if nothing failed."""
     phase = int(np.asarray(words)[FAILED])
-    return {0: None, DISPATCH_ASYNC: "dispatch_recv_count", DISPATCH_WAIT: "dispatch_recv_count"}.get(
-        phase, "combine_recv_count")
+    return {0: None, DISPATCH_WAIT: "dispatch_recv_count"}.get(phase, "combine_recv_count")
 
 
 def raise_if_bad_ids(words, cfg: EPConfig, rank: int):
@@ -105,7 +100,7 @@ def _missing_signals(cfg, rank, index, recv_count):
     if recv_count is None:
         missing = [divmod(index, ranks)]
     else:
-        missing = np.argwhere(np.asarray(recv_count) == np.uint64(MAX_FINITE)).tolist()
+        missing = np.argwhere(np.asarray(recv_count) >= np.uint64(ANNOUNCED)).tolist()
     if not missing:
         return "signals came after the timeout"
     first = rank * cfg.n_local_experts

@@ -20,6 +20,7 @@ class Transport(NamedTuple):
         puts.
     signal(params, rank, my_rank, index, count): writes count into word `index` of that rank's recv_count. What this
         thread has written, or acquired from other threads, is visible to who acquires the word; puts if completed.
+    tell(params, rank, index, value): writes value into word `index` of the recv_count of a rank of the same world.
     crosses: whether there are far ranks, those of other p2p worlds. The rest is used only if there are.
     is_far(rank, my_rank): whether it is one.
     put(place, staged, n_bytes, rank): a warp starts to copy n_bytes from `staged`, in symmetric memory, to the place in
@@ -29,6 +30,7 @@ class Transport(NamedTuple):
 
     recv_buf: callable
     signal: callable
+    tell: callable
     crosses: bool
     is_far: callable
     put: callable
@@ -50,16 +52,20 @@ def make(cfg, block) -> Transport:
         return u64(load_u64(params + u64(bufs) + u64(8) * u64(rank % world_size)))
 
     @device_fn
-    def signal(params, rank, my_rank, index, count):
+    def tell(params, rank, index, value):
         word = u64(load_u64(params + u64(counts) + u64(8) * u64(rank % world_size))) + u64(8) * u64(index)
-        st_release_sys_u64(word, u64(count))
+        st_release_sys_u64(word, u64(value))
+
+    @device_fn
+    def signal(params, rank, my_rank, index, count):
+        tell(params, rank, index, u64(count))
 
     if crosses_worlds(cfg):
-        return _with_shmem(recv_buf, signal, counts, world_size)
-    return Transport(recv_buf, signal, False, _is_never_far, _do_nothing, _do_nothing)
+        return _with_shmem(recv_buf, tell, counts, world_size)
+    return Transport(recv_buf, signal, tell, False, _is_never_far, _do_nothing, _do_nothing)
 
 
-def _with_shmem(recv_buf_here, signal_here, counts, world_size) -> Transport:
+def _with_shmem(recv_buf_here, tell, counts, world_size) -> Transport:
     from epmoe.device.shmem import shmem_fence, shmem_put_nbi_warp, shmem_quiet, shmem_signal_set
 
     @device_fn
@@ -79,7 +85,7 @@ def _with_shmem(recv_buf_here, signal_here, counts, world_size) -> Transport:
             shmem_fence()               # what `finished` brought from other warps, before the signal
             shmem_signal_set(own + u64(8) * u64(index), u64(count), rank)
         else:
-            signal_here(params, rank, my_rank, index, count)
+            tell(params, rank, index, u64(count))
 
     @device_fn
     def put(place, staged, n_bytes, rank):
@@ -89,7 +95,7 @@ def _with_shmem(recv_buf_here, signal_here, counts, world_size) -> Transport:
     def complete():
         shmem_quiet()
 
-    return Transport(recv_buf, signal, True, is_far, put, complete)
+    return Transport(recv_buf, signal, tell, True, is_far, put, complete)
 
 
 @device_fn

@@ -20,9 +20,6 @@ HARMLESS = {
     "swiglu.py fp8_rows.fused_silu_fp8: load16 -> load16_nc (number 2)": SWIGLU,
     "swiglu.py fp8_rows.fused_silu_fp8: load16 -> load16_nc (number 3)": SWIGLU,
     "swiglu.py fp8_rows.fused_silu_fp8: load16 -> load16_nc (number 4)": SWIGLU,
-    "shared_expert.py make.begin: syncwarp() -> nothing":
-        "begin_group of every format there is writes from lane 0 alone, and lane 0 is the one that releases; the "
-        "barrier is for a format that would write from other lanes too, which KernelFormat allows",
     "rows/move.py move_kernel.rows_move: load16 -> load16_nc":
         "the staging area is filled by peers before the launch ahead of this one ends, and again only after this rank "
         "announces its next call",

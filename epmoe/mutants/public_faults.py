@@ -27,18 +27,37 @@ class Fault:
 
 
 SIGNAL = """\
-                if ok:
-                    signal(params, owner,"""
+        signal(params, i32(expert // local), my_rank, index_of(expert, my_rank), count)
+"""
 LAST_SIGNAL = """\
-                is_last = False
-                if ok:
-                    written = words + u64(at.finished + 4 * cfg.n_experts) + u64(4) * u64(owner)
-                    is_last = atomic_add_relaxed_gpu_i32(written, i32(1)) == local - 1
-                    if not is_last:
-                        word = u64(load_u64(params + u64(p_words) + u64(8) * u64(owner)))
-                        st_relaxed_sys_u64(word + u64(8) * u64(local_expert * ranks + source), u64(count))
-                if is_last:
-                    signal(params, owner,"""
+        owner = i32(expert // local)
+        written = u64(load_u64(params + u64(p_counters))) + u64(at.finished + 4 * cfg.n_experts) + u64(4) * u64(owner)
+        if atomic_add_relaxed_gpu_i32(written, i32(1)) == local - 1:
+            signal(params, owner, my_rank, index_of(expert, my_rank), count)
+        else:
+            word = u64(load_u64(params + u64(block.offset("recv_count_ptrs")) + u64(8) * u64(owner)))
+            st_relaxed_sys_u64(word + u64(8) * u64(index_of(expert, my_rank)), u64(count))
+"""
+WAIT = """\
+        ok = ok and await_rows(params)
+"""
+WAIT_FOR_FLAG = """\
+        words = u64(load_u64(params + u64(block.offset("ep_counters"))))
+        flags = words + u64(counters.words(cfg).combine_ready)
+        if block_idx() == 0:
+            ok = ok and await_rows(params)
+            if syncthreads_or(not ok):
+                return True
+            i = i32(thread_idx())
+            while i < grid_dim() - 1:
+                st_release_gpu_i32(flags + u64(4) * u64(i), i32(READY))
+                i = i32(i + block_dim())
+        elif thread_idx() == 0:
+            flag = flags + u64(4) * u64(block_idx() - 1)
+            while ld_acquire_gpu_i32(flag) != READY:
+                pass
+            store_i32(flag, i32(0))
+"""
 
 FAULTS = (
     Fault("last signal found by a relaxed counter",
@@ -46,33 +65,31 @@ FAULTS = (
           "the last is found by a relaxed fetch-add on the region rank completion. Nothing orders the messages behind "
           "the other signals before the last one, so the peer may read messages that have not arrived.",
           (("signaller.py", SIGNAL, LAST_SIGNAL),
-           ("signaller.py", "p_topk, p_counters = ",
-            "p_words = block.offset(\"recv_count_ptrs\")\n    p_topk, p_counters = "),
+           ("signaller.py", "            signal(params, owner, my_rank, index, count)\n",
+            "            signal_expert(params, expert, my_rank, count)\n"),
            ("dispatch.py", "store_i32(words + u64(at.g), i32(0))",
             "store_i32(words + u64(at.g), i32(0))\n                i = i32(0)\n                while i < cfg.n_ranks:\n"
             "                    store_i32(words + u64(at.finished + 4 * cfg.n_experts + 4 * i), i32(0))\n"
             "                    i = i32(i + 1)")),
           WORLDS["split"],
-          (("signaller.py", "is_last = atomic_add_relaxed_gpu_i32", "is_last = atomic_add_acq_rel_gpu_i32"),),
-          "the fetch-add is acquire and release"),
+          (("signaller.py", "            st_relaxed_sys_u64(word", "            st_release_sys_u64(word"),),
+          "every signal is a release"),
     Fault("completion counters over region B",
           "Combine counts the rows that went back in words that overlap region B, which dispatch_wait leaves behind "
-          "with its prefix sums. The count starts wrong, and the signalling block waits for a number long passed.",
-          tuple(("returners.py", f"{word}(words + u64(at.finished)", f"{word}(words + u64(at.b)")
-                for word in ("red_add_release_gpu_i32", "ok = wait_for_own_blocks")),
+          "with its prefix sums. The count starts wrong, beyond the number at which a signal is sent, and it never is.",
+          (("returners.py", "load_u64(params + u64(p_counters))) + u64(at.finished) +",
+            "load_u64(params + u64(p_counters))) + u64(at.b) +"),),
           WORLDS["split"]),
     Fault("waiting region smaller than the grid",
           "combine_wait has a ready flag for each of 2 n_experts reducing blocks, and the launch does not keep its "
           "grid within them: with 2 experts, 6 reducing blocks use 6 words of a region of 4.",
-          (("combine.py", "return CombineCall(cfg, launch, parameter_block(cfg), compile,\n                       "
-                          "EPLocalSyncCounters(cfg.n_experts).combine_wait_size())",
-            "return CombineCall(cfg, launch, parameter_block(cfg), compile)"),),
+          (("reducers.py", WAIT, WAIT_FOR_FLAG),
+           ("reducers.py", "from . import elements,", "from epmoe_ref.config import READY\nfrom . import counters, elements,")),
           SMALL_REGION),
     Fault("peer-written rows through the invariant load path",
           "dispatch_wait reads recv_buf by ld.global.nc, which is for what nobody writes while the kernel runs. Peers "
           "write recv_buf all the time; the load may return a line that was cached in an earlier round.",
-          (("formats/row_copy.py", "spread_items(load16, store_vector, n_bytes // 16, 16)",
-            "spread_items(load16_nc, store_vector, n_bytes // 16, 16)"),),
+          (("formats/row_copy.py", "most_parts(n_bytes), load16\n", "most_parts(n_bytes), load16_nc\n"),),
           WORLDS["fused"]),
 )
 

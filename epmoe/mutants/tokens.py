@@ -24,7 +24,8 @@ BARRIERS = re.compile(r"(syncthreads|syncwarp|fence_\w+|bulk_(wait|wait_read|com
 VOTES = ("syncthreads_or", "syncthreads_count")
 STORE = re.compile(r"store(_(u8|u16|i32|u32|u64|f32)|16)$")
 CASTS = ("i32", "u32", "u64", "f32")
-SUCCESS = {"wait_for_own_blocks": "True", "wait_for_flag": "True", "wait_for_signal": "u64(0)", "mbar_try_wait": "True"}
+SUCCESS = {"wait_for_own_blocks": "True", "wait_for_flag": "True", "wait_for_signal": "u64(0)",
+           "wait_for_count": "u64(0)", "mbar_try_wait": "True"}
 # Modules of words that several others use: each user gets mutants of its own, since one may need what another does not.
 PER_IMPORTER = ("spin", "transport")
 

@@ -17,7 +17,7 @@ class World:
     small ({"signaller.WINDOW": 3}). unreduced: combine without router weights. swiglu: its kernel runs too. bad_ids:
     ids out of range and repeated ones in device memory. absent: ranks that never launch anything, so that the others'
     waits must expire. stuck: before this half of the first round ("dispatch", "combine") a word of `finished` is
-    spoilt on rank 0, so that it waits in vain (expired.py).
+    spoilt on rank 0, so that rank 1 waits for its signal in vain (expired.py).
     """
 
     name: str
@@ -65,7 +65,7 @@ class RowsWorld:
 PLAIN = dict(n_ranks=2, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=5)
 THREE = dict(n_ranks=3, n_experts=9, top_k=3, hidden=8, max_tokens_per_rank=4)
 SHARED = dict(n_ranks=2, n_experts=6, top_k=2, hidden=64, max_tokens_per_rank=6, fused_shared_expert=True)
-WINDOWS = {"signaller.WINDOW": 3, "offsets.MAX_COUNTS": 5, "returners.WINDOW": 4, "copiers.CLAIMS_A_WARP": 1}
+WINDOWS = {"signaller.WINDOW": 3, "offsets.MAX_COUNTS": 5, "returners.WINDOW": 4, "senders.MAX_MESSAGES": 6}
 FAR = dict(n_ranks=2, n_experts=4, top_k=3, hidden=16, max_tokens_per_rank=5, p2p_world_size=1, use_shmem=True)
 FAR_AND_NEAR = FAR | dict(n_ranks=4, n_experts=8, p2p_world_size=2)
 ROUNDS = ((5, 3), (0, 5), (4, 4))
@@ -89,8 +89,7 @@ WORLDS = {w.name: w for w in (
                                  token_format="nvfp4", alignment=64), ((7, 5), (2, 7)), constants=WINDOWS),
     World("windows, fused", dict(n_ranks=2, n_experts=14, top_k=3, hidden=16, max_tokens_per_rank=7), ((7, 5), (2, 7)),
           fused=True, constants=WINDOWS),
-    World("tiles of rows", PLAIN | dict(hidden=8, max_tokens_per_rank=17), ((17, 12),), fused=True, shape=(4, 32),
-          constants={"copiers.CLAIMS_A_WARP": 1}),
+    World("tiles of rows", PLAIN | dict(hidden=8, max_tokens_per_rank=17), ((17, 12),), fused=True, shape=(4, 32)),
     World("bad ids", PLAIN, ((5, 5),), bad_ids=True),
     World("absent peer, split", PLAIN, ((5, 3), (5, 3)), absent=(1,)),
     World("absent peer, fused", PLAIN, ((5, 3), (5, 3)), fused=True, absent=(1,)),

@@ -30,6 +30,26 @@ def groups_kernel(cfg):
     p_again, p_counts, p_starts = block.offset(arrays.AGAIN), block.offset("counts"), block.offset("starts")
     begin_group, finish_group, ranks, local = fmt.begin_group, fmt.finish_group, cfg.n_ranks, cfg.n_local_experts
 
+    rows_of, tiles_before = _rows_and_tiles(cfg)
+
+    @kernel(max_threads=THREADS)
+    def groups(params, number, my_rank):
+        counts, starts, lane = load_u64(params + u64(p_counts)), load_u64(params + u64(p_starts)), i32(lane_id())
+        group = i32(warp_id() * grid_dim() + block_idx())
+        while group < local:
+            tiles = tiles_before(counts, group, lane)
+            start = i32(load_i32(starts + u64(4) * u64(group * ranks)))
+            begin_group(params + u64(p_again), group, start, tiles, lane)
+            finish_group(params + u64(p_again), group, start, rows_of(counts, group), tiles, lane)
+            group = i32(group + n_warps() * grid_dim())
+
+    return groups
+
+
+def _rows_and_tiles(cfg):
+    """Device functions: rows of a group; 128-row tiles of the groups before it, by a whole warp."""
+    ranks = cfg.n_ranks
+
     @device_fn
     def rows_of(counts, expert):
         n, r = i32(0), i32(0)
@@ -38,22 +58,15 @@ def groups_kernel(cfg):
             r = i32(r + 1)
         return n
 
-    @kernel(max_threads=THREADS)
-    def groups(params, number, my_rank):
-        counts, starts, lane = load_u64(params + u64(p_counts)), load_u64(params + u64(p_starts)), i32(lane_id())
-        group = i32(warp_id() * grid_dim() + block_idx())
-        while group < local:
-            tiles, before = i32(0), lane
-            while before < group:
-                tiles = i32(tiles + (rows_of(counts, before) + TILE_ROWS - 1) // TILE_ROWS)
-                before = i32(before + 32)
-            tiles = i32(warp_sum_i32(tiles))
-            start = i32(load_i32(starts + u64(4) * u64(group * ranks)))
-            begin_group(params + u64(p_again), group, start, tiles, lane)
-            finish_group(params + u64(p_again), group, start, rows_of(counts, group), tiles, lane)
-            group = i32(group + n_warps() * grid_dim())
+    @device_fn
+    def tiles_before(counts, group, lane):
+        tiles, before = i32(0), i32(lane)
+        while before < group:
+            tiles = i32(tiles + (rows_of(counts, before) + TILE_ROWS - 1) // TILE_ROWS)
+            before = i32(before + 32)
+        return i32(warp_sum_i32(tiles))
 
-    return groups
+    return rows_of, tiles_before
 
 
 def again_kernel(cfg):
@@ -63,6 +76,7 @@ def again_kernel(cfg):
     p_tokens, p_payloads = block.offset("tokens"), block.offset("payloads")
     encode, decode, token_size, row_bytes = fmt.encode, fmt.decode, fmt.token_size, 2 * cfg.hidden
     ranks, n_segments = cfg.n_ranks, cfg.n_local_experts * cfg.n_ranks
+    _, tiles_before = _rows_and_tiles(cfg)
 
     @kernel(max_threads=THREADS)
     def again(params, number, my_rank):
@@ -78,7 +92,8 @@ def again_kernel(cfg):
                 payload = u64(load_u64(params + u64(p_payloads)) + u64(row) * u64(token_size))
                 encode(u64(load_u64(params + u64(p_tokens)) + u64(row) * u64(row_bytes)), payload, f32(1), lane)
                 syncwarp()                          # the payload by all lanes, before any lane reads it
-                decode(payload, params + u64(p_again), row, group, i32(row - start), start, lane)
+                decode(payload, params + u64(p_again), row, group, i32(row - start),
+                       tiles_before(counts, group, lane), 0, 1, lane)
             row = i32(row + n_warps() * grid_dim())
 
     return again

@@ -11,8 +11,8 @@ POISON = 0xCD
 THREADS = 64 if device.SIM else 512
 
 
-def encode_kernel(fmt, row_bytes):
-    encode, token_size = fmt.encode, fmt.token_size
+def encode_kernel(fmt, row_bytes, n_parts=1):
+    encode_part, token_size = fmt.encode_part, fmt.token_size
 
     def encode_rows(params, num_tokens, my_rank):
         src = load_u64(params)
@@ -20,7 +20,10 @@ def encode_kernel(fmt, row_bytes):
         row = i32(block_idx() * n_warps() + warp_id())
         while row < num_tokens:
             payload = dst + u64(row) * u64(token_size)
-            encode(src + u64(row) * u64(row_bytes), payload, load_f32(params + u64(16)), lane_id())
+            part = i32(0)
+            while part < n_parts:
+                encode_part(src + u64(row) * u64(row_bytes), payload, load_f32(params + u64(16)), part, n_parts, lane_id())
+                part = i32(part + 1)
             row = i32(row + grid_dim() * n_warps())
 
     return kernel()(encode_rows)
@@ -44,7 +47,7 @@ def begin_kernel(fmt):
     return kernel()(begin_groups)
 
 
-def decode_kernel(fmt, n_groups):
+def decode_kernel(fmt, n_groups, n_parts=1):
     """num_tokens counts the payloads; groups are finished by other warps than those that decode their rows."""
     decode, finish_group, token_size = fmt.decode, fmt.finish_group, fmt.token_size
 
@@ -60,8 +63,12 @@ def decode_kernel(fmt, n_groups):
                 payload = load_u64(params) + u64(i - n_groups) * u64(token_size)
                 entry = load_u64(params + u64(ROWS)) + u64(8 * (i - n_groups))
                 group, row_in_group = load_i32(entry), load_i32(entry + u64(4))
-                group_start = load_i32(groups + u64(12 * group))
-                decode(payload, out, i32(group_start + row_in_group), group, row_in_group, group_start, lane_id())
+                group_start, tiles_before = load_i32(groups + u64(12 * group)), load_i32(groups + u64(12 * group + 8))
+                part = i32(0)
+                while part < n_parts:
+                    decode(payload, out, i32(group_start + row_in_group), group, row_in_group, tiles_before, part,
+                           n_parts, lane_id())
+                    part = i32(part + 1)
             i = i32(i + grid_dim() * n_warps())
 
     return kernel()(decode_rows)
@@ -103,17 +110,17 @@ class Bench:
         params.free()
 
 
-def encode(cfg, bits, input_scale=1.0, seed=0):
-    """The payload bytes [n, token_size] that the encoder makes of bf16 patterns [n, hidden]."""
+def encode(cfg, bits, input_scale=1.0, seed=0, n_parts=1):
+    """The payload bytes [n, token_size] that the encoder makes of bf16 patterns [n, hidden], in so many parts."""
     fmt, bench = formats.of(cfg), Bench(seed)
     n = bits.shape[0]
     src, dst = bench.put(bits, "rows"), bench.room(n * fmt.token_size, "payloads")
     scale = int(np.float32(input_scale).view(np.uint32))
-    bench.run(encode_kernel(fmt, 2 * cfg.hidden), n, [src.address, dst.address, scale])
+    bench.run(encode_kernel(fmt, 2 * cfg.hidden, n_parts), n, [src.address, dst.address, scale])
     return dst.read(np.uint8, (n, fmt.token_size))
 
 
-def decode(cfg, payloads, rows, groups, capacity, seed=0):
+def decode(cfg, payloads, rows, groups, capacity, seed=0, n_parts=1):
     """The output arrays, as bytes, by name; they held POISON before.
 
     payloads [n, token_size]; rows [n, 2]: group, row in group; groups [n_groups, 3]: start, count, tiles before.
@@ -126,7 +133,7 @@ def decode(cfg, payloads, rows, groups, capacity, seed=0):
     tables = [bench.put(array, name) for name, array in inputs.items()]
     words = [b.address for b in tables] + [b.address for b in out.values()] + [capacity]
     bench.run(begin_kernel(fmt), len(groups), words)
-    bench.run(decode_kernel(fmt, len(groups)), len(payloads), words)
+    bench.run(decode_kernel(fmt, len(groups), n_parts), len(payloads), words)
     return {name: out[name].read(np.uint8, (*shape[:-1], shape[-1] * dtype.itemsize))
             for name, (shape, dtype) in shapes.items()}
 

@@ -13,25 +13,21 @@ import pytest
 pytestmark = pytest.mark.timeout(300)      # one compilation for all
 HERE = Path(__file__).parent
 SIGNALS = r"st\.release\.sys\.\S*u64"
-WAITS = r"ld\.acquire\.sys\.\S*u64"
-FINISHED = r"(red|atom)\.release\.gpu\.\S*add"
-POLL = r"ld\.acquire\.gpu\.\S*[su]32"
-FLAG = r"st\.release\.gpu\.\S*[su]32"
-LAST_BLOCK = r"atom\.acq_rel\.gpu\.\S*add"
+POLLS, WAITS = r"ld\.relaxed\.sys\.\S*u64", r"ld\.acquire\.sys\.\S*u64"
+COUNTED = r"atom\.acq_rel\.gpu\.\S*add"           # finished, and region D
 LOAD16, STORE16, INPUT16 = r"ld\.global\.v4", r"st\.global\S*\.v4", r"ld\.global\.nc\S*\.v4"
+SENDS, RECEIVES = [INPUT16, STORE16, COUNTED, SIGNALS], [POLLS, WAITS, LOAD16, STORE16, COUNTED]
 
 NEEDED = {
-    "dispatch_async": [INPUT16, STORE16, FINISHED, POLL, SIGNALS],
-    "dispatch_wait": [WAITS, FLAG, POLL, LOAD16, STORE16, LAST_BLOCK],
-    "dispatch": [INPUT16, STORE16, FINISHED, POLL, SIGNALS, WAITS, FLAG, LOAD16, LAST_BLOCK],
-    "combine_async": [INPUT16, STORE16, FINISHED, POLL, SIGNALS],
-    "combine_wait": [WAITS, FLAG, POLL, LOAD16, STORE16],
-    "combine": [INPUT16, STORE16, FINISHED, POLL, SIGNALS, WAITS, FLAG, LOAD16],
-    "dispatch with options": [STORE16, FINISHED, POLL, SIGNALS, WAITS, FLAG, LOAD16, LAST_BLOCK],
-    "combine with options": [INPUT16, STORE16, FINISHED, POLL, SIGNALS, WAITS, FLAG, LOAD16, r"fma\.rn\.f32"],
+    "dispatch_async": SENDS,
+    "dispatch_wait": RECEIVES,
+    "dispatch": SENDS + RECEIVES,
+    "combine_async": SENDS,
+    "combine_wait": RECEIVES,
+    "combine": SENDS + RECEIVES,
+    "dispatch with options": [STORE16, COUNTED, SIGNALS, r"ld\.acquire\.gpu\.\S*[su]32", *RECEIVES],
+    "combine with options": SENDS + RECEIVES + [r"fma\.rn\.f32"],
 }
-
-
 @pytest.fixture(scope="module")
 def ptx():
     """{kernel: its PTX}, compiled in a process of its own, because this one has the simulator."""

@@ -64,11 +64,23 @@ def test_signals_that_come_late_are_told_apart():
         status.raise_if_failed(words, CFG, 0, 0.01, empty)
 
 
-def test_blocks_that_cannot_run_together_say_so():
-    """Only one block of three at a time: the signalling block waits for senders that never start."""
-    world = make(False, resident_limit=1)
+def test_dispatch_needs_no_two_blocks_at_once():
+    """Only one block of three at a time: senders wait for nobody, and come before those who wait for them."""
+    for fused in (False, True):
+        world = make(fused, resident_limit=1)
+        results = world.dispatch(TOKENS, IDS)
+        for rank in range(3):
+            world.raise_if_failed(rank)
+            assert results[rank]["row_offsets"][-1] == sum((np.array(ids) // 2 == rank).sum() for ids in IDS)
+
+
+def test_blocks_of_combine_that_cannot_run_together_say_so():
+    """The first block returns its rows and waits for those of blocks that never start."""
+    world = make(True)
     world.dispatch(TOKENS, IDS)
-    with pytest.raises(PeerTimeout, match="dispatch_async: waited for finished.*lower n_sms"):
+    world.machine.resident_limit = 1
+    world.combine([np.ones((world.capacity(), 8))] * 3, [2] * 3, WEIGHTS)
+    with pytest.raises(PeerTimeout, match="combine_wait: no signal from source rank"):
         world.raise_if_failed(0)
 
 

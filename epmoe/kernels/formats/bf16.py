@@ -6,7 +6,7 @@ import numpy as np
 from epmoe.device import device_fn, load_u64, u64
 
 from .kernel_format import KernelFormat, align_up
-from .row_copy import clear_padding, copy_input_vectors, copy_vectors
+from .row_copy import clear_padding, copy_part, most_parts
 
 BF16_BYTES = 2
 
@@ -15,20 +15,26 @@ def make(cfg) -> KernelFormat:
     """Payload: hidden x 2 bytes. Outputs: output_tokens [capacity, hidden] bf16."""
     row_bytes = cfg.hidden * BF16_BYTES
     token_size = align_up(row_bytes, cfg.alignment)
-    copy_in = copy_input_vectors(row_bytes)
-    copy_out = copy_vectors(row_bytes)
+    copy_in = copy_part(row_bytes, read_only=True)
+    copy_out = copy_part(row_bytes)
     clear_rest = clear_padding(token_size - row_bytes)
 
     @device_fn
-    def encode(src_row, dst_payload, input_scale, lane):
-        copy_in(dst_payload, src_row, lane)
-        clear_rest(dst_payload + u64(row_bytes), lane)
+    def encode_part(src_row, dst_payload, input_scale, part, n_parts, lane):
+        copy_in(dst_payload, src_row, part, n_parts, lane)
+        if part == 0:
+            clear_rest(dst_payload + u64(row_bytes), lane)
 
     @device_fn
-    def decode(payload, out, row, group, row_in_group, group_start, lane):
-        copy_out(load_u64(out) + u64(row) * u64(row_bytes), payload, lane)
+    def encode(src_row, dst_payload, input_scale, lane):
+        encode_part(src_row, dst_payload, input_scale, 0, 1, lane)
+
+    @device_fn
+    def decode(payload, out, row, group, row_in_group, tiles_before, part, n_parts, lane):
+        copy_out(load_u64(out) + u64(row) * u64(row_bytes), payload, part, n_parts, lane)
 
     def outputs(cfg, capacity):
         return {"output_tokens": ((capacity, cfg.hidden), np.dtype(ml_dtypes.bfloat16))}
 
-    return KernelFormat(token_size, token_size == row_bytes, 1, ("output_tokens",), outputs, encode, decode)
+    return KernelFormat(token_size, token_size == row_bytes, 1, ("output_tokens",), outputs, encode,
+                        encode_part, most_parts(row_bytes), decode, most_parts(row_bytes))

@@ -8,8 +8,8 @@ from epmoe.device import (bf16_hi, bf16_lo, device_fn, div_rn, f32, f32_as_u32, 
 
 from .e4m3 import e4m3x4
 from .kernel_format import KernelFormat, align_up
-from .row_copy import clear_padding, copy_vectors, spread_words
-from .row_encoder import LANE_ELEMENTS, encode_row
+from .row_copy import clear_padding, copy_part, most_parts, spread_words
+from .row_encoder import LANE_ELEMENTS, encode_parts, encode_row
 
 GROUP = 128
 SCALE_BYTES = 4
@@ -55,7 +55,7 @@ def make(cfg) -> KernelFormat:
     token_size = scales_at + align_up(n_scales * SCALE_BYTES, cfg.alignment)
     clear_after_values = clear_padding(scales_at - hidden)
     clear_after_scales = clear_padding(token_size - scales_at - n_scales * SCALE_BYTES)
-    copy_values = copy_vectors(hidden)
+    copy_values = copy_part(hidden)
     spread_scales = spread_words(n_scales)
 
     @device_fn
@@ -75,23 +75,35 @@ def make(cfg) -> KernelFormat:
             if lane & (GROUP_LANES - 1) == 0:
                 store_f32(dst_payload + u64(scales_at + SCALE_BYTES * i32(chunk >> 3)), scale)
 
-    encode_values = encode_row(hidden, GROUP, quantise)
+    encode_values, encode_part_of_values = encode_row(hidden, GROUP, quantise)
 
     @device_fn
-    def encode(src_row, dst_payload, input_scale, lane):
-        encode_values(src_row, dst_payload, input_scale, lane)
+    def clear_rest(dst_payload, lane):
         clear_after_values(dst_payload + u64(hidden), lane)
         clear_after_scales(dst_payload + u64(scales_at + n_scales * SCALE_BYTES), lane)
 
     @device_fn
-    def decode(payload, out, row, group, row_in_group, group_start, lane):
+    def encode(src_row, dst_payload, input_scale, lane):
+        encode_values(src_row, dst_payload, input_scale, lane)
+        clear_rest(dst_payload, lane)
+
+    @device_fn
+    def encode_part(src_row, dst_payload, input_scale, part, n_parts, lane):
+        encode_part_of_values(src_row, dst_payload, input_scale, part, n_parts, lane)
+        if part == 0:
+            clear_rest(dst_payload, lane)
+
+    @device_fn
+    def decode(payload, out, row, group, row_in_group, tiles_before, part, n_parts, lane):
         scales = load_u64(out + u64(8)) + u64(row) * u64(SCALE_BYTES)
         column_bytes = load_u64(out + u64(16)) * u64(SCALE_BYTES)
-        spread_scales(scales, column_bytes, payload + u64(scales_at), lane)
-        copy_values(load_u64(out) + u64(row) * u64(hidden), payload, lane)
+        if part == 0:
+            spread_scales(scales, column_bytes, payload + u64(scales_at), lane)
+        copy_values(load_u64(out) + u64(row) * u64(hidden), payload, part, n_parts, lane)
 
     def outputs(cfg, capacity):
         return {"output_tokens": ((capacity, cfg.hidden), np.dtype(ml_dtypes.float8_e4m3fn)),
                 "output_scales": ((cfg.hidden // GROUP, capacity), np.dtype(np.float32))}
 
-    return KernelFormat(token_size, False, PAD_ROWS, ("output_tokens", "output_scales"), outputs, encode, decode)
+    return KernelFormat(token_size, False, PAD_ROWS, ("output_tokens", "output_scales"), outputs, encode,
+                        encode_part, encode_parts(cfg.hidden), decode, most_parts(hidden))

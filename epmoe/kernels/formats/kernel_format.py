@@ -35,12 +35,13 @@ class KernelFormat(NamedTuple):
     encode(src_row, dst_payload, input_scale, lane): makes the payload at dst_payload of the bf16 row [hidden] at
         src_row, padding bytes 0. Both are global addresses, 16-byte aligned. Nobody may write the row while the kernel
         runs.
-    decode(payload, out, row, group, row_in_group, group_start, lane): one payload becomes output row `row`, which is
-        group_start + row_in_group. Reads the payload by ordinary loads, so a peer's bytes are seen once its signal is
-        acquired, and, in formats with scales_offset, the word that `begin_group` wrote.
-    begin_group(out, group, group_start, tiles_before, lane): writes scales_offset[group]. It must happen before any
-        `decode` of the group: in the warp that computes the offsets, ahead of the ready flag's release.
-        tiles_before: number of 128-row tiles of the groups before this one, that is the sum of ceil(n_rows / 128).
+    encode_part(src_row, dst_payload, input_scale, part, n_parts, lane): part 0..n_parts-1 of the same, by a warp each;
+        encode_parts: the most parts that have work.
+    decode(payload, out, row, group, row_in_group, tiles_before, part, n_parts, lane): part 0..n_parts-1 of one payload
+        becomes that of output row `row`, by a warp each; decode_parts: the most parts that have work. Reads the payload
+        by ordinary loads, so a peer's bytes are seen once its signal is acquired. tiles_before: number of 128-row tiles
+        of the groups before this one, that is the sum of ceil(n_rows / 128) over them.
+    begin_group(out, group, group_start, tiles_before, lane): writes scales_offset[group], by any warp, once.
     finish_group(out, group, group_start, n_rows, tiles_before, lane): zero scale bytes for the rows past the group's
         n_rows in its last tile. Touches no byte that `decode` writes: any warp, any time before the kernel ends, in no
         order with `decode`. n_rows does not count padding rows.
@@ -52,7 +53,10 @@ class KernelFormat(NamedTuple):
     output_fields: tuple[str, ...]
     outputs: Callable[[EPConfig, int], dict[str, tuple[tuple[int, ...], np.dtype]]]
     encode: Callable
+    encode_part: Callable
+    encode_parts: int
     decode: Callable
+    decode_parts: int
     begin_group: Callable = nothing_to_begin
     finish_group: Callable = nothing_to_finish
 

@@ -8,8 +8,8 @@ from epmoe.device import device_fn, f32_as_u32, i32, load_u64, store_u8, store_u
 from .e2m1 import e2m1x16
 from .e8m0 import e8m0_reciprocal
 from .kernel_format import KernelFormat, align_up
-from .row_copy import clear_padding, copy_bytes, copy_vectors
-from .row_encoder import encode_row
+from .row_copy import clear_padding, copy_bytes, copy_part, most_parts
+from .row_encoder import encode_parts, encode_row
 from .slot_scales import slots_shape, store_slot_scales
 
 GROUP = 32
@@ -36,7 +36,7 @@ def make(cfg) -> KernelFormat:
     slots = cfg.fuse_a_scale_preshuffle
     clear_after_values = clear_padding(scales_at - value_bytes)
     clear_after_scales = clear_padding(token_size - scales_at - n_scales)
-    copy_values = copy_vectors(value_bytes)
+    copy_values = copy_part(value_bytes)
     store_scales = store_slot_scales(cfg) if slots else store_scale_row(n_scales)
 
     @device_fn
@@ -49,25 +49,37 @@ def make(cfg) -> KernelFormat:
             if lane & 1 == 0:
                 store_u8(dst_payload + u64(scales_at + i32(chunk >> 1)), byte)
 
-    encode_values = encode_row(cfg.hidden, GROUP, quantise)
+    encode_values, encode_part_of_values = encode_row(cfg.hidden, GROUP, quantise)
 
     @device_fn
-    def encode(src_row, dst_payload, input_scale, lane):
-        encode_values(src_row, dst_payload, input_scale, lane)
+    def clear_rest(dst_payload, lane):
         clear_after_values(dst_payload + u64(value_bytes), lane)
         clear_after_scales(dst_payload + u64(scales_at + n_scales), lane)
 
     @device_fn
-    def decode(payload, out, row, group, row_in_group, group_start, lane):
-        store_scales(load_u64(out + u64(8)), row, group, row_in_group, payload + u64(scales_at), lane)
-        copy_values(load_u64(out) + u64(row) * u64(value_bytes), payload, lane)
+    def encode(src_row, dst_payload, input_scale, lane):
+        encode_values(src_row, dst_payload, input_scale, lane)
+        clear_rest(dst_payload, lane)
+
+    @device_fn
+    def encode_part(src_row, dst_payload, input_scale, part, n_parts, lane):
+        encode_part_of_values(src_row, dst_payload, input_scale, part, n_parts, lane)
+        if part == 0:
+            clear_rest(dst_payload, lane)
+
+    @device_fn
+    def decode(payload, out, row, group, row_in_group, tiles_before, part, n_parts, lane):
+        if part == 0:
+            store_scales(load_u64(out + u64(8)), row, group, row_in_group, payload + u64(scales_at), lane)
+        copy_values(load_u64(out) + u64(row) * u64(value_bytes), payload, part, n_parts, lane)
 
     def outputs(cfg, capacity):
         return {"output_tokens": ((capacity, value_bytes), np.dtype(np.uint8)),
                 "output_scales": (slots_shape(cfg) if slots else (capacity, n_scales),
                                   np.dtype(ml_dtypes.float8_e8m0fnu))}
 
-    return KernelFormat(token_size, False, 1, ("output_tokens", "output_scales"), outputs, encode, decode)
+    return KernelFormat(token_size, False, 1, ("output_tokens", "output_scales"), outputs, encode,
+                        encode_part, encode_parts(cfg.hidden), decode, most_parts(value_bytes))
 
 
 def store_scale_row(n_scales):

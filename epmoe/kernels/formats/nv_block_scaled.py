@@ -3,15 +3,15 @@
 import ml_dtypes
 import numpy as np
 
-from epmoe.device import (device_fn, div_rn, f32, i32, load_i32, load_u64, mul_rn, store16, store_i32, store_u8,
-                          store_u64, u64)
+from epmoe.device import (device_fn, div_rn, f32, i32, load_u64, mul_rn, store16, store_i32, store_u8, store_u64,
+                          u64)
 
 from .e2m1 import e2m1x16
 from .e4m3 import e4m3_byte, e4m3_value, scaled_e4m3x4
 from .e8m0 import e8m0_reciprocal, e8m0_round_up
 from .kernel_format import KernelFormat, align_up
-from .row_copy import clear_padding, copy_vectors
-from .row_encoder import encode_row
+from .row_copy import clear_padding, copy_part, most_parts
+from .row_encoder import encode_parts, encode_row
 from .scale_tiles import TILE_ROWS, clear_unused_rows, n_tiles_for, store_row_scales
 
 SIXTH = float(np.float32(1) / np.float32(6))
@@ -102,25 +102,34 @@ def make(cfg) -> KernelFormat:
     n_words = n_scales // 4
     scales_at = align_up(value_bytes, cfg.alignment)
     token_size = scales_at + align_up(n_scales, cfg.alignment)
-    encode_values = encode_row(cfg.hidden, group_size, QUANTISE[kind](scales_at))
+    encode_values, encode_part_of_values = encode_row(cfg.hidden, group_size, QUANTISE[kind](scales_at))
     clear_after_values = clear_padding(scales_at - value_bytes)
     clear_after_scales = clear_padding(token_size - scales_at - n_scales)
-    copy_values = copy_vectors(value_bytes)
+    copy_values = copy_part(value_bytes)
     store_scales = store_row_scales(n_words)
     clear_scales = clear_unused_rows(n_words)
 
     @device_fn
-    def encode(src_row, dst_payload, input_scale, lane):
-        encode_values(src_row, dst_payload, input_scale, lane)
+    def clear_rest(dst_payload, lane):
         clear_after_values(dst_payload + u64(value_bytes), lane)
         clear_after_scales(dst_payload + u64(scales_at + n_scales), lane)
 
     @device_fn
-    def decode(payload, out, row, group, row_in_group, group_start, lane):
-        scales_offset = load_u64(out + u64(16))
-        first_tile = i32(group_start // TILE_ROWS) + load_i32(scales_offset + u64(4 * group))
-        store_scales(load_u64(out + u64(8)), first_tile, row_in_group, payload + u64(scales_at), lane)
-        copy_values(load_u64(out) + u64(row) * u64(value_bytes), payload, lane)
+    def encode(src_row, dst_payload, input_scale, lane):
+        encode_values(src_row, dst_payload, input_scale, lane)
+        clear_rest(dst_payload, lane)
+
+    @device_fn
+    def encode_part(src_row, dst_payload, input_scale, part, n_parts, lane):
+        encode_part_of_values(src_row, dst_payload, input_scale, part, n_parts, lane)
+        if part == 0:
+            clear_rest(dst_payload, lane)
+
+    @device_fn
+    def decode(payload, out, row, group, row_in_group, tiles_before, part, n_parts, lane):
+        if part == 0:
+            store_scales(load_u64(out + u64(8)), tiles_before, row_in_group, payload + u64(scales_at), lane)
+        copy_values(load_u64(out) + u64(row) * u64(value_bytes), payload, part, n_parts, lane)
 
     @device_fn
     def begin_group(out, group, group_start, tiles_before, lane):
@@ -139,4 +148,5 @@ def make(cfg) -> KernelFormat:
                 "scales_offset": ((cfg.n_groups,), np.dtype(np.uint32))}
 
     return KernelFormat(token_size, False, 1, ("output_tokens", "output_scales", "scales_offset"), outputs,
-                        encode, decode, begin_group, finish_group)
+                        encode, encode_part, encode_parts(cfg.hidden), decode, most_parts(value_bytes),
+                        begin_group, finish_group)

@@ -11,18 +11,57 @@ def store_vector(address, q):
     store16(address, q[0], q[1], q[2], q[3])
 
 
-def copy_vectors(n_bytes: int):
-    """Device function (dst, src, lane): one warp copies n_bytes, a multiple of 16, by ordinary 16-byte loads.
+def most_parts(n_bytes: int) -> int:
+    """How many warps can share a copy of n_bytes with work for all lanes of each."""
+    return max(1, -(-(n_bytes // 16) // LANES))
 
-    Ordinary loads see what a peer wrote before the signal that this block acquired; the read-only path might not.
-    Both addresses are 16-byte aligned.
+
+def copy_part(n_bytes: int, *, read_only=False):
+    """Device function (dst, src, part, n_parts, lane): a warp copies its part of n_bytes, a multiple of 16.
+
+    The parts 0..n_parts-1 are contiguous and together everything; both addresses are 16-byte aligned. By ordinary
+    loads, which see what a peer wrote before the signal that this warp acquired; read_only: through the read-only path,
+    which might not, for arrays that nobody writes while the kernel runs.
     """
-    return _contiguous(spread_items(load16, store_vector, n_bytes // 16, 16), 16)
+    n_vectors, n_runs, load = n_bytes // 16, most_parts(n_bytes), load16
+    if read_only:
+        load = load16_nc
+    eight, four = _batch_until_end(load, 8), _batch_until_end(load, 4)
+
+    @device_fn
+    def copy(dst, src, part, n_parts, lane):
+        runs = i32((n_runs + n_parts - 1) // n_parts)
+        first = i32(part * runs * LANES)
+        end = i32(min(first + runs * LANES, n_vectors))
+        while first + 4 * LANES < end:
+            eight(dst, src, i32(first + lane), end)
+            first = i32(first + 8 * LANES)
+        if first < end:
+            four(dst, src, i32(first + lane), end)
+
+    return copy
 
 
-def copy_input_vectors(n_bytes: int):
-    """As `copy_vectors`, through the read-only path: for arrays that nobody writes while the kernel runs."""
-    return _contiguous(spread_items(load16_nc, store_vector, n_bytes // 16, 16), 16)
+def _batch_until_end(load, n):
+    """Device function (dst, src, i, end): vector i, and the n - 1 that follow at distances of 32, below `end`."""
+    if n == 0:
+        return _nothing_until_end
+    others = _batch_until_end(load, n - 1)
+
+    @device_fn
+    def move(dst, src, i, end):
+        # Past the end the last vector is read again and not stored: no branch comes between the loads.
+        value = load(src + u64(16) * u64(min(i, i32(end - 1))))
+        others(dst, src, i32(i + LANES), end)
+        if i < end:
+            store_vector(dst + u64(16) * u64(i), value)
+
+    return move
+
+
+@device_fn
+def _nothing_until_end(dst, src, i, end):
+    return
 
 
 def spread_words(n_words: int):

@@ -7,20 +7,28 @@ LANE_ELEMENTS = 16
 LANE_BYTES = 32         # of bf16
 
 
-def encode_row(hidden: int, group: int, quantise):
-    """Device function (src_row, dst_payload, input_scale, lane) that hands every 16 elements to `quantise`.
+def encode_parts(hidden: int) -> int:
+    """How many warps can share the encoding of a row: one for each step of 32 lanes x 16 elements."""
+    return -(-hidden // (LANES * LANE_ELEMENTS))
 
+
+def encode_row(hidden: int, group: int, quantise):
+    """(encode, encode_part): device functions that hand every 16 elements of a row to `quantise`.
+
+    encode(src_row, dst_payload, input_scale, lane): the row by one warp. encode_part(src_row, dst_payload, input_scale,
+    part, n_parts, lane): part 0..n_parts-1 of its steps.
     hidden, group: elements of a row, and of a group with one scale (16, 32, 64, ...; it divides hidden).
     quantise(dst_payload, chunk, there, a, b, absmax, input_scale, lane): chunk counts the row's runs of 16 elements;
     a, b are its 8 + 8 bf16 values in 4 + 4 words; absmax is that of the whole group, the same in the group's lanes. It
     writes only if `there`: all lanes take every step, for the shuffles, and behind the row's end they repeat its last
     group.
 
-    Two steps take turns: one's loads are issued before the other's arithmetic, which hides most of their latency. (One
-    step with copies to the next would wait for the loads at the copies.) They are ordinary loads: two consecutive ones
-    share each 32-byte sector, which a load that bypasses L1 might fetch twice.
+    In `encode` two steps take turns: one's loads are issued before the other's arithmetic, which hides most of their
+    latency. (One step with copies to the next would wait for the loads at the copies.) Where many warps share rows,
+    others compute while one waits, and `encode_part` needs fewer registers. They are ordinary loads: two consecutive
+    ones share each 32-byte sector, which a load that bypasses L1 might fetch twice.
     """
-    n_chunks = hidden // LANE_ELEMENTS
+    n_chunks, n_steps = hidden // LANE_ELEMENTS, encode_parts(hidden)
     group_lanes = group // LANE_ELEMENTS
     last_group = n_chunks - group_lanes
     group_maximum = maximum_over(group_lanes)
@@ -49,7 +57,16 @@ def encode_row(hidden: int, group: int, quantise):
             chunk = i32(chunk + 2 * LANES)
             start = i32(start + 2 * LANES)
 
-    return encode
+    @device_fn
+    def encode_part(src_row, dst_payload, input_scale, part, n_parts, lane):
+        steps = i32((n_steps + n_parts - 1) // n_parts)
+        step, end = i32(part * steps), i32(min(part * steps + steps, n_steps))
+        while step < end:
+            chunk = i32(step * LANES + lane)
+            encode_step(dst_payload, chunk, load_step(src_row, chunk, lane), input_scale, lane)
+            step = i32(step + 1)
+
+    return encode, encode_part
 
 
 @device_fn
