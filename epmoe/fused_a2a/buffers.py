@@ -68,7 +68,7 @@ def init_hybrid_ep_buffer(group, hidden_dim, seq_len, num_local_experts, num_sms
     buffer.fp8_dispatch = bool(fp8_dispatch)
     buffer.want_experts(local)
     buffer.want_tokens(tokens)
-    buffer.want_pool(staged_bytes(group.n_ranks * tokens, 2 * hidden, local))
+    buffer.want_pool(staged_bytes(group.n_ranks * tokens, 2 * hidden, local), flag_rows=group.n_ranks * tokens)
 
 
 def hybrid_ep_buffer(group):

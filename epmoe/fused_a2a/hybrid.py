@@ -4,6 +4,8 @@ A token travels once to a rank and is expanded there, in the staging area's orde
 experts' rows first. Results are a rank's own memory, so no call needs room that another may lack.
 """
 
+from dataclasses import replace
+
 import numpy as np
 from epmoe_ref.errors import EPValueError
 
@@ -13,7 +15,7 @@ from epmoe.fused_a2a.buffer import align
 from epmoe.fused_a2a.handles import HybridHandle, counts_offset, handle_of, info_words
 from epmoe.fused_a2a.rows import letting_go, told_by
 from epmoe.kernels.rows import combine_kernel, dispatch_kernel, expand_kernel, resend_kernel
-from epmoe.kernels.rows.senders import fp8_format
+from epmoe.kernels.rows.senders import expert_masks, fp8_format
 from epmoe.lending import arrange
 
 NO_LIMIT = 2**31 - 1
@@ -22,7 +24,8 @@ TYPES = (BF16, FP16)
 
 def staged_arrays(rows, row_bytes, local):
     """What lies in the staging area between sending and expanding: {name: (shape, dtype)}."""
-    return {"x": ((rows, row_bytes), np.uint8), "slots": ((rows, local), np.int32), "probs": ((rows, local), FP32)}
+    return {"x": ((rows, row_bytes), np.uint8), "slots": ((rows, local), np.int32), "probs": ((rows, local), FP32),
+            "masks": ((rows, expert_masks(local)), np.uint32)}
 
 
 def staged_bytes(rows, row_bytes, local):
@@ -36,14 +39,14 @@ class _Staged:
     def __init__(self, buffer, rows, row_bytes, local):
         self.fields, self.nbytes = arrange(staged_arrays(rows, row_bytes, local))
         self.has_room = self.nbytes <= buffer.staging_bytes
-        at = [self.fields[name].offset for name in ("x", "slots", "probs")]
-        self.values = dict(places=[*(buffer.flag_bytes + offset for offset in at), 0],
+        at = [self.fields[name].offset for name in ("x", "slots", "probs", "masks")]
+        self.values = dict(places=[buffer.flag_bytes + offset for offset in at],
                            capacity=rows if self.has_room else 0xFFFFFFFF)
         self._offsets = at
 
     def sources(self, buffer, r):
         """The fields of the parameter block for expanding it on a rank."""
-        return dict(sources=[*(buffer.staging(r) + offset for offset in self._offsets), 0])
+        return dict(sources=[buffer.staging(r) + offset for offset in self._offsets])
 
 
 def dispatch_forward(buffer, x, routing_map, probs, num_local_experts, *, num_permuted_tokens=None, pad_multiple=None,
@@ -124,8 +127,7 @@ class _First:
             self.num_rows = [self.limit] * len(buffer.ranks)
             self._lend_outputs(hidden, dtype)
             with buffer.launching() as streams:
-                self._send(dispatch_kernel(self.shape), streams, num_sms)
-                self._expand(streams, num_sms)
+                self._expand(dispatch_kernel(replace(self.shape, expands=True)), streams, num_sms)
             return
         with buffer.launching() as streams:
             self._send(dispatch_kernel(self.shape), streams, num_sms)
@@ -140,14 +142,14 @@ class _First:
         self.num_rows = [t.padded_rows if self.limit is None else self.limit for t in told]
         self._lend_outputs(hidden, dtype)
         with buffer.launching() as streams:
-            self._expand(streams, num_sms)
+            self._expand(expand_kernel(self.shape), streams, num_sms)
 
     def _prepare(self, kept=None):
         """The staging area, and the memory of the handle; `kept` loans hold what a first try has found out."""
         buffer, n_ranks, local = self.buffer, self.buffer.world.n_ranks, self.shape.n_local_experts
         self.capacity, row_bytes = n_ranks * buffer.max_tokens, self.shape.row_bytes
         if buffer.knows_all_ranks or buffer.max_tokens:     # else: the first call asks the ranks for their tokens
-            buffer.want_pool(staged_bytes(self.capacity, row_bytes, local))
+            buffer.want_pool(staged_bytes(self.capacity, row_bytes, local), flag_rows=self.capacity)
         self.staged = _Staged(buffer, self.capacity, row_bytes, local)
         self.expert_rows = [r.arena.lend("hybrid rows", {"expert_row": ((self.capacity, local), np.int32)})
                             for r in buffer.ranks]
@@ -180,13 +182,13 @@ class _First:
                       "scales": ((rows if n_scales else 0, n_scales), FP32)}
             self.outputs.append(r.arena.lend("hybrid result", shapes))
 
-    def _expand(self, streams, num_sms):
-        kernel = expand_kernel(self.shape)
+    def _expand(self, kernel, streams, num_sms):
         for i, r in enumerate(self.buffer.ranks):
-            out = self.outputs[i].address
+            out, rows = self.outputs[i].address, self.num_rows[i]
             values = self._values(i) | self.staged.sources(self.buffer, r) | dict(
-                n_rows=self.num_rows[i], out=out("x"), out_probs=out("probs"), out_scales=out("scales"))
-            self.buffer.launches.start(kernel, r.rank, values, 0, streams[r.rank], num_sms, self.num_rows[i])
+                n_rows=rows, out=out("x"), out_probs=out("probs"), out_scales=out("scales"))
+            self.buffer.launches.start(kernel, r.rank, values, self.num_tokens[i], streams[r.rank], num_sms,
+                                       self.num_tokens[i] + rows)
 
 
 def handle_values(buffer, loan):
@@ -210,9 +212,9 @@ def cached_dispatch(buffer, name, x, handle, num_sms=None):
     (_, hidden), dtype = xs[0].shape, xs[0].dtype
     buffer.expect_open()
     row_bytes, n_ranks = hidden * dtype.itemsize, buffer.world.n_ranks
-    buffer.want_pool(staged_bytes(handle.capacity, row_bytes, 0))
+    buffer.want_pool(staged_bytes(handle.capacity, row_bytes, 0), flag_rows=handle.capacity)
     staged = _Staged(buffer, handle.capacity, row_bytes, 0)
-    shape = buffer.launches.shape(handle.num_local_experts, row_bytes)
+    shape = buffer.launches.shape(handle.num_local_experts, row_bytes, expands=True)
     outputs, calls = [], []
     with letting_go(buffer):
         for i, (r, loan, rows) in enumerate(zip(buffer.ranks, handle.loans, handle.num_rows)):
@@ -220,11 +222,8 @@ def cached_dispatch(buffer, name, x, handle, num_sms=None):
             values = buffer.values(r) | staged.values | handle_values(buffer, loan) | staged.sources(buffer, r) | dict(
                 x=buffer.placing.place(r.rank, name, xs[i]), n_rows=rows, pad=handle.pad_multiple,
                 out=outputs[i].address("x"))
-            calls.append((r.rank, values, handle.num_tokens[i]))
-        with buffer.launching() as streams:
-            for rank, values, n in calls:
-                buffer.launches.start(resend_kernel(shape), rank, values, n, streams[rank], num_sms)
-                buffer.launches.start(expand_kernel(shape), rank, values, 0, streams[rank], num_sms, values["n_rows"])
+            calls.append((r.rank, values, handle.num_tokens[i], handle.num_tokens[i] + rows))
+        buffer.launch_all(resend_kernel(shape), calls, num_sms)
     return [loan.array("x") for loan in outputs]
 
 

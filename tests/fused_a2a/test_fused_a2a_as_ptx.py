@@ -22,6 +22,8 @@ NEEDED = {
     "dispatch": [*MEETS_PEERS, *OF_BLOCKS, ARRIVES, AWAITS, INPUT16],
     "combine": [*MEETS_PEERS, FLAGS, READS_FLAGS, INPUT16, LOAD16],
     "hybrid dispatch fp8": [*MEETS_PEERS, *OF_BLOCKS, ARRIVES, AWAITS, LOAD16, r"cvt\.rn\.satfinite\.e4m3x2"],
+    "hybrid dispatch": [*MEETS_PEERS, *OF_BLOCKS, FLAGS, READS_FLAGS, r"st\.release\.gpu\.\S*s32", INPUT16, LOAD16],
+    "hybrid cached dispatch": [*MEETS_PEERS, FLAGS, READS_FLAGS, INPUT16, LOAD16],
     "hybrid combine": [*MEETS_PEERS, FLAGS, READS_FLAGS, LOAD16], "expand fp8": [LOAD16, STORE16],
     "move": [LOAD16, STORE16],
 }

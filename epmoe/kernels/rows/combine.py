@@ -12,7 +12,7 @@ from functools import lru_cache
 from epmoe.device import block_idx, grid_dim, i32, int32, kernel, shared_array, syncthreads_or
 
 from .. import stamps
-from . import exchange, pushers, reducers, row_flags, waits
+from . import exchange, pushers, reducers, roles, row_flags, waits
 from .block import parameter_block
 from .row_copy import VECTOR
 from .status import ROWS_COMBINE
@@ -39,7 +39,7 @@ def combine_kernel(shape):
         epoch = begin(params)
         if not goes_on(params):
             return
-        if waits.is_clerk():
+        if roles.is_clerk():
             announce(params, epoch, num_tokens, my_rank, notes)
             mark(params, stamps.ANNOUNCED)
         if not await_notes(params, epoch, my_rank, notes):
@@ -52,7 +52,7 @@ def combine_kernel(shape):
         ok = reduce(params, epoch, num_tokens, my_rank, notes)
         if not syncthreads_or(not ok):
             mark(params, stamps.REDUCED)
-            if waits.is_clerk():
+            if roles.is_clerk():
                 end(params, epoch, my_rank, ROWS_COMBINE)
                 mark(params, stamps.LEFT)
 

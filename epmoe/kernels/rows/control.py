@@ -16,7 +16,7 @@ from .shape import MAX_PLACES
 EPOCH = 0               # u64: the last call that ended
 BEGUN = 8               # i32: blocks that have begun this call
 CLAIMED = 16            # 2 i32: units of work that blocks have taken, by parity
-RECORDED = 24           # u64: the last call whose places of experts' rows are written down
+RECORDED = 24           # i32: the last call whose places of experts' rows are written down
 STATUS = 64             # 16 i32: as in epmoe/kernels/status.py
 WORDS_BYTES = 128
 

@@ -5,6 +5,8 @@
 follows from it for the handle (records.py) is done by one block, the clerk, which sends nothing.
 3. sending (senders.py): row, ids and probs, at the place that counts and layout give.
 4. arrival (exchange.py): every block tells every rank when it has sent its part; the clerk waits for all of them.
+Where rows are expanded by expert in the same launch, some blocks send, and raise a flag for each part of a row, while
+the others expand what has come (expanders.py); then all do.
 
 resend is 2 (without counts), 3 and 4 with the layout of a handle: a cached dispatch, or the second try of a dispatch
 that found no room.
@@ -12,11 +14,13 @@ that found no room.
 
 from functools import lru_cache
 
-from epmoe.device import block_dim, device_fn, i32, int32, kernel, shared_array, syncthreads, thread_idx
+from epmoe.device import (block_dim, block_idx, device_fn, i32, int32, kernel, shared_array, syncthreads, syncthreads_or,
+                          thread_idx)
 
 from .. import stamps
-from . import exchange, layout, records, routing, senders, waits
+from . import exchange, expanders, layout, records, roles, routing, row_flags, senders, waits
 from .block import parameter_block
+from .row_copy import VECTOR
 from .status import ROWS_DISPATCH
 
 CACHED = 128
@@ -56,10 +60,10 @@ def dispatch_kernel(shape):
     count, number = layout.make(shape, block, ROWS_DISPATCH, goes_on)
     meeting = exchange.make(shape, block, ROWS_DISPATCH, with_counts=True)
     announce, announce_experts, await_notes, expert_count, sent, await_arrivals = meeting
-    record, send = records.make(shape, block, expert_count), senders.make(shape, block)
-    tell_experts = _tell_experts(shape, block, announce_experts)
-    mark = stamps.make(block, shape.trace)
-    has_room, n_columns, n_by_warp = senders.room(shape), shape.n_columns, layout.by_warp_numbers(shape)
+    record, tell_experts = records.make(shape, block, expert_count), _tell_experts(shape, block, announce_experts)
+    send, recorded, expand_rows = _moving(shape, block)
+    sending, has_room, mark = roles.sending(shape), senders.room(shape), stamps.make(block, shape.trace)
+    n_columns, n_by_warp, expands = shape.n_columns, layout.by_warp_numbers(shape), shape.expands
     n_notes = exchange.words_of_notes(shape.n_ranks)
 
     @kernel(max_threads=shape.threads)
@@ -67,30 +71,44 @@ def dispatch_kernel(shape):
         by_warp, notes = shared_array(n_by_warp, int32), shared_array(n_notes, int32)
         before, totals = shared_array(n_columns, int32), shared_array(n_columns, int32)
         mark(params, stamps.START)
-        epoch = begin(params)
-        if not count(params, epoch, num_tokens, by_warp, before, totals):
+        epoch, sends, is_clerk = begin(params), block_idx() < sending(), roles.is_clerk()
+        if sends or is_clerk:
+            if not count(params, epoch, num_tokens, by_warp, before, totals):
+                return
+        elif not goes_on(params):
             return
         mark(params, stamps.CLAIMED)
-        if waits.is_clerk():
+        if is_clerk:
             announce(params, epoch, num_tokens, my_rank, totals)
             mark(params, stamps.ANNOUNCED)
             tell_experts(params, epoch, num_tokens, my_rank, totals)
-        number(params, num_tokens, by_warp, before)
+        if sends:
+            number(params, num_tokens, by_warp, before)
         if not await_notes(params, epoch, my_rank, notes):
             return
         mark(params, stamps.COUNTED)
-        if not waits.is_clerk():
-            send(params, num_tokens, my_rank, notes)
+        ok = True
+        if sends:
+            send(params, epoch, num_tokens, my_rank, notes)
             mark(params, stamps.SENT)
+        if is_clerk:
+            ok = record(params, epoch, my_rank, notes, has_room(notes))
+            mark(params, stamps.PLACED)
+        if expands:
+            if ok and is_clerk:
+                recorded(params, epoch)
+            if ok and has_room(notes):
+                ok = expand_rows(params, epoch, my_rank, notes)
+            ok = not syncthreads_or(not ok)
+            mark(params, stamps.COPIED)
+        elif sends:
             sent(params, epoch, my_rank)
-            mark(params, stamps.LEFT)
-            return
-        ok = record(params, epoch, my_rank, notes, has_room(notes))
-        mark(params, stamps.PLACED)
-        if ok and await_arrivals(params, epoch, my_rank, notes):
+        elif ok:
+            ok = await_arrivals(params, epoch, my_rank, notes)
             mark(params, stamps.ARRIVED)
+        if ok and is_clerk:
             end(params, epoch, my_rank, ROWS_DISPATCH)
-            mark(params, stamps.LEFT)
+        mark(params, stamps.LEFT)
 
     return rows_dispatch
 
@@ -102,30 +120,45 @@ def resend_kernel(shape):
     begin, goes_on, end = waits.of_block(block, shape.n_ranks)
     meeting = exchange.make(shape, block, ROWS_DISPATCH, with_counts=False)
     announce, _, await_notes, _, sent, await_arrivals = meeting
-    mark = stamps.make(block, shape.trace)
-    send, n_notes = senders.make(shape, block), exchange.words_of_notes(shape.n_ranks)
+    send, _, expand_rows = _moving(shape, block)
+    sending, mark, expands = roles.sending(shape), stamps.make(block, shape.trace), shape.expands
+    n_notes = exchange.words_of_notes(shape.n_ranks)
 
     @kernel(max_threads=shape.threads)
     def rows_resend(params, num_tokens, my_rank):
         notes = shared_array(n_notes, int32)
         mark(params, stamps.START)
-        epoch = begin(params)
+        epoch, sends, is_clerk, ok = begin(params), block_idx() < sending(), roles.is_clerk(), True
         if not goes_on(params):
             return
-        if waits.is_clerk():
+        if is_clerk:
             announce(params, epoch, num_tokens, my_rank, notes)
             mark(params, stamps.ANNOUNCED)
         if not await_notes(params, epoch, my_rank, notes):
             return
         mark(params, stamps.COUNTED)
-        if not waits.is_clerk():
-            send(params, num_tokens, my_rank, notes)
+        if sends:
+            send(params, epoch, num_tokens, my_rank, notes)
             mark(params, stamps.SENT)
+        if expands:
+            ok = not syncthreads_or(not expand_rows(params, epoch, my_rank, notes))
+            mark(params, stamps.COPIED)
+        elif sends:
             sent(params, epoch, my_rank)
-            mark(params, stamps.LEFT)
-        elif await_arrivals(params, epoch, my_rank, notes):
+        else:
+            ok = await_arrivals(params, epoch, my_rank, notes)
             mark(params, stamps.ARRIVED)
+        if ok and is_clerk:
             end(params, epoch, my_rank, ROWS_DISPATCH)
-            mark(params, stamps.LEFT)
+        mark(params, stamps.LEFT)
 
     return rows_resend
+
+
+def _moving(shape, block):
+    """Device functions (send, recorded, expand_rows); the last two None where nothing is expanded."""
+    if not shape.expands:
+        return senders.make(shape, block), None, None
+    n_vectors = 1 if shape.encode else shape.row_bytes // VECTOR   # a row that is encoded travels whole
+    flags = row_flags.make(shape, block, ROWS_DISPATCH, n_vectors)
+    return senders.make(shape, block, flags), *expanders.make(shape, block, flags)

@@ -2,11 +2,11 @@
 
 from typing import NamedTuple
 
-from epmoe.device import (block_dim, device_fn, fence_acq_rel_sys, grid_dim, i32, ld_relaxed_sys_u64, load_i32,
+from epmoe.device import (block_dim, device_fn, fence_acq_rel_sys, i32, ld_relaxed_sys_u64, load_i32,
                           load_u64, red_add_release_sys_i32, st_relaxed_sys_u64, syncthreads, syncthreads_or,
                           thread_idx, u64)
 
-from . import control, waits
+from . import control, roles, waits
 from .shape import MAX_PLACES
 from .status import FOR_ANNOUNCEMENT, FOR_ARRIVAL
 
@@ -37,7 +37,7 @@ def words_of_notes(n_ranks):
 
 def make(shape, block, phase, *, with_counts):
     """with_counts: the notes tell the counts of rows; else these are those of a handle."""
-    ranks, local, n_experts = shape.n_ranks, shape.n_local_experts, shape.n_experts
+    ranks, local, n_experts, sending = shape.n_ranks, shape.n_local_experts, shape.n_experts, roles.sending(shape)
     n_words, n_told = control.experts_at(ranks), control.COUNTS
     if with_counts:
         n_told = n_words
@@ -62,7 +62,7 @@ def make(shape, block, phase, *, with_counts):
         if word == control.CAPACITY:
             number = i32(load_i32(params + u64(p_capacity)))
         if word == control.BLOCKS:
-            number = i32(grid_dim() - 1)
+            number = sending()
         if with_counts and word >= control.COUNTS:
             number = i32(totals[word - control.COUNTS])
         return number

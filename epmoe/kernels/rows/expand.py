@@ -3,7 +3,7 @@
 from functools import lru_cache
 
 from epmoe.device import (ballot, block_idx, device_fn, ffs, grid_dim, i32, kernel, lane_id, load_i32, load_u32,
-                          load_u64, n_warps, store16, store_i32, store_u32, u32, u64, warp_broadcast_i32, warp_id,
+                          load_u64, n_warps, popc, store16, store_i32, store_u32, u32, u64, warp_broadcast_i32, warp_id,
                           warp_inclusive_sum_i32)
 
 from . import senders
@@ -14,35 +14,45 @@ CACHED = 128
 
 
 def _expert_rows(shape, block):
-    """Device function (params, row, source, expert, writes) -> the expert's output row for a received row, -1 for none.
+    """Device function (params, row, source, first, before, writes, lane) for the expert first + lane of a received row.
 
-    Out of the handle; where slots of local experts came with the row (has_meta), out of these, and into the handle if
-    `writes`.
+    -> (its output row, -1 for none; its place among the numbers that came with the row; `before` of the next experts).
+    Out of the handle; where places of local experts came with the row (has_meta), out of these, and into the handle if
+    `writes`. before: how many of the experts before `first` have the row.
     """
-    local, has_meta = shape.n_local_experts, shape.has_meta
+    local, has_meta, n_masks = shape.n_local_experts, shape.has_meta, senders.expert_masks(shape.n_local_experts)
     p_known, p_base, p_rows, p_sources = (block.offset(n) for n in ("expert_row", "expert_base", "n_rows", "sources"))
+    p_slots, p_masks = p_sources + 8, p_sources + 24
 
     @device_fn
-    def expert_row(params, row, source, expert, writes):
-        at = u64(4) * (u64(row) * u64(local) + u64(expert))
-        known = u64(load_u64(params + u64(p_known)))
-        if not has_meta:
-            return i32(load_i32(known + at))
-        slot, target = i32(load_i32(u64(load_u64(params + u64(p_sources) + u64(8))) + at)), i32(-1)
-        if slot >= 0:
-            base = u64(load_u64(params + u64(p_base)))
-            target = i32(slot + load_i32(base + u64(4) * u64(source * local + expert)))
-            if target >= load_i32(params + u64(p_rows)):
-                target = i32(-1)                # no room: dropped, from here on and in every later call
-        if writes:
-            store_i32(known + at, target)
-        return target
+    def expert_row(params, row, source, first, before, writes, lane):
+        expert, target, place, up_to = i32(first + lane), i32(-1), i32(0), i32(0)
+        known = u64(load_u64(params + u64(p_known))) + u64(4) * (u64(row) * u64(local) + u64(expert))
+        if has_meta:
+            masks, base = u64(load_u64(params + u64(p_masks))), u64(load_u64(params + u64(p_base)))
+            here = u32(load_u32(masks + u64(4) * (u64(row) * u64(n_masks) + u64(first // 32))))
+            place = i32(before + popc(u32(here & u32(u32(u32(1) << u32(lane)) - u32(1)))))
+            up_to = i32(before + popc(here))
+            if u32(here >> u32(lane)) & u32(1) != u32(0):
+                slots = u64(load_u64(params + u64(p_slots)))
+                slot = i32(load_i32(slots + u64(4) * (u64(row) * u64(local) + u64(place))))
+                target = i32(slot + load_i32(base + u64(4) * u64(source * local + expert)))
+                if target >= load_i32(params + u64(p_rows)):
+                    target = i32(-1)            # no room: dropped, from here on and in every later call
+            if writes and expert < local:
+                store_i32(known, target)
+        elif expert < local:
+            target = i32(load_i32(known))
+        return target, place, up_to
 
     return expert_row
 
 
 def _clear_rows(shape, block, out_bytes, n_scales):
-    """Device function clear_rows(params, lane): zeros in rows of padding, and behind the last expert's rows."""
+    """Device function clear_rows(params, me, warps, lane): zeros in rows of padding, and behind the last expert's rows.
+
+    For warp `me` of so many that share this.
+    """
     local, has_probs = shape.n_local_experts, shape.has_probs
     n_vectors = out_bytes // VECTOR
     p_starts, p_rows, p_out = block.offset("expert_rows"), block.offset("n_rows"), block.offset("out")
@@ -74,41 +84,31 @@ def _clear_rows(shape, block, out_bytes, n_scales):
                 i = i32(i + 32)
 
     @device_fn
-    def clear_rows(params, lane):
+    def clear_rows(params, me, warps, lane):
         n_rows, starts = i32(load_i32(params + u64(p_rows))), u64(load_u64(params + u64(p_starts)))
-        row = i32(warp_id() * grid_dim() + block_idx())
+        row = i32(me)
         while row < n_rows:
             if not holds_token(starts, row, lane):
                 clear_row(params, row, lane)
-            row = i32(row + n_warps() * grid_dim())
+            row = i32(row + warps)
 
     return clear_rows
 
 
-@lru_cache(CACHED)
-def expand_kernel(shape):
-    """Kernel over received rows; params `sources`: rows, slots, probs as they came.
+def make(shape, block):
+    """Device functions (expand_row, clear_rows) for one kernel, whose params `sources` are what came with the rows.
 
-    has_meta: the handle's expert_row is written too, else it is read. encode: rows are blockwise FP8 messages, whose
-    scales go to out_scales [P, scale_words].
+    expand_row(params, row, source, first, end, is_first, lane): a warp; 16-byte vectors [first, end) of a received row
+    to the rows of its experts, and, is_first, what goes with them. clear_rows: see _clear_rows. has_meta: the handle's
+    expert_row is written too, else it is read. encode: rows are blockwise FP8 messages, whose scales go to out_scales
+    [P, scale_words].
     """
-    block = parameter_block(shape.n_ranks)
-    ranks, local, row_bytes, has_probs = shape.n_ranks, shape.n_local_experts, shape.row_bytes, shape.has_probs
-    out_bytes = shape.value_bytes if shape.encode else row_bytes
-    n_scales = shape.scale_words if shape.encode else 0
+    local, row_bytes, has_probs = shape.n_local_experts, shape.row_bytes, shape.has_probs
+    out_bytes, n_scales = vectors_of(shape) * VECTOR, shape.scale_words if shape.encode else 0
     expert_row, clear_rows = _expert_rows(shape, block), _clear_rows(shape, block, out_bytes, n_scales)
-    count_parts, part_span = parts(out_bytes // VECTOR)
     copy = copy_to_lanes(read_only=False)
-    p_sources, p_out, p_counts = block.offset("sources"), block.offset("out"), block.offset("counts")
+    p_sources, p_out = block.offset("sources"), block.offset("out")
     p_out_probs, p_out_scales = block.offset("out_probs"), block.offset("out_scales")
-
-    @device_fn
-    def received(params, my_rank, lane):
-        """Rows from the ranks up to `lane`."""
-        here = i32(0)
-        if lane < ranks:
-            here = i32(load_i32(u64(load_u64(params + u64(p_counts))) + u64(4) * u64(lane * ranks + my_rank)))
-        return i32(warp_inclusive_sum_i32(here))
 
     @device_fn
     def copy_scales(params, src, target, mask, lane):
@@ -122,38 +122,59 @@ def expand_kernel(shape):
             left = u32(left & u32(left - u32(1)))
 
     @device_fn
-    def expand_row(params, row, source, part, n_parts, lane):
-        src = u64(load_u64(params + u64(p_sources))) + u64(row) * u64(row_bytes)
-        out, a_b = u64(load_u64(params + u64(p_out))), part_span(part, n_parts)
-        first = i32(0)
+    def expand_row(params, row, source, start, end, is_first, lane):
+        src, out = u64(load_u64(params + u64(p_sources))) + u64(row) * u64(row_bytes), u64(load_u64(params + u64(p_out)))
+        first, before = i32(0), i32(0)
         while first < local:
-            expert, target = i32(first + lane), i32(-1)
-            if expert < local:
-                target = expert_row(params, row, source, expert, part == 0)
+            target, place, before = expert_row(params, row, source, first, before, is_first, lane)
             mask = u32(ballot(target >= 0))
-            copy(src, out + u64(target) * u64(out_bytes), mask, i32(0), a_b[0], a_b[1], lane)
-            if part == 0:
+            copy(src, out + u64(target) * u64(out_bytes), mask, i32(0), start, end, lane)
+            if is_first:
                 if has_probs and target >= 0:
                     probs = u64(load_u64(params + u64(p_sources) + u64(16)))
-                    value = load_u32(probs + u64(4) * (u64(row) * u64(local) + u64(expert)))
+                    value = load_u32(probs + u64(4) * (u64(row) * u64(local) + u64(place)))
                     store_u32(u64(load_u64(params + u64(p_out_probs))) + u64(4) * u64(target), value)
                 if n_scales > 0:
                     copy_scales(params, src, target, mask, lane)
             first = i32(first + 32)
+
+    return expand_row, clear_rows
+
+
+def vectors_of(shape):
+    """16-byte vectors of values in an output row."""
+    return (shape.value_bytes if shape.encode else shape.row_bytes) // VECTOR
+
+
+@lru_cache(CACHED)
+def expand_kernel(shape):
+    """Kernel over received rows that have all come; one launch behind the dispatch, where that one does not expand."""
+    block, ranks = parameter_block(shape.n_ranks), shape.n_ranks
+    expand_row, clear_rows = make(shape, block)
+    count_parts, part_span = parts(vectors_of(shape))
+    p_counts = block.offset("counts")
+
+    @device_fn
+    def received(params, my_rank, lane):
+        """Rows from the ranks up to `lane`."""
+        here = i32(0)
+        if lane < ranks:
+            here = i32(load_i32(u64(load_u64(params + u64(p_counts))) + u64(4) * u64(lane * ranks + my_rank)))
+        return i32(warp_inclusive_sum_i32(here))
 
     @kernel(max_threads=shape.threads)
     def rows_expand(params, num_tokens, my_rank):
         lane = i32(lane_id())
         ends = received(params, my_rank, lane)
         n_rows = i32(warp_broadcast_i32(ends, i32(ranks - 1)))
-        warps = i32(n_warps() * grid_dim())
-        n_parts = count_parts(n_rows, warps)
-        unit = i32(warp_id() * grid_dim() + block_idx())
+        me, warps = i32(warp_id() * grid_dim() + block_idx()), i32(n_warps() * grid_dim())
+        n_parts, unit = count_parts(n_rows, warps), i32(me)
         while unit < n_rows * n_parts:
             row, part = i32(unit // n_parts), i32(unit % n_parts)
             source = i32(ffs(u32(ballot(lane < ranks and ends > row))) - 1)
-            expand_row(params, row, source, part, n_parts, lane)
+            a, b = part_span(part, n_parts)
+            expand_row(params, row, source, a, b, part == 0, lane)
             unit = i32(unit + warps)
-        clear_rows(params, lane)
+        clear_rows(params, me, warps, lane)
 
     return rows_expand

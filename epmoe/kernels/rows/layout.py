@@ -7,11 +7,11 @@ that it is of this call, so nothing is fenced and no barrier of the grid is need
 
 from typing import NamedTuple
 
-from epmoe.device import (block_dim, block_idx, device_fn, grid_dim, i32, lane_id, ld_relaxed_gpu_u64, load_u64,
+from epmoe.device import (block_dim, block_idx, device_fn, i32, lane_id, ld_relaxed_gpu_u64, load_u64,
                           n_warps, shared_add_i32, shared_array, st_relaxed_gpu_u64, store_i32, syncthreads_or,
                           thread_idx, u32, u64, int32, warp_id, warp_inclusive_sum_i32)
 
-from . import control, routing, waits
+from . import control, roles, routing, waits
 from .status import FOR_BLOCKS
 
 MAX_WARPS = 32
@@ -35,13 +35,18 @@ def by_warp_numbers(shape):
     return MAX_WARPS * shape.n_ranks
 
 
-@device_fn
-def tokens_of_block(num_tokens):
-    """[first, end) of this block's tokens; the clerk has none."""
-    senders = i32(grid_dim() - 1)
-    a_block = i32((num_tokens + senders - 1) // senders)
-    first = i32(min(i32(block_idx() * a_block), num_tokens))
-    return first, i32(min(i32(first + a_block), num_tokens))
+def tokens_of(shape):
+    """Device function (num_tokens) -> [first, end) of this block's tokens; none for blocks that do not send."""
+    sending = roles.sending(shape)
+
+    @device_fn
+    def tokens_of_block(num_tokens):
+        senders = sending()
+        a_block = i32((num_tokens + senders - 1) // senders)
+        first = i32(min(i32(block_idx() * a_block), num_tokens))
+        return first, i32(min(i32(first + a_block), num_tokens))
+
+    return tokens_of_block
 
 
 @device_fn
@@ -55,6 +60,7 @@ def tokens_of_warp(first, end):
 def make(shape, block, phase, goes_on):
     """The Layout of one kernel. goes_on: of waits.of_block."""
     ranks, n_columns, expert_major = shape.n_ranks, shape.n_columns, shape.expert_major
+    tokens_of_block, sending = tokens_of(shape), roles.sending(shape)
     mask_of = (routing.ranks_of_map if expert_major else routing.ranks_of_ids)(shape, block)
     count_experts, number_experts = routing.map_columns(shape, block)
     p_columns, p_rows, p_words = block.offset("columns"), block.offset("row_of"), block.offset("words")
@@ -105,7 +111,7 @@ def make(shape, block, phase, goes_on):
     @device_fn
     def add_up(params, epoch, before, totals):
         """What all blocks told, and those before this one."""
-        columns, n, step = u64(load_u64(params + u64(p_columns))), i32((grid_dim() - 1) * n_columns), i32(block_dim())
+        columns, n, step = u64(load_u64(params + u64(p_columns))), i32(sending() * n_columns), i32(block_dim())
         ok, i, last = True, i32(thread_idx()), i32(n - 1)
         while ok and i < n:
             j, k, m = i32(i + step), i32(i + 2 * step), i32(i + 3 * step)
@@ -134,7 +140,7 @@ def make(shape, block, phase, goes_on):
         count_tokens(params, epoch, first, end, by_warp)
         if not goes_on(params):                 # the counts of all warps, and the zeros
             return False
-        if not waits.is_clerk():
+        if block_idx() < sending():
             tell_ranks(columns, epoch, by_warp)
             if expert_major:
                 count_experts(params, first, end, columns + u64(8 * ranks), epoch)

@@ -5,7 +5,7 @@ from epmoe.device import (ballot, block_idx, device_fn, ffs, i32, lane_id, load1
                           warp_id)
 
 from .. import elements
-from . import peers
+from . import peers, row_flags
 from .row_copy import VECTOR, copy_to_lanes, parts
 
 
@@ -77,7 +77,7 @@ def make(shape, block, flags):
     ranks, local, row_bytes, n_meta = shape.n_ranks, shape.n_local_experts, shape.row_bytes, shape.n_meta
     expert_major, has_probs = shape.expert_major, shape.has_probs
     place, (_, _, _, received, returned_before_me) = peers.place_in(block, ranks), peers.sums(ranks)
-    count_parts, raise_flag, _ = flags
+    count_parts, raise_flags, _ = flags
     n_targets = ranks - 1 if keeps_own(shape) else ranks
     _, part_span = parts(row_bytes // VECTOR)
     copy, sum_row = copy_to_lanes(read_only=True), expert_sums(shape, block)
@@ -111,11 +111,10 @@ def make(shape, block, flags):
             before = i32(0)
         if lane < ranks:
             rows_at, probs_at = place(params, notes, i32(0), lane), place(params, notes, i32(2), lane)
-        n_parts, most, r = count_parts(notes), i32(0), i32(0)
-        while r < ranks:
-            if n_targets == ranks or r != my_rank:
-                most = i32(max(most, warp_broadcast_i32(i32(ends - before), r)))
-            r = i32(r + 1)
+        here = i32(ends - before)
+        if n_targets < ranks and lane == my_rank:
+            here = i32(0)
+        n_parts, most = count_parts(notes), row_flags.largest(here)
         unit = i32(warp_id() * n_blocks + block_idx())
         while unit < most * n_targets * n_parts:
             part, turn = i32(unit % n_parts), i32(unit // n_parts)
@@ -134,7 +133,7 @@ def make(shape, block, flags):
                 if has_probs and part == 0:
                     to_probs = u64(warp_broadcast_u64(probs_at, source)) + u64(4) * u64(to_row) * u64(n_meta)
                     push_probs(params, row, to_probs, lane)
-                raise_flag(params, source, to_row, part, epoch)
+                raise_flags(params, u32(u32(1) << u32(source)), to_row, part, epoch, lane)
             unit = i32(unit + n_warps() * n_blocks)
 
     return push

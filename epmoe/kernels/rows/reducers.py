@@ -1,11 +1,11 @@
 """Reducing what came back: per token the sum over ranks ascending, in float32, rounded (in each p2p world first)."""
 
-from epmoe.device import (add_rn, atomic_add_relaxed_gpu_i32, ballot, device_fn, f32, f32_as_u32, ffs, i32, lane_id,
+from epmoe.device import (add_rn, ballot, device_fn, f32, f32_as_u32, ffs, i32, lane_id,
                           load16, load_f32, load_i32, load_u32, load_u64, popc, shfl_up, store16, store_u32, u32, u64,
                           warp_broadcast_i32, warp_broadcast_u64)
 
 from .. import elements
-from . import control, peers, pushers
+from . import peers, pushers, waits
 from .row_copy import VECTOR, parts
 
 IN_FLIGHT = 4           # rows of a token that are read together
@@ -165,10 +165,10 @@ def make(shape, block, flags):
     ranks, local, row_bytes, n_meta = shape.n_ranks, shape.n_local_experts, shape.row_bytes, shape.n_meta
     expert_major, has_probs, n_experts = shape.expert_major, shape.has_probs, shape.n_experts
     place, (_, _, mine_before, received, _) = peers.place_in(block, ranks), peers.sums(ranks)
-    sum_row, own_stay = _sum_row(shape), pushers.keeps_own(shape)
+    sum_row, own_stay, claim = _sum_row(shape), pushers.keeps_own(shape), waits.claims(block)
     count_parts, _, await_flag = flags
     _, part_span = parts(row_bytes // VECTOR)
-    p_rows, p_out, p_out_probs, p_words = (block.offset(n) for n in ("row_of", "out", "out_probs", "words"))
+    p_rows, p_out, p_out_probs = (block.offset(n) for n in ("row_of", "out", "out_probs"))
     p_x, p_probs = block.offset("x"), block.offset("probs")
 
     @device_fn
@@ -199,15 +199,6 @@ def make(shape, block, flags):
             rank = i32(rank + 1)
 
     reduce_probs = copy_probs if expert_major else sum_probs
-
-    @device_fn
-    def claim(params, epoch, lane):
-        """The next part of a token that nobody has."""
-        unit = i32(0)
-        if lane == 0:
-            words = u64(load_u64(params + u64(p_words)))
-            unit = atomic_add_relaxed_gpu_i32(words + u64(control.CLAIMED) + u64(4) * (u64(epoch) & u64(1)), i32(1))
-        return i32(warp_broadcast_i32(unit, i32(0)))
 
     @device_fn
     def reduce(params, epoch, num_tokens, my_rank, notes):

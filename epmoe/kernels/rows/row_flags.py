@@ -4,7 +4,7 @@ They lie at the beginning of a rank's pool, PARTS u32 a row. A warp that has wri
 there, so that who reads it need not wait for the rows behind it. Epochs only grow: flags are never lowered.
 """
 
-from epmoe.device import (any_lane, device_fn, fence_acq_rel_sys, i32, lane_id, load_u64, shfl_xor, st_release_sys_u32,
+from epmoe.device import (any_lane, device_fn, fence_acq_rel_sys, i32, load_u64, shfl_xor, st_release_sys_u32,
                           syncwarp, u32, u64)
 
 from . import control, peers, waits
@@ -21,11 +21,21 @@ def bytes_for(n_rows):
     return PARTS * FLAG_BYTES * n_rows
 
 
-def make(shape, block, phase, n_vectors):
-    """Device functions (count_parts, raise_flag, await_flag) for one kernel, whose rows have so many 16-byte vectors.
+@device_fn
+def largest(n):
+    """The largest n of all lanes of a warp."""
+    n = i32(max(n, i32(shfl_xor(n, 16))))
+    n = i32(max(n, i32(shfl_xor(n, 8))))
+    n = i32(max(n, i32(shfl_xor(n, 4))))
+    n = i32(max(n, i32(shfl_xor(n, 2))))
+    return i32(max(n, i32(shfl_xor(n, 1))))
 
-    count_parts(notes) -> parts of a row, the same on all ranks. raise_flag(params, rank, row, part, epoch): a warp, when
-    all its lanes have written their share of the part. await_flag(params, my_rank, row, part, epoch, source): each lane
+
+def make(shape, block, phase, n_vectors):
+    """Device functions (count_parts, raise_flags, await_flag) for one kernel, whose rows have so many 16-byte vectors.
+
+    count_parts(notes) -> parts of a row, the same on all ranks. raise_flags(params, mask, row, part, epoch, lane): a
+    warp, when it has written the part at the ranks of `mask`; lane r has the row there. await_flag(params, my_rank, row, part, epoch, source): each lane
     waits for the part of its own row that a source rank writes here, those with row < 0 for none; whether all came.
     """
     ranks = shape.n_ranks
@@ -41,19 +51,14 @@ def make(shape, block, phase, n_vectors):
 
     @device_fn
     def count_parts(notes):
-        rows = i32(arriving(notes, i32(0)))
-        rows = i32(max(rows, i32(shfl_xor(rows, 16))))
-        rows = i32(max(rows, i32(shfl_xor(rows, 8))))
-        rows = i32(max(rows, i32(shfl_xor(rows, 4))))
-        rows = i32(max(rows, i32(shfl_xor(rows, 2))))
-        rows = i32(max(rows, i32(shfl_xor(rows, 1))))
+        rows = largest(i32(arriving(notes, i32(0))))
         return i32(max(fewest, min(most, UNITS // max(rows, 1))))
 
     @device_fn
-    def raise_flag(params, rank, row, part, epoch):
+    def raise_flags(params, mask, row, part, epoch, lane):
         syncwarp()                              # all lanes' stores of the part, before a lane releases it
-        if lane_id() == 0:
-            st_release_sys_u32(flag_at(params, rank, row, part), u32(epoch))
+        if u32(mask >> u32(lane)) & u32(1) != u32(0):
+            st_release_sys_u32(flag_at(params, lane, row, part), u32(epoch))
 
     @device_fn
     def await_flag(params, my_rank, row, part, epoch, source):
@@ -67,4 +72,4 @@ def make(shape, block, phase, n_vectors):
         syncwarp()                              # what one lane acquired, all lanes read
         return failed == 0
 
-    return count_parts, raise_flag, await_flag
+    return count_parts, raise_flags, await_flag

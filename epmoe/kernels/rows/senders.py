@@ -7,7 +7,7 @@ every row is written where it is to stay.
 from types import SimpleNamespace
 
 from epmoe.device import (all_lanes, ballot, device_fn, f32, ffs, i32, lane_id, load_i32, load_u32, load_u64, n_warps,
-                          store_i32, store_u32, store_u64, syncwarp, u32, u64, warp_broadcast_i32, warp_broadcast_u64,
+                          popc, store_i32, store_u32, store_u64, syncwarp, u32, u64, warp_broadcast_i32, warp_broadcast_u64,
                           warp_id)
 
 from ..formats import blockwise_fp8
@@ -53,32 +53,47 @@ def _send_slots(shape, block):
 
 
 def _send_experts(shape, block):
-    """Device function (params, token, mask, row, slots_at, probs_at, lane): a token's place in each local expert."""
+    """Device function (params, token, mask, row, slots_at, probs_at, masks_at, lane): a token's places by expert.
+
+    For each rank of `mask`: a bit for each local expert that the token goes to, and for these experts, ascending, the
+    token's place among the expert's rows, and its prob.
+    """
     local, n_experts, has_probs = shape.n_local_experts, shape.n_experts, shape.has_probs
+    n_masks = expert_masks(local)
     p_slots, p_probs = block.offset("slot_of"), block.offset("probs")
 
     @device_fn
-    def send_experts(params, token, mask, row, slots_at, probs_at, lane):
+    def send_experts(params, token, mask, row, slots_at, probs_at, masks_at, lane):
         slots, probs = u64(load_u64(params + u64(p_slots))), u64(load_u64(params + u64(p_probs)))
         left = u32(mask)
         while left != u32(0):
             rank = i32(ffs(left) - 1)
-            to_row = u64(warp_broadcast_i32(row, rank)) * u64(local)
-            to_slots, to_probs = u64(warp_broadcast_u64(slots_at, rank)), u64(warp_broadcast_u64(probs_at, rank))
-            expert = i32(lane)
-            while expert < local:
+            at = u64(warp_broadcast_i32(row, rank))
+            to_slots = u64(warp_broadcast_u64(slots_at, rank)) + u64(4) * at * u64(local)
+            to_probs = u64(warp_broadcast_u64(probs_at, rank)) + u64(4) * at * u64(local)
+            to_masks, first, sent = u64(warp_broadcast_u64(masks_at, rank)) + u64(4) * at * u64(n_masks), i32(0), i32(0)
+            while first < local:
+                expert, slot = i32(first + lane), i32(-1)
                 src = u64(4) * (u64(token) * u64(n_experts) + u64(rank * local + expert))
-                slot = i32(load_i32(slots + src))
-                store_i32(to_slots + u64(4) * (to_row + u64(expert)), slot)
-                if has_probs:
-                    prob = u32(0)
-                    if slot >= 0:               # elsewhere the caller's probs may hold anything
-                        prob = u32(load_u32(probs + src))
-                    store_u32(to_probs + u64(4) * (to_row + u64(expert)), prob)
-                expert = i32(expert + 32)
+                if expert < local:
+                    slot = i32(load_i32(slots + src))
+                here = u32(ballot(slot >= 0))
+                place = u64(4) * u64(sent + popc(u32(here & u32(u32(u32(1) << u32(lane)) - u32(1)))))
+                if slot >= 0:
+                    store_i32(to_slots + place, slot)
+                    if has_probs:
+                        store_u32(to_probs + place, load_u32(probs + src))
+                if lane == 0:
+                    store_u32(to_masks + u64(4) * u64(first // 32), here)
+                sent, first = i32(sent + popc(here)), i32(first + 32)
             left = u32(left & u32(left - u32(1)))
 
     return send_experts
+
+
+def expert_masks(n_local_experts):
+    """u32 words that hold a bit for each local expert."""
+    return -(-n_local_experts // 32)
 
 
 def room(shape):
@@ -99,8 +114,11 @@ def room(shape):
     return has_room
 
 
-def make(shape, block):
-    """Device function send(params, num_tokens, my_rank, notes): this block's tokens, if every rank has room."""
+def make(shape, block, flags=None):
+    """Device function send(params, epoch, num_tokens, my_rank, notes): this block's tokens, if every rank has room.
+
+    flags: of row_flags, where rows are expanded while they arrive.
+    """
     ranks, row_bytes, encodes, scale_words = shape.n_ranks, shape.row_bytes, shape.encode, shape.scale_words
     has_meta = shape.has_meta
     separate_scales = 0 if shape.expert_major else scale_words
@@ -108,14 +126,18 @@ def make(shape, block):
     has_room = room(shape)
     n_vectors = row_bytes // VECTOR
     count_parts, part_span = parts(n_vectors)
+    if flags is not None:
+        count_flags, raise_flags, _ = flags
+    raises, expert_major, tokens_of_block = flags is not None, shape.expert_major, layout.tokens_of(shape)
     copy = copy_to_lanes(read_only=not encodes)
     src_bytes = row_bytes
     if encodes:
         src_bytes = shape.value_bytes * BF16_BYTES
         encode = fp8_format(shape.value_bytes).encode
-    send_meta = None
-    if has_meta:
-        send_meta = (_send_experts if shape.expert_major else _send_slots)(shape, block)
+    if has_meta and expert_major:
+        send_experts = _send_experts(shape, block)
+    elif has_meta:
+        send_slots = _send_slots(shape, block)
     p_x, p_encoded, p_rows, p_scales = (block.offset(n) for n in ("x", "encoded", "row_of", "scales"))
 
     @device_fn
@@ -133,7 +155,7 @@ def make(shape, block):
             left = u32(left & u32(left - u32(1)))
 
     @device_fn
-    def send(params, num_tokens, my_rank, notes):
+    def send(params, epoch, num_tokens, my_rank, notes):
         if not has_room(notes):
             return
         lane, first_row = i32(lane_id()), before_me(notes, my_rank)
@@ -144,9 +166,11 @@ def make(shape, block):
             scales_at = place(params, notes, i32(3), lane)
         x, row_of = u64(load_u64(params + u64(p_x))), u64(load_u64(params + u64(p_rows)))
         start = i32((my_rank + 1) & 31)
-        first, end = layout.tokens_of_block(num_tokens)
+        first, end = tokens_of_block(num_tokens)
         n_parts = i32(1)
-        if not encodes:
+        if raises:
+            n_parts = count_flags(notes)
+        elif not encodes:
             n_parts = count_parts(i32(end - first), i32(n_warps()))
         unit = i32(warp_id())
         while unit < (end - first) * n_parts:
@@ -165,10 +189,14 @@ def make(shape, block):
             a, b = part_span(part, n_parts)
             copy(src, rows_at + u64(row) * u64(row_bytes), mask, start, a, b, lane)
             if part == 0:
-                if has_meta:
-                    send_meta(params, token, mask, row, meta_at, probs_at, lane)
+                if has_meta and expert_major:
+                    send_experts(params, token, mask, row, meta_at, probs_at, scales_at, lane)
+                elif has_meta:
+                    send_slots(params, token, mask, row, meta_at, probs_at, lane)
                 if separate_scales > 0:
                     send_scales(params, token, mask, row, scales_at, lane)
+            if raises:
+                raise_flags(params, mask, row, part, epoch, lane)
             unit = i32(unit + n_warps())
 
     return send

@@ -17,7 +17,7 @@ class RowsShape:
     array of their own (rows) or behind the values (HybridEP). has_probs: whether a float32 for each slot (local expert)
     travels with a row. has_meta: whether ids (or slots of local experts) do. encode: rows are bf16 and become blockwise
     FP8 on their way. dtype: of sums, "bf16", "fp16" or "fp32". p2p_world_size: ranks whose sum is rounded first.
-    threads: of a block. trace: whether blocks write stamps.
+    expands: rows are expanded by expert while they arrive. threads: of a block. trace: whether blocks write stamps.
     """
 
     n_ranks: int
@@ -33,6 +33,7 @@ class RowsShape:
     encode: bool = False
     dtype: str = "bf16"
     p2p_world_size: int = 0
+    expands: bool = False
     trace: bool = False
 
     @property

@@ -1,12 +1,13 @@
 """Bounded waits of the rows kernels, and what all of them do at the beginning and the end of a call."""
 
-from epmoe.device import (block_dim, block_idx, device_fn, fence_acq_rel_sys, globaltimer, grid_dim, i32, lane_id,
+from epmoe.device import (atomic_add_relaxed_gpu_i32, block_dim, device_fn, fence_acq_rel_sys, globaltimer, grid_dim, i32, lane_id,
                           ld_relaxed_gpu_u64, ld_relaxed_sys_i32, ld_relaxed_sys_u32, ld_relaxed_sys_u64, load_u64,
-                          red_add_release_gpu_i32, store_i32, store_u64, syncthreads_or, thread_idx, u32, u64)
+                          red_add_release_gpu_i32, store_i32, store_u64, syncthreads_or, thread_idx, u32, u64,
+                          warp_broadcast_i32)
 
 from ..spin import POLLS_PER_LOOK, gives_up, wait_for_own_blocks
 from ..status import has_failed, record_expired
-from . import control
+from . import control, roles
 from .status import FOR_BLOCKS
 
 
@@ -61,10 +62,19 @@ wait_for_count = _wait_until_equal(ld_relaxed_sys_i32)
 wait_for_flag = _wait_until_equal(ld_relaxed_sys_u32)
 
 
-@device_fn
-def is_clerk():
-    """Whether this is the block that speaks for its rank: the last one."""
-    return block_idx() == grid_dim() - 1
+def claims(block):
+    """Device function claim(params, epoch, lane) -> the next unit of work that no warp of this rank has."""
+    p_words = block.offset("words")
+
+    @device_fn
+    def claim(params, epoch, lane):
+        unit = i32(0)
+        if lane == 0:
+            words = u64(load_u64(params + u64(p_words)))
+            unit = atomic_add_relaxed_gpu_i32(words + u64(control.CLAIMED) + u64(4) * (u64(epoch) & u64(1)), i32(1))
+        return i32(warp_broadcast_i32(unit, i32(0)))
+
+    return claim
 
 
 def of_block(block, n_ranks):
@@ -82,7 +92,7 @@ def of_block(block, n_ranks):
         while word < n_words:                   # one miss for all of them
             load_u64(params + u64(8) * u64(word))
             word = i32(word + 32)
-        if is_clerk():
+        if roles.is_clerk():
             fence_acq_rel_sys()                 # earlier launches of this rank, before what it tells its peers
         return u64(u64(load_u64(u64(load_u64(params + u64(p_words))) + u64(control.EPOCH))) + u64(1))
 

@@ -1,0 +1,22 @@
+"""Which blocks do what: the first ones send, the last one, the clerk, speaks for its rank."""
+
+from epmoe.device import block_idx, device_fn, grid_dim, i32
+
+TENTHS_SENDING = 5      # of the blocks, where the others expand meanwhile
+
+
+@device_fn
+def is_clerk():
+    """Whether this is the block that speaks for its rank."""
+    return block_idx() == grid_dim() - 1
+
+
+def sending(shape):
+    """Device function () -> how many blocks send; the clerk is not among them."""
+    tenths = TENTHS_SENDING if shape.expands else 10
+
+    @device_fn
+    def blocks():
+        return i32(max(1, (grid_dim() - 1) * tenths // 10))
+
+    return blocks
