@@ -18,7 +18,19 @@ AXES = {"output_tokens": ("row", "col"), "output_scales": ("row", "group"), "sca
 COUNTERS = ("reserved", "finished", "rank_completion", "A", "B", "C", "D", "E", "F", "G", "combine_ready")
 SIGNALS = ("dispatch_recv_count", "combine_recv_count")
 MESSAGES = ("dispatch_recv_buf", "combine_recv_buf")
-NOT_ARRIVED = layout.MAX_FINITE
+NOT_ARRIVED, ANNOUNCED = layout.MAX_FINITE, layout.ANNOUNCED
+
+
+def is_signal(value):
+    """Whether a recv_count word is a signal: neither "not arrived" nor an announcement."""
+    return value < ANNOUNCED
+
+
+def word(name, value):
+    """A counter as it is shown: of recv_count "–" is not arrived, "2…" announced, "2" the signal."""
+    if name not in SIGNALS or is_signal(value):
+        return str(value)
+    return "–" if value == NOT_ARRIVED else f"{value - ANNOUNCED}…"
 
 
 class Array(NamedTuple):

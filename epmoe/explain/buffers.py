@@ -1,19 +1,14 @@
 """Each rank's recv_buf: places (local expert, source rank, slot) that fill up, and the signals beside them."""
 
-from epmoe.explain.arrays import NOT_ARRIVED
+from epmoe.explain.arrays import is_signal, word
 from epmoe.explain.svg import Panel, rect, shown, tag, text, token_box
 
 SLOT, LEFT, SIGNAL = 22, 72, 26
 
 
-def word(value):
-    """A recv_count word: a number, or a dash where nothing has arrived."""
-    return "–" if value == NOT_ARRIVED else str(value)
-
-
 def arrived(changes):
     """The signalled count among a recv_count word's changes; None if no signal came."""
-    return next((c for c in changes if c.value != NOT_ARRIVED), None)
+    return next((c for c in changes if is_signal(c.value)), None)
 
 
 def signal_box(history, name, rank, index, x, y):
@@ -21,13 +16,13 @@ def signal_box(history, name, rank, index, x, y):
     changes = history.of(name, rank).get(index, [])
     came = arrived(changes)
     place = history.label(name, rank, index)
-    steps = [[c.step, word(c.value)] for c in changes if came is None or c.step <= came.step]
-    steps += [[c.step, word(came.value), 1] for c in changes if came is not None and c.step > came.step][:1]
+    steps = [[c.step, word(name, c.value)] for c in changes if came is None or c.step <= came.step]
+    steps += [[c.step, word(name, came.value), 1] for c in changes if came is not None and c.step > came.step][:1]
     tip = "no signal was recorded" if came is None else (
         f"signalled at step {came.step} by rank {came.event.rank}, block {came.event.block}; order {came.event.order}, "
         f"scope {came.event.scope}")
     return tag("g", rect(x, y, SIGNAL, SLOT - 4, "cell", 9),
-               text(x + SIGNAL / 2, y + 13, "–" if came is None else word(came.value), "t small b", "middle",
+               text(x + SIGNAL / 2, y + 13, "–" if came is None else word(name, came.value), "t small b", "middle",
                     **shown(history=steps)),
                **shown(place, None if came is None else came.value, tip=tip))
 
@@ -69,6 +64,6 @@ def legend_text():
     """What the figure's signs mean, one line each."""
     return ["a coloured box is a message: its colour is the source rank, its name the token (src_info)",
             "an empty box is a place that nobody wrote in this round",
-            "the rounded box behind each row is the recv_count word, the signal: – is \"not arrived\", a number is "
-            "final; pale: it was read and put back to \"not arrived\""]
+            "the rounded box behind a row is the recv_count word: – is \"not arrived\", 2… announces two messages, 2 "
+            "is the signal that they are there; pale: it was read and put back to \"not arrived\""]
 

@@ -26,11 +26,11 @@ CHAPTERS = {
         "2. Messages arrive",
         ("Each rank has a buffer, recv_buf, with places for every (local expert, source rank, slot). A sender claims "
          "the next free slot by counting up, and writes its message straight into the other rank's memory.",
-         "When all messages for an expert are written, the sender writes their number into recv_count: the signal. "
-         "Only then may the receiver look.")),
+         "In recv_count it announces how many messages will come, and when all of them are written it puts the number "
+         "itself there: the signal. Only then may the receiver look at them.")),
     "rows": Chapter(
         "3. Rows grouped by expert",
-        ("From the signalled numbers each rank knows how many rows each of its experts gets: row_offsets are running "
+        ("From the announced numbers each rank knows how many rows each of its experts gets: row_offsets are running "
          "sums. Messages are copied into rows, so that each expert finds its rows in one piece: one matrix product.",
          "src_info remembers for each row which token and slot it came from. The order inside one (expert, source "
          "rank) group is the order of the claims, so it may differ from run to run."),
@@ -41,9 +41,8 @@ CHAPTERS = {
         ("No host takes part: blocks of one GPU, and GPUs among each other, wait only by looking at words in memory. "
          "These are all of them, on each rank.",
          "Step through the round and watch: places are claimed, messages counted, signals arrive, rows get their "
-         "places, and at the end the counters are ready for the next round (B and C are written anew before they are "
-         "read)."),
-        ("highlighted: changed at this moment; – is \"not arrived\"",
+         "places, and at the end the counters are ready for the next round (B is written anew before it is read)."),
+        ("highlighted: changed at this moment; of recv_count, – is \"not arrived\" and 2… announces two messages",
          "a table has a line for each local expert and a column for each rank; in A, \"end\" is 1024 + the row "
          "behind the rank's rows, and \"n\" their number")),
     "timeline": Chapter(
@@ -67,7 +66,7 @@ def glossary(cfg):
     """(word, what it means) of the words that the first picture needs."""
     return [("rank", "one GPU; it owns some experts and has some tokens of its own"),
             ("token", f"a row of {cfg.hidden} numbers; t0 is the first token of its rank"),
-            ("expert", f"a small network; rank 0 owns the first {cfg.n_local_experts}, from e0 on, rank 1 the next, and "
-             "so on. On its own rank an expert is called by its local_expert number, from 0"),
+            ("expert", f"a small network; rank 0 owns the first {cfg.n_local_experts}, from e0 on, rank 1 the next, "
+             "and so on. On its own rank an expert is called by its local_expert number, from 0"),
             ("slot k", f"a token chooses {cfg.top_k} experts; k counts them, and each has a weight. -1 is an empty "
              "slot")]

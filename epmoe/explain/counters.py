@@ -1,20 +1,18 @@
 """The counter regions A to G, those of the senders, and the signals: words over the steps of a round."""
 
-from epmoe_ref.config import READY
-
-from epmoe.explain.arrays import COUNTERS, NOT_ARRIVED, SIGNALS
+from epmoe.explain.arrays import ANNOUNCED, COUNTERS, NOT_ARRIVED, SIGNALS, is_signal, word
 from epmoe.explain.svg import Panel, path, rect, shown, tag, text
 
 CELL, ROW, LEFT, WIDE = 34, 20, 112, 330
 # region -> what it is for, in a few words
 MEANING = {
     "reserved": "places claimed, by (expert, destination)",
-    "finished": "messages written; in combine, rows returned",
+    "finished": "pieces of messages written, less those wanted",
     "rank_completion": "signals written to each peer",
     "dispatch_recv_count": "signals of dispatch, by (expert, source)",
     "A": "1024 + end row, and count, by (expert, source)",
     "B": "rows of an expert up to a source rank",
-    "C": "parts of an expert's rows that were claimed",
+    "C": "claims of an expert's rows",
     "D": "blocks that are through",
     "E": "ready flag: rows have their places",
     "F": "send_buf is ready (shared expert)",
@@ -25,11 +23,6 @@ MEANING = {
 ORDER = ("reserved", "finished", "rank_completion", "dispatch_recv_count", "A", "B", "C", "D", "E", "F", "G",
          "combine_recv_count", "combine_ready")
 assert set(ORDER) == set(COUNTERS) | set(SIGNALS) == set(MEANING)
-
-
-def word(name, value):
-    """A word as it is shown: a dash for a signal that has not arrived."""
-    return "–" if name in SIGNALS and value == NOT_ARRIVED else str(value)
 
 
 def used(history, name, rank):
@@ -64,7 +57,9 @@ def panels(history):
             rows, across = shape_of(indices)
             beside = rows == 1 and across <= 2
             parts.append(text(0, y + 13, name.replace("_recv_count", " recv_count"), "t b small"))
-            parts.append(text(0, y + 13 + 16, MEANING[name], "m small"))
+            changed = any(len(c) > 1 and any(one.value for one in c) for c in history.of(name, rank).values())
+            meaning = MEANING[name] + ("" if changed else ": not used here")
+            parts.append(text(0, y + 13 + 16, meaning, "m small"))
             y += 8 if beside else 34 + (12 if len(indices[0]) > 1 else 0)
             cell = CELL if name == "A" or across <= 6 else 26
             for j in range(across if len(indices[0]) > 1 else 0):
@@ -100,15 +95,14 @@ def moments(recording, history, rank):
         return max(steps, default=None)
 
     here = [rank]
-    found = [("all messages sent", last("finished", here, lambda c: c.event and c.value
-                                        and c.step <= recording.dispatch_end)),
-             ("signals have come", last("dispatch_recv_count", here, lambda c: c.event and c.value != NOT_ARRIVED)),
-             ("rows have places", last("E", here, lambda c: c.value == READY)),
+    found = [("counts announced", last("dispatch_recv_count", here, lambda c: ANNOUNCED <= c.value < NOT_ARRIVED)),
+             ("messages have come", last("dispatch_recv_count", here, lambda c: is_signal(c.value))),
+             ("rows have places", last("A", here, lambda c: c.value)),
              ("dispatch has ended", recording.dispatch_end),
              ("rows sent back", last("finished", here, lambda c: c.event and c.value
                                      and c.step > recording.dispatch_end)),
              ("rows are back", last("combine_recv_count", here, lambda c: c.event
-                                             and c.value != NOT_ARRIVED)),
+                                             and is_signal(c.value))),
              ("combine has ended", recording.end)]
     return sorted(((name, step) for name, step in found if step is not None), key=lambda m: m[1])
 
@@ -147,7 +141,7 @@ def snapshots(history, rank):
             before = values
         y += 12 + rows * 15
     note = ("a line for each local_expert, a number for each rank; A: 1024 + end, and count, in turn; – is \"not "
-            "arrived\"; bold: changed since the column before; before the round all is as at its end (B and C: 0)")
+            "arrived\", 2… announced; bold: changed since the column before; before the round all is as at its end")
     parts.append(text(0, y + 22, note, "m small"))
     return Panel(f"counters of rank {rank} over time", 128 + len(chosen) * column, y + 30, "".join(parts))
 

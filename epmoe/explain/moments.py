@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from epmoe.explain.arrays import COUNTERS, NOT_ARRIVED, SIGNALS
+from epmoe.explain.arrays import COUNTERS, NOT_ARRIVED, SIGNALS, is_signal, word
 
 KINDS = {"reserved": "claim", "A": "places", "B": "places", "row_offsets": "places", "C": "rows", "E": "ready",
          "D": "through", "combine_ready": "ready"}
@@ -75,22 +75,26 @@ def happenings(history):
 
 def _kind(history, name, change):
     combining = change.step > history.recording.dispatch_end
-    if change.value == 0 and name not in SIGNALS or change.value == NOT_ARRIVED:
+    cleared = change.value == 0 and change.event.kind == "store" and name not in SIGNALS
+    if cleared and name != "row_offsets" or change.value == NOT_ARRIVED:
         return "clean"
+    if name == "dispatch_recv_count" and not is_signal(change.value):
+        return "announced"
     if name == "finished" and combining:
         return "returned"
     return KINDS.get(name, name)
 
 
 def _change(history, name, rank, index, before, change):
-    value = "not arrived" if change.value == NOT_ARRIVED else str(change.value)
-    old = "" if before is None or before.value == NOT_ARRIVED or name == "row_offsets" else f"{before.value} → "
-    return f"{history.label(name, rank, index)}: {old}{value}"
+    value = "not arrived" if change.value == NOT_ARRIVED else word(name, change.value)
+    no_old = before is None or before.value == NOT_ARRIVED or name == "row_offsets"
+    return f"{history.label(name, rank, index)}: {'' if no_old else word(name, before.value) + ' → '}{value}"
 
 
-SAYS = {"claim": "claims a place", "finished": "counts a finished message", "returned": "counts a returned row",
-        "dispatch_recv_count": "signals how many messages it has sent",
-        "combine_recv_count": "signals how many rows it has sent back", "places": "works out where rows go",
+SAYS = {"claim": "claims a place", "finished": "counts what is written of its messages",
+        "returned": "counts what it has returned", "announced": "announces how many messages will come",
+        "dispatch_recv_count": "signals that its messages are there",
+        "combine_recv_count": "signals that its rows are back", "places": "works out where rows go",
         "ready": "raises a ready flag", "through": "says that it is through", "rows": "claims rows to copy",
         "message": "has written a message", "row": "has copied a row", "way back": "has sent a row back",
         "sum": "has summed up a token", "clean": "puts words back to their first value"}

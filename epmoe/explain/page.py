@@ -9,7 +9,7 @@ import numpy as np
 from epmoe import layout
 from epmoe.check.dequantised import dequantised
 from epmoe.explain import buffers, chapters, counters, palette, routing, rows, svg, timeline, way_back
-from epmoe.explain.arrays import COUNTERS, NOT_ARRIVED, SIGNALS
+from epmoe.explain.arrays import COUNTERS, NOT_ARRIVED, SIGNALS, is_signal
 from epmoe.explain.moments import moments
 from epmoe.inputs import COMBINE_DTYPE
 
@@ -22,8 +22,7 @@ def page(history):
     cfg = r.cfg
     every = moments(history)
     runs = [[m for m in every if m.run == n] for n in (0, 1)]
-    ready = [c.step for rank in range(cfg.n_ranks) for c in history.of("E", rank).get((0,), ()) if c.value]
-    start = next((n for n, m in enumerate(every) if ready and m.step >= min(ready)), 0)
+    start = max(range(len(every)), key=lambda n: _signals_up(history, every[n].step))
     groups = {"dispatch": dict(moments=_pairs(runs[0]), start=len(runs[0]) - 1),
               "all": dict(moments=_pairs(every), start=start),
               "combine": dict(moments=_pairs(runs[1]), start=len(runs[1]) - 1)}
@@ -37,6 +36,13 @@ def page(history):
             f'<link rel="icon" href="data:,"><style>{style}</style></head><body>{body}'
             '<div id="tip" role="status"></div>'
             f"{_data('arrays', arrays(history))}{_data('moments', groups)}<script>{script}</script></body></html>\n")
+
+
+def _signals_up(history, step):
+    """How many signals of dispatch can be seen at a step: where most can, the counters are worth a first look."""
+    words = [history.at("dispatch_recv_count", rank, index, step) for rank in range(history.recording.cfg.n_ranks)
+             for index in history.of("dispatch_recv_count", rank)]
+    return sum(is_signal(w) for w in words)
 
 
 def _pairs(some):

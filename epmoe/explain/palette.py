@@ -5,7 +5,7 @@ a little lighter or darker, so that lines and letters keep their contrast. Every
 """
 
 RANKS = {"light": ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8C8C8C"),
-         "dark": ("#4DA3DB", "#F0AB1A", "#2BB58C", "#DD94BC", "#9AD3F5", "#EE7B3D", "#F0E442", "#A6A6A6")}
+         "dark": ("#4DA3DB", "#F0AB1A", "#2BB58C", "#EDB4D3", "#9AD3F5", "#EE7B3D", "#F0E442", "#A6A6A6")}
 SURFACES = {"light": dict(ground="#FFFFFF", cell="#F2F3F5", line="#C3C7CE", ink="#16181D", muted="#5A6170",
                           mark="#16181D", new="#FFE9A8"),
             "dark": dict(ground="#14161B", cell="#22252C", line="#4A505C", ink="#ECEEF2", muted="#A5ACBA",
@@ -14,7 +14,7 @@ SURFACES = {"light": dict(ground="#FFFFFF", cell="#F2F3F5", line="#C3C7CE", ink=
 PHASES = {"read": ("reads the routing", "#CFC5EC", "#473C6B"),
           "send": ("sends messages", "#B9D3F2", "#2C4A70"),
           "signal": ("signals counts", "#F6B7A6", "#74402F"),
-          "place": ("places rows", "#EFE39A", "#5E5519"),
+          "place": ("works out places", "#EFE39A", "#5E5519"),
           "copy": ("copies rows", "#A9E2CD", "#1F5A48"),
           "return": ("returns rows", "#D9E38A", "#4B5314"),
           "reduce": ("reduces tokens", "#F5C3D6", "#6B3450"),

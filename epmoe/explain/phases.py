@@ -3,7 +3,7 @@
 from collections import defaultdict
 from typing import NamedTuple
 
-from epmoe.explain.arrays import NOT_ARRIVED, SIGNALS
+from epmoe.explain.arrays import NOT_ARRIVED, SIGNALS, is_signal
 
 WRITES = {"dispatch_recv_buf": "send", "dispatch_send_buf": "send", "reserved": "send", "rank_completion": "signal",
           "dispatch_recv_count": "signal", "combine_recv_count": "signal", "A": "place", "B": "place", "E": "place",
@@ -26,7 +26,7 @@ class Slice(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A synchronising operation of a block: kind "signal", "release", "acquire", "fence" or "barrier"; the event."""
+    """A synchronising operation of a block: "signal", "announcement", "release", "acquire", "fence" or "barrier"."""
 
     kind: str
     event: object
@@ -80,8 +80,12 @@ class Timeline:
         name = touched.array.name
         kernel = self.history.recording.recorder.launches[event.launch].kernel
         if event.kind == "load":
-            if event.order != "weak" or name == "topk_ids" and kernel.startswith("combine"):
+            if name == "dispatch_recv_count" and event.order != "weak":
+                return "place" if int.from_bytes(event.saw, "little") != NOT_ARRIVED else None
+            if event.order != "weak":
                 return None
+            if name == "topk_ids" and kernel.startswith("combine"):
+                return "reduce"
             if name in ("A", "B", "src_info"):
                 return "return" if kernel.startswith("combine") else "copy"
             return READS.get(name)
@@ -112,7 +116,7 @@ class Timeline:
             touched = self.history.arrays.find(event)
             value = int.from_bytes(event.wrote, "little") if event.wrote is not None else None
             if touched is not None and touched.array.name in SIGNALS and value != NOT_ARRIVED:
-                return "signal"
+                return "signal" if is_signal(value) else "announcement"
         if event.order in ("release", "acq_rel") or event.number in self._releases:
             return "release"
         return "acquire" if event.sources else None
@@ -126,8 +130,10 @@ class Timeline:
                 continue
             if runs and runs[-1][0] == phase:
                 runs[-1][2] = event.step + 1
-            else:
-                runs.append([phase, event.step, event.step + 1])
+                continue
+            if runs and (runs[-1][0], phase) == ("place", "copy"):
+                runs[-1][2] = event.step        # places are worked out in shared memory, until the first row is copied
+            runs.append([phase, event.step, event.step + 1])
         least = 0.02 * (events[-1].step - events[0].step)
         merged = []
         for run in runs:

@@ -5,8 +5,10 @@ from epmoe.explain.phases import Timeline
 from epmoe.explain.svg import Panel, entry, path, rect, shown, tag, text
 
 LEFT, WIDTH, LANE, BAR, TOP = 96, 1080, 30, 18, 44
-GLYPHS = {"signal": "M0-7L6 4H-6Z", "release": "M-3.5-3.5H3.5V3.5H-3.5Z", "acquire": "M0-4.5A4.5 4.5 0 1 0 .01-4.5Z",
+GLYPHS = {"signal": "M0-7L6 4H-6Z", "announcement": "M0-6L5 4H-5Z", "release": "M-3.5-3.5H3.5V3.5H-3.5Z",
+          "acquire": "M0-4.5A4.5 4.5 0 1 0 .01-4.5Z",
           "fence": "M0-6L4.5 0L0 6L-4.5 0Z", "barrier": "M0-8V8"}
+CLASSES = {"acquire": "open", "announcement": "open", "barrier": "tick"}
 
 
 def panels(history):
@@ -78,7 +80,7 @@ def _marks(history, lane, y, x):
     parts = []
     for mark in lane.marks:
         e = mark.event
-        cls = {"acquire": "open", "barrier": "tick"}.get(mark.kind, "mark")
+        cls = CLASSES.get(mark.kind, "mark")
         where = history.arrays.place(e)
         value = ""
         if e.span is not None:
@@ -113,9 +115,10 @@ def legend():
     """What colours and signs mean, an entry each: the phases, then the marks and arrows."""
     entries = [entry(rect(0, 1, 20, 14, f"p-{p}", 2), what, 26) for p, (what, _, _) in PHASES.items()]
     entries.append(entry(rect(0.5, 1.5, 19, 13, "wait", 2), "waits", 26))
-    for kind, what in (("signal", "signal to a rank"), ("release", "release"),
-                       ("acquire", "acquire that saw a release"), ("fence", "fence"), ("barrier", "syncthreads")):
-        cls = {"acquire": "open", "barrier": "tick"}.get(kind, "mark")
+    for kind, what in (("signal", "signal to a rank"), ("announcement", "announcement to a rank"),
+                       ("release", "release"), ("acquire", "acquire that saw a release"),
+                       ("fence", "fence"), ("barrier", "syncthreads")):
+        cls = CLASSES.get(kind, "mark")
         entries.append(entry(path(GLYPHS[kind], cls, transform="translate(10 8)"), what, 26))
     entries.append(entry(path("M0 8h20", "arrow k0"), "arrow to another rank, in the sender's colour", 26))
     entries.append(entry(path("M0 8h20", "near"), "arrow inside a rank", 26))

@@ -51,10 +51,12 @@ def of_recording(history, about):
     timeline, trace = Timeline(history), Trace(about | {"clock": f"simulator, {STEP_NS} ns a memory operation"})
     marked = set()
     for lane in timeline.lanes:
-        trace.slice(lane.rank, lane.block, lane.kernel, lane.begin * STEP_US, (lane.end + 1) * STEP_US, "kernel")
+        # a block begins behind the step at which it was started, where another launch's block may have ended
+        begin, end = (lane.begin + 0.96) * STEP_US, (lane.end + 0.94) * STEP_US
+        trace.slice(lane.rank, lane.block, lane.kernel, begin, end, "kernel")
         for s in lane.slices:
             name = "waits" if s.phase == "wait" else PHASES[s.phase][0]
-            trace.slice(lane.rank, lane.block, name, s.begin * STEP_US, s.end * STEP_US, "phase",
+            trace.slice(lane.rank, lane.block, name, max(s.begin * STEP_US, begin), min(s.end * STEP_US, end), "phase",
                         **({"for": s.word} if s.word else {}))
         for mark in lane.marks:
             _operation(history, trace, mark.kind, mark.event)
