@@ -31,7 +31,7 @@ def panels(history):
     """A panel for each rank."""
     cfg = history.recording.cfg
     slots = cfg.max_tokens_per_rank
-    group = slots * SLOT + 6 + SIGNAL + 14
+    group = max(slots * SLOT + 6 + SIGNAL + 14, 134)
     width, height = LEFT + cfg.n_local_experts * group, 46 + cfg.n_src_ranks * (SLOT + 6)
     made = []
     for rank in range(cfg.n_ranks):

@@ -55,7 +55,7 @@ def panels(history):
             if not indices:
                 continue
             rows, across = shape_of(indices)
-            beside = rows == 1 and across <= 2
+            beside = len(indices[0]) == 1 and across <= 2
             parts.append(text(0, y + 13, name.replace("_recv_count", " recv_count"), "t b small"))
             changed = any(len(c) > 1 and any(one.value for one in c) for c in history.of(name, rank).values())
             meaning = MEANING[name] + ("" if changed else ": not used here")
@@ -123,7 +123,7 @@ def snapshots(history, rank):
             blocks.append((name, indices, *shape_of(indices)))
     longest = max(len(_line(name, [history.at(name, rank, i, step) for i in indices][:across]))
                   for name, indices, _, across in blocks for _, step in chosen)
-    column = max(118, 10 + 6.6 * longest)
+    column = max(126, 10 + 6.6 * longest)
     parts, y = [text(0, 14, f"counter regions of rank {rank} over the round", "t title")], 50
     for m, (what, step) in enumerate(chosen):
         parts += [text(128 + m * column, 34, what, "t b small"), text(128 + m * column, 47, f"step {step}", "m small")]
@@ -140,8 +140,9 @@ def snapshots(history, rank):
                 parts.append(text(128 + m * column, y + 19 + i * 15, line, "t mono b" if changed else "m mono"))
             before = values
         y += 12 + rows * 15
-    note = ("a line for each local_expert, a number for each rank; A: 1024 + end, and count, in turn; – is \"not "
-            "arrived\", 2… announced; bold: changed since the column before; before the round all is as at its end")
-    parts.append(text(0, y + 22, note, "m small"))
-    return Panel(f"counters of rank {rank} over time", 128 + len(chosen) * column, y + 30, "".join(parts))
+    notes = ("a line for each local_expert, a number for each rank; A: 1024 + end, and count, in turn",
+             "– is \"not arrived\", 2… announced; bold: changed since the column before; before the round all is as at "
+             "its end")
+    parts += [text(0, y + 22 + 15 * n, note, "m small") for n, note in enumerate(notes)]
+    return Panel(f"counters of rank {rank} over time", max(128 + len(chosen) * column, 560), y + 45, "".join(parts))
 

@@ -12,9 +12,10 @@ from epmoe_ref.config import EPConfig
 
 
 @cache
-def history(fused=False, token_format="bf16", seed=0, ranks=3):
+def history(fused=False, token_format="bf16", seed=0, ranks=3, experts=2, top_k=2, tokens=4):
     hidden = 128 if token_format != "bf16" else 64
-    return History(record(EPConfig(ranks, 2 * ranks, 2, hidden, 4, token_format=token_format), fused=fused, seed=seed))
+    cfg = EPConfig(ranks, experts * ranks, top_k, hidden, tokens, token_format=token_format)
+    return History(record(cfg, fused=fused, seed=seed))
 
 
 class Elements(HTMLParser):
