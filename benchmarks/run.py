@@ -18,7 +18,7 @@ from benchmarks.startline import StartLine
 def add_arguments(parser):
     """The options of run."""
     plan.add_arguments(parser)
-    parser.add_argument("--iterations", type=int, default=40, metavar="N", help="timed iterations (default 40)")
+    parser.add_argument("--iterations", type=int, default=50, metavar="N", help="timed iterations (default 50)")
     parser.add_argument("--graph", action=argparse.BooleanOptionalAction, default=True,
                         help="also as CUDA graphs (default)")
     parser.add_argument("--ranks", type=int, default=4, help="virtual ranks without mpirun (default 4)")
