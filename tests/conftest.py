@@ -4,8 +4,17 @@ Also whether tests/epmoe_torch can run: where torch is not installed they are le
 """
 
 import ctypes
+import functools
 import importlib.util
+import json
 import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
 
 collect_ignore_glob = [] if importlib.util.find_spec("torch") else ["epmoe_torch/*"]
 
@@ -58,3 +67,25 @@ def pytest_collection_modifyitems(config, items):
 def pytest_terminal_summary(terminalreporter):
     if collect_ignore_glob:
         terminalreporter.write_line("tests/epmoe_torch: not run, torch is not installed (pip install 'epmoe[torch]')")
+
+
+@pytest.fixture(scope="session")
+def gpu_side():
+    """Function program -> what it prints, from JSON; it is run with the device layer's GPU side, and needs no GPU.
+
+    A process of its own, because this one has the simulator; once a session for each program.
+    """
+    if importlib.util.find_spec("numba_cuda") is None:
+        pytest.skip("numba-cuda has no wheels for this system; there is no PTX without it")
+
+    @functools.cache
+    def printed_by(program):
+        environment = os.environ | {"EPMOE_DEVICE": "gpu",
+                                    "PYTHONPATH": os.pathsep.join([str(ROOT), str(program.parent)])}
+        environment.pop("NUMBA_ENABLE_CUDASIM", None)
+        done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, env=environment,
+                              timeout=300)
+        assert done.returncode == 0, done.stderr[-4000:]
+        return json.loads(done.stdout)
+
+    return printed_by

@@ -1,9 +1,5 @@
 """The PTX of every word, compiled for sm_90 without a GPU."""
-import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,18 +7,12 @@ import pytest
 from word_cases import CASES
 
 HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
 
 
 @pytest.fixture(scope="module")
-def ptx():
-    """{word: PTX of a kernel that uses it}, compiled in a process that has chosen the GPU's side."""
-    environment = dict(os.environ, EPMOE_DEVICE="gpu", PYTHONPATH=os.pathsep.join([str(ROOT), str(HERE)]))
-    environment.pop("NUMBA_ENABLE_CUDASIM", None)
-    done = subprocess.run([sys.executable, str(HERE / "ptx_of_words.py")], env=environment, capture_output=True,
-                          text=True, timeout=110)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout)
+def ptx(gpu_side):
+    """{word: PTX of a kernel that uses it}"""
+    return gpu_side(HERE / "ptx_of_words.py")
 
 
 @pytest.mark.parametrize("name", sorted(CASES))

@@ -1,11 +1,6 @@
 """The rows kernels compiled for sm_90, without a GPU: what the protocol needs is in the PTX, and nothing slow is."""
 
-import json
-import os
 import re
-import subprocess
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -30,16 +25,9 @@ NEEDED = {
 
 
 @pytest.fixture(scope="module")
-def ptx():
-    """{kernel: its PTX}, compiled in a process of its own, because this one has the simulator."""
-    if find_spec("numba_cuda") is None:
-        pytest.skip("numba-cuda has no wheels for this system; there is no PTX without it")
-    env = dict(os.environ, EPMOE_DEVICE="gpu", PYTHONPATH=str(HERE.parents[1]))
-    env.pop("NUMBA_ENABLE_CUDASIM", None)
-    done = subprocess.run([sys.executable, str(HERE / "rows_ptx.py")], capture_output=True, text=True, env=env,
-                          timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
+def ptx(gpu_side):
+    """{kernel: its PTX}"""
+    return gpu_side(HERE / "rows_ptx.py")
 
 
 @pytest.mark.parametrize("name", NEEDED)

@@ -1,10 +1,6 @@
 """Law: compiled for sm_90, which needs no GPU, encoders and decoders move 16 bytes a lane and spill nothing."""
 
-import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,13 +14,9 @@ NAMES = ([f"encode {name}" for name in ENCODED] + [f"decode {name}" for name in 
 
 
 @pytest.fixture(scope="module")
-def compiled():
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(HERE), str(HERE.parent.parent)]))
-    environment.pop("NUMBA_ENABLE_CUDASIM", None)
-    run = subprocess.run([sys.executable, str(HERE / "compiled_formats.py")], capture_output=True, text=True,
-                         timeout=110, env=environment)
-    assert run.returncode == 0, run.stderr[-3000:]
-    found = json.loads(run.stdout)
+def compiled(gpu_side):
+    """{kernel: its PTX, registers, spills}"""
+    found = gpu_side(HERE / "compiled_formats.py")
     assert sorted(found) == sorted(NAMES)
     return found
 

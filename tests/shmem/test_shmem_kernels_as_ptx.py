@@ -1,10 +1,6 @@
 """The kernels that cross worlds compiled for sm_90, where nvshmem4py is; elsewhere they say what is missing."""
 
-import json
-import os
 import re
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,16 +13,9 @@ WORDS = ("nvshmemx_uint8_put_nbi_warp", "nvshmem_quiet", "nvshmem_fence", "nvshm
 
 
 @pytest.fixture(scope="module")
-def ptx():
-    """{kernel: its PTX, or what is missing}, made in a process of its own, because this one has the simulator."""
-    if find_spec("numba_cuda") is None:
-        pytest.skip("numba-cuda has no wheels for this system; there is no PTX without it")
-    env = dict(os.environ, EPMOE_DEVICE="gpu", PYTHONPATH=str(HERE.parents[1]))
-    env.pop("NUMBA_ENABLE_CUDASIM", None)
-    done = subprocess.run([sys.executable, str(HERE / "shmem_ptx.py")], capture_output=True, text=True, env=env,
-                          timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
+def ptx(gpu_side):
+    """{kernel: its PTX, or what is missing}"""
+    return gpu_side(HERE / "shmem_ptx.py")
 
 
 @pytest.mark.parametrize("name", SENDERS)
