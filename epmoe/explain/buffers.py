@@ -62,7 +62,8 @@ def panels(history):
 
 def legend_text():
     """What the figure's signs mean, one line each."""
-    return ["a coloured box is a message: its colour is the source rank, its name the token (src_info)",
+    return ["a coloured box is a message: its colour is the source rank, its name the token (src_info); a very "
+            "pale one has not come yet",
             "an empty box is a place that nobody wrote in this round",
             "the rounded box behind a row is the recv_count word: – is \"not arrived\", 2… announces two messages, 2 "
             "is the signal that they are there; pale: it was read and put back to \"not arrived\""]

@@ -34,8 +34,8 @@ CHAPTERS = {
          "sums. Messages are copied into rows, so that each expert finds its rows in one piece: one matrix product.",
          "src_info remembers for each row which token and slot it came from. The order inside one (expert, source "
          "rank) group is the order of the claims, so it may differ from run to run."),
-        ("a coloured row is a copied message; the number to the left of a bracket is row_offsets, where the expert's "
-         "rows begin; the last one is the number of rows",)),
+        ("a coloured row is a copied message, a very pale one is not there yet; the number to the left of a bracket is "
+         "row_offsets, where the expert's rows begin; the last one is the number of rows",)),
     "counters": Chapter(
         "4. The counters through which everybody waits",
         ("No host takes part: blocks of one GPU, and GPUs among each other, wait only by looking at words in memory. "
@@ -58,7 +58,8 @@ CHAPTERS = {
          "k), and are signalled as before. Then each token's rows are multiplied by the router's weights and summed "
          "up, in the order of k.",
          "The numbers are the first ones of each row, as they lie in memory."),
-        ("a line has the colour of the token's rank, and is as thick as its weight is large",)),
+        ("a line has the colour of the token's rank, and is as thick as its weight is large; what is very pale has not "
+         "come yet",)),
 }
 
 

@@ -141,8 +141,8 @@ def snapshots(history, rank):
             before = values
         y += 12 + rows * 15
     notes = ("a line for each local_expert, a number for each rank; A: 1024 + end, and count, in turn",
-             "– is \"not arrived\", 2… announced; bold: changed since the column before; before the round all is as at "
-             "its end")
+             "– is \"not arrived\", 2… announced; bold: changed since the column before; before the round all is as "
+             "at its end, but B is 0")
     parts += [text(0, y + 22 + 15 * n, note, "m small") for n, note in enumerate(notes)]
     return Panel(f"counters of rank {rank} over time", max(128 + len(chosen) * column, 560), y + 45, "".join(parts))
 

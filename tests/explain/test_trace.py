@@ -4,9 +4,12 @@ import json
 
 import numpy as np
 import pytest
+from epmoe import LocalWorld
 from epmoe.explain import trace
+from epmoe.explain.gpu_round import stamped_round
 from epmoe.explain.stamped import corrections, of_stamps
 from epmoe.kernels.stamps import MARKS, Stamps
+from epmoe_ref.config import EPConfig
 from recorded_round import history
 
 
@@ -74,6 +77,18 @@ def test_stamps_become_slices_and_arrows():
     names = [e["name"] for e in made.events if e["ph"] == "X" and e["pid"] == 0 and e["tid"] == 1]
     assert names == ["combine", "until sent", "until arrived", "until reduced", "until left", "dispatch",
                      "until announced", "until sent", "until counted", "until copied", "until left"]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_round_with_stamps(fused):
+    """What a GPU does, done by the simulator: kernels stamp, nobody records."""
+    cfg = EPConfig(2, 4, 2, 64, 3)
+    made = of_stamps(stamped_round(cfg, LocalWorld(2, seed=0), fused=fused, seed=0), {})
+    assert check(made.events) == 4
+    kernels = {(e["pid"], e["name"]) for e in made.events if e["ph"] == "X" and e["cat"] == "kernel"}
+    names = ("dispatch", "combine") if fused else ("dispatch_async", "dispatch_wait", "combine_async", "combine_wait")
+    assert kernels == {(rank, name) for rank in range(2) for name in names}
+    assert made.about["shift_ns"] == {0: 0, 1: 0}       # one clock
 
 
 @pytest.mark.parametrize("offset", [-50_000, 70_000])
