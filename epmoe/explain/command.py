@@ -64,7 +64,7 @@ def run(args):
 
 
 def _recorded(args):
-    from epmoe.explain import figures, page, trace
+    from epmoe.explain import figures, page, recorded_trace
     from epmoe.explain.history import History
     from epmoe.explain.recording import record
 
@@ -81,7 +81,7 @@ def _recorded(args):
         paths = figures.write(history, args.figures, ("svg", "png") if args.png else ("svg",))
         print(f"{args.figures}: {', '.join(p.name for p in paths)}")
     if args.trace:
-        print(f"{_write(args.trace, trace.of_recording(history, about(recording.cfg, args)).json())}: "
+        print(f"{_write(args.trace, recorded_trace.of_recording(history, about(recording.cfg, args)).json())}: "
               "open it in ui.perfetto.dev")
     for difference in recording.differences[:3]:
         print(f"DIFFERS from the reference: {difference}")

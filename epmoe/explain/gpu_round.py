@@ -2,7 +2,7 @@
 
 from epmoe.arrays import to_numpy
 from epmoe.expert_parallel import ExpertParallel
-from epmoe.explain.recording import routed_for
+from epmoe.explain.inputs import routed_for
 from epmoe.experts import Experts
 from epmoe.kernels import LaunchConfig
 

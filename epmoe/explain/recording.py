@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import epmoe_ref
-import ml_dtypes
 import numpy as np
 from epmoe_ref.config import EPConfig
 
@@ -11,6 +10,7 @@ from epmoe.arrays import to_numpy
 from epmoe.check import compare_combined, compare_dispatched
 from epmoe.device.sim.recorder import Recorder
 from epmoe.expert_parallel import ExpertParallel
+from epmoe.explain.inputs import routed_for
 from epmoe.experts import Experts, reordered
 from epmoe.routing import Routed
 from epmoe.worlds.local import LocalWorld
@@ -52,27 +52,6 @@ class Recording:
     def end(self):
         """The last step."""
         return self.events[-1].step
-
-
-def routed_for(cfg, seed):
-    """Tokens, experts and router weights from a seed: every rank has tokens, not all the same number; one slot empty.
-
-    Weights are a softmax over the token's scores, kept to 2 decimals, so that they can be read off a picture.
-    """
-    rng = np.random.default_rng([seed, cfg.n_ranks, cfg.n_experts])
-    most = cfg.max_tokens_per_rank
-    counts = [most, *rng.integers(max(1, most // 2), most + 1, cfg.n_ranks - 1)]
-    x, ids, weights = [], [], []
-    for n in counts:
-        x.append(rng.standard_normal((n, cfg.hidden), np.float32).astype(ml_dtypes.bfloat16))
-        scores = rng.gumbel(size=(n, cfg.n_experts)) - 0.25 * np.log(np.arange(1, cfg.n_experts + 1))
-        chosen = np.argsort(-scores, axis=1, kind="stable")[:, :cfg.top_k]
-        raised = np.exp(np.take_along_axis(scores, chosen, axis=1) / 2)
-        ids.append(chosen.astype(np.int32))
-        weights.append(np.round(raised / raised.sum(axis=1, keepdims=True), 2).astype(np.float32))
-    if cfg.top_k > 1:
-        ids[0][-1, -1] = -1
-    return Routed(x, ids, weights)
 
 
 def record(cfg, *, fused=False, seed=0):

@@ -1,16 +1,9 @@
 """A trace for Perfetto or chrome://tracing: ranks as processes, blocks as threads, phases as slices, signals as arrows.
 
-Source of the format: "Trace Event Format" of the Chromium project. Times are microseconds; the simulator counts 100 ns
-for each memory operation of anybody.
+Source of the format: "Trace Event Format" of the Chromium project. Times are microseconds.
 """
 
 import json
-
-from epmoe.device.sim.scheduler import STEP_NS
-from epmoe.explain.palette import PHASES
-from epmoe.explain.phases import Timeline
-
-STEP_US = STEP_NS / 1000
 
 
 class Trace:
@@ -44,40 +37,3 @@ class Trace:
     def json(self):
         """The file's text."""
         return json.dumps({"traceEvents": self.events, "displayTimeUnit": "ns", "otherData": self.about}) + "\n"
-
-
-def of_recording(history, about):
-    """The trace of a recorded round: launches, in them phases and waits, in them synchronising operations."""
-    timeline, trace = Timeline(history), Trace(about | {"clock": f"simulator, {STEP_NS} ns a memory operation"})
-    marked = set()
-    for lane in timeline.lanes:
-        # a block begins behind the step at which it was started, where another launch's block may have ended
-        begin, end = (lane.begin + 0.96) * STEP_US, (lane.end + 0.94) * STEP_US
-        trace.slice(lane.rank, lane.block, lane.kernel, begin, end, "kernel")
-        for s in lane.slices:
-            name = "waits" if s.phase == "wait" else PHASES[s.phase][0]
-            trace.slice(lane.rank, lane.block, name, max(s.begin * STEP_US, begin), min(s.end * STEP_US, end), "phase",
-                        **({"for": s.word} if s.word else {}))
-        for mark in lane.marks:
-            _operation(history, trace, mark.kind, mark.event)
-            marked.add(mark.event.number)
-    for arrow in timeline.arrows:
-        for kind, event in (("release", arrow.source), ("acquire", arrow.target)):
-            if event.number not in marked:
-                _operation(history, trace, kind, event)
-                marked.add(event.number)
-        trace.arrow(history.arrays.place(arrow.source) or "fence", _at(arrow.source), _at(arrow.target),
-                    "signal" if arrow.across else "own blocks")
-    return trace
-
-
-def _operation(history, trace, kind, event):
-    begin = event.step * STEP_US
-    arguments = {"word": event.word, "line": event.line, "thread": event.thread}
-    if event.span is not None:
-        arguments["place"] = history.arrays.place(event)
-    trace.slice(event.rank, event.block, kind, begin, begin + 0.9 * STEP_US, "operation", **arguments)
-
-
-def _at(event):
-    return event.rank, event.block, (event.step + 0.5) * STEP_US

@@ -1,6 +1,8 @@
 """`python -m epmoe explain`: files, sizes, and what it refuses."""
 
 import json
+import os
+import subprocess
 import sys
 
 import pytest
@@ -40,3 +42,12 @@ def test_png_needs_a_folder_and_resvg(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "resvg_py", None)
     status, _, err = run(capsys, "--png", "--figures", str(tmp_path / "f"), "--out", str(tmp_path / "p.html"))
     assert status == 2 and "pip install 'epmoe[explain]'" in err and not list(tmp_path.iterdir())
+
+
+def test_a_gpu_needs_no_simulator():
+    """greenlet, on which the simulator stands, is not needed for a trace of a GPU run."""
+    code = ("import sys; sys.modules['greenlet'] = None\n"
+            "import epmoe.explain.command, epmoe.explain.gpu_round, epmoe.explain.stamped; print('fine')")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
+                          env=os.environ | {"EPMOE_DEVICE": "gpu"})
+    assert done.stdout.strip() == "fine", done.stderr

@@ -58,7 +58,8 @@ def test_replayed_writes_are_the_memory_while_it_is_there():
     from epmoe.device.sim.recorder import Recorder
     from epmoe.explain.arrays import Arrays
     from epmoe.explain.history import History
-    from epmoe.explain.recording import Recording, routed_for
+    from epmoe.explain.inputs import routed_for
+    from epmoe.explain.recording import Recording
     from epmoe_ref.config import EPConfig
 
     cfg = EPConfig(2, 4, 2, 64, 3)

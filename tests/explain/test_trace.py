@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from epmoe import LocalWorld
-from epmoe.explain import trace
+from epmoe.explain import recorded_trace
 from epmoe.explain.gpu_round import stamped_round
 from epmoe.explain.stamped import corrections, of_stamps
 from epmoe.kernels.stamps import MARKS, Stamps
@@ -44,7 +44,7 @@ def check(events):
 @pytest.mark.parametrize("fused", [False, True])
 def test_the_recorded_trace_opens(fused):
     h = history(fused=fused)
-    made = json.loads(trace.of_recording(h, {"seed": 0}).json())
+    made = json.loads(recorded_trace.of_recording(h, {"seed": 0}).json())
     events = made["traceEvents"]
     assert check(events) > 40
     names = {(e["pid"], e["args"]["name"]) for e in events if e["ph"] == "M" and e["name"] == "process_name"}

@@ -1,0 +1,27 @@
+"""What goes into the round that is shown: tokens, their experts and weights, made from a seed."""
+
+import ml_dtypes
+import numpy as np
+
+from epmoe.routing import Routed
+
+
+def routed_for(cfg, seed):
+    """Tokens, experts and router weights from a seed: every rank has tokens, not all the same number; one slot empty.
+
+    Weights are a softmax over the token's scores, kept to 2 decimals, so that they can be read off a picture.
+    """
+    rng = np.random.default_rng([seed, cfg.n_ranks, cfg.n_experts])
+    most = cfg.max_tokens_per_rank
+    counts = [most, *rng.integers(max(1, most // 2), most + 1, cfg.n_ranks - 1)]
+    x, ids, weights = [], [], []
+    for n in counts:
+        x.append(rng.standard_normal((n, cfg.hidden), np.float32).astype(ml_dtypes.bfloat16))
+        scores = rng.gumbel(size=(n, cfg.n_experts)) - 0.25 * np.log(np.arange(1, cfg.n_experts + 1))
+        chosen = np.argsort(-scores, axis=1, kind="stable")[:, :cfg.top_k]
+        raised = np.exp(np.take_along_axis(scores, chosen, axis=1) / 2)
+        ids.append(chosen.astype(np.int32))
+        weights.append(np.round(raised / raised.sum(axis=1, keepdims=True), 2).astype(np.float32))
+    if cfg.top_k > 1:
+        ids[0][-1, -1] = -1
+    return Routed(x, ids, weights)
