@@ -16,7 +16,8 @@ MEANING = {"race": "data race reported", "wrong": "results differ from the refer
 SURVIVES = ("survives: either the synchronisation is not needed (say why in epmoe/mutants/harmless.py), or no world "
             "shows that it is")
 UNUSED = "is run by no world of epmoe/mutants/worlds.py: add one"
-KINDS = ("order", "scope", "plain", "barrier", "reset", "wait", "nc")
+KINDS = ("order", "scope", "plain", "barrier", "reset", "wait", "nc",
+         "swap", "early", "skip", "off by one", "twice", "whose", "both")
 
 
 def add_arguments(parser):
@@ -27,6 +28,9 @@ def add_arguments(parser):
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="processes (default: one a core)")
     parser.add_argument("--list", action="store_true", help="print every mutant's verdict, not only the survivors'")
     parser.add_argument("--reports", action="store_true", help="print what was reported for each killed mutant too")
+    parser.add_argument("--slips", action="store_true", help="instead: mistakes of another make (statements swapped, "
+                        "waits off by one, resets left out on some ranks, ...)")
+    parser.add_argument("--part", metavar="I/N", help="every Nth mutant from the Ith on")
     parser.add_argument("--faults", action="store_true", help="instead: four faults of public kernels, and the reports")
     parser.add_argument("--write", action="store_true", help="with --faults: write README.md of epmoe/mutants")
 
@@ -34,6 +38,7 @@ def add_arguments(parser):
 def run(args, console=None):
     """Hunt mutants; the exit status is 0 if exactly the harmless ones survive, 1 if not, 2 if it cannot be run."""
     from epmoe import device
+    from epmoe.mutants import hunt
 
     if console is None:
         from rich.console import Console
@@ -45,23 +50,23 @@ def run(args, console=None):
         return CANNOT_RUN
     if args.faults:
         return write_faults(console) if args.write else show_faults(console)
+    start = time.perf_counter()
     try:
-        chosen = choose(args)
+        with hunt.pool(args.jobs) as workers:
+            verdicts = _hunt_with_progress(workers, choose(args, workers), args, console)
     except EPValueError as error:
         print(f"epmoe mutants: {error}", file=sys.stderr)
         return CANNOT_RUN
-    start = time.perf_counter()
-    verdicts = _hunt_with_progress(chosen, args, console)
     unexpected = judge(verdicts)
     _show(console, args, verdicts, unexpected, time.perf_counter() - start)
     return MISSED if unexpected else NOTICED
 
 
-def choose(args):
+def choose(args, workers):
     """The mutants that the options ask for."""
-    from epmoe.mutants.hunt import all_mutants
+    from epmoe.mutants import hunt
 
-    mutants = all_mutants()
+    mutants = hunt.all_slips(workers) if args.slips else hunt.all_mutants()
     if args.only:
         file, _, line = args.only.partition(":")
         mutants = [m for m in mutants if m.token.file in (file, f"{file}.py") and line in ("", str(m.token.line))]
@@ -70,23 +75,33 @@ def choose(args):
                                "(spin.py, formats/row_copy.py), and the line of a token or none")
     if args.sample and args.sample < len(mutants):
         mutants = random.Random(0).sample(mutants, args.sample)
+    if args.part:
+        number, of = map(int, args.part.split("/"))
+        mutants = mutants[number - 1::of]
     return mutants
+
+
+def harmless_ones():
+    """{key: reason} of the mutants and slips that change nothing."""
+    from epmoe.mutants.harmless import HARMLESS
+    from epmoe.mutants.harmless_slips import HARMLESS_SLIPS
+
+    return HARMLESS | HARMLESS_SLIPS
 
 
 def judge(verdicts):
     """[(verdict, what is wrong with it)]: survivors not known to be harmless, and harmless ones that were killed."""
-    from epmoe.mutants.harmless import HARMLESS
-
+    known = harmless_ones()
     found = []
     for v in verdicts:
-        if v.killed and v.mutant.key in HARMLESS:
+        if v.killed and v.mutant.key in known:
             found.append((v, f"is written down as harmless, and was killed: {v.how} in \"{v.world}\", seed {v.seed}"))
-        elif not v.killed and v.mutant.key not in HARMLESS:
+        elif not v.killed and v.mutant.key not in known:
             found.append((v, SURVIVES if v.how == "survives" else UNUSED))
     return found
 
 
-def _hunt_with_progress(chosen, args, console):
+def _hunt_with_progress(workers, chosen, args, console):
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from epmoe.mutants import hunt
@@ -94,7 +109,7 @@ def _hunt_with_progress(chosen, args, console):
 
     columns = (TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn())
     verdicts = []
-    with hunt.pool(args.jobs) as workers, Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("which world runs what", total=len(WORLDS))
         coverage = hunt.cover(workers, lambda: progress.advance(task))
         progress.update(task, description="mutants", completed=0, total=len(chosen))
@@ -107,8 +122,7 @@ def _hunt_with_progress(chosen, args, console):
 def _show(console, args, verdicts, unexpected, seconds):
     from rich.table import Table
 
-    from epmoe.mutants.harmless import HARMLESS
-
+    known = harmless_ones()
     counts = Counter((v.mutant.kind, v.how) for v in verdicts)
     hows = [how for how in MEANING if any(h == how for _, h in counts)]
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
@@ -124,8 +138,8 @@ def _show(console, args, verdicts, unexpected, seconds):
     console.print(table)
     console.print("; ".join(f"{how}: {MEANING[how]}" for how in hows), style="dim")
     for v in verdicts:
-        if args.list or (not v.killed and v.mutant.key in HARMLESS):
-            _line(console, v, HARMLESS.get(v.mutant.key))
+        if args.list or (not v.killed and v.mutant.key in known):
+            _line(console, v, known.get(v.mutant.key))
         if args.reports and v.killed:
             console.print(f"    {v.report}".replace("\n", "\n    "), markup=False, style="dim")
     for v, what in unexpected:

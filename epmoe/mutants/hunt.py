@@ -10,7 +10,9 @@ from epmoe_ref.errors import DeadlockError, EPError, OutOfBoundsError, RaceError
 from epmoe.mutants import edited_kernels
 from epmoe.mutants.errors import Leftover, WrongResult
 from epmoe.mutants.tokens import entrances, for_importers, mutants_of, names_in
+from epmoe.mutants.pairs import seen_in, slips_of_pairs
 from epmoe.mutants.rows_run import RowsRun
+from epmoe.mutants.slips import Slip, slips_of
 from epmoe.mutants.world_run import WorldRun
 from epmoe.mutants.worlds import WORLDS, World
 
@@ -47,6 +49,17 @@ def all_mutants():
     return for_importers([m for file, source in sources.items() for m in mutants_of(file, source)], importers)
 
 
+def all_slips(workers):
+    """Every slip of every file; for those of kind "both" the worlds are run."""
+    pairs = set().union(*workers.map(_pairs, WORLDS))
+    alone = [s for file in edited_kernels.files() for s in slips_of(file, edited_kernels.source_of(file))]
+    return alone + slips_of_pairs(pairs)
+
+
+def _pairs(name):
+    return seen_in(lambda: attempt(WORLDS[name], 0, {}))
+
+
 def run_of(world, kernels, seed, **options):
     """The run of a world; go() runs and checks it."""
     return (WorldRun if isinstance(world, World) else RowsRun)(world, kernels, seed, **options)
@@ -59,7 +72,7 @@ def attempt(world, seed, edits, seen_by=None, **options):
         run_of(world, kernels, seed, **options).go()
     except tuple(KILLS) as error:
         return next(how for kind, how in KILLS.items() if isinstance(error, kind)), str(error)
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:     # a kernel that computed nonsense
+    except (ArithmeticError, LookupError, NameError, TypeError, ValueError) as error:     # a kernel that computed nonsense
         return "error", f"{type(error).__name__}: {error}"
     return "", ""
 
@@ -67,13 +80,22 @@ def attempt(world, seed, edits, seen_by=None, **options):
 def hunt(mutant, worlds, seeds):
     """The Verdict on one mutant: each world (by name, the cheapest first) with each seed until one notices it."""
     start = time.perf_counter()
-    edits = {mutant.token.file: mutant.apply(edited_kernels.source_of(mutant.token.file))}
+    edits = edits_of(mutant)
     for seed in range(seeds):
         for name in worlds:
             how, report = attempt(WORLDS[name], seed, edits, mutant.seen_by)
             if how:
                 return Verdict(mutant, how, name, seed, report, time.perf_counter() - start)
     return Verdict(mutant, "survives" if worlds else "unused", seconds=time.perf_counter() - start)
+
+
+def edits_of(mutant):
+    """{file: source} of the kernels with the mutant, and with the edit that belongs to it, if there is one."""
+    edits = {}
+    for part in sorted(filter(None, (mutant, getattr(mutant, "other", None))), key=lambda p: -p.token.start):
+        source = edits.get(part.token.file) or edited_kernels.source_of(part.token.file)
+        edits[part.token.file] = part.apply(source)
+    return edits
 
 
 # ---------------------------------------------------------------- which worlds run which tokens
@@ -128,7 +150,21 @@ class Coverage:
     def worlds(self, mutant):
         """Names of the worlds in which the mutant's token runs."""
         at, by = (mutant.token.file, mutant.token.start), mutant.seen_by
+        if isinstance(mutant, Slip):
+            return self.around(mutant)
         return [name for name in self.order if any(v[:2] == at and by in (None, v[2]) for v in self.seen[name])]
+
+    def around(self, slip):
+        """Names of the worlds that run a token of the slip's lines; without any, of its function, or else its file."""
+        file, (first, last) = slip.token.file, slip.lines
+        tokens = [m.token for m in mutants_of(file, edited_kernels.source_of(file))]
+        for near in (lambda t: first <= t.line <= last, lambda t: t.function == slip.token.function, lambda t: True):
+            starts = {t.start for t in tokens if near(t)}
+            found = [name for name in self.order
+                     if any(v[0] == file and v[1] in starts for v in self.seen[name])]
+            if found:
+                return found
+        return []
 
 
 def pool(jobs):

@@ -77,14 +77,17 @@ class Mutant:
     def apply(self, source):
         """The edited source; lines keep their numbers."""
         lost = source.count("\n", self.token.start, self.token.end) - self.new.count("\n")
-        return source[:self.token.start] + self.new + "\n" * lost + source[self.token.end:]
+        new = self.new + "\n" * lost
+        if lost and not self.token.is_statement:
+            new = f"({new})"
+        return source[:self.token.start] + new + source[self.token.end:]
 
 
 class _Finder(ast.NodeVisitor):
     """Collects (kind, node whose text is replaced, replacements)."""
 
     def __init__(self, source):
-        self.source, self.found, self.functions = source, [], []
+        self.source, self.found, self.functions, self.called = source, [], [], set()
 
     def add(self, kind, node, *new):
         if new:
@@ -113,15 +116,21 @@ class _Finder(ast.NodeVisitor):
             self.add("reset", node, "pass")
         self.generic_visit(node)
 
+    def add_strong(self, node):
+        """A strong word, called or given to somebody who will."""
+        op, order, scope, kind = STRONG.match(node.id).groups()
+        self.add("order", node, *(f"{op}_{weaker}_{scope}_{kind}" for weaker in _orders(op, order)))
+        self.add("scope", node, *(f"{op}_{order}_{narrow}_{kind}" for narrow in NARROWER[scope]
+                                  if not (narrow == "cta" and op in NO_CTA)))
+        self.add("plain", node, {"ld": "load_", "st": "store_"}.get(op, f"plain_{op}_") + kind)
+
     def visit_Call(self, node):
         name = node.func.id if isinstance(node.func, ast.Name) else ""
-        strong = STRONG.match(name)
-        if strong:
-            op, order, scope, kind = strong.groups()
-            self.add("order", node.func, *(f"{op}_{weaker}_{scope}_{kind}" for weaker in _orders(op, order)))
-            self.add("scope", node.func, *(f"{op}_{order}_{narrow}_{kind}" for narrow in NARROWER[scope]
-                                           if not (narrow == "cta" and op in NO_CTA)))
-            self.add("plain", node.func, {"ld": "load_", "st": "store_"}.get(op, f"plain_{op}_") + kind)
+        if isinstance(node.func, ast.Attribute) and node.func.attr in SUCCESS:      # waits.wait_for_flag(...)
+            name = node.func.attr
+        self.called.add(node.func)
+        if STRONG.match(name):
+            self.add_strong(node.func)
         elif name == "shared_add_i32":
             self.add("plain", node.func, "plain_shared_add_i32")
         elif name in VOTES:
@@ -131,6 +140,8 @@ class _Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Name(self, node):
+        if STRONG.match(node.id) and isinstance(node.ctx, ast.Load) and node not in self.called:
+            self.add_strong(node)
         if node.id == "load16" and isinstance(node.ctx, ast.Load) and self.functions:
             self.add("nc", node, "load16_nc")
 

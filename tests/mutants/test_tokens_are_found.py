@@ -9,15 +9,16 @@ from epmoe.mutants.hunt import all_mutants
 from epmoe.mutants.tokens import mutants_of
 
 WORDS = re.compile(r"\b((?:ld|st|red_add|atomic_\w+?)_(?:relaxed|acquire|release|acq_rel)_(?:cta|gpu|sys)_\w+"
-                   r"|syncthreads\w*|syncwarp|fence_\w+|bulk_wait\w*|mbar_try_wait|shared_add_i32)\(")
+                   r"|syncthreads\w*|syncwarp|fence_\w+|bulk_wait\w*|mbar_try_wait|shared_add_i32)(?=[(),\s])")
 
 
 def code_only(source):
-    """The source without comments and docstrings; lines keep their numbers."""
+    """The source without imports, comments and docstrings; lines keep their numbers."""
     tree = ast.parse(source)
     lines = source.splitlines()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        if isinstance(node, ast.ImportFrom) or isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) \
+                and isinstance(node.value.value, str):
             lines[node.lineno - 1:node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
     return "\n".join(line.partition("#")[0] for line in lines)
 
@@ -53,6 +54,8 @@ def make():
         store_i32(words, i32(0))
         store_i32(words, x)
         atomic_cas_relaxed_gpu_i32(words, 0, 1)
+
+wait = made_with(ld_acquire_gpu_u32)
 """
 
 
@@ -68,4 +71,5 @@ def test_each_token_is_broken_in_every_way():
         (8, "plain", "plain_atomic_add_i32"),
         (9, "barrier", "pass"),
         (10, "reset", "pass"),
-        (12, "plain", "plain_atomic_cas_i32")]
+        (12, "plain", "plain_atomic_cas_i32"),
+        (14, "order", "ld_relaxed_gpu_u32"), (14, "scope", "ld_acquire_cta_u32"), (14, "plain", "load_u32")]
