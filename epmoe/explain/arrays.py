@@ -17,7 +17,6 @@ AXES = {"output_tokens": ("row", "col"), "output_scales": ("row", "group"), "sca
         "expert_outputs": ("row", "col")}
 COUNTERS = ("reserved", "finished", "rank_completion", "A", "B", "C", "D", "E", "F", "G", "combine_ready")
 SIGNALS = ("dispatch_recv_count", "combine_recv_count")
-MESSAGES = ("dispatch_recv_buf", "combine_recv_buf")
 NOT_ARRIVED, ANNOUNCED = layout.MAX_FINITE, layout.ANNOUNCED
 
 
@@ -79,10 +78,11 @@ class Arrays:
         results, _ = dispatch_arrays(cfg)
         self._loans = {"dispatch result": {("clean_topk_ids" if n == "topk_ids" else n): s for n, s in results.items()},
                        "combine result": {"combined": combine_arrays(cfg, True)["output_tokens"]}}
-        self._given = {"input_tokens": (None, cfg.hidden, np.dtype(ml_dtypes.bfloat16)),
-                       "topk_ids": (None, cfg.top_k, np.dtype(np.int32)),
-                       "router_weights": (None, cfg.top_k, np.dtype(np.float32)),
-                       "expert_outputs": (None, cfg.hidden, np.dtype(COMBINE_DTYPE[cfg.combine_dtype]))}
+        # the caller's arrays: columns and type
+        self._given = {"input_tokens": (cfg.hidden, np.dtype(ml_dtypes.bfloat16)),
+                       "topk_ids": (cfg.top_k, np.dtype(np.int32)),
+                       "router_weights": (cfg.top_k, np.dtype(np.float32)),
+                       "expert_outputs": (cfg.hidden, np.dtype(COMBINE_DTYPE[cfg.combine_dtype]))}
         self.all = {}
         for event in recording.events:
             if event.span is not None and id(event.span) not in self._by_span:
@@ -100,7 +100,7 @@ class Arrays:
                 arrays.append(Array(name, span.rank, span.low + region.offset, tuple(shape), np.dtype(dtype),
                                     AXES.get(name, ())))
         elif span.name in self._given:
-            _, columns, dtype = self._given[span.name]
+            columns, dtype = self._given[span.name]
             n = (span.high - span.low) // (columns * dtype.itemsize)
             arrays = [Array(span.name, span.rank, span.low, (n, columns), dtype, AXES[span.name])]
         self._by_span[id(span)] = arrays

@@ -1,6 +1,5 @@
 """How words of memory changed over the steps of a recording: every element's values, and who wrote them."""
 
-import ctypes
 from typing import NamedTuple
 
 import numpy as np
@@ -134,9 +133,3 @@ def elements(array, event):
     values = np.frombuffer(wrote, array.dtype)
     for n, value in enumerate(values):
         yield tuple(int(i) for i in np.unravel_index(first // size + n, array.shape)), int(value)
-
-
-def final(recording, name, rank):
-    """An array's bytes as they are in memory now; for the check that the events tell the whole story."""
-    array = Arrays(recording).get(name, rank)
-    return np.frombuffer(ctypes.string_at(array.address, array.nbytes), np.uint8)

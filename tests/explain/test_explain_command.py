@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 
-import pytest
 from epmoe.__main__ import main
 
 
