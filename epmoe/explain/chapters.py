@@ -51,7 +51,7 @@ CHAPTERS = {
          "dotted edge. An arrow leads from a release (\"what I wrote before is ready\") to the acquire that saw it "
          "(\"now I may read it\").",
          "Without such an arrow nothing says that one block's writes are visible to another. The vertical line is the "
-         "moment chosen here and in the counters above.")),
+         "moment chosen here and in the counters above; arrows and marks of that moment stand out.")),
     "combine": Chapter(
         "6. The way back",
         ("Each expert has turned its rows into results. They return to the rank they came from, into the place (token, "

@@ -38,6 +38,9 @@ def _operation(history, trace, kind, event):
     arguments = {"word": event.word, "line": event.line, "thread": event.thread}
     if event.span is not None:
         arguments["place"] = history.arrays.place(event)
+        for what, raw in (("saw", event.saw), ("wrote", event.wrote)):
+            if raw is not None and len(raw) <= 8:
+                arguments[what] = int.from_bytes(raw, "little")
     trace.slice(event.rank, event.block, kind, begin, begin + 0.9 * STEP_US, "operation", **arguments)
 
 
