@@ -53,7 +53,7 @@ def panels(history):
                         filled, token, ids = messages[local, src, slot]
                         parts.append(token_box(at, y, SLOT - 3, SLOT - 4, src, f"t{token}", **shown(
                             place + ".src_info", token, filled.done,
-                            tip=f"topk_info = {ids}; written by rank {filled.event.rank}, block {filled.event.block}, "
+                            tip=f"topk_info = {ids}; written by {filled.who}, "
                                 f"steps {filled.begun} to {filled.done}")))
                 parts.append(signal_box(history, "dispatch_recv_count", rank, (local, src), x + slots * SLOT + 3, y))
         made.append(Panel(f"recv_buf of rank {rank}", width, height, "".join(parts)))

@@ -17,11 +17,18 @@ class Change(NamedTuple):
 
 
 class Filled(NamedTuple):
-    """A message or a row was written: its first and last step and the last event."""
+    """A message or a row was written: its first and last step, the last event, and the blocks that took part."""
 
     begun: int
     done: int
     event: object
+    blocks: tuple
+
+    @property
+    def who(self):
+        """The writers in words: "rank 1, blocks 0 and 2"."""
+        names = " and ".join(map(str, self.blocks))
+        return f"rank {self.event.rank}, block{'s' if len(self.blocks) > 1 else ''} {names}"
 
 
 class History:
@@ -98,8 +105,8 @@ class History:
             start = event.address - array.address
             for n in range(start // part, (min(start + event.nbytes, array.nbytes) - 1) // part + 1):
                 index = tuple(int(i) for i in np.unravel_index(n, array.shape[:axes]))
-                begun = found[index].begun if index in found else event.step
-                found[index] = Filled(begun, event.step, event)
+                begun, blocks = (found[index].begun, found[index].blocks) if index in found else (event.step, ())
+                found[index] = Filled(begun, event.step, event, tuple(sorted({*blocks, event.block})))
         return found
 
     def messages(self, rank):

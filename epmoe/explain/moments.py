@@ -65,12 +65,12 @@ def happenings(history):
                             f"the message of token {token} of rank {src} is in {place}")
         for (row,), filled in history.filled("output_tokens", rank, 1).items():
             yield Happening(filled.done, "row", filled.event,
-                            f"{history.label('output_tokens', rank, (row,))} is copied")
+                            f"{history.label('output_tokens', rank, (row,))} is complete")
         for (t, k), filled in history.filled("combine_recv_buf", rank, 2).items():
             yield Happening(filled.done, "way back", filled.event,
-                            f"a row is back in {history.label('combine_recv_buf', rank, (t, k))}")
+                            f"the row is in {history.label('combine_recv_buf', rank, (t, k))}")
         for (t,), filled in history.filled("combined", rank, 1).items():
-            yield Happening(filled.done, "sum", filled.event, f"{history.label('combined', rank, (t,))} is summed up")
+            yield Happening(filled.done, "sum", filled.event, f"{history.label('combined', rank, (t,))} is complete")
 
 
 def _kind(history, name, change):
@@ -96,8 +96,8 @@ SAYS = {"claim": "claims a place", "finished": "counts what is written of its me
         "dispatch_recv_count": "signals that its messages are there",
         "combine_recv_count": "signals that its rows are back", "places": "works out where rows go",
         "ready": "raises a ready flag", "through": "says that it is through", "rows": "claims rows to copy",
-        "message": "has written a message", "row": "has copied a row", "way back": "has sent a row back",
-        "sum": "has summed up a token", "clean": "puts words back to their first value"}
+        "message": "completes a message", "row": "completes a row", "way back": "completes a returned row",
+        "sum": "completes a sum", "clean": "puts words back to their first value"}
 
 
 def _moment(recording, group):

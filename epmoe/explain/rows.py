@@ -50,7 +50,7 @@ def _row(history, rank, row, src, y, filled, values):
         parts.append(text(LEFT + 6, y + 13, "padding", "m small"))
         return "".join(parts)
     n = rank_class(src)
-    who = "" if filled is None else f"; copied by rank {filled.event.rank}, block {filled.event.block}"
+    who = "" if filled is None else f"; copied by {filled.who}"
     parts.append(tag("g", rect(LEFT, y, BOX, ROW - 3, f"s{n} edge", 3),
                      text(LEFT + BOX / 2, y + 13, f"rank {src}  t{token}  k{k}", f"x x{n} small", "middle"),
                      **shown(history.label("src_info", rank, (row, 0)), token, since,

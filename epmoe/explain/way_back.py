@@ -82,8 +82,7 @@ def _slot(history, rank, t, k, e, y, filled, columns, row):
         return text(34, y + 13, k, "m small") + text(50, y + 13, "no expert: adds nothing", "m small", **shown(
             label("topk_ids", rank, (t, k), ("token", "k")), -1))
     since = None if filled is None else filled.done
-    who = "" if filled is None else (f"written by rank {filled.event.rank}, block {filled.event.block}, steps "
-                                     f"{filled.begun} to {filled.done}")
+    who = "" if filled is None else f"written by {filled.who}, steps {filled.begun} to {filled.done}"
     parts = [text(34, y + 13, k, "m small"), text(50, y + 13, f"e{e} on rank {cfg.owner(e)}", "t small",
                   **shown(label("topk_ids", rank, (t, k), ("token", "k")), e, tip=who)),
              text(WEIGHT_AT, y + 13, f"{weight:.2f} ×", "t mono", "end",
@@ -96,7 +95,7 @@ def _slot(history, rank, t, k, e, y, filled, columns, row):
 
 def _sum(rank, t, y, filled, row, columns):
     since = None if filled is None else filled.done
-    who = "" if filled is None else f"written by rank {filled.event.rank}, block {filled.event.block}"
+    who = "" if filled is None else f"written by {filled.who}"
     parts = [path(f"M{VALUES_AT} {y + 1}h{50 * columns}", "tick"), text(WEIGHT_AT, y + 14, "sum", "t small b", "end")]
     for col in range(columns):
         parts.append(text(VALUES_AT + 50 * (col + 1), y + 14, f"{float(row[col]):.3f}", "t mono b", "end", **shown(
