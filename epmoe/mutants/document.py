@@ -20,7 +20,8 @@ noticed after all.
 | option | |
 |---|---|
 | `--only signaller.py:72` | only what stands there |
-| `--sample 30` | a fixed sample |
+| `--sample 30`, `--part 1/2` | a fixed sample; every second one |
+| `--slips` | mistakes of another make (statements that change places, waits off by one, ...): see `slips.py` |
 | `--list`, `--reports` | every verdict; what was reported |
 | `--faults` | the four faults below |
 

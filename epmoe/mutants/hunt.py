@@ -51,9 +51,12 @@ def all_mutants():
 
 def all_slips(workers):
     """Every slip of every file; for those of kind "both" the worlds are run."""
-    pairs = set().union(*workers.map(_pairs, WORLDS))
-    alone = [s for file in edited_kernels.files() for s in slips_of(file, edited_kernels.source_of(file))]
-    return alone + slips_of_pairs(pairs)
+    return slips_in_files() + slips_of_pairs(set().union(*workers.map(_pairs, WORLDS)))
+
+
+def slips_in_files():
+    """The slips that the sources alone show."""
+    return [s for file in edited_kernels.files() for s in slips_of(file, edited_kernels.source_of(file))]
 
 
 def _pairs(name):
@@ -72,7 +75,7 @@ def attempt(world, seed, edits, seen_by=None, **options):
         run_of(world, kernels, seed, **options).go()
     except tuple(KILLS) as error:
         return next(how for kind, how in KILLS.items() if isinstance(error, kind)), str(error)
-    except (ArithmeticError, LookupError, NameError, TypeError, ValueError) as error:     # a kernel that computed nonsense
+    except (ArithmeticError, LookupError, NameError, TypeError, ValueError) as error:       # a kernel's nonsense
         return "error", f"{type(error).__name__}: {error}"
     return "", ""
 

@@ -84,7 +84,8 @@ FAULTS = (
           "combine_wait has a ready flag for each of 2 n_experts reducing blocks, and the launch does not keep its "
           "grid within them: with 2 experts, 6 reducing blocks use 6 words of a region of 4.",
           (("reducers.py", WAIT, WAIT_FOR_FLAG),
-           ("reducers.py", "from . import elements,", "from epmoe_ref.config import READY\nfrom . import counters, elements,")),
+           ("reducers.py", "from . import elements,", "from epmoe_ref.config import READY\n"
+            "from . import counters, elements,")),
           SMALL_REGION),
     Fault("peer-written rows through the invariant load path",
           "dispatch_wait reads recv_buf by ld.global.nc, which is for what nobody writes while the kernel runs. Peers "

@@ -199,7 +199,8 @@ class RowsRun:
         except PeerTimeout:
             note = buffer.layout.note(epoch & 1, 0) + control.PLACES
             places = buffer._control.buffers[self.world.absent[0]].read(np.uint64, (3,), note)
-            if not places[2] & np.uint64(2**32 - 1):    # where combine's probs go; a cached dispatch, which came later, has none
+            # where combine's probs go; a cached dispatch, which came later, has none
+            if not places[2] & np.uint64(2**32 - 1):
                 raise Leftover(f"the note of epoch {epoch} is that of a later call, which went on after a wait had "
                                "expired") from None
             return

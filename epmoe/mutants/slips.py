@@ -4,7 +4,7 @@
 |---|---|
 | swap | two statements that follow each other change places; one of them synchronises, the other touches memory |
 | early | a release or a barrier goes to the top of its block of statements |
-| skip | a reset is left out where the rank is odd, or for odd blocks |
+| skip | a reset is left out where the rank is odd, or by every other thread |
 | off by one | a wait, or a comparison with an atomic's result, takes one more or one less than it should |
 | twice | an atomic adds 2 in place of 1 |
 | whose | a synchronising statement takes another rank's number, or another region's words |
@@ -91,8 +91,9 @@ def calls(node):
 
 def synchronises(node):
     """Whether a statement holds a strong access that may order others, a barrier, a fence, a wait or a signal."""
-    return any((m := STRONG.match(c)) and (m[1], m[2]) != ("ld", "relaxed") or BARRIERS.match(c) or c in VOTES
-               or c.startswith("wait_for") or c in SUCCESS or c in SIGNALS or c == "shared_add_i32" for c in calls(node))
+    return any((m := STRONG.match(c)) and (m[1], m[2]) != ("ld", "relaxed") or BARRIERS.match(c)
+               or c.startswith("wait_for") or c in VOTES or c in SUCCESS or c in SIGNALS or c == "shared_add_i32"
+               for c in calls(node))
 
 
 def touches_memory(node):
@@ -189,8 +190,8 @@ def _early(source, function, body):
     for i, statement in enumerate(body):
         if i < 2 or not releases(statement):
             continue
-        first = next((j for j in range(i - 1, -1, -1)
-                      if leaves(body[j]) or not independent(body[j], statement)), -1) + 1
+        first = next((j for j in range(i - 1, -1, -1) if leaves(body[j]) or not independent(body[j], statement)
+                      or isinstance(getattr(body[j], "value", None), ast.Constant)), -1) + 1
         if first >= i - 1 or not any(touches_memory(s) for s in body[first:i]):
             continue        # else it is a swap
         (start, _), (own_start, own_end) = source.span(body[first]), source.span(statement)
@@ -213,7 +214,7 @@ def _skips(source, function, statement, names):
         return
     start, end = source.span(statement)
     conditions = [("my_rank & 1 == 0", "on odd ranks")] if "my_rank" in names else []
-    conditions.append(("block_idx() & 1 == 0", "in odd blocks"))
+    conditions.append(("(thread_idx() + block_idx()) & 1 == 0", "by every other thread"))
     for condition, where in conditions:
         source.add("skip", function, start, end, f"if {condition}: {source.text[start:end]}",
                    f"{_words(statement)} left out {where}", statement, statement)

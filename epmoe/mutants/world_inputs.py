@@ -21,7 +21,8 @@ def inputs(world):
         ids = [_routing(cfg, n, rng) for n in tokens]
         if cfg.skip_a2a:
             x, ids = [x[0]] * cfg.n_ranks, [ids[0]] * cfg.n_ranks
-        given = [_spoilt(cfg, i) for i in ids] if world.bad_ids else ids
+        # all tokens of the first rank, one of each other rank
+        given = [_spoilt(cfg, i, 1 if rank else None) for rank, i in enumerate(ids)] if world.bad_ids else ids
         weights = [rng.random((len(i), cfg.top_k)).astype(np.float32) for i in ids]
         rounds.append((x, given, ids, [weights[0]] * cfg.n_ranks if cfg.skip_a2a else weights))
     return rounds
@@ -35,10 +36,10 @@ def _routing(cfg, n, rng):
     return ids
 
 
-def _spoilt(cfg, ids):
+def _spoilt(cfg, ids, most):
     """Ids of which dispatch must make these: -1 comes from a number that is no expert, or from a repeated one."""
     out = ids.copy()
-    for t in range(len(out)):
+    for t in range(len(out))[:most]:
         if t % 3 and out[t, 0] >= 0:
             out[t, 1], ids[t, 1] = out[t, 0], -1
         else:

@@ -7,11 +7,11 @@ import pytest
 from epmoe import kernels
 from epmoe.mutants import command, hunt
 from epmoe.mutants.harmless import HARMLESS
+from epmoe.mutants.harmless_slips import HARMLESS_SLIPS
 from epmoe.mutants.world_run import WorldRun
 from epmoe.mutants.worlds import WORLDS
 
-SAMPLE = 30
-HARMLESS_SAMPLE = 3
+SAMPLE, HARMLESS_SAMPLE, SLIPS = 20, 2, 10
 
 
 def arguments(*argv):
@@ -22,6 +22,7 @@ def arguments(*argv):
 
 def test_the_harmless_ones_are_mutants_that_there_are():
     assert set(HARMLESS) <= {m.key for m in hunt.all_mutants()}
+    assert set(HARMLESS_SLIPS) <= {m.key for m in hunt.slips_in_files()}
 
 
 @pytest.mark.timeout(300)
@@ -29,6 +30,8 @@ def test_a_sample_is_noticed_and_harmless_ones_are_not():
     mutants = hunt.all_mutants()
     sample = [m for m in mutants if m.key not in HARMLESS][::len(mutants) // SAMPLE]
     sample += [m for m in mutants if m.key in HARMLESS][:HARMLESS_SAMPLE]
+    slips = [s for s in hunt.slips_in_files() if s.key not in HARMLESS_SLIPS]
+    sample += slips[::len(slips) // SLIPS]
     with hunt.pool(min(2, os.cpu_count())) as workers:
         verdicts = list(hunt.hunt_all(workers, sample, hunt.cover(workers), seeds=1))
     assert [f"{v.mutant.key}: {what}" for v, what in command.judge(verdicts)] == []

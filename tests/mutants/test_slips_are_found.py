@@ -1,0 +1,67 @@
+"""Slips: each kind is found where it should be, each compiles, differs and has a name of its own."""
+
+from epmoe.mutants import edited_kernels, hunt
+from epmoe.mutants.slips import slips_of
+
+SOURCE = '''
+def make(at):
+    def f(words, my_rank, owner, count):
+        i = thread_idx()
+        store_i32(words, count)
+        copy(words, i)
+        red_add_release_gpu_i32(words + at.finished, i32(1))   # adds
+        syncthreads()
+        store_i32(words + at.reserved, i32(0))
+        ok = wait_for_own_blocks(words + at.finished,
+                                 count, at.status)
+        last = atomic_add_acq_rel_gpu_i32(words + at.d, i32(1)) == count - 1
+        signal(owner, my_rank, count)
+        return ok and last
+'''
+
+
+def found(kind):
+    return [(s.token.line, s.new.splitlines()[0].strip()) for s in slips_of("f.py", SOURCE) if s.kind == kind]
+
+
+def test_neighbours_change_places_unless_one_needs_the_other():
+    assert [line for line, _ in found("swap")] == [6, 7, 8, 9, 10, 12]
+    assert found("swap")[0] == (6, "red_add_release_gpu_i32(words + at.finished, i32(1))")
+
+
+def test_what_releases_comes_early():
+    assert (4, "red_add_release_gpu_i32(words + at.finished, i32(1)); i = thread_idx()") in found("early")
+
+
+def test_resets_are_left_out_somewhere():
+    assert found("skip") == [
+        (9, "if (thread_idx() + block_idx()) & 1 == 0: store_i32(words + at.reserved, i32(0))"),
+        (9, "if my_rank & 1 == 0: store_i32(words + at.reserved, i32(0))")]
+
+
+def test_numbers_are_wrong():
+    assert found("off by one") == [(10, "((count) - 1)"), (10, "((count) + 1)"), (12, "((count - 1) - 1)"),
+                                   (12, "((count - 1) + 1)")]
+    assert found("twice") == [(7, "i32(2)"), (12, "i32(2)")]
+    assert (13, "owner") in found("whose") and (13, "my_rank") in found("whose")
+
+
+def test_slips_of_the_kernels_compile_differ_and_have_names_of_their_own():
+    slips = hunt.slips_in_files()
+    assert len({s.key for s in slips}) == len(slips) > 80
+    for s in slips:
+        source = edited_kernels.source_of(s.token.file)
+        edited = s.apply(source)
+        assert edited != source and edited.count("\n") == source.count("\n")
+        compile(edited, s.token.file, "exec")
+
+
+def test_a_release_and_its_acquire_are_found_by_running():
+    from epmoe.mutants.pairs import seen_in, slips_of_pairs
+    from epmoe.mutants.worlds import WORLDS
+    assert not slips_of_pairs(set())
+    pairs = slips_of_pairs(seen_in(lambda: hunt.attempt(WORLDS["idle blocks"], 0, {})))
+    assert pairs and all("become relaxed" in s.what and s.other for s in pairs)
+    edits = hunt.edits_of(pairs[0])
+    assert all("_relaxed_" in text for text in (pairs[0].new, pairs[0].other.new))
+    assert set(edits) == {pairs[0].token.file, pairs[0].other.token.file}
