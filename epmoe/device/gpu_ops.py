@@ -51,6 +51,7 @@ _op("load16", "ld.global.v4.u32 {$0,$1,$2,$3}, [$4];", Q, [u64])
 _op("load16_nc", "ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {$0,$1,$2,$3}, [$4];", Q, [u64], effect="reads")
 _op("load16_stream", "ld.global.L1::no_allocate.v4.u32 {$0,$1,$2,$3}, [$4];", Q, [u64])
 _op("store16", "st.global.v4.u32 [$0], {$1,$2,$3,$4};", None, [u64] + Q)
+_op("prefetch", "prefetch.global.L2 [$0];", None, [u64])
 _op("store16_stream", "st.global.L1::no_allocate.v4.u32 [$0], {$1,$2,$3,$4};", None, [u64] + Q)
 
 # ---------------------------------------------------------------- strong accesses, atomics, fences

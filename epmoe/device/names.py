@@ -11,7 +11,7 @@ STRONG_TYPES = ("i32", "u32", "u64")
 SCOPES = ("cta", "gpu", "sys")
 
 PLAIN = (["load_%s" % t for t in TYPES] + ["store_%s" % t for t in TYPES]
-         + "load16 load16_nc load16_stream store16 store16_stream".split())
+         + "load16 load16_nc load16_stream store16 store16_stream prefetch".split())
 ORDERS = {"ld": ("relaxed", "acquire"), "st": ("relaxed", "release"), "red_add": ("relaxed", "release"),
           "atomic_add": ("relaxed", "acquire", "release", "acq_rel")}
 STRONG = ["%s_%s_%s_%s" % (op, order, scope, t)

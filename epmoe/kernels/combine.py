@@ -31,7 +31,7 @@ from epmoe.device import (block_dim, device_fn, i32, kernel, load_u64, store_i32
 from epmoe.layout import MAX_FINITE
 from epmoe_ref.errors import EPValueError
 
-from . import counters, reducers, returners, stamps
+from . import ahead, counters, reducers, returners, stamps
 from .call import CombineAsyncCall, CombineCall, CombineWaitCall
 from .dispatch import failed_before, last_to_leave
 from .launch import LaunchConfig
@@ -77,12 +77,13 @@ def _leave(cfg, block, mark):
 @lru_cache(CACHED)
 def _compile_async(cfg, threads, trace):
     block = parameter_block(cfg)
-    mark, failed = stamps.make(block, trace), failed_before(block)
+    mark, failed, fetch = stamps.make(block, trace), failed_before(block), ahead.parameters(block)
     return_rows = returners.make(cfg, block, mark)
 
     @kernel(max_threads=threads, shmem=crosses_worlds(cfg))
     def combine_async(params, num_tokens, my_rank):
         mark(params, stamps.START)
+        fetch(params)
         return_rows(params, my_rank, failed(params))
 
     return combine_async
@@ -91,13 +92,14 @@ def _compile_async(cfg, threads, trace):
 @lru_cache(CACHED)
 def _compile_wait(cfg, threads, trace, router_weights, weights_types, epilogue, epilogue_types):
     block = parameter_block(cfg)
-    mark, failed = stamps.make(block, trace), failed_before(block)
+    mark, failed, fetch = stamps.make(block, trace), failed_before(block), ahead.parameters(block)
     reduce = reducers.make(cfg, block, mark, router_weights, weights_types, epilogue, epilogue_types)
     leave = _leave(cfg, block, mark)
 
     @kernel(max_threads=threads)
     def combine_wait(params, num_tokens, my_rank):
         mark(params, stamps.START)
+        fetch(params)
         if reduce(params, num_tokens, my_rank, failed(params)):
             return
         leave(params)
@@ -108,7 +110,7 @@ def _compile_wait(cfg, threads, trace, router_weights, weights_types, epilogue, 
 @lru_cache(CACHED)
 def _compile_fused(cfg, threads, trace, router_weights, weights_types, epilogue, epilogue_types):
     block = parameter_block(cfg)
-    mark, failed = stamps.make(block, trace), failed_before(block)
+    mark, failed, fetch = stamps.make(block, trace), failed_before(block), ahead.parameters(block)
     return_rows = returners.make(cfg, block, mark)
     reduce = reducers.make(cfg, block, mark, router_weights, weights_types, epilogue, epilogue_types)
     leave = _leave(cfg, block, mark)
@@ -116,6 +118,7 @@ def _compile_fused(cfg, threads, trace, router_weights, weights_types, epilogue,
     @kernel(max_threads=threads, shmem=crosses_worlds(cfg))
     def combine(params, num_tokens, my_rank):
         mark(params, stamps.START)
+        fetch(params)
         if return_rows(params, my_rank, failed(params)):
             return
         if reduce(params, num_tokens, my_rank, False):

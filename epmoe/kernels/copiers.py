@@ -1,7 +1,7 @@
 """The receiving blocks of dispatch: messages out of recv_buf into the rows of the grouped output, as they arrive.
 
-Rows are dealt out to the warps in the order in which their messages are expected (senders.py), in several parts where
-there are more warps than rows. A warp waits for the signal of the segment (local expert, source rank) that its row
+Rows are dealt out to the warps in their order, which is that in which messages are sent (senders.py), in several parts
+where there are more warps than rows. A warp waits for the signal of the segment (local expert, source rank) that its row
 belongs to, then copies: while some messages are still under way, others lie in their rows already.
 """
 
@@ -25,7 +25,8 @@ def make(cfg, block, threads, mark):
     fmt, sizes, places = formats.of(cfg), layout.message(cfg), offsets.make(cfg, block, threads)
     has_tiles, decode, finish_group = shared_expert.formats_with_tiles(fmt), fmt.decode, fmt.finish_group
     decode_parts, pack_shared = fmt.decode_parts, shared_expert.make(cfg, block).pack
-    read_trailer, share = message.make(cfg).read, shared_expert.share_of(cfg)
+    _, _, load_trailer, slot_of = message.make(cfg)
+    share = shared_expert.share_of(cfg)
     await_counts, place, begin, write, write_first = (places.await_counts, places.place, places.begin, places.write,
                                                       places.write_first)
     window, window_counts = places.experts, places.counts
@@ -36,7 +37,7 @@ def make(cfg, block, threads, mark):
 
     @device_fn
     def segment_of(ends, n_segments, q):
-        """The first segment that ends behind row q of the window, in the order of arrival."""
+        """The first segment that ends behind row q of the window."""
         low, high = i32(0), i32(n_segments - 1)
         while low < high:
             middle = i32((low + high) // 2)
@@ -62,14 +63,17 @@ def make(cfg, block, threads, mark):
     @device_fn
     def copy_row(params, entry, slot, row, group, row_in_group, tile, my_rank, part, n_parts, lane):
         src = u64(load_u64(params + u64(p_recv))) + (u64(entry) * u64(tokens_per_rank) + u64(slot)) * u64(msg_bytes)
+        token, id16 = i32(0), i32(0)
         if part == 0:
-            token, k = read_trailer(src, i32(my_rank * local + group - front), lane)
-            if lane < 2:
-                half = token
-                if lane == 1:
-                    half = k
-                store_i32(u64(load_u64(params + u64(p_src_info))) + u64(4) * u64(2 * row + lane), half)
+            token, id16 = load_trailer(src, lane)
         decode(src, params + u64(p_out), row, group, row_in_group, tile, part, n_parts, lane)
+        if part == 0:
+            half = token
+            k = slot_of(id16, i32(my_rank * local + group - front))
+            if lane == 1:
+                half = k
+            if lane < 2:
+                store_i32(u64(load_u64(params + u64(p_src_info))) + u64(4) * u64(2 * row + lane), half)
 
     @device_fn
     def copy_window(params, first, here, my_rank, warp, warps, before, ends, starts, tiles):
@@ -80,22 +84,16 @@ def make(cfg, block, threads, mark):
         while ok and unit < n_rows * n_parts:
             q = i32(unit // n_parts)
             j = segment_of(ends, i32(here * ranks), q)
-            expert, source = i32(j % here), i32(my_rank - j // here)
-            if source < 0:
-                source = i32(source + ranks)
-            if ranks == 1:
-                source = i32(0)
-            slot = q
+            expert, entry, slot = i32(j // ranks), i32(first * ranks + j), q
             if j > 0:
                 slot = i32(q - ends[j - 1])
-            entry = i32((first + expert) * ranks + source)
             if entry != seen:
                 ok = has_arrived(params, entry, lane)
                 if seen < 0:
                     mark(params, stamps.ARRIVED)
                 seen = entry
             if ok:
-                row_in_group = i32(before[expert * ranks + source] + slot)
+                row_in_group = i32(before[j] + slot)
                 copy_row(params, entry, slot, i32(starts[expert] + row_in_group), i32(front + first + expert),
                          row_in_group, i32(tiles[expert]), my_rank, i32(unit % n_parts), n_parts, lane)
             unit = i32(unit + warps)
@@ -125,7 +123,7 @@ def make(cfg, block, threads, mark):
             if syncthreads_or(not ok):                      # every thread acquired for all
                 return True
             mark(params, stamps.COUNTED)
-            start = place(first, here, my_rank, start, counts, before, ends, starts, tiles, partial)
+            start = place(here, start, counts, before, ends, starts, tiles, partial)
             mark(params, stamps.PLACED)
             if copier == 0:
                 if first == 0:

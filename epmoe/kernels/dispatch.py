@@ -45,7 +45,7 @@ from epmoe.device import (atomic_add_acq_rel_gpu_i32, block_dim, block_idx, devi
                           store_i32, store_u64, syncthreads_or, thread_idx, u64)
 from epmoe.layout import MAX_FINITE
 
-from . import copiers, counters, formats, senders, stamps
+from . import ahead, copiers, counters, formats, senders, stamps
 from .call import DispatchAsyncCall, DispatchCall, DispatchWaitCall
 from .launch import LaunchConfig
 from .params import ParameterBlock
@@ -131,12 +131,13 @@ def _leave(cfg, block, mark):
 @lru_cache(CACHED)
 def _compile_async(cfg, threads, trace, input_scale):
     block = parameter_block(cfg)
-    mark, failed = stamps.make(block, trace), failed_before(block)
+    mark, failed, fetch = stamps.make(block, trace), failed_before(block), ahead.parameters(block)
     send_tokens = senders.make(cfg, block, mark, input_scale)
 
     @kernel(max_threads=threads, shmem=crosses_worlds(cfg))
     def dispatch_async(params, num_tokens, my_rank):
         mark(params, stamps.START)
+        fetch(params)
         send_tokens(params, num_tokens, my_rank, grid_dim(), failed(params))
 
     return dispatch_async
@@ -145,12 +146,13 @@ def _compile_async(cfg, threads, trace, input_scale):
 @lru_cache(CACHED)
 def _compile_wait(cfg, threads, trace):
     block = parameter_block(cfg)
-    mark, failed = stamps.make(block, trace), failed_before(block)
+    mark, failed, fetch = stamps.make(block, trace), failed_before(block), ahead.parameters(block)
     leave, receive = _leave(cfg, block, mark), copiers.make(cfg, block, threads, mark)
 
     @kernel(max_threads=threads)
     def dispatch_wait(params, num_tokens, my_rank):
         mark(params, stamps.START)
+        fetch(params)
         if receive(params, num_tokens, my_rank, block_idx(), grid_dim(), failed(params)):
             return
         leave(params)
@@ -161,13 +163,14 @@ def _compile_wait(cfg, threads, trace):
 @lru_cache(CACHED)
 def _compile_fused(cfg, threads, trace, input_scale):
     block = parameter_block(cfg)
-    mark, failed = stamps.make(block, trace), failed_before(block)
+    mark, failed, fetch = stamps.make(block, trace), failed_before(block), ahead.parameters(block)
     send_tokens = senders.make(cfg, block, mark, input_scale)
     leave, receive = _leave(cfg, block, mark), copiers.make(cfg, block, threads, mark)
 
     @kernel(max_threads=threads, shmem=crosses_worlds(cfg))
     def dispatch(params, num_tokens, my_rank):
         mark(params, stamps.START)
+        fetch(params)
         n_senders = i32(max(1, i32(grid_dim() * SENDERS_OF_8 // 8)))
         if block_idx() < n_senders:
             if send_tokens(params, num_tokens, my_rank, n_senders, failed(params)):

@@ -13,12 +13,14 @@ class Trailer(NamedTuple):
 
     n_vectors: 16-byte vectors of src_info and topk_info together, padding included (at most 32: one a lane).
     vector(token, expert, lane): this lane's vector of the trailer, as 4 u32; `expert` is the cleaned id in slot `lane`.
-    read(message, expert, lane): (token, slot of that global expert id); slot -1 if the message does not hold the id.
+    load(message, lane): (token, id in slot `lane`), not looked at, so that other loads can follow at once.
+    slot_of(id, expert): the slot of that global expert id, from what all lanes loaded; -1 if it is not among the ids.
     """
 
     n_vectors: int
     vector: callable
-    read: callable
+    load: callable
+    slot_of: callable
 
 
 def make(cfg) -> Trailer:
@@ -50,11 +52,14 @@ def make(cfg) -> Trailer:
         return a, b, c, d
 
     @device_fn
-    def read(message, expert, lane):
-        token = i32(load_i32(message + u64(src_info)))
-        here = False
+    def load(message, lane):
+        token, id16 = i32(load_i32(message + u64(src_info))), i32(-1)
         if lane < top_k:
-            here = i32(load_u16(message + u64(topk_info) + u64(2) * u64(lane))) == expert
-        return token, i32(i32(ffs(ballot(here))) - 1)
+            id16 = i32(load_u16(message + u64(topk_info) + u64(2) * u64(lane)))
+        return token, id16
 
-    return Trailer(n_vectors, vector, read)
+    @device_fn
+    def slot_of(id16, expert):
+        return i32(i32(ffs(ballot(id16 == expert))) - 1)
+
+    return Trailer(n_vectors, vector, load, slot_of)

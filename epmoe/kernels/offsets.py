@@ -51,11 +51,10 @@ class Places(NamedTuple):
 
     experts, counts: the most experts of a window, and counts of them (one for each source rank).
     await_counts(params, first, here, counts) -> whether all came: those of `here` experts from `first` on.
-    place(first, here, my_rank, start, counts, before, ends, starts, tiles, partial) -> the next window's `start`.
+    place(here, start, counts, before, ends, starts, tiles, partial) -> the next window's `start`.
         start: (output row, 128-row tile) at which the window begins.
-        before[expert, source]: rows of the expert from lower source ranks. starts, tiles[expert]: its first row and
-        tile. ends[turn, expert]: rows up to this segment in the order of arrival: turn 0 is this rank's own messages,
-        turn t those of the t-th rank before it.
+        before[expert, source]: rows of the expert from lower source ranks. ends[expert, source]: rows of the window up
+        to the end of this segment, padding rows not counted. starts, tiles[expert]: its first output row and tile.
     begin(params, num_tokens, my_rank) -> the first window's `start`.
     write(params, first, here, counts, before, starts, tiles): the results of a window, by the whole block: row_offsets,
         expert_ids, regions A and B, counts, (-1, -1) as src_info of padding rows, and what begin_group writes.
@@ -77,7 +76,6 @@ def make(cfg, block, threads) -> Places:
     has_tiles, pad_rows, begin_group = shared_expert.formats_with_tiles(fmt), fmt.pad_rows, fmt.begin_group
     local, ranks, front = cfg.n_local_experts, cfg.n_src_ranks, int(cfg.fused_shared_expert)
     window = max(1, min(local, threads, MAX_COUNTS // ranks))      # one thread an expert
-    counts_a_thread = -(-window * ranks // threads)
     block_sums, share = block_sum(threads), shared_expert.share_of(cfg)
     p_counters, p_status, p_timeout = block.offset("ep_counters"), block.offset("status"), block.offset("timeout_ns")
     p_count, p_out, p_src_info = block.offset("recv_count_p"), block.offset("format_handler"), block.offset("src_info")
@@ -111,41 +109,27 @@ def make(cfg, block, threads) -> Places:
         return ok
 
     @device_fn
-    def count_in_order(counts, j, here, my_rank):
-        """The count at place j in the order of arrival."""
-        source = i32(my_rank - j // here)
-        if source < 0:
-            source = i32(source + ranks)
-        if ranks == 1:
-            source = i32(0)
-        return i32(counts[j % here * ranks + source])
-
-    @device_fn
-    def place(first, here, my_rank, start, counts, before, ends, starts, tiles, partial):
+    def place(here, start, counts, before, ends, starts, tiles, partial):
         tid, n_rows, r = i32(thread_idx()), i32(0), i32(0)
         while tid < here and r < ranks:
-            before[tid * ranks + r] = n_rows
             n_rows = i32(n_rows + counts[tid * ranks + r])
             r = i32(r + 1)
-        rows_before, rows_here = block_sums(padded(n_rows), partial)
-        tiles_before, tiles_here = i32(0), i32(0)
+        padded_before, padded_here = block_sums(padded(n_rows), partial)
+        rows_before, tiles_before, tiles_here = padded_before, i32(0), i32(0)
+        if pad_rows > 1:
+            rows_before, _ = block_sums(n_rows, partial)
         if has_tiles:
             tiles_before, tiles_here = block_sums(tiles_of(n_rows), partial)
         if tid < here:
-            starts[tid], tiles[tid] = i32(start[0] + rows_before), i32(start[1] + tiles_before)
-        # rows in the order of arrival: a thread adds up a few counts, then the threads' sums
-        own, n, j = i32(0), i32(0), i32(tid * counts_a_thread)
-        while n < counts_a_thread and j + n < here * ranks:
-            own = i32(own + count_in_order(counts, i32(j + n), here, my_rank))
-            n = i32(n + 1)
-        up_to, _ = block_sums(own, partial)
-        n = i32(0)
-        while n < counts_a_thread and j + n < here * ranks:
-            up_to = i32(up_to + count_in_order(counts, i32(j + n), here, my_rank))
-            ends[j + n] = up_to
-            n = i32(n + 1)
+            starts[tid], tiles[tid] = i32(start[0] + padded_before), i32(start[1] + tiles_before)
+        n_rows, r = i32(0), i32(0)
+        while tid < here and r < ranks:
+            before[tid * ranks + r] = n_rows
+            n_rows = i32(n_rows + counts[tid * ranks + r])
+            ends[tid * ranks + r] = i32(rows_before + n_rows)
+            r = i32(r + 1)
         syncthreads()                           # all places by all threads
-        return i32(start[0] + rows_here), i32(start[1] + tiles_here)
+        return i32(start[0] + padded_here), i32(start[1] + tiles_here)
 
     @device_fn
     def end_group(params, group, start, n_rows):

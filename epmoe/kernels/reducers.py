@@ -2,7 +2,7 @@
 
 from epmoe import layout
 from epmoe.device import (block_dim, block_idx, device_fn, f32, grid_dim, i32, lane_id, load16, load_f32, load_u64,
-                          n_warps, shfl_idx, store16, syncthreads, syncthreads_or, thread_idx, u32, u64, warp_id)
+                          n_warps, prefetch, shfl_idx, store16, syncthreads_or, thread_idx, u32, u64, warp_id)
 from epmoe.layout import MAX_FINITE
 
 from . import elements, ids, shared_expert, stamps, user_functions
@@ -15,8 +15,7 @@ VECTOR = 16         # bytes
 def make(cfg, block, mark, router_weights, weights_types, epilogue, epilogue_types):
     """Device function reduce(params, num_tokens, my_rank, failed) -> whether it had to give up; for all blocks.
 
-    A block waits until all rows of the round are here; then one warp takes a run of columns of one token. Ends with a
-    barrier. failed: whether this thread knows of an earlier wait that expired.
+    A block waits until all rows of the round are here; then one warp takes a run of columns of one token. failed: whether this thread knows of an earlier wait that expired.
 
     router_weights: "array", a function (token, k, *args), or None for output [num_tokens, top_k, hidden].
     epilogue: a function (token, col, value, *args), or None.
@@ -78,21 +77,35 @@ def make(cfg, block, mark, router_weights, weights_types, epilogue, epilogue_typ
         return sums
 
     @device_fn
+    def add_four(places, k, at_vector, expert, w, sums):
+        a, b = load_slot(places, k, expert, at_vector), load_slot(places, i32(k + 1), expert, at_vector)
+        c, d = load_slot(places, i32(k + 2), expert, at_vector), load_slot(places, i32(k + 3), expert, at_vector)
+        sums = add_slot(w, i32(k + 1), expert, b, add_slot(w, k, expert, a, sums))
+        return add_slot(w, i32(k + 3), expert, d, add_slot(w, i32(k + 2), expert, c, sums))
+
+    @device_fn
+    def add_eight(places, k, at_vector, expert, w, sums):
+        a, b = load_slot(places, k, expert, at_vector), load_slot(places, i32(k + 1), expert, at_vector)
+        c, d = load_slot(places, i32(k + 2), expert, at_vector), load_slot(places, i32(k + 3), expert, at_vector)
+        e, f = load_slot(places, i32(k + 4), expert, at_vector), load_slot(places, i32(k + 5), expert, at_vector)
+        g, h = load_slot(places, i32(k + 6), expert, at_vector), load_slot(places, i32(k + 7), expert, at_vector)
+        sums = add_slot(w, i32(k + 1), expert, b, add_slot(w, k, expert, a, sums))
+        sums = add_slot(w, i32(k + 3), expert, d, add_slot(w, i32(k + 2), expert, c, sums))
+        sums = add_slot(w, i32(k + 5), expert, f, add_slot(w, i32(k + 4), expert, e, sums))
+        return add_slot(w, i32(k + 7), expert, h, add_slot(w, i32(k + 6), expert, g, sums))
+
+    batch = 8 if top_k > 4 else 4               # loads in flight
+    add_batch = add_eight if top_k > 4 else add_four
+
+    @device_fn
     def weighted_sum(params, token, vector, my_rank, expert, w):
         """fma(w, x, sum) over k ascending from +0.0, for this lane's vector of columns."""
         places = u64(load_u64(params + u64(p_recv))) + u64(token * top_k) * u64(bytes_a_row)
         at_vector = u64(VECTOR) * u64(vector)
         sums, k = zeros(), i32(0)
         while k < top_k:
-            a = load_slot(places, k, expert, at_vector)             # four loads in flight
-            b = load_slot(places, i32(k + 1), expert, at_vector)
-            c = load_slot(places, i32(k + 2), expert, at_vector)
-            d = load_slot(places, i32(k + 3), expert, at_vector)
-            sums = add_slot(w, k, expert, a, sums)
-            sums = add_slot(w, i32(k + 1), expert, b, sums)
-            sums = add_slot(w, i32(k + 2), expert, c, sums)
-            sums = add_slot(w, i32(k + 3), expert, d, sums)
-            k = i32(k + 4)
+            sums = add_batch(places, k, at_vector, expert, w, sums)
+            k = i32(k + batch)
         return pack(sums)
 
     @device_fn
@@ -156,7 +169,17 @@ def make(cfg, block, mark, router_weights, weights_types, epilogue, epilogue_typ
         return ok
 
     @device_fn
+    def fetch_ids(params, token, num_tokens):
+        """Asks for ids and weights of a warp's first token, while it waits for the rows."""
+        if token < num_tokens and lane_id() < top_k:
+            at = u64(4) * u64(token * top_k + lane_id())
+            prefetch(u64(load_u64(params + u64(p_topk))) + at)
+            if weights_are_array:
+                prefetch(u64(load_u64(params + u64(p_weights))) + at)
+
+    @device_fn
     def reduce(params, num_tokens, my_rank, failed):
+        fetch_ids(params, i32((warp_id() * grid_dim() + block_idx()) // n_runs), num_tokens)
         ok = not failed
         ok = ok and await_rows(params)
         if syncthreads_or(not ok):                      # every thread acquired for all
@@ -164,7 +187,6 @@ def make(cfg, block, mark, router_weights, weights_types, epilogue, epilogue_typ
         mark(params, stamps.ARRIVED)
         reduce_tokens(params, num_tokens, my_rank)
         mark(params, stamps.REDUCED)
-        syncthreads()                                   # all tokens of the block
         return False
 
     return reduce

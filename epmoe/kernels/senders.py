@@ -1,10 +1,12 @@
 """The sending blocks of dispatch: tokens to the owners of their experts, in an order that lets receivers follow.
 
 A block takes a batch of tokens: places for its messages (a warp a token), payloads (steps of a row over the warps), and
-then pieces of messages, one warp each, 16 bytes a lane. All blocks send in the same order: own experts first, then
-those of the next rank, the one after it, and so on, so that no two ranks begin at the same peer; within a rank by
-expert. So the messages to one expert are complete long before the last message is, and their receiver copies them to
-their rows while others are under way.
+then pieces of messages, one warp each, 16 bytes a lane. All blocks send in the same order: by local expert, and for each of
+them to all owners in turn, so that the links to all peers are busy all the time; each rank begins with itself, so that
+no two ranks turn to the same peer. Messages to the first experts are complete long before the last message is, and
+their receivers copy them to their rows while others are under way.
+
+One block counts and announces; it has no tokens, unless there are only a few sending blocks.
 """
 
 from epmoe import layout
@@ -13,13 +15,14 @@ from epmoe.device import (atomic_add_relaxed_gpu_i32, block_dim, block_idx, devi
                           thread_idx, u64, warp_id)
 from epmoe.device import int32, uint64
 
-from . import counters, formats, ids, message, shared_expert, signaller, stamps, transport
+from . import ahead, counters, formats, ids, message, shared_expert, signaller, stamps, transport
 from .formats.row_copy import copy_part, most_parts
 
 BF16_BYTES = 2
 MAX_MESSAGES = 512          # of a batch, in shared memory
-ROUND_BYTES = 3 << 19       # that a rank sends before its messages are cut so that each warp sends pieces one after another
-MAX_ROUNDS = 8              # pieces that a warp sends one after another, before messages are sent whole
+ROUND_BYTES = 3 << 20       # of all messages of a rank for each piece that a warp sends one after another
+MAX_ROUNDS = 4              # such pieces at most; each of them costs a round trip to a peer
+CLERK_FROM = 4              # sending blocks from which one of them only counts and announces
 
 
 def _scale_of(block, input_scale):
@@ -41,7 +44,7 @@ def _scale_of(block, input_scale):
 
 
 def pieces(cfg):
-    """Device function (num_tokens, n_senders) -> into how many pieces a message is cut; the same in all blocks.
+    """Device function (num_tokens, n_workers) -> into how many pieces a message is cut; the same in all blocks.
 
     Few messages are cut so that every warp has a piece. More of them also take turns, so that the first messages are
     complete early: by then it is the link that decides how long all of them take.
@@ -52,8 +55,8 @@ def pieces(cfg):
     tokens_a_round = max(1, ROUND_BYTES // (top_k * sizes.token_size))
 
     @device_fn
-    def count(num_tokens, n_senders):
-        of_block = i32(top_k * max(1, min(batch, i32((num_tokens + n_senders - 1) // n_senders))))
+    def count(num_tokens, n_workers):
+        of_block = i32(top_k * max(1, min(batch, i32((num_tokens + n_workers - 1) // n_workers))))
         rounds = i32(max(1, min(MAX_ROUNDS, i32(num_tokens // tokens_a_round))))
         return i32(max(1, min(most, i32(rounds * n_warps() // of_block))))
 
@@ -68,7 +71,7 @@ def make(cfg, block, mark, input_scale=None):
     """
     fmt, at, sizes = formats.of(cfg), counters.words(cfg), layout.message(cfg)
     load_id, clean_id, record_id = ids.make(cfg)
-    n_trailer_vectors, trailer_vector, _ = message.make(cfg)
+    n_trailer_vectors, trailer_vector, _, _ = message.make(cfg)
     own_share, scale_of, count_pieces = shared_expert.make(cfg, block), _scale_of(block, input_scale), pieces(cfg)
     encoded, share = own_share.encoded, own_share.share
     to = transport.make(cfg, block)
@@ -76,6 +79,7 @@ def make(cfg, block, mark, input_scale=None):
     announce, finish = signaller.make(cfg, block)
     encode_part, encode_parts, direct = fmt.encode_part, fmt.encode_parts, fmt.direct
     copy_payload = copy_part(sizes.token_size, read_only=direct)
+    fetch_row, fetch_words = ahead.span(cfg.hidden * BF16_BYTES), ahead.span(8 * cfg.n_experts)
 
     top_k, local, ranks, n_ranks = cfg.top_k, cfg.n_local_experts, cfg.n_src_ranks, cfg.n_ranks
     tokens_per_rank, keeps_own, fused_share = cfg.max_tokens_per_rank, cfg.skip_a2a, cfg.fused_shared_expert
@@ -118,7 +122,7 @@ def make(cfg, block, mark, input_scale=None):
                 turn = i32(expert // local - my_rank)       # this rank, the next one, ...
                 if turn < 0:
                     turn = i32(turn + n_ranks)
-                key = i32(turn * local + expert % local)
+                key = i32(expert % local * n_ranks + turn)
             places[at_slot + lane], experts[at_slot + lane], keys[at_slot + lane] = place, expert, key
 
     @device_fn
@@ -214,7 +218,16 @@ def make(cfg, block, mark, input_scale=None):
     def send_tokens(params, num_tokens, my_rank, n_senders, failed):
         places, order = shared_array(n_slots, uint64), shared_array(n_slots, int32)
         experts, keys = shared_array(n_slots, int32), shared_array(n_slots, int32)
-        n_parts = count_pieces(num_tokens, n_senders)
+        # consecutive tokens go to different blocks, and the first ones not to the block that announces
+        n_workers, first = n_senders, i32(n_senders - 1 - block_idx())
+        if n_senders >= CLERK_FROM:
+            n_workers, first = i32(n_senders - 1), i32(block_idx() - 1)
+            if block_idx() == 0:
+                first = i32(num_tokens)
+        if first < num_tokens:
+            fetch_row(u64(load_u64(params + u64(p_tokens))) + u64(first) * u64(row_bytes))
+            fetch_words(u64(load_u64(params + u64(p_counters))) + u64(at.reserved))     # and finished, behind it
+        n_parts = count_pieces(num_tokens, n_workers)
         if block_idx() == 0:
             if not announce(params, num_tokens, my_rank, n_parts, failed):
                 return True
@@ -223,29 +236,27 @@ def make(cfg, block, mark, input_scale=None):
             return True
         n_shared, first_shared = share(num_tokens, my_rank)
         lane = i32(lane_id())
-        # consecutive tokens go to different blocks, and the first ones not to the block that announces
-        first = i32(n_senders - 1 - block_idx())
         while first < num_tokens:
-            n_tokens = i32(min(batch, i32((num_tokens - first + n_senders - 1) // n_senders)))
+            n_tokens = i32(min(batch, i32((num_tokens - first + n_workers - 1) // n_workers)))
             i = i32(warp_id())
             while i < n_tokens:
-                claim_for(params, i32(first + i * n_senders), i32(i * top_k), my_rank, places, experts, keys, lane)
+                claim_for(params, i32(first + i * n_workers), i32(i * top_k), my_rank, places, experts, keys, lane)
                 i = i32(i + n_warps())
             mark(params, stamps.CLAIMED)
             if not direct:
-                encode_batch(params, first, n_senders, n_tokens)
+                encode_batch(params, first, n_workers, n_tokens)
                 mark(params, stamps.ENCODED)
             syncthreads()                       # places, keys and payloads by all warps
             if fused_share and not direct:
                 if thread_idx() == 0:
-                    encoded(params, shared_in(first, n_senders, n_tokens, first_shared, n_shared))
+                    encoded(params, shared_in(first, n_workers, n_tokens, first_shared, n_shared))
             if crosses:
-                stage_batch(params, first, n_senders, n_tokens, experts)
+                stage_batch(params, first, n_workers, n_tokens, experts)
             put_in_order(keys, order, i32(n_tokens * top_k))
             syncthreads()                       # the order, and whole messages, by all threads
-            send_pieces(params, first, n_senders, i32(n_tokens * top_k), n_parts, my_rank, places, experts, order)
+            send_pieces(params, first, n_workers, i32(n_tokens * top_k), n_parts, my_rank, places, experts, order)
             mark(params, stamps.SENT)
-            first = i32(first + n_tokens * n_senders)
+            first = i32(first + n_tokens * n_workers)
             syncthreads()                       # nobody reads the batch any more, and all is written at the end
         return False
 

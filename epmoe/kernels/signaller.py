@@ -77,20 +77,36 @@ def make(cfg, block) -> Signaller:
             signal_expert(params, expert, my_rank, count)
 
     @device_fn
+    def load_ids(topk_ids, at_id, n_ids, lane):
+        value = i32(-1)
+        if lane < ids_a_warp and at_id + lane < n_ids:
+            value = i32(load_i32(topk_ids + u64(4) * u64(at_id + lane)))
+        return value
+
+    @device_fn
+    def count_id(value, first, wanted, lane):
+        expert = clean_id(value, i32(lane // top_k), lane)
+        if expert >= first and expert < first + window:
+            shared_add_i32(wanted, i32(expert - first), i32(1))
+
+    @device_fn
     def count_ids(params, num_tokens, first, wanted):
         """Adds up the cleaned ids of [first, first + window); a warp takes as many tokens at a time as have room."""
         topk_ids = u64(load_u64(params + u64(p_topk)))
         lane = lane_id()
         n_ids = i32(num_tokens * top_k)
-        at_id = i32(warp_id() * ids_a_warp)
+        at_id, stride = i32(warp_id() * ids_a_warp), i32(n_warps() * ids_a_warp)
         while at_id < n_ids:
-            value = i32(-1)
-            if lane < ids_a_warp and at_id + lane < n_ids:
-                value = i32(load_i32(topk_ids + u64(4) * u64(at_id + lane)))
-            expert = clean_id(value, i32(lane // top_k), lane)
-            if expert >= first and expert < first + window:
-                shared_add_i32(wanted, i32(expert - first), i32(1))
-            at_id = i32(at_id + n_warps() * ids_a_warp)
+            a = load_ids(topk_ids, at_id, n_ids, lane)                      # four loads in flight
+            b = load_ids(topk_ids, i32(at_id + stride), n_ids, lane)
+            c = load_ids(topk_ids, i32(at_id + 2 * stride), n_ids, lane)
+            d = load_ids(topk_ids, i32(at_id + 3 * stride), n_ids, lane)
+            count_id(a, first, wanted, lane)
+            if at_id + stride < n_ids:
+                count_id(b, first, wanted, lane)
+                count_id(c, first, wanted, lane)
+                count_id(d, first, wanted, lane)
+            at_id = i32(at_id + 4 * stride)
 
     @device_fn
     def announce_expert(params, expert, count, my_rank, n_parts):
@@ -130,8 +146,6 @@ def make(cfg, block) -> Signaller:
                 announce_expert(params, i32(first + i), wanted[i], my_rank, n_parts)
                 i = i32(i + block_dim())
             first = i32(first + window)
-            if first < end:
-                syncthreads()                   # nobody reads the old counts any more
         return True
 
     return Signaller(announce, finish)

@@ -37,7 +37,7 @@ def slot_places(cfg, slot, mn):
             + 32 * ks * (mn // 32) for k in range(ks)]
 
 
-def check(token_format, options, hidden, counts, capacity, *, seed=0, **world):
+def check(token_format, options, hidden, counts, capacity, *, seed=0, n_parts=1, **world):
     cfg = EPConfig(2, 2 * len(counts), 2, hidden, max(counts), token_format=token_format, **options, **world)
     fmt = formats.of(cfg)
     rng = np.random.default_rng(seed)
@@ -48,7 +48,7 @@ def check(token_format, options, hidden, counts, capacity, *, seed=0, **world):
     before = [sum(-(-n // 128) for n in counts[:g]) for g in range(len(counts))]
     order = rng.permutation(len(rows))
     groups = np.stack([starts, counts, before], 1)
-    got = decode(cfg, payloads[order], np.array(rows)[order].reshape(-1, 2), groups, capacity, seed)
+    got = decode(cfg, payloads[order], np.array(rows)[order].reshape(-1, 2), groups, capacity, seed, n_parts)
 
     value_bytes = hidden * VALUE_BITS[token_format] // 8
     scales_at = -(-value_bytes // cfg.alignment) * cfg.alignment
@@ -84,6 +84,12 @@ def test_rows_of_several_groups(token_format, options):
 @pytest.mark.parametrize("token_format, options", CASES)
 def test_long_rows_and_a_wide_alignment(token_format, options):
     check(token_format, options, 2304, [2, 1], 16, alignment=64)
+
+
+@pytest.mark.parametrize("token_format, options", CASES)
+@pytest.mark.parametrize("n_parts", [2, 5])
+def test_parts_by_several_warps_make_the_same_rows(token_format, options, n_parts):
+    check(token_format, options, 2304, [2, 1], 16, n_parts=n_parts)
 
 
 @pytest.mark.parametrize("token_format, hidden", SHORTEST)

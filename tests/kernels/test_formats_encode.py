@@ -19,8 +19,8 @@ def config(token_format, hidden, **options):
     return EPConfig(1, 4, 2, hidden, 16, token_format=token_format, **options)
 
 
-def agree(cfg, bits, input_scale=1.0):
-    got, expected = encode(cfg, bits, input_scale), payloads(cfg, bits, input_scale)
+def agree(cfg, bits, input_scale=1.0, n_parts=0):
+    got, expected = encode(cfg, bits, input_scale, n_parts=n_parts), payloads(cfg, bits, input_scale)
     assert got.shape == expected.shape
     if (got != expected).any():
         row, byte = np.argwhere(got != expected)[0]
@@ -52,6 +52,13 @@ def test_input_scale(input_scale):
 def check_length(token_format, hidden, alignment):
     bits = below_a_maximum(np.arange(0x3F80, 0x3F83), hidden, seed=hidden)
     agree(config(token_format, hidden, alignment=alignment), bits)
+
+
+@pytest.mark.parametrize("token_format, hidden", LENGTHS)
+@pytest.mark.parametrize("n_parts", [1, 2, 7])
+def test_parts_by_several_warps_make_the_same_payload(token_format, hidden, n_parts):
+    bits = below_a_maximum(np.arange(0x3F80, 0x3F82), hidden, seed=hidden)
+    agree(config(token_format, hidden, alignment=64), bits, n_parts=n_parts)
 
 
 @pytest.mark.parametrize("token_format, hidden", LENGTHS)

