@@ -13,6 +13,8 @@ from .async_proxy import AsyncProxy, ENGINES_PER_WARP
 from .network_agents import NetworkAgents
 
 SCOPE_NAMES = ("weak", "cta", "gpu", "sys")
+PURE_STORES = {"st_%s_%s_%s" % (order, scope, ty) for order in ("relaxed", "release") for scope in SCOPE_NAMES[1:]
+               for ty in ("i32", "u32", "u64")} | {"shmem_signal_set"}
 APART = "scopes %s and %s do not include each other's thread"
 
 
@@ -120,8 +122,16 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
                                 if last[4] != n else APART % (SCOPE_NAMES[last[2]], SCOPE_NAMES[scope]))
         self.check_strong(access, span)
         if write:
+            if not read and before != after and last is not None and last[2] and last[6] in PURE_STORES:
+                self.check_order(last, access, span)
             self.publish(a, location, access, scope, release, chain, before, after)
         return before
+
+    def check_order(self, last, access, span):
+        """Two strong stores of different values to a word: whatever else they are for, one of them must come last."""
+        a, old = access[0], last[0]
+        if old is not a and a.known[old.idx] < last[1] and not self.was_observed(last, a):
+            self.race(last, access, span, "order")
 
     def publish(self, a, location, access, scope, release, chain, before, after):
         """A strong write: what those who read it can acquire."""

@@ -82,6 +82,9 @@ def same_warp(a, b):
 def missing(first, second, kind):
     """Which ordering is missing, as far as the clocks tell."""
     u, t = first[0], second[0]
+    if kind == "order":
+        return ["both are strong stores, of different values, and nothing says which of them comes last: the second's "
+                "thread must have acquired something that the first's released later, or have seen its value"]
     if kind == "nc":
         return ["load16_nc may return what was there when the launch began: the write came later, and is ordered "
                 "before the load only inside the kernel; use load16"]
