@@ -9,7 +9,7 @@ from epmoe_ref.errors import DeadlockError, EPError, OutOfBoundsError, RaceError
 
 from epmoe.mutants import edited_kernels
 from epmoe.mutants.errors import Leftover, WrongResult
-from epmoe.mutants.tokens import entrances, for_importers, mutants_of, names_in
+from epmoe.mutants.tokens import entrances, for_importers, modules_in, mutants_of, names_in
 from epmoe.mutants.pairs import seen_in, slips_of_pairs
 from epmoe.mutants.rows_run import RowsRun
 from epmoe.mutants.slips import Slip, slips_of
@@ -41,10 +41,12 @@ def all_mutants():
     """Every mutant of every file of epmoe/kernels, those of PER_IMPORTER once for each module that uses them."""
     sources = {file: edited_kernels.source_of(file) for file in edited_kernels.files()}
     used = {file: names_in(source) for file, source in sources.items()}
+    imported = {file: modules_in(source) for file, source in sources.items()}
 
     def importers(m):
-        ways_in = entrances(sources[m.token.file], m.token.function)
-        return [file.removesuffix(".py") for file, names in used.items() if file != m.token.file and names & ways_in]
+        ways_in, module = entrances(sources[m.token.file], m.token.function), m.token.file.removesuffix(".py")
+        return [file.removesuffix(".py") for file, names in used.items()
+                if file != m.token.file and module in imported[file] and names & ways_in]
 
     return for_importers([m for file, source in sources.items() for m in mutants_of(file, source)], importers)
 
@@ -151,20 +153,25 @@ class Coverage:
         self.order = sorted(runs, key=lambda name: runs[name][1])
 
     def worlds(self, mutant):
-        """Names of the worlds in which the mutant's token runs."""
+        """Names of the worlds in which the mutant's token runs; if none ran it (a second poll), those nearby."""
         at, by = (mutant.token.file, mutant.token.start), mutant.seen_by
         if isinstance(mutant, Slip):
             return self.around(mutant)
-        return [name for name in self.order if any(v[:2] == at and by in (None, v[2]) for v in self.seen[name])]
+        found = [name for name in self.order if any(v[:2] == at and by in (None, v[2]) for v in self.seen[name])]
+        return found or self.around(mutant)
 
-    def around(self, slip):
-        """Names of the worlds that run a token of the slip's lines; without any, of its function, or else its file."""
-        file, (first, last) = slip.token.file, slip.lines
+    def around(self, mutant):
+        """Names of the worlds that run a token of the same lines; without any, of its function."""
+        file, by = mutant.token.file, mutant.seen_by
+        first, last = getattr(mutant, "lines", (mutant.token.line,) * 2)
         tokens = [m.token for m in mutants_of(file, edited_kernels.source_of(file))]
-        for near in (lambda t: first <= t.line <= last, lambda t: t.function == slip.token.function, lambda t: True):
+        nearby = [lambda t: first <= t.line <= last, lambda t: t.function == mutant.token.function]
+        if isinstance(mutant, Slip):            # its function may have no token
+            nearby.append(lambda t: True)
+        for near in nearby:
             starts = {t.start for t in tokens if near(t)}
             found = [name for name in self.order
-                     if any(v[0] == file and v[1] in starts for v in self.seen[name])]
+                     if any(v[0] == file and v[1] in starts and by in (None, v[2]) for v in self.seen[name])]
             if found:
                 return found
         return []

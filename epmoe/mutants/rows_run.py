@@ -15,6 +15,7 @@ from epmoe_ref import fused_a2a as reference
 from epmoe_ref.errors import PeerTimeout
 
 from epmoe.arrays import to_numpy
+from epmoe.device import block_dim, block_idx, grid_dim, i32, kernel, load_u32, load_u64, thread_idx, u64
 from epmoe.fused_a2a import hybrid, rows
 from epmoe.fused_a2a.buffer import Buffer
 from epmoe.kernels import LaunchConfig
@@ -138,6 +139,19 @@ def _flat(results):
         yield to_numpy(results)
 
 
+@kernel
+def read_everything(params, num_tokens, my_rank):
+    """Reads some arrays as whoever comes next would; parameters: how many, then address and words of each."""
+    n, k = i32(load_u64(params)), i32(0)
+    while k < n:
+        address, words = load_u64(params + u64(8 + 16 * k)), i32(load_u64(params + u64(16 + 16 * k)))
+        i = i32(block_idx() * block_dim() + thread_idx())
+        while i < words:
+            load_u32(address + u64(4) * u64(i))
+            i = i32(i + grid_dim() * block_dim())
+        k = i32(k + 1)
+
+
 class RowsRun:
     """One run; go() raises what the simulator or the check finds."""
 
@@ -145,6 +159,7 @@ class RowsRun:
         self.world, self.kernels = world, kernels
         self.local = LocalWorld(N_RANKS, seed=seed, racecheck=racecheck, expire_waits=bool(world.absent), **simulation)
         self.machine = self.local.machine
+        self.flying, self.read_from = False, []
 
     def go(self):
         blocks, threads = self.world.shape
@@ -154,11 +169,13 @@ class RowsRun:
                 self._go(buffer)
             finally:
                 self.machine.__dict__.pop("synchronize", None)
+                for block in self.read_from:
+                    block.free()
                 buffer.close(collective=False)
 
     def _go(self, buffer):
-        results = CALLS[self.world.kind](self.world, _Inputs(self.world), on_device(self.world, buffer),
-                                         lambda: self._in_flight(buffer))
+        functions = [self._then_read(f) for f in on_device(self.world, buffer)]
+        results = CALLS[self.world.kind](self.world, _Inputs(self.world), functions, lambda: self._in_flight(buffer))
         if self.world.absent:
             return self._check_expired(buffer)
         buffer.check()
@@ -167,6 +184,26 @@ class RowsRun:
             if got.shape != want.shape or got.tobytes() != np.ascontiguousarray(want).tobytes():
                 raise WrongResult(f"{self.world.name}: array {number} of the results differs from the reference")
         self._check_memory(buffer)
+
+    def _then_read(self, function):
+        """The function, and behind each call of it in flight a kernel of each rank that reads its results."""
+        def call(*arguments):
+            results = function(*arguments)
+            if self.flying:
+                made = results[0] if isinstance(results, tuple) else results      # beside them a handle, or None
+                columns = made if isinstance(made[0], list) else [made]
+                for rank in set(self.local.ranks) - set(self.world.absent):
+                    self._read(rank, [column[rank] for column in columns if column[rank] is not None])
+            return results
+        return call
+
+    def _read(self, rank, arrays):
+        arrays = [a for a in map(to_numpy, arrays) if a.nbytes]
+        words = [len(arrays), *(n for a in arrays for n in (a.ctypes.data, a.nbytes // 4))]
+        block = self.machine.alloc(8 * len(words), "what is read", rank)
+        block.write(np.array(words, np.uint64))
+        self.read_from.append(block)
+        self.machine.launch(read_everything, 2, 32, (block.address, 0, rank), stream=self.local.stream_of(rank))
 
     @contextmanager
     def _in_flight(self, buffer):
@@ -179,9 +216,11 @@ class RowsRun:
             lender.lend = lambda *what, lend=lender.lend: kept.append(lend(*what)) or kept[-1]
         if self.world.absent:
             self._leave_out(buffer)
+        self.flying = True
         try:
             yield
         finally:
+            self.flying = False
             del self.machine.synchronize, buffer.placing.let_go, buffer.placing.place
             for lender in lenders:
                 del lender.lend

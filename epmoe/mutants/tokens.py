@@ -199,6 +199,15 @@ def names_in(source):
             if isinstance(n, (ast.Name, ast.Attribute))}
 
 
+def modules_in(source):
+    """The siblings that a source imports, or imports from: their last names."""
+    found = set()
+    for n in ast.walk(ast.parse(source)):
+        if isinstance(n, ast.ImportFrom) and n.level:
+            found |= {n.module.rpartition(".")[2]} if n.module else {alias.name for alias in n.names}
+    return found
+
+
 def entrances(source, function):
     """The names by which other modules can come to run `function` (dotted where nested): its own, and its callers'."""
     inside = {n.name: names_in(ast.unparse(n)) for n in ast.parse(source).body if isinstance(n, ast.FunctionDef)}
