@@ -8,6 +8,7 @@ from epmoe_ref.errors import EPStateError, EPValueError, PeerTimeout
 from epmoe import device
 from epmoe.fused_a2a.heap import Arena, Heap
 from epmoe.fused_a2a.launches import Launches
+from epmoe.fused_a2a.steady import SteadyCalls
 from epmoe.kernels.rows import control, row_flags
 from epmoe.kernels.rows import status as rows_status
 from epmoe.placing import Placing
@@ -61,6 +62,8 @@ class Buffer:
         self.flag_bytes = self.staging_bytes = self.heap_bytes = 0
         self.failure, self.closed = None, False
         self.fp8_dispatch = False   # HybridEPDispatch: send blockwise FP8
+        self.n_changes = 0          # of what a call's launches depend on, besides its arguments
+        self.steady = SteadyCalls(self)
         self._control = self._pool = None
         self._retired = []
         self.want_experts(INITIAL_LOCAL_EXPERTS)
@@ -71,6 +74,7 @@ class Buffer:
         if n_local_experts <= self.n_local_experts:
             return
         self.machine.synchronize()
+        self.n_changes += 1
         n_ranks = self.world.n_ranks
         if self._control is not None:
             self._retired.append(self._control)
@@ -97,7 +101,9 @@ class Buffer:
 
     def want_tokens(self, max_tokens):
         """Remember the most tokens of any rank; all ranks are told the same."""
-        self.max_tokens = max(self.max_tokens, max_tokens)
+        if max_tokens > self.max_tokens:
+            self.max_tokens = max_tokens
+            self.n_changes += 1
 
     def want_pool(self, staging_bytes, result_bytes=0, flag_rows=0):
         """A pool with a staging area of so many bytes, room for results, and flags for so many rows.
@@ -108,6 +114,7 @@ class Buffer:
         if (staging_bytes <= self.staging_bytes and result_bytes <= self.heap_bytes
                 and flag_bytes <= self.flag_bytes):
             return
+        self.n_changes += 1
         self.flag_bytes = _grown(self.flag_bytes, flag_bytes)
         self.staging_bytes = _grown(self.staging_bytes, staging_bytes)
         self.heap_bytes = _grown(self.heap_bytes, align(result_bytes) * RESULTS_AT_ONCE)

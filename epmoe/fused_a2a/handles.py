@@ -36,6 +36,12 @@ class RowsHandle:
     capacity: int = 0
     group: object = field(default=None, repr=False)
 
+    def seen(self):
+        """What decides how calls with it are launched, for comparison, where a process has one rank."""
+        if self.counts is not None:
+            return self.loans[0].address("info"), self.num_tokens[0], self.top_k, self.counts.tobytes()
+        return self.loans[0].address("info"), self.num_tokens[0], self.top_k, self.capacity
+
     @property
     def num_rows(self):
         """N of each rank of this process."""
@@ -76,6 +82,12 @@ class HybridHandle:
     loans: list = field(repr=False)
     group: object = field(default=None, repr=False)
     num_sms: tuple = (None, None)       # granted to dispatch, to combine
+
+    def seen(self):
+        """What decides how calls with it are launched, for comparison, where a process has one rank."""
+        loan = self.loans[0]
+        return (loan.address("info"), loan.expert_row.address("expert_row"), self.num_local_experts,
+                self.num_tokens[0], self.num_rows[0], self.capacity, self.pad_multiple, self.p2p_world_size)
 
 
 def handle_of(kind, handle):

@@ -11,15 +11,14 @@ from epmoe.lending import ALIGNMENT, Loan, arrange
 class _Piece:
     """What a Loan needs to know of where its memory came from: fields at their offsets, and the way back."""
 
-    def __init__(self, machine, fields, give_back):
-        self.machine, self.fields, self.take_back = machine, fields, give_back
+    def __init__(self, machine, fields, take_back):
+        self.machine, self.fields, self.take_back = machine, fields, take_back
 
 
-def _lend(machine, buffer, fields, offset, nbytes, give_back):
+def _lend(piece, buffer, start, nbytes):
     if device.SIM:
-        buffer.fill(0xA5, offset, nbytes)   # what a kernel fails to write must not look like the last result
-    fields = {name: f._replace(offset=f.offset + offset) for name, f in fields.items()}
-    return Loan(_Piece(machine, fields, lambda _: give_back()), buffer)
+        buffer.fill(0xA5, start, nbytes)    # what a kernel fails to write must not look like the last result
+    return Loan(piece, buffer)
 
 
 class Heap:
@@ -30,17 +29,27 @@ class Heap:
         self._free = [(first, end)] if end > first else []
         self._returned = deque()    # pieces come back at any moment, in any thread (torch's of backward): only appended
 
+    def memory(self, shapes):
+        """HeapMemory for arrays {name: (shape, dtype)}, which lends them as often as one likes."""
+        return HeapMemory(self, shapes)
+
     def lend(self, shapes):
         """A Loan of arrays {name: (shape, dtype)}, or None if no free piece holds them."""
-        fields, nbytes = arrange(shapes)
+        return self.memory(shapes).lend()
+
+    def take(self, nbytes):
+        """Where so many free bytes begin, which are free no more; None if there are none together."""
         while self._returned:
             self._put_back(*self._returned.popleft())
         for i, (start, end) in enumerate(self._free):
             if end - start >= nbytes:
                 self._free[i:i + 1] = [(start + nbytes, end)] if end - start > nbytes else []
-                return _lend(self.machine, self.buffer, fields, start, nbytes,
-                             lambda: self._returned.append((start, start + nbytes)))
+                return start
         return None
+
+    def give_back(self, start, end):
+        """These bytes are free again."""
+        self._returned.append((start, end))
 
     def _put_back(self, start, end):
         pieces = sorted([*self._free, (start, end)])
@@ -50,6 +59,25 @@ class Heap:
                 self._free[-1] = (self._free[-1][0], end)
             else:
                 self._free.append((start, end))
+
+
+class HeapMemory:
+    """Arrays of one kind, to be lent by a Heap."""
+
+    def __init__(self, heap, shapes):
+        self._heap, self._pieces = heap, {}         # by where they begin
+        self._fields, self._nbytes = arrange(shapes)
+
+    def lend(self):
+        """A Loan, or None if there is no room."""
+        heap, start, nbytes = self._heap, self._heap.take(self._nbytes), self._nbytes
+        if start is None:
+            return None
+        piece = self._pieces.get(start)
+        if piece is None:
+            fields = {name: f._replace(offset=f.offset + start) for name, f in self._fields.items()}
+            piece = self._pieces[start] = _Piece(heap.machine, fields, lambda _: heap.give_back(start, start + nbytes))
+        return _lend(piece, heap.buffer, start, nbytes)
 
 
 def size_class(nbytes):
@@ -65,20 +93,25 @@ class Arena:
         self.machine, self.rank = machine, rank
         self._free, self._closed, self.allocated_bytes = {}, False, 0
 
+    def memory(self, name, shapes):
+        """ArenaMemory for arrays {name: (shape, dtype)}, which lends them as often as one likes."""
+        return ArenaMemory(self, name, shapes)
+
     def lend(self, name, shapes):
         """A Loan of arrays {name: (shape, dtype)}."""
-        fields, nbytes = arrange(shapes)
-        size = size_class(nbytes)
+        return self.memory(name, shapes).lend()
+
+    def take(self, name, fields, size):
+        """A buffer of a size class."""
         waiting = self._free.setdefault(size, [])
         if waiting:
-            _, buffer = heappop(waiting)        # the lowest address: equal calls in turn get equal memory
-        else:
-            regions = [(f"{name}.{field}", f.offset, f.shape, f.dtype, ()) for field, f in fields.items()]
-            buffer = self.machine.alloc(size, name, self.rank, regions=regions)
-            self.allocated_bytes += size
-        return _lend(self.machine, buffer, fields, 0, nbytes, lambda: self._put_back(size, buffer))
+            return heappop(waiting)[1]          # the lowest address: equal calls in turn get equal memory
+        regions = [(f"{name}.{field}", f.offset, f.shape, f.dtype, ()) for field, f in fields.items()]
+        self.allocated_bytes += size
+        return self.machine.alloc(size, name, self.rank, regions=regions)
 
-    def _put_back(self, size, buffer):
+    def give_back(self, size, buffer):
+        """Nobody looks at the buffer any more."""
         if self._closed:
             buffer.free()
         else:
@@ -90,3 +123,17 @@ class Arena:
         for buffers in self._free.values():
             while buffers:
                 buffers.pop()[1].free()
+
+
+class ArenaMemory:
+    """Arrays of one kind, to be lent by an Arena."""
+
+    def __init__(self, arena, name, shapes):
+        self._arena, self._name = arena, name
+        fields, self._nbytes = arrange(shapes)
+        self._size = size = size_class(self._nbytes)
+        self._piece = _Piece(arena.machine, fields, lambda buffer: arena.give_back(size, buffer))
+
+    def lend(self):
+        """A Loan."""
+        return _lend(self._piece, self._arena.take(self._name, self._piece.fields, self._size), 0, self._nbytes)

@@ -56,6 +56,13 @@ def dispatch_forward(buffer, x, routing_map, probs, num_local_experts, *, num_pe
     Of each rank of this process, as lists: dispatched_hidden, dispatched_probs, dispatched_scaling_factor,
     tokens_per_expert; and the handle of all.
     """
+    given, key = (x, routing_map, probs), None
+    if num_permuted_tokens is not None:
+        key = buffer.steady.key("hybrid dispatch", given, num_local_experts, num_permuted_tokens, pad_multiple,
+                                fp8_dispatch, p2p_world_size, num_sms)
+        made = buffer.steady.again(key, given)
+        if made is not None:
+            return made
     world = buffer.world
     arguments.ranks_that_fit(world.n_ranks)
     local = arguments.whole("num_local_experts", num_local_experts, 1)
@@ -85,19 +92,31 @@ def dispatch_forward(buffer, x, routing_map, probs, num_local_experts, *, num_pe
     if buffer.knows_all_ranks or limit is not None and buffer.max_tokens:
         # without a look at the device, a batch larger than any before is taken to be that large on all ranks
         buffer.want_tokens(max(num_tokens))
-    with letting_go(buffer):
+    with letting_go(buffer), buffer.steady.watching(key) as remember:
         call = _First(buffer, shape, xs, maps, probs if has_probs else None, num_tokens, limit, pad)
         call.launch(hidden, E4M3 if fp8_dispatch else dtype, num_sms)
-        handle = HybridHandle(local, num_tokens, call.num_rows, call.capacity, pad, a_world,
-                              call.arrays("overflow") if world.lists else call.arrays("overflow")[0], call.loans)
-        per_expert = call.arrays("tokens_per_expert")
+        num_rows, capacity = call.num_rows, call.capacity
+
+        def handle_with(loans):
+            overflow = [loan.array("overflow") for loan in loans]
+            return HybridHandle(local, num_tokens, num_rows, capacity, pad, a_world,
+                                overflow if world.lists else overflow[0], loans)
+
+        def result(out, per_expert):
+            return (out.array("x"), out.array("probs") if has_probs else None,
+                    out.array("scales") if fp8_dispatch else None, per_expert)
+
+        def results_in(scratch, rows, loan, out):
+            loan.expert_row = rows
+            return [result(out, loan.array("tokens_per_expert"))], handle_with([loan])
+
+        if limit is not None:
+            remember(*call.lent(), results_in)
+        per_expert = [loan.array("tokens_per_expert") for loan in call.loans]
         if limit is None:
             per_expert = [loan.buffer.read(np.int64, (local,), loan.fields["tokens_per_expert"].offset)
                           for loan in call.loans]
-    results = [(out.array("x"), out.array("probs") if has_probs else None,
-                out.array("scales") if fp8_dispatch else None, n)
-               for out, n in zip(call.outputs, per_expert)]
-    return results, handle
+    return [result(out, n) for out, n in zip(call.outputs, per_expert)], handle_with(call.loans)
 
 
 class _First:
@@ -110,22 +129,43 @@ class _First:
         for i, r in enumerate(buffer.ranks):
             self.given.append(dict(x=place(r.rank, "x", xs[i]), ids=place(r.rank, "routing_map", maps[i]),
                                    probs=place(r.rank, "probs", probs[i]) if probs else 0))
-            encoded = (num_tokens[i], shape.row_bytes if shape.encode else 0)
-            self.scratch.append(r.arena.lend("rows scratch", {
-                "slot_of": ((num_tokens[i], shape.n_experts), np.int32), "encoded": (encoded, np.uint8)}))
+            self.scratch.append(r.arena.lend("rows scratch", self._scratch_of(i)))
 
-    def arrays(self, name):
-        """An array of the handle of each rank."""
-        return [loan.array(name) for loan in self.loans]
+    def lent(self):
+        """For SteadyCalls: the memory of the last rank's loans, and these."""
+        r, i = self.buffer.ranks[-1], len(self.buffer.ranks) - 1
+        shapes = (("rows scratch", self._scratch_of(i)), ("hybrid rows", self._rows_of()),
+                  ("hybrid handle", self._handle_of(i)), ("hybrid result", self._result_of(i)))
+        loans = self.scratch[-1], self.expert_rows[-1], self.loans[-1], self.outputs[-1]
+        return [r.arena.memory(*what) for what in shapes], loans
+
+    def _scratch_of(self, i):
+        n, shape = self.num_tokens[i], self.shape
+        return {"slot_of": ((n, shape.n_experts), np.int32),
+                "encoded": ((n, shape.row_bytes if shape.encode else 0), np.uint8)}
+
+    def _rows_of(self):
+        return {"expert_row": ((self.capacity, self.shape.n_local_experts), np.int32)}
+
+    def _handle_of(self, i):
+        n_ranks, local = self.shape.n_ranks, self.shape.n_local_experts
+        return {"info": ((info_words(n_ranks),), np.int32), "tokens_per_expert": ((local,), np.int64),
+                "overflow": ((1,), np.int32), "expert_base": ((n_ranks, local), np.int32),
+                "expert_rows": ((2, local), np.int32), "row_of": ((self.num_tokens[i], n_ranks), np.int32)}
+
+    def _result_of(self, i):
+        rows, n_scales = self.num_rows[i], self.shape.scale_words
+        return {"x": ((rows, self.hidden), self.dtype), "probs": ((rows if self.shape.has_probs else 0,), FP32),
+                "scales": ((rows if n_scales else 0, n_scales), FP32)}
 
     def launch(self, hidden, dtype, num_sms):
         """Send and expand; the host waits only where P or the room for the first batch has to be found out."""
-        buffer = self.buffer
+        buffer, self.hidden, self.dtype = self.buffer, hidden, dtype
         must_look = self.limit is None or not (buffer.knows_all_ranks or buffer.max_tokens)
         self._prepare()
         if not must_look:
             self.num_rows = [self.limit] * len(buffer.ranks)
-            self._lend_outputs(hidden, dtype)
+            self._lend_outputs()
             with buffer.launching() as streams:
                 self._expand(dispatch_kernel(replace(self.shape, expands=True)), streams, num_sms)
             return
@@ -140,7 +180,7 @@ class _First:
             with buffer.launching() as streams:
                 self._send(resend_kernel(self.shape), streams, num_sms)
         self.num_rows = [t.padded_rows if self.limit is None else self.limit for t in told]
-        self._lend_outputs(hidden, dtype)
+        self._lend_outputs()
         with buffer.launching() as streams:
             self._expand(expand_kernel(self.shape), streams, num_sms)
 
@@ -151,14 +191,9 @@ class _First:
         if buffer.knows_all_ranks or buffer.max_tokens:     # else: the first call asks the ranks for their tokens
             buffer.want_pool(staged_bytes(self.capacity, row_bytes, local), flag_rows=self.capacity)
         self.staged = _Staged(buffer, self.capacity, row_bytes, local)
-        self.expert_rows = [r.arena.lend("hybrid rows", {"expert_row": ((self.capacity, local), np.int32)})
-                            for r in buffer.ranks]
+        self.expert_rows = [r.arena.lend("hybrid rows", self._rows_of()) for r in buffer.ranks]
         if kept is None:
-            self.loans = [r.arena.lend("hybrid handle", {
-                "info": ((info_words(n_ranks),), np.int32), "tokens_per_expert": ((local,), np.int64),
-                "overflow": ((1,), np.int32), "expert_base": ((n_ranks, local), np.int32),
-                "expert_rows": ((2, local), np.int32), "row_of": ((self.num_tokens[i], n_ranks), np.int32)})
-                for i, r in enumerate(buffer.ranks)]
+            self.loans = [r.arena.lend("hybrid handle", self._handle_of(i)) for i, r in enumerate(buffer.ranks)]
         for loan, rows in zip(self.loans, self.expert_rows):
             loan.expert_row = rows
 
@@ -174,13 +209,8 @@ class _First:
         for i, r in enumerate(self.buffer.ranks):
             self.buffer.launches.start(kernel, r.rank, self._values(i), self.num_tokens[i], streams[r.rank], num_sms)
 
-    def _lend_outputs(self, hidden, dtype):
-        n_scales = self.shape.scale_words
-        self.outputs = []
-        for r, rows in zip(self.buffer.ranks, self.num_rows):
-            shapes = {"x": ((rows, hidden), dtype), "probs": ((rows if self.shape.has_probs else 0,), FP32),
-                      "scales": ((rows if n_scales else 0, n_scales), FP32)}
-            self.outputs.append(r.arena.lend("hybrid result", shapes))
+    def _lend_outputs(self):
+        self.outputs = [r.arena.lend("hybrid result", self._result_of(i)) for i, r in enumerate(self.buffer.ranks)]
 
     def _expand(self, kernel, streams, num_sms):
         for i, r in enumerate(self.buffer.ranks):
@@ -208,6 +238,10 @@ def same_pad(pad_multiple, handle):
 def cached_dispatch(buffer, name, x, handle, num_sms=None):
     """The tokens x [T, H] as rows of experts, as an earlier dispatch placed them: a list of [P, H], of x's dtype."""
     handle_of(HybridHandle, handle)
+    key = buffer.steady.key("hybrid cached", (x,), num_sms, *handle.seen())
+    made = buffer.steady.again(key, (x,))
+    if made is not None:
+        return made
     xs = arguments.hidden_rows(buffer, name, x, dtypes=TYPES, n_rows=handle.num_tokens)
     (_, hidden), dtype = xs[0].shape, xs[0].dtype
     buffer.expect_open()
@@ -216,20 +250,26 @@ def cached_dispatch(buffer, name, x, handle, num_sms=None):
     staged = _Staged(buffer, handle.capacity, row_bytes, 0)
     shape = buffer.launches.shape(handle.num_local_experts, row_bytes, expands=True)
     outputs, calls = [], []
-    with letting_go(buffer):
+    with letting_go(buffer), buffer.steady.watching(key) as remember:
         for i, (r, loan, rows) in enumerate(zip(buffer.ranks, handle.loans, handle.num_rows)):
-            outputs.append(r.arena.lend("hybrid result", {"x": ((rows, hidden), dtype)}))
+            shapes = {"x": ((rows, hidden), dtype)}
+            outputs.append(r.arena.lend("hybrid result", shapes))
             values = buffer.values(r) | staged.values | handle_values(buffer, loan) | staged.sources(buffer, r) | dict(
                 x=buffer.placing.place(r.rank, name, xs[i]), n_rows=rows, pad=handle.pad_multiple,
                 out=outputs[i].address("x"))
             calls.append((r.rank, values, handle.num_tokens[i], handle.num_tokens[i] + rows))
         buffer.launch_all(resend_kernel(shape), calls, num_sms)
+        remember([r.arena.memory("hybrid result", shapes)], outputs, lambda loan: [loan.array("x")])
     return [loan.array("x") for loan in outputs]
 
 
 def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
     """Sums of rows x [P, H] over experts, ranks and worlds, and probs [P] back in their places [T, E]: two lists."""
     handle_of(HybridHandle, handle)
+    key = buffer.steady.key("hybrid combine", (x, probs), num_sms, *handle.seen())
+    made = buffer.steady.again(key, (x, probs))
+    if made is not None:
+        return made
     n_ranks, local, has_probs = buffer.world.n_ranks, handle.num_local_experts, not arguments.absent(probs)
     xs = arguments.hidden_rows(buffer, name, x, dtypes=TYPES, n_rows=handle.num_rows)
     (_, hidden), dtype = xs[0].shape, xs[0].dtype
@@ -247,14 +287,19 @@ def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
     shape = buffer.launches.shape(local, row_bytes, has_probs=has_probs, dtype=arguments.NAMES[dtype],
                                   p2p_world_size=handle.p2p_world_size)
     results, calls, at = [], [], buffer.flag_bytes
-    with letting_go(buffer):
+    with letting_go(buffer), buffer.steady.watching(key) as remember:
         for i, (r, loan, n) in enumerate(zip(buffer.ranks, handle.loans, handle.num_tokens)):
-            results.append(r.arena.lend("combine result", {
-                "x": ((n, hidden), dtype), "probs": ((n if has_probs else 0, n_ranks * local), FP32)}))
+            shapes = {"x": ((n, hidden), dtype), "probs": ((n if has_probs else 0, n_ranks * local), FP32)}
+            results.append(r.arena.lend("combine result", shapes))
             values = buffer.values(r) | handle_values(buffer, loan) | dict(
                 x=buffer.placing.place(r.rank, name, xs[i]), places=[at, 0, at + probs_at, 0], capacity=handle.capacity,
                 probs=buffer.placing.place(r.rank, f"probs of {name}", probs[i]) if has_probs else 0,
                 out=results[i].address("x"), out_probs=results[i].address("probs"))
             calls.append((r.rank, values, n, n + handle.num_rows[i]))
         buffer.launch_all(combine_kernel(shape), calls, num_sms)
-    return [loan.array("x") for loan in results], [loan.array("probs") for loan in results] if has_probs else None
+
+        def arrays(*loans):
+            return [loan.array("x") for loan in loans], [loan.array("probs") for loan in loans] if has_probs else None
+
+        remember([r.arena.memory("combine result", shapes)], results, arrays)
+        return arrays(*results)

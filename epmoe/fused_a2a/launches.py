@@ -1,15 +1,14 @@
 """Launching rows kernels: parameter blocks that are written once for each set of arguments, and the size of grids."""
 
-from collections import OrderedDict
-
 from epmoe import device
 from epmoe.kernels import LaunchConfig
 from epmoe.kernels.launch import SIMULATOR_BLOCKS
 from epmoe.kernels.rows.block import parameter_block
 from epmoe.kernels.rows.shape import RowsShape
 from epmoe.kernels.stamps import TraceBuffers
+from epmoe.kernels.written_blocks import WrittenBlocks
 
-MAX_BLOCKS = 1024       # parameter blocks that are kept; a steady state uses a few a rank
+BLOCKS_A_CALL = 3       # parameter blocks of one call of a rank, at most
 
 
 class Launches:
@@ -21,7 +20,7 @@ class Launches:
         self.threads = self.launch.threads
         self.most_blocks = self.launch.n_sms or (SIMULATOR_BLOCKS if device.SIM else self.machine.n_sms)
         self.traces = {}            # by kernel: stamps, if the LaunchConfig asks for them
-        self._written = OrderedDict()
+        self._written = WrittenBlocks()
 
     def shape(self, n_local_experts, row_bytes, **more):
         """The RowsShape of a kernel of these launches."""
@@ -41,28 +40,20 @@ class Launches:
         if self.launch.trace:
             values["trace"] = self.traces.setdefault(kernel.name, TraceBuffers()).address(
                 self.machine, rank, self.most_blocks)
-        block = self._block(rank, parameter_block(self.world.n_ranks).pack(values))
+        block = self._block(rank, values)
         self.machine.launch(kernel, grid, self.threads, (block.address, num_tokens, rank), stream=stream)
 
-    def _block(self, rank, words):
-        key = (rank, words.tobytes())
-        block = self._written.get(key)
-        if block is not None:
-            self._written.move_to_end(key)
-            return block
-        block = self._written[key] = self.machine.alloc(words.nbytes, "parameters", rank)
-        block.write(words)
-        return block
+    def _block(self, rank, values):
+        key = (rank, *((name, tuple(v) if isinstance(v, list) else v) for name, v in values.items()))
+        block = self._written.find(key)
+        return block or self._written.write(self.machine, rank, key, parameter_block(self.world.n_ranks).pack(values))
 
     def trim(self):
-        """Forget all parameter blocks if there are too many; between calls, since it waits for their launches."""
-        if len(self._written) >= MAX_BLOCKS:
-            self.machine.synchronize()
-            self.close()
+        """Room for the parameter blocks of one call; between calls, since it may wait for their launches."""
+        self._written.make_room(self.machine, BLOCKS_A_CALL * len(self.world.ranks))
 
     def close(self):
         """Free parameter blocks and stamps; the launches that use them must have ended."""
         for trace in self.traces.values():
             trace.close()
-        while self._written:
-            self._written.popitem()[1].free()
+        self._written.close()

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 import numpy as np
 
 from epmoe import device
-from epmoe.arrays import first
 from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.arguments import FP32
 from epmoe.fused_a2a.buffer import align
@@ -86,6 +85,11 @@ def dispatch_forward(buffer, x, token_indices, token_probs, num_experts, num_sms
     Of each rank of this process, as lists: (recv_x or (recv_x, recv_scales), recv_token_indices, recv_token_probs,
     tokens_per_expert), and the handle of all. on_device: as fused_dispatch_on_device says.
     """
+    given = x, token_indices, token_probs
+    key = buffer.steady.key("dispatch", given, num_experts, num_sms) if on_device else None
+    made = buffer.steady.again(key, given)
+    if made is not None:
+        return made
     world = buffer.world
     arguments.ranks_that_fit(world.n_ranks)
     local = arguments.experts_per_rank(num_experts, world.n_ranks)
@@ -108,13 +112,14 @@ def dispatch_forward(buffer, x, token_indices, token_probs, num_experts, num_sms
     wide = all(a.dtype.itemsize == 8 for a in ids)
     shape = buffer.launches.shape(local, hidden * dtype.itemsize, top_k=top_k, id_bytes=8 if wide else 4,
                                   scale_words=n_scales, has_probs=True, has_meta=True)
-    with letting_go(buffer):
+    with letting_go(buffer), buffer.steady.watching(key) as remember:
         values, loans = [], []
         for i, r in enumerate(buffer.ranks):
             place = buffer.placing.place
-            loans.append(r.arena.lend("rows handle", {
+            of_handle = {
                 "info": ((info_words(world.n_ranks),), np.int32), "tokens_per_expert": ((local,), np.int64),
-                "row_of": ((num_tokens[i], world.n_ranks), np.int32)}))
+                "row_of": ((num_tokens[i], world.n_ranks), np.int32)}
+            loans.append(r.arena.lend("rows handle", of_handle))
             at = loans[i].address
             values.append(dict(
                 x=place(r.rank, "x", xs[i]), ids=place(r.rank, "token_indices", ids[i], None if wide else np.int32),
@@ -123,8 +128,19 @@ def dispatch_forward(buffer, x, token_indices, token_probs, num_experts, num_sms
                 info=at("info"), counts=at("info") + counts_offset(world.n_ranks), row_of=at("row_of"),
                 tokens_per_expert=at("tokens_per_expert")))
         told, targets = _send_first(buffer, shape, values, loans, num_tokens, arrays_of, num_sms, on_device)
-        handle = RowsHandle(list(world.ranks), local * world.n_ranks, top_k, num_tokens, told and told.counts, loans,
-                            world.n_ranks * buffer.max_tokens)
+        ranks, capacity = list(world.ranks), world.n_ranks * buffer.max_tokens
+
+        def handle_with(loans, counts=None):
+            return RowsHandle(ranks, local * world.n_ranks, top_k, num_tokens, counts, loans, capacity)
+
+        def results_in(of_handle, result):
+            row = *_result(result, capacity, n_scales), of_handle.array("tokens_per_expert")
+            return [row], handle_with([of_handle])
+
+        handle = handle_with(loans, told and told.counts)
+        if on_device:
+            memory = r.arena.memory("rows handle", of_handle), r.heap.memory(arrays_of(capacity))
+            remember(memory, [loans[-1], targets[-1].loan], results_in)
         results = _settle(buffer, targets, handle, n_scales)
         if on_device:
             per_expert = [loan.array("tokens_per_expert") for loan in loans]
@@ -163,7 +179,7 @@ def _send_first(buffer, shape, values, loans, num_tokens, arrays_of, num_sms, on
     if told.has_room:
         return told, targets
     # every rank has seen the same counts, and comes to the same numbers here
-    buffer.max_tokens = max(buffer.max_tokens, int(told.tokens.max()))
+    buffer.want_tokens(int(told.tokens.max()))
     rows = world.n_ranks * buffer.max_tokens
     buffer.want_pool(0, arrange(arrays_of(rows))[1])
     targets = [_Target(buffer, r, arrays_of, rows) for r in buffer.ranks]
@@ -189,10 +205,14 @@ def _settle(buffer, targets, handle, n_scales=0):
             for r, target, n in zip(buffer.ranks, targets, handle.num_rows):
                 target.settle(n, streams[r.rank])
     for target, n in zip(targets, handle.num_rows):
-        arrays = {name: first(target.loan.array(name), n) for name in target.loan.fields}
-        x = (arrays["x"], arrays["scales"]) if n_scales else arrays["x"]
-        made.append((x, *(arrays[name] for name in ("ids", "probs") if name in arrays)))
+        made.append(_result(target.loan, n, n_scales))
     return made
+
+
+def _result(loan, n, n_scales):
+    """x or (x, scales), ids, probs, as far as there are any, cut to n rows."""
+    x, more = loan.array("x", n), [loan.array(name, n) for name in ("ids", "probs") if name in loan.fields]
+    return (x, loan.array("scales", n)) if n_scales else x, *more
 
 
 def _handle_values(buffer, loan):
@@ -203,6 +223,10 @@ def _handle_values(buffer, loan):
 def cached_dispatch(buffer, name, x, handle, num_sms=None):
     """The rows of x [T, H] where an earlier dispatch sent its tokens: a list of [N, H], of x's dtype."""
     handle_of(RowsHandle, handle)
+    key = buffer.steady.key("cached", (x,), num_sms, *handle.seen())
+    made = buffer.steady.again(key, (x,))
+    if made is not None:
+        return made
     xs = arguments.hidden_rows(buffer, name, x, n_rows=handle.num_tokens)
     (_, hidden), dtype = xs[0].shape, xs[0].dtype
     buffer.expect_open()
@@ -213,17 +237,23 @@ def cached_dispatch(buffer, name, x, handle, num_sms=None):
     # Counts are known to all ranks, so all grow together; in the staging area there is then room on every rank.
     buffer.want_pool(0, arrange(arrays_of(handle.most_rows))[1])
     shape = buffer.launches.shape(1, hidden * dtype.itemsize, top_k=1)
-    with letting_go(buffer):
+    with letting_go(buffer), buffer.steady.watching(key) as remember:
         targets = [_Target(buffer, r, arrays_of, handle.most_rows) for r in buffer.ranks]
         values = [dict(x=buffer.placing.place(r.rank, name, a)) | _handle_values(buffer, loan)
                   for r, a, loan in zip(buffer.ranks, xs, handle.loans)]
         _resend(buffer, shape, targets, values, handle.num_tokens, num_sms)
+        memory, n = buffer.ranks[-1].heap.memory(arrays_of(handle.most_rows)), handle.num_rows[-1]
+        remember([memory], [targets[-1].loan], lambda result: [result.array("x", n)])
         return [x for x, in _settle(buffer, targets, handle)]
 
 
 def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
     """Sums over ranks of rows x [N, H], and slot by slot of probs [N, K]: two lists, the second None without probs."""
     handle_of(RowsHandle, handle)
+    key = buffer.steady.key("combine", (x, probs), num_sms, *handle.seen())
+    made = buffer.steady.again(key, (x, probs))
+    if made is not None:
+        return made
     world, has_probs = buffer.world, not arguments.absent(probs)
     xs = arguments.hidden_rows(buffer, name, x, dtypes=tuple(arguments.NAMES), n_rows=handle.num_rows)
     (_, hidden), dtype = xs[0].shape, xs[0].dtype
@@ -237,14 +267,19 @@ def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
     shape = buffer.launches.shape(1, row_bytes, top_k=handle.top_k, has_probs=has_probs,
                                   dtype=arguments.NAMES[dtype])
     results, calls, at = [], [], buffer.flag_bytes
-    with letting_go(buffer):
+    with letting_go(buffer), buffer.steady.watching(key) as remember:
         for i, (r, loan, n) in enumerate(zip(buffer.ranks, handle.loans, handle.num_tokens)):
-            results.append(r.arena.lend("combine result", {
-                "x": ((n, hidden), dtype), "probs": ((n if has_probs else 0, handle.top_k), FP32)}))
+            shapes = {"x": ((n, hidden), dtype), "probs": ((n if has_probs else 0, handle.top_k), FP32)}
+            results.append(r.arena.lend("combine result", shapes))
             values = dict(x=buffer.placing.place(r.rank, name, xs[i]), places=[at, 0, at + probs_at, 0],
                           capacity=handle.most_returned,
                           probs=buffer.placing.place(r.rank, f"probs of {name}", probs[i]) if has_probs else 0,
                           out=results[i].address("x"), out_probs=results[i].address("probs"))
             calls.append((r.rank, buffer.values(r) | values | _handle_values(buffer, loan), n, n + handle.num_rows[i]))
         buffer.launch_all(combine_kernel(shape), calls, num_sms)
-    return [loan.array("x") for loan in results], [loan.array("probs") for loan in results] if has_probs else None
+
+        def arrays(*loans):
+            return [loan.array("x") for loan in loans], [loan.array("probs") for loan in loans] if has_probs else None
+
+        remember([r.arena.memory("combine result", shapes)], results, arrays)
+        return arrays(*results)

@@ -23,16 +23,20 @@ class WrittenBlocks:
 
     def write(self, machine, rank, key, words):
         """A new Buffer with these words, to be found by the key."""
-        if len(self._blocks) >= MAX_BLOCKS:
+        self.make_room(machine, 1)
+        block = self._blocks[key] = machine.alloc(words.nbytes, "parameters", rank=rank)
+        block.write(words)
+        return block
+
+    def make_room(self, machine, n):
+        """Room for n more blocks; where there is none all are given up, which may wait for the launches that use them."""
+        if len(self._blocks) + n > MAX_BLOCKS:
             if getattr(machine, "has_captured", False):     # CUDA graphs read their blocks at every replay
                 self._in_graphs += self._blocks.values()
                 self._blocks.clear()
             else:
                 machine.synchronize()
                 self.close()
-        block = self._blocks[key] = machine.alloc(words.nbytes, "parameters", rank=rank)
-        block.write(words)
-        return block
 
     def close(self):
         """Free all blocks; the launches that use them must have ended."""

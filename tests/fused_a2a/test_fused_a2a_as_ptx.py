@@ -7,9 +7,9 @@ import pytest
 
 pytestmark = pytest.mark.timeout(300)      # one compilation for all
 HERE = Path(__file__).parent
-TELLS, ASKS, FENCE = r"st\.relaxed\.sys\.\S*u64", r"ld\.relaxed\.sys\.\S*u64", r"fence\.acq_rel\.sys"
-ARRIVES, AWAITS = r"red\.release\.sys\.\S*add\.s32", r"ld\.relaxed\.sys\.\S*s32"
-FLAGS, READS_FLAGS = r"st\.release\.sys\.\S*u32", r"ld\.relaxed\.sys\.\S*u32"
+TELLS, ASKS, FENCE = r"st\.relaxed\.sys\.\S*u64", r"ld\.acquire\.sys\.\S*u64", r"fence\.acq_rel\.sys"
+ARRIVES, AWAITS = r"red\.release\.sys\.\S*add\.s32", r"ld\.acquire\.sys\.\S*s32"
+FLAGS, READS_FLAGS = r"st\.release\.sys\.\S*u32", r"ld\.acquire\.sys\.\S*u32"
 OF_BLOCKS = [r"st\.relaxed\.gpu\.\S*u64", r"ld\.relaxed\.gpu\.\S*u64"]
 LOAD16, INPUT16, STORE16 = r"ld\.global\.v4", r"ld\.global\.nc\S*\.v4", r"st\.global\S*\.v4"
 MEETS_PEERS = [TELLS, ASKS, FENCE, r"red\.release\.gpu\S*add\.s32", STORE16]

@@ -19,15 +19,16 @@ from .status import ROWS_COMBINE
 
 CACHED = 128
 PUSHING = 0.6           # of the blocks
+FEWEST_PARTS = 2        # of a row
 
 
 @lru_cache(CACHED)
 def combine_kernel(shape):
     """The kernel; its grid's blocks, at least two, must all be resident, on all ranks together."""
     block = parameter_block(shape.n_ranks)
-    begin, goes_on, end = waits.of_block(block, shape.n_ranks)
+    begin, goes_on, all_begun, end = waits.of_block(block, shape.n_ranks)
     announce, _, await_notes, _, _, _ = exchange.make(shape, block, ROWS_COMBINE, with_counts=False)
-    flags = row_flags.make(shape, block, ROWS_COMBINE, shape.row_bytes // VECTOR)
+    flags = row_flags.make(shape, block, ROWS_COMBINE, shape.row_bytes // VECTOR, FEWEST_PARTS)
     push, reduce = pushers.make(shape, block, flags), reducers.make(shape, block, flags)
     mark = stamps.make(block, shape.trace)
     n_notes, tenths = exchange.words_of_notes(shape.n_ranks), int(10 * PUSHING)
@@ -36,8 +37,8 @@ def combine_kernel(shape):
     def rows_combine(params, num_tokens, my_rank):
         notes = shared_array(n_notes, int32)
         mark(params, stamps.START)
-        epoch = begin(params)
-        if not goes_on(params):
+        epoch, failed = begin(params)
+        if not goes_on(params, failed):
             return
         if roles.is_clerk():
             announce(params, epoch, num_tokens, my_rank, notes)
@@ -45,6 +46,8 @@ def combine_kernel(shape):
         if not await_notes(params, epoch, my_rank, notes):
             return
         mark(params, stamps.COUNTED)
+        if roles.is_clerk() and not all_begun(params, ROWS_COMBINE):
+            return
         pushing = i32(max(1, grid_dim() * tenths // 10))
         if block_idx() < pushing:
             push(params, epoch, my_rank, notes, pushing)
@@ -53,7 +56,7 @@ def combine_kernel(shape):
         if not syncthreads_or(not ok):
             mark(params, stamps.REDUCED)
             if roles.is_clerk():
-                end(params, epoch, my_rank, ROWS_COMBINE)
+                end(params, epoch, my_rank)
                 mark(params, stamps.LEFT)
 
     return rows_combine

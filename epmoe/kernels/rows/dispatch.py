@@ -14,76 +14,50 @@ that found no room.
 
 from functools import lru_cache
 
-from epmoe.device import (block_dim, block_idx, device_fn, i32, int32, kernel, shared_array, syncthreads, syncthreads_or,
-                          thread_idx)
+from epmoe.device import block_idx, int32, kernel, shared_array, syncthreads_or
 
 from .. import stamps
-from . import exchange, expanders, layout, records, roles, routing, row_flags, senders, waits
+from . import exchange, expanders, layout, records, roles, row_flags, senders, waits
 from .block import parameter_block
 from .row_copy import VECTOR
 from .status import ROWS_DISPATCH
 
 CACHED = 128
-
-
-def _tell_experts(shape, block, announce_experts):
-    """Device function tell_experts(params, epoch, num_tokens, my_rank, totals): of the clerk, tokens of each expert."""
-    ranks, n_experts, expert_major = shape.n_ranks, shape.n_experts, shape.expert_major
-    count_ids = routing.count_ids(shape, block)
-
-    if expert_major:
-        @device_fn
-        def tell_columns(params, epoch, num_tokens, my_rank, totals):
-            announce_experts(params, epoch, my_rank, totals, ranks)
-
-        return tell_columns
-
-    @device_fn
-    def tell_ids(params, epoch, num_tokens, my_rank, totals):
-        counts, i = shared_array(n_experts, int32), i32(thread_idx())
-        while i < n_experts:
-            counts[i] = i32(0)
-            i = i32(i + block_dim())
-        syncthreads()                           # zeros before sums
-        count_ids(params, num_tokens, counts)
-        syncthreads()                           # sums of all warps
-        announce_experts(params, epoch, my_rank, counts, 0)
-
-    return tell_ids
+FEWEST_PARTS = 4        # of a row that is expanded while others come
 
 
 @lru_cache(CACHED)
 def dispatch_kernel(shape):
     """The kernel; its grid's blocks, at least two, must all be resident, on all ranks together."""
     block = parameter_block(shape.n_ranks)
-    begin, goes_on, end = waits.of_block(block, shape.n_ranks)
-    count, number = layout.make(shape, block, ROWS_DISPATCH, goes_on)
+    begin, goes_on, all_begun, end = waits.of_block(block, shape.n_ranks)
+    allocate, count, number, sum_experts = layout.make(shape, block, ROWS_DISPATCH, goes_on)
     meeting = exchange.make(shape, block, ROWS_DISPATCH, with_counts=True)
     announce, announce_experts, await_notes, expert_count, sent, await_arrivals = meeting
-    record, tell_experts = records.make(shape, block, expert_count), _tell_experts(shape, block, announce_experts)
-    send, recorded, expand_rows = _moving(shape, block)
+    record, expert_major = records.make(shape, block, expert_count), shape.expert_major
+    fetch, (send, recorded, expand_rows) = senders.ahead(shape, block), _moving(shape, block)
     sending, has_room, mark = roles.sending(shape), senders.room(shape), stamps.make(block, shape.trace)
-    n_columns, n_by_warp, expands = shape.n_columns, layout.by_warp_numbers(shape), shape.expands
-    n_notes = exchange.words_of_notes(shape.n_ranks)
+    n_notes, expands, ranks = exchange.words_of_notes(shape.n_ranks), shape.expands, shape.n_ranks
 
     @kernel(max_threads=shape.threads)
     def rows_dispatch(params, num_tokens, my_rank):
-        by_warp, notes = shared_array(n_by_warp, int32), shared_array(n_notes, int32)
-        before, totals = shared_array(n_columns, int32), shared_array(n_columns, int32)
+        notes, scratch = shared_array(n_notes, int32), allocate()
         mark(params, stamps.START)
-        epoch, sends, is_clerk = begin(params), block_idx() < sending(), roles.is_clerk()
+        (epoch, failed), sends, is_clerk = begin(params), block_idx() < sending(), roles.is_clerk()
         if sends or is_clerk:
-            if not count(params, epoch, num_tokens, by_warp, before, totals):
+            if not count(params, epoch, num_tokens, failed, scratch):
                 return
-        elif not goes_on(params):
+        elif not goes_on(params, failed):
             return
         mark(params, stamps.CLAIMED)
         if is_clerk:
-            announce(params, epoch, num_tokens, my_rank, totals)
+            announce(params, epoch, num_tokens, my_rank, scratch[3])
             mark(params, stamps.ANNOUNCED)
-            tell_experts(params, epoch, num_tokens, my_rank, totals)
+            if expert_major:
+                announce_experts(params, epoch, my_rank, scratch[3], ranks)
         if sends:
-            number(params, num_tokens, by_warp, before)
+            number(params, epoch, num_tokens, scratch)
+            fetch(params, num_tokens)
         if not await_notes(params, epoch, my_rank, notes):
             return
         mark(params, stamps.COUNTED)
@@ -92,7 +66,10 @@ def dispatch_kernel(shape):
             send(params, epoch, num_tokens, my_rank, notes)
             mark(params, stamps.SENT)
         if is_clerk:
-            ok = record(params, epoch, my_rank, notes, has_room(notes))
+            ok = sum_experts(params, epoch, num_tokens, scratch)
+            if ok and not expert_major:
+                announce_experts(params, epoch, my_rank, scratch[1], 0)
+            ok = ok and record(params, epoch, my_rank, notes, has_room(notes)) and all_begun(params, ROWS_DISPATCH)
             mark(params, stamps.PLACED)
         if expands:
             if ok and is_clerk:
@@ -107,7 +84,7 @@ def dispatch_kernel(shape):
             ok = await_arrivals(params, epoch, my_rank, notes)
             mark(params, stamps.ARRIVED)
         if ok and is_clerk:
-            end(params, epoch, my_rank, ROWS_DISPATCH)
+            end(params, epoch, my_rank)
         mark(params, stamps.LEFT)
 
     return rows_dispatch
@@ -117,10 +94,10 @@ def dispatch_kernel(shape):
 def resend_kernel(shape):
     """The kernel of a dispatch whose layout is known."""
     block = parameter_block(shape.n_ranks)
-    begin, goes_on, end = waits.of_block(block, shape.n_ranks)
+    begin, goes_on, all_begun, end = waits.of_block(block, shape.n_ranks)
     meeting = exchange.make(shape, block, ROWS_DISPATCH, with_counts=False)
     announce, _, await_notes, _, sent, await_arrivals = meeting
-    send, _, expand_rows = _moving(shape, block)
+    fetch, (send, _, expand_rows) = senders.ahead(shape, block), _moving(shape, block)
     sending, mark, expands = roles.sending(shape), stamps.make(block, shape.trace), shape.expands
     n_notes = exchange.words_of_notes(shape.n_ranks)
 
@@ -128,15 +105,19 @@ def resend_kernel(shape):
     def rows_resend(params, num_tokens, my_rank):
         notes = shared_array(n_notes, int32)
         mark(params, stamps.START)
-        epoch, sends, is_clerk, ok = begin(params), block_idx() < sending(), roles.is_clerk(), True
-        if not goes_on(params):
+        (epoch, failed), sends, is_clerk, ok = begin(params), block_idx() < sending(), roles.is_clerk(), True
+        if not goes_on(params, failed):
             return
         if is_clerk:
             announce(params, epoch, num_tokens, my_rank, notes)
             mark(params, stamps.ANNOUNCED)
+        if sends:
+            fetch(params, num_tokens)
         if not await_notes(params, epoch, my_rank, notes):
             return
         mark(params, stamps.COUNTED)
+        if is_clerk and not all_begun(params, ROWS_DISPATCH):
+            return
         if sends:
             send(params, epoch, num_tokens, my_rank, notes)
             mark(params, stamps.SENT)
@@ -149,7 +130,7 @@ def resend_kernel(shape):
             ok = await_arrivals(params, epoch, my_rank, notes)
             mark(params, stamps.ARRIVED)
         if ok and is_clerk:
-            end(params, epoch, my_rank, ROWS_DISPATCH)
+            end(params, epoch, my_rank)
         mark(params, stamps.LEFT)
 
     return rows_resend
@@ -160,5 +141,5 @@ def _moving(shape, block):
     if not shape.expands:
         return senders.make(shape, block), None, None
     n_vectors = 1 if shape.encode else shape.row_bytes // VECTOR   # a row that is encoded travels whole
-    flags = row_flags.make(shape, block, ROWS_DISPATCH, n_vectors)
+    flags = row_flags.make(shape, block, ROWS_DISPATCH, n_vectors, FEWEST_PARTS)
     return senders.make(shape, block, flags), *expanders.make(shape, block, flags)

@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from epmoe.device import (block_dim, device_fn, fence_acq_rel_sys, i32, ld_relaxed_sys_u64, load_i32,
-                          load_u64, red_add_release_sys_i32, st_relaxed_sys_u64, syncthreads, syncthreads_or,
+from epmoe.device import (block_dim, device_fn, i32, ld_acquire_sys_u64, load_i32, load_u64,
+                          red_add_release_sys_i32, st_relaxed_sys_u64, syncthreads, syncthreads_or,
                           thread_idx, u64)
 
 from . import control, roles, waits
@@ -89,7 +89,7 @@ def make(shape, block, phase, *, with_counts):
     def await_word(params, epoch, my_rank, source, word):
         address = u64(note_at(params, my_rank, epoch, source) + u64(8) * u64(word))
         status = u64(u64(load_u64(params + u64(p_words))) + u64(control.STATUS))
-        return waits.wait_for_word_of_peer(address, u64(ld_relaxed_sys_u64(address)), epoch, status,
+        return waits.wait_for_word_of_peer(address, u64(ld_acquire_sys_u64(address)), epoch, status,
                                            u64(load_u64(params + u64(p_timeout))), phase, FOR_ANNOUNCEMENT, source)
 
     @device_fn
@@ -105,9 +105,7 @@ def make(shape, block, phase, *, with_counts):
                 at = u64(4) * u64(source * ranks + word - control.COUNTS)
                 notes[i] = i32(load_i32(u64(load_u64(params + u64(p_counts))) + at))
             i = i32(i + block_dim())
-        if thread_idx() < ranks * n_words:
-            fence_acq_rel_sys()                 # what a peer told comes after its earlier launches
-        return not syncthreads_or(not ok)
+        return not syncthreads_or(not ok)       # each thread acquired what it waited for, the barrier gives it to all
 
     @device_fn
     def expert_count(params, epoch, my_rank, source, expert):
@@ -136,7 +134,6 @@ def make(shape, block, phase, *, with_counts):
                                       i32(notes[source * n_words + control.BLOCKS]),
                                       u64(load_u64(params + u64(p_words))) + u64(control.STATUS),
                                       u64(load_u64(params + u64(p_timeout))), phase, FOR_ARRIVAL, source)
-            fence_acq_rel_sys()                 # the rows that were sent before
         return not syncthreads_or(not ok)
 
     return Exchange(announce, announce_experts, await_notes, expert_count, sent, await_arrivals)

@@ -1,25 +1,29 @@
 """Expanding rows while they arrive: each part of a row, when its flag is up, to the rows of its experts."""
 
-from epmoe.device import (block_idx, device_fn, grid_dim, i32, lane_id, load_u64, n_warps, shfl_up,
-                          st_release_gpu_i32, syncthreads_or, thread_idx, u64, warp_broadcast_i32, warp_id)
+from epmoe.device import (SIM, ballot, block_idx, device_fn, ffs, grid_dim, i32, lane_id, load_u64, n_warps, shfl_idx,
+                          shfl_up, st_release_gpu_i32, syncthreads_or, syncwarp, thread_idx, u32, u64,
+                          warp_broadcast_i32, warp_id)
 
 from ..spin import wait_for_own_blocks
 from . import control, expand, peers, roles, row_flags, waits
 from .row_copy import parts
 from .status import FOR_BLOCKS, ROWS_DISPATCH
 
+AT_ONCE = 4             # parts of rows that a warp takes
+LOOKS = 2 if SIM else 64    # at the flags of all of them, before it waits for the first
+
 
 def make(shape, block, flags):
     """Device functions (recorded, expand_rows) for one kernel.
 
     recorded(params, epoch): of the clerk, when the places of experts' rows are written down. expand_rows(params, epoch,
-    my_rank, notes) -> whether all rows came: every block, those that send when they have sent. Warps take parts of rows
-    in turn; each row is expected when its source's block comes to it. flags: of row_flags.
+    my_rank, notes) -> whether all rows came: every block, those that send when they have sent. Warps take a few parts of rows
+    at a time, and expand them as they come. flags: of row_flags.
     """
     ranks, has_meta, n_words = shape.n_ranks, shape.has_meta, control.experts_at(shape.n_ranks)
     expand_row, clear_rows = expand.make(shape, block)
     _, _, _, received, _ = peers.sums(ranks)
-    claim, sending, (count_parts, _, await_flag) = waits.claims(block), roles.sending(shape), flags
+    claim, sending, (count_parts, _, is_up, await_flag) = waits.claims(block), roles.sending(shape), flags
     _, part_span = parts(expand.vectors_of(shape))
     p_words, p_timeout = block.offset("words"), block.offset("timeout_ns")
 
@@ -44,40 +48,65 @@ def make(shape, block, flags):
             clear_rows(params, i32(warp_id() * others + block_idx() - sending()), i32(n_warps() * others), lane)
 
     @device_fn
+    def runs_of(notes, here, lane):
+        """What lane r knows of rank r: (blocks that have tokens, rows of each, about), so that all rows are covered."""
+        n_blocks, run = i32(1), i32(here)
+        if lane < ranks:
+            senders, n_tokens = i32(notes[lane * n_words + control.BLOCKS]), i32(notes[lane * n_words + control.TOKENS])
+            a_block = i32(max(1, (n_tokens + senders - 1) // senders))
+            n_blocks = i32(max(1, (n_tokens + a_block - 1) // a_block))
+            run = i32((here + n_blocks - 1) // n_blocks)
+        return n_blocks, run
+
+    @device_fn
     def expand_rows(params, epoch, my_rank, notes):
         if has_meta:
             if not await_records(params, epoch):
                 return False
         lane = i32(lane_id())
         clear_share(params, lane)
-        # lane r: the rows of rank r; each of its blocks sends a run of them
-        ends, n_blocks = received(notes, my_rank), i32(1)
+        ends = received(notes, my_rank)
         before = i32(shfl_up(ends, 1))
         if lane == 0:
             before = i32(0)
-        if lane < ranks:
-            n_blocks = i32(notes[lane * n_words + control.BLOCKS])
-        run = i32((ends - before + n_blocks - 1) // n_blocks)
-        n_parts, turns = count_parts(notes), row_flags.largest(i32(run * n_blocks))
-        unit, ok = claim(params, epoch, lane), True
-        while ok and unit < turns * ranks * n_parts:
+        n_blocks, run = runs_of(notes, i32(ends - before), lane)
+        n_parts = count_parts(notes)
+        n_units = i32(row_flags.largest(i32(run * n_blocks)) * ranks * n_parts)
+        batch, ok = claim(params, epoch, lane), True
+        while ok and batch * AT_ONCE < n_units:
             following = claim(params, epoch, lane)
+            # lane i has the i-th part of a row; each row is expected when its source's block comes to it
+            unit = i32(batch * AT_ONCE + lane)
             part, turn = i32(unit % n_parts), i32(unit // n_parts)
             source = i32((my_rank + turn % ranks) % ranks)
             turn = i32(turn // ranks)
-            blocks, a_run = i32(warp_broadcast_i32(n_blocks, source)), i32(warp_broadcast_i32(run, source))
-            row = i32(warp_broadcast_i32(before, source) + turn % blocks * a_run + turn // blocks)
-            if turn < blocks * a_run and row < warp_broadcast_i32(ends, source):
-                awaited, its_part = i32(-1), i32(part)
-                if lane < 2:
-                    awaited = i32(row)
-                if lane == 0:
-                    its_part = i32(0)           # what goes with the row comes with its first part
-                ok = await_flag(params, my_rank, awaited, its_part, epoch, source)
-                if ok:
-                    a, b = part_span(part, n_parts)
-                    expand_row(params, row, source, a, b, part == 0, lane)
-            unit = i32(following)
+            blocks, a_run = i32(shfl_idx(n_blocks, source)), i32(shfl_idx(run, source))
+            row = i32(shfl_idx(before, source) + turn % blocks * a_run + turn // blocks)
+            end = i32(shfl_idx(ends, source))
+            is_row = lane < AT_ONCE and turn < blocks * a_run and row < end
+            left, looks = u32(ballot(is_row)), i32(0)
+            while ok and left != u32(0):
+                has_come = False
+                if u32(left >> u32(lane)) & u32(1) != u32(0):
+                    # what goes with the row comes with its first part
+                    has_come = is_up(params, my_rank, row, part, epoch) and is_up(params, my_rank, row, i32(0), epoch)
+                come, looks = u32(ballot(has_come)), i32(looks + 1)
+                if come == u32(0) and looks % LOOKS == 0:
+                    awaited, first = i32(-1), i32(ffs(left) - 1)
+                    if lane == first:
+                        awaited = row
+                    ok = await_flag(params, my_rank, awaited, part, epoch, source)
+                    if ok:
+                        ok = await_flag(params, my_rank, awaited, i32(0), epoch, source)
+                syncwarp()                      # what one lane acquired, all lanes read
+                while come != u32(0):
+                    one = i32(ffs(come) - 1)
+                    its_part = i32(warp_broadcast_i32(part, one))
+                    a, b = part_span(its_part, n_parts)
+                    expand_row(params, i32(warp_broadcast_i32(row, one)), i32(warp_broadcast_i32(source, one)), a, b,
+                               its_part == 0, lane)
+                    come, left = u32(come & u32(come - u32(1))), u32(left & ~(u32(1) << u32(one)))
+            batch = i32(following)
         return ok
 
     return recorded, expand_rows

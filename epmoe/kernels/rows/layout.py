@@ -7,9 +7,9 @@ that it is of this call, so nothing is fenced and no barrier of the grid is need
 
 from typing import NamedTuple
 
-from epmoe.device import (block_dim, block_idx, device_fn, i32, lane_id, ld_relaxed_gpu_u64, load_u64,
-                          n_warps, shared_add_i32, shared_array, st_relaxed_gpu_u64, store_i32, syncthreads_or,
-                          thread_idx, u32, u64, int32, warp_id, warp_inclusive_sum_i32)
+from epmoe.device import (block_dim, block_idx, device_fn, i32, int32, lane_id, ld_relaxed_gpu_u64, load_u64, n_warps,
+                          shared_add_i32, shared_array, st_relaxed_gpu_u64, store_i32, syncthreads, syncthreads_or,
+                          thread_idx, u32, u64, warp_id, warp_inclusive_sum_i32)
 
 from . import control, roles, routing, waits
 from .status import FOR_BLOCKS
@@ -18,21 +18,20 @@ MAX_WARPS = 32
 
 
 class Layout(NamedTuple):
-    """Device functions made for one kernel; before, totals: shared int32 arrays, one number a column.
+    """Device functions made for one kernel; scratch: what allocate() gives.
 
-    count(params, epoch, num_tokens, by_warp, before, totals): the first step of every block; whether all blocks of this
-    rank came. totals: tokens for each rank and, expert-major, for each expert. number(params, num_tokens, by_warp,
-    before): writes row_of [T, R] (-1 where the token does not go), expert-major also slot_of [T, E], each block those
-    of its tokens; other warps may read them behind the block's next barrier.
+    allocate() -> shared int32 arrays (by_warp [warp, rank], experts, before, totals [columns]). count(params, epoch,
+    num_tokens, failed, scratch): the first step of blocks that send and of the clerk; whether all blocks of this rank
+    came. totals: tokens for each rank and, expert-major, for each expert. number(params, epoch, num_tokens, scratch):
+    writes row_of [T, R] (-1 where the token does not go), expert-major also slot_of [T, E], each block those of its
+    tokens; other warps may read them behind the block's next barrier. sum_experts(params, epoch, num_tokens, scratch):
+    of the clerk; whether the sums of tokens by expert, of all blocks, are in experts, behind a barrier.
     """
 
+    allocate: callable
     count: callable
     number: callable
-
-
-def by_warp_numbers(shape):
-    """Numbers of the shared array by_warp: tokens of each warp for each rank."""
-    return MAX_WARPS * shape.n_ranks
+    sum_experts: callable
 
 
 def tokens_of(shape):
@@ -49,113 +48,187 @@ def tokens_of(shape):
     return tokens_of_block
 
 
-@device_fn
-def tokens_of_warp(first, end):
-    """[start, stop) of this warp's tokens, of those of its block."""
-    a_warp = i32((end - first + n_warps() - 1) // n_warps())
-    start = i32(min(i32(first + warp_id() * a_warp), end))
-    return start, i32(min(i32(start + a_warp), end))
-
-
 def make(shape, block, phase, goes_on):
     """The Layout of one kernel. goes_on: of waits.of_block."""
-    ranks, n_columns, expert_major = shape.n_ranks, shape.n_columns, shape.expert_major
+    ranks, n_experts, n_columns, expert_major = shape.n_ranks, shape.n_experts, shape.n_columns, shape.expert_major
     tokens_of_block, sending = tokens_of(shape), roles.sending(shape)
-    mask_of = (routing.ranks_of_map if expert_major else routing.ranks_of_ids)(shape, block)
-    count_experts, number_experts = routing.map_columns(shape, block)
+    look, mask_of, count_token = (routing.ranks_of_map if expert_major else routing.ranks_of_ids)(shape, block)
+    count_map, tell_map, number_map = routing.map_columns(shape, block)
+    n_by_group = routing.groups_of_threads(shape) * n_experts if expert_major else n_experts
+    n_by_warp, stride = MAX_WARPS * ranks, ranks + n_experts
     p_columns, p_rows, p_words = block.offset("columns"), block.offset("row_of"), block.offset("words")
     p_timeout = block.offset("timeout_ns")
 
     @device_fn
-    def count_tokens(params, epoch, first, end, by_warp):
-        """by_warp [warp, rank]: this block's tokens."""
-        lane, seen = i32(lane_id()), i32(0)
-        token, stop = tokens_of_warp(first, end)
+    def allocate():
+        return (shared_array(n_by_warp, int32), shared_array(n_by_group, int32), shared_array(n_columns, int32),
+                shared_array(n_columns, int32))
+
+    @device_fn
+    def are_few(num_tokens):
+        """Whether each block looks at all tokens, a warp at one, so that the blocks have nothing to tell each other."""
+        return not expert_major and num_tokens <= n_warps()
+
+    @device_fn
+    def tokens_of_warp(first, end, num_tokens):
+        """[start, stop) of the tokens that this warp counts."""
+        a_warp = i32((end - first + n_warps() - 1) // n_warps())
+        start = i32(min(i32(first + warp_id() * a_warp), end))
+        stop = i32(min(i32(start + a_warp), end))
+        if are_few(num_tokens):
+            start = i32(min(i32(warp_id()), num_tokens))
+            stop = i32(min(i32(start + 1), num_tokens))
+        return start, stop
+
+    @device_fn
+    def count_tokens(params, num_tokens, by_warp, experts):
+        """by_warp [warp, rank]: the tokens that this block counts; experts: those of each expert."""
+        lane, seen, last = i32(lane_id()), i32(0), i32(0)
+        first, end = tokens_of_block(num_tokens)
+        token, stop = tokens_of_warp(first, end, num_tokens)
         while token < stop:
-            seen = i32(seen + i32(u32(mask_of(params, token, lane, True) >> u32(lane)) & u32(1)))
-            token = i32(token + 1)
+            last = i32(stop - 1)
+            a, b = look(params, token, lane), look(params, i32(min(i32(token + 1), last)), lane)
+            c, d = look(params, i32(min(i32(token + 2), last)), lane), look(params, i32(min(i32(token + 3), last)), lane)
+            n = i32(0)
+            while n < 4 and token + n < stop:
+                value = a
+                if n == 1:
+                    value = b
+                if n == 2:
+                    value = c
+                if n == 3:
+                    value = d
+                own = token + n >= first and token + n < end
+                mask = count_token(params, value, i32(token + n), lane, experts, own)
+                seen = i32(seen + i32(u32(mask >> u32(lane)) & u32(1)))
+                n = i32(n + 1)
+            token = i32(token + 4)
         if lane < ranks:
             by_warp[warp_id() * ranks + lane] = seen
 
     @device_fn
-    def tell_ranks(columns, epoch, by_warp):
-        """The block's tokens for each rank; by_warp becomes those of the warps before. A warp a rank."""
+    def add_warps(by_warp, rank, lane):
+        """The block's tokens for a rank (in lane 31); by_warp becomes those of the warps before."""
+        here = i32(0)
+        if lane < n_warps():
+            here = i32(by_warp[lane * ranks + rank])
+        up_to = i32(warp_inclusive_sum_i32(here))
+        if lane < n_warps():
+            by_warp[lane * ranks + rank] = i32(up_to - here)
+        return up_to
+
+    @device_fn
+    def tell_ranks(columns, epoch, by_warp, totals, few):
+        """A warp a rank: tells the other blocks; or, few, has the totals already."""
         lane, rank = i32(lane_id()), i32(warp_id())
         while rank < ranks:
-            here = i32(0)
-            if lane < n_warps():
-                here = i32(by_warp[lane * ranks + rank])
-            up_to = i32(warp_inclusive_sum_i32(here))
-            if lane < n_warps():
-                by_warp[lane * ranks + rank] = i32(up_to - here)
-            if lane == 31:
+            up_to = add_warps(by_warp, rank, lane)
+            if lane == 31 and few:
+                totals[rank] = up_to
+            elif lane == 31:
                 st_relaxed_gpu_u64(columns + u64(8) * u64(rank), waits.told(epoch, up_to))
             rank = i32(rank + n_warps())
 
     @device_fn
-    def add_word(params, epoch, i, n, seen, before, totals):
-        """Adds the i-th of all n words; whether it came. seen: what it held."""
+    def seen_of(params, i, n, first, per_block):
+        """What the i-th of n words holds: per_block words of each block, from `first` on."""
+        i = i32(min(i, n - 1))
+        at = u64(i // per_block) * u64(stride) + u64(first + i % per_block)
+        return u64(ld_relaxed_gpu_u64(u64(load_u64(params + u64(p_columns))) + u64(8) * at))
+
+    @device_fn
+    def add_word(params, epoch, i, n, first, per_block, seen, before, totals, with_before):
+        """Adds the i-th word; whether it came. seen: what it held."""
         if i >= n:
             return True
-        words = u64(load_u64(params + u64(p_words)))
+        words, column = u64(load_u64(params + u64(p_words))), i32(i % per_block)
+        at = u64(i // per_block) * u64(stride) + u64(first + column)
         word = u64(waits.wait_for_word_of_rank(
-            u64(load_u64(params + u64(p_columns))) + u64(8) * u64(i), seen, epoch, words + u64(control.STATUS),
-            u64(load_u64(params + u64(p_timeout))), phase, FOR_BLOCKS, i32(i // n_columns)))
-        number, column = i32(word), i32(i % n_columns)
+            u64(load_u64(params + u64(p_columns))) + u64(8) * at, seen, epoch, words + u64(control.STATUS),
+            u64(load_u64(params + u64(p_timeout))), phase, FOR_BLOCKS, i32(i // per_block)))
+        number = i32(word)
         if number != 0:
             shared_add_i32(totals, column, number)
-            if i // n_columns < block_idx():
+            if with_before and i // per_block < block_idx():
                 shared_add_i32(before, column, number)
         return word != u64(0)
 
     @device_fn
-    def add_up(params, epoch, before, totals):
-        """What all blocks told, and those before this one."""
-        columns, n, step = u64(load_u64(params + u64(p_columns))), i32(sending() * n_columns), i32(block_dim())
-        ok, i, last = True, i32(thread_idx()), i32(n - 1)
+    def add_up(params, epoch, n_blocks, first, per_block, before, totals, with_before):
+        """What so many blocks told, and, with_before, what those before this one did; whether all words came."""
+        n, step = i32(n_blocks * per_block), i32(block_dim())
+        ok, i = True, i32(thread_idx())
         while ok and i < n:
             j, k, m = i32(i + step), i32(i + 2 * step), i32(i + 3 * step)
-            a = u64(ld_relaxed_gpu_u64(columns + u64(8) * u64(i)))              # four loads in flight
-            b = u64(ld_relaxed_gpu_u64(columns + u64(8) * u64(min(j, last))))
-            c = u64(ld_relaxed_gpu_u64(columns + u64(8) * u64(min(k, last))))
-            d = u64(ld_relaxed_gpu_u64(columns + u64(8) * u64(min(m, last))))
-            ok = add_word(params, epoch, i, n, a, before, totals)
+            a, b = seen_of(params, i, n, first, per_block), seen_of(params, j, n, first, per_block)
+            c, d = seen_of(params, k, n, first, per_block), seen_of(params, m, n, first, per_block)
+            ok = add_word(params, epoch, i, n, first, per_block, a, before, totals, with_before)   # four in flight
             if ok:
-                ok = add_word(params, epoch, j, n, b, before, totals)
+                ok = add_word(params, epoch, j, n, first, per_block, b, before, totals, with_before)
             if ok:
-                ok = add_word(params, epoch, k, n, c, before, totals)
+                ok = add_word(params, epoch, k, n, first, per_block, c, before, totals, with_before)
             if ok:
-                ok = add_word(params, epoch, m, n, d, before, totals)
+                ok = add_word(params, epoch, m, n, first, per_block, d, before, totals, with_before)
             i = i32(i + 4 * step)
         return ok
 
     @device_fn
-    def count(params, epoch, num_tokens, by_warp, before, totals):
-        first, end = tokens_of_block(num_tokens)
-        columns = u64(u64(load_u64(params + u64(p_columns))) + u64(8) * u64(block_idx() * n_columns))
-        i = i32(thread_idx())
-        while i < n_columns:
-            before[i], totals[i] = i32(0), i32(0)
-            i = i32(i + block_dim())
-        count_tokens(params, epoch, first, end, by_warp)
-        if not goes_on(params):                 # the counts of all warps, and the zeros
-            return False
-        if block_idx() < sending():
-            tell_ranks(columns, epoch, by_warp)
-            if expert_major:
-                count_experts(params, first, end, columns + u64(8 * ranks), epoch)
-        return not syncthreads_or(not add_up(params, epoch, before, totals))
+    def columns_of_block(params):
+        return u64(u64(load_u64(params + u64(p_columns))) + u64(8) * u64(block_idx() * stride))
 
     @device_fn
-    def number(params, num_tokens, by_warp, before):
+    def clear(array, n):
+        i = i32(thread_idx())
+        while i < n:
+            array[i] = i32(0)
+            i = i32(i + block_dim())
+
+    @device_fn
+    def count(params, epoch, num_tokens, failed, scratch):
+        by_warp, experts, before, totals = scratch
+        few = are_few(num_tokens)
+        clear(before, n_columns)
+        clear(totals, n_columns)
+        if expert_major:
+            first, end = tokens_of_block(num_tokens)
+            count_map(params, first, end, experts)
+        else:
+            clear(experts, n_experts)
+            syncthreads()                       # zeros before sums
+        count_tokens(params, num_tokens, by_warp, experts)
+        if not goes_on(params, failed):         # the counts of all warps
+            return False
+        if few or block_idx() < sending():
+            tell_ranks(columns_of_block(params), epoch, by_warp, totals, few)
+        if expert_major and block_idx() < sending():
+            tell_map(columns_of_block(params) + u64(8 * ranks), epoch, experts)
+        ok = True
+        if not few:
+            ok = add_up(params, epoch, sending(), i32(0), i32(n_columns), before, totals, True)
+        return not syncthreads_or(not ok)
+
+    @device_fn
+    def tell_experts(params, epoch, experts):
+        columns, expert = u64(columns_of_block(params) + u64(8 * ranks)), i32(thread_idx())
+        while expert < n_experts:
+            st_relaxed_gpu_u64(columns + u64(8) * u64(expert), waits.told(epoch, i32(experts[expert])))
+            expert = i32(expert + block_dim())
+
+    @device_fn
+    def number(params, epoch, num_tokens, scratch):
+        by_warp, experts, before, _ = scratch
         lane, rows = i32(lane_id()), u64(load_u64(params + u64(p_rows)))
+        if not expert_major and not are_few(num_tokens):
+            tell_experts(params, epoch, experts)
         first, end = tokens_of_block(num_tokens)
-        token, stop = tokens_of_warp(first, end)
+        token, stop = tokens_of_warp(first, end, num_tokens)
+        token, stop = i32(max(token, first)), i32(min(stop, end))
         next_row = i32(0)
         if lane < ranks:
             next_row = i32(before[lane] + by_warp[warp_id() * ranks + lane])
         while token < stop:
-            mask = u32(mask_of(params, token, lane, False))
+            mask = u32(mask_of(params, look(params, token, lane), token, lane))
             if lane < ranks:
                 row = i32(-1)
                 if u32(mask >> u32(lane)) & u32(1) != u32(0):
@@ -163,6 +236,17 @@ def make(shape, block, phase, goes_on):
                 store_i32(rows + u64(4) * u64(token * ranks + lane), row)
             token = i32(token + 1)
         if expert_major:
-            number_experts(params, first, end, before, ranks)
+            number_map(params, first, end, experts, before, ranks)
 
-    return Layout(count, number)
+    @device_fn
+    def sum_experts(params, epoch, num_tokens, scratch):
+        _, experts, before, _ = scratch
+        if expert_major or are_few(num_tokens):
+            return True
+        senders = sending()
+        a_block = i32(max(1, (num_tokens + senders - 1) // senders))
+        n_blocks = i32((num_tokens + a_block - 1) // a_block)
+        ok = add_up(params, epoch, n_blocks, i32(ranks), i32(n_experts), before, experts, False)
+        return not syncthreads_or(not ok)
+
+    return Layout(allocate, count, number, sum_experts)

@@ -77,7 +77,7 @@ def make(shape, block, flags):
     ranks, local, row_bytes, n_meta = shape.n_ranks, shape.n_local_experts, shape.row_bytes, shape.n_meta
     expert_major, has_probs = shape.expert_major, shape.has_probs
     place, (_, _, _, received, returned_before_me) = peers.place_in(block, ranks), peers.sums(ranks)
-    count_parts, raise_flags, _ = flags
+    count_parts, raise_flags, _, _ = flags
     n_targets = ranks - 1 if keeps_own(shape) else ranks
     _, part_span = parts(row_bytes // VECTOR)
     copy, sum_row = copy_to_lanes(read_only=True), expert_sums(shape, block)

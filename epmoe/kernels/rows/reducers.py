@@ -166,7 +166,7 @@ def make(shape, block, flags):
     expert_major, has_probs, n_experts = shape.expert_major, shape.has_probs, shape.n_experts
     place, (_, _, mine_before, received, _) = peers.place_in(block, ranks), peers.sums(ranks)
     sum_row, own_stay, claim = _sum_row(shape), pushers.keeps_own(shape), waits.claims(block)
-    count_parts, _, await_flag = flags
+    count_parts, _, _, await_flag = flags
     _, part_span = parts(row_bytes // VECTOR)
     p_rows, p_out, p_out_probs = (block.offset(n) for n in ("row_of", "out", "out_probs"))
     p_x, p_probs = block.offset("x"), block.offset("probs")

@@ -2,8 +2,8 @@
 
 from types import SimpleNamespace
 
-from epmoe.device import (ballot, block_dim, device_fn, i32, lane_id, load_i32, load_u8, load_u64, n_warps,
-                          shared_add_i32, shfl_xor, st_relaxed_gpu_u64, store_i32, thread_idx, u32, u64, warp_id)
+from epmoe.device import (ballot, block_dim, device_fn, i32, load_i32, load_u8, load_u64, shared_add_i32,
+                          shfl_xor, st_relaxed_gpu_u64, store_i32, thread_idx, u32, u64)
 
 from .. import ids
 from . import control, waits
@@ -12,7 +12,10 @@ LARGEST = 2**31 - 1
 
 
 def token_ids(shape, block):
-    """Device function (params, token, lane): (id as it stands there, cleaned id) of slot `lane`; -1 past the last."""
+    """Device functions (load_id(params, token, lane), clean_id(id, lane)) of slot `lane`; -1 past the last.
+
+    A cleaned id is -1 where the slot has no expert, an id that is no expert's, or one that an earlier slot has.
+    """
     top_k, id_bytes = shape.top_k, shape.id_bytes
     clean = ids.make(SimpleNamespace(n_experts=shape.n_experts, top_k=top_k)).clean
     p_ids = block.offset("ids")
@@ -28,7 +31,7 @@ def token_ids(shape, block):
         return value
 
     @device_fn
-    def of_token(params, token, lane):
+    def load_id(params, token, lane):
         value = i32(-1)
         if lane < top_k:
             at = u64(load_u64(params + u64(p_ids))) + u64(id_bytes) * (u64(token) * u64(top_k) + u64(lane))
@@ -36,46 +39,64 @@ def token_ids(shape, block):
                 value = narrow(u64(load_u64(at)))
             else:
                 value = i32(load_i32(at))
-        return value, clean(value, i32(0), lane)
+        return value
 
-    return of_token
+    @device_fn
+    def clean_id(value, lane):
+        return clean(value, i32(0), lane)
+
+    return load_id, clean_id
 
 
 def ranks_of_ids(shape, block):
-    """Device function (params, token, lane, counting) -> mask of the token's ranks, the same in all lanes.
+    """Device functions (look(params, token, lane) -> what is seen of a token, mask_of(params, seen, token, lane)).
 
-    counting: also records bad ids in the status words.
+    and count(params, seen, token, lane, experts, records) -> mask. A mask has the token's ranks, and is the same in all
+    lanes. count also adds the token's experts to a shared array and, if it `records`, bad ids to the status words.
     """
-    of_token = token_ids(shape, block)
+    load_id, clean_id = token_ids(shape, block)
     record = ids.make(SimpleNamespace(n_experts=shape.n_experts, top_k=shape.top_k)).record
     ranks, local = shape.n_ranks, shape.n_local_experts
     p_words = block.offset("words")
 
     @device_fn
-    def mask_of(params, token, lane, counting):
-        value, expert = of_token(params, token, lane)
-        rank = i32(-1)
+    def ranks_of(expert):
+        rank, mask, r = i32(-1), u32(0), i32(0)
         if expert >= 0:
             rank = i32(expert // local)
-        if counting:
-            record(value, expert, token, lane, u64(load_u64(params + u64(p_words))) + u64(control.STATUS))
-        mask, r = u32(0), i32(0)
         while r < ranks:
             if u32(ballot(rank == r)) != u32(0):
                 mask = u32(mask | (u32(1) << u32(r)))
             r = i32(r + 1)
         return mask
 
-    return mask_of
+    @device_fn
+    def mask_of(params, seen, token, lane):
+        return ranks_of(clean_id(seen, lane))
+
+    @device_fn
+    def count(params, seen, token, lane, experts, records):
+        expert = clean_id(seen, lane)
+        if expert >= 0:
+            shared_add_i32(experts, expert, i32(1))
+        if records:
+            record(seen, expert, token, lane, u64(load_u64(params + u64(p_words))) + u64(control.STATUS))
+        return ranks_of(expert)
+
+    return load_id, mask_of, count
 
 
 def ranks_of_map(shape, block):
-    """Device function (params, token, lane, counting) -> mask of the token's ranks, the same in all lanes."""
+    """The same for tokens of a routing map, whose experts are counted by map_columns."""
     n_experts, local = shape.n_experts, shape.n_local_experts
     p_map = block.offset("ids")
 
     @device_fn
-    def mask_of(params, token, lane, counting):
+    def look(params, token, lane):
+        return i32(0)
+
+    @device_fn
+    def mask_of(params, seen, token, lane):
         row = u64(load_u64(params + u64(p_map))) + u64(token) * u64(n_experts)
         mask, expert = u32(0), i32(lane)
         while expert < n_experts:
@@ -88,55 +109,39 @@ def ranks_of_map(shape, block):
         mask = u32(mask | u32(shfl_xor(mask, 2)))
         return u32(mask | u32(shfl_xor(mask, 1)))
 
-    return mask_of
-
-
-def count_ids(shape, block):
-    """Device function count(params, num_tokens, counts): a block adds all tokens' experts to a shared array.
-
-    A warp takes a token, four at a time, so that their loads are in flight together.
-    """
-    of_token = token_ids(shape, block)
-
     @device_fn
-    def add(expert, counts):
-        if expert >= 0:
-            shared_add_i32(counts, expert, i32(1))
+    def count(params, seen, token, lane, experts, records):
+        return mask_of(params, seen, token, lane)
 
-    @device_fn
-    def count(params, num_tokens, counts):
-        lane, token, step = i32(lane_id()), i32(4 * warp_id()), i32(4 * n_warps())
-        while token < num_tokens:
-            last = i32(num_tokens - 1)
-            _, a = of_token(params, token, lane)
-            _, b = of_token(params, i32(min(i32(token + 1), last)), lane)
-            _, c = of_token(params, i32(min(i32(token + 2), last)), lane)
-            _, d = of_token(params, i32(min(i32(token + 3), last)), lane)
-            add(a, counts)
-            if token + 1 < num_tokens:
-                add(b, counts)
-            if token + 2 < num_tokens:
-                add(c, counts)
-            if token + 3 < num_tokens:
-                add(d, counts)
-            token = i32(token + step)
+    return look, mask_of, count
 
-    return count
+
+def groups_of_threads(shape):
+    """How many threads share an expert's column of the map, each a run of the block's tokens."""
+    return max(1, shape.threads // shape.n_experts)
 
 
 def map_columns(shape, block):
-    """Device functions over a block's tokens [first, end) of the routing map, a thread an expert.
+    """Device functions over a block's tokens [first, end) of the routing map, one thread or several an expert.
 
-    count(params, first, end, columns, epoch): tells the tokens of each expert in the words at `columns`.
-    number(params, first, end, before, at): writes slot_of[token, expert], the token's number among those that this rank
-    sends to the expert, -1 where it is not routed; it starts from before[at + expert].
+    by_group: shared int32 array [groups, E]. count(params, first, end, by_group): the tokens of each expert by group.
+    tell(columns, epoch, by_group), behind a barrier: tells the block's, and by_group becomes those of the groups
+    before. number(params, first, end, by_group, before, at), behind another: writes slot_of[token, expert], the token's
+    number among those that this rank sends to the expert, -1 where it is not routed; the block starts from
+    before[at + expert].
     """
-    n_experts = shape.n_experts
+    n_experts, groups = shape.n_experts, groups_of_threads(shape)
     p_map, p_slots = block.offset("ids"), block.offset("slot_of")
 
     @device_fn
+    def tokens_of_group(first, end, group):
+        a_group = i32((end - first + groups - 1) // groups)
+        start = i32(min(i32(first + group * a_group), end))
+        return start, i32(min(i32(start + a_group), end))
+
+    @device_fn
     def routed(base, token, end, expert):
-        """1 if the token is one of the block's and goes to the expert."""
+        """1 if the token is one of the group's and goes to the expert."""
         value = i32(0)
         if token < end:
             value = i32(load_u8(base + u64(token) * u64(n_experts) + u64(expert)))
@@ -145,16 +150,29 @@ def map_columns(shape, block):
         return value
 
     @device_fn
-    def count(params, first, end, columns, epoch):
-        base, expert = u64(load_u64(params + u64(p_map))), i32(thread_idx())
-        while expert < n_experts:
-            n, token = i32(0), i32(first)
-            while token < end:                  # four loads in flight
-                a, b = routed(base, token, end, expert), routed(base, i32(token + 1), end, expert)
-                c, d = routed(base, i32(token + 2), end, expert), routed(base, i32(token + 3), end, expert)
+    def count(params, first, end, by_group):
+        base, i = u64(load_u64(params + u64(p_map))), i32(thread_idx())
+        while i < groups * n_experts:
+            expert, n = i32(i % n_experts), i32(0)
+            token, stop = tokens_of_group(first, end, i32(i // n_experts))
+            while token < stop:                 # four loads in flight
+                a, b = routed(base, token, stop, expert), routed(base, i32(token + 1), stop, expert)
+                c, d = routed(base, i32(token + 2), stop, expert), routed(base, i32(token + 3), stop, expert)
                 n = i32(n + a + b + c + d)
                 token = i32(token + 4)
-            st_relaxed_gpu_u64(columns + u64(8) * u64(expert), waits.told(epoch, n))
+            by_group[i] = n
+            i = i32(i + block_dim())
+
+    @device_fn
+    def tell(columns, epoch, by_group):
+        expert = i32(thread_idx())
+        while expert < n_experts:
+            total, group = i32(0), i32(0)
+            while group < groups:
+                here = i32(by_group[group * n_experts + expert])
+                by_group[group * n_experts + expert] = total
+                total, group = i32(total + here), i32(group + 1)
+            st_relaxed_gpu_u64(columns + u64(8) * u64(expert), waits.told(epoch, total))
             expert = i32(expert + block_dim())
 
     @device_fn
@@ -168,19 +186,21 @@ def map_columns(shape, block):
         return i32(n + is_routed)
 
     @device_fn
-    def number(params, first, end, before, at):
+    def number(params, first, end, by_group, before, at):
         base, slots = u64(load_u64(params + u64(p_map))), u64(load_u64(params + u64(p_slots)))
-        expert = i32(thread_idx())
-        while expert < n_experts:
-            n, token = i32(before[at + expert]), i32(first)
-            while token < end:                  # four loads in flight
-                a, b = routed(base, token, end, expert), routed(base, i32(token + 1), end, expert)
-                c, d = routed(base, i32(token + 2), end, expert), routed(base, i32(token + 3), end, expert)
-                n = store_slot(slots, token, end, expert, a, n)
-                n = store_slot(slots, i32(token + 1), end, expert, b, n)
-                n = store_slot(slots, i32(token + 2), end, expert, c, n)
-                n = store_slot(slots, i32(token + 3), end, expert, d, n)
+        i = i32(thread_idx())
+        while i < groups * n_experts:
+            expert = i32(i % n_experts)
+            n = i32(before[at + expert] + by_group[i])
+            token, stop = tokens_of_group(first, end, i32(i // n_experts))
+            while token < stop:                 # four loads in flight
+                a, b = routed(base, token, stop, expert), routed(base, i32(token + 1), stop, expert)
+                c, d = routed(base, i32(token + 2), stop, expert), routed(base, i32(token + 3), stop, expert)
+                n = store_slot(slots, token, stop, expert, a, n)
+                n = store_slot(slots, i32(token + 1), stop, expert, b, n)
+                n = store_slot(slots, i32(token + 2), stop, expert, c, n)
+                n = store_slot(slots, i32(token + 3), stop, expert, d, n)
                 token = i32(token + 4)
-            expert = i32(expert + block_dim())
+            i = i32(i + block_dim())
 
-    return count, number
+    return count, tell, number

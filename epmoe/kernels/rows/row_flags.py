@@ -4,14 +4,13 @@ They lie at the beginning of a rank's pool, PARTS u32 a row. A warp that has wri
 there, so that who reads it need not wait for the rows behind it. Epochs only grow: flags are never lowered.
 """
 
-from epmoe.device import (any_lane, device_fn, fence_acq_rel_sys, i32, load_u64, shfl_xor, st_release_sys_u32,
+from epmoe.device import (any_lane, device_fn, i32, ld_acquire_sys_u32, load_u64, shfl_xor, st_release_sys_u32,
                           syncwarp, u32, u64)
 
 from . import control, peers, waits
 from .status import FOR_ARRIVAL
 
 PARTS = 8               # flags a row: the most parts of it
-FEWEST_PARTS = 2        # of a row, so that parts come in turn even when all warps have many rows
 UNITS = 4096            # parts of rows that a rank's warps have use for
 FLAG_BYTES = 4
 
@@ -31,16 +30,20 @@ def largest(n):
     return i32(max(n, i32(shfl_xor(n, 1))))
 
 
-def make(shape, block, phase, n_vectors):
-    """Device functions (count_parts, raise_flags, await_flag) for one kernel, whose rows have so many 16-byte vectors.
+def make(shape, block, phase, n_vectors, fewest_parts):
+    """Device functions (count_parts, raise_flags, is_up, await_flag) for one kernel.
+
+    Its rows have so many 16-byte vectors, and at least so many parts if they are long, so that parts come in turn even
+    when all warps have many rows.
 
     count_parts(notes) -> parts of a row, the same on all ranks. raise_flags(params, mask, row, part, epoch, lane): a
-    warp, when it has written the part at the ranks of `mask`; lane r has the row there. await_flag(params, my_rank, row, part, epoch, source): each lane
-    waits for the part of its own row that a source rank writes here, those with row < 0 for none; whether all came.
+    warp, when it has written the part at the ranks of `mask`; lane r has the row there. is_up(params, my_rank, row,
+    part, epoch): whether the part of a lane's row has come. await_flag(params, my_rank, row, part, epoch, source): each
+    lane waits for the part of its own row that a source rank writes here, those with row < 0 for none; whether all came.
     """
     ranks = shape.n_ranks
     most = min(PARTS, max(1, -(-n_vectors // 32)))
-    fewest = min(FEWEST_PARTS, most)
+    fewest = min(fewest_parts, most)
     _, arriving, _, _, _ = peers.sums(ranks)
     p_pools, p_words, p_timeout = block.offset("pool_ptrs"), block.offset("words"), block.offset("timeout_ns")
 
@@ -61,15 +64,18 @@ def make(shape, block, phase, n_vectors):
             st_release_sys_u32(flag_at(params, lane, row, part), u32(epoch))
 
     @device_fn
+    def is_up(params, my_rank, row, part, epoch):
+        return u32(ld_acquire_sys_u32(flag_at(params, my_rank, row, part))) == u32(epoch)
+
+    @device_fn
     def await_flag(params, my_rank, row, part, epoch, source):
         ok = True
         if row >= 0:
             ok = waits.wait_for_flag(flag_at(params, my_rank, row, part), u32(epoch),
                                      u64(load_u64(params + u64(p_words))) + u64(control.STATUS),
                                      u64(load_u64(params + u64(p_timeout))), phase, FOR_ARRIVAL, source)
-            fence_acq_rel_sys()                 # the part that the flag stands for
         failed = any_lane(not ok)
         syncwarp()                              # what one lane acquired, all lanes read
         return failed == 0
 
-    return count_parts, raise_flags, await_flag
+    return count_parts, raise_flags, is_up, await_flag

@@ -7,15 +7,17 @@ every row is written where it is to stay.
 from types import SimpleNamespace
 
 from epmoe.device import (all_lanes, ballot, device_fn, f32, ffs, i32, lane_id, load_i32, load_u32, load_u64, n_warps,
-                          popc, store_i32, store_u32, store_u64, syncwarp, u32, u64, warp_broadcast_i32, warp_broadcast_u64,
+                          popc, prefetch, store_i32, store_u32, store_u64, syncwarp, u32, u64, warp_broadcast_i32, warp_broadcast_u64,
                           warp_id)
 
 from ..formats import blockwise_fp8
 from . import control, layout, peers, routing
 from .row_copy import VECTOR, copy_to_lanes, parts
+from .waits import LINE
 
 MINUS_ONE = 2**64 - 1
 BF16_BYTES = 2
+FEWEST_PARTS = 4        # of a row, so that all warps have done at about the same time
 
 
 def fp8_format(hidden):
@@ -26,11 +28,11 @@ def fp8_format(hidden):
 def _send_slots(shape, block):
     """Device function (params, token, mask, row, ids_at, probs_at, lane): a token's slots, as its ranks see them."""
     top_k, local, has_probs = shape.top_k, shape.n_local_experts, shape.has_probs
-    of_token, p_probs = routing.token_ids(shape, block), block.offset("probs")
+    (load_id, clean_id), p_probs = routing.token_ids(shape, block), block.offset("probs")
 
     @device_fn
     def send_slots(params, token, mask, row, ids_at, probs_at, lane):
-        _, expert = of_token(params, token, lane)
+        expert = clean_id(load_id(params, token, lane), lane)
         prob = u32(0)
         if has_probs and lane < top_k:
             prob = u32(load_u32(u64(load_u64(params + u64(p_probs))) + u64(4) * (u64(token) * u64(top_k) + u64(lane))))
@@ -114,6 +116,37 @@ def room(shape):
     return has_room
 
 
+def ahead(shape, block):
+    """Device function fetch(params, num_tokens): brings nearer what each warp sends first, while it is not yet allowed."""
+    has_probs, expert_major, n_vectors = shape.has_probs, shape.expert_major, shape.row_bytes // VECTOR
+    if shape.encode:
+        n_vectors = shape.value_bytes * BF16_BYTES // VECTOR
+    src_bytes, slots_bytes, tokens_of_block = n_vectors * VECTOR, 4 * shape.top_k, layout.tokens_of(shape)
+    fewest, (count_parts, part_span) = fewest_parts(n_vectors), parts(n_vectors)
+    p_x, p_probs = block.offset("x"), block.offset("probs")
+
+    @device_fn
+    def fetch(params, num_tokens):
+        first, end = tokens_of_block(num_tokens)
+        n_parts = i32(max(fewest, count_parts(i32(end - first), i32(n_warps()))))
+        token, part, lane = i32(first + warp_id() // n_parts), i32(warp_id() % n_parts), i32(lane_id())
+        if token < end:
+            a, b = part_span(part, n_parts)
+            row, at = u64(load_u64(params + u64(p_x))) + u64(token) * u64(src_bytes), i32(VECTOR * a + LINE * lane)
+            while at < VECTOR * b:
+                prefetch(row + u64(at))
+                at = i32(at + 32 * LINE)
+            if has_probs and not expert_major and part == 0 and lane == 0:
+                prefetch(u64(load_u64(params + u64(p_probs))) + u64(token) * u64(slots_bytes))
+
+    return fetch
+
+
+def fewest_parts(n_vectors):
+    """The fewest parts of a row of so many vectors that warps take."""
+    return min(FEWEST_PARTS, max(1, n_vectors // 32))
+
+
 def make(shape, block, flags=None):
     """Device function send(params, epoch, num_tokens, my_rank, notes): this block's tokens, if every rank has room.
 
@@ -127,8 +160,9 @@ def make(shape, block, flags=None):
     n_vectors = row_bytes // VECTOR
     count_parts, part_span = parts(n_vectors)
     if flags is not None:
-        count_flags, raise_flags, _ = flags
+        count_flags, raise_flags, _, _ = flags
     raises, expert_major, tokens_of_block = flags is not None, shape.expert_major, layout.tokens_of(shape)
+    fewest = fewest_parts(n_vectors)
     copy = copy_to_lanes(read_only=not encodes)
     src_bytes = row_bytes
     if encodes:
@@ -171,7 +205,7 @@ def make(shape, block, flags=None):
         if raises:
             n_parts = count_flags(notes)
         elif not encodes:
-            n_parts = count_parts(i32(end - first), i32(n_warps()))
+            n_parts = i32(max(fewest, count_parts(i32(end - first), i32(n_warps()))))
         unit = i32(warp_id())
         while unit < (end - first) * n_parts:
             token, part = i32(first + unit // n_parts), i32(unit % n_parts)

@@ -1,14 +1,16 @@
 """Bounded waits of the rows kernels, and what all of them do at the beginning and the end of a call."""
 
-from epmoe.device import (atomic_add_relaxed_gpu_i32, block_dim, device_fn, fence_acq_rel_sys, globaltimer, grid_dim, i32, lane_id,
-                          ld_relaxed_gpu_u64, ld_relaxed_sys_i32, ld_relaxed_sys_u32, ld_relaxed_sys_u64, load_u64,
-                          red_add_release_gpu_i32, store_i32, store_u64, syncthreads_or, thread_idx, u32, u64,
-                          warp_broadcast_i32)
+from epmoe.device import (atomic_add_relaxed_gpu_i32, block_dim, device_fn, fence_acq_rel_sys, globaltimer, grid_dim,
+                          i32, lane_id, ld_acquire_sys_i32, ld_acquire_sys_u32, ld_acquire_sys_u64, ld_relaxed_gpu_u64,
+                          load_u64, prefetch, red_add_release_gpu_i32, store_i32, store_u64, syncthreads_or, thread_idx,
+                          u32, u64, warp_broadcast_i32)
 
 from ..spin import POLLS_PER_LOOK, gives_up, wait_for_own_blocks
 from ..status import has_failed, record_expired
 from . import control, roles
 from .status import FOR_BLOCKS
+
+LINE = 128              # bytes that prefetch brings
 
 
 @device_fn
@@ -37,13 +39,13 @@ def _wait_for_word(load):
 
 
 wait_for_word_of_rank = _wait_for_word(ld_relaxed_gpu_u64)          # written by a block of this rank
-wait_for_word_of_peer = _wait_for_word(ld_relaxed_sys_u64)
+wait_for_word_of_peer = _wait_for_word(ld_acquire_sys_u64)          # behind the fence of its clerk
 
 
 def _wait_until_equal(load):
     @device_fn
     def wait(address, wanted, status, timeout_ns, phase, waited_for, index):
-        """Waits, relaxed, until the word that peers write at the address equals `wanted`; whether it does."""
+        """Waits until the word that peers write at the address equals `wanted`, acquired; whether it does."""
         if load(address) == wanted:
             return True
         since = u64(globaltimer())
@@ -58,8 +60,8 @@ def _wait_until_equal(load):
     return wait
 
 
-wait_for_count = _wait_until_equal(ld_relaxed_sys_i32)
-wait_for_flag = _wait_until_equal(ld_relaxed_sys_u32)
+wait_for_count = _wait_until_equal(ld_acquire_sys_i32)
+wait_for_flag = _wait_until_equal(ld_acquire_sys_u32)
 
 
 def claims(block):
@@ -78,37 +80,44 @@ def claims(block):
 
 
 def of_block(block, n_ranks):
-    """Device functions for one kernel: (begin, goes_on, end).
+    """Device functions for one kernel: (begin, goes_on, all_begun, end).
 
-    begin(params) -> this call's epoch. goes_on(params): the first barrier of a block; whether no wait of this rank
-    expired earlier. end(params, epoch, my_rank, phase): of the clerk, when no peer writes here any more.
+    begin(params) -> (this call's epoch, whether a wait of this rank expired earlier). goes_on(params, failed): the
+    first barrier of a block; whether all its threads saw that none did. all_begun(params, phase): of the clerk, some
+    time in the call; whether all blocks of this rank have begun it. end(params, epoch, my_rank): of the clerk, when
+    all have begun and no peer writes here any more.
     """
     p_words, p_timeout, p_control = block.offset("words"), block.offset("timeout_ns"), block.offset("control_ptrs")
-    n_words = block.n_words
+    n_lines = -(-8 * block.n_words // LINE)
 
     @device_fn
     def begin(params):
-        word = i32(lane_id())
-        while word < n_words:                   # one miss for all of them
-            load_u64(params + u64(8) * u64(word))
-            word = i32(word + 32)
+        if lane_id() < n_lines:                 # one miss for all of them
+            prefetch(params + u64(LINE) * u64(lane_id()))
         if roles.is_clerk():
             fence_acq_rel_sys()                 # earlier launches of this rank, before what it tells its peers
-        return u64(u64(load_u64(u64(load_u64(params + u64(p_words))) + u64(control.EPOCH))) + u64(1))
+        words = u64(load_u64(params + u64(p_words)))
+        failed = has_failed(words + u64(control.STATUS))
+        return u64(u64(load_u64(words + u64(control.EPOCH))) + u64(1)), failed
 
     @device_fn
-    def goes_on(params):
-        words, failed = u64(load_u64(params + u64(p_words))), False
-        if thread_idx() == 0:
-            failed = has_failed(words + u64(control.STATUS))
+    def goes_on(params, failed):
         if syncthreads_or(failed):
             return False
-        if thread_idx() == block_dim() - 1:
-            red_add_release_gpu_i32(words + u64(control.BEGUN), i32(1))     # all of this block have read the epoch
+        if thread_idx() == block_dim() - 1:     # all of this block have read the epoch
+            red_add_release_gpu_i32(u64(load_u64(params + u64(p_words))) + u64(control.BEGUN), i32(1))
         return True
 
     @device_fn
-    def end(params, epoch, my_rank, phase):
+    def all_begun(params, phase):
+        words, ok = u64(load_u64(params + u64(p_words))), True
+        if thread_idx() == 0:
+            ok = wait_for_own_blocks(words + u64(control.BEGUN), i32(grid_dim()), words + u64(control.STATUS),
+                                     u64(load_u64(params + u64(p_timeout))), phase, FOR_BLOCKS, i32(0))
+        return not syncthreads_or(not ok)       # thread 0 acquired for all
+
+    @device_fn
+    def end(params, epoch, my_rank):
         words, i = u64(load_u64(params + u64(p_words))), i32(thread_idx())
         other = u64(u64(u64(epoch) & u64(1)) ^ u64(1))
         if i < n_ranks:                         # arrivals, which lie at the beginning of control memory
@@ -116,9 +125,7 @@ def of_block(block, n_ranks):
             store_i32(mine + u64(4) * (other * u64(n_ranks) + u64(i)), i32(0))
         if i == 0:
             store_i32(words + u64(control.CLAIMED) + u64(4) * other, i32(0))
-            if wait_for_own_blocks(words + u64(control.BEGUN), i32(grid_dim()), words + u64(control.STATUS),
-                                   u64(load_u64(params + u64(p_timeout))), phase, FOR_BLOCKS, i32(0)):
-                store_i32(words + u64(control.BEGUN), i32(0))
-                store_u64(words + u64(control.EPOCH), epoch)
+            store_i32(words + u64(control.BEGUN), i32(0))
+            store_u64(words + u64(control.EPOCH), epoch)
 
-    return begin, goes_on, end
+    return begin, goes_on, all_begun, end

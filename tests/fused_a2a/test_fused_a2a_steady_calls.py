@@ -1,0 +1,139 @@
+"""Calls made before with the same arguments: their launches start again, with new data and the reference's results.
+
+The simulator stands in for a GPU with one rank a process: its launches are recorded and started again as GpuMachine
+does it, and the caller's arrays are seen as device arrays.
+"""
+
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from rows_group import BF16, OneRank, assert_same, group_of, host, routing, tokens
+
+from epmoe import LaunchConfig, fused_a2a, inputs
+from epmoe.arrays import view
+from epmoe.fused_a2a import buffers
+from epmoe.fused_a2a.buffer import Buffer
+from epmoe_ref import fused_a2a as reference
+
+T, EXPERTS, TOP_K, HIDDEN = 5, 4, 2, 16
+
+
+class OnDevice:
+    """A NumPy array as a library for GPUs would show it."""
+
+    def __init__(self, machine, array):
+        self.values, self.dtype = array, array.dtype
+        machine.adopt(array, "given", 0)
+
+    @property
+    def __cuda_array_interface__(self):
+        return dict(self.values.__array_interface__, strides=None)
+
+
+class Recorder:
+    """What GpuMachine has for launches that start again, on a simulator's machine."""
+
+    def __init__(self, machine, monkeypatch):
+        self.machine, self.recorded, self.n_started, self.launch = machine, None, 0, machine.launch
+        for name, value in dict(n_freed=0, has_captured=False, launch=self.record, recording=self.recording,
+                                start=self.start).items():
+            monkeypatch.setattr(machine, name, value, raising=False)
+
+    def record(self, *what, **how):
+        if self.recorded is not None:
+            self.recorded.append((what, how))
+        self.launch(*what, **how)
+
+    @contextmanager
+    def recording(self):
+        self.recorded = launches = []
+        yield launches
+        self.recorded = None
+
+    def start(self, launches):
+        self.n_started += 1
+        for what, how in launches:
+            self.launch(*what, **how)
+        self.machine.synchronize()
+
+
+@pytest.fixture
+def group(monkeypatch):
+    """A world of one rank, seen as one rank a process on a GPU."""
+    monkeypatch.setattr(inputs, "_array", lambda machine, given, what: view(given, what))
+    world = OneRank(group_of(1))
+    world.recorder = Recorder(world.machine, monkeypatch)
+    for kind in (buffers._buffer, buffers._hybrid_ep_buffer):
+        kind[world] = Buffer(world, launch=LaunchConfig(2, 32))
+        kind[world].steady.applies = True
+    yield world
+    for kind in (buffers._buffer, buffers._hybrid_ep_buffer):
+        kind.pop(world).close()
+
+
+def rows_round(group, given, rng):
+    """All calls of the rows family on arrays that lie where they did; their results and the reference's."""
+    x, ids, probs, y = given
+    for a, new in zip(given, (*(r[0] for r in (tokens(rng, (T,), HIDDEN), *routing(rng, (T,), EXPERTS, TOP_K))),
+                              tokens(rng, (len(y.values),), HIDDEN)[0])):
+        a.values[...] = new
+    *want, known = reference.dispatch_forward([x.values], [ids.values], [probs.values], EXPERTS)
+    *got, handle = fused_a2a.fused_dispatch_on_device(x, ids, probs, EXPERTS, group)
+    n = known.num_rows[0]
+    for one, other in zip(got, want):
+        assert_same(host(one)[:len(other[0])], other[0], "dispatch")
+    ctx = fused_a2a.Context()
+    combined, _ = fused_a2a.FusedCombine.forward(ctx, y, group, handle)
+    assert_same(combined, reference.combine_forward([y.values[:n]], known)[0], "combine")
+    back = fused_a2a.FusedCombine.backward(ctx, x)[0]
+    assert_same(host(back)[:n], reference.combine_backward(known, [x.values])[0], "cached dispatch")
+
+
+def hybrid_round(group, given, rng):
+    """All calls of the HybridEP family."""
+    x, routing_map, probs, y = given
+    for a, new in zip(given, (tokens(rng, (T,), HIDDEN)[0], rng.random((T, EXPERTS)) < 0.5,
+                              rng.random((T, EXPERTS), np.float32), tokens(rng, (12,), HIDDEN)[0])):
+        a.values[...] = new
+    *want, known = reference.hybrid_dispatch_forward([x.values], [routing_map.values], [probs.values], EXPERTS,
+                                                     num_permuted_tokens=12, pad_multiple=2)
+    ctx, other = fused_a2a.Context(), fused_a2a.Context()
+    *got, handle = fused_a2a.HybridEPDispatch.forward(ctx, x, routing_map, probs, group, EXPERTS,
+                                                      num_permuted_tokens=12, pad_multiple=2)
+    for one, of_all in zip(got, want):
+        assert_same(one, None if of_all is None else of_all[0], "dispatch by expert")
+    assert_same(handle.overflow, known.overflow[0], "overflow")
+    combined = fused_a2a.HybridEPCombine.forward(other, y, handle)
+    assert_same(combined, reference.hybrid_combine_forward([y.values], known)[0], "combine by expert")
+    back = fused_a2a.HybridEPCombine.backward(other, x)[0]
+    assert_same(back, reference.hybrid_combine_backward(known, [x.values])[0], "rows by expert")
+
+
+ROWS = [np.zeros((T, HIDDEN), BF16), np.zeros((T, TOP_K), np.int64), np.zeros((T, TOP_K), np.float32),
+        np.zeros((T, HIDDEN), BF16)]
+HYBRID = [np.zeros((T, HIDDEN), BF16), np.zeros((T, EXPERTS), bool), np.zeros((T, EXPERTS), np.float32),
+          np.zeros((12, HIDDEN), BF16)]
+
+
+@pytest.mark.parametrize("one_round, arrays", [(rows_round, ROWS), (hybrid_round, HYBRID)], ids=["rows", "hybrid"])
+def test_launches_start_again_on_new_data(group, one_round, arrays):
+    rng, given = np.random.default_rng(1), [OnDevice(group.machine, a.copy()) for a in arrays]
+    for number in range(5):
+        one_round(group, given, rng)
+        assert group.recorder.n_started >= 3 * (number - 1), "a call that was made before took the general way"
+    others = [OnDevice(group.machine, a.copy()) for a in arrays]
+    before = group.recorder.n_started
+    one_round(group, others, rng)
+    assert group.recorder.n_started < before + 3, "other arrays have launches of their own"
+
+
+def test_what_changes_in_the_buffer_makes_calls_new(group):
+    rng, given = np.random.default_rng(2), [OnDevice(group.machine, a.copy()) for a in ROWS]
+    for _ in range(3):
+        rows_round(group, given, rng)
+    before = group.recorder.n_started
+    fused_a2a.get_buffer(group, 0).want_tokens(T + 3)
+    given[3] = OnDevice(group.machine, np.zeros((T + 3, HIDDEN), BF16))
+    rows_round(group, given, rng)
+    assert group.recorder.n_started == before
