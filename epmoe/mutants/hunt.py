@@ -9,7 +9,7 @@ from epmoe_ref.errors import DeadlockError, EPError, OutOfBoundsError, RaceError
 
 from epmoe.mutants import edited_kernels
 from epmoe.mutants.errors import Leftover, WrongResult
-from epmoe.mutants.tokens import entrances, for_importers, modules_in, mutants_of, names_in
+from epmoe.mutants.tokens import entrances, for_importers, imports_of, mutants_of, names_in
 from epmoe.mutants.pairs import seen_in, slips_of_pairs
 from epmoe.mutants.rows_run import RowsRun
 from epmoe.mutants.slips import Slip, slips_of
@@ -41,12 +41,12 @@ def all_mutants():
     """Every mutant of every file of epmoe/kernels, those of PER_IMPORTER once for each module that uses them."""
     sources = {file: edited_kernels.source_of(file) for file in edited_kernels.files()}
     used = {file: names_in(source) for file, source in sources.items()}
-    imported = {file: modules_in(source) for file, source in sources.items()}
 
     def importers(m):
         ways_in, module = entrances(sources[m.token.file], m.token.function), m.token.file.removesuffix(".py")
-        return [file.removesuffix(".py") for file, names in used.items()
-                if file != m.token.file and module in imported[file] and names & ways_in]
+        users = [file for file, source in sources.items() if file != m.token.file
+                 and (imports_of(source, module) & (ways_in | {"make"})) and used[file] & ways_in]
+        return [file.removesuffix(".py") for file in users]
 
     return for_importers([m for file, source in sources.items() for m in mutants_of(file, source)], importers)
 

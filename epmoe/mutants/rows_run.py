@@ -24,8 +24,7 @@ from epmoe.mutants.errors import Leftover, WrongResult
 from epmoe.worlds.local import LocalWorld
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
-N_RANKS, LOCAL, TOP_K = 2, 2, 2
-N_EXPERTS = N_RANKS * LOCAL
+LOCAL = 2                 # experts of a rank
 TIMEOUT = 1e-2            # seconds of the simulated clock
 
 
@@ -34,11 +33,12 @@ class _Inputs:
 
     def __init__(self, world):
         self.world, self.rng = world, np.random.default_rng(11)
-        self.ids = [np.array([self.rng.permutation(N_EXPERTS - 1)[:TOP_K] for _ in range(n)], np.int64)
-                    .reshape(n, TOP_K) for n in world.tokens]
+        self.ids = [np.array([self.rng.permutation(world.n_experts - 1)[:world.top_k] for _ in range(n)], np.int64)
+                    .reshape(n, world.top_k) for n in world.tokens]
         for ids in self.ids:
             ids[self.rng.random(ids.shape) < 0.15] = -1
-        self.maps = [np.array([[e in row for e in range(N_EXPERTS)] for row in ids], bool).reshape(len(ids), N_EXPERTS)
+        experts = range(world.n_experts)
+        self.maps = [np.array([[e in row for e in experts] for row in ids], bool).reshape(len(ids), len(experts))
                      for ids in self.ids]
 
     def rows(self, counts, dtype=BF16, columns=None):
@@ -53,11 +53,11 @@ def rows_calls(world, make, functions, in_flight):
     gives the context of the others.
     """
     dispatch, sums, cached = functions
-    given = [(make.rows(world.tokens), make.rows(world.tokens, np.float32, TOP_K)) for _ in range(2)]
+    given = [(make.rows(world.tokens), make.rows(world.tokens, np.float32, world.top_k)) for _ in range(2)]
     dispatched = [dispatch(x, make.ids, probs) for x, probs in given]
     handle, n = dispatched[-1][1], [len(i) for i in dispatched[-1][0][0]]
     x = [make.rows(n), make.rows(n, np.float32), *(make.rows(world.tokens) for _ in range(4))]
-    probs = make.rows(n, np.float32, TOP_K)
+    probs = make.rows(n, np.float32, world.top_k)
     with in_flight():
         others = [sums(handle, x[0], probs), cached(handle, x[2]), sums(handle, x[1], None), cached(handle, x[3]),
                   cached(handle, x[4]), cached(handle, x[5])]
@@ -67,8 +67,8 @@ def rows_calls(world, make, functions, in_flight):
 def hybrid_calls(world, make, functions, in_flight):
     """The calls of a HybridEP world, as in rows_calls."""
     dispatch, sums, cached = functions
-    given = [(make.rows(world.tokens), make.rows(world.tokens, np.float32, N_EXPERTS)) for _ in range(3)]
-    limit = [world.limit] * N_RANKS
+    given = [(make.rows(world.tokens), make.rows(world.tokens, np.float32, world.n_experts)) for _ in range(3)]
+    limit = [world.limit] * world.n_ranks
     one, handle = dispatch(given[0][0], make.maps, given[0][1])
     x, probs, y = make.rows(limit), make.rows(limit, np.float32, 0), make.rows(world.tokens)
     with in_flight():
@@ -83,13 +83,14 @@ def by_reference(world):
     """The functions of the reference that the calls take."""
     if world.kind == "rows":
         def dispatch(x, ids, probs):
-            *results, handle = reference.dispatch_forward(x, ids, probs, N_EXPERTS)
+            *results, handle = reference.dispatch_forward(x, ids, probs, world.n_experts)
             return results, handle
         return dispatch, reference.dispatch_backward, reference.combine_backward
 
     def dispatch(x, maps, probs):
         *results, handle = reference.hybrid_dispatch_forward(x, maps, probs, LOCAL, num_permuted_tokens=world.limit,
-                                                             pad_multiple=world.pad, fp8_dispatch=world.fp8)
+                                                             pad_multiple=world.pad, fp8_dispatch=world.fp8,
+                                                             p2p_world_size=world.p2p_world_size)
         return results, handle
     return dispatch, reference.hybrid_dispatch_backward, reference.hybrid_combine_backward
 
@@ -98,13 +99,14 @@ def on_device(world, buffer):
     """The same functions of epmoe.fused_a2a, on a buffer."""
     if world.kind == "rows":
         def dispatch(x, ids, probs):
-            made, handle = rows.dispatch_forward(buffer, x, ids, probs, N_EXPERTS)
+            made, handle = rows.dispatch_forward(buffer, x, ids, probs, world.n_experts)
             return [list(column) for column in zip(*made)], handle
         module, forward = rows, dispatch
     else:
         def forward(x, maps, probs):
             made, handle = hybrid.dispatch_forward(buffer, x, maps, probs, LOCAL, num_permuted_tokens=world.limit,
-                                                   pad_multiple=world.pad, fp8_dispatch=world.fp8)
+                                                   pad_multiple=world.pad, fp8_dispatch=world.fp8,
+                                                   p2p_world_size=world.p2p_world_size)
             return [list(column) for column in zip(*made)], handle
         module = hybrid
 
@@ -157,7 +159,7 @@ class RowsRun:
 
     def __init__(self, world, kernels, seed, *, racecheck=True, **simulation):
         self.world, self.kernels = world, kernels
-        self.local = LocalWorld(N_RANKS, seed=seed, racecheck=racecheck, expire_waits=bool(world.absent), **simulation)
+        self.local = LocalWorld(world.n_ranks, seed=seed, racecheck=racecheck, expire_waits=bool(world.absent), **simulation)
         self.machine = self.local.machine
         self.flying, self.read_from = False, []
 
@@ -252,7 +254,7 @@ class RowsRun:
                 raise Leftover(f"words of rank {r.rank} after the calls: {words.tolist()}")
             # counters of the last call stay until the next one; those of the other parity are ready for that
             other = 1 - int(words[control.EPOCH // 4]) % 2
-            arrived = buffer._control.buffers[r.rank].read(np.int32, (2, N_RANKS), buffer.layout.arrived)
+            arrived = buffer._control.buffers[r.rank].read(np.int32, (2, self.world.n_ranks), buffer.layout.arrived)
             if arrived[other].any() or words[control.CLAIMED // 4 + other]:
                 raise Leftover(f"counters of rank {r.rank} after the calls: {arrived.tolist()}, {words.tolist()}")
 

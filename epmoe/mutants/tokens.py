@@ -199,12 +199,17 @@ def names_in(source):
             if isinstance(n, (ast.Name, ast.Attribute))}
 
 
-def modules_in(source):
-    """The siblings that a source imports, or imports from: their last names."""
-    found = set()
-    for n in ast.walk(ast.parse(source)):
+def imports_of(source, module):
+    """Names that a source imports from a sibling; those of its attributes that it uses, if it imports it whole."""
+    tree, found = ast.parse(source), set()
+    for n in ast.walk(tree):
         if isinstance(n, ast.ImportFrom) and n.level:
-            found |= {n.module.rpartition(".")[2]} if n.module else {alias.name for alias in n.names}
+            names = {alias.name for alias in n.names}
+            if n.module and n.module.rpartition(".")[2] == module:
+                found |= names
+            elif not n.module and module in names:
+                found |= {a.attr for a in ast.walk(tree) if isinstance(a, ast.Attribute)
+                          and isinstance(a.value, ast.Name) and a.value.id == module} | {"make"}
     return found
 
 

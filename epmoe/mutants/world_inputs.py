@@ -19,6 +19,8 @@ def inputs(world):
     for tokens in world.tokens:
         x = [rng.normal(size=(n, cfg.hidden)).astype(BF16) for n in tokens]
         ids = [_routing(cfg, n, rng) for n in tokens]
+        if world.elsewhere:
+            ids = [np.where(i // cfg.n_local_experts == rank, -1, i) for rank, i in enumerate(ids)]
         if cfg.skip_a2a:
             x, ids = [x[0]] * cfg.n_ranks, [ids[0]] * cfg.n_ranks
         # all tokens of the first rank, one of each other rank

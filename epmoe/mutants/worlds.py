@@ -29,6 +29,7 @@ class World:
     unreduced: bool = False
     swiglu: bool = False
     bad_ids: bool = False
+    elsewhere: bool = False
     absent: tuple = ()
     stuck: str = ""
 
@@ -44,10 +45,10 @@ class World:
 
 @dataclass(frozen=True, eq=False)
 class RowsWorld:
-    """One world of the rows kernels, 2 ranks x 2 experts (rows_run.py).
+    """One world of the rows kernels, two experts a rank (rows_run.py).
 
-    kind: "rows" (FusedDispatch, FusedCombine), "hybrid" (HybridEP). limit: rows of a rank in HybridEP; pad: to which
-    each expert's are rounded up; fp8: they travel as blockwise FP8. absent: as in World.
+    kind: "rows" (FusedDispatch, FusedCombine), "hybrid" (HybridEP). tokens: of each rank. limit: rows of a rank in
+    HybridEP; pad: to which each expert's are rounded up; fp8: they travel as blockwise FP8. absent: as in World.
     """
 
     name: str
@@ -58,8 +59,18 @@ class RowsWorld:
     limit: int = 0
     pad: int = 0
     fp8: bool = False
+    top_k: int = 2
+    p2p_world_size: int | None = None
     constants: dict = field(default_factory=dict)
     absent: tuple = ()
+
+    @property
+    def n_ranks(self):
+        return len(self.tokens)
+
+    @property
+    def n_experts(self):
+        return 2 * self.n_ranks
 
 
 PLAIN = dict(n_ranks=2, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=5)
@@ -78,6 +89,8 @@ WORLDS = {w.name: w for w in (
     World("unreduced", PLAIN, ((5, 3), (2, 5)), fused=True, unreduced=True),
     World("nvfp4, shared expert, split", SHARED | dict(token_format="nvfp4"), ((6, 3), (1, 5))),
     World("nvfp4, shared expert, fused", SHARED | dict(token_format="nvfp4"), ((6, 3), (1, 5)), fused=True),
+    World("shared expert of tokens that go elsewhere", SHARED | dict(token_format="nvfp4"), ((6, 6), (5, 4)),
+          fused=True, elsewhere=True),
     World("shared expert", SHARED | dict(hidden=16), ((6, 3), (1, 5)), fused=True),
     World("fp8, skip_a2a, shared expert", SHARED | dict(hidden=128, token_format="fp8_blockwise", skip_a2a=True,
                                                         p2p_world_size=1, allreduce_world_size=2), ((6, 6), (4, 4)),
@@ -100,7 +113,10 @@ WORLDS = {w.name: w for w in (
     World("p2p worlds, nvfp4", FAR | dict(token_format="nvfp4", hidden=64), ((5, 3), (2, 5))),
     RowsWorld("rows", "rows"),
     RowsWorld("rows, more blocks than tokens", "rows", tokens=(2, 0), shape=(5, 32)),
+    RowsWorld("rows of four ranks", "rows", tokens=(4, 0, 3, 2), top_k=6, shape=(2, 64)),
     RowsWorld("rows, absent peer", "rows", absent=(1,)),
     RowsWorld("hybrid", "hybrid", limit=20, pad=4),
+    RowsWorld("hybrid, two p2p worlds", "hybrid", tokens=(4, 0, 3, 2), top_k=6, limit=24, shape=(2, 64),
+              p2p_world_size=2),
     RowsWorld("hybrid fp8, too little room", "hybrid", hidden=128, limit=9, fp8=True, shape=(2, 64)),
 )}
