@@ -159,7 +159,8 @@ class RowsRun:
 
     def __init__(self, world, kernels, seed, *, racecheck=True, **simulation):
         self.world, self.kernels = world, kernels
-        self.local = LocalWorld(world.n_ranks, seed=seed, racecheck=racecheck, expire_waits=bool(world.absent), **simulation)
+        self.local = LocalWorld(world.n_ranks, seed=seed, racecheck=racecheck, expire_waits=bool(world.absent),
+                                **simulation)
         self.machine = self.local.machine
         self.flying, self.read_from = False, []
 
