@@ -29,13 +29,18 @@ def _made(buffers, group):
     return buffer
 
 
+def buffer_of(group):
+    """The Buffer of a group for FusedDispatch and FusedCombine, made if there is none."""
+    return _of(_buffer, group) or _made(_buffer, group)
+
+
 def get_buffer(group, hidden_bytes: int):
     """The Buffer of a group; the same object as long as the group lives, unless it was closed.
 
     hidden_bytes: of a row, as get_hidden_bytes tells. One buffer a group is kept, so that groups may take turns. Its
     memory grows when rows come that need more: on all ranks in the same call.
     """
-    buffer = _of(_buffer, group) or _made(_buffer, group)
+    buffer = buffer_of(group)
     buffer.hidden_bytes = max(buffer.hidden_bytes, hidden_bytes)
     return buffer
 

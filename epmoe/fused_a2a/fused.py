@@ -1,8 +1,7 @@
 """FusedDispatch and FusedCombine: a token travels once to each rank that has one of its experts."""
 
 from epmoe.fused_a2a import arguments, rows
-from epmoe.fused_a2a.arguments import get_hidden_bytes
-from epmoe.fused_a2a.buffers import get_buffer, num_sms
+from epmoe.fused_a2a.buffers import buffer_of, num_sms
 from epmoe.fused_a2a.context import Context, results
 from epmoe.fused_a2a.handles import RowsHandle, handle_of
 
@@ -28,7 +27,7 @@ class FusedDispatch:
         Errors: EPValueError names argument, rank, value; PeerTimeout.
         """
         arguments.scheduling(async_finish, allocate_on_comm_stream)
-        buffer = get_buffer(group, get_hidden_bytes(x))
+        buffer = buffer_of(group)
         made, handle = rows.dispatch_forward(buffer, x, token_indices, token_probs, num_experts, num_sms())
         handle.group = group
         ctx.group, ctx.handle = group, handle
@@ -43,11 +42,29 @@ class FusedDispatch:
         fp16, float32), rounded once. grad_token_probs is not masked: it is the exact adjoint only if the caller's
         gradient is 0 where recv_token_indices is -1. None gives None.
         """
-        buffer = get_buffer(ctx.group, get_hidden_bytes(grad_output))
+        buffer = buffer_of(ctx.group)
         grad_x, grad_probs = rows.combine_forward(buffer, "grad_output", grad_output, ctx.handle, grad_token_probs,
                                                   num_sms())
         probs = None if grad_probs is None else results(ctx.group, grad_probs)
         return results(ctx.group, grad_x), None, probs, None, None, None, None
+
+
+class FusedDispatchOnDevice:
+    """FusedDispatch without a wait of the host; see fused_dispatch_on_device."""
+
+    @staticmethod
+    def forward(ctx, x, token_indices, token_probs, num_experts, group):
+        """(recv_x, recv_token_indices, recv_token_probs, tokens_per_expert, handle), as fused_dispatch_on_device says."""
+        made, handle = rows.dispatch_forward(buffer_of(group), x, token_indices, token_probs, num_experts, num_sms(),
+                                             on_device=True)
+        handle.group = group
+        ctx.group, ctx.handle = group, handle
+        return (*(results(group, column) for column in zip(*made)), handle)
+
+    @staticmethod
+    def backward(ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle):
+        """Gradients of forward's arguments, as FusedDispatch.backward has them; rows behind the first N are not read."""
+        return FusedDispatch.backward(ctx, grad_output, None, grad_token_probs, None, None)[:5]
 
 
 class FusedCombine:
@@ -63,7 +80,7 @@ class FusedCombine:
         """
         arguments.scheduling(async_finish, allocate_on_comm_stream)
         handle_of(RowsHandle, handle)
-        buffer = get_buffer(group, get_hidden_bytes(x))
+        buffer = buffer_of(group)
         combined, _ = rows.combine_forward(buffer, "x", x, handle, None, num_sms())
         ctx.group, ctx.handle = group, handle
         ctx.async_finish, ctx.allocate_on_comm_stream = async_finish, allocate_on_comm_stream
@@ -72,7 +89,7 @@ class FusedCombine:
     @staticmethod
     def backward(ctx, grad_output, previous_event=None):
         """Gradients of forward's arguments: (grad_x [N, H], None, None, None, None); grad_x is a cached dispatch."""
-        buffer = get_buffer(ctx.group, get_hidden_bytes(grad_output))
+        buffer = buffer_of(ctx.group)
         grad_x = rows.cached_dispatch(buffer, "grad_output", grad_output, ctx.handle, num_sms())
         return results(ctx.group, grad_x), None, None, None, None
 
@@ -91,10 +108,7 @@ def fused_dispatch_on_device(x, token_indices, token_probs, num_experts, group):
     never read. tokens_per_expert stays on the device. A batch larger than any before must be larger on all ranks. The
     handle serves fused_combine and the gradients, with arrays of as many rows; all of it can be captured in a graph.
     """
-    buffer = get_buffer(group, get_hidden_bytes(x))
-    made, handle = rows.dispatch_forward(buffer, x, token_indices, token_probs, num_experts, num_sms(), on_device=True)
-    handle.group = group
-    return (*(results(group, column) for column in zip(*made)), handle)
+    return FusedDispatchOnDevice.forward(Context(), x, token_indices, token_probs, num_experts, group)
 
 
 def fused_combine(x, group, handle, async_finish=False, allocate_on_comm_stream=False):

@@ -18,9 +18,10 @@ except ImportError as error:
 
 from epmoe.fused_a2a import (get_buffer, get_hidden_bytes, init_hybrid_ep_buffer, reset_hybrid_ep_buffer,
                              set_deepep_num_sms)
-from epmoe.torch.fused import FusedCombine, FusedDispatch, fused_combine, fused_dispatch
+from epmoe.torch.fused import (FusedCombine, FusedDispatch, FusedDispatchOnDevice, fused_combine, fused_dispatch,
+                               fused_dispatch_on_device)
 from epmoe.torch.hybrid_ep import HybridEPCombine, HybridEPDispatch, hybrid_ep_combine, hybrid_ep_dispatch
 
-__all__ = ["FusedCombine", "FusedDispatch", "HybridEPCombine", "HybridEPDispatch", "fused_combine", "fused_dispatch",
-           "get_buffer", "get_hidden_bytes", "hybrid_ep_combine", "hybrid_ep_dispatch", "init_hybrid_ep_buffer",
+__all__ = ["FusedCombine", "FusedDispatch", "FusedDispatchOnDevice", "HybridEPCombine", "HybridEPDispatch",
+           "fused_combine", "fused_dispatch", "fused_dispatch_on_device", "get_buffer", "get_hidden_bytes", "hybrid_ep_combine", "hybrid_ep_dispatch", "init_hybrid_ep_buffer",
            "reset_hybrid_ep_buffer", "set_deepep_num_sms"]

@@ -39,6 +39,32 @@ class FusedDispatch(WorldFunction):
             return results(ctx.group, fused_a2a.FusedDispatch.backward(ctx, rows, None, probs, None, None))
 
 
+class FusedDispatchOnDevice(WorldFunction):
+    """FusedDispatch without a wait of the host. See epmoe.fused_a2a.fused_dispatch_on_device."""
+
+    @staticmethod
+    def forward(ctx, x, token_indices, token_probs, num_experts, group):
+        """(recv_x, recv_token_indices, recv_token_probs, tokens_per_expert, handle); gradients: x and token_probs.
+
+        All tensors are where x is, with room for the worst case: rows behind the first N hold nothing, and their
+        gradients are not read. FP8 pairs carry no gradient.
+        """
+        if len(leaves_of(x)) > len(leaves_of(token_indices)):
+            refuse_gradients("x as a pair", x, token_probs)
+        given = readable("x", x), readable("token_indices", token_indices), readable("token_probs", token_probs)
+        with in_stream_order(group):
+            made = results(group, fused_a2a.FusedDispatchOnDevice.forward(ctx, *given, num_experts, group))
+        ctx.probs_need_gradient = ask_for_gradients(token_probs)
+        ctx.mark_non_differentiable(*leaves_of([made[1], made[3]]))
+        return made
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *gradients):
+        """Gradients of forward's arguments: x first, token_probs third, None otherwise."""
+        return FusedDispatch.backward(ctx, *gradients)[:5]
+
+
 class FusedCombine(WorldFunction):
     """Rows back to their tokens' ranks, summed; its gradient is a dispatch. See epmoe.fused_a2a.FusedCombine."""
 
@@ -64,6 +90,11 @@ def fused_dispatch(x, token_indices, token_probs, num_experts, group, async_fini
     """FusedDispatch.apply, arguments by position or by name."""
     return FusedDispatch.apply(x, token_indices, token_probs, num_experts, group, async_finish,
                                allocate_on_comm_stream)
+
+
+def fused_dispatch_on_device(x, token_indices, token_probs, num_experts, group):
+    """FusedDispatchOnDevice.apply, arguments by position or by name."""
+    return FusedDispatchOnDevice.apply(x, token_indices, token_probs, num_experts, group)
 
 
 def fused_combine(x, group, handle, async_finish=False, allocate_on_comm_stream=False):

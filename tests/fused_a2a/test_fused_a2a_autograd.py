@@ -1,8 +1,7 @@
-"""epmoe.torch: gradients through torch.autograd, and a block of experts that trains as its dense counterpart does."""
+"""epmoe.torch: gradients through torch.autograd."""
 
 import importlib.util
 
-import numpy as np
 import pytest
 
 if importlib.util.find_spec("torch") is None:
@@ -55,6 +54,25 @@ def test_gradients_of_rows_are_adjoint_through_autograd(rng):
     assert event is None and inner(combined, back) == inner(rows, [a.grad for a in rows])
 
 
+def test_on_device_the_rows_that_hold_tokens_have_the_same_gradients(rng):
+    group, ids = group_of(RANKS), topk(rng, 5, 3)
+    x = [integers(rng, n, HIDDEN) for n in (5, 3)]
+    probs = [integers(rng, n, TOP_K, dtype=torch.float32) for n in (5, 3)]
+    recv_x, indices, recv_probs, per_expert, _ = fused.fused_dispatch_on_device(x, ids, probs, EXPERTS, group)
+    wanted = fused.fused_dispatch([a.detach() for a in x], ids, [p.detach() for p in probs], EXPERTS, group)
+    g = [integers(rng, *a.shape) for a in recv_x]
+    gp = [integers(rng, *a.shape, dtype=torch.float32) for a in recv_probs]
+    for rank, (rows, n) in enumerate(zip(recv_x, (len(a) for a in wanted[0]))):
+        assert torch.equal(rows[:n], wanted[0][rank]) and torch.equal(indices[rank][:n], wanted[1][rank])
+        assert torch.equal(per_expert[rank].cpu(), wanted[3][rank].cpu())
+        with torch.no_grad():
+            g[rank][n:], gp[rank][n:] = float("nan"), float("nan")
+            gp[rank][:n] *= wanted[1][rank] >= 0
+    torch.autograd.backward([*recv_x, *recv_probs], [*g, *gp])
+    assert inner(wanted[0], [a[:len(w)] for a, w in zip(g, wanted[0])]) == inner(x, [a.grad for a in x])
+    assert inner(wanted[2], [a[:len(w)] for a, w in zip(gp, wanted[2])]) == inner(probs, [a.grad for a in probs])
+
+
 @pytest.mark.parametrize("budget", [None, 6])
 def test_gradients_by_expert_are_adjoint_through_autograd(rng, budget):
     group = group_of(RANKS)
@@ -99,63 +117,3 @@ def test_one_rank_a_process_takes_and_gives_tensors(rng):
     hidden, row_probs, _, _, handle = fused.hybrid_ep_dispatch(x, routing_map, None, group, EXPERTS)
     combined = fused.hybrid_ep_combine(hidden, handle)
     assert row_probs is None and torch.equal(combined, x * routing_map.sum(dim=1, keepdim=True))
-
-
-def parameters():
-    """Two layers: a router [EXPERTS, HIDDEN], and for each expert two matrices."""
-    rng = torch.Generator().manual_seed(7)
-    shapes = [(EXPERTS, HIDDEN), (EXPERTS, HIDDEN, 16), (EXPERTS, 16, HIDDEN)] * 2
-    return [(torch.randn(shape, generator=rng) / shape[-1] ** 0.5).to(WHERE).requires_grad_() for shape in shapes]
-
-
-def expert(x, first, second):
-    return torch.nn.functional.silu(x @ first) @ second
-
-
-def dense_layer(x, router, first, second):
-    """Each token through its top experts, expert by expert."""
-    probs, ids = torch.softmax(x @ router.T, dim=-1).topk(TOP_K)
-    out = torch.zeros_like(x)
-    for e in range(EXPERTS):
-        weight = (probs * (ids == e)).sum(dim=1, keepdim=True)
-        out = out + weight * expert(x, first[e], second[e])
-    return x + out
-
-
-def parallel_layer(xs, group, router, first, second):
-    """The same with the experts spread over the ranks; xs: tokens of each rank."""
-    routed = [torch.softmax(x @ router.T, dim=-1).topk(TOP_K) for x in xs]
-    rows, ids, probs, _, handle = fused.fused_dispatch(
-        xs, [r.indices for r in routed], [r.values for r in routed], EXPERTS, group)
-    local, outs = EXPERTS // RANKS, []
-    for rank, (x, i, p) in enumerate(zip(rows, ids, probs)):
-        out = torch.zeros_like(x)
-        for e in range(local):
-            weight = (p * (i == e)).sum(dim=1, keepdim=True)
-            out = out + weight * expert(x, first[rank * local + e], second[rank * local + e])
-        outs.append(out)
-    combined, _ = fused.fused_combine(outs, group, handle)
-    return [x + y for x, y in zip(xs, combined)]
-
-
-def test_a_block_of_two_layers_trains_as_the_dense_one_does():
-    """50 steps in float32; only the order of sums differs, so the losses agree within its rounding."""
-    group, rng = group_of(RANKS), torch.Generator().manual_seed(3)
-    x = [torch.randn(n, HIDDEN, generator=rng).to(WHERE) for n in (4, 3)]
-    target = torch.randn(7, HIDDEN, generator=rng).to(WHERE)
-    losses = []
-    for is_parallel in (False, True):
-        weights, history = parameters(), []
-        for _ in range(50):
-            hidden = x if is_parallel else torch.cat(x)
-            for layer in (weights[:3], weights[3:]):
-                hidden = parallel_layer(hidden, group, *layer) if is_parallel else dense_layer(hidden, *layer)
-            loss = ((torch.cat(hidden) if is_parallel else hidden) - target).square().mean()
-            grads = torch.autograd.grad(loss, weights)
-            with torch.no_grad():
-                for w, g in zip(weights, grads):
-                    w -= 0.1 * g
-            history.append(float(loss.detach()))
-        losses.append(history)
-    assert losses[0][-1] < losses[0][0] / 2
-    np.testing.assert_allclose(losses[1], losses[0], rtol=2e-4)

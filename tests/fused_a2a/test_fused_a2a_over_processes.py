@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,11 @@ from epmoe.worlds.launcher import trial_environment
 HERE = Path(__file__).parent
 
 
-def equal_on(n_ranks, *arguments, limit):
-    """Run rows_program.py on n_ranks ranks, and look for the line of each."""
+def equal_on(n_ranks, *arguments, limit, program="rows_program.py"):
+    """Run a program on n_ranks ranks, and look for the line of each."""
     mpirun = find_mpirun()
     assert mpirun, "no mpirun beside this Python or on PATH: pip install 'epmoe[test]'"
-    program = [sys.executable, "-m", "mpi4py", str(HERE / "rows_program.py"), *map(str, arguments)]
+    program = [sys.executable, "-m", "mpi4py", str(HERE / program), *map(str, arguments)]
     command = [mpirun, "-n", str(n_ranks), *program]
     env = trial_environment() | {"PYTHONPATH": f"{HERE.parents[1]}{os.pathsep}{HERE}"}
     done = subprocess.run(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=limit)
@@ -39,3 +40,14 @@ def test_every_rank_has_the_references_results_on_the_gpus():
     if gpu_count() > 1:
         equal_on(n_ranks, 4096, 7168, 64, 1, limit=300)
 
+
+@pytest.mark.gpu
+@pytest.mark.timeout(200)
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is the other implementation here")
+@pytest.mark.parametrize("sizes", [(300, 512, 4, 4), (2048, 7168, 32, 8)], ids=str)
+def test_rows_are_those_of_torchs_own_all_to_all(sizes):
+    from epmoe.worlds.ipc_memory import gpu_count
+
+    if gpu_count() < 2:
+        pytest.skip("NCCL wants a GPU for each rank, and there is one")
+    equal_on(min(gpu_count(), 8), *sizes, limit=150, program="all_to_all_program.py")
