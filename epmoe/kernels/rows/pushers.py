@@ -5,7 +5,7 @@ from epmoe.device import (ballot, block_idx, device_fn, ffs, i32, lane_id, load1
                           warp_id)
 
 from .. import elements
-from . import peers, row_flags
+from . import peers, row_flags, row_sums
 from .row_copy import VECTOR, copy_to_lanes, parts
 
 
@@ -15,7 +15,7 @@ def expert_sums(shape, block):
     float32 from +0.0, experts ascending, rounded once, stored at `to`. Experts without a row of this token are not
     read.
     """
-    numbers = elements.make(shape.dtype)
+    numbers, (gather, sum_rows) = elements.make(shape.dtype), row_sums.make(shape.dtype)
     zeros, add, pack = numbers.zeros, numbers.add, numbers.pack
     local, row_bytes = shape.n_local_experts, shape.row_bytes
     p_x, p_expert_row = block.offset("x"), block.offset("expert_row")
@@ -32,33 +32,33 @@ def expert_sums(shape, block):
         return at
 
     @device_fn
-    def sum_row(params, row, to, first, end, lane):
+    def sum_many(params, row, to, first, end, lane):
+        """More experts than lanes: window by window, again for every vector."""
         base = i32(first)
         while base < end:
-            # lanes behind the end sum the last vector again and store nothing: all stay together for the broadcasts
-            at = u64(VECTOR) * u64(min(i32(base + lane), i32(end - 1)))
-            sums, expert = zeros(), i32(0)
+            at, sums, expert = u64(VECTOR) * u64(min(i32(base + lane), i32(end - 1))), zeros(), i32(0)
             while expert < local:
                 places = experts_from(params, row, expert, lane)
                 left = u32(ballot(places != u64(0)))
                 while left != u32(0):
-                    one = i32(ffs(left) - 1)
+                    sums = add(sums, load16(u64(warp_broadcast_u64(places, i32(ffs(left) - 1))) + at))
                     left = u32(left & u32(left - u32(1)))
-                    two, q = one, load16(u64(warp_broadcast_u64(places, one)) + at)
-                    if left != u32(0):          # two loads in flight
-                        two = i32(ffs(left) - 1)
-                        left = u32(left & u32(left - u32(1)))
-                    r = q
-                    if two != one:
-                        r = load16(u64(warp_broadcast_u64(places, two)) + at)
-                    sums = add(sums, q)
-                    if two != one:
-                        sums = add(sums, r)
                 expert = i32(expert + 32)
             q = pack(sums)
             if base + lane < end:
                 store16(to + at, q[0], q[1], q[2], q[3])
             base = i32(base + 32)
+
+    @device_fn
+    def sum_row(params, row, to, first, end, lane):
+        rows, n, expert = u64(0), i32(0), i32(0)
+        while expert < local:
+            rows, n = gather(experts_from(params, row, expert, lane), rows, n, lane)
+            expert = i32(expert + 32)
+        if n <= row_sums.MOST:
+            sum_rows(rows, n, to, first, end, lane)
+        else:
+            sum_many(params, row, to, first, end, lane)
 
     return sum_row
 

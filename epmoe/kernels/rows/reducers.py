@@ -1,26 +1,21 @@
 """Reducing what came back: per token the sum over ranks ascending, in float32, rounded (in each p2p world first)."""
 
-from epmoe.device import (add_rn, ballot, device_fn, f32, f32_as_u32, ffs, i32, lane_id,
-                          load16, load_f32, load_i32, load_u32, load_u64, popc, shfl_up, store16, store_u32, u32, u64,
-                          warp_broadcast_i32, warp_broadcast_u64)
+from epmoe.device import (add_rn, device_fn, f32, f32_as_u32, i32, lane_id, load16, load_f32, load_i32, load_u32,
+                          load_u64, shfl_up, store16, store_u32, u32, u64, warp_broadcast_u64)
 
 from .. import elements
-from . import peers, pushers, waits
+from . import peers, pushers, row_sums, waits
 from .row_copy import VECTOR, parts
 
-IN_FLIGHT = 4           # rows of a token that are read together
 
+def world_sums(shape):
+    """Device function (places, at) -> the sum over p2p worlds of their sums, each rounded, of vectors at `at` of rows.
 
-def rank_sums(shape):
-    """Device function (places, at, lane) -> the rounded sum of the vectors at `at` of the rows of all ranks, ascending.
-
-    places: lane r has the address of rank r's row, 0 for none; rows that do not exist are not read. Every lane sums its
-    own vector.
+    places: lane r has the address of rank r's row, 0 for none; rows that do not exist are not read. Ranks and worlds
+    ascend. Every lane sums its own vector.
     """
-    numbers, ranks = elements.make(shape.dtype), shape.n_ranks
+    numbers, ranks, a_world = elements.make(shape.dtype), shape.n_ranks, shape.p2p_world_size
     zeros, add, pack = numbers.zeros, numbers.add, numbers.pack
-    a_world = shape.p2p_world_size or ranks
-    by_world = 1 < a_world < ranks
 
     @device_fn
     def load_rank(places, rank, end, at):
@@ -50,13 +45,6 @@ def rank_sums(shape):
             rank = i32(rank + 4)
         return pack(sums)
 
-    if not by_world:
-        @device_fn
-        def sum_of_all(places, at):
-            return sum_of_ranks(places, at, i32(0), i32(ranks))
-
-        return sum_of_all
-
     @device_fn
     def sum_of_worlds(places, at):
         sums, first = zeros(), i32(0)
@@ -71,89 +59,33 @@ def rank_sums(shape):
 def _sum_row(shape):
     """Device function sum_row(places, to, first, end, lane): vectors [first, end) of the sum over ranks, stored at `to`.
 
-    places: as for rank_sums. Where a token has few rows, their addresses are found once and all loads of one or two
-    vectors are in flight together; else rank by rank, as rank_sums does.
+    places: as for world_sums.
     """
-    numbers, ranks, sum_of_ranks = elements.make(shape.dtype), shape.n_ranks, rank_sums(shape)
-    zeros, add, pack = numbers.zeros, numbers.add, numbers.pack
-    width = 0 if 1 < (shape.p2p_world_size or ranks) < ranks else min(ranks, IN_FLIGHT)
+    by_world = 1 < shape.p2p_world_size < shape.n_ranks
+    if by_world:
+        sum_of_worlds = world_sums(shape)
 
-    @device_fn
-    def take(places, left):
-        """Address of the row of the lowest rank in the mask, and the ranks that are left."""
-        return u64(warp_broadcast_u64(places, i32(ffs(left) - 1))), u32(left & u32(left - u32(1)))
-
-    @device_fn
-    def sum_of(n, a, b, c, d):
-        sums = add(zeros(), a)
-        if n > 1:
-            sums = add(sums, b)
-        if n > 2:
-            sums = add(sums, c)
-        if n > 3:
-            sums = add(sums, d)
-        return pack(sums)
-
-    @device_fn
-    def vectors_of(n, a, b, c, d, at):
-        """The vectors of up to four rows; rows beyond n are not looked at."""
-        p = load16(a + at)
-        q, r, s = p, p, p
-        if n > 1:
-            q = load16(b + at)
-        if width > 2 and n > 2:
-            r = load16(c + at)
-        if width > 3 and n > 3:
-            s = load16(d + at)
-        return p, q, r, s
-
-    @device_fn
-    def sum_few(places, mask, n, to, first, end, lane):
-        a, left = take(places, mask)
-        b, c, d = a, a, a
-        if n > 1:
-            b, left = take(places, left)
-        if n > 2:
-            c, left = take(places, left)
-        if n > 3:
-            d, left = take(places, left)
-        base = i32(first)
-        while base < end:
-            # lanes behind the end sum the last vector again and store nothing
-            one, two = i32(base + lane), i32(base + lane + 32)
-            at, behind = u64(VECTOR) * u64(min(one, i32(end - 1))), u64(VECTOR) * u64(min(two, i32(end - 1)))
-            p, q, r, s = vectors_of(n, a, b, c, d, at)
-            if width <= 2:
-                v, w, y, z = vectors_of(n, a, b, c, d, behind)
-                o = sum_of(n, v, w, y, z)
-                if two < end:
-                    store16(to + behind, o[0], o[1], o[2], o[3])
+        @device_fn
+        def sum_by_world(places, to, first, end, lane):
+            base = i32(first)
+            while base < end:
+                # lanes behind the end sum the last vector again and store nothing: all stay together
+                at = u64(VECTOR) * u64(min(i32(base + lane), i32(end - 1)))
+                q = sum_of_worlds(places, at)
+                if base + lane < end:
+                    store16(to + at, q[0], q[1], q[2], q[3])
                 base = i32(base + 32)
-            o = sum_of(n, p, q, r, s)
-            if one < end:
-                store16(to + at, o[0], o[1], o[2], o[3])
-            base = i32(base + 32)
+
+        return sum_by_world
+
+    gather, sum_rows = row_sums.make(shape.dtype)
 
     @device_fn
-    def sum_many(places, to, first, end, lane):
-        base = i32(first)
-        while base < end:
-            at = u64(VECTOR) * u64(min(i32(base + lane), i32(end - 1)))
-            q = sum_of_ranks(places, at)
-            if base + lane < end:
-                store16(to + at, q[0], q[1], q[2], q[3])
-            base = i32(base + 32)
+    def sum_all(places, to, first, end, lane):
+        rows, n = gather(places, u64(0), i32(0), lane)
+        sum_rows(rows, n, to, first, end, lane)
 
-    @device_fn
-    def sum_row(places, to, first, end, lane):
-        mask = u32(ballot(places != u64(0)))
-        n = i32(popc(mask))
-        if n > 0 and n <= width:
-            sum_few(places, mask, n, to, first, end, lane)
-        else:
-            sum_many(places, to, first, end, lane)
-
-    return sum_row
+    return sum_all
 
 
 def make(shape, block, flags):
