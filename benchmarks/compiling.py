@@ -59,8 +59,7 @@ def distinct(cases):
             continue
         s = case.shape
         tokens = s.tokens if case.kernels.startswith("pairs") else 0
-        # rows with a waiting host has no kernels of its own
-        key = case.kernels.partition(",")[0], tokens, s.hidden, s.experts, s.top_k, s.format
+        key = case.kernels, tokens, s.hidden, s.experts, s.top_k, s.format
         found.setdefault(key, case)
     return list(found.values())
 
