@@ -90,7 +90,7 @@ def _recorded(args):
 
 
 def _stamped(args, worlds):
-    from epmoe.explain.gpu_round import stamped_round
+    from epmoe.explain.gpu_round import stamped_rounds
     from epmoe.explain.stamped import of_stamps
 
     if not args.trace:
@@ -98,10 +98,10 @@ def _stamped(args, worlds):
                            "come from the simulator: EPMOE_DEVICE=sim python -m epmoe explain")
     n_ranks = worlds.n_ranks if worlds.mpi else args.ranks or 3
     cfg, world = config_of(args, n_ranks), worlds.make(n_ranks, args.seed)
-    stamps = stamped_round(cfg, world, fused=args.fused, seed=args.seed)
+    rounds = stamped_rounds(cfg, world, fused=args.fused, seed=args.seed)
     if worlds.prints:
-        text = of_stamps(stamps, about(cfg, args) | {"device": world.machine.describe()}).json()
-        print(f"{_write(args.trace, text)}: {len(stamps)} launches with stamps; open it in ui.perfetto.dev")
+        text = of_stamps(rounds, about(cfg, args) | {"device": world.machine.describe()}).json()
+        print(f"{_write(args.trace, text)}: {len(rounds[-1])} launches with stamps; open it in ui.perfetto.dev")
     return RIGHT
 
 

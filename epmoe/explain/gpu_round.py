@@ -1,5 +1,7 @@
 """A round of dispatch and combine with stamps, on whatever device there is: what `explain --trace` shows of GPUs."""
 
+import time
+
 from epmoe.arrays import to_numpy
 from epmoe.expert_parallel import ExpertParallel
 from epmoe.explain.inputs import routed_for
@@ -7,26 +9,33 @@ from epmoe.experts import Experts
 from epmoe.kernels import LaunchConfig
 
 WARM_UP = 3         # rounds before: the first ones compile, and wait for processors to wake up
+LATE_S = 0.002      # in the rounds after them one rank after the other comes late, so that clocks can be compared
 
 
-def stamped_round(cfg, world, *, fused, seed, timeout=30.0):
-    """Run a few rounds and return the stamps of the last one, of all ranks; collective.
+def stamped_rounds(cfg, world, *, fused, seed, timeout=30.0):
+    """Run some rounds; returns the stamps of each after the warm-up, of all ranks, [Stamps] a round; collective.
 
-    Experts compute once, for their rows stay the same: where a row lies inside its segment may change, its number not.
+    In the last one all ranks begin together; in those before, each rank is late in turn. Experts compute once, for
+    their rows stay the same: where a row lies inside its segment may change, its number not.
     """
     routed, experts = routed_for(cfg, seed), Experts(cfg, seed)
     of_all = (routed.x, routed.topk_ids, routed.topk_weights)
     x, ids, weights = of_all if world.lists else (a[world.rank] for a in of_all)
     with ExpertParallel(cfg, world, launch=LaunchConfig(trace=True), fused=fused, timeout=timeout) as ep:
-        y = None
-        for _ in range(WARM_UP + 1):
+        y, rounds = None, []
+        late = [None] * WARM_UP + ([] if world.lists else [*range(world.n_ranks)] * 2) + [None]
+        for number, late_rank in enumerate(late):
+            world.barrier("round", timeout)
+            if late_rank in world.ranks:
+                time.sleep(LATE_S)
             d = ep.dispatch(x, ids)
             if y is None:
                 held = d if world.lists else [d]
                 y = [experts(rank, one.trimmed().numpy()) for rank, one in zip(world.ranks, held)]
                 y = y if world.lists else y[0]
             out = ep.combine(y, d, weights)
-        for one in out if world.lists else [out]:
-            to_numpy(one)
-        own = ep.trace()
-    return [s for of_process in world.tell(own, timeout) for s in of_process]
+            for one in out if world.lists else [out]:
+                to_numpy(one)
+            if number >= WARM_UP:
+                rounds.append([s for of_process in world.tell(ep.trace(), timeout) for s in of_process])
+    return rounds

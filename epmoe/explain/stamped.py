@@ -1,8 +1,8 @@
 """A trace from stamps of the device's clock: what a round of kernels did on GPUs.
 
-Clocks of different GPUs need not agree. A mark that says "all peers have told" cannot come before the peers told, on
-any two ranks and in both directions; if the clocks contradict that, a rank's times are shifted into the middle of what
-is possible, and the trace says by how much.
+Clocks of different GPUs need not agree. A mark that says "all peers have told" cannot come before the peers told: each
+round bounds the difference of two clocks from one side, closely where the teller was the last. If the bounds of all
+rounds say that two clocks differ, a rank's times are shifted into their middle, and the trace says by how much.
 """
 
 import numpy as np
@@ -14,9 +14,10 @@ from epmoe.kernels.stamps import MARKS
 SIGNALS = {"dispatch": ("announced", "counted"), "combine": ("sent", "arrived")}
 
 
-def of_stamps(stamps, about):
-    """The trace of a round. stamps: [epmoe.kernels.stamps.Stamps] of all ranks and kernels."""
-    shifts, doubt = corrections(stamps)
+def of_stamps(rounds, about):
+    """The trace of the last of some rounds; each a list of epmoe.kernels.stamps.Stamps, of all ranks and kernels."""
+    shifts, doubt = corrections(rounds)
+    stamps = rounds[-1]
     first = min((int(s.times[s.times > 0].min()) + shifts[s.rank] for s in stamps if s.times.any()), default=0)
     trace = Trace(about | {"clock": "globaltimer of each rank's device", "shift_ns": shifts, "doubt_ns": doubt})
     for s in sorted(stamps, key=lambda s: (s.rank, s.kernel)):
@@ -53,19 +54,20 @@ def ends(stamps, name, mark, choose):
     return list(found.values())
 
 
-def corrections(stamps):
-    """({rank: ns to add to its times}, {rank: ns by which that may be wrong}): rank 0's clock is the measure."""
-    ranks = sorted({s.rank for s in stamps})
+def corrections(rounds):
+    """({rank: ns to add to its times}, {rank: ns by which that may be wrong}); the first rank's clock counts."""
+    ranks = sorted({s.rank for stamps in rounds for s in stamps})
     low, high = {r: -np.inf for r in ranks}, {r: np.inf for r in ranks}
-    for name, (told, heard) in SIGNALS.items():
-        # the earliest telling and the last hearing are sure to be cause and effect
-        tell = {rank: at for rank, _, at in ends(stamps, name, told, np.min)}
-        hear = {rank: at for rank, _, at in ends(stamps, name, heard, np.max)}
-        for r in ranks:
-            if ranks[0] in tell and r in hear:
-                low[r] = max(low[r], tell[ranks[0]] - hear[r])
-            if r in tell and ranks[0] in hear:
-                high[r] = min(high[r], hear[ranks[0]] - tell[r])
+    for stamps in rounds:
+        for name, (told, heard) in SIGNALS.items():
+            # whoever has heard all has heard the last who told
+            tell = {rank: at for rank, _, at in ends(stamps, name, told, np.max)}
+            hear = {rank: at for rank, _, at in ends(stamps, name, heard, np.min)}
+            for r in ranks:
+                if ranks[0] in tell and r in hear:
+                    low[r] = max(low[r], tell[ranks[0]] - hear[r])
+                if r in tell and ranks[0] in hear:
+                    high[r] = min(high[r], hear[ranks[0]] - tell[r])
     shifts, doubt = {}, {}
     for r in ranks:
         known = np.isfinite(low[r]) and np.isfinite(high[r])

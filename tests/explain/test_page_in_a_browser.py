@@ -165,7 +165,8 @@ def test_pointing_at_a_value_names_its_array(chromium, tmp_path):
 
 def test_arrows_can_be_hidden(chromium, tmp_path):
     with opened(chromium, tmp_path) as tab:
-        far = "[...document.querySelectorAll('.lanes .far')].filter((e) => getComputedStyle(e).display !== 'none').length"
+        far = ("[...document.querySelectorAll('.lanes .far')].filter("
+               "(e) => getComputedStyle(e).display !== 'none').length")
         assert tab.evaluate(far) > 10
         tab.locator("#timeline input[value=far]").uncheck()
         assert tab.evaluate(far) == 0

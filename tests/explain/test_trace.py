@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from epmoe import LocalWorld
 from epmoe.explain import recorded_trace
-from epmoe.explain.gpu_round import stamped_round
+from epmoe.explain.gpu_round import stamped_rounds
 from epmoe.explain.stamped import corrections, of_stamps
 from epmoe.kernels.stamps import MARKS, Stamps
 from epmoe_ref.config import EPConfig
@@ -54,8 +54,11 @@ def test_the_recorded_trace_opens(fused):
     assert {"signal", "own blocks"} == {e["cat"] for e in events if e["ph"] == "s"}
 
 
-def stamps(offsets):
-    """A dispatch and a combine on two blocks of each rank, whose clocks are off by so many ns."""
+def stamps(offsets, late=None):
+    """A dispatch and a combine on two blocks of each rank, whose clocks are off by so many ns.
+
+    late: the rank that comes 500 us late, as all others notice when they wait.
+    """
     made = []
     for rank, offset in enumerate(offsets):
         for kernel, start, reached in (
@@ -64,13 +67,15 @@ def stamps(offsets):
             times = np.zeros((2, len(MARKS)), np.uint64)
             for n, mark in enumerate(reached):
                 for block in range(2):
-                    times[block, list(MARKS).index(mark)] = 10**9 + start + 3000 * n + 100 * rank + block + offset
+                    waits = late is not None and (rank == late or mark not in ("start", "announced"))
+                    at = 10**9 + start + 3000 * n + 100 * rank + block + offset + 500_000 * waits
+                    times[block, list(MARKS).index(mark)] = at
             made.append(Stamps(kernel, rank, times))
     return made
 
 
 def test_stamps_become_slices_and_arrows():
-    made = of_stamps(stamps([0, 0]), {"device": "two of them"})
+    made = of_stamps([stamps([0, 0])], {"device": "two of them"})
     assert check(made.events) == 4
     assert made.about["shift_ns"] == {0: 0, 1: 0}
     assert min(e["ts"] for e in made.events if e["ph"] == "X") == 0
@@ -83,7 +88,7 @@ def test_stamps_become_slices_and_arrows():
 def test_a_round_with_stamps(fused):
     """What a GPU does, done by the simulator: kernels stamp, nobody records."""
     cfg = EPConfig(2, 4, 2, 64, 3)
-    made = of_stamps(stamped_round(cfg, LocalWorld(2, seed=0), fused=fused, seed=0), {})
+    made = of_stamps(stamped_rounds(cfg, LocalWorld(2, seed=0), fused=fused, seed=0), {})
     assert check(made.events) == 4
     kernels = {(e["pid"], e["name"]) for e in made.events if e["ph"] == "X" and e["cat"] == "kernel"}
     names = ("dispatch", "combine") if fused else ("dispatch_async", "dispatch_wait", "combine_async", "combine_wait")
@@ -93,6 +98,8 @@ def test_a_round_with_stamps(fused):
 
 @pytest.mark.parametrize("offset", [-50_000, 70_000])
 def test_a_clock_that_contradicts_the_signals_is_put_right(offset):
-    shifts, doubt = corrections(stamps([0, offset]))
+    rounds = [stamps([0, offset], late=0), stamps([0, offset], late=1), stamps([0, offset])]
+    shifts, doubt = corrections(rounds)
     assert shifts[0] == 0 and abs(shifts[1] + offset) <= doubt[1] <= 10_000
-    assert check(of_stamps(stamps([0, offset]), {}).events) == 4
+    assert check(of_stamps(rounds, {}).events) == 4
+    assert corrections(rounds[:1])[1][1] >= 0
