@@ -10,6 +10,7 @@ from epmoe import MPIWorld, device
 from epmoe.torch import get_buffer, reset_hybrid_ep_buffer
 
 LOCAL = 2
+LR = 0.096        # by tokens and elements, over which the loss is a sum
 BF16 = torch.bfloat16
 
 
@@ -84,10 +85,10 @@ def training(world, where, steps, kinds, num_tokens, hidden, width):
     layers = new_layers()
     for one in layers:
         one.up, one.down = (p[own].detach().clone().requires_grad_() for p in (one.up, one.down))
-    batches = batches_of(steps, num_tokens, hidden, where)
-    losses = train(layers, parallel(world), [(x[me:me + 1], t[me:me + 1]) for x, t in batches], 0.003, gather)
+    batches, lr = batches_of(steps, num_tokens, hidden, where), LR / (num_tokens[0] * hidden)
+    losses = train(layers, parallel(world), [(x[me:me + 1], t[me:me + 1]) for x, t in batches], lr, gather)
     same = new_layers()
-    same_losses = train(same, together(world.n_ranks), batches, 0.003)
+    same_losses = train(same, together(world.n_ranks), batches, lr)
     of_all = torch.tensor([sum(one) for one in zip(*world.tell(losses, 60.0))], dtype=torch.float64)
     assert torch.allclose(of_all, torch.tensor(same_losses, dtype=torch.float64), rtol=1e-6, atol=0)
     for one, other in zip(layers, same):
