@@ -25,7 +25,7 @@ def stamped_rounds(cfg, world, *, fused, seed, timeout=30.0):
         y, rounds = None, []
         late = [None] * WARM_UP + ([] if world.lists else [*range(world.n_ranks)] * 2) + [None]
         for number, late_rank in enumerate(late):
-            world.barrier("round", timeout)
+            world.tell(None, timeout)       # all are here
             if late_rank in world.ranks:
                 time.sleep(LATE_S)
             d = ep.dispatch(x, ids)
