@@ -14,7 +14,7 @@ PANELS = (("pairs: dispatch", ("pairs fused",), "dispatch"), ("pairs: combine", 
 LOOKS = {"pairs fused": ("#0072B2", "o"), "rows": ("#0072B2", "o"), "expert-major": ("#56B4E9", "v"),
          "nccl all-to-all": ("#D55E00", "s"), "DeepEP low latency": ("#CC79A7", "^"), "DeepEP V1": ("#009E73", "D"),
          "DeepEP V2": ("#E69F00", "P")}
-SIZE_INCHES, DOTS_AN_INCH = (8.0, 6.4), 130
+WIDTH_INCHES, HEIGHTS_INCHES, DOTS_AN_INCH = 8.0, {1: 3.9, 2: 6.4}, 130      # height by lines of panels
 LOWEST_US = 4       # below it there is only the floor of a few tokens
 
 
@@ -71,11 +71,14 @@ def run(args):
         return 2
     plt.rcParams.update({"font.size": 10, "svg.fonttype": "path", "svg.hashsalt": "epmoe", "axes.spines.top": False,
                          "axes.spines.right": False})
-    fig, panels = plt.subplots(2, 2, figsize=SIZE_INCHES, sharex=True, sharey=True, layout="constrained")
-    for axes, (title, kernels, phase) in zip(panels.flat, PANELS):
+    shown = [panel for panel in PANELS if args.format == "bf16" or panel[2] == "dispatch"]  # bf16 comes back anyway
+    n = len(shown) // 2
+    fig, panels = plt.subplots(n, 2, figsize=(WIDTH_INCHES, HEIGHTS_INCHES[n]), sharex=True, sharey=True,
+                               squeeze=False, layout="constrained")
+    for axes, (title, kernels, phase) in zip(panels.flat, shown):
         _panel(axes, title, kernels, curves(record, kernels, phase, fits))
     ticks = sorted({r["tokens"] for r in record["rows"] if fits(shapes.of_row(r))})
-    for axes in panels[1]:
+    for axes in panels[-1]:
         axes.set_xticks(ticks, [str(t) for t in ticks])
         axes.set_xlabel("tokens a rank")
     for axes in panels[:, 0]:
