@@ -59,19 +59,18 @@ def corrections(rounds):
     ranks = sorted({s.rank for stamps in rounds for s in stamps})
     low, high = {r: -np.inf for r in ranks}, {r: np.inf for r in ranks}
     for stamps in rounds:
-        for name, (told, heard) in SIGNALS.items():
-            # whoever has heard all has heard the last who told
-            tell = {rank: at for rank, _, at in ends(stamps, name, told, np.max)}
-            hear = {rank: at for rank, _, at in ends(stamps, name, heard, np.min)}
-            for r in ranks:
-                if ranks[0] in tell and r in hear:
-                    low[r] = max(low[r], tell[ranks[0]] - hear[r])
-                if r in tell and ranks[0] in hear:
-                    high[r] = min(high[r], hear[ranks[0]] - tell[r])
+        # the announcements, which one block makes for all: whoever has heard all has heard this rank's
+        tell = {rank: at for rank, _, at in ends(stamps, "dispatch", SIGNALS["dispatch"][0], np.max)}
+        hear = {rank: at for rank, _, at in ends(stamps, "dispatch", SIGNALS["dispatch"][1], np.min)}
+        for r in ranks:
+            if ranks[0] in tell and r in hear:
+                low[r] = max(low[r], tell[ranks[0]] - hear[r])
+            if r in tell and ranks[0] in hear:
+                high[r] = min(high[r], hear[ranks[0]] - tell[r])
     shifts, doubt = {}, {}
     for r in ranks:
         known = np.isfinite(low[r]) and np.isfinite(high[r])
         agrees = r == ranks[0] or low[r] <= 0 <= high[r] or not known
         shifts[r] = 0 if agrees else int((low[r] + high[r]) / 2)
-        doubt[r] = int((high[r] - low[r]) / 2) if known and r != ranks[0] else 0
+        doubt[r] = int(abs(high[r] - low[r]) / 2) if known and r != ranks[0] else 0
     return shifts, doubt
