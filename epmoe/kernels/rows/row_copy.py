@@ -21,35 +21,36 @@ def copy_to_lanes(*, read_only):
     load = load16_nc if read_only else load16
 
     @device_fn
+    def store_all(to, a, b, c, d, n):
+        """The lane's first n vectors of a batch."""
+        if n > 0:
+            store16(to, a[0], a[1], a[2], a[3])
+        if n > 1:
+            store16(to + u64(512), b[0], b[1], b[2], b[3])
+        if n > 2:
+            store16(to + u64(1024), c[0], c[1], c[2], c[3])
+        if n > 3:
+            store16(to + u64(1536), d[0], d[1], d[2], d[3])
+
+    @device_fn
     def copy(src, place, mask, start, first, end, lane):
         order = rotated(mask, start)
         base = i32(first)
-        while base + BATCH <= end:
-            at = u64(VECTOR) * u64(base + lane)
-            a = load(src + at)
-            b = load(src + at + u64(512))
-            c = load(src + at + u64(1024))
-            d = load(src + at + u64(1536))
+        while base < end:
+            # lanes behind the end read the last vector again and store nothing: all stay together for the broadcasts
+            one, last = i32(base + lane), i32(end - 1)
+            n = i32((end - one + 31) // 32)
+            at = u64(VECTOR) * u64(one)
+            a = load(src + u64(VECTOR) * u64(min(one, last)))
+            b = load(src + u64(VECTOR) * u64(min(i32(one + 32), last)))
+            c = load(src + u64(VECTOR) * u64(min(i32(one + 64), last)))
+            d = load(src + u64(VECTOR) * u64(min(i32(one + 96), last)))
             left = u32(order)
             while left != u32(0):
                 to = u64(warp_broadcast_u64(place, i32((ffs(left) - 1 + start) & 31))) + at
-                store16(to, a[0], a[1], a[2], a[3])
-                store16(to + u64(512), b[0], b[1], b[2], b[3])
-                store16(to + u64(1024), c[0], c[1], c[2], c[3])
-                store16(to + u64(1536), d[0], d[1], d[2], d[3])
+                store_all(to, a, b, c, d, n)
                 left = u32(left & u32(left - u32(1)))
             base = i32(base + BATCH)
-        while base < end:
-            # lanes behind the end read the last vector again and store nothing: all stay together for the broadcasts
-            at = u64(VECTOR) * u64(min(i32(base + lane), i32(end - 1)))
-            a = load(src + at)
-            left = u32(order)
-            while left != u32(0):
-                to = u64(warp_broadcast_u64(place, i32((ffs(left) - 1 + start) & 31)))
-                if base + lane < end:
-                    store16(to + at, a[0], a[1], a[2], a[3])
-                left = u32(left & u32(left - u32(1)))
-            base = i32(base + 32)
 
     return copy
 
@@ -59,7 +60,7 @@ def parts(n_vectors):
 
     count(n_rows, warps) -> parts of a row. span(part, n_parts) -> its vectors [first, end).
     """
-    most = max(1, -(-n_vectors // 32))
+    most, batches = max(1, -(-n_vectors // 32)), -(-n_vectors // BATCH)
 
     @device_fn
     def count(n_rows, warps):
@@ -68,6 +69,8 @@ def parts(n_vectors):
     @device_fn
     def span(part, n_parts):
         runs = i32((most + n_parts - 1) // n_parts)
+        if n_parts <= batches:                  # whole batches
+            runs = i32((batches + n_parts - 1) // n_parts * (BATCH // 32))
         first = i32(min(i32(part * runs * 32), n_vectors))
         return first, i32(min(i32(first + runs * 32), n_vectors))
 

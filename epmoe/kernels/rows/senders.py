@@ -128,6 +128,8 @@ def ahead(shape, block):
     @device_fn
     def fetch(params, num_tokens):
         first, end = tokens_of_block(num_tokens)
+        if (end - first) * fewest > n_warps():
+            return                              # this would hold up what the peers tell
         n_parts = i32(max(fewest, count_parts(i32(end - first), i32(n_warps()))))
         token, part, lane = i32(first + warp_id() // n_parts), i32(warp_id() % n_parts), i32(lane_id())
         if token < end:
@@ -208,7 +210,9 @@ def make(shape, block, flags=None):
             n_parts = i32(max(fewest, count_parts(i32(end - first), i32(n_warps()))))
         unit = i32(warp_id())
         while unit < (end - first) * n_parts:
-            token, part = i32(first + unit // n_parts), i32(unit % n_parts)
+            token = i32(unit // n_parts)
+            # what goes with a row goes with part 0: no warp shall have that part always
+            part, token = i32((unit + token * n_parts // n_warps()) % n_parts), i32(first + token)
             row = i32(-1)
             if lane < ranks:
                 row = i32(load_i32(row_of + u64(4) * u64(token * ranks + lane)))
