@@ -4,17 +4,17 @@ The story, in the words of the specification, and who tells which part:
 
 1. **way back** (returners.py). Region A, which dispatch left behind, says for each (local expert, source rank) where
    its rows end and how many they are. A warp takes a row, or a piece of one, reads `src_info[row] = (token, k)`, and
-   writes it to place [token, k] of the source rank's recv_buf. The place says all, so the message is the row and nothing
-   else.
+   writes it to place [token, k] of the source rank's recv_buf. The place says all, so the message is the row and
+   nothing else.
 2. **finished, signal** (returners.py). After each piece it adds 1 to `finished[local_expert, source rank]`, acquire and
    release at device scope; dispatch no longer needs that region. Whoever adds the last one has acquired all of these
    rows. It puts the word back to 0 and writes the count into the source rank's recv_count at [local_expert, my_rank],
    release at system scope: the signal covers rows of all blocks. Where no row goes back it is sent at once.
 3. **wait** (reducers.py). Every block acquires all words of its rank's recv_count at system scope.
-4. **reducing** (reducers.py). A warp takes columns of a token: sum over k ascending of fma(w, x, sum) from +0.0, one
+4. **cleaning up** (`_leave` below). Each block counts itself in D when it needs neither A nor recv_count any more; the
+   last one resets recv_count, region A and D: the next round finds the memory as this one did.
+5. **reducing** (reducers.py). A warp takes columns of a token: sum over k ascending of fma(w, x, sum) from +0.0, one
    rounding to the output type, then the shared expert, then the epilogue.
-5. **cleaning up** (`_leave` below). Each block counts itself in D; the last one resets recv_count, region A and D: the
-   next round finds the memory as this one did.
 
 To ranks of other p2p worlds (use_shmem) the row goes out of send_buf, by a put that is complete before step 2, and the
 count by a SHMEM signal: transport.py.
@@ -27,13 +27,14 @@ after all. The region of ready flags stays 0: no block waits for another one tha
 
 from functools import lru_cache
 
-from epmoe.device import (block_dim, device_fn, i32, kernel, load_u64, store_i32, store_u64, thread_idx, u64)
+from epmoe.device import (atomic_add_acq_rel_gpu_i32, device_fn, grid_dim, i32, kernel, lane_id, load_u64, n_warps,
+                          store_i32, store_u64, syncwarp, u64, warp_broadcast_i32, warp_id)
 from epmoe.layout import MAX_FINITE
 from epmoe_ref.errors import EPValueError
 
 from . import ahead, counters, reducers, returners, stamps
 from .call import CombineAsyncCall, CombineCall, CombineWaitCall
-from .dispatch import failed_before, last_to_leave
+from .dispatch import failed_before
 from .launch import LaunchConfig
 from .params import ParameterBlock
 from .transport import crosses_worlds
@@ -50,26 +51,34 @@ def parameter_block(cfg) -> ParameterBlock:
         ("status", 1), ("timeout_ns", 1), ("trace", 1))
 
 
-def _leave(cfg, block, mark):
-    """Device function: the end of every block of combine_wait; the last one leaves the memory as the round found it."""
-    at, is_last_block = counters.words(cfg), last_to_leave(cfg, block)
-    p_counters, p_count = block.offset("ep_counters"), block.offset("recv_count_p")
+def _leave(cfg, block):
+    """Device function: every block, when it has seen all signals; the last one leaves the memory as the round found it.
+
+    It is the work of a block's last warp, which has less to reduce than the others.
+    """
+    at, p_counters, p_count = counters.words(cfg), block.offset("ep_counters"), block.offset("recv_count_p")
     n_entries = cfg.n_local_experts * cfg.n_src_ranks
 
     @device_fn
     def leave(params):
-        if is_last_block(params):
-            words, recv_count = u64(load_u64(params + u64(p_counters))), u64(load_u64(params + u64(p_count)))
-            i = i32(thread_idx())
-            while i < n_entries:
-                # A peer signals these words again only after this rank's next dispatch has reached it.
-                store_u64(recv_count + u64(8) * u64(i), u64(MAX_FINITE))
-                store_i32(words + u64(at.a) + u64(8) * u64(i), i32(0))
-                store_i32(words + u64(at.a) + u64(8) * u64(i) + u64(4), i32(0))
-                i = i32(i + block_dim())
-            if thread_idx() == 0:
-                store_i32(words + u64(at.d), i32(0))
-        mark(params, stamps.LEFT)
+        if warp_id() == n_warps() - 1:
+            words, lane, last = u64(load_u64(params + u64(p_counters))), i32(lane_id()), i32(0)
+            if lane == 0:
+                # release: the block has read A and recv_count; acquire: all the others have
+                last = i32(atomic_add_acq_rel_gpu_i32(words + u64(at.d), i32(1)) == grid_dim() - 1)
+            last = i32(warp_broadcast_i32(last, 0))
+            syncwarp()                          # lane 0 acquired for all
+            if last != 0:
+                recv_count = u64(load_u64(params + u64(p_count)))
+                i = lane
+                while i < n_entries:
+                    # A peer signals these words again only after this rank's next dispatch has reached it.
+                    store_u64(recv_count + u64(8) * u64(i), u64(MAX_FINITE))
+                    store_i32(words + u64(at.a) + u64(8) * u64(i), i32(0))
+                    store_i32(words + u64(at.a) + u64(8) * u64(i) + u64(4), i32(0))
+                    i = i32(i + 32)
+                if lane == 0:
+                    store_i32(words + u64(at.d), i32(0))
 
     return leave
 
@@ -93,16 +102,15 @@ def _compile_async(cfg, threads, trace):
 def _compile_wait(cfg, threads, trace, router_weights, weights_types, epilogue, epilogue_types):
     block = parameter_block(cfg)
     mark, failed, fetch = stamps.make(block, trace), failed_before(block), ahead.parameters(block)
-    reduce = reducers.make(cfg, block, mark, router_weights, weights_types, epilogue, epilogue_types)
-    leave = _leave(cfg, block, mark)
+    reduce = reducers.make(cfg, block, mark, _leave(cfg, block), router_weights, weights_types, epilogue,
+                           epilogue_types)
 
     @kernel(max_threads=threads)
     def combine_wait(params, num_tokens, my_rank):
         mark(params, stamps.START)
         fetch(params)
-        if reduce(params, num_tokens, my_rank, failed(params)):
-            return
-        leave(params)
+        reduce(params, num_tokens, my_rank, failed(params))
+        mark(params, stamps.LEFT)
 
     return combine_wait
 
@@ -112,8 +120,8 @@ def _compile_fused(cfg, threads, trace, router_weights, weights_types, epilogue,
     block = parameter_block(cfg)
     mark, failed, fetch = stamps.make(block, trace), failed_before(block), ahead.parameters(block)
     return_rows = returners.make(cfg, block, mark)
-    reduce = reducers.make(cfg, block, mark, router_weights, weights_types, epilogue, epilogue_types)
-    leave = _leave(cfg, block, mark)
+    reduce = reducers.make(cfg, block, mark, _leave(cfg, block), router_weights, weights_types, epilogue,
+                           epilogue_types)
 
     @kernel(max_threads=threads, shmem=crosses_worlds(cfg))
     def combine(params, num_tokens, my_rank):
@@ -121,9 +129,8 @@ def _compile_fused(cfg, threads, trace, router_weights, weights_types, epilogue,
         fetch(params)
         if return_rows(params, my_rank, failed(params)):
             return
-        if reduce(params, num_tokens, my_rank, False):
-            return
-        leave(params)
+        reduce(params, num_tokens, my_rank, False)
+        mark(params, stamps.LEFT)
 
     return combine
 

@@ -1,8 +1,8 @@
 """The receiving blocks of dispatch: messages out of recv_buf into the rows of the grouped output, as they arrive.
 
-Rows are dealt out to the warps in their order, which is that in which messages are sent (senders.py), in several parts
-where there are more warps than rows. A warp waits for the signal of the segment (local expert, source rank) that its row
-belongs to, then copies: while some messages are still under way, others lie in their rows already.
+Rows are dealt out to the warps in their order, which is that in which messages are sent (senders.py), in several
+parts where there are more warps than rows. A warp waits for the signal of the segment (local expert, source rank) that
+its row belongs to, then copies: while some messages are still under way, others lie in their rows already.
 """
 
 from epmoe import layout
@@ -61,8 +61,8 @@ def make(cfg, block, threads, mark):
         return arrived != 0
 
     @device_fn
-    def copy_row(params, entry, slot, row, group, row_in_group, tile, my_rank, part, n_parts, lane):
-        src = u64(load_u64(params + u64(p_recv))) + (u64(entry) * u64(tokens_per_rank) + u64(slot)) * u64(msg_bytes)
+    def copy_row(params, recv_buf, entry, slot, row, group, row_in_group, tile, my_rank, part, n_parts, lane):
+        src = recv_buf + (u64(entry) * u64(tokens_per_rank) + u64(slot)) * u64(msg_bytes)
         token, id16 = i32(0), i32(0)
         if part == 0:
             token, id16 = load_trailer(src, lane)
@@ -78,7 +78,7 @@ def make(cfg, block, threads, mark):
     @device_fn
     def copy_window(params, first, here, my_rank, warp, warps, before, ends, starts, tiles):
         """Every warps-th part of a row, from `warp` on; whether all arrived."""
-        lane, n_rows = i32(lane_id()), i32(ends[here * ranks - 1])
+        lane, n_rows, recv_buf = i32(lane_id()), i32(ends[here * ranks - 1]), u64(load_u64(params + u64(p_recv)))
         n_parts = i32(max(1, min(decode_parts, i32(warps // max(1, n_rows)))))
         unit, seen, ok = i32(warp), i32(-1), True
         while ok and unit < n_rows * n_parts:
@@ -94,7 +94,7 @@ def make(cfg, block, threads, mark):
                 seen = entry
             if ok:
                 row_in_group = i32(before[j] + slot)
-                copy_row(params, entry, slot, i32(starts[expert] + row_in_group), i32(front + first + expert),
+                copy_row(params, recv_buf, entry, slot, i32(starts[expert] + row_in_group), i32(front + first + expert),
                          row_in_group, i32(tiles[expert]), my_rank, i32(unit % n_parts), n_parts, lane)
             unit = i32(unit + warps)
         return ok

@@ -3,16 +3,16 @@
 The story, in the words of the specification, and who tells which part. In the fused kernel some blocks send, the others
 receive, both from the start (of the split kernels each has blocks of one kind):
 
-1. **announcing** (signaller.py). Block 0 counts the ids of each expert and tells its owner, in the owner's recv_count at
-   [local_expert, my_rank]: ANNOUNCED + count. Where the count is 0 that is the signal already: 0.
+1. **announcing** (signaller.py). Block 0 counts the ids of each expert and tells its owner, in the owner's recv_count
+   at [local_expert, my_rank]: ANNOUNCED + count. Where the count is 0 that is the signal already: 0.
 2. **reserved** (senders.py). A warp takes a token. For each slot k, lane k claims place s by a fetch-add on
    `reserved[local_expert, owner]`; the message goes to the owner's recv_buf at [local_expert, my_rank, s].
-3. **sending** (senders.py). Warps write messages, or pieces of them, in an order that is the same in all blocks, so that
-   those to the first experts are complete long before the last ones.
+3. **sending** (senders.py). Warps write messages, or pieces of them, in an order that is the same in all blocks, so
+   that those to the first experts are complete long before the last ones.
 4. **finished, signal** (signaller.py). After each piece a lane adds 1 to `finished[local_expert, owner]`, acquire and
-   release at device scope; block 0 has entered the number of pieces as a debt. Whoever brings the word to 0 has acquired
-   all of these messages. It writes the count into the same word of recv_count, release at system scope: the signal.
-   Release is cumulative: the signal covers messages that other blocks wrote.
+   release at device scope; block 0 has entered the number of pieces as a debt. Whoever brings the word to 0 has
+   acquired all of these messages. It writes the count into the same word of recv_count, release at system scope: the
+   signal. Release is cumulative: the signal covers messages that other blocks wrote.
 5. **counts** (offsets.py). Every receiving block waits until all words of its recv_count say how many messages come,
    acquires them, and computes all places: row_offsets, regions A and B, which one block writes down.
 6. **waiting, copying** (copiers.py). A warp takes a row, in the order in which they arrive; acquires, at system scope,

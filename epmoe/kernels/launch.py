@@ -14,8 +14,8 @@ SIMULATOR_BLOCKS, SIMULATOR_THREADS = 3, 64
 class LaunchConfig:
     """Blocks and threads of every kernel of one ExpertParallel.
 
-    n_sms: blocks of a launch, at least 2, because some blocks of a fused dispatch send while the others receive. Default: all
-        SMs of the device (several ranks that share a GPU must share them out, since fused kernels of all ranks have
+    n_sms: blocks of a launch, at least 2, because some blocks of a fused dispatch send while others receive. Default:
+        all SMs of the device (several ranks that share a GPU must share them out, since fused kernels of all ranks have
         to be resident together); 3 in the simulator.
     num_threads: threads of a block, a multiple of 32 up to 1024. Default 1024; 64 in the simulator.
     """

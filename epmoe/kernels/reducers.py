@@ -12,11 +12,13 @@ from .status import COMBINE_WAIT
 VECTOR = 16         # bytes
 
 
-def make(cfg, block, mark, router_weights, weights_types, epilogue, epilogue_types):
+def make(cfg, block, mark, leave, router_weights, weights_types, epilogue, epilogue_types):
     """Device function reduce(params, num_tokens, my_rank, failed) -> whether it had to give up; for all blocks.
 
-    A block waits until all rows of the round are here; then one warp takes a run of columns of one token. failed: whether this thread knows of an earlier wait that expired.
+    A block waits until all rows of the round are here; then one warp takes a run of columns of one token. failed:
+    whether this thread knows of an earlier wait that expired.
 
+    leave: a device function params, called by all threads when the block has seen every signal, and needs no counter.
     router_weights: "array", a function (token, k, *args), or None for output [num_tokens, top_k, hidden].
     epilogue: a function (token, col, value, *args), or None.
     """
@@ -78,24 +80,10 @@ def make(cfg, block, mark, router_weights, weights_types, epilogue, epilogue_typ
 
     @device_fn
     def add_four(places, k, at_vector, expert, w, sums):
-        a, b = load_slot(places, k, expert, at_vector), load_slot(places, i32(k + 1), expert, at_vector)
+        a, b = load_slot(places, k, expert, at_vector), load_slot(places, i32(k + 1), expert, at_vector)  # all in flight
         c, d = load_slot(places, i32(k + 2), expert, at_vector), load_slot(places, i32(k + 3), expert, at_vector)
         sums = add_slot(w, i32(k + 1), expert, b, add_slot(w, k, expert, a, sums))
         return add_slot(w, i32(k + 3), expert, d, add_slot(w, i32(k + 2), expert, c, sums))
-
-    @device_fn
-    def add_eight(places, k, at_vector, expert, w, sums):
-        a, b = load_slot(places, k, expert, at_vector), load_slot(places, i32(k + 1), expert, at_vector)
-        c, d = load_slot(places, i32(k + 2), expert, at_vector), load_slot(places, i32(k + 3), expert, at_vector)
-        e, f = load_slot(places, i32(k + 4), expert, at_vector), load_slot(places, i32(k + 5), expert, at_vector)
-        g, h = load_slot(places, i32(k + 6), expert, at_vector), load_slot(places, i32(k + 7), expert, at_vector)
-        sums = add_slot(w, i32(k + 1), expert, b, add_slot(w, k, expert, a, sums))
-        sums = add_slot(w, i32(k + 3), expert, d, add_slot(w, i32(k + 2), expert, c, sums))
-        sums = add_slot(w, i32(k + 5), expert, f, add_slot(w, i32(k + 4), expert, e, sums))
-        return add_slot(w, i32(k + 7), expert, h, add_slot(w, i32(k + 6), expert, g, sums))
-
-    batch = 8 if top_k > 4 else 4               # loads in flight
-    add_batch = add_eight if top_k > 4 else add_four
 
     @device_fn
     def weighted_sum(params, token, vector, my_rank, expert, w):
@@ -104,8 +92,8 @@ def make(cfg, block, mark, router_weights, weights_types, epilogue, epilogue_typ
         at_vector = u64(VECTOR) * u64(vector)
         sums, k = zeros(), i32(0)
         while k < top_k:
-            sums = add_batch(places, k, at_vector, expert, w, sums)
-            k = i32(k + batch)
+            sums = add_four(places, k, at_vector, expert, w, sums)
+            k = i32(k + 4)
         return pack(sums)
 
     @device_fn
@@ -185,6 +173,7 @@ def make(cfg, block, mark, router_weights, weights_types, epilogue, epilogue_typ
         if syncthreads_or(not ok):                      # every thread acquired for all
             return True
         mark(params, stamps.ARRIVED)
+        leave(params)                                   # no counter and no signal is looked at from here on
         reduce_tokens(params, num_tokens, my_rank)
         mark(params, stamps.REDUCED)
         return False

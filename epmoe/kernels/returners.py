@@ -2,8 +2,8 @@
 
 from epmoe import layout
 from epmoe.device import (atomic_add_acq_rel_gpu_i32, ballot, block_dim, block_idx, device_fn, ffs, grid_dim, i32,
-                          lane_id, load_i32, load_u64, n_warps, prefetch, shared_array, store_i32, syncthreads, syncthreads_or,
-                          syncwarp, thread_idx, u32, u64, warp_id)
+                          lane_id, load_i32, load_u64, n_warps, shared_array, store_i32, syncthreads,
+                          syncthreads_or, syncwarp, thread_idx, u32, u64, warp_id)
 from epmoe.device import int32
 from epmoe_ref.config import READY
 
@@ -97,25 +97,11 @@ def make(cfg, block, mark):
             unit = i32(unit + n_warps() * grid_dim())
 
     @device_fn
-    def fetch_piece(params, unit, n_rows, n_parts):
-        """Asks for the first piece of a warp, or for one beside it: rows before those of the first entry count too."""
-        row, runs = i32(unit // n_parts), i32((most + n_parts - 1) // n_parts)
-        if row < n_rows:
-            prefetch(u64(load_u64(params + u64(p_src_info))) + u64(8) * u64(row))
-            piece = u64(load_u64(params + u64(p_rows))) + u64(row) * u64(bytes_a_row)
-            at = i32((unit % n_parts * runs * 32 + lane_id()) * 16)
-            end = i32(min(at + runs * 512, bytes_a_row))
-            while at < end:
-                prefetch(piece + u64(at))
-                at = i32(at + 512)
-
-    @device_fn
     def return_rows(params, my_rank, failed):
         ends, counts = shared_array(window, int32), shared_array(window, int32)
         words = u64(load_u64(params + u64(p_counters)))
         n_rows = i32(load_i32(words + u64(at.a) + u64(8 * n_entries - 8)) - READY)      # padding rows among them
         n_parts = i32(max(1, min(most, i32(n_warps() * grid_dim() // max(1, n_rows)))))
-        fetch_piece(params, i32(warp_id() * grid_dim() + block_idx()), n_rows, n_parts)
         first = i32(0)
         while first < n_entries:
             here, i = i32(min(window, n_entries - first)), i32(thread_idx())

@@ -1,18 +1,18 @@
 """The sending blocks of dispatch: tokens to the owners of their experts, in an order that lets receivers follow.
 
 A block takes a batch of tokens: places for its messages (a warp a token), payloads (steps of a row over the warps), and
-then pieces of messages, one warp each, 16 bytes a lane. All blocks send in the same order: by local expert, and for each of
-them to all owners in turn, so that the links to all peers are busy all the time; each rank begins with itself, so that
-no two ranks turn to the same peer. Messages to the first experts are complete long before the last message is, and
-their receivers copy them to their rows while others are under way.
+then pieces of messages, one warp each, 16 bytes a lane. All blocks send in the same order: by local expert, and for
+each of them to all owners in turn, so that the links to all peers are busy all the time; each rank begins with itself,
+so that no two ranks turn to the same peer. Messages to the first experts are complete long before the last message is,
+and their receivers copy them to their rows while others are under way.
 
 One block counts and announces; it has no tokens, unless there are only a few sending blocks.
 """
 
 from epmoe import layout
 from epmoe.device import (atomic_add_relaxed_gpu_i32, block_dim, block_idx, device_fn, f32, i32, lane_id, load_f32,
-                          load_u64, n_warps, shared_array, store16, store_i32, syncthreads, syncthreads_or, syncwarp,
-                          thread_idx, u64, warp_id)
+                          load_u64, n_warps, nanosleep, prefetch, shared_add_i32, shared_array, store16, store_i32,
+                          syncthreads, syncthreads_or, syncwarp, thread_idx, u32, u64, warp_id)
 from epmoe.device import int32, uint64
 
 from . import ahead, counters, formats, ids, message, shared_expert, signaller, stamps, transport
@@ -20,8 +20,9 @@ from .formats.row_copy import copy_part, most_parts
 
 BF16_BYTES = 2
 MAX_MESSAGES = 512          # of a batch, in shared memory
-ROUND_BYTES = 3 << 20       # of all messages of a rank for each piece that a warp sends one after another
-MAX_ROUNDS = 4              # such pieces at most; each of them costs a round trip to a peer
+AHEAD = 4                   # pieces that a block may begin while an earlier one is not issued
+MAX_LOOKS = 1000            # at whether it is; after that a warp goes ahead, since order is no more than desirable
+LOOK_NS = 50
 CLERK_FROM = 4              # sending blocks from which one of them only counts and announces
 
 
@@ -46,19 +47,15 @@ def _scale_of(block, input_scale):
 def pieces(cfg):
     """Device function (num_tokens, n_workers) -> into how many pieces a message is cut; the same in all blocks.
 
-    Few messages are cut so that every warp has a piece. More of them also take turns, so that the first messages are
-    complete early: by then it is the link that decides how long all of them take.
+    As many as give every warp one. More would not pay: each piece costs its warp a round trip to the peer.
     """
-    sizes = layout.message(cfg)
-    most, top_k = most_parts(sizes.token_size), cfg.top_k
+    most, top_k = most_parts(layout.message(cfg).token_size), cfg.top_k
     batch = max(1, MAX_MESSAGES // top_k)
-    tokens_a_round = max(1, ROUND_BYTES // (top_k * sizes.token_size))
 
     @device_fn
     def count(num_tokens, n_workers):
         of_block = i32(top_k * max(1, min(batch, i32((num_tokens + n_workers - 1) // n_workers))))
-        rounds = i32(max(1, min(MAX_ROUNDS, i32(num_tokens // tokens_a_round))))
-        return i32(max(1, min(most, i32(rounds * n_warps() // of_block))))
+        return i32(max(1, min(most, i32(n_warps() // of_block))))
 
     return count
 
@@ -67,7 +64,8 @@ def make(cfg, block, mark, input_scale=None):
     """Device function send_tokens(params, num_tokens, my_rank, n_senders, failed) -> whether it had to give up.
 
     For blocks [0, n_senders); ends with a barrier. failed: whether this thread knows of an earlier wait that expired;
-    then nothing is sent. Block 0 announces the counts first. input_scale: None for the number in the parameter block, or a function i -> float32 that is read at 0.
+    then nothing is sent. Block 0 announces the counts first. input_scale: None for the number in the parameter block,
+    or a function i -> float32 that is read at 0.
     """
     fmt, at, sizes = formats.of(cfg), counters.words(cfg), layout.message(cfg)
     load_id, clean_id, record_id = ids.make(cfg)
@@ -90,13 +88,12 @@ def make(cfg, block, mark, input_scale=None):
     p_send, p_counters, p_status = block.offset("send_buf_p"), block.offset("ep_counters"), block.offset("status")
 
     @device_fn
-    def claim(params, expert, my_rank):
+    def claim(params, words, expert, my_rank):
         """A place for one message at the expert's owner: its address."""
         owner, local_expert = i32(expert // local), i32(expert % local)
         source, entry = i32(my_rank), i32(local_expert * ranks + owner)
         if keeps_own:
             source, entry = i32(0), i32(local_expert)
-        words = u64(load_u64(params + u64(p_counters)))
         slot = atomic_add_relaxed_gpu_i32(words + u64(at.reserved) + u64(4) * u64(entry), i32(1))
         row = u64(local_expert * ranks + source) * u64(tokens_per_rank) + u64(slot)
         return u64(recv_buf(params, owner, my_rank) + row * u64(msg_bytes))
@@ -106,19 +103,20 @@ def make(cfg, block, mark, input_scale=None):
         return u64(load_u64(params + u64(p_send))) + u64(token) * u64(msg_bytes)
 
     @device_fn
-    def claim_for(params, token, at_slot, my_rank, places, experts, keys, lane):
+    def claim_for(params, topk_ids, clean_topk_ids, words, token, at_slot, my_rank, places, experts, keys, lane):
         """A warp cleans a token's ids and claims for them; lane k holds slot k. Place 0 means that nothing is sent."""
-        value = load_id(u64(load_u64(params + u64(p_topk))), token, lane)
+        value = load_id(topk_ids, token, lane)
         expert = clean_id(value, i32(0), lane)
-        record_id(value, expert, token, lane, u64(load_u64(params + u64(p_status))))
+        if value != expert:
+            record_id(value, expert, token, lane, u64(load_u64(params + u64(p_status))))
         if lane < top_k:
-            store_i32(u64(load_u64(params + u64(p_clean))) + u64(4) * u64(token * top_k + lane), expert)
+            store_i32(clean_topk_ids + u64(4) * u64(token * top_k + lane), expert)
             kept = expert >= 0
             if keeps_own:
                 kept = kept and expert // local == my_rank
             place, key = u64(0), i32(last_key)
             if kept:
-                place = claim(params, expert, my_rank)
+                place = claim(params, words, expert, my_rank)
                 turn = i32(expert // local - my_rank)       # this rank, the next one, ...
                 if turn < 0:
                     turn = i32(turn + n_ranks)
@@ -172,7 +170,17 @@ def make(cfg, block, mark, input_scale=None):
             i = i32(i + n_warps())
 
     @device_fn
-    def send_piece(params, token, m, place, part, n_parts, my_rank, experts, lane):
+    def await_turn(issued, unit, lane):
+        """Lets pieces leave the block nearly in order, whatever the order in which warps run: a link is a queue."""
+        looks = i32(0)
+        if lane == 0:
+            while looks < MAX_LOOKS and shared_add_i32(issued, i32(0), i32(0)) + AHEAD <= unit:
+                nanosleep(u32(LOOK_NS))
+                looks = i32(looks + 1)
+        syncwarp()                      # all lanes go together
+
+    @device_fn
+    def send_piece(params, token, m, place, part, n_parts, my_rank, experts, issued, lane):
         """One piece of message m of the batch; by a warp, which then counts it as finished."""
         expert = i32(experts[m])
         is_near = True
@@ -190,17 +198,19 @@ def make(cfg, block, mark, input_scale=None):
             complete()
         syncwarp()                      # the piece by all lanes, before lane 0 releases it
         if lane == 0:
+            shared_add_i32(issued, i32(0), i32(1))
             finish(params, expert, my_rank)
 
     @device_fn
-    def send_pieces(params, first, stride, n_messages, n_parts, my_rank, places, experts, order):
+    def send_pieces(params, first, stride, n_messages, n_parts, my_rank, places, experts, order, issued):
         lane, unit, place = i32(lane_id()), i32(warp_id()), u64(1)
         while unit < n_messages * n_parts and place != u64(0):
             m = i32(order[unit // n_parts])
             place = u64(places[m])
             if place != u64(0):
                 token = i32(first + m // top_k * stride)
-                send_piece(params, token, m, place, i32(unit % n_parts), n_parts, my_rank, experts, lane)
+                await_turn(issued, unit, lane)
+                send_piece(params, token, m, place, i32(unit % n_parts), n_parts, my_rank, experts, issued, lane)
             unit = i32(unit + n_warps())
 
     @device_fn
@@ -215,18 +225,28 @@ def make(cfg, block, mark, input_scale=None):
         return n
 
     @device_fn
+    def fetch_ids(topk_ids, token, num_tokens):
+        if thread_idx() < batch and token < num_tokens:
+            prefetch(topk_ids + u64(4) * u64(token * top_k))
+
+    @device_fn
     def send_tokens(params, num_tokens, my_rank, n_senders, failed):
         places, order = shared_array(n_slots, uint64), shared_array(n_slots, int32)
         experts, keys = shared_array(n_slots, int32), shared_array(n_slots, int32)
+        issued = shared_array(1, int32)
         # consecutive tokens go to different blocks, and the first ones not to the block that announces
         n_workers, first = n_senders, i32(n_senders - 1 - block_idx())
         if n_senders >= CLERK_FROM:
             n_workers, first = i32(n_senders - 1), i32(block_idx() - 1)
             if block_idx() == 0:
                 first = i32(num_tokens)
+        # all of these are under way at once, while thread 0 looks whether an earlier wait failed
+        topk_ids, clean_topk_ids = u64(load_u64(params + u64(p_topk))), u64(load_u64(params + u64(p_clean)))
+        words = u64(load_u64(params + u64(p_counters)))
         if first < num_tokens:
+            fetch_ids(topk_ids, i32(first + thread_idx() * n_workers), num_tokens)
+            fetch_words(words + u64(at.reserved))                                       # and finished, behind it
             fetch_row(u64(load_u64(params + u64(p_tokens))) + u64(first) * u64(row_bytes))
-            fetch_words(u64(load_u64(params + u64(p_counters))) + u64(at.reserved))     # and finished, behind it
         n_parts = count_pieces(num_tokens, n_workers)
         if block_idx() == 0:
             if not announce(params, num_tokens, my_rank, n_parts, failed):
@@ -240,8 +260,11 @@ def make(cfg, block, mark, input_scale=None):
             n_tokens = i32(min(batch, i32((num_tokens - first + n_workers - 1) // n_workers)))
             i = i32(warp_id())
             while i < n_tokens:
-                claim_for(params, i32(first + i * n_workers), i32(i * top_k), my_rank, places, experts, keys, lane)
+                claim_for(params, topk_ids, clean_topk_ids, words, i32(first + i * n_workers), i32(i * top_k), my_rank,
+                          places, experts, keys, lane)
                 i = i32(i + n_warps())
+            if thread_idx() == 0:
+                issued[0] = 0
             mark(params, stamps.CLAIMED)
             if not direct:
                 encode_batch(params, first, n_workers, n_tokens)
@@ -254,7 +277,8 @@ def make(cfg, block, mark, input_scale=None):
                 stage_batch(params, first, n_workers, n_tokens, experts)
             put_in_order(keys, order, i32(n_tokens * top_k))
             syncthreads()                       # the order, and whole messages, by all threads
-            send_pieces(params, first, n_workers, i32(n_tokens * top_k), n_parts, my_rank, places, experts, order)
+            send_pieces(params, first, n_workers, i32(n_tokens * top_k), n_parts, my_rank, places, experts, order,
+                        issued)
             mark(params, stamps.SENT)
             first = i32(first + n_tokens * n_workers)
             syncthreads()                       # nobody reads the batch any more, and all is written at the end
