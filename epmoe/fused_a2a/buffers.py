@@ -15,10 +15,15 @@ _options = {"num_sms": None}
 
 def _of(buffers, group):
     """The Buffer of a group, or None if there is none that is open."""
+    try:
+        buffer = buffers.get(group)
+    except TypeError:           # no key of a WeakKeyDictionary
+        buffer = None
+    if buffer is not None and not buffer.closed:
+        return buffer
     if not hasattr(group, "allocate") or not hasattr(group, "launching"):
         raise EPValueError(f"group is a {type(group).__name__}; a world of epmoe is needed (LocalWorld, MPIWorld)")
-    buffer = buffers.get(group)
-    return None if buffer is None or buffer.closed else buffer
+    return None
 
 
 def _made(buffers, group):

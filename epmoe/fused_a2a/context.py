@@ -10,6 +10,11 @@ def results(group, per_rank):
     return list(per_rank) if group.lists else per_rank[0]
 
 
+def columns(group, per_rank):
+    """What a function returns where each rank has several results: of each a list over ranks, or this rank's own."""
+    return [list(column) for column in zip(*per_rank)] if group.lists else per_rank[0]
+
+
 def optional_results(group, per_rank):
     """As results, and None if no rank has any."""
     return None if all(one is None for one in per_rank) else results(group, per_rank)

@@ -2,7 +2,7 @@
 
 from epmoe.fused_a2a import arguments, rows
 from epmoe.fused_a2a.buffers import buffer_of, num_sms
-from epmoe.fused_a2a.context import Context, results
+from epmoe.fused_a2a.context import Context, columns, results
 from epmoe.fused_a2a.handles import RowsHandle, handle_of
 
 
@@ -32,7 +32,7 @@ class FusedDispatch:
         handle.group = group
         ctx.group, ctx.handle = group, handle
         ctx.async_finish, ctx.allocate_on_comm_stream = async_finish, allocate_on_comm_stream
-        return (*(results(group, column) for column in zip(*made)), handle)
+        return (*columns(group, made), handle)
 
     @staticmethod
     def backward(ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle):
@@ -59,7 +59,7 @@ class FusedDispatchOnDevice:
                                              on_device=True)
         handle.group = group
         ctx.group, ctx.handle = group, handle
-        return (*(results(group, column) for column in zip(*made)), handle)
+        return (*columns(group, made), handle)
 
     @staticmethod
     def backward(ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle):

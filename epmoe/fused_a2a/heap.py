@@ -5,14 +5,40 @@ from heapq import heappop, heappush
 from collections import deque
 
 from epmoe import device
+from epmoe.arrays import DeviceArray
 from epmoe.lending import ALIGNMENT, Loan, arrange
 
 
 class _Piece:
-    """What a Loan needs to know of where its memory came from: fields at their offsets, and the way back."""
+    """What a Loan needs to know of where its memory came from: fields at their offsets, and the way back.
 
-    def __init__(self, machine, fields, take_back):
-        self.machine, self.fields, self.take_back = machine, fields, take_back
+    start: where in its buffer the memory begins.
+    """
+
+    def __init__(self, machine, fields, take_back, start=0):
+        self.machine, self.fields, self.take_back, self.start = machine, fields, take_back, start
+        self.arrays = {}            # (address of the buffer, name) -> what an array of it holds, but for its Loan
+
+
+def place_of(loan):
+    """Where a loan's memory begins."""
+    return loan.buffer.address + loan._pool.start
+
+
+def array_of(loan, name):
+    """loan.array(name) in less time, where the same memory had such an array before."""
+    if device.SIM:
+        return loan.array(name)
+    arrays, key = loan._pool.arrays, (loan.buffer.address, name)
+    known = arrays.get(key)
+    if known is None:
+        known = arrays[key] = {k: v for k, v in vars(loan.array(name)).items() if k not in ("_owner", "_read")}
+    array = _new_array(DeviceArray)
+    array.__dict__ = {**known, "_owner": loan, "_read": loan._read}
+    return array
+
+
+_new_array = DeviceArray.__new__
 
 
 def _lend(piece, buffer, start, nbytes):
@@ -76,7 +102,8 @@ class HeapMemory:
         piece = self._pieces.get(start)
         if piece is None:
             fields = {name: f._replace(offset=f.offset + start) for name, f in self._fields.items()}
-            piece = self._pieces[start] = _Piece(heap.machine, fields, lambda _: heap.give_back(start, start + nbytes))
+            piece = self._pieces[start] = _Piece(
+                heap.machine, fields, lambda _: heap.give_back(start, start + nbytes), start)
         return _lend(piece, heap.buffer, start, nbytes)
 
 

@@ -13,6 +13,7 @@ from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.arguments import BF16, E4M3, FP8_GROUP, FP16, FP32
 from epmoe.fused_a2a.buffer import align
 from epmoe.fused_a2a.handles import HybridHandle, counts_offset, handle_of, info_words
+from epmoe.fused_a2a.heap import array_of
 from epmoe.fused_a2a.rows import letting_go, told_by
 from epmoe.kernels.rows import combine_kernel, dispatch_kernel, expand_kernel, resend_kernel
 from epmoe.kernels.rows.senders import expert_masks, fp8_format
@@ -98,17 +99,17 @@ def dispatch_forward(buffer, x, routing_map, probs, num_local_experts, *, num_pe
         num_rows, capacity = call.num_rows, call.capacity
 
         def handle_with(loans):
-            overflow = [loan.array("overflow") for loan in loans]
+            overflow = [array_of(loan, "overflow") for loan in loans]
             return HybridHandle(local, num_tokens, num_rows, capacity, pad, a_world,
                                 overflow if world.lists else overflow[0], loans)
 
         def result(out, per_expert):
-            return (out.array("x"), out.array("probs") if has_probs else None,
-                    out.array("scales") if fp8_dispatch else None, per_expert)
+            return (array_of(out, "x"), array_of(out, "probs") if has_probs else None,
+                    array_of(out, "scales") if fp8_dispatch else None, per_expert)
 
         def results_in(scratch, rows, loan, out):
             loan.expert_row = rows
-            return [result(out, loan.array("tokens_per_expert"))], handle_with([loan])
+            return [result(out, array_of(loan, "tokens_per_expert"))], handle_with([loan])
 
         if limit is not None:
             remember(*call.lent(), results_in)
@@ -259,7 +260,7 @@ def cached_dispatch(buffer, name, x, handle, num_sms=None):
                 out=outputs[i].address("x"))
             calls.append((r.rank, values, handle.num_tokens[i], handle.num_tokens[i] + rows))
         buffer.launch_all(resend_kernel(shape), calls, num_sms)
-        remember([r.arena.memory("hybrid result", shapes)], outputs, lambda loan: [loan.array("x")])
+        remember([r.arena.memory("hybrid result", shapes)], outputs, lambda loan: [array_of(loan, "x")])
     return [loan.array("x") for loan in outputs]
 
 
@@ -299,7 +300,8 @@ def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
         buffer.launch_all(combine_kernel(shape), calls, num_sms)
 
         def arrays(*loans):
-            return [loan.array("x") for loan in loans], [loan.array("probs") for loan in loans] if has_probs else None
+            return ([array_of(loan, "x") for loan in loans],
+                    [array_of(loan, "probs") for loan in loans] if has_probs else None)
 
         remember([r.arena.memory("combine result", shapes)], results, arrays)
         return arrays(*results)

@@ -9,6 +9,7 @@ from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.arguments import FP32
 from epmoe.fused_a2a.buffer import align
 from epmoe.fused_a2a.handles import RowsHandle, counts_offset, handle_of, info_words
+from epmoe.fused_a2a.heap import array_of
 from epmoe.kernels.rows import combine_kernel, dispatch_kernel, move_kernel, records, resend_kernel
 from epmoe.lending import arrange
 
@@ -134,8 +135,10 @@ def dispatch_forward(buffer, x, token_indices, token_probs, num_experts, num_sms
             return RowsHandle(ranks, local * world.n_ranks, top_k, num_tokens, counts, loans, capacity)
 
         def results_in(of_handle, result):
-            row = *_result(result, capacity, n_scales), of_handle.array("tokens_per_expert")
-            return [row], handle_with([of_handle])
+            x, per_expert = array_of(result, "x"), array_of(of_handle, "tokens_per_expert")
+            if n_scales:
+                x = x, array_of(result, "scales")
+            return [(x, array_of(result, "ids"), array_of(result, "probs"), per_expert)], handle_with([of_handle])
 
         handle = handle_with(loans, told and told.counts)
         if on_device:
@@ -243,7 +246,9 @@ def cached_dispatch(buffer, name, x, handle, num_sms=None):
                   for r, a, loan in zip(buffer.ranks, xs, handle.loans)]
         _resend(buffer, shape, targets, values, handle.num_tokens, num_sms)
         memory, n = buffer.ranks[-1].heap.memory(arrays_of(handle.most_rows)), handle.num_rows[-1]
-        remember([memory], [targets[-1].loan], lambda result: [result.array("x", n)])
+        is_all = n == handle.most_rows
+        remember([memory], [targets[-1].loan],
+                 lambda result: [array_of(result, "x") if is_all else result.array("x", n)])
         return [x for x, in _settle(buffer, targets, handle)]
 
 
@@ -279,7 +284,8 @@ def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
         buffer.launch_all(combine_kernel(shape), calls, num_sms)
 
         def arrays(*loans):
-            return [loan.array("x") for loan in loans], [loan.array("probs") for loan in loans] if has_probs else None
+            return ([array_of(loan, "x") for loan in loans],
+                    [array_of(loan, "probs") for loan in loans] if has_probs else None)
 
         remember([r.arena.memory("combine result", shapes)], results, arrays)
         return arrays(*results)

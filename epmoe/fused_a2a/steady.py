@@ -9,6 +9,7 @@ general way: host arrays, lists over ranks, calls that wait for the host, result
 from contextlib import contextmanager
 
 from epmoe import device
+from epmoe.fused_a2a.heap import place_of
 from epmoe.steady_calls import UNSEEN, look
 
 MAX_REMEMBERED = 1024
@@ -57,7 +58,7 @@ class SteadyCalls:
         if known is None:
             return None
         loans = [memory.lend() for memory in known.memory]
-        launches = known.launches.get(_places(loans))
+        launches = None if None in loans else known.launches.get(tuple([place_of(loan) for loan in loans]))
         if launches is None:
             return None
         buffer.expect_open()
@@ -88,12 +89,8 @@ class SteadyCalls:
             self._known.clear()
         if key not in self._known:
             self._known[key] = _Known(memory, results)
-        self._known[key].launches[_places(loans)] = launches
+        self._known[key].launches[tuple([place_of(loan) for loan in loans])] = launches
 
 
 def _forget(memory, loans, results):
     """Nothing."""
-
-
-def _places(loans):
-    return tuple(None if loan is None else loan.address(next(iter(loan.fields))) for loan in loans)
