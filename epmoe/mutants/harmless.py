@@ -4,10 +4,12 @@ The names are those of Mutant.key: file, function, what became what.
 """
 
 INPUT = "what it reads no kernel writes while this one runs, so the non-coherent path sees the same bytes"
-TURN = ("the turn changes only when all blocks have come, this one among them, which reads it before it comes; the "
-        "change before that one it has acquired, or its launch came after it")
-COUNT = ("it is read again only by blocks that come to the next barrier, after the turn's release and acquire, so that "
-         "a plain store would do")
+AGREE = ("a thread needs nothing of what the block's others waited for: rows are read by later launches, and the words "
+         "that end() resets are of the call before or of the next one. The barrier makes the block agree when a wait of "
+         "one thread has expired; without it the call's number moves on, but FAILED keeps every later launch from "
+         "beginning until reset() has put all words back")
+ORDER = ("it only keeps the pieces of a block nearly in order, for speed: the wait ends by itself after some looks, and "
+         "nothing that a piece reads or writes depends on when it leaves")
 SWIGLU = "the kernel reads only what an earlier launch wrote; the expert outputs are its input"
 
 HARMLESS = {
@@ -20,19 +22,19 @@ HARMLESS = {
     "swiglu.py fp8_rows.fused_silu_fp8: load16 -> load16_nc (number 2)": SWIGLU,
     "swiglu.py fp8_rows.fused_silu_fp8: load16 -> load16_nc (number 3)": SWIGLU,
     "swiglu.py fp8_rows.fused_silu_fp8: load16 -> load16_nc (number 4)": SWIGLU,
+    "senders.py make.await_turn: syncwarp() -> nothing": ORDER,
+    "senders.py make.send_tokens: issued[0] = 0 -> nothing": ORDER,
     "rows/move.py move_kernel.rows_move: load16 -> load16_nc":
         "the staging area is filled by peers before the launch ahead of this one ends, and again only after this rank "
         "announces its next call",
-    "rows/pushers.py expert_sums.sum_row: load16 -> load16_nc": INPUT + ": the expert outputs given to combine",
-    "rows/pushers.py expert_sums.sum_row: load16 -> load16_nc (number 2)":
-        INPUT + ": the expert outputs given to combine",
-    "rows/layout.py make.place_tokens: syncthreads() -> nothing (number 2)":
-        "await_notes, which every block passes before it reads row_of, is a barrier of the block; totals lie before "
-        "the barrier above",
-    "rows/records.py make.record: syncthreads() -> nothing":
-        "finish, which follows, begins with a barrier of the block",
-    "rows/waits.py of_block.meet: ld_relaxed_gpu_i32 -> ld_relaxed_cta_i32": TURN,
-    "rows/waits.py of_block.meet: ld_relaxed_gpu_i32 -> load_i32": TURN,
-    "rows/waits.py of_block.meet: st_relaxed_gpu_i32 -> st_relaxed_cta_i32": COUNT,
-    "rows/waits.py of_block.meet: st_relaxed_gpu_i32 -> store_i32": COUNT,
+    "rows/combine.py combine_kernel.rows_combine: syncthreads_or(not ok) -> (not ok)": AGREE,
+    "rows/dispatch.py dispatch_kernel.rows_dispatch: syncthreads_or(not ok) -> (not ok)": AGREE,
+    "rows/dispatch.py resend_kernel.rows_resend: syncthreads_or(not expand_rows(params, epoch, my_rank, notes)) -> "
+    "(not expand_rows(params, epoch, my_rank, notes))": AGREE,
+    "rows/exchange.py make.await_arrivals: syncthreads_or(not ok) -> (not ok)": AGREE,
+    "rows/records.py make.record: syncthreads_or(not ok) -> (not ok)":
+        "all_begun, which follows before `recorded`, is a barrier of the block too",
+    "rows/waits.py of_block.all_begun: syncthreads_or(not ok) -> (not ok)":
+        "record, which comes before `recorded`, ends with a barrier of the block too; elsewhere only thread 0 needs "
+        "what it acquired here, and another barrier comes before end()",
 }

@@ -8,7 +8,8 @@ import itertools
 import pytest
 
 from epmoe import device
-from epmoe.device import (block_idx, fence_acq_rel_cta, fence_acq_rel_gpu, fence_acq_rel_sys, i32, kernel, load_i32,
+from epmoe.device import (block_idx, fence_acq_rel_cta, fence_acq_rel_gpu, fence_acq_rel_sys, i32, kernel,
+                          ld_acquire_gpu_i32, ld_relaxed_cta_i32, load_i32, st_release_gpu_i32,
                           store_i32, thread_idx, u64)
 from litmus import DATA, FLAG, OUT, execute, first_race
 
@@ -146,3 +147,17 @@ def test_data_behind_the_release_is_not_covered():
                 load_i32(params + u64(DATA))
     race = first_race(late, grid=2)
     assert "data[thread 0, word 0]" in race and ("but not after this one" in race or "acquired nothing" in race)
+
+
+def test_a_look_of_too_narrow_a_scope_counts_even_if_wider_ones_follow():
+    @kernel()
+    def looks_twice(params, num_tokens, my_rank):
+        if thread_idx() == 0:
+            if block_idx() == 0:
+                st_release_gpu_i32(params + u64(FLAG), 1)
+            elif ld_relaxed_cta_i32(params + u64(FLAG)) != 1:
+                while ld_acquire_gpu_i32(params + u64(FLAG)) != 1:
+                    pass
+
+    race = first_race(looks_twice, grid=2)
+    assert "the scopes" in race and "do not include each other's thread" in race

@@ -93,7 +93,7 @@ class Accesses:
 
     def __init__(self, machine):
         self.machine = machine
-        self.granules = {}          # address >> 4 -> (writes, reads): (mask, idx, strong) -> access
+        self.granules = {}          # address >> 4 -> (writes, reads): (mask, idx, scope) -> access
         self.locations = {}         # address -> Location
         self.strong_granules = {}   # address >> 4 -> addresses of its locations
         self.number = 0
@@ -113,7 +113,7 @@ class Accesses:
             cell = self.granules[address >> 4] = ({}, {})
         mask = MASKS[n] << (address & 15)
         me = a.idx
-        key = mask << KEY_BITS | me << 1
+        key = mask << KEY_BITS | me << 2
         writes, reads = cell
         table = writes if write else reads
         old = table.get(key)
@@ -169,7 +169,7 @@ class Accesses:
             cell = granules.get(address >> 4)
             if cell is None:
                 cell = granules[address >> 4] = ({}, {})
-            key = MASKS[access[SIZE]] << (address & 15) << KEY_BITS | access[ACTOR].idx << 1
+            key = MASKS[access[SIZE]] << (address & 15) << KEY_BITS | access[ACTOR].idx << 2
             old = cell[1].get(key)
             if old is None or old[TIME] != access[TIME] or old[ACTOR] is not access[ACTOR]:
                 cell[1][key] = access
@@ -220,7 +220,7 @@ class Accesses:
             if gone:
                 for k in gone:
                     del table[k]
-        cell[0 if write else 1][mask << KEY_BITS | me << 1 | 1] = access
+        cell[0 if write else 1][mask << KEY_BITS | me << 2 | access[SCOPE]] = access
         if span.host_accesses:
             self.check_host(access, span)
 
