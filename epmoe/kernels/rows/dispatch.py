@@ -35,7 +35,7 @@ def dispatch_kernel(shape):
     meeting = exchange.make(shape, block, ROWS_DISPATCH, with_counts=True)
     announce, announce_experts, await_notes, expert_count, sent, await_arrivals = meeting
     record, expert_major = records.make(shape, block, expert_count), shape.expert_major
-    fetch, (send, recorded, expand_rows) = senders.ahead(shape, block), _moving(shape, block)
+    (_, fetch), (send, recorded, expand_rows) = senders.ahead(shape, block), _moving(shape, block)
     sending, has_room, mark = roles.sending(shape), senders.room(shape), stamps.make(block, shape.trace)
     n_notes, expands, ranks = exchange.words_of_notes(shape.n_ranks), shape.expands, shape.n_ranks
 
@@ -97,7 +97,7 @@ def resend_kernel(shape):
     begin, goes_on, all_begun, end = waits.of_block(block, shape.n_ranks)
     meeting = exchange.make(shape, block, ROWS_DISPATCH, with_counts=False)
     announce, _, await_notes, _, sent, await_arrivals = meeting
-    fetch, (send, _, expand_rows) = senders.ahead(shape, block), _moving(shape, block)
+    (_, fetch), (send, _, expand_rows) = senders.ahead(shape, block), _moving(shape, block)
     sending, mark, expands = roles.sending(shape), stamps.make(block, shape.trace), shape.expands
     n_notes = exchange.words_of_notes(shape.n_ranks)
 

@@ -116,22 +116,30 @@ def room(shape):
     return has_room
 
 
+def part_of(unit, n_parts):
+    """(token, part of its row) that a unit of a block's work is; no warp shall always have part 0, which brings more."""
+    token = i32(unit // n_parts)
+    return token, i32((unit + token * n_parts // n_warps()) % n_parts)
+
+
 def ahead(shape, block):
-    """Device function fetch(params, num_tokens): brings nearer what each warp sends first, while it is not yet allowed."""
+    """Device functions (bring(params, first, end, unit, n_parts, lane), fetch(params, num_tokens)).
+
+    bring: lets the part of a row that a warp sends next come nearer. fetch: what each warp of the block sends first,
+    while it is not yet allowed to.
+    """
     has_probs, expert_major, n_vectors = shape.has_probs, shape.expert_major, shape.row_bytes // VECTOR
     if shape.encode:
         n_vectors = shape.value_bytes * BF16_BYTES // VECTOR
     src_bytes, slots_bytes, tokens_of_block = n_vectors * VECTOR, 4 * shape.top_k, layout.tokens_of(shape)
     fewest, (count_parts, part_span) = fewest_parts(n_vectors), parts(n_vectors)
     p_x, p_probs = block.offset("x"), block.offset("probs")
+    unit_of = device_fn(part_of)
 
     @device_fn
-    def fetch(params, num_tokens):
-        first, end = tokens_of_block(num_tokens)
-        if (end - first) * fewest > n_warps():
-            return                              # this would hold up what the peers tell
-        n_parts = i32(max(fewest, count_parts(i32(end - first), i32(n_warps()))))
-        token, part, lane = i32(first + warp_id() // n_parts), i32(warp_id() % n_parts), i32(lane_id())
+    def bring(params, first, end, unit, n_parts, lane):
+        token, part = unit_of(unit, n_parts)
+        token = i32(first + token)
         if token < end:
             a, b = part_span(part, n_parts)
             row, at = u64(load_u64(params + u64(p_x))) + u64(token) * u64(src_bytes), i32(VECTOR * a + LINE * lane)
@@ -141,7 +149,14 @@ def ahead(shape, block):
             if has_probs and not expert_major and part == 0 and lane == 0:
                 prefetch(u64(load_u64(params + u64(p_probs))) + u64(token) * u64(slots_bytes))
 
-    return fetch
+    @device_fn
+    def fetch(params, num_tokens):
+        first, end = tokens_of_block(num_tokens)
+        n_parts = i32(max(fewest, count_parts(i32(end - first), i32(n_warps()))))
+        if (end - first) * fewest <= n_warps():     # more would hold up what the peers tell
+            bring(params, first, end, i32(warp_id()), n_parts, i32(lane_id()))
+
+    return bring, fetch
 
 
 def fewest_parts(n_vectors):
@@ -170,6 +185,7 @@ def make(shape, block, flags=None):
     if encodes:
         src_bytes = shape.value_bytes * BF16_BYTES
         encode = fp8_format(shape.value_bytes).encode
+    (bring, _), unit_of = ahead(shape, block), device_fn(part_of)
     if has_meta and expert_major:
         send_experts = _send_experts(shape, block)
     elif has_meta:
@@ -210,10 +226,8 @@ def make(shape, block, flags=None):
             n_parts = i32(max(fewest, count_parts(i32(end - first), i32(n_warps()))))
         unit = i32(warp_id())
         while unit < (end - first) * n_parts:
-            token = i32(unit // n_parts)
-            # what goes with a row goes with part 0: no warp shall have that part always
-            part, token = i32((unit + token * n_parts // n_warps()) % n_parts), i32(first + token)
-            row = i32(-1)
+            token, part = unit_of(unit, n_parts)
+            token, row = i32(first + token), i32(-1)
             if lane < ranks:
                 row = i32(load_i32(row_of + u64(4) * u64(token * ranks + lane)))
             mask = u32(ballot(row >= 0))
@@ -224,6 +238,7 @@ def make(shape, block, flags=None):
                 encode(src, staged, f32(1), lane)
                 syncwarp()                      # the payload by all lanes, before any lane reads it
                 src = staged
+            bring(params, first, end, i32(unit + n_warps()), n_parts, lane)
             a, b = part_span(part, n_parts)
             copy(src, rows_at + u64(row) * u64(row_bytes), mask, start, a, b, lane)
             if part == 0:
