@@ -44,10 +44,11 @@ class Buffer:
     group: a world (LocalWorld, MPIWorld). hidden_bytes: of a row, as get_hidden_bytes tells; the rest is known when
     rows come. timeout [s]: after it a wait gives up and PeerTimeout is raised. launch: LaunchConfig.
 
-    Three kinds of memory: control, a few kB that peers write; the pool, which they write rows into: flags of rows, a
-    staging area and behind it a heap of results; and each rank's own memory. The pool grows, on all ranks in the same call, and never
-    shrinks; results and handles that are in use survive that. A result that finds no room in the heap is received in
-    the staging area and moved to memory of its own, so the numbers never depend on who holds on to what.
+    Three kinds of memory: control, a few kB that peers write; the pool, which they write rows into: flags of rows,
+    a staging area and behind it a heap of results; and each rank's own memory. The pool grows, on all ranks in the
+    same call, and never shrinks; results and handles that are in use survive that. A result that finds no room in
+    the heap is received in the staging area and moved to memory of its own, so the numbers never depend on who
+    holds on to what.
     """
 
     def __init__(self, group, hidden_bytes=0, *, timeout=30.0, launch=None):

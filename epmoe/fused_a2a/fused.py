@@ -54,7 +54,7 @@ class FusedDispatchOnDevice:
 
     @staticmethod
     def forward(ctx, x, token_indices, token_probs, num_experts, group):
-        """(recv_x, recv_token_indices, recv_token_probs, tokens_per_expert, handle), as fused_dispatch_on_device says."""
+        """(recv_x, recv_token_indices, recv_token_probs, tokens_per_expert, handle); see fused_dispatch_on_device."""
         made, handle = rows.dispatch_forward(buffer_of(group), x, token_indices, token_probs, num_experts, num_sms(),
                                              on_device=True)
         handle.group = group
@@ -63,7 +63,7 @@ class FusedDispatchOnDevice:
 
     @staticmethod
     def backward(ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle):
-        """Gradients of forward's arguments, as FusedDispatch.backward has them; rows behind the first N are not read."""
+        """Gradients of forward's five arguments, as FusedDispatch's; rows behind the first N are not read."""
         return FusedDispatch.backward(ctx, grad_output, None, grad_token_probs, None, None)[:5]
 
 

@@ -23,5 +23,6 @@ from epmoe.torch.fused import (FusedCombine, FusedDispatch, FusedDispatchOnDevic
 from epmoe.torch.hybrid_ep import HybridEPCombine, HybridEPDispatch, hybrid_ep_combine, hybrid_ep_dispatch
 
 __all__ = ["FusedCombine", "FusedDispatch", "FusedDispatchOnDevice", "HybridEPCombine", "HybridEPDispatch",
-           "fused_combine", "fused_dispatch", "fused_dispatch_on_device", "get_buffer", "get_hidden_bytes", "hybrid_ep_combine", "hybrid_ep_dispatch", "init_hybrid_ep_buffer",
-           "reset_hybrid_ep_buffer", "set_deepep_num_sms"]
+           "fused_combine", "fused_dispatch", "fused_dispatch_on_device", "get_buffer", "get_hidden_bytes",
+           "hybrid_ep_combine", "hybrid_ep_dispatch", "init_hybrid_ep_buffer", "reset_hybrid_ep_buffer",
+           "set_deepep_num_sms"]

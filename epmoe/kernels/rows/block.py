@@ -11,8 +11,8 @@ def parameter_block(n_ranks: int) -> ParameterBlock:
     """The fields, in uint64 words.
 
     control_ptrs, pool_ptrs: every rank's control and pool memory. notes_at, note_bytes: of the control memory.
-    words: this rank's own control words. trace: where stamps go. columns: scratch of the layout, [blocks, columns]. places: offsets in the pool
-    of the arrays that peers write in this call. capacity: rows that they hold.
+    words: this rank's own control words. trace: where stamps go. columns: scratch of the layout, [blocks, columns].
+    places: offsets in the pool of the arrays that peers write in this call. capacity: rows that they hold.
     x, ids, probs, scales, out...: arrays of the caller and of results; row_of [T, R], counts [R, R], slot_of [T, E],
     expert_row [N, L] and the rest: arrays of a handle.
     """

@@ -123,7 +123,8 @@ def make(shape, block):
 
     @device_fn
     def expand_row(params, row, source, start, end, is_first, lane):
-        src, out = u64(load_u64(params + u64(p_sources))) + u64(row) * u64(row_bytes), u64(load_u64(params + u64(p_out)))
+        src = u64(load_u64(params + u64(p_sources))) + u64(row) * u64(row_bytes)
+        out = u64(load_u64(params + u64(p_out)))
         first, before = i32(0), i32(0)
         while first < local:
             target, place, before = expert_row(params, row, source, first, before, is_first, lane)

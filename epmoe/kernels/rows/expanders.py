@@ -17,8 +17,8 @@ def make(shape, block, flags):
     """Device functions (recorded, expand_rows) for one kernel.
 
     recorded(params, epoch): of the clerk, when the places of experts' rows are written down. expand_rows(params, epoch,
-    my_rank, notes) -> whether all rows came: every block, those that send when they have sent. Warps take a few parts of rows
-    at a time, and expand them as they come. flags: of row_flags.
+    my_rank, notes) -> whether all rows came: every block, those that send when they have sent. Warps take a few
+    parts of rows at a time, and expand them as they come. flags: of row_flags.
     """
     ranks, has_meta, n_words = shape.n_ranks, shape.has_meta, control.experts_at(shape.n_ranks)
     expand_row, clear_rows = expand.make(shape, block)

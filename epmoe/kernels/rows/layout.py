@@ -88,8 +88,10 @@ def make(shape, block, phase, goes_on):
         token, stop = tokens_of_warp(first, end, num_tokens)
         while token < stop:
             last = i32(stop - 1)
-            a, b = look(params, token, lane), look(params, i32(min(i32(token + 1), last)), lane)
-            c, d = look(params, i32(min(i32(token + 2), last)), lane), look(params, i32(min(i32(token + 3), last)), lane)
+            a = look(params, token, lane)       # four loads in flight
+            b = look(params, i32(min(i32(token + 1), last)), lane)
+            c = look(params, i32(min(i32(token + 2), last)), lane)
+            d = look(params, i32(min(i32(token + 3), last)), lane)
             n = i32(0)
             while n < 4 and token + n < stop:
                 value = a

@@ -57,7 +57,7 @@ def world_sums(shape):
 
 
 def _sum_row(shape):
-    """Device function sum_row(places, to, first, end, lane): vectors [first, end) of the sum over ranks, stored at `to`.
+    """Device function sum_row(places, to, first, end, lane): vectors [first, end) of the sum over ranks, into `to`.
 
     places: as for world_sums.
     """

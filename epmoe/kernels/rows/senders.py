@@ -7,8 +7,8 @@ every row is written where it is to stay.
 from types import SimpleNamespace
 
 from epmoe.device import (all_lanes, ballot, device_fn, f32, ffs, i32, lane_id, load_i32, load_u32, load_u64, n_warps,
-                          popc, prefetch, store_i32, store_u32, store_u64, syncwarp, u32, u64, warp_broadcast_i32, warp_broadcast_u64,
-                          warp_id)
+                          popc, prefetch, store_i32, store_u32, store_u64, syncwarp, u32, u64, warp_broadcast_i32,
+                          warp_broadcast_u64, warp_id)
 
 from ..formats import blockwise_fp8
 from . import control, layout, peers, routing
@@ -117,7 +117,7 @@ def room(shape):
 
 
 def part_of(unit, n_parts):
-    """(token, part of its row) that a unit of a block's work is; no warp shall always have part 0, which brings more."""
+    """(token, part of its row) of a unit of a block's work; no warp shall always have part 0, which brings more."""
     token = i32(unit // n_parts)
     return token, i32((unit + token * n_parts // n_warps()) % n_parts)
 
