@@ -15,12 +15,11 @@ class KernelCall:
     """What a factory returns. Calling it launches; it compiles at the first call and copies no known argument twice.
 
     compile: function (types of router_weights_args, types of epilogue_args) -> compiled kernel.
-    grid_limit: the most blocks that the kernel may have, or None.
     """
 
-    def __init__(self, cfg: EPConfig, launch: LaunchConfig, block: ParameterBlock, compile, grid_limit=None):
+    def __init__(self, cfg: EPConfig, launch: LaunchConfig, block: ParameterBlock, compile):
         self.cfg, self.launch, self.block = cfg, launch, block
-        self._compile, self._grid_limit = compile, grid_limit
+        self._compile = compile
         self._written, self._traces = WrittenBlocks(), TraceBuffers()
         self._machine = None
 
@@ -35,7 +34,7 @@ class KernelCall:
 
     def grid(self, machine) -> int:
         """Blocks of a launch on that machine."""
-        return self.launch.grid(machine, self._grid_limit)
+        return self.launch.grid(machine)
 
     def close(self):
         """Frees the parameter blocks; the machine must have finished the launches that use them."""

@@ -11,9 +11,9 @@ class CounterWords(NamedTuple):
     """Byte offsets from the start of ep_counters; an entry of a region is 4 bytes, of region A 8.
 
     reserved, finished: per (local expert, destination rank). a: (READY + end row, count) per (local expert, source
-    rank). b: inclusive prefix sums over source ranks within an expert. c: claimed tiles per local expert. d: blocks
-    that have finished. e: the ready flag. f: send_buf_ready. g: shared_expert_started. combine_ready: one flag a
-    reducing block.
+    rank). b: inclusive prefix sums over source ranks within an expert. d: blocks that have finished. f: send_buf_ready.
+    g: shared_expert_started. c (claimed tiles), e (ready flag) and combine_ready (one flag a reducing block) stay 0:
+    these kernels do without.
     """
 
     reserved: int

@@ -36,7 +36,6 @@ class LaunchConfig:
         """Threads of a block."""
         return self.num_threads or (SIMULATOR_THREADS if SIM else MAX_THREADS)
 
-    def grid(self, machine, limit: int | None = None) -> int:
-        """Blocks of a launch on that machine, at most `limit` (but never below 2)."""
-        blocks = self.n_sms or (SIMULATOR_BLOCKS if SIM else machine.n_sms)
-        return max(2, blocks if limit is None else min(blocks, limit))
+    def grid(self, machine) -> int:
+        """Blocks of a launch on that machine."""
+        return self.n_sms or (SIMULATOR_BLOCKS if SIM else max(2, machine.n_sms))
