@@ -9,8 +9,8 @@ from epmoe.experts import Experts
 from epmoe.kernels import LaunchConfig
 
 WARM_UP = 3         # rounds before: the first ones compile, and wait for processors to wake up
-MEETING_S = 0.002   # until then all know when to begin
 LATE_S = 0.002      # in the rounds after them one rank after the other comes late, so that clocks can be compared
+MEETING_S = 0.002   # before each round, until all know when it begins
 
 
 def stamped_rounds(cfg, world, *, fused, seed, timeout=30.0):
@@ -26,7 +26,8 @@ def stamped_rounds(cfg, world, *, fused, seed, timeout=30.0):
         y, rounds = None, []
         late = [None] * WARM_UP + ([] if world.lists else [*range(world.n_ranks)] * 2) + [None]
         for number, late_rank in enumerate(late):
-            begin = max(world.tell(time.monotonic(), timeout)) + MEETING_S      # the same clock for all of a host
+            # one clock for all processes of a host; if it is not, nobody waits for long
+            begin = min(max(world.tell(time.monotonic(), timeout)), time.monotonic()) + MEETING_S
             while time.monotonic() < begin:
                 pass
             if late_rank in world.ranks:
