@@ -11,8 +11,8 @@ One block counts and announces; it has no tokens, unless there are only a few se
 
 from epmoe import layout
 from epmoe.device import (atomic_add_relaxed_gpu_i32, block_dim, block_idx, device_fn, f32, i32, lane_id, load_f32,
-                          load_u64, n_warps, nanosleep, prefetch, shared_add_i32, shared_array, store16, store_i32,
-                          syncthreads, syncthreads_or, syncwarp, thread_idx, u32, u64, warp_id)
+                          load_u64, n_warps, prefetch, shared_array, store16, store_i32, syncthreads, syncthreads_or,
+                          syncwarp, thread_idx, u64, warp_id)
 from epmoe.device import int32, uint64
 
 from . import ahead, counters, formats, ids, message, shared_expert, signaller, stamps, transport
@@ -20,9 +20,6 @@ from .formats.row_copy import copy_part, most_parts
 
 BF16_BYTES = 2
 MAX_MESSAGES = 512          # of a batch, in shared memory
-AHEAD = 4                   # pieces that a block may begin while an earlier one is not issued
-MAX_LOOKS = 1000            # at whether it is; after that a warp goes ahead, since order is no more than desirable
-LOOK_NS = 50
 CLERK_FROM = 4              # sending blocks from which one of them only counts and announces
 
 
@@ -170,17 +167,7 @@ def make(cfg, block, mark, input_scale=None):
             i = i32(i + n_warps())
 
     @device_fn
-    def await_turn(issued, unit, lane):
-        """Lets pieces leave the block nearly in order, whatever the order in which warps run: a link is a queue."""
-        looks = i32(0)
-        if lane == 0:
-            while looks < MAX_LOOKS and shared_add_i32(issued, i32(0), i32(0)) + AHEAD <= unit:
-                nanosleep(u32(LOOK_NS))
-                looks = i32(looks + 1)
-        syncwarp()                      # all lanes go together
-
-    @device_fn
-    def send_piece(params, token, m, place, part, n_parts, my_rank, experts, issued, lane):
+    def send_piece(params, token, m, place, part, n_parts, my_rank, experts, lane):
         """One piece of message m of the batch; by a warp, which then counts it as finished."""
         expert = i32(experts[m])
         is_near = True
@@ -198,19 +185,17 @@ def make(cfg, block, mark, input_scale=None):
             complete()
         syncwarp()                      # the piece by all lanes, before lane 0 releases it
         if lane == 0:
-            shared_add_i32(issued, i32(0), i32(1))
             finish(params, expert, my_rank)
 
     @device_fn
-    def send_pieces(params, first, stride, n_messages, n_parts, my_rank, places, experts, order, issued):
+    def send_pieces(params, first, stride, n_messages, n_parts, my_rank, places, experts, order):
         lane, unit, place = i32(lane_id()), i32(warp_id()), u64(1)
         while unit < n_messages * n_parts and place != u64(0):
             m = i32(order[unit // n_parts])
             place = u64(places[m])
             if place != u64(0):
                 token = i32(first + m // top_k * stride)
-                await_turn(issued, unit, lane)
-                send_piece(params, token, m, place, i32(unit % n_parts), n_parts, my_rank, experts, issued, lane)
+                send_piece(params, token, m, place, i32(unit % n_parts), n_parts, my_rank, experts, lane)
             unit = i32(unit + n_warps())
 
     @device_fn
@@ -233,7 +218,6 @@ def make(cfg, block, mark, input_scale=None):
     def send_tokens(params, num_tokens, my_rank, n_senders, failed):
         places, order = shared_array(n_slots, uint64), shared_array(n_slots, int32)
         experts, keys = shared_array(n_slots, int32), shared_array(n_slots, int32)
-        issued = shared_array(1, int32)
         # consecutive tokens go to different blocks, and the first ones not to the block that announces
         n_workers, first = n_senders, i32(n_senders - 1 - block_idx())
         if n_senders >= CLERK_FROM:
@@ -263,8 +247,6 @@ def make(cfg, block, mark, input_scale=None):
                 claim_for(params, topk_ids, clean_topk_ids, words, i32(first + i * n_workers), i32(i * top_k), my_rank,
                           places, experts, keys, lane)
                 i = i32(i + n_warps())
-            if thread_idx() == 0:
-                issued[0] = 0
             mark(params, stamps.CLAIMED)
             if not direct:
                 encode_batch(params, first, n_workers, n_tokens)
@@ -277,8 +259,7 @@ def make(cfg, block, mark, input_scale=None):
                 stage_batch(params, first, n_workers, n_tokens, experts)
             put_in_order(keys, order, i32(n_tokens * top_k))
             syncthreads()                       # the order, and whole messages, by all threads
-            send_pieces(params, first, n_workers, i32(n_tokens * top_k), n_parts, my_rank, places, experts, order,
-                        issued)
+            send_pieces(params, first, n_workers, i32(n_tokens * top_k), n_parts, my_rank, places, experts, order)
             mark(params, stamps.SENT)
             first = i32(first + n_tokens * n_workers)
             syncthreads()                       # nobody reads the batch any more, and all is written at the end

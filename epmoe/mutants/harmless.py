@@ -8,8 +8,6 @@ AGREE = ("a thread needs nothing of what the block's others waited for: rows are
          "that end() resets are of the call before or of the next one. The barrier makes the block agree when a wait of "
          "one thread has expired; without it the call's number moves on, but FAILED keeps every later launch from "
          "beginning until reset() has put all words back")
-ORDER = ("it only keeps the pieces of a block nearly in order, for speed: the wait ends by itself after some looks, and "
-         "nothing that a piece reads or writes depends on when it leaves")
 SWIGLU = "the kernel reads only what an earlier launch wrote; the expert outputs are its input"
 
 HARMLESS = {
@@ -22,8 +20,6 @@ HARMLESS = {
     "swiglu.py fp8_rows.fused_silu_fp8: load16 -> load16_nc (number 2)": SWIGLU,
     "swiglu.py fp8_rows.fused_silu_fp8: load16 -> load16_nc (number 3)": SWIGLU,
     "swiglu.py fp8_rows.fused_silu_fp8: load16 -> load16_nc (number 4)": SWIGLU,
-    "senders.py make.await_turn: syncwarp() -> nothing": ORDER,
-    "senders.py make.send_tokens: issued[0] = 0 -> nothing": ORDER,
     "rows/move.py move_kernel.rows_move: load16 -> load16_nc":
         "the staging area is filled by peers before the launch ahead of this one ends, and again only after this rank "
         "announces its next call",
