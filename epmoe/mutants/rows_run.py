@@ -24,7 +24,6 @@ from epmoe.mutants.errors import Leftover, WrongResult
 from epmoe.worlds.local import LocalWorld
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
-LOCAL = 2                 # experts of a rank
 TIMEOUT = 1e-2            # seconds of the simulated clock
 
 
@@ -88,7 +87,7 @@ def by_reference(world):
         return dispatch, reference.dispatch_backward, reference.combine_backward
 
     def dispatch(x, maps, probs):
-        *results, handle = reference.hybrid_dispatch_forward(x, maps, probs, LOCAL, num_permuted_tokens=world.limit,
+        *results, handle = reference.hybrid_dispatch_forward(x, maps, probs, world.local, num_permuted_tokens=world.limit,
                                                              pad_multiple=world.pad, fp8_dispatch=world.fp8,
                                                              p2p_world_size=world.p2p_world_size)
         return results, handle
@@ -104,7 +103,7 @@ def on_device(world, buffer):
         module, forward = rows, dispatch
     else:
         def forward(x, maps, probs):
-            made, handle = hybrid.dispatch_forward(buffer, x, maps, probs, LOCAL, num_permuted_tokens=world.limit,
+            made, handle = hybrid.dispatch_forward(buffer, x, maps, probs, world.local, num_permuted_tokens=world.limit,
                                                    pad_multiple=world.pad, fp8_dispatch=world.fp8,
                                                    p2p_world_size=world.p2p_world_size)
             return [list(column) for column in zip(*made)], handle

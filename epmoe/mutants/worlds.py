@@ -45,10 +45,11 @@ class World:
 
 @dataclass(frozen=True, eq=False)
 class RowsWorld:
-    """One world of the rows kernels, two experts a rank (rows_run.py).
+    """One world of the rows kernels (rows_run.py).
 
     kind: "rows" (FusedDispatch, FusedCombine), "hybrid" (HybridEP). tokens: of each rank. limit: rows of a rank in
-    HybridEP; pad: to which each expert's are rounded up; fp8: they travel as blockwise FP8. absent: as in World.
+    HybridEP; pad: to which each expert's are rounded up; fp8: they travel as blockwise FP8. local: experts of a rank.
+    absent: as in World.
     """
 
     name: str
@@ -60,6 +61,7 @@ class RowsWorld:
     pad: int = 0
     fp8: bool = False
     top_k: int = 2
+    local: int = 2
     p2p_world_size: int | None = None
     constants: dict = field(default_factory=dict)
     absent: tuple = ()
@@ -70,7 +72,7 @@ class RowsWorld:
 
     @property
     def n_experts(self):
-        return 2 * self.n_ranks
+        return self.local * self.n_ranks
 
 
 PLAIN = dict(n_ranks=2, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=5)
@@ -115,9 +117,12 @@ WORLDS = {w.name: w for w in (
     RowsWorld("rows", "rows"),
     RowsWorld("rows, more blocks than tokens", "rows", tokens=(2, 0), shape=(5, 32)),
     RowsWorld("rows of four ranks", "rows", tokens=(4, 0, 3, 2), top_k=6, shape=(2, 64)),
+    RowsWorld("rows of five ranks", "rows", tokens=(2, 0, 1, 0, 1), top_k=9, hidden=8, shape=(2, 32)),
     RowsWorld("rows, absent peer", "rows", absent=(1,)),
     RowsWorld("hybrid", "hybrid", limit=20, pad=4),
     RowsWorld("hybrid, two p2p worlds", "hybrid", tokens=(4, 0, 3, 2), top_k=6, limit=24, shape=(2, 64),
               p2p_world_size=2),
+    RowsWorld("hybrid, many experts of a rank", "hybrid", tokens=(2, 1), top_k=9, local=5, limit=16, hidden=8,
+              shape=(2, 32)),
     RowsWorld("hybrid fp8, too little room", "hybrid", hidden=128, limit=9, fp8=True, shape=(2, 64)),
 )}
