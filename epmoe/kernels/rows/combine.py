@@ -50,7 +50,7 @@ def combine_kernel(shape):
             return
         pushing = i32(max(1, grid_dim() * tenths // 10))
         if block_idx() < pushing:
-            push(params, epoch, my_rank, notes, pushing)
+            push(params, epoch, my_rank, notes)
             mark(params, stamps.SENT)
         ok = reduce(params, epoch, num_tokens, my_rank, notes)
         if not syncthreads_or(not ok):

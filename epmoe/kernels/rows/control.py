@@ -15,7 +15,10 @@ from .shape import MAX_PLACES
 # Words of a rank's own blocks, bytes from their start
 EPOCH = 0               # u64: the last call that ended
 BEGUN = 8               # i32: blocks that have begun this call
-CLAIMED = 16            # 2 i32: units of work that blocks have taken, by parity
+CLAIMED = 16            # 2 i32: parts of rows (tokens) that warps have taken to expand (reduce), by parity
+TAKEN = 32              # 2 i32: parts of rows that warps have taken to send, by parity
+NUMBERED = 40           # 2 i32: blocks that have numbered their tokens, by parity
+BY_PARITY = (CLAIMED, TAKEN, NUMBERED)      # cleared in the call that has the other parity
 RECORDED = 24           # i32: the last call whose places of experts' rows are written down
 STATUS = 64             # 16 i32: as in epmoe/kernels/status.py
 WORDS_BYTES = 128

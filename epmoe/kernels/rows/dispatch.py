@@ -31,7 +31,7 @@ def dispatch_kernel(shape):
     """The kernel; its grid's blocks, at least two, must all be resident, on all ranks together."""
     block = parameter_block(shape.n_ranks)
     begin, goes_on, all_begun, end = waits.of_block(block, shape.n_ranks)
-    allocate, count, number, sum_experts = layout.make(shape, block, ROWS_DISPATCH, goes_on)
+    allocate, count, number, await_numbers, sum_experts = layout.make(shape, block, ROWS_DISPATCH, goes_on)
     meeting = exchange.make(shape, block, ROWS_DISPATCH, with_counts=True)
     announce, announce_experts, await_notes, expert_count, sent, await_arrivals = meeting
     record, expert_major = records.make(shape, block, expert_count), shape.expert_major
@@ -63,6 +63,8 @@ def dispatch_kernel(shape):
         mark(params, stamps.COUNTED)
         ok = True
         if sends:
+            if not await_numbers(params, epoch, num_tokens):
+                return
             send(params, epoch, num_tokens, my_rank, notes)
             mark(params, stamps.SENT)
         if is_clerk:

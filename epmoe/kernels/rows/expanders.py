@@ -20,10 +20,10 @@ def make(shape, block, flags):
     my_rank, notes) -> whether all rows came: every block, those that send when they have sent. Warps take a few
     parts of rows at a time, and expand them as they come. flags: of row_flags.
     """
-    ranks, has_meta, n_words = shape.n_ranks, shape.has_meta, control.experts_at(shape.n_ranks)
+    ranks, has_meta = shape.n_ranks, shape.has_meta
     expand_row, clear_rows = expand.make(shape, block)
     _, _, _, received, _ = peers.sums(ranks)
-    claim, sending, (count_parts, _, is_up, await_flag) = waits.claims(block), roles.sending(shape), flags
+    claim, sending, (count_parts, _, is_up, await_flag) = waits.claims(block, control.CLAIMED), roles.sending(shape), flags
     _, part_span = parts(expand.vectors_of(shape))
     p_words, p_timeout = block.offset("words"), block.offset("timeout_ns")
 
@@ -48,17 +48,6 @@ def make(shape, block, flags):
             clear_rows(params, i32(warp_id() * others + block_idx() - sending()), i32(n_warps() * others), lane)
 
     @device_fn
-    def runs_of(notes, here, lane):
-        """What lane r knows of rank r: (blocks that have tokens, rows of each, about), so that all rows are covered."""
-        n_blocks, run = i32(1), i32(here)
-        if lane < ranks:
-            senders, n_tokens = i32(notes[lane * n_words + control.BLOCKS]), i32(notes[lane * n_words + control.TOKENS])
-            a_block = i32(max(1, (n_tokens + senders - 1) // senders))
-            n_blocks = i32(max(1, (n_tokens + a_block - 1) // a_block))
-            run = i32((here + n_blocks - 1) // n_blocks)
-        return n_blocks, run
-
-    @device_fn
     def expand_rows(params, epoch, my_rank, notes):
         if has_meta:
             if not await_records(params, epoch):
@@ -69,21 +58,17 @@ def make(shape, block, flags):
         before = i32(shfl_up(ends, 1))
         if lane == 0:
             before = i32(0)
-        n_blocks, run = runs_of(notes, i32(ends - before), lane)
         n_parts = count_parts(notes)
-        n_units = i32(row_flags.largest(i32(run * n_blocks)) * ranks * n_parts)
+        n_units = i32(row_flags.largest(i32(ends - before)) * ranks * n_parts)
         batch, ok = claim(params, epoch, lane), True
         while ok and batch * AT_ONCE < n_units:
             following = claim(params, epoch, lane)
-            # lane i has the i-th part of a row; each row is expected when its source's block comes to it
+            # lane i has the i-th part of a row; those of all ranks are expected to come side by side
             unit = i32(batch * AT_ONCE + lane)
             part, turn = i32(unit % n_parts), i32(unit // n_parts)
             source = i32((my_rank + turn % ranks) % ranks)
-            turn = i32(turn // ranks)
-            blocks, a_run = i32(shfl_idx(n_blocks, source)), i32(shfl_idx(run, source))
-            row = i32(shfl_idx(before, source) + turn % blocks * a_run + turn // blocks)
-            end = i32(shfl_idx(ends, source))
-            is_row = lane < AT_ONCE and turn < blocks * a_run and row < end
+            row, end = i32(shfl_idx(before, source) + turn // ranks), i32(shfl_idx(ends, source))
+            is_row = lane < AT_ONCE and row < end
             left, looks = u32(ballot(is_row)), i32(0)
             while ok and left != u32(0):
                 has_come = False

@@ -8,9 +8,10 @@ that it is of this call, so nothing is fenced and no barrier of the grid is need
 from typing import NamedTuple
 
 from epmoe.device import (block_dim, block_idx, device_fn, i32, int32, lane_id, ld_relaxed_gpu_u64, load_u64, n_warps,
-                          shared_add_i32, shared_array, st_relaxed_gpu_u64, store_i32, syncthreads, syncthreads_or,
+                          red_add_release_gpu_i32, shared_add_i32, shared_array, st_relaxed_gpu_u64, store_i32, syncthreads, syncthreads_or,
                           thread_idx, u32, u64, warp_id, warp_inclusive_sum_i32)
 
+from ..spin import wait_for_own_blocks
 from . import control, roles, routing, waits
 from .status import FOR_BLOCKS
 
@@ -24,13 +25,15 @@ class Layout(NamedTuple):
     num_tokens, failed, scratch): the first step of blocks that send and of the clerk; whether all blocks of this rank
     came. totals: tokens for each rank and, expert-major, for each expert. number(params, epoch, num_tokens, scratch):
     writes row_of [T, R] (-1 where the token does not go), expert-major also slot_of [T, E], each block those of its
-    tokens; other warps may read them behind the block's next barrier. sum_experts(params, epoch, num_tokens, scratch):
+    tokens; other warps may read them behind the block's next barrier, and, where blocks share tokens, all blocks that
+    send behind await_numbers(params, epoch, num_tokens) -> whether all have numbered theirs. sum_experts(params, epoch, num_tokens, scratch):
     of the clerk; whether the sums of tokens by expert, of all blocks, are in experts, behind a barrier.
     """
 
     allocate: callable
     count: callable
     number: callable
+    await_numbers: callable
     sum_experts: callable
 
 
@@ -51,7 +54,7 @@ def tokens_of(shape):
 def make(shape, block, phase, goes_on):
     """The Layout of one kernel. goes_on: of waits.of_block."""
     ranks, n_experts, n_columns, expert_major = shape.n_ranks, shape.n_experts, shape.n_columns, shape.expert_major
-    tokens_of_block, sending = tokens_of(shape), roles.sending(shape)
+    tokens_of_block, sending, are_shared = tokens_of(shape), roles.sending(shape), roles.sharing(shape)
     look, mask_of, count_token = (routing.ranks_of_map if expert_major else routing.ranks_of_ids)(shape, block)
     count_map, tell_map, number_map = routing.map_columns(shape, block)
     n_by_group = routing.groups_of_threads(shape) * n_experts if expert_major else n_experts
@@ -211,6 +214,11 @@ def make(shape, block, phase, goes_on):
         return not syncthreads_or(not ok)
 
     @device_fn
+    def numbered_at(params, epoch):
+        words = u64(load_u64(params + u64(p_words)))
+        return u64(words + u64(control.NUMBERED) + u64(4) * (u64(epoch) & u64(1)))
+
+    @device_fn
     def tell_experts(params, epoch, experts):
         columns, expert = u64(columns_of_block(params) + u64(8 * ranks)), i32(thread_idx())
         while expert < n_experts:
@@ -239,6 +247,21 @@ def make(shape, block, phase, goes_on):
             token = i32(token + 1)
         if expert_major:
             number_map(params, first, end, experts, before, ranks)
+        if are_shared(num_tokens):
+            syncthreads()                       # the numbers of all warps before the block says so
+            if thread_idx() == 0:
+                red_add_release_gpu_i32(numbered_at(params, epoch), i32(1))
+
+    @device_fn
+    def await_numbers(params, epoch, num_tokens):
+        ok = True
+        if are_shared(num_tokens):
+            if thread_idx() == 0:
+                words = u64(load_u64(params + u64(p_words)))
+                ok = wait_for_own_blocks(numbered_at(params, epoch), sending(), words + u64(control.STATUS),
+                                         u64(load_u64(params + u64(p_timeout))), phase, FOR_BLOCKS, i32(0))
+            ok = not syncthreads_or(not ok)     # thread 0 acquired for all
+        return ok
 
     @device_fn
     def sum_experts(params, epoch, num_tokens, scratch):
@@ -251,4 +274,4 @@ def make(shape, block, phase, goes_on):
         ok = add_up(params, epoch, n_blocks, i32(ranks), i32(n_experts), before, experts, False)
         return not syncthreads_or(not ok)
 
-    return Layout(allocate, count, number, sum_experts)
+    return Layout(allocate, count, number, await_numbers, sum_experts)

@@ -1,11 +1,10 @@
 """Pushing rows back to the ranks that their tokens came from; expert-major rows are summed over local experts first."""
 
-from epmoe.device import (ballot, block_idx, device_fn, ffs, i32, lane_id, load16, load_i32, load_u32, load_u64,
-                          n_warps, shfl_up, store16, store_u32, u32, u64, warp_broadcast_i32, warp_broadcast_u64,
-                          warp_id)
+from epmoe.device import (ballot, device_fn, ffs, i32, lane_id, load16, load_i32, load_u32, load_u64,
+                          shfl_up, store16, store_u32, u32, u64, warp_broadcast_i32, warp_broadcast_u64)
 
 from .. import elements
-from . import peers, row_flags, row_sums
+from . import control, peers, row_flags, row_sums, waits
 from .row_copy import VECTOR, copy_to_lanes, parts
 
 
@@ -69,10 +68,10 @@ def keeps_own(shape):
 
 
 def make(shape, block, flags):
-    """Device function push(params, epoch, my_rank, notes, n_blocks): the rows that this rank received, back.
+    """Device function push(params, epoch, my_rank, notes): the rows that this rank received, back.
 
-    Each to its source rank, at [row of the source's handle]. The first n_blocks blocks share them; all begin with the
-    first tokens of every rank, so that tokens become whole one after another. flags: of row_flags.
+    Each to its source rank, at [row of the source's handle]. Warps take parts of rows in turn, beginning with the first
+    tokens of every rank, so that tokens become whole one after another. flags: of row_flags.
     """
     ranks, local, row_bytes, n_meta = shape.n_ranks, shape.n_local_experts, shape.row_bytes, shape.n_meta
     expert_major, has_probs = shape.expert_major, shape.has_probs
@@ -80,7 +79,7 @@ def make(shape, block, flags):
     count_parts, raise_flags, _, _ = flags
     n_targets = ranks - 1 if keeps_own(shape) else ranks
     _, part_span = parts(row_bytes // VECTOR)
-    copy, sum_row = copy_to_lanes(read_only=True), expert_sums(shape, block)
+    copy, sum_row, take = copy_to_lanes(read_only=True), expert_sums(shape, block), waits.claims(block, control.TAKEN)
     p_x, p_probs, p_expert_row = block.offset("x"), block.offset("probs"), block.offset("expert_row")
 
     @device_fn
@@ -103,7 +102,7 @@ def make(shape, block, flags):
             i = i32(i + 32)
 
     @device_fn
-    def push(params, epoch, my_rank, notes, n_blocks):
+    def push(params, epoch, my_rank, notes):
         lane, x = i32(lane_id()), u64(load_u64(params + u64(p_x)))
         ends, first_row = received(notes, my_rank), returned_before_me(notes, my_rank)
         before, rows_at, probs_at = i32(shfl_up(ends, 1)), u64(0), u64(0)
@@ -115,8 +114,9 @@ def make(shape, block, flags):
         if n_targets < ranks and lane == my_rank:
             here = i32(0)
         n_parts, most = count_parts(notes), row_flags.largest(here)
-        unit = i32(warp_id() * n_blocks + block_idx())
+        unit = take(params, epoch, lane)
         while unit < most * n_targets * n_parts:
+            following = take(params, epoch, lane)
             part, turn = i32(unit % n_parts), i32(unit // n_parts)
             number, source = i32(turn // max(n_targets, 1)), i32(my_rank + 1 + turn % max(n_targets, 1))
             if source >= ranks:
@@ -134,6 +134,6 @@ def make(shape, block, flags):
                     to_probs = u64(warp_broadcast_u64(probs_at, source)) + u64(4) * u64(to_row) * u64(n_meta)
                     push_probs(params, row, to_probs, lane)
                 raise_flags(params, u32(u32(1) << u32(source)), to_row, part, epoch, lane)
-            unit = i32(unit + n_warps() * n_blocks)
+            unit = i32(following)
 
     return push

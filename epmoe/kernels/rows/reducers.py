@@ -4,7 +4,7 @@ from epmoe.device import (add_rn, device_fn, f32, f32_as_u32, i32, lane_id, load
                           load_u64, shfl_up, store16, store_u32, u32, u64, warp_broadcast_u64)
 
 from .. import elements
-from . import peers, pushers, row_sums, waits
+from . import control, peers, pushers, row_sums, waits
 from .row_copy import VECTOR, parts
 
 
@@ -97,7 +97,7 @@ def make(shape, block, flags):
     ranks, local, row_bytes, n_meta = shape.n_ranks, shape.n_local_experts, shape.row_bytes, shape.n_meta
     expert_major, has_probs, n_experts = shape.expert_major, shape.has_probs, shape.n_experts
     place, (_, _, mine_before, received, _) = peers.place_in(block, ranks), peers.sums(ranks)
-    sum_row, own_stay, claim = _sum_row(shape), pushers.keeps_own(shape), waits.claims(block)
+    sum_row, own_stay, claim = _sum_row(shape), pushers.keeps_own(shape), waits.claims(block, control.CLAIMED)
     count_parts, _, _, await_flag = flags
     _, part_span = parts(row_bytes // VECTOR)
     p_rows, p_out, p_out_probs = (block.offset(n) for n in ("row_of", "out", "out_probs"))

@@ -5,6 +5,17 @@ from epmoe.device import block_idx, device_fn, grid_dim, i32
 TENTHS_SENDING = 5      # of the blocks, where the others expand meanwhile
 
 
+def sharing(shape):
+    """Device function (num_tokens) -> whether blocks share all tokens to send, or each sends one of its own, or none."""
+    blocks = sending(shape)
+
+    @device_fn
+    def are_shared(num_tokens):
+        return num_tokens > blocks()
+
+    return are_shared
+
+
 @device_fn
 def is_clerk():
     """Whether this is the block that speaks for its rank."""

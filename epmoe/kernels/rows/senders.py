@@ -11,7 +11,7 @@ from epmoe.device import (all_lanes, ballot, device_fn, f32, ffs, i32, lane_id, 
                           warp_broadcast_u64, warp_id)
 
 from ..formats import blockwise_fp8
-from . import control, layout, peers, routing
+from . import control, layout, peers, roles, routing, waits
 from .row_copy import VECTOR, copy_to_lanes, parts
 from .waits import LINE
 
@@ -116,12 +116,6 @@ def room(shape):
     return has_room
 
 
-def part_of(unit, n_parts):
-    """(token, part of its row) of a unit of a block's work; no warp shall always have part 0, which brings more."""
-    token = i32(unit // n_parts)
-    return token, i32((unit + token * n_parts // n_warps()) % n_parts)
-
-
 def ahead(shape, block):
     """Device functions (bring(params, first, end, unit, n_parts, lane), fetch(params, num_tokens)).
 
@@ -134,12 +128,10 @@ def ahead(shape, block):
     src_bytes, slots_bytes, tokens_of_block = n_vectors * VECTOR, 4 * shape.top_k, layout.tokens_of(shape)
     fewest, (count_parts, part_span) = fewest_parts(n_vectors), parts(n_vectors)
     p_x, p_probs = block.offset("x"), block.offset("probs")
-    unit_of = device_fn(part_of)
 
     @device_fn
     def bring(params, first, end, unit, n_parts, lane):
-        token, part = unit_of(unit, n_parts)
-        token = i32(first + token)
+        token, part = i32(first + unit // n_parts), i32(unit % n_parts)
         if token < end:
             a, b = part_span(part, n_parts)
             row, at = u64(load_u64(params + u64(p_x))) + u64(token) * u64(src_bytes), i32(VECTOR * a + LINE * lane)
@@ -167,6 +159,7 @@ def fewest_parts(n_vectors):
 def make(shape, block, flags=None):
     """Device function send(params, epoch, num_tokens, my_rank, notes): this block's tokens, if every rank has room.
 
+    Where there are more tokens than blocks, the blocks share them: some reach the links sooner than others.
     flags: of row_flags, where rows are expanded while they arrive.
     """
     ranks, row_bytes, encodes, scale_words = shape.n_ranks, shape.row_bytes, shape.encode, shape.scale_words
@@ -179,13 +172,14 @@ def make(shape, block, flags=None):
     if flags is not None:
         count_flags, raise_flags, _, _ = flags
     raises, expert_major, tokens_of_block = flags is not None, shape.expert_major, layout.tokens_of(shape)
+    sending = roles.sending(shape)
     fewest = fewest_parts(n_vectors)
     copy = copy_to_lanes(read_only=not encodes)
     src_bytes = row_bytes
     if encodes:
         src_bytes = shape.value_bytes * BF16_BYTES
         encode = fp8_format(shape.value_bytes).encode
-    (bring, _), unit_of = ahead(shape, block), device_fn(part_of)
+    (bring, _), take, are_shared = ahead(shape, block), waits.claims(block, control.TAKEN), roles.sharing(shape)
     if has_meta and expert_major:
         send_experts = _send_experts(shape, block)
     elif has_meta:
@@ -219,15 +213,22 @@ def make(shape, block, flags=None):
         x, row_of = u64(load_u64(params + u64(p_x))), u64(load_u64(params + u64(p_rows)))
         start = i32((my_rank + 1) & 31)
         first, end = tokens_of_block(num_tokens)
+        warps, shared = i32(n_warps()), are_shared(num_tokens)
+        if shared:                              # all tokens, which warps take in turn
+            first, end, warps = i32(0), i32(num_tokens), i32(n_warps() * sending())
         n_parts = i32(1)
         if raises:
             n_parts = count_flags(notes)
         elif not encodes:
-            n_parts = i32(max(fewest, count_parts(i32(end - first), i32(n_warps()))))
+            n_parts = i32(max(fewest, count_parts(i32(end - first), warps)))
         unit = i32(warp_id())
+        if shared:
+            unit = take(params, epoch, lane)
         while unit < (end - first) * n_parts:
-            token, part = unit_of(unit, n_parts)
-            token, row = i32(first + token), i32(-1)
+            token, part, row = i32(first + unit // n_parts), i32(unit % n_parts), i32(-1)
+            following = i32(unit + n_warps())
+            if shared:
+                following = take(params, epoch, lane)
             if lane < ranks:
                 row = i32(load_i32(row_of + u64(4) * u64(token * ranks + lane)))
             mask = u32(ballot(row >= 0))
@@ -238,7 +239,7 @@ def make(shape, block, flags=None):
                 encode(src, staged, f32(1), lane)
                 syncwarp()                      # the payload by all lanes, before any lane reads it
                 src = staged
-            bring(params, first, end, i32(unit + n_warps()), n_parts, lane)
+            bring(params, first, end, following, n_parts, lane)
             a, b = part_span(part, n_parts)
             copy(src, rows_at + u64(row) * u64(row_bytes), mask, start, a, b, lane)
             if part == 0:
@@ -250,6 +251,6 @@ def make(shape, block, flags=None):
                     send_scales(params, token, mask, row, scales_at, lane)
             if raises:
                 raise_flags(params, mask, row, part, epoch, lane)
-            unit = i32(unit + n_warps())
+            unit = i32(following)
 
     return send

@@ -1,7 +1,7 @@
 """Bounded waits of the rows kernels, and what all of them do at the beginning and the end of a call."""
 
 from epmoe.device import (atomic_add_relaxed_gpu_i32, block_dim, device_fn, fence_acq_rel_sys, globaltimer, grid_dim,
-                          i32, lane_id, ld_acquire_sys_i32, ld_acquire_sys_u32, ld_acquire_sys_u64, ld_relaxed_gpu_u64,
+                          i32, ld_acquire_sys_i32, ld_acquire_sys_u32, ld_acquire_sys_u64, ld_relaxed_gpu_u64,
                           load_u64, prefetch, red_add_release_gpu_i32, store_i32, store_u64, syncthreads_or, thread_idx,
                           u32, u64, warp_broadcast_i32)
 
@@ -64,8 +64,11 @@ wait_for_count = _wait_until_equal(ld_acquire_sys_i32)
 wait_for_flag = _wait_until_equal(ld_acquire_sys_u32)
 
 
-def claims(block):
-    """Device function claim(params, epoch, lane) -> the next unit of work that no warp of this rank has."""
+def claims(block, counter):
+    """Device function claim(params, epoch, lane) -> the next unit of work that no warp of this rank has.
+
+    counter: CLAIMED or TAKEN.
+    """
     p_words = block.offset("words")
 
     @device_fn
@@ -73,7 +76,7 @@ def claims(block):
         unit = i32(0)
         if lane == 0:
             words = u64(load_u64(params + u64(p_words)))
-            unit = atomic_add_relaxed_gpu_i32(words + u64(control.CLAIMED) + u64(4) * (u64(epoch) & u64(1)), i32(1))
+            unit = atomic_add_relaxed_gpu_i32(words + u64(counter) + u64(4) * (u64(epoch) & u64(1)), i32(1))
         return i32(warp_broadcast_i32(unit, i32(0)))
 
     return claim
@@ -92,12 +95,14 @@ def of_block(block, n_ranks):
 
     @device_fn
     def begin(params):
-        if lane_id() < n_lines:                 # one miss for all of them
-            prefetch(params + u64(LINE) * u64(lane_id()))
+        if thread_idx() < n_lines:              # one miss for all of them
+            prefetch(params + u64(LINE) * u64(thread_idx()))
         if roles.is_clerk():
             fence_acq_rel_sys()                 # earlier launches of this rank, before what it tells its peers
         words = u64(load_u64(params + u64(p_words)))
-        failed = has_failed(words + u64(control.STATUS))
+        failed = False
+        if thread_idx() == 0:
+            failed = has_failed(words + u64(control.STATUS))
         return u64(u64(load_u64(words + u64(control.EPOCH))) + u64(1)), failed
 
     @device_fn
@@ -125,6 +130,8 @@ def of_block(block, n_ranks):
             store_i32(mine + u64(4) * (other * u64(n_ranks) + u64(i)), i32(0))
         if i == 0:
             store_i32(words + u64(control.CLAIMED) + u64(4) * other, i32(0))
+            store_i32(words + u64(control.TAKEN) + u64(4) * other, i32(0))
+            store_i32(words + u64(control.NUMBERED) + u64(4) * other, i32(0))
             store_i32(words + u64(control.BEGUN), i32(0))
             store_u64(words + u64(control.EPOCH), epoch)
 
