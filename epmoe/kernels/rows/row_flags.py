@@ -8,6 +8,7 @@ from epmoe.device import (any_lane, device_fn, i32, ld_acquire_sys_u32, load_u64
                           syncwarp, u32, u64)
 
 from . import control, peers, waits
+from .row_copy import BATCH
 from .status import FOR_ARRIVAL
 
 PARTS = 8               # flags a row: the most parts of it
@@ -43,7 +44,7 @@ def make(shape, block, phase, n_vectors, fewest_parts):
     came.
     """
     ranks = shape.n_ranks
-    most = min(PARTS, max(1, -(-n_vectors // 32)))
+    most = min(PARTS, max(1, -(-n_vectors // BATCH)))
     fewest = min(fewest_parts, most)
     _, arriving, _, _, _ = peers.sums(ranks)
     p_pools, p_words, p_timeout = block.offset("pool_ptrs"), block.offset("words"), block.offset("timeout_ns")
