@@ -121,8 +121,8 @@ def snapshots(history, rank):
         indices = used(history, name, rank)
         if indices:
             blocks.append((name, indices, *shape_of(indices)))
-    longest = max(len(_line(name, [history.at(name, rank, i, step) for i in indices][:across]))
-                  for name, indices, _, across in blocks for _, step in chosen)
+    longest = max(len(_line(name, [history.at(name, rank, i, step) for i in indices[n:n + across]]))
+                  for name, indices, _, across in blocks for _, step in chosen for n in range(0, len(indices), across))
     column = max(126, 10 + 6.6 * longest)
     parts, y = [text(0, 14, f"counter regions of rank {rank} over the round", "t title")], 50
     for m, (what, step) in enumerate(chosen):

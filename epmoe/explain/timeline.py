@@ -57,7 +57,7 @@ def _axis(name, first, last, x, bottom):
     at = -(-first // step) * step
     while at < last:
         parts += [path(f"M{x(at):.1f} {TOP - 18}V{bottom - 8}", "line"),
-                  text(round(x(at), 1), bottom + 8, at, "m small", "middle")]
+                  text(round(x(at), 1), bottom + 8, at, "m small", "end" if x(at) > WIDTH - 30 else "middle")]
         at += step
     parts.append(text(LEFT, 14, "steps: memory operations by anybody so far, from left to right", "m small"))
     return parts

@@ -14,7 +14,8 @@ from recorded_round import history, taken_apart
 
 pytestmark = pytest.mark.browser
 WIDTHS = (1280, 390)
-WORLDS = [dict(), dict(fused=True, seed=1, ranks=4), dict(ranks=1, experts=1, top_k=1, tokens=1),
+WORLDS = [dict(), dict(fused=True, seed=1, ranks=4), dict(ranks=4, experts=3, top_k=3, tokens=6, seed=1),
+          dict(ranks=1, experts=1, top_k=1, tokens=1),
           dict(ranks=2, experts=6, top_k=4, tokens=9, token_format="mxfp8")]
 
 # texts of each picture that overlap each other, or that reach out of their picture
