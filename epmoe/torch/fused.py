@@ -60,9 +60,9 @@ class FusedDispatchOnDevice(WorldFunction):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, *gradients):
+    def backward(ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle):
         """Gradients of forward's arguments: x first, token_probs third, None otherwise."""
-        return FusedDispatch.backward(ctx, *gradients)[:5]
+        return FusedDispatch.backward(ctx, grad_output, None, grad_token_probs, None, None)[:5]
 
 
 class FusedCombine(WorldFunction):

@@ -15,7 +15,7 @@ from epmoe.doctor import find_mpirun
 from epmoe.worlds.launcher import trial_environment
 
 HERE = Path(__file__).parent
-FUNCTIONS = ("FusedDispatch", "FusedCombine", "HybridEPDispatch", "HybridEPCombine")
+FUNCTIONS = ("FusedDispatch", "FusedDispatchOnDevice", "FusedCombine", "HybridEPDispatch", "HybridEPCombine")
 
 
 def as_wanted(*arguments, limit):
