@@ -12,12 +12,12 @@ from epmoe.device import (all_lanes, ballot, device_fn, f32, ffs, i32, lane_id, 
 
 from ..formats import blockwise_fp8
 from . import control, layout, peers, roles, routing, waits
-from .row_copy import VECTOR, copy_to_lanes, parts
+from .row_copy import BATCH, VECTOR, copy_to_lanes, parts
 from .waits import LINE
 
 MINUS_ONE = 2**64 - 1
 BF16_BYTES = 2
-FEWEST_PARTS = 4        # of a row, so that all warps have done at about the same time
+FEWEST_PARTS = 7        # of a row, if it has so many batches of loads, so that all warps end at about the same time
 
 
 def fp8_format(hidden):
@@ -161,7 +161,7 @@ def apart(shape):
 
 def fewest_parts(n_vectors):
     """The fewest parts of a row of so many vectors that warps take."""
-    return min(FEWEST_PARTS, max(1, n_vectors // 32))
+    return min(FEWEST_PARTS, max(1, -(-n_vectors // BATCH)))
 
 
 def make(shape, block, flags=None):
