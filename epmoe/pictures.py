@@ -10,7 +10,7 @@ from epmoe import layout
 REGIONS = ("reserved", "finished", "rank_completion", "dispatch_recv_count", "A", "D", "E", "F", "G",
            "combine_recv_count", "combine_ready")
 MEANING = ("reserved and finished count messages that were begun and completed; recv_count holds the signals that "
-           "came; A tells combine which rows go back; D to G and ready flags order the blocks of one kernel.")
+           "came; A tells combine which rows go back; D, F and G order the blocks of one kernel.")
 LABEL_WIDTH = 19
 GROUPS = 9  # shown at most
 
