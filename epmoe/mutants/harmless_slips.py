@@ -1,4 +1,25 @@
 """Slips that change nothing, each with the reason why; judged as those of harmless.py are. Names are Slip.key."""
 
+STATUS = ("the status words are looked at only when a wait takes long, and blocks of a rank that all run at once do "
+          "not make each other wait so long")
+OWN = "the two touch different words, and nobody waits for either of them"
+
 HARMLESS_SLIPS = {
+    "rows/expanders.py make.await_records: whose: control.STATUS -> control.RECORDED in ok = wait_for_own_blocks(words "
+    "+ u64(control.RECORDED), i32(": STATUS,
+    "rows/waits.py of_block.all_begun: whose: control.STATUS -> control.BEGUN in ok = wait_for_own_blocks(words + "
+    "u64(control.BEGUN), i32(gri": STATUS,
+    "rows/exchange.py make.await_word: whose: source -> my_rank in return waits.wait_for_word_of_peer(address, "
+    "u64(ld_acquire_s": "only the record of an expired wait has it, and the host names who is missing by the notes",
+    "rows/expanders.py make.expand_rows: swap: if come == u32(0) and looks % LOOKS == 0: / syncwarp()":
+        "await_flag, inside the condition, ends with a syncwarp of its own, and after it the flags are looked at again",
+    "rows/layout.py make.count: swap: clear(totals, n_columns) / if expert_major:":
+        "another barrier lies between both and the first sum into totals",
+    "rows/layout.py make.add_word: swap: shared_add_i32(totals, column, number) / if with_before and i // per_block < "
+    "block_idx():": OWN,
+    "rows/routing.py ranks_of_ids.count: swap: if expert >= 0: / if records:": OWN,
+    "rows/senders.py make.send: swap: if encodes and mask != u32(0): / bring(params, first, end, following, n_parts, "
+    "lane)": "bring only asks for what comes next",
+    "rows/waits.py of_block.begin: swap: if thread_idx() < n_lines: / if roles.is_clerk():":
+        "the first only asks for the parameters",
 }

@@ -87,7 +87,8 @@ def by_reference(world):
         return dispatch, reference.dispatch_backward, reference.combine_backward
 
     def dispatch(x, maps, probs):
-        *results, handle = reference.hybrid_dispatch_forward(x, maps, probs, world.local, num_permuted_tokens=world.limit,
+        *results, handle = reference.hybrid_dispatch_forward(x, maps, probs, world.local,
+                                                             num_permuted_tokens=world.limit,
                                                              pad_multiple=world.pad, fp8_dispatch=world.fp8,
                                                              p2p_world_size=world.p2p_world_size)
         return results, handle
@@ -255,7 +256,7 @@ class RowsRun:
             # counters of the last call stay until the next one; those of the other parity are ready for that
             other = 1 - int(words[control.EPOCH // 4]) % 2
             arrived = buffer._control.buffers[r.rank].read(np.int32, (2, self.world.n_ranks), buffer.layout.arrived)
-            if arrived[other].any() or words[control.CLAIMED // 4 + other]:
+            if arrived[other].any() or any(words[at // 4 + other] for at in control.BY_PARITY):
                 raise Leftover(f"counters of rank {r.rank} after the calls: {arrived.tolist()}, {words.tolist()}")
 
     @contextmanager

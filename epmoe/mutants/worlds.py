@@ -120,6 +120,7 @@ WORLDS = {w.name: w for w in (
     RowsWorld("rows of five ranks", "rows", tokens=(2, 0, 1, 0, 1), top_k=9, hidden=8, shape=(2, 32)),
     RowsWorld("rows, absent peer", "rows", absent=(1,)),
     RowsWorld("hybrid", "hybrid", limit=20, pad=4),
+    RowsWorld("hybrid, several sending blocks", "hybrid", tokens=(5, 4), limit=20, shape=(6, 32)),
     RowsWorld("hybrid, two p2p worlds", "hybrid", tokens=(4, 0, 3, 2), top_k=6, limit=24, shape=(2, 64),
               p2p_world_size=2),
     RowsWorld("hybrid, many experts of a rank", "hybrid", tokens=(2, 1), top_k=9, local=5, limit=16, hidden=8,
