@@ -5,8 +5,8 @@ The names are those of Mutant.key: file, function, what became what.
 
 INPUT = "what it reads no kernel writes while this one runs, so the non-coherent path sees the same bytes"
 AGREE = ("a thread needs nothing of what the block's others waited for: rows are read by later launches, and the words "
-         "that end() resets are of the call before or of the next one. The barrier makes the block agree when a wait of "
-         "one thread has expired; without it the call's number moves on, but FAILED keeps every later launch from "
+         "that end() resets are of the call before or of the next one. The barrier makes the block agree when a wait "
+         "of one thread has expired; without it the call's number moves on, but FAILED keeps every later launch from "
          "beginning until reset() has put all words back")
 SWIGLU = "the kernel reads only what an earlier launch wrote; the expert outputs are its input"
 
