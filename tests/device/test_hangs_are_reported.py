@@ -6,8 +6,8 @@ import pytest
 
 from epmoe import device
 from epmoe.device import (atomic_cas_relaxed_gpu_i32, ballot, block_idx, globaltimer, grid_dim, kernel,
-                          ld_acquire_gpu_i32, ld_acquire_sys_u64, load_i32, nanosleep, red_add_release_gpu_i32,
-                          shfl_xor, store_i32, syncthreads, syncwarp, thread_idx, u64)
+                          ld_acquire_gpu_i32, ld_acquire_sys_u64, ld_relaxed_sys_u64, load_i32, nanosleep,
+                          red_add_release_gpu_i32, shfl_xor, store_i32, syncthreads, syncwarp, thread_idx, u64)
 from epmoe_ref.errors import DeadlockError, EPError
 from litmus import OUT, execute, line_of
 
@@ -144,3 +144,14 @@ def test_the_machine_can_be_used_after_a_hang():
     machine.launch(waits, 1, 32, (buffer.address, 0, 0), stream=stream)
     assert buffer.read(np.int32, 1, OUT)[0] == 5
     buffer.free()
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_a_thread_that_looks_twice_at_very_many_words_does_not_hang(seed):
+    """A relaxed look and an acquiring one at each of 200 words: the second is no spin, since the thread moves on."""
+    @kernel()
+    def looks(params, num_tokens, my_rank):
+        for i in range(200):
+            ld_relaxed_sys_u64(params + u64(8 * i))
+            ld_acquire_sys_u64(params + u64(8 * i))
+    execute(looks, seed=seed, racecheck=False)

@@ -174,6 +174,9 @@ class Scheduler:
     def spin(self, t):
         """Park t until one of the words in t.polled is written."""
         watchers = self.watchers
+        if t.parked_on.isdisjoint(t.polled):    # it has moved on since it parked last: no hang yet
+            self.looks = 0
+        t.parked_on = frozenset(t.polled)
         for address in t.polled:
             watchers.setdefault(address >> 4, []).append(t)
         self.spinners[t] = None

@@ -103,8 +103,8 @@ class Warp:
 class SimThread(greenlet.greenlet):
     """A CUDA thread. The greenlet is reused by later launches (starting one costs ten switches)."""
 
-    __slots__ = ("block", "launch", "rank", "tid", "lane", "warp", "operations", "polled", "poll_time", "actor",
-                 "open_copies", "copies", "sent", "fenced")
+    __slots__ = ("block", "launch", "rank", "tid", "lane", "warp", "operations", "polled", "poll_time", "parked_on",
+                 "actor", "open_copies", "copies", "sent", "fenced")
 
     def __init__(self, hub):
         super().__init__(self._main, hub)
@@ -117,6 +117,7 @@ class SimThread(greenlet.greenlet):
         self.operations = 0             # operations of this thread up to its last switch
         self.polled = {}                # words seen by strong loads since its last other operation -> value
         self.poll_time = -2
+        self.parked_on = frozenset()    # the words that it waited for when it was parked last
         self.actor = None
         self.open_copies, self.copies = [], []      # its bulk stores: before and after bulk_commit
         self.sent, self.fenced = [], {}             # what it gave the network: all, and by target what a fence orders
