@@ -29,3 +29,19 @@ def over_ranks(implementation, ranks, result):
     if result is None:
         return None
     return {ranks.here[0]: result} if implementation.per_rank else result
+
+
+def first_found(implementation, case, ranks, steps):
+    """The differences of a case's first step that has any, on any rank; [] if there are none.
+
+    steps(world, case, ranks, round number): yields the differences of one call after the other.
+    """
+    world = implementation.make()
+    try:
+        for round_ in range(case.rounds):
+            for found in steps(world, case, ranks, round_):
+                if any(ranks.gather(bool(found))):
+                    return found
+        return []
+    finally:
+        world.close()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from epmoe.check import compare_hybrid, random_bits
-from epmoe.check.calls import call, over_ranks
+from epmoe.check.calls import call, first_found, over_ranks
 from epmoe.check.cancelling import cancelling
 from epmoe.check.made_arrays import GRAD_OUT, GRAD_PROBS, GRAD_X, PROBS, RETURNED, made
 from epmoe.check.rows import ROUTING, X
@@ -103,18 +103,10 @@ def run_case(implementation, case, ranks, not_given):
 
     not_given: a set to which what was not compared is added: "overflow", "gradients".
     """
-    world = implementation.make()
-    try:
-        for round_ in range(case.rounds):
-            for found in _steps(implementation, world, case, round_, ranks, not_given):
-                if any(ranks.gather(bool(found))):
-                    return found
-        return []
-    finally:
-        world.close()
+    return first_found(implementation, case, ranks, lambda *of_round: _steps(implementation, *of_round, not_given))
 
 
-def _steps(implementation, world, case, round_, ranks, not_given):
+def _steps(implementation, world, case, ranks, round_, not_given):
     """The differences of one call after the other, as long as there are none."""
     def run(function, arguments, *more, **options):
         return call(implementation, ranks, function, arguments, *more, **options)
