@@ -9,6 +9,18 @@ from epmoe.torch.streams import in_stream_order
 from epmoe.torch.tensors import readable, results
 
 
+def _dispatched(function, ctx, x, token_indices, token_probs, num_experts, group, *scheduling):
+    """What function.forward gives, as tensors; ctx knows then which of them and of the arguments have gradients."""
+    if len(leaves_of(x)) > len(leaves_of(token_indices)):
+        refuse_gradients("x as a pair", x, token_probs)
+    given = readable("x", x), readable("token_indices", token_indices), readable("token_probs", token_probs)
+    with in_stream_order(group):
+        made = results(group, function.forward(ctx, *given, num_experts, group, *scheduling))
+    ctx.probs_need_gradient = ask_for_gradients(token_probs)
+    ctx.mark_non_differentiable(*leaves_of([made[1], made[3]]))
+    return made
+
+
 class FusedDispatch(WorldFunction):
     """Every token to the ranks of its experts; its gradient is a combine. See epmoe.fused_a2a.FusedDispatch."""
 
@@ -19,15 +31,8 @@ class FusedDispatch(WorldFunction):
 
         tokens_per_expert is on the CPU, the other tensors where x is. FP8 pairs carry no gradient.
         """
-        if len(leaves_of(x)) > len(leaves_of(token_indices)):
-            refuse_gradients("x as a pair", x, token_probs)
-        given = readable("x", x), readable("token_indices", token_indices), readable("token_probs", token_probs)
-        with in_stream_order(group):
-            made = results(group, fused_a2a.FusedDispatch.forward(ctx, *given, num_experts, group, async_finish,
-                                                                  allocate_on_comm_stream))
-        ctx.probs_need_gradient = ask_for_gradients(token_probs)
-        ctx.mark_non_differentiable(*leaves_of([made[1], made[3]]))
-        return made
+        return _dispatched(fused_a2a.FusedDispatch, ctx, x, token_indices, token_probs, num_experts, group,
+                           async_finish, allocate_on_comm_stream)
 
     @staticmethod
     @once_differentiable
@@ -49,14 +54,7 @@ class FusedDispatchOnDevice(WorldFunction):
         All tensors are where x is, with room for the worst case: rows behind the first N hold nothing, and their
         gradients are not read. FP8 pairs carry no gradient.
         """
-        if len(leaves_of(x)) > len(leaves_of(token_indices)):
-            refuse_gradients("x as a pair", x, token_probs)
-        given = readable("x", x), readable("token_indices", token_indices), readable("token_probs", token_probs)
-        with in_stream_order(group):
-            made = results(group, fused_a2a.FusedDispatchOnDevice.forward(ctx, *given, num_experts, group))
-        ctx.probs_need_gradient = ask_for_gradients(token_probs)
-        ctx.mark_non_differentiable(*leaves_of([made[1], made[3]]))
-        return made
+        return _dispatched(fused_a2a.FusedDispatchOnDevice, ctx, x, token_indices, token_probs, num_experts, group)
 
     @staticmethod
     @once_differentiable
