@@ -5,7 +5,6 @@ from functools import lru_cache
 import epmoe_ref
 import ml_dtypes
 import numpy as np
-from epmoe_ref.formats import format_of
 
 from epmoe.mutants import experts
 
@@ -64,5 +63,5 @@ def expected(world):
 @lru_cache(None)
 def last_payloads(world):
     """Bytes of the last round's encoded tokens, padding included, a list over ranks: what send_buf must hold."""
-    fmt = format_of(world.cfg)
+    fmt = epmoe_ref.format_of(world.cfg)
     return [fmt.encode(x) for x in inputs(world)[-1][0]]
