@@ -19,7 +19,7 @@ from .status import ROWS_COMBINE
 
 CACHED = 128
 PUSHING = 0.6           # of the blocks
-FEWEST_PARTS = 2        # of a row
+FEWEST_PARTS = 4        # of a row
 
 
 @lru_cache(CACHED)

@@ -69,7 +69,7 @@ def make(shape, block, phase, *, with_counts):
 
     @device_fn
     def announce(params, epoch, num_tokens, my_rank, totals):
-        i = i32(thread_idx())
+        i = i32(roles.announcer())              # threads that have fenced in begin()
         while i < ranks * n_told:
             peer, word = i32(i // n_told), i32(i % n_told)
             st_relaxed_sys_u64(note_at(params, peer, epoch, my_rank) + u64(8) * u64(word),

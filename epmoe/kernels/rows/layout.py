@@ -16,6 +16,7 @@ from . import control, roles, routing, waits
 from .status import FOR_BLOCKS
 
 MAX_WARPS = 32
+FEW = 4                 # tokens a warp, as many as it looks at together
 
 
 class Layout(NamedTuple):
@@ -69,19 +70,17 @@ def make(shape, block, phase, goes_on):
 
     @device_fn
     def are_few(num_tokens):
-        """Whether each block looks at all tokens, a warp at one, so that the blocks have nothing to tell each other."""
-        return not expert_major and num_tokens <= n_warps()
+        """Whether each block looks at all tokens, so that the blocks have nothing to tell each other."""
+        return not expert_major and num_tokens <= FEW * n_warps()
 
     @device_fn
     def tokens_of_warp(first, end, num_tokens):
         """[start, stop) of the tokens that this warp counts."""
+        if are_few(num_tokens):
+            first, end = i32(0), i32(num_tokens)
         a_warp = i32((end - first + n_warps() - 1) // n_warps())
         start = i32(min(i32(first + warp_id() * a_warp), end))
-        stop = i32(min(i32(start + a_warp), end))
-        if are_few(num_tokens):
-            start = i32(min(i32(warp_id()), num_tokens))
-            stop = i32(min(i32(start + 1), num_tokens))
-        return start, stop
+        return start, i32(min(i32(start + a_warp), end))
 
     @device_fn
     def count_tokens(params, num_tokens, by_warp, experts):
@@ -233,8 +232,7 @@ def make(shape, block, phase, goes_on):
             tell_experts(params, epoch, experts)
         first, end = tokens_of_block(num_tokens)
         token, stop = tokens_of_warp(first, end, num_tokens)
-        token, stop = i32(max(token, first)), i32(min(stop, end))
-        next_row = i32(0)
+        stop, next_row = i32(min(stop, end)), i32(0)
         if lane < ranks:
             next_row = i32(before[lane] + by_warp[warp_id() * ranks + lane])
         while token < stop:
@@ -243,7 +241,8 @@ def make(shape, block, phase, goes_on):
                 row = i32(-1)
                 if u32(mask >> u32(lane)) & u32(1) != u32(0):
                     row, next_row = next_row, i32(next_row + 1)
-                store_i32(rows + u64(4) * u64(token * ranks + lane), row)
+                if token >= first:              # one of the block's own
+                    store_i32(rows + u64(4) * u64(token * ranks + lane), row)
             token = i32(token + 1)
         if expert_major:
             number_map(params, first, end, experts, before, ranks)

@@ -1,6 +1,6 @@
 """Which blocks do what: the first ones send, the last one, the clerk, speaks for its rank."""
 
-from epmoe.device import block_idx, device_fn, grid_dim, i32
+from epmoe.device import block_dim, block_idx, device_fn, grid_dim, i32, thread_idx
 
 TENTHS_SENDING = 5      # of the blocks, where the others expand meanwhile
 
@@ -20,6 +20,12 @@ def sharing(shape):
 def is_clerk():
     """Whether this is the block that speaks for its rank."""
     return block_idx() == grid_dim() - 1
+
+
+@device_fn
+def announcer():
+    """The number of a thread of the clerk, from the last one on: the first ones are the last to have nothing to do."""
+    return i32(block_dim() - 1 - thread_idx())
 
 
 def sending(shape):

@@ -6,7 +6,7 @@ from epmoe.device import (ballot, block_dim, device_fn, i32, load_i32, load_u8, 
                           shfl_xor, st_relaxed_gpu_u64, store_i32, thread_idx, u32, u64)
 
 from .. import ids
-from . import control, waits
+from . import control, roles, waits
 
 LARGEST = 2**31 - 1
 
@@ -51,8 +51,9 @@ def token_ids(shape, block):
 def ranks_of_ids(shape, block):
     """Device functions (look(params, token, lane) -> what is seen of a token, mask_of(params, seen, token, lane)).
 
-    and count(params, seen, token, lane, experts, records) -> mask. A mask has the token's ranks, and is the same in all
-    lanes. count also adds the token's experts to a shared array and, if it `records`, bad ids to the status words.
+    and count(params, seen, token, lane, experts, own) -> mask. A mask has the token's ranks, and is the same in all
+    lanes. count also adds the token's experts to a shared array, and bad ids to the status words, if the token is the
+    block's own; the clerk adds those of all that it looks at.
     """
     load_id, clean_id = token_ids(shape, block)
     record = ids.make(SimpleNamespace(n_experts=shape.n_experts, top_k=shape.top_k)).record
@@ -75,11 +76,11 @@ def ranks_of_ids(shape, block):
         return ranks_of(clean_id(seen, lane))
 
     @device_fn
-    def count(params, seen, token, lane, experts, records):
+    def count(params, seen, token, lane, experts, own):
         expert = clean_id(seen, lane)
-        if expert >= 0:
+        if expert >= 0 and (own or roles.is_clerk()):
             shared_add_i32(experts, expert, i32(1))
-        if records:
+        if own:
             record(seen, expert, token, lane, u64(load_u64(params + u64(p_words))) + u64(control.STATUS))
         return ranks_of(expert)
 
@@ -110,7 +111,7 @@ def ranks_of_map(shape, block):
         return u32(mask | u32(shfl_xor(mask, 1)))
 
     @device_fn
-    def count(params, seen, token, lane, experts, records):
+    def count(params, seen, token, lane, experts, own):
         return mask_of(params, seen, token, lane)
 
     return look, mask_of, count

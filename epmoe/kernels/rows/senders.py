@@ -12,12 +12,12 @@ from epmoe.device import (all_lanes, ballot, device_fn, f32, ffs, i32, lane_id, 
 
 from ..formats import blockwise_fp8
 from . import control, layout, peers, roles, routing, waits
-from .row_copy import VECTOR, copy_to_lanes, parts
+from .row_copy import BATCH, VECTOR, copy_to_lanes, parts
 from .waits import LINE
 
 MINUS_ONE = 2**64 - 1
 BF16_BYTES = 2
-FEWEST_PARTS = 4        # of a row, so that all warps have done at about the same time
+FEWEST_PARTS = 7        # of a row, if it has so many batches of loads, so that all warps end at about the same time
 
 
 def fp8_format(hidden):
@@ -126,19 +126,19 @@ def ahead(shape, block):
     if shape.encode:
         n_vectors = shape.value_bytes * BF16_BYTES // VECTOR
     src_bytes, slots_bytes, tokens_of_block = n_vectors * VECTOR, 4 * shape.top_k, layout.tokens_of(shape)
-    fewest, (count_parts, part_span) = fewest_parts(n_vectors), parts(n_vectors)
+    fewest, (count_parts, part_span), n_apart = fewest_parts(n_vectors), parts(n_vectors), apart(shape)
     p_x, p_probs = block.offset("x"), block.offset("probs")
 
     @device_fn
     def bring(params, first, end, unit, n_parts, lane):
-        token, part = i32(first + unit // n_parts), i32(unit % n_parts)
+        token, part = i32(first + unit // (n_parts + n_apart)), i32(unit % (n_parts + n_apart))
         if token < end:
             a, b = part_span(part, n_parts)
             row, at = u64(load_u64(params + u64(p_x))) + u64(token) * u64(src_bytes), i32(VECTOR * a + LINE * lane)
             while at < VECTOR * b:
                 prefetch(row + u64(at))
                 at = i32(at + 32 * LINE)
-            if has_probs and not expert_major and part == 0 and lane == 0:
+            if has_probs and not expert_major and part == n_parts * n_apart and lane == 0:
                 prefetch(u64(load_u64(params + u64(p_probs))) + u64(token) * u64(slots_bytes))
 
     @device_fn
@@ -151,9 +151,17 @@ def ahead(shape, block):
     return bring, fetch
 
 
+def apart(shape):
+    """1 if what goes with a row is a unit of work of its own, another warp's, behind those of its parts; 0 if not.
+
+    It is not where it has to come with part 0, or where there is nothing.
+    """
+    return int((shape.has_meta or shape.scale_words > 0) and not shape.expands and not shape.encode)
+
+
 def fewest_parts(n_vectors):
     """The fewest parts of a row of so many vectors that warps take."""
-    return min(FEWEST_PARTS, max(1, n_vectors // 32))
+    return min(FEWEST_PARTS, max(1, -(-n_vectors // BATCH)))
 
 
 def make(shape, block, flags=None):
@@ -172,7 +180,7 @@ def make(shape, block, flags=None):
     if flags is not None:
         count_flags, raise_flags, _, _ = flags
     raises, expert_major, tokens_of_block = flags is not None, shape.expert_major, layout.tokens_of(shape)
-    sending = roles.sending(shape)
+    sending, n_apart = roles.sending(shape), apart(shape)
     fewest = fewest_parts(n_vectors)
     copy = copy_to_lanes(read_only=not encodes)
     src_bytes = row_bytes
@@ -224,8 +232,9 @@ def make(shape, block, flags=None):
         unit = i32(warp_id())
         if shared:
             unit = take(params, epoch, lane)
-        while unit < (end - first) * n_parts:
-            token, part, row = i32(first + unit // n_parts), i32(unit % n_parts), i32(-1)
+        units, with_row = i32(n_parts + n_apart), i32(n_parts * n_apart)
+        while unit < (end - first) * units:
+            token, part, row = i32(first + unit // units), i32(unit % units), i32(-1)
             following = i32(unit + n_warps())
             if shared:
                 following = take(params, epoch, lane)
@@ -240,9 +249,9 @@ def make(shape, block, flags=None):
                 syncwarp()                      # the payload by all lanes, before any lane reads it
                 src = staged
             bring(params, first, end, following, n_parts, lane)
-            a, b = part_span(part, n_parts)
+            a, b = part_span(part, n_parts)     # none behind the last part
             copy(src, rows_at + u64(row) * u64(row_bytes), mask, start, a, b, lane)
-            if part == 0:
+            if part == with_row:
                 if has_meta and expert_major:
                     send_experts(params, token, mask, row, meta_at, probs_at, scales_at, lane)
                 elif has_meta:

@@ -91,13 +91,13 @@ def of_block(block, n_ranks):
     all have begun and no peer writes here any more.
     """
     p_words, p_timeout, p_control = block.offset("words"), block.offset("timeout_ns"), block.offset("control_ptrs")
-    n_lines = -(-8 * block.n_words // LINE)
+    n_lines, n_announcers = -(-8 * block.n_words // LINE), n_ranks * control.experts_at(n_ranks)
 
     @device_fn
     def begin(params):
         if thread_idx() < n_lines:              # one miss for all of them
             prefetch(params + u64(LINE) * u64(thread_idx()))
-        if roles.is_clerk():
+        if roles.is_clerk() and roles.announcer() < n_announcers:
             fence_acq_rel_sys()                 # earlier launches of this rank, before what it tells its peers
         words = u64(load_u64(params + u64(p_words)))
         failed = False
