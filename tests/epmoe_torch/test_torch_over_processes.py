@@ -1,4 +1,4 @@
-"""One rank a process: Megatron-Core r0.16's calls with nothing but the import changed, and a block trained."""
+"""One rank a process: Megatron-Core r0.16's calls with nothing but the import changed, a block trained, torch's own way."""
 
 import inspect
 import os
@@ -18,24 +18,38 @@ HERE = Path(__file__).parent
 FUNCTIONS = ("FusedDispatch", "FusedDispatchOnDevice", "FusedCombine", "HybridEPDispatch", "HybridEPCombine")
 
 
-def as_wanted(*arguments, limit):
-    """Run ranks_program.py on two ranks, and look for the line of each."""
+def as_wanted(program, n_ranks, *arguments, limit):
+    """Run a program on n_ranks ranks, and look for the line of each."""
     mpirun = find_mpirun()
     assert mpirun, "no mpirun beside this Python or on PATH: pip install 'epmoe[test]'"
-    command = [mpirun, "-n", "2", sys.executable, "-m", "mpi4py", str(HERE / "ranks_program.py"), *map(str, arguments)]
+    command = [mpirun, "-n", str(n_ranks), sys.executable, "-m", "mpi4py", str(HERE / program), *map(str, arguments)]
     env = trial_environment() | {"PYTHONPATH": f"{HERE.parents[1]}{os.pathsep}{HERE}"}
     done = subprocess.run(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=limit)
-    assert done.returncode == 0 and done.stdout.count("of 2: as wanted") == 2, done.stdout
+    assert done.returncode == 0 and done.stdout.count(f"of {n_ranks}: as wanted") == n_ranks, done.stdout
 
 
 def test_megatrons_calls_and_training_over_two_processes():
-    as_wanted(2, 4, 8, 16, limit=100)
+    as_wanted("ranks_program.py", 2, 2, 4, 8, 16, limit=100)
+
+
+def test_rows_and_sums_are_those_of_torchs_own_all_to_all():
+    as_wanted("all_to_all_program.py", 2, 6, 16, 2, 2, limit=100)
 
 
 @pytest.mark.gpu
 @pytest.mark.timeout(400)
 def test_megatrons_calls_and_fifty_steps_of_training_over_two_gpus():
-    as_wanted(50, 512, 1024, 512, limit=300)
+    as_wanted("ranks_program.py", 2, 50, 512, 1024, 512, limit=300)
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("tokens, hidden, n_experts, top_k", [(300, 512, 16, 4), (4096, 7168, 256, 8)])
+def test_rows_and_sums_are_those_of_nccls_all_to_all(tokens, hidden, n_experts, top_k):
+    n_ranks = min(torch.cuda.device_count(), 8)
+    if n_ranks < 2:
+        pytest.skip("NCCL wants a GPU for each rank, and there is one")
+    as_wanted("all_to_all_program.py", n_ranks, tokens, hidden, n_experts // n_ranks, top_k, limit=180)
 
 
 @pytest.mark.parametrize("name", [n for n in epmoe.torch.__all__ if n not in FUNCTIONS])

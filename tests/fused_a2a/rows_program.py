@@ -1,66 +1,111 @@
-"""One rank of an MPIWorld: rounds of fused_a2a with uneven ranks, each equal to the reference on this rank."""
+"""One rank of an MPIWorld: rounds of fused_a2a, forward and backward, each equal to the reference on this rank."""
 
 import sys
 
 import numpy as np
+from of_one_rank import hybrid_received, order_tells, receiving, returning, rows_received
 from rows_group import assert_same, host, routing, tokens
 
 from epmoe import fused_a2a
 from epmoe.worlds.mpi import MPIWorld
 from epmoe_ref import fused_a2a as reference
 
+TOP_K = 8
+FEW = 40        # tokens in rounds that need no more
+
 
 def rows_round(world, rng, num_tokens, hidden, local):
-    """FusedDispatch, FusedCombine and both gradients."""
+    """FusedDispatch and FusedCombine, and both gradients; then the dispatch without a wait of the host."""
     me, num_experts = world.rank, local * world.n_ranks
-    ids, probs = routing(rng, num_tokens, num_experts, min(8, num_experts))
-    x = tokens(rng, num_tokens, hidden)
-    *want, known = reference.dispatch_forward(x, ids, probs, num_experts)
+    ids, probs = routing(rng, num_tokens, num_experts, min(TOP_K, num_experts))
+    x = order_tells(rng, num_tokens, hidden)
+    want, known = rows_received(x, ids, probs, num_experts, me)
+    here, mine = receiving(known, me), returning(known, me)
     ctx, other = fused_a2a.Context(), fused_a2a.Context()
     *got, handle = fused_a2a.FusedDispatch.forward(ctx, x[me], ids[me], probs[me], num_experts, world)
-    for one, of_all in zip(got, want):
-        assert_same(one, of_all[me], "dispatch")
-    combined, _ = fused_a2a.FusedCombine.forward(other, got[0], world, handle)
-    assert_same(combined, reference.combine_forward(want[0], known)[me], "combine")
-    grad_x, _, grad_probs, *_ = fused_a2a.FusedDispatch.backward(ctx, got[0], None, got[2], None, None)
-    wanted = reference.dispatch_backward(known, want[0], want[2])
-    assert_same(grad_x, wanted[0][me], "gradient of x")
-    assert_same(grad_probs, wanted[1][me], "gradient of probs")
-    back = fused_a2a.FusedCombine.backward(other, host(x[me]))[0]
-    assert_same(back, reference.combine_backward(known, x)[me], "rows")
+    assert_same(got, want, "dispatch")
+    rows = order_tells(rng, known.num_rows, hidden)
+    combined, _ = fused_a2a.FusedCombine.forward(other, rows[me], world, handle)
+    assert_same(combined, reference.combine_forward(rows, mine)[0], "combine")
+    row_probs = [rng.random((n, known.top_k), np.float32) for n in known.num_rows]
+    grad_x, _, grad_probs, *_ = fused_a2a.FusedDispatch.backward(ctx, rows[me], None, row_probs[me], None, None)
+    assert_same(grad_x, host(combined), "gradient of x, which is the sum that combine makes of such rows")
+    assert_same(grad_probs, reference.dispatch_backward(mine, narrow(rows), row_probs)[1][0], "gradient of probs")
+    grad = order_tells(rng, num_tokens, hidden)
+    back = fused_a2a.FusedCombine.backward(other, grad[me])[0]
+    assert_same(back, reference.combine_backward(here, grad)[0], "rows")
+
+    *got, handle = fused_a2a.fused_dispatch_on_device(x[me], ids[me], probs[me], num_experts, world)
+    n = len(want[0])
+    assert_same([host(a)[:n] for a in got[:3]] + got[3:], want, "dispatch without a wait")
+    padded = np.full((len(got[0]), hidden), np.nan, rows[me].dtype)
+    padded[:n] = rows[me]
+    assert_same(fused_a2a.fused_combine(padded, world, handle)[0], host(combined), "combine without a wait")
+
+
+def narrow(rows):
+    """The first vector of each row."""
+    return [a[:, :8] for a in rows]
 
 
 def hybrid_round(world, rng, num_tokens, hidden, local, **options):
-    """HybridEPDispatch, HybridEPCombine and both gradients."""
-    me = world.rank
-    maps = [rng.random((n, local * world.n_ranks)) < 0.4 for n in num_tokens]
-    probs, x = [rng.random(m.shape, np.float32) for m in maps], tokens(rng, num_tokens, hidden)
-    *want, known = reference.hybrid_dispatch_forward(x, maps, probs, local, **options)
+    """HybridEPDispatch, HybridEPCombine and both gradients; as many experts a token as rows have, about."""
+    me, num_experts = world.rank, local * world.n_ranks
+    ids, _ = routing(rng, num_tokens, num_experts, min(TOP_K, num_experts))
+    maps = [(a[:, :, None] == np.arange(num_experts)).any(axis=1) for a in ids]
+    probs, x = [rng.random(m.shape, np.float32) for m in maps], order_tells(rng, num_tokens, hidden)
+    want, known = hybrid_received(x, maps, probs, local, me, **options)
+    here, mine = receiving(known, me), returning(known, me)
     ctx, other = fused_a2a.Context(), fused_a2a.Context()
     *got, handle = fused_a2a.HybridEPDispatch.forward(ctx, x[me], maps[me], probs[me], world, local, **options)
-    for one, of_all in zip(got, want):
-        assert_same(one, None if of_all is None else of_all[me], "dispatch by expert")
+    assert_same(got, want, "dispatch by expert")
     assert_same(handle.overflow, known.overflow[me], "overflow")
-    combined = fused_a2a.HybridEPCombine.forward(other, got[0], handle)
-    assert_same(combined, reference.hybrid_combine_forward(want[0], known)[me], "combine by expert")
-    grad_x, _, grad_probs, *_ = fused_a2a.HybridEPDispatch.backward(ctx, got[0], got[1], None, None, None)
-    wanted = reference.hybrid_dispatch_backward(known, want[0], want[1])
-    assert_same(grad_x, wanted[0][me], "gradient of x by expert")
-    assert_same(grad_probs, wanted[1][me], "gradient of probs by expert")
-    back = fused_a2a.HybridEPCombine.backward(other, x[me])[0]
-    assert_same(back, reference.hybrid_combine_backward(known, x)[me], "rows by expert")
+    rows = order_tells(rng, known.num_rows, hidden)
+    combined = fused_a2a.HybridEPCombine.forward(other, rows[me], handle)
+    assert_same(combined, reference.hybrid_combine_forward(rows, mine)[0], "combine by expert")
+    row_probs = [rng.random(n, np.float32) for n in known.num_rows]
+    grad_x, _, grad_probs, *_ = fused_a2a.HybridEPDispatch.backward(ctx, rows[me], row_probs[me], None, None, None)
+    assert_same(grad_x, host(combined), "gradient of x by expert")
+    wanted = reference.hybrid_dispatch_backward(mine, narrow(rows), row_probs)[1][0]
+    assert_same(grad_probs, wanted, "gradient of probs by expert")
+    grad = order_tells(rng, num_tokens, hidden)
+    back = fused_a2a.HybridEPCombine.backward(other, grad[me])[0]
+    assert_same(back, reference.hybrid_combine_backward(here, grad)[0], "rows by expert")
+
+
+def blockwise_fp8_round(world, rng, num_tokens, local, hidden=128):
+    """Encoded by the sender, and given as pairs."""
+    me, num_experts = world.rank, local * world.n_ranks
+    ids, probs = routing(rng, num_tokens, num_experts, min(TOP_K, num_experts))
+    maps = [(a[:, :, None] == np.arange(num_experts)).any(axis=1) for a in ids]
+    x = tokens(rng, num_tokens, hidden)
+    fused_a2a.init_hybrid_ep_buffer(world, hidden, max(num_tokens), local, 24, 24, True)
+    *want, _ = reference.hybrid_dispatch_forward(x, maps, None, local, fp8_dispatch=True)
+    *got, _ = fused_a2a.hybrid_ep_dispatch(x[me], maps[me], None, world, local)
+    assert_same(got, [None if of_all is None else of_all[me] for of_all in want], "blockwise FP8 by expert")
+    pairs = list(zip(want[0], want[2]))         # rows in the place of tokens
+    ids = [np.argsort(rng.random((len(a), num_experts)), axis=1)[:, :2] for a in want[0]]
+    probs = [rng.random(a.shape, np.float32) for a in ids]
+    *want, _ = reference.dispatch_forward(pairs, ids, probs, num_experts)
+    *got, _ = fused_a2a.fused_dispatch(pairs[me], ids[me], probs[me], num_experts, world)
+    assert_same(got, [of_all[me] for of_all in want], "pairs of blockwise FP8")
 
 
 def main(most_tokens, hidden, local, rounds):
     """Every rank draws the same numbers, and looks at its own part of the results."""
     world, rng = MPIWorld(), np.random.default_rng(1)
     for number in range(rounds):
-        num_tokens = rng.integers(0, most_tokens + 1, world.n_ranks).tolist()
+        num_tokens = [most_tokens] * world.n_ranks
+        if number > 0:
+            num_tokens = rng.integers(0, most_tokens + 1, world.n_ranks).tolist()
         rows_round(world, rng, num_tokens, hidden, local)
         hybrid_round(world, rng, num_tokens, hidden, local)
         if number == 0:
             fused_a2a.init_hybrid_ep_buffer(world, hidden, most_tokens, local, 24, 24, False)
-        hybrid_round(world, rng, num_tokens, hidden, local, num_permuted_tokens=most_tokens * local, pad_multiple=4)
+        # about as many rows as a rank gets, since routing drops a fifth: some ranks have room for all, others have not
+        num_rows = sum(num_tokens) * min(TOP_K, local * world.n_ranks) * 4 // (5 * world.n_ranks)
+        hybrid_round(world, rng, num_tokens, hidden, local, num_permuted_tokens=num_rows, pad_multiple=4)
+    blockwise_fp8_round(world, rng, [min(FEW, most_tokens - rank % 2) for rank in range(world.n_ranks)], local)
     fused_a2a.reset_hybrid_ep_buffer(world)
     fused_a2a.get_buffer(world, 0).close()
     print(f"rank {world.rank} of {world.n_ranks}: equal", flush=True)

@@ -3,22 +3,27 @@
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from of_one_rank import hybrid_received, order_tells, receiving, returning, rows_received
+from rows_group import assert_same, law
 
 from epmoe.doctor import find_mpirun
 from epmoe.worlds.launcher import trial_environment
+from epmoe_ref import fused_a2a as reference
+from epmoe_ref import strategies
 
 HERE = Path(__file__).parent
 
 
-def equal_on(n_ranks, *arguments, limit, program="rows_program.py"):
-    """Run a program on n_ranks ranks, and look for the line of each."""
+def equal_on(n_ranks, *arguments, limit):
+    """Run rows_program.py on n_ranks ranks, and look for the line of each."""
     mpirun = find_mpirun()
     assert mpirun, "no mpirun beside this Python or on PATH: pip install 'epmoe[test]'"
-    program = [sys.executable, "-m", "mpi4py", str(HERE / program), *map(str, arguments)]
+    program = [sys.executable, "-m", "mpi4py", str(HERE / "rows_program.py"), *map(str, arguments)]
     command = [mpirun, "-n", str(n_ranks), *program]
     env = trial_environment() | {"PYTHONPATH": f"{HERE.parents[1]}{os.pathsep}{HERE}"}
     done = subprocess.run(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=limit)
@@ -27,27 +32,58 @@ def equal_on(n_ranks, *arguments, limit, program="rows_program.py"):
 
 @pytest.mark.parametrize("n_ranks", [1, 3])
 def test_every_rank_has_the_references_results(n_ranks):
-    equal_on(n_ranks, 5, 32, 2, 3, limit=60)
-
-
-@pytest.mark.gpu
-@pytest.mark.timeout(400)
-def test_every_rank_has_the_references_results_on_the_gpus():
-    from epmoe.worlds.ipc_memory import gpu_count
-
-    n_ranks = max(2, min(gpu_count(), 8))
-    equal_on(n_ranks, 40, 512, 4, 10, limit=300)
-    if gpu_count() > 1:
-        equal_on(n_ranks, 4096, 7168, 64, 1, limit=300)
+    equal_on(n_ranks, 5, 32, 2, 2, limit=60)
 
 
 @pytest.mark.gpu
 @pytest.mark.timeout(200)
-@pytest.mark.skipif(find_spec("torch") is None, reason="torch is the other implementation here")
-@pytest.mark.parametrize("sizes", [(300, 512, 4, 4), (2048, 7168, 32, 8)], ids=str)
-def test_rows_are_those_of_torchs_own_all_to_all(sizes):
+@pytest.mark.parametrize("tokens, hidden, n_experts, rounds", [(40, 512, 16, 10), (4096, 7168, 256, 1)])
+def test_every_rank_has_the_references_results_on_the_gpus(tokens, hidden, n_experts, rounds):
     from epmoe.worlds.ipc_memory import gpu_count
 
-    if gpu_count() < 2:
-        pytest.skip("NCCL wants a GPU for each rank, and there is one")
-    equal_on(min(gpu_count(), 8), *sizes, limit=150, program="all_to_all_program.py")
+    n_ranks = max(2, min(gpu_count(), 8))
+    if tokens > 40 and gpu_count() < 2:
+        pytest.skip("ranks on one GPU take turns: a large round needs a GPU for each of several ranks")
+    equal_on(n_ranks, tokens, hidden, n_experts // n_ranks, rounds, limit=180)
+
+
+@law
+@given(strategies.rows_worlds(), strategies.seeds())
+def test_a_cut_handle_gives_one_ranks_part_of_rows(world, seed):
+    """What the programs above expect is the reference's."""
+    rng, hidden = np.random.default_rng(seed), 16
+    *whole, known = reference.dispatch_forward(**vars(world))
+    for rank in range(len(world.x)):
+        part, same = rows_received(world.x, world.token_indices, world.token_probs, world.num_experts, rank)
+        assert_same(part, [of_all[rank] for of_all in whole], "dispatch")
+        here, mine = receiving(same, rank), returning(same, rank)
+        rows, grad = order_tells(rng, known.num_rows, hidden), order_tells(rng, known.num_tokens, hidden)
+        probs = [rng.random(a.shape, np.float32) for a in whole[2]]
+        assert_same(reference.combine_forward(rows, mine)[0], reference.combine_forward(rows, known)[rank], "combine")
+        assert_same(reference.combine_backward(here, grad)[0], reference.combine_backward(known, grad)[rank], "rows")
+        for one, of_all in zip(reference.dispatch_backward(mine, rows, probs),
+                               reference.dispatch_backward(known, rows, probs)):
+            assert_same(one[0], of_all[rank], "gradients")
+
+
+@law
+@given(strategies.hybrid_worlds(), strategies.seeds())
+def test_a_cut_handle_gives_one_ranks_part_of_rows_by_expert(world, seed):
+    rng, hidden = np.random.default_rng(seed), 16
+    options = {name: value for name, value in vars(world).items() if name in (
+        "num_permuted_tokens", "pad_multiple", "p2p_world_size")}
+    data = world.x, world.routing_map, world.probs, world.num_local_experts
+    *whole, known = reference.hybrid_dispatch_forward(*data, **options)
+    for rank in range(len(world.x)):
+        part, same = hybrid_received(*data, rank, **options)
+        assert_same(part, [of_all[rank] for of_all in whole], "dispatch")
+        here, mine = receiving(same, rank), returning(same, rank)
+        rows, grad = order_tells(rng, known.num_rows, hidden), order_tells(rng, known.num_tokens, hidden)
+        probs = [rng.random(n, np.float32) for n in known.num_rows]
+        assert_same(reference.hybrid_combine_forward(rows, mine)[0],
+                    reference.hybrid_combine_forward(rows, known)[rank], "combine")
+        assert_same(reference.hybrid_combine_backward(here, grad)[0],
+                    reference.hybrid_combine_backward(known, grad)[rank], "rows")
+        for one, of_all in zip(reference.hybrid_dispatch_backward(mine, rows, probs),
+                               reference.hybrid_dispatch_backward(known, rows, probs)):
+            assert_same(one[0], of_all[rank], "gradients")
