@@ -2,12 +2,14 @@
 
 Rows are dealt out to the warps in their order, which is that in which messages are sent (senders.py), in several
 parts where there are more warps than rows. A warp waits for the signal of the segment (local expert, source rank) that
-its row belongs to, then copies: while some messages are still under way, others lie in their rows already.
+its row belongs to, then copies: while some messages are still under way, others lie in their rows already. The payload
+is the message's own or, where the sender shares payloads, that of another message to this rank, which the same signal
+covers.
 """
 
 from epmoe import layout
 from epmoe.device import (device_fn, i32, lane_id, load_u64, n_warps, shared_array, store_i32, syncthreads,
-                          syncthreads_or, syncwarp, u64, warp_broadcast_i32, warp_id)
+                          syncthreads_or, syncwarp, u32, u64, warp_broadcast_i32, warp_id)
 from epmoe.device import int32
 from epmoe.layout import MAX_FINITE
 
@@ -25,7 +27,8 @@ def make(cfg, block, threads, mark):
     fmt, sizes, places = formats.of(cfg), layout.message(cfg), offsets.make(cfg, block, threads)
     has_tiles, decode, finish_group = shared_expert.formats_with_tiles(fmt), fmt.decode, fmt.finish_group
     decode_parts, pack_shared = fmt.decode_parts, shared_expert.make(cfg, block).pack
-    _, _, load_trailer, slot_of = message.make(cfg)
+    trailer = message.make(cfg)
+    load_source, load_id, slot_of = trailer.load_source, trailer.load_id, trailer.slot_of
     share = shared_expert.share_of(cfg)
     await_counts, place, begin, write, write_first = (places.await_counts, places.place, places.begin, places.write,
                                                       places.write_first)
@@ -62,11 +65,14 @@ def make(cfg, block, threads, mark):
 
     @device_fn
     def copy_row(params, recv_buf, entry, slot, row, group, row_in_group, tile, my_rank, part, n_parts, lane):
-        src = recv_buf + (u64(entry) * u64(tokens_per_rank) + u64(slot)) * u64(msg_bytes)
-        token, id16 = i32(0), i32(0)
+        at = recv_buf + (u64(entry) * u64(tokens_per_rank) + u64(slot)) * u64(msg_bytes)
+        (token, reference), id16 = load_source(at), i32(0)
         if part == 0:
-            token, id16 = load_trailer(src, lane)
-        decode(src, params + u64(p_out), row, group, row_in_group, tile, part, n_parts, lane)
+            id16 = load_id(at, lane)
+        payload = at
+        if reference != u32(0):
+            payload = recv_buf + u64(reference - u32(1)) * u64(msg_bytes)
+        decode(payload, params + u64(p_out), row, group, row_in_group, tile, part, n_parts, lane)
         if part == 0:
             half = token
             k = slot_of(id16, i32(my_rank * local + group - front))

@@ -25,6 +25,12 @@ The announcement is no step of the specification; without it everything would be
 early, so that copying overlaps sending. Regions C and E stay 0: rows are dealt out, not claimed in C, and nobody waits
 for another block to compute offsets, which E would tell of.
 
+The fused kernel sends a token's payload once to a rank, whatever number of its experts are there (pieces.py): the
+message to the lowest of them carries it, the others are trailers that say in which row of recv_buf it lies. A signal
+covers the payloads that its messages refer to, and receivers know from each trailer where to read, so only the sender
+chooses. LaunchConfig(shared_payloads=False) sends every message whole, as dispatch_async does and the specification has
+it; recv_buf then holds a copy of the payload in each message, and results are the same.
+
 To ranks of other p2p worlds (use_shmem) the message goes out of send_buf, by a put that is complete before step 4, and
 the count by a SHMEM signal, without an announcement: transport.py.
 
@@ -44,6 +50,7 @@ from functools import lru_cache
 from epmoe.device import (atomic_add_acq_rel_gpu_i32, block_dim, block_idx, device_fn, grid_dim, i32, kernel, load_u64,
                           store_i32, store_u64, syncthreads_or, thread_idx, u64)
 from epmoe.layout import MAX_FINITE
+from epmoe_ref.errors import EPValueError
 
 from . import ahead, copiers, counters, formats, senders, stamps
 from .call import DispatchAsyncCall, DispatchCall, DispatchWaitCall
@@ -103,6 +110,15 @@ def last_to_leave(cfg, block):
     return is_last_block
 
 
+def _shares(cfg, launch, default):
+    """Whether payloads are shared, for a kernel with that default."""
+    if launch.shared_payloads is None:
+        return default and not cfg.use_shmem and not cfg.skip_a2a
+    if launch.shared_payloads and crosses_worlds(cfg):
+        raise EPValueError("shared_payloads=True: a message to another p2p world carries its own payload: leave it None")
+    return launch.shared_payloads
+
+
 def _leave(cfg, block, mark):
     """Device function: the end of every block of dispatch_wait; the last one leaves the counters as they were found."""
     at, is_last_block = counters.words(cfg), last_to_leave(cfg, block)
@@ -129,10 +145,10 @@ def _leave(cfg, block, mark):
 
 
 @lru_cache(CACHED)
-def _compile_async(cfg, threads, trace, input_scale):
+def _compile_async(cfg, threads, trace, input_scale, shares):
     block = parameter_block(cfg)
     mark, failed, fetch = stamps.make(block, trace), failed_before(block), ahead.parameters(block)
-    send_tokens = senders.make(cfg, block, mark, input_scale)
+    send_tokens = senders.make(cfg, block, mark, input_scale, shares)
 
     @kernel(max_threads=threads, shmem=crosses_worlds(cfg))
     def dispatch_async(params, num_tokens, my_rank):
@@ -161,10 +177,10 @@ def _compile_wait(cfg, threads, trace):
 
 
 @lru_cache(CACHED)
-def _compile_fused(cfg, threads, trace, input_scale):
+def _compile_fused(cfg, threads, trace, input_scale, shares):
     block = parameter_block(cfg)
     mark, failed, fetch = stamps.make(block, trace), failed_before(block), ahead.parameters(block)
-    send_tokens = senders.make(cfg, block, mark, input_scale)
+    send_tokens = senders.make(cfg, block, mark, input_scale, shares)
     leave, receive = _leave(cfg, block, mark), copiers.make(cfg, block, threads, mark)
 
     @kernel(max_threads=threads, shmem=crosses_worlds(cfg))
@@ -189,19 +205,25 @@ def dispatch_async_kernel(cfg, launch=None, *, input_scale=None) -> DispatchAsyn
     input_scale: a function i -> float32 read at 0, or None for the number given at the call.
     """
     launch = launch or LaunchConfig()
+    shares = _shares(cfg, launch, default=False)
     return DispatchAsyncCall(cfg, launch, parameter_block(cfg),
-                             lambda weights, epilogue: _compile_async(cfg, launch.threads, launch.trace, input_scale))
+                             lambda *options: _compile_async(cfg, launch.threads, launch.trace, input_scale, shares))
 
 
 def dispatch_wait_kernel(cfg, launch=None) -> DispatchWaitCall:
     """Steps 5 to 7: returns when all messages of the round lie in their rows."""
     launch = launch or LaunchConfig()
     return DispatchWaitCall(cfg, launch, parameter_block(cfg),
-                            lambda weights, epilogue: _compile_wait(cfg, launch.threads, launch.trace))
+                            lambda *options: _compile_wait(cfg, launch.threads, launch.trace))
 
 
 def dispatch_kernel(cfg, launch=None, *, input_scale=None) -> DispatchCall:
-    """All steps in one launch. input_scale: as in dispatch_async_kernel."""
+    """All steps in one launch. input_scale: as in dispatch_async_kernel.
+
+    launch.shared_payloads: whether recv_buf gets a token's payload once a rank (the default, None, except under
+    use_shmem and skip_a2a) or once a message.
+    """
     launch = launch or LaunchConfig()
+    shares = _shares(cfg, launch, default=True)
     return DispatchCall(cfg, launch, parameter_block(cfg),
-                        lambda weights, epilogue: _compile_fused(cfg, launch.threads, launch.trace, input_scale))
+                        lambda *options: _compile_fused(cfg, launch.threads, launch.trace, input_scale, shares))

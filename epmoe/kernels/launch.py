@@ -1,4 +1,4 @@
-"""How many blocks of how many threads a kernel gets."""
+"""How many blocks of how many threads a kernel gets, and how it sends."""
 
 from dataclasses import dataclass
 
@@ -18,11 +18,16 @@ class LaunchConfig:
         all SMs of the device (several ranks that share a GPU must share them out, since fused kernels of all ranks have
         to be resident together); 3 in the simulator.
     num_threads: threads of a block, a multiple of 32 up to 1024. Default 1024; 64 in the simulator.
+    trace: whether blocks write stamps (stamps.py).
+    shared_payloads: True: dispatch sends the payload of a token to a rank once, whatever number of the token's experts
+        are there (dispatch.py); False: once an expert, as in the specification. Results are the same. Default: True for
+        the fused dispatch, except under use_shmem and skip_a2a, and False for dispatch_async.
     """
 
     n_sms: int | None = None
     num_threads: int | None = None
     trace: bool = False
+    shared_payloads: bool | None = None
 
     def __post_init__(self):
         if self.n_sms is not None and self.n_sms < 2:

@@ -1,9 +1,14 @@
-"""The end of a dispatch message: `src_info | topk_info`, which says whose token it is and where it wants to go."""
+"""The end of a dispatch message: `src_info | topk_info`, which says whose token it is and where it wants to go.
+
+A message whose payload lies in another message of the same token to the same rank says so in the second word of
+src_info, which is padding otherwise: 1 + the row of that message in recv_buf [local_expert, src_rank, slot]; 0 where
+the payload is its own, as in the specification.
+"""
 
 from typing import NamedTuple
 
 from epmoe import layout
-from epmoe.device import ballot, device_fn, ffs, i32, load_i32, load_u16, shfl_idx, u32, u64
+from epmoe.device import ballot, device_fn, ffs, i32, lane_id, load16, load_u16, shfl_idx, u32, u64
 
 VECTOR = 16     # bytes of one access
 
@@ -12,14 +17,17 @@ class Trailer(NamedTuple):
     """Device functions of a warp for the bytes behind the payload.
 
     n_vectors: 16-byte vectors of src_info and topk_info together, padding included (at most 32: one a lane).
-    vector(token, expert, lane): this lane's vector of the trailer, as 4 u32; `expert` is the cleaned id in slot `lane`.
-    load(message, lane): (token, id in slot `lane`), not looked at, so that other loads can follow at once.
+    vector(token, reference, expert, i): vector i of the trailer, which may be another one in each lane, as 4 u32;
+        `expert` is the cleaned id in the slot of this lane, -1 behind the last slot.
+    load_source(message) -> (token, reference), and load_id(message, lane) -> the id in slot `lane`, which is not looked
+        at, so that other loads can follow at once.
     slot_of(id, expert): the slot of that global expert id, from what all lanes loaded; -1 if it is not among the ids.
     """
 
     n_vectors: int
     vector: callable
-    load: callable
+    load_source: callable
+    load_id: callable
     slot_of: callable
 
 
@@ -40,26 +48,31 @@ def make(cfg) -> Trailer:
         return pair
 
     @device_fn
-    def vector(token, expert, lane):
+    def vector(token, reference, expert, i):
         id16 = u32(0)
-        if lane < top_k:
+        if lane_id() < top_k:
             id16 = u32(u32(expert) & u32(0xFFFF))       # -1 travels as 65535
-        slot = i32((lane - src_vectors) * 8)
+        slot = i32((i - src_vectors) * 8)
         a, b = two_ids(id16, slot), two_ids(id16, slot + 2)
         c, d = two_ids(id16, slot + 4), two_ids(id16, slot + 6)
-        if lane == 0:
-            a = u32(token)
+        if i == 0:
+            a, b = u32(token), u32(reference)
         return a, b, c, d
 
     @device_fn
-    def load(message, lane):
-        token, id16 = i32(load_i32(message + u64(src_info))), i32(-1)
+    def load_source(message):
+        words = load16(message + u64(src_info))
+        return i32(words[0]), u32(words[1])
+
+    @device_fn
+    def load_id(message, lane):
+        id16 = i32(-1)
         if lane < top_k:
             id16 = i32(load_u16(message + u64(topk_info) + u64(2) * u64(lane)))
-        return token, id16
+        return id16
 
     @device_fn
     def slot_of(id16, expert):
         return i32(i32(ffs(ballot(id16 == expert))) - 1)
 
-    return Trailer(n_vectors, vector, load, slot_of)
+    return Trailer(n_vectors, vector, load_source, load_id, slot_of)

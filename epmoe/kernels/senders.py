@@ -1,24 +1,25 @@
 """The sending blocks of dispatch: tokens to the owners of their experts, in an order that lets receivers follow.
 
 A block takes a batch of tokens: places for its messages (a warp a token), payloads (steps of a row over the warps), and
-then pieces of messages, one warp each, 16 bytes a lane. All blocks send in the same order: by local expert, and for
-each of them to all owners in turn, so that the links to all peers are busy all the time; each rank begins with itself,
-so that no two ranks turn to the same peer. Messages to the first experts are complete long before the last message is,
-and their receivers copy them to their rows while others are under way.
+then pieces of payloads, one warp each, 16 bytes a lane (pieces.py). All blocks send in the same order: by local expert,
+and for each of them to all owners in turn, so that the links to all peers are busy all the time; each rank begins with
+itself, so that no two ranks turn to the same peer. Messages to the first experts are complete long before the last
+message is, and their receivers copy them to their rows while others are under way. So it is with shared payloads too,
+since a payload goes with the message to the lowest expert of those that want it.
 
 One block counts and announces; it has no tokens, unless there are only a few sending blocks.
 """
 
 from epmoe import layout
 from epmoe.device import (atomic_add_relaxed_gpu_i32, block_dim, block_idx, device_fn, f32, i32, lane_id, load_f32,
-                          load_u64, n_warps, prefetch, shared_array, store16, store_i32, syncthreads, syncthreads_or,
-                          syncwarp, thread_idx, u64, warp_id)
+                          load_u64, n_warps, prefetch, shared_array, store_i32, syncthreads, syncthreads_or, thread_idx,
+                          u64, warp_id)
 from epmoe.device import int32, uint64
 
-from . import ahead, counters, formats, ids, message, shared_expert, signaller, stamps, transport
-from .formats.row_copy import copy_part, most_parts
+from . import ahead, counters, formats, ids, pieces, shared_expert, signaller, stamps, transport
+from .formats.row_copy import copy_part
+from .pieces import BF16_BYTES
 
-BF16_BYTES = 2
 MAX_MESSAGES = 512          # of a batch, in shared memory
 CLERK_FROM = 4              # sending blocks from which one of them only counts and announces
 
@@ -41,48 +42,33 @@ def _scale_of(block, input_scale):
     return of_function
 
 
-def pieces(cfg):
-    """Device function (num_tokens, n_workers) -> into how many pieces a message is cut; the same in all blocks.
-
-    As many as give every warp one. More would not pay: each piece costs its warp a round trip to the peer.
-    """
-    most, top_k = most_parts(layout.message(cfg).token_size), cfg.top_k
-    batch = max(1, MAX_MESSAGES // top_k)
-
-    @device_fn
-    def count(num_tokens, n_workers):
-        of_block = i32(top_k * max(1, min(batch, i32((num_tokens + n_workers - 1) // n_workers))))
-        return i32(max(1, min(most, i32(n_warps() // of_block))))
-
-    return count
-
-
-def make(cfg, block, mark, input_scale=None):
+def make(cfg, block, mark, input_scale=None, shares=False):
     """Device function send_tokens(params, num_tokens, my_rank, n_senders, failed) -> whether it had to give up.
 
     For blocks [0, n_senders); ends with a barrier. failed: whether this thread knows of an earlier wait that expired;
     then nothing is sent. Block 0 announces the counts first. input_scale: None for the number in the parameter block,
-    or a function i -> float32 that is read at 0.
+    or a function i -> float32 that is read at 0. shares: whether messages to one rank share the token's payload.
     """
     fmt, at, sizes = formats.of(cfg), counters.words(cfg), layout.message(cfg)
     load_id, clean_id, record_id = ids.make(cfg)
-    n_trailer_vectors, trailer_vector, _, _ = message.make(cfg)
-    own_share, scale_of, count_pieces = shared_expert.make(cfg, block), _scale_of(block, input_scale), pieces(cfg)
+    own_share, scale_of = shared_expert.make(cfg, block), _scale_of(block, input_scale)
     encoded, share = own_share.encoded, own_share.share
     to = transport.make(cfg, block)
-    recv_buf, crosses, is_far, put, complete = to.recv_buf, to.crosses, to.is_far, to.put, to.complete
+    recv_buf, crosses = to.recv_buf, to.crosses
     announce, finish = signaller.make(cfg, block)
+    count_pieces, carries, send_piece, store_trailer = pieces.make(cfg, block, finish, shares)
+    staged_at = pieces.staged_at(block, sizes.msg_bytes)
     encode_part, encode_parts, direct = fmt.encode_part, fmt.encode_parts, fmt.direct
     copy_payload = copy_part(sizes.token_size, read_only=direct)
     fetch_row, fetch_words = ahead.span(cfg.hidden * BF16_BYTES), ahead.span(8 * cfg.n_experts)
 
     top_k, local, ranks, n_ranks = cfg.top_k, cfg.n_local_experts, cfg.n_src_ranks, cfg.n_ranks
     tokens_per_rank, keeps_own, fused_share = cfg.max_tokens_per_rank, cfg.skip_a2a, cfg.fused_shared_expert
-    row_bytes, msg_bytes, token_size = cfg.hidden * BF16_BYTES, sizes.msg_bytes, sizes.token_size
+    row_bytes, msg_bytes = cfg.hidden * BF16_BYTES, sizes.msg_bytes
     batch = max(1, MAX_MESSAGES // top_k)
     n_slots, last_key = batch * top_k, cfg.n_experts
     p_tokens, p_topk, p_clean = block.offset("input_tokens"), block.offset("topk_ids"), block.offset("clean_topk_ids")
-    p_send, p_counters, p_status = block.offset("send_buf_p"), block.offset("ep_counters"), block.offset("status")
+    p_counters, p_status = block.offset("ep_counters"), block.offset("status")
 
     @device_fn
     def claim(params, words, expert, my_rank):
@@ -96,16 +82,14 @@ def make(cfg, block, mark, input_scale=None):
         return u64(recv_buf(params, owner, my_rank) + row * u64(msg_bytes))
 
     @device_fn
-    def staged_at(params, token):
-        return u64(load_u64(params + u64(p_send))) + u64(token) * u64(msg_bytes)
-
-    @device_fn
     def claim_for(params, topk_ids, clean_topk_ids, words, token, at_slot, my_rank, places, experts, keys, lane):
-        """A warp cleans a token's ids and claims for them; lane k holds slot k. Place 0 means that nothing is sent."""
+        """A warp cleans a token's ids and claims for them; lane k holds slot k. Place 0 means that nothing is sent, and
+        the last key that there is no payload to send."""
         value = load_id(topk_ids, token, lane)
         expert = clean_id(value, i32(0), lane)
         if value != expert:
             record_id(value, expert, token, lane, u64(load_u64(params + u64(p_status))))
+        has_payload = carries(expert)
         if lane < top_k:
             store_i32(clean_topk_ids + u64(4) * u64(token * top_k + lane), expert)
             kept = expert >= 0
@@ -117,12 +101,13 @@ def make(cfg, block, mark, input_scale=None):
                 turn = i32(expert // local - my_rank)       # this rank, the next one, ...
                 if turn < 0:
                     turn = i32(turn + n_ranks)
-                key = i32(expert % local * n_ranks + turn)
+                if has_payload:
+                    key = i32(expert % local * n_ranks + turn)
             places[at_slot + lane], experts[at_slot + lane], keys[at_slot + lane] = place, expert, key
 
     @device_fn
     def put_in_order(keys, order, n):
-        """order[i]: which of the n messages goes i-th; those that are not sent come last."""
+        """order[i]: which of the n messages goes i-th; those without a payload come last."""
         m = i32(thread_idx())
         while m < n:
             key, before, j = i32(keys[m]), i32(0), i32(0)
@@ -146,15 +131,6 @@ def make(cfg, block, mark, input_scale=None):
             unit = i32(unit + n_warps())
 
     @device_fn
-    def store_trailer(message_at, token, at_slot, experts, lane):
-        expert = i32(-1)
-        if lane < top_k:
-            expert = i32(experts[at_slot + lane])
-        a, b, c, d = trailer_vector(token, expert, lane)
-        if lane < n_trailer_vectors:
-            store16(message_at + u64(token_size) + u64(16) * u64(lane), a, b, c, d)
-
-    @device_fn
     def stage_batch(params, first, stride, n_tokens, experts):
         """Whole messages in send_buf, for the network; `encode_batch` has put payloads there that are encoded."""
         lane, i = i32(lane_id()), i32(warp_id())
@@ -167,35 +143,14 @@ def make(cfg, block, mark, input_scale=None):
             i = i32(i + n_warps())
 
     @device_fn
-    def send_piece(params, token, m, place, part, n_parts, my_rank, experts, lane):
-        """One piece of message m of the batch; by a warp, which then counts it as finished."""
-        expert = i32(experts[m])
-        is_near = True
-        if crosses:
-            is_near = not is_far(i32(expert // local), my_rank)
-        if is_near:
-            src = u64(load_u64(params + u64(p_tokens))) + u64(token) * u64(row_bytes)
-            if not direct:
-                src = staged_at(params, token)
-            copy_payload(place, src, part, n_parts, lane)
-            if part == 0:
-                store_trailer(place, token, i32(m - m % top_k), experts, lane)
-        elif part == 0:
-            put(place, staged_at(params, token), msg_bytes, i32(expert // local))
-            complete()
-        syncwarp()                      # the piece by all lanes, before lane 0 releases it
-        if lane == 0:
-            finish(params, expert, my_rank)
-
-    @device_fn
-    def send_pieces(params, first, stride, n_messages, n_parts, my_rank, places, experts, order):
-        lane, unit, place = i32(lane_id()), i32(warp_id()), u64(1)
-        while unit < n_messages * n_parts and place != u64(0):
+    def send_pieces(params, first, stride, n_messages, n_parts, my_rank, places, experts, keys, order):
+        lane, unit, key = i32(lane_id()), i32(warp_id()), i32(-1)
+        while unit < n_messages * n_parts and key != last_key:
             m = i32(order[unit // n_parts])
-            place = u64(places[m])
-            if place != u64(0):
+            key = i32(keys[m])
+            if key != last_key:
                 token = i32(first + m // top_k * stride)
-                send_piece(params, token, m, place, i32(unit % n_parts), n_parts, my_rank, experts, lane)
+                send_piece(params, token, m, i32(unit % n_parts), n_parts, my_rank, places, experts, lane)
             unit = i32(unit + n_warps())
 
     @device_fn
@@ -231,7 +186,7 @@ def make(cfg, block, mark, input_scale=None):
             fetch_ids(topk_ids, i32(first + thread_idx() * n_workers), num_tokens)
             fetch_words(words + u64(at.reserved))                                       # and finished, behind it
             fetch_row(u64(load_u64(params + u64(p_tokens))) + u64(first) * u64(row_bytes))
-        n_parts = count_pieces(num_tokens, n_workers)
+        n_parts = count_pieces(i32(max(1, min(batch, i32((num_tokens + n_workers - 1) // n_workers)))))
         if block_idx() == 0:
             if not announce(params, num_tokens, my_rank, n_parts, failed):
                 return True
@@ -259,7 +214,7 @@ def make(cfg, block, mark, input_scale=None):
                 stage_batch(params, first, n_workers, n_tokens, experts)
             put_in_order(keys, order, i32(n_tokens * top_k))
             syncthreads()                       # the order, and whole messages, by all threads
-            send_pieces(params, first, n_workers, i32(n_tokens * top_k), n_parts, my_rank, places, experts, order)
+            send_pieces(params, first, n_workers, i32(n_tokens * top_k), n_parts, my_rank, places, experts, keys, order)
             mark(params, stamps.SENT)
             first = i32(first + n_tokens * n_workers)
             syncthreads()                       # nobody reads the batch any more, and all is written at the end
