@@ -52,6 +52,12 @@ def test_rows_and_sums_are_those_of_nccls_all_to_all(tokens, hidden, n_experts, 
     as_wanted("all_to_all_program.py", n_ranks, tokens, hidden, n_experts // n_ranks, top_k, limit=180)
 
 
+@pytest.mark.gpu
+@pytest.mark.timeout(200)
+def test_a_thousand_steps_take_no_more_memory_and_graphs_of_a_step_run_again_on_all_ranks():
+    as_wanted("steady_program.py", min(torch.cuda.device_count(), 8), 1000, 256, 1024, 4, limit=180)
+
+
 @pytest.mark.parametrize("name", [n for n in epmoe.torch.__all__ if n not in FUNCTIONS])
 def test_functions_have_the_pages_signatures(name):
     assert inspect.signature(getattr(epmoe.torch, name)) == inspect.signature(getattr(fused_a2a, name))

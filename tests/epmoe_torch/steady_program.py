@@ -1,0 +1,126 @@
+"""One rank of an MPIWorld: many training steps take no more memory than the first ones and give the same bits.
+
+On GPUs each rank then captures a step that never waits for the host in a CUDA graph, and all replay it with new data.
+"""
+
+import sys
+
+import torch
+from mpi4py import MPI
+
+from epmoe import MPIWorld, device
+from epmoe.fused_a2a.buffers import hybrid_ep_buffer
+from epmoe.torch import (fused_combine, fused_dispatch, fused_dispatch_on_device, get_buffer, hybrid_ep_combine,
+                         hybrid_ep_dispatch, init_hybrid_ep_buffer)
+
+BF16, TOP_K, BATCHES = torch.bfloat16, 2, 5
+HOST_ROOM = 16 << 20    # bytes that Python and torch may take meanwhile, for what they keep of addresses seen before
+
+
+class Batch:
+    """Tokens of one rank and where they go; draw() puts new ones into the same tensors."""
+
+    def __init__(self, world, where, seed, tokens, hidden, local):
+        self.n_experts = local * world.n_ranks
+        self.rng = torch.Generator(where).manual_seed(seed * world.n_ranks + world.rank)
+        self.x, self.gradient = (torch.empty(tokens, hidden, dtype=BF16, device=where) for _ in range(2))
+        self.ids = torch.empty(tokens, TOP_K, dtype=torch.int64, device=where)
+        self.goes = torch.empty(tokens, self.n_experts, dtype=torch.bool, device=where)
+        self.probs, self.dense = (torch.empty(tokens, n, device=where) for n in (TOP_K, self.n_experts))
+        self.draw()
+        for one in (self.x, self.probs, self.dense):
+            one.requires_grad_()
+
+    @torch.no_grad()
+    def draw(self):
+        self.x.normal_(generator=self.rng)
+        self.gradient.normal_(generator=self.rng)
+        self.probs.uniform_(generator=self.rng)
+        ids = self.dense.uniform_(generator=self.rng).topk(TOP_K).indices
+        self.goes.zero_().scatter_(1, ids, True)
+        self.ids.copy_(torch.where(ids == 1, -1, ids))
+
+
+def expert_output(rows, weights):
+    """What stands for a rank's experts: rows [N, H] scaled by [N]."""
+    return (rows * weights.unsqueeze(1)).to(rows.dtype)
+
+
+def step(world, batch, waits):
+    """Both families, forward and backward: results that hold one row for each token. waits: the host, for counts."""
+    n, local = batch.n_experts, batch.n_experts // world.n_ranks
+    dispatch = fused_dispatch if waits else fused_dispatch_on_device
+    rows, _, row_probs, _, handle = dispatch(batch.x * 1, batch.ids, batch.probs * 1, n, world)
+    out, _ = fused_combine(expert_output(rows, row_probs.sum(1)), world, handle)
+    budget = None if waits else TOP_K * len(batch.x)
+    rows, row_probs, _, _, handle = hybrid_ep_dispatch(out, batch.goes, batch.dense * 1, world, local,
+                                                       num_permuted_tokens=budget, pad_multiple=4)
+    both = hybrid_ep_combine(expert_output(rows, row_probs), handle)
+    return out, both, *torch.autograd.grad(both, (batch.x, batch.probs, batch.dense), batch.gradient)
+
+
+def used(world):
+    """Bytes: of epmoe on the device, of torch on the device, of the process on the host."""
+    on_device = get_buffer(world, 0).allocated_bytes + hybrid_ep_buffer(world).allocated_bytes
+    of_torch = 0 if device.SIM else torch.cuda.memory_allocated()
+    with open("/proc/self/statm") as statm:
+        return on_device, of_torch, int(statm.read().split()[1]) * 4096
+
+
+def many_steps(world, batches, steps):
+    """Memory after a fifth of the steps is that after all of them, and so are the results."""
+    kept = [[[t.clone() for t in step(world, batch, waits)] for waits in (True, False)] for batch in batches]
+    for number in range(steps):
+        index = number % len(batches)
+        for waits, wanted in zip((True, False), kept[index]):
+            made = step(world, batches[index], waits)
+            if number % 50 == 0 or number + 1 == steps:
+                assert all(map(torch.equal, made, wanted)), f"step {number}"
+        del made
+        if number == steps // 5:
+            before = used(world)
+    after = used(world)
+    grown = after[2] - before[2]
+    assert after[:2] == before[:2], (before, after)
+    assert grown <= HOST_ROOM, f"the process has grown by {grown} bytes in {steps - steps // 5} steps"
+    print(f"rank {world.rank}: {steps} steps, the process has grown by {grown} bytes", flush=True)
+
+
+def replays(world, batch, stream):
+    """A graph of a step gives what the step gives."""
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step(world, batch, waits=False)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        captured = step(world, batch, waits=False)
+    for _ in range(5):
+        batch.draw()
+        torch.cuda.synchronize()
+        graph.replay()
+        torch.cuda.synchronize()
+        replayed = [t.clone() for t in captured]
+        with torch.cuda.stream(stream):
+            wanted = step(world, batch, waits=False)
+        torch.cuda.synchronize()
+        assert all(map(torch.equal, replayed, wanted))
+
+
+def main(steps, tokens, hidden, local):
+    stream, where = None, torch.device("cpu")
+    if not device.SIM:
+        where = torch.device("cuda", MPI.COMM_WORLD.Get_rank() % torch.cuda.device_count())
+        torch.cuda.set_device(where)
+        stream = torch.cuda.Stream()
+    world = MPIWorld(stream=stream)
+    init_hybrid_ep_buffer(world, hidden, tokens, local, 24, 24, False)
+    batches = [Batch(world, where, seed, tokens, hidden, local) for seed in range(BATCHES)]
+    many_steps(world, batches, steps)
+    if stream is not None:
+        replays(world, batches[0], stream)
+    print(f"rank {world.rank} of {world.n_ranks}: as wanted", flush=True)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
