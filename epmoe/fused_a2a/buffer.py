@@ -45,7 +45,7 @@ class Buffer:
     rows come. timeout [s]: after it a wait gives up and PeerTimeout is raised. launch: LaunchConfig.
 
     Three kinds of memory: control, a few kB that peers write; the pool, which they write rows into: flags of rows,
-    a staging area and behind it a heap of results; and each rank's own memory. The pool grows, on all ranks in the
+    windows for few rows, a staging area and behind it a heap of results; and each rank's own memory. The pool grows, on all ranks in the
     same call, and never shrinks; results and handles that are in use survive that. A result that finds no room in
     the heap is received in the staging area and moved to memory of its own, so the numbers never depend on who
     holds on to what.
@@ -60,7 +60,7 @@ class Buffer:
         self.n_local_experts, self.max_tokens = 0, 0
         # With all ranks in one process every rank's number of tokens is known before the launch.
         self.knows_all_ranks = bool(group.lists)
-        self.flag_bytes = self.staging_bytes = self.heap_bytes = 0
+        self.flag_bytes = self.window_bytes = self.staging_bytes = self.heap_bytes = 0
         self.failure, self.closed = None, False
         self.fp8_dispatch = False   # HybridEPDispatch: send blockwise FP8
         self.n_changes = 0          # of what a call's launches depend on, besides its arguments
@@ -106,23 +106,24 @@ class Buffer:
             self.max_tokens = max_tokens
             self.n_changes += 1
 
-    def want_pool(self, staging_bytes, result_bytes=0, flag_rows=0):
-        """A pool with a staging area of so many bytes, room for results, and flags for so many rows.
+    def want_pool(self, staging_bytes, result_bytes=0, flag_rows=0, window_bytes=0):
+        """A pool with a staging area of so many bytes, room for results, flags for so many rows, and windows.
 
         Collective if it must grow. All ranks ask for the same: what they ask for follows from what all of them know.
         """
         staging_bytes, flag_bytes = align(max(staging_bytes, result_bytes)), align(row_flags.bytes_for(flag_rows))
         if (staging_bytes <= self.staging_bytes and result_bytes <= self.heap_bytes
-                and flag_bytes <= self.flag_bytes):
+                and flag_bytes <= self.flag_bytes and window_bytes <= self.window_bytes):
             return
         self.n_changes += 1
         self.flag_bytes = _grown(self.flag_bytes, flag_bytes)
+        self.window_bytes = _grown(self.window_bytes, window_bytes)
         self.staging_bytes = _grown(self.staging_bytes, staging_bytes)
         self.heap_bytes = _grown(self.heap_bytes, align(result_bytes) * RESULTS_AT_ONCE)
         self.machine.synchronize()
         if self._pool is not None:
             self._retired.append(self._pool)    # results in use lie there
-        heap_at = self.flag_bytes + self.staging_bytes
+        heap_at = self.staging_at + self.staging_bytes
         nbytes, n_flags = heap_at + self.heap_bytes, self.flag_bytes // row_flags.bytes_for(1)
         regions = [("row flags", 0, (n_flags, row_flags.PARTS), np.uint32, ("row", "part")),
                    ("rows pool", self.flag_bytes, (nbytes - self.flag_bytes,), np.uint8, ("byte",))]
@@ -132,9 +133,14 @@ class Buffer:
             r.heap = Heap(self.machine, self._pool.buffers[r.rank], heap_at, nbytes)
         self.world.barrier("start", self.timeout)
 
+    @property
+    def staging_at(self):
+        """Where in the pool the staging area lies: behind the flags, and the windows of both parities."""
+        return self.flag_bytes + 2 * self.window_bytes
+
     def staging(self, r):
-        """Address of a rank's staging area, which lies in the pool behind the flags."""
-        return self._pool.buffers[r.rank].address + self.flag_bytes if self._pool is not None else 0
+        """Address of a rank's staging area."""
+        return self._pool.buffers[r.rank].address + self.staging_at if self._pool is not None else 0
 
     def offset(self, r, address):
         """Where in the pool an address lies."""
@@ -144,12 +150,14 @@ class Buffer:
     def allocated_bytes(self):
         """Bytes of one rank: control, pool, and memory of its own."""
         r = self.ranks[0]
-        pool = self.flag_bytes + self.staging_bytes + self.heap_bytes
+        pool = self.staging_at + self.staging_bytes + self.heap_bytes
         return self.layout.nbytes + r.words.nbytes + r.scratch.nbytes + pool + r.arena.allocated_bytes
 
     def _regions(self):
         at, n = self.layout, self.world.n_ranks
         return [("arrived", at.arrived, (2, n), np.int32, ("parity", "src_rank")),
+                ("window flags", at.window_flags, (2, n, control.WINDOW_ROWS, control.MOST_PARTS), np.uint32,
+                 ("parity", "src_rank", "row", "part")),
                 ("notes", at.notes, (2, n, at.note_bytes // 8), np.uint64, ("parity", "src_rank", "word"))]
 
     # ------------------------------------------------------------------ launches
@@ -158,7 +166,8 @@ class Buffer:
         pool = self._pool.addresses if self._pool is not None else [0] * self.world.n_ranks
         return dict(control_ptrs=list(self._control.addresses), pool_ptrs=list(pool), notes_at=self.layout.notes,
                     note_bytes=self.layout.note_bytes, words=r.words.address,
-                    timeout_ns=max(1, int(self.timeout * 1e9)), columns=r.scratch.address)
+                    timeout_ns=max(1, int(self.timeout * 1e9)), columns=r.scratch.address, windows_at=self.flag_bytes,
+                    window_bytes=self.window_bytes)
 
     @contextmanager
     def launching(self):

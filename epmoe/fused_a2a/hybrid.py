@@ -15,7 +15,7 @@ from epmoe.fused_a2a.buffer import align
 from epmoe.fused_a2a.handles import HybridHandle, counts_offset, handle_of, info_words
 from epmoe.fused_a2a.heap import array_of
 from epmoe.fused_a2a.rows import letting_go, told_by
-from epmoe.kernels.rows import combine_kernel, dispatch_kernel, expand_kernel, resend_kernel
+from epmoe.kernels.rows import combine_kernel, dispatch_kernel, expand_kernel, resend_kernel, windows
 from epmoe.kernels.rows.senders import expert_masks, fp8_format
 from epmoe.lending import arrange
 
@@ -41,7 +41,7 @@ class _Staged:
         self.fields, self.nbytes = arrange(staged_arrays(rows, row_bytes, local))
         self.has_room = self.nbytes <= buffer.staging_bytes
         at = [self.fields[name].offset for name in ("x", "slots", "probs", "masks")]
-        self.values = dict(places=[buffer.flag_bytes + offset for offset in at],
+        self.values = dict(places=[buffer.staging_at + offset for offset in at],
                            capacity=rows if self.has_room else 0xFFFFFFFF)
         self._offsets = at
 
@@ -284,10 +284,11 @@ def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
     buffer.expect_open()
     row_bytes = hidden * dtype.itemsize
     probs_at = align(handle.capacity * row_bytes)
-    buffer.want_pool(probs_at + 4 * local * handle.capacity * has_probs, flag_rows=handle.capacity)
     shape = buffer.launches.shape(local, row_bytes, has_probs=has_probs, dtype=arguments.NAMES[dtype],
                                   p2p_world_size=handle.p2p_world_size)
-    results, calls, at = [], [], buffer.flag_bytes
+    buffer.want_pool(probs_at + 4 * local * handle.capacity * has_probs, flag_rows=handle.capacity,
+                     window_bytes=windows.bytes_for(shape))
+    results, calls, at = [], [], buffer.staging_at
     with letting_go(buffer), buffer.steady.watching(key) as remember:
         for i, (r, loan, n) in enumerate(zip(buffer.ranks, handle.loans, handle.num_tokens)):
             shapes = {"x": ((n, hidden), dtype), "probs": ((n if has_probs else 0, n_ranks * local), FP32)}

@@ -10,7 +10,7 @@ from epmoe.fused_a2a.arguments import FP32
 from epmoe.fused_a2a.buffer import align
 from epmoe.fused_a2a.handles import RowsHandle, counts_offset, handle_of, info_words
 from epmoe.fused_a2a.heap import array_of
-from epmoe.kernels.rows import combine_kernel, dispatch_kernel, move_kernel, records, resend_kernel
+from epmoe.kernels.rows import combine_kernel, dispatch_kernel, move_kernel, records, resend_kernel, windows
 from epmoe.lending import arrange
 
 PLACES = ("x", "ids", "probs", "scales")    # order of the arrays of a result in a note
@@ -109,10 +109,11 @@ def dispatch_forward(buffer, x, token_indices, token_probs, num_experts, num_sms
     if buffer.knows_all_ranks or on_device:
         # without a look at the device, a batch larger than any before is taken to be that large on all ranks
         buffer.want_tokens(max(num_tokens))
-        buffer.want_pool(0, arrange(arrays_of(world.n_ranks * buffer.max_tokens))[1])
     wide = all(a.dtype.itemsize == 8 for a in ids)
     shape = buffer.launches.shape(local, hidden * dtype.itemsize, top_k=top_k, id_bytes=8 if wide else 4,
                                   scale_words=n_scales, has_probs=True, has_meta=True)
+    room = arrange(arrays_of(world.n_ranks * buffer.max_tokens))[1] if buffer.max_tokens else 0
+    buffer.want_pool(0, room, window_bytes=windows.bytes_for(shape))
     with letting_go(buffer), buffer.steady.watching(key) as remember:
         values, loans = [], []
         for i, r in enumerate(buffer.ranks):
@@ -238,8 +239,8 @@ def cached_dispatch(buffer, name, x, handle, num_sms=None):
         return result_arrays(rows, hidden, dtype)
 
     # Counts are known to all ranks, so all grow together; in the staging area there is then room on every rank.
-    buffer.want_pool(0, arrange(arrays_of(handle.most_rows))[1])
     shape = buffer.launches.shape(1, hidden * dtype.itemsize, top_k=1)
+    buffer.want_pool(0, arrange(arrays_of(handle.most_rows))[1], window_bytes=windows.bytes_for(shape))
     with letting_go(buffer), buffer.steady.watching(key) as remember:
         targets = [_Target(buffer, r, arrays_of, handle.most_rows) for r in buffer.ranks]
         values = [dict(x=buffer.placing.place(r.rank, name, a)) | _handle_values(buffer, loan)
@@ -268,10 +269,11 @@ def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
     buffer.expect_open()
     row_bytes = hidden * dtype.itemsize
     probs_at = align(handle.most_returned * row_bytes)
-    buffer.want_pool(probs_at + 4 * handle.top_k * handle.most_returned * has_probs, flag_rows=handle.most_returned)
     shape = buffer.launches.shape(1, row_bytes, top_k=handle.top_k, has_probs=has_probs,
                                   dtype=arguments.NAMES[dtype])
-    results, calls, at = [], [], buffer.flag_bytes
+    buffer.want_pool(probs_at + 4 * handle.top_k * handle.most_returned * has_probs, flag_rows=handle.most_returned,
+                     window_bytes=windows.bytes_for(shape))
+    results, calls, at = [], [], buffer.staging_at
     with letting_go(buffer), buffer.steady.watching(key) as remember:
         for i, (r, loan, n) in enumerate(zip(buffer.ranks, handle.loans, handle.num_tokens)):
             shapes = {"x": ((n, hidden), dtype), "probs": ((n if has_probs else 0, handle.top_k), FP32)}

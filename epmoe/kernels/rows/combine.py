@@ -1,7 +1,7 @@
 """Combine of rows: each rank pushes its rows back to the ranks their tokens came from, which sum them by token.
 
 1. exchange: each rank tells where the rows that it gets back are to lie (one place for each (token, rank): no two
-meet). 2. pushing (pushers.py) by some of the blocks, row by row, with a flag for each part of a row; expert-major, a
+meet). Few rows do not wait for that: they go into windows (windows.py). 2. pushing (pushers.py) by some of the blocks, row by row, with a flag for each part of a row; expert-major, a
 row is the sum over the local experts, rounded once. 3. reducing (reducers.py) by the other blocks meanwhile, and by all
 when there is nothing left to push: each part of a token when its rows have come, the sum over ranks ascending in
 float32, rounded once.
@@ -12,7 +12,7 @@ from functools import lru_cache
 from epmoe.device import block_idx, grid_dim, i32, int32, kernel, shared_array, syncthreads_or
 
 from .. import stamps
-from . import exchange, pushers, reducers, roles, row_flags, waits
+from . import exchange, pushers, reducers, roles, row_flags, waits, windows
 from .block import parameter_block
 from .row_copy import VECTOR
 from .status import ROWS_COMBINE
@@ -27,9 +27,12 @@ def combine_kernel(shape):
     """The kernel; its grid's blocks, at least two, must all be resident, on all ranks together."""
     block = parameter_block(shape.n_ranks)
     begin, goes_on, all_begun, end = waits.of_block(block, shape.n_ranks)
-    announce, _, await_notes, _, _, _ = exchange.make(shape, block, ROWS_COMBINE, with_counts=False)
+    few = windows.make(shape, block, ROWS_COMBINE)
+    few_rows = few.all_few
+    meeting = exchange.make(shape, block, ROWS_COMBINE, few.are_few, with_counts=False)
+    announce, _, load_counts, await_notes, _, _, _ = meeting
     flags = row_flags.make(shape, block, ROWS_COMBINE, shape.row_bytes // VECTOR, FEWEST_PARTS)
-    push, reduce = pushers.make(shape, block, flags), reducers.make(shape, block, flags)
+    push, reduce = pushers.make(shape, block, flags, few), reducers.make(shape, block, flags, few)
     mark = stamps.make(block, shape.trace)
     n_notes, tenths = exchange.words_of_notes(shape.n_ranks), int(10 * PUSHING)
 
@@ -38,24 +41,29 @@ def combine_kernel(shape):
         notes = shared_array(n_notes, int32)
         mark(params, stamps.START)
         epoch, failed = begin(params)
+        load_counts(params, notes)
         if not goes_on(params, failed):
             return
         if roles.is_clerk():
             announce(params, epoch, num_tokens, my_rank, notes)
             mark(params, stamps.ANNOUNCED)
-        if not await_notes(params, epoch, my_rank, notes):
-            return
-        mark(params, stamps.COUNTED)
-        if roles.is_clerk() and not all_begun(params, ROWS_COMBINE):
-            return
-        pushing = i32(max(1, grid_dim() * tenths // 10))
+        are_few, pushing = few_rows(notes), i32(grid_dim())
+        if not are_few:
+            pushing = i32(max(1, grid_dim() * tenths // 10))
+            if not await_notes(params, epoch, my_rank, notes):
+                return
+            mark(params, stamps.COUNTED)
         if block_idx() < pushing:
-            push(params, epoch, my_rank, notes)
+            push(params, epoch, my_rank, notes, are_few)
             mark(params, stamps.SENT)
-        ok = reduce(params, epoch, num_tokens, my_rank, notes)
-        if not syncthreads_or(not ok):
-            mark(params, stamps.REDUCED)
-            if roles.is_clerk():
+        ok = reduce(params, epoch, num_tokens, my_rank, notes, are_few)
+        if syncthreads_or(not ok):
+            return
+        mark(params, stamps.REDUCED)
+        if roles.is_clerk():
+            if are_few and not await_notes(params, epoch, my_rank, notes):
+                return
+            if all_begun(params, ROWS_COMBINE):
                 end(params, epoch, my_rank)
                 mark(params, stamps.LEFT)
 

@@ -10,6 +10,8 @@ rank clears in call e, are added to by nobody before e + 1.
 
 from typing import NamedTuple
 
+from epmoe.device import SIM
+
 from .shape import MAX_PLACES
 
 # Words of a rank's own blocks, bytes from their start
@@ -31,12 +33,16 @@ BLOCKS = CAPACITY + 2               # its blocks that send
 COUNTS = CAPACITY + 3               # for each rank: rows that it sends there; behind them the reader's experts
 PLACE_BYTES = 256
 
+WINDOW_ROWS = 4 if SIM else 128     # of one source rank (windows.py)
+MOST_PARTS = 8          # flags a row: the most parts of it
+
 
 class Control(NamedTuple):
     """Byte offsets in the symmetric control memory of a world, and its size."""
 
     n_ranks: int
     arrived: int
+    window_flags: int
     notes: int
     note_bytes: int
     nbytes: int
@@ -51,8 +57,14 @@ def experts_at(n_ranks: int) -> int:
     return COUNTS + n_ranks
 
 
+def window_flags_at(n_ranks: int) -> int:
+    """Byte offset of the flags of windows [parity, source rank, row, part], u32."""
+    return -(-2 * 4 * n_ranks // 256) * 256
+
+
 def control(n_ranks: int, n_local_experts: int) -> Control:
     """The control memory for a world of n_ranks with at most n_local_experts experts a rank."""
     note_bytes = 8 * (experts_at(n_ranks) + n_local_experts)
-    notes = -(-2 * 4 * n_ranks // 256) * 256
-    return Control(n_ranks, 0, notes, note_bytes, notes + 2 * n_ranks * note_bytes)
+    flags = window_flags_at(n_ranks)
+    notes = flags + 2 * 4 * n_ranks * WINDOW_ROWS * MOST_PARTS
+    return Control(n_ranks, 0, flags, notes, note_bytes, notes + 2 * n_ranks * note_bytes)

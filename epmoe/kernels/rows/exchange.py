@@ -16,14 +16,16 @@ class Exchange(NamedTuple):
 
     announce(params, epoch, num_tokens, my_rank, totals): of the clerk; this rank's note to every peer, without counts
     of experts. announce_experts(params, epoch, my_rank, counts, at): of the clerk; these, counts[at + expert].
-    await_notes(params, epoch, my_rank, notes): every block; the notes of all ranks, into a shared int32 array; whether
-    all ranks have announced themselves. expert_count(params, epoch, my_rank, source, expert): a number of a note, -1 if
+    load_counts(params, notes): every block, where counts are those of a handle; these, of all ranks, into a shared
+    int32 array. await_notes(params, epoch, my_rank, notes): every block; what the ranks tell; whether all ranks have
+    announced themselves. expert_count(params, epoch, my_rank, source, expert): a number of a note, -1 if
     it did not come. sent(params, epoch, my_rank): every block that sends, when it has sent its part. await_arrivals(
-    params, epoch, my_rank, notes): of the clerk; whether every rank has sent all its rows.
+    params, epoch, my_rank, notes): of the clerk; whether every rank has sent all its rows that do not go into windows.
     """
 
     announce: callable
     announce_experts: callable
+    load_counts: callable
     await_notes: callable
     expert_count: callable
     sent: callable
@@ -35,8 +37,8 @@ def words_of_notes(n_ranks):
     return n_ranks * control.experts_at(n_ranks)
 
 
-def make(shape, block, phase, *, with_counts):
-    """with_counts: the notes tell the counts of rows; else these are those of a handle."""
+def make(shape, block, phase, are_few, *, with_counts):
+    """with_counts: the notes tell the counts of rows; else these are those of a handle. are_few: of windows."""
     ranks, local, n_experts, sending = shape.n_ranks, shape.n_local_experts, shape.n_experts, roles.sending(shape)
     n_words, n_told = control.experts_at(ranks), control.COUNTS
     if with_counts:
@@ -93,17 +95,21 @@ def make(shape, block, phase, *, with_counts):
                                            u64(load_u64(params + u64(p_timeout))), phase, FOR_ANNOUNCEMENT, source)
 
     @device_fn
+    def load_counts(params, notes):
+        i = i32(thread_idx())
+        while i < ranks * ranks:
+            count = i32(load_i32(u64(load_u64(params + u64(p_counts))) + u64(4) * u64(i)))
+            notes[i // ranks * n_words + control.COUNTS + i % ranks] = count
+            i = i32(i + block_dim())
+
+    @device_fn
     def await_notes(params, epoch, my_rank, notes):
         ok, i = True, i32(thread_idx())
-        while ok and i < ranks * n_words:
-            source, word = i32(i // n_words), i32(i % n_words)
-            if word < n_told:
-                seen = u64(await_word(params, epoch, my_rank, source, word))
-                ok = seen != u64(0)
-                notes[i] = i32(seen)
-            else:
-                at = u64(4) * u64(source * ranks + word - control.COUNTS)
-                notes[i] = i32(load_i32(u64(load_u64(params + u64(p_counts))) + at))
+        while ok and i < ranks * n_told:
+            source, word = i32(i // n_told), i32(i % n_told)
+            seen = u64(await_word(params, epoch, my_rank, source, word))
+            ok = seen != u64(0)
+            notes[source * n_words + word] = i32(seen)
             i = i32(i + block_dim())
         return not syncthreads_or(not ok)       # each thread acquired what it waited for, the barrier gives it to all
 
@@ -129,11 +135,11 @@ def make(shape, block, phase, *, with_counts):
     @device_fn
     def await_arrivals(params, epoch, my_rank, notes):
         ok, source = True, i32(thread_idx())
-        if source < ranks:
+        if source < ranks and not are_few(i32(notes[source * n_words + control.TOKENS])):
             ok = waits.wait_for_count(arrived_at(params, my_rank, epoch, source),
                                       i32(notes[source * n_words + control.BLOCKS]),
                                       u64(load_u64(params + u64(p_words))) + u64(control.STATUS),
                                       u64(load_u64(params + u64(p_timeout))), phase, FOR_ARRIVAL, source)
         return not syncthreads_or(not ok)
 
-    return Exchange(announce, announce_experts, await_notes, expert_count, sent, await_arrivals)
+    return Exchange(announce, announce_experts, load_counts, await_notes, expert_count, sent, await_arrivals)

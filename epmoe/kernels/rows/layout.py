@@ -52,10 +52,10 @@ def tokens_of(shape):
     return tokens_of_block
 
 
-def make(shape, block, phase, goes_on):
-    """The Layout of one kernel. goes_on: of waits.of_block."""
+def make(shape, block, phase, goes_on, are_few_rows):
+    """The Layout of one kernel. goes_on: of waits.of_block; are_few_rows: of windows."""
     ranks, n_experts, n_columns, expert_major = shape.n_ranks, shape.n_experts, shape.n_columns, shape.expert_major
-    tokens_of_block, sending, are_shared = tokens_of(shape), roles.sending(shape), roles.sharing(shape)
+    tokens_of_block, sending, are_shared = tokens_of(shape), roles.sending(shape), roles.sharing(shape, are_few_rows)
     look, mask_of, count_token = (routing.ranks_of_map if expert_major else routing.ranks_of_ids)(shape, block)
     count_map, tell_map, number_map = routing.map_columns(shape, block)
     n_by_group = routing.groups_of_threads(shape) * n_experts if expert_major else n_experts

@@ -1,10 +1,11 @@
 """Pushing rows back to the ranks that their tokens came from; expert-major rows are summed over local experts first."""
 
-from epmoe.device import (ballot, device_fn, ffs, i32, lane_id, load16, load_i32, load_u32, load_u64,
-                          shfl_up, store16, store_u32, u32, u64, warp_broadcast_i32, warp_broadcast_u64)
+from epmoe.device import (ballot, block_idx, device_fn, fence_acq_rel_sys, ffs, grid_dim, i32, lane_id, load16, load_i32,
+                          load_u32, load_u64, n_warps, shfl_idx, shfl_up, store16, store_u32, syncthreads, u32, u64,
+                          warp_broadcast_i32, warp_broadcast_u64, warp_id)
 
 from .. import elements
-from . import control, peers, row_flags, row_sums, waits
+from . import control, peers, row_flags, row_sums, waits, windows
 from .row_copy import VECTOR, copy_to_lanes, parts
 
 
@@ -67,20 +68,48 @@ def keeps_own(shape):
     return not shape.expert_major
 
 
-def make(shape, block, flags):
-    """Device function push(params, epoch, my_rank, notes): the rows that this rank received, back.
+def n_targets_of(shape):
+    """Ranks that a rank pushes rows to."""
+    return shape.n_ranks - keeps_own(shape)
+
+
+def make(shape, block, flags, few):
+    """Device function push(params, epoch, my_rank, notes, are_few): the rows that this rank received, back.
 
     Each to its source rank, at [row of the source's handle]. Warps take parts of rows in turn, beginning with the first
-    tokens of every rank, so that tokens become whole one after another. flags: of row_flags.
+    tokens of every rank, so that tokens become whole one after another. Few rows go into windows, all at once, and a
+    block says so for all of its warps. flags: of row_flags; few: of windows.
     """
     ranks, local, row_bytes, n_meta = shape.n_ranks, shape.n_local_experts, shape.row_bytes, shape.n_meta
     expert_major, has_probs = shape.expert_major, shape.has_probs
     place, (_, _, _, received, returned_before_me) = peers.place_in(block, ranks), peers.sums(ranks)
-    count_parts, raise_flags, _, _ = flags
-    n_targets = ranks - 1 if keeps_own(shape) else ranks
+    (count_parts, raise_flags, _, _), raise_flag = flags, few.raise_flag
+    n_targets, rows_in_window, probs_in_window = n_targets_of(shape), few.at[windows.X], few.at[windows.PROBS]
     _, part_span = parts(row_bytes // VECTOR)
     copy, sum_row, take = copy_to_lanes(read_only=True), expert_sums(shape, block), waits.claims(block, control.TAKEN)
     p_x, p_probs, p_expert_row = block.offset("x"), block.offset("probs"), block.offset("expert_row")
+
+    @device_fn
+    def unit_of(my_rank, unit, n_parts):
+        """(part, number among the rows for a rank, that rank) of a unit of work."""
+        part, turn = i32(unit % n_parts), i32(unit // n_parts)
+        number, source = i32(turn // max(n_targets, 1)), i32(my_rank + 1 + turn % max(n_targets, 1))
+        if source >= ranks:
+            source = i32(source - ranks)
+        return part, number, source
+
+    @device_fn
+    def flag_units(params, epoch, my_rank, ends, before, n_units, n_parts):
+        """A warp: of this block's units of work all flags in windows, a lane one of another warp's."""
+        fence_acq_rel_sys()
+        first = i32(0)
+        while first * grid_dim() + block_idx() < n_units:
+            unit = i32((first + lane_id()) * grid_dim() + block_idx())
+            part, number, source = unit_of(my_rank, unit, n_parts)
+            has_row = i32(shfl_idx(before, source)) + number < i32(shfl_idx(ends, source))
+            if has_row and unit < n_units:
+                raise_flag(params, epoch, source, my_rank, number, part)
+            first = i32(first + 32)
 
     @device_fn
     def push_probs(params, row, to, lane):
@@ -102,25 +131,32 @@ def make(shape, block, flags):
             i = i32(i + 32)
 
     @device_fn
-    def push(params, epoch, my_rank, notes):
+    def push(params, epoch, my_rank, notes, are_few):
         lane, x = i32(lane_id()), u64(load_u64(params + u64(p_x)))
         ends, first_row = received(notes, my_rank), returned_before_me(notes, my_rank)
         before, rows_at, probs_at = i32(shfl_up(ends, 1)), u64(0), u64(0)
         if lane == 0:
             before = i32(0)
-        if lane < ranks:
+        if are_few:
+            first_row = i32(0)
+            if lane < ranks:
+                rows_at = rows_in_window(params, epoch, lane, my_rank)
+                probs_at = probs_in_window(params, epoch, lane, my_rank)
+        elif lane < ranks:
             rows_at, probs_at = place(params, notes, i32(0), lane), place(params, notes, i32(2), lane)
         here = i32(ends - before)
         if n_targets < ranks and lane == my_rank:
             here = i32(0)
         n_parts, most = count_parts(notes), row_flags.largest(here)
-        unit = take(params, epoch, lane)
-        while unit < most * n_targets * n_parts:
-            following = take(params, epoch, lane)
-            part, turn = i32(unit % n_parts), i32(unit // n_parts)
-            number, source = i32(turn // max(n_targets, 1)), i32(my_rank + 1 + turn % max(n_targets, 1))
-            if source >= ranks:
-                source = i32(source - ranks)
+        warps = i32(n_warps() * grid_dim())
+        unit, following, n_units = i32(warp_id() * grid_dim() + block_idx()), i32(0), i32(most * n_targets * n_parts)
+        if not are_few:
+            unit = take(params, epoch, lane)
+        while unit < n_units:
+            following = i32(unit + warps)
+            if not are_few:
+                following = take(params, epoch, lane)
+            part, number, source = unit_of(my_rank, unit, n_parts)
             row = i32(warp_broadcast_i32(before, source) + number)
             if row < warp_broadcast_i32(ends, source):
                 to_row = i32(warp_broadcast_i32(first_row, source) + number)
@@ -133,7 +169,12 @@ def make(shape, block, flags):
                 if has_probs and part == 0:
                     to_probs = u64(warp_broadcast_u64(probs_at, source)) + u64(4) * u64(to_row) * u64(n_meta)
                     push_probs(params, row, to_probs, lane)
-                raise_flags(params, u32(u32(1) << u32(source)), to_row, part, epoch, lane)
+                if not are_few:
+                    raise_flags(params, u32(u32(1) << u32(source)), to_row, part, epoch, lane)
             unit = i32(following)
+        if are_few:
+            syncthreads()                       # the stores of all warps, before one warp releases them
+            if warp_id() == 0:
+                flag_units(params, epoch, my_rank, ends, before, n_units, n_parts)
 
     return push

@@ -1,10 +1,11 @@
 """Reducing what came back: per token the sum over ranks ascending, in float32, rounded (in each p2p world first)."""
 
-from epmoe.device import (add_rn, device_fn, f32, f32_as_u32, i32, lane_id, load16, load_f32, load_i32, load_u32,
-                          load_u64, shfl_up, store16, store_u32, u32, u64, warp_broadcast_u64)
+from epmoe.device import (add_rn, block_idx, device_fn, f32, f32_as_u32, grid_dim, i32, lane_id, load16, load_f32,
+                          load_i32, load_u32, load_u64, n_warps, shfl_up, store16, store_u32, u32, u64,
+                          warp_broadcast_u64, warp_id)
 
 from .. import elements
-from . import control, peers, pushers, row_sums, waits
+from . import control, peers, pushers, row_sums, waits, windows
 from .row_copy import VECTOR, parts
 
 
@@ -88,17 +89,19 @@ def _sum_row(shape):
     return sum_all
 
 
-def make(shape, block, flags):
-    """Device function reduce(params, epoch, num_tokens, my_rank, notes) -> whether all rows came.
+def make(shape, block, flags, few):
+    """Device function reduce(params, epoch, num_tokens, my_rank, notes, are_few) -> whether all rows came.
 
     Writes out [T, H], and out_probs if probs come back. Warps take parts of tokens in turn, each when its rows have
-    come. flags: of row_flags.
+    come; of few tokens pieces of these parts, a vector a lane. flags: of row_flags; few: of windows.
     """
     ranks, local, row_bytes, n_meta = shape.n_ranks, shape.n_local_experts, shape.row_bytes, shape.n_meta
     expert_major, has_probs, n_experts = shape.expert_major, shape.has_probs, shape.n_experts
     place, (_, _, mine_before, received, _) = peers.place_in(block, ranks), peers.sums(ranks)
     sum_row, own_stay, claim = _sum_row(shape), pushers.keeps_own(shape), waits.claims(block, control.CLAIMED)
-    count_parts, _, _, await_flag = flags
+    (count_parts, _, _, await_flag), await_window = flags, few.await_flag
+    n_vectors, rows_in_window, probs_in_window = row_bytes // VECTOR, few.at[windows.X], few.at[windows.PROBS]
+    n_pieces = -(-n_vectors // 32)
     _, part_span = parts(row_bytes // VECTOR)
     p_rows, p_out, p_out_probs = (block.offset(n) for n in ("row_of", "out", "out_probs"))
     p_x, p_probs = block.offset("x"), block.offset("probs")
@@ -133,21 +136,35 @@ def make(shape, block, flags):
     reduce_probs = copy_probs if expert_major else sum_probs
 
     @device_fn
-    def reduce(params, epoch, num_tokens, my_rank, notes):
+    def reduce(params, epoch, num_tokens, my_rank, notes, are_few):
         lane, row_of, out = i32(lane_id()), u64(load_u64(params + u64(p_rows))), u64(load_u64(params + u64(p_out)))
-        rows_at, probs_at = place(params, notes, i32(0), my_rank), place(params, notes, i32(2), my_rank)
-        first_row, is_own, n_parts = mine_before(notes, my_rank), own_stay and lane == my_rank, count_parts(notes)
+        rows_at, probs_at, first_row, n_parts = u64(0), u64(0), i32(0), count_parts(notes)
+        is_own, n_shares, a_part = own_stay and lane == my_rank, i32(n_parts), i32(1)
+        if not are_few:
+            rows_at, probs_at = place(params, notes, i32(0), my_rank), place(params, notes, i32(2), my_rank)
+            first_row = mine_before(notes, my_rank)
+        else:
+            _, longest = part_span(i32(0), n_parts)
+            n_shares, a_part = i32(n_pieces), i32((longest + 31) // 32)
+            if lane < ranks:
+                rows_at = rows_in_window(params, epoch, my_rank, lane)
+                probs_at = probs_in_window(params, epoch, my_rank, lane)
         before = i32(shfl_up(received(notes, my_rank), 1))
         if is_own:                              # rows as this rank received them, among its own arrays
             rows_at, probs_at = u64(load_u64(params + u64(p_x))), u64(load_u64(params + u64(p_probs)))
             first_row = i32(0)
             if lane > 0:
                 first_row = before
-        unit, ok = claim(params, epoch, lane), True
-        while ok and unit < num_tokens * n_parts:
-            following = claim(params, epoch, lane)
-            token, part, row = i32(unit // n_parts), i32(unit % n_parts), i32(-1)
-            at_row, at_probs, awaited = u64(0), u64(0), i32(-1)
+        warps, ok = i32(n_warps() * grid_dim()), True
+        unit, following = i32(warp_id() * grid_dim() + block_idx()), i32(0)
+        if not are_few:
+            unit = claim(params, epoch, lane)
+        while ok and unit < num_tokens * n_shares:
+            following = i32(unit + warps)
+            if not are_few:
+                following = claim(params, epoch, lane)
+            token, share, row = i32(unit // n_shares), i32(unit % n_shares), i32(-1)
+            part, at_row, at_probs, awaited = i32(share // a_part), u64(0), u64(0), i32(-1)
             if lane < ranks:
                 row = i32(load_i32(row_of + u64(4) * u64(token * ranks + lane)))
             if row >= 0:
@@ -156,11 +173,15 @@ def make(shape, block, flags):
                 at_probs = u64(probs_at + u64(4) * u64(row) * u64(n_meta))
                 if not is_own:
                     awaited = row
-            ok = await_flag(params, my_rank, awaited, part, epoch, lane)
+            a, b = part_span(part, n_parts)
+            if are_few:
+                a, b = i32(32 * share), i32(min(i32(32 * share + 32), n_vectors))
+                ok = await_window(params, epoch, my_rank, lane, awaited, part)
+            else:
+                ok = await_flag(params, my_rank, awaited, part, epoch, lane)
             if ok:
-                a, b = part_span(part, n_parts)
                 sum_row(at_row, out + u64(token) * u64(row_bytes), a, b, lane)
-                if has_probs and part == 0:
+                if has_probs and share == 0:
                     reduce_probs(params, token, at_probs, lane)
             unit = i32(following)
         return ok

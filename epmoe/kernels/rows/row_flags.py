@@ -11,7 +11,7 @@ from . import control, peers, waits
 from .row_copy import BATCH
 from .status import FOR_ARRIVAL
 
-PARTS = 8               # flags a row: the most parts of it
+PARTS = control.MOST_PARTS
 UNITS = 4096            # parts of rows that a rank's warps have use for
 FLAG_BYTES = 4
 

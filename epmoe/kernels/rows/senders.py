@@ -6,9 +6,9 @@ every row is written where it is to stay.
 
 from types import SimpleNamespace
 
-from epmoe.device import (all_lanes, ballot, device_fn, f32, ffs, i32, lane_id, load_i32, load_u32, load_u64, n_warps,
-                          popc, prefetch, store_i32, store_u32, store_u64, syncwarp, u32, u64, warp_broadcast_i32,
-                          warp_broadcast_u64, warp_id)
+from epmoe.device import (all_lanes, ballot, device_fn, f32, fence_acq_rel_sys, ffs, i32, lane_id, load_i32, load_u32,
+                          load_u64, n_warps, popc, prefetch, store_i32, store_u32, store_u64, syncthreads, syncwarp,
+                          u32, u64, warp_broadcast_i32, warp_broadcast_u64, warp_id)
 
 from ..formats import blockwise_fp8
 from . import control, layout, peers, roles, routing, waits
@@ -164,17 +164,20 @@ def fewest_parts(n_vectors):
     return min(FEWEST_PARTS, max(1, -(-n_vectors // BATCH)))
 
 
-def make(shape, block, flags=None):
-    """Device function send(params, epoch, num_tokens, my_rank, notes): this block's tokens, if every rank has room.
+def make(shape, block, few, flags=None):
+    """Device functions (send, flag_rows) for one kernel.
 
-    Where there are more tokens than blocks, the blocks share them: some reach the links sooner than others.
-    flags: of row_flags, where rows are expanded while they arrive.
+    send(params, epoch, num_tokens, my_rank, notes): this block's tokens, if every rank has room. Where there are more
+    tokens than blocks, the blocks share them: some reach the links sooner than others. Few tokens go into windows, and
+    need no notes; flag_rows(params, epoch, num_tokens, my_rank) tells so afterwards, once for all of the block.
+    few: of windows. flags: of row_flags, where rows are expanded while they arrive.
     """
     ranks, row_bytes, encodes, scale_words = shape.n_ranks, shape.row_bytes, shape.encode, shape.scale_words
     has_meta = shape.has_meta
     separate_scales = 0 if shape.expert_major else scale_words
     place, (before_me, _, _, _, _) = peers.place_in(block, ranks), peers.sums(ranks)
-    has_room = room(shape)
+    has_room, (x_in_window, meta_in_window, probs_in_window, scales_in_window) = room(shape), few.at
+    few_tokens, raise_flag = few.are_few, few.raise_flag
     n_vectors = row_bytes // VECTOR
     count_parts, part_span = parts(n_vectors)
     if flags is not None:
@@ -187,7 +190,7 @@ def make(shape, block, flags=None):
     if encodes:
         src_bytes = shape.value_bytes * BF16_BYTES
         encode = fp8_format(shape.value_bytes).encode
-    (bring, _), take, are_shared = ahead(shape, block), waits.claims(block, control.TAKEN), roles.sharing(shape)
+    (bring, _), take, are_shared = ahead(shape, block), waits.claims(block, control.TAKEN), roles.sharing(shape, few.are_few)
     if has_meta and expert_major:
         send_experts = _send_experts(shape, block)
     elif has_meta:
@@ -210,14 +213,22 @@ def make(shape, block, flags=None):
 
     @device_fn
     def send(params, epoch, num_tokens, my_rank, notes):
-        if not has_room(notes):
-            return
-        lane, first_row = i32(lane_id()), before_me(notes, my_rank)
+        lane, first_row = i32(lane_id()), i32(0)
         rows_at, meta_at, probs_at, scales_at = u64(0), u64(0), u64(0), u64(0)
-        if lane < ranks:
-            rows_at = place(params, notes, i32(0), lane)
-            meta_at, probs_at = place(params, notes, i32(1), lane), place(params, notes, i32(2), lane)
-            scales_at = place(params, notes, i32(3), lane)
+        if few_tokens(num_tokens):
+            if lane < ranks:
+                rows_at = x_in_window(params, epoch, lane, my_rank)
+                meta_at = meta_in_window(params, epoch, lane, my_rank)
+                probs_at = probs_in_window(params, epoch, lane, my_rank)
+                scales_at = scales_in_window(params, epoch, lane, my_rank)
+        elif has_room(notes):
+            first_row = before_me(notes, my_rank)
+            if lane < ranks:
+                rows_at = place(params, notes, i32(0), lane)
+                meta_at, probs_at = place(params, notes, i32(1), lane), place(params, notes, i32(2), lane)
+                scales_at = place(params, notes, i32(3), lane)
+        else:
+            return
         x, row_of = u64(load_u64(params + u64(p_x))), u64(load_u64(params + u64(p_rows)))
         start = i32((my_rank + 1) & 31)
         first, end = tokens_of_block(num_tokens)
@@ -262,4 +273,17 @@ def make(shape, block, flags=None):
                 raise_flags(params, mask, row, part, epoch, lane)
             unit = i32(following)
 
-    return send
+    @device_fn
+    def flag_rows(params, epoch, num_tokens, my_rank):
+        syncthreads()                           # the stores of all warps, before one warp releases them
+        if warp_id() == 0:
+            row_of, (first, end) = u64(load_u64(params + u64(p_rows))), tokens_of_block(num_tokens)
+            fence_acq_rel_sys()
+            i = i32(first * ranks + lane_id())
+            while i < end * ranks:
+                row = i32(load_i32(row_of + u64(4) * u64(i)))
+                if row >= 0:
+                    raise_flag(params, epoch, i32(i % ranks), my_rank, row, i32(0))
+                i = i32(i + 32)
+
+    return send, flag_rows

@@ -8,7 +8,7 @@ from .. import status
 
 ROWS_DISPATCH, ROWS_COMBINE = 11, 12
 PHASES = {ROWS_DISPATCH: "dispatch of rows", ROWS_COMBINE: "combine of rows"}
-FOR_ANNOUNCEMENT, FOR_ARRIVAL, FOR_BLOCKS = 11, 12, 13
+FOR_ANNOUNCEMENT, FOR_ARRIVAL, FOR_BLOCKS, FOR_WINDOW = 11, 12, 13, 14
 
 
 def raise_if_failed(words, rank: int, timeout_s: float, announced):
@@ -24,10 +24,11 @@ def raise_if_failed(words, rank: int, timeout_s: float, announced):
                 "less")
     else:
         missing, did = [int(words[status.INDEX])], "send all its rows"
-        if waited_for == FOR_ANNOUNCEMENT:
+        if waited_for in (FOR_ANNOUNCEMENT, FOR_WINDOW):
             epoch = int(words[status.EXPECTED])
-            missing = np.flatnonzero(np.asarray(announced)[epoch & 1] != epoch).tolist() or missing
-            did = "begin the call"
+            silent = np.flatnonzero(np.asarray(announced)[epoch & 1] != epoch).tolist()
+            if waited_for == FOR_ANNOUNCEMENT or silent:
+                missing, did = silent or missing, "begin the call"
         what = f"source rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} did not {did}"
     raise PeerTimeout(f"rank {rank}, {phase}: {what}; gave up after timeout={timeout_s:g} s")
 

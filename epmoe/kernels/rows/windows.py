@@ -1,0 +1,98 @@
+"""Windows: memory at every rank into which the others may write a few rows before it has said anything in a call.
+
+A rank has two windows for each source rank, taken in turn. Call e writes those of its parity without asking: who has
+ended call e - 1 has seen that everybody had begun it, which nobody does before its launch of e - 2 has ended, and with
+it all reading of what e - 2 wrote there. Flags in the control memory tell what has come; epochs only grow, so they are
+never lowered. For few tokens this takes the round trip of the notes out of the way of the rows.
+"""
+
+from typing import NamedTuple
+
+from epmoe.device import (any_lane, device_fn, i32, lane_id, load_u64, st_relaxed_sys_u32, syncwarp, u32, u64)
+
+from . import control, row_flags, waits
+from .status import FOR_WINDOW
+
+X, META, PROBS, SCALES = range(4)       # arrays of a window, as in a note
+
+
+class Windows(NamedTuple):
+    """Device functions made for one kernel.
+
+    are_few(num_tokens): whether a rank with so many tokens sends its rows into windows. all_few(notes): whether no rank
+    gets more rows than a window holds back from another one. at: for each array, (params, epoch, rank, source) ->
+    address of it in the window that a rank has for a source rank. raise_flag(params, epoch, rank, source, row, part):
+    behind a fence of the same thread. await_flag(params, epoch, my_rank, source, row, part): each lane waits for the
+    flag of its own source and row, those with row < 0 for none; whether all came.
+    """
+
+    are_few: callable
+    all_few: callable
+    at: tuple
+    raise_flag: callable
+    await_flag: callable
+
+
+def _row_sizes(shape):
+    """Bytes of a row of each array."""
+    return (shape.row_bytes, 8 * shape.n_meta * shape.has_meta, 4 * shape.n_meta * shape.has_probs,
+            4 * shape.scale_words)
+
+
+def bytes_for(shape):
+    """Bytes of all windows of one parity for the calls of a kernel."""
+    return shape.n_ranks * control.WINDOW_ROWS * sum(_row_sizes(shape))
+
+
+def make(shape, block, phase):
+    """The Windows of one kernel."""
+    ranks, sizes, rows = shape.n_ranks, _row_sizes(shape), control.WINDOW_ROWS
+    n_words, flags_at, expert_major = control.experts_at(ranks), control.window_flags_at(ranks), shape.expert_major
+    p_pools, p_control, p_words = block.offset("pool_ptrs"), block.offset("control_ptrs"), block.offset("words")
+    p_windows, p_bytes, p_timeout = (block.offset(n) for n in ("windows_at", "window_bytes", "timeout_ns"))
+
+    @device_fn
+    def are_few(num_tokens):
+        return not expert_major and num_tokens <= rows
+
+    @device_fn
+    def all_few(notes):
+        most, i = i32(0), i32(lane_id())
+        while i < ranks * ranks:
+            most = i32(max(most, i32(notes[i // ranks * n_words + control.COUNTS + i % ranks])))
+            i = i32(i + 32)
+        return row_flags.largest(most) <= rows
+
+    def array(index):
+        begin, a_source = ranks * rows * sum(sizes[:index]), rows * sizes[index]
+
+        @device_fn
+        def at(params, epoch, rank, source):
+            base = u64(u64(load_u64(params + u64(p_pools) + u64(8) * u64(rank))) + u64(load_u64(params + u64(p_windows))))
+            half = u64((u64(epoch) & u64(1)) * u64(load_u64(params + u64(p_bytes))))
+            return u64(base + half + u64(begin) + u64(source) * u64(a_source))
+
+        return at
+
+    @device_fn
+    def flag_at(params, epoch, rank, source, row, part):
+        index = u64(((u64(epoch) & u64(1)) * u64(ranks) + u64(source)) * u64(rows) + u64(row))
+        base = u64(u64(load_u64(params + u64(p_control) + u64(8) * u64(rank))) + u64(flags_at))
+        return u64(base + u64(row_flags.FLAG_BYTES) * (index * u64(row_flags.PARTS) + u64(part)))
+
+    @device_fn
+    def raise_flag(params, epoch, rank, source, row, part):
+        st_relaxed_sys_u32(flag_at(params, epoch, rank, source, row, part), u32(epoch))
+
+    @device_fn
+    def await_flag(params, epoch, my_rank, source, row, part):
+        ok = True
+        if row >= 0:
+            ok = waits.wait_for_flag(flag_at(params, epoch, my_rank, source, row, part), u32(epoch),
+                                     u64(load_u64(params + u64(p_words))) + u64(control.STATUS),
+                                     u64(load_u64(params + u64(p_timeout))), phase, FOR_WINDOW, source)
+        failed = any_lane(not ok)
+        syncwarp()                              # what one lane acquired, all lanes read
+        return failed == 0
+
+    return Windows(are_few, all_few, tuple(array(i) for i in range(len(sizes))), raise_flag, await_flag)
