@@ -41,10 +41,24 @@ def array_of(loan, name):
 _new_array = DeviceArray.__new__
 
 
-def _lend(piece, buffer, start, nbytes):
+def is_captured(machine):
+    """Whether a stream of the machine is being captured into a CUDA graph; a simulator has nothing to capture."""
+    if device.SIM:
+        return False
+    for stream in machine.streams:
+        if stream.capture():
+            return True
+    return False
+
+
+def _lend(piece, buffer, start, nbytes, captured):
+    """captured: a list that keeps the Loan if a graph writes to it at every replay, whoever looks at it by then."""
     if device.SIM:
         buffer.fill(0xA5, start, nbytes)    # what a kernel fails to write must not look like the last result
-    return Loan(piece, buffer)
+    loan = Loan(piece, buffer)
+    if getattr(piece.machine, "has_captured", False) and is_captured(piece.machine):
+        captured.append(loan)
+    return loan
 
 
 class Heap:
@@ -53,6 +67,7 @@ class Heap:
     def __init__(self, machine, buffer, first, end):
         self.machine, self.buffer = machine, buffer
         self._free = [(first, end)] if end > first else []
+        self.captured = []
         self._returned = deque()    # pieces come back at any moment, in any thread (torch's of backward): only appended
 
     def memory(self, shapes):
@@ -104,7 +119,7 @@ class HeapMemory:
             fields = {name: f._replace(offset=f.offset + start) for name, f in self._fields.items()}
             piece = self._pieces[start] = _Piece(
                 heap.machine, fields, lambda _: heap.give_back(start, start + nbytes), start)
-        return _lend(piece, heap.buffer, start, nbytes)
+        return _lend(piece, heap.buffer, start, nbytes, heap.captured)
 
 
 def size_class(nbytes):
@@ -118,7 +133,7 @@ class Arena:
 
     def __init__(self, machine, rank):
         self.machine, self.rank = machine, rank
-        self._free, self._closed, self.allocated_bytes = {}, False, 0
+        self._free, self._closed, self.allocated_bytes, self.captured = {}, False, 0, []
 
     def memory(self, name, shapes):
         """ArenaMemory for arrays {name: (shape, dtype)}, which lends them as often as one likes."""
@@ -147,6 +162,7 @@ class Arena:
     def close(self):
         """Free what is not lent; what is lent follows when its last array is gone."""
         self._closed = True
+        self.captured.clear()
         for buffers in self._free.values():
             while buffers:
                 buffers.pop()[1].free()
@@ -163,4 +179,6 @@ class ArenaMemory:
 
     def lend(self):
         """A Loan."""
-        return _lend(self._piece, self._arena.take(self._name, self._piece.fields, self._size), 0, self._nbytes)
+        arena = self._arena
+        buffer = arena.take(self._name, self._piece.fields, self._size)
+        return _lend(self._piece, buffer, 0, self._nbytes, arena.captured)

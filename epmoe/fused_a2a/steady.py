@@ -3,13 +3,14 @@
 In a steady state arrays come at addresses, and with shapes and types, that an earlier call had, and results get memory
 that an earlier call's results had. What is checked and what is launched follows from these alone, as in
 epmoe/steady_calls.py, so the launches of a call that took the general way start again. Everything else takes the
-general way: host arrays, lists over ranks, calls that wait for the host, results that found no room in the heap.
+general way: host arrays, lists over ranks, calls that wait for the host, results that found no room in the heap, calls
+that are captured into a CUDA graph.
 """
 
 from contextlib import contextmanager
 
 from epmoe import device
-from epmoe.fused_a2a.heap import place_of
+from epmoe.fused_a2a.heap import is_captured, place_of
 from epmoe.steady_calls import UNSEEN, look
 
 MAX_REMEMBERED = 1024
@@ -32,8 +33,11 @@ class SteadyCalls:
         self._known, self._state = {}, None
 
     def key(self, kind, arrays, *numbers):
-        """What the call is known by; None if it has to take the general way. arrays: None, arrays, pairs of arrays."""
-        if not self.applies:
+        """What the call is known by; None if it has to take the general way. arrays: None, arrays, pairs of arrays.
+
+        A call that waits for the host has no key; any other begins here, so here the machine learns of captures.
+        """
+        if is_captured(self._machine) or not self.applies:
             return None
         seen = [kind, *numbers]
         for a in arrays:

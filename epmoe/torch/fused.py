@@ -6,7 +6,7 @@ from epmoe import fused_a2a
 from epmoe.torch.gradients import ask_for_gradients, refuse_gradients
 from epmoe.torch.over_ranks import WorldFunction, leaves_of
 from epmoe.torch.streams import in_stream_order
-from epmoe.torch.tensors import readable, results
+from epmoe.torch.tensors import readable, tensors
 
 
 def _dispatched(function, ctx, x, token_indices, token_probs, num_experts, group, *scheduling):
@@ -15,7 +15,7 @@ def _dispatched(function, ctx, x, token_indices, token_probs, num_experts, group
         refuse_gradients("x as a pair", x, token_probs)
     given = readable("x", x), readable("token_indices", token_indices), readable("token_probs", token_probs)
     with in_stream_order(group):
-        made = results(group, function.forward(ctx, *given, num_experts, group, *scheduling))
+        made = tensors(function.forward(ctx, *given, num_experts, group, *scheduling))
     ctx.probs_need_gradient = ask_for_gradients(token_probs)
     ctx.mark_non_differentiable(*leaves_of([made[1], made[3]]))
     return made
@@ -41,7 +41,7 @@ class FusedDispatch(WorldFunction):
         probs = readable("grad_token_probs", grad_token_probs) if ctx.probs_need_gradient else None
         rows = readable("grad_output", grad_output)
         with in_stream_order(ctx.group):
-            return results(ctx.group, fused_a2a.FusedDispatch.backward(ctx, rows, None, probs, None, None))
+            return tensors(fused_a2a.FusedDispatch.backward(ctx, rows, None, probs, None, None))
 
 
 class FusedDispatchOnDevice(WorldFunction):
@@ -71,8 +71,8 @@ class FusedCombine(WorldFunction):
         """(combined_x, None); the gradient is x's."""
         rows = readable("x", x)
         with in_stream_order(group):
-            return results(group, fused_a2a.FusedCombine.forward(ctx, rows, group, handle, async_finish,
-                                                                 allocate_on_comm_stream))
+            return tensors(fused_a2a.FusedCombine.forward(ctx, rows, group, handle, async_finish,
+                                                          allocate_on_comm_stream))
 
     @staticmethod
     @once_differentiable
@@ -80,7 +80,7 @@ class FusedCombine(WorldFunction):
         """Gradients of forward's arguments: x first, None otherwise."""
         given = readable("grad_output", grad_output)
         with in_stream_order(ctx.group):
-            return results(ctx.group, fused_a2a.FusedCombine.backward(ctx, given))
+            return tensors(fused_a2a.FusedCombine.backward(ctx, given))
 
 
 def fused_dispatch(x, token_indices, token_probs, num_experts, group, async_finish=False,

@@ -8,7 +8,7 @@ from epmoe.fused_a2a.handles import HybridHandle, handle_of
 from epmoe.torch.gradients import ask_for_gradients, refuse_gradients
 from epmoe.torch.over_ranks import WorldFunction, leaves_of
 from epmoe.torch.streams import in_stream_order
-from epmoe.torch.tensors import readable, results
+from epmoe.torch.tensors import readable, tensors
 
 
 class HybridEPDispatch(WorldFunction):
@@ -26,7 +26,7 @@ class HybridEPDispatch(WorldFunction):
             refuse_gradients("fp8_dispatch=True", x, probs)
         given = readable("x", x), readable("routing_map", routing_map), readable("probs", probs)
         with in_stream_order(group):
-            made = results(group, fused_a2a.HybridEPDispatch.forward(
+            made = tensors(fused_a2a.HybridEPDispatch.forward(
                 ctx, *given, group, num_local_experts, num_sms_dispatch_api, num_sms_combine_api, num_permuted_tokens,
                 pad_multiple))
         ctx.probs_need_gradient = ask_for_gradients(probs)
@@ -40,7 +40,7 @@ class HybridEPDispatch(WorldFunction):
         probs = readable("grad_probs", grad_probs) if ctx.probs_need_gradient else None
         rows = readable("grad_x", grad_x)
         with in_stream_order(ctx.group):
-            return results(ctx.group, fused_a2a.HybridEPDispatch.backward(ctx, rows, probs, None, None, None))
+            return tensors(fused_a2a.HybridEPDispatch.backward(ctx, rows, probs, None, None, None))
 
 
 class HybridEPCombine(WorldFunction):
@@ -51,8 +51,7 @@ class HybridEPCombine(WorldFunction):
         """combined_x; the gradient is x's."""
         rows, group = readable("x", x), handle_of(HybridHandle, handle).group
         with in_stream_order(group):
-            return results(group, fused_a2a.HybridEPCombine.forward(ctx, rows, handle, num_permuted_tokens,
-                                                                    pad_multiple))
+            return tensors(fused_a2a.HybridEPCombine.forward(ctx, rows, handle, num_permuted_tokens, pad_multiple))
 
     @staticmethod
     @once_differentiable
@@ -60,7 +59,7 @@ class HybridEPCombine(WorldFunction):
         """Gradients of forward's arguments: x first, None otherwise."""
         given = readable("grad_x", grad_x)
         with in_stream_order(ctx.group):
-            return results(ctx.group, fused_a2a.HybridEPCombine.backward(ctx, given))
+            return tensors(fused_a2a.HybridEPCombine.backward(ctx, given))
 
 
 def hybrid_ep_dispatch(x, routing_map, probs, group, num_local_experts, num_sms_dispatch_api=24, num_sms_combine_api=24,

@@ -7,7 +7,6 @@ from torch.utils.dlpack import from_dlpack
 from epmoe import device
 from epmoe.arrays import DeviceArray
 from epmoe.dlpack import capsule
-from epmoe.torch.streams import kept_for_replays
 from epmoe_ref.errors import EPValueError
 
 VECTOR_BYTES = 16       # kernels read rows as vectors of so many bytes
@@ -28,11 +27,6 @@ def readable(what, given):
                            "for the simulator")
     tensor = given.detach().contiguous()
     return tensor.clone() if tensor.data_ptr() % VECTOR_BYTES else tensor
-
-
-def results(group, made):
-    """What a call has made, as tensors; where a CUDA graph captures it, kept for the replays."""
-    return tensors(kept_for_replays(group, made))
 
 
 def tensors(made):

@@ -87,7 +87,7 @@ def many_steps(world, batches, steps):
 
 
 def replays(world, batch, stream):
-    """A graph of a step gives what the step gives."""
+    """A graph of a step gives what the step gives, and overwrites nothing that other steps have given."""
     with torch.cuda.stream(stream):
         for _ in range(3):
             step(world, batch, waits=False)
@@ -95,6 +95,7 @@ def replays(world, batch, stream):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         captured = step(world, batch, waits=False)
+    earlier = copies = ()
     for _ in range(5):
         batch.draw()
         torch.cuda.synchronize()
@@ -105,6 +106,8 @@ def replays(world, batch, stream):
             wanted = step(world, batch, waits=False)
         torch.cuda.synchronize()
         assert all(map(torch.equal, replayed, wanted))
+        assert all(map(torch.equal, earlier, copies))
+        earlier, copies = wanted, [t.clone() for t in wanted]
 
 
 def main(steps, tokens, hidden, local):

@@ -12,7 +12,7 @@ from rows_group import BF16, OneRank, assert_same, group_of, host, routing, toke
 
 from epmoe import LaunchConfig, fused_a2a, inputs
 from epmoe.arrays import view
-from epmoe.fused_a2a import buffers
+from epmoe.fused_a2a import buffers, heap, steady
 from epmoe.fused_a2a.buffer import Buffer
 from epmoe_ref import fused_a2a as reference
 
@@ -36,6 +36,9 @@ class Recorder:
 
     def __init__(self, machine, monkeypatch):
         self.machine, self.recorded, self.n_started, self.launch = machine, None, 0, machine.launch
+        self.capturing = False
+        for module in heap, steady:
+            monkeypatch.setattr(module, "is_captured", lambda machine: self.capturing)
         for name, value in dict(n_freed=0, has_captured=False, launch=self.record, recording=self.recording,
                                 start=self.start).items():
             monkeypatch.setattr(machine, name, value, raising=False)
@@ -137,3 +140,29 @@ def test_what_changes_in_the_buffer_makes_calls_new(group):
     given[3] = OnDevice(group.machine, np.zeros((T + 3, HIDDEN), BF16))
     rows_round(group, given, rng)
     assert group.recorder.n_started == before
+
+
+@pytest.mark.parametrize("one_round, arrays", [(rows_round, ROWS), (hybrid_round, HYBRID)], ids=["rows", "hybrid"])
+def test_nothing_gets_the_memory_that_a_captured_graph_writes_to(group, one_round, arrays, monkeypatch):
+    """Results, handles and scratch of captured calls are lent for good, and their launches do not start again."""
+    rng, given, recorder = np.random.default_rng(3), [OnDevice(group.machine, a.copy()) for a in arrays], group.recorder
+    for _ in range(3):
+        one_round(group, given, rng)
+    lent, of_a_graph, lend = [], [], heap._lend
+
+    def seen(piece, buffer, start, *more):
+        place = buffer.address + start
+        assert place not in of_a_graph, "memory that a graph writes to at its replays"
+        lent.append(place)
+        return lend(piece, buffer, start, *more)
+
+    monkeypatch.setattr(heap, "_lend", seen)
+    recorder.capturing = group.machine.has_captured = True
+    before = recorder.n_started
+    one_round(group, given, rng)
+    assert recorder.n_started == before and lent
+    of_a_graph += lent
+    recorder.capturing = False
+    for _ in range(3):
+        one_round(group, given, rng)
+    assert recorder.n_started > before
