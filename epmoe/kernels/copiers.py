@@ -8,8 +8,8 @@ covers.
 """
 
 from epmoe import layout
-from epmoe.device import (device_fn, i32, lane_id, load_u64, n_warps, shared_array, store_i32, syncthreads,
-                          syncthreads_or, syncwarp, u32, u64, warp_broadcast_i32, warp_id)
+from epmoe.device import (block_dim, device_fn, i32, lane_id, load_u64, n_warps, shared_array, store_i32, syncthreads,
+                          syncthreads_or, syncwarp, thread_idx, u32, u64, warp_broadcast_i32, warp_id)
 from epmoe.device import int32
 from epmoe.layout import MAX_FINITE
 
@@ -18,11 +18,13 @@ from .spin import wait_for_signal
 from .status import DISPATCH_WAIT
 
 
-def make(cfg, block, threads, mark):
-    """Device function receive(params, num_tokens, my_rank, copier, n_copiers, failed) -> whether it had to give up.
+def make(cfg, block, threads, mark, count_out):
+    """Device function receive(params, num_tokens, my_rank, copier, n_copiers, failed) -> (gave_up, is_out, is_last).
 
     copier: which of the n_copiers receiving blocks this one is; the first one writes down offsets and counts. failed:
-    whether this thread knows of an earlier wait that expired.
+    whether this thread knows of an earlier wait that expired. count_out: device function params -> whether this block
+    is the last to count itself out. One thread calls it where all messages had arrived when the block saw the counts,
+    so that it need not look at recv_count again; is_out says so to all, is_last to that thread.
     """
     fmt, sizes, places = formats.of(cfg), layout.message(cfg), offsets.make(cfg, block, threads)
     has_tiles, decode, finish_group = shared_expert.formats_with_tiles(fmt), fmt.decode, fmt.finish_group
@@ -33,6 +35,7 @@ def make(cfg, block, threads, mark):
     await_counts, place, begin, write, write_first = (places.await_counts, places.place, places.begin, places.write,
                                                       places.write_first)
     window, window_counts = places.experts, places.counts
+    leaves_early = not cfg.fused_shared_expert      # whose words F and G other warps of the block may still need
     local, ranks, front = cfg.n_local_experts, cfg.n_src_ranks, int(cfg.fused_shared_expert)
     tokens_per_rank, msg_bytes = cfg.max_tokens_per_rank, sizes.msg_bytes
     p_status, p_timeout, p_count = block.offset("status"), block.offset("timeout_ns"), block.offset("recv_count_p")
@@ -82,8 +85,8 @@ def make(cfg, block, threads, mark):
                 store_i32(u64(load_u64(params + u64(p_src_info))) + u64(4) * u64(2 * row + lane), half)
 
     @device_fn
-    def copy_window(params, first, here, my_rank, warp, warps, before, ends, starts, tiles):
-        """Every warps-th part of a row, from `warp` on; whether all arrived."""
+    def copy_window(params, first, here, my_rank, warp, warps, before, ends, starts, tiles, is_here):
+        """Every warps-th part of a row, from `warp` on; whether all arrived. is_here: the block has acquired all."""
         lane, n_rows, recv_buf = i32(lane_id()), i32(ends[here * ranks - 1]), u64(load_u64(params + u64(p_recv)))
         n_parts = i32(max(1, min(decode_parts, i32(warps // max(1, n_rows)))))
         unit, seen, ok = i32(warp), i32(-1), True
@@ -94,7 +97,7 @@ def make(cfg, block, threads, mark):
             if j > 0:
                 slot = i32(q - ends[j - 1])
             if entry != seen:
-                ok = has_arrived(params, entry, lane)
+                ok = is_here or has_arrived(params, entry, lane)
                 if seen < 0:
                     mark(params, stamps.ARRIVED)
                 seen = entry
@@ -123,11 +126,15 @@ def make(cfg, block, threads, mark):
         # the warps of one block take rows far from each other, so that all blocks have work to the end
         warp, warps = i32(warp_id() * n_copiers + copier), i32(n_warps() * n_copiers)
         start, first, ok = begin(params, num_tokens, my_rank), i32(0), not failed
+        is_out, is_last = False, False
         while first < local:
             here = i32(min(window, local - first))
-            ok = ok and await_counts(params, first, here, counts)
+            is_here = True
+            if ok:
+                ok, is_here = await_counts(params, first, here, counts)
             if syncthreads_or(not ok):                      # every thread acquired for all
-                return True
+                return True, False, False
+            is_here = syncthreads_or(not is_here) == 0
             mark(params, stamps.COUNTED)
             start = place(here, start, counts, before, ends, starts, tiles, partial)
             mark(params, stamps.PLACED)
@@ -137,8 +144,12 @@ def make(cfg, block, threads, mark):
                 write(params, first, here, counts, before, starts, tiles)
             if first == 0:
                 if pack_shared(params, num_tokens, my_rank):
-                    return True
-            ok = copy_window(params, first, here, my_rank, warp, warps, before, ends, starts, tiles)
+                    return True, False, False
+            if is_here and leaves_early and first + here == local:
+                is_out = True
+                if thread_idx() == block_dim() - 1:         # of a warp that may have no row to copy
+                    is_last = count_out(params)
+            ok = copy_window(params, first, here, my_rank, warp, warps, before, ends, starts, tiles, is_here)
             if has_tiles:
                 finish_groups(params, first, here, warp, warps, counts, before, starts, tiles)
                 if first == 0 and front == 1 and warp == 0:
@@ -148,6 +159,6 @@ def make(cfg, block, threads, mark):
             if first < local:
                 syncthreads()                               # nobody reads the old window any more
         mark(params, stamps.COPIED)
-        return syncthreads_or(not ok) != 0
+        return syncthreads_or(not ok) != 0, is_out, is_last
 
     return receive

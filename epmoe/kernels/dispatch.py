@@ -17,9 +17,9 @@ receive, both from the start (of the split kernels each has blocks of one kind):
    acquires them, and computes all places: row_offsets, regions A and B, which one block writes down.
 6. **waiting, copying** (copiers.py). A warp takes a row, in the order in which they arrive; acquires, at system scope,
    the signal of its (local expert, source rank), and decodes the message to the row.
-7. **cleaning up** (`leave` below). Each block counts itself in D; the last one leaves reserved, D, F and G at 0 and
-   recv_count at MAX_FINITE; `finished` is 0 again by itself, and A stays for combine. No host has to reset anything
-   between rounds.
+7. **cleaning up** (`leave` below). Each block counts itself in D when it needs the counters no more, which may be
+   before it copies; the last one leaves reserved, D, F and G at 0 and recv_count at MAX_FINITE; `finished` is 0 again
+   by itself, and A stays for combine. No host has to reset anything between rounds.
 
 The announcement is no step of the specification; without it everything would be right, only later: places are known
 early, so that copying overlaps sending. Regions C and E stay 0: rows are dealt out, not claimed in C, and nobody waits
@@ -91,23 +91,21 @@ def failed_before(block):
     return failed
 
 
-def last_to_leave(cfg, block):
-    """Device function params -> whether this block is the last one to leave; the same for all threads of the block.
+def _count_out(cfg, block):
+    """Device function params -> whether this is the last block to count itself out; one thread of a block, once.
 
-    What all blocks did before they left comes before what the last one does then. It has to set D to 0.
+    For a block that needs neither recv_count nor reserved any more; behind a barrier. Whatever the blocks did before
+    comes before what the last one does then.
     """
     at, p_counters = counters.words(cfg), block.offset("ep_counters")
 
     @device_fn
-    def is_last_block(params):
-        is_last = False
-        if thread_idx() == 0:
-            words = u64(load_u64(params + u64(p_counters)))
-            # release: what this block did with the counters; acquire: what all the others did
-            is_last = atomic_add_acq_rel_gpu_i32(words + u64(at.d), i32(1)) == grid_dim() - 1
-        return syncthreads_or(is_last)
+    def count_out(params):
+        words = u64(load_u64(params + u64(p_counters)))
+        # release: what this block did with the counters; acquire: what all the others did
+        return atomic_add_acq_rel_gpu_i32(words + u64(at.d), i32(1)) == grid_dim() - 1
 
-    return is_last_block
+    return count_out
 
 
 def _shares(cfg, launch, default):
@@ -120,14 +118,19 @@ def _shares(cfg, launch, default):
 
 
 def _leave(cfg, block, mark):
-    """Device function: the end of every block of dispatch_wait; the last one leaves the counters as they were found."""
-    at, is_last_block = counters.words(cfg), last_to_leave(cfg, block)
+    """Device function (params, is_out, is_last): every block's end; the last one leaves the counters as they were found.
+
+    is_out: whether the block has counted itself out already; is_last: what this thread learned from that.
+    """
+    at, count_out = counters.words(cfg), _count_out(cfg, block)
     p_counters, p_count = block.offset("ep_counters"), block.offset("recv_count_p")
     n_entries = cfg.n_local_experts * cfg.n_src_ranks
 
     @device_fn
-    def leave(params):
-        if is_last_block(params):
+    def leave(params, is_out, is_last):
+        if thread_idx() == 0 and not is_out:
+            is_last = count_out(params)
+        if syncthreads_or(is_last):
             words, recv_count = u64(load_u64(params + u64(p_counters))), u64(load_u64(params + u64(p_count)))
             i = i32(thread_idx())
             while i < n_entries:
@@ -163,15 +166,15 @@ def _compile_async(cfg, threads, trace, input_scale, shares):
 def _compile_wait(cfg, threads, trace):
     block = parameter_block(cfg)
     mark, failed, fetch = stamps.make(block, trace), failed_before(block), ahead.parameters(block)
-    leave, receive = _leave(cfg, block, mark), copiers.make(cfg, block, threads, mark)
+    leave, receive = _leave(cfg, block, mark), copiers.make(cfg, block, threads, mark, _count_out(cfg, block))
 
     @kernel(max_threads=threads)
     def dispatch_wait(params, num_tokens, my_rank):
         mark(params, stamps.START)
         fetch(params)
-        if receive(params, num_tokens, my_rank, block_idx(), grid_dim(), failed(params)):
-            return
-        leave(params)
+        gave_up, is_out, is_last = receive(params, num_tokens, my_rank, block_idx(), grid_dim(), failed(params))
+        if not gave_up:
+            leave(params, is_out, is_last)
 
     return dispatch_wait
 
@@ -181,20 +184,21 @@ def _compile_fused(cfg, threads, trace, input_scale, shares):
     block = parameter_block(cfg)
     mark, failed, fetch = stamps.make(block, trace), failed_before(block), ahead.parameters(block)
     send_tokens = senders.make(cfg, block, mark, input_scale, shares)
-    leave, receive = _leave(cfg, block, mark), copiers.make(cfg, block, threads, mark)
+    leave, receive = _leave(cfg, block, mark), copiers.make(cfg, block, threads, mark, _count_out(cfg, block))
 
     @kernel(max_threads=threads, shmem=crosses_worlds(cfg))
     def dispatch(params, num_tokens, my_rank):
         mark(params, stamps.START)
         fetch(params)
         n_senders = i32(max(1, i32(grid_dim() * SENDERS_OF_8 // 8)))
+        is_out, is_last = False, False
         if block_idx() < n_senders:
-            if send_tokens(params, num_tokens, my_rank, n_senders, failed(params)):
-                return
-        elif receive(params, num_tokens, my_rank, i32(block_idx() - n_senders), i32(grid_dim() - n_senders),
-                     failed(params)):
-            return
-        leave(params)
+            gave_up = send_tokens(params, num_tokens, my_rank, n_senders, failed(params))
+        else:
+            gave_up, is_out, is_last = receive(params, num_tokens, my_rank, i32(block_idx() - n_senders),
+                                               i32(grid_dim() - n_senders), failed(params))
+        if not gave_up:
+            leave(params, is_out, is_last)
 
     return dispatch
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from epmoe.device import (block_dim, device_fn, i32, lane_id, load_u64, n_warps, shfl_idx, store_i32, syncthreads,
                           syncthreads_or, thread_idx, u32, u64, warp_id, warp_inclusive_sum_i32)
-from epmoe.layout import MAX_FINITE
+from epmoe.layout import ANNOUNCED, MAX_FINITE
 from epmoe_ref.config import READY
 
 from . import counters, formats, shared_expert
@@ -50,7 +50,8 @@ class Places(NamedTuple):
     """Device functions of a block, and the sizes of what they fill, for a window of the local experts.
 
     experts, counts: the most experts of a window, and counts of them (one for each source rank).
-    await_counts(params, first, here, counts) -> whether all came: those of `here` experts from `first` on.
+    await_counts(params, first, here, counts) -> whether all came, those of `here` experts from `first` on, and whether
+        all messages had come, as far as this thread looked.
     place(here, start, counts, before, ends, starts, tiles, partial) -> the next window's `start`.
         start: (output row, 128-row tile) at which the window begins.
         before[expert, source]: rows of the expert from lower source ranks. ends[expert, source]: rows of the window up
@@ -98,15 +99,16 @@ def make(cfg, block, threads) -> Places:
     def await_counts(params, first, here, counts):
         status, timeout_ns = u64(load_u64(params + u64(p_status))), u64(load_u64(params + u64(p_timeout)))
         recv_count = u64(load_u64(params + u64(p_count)))
-        ok, i = True, i32(thread_idx())
+        ok, is_here, i = True, True, i32(thread_idx())
         while ok and i < here * ranks:
             entry = i32(first * ranks + i)
             word = wait_for_count(recv_count + u64(8) * u64(entry), status, timeout_ns, DISPATCH_WAIT, entry)
             ok = word != u64(MAX_FINITE)
             if ok:
                 counts[i] = i32(u32(word))          # without ANNOUNCED
+                is_here = is_here and word < u64(ANNOUNCED)
             i = i32(i + block_dim())
-        return ok
+        return ok, is_here
 
     @device_fn
     def place(here, start, counts, before, ends, starts, tiles, partial):

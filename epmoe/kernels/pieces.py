@@ -28,12 +28,15 @@ class Pieces(NamedTuple):
         batch, which has a payload, and counts it as finished. places, experts: of the batch's messages, top_k a token;
         place 0 where nothing is sent.
     store_trailer(message_at, token, at_slot, experts, lane): that of a message with a payload of its own.
+    store_trailers(params, place, token, m, my_rank, places, experts, lane): those of all messages of the token to the
+        rank of message m, which lies at `place` and carries the payload.
     """
 
     count: callable
     carries: callable
     send: callable
     store_trailer: callable
+    store_trailers: callable
 
 
 def staged_at(block, msg_bytes):
@@ -88,7 +91,7 @@ def make(cfg, block, finish, shares) -> Pieces:
 
     @device_fn
     def store_trailers(params, place, token, m, my_rank, places, experts, lane):
-        """Those of all messages of the token to the rank of message m, which lies at `place`: side by side."""
+        """Side by side: as many at a time as there are lanes for their vectors."""
         at_slot, owner = i32(m - m % top_k), i32(experts[m] // local)
         expert = i32(-1)
         if lane < top_k:
@@ -145,5 +148,5 @@ def make(cfg, block, finish, shares) -> Pieces:
                 finish(params, expert, my_rank)
 
     if shares:
-        return Pieces(count, carries_if_lowest, send_shared, store_trailer)
-    return Pieces(count, carries_always, send_plain, store_trailer)
+        return Pieces(count, carries_if_lowest, send_shared, store_trailer, store_trailers)
+    return Pieces(count, carries_always, send_plain, store_trailer, store_trailers)

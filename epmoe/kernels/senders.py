@@ -16,7 +16,7 @@ from epmoe.device import (atomic_add_relaxed_gpu_i32, block_dim, block_idx, devi
                           u64, warp_id)
 from epmoe.device import int32, uint64
 
-from . import ahead, counters, formats, ids, pieces, shared_expert, signaller, stamps, transport
+from . import ahead, counters, few_tokens, formats, ids, pieces, shared_expert, signaller, stamps, transport
 from .formats.row_copy import copy_part
 from .pieces import BF16_BYTES
 
@@ -45,8 +45,8 @@ def _scale_of(block, input_scale):
 def make(cfg, block, mark, input_scale=None, shares=False):
     """Device function send_tokens(params, num_tokens, my_rank, n_senders, failed) -> whether it had to give up.
 
-    For blocks [0, n_senders); ends with a barrier. failed: whether this thread knows of an earlier wait that expired;
-    then nothing is sent. Block 0 announces the counts first. input_scale: None for the number in the parameter block,
+    For blocks [0, n_senders); it ends with a barrier, where the counters are used. failed: whether this thread knows of an earlier wait that expired;
+    then nothing is sent. Block 0 announces the counts first, unless there are few tokens (few_tokens.py). input_scale: None for the number in the parameter block,
     or a function i -> float32 that is read at 0. shares: whether messages to one rank share the token's payload.
     """
     fmt, at, sizes = formats.of(cfg), counters.words(cfg), layout.message(cfg)
@@ -56,7 +56,8 @@ def make(cfg, block, mark, input_scale=None, shares=False):
     to = transport.make(cfg, block)
     recv_buf, crosses = to.recv_buf, to.crosses
     announce, finish = signaller.make(cfg, block)
-    count_pieces, carries, send_piece, store_trailer = pieces.make(cfg, block, finish, shares)
+    piece = pieces.make(cfg, block, finish, shares)
+    count_pieces, carries, send_piece, store_trailer = piece.count, piece.carries, piece.send, piece.store_trailer
     staged_at = pieces.staged_at(block, sizes.msg_bytes)
     encode_part, encode_parts, direct = fmt.encode_part, fmt.encode_parts, fmt.direct
     copy_payload = copy_part(sizes.token_size, read_only=direct)
@@ -170,7 +171,7 @@ def make(cfg, block, mark, input_scale=None, shares=False):
             prefetch(topk_ids + u64(4) * u64(token * top_k))
 
     @device_fn
-    def send_tokens(params, num_tokens, my_rank, n_senders, failed):
+    def send_many(params, num_tokens, my_rank, n_senders, failed):
         places, order = shared_array(n_slots, uint64), shared_array(n_slots, int32)
         experts, keys = shared_array(n_slots, int32), shared_array(n_slots, int32)
         # consecutive tokens go to different blocks, and the first ones not to the block that announces
@@ -219,5 +220,15 @@ def make(cfg, block, mark, input_scale=None, shares=False):
             first = i32(first + n_tokens * n_workers)
             syncthreads()                       # nobody reads the batch any more, and all is written at the end
         return False
+
+    if not few_tokens.applies(cfg, shares):
+        return send_many
+    few, send_few = few_tokens.MOST_TOKENS, few_tokens.make(cfg, block, mark, scale_of, piece)
+
+    @device_fn
+    def send_tokens(params, num_tokens, my_rank, n_senders, failed):
+        if num_tokens <= few and n_senders >= n_ranks:
+            return send_few(params, num_tokens, my_rank, failed)
+        return send_many(params, num_tokens, my_rank, n_senders, failed)
 
     return send_tokens
