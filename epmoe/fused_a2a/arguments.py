@@ -42,6 +42,11 @@ def whole(name, value, least):
     return number
 
 
+def plain(name, value):
+    """A number as an int, which a tensor of one element may be given for and may change afterwards; None stays None."""
+    return value if value is None or type(value) is int else whole(name, value, 0)
+
+
 def of_ranks(buffer, name, argument):
     """The argument of each rank of this process."""
     return inputs.ranks_of(buffer.world, name, argument)

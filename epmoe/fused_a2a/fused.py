@@ -28,6 +28,7 @@ class FusedDispatch:
         """
         arguments.scheduling(async_finish, allocate_on_comm_stream)
         buffer = buffer_of(group)
+        num_experts = arguments.plain("num_experts", num_experts)
         made, handle = rows.dispatch_forward(buffer, x, token_indices, token_probs, num_experts, num_sms())
         handle.group = group
         ctx.group, ctx.handle = group, handle
@@ -55,6 +56,7 @@ class FusedDispatchOnDevice:
     @staticmethod
     def forward(ctx, x, token_indices, token_probs, num_experts, group):
         """(recv_x, recv_token_indices, recv_token_probs, tokens_per_expert, handle); see fused_dispatch_on_device."""
+        num_experts = arguments.plain("num_experts", num_experts)
         made, handle = rows.dispatch_forward(buffer_of(group), x, token_indices, token_probs, num_experts, num_sms(),
                                              on_device=True)
         handle.group = group

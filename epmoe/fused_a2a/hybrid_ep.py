@@ -29,10 +29,11 @@ class HybridEPDispatch:
         """
         arguments.whole("num_sms_dispatch_api", num_sms_dispatch_api, 1)
         arguments.whole("num_sms_combine_api", num_sms_combine_api, 1)
-        buffer = hybrid_ep_buffer(group)
+        buffer, plain = hybrid_ep_buffer(group), arguments.plain
         made, handle = hybrid.dispatch_forward(
-            buffer, x, routing_map, probs, num_local_experts, num_permuted_tokens=num_permuted_tokens,
-            pad_multiple=pad_multiple, fp8_dispatch=buffer.fp8_dispatch,
+            buffer, x, routing_map, probs, plain("num_local_experts", num_local_experts),
+            num_permuted_tokens=plain("num_permuted_tokens", num_permuted_tokens),
+            pad_multiple=plain("pad_multiple", pad_multiple), fp8_dispatch=buffer.fp8_dispatch,
             p2p_world_size=getattr(group, "p2p_world_size", None), num_sms=num_sms_dispatch_api)
         handle.group, handle.num_sms = group, (num_sms_dispatch_api, num_sms_combine_api)
         ctx.group, ctx.handle, ctx.pad_multiple = group, handle, pad_multiple
