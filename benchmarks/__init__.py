@@ -20,7 +20,7 @@ moves. The floor is these bytes over the peer-write bandwidth of a plain copy ke
 | pairs.py, rows.py | our contenders: the page kernels, and fused_a2a's |
 | nccl.py, deepep.py, peers.py | other libraries in the same run, and constants measured before |
 | graph.py | a contender's phases captured into CUDA graphs |
-| compiling.py, dry.py | all kernels compiled beforehand, by many processes |
+| compiling.py | all kernels compiled beforehand, by many processes |
 | run.py, measure.py | iterations of a contender into rows |
 | targets.py | what the kernels are to reach |
 | table.py, results.py, readme_table.py, figure.py | rows on the terminal, in a file, in README, in a picture |

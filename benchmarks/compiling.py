@@ -3,19 +3,15 @@
 On a fresh machine compiling would take longer than measuring. A run does it first, so nobody has to call it.
 """
 
-import os
-import subprocess
 import sys
 import time
 
-from epmoe import device
-from epmoe.device import kernel_cache
+from epmoe import compiling, device
+from epmoe.worlds.dry import DryWorld
 
 from benchmarks import plan
-from benchmarks.dry import DryWorld
 
 MOST_PROCESSES = 24
-TIMEOUT_S = 240
 
 
 def add_arguments(parser):
@@ -67,29 +63,10 @@ def distinct(cases):
 def everything(world, args, cases):
     """Compile what the cases need, from rank 0, while the others wait: (processes, seconds); collective."""
     start, n = time.perf_counter(), 0
-    if world.ranks[0] == 0 and not world.lists and kernel_cache.folder() is not None:
-        n = min(MOST_PROCESSES, max(1, os.cpu_count() - world.n_ranks), len(distinct(cases)))
-        _in_processes(n, ["--ranks", str(world.n_ranks), *plan.as_words(args)])
-    world.tell(n, TIMEOUT_S + 60)
+    if world.ranks[0] == 0 and not world.lists:
+        n = compiling.number_of_processes(world, len(distinct(cases)), MOST_PROCESSES)
+        words = ["--ranks", str(world.n_ranks), *plan.as_words(args)]
+        compiling.run_together([[sys.executable, "-m", "benchmarks", "compile", *words, "--part", f"{i}/{n}"]
+                                for i in range(n)])
+    world.tell(n, compiling.TIMEOUT_S + 60)
     return n, time.perf_counter() - start
-
-
-def _in_processes(n, words):
-    """n processes with a part of the work each; what one could not compile the run does itself."""
-    command = [sys.executable, "-m", "benchmarks", "compile", *words, "--part"]
-    running = [subprocess.Popen([*command, f"{i}/{n}"], preexec_fn=_on_all_cores) for i in range(n)]
-    deadline = time.monotonic() + TIMEOUT_S
-    for process in running:
-        try:
-            process.wait(max(0.1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-
-
-def _on_all_cores():
-    """mpirun may have bound this rank to one core, which its children would share."""
-    if hasattr(os, "sched_setaffinity"):
-        try:
-            os.sched_setaffinity(0, range(os.cpu_count()))
-        except OSError:
-            pass

@@ -111,10 +111,10 @@ def _round(case, ep, r, seed, shown_rank, regions):
         y_want = [experts(rank, d) for rank, d in enumerate(want)]
     # The same numbers in the kernels' row order; spare rows hold NaN, which must not reach any result.
     y = {rank: reordered(cfg, want[rank], d, y_want[rank], rows=ep.capacity) for rank, d in r.seen.items()}
-    options = _reduction(case, routed)
+    options = reduction(case, routed)
     with _Clock(r, "reference_seconds"):
         expected = epmoe_ref.combine(cfg, y_want, want, **options)
-    options = _reduction(case, routed, own)
+    options = reduction(case, routed, own)
     with _Clock(r, "kernel_seconds"):
         if case.fused:
             combined = ep.combine(own(y), dispatched, **options)
@@ -151,7 +151,7 @@ class _Own:
         return [d for of_process in self.world.tell(differences, timeout) for d in of_process]
 
 
-def _reduction(case, routed, own=list):
+def reduction(case, routed, own=list):
     """router_weights, epilogue and their arguments, as the reference's combine takes them and (own) this process's."""
     options, weights = {}, own(routed.topk_weights)
     if case.weights == "array":

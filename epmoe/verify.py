@@ -68,6 +68,9 @@ def add_arguments(parser):
     files.add_argument("--all", action="store_true", help="walk the matrix of all options, at small sizes and --hidden")
     files.add_argument("--part", type=_part, metavar="I/N",
                        help="with --all: every Nth case from the Ith on, so that N processes share the matrix")
+    files.add_argument("--compile", type=_part, metavar="I/N", help="with --all: every Nth piece of the kernels of the "
+                       "cases from the Ith on, compiled into the disk cache, and no more; a walk over processes on GPUs "
+                       "has that done first")
     files.add_argument("--sample", type=_count, metavar="N", help="with --all: only N cases, drawn with --seed")
 
 
@@ -75,6 +78,10 @@ def run(args, console=None):
     """Run verify with parsed options; the exit status is 0 if every byte agreed, 1 if not, 2 if it cannot be run."""
     where = ""
     try:
+        if args.all and args.compile:
+            from epmoe import verify_matrix
+
+            return verify_matrix.compile_part(args)
         worlds = Worlds(args.world, args.racecheck, args.p2p_world_size)
         where = f"rank {worlds.rank}: " if worlds.mpi else ""
         args.ranks = args.ranks or worlds.n_ranks

@@ -6,9 +6,9 @@ import random
 import time
 
 from epmoe_ref.config import TOKEN_FORMATS, EPConfig
-from epmoe_ref.errors import EPError
+from epmoe_ref.errors import EPError, UnavailableError
 
-from epmoe import routing
+from epmoe import device, routing, verify_kernels
 from epmoe.checked_rounds import WEIGHTS, Case, rounds_of
 from epmoe.verify_worlds import between
 
@@ -45,16 +45,33 @@ def check(case, seed, world):
     return None
 
 
-def walk(args, console, worlds):
-    """Walk the matrix with a progress bar; prints a table, or JSON; the exit status is 0 if all cases passed."""
-    start = time.perf_counter()
-    n_ranks = worlds.n_ranks if worlds.mpi else N_RANKS
-    chosen = list(cases(n_ranks, args.hidden, worlds.p2p_world_size))
+def compile_part(args):
+    """Compile a part of the kernels of the matrix for the GPU; the exit status is 0, or 2 without one."""
+    if device.SIM:
+        raise UnavailableError("--compile needs a GPU, for which to compile")
+    verify_kernels.compile_on_any_gpu(_chosen(args, args.ranks or N_RANKS), *args.compile)
+    return 0
+
+
+def _chosen(args, n_ranks):
+    chosen = list(cases(n_ranks, args.hidden, args.p2p_world_size))
     if args.sample:
         chosen = random.Random(args.seed).sample(chosen, min(args.sample, len(chosen)))
     if args.part:
         number, of = args.part
         chosen = chosen[number - 1::of]
+    return chosen
+
+
+def walk(args, console, worlds):
+    """Walk the matrix with a progress bar; prints a table, or JSON; the exit status is 0 if all cases passed."""
+    start = time.perf_counter()
+    n_ranks = worlds.n_ranks if worlds.mpi else N_RANKS
+    chosen = _chosen(args, n_ranks)
+    if worlds.mpi and not device.SIM:
+        n = verify_kernels.compile_all(args, chosen, worlds.make(n_ranks, args.seed))
+        if not args.json:
+            console.print(f"kernels compiled by {n} processes in {time.perf_counter() - start:.0f} s", style="dim")
     results = []
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -41,6 +41,10 @@ def kernel(fn=None, *, max_threads=1024, shmem=False):
     return Kernel(fn, max_threads)
 
 
+def _current_cc():
+    return tuple(cuda.current_context().device.compute_capability)
+
+
 class Kernel:
     """An entry point of the device. `fn` is the Python function."""
 
@@ -69,14 +73,20 @@ class Kernel:
         return self._compiled
 
     def handle(self):
-        """The CUkernel, for the current GPU and its like: out of the disk cache, or compiled and put there."""
-        from . import gpu_machine, kernel_cache
+        """The CUkernel, for the current GPU and its like."""
+        from . import gpu_machine
 
-        cc = tuple(cuda.current_context().device.compute_capability)
+        cc = _current_cc()
         if cc not in self._handles:
-            name, cubin = kernel_cache.find_or_make(self.fingerprint(cc), self._cubin)
+            name, cubin = self.binary()
             self._handles[cc] = gpu_machine.load_cubin(cubin, name, self.introduce)
         return self._handles[cc]
+
+    def binary(self):
+        """(name of the entry point, cubin) for the current GPU: out of the disk cache, or compiled and put there."""
+        from . import kernel_cache
+
+        return kernel_cache.find_or_make(self.fingerprint(_current_cc()), self._cubin)
 
     def fingerprint(self, cc):
         """What the compiled kernel is found by in the cache; None if it depends on things that cannot be compared."""

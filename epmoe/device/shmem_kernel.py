@@ -2,20 +2,25 @@
 import warnings
 
 from .gpu_kernel import SIGNATURE, Kernel
+from .nvshmem_code import compiled_once
 
-from numba import cuda
+from numba.cuda.dispatcher import _Kernel as NumbaKernel
 
 
 class ShmemKernel(Kernel):
     """An entry point that uses the words of epmoe.device.shmem; NVSHMEM must be initialised before it is loaded."""
 
     def compile(self):
-        """The kernel compiled for the current GPU (once); link-time optimisation makes it seconds."""
+        """The kernel compiled for the current GPU (once), with link-time optimisation; NVSHMEM need not run.
+
+        cuda.jit would load it at once, which needs NVSHMEM and would be for nothing: load_cubin does that.
+        """
         if self._compiled is None:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), compiled_once():
                 warnings.filterwarnings("ignore", "NVRTC log messages")     # about NVSHMEM's own headers
-                jitted = cuda.jit(SIGNATURE, launch_bounds=self.max_threads, lto=True)(self.fn)
-            self._compiled = jitted.overloads[SIGNATURE]
+                compiled = NumbaKernel(self.fn, SIGNATURE, launch_bounds=self.max_threads, lto=True)
+                compiled._codelibrary.get_cubin()
+            self._compiled = compiled
         return self._compiled
 
     def introduce(self, library):

@@ -52,6 +52,7 @@ class DryMachine:
     is_simulator = False
     ordinal = n_freed = 0
     has_captured = False
+    streams = ()
 
     def __init__(self, n_sms):
         self.n_sms = self.all_sms = n_sms
@@ -102,7 +103,7 @@ class DryMemory:
 class DryWorld:
     """Rank 0 of n_ranks processes that are not there."""
 
-    lists = False
+    lists, shmem = False, True
     rank, ranks = 0, range(1)
 
     def __init__(self, n_ranks, n_sms):
@@ -118,6 +119,12 @@ class DryWorld:
     def allocate(self, nbytes, name, regions, timeout):
         """DryMemory."""
         return DryMemory(self.machine.alloc(nbytes, name), self.n_ranks)
+
+    def connect(self, memory):
+        """Nothing."""
+
+    def disconnect(self, memory):
+        """Nothing."""
 
     def barrier(self, occasion, timeout):
         """Nothing."""

@@ -1,0 +1,38 @@
+"""Kernels compiled before ranks wait for one another: by as many processes as there are cores, into the disk cache."""
+
+import os
+import subprocess
+import time
+
+from epmoe.device import kernel_cache
+
+MOST_PROCESSES = 40     # each has a context on a GPU
+TIMEOUT_S = 240
+
+
+def number_of_processes(world, n_pieces, most=MOST_PROCESSES):
+    """How many may compile n_pieces while this host's ranks wait; 0 without a disk cache to put kernels into."""
+    if kernel_cache.folder() is None:
+        return 0
+    return min(most, max(1, os.cpu_count() - world.n_ranks), n_pieces)
+
+
+def run_together(commands, timeout_s=TIMEOUT_S):
+    """Run these commands side by side; what one could not compile, those who need it compile themselves."""
+    running = [subprocess.Popen(command, preexec_fn=_on_all_cores) for command in commands]
+    deadline = time.monotonic() + timeout_s
+    for process in running:
+        try:
+            process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _on_all_cores():
+    """mpirun may have bound this rank to one core, which its children would share."""
+    if hasattr(os, "sched_setaffinity"):
+        try:
+            os.sched_setaffinity(0, range(os.cpu_count()))
+        except OSError:
+            pass
