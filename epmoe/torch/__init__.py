@@ -8,7 +8,8 @@ lie.
 
     from epmoe.torch import fused_combine, fused_dispatch       # instead of megatron.core.transformer.moe.fused_a2a
 
-Numbers, shapes, errors: `epmoe.fused_a2a`. This package alone imports torch.
+Numbers, shapes, errors: `epmoe.fused_a2a`. torch.compile does not look into these functions: what calls them goes under
+`torch.compiler.disable`. This package alone imports torch.
 """
 
 try:

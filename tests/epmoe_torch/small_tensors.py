@@ -24,6 +24,25 @@ def group_of(n_ranks, **options):
     return group
 
 
+class OneRank:
+    """A world of one rank seen as one rank a process: tensors instead of lists over ranks."""
+
+    lists = False
+
+    def __init__(self):
+        self._world = LocalWorld(1)
+        if device.SIM:
+            for of_kind in (buffers._buffer, buffers._hybrid_ep_buffer):
+                of_kind[self] = Buffer(weakref.proxy(self), launch=LaunchConfig(n_sms=2, num_threads=32))
+
+    def launching(self, fused):
+        """As LocalWorld's, without streams of its own."""
+        return self._world.launching(False)
+
+    def __getattr__(self, name):
+        return getattr(self._world, name)
+
+
 def array(tensor):
     """A tensor, or lists of them, as NumPy copies; None stays None."""
     if isinstance(tensor, (list, tuple)):

@@ -5,8 +5,8 @@ import pytest
 import torch
 from small_tensors import DEVICE, array, assert_same, group_of, indices, inner, integers, leaves
 
-from epmoe.torch import (FusedCombine, FusedDispatch, fused_combine, fused_dispatch, hybrid_ep_combine,
-                         hybrid_ep_dispatch, init_hybrid_ep_buffer)
+from epmoe.torch import (FusedCombine, FusedDispatch, fused_combine, fused_dispatch, fused_dispatch_on_device,
+                         hybrid_ep_combine, hybrid_ep_dispatch, init_hybrid_ep_buffer)
 from epmoe_ref import fused_a2a as reference
 
 WORLDS = {  # tokens of each rank, experts, slots, hidden
@@ -40,6 +40,26 @@ def test_dispatch_and_its_gradient_are_adjoint(sizes):
     assert inner(recv_x, grad_x) == inner(x, [t.grad for t in x])
     assert inner(recv_probs, grad_probs) == inner(probs, [t.grad for t in probs])
     wanted = reference.dispatch_backward(reference_rows(x, ids, probs, sizes[1])[1], array(grad_x), array(grad_probs))
+    assert_same([t.grad for t in x], wanted[0], "gradient of x")
+    assert_same([t.grad for t in probs], wanted[1], "gradient of probs")
+
+
+def test_without_a_wait_of_the_host_the_rows_that_hold_tokens_have_the_same_gradients(sizes):
+    """What rows behind them hold is not read: their gradients are NaN."""
+    rng, group, x, ids, probs = rows_world(sizes)
+    recv_x, recv_ids, recv_probs, per_expert, _ = fused_dispatch_on_device(x, ids, probs, sizes[1], group)
+    made, known = reference_rows(x, ids, probs, sizes[1])
+    for results, wanted in zip((recv_x, recv_ids, recv_probs), made):
+        assert_same([r[:len(w)] for r, w in zip(results, wanted)], wanted, "the rows that hold tokens")
+    assert_same([n.cpu() for n in per_expert], made[3], "tokens per expert")
+    grads = [[np.full(r.shape, np.nan, np.float32) for r in results] for results in (recv_x, recv_probs)]
+    for of_kind, shapes in zip(grads, ((w.shape for w in made[0]), (w.shape for w in made[2]))):
+        for grad, some in zip(of_kind, integers(rng, shapes)):
+            grad[:len(some)] = some
+    grads = [seeded(of_kind, results) for of_kind, results in zip(grads, (recv_x, recv_probs))]
+    torch.autograd.backward([*recv_x, *recv_probs], [*grads[0], *grads[1]])
+    cut = [[g[:len(w)] for g, w in zip(array(of_kind), made[0])] for of_kind in grads]
+    wanted = reference.dispatch_backward(known, *cut)
     assert_same([t.grad for t in x], wanted[0], "gradient of x")
     assert_same([t.grad for t in probs], wanted[1], "gradient of probs")
 

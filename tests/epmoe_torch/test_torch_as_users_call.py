@@ -1,0 +1,169 @@
+"""What users of torch do around these functions: dtypes, layouts, what requires gradients, checkpoints, autocast.
+
+One rank seen as one rank a process: every token comes back as it was, or as often as it has experts.
+"""
+
+import pytest
+import torch
+from small_tensors import DEVICE, OneRank
+from torch.utils.checkpoint import checkpoint
+
+from epmoe.torch import fused_combine, fused_dispatch, hybrid_ep_combine, hybrid_ep_dispatch
+
+TOKENS, HIDDEN, EXPERTS, TOP_K = 5, 16, 4, 2
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+@pytest.fixture
+def group():
+    return OneRank()
+
+
+@pytest.fixture
+def draw():
+    return torch.Generator().manual_seed(1)
+
+
+def whole(draw, *shape, dtype=BF16):
+    """Small whole numbers, whose sums are exact."""
+    return torch.randint(-3, 4, shape, generator=draw).to(DEVICE, dtype)
+
+
+def chosen(draw):
+    """ids int64 [T, K] and the same as routing_map bool [T, E]."""
+    ids = torch.rand(TOKENS, EXPERTS, generator=draw).topk(TOP_K).indices.to(DEVICE)
+    return ids, torch.zeros(TOKENS, EXPERTS, dtype=torch.bool, device=DEVICE).scatter(1, ids, True)
+
+
+def by_rows(group, x, ids, probs):
+    """Rows weighted with the sum of their probs, and back."""
+    rows, _, row_probs, _, handle = fused_dispatch(x, ids, probs, EXPERTS, group)
+    return fused_combine((rows * row_probs.sum(1, keepdim=True)).to(rows.dtype), group, handle)[0]
+
+
+def by_expert(group, x, routing_map, probs):
+    """A row for each expert, weighted with its prob, and back."""
+    rows, row_probs, _, _, handle = hybrid_ep_dispatch(x, routing_map, probs, group, EXPERTS)
+    return hybrid_ep_combine((rows * row_probs.unsqueeze(1)).to(rows.dtype), handle)
+
+
+def cases(draw, dtype=BF16):
+    """(function, x, where tokens go, probs, dense probs as weights of tokens) of both families."""
+    ids, routing_map = chosen(draw)
+    for function, goes, probs in ((by_rows, ids, whole(draw, TOKENS, TOP_K, dtype=FP32)),
+                                  (by_expert, routing_map, whole(draw, TOKENS, EXPERTS, dtype=FP32))):
+        yield function, whole(draw, TOKENS, HIDDEN, dtype=dtype), goes, probs
+
+
+def weight(goes, probs):
+    """What every element of a token is multiplied with [T, 1]."""
+    return (probs * goes if goes.dtype == torch.bool else probs).sum(1, keepdim=True)
+
+
+def assert_gradients(function, x, goes, probs, out, gradient):
+    """Result and gradients, as far as they are required; none elsewhere."""
+    assert out.dtype == x.dtype and torch.equal(out.float(), x.float() * weight(goes, probs))
+    if x.requires_grad:
+        assert x.grad.dtype == x.dtype and torch.equal(x.grad.float(), gradient.float() * weight(goes, probs))
+    if probs.requires_grad:
+        of_token = (x.float() * gradient.float()).sum(1, keepdim=True).expand(probs.shape)
+        assert torch.equal(probs.grad, of_token * goes if goes.dtype == torch.bool else of_token)
+    assert (x.grad is None) != x.requires_grad and (probs.grad is None) != probs.requires_grad
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
+def test_rows_of_all_three_dtypes(group, draw, dtype):
+    for function, x, goes, probs in cases(draw, dtype):
+        if function is by_expert and dtype == FP32:
+            with pytest.raises(ValueError, match="x of rank 0 has dtype float32, one of bfloat16, float16 is needed"):
+                function(group, x, goes, probs)
+            continue
+        x.requires_grad_(), probs.requires_grad_()
+        out, gradient = function(group, x, goes, probs), whole(draw, TOKENS, HIDDEN, dtype=dtype)
+        out.backward(gradient)
+        assert_gradients(function, x, goes, probs, out, gradient)
+
+
+@pytest.mark.parametrize("required", [(True, False), (False, True), (False, False)], ids=str)
+def test_gradients_are_made_where_they_are_required(group, draw, required):
+    for function, x, goes, probs in cases(draw):
+        x.requires_grad_(required[0]), probs.requires_grad_(required[1])
+        out, gradient = function(group, x, goes, probs), whole(draw, TOKENS, HIDDEN)
+        assert out.requires_grad == any(required)
+        if any(required):
+            out.backward(gradient)
+        assert_gradients(function, x, goes, probs, out, gradient)
+
+
+def test_tensors_need_not_be_contiguous(group, draw):
+    for function, x, goes, probs in cases(draw):
+        given = [t.T.contiguous().T for t in (x, goes, probs)]
+        assert not any(t.is_contiguous() for t in given)
+        x.requires_grad_(), probs.requires_grad_()
+        out = function(group, x.T.contiguous().T, given[1], probs.T.contiguous().T)
+        gradient = whole(draw, 1, HIDDEN).expand(TOKENS, HIDDEN)
+        out.backward(gradient)
+        assert_gradients(function, x, goes, probs, out, gradient)
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False], ids=["reentrant", "not reentrant"])
+def test_checkpoints_run_forward_twice(group, draw, use_reentrant):
+    for function, x, goes, probs in cases(draw):
+        x.requires_grad_(), probs.requires_grad_()
+        out = checkpoint(function, group, x, goes, probs, use_reentrant=use_reentrant)
+        gradient = whole(draw, TOKENS, HIDDEN)
+        out.backward(gradient)
+        assert_gradients(function, x, goes, probs, out, gradient)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
+def test_autocast_changes_no_dtype(group, draw, dtype):
+    for function, x, goes, probs in cases(draw, dtype):
+        x.requires_grad_(), probs.requires_grad_()
+        with torch.autocast(DEVICE.type, dtype):
+            out = function(group, x, goes, probs)
+        gradient = whole(draw, TOKENS, HIDDEN, dtype=dtype)
+        out.backward(gradient)
+        assert_gradients(function, x, goes, probs, out, gradient)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients_there_is_no_graph(group, draw, mode):
+    for function, x, goes, probs in cases(draw):
+        x.requires_grad_(), probs.requires_grad_()
+        with mode():
+            out = function(group, x, goes, probs)
+            assert not out.requires_grad and torch.equal(out.float(), x.float() * weight(goes, probs))
+
+
+def test_numbers_may_be_tensors(group, draw):
+    ids, routing_map = chosen(draw)
+    x, probs = whole(draw, TOKENS, HIDDEN), whole(draw, TOKENS, TOP_K, dtype=FP32)
+    experts, budget, pad = (torch.tensor(n) for n in (EXPERTS, 12, 2))
+    rows, *_ = fused_dispatch(x, ids, probs, experts, group)
+    assert torch.equal(rows, x)
+    for number in (12, 8):
+        budget.fill_(number)
+        rows, _, _, per_expert, handle = hybrid_ep_dispatch(x, routing_map, None, group, experts,
+                                                            num_permuted_tokens=budget, pad_multiple=pad)
+        assert len(rows) == number and int(per_expert.sum()) <= number
+    out = hybrid_ep_combine(rows, handle, num_permuted_tokens=budget, pad_multiple=pad)
+    assert out.shape == x.shape
+
+
+def test_a_token_without_experts_gives_zeros_and_gets_zeros(group, draw):
+    for function, x, goes, probs in cases(draw):
+        goes[:] = False if goes.dtype == torch.bool else -1
+        x.requires_grad_(), probs.requires_grad_()
+        out = function(group, x, goes, probs)
+        out.backward(torch.ones_like(out))
+        assert not out.any() and not x.grad.any() and not probs.grad.any()
+
+
+def test_no_tokens_at_all(group, draw):
+    for function, x, goes, probs in cases(draw):
+        x, probs = x[:0].clone().requires_grad_(), probs[:0].clone().requires_grad_()
+        out = function(group, x, goes[:0], probs)
+        out.sum().backward()
+        assert out.shape == (0, HIDDEN) and x.grad.shape == x.shape and probs.grad.shape == probs.shape
