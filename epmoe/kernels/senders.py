@@ -171,6 +171,13 @@ def make(cfg, block, mark, input_scale=None, shares=False):
             prefetch(topk_ids + u64(4) * u64(token * top_k))
 
     @device_fn
+    def fetch_all_ids(topk_ids, num_tokens):
+        i = i32(thread_idx())
+        while i * ahead.SECTOR < num_tokens * top_k * 4:
+            prefetch(topk_ids + u64(ahead.SECTOR) * u64(i))
+            i = i32(i + block_dim())
+
+    @device_fn
     def send_many(params, num_tokens, my_rank, n_senders, failed):
         places, order = shared_array(n_slots, uint64), shared_array(n_slots, int32)
         experts, keys = shared_array(n_slots, int32), shared_array(n_slots, int32)
@@ -189,6 +196,7 @@ def make(cfg, block, mark, input_scale=None, shares=False):
             fetch_row(u64(load_u64(params + u64(p_tokens))) + u64(first) * u64(row_bytes))
         n_parts = count_pieces(i32(max(1, min(batch, i32((num_tokens + n_workers - 1) // n_workers)))))
         if block_idx() == 0:
+            fetch_all_ids(topk_ids, num_tokens)
             if not announce(params, num_tokens, my_rank, n_parts, failed):
                 return True
             mark(params, stamps.ANNOUNCED)

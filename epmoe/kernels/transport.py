@@ -10,7 +10,7 @@ until then.
 
 from typing import NamedTuple
 
-from epmoe.device import device_fn, load_u64, st_release_sys_u64, u64
+from epmoe.device import device_fn, load_u64, st_relaxed_sys_u64, st_release_sys_u64, u64
 
 
 class Transport(NamedTuple):
@@ -20,7 +20,8 @@ class Transport(NamedTuple):
         puts.
     signal(params, rank, my_rank, index, count): writes count into word `index` of that rank's recv_count. What this
         thread has written, or acquired from other threads, is visible to who acquires the word; puts if completed.
-    tell(params, rank, index, value): writes value into word `index` of the recv_count of a rank of the same world.
+    tell(params, rank, index, value): writes value into word `index` of the recv_count of a rank of the same world, which
+        says nothing of what else this thread has written.
     crosses: whether there are far ranks, those of other p2p worlds. The rest is used only if there are.
     is_far(rank, my_rank): whether it is one.
     put(place, staged, n_bytes, rank): a warp starts to copy n_bytes from `staged`, in symmetric memory, to the place in
@@ -52,20 +53,23 @@ def make(cfg, block) -> Transport:
         return u64(load_u64(params + u64(bufs) + u64(8) * u64(rank % world_size)))
 
     @device_fn
+    def word_at(params, rank, index):
+        return u64(load_u64(params + u64(counts) + u64(8) * u64(rank % world_size))) + u64(8) * u64(index)
+
+    @device_fn
     def tell(params, rank, index, value):
-        word = u64(load_u64(params + u64(counts) + u64(8) * u64(rank % world_size))) + u64(8) * u64(index)
-        st_release_sys_u64(word, u64(value))
+        st_relaxed_sys_u64(word_at(params, rank, index), u64(value))
 
     @device_fn
     def signal(params, rank, my_rank, index, count):
-        tell(params, rank, index, u64(count))
+        st_release_sys_u64(word_at(params, rank, index), u64(count))
 
     if crosses_worlds(cfg):
-        return _with_shmem(recv_buf, tell, counts, world_size)
+        return _with_shmem(recv_buf, signal, tell, counts, world_size)
     return Transport(recv_buf, signal, tell, False, _is_never_far, _do_nothing, _do_nothing)
 
 
-def _with_shmem(recv_buf_here, tell, counts, world_size) -> Transport:
+def _with_shmem(recv_buf_here, signal_here, tell, counts, world_size) -> Transport:
     from epmoe.device.shmem import shmem_fence, shmem_put_nbi_warp, shmem_quiet, shmem_signal_set
 
     @device_fn
@@ -85,7 +89,7 @@ def _with_shmem(recv_buf_here, tell, counts, world_size) -> Transport:
             shmem_fence()               # what `finished` brought from other warps, before the signal
             shmem_signal_set(own + u64(8) * u64(index), u64(count), rank)
         else:
-            tell(params, rank, index, u64(count))
+            signal_here(params, rank, my_rank, index, count)
 
     @device_fn
     def put(place, staged, n_bytes, rank):
