@@ -67,7 +67,7 @@ def simulator(repeats, racecheck):
     from benchmarks.pairs import Pairs
 
     world = LocalWorld(ROUND_RANKS, seed=0, racecheck=racecheck)
-    pairs, machine, launch = Pairs(world, ROUND, fused=True), world.machine, LaunchConfig()
+    pairs, machine, launch = Pairs(world, ROUND, kind="fused"), world.machine, LaunchConfig()
     threads = len(pairs.phases) * world.n_ranks * launch.grid(machine) * launch.threads
     steps = []
 

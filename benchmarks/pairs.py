@@ -1,4 +1,4 @@
-"""The page kernels, one message for each (token, expert), fused or split, through ExpertParallel."""
+"""The page kernels, one message for each (token, expert), through ExpertParallel: fused, plain or split."""
 
 from functools import lru_cache
 
@@ -13,6 +13,8 @@ from benchmarks.memory import Arrays
 from benchmarks.shapes import FORMATS
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
+# kind -> ExpertParallel's fused, and LaunchConfig's shared_payloads
+KINDS = {"fused": (True, None), "plain": (True, False), "split": (False, None)}
 ORDINARY_BYTE = 0x3C        # 0x3C3C is an ordinary bf16, 0.0115
 
 
@@ -28,20 +30,26 @@ def random_tokens(shape, rank):
 
 
 class Pairs:
-    """Phases dispatch and combine (weighted) of one ExpertParallel; inputs and results stay where they are."""
+    """Phases dispatch and combine (weighted) of one ExpertParallel; inputs and results stay where they are.
+
+    kind: of KINDS. Bytes of dispatch: "fused" sends a payload once to a rank, the others one with each message.
+    """
 
     phases = ("dispatch", "combine")
 
-    def __init__(self, world, shape, *, fused, n_sms=None, num_threads=None):
-        self.name = f"pairs {'fused' if fused else 'split'}"
+    def __init__(self, world, shape, *, kind, n_sms=None, num_threads=None):
+        self.name = f"pairs {kind}"
         self.world, self.shape, self.machine = world, shape, world.machine
         self.stream = world.stream_of(world.ranks[0])
         cfg = config(shape, world.n_ranks)
         ids = traffic.topk_ids(shape, world.n_ranks)
-        matrix = traffic.pairs_matrix(shape, ids)
-        self.bytes = {"dispatch": traffic.busiest_bytes(matrix, traffic.payload_bytes(shape, shape.format)),
-                      "combine": traffic.busiest_bytes(matrix.T, traffic.payload_bytes(shape, "bf16"))}
-        self._ep = ExpertParallel(cfg, world, fused=fused, launch=LaunchConfig(n_sms, num_threads))
+        fused, shares = KINDS[kind]
+        back = traffic.pairs_matrix(shape, ids).T
+        there = traffic.rows_matrix(shape, ids) if kind == "fused" else back.T
+        self.bytes = {"dispatch": traffic.busiest_bytes(there, traffic.payload_bytes(shape, shape.format)),
+                      "combine": traffic.busiest_bytes(back, traffic.payload_bytes(shape, "bf16"))}
+        launch = LaunchConfig(n_sms, num_threads, shared_payloads=shares)
+        self._ep = ExpertParallel(cfg, world, fused=fused, launch=launch)
         tokens, slots = (shape.tokens, shape.hidden), (shape.tokens, shape.top_k)
         shapes = {"x": (tokens, BF16), "ids": (slots, np.int32), "weights": (slots, np.float32),
                   "y": ((self._ep.capacity, shape.hidden), BF16)}

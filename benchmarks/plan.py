@@ -8,7 +8,8 @@ from benchmarks.shapes import Shape
 
 # section -> what it is; --only names them
 SECTIONS = {
-    "fused": "the page kernels (pairs), dispatch and combine in a launch each",
+    "fused": "the page kernels (pairs), dispatch and combine in a launch each; a token's payload goes to a rank once",
+    "plain": "the same with a payload for each message, as the specification has it (bf16, uniform routing)",
     "split": "the page kernels in two launches each",
     "rows": "fused_a2a's rows, on the device, cached, and with the host waiting",
     "expert-major": "fused_a2a's rows by expert (HybridEP)",
@@ -16,9 +17,9 @@ SECTIONS = {
     "nccl": "torch's all_to_all_single with a permutation",
     "deepep": "DeepEP V1, low latency and V2",
 }
-OURS = ("fused", "split", "rows", "expert-major", "sms")
+OURS = ("fused", "plain", "split", "rows", "expert-major", "sms")
 AGAINST = ("nccl", "deepep")
-SHORT = {"pairs": ("fused", "split")}       # names for several sections
+SHORT = {"pairs": ("fused", "plain", "split")}       # names for several sections
 FEW_SMS_TOKENS = 4096                       # sms: where bandwidth counts
 QUICK = {"pairs fused": "fused", "rows": "rows", "expert-major": "expert-major"}    # kernels of a target -> section
 
@@ -45,7 +46,7 @@ def add_arguments(parser):
                              "and zipf (default: 1, 16, 128, 1024 and 4096 tokens, 7168/256 and 4096/128, both "
                              "formats, both routings)")
     parser.add_argument("--only", metavar="SECTION,...", type=lambda text: text.split(","),
-                        help=f"some of {', '.join(SECTIONS)}; pairs is fused and split (default: all but other "
+                        help=f"some of {', '.join(SECTIONS)}; pairs is fused, plain and split (default: all but other "
                              "libraries)")
     parser.add_argument("--against", nargs="+", choices=AGAINST, default=[], help="other libraries, in the same run")
     parser.add_argument("--quick", action="store_true", help="what targets are set for, each beside its target")
@@ -106,18 +107,21 @@ def _at(section, shape, sms):
             return []
         return [Case(section, c.kernels, shape, sms, c.make) for of in ("fused", "rows", "expert-major")
                 for c in _ours(of, shape, sms)[:1]]
+    if section == "plain" and (shape.format, shape.routing) != ("bf16", "uniform"):
+        return []
     return _ours(section, shape, None)
 
 
 def _ours(section, shape, sms):
-    from benchmarks.pairs import Pairs
+    from benchmarks.pairs import KINDS, Pairs
     from benchmarks.rows import Hybrid, HostWaits, Rows
 
-    made = {"fused": [("pairs fused", lambda world: Pairs(world, shape, fused=True, n_sms=sms))],
-            "split": [("pairs split", lambda world: Pairs(world, shape, fused=False, n_sms=sms))],
-            "rows": [(Rows.name, lambda world: Rows(world, shape, n_sms=sms)),
-                     (HostWaits.name, lambda world: HostWaits(world, shape, n_sms=sms))],
-            "expert-major": [(Hybrid.name, lambda world: Hybrid(world, shape, n_sms=sms))]}[section]
+    if section in KINDS:
+        made = [(f"pairs {section}", lambda world: Pairs(world, shape, kind=section, n_sms=sms))]
+    elif section == "rows":
+        made = [(kind.name, lambda world, kind=kind: kind(world, shape, n_sms=sms)) for kind in (Rows, HostWaits)]
+    else:
+        made = [(Hybrid.name, lambda world: Hybrid(world, shape, n_sms=sms))]
     return [Case(section, name, shape, sms, make) for name, make in made]
 
 

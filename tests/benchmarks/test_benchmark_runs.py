@@ -10,8 +10,8 @@ from benchmarks.__main__ import main
 from benchmarks.shapes import Shape
 
 TINY = "--ranks 2 --shapes 3x64/4/2 --iterations 2".split()
-PHASES = {("pairs fused", "dispatch"), ("pairs fused", "combine"), ("pairs split", "dispatch"),
-          ("pairs split", "combine"), ("rows", "dispatch"), ("rows", "combine"), ("rows", "cached"),
+PHASES = {("pairs fused", "dispatch"), ("pairs fused", "combine"), ("pairs plain", "dispatch"),
+          ("pairs plain", "combine"), ("pairs split", "dispatch"), ("pairs split", "combine"), ("rows", "dispatch"), ("rows", "combine"), ("rows", "cached"),
           ("rows, host waits", "dispatch"), ("expert-major", "dispatch"), ("expert-major", "combine")}
 
 
@@ -77,8 +77,8 @@ def test_parts_of_a_run_are_merged_and_resumed(tiny, tmp_path):
         "pairs fused", "rows", "rows, host waits")} and len(record["parts"]) == 2
     out = printed_by(*TINY, "--only", "pairs,rows", "--resume", "--json", str(whole))
     again = results.read(whole)
-    assert "1 cases" in out and len(again["parts"]) == 3 and len(again["rows"]) == len(record["rows"]) + 2
-    assert [r for r in again["rows"] if r["kernels"] != "pairs split"] == record["rows"]
+    assert "2 cases" in out and len(again["parts"]) == 3 and len(again["rows"]) == len(record["rows"]) + 4
+    assert [r for r in again["rows"] if r["kernels"] not in ("pairs plain", "pairs split")] == record["rows"]
 
 
 @pytest.mark.parametrize("words, said", [

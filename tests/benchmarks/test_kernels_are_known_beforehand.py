@@ -25,7 +25,7 @@ def test_kernels_of_every_case():
     assert done.returncode == 0, done.stderr
     n_cases, found = json.loads(done.stdout)
     kernels = {(name, shape): {k for k, _ in of} for name, shape, of in found}
-    assert n_cases == 15 and len(found) == len(kernels) == 12
+    assert n_cases == 17 and len(found) == len(kernels) == 14
     assert kernels["pairs fused", "16x1024/16/4:bf16:uniform"] == {"dispatch", "combine"}
     assert kernels["pairs split", "128x1024/16/4:bf16:uniform"] == {"dispatch_async", "dispatch_wait", "combine_async",
                                                                     "combine_wait"}
