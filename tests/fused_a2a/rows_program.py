@@ -1,6 +1,7 @@
 """One rank of an MPIWorld: rounds of fused_a2a, forward and backward, each equal to the reference on this rank."""
 
 import sys
+import time
 
 import numpy as np
 from of_one_rank import hybrid_received, order_tells, receiving, returning, rows_received
@@ -93,18 +94,26 @@ def blockwise_fp8_round(world, rng, num_tokens, local, hidden=128):
 
 def main(most_tokens, hidden, local, rounds):
     """Every rank draws the same numbers, and looks at its own part of the results."""
-    world, rng = MPIWorld(), np.random.default_rng(1)
+    world, rng, start = MPIWorld(), np.random.default_rng(1), time.perf_counter()
+
+    def say(what):
+        if world.rank == 0:
+            print(f"{time.perf_counter() - start:.1f} s: {what}", flush=True)
+
     for number in range(rounds):
         num_tokens = [most_tokens] * world.n_ranks
         if number > 0:
             num_tokens = rng.integers(0, most_tokens + 1, world.n_ranks).tolist()
         rows_round(world, rng, num_tokens, hidden, local)
+        say(f"rows of {num_tokens} tokens")
         hybrid_round(world, rng, num_tokens, hidden, local)
+        say("rows by expert, as many as there are")
         if number == 0:
             fused_a2a.init_hybrid_ep_buffer(world, hidden, most_tokens, local, 24, 24, False)
         # about as many rows as a rank gets, since routing drops a fifth: some ranks have room for all, others have not
         num_rows = sum(num_tokens) * min(TOP_K, local * world.n_ranks) * 4 // (5 * world.n_ranks)
         hybrid_round(world, rng, num_tokens, hidden, local, num_permuted_tokens=num_rows, pad_multiple=4)
+        say(f"rows by expert, {num_rows} of them")
     blockwise_fp8_round(world, rng, [min(FEW, most_tokens - rank % 2) for rank in range(world.n_ranks)], local)
     fused_a2a.reset_hybrid_ep_buffer(world)
     fused_a2a.get_buffer(world, 0).close()
