@@ -32,3 +32,13 @@ def test_senders_put_complete_and_signal_or_say_what_is_missing(ptx, name):
 @pytest.mark.parametrize("name", WAITERS)
 def test_waiting_kernels_need_no_nvshmem(ptx, name):
     assert ".target sm_90" in ptx[name] and "nvshmem" not in ptx[name]
+
+
+def test_nvshmem_s_own_code_is_compiled_once_a_host(gpu_side, tmp_path, monkeypatch):
+    monkeypatch.setenv("EPMOE_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("EPMOE_CACHE", raising=False)
+    found = gpu_side(HERE / "compiled_once.py")
+    assert found["asked"] == [["put", [9, 0], True], ["put, get", [9, 0], True], ["put", [10, 0], True],
+                              ["put", [9, 0], False]]
+    assert [text[:9] for text in found["got"]] == [f"code of {n}" for n in (1, 1, 1, 2, 3, 4)]
+    assert found["restored"] and len(list(tmp_path.iterdir())) >= 3

@@ -1,0 +1,23 @@
+"""Prints as JSON the fingerprints of kernels that cases launch, and of those in their pieces; EPMOE_DEVICE=gpu, no GPU."""
+
+import json
+import random
+import sys
+
+from epmoe import verify_kernels
+from epmoe.verify_matrix import cases
+
+SM_90, N_SMS = (9, 0), 132
+
+
+def fingerprints(pieces):
+    """{fingerprint: name of the kernel}"""
+    return {kernel.fingerprint(SM_90): kernel.name for case, phase in pieces
+            for kernel in verify_kernels.kernels_of(case, phase, N_SMS)}
+
+
+chosen = random.Random(0).sample(list(cases(4, 256)), 24)
+pieces = verify_kernels.pieces(chosen)
+phases = verify_kernels.DISPATCH, verify_kernels.COMBINE
+launched = fingerprints((case, phase) for case in chosen for phase in phases)
+json.dump({"launched": launched, "in pieces": fingerprints(pieces), "pieces": len(pieces)}, sys.stdout)
