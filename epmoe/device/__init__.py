@@ -6,8 +6,8 @@ else the simulator. With EPMOE_DEVICE=gpu and no GPU, kernels can still be compi
 numba.
 
 Words: see epmoe.device.names. Decorators: @device_fn for functions, @kernel(max_threads=...) for entry points with the
-signature (params: u64, num_tokens: i32, my_rank: i32). machine(n_ranks, ...) makes the host's side: buffers, streams,
-launches.
+signature (params: u64, num_tokens: i32, my_rank: i32), and any number of u64 behind these. machine(n_ranks, ...) makes
+the host's side: buffers, streams, launches.
 """
 import os as _os
 

@@ -8,7 +8,7 @@ from .ptx_factory import i32, u64
 import numba.cuda.dispatcher as _dispatcher
 from numba import cuda
 
-SIGNATURE = (u64, i32, i32)             # params, num_tokens, my_rank
+SIGNATURE = (u64, i32, i32)             # params, num_tokens, my_rank; what else a kernel takes is u64
 SM_90 = (9, 0)
 
 
@@ -31,7 +31,8 @@ def device_fn(fn):
 def kernel(fn=None, *, max_threads=1024, shmem=False):
     """Decorator for entry points: fn(params: u64, num_tokens: i32, my_rank: i32), at most max_threads a block.
 
-    shmem: it uses words of epmoe.device.shmem.
+    fn may take more arguments, u64 each: what it needs before it can have read its parameters. shmem: it uses words of
+    epmoe.device.shmem.
     """
     if fn is None:
         return lambda f: kernel(f, max_threads=max_threads, shmem=shmem)
@@ -50,6 +51,7 @@ class Kernel:
 
     def __init__(self, fn, max_threads):
         self.fn, self.name, self.max_threads = fn, fn.__name__, max_threads
+        self.signature = SIGNATURE + (u64,) * (fn.__code__.co_argcount - len(SIGNATURE))
         self.__doc__ = fn.__doc__
         self._compiled = None
         self._handles = {}          # compute capability -> CUkernel
@@ -62,14 +64,14 @@ class Kernel:
     def ptx(self, cc=SM_90):
         """The PTX text for a compute capability; needs no GPU."""
         with _as_if_on(cc):
-            text, _ = cuda.compile_ptx(self.fn, SIGNATURE, cc=cc, launch_bounds=self.max_threads)
+            text, _ = cuda.compile_ptx(self.fn, self.signature, cc=cc, launch_bounds=self.max_threads)
         return text
 
     def compile(self):
         """The kernel compiled for the current GPU (once), as Numba has it."""
         if self._compiled is None:
-            jitted = cuda.jit(SIGNATURE, launch_bounds=self.max_threads)(self.fn)
-            self._compiled = jitted.overloads[SIGNATURE]
+            jitted = cuda.jit(self.signature, launch_bounds=self.max_threads)(self.fn)
+            self._compiled = jitted.overloads[self.signature]
         return self._compiled
 
     def handle(self):

@@ -82,15 +82,16 @@ class LoadedKernel:
 class Launch:
     """A launch with all its arguments packed, for start() as often as one likes.
 
-    args: (params, num_tokens, my_rank); the driver copies them before start() returns.
+    args: (params, num_tokens, my_rank), and what else the kernel takes; the driver copies them before start() returns.
     """
 
     __slots__ = ("_fields", "_pointers", "_start", "_call")
 
     def __init__(self, function, grid, threads, args, stream, shared_bytes, attributes=None):
-        params, num_tokens, my_rank = args
-        self._fields = (ctypes.c_uint64(params), ctypes.c_int32(num_tokens), ctypes.c_int32(my_rank))
-        self._pointers = (ctypes.c_void_p * 3)(*(ctypes.addressof(f) for f in self._fields))
+        params, num_tokens, my_rank, *others = args
+        self._fields = (ctypes.c_uint64(params), ctypes.c_int32(num_tokens), ctypes.c_int32(my_rank),
+                        *map(ctypes.c_uint64, others))
+        self._pointers = (ctypes.c_void_p * len(args))(*(ctypes.addressof(f) for f in self._fields))
         arguments = ctypes.addressof(self._pointers)
         if not attributes:
             self._start = cu.cuLaunchKernel

@@ -1,7 +1,7 @@
 """Kernels that call NVSHMEM: linked with its device code, and introduced to it before they are launched."""
 import warnings
 
-from .gpu_kernel import SIGNATURE, Kernel
+from .gpu_kernel import Kernel
 from .nvshmem_code import compiled_once
 
 from numba.cuda.dispatcher import _Kernel as NumbaKernel
@@ -18,7 +18,7 @@ class ShmemKernel(Kernel):
         if self._compiled is None:
             with warnings.catch_warnings(), compiled_once():
                 warnings.filterwarnings("ignore", "NVRTC log messages")     # about NVSHMEM's own headers
-                compiled = NumbaKernel(self.fn, SIGNATURE, launch_bounds=self.max_threads, lto=True)
+                compiled = NumbaKernel(self.fn, self.signature, launch_bounds=self.max_threads, lto=True)
                 compiled._codelibrary.get_cubin()
             self._compiled = compiled
         return self._compiled

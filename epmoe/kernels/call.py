@@ -17,6 +17,8 @@ class KernelCall:
     compile: function (types of router_weights_args, types of epilogue_args) -> compiled kernel.
     """
 
+    at_hand = ()    # fields that are also arguments of the kernel, which needs them before it has read a parameter
+
     def __init__(self, cfg: EPConfig, launch: LaunchConfig, block: ParameterBlock, compile):
         self.cfg, self.launch, self.block = cfg, launch, block
         self._compile = compile
@@ -55,8 +57,8 @@ class KernelCall:
             values["trace"] = self._traces.address(machine, my_rank, grid)
         block = self._buffer(machine, my_rank, values, tail)
         kernel = self.kernel([arg.type for arg in weights_args], [arg.type for arg in epilogue_args])
-        machine.launch(kernel, grid, self.launch.threads, (block.address, num_tokens, my_rank),
-                       stream=stream)
+        at_hand = [values[name] for name in self.at_hand]
+        machine.launch(kernel, grid, self.launch.threads, (block.address, num_tokens, my_rank, *at_hand), stream=stream)
 
     def _buffer(self, machine, my_rank, values, tail):
         """The parameter block of these arguments; what was seen before is neither packed nor copied again."""
@@ -126,6 +128,8 @@ class DispatchCall(KernelCall):
 class CombineAsyncCall(KernelCall):
     """Sends the experts' output rows [row_offsets[-1], hidden] back to the ranks their tokens came from."""
 
+    at_hand = ("ep_counters", "status")
+
     def __call__(self, input_tokens, src_info, send_buf_p, recv_buf_ptrs, recv_count_ptrs, ep_counters, my_rank, *,
                  machine, stream, status, timeout_s=30.0):
         self._launch(machine, stream, my_rank, 0, dict(
@@ -140,6 +144,8 @@ class CombineWaitCall(KernelCall):
     router_weights: address of float32 [n, top_k], with a kernel made for an array; router_weights_args, epilogue_args:
     ScalarArg and ArrayArg for the user's functions. input_tokens: the combine input, read for the shared expert only.
     """
+
+    at_hand = ("ep_counters", "status")
 
     def __call__(self, output_tokens: TokenArray, recv_buf_p, recv_count_p, ep_counters, my_rank, topk_ids, *,
                  machine, stream, status, router_weights=0, router_weights_args=(), epilogue_args=(), input_tokens=0,
@@ -156,6 +162,8 @@ class CombineWaitCall(KernelCall):
 
 class CombineCall(KernelCall):
     """combine_async and combine_wait in one launch."""
+
+    at_hand = ("ep_counters", "status")
 
     def __call__(self, input_tokens, src_info, output_tokens: TokenArray, send_buf_p, recv_buf_ptrs, recv_count_ptrs,
                  ep_counters, topk_ids, my_rank, *, machine, stream, status, router_weights=0, router_weights_args=(),

@@ -27,16 +27,18 @@ after all. The region of ready flags stays 0: no block waits for another one tha
 
 from functools import lru_cache
 
-from epmoe.device import (atomic_add_acq_rel_gpu_i32, device_fn, grid_dim, i32, kernel, lane_id, load_u64, n_warps,
-                          store_i32, store_u64, syncwarp, u64, warp_broadcast_i32, warp_id)
+from epmoe.device import (atomic_add_acq_rel_gpu_i32, ballot, block_dim, device_fn, grid_dim, i32, kernel, lane_id,
+                          load_u64, n_warps, shared_array, store_i32, store_u64, syncthreads_or, syncwarp, thread_idx,
+                          u32, u64, warp_broadcast_i32, warp_id)
+from epmoe.device import int32
 from epmoe.layout import MAX_FINITE
 from epmoe_ref.errors import EPValueError
 
-from . import ahead, counters, reducers, returners, stamps
+from . import ahead, counters, reducers, returners, stamps, watchers
 from .call import CombineAsyncCall, CombineCall, CombineWaitCall
-from .dispatch import failed_before
 from .launch import LaunchConfig
 from .params import ParameterBlock
+from .status import has_failed
 from .transport import crosses_worlds
 
 CACHED = 128        # compiled kernels that are remembered, for each of the three
@@ -51,86 +53,126 @@ def parameter_block(cfg) -> ParameterBlock:
         ("status", 1), ("timeout_ns", 1), ("trace", 1))
 
 
-def _leave(cfg, block):
-    """Device function: every block, when it has seen all signals; the last one leaves the memory as the round found it.
+def _leaving(cfg, block, trace, next_come):
+    """Device function leave(params, words, flags): every block, when it has seen all signals.
 
-    It is the work of a block's last warp, which has less to reduce than the others.
+    The last block leaves the memory as the round found it. It is the work of a block's last warp, which has less to
+    reduce than the others.
     """
-    at, p_counters, p_count = counters.words(cfg), block.offset("ep_counters"), block.offset("recv_count_p")
+    at, p_count, mark = counters.words(cfg), block.offset("recv_count_p"), stamps.by_caller(block, trace)
     n_entries = cfg.n_local_experts * cfg.n_src_ranks
 
     @device_fn
-    def leave(params):
+    def has_all(flags):
+        """Waits until the warp has acquired all signals; whether they came."""
+        i, came = i32(lane_id()), u32(1)
+        wanted = u32(ballot(i < n_entries))
+        while wanted != u32(0) and came != u32(0):
+            came = u32(next_come(flags, i, wanted))
+            if (came >> u32(lane_id())) & u32(1) != u32(0):
+                i = i32(i + 32)
+            wanted = u32(ballot(i < n_entries))
+        return came != u32(0)
+
+    @device_fn
+    def leave(params, words, flags):
         if warp_id() == n_warps() - 1:
-            words, lane, last = u64(load_u64(params + u64(p_counters))), i32(lane_id()), i32(0)
-            if lane == 0:
-                # release: the block has read A and recv_count; acquire: all the others have
-                last = i32(atomic_add_acq_rel_gpu_i32(words + u64(at.d), i32(1)) == grid_dim() - 1)
-            last = i32(warp_broadcast_i32(last, 0))
-            syncwarp()                          # lane 0 acquired for all
-            if last != 0:
-                recv_count = u64(load_u64(params + u64(p_count)))
-                i = lane
-                while i < n_entries:
-                    # A peer signals these words again only after this rank's next dispatch has reached it.
-                    store_u64(recv_count + u64(8) * u64(i), u64(MAX_FINITE))
-                    store_i32(words + u64(at.a) + u64(8) * u64(i), i32(0))
-                    store_i32(words + u64(at.a) + u64(8) * u64(i) + u64(4), i32(0))
-                    i = i32(i + 32)
+            lane, recv_count = i32(lane_id()), u64(load_u64(params + u64(p_count)))
+            if has_all(flags):
+                last = i32(0)
                 if lane == 0:
-                    store_i32(words + u64(at.d), i32(0))
+                    # release: the block has read A and recv_count; acquire: all the others have
+                    last = i32(atomic_add_acq_rel_gpu_i32(words + u64(at.d), i32(1)) == grid_dim() - 1)
+                last = i32(warp_broadcast_i32(last, 0))
+                syncwarp()                      # lane 0 acquired for all
+                if last != 0:
+                    i = lane
+                    while i < n_entries:
+                        # A peer signals these words again only after this rank's next dispatch has reached it.
+                        store_u64(recv_count + u64(8) * u64(i), u64(MAX_FINITE))
+                        store_i32(words + u64(at.a) + u64(8) * u64(i), i32(0))
+                        store_i32(words + u64(at.a) + u64(8) * u64(i) + u64(4), i32(0))
+                        i = i32(i + 32)
+                    if lane == 0:
+                        store_i32(words + u64(at.d), i32(0))
+                if lane == 0:
+                    mark(params, stamps.LEFT)
 
     return leave
+
+
+@device_fn
+def _failed_before(status):
+    """Whether an earlier wait of this rank expired; only one thread of a block looks, and not one that has to load A."""
+    found = False
+    if thread_idx() == block_dim() - 1:
+        found = has_failed(status)
+    return found
 
 
 @lru_cache(CACHED)
 def _compile_async(cfg, threads, trace):
     block = parameter_block(cfg)
-    mark, failed, fetch = stamps.make(block, trace), failed_before(block), ahead.parameters(block)
+    mark, fetch = stamps.make(block, trace), ahead.parameters(block)
     return_rows = returners.make(cfg, block, mark)
 
     @kernel(max_threads=threads, shmem=crosses_worlds(cfg))
-    def combine_async(params, num_tokens, my_rank):
+    def combine_async(params, num_tokens, my_rank, words, status):
         mark(params, stamps.START)
         fetch(params)
-        return_rows(params, my_rank, failed(params))
+        return_rows(params, words, my_rank, _failed_before(status))
 
     return combine_async
 
 
+def _second_half(cfg, block, trace, mark, router_weights, weights_types, epilogue, epilogue_types):
+    """(n_flags, clear, finish): finish(params, num_tokens, my_rank, words, status, flags) is steps 3 to 5."""
+    n_flags, clear, watch, next_come = watchers.make(cfg, block)
+    leave = _leaving(cfg, block, trace, next_come)
+    reduce = reducers.make(cfg, block, mark, next_come, router_weights, weights_types, epilogue, epilogue_types)
+
+    @device_fn
+    def finish(params, num_tokens, my_rank, words, status, flags):
+        watch(params, status, flags)
+        leave(params, words, flags)
+        reduce(params, flags, num_tokens, my_rank)
+
+    return n_flags, clear, finish
+
+
 @lru_cache(CACHED)
-def _compile_wait(cfg, threads, trace, router_weights, weights_types, epilogue, epilogue_types):
+def _compile_wait(cfg, threads, trace, *functions):
     block = parameter_block(cfg)
-    mark, failed, fetch = stamps.make(block, trace), failed_before(block), ahead.parameters(block)
-    reduce = reducers.make(cfg, block, mark, _leave(cfg, block), router_weights, weights_types, epilogue,
-                           epilogue_types)
+    mark, fetch = stamps.make(block, trace), ahead.parameters(block)
+    n_flags, clear, finish = _second_half(cfg, block, trace, mark, *functions)
 
     @kernel(max_threads=threads)
-    def combine_wait(params, num_tokens, my_rank):
+    def combine_wait(params, num_tokens, my_rank, words, status):
+        flags = shared_array(n_flags, int32)
         mark(params, stamps.START)
         fetch(params)
-        reduce(params, num_tokens, my_rank, failed(params))
-        mark(params, stamps.LEFT)
+        clear(flags)
+        if not syncthreads_or(_failed_before(status)):
+            finish(params, num_tokens, my_rank, words, status, flags)
 
     return combine_wait
 
 
 @lru_cache(CACHED)
-def _compile_fused(cfg, threads, trace, router_weights, weights_types, epilogue, epilogue_types):
+def _compile_fused(cfg, threads, trace, *functions):
     block = parameter_block(cfg)
-    mark, failed, fetch = stamps.make(block, trace), failed_before(block), ahead.parameters(block)
+    mark, fetch = stamps.make(block, trace), ahead.parameters(block)
     return_rows = returners.make(cfg, block, mark)
-    reduce = reducers.make(cfg, block, mark, _leave(cfg, block), router_weights, weights_types, epilogue,
-                           epilogue_types)
+    n_flags, clear, finish = _second_half(cfg, block, trace, mark, *functions)
 
     @kernel(max_threads=threads, shmem=crosses_worlds(cfg))
-    def combine(params, num_tokens, my_rank):
+    def combine(params, num_tokens, my_rank, words, status):
+        flags = shared_array(n_flags, int32)
         mark(params, stamps.START)
         fetch(params)
-        if return_rows(params, my_rank, failed(params)):
-            return
-        reduce(params, num_tokens, my_rank, False)
-        mark(params, stamps.LEFT)
+        clear(flags)                        # there is a barrier in return_rows
+        if not return_rows(params, words, my_rank, _failed_before(status)):
+            finish(params, num_tokens, my_rank, words, status, flags)
 
     return combine
 

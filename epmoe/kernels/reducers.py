@@ -1,36 +1,34 @@
-"""The reducing blocks of combine_wait: per token the weighted sum of its rows, or the rows as they are."""
+"""The reducing of combine_wait: per token the weighted sum of its rows, or the rows as they are.
+
+A warp takes a run of columns of one token. It loads the rows' vectors into registers as the rows come, in whatever
+order, and adds them up when it has all of them: so little is left to do when the last row of the round is here.
+"""
 
 from epmoe import layout
-from epmoe.device import (block_dim, block_idx, device_fn, f32, grid_dim, i32, lane_id, load16, load_f32, load_u64,
-                          n_warps, prefetch, shfl_idx, store16, syncthreads_or, thread_idx, u32, u64, warp_id)
-from epmoe.layout import MAX_FINITE
+from epmoe.device import (ballot, block_idx, device_fn, f32, grid_dim, i32, lane_id, load16, load_f32, load_u64, n_warps,
+                          prefetch, shfl_idx, store16, u32, u64, warp_id)
 
 from . import elements, ids, shared_expert, stamps, user_functions
-from .spin import wait_for_signal
-from .status import COMBINE_WAIT
 
 VECTOR = 16         # bytes
+AT_ONCE = 8         # slots whose vectors a lane holds
 
 
-def make(cfg, block, mark, leave, router_weights, weights_types, epilogue, epilogue_types):
-    """Device function reduce(params, num_tokens, my_rank, failed) -> whether it had to give up; for all blocks.
+def make(cfg, block, mark, next_come, router_weights, weights_types, epilogue, epilogue_types):
+    """Device function reduce(params, flags, num_tokens, my_rank), for all warps of all blocks.
 
-    A block waits until all rows of the round are here; then one warp takes a run of columns of one token. failed:
-    whether this thread knows of an earlier wait that expired.
-
-    leave: a device function params, called by all threads when the block has seen every signal, and needs no counter.
+    Tokens whose rows do not come, because the round has failed, are left alone. next_come, flags: of watchers.py.
     router_weights: "array", a function (token, k, *args), or None for output [num_tokens, top_k, hidden].
     epilogue: a function (token, col, value, *args), or None.
     """
     numbers, id_words = elements.make(cfg.combine_dtype), ids.make(cfg)
     zeros, unpack, pack, accumulate, add = numbers.zeros, numbers.unpack, numbers.pack, numbers.accumulate, numbers.add
     load_id, clean_id, share = id_words.load, id_words.clean, shared_expert.share_of(cfg)
-    top_k, local, keeps_own, fused_share = cfg.top_k, cfg.n_local_experts, cfg.skip_a2a, cfg.fused_shared_expert
+    top_k, local, n_ranks = cfg.top_k, cfg.n_local_experts, cfg.n_src_ranks
+    keeps_own, fused_share = cfg.skip_a2a, cfg.fused_shared_expert
     bytes_a_row, numbers_a_vector = layout.combine_msg_bytes(cfg), numbers.n
     n_vectors = bytes_a_row // VECTOR
     n_runs = (n_vectors + 31) // 32                     # a run: one vector a lane
-    n_entries = cfg.n_local_experts * cfg.n_src_ranks
-    p_count, p_status, p_timeout = block.offset("recv_count_p"), block.offset("status"), block.offset("timeout_ns")
     p_recv, p_out, p_topk = block.offset("recv_buf_p"), block.offset("output_tokens"), block.offset("topk_ids")
     p_weights, p_rows = block.offset("router_weights"), block.offset("input_tokens")
     tail = 8 * block.n_words
@@ -61,40 +59,76 @@ def make(cfg, block, mark, leave, router_weights, weights_types, epilogue, epilo
         return value
 
     @device_fn
-    def load_slot(places, k, expert, at_vector):
-        """The vector of slot k; zeros, and no access to its stale bytes, where the slot has no expert."""
-        q = (u32(0), u32(0), u32(0), u32(0))
-        if k < top_k:
-            if shfl_idx(expert, i32(k & 31)) >= 0:
-                q = load16(places + u64(k) * u64(bytes_a_row) + at_vector)
-        return q
+    def entry_of(expert, my_rank):
+        """The word of recv_count by which a row of this expert is signalled."""
+        source = i32(expert // local)
+        if keeps_own:
+            source = i32(0)
+        return i32(expert % local * n_ranks + source)
 
     @device_fn
-    def add_slot(w, k, expert, q, sums):
-        # a slot without an expert adds nothing, whatever its weight
-        if k < top_k:
-            w_k = f32(shfl_idx(w, i32(k & 31)))
-            if shfl_idx(expert, i32(k & 31)) >= 0:
-                sums = accumulate(w_k, q, sums)
-        return sums
+    def await_rows(flags, entry, wanted):
+        """Waits for all rows of a token; whether they came."""
+        came = u32(0xFFFFFFFF)
+        while wanted != u32(0) and came != u32(0):
+            came = next_come(flags, entry, wanted)
+            wanted = u32(wanted & ~came)
+        return came != u32(0)
 
-    @device_fn
-    def add_four(places, k, at_vector, expert, w, sums):
-        a, b = load_slot(places, k, expert, at_vector), load_slot(places, i32(k + 1), expert, at_vector)  # all in flight
-        c, d = load_slot(places, i32(k + 2), expert, at_vector), load_slot(places, i32(k + 3), expert, at_vector)
-        sums = add_slot(w, i32(k + 1), expert, b, add_slot(w, k, expert, a, sums))
-        return add_slot(w, i32(k + 3), expert, d, add_slot(w, i32(k + 2), expert, c, sums))
+    def slot(k):
+        """Two device functions: the vector of slot k if it is among those that came, and its part of the sum."""
+        bit = 1 << k
 
-    @device_fn
-    def weighted_sum(params, token, vector, my_rank, expert, w):
-        """fma(w, x, sum) over k ascending from +0.0, for this lane's vector of columns."""
-        places = u64(load_u64(params + u64(p_recv))) + u64(token * top_k) * u64(bytes_a_row)
-        at_vector = u64(VECTOR) * u64(vector)
-        sums, k = zeros(), i32(0)
-        while k < top_k:
-            sums = add_four(places, k, at_vector, expert, w, sums)
-            k = i32(k + 4)
-        return pack(sums)
+        @device_fn
+        def take(came, q, place):
+            if k < top_k:
+                if (came & u32(bit)) != u32(0):
+                    q = load16(place + u64(k * bytes_a_row))
+            return q
+
+        @device_fn
+        def add_to(sums, has_row, w, q):
+            # a slot without an expert adds nothing, whatever its weight
+            if k < top_k:
+                w_k = f32(shfl_idx(w, i32(k)))
+                if (has_row & u32(bit)) != u32(0):
+                    sums = accumulate(w_k, q, sums)
+            return sums
+
+        return take, add_to
+
+    def sum_from(first):
+        """Device function (place, flags, entry, has_row, w, sums) -> (sums over the slots from `first` on, whether)."""
+        if first >= top_k:
+            @device_fn
+            def nothing(place, flags, entry, has_row, w, sums):
+                return sums, True
+
+            return nothing
+        behind, these = sum_from(first + AT_ONCE), ((1 << AT_ONCE) - 1) << first
+        (take0, add0), (take1, add1), (take2, add2), (take3, add3) = (slot(first + i) for i in range(4))
+        (take4, add4), (take5, add5), (take6, add6), (take7, add7) = (slot(first + i) for i in range(4, 8))
+
+        @device_fn
+        def add_up(place, flags, entry, has_row, w, sums):
+            none = (u32(0), u32(0), u32(0), u32(0))
+            q0, q1, q2, q3, q4, q5, q6, q7 = none, none, none, none, none, none, none, none
+            wanted, came = u32(has_row & u32(these)), u32(these)
+            while wanted != u32(0) and came != u32(0):
+                came = u32(next_come(flags, entry, wanted))
+                q0, q1, q2 = take0(came, q0, place), take1(came, q1, place), take2(came, q2, place)
+                q3, q4, q5 = take3(came, q3, place), take4(came, q4, place), take5(came, q5, place)
+                q6, q7 = take6(came, q6, place), take7(came, q7, place)
+                wanted = u32(wanted & ~came)
+            sums = add3(add2(add1(add0(sums, has_row, w, q0), has_row, w, q1), has_row, w, q2), has_row, w, q3)
+            sums = add7(add6(add5(add4(sums, has_row, w, q4), has_row, w, q5), has_row, w, q6), has_row, w, q7)
+            if came == u32(0):
+                return sums, False
+            return behind(place, flags, entry, has_row, w, sums)
+
+        return add_up
+
+    sum_slots = sum_from(0)
 
     @device_fn
     def add_shared_expert(params, token, vector, n_share, first, q):
@@ -106,76 +140,57 @@ def make(cfg, block, mark, leave, router_weights, weights_types, epilogue, epilo
         return pack(add(unpack(q), row))
 
     @device_fn
-    def reduce_weighted(params, num_tokens, my_rank):
-        lane, out = i32(lane_id()), u64(load_u64(params + u64(p_out)))
+    def reduce_weighted(params, flags, num_tokens, my_rank):
+        lane, out, recv = i32(lane_id()), u64(load_u64(params + u64(p_out))), u64(load_u64(params + u64(p_recv)))
         n_share, first = share(num_tokens, my_rank)
         words = epilogue_words(params)
-        unit = i32(warp_id() * grid_dim() + block_idx())
-        while unit < num_tokens * n_runs:
+        unit, goes_on = i32(warp_id() * grid_dim() + block_idx()), True
+        while goes_on and unit < num_tokens * n_runs:
             token, run = i32(unit // n_runs), i32(unit % n_runs)
             expert, w = expert_of(params, token, my_rank, lane), weight(params, token, lane)
             # lanes behind the last column do it again and store nothing: all stay together for the shuffles
             vector = i32(min(run * 32 + lane, n_vectors - 1))
-            q = weighted_sum(params, token, vector, my_rank, expert, w)
+            place = recv + u64(token * top_k) * u64(bytes_a_row) + u64(VECTOR) * u64(vector)
+            sums, goes_on = sum_slots(place, flags, entry_of(expert, my_rank), u32(ballot(expert >= 0)), w, zeros())
+            q = pack(sums)                              # fma(w, x, sum) over k ascending from +0.0
             if fused_share:
                 q = add_shared_expert(params, token, vector, n_share, first, q)
             if has_epilogue:
                 q = pack(apply_epilogue(token, i32(vector * numbers_a_vector), unpack(q), words))
-            if run * 32 + lane < n_vectors:
+            if goes_on and run * 32 + lane < n_vectors:
                 store16(out + u64(token) * u64(bytes_a_row) + u64(VECTOR) * u64(vector), q[0], q[1], q[2], q[3])
+            if unit < grid_dim():
+                mark(params, stamps.ARRIVED)            # thread 0: its first token
             unit = i32(unit + n_warps() * grid_dim())
 
     @device_fn
-    def keep_rows(params, num_tokens, my_rank):
+    def keep_rows(params, flags, num_tokens, my_rank):
         lane, out, recv = i32(lane_id()), u64(load_u64(params + u64(p_out))), u64(load_u64(params + u64(p_recv)))
-        unit = i32(warp_id() * grid_dim() + block_idx())
-        while unit < num_tokens * n_runs:
+        unit, goes_on = i32(warp_id() * grid_dim() + block_idx()), True
+        while goes_on and unit < num_tokens * n_runs:
             token, vector = i32(unit // n_runs), i32(unit % n_runs * 32 + lane)
-            expert, k = expert_of(params, token, my_rank, lane), i32(0)
-            while k < top_k:
-                has_row = shfl_idx(expert, k) >= 0
+            expert = expert_of(params, token, my_rank, lane)
+            has_row, k = u32(ballot(expert >= 0)), i32(0)
+            goes_on = await_rows(flags, entry_of(expert, my_rank), has_row)
+            if unit < grid_dim():
+                mark(params, stamps.ARRIVED)
+            while goes_on and k < top_k:
                 if vector < n_vectors:
-                    place = u64(token * top_k + k) * u64(bytes_a_row) + u64(VECTOR) * u64(vector)
+                    at_vector = u64(token * top_k + k) * u64(bytes_a_row) + u64(VECTOR) * u64(vector)
                     q = (u32(0), u32(0), u32(0), u32(0))
-                    if has_row:
-                        q = load16(recv + place)
-                    store16(out + place, q[0], q[1], q[2], q[3])
+                    if ((has_row >> u32(k)) & u32(1)) != u32(0):
+                        q = load16(recv + at_vector)
+                    store16(out + at_vector, q[0], q[1], q[2], q[3])
                 k = i32(k + 1)
             unit = i32(unit + n_warps() * grid_dim())
 
     reduce_tokens = keep_rows if router_weights is None else reduce_weighted
 
     @device_fn
-    def await_rows(params):
-        """Waits for every signal of the round; a thread takes some. Whether all came."""
-        status, timeout_ns = u64(load_u64(params + u64(p_status))), u64(load_u64(params + u64(p_timeout)))
-        recv_count = u64(load_u64(params + u64(p_count)))
-        ok, i = True, i32(thread_idx())
-        while ok and i < n_entries:
-            ok = wait_for_signal(recv_count + u64(8) * u64(i), status, timeout_ns, COMBINE_WAIT, i) != u64(MAX_FINITE)
-            i = i32(i + block_dim())
-        return ok
-
-    @device_fn
-    def fetch_ids(params, token, num_tokens):
-        """Asks for ids and weights of a warp's first token, while it waits for the rows."""
-        if token < num_tokens and lane_id() < top_k:
-            at = u64(4) * u64(token * top_k + lane_id())
-            prefetch(u64(load_u64(params + u64(p_topk))) + at)
-            if weights_are_array:
-                prefetch(u64(load_u64(params + u64(p_weights))) + at)
-
-    @device_fn
-    def reduce(params, num_tokens, my_rank, failed):
-        fetch_ids(params, i32((warp_id() * grid_dim() + block_idx()) // n_runs), num_tokens)
-        ok = not failed
-        ok = ok and await_rows(params)
-        if syncthreads_or(not ok):                      # every thread acquired for all
-            return True
-        mark(params, stamps.ARRIVED)
-        leave(params)                                   # no counter and no signal is looked at from here on
-        reduce_tokens(params, num_tokens, my_rank)
+    def reduce(params, flags, num_tokens, my_rank):
+        reduce_tokens(params, flags, num_tokens, my_rank)
+        if block_idx() >= num_tokens * n_runs:
+            mark(params, stamps.ARRIVED)                # thread 0 had no token to wait for
         mark(params, stamps.REDUCED)
-        return False
 
     return reduce

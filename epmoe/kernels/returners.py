@@ -1,123 +1,144 @@
-"""Combine's way back: rows of expert outputs to the places (token, k) of the ranks that their tokens came from."""
+"""Combine's way back: rows of expert outputs to the places (token, k) of the ranks that their tokens came from.
+
+A block takes rows that follow one another, so most entries of region A, (local expert, source rank), are one block's
+work: its warps count their pieces in shared memory, nobody waits until a piece has arrived before the next one goes,
+and the last warp signals for all. Only entries that reach over several blocks are counted in device memory.
+"""
 
 from epmoe import layout
-from epmoe.device import (atomic_add_acq_rel_gpu_i32, ballot, block_dim, block_idx, device_fn, ffs, grid_dim, i32,
-                          lane_id, load_i32, load_u64, n_warps, shared_array, store_i32, syncthreads,
-                          syncthreads_or, syncwarp, thread_idx, u32, u64, warp_id)
+from epmoe.device import (atomic_add_acq_rel_gpu_i32, ballot, block_dim, block_idx, device_fn, fence_acq_rel_cta, ffs,
+                          grid_dim, i32, lane_id, load16_nc, load_i32, load_u64, n_warps, shared_add_i32, shared_array,
+                          store16, store_i32, syncthreads, syncthreads_or, syncwarp, thread_idx, u32, u64, warp_id)
 from epmoe.device import int32
 from epmoe_ref.config import READY
 
 from . import counters, stamps, transport
-from .formats.row_copy import copy_part, most_parts
+from .formats.row_copy import LANES, copy_part, most_parts
 
 WINDOW = 2048       # entries of region A that a block looks at at a time, in shared memory
+VECTOR = 16         # bytes
 
 
 def make(cfg, block, mark):
-    """Device function return_rows(params, my_rank, failed) -> whether it had to give up; for all blocks.
+    """Device function return_rows(params, words, my_rank, failed) -> whether it had to give up; for all blocks.
 
-    Every pair (local expert, source rank) is signalled in every round, also where no row goes back: by the warp that
-    writes the last piece of its rows. failed: whether this thread knows of an earlier wait that expired.
+    Every pair (local expert, source rank) is signalled in every round, also where no row goes back. words: the address
+    of ep_counters. failed: whether this thread knows of an earlier wait that expired. Has a barrier before it sends.
     """
     at, to = counters.words(cfg), transport.make(cfg, block)
     recv_buf, crosses, is_far, put, complete, signal = (to.recv_buf, to.crosses, to.is_far, to.put, to.complete,
                                                         to.signal)
     bytes_a_row = layout.combine_msg_bytes(cfg)
-    copy, most = copy_part(bytes_a_row, read_only=True), most_parts(bytes_a_row)
-    ranks, top_k, tokens_per_rank, keeps_own = cfg.n_src_ranks, cfg.top_k, cfg.max_tokens_per_rank, cfg.skip_a2a
+    place_of, most = _placing(cfg), most_parts(bytes_a_row)
+    stage, carry = copy_part(bytes_a_row, read_only=True), _carry_part(cfg, place_of)
+    ranks, tokens_per_rank, keeps_own = cfg.n_src_ranks, cfg.max_tokens_per_rank, cfg.skip_a2a
     n_entries = cfg.n_local_experts * ranks
     window = min(WINDOW, n_entries)
-    p_rows, p_src_info, p_counters = block.offset("input_tokens"), block.offset("src_info"), block.offset("ep_counters")
-    p_send = block.offset("send_buf_p")
+    p_rows, p_src_info, p_send = block.offset("input_tokens"), block.offset("src_info"), block.offset("send_buf_p")
+
+    @device_fn
+    def rank_of(entry, my_rank):
+        rank = i32(entry % ranks)
+        if keeps_own:
+            rank = i32(my_rank)
+        return rank
 
     @device_fn
     def signal_entry(params, entry, my_rank, count):
-        rank, source = i32(entry % ranks), i32(my_rank)
+        source = i32(my_rank)
         if keeps_own:
-            rank, source = i32(my_rank), i32(0)
-        signal(params, rank, my_rank, i32(entry // ranks * ranks + source), count)
+            source = i32(0)
+        signal(params, rank_of(entry, my_rank), my_rank, i32(entry // ranks * ranks + source), count)
 
     @device_fn
-    def finish(params, entry, n_pieces, my_rank, count):
-        """One thread, when its warp has written one of the n_pieces of the entry's rows: the last one signals."""
-        finished = u64(load_u64(params + u64(p_counters))) + u64(at.finished) + u64(4) * u64(entry)
-        # release: the piece that this warp has written; acquire: all the others, if this is the last
-        if atomic_add_acq_rel_gpu_i32(finished, i32(1)) == n_pieces - 1:
-            store_i32(finished, i32(0))
-            signal_entry(params, entry, my_rank, count)
+    def finish(params, words, entry, n_here, n_parts, my_rank, count, done, i):
+        """One thread, when its warp has sent a piece of the entry's n_here rows in this block: the last one signals."""
+        fence_acq_rel_cta()                             # release: the piece that this warp has written
+        if shared_add_i32(done, i, i32(1)) == n_here * n_parts - 1:
+            fence_acq_rel_cta()                         # acquire: all the others of this block
+            is_last = n_here == count
+            if not is_last:
+                finished = words + u64(at.finished) + u64(4) * u64(entry)
+                # release: this block's rows; acquire: those of all the others, if this is the last block
+                if atomic_add_acq_rel_gpu_i32(finished, n_here) == count - n_here:
+                    store_i32(finished, i32(0))
+                    is_last = True
+            if is_last:
+                signal_entry(params, entry, my_rank, count)
 
     @device_fn
-    def return_piece(params, row, entry, at_row, part, n_parts, my_rank, lane):
-        src_info = u64(load_u64(params + u64(p_src_info))) + u64(8) * u64(row)
-        token, k = i32(load_i32(src_info)), i32(load_i32(src_info + u64(4)))
-        # what src_info says is another rank's memory: a wrong pair must not become a wild write there
-        if token >= 0 and token < tokens_per_rank and k >= 0 and k < top_k:
-            rank = i32(entry % ranks)
-            if keeps_own:
-                rank = i32(my_rank)
-            place = recv_buf(params, rank, my_rank) + u64(token * top_k + k) * u64(bytes_a_row)
-            src = u64(load_u64(params + u64(p_rows))) + u64(row) * u64(bytes_a_row)
-            is_near = True
-            if crosses:
-                is_near = not is_far(rank, my_rank)
-            if is_near:
-                copy(place, src, part, n_parts, lane)
-            elif part == 0:         # out of send_buf, where the entry has a row for each token
+    def entry_of(ends, here, row, lane):
+        """The first of the window's entries that ends behind the row; entries end in ascending order."""
+        step = i32((here + LANES - 1) // LANES)
+        base = i32((ffs(ballot(ends[min(here, i32((lane + 1) * step)) - 1] > row)) - 1) * step)
+        found = u32(ballot(ends[min(base + lane, here - 1)] > row))
+        while found == u32(0):
+            base = i32(base + LANES)
+            found = u32(ballot(ends[min(base + lane, here - 1)] > row))
+        return i32(base + ffs(found) - 1)
+
+    @device_fn
+    def send_piece(params, rows, src_infos, row, entry, at_row, part, n_parts, my_rank, lane):
+        rank, src = rank_of(entry, my_rank), rows + u64(row) * u64(bytes_a_row)
+        is_near = True
+        if crosses:
+            is_near = not is_far(rank, my_rank)
+        if is_near:
+            carry(recv_buf(params, rank, my_rank), src_infos + u64(8) * u64(row), src, part, n_parts, lane)
+        elif part == 0:         # out of send_buf, where the entry has a row for each token
+            src_info = src_infos + u64(8) * u64(row)
+            place = place_of(recv_buf(params, rank, my_rank), i32(load_i32(src_info)),
+                             i32(load_i32(src_info + u64(4))))
+            if place != u64(0):
                 staged = u64(load_u64(params + u64(p_send))) + u64(entry * tokens_per_rank + at_row) * u64(bytes_a_row)
-                copy(staged, src, 0, 1, lane)
+                stage(staged, src, 0, 1, lane)
                 syncwarp()          # the row by all lanes, before the network reads it
                 put(place, staged, bytes_a_row, rank)
                 complete()
 
     @device_fn
-    def return_window(params, first, here, n_parts, my_rank, ends, counts):
-        """The rows of the window's entries; a warp takes pieces of rows."""
-        lane, base, last = i32(lane_id()), i32(0), i32(ends[here - 1])
-        start = i32(ends[0] - counts[0])
-        unit = i32(warp_id() * grid_dim() + block_idx())
-        while unit < (last - start) * n_parts:
-            row = i32(start + unit // n_parts)
-            # the first entry that ends behind the row; entries end in ascending order
-            found = u32(0)
-            while found == u32(0):
-                end = i32(row)
-                if base + lane < here:
-                    end = i32(ends[base + lane])
-                found = u32(ballot(end > row))
-                if found == u32(0):
-                    base = i32(base + 32)
-            i = i32(base + ffs(found) - 1)
-            count = i32(counts[i])
-            at_row = i32(row - ends[i] + count)
-            if at_row >= 0:                 # else it is a padding row between two experts
-                return_piece(params, row, i32(first + i), at_row, i32(unit % n_parts), n_parts, my_rank, lane)
-                syncwarp()                  # the piece by all lanes, before lane 0 releases it
+    def return_window(params, words, rows, src_infos, first, here, my_rank, ends, counts, done):
+        """This block's share of the rows of the window's entries; a warp takes pieces of rows."""
+        start, n, lane = i32(ends[0] - counts[0]), i32(ends[here - 1] - ends[0] + counts[0]), i32(lane_id())
+        each, more = i32(n // grid_dim()), i32(n % grid_dim())
+        low = i32(start + block_idx() * each + min(block_idx(), more))
+        n_rows = i32(each + i32(block_idx() < more))
+        n_parts = i32(max(1, min(most, i32(n_warps() // max(1, n_rows)))))
+        unit = i32(warp_id())
+        while unit < n_rows * n_parts:
+            row = i32(low + unit // n_parts)
+            i = entry_of(ends, here, row, lane)
+            end, count = i32(ends[i]), i32(counts[i])
+            if row >= end - count:              # else it is a padding row between two experts
+                send_piece(params, rows, src_infos, row, i32(first + i), i32(row - end + count),
+                           i32(unit % n_parts), n_parts, my_rank, lane)
+                syncwarp()                      # the piece by all lanes, before lane 0 releases it
                 if lane == 0:
-                    finish(params, i32(first + i), i32(count * n_parts), my_rank, count)
-            unit = i32(unit + n_warps() * grid_dim())
+                    n_here = i32(min(end, i32(low + n_rows)) - max(i32(end - count), low))
+                    finish(params, words, i32(first + i), n_here, n_parts, my_rank, count, done, i)
+            unit = i32(unit + n_warps())
 
     @device_fn
-    def return_rows(params, my_rank, failed):
-        ends, counts = shared_array(window, int32), shared_array(window, int32)
-        words = u64(load_u64(params + u64(p_counters)))
-        n_rows = i32(load_i32(words + u64(at.a) + u64(8 * n_entries - 8)) - READY)      # padding rows among them
-        n_parts = i32(max(1, min(most, i32(n_warps() * grid_dim() // max(1, n_rows)))))
+    def return_rows(params, words, my_rank, failed):
+        ends, counts, done = shared_array(window, int32), shared_array(window, int32), shared_array(window, int32)
+        rows, src_infos = u64(load_u64(params + u64(p_rows))), u64(load_u64(params + u64(p_src_info)))
         first = i32(0)
         while first < n_entries:
             here, i = i32(min(window, n_entries - first)), i32(thread_idx())
             while i < here:
                 entry = words + u64(at.a) + u64(8) * u64(first + i)
-                ends[i], counts[i] = i32(load_i32(entry) - READY), i32(load_i32(entry + u64(4)))
+                ends[i], counts[i], done[i] = i32(load_i32(entry) - READY), i32(load_i32(entry + u64(4))), 0
                 i = i32(i + block_dim())
             if syncthreads_or(failed):      # the window is there
                 return True
+            mark(params, stamps.COUNTED)
             if block_idx() == grid_dim() - 1:
                 i = i32(thread_idx())
                 while i < here:
                     if counts[i] == 0:
                         signal_entry(params, i32(first + i), my_rank, i32(0))
                     i = i32(i + block_dim())
-            return_window(params, first, here, n_parts, my_rank, ends, counts)
+            return_window(params, words, rows, src_infos, first, here, my_rank, ends, counts, done)
             first = i32(first + window)
             if first < n_entries:
                 syncthreads()               # nobody reads the old window any more
@@ -125,3 +146,66 @@ def make(cfg, block, mark):
         return False
 
     return return_rows
+
+
+def _placing(cfg):
+    """Device function (recv_buf, token, k) -> the address of place [token, k]; 0 if there is no such place.
+
+    What src_info says is another rank's memory: a wrong pair must not become a wild write there.
+    """
+    bytes_a_row, top_k, tokens_per_rank = layout.combine_msg_bytes(cfg), cfg.top_k, cfg.max_tokens_per_rank
+
+    @device_fn
+    def place_of(recv_buf, token, k):
+        place = u64(0)
+        if token >= 0 and token < tokens_per_rank and k >= 0 and k < top_k:
+            place = recv_buf + u64(token * top_k + k) * u64(bytes_a_row)
+        return place
+
+    return place_of
+
+
+def _carry_part(cfg, place_of):
+    """Device function (recv_buf, src_info, src, part, n_parts, lane): a warp copies its part of a row to its place.
+
+    The first loads of the row are under way before src_info has said where the place is.
+    """
+    n_vectors = layout.combine_msg_bytes(cfg) // VECTOR
+    n_runs = most_parts(layout.combine_msg_bytes(cfg))
+
+    def batch(n):
+        """Device function (recv_buf, token, k, src, i, end) -> place; vector i and n - 1 more at distances of 32."""
+        if n == 0:
+            @device_fn
+            def nothing(recv_buf, token, k, src, i, end):
+                return place_of(recv_buf, token, k)
+
+            return nothing
+        others = batch(n - 1)
+
+        @device_fn
+        def move(recv_buf, token, k, src, i, end):
+            # Past the end the last vector is read again and not stored: no branch comes between the loads.
+            q = load16_nc(src + u64(VECTOR) * u64(min(i, i32(end - 1))))
+            place = others(recv_buf, token, k, src, i32(i + LANES), end)
+            if i < end and place != u64(0):
+                store16(place + u64(VECTOR) * u64(i), q[0], q[1], q[2], q[3])
+            return place
+
+        return move
+
+    eight, four = batch(8), batch(4)
+
+    @device_fn
+    def carry(recv_buf, src_info, src, part, n_parts, lane):
+        token, k = i32(load_i32(src_info)), i32(load_i32(src_info + u64(4)))
+        runs = i32((n_runs + n_parts - 1) // n_parts)
+        first = i32(part * runs * LANES)
+        end = i32(min(first + runs * LANES, n_vectors))
+        while first + 4 * LANES < end:
+            eight(recv_buf, token, k, src, i32(first + lane), end)
+            first = i32(first + 8 * LANES)
+        if first < end:
+            four(recv_buf, token, k, src, i32(first + lane), end)
+
+    return carry

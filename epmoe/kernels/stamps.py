@@ -17,12 +17,12 @@ MARKS = {
     "claimed": "dispatch: the block's messages have their places",
     "encoded": "dispatch: and their payloads are encoded",
     "announced": "dispatch: the peers are being told how many messages come",
-    "sent": "all messages (rows) of the block's first warp are written and released",
-    "counted": "dispatch: all peers have told how many messages come",
+    "sent": "all messages (rows) of the block's first warp are written (dispatch: and released)",
+    "counted": "dispatch: all peers have told how many messages come (combine: the block knows its rows)",
     "placed": "dispatch: the block knows every row's place",
-    "arrived": "the first warp has acquired a row of its own (combine: all rows have arrived)",
+    "arrived": "the first warp has acquired a row of its own (combine: all rows of its first token)",
     "copied": "dispatch: all rows of the block are copied",
-    "reduced": "combine: all tokens of the block are reduced",
+    "reduced": "combine: all tokens of the block's first warp are reduced",
     "left": "the block has counted itself out; the last one has put the counters back",
 }
 N_MARKS = len(MARKS)
@@ -44,19 +44,30 @@ class Stamps(NamedTuple):
 
 def make(block, trace):
     """Device function mark(params, which): thread 0 writes the time; nothing at all unless `trace`."""
-    p_trace = block.offset("trace")
+    write = by_caller(block, trace)
 
     @device_fn
     def mark(params, which):
         if thread_idx() == 0:
-            row = u64(load_u64(params + u64(p_trace))) + u64(8 * N_MARKS) * u64(block_idx())
-            store_u64(row + u64(8) * u64(which), u64(globaltimer()))
+            write(params, which)
+
+    return mark if trace else write
+
+
+def by_caller(block, trace):
+    """Likewise, and the time is written by whoever calls: one thread of the block."""
+    p_trace = block.offset("trace")
+
+    @device_fn
+    def write(params, which):
+        row = u64(load_u64(params + u64(p_trace))) + u64(8 * N_MARKS) * u64(block_idx())
+        store_u64(row + u64(8) * u64(which), u64(globaltimer()))
 
     @device_fn
     def nothing(params, which):
         return
 
-    return mark if trace else nothing
+    return write if trace else nothing
 
 
 class TraceBuffers:

@@ -11,17 +11,18 @@ SIGNALS = r"st\.release\.sys\.\S*u64"
 POLLS, WAITS = r"ld\.relaxed\.sys\.\S*u64", r"ld\.acquire\.sys\.\S*u64"
 COUNTED = r"atom\.acq_rel\.gpu\.\S*add"           # finished, and region D
 LOAD16, STORE16, INPUT16 = r"ld\.global\.v4", r"st\.global\S*\.v4", r"ld\.global\.nc\S*\.v4"
-SENDS, RECEIVES = [INPUT16, STORE16, COUNTED, SIGNALS], [POLLS, WAITS, LOAD16, STORE16, COUNTED]
+SENDS, RECEIVES = [INPUT16, STORE16, COUNTED, SIGNALS], [WAITS, LOAD16, STORE16, COUNTED]
+IN_BLOCK = [r"fence\.acq_rel\.cta", r"atom\.relaxed\.cta\.shared\.add"]      # combine: pieces sent, signals seen
 
 NEEDED = {
     "dispatch_async": SENDS,
-    "dispatch_wait": RECEIVES,
-    "dispatch": SENDS + RECEIVES,
-    "combine_async": SENDS,
-    "combine_wait": RECEIVES,
-    "combine": SENDS + RECEIVES,
-    "dispatch with options": [STORE16, COUNTED, SIGNALS, r"ld\.acquire\.gpu\.\S*[su]32", *RECEIVES],
-    "combine with options": SENDS + RECEIVES + [r"fma\.rn\.f32"],
+    "dispatch_wait": [POLLS, *RECEIVES],
+    "dispatch": SENDS + [POLLS, *RECEIVES],
+    "combine_async": SENDS + IN_BLOCK,
+    "combine_wait": RECEIVES + IN_BLOCK,
+    "combine": SENDS + RECEIVES + IN_BLOCK,
+    "dispatch with options": [STORE16, COUNTED, SIGNALS, r"ld\.acquire\.gpu\.\S*[su]32", POLLS, *RECEIVES],
+    "combine with options": SENDS + RECEIVES + IN_BLOCK + [r"fma\.rn\.f32"],
 }
 
 

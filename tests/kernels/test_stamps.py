@@ -11,7 +11,7 @@ CFG = EPConfig(n_ranks=2, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=4
 IDS = [np.array([[0, 2], [3, 1], [1, 2]])] * 2
 SENDER = ("start", "claimed", "sent", "left")
 RECEIVER = ("start", "counted", "placed", "copied", "left")
-RETURNER = ("start", "sent", "arrived", "reduced", "left")
+RETURNER = ("start", "counted", "sent", "arrived", "reduced")      # and "left", by another warp
 
 
 def round_of(ep):
@@ -31,8 +31,9 @@ def test_each_block_marks_its_steps_in_order():
         for block, row in enumerate(times):
             expected = RETURNER if kernel == "combine" else SENDER if block < 2 else RECEIVER
             at = {mark: int(t) for mark, t in zip(stamps.MARKS, row) if t}
-            assert set(expected) <= set(at) <= set(expected) | {"announced", "arrived"}
+            assert set(expected) <= set(at) <= set(expected) | {"announced", "arrived", "left"}
             assert [at[mark] for mark in expected] == sorted(at[mark] for mark in expected)
+            assert at["left"] > at["start"]
 
 
 def test_without_them_there_is_nothing_to_read():

@@ -89,7 +89,10 @@ def dynamic_shared():
 
 @word
 def shared_add_i32(array, i, v):
-    """Add to an element of a shared int32 array, relaxed, scope cta; returns the old value."""
+    """Add to an element of a shared int32 array, relaxed, scope cta; returns the old value.
+
+    To add 0 is to look, and looks are spins as those of strong loads are.
+    """
     NOW.fuel -= 1
     if NOW.fuel < 0:
         NOW.preempt()
@@ -102,6 +105,21 @@ def shared_add_i32(array, i, v):
         NOW.detector.strong(getcurrent().actor, array.span.low + 4 * i, 4, True, True, SCOPES["cta"], False, False,
                             "shared_add_i32", sys._getframe(1), array.span, old, new)
     array.view[i] = new
+    address = array.span.low + 4 * i
+    if new != old:
+        if address >> 4 in NOW.watchers:
+            NOW.written(address >> 4)
+    elif v == 0:
+        t = getcurrent()
+        time, polled = t.operations + NOW.mark - NOW.fuel, t.polled
+        if polled and time - t.poll_time > 1:
+            polled.clear()
+        t.poll_time = time
+        if polled.get(address) == old:
+            NOW.spin(t)
+            t.poll_time = t.operations
+        else:
+            polled[address] = old
     return old
 
 

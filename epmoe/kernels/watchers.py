@@ -1,0 +1,104 @@
+"""Combine's signals, watched by a few warps of each block for all its warps: they learn of each one as it comes.
+
+The words of recv_count are few and every block wants to see all of them; if all warps polled them, polls would queue up
+behind each other where the signals have to go. So the last warps of a block poll, one word a thread where there are
+enough of them, and raise a flag in shared memory for each word that they have acquired. The others look there.
+"""
+
+from typing import NamedTuple
+
+from epmoe.device import (ballot, block_dim, device_fn, fence_acq_rel_cta, ffs, globaltimer, i32, lane_id,
+                          ld_acquire_sys_u64, load_u64, n_warps, shared_add_i32, syncwarp, thread_idx, u32, u64,
+                          warp_id)
+from epmoe.layout import ANNOUNCED
+
+from .spin import POLLS_PER_LOOK, gives_up
+from .status import COMBINE_WAIT, FOR_RECV_COUNT, record_expired
+
+MAX_FLAGS = 1024        # in shared memory; where there are more words, a flag counts several of them
+SHARE = 4               # one warp of so many watches, at most
+
+
+class Watchers(NamedTuple):
+    """Device functions for the flags int32 [n_flags] of a block, of which the last one says that a watcher gave up.
+
+    clear(flags): by all threads, a barrier before anything else.
+    watch(params, status, flags): by all threads of a block; the watching warps return when they have seen their words,
+        or given up, the others at once.
+    next_come(flags, entry, wanted): by a warp, each lane with a word's index; `wanted` has a bit for each lane
+        that wants to know. Waits until some of these words have come and gives their bits, what peers wrote before
+        these signals acquired for the whole warp; 0 if the block's watchers gave up.
+    """
+
+    n_flags: int
+    clear: callable
+    watch: callable
+    next_come: callable
+
+
+def make(cfg, block):
+    """The watchers of one kernel."""
+    n_entries = cfg.n_local_experts * cfg.n_src_ranks
+    gave_up = min(MAX_FLAGS, n_entries)
+    p_count, p_timeout = block.offset("recv_count_p"), block.offset("timeout_ns")
+
+    @device_fn
+    def clear(flags):
+        i = i32(thread_idx())
+        while i <= gave_up:
+            flags[i] = 0
+            i = i32(i + block_dim())
+
+    @device_fn
+    def watch(params, status, flags):
+        n_watching = i32(max(1, min((n_entries + 31) // 32, n_warps() // SHARE)))
+        i = i32((warp_id() - n_warps() + n_watching) * 32 + lane_id())
+        if i >= 0:
+            recv_count, timeout_ns = u64(load_u64(params + u64(p_count))), u64(load_u64(params + u64(p_timeout)))
+            since, polls, watching = u64(globaltimer()), 0, i < n_entries
+            while watching:
+                polls += 1
+                if ld_acquire_sys_u64(recv_count + u64(8) * u64(i)) < u64(ANNOUNCED):
+                    # inside the loop: a lane whose word has come must not wait for the others before it says so
+                    fence_acq_rel_cta()                 # release: what this thread acquired, before the flag
+                    shared_add_i32(flags, i32(i % gave_up), i32(1))
+                    i = i32(i + n_watching * 32)
+                    watching = i < n_entries
+                elif polls % POLLS_PER_LOOK == 0 and gives_up(status, since, timeout_ns):
+                    record_expired(status, COMBINE_WAIT, FOR_RECV_COUNT, i, 0, -1)
+                    shared_add_i32(flags, gave_up, i32(1))
+                    watching = False
+
+    @device_fn
+    def is_up(flags, flag):
+        return shared_add_i32(flags, flag, i32(0)) == (n_entries - 1 - flag) // gave_up + 1
+
+    @device_fn
+    def wait_for(flags, flag):
+        """One thread waits until a flag is raised or a watcher has given up."""
+        polls, goes_on = 0, not is_up(flags, flag)
+        while goes_on:
+            polls += 1
+            goes_on = not is_up(flags, flag)
+            if goes_on and polls % POLLS_PER_LOOK == 0:
+                goes_on = shared_add_i32(flags, gave_up, i32(0)) == 0
+
+    @device_fn
+    def next_come(flags, entry, wanted):
+        flag, wants, up = i32(entry % gave_up), ((u32(wanted) >> u32(lane_id())) & u32(1)) != u32(0), False
+        if wants:
+            up = is_up(flags, flag)
+        come = u32(ballot(up))
+        if come == u32(0):                  # then wait for the first of them, and look what else has come by then
+            if lane_id() == ffs(wanted) - 1:
+                wait_for(flags, flag)
+            syncwarp()
+            if wants:
+                up = is_up(flags, flag)
+            come = u32(ballot(up))
+        if up:
+            fence_acq_rel_cta()             # acquire, from the watcher that raised the flag
+        syncwarp()                          # these lanes acquired for all
+        return come
+
+    return Watchers(gave_up + 1, clear, watch, next_come)
