@@ -113,7 +113,7 @@ def _hunt_with_progress(workers, chosen, args, console):
         task = progress.add_task("which world runs what", total=len(WORLDS))
         coverage = hunt.cover(workers, lambda: progress.advance(task))
         progress.update(task, description="mutants", completed=0, total=len(chosen))
-        for verdict in hunt.hunt_all(workers, chosen, coverage, args.seeds):
+        for verdict in hunt.hunt_all(workers, chosen, coverage, args.seeds, first=harmless_ones()):
             verdicts.append(verdict)
             progress.advance(task)
     return sorted(verdicts, key=lambda v: (v.mutant.token.file, v.mutant.token.start, v.mutant.key))

@@ -199,6 +199,7 @@ def _hunt(job):
     return hunt(*job)
 
 
-def hunt_all(workers, mutants, coverage, seeds=SEEDS):
-    """Verdicts in the order in which they come."""
-    return workers.imap_unordered(_hunt, [(m, coverage.worlds(m), seeds) for m in mutants])
+def hunt_all(workers, mutants, coverage, seeds=SEEDS, first=frozenset()):
+    """Verdicts in the order in which they come. first: keys of mutants that take longest, in all worlds."""
+    return workers.imap_unordered(_hunt, [(m, coverage.worlds(m), seeds) for m in
+                                          sorted(mutants, key=lambda m: m.key not in first)])

@@ -162,7 +162,7 @@ class RowsRun:
         self.local = LocalWorld(world.n_ranks, seed=seed, racecheck=racecheck, expire_waits=bool(world.absent),
                                 **simulation)
         self.machine = self.local.machine
-        self.flying, self.read_from = False, []
+        self.flying, self.read_from, self.lent = False, [], []
 
     def go(self):
         blocks, threads = self.world.shape
@@ -177,7 +177,7 @@ class RowsRun:
                 buffer.close(collective=False)
 
     def _go(self, buffer):
-        functions = [self._then_read(f) for f in on_device(self.world, buffer)]
+        functions = [self._then_read(f, buffer) for f in on_device(self.world, buffer)]
         results = CALLS[self.world.kind](self.world, _Inputs(self.world), functions, lambda: self._in_flight(buffer))
         if self.world.absent:
             return self._check_expired(buffer)
@@ -188,9 +188,11 @@ class RowsRun:
                 raise WrongResult(f"{self.world.name}: array {number} of the results differs from the reference")
         self._check_memory(buffer)
 
-    def _then_read(self, function):
+    def _then_read(self, function, buffer):
         """The function, and behind each call of it in flight a kernel of each rank that reads its results."""
         def call(*arguments):
+            if self.flying:
+                self._fill_heaps(buffer)
             results = function(*arguments)
             if self.flying:
                 made = results[0] if isinstance(results, tuple) else results      # beside them a handle, or None
@@ -199,6 +201,12 @@ class RowsRun:
                     self._read(rank, [column[rank] for column in columns if column[rank] is not None])
             return results
         return call
+
+    def _fill_heaps(self, buffer):
+        for rank in self.world.full_heap:
+            heap = buffer.ranks[rank].heap          # another one after a call that made the pool grow
+            while (loan := heap.lend({"smallest": ((1,), np.uint8)})) is not None:
+                self.lent.append(loan)
 
     def _read(self, rank, arrays):
         arrays = [a for a in map(to_numpy, arrays) if a.nbytes]

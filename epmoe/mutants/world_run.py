@@ -169,7 +169,7 @@ class WorldRun:
         counts = self.cfg.n_local_experts, self.cfg.n_src_ranks
         for name in ("dispatch_recv_count", "combine_recv_count"):
             self._expect(rank, name, self.regions[rank][name].array(np.uint64, counts), MAX_FINITE)
-        if not self.format.direct:
+        if not (self.world.few or self.format.direct):
             payload = last_payloads(self.world)[rank]
             shape = len(payload), layout.message(self.cfg).msg_bytes
             held = self.regions[rank]["dispatch_send_buf"].array(np.uint8, shape)

@@ -14,10 +14,11 @@ class World:
     """One world.
 
     tokens: for each round, the tokens of each rank. shape: blocks, threads. constants: of the kernel package, made
-    small ({"signaller.WINDOW": 3}). unreduced: combine without router weights. swiglu: its kernel runs too. bad_ids:
-    ids out of range and repeated ones in device memory. absent: ranks that never launch anything, so that the others'
-    waits must expire. stuck: before this half of the first round ("dispatch", "combine") a word of `finished` is
-    spoilt on rank 0, so that rank 1 waits for its signal in vain (expired.py).
+    small ({"signaller.WINDOW": 3}). few: tokens go the way of few_tokens.py, which leaves `reserved` and send_buf alone.
+    unreduced: combine without router weights. swiglu: its kernel runs too. bad_ids: ids out of range and repeated ones
+    in device memory. absent: ranks that never launch anything, so that the others' waits must expire. stuck: before
+    this half of the first round ("dispatch", "combine") a word of `finished` is spoilt on rank 0, so that rank 1 waits
+    for its signal in vain (expired.py).
     """
 
     name: str
@@ -26,6 +27,7 @@ class World:
     fused: bool = False
     shape: tuple = (3, 64)
     constants: dict = field(default_factory=dict)
+    few: bool = False
     unreduced: bool = False
     swiglu: bool = False
     bad_ids: bool = False
@@ -49,7 +51,7 @@ class RowsWorld:
 
     kind: "rows" (FusedDispatch, FusedCombine), "hybrid" (HybridEP). tokens: of each rank. limit: rows of a rank in
     HybridEP; pad: to which each expert's are rounded up; fp8: they travel as blockwise FP8. local: experts of a rank.
-    absent: as in World.
+    full_heap: ranks that have no memory left for results. absent: as in World.
     """
 
     name: str
@@ -64,6 +66,7 @@ class RowsWorld:
     local: int = 2
     p2p_world_size: int | None = None
     constants: dict = field(default_factory=dict)
+    full_heap: tuple = ()
     absent: tuple = ()
 
     @property
@@ -78,6 +81,7 @@ class RowsWorld:
 PLAIN = dict(n_ranks=2, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=5)
 THREE = dict(n_ranks=3, n_experts=9, top_k=3, hidden=8, max_tokens_per_rank=4)
 SHARED = dict(n_ranks=2, n_experts=6, top_k=2, hidden=64, max_tokens_per_rank=6, fused_shared_expert=True)
+PIECES = dict(n_ranks=2, n_experts=4, top_k=1, hidden=512, max_tokens_per_rank=3)
 WINDOWS = {"signaller.WINDOW": 3, "offsets.MAX_COUNTS": 5, "returners.WINDOW": 4, "senders.MAX_MESSAGES": 6}
 FAR = dict(n_ranks=2, n_experts=4, top_k=3, hidden=16, max_tokens_per_rank=5, p2p_world_size=1, use_shmem=True)
 FAR_AND_NEAR = FAR | dict(n_ranks=4, n_experts=8, p2p_world_size=2)
@@ -105,10 +109,23 @@ WORLDS = {w.name: w for w in (
                                  token_format="nvfp4", alignment=64), ((7, 5), (2, 7)), constants=WINDOWS),
     World("windows, fused", dict(n_ranks=2, n_experts=14, top_k=3, hidden=16, max_tokens_per_rank=7), ((7, 5), (2, 7)),
           fused=True, constants=WINDOWS),
+    World("announced when some are written", dict(n_ranks=2, n_experts=2, top_k=1, hidden=16, max_tokens_per_rank=9),
+          ((9, 8),), fused=True, shape=(8, 32),
+          constants={"signaller.WINDOW": 1, "senders.MAX_MESSAGES": 1, "few_tokens.MOST_TOKENS": 0}),
+    World("few tokens", PLAIN | dict(hidden=64), ROUNDS, fused=True, shape=(5, 64), few=True),
+    World("few tokens of fp8", PIECES | dict(token_format="fp8_blockwise", top_k=2), ((2, 3), (3, 1)), fused=True,
+          shape=(4, 128), few=True),
+    World("more experts than lanes", dict(n_ranks=2, n_experts=36, top_k=2, hidden=8, max_tokens_per_rank=3),
+          ((3, 2), (2, 3)), fused=True, shape=(3, 32)),
+    World("rows in pieces, split", PIECES, ((2, 3), (3, 1)), shape=(3, 128)),
+    World("rows in pieces, fused", PIECES | dict(token_format="fp8_blockwise", fused_shared_expert=True),
+          ((2, 3), (3, 1)), fused=True, shape=(4, 128)),
     World("tiles of rows", PLAIN | dict(hidden=8, max_tokens_per_rank=17), ((17, 12),), fused=True, shape=(4, 32)),
     World("bad ids", PLAIN, ((5, 5),), bad_ids=True),
     World("absent peer, split", PLAIN, ((5, 3), (5, 3)), absent=(1,)),
     World("absent peer, fused", PLAIN, ((5, 3), (5, 3)), fused=True, absent=(1,)),
+    World("absent peer, few tokens", PLAIN, ((5, 3), (5, 3)), fused=True, shape=(6, 32), few=True,
+          absent=(1,)),
     World("stuck sender", PLAIN, ((5, 3),), fused=True, stuck="dispatch"),
     World("stuck return", PLAIN, ((5, 3),), fused=True, stuck="combine"),
     World("p2p worlds, split", FAR | dict(hidden=520), ((5, 3), (2, 5)), shape=(3, 32)),
@@ -116,8 +133,10 @@ WORLDS = {w.name: w for w in (
     World("p2p worlds, nvfp4", FAR | dict(token_format="nvfp4", hidden=64), ((5, 3), (2, 5))),
     RowsWorld("rows", "rows"),
     RowsWorld("rows, more blocks than tokens", "rows", tokens=(2, 0), shape=(5, 32)),
+    RowsWorld("rows, more tokens than a block looks at", "rows", tokens=(7, 5), hidden=8, shape=(3, 32)),
     RowsWorld("rows of four ranks", "rows", tokens=(4, 0, 3, 2), top_k=6, shape=(2, 64)),
     RowsWorld("rows of five ranks", "rows", tokens=(2, 0, 1, 0, 1), top_k=9, hidden=8, shape=(2, 32)),
+    RowsWorld("rows, results through the staging area", "rows", full_heap=(1,)),
     RowsWorld("rows, absent peer", "rows", absent=(1,)),
     RowsWorld("hybrid", "hybrid", limit=20, pad=4),
     RowsWorld("hybrid, several sending blocks", "hybrid", tokens=(5, 4), limit=20, shape=(6, 32)),
@@ -125,5 +144,9 @@ WORLDS = {w.name: w for w in (
               p2p_world_size=2),
     RowsWorld("hybrid, many experts of a rank", "hybrid", tokens=(2, 1), top_k=9, local=5, limit=16, hidden=8,
               shape=(2, 32)),
+    RowsWorld("rows in parts", "rows", tokens=(3, 2), hidden=1536),
+    RowsWorld("hybrid, rows in parts", "hybrid", tokens=(3, 2), hidden=2112, limit=10),
+    RowsWorld("hybrid, more experts of a token than lanes", "hybrid", tokens=(1, 1), top_k=87, local=44, limit=90,
+              hidden=8, shape=(2, 32)),
     RowsWorld("hybrid fp8, too little room", "hybrid", hidden=128, limit=9, fp8=True, shape=(2, 64)),
 )}
