@@ -1,7 +1,7 @@
 """Megatron-Core's `fused_a2a`: its names, signatures and shapes, over a world of epmoe.
 
-`group` is a LocalWorld (every argument and result that differs per rank is a list over ranks) or an MPIWorld (this
-rank's own arrays). Arrays come in as NumPy, or from torch and CuPy without a copy; results are NumPy arrays in the
+`group` is a LocalWorld (every argument and result that differs per rank is a list over ranks), or an MPIWorld or a
+ShmemWorld of one p2p world (this rank's own arrays). Arrays come in as NumPy, or from torch and CuPy without a copy; results are NumPy arrays in the
 simulator, DeviceArray on a GPU. `ctx` is any object with attributes; Context is one. Numbers are those of
 `epmoe_ref.fused_a2a`, to the bit.
 

@@ -22,12 +22,18 @@ def _of(buffers, group):
     if buffer is not None and not buffer.closed:
         return buffer
     if not hasattr(group, "allocate") or not hasattr(group, "launching"):
-        raise EPValueError(f"group is a {type(group).__name__}; a world of epmoe is needed (LocalWorld, MPIWorld)")
+        raise EPValueError(f"group is a {type(group).__name__}; a world of epmoe is needed (LocalWorld, MPIWorld, "
+                           "ShmemWorld)")
     return None
 
 
 def _made(buffers, group):
     """A new Buffer for a group; it lives as long as the group does."""
+    size = group.p2p_world_size if not group.lists and getattr(group, "shmem", False) else group.n_ranks
+    if size < group.n_ranks:
+        raise EPValueError(f"group has p2p_world_size={size} and {group.n_ranks} ranks: fused_a2a writes the memory of "
+                           "all ranks directly, so they must be one p2p world; use an MPIWorld, or "
+                           f"ShmemWorld(p2p_world_size={group.n_ranks})")
     buffer = buffers[group] = Buffer(weakref.proxy(group))
     if group.lists:
         weakref.finalize(group, buffer.close, collective=False).atexit = False

@@ -1,4 +1,4 @@
-"""One rank of an MPIWorld: rounds of fused_a2a, forward and backward, each equal to the reference on this rank."""
+"""One rank of an MPIWorld or a ShmemWorld: rounds of fused_a2a, forward and backward, each equal to the reference on this rank."""
 
 import sys
 import time
@@ -7,9 +7,9 @@ import numpy as np
 from of_one_rank import hybrid_received, order_tells, receiving, returning, rows_received
 from rows_group import assert_same, host, routing, tokens
 
-from epmoe import fused_a2a
-from epmoe.worlds.mpi import MPIWorld
+from epmoe import MPIWorld, ShmemWorld, fused_a2a
 from epmoe_ref import fused_a2a as reference
+from epmoe_ref.errors import EPValueError
 
 TOP_K = 8
 FEW = 40        # tokens in rounds that need no more
@@ -92,9 +92,22 @@ def blockwise_fp8_round(world, rng, num_tokens, local, hidden=128):
     assert_same(got, [of_all[me] for of_all in want], "pairs of blockwise FP8")
 
 
-def main(most_tokens, hidden, local, rounds):
+def several_p2p_worlds_are_refused():
+    """What lies in another p2p world cannot be written."""
+    try:
+        fused_a2a.get_buffer(ShmemWorld(p2p_world_size=1), 0)
+    except EPValueError as error:
+        assert "p2p_world_size=1" in str(error)
+    else:
+        raise AssertionError("a Buffer between p2p worlds")
+
+
+def main(most_tokens, hidden, local, rounds, kind="MPIWorld"):
     """Every rank draws the same numbers, and looks at its own part of the results."""
-    world, rng, start = MPIWorld(), np.random.default_rng(1), time.perf_counter()
+    world = {"MPIWorld": MPIWorld, "ShmemWorld": ShmemWorld}[kind]()
+    rng, start = np.random.default_rng(1), time.perf_counter()
+    if kind == "ShmemWorld":
+        several_p2p_worlds_are_refused()
 
     def say(what):
         if world.rank == 0:
@@ -121,4 +134,4 @@ def main(most_tokens, hidden, local, rounds):
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main(*map(int, sys.argv[1:5]), *sys.argv[5:])

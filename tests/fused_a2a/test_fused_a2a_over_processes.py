@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -30,9 +31,9 @@ def equal_on(n_ranks, *arguments, limit):
     assert done.returncode == 0 and done.stdout.count(f"of {n_ranks}: equal") == n_ranks, done.stdout
 
 
-@pytest.mark.parametrize("n_ranks", [1, 3])
-def test_every_rank_has_the_references_results(n_ranks):
-    equal_on(n_ranks, 5, 32, 2, 2, limit=60)
+@pytest.mark.parametrize("n_ranks, world", [(1, "MPIWorld"), (3, "MPIWorld"), (2, "ShmemWorld")])
+def test_every_rank_has_the_references_results(n_ranks, world):
+    equal_on(n_ranks, 5, 32, 2, 2 if n_ranks > 2 else 1, world, limit=60)
 
 
 @pytest.mark.gpu
@@ -45,6 +46,18 @@ def test_every_rank_has_the_references_results_on_the_gpus(tokens, hidden, n_exp
     if tokens > 40 and gpu_count() < 2:
         pytest.skip("ranks on one GPU take turns: a large round needs a GPU for each of several ranks")
     equal_on(n_ranks, tokens, hidden, n_experts // n_ranks, rounds, limit=180)
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(200)
+@pytest.mark.skipif(find_spec("nvshmem") is None, reason="a ShmemWorld on GPUs needs nvshmem4py, which is not installed")
+def test_every_rank_has_the_references_results_in_nvshmems_memory():
+    from epmoe.worlds.ipc_memory import gpu_count
+
+    n_ranks = min(gpu_count(), 8)
+    if n_ranks < 2:
+        pytest.skip("NVSHMEM wants a GPU for each rank, and there is one")
+    equal_on(n_ranks, 40, 512, 4, 2, "ShmemWorld", limit=180)
 
 
 @law
