@@ -1,6 +1,7 @@
 """One rank of a world in which the last rank fails.
 
-Arguments: how (return, raise, kill), phase (start, dispatch, combine, leave), timeout [s].
+Arguments: how (return, raise, kill), phase (start, dispatch, combine, leave), timeout [s]; ranks of a p2p world, with
+SHMEM between the worlds (default: an MPIWorld).
 """
 
 import os
@@ -8,8 +9,8 @@ import signal
 import sys
 import time
 
-from epmoe import ExpertParallel, MPIWorld, PeerTimeout
-from rank_arrays import Batch, config, doubled
+from epmoe import ExpertParallel, PeerTimeout
+from rank_arrays import Batch, doubled, world_of
 
 
 def fail(how):
@@ -20,9 +21,9 @@ def fail(how):
     raise RuntimeError("raised on purpose")
 
 
-def main(how, phase, timeout):
-    world = MPIWorld()
-    cfg, rank = config(world.n_ranks), world.rank
+def main(how, phase, timeout, p2p_world_size=0):
+    world, cfg = world_of(int(p2p_world_size))
+    rank = world.rank
     batch, fails = Batch(cfg, 0), world.rank == world.n_ranks - 1
 
     def reach(here):
@@ -54,4 +55,4 @@ def main(how, phase, timeout):
         raise
 
 
-main(sys.argv[1], sys.argv[2], float(sys.argv[3]))
+main(sys.argv[1], sys.argv[2], float(sys.argv[3]), *sys.argv[4:])

@@ -3,13 +3,22 @@
 import epmoe_ref
 import ml_dtypes
 import numpy as np
-from epmoe import EPConfig
+from epmoe import EPConfig, MPIWorld, ShmemWorld
 
 HIDDEN, TOKENS, TOP_K, EXPERTS_PER_RANK = 32, 6, 2, 3
 
 
 def config(n_ranks, **options):
     return EPConfig(n_ranks, EXPERTS_PER_RANK * n_ranks, TOP_K, HIDDEN, TOKENS, **options)
+
+
+def world_of(p2p_world_size):
+    """(world, configuration) of this process: an MPIWorld, or for a size a ShmemWorld of such p2p worlds."""
+    if not p2p_world_size:
+        world = MPIWorld()
+        return world, config(world.n_ranks)
+    world = ShmemWorld(p2p_world_size=p2p_world_size)
+    return world, config(world.n_ranks, p2p_world_size=p2p_world_size, use_shmem=True)
 
 
 class Batch:

@@ -1,29 +1,27 @@
 """One rank of a world whose last rank oversleeps, in each phase in turn; after each, all reset and a round succeeds.
 
-Argument: timeout [s].
+Arguments: timeout [s], phases (dispatch,combine); ranks of a p2p world, with SHMEM between the worlds (default: an MPIWorld).
 """
 
 import sys
 import time
 
 import numpy as np
-from epmoe import EPStateError, ExpertParallel, MPIWorld, PeerTimeout
+from epmoe import EPStateError, ExpertParallel, PeerTimeout
 from epmoe.arrays import to_numpy
-from rank_arrays import Batch, config, doubled
-
-PHASES = ("dispatch_async", "dispatch_wait", "dispatch", "combine_async", "combine_wait", "combine")
+from rank_arrays import Batch, doubled, world_of
 
 
-def main(timeout):
-    world = MPIWorld()
-    cfg, rank = config(world.n_ranks), world.rank
+def main(timeout, phases, p2p_world_size=0):
+    world, cfg = world_of(int(p2p_world_size))
+    rank = world.rank
     batch, sleeps = Batch(cfg, 0), world.rank == world.n_ranks - 1
     out_want = batch.expected()[1][rank]
-    ep = ExpertParallel(cfg, world, timeout=60)
-    good_round(ep, batch, rank, out_want)
-    ep.close()
+    with ExpertParallel(cfg, world, timeout=60) as ep:      # everything is compiled before the time counts
+        split_or_fused_round(ep, batch, rank, "", fused=False, nap=0)
+        good_round(ep, batch, rank, out_want)
     with ExpertParallel(cfg, world, timeout=timeout) as ep:
-        for phase in PHASES:
+        for phase in phases.split(","):
             begin = time.monotonic()
             try:
                 split_or_fused_round(ep, batch, rank, phase if sleeps else "", fused=phase in ("dispatch", "combine"),
@@ -74,4 +72,4 @@ def good_round(ep, batch, rank, out_want):
     assert np.array_equal(to_numpy(out), out_want)
 
 
-main(float(sys.argv[1]))
+main(float(sys.argv[1]), *sys.argv[2:])

@@ -1,4 +1,7 @@
-"""A rank that fails, in every phase: nobody waits longer than timeout + 2 s, and the job does not end with status 0."""
+"""A rank that fails, in every phase: nobody waits longer than timeout + 2 s, and the job does not end with status 0.
+
+p2p_world_size: 0 for one p2p world of all ranks, 1 for one a rank, with SHMEM between them.
+"""
 
 import pytest
 from mpirun import mpirun
@@ -7,10 +10,15 @@ TIMEOUT, GRACE = 1.5, 2.0
 PHASES = {"start": "configuration", "dispatch": "dispatch_wait", "combine": "combine_wait", "leave": "leaving"}
 
 
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("how", ["return", "raise", "kill"])
-def test_the_job_ends_with_an_error(how, phase):
-    job = mpirun(2, "failing_program.py", how, phase, TIMEOUT)
+SLEEPING = ["dispatch_async", "dispatch_wait", "dispatch", "combine_async", "combine_wait", "combine"]
+CASES = [(how, phase, size) for how in ("return", "raise", "kill") for phase in PHASES for size in (0, 1)
+         if size == 0 or (how, phase) in (("return", "dispatch"), ("return", "combine"), ("raise", "combine"),
+                                          ("kill", "dispatch"))]
+
+
+@pytest.mark.parametrize("how, phase, p2p_world_size", CASES)
+def test_the_job_ends_with_an_error(how, phase, p2p_world_size):
+    job = mpirun(2, "failing_program.py", how, phase, TIMEOUT, p2p_world_size)
     assert job.status != 0 and "rank 1 fails" in job.output, job.output
     assert ("raised on purpose" in job.output) == (how == "raise"), job.output
     for waited in job.said(r"waited ([\d.]+):"):
@@ -22,10 +30,14 @@ def test_the_job_ends_with_an_error(how, phase):
         assert missing in said[0][1], job.output
 
 
-def test_a_rank_that_oversleeps_is_named_and_all_can_go_on_after_a_reset():
-    job = mpirun(3, "sleeping_program.py", TIMEOUT)
+@pytest.mark.parametrize("p2p_world_size, phases", [(0, SLEEPING), (1, ["dispatch_async", "combine"])])
+def test_a_rank_that_oversleeps_is_named_and_all_can_go_on_after_a_reset(p2p_world_size, phases):
+    job = mpirun(3, "sleeping_program.py", TIMEOUT, ",".join(phases), p2p_world_size)
     assert job.status == 0 and job.output.count("recovered every time") == 3, job.output
-    for phase in ("dispatch_async", "dispatch_wait", "dispatch", "combine_async", "combine"):
+    for phase in phases:
+        if phase == "combine_wait":     # waits for others and is waited for by nobody
+            assert len(job.said(rf"rank \d finished, sleeping before {phase}")) == 3, job.output
+            continue
         waits = "dispatch_wait" if phase in ("dispatch_async", "dispatch") else "combine_wait"
         for rank in (0, 1):
             said = job.said(rf"rank {rank} waited ([\d.]+), sleeping before {phase}: rank {rank}, (\w+): "
@@ -34,5 +46,3 @@ def test_a_rank_that_oversleeps_is_named_and_all_can_go_on_after_a_reset():
             waited, where, experts = said[0]
             assert where == waits and experts == ", ".join(str(3 * rank + e) for e in range(3)), job.output
             assert TIMEOUT <= float(waited) < TIMEOUT + GRACE, job.output
-    # combine_wait waits for others and is waited for by nobody
-    assert len(job.said(r"rank \d finished, sleeping before combine_wait")) == 3, job.output

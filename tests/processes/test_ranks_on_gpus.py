@@ -1,10 +1,13 @@
 """One rank a process on GPUs, as many as there are (one GPU: two ranks share it): results, timeouts, recovery."""
 
+from importlib.util import find_spec
+
 import pytest
 from mpirun import mpirun
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
 TIMEOUT, GRACE = 3.0, 2.0
+PHASES = ("dispatch_async", "dispatch_wait", "dispatch", "combine_async", "combine_wait", "combine")
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +29,11 @@ def test_verify_runs_on_the_gpus(n_ranks, option):
     assert job.status == 0 and "PASS" in job.output and "multiprocessors" in job.output, job.output
 
 
-def test_a_rank_that_oversleeps_is_named_and_all_can_go_on_after_a_reset(n_ranks):
-    job = mpirun(n_ranks, "sleeping_program.py", TIMEOUT, limit=300)
+@pytest.mark.parametrize("p2p_world_size", [0, 1])
+def test_a_rank_that_oversleeps_is_named_and_all_can_go_on_after_a_reset(n_ranks, p2p_world_size):
+    job = mpirun(n_ranks, "sleeping_program.py", TIMEOUT, ",".join(PHASES), p2p_world_size, limit=300)
+    if not can_run(job, p2p_world_size):
+        return
     assert job.status == 0 and job.output.count("recovered every time") == n_ranks, job.output
     for rank in range(n_ranks - 1):
         said = job.said(rf"rank {rank} waited ([\d.]+), sleeping before \w+: rank {rank}, \w+: no signal from "
@@ -35,11 +41,22 @@ def test_a_rank_that_oversleeps_is_named_and_all_can_go_on_after_a_reset(n_ranks
         assert len(said) == 5 and all(TIMEOUT <= float(s) < TIMEOUT + GRACE for s in said), job.output
 
 
+@pytest.mark.parametrize("p2p_world_size", [0, 1])
 @pytest.mark.parametrize("how", ["return", "raise", "kill"])
-def test_the_job_ends_with_an_error(n_ranks, how):
-    job = mpirun(n_ranks, "failing_program.py", how, "combine", TIMEOUT, limit=300)
+def test_the_job_ends_with_an_error(n_ranks, how, p2p_world_size):
+    job = mpirun(n_ranks, "failing_program.py", how, "combine", TIMEOUT, p2p_world_size, limit=300)
+    if not can_run(job, p2p_world_size):
+        return
     assert job.status != 0 and f"rank {n_ranks - 1} fails" in job.output, job.output
     assert all(float(waited) < TIMEOUT + GRACE for waited in job.said(r"waited ([\d.]+):")), job.output
+
+
+def can_run(job, p2p_world_size):
+    """Whether the job could begin: between p2p worlds it needs NVSHMEM, or says so."""
+    if not p2p_world_size or find_spec("nvshmem"):
+        return True
+    assert job.status != 0 and "epmoe[shmem]" in job.output, job.output
+    return False
 
 
 def test_ranks_must_agree_on_the_configuration(n_ranks):
