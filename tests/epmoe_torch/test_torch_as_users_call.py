@@ -152,6 +152,18 @@ def test_numbers_may_be_tensors(group, draw):
     assert out.shape == x.shape
 
 
+def test_pairs_of_blockwise_fp8_travel_and_carry_no_gradient(group, draw):
+    ids, _ = chosen(draw)
+    values = whole(draw, TOKENS, 256).to(torch.float8_e4m3fn)
+    scales, probs = torch.rand(TOKENS, 2, generator=draw).to(DEVICE), whole(draw, TOKENS, TOP_K, dtype=FP32)
+    rows, _, row_probs, _, handle = fused_dispatch((values, scales), ids, probs, EXPERTS, group)
+    assert torch.equal(rows[0].view(torch.uint8), values.view(torch.uint8)) and torch.equal(rows[1], scales)
+    out, _ = fused_combine((rows[0].float() * rows[1].repeat_interleave(128, dim=1)).to(BF16), group, handle)
+    assert torch.equal(row_probs, probs) and out.shape == (TOKENS, 256)
+    with pytest.raises(ValueError, match="x as a pair gives FP8 rows.*detached"):
+        fused_dispatch((values, scales), ids, probs.requires_grad_(), EXPERTS, group)
+
+
 def test_a_token_without_experts_gives_zeros_and_gets_zeros(group, draw):
     for function, x, goes, probs in cases(draw):
         goes[:] = False if goes.dtype == torch.bool else -1
