@@ -29,7 +29,9 @@ def _of(buffers, group):
 
 def _made(buffers, group):
     """A new Buffer for a group; it lives as long as the group does."""
-    size = group.p2p_world_size if not group.lists and getattr(group, "shmem", False) else group.n_ranks
+    size = group.n_ranks
+    if getattr(group, "shmem", False) and not group.lists:
+        size = getattr(group, "p2p_world_size", size)
     if size < group.n_ranks:
         raise EPValueError(f"group has p2p_world_size={size} and {group.n_ranks} ranks: fused_a2a writes the memory of "
                            "all ranks directly, so they must be one p2p world; use an MPIWorld, or "
