@@ -44,6 +44,38 @@ def test_laws_of_training(law):
     getattr(of_training, law)()
 
 
+def test_real_gradients_are_adjoint_within_their_rounding():
+    """Rows are copies; a gradient is a sum, or a sum of sums, and each is rounded to bfloat16."""
+    draw, group, n_tokens = torch.Generator(device=DEVICE).manual_seed(1), group_of(2), (300, 200)
+
+    def normal(shape):
+        return torch.randn(shape, generator=draw, device=DEVICE).bfloat16()
+
+    def total(one, other):
+        return sum((a.double() * b.double()).sum() for a, b in zip(one, other))
+
+    ids = [torch.rand(n, 8, generator=draw, device=DEVICE).topk(4).indices for n in n_tokens]
+    maps = [torch.zeros(n, 8, dtype=torch.bool, device=DEVICE).scatter(1, i, True) for n, i in zip(n_tokens, ids)]
+    probs = [torch.ones(n, 4, device=DEVICE) for n in n_tokens]
+    for roundings, dispatch, combine in (
+            (1, lambda x: fused_dispatch(x, ids, probs, 8, group),
+             lambda rows, handle: fused_combine(rows, group, handle)[0]),
+            (2, lambda x: hybrid_ep_dispatch(x, maps, None, group, 4), hybrid_ep_combine)):
+        x = [normal((n, 512)).requires_grad_() for n in n_tokens]
+        rows, *_, handle = dispatch(x)
+        given = [normal(r.shape) for r in rows]
+        torch.autograd.backward(rows, given)
+        with torch.no_grad():
+            sizes = combine([g.abs() for g in given], handle)      # each rounding is this much times 2**-8, at most
+            room = 1.02 * roundings * 2**-8 * total([t.abs() for t in x], sizes)
+            assert abs(total(rows, given) - total(x, [t.grad for t in x])) <= room
+        leaves = [g.clone().requires_grad_() for g in given]
+        out = combine(leaves, handle)
+        torch.autograd.backward(out, [t.detach() for t in x])
+        with torch.no_grad():
+            assert abs(total(out, x) - total(given, [t.grad for t in leaves])) <= room
+
+
 @pytest.mark.parametrize("streams", ["the caller's is another", "the world's is another", "both are"])
 def test_a_call_comes_after_its_producer_and_before_its_consumer(streams):
     """The current stream is busy for long before x is written; what reads a result is put on it at once."""
