@@ -45,11 +45,14 @@ def test_laws_of_training(law):
 
 
 def test_real_gradients_are_adjoint_within_their_rounding():
-    """Rows are copies; a gradient is a sum, or a sum of sums, and each is rounded to bfloat16."""
-    draw, group, n_tokens = torch.Generator(device=DEVICE).manual_seed(1), group_of(2), (300, 200)
+    """Rows are copies; a gradient is a sum, or a sum of sums, and each is rounded to bfloat16.
 
-    def normal(shape):
-        return torch.randn(shape, generator=draw, device=DEVICE).bfloat16()
+    Numbers are positive, and rows so few that one that is missing is more than all rounding.
+    """
+    draw, group, n_tokens = torch.Generator(device=DEVICE).manual_seed(1), group_of(2), (30, 20)
+
+    def positive(shape):
+        return torch.randn(shape, generator=draw, device=DEVICE).bfloat16().abs()
 
     def total(one, other):
         return sum((a.double() * b.double()).sum() for a, b in zip(one, other))
@@ -61,13 +64,12 @@ def test_real_gradients_are_adjoint_within_their_rounding():
             (1, lambda x: fused_dispatch(x, ids, probs, 8, group),
              lambda rows, handle: fused_combine(rows, group, handle)[0]),
             (2, lambda x: hybrid_ep_dispatch(x, maps, None, group, 4), hybrid_ep_combine)):
-        x = [normal((n, 512)).requires_grad_() for n in n_tokens]
+        x = [positive((n, 512)).requires_grad_() for n in n_tokens]
         rows, *_, handle = dispatch(x)
-        given = [normal(r.shape) for r in rows]
+        given = [positive(r.shape) for r in rows]
         torch.autograd.backward(rows, given)
         with torch.no_grad():
-            sizes = combine([g.abs() for g in given], handle)      # each rounding is this much times 2**-8, at most
-            room = 1.02 * roundings * 2**-8 * total([t.abs() for t in x], sizes)
+            room = roundings * 2**-8 * total(rows, given)
             assert abs(total(rows, given) - total(x, [t.grad for t in x])) <= room
         leaves = [g.clone().requires_grad_() for g in given]
         out = combine(leaves, handle)
