@@ -133,6 +133,12 @@ assert TOP_K / ranks_visited(2) > 3.9 and TOP_K / ranks_visited(64) < 1.1
 # - There is more to keep in mind: which row goes to which experts must travel
 #   with the row, and be remembered for the way back.
 #
+# On the way there nothing is added up, so pairs can save these bytes for
+# nothing: the fused dispatch writes the payload into the token's message to
+# one of its experts on a rank, and the messages to the others there only say
+# in which message it lies. (A message of lesson 2 has the room for it.) On the
+# way back every expert has a row of its own.
+#
 # How much is one rounding? A token with 8 rows, two on each of 4 ranks:
 
 import ml_dtypes
@@ -150,9 +156,10 @@ assert 0.05 < differ < 0.9
 # ## What was measured
 #
 # Times in microseconds of the slowest GPU, and how many times the floor of
-# what these kernels send. "pairs" are the kernels of lessons 2 to 5;
-# "grouped rows" send a token once to a rank and end, like pairs, with rows
-# grouped by expert; NCCL is an all-to-all with permutation, in torch.
+# what these kernels send. "plain" are the pairs of lessons 2 to 5 with a
+# payload in every message, "shared" are pairs that send it once to a rank;
+# "grouped rows" end, like pairs, with rows grouped by expert; NCCL is an
+# all-to-all with permutation, in torch.
 
 
 def times_and_floor(kernels, phase, tokens):
@@ -162,12 +169,12 @@ def times_and_floor(kernels, phase, tokens):
     return f"{row['us']:8.1f} ({row['us'] / row['floor_us']:5.1f})"
 
 
-OURS = ("pairs fused", "expert-major")
+OURS = ("pairs plain", "pairs fused", "expert-major")
 if found:
     gpu = found.device.partition(",")[0]
     print(f"{found.n_ranks} x {gpu}, {found.date[:10]}")
-    print(f"{'tokens':>6} {'':9}{'pairs':>8} (x fl.) {'gr. rows':>9} (x fl.)"
-          f" {'NCCL':>8}")
+    print(f"{'tokens':>6} {'':9}{'plain':>8} (x fl.) {'shared':>9} (x fl.)"
+          f" {'gr. rows':>8} (x fl.) {'NCCL':>8}")
     for tokens in found.tokens("pairs fused", "dispatch"):
         for phase in ("dispatch", "combine"):
             nccl = found.row("nccl all-to-all", phase, tokens)
@@ -179,19 +186,21 @@ if found:
 # their floor, and then only fewer bytes help.
 
 
-def compared(phase, tokens):
-    pairs, rows = (found.row(k, phase, tokens) for k in OURS)
-    if pairs and rows:
-        print(f"{phase} of {tokens}: grouped rows send "
-              f"{rows['bytes'] / pairs['bytes']:.2f} of the bytes in "
-              f"{rows['us'] / pairs['us']:.2f} of the time")
+def compared(phase, tokens, kernels, name):
+    pairs = found.row("pairs plain", phase, tokens)
+    other = found.row(kernels, phase, tokens)
+    if pairs and other:
+        print(f"{phase} of {tokens}: {name} send "
+              f"{other['bytes'] / pairs['bytes']:.2f} of the bytes in "
+              f"{other['us'] / pairs['us']:.2f} of the time")
         assert pairs["us"] < 2 * pairs["floor_us"]
 
 
 if found:
     most = max(found.tokens("pairs fused", "dispatch"))
-    for phase in ("dispatch", "combine"):
-        compared(phase, most)
+    compared("dispatch", most, "pairs fused", "shared payloads")
+    compared("dispatch", most, "expert-major", "grouped rows")
+    compared("combine", most, "expert-major", "grouped rows")
 
 # The second: for small batches the floor says nothing.
 
