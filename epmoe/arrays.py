@@ -82,6 +82,13 @@ class DeviceArray:
         return DeviceArray(self.address, shape, self.dtype, owner=self._owner, read=self._read, ordinal=self.ordinal,
                            strides=strides)
 
+    def lent_again(self, owner, read):
+        """The same array of the same memory, which `owner` keeps now."""
+        again = object.__new__(DeviceArray)
+        again.__dict__.update(self.__dict__)
+        again._owner, again._read = owner, read
+        return again
+
     def numpy(self):
         """The values as a NumPy array (a copy); waits for the GPU."""
         strides = self._byte_strides

@@ -105,6 +105,10 @@ class Loan:
         return DeviceArray(self.buffer.address + field.offset, shape, field.dtype, owner=self, read=self._read,
                            ordinal=self._pool.machine.ordinal)
 
+    def again(self, array):
+        """A DeviceArray that an earlier loan of this buffer made, as this loan would make it."""
+        return array.lent_again(self, self._read)
+
     def _read(self, address, nbytes):
         return self.buffer.read(np.uint8, (nbytes,), offset=address - self.buffer.address)
 

@@ -54,9 +54,9 @@ class Placing:
         return buffer.address
 
     def keep(self, names, owners):
-        """Keep device arrays of the caller alive, as place() does; names: (rank, name) each."""
-        for name, owner in zip(names, owners):
-            self._placed[name] = None, owner
+        """Keep two device arrays of the caller alive, as place() does; names: (rank, name) each."""
+        (first, second), placed = names, self._placed
+        placed[first], placed[second] = (None, owners[0]), (None, owners[1])
 
     def _adopted(self, rank, name, host):
         self._hold(rank, name, None, None)

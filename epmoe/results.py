@@ -31,6 +31,11 @@ class Results:
         return self.loan.array(name, n) if name in self.loan.fields else None
 
     @property
+    def given(self):
+        """Whether some results go into arrays of the caller."""
+        return bool(self._given)
+
+    @property
     def copies(self):
         """Whether host arrays of the caller wait for `finish`."""
         return any(given.host is not None for given in self._given.values())

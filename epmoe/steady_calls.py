@@ -119,10 +119,10 @@ class SteadyCalls:
         known = self._remembered(self._combines, (key, loan and loan.buffer.address))
         if known is None:
             return None
-        launches, is_lent = known
+        launches, is_lent, result = known
         self._start("combine", launches, loan)
         self._engine.placing.keep(self._outputs, (router_weights, None if is_lent else expert_outputs))
-        return out if loan is None else loan.array("output_tokens", sent[0].tokens.n)
+        return out if loan is None else loan.again(result)
 
     def remember_combine(self, sent, reduction, expert_outputs, d, router_weights, epilogue, arguments, out):
         """The general way has launched this call."""
@@ -131,10 +131,13 @@ class SteadyCalls:
         key = _combine_key(sent[0], expert_outputs, d, router_weights, epilogue, out)
         lent = sent[0].loan.holds_address
         # With fewer rows than capacity the verdict follows from the round's row count as well.
-        if key is UNSEEN or key[0][1][0] != self._capacity or not (lent(key[1]) and lent(key[2])):
+        if key is UNSEEN or key[0][1][0] != self._capacity or not all(map(lent, key[1])):
             return
-        to = None if out is not None else reduction[0].results.loan.buffer.address
-        self._remember(self._combines, (key, to), (self._launches, lent(key[0][0])))
+        to = result = None
+        if out is None:
+            loan = reduction[0].results.loan
+            to, result = loan.buffer.address, loan.array("output_tokens", sent[0].tokens.n).lent_again(None, None)
+        self._remember(self._combines, (key, to), (self._launches, lent(key[0][0]), result))
 
     @contextlib.contextmanager
     def watching(self):
@@ -188,15 +191,23 @@ def _combine_key(sent, expert_outputs, d, router_weights, epilogue, out):
         to = look(out)
         if to is UNSEEN:
             return UNSEEN
-    y, src_info, topk_ids = look(expert_outputs), _address(d, "src_info"), _address(d, "topk_ids")
-    if y is UNSEEN or src_info is UNSEEN or topk_ids is UNSEEN:
+    y, where = look(expert_outputs), _places(sent, d.__dict__)
+    if y is UNSEEN or where is UNSEEN:
         return UNSEEN
-    return y, src_info, topk_ids, sent.tokens.n, weights, epilogue, to
+    return y, where, sent.tokens.n, weights, epilogue, to
 
 
-def _address(d, name):
-    """Where an array of a Dispatched lies; one that nobody has looked at so far is not made for that."""
-    array = vars(d).get(name)
-    if array is None:
-        return d.round.results.address(name)
-    return array.address if type(array) is DeviceArray and array.strides is None else UNSEEN
+def _places(sent, made):
+    """Where src_info and topk_ids of a Dispatched lie: the address of its loan if where they always do, else both."""
+    loan, arrays = sent.loan, [made.get(name) for name in ("src_info", "topk_ids")]
+    if arrays[0] is None and arrays[1] is None and not sent.results.given:
+        return (loan.buffer.address,)       # arrays that nobody has looked at so far are not made for this
+    places = ()
+    for name, array in zip(("src_info", "topk_ids"), arrays):
+        if array is None:
+            array = sent.array(name)
+        if type(array) is not DeviceArray or array.strides is not None:
+            return UNSEEN
+        places += (array.address,)
+    usual = loan.address("src_info"), loan.address("topk_ids")
+    return (loan.buffer.address,) if places == usual else places
