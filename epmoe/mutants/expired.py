@@ -12,6 +12,7 @@ from epmoe.kernels import status
 from epmoe.mutants.errors import Leftover, WrongResult
 from epmoe.mutants.world_inputs import inputs
 
+STUCK_EXPERT = 1    # of rank 0
 NEVER = -1000       # a number of finished pieces that adding cannot bring to any count in these worlds
 WAITED = {          # (absent?, stuck in, rank) -> phase and wait that expire
     ("absent", 0): (status.DISPATCH_WAIT, status.FOR_RECV_COUNT),
@@ -30,9 +31,10 @@ def spoil_word(params, num_tokens, my_rank):
 
 
 def spoil(run):
-    """Queue the spoiling of rank 0's finished[local expert 1, rank 1]."""
+    """Queue the spoiling of rank 0's finished[local expert STUCK_EXPERT, rank 1]."""
     region = next(c for c in layout.counter_regions(run.cfg) if c.name == "finished")
-    word = np.array([run.at(0, "ep_counters") + region.offset + 4 * (run.cfg.n_src_ranks + 1)], np.uint64)
+    entry = STUCK_EXPERT * run.cfg.n_src_ranks + 1
+    word = np.array([run.at(0, "ep_counters") + region.offset + 4 * entry], np.uint64)
     run.machine.launch(spoil_word, 1, 32, (run.put("address to spoil", 0, word), 0, 0), stream=run.streams[0])
 
 
@@ -47,7 +49,7 @@ def check(run, rounds):
         for number, results in enumerate(rounds, 1):
             groups, combined = results[rank]
             if wanted[0]:
-                _untouched(f"round {number}, rank {rank}: combined", combined)
+                _no_row_missing(run, rank, f"round {number}, rank {rank}: combined", combined)
             if world.absent:
                 _untouched(f"round {number}, rank {rank}: output_tokens", groups["output_tokens"])
                 _untouched(f"round {number}, rank {rank}: row_offsets[1:]", groups["row_offsets"], first=1)
@@ -59,6 +61,16 @@ def check(run, rounds):
                 _untouched(f"rank {rank}: rows of local expert 1 from rank 0", groups["output_tokens"], first, end)
         if world.absent and not world.few:
             _claims_of_one_round(run, rank)
+
+
+def _no_row_missing(run, rank, what, combined):
+    """Nothing was written; or, if it is combine that waits, only tokens all of whose rows came."""
+    if WAITED[run.world.stuck or "absent", rank][0] != status.COMBINE_WAIT:
+        return _untouched(what, combined)
+    for token, ids in enumerate(inputs(run.world)[0][2][rank]):
+        missing = ids == STUCK_EXPERT if run.world.stuck == "combine" else ids >= run.cfg.n_local_experts   # of rank 1
+        if missing.any():
+            _untouched(f"{what}[{token}]", combined, token, token + 1)
 
 
 def _untouched(what, array, first=0, end=None):

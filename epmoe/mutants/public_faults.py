@@ -38,22 +38,19 @@ LAST_SIGNAL = """\
             word = u64(load_u64(params + u64(block.offset("recv_count_ptrs")) + u64(8) * u64(owner)))
             st_relaxed_sys_u64(word + u64(8) * u64(index_of(expert, my_rank)), u64(count))
 """
-WAIT = """\
-        ok = ok and await_rows(params)
+WATCH = """\
+        watch(params, status, flags)
 """
-WAIT_FOR_FLAG = """\
-        words = u64(load_u64(params + u64(block.offset("ep_counters"))))
-        flags = words + u64(counters.words(cfg).combine_ready)
+WAIT_FOR_FLAG = WATCH + """\
+        ready = words + u64(counters.words(cfg).combine_ready)
         if block_idx() == 0:
-            ok = ok and await_rows(params)
-            if syncthreads_or(not ok):
-                return True
+            syncthreads()
             i = i32(thread_idx())
             while i < grid_dim() - 1:
-                st_release_gpu_i32(flags + u64(4) * u64(i), i32(READY))
+                st_release_gpu_i32(ready + u64(4) * u64(i), i32(READY))
                 i = i32(i + block_dim())
         elif thread_idx() == 0:
-            flag = flags + u64(4) * u64(block_idx() - 1)
+            flag = ready + u64(4) * u64(block_idx() - 1)
             while ld_acquire_gpu_i32(flag) != READY:
                 pass
             store_i32(flag, i32(0))
@@ -77,15 +74,15 @@ FAULTS = (
     Fault("completion counters over region B",
           "Combine counts the rows that went back in words that overlap region B, which dispatch_wait leaves behind "
           "with its prefix sums. The count starts wrong, beyond the number at which a signal is sent, and it never is.",
-          (("returners.py", "load_u64(params + u64(p_counters))) + u64(at.finished) +",
-            "load_u64(params + u64(p_counters))) + u64(at.b) +"),),
+          (("returners.py", "words + u64(at.finished) + u64(4) * u64(entry)",
+            "words + u64(at.b) + u64(4) * u64(entry)"),),
           WORLDS["split"]),
     Fault("waiting region smaller than the grid",
           "combine_wait has a ready flag for each of 2 n_experts reducing blocks, and the launch does not keep its "
           "grid within them: with 2 experts, 6 reducing blocks use 6 words of a region of 4.",
-          (("reducers.py", WAIT, WAIT_FOR_FLAG),
-           ("reducers.py", "from . import elements,", "from epmoe_ref.config import READY\n"
-            "from . import counters, elements,")),
+          (("combine.py", WATCH, WAIT_FOR_FLAG),
+           ("combine.py", "from epmoe_ref.errors import EPValueError\n",
+            "from epmoe_ref.config import READY; from epmoe_ref.errors import EPValueError\n")),
           SMALL_REGION),
     Fault("peer-written rows through the invariant load path",
           "dispatch_wait reads recv_buf by ld.global.nc, which is for what nobody writes while the kernel runs. Peers "

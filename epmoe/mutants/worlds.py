@@ -127,7 +127,7 @@ WORLDS = {w.name: w for w in (
     World("absent peer, few tokens", PLAIN, ((5, 3), (5, 3)), fused=True, shape=(6, 32), few=True,
           absent=(1,)),
     World("stuck sender", PLAIN, ((5, 3),), fused=True, stuck="dispatch"),
-    World("stuck return", PLAIN, ((5, 3),), fused=True, stuck="combine"),
+    World("stuck return", PLAIN, ((5, 3),), fused=True, shape=(12, 32), stuck="combine"),   # a row a block
     World("p2p worlds, split", FAR | dict(hidden=520), ((5, 3), (2, 5)), shape=(3, 32)),
     World("p2p worlds, fused", FAR_AND_NEAR, ((5, 3, 0, 2), (2, 5, 4, 1)), fused=True, shape=(3, 32)),
     World("p2p worlds, nvfp4", FAR | dict(token_format="nvfp4", hidden=64), ((5, 3), (2, 5))),
