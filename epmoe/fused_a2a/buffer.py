@@ -245,6 +245,7 @@ class Buffer:
         if collective and self.failure is None:
             self.world.barrier("leaving", self.timeout)
         self.launches.close()
+        self.steady.give_back()
         self.placing.close()
         for r in self.ranks:
             r.words.free()

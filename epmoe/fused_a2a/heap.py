@@ -17,7 +17,7 @@ class _Piece:
 
     def __init__(self, machine, fields, take_back, start=0):
         self.machine, self.fields, self.take_back, self.start = machine, fields, take_back, start
-        self.arrays = {}            # (address of the buffer, name) -> what an array of it holds, but for its Loan
+        self.arrays = {}            # (address of the buffer, names) -> what arrays of it hold, but for their Loan
 
 
 def place_of(loan):
@@ -25,17 +25,21 @@ def place_of(loan):
     return loan.buffer.address + loan._pool.start
 
 
-def array_of(loan, name):
-    """loan.array(name) in less time, where the same memory had such an array before."""
+def arrays_in(loan, names):
+    """[loan.array(name)] in less time, where the same memory had such arrays before. names: a tuple."""
     if device.SIM:
-        return loan.array(name)
-    arrays, key = loan._pool.arrays, (loan.buffer.address, name)
+        return [loan.array(name) for name in names]
+    arrays, key = loan._pool.arrays, (loan.buffer.address, names)
     known = arrays.get(key)
     if known is None:
-        known = arrays[key] = {k: v for k, v in vars(loan.array(name)).items() if k not in ("_owner", "_read")}
-    array = _new_array(DeviceArray)
-    array.__dict__ = {**known, "_owner": loan, "_read": loan._read}
-    return array
+        known = arrays[key] = [{**vars(loan.array(name)), "_owner": None, "_read": None} for name in names]
+    made, read = [], loan._read
+    for holds in known:
+        array = _new_array(DeviceArray)
+        array.__dict__ = own = holds.copy()
+        own["_owner"], own["_read"] = loan, read
+        made.append(array)
+    return made
 
 
 _new_array = DeviceArray.__new__
@@ -81,7 +85,10 @@ class Heap:
     def take(self, nbytes):
         """Where so many free bytes begin, which are free no more; None if there are none together."""
         while self._returned:
-            self._put_back(*self._returned.popleft())
+            start, end = self._returned.popleft()
+            if end - start == nbytes:           # what such a result just had
+                return start
+            self._put_back(start, end)
         for i, (start, end) in enumerate(self._free):
             if end - start >= nbytes:
                 self._free[i:i + 1] = [(start + nbytes, end)] if end - start > nbytes else []
@@ -145,9 +152,10 @@ class Arena:
 
     def take(self, name, fields, size):
         """A buffer of a size class."""
-        waiting = self._free.setdefault(size, [])
+        waiting = self._free.get(size)
         if waiting:
             return heappop(waiting)[1]          # the lowest address: equal calls in turn get equal memory
+        self._free.setdefault(size, [])
         regions = [(f"{name}.{field}", f.offset, f.shape, f.dtype, ()) for field, f in fields.items()]
         self.allocated_bytes += size
         return self.machine.alloc(size, name, self.rank, regions=regions)

@@ -13,7 +13,7 @@ from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.arguments import BF16, E4M3, FP8_GROUP, FP16, FP32
 from epmoe.fused_a2a.buffer import align
 from epmoe.fused_a2a.handles import HybridHandle, counts_offset, handle_of, info_words
-from epmoe.fused_a2a.heap import array_of
+from epmoe.fused_a2a.heap import arrays_in
 from epmoe.fused_a2a.rows import letting_go, told_by
 from epmoe.kernels.rows import combine_kernel, dispatch_kernel, expand_kernel, resend_kernel, windows
 from epmoe.kernels.rows.senders import expert_masks, fp8_format
@@ -99,17 +99,17 @@ def dispatch_forward(buffer, x, routing_map, probs, num_local_experts, *, num_pe
         num_rows, capacity = call.num_rows, call.capacity
 
         def handle_with(loans):
-            overflow = [array_of(loan, "overflow") for loan in loans]
+            overflow = [arrays_in(loan, ("overflow",))[0] for loan in loans]
             return HybridHandle(local, num_tokens, num_rows, capacity, pad, a_world,
                                 overflow if world.lists else overflow[0], loans)
 
         def result(out, per_expert):
-            return (array_of(out, "x"), array_of(out, "probs") if has_probs else None,
-                    array_of(out, "scales") if fp8_dispatch else None, per_expert)
+            x, row_probs, row_scales = arrays_in(out, ("x", "probs", "scales"))
+            return x, row_probs if has_probs else None, row_scales if fp8_dispatch else None, per_expert
 
         def results_in(scratch, rows, loan, out):
             loan.expert_row = rows
-            return [result(out, array_of(loan, "tokens_per_expert"))], handle_with([loan])
+            return [result(out, *arrays_in(loan, ("tokens_per_expert",)))], handle_with([loan])
 
         if limit is not None:
             remember(*call.lent(), results_in)
@@ -260,7 +260,7 @@ def cached_dispatch(buffer, name, x, handle, num_sms=None):
                 out=outputs[i].address("x"))
             calls.append((r.rank, values, handle.num_tokens[i], handle.num_tokens[i] + rows))
         buffer.launch_all(resend_kernel(shape), calls, num_sms)
-        remember([r.arena.memory("hybrid result", shapes)], outputs, lambda loan: [array_of(loan, "x")])
+        remember([r.arena.memory("hybrid result", shapes)], outputs, lambda loan: arrays_in(loan, ("x",)))
     return [loan.array("x") for loan in outputs]
 
 
@@ -300,9 +300,11 @@ def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
             calls.append((r.rank, values, n, n + handle.num_rows[i]))
         buffer.launch_all(combine_kernel(shape), calls, num_sms)
 
+        names = ("x", "probs") if has_probs else ("x",)
+
         def arrays(*loans):
-            return ([array_of(loan, "x") for loan in loans],
-                    [array_of(loan, "probs") for loan in loans] if has_probs else None)
+            made = [arrays_in(loan, names) for loan in loans]
+            return [x for x, *_ in made], [probs for _, probs in made] if has_probs else None
 
         remember([r.arena.memory("combine result", shapes)], results, arrays)
         return arrays(*results)

@@ -9,6 +9,8 @@ from epmoe.kernels.stamps import TraceBuffers
 from epmoe.kernels.written_blocks import WrittenBlocks
 
 BLOCKS_A_CALL = 3       # parameter blocks of one call of a rank, at most
+FEW_TOKENS = 128        # of a rank, that have smaller blocks: what all warps do before they have work takes less time
+FEW_THREADS = 256
 
 
 class Launches:
@@ -22,9 +24,12 @@ class Launches:
         self.traces = {}            # by kernel: stamps, if the LaunchConfig asks for them
         self._written = WrittenBlocks()
 
-    def shape(self, n_local_experts, row_bytes, **more):
-        """The RowsShape of a kernel of these launches."""
-        return RowsShape(self.world.n_ranks, n_local_experts, self.threads, row_bytes, trace=self.launch.trace, **more)
+    def shape(self, n_local_experts, row_bytes, num_tokens=None, **more):
+        """The RowsShape of a kernel of these launches. num_tokens: of this process's ranks, where few make a difference."""
+        threads = self.threads
+        if num_tokens is not None and max(num_tokens) <= FEW_TOKENS and self.launch.num_threads is None:
+            threads = min(threads, FEW_THREADS)
+        return RowsShape(self.world.n_ranks, n_local_experts, threads, row_bytes, trace=self.launch.trace, **more)
 
     def grid(self, num_sms, n_rows):
         """Blocks of a launch for which the caller grants num_sms (None: as many as there are); at least two.
@@ -41,7 +46,7 @@ class Launches:
             values["trace"] = self.traces.setdefault(kernel.name, TraceBuffers()).address(
                 self.machine, rank, self.most_blocks)
         block = self._block(rank, values)
-        self.machine.launch(kernel, grid, self.threads, (block.address, num_tokens, rank), stream=stream)
+        self.machine.launch(kernel, grid, kernel.max_threads, (block.address, num_tokens, rank), stream=stream)
 
     def _block(self, rank, values):
         key = (rank, *((name, tuple(v) if isinstance(v, list) else v) for name, v in values.items()))

@@ -9,7 +9,7 @@ from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.arguments import FP32
 from epmoe.fused_a2a.buffer import align
 from epmoe.fused_a2a.handles import RowsHandle, counts_offset, handle_of, info_words
-from epmoe.fused_a2a.heap import array_of
+from epmoe.fused_a2a.heap import arrays_in
 from epmoe.kernels.rows import combine_kernel, dispatch_kernel, move_kernel, records, resend_kernel, windows
 from epmoe.lending import arrange
 
@@ -109,11 +109,10 @@ def dispatch_forward(buffer, x, token_indices, token_probs, num_experts, num_sms
     if buffer.knows_all_ranks or on_device:
         # without a look at the device, a batch larger than any before is taken to be that large on all ranks
         buffer.want_tokens(max(num_tokens))
+        buffer.want_pool(0, arrange(arrays_of(world.n_ranks * buffer.max_tokens))[1])
     wide = all(a.dtype.itemsize == 8 for a in ids)
-    shape = buffer.launches.shape(local, hidden * dtype.itemsize, top_k=top_k, id_bytes=8 if wide else 4,
+    shape = buffer.launches.shape(local, hidden * dtype.itemsize, num_tokens, top_k=top_k, id_bytes=8 if wide else 4,
                                   scale_words=n_scales, has_probs=True, has_meta=True)
-    room = arrange(arrays_of(world.n_ranks * buffer.max_tokens))[1] if buffer.max_tokens else 0
-    buffer.want_pool(0, room, window_bytes=windows.bytes_for(shape))
     with letting_go(buffer), buffer.steady.watching(key) as remember:
         values, loans = [], []
         for i, r in enumerate(buffer.ranks):
@@ -130,16 +129,15 @@ def dispatch_forward(buffer, x, token_indices, token_probs, num_experts, num_sms
                 info=at("info"), counts=at("info") + counts_offset(world.n_ranks), row_of=at("row_of"),
                 tokens_per_expert=at("tokens_per_expert")))
         told, targets = _send_first(buffer, shape, values, loans, num_tokens, arrays_of, num_sms, on_device)
-        ranks, capacity = list(world.ranks), world.n_ranks * buffer.max_tokens
+        ranks, capacity, names = list(world.ranks), world.n_ranks * buffer.max_tokens, tuple(arrays_of(0))
 
         def handle_with(loans, counts=None):
             return RowsHandle(ranks, local * world.n_ranks, top_k, num_tokens, counts, loans, capacity)
 
         def results_in(of_handle, result):
-            x, per_expert = array_of(result, "x"), array_of(of_handle, "tokens_per_expert")
-            if n_scales:
-                x = x, array_of(result, "scales")
-            return [(x, array_of(result, "ids"), array_of(result, "probs"), per_expert)], handle_with([of_handle])
+            x, ids, probs, *scales = arrays_in(result, names)
+            per_expert, = arrays_in(of_handle, ("tokens_per_expert",))
+            return [((x, *scales) if scales else x, ids, probs, per_expert)], handle_with([of_handle])
 
         handle = handle_with(loans, told and told.counts)
         if on_device:
@@ -239,8 +237,8 @@ def cached_dispatch(buffer, name, x, handle, num_sms=None):
         return result_arrays(rows, hidden, dtype)
 
     # Counts are known to all ranks, so all grow together; in the staging area there is then room on every rank.
-    shape = buffer.launches.shape(1, hidden * dtype.itemsize, top_k=1)
-    buffer.want_pool(0, arrange(arrays_of(handle.most_rows))[1], window_bytes=windows.bytes_for(shape))
+    shape = buffer.launches.shape(1, hidden * dtype.itemsize, handle.num_tokens, top_k=1)
+    buffer.want_pool(0, arrange(arrays_of(handle.most_rows))[1])
     with letting_go(buffer), buffer.steady.watching(key) as remember:
         targets = [_Target(buffer, r, arrays_of, handle.most_rows) for r in buffer.ranks]
         values = [dict(x=buffer.placing.place(r.rank, name, a)) | _handle_values(buffer, loan)
@@ -249,7 +247,7 @@ def cached_dispatch(buffer, name, x, handle, num_sms=None):
         memory, n = buffer.ranks[-1].heap.memory(arrays_of(handle.most_rows)), handle.num_rows[-1]
         is_all = n == handle.most_rows
         remember([memory], [targets[-1].loan],
-                 lambda result: [array_of(result, "x") if is_all else result.array("x", n)])
+                 lambda result: arrays_in(result, ("x",)) if is_all else [result.array("x", n)])
         return [x for x, in _settle(buffer, targets, handle)]
 
 
@@ -269,7 +267,7 @@ def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
     buffer.expect_open()
     row_bytes = hidden * dtype.itemsize
     probs_at = align(handle.most_returned * row_bytes)
-    shape = buffer.launches.shape(1, row_bytes, top_k=handle.top_k, has_probs=has_probs,
+    shape = buffer.launches.shape(1, row_bytes, handle.num_tokens, top_k=handle.top_k, has_probs=has_probs,
                                   dtype=arguments.NAMES[dtype])
     buffer.want_pool(probs_at + 4 * handle.top_k * handle.most_returned * has_probs, flag_rows=handle.most_returned,
                      window_bytes=windows.bytes_for(shape))
@@ -285,9 +283,11 @@ def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
             calls.append((r.rank, buffer.values(r) | values | _handle_values(buffer, loan), n, n + handle.num_rows[i]))
         buffer.launch_all(combine_kernel(shape), calls, num_sms)
 
+        names = ("x", "probs") if has_probs else ("x",)
+
         def arrays(*loans):
-            return ([array_of(loan, "x") for loan in loans],
-                    [array_of(loan, "probs") for loan in loans] if has_probs else None)
+            made = [arrays_in(loan, names) for loan in loans]
+            return [x for x, *_ in made], [probs for _, probs in made] if has_probs else None
 
         remember([r.arena.memory("combine result", shapes)], results, arrays)
         return arrays(*results)

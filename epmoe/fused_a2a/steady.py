@@ -8,29 +8,58 @@ that are captured into a CUDA graph.
 """
 
 from contextlib import contextmanager
+from sys import getrefcount
 
 from epmoe import device
+from epmoe.arrays import DeviceArray
 from epmoe.fused_a2a.heap import is_captured, place_of
 from epmoe.steady_calls import UNSEEN, look
 
 MAX_REMEMBERED = 1024
+AT_ONCE = 2             # results of one call that are kept
+PAIRS, NOTHING = (tuple, list), (None,)
 
 
 class _Known:
-    """One call: the memory that it lends, how its results are made of that, its launches by where the memory is."""
+    """One call: what was seen of its arrays, the memory that it lends, how results are made of that, launches by it."""
 
-    def __init__(self, memory, results):
-        self.memory, self.results, self.launches = memory, results, {}
+    def __init__(self, seen, memory, results):
+        self.seen, self.memory, self.results, self.launches = seen, memory, results, {}
+
+
+class _Last:
+    """One of the last calls: its launches and results, which nobody else looks at where `counts` are as at first."""
+
+    __slots__ = ("known", "launches", "results", "loans", "objects", "counts")
+
+    def __init__(self, known, launches, results, loans):
+        self.known, self.launches, self.results, self.loans = known, launches, results, loans
+        self.objects = [*_objects(results), *loans]
+
+
+def _objects(results):
+    """All objects of a call's results through which somebody could keep or see their memory."""
+    if isinstance(results, (list, tuple)):
+        yield results
+        for one in results:
+            yield from _objects(one)
+    elif results is not None:
+        yield results
+        holds = getattr(results, "__dict__", {}).values()       # a handle's
+        yield from (held for held in holds if isinstance(held, DeviceArray))
 
 
 class SteadyCalls:
-    """The remembered calls of one Buffer."""
+    """The remembered calls of one Buffer.
+
+    Of each kind the last results are kept, two of them where both are in use at once; a call like theirs has them
+    again, the very same objects, when nobody else holds any of them. Any other call gives them all back first.
+    """
 
     def __init__(self, buffer):
         self.applies = not device.SIM and not buffer.world.lists
         self._buffer, self._machine = buffer, buffer.machine
-        self._names = [(rank, name) for rank in buffer.world.ranks for name in ("x", "ids or map", "probs")]
-        self._known, self._state = {}, None
+        self._known, self._last, self._state, self._kept = {}, {}, None, None
 
     def key(self, kind, arrays, *numbers):
         """What the call is known by; None if it has to take the general way. arrays: None, arrays, pairs of arrays.
@@ -39,40 +68,63 @@ class SteadyCalls:
         """
         if is_captured(self._machine) or not self.applies:
             return None
-        seen = [kind, *numbers]
+        where, seen = [kind, *numbers], []
         for a in arrays:
-            pair = a if type(a) in (tuple, list) else (a,)
-            for one in pair:
-                at = None if one is None else look(one)
-                if one is not None and at is UNSEEN:
+            for one in a if type(a) in PAIRS else (a,):
+                at = NOTHING if one is None else look(one)
+                if at is UNSEEN:
                     return None
+                where.append(at[0])             # an address is sooner looked up than a type
                 seen.append(at)
-        return tuple(seen)
+        return tuple(where), seen
 
     def again(self, key, arrays):
-        """Results of a call that is known, its kernels launched; else None. arrays: of key(), kept alive as there."""
-        if key is None:
+        """Results of a call that is known, its kernels launched; else None. arrays: of key(), kept alive to the next."""
+        known = key and self._find(*key)
+        if known is None:
+            self.give_back()
             return None
-        buffer = self._buffer
-        state = self._machine.n_freed, buffer.n_changes
+        for last in self._last.get(key[0][0], ()):
+            if last.known is known and last.counts == list(map(getrefcount, last.objects)):
+                break
+        else:
+            last = self._lend(key[0][0], known)
+            if last is None:
+                return None
+        self._buffer.expect_open()
+        try:
+            self._machine.start(last.launches)
+        except Exception as error:
+            self._buffer.failure = self._buffer.failure or error
+            raise
+        self._kept = arrays
+        return last.results
+
+    def give_back(self):
+        """What the last calls were lent, as far as nobody looks at it."""
+        self._last.clear()
+
+    def _find(self, where, seen):
+        state = self._machine.n_freed, self._buffer.n_changes
         if state != self._state:                # launches may name memory that is gone
             self._known.clear()
+            self._last.clear()
             self._state = state
-        known = self._known.get(key)
-        if known is None:
-            return None
+        known = self._known.get(where)
+        return known if known is not None and known.seen == seen else None
+
+    def _lend(self, kind, known):
+        """The _Last of new results in memory for which launches are known, None if there is none."""
+        others = [last for last in self._last.get(kind, ()) if last.known is known][:AT_ONCE - 1]
+        self.give_back()                        # those of this call are held by somebody, which may end
         loans = [memory.lend() for memory in known.memory]
         launches = None if None in loans else known.launches.get(tuple([place_of(loan) for loan in loans]))
         if launches is None:
             return None
-        buffer.expect_open()
-        try:
-            self._machine.start(launches)
-        except Exception as error:
-            buffer.failure = buffer.failure or error
-            raise
-        buffer.placing.keep(self._names, arrays)
-        return known.results(*loans)
+        last = _Last(known, launches, known.results(*loans), loans)
+        last.counts = list(map(getrefcount, last.objects))
+        self._last[kind] = [last, *others]
+        return last
 
     @contextmanager
     def watching(self, key):
@@ -91,9 +143,11 @@ class SteadyCalls:
             return
         if len(self._known) >= MAX_REMEMBERED:
             self._known.clear()
-        if key not in self._known:
-            self._known[key] = _Known(memory, results)
-        self._known[key].launches[tuple([place_of(loan) for loan in loans])] = launches
+        where, seen = key
+        known = self._known.get(where)
+        if known is None or known.seen != seen:
+            known = self._known[where] = _Known(seen, memory, results)
+        known.launches[tuple([place_of(loan) for loan in loans])] = launches
 
 
 def _forget(memory, loans, results):

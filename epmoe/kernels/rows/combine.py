@@ -1,10 +1,10 @@
 """Combine of rows: each rank pushes its rows back to the ranks their tokens came from, which sum them by token.
 
 1. exchange: each rank tells where the rows that it gets back are to lie (one place for each (token, rank): no two
-meet). Few rows do not wait for that: they go into windows (windows.py). 2. pushing (pushers.py) by some of the blocks, row by row, with a flag for each part of a row; expert-major, a
+meet). 2. pushing (pushers.py) by some of the blocks, row by row, with a flag for each part of a row; expert-major, a
 row is the sum over the local experts, rounded once. 3. reducing (reducers.py) by the other blocks meanwhile, and by all
 when there is nothing left to push: each part of a token when its rows have come, the sum over ranks ascending in
-float32, rounded once.
+float32, rounded once. Few rows wait for nobody: all blocks push them into windows (windows.py), and then reduce.
 """
 
 from functools import lru_cache
@@ -29,7 +29,7 @@ def combine_kernel(shape):
     begin, goes_on, all_begun, end = waits.of_block(block, shape.n_ranks)
     few = windows.make(shape, block, ROWS_COMBINE)
     few_rows = few.all_few
-    meeting = exchange.make(shape, block, ROWS_COMBINE, few.are_few, with_counts=False)
+    meeting = exchange.make(shape, block, ROWS_COMBINE, with_counts=False)
     announce, _, load_counts, await_notes, _, _, _ = meeting
     flags = row_flags.make(shape, block, ROWS_COMBINE, shape.row_bytes // VECTOR, FEWEST_PARTS)
     push, reduce = pushers.make(shape, block, flags, few), reducers.make(shape, block, flags, few)

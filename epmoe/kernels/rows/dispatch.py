@@ -5,8 +5,7 @@
 follows from it for the handle (records.py) is done by one block, the clerk, which sends nothing.
 3. sending (senders.py): row, ids and probs, at the place that counts and layout give.
 4. arrival (exchange.py): every block tells every rank when it has sent its part; the clerk waits for all of them.
-Few tokens (windows.py) are sent before the notes of the others are here, into windows, out of which their receivers
-move them (movers.py). Where rows are expanded by expert in the same launch, some blocks send, and raise a flag for each part of a row, while
+Where rows are expanded by expert in the same launch, some blocks send, and raise a flag for each part of a row, while
 the others expand what has come (expanders.py); then all do.
 
 resend is 2 (without counts), 3 and 4 with the layout of a handle: a cached dispatch, or the second try of a dispatch
@@ -15,10 +14,10 @@ that found no room.
 
 from functools import lru_cache
 
-from epmoe.device import block_idx, int32, kernel, shared_array, syncthreads, syncthreads_or
+from epmoe.device import block_idx, int32, kernel, shared_array, syncthreads_or
 
 from .. import stamps
-from . import exchange, expanders, layout, movers, records, roles, row_flags, senders, waits, windows
+from . import exchange, expanders, layout, records, roles, row_flags, senders, waits
 from .block import parameter_block
 from .row_copy import VECTOR
 from .status import ROWS_DISPATCH
@@ -32,13 +31,11 @@ def dispatch_kernel(shape):
     """The kernel; its grid's blocks, at least two, must all be resident, on all ranks together."""
     block = parameter_block(shape.n_ranks)
     begin, goes_on, all_begun, end = waits.of_block(block, shape.n_ranks)
-    few = windows.make(shape, block, ROWS_DISPATCH)
-    few_tokens = few.are_few
-    allocate, count, number, await_numbers, sum_experts = layout.make(shape, block, ROWS_DISPATCH, goes_on, few.are_few)
-    meeting = exchange.make(shape, block, ROWS_DISPATCH, few.are_few, with_counts=True)
+    allocate, count, number, await_numbers, sum_experts = layout.make(shape, block, ROWS_DISPATCH, goes_on)
+    meeting = exchange.make(shape, block, ROWS_DISPATCH, with_counts=True)
     announce, announce_experts, _, await_notes, expert_count, sent, await_arrivals = meeting
     record, expert_major = records.make(shape, block, expert_count), shape.expert_major
-    (_, fetch), (send, flag_rows, recorded, receive) = senders.ahead(shape, block), _moving(shape, block, few)
+    (_, fetch), (send, recorded, expand_rows) = senders.ahead(shape, block), _moving(shape, block)
     sending, has_room, mark = roles.sending(shape), senders.room(shape), stamps.make(block, shape.trace)
     n_notes, expands, ranks = exchange.words_of_notes(shape.n_ranks), shape.expands, shape.n_ranks
 
@@ -47,7 +44,6 @@ def dispatch_kernel(shape):
         notes, scratch = shared_array(n_notes, int32), allocate()
         mark(params, stamps.START)
         (epoch, failed), sends, is_clerk = begin(params), block_idx() < sending(), roles.is_clerk()
-        are_few = few_tokens(num_tokens)
         if sends:
             fetch(params, num_tokens)
         if sends or is_clerk:
@@ -63,26 +59,15 @@ def dispatch_kernel(shape):
                 announce_experts(params, epoch, my_rank, scratch[3], ranks)
         if sends:
             number(params, epoch, num_tokens, scratch)
-        if are_few:
-            syncthreads()                       # the numbers of all warps, before others send by them
-        else:
-            if not await_notes(params, epoch, my_rank, notes):
-                return
-            mark(params, stamps.COUNTED)
-            if sends and not await_numbers(params, epoch, num_tokens):
-                return
+        if not await_notes(params, epoch, my_rank, notes):
+            return
+        mark(params, stamps.COUNTED)
         ok = True
         if sends:
+            if not await_numbers(params, epoch, num_tokens):
+                return
             send(params, epoch, num_tokens, my_rank, notes)
             mark(params, stamps.SENT)
-            if are_few:
-                flag_rows(params, epoch, num_tokens, my_rank)
-            elif not expands:
-                sent(params, epoch, my_rank)
-        if are_few:
-            if not await_notes(params, epoch, my_rank, notes):
-                return
-            mark(params, stamps.COUNTED)
         if is_clerk:
             ok = sum_experts(params, epoch, num_tokens, scratch)
             if ok and not expert_major:
@@ -93,13 +78,11 @@ def dispatch_kernel(shape):
             if ok and is_clerk:
                 recorded(params, epoch)
             if ok and has_room(notes):
-                ok = receive(params, epoch, my_rank, notes)
+                ok = expand_rows(params, epoch, my_rank, notes)
             ok = not syncthreads_or(not ok)
             mark(params, stamps.COPIED)
         elif sends:
-            if not expert_major and has_room(notes):
-                receive(params, epoch, my_rank, notes)
-            mark(params, stamps.COPIED)
+            sent(params, epoch, my_rank)
         elif ok:
             ok = await_arrivals(params, epoch, my_rank, notes)
             mark(params, stamps.ARRIVED)
@@ -115,13 +98,10 @@ def resend_kernel(shape):
     """The kernel of a dispatch whose layout is known."""
     block = parameter_block(shape.n_ranks)
     begin, goes_on, all_begun, end = waits.of_block(block, shape.n_ranks)
-    few = windows.make(shape, block, ROWS_DISPATCH)
-    few_tokens = few.are_few
-    meeting = exchange.make(shape, block, ROWS_DISPATCH, few.are_few, with_counts=False)
+    meeting = exchange.make(shape, block, ROWS_DISPATCH, with_counts=False)
     announce, _, load_counts, await_notes, _, sent, await_arrivals = meeting
-    (_, fetch), (send, flag_rows, _, receive) = senders.ahead(shape, block), _moving(shape, block, few)
-    sending, mark = roles.sending(shape), stamps.make(block, shape.trace)
-    expands, expert_major = shape.expands, shape.expert_major
+    (_, fetch), (send, _, expand_rows) = senders.ahead(shape, block), _moving(shape, block)
+    sending, mark, expands = roles.sending(shape), stamps.make(block, shape.trace), shape.expands
     n_notes = exchange.words_of_notes(shape.n_ranks)
 
     @kernel(max_threads=shape.threads)
@@ -129,7 +109,6 @@ def resend_kernel(shape):
         notes = shared_array(n_notes, int32)
         mark(params, stamps.START)
         (epoch, failed), sends, is_clerk, ok = begin(params), block_idx() < sending(), roles.is_clerk(), True
-        are_few = few_tokens(num_tokens)
         if sends:
             fetch(params, num_tokens)
         load_counts(params, notes)
@@ -138,30 +117,19 @@ def resend_kernel(shape):
         if is_clerk:
             announce(params, epoch, num_tokens, my_rank, notes)
             mark(params, stamps.ANNOUNCED)
-        if not are_few:
-            if not await_notes(params, epoch, my_rank, notes):
-                return
-            mark(params, stamps.COUNTED)
+        if not await_notes(params, epoch, my_rank, notes):
+            return
+        mark(params, stamps.COUNTED)
+        if is_clerk and not all_begun(params, ROWS_DISPATCH):
+            return
         if sends:
             send(params, epoch, num_tokens, my_rank, notes)
             mark(params, stamps.SENT)
-            if are_few:
-                flag_rows(params, epoch, num_tokens, my_rank)
-            elif not expands:
-                sent(params, epoch, my_rank)
-        if are_few:
-            if not await_notes(params, epoch, my_rank, notes):
-                return
-            mark(params, stamps.COUNTED)
-        if is_clerk and not all_begun(params, ROWS_DISPATCH):
-            return
         if expands:
-            ok = not syncthreads_or(not receive(params, epoch, my_rank, notes))
+            ok = not syncthreads_or(not expand_rows(params, epoch, my_rank, notes))
             mark(params, stamps.COPIED)
         elif sends:
-            if not expert_major:
-                receive(params, epoch, my_rank, notes)
-            mark(params, stamps.COPIED)
+            sent(params, epoch, my_rank)
         else:
             ok = await_arrivals(params, epoch, my_rank, notes)
             mark(params, stamps.ARRIVED)
@@ -172,13 +140,10 @@ def resend_kernel(shape):
     return rows_resend
 
 
-def _moving(shape, block, few):
-    """Device functions (send, flag_rows, recorded, receive); recorded is None where nothing is expanded.
-
-    receive(params, epoch, my_rank, notes) -> whether all rows came: what is done to these, behind what is sent.
-    """
+def _moving(shape, block):
+    """Device functions (send, recorded, expand_rows); the last two None where nothing is expanded."""
     if not shape.expands:
-        return *senders.make(shape, block, few), None, movers.make(shape, block, few)
+        return senders.make(shape, block), None, None
     n_vectors = 1 if shape.encode else shape.row_bytes // VECTOR   # a row that is encoded travels whole
     flags = row_flags.make(shape, block, ROWS_DISPATCH, n_vectors, FEWEST_PARTS)
-    return *senders.make(shape, block, few, flags), *expanders.make(shape, block, flags)
+    return senders.make(shape, block, flags), *expanders.make(shape, block, flags)

@@ -20,7 +20,7 @@ class Exchange(NamedTuple):
     int32 array. await_notes(params, epoch, my_rank, notes): every block; what the ranks tell; whether all ranks have
     announced themselves. expert_count(params, epoch, my_rank, source, expert): a number of a note, -1 if
     it did not come. sent(params, epoch, my_rank): every block that sends, when it has sent its part. await_arrivals(
-    params, epoch, my_rank, notes): of the clerk; whether every rank has sent all its rows that do not go into windows.
+    params, epoch, my_rank, notes): of the clerk; whether every rank has sent all its rows.
     """
 
     announce: callable
@@ -37,8 +37,8 @@ def words_of_notes(n_ranks):
     return n_ranks * control.experts_at(n_ranks)
 
 
-def make(shape, block, phase, are_few, *, with_counts):
-    """with_counts: the notes tell the counts of rows; else these are those of a handle. are_few: of windows."""
+def make(shape, block, phase, *, with_counts):
+    """with_counts: the notes tell the counts of rows; else these are those of a handle."""
     ranks, local, n_experts, sending = shape.n_ranks, shape.n_local_experts, shape.n_experts, roles.sending(shape)
     n_words, n_told = control.experts_at(ranks), control.COUNTS
     if with_counts:
@@ -135,7 +135,7 @@ def make(shape, block, phase, are_few, *, with_counts):
     @device_fn
     def await_arrivals(params, epoch, my_rank, notes):
         ok, source = True, i32(thread_idx())
-        if source < ranks and not are_few(i32(notes[source * n_words + control.TOKENS])):
+        if source < ranks:
             ok = waits.wait_for_count(arrived_at(params, my_rank, epoch, source),
                                       i32(notes[source * n_words + control.BLOCKS]),
                                       u64(load_u64(params + u64(p_words))) + u64(control.STATUS),

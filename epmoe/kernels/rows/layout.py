@@ -7,28 +7,30 @@ that it is of this call, so nothing is fenced and no barrier of the grid is need
 
 from typing import NamedTuple
 
-from epmoe.device import (block_dim, block_idx, device_fn, i32, int32, lane_id, ld_relaxed_gpu_u64, load_u64, n_warps,
-                          red_add_release_gpu_i32, shared_add_i32, shared_array, st_relaxed_gpu_u64, store_i32, syncthreads, syncthreads_or,
-                          thread_idx, u32, u64, warp_id, warp_inclusive_sum_i32)
+from epmoe.device import (SIM, ballot, block_dim, block_idx, device_fn, i32, int32, lane_id, ld_relaxed_gpu_u64,
+                          load_u64, n_warps, popc, red_add_release_gpu_i32, shared_add_i32, shared_array,
+                          st_relaxed_gpu_u64, store_i32, syncthreads, syncthreads_or, thread_idx, u32, u64, warp_id,
+                          warp_inclusive_sum_i32)
 
 from ..spin import wait_for_own_blocks
 from . import control, roles, routing, waits
 from .status import FOR_BLOCKS
 
 MAX_WARPS = 32
-FEW = 4                 # tokens a warp, as many as it looks at together
+FEW = 6 if SIM else 128     # tokens that every block looks at, a thread at one
 
 
 class Layout(NamedTuple):
     """Device functions made for one kernel; scratch: what allocate() gives.
 
-    allocate() -> shared int32 arrays (by_warp [warp, rank], experts, before, totals [columns]). count(params, epoch,
-    num_tokens, failed, scratch): the first step of blocks that send and of the clerk; whether all blocks of this rank
-    came. totals: tokens for each rank and, expert-major, for each expert. number(params, epoch, num_tokens, scratch):
+    allocate() -> shared int32 arrays (by_warp [warp, rank], experts, before, totals [columns], masks [tokens]).
+    count(params, epoch, num_tokens, failed, scratch): the first step of blocks that send and of the clerk; whether all
+    blocks of this rank came. totals: tokens for each rank and, expert-major, for each expert. number(params, epoch, num_tokens, scratch):
     writes row_of [T, R] (-1 where the token does not go), expert-major also slot_of [T, E], each block those of its
     tokens; other warps may read them behind the block's next barrier, and, where blocks share tokens, all blocks that
-    send behind await_numbers(params, epoch, num_tokens) -> whether all have numbered theirs. sum_experts(params, epoch, num_tokens, scratch):
-    of the clerk; whether the sums of tokens by expert, of all blocks, are in experts, behind a barrier.
+    send behind await_numbers(params, epoch, num_tokens) -> whether all have numbered theirs. sum_experts(params, epoch,
+    num_tokens, scratch): of the clerk; whether the sums of tokens by expert, of all blocks, are in experts, behind a
+    barrier.
     """
 
     allocate: callable
@@ -52,42 +54,39 @@ def tokens_of(shape):
     return tokens_of_block
 
 
-def make(shape, block, phase, goes_on, are_few_rows):
-    """The Layout of one kernel. goes_on: of waits.of_block; are_few_rows: of windows."""
+def make(shape, block, phase, goes_on):
+    """The Layout of one kernel. goes_on: of waits.of_block."""
     ranks, n_experts, n_columns, expert_major = shape.n_ranks, shape.n_experts, shape.n_columns, shape.expert_major
-    tokens_of_block, sending, are_shared = tokens_of(shape), roles.sending(shape), roles.sharing(shape, are_few_rows)
+    tokens_of_block, sending, are_shared = tokens_of(shape), roles.sending(shape), roles.sharing(shape)
     look, mask_of, count_token = (routing.ranks_of_map if expert_major else routing.ranks_of_ids)(shape, block)
     count_map, tell_map, number_map = routing.map_columns(shape, block)
     n_by_group = routing.groups_of_threads(shape) * n_experts if expert_major else n_experts
     n_by_warp, stride = MAX_WARPS * ranks, ranks + n_experts
     p_columns, p_rows, p_words = block.offset("columns"), block.offset("row_of"), block.offset("words")
-    p_timeout = block.offset("timeout_ns")
+    p_timeout, mask_of_token, few = block.offset("timeout_ns"), routing.mask_by_thread(shape, block), max(FEW, 1)
 
     @device_fn
     def allocate():
         return (shared_array(n_by_warp, int32), shared_array(n_by_group, int32), shared_array(n_columns, int32),
-                shared_array(n_columns, int32))
+                shared_array(n_columns, int32), shared_array(few, int32))
 
     @device_fn
     def are_few(num_tokens):
         """Whether each block looks at all tokens, so that the blocks have nothing to tell each other."""
-        return not expert_major and num_tokens <= FEW * n_warps()
+        return not expert_major and num_tokens <= few
 
     @device_fn
-    def tokens_of_warp(first, end, num_tokens):
+    def tokens_of_warp(first, end):
         """[start, stop) of the tokens that this warp counts."""
-        if are_few(num_tokens):
-            first, end = i32(0), i32(num_tokens)
         a_warp = i32((end - first + n_warps() - 1) // n_warps())
         start = i32(min(i32(first + warp_id() * a_warp), end))
         return start, i32(min(i32(start + a_warp), end))
 
     @device_fn
-    def count_tokens(params, num_tokens, by_warp, experts):
-        """by_warp [warp, rank]: the tokens that this block counts; experts: those of each expert."""
+    def count_tokens(params, first, end, by_warp, experts):
+        """by_warp [warp, rank]: of these tokens those for a rank; experts: those of each expert."""
         lane, seen, last = i32(lane_id()), i32(0), i32(0)
-        first, end = tokens_of_block(num_tokens)
-        token, stop = tokens_of_warp(first, end, num_tokens)
+        token, stop = tokens_of_warp(first, end)
         while token < stop:
             last = i32(stop - 1)
             a = look(params, token, lane)       # four loads in flight
@@ -103,8 +102,7 @@ def make(shape, block, phase, goes_on, are_few_rows):
                     value = c
                 if n == 3:
                     value = d
-                own = token + n >= first and token + n < end
-                mask = count_token(params, value, i32(token + n), lane, experts, own)
+                mask = count_token(params, value, i32(token + n), lane, experts)
                 seen = i32(seen + i32(u32(mask >> u32(lane)) & u32(1)))
                 n = i32(n + 1)
             token = i32(token + 4)
@@ -123,14 +121,12 @@ def make(shape, block, phase, goes_on, are_few_rows):
         return up_to
 
     @device_fn
-    def tell_ranks(columns, epoch, by_warp, totals, few):
-        """A warp a rank: tells the other blocks; or, few, has the totals already."""
+    def tell_ranks(columns, epoch, by_warp):
+        """A warp a rank: tells the other blocks."""
         lane, rank = i32(lane_id()), i32(warp_id())
         while rank < ranks:
             up_to = add_warps(by_warp, rank, lane)
-            if lane == 31 and few:
-                totals[rank] = up_to
-            elif lane == 31:
+            if lane == 31:
                 st_relaxed_gpu_u64(columns + u64(8) * u64(rank), waits.told(epoch, up_to))
             rank = i32(rank + n_warps())
 
@@ -189,28 +185,59 @@ def make(shape, block, phase, goes_on, are_few_rows):
             i = i32(i + block_dim())
 
     @device_fn
+    def number_few(params, num_tokens, masks, totals):
+        """Totals out of the masks of all tokens, a warp a rank, and the numbers of the block's own tokens."""
+        lane, rank, rows = i32(lane_id()), i32(warp_id()), u64(load_u64(params + u64(p_rows)))
+        own, end = tokens_of_block(num_tokens)
+        while rank < ranks:
+            total, first = i32(0), i32(0)
+            while first < num_tokens:
+                token, bit, row = i32(first + lane), u32(0), i32(-1)
+                if token < num_tokens:
+                    bit = u32(u32(u32(masks[token]) >> u32(rank)) & u32(1))
+                go = u32(ballot(bit != u32(0)))
+                if bit != u32(0):
+                    row = i32(total + popc(u32(go & u32(u32(u32(1) << u32(lane)) - u32(1)))))
+                if token >= own and token < end:
+                    store_i32(rows + u64(4) * u64(token * ranks + rank), row)
+                total, first = i32(total + popc(go)), i32(first + 32)
+            if lane == 0:
+                totals[rank] = total
+            rank = i32(rank + n_warps())
+
+    @device_fn
+    def count_few(params, num_tokens, failed, masks, totals):
+        token = i32(thread_idx())
+        while token < num_tokens:
+            masks[token] = i32(mask_of_token(params, token))
+            token = i32(token + block_dim())
+        if not goes_on(params, failed):         # the masks of all threads
+            return False
+        number_few(params, num_tokens, masks, totals)
+        syncthreads()
+        return True
+
+    @device_fn
     def count(params, epoch, num_tokens, failed, scratch):
-        by_warp, experts, before, totals = scratch
-        few = are_few(num_tokens)
+        by_warp, experts, before, totals, masks = scratch
+        if are_few(num_tokens):
+            return count_few(params, num_tokens, failed, masks, totals)
+        first, end = tokens_of_block(num_tokens)
         clear(before, n_columns)
         clear(totals, n_columns)
         if expert_major:
-            first, end = tokens_of_block(num_tokens)
             count_map(params, first, end, experts)
         else:
             clear(experts, n_experts)
             syncthreads()                       # zeros before sums
-        count_tokens(params, num_tokens, by_warp, experts)
+        count_tokens(params, first, end, by_warp, experts)
         if not goes_on(params, failed):         # the counts of all warps
             return False
-        if few or block_idx() < sending():
-            tell_ranks(columns_of_block(params), epoch, by_warp, totals, few)
-        if expert_major and block_idx() < sending():
-            tell_map(columns_of_block(params) + u64(8 * ranks), epoch, experts)
-        ok = True
-        if not few:
-            ok = add_up(params, epoch, sending(), i32(0), i32(n_columns), before, totals, True)
-        return not syncthreads_or(not ok)
+        if block_idx() < sending():
+            tell_ranks(columns_of_block(params), epoch, by_warp)
+            if expert_major:
+                tell_map(columns_of_block(params) + u64(8 * ranks), epoch, experts)
+        return not syncthreads_or(not add_up(params, epoch, sending(), i32(0), i32(n_columns), before, totals, True))
 
     @device_fn
     def numbered_at(params, epoch):
@@ -225,14 +252,14 @@ def make(shape, block, phase, goes_on, are_few_rows):
             expert = i32(expert + block_dim())
 
     @device_fn
-    def number(params, epoch, num_tokens, scratch):
-        by_warp, experts, before, _ = scratch
+    def number_tokens(params, epoch, num_tokens, scratch):
+        by_warp, experts, before, _, _ = scratch
         lane, rows = i32(lane_id()), u64(load_u64(params + u64(p_rows)))
-        if not expert_major and not are_few(num_tokens):
+        if not expert_major:
             tell_experts(params, epoch, experts)
         first, end = tokens_of_block(num_tokens)
-        token, stop = tokens_of_warp(first, end, num_tokens)
-        stop, next_row = i32(min(stop, end)), i32(0)
+        token, stop = tokens_of_warp(first, end)
+        next_row = i32(0)
         if lane < ranks:
             next_row = i32(before[lane] + by_warp[warp_id() * ranks + lane])
         while token < stop:
@@ -241,11 +268,15 @@ def make(shape, block, phase, goes_on, are_few_rows):
                 row = i32(-1)
                 if u32(mask >> u32(lane)) & u32(1) != u32(0):
                     row, next_row = next_row, i32(next_row + 1)
-                if token >= first:              # one of the block's own
-                    store_i32(rows + u64(4) * u64(token * ranks + lane), row)
+                store_i32(rows + u64(4) * u64(token * ranks + lane), row)
             token = i32(token + 1)
         if expert_major:
             number_map(params, first, end, experts, before, ranks)
+
+    @device_fn
+    def number(params, epoch, num_tokens, scratch):
+        if not are_few(num_tokens):             # else it is done
+            number_tokens(params, epoch, num_tokens, scratch)
         if are_shared(num_tokens):
             syncthreads()                       # the numbers of all warps before the block says so
             if thread_idx() == 0:
@@ -264,8 +295,14 @@ def make(shape, block, phase, goes_on, are_few_rows):
 
     @device_fn
     def sum_experts(params, epoch, num_tokens, scratch):
-        _, experts, before, _ = scratch
-        if expert_major or are_few(num_tokens):
+        by_warp, experts, before, _, _ = scratch
+        if expert_major:
+            return True
+        if are_few(num_tokens):
+            clear(experts, n_experts)
+            syncthreads()                       # zeros before sums
+            count_tokens(params, i32(0), i32(num_tokens), by_warp, experts)
+            syncthreads()
             return True
         senders = sending()
         a_block = i32(max(1, (num_tokens + senders - 1) // senders))

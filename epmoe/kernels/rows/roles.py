@@ -5,16 +5,13 @@ from epmoe.device import block_dim, block_idx, device_fn, grid_dim, i32, thread_
 TENTHS_SENDING = 5      # of the blocks, where the others expand meanwhile
 
 
-def sharing(shape, are_few):
-    """Device function (num_tokens) -> whether blocks share all tokens to send, or each sends those of its own.
-
-    They share more tokens than blocks, unless they are few (of windows): then each says when its own are sent.
-    """
+def sharing(shape):
+    """Device function (num_tokens) -> whether blocks share all tokens to send, or each sends one of its own, or none."""
     blocks = sending(shape)
 
     @device_fn
     def are_shared(num_tokens):
-        return num_tokens > blocks() and not are_few(num_tokens)
+        return num_tokens > blocks()
 
     return are_shared
 

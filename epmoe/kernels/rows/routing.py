@@ -6,7 +6,7 @@ from epmoe.device import (ballot, block_dim, device_fn, i32, load_i32, load_u8, 
                           shfl_xor, st_relaxed_gpu_u64, store_i32, thread_idx, u32, u64)
 
 from .. import ids
-from . import control, roles, waits
+from . import control, waits
 
 LARGEST = 2**31 - 1
 
@@ -51,9 +51,8 @@ def token_ids(shape, block):
 def ranks_of_ids(shape, block):
     """Device functions (look(params, token, lane) -> what is seen of a token, mask_of(params, seen, token, lane)).
 
-    and count(params, seen, token, lane, experts, own) -> mask. A mask has the token's ranks, and is the same in all
-    lanes. count also adds the token's experts to a shared array, and bad ids to the status words, if the token is the
-    block's own; the clerk adds those of all that it looks at.
+    and count(params, seen, token, lane, experts) -> mask. A mask has the token's ranks, and is the same in all lanes.
+    count also adds the token's experts to a shared array, and bad ids to the status words.
     """
     load_id, clean_id = token_ids(shape, block)
     record = ids.make(SimpleNamespace(n_experts=shape.n_experts, top_k=shape.top_k)).record
@@ -76,15 +75,40 @@ def ranks_of_ids(shape, block):
         return ranks_of(clean_id(seen, lane))
 
     @device_fn
-    def count(params, seen, token, lane, experts, own):
+    def count(params, seen, token, lane, experts):
         expert = clean_id(seen, lane)
-        if expert >= 0 and (own or roles.is_clerk()):
+        if expert >= 0:
             shared_add_i32(experts, expert, i32(1))
-        if own:
-            record(seen, expert, token, lane, u64(load_u64(params + u64(p_words))) + u64(control.STATUS))
+        record(seen, expert, token, lane, u64(load_u64(params + u64(p_words))) + u64(control.STATUS))
         return ranks_of(expert)
 
     return load_id, mask_of, count
+
+
+def mask_by_thread(shape, block):
+    """Device function (params, token) -> the mask of the ranks of a token's ids, by one thread.
+
+    Which of two equal ids counts makes no difference to the ranks.
+    """
+    top_k, id_bytes, n_experts, local = shape.top_k, shape.id_bytes, shape.n_experts, shape.n_local_experts
+    p_ids = block.offset("ids")
+
+    @device_fn
+    def mask_of_token(params, token):
+        at = u64(load_u64(params + u64(p_ids))) + u64(id_bytes * top_k) * u64(token)
+        mask, k = u32(0), i32(0)
+        while k < top_k:
+            wide = u64(u64(LARGEST))
+            if id_bytes == 8:
+                wide = u64(load_u64(at + u64(8) * u64(k)))
+            else:
+                wide = u64(u32(load_i32(at + u64(4) * u64(k))))
+            if wide < u64(n_experts):
+                mask = u32(mask | u32(u32(1) << u32(i32(wide) // local)))
+            k = i32(k + 1)
+        return mask
+
+    return mask_of_token
 
 
 def ranks_of_map(shape, block):
@@ -111,7 +135,7 @@ def ranks_of_map(shape, block):
         return u32(mask | u32(shfl_xor(mask, 1)))
 
     @device_fn
-    def count(params, seen, token, lane, experts, own):
+    def count(params, seen, token, lane, experts):
         return mask_of(params, seen, token, lane)
 
     return look, mask_of, count

@@ -9,6 +9,7 @@ from .row_copy import VECTOR
 
 MOST = 32               # rows: one a lane
 IN_FLIGHT = 4           # rows that are read together
+AT_ONCE = 2             # vectors of up to four rows that a lane reads together
 
 
 class RowSums(NamedTuple):
@@ -76,6 +77,14 @@ def make(dtype):
     @device_fn
     def sum_four(a, b, c, d, n, to, first, end, lane):
         base = i32(first)
+        while AT_ONCE == 2 and base + 32 < end:     # eight loads in flight
+            one, two = i32(base + lane), i32(base + lane + 32)
+            at, more = at_vector(one, end), at_vector(two, end)
+            p, q, r, s = load16(a + at), load16(b + at), load16(c + at), load16(d + at)
+            t, u, v, w = load16(a + more), load16(b + more), load16(c + more), load16(d + more)
+            store(to, one, end, add_up_to_four(zeros(), n, p, q, r, s))
+            store(to, two, end, add_up_to_four(zeros(), n, t, u, v, w))
+            base = i32(base + 64)
         while base < end:
             at = at_vector(i32(base + lane), end)
             p, q, r, s = load16(a + at), load16(b + at), load16(c + at), load16(d + at)

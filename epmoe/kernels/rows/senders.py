@@ -6,15 +6,16 @@ every row is written where it is to stay.
 
 from types import SimpleNamespace
 
-from epmoe.device import (all_lanes, ballot, device_fn, f32, fence_acq_rel_sys, ffs, i32, lane_id, load_i32, load_u32,
-                          load_u64, n_warps, popc, prefetch, store_i32, store_u32, store_u64, syncthreads, syncwarp,
-                          u32, u64, warp_broadcast_i32, warp_broadcast_u64, warp_id)
+from epmoe.device import (all_lanes, ballot, block_dim, device_fn, f32, ffs, i32, lane_id, load_i32, load_u32, load_u64,
+                          n_warps, popc, prefetch, store_i32, store_u32, store_u64, syncwarp, thread_idx, u32, u64,
+                          warp_broadcast_i32, warp_broadcast_u64, warp_id)
 
 from ..formats import blockwise_fp8
 from . import control, layout, peers, roles, routing, waits
 from .row_copy import BATCH, VECTOR, copy_to_lanes, parts
 from .waits import LINE
 
+MOST_FETCHED = 2        # tokens: more would hold up what the peers tell
 MINUS_ONE = 2**64 - 1
 BF16_BYTES = 2
 FEWEST_PARTS = 7        # of a row, if it has so many batches of loads, so that all warps end at about the same time
@@ -119,14 +120,14 @@ def room(shape):
 def ahead(shape, block):
     """Device functions (bring(params, first, end, unit, n_parts, lane), fetch(params, num_tokens)).
 
-    bring: lets the part of a row that a warp sends next come nearer. fetch: what each warp of the block sends first,
-    while it is not yet allowed to.
+    bring: lets the part of a row that a warp sends next come nearer. fetch: few tokens of the block, while they may not
+    yet be sent.
     """
     has_probs, expert_major, n_vectors = shape.has_probs, shape.expert_major, shape.row_bytes // VECTOR
     if shape.encode:
         n_vectors = shape.value_bytes * BF16_BYTES // VECTOR
     src_bytes, slots_bytes, tokens_of_block = n_vectors * VECTOR, 4 * shape.top_k, layout.tokens_of(shape)
-    fewest, (count_parts, part_span), n_apart = fewest_parts(n_vectors), parts(n_vectors), apart(shape)
+    (_, part_span), n_apart = parts(n_vectors), apart(shape)
     p_x, p_probs = block.offset("x"), block.offset("probs")
 
     @device_fn
@@ -144,9 +145,15 @@ def ahead(shape, block):
     @device_fn
     def fetch(params, num_tokens):
         first, end = tokens_of_block(num_tokens)
-        n_parts = i32(max(fewest, count_parts(i32(end - first), i32(n_warps()))))
-        if (end - first) * fewest <= n_warps():     # more would hold up what the peers tell
-            bring(params, first, end, i32(warp_id()), n_parts, i32(lane_id()))
+        if end - first <= MOST_FETCHED:
+            rows = u64(load_u64(params + u64(p_x))) + u64(first) * u64(src_bytes)
+            # the first threads are those that have ids to look at
+            i, n_bytes = i32(block_dim() - 1 - thread_idx()), i32((end - first) * src_bytes)
+            while LINE * i < n_bytes:
+                prefetch(rows + u64(LINE) * u64(i))
+                i = i32(i + block_dim())
+            if has_probs and not expert_major and thread_idx() == 0 and first < end:
+                prefetch(u64(load_u64(params + u64(p_probs))) + u64(first) * u64(slots_bytes))
 
     return bring, fetch
 
@@ -164,20 +171,17 @@ def fewest_parts(n_vectors):
     return min(FEWEST_PARTS, max(1, -(-n_vectors // BATCH)))
 
 
-def make(shape, block, few, flags=None):
-    """Device functions (send, flag_rows) for one kernel.
+def make(shape, block, flags=None):
+    """Device function send(params, epoch, num_tokens, my_rank, notes): this block's tokens, if every rank has room.
 
-    send(params, epoch, num_tokens, my_rank, notes): this block's tokens, if every rank has room. Where there are more
-    tokens than blocks, the blocks share them: some reach the links sooner than others. Few tokens go into windows, and
-    need no notes; flag_rows(params, epoch, num_tokens, my_rank) tells so afterwards, once for all of the block.
-    few: of windows. flags: of row_flags, where rows are expanded while they arrive.
+    Where there are more tokens than blocks, the blocks share them: some reach the links sooner than others.
+    flags: of row_flags, where rows are expanded while they arrive.
     """
     ranks, row_bytes, encodes, scale_words = shape.n_ranks, shape.row_bytes, shape.encode, shape.scale_words
-    has_meta = shape.has_meta
+    has_meta, has_probs = shape.has_meta, shape.has_probs
     separate_scales = 0 if shape.expert_major else scale_words
     place, (before_me, _, _, _, _) = peers.place_in(block, ranks), peers.sums(ranks)
-    has_room, (x_in_window, meta_in_window, probs_in_window, scales_in_window) = room(shape), few.at
-    few_tokens, raise_flag = few.are_few, few.raise_flag
+    has_room = room(shape)
     n_vectors = row_bytes // VECTOR
     count_parts, part_span = parts(n_vectors)
     if flags is not None:
@@ -190,7 +194,7 @@ def make(shape, block, few, flags=None):
     if encodes:
         src_bytes = shape.value_bytes * BF16_BYTES
         encode = fp8_format(shape.value_bytes).encode
-    (bring, _), take, are_shared = ahead(shape, block), waits.claims(block, control.TAKEN), roles.sharing(shape, few.are_few)
+    (bring, _), take, are_shared = ahead(shape, block), waits.claims(block, control.TAKEN), roles.sharing(shape)
     if has_meta and expert_major:
         send_experts = _send_experts(shape, block)
     elif has_meta:
@@ -213,22 +217,18 @@ def make(shape, block, few, flags=None):
 
     @device_fn
     def send(params, epoch, num_tokens, my_rank, notes):
-        lane, first_row = i32(lane_id()), i32(0)
-        rows_at, meta_at, probs_at, scales_at = u64(0), u64(0), u64(0), u64(0)
-        if few_tokens(num_tokens):
-            if lane < ranks:
-                rows_at = x_in_window(params, epoch, lane, my_rank)
-                meta_at = meta_in_window(params, epoch, lane, my_rank)
-                probs_at = probs_in_window(params, epoch, lane, my_rank)
-                scales_at = scales_in_window(params, epoch, lane, my_rank)
-        elif has_room(notes):
-            first_row = before_me(notes, my_rank)
-            if lane < ranks:
-                rows_at = place(params, notes, i32(0), lane)
-                meta_at, probs_at = place(params, notes, i32(1), lane), place(params, notes, i32(2), lane)
-                scales_at = place(params, notes, i32(3), lane)
-        else:
+        if not has_room(notes):
             return
+        lane, first_row = i32(lane_id()), before_me(notes, my_rank)
+        rows_at, meta_at, probs_at, scales_at = u64(0), u64(0), u64(0), u64(0)
+        if lane < ranks:
+            rows_at = place(params, notes, i32(0), lane)
+            if has_meta:
+                meta_at = place(params, notes, i32(1), lane)
+            if has_meta and has_probs:
+                probs_at = place(params, notes, i32(2), lane)
+            if scale_words > 0 or expert_major:
+                scales_at = place(params, notes, i32(3), lane)
         x, row_of = u64(load_u64(params + u64(p_x))), u64(load_u64(params + u64(p_rows)))
         start = i32((my_rank + 1) & 31)
         first, end = tokens_of_block(num_tokens)
@@ -239,7 +239,7 @@ def make(shape, block, few, flags=None):
         if raises:
             n_parts = count_flags(notes)
         elif not encodes:
-            n_parts = i32(max(fewest, count_parts(i32(end - first), warps)))
+            n_parts = i32(max(fewest, count_parts(i32(end - first), i32(warps - n_apart * (end - first)))))
         unit = i32(warp_id())
         if shared:
             unit = take(params, epoch, lane)
@@ -273,17 +273,4 @@ def make(shape, block, few, flags=None):
                 raise_flags(params, mask, row, part, epoch, lane)
             unit = i32(following)
 
-    @device_fn
-    def flag_rows(params, epoch, num_tokens, my_rank):
-        syncthreads()                           # the stores of all warps, before one warp releases them
-        if warp_id() == 0:
-            row_of, (first, end) = u64(load_u64(params + u64(p_rows))), tokens_of_block(num_tokens)
-            fence_acq_rel_sys()
-            i = i32(first * ranks + lane_id())
-            while i < end * ranks:
-                row = i32(load_i32(row_of + u64(4) * u64(i)))
-                if row >= 0:
-                    raise_flag(params, epoch, i32(i % ranks), my_rank, row, i32(0))
-                i = i32(i + 32)
-
-    return send, flag_rows
+    return send

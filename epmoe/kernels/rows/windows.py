@@ -1,4 +1,4 @@
-"""Windows: memory at every rank into which the others may write a few rows before it has said anything in a call.
+"""Windows: memory at every rank into which the others may push a few rows before it has said anything in a combine.
 
 A rank has two windows for each source rank, taken in turn. Call e writes those of its parity without asking: who has
 ended call e - 1 has seen that everybody had begun it, which nobody does before its launch of e - 2 has ended, and with
@@ -13,20 +13,18 @@ from epmoe.device import (any_lane, device_fn, i32, lane_id, load_u64, st_relaxe
 from . import control, row_flags, waits
 from .status import FOR_WINDOW
 
-X, META, PROBS, SCALES = range(4)       # arrays of a window, as in a note
+X, PROBS = range(2)     # arrays of a window
 
 
 class Windows(NamedTuple):
     """Device functions made for one kernel.
 
-    are_few(num_tokens): whether a rank with so many tokens sends its rows into windows. all_few(notes): whether no rank
-    gets more rows than a window holds back from another one. at: for each array, (params, epoch, rank, source) ->
+    all_few(notes): whether no rank gets more rows than a window holds back from another one. at: for each array, (params, epoch, rank, source) ->
     address of it in the window that a rank has for a source rank. raise_flag(params, epoch, rank, source, row, part):
     behind a fence of the same thread. await_flag(params, epoch, my_rank, source, row, part): each lane waits for the
     flag of its own source and row, those with row < 0 for none; whether all came.
     """
 
-    are_few: callable
     all_few: callable
     at: tuple
     raise_flag: callable
@@ -35,8 +33,7 @@ class Windows(NamedTuple):
 
 def _row_sizes(shape):
     """Bytes of a row of each array."""
-    return (shape.row_bytes, 8 * shape.n_meta * shape.has_meta, 4 * shape.n_meta * shape.has_probs,
-            4 * shape.scale_words)
+    return shape.row_bytes, 4 * shape.n_meta * shape.has_probs
 
 
 def bytes_for(shape):
@@ -47,13 +44,9 @@ def bytes_for(shape):
 def make(shape, block, phase):
     """The Windows of one kernel."""
     ranks, sizes, rows = shape.n_ranks, _row_sizes(shape), control.WINDOW_ROWS
-    n_words, flags_at, expert_major = control.experts_at(ranks), control.window_flags_at(ranks), shape.expert_major
+    n_words, flags_at = control.experts_at(ranks), control.window_flags_at(ranks)
     p_pools, p_control, p_words = block.offset("pool_ptrs"), block.offset("control_ptrs"), block.offset("words")
     p_windows, p_bytes, p_timeout = (block.offset(n) for n in ("windows_at", "window_bytes", "timeout_ns"))
-
-    @device_fn
-    def are_few(num_tokens):
-        return not expert_major and num_tokens <= rows
 
     @device_fn
     def all_few(notes):
@@ -68,7 +61,8 @@ def make(shape, block, phase):
 
         @device_fn
         def at(params, epoch, rank, source):
-            base = u64(u64(load_u64(params + u64(p_pools) + u64(8) * u64(rank))) + u64(load_u64(params + u64(p_windows))))
+            pool = u64(load_u64(params + u64(p_pools) + u64(8) * u64(rank)))
+            base = u64(pool + u64(load_u64(params + u64(p_windows))))
             half = u64((u64(epoch) & u64(1)) * u64(load_u64(params + u64(p_bytes))))
             return u64(base + half + u64(begin) + u64(source) * u64(a_source))
 
@@ -95,4 +89,4 @@ def make(shape, block, phase):
         syncwarp()                              # what one lane acquired, all lanes read
         return failed == 0
 
-    return Windows(are_few, all_few, tuple(array(i) for i in range(len(sizes))), raise_flag, await_flag)
+    return Windows(all_few, tuple(array(i) for i in range(len(sizes))), raise_flag, await_flag)
