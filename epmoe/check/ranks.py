@@ -5,6 +5,7 @@ can compute; ranks talk to each other only to agree on the verdict.
 """
 
 import os
+import sys
 
 from epmoe_ref.errors import UnavailableError
 
@@ -37,7 +38,11 @@ class MPIRank:
         return self._comm.allgather(value)
 
     def close(self):
-        """MPI ends with the process."""
+        """MPI ends with the process; torch's process group, if an implementation had one made, is left here."""
+        if "torch.distributed" in sys.modules:
+            dist = sys.modules["torch.distributed"]
+            if dist.is_available() and dist.is_initialized():
+                dist.destroy_process_group()
 
 
 class TorchRank:

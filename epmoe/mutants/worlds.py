@@ -14,7 +14,7 @@ class World:
     """One world.
 
     tokens: for each round, the tokens of each rank. shape: blocks, threads. constants: of the kernel package, made
-    small ({"signaller.WINDOW": 3}). few: tokens go the way of few_tokens.py, which leaves `reserved` and send_buf alone.
+    small ({"signaller.WINDOW": 3}). few: tokens go the way of few_tokens.py, without `reserved` and send_buf.
     unreduced: combine without router weights. swiglu: its kernel runs too. bad_ids: ids out of range and repeated ones
     in device memory. absent: ranks that never launch anything, so that the others' waits must expire. stuck: before
     this half of the first round ("dispatch", "combine") a word of `finished` is spoilt on rank 0, so that rank 1 waits
