@@ -166,3 +166,32 @@ def test_nothing_gets_the_memory_that_a_captured_graph_writes_to(group, one_roun
     for _ in range(3):
         one_round(group, given, rng)
     assert recorder.n_started > before
+
+
+@pytest.mark.parametrize("held", ["x", "handle"])
+def test_results_that_somebody_holds_are_not_given_again(group, held):
+    """Whatever is held of a call's results keeps all of them; when nothing is, the same objects come back."""
+    x, ids, probs, _ = (OnDevice(group.machine, a.copy()) for a in ROWS)
+    ids.values[...] = 0, 1
+
+    def dispatch():
+        return fused_a2a.fused_dispatch_on_device(x, ids, probs, EXPERTS, group)
+
+    for _ in range(4):
+        dispatch()
+    first = dispatch()
+    names = [id(first[0]), id(first[-1])]
+    kept, values = (first[0] if held == "x" else first[-1]), host(first[0]).copy()
+    del first
+    x.values[...] += 1
+    other = dispatch()
+    assert id(other[0]) != names[0] and id(other[-1]) != names[1]
+    if held == "x":
+        assert_same(kept, values, "results that are held")
+    del kept, other
+    dispatch()
+    before = group.recorder.n_started
+    again = dispatch()
+    name = id(again[0])
+    del again
+    assert id(dispatch()[0]) == name and group.recorder.n_started == before + 2
