@@ -40,7 +40,8 @@ launches gave the split kernels for free, and what replaces it in the fused one:
 - the copying blocks of the fused kernel may read recv_buf while peers still write other messages to it, but never a
   message whose signal they have not acquired.
 - rows of a fused shared expert need tokens that other blocks encode: region F counts them (shared_expert.py).
-- sending blocks wait for nobody, and they are the first blocks of the grid; only receiving blocks wait, for senders.
+- sending blocks, the first ones of the grid, wait for nobody until they have sent everything; then they help to copy,
+  where there is not more than a row for each warp of all blocks. Only receiving blocks wait, for senders.
 
 Order inside one (expert, source rank) segment is the order of the claims: unspecified.
 """
@@ -52,7 +53,7 @@ from epmoe.device import (atomic_add_acq_rel_gpu_i32, block_dim, block_idx, devi
 from epmoe.layout import MAX_FINITE
 from epmoe_ref.errors import EPValueError
 
-from . import ahead, copiers, counters, formats, senders, stamps
+from . import ahead, copiers, counters, few_tokens, formats, senders, stamps
 from .call import DispatchAsyncCall, DispatchCall, DispatchWaitCall
 from .launch import LaunchConfig
 from .params import ParameterBlock
@@ -113,12 +114,12 @@ def _shares(cfg, launch, default):
     if launch.shared_payloads is None:
         return default and not cfg.use_shmem and not cfg.skip_a2a
     if launch.shared_payloads and crosses_worlds(cfg):
-        raise EPValueError("shared_payloads=True: a message to another p2p world carries its own payload: leave it None")
+        raise EPValueError("shared_payloads=True: messages to other p2p worlds carry their own payloads: leave it None")
     return launch.shared_payloads
 
 
 def _leave(cfg, block, mark):
-    """Device function (params, is_out, is_last): every block's end; the last one leaves the counters as they were found.
+    """Device function (params, is_out, is_last): a block's end; the last one leaves the counters as they were found.
 
     is_out: whether the block has counted itself out already; is_last: what this thread learned from that.
     """
@@ -172,7 +173,8 @@ def _compile_wait(cfg, threads, trace):
     def dispatch_wait(params, num_tokens, my_rank):
         mark(params, stamps.START)
         fetch(params)
-        gave_up, is_out, is_last = receive(params, num_tokens, my_rank, block_idx(), grid_dim(), failed(params))
+        gave_up, is_out, is_last = receive(params, num_tokens, my_rank, block_idx(), grid_dim(), i32(0),
+                                           failed(params))
         if not gave_up:
             leave(params, is_out, is_last)
 
@@ -183,7 +185,7 @@ def _compile_wait(cfg, threads, trace):
 def _compile_fused(cfg, threads, trace, input_scale, shares):
     block = parameter_block(cfg)
     mark, failed, fetch = stamps.make(block, trace), failed_before(block), ahead.parameters(block)
-    send_tokens = senders.make(cfg, block, mark, input_scale, shares)
+    send_tokens, is_few = senders.make(cfg, block, mark, input_scale, shares), few_tokens.taken(cfg, shares)
     leave, receive = _leave(cfg, block, mark), copiers.make(cfg, block, threads, mark, _count_out(cfg, block))
 
     @kernel(max_threads=threads, shmem=crosses_worlds(cfg))
@@ -191,12 +193,16 @@ def _compile_fused(cfg, threads, trace, input_scale, shares):
         mark(params, stamps.START)
         fetch(params)
         n_senders = i32(max(1, i32(grid_dim() * SENDERS_OF_8 // 8)))
-        is_out, is_last = False, False
-        if block_idx() < n_senders:
-            gave_up = send_tokens(params, num_tokens, my_rank, n_senders, failed(params))
-        else:
-            gave_up, is_out, is_last = receive(params, num_tokens, my_rank, i32(block_idx() - n_senders),
-                                               i32(grid_dim() - n_senders), failed(params))
+        n_copiers, n_helpers = i32(grid_dim() - n_senders), i32(n_senders)
+        if is_few(num_tokens, n_senders):
+            n_helpers = i32(0)
+        copier, found = i32(block_idx() - n_senders), failed(params)
+        gave_up, is_out, is_last = False, False, False
+        if copier < 0:
+            gave_up = send_tokens(params, num_tokens, my_rank, n_senders, found)
+            copier = i32(grid_dim() + copier)       # when it has sent all it helps to copy
+        if not gave_up and copier < n_copiers + n_helpers:
+            gave_up, is_out, is_last = receive(params, num_tokens, my_rank, copier, n_copiers, n_helpers, found)
         if not gave_up:
             leave(params, is_out, is_last)
 

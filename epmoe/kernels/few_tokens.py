@@ -1,14 +1,15 @@
 """Few tokens: a block for each destination rank does all that concerns it, so that no block waits for another's word.
 
-With a handful of tokens a dispatch takes as long as the longest chain of steps that wait for each other. Here the block
-of a destination counts what its experts get, gives out the slots itself, in shared memory, sends, and signals behind one
-barrier: `reserved` and `finished` are not needed, nor an announcement, since the signals come as early as counts could.
+With a handful of tokens a dispatch takes as long as the longest chain of steps that wait for each other. Here the
+block of a destination counts what its experts get, gives out the slots itself, in shared memory, sends, and signals
+behind one barrier: `reserved` and `finished` are not needed, nor an announcement, since nothing is long under way.
 Receivers see nothing unusual: counts whose messages are there already.
 """
 
 from epmoe import layout
 from epmoe.device import (ballot, block_dim, block_idx, device_fn, ffs, i32, lane_id, load_u64, n_warps, prefetch,
-                          shared_add_i32, shared_array, store_i32, syncthreads, syncthreads_or, thread_idx, u64, warp_id)
+                          shared_add_i32, shared_array, store_i32, syncthreads, syncthreads_or, thread_idx, u64,
+                          warp_id)
 from epmoe.device import int32, uint64
 
 from . import ahead, formats, ids, stamps, transport
@@ -25,10 +26,25 @@ def applies(cfg, shares):
     return shares and not cfg.skip_a2a and not encodes_for_itself and cfg.n_local_experts <= MOST_EXPERTS
 
 
-def make(cfg, block, mark, scale_of, pieces):
-    """Device function send_few(params, num_tokens, my_rank, failed) -> whether it had to give up; all sending blocks.
+def taken(cfg, shares):
+    """Device function (num_tokens, n_senders): whether so many blocks send so few tokens in this way."""
+    n_ranks, most = cfg.n_ranks, MOST_TOKENS
 
-    For at most MOST_TOKENS tokens and at least n_ranks blocks. scale_of: device function params ->
+    @device_fn
+    def is_taken(num_tokens, n_senders):
+        return num_tokens <= most and n_senders >= n_ranks
+
+    @device_fn
+    def never(num_tokens, n_senders):
+        return False
+
+    return is_taken if applies(cfg, shares) else never
+
+
+def make(cfg, block, mark, scale_of, pieces):
+    """Device function send_few(params, num_tokens, my_rank, failed) -> whether it had to give up.
+
+    For all sending blocks, where `taken` says so. scale_of: device function params ->
     input scale.
     """
     fmt, sizes, to = formats.of(cfg), layout.message(cfg), transport.make(cfg, block)
@@ -102,11 +118,6 @@ def make(cfg, block, mark, scale_of, pieces):
         if syncthreads_or(failed):              # counts and places by all warps
             return True
         mark(params, stamps.CLAIMED)
-        i = i32(block_dim() - 1 - thread_idx())         # the last warps may have no piece to send
-        while i < local:
-            if wanted[i] == 0:
-                signal(params, owner, my_rank, i32(i * n_ranks + my_rank), i32(0))
-            i = i32(i + block_dim())
         n_parts = i32(max(1, min(most, i32(n_warps() // max(1, num_tokens)))))
         unit = i32(warp_id())
         while unit < num_tokens * n_parts:
@@ -115,8 +126,7 @@ def make(cfg, block, mark, scale_of, pieces):
         syncthreads()                           # all messages by all warps, which the signals release
         i = i32(thread_idx())
         while i < local:
-            if wanted[i] > 0:
-                signal(params, owner, my_rank, i32(i * n_ranks + my_rank), i32(wanted[i]))
+            signal(params, owner, my_rank, i32(i * n_ranks + my_rank), i32(wanted[i]))
             i = i32(i + block_dim())
         mark(params, stamps.SENT)
         return False

@@ -45,9 +45,10 @@ def _scale_of(block, input_scale):
 def make(cfg, block, mark, input_scale=None, shares=False):
     """Device function send_tokens(params, num_tokens, my_rank, n_senders, failed) -> whether it had to give up.
 
-    For blocks [0, n_senders); it ends with a barrier, where the counters are used. failed: whether this thread knows of an earlier wait that expired;
-    then nothing is sent. Block 0 announces the counts first, unless there are few tokens (few_tokens.py). input_scale: None for the number in the parameter block,
-    or a function i -> float32 that is read at 0. shares: whether messages to one rank share the token's payload.
+    For blocks [0, n_senders); it ends with a barrier, where the counters are used. failed: whether this thread knows of
+    an earlier wait that expired; then nothing is sent. Block 0 announces the counts first, unless there are few tokens
+    (few_tokens.py). input_scale: None for the number in the parameter block, or a function i -> float32 that is read at
+    0. shares: whether messages to one rank share the token's payload.
     """
     fmt, at, sizes = formats.of(cfg), counters.words(cfg), layout.message(cfg)
     load_id, clean_id, record_id = ids.make(cfg)
@@ -231,11 +232,11 @@ def make(cfg, block, mark, input_scale=None, shares=False):
 
     if not few_tokens.applies(cfg, shares):
         return send_many
-    few, send_few = few_tokens.MOST_TOKENS, few_tokens.make(cfg, block, mark, scale_of, piece)
+    is_few, send_few = few_tokens.taken(cfg, shares), few_tokens.make(cfg, block, mark, scale_of, piece)
 
     @device_fn
     def send_tokens(params, num_tokens, my_rank, n_senders, failed):
-        if num_tokens <= few and n_senders >= n_ranks:
+        if is_few(num_tokens, n_senders):
             return send_few(params, num_tokens, my_rank, failed)
         return send_many(params, num_tokens, my_rank, n_senders, failed)
 

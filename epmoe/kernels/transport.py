@@ -20,8 +20,8 @@ class Transport(NamedTuple):
         puts.
     signal(params, rank, my_rank, index, count): writes count into word `index` of that rank's recv_count. What this
         thread has written, or acquired from other threads, is visible to who acquires the word; puts if completed.
-    tell(params, rank, index, value): writes value into word `index` of the recv_count of a rank of the same world, which
-        says nothing of what else this thread has written.
+    tell(params, rank, index, value): writes value into word `index` of the recv_count of a rank of the same world,
+        which says nothing of what else this thread has written.
     crosses: whether there are far ranks, those of other p2p worlds. The rest is used only if there are.
     is_far(rank, my_rank): whether it is one.
     put(place, staged, n_bytes, rank): a warp starts to copy n_bytes from `staged`, in symmetric memory, to the place in

@@ -11,8 +11,8 @@ SMALL = dict(n_ranks=2, n_experts=6, top_k=4, hidden=16, max_tokens_per_rank=6)
 ENOUGH = LaunchConfig(n_sms=6, num_threads=64)
 
 
-@pytest.mark.parametrize("name", ["empty rank, three ranks", "nobody has a token", "one rank", "top 32", "shared expert",
-                                  "fp8 rows padded to 4", "nvfp4"])
+@pytest.mark.parametrize("name", ["empty rank, three ranks", "nobody has a token", "one rank", "top 32",
+                                  "shared expert", "fp8 rows padded to 4", "nvfp4"])
 def test_rounds_are_exact(name):
     case = CASES[name]
     world = KernelWorld(EPConfig(**case["cfg"]), fused=True, launch=ENOUGH, seed=1, racecheck=True)
