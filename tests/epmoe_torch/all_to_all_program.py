@@ -10,6 +10,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+from rows_kernels import compile_ahead
 from torch.testing import assert_close
 
 from epmoe import device
@@ -123,6 +124,7 @@ def main(n_tokens, hidden, n_local, top_k):
     else:
         torch.cuda.set_device(where)
         dist.init_process_group("nccl", device_id=where)
+    compile_ahead(world, hidden, n_local, top_k)
     rng = torch.Generator(where).manual_seed(world.rank)
     n, n_experts = n_tokens - world.rank, n_local * world.n_ranks
 

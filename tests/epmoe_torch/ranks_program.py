@@ -5,11 +5,12 @@ import sys
 import torch
 from megatron_managers import DeepepManager, HybridEPManager, layer
 from moe_block import batches_of, layers_of, parallel, together, train
+from rows_kernels import compile_ahead
 
 from epmoe import MPIWorld, device
 from epmoe.torch import get_buffer, reset_hybrid_ep_buffer
 
-LOCAL = 2
+LOCAL, TOP_K = 2, 2
 LR = 0.096        # by tokens and elements, over which the loss is a sum
 BF16 = torch.bfloat16
 
@@ -35,7 +36,7 @@ def routing(n_tokens, n_experts, where, shift, each):
     return routing_map, probs * routing_map
 
 
-def megatron_calls(world, manager, where, *, each, hidden=16, shared=False):
+def megatron_calls(world, manager, where, hidden, *, each=TOP_K, shared=False):
     """One layer and its gradients: whole numbers and powers of two, so that every sum is exact."""
     n_experts, shape = LOCAL * world.n_ranks, (n_experts_tokens(world), 1, hidden)
     draw = torch.Generator().manual_seed(world.rank)
@@ -58,16 +59,16 @@ def n_experts_tokens(world):
     return 2 * LOCAL * world.n_ranks
 
 
-def all_megatron_calls(world, where):
+def all_megatron_calls(world, where, hidden):
     """Both managers, as they are configured without and with a capacity."""
     n_experts = LOCAL * world.n_ranks
     for capacity_factor in (None, 1.0):
-        manager = DeepepManager(world, LOCAL, 2, n_experts, capacity_factor=capacity_factor)
-        megatron_calls(world, manager, where, each=2, shared=True)
+        manager = DeepepManager(world, LOCAL, TOP_K, n_experts, capacity_factor=capacity_factor)
+        megatron_calls(world, manager, where, hidden, shared=True)
     for options in ({}, dict(pad_multiple=None, capacity=4)):
         manager = HybridEPManager(world, LOCAL, n_experts, **options)
         for _ in range(2):
-            megatron_calls(world, manager, where, each=2)
+            megatron_calls(world, manager, where, hidden)
 
 
 def training(world, where, steps, kinds, num_tokens, hidden, width):
@@ -102,7 +103,8 @@ def main(steps, tokens, hidden, width):
     where = torch.device("cpu" if device.SIM else f"cuda:{world.machine.ordinal}")
     if not device.SIM:
         torch.cuda.set_device(where)
-    all_megatron_calls(world, where)
+    compile_ahead(world, hidden, LOCAL, TOP_K)
+    all_megatron_calls(world, where, hidden)
     training(world, where, steps, ("rows", "hybrid"), (tokens, tokens - 1), hidden, width)
     reset_hybrid_ep_buffer(world)
     get_buffer(world, 0).close()

@@ -7,26 +7,27 @@ import sys
 
 import torch
 from mpi4py import MPI
+from rows_kernels import compile_ahead
 
 from epmoe import MPIWorld, device
 from epmoe.fused_a2a.buffers import hybrid_ep_buffer
 from epmoe.torch import (fused_combine, fused_dispatch, fused_dispatch_on_device, get_buffer, hybrid_ep_combine,
                          hybrid_ep_dispatch, init_hybrid_ep_buffer)
 
-BF16, TOP_K, BATCHES = torch.bfloat16, 2, 5
+BF16, BATCHES = torch.bfloat16, 5
 HOST_ROOM = 16 << 20    # bytes that Python and torch may take meanwhile, for what they keep of addresses seen before
 
 
 class Batch:
     """Tokens of one rank and where they go; draw() puts new ones into the same tensors."""
 
-    def __init__(self, world, where, seed, tokens, hidden, local):
-        self.n_experts = local * world.n_ranks
+    def __init__(self, world, where, seed, tokens, hidden, local, top_k):
+        self.n_experts, self.top_k = local * world.n_ranks, top_k
         self.rng = torch.Generator(where).manual_seed(seed * world.n_ranks + world.rank)
         self.x, self.gradient = (torch.empty(tokens, hidden, dtype=BF16, device=where) for _ in range(2))
-        self.ids = torch.empty(tokens, TOP_K, dtype=torch.int64, device=where)
+        self.ids = torch.empty(tokens, top_k, dtype=torch.int64, device=where)
         self.goes = torch.empty(tokens, self.n_experts, dtype=torch.bool, device=where)
-        self.probs, self.dense = (torch.empty(tokens, n, device=where) for n in (TOP_K, self.n_experts))
+        self.probs, self.dense = (torch.empty(tokens, n, device=where) for n in (top_k, self.n_experts))
         self.draw()
         for one in (self.x, self.probs, self.dense):
             one.requires_grad_()
@@ -36,7 +37,7 @@ class Batch:
         self.x.normal_(generator=self.rng)
         self.gradient.normal_(generator=self.rng)
         self.probs.uniform_(generator=self.rng)
-        ids = self.dense.uniform_(generator=self.rng).topk(TOP_K).indices
+        ids = self.dense.uniform_(generator=self.rng).topk(self.top_k).indices
         self.goes.zero_().scatter_(1, ids, True)
         self.ids.copy_(torch.where(ids == 1, -1, ids))
 
@@ -52,7 +53,7 @@ def step(world, batch, waits):
     dispatch = fused_dispatch if waits else fused_dispatch_on_device
     rows, _, row_probs, _, handle = dispatch(batch.x * 1, batch.ids, batch.probs * 1, n, world)
     out, _ = fused_combine(expert_output(rows, row_probs.sum(1)), world, handle)
-    budget = None if waits else TOP_K * len(batch.x)
+    budget = None if waits else batch.top_k * len(batch.x)
     rows, row_probs, _, _, handle = hybrid_ep_dispatch(out, batch.goes, batch.dense * 1, world, local,
                                                        num_permuted_tokens=budget, pad_multiple=4)
     both = hybrid_ep_combine(expert_output(rows, row_probs), handle)
@@ -110,15 +111,16 @@ def replays(world, batch, stream):
         earlier, copies = wanted, [t.clone() for t in wanted]
 
 
-def main(steps, tokens, hidden, local):
+def main(steps, tokens, hidden, local, top_k):
     stream, where = None, torch.device("cpu")
     if not device.SIM:
         where = torch.device("cuda", MPI.COMM_WORLD.Get_rank() % torch.cuda.device_count())
         torch.cuda.set_device(where)
         stream = torch.cuda.Stream()
     world = MPIWorld(stream=stream)
+    compile_ahead(world, hidden, local, top_k)
     init_hybrid_ep_buffer(world, hidden, tokens, local, 24, 24, False)
-    batches = [Batch(world, where, seed, tokens, hidden, local) for seed in range(BATCHES)]
+    batches = [Batch(world, where, seed, tokens, hidden, local, top_k) for seed in range(BATCHES)]
     many_steps(world, batches, steps)
     if stream is not None:
         replays(world, batches[0], stream)

@@ -1,0 +1,79 @@
+"""The kernels of fused_a2a for one shape, compiled before ranks wait for each other, by as many processes as they are.
+
+`python rows_kernels.py RANKS HIDDEN LOCAL TOP_K I/N`: every Nth of them, into the disk cache.
+"""
+
+import sys
+
+import ml_dtypes
+import numpy as np
+
+from epmoe import compiling, device, fused_a2a
+from epmoe.device import kernel_cache
+from epmoe.worlds.dry import DryWorld
+
+BF16, FP32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
+TOKENS, FP8_HIDDEN = 4, 128
+
+
+def kernels_of(n_ranks, hidden, local, top_k, n_sms=132):
+    """What every call on bfloat16 rows launches, forward and backward; with probs, and FP8 of FP8_HIDDEN elements."""
+    world = DryWorld(n_ranks, n_sms)
+    n_experts = local * n_ranks
+    ids = np.tile(np.arange(top_k), (TOKENS, 1))
+    probs, dense = np.ones((TOKENS, top_k), FP32), np.ones((TOKENS, n_experts), FP32)
+    x, goes = np.zeros((TOKENS, hidden), BF16), np.ones((TOKENS, n_experts), bool)
+    for dispatch in (fused_a2a.FusedDispatch, fused_a2a.FusedDispatchOnDevice):
+        ctx, other = fused_a2a.Context(), fused_a2a.Context()
+        rows, _, row_probs, _, handle = dispatch.forward(ctx, x, ids, probs, n_experts, world)
+        fused_a2a.FusedCombine.forward(other, rows, world, handle)
+        fused_a2a.FusedCombine.backward(other, x)
+        dispatch.backward(ctx, rows, None, row_probs, None, None)
+    for budget in (None, TOKENS):
+        if budget:
+            fused_a2a.init_hybrid_ep_buffer(world, hidden, TOKENS, local, 24, 24, False)    # else the host would look
+        ctx, other = fused_a2a.Context(), fused_a2a.Context()
+        rows, row_probs, _, _, handle = fused_a2a.HybridEPDispatch.forward(ctx, x, goes, dense, world, local,
+                                                                           num_permuted_tokens=budget)
+        fused_a2a.HybridEPCombine.forward(other, rows, handle)
+        fused_a2a.HybridEPCombine.backward(other, x)
+        fused_a2a.HybridEPDispatch.backward(ctx, rows, row_probs, None, None, None)
+    fused_a2a.init_hybrid_ep_buffer(world, FP8_HIDDEN, TOKENS, local, 24, 24, True)
+    rows, _, scales, *_ = fused_a2a.hybrid_ep_dispatch(np.zeros((TOKENS, FP8_HIDDEN), BF16), goes, None, world, local)
+    values = np.zeros((TOKENS, FP8_HIDDEN), rows.dtype), np.ones((TOKENS, 1), FP32)
+    fused_a2a.fused_dispatch(values, ids, probs, n_experts, world)
+    return list(world.machine.kernels)
+
+
+def compile_ahead(world, hidden, local, top_k):
+    """Compile what is not there yet, from rank 0 while the others wait; collective. Nothing in the simulator."""
+    if device.SIM:
+        return
+    shape = world.n_ranks, hidden, local, top_k
+    if world.rank == 0:
+        missing = [k for k in kernels_of(*shape) if not is_compiled(k)]
+        n = compiling.number_of_processes(world, len(missing)) if missing else 0
+        compiling.run_together([[sys.executable, __file__, *map(str, shape), f"{i}/{n}"] for i in range(n)])
+    world.tell(None, compiling.TIMEOUT_S + 60)
+
+
+def is_compiled(kernel):
+    """Whether the disk cache has it."""
+    from numba import cuda
+
+    directory, key = kernel_cache.folder(), kernel.fingerprint(tuple(cuda.get_current_device().compute_capability))
+    return directory is not None and key is not None and (directory / f"{key}.cubin").exists()
+
+
+def main(n_ranks, hidden, local, top_k, part):
+    from numba import cuda
+
+    i, n = map(int, part.split("/"))
+    cuda.select_device(i % len(cuda.gpus))
+    missing = [k for k in kernels_of(*map(int, (n_ranks, hidden, local, top_k))) if not is_compiled(k)]
+    for kernel in missing[i::n]:
+        kernel.handle()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
