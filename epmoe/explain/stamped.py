@@ -10,8 +10,10 @@ import numpy as np
 from epmoe.explain.trace import Trace
 from epmoe.kernels.stamps import MARKS
 
-# (mark after which a rank's signals are out, mark after which all peers' signals have come), by what a kernel is named
-SIGNALS = {"dispatch": ("announced", "counted"), "combine": ("sent", "arrived")}
+# Arrows by what a kernel is named: (mark at the tail, which of its blocks, mark at the head). Dispatch: the block that
+# announces is done, and all peers' announcements have come. Combine: the first rows are out, and all are reduced; those
+# between them arrive one by one.
+ARROWS = {"dispatch": ("announced", np.max, "counted"), "combine": ("sent", np.min, "reduced")}
 
 
 def of_stamps(rounds, about):
@@ -23,8 +25,8 @@ def of_stamps(rounds, about):
     for s in sorted(stamps, key=lambda s: (s.rank, s.kernel)):
         for block, times in enumerate(s.times):
             _block(trace, s, block, times, shifts[s.rank] - first)
-    for name, (told, heard) in SIGNALS.items():
-        for source in ends(stamps, name, told, np.max):
+    for name, (told, which, heard) in ARROWS.items():
+        for source in ends(stamps, name, told, which):
             for target in ends(stamps, name, heard, np.max):
                 if source[0] != target[0]:
                     trace.arrow(f"{name}: {told}", *((rank, block, (at + shifts[rank] - first) / 1000 - 0.001)
@@ -60,8 +62,8 @@ def corrections(rounds):
     low, high = {r: -np.inf for r in ranks}, {r: np.inf for r in ranks}
     for stamps in rounds:
         # the announcements, which one block makes for all: whoever has heard all has heard this rank's
-        tell = {rank: at for rank, _, at in ends(stamps, "dispatch", SIGNALS["dispatch"][0], np.max)}
-        hear = {rank: at for rank, _, at in ends(stamps, "dispatch", SIGNALS["dispatch"][1], np.min)}
+        tell = {rank: at for rank, _, at in ends(stamps, "dispatch", "announced", np.max)}
+        hear = {rank: at for rank, _, at in ends(stamps, "dispatch", "counted", np.min)}
         for r in ranks:
             if ranks[0] in tell and r in hear:
                 low[r] = max(low[r], tell[ranks[0]] - hear[r])
