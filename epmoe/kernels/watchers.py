@@ -75,26 +75,24 @@ def make(cfg, block):
 
     @device_fn
     def wait_for(flags, flag):
-        """One thread waits until a flag is raised or a watcher has given up."""
-        polls, goes_on = 0, not is_up(flags, flag)
-        while goes_on:
+        """One thread waits for one flag; whether it was raised, which it is unless a watcher has given up."""
+        polls, up, goes_on = 0, is_up(flags, flag), True
+        while goes_on and not up:
             polls += 1
-            goes_on = not is_up(flags, flag)
-            if goes_on and polls % POLLS_PER_LOOK == 0:
+            if polls % POLLS_PER_LOOK == 0:
                 goes_on = shared_add_i32(flags, gave_up, i32(0)) == 0
+            up = is_up(flags, flag)
+        return up
 
     @device_fn
     def next_come(flags, entry, wanted):
-        flag, wants, up = i32(entry % gave_up), ((u32(wanted) >> u32(lane_id())) & u32(1)) != u32(0), False
-        if wants:
+        flag, up = i32(entry % gave_up), False
+        if ((u32(wanted) >> u32(lane_id())) & u32(1)) != u32(0):
             up = is_up(flags, flag)
         come = u32(ballot(up))
-        if come == u32(0):                  # then wait for the first of them, and look what else has come by then
+        if come == u32(0):                  # then wait for the first of them; the others are seen at the next look
             if lane_id() == ffs(wanted) - 1:
-                wait_for(flags, flag)
-            syncwarp()
-            if wants:
-                up = is_up(flags, flag)
+                up = wait_for(flags, flag)
             come = u32(ballot(up))
         if up:
             fence_acq_rel_cta()             # acquire, from the watcher that raised the flag
