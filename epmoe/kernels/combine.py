@@ -3,18 +3,21 @@
 The story, in the words of the specification, and who tells which part:
 
 1. **way back** (returners.py). Region A, which dispatch left behind, says for each (local expert, source rank) where
-   its rows end and how many they are. A warp takes a row, or a piece of one, reads `src_info[row] = (token, k)`, and
-   writes it to place [token, k] of the source rank's recv_buf. The place says all, so the message is the row and
-   nothing else.
-2. **finished, signal** (returners.py). After each piece it adds 1 to `finished[local_expert, source rank]`, acquire and
-   release at device scope; dispatch no longer needs that region. Whoever adds the last one has acquired all of these
-   rows. It puts the word back to 0 and writes the count into the source rank's recv_count at [local_expert, my_rank],
-   release at system scope: the signal covers rows of all blocks. Where no row goes back it is sent at once.
-3. **wait** (reducers.py). Every block acquires all words of its rank's recv_count at system scope.
-4. **cleaning up** (`_leave` below). Each block counts itself in D when it needs neither A nor recv_count any more; the
+   its rows end and how many they are. A block takes rows that follow one another, a warp one of them or a piece of one;
+   it reads `src_info[row] = (token, k)` and writes the row to place [token, k] of the source rank's recv_buf. The place
+   says all, so the message is the row and nothing else.
+2. **signal** (returners.py). The warps of a block count their pieces in shared memory. Where all rows of a (local
+   expert, source rank) are one block's, the warp with the last piece has acquired the others and signals: it writes the
+   count into the source rank's recv_count at [local_expert, my_rank], release at system scope. Where they are several
+   blocks', each adds its rows to `finished[local_expert, source rank]`, acquire and release at device scope (dispatch no
+   longer needs that region); whoever makes it complete puts the word back to 0 and signals. The signal covers rows of
+   all warps and blocks. Where no row goes back it is sent at once.
+3. **wait** (watchers.py). In every block a few warps acquire all words of the rank's recv_count at system scope, and
+   raise a flag in shared memory for each one as it comes.
+4. **cleaning up** (`_leaving` below). Each block counts itself in D when it needs neither A nor recv_count any more; the
    last one resets recv_count, region A and D: the next round finds the memory as this one did.
-5. **reducing** (reducers.py). A warp takes columns of a token: sum over k ascending of fma(w, x, sum) from +0.0, one
-   rounding to the output type, then the shared expert, then the epilogue.
+5. **reducing** (reducers.py). A warp takes columns of a token, loads the rows' vectors as their flags go up, and sums
+   over k ascending fma(w, x, sum) from +0.0, one rounding to the output type, then the shared expert, then the epilogue.
 
 To ranks of other p2p worlds (use_shmem) the row goes out of send_buf, by a put that is complete before step 2, and the
 count by a SHMEM signal: transport.py.
@@ -22,7 +25,11 @@ count by a SHMEM signal: transport.py.
 combine_async is 1 and 2, combine_wait 3 to 5, combine_kernel all in one launch; there every block does all steps, so
 the blocks of a launch must be resident together: each waits for rows that all blocks of its peers return. Region A may
 be zeroed only when every block has read it, and recv_count when every block has seen it: the last one to leave comes
-after all. The region of ready flags stays 0: no block waits for another one that waits for all.
+after all. The region of ready flags stays 0: no block waits for another one that waits for all. When a round fails,
+tokens that miss a row are left alone, and others may have been reduced.
+
+The addresses of ep_counters and status are arguments of the kernels besides being parameters: the first look at memory
+is then one at A and at the parameters at once.
 """
 
 from functools import lru_cache
@@ -187,14 +194,14 @@ def _check_options(cfg, router_weights, epilogue):
 
 
 def combine_async_kernel(cfg, launch=None) -> CombineAsyncCall:
-    """Steps 1 to 3: returns when this rank's rows and signals are on their way."""
+    """Steps 1 and 2: returns when this rank's rows and signals are on their way."""
     launch = launch or LaunchConfig()
     return CombineAsyncCall(cfg, launch, parameter_block(cfg),
                             lambda weights, epilogue: _compile_async(cfg, launch.threads, launch.trace))
 
 
 def combine_wait_kernel(cfg, launch=None, *, router_weights="array", epilogue=None) -> CombineWaitCall:
-    """Steps 4 to 7: returns when all tokens are reduced.
+    """Steps 3 to 5: returns when all tokens are reduced.
 
     router_weights: "array" for an array given at the call, a function (token, k, *args) -> float32, or None: then the
     output is [num_tokens, top_k, hidden] and not reduced. epilogue: a function (token, col, value, *args) -> value.
