@@ -35,7 +35,7 @@ def dispatch_kernel(shape):
     meeting = exchange.make(shape, block, ROWS_DISPATCH, with_counts=True)
     announce, announce_experts, _, await_notes, expert_count, sent, await_arrivals = meeting
     record, expert_major = records.make(shape, block, expert_count), shape.expert_major
-    (_, fetch), (send, recorded, expand_rows) = senders.ahead(shape, block), _moving(shape, block)
+    (_, fetch), (send, recorded, expand_rows) = senders.ahead(shape, block), _moving(shape, block, await_numbers)
     sending, has_room, mark = roles.sending(shape), senders.room(shape), stamps.make(block, shape.trace)
     n_notes, expands, ranks = exchange.words_of_notes(shape.n_ranks), shape.expands, shape.n_ranks
 
@@ -64,9 +64,7 @@ def dispatch_kernel(shape):
         mark(params, stamps.COUNTED)
         ok = True
         if sends:
-            if not await_numbers(params, epoch, num_tokens):
-                return
-            send(params, epoch, num_tokens, my_rank, notes)
+            ok = send(params, epoch, num_tokens, my_rank, notes)
             mark(params, stamps.SENT)
         if is_clerk:
             ok = sum_experts(params, epoch, num_tokens, scratch)
@@ -82,7 +80,7 @@ def dispatch_kernel(shape):
             ok = not syncthreads_or(not ok)
             mark(params, stamps.COPIED)
         elif sends:
-            sent(params, epoch, my_rank)
+            sent(params, epoch, my_rank, ok)
         elif ok:
             ok = await_arrivals(params, epoch, my_rank, notes)
             mark(params, stamps.ARRIVED)
@@ -129,7 +127,7 @@ def resend_kernel(shape):
             ok = not syncthreads_or(not expand_rows(params, epoch, my_rank, notes))
             mark(params, stamps.COPIED)
         elif sends:
-            sent(params, epoch, my_rank)
+            sent(params, epoch, my_rank, True)
         else:
             ok = await_arrivals(params, epoch, my_rank, notes)
             mark(params, stamps.ARRIVED)
@@ -140,10 +138,10 @@ def resend_kernel(shape):
     return rows_resend
 
 
-def _moving(shape, block):
+def _moving(shape, block, await_numbers=None):
     """Device functions (send, recorded, expand_rows); the last two None where nothing is expanded."""
     if not shape.expands:
-        return senders.make(shape, block), None, None
+        return senders.make(shape, block, None, await_numbers), None, None
     n_vectors = 1 if shape.encode else shape.row_bytes // VECTOR   # a row that is encoded travels whole
     flags = row_flags.make(shape, block, ROWS_DISPATCH, n_vectors, FEWEST_PARTS)
-    return senders.make(shape, block, flags), *expanders.make(shape, block, flags)
+    return senders.make(shape, block, flags, await_numbers), *expanders.make(shape, block, flags)

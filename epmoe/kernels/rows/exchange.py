@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from epmoe.device import (block_dim, device_fn, i32, ld_acquire_sys_u64, load_i32, load_u64,
-                          red_add_release_sys_i32, st_relaxed_sys_u64, syncthreads, syncthreads_or,
+                          red_add_release_sys_i32, st_relaxed_sys_u64, syncthreads_or,
                           thread_idx, u64)
 
 from . import control, roles, waits
@@ -19,7 +19,7 @@ class Exchange(NamedTuple):
     load_counts(params, notes): every block, where counts are those of a handle; these, of all ranks, into a shared
     int32 array. await_notes(params, epoch, my_rank, notes): every block; what the ranks tell; whether all ranks have
     announced themselves. expert_count(params, epoch, my_rank, source, expert): a number of a note, -1 if
-    it did not come. sent(params, epoch, my_rank): every block that sends, when it has sent its part. await_arrivals(
+    it did not come. sent(params, epoch, my_rank, ok): every block that sends, when it has sent its part (ok). await_arrivals(
     params, epoch, my_rank, notes): of the clerk; whether every rank has sent all its rows.
     """
 
@@ -126,10 +126,10 @@ def make(shape, block, phase, *, with_counts):
         return u64(u64(load_u64(params + u64(p_control) + u64(8) * u64(rank))) + u64(4) * index)
 
     @device_fn
-    def sent(params, epoch, my_rank):
-        syncthreads()                           # all of this block's stores before it says so
+    def sent(params, epoch, my_rank, ok):
+        failed = syncthreads_or(not ok)         # all of this block's stores before it says so
         i = i32(thread_idx())
-        if i < ranks:
+        if i < ranks and not failed:
             red_add_release_sys_i32(arrived_at(params, i, epoch, my_rank), i32(1))
 
     @device_fn

@@ -7,10 +7,10 @@ that it is of this call, so nothing is fenced and no barrier of the grid is need
 
 from typing import NamedTuple
 
-from epmoe.device import (SIM, ballot, block_dim, block_idx, device_fn, i32, int32, lane_id, ld_relaxed_gpu_u64,
+from epmoe.device import (SIM, any_lane, ballot, block_dim, block_idx, device_fn, i32, int32, lane_id, ld_relaxed_gpu_u64,
                           load_u64, n_warps, popc, red_add_release_gpu_i32, shared_add_i32, shared_array,
-                          st_relaxed_gpu_u64, store_i32, syncthreads, syncthreads_or, thread_idx, u32, u64, warp_id,
-                          warp_inclusive_sum_i32)
+                          st_relaxed_gpu_u64, store_i32, syncthreads, syncthreads_or, syncwarp, thread_idx, u32,
+                          u64, warp_id, warp_inclusive_sum_i32)
 
 from ..spin import wait_for_own_blocks
 from . import control, roles, routing, waits
@@ -27,8 +27,8 @@ class Layout(NamedTuple):
     count(params, epoch, num_tokens, failed, scratch): the first step of blocks that send and of the clerk; whether all
     blocks of this rank came. totals: tokens for each rank and, expert-major, for each expert. number(params, epoch, num_tokens, scratch):
     writes row_of [T, R] (-1 where the token does not go), expert-major also slot_of [T, E], each block those of its
-    tokens; other warps may read them behind the block's next barrier, and, where blocks share tokens, all blocks that
-    send behind await_numbers(params, epoch, num_tokens) -> whether all have numbered theirs. sum_experts(params, epoch,
+    tokens; other warps may read them behind the block's next barrier, and, where blocks share tokens, a warp those of
+    other blocks behind await_numbers(params, epoch, lane) -> whether all have numbered theirs. sum_experts(params, epoch,
     num_tokens, scratch): of the clerk; whether the sums of tokens by expert, of all blocks, are in experts, behind a
     barrier.
     """
@@ -283,15 +283,15 @@ def make(shape, block, phase, goes_on):
                 red_add_release_gpu_i32(numbered_at(params, epoch), i32(1))
 
     @device_fn
-    def await_numbers(params, epoch, num_tokens):
+    def await_numbers(params, epoch, lane):
         ok = True
-        if are_shared(num_tokens):
-            if thread_idx() == 0:
-                words = u64(load_u64(params + u64(p_words)))
-                ok = wait_for_own_blocks(numbered_at(params, epoch), sending(), words + u64(control.STATUS),
-                                         u64(load_u64(params + u64(p_timeout))), phase, FOR_BLOCKS, i32(0))
-            ok = not syncthreads_or(not ok)     # thread 0 acquired for all
-        return ok
+        if lane == 0:
+            words = u64(load_u64(params + u64(p_words)))
+            ok = wait_for_own_blocks(numbered_at(params, epoch), sending(), words + u64(control.STATUS),
+                                     u64(load_u64(params + u64(p_timeout))), phase, FOR_BLOCKS, i32(0))
+        failed = any_lane(not ok)
+        syncwarp()                              # what lane 0 acquired, all lanes read
+        return failed == 0
 
     @device_fn
     def sum_experts(params, epoch, num_tokens, scratch):

@@ -1,7 +1,8 @@
 """Which blocks do what: the first ones send, the last one, the clerk, speaks for its rank."""
 
-from epmoe.device import block_dim, block_idx, device_fn, grid_dim, i32, thread_idx
+from epmoe.device import block_dim, block_idx, device_fn, grid_dim, i32, n_warps, thread_idx
 
+BEGIN_WITH_OWN = True
 TENTHS_SENDING = 5      # of the blocks, where the others expand meanwhile
 
 
@@ -14,6 +15,23 @@ def sharing(shape):
         return num_tokens > blocks()
 
     return are_shared
+
+
+def beginning(shape):
+    """Device function (num_tokens) -> whether each warp first sends parts of a token of its own block.
+
+    Where blocks share tokens, and there are as many warps. What it needs for that, its block knows by itself. Where
+    rows are expanded while they come, they are sent in order, and there is no such beginning.
+    """
+    blocks, are_shared = sending(shape), sharing(shape)
+    in_order = shape.expands or shape.encode or not BEGIN_WITH_OWN
+
+    @device_fn
+    def begin_with_own(num_tokens):
+        senders = blocks()
+        return not in_order and are_shared(num_tokens) and (num_tokens + senders - 1) // senders <= n_warps()
+
+    return begin_with_own
 
 
 @device_fn

@@ -7,7 +7,7 @@ every row is written where it is to stay.
 from types import SimpleNamespace
 
 from epmoe.device import (all_lanes, ballot, block_dim, device_fn, f32, ffs, i32, lane_id, load_i32, load_u32, load_u64,
-                          n_warps, popc, prefetch, store_i32, store_u32, store_u64, syncwarp, thread_idx, u32, u64,
+                          n_warps, popc, prefetch, store_i32, store_u32, store_u64, syncthreads_or, syncwarp, thread_idx, u32, u64,
                           warp_broadcast_i32, warp_broadcast_u64, warp_id)
 
 from ..formats import blockwise_fp8
@@ -118,7 +118,7 @@ def room(shape):
 
 
 def ahead(shape, block):
-    """Device functions (bring(params, first, end, unit, n_parts, lane), fetch(params, num_tokens)).
+    """Device functions (bring(params, token, part, n_parts, lane), fetch(params, num_tokens)).
 
     bring: lets the part of a row that a warp sends next come nearer. fetch: few tokens of the block, while they may not
     yet be sent.
@@ -131,16 +131,14 @@ def ahead(shape, block):
     p_x, p_probs = block.offset("x"), block.offset("probs")
 
     @device_fn
-    def bring(params, first, end, unit, n_parts, lane):
-        token, part = i32(first + unit // (n_parts + n_apart)), i32(unit % (n_parts + n_apart))
-        if token < end:
-            a, b = part_span(part, n_parts)
-            row, at = u64(load_u64(params + u64(p_x))) + u64(token) * u64(src_bytes), i32(VECTOR * a + LINE * lane)
-            while at < VECTOR * b:
-                prefetch(row + u64(at))
-                at = i32(at + 32 * LINE)
-            if has_probs and not expert_major and part == n_parts * n_apart and lane == 0:
-                prefetch(u64(load_u64(params + u64(p_probs))) + u64(token) * u64(slots_bytes))
+    def bring(params, token, part, n_parts, lane):
+        a, b = part_span(part, n_parts)
+        row, at = u64(load_u64(params + u64(p_x))) + u64(token) * u64(src_bytes), i32(VECTOR * a + LINE * lane)
+        while at < VECTOR * b:
+            prefetch(row + u64(at))
+            at = i32(at + 32 * LINE)
+        if has_probs and not expert_major and part == n_parts * n_apart and lane == 0:
+            prefetch(u64(load_u64(params + u64(p_probs))) + u64(token) * u64(slots_bytes))
 
     @device_fn
     def fetch(params, num_tokens):
@@ -171,11 +169,12 @@ def fewest_parts(n_vectors):
     return min(FEWEST_PARTS, max(1, -(-n_vectors // BATCH)))
 
 
-def make(shape, block, flags=None):
-    """Device function send(params, epoch, num_tokens, my_rank, notes): this block's tokens, if every rank has room.
+def make(shape, block, flags=None, await_numbers=None):
+    """Device function send(params, epoch, num_tokens, my_rank, notes) -> whether this block's tokens are sent.
 
-    Where there are more tokens than blocks, the blocks share them: some reach the links sooner than others.
-    flags: of row_flags, where rows are expanded while they arrive.
+    If every rank has room; else nothing is. Where there are more tokens than blocks, the blocks share them: some reach
+    the links sooner than others. flags: of row_flags, where rows are expanded while they arrive. await_numbers: of the
+    layout, which is made in the same launch; then a warp sends the first half of a token of its own block meanwhile.
     """
     ranks, row_bytes, encodes, scale_words = shape.n_ranks, shape.row_bytes, shape.encode, shape.scale_words
     has_meta, has_probs = shape.has_meta, shape.has_probs
@@ -195,6 +194,7 @@ def make(shape, block, flags=None):
         src_bytes = shape.value_bytes * BF16_BYTES
         encode = fp8_format(shape.value_bytes).encode
     (bring, _), take, are_shared = ahead(shape, block), waits.claims(block, control.TAKEN), roles.sharing(shape)
+    is_numbered_now, begins_with_own = await_numbers is not None, roles.beginning(shape)
     if has_meta and expert_major:
         send_experts = _send_experts(shape, block)
     elif has_meta:
@@ -216,9 +216,17 @@ def make(shape, block, flags=None):
             left = u32(left & u32(left - u32(1)))
 
     @device_fn
+    def part_of(unit, first, rest, own, mine):
+        """(token, part of its row) of a unit of work: below 0 the first parts of one's own token, then the rest of all."""
+        token, part = own, i32(unit + mine)
+        if unit >= 0:
+            token, part = i32(first + unit // rest), i32(mine + unit % rest)
+        return token, part
+
+    @device_fn
     def send(params, epoch, num_tokens, my_rank, notes):
         if not has_room(notes):
-            return
+            return True
         lane, first_row = i32(lane_id()), before_me(notes, my_rank)
         rows_at, meta_at, probs_at, scales_at = u64(0), u64(0), u64(0), u64(0)
         if lane < ranks:
@@ -240,16 +248,30 @@ def make(shape, block, flags=None):
             n_parts = count_flags(notes)
         elif not encodes:
             n_parts = i32(max(fewest, count_parts(i32(end - first), i32(warps - n_apart * (end - first)))))
-        unit = i32(warp_id())
+        units, with_row, mine, own, own_end = i32(n_parts + n_apart), i32(n_parts * n_apart), i32(0), i32(0), i32(0)
+        if is_numbered_now and begins_with_own(num_tokens):
+            own, own_end = tokens_of_block(num_tokens)
+            own, mine = i32(own + warp_id()), i32(units // 2)
+        rest, unit, ok, are_numbered = i32(units - mine), i32(warp_id()), True, not (is_numbered_now and shared)
+        if mine == 0 and not are_numbered:
+            if warp_id() == 0:
+                ok = await_numbers(params, epoch, lane)
+            ok, are_numbered = not syncthreads_or(not ok), True     # what one thread acquired, all read
         if shared:
-            unit = take(params, epoch, lane)
-        units, with_row = i32(n_parts + n_apart), i32(n_parts * n_apart)
-        while unit < (end - first) * units:
-            token, part, row = i32(first + unit // units), i32(unit % units), i32(-1)
+            unit = i32(-mine)                   # below 0: a part of its own token
+            if own >= own_end:
+                unit = take(params, epoch, lane)
+        n_units = i32((end - first) * rest)
+        while ok and unit < n_units:
             following = i32(unit + n_warps())
             if shared:
-                following = take(params, epoch, lane)
-            if lane < ranks:
+                following = i32(unit + 1)
+                if following >= 0:
+                    following = take(params, epoch, lane)
+            if is_numbered_now and unit >= 0 and not are_numbered:
+                ok, are_numbered = await_numbers(params, epoch, lane), True
+            (token, part), row = part_of(unit, first, rest, own, mine), i32(-1)
+            if lane < ranks and ok:
                 row = i32(load_i32(row_of + u64(4) * u64(token * ranks + lane)))
             mask = u32(ballot(row >= 0))
             row = i32(first_row + row)
@@ -259,7 +281,9 @@ def make(shape, block, flags=None):
                 encode(src, staged, f32(1), lane)
                 syncwarp()                      # the payload by all lanes, before any lane reads it
                 src = staged
-            bring(params, first, end, following, n_parts, lane)
+            if following < n_units:
+                next_token, next_part = part_of(following, first, rest, own, mine)
+                bring(params, next_token, next_part, n_parts, lane)
             a, b = part_span(part, n_parts)     # none behind the last part
             copy(src, rows_at + u64(row) * u64(row_bytes), mask, start, a, b, lane)
             if part == with_row:
@@ -272,5 +296,6 @@ def make(shape, block, flags=None):
             if raises:
                 raise_flags(params, mask, row, part, epoch, lane)
             unit = i32(following)
+        return ok
 
     return send
