@@ -7,15 +7,18 @@ from rows_group import BF16, FP16, FP32, assert_same, host
 NAMES = ("recv_x", "recv_token_indices", "recv_token_probs", "tokens_per_expert")
 
 
-def equal_rows(group, world, rng, dtype=BF16):
-    """FusedDispatch and FusedCombine; gradients of random numbers. world: a RowsWorld."""
+def equal_rows(group, world, rng, dtype=BF16, hidden=None):
+    """FusedDispatch and FusedCombine; gradients of random numbers. world: a RowsWorld.
+
+    hidden: of the rows that combine sums, by chance if left out: it need not be dispatch's.
+    """
     *want, known = reference.dispatch_forward(**vars(world))
     ctx = fused_a2a.Context()
     *got, handle = fused_a2a.FusedDispatch.forward(ctx, world.x, world.token_indices, world.token_probs,
                                                    world.num_experts, group)
     for name, one, other in zip(NAMES, got, want):
         assert_same(one, other, name)
-    hidden = 8 * int(rng.integers(1, 4))                    # combine's need not be dispatch's
+    hidden = hidden or 8 * int(rng.integers(1, 4))
     grad = [rng.standard_normal((n, hidden)).astype(dtype) for n in known.num_rows]
     probs = [rng.standard_normal(a.shape).astype(FP32) for a in want[2]]
     made = fused_a2a.FusedDispatch.backward(ctx, grad, None, probs, None, None)
@@ -33,7 +36,7 @@ def equal_rows(group, world, rng, dtype=BF16):
     return got, handle
 
 
-def equal_hybrid(group, world, rng, dtype=FP16):
+def equal_hybrid(group, world, rng, dtype=FP16, hidden=None):
     """HybridEPDispatch and HybridEPCombine; gradients of random numbers, NaN in rows that must not be read."""
     group.p2p_world_size = world.p2p_world_size
     fused_a2a.buffers.hybrid_ep_buffer(group).fp8_dispatch = world.fp8_dispatch
@@ -45,7 +48,7 @@ def equal_hybrid(group, world, rng, dtype=FP16):
     for name, one, other in zip(("hidden", "probs", "scaling_factor", "tokens_per_expert"), got, want):
         assert_same(one, other, name)
     assert_same(handle.overflow, known.overflow, "overflow")
-    hidden = 8 * int(rng.integers(1, 4))
+    hidden = hidden or 8 * int(rng.integers(1, 4))
     grad = [rng.standard_normal((n, hidden)).astype(dtype) for n in known.num_rows]
     probs = [rng.standard_normal(n).astype(FP32) for n in known.num_rows]
     for rows, numbers, source in zip(grad, probs, known.src_rank):
