@@ -83,7 +83,7 @@ THREE = dict(n_ranks=3, n_experts=9, top_k=3, hidden=8, max_tokens_per_rank=4)
 SHARED = dict(n_ranks=2, n_experts=6, top_k=2, hidden=64, max_tokens_per_rank=6, fused_shared_expert=True)
 PIECES = dict(n_ranks=2, n_experts=4, top_k=1, hidden=512, max_tokens_per_rank=3)
 WINDOWS = {"signaller.WINDOW": 3, "offsets.MAX_COUNTS": 5, "returners.WINDOW": 4, "senders.MAX_MESSAGES": 6,
-           "watchers.MAX_FLAGS": 5}
+           "watchers.MAX_FLAGS": 5, "watchers.POLLS_PER_LOOK": 1}
 FAR = dict(n_ranks=2, n_experts=4, top_k=3, hidden=16, max_tokens_per_rank=5, p2p_world_size=1, use_shmem=True)
 FAR_AND_NEAR = FAR | dict(n_ranks=4, n_experts=8, p2p_world_size=2)
 ROUNDS = ((5, 3), (0, 5), (4, 4))
@@ -118,6 +118,7 @@ WORLDS = {w.name: w for w in (
           shape=(4, 128), few=True),
     World("more experts than lanes", dict(n_ranks=2, n_experts=36, top_k=2, hidden=8, max_tokens_per_rank=3),
           ((3, 2), (2, 3)), fused=True, shape=(3, 32)),
+    World("ten slots", dict(n_ranks=2, n_experts=12, top_k=10, hidden=8, max_tokens_per_rank=2), ((2, 1),), fused=True),
     World("rows in pieces, split", PIECES, ((2, 3), (3, 1)), shape=(3, 128)),
     World("rows in pieces, fused", PIECES | dict(token_format="fp8_blockwise", fused_shared_expert=True),
           ((2, 3), (3, 1)), fused=True, shape=(4, 128)),
