@@ -7,10 +7,12 @@ from benchmarks import peers, results, shapes
 # kernels, format, routing, tokens: what README shows of a model of 7168 columns and 256 experts
 LINES = (
     ("pairs fused", "bf16", "uniform", (1, 128, 1024, 4096)), ("pairs fused", "fp8", "uniform", (128, 4096)),
+    ("pairs plain", "bf16", "uniform", (128, 4096)),
     ("rows", "bf16", "uniform", (1, 128, 1024, 4096)), ("rows", "bf16", "zipf", (4096,)),
     ("rows", "fp8", "uniform", (128, 4096)), ("expert-major", "bf16", "uniform", (128, 4096)),
 )
-HEADINGS = ("kernels", "tokens a rank", "floor", "dispatch", "x floor", "best peer", "combine", "x floor", "best peer")
+HEADINGS = ("kernels", "tokens a rank", *("dispatch", "floor", "x floor", "best peer"),
+            *("combine", "floor", "x floor", "best peer"))
 
 
 def add_arguments(parser):
@@ -65,13 +67,12 @@ def below(record, hidden, experts):
 def _line(kernels, shape, found):
     words = [" ".join([kernels.removesuffix(" fused")] + [shape.format] * (shape.format != "bf16")
                       + ["Zipf"] * (shape.routing == "zipf")), str(shape.tokens)]
-    words.append(_us(max(r["floor_us"] for r in found if r)))
     for r in found:
         if r is None:
-            words += ["", "", ""]
+            words += [""] * 4
             continue
         name = f"{_us(r['peer_us'])} {short(r['peer'])}{'' if r['peer_here'] else '*'}" if r["peer"] else "-"
-        words += [f"**{_us(r['us'])}**", _ratio(r["to_floor"]), name]
+        words += [f"**{_us(r['us'])}**", _us(r["floor_us"]), _ratio(r["to_floor"]), name]
     return _row(words)
 
 
