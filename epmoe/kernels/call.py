@@ -80,6 +80,8 @@ def _handler_words(fmt, handler: FormatHandler):
 class DispatchAsyncCall(KernelCall):
     """Sends this rank's tokens to the owners of their experts."""
 
+    at_hand = "topk_ids", "input_tokens", "status"
+
     def __call__(self, input_tokens: TokenArray, topk_ids, send_buf_p, recv_buf_ptrs, recv_count_ptrs, ep_counters,
                  my_rank, *, machine, stream, status, clean_topk_ids, input_scale=1.0, timeout_s=30.0):
         self._launch(machine, stream, my_rank, input_tokens.n, dict(
@@ -111,6 +113,8 @@ class DispatchWaitCall(KernelCall):
 
 class DispatchCall(KernelCall):
     """dispatch_async and dispatch_wait in one launch."""
+
+    at_hand = DispatchAsyncCall.at_hand
 
     def __call__(self, input_tokens: TokenArray, topk_ids, format_handler: FormatHandler, row_offsets, expert_ids,
                  src_info, send_buf_p, recv_buf_ptrs, recv_count_ptrs, ep_counters, my_rank, *, machine, stream,

@@ -74,22 +74,17 @@ def parameter_block(cfg) -> ParameterBlock:
         ("input_scale", 1), ("timeout_ns", 1), ("trace", 1))
 
 
-def failed_before(block):
-    """Device function params -> whether an earlier wait of this rank expired; only thread 0 of a block looks.
+@device_fn
+def _failed_before(status):
+    """Whether an earlier wait of this rank expired; only the last thread of a block looks.
 
-    What it gives goes into the block's next vote: so the look costs no barrier of its own, and its loads pass while
+    What it gives goes into the block's next vote: so the look costs no barrier of its own, and its load passes while
     other things are loaded.
     """
-    p_status = block.offset("status")
-
-    @device_fn
-    def failed(params):
-        found = False
-        if thread_idx() == 0:
-            found = has_failed(u64(load_u64(params + u64(p_status))))
-        return found
-
-    return failed
+    found = False
+    if thread_idx() == block_dim() - 1:
+        found = has_failed(status)
+    return found
 
 
 def _count_out(cfg, block):
@@ -151,14 +146,14 @@ def _leave(cfg, block, mark):
 @lru_cache(CACHED)
 def _compile_async(cfg, threads, trace, input_scale, shares):
     block = parameter_block(cfg)
-    mark, failed, fetch = stamps.make(block, trace), failed_before(block), ahead.parameters(block)
+    mark, fetch = stamps.make(block, trace), ahead.parameters(block)
     send_tokens = senders.make(cfg, block, mark, input_scale, shares)
 
     @kernel(max_threads=threads, shmem=crosses_worlds(cfg))
-    def dispatch_async(params, num_tokens, my_rank):
+    def dispatch_async(params, num_tokens, my_rank, topk_ids, tokens, status):
         mark(params, stamps.START)
         fetch(params)
-        send_tokens(params, num_tokens, my_rank, grid_dim(), failed(params))
+        send_tokens(params, topk_ids, tokens, num_tokens, my_rank, grid_dim(), _failed_before(status))
 
     return dispatch_async
 
@@ -166,15 +161,16 @@ def _compile_async(cfg, threads, trace, input_scale, shares):
 @lru_cache(CACHED)
 def _compile_wait(cfg, threads, trace):
     block = parameter_block(cfg)
-    mark, failed, fetch = stamps.make(block, trace), failed_before(block), ahead.parameters(block)
+    mark, fetch = stamps.make(block, trace), ahead.parameters(block)
     leave, receive = _leave(cfg, block, mark), copiers.make(cfg, block, threads, mark, _count_out(cfg, block))
+    p_status = block.offset("status")
 
     @kernel(max_threads=threads)
     def dispatch_wait(params, num_tokens, my_rank):
         mark(params, stamps.START)
         fetch(params)
-        gave_up, is_out, is_last = receive(params, num_tokens, my_rank, block_idx(), grid_dim(), i32(0),
-                                           failed(params))
+        found = _failed_before(u64(load_u64(params + u64(p_status))))
+        gave_up, is_out, is_last = receive(params, num_tokens, my_rank, block_idx(), grid_dim(), i32(0), found)
         if not gave_up:
             leave(params, is_out, is_last)
 
@@ -184,22 +180,22 @@ def _compile_wait(cfg, threads, trace):
 @lru_cache(CACHED)
 def _compile_fused(cfg, threads, trace, input_scale, shares):
     block = parameter_block(cfg)
-    mark, failed, fetch = stamps.make(block, trace), failed_before(block), ahead.parameters(block)
+    mark, fetch = stamps.make(block, trace), ahead.parameters(block)
     send_tokens, is_few = senders.make(cfg, block, mark, input_scale, shares), few_tokens.taken(cfg, shares)
     leave, receive = _leave(cfg, block, mark), copiers.make(cfg, block, threads, mark, _count_out(cfg, block))
 
     @kernel(max_threads=threads, shmem=crosses_worlds(cfg))
-    def dispatch(params, num_tokens, my_rank):
+    def dispatch(params, num_tokens, my_rank, topk_ids, tokens, status):
         mark(params, stamps.START)
         fetch(params)
         n_senders = i32(max(1, i32(grid_dim() * SENDERS_OF_8 // 8)))
         n_copiers, n_helpers = i32(grid_dim() - n_senders), i32(n_senders)
         if is_few(num_tokens, n_senders):
             n_helpers = i32(0)
-        copier, found = i32(block_idx() - n_senders), failed(params)
+        copier, found = i32(block_idx() - n_senders), _failed_before(status)
         gave_up, is_out, is_last = False, False, False
         if copier < 0:
-            gave_up = send_tokens(params, num_tokens, my_rank, n_senders, found)
+            gave_up = send_tokens(params, topk_ids, tokens, num_tokens, my_rank, n_senders, found)
             copier = i32(grid_dim() + copier)       # when it has sent all it helps to copy
         if not gave_up and copier < n_copiers + n_helpers:
             gave_up, is_out, is_last = receive(params, num_tokens, my_rank, copier, n_copiers, n_helpers, found)

@@ -42,7 +42,7 @@ def taken(cfg, shares):
 
 
 def make(cfg, block, mark, scale_of, pieces):
-    """Device function send_few(params, num_tokens, my_rank, failed) -> whether it had to give up.
+    """Device function send_few(params, topk_ids, tokens, num_tokens, my_rank, failed) -> whether it had to give up.
 
     For all sending blocks, where `taken` says so. scale_of: device function params ->
     input scale.
@@ -56,13 +56,11 @@ def make(cfg, block, mark, scale_of, pieces):
     fetch_row = ahead.span(cfg.hidden * BF16_BYTES)
     top_k, local, n_ranks, tokens_per_rank = cfg.top_k, cfg.n_local_experts, cfg.n_ranks, cfg.max_tokens_per_rank
     row_bytes, msg_bytes, n_slots = cfg.hidden * BF16_BYTES, sizes.msg_bytes, MOST_TOKENS * cfg.top_k
-    p_tokens, p_topk, p_clean = block.offset("input_tokens"), block.offset("topk_ids"), block.offset("clean_topk_ids")
-    p_status = block.offset("status")
+    p_clean, p_status = block.offset("clean_topk_ids"), block.offset("status")
 
     @device_fn
-    def fetch(params, num_tokens):
+    def fetch(topk_ids, tokens, num_tokens):
         """Asks for ids and rows."""
-        topk_ids, tokens = u64(load_u64(params + u64(p_topk))), u64(load_u64(params + u64(p_tokens)))
         if thread_idx() < num_tokens:
             prefetch(topk_ids + u64(4) * u64(thread_idx() * top_k))
         token = i32(0)
@@ -71,9 +69,9 @@ def make(cfg, block, mark, scale_of, pieces):
             token = i32(token + 1)
 
     @device_fn
-    def place_token(params, token, owner, my_rank, wanted, places, experts, lane):
+    def place_token(params, topk_ids, token, owner, my_rank, wanted, places, experts, lane):
         """A warp cleans a token's ids and gives places to its messages to the owner; place 0 to all others."""
-        value = load_id(u64(load_u64(params + u64(p_topk))), token, lane)
+        value = load_id(topk_ids, token, lane)
         expert = clean_id(value, i32(0), lane)
         place = u64(0)
         if expert >= 0 and expert // local == owner:
@@ -89,7 +87,7 @@ def make(cfg, block, mark, scale_of, pieces):
                 record_id(value, expert, token, lane, u64(load_u64(params + u64(p_status))))
 
     @device_fn
-    def send_piece(params, token, part, n_parts, my_rank, places, experts, lane):
+    def send_piece(params, tokens, token, part, n_parts, my_rank, places, experts, lane):
         """A warp writes a piece of a token's payload, and all its trailers with the first one, if it goes there."""
         expert = i32(-1)
         if lane < top_k and places[token * top_k + lane] != u64(0):
@@ -97,7 +95,7 @@ def make(cfg, block, mark, scale_of, pieces):
         carrier = i32(i32(ffs(ballot(carries(expert)))) - 1)
         if carrier >= 0:
             m = i32(token * top_k + carrier)
-            place, src = u64(places[m]), u64(load_u64(params + u64(p_tokens))) + u64(token) * u64(row_bytes)
+            place, src = u64(places[m]), u64(tokens + u64(token) * u64(row_bytes))
             if direct:
                 copy_payload(place, src, part, n_parts, lane)
             else:
@@ -106,14 +104,14 @@ def make(cfg, block, mark, scale_of, pieces):
                 store_trailers(params, place, token, m, my_rank, places, experts, lane)
 
     @device_fn
-    def send_to(params, num_tokens, owner, my_rank, failed, wanted, places, experts):
+    def send_to(params, topk_ids, tokens, num_tokens, owner, my_rank, failed, wanted, places, experts):
         lane, token, i = i32(lane_id()), i32(warp_id()), i32(thread_idx())
         while i < local:
             wanted[i] = 0
             i = i32(i + block_dim())
         syncthreads()                           # zeros before counts
         while token < num_tokens:
-            place_token(params, token, owner, my_rank, wanted, places, experts, lane)
+            place_token(params, topk_ids, token, owner, my_rank, wanted, places, experts, lane)
             token = i32(token + n_warps())
         if syncthreads_or(failed):              # counts and places by all warps
             return True
@@ -121,7 +119,8 @@ def make(cfg, block, mark, scale_of, pieces):
         n_parts = i32(max(1, min(most, i32(n_warps() // max(1, num_tokens)))))
         unit = i32(warp_id())
         while unit < num_tokens * n_parts:
-            send_piece(params, i32(unit // n_parts), i32(unit % n_parts), n_parts, my_rank, places, experts, lane)
+            send_piece(params, tokens, i32(unit // n_parts), i32(unit % n_parts), n_parts, my_rank, places, experts,
+                       lane)
             unit = i32(unit + n_warps())
         syncthreads()                           # all messages by all warps, which the signals release
         i = i32(thread_idx())
@@ -132,12 +131,13 @@ def make(cfg, block, mark, scale_of, pieces):
         return False
 
     @device_fn
-    def send_few(params, num_tokens, my_rank, failed):
+    def send_few(params, topk_ids, tokens, num_tokens, my_rank, failed):
         places, experts = shared_array(n_slots, uint64), shared_array(n_slots, int32)
         wanted = shared_array(local, int32)
         if block_idx() < n_ranks:
-            fetch(params, num_tokens)
-            return send_to(params, num_tokens, i32(block_idx()), my_rank, failed, wanted, places, experts)
+            fetch(topk_ids, tokens, num_tokens)
+            return send_to(params, topk_ids, tokens, num_tokens, i32(block_idx()), my_rank, failed, wanted, places,
+                           experts)
         return syncthreads_or(failed) != 0
 
     return send_few

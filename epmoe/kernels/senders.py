@@ -43,7 +43,8 @@ def _scale_of(block, input_scale):
 
 
 def make(cfg, block, mark, input_scale=None, shares=False):
-    """Device function send_tokens(params, num_tokens, my_rank, n_senders, failed) -> whether it had to give up.
+    """Device function send_tokens(params, topk_ids, tokens, num_tokens, my_rank, n_senders, failed) -> whether it had
+    to give up.
 
     For blocks [0, n_senders); it ends with a barrier, where the counters are used. failed: whether this thread knows of
     an earlier wait that expired; then nothing is sent. Block 0 announces the counts first, unless there are few tokens
@@ -69,7 +70,7 @@ def make(cfg, block, mark, input_scale=None, shares=False):
     row_bytes, msg_bytes = cfg.hidden * BF16_BYTES, sizes.msg_bytes
     batch = max(1, MAX_MESSAGES // top_k)
     n_slots, last_key = batch * top_k, cfg.n_experts
-    p_tokens, p_topk, p_clean = block.offset("input_tokens"), block.offset("topk_ids"), block.offset("clean_topk_ids")
+    p_tokens, p_clean = block.offset("input_tokens"), block.offset("clean_topk_ids")
     p_counters, p_status = block.offset("ep_counters"), block.offset("status")
 
     @device_fn
@@ -179,7 +180,7 @@ def make(cfg, block, mark, input_scale=None, shares=False):
             i = i32(i + block_dim())
 
     @device_fn
-    def send_many(params, num_tokens, my_rank, n_senders, failed):
+    def send_many(params, topk_ids, tokens, num_tokens, my_rank, n_senders, failed):
         places, order = shared_array(n_slots, uint64), shared_array(n_slots, int32)
         experts, keys = shared_array(n_slots, int32), shared_array(n_slots, int32)
         # consecutive tokens go to different blocks, and the first ones not to the block that announces
@@ -188,13 +189,12 @@ def make(cfg, block, mark, input_scale=None, shares=False):
             n_workers, first = i32(n_senders - 1), i32(block_idx() - 1)
             if block_idx() == 0:
                 first = i32(num_tokens)
-        # all of these are under way at once, while thread 0 looks whether an earlier wait failed
-        topk_ids, clean_topk_ids = u64(load_u64(params + u64(p_topk))), u64(load_u64(params + u64(p_clean)))
-        words = u64(load_u64(params + u64(p_counters)))
+        # all of these are under way at once, while one thread looks whether an earlier wait failed
+        clean_topk_ids, words = u64(load_u64(params + u64(p_clean))), u64(load_u64(params + u64(p_counters)))
         if first < num_tokens:
             fetch_ids(topk_ids, i32(first + thread_idx() * n_workers), num_tokens)
+            fetch_row(tokens + u64(first) * u64(row_bytes))
             fetch_words(words + u64(at.reserved))                                       # and finished, behind it
-            fetch_row(u64(load_u64(params + u64(p_tokens))) + u64(first) * u64(row_bytes))
         n_parts = count_pieces(i32(max(1, min(batch, i32((num_tokens + n_workers - 1) // n_workers)))))
         if block_idx() == 0:
             fetch_all_ids(topk_ids, num_tokens)
@@ -235,9 +235,9 @@ def make(cfg, block, mark, input_scale=None, shares=False):
     is_few, send_few = few_tokens.taken(cfg, shares), few_tokens.make(cfg, block, mark, scale_of, piece)
 
     @device_fn
-    def send_tokens(params, num_tokens, my_rank, n_senders, failed):
+    def send_tokens(params, topk_ids, tokens, num_tokens, my_rank, n_senders, failed):
         if is_few(num_tokens, n_senders):
-            return send_few(params, num_tokens, my_rank, failed)
-        return send_many(params, num_tokens, my_rank, n_senders, failed)
+            return send_few(params, topk_ids, tokens, num_tokens, my_rank, failed)
+        return send_many(params, topk_ids, tokens, num_tokens, my_rank, n_senders, failed)
 
     return send_tokens
