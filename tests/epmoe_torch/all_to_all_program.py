@@ -14,7 +14,8 @@ from rows_kernels import compile_ahead
 from torch.testing import assert_close
 
 from epmoe import device
-from epmoe.torch import fused_combine, fused_dispatch, hybrid_ep_combine, hybrid_ep_dispatch
+from epmoe.torch import (fused_combine, fused_dispatch, get_buffer, hybrid_ep_combine, hybrid_ep_dispatch,
+                         reset_hybrid_ep_buffer)
 from epmoe.worlds.mpi import MPIWorld
 
 ROUNDING = 2**-8        # of a float32 to bfloat16, relative
@@ -140,6 +141,8 @@ def main(n_tokens, hidden, n_local, top_k):
     rows_round(world, normal().requires_grad_(), ids, random(n, top_k).requires_grad_(), normal(), n_local)
     hybrid_round(world, normal().requires_grad_(), goes, random(n, n_experts).requires_grad_(), normal(), n_local)
     dist.destroy_process_group()
+    reset_hybrid_ep_buffer(world)
+    get_buffer(world, 0).close()
     print(f"rank {world.rank} of {world.n_ranks}: as wanted", flush=True)
 
 

@@ -12,7 +12,7 @@ from rows_kernels import compile_ahead
 from epmoe import MPIWorld, device
 from epmoe.fused_a2a.buffers import hybrid_ep_buffer
 from epmoe.torch import (fused_combine, fused_dispatch, fused_dispatch_on_device, get_buffer, hybrid_ep_combine,
-                         hybrid_ep_dispatch, init_hybrid_ep_buffer)
+                         hybrid_ep_dispatch, init_hybrid_ep_buffer, reset_hybrid_ep_buffer)
 
 BF16, BATCHES = torch.bfloat16, 5
 HOST_ROOM = 16 << 20    # bytes that Python and torch may take meanwhile, for what they keep of addresses seen before
@@ -124,6 +124,8 @@ def main(steps, tokens, hidden, local, top_k):
     many_steps(world, batches, steps)
     if stream is not None:
         replays(world, batches[0], stream)
+    reset_hybrid_ep_buffer(world)
+    get_buffer(world, 0).close()
     print(f"rank {world.rank} of {world.n_ranks}: as wanted", flush=True)
 
 
