@@ -8,10 +8,12 @@ from dataclasses import replace
 
 from epmoe import compiling, routing
 from epmoe.checked_rounds import reduction
+from epmoe.device import kernel_cache
 from epmoe.expert_parallel import ExpertParallel
 from epmoe.worlds.dry import DryWorld
 
 DISPATCH, COMBINE = "dispatch", "combine"
+N_SMS = 132         # makes a grid, and no difference to a kernel
 
 
 def pieces(cases):
@@ -28,9 +30,9 @@ def pieces(cases):
                   key=lambda piece: (piece[1] == COMBINE, not piece[0].fused))
 
 
-def kernels_of(case, phase, n_sms):
+def kernels_of(case, phase):
     """The kernels that one phase of a case launches on a rank."""
-    world = DryWorld(case.cfg.n_ranks, n_sms)
+    world = DryWorld(case.cfg.n_ranks, N_SMS)
     routed = routing.make(case.cfg, 0)
     with ExpertParallel(case.cfg, world, fused=case.fused) as ep:
         d = ep.dispatch(routed.x[0], routed.topk_ids[0])
@@ -42,33 +44,33 @@ def kernels_of(case, phase, n_sms):
     return launched
 
 
-def compile_part(cases, number, of, n_sms):
-    """Compile every of-th piece, from the number-th (from 1) on, for the current GPU, which has n_sms multiprocessors."""
+def compile_part(cases, number, of, cc):
+    """Compile every of-th piece, from the number-th (from 1) on, for a compute capability; needs no GPU."""
     for case, phase in pieces(cases)[number - 1::of]:
-        for kernel in kernels_of(case, phase, n_sms):
-            kernel.binary()
-
-
-def compile_on_any_gpu(cases, number, of):
-    """compile_part in a process that is no rank; the processes share the GPUs out."""
-    from numba import cuda
-
-    cuda.select_device(number % len(cuda.gpus))
-    compile_part(cases, number, of, cuda.current_context().device.MULTIPROCESSOR_COUNT)
+        for kernel in kernels_of(case, phase):
+            kernel.binary(cc)
 
 
 def compile_all(args, cases, world):
-    """Compile the cases' kernels, on each host from its first rank, while the others wait: how many processes did."""
-    n = 0
+    """Compile what the disk cache lacks, on each host from its first rank, while the others wait; collective.
+
+    (kernels, how many of them were compiled, by how many processes) on the host of rank 0.
+    """
+    counts = None
     if world.host.Get_rank() == 0:
-        n = compiling.number_of_processes(world, len(pieces(cases)))
-        compiling.run_together([[*_command(args, world), "--compile", f"{i + 1}/{n}"] for i in range(n)])
-    return max(world.tell(n, compiling.TIMEOUT_S + 60))
+        cc = world.machine.compute_capability
+        todo = pieces(cases)
+        keys = {kernel.fingerprint(cc) for piece in todo for kernel in kernels_of(*piece)}
+        missing = sum(not kernel_cache.has(key) for key in keys)
+        n = compiling.number_of_processes(world, len(todo)) if missing else 0
+        compiling.run_together([[*_command(args, world, cc), "--compile", f"{i + 1}/{n}"] for i in range(n)])
+        counts = len(keys), missing if n else 0, n
+    return world.tell(counts, compiling.TIMEOUT_S + 60)[0]
 
 
-def _command(args, world):
+def _command(args, world, cc):
     words = [sys.executable, "-m", "epmoe", "verify", "--all", "--world", "local", "--ranks", world.n_ranks,
-             "--hidden", args.hidden, "--seed", args.seed]
+             "--hidden", args.hidden, "--seed", args.seed, "--cc", "%d.%d" % cc]
     words += ["--p2p-world-size", args.p2p_world_size] if args.p2p_world_size else []
     words += ["--sample", args.sample] if args.sample else []
     words += ["--part", "%d/%d" % args.part] if args.part else []

@@ -5,6 +5,7 @@ import types as _types
 from .fingerprint import fingerprint
 from .ptx_factory import i32, u64
 
+import numba.cuda.cudadrv.devices as _devices
 import numba.cuda.dispatcher as _dispatcher
 from numba import cuda
 
@@ -14,13 +15,15 @@ SM_90 = (9, 0)
 
 @contextlib.contextmanager
 def _as_if_on(cc):
-    """Let Numba compile device functions for a compute capability without asking a device."""
-    saved = _dispatcher.get_current_device
-    _dispatcher.get_current_device = lambda: _types.SimpleNamespace(compute_capability=cc)
+    """Let Numba compile for a compute capability without asking a device, and without a context."""
+    saved = _dispatcher.get_current_device, _devices.get_context
+    device = _types.SimpleNamespace(compute_capability=cc)
+    _dispatcher.get_current_device = lambda: device
+    _devices.get_context = lambda *_: _types.SimpleNamespace(device=device)
     try:
         yield
     finally:
-        _dispatcher.get_current_device = saved
+        _dispatcher.get_current_device, _devices.get_context = saved
 
 
 def device_fn(fn):
@@ -57,6 +60,7 @@ class Kernel:
         self._handles = {}          # compute capability -> CUkernel
 
     introduce = None                # see load_cubin
+    options = {}                    # for Numba
 
     def __repr__(self):
         return "<kernel %s>" % self.name
@@ -67,11 +71,16 @@ class Kernel:
             text, _ = cuda.compile_ptx(self.fn, self.signature, cc=cc, launch_bounds=self.max_threads)
         return text
 
-    def compile(self):
-        """The kernel compiled for the current GPU (once), as Numba has it."""
+    def compile(self, cc=None):
+        """The kernel compiled (once) for a compute capability, the current GPU's by default, as Numba has it.
+
+        Not by cuda.jit, which loads it at once, and so needs a GPU, for nothing: handle() loads what the cache keeps.
+        """
         if self._compiled is None:
-            jitted = cuda.jit(self.signature, launch_bounds=self.max_threads)(self.fn)
-            self._compiled = jitted.overloads[self.signature]
+            with _as_if_on(cc or _current_cc()):
+                compiled = _dispatcher._Kernel(self.fn, self.signature, launch_bounds=self.max_threads, **self.options)
+                compiled._codelibrary.get_cubin()
+            self._compiled = compiled
         return self._compiled
 
     def handle(self):
@@ -84,19 +93,24 @@ class Kernel:
             self._handles[cc] = gpu_machine.load_cubin(cubin, name, self.introduce)
         return self._handles[cc]
 
-    def binary(self):
-        """(name of the entry point, cubin) for the current GPU: out of the disk cache, or compiled and put there."""
+    def binary(self, cc=None):
+        """(name of the entry point, cubin): out of the disk cache, or compiled and put there.
+
+        cc: compute capability; with it no GPU is needed. Default: that of the current GPU.
+        """
         from . import kernel_cache
 
-        return kernel_cache.find_or_make(self.fingerprint(_current_cc()), self._cubin)
+        cc = cc or _current_cc()
+        return kernel_cache.find_or_make(self.fingerprint(cc), lambda: self._cubin(cc))
 
     def fingerprint(self, cc):
         """What the compiled kernel is found by in the cache; None if it depends on things that cannot be compared."""
         return fingerprint(self.fn, self.max_threads, *cc)
 
-    def _cubin(self):
-        library = self.compile()._codelibrary
-        return library._entry_name, library.get_cubin().code
+    def _cubin(self, cc):
+        library = self.compile(cc)._codelibrary
+        with _as_if_on(cc):
+            return library._entry_name, library.get_cubin().code
 
     def resources(self):
         """{"registers", "local_bytes", "shared_bytes"} of a thread, a thread and a block, on the current GPU."""

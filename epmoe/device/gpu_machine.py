@@ -292,6 +292,7 @@ class GpuMachine:
         device = context.device
         self.ordinal = device.id
         self.name = device.name.decode() if isinstance(device.name, bytes) else str(device.name)
+        self.compute_capability = tuple(device.compute_capability)
         self.all_sms = device.MULTIPROCESSOR_COUNT
         self.n_sms = self.all_sms if n_sms is None else min(int(n_sms), self.all_sms)
         self.shared_limit = check(cu.cuDeviceGetAttribute(

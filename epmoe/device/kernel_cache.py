@@ -89,6 +89,12 @@ def alone(path, wait_s=WAIT_S):
         yield
 
 
+def has(key):
+    """Whether the cache has a kernel of this key."""
+    directory = folder() if key is not None else None
+    return directory is not None and (directory / f"{key}.cubin").exists()
+
+
 def find_or_make(key, make, wait_s=WAIT_S):
     """(name, cubin) of the kernel with this key: out of the cache, or made by make() and put there."""
     directory = folder() if key is not None else None

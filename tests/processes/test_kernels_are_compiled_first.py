@@ -1,12 +1,17 @@
 """A walk of verify over processes: its kernels are known beforehand, each once, and shared out. Needs no GPU."""
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
-from epmoe import verify_kernels
+from epmoe import __main__, verify_kernels
+from epmoe.device import kernel_cache
 from epmoe.verify_matrix import cases
 
 HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
 ALL = list(cases(4, 256))
 
 
@@ -26,8 +31,20 @@ def test_a_piece_is_compiled_once_and_the_longest_come_first():
     assert {case.cfg for case in ALL} == {case.cfg for case, phase in pieces if phase == "dispatch"}
 
 
-def test_without_a_gpu_there_is_nothing_to_compile_for(capsys):
-    from epmoe import __main__
+def test_a_piece_is_compiled_without_a_gpu_and_found_again(tmp_path):
+    command = [sys.executable, "-m", "epmoe", "verify", "--all", "--sample", "1", "--compile", "2/2"]
+    env = os.environ | {"EPMOE_DEVICE": "gpu", "EPMOE_CACHE_DIR": str(tmp_path), "EPMOE_CACHE": "1",
+                        "PYTHONPATH": str(ROOT)}
+    times = []
+    for _ in range(2):
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stderr
+        files = {file: file.stat().st_mtime_ns for file in tmp_path.glob("*.cubin")}
+        times.append(files)
+    assert 1 <= len(files) <= 2 and times[0] == times[1]
+    assert all(kernel_cache.read(file)[1].startswith(b"\x7fELF") for file in files)
 
+
+def test_the_simulator_compiles_nothing(capsys):
     assert __main__.main(["verify", "--all", "--compile", "1/2"]) == 2
-    assert "needs a GPU" in capsys.readouterr().err
+    assert "EPMOE_DEVICE=gpu" in capsys.readouterr().err

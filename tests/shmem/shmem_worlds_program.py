@@ -1,38 +1,60 @@
 """One rank of a ShmemWorld: rounds over p2p worlds of each size, each held against the reference on every rank.
 
-Arguments: sizes of the p2p worlds (1,2), rounds; then, for larger shapes, hidden and tokens.
+Arguments: sizes of the p2p worlds (1,2), rounds; then, for larger shapes, hidden and tokens. On GPUs the kernels are
+compiled first, by processes of their own, whose arguments are: compile, I/N, compute capability, ranks, sizes, hidden,
+tokens.
 """
 
 import sys
 
-from epmoe import EPConfig, ShmemWorld, device, routing, verify_kernels
+from epmoe import EPConfig, ShmemWorld, compiling, device, routing, verify_kernels
 from epmoe.checked_rounds import Case, rounds_of
 
 FORMATS = ("bf16", "fp8_blockwise", "nvfp4")
-COMPILING = 240     # seconds
 
 
 def cases(n_ranks, size, hidden, tokens):
+    """[(seed, case)] over p2p worlds of this size."""
     for number, name in enumerate(FORMATS):
         for fused in (False, True):
-            cfg = EPConfig(n_ranks, 4 * n_ranks, 3, hidden, tokens, p2p_world_size=size, use_shmem=True,
+            cfg = EPConfig(n_ranks, 4 * n_ranks, 3, int(hidden), int(tokens), p2p_world_size=size, use_shmem=True,
                            token_format=name, fused_shared_expert=number == 1)
             yield number, Case(cfg, fused=fused)
 
 
-def main(sizes, rounds, hidden=128, tokens=6):
+def cases_of(n_ranks, sizes, hidden, tokens):
+    return [case for size in map(int, sizes.split(",")) for _, case in cases(n_ranks, size, hidden, tokens)]
+
+
+def compile_part(part, cc, n_ranks, *shape):
+    sys.modules.setdefault("torch", None)       # which nvshmem4py imports, and which takes longer than a kernel
+    number, of = map(int, part.split("/"))
+    verify_kernels.compile_part(cases_of(int(n_ranks), *shape), number, of, tuple(map(int, cc.split("."))))
+
+
+def compile_ahead(world, *shape):
+    if world.rank == 0:
+        n = compiling.number_of_processes(world, len(verify_kernels.pieces(cases_of(world.n_ranks, *shape))))
+        cc = "%d.%d" % world.machine.compute_capability
+        compiling.run_together([[sys.executable, __file__, "compile", f"{i + 1}/{n}", cc, str(world.n_ranks), *shape]
+                                for i in range(n)])
+    world.tell(None, compiling.TIMEOUT_S + 60)
+
+
+def main(sizes, rounds, hidden="128", tokens="6"):
+    world = None
     for size in map(int, sizes.split(",")):
-        world = ShmemWorld(p2p_world_size=size)
-        numbered = list(cases(world.n_ranks, size, int(hidden), int(tokens)))
-        if not device.SIM:      # each rank a part, rather than all waiting for one
-            verify_kernels.compile_part([case for _, case in numbered], world.rank + 1, world.n_ranks,
-                                        world.machine.n_sms)
-            world.tell(None, COMPILING)
-        for number, case in numbered:
-            routed = [routing.make(case.cfg, [number, n]) for n in range(int(rounds))]
+        first, world = world is None, ShmemWorld(p2p_world_size=size)
+        if first and not device.SIM:
+            compile_ahead(world, sizes, hidden, tokens)
+        for seed, case in cases(world.n_ranks, size, hidden, tokens):
+            routed = [routing.make(case.cfg, [seed, n]) for n in range(int(rounds))]
             for r in rounds_of(case, world, routed):
                 assert not r.differences, r.differences[0]
         print(f"rank {world.rank} of {world.n_ranks}, worlds of {size}: equal\n", end="", flush=True)
 
 
-main(*sys.argv[1:])
+if sys.argv[1] == "compile":
+    compile_part(*sys.argv[2:])
+else:
+    main(*sys.argv[1:])
