@@ -45,10 +45,10 @@ class Buffer:
     rows come. timeout [s]: after it a wait gives up and PeerTimeout is raised. launch: LaunchConfig.
 
     Three kinds of memory: control, a few kB that peers write; the pool, which they write rows into: flags of rows,
-    windows for few rows, a staging area and behind it a heap of results; and each rank's own memory. The pool grows, on all ranks in the
-    same call, and never shrinks; results and handles that are in use survive that. A result that finds no room in
-    the heap is received in the staging area and moved to memory of its own, so the numbers never depend on who
-    holds on to what.
+    windows for few rows, a staging area and behind it a heap of results; and each rank's own memory. The pool grows, on
+    all ranks in the same call, and never shrinks; results and handles that are in use survive that. A result that finds
+    no room in the heap is received in the staging area and moved to memory of its own, so the numbers never depend on
+    who holds on to what.
     """
 
     def __init__(self, group, hidden_bytes=0, *, timeout=30.0, launch=None):

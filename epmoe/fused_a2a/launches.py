@@ -9,8 +9,8 @@ from epmoe.kernels.stamps import TraceBuffers
 from epmoe.kernels.written_blocks import WrittenBlocks
 
 BLOCKS_A_CALL = 3       # parameter blocks of one call of a rank, at most
-FEW_TOKENS = 128        # of a rank, that have smaller blocks: what all warps do before they have work takes less time
-FEW_THREADS = 256
+FEW_TO_SEND, THREADS_TO_SEND = 128, 256         # so few tokens of a rank have smaller blocks: what all warps do before
+FEW_TO_COMBINE, THREADS_TO_COMBINE = 16, 512    # they have work takes less time then
 
 
 class Launches:
@@ -24,11 +24,14 @@ class Launches:
         self.traces = {}            # by kernel: stamps, if the LaunchConfig asks for them
         self._written = WrittenBlocks()
 
-    def shape(self, n_local_experts, row_bytes, num_tokens=None, **more):
-        """The RowsShape of a kernel of these launches. num_tokens: of this process's ranks, where few make a difference."""
+    def shape(self, n_local_experts, row_bytes, *, to_send=None, to_combine=None, **more):
+        """The RowsShape of a kernel of these launches. to_send, to_combine: tokens of each rank of this process."""
         threads = self.threads
-        if num_tokens is not None and max(num_tokens) <= FEW_TOKENS and self.launch.num_threads is None:
-            threads = min(threads, FEW_THREADS)
+        if self.launch.num_threads is None:
+            if to_send is not None and max(to_send) <= FEW_TO_SEND:
+                threads = min(threads, THREADS_TO_SEND)
+            if to_combine is not None and max(to_combine) <= FEW_TO_COMBINE:
+                threads = min(threads, THREADS_TO_COMBINE)
         return RowsShape(self.world.n_ranks, n_local_experts, threads, row_bytes, trace=self.launch.trace, **more)
 
     def grid(self, num_sms, n_rows):

@@ -111,8 +111,8 @@ def dispatch_forward(buffer, x, token_indices, token_probs, num_experts, num_sms
         buffer.want_tokens(max(num_tokens))
         buffer.want_pool(0, arrange(arrays_of(world.n_ranks * buffer.max_tokens))[1])
     wide = all(a.dtype.itemsize == 8 for a in ids)
-    shape = buffer.launches.shape(local, hidden * dtype.itemsize, num_tokens, top_k=top_k, id_bytes=8 if wide else 4,
-                                  scale_words=n_scales, has_probs=True, has_meta=True)
+    shape = buffer.launches.shape(local, hidden * dtype.itemsize, to_send=num_tokens, top_k=top_k,
+                                  id_bytes=8 if wide else 4, scale_words=n_scales, has_probs=True, has_meta=True)
     with letting_go(buffer), buffer.steady.watching(key) as remember:
         values, loans = [], []
         for i, r in enumerate(buffer.ranks):
@@ -237,7 +237,7 @@ def cached_dispatch(buffer, name, x, handle, num_sms=None):
         return result_arrays(rows, hidden, dtype)
 
     # Counts are known to all ranks, so all grow together; in the staging area there is then room on every rank.
-    shape = buffer.launches.shape(1, hidden * dtype.itemsize, handle.num_tokens, top_k=1)
+    shape = buffer.launches.shape(1, hidden * dtype.itemsize, to_send=handle.num_tokens, top_k=1)
     buffer.want_pool(0, arrange(arrays_of(handle.most_rows))[1])
     with letting_go(buffer), buffer.steady.watching(key) as remember:
         targets = [_Target(buffer, r, arrays_of, handle.most_rows) for r in buffer.ranks]
@@ -267,8 +267,8 @@ def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
     buffer.expect_open()
     row_bytes = hidden * dtype.itemsize
     probs_at = align(handle.most_returned * row_bytes)
-    shape = buffer.launches.shape(1, row_bytes, handle.num_tokens, top_k=handle.top_k, has_probs=has_probs,
-                                  dtype=arguments.NAMES[dtype])
+    shape = buffer.launches.shape(1, row_bytes, to_combine=handle.num_tokens, top_k=handle.top_k,
+                                  has_probs=has_probs, dtype=arguments.NAMES[dtype])
     buffer.want_pool(probs_at + 4 * handle.top_k * handle.most_returned * has_probs, flag_rows=handle.most_returned,
                      window_bytes=windows.bytes_for(shape))
     results, calls, at = [], [], buffer.staging_at

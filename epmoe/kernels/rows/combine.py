@@ -4,7 +4,8 @@
 meet). 2. pushing (pushers.py) by some of the blocks, row by row, with a flag for each part of a row; expert-major, a
 row is the sum over the local experts, rounded once. 3. reducing (reducers.py) by the other blocks meanwhile, and by all
 when there is nothing left to push: each part of a token when its rows have come, the sum over ranks ascending in
-float32, rounded once. Few rows wait for nobody: all blocks push them into windows (windows.py), and then reduce.
+float32, rounded once. Few rows wait for nobody: all blocks but the clerk push them into windows (windows.py), and then
+reduce.
 """
 
 from functools import lru_cache
@@ -47,7 +48,7 @@ def combine_kernel(shape):
         if roles.is_clerk():
             announce(params, epoch, num_tokens, my_rank, notes)
             mark(params, stamps.ANNOUNCED)
-        are_few, pushing = few_rows(notes), i32(grid_dim())
+        are_few, pushing, ok = few_rows(notes), i32(grid_dim() - 1), True
         if not are_few:
             pushing = i32(max(1, grid_dim() * tenths // 10))
             if not await_notes(params, epoch, my_rank, notes):
@@ -56,13 +57,14 @@ def combine_kernel(shape):
         if block_idx() < pushing:
             push(params, epoch, my_rank, notes, are_few)
             mark(params, stamps.SENT)
-        ok = reduce(params, epoch, num_tokens, my_rank, notes, are_few)
+        if are_few and roles.is_clerk():        # it has its hands full, and ends the call for the others
+            ok = await_notes(params, epoch, my_rank, notes)
+        else:
+            ok = reduce(params, epoch, num_tokens, my_rank, notes, are_few)
         if syncthreads_or(not ok):
             return
         mark(params, stamps.REDUCED)
         if roles.is_clerk():
-            if are_few and not await_notes(params, epoch, my_rank, notes):
-                return
             if all_begun(params, ROWS_COMBINE):
                 end(params, epoch, my_rank)
                 mark(params, stamps.LEFT)

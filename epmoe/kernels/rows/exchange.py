@@ -19,8 +19,8 @@ class Exchange(NamedTuple):
     load_counts(params, notes): every block, where counts are those of a handle; these, of all ranks, into a shared
     int32 array. await_notes(params, epoch, my_rank, notes): every block; what the ranks tell; whether all ranks have
     announced themselves. expert_count(params, epoch, my_rank, source, expert): a number of a note, -1 if
-    it did not come. sent(params, epoch, my_rank, ok): every block that sends, when it has sent its part (ok). await_arrivals(
-    params, epoch, my_rank, notes): of the clerk; whether every rank has sent all its rows.
+    it did not come. sent(params, epoch, my_rank, ok): every block that sends, when it has sent its part (ok).
+    await_arrivals(params, epoch, my_rank, notes): of the clerk; whether every rank has sent all its rows.
     """
 
     announce: callable

@@ -23,7 +23,8 @@ def make(shape, block, flags):
     ranks, has_meta = shape.n_ranks, shape.has_meta
     expand_row, clear_rows = expand.make(shape, block)
     _, _, _, received, _ = peers.sums(ranks)
-    claim, sending, (count_parts, _, is_up, await_flag) = waits.claims(block, control.CLAIMED), roles.sending(shape), flags
+    claim, sending = waits.claims(block, control.CLAIMED), roles.sending(shape)
+    count_parts, _, _, is_up, await_flag = flags
     _, part_span = parts(expand.vectors_of(shape))
     p_words, p_timeout = block.offset("words"), block.offset("timeout_ns")
 

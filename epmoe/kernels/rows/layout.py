@@ -7,10 +7,10 @@ that it is of this call, so nothing is fenced and no barrier of the grid is need
 
 from typing import NamedTuple
 
-from epmoe.device import (SIM, any_lane, ballot, block_dim, block_idx, device_fn, i32, int32, lane_id, ld_relaxed_gpu_u64,
-                          load_u64, n_warps, popc, red_add_release_gpu_i32, shared_add_i32, shared_array,
-                          st_relaxed_gpu_u64, store_i32, syncthreads, syncthreads_or, syncwarp, thread_idx, u32,
-                          u64, warp_id, warp_inclusive_sum_i32)
+from epmoe.device import (SIM, any_lane, ballot, block_dim, block_idx, device_fn, i32, int32, lane_id,
+                          ld_relaxed_gpu_u64, load_u64, n_warps, popc, red_add_release_gpu_i32, shared_add_i32,
+                          shared_array, st_relaxed_gpu_u64, store_i32, syncthreads, syncthreads_or, syncwarp,
+                          thread_idx, u32, u64, warp_id, warp_inclusive_sum_i32)
 
 from ..spin import wait_for_own_blocks
 from . import control, roles, routing, waits
@@ -25,8 +25,8 @@ class Layout(NamedTuple):
 
     allocate() -> shared int32 arrays (by_warp [warp, rank], experts, before, totals [columns], masks [tokens]).
     count(params, epoch, num_tokens, failed, scratch): the first step of blocks that send and of the clerk; whether all
-    blocks of this rank came. totals: tokens for each rank and, expert-major, for each expert. number(params, epoch, num_tokens, scratch):
-    writes row_of [T, R] (-1 where the token does not go), expert-major also slot_of [T, E], each block those of its
+    blocks of this rank came. totals: tokens for each rank and, expert-major, for each expert.
+    number(params, epoch, num_tokens, scratch): writes row_of [T, R] (-1 where the token does not go), expert-major also slot_of [T, E], each block those of its
     tokens; other warps may read them behind the block's next barrier, and, where blocks share tokens, a warp those of
     other blocks behind await_numbers(params, epoch, lane) -> whether all have numbered theirs. sum_experts(params, epoch,
     num_tokens, scratch): of the clerk; whether the sums of tokens by expert, of all blocks, are in experts, behind a
@@ -279,7 +279,7 @@ def make(shape, block, phase, goes_on):
             number_tokens(params, epoch, num_tokens, scratch)
         if are_shared(num_tokens):
             syncthreads()                       # the numbers of all warps before the block says so
-            if thread_idx() == 0:
+            if thread_idx() == block_dim() - 1:     # the first threads wait for notes
                 red_add_release_gpu_i32(numbered_at(params, epoch), i32(1))
 
     @device_fn

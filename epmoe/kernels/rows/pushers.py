@@ -1,12 +1,15 @@
 """Pushing rows back to the ranks that their tokens came from; expert-major rows are summed over local experts first."""
 
-from epmoe.device import (ballot, block_idx, device_fn, fence_acq_rel_sys, ffs, grid_dim, i32, lane_id, load16, load_i32,
-                          load_u32, load_u64, n_warps, shfl_idx, shfl_up, store16, store_u32, syncthreads, u32, u64,
-                          warp_broadcast_i32, warp_broadcast_u64, warp_id)
+from epmoe.device import (SIM, ballot, block_idx, device_fn, fence_acq_rel_sys, ffs, grid_dim, i32, lane_id, load16,
+                          load_i32, load_u32, load_u64, n_warps, shfl_idx, shfl_up, store16, store_u32, syncthreads,
+                          u32, u64, warp_broadcast_i32, warp_broadcast_u64, warp_id)
 
 from .. import elements
 from . import control, peers, row_flags, row_sums, waits, windows
 from .row_copy import VECTOR, copy_to_lanes, parts
+
+
+MANY = 3 if SIM else 64     # blocks: fewer push whole rows, whose warps wait less often for a release
 
 
 def expert_sums(shape, block):
@@ -76,14 +79,14 @@ def n_targets_of(shape):
 def make(shape, block, flags, few):
     """Device function push(params, epoch, my_rank, notes, are_few): the rows that this rank received, back.
 
-    Each to its source rank, at [row of the source's handle]. Warps take parts of rows in turn, beginning with the first
-    tokens of every rank, so that tokens become whole one after another. Few rows go into windows, all at once, and a
+    Each to its source rank, at [row of the source's handle]. Warps take parts of rows, few blocks whole ones, in turn,
+    beginning with the first tokens of every rank, so that tokens become whole one after another. Few rows go into windows, all at once, and a
     block says so for all of its warps. flags: of row_flags; few: of windows.
     """
     ranks, local, row_bytes, n_meta = shape.n_ranks, shape.n_local_experts, shape.row_bytes, shape.n_meta
     expert_major, has_probs = shape.expert_major, shape.has_probs
     place, (_, _, _, received, returned_before_me) = peers.place_in(block, ranks), peers.sums(ranks)
-    (count_parts, raise_flags, _, _), raise_flag = flags, few.raise_flag
+    (count_parts, raise_flags, raise_row, _, _), raise_flag = flags, few.raise_flag
     n_targets, rows_in_window, probs_in_window = n_targets_of(shape), few.at[windows.X], few.at[windows.PROBS]
     _, part_span = parts(row_bytes // VECTOR)
     copy, sum_row, take = copy_to_lanes(read_only=True), expert_sums(shape, block), waits.claims(block, control.TAKEN)
@@ -102,9 +105,9 @@ def make(shape, block, flags, few):
     def flag_units(params, epoch, my_rank, ends, before, n_units, n_parts):
         """A warp: of this block's units of work all flags in windows, a lane one of another warp's."""
         fence_acq_rel_sys()
-        first = i32(0)
-        while first * grid_dim() + block_idx() < n_units:
-            unit = i32((first + lane_id()) * grid_dim() + block_idx())
+        first, workers = i32(0), i32(grid_dim() - 1)
+        while first * workers + block_idx() < n_units:
+            unit = i32((first + lane_id()) * workers + block_idx())
             part, number, source = unit_of(my_rank, unit, n_parts)
             has_row = i32(shfl_idx(before, source)) + number < i32(shfl_idx(ends, source))
             if has_row and unit < n_units:
@@ -147,21 +150,24 @@ def make(shape, block, flags, few):
         here = i32(ends - before)
         if n_targets < ranks and lane == my_rank:
             here = i32(0)
-        n_parts, most = count_parts(notes), row_flags.largest(here)
-        warps = i32(n_warps() * grid_dim())
-        unit, following, n_units = i32(warp_id() * grid_dim() + block_idx()), i32(0), i32(most * n_targets * n_parts)
+        n_parts, most, workers = count_parts(notes), row_flags.largest(here), i32(grid_dim() - 1)
+        warps, unit, following = i32(n_warps() * workers), i32(warp_id() * workers + block_idx()), i32(0)
+        a_row, whole = i32(n_parts), not are_few and grid_dim() < MANY
+        if whole:
+            a_row = i32(1)
+        n_units = i32(most * n_targets * a_row)
         if not are_few:
             unit = take(params, epoch, lane)
         while unit < n_units:
             following = i32(unit + warps)
             if not are_few:
                 following = take(params, epoch, lane)
-            part, number, source = unit_of(my_rank, unit, n_parts)
+            part, number, source = unit_of(my_rank, unit, a_row)
             row = i32(warp_broadcast_i32(before, source) + number)
             if row < warp_broadcast_i32(ends, source):
                 to_row = i32(warp_broadcast_i32(first_row, source) + number)
                 to = u64(u64(warp_broadcast_u64(rows_at, source)) + u64(to_row) * u64(row_bytes))
-                a, b = part_span(part, n_parts)
+                a, b = part_span(part, a_row)
                 if expert_major:
                     sum_row(params, row, to, a, b, lane)
                 else:
@@ -169,7 +175,9 @@ def make(shape, block, flags, few):
                 if has_probs and part == 0:
                     to_probs = u64(warp_broadcast_u64(probs_at, source)) + u64(4) * u64(to_row) * u64(n_meta)
                     push_probs(params, row, to_probs, lane)
-                if not are_few:
+                if whole:
+                    raise_row(params, source, to_row, n_parts, epoch, lane)
+                elif not are_few:
                     raise_flags(params, u32(u32(1) << u32(source)), to_row, part, epoch, lane)
             unit = i32(following)
         if are_few:

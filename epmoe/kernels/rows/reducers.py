@@ -99,7 +99,7 @@ def make(shape, block, flags, few):
     expert_major, has_probs, n_experts = shape.expert_major, shape.has_probs, shape.n_experts
     place, (_, _, mine_before, received, _) = peers.place_in(block, ranks), peers.sums(ranks)
     sum_row, own_stay, claim = _sum_row(shape), pushers.keeps_own(shape), waits.claims(block, control.CLAIMED)
-    (count_parts, _, _, await_flag), await_window = flags, few.await_flag
+    (count_parts, _, _, _, await_flag), await_window = flags, few.await_flag
     n_vectors, rows_in_window, probs_in_window = row_bytes // VECTOR, few.at[windows.X], few.at[windows.PROBS]
     n_pieces = -(-n_vectors // 32)
     _, part_span = parts(row_bytes // VECTOR)
@@ -155,8 +155,8 @@ def make(shape, block, flags, few):
             first_row = i32(0)
             if lane > 0:
                 first_row = before
-        warps, ok = i32(n_warps() * grid_dim()), True
-        unit, following = i32(warp_id() * grid_dim() + block_idx()), i32(0)
+        workers, ok = i32(grid_dim() - 1), True     # for few rows: all blocks but the clerk
+        warps, unit, following = i32(n_warps() * workers), i32(warp_id() * workers + block_idx()), i32(0)
         if not are_few:
             unit = claim(params, epoch, lane)
         while ok and unit < num_tokens * n_shares:

@@ -7,7 +7,8 @@ TENTHS_SENDING = 5      # of the blocks, where the others expand meanwhile
 
 
 def sharing(shape):
-    """Device function (num_tokens) -> whether blocks share all tokens to send, or each sends one of its own, or none."""
+    """Device function (num_tokens) -> whether blocks share all tokens to send; or each sends one of its own, or none.
+    """
     blocks = sending(shape)
 
     @device_fn

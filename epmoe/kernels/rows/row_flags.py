@@ -32,14 +32,15 @@ def largest(n):
 
 
 def make(shape, block, phase, n_vectors, fewest_parts):
-    """Device functions (count_parts, raise_flags, is_up, await_flag) for one kernel.
+    """Device functions (count_parts, raise_flags, raise_row, is_up, await_flag) for one kernel.
 
     Its rows have so many 16-byte vectors, and at least so many parts if they are long, so that parts come in turn even
     when all warps have many rows.
 
     count_parts(notes) -> parts of a row, the same on all ranks. raise_flags(params, mask, row, part, epoch, lane): a
-    warp, when it has written the part at the ranks of `mask`; lane r has the row there. is_up(params, my_rank, row,
-    part, epoch): whether the part of a lane's row has come. await_flag(params, my_rank, row, part, epoch, source): each
+    warp, when it has written the part at the ranks of `mask`; lane r has the row there.
+    raise_row(params, rank, row, n_parts, epoch, lane): a warp, when it has written all parts of a row at one rank.
+    is_up(params, my_rank, row, part, epoch): whether the part of a lane's row has come. await_flag(params, my_rank, row, part, epoch, source): each
     lane waits for the part of its own row that a source rank writes here, those with row < 0 for none; whether all
     came.
     """
@@ -66,6 +67,12 @@ def make(shape, block, phase, n_vectors, fewest_parts):
             st_release_sys_u32(flag_at(params, lane, row, part), u32(epoch))
 
     @device_fn
+    def raise_row(params, rank, row, n_parts, epoch, lane):
+        syncwarp()                              # all lanes' stores of the row, before lanes release them
+        if lane < n_parts:
+            st_release_sys_u32(flag_at(params, rank, row, lane), u32(epoch))
+
+    @device_fn
     def is_up(params, my_rank, row, part, epoch):
         return u32(ld_acquire_sys_u32(flag_at(params, my_rank, row, part))) == u32(epoch)
 
@@ -80,4 +87,4 @@ def make(shape, block, phase, n_vectors, fewest_parts):
         syncwarp()                              # what one lane acquired, all lanes read
         return failed == 0
 
-    return count_parts, raise_flags, is_up, await_flag
+    return count_parts, raise_flags, raise_row, is_up, await_flag

@@ -7,8 +7,8 @@ every row is written where it is to stay.
 from types import SimpleNamespace
 
 from epmoe.device import (all_lanes, ballot, block_dim, device_fn, f32, ffs, i32, lane_id, load_i32, load_u32, load_u64,
-                          n_warps, popc, prefetch, store_i32, store_u32, store_u64, syncthreads_or, syncwarp, thread_idx, u32, u64,
-                          warp_broadcast_i32, warp_broadcast_u64, warp_id)
+                          n_warps, popc, prefetch, store_i32, store_u32, store_u64, syncthreads_or, syncwarp,
+                          thread_idx, u32, u64, warp_broadcast_i32, warp_broadcast_u64, warp_id)
 
 from ..formats import blockwise_fp8
 from . import control, layout, peers, roles, routing, waits
@@ -184,7 +184,7 @@ def make(shape, block, flags=None, await_numbers=None):
     n_vectors = row_bytes // VECTOR
     count_parts, part_span = parts(n_vectors)
     if flags is not None:
-        count_flags, raise_flags, _, _ = flags
+        count_flags, raise_flags, _, _, _ = flags
     raises, expert_major, tokens_of_block = flags is not None, shape.expert_major, layout.tokens_of(shape)
     sending, n_apart = roles.sending(shape), apart(shape)
     fewest = fewest_parts(n_vectors)
@@ -217,7 +217,7 @@ def make(shape, block, flags=None, await_numbers=None):
 
     @device_fn
     def part_of(unit, first, rest, own, mine):
-        """(token, part of its row) of a unit of work: below 0 the first parts of one's own token, then the rest of all."""
+        """(token, part of its row) of a unit of work: below 0 the first parts of one's own token, then what is left."""
         token, part = own, i32(unit + mine)
         if unit >= 0:
             token, part = i32(first + unit // rest), i32(mine + unit % rest)
