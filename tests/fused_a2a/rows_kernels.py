@@ -1,6 +1,7 @@
 """The kernels of fused_a2a for one shape, compiled before ranks wait for each other, by as many processes as they are.
 
-`python rows_kernels.py RANKS HIDDEN LOCAL TOP_K I/N`: every Nth of them, into the disk cache.
+`EPMOE_DEVICE=gpu python rows_kernels.py RANKS HIDDEN LOCAL TOP_K 9 0 I/N`: every Nth of them, into the disk cache, for
+compute capability 9.0; needs no GPU.
 """
 
 import sys
@@ -46,33 +47,21 @@ def kernels_of(n_ranks, hidden, local, top_k, n_sms=132):
 
 
 def compile_ahead(world, hidden, local, top_k):
-    """Compile what is not there yet, from rank 0 while the others wait; collective. Nothing in the simulator."""
+    """Compile what the disk cache lacks, from rank 0 while the others wait; collective. Nothing in the simulator."""
     if device.SIM:
         return
-    shape = world.n_ranks, hidden, local, top_k
     if world.rank == 0:
-        missing = [k for k in kernels_of(*shape) if not is_compiled(k)]
-        n = compiling.number_of_processes(world, len(missing)) if missing else 0
-        compiling.run_together([[sys.executable, __file__, *map(str, shape), f"{i}/{n}"] for i in range(n)])
+        shape, cc = (world.n_ranks, hidden, local, top_k), world.machine.compute_capability
+        missing = sum(not kernel_cache.has(k.fingerprint(cc)) for k in kernels_of(*shape))
+        n = compiling.number_of_processes(world, missing) if missing else 0
+        compiling.run_together([[sys.executable, __file__, *map(str, (*shape, *cc)), f"{i}/{n}"] for i in range(n)])
     world.tell(None, compiling.TIMEOUT_S + 60)
 
 
-def is_compiled(kernel):
-    """Whether the disk cache has it."""
-    from numba import cuda
-
-    directory, key = kernel_cache.folder(), kernel.fingerprint(tuple(cuda.get_current_device().compute_capability))
-    return directory is not None and key is not None and (directory / f"{key}.cubin").exists()
-
-
-def main(n_ranks, hidden, local, top_k, part):
-    from numba import cuda
-
-    i, n = map(int, part.split("/"))
-    cuda.select_device(i % len(cuda.gpus))
-    missing = [k for k in kernels_of(*map(int, (n_ranks, hidden, local, top_k))) if not is_compiled(k)]
-    for kernel in missing[i::n]:
-        kernel.handle()
+def main(n_ranks, hidden, local, top_k, major, minor, part):
+    shape, cc, (i, n) = map(int, (n_ranks, hidden, local, top_k)), (int(major), int(minor)), map(int, part.split("/"))
+    for kernel in kernels_of(*shape)[i::n]:
+        kernel.binary(cc)
 
 
 if __name__ == "__main__":
