@@ -136,7 +136,7 @@ WORLDS = {w.name: w for w in (
     RowsWorld("rows", "rows"),
     RowsWorld("rows, more blocks than tokens", "rows", tokens=(2, 0), shape=(5, 32)),
     RowsWorld("rows, more tokens than a block looks at", "rows", tokens=(7, 5), hidden=8, shape=(3, 32)),
-    RowsWorld("rows of four ranks", "rows", tokens=(4, 0, 3, 2), top_k=6, shape=(2, 64)),
+    RowsWorld("rows of four ranks", "rows", tokens=(5, 0, 3, 2), top_k=6, hidden=264, shape=(2, 64)),
     RowsWorld("rows of five ranks", "rows", tokens=(2, 0, 1, 0, 1), top_k=9, hidden=8, shape=(2, 32)),
     RowsWorld("rows, results through the staging area", "rows", full_heap=(1,)),
     RowsWorld("rows, absent peer", "rows", absent=(1,)),
