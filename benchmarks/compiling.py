@@ -11,29 +11,27 @@ from epmoe.worlds.dry import DryWorld
 
 from benchmarks import plan
 
-MOST_PROCESSES = 24
-
 
 def add_arguments(parser):
     """The options of compile."""
     plan.add_arguments(parser)
     parser.add_argument("--ranks", type=int, default=4, help="of the run (default 4)")
     parser.add_argument("--part", default="0/1", metavar="I/N", help="this process's part of the cases (default all)")
+    parser.add_argument("--on", default="9.0/132", metavar="X.Y/SMS",
+                        help="the GPU's compute capability and number of multiprocessors (default 9.0/132)")
 
 
 def run(args):
-    """Compile; the exit status is 0, or 2 without a GPU."""
+    """Compile, which needs no GPU; the exit status is 0, or 2 for the simulator."""
     if device.SIM:
-        print("benchmarks compile: needs a GPU, for which to compile", file=sys.stderr)
+        print("benchmarks compile: needs the compiler for GPUs: set EPMOE_DEVICE=gpu", file=sys.stderr)
         return 2
-    from numba import cuda
-
     i, n = (int(word) for word in args.part.split("/"))
-    cuda.select_device(i % len(cuda.gpus))
-    n_sms = cuda.current_context().device.MULTIPROCESSOR_COUNT
+    cc, n_sms = args.on.split("/")
+    cc = tuple(int(word) for word in cc.split("."))
     for case in distinct(plan.cases(args))[i::n]:
-        for kernel in kernels_of(case, args.ranks, n_sms):
-            kernel.handle()
+        for kernel in kernels_of(case, args.ranks, int(n_sms)):
+            kernel.binary(cc)
     return 0
 
 
@@ -64,8 +62,9 @@ def everything(world, args, cases):
     """Compile what the cases need, from rank 0, while the others wait: (processes, seconds); collective."""
     start, n = time.perf_counter(), 0
     if world.ranks[0] == 0 and not world.lists:
-        n = compiling.number_of_processes(world, len(distinct(cases)), MOST_PROCESSES)
-        words = ["--ranks", str(world.n_ranks), *plan.as_words(args)]
+        n = compiling.number_of_processes(world, len(distinct(cases)))
+        on = "%d.%d/%d" % (*world.machine.compute_capability, world.machine.all_sms)
+        words = ["--ranks", str(world.n_ranks), "--on", on, *plan.as_words(args)]
         compiling.run_together([[sys.executable, "-m", "benchmarks", "compile", *words, "--part", f"{i}/{n}"]
                                 for i in range(n)])
     world.tell(n, compiling.TIMEOUT_S + 60)

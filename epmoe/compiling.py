@@ -10,11 +10,11 @@ MOST_PROCESSES = 64
 TIMEOUT_S = 240
 
 
-def number_of_processes(world, n_pieces, most=MOST_PROCESSES):
+def number_of_processes(world, n_pieces):
     """How many may compile n_pieces while this host's ranks wait; 0 without a disk cache to put kernels into."""
     if kernel_cache.folder() is None:
         return 0
-    return min(most, max(1, os.cpu_count() - world.n_ranks), n_pieces)
+    return min(MOST_PROCESSES, max(1, os.cpu_count() - world.n_ranks), n_pieces)
 
 
 def run_together(commands, timeout_s=TIMEOUT_S):
