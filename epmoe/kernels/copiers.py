@@ -19,14 +19,12 @@ from .status import DISPATCH_WAIT
 
 
 def make(cfg, block, threads, mark, count_out):
-    """Device function receive(params, num_tokens, my_rank, copier, n_copiers, n_helpers, failed) -> (gave_up, is_out,
-    is_last).
+    """Device function receive(params, num_tokens, my_rank, copier, n_copiers, failed) -> (gave_up, is_out, is_last).
 
-    copier: which of the receiving blocks this one is; the first one writes down offsets and counts. Blocks from
-    n_copiers on, n_helpers of them, come later: rows are dealt out to them too if there is not more than one for each
-    warp. failed: whether this thread knows of an earlier wait that expired. count_out: device function params ->
-    whether this block is the last to count itself out. One thread calls it where all messages had arrived when the
-    block saw the counts, so that it need not look at recv_count again; is_out says so to all, is_last to that thread.
+    copier: which of the n_copiers receiving blocks this one is; the first one writes down offsets and counts. failed:
+    whether this thread knows of an earlier wait that expired. count_out: device function params -> whether this block
+    is the last to count itself out. One thread calls it where all messages had arrived when the block saw the counts,
+    so that it need not look at recv_count again; is_out says so to all, is_last to that thread.
     """
     fmt, sizes, places = formats.of(cfg), layout.message(cfg), offsets.make(cfg, block, threads)
     has_tiles, decode, finish_group = shared_expert.formats_with_tiles(fmt), fmt.decode, fmt.finish_group
@@ -121,10 +119,12 @@ def make(cfg, block, threads, mark, count_out):
             i = i32(i + warps)
 
     @device_fn
-    def receive(params, num_tokens, my_rank, copier, n_copiers, n_helpers, failed):
+    def receive(params, num_tokens, my_rank, copier, n_copiers, failed):
         counts, before = shared_array(window_counts, int32), shared_array(window_counts, int32)
         ends, partial = shared_array(window_counts, int32), shared_array(32, int32)
         starts, tiles = shared_array(window, int32), shared_array(window, int32)
+        # the warps of one block take rows far from each other, so that all blocks have work to the end
+        warp, warps = i32(warp_id() * n_copiers + copier), i32(n_warps() * n_copiers)
         start, first, ok = begin(params, num_tokens, my_rank), i32(0), not failed
         is_out, is_last = False, False
         while first < local:
@@ -149,14 +149,8 @@ def make(cfg, block, threads, mark, count_out):
                 is_out = True
                 if thread_idx() == block_dim() - 1:         # of a warp that may have no row to copy
                     is_last = count_out(params)
-            n_blocks = n_copiers
-            if ends[here * ranks - 1] <= n_warps() * (n_copiers + n_helpers):
-                n_blocks = i32(n_copiers + n_helpers)
-            # the warps of one block take rows far from each other, so that all blocks have work to the end
-            warp, warps = i32(warp_id() * n_blocks + copier), i32(n_warps() * n_blocks)
-            if copier < n_blocks:
-                ok = copy_window(params, first, here, my_rank, warp, warps, before, ends, starts, tiles, is_here)
-            if has_tiles and copier < n_blocks:
+            ok = copy_window(params, first, here, my_rank, warp, warps, before, ends, starts, tiles, is_here)
+            if has_tiles:
                 finish_groups(params, first, here, warp, warps, counts, before, starts, tiles)
                 if first == 0 and front == 1 and warp == 0:
                     n_shared, _ = share(num_tokens, my_rank)

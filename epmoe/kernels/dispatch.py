@@ -40,8 +40,7 @@ launches gave the split kernels for free, and what replaces it in the fused one:
 - the copying blocks of the fused kernel may read recv_buf while peers still write other messages to it, but never a
   message whose signal they have not acquired.
 - rows of a fused shared expert need tokens that other blocks encode: region F counts them (shared_expert.py).
-- sending blocks, the first ones of the grid, wait for nobody until they have sent everything; then they help to copy,
-  where there is not more than a row for each warp of all blocks. Only receiving blocks wait, for senders.
+- sending blocks wait for nobody, and they are the first blocks of the grid; only receiving blocks wait, for senders.
 
 Order inside one (expert, source rank) segment is the order of the claims: unspecified.
 """
@@ -53,7 +52,7 @@ from epmoe.device import (atomic_add_acq_rel_gpu_i32, block_dim, block_idx, devi
 from epmoe.layout import MAX_FINITE
 from epmoe_ref.errors import EPValueError
 
-from . import ahead, copiers, counters, few_tokens, formats, senders, stamps
+from . import ahead, copiers, counters, formats, senders, stamps
 from .call import DispatchAsyncCall, DispatchCall, DispatchWaitCall
 from .launch import LaunchConfig
 from .params import ParameterBlock
@@ -170,7 +169,7 @@ def _compile_wait(cfg, threads, trace):
         mark(params, stamps.START)
         fetch(params)
         found = _failed_before(u64(load_u64(params + u64(p_status))))
-        gave_up, is_out, is_last = receive(params, num_tokens, my_rank, block_idx(), grid_dim(), i32(0), found)
+        gave_up, is_out, is_last = receive(params, num_tokens, my_rank, block_idx(), grid_dim(), found)
         if not gave_up:
             leave(params, is_out, is_last)
 
@@ -181,7 +180,7 @@ def _compile_wait(cfg, threads, trace):
 def _compile_fused(cfg, threads, trace, input_scale, shares):
     block = parameter_block(cfg)
     mark, fetch = stamps.make(block, trace), ahead.parameters(block)
-    send_tokens, is_few = senders.make(cfg, block, mark, input_scale, shares), few_tokens.taken(cfg, shares)
+    send_tokens = senders.make(cfg, block, mark, input_scale, shares)
     leave, receive = _leave(cfg, block, mark), copiers.make(cfg, block, threads, mark, _count_out(cfg, block))
 
     @kernel(max_threads=threads, shmem=crosses_worlds(cfg))
@@ -189,16 +188,12 @@ def _compile_fused(cfg, threads, trace, input_scale, shares):
         mark(params, stamps.START)
         fetch(params)
         n_senders = i32(max(1, i32(grid_dim() * SENDERS_OF_8 // 8)))
-        n_copiers, n_helpers = i32(grid_dim() - n_senders), i32(n_senders)
-        if is_few(num_tokens, n_senders):
-            n_helpers = i32(0)
-        copier, found = i32(block_idx() - n_senders), _failed_before(status)
-        gave_up, is_out, is_last = False, False, False
-        if copier < 0:
+        is_out, is_last, found = False, False, _failed_before(status)
+        if block_idx() < n_senders:
             gave_up = send_tokens(params, topk_ids, tokens, num_tokens, my_rank, n_senders, found)
-            copier = i32(grid_dim() + copier)       # when it has sent all it helps to copy
-        if not gave_up and copier < n_copiers + n_helpers:
-            gave_up, is_out, is_last = receive(params, num_tokens, my_rank, copier, n_copiers, n_helpers, found)
+        else:
+            gave_up, is_out, is_last = receive(params, num_tokens, my_rank, i32(block_idx() - n_senders),
+                                               i32(grid_dim() - n_senders), found)
         if not gave_up:
             leave(params, is_out, is_last)
 

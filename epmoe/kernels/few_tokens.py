@@ -16,7 +16,7 @@ from . import ahead, formats, ids, stamps, transport
 from .formats.row_copy import copy_part, most_parts
 from .pieces import BF16_BYTES
 
-MOST_TOKENS = 16        # of a rank; beyond, one block a destination is too few to keep the links busy
+MOST_TOKENS = 8         # of a rank; beyond, one block a destination takes longer than all together
 MOST_EXPERTS = 2048     # of a rank, in shared memory
 
 
@@ -26,25 +26,10 @@ def applies(cfg, shares):
     return shares and not cfg.skip_a2a and not encodes_for_itself and cfg.n_local_experts <= MOST_EXPERTS
 
 
-def taken(cfg, shares):
-    """Device function (num_tokens, n_senders): whether so many blocks send so few tokens in this way."""
-    n_ranks, most = cfg.n_ranks, MOST_TOKENS
-
-    @device_fn
-    def is_taken(num_tokens, n_senders):
-        return num_tokens <= most and n_senders >= n_ranks
-
-    @device_fn
-    def never(num_tokens, n_senders):
-        return False
-
-    return is_taken if applies(cfg, shares) else never
-
-
 def make(cfg, block, mark, scale_of, pieces):
     """Device function send_few(params, topk_ids, tokens, num_tokens, my_rank, failed) -> whether it had to give up.
 
-    For all sending blocks, where `taken` says so. scale_of: device function params ->
+    For all sending blocks, n_ranks at least, and at most MOST_TOKENS tokens. scale_of: device function params ->
     input scale.
     """
     fmt, sizes, to = formats.of(cfg), layout.message(cfg), transport.make(cfg, block)
@@ -116,6 +101,11 @@ def make(cfg, block, mark, scale_of, pieces):
         if syncthreads_or(failed):              # counts and places by all warps
             return True
         mark(params, stamps.CLAIMED)
+        i = i32(block_dim() - 1 - thread_idx())         # the last warps may have no piece to send
+        while i < local:
+            if wanted[i] == 0:
+                signal(params, owner, my_rank, i32(i * n_ranks + my_rank), i32(0))
+            i = i32(i + block_dim())
         n_parts = i32(max(1, min(most, i32(n_warps() // max(1, num_tokens)))))
         unit = i32(warp_id())
         while unit < num_tokens * n_parts:
@@ -125,7 +115,8 @@ def make(cfg, block, mark, scale_of, pieces):
         syncthreads()                           # all messages by all warps, which the signals release
         i = i32(thread_idx())
         while i < local:
-            signal(params, owner, my_rank, i32(i * n_ranks + my_rank), i32(wanted[i]))
+            if wanted[i] > 0:
+                signal(params, owner, my_rank, i32(i * n_ranks + my_rank), i32(wanted[i]))
             i = i32(i + block_dim())
         mark(params, stamps.SENT)
         return False

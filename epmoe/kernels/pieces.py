@@ -19,19 +19,21 @@ LANES = 32
 
 
 class Pieces(NamedTuple):
-    """Device functions.
+    """Device functions, and the most payloads that a token has.
 
+    payloads: of a token, at most.
     count(n_tokens) -> into how many pieces a payload is cut, by blocks that have at most so many tokens: as many as
         give every warp one. More would not pay: each piece costs its warp a round trip to the peer.
     carries(expert): of the cleaned ids of a token, one a lane, those whose messages have a payload.
-    send(params, token, m, part, n_parts, my_rank, places, experts, lane): a warp writes a piece of message m of a
-        batch, which has a payload, and counts it as finished. places, experts: of the batch's messages, top_k a token;
-        place 0 where nothing is sent.
+    send(params, token, m, part, n_parts, counts, my_rank, places, experts, lane): a warp writes a piece of message m of
+        a batch, which has a payload, and if `counts` counts it as finished. places, experts: of the batch's messages,
+        top_k a token; place 0 where nothing is sent.
     store_trailer(message_at, token, at_slot, experts, lane): that of a message with a payload of its own.
     store_trailers(params, place, token, m, my_rank, places, experts, lane): those of all messages of the token to the
         rank of message m, which lies at `place` and carries the payload.
     """
 
+    payloads: int
     count: callable
     carries: callable
     send: callable
@@ -119,7 +121,7 @@ def make(cfg, block, finish, shares) -> Pieces:
         return src
 
     @device_fn
-    def send_plain(params, token, m, part, n_parts, my_rank, places, experts, lane):
+    def send_plain(params, token, m, part, n_parts, counts, my_rank, places, experts, lane):
         expert, place = i32(experts[m]), u64(places[m])
         is_near = True
         if crosses:
@@ -132,21 +134,21 @@ def make(cfg, block, finish, shares) -> Pieces:
             put(place, staged(params, token), msg_bytes, i32(expert // local))
             complete()
         syncwarp()                      # the piece by all lanes, before lane 0 releases it
-        if lane == 0:
-            finish(params, expert, my_rank)
+        if counts and lane == 0:
+            finish(params, expert, my_rank, 1)
 
     @device_fn
-    def send_shared(params, token, m, part, n_parts, my_rank, places, experts, lane):
+    def send_shared(params, token, m, part, n_parts, counts, my_rank, places, experts, lane):
         place, at_slot = u64(places[m]), i32(m - m % top_k)
         copy_payload(place, source_of(params, token), part, n_parts, lane)
         if part == 0:
             store_trailers(params, place, token, m, my_rank, places, experts, lane)
         syncwarp()                      # the piece by all lanes, before each of them releases it to one expert
-        if lane < top_k:
+        if counts and lane < top_k:
             expert = i32(experts[at_slot + lane])
             if places[at_slot + lane] != u64(0) and expert // local == experts[m] // local:
-                finish(params, expert, my_rank)
+                finish(params, expert, my_rank, 1)
 
     if shares:
-        return Pieces(count, carries_if_lowest, send_shared, store_trailer, store_trailers)
-    return Pieces(count, carries_always, send_plain, store_trailer, store_trailers)
+        return Pieces(payloads, count, carries_if_lowest, send_shared, store_trailer, store_trailers)
+    return Pieces(payloads, count, carries_always, send_plain, store_trailer, store_trailers)

@@ -60,6 +60,7 @@ def make(cfg, block, mark, input_scale=None, shares=False):
     announce, finish = signaller.make(cfg, block)
     piece = pieces.make(cfg, block, finish, shares)
     count_pieces, carries, send_piece, store_trailer = piece.count, piece.carries, piece.send, piece.store_trailer
+    n_payloads = piece.payloads
     staged_at = pieces.staged_at(block, sizes.msg_bytes)
     encode_part, encode_parts, direct = fmt.encode_part, fmt.encode_parts, fmt.direct
     copy_payload = copy_part(sizes.token_size, read_only=direct)
@@ -147,14 +148,23 @@ def make(cfg, block, mark, input_scale=None, shares=False):
 
     @device_fn
     def send_pieces(params, first, stride, n_messages, n_parts, my_rank, places, experts, keys, order):
+        """Where no warp has more than one piece, all are counted together behind a barrier, else each one at once."""
         lane, unit, key = i32(lane_id()), i32(warp_id()), i32(-1)
+        in_turns = n_messages // top_k * n_payloads * n_parts > n_warps()
         while unit < n_messages * n_parts and key != last_key:
             m = i32(order[unit // n_parts])
             key = i32(keys[m])
             if key != last_key:
                 token = i32(first + m // top_k * stride)
-                send_piece(params, token, m, i32(unit % n_parts), n_parts, my_rank, places, experts, lane)
+                send_piece(params, token, m, i32(unit % n_parts), n_parts, in_turns, my_rank, places, experts, lane)
             unit = i32(unit + n_warps())
+        if not in_turns:
+            syncthreads()               # all pieces by all warps, before each thread releases a message
+            m = i32(thread_idx())
+            while m < n_messages:
+                if places[m] != u64(0):
+                    finish(params, i32(experts[m]), my_rank, n_parts)
+                m = i32(m + block_dim())
 
     @device_fn
     def shared_in(first, stride, n_tokens, first_shared, n_shared):
@@ -232,11 +242,11 @@ def make(cfg, block, mark, input_scale=None, shares=False):
 
     if not few_tokens.applies(cfg, shares):
         return send_many
-    is_few, send_few = few_tokens.taken(cfg, shares), few_tokens.make(cfg, block, mark, scale_of, piece)
+    few, send_few = few_tokens.MOST_TOKENS, few_tokens.make(cfg, block, mark, scale_of, piece)
 
     @device_fn
     def send_tokens(params, topk_ids, tokens, num_tokens, my_rank, n_senders, failed):
-        if is_few(num_tokens, n_senders):
+        if num_tokens <= few and n_senders >= n_ranks:
             return send_few(params, topk_ids, tokens, num_tokens, my_rank, failed)
         return send_many(params, topk_ids, tokens, num_tokens, my_rank, n_senders, failed)
 

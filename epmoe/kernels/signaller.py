@@ -25,8 +25,8 @@ class Signaller(NamedTuple):
     announce(params, num_tokens, my_rank, n_parts, failed) -> whether to go on: one block counts the ids, tells the
         owners, and enters n_parts pieces a message as a debt. Every expert is told of in every round, also where the
         count is 0, which is a signal at once; under skip_a2a the own experts only. failed: of any thread of the block.
-    finish(params, expert, my_rank): one thread, when it and all lanes that a barrier joins it to have written a piece
-        of a message to that expert.
+    finish(params, expert, my_rank, n): one thread, when it and all threads that a barrier joins it to have written n
+        pieces of messages to that expert.
     """
 
     announce: callable
@@ -67,11 +67,11 @@ def make(cfg, block) -> Signaller:
         signal(params, i32(expert // local), my_rank, index_of(expert, my_rank), count)
 
     @device_fn
-    def finish(params, expert, my_rank):
+    def finish(params, expert, my_rank, n):
         words, entry = u64(load_u64(params + u64(p_counters))), entry_of(expert)
-        # release: the piece that this warp has written; acquire: all the others, if this is the last
-        before = atomic_add_acq_rel_gpu_i32(words + u64(at.finished) + u64(4) * u64(entry), i32(1))
-        if before == -1:
+        # release: the pieces that were written here; acquire: all the others, if these are the last
+        before = atomic_add_acq_rel_gpu_i32(words + u64(at.finished) + u64(4) * u64(entry), i32(n))
+        if before == -n:
             # as many places were claimed as there are messages
             count = i32(load_i32(words + u64(at.reserved) + u64(4) * u64(entry)))
             signal_expert(params, expert, my_rank, count)
