@@ -31,11 +31,12 @@ def dispatch_kernel(shape):
     """The kernel; its grid's blocks, at least two, must all be resident, on all ranks together."""
     block = parameter_block(shape.n_ranks)
     begin, goes_on, all_begun, end = waits.of_block(block, shape.n_ranks)
-    allocate, count, number, await_numbers, sum_experts = layout.make(shape, block, ROWS_DISPATCH, goes_on)
+    allocate, are_few, count, number, await_numbers, sum_experts = layout.make(shape, block, ROWS_DISPATCH, goes_on)
     meeting = exchange.make(shape, block, ROWS_DISPATCH, with_counts=True)
     announce, announce_experts, _, await_notes, expert_count, sent, await_arrivals = meeting
     record, expert_major = records.make(shape, block, expert_count), shape.expert_major
-    (_, fetch), (send, recorded, expand_rows) = senders.ahead(shape, block), _moving(shape, block, await_numbers)
+    (_, fetch), (prepare, send, recorded, expand_rows) = senders.ahead(shape, block), _moving(shape, block, await_numbers)
+    are_shared = roles.sharing(shape)
     sending, has_room, mark = roles.sending(shape), senders.room(shape), stamps.make(block, shape.trace)
     n_notes, expands, ranks = exchange.words_of_notes(shape.n_ranks), shape.expands, shape.n_ranks
 
@@ -59,12 +60,14 @@ def dispatch_kernel(shape):
                 announce_experts(params, epoch, my_rank, scratch[3], ranks)
         if sends:
             number(params, epoch, num_tokens, scratch)
+        is_ready = sends and are_few(num_tokens) and not are_shared(num_tokens)
+        prepared = prepare(params, num_tokens, is_ready)
         if not await_notes(params, epoch, my_rank, notes):
             return
         mark(params, stamps.COUNTED)
         ok = True
         if sends:
-            ok = send(params, epoch, num_tokens, my_rank, notes)
+            ok = send(params, epoch, num_tokens, my_rank, notes, is_ready, prepared)
             mark(params, stamps.SENT)
         if is_clerk:
             ok = sum_experts(params, epoch, num_tokens, scratch)
@@ -98,7 +101,8 @@ def resend_kernel(shape):
     begin, goes_on, all_begun, end = waits.of_block(block, shape.n_ranks)
     meeting = exchange.make(shape, block, ROWS_DISPATCH, with_counts=False)
     announce, _, load_counts, await_notes, _, sent, await_arrivals = meeting
-    (_, fetch), (send, _, expand_rows) = senders.ahead(shape, block), _moving(shape, block)
+    (_, fetch), (prepare, send, _, expand_rows) = senders.ahead(shape, block), _moving(shape, block)
+    are_shared = roles.sharing(shape)
     sending, mark, expands = roles.sending(shape), stamps.make(block, shape.trace), shape.expands
     n_notes = exchange.words_of_notes(shape.n_ranks)
 
@@ -115,13 +119,15 @@ def resend_kernel(shape):
         if is_clerk:
             announce(params, epoch, num_tokens, my_rank, notes)
             mark(params, stamps.ANNOUNCED)
+        is_ready = sends and not are_shared(num_tokens)
+        prepared = prepare(params, num_tokens, is_ready)
         if not await_notes(params, epoch, my_rank, notes):
             return
         mark(params, stamps.COUNTED)
         if is_clerk and not all_begun(params, ROWS_DISPATCH):
             return
         if sends:
-            send(params, epoch, num_tokens, my_rank, notes)
+            send(params, epoch, num_tokens, my_rank, notes, is_ready, prepared)
             mark(params, stamps.SENT)
         if expands:
             ok = not syncthreads_or(not expand_rows(params, epoch, my_rank, notes))
@@ -139,9 +145,9 @@ def resend_kernel(shape):
 
 
 def _moving(shape, block, await_numbers=None):
-    """Device functions (send, recorded, expand_rows); the last two None where nothing is expanded."""
+    """Device functions (prepare, send, recorded, expand_rows); the last two None where nothing is expanded."""
     if not shape.expands:
-        return senders.make(shape, block, None, await_numbers), None, None
+        return *senders.make(shape, block, None, await_numbers), None, None
     n_vectors = 1 if shape.encode else shape.row_bytes // VECTOR   # a row that is encoded travels whole
     flags = row_flags.make(shape, block, ROWS_DISPATCH, n_vectors, FEWEST_PARTS)
-    return senders.make(shape, block, flags, await_numbers), *expanders.make(shape, block, flags)
+    return *senders.make(shape, block, flags, await_numbers), *expanders.make(shape, block, flags)

@@ -106,7 +106,7 @@ def make(shape, block):
     local, row_bytes, has_probs = shape.n_local_experts, shape.row_bytes, shape.has_probs
     out_bytes, n_scales = vectors_of(shape) * VECTOR, shape.scale_words if shape.encode else 0
     expert_row, clear_rows = _expert_rows(shape, block), _clear_rows(shape, block, out_bytes, n_scales)
-    copy = copy_to_lanes(read_only=False)
+    _, _, copy = copy_to_lanes(read_only=False)
     p_sources, p_out = block.offset("sources"), block.offset("out")
     p_out_probs, p_out_scales = block.offset("out_probs"), block.offset("out_scales")
 

@@ -89,7 +89,7 @@ def make(shape, block, flags, few):
     (count_parts, raise_flags, raise_row, _, _), raise_flag = flags, few.raise_flag
     n_targets, rows_in_window, probs_in_window = n_targets_of(shape), few.at[windows.X], few.at[windows.PROBS]
     _, part_span = parts(row_bytes // VECTOR)
-    copy, sum_row, take = copy_to_lanes(read_only=True), expert_sums(shape, block), waits.claims(block, control.TAKEN)
+    (_, _, copy), sum_row, take = copy_to_lanes(read_only=True), expert_sums(shape, block), waits.claims(block, control.TAKEN)
     p_x, p_probs, p_expert_row = block.offset("x"), block.offset("probs"), block.offset("expert_row")
 
     @device_fn

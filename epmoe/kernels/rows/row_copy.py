@@ -13,9 +13,11 @@ def rotated(mask, start):
 
 
 def copy_to_lanes(*, read_only):
-    """Device function (src, place, mask, start, first, end, lane): vectors [first, end) of the row at src.
+    """Device functions (load_batch, store_batch, copy).
 
-    They go to the place (address of a row) of each lane in `mask`, beginning with lane `start`. The row is read once.
+    copy(src, place, mask, start, first, end, lane): vectors [first, end) of the row at src go to the place (address of
+    a row) of each lane in `mask`, beginning with lane `start`. The row is read once. load_batch(src, base, end, lane),
+    store_batch(batch, place, mask, start, base, end, lane): its two halves, for [base, base + BATCH) before `end`.
     read_only: nobody writes the row while the kernel runs, so that the non-coherent path may be taken.
     """
     load = load16_nc if read_only else load16
@@ -33,26 +35,30 @@ def copy_to_lanes(*, read_only):
             store16(to + u64(1536), d[0], d[1], d[2], d[3])
 
     @device_fn
+    def load_batch(src, base, end, lane):
+        # lanes behind the end read the last vector again and store nothing: all stay together for the broadcasts
+        one, last = i32(base + lane), i32(end - 1)
+        return (load(src + u64(VECTOR) * u64(min(one, last))), load(src + u64(VECTOR) * u64(min(i32(one + 32), last))),
+                load(src + u64(VECTOR) * u64(min(i32(one + 64), last))),
+                load(src + u64(VECTOR) * u64(min(i32(one + 96), last))))
+
+    @device_fn
+    def store_batch(batch, place, mask, start, base, end, lane):
+        n, at = i32((end - base - lane + 31) // 32), u64(VECTOR) * u64(base + lane)
+        left = rotated(mask, start)
+        while left != u32(0):
+            to = u64(warp_broadcast_u64(place, i32((ffs(left) - 1 + start) & 31))) + at
+            store_all(to, batch[0], batch[1], batch[2], batch[3], n)
+            left = u32(left & u32(left - u32(1)))
+
+    @device_fn
     def copy(src, place, mask, start, first, end, lane):
-        order = rotated(mask, start)
         base = i32(first)
         while base < end:
-            # lanes behind the end read the last vector again and store nothing: all stay together for the broadcasts
-            one, last = i32(base + lane), i32(end - 1)
-            n = i32((end - one + 31) // 32)
-            at = u64(VECTOR) * u64(one)
-            a = load(src + u64(VECTOR) * u64(min(one, last)))
-            b = load(src + u64(VECTOR) * u64(min(i32(one + 32), last)))
-            c = load(src + u64(VECTOR) * u64(min(i32(one + 64), last)))
-            d = load(src + u64(VECTOR) * u64(min(i32(one + 96), last)))
-            left = u32(order)
-            while left != u32(0):
-                to = u64(warp_broadcast_u64(place, i32((ffs(left) - 1 + start) & 31))) + at
-                store_all(to, a, b, c, d, n)
-                left = u32(left & u32(left - u32(1)))
+            store_batch(load_batch(src, base, end, lane), place, mask, start, base, end, lane)
             base = i32(base + BATCH)
 
-    return copy
+    return load_batch, store_batch, copy
 
 
 def parts(n_vectors):

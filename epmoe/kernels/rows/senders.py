@@ -16,6 +16,7 @@ from .row_copy import BATCH, VECTOR, copy_to_lanes, parts
 from .waits import LINE
 
 MOST_FETCHED = 2        # tokens: more would hold up what the peers tell
+FULL = 1024             # threads of a block for many tokens
 MINUS_ONE = 2**64 - 1
 BF16_BYTES = 2
 FEWEST_PARTS = 7        # of a row, if it has so many batches of loads, so that all warps end at about the same time
@@ -170,9 +171,11 @@ def fewest_parts(n_vectors):
 
 
 def make(shape, block, flags=None, await_numbers=None):
-    """Device function send(params, epoch, num_tokens, my_rank, notes) -> whether this block's tokens are sent.
+    """Device functions (prepare, send) for one kernel.
 
-    If every rank has room; else nothing is. Where there are more tokens than blocks, the blocks share them: some reach
+    send(params, epoch, num_tokens, my_rank, notes, is_ready, prepared) -> whether this block's tokens are sent: if every
+    rank has room, else nothing is. prepared: what prepare(params, num_tokens, is_ready) has read, before notes are here,
+    of what each warp sends first; not where blocks share tokens, or do not know their numbers. Where there are more tokens than blocks, the blocks share them: some reach
     the links sooner than others. flags: of row_flags, where rows are expanded while they arrive. await_numbers: of the
     layout, which is made in the same launch; then a warp sends the first half of a token of its own block meanwhile.
     """
@@ -188,12 +191,13 @@ def make(shape, block, flags=None, await_numbers=None):
     raises, expert_major, tokens_of_block = flags is not None, shape.expert_major, layout.tokens_of(shape)
     sending, n_apart = roles.sending(shape), apart(shape)
     fewest = fewest_parts(n_vectors)
-    copy = copy_to_lanes(read_only=not encodes)
+    load_batch, store_batch, copy = copy_to_lanes(read_only=not encodes)
     src_bytes = row_bytes
     if encodes:
         src_bytes = shape.value_bytes * BF16_BYTES
         encode = fp8_format(shape.value_bytes).encode
     (bring, _), take, are_shared = ahead(shape, block), waits.claims(block, control.TAKEN), roles.sharing(shape)
+    can_prepare = not raises and not encodes and shape.threads < FULL     # it takes registers
     is_numbered_now, begins_with_own = await_numbers is not None, roles.beginning(shape)
     if has_meta and expert_major:
         send_experts = _send_experts(shape, block)
@@ -224,7 +228,26 @@ def make(shape, block, flags=None, await_numbers=None):
         return token, part
 
     @device_fn
-    def send(params, epoch, num_tokens, my_rank, notes):
+    def parts_of(n_tokens, warps):
+        return i32(max(fewest, count_parts(n_tokens, i32(warps - n_apart * n_tokens))))
+
+    @device_fn
+    def prepare(params, num_tokens, is_ready):
+        (first, end), lane, row, none = tokens_of_block(num_tokens), i32(lane_id()), i32(-1), u32(0)
+        batch = (none, none, none, none), (none, none, none, none), (none, none, none, none), (none, none, none, none)
+        if can_prepare and is_ready:
+            n_parts = parts_of(i32(end - first), i32(n_warps()))
+            units = i32(n_parts + n_apart)
+            if warp_id() < (end - first) * units:
+                token, (a, b) = i32(first + warp_id() // units), part_span(i32(warp_id() % units), n_parts)
+                if a < b:
+                    batch = load_batch(u64(load_u64(params + u64(p_x))) + u64(token) * u64(src_bytes), a, b, lane)
+                if lane < ranks:
+                    row = i32(load_i32(u64(load_u64(params + u64(p_rows))) + u64(4) * u64(token * ranks + lane)))
+        return row, batch
+
+    @device_fn
+    def send(params, epoch, num_tokens, my_rank, notes, is_ready, prepared):
         if not has_room(notes):
             return True
         lane, first_row = i32(lane_id()), before_me(notes, my_rank)
@@ -247,13 +270,13 @@ def make(shape, block, flags=None, await_numbers=None):
         if raises:
             n_parts = count_flags(notes)
         elif not encodes:
-            n_parts = i32(max(fewest, count_parts(i32(end - first), i32(warps - n_apart * (end - first)))))
+            n_parts = parts_of(i32(end - first), warps)
         units, with_row, mine, own, own_end = i32(n_parts + n_apart), i32(n_parts * n_apart), i32(0), i32(0), i32(0)
         if is_numbered_now and begins_with_own(num_tokens):
             own, own_end = tokens_of_block(num_tokens)
             own, mine = i32(own + warp_id()), i32(units // 2)
         rest, unit, ok, are_numbered = i32(units - mine), i32(warp_id()), True, not (is_numbered_now and shared)
-        if mine == 0 and not are_numbered:
+        if is_numbered_now and mine == 0 and shared:
             if warp_id() == 0:
                 ok = await_numbers(params, epoch, lane)
             ok, are_numbered = not syncthreads_or(not ok), True     # what one thread acquired, all read
@@ -271,7 +294,9 @@ def make(shape, block, flags=None, await_numbers=None):
             if is_numbered_now and unit >= 0 and not are_numbered:
                 ok, are_numbered = await_numbers(params, epoch, lane), True
             (token, part), row = part_of(unit, first, rest, own, mine), i32(-1)
-            if lane < ranks and ok:
+            if can_prepare and is_ready:
+                row = prepared[0]
+            elif lane < ranks and ok:
                 row = i32(load_i32(row_of + u64(4) * u64(token * ranks + lane)))
             mask = u32(ballot(row >= 0))
             row = i32(first_row + row)
@@ -285,6 +310,9 @@ def make(shape, block, flags=None, await_numbers=None):
                 next_token, next_part = part_of(following, first, rest, own, mine)
                 bring(params, next_token, next_part, n_parts, lane)
             a, b = part_span(part, n_parts)     # none behind the last part
+            if can_prepare and is_ready:
+                store_batch(prepared[1], rows_at + u64(row) * u64(row_bytes), mask, start, a, b, lane)
+                a, is_ready = i32(min(i32(a + BATCH), b)), False
             copy(src, rows_at + u64(row) * u64(row_bytes), mask, start, a, b, lane)
             if part == with_row:
                 if has_meta and expert_major:
@@ -298,4 +326,4 @@ def make(shape, block, flags=None, await_numbers=None):
             unit = i32(following)
         return ok
 
-    return send
+    return prepare, send
