@@ -75,60 +75,54 @@ def make(cfg, block, mark, next_come, router_weights, weights_types, epilogue, e
             wanted = u32(wanted & ~came)
         return came != u32(0)
 
-    def slot(k):
-        """Two device functions: the vector of slot k if it is among those that came, and its part of the sum."""
-        bit = 1 << k
-
+    def slot(j):
+        """Two device functions for slot first + j: its vector if it is among those that came, its part of the sum."""
         @device_fn
-        def take(came, q, place):
-            if k < top_k:
-                if (came & u32(bit)) != u32(0):
-                    q = load16(place + u64(k * bytes_a_row))
+        def take(came, first, q, place):
+            if j < top_k:
+                if ((came >> u32(first + j)) & u32(1)) != u32(0):
+                    q = load16(place + u64(first + j) * u64(bytes_a_row))
             return q
 
         @device_fn
-        def add_to(sums, has_row, w, q):
+        def add_to(sums, has_row, first, w, q):
             # a slot without an expert adds nothing, whatever its weight
-            if k < top_k:
-                w_k = f32(shfl_idx(w, i32(k)))
-                if (has_row & u32(bit)) != u32(0):
+            if j < top_k:
+                w_k = f32(shfl_idx(w, i32((first + j) & 31)))
+                if ((has_row >> u32((first + j) & 31)) & u32(1)) != u32(0):
                     sums = accumulate(w_k, q, sums)
             return sums
 
         return take, add_to
 
-    def sum_from(first):
-        """Device function (place, flags, entry, has_row, w, sums) -> (sums over the slots from `first` on, whether)."""
-        if first >= top_k:
-            @device_fn
-            def nothing(place, flags, entry, has_row, w, sums):
-                return sums, True
+    (take0, add0), (take1, add1), (take2, add2), (take3, add3) = (slot(j) for j in range(4))
+    (take4, add4), (take5, add5), (take6, add6), (take7, add7) = (slot(j) for j in range(4, AT_ONCE))
 
-            return nothing
-        behind, these = sum_from(first + AT_ONCE), ((1 << AT_ONCE) - 1) << first
-        (take0, add0), (take1, add1), (take2, add2), (take3, add3) = (slot(first + i) for i in range(4))
-        (take4, add4), (take5, add5), (take6, add6), (take7, add7) = (slot(first + i) for i in range(4, 8))
+    @device_fn
+    def sum_eight(place, flags, entry, has_row, first, w, sums):
+        """Adds slots first .. first + 7 to the sums; (sums, whether their rows came)."""
+        none = (u32(0), u32(0), u32(0), u32(0))
+        q0, q1, q2, q3, q4, q5, q6, q7 = none, none, none, none, none, none, none, none
+        wanted, came = u32(has_row & u32(u32((1 << AT_ONCE) - 1) << u32(first))), u32(1)
+        while wanted != u32(0) and came != u32(0):
+            came = u32(next_come(flags, entry, wanted))
+            q0, q1, q2 = take0(came, first, q0, place), take1(came, first, q1, place), take2(came, first, q2, place)
+            q3, q4, q5 = take3(came, first, q3, place), take4(came, first, q4, place), take5(came, first, q5, place)
+            q6, q7 = take6(came, first, q6, place), take7(came, first, q7, place)
+            wanted = u32(wanted & ~came)
+        sums = add1(add0(sums, has_row, first, w, q0), has_row, first, w, q1)
+        sums = add3(add2(sums, has_row, first, w, q2), has_row, first, w, q3)
+        sums = add5(add4(sums, has_row, first, w, q4), has_row, first, w, q5)
+        return add7(add6(sums, has_row, first, w, q6), has_row, first, w, q7), came != u32(0)
 
-        @device_fn
-        def add_up(place, flags, entry, has_row, w, sums):
-            none = (u32(0), u32(0), u32(0), u32(0))
-            q0, q1, q2, q3, q4, q5, q6, q7 = none, none, none, none, none, none, none, none
-            wanted, came = u32(has_row & u32(these)), u32(these)
-            while wanted != u32(0) and came != u32(0):
-                came = u32(next_come(flags, entry, wanted))
-                q0, q1, q2 = take0(came, q0, place), take1(came, q1, place), take2(came, q2, place)
-                q3, q4, q5 = take3(came, q3, place), take4(came, q4, place), take5(came, q5, place)
-                q6, q7 = take6(came, q6, place), take7(came, q7, place)
-                wanted = u32(wanted & ~came)
-            sums = add3(add2(add1(add0(sums, has_row, w, q0), has_row, w, q1), has_row, w, q2), has_row, w, q3)
-            sums = add7(add6(add5(add4(sums, has_row, w, q4), has_row, w, q5), has_row, w, q6), has_row, w, q7)
-            if came == u32(0):
-                return sums, False
-            return behind(place, flags, entry, has_row, w, sums)
-
-        return add_up
-
-    sum_slots = sum_from(0)
+    @device_fn
+    def sum_slots(place, flags, entry, has_row, w):
+        """fma(w, x, sum) over k ascending from +0.0; (sums, whether all rows came)."""
+        sums, goes_on, first = zeros(), True, i32(0)
+        while goes_on and first < top_k:
+            sums, goes_on = sum_eight(place, flags, entry, has_row, first, w, sums)
+            first = i32(first + AT_ONCE)
+        return sums, goes_on
 
     @device_fn
     def add_shared_expert(params, token, vector, n_share, first, q):
@@ -151,8 +145,8 @@ def make(cfg, block, mark, next_come, router_weights, weights_types, epilogue, e
             # lanes behind the last column do it again and store nothing: all stay together for the shuffles
             vector = i32(min(run * 32 + lane, n_vectors - 1))
             place = recv + u64(token * top_k) * u64(bytes_a_row) + u64(VECTOR) * u64(vector)
-            sums, goes_on = sum_slots(place, flags, entry_of(expert, my_rank), u32(ballot(expert >= 0)), w, zeros())
-            q = pack(sums)                              # fma(w, x, sum) over k ascending from +0.0
+            sums, goes_on = sum_slots(place, flags, entry_of(expert, my_rank), u32(ballot(expert >= 0)), w)
+            q = pack(sums)
             if fused_share:
                 q = add_shared_expert(params, token, vector, n_share, first, q)
             if has_epilogue:
