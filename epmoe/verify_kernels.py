@@ -44,6 +44,12 @@ def kernels_of(case, phase):
     return launched
 
 
+def count(cases, cc):
+    """(kernels of the cases for a compute capability, how many of them the disk cache lacks)"""
+    keys = {kernel.fingerprint(cc) for piece in pieces(cases) for kernel in kernels_of(*piece)}
+    return len(keys), sum(not kernel_cache.has(key) for key in keys)
+
+
 def compile_part(cases, number, of, cc):
     """Compile every of-th piece, from the number-th (from 1) on, for a compute capability; needs no GPU."""
     for case, phase in pieces(cases)[number - 1::of]:
@@ -59,12 +65,10 @@ def compile_all(args, cases, world):
     counts = None
     if world.host.Get_rank() == 0:
         cc = world.machine.compute_capability
-        todo = pieces(cases)
-        keys = {kernel.fingerprint(cc) for piece in todo for kernel in kernels_of(*piece)}
-        missing = sum(not kernel_cache.has(key) for key in keys)
-        n = compiling.number_of_processes(world, len(todo)) if missing else 0
+        kernels, missing = count(cases, cc)
+        n = compiling.number_of_processes(world, len(pieces(cases))) if missing else 0
         compiling.run_together([[*_command(args, world, cc), "--compile", f"{i + 1}/{n}"] for i in range(n)])
-        counts = len(keys), missing if n else 0, n
+        counts = kernels, missing if n else 0, n
     return world.tell(counts, compiling.TIMEOUT_S + 60)[0]
 
 

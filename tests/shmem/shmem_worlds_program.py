@@ -34,10 +34,11 @@ def compile_part(part, cc, n_ranks, *shape):
 
 def compile_ahead(world, *shape):
     if world.rank == 0:
-        n = compiling.number_of_processes(world, len(verify_kernels.pieces(cases_of(world.n_ranks, *shape))))
-        cc = "%d.%d" % world.machine.compute_capability
-        compiling.run_together([[sys.executable, __file__, "compile", f"{i + 1}/{n}", cc, str(world.n_ranks), *shape]
-                                for i in range(n)])
+        chosen, cc = cases_of(world.n_ranks, *shape), world.machine.compute_capability
+        _, missing = verify_kernels.count(chosen, cc)
+        n = compiling.number_of_processes(world, len(verify_kernels.pieces(chosen))) if missing else 0
+        words = ["%d.%d" % cc, str(world.n_ranks), *shape]
+        compiling.run_together([[sys.executable, __file__, "compile", f"{i + 1}/{n}", *words] for i in range(n)])
     world.tell(None, compiling.TIMEOUT_S + 60)
 
 
