@@ -79,7 +79,7 @@ class SteadyCalls:
         return tuple(where), seen
 
     def again(self, key, arrays):
-        """Results of a call that is known, its kernels launched; else None. arrays: of key(), kept till the next one."""
+        """Results of a call that is known, its kernels launched; else None. arrays: of key(), kept till the next."""
         known = key and self._find(*key)
         if known is None:
             self.give_back()

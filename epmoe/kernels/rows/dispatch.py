@@ -35,8 +35,8 @@ def dispatch_kernel(shape):
     meeting = exchange.make(shape, block, ROWS_DISPATCH, with_counts=True)
     announce, announce_experts, _, await_notes, expert_count, sent, await_arrivals = meeting
     record, expert_major = records.make(shape, block, expert_count), shape.expert_major
-    (_, fetch), (prepare, send, recorded, expand_rows) = senders.ahead(shape, block), _moving(shape, block, await_numbers)
-    are_shared = roles.sharing(shape)
+    (_, fetch), are_shared = senders.ahead(shape, block), roles.sharing(shape)
+    prepare, send, recorded, expand_rows = _moving(shape, block, await_numbers)
     sending, has_room, mark = roles.sending(shape), senders.room(shape), stamps.make(block, shape.trace)
     n_notes, expands, ranks = exchange.words_of_notes(shape.n_ranks), shape.expands, shape.n_ranks
 

@@ -80,8 +80,8 @@ def make(shape, block, flags, few):
     """Device function push(params, epoch, my_rank, notes, are_few): the rows that this rank received, back.
 
     Each to its source rank, at [row of the source's handle]. Warps take parts of rows, few blocks whole ones, in turn,
-    beginning with the first tokens of every rank, so that tokens become whole one after another. Few rows go into windows, all at once, and a
-    block says so for all of its warps. flags: of row_flags; few: of windows.
+    beginning with the first tokens of every rank, so that tokens become whole one after another. Few rows go into
+    windows, all at once, and a block says so for all of its warps. flags: of row_flags; few: of windows.
     """
     ranks, local, row_bytes, n_meta = shape.n_ranks, shape.n_local_experts, shape.row_bytes, shape.n_meta
     expert_major, has_probs = shape.expert_major, shape.has_probs
@@ -89,7 +89,8 @@ def make(shape, block, flags, few):
     (count_parts, raise_flags, raise_row, _, _), raise_flag = flags, few.raise_flag
     n_targets, rows_in_window, probs_in_window = n_targets_of(shape), few.at[windows.X], few.at[windows.PROBS]
     _, part_span = parts(row_bytes // VECTOR)
-    (_, _, copy), sum_row, take = copy_to_lanes(read_only=True), expert_sums(shape, block), waits.claims(block, control.TAKEN)
+    _, _, copy = copy_to_lanes(read_only=True)
+    sum_row, take = expert_sums(shape, block), waits.claims(block, control.TAKEN)
     p_x, p_probs, p_expert_row = block.offset("x"), block.offset("probs"), block.offset("expert_row")
 
     @device_fn

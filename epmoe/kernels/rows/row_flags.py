@@ -38,11 +38,10 @@ def make(shape, block, phase, n_vectors, fewest_parts):
     when all warps have many rows.
 
     count_parts(notes) -> parts of a row, the same on all ranks. raise_flags(params, mask, row, part, epoch, lane): a
-    warp, when it has written the part at the ranks of `mask`; lane r has the row there.
-    raise_row(params, rank, row, n_parts, epoch, lane): a warp, when it has written all parts of a row at one rank.
-    is_up(params, my_rank, row, part, epoch): whether the part of a lane's row has come. await_flag(params, my_rank, row, part, epoch, source): each
-    lane waits for the part of its own row that a source rank writes here, those with row < 0 for none; whether all
-    came.
+    warp, when it has written the part at the ranks of `mask`; lane r has the row there. raise_row(params, rank, row,
+    n_parts, epoch, lane): a warp, when it has written all parts of a row at one rank. is_up(params, my_rank, row, part,
+    epoch): whether the part of a lane's row came. await_flag(params, my_rank, row, part, epoch, source): each lane
+    waits for the part of its own row that a source rank writes here, those with row < 0 for none; whether all came.
     """
     ranks = shape.n_ranks
     most = min(PARTS, max(1, -(-n_vectors // BATCH)))

@@ -173,11 +173,12 @@ def fewest_parts(n_vectors):
 def make(shape, block, flags=None, await_numbers=None):
     """Device functions (prepare, send) for one kernel.
 
-    send(params, epoch, num_tokens, my_rank, notes, is_ready, prepared) -> whether this block's tokens are sent: if every
-    rank has room, else nothing is. prepared: what prepare(params, num_tokens, is_ready) has read, before notes are here,
-    of what each warp sends first; not where blocks share tokens, or do not know their numbers. Where there are more tokens than blocks, the blocks share them: some reach
-    the links sooner than others. flags: of row_flags, where rows are expanded while they arrive. await_numbers: of the
-    layout, which is made in the same launch; then a warp sends the first half of a token of its own block meanwhile.
+    send(params, epoch, num_tokens, my_rank, notes, is_ready, prepared) -> whether this block's tokens are sent: if
+    every rank has room, else nothing is. prepared: what prepare(params, num_tokens, is_ready) has read, before notes
+    are here, of what each warp sends first; not where blocks share tokens, or do not know their numbers. Where there
+    are more tokens than blocks, the blocks share them: some reach the links sooner than others. flags: of row_flags,
+    where rows are expanded while they arrive. await_numbers: of the layout, which is made in the same launch; then a
+    warp sends the first half of a token of its own block meanwhile.
     """
     ranks, row_bytes, encodes, scale_words = shape.n_ranks, shape.row_bytes, shape.encode, shape.scale_words
     has_meta, has_probs = shape.has_meta, shape.has_probs

@@ -20,9 +20,9 @@ class Windows(NamedTuple):
     """Device functions made for one kernel.
 
     all_few(notes): whether no rank gets more rows than a window holds back from another one. at: for each array,
-    (params, epoch, rank, source) -> address of it in the window that a rank has for a source rank. raise_flag(params, epoch, rank, source, row, part):
-    behind a fence of the same thread. await_flag(params, epoch, my_rank, source, row, part): each lane waits for the
-    flag of its own source and row, those with row < 0 for none; whether all came.
+    (params, epoch, rank, source) -> address of it in the window that a rank has for a source. raise_flag(params, epoch,
+    rank, source, row, part): behind a fence of the same thread. await_flag(params, epoch, my_rank, source, row, part):
+    each lane waits for the flag of its own source and row, those with row < 0 for none; whether all came.
     """
 
     all_few: callable
