@@ -7,17 +7,18 @@ The story, in the words of the specification, and who tells which part:
    it reads `src_info[row] = (token, k)` and writes the row to place [token, k] of the source rank's recv_buf. The place
    says all, so the message is the row and nothing else.
 2. **signal** (returners.py). The warps of a block count their pieces in shared memory. Where all rows of a (local
-   expert, source rank) are one block's, the warp with the last piece has acquired the others and signals: it writes the
-   count into the source rank's recv_count at [local_expert, my_rank], release at system scope. Where they are several
-   blocks', each adds its rows to `finished[local_expert, source rank]`, acquire and release at device scope (dispatch no
-   longer needs that region); whoever makes it complete puts the word back to 0 and signals. The signal covers rows of
-   all warps and blocks. Where no row goes back it is sent at once.
+   expert, source rank) are one block's, the warp with the last piece has acquired the others and signals: it writes
+   the count into the source rank's recv_count at [local_expert, my_rank], release at system scope. Where they are
+   several blocks', each adds its rows to `finished[local_expert, source rank]`, acquire and release at device scope
+   (dispatch no longer needs that region); whoever makes it complete puts the word back to 0 and signals. The signal
+   covers rows of all warps and blocks. Where no row goes back it is sent at once.
 3. **wait** (watchers.py). In every block a few warps acquire all words of the rank's recv_count at system scope, and
    raise a flag in shared memory for each one as it comes.
-4. **cleaning up** (`_leaving` below). Each block counts itself in D when it needs neither A nor recv_count any more; the
-   last one resets recv_count, region A and D: the next round finds the memory as this one did.
+4. **cleaning up** (`_leaving` below). Each block counts itself in D when it has read A, and again when it has seen all
+   signals; the last one resets recv_count, region A and D: the next round finds the memory as this one did.
 5. **reducing** (reducers.py). A warp takes columns of a token, loads the rows' vectors as their flags go up, and sums
-   over k ascending fma(w, x, sum) from +0.0, one rounding to the output type, then the shared expert, then the epilogue.
+   over k ascending fma(w, x, sum) from +0.0, one rounding to the output type, then the shared expert, then the
+   epilogue.
 
 To ranks of other p2p worlds (use_shmem) the row goes out of send_buf, by a put that is complete before step 2, and the
 count by a SHMEM signal: transport.py.
@@ -129,7 +130,7 @@ def _leaving(cfg, block, trace, next_come, counts_in_d):
 
 @device_fn
 def _failed_before(status):
-    """Whether an earlier wait of this rank expired; only one thread of a block looks, and not one that has to load A."""
+    """Whether an earlier wait of this rank expired; one thread of a block looks, and not one that has to load A."""
     found = False
     if thread_idx() == block_dim() - 1:
         found = has_failed(status)
