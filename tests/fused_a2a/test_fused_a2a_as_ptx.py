@@ -15,6 +15,7 @@ LOAD16, INPUT16, STORE16 = r"ld\.global\.v4", r"ld\.global\.nc\S*\.v4", r"st\.gl
 MEETS_PEERS = [TELLS, ASKS, FENCE, r"red\.release\.gpu\S*add\.s32", STORE16]
 NEEDED = {
     "dispatch": [*MEETS_PEERS, *OF_BLOCKS, ARRIVES, AWAITS, INPUT16],
+    "cached dispatch": [*MEETS_PEERS, ARRIVES, AWAITS, INPUT16],
     "combine": [*MEETS_PEERS, FLAGS, READS_FLAGS, INPUT16, LOAD16],
     "hybrid dispatch fp8": [*MEETS_PEERS, *OF_BLOCKS, ARRIVES, AWAITS, LOAD16, r"cvt\.rn\.satfinite\.e4m3x2"],
     "hybrid dispatch": [*MEETS_PEERS, *OF_BLOCKS, FLAGS, READS_FLAGS, r"st\.release\.gpu\.\S*s32", INPUT16, LOAD16],
