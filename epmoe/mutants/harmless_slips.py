@@ -17,9 +17,10 @@ HARMLESS_SLIPS = {
         "another barrier lies between both and the first sum into totals",
     "rows/layout.py make.add_word: swap: shared_add_i32(totals, column, number) / if with_before and i // per_block < "
     "block_idx():": OWN,
-    "rows/routing.py ranks_of_ids.count: swap: if expert >= 0 and (own or roles.is_clerk()): / if own:": OWN,
-    "rows/senders.py make.send: swap: if encodes and mask != u32(0): / bring(params, first, end, following, n_parts, "
-    "lane)": "bring only asks for what comes next",
+    "rows/routing.py ranks_of_ids.count: swap: if expert >= 0: / record(seen, expert, token, lane, "
+    "u64(load_u64(params + u64(": OWN,
+    "rows/senders.py make.send: swap: if encodes and mask != u32(0): / if following < n_units:":
+        "the second only asks for what comes next",
     "rows/waits.py of_block.begin: swap: if thread_idx() < n_lines: / if roles.is_clerk() and roles.announcer() < "
     "n_announcers:":
         "the first only asks for the parameters",
