@@ -31,11 +31,11 @@ def dispatch_kernel(shape):
     """The kernel; its grid's blocks, at least two, must all be resident, on all ranks together."""
     block = parameter_block(shape.n_ranks)
     begin, goes_on, all_begun, end = waits.of_block(block, shape.n_ranks)
-    allocate, are_few, count, number, await_numbers, sum_experts = layout.make(shape, block, ROWS_DISPATCH, goes_on)
+    allocate, count, number, await_numbers, sum_experts = layout.make(shape, block, ROWS_DISPATCH, goes_on)
     meeting = exchange.make(shape, block, ROWS_DISPATCH, with_counts=True)
     announce, announce_experts, _, await_notes, expert_count, sent, await_arrivals = meeting
     record, expert_major = records.make(shape, block, expert_count), shape.expert_major
-    (_, fetch), are_shared = senders.ahead(shape, block), roles.sharing(shape)
+    _, fetch = senders.ahead(shape, block)
     prepare, send, recorded, expand_rows = _moving(shape, block, await_numbers)
     sending, has_room, mark = roles.sending(shape), senders.room(shape), stamps.make(block, shape.trace)
     n_notes, expands, ranks = exchange.words_of_notes(shape.n_ranks), shape.expands, shape.n_ranks
@@ -60,14 +60,12 @@ def dispatch_kernel(shape):
                 announce_experts(params, epoch, my_rank, scratch[3], ranks)
         if sends:
             number(params, epoch, num_tokens, scratch)
-        is_ready = sends and are_few(num_tokens) and not are_shared(num_tokens)
-        prepared = prepare(params, num_tokens, is_ready)
         if not await_notes(params, epoch, my_rank, notes):
             return
         mark(params, stamps.COUNTED)
         ok = True
         if sends:
-            ok = send(params, epoch, num_tokens, my_rank, notes, is_ready, prepared)
+            ok = send(params, epoch, num_tokens, my_rank, notes, False, prepare(params, num_tokens, False))
             mark(params, stamps.SENT)
         if is_clerk:
             ok = sum_experts(params, epoch, num_tokens, scratch)

@@ -24,18 +24,16 @@ class Layout(NamedTuple):
     """Device functions made for one kernel; scratch: what allocate() gives.
 
     allocate() -> shared int32 arrays (by_warp [warp, rank], experts, before, totals [columns], masks [tokens]).
-    are_few(num_tokens): whether every block looks at all of them; its own are numbered behind count. count(params,
-    epoch, num_tokens, failed, scratch): the first step of blocks that send and of the clerk; whether all blocks of this
-    rank came. totals: tokens for each rank and, expert-major, for each expert. number(params, epoch, num_tokens,
-    scratch): writes row_of [T, R] (-1 where the token does not go), expert-major also slot_of [T, E], each block those
-    of its tokens; other warps may read them behind the block's next barrier, and, where blocks share tokens, a warp
-    those of other blocks behind await_numbers(params, epoch, lane) -> whether all have numbered theirs.
+    count(params, epoch, num_tokens, failed, scratch): the first step of blocks that send and of the clerk; whether all
+    blocks of this rank came. totals: tokens for each rank and, expert-major, for each expert. number(params, epoch,
+    num_tokens, scratch): writes row_of [T, R] (-1 where the token does not go), expert-major also slot_of [T, E], each
+    block those of its tokens; other warps may read them behind the block's next barrier, and, where blocks share
+    tokens, a warp those of other blocks behind await_numbers(params, epoch, lane) -> whether all have numbered theirs.
     sum_experts(params, epoch, num_tokens, scratch): of the clerk; whether the sums of tokens by expert, of all blocks,
     are in experts, behind a barrier.
     """
 
     allocate: callable
-    are_few: callable
     count: callable
     number: callable
     await_numbers: callable
@@ -311,4 +309,4 @@ def make(shape, block, phase, goes_on):
         ok = add_up(params, epoch, n_blocks, i32(ranks), i32(n_experts), before, experts, False)
         return not syncthreads_or(not ok)
 
-    return Layout(allocate, are_few, count, number, await_numbers, sum_experts)
+    return Layout(allocate, count, number, await_numbers, sum_experts)

@@ -198,7 +198,8 @@ def make(shape, block, flags=None, await_numbers=None):
         src_bytes = shape.value_bytes * BF16_BYTES
         encode = fp8_format(shape.value_bytes).encode
     (bring, _), take, are_shared = ahead(shape, block), waits.claims(block, control.TAKEN), roles.sharing(shape)
-    can_prepare = not raises and not encodes and shape.threads < FULL     # it takes registers
+    # It takes registers; where tokens are counted in the same launch, it held the notes up for as long as it saved.
+    can_prepare = not raises and not encodes and shape.threads < FULL and await_numbers is None
     is_numbered_now, begins_with_own = await_numbers is not None, roles.beginning(shape)
     if has_meta and expert_major:
         send_experts = _send_experts(shape, block)
