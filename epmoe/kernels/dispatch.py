@@ -7,10 +7,11 @@ receive, both from the start (of the split kernels each has blocks of one kind):
    at [local_expert, my_rank]: ANNOUNCED + count. Where the count is 0 that is the signal already: 0.
 2. **reserved** (senders.py). A warp takes a token. For each slot k, lane k claims place s by a fetch-add on
    `reserved[local_expert, owner]`; the message goes to the owner's recv_buf at [local_expert, my_rank, s].
-3. **sending** (senders.py). Warps write messages, or pieces of them, in an order that is the same in all blocks, so
-   that those to the first experts are complete long before the last ones.
-4. **finished, signal** (signaller.py). After each piece a lane adds 1 to `finished[local_expert, owner]`, acquire and
-   release at device scope; block 0 has entered the number of pieces as a debt. Whoever brings the word to 0 has
+3. **sending** (senders.py, pieces.py). Warps write messages, or pieces of them, in an order that is the same in all
+   blocks, so that those to the first experts are complete long before the last ones.
+4. **finished, signal** (signaller.py). Pieces are added up in `finished[local_expert, owner]`, acquire and release at
+   device scope, by the warp that has written one, or behind a barrier for a whole block whose warps have one each;
+   block 0 has entered the number of pieces as a debt. Whoever brings the word to 0 has
    acquired all of these messages. It writes the count into the same word of recv_count, release at system scope: the
    signal. Release is cumulative: the signal covers messages that other blocks wrote.
 5. **counts** (offsets.py). Every receiving block waits until all words of its recv_count say how many messages come,
@@ -29,7 +30,8 @@ The fused kernel sends a token's payload once to a rank, whatever number of its 
 message to the lowest of them carries it, the others are trailers that say in which row of recv_buf it lies. A signal
 covers the payloads that its messages refer to, and receivers know from each trailer where to read, so only the sender
 chooses. LaunchConfig(shared_payloads=False) sends every message whole, as dispatch_async does and the specification has
-it; recv_buf then holds a copy of the payload in each message, and results are the same.
+it; recv_buf then holds a copy of the payload in each message, and results are the same. Where payloads are shared and
+there are but a few tokens, one block a destination takes the place of steps 1 to 4 (few_tokens.py).
 
 To ranks of other p2p worlds (use_shmem) the message goes out of send_buf, by a put that is complete before step 4, and
 the count by a SHMEM signal, without an announcement: transport.py.
@@ -48,7 +50,7 @@ Order inside one (expert, source rank) segment is the order of the claims: unspe
 from functools import lru_cache
 
 from epmoe.device import (atomic_add_acq_rel_gpu_i32, block_dim, block_idx, device_fn, grid_dim, i32, kernel, load_u64,
-                          store_i32, store_u64, syncthreads_or, thread_idx, u64)
+                          n_warps, store_i32, store_u64, syncthreads_or, thread_idx, u64)
 from epmoe.layout import MAX_FINITE
 from epmoe_ref.errors import EPValueError
 
@@ -61,6 +63,7 @@ from .transport import crosses_worlds
 
 CACHED = 128        # compiled kernels that are remembered, for each of the three
 SENDERS_OF_8 = 4    # of 8 blocks of the fused kernel, those that send; the others receive
+AT_ONCE_OF_8 = 3    # the same where their warps can send all payloads at once, each once to a rank
 
 
 def parameter_block(cfg) -> ParameterBlock:
@@ -181,6 +184,7 @@ def _compile_fused(cfg, threads, trace, input_scale, shares):
     block = parameter_block(cfg)
     mark, fetch = stamps.make(block, trace), ahead.parameters(block)
     send_tokens = senders.make(cfg, block, mark, input_scale, shares)
+    n_ranks, n_payloads = cfg.n_src_ranks, min(cfg.top_k, cfg.n_src_ranks)
     leave, receive = _leave(cfg, block, mark), copiers.make(cfg, block, threads, mark, _count_out(cfg, block))
 
     @kernel(max_threads=threads, shmem=crosses_worlds(cfg))
@@ -188,6 +192,9 @@ def _compile_fused(cfg, threads, trace, input_scale, shares):
         mark(params, stamps.START)
         fetch(params)
         n_senders = i32(max(1, i32(grid_dim() * SENDERS_OF_8 // 8)))
+        at_once = i32(max(min(n_senders, n_ranks), i32(grid_dim() * AT_ONCE_OF_8 // 8)))
+        if shares and num_tokens * n_payloads <= n_warps() * at_once:
+            n_senders = at_once
         is_out, is_last, found = False, False, _failed_before(status)
         if block_idx() < n_senders:
             gave_up = send_tokens(params, topk_ids, tokens, num_tokens, my_rank, n_senders, found)

@@ -208,7 +208,7 @@ def make(cfg, block, mark, input_scale=None, shares=False):
         n_parts = count_pieces(i32(max(1, min(batch, i32((num_tokens + n_workers - 1) // n_workers)))))
         if block_idx() == 0:
             fetch_all_ids(topk_ids, num_tokens)
-            if not announce(params, num_tokens, my_rank, n_parts, failed):
+            if not announce(params, topk_ids, num_tokens, my_rank, n_parts, failed):
                 return True
             mark(params, stamps.ANNOUNCED)
         elif syncthreads_or(failed):

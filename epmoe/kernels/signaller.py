@@ -22,8 +22,8 @@ WINDOW = 2048       # experts that are counted at a time, in shared memory
 class Signaller(NamedTuple):
     """Device functions.
 
-    announce(params, num_tokens, my_rank, n_parts, failed) -> whether to go on: one block counts the ids, tells the
-        owners, and enters n_parts pieces a message as a debt. Every expert is told of in every round, also where the
+    announce(params, topk_ids, num_tokens, my_rank, n_parts, failed) -> whether to go on: one block counts the ids,
+        tells the owners, and enters n_parts pieces a message as a debt. Every expert is told of in every round, also where the
         count is 0, which is a signal at once; under skip_a2a the own experts only. failed: of any thread of the block.
     finish(params, expert, my_rank, n): one thread, when it and all threads that a barrier joins it to have written n
         pieces of messages to that expert.
@@ -43,7 +43,7 @@ def make(cfg, block) -> Signaller:
     window = min(WINDOW, n_signalled)
     tokens_a_warp = 32 // top_k
     ids_a_warp = tokens_a_warp * top_k
-    p_topk, p_counters = block.offset("topk_ids"), block.offset("ep_counters")
+    p_counters = block.offset("ep_counters")
 
     @device_fn
     def entry_of(expert):
@@ -90,9 +90,8 @@ def make(cfg, block) -> Signaller:
             shared_add_i32(wanted, i32(expert - first), i32(1))
 
     @device_fn
-    def count_ids(params, num_tokens, first, wanted):
+    def count_ids(topk_ids, num_tokens, first, wanted):
         """Adds up the cleaned ids of [first, first + window); a warp takes as many tokens at a time as have room."""
-        topk_ids = u64(load_u64(params + u64(p_topk)))
         lane = lane_id()
         n_ids = i32(num_tokens * top_k)
         at_id, stride = i32(warp_id() * ids_a_warp), i32(n_warps() * ids_a_warp)
@@ -126,7 +125,7 @@ def make(cfg, block) -> Signaller:
                 signal_expert(params, expert, my_rank, count)
 
     @device_fn
-    def announce(params, num_tokens, my_rank, n_parts, failed):
+    def announce(params, topk_ids, num_tokens, my_rank, n_parts, failed):
         wanted = shared_array(window, int32)
         first = i32(0)
         if keeps_own:
@@ -139,7 +138,7 @@ def make(cfg, block) -> Signaller:
                 i = i32(i + block_dim())
             if syncthreads_or(failed):          # zeros before counts
                 return False
-            count_ids(params, num_tokens, first, wanted)
+            count_ids(topk_ids, num_tokens, first, wanted)
             syncthreads()                       # counts before they are told
             i = i32(thread_idx())
             while i < window and first + i < end:
