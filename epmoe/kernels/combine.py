@@ -14,8 +14,8 @@ The story, in the words of the specification, and who tells which part:
    covers rows of all warps and blocks. Where no row goes back it is sent at once.
 3. **wait** (watchers.py). In every block a few warps acquire all words of the rank's recv_count at system scope, and
    raise a flag in shared memory for each one as it comes.
-4. **cleaning up** (`_leaving` below). Each block counts itself in D when it has read A, and again when it has seen all
-   signals; the last one resets recv_count, region A and D: the next round finds the memory as this one did.
+4. **cleaning up** (`_leaving` below). Each block counts itself in D when it needs neither A nor recv_count any more;
+   the last one resets recv_count, region A and D: the next round finds the memory as this one did.
 5. **reducing** (reducers.py). A warp takes columns of a token, loads the rows' vectors as their flags go up, and sums
    over k ascending fma(w, x, sum) from +0.0, one rounding to the output type, then the shared expert, then the
    epilogue.
@@ -35,9 +35,9 @@ is then one at A and at the parameters at once.
 
 from functools import lru_cache
 
-from epmoe.device import (atomic_add_acquire_gpu_i32, ballot, block_dim, device_fn, grid_dim, i32, kernel, lane_id,
-                          load_u64, n_warps, red_add_release_gpu_i32, shared_array, st_relaxed_sys_u64, store_i32,
-                          syncthreads_or, syncwarp, thread_idx, u32, u64, warp_broadcast_i32, warp_id)
+from epmoe.device import (atomic_add_acq_rel_gpu_i32, ballot, block_dim, device_fn, grid_dim, i32, kernel, lane_id,
+                          load_u64, n_warps, shared_array, store_i32, store_u64, syncthreads_or, syncwarp, thread_idx,
+                          u32, u64, warp_broadcast_i32, warp_id)
 from epmoe.device import int32
 from epmoe.layout import MAX_FINITE
 from epmoe_ref.errors import EPValueError
@@ -61,30 +61,11 @@ def parameter_block(cfg) -> ParameterBlock:
         ("status", 1), ("timeout_ns", 1), ("trace", 1))
 
 
-def _has_read(cfg):
-    """Device function words: one thread of a block counts in D that the block has read region A."""
-    at = counters.words(cfg)
-
-    @device_fn
-    def has_read(words):
-        red_add_release_gpu_i32(words + u64(at.d), i32(1))
-
-    return has_read
-
-
-@device_fn
-def _do_nothing(words):
-    return
-
-
-def _leaving(cfg, block, trace, next_come, counts_in_d):
+def _leaving(cfg, block, trace, next_come):
     """Device function leave(params, words, flags): every block, when it has seen all signals.
 
     The last block leaves the memory as the round found it. It is the work of a block's last warp, which has less to
-    reduce than the others. counts_in_d: how often a block counts itself in D, here at last.
-
-    A block counts itself here because it has read every signal: no order is needed for that, but what resets the words
-    must be strong, as what reads them is. Of region A, which is read by weak loads, every block says so by a release.
+    reduce than the others.
     """
     at, p_count, mark = counters.words(cfg), block.offset("recv_count_p"), stamps.by_caller(block, trace)
     n_entries = cfg.n_local_experts * cfg.n_src_ranks
@@ -108,15 +89,15 @@ def _leaving(cfg, block, trace, next_come, counts_in_d):
             if has_all(flags):
                 last = i32(0)
                 if lane == 0:
-                    # acquire: all blocks have read A
-                    last = i32(atomic_add_acquire_gpu_i32(words + u64(at.d), i32(1)) == counts_in_d * grid_dim() - 1)
+                    # release: the block has read A and recv_count; acquire: all the others have
+                    last = i32(atomic_add_acq_rel_gpu_i32(words + u64(at.d), i32(1)) == grid_dim() - 1)
                 last = i32(warp_broadcast_i32(last, 0))
                 syncwarp()                      # lane 0 acquired for all
                 if last != 0:
                     i = lane
                     while i < n_entries:
                         # A peer signals these words again only after this rank's next dispatch has reached it.
-                        st_relaxed_sys_u64(recv_count + u64(8) * u64(i), u64(MAX_FINITE))
+                        store_u64(recv_count + u64(8) * u64(i), u64(MAX_FINITE))
                         store_i32(words + u64(at.a) + u64(8) * u64(i), i32(0))
                         store_i32(words + u64(at.a) + u64(8) * u64(i) + u64(4), i32(0))
                         i = i32(i + 32)
@@ -141,7 +122,7 @@ def _failed_before(status):
 def _compile_async(cfg, threads, trace):
     block = parameter_block(cfg)
     mark, fetch = stamps.make(block, trace), ahead.parameters(block)
-    return_rows = returners.make(cfg, block, mark, _do_nothing)
+    return_rows = returners.make(cfg, block, mark)
 
     @kernel(max_threads=threads, shmem=crosses_worlds(cfg))
     def combine_async(params, num_tokens, my_rank, words, status):
@@ -152,10 +133,10 @@ def _compile_async(cfg, threads, trace):
     return combine_async
 
 
-def _second_half(cfg, block, trace, mark, counts_in_d, router_weights, weights_types, epilogue, epilogue_types):
+def _second_half(cfg, block, trace, mark, router_weights, weights_types, epilogue, epilogue_types):
     """(n_flags, clear, finish): finish(params, num_tokens, my_rank, words, status, flags) is steps 3 to 5."""
     n_flags, clear, watch, next_come = watchers.make(cfg, block)
-    leave = _leaving(cfg, block, trace, next_come, counts_in_d)
+    leave = _leaving(cfg, block, trace, next_come)
     reduce = reducers.make(cfg, block, mark, next_come, router_weights, weights_types, epilogue, epilogue_types)
 
     @device_fn
@@ -171,7 +152,7 @@ def _second_half(cfg, block, trace, mark, counts_in_d, router_weights, weights_t
 def _compile_wait(cfg, threads, trace, *functions):
     block = parameter_block(cfg)
     mark, fetch = stamps.make(block, trace), ahead.parameters(block)
-    n_flags, clear, finish = _second_half(cfg, block, trace, mark, 1, *functions)
+    n_flags, clear, finish = _second_half(cfg, block, trace, mark, *functions)
 
     @kernel(max_threads=threads)
     def combine_wait(params, num_tokens, my_rank, words, status):
@@ -189,8 +170,8 @@ def _compile_wait(cfg, threads, trace, *functions):
 def _compile_fused(cfg, threads, trace, *functions):
     block = parameter_block(cfg)
     mark, fetch = stamps.make(block, trace), ahead.parameters(block)
-    return_rows = returners.make(cfg, block, mark, _has_read(cfg))
-    n_flags, clear, finish = _second_half(cfg, block, trace, mark, 2, *functions)
+    return_rows = returners.make(cfg, block, mark)
+    n_flags, clear, finish = _second_half(cfg, block, trace, mark, *functions)
 
     @kernel(max_threads=threads, shmem=crosses_worlds(cfg))
     def combine(params, num_tokens, my_rank, words, status):

@@ -20,8 +20,6 @@ class Transport(NamedTuple):
         puts.
     signal(params, rank, my_rank, index, count): writes count into word `index` of that rank's recv_count. What this
         thread has written, or acquired from other threads, is visible to who acquires the word; puts if completed.
-    recv_count(params, rank, my_rank), signal_at(recv_count, rank, my_rank, index, count): the same in two steps, of
-        which the first, a load, may come early.
     tell(params, rank, index, value): writes value into word `index` of the recv_count of a rank of the same world,
         which says nothing of what else this thread has written.
     crosses: whether there are far ranks, those of other p2p worlds. The rest is used only if there are.
@@ -33,8 +31,6 @@ class Transport(NamedTuple):
 
     recv_buf: callable
     signal: callable
-    recv_count: callable
-    signal_at: callable
     tell: callable
     crosses: bool
     is_far: callable
@@ -61,36 +57,19 @@ def make(cfg, block) -> Transport:
         return u64(load_u64(params + u64(counts) + u64(8) * u64(rank % world_size))) + u64(8) * u64(index)
 
     @device_fn
-    def count_words(params, rank):
-        return u64(load_u64(params + u64(counts) + u64(8) * u64(rank % world_size)))
-
-    @device_fn
     def tell(params, rank, index, value):
-        st_release_sys_u64(count_words(params, rank) + u64(8) * u64(index), u64(value))
+        st_relaxed_sys_u64(word_at(params, rank, index), u64(value))
 
-    @device_fn
-    def recv_count(params, rank, my_rank):
-        return count_words(params, rank)
-
-    @device_fn
-    def signal_at(recv_count, rank, my_rank, index, count):
-        st_release_sys_u64(recv_count + u64(8) * u64(index), u64(count))
-
-    if crosses_worlds(cfg):
-        return _with_shmem(recv_buf, count_words, tell, signal_at, world_size)
-    return Transport(recv_buf, _signal(recv_count, signal_at), recv_count, signal_at, tell, False, _is_never_far,
-                     _do_nothing, _do_nothing)
-
-
-def _signal(recv_count, signal_at):
     @device_fn
     def signal(params, rank, my_rank, index, count):
-        signal_at(recv_count(params, rank, my_rank), rank, my_rank, index, count)
+        st_release_sys_u64(word_at(params, rank, index), u64(count))
 
-    return signal
+    if crosses_worlds(cfg):
+        return _with_shmem(recv_buf, signal, tell, counts, world_size)
+    return Transport(recv_buf, signal, tell, False, _is_never_far, _do_nothing, _do_nothing)
 
 
-def _with_shmem(recv_buf_here, count_words, tell, signal_near, world_size) -> Transport:
+def _with_shmem(recv_buf_here, signal_here, tell, counts, world_size) -> Transport:
     from epmoe.device.shmem import shmem_fence, shmem_put_nbi_warp, shmem_quiet, shmem_signal_set
 
     @device_fn
@@ -104,18 +83,13 @@ def _with_shmem(recv_buf_here, count_words, tell, signal_near, world_size) -> Tr
         return recv_buf_here(params, rank, my_rank)
 
     @device_fn
-    def recv_count(params, rank, my_rank):
+    def signal(params, rank, my_rank, index, count):
         if is_far(rank, my_rank):
-            return count_words(params, my_rank)         # the own one, which names the far rank's
-        return count_words(params, rank)
-
-    @device_fn
-    def signal_at(recv_count, rank, my_rank, index, count):
-        if is_far(rank, my_rank):
-            shmem_fence()               # what this thread has acquired from other warps, before the signal
-            shmem_signal_set(recv_count + u64(8) * u64(index), u64(count), rank)
+            own = u64(load_u64(params + u64(counts) + u64(8) * u64(my_rank % world_size)))
+            shmem_fence()               # what `finished` brought from other warps, before the signal
+            shmem_signal_set(own + u64(8) * u64(index), u64(count), rank)
         else:
-            signal_near(recv_count, rank, my_rank, index, count)
+            signal_here(params, rank, my_rank, index, count)
 
     @device_fn
     def put(place, staged, n_bytes, rank):
@@ -125,7 +99,7 @@ def _with_shmem(recv_buf_here, count_words, tell, signal_near, world_size) -> Tr
     def complete():
         shmem_quiet()
 
-    return Transport(recv_buf, _signal(recv_count, signal_at), recv_count, signal_at, tell, True, is_far, put, complete)
+    return Transport(recv_buf, signal, tell, True, is_far, put, complete)
 
 
 @device_fn
