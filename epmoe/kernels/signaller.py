@@ -23,8 +23,9 @@ class Signaller(NamedTuple):
     """Device functions.
 
     announce(params, topk_ids, num_tokens, my_rank, n_parts, failed) -> whether to go on: one block counts the ids,
-        tells the owners, and enters n_parts pieces a message as a debt. Every expert is told of in every round, also where the
-        count is 0, which is a signal at once; under skip_a2a the own experts only. failed: of any thread of the block.
+        tells the owners, and enters n_parts pieces a message as a debt. Every expert is told of in every round, also
+        where the count is 0, which is a signal at once; under skip_a2a the own experts only. failed: of any thread of
+        the block.
     finish(params, expert, my_rank, n): one thread, when it and all threads that a barrier joins it to have written n
         pieces of messages to that expert.
     """
