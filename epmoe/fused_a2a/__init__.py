@@ -1,11 +1,11 @@
 """Megatron-Core's `fused_a2a`: its names, signatures and shapes, over a world of epmoe.
 
 `group` is a LocalWorld (every argument and result that differs per rank is a list over ranks), or an MPIWorld or a
-ShmemWorld of one p2p world (this rank's own arrays). Arrays come in as NumPy, or from torch and CuPy without a copy; results are NumPy arrays in the
-simulator, DeviceArray on a GPU. `ctx` is any object with attributes; Context is one. Numbers are those of
-`epmoe_ref.fused_a2a`, to the bit.
+ShmemWorld of one p2p world (this rank's own arrays). Arrays come in as NumPy, or from torch and CuPy without a copy;
+results are NumPy arrays in the simulator, DeviceArray on a GPU. `ctx` is any object with attributes; Context is one.
+Numbers are those of `epmoe_ref.fused_a2a`, to the bit.
 
-A result and a handle may be kept as long as one likes. Calls on a group are collective: every rank makes the same ones,
+A result and a handle may be kept as long as one likes; what nobody keeps a later call may return again. Calls on a group are collective: every rank makes the same ones,
 in the same order.
 """
 

@@ -1,7 +1,7 @@
 """Kernels of the rank-deduplicated layout: a token travels once to a rank, however many of its experts are there.
 
-dispatch, resend, combine: kernels in which the ranks meet; expand, move: local ones. Their story is told in
-protocol.py.
+dispatch, resend, combine: kernels in which the ranks meet, whose stories dispatch.py and combine.py tell; expand, move:
+local ones.
 """
 
 from .combine import combine_kernel

@@ -5,7 +5,7 @@ rows. A word of a note holds a number in its low half and the number of the call
 says itself whether it is of this call. Epochs only grow, and nothing has to be reset. Notes and counters are doubled by
 the epoch's parity. A rank begins call e + 1 when everybody has begun it, which nobody does before its launch of call e
 has ended; so the notes of e are read by nobody when those of e + 2 are written, and the counters of e - 1, which every
-rank clears in call e, are added to by nobody before e + 1.
+rank clears in call e, are added to by nobody before e + 1. Flags of windows (windows.py) hold the call they are of.
 """
 
 from typing import NamedTuple
