@@ -5,8 +5,8 @@ ShmemWorld of one p2p world (this rank's own arrays). Arrays come in as NumPy, o
 results are NumPy arrays in the simulator, DeviceArray on a GPU. `ctx` is any object with attributes; Context is one.
 Numbers are those of `epmoe_ref.fused_a2a`, to the bit.
 
-A result and a handle may be kept as long as one likes; what nobody keeps a later call may return again. Calls on a group are collective: every rank makes the same ones,
-in the same order.
+A result and a handle may be kept as long as one likes; what nobody keeps a later call may return again. Calls on a
+group are collective: every rank makes the same ones, in the same order.
 """
 
 from epmoe.fused_a2a.arguments import get_hidden_bytes
