@@ -53,7 +53,7 @@ class SteadyCalls:
     """The remembered calls of one Buffer.
 
     Of each kind the last results are kept, two of them where both are in use at once; a call like theirs has them
-    again, the very same objects, when nobody else holds any of them. Any other call gives them all back first.
+    again, the very same objects, when nobody else holds any of them. A call that is new gives them all back first.
     """
 
     def __init__(self, buffer):
@@ -114,17 +114,25 @@ class SteadyCalls:
         return known if known is not None and known.seen == seen else None
 
     def _lend(self, kind, known):
-        """The _Last of new results in memory for which launches are known, None if there is none."""
+        """The _Last of new results in memory for which launches are known; None if there is none, all given back."""
+        # Of this call's last results somebody holds some, which may end; those of other calls go if there is no room.
         others = [last for last in self._last.get(kind, ()) if last.known is known][:AT_ONCE - 1]
-        self.give_back()                        # those of this call are held by somebody, which may end
-        loans = [memory.lend() for memory in known.memory]
-        launches = None if None in loans else known.launches.get(tuple([place_of(loan) for loan in loans]))
+        launches, loans = self._find_room(known)
         if launches is None:
-            return None
+            loans = others = None
+            self.give_back()
+            launches, loans = self._find_room(known)
+            if launches is None:
+                return None
         last = _Last(known, launches, known.results(*loans), loans)
         last.counts = list(map(getrefcount, last.objects))
-        self._last[kind] = [last, *others]
+        self._last[kind] = [last, *(others or ())]
         return last
+
+    def _find_room(self, known):
+        """(launches, loans) of the memory that is lent now; no launches if there are none for it, or no room."""
+        loans = [memory.lend() for memory in known.memory]
+        return None if None in loans else known.launches.get(tuple([place_of(loan) for loan in loans])), loans
 
     @contextmanager
     def watching(self, key):
