@@ -114,25 +114,24 @@ class SteadyCalls:
         return known if known is not None and known.seen == seen else None
 
     def _lend(self, kind, known):
-        """The _Last of new results in memory for which launches are known; None if there is none, all given back."""
+        """The _Last of new results; None if there is no room, or no launches are known for where it is.
+
+        These will be after the general way, which finds the same room.
+        """
         # Of this call's last results somebody holds some, which may end; those of other calls go if there is no room.
         others = [last for last in self._last.get(kind, ()) if last.known is known][:AT_ONCE - 1]
-        launches, loans = self._find_room(known)
-        if launches is None:
+        loans = [memory.lend() for memory in known.memory]
+        if None in loans:
             loans = others = None
             self.give_back()
-            launches, loans = self._find_room(known)
-            if launches is None:
-                return None
+            loans = [memory.lend() for memory in known.memory]
+        launches = None if None in loans else known.launches.get(tuple([place_of(loan) for loan in loans]))
+        if launches is None:
+            return None
         last = _Last(known, launches, known.results(*loans), loans)
         last.counts = list(map(getrefcount, last.objects))
         self._last[kind] = [last, *(others or ())]
         return last
-
-    def _find_room(self, known):
-        """(launches, loans) of the memory that is lent now; no launches if there are none for it, or no room."""
-        loans = [memory.lend() for memory in known.memory]
-        return None if None in loans else known.launches.get(tuple([place_of(loan) for loan in loans])), loans
 
     @contextmanager
     def watching(self, key):
