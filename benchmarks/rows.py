@@ -28,12 +28,15 @@ class _FusedA2A:
         self.arrays = Arrays(world, {"x": (tokens, BF16), "y": ((y_rows, shape.hidden), BF16)} | more)
         self.arrays.write("x", lambda rank: random_tokens(tokens, rank))
         self.arrays.fill("y", ORDINARY_BYTE)
-        self.result = self.handle = None
+        self.result, self.handle, self._y = None, None, {}
 
     def y_of(self, rows):
-        """Expert outputs with as many rows as each rank's result."""
-        rows = rows if self.world.lists else [rows]
-        return self.arrays.of_ranks(first(self.arrays.of(rank, "y"), n) for rank, n in zip(self.world.ranks, rows))
+        """Expert outputs with as many rows as each rank's result, made once, so that no call under test waits for it."""
+        rows = tuple(rows) if self.world.lists else (rows,)
+        if rows not in self._y:
+            self._y[rows] = self.arrays.of_ranks(
+                first(self.arrays.of(rank, "y"), n) for rank, n in zip(self.world.ranks, rows))
+        return self._y[rows]
 
     def rows_of(self, results):
         """Rows of each rank's result."""
@@ -50,7 +53,7 @@ class _FusedA2A:
     def close(self):
         """Free everything, the Buffer too: the next shape gets one with the room that it needs itself."""
         self.world.machine.synchronize()
-        self.result = self.handle = None
+        self.result, self.handle, self._y = None, None, {}
         self.arrays.close()
         self.buffer().close()
 
