@@ -257,6 +257,7 @@ class Stream:
 
     def wait(self, other):
         """What comes after this on the stream begins when all that is on the other stream now has ended."""
+        self.machine.activate()         # threads of torch's autograd come without a context, which default streams need
         if other._event is None:
             other._event = check(cu.cuEventCreate(cu.CUevent_flags.CU_EVENT_DISABLE_TIMING))
         check(cu.cuEventRecord(other._event, other.handle))
@@ -264,6 +265,7 @@ class Stream:
 
     def synchronize(self):
         """Wait until everything on it has ended."""
+        self.machine.activate()
         self.machine.submit()
         check(cu.cuStreamSynchronize(self.handle))
 

@@ -6,6 +6,7 @@ attributes and methods, of the same meaning.
 """
 
 import ctypes
+import threading
 import types
 from itertools import repeat
 
@@ -13,6 +14,7 @@ import numpy as np
 
 ADDRESS_ALIGNMENT = 256     # bytes
 NO_CAPTURE = 0
+LEGACY_DEFAULT = 0, 1       # handles of the default stream
 
 
 class Driver:
@@ -27,6 +29,7 @@ class Driver:
         self._real, self.calls, self.launches, self.capture = real, [], [], NO_CAPTURE
         self.launch_result = real.CUresult.CUDA_SUCCESS
         self.waited_for = set()             # handles of streams
+        self.threads = {threading.get_ident()}      # those with a current context
         self._memory = {}                   # address -> (array, bytes)
         self._success = (real.CUresult.CUDA_SUCCESS,)
 
@@ -72,7 +75,14 @@ class Driver:
         return self._success
 
     def cuCtxSetCurrent(self, context):
+        self.threads.add(threading.get_ident())
         return self._success
+
+    def cuEventRecord(self, event, stream):
+        """On a default stream it fails in a thread without a context, as the real one does."""
+        self.calls.append("cuEventRecord")
+        known = threading.get_ident() in self.threads or int(stream) not in LEGACY_DEFAULT
+        return (self._success[0] if known else self._real.CUresult.CUDA_ERROR_INVALID_CONTEXT,)
 
     def cuStreamCreate(self, flags):
         return self._success[0], self._real.CUstream(len(self.calls) + 1000)

@@ -4,12 +4,13 @@ test_host_cost.py runs them all.
 """
 
 import sys
+import threading
 
-from counted_driver import FakeTensor, bfloat16, float32, int32, int64
+from counted_driver import FakeTensor, bfloat16, counted_machine, float32, int32, int64
 from host_cost import STREAM, at_hand, python_calls, tensors
 
 import numpy as np
-from epmoe import EPStateError, EPValueError
+from epmoe import EPConfig, EPStateError, EPValueError, ExpertParallel, LocalWorld, device
 
 MOST_PYTHON_CALLS = {"dispatch": 28, "combine": 32}     # the driver's and the tensors' own among them
 
@@ -175,6 +176,29 @@ def check_a_failed_launch_needs_reset():
         fails(EPStateError, "reset()", ep.dispatch, x, ids)
         ep.reset()
         a_round(ep, x, ids, weights)
+
+
+def check_a_thread_without_a_context_may_call():
+    machine, driver = counted_machine(2, None)
+    device.machine = lambda n_ranks, **_: machine
+    failed = []
+
+    def backward():                     # of torch's autograd, say: on the default stream, in a thread of its own
+        try:
+            per_rank = [tensors(at) for at in (0x10000, 0x20000)]
+            x, ids, weights = (list(of_ranks) for of_ranks in zip(*per_rank))
+            dispatched = ep.dispatch(x, ids)
+            ep.combine([d.output_tokens for d in dispatched], dispatched, weights)
+        except Exception as e:
+            failed.append(e)
+
+    with ExpertParallel(EPConfig(2, 16, 8, 64, 4), LocalWorld(2)) as ep:
+        for _ in range(3):              # the first, general ones, and then steady ones
+            thread = threading.Thread(target=backward)
+            thread.start()
+            thread.join()
+            driver.threads = {threading.get_ident()}        # another thread may get the number of one that has ended
+    assert not failed, failed
 
 
 def check_captured_results_stay_lent():
