@@ -10,6 +10,7 @@ class Arrays:
         self.world = world
         self._pools = {rank: Pool(world.machine, rank, "benchmark", shapes) for rank in world.ranks}
         self._loans = {rank: pool.lend() for rank, pool in self._pools.items()}
+        self._made = {}
 
     def write(self, name, of_rank):
         """Write an array of every rank: of_rank(rank) -> its values."""
@@ -22,8 +23,11 @@ class Arrays:
             loan.buffer.fill(byte, loan.fields[name].offset, loan.fields[name].nbytes)
 
     def of(self, rank, name):
-        """One rank's array."""
-        return self._loans[rank].array(name)
+        """One rank's array, the same object each time, so that no call under test waits for its making."""
+        made = self._made.get((rank, name))
+        if made is None:
+            made = self._made[rank, name] = self._loans[rank].array(name)
+        return made
 
     def each(self, name):
         """The array of each rank, a list or this rank's own, as the world wants it."""
@@ -36,6 +40,7 @@ class Arrays:
 
     def close(self):
         """Free what nobody looks at any more; the kernels must have ended."""
+        self._made = None
         for pool in self._pools.values():
             pool.close()
         self._loans = None
