@@ -175,7 +175,7 @@ if found:
     print(f"{found.n_ranks} x {gpu}, {found.date[:10]}")
     print(f"{'tokens':>6} {'':9}{'plain':>8} (x fl.) {'shared':>9} (x fl.)"
           f" {'gr. rows':>8} (x fl.) {'NCCL':>8}")
-    for tokens in found.tokens("pairs fused", "dispatch"):
+    for tokens in found.tokens("pairs plain", "dispatch"):
         for phase in ("dispatch", "combine"):
             nccl = found.row("nccl all-to-all", phase, tokens)
             print(f"{tokens:6} {phase:9}",
@@ -197,7 +197,7 @@ def compared(phase, tokens, kernels, name):
 
 
 if found:
-    most = max(found.tokens("pairs fused", "dispatch"))
+    most = max(found.tokens("pairs plain", "dispatch"))
     compared("dispatch", most, "pairs fused", "shared payloads")
     compared("dispatch", most, "expert-major", "grouped rows")
     compared("combine", most, "expert-major", "grouped rows")
@@ -205,7 +205,7 @@ if found:
 # The second: for small batches the floor says nothing.
 
 if found:
-    row = found.row("pairs fused", "dispatch", 1)
+    row = found.row("pairs plain", "dispatch", 1)
     if row:
         print(f"1 token: floor {row['floor_us']:.1f} us, "
               f"measured {row['us']:.1f} us")
