@@ -103,6 +103,7 @@ WORLDS = {w.name: w for w in (
     World("fp8, skip_a2a, shared expert", SHARED | dict(hidden=128, token_format="fp8_blockwise", skip_a2a=True,
                                                         p2p_world_size=1, allreduce_world_size=2), ((6, 6), (4, 4)),
           fused=True),
+    World("skip_a2a in one p2p world", PLAIN | dict(skip_a2a=True), ((5, 5), (4, 4)), fused=True),
     World("idle blocks", PLAIN, ((1, 0), (0, 1)), fused=True, shape=(8, 32)),
     World("mxfp4_rows", PLAIN | dict(hidden=64, token_format="mxfp4_rows"), ((5, 3),)),
     World("wide rows", PLAIN | dict(hidden=256), ((5, 3),), swiglu=True),
