@@ -7,6 +7,7 @@ import sys
 import time
 
 from epmoe import compiling, device
+from epmoe.fused_a2a.launches import smaller_blocks
 from epmoe.worlds.dry import DryWorld
 
 from benchmarks import plan
@@ -46,13 +47,16 @@ def kernels_of(case, n_ranks, n_sms):
 
 
 def distinct(cases):
-    """The cases of ours whose kernels differ: routing changes none, nor tokens those of fused_a2a, nor SMs."""
+    """The cases of ours whose kernels differ: by neither routing nor SMs, and rows' only by the blocks for few tokens.
+    """
     found = {}
     for case in cases:
         if case.section not in plan.OURS:
             continue
         s = case.shape
-        tokens = s.tokens if case.kernels.startswith("pairs") else 0
+        tokens = s.tokens
+        if not case.kernels.startswith("pairs"):
+            tokens = smaller_blocks(tokens) if case.kernels.startswith("rows") else None
         key = case.kernels, tokens, s.hidden, s.experts, s.top_k, s.format
         found.setdefault(key, case)
     return list(found.values())

@@ -13,6 +13,16 @@ FEW_TO_SEND, THREADS_TO_SEND = 128, 256         # so few tokens of a rank have s
 FEW_TO_COMBINE, THREADS_TO_COMBINE = 16, 512    # they have work takes less time then
 
 
+def smaller_blocks(num_tokens):
+    """Threads of the blocks that send a rank's tokens, and of those that combine them; None where as many as usual.
+
+    Kernels are compiled for the size of their blocks, so this is what the number of tokens changes in them; in
+    HybridEP's, nothing.
+    """
+    return (THREADS_TO_SEND if num_tokens <= FEW_TO_SEND else None,
+            THREADS_TO_COMBINE if num_tokens <= FEW_TO_COMBINE else None)
+
+
 class Launches:
     """The launches of one Buffer. launch: its LaunchConfig; a steady state copies no arguments."""
 
@@ -28,10 +38,10 @@ class Launches:
         """The RowsShape of a kernel of these launches. to_send, to_combine: tokens of each rank of this process."""
         threads = self.threads
         if self.launch.num_threads is None:
-            if to_send is not None and max(to_send) <= FEW_TO_SEND:
-                threads = min(threads, THREADS_TO_SEND)
-            if to_combine is not None and max(to_combine) <= FEW_TO_COMBINE:
-                threads = min(threads, THREADS_TO_COMBINE)
+            if to_send is not None:
+                threads = min(threads, smaller_blocks(max(to_send))[0] or threads)
+            if to_combine is not None:
+                threads = min(threads, smaller_blocks(max(to_combine))[1] or threads)
         return RowsShape(self.world.n_ranks, n_local_experts, threads, row_bytes, trace=self.launch.trace, **more)
 
     def grid(self, num_sms, n_rows):

@@ -113,7 +113,7 @@ def main(most_tokens, hidden, local, rounds, kind="MPIWorld"):
         if world.rank == 0:
             print(f"{time.perf_counter() - start:.1f} s: {what}", flush=True)
 
-    compile_ahead(world, hidden, local, min(TOP_K, local * world.n_ranks))
+    compile_ahead(world, hidden, local, min(TOP_K, local * world.n_ranks), most_tokens)
     say("compiled")
     for number in range(rounds):
         num_tokens = [most_tokens] * world.n_ranks
