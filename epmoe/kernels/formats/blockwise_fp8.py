@@ -7,8 +7,9 @@ from epmoe.device import (bf16_hi, bf16_lo, device_fn, div_rn, f32, f32_as_u32, 
                           store16, store_f32, sub_rn, u32, u32_as_f32, u64)
 
 from .e4m3 import e4m3x4
-from .kernel_format import KernelFormat, align_up
-from .row_copy import clear_padding, copy_part, most_parts, spread_words
+from .kernel_format import KernelFormat
+from .payload_parts import values_and_scales
+from .row_copy import copy_part, most_parts, spread_words
 from .row_encoder import LANE_ELEMENTS, encode_parts, encode_row
 
 GROUP = 128
@@ -51,10 +52,7 @@ def make(cfg) -> KernelFormat:
     """
     hidden = cfg.hidden
     n_scales = hidden // GROUP
-    scales_at = align_up(hidden, cfg.alignment)
-    token_size = scales_at + align_up(n_scales * SCALE_BYTES, cfg.alignment)
-    clear_after_values = clear_padding(scales_at - hidden)
-    clear_after_scales = clear_padding(token_size - scales_at - n_scales * SCALE_BYTES)
+    scales_at, token_size, clear_rest = values_and_scales(hidden, n_scales * SCALE_BYTES, cfg.alignment)
     copy_values = copy_part(hidden)
     spread_scales = spread_words(n_scales)
 
@@ -75,23 +73,7 @@ def make(cfg) -> KernelFormat:
             if lane & (GROUP_LANES - 1) == 0:
                 store_f32(dst_payload + u64(scales_at + SCALE_BYTES * i32(chunk >> 3)), scale)
 
-    encode_values, encode_part_of_values = encode_row(hidden, GROUP, quantise)
-
-    @device_fn
-    def clear_rest(dst_payload, lane):
-        clear_after_values(dst_payload + u64(hidden), lane)
-        clear_after_scales(dst_payload + u64(scales_at + n_scales * SCALE_BYTES), lane)
-
-    @device_fn
-    def encode(src_row, dst_payload, input_scale, lane):
-        encode_values(src_row, dst_payload, input_scale, lane)
-        clear_rest(dst_payload, lane)
-
-    @device_fn
-    def encode_part(src_row, dst_payload, input_scale, part, n_parts, lane):
-        encode_part_of_values(src_row, dst_payload, input_scale, part, n_parts, lane)
-        if part == 0:
-            clear_rest(dst_payload, lane)
+    encode, encode_part = encode_row(hidden, GROUP, quantise, clear_rest)
 
     @device_fn
     def decode(payload, out, row, group, row_in_group, tiles_before, part, n_parts, lane):

@@ -7,8 +7,9 @@ from epmoe.device import device_fn, f32_as_u32, i32, load_u64, store_u8, store_u
 
 from .e2m1 import e2m1x16
 from .e8m0 import e8m0_reciprocal
-from .kernel_format import KernelFormat, align_up
-from .row_copy import clear_padding, copy_bytes, copy_part, most_parts
+from .kernel_format import KernelFormat
+from .payload_parts import values_and_scales
+from .row_copy import copy_bytes, copy_part, most_parts
 from .row_encoder import encode_parts, encode_row
 from .slot_scales import slots_shape, store_slot_scales
 
@@ -31,11 +32,8 @@ def make(cfg) -> KernelFormat:
     """
     value_bytes = cfg.hidden // 2
     n_scales = cfg.hidden // GROUP
-    scales_at = align_up(value_bytes, cfg.alignment)
-    token_size = scales_at + align_up(n_scales, cfg.alignment)
+    scales_at, token_size, clear_rest = values_and_scales(value_bytes, n_scales, cfg.alignment)
     slots = cfg.fuse_a_scale_preshuffle
-    clear_after_values = clear_padding(scales_at - value_bytes)
-    clear_after_scales = clear_padding(token_size - scales_at - n_scales)
     copy_values = copy_part(value_bytes)
     store_scales = store_slot_scales(cfg) if slots else store_scale_row(n_scales)
 
@@ -49,23 +47,7 @@ def make(cfg) -> KernelFormat:
             if lane & 1 == 0:
                 store_u8(dst_payload + u64(scales_at + i32(chunk >> 1)), byte)
 
-    encode_values, encode_part_of_values = encode_row(cfg.hidden, GROUP, quantise)
-
-    @device_fn
-    def clear_rest(dst_payload, lane):
-        clear_after_values(dst_payload + u64(value_bytes), lane)
-        clear_after_scales(dst_payload + u64(scales_at + n_scales), lane)
-
-    @device_fn
-    def encode(src_row, dst_payload, input_scale, lane):
-        encode_values(src_row, dst_payload, input_scale, lane)
-        clear_rest(dst_payload, lane)
-
-    @device_fn
-    def encode_part(src_row, dst_payload, input_scale, part, n_parts, lane):
-        encode_part_of_values(src_row, dst_payload, input_scale, part, n_parts, lane)
-        if part == 0:
-            clear_rest(dst_payload, lane)
+    encode, encode_part = encode_row(cfg.hidden, GROUP, quantise, clear_rest)
 
     @device_fn
     def decode(payload, out, row, group, row_in_group, tiles_before, part, n_parts, lane):

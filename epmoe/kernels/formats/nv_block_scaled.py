@@ -9,8 +9,9 @@ from epmoe.device import (device_fn, div_rn, f32, i32, load_u64, mul_rn, store16
 from .e2m1 import e2m1x16
 from .e4m3 import e4m3_byte, e4m3_value, scaled_e4m3x4
 from .e8m0 import e8m0_reciprocal, e8m0_round_up
-from .kernel_format import KernelFormat, align_up
-from .row_copy import clear_padding, copy_part, most_parts
+from .kernel_format import KernelFormat
+from .payload_parts import values_and_scales
+from .row_copy import copy_part, most_parts
 from .row_encoder import encode_parts, encode_row
 from .scale_tiles import TILE_ROWS, clear_unused_rows, n_tiles_for, store_row_scales
 
@@ -100,30 +101,11 @@ def make(cfg) -> KernelFormat:
     value_bytes = cfg.hidden // VALUES_PER_BYTE[kind]
     n_scales = cfg.hidden // group_size
     n_words = n_scales // 4
-    scales_at = align_up(value_bytes, cfg.alignment)
-    token_size = scales_at + align_up(n_scales, cfg.alignment)
-    encode_values, encode_part_of_values = encode_row(cfg.hidden, group_size, QUANTISE[kind](scales_at))
-    clear_after_values = clear_padding(scales_at - value_bytes)
-    clear_after_scales = clear_padding(token_size - scales_at - n_scales)
+    scales_at, token_size, clear_rest = values_and_scales(value_bytes, n_scales, cfg.alignment)
+    encode, encode_part = encode_row(cfg.hidden, group_size, QUANTISE[kind](scales_at), clear_rest)
     copy_values = copy_part(value_bytes)
     store_scales = store_row_scales(n_words)
     clear_scales = clear_unused_rows(n_words)
-
-    @device_fn
-    def clear_rest(dst_payload, lane):
-        clear_after_values(dst_payload + u64(value_bytes), lane)
-        clear_after_scales(dst_payload + u64(scales_at + n_scales), lane)
-
-    @device_fn
-    def encode(src_row, dst_payload, input_scale, lane):
-        encode_values(src_row, dst_payload, input_scale, lane)
-        clear_rest(dst_payload, lane)
-
-    @device_fn
-    def encode_part(src_row, dst_payload, input_scale, part, n_parts, lane):
-        encode_part_of_values(src_row, dst_payload, input_scale, part, n_parts, lane)
-        if part == 0:
-            clear_rest(dst_payload, lane)
 
     @device_fn
     def decode(payload, out, row, group, row_in_group, tiles_before, part, n_parts, lane):

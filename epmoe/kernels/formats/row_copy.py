@@ -8,6 +8,7 @@ MAX_IN_FLIGHT = 8       # loads of a lane before its first store, so that a row 
 
 @device_fn
 def store_vector(address, q):
+    """Store the 16 bytes that a 16-byte load gave as q (4 words)."""
     store16(address, q[0], q[1], q[2], q[3])
 
 

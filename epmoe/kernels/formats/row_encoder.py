@@ -12,16 +12,16 @@ def encode_parts(hidden: int) -> int:
     return -(-hidden // (LANES * LANE_ELEMENTS))
 
 
-def encode_row(hidden: int, group: int, quantise):
-    """(encode, encode_part): device functions that hand every 16 elements of a row to `quantise`.
+def encode_row(hidden: int, group: int, quantise, clear_rest):
+    """(encode, encode_part) of a KernelFormat: device functions that hand every 16 elements of a row to `quantise`.
 
-    encode(src_row, dst_payload, input_scale, lane): the row by one warp. encode_part(src_row, dst_payload, input_scale,
-    part, n_parts, lane): part 0..n_parts-1 of its steps.
+    encode takes all steps by one warp, encode_part part 0..n_parts-1 of them.
     hidden, group: elements of a row, and of a group with one scale (16, 32, 64, ...; it divides hidden).
     quantise(dst_payload, chunk, there, a, b, absmax, input_scale, lane): chunk counts the row's runs of 16 elements;
     a, b are its 8 + 8 bf16 values in 4 + 4 words; absmax is that of the whole group, the same in the group's lanes. It
     writes only if `there`: all lanes take every step, for the shuffles, and behind the row's end they repeat its last
     group.
+    clear_rest(dst_payload, lane): what is padding in the payload; by one warp, part 0 where there are several.
 
     In `encode` two steps take turns: one's loads are issued before the other's arithmetic, which hides most of their
     latency. (One step with copies to the next would wait for the loads at the copies.) Where many warps share rows,
@@ -56,6 +56,7 @@ def encode_row(hidden: int, group: int, quantise):
                 encode_step(dst_payload, i32(chunk + LANES), odd, input_scale, lane)
             chunk = i32(chunk + 2 * LANES)
             start = i32(start + 2 * LANES)
+        clear_rest(dst_payload, lane)
 
     @device_fn
     def encode_part(src_row, dst_payload, input_scale, part, n_parts, lane):
@@ -65,6 +66,8 @@ def encode_row(hidden: int, group: int, quantise):
             chunk = i32(step * LANES + lane)
             encode_step(dst_payload, chunk, load_step(src_row, chunk, lane), input_scale, lane)
             step = i32(step + 1)
+        if part == 0:
+            clear_rest(dst_payload, lane)
 
     return encode, encode_part
 
@@ -77,6 +80,7 @@ def absmax8(q):
 
 @device_fn
 def absmax2(word):
+    """The larger |x| of the two bf16 values of a word."""
     return max_f32(abs_f32(bf16_lo(word)), abs_f32(bf16_hi(word)))
 
 
