@@ -1,7 +1,8 @@
 """Each rank's recv_buf: places (local expert, source rank, slot) that fill up, and the signals beside them."""
 
+from epmoe import layout
 from epmoe.explain.arrays import is_signal, word
-from epmoe.explain.svg import Panel, rect, shown, tag, text, token_box
+from epmoe.explain.svg import Panel, hollow_box, rect, shown, tag, text, token_box
 
 SLOT, LEFT, SIGNAL = 22, 72, 26
 
@@ -50,20 +51,51 @@ def panels(history):
                     parts.append(rect(at, y, SLOT - 3, SLOT - 4, "cell", 3,
                                       **shown(tip=f"{place}: nothing was written here in this round")))
                     if (local, src, slot) in messages:
-                        filled, token, ids = messages[local, src, slot]
-                        parts.append(token_box(at, y, SLOT - 3, SLOT - 4, src, f"t{token}", **shown(
+                        filled, token, ids, payload_in = messages[local, src, slot]
+                        box = token_box if payload_in is None else hollow_box
+                        lies = "" if payload_in is None else (
+                            f"; its payload is in {history.label('dispatch_recv_buf', rank, payload_in)}")
+                        parts.append(box(at, y, SLOT - 3, SLOT - 4, src, f"t{token}", **shown(
                             place + ".src_info", token, filled.done,
-                            tip=f"topk_info = {ids}; written by {filled.who}, "
+                            tip=f"topk_info = {ids}{lies}; written by {filled.who}, "
                                 f"steps {filled.begun} to {filled.done}")))
                 parts.append(signal_box(history, "dispatch_recv_count", rank, (local, src), x + slots * SLOT + 3, y))
         made.append(Panel(f"recv_buf of rank {rank}", width, height, "".join(parts)))
     return made
 
 
-def legend_text():
+def counted(history):
+    """(messages that came, those of them without a payload of their own), of all ranks."""
+    came = [m for rank in range(history.recording.cfg.n_ranks) for m in history.messages(rank).values()]
+    return len(came), sum(m.payload_in is not None for m in came)
+
+
+def sizes_text(history):
+    """What the messages of this round weigh, in a sentence or two."""
+    cfg = history.recording.cfg
+    sizes, (n, hollow) = layout.message(cfg), counted(history)
+    trailer = sizes.msg_bytes - sizes.token_size
+    what = (f"A message is the token's payload ({sizes.token_size:,} bytes) and a trailer ({trailer} bytes) with the "
+            "token's number and its expert ids. ")
+    if not history.recording.fused:
+        return what + (f"Here each of the {n} messages has both: {n * sizes.msg_bytes:,} bytes. The fused kernels "
+                       "(--fused) send a token's payload to a rank only once.")
+    if not hollow:
+        return what + ("These fused kernels send a token's payload to a rank only once; in this round no token has two "
+                       f"experts on one rank, so each of the {n} messages has both.")
+    plain, shared = n * sizes.msg_bytes, n * trailer + (n - hollow) * sizes.token_size
+    only = "one is a trailer" if hollow == 1 else f"{hollow} are trailers"
+    return what + ("These fused kernels send a token's payload to a rank only once, in the message to the lowest of its "
+                   f"experts there. Of {n} messages {only} only, which makes {shared:,} bytes instead of {plain:,}.")
+
+
+def legend_text(history):
     """What the figure's signs mean, one line each."""
+    hollow = ["a box with only a frame is a message without a payload: it is in the coloured box of the same name in "
+              "the same row"]
     return ["a coloured box is a message: its colour is the source rank, its name the token (src_info); a very "
             "pale one has not come yet",
+            *(hollow if counted(history)[1] else []),
             "an empty box is a place that nobody wrote in this round",
             "the rounded box behind a row is the recv_count word: – is \"not arrived\", 2… announces two messages, 2 "
             "is the signal that they are there; pale: it was read and put back to \"not arrived\""]

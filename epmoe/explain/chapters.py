@@ -19,8 +19,8 @@ BEGINNING = (
 CHAPTERS = {
     "routing": Chapter(
         "1. Who sends what to whom",
-        ("A small network, the router, has chosen the experts of each token. Each line is one message: a copy of the "
-         "token that must travel to the rank that owns the expert. Nobody knows beforehand how many will come.",),
+        ("A small network, the router, has chosen the experts of each token. Each line is one message: the "
+         "token must get to the rank that owns the expert. Nobody knows beforehand how many will come.",),
         ("a line has the colour of the token's rank; a short line that ends in -1 is a slot without an expert",)),
     "buffers": Chapter(
         "2. Messages arrive",

@@ -31,6 +31,19 @@ class Filled(NamedTuple):
         return f"rank {self.event.rank}, block{'s' if len(self.blocks) > 1 else ''} {names}"
 
 
+class Message(NamedTuple):
+    """A message in recv_buf: how it was written, whose token it is, and its expert ids, -1 for an empty slot.
+
+    payload_in: (local_expert, src_rank, slot) of the message, in the same recv_buf, that has its payload; None: it has
+    a payload of its own.
+    """
+
+    filled: Filled
+    token: int
+    ids: list
+    payload_in: tuple | None
+
+
 class History:
     """The written values of all arrays of a recording, element by element, and the state at any step."""
 
@@ -110,7 +123,7 @@ class History:
         return found
 
     def messages(self, rank):
-        """Messages that arrived at a rank: {(local_expert, src_rank, slot): (Filled, token, topk_ids)}."""
+        """Messages that arrived at a rank: {(local_expert, src_rank, slot): Message}."""
         cfg, sizes = self.recording.cfg, layout.message(self.recording.cfg)
         array = self.arrays.get("dispatch_recv_buf", rank)
         if array is None:
@@ -119,9 +132,10 @@ class History:
         found = {}
         for index, filled in self.filled("dispatch_recv_buf", rank, 3).items():
             message = raw[index]
-            token = int(message[sizes.src_info_offset:][:4].view(np.int32)[0])
+            token, reference = (int(w) for w in message[sizes.src_info_offset:][:8].view(np.int32))
             ids = message[sizes.topk_info_offset:][:2 * cfg.top_k].view(np.uint16)
-            found[index] = filled, token, [int(e) if e != 0xFFFF else -1 for e in ids]
+            carrier = tuple(int(i) for i in np.unravel_index(reference - 1, array.shape[:3])) if reference else None
+            found[index] = Message(filled, token, [int(e) if e != 0xFFFF else -1 for e in ids], carrier)
         return found
 
     def label(self, name, rank, index):

@@ -7,7 +7,8 @@ from epmoe.routing import Routed
 
 
 def routed_for(cfg, seed):
-    """Tokens, experts and router weights from a seed: every rank has tokens, not all the same number; one slot empty.
+    """Tokens, experts and router weights from a seed: every rank has tokens, not all the same number; one slot empty; one token with two
+    experts on one rank, where top_k and the number of experts of a rank allow.
 
     Weights are a softmax over the token's scores, kept to 2 decimals, so that they can be read off a picture.
     """
@@ -19,9 +20,19 @@ def routed_for(cfg, seed):
         x.append(rng.standard_normal((n, cfg.hidden), np.float32).astype(ml_dtypes.bfloat16))
         scores = rng.gumbel(size=(n, cfg.n_experts)) - 0.25 * np.log(np.arange(1, cfg.n_experts + 1))
         chosen = np.argsort(-scores, axis=1, kind="stable")[:, :cfg.top_k]
+        if len(x) == cfg.n_ranks and cfg.top_k > 1:
+            _two_on_one_rank(cfg, chosen[0])
         raised = np.exp(np.take_along_axis(scores, chosen, axis=1) / 2)
         ids.append(chosen.astype(np.int32))
         weights.append(np.round(raised / raised.sum(axis=1, keepdims=True), 2).astype(np.float32))
     if cfg.top_k > 1:
         ids[0][-1, -1] = -1
     return Routed(x, ids, weights)
+
+
+def _two_on_one_rank(cfg, ids):
+    """Makes a token's second expert a neighbour of its first, on the same rank, if there is one that it has not."""
+    first = cfg.owner(int(ids[0])) * cfg.n_local_experts
+    free = [e for e in range(first, first + cfg.n_local_experts) if e not in ids]
+    if free and all(e < first or e >= first + cfg.n_local_experts for e in ids[1:]):
+        ids[1] = free[0]

@@ -59,10 +59,12 @@ def happenings(history):
                     if change.event is not None:
                         yield Happening(change.step, _kind(history, name, change), change.event,
                                         _change(history, name, rank, index, before, change))
-        for (local, src, slot), (filled, token, _) in history.messages(rank).items():
-            place = history.label("dispatch_recv_buf", rank, (local, src, slot))
-            yield Happening(filled.done, "message", filled.event,
-                            f"the message of token {token} of rank {src} is in {place}")
+        for index, message in history.messages(rank).items():
+            place = history.label("dispatch_recv_buf", rank, index)
+            lies = "" if message.payload_in is None else (
+                f", its payload in {history.label('dispatch_recv_buf', rank, message.payload_in)}")
+            yield Happening(message.filled.done, "message", message.filled.event,
+                            f"the message of token {message.token} of rank {index[1]} is in {place}{lies}")
         for (row,), filled in history.filled("output_tokens", rank, 1).items():
             yield Happening(filled.done, "row", filled.event,
                             f"{history.label('output_tokens', rank, (row,))} is complete")

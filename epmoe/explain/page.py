@@ -57,7 +57,8 @@ def _data(name, value):
 def arrays(history):
     """What the page's values are taken from: {name: [of each rank]}, nested lists; wide rows cut to COLUMNS.
 
-    `histories` has the counters and signals: {name: [{index: [[step, value], ...]} of each rank]}; null: not arrived.
+    `messages` has the token of each message by "local_expert,src_rank,slot"; `payload_in` says of those without a
+    payload of their own which message has it; `histories` has the counters and signals: {name: [{index: [[step, value], ...]} of each rank]}; null: not arrived.
     """
     r = history.recording
     ranks = range(r.cfg.n_ranks)
@@ -76,14 +77,19 @@ def arrays(history):
         "combine_recv_buf": [_cut(history.bytes_at_end("combine_recv_buf", rank).view(kind).reshape(
             layout.region(r.cfg, "combine_recv_buf").shape[:2] + (-1,))) for rank in ranks],
         "combined": [_cut(out) for out in r.combined],
-        "messages": [{f"{le},{src},{slot}": token for (le, src, slot), (_, token, _) in
-                      sorted(history.messages(rank).items())} for rank in ranks],
+        "messages": [{_key(index): m.token for index, m in sorted(history.messages(rank).items())} for rank in ranks],
+        "payload_in": [{_key(index): _key(m.payload_in) for index, m in sorted(history.messages(rank).items())
+                        if m.payload_in is not None} for rank in ranks],
     }
-    held["histories"] = {name: [{",".join(map(str, index)): [[c.step, None if c.value == NOT_ARRIVED else c.value]
+    held["histories"] = {name: [{_key(index): [[c.step, None if c.value == NOT_ARRIVED else c.value]
                                                              for c in changes]
                                  for index, changes in history.of(name, rank).items()} for rank in ranks]
                          for name in (*COUNTERS, *SIGNALS)}
     return held
+
+
+def _key(index):
+    return ",".join(map(str, index))
 
 
 def _cut(a):
@@ -121,9 +127,9 @@ def _bar(n):
             '<p class="says"><span class="step"></span><span class="text"></span></p></div>')
 
 
-def _section(name, group, *parts):
+def _section(name, group, *parts, more=()):
     chapter = chapters.CHAPTERS[name]
-    text = "".join(f"<p>{p}</p>" for p in chapter.text)
+    text = "".join(f"<p>{p}</p>" for p in (*chapter.text, *more))
     group = f' data-group="{group}"' if group else ""
     return f'<section id="{name}"{group}><h2>{chapter.title}</h2>{text}{"".join(parts)}</section>'
 
@@ -148,8 +154,8 @@ def _routing(history):
 
 
 def _buffers(history, n):
-    return _section("buffers", "dispatch", _bar(n), _ranks(history), _lines(buffers.legend_text()),
-                    _panels(buffers.panels(history), "recv_buf"))
+    return _section("buffers", "dispatch", _bar(n), _ranks(history), _lines(buffers.legend_text(history)),
+                    _panels(buffers.panels(history), "recv_buf"), more=[escape(buffers.sizes_text(history))])
 
 
 def _rows(history, n):

@@ -16,6 +16,7 @@ def panels(history, n_values=VALUES):
         d = r.dispatched[rank]
         where, values = places(r.cfg, d.row_offsets, d.recv_count), dequantised(r.cfg, d)
         copied = history.filled("output_tokens", rank, 1)
+        came = {(index[0], index[1], m.token): m.payload_in or index for index, m in history.messages(rank).items()}
         parts = [text(0, 12, f"rank {rank} holds {where.n_rows} rows", "t b"),
                  text(0, 34, "offset", "m small"), text(LEFT, 34, "row", "m small", "end", dx=-8),
                  text(LEFT, 34, "source, token, slot", "m small"),
@@ -26,8 +27,9 @@ def panels(history, n_values=VALUES):
             top = y
             for row in range(begin, end):
                 rows_y[row] = y
-                parts.append(_row(history, rank, row, int(where.src_rank[row]), y, copied.get((row,)),
-                                  values[row, :n_values]))
+                src, token = int(where.src_rank[row]), int(d.src_info[row, 0])
+                parts.append(_row(history, rank, row, src, y, copied.get((row,)), values[row, :n_values],
+                                  came.get((group - int(r.cfg.fused_shared_expert), src, token))))
                 y += ROW
             if begin == end:
                 parts.append(text(LEFT, y + 13, "no rows", "m small"))
@@ -41,7 +43,7 @@ def panels(history, n_values=VALUES):
     return made
 
 
-def _row(history, rank, row, src, y, filled, values):
+def _row(history, rank, row, src, y, filled, values, payload_at):
     info = history.of("src_info", rank)
     token, k = (_last(info.get((row, i))) for i in (0, 1))
     parts = [text(LEFT, y + 13, row, "m small", "end", dx=-8), rect(LEFT, y, BOX, ROW - 3, "cell", 3)]
@@ -51,6 +53,8 @@ def _row(history, rank, row, src, y, filled, values):
         return "".join(parts)
     n = rank_class(src)
     who = "" if filled is None else f"; copied by {filled.who}"
+    if payload_at is not None:
+        who += f", out of {history.label('dispatch_recv_buf', rank, payload_at)}"
     parts.append(tag("g", rect(LEFT, y, BOX, ROW - 3, f"s{n} edge", 3),
                      text(LEFT + BOX / 2, y + 13, f"rank {src}  t{token}  k{k}", f"x x{n} small", "middle"),
                      **shown(history.label("src_info", rank, (row, 0)), token, since,

@@ -10,10 +10,12 @@ import numpy as np
 from epmoe.explain.trace import Trace
 from epmoe.kernels.stamps import MARKS
 
-# Arrows by what a kernel is named: (mark at the tail, which of its blocks, mark at the head). Dispatch: the block that
-# announces is done, and all peers' announcements have come. Combine: the first rows are out, and all are reduced; those
-# between them arrive one by one.
-ARROWS = {"dispatch": ("announced", np.max, "counted"), "combine": ("sent", np.min, "reduced")}
+# Arrows by what a kernel is named: (marks at the tail, the first that a rank has counts; which of its blocks; marks at
+# the head). Dispatch: the block that announces is done (few tokens are not announced: they have their places and are
+# being sent), and all peers' counts have come. Combine: the first rows are out, and all are reduced; those between them
+# arrive one by one.
+TELLS, HEARS = ("announced", "claimed"), ("counted",)
+ARROWS = {"dispatch": (TELLS, np.max, HEARS), "combine": (("sent",), np.min, ("reduced",))}
 
 
 def of_stamps(rounds, about):
@@ -29,7 +31,7 @@ def of_stamps(rounds, about):
         for source in ends(stamps, name, told, which):
             for target in ends(stamps, name, heard, np.max):
                 if source[0] != target[0]:
-                    trace.arrow(f"{name}: {told}", *((rank, block, (at + shifts[rank] - first) / 1000 - 0.001)
+                    trace.arrow(f"{name}: {told[0]}", *((rank, block, (at + shifts[rank] - first) / 1000 - 0.001)
                                                      for rank, block, at in (source, target)))
     return trace
 
@@ -44,13 +46,14 @@ def _block(trace, stamps, block, times, shift):
         trace.slice(stamps.rank, block, f"until {name}", begin, end, "phase", mark=MARKS[name])
 
 
-def ends(stamps, name, mark, choose):
-    """[(rank, block, time)] of a mark: for each rank the block that reached it last (or as `choose` says)."""
+def ends(stamps, name, marks, choose):
+    """[(rank, block, time)] of the first of these marks that a rank has: of the block that reached it last (or as
+    `choose` says)."""
     found = {}
-    column = list(MARKS).index(mark)
     for s in stamps:
-        times = s.times[:, column]
-        if s.kernel.startswith(name) and times.any():
+        columns = [s.times[:, list(MARKS).index(mark)] for mark in marks]
+        times = next((c for c in columns if c.any()), None)
+        if s.kernel.startswith(name) and times is not None:
             wanted = choose(times[times > 0])
             found[s.rank] = s.rank, int(np.flatnonzero(times == wanted)[0]), int(wanted)
     return list(found.values())
@@ -61,9 +64,9 @@ def corrections(rounds):
     ranks = sorted({s.rank for stamps in rounds for s in stamps})
     low, high = {r: -np.inf for r in ranks}, {r: np.inf for r in ranks}
     for stamps in rounds:
-        # the announcements, which one block makes for all: whoever has heard all has heard this rank's
-        tell = {rank: at for rank, _, at in ends(stamps, "dispatch", "announced", np.max)}
-        hear = {rank: at for rank, _, at in ends(stamps, "dispatch", "counted", np.min)}
+        # whoever has heard all has heard this rank's
+        tell = {rank: at for rank, _, at in ends(stamps, "dispatch", TELLS, np.max)}
+        hear = {rank: at for rank, _, at in ends(stamps, "dispatch", HEARS, np.min)}
         for r in ranks:
             if ranks[0] in tell and r in hear:
                 low[r] = max(low[r], tell[ranks[0]] - hear[r])

@@ -70,6 +70,12 @@ def token_box(x, y, width, height, rank, content, **attributes):
                text(x + width / 2, y + height / 2 + 4, content, f"x x{n} small", "middle"), **attributes)
 
 
+def hollow_box(x, y, width, height, rank, content, **attributes):
+    """A token that is told of but not there: its name in a frame of its source rank's colour."""
+    return tag("g", rect(x + 1, y + 1, width - 2, height - 2, f"hollow k{palette.rank_class(rank)}", 3),
+               text(x + width / 2, y + height / 2 + 4, content, "t small", "middle"), **attributes)
+
+
 def inline(panel, name):
     """A panel as it stands in the page, where its style comes from."""
     return (f'<svg class="panel" role="img" aria-label="{escape(panel.title or name)}" width="{number(panel.width)}" '

@@ -54,20 +54,20 @@ def test_the_recorded_trace_opens(fused):
     assert {"signal", "own blocks"} == {e["cat"] for e in events if e["ph"] == "s"}
 
 
-def stamps(offsets, late=None):
+def stamps(offsets, late=None, tells="announced"):
     """A dispatch and a combine on two blocks of each rank, whose clocks are off by so many ns.
 
-    late: the rank that comes 500 us late, as all others notice when they wait.
+    tells: the mark before which a rank has told its peers nothing ("claimed" of few tokens). late: the rank that comes 500 us late, as all others notice when they wait.
     """
     made = []
     for rank, offset in enumerate(offsets):
         for kernel, start, reached in (
-                ("dispatch", 10_000, ("start", "announced", "sent", "counted", "copied", "left")),
+                ("dispatch", 10_000, ("start", tells, "sent", "counted", "copied", "left")),
                 ("combine", 90_000, ("start", "sent", "arrived", "reduced", "left"))):
             times = np.zeros((2, len(MARKS)), np.uint64)
             for n, mark in enumerate(reached):
                 for block in range(2):
-                    waits = late is not None and (rank == late or mark not in ("start", "announced"))
+                    waits = late is not None and (rank == late or mark not in ("start", tells))
                     at = 10**9 + start + 3000 * n + 100 * rank + block + offset + 500_000 * waits
                     times[block, list(MARKS).index(mark)] = at
             made.append(Stamps(kernel, rank, times))
@@ -96,9 +96,10 @@ def test_a_round_with_stamps(fused):
     assert made.about["shift_ns"] == {0: 0, 1: 0}       # one clock
 
 
+@pytest.mark.parametrize("tells", ["announced", "claimed"])
 @pytest.mark.parametrize("offset", [-50_000, 70_000])
-def test_a_clock_that_contradicts_the_signals_is_put_right(offset):
-    rounds = [stamps([0, offset], late=0), stamps([0, offset], late=1), stamps([0, offset])]
+def test_a_clock_that_contradicts_the_signals_is_put_right(offset, tells):
+    rounds = [stamps([0, offset], late, tells) for late in (0, 1, None)]
     shifts, doubt = corrections(rounds)
     assert shifts[0] == 0 and abs(shifts[1] + offset) <= doubt[1] <= 10_000
     assert check(of_stamps(rounds, {}).events) == 4
