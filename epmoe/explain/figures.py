@@ -16,7 +16,8 @@ def drawn(history):
     legend = svg.wrapped(svg.rank_legend(range(cfg.n_ranks)), 620)
     names = {
         "routing": ([routing.panel(history), legend], 700, None),
-        "recv_buf": ([*buffers.panels(history), _notes(legend, buffers.legend_text(history))], 1200, "messages in recv_buf"),
+        "recv_buf": ([*buffers.panels(history), _notes(legend, buffers.legend_text(history))], 1200,
+                     "messages in recv_buf"),
         "rows": ([*rows.panels(history), legend], 1200, "rows grouped by expert"),
         "counters": ([counters.snapshots(history, busiest(history))], 1200, None),
         "timeline": ([*timeline.panels(history), svg.wrapped(timeline.legend(), 1000)], 1112, None),

@@ -7,8 +7,9 @@ from epmoe.routing import Routed
 
 
 def routed_for(cfg, seed):
-    """Tokens, experts and router weights from a seed: every rank has tokens, not all the same number; one slot empty; one token with two
-    experts on one rank, where top_k and the number of experts of a rank allow.
+    """Tokens, experts and router weights from a seed: every rank has tokens, not all the same number.
+
+    One slot is empty, and one token has two experts on one rank, where top_k and a rank's number of experts allow it.
 
     Weights are a softmax over the token's scores, kept to 2 decimals, so that they can be read off a picture.
     """

@@ -58,7 +58,8 @@ def arrays(history):
     """What the page's values are taken from: {name: [of each rank]}, nested lists; wide rows cut to COLUMNS.
 
     `messages` has the token of each message by "local_expert,src_rank,slot"; `payload_in` says of those without a
-    payload of their own which message has it; `histories` has the counters and signals: {name: [{index: [[step, value], ...]} of each rank]}; null: not arrived.
+    payload of their own which message has it; `histories` has the counters and signals: {name: [{index: [[step,
+    value], ...]} of each rank]}; null: not arrived.
     """
     r = history.recording
     ranks = range(r.cfg.n_ranks)

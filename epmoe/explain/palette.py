@@ -59,7 +59,8 @@ SHAPES = (".t,.m,.x{font-family:system-ui,-apple-system,'Segoe UI',Roboto,'Helve
           ".small{font-size:10.5px}.title{font-size:14px;font-weight:600}.b{font-weight:600}"
           ".mono{font-family:ui-monospace,Menlo,Consolas,'Liberation Mono',monospace;font-size:11px}"
           ".flow{stroke-width:2.2;stroke-opacity:.85}.edge{stroke-opacity:.35}.wait{stroke-dasharray:2 2}"
-          ".hollow{stroke-width:2;pointer-events:all}.near{stroke-opacity:.7}.arrow{stroke-width:1.4;stroke-opacity:.9}")
+          ".hollow{stroke-width:2;pointer-events:all}"
+          ".near{stroke-opacity:.7}.arrow{stroke-width:1.4;stroke-opacity:.9}")
 
 
 def css():

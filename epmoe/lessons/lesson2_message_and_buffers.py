@@ -119,9 +119,8 @@ for place in np.ndindex(shape[:3]):
 #
 # Now the project's own kernels do a dispatch. There is no GPU needed: their
 # source runs under a simulator, all threads of both ranks at once. Afterwards
-# we look at the memory of rank 1, owner of the experts 2 and 3. (fused=False:
-# the fused kernel saves bytes where a token has two experts on one rank, and
-# sends its payload there once.)
+# we look at the memory of rank 1, owner of the experts 2 and 3. (fused=False
+# asks for the split kernels, which send every message whole.)
 
 with ExpertParallel(cfg, LocalWorld(cfg.n_ranks, seed=0), fused=False) as ep:
     dispatched = ep.dispatch(x, topk_ids)
@@ -155,6 +154,34 @@ print(dispatched[1].numpy().recv_count)
 # Two meanings of "slot" have met here. Slot k of a token is the position in
 # its list of experts. A slot of recv_buf is a place in line; who gets which
 # is not told by the data, and is the subject of lesson 3.
+#
+# ## The same payload twice?
+#
+# Look again at token 1 of rank 0: both of its experts are on rank 1, so its
+# payload came there twice. The project's fused kernel sends it once, in the
+# message to the lowest of the token's experts on a rank. The other messages
+# are trailers only. Of the 16 bytes of src_info 4 are used; in the next 4 a
+# trailer says where the payload is: 1 + the number of that message, counted
+# through recv_buf. (0 means: here, as it was until now.)
+
+with ExpertParallel(cfg, LocalWorld(cfg.n_ranks, seed=0), fused=True) as ep:
+    once = ep.dispatch(x, topk_ids)
+    places = ep.region("dispatch_recv_buf", 1).reshape(shape)
+held = places[3 - 2, 0]                 # expert 3, from rank 0: 3 slots
+slot = int(np.argmax(held[:, payload_bytes] == 1))
+print("token 1 of rank 0, to expert 3, in 16 bytes a line:")
+for line in held[slot].reshape(-1, 16):
+    print("  " + " ".join(f"{byte:02x}" for byte in line))
+says = int(held[slot, payload_bytes + 4:payload_bytes + 8].view("<i4")[0])
+le, src, s = (int(i) for i in np.unravel_index(says - 1, shape[:3]))
+print(f"its payload is in the message to expert {2 + le}, "
+      f"from rank {src}, slot {s}")
+assert (places[le, src, s] == message(1, x[0][1], topk_ids[0][1])).all()
+assert (held[slot, :payload_bytes] == 0xA5).all()
+assert (once[1].numpy().recv_count == dispatched[1].numpy().recv_count).all()
+
+# Whoever receives reads the payload there; the rows that dispatch returns are
+# the same. Only the sender decides, so both kinds of messages can be mixed.
 #
 # ## The price
 #

@@ -136,8 +136,8 @@ assert TOP_K / ranks_visited(2) > 3.9 and TOP_K / ranks_visited(64) < 1.1
 # On the way there nothing is added up, so pairs can save these bytes for
 # nothing: the fused dispatch writes the payload into the token's message to
 # one of its experts on a rank, and the messages to the others there only say
-# in which message it lies. (A message of lesson 2 has the room for it.) On the
-# way back every expert has a row of its own.
+# in which message it lies, as seen in lesson 2. On the way back every expert
+# has a row of its own.
 #
 # How much is one rounding? A token with 8 rows, two on each of 4 ranks:
 

@@ -57,7 +57,8 @@ def test_the_recorded_trace_opens(fused):
 def stamps(offsets, late=None, tells="announced"):
     """A dispatch and a combine on two blocks of each rank, whose clocks are off by so many ns.
 
-    tells: the mark before which a rank has told its peers nothing ("claimed" of few tokens). late: the rank that comes 500 us late, as all others notice when they wait.
+    tells: the mark before which a rank has told its peers nothing ("claimed" of few tokens). late: the rank that comes
+    500 us late, as all others notice when they wait.
     """
     made = []
     for rank, offset in enumerate(offsets):
