@@ -35,9 +35,9 @@ is then one at A and at the parameters at once.
 
 from functools import lru_cache
 
-from epmoe.device import (atomic_add_acq_rel_gpu_i32, ballot, block_dim, device_fn, grid_dim, i32, kernel, lane_id,
-                          load_u64, n_warps, shared_array, store_i32, store_u64, syncthreads_or, syncwarp, thread_idx,
-                          u32, u64, warp_broadcast_i32, warp_id)
+from epmoe.device import (atomic_add_acq_rel_gpu_i32, ballot, device_fn, grid_dim, i32, kernel, lane_id, load_u64,
+                          n_warps, shared_array, store_i32, store_u64, syncthreads_or, syncwarp, u32, u64,
+                          warp_broadcast_i32, warp_id)
 from epmoe.device import int32
 from epmoe.layout import MAX_FINITE
 from epmoe_ref.errors import EPValueError
@@ -46,7 +46,7 @@ from . import ahead, counters, reducers, returners, stamps, watchers
 from .call import CombineAsyncCall, CombineCall, CombineWaitCall
 from .launch import LaunchConfig
 from .params import ParameterBlock
-from .status import has_failed
+from .status import failed_before
 from .transport import crosses_worlds
 
 CACHED = 128        # compiled kernels that are remembered, for each of the three
@@ -109,15 +109,6 @@ def _leaving(cfg, block, trace, next_come):
     return leave
 
 
-@device_fn
-def _failed_before(status):
-    """Whether an earlier wait of this rank expired; one thread of a block looks, and not one that has to load A."""
-    found = False
-    if thread_idx() == block_dim() - 1:
-        found = has_failed(status)
-    return found
-
-
 @lru_cache(CACHED)
 def _compile_async(cfg, threads, trace):
     block = parameter_block(cfg)
@@ -128,7 +119,7 @@ def _compile_async(cfg, threads, trace):
     def combine_async(params, num_tokens, my_rank, words, status):
         mark(params, stamps.START)
         fetch(params)
-        return_rows(params, words, my_rank, _failed_before(status))
+        return_rows(params, words, my_rank, failed_before(status))
 
     return combine_async
 
@@ -160,7 +151,7 @@ def _compile_wait(cfg, threads, trace, *functions):
         mark(params, stamps.START)
         fetch(params)
         clear(flags)
-        if not syncthreads_or(_failed_before(status)):
+        if not syncthreads_or(failed_before(status)):
             finish(params, num_tokens, my_rank, words, status, flags)
 
     return combine_wait
@@ -179,7 +170,7 @@ def _compile_fused(cfg, threads, trace, *functions):
         mark(params, stamps.START)
         fetch(params)
         clear(flags)                        # there is a barrier in return_rows
-        if not return_rows(params, words, my_rank, _failed_before(status)):
+        if not return_rows(params, words, my_rank, failed_before(status)):
             finish(params, num_tokens, my_rank, words, status, flags)
 
     return combine

@@ -58,7 +58,7 @@ from . import ahead, copiers, counters, formats, senders, stamps
 from .call import DispatchAsyncCall, DispatchCall, DispatchWaitCall
 from .launch import LaunchConfig
 from .params import ParameterBlock
-from .status import has_failed
+from .status import failed_before
 from .transport import crosses_worlds
 
 CACHED = 128        # compiled kernels that are remembered, for each of the three
@@ -74,19 +74,6 @@ def parameter_block(cfg) -> ParameterBlock:
         ("recv_buf_p", 1), ("recv_count_p", 1), ("format_handler", len(formats.of(cfg).output_fields) + 1),
         ("row_offsets", 1), ("expert_ids", 1), ("src_info", 1), ("recv_counts", 1), ("ep_counters", 1), ("status", 1),
         ("input_scale", 1), ("timeout_ns", 1), ("trace", 1))
-
-
-@device_fn
-def _failed_before(status):
-    """Whether an earlier wait of this rank expired; only the last thread of a block looks.
-
-    What it gives goes into the block's next vote: so the look costs no barrier of its own, and its load passes while
-    other things are loaded.
-    """
-    found = False
-    if thread_idx() == block_dim() - 1:
-        found = has_failed(status)
-    return found
 
 
 def _count_out(cfg, block):
@@ -155,7 +142,7 @@ def _compile_async(cfg, threads, trace, input_scale, shares):
     def dispatch_async(params, num_tokens, my_rank, topk_ids, tokens, status):
         mark(params, stamps.START)
         fetch(params)
-        send_tokens(params, topk_ids, tokens, num_tokens, my_rank, grid_dim(), _failed_before(status))
+        send_tokens(params, topk_ids, tokens, num_tokens, my_rank, grid_dim(), failed_before(status))
 
     return dispatch_async
 
@@ -171,7 +158,7 @@ def _compile_wait(cfg, threads, trace):
     def dispatch_wait(params, num_tokens, my_rank):
         mark(params, stamps.START)
         fetch(params)
-        found = _failed_before(u64(load_u64(params + u64(p_status))))
+        found = failed_before(u64(load_u64(params + u64(p_status))))
         gave_up, is_out, is_last = receive(params, num_tokens, my_rank, block_idx(), grid_dim(), found)
         if not gave_up:
             leave(params, is_out, is_last)
@@ -195,7 +182,7 @@ def _compile_fused(cfg, threads, trace, input_scale, shares):
         at_once = i32(max(min(n_senders, n_ranks), i32(grid_dim() * AT_ONCE_OF_8 // 8)))
         if shares and num_tokens * n_payloads <= n_warps() * at_once:
             n_senders = at_once
-        is_out, is_last, found = False, False, _failed_before(status)
+        is_out, is_last, found = False, False, failed_before(status)
         if block_idx() < n_senders:
             gave_up = send_tokens(params, topk_ids, tokens, num_tokens, my_rank, n_senders, found)
         else:

@@ -6,8 +6,8 @@ change nothing else: they are treated as -1.
 """
 
 import numpy as np
-from epmoe.device import (atomic_add_relaxed_gpu_i32, atomic_cas_relaxed_gpu_i32, block_idx, device_fn, i32,
-                          ld_relaxed_gpu_i32, store_i32, u64)
+from epmoe.device import (atomic_add_relaxed_gpu_i32, atomic_cas_relaxed_gpu_i32, block_dim, block_idx, device_fn, i32,
+                          ld_relaxed_gpu_i32, store_i32, thread_idx, u64)
 from epmoe.layout import ANNOUNCED
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError, PeerTimeout
@@ -34,6 +34,19 @@ LOCAL_WAITS = {FOR_SEND_BUF: "send_buf_ready: tokens that this rank's own blocks
 def has_failed(status):
     """Whether some wait of this rank has expired."""
     return ld_relaxed_gpu_i32(status + u64(4 * FAILED)) != 0
+
+
+@device_fn
+def failed_before(status):
+    """Whether an earlier wait of this rank expired; only the last thread of a block looks, whom loading does not need.
+
+    What it gives goes into the block's next vote: so the look costs no barrier of its own, and its load passes while
+    other things are loaded.
+    """
+    found = False
+    if thread_idx() == block_dim() - 1:
+        found = has_failed(status)
+    return found
 
 
 @device_fn
