@@ -45,7 +45,8 @@ def _rules(theme):
                 f".line{{stroke:{line};fill:none}}", f".tick{{stroke:{muted}}}", f".t{{fill:{ink}}}",
                 f".m{{fill:{muted}}}", f".mark{{fill:{mark};stroke:{ground}}}",
                 f".open{{fill:{ground};stroke:{mark}}}", f".near{{stroke:{muted};fill:none}}",
-                f".head{{fill:{muted}}}", f".wait{{fill:{ground};stroke:{muted}}}", f".edge{{stroke:{ink}}}")
+                f".head{{fill:{muted}}}", f".wait{{fill:{ground};stroke:{muted}}}",
+                f".over{{stroke:{ground}}}", f".edge{{stroke:{ink}}}")
     for n, colour in enumerate(RANKS[theme]):
         yield f".s{n}{{fill:{colour}}}"
         yield f".k{n}{{stroke:{colour};fill:none}}"
@@ -59,7 +60,7 @@ SHAPES = (".t,.m,.x{font-family:system-ui,-apple-system,'Segoe UI',Roboto,'Helve
           ".small{font-size:10.5px}.title{font-size:14px;font-weight:600}.b{font-weight:600}"
           ".mono{font-family:ui-monospace,Menlo,Consolas,'Liberation Mono',monospace;font-size:11px}"
           ".flow{stroke-width:2.2;stroke-opacity:.85}.edge{stroke-opacity:.35}.wait{stroke-dasharray:2 2}"
-          ".hollow{stroke-width:2;pointer-events:all}"
+          ".hollow{stroke-width:2;pointer-events:all}.over{stroke-width:3px;paint-order:stroke}"
           ".near{stroke-opacity:.7}.arrow{stroke-width:1.4;stroke-opacity:.9}")
 
 

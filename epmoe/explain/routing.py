@@ -60,8 +60,8 @@ def panel(history):
                          tip=f"{label('router_weights', rank, (t, k), ('token', 'k'))} = {weight:.7g}")
             start = (TOKENS_AT + BOX, y + BOX / 2 + (k - (len(row) - 1) / 2) * min(4, 14 / len(row)))
             if e < 0:
-                lines.append(tag("g", path(f"M{start[0]} {start[1]:.1f}h14", f"flow k{rank_class(rank)}"),
-                                 text(start[0] + 17, start[1] + 4, "-1", "m small"), **what))
+                boxes.append(tag("g", path(f"M{start[0]} {start[1]:.1f}h14", f"flow k{rank_class(rank)}"),
+                                 text(start[0] + 17, start[1] + 4, "-1", "m small over"), **what))
                 continue
             loads[e] += 1
             end = experts[e] + BOX / 2
