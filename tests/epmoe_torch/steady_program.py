@@ -16,6 +16,7 @@ from epmoe.torch import (fused_combine, fused_dispatch, fused_dispatch_on_device
 
 BF16, BATCHES = torch.bfloat16, 5
 TORCH_ROOM = 64 << 20   # bytes: a Buffer holds the caller's arrays of its last calls, now these and now those
+RESULTS_MORE = 2        # of one rank: torch's backward thread may still hold one of either family as the next is made
 HOST_ROOM = 32 << 20    # bytes that Python and torch may take meanwhile, for what they keep of addresses seen before
 
 
@@ -70,7 +71,11 @@ def used(world):
 
 
 def many_steps(world, batches, steps):
-    """Device memory after a fifth of the steps is that after all of them, and so are results; bytes the host has more."""
+    """Device memory after a fifth of the steps is that after all of them, and so are results; bytes the host has more.
+
+    But for a result or two of [tokens, hidden]: which is given back too late for the next call depends on threads. One
+    left behind a step would be hundreds.
+    """
     kept = [[[t.clone() for t in step(world, batch, waits)] for waits in (True, False)] for batch in batches]
     for number in range(steps):
         index = number % len(batches)
@@ -84,7 +89,9 @@ def many_steps(world, batches, steps):
     after = used(world)
     more = [now - then for now, then in zip(after, before)]
     print(f"rank {world.rank}: {steps} steps, bytes more: epmoe {more[0]}, torch {more[1]}, host {more[2]}", flush=True)
-    assert more[0] == 0 and more[1] <= TORCH_ROOM, (before, after)
+    tokens, hidden = batches[0].x.shape
+    room = RESULTS_MORE * (tokens * (2 * hidden + 4 * batches[0].n_experts) + 8192)
+    assert more[0] <= room and more[1] <= TORCH_ROOM, (before, after, room)
     return more[2]
 
 
