@@ -17,7 +17,7 @@ def add_arguments(parser):
     """The options of compile."""
     plan.add_arguments(parser)
     parser.add_argument("--ranks", type=int, default=4, help="of the run (default 4)")
-    parser.add_argument("--part", default="0/1", metavar="I/N", help="this process's part of the cases (default all)")
+    parser.add_argument("--part", default="1/1", metavar="I/N", help="this process's part of the cases (default all)")
     parser.add_argument("--on", default="9.0/132", metavar="X.Y/SMS",
                         help="the GPU's compute capability and number of multiprocessors (default 9.0/132)")
 
@@ -30,7 +30,7 @@ def run(args):
     i, n = (int(word) for word in args.part.split("/"))
     cc, n_sms = args.on.split("/")
     cc = tuple(int(word) for word in cc.split("."))
-    for case in distinct(plan.cases(args))[i::n]:
+    for case in distinct(plan.cases(args))[i - 1::n]:
         for kernel in kernels_of(case, args.ranks, int(n_sms)):
             kernel.binary(cc)
     return 0
@@ -63,13 +63,11 @@ def distinct(cases):
 
 
 def everything(world, args, cases):
-    """Compile what the cases need, from rank 0, while the others wait: (processes, seconds); collective."""
-    start, n = time.perf_counter(), 0
-    if world.ranks[0] == 0 and not world.lists:
-        n = compiling.number_of_processes(world, len(distinct(cases)))
-        on = "%d.%d/%d" % (*world.machine.compute_capability, world.machine.all_sms)
-        words = ["--ranks", str(world.n_ranks), "--on", on, *plan.as_words(args)]
-        compiling.run_together([[sys.executable, "-m", "benchmarks", "compile", *words, "--part", f"{i}/{n}"]
-                                for i in range(n)])
-    world.tell(n, compiling.TIMEOUT_S + 60)
+    """Compile what the cases need and the disk cache lacks, beforehand: (processes, seconds); collective."""
+    start, n_ranks, n_sms = time.perf_counter(), world.n_ranks, world.machine.all_sms
+    on = "%d.%d/%d" % (*world.machine.compute_capability, n_sms)
+    words = ["--ranks", str(n_ranks), "--on", on, *plan.as_words(args)]
+    _, _, n = compiling.ahead(
+        world, words, lambda: (kernel for case in distinct(cases) for kernel in kernels_of(case, n_ranks, n_sms)),
+        [sys.executable, "-m", "benchmarks", "compile", *words, "--part"])
     return n, time.perf_counter() - start

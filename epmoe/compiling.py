@@ -4,6 +4,7 @@ import os
 import subprocess
 import time
 
+from epmoe import device
 from epmoe.device import kernel_cache
 
 MOST_PROCESSES = 64
@@ -15,6 +16,24 @@ def number_of_processes(world, n_pieces):
     if kernel_cache.folder() is None:
         return 0
     return min(MOST_PROCESSES, max(1, os.cpu_count() - world.n_ranks), n_pieces)
+
+
+def ahead(world, run, kernels, command):
+    """Compile what the disk cache lacks, on each host from its first rank, while the others wait; collective.
+
+    run: names the run; equal for equal sets of kernels. kernels(): all of them, for any rank. command: the words of a
+    process that compiles its part, to which "i/n" is added, i from 1. Returns (kernels, how many of them were compiled,
+    by how many processes) on the host of rank 0. Nothing in the simulator.
+    """
+    counts = 0, 0, 0
+    if not device.SIM and (world.lists or world.host.Get_rank() == 0):
+        cc = world.machine.compute_capability
+        keys = kernel_cache.keys_of((run, cc), lambda: list({kernel.fingerprint(cc) for kernel in kernels()}))
+        missing = sum(not kernel_cache.has(key) for key in keys)
+        n = number_of_processes(world, missing) if missing else 0
+        run_together([[*command, f"{i}/{n}"] for i in range(1, n + 1)])
+        counts = len(keys), missing if n else 0, n
+    return world.tell(counts, TIMEOUT_S + 60)[0]
 
 
 def run_together(commands, timeout_s=TIMEOUT_S):

@@ -76,8 +76,8 @@ def add_arguments(parser):
     files.add_argument("--part", type=_part, metavar="I/N",
                        help="with --all: every Nth case from the Ith on, so that N processes share the matrix")
     files.add_argument("--compile", type=_part, metavar="I/N", help="with --all: every Nth piece of the kernels of the "
-                       "cases from the Ith on, compiled into the disk cache, and no more; a walk over processes on GPUs "
-                       "has that done first. With EPMOE_DEVICE=gpu no GPU is needed")
+                       "cases from the Ith on, compiled into the disk cache, and no more; a walk on GPUs has that done "
+                       "first. With EPMOE_DEVICE=gpu no GPU is needed")
     files.add_argument("--cc", type=_cc, metavar="X.Y", default=(9, 0), help="with --compile: compute capability of the "
                        "GPU (default 9.0)")
     files.add_argument("--sample", type=_count, metavar="N", help="with --all: only N cases, drawn with --seed")

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from epmoe import compiling, routing
 from epmoe.checked_rounds import reduction
-from epmoe.device import kernel_cache
 from epmoe.expert_parallel import ExpertParallel
 from epmoe.worlds.dry import DryWorld
 
@@ -44,10 +43,9 @@ def kernels_of(case, phase):
     return launched
 
 
-def count(cases, cc):
-    """(kernels of the cases for a compute capability, how many of them the disk cache lacks)"""
-    keys = {kernel.fingerprint(cc) for piece in pieces(cases) for kernel in kernels_of(*piece)}
-    return len(keys), sum(not kernel_cache.has(key) for key in keys)
+def all_kernels(cases):
+    """The kernels of all pieces, some of them more than once."""
+    return [kernel for piece in pieces(cases) for kernel in kernels_of(*piece)]
 
 
 def compile_part(cases, number, of, cc):
@@ -58,24 +56,14 @@ def compile_part(cases, number, of, cc):
 
 
 def compile_all(args, cases, world):
-    """Compile what the disk cache lacks, on each host from its first rank, while the others wait; collective.
-
-    (kernels, how many of them were compiled, by how many processes) on the host of rank 0.
-    """
-    counts = None
-    if world.host.Get_rank() == 0:
-        cc = world.machine.compute_capability
-        kernels, missing = count(cases, cc)
-        n = compiling.number_of_processes(world, len(pieces(cases))) if missing else 0
-        compiling.run_together([[*_command(args, world, cc), "--compile", f"{i + 1}/{n}"] for i in range(n)])
-        counts = kernels, missing if n else 0, n
-    return world.tell(counts, compiling.TIMEOUT_S + 60)[0]
+    """Compile what the disk cache lacks beforehand: what compiling.ahead returns; collective."""
+    return compiling.ahead(world, cases, lambda: all_kernels(cases), _command(args, world))
 
 
-def _command(args, world, cc):
+def _command(args, world):
     words = [sys.executable, "-m", "epmoe", "verify", "--all", "--world", "local", "--ranks", world.n_ranks,
-             "--hidden", args.hidden, "--seed", args.seed, "--cc", "%d.%d" % cc]
+             "--hidden", args.hidden, "--seed", args.seed, "--cc", "%d.%d" % world.machine.compute_capability]
     words += ["--p2p-world-size", args.p2p_world_size] if args.p2p_world_size else []
     words += ["--sample", args.sample] if args.sample else []
     words += ["--part", "%d/%d" % args.part] if args.part else []
-    return [str(word) for word in words]
+    return [*map(str, words), "--compile"]

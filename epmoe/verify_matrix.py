@@ -71,7 +71,7 @@ def walk(args, console, worlds):
     start = time.perf_counter()
     n_ranks = worlds.n_ranks if worlds.mpi else N_RANKS
     chosen = _chosen(args, n_ranks)
-    if worlds.mpi and not device.SIM:
+    if not device.SIM:
         kernels, compiled, n = verify_kernels.compile_all(args, chosen, worlds.make(n_ranks, args.seed))
         if not args.json:
             console.print(f"{kernels} kernels: {compiled} compiled by {n} processes, in {time.perf_counter() - start:.0f}"

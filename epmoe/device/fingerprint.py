@@ -20,6 +20,7 @@ LIBRARIES = {"numba": "numba", "numba_cuda": "numba-cuda", "llvmlite": "llvmlite
 COMPILERS = ("nvidia-cuda-nvcc", "nvidia-cuda-nvrtc", "nvidia-nvjitlink", "nvidia-nvvm", "cuda-core",
              "nvidia-nvshmem-cu13")
 PACKAGE = __name__.partition(".")[0]
+FOLDER = Path(__file__).parent.parent       # of the package
 TYPE_MODULES = ("abstract", "containers", "functions", "misc", "npytypes", "scalars", "types")  # of Numba and llvmlite
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), np.generic, np.dtype)
 
@@ -56,12 +57,20 @@ def _version(name):
 
 @cache
 def source_digest():
-    """Digest of this package's source: of the intrinsics too, whatever they are made of."""
+    """Digest of the source that kernels are made of: of the intrinsics too, whatever they are made of."""
+    return _digest([*(FOLDER / "device").glob("*.py"), *(FOLDER / "kernels").rglob("*.py"), FOLDER / "layout.py"])
+
+
+@cache
+def package_digest():
+    """Digest of all source of this package, which decides what kernels a run needs."""
+    return _digest(FOLDER.rglob("*.py"))
+
+
+def _digest(files):
     digest = hashlib.sha256()
-    package = Path(__file__).parent.parent
-    files = [*(package / "device").glob("*.py"), *(package / "kernels").rglob("*.py"), package / "layout.py"]
     for path in sorted(files):
-        digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+        digest.update(path.relative_to(FOLDER).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 

@@ -1,19 +1,23 @@
 """Compiled kernels on disk, so that only the first start on a host compiles, and of several ranks only one.
 
 EPMOE_CACHE_DIR names the folder (default ~/.cache/epmoe/kernels), EPMOE_CACHE=0 turns the cache off. A file is found by
-the kernel's fingerprint and is written under another name first; one that is damaged counts as missing.
+the kernel's fingerprint and is written under another name first; one that is damaged counts as missing. Beside them lie
+lists of the fingerprints of all kernels that a run needs, because to work them out takes seconds.
 """
 import contextlib
 import hashlib
+import json
 import os
 import tempfile
 import time
 from pathlib import Path
 
+from .fingerprint import package_digest, versions
+
 MAGIC = b"epmoe kernel 1\n"
 WAIT_S = 120            # for another process that compiles the same kernel
 NAP_S = 0.02
-MAX_FILES = 2000
+MAX_FILES = 2000        # of each kind
 
 
 def folder(environ=os.environ):
@@ -44,24 +48,29 @@ def read(path):
 
 
 def write(path, name, cubin):
-    """Put a compiled kernel there, whole or not at all; what cannot be written is compiled again next time."""
+    """Put a compiled kernel there; what cannot be written is compiled again next time."""
     body = name.encode() + b"\0" + cubin
+    _put(path, MAGIC + hashlib.sha256(body).digest() + body)
+
+
+def _put(path, raw):
+    """Write a file whole or not at all, and make room for it."""
     try:
         handle, other = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(MAGIC + hashlib.sha256(body).digest() + body)
+                file.write(raw)
             os.replace(other, path)
         except BaseException:
             os.unlink(other)
             raise
-        _drop_oldest(path.parent)
+        _drop_oldest(path.parent, path.suffix)
     except OSError:
         pass
 
 
-def _drop_oldest(directory):
-    files = sorted(directory.glob("*.cubin"), key=lambda file: file.stat().st_mtime)
+def _drop_oldest(directory, suffix):
+    files = sorted(directory.glob(f"*{suffix}"), key=lambda file: file.stat().st_mtime)
     for file in files[:-MAX_FILES]:
         file.unlink(missing_ok=True)
 
@@ -93,6 +102,24 @@ def has(key):
     """Whether the cache has a kernel of this key."""
     directory = folder() if key is not None else None
     return directory is not None and (directory / f"{key}.cubin").exists()
+
+
+def keys_of(run, make):
+    """The keys that make() gives, a list: remembered under the name of a run as long as the package's source is this.
+
+    run: any value whose repr tells one run from another.
+    """
+    directory = folder()
+    if directory is None:
+        return make()
+    name = hashlib.sha256(repr((versions(), package_digest(), run)).encode()).hexdigest()
+    path = directory / f"{name}.keys"
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        keys = make()
+        _put(path, json.dumps(keys).encode())
+        return keys
 
 
 def find_or_make(key, make, wait_s=WAIT_S):

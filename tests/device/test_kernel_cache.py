@@ -54,6 +54,25 @@ def test_a_kernel_is_made_once_and_then_found(cache):
     assert make.count == 1 and [f.name for f in cache.glob("*.cubin")] == ["k.cubin"] and not list(cache.glob("*.part"))
 
 
+def test_the_keys_of_a_run_are_worked_out_once_for_a_source(cache, monkeypatch):
+    made = []
+
+    def keys(run):
+        return kernel_cache.keys_of(run, lambda: [made.append(run), *"ab"])
+
+    assert keys(("run", 1)) == keys(("run", 1)) == [None, "a", "b"] and len(made) == 1
+    keys(("run", 2))
+    assert len(made) == 2 == len(list(cache.glob("*.keys")))
+    for file in cache.glob("*.keys"):
+        file.write_text("[")                                # damaged
+    assert keys(("run", 2)) == [None, "a", "b"] and len(made) == 3
+    monkeypatch.setattr(kernel_cache, "package_digest", lambda: "another source")
+    assert keys(("run", 2)) == [None, "a", "b"] and len(made) == 4
+    monkeypatch.setenv("EPMOE_CACHE", "0")
+    keys(("run", 2))
+    assert len(made) == 5
+
+
 @pytest.mark.parametrize("damage", [lambda raw: raw[:-1], lambda raw: b"", lambda raw: raw[:40] + b"?" + raw[41:],
                                     lambda raw: b"something else"])
 def test_a_damaged_file_is_made_again(cache, damage):

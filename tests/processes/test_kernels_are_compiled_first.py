@@ -5,8 +5,9 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
-from epmoe import __main__, verify_kernels
+from epmoe import __main__, compiling, verify_kernels
 from epmoe.device import kernel_cache
 from epmoe.verify_matrix import cases
 
@@ -43,6 +44,36 @@ def test_a_piece_is_compiled_without_a_gpu_and_found_again(tmp_path):
         times.append(files)
     assert 1 <= len(files) <= 2 and times[0] == times[1]
     assert all(kernel_cache.read(file)[1].startswith(b"\x7fELF") for file in files)
+
+
+class Kernel:
+    def __init__(self, key):
+        self.key = key
+
+    def fingerprint(self, cc):
+        return self.key
+
+
+def test_only_what_the_cache_lacks_is_compiled_and_a_second_start_does_not_look_for_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("EPMOE_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("EPMOE_CACHE", raising=False)
+    monkeypatch.setattr(compiling, "device", SimpleNamespace(SIM=False))
+    monkeypatch.setattr(os, "cpu_count", lambda: 99)
+    asked, started = [], []
+    monkeypatch.setattr(compiling, "run_together", started.extend)
+    world = SimpleNamespace(lists=False, host=SimpleNamespace(Get_rank=lambda: 0), n_ranks=2,
+                            machine=SimpleNamespace(compute_capability=(9, 0)), tell=lambda value, timeout: [value])
+
+    def ahead():
+        return compiling.ahead(world, "run", lambda: asked.append(1) or map(Kernel, ["a", "b", "a", "c"]), ["compile"])
+
+    kernel_cache.write(tmp_path / "a.cubin", "name", b"code")
+    assert ahead() == (3, 2, 2) and started == [["compile", "1/2"], ["compile", "2/2"]]
+    for key in "bc":
+        kernel_cache.write(tmp_path / f"{key}.cubin", "name", b"code")
+    assert ahead() == (3, 0, 0) and len(started) == 2 and len(asked) == 1
+    (tmp_path / "b.cubin").unlink()
+    assert ahead() == (3, 1, 1) and len(asked) == 1
 
 
 def test_the_simulator_compiles_nothing(capsys):

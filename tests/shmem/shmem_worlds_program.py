@@ -26,20 +26,17 @@ def cases_of(n_ranks, sizes, hidden, tokens):
     return [case for size in map(int, sizes.split(",")) for _, case in cases(n_ranks, size, hidden, tokens)]
 
 
-def compile_part(part, cc, n_ranks, *shape):
+def compile_part(cc, n_ranks, *shape_and_part):
+    *shape, part = shape_and_part
     sys.modules.setdefault("torch", None)       # which nvshmem4py imports, and which takes longer than a kernel
     number, of = map(int, part.split("/"))
     verify_kernels.compile_part(cases_of(int(n_ranks), *shape), number, of, tuple(map(int, cc.split("."))))
 
 
 def compile_ahead(world, *shape):
-    if world.rank == 0:
-        chosen, cc = cases_of(world.n_ranks, *shape), world.machine.compute_capability
-        _, missing = verify_kernels.count(chosen, cc)
-        n = compiling.number_of_processes(world, len(verify_kernels.pieces(chosen))) if missing else 0
-        words = ["%d.%d" % cc, str(world.n_ranks), *shape]
-        compiling.run_together([[sys.executable, __file__, "compile", f"{i + 1}/{n}", *words] for i in range(n)])
-    world.tell(None, compiling.TIMEOUT_S + 60)
+    chosen = cases_of(world.n_ranks, *shape)
+    words = [sys.executable, __file__, "compile", "%d.%d" % world.machine.compute_capability, str(world.n_ranks), *shape]
+    compiling.ahead(world, chosen, lambda: verify_kernels.all_kernels(chosen), words)
 
 
 def main(sizes, rounds, hidden="128", tokens="6"):
