@@ -20,8 +20,15 @@ def write(record, file):
     file = Path(file)
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(".part")
-    part.write_text(json.dumps(record, indent=1) + "\n")
+    part.write_text(_text(record))
     part.replace(file)
+
+
+def _text(record):
+    """JSON with a line for each row, so that a difference between two files shows which rows differ."""
+    rows, start = record["rows"], json.dumps(record | {"rows": []}, indent=1)
+    lines = "".join(f"\n  {json.dumps(r)}," for r in rows).removesuffix(",")
+    return start.replace('\n "rows": []', f'\n "rows": [{lines}\n ]', 1) + "\n"
 
 
 def exists(file):
