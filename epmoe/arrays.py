@@ -53,6 +53,7 @@ class DeviceArray:
 
     @property
     def nbytes(self):
+        """Bytes of the elements."""
         return prod(self.shape) * self.dtype.itemsize
 
     @property

@@ -34,7 +34,8 @@ class Dispatched:
     num_tokens: how many tokens the rank put in
     cfg, rank: whose result it is; check: waits for the kernels and raises what they recorded
 
-    Inside an (expert, source rank) segment the order of rows is free. The arrays are NumPy in the simulator and
+    Groups follow each other, and in a group the source ranks; inside an (expert, source rank) segment the order of rows
+    is free (epmoe_ref.canonical sorts it). Source: the dispatch_wait_kernel page. The arrays are NumPy in the simulator and
     DeviceArray on a GPU, where nothing has waited for the kernels yet.
     """
 

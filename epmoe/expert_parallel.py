@@ -56,14 +56,17 @@ class ExpertParallel:
         return self._dispatch.capacity
 
     def dispatch_async(self, input_tokens, topk_ids, input_scale=1.0):
-        """Send every token to the owners of its experts (the first half of `dispatch`; takes its arguments)."""
+        """Send every token to the owners of its experts: the first half of `dispatch`, with its arguments and errors."""
         self._expect("dispatch_async")
         self._sent = self._dispatch.begin(input_tokens, topk_ids, input_scale)
         with self._engine.launching("dispatch_async") as streams:
             self._dispatch.launch_async(self._sent, streams)
 
     def dispatch_wait(self, *, out=None):
-        """Wait on the device for the round's messages and group them by expert (the second half of `dispatch`)."""
+        """Wait on the device for the round's messages and group them by expert: the second half of `dispatch`.
+
+        out, what is returned, and errors: as in `dispatch`.
+        """
         self._expect("dispatch_wait")
         self._dispatch.into(self._sent, out)
         with self._engine.launching("dispatch_wait") as streams:
@@ -77,8 +80,10 @@ class ExpertParallel:
         topk_ids: any integer type (num_tokens, top_k), distinct ids of [0, n_experts) in a token, -1 for an empty slot.
         input_scale: one positive float32 a rank, or a function (i) -> float32; the nvfp4 encoder reads it.
         out: a Dispatched whose arrays are to be written (its topk_ids and what is None are allocated).
+        Returns a Dispatched: rows by group, then source rank; inside such a segment their order is free.
         Errors: EPValueError names rank, token, slot, value, and nothing was launched. Bad ids in device memory are
-        treated as -1, and raised by the next call that waits for the kernels (trimmed(), numpy(), check()).
+        treated as -1, and raised by the next call that waits for the kernels (trimmed(), numpy(), check()), as is
+        PeerTimeout. EPStateError if it is not dispatch's turn. Source: the dispatch_kernel page; epmoe_ref.dispatch.
         """
         self._expect("dispatch")
         sent = self._steady.dispatch(input_tokens, topk_ids, input_scale, out)
@@ -99,14 +104,21 @@ class ExpertParallel:
         return self._of_ranks(self._dispatch.finish(sent))
 
     def combine_async(self, expert_outputs, d):
-        """Send the experts' rows back to the ranks that their tokens came from (the first half of `combine`)."""
+        """Send the experts' rows back to the ranks that their tokens came from: the first half of `combine`.
+
+        expert_outputs, d, and errors: as in `combine`. combine_wait reads a fused shared expert's rows of
+        expert_outputs.
+        """
         self._expect("combine_async")
         self._returned = self._combine.begin(self._sent, expert_outputs, d)
         with self._engine.launching("combine_async") as streams:
             self._combine.launch_async(self._returned, streams)
 
     def combine_wait(self, router_weights=None, epilogue=None, epilogue_args=(), *, router_weights_args=(), out=None):
-        """Wait on the device for the returned rows and reduce them by token (the second half of `combine`)."""
+        """Wait on the device for the returned rows and reduce them by token: the second half of `combine`.
+
+        router_weights, epilogue, epilogue_args, router_weights_args, out, what is returned, and errors: as in `combine`.
+        """
         self._expect("combine_wait")
         reduction = self._combine.reduction(self._sent, router_weights, router_weights_args, epilogue, epilogue_args,
                                             out)
@@ -125,7 +137,10 @@ class ExpertParallel:
         rounded to the output type. Arguments of functions: numbers, or arrays of float32 or int32 with 1
         or 2 axes (in host memory also bf16 and fp16, which are read as float32).
         Returns combine_dtype (num_tokens, hidden), or (num_tokens, top_k, hidden) without router weights, in which
-        slots of -1 are zero; out: the caller's array of that shape.
+        slots of -1 are zero; out: the caller's array of that shape. The sum goes over slots 0, 1, ... by fma in
+        float32, and is rounded once: nothing is free in it.
+        Errors: EPValueError names rank, argument, value; EPStateError if it is not combine's turn; PeerTimeout by the
+        next call that waits for the kernels. Source: the combine_wait_kernel page; epmoe_ref.combine.
         """
         self._expect("combine")
         has_arguments = bool(epilogue_args or router_weights_args)
@@ -153,7 +168,7 @@ class ExpertParallel:
         gate_up: bf16 (rows, 2 * width), the rows of d.output_tokens (exact or capacity many), gate in the first half.
         Returns bf16 (rows, width), or with output_format "fp8_blockwise" the pair (e4m3 (rows, width), float32 scales
         (width / 128, rows), transposed). limit, alpha: the clamped variant; see epmoe_ref.fused_silu, with which it
-        agrees within one bf16 ulp (FP8: one code). Rows past the exact number are unspecified.
+        agrees within one bf16 ulp (FP8: one code). Rows past the exact number are unspecified. Errors: EPValueError.
         """
         return self._of_ranks(self._silu(gate_up, d, output_format, limit, alpha))
 
@@ -170,7 +185,7 @@ class ExpertParallel:
 
     @staticmethod
     def plan(cfg):
-        """Bytes of one rank by buffer that a configuration will need, before anything is allocated (print it)."""
+        """Bytes of one rank by buffer that an EPConfig, cfg, will need, before anything is allocated (print it)."""
         return memory.plan(cfg)
 
     def memory(self):
@@ -179,7 +194,11 @@ class ExpertParallel:
         return memory.held(self.cfg, rank, self._engine.placing.staging_bytes.get(rank.rank, 0))
 
     def region(self, name, rank=None):
-        """A copy of a region (recv_count, ...) or counter region (reserved, A, ...) of a rank of this process."""
+        """A copy of a region of a rank of this process, as NumPy array in the region's shape; waits for the kernels.
+
+        name: of epmoe.layout.regions (dispatch_recv_buf, dispatch_recv_count, ...), or a counter region (reserved, A,
+        ...). rank: default the first of this process.
+        """
         rank = self.world.ranks[0] if rank is None else rank
         return self._engine.ranks[list(self.world.ranks).index(rank)].read(name)
 
@@ -196,7 +215,8 @@ class ExpertParallel:
     def close(self, *, collective=True):
         """Free everything; results that are still in use keep their memory. Leaving the context manager does it.
 
-        Collective, and raises what the kernels recorded and nobody has seen, unless an error came before.
+        Collective (collective=False, after an error, does not wait for other ranks), and raises what the kernels
+        recorded and nobody has seen, unless an error came before.
         """
         if self._rounds.state != "closed":
             self._sent = self._returned = None

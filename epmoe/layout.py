@@ -155,7 +155,7 @@ class EPLocalSyncCounters:
     | dispatch_wait = combine_async | 4n + 4 | A (2n), B (n), C (n), D, E, F, G |
     | combine_wait | 2n | one ready flag per reducing block |
 
-    Without a buffer `get_*_ptr()` gives the offset of the kernel's region; with one (any array) the slice that starts
+    n = n_experts, of all ranks together. Without a buffer `get_*_ptr()` gives the offset of the kernel's region; with one (any array) the slice that starts
     there. Source: the EPLocalSyncCounters page.
     """
 

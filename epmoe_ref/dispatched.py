@@ -50,7 +50,11 @@ class Segment(NamedTuple):
 
 
 def segments(dispatched) -> Iterator[Segment]:
-    """The segments that have rows, in the order of rows. Shared-expert rows and padding rows are in none."""
+    """The segments that have rows, in the order of rows. Shared-expert rows and padding rows are in none.
+
+    dispatched: this package's Dispatched or any object with its row_offsets and recv_count. Yields a Segment each:
+    local_expert, src_rank, group, and its rows [start, end).
+    """
     n_local_experts, _ = dispatched.recv_count.shape
     n_shared = len(dispatched.row_offsets) - 1 - n_local_experts
     for local_expert, counts in enumerate(np.asarray(dispatched.recv_count).tolist()):

@@ -44,7 +44,13 @@ def array(result, name):
 
 
 def compare_dispatched(cfg, rank, got, want):
-    """Differences between one rank's dispatch result and the reference's, in the order in which they explain."""
+    """Differences between one rank's dispatch result and the reference's, in the order in which they explain.
+
+    got: an object or a dict with the fields of epmoe_ref.Dispatched as arrays (output_tokens, row_offsets and src_info
+    at least; what else it lacks is not compared); rows past row_offsets[-1] may be there and are not looked at. want:
+    epmoe_ref.dispatch(cfg, ...)[rank]. The order of rows inside an (expert, source rank) segment is free, everything
+    else is compared to the bit. Returns a list of Difference, empty if they are equal.
+    """
     for name in NEEDED:
         if field(got, name) is None:
             return [Difference(name, "is missing from the result; output_tokens, row_offsets and src_info must be "
@@ -71,7 +77,7 @@ def compare_dispatched(cfg, rank, got, want):
 
 
 def compare_dispatched_world(cfg, got, want):
-    """Differences over all ranks; got and want are lists over ranks."""
+    """Differences over all ranks: compare_dispatched of each; got and want are lists over ranks."""
     if len(got) != len(want):
         return [Difference("dispatch", f"returned {len(got)} results for {len(want)} ranks")]
     return [d for rank in range(len(want)) for d in compare_dispatched(cfg, rank, got[rank], want[rank])]
@@ -123,7 +129,8 @@ def compare_combined(cfg, rank, got, want, *, topk_ids=None):
     """Differences between one rank's combine output and the reference's.
 
     got, want [num_tokens, hidden] or, without router weights, [num_tokens, top_k, hidden], in the output type;
-    topk_ids [num_tokens, top_k] lets the message name the expert of a slot.
+    topk_ids [num_tokens, top_k] lets the message name the expert of a slot. Compared to the bit, except that any NaN
+    equals any NaN. Returns a list of Difference, empty if they are equal.
     """
     got, want = np.asarray(got), np.asarray(want)
     if got.shape != want.shape or got.dtype.itemsize != want.dtype.itemsize:
@@ -148,7 +155,7 @@ def compare_combined(cfg, rank, got, want, *, topk_ids=None):
 
 
 def compare_combined_world(cfg, got, want, *, topk_ids=None):
-    """Differences over all ranks; got, want and topk_ids are lists over ranks."""
+    """Differences over all ranks: compare_combined of each; got, want and topk_ids are lists over ranks."""
     if len(got) != len(want):
         return [Difference("combine", f"returned {len(got)} results for {len(want)} ranks")]
     ids = topk_ids if topk_ids is not None else [None] * len(want)
@@ -157,7 +164,7 @@ def compare_combined_world(cfg, got, want, *, topk_ids=None):
 
 
 def report(differences, limit=10):
-    """The differences as text, a paragraph each; "no difference" if there is none."""
+    """The differences as text, a paragraph each, at most `limit`; "no difference" if there is none."""
     if not differences:
         return "no difference"
     lines = [str(d) for d in differences[:limit]]

@@ -42,22 +42,27 @@ class Report:
 
     @property
     def run(self):
+        """Outcomes of the cases that it serves."""
         return [o for o in self.outcomes if not o.not_served]
 
     @property
     def failed(self):
+        """Those of them with differences."""
         return [o for o in self.run if o.differences]
 
     @property
     def passed(self):
+        """Whether some case was run and none differs."""
         return bool(self.run) and not self.failed
 
     @property
     def not_given(self):
+        """Names of the reference's arrays that some result lacked, so that they were not compared; sorted."""
         return sorted(frozenset().union(*(o.not_given for o in self.run)))
 
     @property
     def verdict(self):
+        """The last line of the report: PASS or FAIL, and of how many cases."""
         served = f"{len(self.run)} of {len(self.outcomes)} cases served, {self.n_ranks} ranks"
         if not self.run:
             return f"FAIL {self.name}: no case was run ({served})"
@@ -75,8 +80,9 @@ def check(implementation, *, n_ranks=4, ranks=None, only="", name=None, tell=Non
 
     implementation: a class derived from Implementation, RowsImplementation or HybridImplementation.
     n_ranks: size of the world; with per_rank it is the number of processes. ranks: what `ranks_of` gave, if it has been
-    called already. only: a part of the names of cases to run.
-    tell: called with each Outcome as it comes. Returns a Report, the same on all ranks.
+    called already. only: a part of the names of cases to run. name: by which the report calls it; default the class's.
+    tell: called with each Outcome as it comes. Returns a Report, the same on all ranks; what an implementation raises
+    is a difference of its case, but with per_rank it is raised. Errors: UnavailableError if per_rank finds no ranks.
     """
     ranks = ranks or ranks_of(implementation, n_ranks)
     report = Report(name or implementation.__name__, ranks.size)

@@ -77,14 +77,20 @@ class RowsImplementation:
 
     @classmethod
     def make(cls):
+        """One object for one world; rounds follow one another on the same object."""
         return cls()
 
     def dispatch(self, x, token_indices, token_probs, num_experts):
-        """Returns (recv_x, recv_token_indices, recv_token_probs, tokens_per_expert, handle)."""
+        """Returns (recv_x, recv_token_indices, recv_token_probs, tokens_per_expert, handle).
+
+        x: bf16, fp16 or float32 [T, H], or a pair (e4m3 [T, H], float32 scales [T, H / 128]). token_indices: integers
+        [T, K], -1 for no expert. token_probs: float32 [T, K]. What the results hold: epmoe_ref.fused_a2a's
+        dispatch_forward; the handle is the implementation's own.
+        """
         raise NotImplementedError
 
     def combine(self, x, handle):
-        """Returns combined_x."""
+        """Returns combined_x [T, H], of x's dtype: the sum of each token's rows, x [N, H] in dispatch's order."""
         raise NotImplementedError
 
     dispatch_backward = None
@@ -109,17 +115,20 @@ class HybridImplementation:
 
     @classmethod
     def make(cls):
+        """One object for one world; rounds follow one another on the same object."""
         return cls()
 
     def dispatch(self, x, routing_map, probs, num_local_experts, **options):
         """Returns (dispatched_hidden, dispatched_probs, dispatched_scaling_factor, tokens_per_expert, handle).
 
-        Of probs only the routed places may be read. handle.overflow is compared, if there is such an attribute.
+        x: bf16 or fp16 [T, H]. routing_map: bool [T, E]. probs: float32 [T, E] or None. options: those it serves of
+        num_permuted_tokens, pad_multiple, fp8_dispatch, p2p_world_size. What the results hold: epmoe_ref.fused_a2a's
+        hybrid_dispatch_forward. Of probs only the routed places may be read. handle.overflow is compared, if there is such an attribute.
         """
         raise NotImplementedError
 
     def combine(self, x, handle):
-        """Returns combined_x; of x, rows without a token may not be read."""
+        """Returns combined_x [T, H], of x's dtype; of x [P, H], rows without a token may not be read."""
         raise NotImplementedError
 
     dispatch_backward = None

@@ -114,12 +114,12 @@ def e4m3_hi(x):
 
 
 def mul_rn(a, b):
-    """a * b, rounded once."""
+    """a * b, rounded once to nearest even, subnormals kept. float32; on the host also arrays, which broadcast."""
     return a * b if a.__class__ is F32 is b.__class__ else F32(a) * F32(b)
 
 
 def add_rn(a, b):
-    """a + b, rounded once."""
+    """a + b, rounded once to nearest even, subnormals kept. float32; on the host also arrays, which broadcast."""
     return a + b if a.__class__ is F32 is b.__class__ else F32(a) + F32(b)
 
 

@@ -24,7 +24,8 @@ class FusedDispatch:
         recv_token_indices: int64 [N, K], local ids, -1 where the slot's expert is elsewhere; recv_token_probs: float32
         [N, K], 0 there. tokens_per_expert: int64 [L] on the host. The host waits, for N.
         async_finish, allocate_on_comm_stream: scheduling only; the second needs the first.
-        Errors: EPValueError names argument, rank, value; PeerTimeout.
+        num_experts: E, a multiple of the number of ranks; group: the world.
+        Errors: EPValueError names argument, rank, value; PeerTimeout. Source: the fused_a2a page, FusedDispatch.
         """
         arguments.scheduling(async_finish, allocate_on_comm_stream)
         buffer = buffer_of(group)
@@ -98,7 +99,7 @@ class FusedCombine:
 
 def fused_dispatch(x, token_indices, token_probs, num_experts, group, async_finish=False,
                    allocate_on_comm_stream=False):
-    """FusedDispatch.forward without a ctx."""
+    """FusedDispatch.forward without a ctx: arguments, results and errors are there."""
     return FusedDispatch.forward(Context(), x, token_indices, token_probs, num_experts, group, async_finish,
                                  allocate_on_comm_stream)
 
@@ -107,12 +108,12 @@ def fused_dispatch_on_device(x, token_indices, token_probs, num_experts, group):
     """fused_dispatch without a wait of the host, going beyond upstream: (recv_x, ..., tokens_per_expert, handle).
 
     Results have room for the worst case, R * T rows with the largest T so far; the first N hold tokens, the others are
-    never read. tokens_per_expert stays on the device. A batch larger than any before must be larger on all ranks. The
+    never read. tokens_per_expert stays on the device. Arguments: as FusedDispatch.forward. A batch larger than any before must be larger on all ranks. The
     handle serves fused_combine and the gradients, with arrays of as many rows; all of it can be captured in a graph.
     """
     return FusedDispatchOnDevice.forward(Context(), x, token_indices, token_probs, num_experts, group)
 
 
 def fused_combine(x, group, handle, async_finish=False, allocate_on_comm_stream=False):
-    """FusedCombine.forward without a ctx."""
+    """FusedCombine.forward without a ctx: arguments, results and errors are there."""
     return FusedCombine.forward(Context(), x, group, handle, async_finish, allocate_on_comm_stream)

@@ -87,11 +87,11 @@ class HybridEPCombine:
 
 def hybrid_ep_dispatch(x, routing_map, probs, group, num_local_experts, num_sms_dispatch_api=24, num_sms_combine_api=24,
                        num_permuted_tokens=None, pad_multiple=None):
-    """HybridEPDispatch.forward without a ctx."""
+    """HybridEPDispatch.forward without a ctx: arguments, results and errors are there."""
     return HybridEPDispatch.forward(Context(), x, routing_map, probs, group, num_local_experts, num_sms_dispatch_api,
                                     num_sms_combine_api, num_permuted_tokens, pad_multiple)
 
 
 def hybrid_ep_combine(x, handle, num_permuted_tokens=None, pad_multiple=None):
-    """HybridEPCombine.forward without a ctx."""
+    """HybridEPCombine.forward without a ctx: arguments, results and errors are there."""
     return HybridEPCombine.forward(Context(), x, handle, num_permuted_tokens, pad_multiple)

@@ -37,6 +37,7 @@ class HybridHandle:
 
     @property
     def n_ranks(self) -> int:
+        """R, ranks of the world."""
         return len(self.num_tokens)
 
     @property

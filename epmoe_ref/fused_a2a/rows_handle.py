@@ -27,6 +27,7 @@ class RowsHandle:
 
     @property
     def n_ranks(self) -> int:
+        """R, ranks of the world."""
         return len(self.num_tokens)
 
     @property
