@@ -56,7 +56,7 @@ class ExpertParallel:
         return self._dispatch.capacity
 
     def dispatch_async(self, input_tokens, topk_ids, input_scale=1.0):
-        """Send every token to the owners of its experts: the first half of `dispatch`, with its arguments and errors."""
+        """Send every token to the owners of its experts: the first half of `dispatch`, which tells of arguments, errors."""
         self._expect("dispatch_async")
         self._sent = self._dispatch.begin(input_tokens, topk_ids, input_scale)
         with self._engine.launching("dispatch_async") as streams:
@@ -117,7 +117,7 @@ class ExpertParallel:
     def combine_wait(self, router_weights=None, epilogue=None, epilogue_args=(), *, router_weights_args=(), out=None):
         """Wait on the device for the returned rows and reduce them by token: the second half of `combine`.
 
-        router_weights, epilogue, epilogue_args, router_weights_args, out, what is returned, and errors: as in `combine`.
+        Arguments, what is returned, and errors: as in `combine`.
         """
         self._expect("combine_wait")
         reduction = self._combine.reduction(self._sent, router_weights, router_weights_args, epilogue, epilogue_args,

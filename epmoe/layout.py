@@ -155,8 +155,8 @@ class EPLocalSyncCounters:
     | dispatch_wait = combine_async | 4n + 4 | A (2n), B (n), C (n), D, E, F, G |
     | combine_wait | 2n | one ready flag per reducing block |
 
-    n = n_experts, of all ranks together. Without a buffer `get_*_ptr()` gives the offset of the kernel's region; with one (any array) the slice that starts
-    there. Source: the EPLocalSyncCounters page.
+    n = n_experts, of all ranks together. Without a buffer `get_*_ptr()` gives the offset of the kernel's region; with
+    one (any array) the slice that starts there. Source: the EPLocalSyncCounters page.
     """
 
     def __init__(self, n_experts: int, buffer=None):

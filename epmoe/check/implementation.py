@@ -123,7 +123,8 @@ class HybridImplementation:
 
         x: bf16 or fp16 [T, H]. routing_map: bool [T, E]. probs: float32 [T, E] or None. options: those it serves of
         num_permuted_tokens, pad_multiple, fp8_dispatch, p2p_world_size. What the results hold: epmoe_ref.fused_a2a's
-        hybrid_dispatch_forward. Of probs only the routed places may be read. handle.overflow is compared, if there is such an attribute.
+        hybrid_dispatch_forward. Of probs only the routed places may be read. handle.overflow is compared, if there is
+        such an attribute.
         """
         raise NotImplementedError
 

@@ -86,7 +86,7 @@ def sizes_text(history):
     plain, shared = n * sizes.msg_bytes, n * trailer + (n - hollow) * sizes.token_size
     only = "one is a trailer" if hollow == 1 else f"{hollow} are trailers"
     return what + ("These fused kernels send a token's payload to a rank only once, in the message to the lowest of "
-                   f"its experts there. Of {n} messages {only} only, which makes {shared:,} bytes instead of {plain:,}.")
+                   f"its experts there. Of {n} messages {only} only, which makes {shared:,} bytes, not {plain:,}.")
 
 
 def legend_text(history):

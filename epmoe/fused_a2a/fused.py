@@ -108,8 +108,9 @@ def fused_dispatch_on_device(x, token_indices, token_probs, num_experts, group):
     """fused_dispatch without a wait of the host, going beyond upstream: (recv_x, ..., tokens_per_expert, handle).
 
     Results have room for the worst case, R * T rows with the largest T so far; the first N hold tokens, the others are
-    never read. tokens_per_expert stays on the device. Arguments: as FusedDispatch.forward. A batch larger than any before must be larger on all ranks. The
-    handle serves fused_combine and the gradients, with arrays of as many rows; all of it can be captured in a graph.
+    never read. tokens_per_expert stays on the device. Arguments: as FusedDispatch.forward. A batch larger than any
+    before must be larger on all ranks. The handle serves fused_combine and the gradients, with arrays of as many rows;
+    all of it can be captured in a graph.
     """
     return FusedDispatchOnDevice.forward(Context(), x, token_indices, token_probs, num_experts, group)
 
