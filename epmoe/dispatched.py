@@ -35,8 +35,8 @@ class Dispatched:
     cfg, rank: whose result it is; check: waits for the kernels and raises what they recorded
 
     Groups follow each other, and in a group the source ranks; inside an (expert, source rank) segment the order of rows
-    is free (epmoe_ref.canonical sorts it). The arrays are NumPy in the simulator and DeviceArray on a GPU, where nothing
-    has waited for the kernels yet. Source: the dispatch_wait_kernel page.
+    is free (epmoe_ref.canonical sorts it). The arrays are NumPy in the simulator and DeviceArray on a GPU, where
+    nothing has waited for the kernels yet. Source: the dispatch_wait_kernel page.
     """
 
     output_tokens: object

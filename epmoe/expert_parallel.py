@@ -56,7 +56,7 @@ class ExpertParallel:
         return self._dispatch.capacity
 
     def dispatch_async(self, input_tokens, topk_ids, input_scale=1.0):
-        """Send every token to the owners of its experts: the first half of `dispatch`, which tells of arguments, errors."""
+        """Send every token to the owners of its experts: the first half of `dispatch`; arguments as there."""
         self._expect("dispatch_async")
         self._sent = self._dispatch.begin(input_tokens, topk_ids, input_scale)
         with self._engine.launching("dispatch_async") as streams:
