@@ -8,18 +8,20 @@ from dataclasses import asdict
 from epmoe_ref.config import TOKEN_FORMATS, EPConfig
 from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
+from epmoe.device import SIM
 from epmoe.provenance import provenance
 from epmoe.verify_worlds import Worlds, between
 
 CLEAN, ERRORS, CANNOT_RUN = 0, 1, 2
 FORMATS = tuple(TOKEN_FORMATS)
 ENDLESS = 1 << 30           # rounds
+ROUNDS, LOOK_EVERY = (5, 1) if SIM else (100, 20)       # a simulated round takes seconds
 
 
 def add_arguments(parser):
     """The options of soak."""
     parser.add_argument("--rounds", type=int, metavar="N",
-                        help="stop after N rounds (default 100, or none with --seconds)")
+                        help="stop after N rounds (default 100, in the simulator 5; none with --seconds)")
     parser.add_argument("--seconds", type=float, metavar="S", help="stop after S seconds")
     sizes = parser.add_argument_group("sizes")
     sizes.add_argument("--ranks", type=int, help="virtual ranks (default 4; under mpirun its number of processes)")
@@ -35,8 +37,8 @@ def add_arguments(parser):
     kernels.add_argument("--split", dest="fused", action="store_false", help="split kernels")
     options.add_argument("--poison", action="store_true", help="results are NaN before each round")
     options.add_argument("--seed", type=int, default=0, help="of everything that is sent (default 0)")
-    options.add_argument("--look-every", type=int, default=20, metavar="M",
-                         help="the host looks every M rounds (default 20)")
+    options.add_argument("--look-every", type=int, metavar="M",
+                         help="the host looks every M rounds (default 20, in the simulator 1)")
     options.add_argument("--timeout", type=float, default=30.0, metavar="S", help="seconds after which a wait gives up")
     options.add_argument("--world", choices=("auto", "local", "mpi"), default="auto",
                          help="ranks in this process, or one a process (default: as it was started)")
@@ -81,12 +83,13 @@ def soak(args, cfg, world, say):
     say(f"epmoe soak: {cfg.n_ranks} ranks x {cfg.n_local_experts} experts, top-{cfg.top_k}, hidden {cfg.hidden}, at "
         f"most {cfg.max_tokens_per_rank} tokens a rank; {cfg.token_format}, {'fused' if args.fused else 'split'} "
         f"kernels; {world.machine.describe()}")
-    wanted = args.rounds or (ENDLESS if args.seconds else 100)
+    wanted = args.rounds or (ENDLESS if args.seconds else ROUNDS)
+    look_every = args.look_every or LOOK_EVERY
     done, start = 0, time.perf_counter()
     with Soak(cfg, world, fused=args.fused, seed=args.seed, poison=args.poison, timeout=args.timeout) as rounds:
         say_next, steady = start, None
         while True:
-            for number in range(done, min(done + args.look_every, wanted)):
+            for number in range(done, min(done + look_every, wanted)):
                 rounds.round(number)
                 done += 1
             found = rounds.found()
@@ -107,7 +110,7 @@ def soak(args, cfg, world, say):
     for f in found:
         if f.first:
             say(f"first error: {f.first}")
-    say(f"{'FAIL' if wrong else 'PASS'}  {done} rounds, {wrong} errors, {now - start:.1f} s, {rate:.0f} rounds/s")
+    say(f"{'FAIL' if wrong else 'PASS'}  {done} rounds, {wrong} errors, {now - start:.1f} s, {rate:.3g} rounds/s")
     return {"rounds": done, "errors": wrong, "seconds": round(now - start, 3), "rounds_per_second": round(rate, 1),
             "ranks": [asdict(f) for f in found], "config": _sizes(cfg), "fused": args.fused, "seed": args.seed,
             "poison": args.poison, "world": type(world).__name__} | provenance(world.machine)
