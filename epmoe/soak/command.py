@@ -110,7 +110,7 @@ def soak(args, cfg, world, say):
     for f in found:
         if f.first:
             say(f"first error: {f.first}")
-    say(f"{'FAIL' if wrong else 'PASS'}  {done} rounds, {wrong} errors, {now - start:.1f} s, {rate:.3g} rounds/s")
+    say(f"{'FAIL' if wrong else 'PASS'}  {done} rounds, {wrong} errors, {now - start:.1f} s, {rate:.{2 if rate < 10 else 0}f} rounds/s")
     return {"rounds": done, "errors": wrong, "seconds": round(now - start, 3), "rounds_per_second": round(rate, 1),
             "ranks": [asdict(f) for f in found], "config": _sizes(cfg), "fused": args.fused, "seed": args.seed,
             "poison": args.poison, "world": type(world).__name__} | provenance(world.machine)
