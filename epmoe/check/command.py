@@ -27,7 +27,13 @@ def run(arguments):
     """Runs the check, prints from the first rank, and returns the exit code, the same on every rank."""
     if "" not in sys.path:
         sys.path.insert(0, "")
-    return max(_check(name, arguments) for name in arguments.implementations or own())
+    names = arguments.implementations or own()
+    try:
+        _compile_first(names, arguments.only)
+    except EPError as error:
+        print(f"epmoe check: {error}", file=sys.stderr)
+        return CANNOT_RUN
+    return max(_check(name, arguments) for name in names)
 
 
 def own():
@@ -35,6 +41,16 @@ def own():
     from epmoe.check.adapters import OWN
     from epmoe.check.ranks import started_by_mpirun
     return [f"mpi_{name}" if started_by_mpirun() else name for name in OWN]
+
+
+def _compile_first(names, only):
+    """Kernels of this project over MPI, which on GPUs would otherwise be compiled one after another."""
+    from epmoe.check.adapters import ADAPTERS
+    from epmoe.check.ranks import started_by_mpirun
+    ours = [name for name in names if name in ADAPTERS and name.startswith("mpi_")]
+    if ours and started_by_mpirun():
+        from epmoe.check.compiled_first import compile_all
+        compile_all(ours, only)
 
 
 def _check(name, arguments):

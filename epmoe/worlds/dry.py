@@ -26,6 +26,10 @@ class DryBuffer:
         """Zeros."""
         return np.zeros(shape, dtype)
 
+    def array(self, dtype, shape, offset=0):
+        """Zeros, in the simulator."""
+        return np.zeros(shape, dtype)
+
     def free(self):
         """Nothing."""
 
@@ -66,6 +70,13 @@ class DryMachine:
         """A DryBuffer with addresses of its own."""
         address, self._end = self._end, self._end + (int(nbytes) + 511) // 256 * 256
         return DryBuffer(self, address, nbytes, name, rank)
+
+    def adopt(self, array, name, rank=0, *, regions=None):
+        """An address for an array of the caller, in the simulator."""
+        return self.alloc(array.nbytes, name).address
+
+    def release(self, address):
+        """Nothing."""
 
     def launch(self, kernel, grid, block, args, *, stream, **options):
         """Remember the kernel."""

@@ -1,0 +1,112 @@
+"""The kernels of this project that a check needs, compiled before its ranks wait for one another.
+
+`EPMOE_DEVICE=gpu python -m epmoe.check.compiled_first NAMES RANKS ONLY X.Y I/N` compiles every Nth of them from the Ith
+on into the disk cache, for compute capability X.Y: NAMES of implementations with commas between, ONLY as in `check`.
+It needs no GPU.
+"""
+
+import sys
+
+import ml_dtypes
+import numpy as np
+
+from epmoe import MPIWorld, compiling, device
+from epmoe.check.cases import epilogue, epilogue_args
+from epmoe.check.conformance import all_cases
+from epmoe.check.implementation import HybridImplementation, Implementation, load
+from epmoe.fused_a2a import init_hybrid_ep_buffer
+from epmoe.worlds.dry import DryWorld
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+N_SMS = 132         # makes a grid, and no difference to a kernel
+
+
+def compile_all(names, only):
+    """Compile what the disk cache lacks of the kernels that these implementations, of adapters.over_mpi, need.
+
+    Collective; nothing in the simulator.
+    """
+    if device.SIM:
+        return
+    world = MPIWorld()
+    words = ",".join(names), str(world.n_ranks), only
+    compiling.ahead(world, words, lambda: kernels_of(*words), [
+        sys.executable, "-m", __name__, *words, "%d.%d" % world.machine.compute_capability])
+
+
+def kernels_of(names, n_ranks, only):
+    """All kernels, once each, in an order that is always the same. The arguments are words of the command line."""
+    found = {}
+    for name in names.split(","):
+        implementation = load(name)
+        for case, not_served, _ in all_cases(implementation, int(n_ranks)):
+            if only in case.name and not not_served:
+                world = DryWorld(int(n_ranks), N_SMS)
+                world.shmem = False         # as an MPIWorld
+                _run(_over(world, implementation), case)
+                found |= world.machine.kernels
+    return list(found)
+
+
+def _over(world, implementation):
+    class Dry(implementation):
+        def new_world(self, per_rank):
+            return world
+
+    Dry.world = world
+    return Dry
+
+
+def _run(implementation, case):
+    """Every call of a case, on rank 0 of a world where nothing runs: results are zeros, and experts return them."""
+    if issubclass(implementation, Implementation):
+        called, calls = implementation.make(case.cfg), _call_experts
+    else:
+        called = implementation.make()
+        calls = _call_hybrid if issubclass(implementation, HybridImplementation) else _call_rows
+    for round_ in range(case.rounds):
+        calls(called, case, round_)
+    called.close()
+
+
+def _call_experts(called, case, round_):
+    weights = case.router_weights(round_)
+    scale = {} if case.input_scale is None else {"input_scale": case.input_scale[0]}
+    options = {}
+    if case.epilogue:
+        options = dict(epilogue=epilogue, epilogue_args=tuple(of_all[0] for of_all in epilogue_args(case.cfg.n_ranks)))
+    d = called.dispatch(case.input_tokens(round_)[0], case.topk_ids(round_)[0], **scale)
+    y = case.shared_outputs(round_, 0, len(d.output_tokens))        # of the right shape and type
+    called.combine(y, d, None if weights is None else weights[0], **options)
+
+
+def _call_rows(called, case, round_):
+    x = case.x(round_)[0]
+    rows, _, probs, _, handle = called.dispatch(x, case.token_indices(round_)[0], case.token_probs(round_)[0],
+                                                case.n_experts)
+    _send_back(called, x, np.zeros(rows.shape, BF16), probs, handle)
+
+
+def _call_hybrid(called, case, round_):
+    x, probs = case.x(round_)[0], case.probs(round_)
+    if round_:      # the ranks' tokens are known, but here nobody told them
+        init_hybrid_ep_buffer(called.world, case.hidden, max(1, len(x)), case.n_local_experts, 24, 24,
+                              case.options.get("fp8_dispatch", False))
+    rows, probs, _, _, handle = called.dispatch(x, case.routing_map(round_)[0], None if probs is None else probs[0],
+                                                case.n_local_experts, **case.options)
+    _send_back(called, x, np.zeros(rows.shape, BF16), probs, handle)
+
+
+def _send_back(called, x, rows, probs, handle):
+    """Combine, and both gradients."""
+    called.combine(rows, handle)
+    called.dispatch_backward(rows, probs, handle)
+    called.combine_backward(x, handle)
+
+
+if __name__ == "__main__":
+    *which, capability, part = sys.argv[1:]
+    sys.modules.setdefault("torch", None)       # which takes longer to import than to compile a kernel
+    number, of = map(int, part.split("/"))
+    for kernel in kernels_of(*which)[number - 1::of]:
+        kernel.binary(tuple(map(int, capability.split("."))))

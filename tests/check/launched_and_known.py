@@ -1,0 +1,24 @@
+"""A rank of a check over MPI, in the simulator: are the kernels that it launches those that would be compiled first?"""
+
+import sys
+
+from epmoe import device
+from epmoe.check import check, compiled_first
+from epmoe.check.implementation import load
+
+launched, launch = {}, device.machine.launch
+
+
+def noted(machine, kernel, *arguments, **options):
+    launched[kernel] = None
+    return launch(machine, kernel, *arguments, **options)
+
+
+device.machine.launch = noted
+for name, only in (words.split(":") for words in sys.argv[1:]):
+    launched.clear()
+    report = check(load(name), only=only)
+    assert report.run and report.passed, str(report)
+    known = compiled_first.kernels_of(name, str(report.n_ranks), only)
+    assert set(launched) == set(known), (sorted(k.name for k in launched), sorted(k.name for k in known))
+    print(f"{name}:{only}: {len(known)} kernels\n", end="", flush=True)
