@@ -83,13 +83,6 @@ class DeviceArray:
         return DeviceArray(self.address, shape, self.dtype, owner=self._owner, read=self._read, ordinal=self.ordinal,
                            strides=strides)
 
-    def lent_again(self, owner, read):
-        """The same array of the same memory, which `owner` keeps now."""
-        again = object.__new__(DeviceArray)
-        again.__dict__.update(self.__dict__)
-        again._owner, again._read = owner, read
-        return again
-
     def numpy(self):
         """The values as a NumPy array (a copy); waits for the GPU."""
         strides = self._byte_strides
@@ -98,6 +91,20 @@ class DeviceArray:
         span = sum((n - 1) * s for n, s in zip(self.shape, strides)) + self.dtype.itemsize
         raw = self._read(self.address, span)
         return np.ndarray(self.shape, self.dtype, raw, strides=strides).copy()
+
+
+_new_array = DeviceArray.__new__
+
+
+def lent_again(arrays, owner, read):
+    """[the same DeviceArrays of the same memory, which `owner` keeps now], in less time than making them takes."""
+    again = []
+    for array in arrays:
+        one = _new_array(DeviceArray)
+        one.__dict__ = own = array.__dict__.copy()
+        own["_owner"], own["_read"] = owner, read
+        again.append(one)
+    return again
 
 
 def view(obj, what):

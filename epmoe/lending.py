@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from epmoe import device
-from epmoe.arrays import DeviceArray
+from epmoe.arrays import DeviceArray, lent_again
 
 ALIGNMENT = 256  # bytes
 
@@ -105,9 +105,9 @@ class Loan:
         return DeviceArray(self.buffer.address + field.offset, shape, field.dtype, owner=self, read=self._read,
                            ordinal=self._pool.machine.ordinal)
 
-    def again(self, array):
-        """A DeviceArray that an earlier loan of this buffer made, as this loan would make it."""
-        return array.lent_again(self, self._read)
+    def again(self, arrays):
+        """[DeviceArrays that an earlier loan of this buffer made, as this loan would make them]"""
+        return lent_again(arrays, self, self._read)
 
     def _read(self, address, nbytes):
         return self.buffer.read(np.uint8, (nbytes,), offset=address - self.buffer.address)

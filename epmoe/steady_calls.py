@@ -16,7 +16,7 @@ import contextlib
 import numpy as np
 
 from epmoe import device
-from epmoe.arrays import DeviceArray, is_torch
+from epmoe.arrays import DeviceArray, is_torch, lent_again
 from epmoe.dispatch_phase import Sent
 from epmoe.dispatched import Dispatched
 from epmoe.results import Results
@@ -122,7 +122,7 @@ class SteadyCalls:
         launches, is_lent, result = known
         self._start("combine", launches, loan)
         self._engine.placing.keep(self._outputs, (router_weights, None if is_lent else expert_outputs))
-        return out if loan is None else loan.again(result)
+        return out if loan is None else loan.again(result)[0]
 
     def remember_combine(self, sent, reduction, expert_outputs, d, router_weights, epilogue, arguments, out):
         """The general way has launched this call."""
@@ -136,7 +136,7 @@ class SteadyCalls:
         to = result = None
         if out is None:
             loan = reduction[0].results.loan
-            to, result = loan.buffer.address, loan.array("output_tokens", sent[0].tokens.n).lent_again(None, None)
+            to, result = loan.buffer.address, lent_again([loan.array("output_tokens", sent[0].tokens.n)], None, None)
         self._remember(self._combines, (key, to), (self._launches, lent(key[0][0]), result))
 
     @contextlib.contextmanager

@@ -5,7 +5,7 @@ from heapq import heappop, heappush
 from collections import deque
 
 from epmoe import device
-from epmoe.arrays import DeviceArray
+from epmoe.arrays import lent_again
 from epmoe.lending import ALIGNMENT, Loan, arrange
 
 
@@ -17,7 +17,7 @@ class _Piece:
 
     def __init__(self, machine, fields, take_back, start=0):
         self.machine, self.fields, self.take_back, self.start = machine, fields, take_back, start
-        self.arrays = {}            # (address of the buffer, names) -> what arrays of it hold, but for their Loan
+        self.arrays = {}            # (address of the buffer, names) -> arrays of it that nobody has been lent
 
 
 def place_of(loan):
@@ -32,17 +32,8 @@ def arrays_in(loan, names):
     arrays, key = loan._pool.arrays, (loan.buffer.address, names)
     known = arrays.get(key)
     if known is None:
-        known = arrays[key] = [{**vars(loan.array(name)), "_owner": None, "_read": None} for name in names]
-    made, read = [], loan._read
-    for holds in known:
-        array = _new_array(DeviceArray)
-        array.__dict__ = own = holds.copy()
-        own["_owner"], own["_read"] = loan, read
-        made.append(array)
-    return made
-
-
-_new_array = DeviceArray.__new__
+        known = arrays[key] = lent_again([loan.array(name) for name in names], None, None)
+    return loan.again(known)
 
 
 def is_captured(machine):
