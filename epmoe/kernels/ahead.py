@@ -1,12 +1,17 @@
-"""Memory asked for ahead of need, so that what follows finds it in the L2 cache.
+"""Memory asked for ahead of need, so that what follows finds it in the L2 cache, or in registers.
 
 With cold caches the first look at a sector costs most of a microsecond, and a kernel that comes upon its parameters,
-ids, counters and rows one after another pays it for each. A prefetch is waited for by nobody.
+ids, counters and rows one after another pays it for each. A prefetch is waited for by nobody, and a load not before its
+value is used.
 """
 
-from epmoe.device import block_dim, device_fn, i32, prefetch, thread_idx, u64
+from epmoe.device import block_dim, device_fn, i32, load16_nc, prefetch, store16, thread_idx, u32, u64
+
+from .division import divided
+from .formats.row_copy import LANES, most_parts
 
 SECTOR = 32     # bytes that memory gives at a time
+HELD = 4        # vectors of a piece that a lane holds
 
 
 def span(n_bytes):
@@ -26,3 +31,62 @@ def span(n_bytes):
 def parameters(block):
     """Device function (params): a block asks for its parameters, those of user functions not among them."""
     return span(8 * block.n_words)
+
+
+@device_fn
+def nothing():
+    """What `ask` gives, of no piece."""
+    none = (u32(0), u32(0), u32(0), u32(0))
+    return none, none, none, none
+
+
+def piece(n_bytes):
+    """(ask, put): copy_part of row_copy.py with read_only, in two halves, between which other things can be done.
+
+    ask(src, part, n_parts, lane) -> the first HELD vectors of a lane, on their way; put(dst, src, part, n_parts, lane,
+    held) stores them and copies the rest.
+    """
+    n_vectors, n_runs, step = n_bytes // 16, most_parts(n_bytes), HELD * LANES
+
+    @device_fn
+    def bounds(part, n_parts):
+        runs = divided(i32(n_runs + n_parts - 1), n_parts)
+        first = i32(part * runs * LANES)
+        return first, i32(min(first + runs * LANES, n_vectors))
+
+    @device_fn
+    def load(src, i, end):
+        # Past the end the last vector is read again and not stored: no branch comes between the loads.
+        last = i32(end - 1)
+        return (load16_nc(src + u64(16) * u64(min(i, last))), load16_nc(src + u64(16) * u64(min(i + LANES, last))),
+                load16_nc(src + u64(16) * u64(min(i + 2 * LANES, last))),
+                load16_nc(src + u64(16) * u64(min(i + 3 * LANES, last))))
+
+    @device_fn
+    def store_one(dst, i, end, q):
+        if i < end:
+            store16(dst + u64(16) * u64(i), q[0], q[1], q[2], q[3])
+
+    @device_fn
+    def store(dst, i, end, held):
+        store_one(dst, i, end, held[0])
+        store_one(dst, i32(i + LANES), end, held[1])
+        store_one(dst, i32(i + 2 * LANES), end, held[2])
+        store_one(dst, i32(i + 3 * LANES), end, held[3])
+
+    @device_fn
+    def ask(src, part, n_parts, lane):
+        first, end = bounds(part, n_parts)
+        return load(src, i32(first + lane), end)
+
+    @device_fn
+    def put(dst, src, part, n_parts, lane, held):
+        first, end = bounds(part, n_parts)
+        if first < end:
+            store(dst, i32(first + lane), end, held)
+            first = i32(first + step)
+        while first < end:
+            store(dst, i32(first + lane), end, load(src, i32(first + lane), end))
+            first = i32(first + step)
+
+    return ask, put

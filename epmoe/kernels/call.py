@@ -21,6 +21,7 @@ class KernelCall:
 
     def __init__(self, cfg: EPConfig, launch: LaunchConfig, block: ParameterBlock, compile):
         self.cfg, self.launch, self.block = cfg, launch, block
+        self.size = _all        # function (blocks, threads, num_tokens) -> what of them a launch takes
         self._compile = compile
         self._written, self._traces = WrittenBlocks(), TraceBuffers()
         self._machine = None
@@ -52,13 +53,13 @@ class KernelCall:
             raise EPValueError(f"{num_tokens} tokens are more than max_tokens_per_rank={self.cfg.max_tokens_per_rank}: "
                                "split the batch or configure more")
         tail = tuple(word for arg in (*weights_args, *epilogue_args) for word in arg.words())
-        grid = self.grid(machine)
+        grid, threads = self.size(self.grid(machine), self.launch.threads, num_tokens)
         if self.launch.trace and "trace" in self.block:
-            values["trace"] = self._traces.address(machine, my_rank, grid)
+            values["trace"] = self._traces.address(machine, my_rank, self.grid(machine), grid)
         block = self._buffer(machine, my_rank, values, tail)
         kernel = self.kernel([arg.type for arg in weights_args], [arg.type for arg in epilogue_args])
         at_hand = [values[name] for name in self.at_hand]
-        machine.launch(kernel, grid, self.launch.threads, (block.address, num_tokens, my_rank, *at_hand), stream=stream)
+        machine.launch(kernel, grid, threads, (block.address, num_tokens, my_rank, *at_hand), stream=stream)
 
     def _buffer(self, machine, my_rank, values, tail):
         """The parameter block of these arguments; what was seen before is neither packed nor copied again."""
@@ -67,6 +68,10 @@ class KernelCall:
             self._machine = machine
         key = (my_rank, *values.values(), tail)
         return self._written.find(key) or self._written.write(machine, my_rank, key, self.block.pack(values, tail))
+
+
+def _all(blocks, threads, num_tokens):
+    return blocks, threads
 
 
 def _timeout_ns(timeout_s):

@@ -8,23 +8,24 @@ covers.
 """
 
 from epmoe import layout
-from epmoe.device import (block_dim, device_fn, i32, lane_id, load_u64, n_warps, shared_array, store_i32, syncthreads,
-                          syncthreads_or, syncwarp, thread_idx, u32, u64, warp_broadcast_i32, warp_id)
+from epmoe.device import (ballot, device_fn, ffs, i32, lane_id, load_u64, n_warps, shared_array, store_i32, syncthreads,
+                          syncthreads_or, syncwarp, u32, u64, warp_broadcast_i32, warp_id)
 from epmoe.device import int32
 from epmoe.layout import MAX_FINITE
 
 from . import formats, message, offsets, shared_expert, stamps
+from .division import divided
 from .spin import wait_for_signal
 from .status import DISPATCH_WAIT
 
 
-def make(cfg, block, threads, mark, count_out):
-    """Device function receive(params, num_tokens, my_rank, copier, n_copiers, failed) -> (gave_up, is_out, is_last).
+def make(cfg, block, threads, mark, leave):
+    """Device function receive(params, num_tokens, my_rank, copier, n_copiers, failed) -> (gave_up, is_out).
 
     copier: which of the n_copiers receiving blocks this one is; the first one writes down offsets and counts. failed:
-    whether this thread knows of an earlier wait that expired. count_out: device function params -> whether this block
-    is the last to count itself out. One thread calls it where all messages had arrived when the block saw the counts,
-    so that it need not look at recv_count again; is_out says so to all, is_last to that thread.
+    whether this thread knows of an earlier wait that expired. leave: device function params; the last warp of the block
+    calls it, and is_out says so, where all messages had arrived when the block saw the counts, so that it need not look
+    at recv_count again. It ends with a barrier.
     """
     fmt, sizes, places = formats.of(cfg), layout.message(cfg), offsets.make(cfg, block, threads)
     has_tiles, decode, finish_group = shared_expert.formats_with_tiles(fmt), fmt.decode, fmt.finish_group
@@ -42,15 +43,15 @@ def make(cfg, block, threads, mark, count_out):
     p_recv, p_out, p_src_info = block.offset("recv_buf_p"), block.offset("format_handler"), block.offset("src_info")
 
     @device_fn
-    def segment_of(ends, n_segments, q):
-        """The first segment that ends behind row q of the window."""
-        low, high = i32(0), i32(n_segments - 1)
-        while low < high:
-            middle = i32((low + high) // 2)
-            if ends[middle] > q:
-                high = middle
-            else:
-                low = i32(middle + 1)
+    def segment_of(ends, n_segments, q, lane):
+        """The first segment that ends behind row q of the window; a warp looks at 32 places at a time."""
+        low, n = i32(0), i32(n_segments)
+        while n > 1:
+            stride = i32((n + 31) // 32)
+            last = i32(min(low + n - 1, low + (lane + 1) * stride - 1))     # of the lane's part of them
+            part = i32(i32(ffs(ballot(ends[last] > q))) - 1)
+            n = i32(min(stride, n - part * stride))
+            low = i32(low + part * stride)
         return low
 
     @device_fn
@@ -85,14 +86,17 @@ def make(cfg, block, threads, mark, count_out):
                 store_i32(u64(load_u64(params + u64(p_src_info))) + u64(4) * u64(2 * row + lane), half)
 
     @device_fn
-    def copy_window(params, first, here, my_rank, warp, warps, before, ends, starts, tiles, is_here):
-        """Every warps-th part of a row, from `warp` on; whether all arrived. is_here: the block has acquired all."""
-        lane, n_rows, recv_buf = i32(lane_id()), i32(ends[here * ranks - 1]), u64(load_u64(params + u64(p_recv)))
-        n_parts = i32(max(1, min(decode_parts, i32(warps // max(1, n_rows)))))
+    def copy_window(params, recv_buf, first, here, my_rank, warp, warps, free, before, ends, starts, tiles, is_here):
+        """Every warps-th part of a row, from `warp` on; whether all arrived. is_here: the block has acquired all.
+
+        Rows are cut into as many parts as the first `free` warps can take at once.
+        """
+        lane, n_rows = i32(lane_id()), i32(ends[here * ranks - 1])
+        n_parts = i32(max(1, min(decode_parts, divided(free, i32(max(1, n_rows))))))
         unit, seen, ok = i32(warp), i32(-1), True
         while ok and unit < n_rows * n_parts:
-            q = i32(unit // n_parts)
-            j = segment_of(ends, i32(here * ranks), q)
+            q = divided(unit, n_parts)
+            j = segment_of(ends, i32(here * ranks), q, lane)
             expert, entry, slot = i32(j // ranks), i32(first * ranks + j), q
             if j > 0:
                 slot = i32(q - ends[j - 1])
@@ -104,7 +108,7 @@ def make(cfg, block, threads, mark, count_out):
             if ok:
                 row_in_group = i32(before[j] + slot)
                 copy_row(params, recv_buf, entry, slot, i32(starts[expert] + row_in_group), i32(front + first + expert),
-                         row_in_group, i32(tiles[expert]), my_rank, i32(unit % n_parts), n_parts, lane)
+                         row_in_group, i32(tiles[expert]), my_rank, i32(unit - q * n_parts), n_parts, lane)
             unit = i32(unit + warps)
         return ok
 
@@ -123,17 +127,21 @@ def make(cfg, block, threads, mark, count_out):
         counts, before = shared_array(window_counts, int32), shared_array(window_counts, int32)
         ends, partial = shared_array(window_counts, int32), shared_array(32, int32)
         starts, tiles = shared_array(window, int32), shared_array(window, int32)
-        # the warps of one block take rows far from each other, so that all blocks have work to the end
-        warp, warps = i32(warp_id() * n_copiers + copier), i32(n_warps() * n_copiers)
-        start, first, ok = begin(params, num_tokens, my_rank), i32(0), not failed
-        is_out, is_last = False, False
+        # The warps of one block take rows far from each other, so that all blocks have work to the end. Of few rows
+        # those have none that may have to leave first, nor the block that writes.
+        others, warps = i32(n_copiers - 1), i32(n_warps() * n_copiers)
+        warp, free = i32(warp_id() * others + copier - 1), i32((n_warps() - 1) * others)
+        if copier == 0:
+            warp = i32(n_warps() * others + warp_id())
+        recv_buf = u64(load_u64(params + u64(p_recv)))
+        start, first, ok, is_out = begin(params, num_tokens, my_rank), i32(0), not failed, False
         while first < local:
             here = i32(min(window, local - first))
             is_here = True
             if ok:
                 ok, is_here = await_counts(params, first, here, counts)
             if syncthreads_or(not ok):                      # every thread acquired for all
-                return True, False, False
+                return True, False
             is_here = syncthreads_or(not is_here) == 0
             mark(params, stamps.COUNTED)
             start = place(here, start, counts, before, ends, starts, tiles, partial)
@@ -144,12 +152,13 @@ def make(cfg, block, threads, mark, count_out):
                 write(params, first, here, counts, before, starts, tiles)
             if first == 0:
                 if pack_shared(params, num_tokens, my_rank):
-                    return True, False, False
+                    return True, False
             if is_here and leaves_early and first + here == local:
                 is_out = True
-                if thread_idx() == block_dim() - 1:         # of a warp that may have no row to copy
-                    is_last = count_out(params)
-            ok = copy_window(params, first, here, my_rank, warp, warps, before, ends, starts, tiles, is_here)
+                if warp_id() == n_warps() - 1:
+                    leave(params)
+            ok = copy_window(params, recv_buf, first, here, my_rank, warp, warps, free, before, ends, starts, tiles,
+                             is_here)
             if has_tiles:
                 finish_groups(params, first, here, warp, warps, counts, before, starts, tiles)
                 if first == 0 and front == 1 and warp == 0:
@@ -159,6 +168,6 @@ def make(cfg, block, threads, mark, count_out):
             if first < local:
                 syncthreads()                               # nobody reads the old window any more
         mark(params, stamps.COPIED)
-        return syncthreads_or(not ok) != 0, is_out, is_last
+        return syncthreads_or(not ok) != 0, is_out
 
     return receive

@@ -18,9 +18,9 @@ receive, both from the start (of the split kernels each has blocks of one kind):
    acquires them, and computes all places: row_offsets, regions A and B, which one block writes down.
 6. **waiting, copying** (copiers.py). A warp takes a row, in the order in which they arrive; acquires, at system scope,
    the signal of its (local expert, source rank), and decodes the message to the row.
-7. **cleaning up** (`leave` below). Each block counts itself in D when it needs the counters no more, which may be
-   before it copies; the last one leaves reserved, D, F and G at 0 and recv_count at MAX_FINITE; `finished` is 0 again
-   by itself, and A stays for combine. No host has to reset anything between rounds.
+7. **cleaning up** (`_leaving` below). Each block counts itself in D when it needs the counters no more, which may be
+   before it copies: its last warp does, and the last block's leaves reserved, D, F and G at 0 and recv_count at
+   MAX_FINITE; `finished` is 0 again by itself, and A stays for combine. No host has to reset anything between rounds.
 
 The announcement is no step of the specification; without it everything would be right, only later: places are known
 early, so that copying overlaps sending. Regions C and E stay 0: rows are dealt out, not claimed in C, and nobody waits
@@ -47,14 +47,14 @@ launches gave the split kernels for free, and what replaces it in the fused one:
 Order inside one (expert, source rank) segment is the order of the claims: unspecified.
 """
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
-from epmoe.device import (atomic_add_acq_rel_gpu_i32, block_dim, block_idx, device_fn, grid_dim, i32, kernel, load_u64,
-                          n_warps, store_i32, store_u64, syncthreads_or, thread_idx, u64)
+from epmoe.device import (atomic_add_acq_rel_gpu_i32, block_idx, device_fn, grid_dim, i32, kernel, lane_id, load_u64,
+                          n_warps, store_i32, store_u64, syncwarp, u64, warp_broadcast_i32, warp_id)
 from epmoe.layout import MAX_FINITE
 from epmoe_ref.errors import EPValueError
 
-from . import ahead, copiers, counters, formats, senders, stamps
+from . import ahead, copiers, counters, few_tokens, formats, senders, stamps
 from .call import DispatchAsyncCall, DispatchCall, DispatchWaitCall
 from .launch import LaunchConfig
 from .params import ParameterBlock
@@ -76,23 +76,6 @@ def parameter_block(cfg) -> ParameterBlock:
         ("input_scale", 1), ("timeout_ns", 1), ("trace", 1))
 
 
-def _count_out(cfg, block):
-    """Device function params -> whether this is the last block to count itself out; one thread of a block, once.
-
-    For a block that needs neither recv_count nor reserved any more; behind a barrier. Whatever the blocks did before
-    comes before what the last one does then.
-    """
-    at, p_counters = counters.words(cfg), block.offset("ep_counters")
-
-    @device_fn
-    def count_out(params):
-        words = u64(load_u64(params + u64(p_counters)))
-        # release: what this block did with the counters; acquire: what all the others did
-        return atomic_add_acq_rel_gpu_i32(words + u64(at.d), i32(1)) == grid_dim() - 1
-
-    return count_out
-
-
 def _shares(cfg, launch, default):
     """Whether payloads are shared, for a kernel with that default."""
     if launch.shared_payloads is None:
@@ -102,32 +85,36 @@ def _shares(cfg, launch, default):
     return launch.shared_payloads
 
 
-def _leave(cfg, block, mark):
-    """Device function (params, is_out, is_last): a block's end; the last one leaves the counters as they were found.
+def _leaving(cfg, block):
+    """Device function leave(params): the last warp of a block, which needs neither recv_count nor reserved any more.
 
-    is_out: whether the block has counted itself out already; is_last: what this thread learned from that.
+    Behind a barrier. Whatever the blocks did before comes before what the last one does then: it leaves the counters as
+    they were found.
     """
-    at, count_out = counters.words(cfg), _count_out(cfg, block)
+    at = counters.words(cfg)
     p_counters, p_count = block.offset("ep_counters"), block.offset("recv_count_p")
     n_entries = cfg.n_local_experts * cfg.n_src_ranks
 
     @device_fn
-    def leave(params, is_out, is_last):
-        if thread_idx() == 0 and not is_out:
-            is_last = count_out(params)
-        if syncthreads_or(is_last):
-            words, recv_count = u64(load_u64(params + u64(p_counters))), u64(load_u64(params + u64(p_count)))
-            i = i32(thread_idx())
+    def leave(params):
+        lane, last = i32(lane_id()), i32(0)
+        words, recv_count = u64(load_u64(params + u64(p_counters))), u64(load_u64(params + u64(p_count)))
+        if lane == 0:
+            # release: what this block did with the counters; acquire: what all the others did
+            last = i32(atomic_add_acq_rel_gpu_i32(words + u64(at.d), i32(1)) == grid_dim() - 1)
+        last = i32(warp_broadcast_i32(last, 0))
+        syncwarp()                      # lane 0 acquired for all
+        if last != 0:
+            i = lane
             while i < n_entries:
                 # A peer signals these words again only after this rank's next combine has answered it.
                 store_u64(recv_count + u64(8) * u64(i), u64(MAX_FINITE))
                 store_i32(words + u64(at.reserved) + u64(4) * u64(i), i32(0))
-                i = i32(i + block_dim())
-            if thread_idx() == 0:
+                i = i32(i + 32)
+            if lane == 0:
                 store_i32(words + u64(at.d), i32(0))
                 store_i32(words + u64(at.f), i32(0))
                 store_i32(words + u64(at.g), i32(0))
-        mark(params, stamps.LEFT)
 
     return leave
 
@@ -151,17 +138,18 @@ def _compile_async(cfg, threads, trace, input_scale, shares):
 def _compile_wait(cfg, threads, trace):
     block = parameter_block(cfg)
     mark, fetch = stamps.make(block, trace), ahead.parameters(block)
-    leave, receive = _leave(cfg, block, mark), copiers.make(cfg, block, threads, mark, _count_out(cfg, block))
-    p_status = block.offset("status")
+    leave = _leaving(cfg, block)
+    receive, p_status = copiers.make(cfg, block, threads, mark, leave), block.offset("status")
 
     @kernel(max_threads=threads)
     def dispatch_wait(params, num_tokens, my_rank):
         mark(params, stamps.START)
         fetch(params)
         found = failed_before(u64(load_u64(params + u64(p_status))))
-        gave_up, is_out, is_last = receive(params, num_tokens, my_rank, block_idx(), grid_dim(), found)
-        if not gave_up:
-            leave(params, is_out, is_last)
+        gave_up, is_out = receive(params, num_tokens, my_rank, block_idx(), grid_dim(), found)
+        if not gave_up and not is_out and warp_id() == n_warps() - 1:
+            leave(params)
+        mark(params, stamps.LEFT)
 
     return dispatch_wait
 
@@ -172,7 +160,9 @@ def _compile_fused(cfg, threads, trace, input_scale, shares):
     mark, fetch = stamps.make(block, trace), ahead.parameters(block)
     send_tokens = senders.make(cfg, block, mark, input_scale, shares)
     n_ranks, n_payloads = cfg.n_src_ranks, min(cfg.top_k, cfg.n_src_ranks)
-    leave, receive = _leave(cfg, block, mark), copiers.make(cfg, block, threads, mark, _count_out(cfg, block))
+    few = few_tokens.MOST_TOKENS if few_tokens.applies(cfg, shares) else -1
+    leave = _leaving(cfg, block)
+    receive = copiers.make(cfg, block, threads, mark, leave)
 
     @kernel(max_threads=threads, shmem=crosses_worlds(cfg))
     def dispatch(params, num_tokens, my_rank, topk_ids, tokens, status):
@@ -180,16 +170,19 @@ def _compile_fused(cfg, threads, trace, input_scale, shares):
         fetch(params)
         n_senders = i32(max(1, i32(grid_dim() * SENDERS_OF_8 // 8)))
         at_once = i32(max(min(n_senders, n_ranks), i32(grid_dim() * AT_ONCE_OF_8 // 8)))
-        if shares and num_tokens * n_payloads <= n_warps() * at_once:
+        if num_tokens <= few and n_senders >= n_ranks:
+            n_senders = i32(n_ranks)
+        elif shares and num_tokens * n_payloads <= n_warps() * at_once:
             n_senders = at_once
-        is_out, is_last, found = False, False, failed_before(status)
+        is_out, found = False, failed_before(status)
         if block_idx() < n_senders:
             gave_up = send_tokens(params, topk_ids, tokens, num_tokens, my_rank, n_senders, found)
         else:
-            gave_up, is_out, is_last = receive(params, num_tokens, my_rank, i32(block_idx() - n_senders),
-                                               i32(grid_dim() - n_senders), found)
-        if not gave_up:
-            leave(params, is_out, is_last)
+            gave_up, is_out = receive(params, num_tokens, my_rank, i32(block_idx() - n_senders),
+                                      i32(grid_dim() - n_senders), found)
+        if not gave_up and not is_out and warp_id() == n_warps() - 1:
+            leave(params)
+        mark(params, stamps.LEFT)
 
     return dispatch
 
@@ -220,5 +213,7 @@ def dispatch_kernel(cfg, launch=None, *, input_scale=None) -> DispatchCall:
     """
     launch = launch or LaunchConfig()
     shares = _shares(cfg, launch, default=True)
-    return DispatchCall(cfg, launch, parameter_block(cfg),
+    call = DispatchCall(cfg, launch, parameter_block(cfg),
                         lambda *options: _compile_fused(cfg, launch.threads, launch.trace, input_scale, shares))
+    call.size = partial(few_tokens.size, cfg, shares)
+    return call

@@ -7,11 +7,11 @@ that takes less time than to wait for another block that does it for all. One of
 from typing import NamedTuple
 
 from epmoe.device import (block_dim, device_fn, i32, lane_id, load_u64, n_warps, shfl_idx, store_i32, syncthreads,
-                          syncthreads_or, thread_idx, u32, u64, warp_id, warp_inclusive_sum_i32)
+                          thread_idx, u32, u64, warp_id, warp_inclusive_sum_i32)
 from epmoe.layout import ANNOUNCED, MAX_FINITE
 from epmoe_ref.config import READY
 
-from . import counters, formats, shared_expert
+from . import counters, few_tokens, formats, shared_expert
 from .spin import wait_for_count
 from .status import DISPATCH_WAIT
 
@@ -19,13 +19,11 @@ MAX_COUNTS = 2048       # counts that are looked at at a time, in shared memory
 TILE_ROWS = 128         # rows of a tile of scales
 
 
-def block_sum(threads):
+def block_sum():
     """Device function (value, partial) -> (sum over the lower threads of the block, sum over all); int32.
 
     partial: a shared int32 array of 32. A barrier for the block.
     """
-    warps = threads // 32
-
     @device_fn
     def sums(value, partial):
         lane, warp = lane_id(), warp_id()
@@ -35,7 +33,7 @@ def block_sum(threads):
             partial[warp] = inclusive
         syncthreads()
         of_warp = i32(0)
-        if lane < warps:
+        if lane < n_warps():
             of_warp = i32(partial[lane])
         up_to = i32(warp_inclusive_sum_i32(of_warp))
         before, total = i32(shfl_idx(up_to, i32((warp + 31) & 31))), i32(shfl_idx(up_to, i32(31)))
@@ -72,12 +70,12 @@ class Places(NamedTuple):
 
 
 def make(cfg, block, threads) -> Places:
-    """The functions for one parameter block and number of threads."""
+    """The functions for one parameter block and number of threads, or that of few tokens, if it is less."""
     fmt, at = formats.of(cfg), counters.words(cfg)
     has_tiles, pad_rows, begin_group = shared_expert.formats_with_tiles(fmt), fmt.pad_rows, fmt.begin_group
     local, ranks, front = cfg.n_local_experts, cfg.n_src_ranks, int(cfg.fused_shared_expert)
-    window = max(1, min(local, threads, MAX_COUNTS // ranks))      # one thread an expert
-    block_sums, share = block_sum(threads), shared_expert.share_of(cfg)
+    window = max(1, min(local, threads, few_tokens.THREADS_A_TOKEN, MAX_COUNTS // ranks))       # one thread an expert
+    block_sums, share = block_sum(), shared_expert.share_of(cfg)
     p_counters, p_status, p_timeout = block.offset("ep_counters"), block.offset("status"), block.offset("timeout_ns")
     p_count, p_out, p_src_info = block.offset("recv_count_p"), block.offset("format_handler"), block.offset("src_info")
     p_offsets, p_ids, p_counts = block.offset("row_offsets"), block.offset("expert_ids"), block.offset("recv_counts")

@@ -12,6 +12,7 @@ from epmoe import layout
 from epmoe.device import device_fn, i32, load_u64, n_warps, shfl_idx, store16, syncwarp, u32, u64
 
 from . import formats, message, transport
+from .division import divided
 from .formats.row_copy import copy_part, most_parts
 
 BF16_BYTES = 2
@@ -66,7 +67,7 @@ def make(cfg, block, finish, shares) -> Pieces:
 
     @device_fn
     def count(n_tokens):
-        return i32(max(1, min(most, i32(n_warps() // i32(n_tokens * payloads)))))
+        return i32(max(1, min(most, divided(n_warps(), i32(n_tokens * payloads)))))
 
     @device_fn
     def carries_always(expert):

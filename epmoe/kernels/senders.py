@@ -17,6 +17,7 @@ from epmoe.device import (atomic_add_relaxed_gpu_i32, block_dim, block_idx, devi
 from epmoe.device import int32, uint64
 
 from . import ahead, counters, few_tokens, formats, ids, pieces, shared_expert, signaller, stamps, transport
+from .division import divided
 from .formats.row_copy import copy_part
 from .pieces import BF16_BYTES
 
@@ -46,7 +47,7 @@ def make(cfg, block, mark, input_scale=None, shares=False):
     """Device function send_tokens(params, topk_ids, tokens, num_tokens, my_rank, n_senders, failed) -> whether it had
     to give up.
 
-    For blocks [0, n_senders); it ends with a barrier, where the counters are used. failed: whether this thread knows of
+    For blocks [0, n_senders); where the counters are used it ends with a barrier. failed: whether this thread knows of
     an earlier wait that expired; then nothing is sent. Block 0 announces the counts first, unless there are few tokens
     (few_tokens.py). input_scale: None for the number in the parameter block, or a function i -> float32 that is read at
     0. shares: whether messages to one rank share the token's payload.
@@ -125,14 +126,22 @@ def make(cfg, block, mark, input_scale=None, shares=False):
 
     @device_fn
     def encode_batch(params, first, stride, n_tokens):
-        """Payloads of the batch in send_buf: warps share a row where there are more warps than rows."""
-        n_parts = i32(max(1, min(encode_parts, i32(n_warps() // n_tokens))))
-        lane, unit = i32(lane_id()), i32(warp_id())
-        while unit < n_tokens * n_parts:
-            token = i32(first + unit // n_parts * stride)
+        """Payloads of the batch in send_buf: warps share a row where there are more warps than rows.
+
+        Where there are many more, those encode that have no token to claim for, at the same time.
+        """
+        claiming = i32(n_tokens)
+        if 2 * n_tokens > n_warps():
+            claiming = i32(0)
+        warps = i32(n_warps() - claiming)
+        n_parts = i32(max(1, min(encode_parts, divided(warps, n_tokens))))
+        lane, unit = i32(lane_id()), i32(warp_id() - claiming)
+        while unit >= 0 and unit < n_tokens * n_parts:
+            i = divided(unit, n_parts)
+            token = i32(first + i * stride)
             src = u64(load_u64(params + u64(p_tokens))) + u64(token) * u64(row_bytes)
-            encode_part(src, staged_at(params, token), scale_of(params), i32(unit % n_parts), n_parts, lane)
-            unit = i32(unit + n_warps())
+            encode_part(src, staged_at(params, token), scale_of(params), i32(unit - i * n_parts), n_parts, lane)
+            unit = i32(unit + warps)
 
     @device_fn
     def stage_batch(params, first, stride, n_tokens, experts):
@@ -152,11 +161,12 @@ def make(cfg, block, mark, input_scale=None, shares=False):
         lane, unit, key = i32(lane_id()), i32(warp_id()), i32(-1)
         in_turns = n_messages // top_k * n_payloads * n_parts > n_warps()
         while unit < n_messages * n_parts and key != last_key:
-            m = i32(order[unit // n_parts])
+            i = divided(unit, n_parts)
+            m = i32(order[i])
             key = i32(keys[m])
             if key != last_key:
                 token = i32(first + m // top_k * stride)
-                send_piece(params, token, m, i32(unit % n_parts), n_parts, in_turns, my_rank, places, experts, lane)
+                send_piece(params, token, m, i32(unit - i * n_parts), n_parts, in_turns, my_rank, places, experts, lane)
             unit = i32(unit + n_warps())
         if not in_turns:
             syncthreads()               # all pieces by all warps, before each thread releases a message
@@ -205,7 +215,7 @@ def make(cfg, block, mark, input_scale=None, shares=False):
             fetch_ids(topk_ids, i32(first + thread_idx() * n_workers), num_tokens)
             fetch_row(tokens + u64(first) * u64(row_bytes))
             fetch_words(words + u64(at.reserved))                                       # and finished, behind it
-        n_parts = count_pieces(i32(max(1, min(batch, i32((num_tokens + n_workers - 1) // n_workers)))))
+        n_parts = count_pieces(i32(max(1, min(batch, divided(i32(num_tokens + n_workers - 1), n_workers)))))
         if block_idx() == 0:
             fetch_all_ids(topk_ids, num_tokens)
             if not announce(params, topk_ids, num_tokens, my_rank, n_parts, failed):
@@ -216,7 +226,7 @@ def make(cfg, block, mark, input_scale=None, shares=False):
         n_shared, first_shared = share(num_tokens, my_rank)
         lane = i32(lane_id())
         while first < num_tokens:
-            n_tokens = i32(min(batch, i32((num_tokens - first + n_workers - 1) // n_workers)))
+            n_tokens = i32(min(batch, divided(i32(num_tokens - first + n_workers - 1), n_workers)))
             i = i32(warp_id())
             while i < n_tokens:
                 claim_for(params, topk_ids, clean_topk_ids, words, i32(first + i * n_workers), i32(i * top_k), my_rank,

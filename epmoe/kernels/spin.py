@@ -3,12 +3,12 @@
 A wait gives up when its own time is over, which it records in the status region, or when another wait of this rank has
 failed. FAILED is the one abort flag: it releases all waits of the rank, in this launch and in later ones.
 
-All poll relaxed, since an acquiring load empties the L1 cache each time, and acquire once when they have seen what they
-waited for.
+Peers' words are polled by acquiring loads: what they guard can be looked at at once. Words of the own device are polled
+relaxed, since many threads wait for the same one, and acquired when they have been seen.
 """
 
 from epmoe.device import (device_fn, globaltimer, ld_acquire_gpu_i32, ld_acquire_sys_u64, ld_relaxed_gpu_i32,
-                          ld_relaxed_sys_u64, u64)
+                          u64)
 from epmoe.layout import ANNOUNCED, MAX_FINITE
 
 from .status import FOR_RECV_COUNT, has_failed, record_expired
@@ -25,9 +25,9 @@ def gives_up(status, since, timeout_ns):
 
 
 @device_fn
-def _poll_signal(word, below, status, timeout_ns, phase, index):
-    """Polls a recv_count word until it is below the number; the word, or MAX_FINITE if it gave up."""
-    seen = u64(ld_relaxed_sys_u64(word))
+def _wait_below(word, below, status, timeout_ns, phase, index):
+    """Waits until a recv_count word is below the number; the word, acquired at system scope, or MAX_FINITE."""
+    seen = u64(ld_acquire_sys_u64(word))
     if seen < u64(below):
         return seen
     since = u64(globaltimer())
@@ -37,17 +37,14 @@ def _poll_signal(word, below, status, timeout_ns, phase, index):
         if polls % POLLS_PER_LOOK == 0 and gives_up(status, since, timeout_ns):
             record_expired(status, phase, FOR_RECV_COUNT, index, 0, -1)
             return u64(MAX_FINITE)
-        seen = u64(ld_relaxed_sys_u64(word))
+        seen = u64(ld_acquire_sys_u64(word))
     return seen
 
 
 @device_fn
 def wait_for_signal(word, status, timeout_ns, phase, index):
     """Waits until a recv_count word has arrived and returns it, acquired at system scope; MAX_FINITE if it gave up."""
-    seen = _poll_signal(word, u64(ANNOUNCED), status, timeout_ns, phase, index)
-    if seen != u64(MAX_FINITE):
-        seen = u64(ld_acquire_sys_u64(word))
-    return seen
+    return _wait_below(word, u64(ANNOUNCED), status, timeout_ns, phase, index)
 
 
 @device_fn
@@ -56,10 +53,7 @@ def wait_for_count(word, status, timeout_ns, phase, index):
 
     What it returns is acquired at system scope: below ANNOUNCED the messages are here.
     """
-    seen = _poll_signal(word, u64(MAX_FINITE), status, timeout_ns, phase, index)
-    if seen != u64(MAX_FINITE):
-        seen = u64(ld_acquire_sys_u64(word))
-    return seen
+    return _wait_below(word, u64(MAX_FINITE), status, timeout_ns, phase, index)
 
 
 @device_fn

@@ -23,7 +23,7 @@ MARKS = {
     "arrived": "the first warp has acquired a row of its own (combine: all rows of its first token)",
     "copied": "dispatch: all rows of the block are copied",
     "reduced": "combine: all tokens of the block's first warp are reduced",
-    "left": "the block has counted itself out; the last one has put the counters back",
+    "left": "dispatch: the block's first warp has nothing more to do (combine: the block has counted itself out)",
 }
 N_MARKS = len(MARKS)
 START, CLAIMED, ENCODED, ANNOUNCED, SENT, COUNTED, PLACED, ARRIVED, COPIED, REDUCED, LEFT = range(N_MARKS)
@@ -74,20 +74,21 @@ class TraceBuffers:
     """The trace buffers of one kernel, one a rank of this process; allocated at the first launch."""
 
     def __init__(self):
-        self._buffers = {}
+        self._buffers, self._used = {}, {}
 
-    def address(self, machine, rank, grid):
-        """The rank's buffer for a grid of so many blocks."""
+    def address(self, machine, rank, most, grid=None):
+        """The rank's buffer, of `most` blocks, for a launch of `grid` blocks (default all)."""
         if rank not in self._buffers:
-            buffer = self._buffers[rank] = machine.alloc(8 * grid * N_MARKS, "trace", rank=rank)
+            buffer = self._buffers[rank] = machine.alloc(8 * most * N_MARKS, "trace", rank=rank)
             buffer.fill(0)
+        self._used[rank] = most if grid is None else grid
         return self._buffers[rank].address
 
     def read(self, kernel):
         """[Stamps] of the ranks that launched, by rank; waits for the kernels."""
         out = []
         for rank, buffer in sorted(self._buffers.items()):
-            times = buffer.read(np.uint64, (buffer.nbytes // (8 * N_MARKS), N_MARKS))
+            times = buffer.read(np.uint64, (self._used[rank], N_MARKS))
             old = times < times[:, START:START + 1]     # of an earlier launch, by a way that this one did not take
             out.append(Stamps(kernel, rank, np.where(old, np.uint64(0), times)))
         return out

@@ -8,7 +8,7 @@ import pytest
 pytestmark = pytest.mark.timeout(300)      # one compilation for all
 HERE = Path(__file__).parent
 SIGNALS = r"st\.release\.sys\.\S*u64"
-POLLS, WAITS = r"ld\.relaxed\.sys\.\S*u64", r"ld\.acquire\.sys\.\S*u64"
+WAITS = r"ld\.acquire\.sys\.\S*u64"
 COUNTED = r"atom\.acq_rel\.gpu\.\S*add"           # finished, and region D
 LOAD16, STORE16, INPUT16 = r"ld\.global\.v4", r"st\.global\S*\.v4", r"ld\.global\.nc\S*\.v4"
 SENDS, RECEIVES = [INPUT16, STORE16, COUNTED, SIGNALS], [WAITS, LOAD16, STORE16, COUNTED]
@@ -16,12 +16,12 @@ IN_BLOCK = [r"fence\.acq_rel\.cta", r"atom\.relaxed\.cta\.shared\.add"]      # c
 
 NEEDED = {
     "dispatch_async": SENDS,
-    "dispatch_wait": [POLLS, *RECEIVES],
-    "dispatch": SENDS + [POLLS, *RECEIVES],
+    "dispatch_wait": RECEIVES,
+    "dispatch": SENDS + RECEIVES,
     "combine_async": SENDS + IN_BLOCK,
     "combine_wait": RECEIVES + IN_BLOCK,
     "combine": SENDS + RECEIVES + IN_BLOCK,
-    "dispatch with options": [STORE16, COUNTED, SIGNALS, r"ld\.acquire\.gpu\.\S*[su]32", POLLS, *RECEIVES],
+    "dispatch with options": [STORE16, COUNTED, SIGNALS, r"ld\.acquire\.gpu\.\S*[su]32", *RECEIVES],
     "combine with options": SENDS + RECEIVES + IN_BLOCK + [r"fma\.rn\.f32"],
 }
 

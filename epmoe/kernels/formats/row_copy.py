@@ -2,6 +2,8 @@
 
 from epmoe.device import device_fn, i32, load16, load16_nc, load_u8, load_u32, store16, store_u8, store_u32, u64
 
+from ..division import divided
+
 LANES = 32
 MAX_IN_FLIGHT = 8       # loads of a lane before its first store, so that a row waits for memory once or a few times
 
@@ -31,7 +33,7 @@ def copy_part(n_bytes: int, *, read_only=False):
 
     @device_fn
     def copy(dst, src, part, n_parts, lane):
-        runs = i32((n_runs + n_parts - 1) // n_parts)
+        runs = divided(i32(n_runs + n_parts - 1), n_parts)
         first = i32(part * runs * LANES)
         end = i32(min(first + runs * LANES, n_vectors))
         while first + 4 * LANES < end:

@@ -20,7 +20,7 @@ def make(shape, block, expert_count):
     where each expert's rows begin and how many hold tokens, and overflow int32 [1]. expert_count: of the exchange.
     """
     ranks, local, expert_major = shape.n_ranks, shape.n_local_experts, shape.expert_major
-    sums, n_words = block_sum(shape.threads), control.experts_at(ranks)
+    sums, n_words = block_sum(), control.experts_at(ranks)
     p_info, p_counts, p_per_expert = block.offset("info"), block.offset("counts"), block.offset("tokens_per_expert")
     p_base, p_starts, p_overflow = block.offset("expert_base"), block.offset("expert_rows"), block.offset("overflow")
     p_rows, p_pad = block.offset("n_rows"), block.offset("pad")
