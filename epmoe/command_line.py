@@ -5,6 +5,7 @@ import os
 import sys
 from importlib import import_module
 
+CANNOT_RUN = 2
 CUT_SHORT = 141         # what a shell says of a program whose reader went away
 
 
@@ -14,7 +15,7 @@ def main(prog, description, commands, default, argv=None):
     commands: {name: (module, what it does)}; only the module of the chosen command is imported.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
-    if not argv or (argv[0] not in commands and argv[0] not in ("-h", "--help")):
+    if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help")):
         argv = [default, *argv]
     top = argparse.ArgumentParser(
         prog=prog, description=f"{description} Without a command: {default}, whose options `{default} --help` shows.")
@@ -31,3 +32,8 @@ def main(prog, description, commands, default, argv=None):
     except BrokenPipeError:         # the reader has seen enough: `| head`, a pager left early
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)        # what the interpreter flushes at its end
         return CUT_SHORT
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"{prog} {arguments.command}: {error.filename}: {error.strerror}", file=sys.stderr)
+        return CANNOT_RUN

@@ -37,6 +37,11 @@ class ExpertParallel:
     """
 
     def __init__(self, cfg: EPConfig, world, *, launch=None, timeout=30.0, fused=True, kernels=None):
+        if not hasattr(world, "allocate") or not hasattr(world, "launching"):
+            raise EPValueError(f"world is a {type(world).__name__}; a world of epmoe is needed (LocalWorld, MPIWorld, "
+                               "ShmemWorld)")
+        if launch is not None and not hasattr(launch, "grid"):
+            raise EPValueError(f"launch is a {type(launch).__name__}; a LaunchConfig is needed: LaunchConfig(n_sms=...)")
         if cfg.n_ranks != world.n_ranks:
             raise EPValueError(f"EPConfig.n_ranks={cfg.n_ranks} must equal the world's n_ranks={world.n_ranks}")
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
@@ -197,9 +202,11 @@ class ExpertParallel:
         """A copy of a region of a rank of this process, as NumPy array in the region's shape; waits for the kernels.
 
         name: of epmoe.layout.regions (dispatch_recv_buf, dispatch_recv_count, ...), or a counter region (reserved, A,
-        ...). rank: default the first of this process.
+        ...). rank: default the first of this process. Errors: EPValueError, which lists the names.
         """
         rank = self.world.ranks[0] if rank is None else rank
+        if rank not in self.world.ranks:
+            raise EPValueError(f"rank={rank} is not of this process, which has {list(self.world.ranks)}")
         return self._engine.ranks[list(self.world.ranks).index(rank)].read(name)
 
     def trace(self):

@@ -5,6 +5,7 @@ from functools import cached_property
 import ml_dtypes
 import numpy as np
 from epmoe_ref.config import EPConfig
+from epmoe_ref.errors import EPValueError
 
 from epmoe import layout
 from epmoe.dispatched import capacity_rows
@@ -67,6 +68,8 @@ class RankMemory:
 
     def read(self, name):
         """A copy of a region, or of a counter region (reserved, finished, A, ...); waits for the kernels."""
+        if name not in self._words:
+            raise EPValueError(f"there is no region {name!r}; there are {', '.join(self._words)}")
         offset, shape, dtype = self._words[name]
         return self._buffer.read(dtype, shape, offset)
 

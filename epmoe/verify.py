@@ -42,7 +42,7 @@ def _cc(text):
 def add_arguments(parser):
     """The options of verify."""
     sizes = parser.add_argument_group("sizes")
-    sizes.add_argument("--ranks", type=int, help="virtual ranks (default 4; under mpirun as many as it started)")
+    sizes.add_argument("--ranks", type=_count, help="virtual ranks (default 4; under mpirun as many as it started)")
     sizes.add_argument("--experts-per-rank", type=int, default=4, metavar="N", help="experts of each rank (default 4)")
     sizes.add_argument("--experts", type=int, metavar="N", help="experts in all, instead of --experts-per-rank")
     sizes.add_argument("--top-k", type=int, default=4, help="experts a token chooses (default 4)")

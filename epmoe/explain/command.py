@@ -4,10 +4,12 @@ import sys
 import time
 from pathlib import Path
 
-from epmoe_ref.config import TOKEN_FORMATS, EPConfig
+from epmoe_ref.config import MAX_GPUS_PER_NODE, TOKEN_FORMATS, EPConfig
 from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
 RIGHT, DIFFERS, CANNOT_RUN = 0, 1, 2
+RANKS = 3
+MOST_SLOTS = 1024   # slots of a page's tokens: a minute, and some megabytes
 HIDDEN = 64         # elements of a token, or more where the format needs it
 
 
@@ -36,6 +38,9 @@ def add_arguments(parser):
 
 def config_of(args, n_ranks):
     """The EPConfig that the options describe."""
+    if n_ranks > MAX_GPUS_PER_NODE:
+        raise EPValueError(f"--ranks {n_ranks} must be at most {MAX_GPUS_PER_NODE}, the ranks that write each other's "
+                           "memory")
     hidden = args.hidden or max(HIDDEN, TOKEN_FORMATS[args.format].hidden_multiple)
     return EPConfig(n_ranks, n_ranks * args.experts_per_rank, args.top_k, hidden, args.tokens,
                     token_format=args.format)
@@ -53,7 +58,10 @@ def run(args):
         if not device.SIM:
             return _stamped(args, worlds)
         if worlds.mpi:
-            raise EPValueError("without GPUs explain records all ranks in one process: start it without mpirun")
+            if worlds.prints:
+                sys.stderr.write("epmoe explain: without GPUs it records all ranks in one process: start it without "
+                                 "mpirun\n")
+            return CANNOT_RUN
         return _recorded(args)
     except (EPValueError, UnavailableError) as error:
         sys.stderr.write(f"epmoe explain: {error}\n")
@@ -69,7 +77,12 @@ def _recorded(args):
     from epmoe.explain.recording import record
 
     start = time.perf_counter()
-    cfg = config_of(args, args.ranks or 3)
+    cfg = config_of(args, RANKS if args.ranks is None else args.ranks)
+    slots = cfg.n_ranks * cfg.max_tokens_per_rank * cfg.top_k
+    if slots > MOST_SLOTS:
+        raise EPValueError(f"{cfg.n_ranks} ranks x {cfg.max_tokens_per_rank} tokens x top-{cfg.top_k} are up to {slots} "
+                           f"messages, and a page shows at most {MOST_SLOTS}: take fewer --tokens; a trace of a large "
+                           "round is made on GPUs")
     if args.png:
         figures.needs_resvg()
     recording = record(cfg, fused=args.fused, seed=args.seed)
@@ -96,7 +109,7 @@ def _stamped(args, worlds):
     if not args.trace:
         raise EPValueError("on a GPU explain writes a trace: say where with --trace FILE. The page and the figures "
                            "come from the simulator: EPMOE_DEVICE=sim python -m epmoe explain")
-    n_ranks = worlds.n_ranks if worlds.mpi else args.ranks or 3
+    n_ranks = worlds.n_ranks if worlds.mpi else RANKS if args.ranks is None else args.ranks
     cfg, world = config_of(args, n_ranks), worlds.make(n_ranks, args.seed)
     rounds = stamped_rounds(cfg, world, fused=args.fused, seed=args.seed)
     if worlds.prints:

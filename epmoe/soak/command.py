@@ -71,7 +71,7 @@ def _config(args, worlds):
         value = getattr(args, name)
         if value is not None and value <= 0:
             raise EPValueError(f"--{name.replace('_', '-')} {value} must be positive")
-    ranks = args.ranks or worlds.n_ranks
+    ranks = worlds.n_ranks if args.ranks is None else args.ranks
     return EPConfig(ranks, args.experts or ranks * args.experts_per_rank, args.top_k, args.hidden, args.tokens,
                     token_format=args.format, **between(args.p2p_world_size, skip_a2a=False))
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 from epmoe.__main__ import main
 
 
@@ -25,9 +26,12 @@ def test_page_figures_and_trace_are_written(tmp_path, capsys):
     assert json.loads((tmp_path / "t.json").read_text())["otherData"]["seed"] == 5
 
 
-def test_sizes_that_do_not_fit_are_refused_in_words(tmp_path, capsys):
-    status, _, err = run(capsys, "--top-k", "9", "--out", str(tmp_path / "p.html"))
-    assert status == 2 and "top_k=9" in err and not list(tmp_path.iterdir())
+@pytest.mark.parametrize("option, number, said", [
+    ("--top-k", 9, "top_k=9"), ("--ranks", 9, "at most 8"), ("--ranks", 0, "n_ranks=0"),
+    ("--tokens", 100_000, "600000 messages, and a page shows at most 1024")])
+def test_sizes_that_do_not_fit_are_refused_in_words(tmp_path, capsys, option, number, said):
+    status, _, err = run(capsys, option, str(number), "--out", str(tmp_path / "p.html"))
+    assert status == 2 and said in err and not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_is_not_there_is_refused_in_words(tmp_path, capsys):

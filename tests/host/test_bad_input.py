@@ -164,6 +164,22 @@ def test_the_timeout_is_positive_and_finite(timeout):
         parallel(config(), timeout=timeout)
 
 
+@pytest.mark.parametrize("given, parts", [(dict(world=2), ["world is a int", "LocalWorld"]),
+                                          (dict(launch=dict(n_sms=4)), ["launch is a dict", "LaunchConfig(n_sms"])])
+def test_what_is_no_world_or_no_launch_is_refused(given, parts):
+    with pytest.raises(EPValueError) as error:
+        ExpertParallel(config(), **dict(world=LocalWorld(2)) | given)
+    assert all(part in str(error.value) for part in parts), error.value
+
+
+def test_a_region_that_is_not_there_is_refused_with_those_that_are():
+    with parallel(config()) as ep:
+        with pytest.raises(EPValueError, match="no region 'recv_count'; there are .*dispatch_recv_count.*reserved"):
+            ep.region("recv_count")
+        with pytest.raises(EPValueError, match=r"rank=5 is not of this process, which has \[0, 1\]"):
+            ep.region("A", 5)
+
+
 def test_world_and_configuration_have_the_same_ranks():
     with pytest.raises(EPValueError, match="n_ranks=2.*n_ranks=3"):
         ExpertParallel(config(), LocalWorld(3))

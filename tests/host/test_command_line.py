@@ -84,7 +84,8 @@ def test_what_cannot_run_is_explained_in_a_line(capsys, argv, said):
     assert status == 2 and said in out.err and "Traceback" not in out.err and len(out.err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("argv", [["--rounds", "0"], ["--seeds", "x"], ["--format", "fp7"], ["--no-such-option"]],
+@pytest.mark.parametrize("argv", [["--rounds", "0"], ["--seeds", "x"], ["--format", "fp7"], ["--no-such-option"],
+                                  ["--ranks", "0"], ["verfy"]],
                          ids=" ".join)
 def test_options_that_make_no_sense_are_refused(capsys, argv):
     with pytest.raises(SystemExit) as error:
@@ -280,6 +281,12 @@ def test_rank_offsets_must_match_the_ranks(tmp_path):
     assert batch.split(2).num_tokens == [3, 4]
     with pytest.raises(EPValueError, match="--ranks 2"):
         batch.split(3)
+
+
+def test_a_folder_that_cannot_be_made_is_named(capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    status, out = shown(capsys, "vectors", str(tmp_path / "file"))
+    assert status == 2 and f"epmoe vectors: {tmp_path / 'file'}: " in out.err
 
 
 def test_a_reader_that_has_left_sees_no_traceback():
