@@ -38,6 +38,9 @@ def run(args):
             raise ValueError(f"--iterations {args.iterations} must be at least 1")
         if args.resume and args.json in (None, "-"):
             raise ValueError("--resume needs the file: --json FILE")
+        if device.SIM and args.shapes is None:
+            raise ValueError("there is no GPU: the simulator would take days, and its times mean nothing. `python -m "
+                             "benchmarks cpu` measures a CPU; `--shapes 3x64/4/2 --iterations 2` tries this program")
         world = worlds.make(args.ranks)
         record = provenance(world.machine) | {"n_ranks": world.n_ranks, "world": type(world).__name__,
                                               "command": sys.argv[1:], "rows": [], "not_run": []}

@@ -41,7 +41,7 @@ class ExpertParallel:
             raise EPValueError(f"world is a {type(world).__name__}; a world of epmoe is needed (LocalWorld, MPIWorld, "
                                "ShmemWorld)")
         if launch is not None and not hasattr(launch, "grid"):
-            raise EPValueError(f"launch is a {type(launch).__name__}; a LaunchConfig is needed: LaunchConfig(n_sms=...)")
+            raise EPValueError(f"launch is a {type(launch).__name__}; a LaunchConfig(n_sms=...) is needed")
         if cfg.n_ranks != world.n_ranks:
             raise EPValueError(f"EPConfig.n_ranks={cfg.n_ranks} must equal the world's n_ranks={world.n_ranks}")
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:

@@ -80,8 +80,8 @@ def _recorded(args):
     cfg = config_of(args, RANKS if args.ranks is None else args.ranks)
     slots = cfg.n_ranks * cfg.max_tokens_per_rank * cfg.top_k
     if slots > MOST_SLOTS:
-        raise EPValueError(f"{cfg.n_ranks} ranks x {cfg.max_tokens_per_rank} tokens x top-{cfg.top_k} are up to {slots} "
-                           f"messages, and a page shows at most {MOST_SLOTS}: take fewer --tokens; a trace of a large "
+        raise EPValueError(f"{cfg.n_ranks} ranks x {cfg.max_tokens_per_rank} tokens x top-{cfg.top_k} are up to "
+                           f"{slots} messages, and a page shows at most {MOST_SLOTS}: take fewer --tokens; a trace of a large "
                            "round is made on GPUs")
     if args.png:
         figures.needs_resvg()

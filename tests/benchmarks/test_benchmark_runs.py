@@ -84,7 +84,7 @@ def test_parts_of_a_run_are_merged_and_resumed(tiny, tmp_path):
 @pytest.mark.parametrize("words, said", [
     (["--shapes", "nonsense"], "TOKENSxHIDDEN/EXPERTS"), (["--only", "pears"], "no such section"),
     (["--quick", "--shapes", "1x64/4"], "shapes of its own"), (["--iterations", "0"], "at least 1"),
-    (["--resume"], "--json FILE")])
+    (["--resume"], "--json FILE"), (["--quick"], "there is no GPU")])
 def test_options_that_make_no_sense_are_refused(words, said, capsys):
     assert main([*words, "--json", "-"]) == 2
     assert said in capsys.readouterr().err
