@@ -60,6 +60,7 @@ def rows_calls(world, make, functions, in_flight):
     with in_flight():
         others = [sums(handle, x[0], probs), cached(handle, x[2]), sums(handle, x[1], None), cached(handle, x[3]),
                   cached(handle, x[4]), cached(handle, x[5])]
+        others += [sums(handle, x[0], probs) for _ in range(world.combines)]
     return [d for d, _ in dispatched], others
 
 
@@ -162,6 +163,7 @@ class RowsRun:
         self.local = LocalWorld(world.n_ranks, seed=seed, racecheck=racecheck, expire_waits=bool(world.absent),
                                 **simulation)
         self.machine = self.local.machine
+        self.machine.slow_ranks = world.slow
         self.flying, self.read_from, self.lent = False, [], []
 
     def go(self):

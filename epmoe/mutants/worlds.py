@@ -51,7 +51,8 @@ class RowsWorld:
 
     kind: "rows" (FusedDispatch, FusedCombine), "hybrid" (HybridEP). tokens: of each rank. limit: rows of a rank in
     HybridEP; pad: to which each expert's are rounded up; fp8: they travel as blockwise FP8. local: experts of a rank.
-    full_heap: ranks that have no memory left for results. absent: as in World.
+    combines: further ones in a row. slow: ranks that are far slower than the others. full_heap: ranks that have no
+    memory left for results. absent: as in World.
     """
 
     name: str
@@ -65,6 +66,8 @@ class RowsWorld:
     top_k: int = 2
     local: int = 2
     p2p_world_size: int | None = None
+    combines: int = 0
+    slow: tuple = ()
     constants: dict = field(default_factory=dict)
     full_heap: tuple = ()
     absent: tuple = ()
@@ -119,6 +122,8 @@ WORLDS = {w.name: w for w in (
           shape=(4, 128), few=True),
     World("more experts than lanes", dict(n_ranks=2, n_experts=36, top_k=2, hidden=8, max_tokens_per_rank=3),
           ((3, 2), (2, 3)), fused=True, shape=(3, 32)),
+    World("signals watched by two warps", dict(n_ranks=2, n_experts=66, top_k=2, hidden=8, max_tokens_per_rank=2),
+          ((2, 1),), fused=True, shape=(2, 256)),
     World("ten slots", dict(n_ranks=2, n_experts=12, top_k=10, hidden=8, max_tokens_per_rank=2), ((2, 1),), fused=True),
     World("rows in pieces, split", PIECES, ((2, 3), (3, 1)), shape=(3, 128)),
     World("rows in pieces, fused", PIECES | dict(token_format="fp8_blockwise", fused_shared_expert=True),
@@ -140,6 +145,7 @@ WORLDS = {w.name: w for w in (
     RowsWorld("rows of four ranks", "rows", tokens=(5, 0, 3, 2), top_k=6, hidden=264, shape=(2, 64)),
     RowsWorld("rows of five ranks", "rows", tokens=(2, 0, 1, 0, 1), top_k=9, hidden=8, shape=(2, 32)),
     RowsWorld("rows, results through the staging area", "rows", full_heap=(1,)),
+    RowsWorld("rows, combines in a row", "rows", tokens=(0, 4), shape=(2, 32), combines=3, slow=(1,)),   # 0 awaits none
     RowsWorld("rows, absent peer", "rows", absent=(1,)),
     RowsWorld("hybrid", "hybrid", limit=20, pad=4),
     RowsWorld("hybrid, several sending blocks", "hybrid", tokens=(5, 4), limit=20, shape=(6, 32)),
@@ -148,6 +154,7 @@ WORLDS = {w.name: w for w in (
     RowsWorld("hybrid, many experts of a rank", "hybrid", tokens=(2, 1), top_k=9, local=5, limit=16, hidden=8,
               shape=(2, 32)),
     RowsWorld("rows in parts", "rows", tokens=(3, 2), hidden=1536),
+    RowsWorld("rows in parts, more than a window holds", "rows", tokens=(7, 1), hidden=1032, top_k=3),
     RowsWorld("hybrid, rows in parts", "hybrid", tokens=(3, 2), hidden=2112, limit=10),
     RowsWorld("hybrid, more experts of a token than lanes", "hybrid", tokens=(1, 1), top_k=87, local=44, limit=90,
               hidden=8, shape=(2, 32)),

@@ -7,7 +7,9 @@ import pytest
 from epmoe import device
 from epmoe.device import (atomic_cas_relaxed_gpu_i32, ballot, block_idx, globaltimer, grid_dim, kernel,
                           ld_acquire_gpu_i32, ld_acquire_sys_u64, ld_relaxed_sys_u64, load_i32, nanosleep,
-                          red_add_release_gpu_i32, shfl_xor, store_i32, syncthreads, syncwarp, thread_idx, u64)
+                          red_add_release_gpu_i32, shared_add_i32, shared_array, shfl_xor, store_i32, syncthreads,
+                          syncwarp, thread_idx, u64)
+from epmoe.device import int32
 from epmoe_ref.errors import DeadlockError, EPError
 from litmus import OUT, execute, line_of
 
@@ -30,9 +32,20 @@ def test_a_word_that_nobody_writes(seed):
     text = hang(waits, seed=seed, grid=2, block=64)
     assert text.startswith("every thread waits, and nothing can change that:")
     line = re.escape(line_of(waits, "ld_acquire"))
-    assert re.search(r"rank 0 block 1 thread 3 at %s: spins on data\[thread 2, word 0\] of rank 0" % line, text)
+    assert re.search(r"rank 0 blocks 0-1 thread 3 at %s: spins on data\[thread 2, word 0\] of rank 0" % line, text)
     assert "which holds 0" in text
     assert "threads 0-2,4-63 at %s: waits at syncthreads for 1 of 64 threads" % line_of(waits, "syncthreads") in text
+
+
+def test_a_flag_in_shared_memory():
+    @kernel()
+    def waits(params, num_tokens, my_rank):
+        flags = shared_array(4, int32)
+        while shared_add_i32(flags, 2, 0) != 1:
+            pass
+    text = hang(waits, seed=0, grid=2, block=1)
+    assert re.search(r"blocks 0-1 thread 0 at .*: spins on shared array of test_hangs_are_reported.py:\d+\[2\] of rank 0",
+                     text)
 
 
 def test_several_words_in_one_loop_and_a_clock():
@@ -125,7 +138,7 @@ def test_blocks_that_are_not_resident_cannot_be_waited_for():
         execute(all_meet, grid=3, seed=seed)
         execute(later_waits_for_earlier, grid=5, seed=seed, resident_limit=1)
     text = hang(all_meet, grid=3, resident_limit=2)
-    assert "rank 0: blocks 2 of all_meet #1 are not resident" in text and "flag[slot 0]" in text
+    assert "rank 0: block 2 of all_meet #1 not resident" in text and "flag[slot 0]" in text
 
 
 def test_the_machine_can_be_used_after_a_hang():

@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 
 from epmoe import device
-from epmoe.device import (block_idx, device_fn, kernel, ld_acquire_gpu_i32, load_i32, st_relaxed_gpu_i32, store_i32,
-                          syncthreads, thread_idx, u64)
+from epmoe.device import (block_idx, device_fn, fence_acq_rel_cta, kernel, ld_acquire_gpu_i32, load_i32,
+                          st_relaxed_gpu_i32, st_release_gpu_i32, store_i32, syncthreads, thread_idx, u64)
 from epmoe_ref.errors import RaceError
 from litmus import DATA, OUT, REGIONS, execute, line_of
 
@@ -46,6 +46,22 @@ def test_a_report_word_for_word():
         "  did not synchronise: %s st_relaxed_gpu_i32 -> %s ld_acquire_gpu_i32 (called from %s): the write is relaxed"
         % (line_of(relaxed_signal, "st_relaxed"), wait, line_of(relaxed_signal, "await_flag")),
     ])
+
+
+def test_a_store_that_synchronised_at_one_scope_is_not_blamed_for_the_fence_of_another():
+    @kernel()
+    def signals(params, num_tokens, my_rank):
+        if block_idx() == 0:
+            fence_acq_rel_cta()
+            st_release_gpu_i32(params, 1)
+            store_i32(params + u64(DATA), 1)        # too late
+        else:
+            await_flag(params)
+            store_i32(params + u64(OUT), load_i32(params + u64(DATA)))
+    with pytest.raises(RaceError) as caught:
+        execute(signals, grid=2, block=1, seed=0)
+    assert "not after this one: the release comes before it" in str(caught.value)
+    assert "did not synchronise" not in str(caught.value)
 
 
 def test_the_same_seed_gives_the_same_report():

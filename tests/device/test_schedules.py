@@ -4,8 +4,8 @@ import pytest
 
 from epmoe import device
 from epmoe.device import (atomic_add_relaxed_gpu_i32, atomic_add_relaxed_sys_i32, block_dim, block_idx, globaltimer,
-                          i32, kernel, ld_acquire_sys_i32, lane_id, st_release_sys_i32, store_i32, store_u64, syncwarp,
-                          thread_idx, u64, warp_id)
+                          i32, kernel, ld_acquire_gpu_i32, ld_acquire_sys_i32, ld_relaxed_gpu_i32, lane_id,
+                          st_release_sys_i32, store_i32, store_u64, syncwarp, thread_idx, u64, warp_id)
 from epmoe_ref.errors import EPValueError
 from litmus import FLAG, OUT, execute
 
@@ -50,6 +50,38 @@ def test_some_seeds_let_a_block_run_far_ahead_of_another():
     others = [execute(progress, grid=2, seed=seed, racecheck=False)[OUT // 4:OUT // 4 + 2] for seed in range(30)]
     first_to_end = [int(min(o)) for o in others]
     assert min(first_to_end) < 5 and max(first_to_end) > 25
+
+
+def test_who_acquires_what_it_has_seen_does_not_wait_for_others():
+    @kernel()
+    def looks_twice(params, num_tokens, my_rank):
+        if block_idx() == 1:
+            while atomic_add_relaxed_gpu_i32(params + u64(32), 1) < 5000:
+                pass
+        elif ld_relaxed_gpu_i32(params) == ld_acquire_gpu_i32(params):
+            store_i32(params + u64(OUT), atomic_add_relaxed_gpu_i32(params + u64(32), 0))
+    assert execute(looks_twice, grid=2, block=1, seed=None, racecheck=False)[OUT // 4] < 1000
+
+
+def test_slow_ranks_are_slow():
+    @kernel()
+    def progress(params, num_tokens, my_rank):
+        for _ in range(200):
+            atomic_add_relaxed_sys_i32(params + u64(4 * my_rank), 1)
+        store_i32(params + u64(OUT + 4 * my_rank), atomic_add_relaxed_sys_i32(params + u64(4 * (1 - my_rank)), 0))
+
+    def when_the_second_ended(seed):        # how far the first one was
+        machine = device.machine(2, seed=seed)
+        machine.slow_ranks = (0,)
+        buffer = machine.alloc(4096, "words")
+        buffer.fill(0)
+        with machine.hold():
+            for rank in range(2):
+                machine.launch(progress, 1, 1, (buffer.address, 0, rank), stream=machine.stream(rank))
+        behind = int(buffer.read(np.int32, 1024)[OUT // 4 + 1])
+        buffer.free()
+        return behind
+    assert sum(when_the_second_ended(seed) < 60 for seed in range(20)) > 15
 
 
 def test_the_environment_gives_the_defaults(monkeypatch):

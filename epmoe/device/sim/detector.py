@@ -160,15 +160,18 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
         writer = write[0].idx
         if not any(k[0] == writer for k in heads):
             self.reject(write, access, "the write is relaxed")
+        missed = []
         for head in heads.values():
             if head[0] is a:
                 continue
             if acquire and covers(head[1], head[0], a) and covers(scope, a, head[0]):
                 a.learn(head[2], head[4])
             else:
-                a.observed.append(head)
-                self.reject(head[3], access, "the read is relaxed" if not acquire else
-                            APART % (SCOPE_NAMES[head[1]], SCOPE_NAMES[scope]))
+                missed.append(head)
+        for head in missed:             # behind the others: a write may have a head of each scope
+            a.observed.append(head)
+            self.reject(head[3], access, "the read is relaxed" if not acquire else
+                        APART % (SCOPE_NAMES[head[1]], SCOPE_NAMES[scope]))
 
     def reject(self, write, read, why):
         """Remember a pair that did not synchronise, for reports."""

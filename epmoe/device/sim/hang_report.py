@@ -1,29 +1,30 @@
 """The text of a DeadlockError: where each thread waits, and for what."""
-from collections import Counter
 
 from .memory import MEMORY
 
 
 def text(why, scheduler):
     """why, then one line for each place where threads wait, the most telling ones (words that nobody writes) first."""
-    spinning, other = Counter(), Counter()
-    threads = {}
+    threads = {}            # (spins?, rank, block, where, what) -> threads
     for t in all_threads(scheduler):
-        what = waits_for(t, scheduler)
-        key = (t.rank, t.block.index, " < ".join(t.where()), what)
-        (spinning if t in scheduler.spinners else other)[key] += 1
+        key = t not in scheduler.spinners, t.rank, t.block.index, " < ".join(t.where()), waits_for(t, scheduler)
         threads.setdefault(key, []).append(t.tid)
+    blocks = {}             # the same threads of several blocks -> blocks
+    for key in sorted(threads):
+        kind, rank, block, where, what = key
+        blocks.setdefault((kind, rank, ranges("thread", threads[key]), where, what), []).append(block)
     lines = ["%s, and nothing can change that:" % why if why == "every thread waits" else why + ":"]
-    for table in (spinning, other):
-        for key in sorted(table)[:24]:
-            rank, block, where, what = key
-            lines.append("  rank %d block %d %s at %s: %s" % (rank, block, ranges(threads[key]), where, what))
+    for kind in (False, True):
+        table = [place for place in blocks if place[0] == kind]
+        for place in table[:24]:
+            _, rank, of, where, what = place
+            lines.append("  rank %d %s %s at %s: %s" % (rank, ranges("block", blocks[place]), of, where, what))
         if len(table) > 24:
             lines.append("  ... and %d more places" % (len(table) - 24))
     for launch in dict.fromkeys(t.block.launch for t in all_threads(scheduler)):
         if launch.to_start:
-            lines.append("  rank %d: blocks %s of %s are not resident, they start when others end"
-                         % (launch.rank, ranges(launch.to_start).partition(" ")[2], launch))
+            lines.append("  rank %d: %s of %s not resident, for want of room until others end"
+                         % (launch.rank, ranges("block", launch.to_start), launch))
     return "\n".join(lines)
 
 
@@ -35,7 +36,8 @@ def all_threads(scheduler):
 def waits_for(t, scheduler):
     """What a thread that cannot go on waits for, in words."""
     if t in scheduler.spinners:
-        return "spins on " + ", ".join("%s, which holds %d" % (MEMORY.describe(a), v) for a, v in t.polled.items())
+        words = {look & ~1: value for look, value in t.polled.items()}
+        return "spins on " + ", ".join("%s, which holds %d" % (place_of(a, t.block), v) for a, v in words.items())
     if t in t.block.arrived:
         return "waits at syncthreads for %d of %d threads" % (t.block.live - len(t.block.arrived), t.block.live)
     if t in t.warp.waiting:
@@ -43,7 +45,13 @@ def waits_for(t, scheduler):
     return "runs"
 
 
-def ranges(numbers):
+def place_of(address, block):
+    """A word's place in memory, or in the block's shared memory."""
+    span = next((s for _, s in block.spans if s.low <= address < s.high), None)
+    return span.describe(address) if span else MEMORY.describe(address)
+
+
+def ranges(noun, numbers):
     """"threads 0-31,40"."""
     numbers = sorted(numbers)
     parts, start = [], None
@@ -53,4 +61,4 @@ def ranges(numbers):
         if i + 1 == len(numbers) or numbers[i + 1] != n + 1:
             parts.append("%d-%d" % (start, n) if n > start else str(n))
             start = None
-    return ("thread " if len(numbers) == 1 else "threads ") + ",".join(parts)
+    return noun + ("s " if len(numbers) > 1 else " ") + ",".join(parts)

@@ -174,17 +174,19 @@ def _strong_load(order, scope, ty):
         if NOW.detector is not None:
             value = NOW.detector.strong(t.actor, address, n, True, False, number, acquire, False, name,
                                         sys._getframe(1), span, newest, None)
-        # a second look at an unchanged word, with nothing but such looks between: wait until something changes
+        # a second look at an unchanged word, with nothing but such looks between: wait until something changes; an
+        # acquiring look behind a relaxed one, which has ended a wait, is none
         time = t.operations + NOW.mark - NOW.fuel
         polled = t.polled
         if polled and time - t.poll_time > 1:
             polled.clear()
         t.poll_time = time
-        if address in polled and polled[address] == value == newest:
+        look = address | acquire
+        if look in polled and polled[look] == value == newest:
             NOW.spin(t)
             t.poll_time = t.operations
         else:
-            polled[address] = value
+            polled[look] = value
         return value
     return word(ld, name, "%s load of a %s, scope %s." % (order.capitalize(), ty, scope))
 

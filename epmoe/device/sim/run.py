@@ -10,6 +10,8 @@ from .scheduler import NOW
 from .threads import Block, fill_pool, start_threads
 from .warp import leave
 
+SPEEDS = 1.0, 1.0, 0.2, 0.02            # of blocks, one of them for each
+SLOW = 50
 THREADS_PER_SM, BLOCKS_PER_SM, SHARED_PER_SM, SHARED_PER_BLOCK = 2048, 32, 228 * 1024, 227 * 1024
 
 
@@ -93,7 +95,9 @@ class Run:
                 self.active.remove(launch)
 
     def start_block(self, launch, index):
-        speed = self.random.choice((1.0, 1.0, 0.2, 0.02)) if self.random else 1
+        speed = self.random.choice(SPEEDS) if self.random else 1
+        if launch.rank in self.machine.slow_ranks:
+            speed /= SLOW
         block = Block(launch, index, speed)
         self.blocks.append(block)
         start_threads(block)

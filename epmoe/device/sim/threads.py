@@ -115,7 +115,8 @@ class SimThread(greenlet.greenlet):
         self.lane = tid & 31
         self.warp = block.warps[tid >> 5]
         self.operations = 0             # operations of this thread up to its last switch
-        self.polled = {}                # words seen by strong loads since its last other operation -> value
+        # words seen by strong loads since its last other operation, their lowest bit set if acquired -> value
+        self.polled = {}
         self.poll_time = -2
         self.parked_on = frozenset()    # the words that it waited for when it was parked last
         self.actor = None
