@@ -27,7 +27,7 @@ class Clock:
             return
         from cuda.bindings import driver as cu
 
-        from epmoe.device.gpu_machine import check
+        from epmoe.device.gpu_driver import check
 
         event = check(cu.cuEventCreate(cu.CUevent_flags.CU_EVENT_DEFAULT))
         check(cu.cuEventRecord(event, self.stream.handle))
@@ -42,7 +42,7 @@ class Clock:
             return [1e6 * (b - a) for a, b in pairs]
         from cuda.bindings import driver as cu
 
-        from epmoe.device.gpu_machine import check
+        from epmoe.device.gpu_driver import check
 
         times = [1e3 * check(cu.cuEventElapsedTime(a, b)) for a, b in pairs]
         for event in marks:

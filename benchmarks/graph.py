@@ -7,7 +7,7 @@ class Captured:
     def __init__(self, contender):
         from cuda.bindings import driver as cu
 
-        from epmoe.device.gpu_machine import check
+        from epmoe.device.gpu_driver import check
 
         self._cu, self._check, self._inner = cu, check, contender
         self.name, self.phases, self.world = contender.name, contender.phases, contender.world

@@ -76,7 +76,7 @@ class StartLine:
             return
         from cuda.bindings import driver as cu
 
-        from epmoe.device.gpu_machine import check
+        from epmoe.device.gpu_driver import check
 
         self._epoch += 1
         check(cu.cuMemsetD32Async(self._flush.address, self._epoch, FLUSH_BYTES // 4, stream.handle))

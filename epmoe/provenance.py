@@ -52,7 +52,7 @@ def driver():
     """The NVIDIA driver as it names itself, and the CUDA version that it supports."""
     from cuda.bindings import driver as cu
 
-    from epmoe.device.gpu_machine import check
+    from epmoe.device.gpu_driver import check
 
     number = check(cu.cuDriverGetVersion())
     try:

@@ -85,12 +85,12 @@ class Kernel:
 
     def handle(self):
         """The CUkernel, for the current GPU and its like."""
-        from . import gpu_machine
+        from .gpu_launch import load_cubin
 
         cc = _current_cc()
         if cc not in self._handles:
             name, cubin = self.binary()
-            self._handles[cc] = gpu_machine.load_cubin(cubin, name, self.introduce)
+            self._handles[cc] = load_cubin(cubin, name, self.introduce)
         return self._handles[cc]
 
     def binary(self, cc=None):
@@ -119,5 +119,5 @@ class Kernel:
 
     def max_resident_blocks(self, n_threads, shared_bytes=0):
         """How many blocks of n_threads the current GPU holds at once."""
-        from .gpu_machine import resident_blocks
+        from .gpu_launch import resident_blocks
         return resident_blocks(self, n_threads, shared_bytes)

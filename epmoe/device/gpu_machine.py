@@ -1,232 +1,17 @@
-"""GpuMachine: the host side of the device layer on a CUDA GPU. Buffers, streams, launches.
+"""GpuMachine: the host side of the device layer on a CUDA GPU. Streams, buffers, launches.
 
-Numba compiles kernels and owns the (primary) context; memory, streams and launches go straight to the driver, since a
-launch through Numba costs four to ten times as much. Every Buffer is one whole allocation of cuMemAlloc, so that its
-CUDA IPC handle is its own.
+Numba compiles kernels and owns the (primary) context; memory, streams and launches go straight to the driver.
 """
 import contextlib
-import ctypes
-import os
 
-import numpy as np
+from epmoe_ref.errors import EPValueError, UnavailableError
 
-from epmoe_ref.errors import EPError, EPValueError, UnavailableError
+from .gpu_driver import SUCCESS, check, cu
+from .gpu_launch import Launch, launch_attributes, loaded
+from .gpu_memory import Buffer
 
-# virtual ranks wait for each other: all of their streams must advance
-os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-# loading code while kernels wait for each other could hang
-os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
-
-from cuda.bindings import driver as cu                          # noqa: E402
-
-STATIC_SHARED_LIMIT = 48 * 1024
-SUCCESS = cu.CUresult.CUDA_SUCCESS
 NOT_CAPTURING = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
 LEGACY_DEFAULT = (0, 1)     # handles of the legacy default stream: null and CU_STREAM_LEGACY
-
-
-def check(result):
-    """The values of a driver call, or an error with its name."""
-    code = result[0]
-    if code != SUCCESS:
-        _, name = cu.cuGetErrorName(code)
-        _, text = cu.cuGetErrorString(code)
-        decode = (lambda b: b.decode() if isinstance(b, bytes) else str(b))
-        raise EPError("CUDA: %s (%s)" % (decode(name), decode(text)))
-    return result[1] if len(result) == 2 else result[1:] or None
-
-
-_libraries = []         # loaded code, which lives as long as the process
-
-
-def load_cubin(cubin, name, introduce=None):
-    """The CUkernel of that name out of compiled code. introduce: called with the loaded library's handle (int) first."""
-    library = check(cu.cuLibraryLoadData(cubin, [], [], 0, [], [], 0))
-    _libraries.append(library)
-    if introduce is not None:
-        introduce(int(library))
-    return check(cu.cuLibraryGetKernel(library, name.encode()))
-
-
-class LoadedKernel:
-    """A kernel on the current GPU, ready to be launched."""
-
-    def __init__(self, kernel):
-        self.name, self.max_threads = kernel.name, kernel.max_threads
-        handle = kernel.handle()
-        if isinstance(handle, cu.CUfunction):
-            self.function = handle
-        else:                                       # this also loads the code now, not while others spin
-            self.function = check(cu.cuKernelGetFunction(cu.CUkernel(int(handle))))
-        attribute = cu.CUfunction_attribute
-        self.static_shared = check(cu.cuFuncGetAttribute(attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, self.function))
-        self.dynamic_limit = STATIC_SHARED_LIMIT - self.static_shared
-        self._occupancy = {}
-
-    def allow_shared(self, shared_bytes):
-        """More than 48 KB of dynamic shared memory must be asked for once."""
-        if shared_bytes > self.dynamic_limit:
-            attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            check(cu.cuFuncSetAttribute(self.function, attribute, shared_bytes))
-            self.dynamic_limit = shared_bytes
-
-    def blocks_per_sm(self, threads, shared_bytes):
-        key = (threads, shared_bytes)
-        if key not in self._occupancy:
-            self.allow_shared(shared_bytes)
-            self._occupancy[key] = check(
-                cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, threads, shared_bytes))
-        return self._occupancy[key]
-
-
-class Launch:
-    """A launch with all its arguments packed, for start() as often as one likes.
-
-    args: (params, num_tokens, my_rank), and what else the kernel takes; the driver copies them before start() returns.
-    """
-
-    __slots__ = ("_fields", "_pointers", "_start", "_call")
-
-    def __init__(self, function, grid, threads, args, stream, shared_bytes, attributes=None):
-        params, num_tokens, my_rank, *others = args
-        self._fields = (ctypes.c_uint64(params), ctypes.c_int32(num_tokens), ctypes.c_int32(my_rank),
-                        *map(ctypes.c_uint64, others))
-        self._pointers = (ctypes.c_void_p * len(args))(*(ctypes.addressof(f) for f in self._fields))
-        arguments = ctypes.addressof(self._pointers)
-        if not attributes:
-            self._start = cu.cuLaunchKernel
-            self._call = (function, grid, 1, 1, threads, 1, 1, shared_bytes, stream, arguments, 0)
-            return
-        config = cu.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-        config.sharedMemBytes, config.hStream = shared_bytes, stream
-        config.attrs, config.numAttrs = attributes, len(attributes)
-        self._start, self._call = cu.cuLaunchKernelEx, (config, function, arguments, 0)
-
-    def start(self):
-        """Put it on its stream."""
-        result = self._start(*self._call)
-        if result[0] != SUCCESS:
-            check(result)
-
-
-def launch_attributes(cooperative, programmatic):
-    """Driver attributes of a launch whose blocks are all resident, or that may begin before its predecessor ends."""
-    out = []
-    if cooperative:
-        a = cu.CUlaunchAttribute()
-        a.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-        a.value.cooperative = 1
-        out.append(a)
-    if programmatic:
-        a = cu.CUlaunchAttribute()
-        a.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        a.value.programmaticStreamSerializationAllowed = 1
-        out.append(a)
-    return out
-
-
-_loaded = {}            # (device, kernel) -> LoadedKernel
-
-
-def loaded(kernel):
-    """The kernel compiled and loaded for the current GPU."""
-    from numba import cuda
-    key = (cuda.current_context().device.id, kernel)
-    if key not in _loaded:
-        _loaded[key] = LoadedKernel(kernel)
-    return _loaded[key]
-
-
-def resident_blocks(kernel, threads, shared_bytes=0):
-    """How many blocks of this kernel the current GPU holds at once."""
-    from numba import cuda
-    return loaded(kernel).blocks_per_sm(threads, shared_bytes) * cuda.current_context().device.MULTIPROCESSOR_COUNT
-
-
-@contextlib.contextmanager
-def outside_capture():
-    """Driver calls inside take place now, even while a stream of this thread is captured into a graph.
-
-    Only for calls that the captured work does not depend on the order of: new memory, copies into it.
-    """
-    before = check(cu.cuThreadExchangeStreamCaptureMode(cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
-    try:
-        yield
-    finally:
-        check(cu.cuThreadExchangeStreamCaptureMode(before))
-
-
-class Buffer:
-    """Device memory: one whole allocation, its contents unspecified until written."""
-
-    def __init__(self, machine, nbytes, name, rank, regions):
-        self.machine, self.nbytes, self.name, self.rank, self.regions = machine, int(nbytes), name, rank, regions
-        with outside_capture():
-            self.address = int(check(cu.cuMemAlloc(max(self.nbytes, 1))))
-
-    def _inside(self, offset, nbytes):
-        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
-            raise EPValueError("bytes %d to %d of %s, which has %d bytes"
-                               % (offset, offset + nbytes, self.name, self.nbytes))
-
-    def write(self, array, offset=0):
-        """Copy an array into the buffer, from byte `offset` on; returns when it is there."""
-        source = np.ascontiguousarray(array)
-        self._inside(offset, source.nbytes)
-        if source.nbytes:
-            copies = self.machine.copies
-            self.machine.activate()
-            with outside_capture():
-                check(cu.cuMemcpyHtoDAsync(self.address + offset, source.ctypes.data, source.nbytes, copies))
-                check(cu.cuStreamSynchronize(copies))
-
-    def read(self, dtype, shape, offset=0):
-        """A copy of part of the buffer as a NumPy array, after all launches have ended."""
-        out = np.empty(shape, dtype)
-        self._inside(offset, out.nbytes)
-        self.machine.synchronize()
-        if out.nbytes:
-            check(cu.cuMemcpyDtoHAsync(out.ctypes.data, self.address + offset, out.nbytes, self.machine.copies))
-            check(cu.cuStreamSynchronize(self.machine.copies))
-        return out
-
-    def fill(self, byte, offset=0, nbytes=None):
-        """Set bytes to one value; returns when it is done."""
-        nbytes = self.nbytes - offset if nbytes is None else nbytes
-        self._inside(offset, nbytes)
-        if nbytes:
-            self.machine.activate()
-            check(cu.cuMemsetD8Async(self.address + offset, byte, nbytes, self.machine.copies))
-            check(cu.cuStreamSynchronize(self.machine.copies))
-
-    def array(self, dtype, shape, offset=0):
-        """Part of the buffer as an object with __cuda_array_interface__."""
-        dtype = np.dtype(dtype)
-        shape = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
-        self._inside(offset, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
-        return DeviceArray(self, self.address + offset, shape, dtype)
-
-    def free(self):
-        """Give the memory back, after all launches have ended."""
-        if self.address:
-            self.machine.synchronize()
-            check(cu.cuMemFree(self.address))
-            self.address = 0
-            self.machine.n_freed += 1
-
-
-class DeviceArray:
-    """Memory of a Buffer that other libraries can look at; it keeps the Buffer object."""
-
-    def __init__(self, buffer, address, shape, dtype):
-        self.buffer, self.address, self.shape, self.dtype = buffer, address, shape, dtype
-
-    @property
-    def __cuda_array_interface__(self):
-        typestr = self.dtype.str if self.dtype.kind != "V" else "|V%d" % self.dtype.itemsize
-        return dict(shape=self.shape, typestr=typestr, data=(self.address, False), version=3, strides=None)
 
 
 def new_stream():
@@ -391,7 +176,7 @@ class GpuMachine:
 
     def start(self, launches):
         """Start launches that were recorded once more."""
-        check(cu.cuCtxSetCurrent(self._context))
+        self.activate()
         for launch in launches:
             launch.start()
 

@@ -6,7 +6,7 @@ from cuda.bindings import driver as cu
 
 from epmoe_ref.errors import EPError, UnavailableError
 
-from epmoe.device.gpu_machine import check
+from epmoe.device.gpu_driver import check
 
 HANDLE_BYTES = 64
 GRANULE = 2 << 20   # bytes: an allocation of whole granules is no part of a block that other memory shares

@@ -6,7 +6,8 @@ import numpy as np
 from cuda.bindings import driver as cu
 from epmoe_ref.errors import EPValueError, UnavailableError
 
-from epmoe.device.gpu_machine import Buffer, check
+from epmoe.device.gpu_driver import check
+from epmoe.device.gpu_memory import Buffer
 
 REMEDY = "pip install 'epmoe[shmem]'; `python -m epmoe doctor` says what is missing"
 ALIGNMENT = 256         # bytes: the layout's regions begin at multiples of it

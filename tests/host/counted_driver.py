@@ -1,7 +1,7 @@
 """A CUDA driver that only keeps count, so that the host side of a call can be measured without a GPU.
 
 Memory is host memory, launches are recorded and not run. What it stands for is the interface of
-cuda.bindings.driver that epmoe.device.gpu_machine uses. FakeTensor stands for a torch tensor in GPU memory: the same
+cuda.bindings.driver that epmoe.device uses. FakeTensor stands for a torch tensor in GPU memory: the same
 attributes and methods, of the same meaning.
 """
 
@@ -161,10 +161,10 @@ class FakeTensor:
 
 def counted_machine(n_ranks, rank, n_sms=132):
     """(machine, driver): a GpuMachine over a Driver; needs EPMOE_DEVICE=gpu, a process of its own, and no GPU."""
-    from epmoe.device import gpu_kernel, gpu_machine
+    from epmoe.device import gpu_driver, gpu_kernel, gpu_launch, gpu_machine, gpu_memory
     from numba import cuda
 
-    real = gpu_machine.cu
+    real = gpu_driver.cu
     driver = Driver(real)
     device = types.SimpleNamespace(id=0, name=b"counted", MULTIPROCESSOR_COUNT=n_sms, compute_capability=(9, 0))
     names = []          # of kernels; a kernel's handle is its place here
@@ -173,7 +173,9 @@ def counted_machine(n_ranks, rank, n_sms=132):
         names.append(kernel.name)
         return len(names) - 1
 
-    gpu_machine.cu, gpu_kernel.Kernel.handle = driver, handle_by_name
+    for module in (gpu_driver, gpu_launch, gpu_memory, gpu_machine):
+        module.cu = driver
+    gpu_kernel.Kernel.handle = handle_by_name
     driver.CUkernel, driver.cuKernelGetFunction = int, lambda number: (real.CUresult.CUDA_SUCCESS, names[number])
     cuda.current_context = lambda *_: types.SimpleNamespace(device=device)
     return gpu_machine.GpuMachine(n_ranks, rank=rank), driver

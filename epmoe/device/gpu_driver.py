@@ -1,0 +1,38 @@
+"""The CUDA driver's functions, as cuda.bindings has them, and what their results mean."""
+import contextlib
+import os
+
+from epmoe_ref.errors import EPError
+
+# virtual ranks wait for each other: all of their streams must advance
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+# loading code while kernels wait for each other could hang
+os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+
+from cuda.bindings import driver as cu                          # noqa: E402
+
+SUCCESS = cu.CUresult.CUDA_SUCCESS
+
+
+def check(result):
+    """The values of a driver call, or an error with its name."""
+    code = result[0]
+    if code != SUCCESS:
+        _, name = cu.cuGetErrorName(code)
+        _, text = cu.cuGetErrorString(code)
+        decode = (lambda b: b.decode() if isinstance(b, bytes) else str(b))
+        raise EPError("CUDA: %s (%s)" % (decode(name), decode(text)))
+    return result[1] if len(result) == 2 else result[1:] or None
+
+
+@contextlib.contextmanager
+def outside_capture():
+    """Driver calls inside take place now, even while a stream of this thread is captured into a graph.
+
+    Only for calls that the captured work does not depend on the order of: new memory, copies into it.
+    """
+    before = check(cu.cuThreadExchangeStreamCaptureMode(cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
+    try:
+        yield
+    finally:
+        check(cu.cuThreadExchangeStreamCaptureMode(before))

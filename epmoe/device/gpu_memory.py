@@ -1,0 +1,77 @@
+"""Device memory: every Buffer is one whole allocation of cuMemAlloc, so that its CUDA IPC handle is its own."""
+import numpy as np
+
+from epmoe_ref.errors import EPValueError
+
+from .gpu_driver import check, cu, outside_capture
+
+
+class Buffer:
+    """Device memory: one whole allocation, its contents unspecified until written."""
+
+    def __init__(self, machine, nbytes, name, rank, regions):
+        self.machine, self.nbytes, self.name, self.rank, self.regions = machine, int(nbytes), name, rank, regions
+        with outside_capture():
+            self.address = int(check(cu.cuMemAlloc(max(self.nbytes, 1))))
+
+    def _inside(self, offset, nbytes):
+        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
+            raise EPValueError("bytes %d to %d of %s, which has %d bytes"
+                               % (offset, offset + nbytes, self.name, self.nbytes))
+
+    def write(self, array, offset=0):
+        """Copy an array into the buffer, from byte `offset` on; returns when it is there."""
+        source = np.ascontiguousarray(array)
+        self._inside(offset, source.nbytes)
+        if source.nbytes:
+            copies = self.machine.copies
+            self.machine.activate()
+            with outside_capture():
+                check(cu.cuMemcpyHtoDAsync(self.address + offset, source.ctypes.data, source.nbytes, copies))
+                check(cu.cuStreamSynchronize(copies))
+
+    def read(self, dtype, shape, offset=0):
+        """A copy of part of the buffer as a NumPy array, after all launches have ended."""
+        out = np.empty(shape, dtype)
+        self._inside(offset, out.nbytes)
+        self.machine.synchronize()
+        if out.nbytes:
+            check(cu.cuMemcpyDtoHAsync(out.ctypes.data, self.address + offset, out.nbytes, self.machine.copies))
+            check(cu.cuStreamSynchronize(self.machine.copies))
+        return out
+
+    def fill(self, byte, offset=0, nbytes=None):
+        """Set bytes to one value; returns when it is done."""
+        nbytes = self.nbytes - offset if nbytes is None else nbytes
+        self._inside(offset, nbytes)
+        if nbytes:
+            self.machine.activate()
+            check(cu.cuMemsetD8Async(self.address + offset, byte, nbytes, self.machine.copies))
+            check(cu.cuStreamSynchronize(self.machine.copies))
+
+    def array(self, dtype, shape, offset=0):
+        """Part of the buffer as an object with __cuda_array_interface__."""
+        dtype = np.dtype(dtype)
+        shape = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
+        self._inside(offset, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
+        return DeviceArray(self, self.address + offset, shape, dtype)
+
+    def free(self):
+        """Give the memory back, after all launches have ended."""
+        if self.address:
+            self.machine.synchronize()
+            check(cu.cuMemFree(self.address))
+            self.address = 0
+            self.machine.n_freed += 1
+
+
+class DeviceArray:
+    """Memory of a Buffer that other libraries can look at; it keeps the Buffer object."""
+
+    def __init__(self, buffer, address, shape, dtype):
+        self.buffer, self.address, self.shape, self.dtype = buffer, address, shape, dtype
+
+    @property
+    def __cuda_array_interface__(self):
+        typestr = self.dtype.str if self.dtype.kind != "V" else "|V%d" % self.dtype.itemsize
+        return dict(shape=self.shape, typestr=typestr, data=(self.address, False), version=3, strides=None)
