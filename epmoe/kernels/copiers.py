@@ -8,15 +8,18 @@ covers.
 """
 
 from epmoe import layout
-from epmoe.device import (ballot, device_fn, ffs, i32, lane_id, load_u64, n_warps, shared_array, store_i32, syncthreads,
-                          syncthreads_or, syncwarp, u32, u64, warp_broadcast_i32, warp_id)
-from epmoe.device import int32
+from epmoe.device import (ballot, block_dim, device_fn, ffs, i32, lane_id, load_u64, n_warps, shared_array, store_i32,
+                          syncthreads, syncthreads_or, syncwarp, thread_idx, u32, u64, warp_broadcast_i32, warp_id)
+from epmoe.device import int32, uint32
 from epmoe.layout import MAX_FINITE
 
 from . import formats, message, offsets, shared_expert, stamps
 from .division import divided
 from .spin import wait_for_signal
 from .status import DISPATCH_WAIT
+
+
+MOST_AHEAD = 256        # segments, whose first messages are looked at before the block knows their places
 
 
 def make(cfg, block, threads, mark, leave):
@@ -36,6 +39,7 @@ def make(cfg, block, threads, mark, leave):
     await_counts, place, begin, write, write_first = (places.await_counts, places.place, places.begin, places.write,
                                                       places.write_first)
     window, window_counts = places.experts, places.counts
+    n_ahead = min(window_counts, MOST_AHEAD)
     leaves_early = not cfg.fused_shared_expert      # whose words F and G other warps of the block may still need
     local, ranks, front = cfg.n_local_experts, cfg.n_src_ranks, int(cfg.fused_shared_expert)
     tokens_per_rank, msg_bytes = cfg.max_tokens_per_rank, sizes.msg_bytes
@@ -68,9 +72,21 @@ def make(cfg, block, threads, mark, leave):
         return arrived != 0
 
     @device_fn
-    def copy_row(params, recv_buf, entry, slot, row, group, row_in_group, tile, my_rank, part, n_parts, lane):
-        at = recv_buf + (u64(entry) * u64(tokens_per_rank) + u64(slot)) * u64(msg_bytes)
-        (token, reference), id16 = load_source(at), i32(0)
+    def message_at(recv_buf, entry, slot):
+        return u64(recv_buf + (u64(entry) * u64(tokens_per_rank) + u64(slot)) * u64(msg_bytes))
+
+    @device_fn
+    def source_ahead(recv_buf, first, here, counts, is_here):
+        """(token, reference) of the first message of this thread's segment, on their way, if it has one."""
+        token, reference, i = i32(0), u32(0), i32(thread_idx())
+        if is_here and i < min(here * ranks, n_ahead):
+            if counts[i] > 0:
+                token, reference = load_source(message_at(recv_buf, i32(first * ranks + i), i32(0)))
+        return token, reference
+
+    @device_fn
+    def copy_row(params, recv_buf, at, token, reference, row, group, row_in_group, tile, my_rank, part, n_parts, lane):
+        id16 = i32(0)
         if part == 0:
             id16 = load_id(at, lane)
         payload = at
@@ -86,7 +102,8 @@ def make(cfg, block, threads, mark, leave):
                 store_i32(u64(load_u64(params + u64(p_src_info))) + u64(4) * u64(2 * row + lane), half)
 
     @device_fn
-    def copy_window(params, recv_buf, first, here, my_rank, warp, warps, free, before, ends, starts, tiles, is_here):
+    def copy_window(params, recv_buf, first, here, my_rank, warp, warps, free, before, ends, starts, tiles, sources,
+                    references, is_here):
         """Every warps-th part of a row, from `warp` on; whether all arrived. is_here: the block has acquired all.
 
         Rows are cut into as many parts as the first `free` warps can take at once.
@@ -106,9 +123,14 @@ def make(cfg, block, threads, mark, leave):
                     mark(params, stamps.ARRIVED)
                 seen = entry
             if ok:
-                row_in_group = i32(before[j] + slot)
-                copy_row(params, recv_buf, entry, slot, i32(starts[expert] + row_in_group), i32(front + first + expert),
-                         row_in_group, i32(tiles[expert]), my_rank, i32(unit - q * n_parts), n_parts, lane)
+                row_in_group, at = i32(before[j] + slot), message_at(recv_buf, entry, slot)
+                if is_here and slot == 0 and j < min(block_dim(), n_ahead):
+                    token, reference = i32(sources[j]), u32(references[j])
+                else:
+                    token, reference = load_source(at)
+                copy_row(params, recv_buf, at, token, reference, i32(starts[expert] + row_in_group),
+                         i32(front + first + expert), row_in_group, i32(tiles[expert]), my_rank,
+                         i32(unit - q * n_parts), n_parts, lane)
             unit = i32(unit + warps)
         return ok
 
@@ -127,6 +149,7 @@ def make(cfg, block, threads, mark, leave):
         counts, before = shared_array(window_counts, int32), shared_array(window_counts, int32)
         ends, partial = shared_array(window_counts, int32), shared_array(32, int32)
         starts, tiles = shared_array(window, int32), shared_array(window, int32)
+        sources, references = shared_array(n_ahead, int32), shared_array(n_ahead, uint32)
         # The warps of one block take rows far from each other, so that all blocks have work to the end. Of few rows
         # those have none that may have to leave first, nor the block that writes.
         others, warps = i32(n_copiers - 1), i32(n_warps() * n_copiers)
@@ -144,7 +167,11 @@ def make(cfg, block, threads, mark, leave):
                 return True, False
             is_here = syncthreads_or(not is_here) == 0
             mark(params, stamps.COUNTED)
+            token, reference = source_ahead(recv_buf, first, here, counts, is_here)
             start = place(here, start, counts, before, ends, starts, tiles, partial)
+            if is_here and thread_idx() < n_ahead:
+                sources[thread_idx()], references[thread_idx()] = token, reference
+            syncthreads()                                   # all places and sources by all threads
             mark(params, stamps.PLACED)
             if copier == 0:
                 if first == 0:
@@ -158,7 +185,7 @@ def make(cfg, block, threads, mark, leave):
                 if warp_id() == n_warps() - 1:
                     leave(params)
             ok = copy_window(params, recv_buf, first, here, my_rank, warp, warps, free, before, ends, starts, tiles,
-                             is_here)
+                             sources, references, is_here)
             if has_tiles:
                 finish_groups(params, first, here, warp, warps, counts, before, starts, tiles)
                 if first == 0 and front == 1 and warp == 0:

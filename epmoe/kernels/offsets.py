@@ -50,7 +50,7 @@ class Places(NamedTuple):
     experts, counts: the most experts of a window, and counts of them (one for each source rank).
     await_counts(params, first, here, counts) -> whether all came, those of `here` experts from `first` on, and whether
         all messages had come, as far as this thread looked.
-    place(here, start, counts, before, ends, starts, tiles, partial) -> the next window's `start`.
+    place(here, start, counts, before, ends, starts, tiles, partial) -> the next window's `start`, before a barrier.
         start: (output row, 128-row tile) at which the window begins.
         before[expert, source]: rows of the expert from lower source ranks. ends[expert, source]: rows of the window up
         to the end of this segment, padding rows not counted. starts, tiles[expert]: its first output row and tile.
@@ -128,7 +128,6 @@ def make(cfg, block, threads) -> Places:
             n_rows = i32(n_rows + counts[tid * ranks + r])
             ends[tid * ranks + r] = i32(rows_before + n_rows)
             r = i32(r + 1)
-        syncthreads()                           # all places by all threads
         return i32(start[0] + padded_here), i32(start[1] + tiles_here)
 
     @device_fn
