@@ -227,6 +227,7 @@ class ExpertParallel:
         """
         if self._rounds.state != "closed":
             self._sent = self._returned = None
+            self._steady.close()
             self._engine.close(collective)
 
     def __enter__(self):

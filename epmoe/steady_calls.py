@@ -9,9 +9,13 @@ It applies to dispatch and combine where a process has one rank, on a GPU, with 
 way is for everything else: host arrays, whose contents are checked; expert outputs with as many rows as were received,
 a number that has to be asked for; arguments of functions; out= of dispatch; the first call with any new argument; and
 virtual ranks, whose kernels need streams of their own.
+
+A combine like one of the last two has that one's result again, the very same array, when nobody else refers to it nor to
+its memory: to lend the memory anew and to make an array of it takes as long as all the rest.
 """
 
 import contextlib
+from sys import getrefcount
 
 import numpy as np
 
@@ -22,6 +26,7 @@ from epmoe.dispatched import Dispatched
 from epmoe.results import Results
 
 MAX_REMEMBERED = 1024       # calls of one kind
+AT_ONCE = 2                 # results that are kept: dispatches, and so combines, often take turns in two memories
 UNSEEN = None               # what look() says of anything that is no array in device memory
 
 
@@ -66,6 +71,22 @@ def look(array):
     return way(array)
 
 
+class _Last:
+    """One of the last combines, whose result was lent: a call like it has that result again, when nobody holds it any more.
+
+    uses: how often the result and its memory are referred to when only this does.
+    """
+
+    __slots__ = ("key", "launches", "is_lent", "result", "loan", "uses")
+
+    def __init__(self, key, launches, is_lent, result, loan):
+        self.key, self.launches, self.is_lent, self.result, self.loan = key, launches, is_lent, result, loan
+
+    def count(self):
+        """How often they are referred to now."""
+        return getrefcount(self.result), getrefcount(self.loan)
+
+
 class SteadyCalls:
     """The remembered calls of one ExpertParallel. dispatch and combine give None for what takes the general way.
 
@@ -80,6 +101,7 @@ class SteadyCalls:
         self._outputs = (r.rank, "router_weights"), (r.rank, "expert_outputs")
         self._dispatches, self._combines = {}, {}       # what a call followed from -> its launches
         self._n_freed = self._launches = None
+        self._last = []
 
     def dispatch(self, input_tokens, topk_ids, input_scale, out):
         """The open round as [Sent], its kernel launched."""
@@ -110,6 +132,15 @@ class SteadyCalls:
         if not self.applies or arguments:
             return None
         key = _combine_key(sent[0], expert_outputs, d, router_weights, epilogue, out)
+        if self._machine.n_freed == self._n_freed and not self._rounds.capture:
+            for last in self._last:
+                if last.key == key and last.count() == last.uses:
+                    self._start("combine", last.launches, None)
+                    self._engine.placing.keep(self._outputs, (router_weights, None if last.is_lent else expert_outputs))
+                    return last.result
+        if len(self._last) == AT_ONCE or key is UNSEEN:
+            last = None
+            self._last.clear()                  # their memory can be lent again
         if key is UNSEEN:
             return None
         loan = None
@@ -122,7 +153,19 @@ class SteadyCalls:
         launches, is_lent, result = known
         self._start("combine", launches, loan)
         self._engine.placing.keep(self._outputs, (router_weights, None if is_lent else expert_outputs))
-        return out if loan is None else loan.again(result)[0]
+        if loan is None:
+            return out
+        last = _Last(key, launches, is_lent, loan.again(result)[0], loan)
+        if not self._rounds.capture:        # graphs keep the results of captured calls
+            del loan
+            last.uses = last.count()
+            self._last.append(last)
+        return last.result
+
+    def close(self):
+        """Give back what is kept of the last call; nothing is remembered any more."""
+        self._last.clear()
+        self.applies = False
 
     def remember_combine(self, sent, reduction, expert_outputs, d, router_weights, epilogue, arguments, out):
         """The general way has launched this call."""
@@ -153,6 +196,7 @@ class SteadyCalls:
             self._n_freed = self._machine.n_freed
             self._dispatches.clear()
             self._combines.clear()
+            self._last.clear()
         return calls.get(key)
 
     def _remember(self, calls, key, what):
@@ -199,11 +243,11 @@ def _combine_key(sent, expert_outputs, d, router_weights, epilogue, out):
 
 def _places(sent, made):
     """Where src_info and topk_ids of a Dispatched lie: the address of its loan if where they always do, else both."""
-    loan, arrays = sent.loan, [made.get(name) for name in ("src_info", "topk_ids")]
-    if arrays[0] is None and arrays[1] is None and not sent.results.given:
+    loan, src_info, topk_ids = sent.loan, made.get("src_info"), made.get("topk_ids")
+    if src_info is None and topk_ids is None and not sent.results.given:
         return (loan.buffer.address,)       # arrays that nobody has looked at so far are not made for this
     places = ()
-    for name, array in zip(("src_info", "topk_ids"), arrays):
+    for name, array in (("src_info", src_info), ("topk_ids", topk_ids)):
         if array is None:
             array = sent.array(name)
         if type(array) is not DeviceArray or array.strides is not None:
