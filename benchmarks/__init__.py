@@ -18,7 +18,8 @@ or, for combine of pairs and their plain and split dispatch, once for each of it
 | clock.py, startline.py | events around a phase; ranks that begin together, with a cold L2 |
 | link.py | the bandwidth that the floor is made from |
 | pairs.py, rows.py | our contenders: the page kernels, and fused_a2a's |
-| nccl.py, deepep.py, peers.py | other libraries in the same run, and constants measured before |
+| torch_peer.py, nccl.py, deepep.py | other libraries in the same run |
+| peers.py | constants of others, measured before |
 | graph.py | a contender's phases captured into CUDA graphs |
 | compiling.py | all kernels compiled beforehand, by many processes |
 | run.py, measure.py | iterations of a contender into rows |

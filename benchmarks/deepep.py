@@ -3,49 +3,35 @@
 Written from the documented interfaces; bytes are payload bytes that the routing moves, as for everybody else.
 """
 
-from epmoe import device
-from epmoe.check.ranks import torch_process_group
 from epmoe_ref.errors import UnavailableError
 
 from benchmarks import traffic
+from benchmarks.torch_peer import TorchPeer
 
 NVL_BYTES = 1 << 30
 LOW_LATENCY_TOKENS = 1024       # a larger batch would need too much memory
 
 
-class _DeepEP:
+class _DeepEP(TorchPeer):
     """What the three have in common."""
 
-    capturable = False
+    needs = "DeepEP"
+    matrix = staticmethod(traffic.rows_matrix)
 
     def __init__(self, world, shape):
-        if world.lists or device.SIM:
-            raise UnavailableError("DeepEP needs a GPU for each rank: mpirun -n N python -m mpi4py -m benchmarks")
+        super().__init__(world, shape)
         import deep_ep
-        import torch
 
-        torch.cuda.set_device(world.machine.ordinal)
-        torch_process_group()
-        torch.cuda.set_device(world.machine.ordinal)
-        self._package, self._torch, self._group = deep_ep, torch, torch.distributed.group.WORLD
-        self.world, self.shape, self.stream = world, shape, world.stream_of(world.rank)
-        self._on = torch.cuda.ExternalStream(int(self.stream.handle))
-        ids = traffic.topk_ids(shape, world.n_ranks)
-        matrix = self._matrix(shape, ids)
-        self.bytes = {"dispatch": traffic.busiest_bytes(matrix, traffic.payload_bytes(shape, shape.format)),
-                      "combine": traffic.busiest_bytes(matrix.T, traffic.payload_bytes(shape, "bf16"))}
+        torch = self._torch
+        self._package, self._group = deep_ep, torch.distributed.group.WORLD
         with torch.cuda.stream(self._on):
-            self._ids = torch.from_numpy(ids[world.rank]).long().cuda()
+            self._ids = torch.from_numpy(self._ids_of_all[world.rank]).long().cuda()
             self._weights = torch.full(self._ids.shape, 1 / shape.top_k, device="cuda")
             self._x = torch.randn(shape.tokens, shape.hidden, device="cuda").bfloat16()
             self._pair = (self._x.to(torch.float8_e4m3fn), torch.ones(shape.tokens, shape.hidden // 128, device="cuda"))
             self._given = self._pair if shape.format == "fp8" else self._x
         torch.cuda.synchronize()
         self._handle = self._y = None
-
-    @staticmethod
-    def _matrix(shape, ids):
-        return traffic.rows_matrix(shape, ids)
 
     def launch(self, phase):
         """Put a phase on the stream."""
@@ -59,10 +45,6 @@ class _DeepEP:
         if self._y is None or self._y.shape != received.shape:
             self._y = self._torch.zeros(received.shape, dtype=self._torch.bfloat16, device="cuda")
         return self._y
-
-    def check(self):
-        """Wait for the kernels."""
-        self._torch.cuda.synchronize()
 
     def close(self):
         """Free everything."""
@@ -98,6 +80,7 @@ class LowLatency(_DeepEP):
 
     name = "DeepEP low latency"
     phases = ("dispatch", "combine")
+    matrix = staticmethod(traffic.pairs_matrix)
 
     def __init__(self, world, shape):
         if shape.tokens > LOW_LATENCY_TOKENS:
@@ -107,10 +90,6 @@ class LowLatency(_DeepEP):
                                                                    shape.experts)
         self._buffer = self._package.Buffer(self._group, 0, size, low_latency_mode=True,
                                             num_qps_per_rank=shape.experts // world.n_ranks)
-
-    @staticmethod
-    def _matrix(shape, ids):
-        return traffic.pairs_matrix(shape, ids)
 
     def _dispatch(self):
         received, _, self._handle, _, _ = self._buffer.low_latency_dispatch(

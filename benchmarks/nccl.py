@@ -5,39 +5,26 @@ call, so what is timed here is less than what a user pays.
 """
 
 import numpy as np
-from epmoe import device
-from epmoe.check.ranks import torch_process_group
-from epmoe_ref.errors import UnavailableError
 
 from benchmarks import traffic
+from benchmarks.torch_peer import TorchPeer
 
 
-class Nccl:
+class Nccl(TorchPeer):
     """Phases dispatch and combine (weighted), one message for each (token, expert)."""
 
     name = "nccl all-to-all"
+    needs = "NCCL"
     phases = ("dispatch", "combine")
-    capturable = False
+    matrix = staticmethod(traffic.pairs_matrix)
 
     def __init__(self, world, shape):
-        if world.lists or device.SIM:
-            raise UnavailableError("NCCL needs a GPU for each rank: mpirun -n N python -m mpi4py -m benchmarks")
-        import torch
+        super().__init__(world, shape)
         import torch.distributed as dist
 
-        torch.cuda.set_device(world.machine.ordinal)
-        torch_process_group()
-        torch.cuda.set_device(world.machine.ordinal)
-        self._torch, self._dist = torch, dist
-        self.world, self.shape, self.stream = world, shape, world.stream_of(world.rank)
-        self._on = torch.cuda.ExternalStream(int(self.stream.handle))
-        ids = traffic.topk_ids(shape, world.n_ranks)
-        matrix = traffic.pairs_matrix(shape, ids)
-        self._row_bytes = traffic.payload_bytes(shape, shape.format)
-        self.bytes = {"dispatch": traffic.busiest_bytes(matrix, self._row_bytes),
-                      "combine": traffic.busiest_bytes(matrix.T, traffic.payload_bytes(shape, "bf16"))}
-        self._out, self._in = matrix[world.rank].tolist(), matrix[:, world.rank].tolist()
-        sent, arrived = permutations(ids, world.rank, shape.experts // world.n_ranks)
+        torch, self._dist = self._torch, dist
+        self._out, self._in = self._messages[world.rank].tolist(), self._messages[:, world.rank].tolist()
+        sent, arrived = permutations(self._ids_of_all, world.rank, shape.experts // world.n_ranks)
         with torch.cuda.stream(self._on):
             self._token = torch.from_numpy(sent // shape.top_k).cuda()
             self._pair = torch.from_numpy(sent).cuda()
@@ -45,7 +32,8 @@ class Nccl:
             self._back = torch.from_numpy(np.argsort(arrived)).cuda()
             self._slot = torch.from_numpy(np.argsort(sent)).cuda()
             # fp8: values and scales of a token as one row of bytes
-            self._x = torch.zeros(shape.tokens, self._row_bytes, dtype=torch.uint8, device="cuda")
+            row_bytes = traffic.payload_bytes(shape, shape.format)
+            self._x = torch.zeros(shape.tokens, row_bytes, dtype=torch.uint8, device="cuda")
             if shape.format == "bf16":
                 self._x = torch.randn(shape.tokens, shape.hidden, device="cuda").bfloat16()
             self._y = torch.randn(len(arrived), shape.hidden, device="cuda").bfloat16()
@@ -62,10 +50,6 @@ class Nccl:
             else:
                 rows = self._exchange(self._y[self._back], self._in, self._out)[self._slot]
                 (rows.view(shape.tokens, shape.top_k, shape.hidden) * self._weights).sum(1)
-
-    def check(self):
-        """Wait for the kernels."""
-        self._torch.cuda.synchronize()
 
     def close(self):
         """Free everything."""

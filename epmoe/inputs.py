@@ -85,10 +85,7 @@ def expert_outputs(cfg, machine, rank, given, capacity, n_rows):
         raise EPValueError(f"{what} has dtype {a.dtype}, combine_dtype={cfg.combine_dtype!r} needs {dtype}")
     if len(a.shape) != 2 or a.shape[1] != cfg.hidden:
         raise EPValueError(f"{what} has shape {a.shape}, (rows, hidden={cfg.hidden}) is needed")
-    if a.shape[0] != capacity and a.shape[0] != n_rows():
-        raise EPValueError(f"{what} has {a.shape[0]} rows; the dispatched tokens are {n_rows()} rows (capacity "
-                           f"{capacity}), and expert outputs must have one row for each, padding rows included")
-    return a
+    return _one_for_each_row(a, what, capacity, n_rows)
 
 
 def gate_up(machine, rank, given, capacity, n_rows):
@@ -99,9 +96,13 @@ def gate_up(machine, rank, given, capacity, n_rows):
         raise EPValueError(f"{what} has dtype {a.dtype}, bfloat16 is needed: convert it")
     if len(a.shape) != 2 or a.shape[1] % 2 or not a.shape[1]:
         raise EPValueError(f"{what} has shape {a.shape}, (rows, 2 * width) is needed: gate and up side by side")
+    return _one_for_each_row(a, what, capacity, n_rows)
+
+
+def _one_for_each_row(a, what, capacity, n_rows):
     if a.shape[0] != capacity and a.shape[0] != n_rows():
         raise EPValueError(f"{what} has {a.shape[0]} rows; one is needed for each of the {n_rows()} dispatched rows, "
-                           f"or for all {capacity} of the capacity")
+                           f"padding included, or for all {capacity} of the capacity")
     return a
 
 

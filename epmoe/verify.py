@@ -10,19 +10,13 @@ from epmoe_ref.config import TOKEN_FORMATS, EPConfig
 from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
 from epmoe import pictures, routing
+from epmoe.command_line import at_least_one, sizes_of_a_world
 from epmoe.checked_rounds import WEIGHTS, Case, rounds_of
 from epmoe.verify_worlds import Worlds, between
 
 FORMATS = tuple(TOKEN_FORMATS)
 MAX_DIFFERENCES = 3
 EQUAL, DIFFERS, CANNOT_RUN = 0, 1, 2
-
-
-def _count(text):
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} must be at least 1")
-    return value
 
 
 def _part(text):
@@ -41,14 +35,8 @@ def _cc(text):
 
 def add_arguments(parser):
     """The options of verify."""
-    sizes = parser.add_argument_group("sizes")
-    sizes.add_argument("--ranks", type=_count, help="virtual ranks (default 4; under mpirun as many as it started)")
-    sizes.add_argument("--experts-per-rank", type=int, default=4, metavar="N", help="experts of each rank (default 4)")
-    sizes.add_argument("--experts", type=int, metavar="N", help="experts in all, instead of --experts-per-rank")
-    sizes.add_argument("--top-k", type=int, default=4, help="experts a token chooses (default 4)")
-    sizes.add_argument("--hidden", type=int, default=256, help="elements of a token (default 256)")
-    sizes.add_argument("--tokens", type=int, default=16, help="most tokens of a rank (default 16)")
-    sizes.add_argument("--rounds", type=_count, default=3,
+    sizes = sizes_of_a_world(parser)
+    sizes.add_argument("--rounds", type=at_least_one, default=3,
                        help="rounds on the same buffers, no reset between (default 3)")
     options = parser.add_argument_group("what runs")
     options.add_argument("--format", choices=FORMATS, default="bf16", help="token format (default bf16)")
@@ -60,11 +48,11 @@ def add_arguments(parser):
     options.add_argument("--weights", choices=WEIGHTS, default="array", help="router weights (default array)")
     options.add_argument("--epilogue", action="store_true", help="an elementwise epilogue in combine")
     options.add_argument("--seed", type=int, default=0, help="of tokens, routing, experts and schedule (default 0)")
-    options.add_argument("--seeds", type=_count, default=1, metavar="N", help="N seeds in a row, beginning with --seed")
+    options.add_argument("--seeds", type=at_least_one, default=1, metavar="N", help="N seeds in a row, beginning with --seed")
     options.add_argument("--racecheck", action="store_true", help="simulator: with the race detector")
     options.add_argument("--world", choices=("auto", "local", "mpi"), default="auto",
                          help="all ranks in this process, or one rank a process (default: what mpirun suggests)")
-    options.add_argument("--p2p-world-size", type=_count, metavar="N", help="p2p worlds of N ranks, and SHMEM between "
+    options.add_argument("--p2p-world-size", type=at_least_one, metavar="N", help="p2p worlds of N ranks, and SHMEM between "
                          "them (default: one p2p world)")
     options.add_argument("--timeout", type=float, default=30.0, metavar="S", help="seconds after which a wait gives up")
     files = parser.add_argument_group("files and output")
@@ -80,7 +68,7 @@ def add_arguments(parser):
                        "first. With EPMOE_DEVICE=gpu no GPU is needed")
     files.add_argument("--cc", type=_cc, metavar="X.Y", default=(9, 0), help="with --compile: compute capability of the "
                        "GPU (default 9.0)")
-    files.add_argument("--sample", type=_count, metavar="N", help="with --all: only N cases, drawn with --seed")
+    files.add_argument("--sample", type=at_least_one, metavar="N", help="with --all: only N cases, drawn with --seed")
 
 
 def run(args, console=None):

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from epmoe_ref.config import TOKEN_FORMATS, EPConfig
 from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
+from epmoe.command_line import sizes_of_a_world
 from epmoe.device import SIM
 from epmoe.provenance import provenance
 from epmoe.verify_worlds import Worlds, between
@@ -23,13 +24,7 @@ def add_arguments(parser):
     parser.add_argument("--rounds", type=int, metavar="N",
                         help="stop after N rounds (default 100, in the simulator 5; none with --seconds)")
     parser.add_argument("--seconds", type=float, metavar="S", help="stop after S seconds")
-    sizes = parser.add_argument_group("sizes")
-    sizes.add_argument("--ranks", type=int, help="virtual ranks (default 4; under mpirun its number of processes)")
-    sizes.add_argument("--experts-per-rank", type=int, default=4, metavar="N", help="experts of each rank (default 4)")
-    sizes.add_argument("--experts", type=int, metavar="N", help="experts in all, instead of --experts-per-rank")
-    sizes.add_argument("--top-k", type=int, default=4, help="experts a token chooses (default 4)")
-    sizes.add_argument("--hidden", type=int, default=256, help="elements of a token (default 256)")
-    sizes.add_argument("--tokens", type=int, default=16, help="most tokens of a rank (default 16)")
+    sizes_of_a_world(parser)
     options = parser.add_argument_group("what runs")
     options.add_argument("--format", choices=FORMATS, default="bf16", help="token format (default bf16)")
     kernels = options.add_mutually_exclusive_group()

@@ -1,0 +1,37 @@
+"""What works by torch, with a GPU and a process for each rank."""
+
+from epmoe import device
+from epmoe.check.ranks import torch_process_group
+from epmoe_ref.errors import UnavailableError
+
+from benchmarks import traffic
+
+
+class TorchPeer:
+    """One rank of it: torch's process group, and the world's stream as torch has it.
+
+    needs: its name where there are no GPUs. matrix(shape, ids): messages from each rank to each, of traffic.py.
+    """
+
+    capturable = False
+    needs, matrix = None, None
+
+    def __init__(self, world, shape):
+        if world.lists or device.SIM:
+            raise UnavailableError(f"{self.needs} needs a GPU for each rank: mpirun -n N python -m mpi4py -m benchmarks")
+        import torch
+
+        torch.cuda.set_device(world.machine.ordinal)
+        torch_process_group()
+        torch.cuda.set_device(world.machine.ordinal)
+        self._torch = torch
+        self.world, self.shape, self.stream = world, shape, world.stream_of(world.rank)
+        self._on = torch.cuda.ExternalStream(int(self.stream.handle))
+        self._ids_of_all = traffic.topk_ids(shape, world.n_ranks)
+        self._messages = messages = self.matrix(shape, self._ids_of_all)
+        self.bytes = {"dispatch": traffic.busiest_bytes(messages, traffic.payload_bytes(shape, shape.format)),
+                      "combine": traffic.busiest_bytes(messages.T, traffic.payload_bytes(shape, "bf16"))}
+
+    def check(self):
+        """Wait for the kernels."""
+        self._torch.cuda.synchronize()
