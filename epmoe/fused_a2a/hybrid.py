@@ -16,7 +16,8 @@ from epmoe.fused_a2a.handles import HybridHandle, counts_offset, handle_of, info
 from epmoe.fused_a2a.heap import arrays_in
 from epmoe.fused_a2a.rows import letting_go, told_by
 from epmoe.kernels.rows import combine_kernel, dispatch_kernel, expand_kernel, resend_kernel, windows
-from epmoe.kernels.rows.senders import expert_masks, fp8_format
+from epmoe.kernels.rows.companions import expert_masks
+from epmoe.kernels.rows.senders import fp8_format
 from epmoe.lending import arrange
 
 NO_LIMIT = 2**31 - 1

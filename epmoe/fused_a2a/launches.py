@@ -8,6 +8,7 @@ from epmoe.kernels.rows.shape import RowsShape
 from epmoe.kernels.stamps import TraceBuffers
 from epmoe.kernels.written_blocks import WrittenBlocks
 
+N_ARGUMENTS = 3         # of every kernel; others are fields of the block that it reads first, by their names
 BLOCKS_A_CALL = 3       # parameter blocks of one call of a rank, at most
 FEW_TO_SEND, THREADS_TO_SEND = 128, 256         # so few tokens of a rank have smaller blocks: what all warps do before
 FEW_TO_COMBINE, THREADS_TO_COMBINE = 16, 512    # they have work takes less time then
@@ -58,8 +59,9 @@ class Launches:
         if self.launch.trace:
             values["trace"] = self.traces.setdefault(kernel.name, TraceBuffers()).address(
                 self.machine, rank, self.most_blocks)
-        block = self._block(rank, values)
-        self.machine.launch(kernel, grid, kernel.max_threads, (block.address, num_tokens, rank), stream=stream)
+        block, code = self._block(rank, values), kernel.fn.__code__
+        early = [values[name] for name in code.co_varnames[N_ARGUMENTS:code.co_argcount]]
+        self.machine.launch(kernel, grid, kernel.max_threads, (block.address, num_tokens, rank, *early), stream=stream)
 
     def _block(self, rank, values):
         key = (rank, *((name, tuple(v) if isinstance(v, list) else v) for name, v in values.items()))

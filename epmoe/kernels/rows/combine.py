@@ -10,7 +10,8 @@ reduce.
 
 from functools import lru_cache
 
-from epmoe.device import block_idx, grid_dim, i32, int32, kernel, shared_array, syncthreads_or
+from epmoe.device import (block_dim, block_idx, grid_dim, i32, int32, kernel, shared_array, syncthreads_or, thread_idx,
+                          u32, u64, uint64)
 
 from .. import stamps
 from . import exchange, pushers, reducers, roles, row_flags, waits, windows
@@ -27,7 +28,7 @@ FEWEST_PARTS = 4        # of a row
 def combine_kernel(shape):
     """The kernel; its grid's blocks, at least two, must all be resident, on all ranks together."""
     block = parameter_block(shape.n_ranks)
-    begin, goes_on, all_begun, end = waits.of_block(block, shape.n_ranks)
+    begin, goes_on, say_begun, all_begun, end = waits.of_block(block, shape.n_ranks)
     few = windows.make(shape, block, ROWS_COMBINE)
     few_rows = few.all_few
     meeting = exchange.make(shape, block, ROWS_COMBINE, with_counts=False)
@@ -38,19 +39,22 @@ def combine_kernel(shape):
     n_notes, tenths = exchange.words_of_notes(shape.n_ranks), int(10 * PUSHING)
 
     @kernel(max_threads=shape.threads)
-    def rows_combine(params, num_tokens, my_rank):
-        notes = shared_array(n_notes, int32)
+    def rows_combine(params, num_tokens, my_rank, words, counts):
+        notes, told = shared_array(n_notes, int32), shared_array(1, uint64)
         mark(params, stamps.START)
-        epoch, failed = begin(params)
-        load_counts(params, notes)
-        if not goes_on(params, failed):
+        begun = begin(params, words, told)
+        load_counts(counts, notes)
+        epoch = goes_on(begun)
+        if epoch == u64(0):
             return
         if roles.is_clerk():
             announce(params, epoch, num_tokens, my_rank, notes)
             mark(params, stamps.ANNOUNCED)
         are_few, pushing, ok = few_rows(notes), i32(grid_dim() - 1), True
+        if thread_idx() == block_dim() - 1 and (roles.is_clerk() or not are_few):
+            say_begun(params)                   # others of few rows with their flags
         if not are_few:
-            pushing = i32(max(1, grid_dim() * tenths // 10))
+            pushing = i32(max(1, i32(u32(i32(grid_dim() * tenths)) // u32(10))))
             if not await_notes(params, epoch, my_rank, notes):
                 return
             mark(params, stamps.COUNTED)

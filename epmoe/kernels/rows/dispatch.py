@@ -3,7 +3,7 @@
 1. layout (layout.py): which rank gets which token, and the token's number among this rank's; deterministic.
 2. exchange (exchange.py): each rank tells all others its counts and where its arrays for this call lie. This and what
 follows from it for the handle (records.py) is done by one block, the clerk, which sends nothing.
-3. sending (senders.py): row, ids and probs, at the place that counts and layout give.
+3. sending (senders.py, of few tokens one_token.py): row, ids and probs, at the place that counts and layout give.
 4. arrival (exchange.py): every block tells every rank when it has sent its part; the clerk waits for all of them.
 Where rows are expanded by expert in the same launch, some blocks send, and raise a flag for each part of a row, while
 the others expand what has come (expanders.py); then all do.
@@ -14,10 +14,11 @@ that found no room.
 
 from functools import lru_cache
 
-from epmoe.device import block_idx, int32, kernel, shared_array, syncthreads_or
+from epmoe.device import (block_dim, block_idx, i32, int32, kernel, lane_id, shared_array, syncthreads_or, thread_idx,
+                          u64, uint64)
 
 from .. import stamps
-from . import exchange, expanders, layout, records, roles, row_flags, senders, waits
+from . import exchange, expanders, layout, one_token, peers, records, roles, row_flags, senders, waits
 from .block import parameter_block
 from .row_copy import VECTOR
 from .status import ROWS_DISPATCH
@@ -30,48 +31,58 @@ FEWEST_PARTS = 4        # of a row that is expanded while others come
 def dispatch_kernel(shape):
     """The kernel; its grid's blocks, at least two, must all be resident, on all ranks together."""
     block = parameter_block(shape.n_ranks)
-    begin, goes_on, all_begun, end = waits.of_block(block, shape.n_ranks)
+    begin, goes_on, say_begun, all_begun, end = waits.of_block(block, shape.n_ranks)
     allocate, count, number, await_numbers, sum_experts = layout.make(shape, block, ROWS_DISPATCH, goes_on)
     meeting = exchange.make(shape, block, ROWS_DISPATCH, with_counts=True)
     announce, announce_experts, _, await_notes, expert_count, sent, await_arrivals = meeting
     record, expert_major = records.make(shape, block, expert_count), shape.expert_major
-    _, fetch = senders.ahead(shape, block)
-    prepare, send, recorded, expand_rows = _moving(shape, block, await_numbers)
-    sending, has_room, mark = roles.sending(shape), senders.room(shape), stamps.make(block, shape.trace)
+    send, recorded, expand_rows = _moving(shape, block, await_numbers)
+    sending, has_room, mark = roles.sending(shape), peers.room(shape.n_ranks), stamps.make(block, shape.trace)
     n_notes, expands, ranks = exchange.words_of_notes(shape.n_ranks), shape.expands, shape.n_ranks
+    has_one, of_few, (prepare, send_one) = roles.has_one(shape), roles.few(shape), one_token.make(shape, block)
 
     @kernel(max_threads=shape.threads)
-    def rows_dispatch(params, num_tokens, my_rank):
-        notes, scratch = shared_array(n_notes, int32), allocate()
+    def rows_dispatch(params, num_tokens, my_rank, words, ids):
+        notes, scratch, told = shared_array(n_notes, int32), allocate(), shared_array(1, uint64)
         mark(params, stamps.START)
-        (epoch, failed), sends, is_clerk = begin(params), block_idx() < sending(), roles.is_clerk()
-        if sends:
-            fetch(params, num_tokens)
+        begun, sends, is_clerk = begin(params, words, told), block_idx() < sending(), roles.is_clerk()
         if sends or is_clerk:
-            if not count(params, epoch, num_tokens, failed, scratch):
-                return
-        elif not goes_on(params, failed):
+            epoch = count(params, ids, begun, num_tokens, scratch)
+        else:
+            epoch = goes_on(begun)
+        if epoch == u64(0):
             return
         mark(params, stamps.CLAIMED)
+        ok, is_one, row = True, has_one(num_tokens) and of_few(num_tokens), i32(-1)
         if is_clerk:
-            announce(params, epoch, num_tokens, my_rank, scratch[3])
+            announce(params, epoch, num_tokens, my_rank, scratch[2])
             mark(params, stamps.ANNOUNCED)
-            if expert_major:
-                announce_experts(params, epoch, my_rank, scratch[3], ranks)
-        if sends:
-            number(params, epoch, num_tokens, scratch)
+            ok = sum_experts(params, ids, epoch, num_tokens, scratch)
+            if ok and expert_major:
+                announce_experts(params, epoch, my_rank, scratch[2], ranks)
+            elif ok:
+                announce_experts(params, epoch, my_rank, scratch[1], 0)
+        elif sends:
+            if not number(params, ids, epoch, num_tokens, scratch):
+                return
+        if is_one and lane_id() < ranks:
+            row = i32(scratch[4][lane_id()])
+        prepared = prepare(params, num_tokens, is_one, row)
+        if expands and thread_idx() == block_dim() - 1:
+            say_begun(params)
         if not await_notes(params, epoch, my_rank, notes):
             return
         mark(params, stamps.COUNTED)
-        ok = True
-        if sends:
-            ok = send(params, epoch, num_tokens, my_rank, notes, False, prepare(params, num_tokens, False))
+        if is_one:
+            send_one(params, num_tokens, my_rank, notes, prepared)
+            mark(params, stamps.SENT)
+        elif sends:
+            ok = send(params, epoch, num_tokens, my_rank, notes)
             mark(params, stamps.SENT)
         if is_clerk:
-            ok = sum_experts(params, epoch, num_tokens, scratch)
-            if ok and not expert_major:
-                announce_experts(params, epoch, my_rank, scratch[1], 0)
-            ok = ok and record(params, epoch, my_rank, notes, has_room(notes)) and all_begun(params, ROWS_DISPATCH)
+            ok = ok and record(params, epoch, my_rank, notes, has_room(notes))
+            if expands:                         # else arrivals of its own blocks say so
+                ok = ok and all_begun(params, ROWS_DISPATCH)
             mark(params, stamps.PLACED)
         if expands:
             if ok and is_clerk:
@@ -96,36 +107,42 @@ def dispatch_kernel(shape):
 def resend_kernel(shape):
     """The kernel of a dispatch whose layout is known."""
     block = parameter_block(shape.n_ranks)
-    begin, goes_on, all_begun, end = waits.of_block(block, shape.n_ranks)
+    begin, goes_on, say_begun, all_begun, end = waits.of_block(block, shape.n_ranks)
     meeting = exchange.make(shape, block, ROWS_DISPATCH, with_counts=False)
     announce, _, load_counts, await_notes, _, sent, await_arrivals = meeting
-    (_, fetch), (prepare, send, _, expand_rows) = senders.ahead(shape, block), _moving(shape, block)
-    are_shared = roles.sharing(shape)
+    (send, _, expand_rows), (prepare, send_one) = _moving(shape, block), one_token.make(shape, block)
+    has_one, own_row = roles.has_one(shape), layout.own_row(shape)
     sending, mark, expands = roles.sending(shape), stamps.make(block, shape.trace), shape.expands
     n_notes = exchange.words_of_notes(shape.n_ranks)
 
     @kernel(max_threads=shape.threads)
-    def rows_resend(params, num_tokens, my_rank):
-        notes = shared_array(n_notes, int32)
+    def rows_resend(params, num_tokens, my_rank, words, counts, row_of):
+        notes, told = shared_array(n_notes, int32), shared_array(1, uint64)
         mark(params, stamps.START)
-        (epoch, failed), sends, is_clerk, ok = begin(params), block_idx() < sending(), roles.is_clerk(), True
-        if sends:
-            fetch(params, num_tokens)
-        load_counts(params, notes)
-        if not goes_on(params, failed):
+        begun, sends, is_clerk, ok = begin(params, words, told), block_idx() < sending(), roles.is_clerk(), True
+        load_counts(counts, notes)
+        is_one = has_one(num_tokens)
+        row = own_row(row_of, num_tokens, is_one)
+        epoch = goes_on(begun)
+        if epoch == u64(0):
             return
         if is_clerk:
             announce(params, epoch, num_tokens, my_rank, notes)
             mark(params, stamps.ANNOUNCED)
-        is_ready = sends and not are_shared(num_tokens)
-        prepared = prepare(params, num_tokens, is_ready)
+        prepared = prepare(params, num_tokens, is_one, row)
+        if expands and thread_idx() == block_dim() - 1:
+            say_begun(params)
         if not await_notes(params, epoch, my_rank, notes):
             return
         mark(params, stamps.COUNTED)
-        if is_clerk and not all_begun(params, ROWS_DISPATCH):
-            return
-        if sends:
-            send(params, epoch, num_tokens, my_rank, notes, is_ready, prepared)
+        if expands:                             # else arrivals of its own blocks say so
+            if is_clerk and not all_begun(params, ROWS_DISPATCH):
+                return
+        if is_one:
+            send_one(params, num_tokens, my_rank, notes, prepared)
+            mark(params, stamps.SENT)
+        elif sends:
+            send(params, epoch, num_tokens, my_rank, notes)
             mark(params, stamps.SENT)
         if expands:
             ok = not syncthreads_or(not expand_rows(params, epoch, my_rank, notes))
@@ -143,9 +160,9 @@ def resend_kernel(shape):
 
 
 def _moving(shape, block, await_numbers=None):
-    """Device functions (prepare, send, recorded, expand_rows); the last two None where nothing is expanded."""
+    """Device functions (send, recorded, expand_rows); the last two None where nothing is expanded."""
     if not shape.expands:
-        return *senders.make(shape, block, None, await_numbers), None, None
+        return senders.make(shape, block, None, await_numbers), None, None
     n_vectors = 1 if shape.encode else shape.row_bytes // VECTOR   # a row that is encoded travels whole
     flags = row_flags.make(shape, block, ROWS_DISPATCH, n_vectors, FEWEST_PARTS)
-    return *senders.make(shape, block, flags, await_numbers), *expanders.make(shape, block, flags)
+    return senders.make(shape, block, flags, await_numbers), *expanders.make(shape, block, flags)

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from epmoe.device import (block_dim, device_fn, i32, ld_acquire_sys_u64, load_i32, load_u64,
                           red_add_release_sys_i32, st_relaxed_sys_u64, syncthreads_or,
-                          thread_idx, u64)
+                          thread_idx, u32, u64)
 
 from . import control, roles, waits
 from .shape import MAX_PLACES
@@ -16,10 +16,10 @@ class Exchange(NamedTuple):
 
     announce(params, epoch, num_tokens, my_rank, totals): of the clerk; this rank's note to every peer, without counts
     of experts. announce_experts(params, epoch, my_rank, counts, at): of the clerk; these, counts[at + expert].
-    load_counts(params, notes): every block, where counts are those of a handle; these, of all ranks, into a shared
-    int32 array. await_notes(params, epoch, my_rank, notes): every block; what the ranks tell; whether all ranks have
-    announced themselves. expert_count(params, epoch, my_rank, source, expert): a number of a note, -1 if
-    it did not come. sent(params, epoch, my_rank, ok): every block that sends, when it has sent its part (ok).
+    load_counts(counts, notes): every block, where counts are those of a handle, at this address; these, of all ranks,
+    into a shared int32 array. await_notes(params, epoch, my_rank, notes): every block; what the ranks tell; whether all
+    ranks have announced themselves. expert_count(params, epoch, my_rank, source, expert): a number of a note, -1 if it
+    did not come. sent(params, epoch, my_rank, ok): every block that sends, when it has sent its part (ok).
     await_arrivals(params, epoch, my_rank, notes): of the clerk; whether every rank has sent all its rows.
     """
 
@@ -45,7 +45,7 @@ def make(shape, block, phase, *, with_counts):
         n_told = n_words
     p_control, p_words, p_timeout = block.offset("control_ptrs"), block.offset("words"), block.offset("timeout_ns")
     p_notes, p_note_bytes = block.offset("notes_at"), block.offset("note_bytes")
-    p_places, p_capacity, p_counts = block.offset("places"), block.offset("capacity"), block.offset("counts")
+    p_places, p_capacity = block.offset("places"), block.offset("capacity")
 
     @device_fn
     def note_at(params, rank, epoch, source):
@@ -73,7 +73,7 @@ def make(shape, block, phase, *, with_counts):
     def announce(params, epoch, num_tokens, my_rank, totals):
         i = i32(roles.announcer())              # threads that have fenced in begin()
         while i < ranks * n_told:
-            peer, word = i32(i // n_told), i32(i % n_told)
+            peer, word = i32(u32(i) // u32(n_told)), i32(u32(i) % u32(n_told))
             st_relaxed_sys_u64(note_at(params, peer, epoch, my_rank) + u64(8) * u64(word),
                                waits.told(epoch, word_of(params, num_tokens, totals, word)))
             i = i32(i + block_dim())
@@ -82,8 +82,8 @@ def make(shape, block, phase, *, with_counts):
     def announce_experts(params, epoch, my_rank, counts, at):
         i = i32(thread_idx())
         while i < n_experts:
-            word = i32(n_words + i % local)
-            st_relaxed_sys_u64(note_at(params, i32(i // local), epoch, my_rank) + u64(8) * u64(word),
+            word = i32(n_words + i32(u32(i) % u32(local)))
+            st_relaxed_sys_u64(note_at(params, i32(u32(i) // u32(local)), epoch, my_rank) + u64(8) * u64(word),
                                waits.told(epoch, i32(counts[at + i])))
             i = i32(i + block_dim())
 
@@ -95,18 +95,18 @@ def make(shape, block, phase, *, with_counts):
                                            u64(load_u64(params + u64(p_timeout))), phase, FOR_ANNOUNCEMENT, source)
 
     @device_fn
-    def load_counts(params, notes):
+    def load_counts(counts, notes):
         i = i32(thread_idx())
         while i < ranks * ranks:
-            count = i32(load_i32(u64(load_u64(params + u64(p_counts))) + u64(4) * u64(i)))
-            notes[i // ranks * n_words + control.COUNTS + i % ranks] = count
+            source, target = u32(u32(i) // u32(ranks)), u32(u32(i) % u32(ranks))
+            notes[i32(source) * n_words + control.COUNTS + i32(target)] = i32(load_i32(u64(counts) + u64(4) * u64(i)))
             i = i32(i + block_dim())
 
     @device_fn
     def await_notes(params, epoch, my_rank, notes):
         ok, i = True, i32(thread_idx())
         while ok and i < ranks * n_told:
-            source, word = i32(i // n_told), i32(i % n_told)
+            source, word = i32(u32(i) // u32(n_told)), i32(u32(i) % u32(n_told))
             seen = u64(await_word(params, epoch, my_rank, source, word))
             ok = seen != u64(0)
             notes[source * n_words + word] = i32(seen)

@@ -6,7 +6,7 @@ from epmoe.device import (ballot, block_idx, device_fn, ffs, grid_dim, i32, kern
                           load_u64, n_warps, popc, store16, store_i32, store_u32, u32, u64, warp_broadcast_i32, warp_id,
                           warp_inclusive_sum_i32)
 
-from . import senders
+from . import companions
 from .block import parameter_block
 from .row_copy import VECTOR, copy_to_lanes, parts
 
@@ -20,7 +20,7 @@ def _expert_rows(shape, block):
     Out of the handle; where places of local experts came with the row (has_meta), out of these, and into the handle if
     `writes`. before: how many of the experts before `first` have the row.
     """
-    local, has_meta, n_masks = shape.n_local_experts, shape.has_meta, senders.expert_masks(shape.n_local_experts)
+    local, has_meta, n_masks = shape.n_local_experts, shape.has_meta, companions.expert_masks(shape.n_local_experts)
     p_known, p_base, p_rows, p_sources = (block.offset(n) for n in ("expert_row", "expert_base", "n_rows", "sources"))
     p_slots, p_masks = p_sources + 8, p_sources + 24
 

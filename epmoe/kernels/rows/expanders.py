@@ -66,9 +66,10 @@ def make(shape, block, flags):
             following = claim(params, epoch, lane)
             # lane i has the i-th part of a row; those of all ranks are expected to come side by side
             unit = i32(batch * AT_ONCE + lane)
-            part, turn = i32(unit % n_parts), i32(unit // n_parts)
-            source = i32((my_rank + turn % ranks) % ranks)
-            row, end = i32(shfl_idx(before, source) + turn // ranks), i32(shfl_idx(ends, source))
+            turn = i32(u32(unit) // u32(n_parts))
+            part, number = i32(unit - turn * n_parts), i32(u32(turn) // u32(ranks))
+            source = i32(u32(i32(my_rank + turn)) % u32(ranks))
+            row, end = i32(shfl_idx(before, source) + number), i32(shfl_idx(ends, source))
             is_row = lane < AT_ONCE and row < end
             left, looks = u32(ballot(is_row)), i32(0)
             while ok and left != u32(0):

@@ -1,36 +1,37 @@
 """Layout: which number a token's row has among those that this rank sends to a rank; the order of tokens, on every run.
 
 A sending block takes a run of consecutive tokens, a warp a run inside it. Each block tells the others of its rank how
-many it has for whom (`columns`), adds up what those before it told, and numbers its tokens. A told word says itself
-that it is of this call, so nothing is fenced and no barrier of the grid is needed.
+many it has for whom (columns.py), adds up what those before it told, and numbers its tokens (numbering.py). The clerk
+adds up what all told, first by rank, which all peers wait for, then by expert. Few tokens are looked at by every block,
+so that blocks have nothing to tell each other; then several may share a token.
 """
 
 from typing import NamedTuple
 
-from epmoe.device import (SIM, any_lane, ballot, block_dim, block_idx, device_fn, i32, int32, lane_id,
-                          ld_relaxed_gpu_u64, load_u64, n_warps, popc, red_add_release_gpu_i32, shared_add_i32,
-                          shared_array, st_relaxed_gpu_u64, store_i32, syncthreads, syncthreads_or, syncwarp,
-                          thread_idx, u32, u64, warp_id, warp_inclusive_sum_i32)
+from epmoe.device import (any_lane, ballot, block_dim, block_idx, device_fn, i32, int32, lane_id, load_i32, load_u64,
+                          n_warps, popc, red_add_release_gpu_i32, shared_add_i32, shared_array, store_i32, syncthreads,
+                          syncthreads_or, syncwarp, thread_idx, u32, u64, warp_id, warp_inclusive_sum_i32, warp_sum_i32)
 
 from ..spin import wait_for_own_blocks
-from . import control, roles, routing, waits
+from . import columns, control, numbering, roles, routing
 from .status import FOR_BLOCKS
 
 MAX_WARPS = 32
-FEW = 6 if SIM else 128     # tokens that every block looks at, a thread at one
 
 
 class Layout(NamedTuple):
     """Device functions made for one kernel; scratch: what allocate() gives.
 
-    allocate() -> shared int32 arrays (by_warp [warp, rank], experts, before, totals [columns], masks [tokens]).
-    count(params, epoch, num_tokens, failed, scratch): the first step of blocks that send and of the clerk; whether all
-    blocks of this rank came. totals: tokens for each rank and, expert-major, for each expert. number(params, epoch,
-    num_tokens, scratch): writes row_of [T, R] (-1 where the token does not go), expert-major also slot_of [T, E], each
-    block those of its tokens; other warps may read them behind the block's next barrier, and, where blocks share
+    allocate() -> shared int32 arrays (by_warp [warp, rank], experts, totals [columns], masks [tokens], own [ranks]).
+    count(params, ids, begun, num_tokens, scratch): the first step of blocks that send and of the clerk -> epoch, as
+    goes_on(begun) gives it; 0 also if a block that it waits for does not come. ids: address of ids or of the map.
+    totals: tokens for each rank, for the clerk of all blocks, for others of those before them. number(params, ids,
+    epoch, num_tokens, scratch), of blocks that send; whether all is well: writes row_of [T, R] (-1 where the token does
+    not go), expert-major also slot_of [T, E], each block those of its tokens; of few tokens the first one's rows are in
+    `own`, -1 without one. Other warps may read them behind the block's next barrier, and, where blocks share all
     tokens, a warp those of other blocks behind await_numbers(params, epoch, lane) -> whether all have numbered theirs.
-    sum_experts(params, epoch, num_tokens, scratch): of the clerk; whether the sums of tokens by expert, of all blocks,
-    are in experts, behind a barrier.
+    sum_experts(params, ids, epoch, num_tokens, scratch): of the clerk; whether the sums of tokens by expert, of all
+    blocks, are there, behind a barrier: in experts, expert-major in totals, behind the ranks.
     """
 
     allocate: callable
@@ -42,71 +43,65 @@ class Layout(NamedTuple):
 
 def tokens_of(shape):
     """Device function (num_tokens) -> [first, end) of this block's tokens; none for blocks that do not send."""
-    sending = roles.sending(shape)
+    sending, blocks_a_token = roles.sending(shape), roles.blocks_a_token(shape)
 
     @device_fn
     def tokens_of_block(num_tokens):
-        senders = sending()
-        a_block = i32((num_tokens + senders - 1) // senders)
-        first = i32(min(i32(block_idx() * a_block), num_tokens))
+        senders, at, a_block = sending(), i32(block_idx()), i32(1)
+        if num_tokens > senders:
+            a_block = i32(u32(i32(num_tokens + senders - 1)) // u32(senders))
+            at = i32(at * a_block)
+        else:
+            at = i32(u32(at) // u32(blocks_a_token(num_tokens)))
+        first = i32(min(at, num_tokens))
         return first, i32(min(i32(first + a_block), num_tokens))
 
     return tokens_of_block
+
+
+def own_row(shape):
+    """Device function (row_of, num_tokens, is_one) -> in lane r the number of the block's only token among rank r's.
+
+    -1 for none. row_of: address of that of a handle.
+    """
+    tokens_of_block, ranks = tokens_of(shape), shape.n_ranks
+
+    @device_fn
+    def load(row_of, num_tokens, is_one):
+        (token, end), lane, row = tokens_of_block(num_tokens), i32(lane_id()), i32(-1)
+        if is_one and token < end and lane < ranks:
+            row = i32(load_i32(u64(row_of) + u64(4) * u64(token * ranks + lane)))
+        return row
+
+    return load
 
 
 def make(shape, block, phase, goes_on):
     """The Layout of one kernel. goes_on: of waits.of_block."""
     ranks, n_experts, n_columns, expert_major = shape.n_ranks, shape.n_experts, shape.n_columns, shape.expert_major
     tokens_of_block, sending, are_shared = tokens_of(shape), roles.sending(shape), roles.sharing(shape)
-    look, mask_of, count_token = (routing.ranks_of_map if expert_major else routing.ranks_of_ids)(shape, block)
-    count_map, tell_map, number_map = routing.map_columns(shape, block)
-    n_by_group = routing.groups_of_threads(shape) * n_experts if expert_major else n_experts
-    n_by_warp, stride = MAX_WARPS * ranks, ranks + n_experts
-    p_columns, p_rows, p_words = block.offset("columns"), block.offset("row_of"), block.offset("words")
-    p_timeout, mask_of_token, few = block.offset("timeout_ns"), routing.mask_by_thread(shape, block), max(FEW, 1)
+    share_of_token, are_few = roles.share_of_token(shape), roles.few(shape)
+    groups = routing.groups_of_threads(shape) if expert_major else 1
+    count_ranks, number_ranks = (numbering.by_warp if expert_major else numbering.by_thread)(shape, block)
+    if expert_major:
+        fetch_map, count_map, add_groups, number_map = routing.map_columns(shape, block)
+    else:
+        count_experts, mask_of_token = routing.experts_of_ids(shape, block), routing.mask_by_thread(shape)
+    tell, sum_up = columns.make(shape, block, phase)
+    n_by_warp, n_by_group, n_few = MAX_WARPS * ranks, groups * n_experts, max(roles.FEW, 1)
+    p_rows, p_words, p_timeout = block.offset("row_of"), block.offset("words"), block.offset("timeout_ns")
 
     @device_fn
     def allocate():
         return (shared_array(n_by_warp, int32), shared_array(n_by_group, int32), shared_array(n_columns, int32),
-                shared_array(n_columns, int32), shared_array(few, int32))
+                shared_array(n_few, int32), shared_array(ranks, int32))
 
     @device_fn
-    def are_few(num_tokens):
-        return not expert_major and num_tokens <= few
-
-    @device_fn
-    def tokens_of_warp(first, end):
-        """[start, stop) of the tokens that this warp counts."""
-        a_warp = i32((end - first + n_warps() - 1) // n_warps())
-        start = i32(min(i32(first + warp_id() * a_warp), end))
-        return start, i32(min(i32(start + a_warp), end))
-
-    @device_fn
-    def count_tokens(params, first, end, by_warp, experts):
-        """by_warp [warp, rank]: of these tokens those for a rank; experts: those of each expert."""
-        lane, seen, last = i32(lane_id()), i32(0), i32(0)
-        token, stop = tokens_of_warp(first, end)
-        while token < stop:
-            last = i32(stop - 1)
-            a = look(params, token, lane)       # four loads in flight
-            b = look(params, i32(min(i32(token + 1), last)), lane)
-            c = look(params, i32(min(i32(token + 2), last)), lane)
-            d = look(params, i32(min(i32(token + 3), last)), lane)
-            n = i32(0)
-            while n < 4 and token + n < stop:
-                value = a
-                if n == 1:
-                    value = b
-                if n == 2:
-                    value = c
-                if n == 3:
-                    value = d
-                mask = count_token(params, value, i32(token + n), lane, experts)
-                seen = i32(seen + i32(u32(mask >> u32(lane)) & u32(1)))
-                n = i32(n + 1)
-            token = i32(token + 4)
-        if lane < ranks:
-            by_warp[warp_id() * ranks + lane] = seen
+    def clear(array, n):
+        i = i32(thread_idx())
+        while i < n:
+            array[i] = i32(0)
+            i = i32(i + block_dim())
 
     @device_fn
     def add_warps(by_warp, rank, lane):
@@ -120,74 +115,49 @@ def make(shape, block, phase, goes_on):
         return up_to
 
     @device_fn
-    def tell_ranks(columns, epoch, by_warp):
+    def tell_ranks(params, epoch, by_warp):
         """A warp a rank: tells the other blocks."""
         lane, rank = i32(lane_id()), i32(warp_id())
         while rank < ranks:
             up_to = add_warps(by_warp, rank, lane)
             if lane == 31:
-                st_relaxed_gpu_u64(columns + u64(8) * u64(rank), waits.told(epoch, up_to))
+                tell(params, epoch, i32(block_idx()), rank, up_to)
             rank = i32(rank + n_warps())
 
     @device_fn
-    def seen_of(params, i, n, first, per_block):
-        """What the i-th of n words holds: per_block words of each block, from `first` on."""
-        i = i32(min(i, n - 1))
-        at = u64(i // per_block) * u64(stride) + u64(first + i % per_block)
-        return u64(ld_relaxed_gpu_u64(u64(load_u64(params + u64(p_columns))) + u64(8) * at))
+    def blocks_before():
+        """Of the blocks that send those before this one; all, for the clerk."""
+        return i32(min(i32(block_idx()), sending()))
 
     @device_fn
-    def add_word(params, epoch, i, n, first, per_block, seen, before, totals, with_before):
-        """Adds the i-th word; whether it came. seen: what it held."""
-        if i >= n:
-            return True
-        words, column = u64(load_u64(params + u64(p_words))), i32(i % per_block)
-        at = u64(i // per_block) * u64(stride) + u64(first + column)
-        word = u64(waits.wait_for_word_of_rank(
-            u64(load_u64(params + u64(p_columns))) + u64(8) * at, seen, epoch, words + u64(control.STATUS),
-            u64(load_u64(params + u64(p_timeout))), phase, FOR_BLOCKS, i32(i // per_block)))
-        number = i32(word)
-        if number != 0:
-            shared_add_i32(totals, column, number)
-            if with_before and i // per_block < block_idx():
-                shared_add_i32(before, column, number)
-        return word != u64(0)
-
-    @device_fn
-    def add_up(params, epoch, n_blocks, first, per_block, before, totals, with_before):
-        """What so many blocks told, and, with_before, what those before this one did; whether all words came."""
-        n, step = i32(n_blocks * per_block), i32(block_dim())
-        ok, i = True, i32(thread_idx())
-        while ok and i < n:
-            j, k, m = i32(i + step), i32(i + 2 * step), i32(i + 3 * step)
-            a, b = seen_of(params, i, n, first, per_block), seen_of(params, j, n, first, per_block)
-            c, d = seen_of(params, k, n, first, per_block), seen_of(params, m, n, first, per_block)
-            ok = add_word(params, epoch, i, n, first, per_block, a, before, totals, with_before)   # four in flight
-            if ok:
-                ok = add_word(params, epoch, j, n, first, per_block, b, before, totals, with_before)
-            if ok:
-                ok = add_word(params, epoch, k, n, first, per_block, c, before, totals, with_before)
-            if ok:
-                ok = add_word(params, epoch, m, n, first, per_block, d, before, totals, with_before)
-            i = i32(i + 4 * step)
+    def sum_ranks(params, epoch, totals):
+        """A warp a rank, a lane some of the blocks."""
+        lane, rank, ok, end = i32(lane_id()), i32(warp_id()), True, blocks_before()
+        while rank < ranks:
+            told, here = sum_up(params, epoch, rank, lane, i32(32), end)
+            ok, total = ok and told, i32(warp_sum_i32(here))
+            if lane == 0:
+                totals[rank] = total
+            rank = i32(rank + n_warps())
         return ok
 
     @device_fn
-    def columns_of_block(params):
-        return u64(u64(load_u64(params + u64(p_columns))) + u64(8) * u64(block_idx() * stride))
+    def add_experts(params, epoch, sums, at, end):
+        """A thread an expert and some of the blocks: adds to sums[at + expert], which is 0 at first."""
+        ok, i = True, i32(thread_idx())
+        while i < n_by_group:
+            expert = i32(u32(i) % u32(n_experts))
+            told, here = sum_up(params, epoch, i32(ranks + expert), i32(u32(i) // u32(n_experts)), i32(groups), end)
+            if here != 0:
+                shared_add_i32(sums, i32(at + expert), here)
+            ok, i = ok and told, i32(i + block_dim())
+        return not syncthreads_or(not ok)
 
     @device_fn
-    def clear(array, n):
-        i = i32(thread_idx())
-        while i < n:
-            array[i] = i32(0)
-            i = i32(i + block_dim())
-
-    @device_fn
-    def number_few(params, num_tokens, masks, totals):
+    def number_few(params, num_tokens, masks, totals, own):
         """Totals out of the masks of all tokens, a warp a rank, and the numbers of the block's own tokens."""
         lane, rank, rows = i32(lane_id()), i32(warp_id()), u64(load_u64(params + u64(p_rows)))
-        own, end = tokens_of_block(num_tokens)
+        (mine, end), is_first = tokens_of_block(num_tokens), share_of_token(num_tokens) == 0
         while rank < ranks:
             total, first = i32(0), i32(0)
             while first < num_tokens:
@@ -197,7 +167,9 @@ def make(shape, block, phase, goes_on):
                 go = u32(ballot(bit != u32(0)))
                 if bit != u32(0):
                     row = i32(total + popc(u32(go & u32(u32(u32(1) << u32(lane)) - u32(1)))))
-                if token >= own and token < end:
+                if token == mine and mine < end:
+                    own[rank] = row
+                if token >= mine and token < end and is_first:
                     store_i32(rows + u64(4) * u64(token * ranks + rank), row)
                 total, first = i32(total + popc(go)), i32(first + 32)
             if lane == 0:
@@ -205,38 +177,51 @@ def make(shape, block, phase, goes_on):
             rank = i32(rank + n_warps())
 
     @device_fn
-    def count_few(params, num_tokens, failed, masks, totals):
+    def count_few(params, ids, begun, num_tokens, masks, totals, own):
         token = i32(thread_idx())
+        if token < ranks:
+            own[token] = i32(-1)
         while token < num_tokens:
-            masks[token] = i32(mask_of_token(params, token))
+            masks[token] = i32(mask_of_token(ids, token))
             token = i32(token + block_dim())
-        if not goes_on(params, failed):         # the masks of all threads
-            return False
-        number_few(params, num_tokens, masks, totals)
-        syncthreads()
-        return True
+        epoch = goes_on(begun)                  # and the masks of all threads
+        if epoch != u64(0):
+            number_few(params, num_tokens, masks, totals, own)
+            syncthreads()
+        return epoch
 
     @device_fn
-    def count(params, epoch, num_tokens, failed, scratch):
-        by_warp, experts, before, totals, masks = scratch
-        if are_few(num_tokens):
-            return count_few(params, num_tokens, failed, masks, totals)
+    def count_many(params, ids, begun, num_tokens, by_warp, experts, totals):
         first, end = tokens_of_block(num_tokens)
-        clear(before, n_columns)
         clear(totals, n_columns)
         if expert_major:
-            count_map(params, first, end, experts)
+            fetch_map(ids, first, end)
+            count_map(ids, first, end, experts)
         else:
-            clear(experts, n_experts)
-            syncthreads()                       # zeros before sums
-        count_tokens(params, first, end, by_warp, experts)
-        if not goes_on(params, failed):         # the counts of all warps
-            return False
+            clear(experts, n_experts)           # number() counts them
+        count_ranks(ids, first, end, by_warp)
+        epoch = goes_on(begun)                  # and the counts of all warps
+        if epoch == u64(0):
+            return epoch
         if block_idx() < sending():
-            tell_ranks(columns_of_block(params), epoch, by_warp)
+            tell_ranks(params, epoch, by_warp)
             if expert_major:
-                tell_map(columns_of_block(params) + u64(8 * ranks), epoch, experts)
-        return not syncthreads_or(not add_up(params, epoch, sending(), i32(0), i32(n_columns), before, totals, True))
+                expert = i32(thread_idx())
+                while expert < n_experts:
+                    tell(params, epoch, i32(block_idx()), i32(ranks + expert), add_groups(experts, expert))
+                    expert = i32(expert + block_dim())
+        if syncthreads_or(not sum_ranks(params, epoch, totals)):
+            epoch = u64(0)
+        return epoch
+
+    @device_fn
+    def count(params, ids, begun, num_tokens, scratch):
+        by_warp, experts, totals, masks, own = scratch
+        if expert_major:
+            return count_many(params, ids, begun, num_tokens, by_warp, experts, totals)
+        if are_few(num_tokens):
+            return count_few(params, ids, begun, num_tokens, masks, totals, own)
+        return count_many(params, ids, begun, num_tokens, by_warp, experts, totals)
 
     @device_fn
     def numbered_at(params, epoch):
@@ -244,42 +229,38 @@ def make(shape, block, phase, goes_on):
         return u64(words + u64(control.NUMBERED) + u64(4) * (u64(epoch) & u64(1)))
 
     @device_fn
-    def tell_experts(params, epoch, experts):
-        columns, expert = u64(columns_of_block(params) + u64(8 * ranks)), i32(thread_idx())
-        while expert < n_experts:
-            st_relaxed_gpu_u64(columns + u64(8) * u64(expert), waits.told(epoch, i32(experts[expert])))
-            expert = i32(expert + block_dim())
-
-    @device_fn
-    def number_tokens(params, epoch, num_tokens, scratch):
-        by_warp, experts, before, _, _ = scratch
-        lane, rows = i32(lane_id()), u64(load_u64(params + u64(p_rows)))
-        if not expert_major:
-            tell_experts(params, epoch, experts)
-        first, end = tokens_of_block(num_tokens)
-        token, stop = tokens_of_warp(first, end)
-        next_row = i32(0)
-        if lane < ranks:
-            next_row = i32(before[lane] + by_warp[warp_id() * ranks + lane])
-        while token < stop:
-            mask = u32(mask_of(params, look(params, token, lane), token, lane))
-            if lane < ranks:
-                row = i32(-1)
-                if u32(mask >> u32(lane)) & u32(1) != u32(0):
-                    row, next_row = next_row, i32(next_row + 1)
-                store_i32(rows + u64(4) * u64(token * ranks + lane), row)
-            token = i32(token + 1)
-        if expert_major:
-            number_map(params, first, end, experts, before, ranks)
-
-    @device_fn
-    def number(params, epoch, num_tokens, scratch):
-        if not are_few(num_tokens):             # else it is done
-            number_tokens(params, epoch, num_tokens, scratch)
+    def say_numbered(params, epoch, num_tokens):
         if are_shared(num_tokens):
             syncthreads()                       # the numbers of all warps before the block says so
             if thread_idx() == block_dim() - 1:     # the first threads wait for notes
                 red_add_release_gpu_i32(numbered_at(params, epoch), i32(1))
+
+    @device_fn
+    def tell_experts(params, epoch, first, end, experts):
+        count_experts(params, first, end, experts)
+        syncthreads()                           # the counts of all warps
+        expert = i32(thread_idx())
+        while expert < n_experts:
+            tell(params, epoch, i32(block_idx()), i32(ranks + expert), i32(experts[expert]))
+            expert = i32(expert + block_dim())
+
+    @device_fn
+    def number(params, ids, epoch, num_tokens, scratch):
+        by_warp, experts, totals, _, _ = scratch
+        if are_few(num_tokens):                 # it is done
+            say_numbered(params, epoch, num_tokens)
+            return True
+        first, end = tokens_of_block(num_tokens)
+        number_ranks(params, ids, first, end, by_warp, totals)
+        if expert_major:
+            if not add_experts(params, epoch, totals, i32(ranks), blocks_before()):
+                return False
+            number_map(params, first, end, experts, totals, ranks)
+            say_numbered(params, epoch, num_tokens)
+        else:
+            say_numbered(params, epoch, num_tokens)
+            tell_experts(params, epoch, first, end, experts)
+        return True
 
     @device_fn
     def await_numbers(params, epoch, lane):
@@ -293,20 +274,16 @@ def make(shape, block, phase, goes_on):
         return failed == 0
 
     @device_fn
-    def sum_experts(params, epoch, num_tokens, scratch):
-        by_warp, experts, before, _, _ = scratch
+    def sum_experts(params, ids, epoch, num_tokens, scratch):
+        _, experts, totals, _, _ = scratch
         if expert_major:
-            return True
+            return add_experts(params, epoch, totals, i32(ranks), sending())
         if are_few(num_tokens):
             clear(experts, n_experts)
             syncthreads()                       # zeros before sums
-            count_tokens(params, i32(0), i32(num_tokens), by_warp, experts)
+            count_experts(params, i32(0), i32(num_tokens), experts)
             syncthreads()
             return True
-        senders = sending()
-        a_block = i32(max(1, (num_tokens + senders - 1) // senders))
-        n_blocks = i32((num_tokens + a_block - 1) // a_block)
-        ok = add_up(params, epoch, n_blocks, i32(ranks), i32(n_experts), before, experts, False)
-        return not syncthreads_or(not ok)
+        return add_experts(params, epoch, experts, i32(0), sending())
 
     return Layout(allocate, count, number, await_numbers, sum_experts)

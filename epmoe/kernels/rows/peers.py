@@ -3,7 +3,7 @@
 All from the notes of a call, a shared array: the counts of rows [source, target] in them are known to all ranks.
 """
 
-from epmoe.device import device_fn, i32, lane_id, load_u64, u32, u64, warp_inclusive_sum_i32
+from epmoe.device import all_lanes, device_fn, i32, lane_id, load_u64, u32, u64, warp_inclusive_sum_i32
 
 from . import control
 
@@ -18,6 +18,24 @@ def place_in(block, n_ranks):
         return u64(u64(load_u64(params + u64(p_pools) + u64(8) * u64(rank))) + offset)
 
     return place
+
+
+def room(n_ranks):
+    """Device function has_room(notes) -> whether every rank has room; if one has none, no rank sends anything.
+
+    All see the same counts and capacities.
+    """
+    n_words = control.experts_at(n_ranks)
+    _, arriving, _, _, _ = sums(n_ranks)
+
+    @device_fn
+    def has_room(notes):
+        lane, rows, capacity = i32(lane_id()), arriving(notes, i32(0)), i32(0)
+        if lane < n_ranks:
+            capacity = i32(notes[lane * n_words + control.CAPACITY])
+        return all_lanes(rows <= capacity) != 0
+
+    return has_room
 
 
 def sums(n_ranks):

@@ -1,8 +1,8 @@
 """Pushing rows back to the ranks that their tokens came from; expert-major rows are summed over local experts first."""
 
 from epmoe.device import (SIM, ballot, block_idx, device_fn, fence_acq_rel_sys, ffs, grid_dim, i32, lane_id, load16,
-                          load_i32, load_u32, load_u64, n_warps, shfl_idx, shfl_up, store16, store_u32, syncthreads,
-                          u32, u64, warp_broadcast_i32, warp_broadcast_u64, warp_id)
+                          load_i32, load_u32, load_u64, n_warps, red_add_relaxed_gpu_i32, shfl_idx, shfl_up, store16,
+                          store_u32, syncthreads, u32, u64, warp_broadcast_i32, warp_broadcast_u64, warp_id)
 
 from .. import elements
 from . import control, peers, row_flags, row_sums, waits, windows
@@ -92,12 +92,14 @@ def make(shape, block, flags, few):
     _, _, copy = copy_to_lanes(read_only=True)
     sum_row, take = expert_sums(shape, block), waits.claims(block, control.TAKEN)
     p_x, p_probs, p_expert_row = block.offset("x"), block.offset("probs"), block.offset("expert_row")
+    p_words = block.offset("words")
 
     @device_fn
     def unit_of(my_rank, unit, n_parts):
         """(part, number among the rows for a rank, that rank) of a unit of work."""
-        part, turn = i32(unit % n_parts), i32(unit // n_parts)
-        number, source = i32(turn // max(n_targets, 1)), i32(my_rank + 1 + turn % max(n_targets, 1))
+        turn = u32(u32(unit) // u32(n_parts))
+        part, number = i32(unit - i32(turn) * n_parts), i32(u32(turn // u32(max(n_targets, 1))))
+        source = i32(my_rank + 1 + i32(turn) - number * max(n_targets, 1))
         if source >= ranks:
             source = i32(source - ranks)
         return part, number, source
@@ -106,6 +108,8 @@ def make(shape, block, flags, few):
     def flag_units(params, epoch, my_rank, ends, before, n_units, n_parts):
         """A warp: of this block's units of work all flags in windows, a lane one of another warp's."""
         fence_acq_rel_sys()
+        if lane_id() == 0:                      # behind the same fence: this block has begun
+            red_add_relaxed_gpu_i32(u64(load_u64(params + u64(p_words))) + u64(control.BEGUN), i32(1))
         first, workers = i32(0), i32(grid_dim() - 1)
         while first * workers + block_idx() < n_units:
             unit = i32((first + lane_id()) * workers + block_idx())

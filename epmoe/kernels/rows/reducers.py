@@ -145,7 +145,7 @@ def make(shape, block, flags, few):
             first_row = mine_before(notes, my_rank)
         else:
             _, longest = part_span(i32(0), n_parts)
-            n_shares, a_part = i32(n_pieces), i32((longest + 31) // 32)
+            n_shares, a_part = i32(n_pieces), i32((longest + 31) >> 5)
             if lane < ranks:
                 rows_at = rows_in_window(params, epoch, my_rank, lane)
                 probs_at = probs_in_window(params, epoch, my_rank, lane)
@@ -163,8 +163,9 @@ def make(shape, block, flags, few):
             following = i32(unit + warps)
             if not are_few:
                 following = claim(params, epoch, lane)
-            token, share, row = i32(unit // n_shares), i32(unit % n_shares), i32(-1)
-            part, at_row, at_probs, awaited = i32(share // a_part), u64(0), u64(0), i32(-1)
+            token, row = i32(u32(unit) // u32(n_shares)), i32(-1)
+            share = i32(unit - token * n_shares)
+            part, at_row, at_probs, awaited = i32(u32(share) // u32(a_part)), u64(0), u64(0), i32(-1)
             if lane < ranks:
                 row = i32(load_i32(row_of + u64(4) * u64(token * ranks + lane)))
             if row >= 0:

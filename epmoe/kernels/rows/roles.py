@@ -1,9 +1,62 @@
 """Which blocks do what: the first ones send, the last one, the clerk, speaks for its rank."""
 
-from epmoe.device import block_dim, block_idx, device_fn, grid_dim, i32, n_warps, thread_idx
+from epmoe.device import SIM, block_dim, block_idx, device_fn, grid_dim, i32, n_warps, thread_idx, u32
 
-BEGIN_WITH_OWN = True
 TENTHS_SENDING = 5      # of the blocks, where the others expand meanwhile
+FEW = 6 if SIM else 128     # tokens that every block looks at, a thread at one
+BLOCKS_A_TOKEN = 4      # where there are so few tokens; more have less to do than to begin and to end
+
+
+def few(shape):
+    """Device function (num_tokens) -> whether every block looks at all tokens; never at a routing map."""
+    ever, most = not shape.expert_major, max(FEW, 1)
+
+    @device_fn
+    def are_few(num_tokens):
+        return ever and num_tokens <= most
+
+    return are_few
+
+
+def sends_one(shape):
+    """Whether a block that has a token of its own sends it by one_token.py; it may then share it with others."""
+    return not shape.expands and not shape.encode
+
+
+def has_one(shape):
+    """Device function (num_tokens) -> whether this block sends one token at most by one_token.py, or a share of one."""
+    ever, blocks = sends_one(shape), sending(shape)
+
+    @device_fn
+    def has_one_at_most(num_tokens):
+        return ever and num_tokens <= blocks() and block_idx() < blocks()
+
+    return has_one_at_most
+
+
+def blocks_a_token(shape):
+    """Device function (num_tokens) -> how many blocks share each token, where each has one at most."""
+    ever, blocks, most = sends_one(shape) and not shape.expert_major, sending(shape), max(FEW, 1)
+
+    @device_fn
+    def several(num_tokens):
+        n = i32(1)
+        if ever and num_tokens <= most:
+            n = i32(max(1, i32(u32(blocks()) // u32(max(num_tokens, 1)))))
+        return n
+
+    return several
+
+
+def share_of_token(shape):
+    """Device function (num_tokens) -> which of the blocks that share a token this one is, from 0 on."""
+    several = blocks_a_token(shape)
+
+    @device_fn
+    def share(num_tokens):
+        return i32(u32(block_idx()) % u32(several(num_tokens)))
+
+    return share
 
 
 def sharing(shape):
@@ -25,12 +78,11 @@ def beginning(shape):
     rows are expanded while they come, they are sent in order, and there is no such beginning.
     """
     blocks, are_shared = sending(shape), sharing(shape)
-    in_order = shape.expands or shape.encode or not BEGIN_WITH_OWN
+    in_order = shape.expands or shape.encode
 
     @device_fn
     def begin_with_own(num_tokens):
-        senders = blocks()
-        return not in_order and are_shared(num_tokens) and (num_tokens + senders - 1) // senders <= n_warps()
+        return not in_order and are_shared(num_tokens) and num_tokens <= blocks() * n_warps()
 
     return begin_with_own
 
@@ -53,6 +105,6 @@ def sending(shape):
 
     @device_fn
     def blocks():
-        return i32(max(1, (grid_dim() - 1) * tenths // 10))
+        return i32(max(1, i32(u32(i32((grid_dim() - 1) * tenths)) // u32(10))))
 
     return blocks

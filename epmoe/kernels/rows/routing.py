@@ -2,11 +2,12 @@
 
 from types import SimpleNamespace
 
-from epmoe.device import (ballot, block_dim, device_fn, i32, load_i32, load_u8, load_u64, shared_add_i32,
-                          shfl_xor, st_relaxed_gpu_u64, store_i32, thread_idx, u32, u64)
+from epmoe.device import (block_dim, device_fn, i32, lane_id, load_i32, load_u8, load_u64, n_warps, prefetch,
+                          shared_add_i32, shfl_xor, store_i32, thread_idx, u32, u64, warp_id)
 
 from .. import ids
-from . import control, waits
+from . import control
+from .waits import LINE
 
 LARGEST = 2**31 - 1
 
@@ -48,85 +49,88 @@ def token_ids(shape, block):
     return load_id, clean_id
 
 
-def ranks_of_ids(shape, block):
-    """Device functions (look(params, token, lane) -> what is seen of a token, mask_of(params, seen, token, lane)).
+def experts_of_ids(shape, block):
+    """Device function (params, first, end, experts): the tokens of each expert among tokens [first, end), by all warps.
 
-    and count(params, seen, token, lane, experts) -> mask. A mask has the token's ranks, and is the same in all lanes.
-    count also adds the token's experts to a shared array, and bad ids to the status words.
+    Adds them to a shared array, and bad ids to the status words.
     """
     load_id, clean_id = token_ids(shape, block)
     record = ids.make(SimpleNamespace(n_experts=shape.n_experts, top_k=shape.top_k)).record
-    ranks, local = shape.n_ranks, shape.n_local_experts
     p_words = block.offset("words")
 
     @device_fn
-    def ranks_of(expert):
-        rank, mask, r = i32(-1), u32(0), i32(0)
-        if expert >= 0:
-            rank = i32(expert // local)
-        while r < ranks:
-            if u32(ballot(rank == r)) != u32(0):
-                mask = u32(mask | (u32(1) << u32(r)))
-            r = i32(r + 1)
-        return mask
-
-    @device_fn
-    def mask_of(params, seen, token, lane):
-        return ranks_of(clean_id(seen, lane))
-
-    @device_fn
-    def count(params, seen, token, lane, experts):
+    def add_token(params, seen, token, lane, experts):
         expert = clean_id(seen, lane)
         if expert >= 0:
             shared_add_i32(experts, expert, i32(1))
         record(seen, expert, token, lane, u64(load_u64(params + u64(p_words))) + u64(control.STATUS))
-        return ranks_of(expert)
 
-    return load_id, mask_of, count
+    @device_fn
+    def count(params, first, end, experts):
+        lane, step, last = i32(lane_id()), i32(n_warps()), i32(end - 1)
+        token = i32(first + warp_id())
+        while token < end:                      # two loads in flight
+            following = i32(token + step)
+            a, b = load_id(params, token, lane), load_id(params, i32(min(following, last)), lane)
+            add_token(params, a, token, lane, experts)
+            if following < end:
+                add_token(params, b, following, lane, experts)
+            token = i32(following + step)
+
+    return count
 
 
-def mask_by_thread(shape, block):
-    """Device function (params, token) -> the mask of the ranks of a token's ids, by one thread.
+def _mask_of_slots(n, shape):
+    """Device function (at) -> the mask of the ranks of n ids from an address on, all asked for first."""
+    id_bytes, n_experts, local = shape.id_bytes, shape.n_experts, shape.n_local_experts
+
+    @device_fn
+    def nothing(at):
+        return u32(0)
+
+    if n == 0:
+        return nothing
+    of_the_rest = _mask_of_slots(n - 1, shape)
+
+    @device_fn
+    def of_slots(at):
+        if id_bytes == 8:
+            wide = u64(load_u64(at))
+        else:
+            wide = u64(u32(load_i32(at)))
+        mask = u32(of_the_rest(at + u64(id_bytes)))
+        if wide < u64(n_experts):
+            mask = u32(mask | u32(u32(1) << u32(u32(wide) // u32(local))))
+        return mask
+
+    return of_slots
+
+
+def mask_by_thread(shape):
+    """Device function (ids, token) -> the mask of the ranks of a token's ids, by one thread. ids: their address.
 
     Which of two equal ids counts makes no difference to the ranks.
     """
-    top_k, id_bytes, n_experts, local = shape.top_k, shape.id_bytes, shape.n_experts, shape.n_local_experts
-    p_ids = block.offset("ids")
+    token_bytes, mask_of_slots = shape.id_bytes * shape.top_k, _mask_of_slots(shape.top_k, shape)
 
     @device_fn
-    def mask_of_token(params, token):
-        at = u64(load_u64(params + u64(p_ids))) + u64(id_bytes * top_k) * u64(token)
-        mask, k = u32(0), i32(0)
-        while k < top_k:
-            wide = u64(u64(LARGEST))
-            if id_bytes == 8:
-                wide = u64(load_u64(at + u64(8) * u64(k)))
-            else:
-                wide = u64(u32(load_i32(at + u64(4) * u64(k))))
-            if wide < u64(n_experts):
-                mask = u32(mask | u32(u32(1) << u32(i32(wide) // local)))
-            k = i32(k + 1)
-        return mask
+    def mask_of_token(ids, token):
+        return mask_of_slots(u64(ids) + u64(token_bytes) * u64(token))
 
     return mask_of_token
 
 
-def ranks_of_map(shape, block):
-    """The same for tokens of a routing map, whose experts are counted by map_columns."""
+def mask_of_map(shape):
+    """Device function (routing_map, token, lane) -> the mask of the ranks of a token's row of the map, by a warp."""
     n_experts, local = shape.n_experts, shape.n_local_experts
-    p_map = block.offset("ids")
 
     @device_fn
-    def look(params, token, lane):
-        return i32(0)
-
-    @device_fn
-    def mask_of(params, seen, token, lane):
-        row = u64(load_u64(params + u64(p_map))) + u64(token) * u64(n_experts)
+    def mask_of(routing_map, token, lane):
+        row = u64(routing_map) + u64(token) * u64(n_experts)
         mask, expert = u32(0), i32(lane)
         while expert < n_experts:
             if load_u8(row + u64(expert)) != 0:
-                mask = u32(mask | (u32(1) << u32(expert // local)))
+                mask = u32(mask | (u32(1) << u32(u32(expert) // u32(local))))
             expert = i32(expert + 32)
         mask = u32(mask | u32(shfl_xor(mask, 16)))
         mask = u32(mask | u32(shfl_xor(mask, 8)))
@@ -134,11 +138,7 @@ def ranks_of_map(shape, block):
         mask = u32(mask | u32(shfl_xor(mask, 2)))
         return u32(mask | u32(shfl_xor(mask, 1)))
 
-    @device_fn
-    def count(params, seen, token, lane, experts):
-        return mask_of(params, seen, token, lane)
-
-    return look, mask_of, count
+    return mask_of
 
 
 def groups_of_threads(shape):
@@ -149,20 +149,27 @@ def groups_of_threads(shape):
 def map_columns(shape, block):
     """Device functions over a block's tokens [first, end) of the routing map, one thread or several an expert.
 
-    by_group: shared int32 array [groups, E]. count(params, first, end, by_group): the tokens of each expert by group.
-    tell(columns, epoch, by_group), behind a barrier: tells the block's, and by_group becomes those of the groups
-    before. number(params, first, end, by_group, before, at), behind another: writes slot_of[token, expert], the token's
-    number among those that this rank sends to the expert, -1 where it is not routed; the block starts from
-    before[at + expert].
+    by_group: shared int32 array [groups, E]. fetch(routing_map, first, end): lets the block's part of the map come
+    nearer. count(routing_map, first, end, by_group): the tokens of each expert by group. add_groups(by_group, expert)
+    -> the block's, behind a barrier; by_group becomes those of the groups before. number(params, first, end, by_group,
+    before, at), behind another: writes slot_of[token, expert], the token's number among those that this rank sends to
+    the expert, -1 where it is not routed; the block starts from before[at + expert].
     """
     n_experts, groups = shape.n_experts, groups_of_threads(shape)
     p_map, p_slots = block.offset("ids"), block.offset("slot_of")
 
     @device_fn
     def tokens_of_group(first, end, group):
-        a_group = i32((end - first + groups - 1) // groups)
+        a_group = i32(u32(i32(end - first + groups - 1)) // u32(groups))
         start = i32(min(i32(first + group * a_group), end))
         return start, i32(min(i32(start + a_group), end))
+
+    @device_fn
+    def fetch(routing_map, first, end):
+        base, i = u64(routing_map) + u64(first) * u64(n_experts), i32(thread_idx())
+        while LINE * i < (end - first) * n_experts:
+            prefetch(base + u64(LINE) * u64(i))
+            i = i32(i + block_dim())
 
     @device_fn
     def routed(base, token, end, expert):
@@ -175,11 +182,11 @@ def map_columns(shape, block):
         return value
 
     @device_fn
-    def count(params, first, end, by_group):
-        base, i = u64(load_u64(params + u64(p_map))), i32(thread_idx())
+    def count(routing_map, first, end, by_group):
+        base, i = u64(routing_map), i32(thread_idx())
         while i < groups * n_experts:
-            expert, n = i32(i % n_experts), i32(0)
-            token, stop = tokens_of_group(first, end, i32(i // n_experts))
+            expert, n = i32(u32(i) % u32(n_experts)), i32(0)
+            token, stop = tokens_of_group(first, end, i32(u32(i) // u32(n_experts)))
             while token < stop:                 # four loads in flight
                 a, b = routed(base, token, stop, expert), routed(base, i32(token + 1), stop, expert)
                 c, d = routed(base, i32(token + 2), stop, expert), routed(base, i32(token + 3), stop, expert)
@@ -189,16 +196,13 @@ def map_columns(shape, block):
             i = i32(i + block_dim())
 
     @device_fn
-    def tell(columns, epoch, by_group):
-        expert = i32(thread_idx())
-        while expert < n_experts:
-            total, group = i32(0), i32(0)
-            while group < groups:
-                here = i32(by_group[group * n_experts + expert])
-                by_group[group * n_experts + expert] = total
-                total, group = i32(total + here), i32(group + 1)
-            st_relaxed_gpu_u64(columns + u64(8) * u64(expert), waits.told(epoch, total))
-            expert = i32(expert + block_dim())
+    def add_groups(by_group, expert):
+        total, group = i32(0), i32(0)
+        while group < groups:
+            here = i32(by_group[group * n_experts + expert])
+            by_group[group * n_experts + expert] = total
+            total, group = i32(total + here), i32(group + 1)
+        return total
 
     @device_fn
     def store_slot(slots, token, end, expert, is_routed, n):
@@ -215,9 +219,9 @@ def map_columns(shape, block):
         base, slots = u64(load_u64(params + u64(p_map))), u64(load_u64(params + u64(p_slots)))
         i = i32(thread_idx())
         while i < groups * n_experts:
-            expert = i32(i % n_experts)
+            expert = i32(u32(i) % u32(n_experts))
             n = i32(before[at + expert] + by_group[i])
-            token, stop = tokens_of_group(first, end, i32(i // n_experts))
+            token, stop = tokens_of_group(first, end, i32(u32(i) // u32(n_experts)))
             while token < stop:                 # four loads in flight
                 a, b = routed(base, token, stop, expert), routed(base, i32(token + 1), stop, expert)
                 c, d = routed(base, i32(token + 2), stop, expert), routed(base, i32(token + 3), stop, expert)
@@ -228,4 +232,4 @@ def map_columns(shape, block):
                 token = i32(token + 4)
             i = i32(i + block_dim())
 
-    return count, tell, number
+    return fetch, count, add_groups, number

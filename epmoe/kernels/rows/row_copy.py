@@ -4,6 +4,7 @@ from epmoe.device import device_fn, ffs, i32, load16, load16_nc, store16, u32, u
 
 VECTOR = 16         # bytes
 BATCH = 128         # vectors: four loads by each of 32 lanes
+FEWEST_PARTS = 7    # of a row that is sent, if it has so many batches, so that all warps end at about the same time
 
 
 @device_fn
@@ -44,7 +45,7 @@ def copy_to_lanes(*, read_only):
 
     @device_fn
     def store_batch(batch, place, mask, start, base, end, lane):
-        n, at = i32((end - base - lane + 31) // 32), u64(VECTOR) * u64(base + lane)
+        n, at = i32((end - base - lane + 31) >> 5), u64(VECTOR) * u64(base + lane)
         left = rotated(mask, start)
         while left != u32(0):
             to = u64(warp_broadcast_u64(place, i32((ffs(left) - 1 + start) & 31))) + at
@@ -61,6 +62,11 @@ def copy_to_lanes(*, read_only):
     return load_batch, store_batch, copy
 
 
+def fewest_parts(n_vectors):
+    """The fewest parts of a row of so many vectors that warps send."""
+    return min(FEWEST_PARTS, max(1, -(-n_vectors // BATCH)))
+
+
 def parts(n_vectors):
     """Device functions that share a row among warps where there are more warps than rows.
 
@@ -70,13 +76,14 @@ def parts(n_vectors):
 
     @device_fn
     def count(n_rows, warps):
-        return i32(max(1, min(most, i32(warps // max(n_rows, 1)))))
+        return i32(max(1, min(most, i32(u32(max(warps, 0)) // u32(max(n_rows, 1))))))
 
     @device_fn
     def span(part, n_parts):
-        runs = i32((most + n_parts - 1) // n_parts)
+        runs, a_run = i32(most), i32(1)
         if n_parts <= batches:                  # whole batches
-            runs = i32((batches + n_parts - 1) // n_parts * (BATCH // 32))
+            runs, a_run = i32(batches), i32(BATCH // 32)
+        runs = i32(i32(u32(i32(runs + n_parts - 1)) // u32(n_parts)) * a_run)
         first = i32(min(i32(part * runs * 32), n_vectors))
         return first, i32(min(i32(first + runs * 32), n_vectors))
 

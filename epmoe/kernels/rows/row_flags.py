@@ -57,7 +57,7 @@ def make(shape, block, phase, n_vectors, fewest_parts):
     @device_fn
     def count_parts(notes):
         rows = largest(i32(arriving(notes, i32(0))))
-        return i32(max(fewest, min(most, UNITS // max(rows, 1))))
+        return i32(max(fewest, min(most, i32(u32(UNITS) // u32(max(rows, 1))))))
 
     @device_fn
     def raise_flags(params, mask, row, part, epoch, lane):

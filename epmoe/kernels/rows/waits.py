@@ -2,8 +2,8 @@
 
 from epmoe.device import (atomic_add_relaxed_gpu_i32, block_dim, device_fn, fence_acq_rel_sys, globaltimer, grid_dim,
                           i32, ld_acquire_sys_i32, ld_acquire_sys_u32, ld_acquire_sys_u64, ld_relaxed_gpu_u64,
-                          load_u64, prefetch, red_add_release_gpu_i32, store_i32, store_u64, syncthreads_or, thread_idx,
-                          u32, u64, warp_broadcast_i32)
+                          load_u64, prefetch, red_add_release_gpu_i32, store_i32, store_u64,
+                          syncthreads_or, thread_idx, u32, u64, warp_broadcast_i32)
 
 from ..spin import POLLS_PER_LOOK, gives_up, wait_for_own_blocks
 from ..status import has_failed, record_expired
@@ -83,35 +83,41 @@ def claims(block, counter):
 
 
 def of_block(block, n_ranks):
-    """Device functions for one kernel: (begin, goes_on, all_begun, end).
+    """Device functions for one kernel: (begin, goes_on, say_begun, all_begun, end).
 
-    begin(params) -> (this call's epoch, whether a wait of this rank expired earlier). goes_on(params, failed): the
-    first barrier of a block; whether all its threads saw that none did. all_begun(params, phase): of the clerk, some
-    time in the call; whether all blocks of this rank have begun it. end(params, epoch, my_rank): of the clerk, when
-    all have begun and no peer writes here any more.
+    begin(params, words, told) -> what goes_on() needs. words: as in params, and an argument of the kernels besides, so
+    that the first look at them need not wait for the look at params; told: shared uint64 array [1]. goes_on(begun): the first barrier of a block -> this
+    call's epoch, 0 if a wait of this rank expired in an earlier one. say_begun(params): one thread of a block, behind
+    that barrier; whoever needs no fence of its own for it says it when the block has nothing urgent to do.
+    all_begun(params, phase): of the clerk, some time in the call; whether all blocks of this rank have said so.
+    end(params, epoch, my_rank): of the clerk, when all have begun and no peer writes here any more.
     """
     p_words, p_timeout, p_control = block.offset("words"), block.offset("timeout_ns"), block.offset("control_ptrs")
     n_lines, n_announcers = -(-8 * block.n_words // LINE), n_ranks * control.experts_at(n_ranks)
 
     @device_fn
-    def begin(params):
+    def begin(params, words, told):
         if thread_idx() < n_lines:              # one miss for all of them
             prefetch(params + u64(LINE) * u64(thread_idx()))
         if roles.is_clerk() and roles.announcer() < n_announcers:
             fence_acq_rel_sys()                 # earlier launches of this rank, before what it tells its peers
-        words = u64(load_u64(params + u64(p_words)))
-        failed = False
-        if thread_idx() == 0:
+        failed, last_epoch = False, u64(0)
+        if thread_idx() == 0:                   # others need not wait for it until the barrier
             failed = has_failed(words + u64(control.STATUS))
-        return u64(u64(load_u64(words + u64(control.EPOCH))) + u64(1)), failed
+            last_epoch = u64(load_u64(words + u64(control.EPOCH)))
+        return failed, last_epoch, told
 
     @device_fn
-    def goes_on(params, failed):
-        if syncthreads_or(failed):
-            return False
-        if thread_idx() == block_dim() - 1:     # all of this block have read the epoch
-            red_add_release_gpu_i32(u64(load_u64(params + u64(p_words))) + u64(control.BEGUN), i32(1))
-        return True
+    def goes_on(begun):
+        if thread_idx() == 0:
+            begun[2][0] = u64(begun[1] + u64(1))
+        if syncthreads_or(begun[0]):
+            return u64(0)
+        return u64(begun[2][0])
+
+    @device_fn
+    def say_begun(params):
+        red_add_release_gpu_i32(u64(load_u64(params + u64(p_words))) + u64(control.BEGUN), i32(1))
 
     @device_fn
     def all_begun(params, phase):
@@ -135,4 +141,4 @@ def of_block(block, n_ranks):
             store_i32(words + u64(control.BEGUN), i32(0))
             store_u64(words + u64(control.EPOCH), epoch)
 
-    return begin, goes_on, all_begun, end
+    return begin, goes_on, say_begun, all_begun, end

@@ -52,7 +52,8 @@ def make(shape, block, phase):
     def all_few(notes):
         most, i = i32(0), i32(lane_id())
         while i < ranks * ranks:
-            most = i32(max(most, i32(notes[i // ranks * n_words + control.COUNTS + i % ranks])))
+            source, target = i32(u32(i) // u32(ranks)), i32(u32(i) % u32(ranks))
+            most = i32(max(most, i32(notes[source * n_words + control.COUNTS + target])))
             i = i32(i + 32)
         return row_flags.largest(most) <= rows
 

@@ -1,0 +1,114 @@
+"""Numbers of a block's tokens among those that its rank sends to a rank: counted by warp, then given out in order.
+
+A warp has a run of the block's tokens. by_thread: tokens with ids, each looked at by a thread; by_warp: tokens of a
+routing map, each by a warp.
+"""
+
+from epmoe.device import (ballot, device_fn, i32, lane_id, load_u64, n_warps, popc, shfl_idx, store_i32, u32, u64,
+                          warp_id)
+
+from . import routing
+
+
+def _runs(unit):
+    """Device function (first, end) -> [start, stop) of the tokens of this warp, whole units of them where it can be."""
+    @device_fn
+    def tokens_of_warp(first, end):
+        units = u32(u32(i32(end - first + unit - 1)) // u32(unit))
+        a_warp = i32(u32(i32(i32(units) + n_warps() - 1)) // u32(n_warps())) * unit
+        start = i32(min(i32(first + warp_id() * a_warp), end))
+        return start, i32(min(i32(start + a_warp), end))
+
+    return tokens_of_warp
+
+
+def by_thread(shape, block):
+    """Device functions (count, number) over a block's tokens [first, end).
+
+    count(ids, first, end, by_warp): by_warp [warp, rank], the warp's tokens for a rank; ids: their address.
+    number(params, ids, first, end, by_warp, before): writes row_of; by_warp holds those of the warps before,
+    before[rank] those of the blocks before.
+    """
+    ranks, mask_of_token, tokens_of_warp = shape.n_ranks, routing.mask_by_thread(shape), _runs(32)
+    p_rows = block.offset("row_of")
+
+    @device_fn
+    def mask_before(ids, token, stop):
+        mask = u32(0)
+        if token < stop:
+            mask = u32(mask_of_token(ids, token))
+        return mask
+
+    @device_fn
+    def go_to(mask, rank):
+        """The lanes whose tokens go to the rank."""
+        return u32(ballot(u32(u32(mask >> u32(rank)) & u32(1)) != u32(0)))
+
+    @device_fn
+    def count(ids, first, end, by_warp):
+        lane, seen = i32(lane_id()), i32(0)
+        token, stop = tokens_of_warp(first, end)
+        while token < stop:
+            mask, rank = mask_before(ids, i32(token + lane), stop), i32(0)
+            while rank < ranks:
+                n = i32(popc(go_to(mask, rank)))
+                if lane == rank:
+                    seen = i32(seen + n)
+                rank = i32(rank + 1)
+            token = i32(token + 32)
+        if lane < ranks:
+            by_warp[warp_id() * ranks + lane] = seen
+
+    @device_fn
+    def number(params, ids, first, end, by_warp, before):
+        lane, next_row, rows = i32(lane_id()), i32(0), u64(load_u64(params + u64(p_rows)))
+        token, stop = tokens_of_warp(first, end)
+        if lane < ranks:
+            next_row = i32(before[lane] + by_warp[warp_id() * ranks + lane])
+        while token < stop:
+            mask, rank = mask_before(ids, i32(token + lane), stop), i32(0)
+            while rank < ranks:
+                go, row = go_to(mask, rank), i32(-1)
+                start = i32(shfl_idx(next_row, rank))
+                if u32(go >> u32(lane)) & u32(1) != u32(0):
+                    row = i32(start + popc(u32(go & u32(u32(u32(1) << u32(lane)) - u32(1)))))
+                if token + lane < stop:
+                    store_i32(rows + u64(4) * u64(i32(token + lane) * ranks + rank), row)
+                if lane == rank:
+                    next_row = i32(next_row + popc(go))
+                rank = i32(rank + 1)
+            token = i32(token + 32)
+
+    return count, number
+
+
+def by_warp(shape, block):
+    """The same for tokens of a routing map."""
+    ranks, mask_of, tokens_of_warp = shape.n_ranks, routing.mask_of_map(shape), _runs(1)
+    p_rows = block.offset("row_of")
+
+    @device_fn
+    def count(ids, first, end, by_warp):
+        lane, seen = i32(lane_id()), i32(0)
+        token, stop = tokens_of_warp(first, end)
+        while token < stop:
+            seen = i32(seen + i32(u32(u32(mask_of(ids, token, lane)) >> u32(lane)) & u32(1)))
+            token = i32(token + 1)
+        if lane < ranks:
+            by_warp[warp_id() * ranks + lane] = seen
+
+    @device_fn
+    def number(params, ids, first, end, by_warp, before):
+        lane, next_row, rows = i32(lane_id()), i32(0), u64(load_u64(params + u64(p_rows)))
+        token, stop = tokens_of_warp(first, end)
+        if lane < ranks:
+            next_row = i32(before[lane] + by_warp[warp_id() * ranks + lane])
+        while token < stop:
+            mask, row = u32(mask_of(ids, token, lane)), i32(-1)
+            if lane < ranks:
+                if u32(mask >> u32(lane)) & u32(1) != u32(0):
+                    row, next_row = next_row, i32(next_row + 1)
+                store_i32(rows + u64(4) * u64(token * ranks + lane), row)
+            token = i32(token + 1)
+
+    return count, number
