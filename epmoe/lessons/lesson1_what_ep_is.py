@@ -25,6 +25,7 @@ MATRIX = rng.integers(-3, 4, (N_EXPERTS, HIDDEN, HIDDEN)).astype(float)
 
 
 def expert(e, rows):
+    """Rows (n, HIDDEN) to results (n, HIDDEN)."""
     return rows @ MATRIX[e]
 
 
@@ -40,6 +41,7 @@ weights = np.array([[.75, .25], [.5, .5], [.25, .75], [.5, .5], [.75, .25]])
 
 
 def moe_layer(x, topk_ids, weights):
+    """Like x (tokens, HIDDEN); ids and weights are (tokens, TOP_K)."""
     out = np.zeros_like(x)
     for t in range(len(x)):
         for k in range(TOP_K):
@@ -71,6 +73,7 @@ N_LOCAL = N_EXPERTS // N_RANKS      # experts of each rank
 
 
 def owner(e):
+    """The rank of an expert, or of an array of them."""
     return e // N_LOCAL
 
 
@@ -107,6 +110,8 @@ assert traffic.sum() == 5 * TOP_K
 
 
 def dispatch(x, topk_ids):
+    """Lists over ranks, (tokens, HIDDEN) and (tokens, TOP_K), to what
+    each rank receives: rows, src_info, counts (N_LOCAL, N_RANKS), ends."""
     received = []
     for rank in range(N_RANKS):
         rows, src_info, ends = [], [], [0]
@@ -152,6 +157,7 @@ for rank, (rows, _, _, ends) in enumerate(received):
 
 
 def combine(outputs, received, weights):
+    """The experts' rows of each rank to (tokens, HIDDEN) of each rank."""
     out = [np.zeros((len(w), HIDDEN)) for w in weights]
     for y, (_, src_info, _, _) in zip(outputs, received):
         for row, (src, t, k) in zip(y, src_info):

@@ -52,6 +52,7 @@ N_LOCAL = cfg.n_experts // cfg.n_ranks
 
 
 def align16(n):
+    """The next multiple of 16, in bytes."""
     return (n + 15) // 16 * 16
 
 
@@ -66,6 +67,7 @@ print(payload_bytes, "+", src_info_bytes, "+", topk_info_bytes, "bytes =",
 
 
 def message(token, row, ids):
+    """uint8 (msg_bytes): a row (hidden) and its ids (top_k) as bytes."""
     out = np.zeros(msg_bytes, np.uint8)
     payload = row.astype(ml_dtypes.bfloat16).view(np.uint8)
     out[:len(payload)] = payload
@@ -104,6 +106,7 @@ shape = (N_LOCAL, cfg.n_ranks, cfg.max_tokens_per_rank, msg_bytes)
 
 
 def offset(local_expert, src_rank, slot):
+    """The byte of recv_buf at which a place begins."""
     place = local_expert
     place = place * cfg.n_ranks + src_rank
     place = place * cfg.max_tokens_per_rank + slot

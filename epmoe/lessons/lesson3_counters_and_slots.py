@@ -33,6 +33,7 @@ COUNTER, SLOTS = 0, 256             # where they lie, in bytes from `params`
 
 @kernel
 def with_a_pencil(params, num_tokens, my_rank):
+    """Every block claims CLAIMS slots and writes down which it got."""
     for i in range(CLAIMS):
         slot = load_i32(params + u64(COUNTER))
         store_i32(params + u64(COUNTER), slot + 1)
@@ -95,6 +96,7 @@ except RaceError as race:
 
 @kernel
 def with_an_atomic(params, num_tokens, my_rank):
+    """The same, where reading and adding are one operation."""
     for i in range(CLAIMS):
         slot = atomic_add_relaxed_gpu_i32(params + u64(COUNTER), 1)
         mine = params + u64(SLOTS + 4 * (block_idx() * CLAIMS + i))

@@ -30,6 +30,7 @@ MESSAGE, FLAG, SEEN = 0, 64, 128    # bytes from `params`
 
 
 def passing(write, flag_up, look, read):
+    """A kernel out of four operations on addresses."""
     @kernel
     def pass_a_message(params, num_tokens, my_rank):
         if my_rank == 0:
@@ -64,6 +65,7 @@ def run(kern, seed, blocks=1, **options):
 
 
 def race(kern, **options):
+    """The report of the first race under 8 schedules, in words."""
     for seed in range(8):
         try:
             run(kern, seed, racecheck=True, **options)
@@ -148,6 +150,7 @@ assert report.startswith("no race")
 
 
 def fenced(with_fence):
+    """The kernel with a relaxed flag, and a fence before it or none."""
     def flag_up(address, value):
         if with_fence:
             fence_acq_rel_sys()
@@ -195,6 +198,7 @@ WRITERS = 3
 
 
 def chain(count_up, see_all):
+    """A kernel of writers, a signaller and a reader."""
     @kernel
     def three_parties(params, num_tokens, my_rank):
         flag, finished = params + u64(FLAG), params + u64(FLAG + 4)

@@ -32,6 +32,7 @@ MESSAGE, WORD, ANSWER, GOT = 0, 4, 8, 64        # in a rank's memory
 
 
 def rounds(n_rounds, answers):
+    """A kernel of so many dispatches; answers: with a combine after each."""
     @kernel
     def exchange(params, num_tokens, my_rank):
         own = load_u64(params + u64(8 * my_rank))

@@ -28,6 +28,7 @@ N_LOCAL = N_EXPERTS // N_RANKS
 
 
 def routing(tokens, seed=0):
+    """Over ranks: int (tokens, TOP_K), distinct expert ids."""
     rng = np.random.default_rng(seed)
     return [np.argsort(rng.random((tokens, N_EXPERTS)), axis=1)[:, :TOP_K]
             for _ in range(N_RANKS)]
@@ -37,6 +38,7 @@ def routing(tokens, seed=0):
 
 
 def pairs_matrix(topk_ids):
+    """int (N_RANKS, N_RANKS)."""
     return np.array([[(ids // N_LOCAL == dst).sum() for dst in range(N_RANKS)]
                      for ids in topk_ids])
 
@@ -51,6 +53,7 @@ print(matrix)
 
 
 def busiest(matrix):
+    """The most tokens that cross one GPU's way out, or in."""
     others = matrix - np.diag(np.diag(matrix))
     return max(others.sum(axis=0).max(), others.sum(axis=1).max())
 
@@ -104,12 +107,14 @@ for name in ("bf16", "fp8_blockwise", "mxfp8", "mxfp4", "nvfp4"):
 
 
 def ranks_visited(n_ranks):
+    """How many ranks a token visits, in the mean."""
     local = N_EXPERTS // n_ranks
     missed = comb(N_EXPERTS - local, TOP_K) / comb(N_EXPERTS, TOP_K)
     return n_ranks * (1 - missed)
 
 
 def rows_matrix(topk_ids):
+    """int (N_RANKS, N_RANKS): a token counts once for a rank."""
     return np.array([[(ids // N_LOCAL == dst).any(axis=1).sum()
                       for dst in range(N_RANKS)] for ids in topk_ids])
 
@@ -163,6 +168,7 @@ assert 0.05 < differ < 0.9
 
 
 def times_and_floor(kernels, phase, tokens):
+    """Microseconds, and in brackets how many floors that is."""
     row = found.row(kernels, phase, tokens)
     if row is None:
         return f"{'-':>16}"
@@ -187,6 +193,7 @@ if found:
 
 
 def compared(phase, tokens, kernels, name):
+    """Bytes and time of some kernels as parts of plain pairs'."""
     pairs = found.row("pairs plain", phase, tokens)
     other = found.row(kernels, phase, tokens)
     if pairs and other:
