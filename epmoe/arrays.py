@@ -30,6 +30,7 @@ class Array:
 
     @property
     def is_contiguous(self):
+        """Whether it lies in C order without gaps."""
         return self.strides is None
 
 

@@ -39,6 +39,7 @@ class Worlds:
 
     @property
     def prints(self):
+        """Whether this process prints: rank 0."""
         return self.rank == 0
 
     def make(self, n_ranks, seed):

@@ -47,6 +47,7 @@ class Case:
         return {name for name, on in named.items() if on}
 
     def stream(self, round_, *key):
+        """A random stream of the case's seed, a round and a key: the same on every rank."""
         return random_bits.stream(self.seed, round_, *key)
 
     def input_tokens(self, round_=0):

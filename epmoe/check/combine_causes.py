@@ -57,6 +57,7 @@ class Sum:
         return acc
 
     def shared(self):
+        """float32 [T, hidden]: the shared expert's rows, zero for tokens outside the rank's share."""
         first, n = epmoe_ref.shared_expert_share(self.cfg, self.rank, len(self.ids))
         rows = np.zeros((len(self.ids), self.cfg.hidden), self.dtype)
         rows[first:first + n] = self.round.case.shared_outputs(self.round.number, self.rank, n)
@@ -73,6 +74,7 @@ class Sum:
         return value
 
     def rounded(self, acc):
+        """Rounded to the output's type, as float32."""
         return acc.astype(self.dtype).astype(np.float32)
 
 

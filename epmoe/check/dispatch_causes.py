@@ -28,13 +28,16 @@ class Suspect:
 
     @property
     def cfg(self):
+        """The EPConfig."""
         return self.round.cfg
 
     @property
     def where(self) -> Places:
+        """What the reference's rows are."""
         return places_of(self.cfg, self.rank, self.want)
 
     def both(self, name):
+        """A field of the result and of the reference's, as arrays."""
         return array(self.got, name), array(self.want, name)
 
     def before(self, name):

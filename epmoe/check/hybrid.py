@@ -34,9 +34,11 @@ class HybridCase:
 
     @property
     def n_experts(self):
+        """E, over all ranks."""
         return self.n_local_experts * len(self.n_tokens)
 
     def x(self, round_):
+        """bf16 [T, H] over ranks."""
         return [made("bf16", self.seed, round_, X, rank, (n, self.hidden)) for rank, n in enumerate(self.n_tokens)]
 
     def routing_map(self, round_):

@@ -29,15 +29,19 @@ class Places:
 
     @property
     def n_rows(self):
+        """Rows in all."""
         return len(self.group)
 
     def routed(self):
+        """Rows that hold a routed token."""
         return np.flatnonzero(self.src_rank >= 0)
 
     def padding(self):
+        """Rows that only fill up a group."""
         return np.flatnonzero(self.src_rank == PADDING)
 
     def shared(self):
+        """Rows of the shared expert."""
         return np.flatnonzero(self.src_rank == SHARED)
 
 

@@ -29,6 +29,7 @@ class RowsCase:
     rounds: int = 2
 
     def x(self, round_):
+        """bf16 [T, H] over ranks."""
         return [random_bits.floats("bf16", random_bits.stream(self.seed, round_, X, rank, np.arange(n)), self.hidden)
                 for rank, n in enumerate(self.n_tokens)]
 

@@ -103,6 +103,7 @@ class Teller:
         self.console = Console(file=stream, highlight=False, width=WIDTH)
 
     def line(self, text="", style=""):
+        """One line, as it is."""
         self.console.print(text, style=style, markup=False, soft_wrap=True)
 
     def text(self, lines):

@@ -34,6 +34,7 @@ class Verdict:
 
     @property
     def killed(self):
+        """Whether something noticed it."""
         return self.how not in ("survives", "unused")
 
 

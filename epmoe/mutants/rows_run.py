@@ -167,6 +167,7 @@ class RowsRun:
         self.flying, self.read_from, self.lent = False, [], []
 
     def go(self):
+        """Run the world's rounds with the edited kernels; raises what notices the edit."""
         blocks, threads = self.world.shape
         with self._edited():
             buffer = Buffer(self.local, launch=LaunchConfig(blocks, threads), timeout=TIMEOUT)

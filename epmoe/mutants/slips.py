@@ -44,6 +44,7 @@ class Slip:
 
     @property
     def change(self):
+        """What is done, in words."""
         return self.what
 
     @property
@@ -108,10 +109,12 @@ def touches_memory(node):
 
 
 def assigned(node):
+    """Names that a statement assigns."""
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
 
 def used(node):
+    """Names that it reads."""
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
 
 
@@ -121,6 +124,7 @@ def independent(a, b):
 
 
 def leaves(node):
+    """Whether it leaves its block, or defines a function."""
     return any(isinstance(n, (ast.Return, ast.Break, ast.Continue, ast.FunctionDef)) for n in ast.walk(node))
 
 

@@ -49,6 +49,7 @@ class Token:
 
     @property
     def place(self):
+        """file:line."""
         return f"{self.file}:{self.line}"
 
 

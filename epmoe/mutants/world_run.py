@@ -68,20 +68,24 @@ class WorldRun:
 
     # ------------------------------------------------------------------ memory
     def new(self, name, rank, shape, dtype):
+        """A new buffer with one named region."""
         buffer = self.machine.alloc(int(np.prod(shape)) * np.dtype(dtype).itemsize, name, rank,
                                     regions=[(name, 0, shape, np.dtype(dtype), ())])
         self.buffers.append(buffer)
         return buffer
 
     def put(self, name, rank, array):
+        """Address of a new buffer that holds an array."""
         buffer = self.new(name, rank, array.shape, array.dtype)
         buffer.write(array)
         return buffer.address
 
     def at(self, rank, name):
+        """Address of a region."""
         return self.regions[rank][name].address
 
     def peers(self, rank, name):
+        """Addresses of a region on the ranks of the p2p world."""
         first = rank // self.cfg.p2p_world_size * self.cfg.p2p_world_size
         return [self.at(first + i, name) for i in range(self.cfg.p2p_world_size)]
 
@@ -189,6 +193,7 @@ class WorldRun:
             raise WrongResult(f"status of rank {rank} is {words.tolist()}; bad and repeated ids: {counts}")
 
     def counters(self, rank, name):
+        """A counter region, as a view."""
         region = next(c for c in layout.counter_regions(self.cfg) if c.name == name)
         return self.regions[rank]["ep_counters"].array(np.int32, region.shape, region.offset)
 

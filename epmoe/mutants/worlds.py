@@ -42,6 +42,7 @@ class World:
 
     @property
     def cfg(self):
+        """The EPConfig."""
         return EPConfig(**self.sizes)
 
 
@@ -74,10 +75,12 @@ class RowsWorld:
 
     @property
     def n_ranks(self):
+        """Ranks."""
         return len(self.tokens)
 
     @property
     def n_experts(self):
+        """Experts of all ranks."""
         return self.local * self.n_ranks
 
 

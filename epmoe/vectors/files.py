@@ -27,6 +27,7 @@ class Array:
 
     @property
     def key(self):
+        """Its name in the file: with the rank, if it is one's."""
         return self.name if self.rank is None else f"{self.name}.rank{self.rank}"
 
     @property
