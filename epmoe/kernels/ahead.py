@@ -50,12 +50,14 @@ def piece(n_bytes):
 
     @device_fn
     def bounds(part, n_parts):
+        """The first vector of a part, and the end of it."""
         runs = divided(i32(n_runs + n_parts - 1), n_parts)
         first = i32(part * runs * LANES)
         return first, i32(min(first + runs * LANES, n_vectors))
 
     @device_fn
     def load(src, i, end):
+        """Vector i and the next three at distances of 32, on their way."""
         # Past the end the last vector is read again and not stored: no branch comes between the loads.
         last = i32(end - 1)
         return (load16_nc(src + u64(16) * u64(min(i, last))), load16_nc(src + u64(16) * u64(min(i + LANES, last))),
@@ -64,11 +66,13 @@ def piece(n_bytes):
 
     @device_fn
     def store_one(dst, i, end, q):
+        """Stores one vector below the end."""
         if i < end:
             store16(dst + u64(16) * u64(i), q[0], q[1], q[2], q[3])
 
     @device_fn
     def store(dst, i, end, held):
+        """Stores what `load` gave."""
         store_one(dst, i, end, held[0])
         store_one(dst, i32(i + LANES), end, held[1])
         store_one(dst, i32(i + 2 * LANES), end, held[2])

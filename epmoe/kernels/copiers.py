@@ -73,6 +73,7 @@ def make(cfg, block, threads, mark, leave):
 
     @device_fn
     def message_at(recv_buf, entry, slot):
+        """Address of a message in recv_buf."""
         return u64(recv_buf + (u64(entry) * u64(tokens_per_rank) + u64(slot)) * u64(msg_bytes))
 
     @device_fn
@@ -86,6 +87,7 @@ def make(cfg, block, threads, mark, leave):
 
     @device_fn
     def copy_row(params, recv_buf, at, token, reference, row, group, row_in_group, tile, my_rank, part, n_parts, lane):
+        """A warp decodes its part of a message to the row; with the first part goes src_info."""
         id16 = i32(0)
         if part == 0:
             id16 = load_id(at, lane)

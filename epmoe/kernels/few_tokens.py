@@ -58,6 +58,7 @@ def make(cfg, block, mark, scale_of, pieces):
 
     @device_fn
     def id_of(topk_ids, token, num_tokens, lane):
+        """The id in the slot of this lane, -1 where there is no such token."""
         value = i32(-1)
         if token < num_tokens:
             value = load_id(topk_ids, token, lane)
@@ -120,6 +121,7 @@ def make(cfg, block, mark, scale_of, pieces):
 
     @device_fn
     def send_to(params, topk_ids, tokens, num_tokens, owner, my_rank, failed, wanted, places, experts, carriers):
+        """All that a block does for the rank `owner`; whether it had to give up."""
         # everything that comes from memory is under way before any of it is waited for
         lane, token, i = i32(lane_id()), i32(warp_id()), i32(thread_idx())
         to_buf, value = recv_buf(params, owner, my_rank), id_of(topk_ids, token, num_tokens, lane)

@@ -41,6 +41,7 @@ def make(cfg) -> Trailer:
 
     @device_fn
     def two_ids(id16, slot):
+        """Two ids of topk_info as one word, from the lanes that hold them."""
         low, high = u32(shfl_idx(id16, i32(slot & 31))), u32(shfl_idx(id16, i32((slot + 1) & 31)))
         pair = u32(0)
         if slot >= 0 and slot < top_k:      # behind the ids, and in src_info, there is padding: zero

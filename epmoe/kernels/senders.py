@@ -189,11 +189,13 @@ def make(cfg, block, mark, input_scale=None, shares=False):
 
     @device_fn
     def fetch_ids(topk_ids, token, num_tokens):
+        """Asks for the ids of a token; a thread of the block takes one."""
         if thread_idx() < batch and token < num_tokens:
             prefetch(topk_ids + u64(4) * u64(token * top_k))
 
     @device_fn
     def fetch_all_ids(topk_ids, num_tokens):
+        """Asks for all ids, for the block that counts."""
         i = i32(thread_idx())
         while i * ahead.SECTOR < num_tokens * top_k * 4:
             prefetch(topk_ids + u64(ahead.SECTOR) * u64(i))

@@ -64,6 +64,7 @@ def make(cfg, block) -> Signaller:
 
     @device_fn
     def signal_expert(params, expert, my_rank, count):
+        """The signal to the expert's owner."""
         # what this thread acquired from `finished` goes with it, at system scope
         signal(params, i32(expert // local), my_rank, index_of(expert, my_rank), count)
 
@@ -79,6 +80,7 @@ def make(cfg, block) -> Signaller:
 
     @device_fn
     def load_ids(topk_ids, at_id, n_ids, lane):
+        """A lane's id out of the list of all tokens' ids; -1 behind the end."""
         value = i32(-1)
         if lane < ids_a_warp and at_id + lane < n_ids:
             value = i32(load_i32(topk_ids + u64(4) * u64(at_id + lane)))
@@ -86,6 +88,7 @@ def make(cfg, block) -> Signaller:
 
     @device_fn
     def count_id(value, first, wanted, lane):
+        """Counts a lane's id if it is one of the window's experts."""
         expert = clean_id(value, i32(lane // top_k), lane)
         if expert >= first and expert < first + window:
             shared_add_i32(wanted, i32(expert - first), i32(1))
@@ -110,6 +113,7 @@ def make(cfg, block) -> Signaller:
 
     @device_fn
     def announce_expert(params, expert, count, my_rank, n_parts):
+        """Tells the owner of an expert its count, and enters the debt; the signal itself if nothing is owed."""
         owner, index = i32(expert // local), index_of(expert, my_rank)
         if count == 0:
             signal(params, owner, my_rank, index, count)

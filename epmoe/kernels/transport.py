@@ -2,10 +2,10 @@
 
 Inside a p2p world: plain stores into the peer's mapped memory, and a release at system scope. To ranks of other
 worlds (use_shmem): SHMEM puts out of a symmetric send_buf, and a SHMEM signal. One count signal covers the puts of many
-warps, so the order is: every lane of a warp completes its puts, then a lane adds to `finished`, release at device
-scope; the signalling thread acquires `finished`, and a fence of its own at system scope carries what it acquired to the
-signal, which by itself orders nothing. A put that was not completed may arrive after the signal; its source is read
-until then.
+warps, so the order is: every lane of a warp completes its puts; then they are counted in `finished`, release at device
+scope, by their warp or, behind a barrier, by a thread for the whole block; whoever finds the count complete has
+acquired all of them, and a fence of its own at system scope carries that to the signal, which by itself orders nothing.
+A put that was not completed may arrive after the signal; its source is read until then.
 """
 
 from typing import NamedTuple
@@ -54,6 +54,7 @@ def make(cfg, block) -> Transport:
 
     @device_fn
     def word_at(params, rank, index):
+        """Address of a word of that rank's recv_count."""
         return u64(load_u64(params + u64(counts) + u64(8) * u64(rank % world_size))) + u64(8) * u64(index)
 
     @device_fn
@@ -86,7 +87,7 @@ def _with_shmem(recv_buf_here, signal_here, tell, counts, world_size) -> Transpo
     def signal(params, rank, my_rank, index, count):
         if is_far(rank, my_rank):
             own = u64(load_u64(params + u64(counts) + u64(8) * u64(my_rank % world_size)))
-            shmem_fence()               # what `finished` brought from other warps, before the signal
+            shmem_fence()               # what was acquired from other warps by `finished`, before the signal
             shmem_signal_set(own + u64(8) * u64(index), u64(count), rank)
         else:
             signal_here(params, rank, my_rank, index, count)
