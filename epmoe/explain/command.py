@@ -25,7 +25,8 @@ def add_arguments(parser):
                        "format needs)")
     options = parser.add_argument_group("what runs")
     options.add_argument("--format", choices=tuple(TOKEN_FORMATS), default="bf16", help="token format (default bf16)")
-    options.add_argument("--fused", action="store_true", help="fused kernels (default: split)")
+    options.add_argument("--fused", action="store_true", help="fused kernels, which send a token to a rank once "
+                         "(default: split ones, which send every message whole)")
     options.add_argument("--seed", type=int, default=0, help="of tokens, routing, experts and schedule (default 0)")
     files = parser.add_argument_group("files")
     files.add_argument("--out", default="explain.html", metavar="FILE", help="the page (default %(default)s)")
