@@ -126,7 +126,9 @@ class Buffer:
         heap_at = self.staging_at + self.staging_bytes
         nbytes, n_flags = heap_at + self.heap_bytes, self.flag_bytes // row_flags.bytes_for(1)
         regions = [("row flags", 0, (n_flags, row_flags.PARTS), np.uint32, ("row", "part")),
-                   ("rows pool", self.flag_bytes, (nbytes - self.flag_bytes,), np.uint8, ("byte",))]
+                   ("rows windows", self.flag_bytes, (2, self.window_bytes), np.uint8, ("parity", "byte")),
+                   ("rows staging", self.staging_at, (self.staging_bytes,), np.uint8, ("byte",)),
+                   ("rows results", heap_at, (self.heap_bytes,), np.uint8, ("byte",))]
         self._pool = self.world.allocate(nbytes, "rows pool", regions, self.timeout)
         for r in self.ranks:
             self._pool.buffers[r.rank].fill(0, 0, self.flag_bytes)
