@@ -139,11 +139,16 @@ def device():
     """What epmoe would run on in this process."""
     try:
         from epmoe import device as chosen
+        from epmoe.device.gpu_present import gpu_present
     except Exception as e:
         return Finding("epmoe runs on", WRONG, f"importing epmoe.device fails: {e}", "see the lines above")
     why = [f"{name}={os.environ[name]}" for name in ("EPMOE_DEVICE", "NUMBA_ENABLE_CUDASIM") if os.environ.get(name)]
     saw = "the simulator" if chosen.SIM else "the GPU"
-    return Finding("epmoe runs on", OK, f"{saw} ({', '.join(why)})" if why else saw)
+    saw = f"{saw} ({', '.join(why)})" if why else saw
+    if not chosen.SIM and not gpu_present():
+        return Finding("epmoe runs on", WRONG, f"{saw}, and none can be used",
+                       "EPMOE_DEVICE=sim, or without it, for the simulator; with it kernels can only be compiled")
+    return Finding("epmoe runs on", OK, saw)
 
 
 def find_mpirun():

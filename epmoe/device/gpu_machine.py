@@ -71,8 +71,9 @@ class GpuMachine:
                 cuda.select_device(ordinal)
             context = cuda.current_context()
         except Exception as error:
+            why = " ".join(str(error).split()).strip(" :")      # numba's texts have several lines
             raise UnavailableError("no CUDA GPU can be used (%s); EPMOE_DEVICE=sim runs the simulator instead"
-                                   % error) from error
+                                   % why) from error
         self.n_ranks, self.rank = n_ranks, rank
         self.ranks_here = n_ranks if rank is None else 1
         self._context = check(cu.cuCtxGetCurrent())

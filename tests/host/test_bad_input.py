@@ -172,6 +172,14 @@ def test_what_is_no_world_or_no_launch_is_refused(given, parts):
     assert all(part in str(error.value) for part in parts), error.value
 
 
+def test_a_seed_of_the_environment_is_a_number_or_none(monkeypatch):
+    monkeypatch.setenv("EPMOE_SEED", "none")
+    assert LocalWorld(2).n_ranks == 2
+    monkeypatch.setenv("EPMOE_SEED", "abc")
+    with pytest.raises(EPValueError, match="EPMOE_SEED=abc must be a whole number"):
+        LocalWorld(2)
+
+
 def test_a_region_that_is_not_there_is_refused_with_those_that_are():
     with parallel(config()) as ep:
         with pytest.raises(EPValueError, match="no region 'recv_count'; there are .*dispatch_recv_count.*reserved"):

@@ -233,6 +233,16 @@ def test_doctor_reports_and_finds_this_machine_able(capsys):
     assert status == 0 and "can run here" in out.out
 
 
+def test_a_gpu_that_is_asked_for_and_not_there_is_no_able_machine(monkeypatch):
+    from epmoe import device
+    from epmoe.device import gpu_present
+
+    monkeypatch.setattr(device, "SIM", False)
+    monkeypatch.setattr(gpu_present, "gpu_present", lambda: False)
+    finding = doctor.device()
+    assert finding.state == "wrong" and "EPMOE_DEVICE=sim" in finding.remedy
+
+
 @pytest.mark.parametrize("numpy, state", [("2.4.6", "ok"), ("2.5.0", "wrong"), ("3.0", "wrong")])
 def test_doctor_knows_the_pair_that_breaks(numpy, state):
     finding = doctor.numpy_pair(numpy, "0.30.4")

@@ -120,6 +120,8 @@ class SimMachine:
         self.n_ranks, self.rank = n_ranks, rank
         if seed is ...:
             text = os.environ.get("EPMOE_SEED", "0").strip()
+            if text.lower() != "none" and not text.lstrip("-").isdecimal():
+                raise EPValueError("EPMOE_SEED=%s must be a whole number, or none for plain round-robin" % text)
             seed = None if text.lower() == "none" else int(text)
         self.seed = seed
         self.random = None if seed is None else random.Random(seed)
