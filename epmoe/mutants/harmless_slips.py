@@ -10,8 +10,6 @@ HARMLESS_SLIPS = {
     "few_tokens.py make.send_to: whose: my_rank -> owner in signal(params, owner, my_rank, i32(i * n_ranks + my_rank), "
     "i":
         FAR + ", and few tokens go this way only where there are none",
-    "few_tokens.py make.send_to: whose: my_rank -> owner in signal(params, owner, my_rank, i32(i * n_ranks + my_rank), "
-    "i (number 3)": FAR + ", and few tokens go this way only where there are none",
     "returners.py make.signal_entry: whose: my_rank -> source in signal(params, rank_of(entry, my_rank), my_rank, "
     "i32(entry /": FAR + "; source differs from my_rank under skip_a2a alone, which has nobody far",
     "rows/senders.py make.send: swap: if is_numbered_now and mine == 0 and shared: / if shared:":
@@ -28,11 +26,7 @@ HARMLESS_SLIPS = {
     "u64(ld_acquire_s": "only the record of an expired wait has it, and the host names who is missing by the notes",
     "rows/expanders.py make.expand_rows: swap: if come == u32(0) and looks % LOOKS == 0: / syncwarp()":
         "await_flag, inside the condition, ends with a syncwarp of its own, and after it the flags are looked at again",
-    "rows/layout.py make.count: swap: clear(totals, n_columns) / if expert_major:":
-        "another barrier lies between both and the first sum into totals",
-    "rows/layout.py make.add_word: swap: shared_add_i32(totals, column, number) / if with_before and i // per_block < "
-    "block_idx():": OWN,
-    "rows/routing.py ranks_of_ids.count: swap: if expert >= 0: / record(seen, expert, token, lane, "
+    "rows/routing.py experts_of_ids.add_token: swap: if expert >= 0: / record(seen, expert, token, lane, "
     "u64(load_u64(params + u64(": OWN,
     "rows/senders.py make.send: swap: if encodes and mask != u32(0): / if following < n_units:":
         "the second only asks for what comes next",
