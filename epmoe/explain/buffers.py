@@ -77,9 +77,9 @@ def sizes_text(history):
     trailer = sizes.msg_bytes - sizes.token_size
     what = (f"A message is the token's payload ({sizes.token_size:,} bytes) and a trailer ({trailer} bytes) with the "
             "token's number and its expert ids. ")
-    if not history.recording.fused:
-        return what + (f"Here each of the {n} messages has both: {n * sizes.msg_bytes:,} bytes. The fused kernels "
-                       "(--fused) send a token's payload to a rank only once.")
+    if not history.recording.fused or cfg.n_ranks == 1:
+        return what + (f"Here each of the {n} messages has both: {n * sizes.msg_bytes:,} bytes. Between several ranks "
+                       "the fused kernels (--fused) send a token's payload only once to each.")
     if not hollow:
         return what + ("These fused kernels send a token's payload to a rank only once; in this round no token has two "
                        f"experts on one rank, so each of the {n} messages has both.")
