@@ -1,4 +1,4 @@
-"""`python -m benchmarks figure FILE.json ...`: time against tokens, a panel an operation, with the floor and the peers."""
+"""`python -m benchmarks figure FILE.json ...`: time against tokens, a panel an operation, with floor and peers."""
 
 import sys
 from pathlib import Path
@@ -9,8 +9,8 @@ from benchmarks.readme_table import short
 # title, kernels, phase
 PANELS = (("pairs: dispatch", ("pairs fused",), "dispatch"), ("pairs: combine", ("pairs fused",), "combine"),
           ("rows: dispatch", ("rows", "expert-major"), "dispatch"), ("rows: combine", ("rows",), "combine"))
-# Okabe and Ito's colours, which everybody can tell apart, and a marker each. Ours: lines; peers of the same run: dashed;
-# constants: the marker alone, hollow.
+# Okabe and Ito's colours, which everybody can tell apart, and a marker each. Ours: lines; peers of the same run:
+# dashed; constants: the marker alone, hollow.
 LOOKS = {"pairs fused": ("#0072B2", "o"), "rows": ("#0072B2", "o"), "expert-major": ("#56B4E9", "v"),
          "nccl all-to-all": ("#D55E00", "s"), "DeepEP low latency": ("#CC79A7", "^"), "DeepEP V1": ("#009E73", "D"),
          "DeepEP V2": ("#E69F00", "P")}

@@ -57,8 +57,8 @@ def markdown(record, hidden=7168, experts=256):
 def below(record, hidden, experts):
     """What the figures are, in words."""
     link = sorted({part["link_gbps"] for part in record["parts"]})
-    return (f"Microseconds on {record['n_ranks']} x {record['device'].partition(',')[0]}, {record['date'][:10]}: device "
-            f"time of the slowest rank, median, cold L2; {hidden} columns, {experts} experts, top "
+    return (f"Microseconds on {record['n_ranks']} x {record['device'].partition(',')[0]}, {record['date'][:10]}: "
+            f"device time of the slowest rank, median, cold L2; {hidden} columns, {experts} experts, top "
             f"{record['rows'][0]['top_k']}. Floor: the bytes that the routing sends to other ranks, over the links' "
             f"{' to '.join(f'{gbps:g}' for gbps in (link[:1] + link[1:][-1:]))} GB/s, measured in the same run. "
             "Peers with a star were measured before on the same kind of machine, the others in the same run.")

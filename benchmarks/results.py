@@ -1,4 +1,4 @@
-"""Files of results: date, machine, versions, commit, the link, and the rows; `python -m benchmarks merge` joins them."""
+"""Files of results: date, machine, versions, commit, the link, the rows; `python -m benchmarks merge` joins them."""
 
 import json
 from pathlib import Path

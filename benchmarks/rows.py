@@ -31,7 +31,7 @@ class _FusedA2A:
         self.result, self.handle, self._y = None, None, {}
 
     def y_of(self, rows):
-        """Expert outputs with as many rows as each rank's result, made once, so that no call under test waits for it."""
+        """Expert outputs with as many rows as each rank's result, made once: no call under test waits for it."""
         rows = tuple(rows) if self.world.lists else (rows,)
         if rows not in self._y:
             self._y[rows] = self.arrays.of_ranks(

@@ -91,7 +91,8 @@ class _Run:
         record["seconds"] = round(self.seconds(), 1)
         self._write()
         whole = self._whole()
-        self.say("", table.table(whole["rows"]), "", *targets.report(whole), "", *peers.report(whole), f"{self.seconds():.0f} s")
+        self.say("", table.table(whole["rows"]), "", *targets.report(whole), "", *peers.report(whole),
+                 f"{self.seconds():.0f} s")
         if self.file:
             self.say(f"written: {self.file}")
 

@@ -18,7 +18,8 @@ class TorchPeer:
 
     def __init__(self, world, shape):
         if world.lists or device.SIM:
-            raise UnavailableError(f"{self.needs} needs a GPU for each rank: mpirun -n N python -m mpi4py -m benchmarks")
+            raise UnavailableError(f"{self.needs} needs a GPU for each rank: "
+                                   "mpirun -n N python -m mpi4py -m benchmarks")
         import torch
 
         torch.cuda.set_device(world.machine.ordinal)

@@ -48,12 +48,13 @@ def add_arguments(parser):
     options.add_argument("--weights", choices=WEIGHTS, default="array", help="router weights (default array)")
     options.add_argument("--epilogue", action="store_true", help="an elementwise epilogue in combine")
     options.add_argument("--seed", type=int, default=0, help="of tokens, routing, experts and schedule (default 0)")
-    options.add_argument("--seeds", type=at_least_one, default=1, metavar="N", help="N seeds in a row, beginning with --seed")
+    options.add_argument("--seeds", type=at_least_one, default=1, metavar="N",
+                         help="N seeds in a row, beginning with --seed")
     options.add_argument("--racecheck", action="store_true", help="simulator: with the race detector")
     options.add_argument("--world", choices=("auto", "local", "mpi"), default="auto",
                          help="all ranks in this process, or one rank a process (default: what mpirun suggests)")
-    options.add_argument("--p2p-world-size", type=at_least_one, metavar="N", help="p2p worlds of N ranks, and SHMEM between "
-                         "them (default: one p2p world)")
+    options.add_argument("--p2p-world-size", type=at_least_one, metavar="N",
+                         help="p2p worlds of N ranks, and SHMEM between them (default: one p2p world)")
     options.add_argument("--timeout", type=float, default=30.0, metavar="S", help="seconds after which a wait gives up")
     files = parser.add_argument_group("files and output")
     files.add_argument("--input", metavar="FILE.npz", help="your own x (N, hidden), topk_ids (N, K), topk_weights (N, "
@@ -66,8 +67,8 @@ def add_arguments(parser):
     files.add_argument("--compile", type=_part, metavar="I/N", help="with --all: every Nth piece of the kernels of the "
                        "cases from the Ith on, compiled into the disk cache, and no more; a walk on GPUs has that done "
                        "first. With EPMOE_DEVICE=gpu no GPU is needed")
-    files.add_argument("--cc", type=_cc, metavar="X.Y", default=(9, 0), help="with --compile: compute capability of the "
-                       "GPU (default 9.0)")
+    files.add_argument("--cc", type=_cc, metavar="X.Y", default=(9, 0),
+                       help="with --compile: compute capability of the GPU (default 9.0)")
     files.add_argument("--sample", type=at_least_one, metavar="N", help="with --all: only N cases, drawn with --seed")
 
 

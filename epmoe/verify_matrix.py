@@ -74,8 +74,8 @@ def walk(args, console, worlds):
     if not device.SIM:
         kernels, compiled, n = verify_kernels.compile_all(args, chosen, worlds.make(n_ranks, args.seed))
         if not args.json:
-            console.print(f"{kernels} kernels: {compiled} compiled by {n} processes, in {time.perf_counter() - start:.0f}"
-                          " s", style="dim")
+            spent = time.perf_counter() - start
+            console.print(f"{kernels} kernels: {compiled} compiled by {n} processes, in {spent:.0f} s", style="dim")
     results = []
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

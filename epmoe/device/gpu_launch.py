@@ -13,7 +13,7 @@ _libraries = []         # loaded code, which lives as long as the process
 
 
 def load_cubin(cubin, name, introduce=None):
-    """The CUkernel of that name out of compiled code. introduce: called with the loaded library's handle (int) first."""
+    """The CUkernel of that name out of compiled code. introduce: called first, with the loaded library's int handle."""
     library = check(cu.cuLibraryLoadData(cubin, [], [], 0, [], [], 0))
     _libraries.append(library)
     if introduce is not None:
@@ -44,6 +44,7 @@ class LoadedKernel:
             self.dynamic_limit = shared_bytes
 
     def blocks_per_sm(self, threads, shared_bytes):
+        """How many blocks of so many threads a multiprocessor holds at once."""
         key = (threads, shared_bytes)
         if key not in self._occupancy:
             self.allow_shared(shared_bytes)

@@ -11,7 +11,8 @@ from benchmarks.shapes import Shape
 
 TINY = "--ranks 2 --shapes 3x64/4/2 --iterations 2".split()
 PHASES = {("pairs fused", "dispatch"), ("pairs fused", "combine"), ("pairs plain", "dispatch"),
-          ("pairs plain", "combine"), ("pairs split", "dispatch"), ("pairs split", "combine"), ("rows", "dispatch"), ("rows", "combine"), ("rows", "cached"),
+          ("pairs plain", "combine"), ("pairs split", "dispatch"), ("pairs split", "combine"),
+          ("rows", "dispatch"), ("rows", "combine"), ("rows", "cached"),
           ("rows, host waits", "dispatch"), ("expert-major", "dispatch"), ("expert-major", "combine")}
 
 

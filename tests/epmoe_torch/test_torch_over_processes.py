@@ -1,4 +1,4 @@
-"""One rank a process: Megatron-Core r0.16's calls with nothing but the import changed, a block trained, torch's own way."""
+"""One rank a process: Megatron-Core r0.16's calls, only the import changed; a block trained; torch's own way."""
 
 import inspect
 import os

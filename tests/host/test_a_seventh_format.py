@@ -1,4 +1,4 @@
-"""A token format is a module of the same name on each side and a line in the table of formats; nothing else knows it."""
+"""A token format is a module of the same name on each side and a line in the table of formats; no more."""
 
 import sys
 from types import ModuleType

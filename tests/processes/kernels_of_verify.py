@@ -1,4 +1,4 @@
-"""Prints as JSON the fingerprints of kernels that cases launch, and of those in their pieces; EPMOE_DEVICE=gpu, no GPU."""
+"""Prints as JSON fingerprints of kernels that cases launch, and of those in their pieces; EPMOE_DEVICE=gpu, no GPU."""
 
 import json
 import random

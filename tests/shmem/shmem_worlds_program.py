@@ -35,8 +35,8 @@ def compile_part(cc, n_ranks, *shape_and_part):
 
 def compile_ahead(world, *shape):
     chosen = cases_of(world.n_ranks, *shape)
-    words = [sys.executable, __file__, "compile", "%d.%d" % world.machine.compute_capability, str(world.n_ranks), *shape]
-    compiling.ahead(world, chosen, lambda: verify_kernels.all_kernels(chosen), words)
+    words = ["compile", "%d.%d" % world.machine.compute_capability, str(world.n_ranks), *shape]
+    compiling.ahead(world, chosen, lambda: verify_kernels.all_kernels(chosen), [sys.executable, __file__, *words])
 
 
 def main(sizes, rounds, hidden="128", tokens="6"):

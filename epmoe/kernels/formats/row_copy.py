@@ -139,7 +139,8 @@ def clear_padding(n_bytes: int):
     """Device function (dst, lane): one warp writes n_bytes zero bytes that end where a 16-byte vector does."""
     if n_bytes == 0:
         return _clear_nothing
-    store, unit = (_clear_vector, 16) if n_bytes % 16 == 0 else (_clear_word, 4) if n_bytes % 4 == 0 else (_clear_byte, 1)
+    stores = (_clear_vector, 16), (_clear_word, 4), (_clear_byte, 1)
+    store, unit = next((store, unit) for store, unit in stores if n_bytes % unit == 0)
     n_units = n_bytes // unit
 
     @device_fn
