@@ -10,7 +10,7 @@ class Arrays:
         self.world = world
         self._pools = {rank: Pool(world.machine, rank, "benchmark", shapes) for rank in world.ranks}
         self._loans = {rank: pool.lend() for rank, pool in self._pools.items()}
-        self._made = {}
+        self._made, self._each = {}, {}
 
     def write(self, name, of_rank):
         """Write an array of every rank: of_rank(rank) -> its values."""
@@ -30,8 +30,11 @@ class Arrays:
         return made
 
     def each(self, name):
-        """The array of each rank, a list or this rank's own, as the world wants it."""
-        return self.of_ranks(self.of(rank, name) for rank in self.world.ranks)
+        """The array of each rank, a list or this rank's own, as the world wants it; the same object each time."""
+        made = self._each.get(name)
+        if made is None:
+            made = self._each[name] = self.of_ranks(self.of(rank, name) for rank in self.world.ranks)
+        return made
 
     def of_ranks(self, values):
         """A list, or its only entry, as the world wants it."""
@@ -40,7 +43,7 @@ class Arrays:
 
     def close(self):
         """Free what nobody looks at any more; the kernels must have ended."""
-        self._made = None
+        self._made = self._each = None
         for pool in self._pools.values():
             pool.close()
         self._loans = None

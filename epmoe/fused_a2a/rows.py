@@ -11,7 +11,7 @@ from epmoe.fused_a2a.buffer import align
 from epmoe.fused_a2a.handles import RowsHandle, counts_offset, handle_of, info_words
 from epmoe.fused_a2a.heap import arrays_in
 from epmoe.kernels.rows import combine_kernel, dispatch_kernel, move_kernel, records, resend_kernel, windows
-from epmoe.kernels.rows.roles import BLOCKS_A_TOKEN
+from epmoe.kernels.rows.roles import blocks_for
 from epmoe.lending import arrange
 
 PLACES = ("x", "ids", "probs", "scales")    # order of the arrays of a result in a note
@@ -195,7 +195,7 @@ def _resend(buffer, shape, targets, values, num_tokens, num_sms):
 
 
 def _launch(buffer, kernel, targets, values, num_tokens, num_sms):
-    calls = [(r.rank, buffer.values(r) | given | target.values(), n, BLOCKS_A_TOKEN * n)
+    calls = [(r.rank, buffer.values(r) | given | target.values(), n, blocks_for(n))
              for r, target, given, n in zip(buffer.ranks, targets, values, num_tokens)]
     buffer.launch_all(kernel, calls, num_sms)
 

@@ -20,7 +20,7 @@ from .row_copy import VECTOR
 from .status import ROWS_COMBINE
 
 CACHED = 128
-PUSHING = 0.6           # of the blocks
+PUSHING, PUSHING_OF_FEW = 0.6, 0.5              # of the blocks; few push whole rows (pushers.py)
 FEWEST_PARTS = 4        # of a row
 
 
@@ -28,33 +28,38 @@ FEWEST_PARTS = 4        # of a row
 def combine_kernel(shape):
     """The kernel; its grid's blocks, at least two, must all be resident, on all ranks together."""
     block = parameter_block(shape.n_ranks)
-    begin, goes_on, say_begun, all_begun, end = waits.of_block(block, shape.n_ranks)
+    begin, fence, goes_on, say_begun, all_begun, end = waits.of_block(block, shape.n_ranks)
     few = windows.make(shape, block, ROWS_COMBINE)
     few_rows = few.all_few
     meeting = exchange.make(shape, block, ROWS_COMBINE, with_counts=False)
-    announce, _, load_counts, await_notes, _, _, _ = meeting
+    prepare_note, announce, _, load_counts, await_notes, _, _, _ = meeting
     flags = row_flags.make(shape, block, ROWS_COMBINE, shape.row_bytes // VECTOR, FEWEST_PARTS)
     push, reduce = pushers.make(shape, block, flags, few), reducers.make(shape, block, flags, few)
     mark = stamps.make(block, shape.trace)
-    n_notes, tenths = exchange.words_of_notes(shape.n_ranks), int(10 * PUSHING)
+    n_notes, tenths, tenths_of_few = exchange.words_of_notes(shape.n_ranks), int(10 * PUSHING), int(10 * PUSHING_OF_FEW)
 
     @kernel(max_threads=shape.threads)
     def rows_combine(params, num_tokens, my_rank, words, counts):
         notes, told = shared_array(n_notes, int32), shared_array(1, uint64)
         mark(params, stamps.START)
         begun = begin(params, words, told)
+        fence()
         load_counts(counts, notes)
+        note = prepare_note(params, num_tokens, my_rank)
         epoch = goes_on(begun)
         if epoch == u64(0):
             return
         if roles.is_clerk():
-            announce(params, epoch, num_tokens, my_rank, notes)
+            announce(params, epoch, num_tokens, my_rank, notes, note)
             mark(params, stamps.ANNOUNCED)
         are_few, pushing, ok = few_rows(notes), i32(grid_dim() - 1), True
         if thread_idx() == block_dim() - 1 and (roles.is_clerk() or not are_few):
             say_begun(params)                   # others of few rows with their flags
         if not are_few:
-            pushing = i32(max(1, i32(u32(i32(grid_dim() * tenths)) // u32(10))))
+            n = i32(tenths)
+            if grid_dim() < pushers.MANY:
+                n = i32(tenths_of_few)
+            pushing = i32(max(1, i32(u32(i32(grid_dim() * n)) // u32(10))))
             if not await_notes(params, epoch, my_rank, notes):
                 return
             mark(params, stamps.COUNTED)

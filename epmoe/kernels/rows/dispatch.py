@@ -25,16 +25,17 @@ from .status import ROWS_DISPATCH
 
 CACHED = 128
 FEWEST_PARTS = 4        # of a row that is expanded while others come
+FEWEST_ENCODED = 4      # of one that is encoded
 
 
 @lru_cache(CACHED)
 def dispatch_kernel(shape):
     """The kernel; its grid's blocks, at least two, must all be resident, on all ranks together."""
     block = parameter_block(shape.n_ranks)
-    begin, goes_on, say_begun, all_begun, end = waits.of_block(block, shape.n_ranks)
-    allocate, count, number, await_numbers, sum_experts = layout.make(shape, block, ROWS_DISPATCH, goes_on)
+    begin, fence, goes_on, say_begun, all_begun, end = waits.of_block(block, shape.n_ranks)
+    allocate, count, number, await_numbers, sum_experts = layout.make(shape, block, ROWS_DISPATCH, fence, goes_on)
     meeting = exchange.make(shape, block, ROWS_DISPATCH, with_counts=True)
-    announce, announce_experts, _, await_notes, expert_count, sent, await_arrivals = meeting
+    prepare_note, announce, announce_experts, _, await_notes, expert_count, sent, await_arrivals = meeting
     record, expert_major = records.make(shape, block, expert_count), shape.expert_major
     send, recorded, expand_rows = _moving(shape, block, await_numbers)
     sending, has_room, mark = roles.sending(shape), peers.room(shape.n_ranks), stamps.make(block, shape.trace)
@@ -46,6 +47,7 @@ def dispatch_kernel(shape):
         notes, scratch, told = shared_array(n_notes, int32), allocate(), shared_array(1, uint64)
         mark(params, stamps.START)
         begun, sends, is_clerk = begin(params, words, told), block_idx() < sending(), roles.is_clerk()
+        note = prepare_note(params, num_tokens, my_rank)
         if sends or is_clerk:
             epoch = count(params, ids, begun, num_tokens, scratch)
         else:
@@ -55,7 +57,7 @@ def dispatch_kernel(shape):
         mark(params, stamps.CLAIMED)
         ok, is_one, row = True, has_one(num_tokens) and of_few(num_tokens), i32(-1)
         if is_clerk:
-            announce(params, epoch, num_tokens, my_rank, scratch[2])
+            announce(params, epoch, num_tokens, my_rank, scratch[2], note)
             mark(params, stamps.ANNOUNCED)
             ok = sum_experts(params, ids, epoch, num_tokens, scratch)
             if ok and expert_major:
@@ -80,7 +82,7 @@ def dispatch_kernel(shape):
             ok = send(params, epoch, num_tokens, my_rank, notes)
             mark(params, stamps.SENT)
         if is_clerk:
-            ok = ok and record(params, epoch, my_rank, notes, has_room(notes))
+            ok = ok and record(params, epoch, my_rank, notes, has_room(notes), scratch[1])
             if expands:                         # else arrivals of its own blocks say so
                 ok = ok and all_begun(params, ROWS_DISPATCH)
             mark(params, stamps.PLACED)
@@ -107,9 +109,9 @@ def dispatch_kernel(shape):
 def resend_kernel(shape):
     """The kernel of a dispatch whose layout is known."""
     block = parameter_block(shape.n_ranks)
-    begin, goes_on, say_begun, all_begun, end = waits.of_block(block, shape.n_ranks)
+    begin, fence, goes_on, say_begun, all_begun, end = waits.of_block(block, shape.n_ranks)
     meeting = exchange.make(shape, block, ROWS_DISPATCH, with_counts=False)
-    announce, _, load_counts, await_notes, _, sent, await_arrivals = meeting
+    prepare_note, announce, _, load_counts, await_notes, _, sent, await_arrivals = meeting
     (send, _, expand_rows), (prepare, send_one) = _moving(shape, block), one_token.make(shape, block)
     has_one, own_row = roles.has_one(shape), layout.own_row(shape)
     sending, mark, expands = roles.sending(shape), stamps.make(block, shape.trace), shape.expands
@@ -120,14 +122,15 @@ def resend_kernel(shape):
         notes, told = shared_array(n_notes, int32), shared_array(1, uint64)
         mark(params, stamps.START)
         begun, sends, is_clerk, ok = begin(params, words, told), block_idx() < sending(), roles.is_clerk(), True
+        fence()
         load_counts(counts, notes)
-        is_one = has_one(num_tokens)
+        is_one, note = has_one(num_tokens), prepare_note(params, num_tokens, my_rank)
         row = own_row(row_of, num_tokens, is_one)
         epoch = goes_on(begun)
         if epoch == u64(0):
             return
         if is_clerk:
-            announce(params, epoch, num_tokens, my_rank, notes)
+            announce(params, epoch, num_tokens, my_rank, notes, note)
             mark(params, stamps.ANNOUNCED)
         prepared = prepare(params, num_tokens, is_one, row)
         if expands and thread_idx() == block_dim() - 1:
@@ -163,6 +166,6 @@ def _moving(shape, block, await_numbers=None):
     """Device functions (send, recorded, expand_rows); the last two None where nothing is expanded."""
     if not shape.expands:
         return senders.make(shape, block, None, await_numbers), None, None
-    n_vectors = 1 if shape.encode else shape.row_bytes // VECTOR   # a row that is encoded travels whole
-    flags = row_flags.make(shape, block, ROWS_DISPATCH, n_vectors, FEWEST_PARTS)
+    n_vectors, fewest = senders.bytes_of(shape) // VECTOR, FEWEST_ENCODED if shape.encode else FEWEST_PARTS
+    flags = row_flags.make(shape, block, ROWS_DISPATCH, n_vectors, fewest)
     return senders.make(shape, block, flags, await_numbers), *expanders.make(shape, block, flags)

@@ -9,6 +9,7 @@ from epmoe.device import (ballot, block_idx, device_fn, ffs, grid_dim, i32, kern
 from . import companions
 from .block import parameter_block
 from .row_copy import VECTOR, copy_to_lanes, parts
+from .senders import A_SCALE, vectors_of
 
 CACHED = 128
 
@@ -99,7 +100,8 @@ def make(shape, block):
     """Device functions (expand_row, clear_rows) for one kernel, whose params `sources` are what came with the rows.
 
     expand_row(params, row, source, first, end, is_first, lane): a warp; 16-byte vectors [first, end) of a received row
-    to the rows of its experts, and, is_first, what goes with them. clear_rows: see _clear_rows. has_meta: the handle's
+    to the rows of its experts, with their scales, and, is_first, what else goes with them. clear_rows: see _clear_rows.
+    has_meta: the handle's
     expert_row is written too, else it is read. encode: rows are blockwise FP8 messages, whose scales go to out_scales
     [P, scale_words].
     """
@@ -111,12 +113,13 @@ def make(shape, block):
     p_out_probs, p_out_scales = block.offset("out_probs"), block.offset("out_scales")
 
     @device_fn
-    def copy_scales(params, src, target, mask, lane):
+    def copy_scales(params, src, target, mask, start, end, lane):
+        """The scales of the vectors [start, end)."""
         left, scales = u32(mask), u64(load_u64(params + u64(p_out_scales)))
         while left != u32(0):
             to = scales + u64(4) * u64(warp_broadcast_i32(target, i32(ffs(left) - 1))) * u64(n_scales)
-            i = i32(lane)
-            while i < n_scales:
+            i = i32(start // A_SCALE + lane)
+            while i < n_scales and A_SCALE * i < end:
                 store_u32(to + u64(4) * u64(i), load_u32(src + u64(out_bytes) + u64(4) * u64(i)))
                 i = i32(i + 32)
             left = u32(left & u32(left - u32(1)))
@@ -135,16 +138,11 @@ def make(shape, block):
                     probs = u64(load_u64(params + u64(p_sources) + u64(16)))
                     value = load_u32(probs + u64(4) * (u64(row) * u64(local) + u64(place)))
                     store_u32(u64(load_u64(params + u64(p_out_probs))) + u64(4) * u64(target), value)
-                if n_scales > 0:
-                    copy_scales(params, src, target, mask, lane)
+            if n_scales > 0:
+                copy_scales(params, src, target, mask, start, end, lane)
             first = i32(first + 32)
 
     return expand_row, clear_rows
-
-
-def vectors_of(shape):
-    """16-byte vectors of values in an output row."""
-    return (shape.value_bytes if shape.encode else shape.row_bytes) // VECTOR
 
 
 @lru_cache(CACHED)

@@ -5,7 +5,7 @@ from epmoe.device import (SIM, ballot, block_idx, device_fn, ffs, grid_dim, i32,
                           warp_broadcast_i32, warp_id)
 
 from ..spin import wait_for_own_blocks
-from . import control, expand, peers, roles, row_flags, waits
+from . import control, expand, peers, roles, row_flags, senders, waits
 from .row_copy import parts
 from .status import FOR_BLOCKS, ROWS_DISPATCH
 
@@ -25,7 +25,7 @@ def make(shape, block, flags):
     _, _, _, received, _ = peers.sums(ranks)
     claim, sending = waits.claims(block, control.CLAIMED), roles.sending(shape)
     count_parts, _, _, is_up, await_flag = flags
-    _, part_span = parts(expand.vectors_of(shape))
+    _, part_span = parts(senders.vectors_of(shape))
     p_words, p_timeout = block.offset("words"), block.offset("timeout_ns")
 
     @device_fn

@@ -76,8 +76,8 @@ def own_row(shape):
     return load
 
 
-def make(shape, block, phase, goes_on):
-    """The Layout of one kernel. goes_on: of waits.of_block."""
+def make(shape, block, phase, fence, goes_on):
+    """The Layout of one kernel. fence, goes_on: of waits.of_block."""
     ranks, n_experts, n_columns, expert_major = shape.n_ranks, shape.n_experts, shape.n_columns, shape.expert_major
     tokens_of_block, sending, are_shared = tokens_of(shape), roles.sending(shape), roles.sharing(shape)
     share_of_token, are_few = roles.share_of_token(shape), roles.few(shape)
@@ -186,6 +186,7 @@ def make(shape, block, phase, goes_on):
             token = i32(token + block_dim())
         epoch = goes_on(begun)                  # and the masks of all threads
         if epoch != u64(0):
+            fence()                             # of warps that number nothing
             number_few(params, num_tokens, masks, totals, own)
             syncthreads()
         return epoch
@@ -203,6 +204,7 @@ def make(shape, block, phase, goes_on):
         epoch = goes_on(begun)                  # and the counts of all warps
         if epoch == u64(0):
             return epoch
+        fence()
         if block_idx() < sending():
             tell_ranks(params, epoch, by_warp)
             if expert_major:
@@ -230,15 +232,12 @@ def make(shape, block, phase, goes_on):
 
     @device_fn
     def say_numbered(params, epoch, num_tokens):
-        if are_shared(num_tokens):
-            syncthreads()                       # the numbers of all warps before the block says so
+        if are_shared(num_tokens):              # behind a barrier
             if thread_idx() == block_dim() - 1:     # the first threads wait for notes
                 red_add_release_gpu_i32(numbered_at(params, epoch), i32(1))
 
     @device_fn
-    def tell_experts(params, epoch, first, end, experts):
-        count_experts(params, first, end, experts)
-        syncthreads()                           # the counts of all warps
+    def tell_experts(params, epoch, experts):
         expert = i32(thread_idx())
         while expert < n_experts:
             tell(params, epoch, i32(block_idx()), i32(ranks + expert), i32(experts[expert]))
@@ -256,10 +255,12 @@ def make(shape, block, phase, goes_on):
             if not add_experts(params, epoch, totals, i32(ranks), blocks_before()):
                 return False
             number_map(params, first, end, experts, totals, ranks)
-            say_numbered(params, epoch, num_tokens)
         else:
-            say_numbered(params, epoch, num_tokens)
-            tell_experts(params, epoch, first, end, experts)
+            count_experts(params, ids, first, end, experts)
+        syncthreads()                           # the numbers and counts of all warps
+        say_numbered(params, epoch, num_tokens)
+        if not expert_major:
+            tell_experts(params, epoch, experts)
         return True
 
     @device_fn
@@ -281,7 +282,7 @@ def make(shape, block, phase, goes_on):
         if are_few(num_tokens):
             clear(experts, n_experts)
             syncthreads()                       # zeros before sums
-            count_experts(params, i32(0), i32(num_tokens), experts)
+            count_experts(params, ids, i32(0), i32(num_tokens), experts)
             syncthreads()
             return True
         return add_experts(params, epoch, experts, i32(0), sending())

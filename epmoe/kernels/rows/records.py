@@ -1,7 +1,7 @@
 """What the clerk writes down of a call, for handle and host: counts, tokens, and where experts' rows begin."""
 
 from epmoe.device import (block_dim, device_fn, i32, int32, load_i32, load_u64, shared_array, store_i32, store_u64,
-                          syncthreads_or, thread_idx, u64)
+                          syncthreads, syncthreads_or, thread_idx, u32, u64)
 
 from ..offsets import block_sum
 from . import control
@@ -13,11 +13,12 @@ TOKENS = 2              # then the tokens of each rank, and then the counts [R, 
 
 
 def make(shape, block, expert_count):
-    """Device function record(params, epoch, my_rank, notes, has_room) -> whether all numbers came; for the clerk.
+    """Device function record(params, epoch, my_rank, notes, has_room, gathered), of the clerk -> whether all came.
 
     Writes info (its last R * R words are the handle's counts) and tokens_per_expert int64 [L]; expert-major also
     expert_base int32 [R, L], the row at which the rows of a (source rank, expert) begin, expert_rows int32 [2, L],
-    where each expert's rows begin and how many hold tokens, and overflow int32 [1]. expert_count: of the exchange.
+    where each expert's rows begin and how many hold tokens, and overflow int32 [1]. gathered: shared
+    int32 array [experts] that nobody needs. expert_count: of the exchange.
     """
     ranks, local, expert_major = shape.n_ranks, shape.n_local_experts, shape.expert_major
     sums, n_words = block_sum(), control.experts_at(ranks)
@@ -26,15 +27,23 @@ def make(shape, block, expert_count):
     p_rows, p_pad = block.offset("n_rows"), block.offset("pad")
 
     @device_fn
-    def pairs_of(params, epoch, my_rank, expert):
-        """Rows (or slots) that all ranks have for a local expert; -1 if some rank did not say."""
+    def gather(params, epoch, my_rank, gathered):
+        """What the ranks tell of local experts into gathered[source * local + expert]; all at once, it has a long way.
+        """
+        ok, i = True, i32(thread_idx())
+        while i < ranks * local:
+            source = i32(u32(i) // u32(local))
+            n = i32(expert_count(params, epoch, my_rank, source, i32(i - source * local)))
+            ok, gathered[i] = ok and n >= 0, i32(max(n, 0))
+            i = i32(i + block_dim())
+        return not syncthreads_or(not ok)
+
+    @device_fn
+    def pairs_of(gathered, expert):
+        """Rows (or slots) that all ranks have for a local expert."""
         n, source = i32(0), i32(0)
-        while source < ranks and n >= 0:
-            here = i32(expert_count(params, epoch, my_rank, source, expert))
-            n = i32(n + here)
-            if here < 0:
-                n = i32(-1)
-            source = i32(source + 1)
+        while source < ranks:
+            n, source = i32(n + gathered[source * local + expert]), i32(source + 1)
         return n
 
     @device_fn
@@ -45,51 +54,47 @@ def make(shape, block, expert_count):
             if has_room:
                 room = i32(1)
             store_i32(info + u64(4 * HAS_ROOM), room)
+            store_i32(info + u64(4 * PADDED_ROWS), i32(0))
         i = i32(thread_idx())
         while i < ranks * ranks:
-            source, target = i32(i // ranks), i32(i % ranks)
+            source, target = i32(u32(i) // u32(ranks)), i32(u32(i) % u32(ranks))
             store_i32(counts + u64(4) * u64(i), i32(notes[source * n_words + control.COUNTS + target]))
             if target == 0:
                 store_i32(info + u64(4) * u64(TOKENS + source), i32(notes[source * n_words + control.TOKENS]))
             i = i32(i + block_dim())
 
     @device_fn
-    def record_slots(params, epoch, my_rank):
-        per_expert, ok, expert = u64(load_u64(params + u64(p_per_expert))), True, i32(thread_idx())
-        while ok and expert < local:
-            n = i32(pairs_of(params, epoch, my_rank, expert))
-            ok = n >= 0
-            if ok:
-                store_u64(per_expert + u64(8) * u64(expert), u64(n))
+    def record_slots(params, gathered):
+        per_expert, expert = u64(load_u64(params + u64(p_per_expert))), i32(thread_idx())
+        while expert < local:
+            store_u64(per_expert + u64(8) * u64(expert), u64(pairs_of(gathered, expert)))
             expert = i32(expert + block_dim())
-        return ok
 
     @device_fn
-    def place_expert(params, epoch, my_rank, expert, start, n, padded, limit):
+    def place_expert(params, gathered, expert, start, n, padded, limit):
         base, starts = u64(load_u64(params + u64(p_base))), u64(load_u64(params + u64(p_starts)))
         row, source = i32(start), i32(0)
         while source < ranks:
             store_i32(base + u64(4) * u64(source * local + expert), row)
-            row, source = i32(row + expert_count(params, epoch, my_rank, source, expert)), i32(source + 1)
+            row, source = i32(row + gathered[source * local + expert]), i32(source + 1)
         store_i32(starts + u64(4) * u64(expert), start)
         store_i32(starts + u64(4) * u64(local + expert), n)
         kept = i32(min(padded, i32(max(0, limit - start))))
         store_u64(u64(load_u64(params + u64(p_per_expert))) + u64(8) * u64(expert), u64(kept))
 
     @device_fn
-    def record_experts(params, epoch, my_rank):
+    def record_experts(params, gathered):
         partial = shared_array(32, int32)
         limit, pad = i32(load_i32(params + u64(p_rows))), i32(load_i32(params + u64(p_pad)))
-        start, first, ok = i32(0), i32(0), True
+        start, first = i32(0), i32(0)
         while first < local:
             expert, n, padded = i32(first + thread_idx()), i32(0), i32(0)
             if expert < local:
-                n = i32(pairs_of(params, epoch, my_rank, expert))
-                ok = ok and n >= 0
-                padded = i32((n + pad - 1) // pad * pad)
+                n = i32(pairs_of(gathered, expert))
+                padded = i32(i32(u32(i32(n + pad - 1)) // u32(pad)) * pad)
             before, total = sums(padded, partial)
-            if ok and expert < local:
-                place_expert(params, epoch, my_rank, expert, i32(start + before), n, padded, limit)
+            if expert < local:
+                place_expert(params, gathered, expert, i32(start + before), n, padded, limit)
             start, first = i32(start + total), i32(first + block_dim())
         if thread_idx() == 0:
             store_i32(u64(load_u64(params + u64(p_info))) + u64(4 * PADDED_ROWS), start)
@@ -97,15 +102,17 @@ def make(shape, block, expert_count):
             if start > limit:
                 over = i32(1)
             store_i32(u64(load_u64(params + u64(p_overflow))), over)
-        return ok
 
     @device_fn
-    def record(params, epoch, my_rank, notes, has_room):
+    def record(params, epoch, my_rank, notes, has_room, gathered):
+        if not gather(params, epoch, my_rank, gathered):
+            return False
         record_counts(params, notes, has_room)
         if expert_major:
-            ok = record_experts(params, epoch, my_rank)
+            record_experts(params, gathered)
         else:
-            ok = record_slots(params, epoch, my_rank)
-        return not syncthreads_or(not ok)
+            record_slots(params, gathered)
+        syncthreads()                           # all of it before thread 0 may say so
+        return True
 
     return record

@@ -4,7 +4,7 @@ from epmoe.device import SIM, block_dim, block_idx, device_fn, grid_dim, i32, n_
 
 TENTHS_SENDING = 5      # of the blocks, where the others expand meanwhile
 FEW = 6 if SIM else 128     # tokens that every block looks at, a thread at one
-BLOCKS_A_TOKEN = 4      # where there are so few tokens; more have less to do than to begin and to end
+BLOCKS_A_TOKEN, BLOCKS_THAT_SHARE = 4, 8        # at most: more have less to do than to begin and to end
 
 
 def few(shape):
@@ -21,6 +21,11 @@ def few(shape):
 def sends_one(shape):
     """Whether a block that has a token of its own sends it by one_token.py; it may then share it with others."""
     return not shape.expands and not shape.encode
+
+
+def blocks_for(num_tokens):
+    """How many blocks so many tokens give something to send to."""
+    return max(num_tokens, min(BLOCKS_A_TOKEN * num_tokens, BLOCKS_THAT_SHARE))
 
 
 def has_one(shape):

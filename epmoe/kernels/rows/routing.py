@@ -5,11 +5,22 @@ from types import SimpleNamespace
 from epmoe.device import (block_dim, device_fn, i32, lane_id, load_i32, load_u8, load_u64, n_warps, prefetch,
                           shared_add_i32, shfl_xor, store_i32, thread_idx, u32, u64, warp_id)
 
-from .. import ids
+from ..ids import make as ids_of_kernels
 from . import control
 from .waits import LINE
 
 LARGEST = 2**31 - 1
+
+
+@device_fn
+def narrow(wide):
+    """int64, as its bits, to int32; what does not fit becomes the nearest that does."""
+    value = i32(LARGEST)
+    if wide < u64(2**31) or wide >= u64(2**64 - 2**31):
+        value = i32(wide)
+    elif wide >= u64(2**63):
+        value = i32(-LARGEST)
+    return value
 
 
 def token_ids(shape, block):
@@ -18,18 +29,8 @@ def token_ids(shape, block):
     A cleaned id is -1 where the slot has no expert, an id that is no expert's, or one that an earlier slot has.
     """
     top_k, id_bytes = shape.top_k, shape.id_bytes
-    clean = ids.make(SimpleNamespace(n_experts=shape.n_experts, top_k=top_k)).clean
+    clean = ids_of_kernels(SimpleNamespace(n_experts=shape.n_experts, top_k=top_k)).clean
     p_ids = block.offset("ids")
-
-    @device_fn
-    def narrow(wide):
-        """int64, as its bits, to int32; what does not fit becomes the nearest that does."""
-        value = i32(LARGEST)
-        if wide < u64(2**31) or wide >= u64(2**64 - 2**31):
-            value = i32(wide)
-        elif wide >= u64(2**63):
-            value = i32(-LARGEST)
-        return value
 
     @device_fn
     def load_id(params, token, lane):
@@ -50,32 +51,33 @@ def token_ids(shape, block):
 
 
 def experts_of_ids(shape, block):
-    """Device function (params, first, end, experts): the tokens of each expert among tokens [first, end), by all warps.
+    """Device function (params, ids, first, end, experts): the tokens of each expert among tokens [first, end).
 
-    Adds them to a shared array, and bad ids to the status words.
+    All warps add them to a shared array, and bad ids to the status words; a lane has a slot, a warp several tokens.
     """
-    load_id, clean_id = token_ids(shape, block)
-    record = ids.make(SimpleNamespace(n_experts=shape.n_experts, top_k=shape.top_k)).record
+    top_k, id_bytes = shape.top_k, shape.id_bytes
+    clean_and_record = ids_of_kernels(SimpleNamespace(n_experts=shape.n_experts, top_k=top_k))
+    clean, record, a_warp = clean_and_record.clean, clean_and_record.record, 32 // max(top_k, 1)
     p_words = block.offset("words")
 
     @device_fn
-    def add_token(params, seen, token, lane, experts):
-        expert = clean_id(seen, lane)
-        if expert >= 0:
-            shared_add_i32(experts, expert, i32(1))
-        record(seen, expert, token, lane, u64(load_u64(params + u64(p_words))) + u64(control.STATUS))
-
-    @device_fn
-    def count(params, first, end, experts):
-        lane, step, last = i32(lane_id()), i32(n_warps()), i32(end - 1)
-        token = i32(first + warp_id())
-        while token < end:                      # two loads in flight
-            following = i32(token + step)
-            a, b = load_id(params, token, lane), load_id(params, i32(min(following, last)), lane)
-            add_token(params, a, token, lane, experts)
-            if following < end:
-                add_token(params, b, following, lane, experts)
-            token = i32(following + step)
+    def count(params, ids, first, end, experts):
+        status, lane = u64(u64(load_u64(params + u64(p_words))) + u64(control.STATUS)), i32(lane_id())
+        group, step = i32(u32(lane) // u32(top_k)), i32(n_warps() * a_warp)
+        slot, start = i32(lane - group * top_k), i32(first + warp_id() * a_warp)
+        while start < end:
+            token, seen = i32(start + group), i32(-1)
+            if group < a_warp and token < end:
+                at = u64(ids) + u64(id_bytes) * (u64(token) * u64(top_k) + u64(slot))
+                if id_bytes == 8:
+                    seen = narrow(u64(load_u64(at)))
+                else:
+                    seen = i32(load_i32(at))
+            expert = clean(seen, group, lane)
+            if expert >= 0:
+                shared_add_i32(experts, expert, i32(1))
+            record(seen, expert, token, slot, status)
+            start = i32(start + step)
 
     return count
 

@@ -6,8 +6,8 @@ every row is written where it is to stay.
 
 from types import SimpleNamespace
 
-from epmoe.device import (ballot, device_fn, f32, i32, lane_id, load_i32, load_u64, n_warps,
-                          prefetch, syncthreads_or, syncwarp, u32, u64, warp_id)
+from epmoe.device import (ballot, device_fn, f32, ffs, i32, lane_id, load_i32, load_u32, load_u64, n_warps, prefetch,
+                          store_u32, syncthreads_or, syncwarp, u32, u64, warp_broadcast_u64, warp_id)
 
 from ..formats import blockwise_fp8
 from . import companions, control, layout, peers, roles, waits
@@ -15,6 +15,7 @@ from .row_copy import VECTOR, copy_to_lanes, fewest_parts, parts
 from .waits import LINE
 
 BF16_BYTES = 2
+STEP, A_SCALE = 32, 8   # vectors of encoded values that are made in one step, and that have a scale in common
 
 
 def fp8_format(hidden):
@@ -22,20 +23,58 @@ def fp8_format(hidden):
     return blockwise_fp8.make(SimpleNamespace(hidden=hidden, alignment=16))
 
 
+def vectors_of(shape):
+    """16-byte vectors of a row as it travels, without scales behind them."""
+    return (shape.value_bytes if shape.encode else shape.row_bytes) // VECTOR
+
+
+def bytes_of(shape):
+    """Bytes of a row as it is given."""
+    return shape.value_bytes * BF16_BYTES if shape.encode else shape.row_bytes
+
+
+def _encode(shape, block):
+    """Device function encode(params, token, first, end, to, mask, lane) -> where the encoded row lies.
+
+    A warp makes its vectors [first, end), whole steps of the encoder, and sends their scales to the rows at `to`.
+    """
+    row_bytes, value_bytes, n_scales = shape.row_bytes, shape.value_bytes, shape.scale_words
+    encode_part, n_steps = fp8_format(value_bytes).encode_part, -(-value_bytes // (STEP * VECTOR))
+    p_x, p_encoded = block.offset("x"), block.offset("encoded")
+
+    @device_fn
+    def encode(params, token, first, end, to, mask, lane):
+        src = u64(load_u64(params + u64(p_x))) + u64(token) * u64(value_bytes * BF16_BYTES)
+        staged = u64(load_u64(params + u64(p_encoded))) + u64(token) * u64(row_bytes)
+        step, left = i32(first // STEP), u32(mask)
+        while left != u32(0) and STEP * step < end:
+            encode_part(src, staged, f32(1), step, n_steps, lane)
+            step = i32(step + 1)
+        syncwarp()                              # the payload by all lanes, before any lane reads it
+        while left != u32(0):
+            there, i = u64(warp_broadcast_u64(to, i32(ffs(left) - 1))) + u64(value_bytes), i32(first // A_SCALE + lane)
+            while i < n_scales and A_SCALE * i < end:
+                store_u32(there + u64(4) * u64(i), load_u32(staged + u64(value_bytes) + u64(4) * u64(i)))
+                i = i32(i + 32)
+            left = u32(left & u32(left - u32(1)))
+        return staged
+
+    return encode
+
+
 def _ahead(shape, block):
     """Device function bring(params, token, part, n_parts, lane): lets what a warp sends next come nearer."""
-    has_probs, expert_major, n_vectors = shape.has_probs, shape.expert_major, shape.row_bytes // VECTOR
-    if shape.encode:
-        n_vectors = shape.value_bytes * BF16_BYTES // VECTOR
-    src_bytes, slots_bytes = n_vectors * VECTOR, 4 * shape.top_k
-    (_, part_span), n_apart = parts(n_vectors), companions.apart(shape)
+    has_probs, expert_major = shape.has_probs, shape.expert_major
+    src_bytes, slots_bytes = bytes_of(shape), 4 * shape.top_k
+    (_, part_span), n_apart = parts(vectors_of(shape)), companions.apart(shape)
+    a_vector = src_bytes // vectors_of(shape)       # bytes that become a vector
     p_x, p_probs = block.offset("x"), block.offset("probs")
 
     @device_fn
     def bring(params, token, part, n_parts, lane):
         a, b = part_span(part, n_parts)
-        row, at = u64(load_u64(params + u64(p_x))) + u64(token) * u64(src_bytes), i32(VECTOR * a + LINE * lane)
-        while at < VECTOR * b:
+        row, at = u64(load_u64(params + u64(p_x))) + u64(token) * u64(src_bytes), i32(a_vector * a + LINE * lane)
+        while at < a_vector * b:
             prefetch(row + u64(at))
             at = i32(at + 32 * LINE)
         if has_probs and not expert_major and part == n_parts * n_apart and lane == 0:
@@ -54,22 +93,20 @@ def make(shape, block, flags=None, await_numbers=None):
     ranks, row_bytes, encodes = shape.n_ranks, shape.row_bytes, shape.encode
     place, (before_me, _, _, _, _) = peers.place_in(block, ranks), peers.sums(ranks)
     has_room = peers.room(ranks)
-    n_vectors = row_bytes // VECTOR
+    n_vectors = vectors_of(shape)
     count_parts, part_span = parts(n_vectors)
     if flags is not None:
         count_flags, raise_flags, _, _, _ = flags
     raises, tokens_of_block = flags is not None, layout.tokens_of(shape)
     sending, n_apart, has_more = roles.sending(shape), companions.apart(shape), companions.exist(shape)
     (look, send_companions), places_of_more = companions.make(shape, block), companions.places(shape, block)
-    fewest = fewest_parts(n_vectors)
+    fewest, src_bytes = fewest_parts(n_vectors), bytes_of(shape)
     _, _, copy = copy_to_lanes(read_only=not encodes)
-    src_bytes = row_bytes
     if encodes:
-        src_bytes = shape.value_bytes * BF16_BYTES
-        encode = fp8_format(shape.value_bytes).encode
+        encode = _encode(shape, block)
     bring, take, are_shared = _ahead(shape, block), waits.claims(block, control.TAKEN), roles.sharing(shape)
     is_numbered_now, begins_with_own = await_numbers is not None, roles.beginning(shape)
-    p_x, p_encoded, p_rows = (block.offset(n) for n in ("x", "encoded", "row_of"))
+    p_x, p_rows = block.offset("x"), block.offset("row_of")
 
     @device_fn
     def part_of(unit, first, rest, own, mine):
@@ -101,7 +138,7 @@ def make(shape, block, flags=None, await_numbers=None):
         n_parts = i32(1)
         if raises:
             n_parts = count_flags(notes)
-        elif not encodes:
+        else:
             n_parts = parts_of(i32(end - first), warps)
         units, with_row, mine, own, own_end = i32(n_parts + n_apart), i32(n_parts * n_apart), i32(0), i32(0), i32(0)
         if is_numbered_now and begins_with_own(num_tokens):
@@ -130,17 +167,14 @@ def make(shape, block, flags=None, await_numbers=None):
                 row = i32(load_i32(row_of + u64(4) * u64(token * ranks + lane)))
             mask = u32(ballot(row >= 0))
             row = i32(first_row + row)
-            src = x + u64(token) * u64(src_bytes)
-            if encodes and mask != u32(0):
-                staged = u64(load_u64(params + u64(p_encoded))) + u64(token) * u64(row_bytes)
-                encode(src, staged, f32(1), lane)
-                syncwarp()                      # the payload by all lanes, before any lane reads it
-                src = staged
+            src, to = x + u64(token) * u64(src_bytes), rows_at + u64(row) * u64(row_bytes)
+            a, b = part_span(part, n_parts)
+            if encodes:
+                src = u64(encode(params, token, a, b, to, mask, lane))
             if following < n_units:
                 next_token, next_part = part_of(following, first, rest, own, mine)
                 bring(params, next_token, next_part, n_parts, lane)
-            a, b = part_span(part, n_parts)     # none behind the last part
-            copy(src, rows_at + u64(row) * u64(row_bytes), mask, start, a, b, lane)
+            copy(src, to, mask, start, a, b, lane)  # nothing behind the last part
             if has_more and part == with_row:
                 send_companions(params, token, look(params, token, lane), mask, row, at_more, lane)
             if raises:

@@ -83,13 +83,14 @@ def claims(block, counter):
 
 
 def of_block(block, n_ranks):
-    """Device functions for one kernel: (begin, goes_on, say_begun, all_begun, end).
+    """Device functions for one kernel: (begin, fence, goes_on, say_begun, all_begun, end).
 
     begin(params, words, told) -> what goes_on() needs. words: as in params, and an argument of the kernels besides, so
-    that the first look at them need not wait for the look at params; told: shared uint64 array [1]. goes_on(begun): the first barrier of a block -> this
-    call's epoch, 0 if a wait of this rank expired in an earlier one. say_begun(params): one thread of a block, behind
-    that barrier; whoever needs no fence of its own for it says it when the block has nothing urgent to do.
-    all_begun(params, phase): of the clerk, some time in the call; whether all blocks of this rank have said so.
+    that the first look at them need not wait for the look at params; told: shared uint64 array [1]. fence(): of the
+    clerk, before it announces anything, at a time when its other threads have work. goes_on(begun): the first barrier
+    of a block -> this call's epoch, 0 if a wait of this rank expired in an earlier one. say_begun(params): one thread
+    of a block, behind that barrier; whoever needs no fence of its own for it says it when the block has nothing urgent
+    to do. all_begun(params, phase): of the clerk, some time in the call; whether all blocks of this rank have said so.
     end(params, epoch, my_rank): of the clerk, when all have begun and no peer writes here any more.
     """
     p_words, p_timeout, p_control = block.offset("words"), block.offset("timeout_ns"), block.offset("control_ptrs")
@@ -99,13 +100,16 @@ def of_block(block, n_ranks):
     def begin(params, words, told):
         if thread_idx() < n_lines:              # one miss for all of them
             prefetch(params + u64(LINE) * u64(thread_idx()))
-        if roles.is_clerk() and roles.announcer() < n_announcers:
-            fence_acq_rel_sys()                 # earlier launches of this rank, before what it tells its peers
         failed, last_epoch = False, u64(0)
         if thread_idx() == 0:                   # others need not wait for it until the barrier
             failed = has_failed(words + u64(control.STATUS))
             last_epoch = u64(load_u64(words + u64(control.EPOCH)))
         return failed, last_epoch, told
+
+    @device_fn
+    def fence():
+        if roles.is_clerk() and roles.announcer() < n_announcers:
+            fence_acq_rel_sys()                 # earlier launches of this rank, before what it tells its peers
 
     @device_fn
     def goes_on(begun):
@@ -141,4 +145,4 @@ def of_block(block, n_ranks):
             store_i32(words + u64(control.BEGUN), i32(0))
             store_u64(words + u64(control.EPOCH), epoch)
 
-    return begin, goes_on, say_begun, all_begun, end
+    return begin, fence, goes_on, say_begun, all_begun, end
