@@ -29,7 +29,7 @@ def run(arguments):
         sys.path.insert(0, "")
     names = arguments.implementations or own()
     try:
-        _compile_first(names, arguments.only)
+        _compile_first(names, arguments)
     except EPError as error:
         print(f"epmoe check: {error}", file=sys.stderr)
         return CANNOT_RUN
@@ -43,14 +43,15 @@ def own():
     return [f"mpi_{name}" if started_by_mpirun() else name for name in OWN]
 
 
-def _compile_first(names, only):
-    """Kernels of this project over MPI, which on GPUs would otherwise be compiled one after another."""
-    from epmoe.check.adapters import ADAPTERS
+def _compile_first(names, arguments):
+    """Kernels of this project, which on GPUs would otherwise be compiled one after another."""
+    from epmoe.check.adapters import OWN
     from epmoe.check.ranks import started_by_mpirun
-    ours = [name for name in names if name in ADAPTERS and name.startswith("mpi_")]
-    if ours and started_by_mpirun():
+    prefix = "mpi_" if started_by_mpirun() else ""
+    ours = [f"mpi_{name}" for name in OWN if prefix + name in names]
+    if ours:
         from epmoe.check.compiled_first import compile_all
-        compile_all(ours, only)
+        compile_all(ours, arguments.only, None if prefix else arguments.ranks)
 
 
 def _check(name, arguments):

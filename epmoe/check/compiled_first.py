@@ -10,7 +10,7 @@ import sys
 import ml_dtypes
 import numpy as np
 
-from epmoe import MPIWorld, compiling, device
+from epmoe import LocalWorld, MPIWorld, compiling, device
 from epmoe.check.cases import epilogue, epilogue_args
 from epmoe.check.conformance import all_cases
 from epmoe.check.implementation import HybridImplementation, Implementation, load
@@ -21,14 +21,14 @@ BF16 = np.dtype(ml_dtypes.bfloat16)
 N_SMS = 132         # makes a grid, and no difference to a kernel
 
 
-def compile_all(names, only):
+def compile_all(names, only, n_ranks=None):
     """Compile what the disk cache lacks of the kernels that these implementations, of adapters.over_mpi, need.
 
-    Collective; nothing in the simulator.
+    n_ranks: as ranks of this process, which launch the same kernels. Collective; nothing in the simulator.
     """
     if device.SIM:
         return
-    world = MPIWorld()
+    world = MPIWorld() if n_ranks is None else LocalWorld(n_ranks)
     words = ",".join(names), str(world.n_ranks), only
     compiling.ahead(world, words, lambda: kernels_of(*words), [
         sys.executable, "-m", __name__, *words, "%d.%d" % world.machine.compute_capability])
