@@ -13,7 +13,8 @@ from epmoe_ref.config import MAX_GPUS_PER_NODE, EPConfig
 
 REGION_ALIGNMENT = 256          # bytes
 MAX_FINITE = 2**64 - 1          # a recv_count word that says "not arrived"
-ANNOUNCED = 2**32            # a dispatch recv_count word of ANNOUNCED + count: so many messages are under way
+ANNOUNCED = 2**62               # a dispatch recv_count word of ANNOUNCED + count: so many messages are under way
+DESCRIBED = 2**57               # one that says all about a few messages, which are here: epmoe/kernels/described.py
 STATUS_WORDS = 16               # what they mean: epmoe/kernels/status.py
 
 

@@ -28,7 +28,7 @@ def is_signal(value):
 def word(name, value):
     """A counter as it is shown: of recv_count "–" is not arrived, "2…" announced, "2" the signal."""
     if name not in SIGNALS or is_signal(value):
-        return str(value)
+        return str(value & 15 if name in SIGNALS and value >= layout.DESCRIBED else value)
     return "–" if value == NOT_ARRIVED else f"{value - ANNOUNCED}…"
 
 

@@ -8,18 +8,16 @@ covers.
 """
 
 from epmoe import layout
-from epmoe.device import (ballot, block_dim, device_fn, ffs, i32, lane_id, load_u64, n_warps, shared_array, store_i32,
-                          syncthreads, syncthreads_or, syncwarp, thread_idx, u32, u64, warp_broadcast_i32, warp_id)
-from epmoe.device import int32, uint32
-from epmoe.layout import MAX_FINITE
+from epmoe.device import (ballot, device_fn, ffs, i32, lane_id, load_u64, n_warps, shared_array, store_i32, syncthreads,
+                          syncthreads_or, syncwarp, u32, u64, warp_broadcast_u64, warp_id)
+from epmoe.device import int32, uint64
+from epmoe.layout import DESCRIBED, MAX_FINITE
 
 from . import formats, message, offsets, shared_expert, stamps
+from .described import message_of
 from .division import divided
 from .spin import wait_for_signal
 from .status import DISPATCH_WAIT
-
-
-MOST_AHEAD = 256        # segments, whose first messages are looked at before the block knows their places
 
 
 def make(cfg, block, threads, mark, leave):
@@ -38,8 +36,7 @@ def make(cfg, block, threads, mark, leave):
     share = shared_expert.share_of(cfg)
     await_counts, place, begin, write, write_first = (places.await_counts, places.place, places.begin, places.write,
                                                       places.write_first)
-    window, window_counts = places.experts, places.counts
-    n_ahead = min(window_counts, MOST_AHEAD)
+    window, window_counts, known = places.experts, places.counts, places.known
     leaves_early = not cfg.fused_shared_expert      # whose words F and G other warps of the block may still need
     local, ranks, front = cfg.n_local_experts, cfg.n_src_ranks, int(cfg.fused_shared_expert)
     tokens_per_rank, msg_bytes = cfg.max_tokens_per_rank, sizes.msg_bytes
@@ -59,17 +56,16 @@ def make(cfg, block, threads, mark, leave):
         return low
 
     @device_fn
-    def has_arrived(params, entry, lane):
-        """Waits for a segment's messages, by a whole warp."""
-        arrived = i32(0)
+    def await_signal(params, entry, lane):
+        """Waits for a segment's messages, by a whole warp; its word, MAX_FINITE if it gave up."""
+        word = u64(0)
         if lane == 0:
-            word = u64(load_u64(params + u64(p_count))) + u64(8) * u64(entry)
-            arrived = i32(wait_for_signal(word, u64(load_u64(params + u64(p_status))),
-                                          u64(load_u64(params + u64(p_timeout))), DISPATCH_WAIT, entry)
-                          != u64(MAX_FINITE))
-        arrived = i32(warp_broadcast_i32(arrived, 0))
+            address = u64(load_u64(params + u64(p_count))) + u64(8) * u64(entry)
+            word = u64(wait_for_signal(address, u64(load_u64(params + u64(p_status))),
+                                       u64(load_u64(params + u64(p_timeout))), DISPATCH_WAIT, entry))
+        word = u64(warp_broadcast_u64(word, 0))
         syncwarp()                      # lane 0 acquired for all
-        return arrived != 0
+        return word
 
     @device_fn
     def message_at(recv_buf, entry, slot):
@@ -77,42 +73,45 @@ def make(cfg, block, threads, mark, leave):
         return u64(recv_buf + (u64(entry) * u64(tokens_per_rank) + u64(slot)) * u64(msg_bytes))
 
     @device_fn
-    def source_ahead(recv_buf, first, here, counts, is_here):
-        """(token, reference) of the first message of this thread's segment, on their way, if it has one."""
-        token, reference, i = i32(0), u32(0), i32(thread_idx())
-        if is_here and i < min(here * ranks, n_ahead):
-            if counts[i] > 0:
-                token, reference = load_source(message_at(recv_buf, i32(first * ranks + i), i32(0)))
-        return token, reference
-
-    @device_fn
-    def copy_row(params, recv_buf, at, token, reference, row, group, row_in_group, tile, my_rank, part, n_parts, lane):
-        """A warp decodes its part of a message to the row; with the first part goes src_info."""
-        id16 = i32(0)
+    def look_up(recv_buf, at, part, lane):
+        """(token, payload, id in the slot of this lane) of the message at that address, from its trailer."""
+        (token, reference), id16, payload = load_source(at), i32(0), u64(at)
         if part == 0:
             id16 = load_id(at, lane)
-        payload = at
         if reference != u32(0):
-            payload = recv_buf + u64(reference - u32(1)) * u64(msg_bytes)
+            payload = u64(recv_buf + u64(reference - u32(1)) * u64(msg_bytes))
+        return token, payload, id16
+
+    @device_fn
+    def copy_row(params, recv_buf, word, entry, slot, row, group, row_in_group, tile, my_rank, part, n_parts, lane):
+        """A warp decodes its part of a message to the row; with the first part goes src_info."""
+        is_described = word >= u64(DESCRIBED)
+        if is_described:
+            token, k = message_of(word, slot)
+            payload, id16 = message_at(recv_buf, i32(entry % ranks), token), i32(0)
+        else:
+            (token, payload, id16), k = look_up(recv_buf, message_at(recv_buf, entry, slot), part, lane), i32(0)
         decode(payload, params + u64(p_out), row, group, row_in_group, tile, part, n_parts, lane)
         if part == 0:
             half = token
-            k = slot_of(id16, i32(my_rank * local + group - front))
+            if not is_described:
+                k = slot_of(id16, i32(my_rank * local + group - front))
             if lane == 1:
                 half = k
             if lane < 2:
                 store_i32(u64(load_u64(params + u64(p_src_info))) + u64(4) * u64(2 * row + lane), half)
 
     @device_fn
-    def copy_window(params, recv_buf, first, here, my_rank, warp, warps, free, before, ends, starts, tiles, sources,
-                    references, is_here):
-        """Every warps-th part of a row, from `warp` on; whether all arrived. is_here: the block has acquired all.
+    def copy_window(params, recv_buf, first, here, my_rank, warp, warps, free, before, ends, starts, tiles, words,
+                    is_known):
+        """Every warps-th part of a row, from `warp` on; whether all arrived.
 
-        Rows are cut into as many parts as the first `free` warps can take at once.
+        is_known: the block has acquired all messages, and words are those of all segments. Rows are cut into as many
+        parts as the first `free` warps can take at once.
         """
         lane, n_rows = i32(lane_id()), i32(ends[here * ranks - 1])
         n_parts = i32(max(1, min(decode_parts, divided(free, i32(max(1, n_rows))))))
-        unit, seen, ok = i32(warp), i32(-1), True
+        unit, seen, ok, word = i32(warp), i32(-1), True, u64(0)
         while ok and unit < n_rows * n_parts:
             q = divided(unit, n_parts)
             j = segment_of(ends, i32(here * ranks), q, lane)
@@ -120,17 +119,17 @@ def make(cfg, block, threads, mark, leave):
             if j > 0:
                 slot = i32(q - ends[j - 1])
             if entry != seen:
-                ok = is_here or has_arrived(params, entry, lane)
+                if is_known:
+                    word = u64(words[j])
+                else:
+                    word = await_signal(params, entry, lane)
+                ok = word != u64(MAX_FINITE)
                 if seen < 0:
                     mark(params, stamps.ARRIVED)
                 seen = entry
             if ok:
-                row_in_group, at = i32(before[j] + slot), message_at(recv_buf, entry, slot)
-                if is_here and slot == 0 and j < min(block_dim(), n_ahead):
-                    token, reference = i32(sources[j]), u32(references[j])
-                else:
-                    token, reference = load_source(at)
-                copy_row(params, recv_buf, at, token, reference, i32(starts[expert] + row_in_group),
+                row_in_group = i32(before[j] + slot)
+                copy_row(params, recv_buf, word, entry, slot, i32(starts[expert] + row_in_group),
                          i32(front + first + expert), row_in_group, i32(tiles[expert]), my_rank,
                          i32(unit - q * n_parts), n_parts, lane)
             unit = i32(unit + warps)
@@ -151,7 +150,7 @@ def make(cfg, block, threads, mark, leave):
         counts, before = shared_array(window_counts, int32), shared_array(window_counts, int32)
         ends, partial = shared_array(window_counts, int32), shared_array(32, int32)
         starts, tiles = shared_array(window, int32), shared_array(window, int32)
-        sources, references = shared_array(n_ahead, int32), shared_array(n_ahead, uint32)
+        words = shared_array(known, uint64)
         # The warps of one block take rows far from each other, so that all blocks have work to the end. Of few rows
         # those have none that may have to leave first, nor the block that writes.
         others, warps = i32(n_copiers - 1), i32(n_warps() * n_copiers)
@@ -162,18 +161,16 @@ def make(cfg, block, threads, mark, leave):
         start, first, ok, is_out = begin(params, num_tokens, my_rank), i32(0), not failed, False
         while first < local:
             here = i32(min(window, local - first))
-            is_here = True
+            is_here = here * ranks <= known
             if ok:
-                ok, is_here = await_counts(params, first, here, counts)
+                ok, all_came = await_counts(params, first, here, counts, words)
+                is_here = is_here and all_came
             if syncthreads_or(not ok):                      # every thread acquired for all
                 return True, False
-            is_here = syncthreads_or(not is_here) == 0
+            is_known = syncthreads_or(not is_here) == 0
             mark(params, stamps.COUNTED)
-            token, reference = source_ahead(recv_buf, first, here, counts, is_here)
             start = place(here, start, counts, before, ends, starts, tiles, partial)
-            if is_here and thread_idx() < n_ahead:
-                sources[thread_idx()], references[thread_idx()] = token, reference
-            syncthreads()                                   # all places and sources by all threads
+            syncthreads()                                   # all places by all threads
             mark(params, stamps.PLACED)
             if copier == 0:
                 if first == 0:
@@ -182,12 +179,12 @@ def make(cfg, block, threads, mark, leave):
             if first == 0:
                 if pack_shared(params, num_tokens, my_rank):
                     return True, False
-            if is_here and leaves_early and first + here == local:
+            if is_known and leaves_early and first + here == local:
                 is_out = True
                 if warp_id() == n_warps() - 1:
                     leave(params)
             ok = copy_window(params, recv_buf, first, here, my_rank, warp, warps, free, before, ends, starts, tiles,
-                             sources, references, is_here)
+                             words, is_known)
             if has_tiles:
                 finish_groups(params, first, here, warp, warps, counts, before, starts, tiles)
                 if first == 0 and front == 1 and warp == 0:

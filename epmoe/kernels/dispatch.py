@@ -158,9 +158,9 @@ def _compile_wait(cfg, threads, trace):
 def _compile_fused(cfg, threads, trace, input_scale, shares):
     block = parameter_block(cfg)
     mark, fetch = stamps.make(block, trace), ahead.parameters(block)
-    send_tokens = senders.make(cfg, block, mark, input_scale, shares)
     n_ranks, n_payloads = cfg.n_src_ranks, min(cfg.top_k, cfg.n_src_ranks)
     few = few_tokens.MOST_TOKENS if few_tokens.applies(cfg, shares) else -1
+    send_tokens = senders.make(cfg, block, mark, input_scale, shares, few)
     leave = _leaving(cfg, block)
     receive = copiers.make(cfg, block, threads, mark, leave)
 

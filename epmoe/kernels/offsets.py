@@ -12,10 +12,12 @@ from epmoe.layout import ANNOUNCED, MAX_FINITE
 from epmoe_ref.config import READY
 
 from . import counters, few_tokens, formats, shared_expert
+from .described import count_of
 from .spin import wait_for_count
 from .status import DISPATCH_WAIT
 
 MAX_COUNTS = 2048       # counts that are looked at at a time, in shared memory
+MOST_KNOWN = 256        # words of them that are remembered
 TILE_ROWS = 128         # rows of a tile of scales
 
 
@@ -47,9 +49,9 @@ def block_sum():
 class Places(NamedTuple):
     """Device functions of a block, and the sizes of what they fill, for a window of the local experts.
 
-    experts, counts: the most experts of a window, and counts of them (one for each source rank).
-    await_counts(params, first, here, counts) -> whether all came, those of `here` experts from `first` on, and whether
-        all messages had come, as far as this thread looked.
+    experts, counts: the most experts of a window, and counts of them (one for each source rank). known: see below.
+    await_counts(params, first, here, counts, words) -> whether all came, those of `here` experts from `first` on, and
+        whether all messages had come, as far as this thread looked. words: those of the first `known` counts.
     place(here, start, counts, before, ends, starts, tiles, partial) -> the next window's `start`, before a barrier.
         start: (output row, 128-row tile) at which the window begins.
         before[expert, source]: rows of the expert from lower source ranks. ends[expert, source]: rows of the window up
@@ -62,6 +64,7 @@ class Places(NamedTuple):
 
     experts: int
     counts: int
+    known: int
     await_counts: callable
     place: callable
     begin: callable
@@ -75,6 +78,7 @@ def make(cfg, block, threads) -> Places:
     has_tiles, pad_rows, begin_group = shared_expert.formats_with_tiles(fmt), fmt.pad_rows, fmt.begin_group
     local, ranks, front = cfg.n_local_experts, cfg.n_src_ranks, int(cfg.fused_shared_expert)
     window = max(1, min(local, threads, few_tokens.THREADS_A_TOKEN, MAX_COUNTS // ranks))       # one thread an expert
+    known = min(window * ranks, MOST_KNOWN)
     block_sums, share = block_sum(), shared_expert.share_of(cfg)
     p_counters, p_status, p_timeout = block.offset("ep_counters"), block.offset("status"), block.offset("timeout_ns")
     p_count, p_out, p_src_info = block.offset("recv_count_p"), block.offset("format_handler"), block.offset("src_info")
@@ -96,7 +100,7 @@ def make(cfg, block, threads) -> Places:
         return padded(n_shared), tiles_of(n_shared)
 
     @device_fn
-    def await_counts(params, first, here, counts):
+    def await_counts(params, first, here, counts, words):
         status, timeout_ns = u64(load_u64(params + u64(p_status))), u64(load_u64(params + u64(p_timeout)))
         recv_count = u64(load_u64(params + u64(p_count)))
         ok, is_here, i = True, True, i32(thread_idx())
@@ -105,7 +109,9 @@ def make(cfg, block, threads) -> Places:
             word = wait_for_count(recv_count + u64(8) * u64(entry), status, timeout_ns, DISPATCH_WAIT, entry)
             ok = word != u64(MAX_FINITE)
             if ok:
-                counts[i] = i32(u32(word))          # without ANNOUNCED
+                counts[i] = count_of(word)
+                if i < known:
+                    words[i] = word
                 is_here = is_here and word < u64(ANNOUNCED)
             i = i32(i + block_dim())
         return ok, is_here
@@ -182,4 +188,4 @@ def make(cfg, block, threads) -> Places:
             if warp_id() == 0:
                 begin_group(params + u64(p_out), i32(0), i32(0), i32(0), lane_id())
 
-    return Places(window, window * ranks, await_counts, place, begin, write, write_first)
+    return Places(window, window * ranks, known, await_counts, place, begin, write, write_first)

@@ -43,14 +43,14 @@ def _scale_of(block, input_scale):
     return of_function
 
 
-def make(cfg, block, mark, input_scale=None, shares=False):
+def make(cfg, block, mark, input_scale=None, shares=False, few=-1):
     """Device function send_tokens(params, topk_ids, tokens, num_tokens, my_rank, n_senders, failed) -> whether it had
     to give up.
 
     For blocks [0, n_senders); where the counters are used it ends with a barrier. failed: whether this thread knows of
     an earlier wait that expired; then nothing is sent. Block 0 announces the counts first, unless there are few tokens
     (few_tokens.py). input_scale: None for the number in the parameter block, or a function i -> float32 that is read at
-    0. shares: whether messages to one rank share the token's payload.
+    0. shares: whether messages to one rank share the token's payload. few: up to how many tokens few_tokens.py sends.
     """
     fmt, at, sizes = formats.of(cfg), counters.words(cfg), layout.message(cfg)
     load_id, clean_id, record_id = ids.make(cfg)
@@ -252,9 +252,9 @@ def make(cfg, block, mark, input_scale=None, shares=False):
             syncthreads()                       # nobody reads the batch any more, and all is written at the end
         return False
 
-    if not few_tokens.applies(cfg, shares):
+    if few < 0:
         return send_many
-    few, send_few = few_tokens.MOST_TOKENS, few_tokens.make(cfg, block, mark, scale_of, piece)
+    send_few = few_tokens.make(cfg, block, mark, scale_of)
 
     @device_fn
     def send_tokens(params, topk_ids, tokens, num_tokens, my_rank, n_senders, failed):

@@ -1,0 +1,56 @@
+"""A recv_count word that says all about a few messages: they need no trailers then, nor a look at one.
+
+Of at most MOST_TOKENS tokens a rank has, a word of DESCRIBED tells how many go to the expert, which ones, and in which
+slot each of them has it; its bits, from the lowest: count (4) | a bit for each token (8) | the slots of tokens 0 to 2
+(5 each) | unused (5) | those of tokens 3 to 7 (5 each) | DESCRIBED. Messages are in the order of their tokens. The
+payload of token t, whatever its experts, lies in the row [local expert 0, src_rank, t] of recv_buf.
+"""
+
+from epmoe.device import device_fn, ffs, i32, u32, u64
+from epmoe.layout import DESCRIBED
+
+MOST_TOKENS = 8
+SLOTS_AT, SLOT_BITS, FIRST_HIGH = 12, 5, 3      # the slots of tokens from FIRST_HIGH on are in the upper half
+
+
+@device_fn
+def share_of(token, k):
+    """(lower, upper half): what a token with the expert in slot k adds to the expert's word."""
+    low, high = i32(1 + i32(16 << token)), i32(0)
+    if token < FIRST_HIGH:
+        low = i32(low + i32(k << i32(SLOTS_AT + SLOT_BITS * token)))
+    else:
+        high = i32(k << i32(SLOT_BITS * (token - FIRST_HIGH)))
+    return low, high
+
+
+@device_fn
+def word_of(low, high):
+    """The word, from the sums of both halves; 0, the plain signal, where nothing goes to the expert."""
+    word = u64(0)
+    if low != 0:
+        word = u64(u64(DESCRIBED) + (u64(high) << u64(32)) + u64(low))
+    return word
+
+
+@device_fn
+def count_of(word):
+    """How many messages come, from any word that says so."""
+    count = i32(u32(word))          # without ANNOUNCED
+    if (word & u64(DESCRIBED)) != u64(0):
+        count = i32(u32(word & u64(15)))
+    return count
+
+
+@device_fn
+def message_of(word, slot):
+    """(token, k): whose the message in that slot of the segment is, and in which slot of the token's list it stands."""
+    tokens, i = i32(u32((word >> u64(4)) & u64(255))), i32(0)
+    while i < slot:
+        tokens = i32(tokens & (tokens - 1))
+        i = i32(i + 1)
+    token = i32(i32(ffs(u32(tokens))) - 1)
+    at = i32(SLOTS_AT + SLOT_BITS * token)
+    if token >= FIRST_HIGH:
+        at = i32(at + SLOT_BITS)
+    return token, i32(u32((word >> u64(at)) & u64(31)))
