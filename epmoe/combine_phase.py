@@ -15,10 +15,11 @@ from epmoe.user_functions import argument, check_signature, of_rank
 
 @dataclass(eq=False)
 class Returned:
-    """One rank's placed expert outputs, and the addresses of src_info and the cleaned ids."""
+    """One rank's placed expert outputs, the addresses of src_info and the cleaned ids, and how many rows both have."""
 
     expert_outputs: int
     src_info: int
+    n_rows: int
     topk_ids: int
     num_tokens: int
 
@@ -57,11 +58,13 @@ class CombinePhase:
                                    f"dispatch returned for rank {r.rank}, whole, trimmed() or numpy()")
             y = inputs.expert_outputs(self.cfg, engine.machine, r.rank, y, self.capacity, lambda d=d: d.n_rows)
             checked.append((r, s, y, d))
-        place = engine.placing.place
-        return [Returned(place(r.rank, "expert_outputs", y, lent=s.loan),
-                         place(r.rank, "src_info", view(d.src_info, "src_info"), lent=s.loan),
-                         place(r.rank, "clean topk_ids", view(d.topk_ids, "topk_ids"), lent=s.loan),
-                         s.num_tokens) for r, s, y, d in checked]
+        return [self._placed(*one) for one in checked]
+
+    def _placed(self, r, s, y, d):
+        place, src_info = self.engine.placing.place, view(d.src_info, "src_info")
+        return Returned(place(r.rank, "expert_outputs", y, lent=s.loan),
+                        place(r.rank, "src_info", src_info, lent=s.loan), min(y.shape[0], src_info.shape[0]),
+                        place(r.rank, "clean topk_ids", view(d.topk_ids, "topk_ids"), lent=s.loan), s.num_tokens)
 
     def reduction(self, sent, router_weights, router_weights_args, epilogue, epilogue_args, out):
         """Check and place everything about the reduction: a list of Reduction."""
@@ -114,7 +117,7 @@ class CombinePhase:
         for r, b in zip(self.engine.ranks, returned):
             self.engine.call("combine_async_kernel")(
                 b.expert_outputs, b.src_info, r.address("combine_send_buf"), r.peers("combine_recv_buf"),
-                r.peers("combine_recv_count"), r.address("ep_counters"), r.rank,
+                r.peers("combine_recv_count"), r.address("ep_counters"), r.rank, n_rows=b.n_rows,
                 **self.engine.launch_arguments(r, streams[r.rank]))
 
     def launch_wait(self, returned, reduction, streams):
@@ -132,7 +135,7 @@ class CombinePhase:
             self.engine.call("combine_kernel", **to.options)(
                 b.expert_outputs, b.src_info, TokenArray(to.results.address("output_tokens"), b.num_tokens),
                 r.address("combine_send_buf"), r.peers("combine_recv_buf"), r.peers("combine_recv_count"),
-                r.address("ep_counters"), b.topk_ids, r.rank, router_weights=to.weights,
+                r.address("ep_counters"), b.topk_ids, r.rank, n_rows=b.n_rows, router_weights=to.weights,
                 router_weights_args=to.weights_args, epilogue_args=to.epilogue_args,
                 **self.engine.launch_arguments(r, streams[r.rank]))
 

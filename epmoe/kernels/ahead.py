@@ -5,13 +5,14 @@ ids, counters and rows one after another pays it for each. A prefetch is waited 
 value is used.
 """
 
-from epmoe.device import block_dim, device_fn, i32, load16_nc, prefetch, store16, thread_idx, u32, u64
+from epmoe.device import block_dim, block_idx, device_fn, i32, load16_nc, prefetch, store16, thread_idx, u32, u64
 
 from .division import divided
 from .formats.row_copy import LANES, most_parts
 
 SECTOR = 32     # bytes that memory gives at a time
 HELD = 4        # vectors of a piece that a lane holds
+ROWS_AHEAD = 32 # rows of which nobody knows yet whether there are so many
 
 
 def span(n_bytes):
@@ -31,6 +32,24 @@ def span(n_bytes):
 def parameters(block):
     """Device function (params): a block asks for its parameters, those of user functions not among them."""
     return span(8 * block.n_words)
+
+
+def first_rows(bytes_a_row):
+    """Device function (rows, src_infos, n_rows): the blocks ask for src_info, and for the first few of the n_rows rows.
+
+    n_rows: how many rows of bytes_a_row, and how many entries of src_info, there is memory for.
+    """
+    fetch_row = span(bytes_a_row)
+
+    @device_fn
+    def fetch(rows, src_infos, n_rows):
+        at = i32(block_idx() * block_dim() + thread_idx())
+        if u64(at) < (n_rows * u64(8) + u64(SECTOR - 1)) // u64(SECTOR):
+            prefetch(src_infos + u64(SECTOR) * u64(at))
+        if block_idx() < ROWS_AHEAD and u64(block_idx()) < n_rows:
+            fetch_row(rows + u64(bytes_a_row) * u64(block_idx()))
+
+    return fetch
 
 
 @device_fn

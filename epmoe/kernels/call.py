@@ -135,15 +135,20 @@ class DispatchCall(KernelCall):
 
 
 class CombineAsyncCall(KernelCall):
-    """Sends the experts' output rows [row_offsets[-1], hidden] back to the ranks their tokens came from."""
+    """Sends the experts' output rows [row_offsets[-1], hidden] back to the ranks their tokens came from.
 
-    at_hand = ("ep_counters", "status")
+    n_rows: how many rows input_tokens and src_info have memory for: these may be looked at before it is known how many
+    were received. 0: none is.
+    """
+
+    at_hand = "ep_counters", "status", "input_tokens", "src_info", "n_rows"
 
     def __call__(self, input_tokens, src_info, send_buf_p, recv_buf_ptrs, recv_count_ptrs, ep_counters, my_rank, *,
-                 machine, stream, status, timeout_s=30.0):
+                 machine, stream, status, n_rows=0, timeout_s=30.0):
         self._launch(machine, stream, my_rank, 0, dict(
-            input_tokens=input_tokens, src_info=src_info, send_buf_p=send_buf_p, recv_buf_ptrs=tuple(recv_buf_ptrs),
-            recv_count_ptrs=tuple(recv_count_ptrs), ep_counters=ep_counters, status=status,
+            input_tokens=input_tokens, src_info=src_info, n_rows=n_rows, send_buf_p=send_buf_p,
+            recv_buf_ptrs=tuple(recv_buf_ptrs), recv_count_ptrs=tuple(recv_count_ptrs), ep_counters=ep_counters,
+            status=status,
             timeout_ns=_timeout_ns(timeout_s)))
 
 
@@ -170,17 +175,17 @@ class CombineWaitCall(KernelCall):
 
 
 class CombineCall(KernelCall):
-    """combine_async and combine_wait in one launch."""
+    """combine_async and combine_wait in one launch; n_rows as in CombineAsyncCall."""
 
-    at_hand = ("ep_counters", "status")
+    at_hand = CombineAsyncCall.at_hand
 
     def __call__(self, input_tokens, src_info, output_tokens: TokenArray, send_buf_p, recv_buf_ptrs, recv_count_ptrs,
-                 ep_counters, topk_ids, my_rank, *, machine, stream, status, router_weights=0, router_weights_args=(),
-                 epilogue_args=(), timeout_s=30.0):
+                 ep_counters, topk_ids, my_rank, *, machine, stream, status, n_rows=0, router_weights=0,
+                 router_weights_args=(), epilogue_args=(), timeout_s=30.0):
         here = self.cfg.world_rank(my_rank)
         self._launch(machine, stream, my_rank, output_tokens.n, dict(
-            input_tokens=input_tokens, src_info=src_info, output_tokens=output_tokens.address, send_buf_p=send_buf_p,
-            recv_buf_ptrs=tuple(recv_buf_ptrs), recv_count_ptrs=tuple(recv_count_ptrs), recv_buf_p=recv_buf_ptrs[here],
-            recv_count_p=recv_count_ptrs[here], ep_counters=ep_counters, topk_ids=topk_ids, status=status,
+            input_tokens=input_tokens, src_info=src_info, n_rows=n_rows, output_tokens=output_tokens.address,
+            send_buf_p=send_buf_p, recv_buf_ptrs=tuple(recv_buf_ptrs), recv_count_ptrs=tuple(recv_count_ptrs),
+            recv_buf_p=recv_buf_ptrs[here], recv_count_p=recv_count_ptrs[here], ep_counters=ep_counters, topk_ids=topk_ids, status=status,
             router_weights=router_weights, timeout_ns=_timeout_ns(timeout_s)),
             tuple(router_weights_args), tuple(epilogue_args))

@@ -35,11 +35,10 @@ is then one at A and at the parameters at once.
 
 from functools import lru_cache
 
-from epmoe.device import (atomic_add_acq_rel_gpu_i32, ballot, device_fn, grid_dim, i32, kernel, lane_id, load_u64,
-                          n_warps, shared_array, store_i32, store_u64, syncthreads_or, syncwarp, u32, u64,
-                          warp_broadcast_i32, warp_id)
+from epmoe.device import (atomic_add_acq_rel_gpu_i32, device_fn, grid_dim, i32, kernel, lane_id, load_u64, shared_array,
+                          store_i32, store_u64, syncthreads_or, syncwarp, u64, warp_broadcast_i32)
 from epmoe.device import int32
-from epmoe.layout import MAX_FINITE
+from epmoe.layout import MAX_FINITE, combine_msg_bytes as row_bytes
 from epmoe_ref.errors import EPValueError
 
 from . import ahead, counters, reducers, returners, stamps, watchers
@@ -58,53 +57,38 @@ def parameter_block(cfg) -> ParameterBlock:
         ("input_tokens", 1), ("src_info", 1), ("output_tokens", 1), ("send_buf_p", 1),
         ("recv_buf_ptrs", cfg.p2p_world_size), ("recv_count_ptrs", cfg.p2p_world_size),
         ("recv_buf_p", 1), ("recv_count_p", 1), ("ep_counters", 1), ("topk_ids", 1), ("router_weights", 1),
-        ("status", 1), ("timeout_ns", 1), ("trace", 1))
+        ("n_rows", 1), ("status", 1), ("timeout_ns", 1), ("trace", 1))
 
 
-def _leaving(cfg, block, trace, next_come):
-    """Device function leave(params, words, flags): every block, when it has seen all signals.
+def _leaving(cfg, block, trace):
+    """Device function leave(params, words): one warp of every block, when it has seen all signals.
 
-    The last block leaves the memory as the round found it. It is the work of a block's last warp, which has less to
-    reduce than the others.
+    The last block leaves the memory as the round found it.
     """
     at, p_count, mark = counters.words(cfg), block.offset("recv_count_p"), stamps.by_caller(block, trace)
     n_entries = cfg.n_local_experts * cfg.n_src_ranks
 
     @device_fn
-    def has_all(flags):
-        """Waits until the warp has acquired all signals; whether they came."""
-        i, came = i32(lane_id()), u32(1)
-        wanted = u32(ballot(i < n_entries))
-        while wanted != u32(0) and came != u32(0):
-            came = u32(next_come(flags, i, wanted))
-            if (came >> u32(lane_id())) & u32(1) != u32(0):
+    def leave(params, words):
+        lane, recv_count = i32(lane_id()), u64(load_u64(params + u64(p_count)))
+        last = i32(0)
+        if lane == 0:
+            # release: the block has read A and recv_count; acquire: all the others have
+            last = i32(atomic_add_acq_rel_gpu_i32(words + u64(at.d), i32(1)) == grid_dim() - 1)
+        last = i32(warp_broadcast_i32(last, 0))
+        syncwarp()                              # lane 0 acquired for all
+        if last != 0:
+            i = lane
+            while i < n_entries:
+                # A peer signals these words again only after this rank's next dispatch has reached it.
+                store_u64(recv_count + u64(8) * u64(i), u64(MAX_FINITE))
+                store_i32(words + u64(at.a) + u64(8) * u64(i), i32(0))
+                store_i32(words + u64(at.a) + u64(8) * u64(i) + u64(4), i32(0))
                 i = i32(i + 32)
-            wanted = u32(ballot(i < n_entries))
-        return came != u32(0)
-
-    @device_fn
-    def leave(params, words, flags):
-        if warp_id() == n_warps() - 1:
-            lane, recv_count = i32(lane_id()), u64(load_u64(params + u64(p_count)))
-            if has_all(flags):
-                last = i32(0)
-                if lane == 0:
-                    # release: the block has read A and recv_count; acquire: all the others have
-                    last = i32(atomic_add_acq_rel_gpu_i32(words + u64(at.d), i32(1)) == grid_dim() - 1)
-                last = i32(warp_broadcast_i32(last, 0))
-                syncwarp()                      # lane 0 acquired for all
-                if last != 0:
-                    i = lane
-                    while i < n_entries:
-                        # A peer signals these words again only after this rank's next dispatch has reached it.
-                        store_u64(recv_count + u64(8) * u64(i), u64(MAX_FINITE))
-                        store_i32(words + u64(at.a) + u64(8) * u64(i), i32(0))
-                        store_i32(words + u64(at.a) + u64(8) * u64(i) + u64(4), i32(0))
-                        i = i32(i + 32)
-                    if lane == 0:
-                        store_i32(words + u64(at.d), i32(0))
-                if lane == 0:
-                    mark(params, stamps.LEFT)
+            if lane == 0:
+                store_i32(words + u64(at.d), i32(0))
+        if lane == 0:
+            mark(params, stamps.LEFT)
 
     return leave
 
@@ -112,14 +96,15 @@ def _leaving(cfg, block, trace, next_come):
 @lru_cache(CACHED)
 def _compile_async(cfg, threads, trace):
     block = parameter_block(cfg)
-    mark, fetch = stamps.make(block, trace), ahead.parameters(block)
+    mark, fetch, fetch_rows = stamps.make(block, trace), ahead.parameters(block), ahead.first_rows(row_bytes(cfg))
     return_rows = returners.make(cfg, block, mark)
 
     @kernel(max_threads=threads, shmem=crosses_worlds(cfg))
-    def combine_async(params, num_tokens, my_rank, words, status):
+    def combine_async(params, num_tokens, my_rank, words, status, rows, src_infos, n_rows):
         mark(params, stamps.START)
         fetch(params)
-        return_rows(params, words, my_rank, failed_before(status))
+        fetch_rows(rows, src_infos, n_rows)
+        return_rows(params, words, rows, src_infos, my_rank, failed_before(status))
 
     return combine_async
 
@@ -127,13 +112,13 @@ def _compile_async(cfg, threads, trace):
 def _second_half(cfg, block, trace, mark, router_weights, weights_types, epilogue, epilogue_types):
     """(n_flags, clear, finish): finish(params, num_tokens, my_rank, words, status, flags) is steps 3 to 5."""
     n_flags, clear, watch, next_come = watchers.make(cfg, block)
-    leave = _leaving(cfg, block, trace, next_come)
+    leave = _leaving(cfg, block, trace)
     reduce = reducers.make(cfg, block, mark, next_come, router_weights, weights_types, epilogue, epilogue_types)
 
     @device_fn
     def finish(params, num_tokens, my_rank, words, status, flags):
-        watch(params, status, flags)
-        leave(params, words, flags)
+        if watch(params, status, flags):
+            leave(params, words)
         reduce(params, flags, num_tokens, my_rank)
 
     return n_flags, clear, finish
@@ -160,17 +145,18 @@ def _compile_wait(cfg, threads, trace, *functions):
 @lru_cache(CACHED)
 def _compile_fused(cfg, threads, trace, *functions):
     block = parameter_block(cfg)
-    mark, fetch = stamps.make(block, trace), ahead.parameters(block)
+    mark, fetch, fetch_rows = stamps.make(block, trace), ahead.parameters(block), ahead.first_rows(row_bytes(cfg))
     return_rows = returners.make(cfg, block, mark)
     n_flags, clear, finish = _second_half(cfg, block, trace, mark, *functions)
 
     @kernel(max_threads=threads, shmem=crosses_worlds(cfg))
-    def combine(params, num_tokens, my_rank, words, status):
+    def combine(params, num_tokens, my_rank, words, status, rows, src_infos, n_rows):
         flags = shared_array(n_flags, int32)
         mark(params, stamps.START)
         fetch(params)
+        fetch_rows(rows, src_infos, n_rows)
         clear(flags)                        # there is a barrier in return_rows
-        if not return_rows(params, words, my_rank, failed_before(status)):
+        if not return_rows(params, words, rows, src_infos, my_rank, failed_before(status)):
             finish(params, num_tokens, my_rank, words, status, flags)
 
     return combine

@@ -7,12 +7,14 @@ and the last warp signals for all. Only entries that reach over several blocks a
 
 from epmoe import layout
 from epmoe.device import (atomic_add_acq_rel_gpu_i32, ballot, block_dim, block_idx, device_fn, fence_acq_rel_cta, ffs,
-                          grid_dim, i32, lane_id, load16_nc, load_i32, load_u64, n_warps, shared_add_i32, shared_array,
-                          store16, store_i32, syncthreads, syncthreads_or, syncwarp, thread_idx, u32, u64, warp_id)
+                          grid_dim, i32, lane_id, load16_stream, load_i32, load_u64, n_warps, shared_add_i32,
+                          shared_array, store16, store_i32, syncthreads, syncthreads_or, syncwarp, thread_idx, u32,
+                          u64, warp_id)
 from epmoe.device import int32
 from epmoe_ref.config import READY
 
 from . import counters, stamps, transport
+from .division import divided
 from .formats.row_copy import LANES, copy_part, most_parts
 
 WINDOW = 2048       # entries of region A that a block looks at at a time, in shared memory
@@ -20,9 +22,9 @@ VECTOR = 16         # bytes
 
 
 def make(cfg, block, mark):
-    """Device function return_rows(params, words, my_rank, failed) -> whether it had to give up; for all blocks.
+    """Device function return_rows(params, words, rows, src_infos, my_rank, failed), for all blocks.
 
-    Every pair (local expert, source rank) is signalled in every round, also where no row goes back. words: the address
+    Gives whether it had to give up. Every pair (local expert, source rank) is signalled in every round, also where no row goes back. words: the address
     of ep_counters. failed: whether this thread knows of an earlier wait that expired. Has a barrier before it sends.
     """
     at, to = counters.words(cfg), transport.make(cfg, block)
@@ -30,15 +32,20 @@ def make(cfg, block, mark):
                                                         to.signal)
     bytes_a_row = layout.combine_msg_bytes(cfg)
     place_of, most = _placing(cfg), most_parts(bytes_a_row)
-    stage, carry = copy_part(bytes_a_row, read_only=True), _carry_part(cfg, place_of)
+    stage, n_vectors = copy_part(bytes_a_row, read_only=True), bytes_a_row // VECTOR
+    ask, deliver = _carrying(n_vectors)
     ranks, tokens_per_rank, keeps_own = cfg.n_src_ranks, cfg.max_tokens_per_rank, cfg.skip_a2a
     n_entries = cfg.n_local_experts * ranks
     window = min(WINDOW, n_entries)
-    p_rows, p_src_info, p_send = block.offset("input_tokens"), block.offset("src_info"), block.offset("send_buf_p")
+    p_send = block.offset("send_buf_p")
+
+    @device_fn
+    def rank_in(entry):
+        return i32(u32(entry) % u32(ranks))
 
     @device_fn
     def rank_of(entry, my_rank):
-        rank = i32(entry % ranks)
+        rank = rank_in(entry)
         if keeps_own:
             rank = i32(my_rank)
         return rank
@@ -48,7 +55,7 @@ def make(cfg, block, mark):
         source = i32(my_rank)
         if keeps_own:
             source = i32(0)
-        signal(params, rank_of(entry, my_rank), my_rank, i32(entry // ranks * ranks + source), count)
+        signal(params, rank_of(entry, my_rank), my_rank, i32(entry - rank_in(entry) + source), count)
 
     @device_fn
     def finish(params, words, entry, n_here, n_parts, my_rank, count, done, i):
@@ -69,30 +76,29 @@ def make(cfg, block, mark):
     @device_fn
     def entry_of(ends, here, row, lane):
         """The first of the window's entries that ends behind the row; entries end in ascending order."""
-        step = i32((here + LANES - 1) // LANES)
-        base = i32((ffs(ballot(ends[min(here, i32((lane + 1) * step)) - 1] > row)) - 1) * step)
-        found = u32(ballot(ends[min(base + lane, here - 1)] > row))
+        step = divided(i32(here + LANES - 1), i32(LANES))
+        base = i32((ffs(ballot(ends[i32(min(here, i32((lane + 1) * step)) - 1)] > row)) - 1) * step)
+        found = u32(ballot(ends[min(i32(base + lane), i32(here - 1))] > row))
         while found == u32(0):
             base = i32(base + LANES)
-            found = u32(ballot(ends[min(base + lane, here - 1)] > row))
+            found = u32(ballot(ends[min(i32(base + lane), i32(here - 1))] > row))
         return i32(base + ffs(found) - 1)
 
     @device_fn
-    def send_piece(params, rows, src_infos, row, entry, at_row, part, n_parts, my_rank, lane):
-        rank, src = rank_of(entry, my_rank), rows + u64(row) * u64(bytes_a_row)
+    def send_piece(params, row, pair, src, entry, at_row, part, first, end, my_rank, lane, held):
+        """A warp sends vectors first .. end - 1 of a row, of which it holds some already; pair: its src_info."""
+        rank = rank_of(entry, my_rank)
         is_near = True
         if crosses:
             is_near = not is_far(rank, my_rank)
-        if is_near:
-            carry(recv_buf(params, rank, my_rank), src_infos + u64(8) * u64(row), src, part, n_parts, lane)
-        elif part == 0:         # out of send_buf, where the entry has a row for each token
-            src_info = src_infos + u64(8) * u64(row)
-            place = place_of(recv_buf(params, rank, my_rank), i32(load_i32(src_info)),
-                             i32(load_i32(src_info + u64(4))))
-            if place != u64(0):
+        place = place_of(recv_buf(params, rank, my_rank), i32(u32(pair)), i32(u32(pair >> u64(32))))
+        if place != u64(0):
+            if is_near:
+                deliver(place, src, first, end, lane, held)
+            elif part == 0:     # out of send_buf, where the entry has a row for each token
                 staged = u64(load_u64(params + u64(p_send))) + u64(entry * tokens_per_rank + at_row) * u64(bytes_a_row)
                 stage(staged, src, 0, 1, lane)
-                syncwarp()          # the row by all lanes, before the network reads it
+                syncwarp()      # the row by all lanes, before the network reads it
                 put(place, staged, bytes_a_row, rank)
                 complete()
 
@@ -100,18 +106,25 @@ def make(cfg, block, mark):
     def return_window(params, words, rows, src_infos, first, here, my_rank, ends, counts, done):
         """This block's share of the rows of the window's entries; a warp takes pieces of rows."""
         start, n, lane = i32(ends[0] - counts[0]), i32(ends[here - 1] - ends[0] + counts[0]), i32(lane_id())
-        each, more = i32(n // grid_dim()), i32(n % grid_dim())
+        each = divided(n, grid_dim())
+        more = i32(n - each * grid_dim())
         low = i32(start + block_idx() * each + min(block_idx(), more))
         n_rows = i32(each + i32(block_idx() < more))
-        n_parts = i32(max(1, min(most, i32(n_warps() // max(1, n_rows)))))
-        unit = i32(warp_id())
-        while unit < n_rows * n_parts:
-            row = i32(low + unit // n_parts)
+        n_parts = i32(max(i32(1), min(i32(most), divided(n_warps(), i32(max(i32(1), n_rows))))))
+        n_vectors_each = i32(divided(i32(most + n_parts - 1), n_parts) * LANES)
+        n_units, unit = i32(n_rows * n_parts), i32(warp_id())
+        while unit < n_units:
+            n_before = divided(unit, n_parts)
+            row, part = i32(low + n_before), i32(unit - n_before * n_parts)
+            at_vector = i32(part * n_vectors_each)
+            end_vector, src = i32(min(i32(at_vector + n_vectors_each), n_vectors)), rows + u64(row) * u64(bytes_a_row)
+            # On their way while the warp finds out whose row it is.
+            pair, held = u64(load_u64(src_infos + u64(8) * u64(row))), ask(src, at_vector, end_vector, lane)
             i = entry_of(ends, here, row, lane)
             end, count = i32(ends[i]), i32(counts[i])
             if row >= end - count:              # else it is a padding row between two experts
-                send_piece(params, rows, src_infos, row, i32(first + i), i32(row - end + count),
-                           i32(unit % n_parts), n_parts, my_rank, lane)
+                send_piece(params, row, pair, src, i32(first + i), i32(row - end + count), part, at_vector, end_vector,
+                           my_rank, lane, held)
                 syncwarp()                      # the piece by all lanes, before lane 0 releases it
                 if lane == 0:
                     n_here = i32(min(end, i32(low + n_rows)) - max(i32(end - count), low))
@@ -119,9 +132,8 @@ def make(cfg, block, mark):
             unit = i32(unit + n_warps())
 
     @device_fn
-    def return_rows(params, words, my_rank, failed):
+    def return_rows(params, words, rows, src_infos, my_rank, failed):
         ends, counts, done = shared_array(window, int32), shared_array(window, int32), shared_array(window, int32)
-        rows, src_infos = u64(load_u64(params + u64(p_rows))), u64(load_u64(params + u64(p_src_info)))
         first = i32(0)
         while first < n_entries:
             here, i = i32(min(window, n_entries - first)), i32(thread_idx())
@@ -165,47 +177,48 @@ def _placing(cfg):
     return place_of
 
 
-def _carry_part(cfg, place_of):
-    """Device function (recv_buf, src_info, src, part, n_parts, lane): a warp copies its part of a row to its place.
+def _carrying(n_vectors):
+    """(ask, deliver): a warp copies vectors of a row, in two halves, between which it can find out where they go.
 
-    The first loads of the row are under way before src_info has said where the place is.
+    ask(src, first, end, lane) -> a lane's vectors first + lane and more at distances of 32, as many as it holds at a
+    time; deliver(place, src, first, end, lane, held) stores them and copies the rest. The loads are of a kind that the
+    compiler leaves where they are: those of the read-only path it puts behind the question whether there is a place.
     """
-    n_vectors = layout.combine_msg_bytes(cfg) // VECTOR
-    n_runs = most_parts(layout.combine_msg_bytes(cfg))
-
-    def batch(n):
-        """Device function (recv_buf, token, k, src, i, end) -> place; vector i and n - 1 more at distances of 32."""
-        if n == 0:
-            @device_fn
-            def nothing(recv_buf, token, k, src, i, end):
-                return place_of(recv_buf, token, k)
-
-            return nothing
-        others = batch(n - 1)
-
-        @device_fn
-        def move(recv_buf, token, k, src, i, end):
-            # Past the end the last vector is read again and not stored: no branch comes between the loads.
-            q = load16_nc(src + u64(VECTOR) * u64(min(i, i32(end - 1))))
-            place = others(recv_buf, token, k, src, i32(i + LANES), end)
-            if i < end and place != u64(0):
-                store16(place + u64(VECTOR) * u64(i), q[0], q[1], q[2], q[3])
-            return place
-
-        return move
-
-    eight, four = batch(8), batch(4)
+    @device_fn
+    def load(src, i, last):
+        # Past the end the last vector is read again and not stored: no branch comes between the loads.
+        return load16_stream(src + u64(VECTOR) * u64(min(i, last)))
 
     @device_fn
-    def carry(recv_buf, src_info, src, part, n_parts, lane):
-        token, k = i32(load_i32(src_info)), i32(load_i32(src_info + u64(4)))
-        runs = i32((n_runs + n_parts - 1) // n_parts)
-        first = i32(part * runs * LANES)
-        end = i32(min(first + runs * LANES, n_vectors))
-        while first + 4 * LANES < end:
-            eight(recv_buf, token, k, src, i32(first + lane), end)
-            first = i32(first + 8 * LANES)
-        if first < end:
-            four(recv_buf, token, k, src, i32(first + lane), end)
+    def ask(src, first, end, lane):
+        last, i, none = i32(min(end, n_vectors) - 1), i32(first + lane), (u32(0), u32(0), u32(0), u32(0))
+        a, b, c, d, e, f, g = load(src, i, last), none, none, none, none, none, none
+        if first + LANES < end:
+            b, c, d = load(src, i32(i + 32), last), load(src, i32(i + 64), last), load(src, i32(i + 96), last)
+            e, f, g = load(src, i32(i + 128), last), load(src, i32(i + 160), last), load(src, i32(i + 192), last)
+        return a, b, c, d, e, f, g
 
-    return carry
+    @device_fn
+    def store(place, i, end, q):
+        if i < end:
+            store16(place + u64(VECTOR) * u64(i), q[0], q[1], q[2], q[3])
+
+    @device_fn
+    def store_held(place, i, end, held):
+        store(place, i, end, held[0])
+        store(place, i32(i + 32), end, held[1])
+        store(place, i32(i + 64), end, held[2])
+        store(place, i32(i + 96), end, held[3])
+        store(place, i32(i + 128), end, held[4])
+        store(place, i32(i + 160), end, held[5])
+        store(place, i32(i + 192), end, held[6])
+
+    @device_fn
+    def deliver(place, src, first, end, lane, held):
+        store_held(place, i32(first + lane), end, held)
+        first = i32(first + 7 * LANES)
+        while first < end:
+            store_held(place, i32(first + lane), end, ask(src, first, end, lane))
+            first = i32(first + 7 * LANES)
+
+    return ask, deliver

@@ -7,9 +7,9 @@ enough of them, and raise a flag in shared memory for each word that they have a
 
 from typing import NamedTuple
 
-from epmoe.device import (ballot, block_dim, device_fn, fence_acq_rel_cta, ffs, globaltimer, i32, lane_id,
-                          ld_acquire_sys_u64, load_u64, n_warps, shared_add_i32, syncwarp, thread_idx, u32, u64,
-                          warp_id)
+from epmoe.device import (all_lanes, any_lane, ballot, block_dim, device_fn, fence_acq_rel_cta, ffs, globaltimer, i32,
+                          lane_id, ld_acquire_sys_u64, load_u64, n_warps, shared_add_i32, syncwarp, thread_idx, u32,
+                          u64, warp_id)
 from epmoe.layout import ANNOUNCED
 
 from .spin import POLLS_PER_LOOK, gives_up
@@ -20,11 +20,12 @@ SHARE = 4               # one warp of so many watches, at most
 
 
 class Watchers(NamedTuple):
-    """Device functions for the flags int32 [n_flags] of a block, of which the last one says that a watcher gave up.
+    """Device functions for the flags int32 [n_flags] of a block, of which the last but one says that a watcher gave up.
 
     clear(flags): by all threads, a barrier before anything else.
     watch(params, status, flags): by all threads of a block; the watching warps return when they have seen their words,
-        or given up, the others at once.
+        or given up, the others at once. Gives whether this warp has seen the last word of the block: then it has
+        acquired all of them.
     next_come(flags, entry, wanted): by a warp, each lane with a word's index; `wanted` has a bit for each lane
         that wants to know. Waits until some of these words have come and gives their bits, what peers wrote before
         these signals acquired for the whole warp; 0 if the block's watchers gave up.
@@ -40,12 +41,13 @@ def make(cfg, block):
     """The watchers of one kernel."""
     n_entries = cfg.n_local_experts * cfg.n_src_ranks
     gave_up = min(MAX_FLAGS, n_entries)
+    n_through = gave_up + 1                     # counts the watching warps that have seen their words
     p_count, p_timeout = block.offset("recv_count_p"), block.offset("timeout_ns")
 
     @device_fn
     def clear(flags):
         i = i32(thread_idx())
-        while i <= gave_up:
+        while i <= n_through:
             flags[i] = 0
             i = i32(i + block_dim())
 
@@ -53,9 +55,10 @@ def make(cfg, block):
     def watch(params, status, flags):
         n_watching = i32(max(1, min((n_entries + 31) // 32, n_warps() // SHARE)))
         i = i32((warp_id() - n_warps() + n_watching) * 32 + lane_id())
+        is_last = False
         if i >= 0:
             recv_count, timeout_ns = u64(load_u64(params + u64(p_count))), u64(load_u64(params + u64(p_timeout)))
-            since, polls, watching = u64(globaltimer()), 0, i < n_entries
+            since, polls, watching, through = u64(globaltimer()), 0, i < n_entries, True
             while watching:
                 polls += 1
                 if ld_acquire_sys_u64(recv_count + u64(8) * u64(i)) < u64(ANNOUNCED):
@@ -67,7 +70,16 @@ def make(cfg, block):
                 elif polls % POLLS_PER_LOOK == 0 and gives_up(status, since, timeout_ns):
                     record_expired(status, COMBINE_WAIT, FOR_RECV_COUNT, i, 0, -1)
                     shared_add_i32(flags, gave_up, i32(1))
-                    watching = False
+                    watching = through = False
+            if all_lanes(through):
+                syncwarp()                              # what its lanes have acquired, before lane 0 says so
+                if lane_id() == 0:
+                    fence_acq_rel_cta()                 # release: this warp's words; acquire: those of the others
+                    is_last = shared_add_i32(flags, n_through, i32(1)) == n_watching - 1
+                    fence_acq_rel_cta()
+                is_last = any_lane(is_last)
+                syncwarp()                              # lane 0 acquired for all
+        return is_last
 
     @device_fn
     def is_up(flags, flag):
@@ -99,4 +111,4 @@ def make(cfg, block):
         syncwarp()                          # these lanes acquired for all
         return come
 
-    return Watchers(gave_up + 1, clear, watch, next_come)
+    return Watchers(n_through + 1, clear, watch, next_come)

@@ -12,17 +12,18 @@ WAITS = r"ld\.acquire\.sys\.\S*u64"
 COUNTED = r"atom\.acq_rel\.gpu\.\S*add"           # finished, and region D
 LOAD16, STORE16, INPUT16 = r"ld\.global\.v4", r"st\.global\S*\.v4", r"ld\.global\.nc\S*\.v4"
 SENDS, RECEIVES = [INPUT16, STORE16, COUNTED, SIGNALS], [WAITS, LOAD16, STORE16, COUNTED]
+RETURNS = [r"ld\.global\.L1::no_allocate\.v4", STORE16, COUNTED, SIGNALS]
 IN_BLOCK = [r"fence\.acq_rel\.cta", r"atom\.relaxed\.cta\.shared\.add"]      # combine: pieces sent, signals seen
 
 NEEDED = {
     "dispatch_async": SENDS,
     "dispatch_wait": RECEIVES,
     "dispatch": SENDS + RECEIVES,
-    "combine_async": SENDS + IN_BLOCK,
+    "combine_async": RETURNS + IN_BLOCK,
     "combine_wait": RECEIVES + IN_BLOCK,
-    "combine": SENDS + RECEIVES + IN_BLOCK,
+    "combine": RETURNS + RECEIVES + IN_BLOCK,
     "dispatch with options": [STORE16, COUNTED, SIGNALS, r"ld\.acquire\.gpu\.\S*[su]32", *RECEIVES],
-    "combine with options": SENDS + RECEIVES + IN_BLOCK + [r"fma\.rn\.f32"],
+    "combine with options": RETURNS + RECEIVES + IN_BLOCK + [r"fma\.rn\.f32"],
 }
 
 
