@@ -51,6 +51,26 @@ def test_rows_of_several_batches_of_vectors():
     equal_rows(group_of(2, num_threads=128), RowsWorld(tokens(rng, (1, 2), 1200), ids, probs, 4), rng)
 
 
+@pytest.mark.parametrize("seed", [None, 1])
+def test_a_token_is_sent_by_several_blocks_where_there_are_few(seed):
+    """1200 elements and what goes with them, by four blocks; with two tokens, by four each; with three, by two."""
+    rng, group = np.random.default_rng(8), group_of(2, n_sms=12, num_threads=32, seed=seed, racecheck=True)
+    for num_tokens in ((1, 2), (3, 0)):
+        ids, probs = routing(rng, num_tokens, 4, 2)
+        equal_rows(group, RowsWorld(tokens(rng, num_tokens, 1200), ids, probs, 4), rng)
+    assert not group.machine.races
+
+
+@pytest.mark.parametrize("budget", [None, 9])
+def test_rows_are_encoded_in_parts(budget):
+    """1280 elements: two steps of 512 and half a step, in two parts; ten scales."""
+    rng, group = np.random.default_rng(9), group_of(2, n_sms=3, num_threads=64, seed=2, racecheck=True)
+    maps = [rng.random((n, 4)) < 0.5 for n in (3, 2)]
+    probs = [rng.random(m.shape, np.float32) for m in maps]
+    equal_hybrid(group, HybridWorld(tokens(rng, (3, 2), 1280), maps, probs, 2, budget, 4, True, None), rng)
+    assert not group.machine.races
+
+
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.int16, np.uint8])
 def test_ids_of_any_integer_type(dtype):
     rng = np.random.default_rng(4)
