@@ -13,7 +13,7 @@ from epmoe.device import (ballot, device_fn, ffs, i32, lane_id, load_u64, n_warp
 from epmoe.device import int32, uint64
 from epmoe.layout import DESCRIBED, MAX_FINITE
 
-from . import formats, message, offsets, shared_expert, stamps
+from . import formats, known_rows, message, offsets, shared_expert, stamps
 from .described import message_of
 from .division import divided
 from .spin import wait_for_signal
@@ -26,7 +26,7 @@ def make(cfg, block, threads, mark, leave):
     copier: which of the n_copiers receiving blocks this one is; the first one writes down offsets and counts. failed:
     whether this thread knows of an earlier wait that expired. leave: device function params; the last warp of the block
     calls it, and is_out says so, where all messages had arrived when the block saw the counts, so that it need not look
-    at recv_count again. It ends with a barrier.
+    at recv_count again. Where it does not say so it ends with a barrier.
     """
     fmt, sizes, places = formats.of(cfg), layout.message(cfg), offsets.make(cfg, block, threads)
     has_tiles, decode, finish_group = shared_expert.formats_with_tiles(fmt), fmt.decode, fmt.finish_group
@@ -145,6 +145,20 @@ def make(cfg, block, threads, mark, leave):
                          i32(tiles[i]), lane_id())
             i = i32(i + warps)
 
+    has_quick_way = known_rows.applies(cfg, places)
+    copy_known, write_known = known_rows.make(cfg, mark, places, copy_row)
+
+    @device_fn
+    def receive_known(params, recv_buf, my_rank, copier, worker, workers, counts, words):
+        """Where all messages are here and rows need no padding: what each warp of the block does, by itself."""
+        if warp_id() == n_warps() - 1:
+            leave(params)
+        elif copier > 0:
+            copy_known(params, recv_buf, my_rank, worker, workers, counts, words)
+        elif warp_id() == 0:
+            write_known(params, counts)
+        mark(params, stamps.COPIED)
+
     @device_fn
     def receive(params, num_tokens, my_rank, copier, n_copiers, failed):
         counts, before = shared_array(window_counts, int32), shared_array(window_counts, int32)
@@ -169,6 +183,12 @@ def make(cfg, block, threads, mark, leave):
                 return True, False
             is_known = syncthreads_or(not is_here) == 0
             mark(params, stamps.COUNTED)
+            if has_quick_way:
+                if is_known and others > 0 and n_warps() > 1:
+                    if copier == 0:
+                        write_first(params, num_tokens, my_rank)
+                    receive_known(params, recv_buf, my_rank, copier, warp, free, counts, words)
+                    return False, True
             start = place(here, start, counts, before, ends, starts, tiles, partial)
             syncthreads()                                   # all places by all threads
             mark(params, stamps.PLACED)

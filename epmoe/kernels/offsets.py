@@ -60,6 +60,8 @@ class Places(NamedTuple):
     write(params, first, here, counts, before, starts, tiles): the results of a window, by the whole block: row_offsets,
         expert_ids, regions A and B, counts, (-1, -1) as src_info of padding rows, and what begin_group writes.
     write_first(params, num_tokens, my_rank): those in front of all windows.
+    write_segment(params, entry, start, before, count), end_group(params, group, start, n_rows): what one thread writes
+        of them, for a count, and for a group that begins at row `start`.
     """
 
     experts: int
@@ -70,6 +72,8 @@ class Places(NamedTuple):
     begin: callable
     write: callable
     write_first: callable
+    write_segment: callable
+    end_group: callable
 
 
 def make(cfg, block, threads) -> Places:
@@ -188,4 +192,5 @@ def make(cfg, block, threads) -> Places:
             if warp_id() == 0:
                 begin_group(params + u64(p_out), i32(0), i32(0), i32(0), lane_id())
 
-    return Places(window, window * ranks, known, await_counts, place, begin, write, write_first)
+    return Places(window, window * ranks, known, await_counts, place, begin, write, write_first, write_segment,
+                  end_group)
