@@ -23,7 +23,8 @@ WEAK, CTA, GPU, SYS = 0, 1, 2, 3
 # fields of an access
 ACTOR, TIME, SCOPE, ADDRESS, SIZE, WRITE, WORD, CODE, PLACE, CALLER, CALLER_PLACE, NUMBER = range(12)
 MASKS = {1 << i: (1 << (1 << i)) - 1 for i in range(5)}
-KEY_BITS = 32
+ALL = 0xFFFF                # the mask of a whole granule
+SCOPE_BIT, IDX_BIT = 16, 18     # where these begin in the key of an access, behind its mask
 LISTED = 50_000             # reads of a span that are listed before they are sorted into granules
 
 
@@ -93,7 +94,7 @@ class Accesses:
 
     def __init__(self, machine):
         self.machine = machine
-        self.granules = {}          # address >> 4 -> (writes, reads): (mask, idx, scope) -> access
+        self.granules = {}          # address >> 4 -> (writes, reads): mask | scope | idx (below) -> access
         self.locations = {}         # address -> Location
         self.strong_granules = {}   # address >> 4 -> addresses of its locations
         self.number = 0
@@ -113,7 +114,7 @@ class Accesses:
             cell = self.granules[address >> 4] = ({}, {})
         mask = MASKS[n] << (address & 15)
         me = a.idx
-        key = mask << KEY_BITS | me << 2
+        key = me << IDX_BIT | mask
         writes, reads = cell
         table = writes if write else reads
         old = table.get(key)
@@ -124,18 +125,20 @@ class Accesses:
         access = (a, time, 0, address, n, write, word, frame.f_code, frame.f_lasti, back.f_code, back.f_lasti, 0)
         known = a.known if not nc else memoryview(a.launch.base)
         for k, old in writes.items():
-            if k >> KEY_BITS & mask:
+            if k & mask:
                 i = old[0].idx
                 if (i != me or nc) and known[i] < old[1] and not self.was_observed(old, a):
                     self.race(old, access, span, "nc" if nc and a.known[i] >= old[1] or i == me else None)
         if write:
             for k, old in reads.items():
-                if k >> KEY_BITS & mask:
+                if k & mask:
                     i = old[0].idx
                     if i != me and known[i] < old[1]:
                         self.race(old, access, span)
-            self.forget(writes, mask)
-            self.forget(reads, mask)
+            if writes:
+                self.forget(writes, mask)
+            if reads:
+                self.forget(reads, mask)
             if address >> 4 in self.strong_granules:
                 self.weak_write(address, n, access)
         table[key] = access
@@ -169,7 +172,7 @@ class Accesses:
             cell = granules.get(address >> 4)
             if cell is None:
                 cell = granules[address >> 4] = ({}, {})
-            key = MASKS[access[SIZE]] << (address & 15) << KEY_BITS | access[ACTOR].idx << 2
+            key = access[ACTOR].idx << IDX_BIT | MASKS[access[SIZE]] << (address & 15)
             old = cell[1].get(key)
             if old is None or old[TIME] != access[TIME] or old[ACTOR] is not access[ACTOR]:
                 cell[1][key] = access
@@ -178,14 +181,13 @@ class Accesses:
 
     def forget(self, table, mask):
         """Older accesses to bytes that a weak write has overwritten, all of them ordered before it, count no longer."""
-        if table:
-            inverse = ~mask
-            gone = [k for k in table if not k >> KEY_BITS & inverse]
-            if len(gone) == len(table):
-                table.clear()
-            else:
-                for k in gone:
-                    del table[k]
+        others = ALL & ~mask
+        gone = [k for k in table if not k & others]
+        if len(gone) == len(table):
+            table.clear()
+        else:
+            for k in gone:
+                del table[k]
 
     def weak_write(self, address, n, access):
         """A weak write ends what strong reads there could acquire."""
@@ -204,23 +206,23 @@ class Accesses:
         if cell is None:
             cell = self.granules[address >> 4] = ({}, {})
         mask = MASKS[n] << (address & 15)
-        me, known = a.idx, a.known
+        me, known, others = a.idx, a.known, ALL & ~mask
         for table in cell if write else cell[:1]:
             gone = None
             for k, old in table.items():
-                if not k >> KEY_BITS & mask:
+                if not k & mask:
                     continue
                 i = old[0].idx
                 if i == me or known[i] >= old[1]:
                     # a weak access before stays: strong ones after this may race with it without racing with this
-                    if write and old[2] and old[0].rank == a.rank and not k >> KEY_BITS & ~mask:
+                    if write and old[2] and old[0].rank == a.rank and not k & others:
                         gone = [k] if gone is None else gone + [k]
                 elif not morally_strong(old, access) and not self.was_observed(old, a):
                     self.race(old, access, span)
             if gone:
                 for k in gone:
                     del table[k]
-        cell[0 if write else 1][mask << KEY_BITS | me << 2 | access[SCOPE]] = access
+        cell[0 if write else 1][me << IDX_BIT | access[SCOPE] << SCOPE_BIT | mask] = access
         if span.host_accesses:
             self.check_host(access, span)
 

@@ -7,11 +7,10 @@ Engines belong to a warp: lanes of one warp that issue bulk stores on their own 
 """
 import numpy as np
 
-from .accesses import CTA, KEY_BITS, Actor
+from .accesses import ALL, CTA, IDX_BIT, Actor
 from . import race_report
 
 ENGINES_PER_WARP = 6            # reader and writer of bulk stores, and four for bulk loads in flight
-FULL = 0xFFFF
 
 
 class AsyncProxy:
@@ -45,7 +44,7 @@ class AsyncProxy:
         known, fenced, me, issuer = e.known, memoryview(e.proxy), e.idx, self.issuer(e)
         back = frame.f_back
         access = (e, e.time, 0, address, nbytes, write, word, frame.f_code, frame.f_lasti, back.f_code, back.f_lasti, 0)
-        key = FULL << KEY_BITS | me << 2
+        key = me << IDX_BIT | ALL
         for granule in range(address >> 4, address + nbytes >> 4):
             cell = self.granules.get(granule)
             if cell is None:
@@ -60,8 +59,8 @@ class AsyncProxy:
                     i = old[0].idx
                     if i != me and known[i] < old[1] and i != issuer:
                         self.race(old, self.at(access, granule), span)
-                self.forget(cell[0], FULL)
-                self.forget(cell[1], FULL)
+                self.forget(cell[0], ALL)
+                self.forget(cell[1], ALL)
                 if granule in self.strong_granules:
                     self.weak_write(granule << 4, 16, access)
             cell[0 if write else 1][key] = access
@@ -131,7 +130,7 @@ class AsyncProxy:
                   back.f_code, back.f_lasti, 0)
         mask = 0xFF << (bar.address & 15)
         for k, old in cell[0].items():
-            if k >> KEY_BITS & mask:
+            if k & mask:
                 i = old[0].idx
                 if i != a.idx and known[i] < old[1]:
                     only_proxy = a.word and (a.known[i] >= old[1] or i == self.issuer(a))
