@@ -190,6 +190,16 @@ class Buffer:
             self.failure = self.failure or error
             raise
 
+    @contextmanager
+    def letting_go(self):
+        """Context of one call: afterwards the simulator lets go of the caller's arrays."""
+        try:
+            yield
+        finally:
+            if device.SIM:
+                self.machine.synchronize()
+                self.placing.let_go()
+
     def launch_all(self, kernel, calls, num_sms=None):
         """Launch a kernel on every rank of this process.
 

@@ -11,11 +11,11 @@ from epmoe_ref.errors import EPValueError
 
 from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.arguments import BF16, E4M3, FP8_GROUP, FP16, FP32
-from epmoe.fused_a2a.buffer import align
 from epmoe.fused_a2a.handles import HybridHandle, counts_offset, handle_of, info_words
 from epmoe.fused_a2a.heap import arrays_in
-from epmoe.fused_a2a.rows import letting_go, told_by
-from epmoe.kernels.rows import combine_kernel, dispatch_kernel, expand_kernel, resend_kernel, windows
+from epmoe.fused_a2a.returning import sums_of_rows
+from epmoe.fused_a2a.rows import told_by
+from epmoe.kernels.rows import dispatch_kernel, expand_kernel, resend_kernel
 from epmoe.kernels.rows.companions import expert_masks
 from epmoe.kernels.rows.senders import fp8_format
 from epmoe.lending import arrange
@@ -94,7 +94,7 @@ def dispatch_forward(buffer, x, routing_map, probs, num_local_experts, *, num_pe
     if buffer.knows_all_ranks or limit is not None and buffer.max_tokens:
         # without a look at the device, a batch larger than any before is taken to be that large on all ranks
         buffer.want_tokens(max(num_tokens))
-    with letting_go(buffer), buffer.steady.watching(key) as remember:
+    with buffer.letting_go(), buffer.steady.watching(key) as remember:
         call = _First(buffer, shape, xs, maps, probs if has_probs else None, num_tokens, limit, pad)
         call.launch(hidden, E4M3 if fp8_dispatch else dtype, num_sms)
         num_rows, capacity = call.num_rows, call.capacity
@@ -252,7 +252,7 @@ def cached_dispatch(buffer, name, x, handle, num_sms=None):
     staged = _Staged(buffer, handle.capacity, row_bytes, 0)
     shape = buffer.launches.shape(handle.num_local_experts, row_bytes, expands=True)
     outputs, calls = [], []
-    with letting_go(buffer), buffer.steady.watching(key) as remember:
+    with buffer.letting_go(), buffer.steady.watching(key) as remember:
         for i, (r, loan, rows) in enumerate(zip(buffer.ranks, handle.loans, handle.num_rows)):
             shapes = {"x": ((rows, hidden), dtype)}
             outputs.append(r.arena.lend("hybrid result", shapes))
@@ -272,7 +272,7 @@ def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
     made = buffer.steady.again(key, (x, probs))
     if made is not None:
         return made
-    n_ranks, local, has_probs = buffer.world.n_ranks, handle.num_local_experts, not arguments.absent(probs)
+    local, has_probs = handle.num_local_experts, not arguments.absent(probs)
     xs = arguments.hidden_rows(buffer, name, x, dtypes=TYPES, n_rows=handle.num_rows)
     (_, hidden), dtype = xs[0].shape, xs[0].dtype
     if has_probs:
@@ -283,29 +283,7 @@ def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
                 raise EPValueError(f"probs of {name} of rank {r.rank} is {p.dtype} {p.shape}, float32 ({rows},) is "
                                    "needed")
     buffer.expect_open()
-    row_bytes = hidden * dtype.itemsize
-    probs_at = align(handle.capacity * row_bytes)
-    shape = buffer.launches.shape(local, row_bytes, has_probs=has_probs, dtype=arguments.NAMES[dtype],
+    shape = buffer.launches.shape(local, hidden * dtype.itemsize, has_probs=has_probs, dtype=arguments.NAMES[dtype],
                                   p2p_world_size=handle.p2p_world_size)
-    buffer.want_pool(probs_at + 4 * local * handle.capacity * has_probs, flag_rows=handle.capacity,
-                     window_bytes=windows.bytes_for(shape))
-    results, calls, at = [], [], buffer.staging_at
-    with letting_go(buffer), buffer.steady.watching(key) as remember:
-        for i, (r, loan, n) in enumerate(zip(buffer.ranks, handle.loans, handle.num_tokens)):
-            shapes = {"x": ((n, hidden), dtype), "probs": ((n if has_probs else 0, n_ranks * local), FP32)}
-            results.append(r.arena.lend("combine result", shapes))
-            values = buffer.values(r) | handle_values(buffer, loan) | dict(
-                x=buffer.placing.place(r.rank, name, xs[i]), places=[at, 0, at + probs_at, 0], capacity=handle.capacity,
-                probs=buffer.placing.place(r.rank, f"probs of {name}", probs[i]) if has_probs else 0,
-                out=results[i].address("x"), out_probs=results[i].address("probs"))
-            calls.append((r.rank, values, n, n + handle.num_rows[i]))
-        buffer.launch_all(combine_kernel(shape), calls, num_sms)
-
-        names = ("x", "probs") if has_probs else ("x",)
-
-        def arrays(*loans):
-            made = [arrays_in(loan, names) for loan in loans]
-            return [x for x, *_ in made], [probs for _, probs in made] if has_probs else None
-
-        remember([r.arena.memory("combine result", shapes)], results, arrays)
-        return arrays(*results)
+    return sums_of_rows(buffer, key, shape, name, xs, probs, handle, handle.capacity, buffer.world.n_ranks * local,
+                        handle_values, num_sms)

@@ -1,31 +1,17 @@
 """FusedDispatch and FusedCombine on a Buffer: a token travels once to a rank, however many of its experts are there."""
 
-from contextlib import contextmanager
-
 import numpy as np
 
-from epmoe import device
 from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.arguments import FP32
-from epmoe.fused_a2a.buffer import align
 from epmoe.fused_a2a.handles import RowsHandle, counts_offset, handle_of, info_words
 from epmoe.fused_a2a.heap import arrays_in
-from epmoe.kernels.rows import combine_kernel, dispatch_kernel, move_kernel, records, resend_kernel, windows
+from epmoe.fused_a2a.returning import sums_of_rows
+from epmoe.kernels.rows import dispatch_kernel, move_kernel, records, resend_kernel
 from epmoe.kernels.rows.roles import blocks_for
 from epmoe.lending import arrange
 
 PLACES = ("x", "ids", "probs", "scales")    # order of the arrays of a result in a note
-
-
-@contextmanager
-def letting_go(buffer):
-    """Context of one call: afterwards the simulator lets go of the caller's arrays."""
-    try:
-        yield
-    finally:
-        if device.SIM:
-            buffer.machine.synchronize()
-            buffer.placing.let_go()
 
 
 def result_arrays(rows, hidden, dtype, top_k=0, scales=0):
@@ -114,7 +100,7 @@ def dispatch_forward(buffer, x, token_indices, token_probs, num_experts, num_sms
     wide = all(a.dtype.itemsize == 8 for a in ids)
     shape = buffer.launches.shape(local, hidden * dtype.itemsize, to_send=num_tokens, top_k=top_k,
                                   id_bytes=8 if wide else 4, scale_words=n_scales, has_probs=True, has_meta=True)
-    with letting_go(buffer), buffer.steady.watching(key) as remember:
+    with buffer.letting_go(), buffer.steady.watching(key) as remember:
         values, loans = [], []
         for i, r in enumerate(buffer.ranks):
             place = buffer.placing.place
@@ -240,7 +226,7 @@ def cached_dispatch(buffer, name, x, handle, num_sms=None):
     # Counts are known to all ranks, so all grow together; in the staging area there is then room on every rank.
     shape = buffer.launches.shape(1, hidden * dtype.itemsize, to_send=handle.num_tokens, top_k=1)
     buffer.want_pool(0, arrange(arrays_of(handle.most_rows))[1])
-    with letting_go(buffer), buffer.steady.watching(key) as remember:
+    with buffer.letting_go(), buffer.steady.watching(key) as remember:
         targets = [_Target(buffer, r, arrays_of, handle.most_rows) for r in buffer.ranks]
         values = [dict(x=buffer.placing.place(r.rank, name, a)) | _handle_values(buffer, loan)
                   for r, a, loan in zip(buffer.ranks, xs, handle.loans)]
@@ -259,36 +245,14 @@ def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
     made = buffer.steady.again(key, (x, probs))
     if made is not None:
         return made
-    world, has_probs = buffer.world, not arguments.absent(probs)
+    has_probs = not arguments.absent(probs)
     xs = arguments.hidden_rows(buffer, name, x, dtypes=tuple(arguments.NAMES), n_rows=handle.num_rows)
     (_, hidden), dtype = xs[0].shape, xs[0].dtype
     if has_probs:
         probs = arguments.matrices(buffer, f"probs of {name}", probs, dtypes=(FP32,), n_rows=handle.num_rows,
                                    n_columns=handle.top_k)
     buffer.expect_open()
-    row_bytes = hidden * dtype.itemsize
-    probs_at = align(handle.most_returned * row_bytes)
-    shape = buffer.launches.shape(1, row_bytes, to_combine=handle.num_tokens, top_k=handle.top_k,
+    shape = buffer.launches.shape(1, hidden * dtype.itemsize, to_combine=handle.num_tokens, top_k=handle.top_k,
                                   has_probs=has_probs, dtype=arguments.NAMES[dtype])
-    buffer.want_pool(probs_at + 4 * handle.top_k * handle.most_returned * has_probs, flag_rows=handle.most_returned,
-                     window_bytes=windows.bytes_for(shape))
-    results, calls, at = [], [], buffer.staging_at
-    with letting_go(buffer), buffer.steady.watching(key) as remember:
-        for i, (r, loan, n) in enumerate(zip(buffer.ranks, handle.loans, handle.num_tokens)):
-            shapes = {"x": ((n, hidden), dtype), "probs": ((n if has_probs else 0, handle.top_k), FP32)}
-            results.append(r.arena.lend("combine result", shapes))
-            values = dict(x=buffer.placing.place(r.rank, name, xs[i]), places=[at, 0, at + probs_at, 0],
-                          capacity=handle.most_returned,
-                          probs=buffer.placing.place(r.rank, f"probs of {name}", probs[i]) if has_probs else 0,
-                          out=results[i].address("x"), out_probs=results[i].address("probs"))
-            calls.append((r.rank, buffer.values(r) | values | _handle_values(buffer, loan), n, n + handle.num_rows[i]))
-        buffer.launch_all(combine_kernel(shape), calls, num_sms)
-
-        names = ("x", "probs") if has_probs else ("x",)
-
-        def arrays(*loans):
-            made = [arrays_in(loan, names) for loan in loans]
-            return [x for x, *_ in made], [probs for _, probs in made] if has_probs else None
-
-        remember([r.arena.memory("combine result", shapes)], results, arrays)
-        return arrays(*results)
+    return sums_of_rows(buffer, key, shape, name, xs, probs, handle, handle.most_returned, handle.top_k, _handle_values,
+                        num_sms)
