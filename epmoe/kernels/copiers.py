@@ -25,8 +25,8 @@ def make(cfg, block, threads, mark, leave):
 
     copier: which of the n_copiers receiving blocks this one is; the first one writes down offsets and counts. failed:
     whether this thread knows of an earlier wait that expired. leave: device function params; the last warp of the block
-    calls it, and is_out says so, where all messages had arrived when the block saw the counts, so that it need not look
-    at recv_count again. Where it does not say so it ends with a barrier.
+    calls it, and is_out says so, where all messages are here as soon as their counts are known, so that it need not
+    look at recv_count again. Where it does not say so it ends with a barrier.
     """
     fmt, sizes, places = formats.of(cfg), layout.message(cfg), offsets.make(cfg, block, threads)
     has_tiles, decode, finish_group = shared_expert.formats_with_tiles(fmt), fmt.decode, fmt.finish_group
@@ -175,13 +175,13 @@ def make(cfg, block, threads, mark, leave):
         start, first, ok, is_out = begin(params, num_tokens, my_rank), i32(0), not failed, False
         while first < local:
             here = i32(min(window, local - first))
-            is_here = here * ranks <= known
+            is_known = here * ranks <= known
             if ok:
-                ok, all_came = await_counts(params, first, here, counts, words)
-                is_here = is_here and all_came
+                ok, is_final = await_counts(params, first, here, counts, words)
+                is_known = is_known and is_final
             if syncthreads_or(not ok):                      # every thread acquired for all
                 return True, False
-            is_known = syncthreads_or(not is_here) == 0
+            is_known = syncthreads_or(not is_known) == 0     # the same in all blocks, which share the rows out
             mark(params, stamps.COUNTED)
             if has_quick_way:
                 if is_known and others > 0 and n_warps() > 1:

@@ -1,4 +1,4 @@
-"""Few rows that are all here: every warp finds the places of its rows by itself, and no warp waits for another.
+"""Few rows, here as soon as they are known: every warp finds the places of its rows by itself, and waits for no other.
 
 Where payloads are rows as they are, the rows of a rank follow one another as the words of its recv_count do: a row's
 place is the number of messages that the words before its own tell of. A warp adds them up in a handful of steps, which

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from epmoe.device import (block_dim, device_fn, i32, lane_id, load_u64, n_warps, shfl_idx, store_i32, syncthreads,
                           thread_idx, u32, u64, warp_id, warp_inclusive_sum_i32)
-from epmoe.layout import ANNOUNCED, MAX_FINITE
+from epmoe.layout import ANNOUNCED, DESCRIBED, MAX_FINITE
 from epmoe_ref.config import READY
 
 from . import counters, few_tokens, formats, shared_expert
@@ -51,7 +51,8 @@ class Places(NamedTuple):
 
     experts, counts: the most experts of a window, and counts of them (one for each source rank). known: see below.
     await_counts(params, first, here, counts, words) -> whether all came, those of `here` experts from `first` on, and
-        whether all messages had come, as far as this thread looked. words: those of the first `known` counts.
+        whether all were of messages that had come, and never were anything else, so that all blocks see the same, as
+        far as this thread looked. words: those of the first `known` counts.
     place(here, start, counts, before, ends, starts, tiles, partial) -> the next window's `start`, before a barrier.
         start: (output row, 128-row tile) at which the window begins.
         before[expert, source]: rows of the expert from lower source ranks. ends[expert, source]: rows of the window up
@@ -107,7 +108,7 @@ def make(cfg, block, threads) -> Places:
     def await_counts(params, first, here, counts, words):
         status, timeout_ns = u64(load_u64(params + u64(p_status))), u64(load_u64(params + u64(p_timeout)))
         recv_count = u64(load_u64(params + u64(p_count)))
-        ok, is_here, i = True, True, i32(thread_idx())
+        ok, is_final, i = True, True, i32(thread_idx())
         while ok and i < here * ranks:
             entry = i32(first * ranks + i)
             word = wait_for_count(recv_count + u64(8) * u64(entry), status, timeout_ns, DISPATCH_WAIT, entry)
@@ -116,9 +117,9 @@ def make(cfg, block, threads) -> Places:
                 counts[i] = count_of(word)
                 if i < known:
                     words[i] = word
-                is_here = is_here and word < u64(ANNOUNCED)
+                is_final = is_final and (word == u64(0) or (word >= u64(DESCRIBED) and word < u64(ANNOUNCED)))
             i = i32(i + block_dim())
-        return ok, is_here
+        return ok, is_final
 
     @device_fn
     def place(here, start, counts, before, ends, starts, tiles, partial):
