@@ -6,10 +6,13 @@ MAX_BLOCKS = 256        # that are kept; a steady state uses one or two a rank
 
 
 class WrittenBlocks:
-    """Blocks by key; when there are too many all are given up, once no launch reads them any more."""
+    """Blocks by key; when there are too many all are given up, once no launch reads them any more.
+
+    But for those of calls that were captured into a CUDA graph, which reads them at every replay.
+    """
 
     def __init__(self):
-        self._blocks, self._in_graphs = OrderedDict(), []
+        self._blocks, self._captured, self._in_graphs, self._machine = OrderedDict(), set(), [], None
 
     def __len__(self):
         return len(self._blocks)
@@ -19,28 +22,47 @@ class WrittenBlocks:
         block = self._blocks.get(key)
         if block is not None:
             self._blocks.move_to_end(key)
+            self._note(key)
         return block
 
     def write(self, machine, rank, key, words):
         """A new Buffer with these words, to be found by the key."""
+        self._machine = machine
         self.make_room(machine, 1)
         block = self._blocks[key] = machine.alloc(words.nbytes, "parameters", rank=rank)
         block.write(words)
+        self._note(key)
         return block
 
+    def _note(self, key):
+        if _is_capturing(self._machine):
+            self._captured.add(key)
+
     def make_room(self, machine, n):
-        """Room for n more blocks; where there is none all are given up, which may wait for the launches that use them."""
-        if len(self._blocks) + n > MAX_BLOCKS:
-            if getattr(machine, "has_captured", False):     # CUDA graphs read their blocks at every replay
-                self._in_graphs += self._blocks.values()
-                self._blocks.clear()
-            else:
-                machine.synchronize()
-                self.close()
+        """Room for n more blocks; where there is none all are given up, which may wait for the launches that use them.
+
+        A call that is being captured waits for nothing: then there are more for a while.
+        """
+        if len(self._blocks) + n > MAX_BLOCKS and not _is_capturing(machine):
+            machine.synchronize()
+            self._in_graphs += [self._blocks.pop(key) for key in self._captured if key in self._blocks]
+            self._captured.clear()
+            _free(self._blocks.values())
+            self._blocks.clear()
 
     def close(self):
         """Free all blocks; the launches that use them must have ended."""
-        while self._blocks:
-            self._blocks.popitem()[1].free()
-        while self._in_graphs:
-            self._in_graphs.pop().free()
+        _free([*self._blocks.values(), *self._in_graphs])
+        self._blocks.clear()
+        self._captured.clear()
+        self._in_graphs.clear()
+
+
+def _free(buffers):
+    for buffer in buffers:
+        buffer.free()
+
+
+def _is_capturing(machine):
+    """Whether the machine has seen captures, which it does before a captured call writes anything, and is in one."""
+    return getattr(machine, "has_captured", False) and any(stream.capture() for stream in machine.streams)
