@@ -34,8 +34,6 @@ HARMLESS = {
     "rows/dispatch.py resend_kernel.rows_resend: syncthreads_or(not expand_rows(params, epoch, my_rank, notes)) -> "
     "(not expand_rows(params, epoch, my_rank, notes))": AGREE,
     "rows/exchange.py make.await_arrivals: syncthreads_or(not ok) -> (not ok)": AGREE,
-    "rows/records.py make.record: syncthreads_or(not ok) -> (not ok)":
-        "all_begun, which follows before `recorded`, is a barrier of the block too",
     "rows/waits.py of_block.all_begun: syncthreads_or(not ok) -> (not ok)":
         "record, which comes before `recorded`, ends with a barrier of the block too; elsewhere only thread 0 needs "
         "what it acquired here, and another barrier comes before end()",

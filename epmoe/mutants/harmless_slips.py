@@ -2,16 +2,14 @@
 
 STATUS = ("the status words are looked at only when a wait takes long, and blocks of a rank that all run at once do "
           "not make each other wait so long")
-OWN = "the two touch different words, and nobody waits for either of them"
-
 FAR = "this argument only tells ranks of other p2p worlds apart"
 
 HARMLESS_SLIPS = {
     "few_tokens.py make.send_to: whose: my_rank -> owner in signal(params, owner, my_rank, i32(i * n_ranks + my_rank), "
-    "i":
+    "w":
         FAR + ", and few tokens go this way only where there are none",
     "returners.py make.signal_entry: whose: my_rank -> source in signal(params, rank_of(entry, my_rank), my_rank, "
-    "i32(entry /": FAR + "; source differs from my_rank under skip_a2a alone, which has nobody far",
+    "i32(entry -": FAR + "; source differs from my_rank under skip_a2a alone, which has nobody far",
     "rows/senders.py make.send: swap: if is_numbered_now and mine == 0 and shared: / if shared:":
         "the first lets rows be looked at, which the second does not do: it takes a number",
     "watchers.py make.watch: swap: record_expired(status, COMBINE_WAIT, FOR_RECV_COUNT, i, 0, - / "
@@ -26,11 +24,4 @@ HARMLESS_SLIPS = {
     "u64(ld_acquire_s": "only the record of an expired wait has it, and the host names who is missing by the notes",
     "rows/expanders.py make.expand_rows: swap: if come == u32(0) and looks % LOOKS == 0: / syncwarp()":
         "await_flag, inside the condition, ends with a syncwarp of its own, and after it the flags are looked at again",
-    "rows/routing.py experts_of_ids.add_token: swap: if expert >= 0: / record(seen, expert, token, lane, "
-    "u64(load_u64(params + u64(": OWN,
-    "rows/senders.py make.send: swap: if encodes and mask != u32(0): / if following < n_units:":
-        "the second only asks for what comes next",
-    "rows/waits.py of_block.begin: swap: if thread_idx() < n_lines: / if roles.is_clerk() and roles.announcer() < "
-    "n_announcers:":
-        "the first only asks for the parameters",
 }

@@ -39,9 +39,10 @@ LAST_SIGNAL = """\
             st_relaxed_sys_u64(word + u64(8) * u64(index_of(expert, my_rank)), u64(count))
 """
 WATCH = """\
-        watch(params, status, flags)
+        if watch(params, status, flags):
 """
-WAIT_FOR_FLAG = WATCH + """\
+WAIT_FOR_FLAG = """\
+        has_all = watch(params, status, flags)
         ready = words + u64(counters.words(cfg).combine_ready)
         if block_idx() == 0:
             syncthreads()
@@ -54,6 +55,7 @@ WAIT_FOR_FLAG = WATCH + """\
             while ld_acquire_gpu_i32(flag) != READY:
                 pass
             store_i32(flag, i32(0))
+        if has_all:
 """
 
 FAULTS = (
