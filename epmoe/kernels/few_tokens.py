@@ -22,8 +22,8 @@ from .pieces import BF16_BYTES
 
 MOST_TOKENS = described.MOST_TOKENS     # of a rank
 MOST_EXPERTS = 2048     # of a rank, in shared memory
-RECEIVERS = 32          # blocks that receive
-THREADS_A_TOKEN = 256   # of a block; as many as load a row of 14 kB in one go, four vectors each
+RECEIVERS_A_TOKEN, MOST_RECEIVERS = 16, 32      # blocks that receive
+THREADS_A_TOKEN, MOST_THREADS = 256, 512        # of a block; 256 load a row of 14 kB in one go, four vectors each
 
 
 def applies(cfg, shares):
@@ -36,8 +36,9 @@ def size(cfg, shares, blocks, threads, num_tokens):
     """(blocks, threads) of a launch that may have the given ones; any size is right, this one is quick."""
     if not applies(cfg, shares) or num_tokens > MOST_TOKENS:
         return blocks, threads
-    most = max(2 * cfg.n_ranks, cfg.n_ranks + RECEIVERS)
-    return min(blocks, most), min(threads, THREADS_A_TOKEN * max(1, num_tokens))
+    n = max(1, num_tokens)
+    most = max(2 * cfg.n_ranks, cfg.n_ranks + min(MOST_RECEIVERS, RECEIVERS_A_TOKEN * n))
+    return min(blocks, most), min(threads, MOST_THREADS, THREADS_A_TOKEN * n)
 
 
 def make(cfg, block, mark, scale_of):

@@ -1,8 +1,11 @@
 """Few tokens and enough blocks: a block for each destination, beside the way that many tokens take."""
 
+import itertools
+
 import numpy as np
 import pytest
-from epmoe.kernels import LaunchConfig, few_tokens
+from epmoe import layout
+from epmoe.kernels import LaunchConfig, described, few_tokens
 from epmoe_ref.config import EPConfig
 from kernel_world import KernelWorld
 from test_dispatch_combine_rounds import CASES, run_round
@@ -40,3 +43,28 @@ def test_counters_are_not_used(monkeypatch):
     monkeypatch.setattr("epmoe.kernels.signaller.atomic_add_acq_rel_gpu_i32", unused)
     world = KernelWorld(EPConfig(**SMALL), fused=True, launch=ENOUGH, seed=0)
     run_round(world, dict(tokens=[6, 5]), np.random.default_rng(5))
+
+
+@pytest.mark.parametrize("tokens", [t for n in (1, 2, 3, 8) for t in itertools.combinations(range(8), n)])
+def test_a_word_says_all_about_its_messages(tokens):
+    slots = {t: (31, 0, 17, 5, 30, 9, 31, 1)[t] for t in tokens}
+    halves = [described.share_of(t, k) for t, k in slots.items()]
+    low, high = (sum(column) for column in zip(*halves))
+    word = described.word_of(low, high)
+    assert low < 2**31 and high < 2**31                                     # sums of int32
+    assert layout.DESCRIBED <= word < layout.ANNOUNCED < layout.MAX_FINITE
+    assert described.count_of(word) == len(tokens)
+    assert [described.message_of(word, s) for s in range(len(tokens))] == sorted(slots.items())
+
+
+def test_other_words_say_how_many():
+    assert described.word_of(0, 0) == described.count_of(0) == 0
+    assert [described.count_of(start + 4096) for start in (0, layout.ANNOUNCED)] == [4096, 4096]
+
+
+def test_a_launch_has_no_more_blocks_than_have_work():
+    cfg = EPConfig(n_ranks=4, n_experts=256, top_k=8, hidden=7168, max_tokens_per_rank=128)
+    assert few_tokens.size(cfg, True, 132, 1024, 1) == (20, 256)
+    assert few_tokens.size(cfg, True, 132, 1024, 8) == (36, 512)
+    assert few_tokens.size(cfg, True, 12, 64, 0) == (12, 64)
+    assert few_tokens.size(cfg, True, 132, 1024, 9) == few_tokens.size(cfg, False, 132, 1024, 1) == (132, 1024)
