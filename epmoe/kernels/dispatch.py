@@ -31,7 +31,9 @@ message to the lowest of them carries it, the others are trailers that say in wh
 covers the payloads that its messages refer to, and receivers know from each trailer where to read, so only the sender
 chooses. LaunchConfig(shared_payloads=False) sends every message whole, as dispatch_async does and the specification has
 it; recv_buf then holds a copy of the payload in each message, and results are the same. Where payloads are shared and
-there are but a few tokens, one block a destination takes the place of steps 1 to 4 (few_tokens.py).
+there are but a few tokens, one block a destination takes the place of steps 1 to 4 (few_tokens.py): payloads leave at
+once, and the signals themselves describe the messages (described.py), which have no trailers. A peer may send either
+way in the same round. Where all signals are such, warps need not wait for each other in step 6 (known_rows.py).
 
 To ranks of other p2p worlds (use_shmem) the message goes out of send_buf, by a put that is complete before step 4, and
 the count by a SHMEM signal, without an announcement: transport.py.

@@ -44,8 +44,7 @@ def size(cfg, shares, blocks, threads, num_tokens):
 def make(cfg, block, mark, scale_of):
     """Device function send_few(params, topk_ids, tokens, num_tokens, my_rank, failed) -> whether it had to give up.
 
-    For all sending blocks, n_ranks at least, and at most MOST_TOKENS tokens. scale_of: device function params ->
-    input scale.
+    For blocks [0, n_ranks), and at most MOST_TOKENS tokens. scale_of: device function params -> input scale.
     """
     fmt, sizes, to = formats.of(cfg), layout.message(cfg), transport.make(cfg, block)
     load_id, clean_id, record_id = ids.make(cfg)
@@ -133,8 +132,6 @@ def make(cfg, block, mark, scale_of):
     @device_fn
     def send_few(params, topk_ids, tokens, num_tokens, my_rank, failed):
         low, high = shared_array(local, int32), shared_array(local, int32)
-        if block_idx() < n_ranks:
-            return send_to(params, topk_ids, tokens, num_tokens, i32(block_idx()), my_rank, failed, low, high)
-        return syncthreads_or(failed) != 0
+        return send_to(params, topk_ids, tokens, num_tokens, i32(block_idx()), my_rank, failed, low, high)
 
     return send_few

@@ -11,9 +11,6 @@ AGREE = ("a thread needs nothing of what the block's others waited for: rows are
 SWIGLU = "the kernel reads only what an earlier launch wrote; the expert outputs are its input"
 
 HARMLESS = {
-    "few_tokens.py make.send_few: syncthreads_or(failed) -> (failed)":
-        "of blocks that send nothing, which it makes agree that an earlier wait has expired: without it they count "
-        "themselves out in D, whom nobody looks at before reset() has put it back",
     "formats/row_encoder.py encode_row.load_step: load16 -> load16_nc": INPUT + ": input_tokens",
     "formats/row_encoder.py encode_row.load_step: load16 -> load16_nc (number 2)": INPUT + ": input_tokens",
     "reducers.py make.add_shared_expert: load16 -> load16_nc": INPUT + ": the expert outputs given to combine",
