@@ -19,6 +19,7 @@ from .formats.row_copy import LANES, copy_part, most_parts
 
 WINDOW = 2048       # entries of region A that a block looks at at a time, in shared memory
 VECTOR = 16         # bytes
+SENDERS_OF_11 = 8   # of 11 blocks, those that send where their warps can send all rows at once: as fast on the links
 
 
 def make(cfg, block, mark):
@@ -103,13 +104,22 @@ def make(cfg, block, mark):
                 complete()
 
     @device_fn
+    def sending_blocks(n):
+        """How many blocks share n rows: fewer than there are where all rows are on their way at once."""
+        blocks = grid_dim()
+        if n > blocks and n <= blocks * n_warps():
+            blocks = i32(max(i32(1), divided(i32(blocks * SENDERS_OF_11), i32(11))))
+        return blocks
+
+    @device_fn
     def return_window(params, words, rows, src_infos, first, here, my_rank, ends, counts, done):
         """This block's share of the rows of the window's entries; a warp takes pieces of rows."""
         start, n, lane = i32(ends[0] - counts[0]), i32(ends[here - 1] - ends[0] + counts[0]), i32(lane_id())
-        each = divided(n, grid_dim())
-        more = i32(n - each * grid_dim())
+        blocks = sending_blocks(n)
+        each = divided(n, blocks)
+        more = i32(n - each * blocks)
         low = i32(start + block_idx() * each + min(block_idx(), more))
-        n_rows = i32(each + i32(block_idx() < more))
+        n_rows = i32((each + i32(block_idx() < more)) * i32(block_idx() < blocks))
         n_parts = i32(max(i32(1), min(i32(most), divided(n_warps(), i32(max(i32(1), n_rows))))))
         n_vectors_each = i32(divided(i32(most + n_parts - 1), n_parts) * LANES)
         n_units, unit = i32(n_rows * n_parts), i32(warp_id())
