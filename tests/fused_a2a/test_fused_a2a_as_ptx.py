@@ -12,15 +12,16 @@ ARRIVES, AWAITS = r"red\.release\.sys\.\S*add\.s32", r"ld\.acquire\.sys\.\S*s32"
 FLAGS, READS_FLAGS = r"st\.release\.sys\.\S*u32", r"ld\.acquire\.sys\.\S*u32"
 OF_BLOCKS = [r"st\.relaxed\.gpu\.\S*u64", r"ld\.relaxed\.gpu\.\S*u64"]
 LOAD16, INPUT16, STORE16 = r"ld\.global\.v4", r"ld\.global\.nc\S*\.v4", r"st\.global\S*\.v4"
-MEETS_PEERS = [TELLS, ASKS, FENCE, r"red\.release\.gpu\S*add\.s32", STORE16]
+MEETS_PEERS, SAYS_SO = [TELLS, ASKS, FENCE, STORE16], r"red\.release\.gpu\S*add\.s32"   # that it has begun, or numbered
 NEEDED = {
-    "dispatch": [*MEETS_PEERS, *OF_BLOCKS, ARRIVES, AWAITS, INPUT16],
+    "dispatch": [*MEETS_PEERS, SAYS_SO, *OF_BLOCKS, ARRIVES, AWAITS, INPUT16],
     "cached dispatch": [*MEETS_PEERS, ARRIVES, AWAITS, INPUT16],
-    "combine": [*MEETS_PEERS, FLAGS, READS_FLAGS, INPUT16, LOAD16],
-    "hybrid dispatch fp8": [*MEETS_PEERS, *OF_BLOCKS, ARRIVES, AWAITS, LOAD16, r"cvt\.rn\.satfinite\.e4m3x2"],
-    "hybrid dispatch": [*MEETS_PEERS, *OF_BLOCKS, FLAGS, READS_FLAGS, r"st\.release\.gpu\.\S*s32", INPUT16, LOAD16],
-    "hybrid cached dispatch": [*MEETS_PEERS, FLAGS, READS_FLAGS, INPUT16, LOAD16],
-    "hybrid combine": [*MEETS_PEERS, FLAGS, READS_FLAGS, LOAD16], "expand fp8": [LOAD16, STORE16],
+    "combine": [*MEETS_PEERS, SAYS_SO, FLAGS, READS_FLAGS, INPUT16, LOAD16],
+    "hybrid dispatch fp8": [*MEETS_PEERS, SAYS_SO, *OF_BLOCKS, ARRIVES, AWAITS, LOAD16, r"cvt\.rn\.satfinite\.e4m3x2"],
+    "hybrid dispatch": [*MEETS_PEERS, SAYS_SO, *OF_BLOCKS, FLAGS, READS_FLAGS, r"st\.release\.gpu\.\S*s32", INPUT16,
+                        LOAD16],
+    "hybrid cached dispatch": [*MEETS_PEERS, SAYS_SO, FLAGS, READS_FLAGS, INPUT16, LOAD16],
+    "hybrid combine": [*MEETS_PEERS, SAYS_SO, FLAGS, READS_FLAGS, LOAD16], "expand fp8": [LOAD16, STORE16],
     "move": [LOAD16, STORE16],
 }
 

@@ -10,8 +10,8 @@ reduce.
 
 from functools import lru_cache
 
-from epmoe.device import (block_dim, block_idx, grid_dim, i32, int32, kernel, shared_array, syncthreads_or, thread_idx,
-                          u32, u64, uint64)
+from epmoe.device import (block_dim, block_idx, grid_dim, i32, int32, kernel, lane_id, shared_array, syncthreads_or,
+                          thread_idx, u32, u64, uint64)
 
 from .. import stamps
 from . import exchange, pushers, reducers, roles, row_flags, waits, windows
@@ -20,7 +20,8 @@ from .row_copy import VECTOR
 from .status import ROWS_COMBINE
 
 CACHED = 128
-PUSHING, PUSHING_OF_FEW = 0.6, 0.5              # of the blocks; few push whole rows (pushers.py)
+PUSHING = 0.6           # of the blocks
+PUSHING_TO_ONE = 0.5    # of few blocks (pushers.py), if there is one peer: there is more to reduce
 FEWEST_PARTS = 4        # of a row
 
 
@@ -28,30 +29,33 @@ FEWEST_PARTS = 4        # of a row
 def combine_kernel(shape):
     """The kernel; its grid's blocks, at least two, must all be resident, on all ranks together."""
     block = parameter_block(shape.n_ranks)
-    begin, fence, goes_on, say_begun, all_begun, end = waits.of_block(block, shape.n_ranks)
+    begin, epoch_now, goes_on, say_begun, all_begun, end = waits.of_block(block, shape.n_ranks)
     few = windows.make(shape, block, ROWS_COMBINE)
     few_rows = few.all_few
     meeting = exchange.make(shape, block, ROWS_COMBINE, with_counts=False)
-    prepare_note, announce, _, load_counts, await_notes, _, _, _ = meeting
+    announce, _, load_counts, await_notes, _, _, _ = meeting
     flags = row_flags.make(shape, block, ROWS_COMBINE, shape.row_bytes // VECTOR, FEWEST_PARTS)
     push, reduce = pushers.make(shape, block, flags, few), reducers.make(shape, block, flags, few)
-    mark = stamps.make(block, shape.trace)
-    n_notes, tenths, tenths_of_few = exchange.words_of_notes(shape.n_ranks), int(10 * PUSHING), int(10 * PUSHING_OF_FEW)
+    mark, mark_own = stamps.make(block, shape.trace), stamps.by_caller(block, shape.trace)
+    n_notes, tenths, tenths_of_few = exchange.words_of_notes(shape.n_ranks), int(10 * PUSHING), int(10 * PUSHING)
+    if pushers.n_targets_of(shape) <= 1:
+        tenths_of_few = int(10 * PUSHING_TO_ONE)
 
     @kernel(max_threads=shape.threads)
     def rows_combine(params, num_tokens, my_rank, words, counts):
         notes, told = shared_array(n_notes, int32), shared_array(1, uint64)
         mark(params, stamps.START)
         begun = begin(params, words, told)
-        fence()
+        if roles.is_herald():
+            now = epoch_now(words)
+            if now != u64(0):
+                announce(params, now, num_tokens, my_rank, i32(0))
+                if lane_id() == 0:
+                    mark_own(params, stamps.ANNOUNCED)
         load_counts(counts, notes)
-        note = prepare_note(params, num_tokens, my_rank)
         epoch = goes_on(begun)
         if epoch == u64(0):
             return
-        if roles.is_clerk():
-            announce(params, epoch, num_tokens, my_rank, notes, note)
-            mark(params, stamps.ANNOUNCED)
         are_few, pushing, ok = few_rows(notes), i32(grid_dim() - 1), True
         if thread_idx() == block_dim() - 1 and (roles.is_clerk() or not are_few):
             say_begun(params)                   # others of few rows with their flags

@@ -50,35 +50,56 @@ def _send_experts(shape, block):
     For each rank of `mask`: a bit for each local expert that the token goes to, and for these experts, ascending, the
     token's place among the expert's rows, and its prob.
     """
-    local, n_experts, has_probs = shape.n_local_experts, shape.n_experts, shape.has_probs
+    ranks, local, n_experts, has_probs = shape.n_ranks, shape.n_local_experts, shape.n_experts, shape.has_probs
     n_masks = expert_masks(local)
     p_slots, p_probs = block.offset("slot_of"), block.offset("probs")
 
     @device_fn
+    def load_window(slots, probs, token, window, lane):
+        """(place, prob) of an expert of a window of 32 of a rank; -1 for none."""
+        rank = i32(u32(window) // u32(n_masks))
+        expert, slot, prob = i32(32 * (window - rank * n_masks) + lane), i32(-1), u32(0)
+        if expert < local and rank < ranks:
+            src = u64(4) * (u64(token) * u64(n_experts) + u64(rank * local + expert))
+            slot = i32(load_i32(slots + src))
+            if has_probs:
+                prob = u32(load_u32(probs + src))
+        return slot, prob
+
+    @device_fn
     def send_experts(params, token, mask, row, slots_at, probs_at, masks_at, lane):
         slots, probs = u64(load_u64(params + u64(p_slots))), u64(load_u64(params + u64(p_probs)))
-        left = u32(mask)
-        while left != u32(0):
-            rank = i32(ffs(left) - 1)
-            at = u64(warp_broadcast_i32(row, rank))
-            to_slots = u64(warp_broadcast_u64(slots_at, rank)) + u64(4) * at * u64(local)
-            to_probs = u64(warp_broadcast_u64(probs_at, rank)) + u64(4) * at * u64(local)
-            to_masks, first, sent = u64(warp_broadcast_u64(masks_at, rank)) + u64(4) * at * u64(n_masks), i32(0), i32(0)
-            while first < local:
-                expert, slot = i32(first + lane), i32(-1)
-                src = u64(4) * (u64(token) * u64(n_experts) + u64(rank * local + expert))
-                if expert < local:
-                    slot = i32(load_i32(slots + src))
-                here = u32(ballot(slot >= 0))
+        start, sent = i32(0), i32(0)
+        while start < ranks * n_masks:          # four windows in flight
+            a, b = load_window(slots, probs, token, start, lane), load_window(slots, probs, token, i32(start + 1), lane)
+            c = load_window(slots, probs, token, i32(start + 2), lane)
+            d = load_window(slots, probs, token, i32(start + 3), lane)
+            n = i32(0)
+            while n < 4 and start + n < ranks * n_masks:
+                slot, prob = a
+                if n == 1:
+                    slot, prob = b
+                if n == 2:
+                    slot, prob = c
+                if n == 3:
+                    slot, prob = d
+                rank = i32(u32(i32(start + n)) // u32(n_masks))
+                number = i32(start + n - rank * n_masks)
+                if number == 0:
+                    sent = i32(0)
+                at, here = u64(warp_broadcast_i32(row, rank)), u32(ballot(slot >= 0))
+                to_slots = u64(warp_broadcast_u64(slots_at, rank)) + u64(4) * at * u64(local)
+                to_probs = u64(warp_broadcast_u64(probs_at, rank)) + u64(4) * at * u64(local)
+                to_masks = u64(warp_broadcast_u64(masks_at, rank)) + u64(4) * (at * u64(n_masks) + u64(number))
                 place = u64(4) * u64(sent + popc(u32(here & u32(u32(u32(1) << u32(lane)) - u32(1)))))
                 if slot >= 0:
                     store_i32(to_slots + place, slot)
                     if has_probs:
-                        store_u32(to_probs + place, load_u32(probs + src))
-                if lane == 0:
-                    store_u32(to_masks + u64(4) * u64(first // 32), here)
-                sent, first = i32(sent + popc(here)), i32(first + 32)
-            left = u32(left & u32(left - u32(1)))
+                        store_u32(to_probs + place, prob)
+                if lane == 0 and u32(u32(mask >> u32(rank)) & u32(1)) != u32(0):
+                    store_u32(to_masks, here)
+                sent, n = i32(sent + popc(here)), i32(n + 1)
+            start = i32(start + 4)
 
     return send_experts
 

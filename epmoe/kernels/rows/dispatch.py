@@ -18,7 +18,7 @@ from epmoe.device import (block_dim, block_idx, i32, int32, kernel, lane_id, sha
                           u64, uint64)
 
 from .. import stamps
-from . import exchange, expanders, layout, one_token, peers, records, roles, row_flags, senders, waits
+from . import exchange, expanders, layout, numbering, one_token, peers, records, roles, row_flags, senders, waits
 from .block import parameter_block
 from .row_copy import VECTOR
 from .status import ROWS_DISPATCH
@@ -32,10 +32,11 @@ FEWEST_ENCODED = 4      # of one that is encoded
 def dispatch_kernel(shape):
     """The kernel; its grid's blocks, at least two, must all be resident, on all ranks together."""
     block = parameter_block(shape.n_ranks)
-    begin, fence, goes_on, say_begun, all_begun, end = waits.of_block(block, shape.n_ranks)
-    allocate, count, number, await_numbers, sum_experts = layout.make(shape, block, ROWS_DISPATCH, fence, goes_on)
+    begin, epoch_now, goes_on, say_begun, all_begun, end = waits.of_block(block, shape.n_ranks)
+    allocate, count, number, await_numbers, sum_experts = layout.make(shape, block, ROWS_DISPATCH, goes_on)
+    totals, mark_own = numbering.totals(shape), stamps.by_caller(block, shape.trace)
     meeting = exchange.make(shape, block, ROWS_DISPATCH, with_counts=True)
-    prepare_note, announce, announce_experts, _, await_notes, expert_count, sent, await_arrivals = meeting
+    announce, announce_experts, _, await_notes, expert_count, sent, await_arrivals = meeting
     record, expert_major = records.make(shape, block, expert_count), shape.expert_major
     send, recorded, expand_rows = _moving(shape, block, await_numbers)
     sending, has_room, mark = roles.sending(shape), peers.room(shape.n_ranks), stamps.make(block, shape.trace)
@@ -47,7 +48,13 @@ def dispatch_kernel(shape):
         notes, scratch, told = shared_array(n_notes, int32), allocate(), shared_array(1, uint64)
         mark(params, stamps.START)
         begun, sends, is_clerk = begin(params, words, told), block_idx() < sending(), roles.is_clerk()
-        note = prepare_note(params, num_tokens, my_rank)
+        if roles.is_herald() and of_few(num_tokens):
+            now = epoch_now(words)              # it waits for no other warp: all peers wait for it
+            mine = totals(ids, num_tokens)
+            if now != u64(0):
+                announce(params, now, num_tokens, my_rank, mine)
+                if lane_id() == 0:
+                    mark_own(params, stamps.ANNOUNCED)
         if sends or is_clerk:
             epoch = count(params, ids, begun, num_tokens, scratch)
         else:
@@ -57,8 +64,10 @@ def dispatch_kernel(shape):
         mark(params, stamps.CLAIMED)
         ok, is_one, row = True, has_one(num_tokens) and of_few(num_tokens), i32(-1)
         if is_clerk:
-            announce(params, epoch, num_tokens, my_rank, scratch[2], note)
-            mark(params, stamps.ANNOUNCED)
+            if roles.is_herald() and not of_few(num_tokens):
+                announce(params, epoch, num_tokens, my_rank, i32(scratch[2][min(lane_id(), ranks - 1)]))
+                if lane_id() == 0:
+                    mark_own(params, stamps.ANNOUNCED)
             ok = sum_experts(params, ids, epoch, num_tokens, scratch)
             if ok and expert_major:
                 announce_experts(params, epoch, my_rank, scratch[2], ranks)
@@ -109,12 +118,13 @@ def dispatch_kernel(shape):
 def resend_kernel(shape):
     """The kernel of a dispatch whose layout is known."""
     block = parameter_block(shape.n_ranks)
-    begin, fence, goes_on, say_begun, all_begun, end = waits.of_block(block, shape.n_ranks)
+    begin, epoch_now, goes_on, say_begun, all_begun, end = waits.of_block(block, shape.n_ranks)
     meeting = exchange.make(shape, block, ROWS_DISPATCH, with_counts=False)
-    prepare_note, announce, _, load_counts, await_notes, _, sent, await_arrivals = meeting
+    announce, _, load_counts, await_notes, _, sent, await_arrivals = meeting
     (send, _, expand_rows), (prepare, send_one) = _moving(shape, block), one_token.make(shape, block)
     has_one, own_row = roles.has_one(shape), layout.own_row(shape)
     sending, mark, expands = roles.sending(shape), stamps.make(block, shape.trace), shape.expands
+    mark_own = stamps.by_caller(block, shape.trace)
     n_notes = exchange.words_of_notes(shape.n_ranks)
 
     @kernel(max_threads=shape.threads)
@@ -122,16 +132,18 @@ def resend_kernel(shape):
         notes, told = shared_array(n_notes, int32), shared_array(1, uint64)
         mark(params, stamps.START)
         begun, sends, is_clerk, ok = begin(params, words, told), block_idx() < sending(), roles.is_clerk(), True
-        fence()
+        if roles.is_herald():
+            now = epoch_now(words)
+            if now != u64(0):
+                announce(params, now, num_tokens, my_rank, i32(0))
+                if lane_id() == 0:
+                    mark_own(params, stamps.ANNOUNCED)
         load_counts(counts, notes)
-        is_one, note = has_one(num_tokens), prepare_note(params, num_tokens, my_rank)
+        is_one = has_one(num_tokens)
         row = own_row(row_of, num_tokens, is_one)
         epoch = goes_on(begun)
         if epoch == u64(0):
             return
-        if is_clerk:
-            announce(params, epoch, num_tokens, my_rank, notes, note)
-            mark(params, stamps.ANNOUNCED)
         prepared = prepare(params, num_tokens, is_one, row)
         if expands and thread_idx() == block_dim() - 1:
             say_begun(params)

@@ -2,9 +2,8 @@
 
 from typing import NamedTuple
 
-from epmoe.device import (block_dim, device_fn, i32, ld_acquire_sys_u64, load_i32, load_u64,
-                          red_add_release_sys_i32, st_relaxed_sys_u64, syncthreads_or,
-                          thread_idx, u32, u64)
+from epmoe.device import (block_dim, device_fn, fence_acq_rel_sys, i32, lane_id, ld_acquire_sys_u64, load_i32, load_u64,
+                          red_add_release_sys_i32, shfl_idx, st_relaxed_sys_u64, syncthreads_or, thread_idx, u32, u64)
 
 from . import control, roles, waits
 from .shape import MAX_PLACES
@@ -14,10 +13,9 @@ from .status import FOR_ANNOUNCEMENT, FOR_ARRIVAL
 class Exchange(NamedTuple):
     """Device functions made for one kernel.
 
-    prepare_note(params, num_tokens, my_rank) -> prepared: what a thread of the clerk needs for it; any time before.
-    announce(params, epoch, num_tokens, my_rank, totals, prepared): of the clerk, behind fence(); this rank's note to
-    every peer, without counts of experts. announce_experts(params, epoch, my_rank, counts, at): of the clerk; these,
-    counts[at + expert].
+    announce(params, epoch, num_tokens, my_rank, counts): of a warp of the clerk; this rank's note to every peer, without
+    counts of experts; counts: of the tokens for rank r, in lane r. announce_experts(params, epoch, my_rank, counts, at):
+    of the clerk; these, counts[at + expert].
     load_counts(counts, notes): every block, where counts are those of a handle, at this address; these, of all ranks,
     into a shared int32 array. await_notes(params, epoch, my_rank, notes): every block; what the ranks tell; whether all
     ranks have announced themselves. expert_count(params, epoch, my_rank, source, expert): a number of a note, -1 if it
@@ -25,7 +23,6 @@ class Exchange(NamedTuple):
     await_arrivals(params, epoch, my_rank, notes): of the clerk; whether every rank has sent all its rows.
     """
 
-    prepare_note: callable
     announce: callable
     announce_experts: callable
     load_counts: callable
@@ -71,33 +68,22 @@ def make(shape, block, phase, *, with_counts):
         return number
 
     @device_fn
-    def word_to_tell(params, i, num_tokens, my_rank):
-        """(address of the i-th word in calls of parity 0, how far that of parity 1 is, the number) to be told."""
-        peer = i32(u32(i) // u32(n_told))
-        word = i32(i - peer * n_told)
-        parity_bytes = u64(u64(ranks) * u64(load_u64(params + u64(p_note_bytes))))
-        return (u64(note_at(params, peer, u64(0), my_rank) + u64(8) * u64(word)), parity_bytes,
-                word_of(params, num_tokens, word))
-
-    @device_fn
-    def prepare_note(params, num_tokens, my_rank):
-        i, prepared = i32(roles.announcer()), (u64(0), u64(0), i32(0))
-        if roles.is_clerk() and i < ranks * n_told:
-            prepared = word_to_tell(params, i, num_tokens, my_rank)
-        return prepared
-
-    @device_fn
-    def announce(params, epoch, num_tokens, my_rank, totals, prepared):
-        i = i32(roles.announcer())              # threads that have fenced
-        at, parity_bytes, number = prepared
-        while i < ranks * n_told:
-            word = i32(u32(i) % u32(n_told))
-            if with_counts and word >= control.COUNTS:
-                number = i32(totals[word - control.COUNTS])
-            st_relaxed_sys_u64(at + (u64(epoch) & u64(1)) * parity_bytes, waits.told(epoch, number))
-            i = i32(i + block_dim())
-            if i < ranks * n_told:
-                at, parity_bytes, number = word_to_tell(params, i, num_tokens, my_rank)
+    def announce(params, epoch, num_tokens, my_rank, counts):
+        lane, first = i32(lane_id()), i32(0)
+        fence_acq_rel_sys()                     # earlier launches of this rank, before what it tells its peers
+        while first < ranks * n_told:
+            i = i32(min(i32(first + lane), ranks * n_told - 1))
+            peer = i32(u32(i) // u32(n_told))
+            word = i32(i - peer * n_told)
+            number = word_of(params, num_tokens, word)
+            if with_counts:
+                count = i32(shfl_idx(counts, i32(max(0, word - control.COUNTS))))
+                if word >= control.COUNTS:
+                    number = count
+            if first + lane < ranks * n_told:
+                st_relaxed_sys_u64(note_at(params, peer, epoch, my_rank) + u64(8) * u64(word),
+                                   waits.told(epoch, number))
+            first = i32(first + 32)
 
     @device_fn
     def announce_experts(params, epoch, my_rank, counts, at):
@@ -163,5 +149,4 @@ def make(shape, block, phase, *, with_counts):
                                       u64(load_u64(params + u64(p_timeout))), phase, FOR_ARRIVAL, source)
         return not syncthreads_or(not ok)
 
-    return Exchange(prepare_note, announce, announce_experts, load_counts, await_notes, expert_count, sent,
-                    await_arrivals)
+    return Exchange(announce, announce_experts, load_counts, await_notes, expert_count, sent, await_arrivals)

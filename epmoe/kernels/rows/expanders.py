@@ -9,7 +9,7 @@ from . import control, expand, peers, roles, row_flags, senders, waits
 from .row_copy import parts
 from .status import FOR_BLOCKS, ROWS_DISPATCH
 
-AT_ONCE = 4             # parts of rows that a warp takes
+AT_ONCE = 4             # parts of rows that a warp takes, where there are as many for each
 LOOKS = 2 if SIM else 64    # at the flags of all of them, before it waits for the first
 
 
@@ -61,16 +61,17 @@ def make(shape, block, flags):
             before = i32(0)
         n_parts = count_parts(notes)
         n_units = i32(row_flags.largest(i32(ends - before)) * ranks * n_parts)
+        at_once = i32(max(1, min(AT_ONCE, i32(u32(n_units) // u32(i32(n_warps() * grid_dim()))))))
         batch, ok = claim(params, epoch, lane), True
-        while ok and batch * AT_ONCE < n_units:
+        while ok and batch * at_once < n_units:
             following = claim(params, epoch, lane)
             # lane i has the i-th part of a row; those of all ranks are expected to come side by side
-            unit = i32(batch * AT_ONCE + lane)
+            unit = i32(batch * at_once + lane)
             turn = i32(u32(unit) // u32(n_parts))
             part, number = i32(unit - turn * n_parts), i32(u32(turn) // u32(ranks))
             source = i32(u32(i32(my_rank + turn)) % u32(ranks))
             row, end = i32(shfl_idx(before, source) + number), i32(shfl_idx(ends, source))
-            is_row = lane < AT_ONCE and row < end
+            is_row = lane < at_once and row < end
             left, looks = u32(ballot(is_row)), i32(0)
             while ok and left != u32(0):
                 has_come = False

@@ -76,8 +76,8 @@ def own_row(shape):
     return load
 
 
-def make(shape, block, phase, fence, goes_on):
-    """The Layout of one kernel. fence, goes_on: of waits.of_block."""
+def make(shape, block, phase, goes_on):
+    """The Layout of one kernel. goes_on: of waits.of_block."""
     ranks, n_experts, n_columns, expert_major = shape.n_ranks, shape.n_experts, shape.n_columns, shape.expert_major
     tokens_of_block, sending, are_shared = tokens_of(shape), roles.sending(shape), roles.sharing(shape)
     share_of_token, are_few = roles.share_of_token(shape), roles.few(shape)
@@ -186,7 +186,6 @@ def make(shape, block, phase, fence, goes_on):
             token = i32(token + block_dim())
         epoch = goes_on(begun)                  # and the masks of all threads
         if epoch != u64(0):
-            fence()                             # of warps that number nothing
             number_few(params, num_tokens, masks, totals, own)
             syncthreads()
         return epoch
@@ -204,7 +203,6 @@ def make(shape, block, phase, fence, goes_on):
         epoch = goes_on(begun)                  # and the counts of all warps
         if epoch == u64(0):
             return epoch
-        fence()
         if block_idx() < sending():
             tell_ranks(params, epoch, by_warp)
             if expert_major:

@@ -82,6 +82,46 @@ def by_thread(shape, block):
     return count, number
 
 
+def totals(shape):
+    """Device function (ids, num_tokens) -> in lane r the tokens for rank r of all tokens, few of them, by one warp."""
+    if shape.expert_major:
+        return _nothing
+    ranks, mask_of_token = shape.n_ranks, routing.mask_by_thread(shape)
+
+    @device_fn
+    def mask_at(ids, token, num_tokens):
+        mask = u32(mask_of_token(ids, i32(max(0, min(token, i32(num_tokens - 1))))))
+        if token >= num_tokens:
+            mask = u32(0)
+        return mask
+
+    @device_fn
+    def of_rank(mask, rank):
+        return i32(popc(u32(ballot(u32(u32(mask >> u32(rank)) & u32(1)) != u32(0)))))
+
+    @device_fn
+    def total(ids, num_tokens):
+        lane, mine, first = i32(lane_id()), i32(0), i32(0)
+        while first < num_tokens:               # four tokens of a lane in flight
+            a, b = mask_at(ids, i32(first + lane), num_tokens), mask_at(ids, i32(first + 32 + lane), num_tokens)
+            c, d = mask_at(ids, i32(first + 64 + lane), num_tokens), mask_at(ids, i32(first + 96 + lane), num_tokens)
+            rank = i32(0)
+            while rank < ranks:
+                n = i32(of_rank(a, rank) + of_rank(b, rank) + of_rank(c, rank) + of_rank(d, rank))
+                if lane == rank:
+                    mine = i32(mine + n)
+                rank = i32(rank + 1)
+            first = i32(first + 128)
+        return mine
+
+    return total
+
+
+@device_fn
+def _nothing(ids, num_tokens):
+    return i32(0)
+
+
 def by_warp(shape, block):
     """The same for tokens of a routing map."""
     ranks, mask_of, tokens_of_warp = shape.n_ranks, routing.mask_of_map(shape), _runs(1)

@@ -1,6 +1,6 @@
 """Which blocks do what: the first ones send, the last one, the clerk, speaks for its rank."""
 
-from epmoe.device import SIM, block_dim, block_idx, device_fn, grid_dim, i32, n_warps, thread_idx, u32
+from epmoe.device import SIM, block_idx, device_fn, grid_dim, i32, n_warps, u32, warp_id
 
 TENTHS_SENDING = 5      # of the blocks, where the others expand meanwhile
 FEW = 6 if SIM else 128     # tokens that every block looks at, a thread at one
@@ -99,9 +99,9 @@ def is_clerk():
 
 
 @device_fn
-def announcer():
-    """The number of a thread of the clerk, from the last one on: the first ones are the last to have nothing to do."""
-    return i32(block_dim() - 1 - thread_idx())
+def is_herald():
+    """Whether this is the warp of the clerk that announces its rank: the last one; others have tokens to look at."""
+    return is_clerk() and warp_id() == n_warps() - 1
 
 
 def sending(shape):

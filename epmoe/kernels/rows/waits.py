@@ -1,13 +1,13 @@
 """Bounded waits of the rows kernels, and what all of them do at the beginning and the end of a call."""
 
-from epmoe.device import (atomic_add_relaxed_gpu_i32, block_dim, device_fn, fence_acq_rel_sys, globaltimer, grid_dim,
+from epmoe.device import (atomic_add_relaxed_gpu_i32, block_dim, device_fn, globaltimer, grid_dim,
                           i32, ld_acquire_sys_i32, ld_acquire_sys_u32, ld_acquire_sys_u64, ld_relaxed_gpu_u64,
                           load_u64, prefetch, red_add_release_gpu_i32, store_i32, store_u64,
                           syncthreads_or, thread_idx, u32, u64, warp_broadcast_i32)
 
 from ..spin import POLLS_PER_LOOK, gives_up, wait_for_own_blocks
 from ..status import has_failed, record_expired
-from . import control, roles
+from . import control
 from .status import FOR_BLOCKS
 
 LINE = 128              # bytes that prefetch brings
@@ -83,18 +83,18 @@ def claims(block, counter):
 
 
 def of_block(block, n_ranks):
-    """Device functions for one kernel: (begin, fence, goes_on, say_begun, all_begun, end).
+    """Device functions for one kernel: (begin, epoch_now, goes_on, say_begun, all_begun, end).
 
     begin(params, words, told) -> what goes_on() needs. words: as in params, and an argument of the kernels besides, so
-    that the first look at them need not wait for the look at params; told: shared uint64 array [1]. fence(): of the
-    clerk, before it announces anything, at a time when its other threads have work. goes_on(begun): the first barrier
+    that the first look at them need not wait for the look at params; told: shared uint64 array [1]. epoch_now(words):
+    for a warp that does not wait for others, before goes_on(); as that gives it. goes_on(begun): the first barrier
     of a block -> this call's epoch, 0 if a wait of this rank expired in an earlier one. say_begun(params): one thread
     of a block, behind that barrier; whoever needs no fence of its own for it says it when the block has nothing urgent
     to do. all_begun(params, phase): of the clerk, some time in the call; whether all blocks of this rank have said so.
     end(params, epoch, my_rank): of the clerk, when all have begun and no peer writes here any more.
     """
     p_words, p_timeout, p_control = block.offset("words"), block.offset("timeout_ns"), block.offset("control_ptrs")
-    n_lines, n_announcers = -(-8 * block.n_words // LINE), n_ranks * control.experts_at(n_ranks)
+    n_lines = -(-8 * block.n_words // LINE)
 
     @device_fn
     def begin(params, words, told):
@@ -107,9 +107,11 @@ def of_block(block, n_ranks):
         return failed, last_epoch, told
 
     @device_fn
-    def fence():
-        if roles.is_clerk() and roles.announcer() < n_announcers:
-            fence_acq_rel_sys()                 # earlier launches of this rank, before what it tells its peers
+    def epoch_now(words):
+        epoch = u64(u64(load_u64(words + u64(control.EPOCH))) + u64(1))
+        if has_failed(words + u64(control.STATUS)):
+            epoch = u64(0)
+        return epoch
 
     @device_fn
     def goes_on(begun):
@@ -145,4 +147,4 @@ def of_block(block, n_ranks):
             store_i32(words + u64(control.BEGUN), i32(0))
             store_u64(words + u64(control.EPOCH), epoch)
 
-    return begin, fence, goes_on, say_begun, all_begun, end
+    return begin, epoch_now, goes_on, say_begun, all_begun, end
