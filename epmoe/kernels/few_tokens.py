@@ -10,8 +10,9 @@ none costs the others time at each step.
 """
 
 from epmoe import layout
-from epmoe.device import (block_dim, block_idx, device_fn, i32, lane_id, load_u64, n_warps, shared_add_i32,
-                          shared_array, store_i32, syncthreads, syncthreads_or, thread_idx, u64, warp_id)
+from epmoe.device import (block_dim, block_idx, device_fn, fence_acq_rel_sys, i32, lane_id, load_u64, n_warps,
+                          shared_add_i32, shared_array, store_i32, syncthreads, syncthreads_or, thread_idx, u64,
+                          warp_id)
 from epmoe.device import int32
 
 from . import ahead, described, formats, ids, stamps, transport
@@ -48,7 +49,7 @@ def make(cfg, block, mark, scale_of):
     """
     fmt, sizes, to = formats.of(cfg), layout.message(cfg), transport.make(cfg, block)
     load_id, clean_id, record_id = ids.make(cfg)
-    recv_buf, signal, direct, encode_part = to.recv_buf, to.signal, fmt.direct, fmt.encode_part
+    recv_buf, tell, direct, encode_part = to.recv_buf, to.tell, fmt.direct, fmt.encode_part
     ask, put = ahead.piece(sizes.token_size)
     most = most_parts(sizes.token_size) if direct else fmt.encode_parts
     top_k, local, n_ranks, tokens_per_rank = cfg.top_k, cfg.n_local_experts, cfg.n_ranks, cfg.max_tokens_per_rank
@@ -122,10 +123,11 @@ def make(cfg, block, mark, scale_of):
             value = id_of(topk_ids, token, num_tokens, lane)
         mark(params, stamps.CLAIMED)
         syncthreads()                           # payloads, which the signals release, and sums by all warps
-        i = i32(thread_idx())
-        while i < local:
-            signal(params, owner, my_rank, i32(i * n_ranks + my_rank), word_of(low[i], high[i]))
-            i = i32(i + block_dim())
+        if warp_id() == 0:
+            fence_acq_rel_sys()                 # release: one for all words, since each waits for the peer
+            while lane < local:
+                tell(params, owner, i32(lane * n_ranks + my_rank), word_of(low[lane], high[lane]))
+                lane = i32(lane + 32)
         mark(params, stamps.SENT)
         return False
 
