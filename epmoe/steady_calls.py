@@ -60,14 +60,14 @@ def _way_to_look(array):
     return _look_at_interface if hasattr(type(array), "__cuda_array_interface__") else _look_away
 
 
-_WAYS = {DeviceArray: _look_at_ours}        # by type
+WAYS = {DeviceArray: _look_at_ours}         # by type, of those that were seen
 
 
 def look(array):
     """Everything that decides how a device array is treated: (address, shape, ...), for comparison. Else UNSEEN."""
-    way = _WAYS.get(type(array))
+    way = WAYS.get(type(array))
     if way is None:
-        way = _WAYS[type(array)] = _way_to_look(array)
+        way = WAYS[type(array)] = _way_to_look(array)
     return way(array)
 
 

@@ -57,12 +57,9 @@ class FusedDispatchOnDevice:
     @staticmethod
     def forward(ctx, x, token_indices, token_probs, num_experts, group):
         """(recv_x, recv_token_indices, recv_token_probs, tokens_per_expert, handle); see fused_dispatch_on_device."""
-        num_experts = arguments.plain("num_experts", num_experts)
-        made, handle = rows.dispatch_forward(buffer_of(group), x, token_indices, token_probs, num_experts, num_sms(),
-                                             on_device=True)
-        handle.group = group
-        ctx.group, ctx.handle = group, handle
-        return (*columns(group, made), handle)
+        made = fused_dispatch_on_device(x, token_indices, token_probs, num_experts, group)
+        ctx.group, ctx.handle = group, made[-1]
+        return made
 
     @staticmethod
     def backward(ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle):
@@ -112,7 +109,11 @@ def fused_dispatch_on_device(x, token_indices, token_probs, num_experts, group):
     before must be larger on all ranks. The handle serves fused_combine and the gradients, with arrays of as many rows;
     all of it can be captured in a graph.
     """
-    return FusedDispatchOnDevice.forward(Context(), x, token_indices, token_probs, num_experts, group)
+    num_experts = arguments.plain("num_experts", num_experts)
+    made, handle = rows.dispatch_forward(buffer_of(group), x, token_indices, token_probs, num_experts, num_sms(),
+                                         on_device=True)
+    handle.group = group
+    return (*columns(group, made), handle)
 
 
 def fused_combine(x, group, handle, async_finish=False, allocate_on_comm_stream=False):

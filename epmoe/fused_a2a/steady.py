@@ -13,11 +13,19 @@ from sys import getrefcount
 from epmoe import device
 from epmoe.arrays import DeviceArray
 from epmoe.fused_a2a.heap import is_captured, place_of
-from epmoe.steady_calls import UNSEEN, look
+from epmoe.steady_calls import UNSEEN, WAYS, look
 
 MAX_REMEMBERED = 1024
 AT_ONCE = 2             # results of one call that are kept
 PAIRS, NOTHING = (tuple, list), (None,)
+
+
+def _look_closer(a):
+    """What decides how None, a pair, or an array of a type that was not seen before is treated; its addresses first."""
+    if type(a) not in PAIRS:
+        return NOTHING if a is None else look(a)
+    seen = [NOTHING if one is None else look(one) for one in a]
+    return UNSEEN if UNSEEN in seen else (tuple([at[0] for at in seen]), *seen)
 
 
 class _Known:
@@ -70,12 +78,12 @@ class SteadyCalls:
             return None
         where, seen = [kind, *numbers], []
         for a in arrays:
-            for one in a if type(a) in PAIRS else (a,):
-                at = NOTHING if one is None else look(one)
-                if at is UNSEEN:
-                    return None
-                where.append(at[0])             # an address is sooner looked up than a type
-                seen.append(at)
+            way = WAYS.get(type(a))
+            at = _look_closer(a) if way is None else way(a)
+            if at is UNSEEN:
+                return None
+            where.append(at[0])                 # an address is sooner looked up than a type
+            seen.append(at)
         return tuple(where), seen
 
     def again(self, key, arrays):
