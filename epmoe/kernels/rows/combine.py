@@ -10,8 +10,8 @@ reduce.
 
 from functools import lru_cache
 
-from epmoe.device import (block_dim, block_idx, grid_dim, i32, int32, kernel, lane_id, shared_array, syncthreads_or,
-                          thread_idx, u32, u64, uint64)
+from epmoe.device import (block_dim, block_idx, fence_acq_rel_sys, grid_dim, i32, int32, kernel, lane_id, shared_array,
+                          syncthreads_or, thread_idx, u32, u64, uint64)
 
 from .. import stamps
 from . import exchange, pushers, reducers, roles, row_flags, waits, windows
@@ -48,6 +48,7 @@ def combine_kernel(shape):
         begun = begin(params, words, told)
         if roles.is_herald():
             now = epoch_now(words)
+            fence_acq_rel_sys()                 # earlier launches of this rank, before what it tells its peers
             if now != u64(0):
                 announce(params, now, num_tokens, my_rank, i32(0))
                 if lane_id() == 0:

@@ -14,8 +14,8 @@ that found no room.
 
 from functools import lru_cache
 
-from epmoe.device import (block_dim, block_idx, i32, int32, kernel, lane_id, shared_array, syncthreads_or, thread_idx,
-                          u64, uint64)
+from epmoe.device import (block_dim, block_idx, fence_acq_rel_sys, i32, int32, kernel, lane_id, shared_array,
+                          syncthreads_or, thread_idx, u64, uint64)
 
 from .. import stamps
 from . import exchange, expanders, layout, numbering, one_token, peers, records, roles, row_flags, senders, waits
@@ -48,9 +48,11 @@ def dispatch_kernel(shape):
         notes, scratch, told = shared_array(n_notes, int32), allocate(), shared_array(1, uint64)
         mark(params, stamps.START)
         begun, sends, is_clerk = begin(params, words, told), block_idx() < sending(), roles.is_clerk()
-        if roles.is_herald() and of_few(num_tokens):
-            now = epoch_now(words)              # it waits for no other warp: all peers wait for it
-            mine = totals(ids, num_tokens)
+        if roles.is_herald():
+            now, mine = u64(0), i32(0)
+            if of_few(num_tokens):              # it waits for no other warp: all peers wait for it
+                now, mine = epoch_now(words), totals(ids, num_tokens)
+            fence_acq_rel_sys()                 # earlier launches of this rank, before what it tells its peers
             if now != u64(0):
                 announce(params, now, num_tokens, my_rank, mine)
                 if lane_id() == 0:
@@ -134,6 +136,7 @@ def resend_kernel(shape):
         begun, sends, is_clerk, ok = begin(params, words, told), block_idx() < sending(), roles.is_clerk(), True
         if roles.is_herald():
             now = epoch_now(words)
+            fence_acq_rel_sys()                 # earlier launches of this rank, before what it tells its peers
             if now != u64(0):
                 announce(params, now, num_tokens, my_rank, i32(0))
                 if lane_id() == 0:

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from epmoe.device import (block_dim, device_fn, fence_acq_rel_sys, i32, lane_id, ld_acquire_sys_u64, load_i32, load_u64,
+from epmoe.device import (block_dim, device_fn, i32, lane_id, ld_acquire_sys_u64, load_i32, load_u64,
                           red_add_release_sys_i32, shfl_idx, st_relaxed_sys_u64, syncthreads_or, thread_idx, u32, u64)
 
 from . import control, roles, waits
@@ -13,9 +13,10 @@ from .status import FOR_ANNOUNCEMENT, FOR_ARRIVAL
 class Exchange(NamedTuple):
     """Device functions made for one kernel.
 
-    announce(params, epoch, num_tokens, my_rank, counts): of a warp of the clerk; this rank's note to every peer, without
-    counts of experts; counts: of the tokens for rank r, in lane r. announce_experts(params, epoch, my_rank, counts, at):
-    of the clerk; these, counts[at + expert].
+    announce(params, epoch, num_tokens, my_rank, counts): of a warp of the clerk, behind a fence of its own for what
+    earlier launches of this rank have done; this rank's note to every peer, without counts of experts; counts: of the
+    tokens for rank r, in lane r. announce_experts(params, epoch, my_rank, counts, at): of the clerk; these,
+    counts[at + expert].
     load_counts(counts, notes): every block, where counts are those of a handle, at this address; these, of all ranks,
     into a shared int32 array. await_notes(params, epoch, my_rank, notes): every block; what the ranks tell; whether all
     ranks have announced themselves. expert_count(params, epoch, my_rank, source, expert): a number of a note, -1 if it
@@ -70,7 +71,6 @@ def make(shape, block, phase, *, with_counts):
     @device_fn
     def announce(params, epoch, num_tokens, my_rank, counts):
         lane, first = i32(lane_id()), i32(0)
-        fence_acq_rel_sys()                     # earlier launches of this rank, before what it tells its peers
         while first < ranks * n_told:
             i = i32(min(i32(first + lane), ranks * n_told - 1))
             peer = i32(u32(i) // u32(n_told))
