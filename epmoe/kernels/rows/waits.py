@@ -1,6 +1,6 @@
 """Bounded waits of the rows kernels, and what all of them do at the beginning and the end of a call."""
 
-from epmoe.device import (atomic_add_relaxed_gpu_i32, block_dim, device_fn, globaltimer, grid_dim,
+from epmoe.device import (atomic_add_relaxed_gpu_i32, device_fn, globaltimer, grid_dim,
                           i32, ld_acquire_sys_i32, ld_acquire_sys_u32, ld_acquire_sys_u64, ld_relaxed_gpu_u64,
                           load_u64, prefetch, red_add_release_gpu_i32, store_i32, store_u64,
                           syncthreads_or, thread_idx, u32, u64, warp_broadcast_i32)
