@@ -14,7 +14,8 @@ The story, in the words of the specification, and who tells which part:
    covers rows of all warps and blocks. Where no row goes back it is sent at once.
 3. **wait** (watchers.py). In every block a few warps acquire all words of the rank's recv_count at system scope, and
    raise a flag in shared memory for each one as it comes.
-4. **cleaning up** (`_leaving` below). Each block counts itself in D when it needs neither A nor recv_count any more;
+4. **cleaning up** (`_leaving` below). The warp that is last to see its words counts its block in D, which needs neither
+   A nor recv_count any more;
    the last one resets recv_count, region A and D: the next round finds the memory as this one did.
 5. **reducing** (reducers.py). A warp takes columns of a token, loads the rows' vectors as their flags go up, and sums
    over k ascending fma(w, x, sum) from +0.0, one rounding to the output type, then the shared expert, then the
@@ -29,8 +30,8 @@ be zeroed only when every block has read it, and recv_count when every block has
 after all. The region of ready flags stays 0: no block waits for another one that waits for all. When a round fails,
 tokens that miss a row are left alone, and others may have been reduced.
 
-The addresses of ep_counters and status are arguments of the kernels besides being parameters: the first look at memory
-is then one at A and at the parameters at once.
+The addresses of ep_counters, status, rows and src_info are arguments of the kernels besides being parameters: the first
+look at memory is then one at A and at the parameters at once, and src_info and the first rows are asked for as well.
 """
 
 from functools import lru_cache
