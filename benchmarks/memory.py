@@ -1,6 +1,6 @@
 """Arrays of every rank of this process in device memory, as the calls under test take them."""
 
-from epmoe.lending import Pool
+from epmoe.host.lending import Pool
 
 
 class Arrays:

@@ -3,8 +3,8 @@
 import ml_dtypes
 import numpy as np
 from epmoe import fused_a2a
-from epmoe.arrays import first
 from epmoe.fused_a2a import buffers
+from epmoe.host.arrays import first
 
 from benchmarks import traffic
 from benchmarks.memory import Arrays

@@ -6,7 +6,7 @@ from epmoe import command_line
 
 # command -> (the module with add_arguments(parser) and run(arguments) -> exit status, what it does)
 COMMANDS = {
-    "verify": ("epmoe.verify", "kernels against the reference, with pictures (the default)"),
+    "verify": ("epmoe.verify.command", "kernels against the reference, with pictures (the default)"),
     "doctor": ("epmoe.doctor", "what this machine can do, and the remedy for what is missing"),
     "check": ("epmoe.check.command", "anybody's implementation against the reference"),
     "vectors": ("epmoe.vectors.command", "golden vectors: inputs and results as files"),

@@ -5,12 +5,12 @@ import math
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPStateError, EPValueError
 
-from epmoe import memory
-from epmoe.combine_phase import CombinePhase
-from epmoe.dispatch_phase import DispatchPhase
-from epmoe.engine import Engine
-from epmoe.silu_phase import SiluPhase
-from epmoe.steady_calls import SteadyCalls
+from epmoe.host import memory
+from epmoe.host.combine_phase import CombinePhase
+from epmoe.host.dispatch_phase import DispatchPhase
+from epmoe.host.engine import Engine
+from epmoe.host.silu_phase import SiluPhase
+from epmoe.host.steady_calls import SteadyCalls
 
 
 class ExpertParallel:

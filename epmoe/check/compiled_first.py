@@ -10,11 +10,12 @@ import sys
 import ml_dtypes
 import numpy as np
 
-from epmoe import LocalWorld, MPIWorld, compiling, device
+from epmoe import LocalWorld, MPIWorld, device
 from epmoe.check.cases import epilogue, epilogue_args
 from epmoe.check.conformance import all_cases
 from epmoe.check.implementation import HybridImplementation, Implementation, load
 from epmoe.fused_a2a import init_hybrid_ep_buffer
+from epmoe.host import compiling
 from epmoe.worlds.dry import DryWorld
 
 BF16 = np.dtype(ml_dtypes.bfloat16)

@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 
 from epmoe import layout
-from epmoe.inputs import COMBINE_DTYPE
-from epmoe.rank_memory import combine_arrays, dispatch_arrays
+from epmoe.host.inputs import COMBINE_DTYPE
+from epmoe.host.rank_memory import combine_arrays, dispatch_arrays
 
 # Axes of results and of the caller's arrays; the layout has those of the regions.
 AXES = {"output_tokens": ("row", "col"), "output_scales": ("row", "group"), "scales_offset": ("group",),

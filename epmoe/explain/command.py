@@ -50,7 +50,7 @@ def config_of(args, n_ranks):
 def run(args):
     """Record and write; the exit status is 0, 1 if the kernels' results differ from the reference's, or 2."""
     from epmoe import device
-    from epmoe.verify_worlds import Worlds
+    from epmoe.verify.worlds import Worlds
 
     try:
         if args.png and not args.figures:

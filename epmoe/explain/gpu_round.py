@@ -2,11 +2,11 @@
 
 import time
 
-from epmoe.arrays import to_numpy
 from epmoe.expert_parallel import ExpertParallel
 from epmoe.explain.inputs import routed_for
-from epmoe.experts import Experts
+from epmoe.host.arrays import to_numpy
 from epmoe.kernels import LaunchConfig
+from epmoe.verify.experts import Experts
 
 WARM_UP = 3         # rounds before: the first ones compile, and wait for processors to wake up
 LATE_S = 0.002      # in the rounds after them one rank after the other comes late, so that clocks can be compared

@@ -11,7 +11,7 @@ from epmoe.check.dequantised import dequantised
 from epmoe.explain import buffers, chapters, counters, palette, routing, rows, svg, timeline, way_back
 from epmoe.explain.arrays import COUNTERS, NOT_ARRIVED, SIGNALS, is_signal
 from epmoe.explain.moments import moments
-from epmoe.inputs import COMBINE_DTYPE
+from epmoe.host.inputs import COMBINE_DTYPE
 
 COLUMNS = max(rows.VALUES, way_back.COLUMNS)       # of wide arrays: so many are in the page
 

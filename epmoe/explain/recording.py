@@ -6,14 +6,14 @@ import epmoe_ref
 import numpy as np
 from epmoe_ref.config import EPConfig
 
-from epmoe.arrays import to_numpy
 from epmoe.check import compare_combined, compare_dispatched
 from epmoe.device.sim.recorder import Recorder
 from epmoe.expert_parallel import ExpertParallel
 from epmoe.explain.inputs import routed_for
-from epmoe.experts import Experts, reordered
+from epmoe.host.arrays import to_numpy
 from epmoe.kernels import LaunchConfig
 from epmoe.routing import Routed
+from epmoe.verify.experts import Experts, reordered
 from epmoe.worlds.local import LocalWorld
 
 INTERMEDIATE = 16       # width of the experts

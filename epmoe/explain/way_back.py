@@ -6,7 +6,7 @@ from epmoe.explain import routing
 from epmoe.explain.arrays import label
 from epmoe.explain.palette import rank_class
 from epmoe.explain.svg import Panel, path, rect, shown, tag, text, token_box
-from epmoe.inputs import COMBINE_DTYPE
+from epmoe.host.inputs import COMBINE_DTYPE
 
 ROW, BOX, WIDTH, COLUMNS = 19, 20, 348, 3
 WEIGHT_AT, VALUES_AT = 176, 186

@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 from epmoe_ref.errors import EPValueError
 
-from epmoe import inputs
-from epmoe.arrays import view
+from epmoe.host import inputs
+from epmoe.host.arrays import view
 from epmoe.kernels.rows.shape import MAX_RANKS, MAX_TOP_K
 
 BF16, FP16, FP32, E4M3 = (np.dtype(t) for t in (ml_dtypes.bfloat16, np.float16, np.float32, ml_dtypes.float8_e4m3fn))

@@ -9,9 +9,9 @@ from epmoe import device
 from epmoe.fused_a2a.heap import Arena, Heap
 from epmoe.fused_a2a.launches import Launches
 from epmoe.fused_a2a.steady import SteadyCalls
+from epmoe.host.placing import Placing
 from epmoe.kernels.rows import control, row_flags
 from epmoe.kernels.rows import status as rows_status
-from epmoe.placing import Placing
 
 ALIGNMENT = 256         # bytes
 RESULTS_AT_ONCE = 2     # results in the pool that may be in use while another call needs room

@@ -5,8 +5,8 @@ from heapq import heappop, heappush
 from collections import deque
 
 from epmoe import device
-from epmoe.arrays import lent_again
-from epmoe.lending import ALIGNMENT, Loan, arrange
+from epmoe.host.arrays import lent_again
+from epmoe.host.lending import ALIGNMENT, Loan, arrange
 
 
 class _Piece:

@@ -15,10 +15,10 @@ from epmoe.fused_a2a.handles import HybridHandle, counts_offset, handle_of, info
 from epmoe.fused_a2a.heap import arrays_in
 from epmoe.fused_a2a.returning import sums_of_rows
 from epmoe.fused_a2a.rows import told_by
+from epmoe.host.lending import arrange
 from epmoe.kernels.rows import dispatch_kernel, expand_kernel, resend_kernel
 from epmoe.kernels.rows.companions import expert_masks
 from epmoe.kernels.rows.senders import fp8_format
-from epmoe.lending import arrange
 
 NO_LIMIT = 2**31 - 1
 TYPES = (BF16, FP16)

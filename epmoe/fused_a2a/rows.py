@@ -7,9 +7,9 @@ from epmoe.fused_a2a.arguments import FP32
 from epmoe.fused_a2a.handles import RowsHandle, counts_offset, handle_of, info_words
 from epmoe.fused_a2a.heap import arrays_in
 from epmoe.fused_a2a.returning import sums_of_rows
+from epmoe.host.lending import arrange
 from epmoe.kernels.rows import dispatch_kernel, move_kernel, records, resend_kernel
 from epmoe.kernels.rows.roles import blocks_for
-from epmoe.lending import arrange
 
 PLACES = ("x", "ids", "probs", "scales")    # order of the arrays of a result in a note
 

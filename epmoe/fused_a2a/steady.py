@@ -2,7 +2,7 @@
 
 In a steady state arrays come at addresses, and with shapes and types, that an earlier call had, and results get memory
 that an earlier call's results had. What is checked and what is launched follows from these alone, as in
-epmoe/steady_calls.py, so the launches of a call that took the general way start again. Everything else takes the
+epmoe/host/steady_calls.py, so the launches of a call that took the general way start again. Everything else takes the
 general way: host arrays, lists over ranks, calls that wait for the host, results that found no room in the heap, calls
 that are captured into a CUDA graph.
 """
@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from sys import getrefcount
 
 from epmoe import device
-from epmoe.arrays import DeviceArray
 from epmoe.fused_a2a.heap import is_captured, place_of
-from epmoe.steady_calls import UNSEEN, WAYS, look
+from epmoe.host.arrays import DeviceArray
+from epmoe.host.steady_calls import UNSEEN, WAYS, look
 
 MAX_REMEMBERED = 1024
 AT_ONCE = 2             # results of one call that are kept

@@ -14,10 +14,10 @@ import numpy as np
 from epmoe_ref import fused_a2a as reference
 from epmoe_ref.errors import PeerTimeout
 
-from epmoe.arrays import to_numpy
 from epmoe.device import block_dim, block_idx, grid_dim, i32, kernel, load_u32, load_u64, thread_idx, u64
 from epmoe.fused_a2a import hybrid, rows
 from epmoe.fused_a2a.buffer import Buffer
+from epmoe.host.arrays import to_numpy
 from epmoe.kernels import LaunchConfig
 from epmoe.kernels.rows import control
 from epmoe.mutants.errors import Leftover, WrongResult

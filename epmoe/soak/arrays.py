@@ -3,11 +3,11 @@
 import ml_dtypes
 import numpy as np
 
-from epmoe.inputs import COMBINE_DTYPE
+from epmoe.host.inputs import COMBINE_DTYPE
+from epmoe.host.lending import Pool
+from epmoe.host.rank_memory import combine_arrays, dispatch_arrays
 from epmoe.kernels import formats
 from epmoe.kernels.params import ParameterBlock
-from epmoe.lending import Pool
-from epmoe.rank_memory import combine_arrays, dispatch_arrays
 from epmoe.soak import errors
 
 BF16 = np.dtype(ml_dtypes.bfloat16)

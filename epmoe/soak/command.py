@@ -11,7 +11,7 @@ from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 from epmoe.command_line import sizes_of_a_world
 from epmoe.device import SIM
 from epmoe.provenance import provenance
-from epmoe.verify_worlds import Worlds, between
+from epmoe.verify.worlds import Worlds, between
 
 CLEAN, ERRORS, CANNOT_RUN = 0, 1, 2
 FORMATS = tuple(TOKEN_FORMATS)

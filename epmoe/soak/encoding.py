@@ -8,8 +8,8 @@ from functools import lru_cache
 
 from epmoe.device import (block_dim, block_idx, device_fn, f32, grid_dim, i32, kernel, lane_id, load_i32, load_u8,
                           load_u32, load_u64, n_warps, syncwarp, thread_idx, u32, u64, warp_id, warp_sum_i32)
+from epmoe.host.lending import arrange
 from epmoe.kernels import formats
-from epmoe.lending import arrange
 from epmoe.soak import arrays, segments
 from epmoe.soak.errors import ENCODED, record
 

@@ -1,9 +1,9 @@
 """The rounds of a soak: everything a round does is put on the ranks' streams; the host looks only when asked."""
 
 from epmoe import device
-from epmoe.arrays import first
-from epmoe.dispatched import ARRAYS, Dispatched
 from epmoe.expert_parallel import ExpertParallel
+from epmoe.host.arrays import first
+from epmoe.host.dispatched import ARRAYS, Dispatched
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError
 

@@ -5,8 +5,8 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from epmoe import device
-from epmoe.arrays import DeviceArray
-from epmoe.dlpack import capsule
+from epmoe.host.arrays import DeviceArray
+from epmoe.host.dlpack import capsule
 from epmoe_ref.errors import EPValueError
 
 VECTOR_BYTES = 16       # kernels read rows as vectors of so many bytes

@@ -9,7 +9,7 @@ import pytest
 from epmoe.check.dequantised import dequantised
 from epmoe.check.places import places
 from epmoe.explain.arrays import ANNOUNCED, NOT_ARRIVED, is_signal, word
-from epmoe.experts import Experts
+from epmoe.verify.experts import Experts
 from epmoe_ref.config import READY
 from recorded_round import history, place, taken_apart
 

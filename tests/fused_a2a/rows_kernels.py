@@ -9,9 +9,10 @@ import sys
 import ml_dtypes
 import numpy as np
 
-from epmoe import compiling, device, fused_a2a
+from epmoe import device, fused_a2a
 from epmoe.device import kernel_cache
 from epmoe.fused_a2a.launches import smaller_blocks
+from epmoe.host import compiling
 from epmoe.worlds.dry import DryWorld
 
 BF16, FP32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from rows_group import BF16, OneRank, assert_same, group_of, host, routing, tokens
 
-from epmoe import LaunchConfig, fused_a2a, inputs
-from epmoe.arrays import view
+from epmoe import LaunchConfig, fused_a2a
 from epmoe.fused_a2a import buffers, heap, steady
 from epmoe.fused_a2a.buffer import Buffer
+from epmoe.host import inputs
+from epmoe.host.arrays import view
 from epmoe_ref import fused_a2a as reference
 
 T, EXPERTS, TOP_K, HIDDEN = 5, 4, 2, 16

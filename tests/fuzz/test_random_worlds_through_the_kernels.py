@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from epmoe import ExpertParallel, LaunchConfig, LocalWorld
 from epmoe.check import compare_dispatched_world
-from epmoe.checked_rounds import WEIGHTS, Case, rounds_of
 from epmoe.routing import Routed
+from epmoe.verify.checked_rounds import WEIGHTS, Case, rounds_of
 from epmoe_ref import strategies
 from epmoe_ref.errors import EPValueError
 from hypothesis import HealthCheck, Phase, given, seed, settings

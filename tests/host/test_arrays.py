@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from epmoe import DeviceArray, EPValueError
-from epmoe.arrays import first, to_numpy, view
+from epmoe.host.arrays import first, to_numpy, view
 from worlds_at_hand import BF16, batch, config, parallel
 
 
@@ -127,7 +127,7 @@ def test_a_dlpack_capsule_holds_the_owner_until_it_is_gone():
             self.of = of
 
         def __dlpack__(self, **_):
-            from epmoe.dlpack import capsule
+            from epmoe.host.dlpack import capsule
 
             return capsule(a.ctypes.data, (3, 4), (4, 1), a.dtype, (1, 0), self.of)
 

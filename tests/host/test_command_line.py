@@ -10,8 +10,9 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from epmoe import doctor, routing, verify, verify_matrix
+from epmoe import doctor, routing
 from epmoe.__main__ import main
+from epmoe.verify import command as verify, matrix
 from epmoe_ref.errors import EPValueError
 from worlds_at_hand import config
 
@@ -196,7 +197,7 @@ def test_the_least_number_of_experts_that_holds_the_ids(tmp_path):
 
 
 def test_the_matrix_has_every_combination_once():
-    cases = list(verify_matrix.cases(n_ranks=2, hidden=256))
+    cases = list(matrix.cases(n_ranks=2, hidden=256))
     assert len(cases) == len(set(map(str, cases))) == 7 * 2 * 2 * (5 + 4)
     for fused in (False, True):
         for shared in (False, True):
@@ -213,7 +214,7 @@ def test_a_sample_of_the_matrix_passes(capsys):
 
 
 def test_a_case_that_differs_fails_the_matrix(capsys, monkeypatch):
-    monkeypatch.setattr(verify_matrix, "check", lambda case, seed, world: "round 1: wrong" if case.fused else None)
+    monkeypatch.setattr(matrix, "check", lambda case, seed, world: "round 1: wrong" if case.fused else None)
     status, out = shown(capsys, "verify", "--all", "--sample", "9", "--json")
     record = json.loads(out.out)
     assert status == 1 and not record["passed"]
@@ -268,7 +269,7 @@ def test_version_numbers(text, parts):
 
 
 def test_the_pictures_of_a_large_world_fit(capsys):
-    from epmoe import pictures
+    from epmoe.verify import pictures
     from rich.console import Console
 
     cfg = config(n_ranks=8, n_experts=256, top_k=8, max_tokens_per_rank=64)

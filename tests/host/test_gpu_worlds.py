@@ -7,8 +7,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from epmoe import DeviceArray, EPValueError, LaunchConfig
-from epmoe.arrays import view
 from epmoe.check import compare_combined_world, compare_dispatched_world, report
+from epmoe.host.arrays import view
 from worlds_at_hand import BF16, batch, config, parallel
 
 pytestmark = pytest.mark.gpu

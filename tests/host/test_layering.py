@@ -14,14 +14,11 @@ ROOT = Path(__file__).resolve().parents[2]
 LAYERS = [
     ("epmoe.device",),
     ("epmoe.layout", "epmoe.kernels", "epmoe.worlds"),  # the layout asks the formats in kernels for their sizes
-    ("epmoe.arrays", "epmoe.dlpack", "epmoe.inputs", "epmoe.dispatched", "epmoe.lending", "epmoe.results",
-     "epmoe.placing", "epmoe.rank_memory", "epmoe.rounds", "epmoe.memory", "epmoe.user_functions", "epmoe.narrowing",
-     "epmoe.engine", "epmoe.dispatch_phase", "epmoe.combine_phase", "epmoe.silu_phase", "epmoe.steady_calls",
-     "epmoe.expert_parallel"),
+    ("epmoe.host", "epmoe.expert_parallel"),
     ("epmoe.fused_a2a", "epmoe.torch"),
 ]
 # may import the reference's semantics
-COMPARING = ("epmoe/check", "epmoe/vectors", "epmoe/explain", "epmoe/lessons", "epmoe/mutants")
+COMPARING = ("epmoe/check", "epmoe/verify", "epmoe/vectors", "epmoe/explain", "epmoe/lessons", "epmoe/mutants")
 SHARED = {"epmoe_ref.config", "epmoe_ref.errors"}
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from epmoe import device
-from epmoe.narrowing import OUTSIDE, narrow
+from epmoe.host.narrowing import OUTSIDE, narrow
 
 INTERESTING = [0, 1, -1, 2, 127, -128, 128, 255, 256, 32767, -32768, 65535, 2**31 - 1, -(2**31), 2**31, 2**31 + 5,
                2**32 - 1, 2**32, 2**32 + 3, -(2**31) - 1, -(2**32), 2**63 - 1, -(2**63), 2**63, 2**64 - 1]

@@ -4,8 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from epmoe import LocalWorld, layout, routing
-from epmoe.checked_rounds import Case, rounds_of
 from epmoe.kernels import LaunchConfig, dispatch_async_kernel, dispatch_kernel
+from epmoe.verify.checked_rounds import Case, rounds_of
 from epmoe_ref.config import TOKEN_FORMATS, EPConfig
 from epmoe_ref.errors import EPValueError
 from kernel_world import KernelWorld

@@ -6,8 +6,8 @@ Arguments: fused or split, number of rounds.
 import sys
 
 from epmoe import ExpertParallel, MPIWorld
-from epmoe.arrays import to_numpy
 from epmoe.check import compare_combined, compare_dispatched
+from epmoe.host.arrays import to_numpy
 from rank_arrays import Batch, config, doubled
 
 

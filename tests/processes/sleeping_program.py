@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 from epmoe import EPStateError, ExpertParallel, PeerTimeout
-from epmoe.arrays import to_numpy
+from epmoe.host.arrays import to_numpy
 from rank_arrays import Batch, doubled, world_of
 
 

@@ -7,9 +7,11 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
-from epmoe import __main__, compiling, verify_kernels
+from epmoe import __main__
 from epmoe.device import kernel_cache
-from epmoe.verify_matrix import cases
+from epmoe.host import compiling
+from epmoe.verify import compiled_first
+from epmoe.verify.matrix import cases
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -25,7 +27,7 @@ def test_the_pieces_have_every_kernel_that_the_cases_launch(gpu_side):
 
 
 def test_a_piece_is_compiled_once_and_the_longest_come_first():
-    pieces = verify_kernels.pieces(ALL)
+    pieces = compiled_first.pieces(ALL)
     assert len(ALL) == 252 and len(pieces) == len(set(pieces)) == 92
     cost = [(phase == "combine", not case.fused) for case, phase in pieces]
     assert cost == sorted(cost)

@@ -7,8 +7,10 @@ tokens.
 
 import sys
 
-from epmoe import EPConfig, ShmemWorld, compiling, device, routing, verify_kernels
-from epmoe.checked_rounds import Case, rounds_of
+from epmoe import EPConfig, ShmemWorld, device, routing
+from epmoe.host import compiling
+from epmoe.verify import compiled_first
+from epmoe.verify.checked_rounds import Case, rounds_of
 
 FORMATS = ("bf16", "fp8_blockwise", "nvfp4")
 
@@ -30,13 +32,13 @@ def compile_part(cc, n_ranks, *shape_and_part):
     *shape, part = shape_and_part
     sys.modules.setdefault("torch", None)       # which nvshmem4py imports, and which takes longer than a kernel
     number, of = map(int, part.split("/"))
-    verify_kernels.compile_part(cases_of(int(n_ranks), *shape), number, of, tuple(map(int, cc.split("."))))
+    compiled_first.compile_part(cases_of(int(n_ranks), *shape), number, of, tuple(map(int, cc.split("."))))
 
 
 def compile_ahead(world, *shape):
     chosen = cases_of(world.n_ranks, *shape)
     words = ["compile", "%d.%d" % world.machine.compute_capability, str(world.n_ranks), *shape]
-    compiling.ahead(world, chosen, lambda: verify_kernels.all_kernels(chosen), [sys.executable, __file__, *words])
+    compiling.ahead(world, chosen, lambda: compiled_first.all_kernels(chosen), [sys.executable, __file__, *words])
 
 
 def main(sizes, rounds, hidden="128", tokens="6"):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from epmoe import EPConfig, ExpertParallel, LocalWorld, PeerTimeout, layout, routing
-from epmoe.checked_rounds import Case, rounds_of
+from epmoe.verify.checked_rounds import Case, rounds_of
 
 PLAIN = dict(n_ranks=4, n_experts=8, top_k=3, hidden=64, max_tokens_per_rank=5, use_shmem=True)
 FORMATS = {"bf16": {}, "fp8_blockwise": dict(hidden=128), "nvfp4": {}, "mxfp4": dict(hidden=128),

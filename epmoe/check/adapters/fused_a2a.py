@@ -7,7 +7,7 @@ from epmoe.check.implementation import HybridImplementation, RowsImplementation
 
 def host(result):
     """A result, or a list of them over ranks, as NumPy arrays; None stays None."""
-    from epmoe.arrays import to_numpy
+    from epmoe.host.arrays import to_numpy
     if isinstance(result, (list, tuple)):
         return [host(one) for one in result]
     return result if result is None or isinstance(result, np.ndarray) else to_numpy(result)

@@ -9,10 +9,11 @@ import numpy as np
 from epmoe_ref.config import TOKEN_FORMATS, EPConfig
 from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
-from epmoe import pictures, routing
+from epmoe import routing
 from epmoe.command_line import at_least_one, sizes_of_a_world
-from epmoe.checked_rounds import WEIGHTS, Case, rounds_of
-from epmoe.verify_worlds import Worlds, between
+from epmoe.verify import pictures
+from epmoe.verify.checked_rounds import WEIGHTS, Case, rounds_of
+from epmoe.verify.worlds import Worlds, between
 
 FORMATS = tuple(TOKEN_FORMATS)
 MAX_DIFFERENCES = 3
@@ -77,9 +78,9 @@ def run(args, console=None):
     where = ""
     try:
         if args.all and args.compile:
-            from epmoe import verify_matrix
+            from epmoe.verify import matrix
 
-            return verify_matrix.compile_part(args)
+            return matrix.compile_part(args)
         worlds = Worlds(args.world, args.racecheck, args.p2p_world_size)
         where = f"rank {worlds.rank}: " if worlds.mpi else ""
         args.ranks = args.ranks or worlds.n_ranks
@@ -88,9 +89,9 @@ def run(args, console=None):
 
             console = Console(highlight=False, soft_wrap=False, quiet=not worlds.prints)
         if args.all:
-            from epmoe import verify_matrix
+            from epmoe.verify import matrix
 
-            return verify_matrix.walk(args, console, worlds)
+            return matrix.walk(args, console, worlds)
         return _verify(args, console, worlds)
     except (EPValueError, UnavailableError) as error:
         sys.stderr.write(f"epmoe verify: {where}{error}\n")  # in one piece: other ranks may write, too

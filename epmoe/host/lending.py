@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from epmoe import device
-from epmoe.arrays import DeviceArray, lent_again
+from epmoe.host.arrays import DeviceArray, lent_again
 
 ALIGNMENT = 256  # bytes
 

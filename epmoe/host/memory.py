@@ -5,7 +5,7 @@ from typing import NamedTuple
 from epmoe_ref.config import EPConfig
 
 from epmoe import layout
-from epmoe.rank_memory import result_bytes
+from epmoe.host.rank_memory import result_bytes
 
 
 class Use(NamedTuple):

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 from epmoe_ref.errors import EPValueError
 
-from epmoe import inputs
-from epmoe.dispatched import ARRAYS, Dispatched
+from epmoe.host import inputs
+from epmoe.host.dispatched import ARRAYS, Dispatched
+from epmoe.host.rank_memory import dispatch_arrays
+from epmoe.host.results import Results
+from epmoe.host.user_functions import check_signature
 from epmoe.kernels import FormatHandler, TokenArray, formats
-from epmoe.rank_memory import dispatch_arrays
-from epmoe.results import Results
-from epmoe.user_functions import check_signature
 
 
 @dataclass(eq=False)

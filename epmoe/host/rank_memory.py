@@ -8,10 +8,10 @@ from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError
 
 from epmoe import layout
-from epmoe.dispatched import capacity_rows
-from epmoe.inputs import BF16, COMBINE_DTYPE
+from epmoe.host.dispatched import capacity_rows
+from epmoe.host.inputs import BF16, COMBINE_DTYPE
+from epmoe.host.lending import Pool, arrange
 from epmoe.kernels import formats
-from epmoe.lending import Pool, arrange
 
 SCALE_GROUP = 128       # elements of blockwise FP8 that share a scale
 

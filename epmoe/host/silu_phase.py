@@ -2,9 +2,10 @@
 
 from epmoe_ref.errors import EPValueError
 
-from epmoe import device, inputs
-from epmoe.arrays import view
-from epmoe.dispatched import Dispatched
+from epmoe import device
+from epmoe.host import inputs
+from epmoe.host.arrays import view
+from epmoe.host.dispatched import Dispatched
 from epmoe.kernels import TokenArray
 
 

@@ -5,7 +5,7 @@ import inspect
 import numpy as np
 from epmoe_ref.errors import EPValueError
 
-from epmoe.arrays import view
+from epmoe.host.arrays import view
 from epmoe.kernels import ArrayArg, ScalarArg
 
 _ARRAY_DTYPES = ("float32", "int32")

@@ -6,10 +6,10 @@ from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPStateError, EPValueError, PeerTimeout
 
 from epmoe import device, kernels as standard_kernels, layout
+from epmoe.host.placing import Placing
+from epmoe.host.rank_memory import RankMemory
+from epmoe.host.rounds import Rounds
 from epmoe.kernels import LaunchConfig, status
-from epmoe.placing import Placing
-from epmoe.rank_memory import RankMemory
-from epmoe.rounds import Rounds
 
 FUSED = ("dispatch_kernel", "combine_kernel")
 

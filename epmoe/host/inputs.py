@@ -8,7 +8,7 @@ import numpy as np
 from epmoe_ref.errors import EPValueError
 
 from epmoe import device
-from epmoe.arrays import view
+from epmoe.host.arrays import view
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 COMBINE_DTYPE = {"bf16": BF16, "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}

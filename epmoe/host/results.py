@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from epmoe import inputs
+from epmoe.host import inputs
 
 
 class Results:

@@ -8,10 +8,10 @@ import numpy as np
 from epmoe_ref.config import EPConfig
 
 from epmoe import fma_rn, mul_rn, routing
-from epmoe.arrays import to_numpy
 from epmoe.check import compare_combined, compare_dispatched
-from epmoe.experts import Experts, reordered
 from epmoe.expert_parallel import ExpertParallel
+from epmoe.host.arrays import to_numpy
+from epmoe.verify.experts import Experts, reordered
 
 WEIGHTS = ("array", "function", "none")
 

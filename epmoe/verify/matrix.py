@@ -9,9 +9,10 @@ import time
 from epmoe_ref.config import TOKEN_FORMATS, EPConfig
 from epmoe_ref.errors import EPError, UnavailableError
 
-from epmoe import device, routing, verify_kernels
-from epmoe.checked_rounds import WEIGHTS, Case, rounds_of
-from epmoe.verify_worlds import between
+from epmoe import device, routing
+from epmoe.verify import compiled_first
+from epmoe.verify.checked_rounds import WEIGHTS, Case, rounds_of
+from epmoe.verify.worlds import between
 
 # (token format, scales in the slot layout)
 FORMATS = (*((name, False) for name in TOKEN_FORMATS), ("mxfp4_rows", True))
@@ -52,7 +53,7 @@ def compile_part(args):
         raise UnavailableError("--compile needs the compiler for GPUs: set EPMOE_DEVICE=gpu")
     # nvshmem4py imports torch where there is one, which takes longer than compiling a kernel
     sys.modules.setdefault("torch", None)
-    verify_kernels.compile_part(_chosen(args, args.ranks or N_RANKS), *args.compile, args.cc)
+    compiled_first.compile_part(_chosen(args, args.ranks or N_RANKS), *args.compile, args.cc)
     return 0
 
 
@@ -72,7 +73,7 @@ def walk(args, console, worlds):
     n_ranks = worlds.n_ranks if worlds.mpi else N_RANKS
     chosen = _chosen(args, n_ranks)
     if not device.SIM:
-        kernels, compiled, n = verify_kernels.compile_all(args, chosen, worlds.make(n_ranks, args.seed))
+        kernels, compiled, n = compiled_first.compile_all(args, chosen, worlds.make(n_ranks, args.seed))
         if not args.json:
             spent = time.perf_counter() - start
             console.print(f"{kernels} kernels: {compiled} compiled by {n} processes, in {spent:.0f} s", style="dim")

@@ -6,9 +6,10 @@ On a fresh machine the ranks would otherwise wait for one of them to compile, a 
 import sys
 from dataclasses import replace
 
-from epmoe import compiling, routing
-from epmoe.checked_rounds import reduction
+from epmoe import routing
 from epmoe.expert_parallel import ExpertParallel
+from epmoe.host import compiling
+from epmoe.verify.checked_rounds import reduction
 from epmoe.worlds.dry import DryWorld
 
 DISPATCH, COMBINE = "dispatch", "combine"

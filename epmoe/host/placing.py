@@ -6,9 +6,9 @@ import numpy as np
 from epmoe_ref.errors import EPValueError
 
 from epmoe import device
-from epmoe.arrays import Array
+from epmoe.host.arrays import Array
+from epmoe.host.narrowing import narrow
 from epmoe.kernels.written_blocks import WrittenBlocks
-from epmoe.narrowing import narrow
 
 ALIGNMENT = 16  # bytes: kernels read rows as 16-byte vectors
 

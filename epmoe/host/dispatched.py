@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from epmoe_ref.config import EPConfig
 
-from epmoe.arrays import first, to_numpy
+from epmoe.host.arrays import first, to_numpy
 
 TILE_ROWS = 128  # rows of one scale tile of the block-scaled formats
 ARRAYS = ("output_tokens", "output_scales", "scales_offset", "row_offsets", "expert_ids", "src_info", "recv_count",

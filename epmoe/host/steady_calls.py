@@ -20,10 +20,10 @@ from sys import getrefcount
 import numpy as np
 
 from epmoe import device
-from epmoe.arrays import DeviceArray, is_torch, lent_again
-from epmoe.dispatch_phase import Sent
-from epmoe.dispatched import Dispatched
-from epmoe.results import Results
+from epmoe.host.arrays import DeviceArray, is_torch, lent_again
+from epmoe.host.dispatch_phase import Sent
+from epmoe.host.dispatched import Dispatched
+from epmoe.host.results import Results
 
 MAX_REMEMBERED = 1024       # calls of one kind
 AT_ONCE = 2                 # results that are kept: dispatches, and so combines, often take turns in two memories

@@ -72,7 +72,7 @@ class DeviceArray:
         return (2, self.ordinal)  # kDLCUDA
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
-        from epmoe.dlpack import capsule
+        from epmoe.host.dlpack import capsule
 
         strides = tuple(s // self.dtype.itemsize for s in self._byte_strides)
         return capsule(self.address, self.shape, strides, self.dtype, self.__dlpack_device__(), self)

@@ -4,7 +4,7 @@ import numpy as np
 
 from epmoe.check.dequantised import dequantised
 from epmoe.check.places import places
-from epmoe.inputs import COMBINE_DTYPE
+from epmoe.host.inputs import COMBINE_DTYPE
 
 
 class Experts:

@@ -4,13 +4,14 @@ from dataclasses import dataclass
 
 from epmoe_ref.errors import EPValueError
 
-from epmoe import device, inputs
-from epmoe.arrays import view
-from epmoe.dispatched import Dispatched
+from epmoe import device
+from epmoe.host import inputs
+from epmoe.host.arrays import view
+from epmoe.host.dispatched import Dispatched
+from epmoe.host.rank_memory import combine_shape
+from epmoe.host.results import Results
+from epmoe.host.user_functions import argument, check_signature, of_rank
 from epmoe.kernels import TokenArray
-from epmoe.rank_memory import combine_shape
-from epmoe.results import Results
-from epmoe.user_functions import argument, check_signature, of_rank
 
 
 @dataclass(eq=False)

@@ -1,0 +1,11 @@
+"""The host's side of dispatch and combine: everything around the kernels that is no kernel.
+
+An ExpertParallel (epmoe/expert_parallel.py) is put together from these; the rows of epmoe.fused_a2a use some of them.
+
+arrays, dlpack: the caller's arrays, and ours for the caller       inputs: what is refused before anything is launched
+placing, narrowing: where kernels find the caller's arrays         user_functions: epilogue, weights, scale as functions
+lending, results: memory that results lie in                       dispatched: what dispatch returns
+rank_memory, memory: a rank's regions and pools, their bytes       rounds: the order of calls
+dispatch_phase, combine_phase, silu_phase: check, place, launch, hand out; engine: what they share
+steady_calls: calls that were made before, the fast way            compiling: kernels compiled by many processes
+"""
