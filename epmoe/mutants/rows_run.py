@@ -4,6 +4,7 @@ The first dispatches wait for the host, as they must; the calls behind them do n
 they are queued without waiting, and ranks may be a call or two apart.
 """
 
+import sys
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module
@@ -274,8 +275,10 @@ class RowsRun:
     def _edited(self):
         """The host functions with the factories of the edited package."""
         factories = import_module(f"{self.kernels.__name__}.rows")
-        before = [(module, name, value) for module in (rows, hybrid) for name, value in vars(module).items()
-                  if name.endswith("_kernel")]
+        users = [m for name, m in sys.modules.items() if name.startswith("epmoe.fused_a2a.")]
+        before = [(module, name, value) for module in users for name, value in vars(module).items()
+                  if name.endswith("_kernel") and hasattr(factories, name)]
+        assert {name for _, name, _ in before} == {name for name in vars(factories) if name.endswith("_kernel")}
         try:
             for module, name, _ in before:
                 setattr(module, name, getattr(factories, name))
