@@ -24,8 +24,6 @@ HARMLESS = {
         "the staging area is filled by peers before the launch ahead of this one ends, and again only after this rank "
         "announces its next call",
     "rows/pushers.py expert_sums.sum_many: load16 -> load16_nc": INPUT + ": the expert outputs given to combine",
-    "transport.py _with_shmem.signal: shmem_fence() -> nothing, seen by few_tokens":
-        "never run: few tokens go this way only where payloads are shared, which is refused between p2p worlds",
     "rows/combine.py combine_kernel.rows_combine: syncthreads_or(not ok) -> (not ok)": AGREE,
     "rows/dispatch.py dispatch_kernel.rows_dispatch: syncthreads_or(not ok) -> (not ok)": AGREE,
     "rows/dispatch.py resend_kernel.rows_resend: syncthreads_or(not expand_rows(params, epoch, my_rank, notes)) -> "
