@@ -70,7 +70,7 @@ FAULTS = (
             "store_i32(words + u64(at.g), i32(0))\n                i = i32(0)\n                while i < cfg.n_ranks:\n"
             "                    store_i32(words + u64(at.finished + 4 * cfg.n_experts + 4 * i), i32(0))\n"
             "                    i = i32(i + 1)")),
-          WORLDS["split"],
+          WORLDS["three ranks, split"],
           (("signaller.py", "            st_relaxed_sys_u64(word", "            st_release_sys_u64(word"),),
           "every signal is a release"),
     Fault("completion counters over region B",
