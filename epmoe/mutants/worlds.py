@@ -158,6 +158,8 @@ WORLDS = {w.name: w for w in (
               shape=(2, 32)),
     RowsWorld("rows in parts", "rows", tokens=(3, 2), hidden=1536),
     RowsWorld("rows in parts, more than a window holds", "rows", tokens=(7, 1), hidden=1032, top_k=3),
+    RowsWorld("rows, a token sent by several blocks", "rows", tokens=(2, 1), hidden=1200, shape=(12, 32)),
+    RowsWorld("hybrid fp8, rows in parts", "hybrid", tokens=(2, 1), hidden=1280, limit=8, fp8=True),
     RowsWorld("hybrid, rows in parts", "hybrid", tokens=(3, 2), hidden=2112, limit=10),
     RowsWorld("hybrid, more experts of a token than lanes", "hybrid", tokens=(1, 1), top_k=87, local=44, limit=90,
               hidden=8, shape=(2, 32)),
