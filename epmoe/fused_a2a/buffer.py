@@ -155,6 +155,11 @@ class Buffer:
         pool = self.staging_at + self.staging_bytes + self.heap_bytes
         return self.layout.nbytes + r.words.nbytes + r.scratch.nbytes + pool + r.arena.allocated_bytes
 
+    @property
+    def lent_bytes(self):
+        """Bytes of one rank's own memory that results in use lie in; what lies in the pool is not counted."""
+        return self.ranks[0].arena.lent_bytes
+
     def _regions(self):
         at, n = self.layout, self.world.n_ranks
         return [("arrived", at.arrived, (2, n), np.int32, ("parity", "src_rank")),

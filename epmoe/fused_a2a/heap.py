@@ -158,6 +158,11 @@ class Arena:
         else:
             heappush(self._free[size], (buffer.address, buffer))
 
+    @property
+    def lent_bytes(self):
+        """Bytes of the buffers that somebody looks at."""
+        return self.allocated_bytes - sum(size * len(waiting) for size, waiting in self._free.items())
+
     def close(self):
         """Free what is not lent; what is lent follows when its last array is gone."""
         self._closed = True

@@ -1,5 +1,6 @@
 """A DLPack capsule around an address: how torch, CuPy and JAX take a DeviceArray without a copy."""
 
+import atexit
 import ctypes
 
 import numpy as np
@@ -50,6 +51,18 @@ def _destroy(capsule_pointer):
     # A consumer renames the capsule and calls the deleter itself; one that nobody consumed is ours to delete.
     if _is_valid(capsule_pointer, b"dltensor"):
         _alive.pop(_get_pointer(capsule_pointer, b"dltensor"), None)
+
+
+_never_free = ctypes.pythonapi.Py_IncRef
+_never_free.restype, _never_free.argtypes = None, [ctypes.py_object]
+
+
+@atexit.register
+def _leave():
+    """Who still holds memory at the interpreter's end lets go of it later, when nothing of ours can run any more."""
+    for held in _alive.values():
+        held[0].deleter = _Deleter()    # none: the consumer calls nothing
+        _never_free(held)
 
 
 _get_pointer = ctypes.pythonapi.PyCapsule_GetPointer

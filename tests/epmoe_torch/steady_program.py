@@ -3,6 +3,7 @@
 On GPUs each rank then captures a step that never waits for the host in a CUDA graph, and all replay it with new data.
 """
 
+import gc
 import sys
 
 import torch
@@ -16,7 +17,7 @@ from epmoe.torch import (fused_combine, fused_dispatch, fused_dispatch_on_device
 
 BF16, BATCHES = torch.bfloat16, 5
 TORCH_ROOM = 64 << 20   # bytes: a Buffer holds the caller's arrays of its last calls, now these and now those
-RESULTS_MORE = 2        # of one rank: torch's backward thread may still hold one of either family as the next is made
+RESULTS_MORE = 4        # of one rank that were ever in use at once: torch's backward thread lets go when it comes to it
 HOST_ROOM = 32 << 20    # bytes that Python and torch may take meanwhile, for what they keep of addresses seen before
 
 
@@ -63,18 +64,22 @@ def step(world, batch, waits):
 
 
 def used(world):
-    """Bytes: of epmoe on the device, of torch on the device, of the process on the host."""
-    on_device = get_buffer(world, 0).allocated_bytes + hybrid_ep_buffer(world).allocated_bytes
+    """Bytes: of epmoe on the device, those of them in use, of torch on the device, of the process on the host."""
+    if not device.SIM:
+        torch.cuda.synchronize()
+    gc.collect()
+    buffers = get_buffer(world, 0), hybrid_ep_buffer(world)
+    on_device, lent = (sum(getattr(b, name) for b in buffers) for name in ("allocated_bytes", "lent_bytes"))
     of_torch = 0 if device.SIM else torch.cuda.memory_allocated()
     with open("/proc/self/statm") as statm:
-        return on_device, of_torch, int(statm.read().split()[1]) * 4096
+        return on_device, lent, of_torch, int(statm.read().split()[1]) * 4096
 
 
 def many_steps(world, batches, steps):
-    """Device memory after a fifth of the steps is that after all of them, and so are results; bytes the host has more.
+    """Device memory in use after a fifth of the steps is that after all of them, and so are results.
 
-    But for a result or two of [tokens, hidden]: which is given back too late for the next call depends on threads. One
-    left behind a step would be hundreds.
+    Returns the bytes that the host has more. epmoe's memory may be a few results larger, since how many there are at
+    once depends on threads; one left behind a step would be hundreds, and in use.
     """
     kept = [[[t.clone() for t in step(world, batch, waits)] for waits in (True, False)] for batch in batches]
     for number in range(steps):
@@ -84,15 +89,16 @@ def many_steps(world, batches, steps):
             if number % 50 == 0 or number + 1 == steps:
                 assert all(map(torch.equal, made, wanted)), f"step {number}"
         del made
-        if number == steps // 5:
+        if number + 1 == steps // 5 // len(batches) * len(batches):
             before = used(world)
     after = used(world)
     more = [now - then for now, then in zip(after, before)]
-    print(f"rank {world.rank}: {steps} steps, bytes more: epmoe {more[0]}, torch {more[1]}, host {more[2]}", flush=True)
+    print(f"rank {world.rank}: {steps} steps, bytes more: epmoe {more[0]}, of them in use {more[1]}, torch {more[2]}, "
+          f"host {more[3]}", flush=True)
     tokens, hidden = batches[0].x.shape
     room = RESULTS_MORE * (tokens * (2 * hidden + 4 * batches[0].n_experts) + 8192)
-    assert more[0] <= room and more[1] <= TORCH_ROOM, (before, after, room)
-    return more[2]
+    assert more[0] <= room and more[1] == 0 and more[2] <= TORCH_ROOM, (before, after, room)
+    return more[3]
 
 
 def replays(world, batch, stream):

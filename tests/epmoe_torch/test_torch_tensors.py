@@ -1,8 +1,10 @@
 """Tensors go in and come out without a copy, stay alive as long as they are looked at, and README's program runs."""
 
 import gc
+import os
 import queue
 import re
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -26,6 +28,22 @@ def world_of_ones(n=6, hidden=8):
     ids = [torch.ones(n, 1, dtype=torch.int64, device=DEVICE) for _ in x]
     probs = [torch.ones(n, 1, device=DEVICE) for _ in x]
     return group_of(2), x, ids, probs
+
+
+KEPT_TO_THE_END = """
+import numpy as np, torch
+from epmoe.torch.tensors import tensors
+class Holder: pass
+torch.kept = Holder()
+torch.kept.itself, torch.kept.tensor = torch.kept, tensors(np.arange(6, dtype=np.float32))
+print(torch.kept.tensor.tolist())
+"""
+
+
+def test_a_tensor_may_outlive_the_interpreter():
+    done = subprocess.run([sys.executable, "-c", KEPT_TO_THE_END], text=True, capture_output=True, timeout=100,
+                          env=os.environ | {"EPMOE_DEVICE": "sim"}, cwd=README.parent)
+    assert (done.returncode, done.stdout) == (0, "[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]\n"), done.stderr
 
 
 def test_what_kernels_can_read_is_not_copied():
