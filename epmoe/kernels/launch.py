@@ -12,7 +12,7 @@ SIMULATOR_BLOCKS, SIMULATOR_THREADS = 3, 64
 
 @dataclass(frozen=True)
 class LaunchConfig:
-    """Blocks and threads of every kernel of one ExpertParallel.
+    """Blocks and threads of every kernel of one ExpertParallel; a fused dispatch of few tokens takes fewer of them.
 
     n_sms: blocks of a launch, at least 2, because some blocks of a fused dispatch send while others receive. Default:
         all SMs of the device (several ranks that share a GPU must share them out, since fused kernels of all ranks have
