@@ -31,7 +31,12 @@ HARMLESS = {
     "rows/dispatch.py dispatch_kernel.rows_dispatch: syncthreads_or(not ok) -> (not ok)": AGREE,
     "rows/dispatch.py resend_kernel.rows_resend: syncthreads_or(not expand_rows(params, epoch, my_rank, notes)) -> "
     "(not expand_rows(params, epoch, my_rank, notes))": AGREE,
-    "rows/exchange.py make.await_arrivals: syncthreads_or(not ok) -> (not ok)": AGREE,
+    "rows/layout.py make.count_few: own[token] = i32(-1) -> nothing":
+        "numbers are used by blocks that have a token of their own, and number_few writes those",
+    "rows/records.py make.record_counts: store_i32(info + u64(4 * PADDED_ROWS), i32(0)) -> nothing":
+        "nobody uses this word of dispatches that are not expert-major; the host only copies it with the others",
+    "rows/records.py make.record: syncthreads() -> nothing":
+        "all_begun, which comes before `recorded` says so, is a barrier of the block too",
     "rows/waits.py of_block.all_begun: syncthreads_or(not ok) -> (not ok)":
         "record, which comes before `recorded`, ends with a barrier of the block too; elsewhere only thread 0 needs "
         "what it acquired here, and another barrier comes before end()",

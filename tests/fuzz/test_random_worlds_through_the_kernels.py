@@ -78,8 +78,6 @@ def test_garbage_ids_are_refused_and_leave_no_trace(batch):
                 with pytest.raises(EPValueError, match="topk_ids"):
                     ep.dispatch(garbage.input_tokens, garbage.topk_ids)
             dispatched = ep.dispatch(good.input_tokens, good.topk_ids)
-            combined = ep.combine([d.output_tokens for d in dispatched], dispatched, good.router_weights)
-            assert [len(rows) for rows in combined] == [len(x) for x in good.input_tokens]
             got = [d.trimmed().numpy() for d in dispatched]
         assert not compare_dispatched_world(cfg, got, epmoe_ref.dispatch(cfg, good.input_tokens, good.topk_ids))
     refused()
