@@ -52,7 +52,7 @@ def rows_calls(world, make, functions, in_flight):
     functions: (dispatch, its backward, a cached dispatch), over rank lists; make: _Inputs. in_flight: a function that
     gives the context of the others.
     """
-    dispatch, sums, cached = functions
+    dispatch, sums, cached, *counted = functions
     given = [(make.rows(world.tokens), make.rows(world.tokens, np.float32, world.top_k)) for _ in range(2)]
     dispatched = [dispatch(x, make.ids, probs) for x, probs in given]
     handle, n = dispatched[-1][1], [len(i) for i in dispatched[-1][0][0]]
@@ -62,6 +62,8 @@ def rows_calls(world, make, functions, in_flight):
         others = [sums(handle, x[0], probs), cached(handle, x[2]), sums(handle, x[1], None), cached(handle, x[3]),
                   cached(handle, x[4]), cached(handle, x[5])]
         others += [sums(handle, x[0], probs) for _ in range(world.combines)]
+        if world.on_device:
+            others += [counted[0](x, make.ids, probs, n) for x, probs in given]
     return [d for d, _ in dispatched], others
 
 
@@ -86,7 +88,7 @@ def by_reference(world):
         def dispatch(x, ids, probs):
             *results, handle = reference.dispatch_forward(x, ids, probs, world.n_experts)
             return results, handle
-        return dispatch, reference.dispatch_backward, reference.combine_backward
+        return dispatch, reference.dispatch_backward, reference.combine_backward, lambda *given: dispatch(*given[:3])[0]
 
     def dispatch(x, maps, probs):
         *results, handle = reference.hybrid_dispatch_forward(x, maps, probs, world.local,
@@ -103,6 +105,11 @@ def on_device(world, buffer):
         def dispatch(x, ids, probs):
             made, handle = rows.dispatch_forward(buffer, x, ids, probs, world.n_experts)
             return [list(column) for column in zip(*made)], handle
+
+        def counted(x, ids, probs, n):
+            made, _ = rows.dispatch_forward(buffer, x, ids, probs, world.n_experts, on_device=True)
+            *columns, per_expert = zip(*made)
+            return [[a[:rows_here] for a, rows_here in zip(column, n)] for column in columns] + [list(per_expert)]
         module, forward = rows, dispatch
     else:
         def forward(x, maps, probs):
@@ -117,7 +124,7 @@ def on_device(world, buffer):
 
     def cached(handle, x):
         return module.cached_dispatch(buffer, "x", x, handle)
-    return forward, sums, cached
+    return (forward, sums, cached, counted) if world.kind == "rows" else (forward, sums, cached)
 
 
 CALLS = {"rows": rows_calls, "hybrid": hybrid_calls}

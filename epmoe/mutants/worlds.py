@@ -52,7 +52,7 @@ class RowsWorld:
 
     kind: "rows" (FusedDispatch, FusedCombine), "hybrid" (HybridEP). tokens: of each rank. limit: rows of a rank in
     HybridEP; pad: to which each expert's are rounded up; fp8: they travel as blockwise FP8. local: experts of a rank.
-    combines: further ones in a row. slow: ranks that are far slower than the others. full_heap: ranks that have no
+    combines: further ones in a row. on_device: further dispatches, counted on the device, in flight too. slow: ranks that are far slower than the others. full_heap: ranks that have no
     memory left for results. absent: as in World.
     """
 
@@ -68,6 +68,7 @@ class RowsWorld:
     local: int = 2
     p2p_world_size: int | None = None
     combines: int = 0
+    on_device: bool = False
     slow: tuple = ()
     constants: dict = field(default_factory=dict)
     full_heap: tuple = ()
@@ -149,6 +150,7 @@ WORLDS = {w.name: w for w in (
     RowsWorld("rows of five ranks", "rows", tokens=(2, 0, 1, 0, 1), top_k=9, hidden=8, shape=(2, 32)),
     RowsWorld("rows, results through the staging area", "rows", full_heap=(1,)),
     RowsWorld("rows, combines in a row", "rows", tokens=(0, 4), shape=(2, 32), combines=3, slow=(1,)),   # 0 awaits none
+    RowsWorld("rows, counted on the device", "rows", on_device=True),
     RowsWorld("rows, absent peer", "rows", absent=(1,)),
     RowsWorld("hybrid", "hybrid", limit=20, pad=4),
     RowsWorld("hybrid, several sending blocks", "hybrid", tokens=(5, 4), limit=20, shape=(6, 32)),
