@@ -41,6 +41,27 @@ def pytest_configure(config):
     os.environ["EPMOE_DEVICE"] = "gpu" if wants_gpu(config) else "sim"
 
 
+@pytest.fixture(autouse=True, scope="session")
+def race_detector(request):
+    """Simulators whose ranks are all in this process look for data races, unless a test says otherwise.
+
+    Not by EPMOE_RACECHECK, which processes that tests begin would inherit, and which ranks in processes refuse.
+    """
+    if wants_gpu(request.config) or "EPMOE_RACECHECK" in os.environ:
+        yield
+        return
+    from epmoe.device.sim.machine import SimMachine
+
+    begin = SimMachine.__init__
+
+    def with_detector(self, n_ranks, *, rank=None, racecheck=None, **options):
+        begin(self, n_ranks, rank=rank, racecheck=rank is None if racecheck is None else racecheck, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SimMachine, "__init__", with_detector)
+        yield
+
+
 def pytest_report_header(config):
     if wants_gpu(config):
         return f"epmoe: tests marked gpu, {gpu_count()} GPU(s)"
