@@ -133,11 +133,15 @@ class Teller:
 def plain_simulator():
     """The simulator, which shows what lessons are about, and none of its options from the environment."""
     os.environ["EPMOE_DEVICE"] = "sim"
-    kept = {name: os.environ.pop(name) for name in ("EPMOE_SEED", "EPMOE_RACECHECK") if name in os.environ}
+    kept = {name: os.environ.pop(name, None) for name in ("EPMOE_SEED", "EPMOE_RACECHECK")}
+    os.environ["EPMOE_RACECHECK"] = "0"     # a lesson that wants the race detector says so
     try:
         yield
     finally:
-        os.environ.update(kept)
+        for name, value in kept.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def tell(file, *, pause=False, stream=None):

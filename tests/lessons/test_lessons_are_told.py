@@ -81,7 +81,7 @@ def test_a_step_at_a_time(monkeypatch, tmp_path):
 def test_options_of_the_simulator_do_not_reach_a_lesson(monkeypatch, tmp_path):
     monkeypatch.setenv("EPMOE_RACECHECK", "1")
     file = tmp_path / "lesson.py"
-    file.write_text('"""A lesson."""\nimport os\nassert "EPMOE_RACECHECK" not in os.environ\n')
+    file.write_text('"""A lesson."""\nfrom epmoe import LocalWorld\nassert not LocalWorld(1).machine.racecheck\n')
     tell(file, stream=io.StringIO())
     assert os.environ["EPMOE_RACECHECK"] == "1"
 
