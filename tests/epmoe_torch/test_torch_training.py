@@ -11,6 +11,8 @@ SIZES = dict(hidden=8, width=16, n_experts=4)
 NUM_TOKENS = (4, 3)
 LR = 0.003
 
+pytestmark = pytest.mark.timeout(500)      # fifty steps under the race detector
+
 
 def trained(kinds, steps, forward):
     """Layers after `steps` steps, and the losses on the way."""
