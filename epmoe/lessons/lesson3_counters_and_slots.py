@@ -46,6 +46,7 @@ def with_a_pencil(params, num_tokens, my_rank):
 
 
 def run(kern, seed, blocks=BLOCKS, **options):
+    """The slots that each block got, (BLOCKS, CLAIMS), under one schedule."""
     machine = device.machine(1, seed=seed, **options)
     memory = machine.alloc(2048, "memory", regions=[
         ("counter", COUNTER, (2,), np.int32, ("number",)),
@@ -155,6 +156,7 @@ NEVER = 99
 
 
 def messages(counts_claims):
+    """A kernel that reads the messages once all are claimed, or finished."""
     @kernel
     def send_and_look(params, num_tokens, my_rank):
         claimed, finished = params + u64(COUNTER), params + u64(COUNTER + 4)

@@ -48,6 +48,7 @@ def passing(write, flag_up, look, read):
 
 
 def run(kern, seed, blocks=1, **options):
+    """What rank 1 has seen at the end, under one schedule."""
     machine = device.machine(2, seed=seed, **options)
     memory = machine.alloc(256, "memory", rank=1, regions=[
         ("message", MESSAGE, (4,), np.int32, ("number",)),

@@ -54,6 +54,7 @@ def rounds(n_rounds, answers):
 
 
 def run(kern, n_rounds, seed, **options):
+    """The messages that ranks 0 and 1 got, in order, under one schedule."""
     machine = device.machine(2, seed=seed, **options)
     regions = [("mailbox", 0, (3,), np.int32, ("word",)),
                ("got", GOT, (16,), np.int32, ("round",))]
@@ -188,6 +189,8 @@ from epmoe import PeerTimeout, kernels
 
 
 class RankOneIsSilent:
+    """The kernels, but dispatch_async does nothing on rank 1."""
+
     def __getattr__(self, name):
         factory = getattr(kernels, name)
         if name != "dispatch_async_kernel":
@@ -227,6 +230,7 @@ with ExpertParallel(cfg, world, kernels=RankOneIsSilent(), fused=False,
 
 @kernel
 def wait_for_block_1(params, num_tokens, my_rank):
+    """Block 1 raises a word, all blocks wait until it is up."""
     if block_idx() == 1:
         st_release_sys_i32(params, 1)
     while ld_acquire_sys_i32(params) == 0:
@@ -234,6 +238,7 @@ def wait_for_block_1(params, num_tokens, my_rank):
 
 
 def two_blocks(**options):
+    """Launch it with two blocks; returns when both have ended."""
     machine = device.machine(1, seed=0, **options)
     memory = machine.alloc(4, "flag")
     memory.fill(0)
