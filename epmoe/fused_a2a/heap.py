@@ -1,10 +1,10 @@
 """Memory that results are lent from: a heap in the pool that peers write, an arena of this rank's own memory."""
 
+from collections import deque
 from heapq import heappop, heappush
 
-from collections import deque
-
 from epmoe import device
+from epmoe.device.captures import is_seen_captured
 from epmoe.host.arrays import lent_again
 from epmoe.host.lending import ALIGNMENT, Loan, arrange
 
@@ -36,22 +36,12 @@ def arrays_in(loan, names):
     return loan.again(known)
 
 
-def is_captured(machine):
-    """Whether a stream of the machine is being captured into a CUDA graph; a simulator has nothing to capture."""
-    if device.SIM:
-        return False
-    for stream in machine.streams:
-        if stream.capture():
-            return True
-    return False
-
-
 def _lend(piece, buffer, start, nbytes, captured):
     """captured: a list that keeps the Loan if a graph writes to it at every replay, whoever looks at it by then."""
     if device.SIM:
         buffer.fill(0xA5, start, nbytes)    # what a kernel fails to write must not look like the last result
     loan = Loan(piece, buffer)
-    if getattr(piece.machine, "has_captured", False) and is_captured(piece.machine):
+    if is_seen_captured(piece.machine):
         captured.append(loan)
     return loan
 

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from sys import getrefcount
 
 from epmoe import device
-from epmoe.fused_a2a.heap import is_captured, place_of
+from epmoe.device.captures import is_captured
+from epmoe.fused_a2a.heap import place_of
 from epmoe.host.arrays import DeviceArray
 from epmoe.host.steady_calls import UNSEEN, WAYS, look
 

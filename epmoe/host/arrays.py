@@ -61,7 +61,7 @@ class DeviceArray:
     def _byte_strides(self):
         if self.strides is not None:
             return self.strides
-        return _c_strides(self.shape, self.dtype.itemsize)
+        return c_strides(self.shape, self.dtype.itemsize)
 
     @property
     def __cuda_array_interface__(self):
@@ -190,7 +190,8 @@ def _from_dlpack(obj, what):
     return Array(None, int(seen.ptr), tuple(seen.shape), dtype, seen.device_id, strides, seen)
 
 
-def _c_strides(shape, itemsize):
+def c_strides(shape, itemsize):
+    """Strides in C order, in the unit of itemsize."""
     return tuple(itemsize * prod(shape[i + 1:]) for i in range(len(shape)))
 
 
@@ -198,5 +199,5 @@ def _unless_c_order(shape, strides, itemsize):
     """The strides, or None if they are those of C order (axes of length 1 and empty arrays have no say)."""
     if strides is None or 0 in shape:
         return None
-    ordered = all(n == 1 or s == c for n, s, c in zip(shape, strides, _c_strides(shape, itemsize)))
+    ordered = all(n == 1 or s == c for n, s, c in zip(shape, strides, c_strides(shape, itemsize)))
     return None if ordered else tuple(strides)

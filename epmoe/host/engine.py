@@ -34,7 +34,7 @@ class Engine:
             world.connect(self._memory)
         self.ranks = [RankMemory(cfg, self.machine, rank, self._memory) for rank in world.ranks]
         # () -> id of the capture into a CUDA graph that the ranks' stream is in, 0 for none
-        self.capture = int if device.SIM else world.stream_of(world.ranks[0]).capture
+        self.capture = world.stream_of(world.ranks[0]).capture
         self._initialise("start", timeout)
 
     def reset(self):

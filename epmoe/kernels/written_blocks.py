@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 
-from epmoe.device import SIM
+from epmoe.device.captures import is_seen_captured
 
 MAX_BLOCKS = 256        # that are kept; a steady state uses one or two a rank
 
@@ -37,7 +37,7 @@ class WrittenBlocks:
         return block
 
     def _note(self, key):
-        if _is_capturing(self._machine):
+        if is_seen_captured(self._machine):
             self._captured.add(key)
 
     def make_room(self, machine, n):
@@ -45,7 +45,7 @@ class WrittenBlocks:
 
         A call that is being captured waits for nothing: then there are more for a while.
         """
-        if len(self._blocks) + n > MAX_BLOCKS and not _is_capturing(machine):
+        if len(self._blocks) + n > MAX_BLOCKS and not is_seen_captured(machine):
             machine.synchronize()
             self._in_graphs += [self._blocks.pop(key) for key in self._captured if key in self._blocks]
             self._captured.clear()
@@ -63,8 +63,3 @@ class WrittenBlocks:
 def _free(buffers):
     for buffer in buffers:
         buffer.free()
-
-
-def _is_capturing(machine):
-    """Whether the machine has seen captures, which it does before a captured call writes anything, and is in one."""
-    return not SIM and machine.has_captured and any(stream.capture() for stream in machine.streams)

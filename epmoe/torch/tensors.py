@@ -5,7 +5,7 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from epmoe import device
-from epmoe.host.arrays import DeviceArray
+from epmoe.host.arrays import DeviceArray, c_strides
 from epmoe.host.dlpack import capsule
 from epmoe_ref.errors import EPValueError
 
@@ -47,14 +47,7 @@ def _tensor(array, dtype):
     else:
         address, place, strides = array.ctypes.data, _CPU, array.strides
     if strides is None or 0 in array.shape:
-        strides = _c_strides(array.shape)
+        strides = c_strides(array.shape, 1)
     else:
         strides = tuple(s // array.dtype.itemsize for s in strides)
     return from_dlpack(capsule(address, array.shape, strides, dtype, place, array))
-
-
-def _c_strides(shape):
-    strides = [1]
-    for n in reversed(shape[1:]):
-        strides.insert(0, strides[0] * n)
-    return tuple(strides[:len(shape)])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -104,7 +105,7 @@ def test_a_handle_serves_gradients_again_and_again():
 def test_memory_of_results_may_come_back_in_another_thread():
     """As in torch's backward; whatever comes back when, all of it is there in the end."""
     interval = sys.getswitchinterval()
-    heap = Heap(None, Silent(), 0, 64 * 256)
+    heap = Heap(SimpleNamespace(has_captured=False), Silent(), 0, 64 * 256)
     loans = queue.Queue(maxsize=8)
 
     def drop():

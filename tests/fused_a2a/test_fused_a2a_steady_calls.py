@@ -11,7 +11,7 @@ import pytest
 from rows_group import BF16, OneRank, assert_same, group_of, host, routing, tokens
 
 from epmoe import LaunchConfig, fused_a2a
-from epmoe.fused_a2a import buffers, heap, steady
+from epmoe.fused_a2a import buffers, heap
 from epmoe.fused_a2a.buffer import Buffer
 from epmoe.host import inputs
 from epmoe.host.arrays import view
@@ -38,8 +38,8 @@ class Recorder:
     def __init__(self, machine, monkeypatch):
         self.machine, self.recorded, self.n_started, self.launch = machine, None, 0, machine.launch
         self.capturing = False
-        for module in heap, steady:
-            monkeypatch.setattr(module, "is_captured", lambda machine: self.capturing)
+        for stream in machine.streams:
+            monkeypatch.setattr(stream, "capture", lambda: self.capturing)
         for name, value in dict(n_freed=0, has_captured=False, launch=self.record, recording=self.recording,
                                 start=self.start).items():
             monkeypatch.setattr(machine, name, value, raising=False)

@@ -31,7 +31,6 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch):
     monkeypatch.setattr(written_blocks, "MAX_BLOCKS", 3)
-    monkeypatch.setattr(written_blocks, "SIM", False)       # nothing is captured there
     return Machine()
 
 

@@ -97,6 +97,10 @@ class Stream:
         self.machine, self.rank = machine, rank
         self.queue = []
 
+    def capture(self):
+        """No capture into a graph."""
+        return 0
+
     def synchronize(self):
         """Run everything that is queued."""
         self.machine.synchronize()
@@ -114,6 +118,7 @@ class SimMachine:
     """
 
     is_simulator = True
+    has_captured = False
 
     def __init__(self, n_ranks, *, rank=None, seed=..., racecheck=None, stale=False, n_sms=None, resident_limit=None,
                  expire_waits=False, stop_at_first_race=True, recorder=None):

@@ -1,0 +1,14 @@
+"""Whether the call under way is being captured into a CUDA graph, whose replays use its memory whoever looks at it."""
+
+
+def is_captured(machine):
+    """Whether a stream of the machine is in a capture now."""
+    for stream in machine.streams:
+        if stream.capture():
+            return True
+    return False
+
+
+def is_seen_captured(machine):
+    """The same, sooner told where the machine has never seen a capture; every captured call asks is_captured first."""
+    return machine.has_captured and is_captured(machine)
