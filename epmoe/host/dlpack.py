@@ -1,87 +1,59 @@
-"""A DLPack capsule around an address: how torch, CuPy and JAX take a DeviceArray without a copy."""
+"""A DLPack capsule around an address: how torch, CuPy and JAX take a DeviceArray without a copy.
 
-import atexit
+NumPy makes it, for an array over that address, and the words that name device and type are changed. A consumer lets go
+of memory from C: in any thread, while an exception is on its way, after the interpreter's end. NumPy's deleter is
+written for that; one in Python would crash.
+"""
+
 import ctypes
+from functools import cache
 
 import numpy as np
 from epmoe_ref.errors import EPValueError
 
 _KINDS = {"i": 0, "u": 1, "f": 2}
 _NAMED = {"bfloat16": 4, "float8_e4m3fn": 10, "float8_e8m0fnu": 14}  # DLDataTypeCode of the DLPack headers
+_OF_SIZE = {1: "|u1", 2: "<u2", 4: "<u4", 8: "<u8"}
 
 
 class _Device(ctypes.Structure):
     _fields_ = [("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32)]
 
 
-class _DataType(ctypes.Structure):
-    _fields_ = [("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)]
-
-
 class _Tensor(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), ("device", _Device), ("ndim", ctypes.c_int32), ("dtype", _DataType),
-                ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
-                ("byte_offset", ctypes.c_uint64)]
+    """The first fields of a DLTensor, with which the capsule's structure begins."""
 
-
-class _ManagedTensor(ctypes.Structure):
-    pass
-
-
-_Deleter = ctypes.CFUNCTYPE(None, ctypes.POINTER(_ManagedTensor))
-_ManagedTensor._fields_ = [("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _Deleter)]
-
-_new = ctypes.pythonapi.PyCapsule_New
-_new.restype, _new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-_is_valid = ctypes.pythonapi.PyCapsule_IsValid
-_is_valid.restype, _is_valid.argtypes = ctypes.c_int, [ctypes.c_void_p, ctypes.c_char_p]
-_CapsuleDestructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-
-# What a consumer still looks at: address of the managed tensor -> (managed tensor, shape, strides, owner)
-_alive = {}
-
-
-@_Deleter
-def _delete(managed):
-    _alive.pop(ctypes.addressof(managed.contents), None)
-
-
-@_CapsuleDestructor
-def _destroy(capsule_pointer):
-    # A consumer renames the capsule and calls the deleter itself; one that nobody consumed is ours to delete.
-    if _is_valid(capsule_pointer, b"dltensor"):
-        _alive.pop(_get_pointer(capsule_pointer, b"dltensor"), None)
-
-
-_never_free = ctypes.pythonapi.Py_IncRef
-_never_free.restype, _never_free.argtypes = None, [ctypes.py_object]
-
-
-@atexit.register
-def _leave():
-    """Who still holds memory at the interpreter's end lets go of it later, when nothing of ours can run any more."""
-    for held in _alive.values():
-        held[0].deleter = _Deleter()    # none: the consumer calls nothing
-        _never_free(held)
+    _fields_ = [("data", ctypes.c_void_p), ("device", _Device), ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8)]
 
 
 _get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-_get_pointer.restype, _get_pointer.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_char_p]
+_get_pointer.restype, _get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+
+class _Memory:
+    """What NumPy takes for memory of this process, and does not touch; it keeps the owner alive."""
+
+    __slots__ = ("__array_interface__", "owner")
+
+
+@cache
+def _named(dtype):
+    """(DLPack's code of it, what NumPy may call it, bytes)."""
+    code = _NAMED.get(dtype.name, _KINDS.get(dtype.kind))
+    if code is None:
+        raise EPValueError(f"DLPack has no code for {dtype}; use .numpy() or __cuda_array_interface__")
+    return code, _OF_SIZE[dtype.itemsize], dtype.itemsize
 
 
 def capsule(address, shape, strides, dtype, device, owner):
     """PyCapsule "dltensor" over memory at address; strides in elements; owner lives until the consumer lets go."""
-    dtype = np.dtype(dtype)
-    code = _NAMED.get(dtype.name, _KINDS.get(dtype.kind))
-    if code is None:
-        raise EPValueError(f"DLPack has no code for {dtype}; use .numpy() or __cuda_array_interface__")
-    n = len(shape)
-    c_shape, c_strides = (ctypes.c_int64 * n)(*shape), (ctypes.c_int64 * n)(*strides)
-    managed = _ManagedTensor()
-    managed.tensor = _Tensor(address, _Device(*device), n, _DataType(code, dtype.itemsize * 8, 1),
-                             ctypes.cast(c_shape, ctypes.POINTER(ctypes.c_int64)),
-                             ctypes.cast(c_strides, ctypes.POINTER(ctypes.c_int64)), 0)
-    managed.deleter = _delete
-    key = ctypes.addressof(managed)
-    _alive[key] = (managed, c_shape, c_strides, owner)
-    return _new(key, b"dltensor", ctypes.cast(_destroy, ctypes.c_void_p))
+    code, typestr, nbytes = _named(np.dtype(dtype))
+    memory = _Memory()
+    memory.owner = owner
+    memory.__array_interface__ = {"version": 3, "data": (address, False), "shape": tuple(shape), "typestr": typestr,
+                                  "strides": tuple([s * nbytes for s in strides])}
+    made = np.asarray(memory).__dlpack__()
+    tensor = _Tensor.from_address(_get_pointer(made, b"dltensor"))
+    tensor.device.device_type, tensor.device.device_id = device
+    tensor.code = code
+    return made

@@ -47,6 +47,13 @@ def test_a_tensor_may_outlive_the_interpreter():
     assert (done.returncode, done.stdout) == (0, "[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]\n"), done.stderr
 
 
+def test_an_exception_passes_by_tensors_that_end_on_its_way():
+    seen = []
+    with pytest.raises(ValueError, match="invalid literal") as raised:
+        seen.append((tensors(np.arange(6, dtype=np.float32)), int("x")))
+    assert raised.value.__cause__ is None and not seen
+
+
 def test_what_kernels_can_read_is_not_copied():
     x = torch.zeros(4, 8, dtype=torch.bfloat16, device=DEVICE, requires_grad=True)
     assert readable("x", x).data_ptr() == x.data_ptr() and not readable("x", x).requires_grad
