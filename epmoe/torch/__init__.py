@@ -1,12 +1,12 @@
 """Megatron-Core's `fused_a2a` for torch: the names of `epmoe.fused_a2a` as autograd Functions over tensors.
 
-`group` is a world of epmoe. With an MPIWorld every tensor is this rank's own; with a LocalWorld whatever differs per
-rank is a list over ranks, and gradients flow through every tensor in the lists. On a GPU nothing is copied: kernels
-read the caller's tensors and results are tensors over epmoe's memory, which lives as long as they do; kernels come
-after what torch's current stream has, and before what it gets next. CPU tensors go through the simulator, where they
-lie.
-
     from epmoe.torch import fused_combine, fused_dispatch       # instead of megatron.core.transformer.moe.fused_a2a
+
+`group` is a process group of torch.distributed on one host, or a world of epmoe. With a process group or an MPIWorld
+every tensor is this rank's own; with a LocalWorld whatever differs per rank is a list over ranks, and gradients flow
+through every tensor in the lists. On a GPU nothing is copied: kernels read the caller's tensors and results are tensors
+over epmoe's memory, which lives as long as they do; kernels come after what torch's current stream has, and before what
+it gets next. CPU tensors go through the simulator, where they lie.
 
 Numbers, shapes, errors: `epmoe.fused_a2a`. torch.compile does not look into these functions: what calls them goes under
 `torch.compiler.disable`. This package alone imports torch.
@@ -17,13 +17,14 @@ try:
 except ImportError as error:
     raise ImportError("epmoe.torch needs torch: pip install 'epmoe[torch]'") from error
 
-from epmoe.fused_a2a import (get_buffer, get_hidden_bytes, init_hybrid_ep_buffer, reset_hybrid_ep_buffer,
-                             set_deepep_num_sms)
+from epmoe.fused_a2a import get_hidden_bytes, set_deepep_num_sms
+from epmoe.torch.buffers import get_buffer, init_hybrid_ep_buffer, reset_hybrid_ep_buffer
 from epmoe.torch.fused import (FusedCombine, FusedDispatch, FusedDispatchOnDevice, fused_combine, fused_dispatch,
                                fused_dispatch_on_device)
 from epmoe.torch.hybrid_ep import HybridEPCombine, HybridEPDispatch, hybrid_ep_combine, hybrid_ep_dispatch
+from epmoe.torch.process_group import ProcessGroupWorld
 
 __all__ = ["FusedCombine", "FusedDispatch", "FusedDispatchOnDevice", "HybridEPCombine", "HybridEPDispatch",
-           "fused_combine", "fused_dispatch", "fused_dispatch_on_device", "get_buffer", "get_hidden_bytes",
-           "hybrid_ep_combine", "hybrid_ep_dispatch", "init_hybrid_ep_buffer", "reset_hybrid_ep_buffer",
-           "set_deepep_num_sms"]
+           "ProcessGroupWorld", "fused_combine", "fused_dispatch", "fused_dispatch_on_device", "get_buffer",
+           "get_hidden_bytes", "hybrid_ep_combine", "hybrid_ep_dispatch", "init_hybrid_ep_buffer",
+           "reset_hybrid_ep_buffer", "set_deepep_num_sms"]

@@ -5,12 +5,14 @@ from torch.autograd.function import once_differentiable
 from epmoe import fused_a2a
 from epmoe.torch.gradients import ask_for_gradients, refuse_gradients
 from epmoe.torch.over_ranks import WorldFunction, leaves_of
+from epmoe.torch.process_group import world_of
 from epmoe.torch.streams import in_stream_order
 from epmoe.torch.tensors import readable, tensors
 
 
 def _dispatched(function, ctx, x, token_indices, token_probs, num_experts, group, *scheduling):
     """What function.forward gives, as tensors; ctx knows then which of them and of the arguments have gradients."""
+    group = world_of(group)
     if len(leaves_of(x)) > len(leaves_of(token_indices)):
         refuse_gradients("x as a pair", x, token_probs)
     given = readable("x", x), readable("token_indices", token_indices), readable("token_probs", token_probs)
@@ -69,7 +71,7 @@ class FusedCombine(WorldFunction):
     @staticmethod
     def forward(ctx, x, group, handle, async_finish=False, allocate_on_comm_stream=False):
         """(combined_x, None); the gradient is x's."""
-        rows = readable("x", x)
+        rows, group = readable("x", x), world_of(group)
         with in_stream_order(group):
             return tensors(fused_a2a.FusedCombine.forward(ctx, rows, group, handle, async_finish,
                                                           allocate_on_comm_stream))

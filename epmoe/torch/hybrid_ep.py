@@ -7,6 +7,7 @@ from epmoe.fused_a2a.buffers import hybrid_ep_buffer
 from epmoe.fused_a2a.handles import HybridHandle, handle_of
 from epmoe.torch.gradients import ask_for_gradients, refuse_gradients
 from epmoe.torch.over_ranks import WorldFunction, leaves_of
+from epmoe.torch.process_group import world_of
 from epmoe.torch.streams import in_stream_order
 from epmoe.torch.tensors import readable, tensors
 
@@ -22,6 +23,7 @@ class HybridEPDispatch(WorldFunction):
         Gradients: x and probs. tokens_per_expert is on the CPU, or, with num_permuted_tokens, where x is. Rows in FP8
         (a buffer made with fp8_dispatch=True) carry no gradient.
         """
+        group = world_of(group)
         if hybrid_ep_buffer(group).fp8_dispatch:
             refuse_gradients("fp8_dispatch=True", x, probs)
         given = readable("x", x), readable("routing_map", routing_map), readable("probs", probs)

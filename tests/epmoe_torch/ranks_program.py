@@ -36,15 +36,15 @@ def routing(n_tokens, n_experts, where, shift, each):
     return routing_map, probs * routing_map
 
 
-def megatron_calls(world, manager, where, hidden, *, each=TOP_K, shared=False):
+def megatron_calls(group, rank, manager, where, hidden, *, each=TOP_K, shared=False):
     """One layer and its gradients: whole numbers and powers of two, so that every sum is exact."""
-    n_experts, shape = LOCAL * world.n_ranks, (n_experts_tokens(world), 1, hidden)
-    draw = torch.Generator().manual_seed(world.rank)
+    n_experts, shape = LOCAL * group.size(), (n_experts_tokens(group), 1, hidden)
+    draw = torch.Generator().manual_seed(rank)
     x, grad = (torch.randint(-3, 4, shape, generator=draw).to(where, BF16) for _ in range(2))
-    routing_map, probs = routing(shape[0], n_experts, where, world.rank, each)
+    routing_map, probs = routing(shape[0], n_experts, where, rank, each)
     x.requires_grad_(), probs.requires_grad_()
     more = torch.ones(shape[0], hidden, dtype=BF16, device=where) if shared else None
-    out = layer(manager, x * 1, routing_map, probs, experts_of(world.rank), more)
+    out = layer(manager, x * 1, routing_map, probs, experts_of(rank), more)
     assert (out.shape, out.dtype, out.device) == (x.shape, x.dtype, x.device) and manager.handle is None
     out.backward(grad)
     factors = torch.arange(1, n_experts + 1, device=where) * routing_map
@@ -54,21 +54,21 @@ def megatron_calls(world, manager, where, hidden, *, each=TOP_K, shared=False):
     assert torch.equal(probs.grad, factors * (x.float() * grad.float()).sum((1, 2))[:, None])
 
 
-def n_experts_tokens(world):
+def n_experts_tokens(group):
     """Tokens of a rank: two rounds of the experts, so that every expert gets as many."""
-    return 2 * LOCAL * world.n_ranks
+    return 2 * LOCAL * group.size()
 
 
-def all_megatron_calls(world, where, hidden):
-    """Both managers, as they are configured without and with a capacity."""
-    n_experts = LOCAL * world.n_ranks
+def all_megatron_calls(group, rank, where, hidden):
+    """Both managers, as they are configured without and with a capacity. group: a world, or a process group."""
+    n_experts = LOCAL * group.size()
     for capacity_factor in (None, 1.0):
-        manager = DeepepManager(world, LOCAL, TOP_K, n_experts, capacity_factor=capacity_factor)
-        megatron_calls(world, manager, where, hidden, shared=True)
+        manager = DeepepManager(group, LOCAL, TOP_K, n_experts, capacity_factor=capacity_factor)
+        megatron_calls(group, rank, manager, where, hidden, shared=True)
     for options in ({}, dict(pad_multiple=None, capacity=4)):
-        manager = HybridEPManager(world, LOCAL, n_experts, **options)
+        manager = HybridEPManager(group, LOCAL, n_experts, **options)
         for _ in range(2):
-            megatron_calls(world, manager, where, hidden)
+            megatron_calls(group, rank, manager, where, hidden)
 
 
 def training(world, where, steps, kinds, num_tokens, hidden, width):
@@ -104,7 +104,7 @@ def main(steps, tokens, hidden, width):
     if not device.SIM:
         torch.cuda.set_device(where)
     compile_ahead(world, hidden, LOCAL, TOP_K)
-    all_megatron_calls(world, where, hidden)
+    all_megatron_calls(world, world.rank, where, hidden)
     training(world, where, steps, ("rows", "hybrid"), (tokens, tokens - 1), hidden, width)
     reset_hybrid_ep_buffer(world)
     get_buffer(world, 0).close()

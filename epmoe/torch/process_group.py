@@ -1,0 +1,95 @@
+"""A process group of torch.distributed as a world of epmoe: Megatron's `group` as it is, without MPI."""
+
+import os
+import socket
+import weakref
+
+import torch
+import torch.distributed as dist
+
+from epmoe import device
+from epmoe.torch.store_exchange import StoreExchange, new_store
+from epmoe.worlds import agreement
+from epmoe.worlds.cuda_stream import handle_of
+from epmoe.worlds.mpi import MPIWorld
+from epmoe_ref.errors import EPValueError, UnavailableError
+
+_worlds = weakref.WeakKeyDictionary()       # process group -> ProcessGroupWorld
+_IDENTITY = "/proc/sys/kernel/random/boot_id", "/proc/self/ns/net"
+
+
+class ProcessGroupWorld(MPIWorld):
+    """The ranks of a process group (default: of all ranks), all on one host; this process is one of them.
+
+    A group that is given to epmoe.torch becomes one at its first call, so this is for those who want a `stream`, or an
+    ExpertParallel under torchrun: as for an MPIWorld, which it extends. Of the group it takes one all_gather_object, at
+    the beginning; the rest goes through a store of its own. The GPU is torch's current one. Made before a group's first
+    call, it is what that group uses. timeout [s]: for all ranks to come here.
+    """
+
+    def __init__(self, group=None, *, stream=None, timeout=60.0):
+        group = _checked(group)
+        self.rank, self.n_ranks = group.rank(), group.size()
+        self.ranks = range(self.rank, self.rank + 1)
+        self.exchange = StoreExchange(self._meet(group), self.rank, self.n_ranks)
+        kind = {"EPMOE_DEVICE": "sim" if device.SIM else "gpu"}
+        agreement.same("simulator or GPU", self.exchange.gather("meeting", kind, timeout))
+        self.host = self        # all ranks are on one
+        if device.SIM:
+            self._simulate({})
+        else:
+            self._take_gpu(torch.cuda.current_device(), handle_of(stream), timeout)
+        _worlds[group] = self
+
+    def _meet(self, group):
+        """The store of the group; collective."""
+        store = new_store() if self.rank == 0 else None
+        told = [None] * self.n_ranks
+        dist.all_gather_object(told, (_host(), store and store.port), group=group)
+        elsewhere = [rank for rank, (host, _) in enumerate(told) if host != told[0][0]]
+        if elsewhere:
+            raise UnavailableError(f"rank {elsewhere[0]} of this process group is on another host than rank 0: its "
+                                   "ranks write each other's memory, so they must be on one host and in one container; "
+                                   "several hosts need a ShmemWorld")
+        return store or new_store(told[0][1])
+
+    def Get_rank(self):
+        """This rank's number on its host, by MPI's name."""
+        return self.rank
+
+    def allocate(self, nbytes, name, regions, timeout):
+        """nbytes for this rank, and the addresses at which it reaches all others' memory; collective."""
+        if not device.SIM:
+            return super().allocate(nbytes, name, regions, timeout)
+        from epmoe.torch.mapped_memory import MappedMemory
+
+        return MappedMemory(self, nbytes, name, regions, timeout)
+
+
+def world_of(group):
+    """A world as it is; a process group's world, which its first call makes, on all of its ranks."""
+    if not isinstance(group, getattr(dist, "ProcessGroup", ())):
+        return group
+    return _worlds.get(group) or ProcessGroupWorld(group)
+
+
+def _checked(group):
+    if not dist.is_available() or not dist.is_initialized():
+        raise UnavailableError("torch.distributed has no process group: call torch.distributed.init_process_group "
+                               "first, in every process that torchrun has started")
+    group = dist.group.WORLD if group is None else group
+    if not isinstance(group, dist.ProcessGroup):
+        raise EPValueError(f"group is {group!r}: this process is no member of it; only members make its world"
+                           if group is dist.GroupMember.NON_GROUP_MEMBER else
+                           f"group is a {type(group).__name__}; a torch.distributed.ProcessGroup is needed")
+    return group
+
+
+def _host():
+    """What differs between hosts, and between containers that do not share a network."""
+    boot_id, network = _IDENTITY
+    try:
+        with open(boot_id) as file:
+            return file.read().strip(), os.readlink(network)
+    except OSError:
+        return socket.gethostname(), ""

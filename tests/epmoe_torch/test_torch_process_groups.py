@@ -1,0 +1,137 @@
+"""Process groups of torch.distributed as `group`, which is what Megatron's dispatcher has."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from small_tensors import DEVICE
+
+from epmoe import device, fused_a2a
+from epmoe.torch import (ProcessGroupWorld, fused_combine, fused_dispatch, get_buffer, hybrid_ep_combine,
+                         hybrid_ep_dispatch, process_group, reset_hybrid_ep_buffer)
+from epmoe.torch.process_group import world_of
+from epmoe.torch.store_exchange import StoreExchange, new_store
+from epmoe.worlds.launcher import trial_environment
+from epmoe_ref.errors import EPValueError, PeerTimeout, UnavailableError
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def group():
+    """The default group of this process alone."""
+    if device.SIM:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    else:
+        torch.cuda.set_device(DEVICE)
+        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def over_processes(n_ranks, *arguments, limit):
+    """Run process_group_program.py as torchrun does, and look for the line of each rank."""
+    paths = HERE.parents[1], HERE, HERE.parent / "fused_a2a"
+    common = trial_environment() | {"PYTHONPATH": os.pathsep.join(map(str, paths)), "WORLD_SIZE": str(n_ranks),
+                                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = [sys.executable, str(HERE / "process_group_program.py"), *map(str, arguments)]
+    started = [subprocess.Popen(command, env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, text=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for rank in range(n_ranks)]
+    try:
+        for rank, process in enumerate(started):
+            said, _ = process.communicate(timeout=limit)
+            assert process.returncode == 0 and f"rank {rank} of {n_ranks}: as wanted" in said, said
+    finally:
+        for process in started:
+            process.kill()
+
+
+def test_megatrons_calls_need_no_world_and_no_mpi():
+    over_processes(2, 8, limit=100)
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(200)
+def test_megatrons_calls_need_no_world_and_no_mpi_on_gpus():
+    over_processes(torch.cuda.device_count(), 512, limit=180)
+
+
+def test_a_group_becomes_a_world_once_and_its_calls_are_the_worlds(group):
+    world = world_of(group)
+    assert world_of(group) is world and world_of(world) is world and (world.rank, world.size()) == (0, 1)
+    x, probs = (torch.rand(4, n, device=DEVICE, requires_grad=True) for n in (8, 1))
+    ids = torch.zeros(4, 1, dtype=torch.int64, device=DEVICE)
+    rows, *_, handle = fused_dispatch(x, ids, probs, 1, group)
+    out, _ = fused_combine(rows * 2, group, handle)
+    out.backward(x.detach())
+    assert torch.equal(out, x * 2) and torch.equal(x.grad, x * 2) and handle.group is world
+    rows, *_, handle = hybrid_ep_dispatch(x.detach().bfloat16(), ids == 0, None, group, 1)
+    assert torch.equal(hybrid_ep_combine(rows, handle), x.bfloat16())
+    assert get_buffer(group, 16) is fused_a2a.get_buffer(world, 0)
+    reset_hybrid_ep_buffer(group)
+    get_buffer(group, 0).close()
+
+
+def test_a_world_made_before_a_groups_first_call_is_its_world(group):
+    world = ProcessGroupWorld(timeout=5)
+    assert world_of(group) is world and "rank 0 of 1" in repr(world)
+
+
+def test_what_is_no_group_of_this_process_is_refused(group, monkeypatch):
+    with pytest.raises(EPValueError, match="this process is no member of it"):
+        ProcessGroupWorld(dist.GroupMember.NON_GROUP_MEMBER)
+    with pytest.raises(EPValueError, match="group is a int; a torch.distributed.ProcessGroup is needed"):
+        ProcessGroupWorld(3)
+    hosts = iter(["here", "there"])
+    monkeypatch.setattr(dist, "all_gather_object", lambda told, mine, group: told.__setitem__(
+        slice(None), [(next(hosts), port) for port in (mine[1], None)]))
+    with pytest.raises(UnavailableError, match="rank 1 of this process group is on another host than rank 0"):
+        ProcessGroupWorld()
+
+
+def test_without_torch_distributed_the_remedy_is_named():
+    with pytest.raises(UnavailableError, match="call torch.distributed.init_process_group first"):
+        ProcessGroupWorld()
+
+
+def test_a_rank_that_stays_away_is_named_and_may_come_later():
+    store = new_store()
+    ranks = [StoreExchange(one, rank, 2) for rank, one in enumerate((store, new_store(store.port)))]
+    with pytest.raises(PeerTimeout, match="rank 0, telling: rank 1 did not come; gave up after timeout=0.1 s"):
+        ranks[0].gather("telling", "early", 0.1)
+    for values in (["early", "late"], [10, 11], [[], None]):    # the first goes on where it was given up
+        told = [None, None]
+        threads = [threading.Thread(target=lambda rank=rank: told.__setitem__(
+            rank, ranks[rank].gather("telling", values[rank], 20))) for rank in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert told == [values, values]
+
+
+def test_an_end_of_the_store_is_told():
+    store = new_store()
+    other = StoreExchange(new_store(store.port), 1, 2)
+    del store
+    with pytest.raises(PeerTimeout, match="rank 1, start: rank 0, which serves the store .* has ended|did not come"):
+        other.gather("start", None, 1)
+
+
+def test_only_a_process_group_is_taken_for_one():
+    assert world_of("a world of another kind") == "a world of another kind"
+    with pytest.raises(EPValueError, match="group is a str; a world of epmoe is needed"):
+        get_buffer("a world of another kind", 0)
+    assert not process_group._worlds
