@@ -1,5 +1,6 @@
 """What is measured: sizes, format and routing of a batch, and the matrix of them that a run takes."""
 
+import re
 from dataclasses import dataclass, replace
 
 TOKENS = (128, 4096, 1, 16, 1024)                       # of each rank; what is asked for most comes first
@@ -37,20 +38,16 @@ def parse(text):
     "128x7168/256", "128x7168/256/8:fp8:zipf".
     """
     sizes, *rest = text.split(":")
-    try:
-        tokens, other = sizes.split("x")
-        hidden, experts, *top_k = other.split("/")
-        shape = Shape(int(tokens), int(hidden), int(experts), *(int(k) for k in top_k))
-        for word in rest:
-            if word in FORMATS:
-                shape = replace(shape, format=word)
-            elif word in ROUTINGS:
-                shape = replace(shape, routing=word)
-            else:
-                raise ValueError(f"{word!r} is neither a format {tuple(FORMATS)} nor a routing {ROUTINGS}")
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"shape {text!r}: {error}; write TOKENSxHIDDEN/EXPERTS[/TOP_K][:FORMAT][:ROUTING], "
-                         "as in 128x7168/256:fp8") from None
+    numbers = re.fullmatch(r"(\d+)x(\d+)/(\d+)(?:/(\d+))?", sizes)
+    unknown = [word for word in rest if word not in (*FORMATS, *ROUTINGS)]
+    if numbers is None or unknown:
+        why = f"{unknown[0]!r} is no format ({', '.join(FORMATS)}) and no routing ({', '.join(ROUTINGS)})" if unknown \
+            else f"{sizes!r} is no TOKENSxHIDDEN/EXPERTS"
+        raise ValueError(f"shape {text!r}: {why}; write TOKENSxHIDDEN/EXPERTS[/TOP_K][:FORMAT][:ROUTING], as in "
+                         "128x7168/256:fp8")
+    shape = Shape(*(int(n) for n in numbers.groups(default=TOP_K)))
+    for word in rest:
+        shape = replace(shape, **{"format" if word in FORMATS else "routing": word})
     return shape
 
 

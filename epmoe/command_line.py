@@ -1,6 +1,7 @@
 """Commands of a program, each a module with add_arguments(parser) and run(arguments) -> exit status; shared options."""
 
 import argparse
+import math
 import os
 import sys
 from importlib import import_module
@@ -11,9 +12,32 @@ CUT_SHORT = 141         # what a shell says of a program whose reader went away
 
 def at_least_one(text):
     """An option's number, from 1 on."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} must be at least 1")
+    return _whole(text, 1)
+
+
+def at_least_zero(text):
+    """An option's number, from 0 on: a seed."""
+    return _whole(text, 0)
+
+
+def positive_seconds(text):
+    """An option's time, in seconds."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a positive number of seconds, for instance 30")
+    return value
+
+
+def _whole(text, least):
+    try:
+        value = int(text)
+    except ValueError:
+        value = None
+    if value is None or value < least:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, at least {least}")
     return value
 
 
@@ -22,11 +46,11 @@ def sizes_of_a_world(parser):
     sizes = parser.add_argument_group("sizes")
     sizes.add_argument("--ranks", type=at_least_one,
                        help="virtual ranks (default 4; under mpirun as many as it started)")
-    sizes.add_argument("--experts-per-rank", type=int, default=4, metavar="N", help="experts of each rank (default 4)")
-    sizes.add_argument("--experts", type=int, metavar="N", help="experts in all, instead of --experts-per-rank")
-    sizes.add_argument("--top-k", type=int, default=4, help="experts a token chooses (default 4)")
-    sizes.add_argument("--hidden", type=int, default=256, help="elements of a token (default 256)")
-    sizes.add_argument("--tokens", type=int, default=16, help="most tokens of a rank (default 16)")
+    sizes.add_argument("--experts-per-rank", type=at_least_one, default=4, metavar="N", help="experts of each rank (default 4)")
+    sizes.add_argument("--experts", type=at_least_one, metavar="N", help="experts in all, instead of --experts-per-rank")
+    sizes.add_argument("--top-k", type=at_least_one, default=4, help="experts a token chooses (default 4)")
+    sizes.add_argument("--hidden", type=at_least_one, default=256, help="elements of a token (default 256)")
+    sizes.add_argument("--tokens", type=at_least_one, default=16, help="most tokens of a rank (default 16)")
     return sizes
 
 

@@ -5,6 +5,7 @@ rank_offsets (n_ranks + 1) where each rank's tokens begin, and n_experts.
 """
 
 from dataclasses import dataclass
+from zipfile import is_zipfile
 
 import ml_dtypes
 import numpy as np
@@ -115,13 +116,23 @@ class Batch:
         return Routed(*([a[p] for p in parts] for a in (self.x, self.topk_ids, self.topk_weights)))
 
 
+def _arrays(path):
+    """{name: array} of an .npz."""
+    try:
+        with open(path, "rb") as file:
+            if is_zipfile(file):
+                return dict(np.load(file, allow_pickle=False).items())
+    except OSError as error:
+        raise EPValueError(f"{path} cannot be read: {error.strerror or error}") from None
+    except ValueError as error:     # objects that are no arrays of numbers
+        raise EPValueError(f"{path} cannot be read as an .npz file of numbers: {error}") from None
+    raise EPValueError(f"{path} cannot be read as an .npz file: np.savez(\"FILE.npz\", x=x, topk_ids=ids, "
+                       "topk_weights=weights) writes one")
+
+
 def load(path):
     """Read an .npz of a user's own routing. What does not fit is refused with what is there and what is needed."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = dict(file.items())
-    except (OSError, ValueError) as e:
-        raise EPValueError(f"{path} cannot be read as an .npz file: {e}") from None
+    arrays = _arrays(path)
     missing = [name for name in ("x", "topk_ids", "topk_weights") if name not in arrays]
     if missing:
         raise EPValueError(f"{path} has no {' and no '.join(missing)} (it has {', '.join(arrays) or 'nothing'}); "

@@ -7,6 +7,8 @@ from pathlib import Path
 from epmoe_ref.config import MAX_GPUS_PER_NODE, TOKEN_FORMATS, EPConfig
 from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
+from epmoe.command_line import at_least_zero
+
 RIGHT, DIFFERS, CANNOT_RUN = 0, 1, 2
 RANKS = 3
 MOST_SLOTS = 1024   # slots of a page's tokens: a minute, and some megabytes
@@ -27,7 +29,8 @@ def add_arguments(parser):
     options.add_argument("--format", choices=tuple(TOKEN_FORMATS), default="bf16", help="token format (default bf16)")
     options.add_argument("--fused", action="store_true", help="fused kernels, which send a token to a rank once "
                          "(default: split ones, which send every message whole)")
-    options.add_argument("--seed", type=int, default=0, help="of tokens, routing, experts and schedule (default 0)")
+    options.add_argument("--seed", type=at_least_zero, default=0,
+                         help="of tokens, routing, experts and schedule (default 0)")
     files = parser.add_argument_group("files")
     files.add_argument("--out", default="explain.html", metavar="FILE", help="the page (default %(default)s)")
     files.add_argument("--figures", metavar="FOLDER", help="the same figures as SVG files, and dispatch.svg, which has "

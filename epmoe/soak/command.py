@@ -8,7 +8,7 @@ from dataclasses import asdict
 from epmoe_ref.config import TOKEN_FORMATS, EPConfig
 from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
-from epmoe.command_line import sizes_of_a_world
+from epmoe.command_line import at_least_one, at_least_zero, positive_seconds, sizes_of_a_world
 from epmoe.device import SIM
 from epmoe.provenance import provenance
 from epmoe.verify.worlds import Worlds, between
@@ -21,9 +21,9 @@ ROUNDS, LOOK_EVERY = (5, 1) if SIM else (100, 20)       # a simulated round take
 
 def add_arguments(parser):
     """The options of soak."""
-    parser.add_argument("--rounds", type=int, metavar="N",
+    parser.add_argument("--rounds", type=at_least_one, metavar="N",
                         help="stop after N rounds (default 100, in the simulator 5; none with --seconds)")
-    parser.add_argument("--seconds", type=float, metavar="S", help="stop after S seconds")
+    parser.add_argument("--seconds", type=positive_seconds, metavar="S", help="stop after S seconds")
     sizes_of_a_world(parser)
     options = parser.add_argument_group("what runs")
     options.add_argument("--format", choices=FORMATS, default="bf16", help="token format (default bf16)")
@@ -31,14 +31,15 @@ def add_arguments(parser):
     kernels.add_argument("--fused", dest="fused", action="store_true", default=True, help="fused kernels (the default)")
     kernels.add_argument("--split", dest="fused", action="store_false", help="split kernels")
     options.add_argument("--poison", action="store_true", help="results are NaN before each round")
-    options.add_argument("--seed", type=int, default=0, help="of everything that is sent (default 0)")
-    options.add_argument("--look-every", type=int, metavar="M",
+    options.add_argument("--seed", type=at_least_zero, default=0, help="of everything that is sent (default 0)")
+    options.add_argument("--look-every", type=at_least_one, metavar="M",
                          help="the host looks every M rounds (default 20, in the simulator 1)")
-    options.add_argument("--timeout", type=float, default=30.0, metavar="S", help="seconds after which a wait gives up")
+    options.add_argument("--timeout", type=positive_seconds, default=30.0, metavar="S",
+                         help="seconds after which a wait gives up")
     options.add_argument("--world", choices=("auto", "local", "mpi"), default="auto",
                          help="ranks in this process, or one a process (default: as it was started)")
-    options.add_argument("--p2p-world-size", type=int, metavar="N", help="p2p worlds of N ranks, and SHMEM between "
-                         "them (default: one p2p world)")
+    options.add_argument("--p2p-world-size", type=at_least_one, metavar="N",
+                         help="p2p worlds of N ranks, and SHMEM between them (default: one p2p world)")
     parser.add_argument("--json", metavar="FILE", help="write what was done, machine and versions")
 
 
@@ -62,10 +63,6 @@ def run(args):
 
 
 def _config(args, worlds):
-    for name in ("rounds", "seconds", "look_every"):
-        value = getattr(args, name)
-        if value is not None and value <= 0:
-            raise EPValueError(f"--{name.replace('_', '-')} {value} must be positive")
     ranks = worlds.n_ranks if args.ranks is None else args.ranks
     return EPConfig(ranks, args.experts or ranks * args.experts_per_rank, args.top_k, args.hidden, args.tokens,
                     token_format=args.format, **between(args.p2p_world_size, skip_a2a=False))

@@ -45,6 +45,7 @@ class Case:
         c = self.cfg
         parts = [c.token_format + (" slots" if c.fuse_a_scale_preshuffle else ""), "fused" if self.fused else "split",
                  "skip_a2a" if c.skip_a2a else "a2a"]
+        parts += [f"p2p worlds of {c.p2p_world_size}"] if c.use_shmem else []
         parts += ["shared expert"] if c.fused_shared_expert else []
         parts += [{"array": "weights", "function": "weights function", "none": "unreduced"}[self.weights]]
         parts += ["epilogue"] if self.epilogue else []

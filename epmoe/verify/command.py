@@ -10,7 +10,7 @@ from epmoe_ref.config import TOKEN_FORMATS, EPConfig
 from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
 from epmoe import routing
-from epmoe.command_line import at_least_one, sizes_of_a_world
+from epmoe.command_line import at_least_one, at_least_zero, positive_seconds, sizes_of_a_world
 from epmoe.verify import pictures
 from epmoe.verify.checked_rounds import WEIGHTS, Case, rounds_of
 from epmoe.verify.worlds import Worlds, between
@@ -48,7 +48,7 @@ def add_arguments(parser):
     options.add_argument("--skip-a2a", action="store_true", help="every rank holds all tokens, nothing is exchanged")
     options.add_argument("--weights", choices=WEIGHTS, default="array", help="router weights (default array)")
     options.add_argument("--epilogue", action="store_true", help="an elementwise epilogue in combine")
-    options.add_argument("--seed", type=int, default=0, help="of tokens, routing, experts and schedule (default 0)")
+    options.add_argument("--seed", type=at_least_zero, default=0, help="of tokens, routing, experts and schedule (default 0)")
     options.add_argument("--seeds", type=at_least_one, default=1, metavar="N",
                          help="N seeds in a row, beginning with --seed")
     options.add_argument("--racecheck", action="store_true", help="simulator: with the race detector")
@@ -56,7 +56,8 @@ def add_arguments(parser):
                          help="all ranks in this process, or one rank a process (default: what mpirun suggests)")
     options.add_argument("--p2p-world-size", type=at_least_one, metavar="N",
                          help="p2p worlds of N ranks, and SHMEM between them (default: one p2p world)")
-    options.add_argument("--timeout", type=float, default=30.0, metavar="S", help="seconds after which a wait gives up")
+    options.add_argument("--timeout", type=positive_seconds, default=30.0, metavar="S",
+                         help="seconds after which a wait gives up")
     files = parser.add_argument_group("files and output")
     files.add_argument("--input", metavar="FILE.npz", help="your own x (N, hidden), topk_ids (N, K), topk_weights (N, "
                        "K), and if wanted rank_offsets (ranks + 1), n_experts")
@@ -147,6 +148,8 @@ def _verify(args, console, worlds):
         shown_rank = _busiest_rank(case.cfg, routed[0]) if world.lists else world.rank
         if shown and seed == args.seed:
             _heading(console, args, case, world, batch)
+            if args.dump:
+                console.print(f"{args.dump} has the first round's tokens and routing; --input reads it\n", style="dim")
         rounds = []
         for r in rounds_of(case, world, routed, seed=seed, shown_rank=shown_rank, regions=tuple(pictures.REGIONS),
                      timeout=args.timeout):

@@ -9,8 +9,9 @@ from epmoe import layout
 # Counter regions in the order in which a round uses them
 REGIONS = ("reserved", "finished", "rank_completion", "dispatch_recv_count", "A", "D", "E", "F", "G",
            "combine_recv_count", "combine_ready")
-MEANING = ("reserved and finished count messages that were begun and completed; recv_count holds the signals that "
-           "came; A tells combine which rows go back; D, F and G order the blocks of one kernel.")
+MEANING = ("reserved counts messages that were begun, recv_count holds the signals that came, A tells combine which "
+           "rows go back. The others do their work inside one kernel, which leaves them at 0: finished counts messages "
+           "that are complete, D to G order the blocks.")
 LABEL_WIDTH = 19
 GROUPS = 9  # shown at most
 

@@ -7,6 +7,7 @@ from epmoe_ref.errors import EPValueError
 
 from epmoe import device
 from epmoe.worlds.cuda_stream import handle_of
+from epmoe.worlds.simulation import checked
 from epmoe.worlds.symmetric import SymmetricMemory
 
 
@@ -26,7 +27,7 @@ class LocalWorld:
         if isinstance(n_ranks, bool) or not isinstance(n_ranks, int) or n_ranks < 1:
             raise EPValueError(f"n_ranks={n_ranks!r} must be a whole number, at least 1")
         self.n_ranks, self.ranks = n_ranks, range(n_ranks)
-        self.machine = device.machine(n_ranks, **simulation)
+        self.machine = device.machine(n_ranks, **checked(self, ("stream",), simulation))
         if device.SIM:
             self._streams = {rank: self.machine.stream(rank) for rank in self.ranks}
             return

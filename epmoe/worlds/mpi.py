@@ -14,6 +14,7 @@ from epmoe import device
 from epmoe.worlds import agreement, launcher
 from epmoe.worlds.cuda_stream import handle_of
 from epmoe.worlds.exchange import Exchange
+from epmoe.worlds.simulation import checked
 
 
 class MPIWorld:
@@ -27,8 +28,10 @@ class MPIWorld:
     """
 
     lists = False
+    own_options = "comm", "gpu", "stream", "timeout"
 
     def __init__(self, comm=None, *, gpu=None, stream=None, timeout=60.0, **simulation):
+        checked(self, self.own_options, simulation)
         MPI = _mpi()
         launcher.check_size(MPI.COMM_WORLD.Get_size(), MPI.Get_library_version().split("\n")[0].strip("\0 "))
         self.comm = MPI.COMM_WORLD if comm is None else comm

@@ -21,6 +21,7 @@ class ShmemWorld(MPIWorld):
     """
 
     shmem = True
+    own_options = "comm", "p2p_world_size", "gpu", "stream", "timeout"
 
     def __init__(self, comm=None, *, p2p_world_size=None, gpu=None, stream=None, timeout=60.0, **simulation):
         self.p2p_world_size = p2p_world_size
