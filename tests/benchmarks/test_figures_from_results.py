@@ -1,6 +1,10 @@
-"""README's table, the picture and the verdicts, out of a made-up file of results of a machine like the real ones."""
+"""README's table, the picture and the verdicts, out of a made-up file of results of a machine like the real ones.
+
+And the tables that README and docs show are those of their files."""
 
 import importlib.util
+import re
+from pathlib import Path
 
 import pytest
 from benchmarks import peers, plan, readme_table, results, shapes, targets, traffic
@@ -8,6 +12,7 @@ from benchmarks.__main__ import main
 from benchmarks.measure import Row
 from benchmarks.shapes import Shape
 
+ROOT = Path(__file__).resolve().parents[2]
 LINK = 350.0
 OURS, NCCL = "pairs fused", "nccl all-to-all"
 
@@ -102,3 +107,15 @@ def test_the_picture_is_written_as_svg_and_png(record, tmp_path, capsys):
 def test_results_of_different_machines_are_not_merged(record):
     with pytest.raises(ValueError, match="device"):
         results.merged([record, record | {"device": "another"}])
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/measured.md"])
+def test_the_pages_show_what_the_files_of_results_say(page):
+    text = (ROOT / page).read_text()
+    start = text.index("| " + " | ".join(readme_table.HEADINGS) + " |")
+    file = ROOT / re.search(r"`(benchmarks/results/[\w-]+\.json)`", text[start:])[1]
+    record = results.merged([results.read(file)])
+    peers.annotate(record)
+    table = readme_table.markdown(record)
+    lines = text[start:].splitlines()
+    assert lines[:len(table) - 1] == table[:-1] and f"{record['n_ranks']} x NVIDIA H200, {record['date'][:10]}" in text

@@ -1,17 +1,23 @@
-"""README says nothing untrue: its code runs, its paths and commands exist, and CI runs its commands."""
+"""README and docs say nothing untrue: code runs, paths, links, commands and their options exist, CI runs the commands."""
 
+import argparse
 import re
 import subprocess
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+from epmoe.__main__ import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXT = (ROOT / "README.md").read_text()
+README = ROOT / "README.md"
+TEXT = README.read_text()
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+MARKDOWN = [*PAGES, ROOT / "benchmarks" / "NOTES.md", ROOT / "epmoe" / "mutants" / "README.md"]
 
 
-def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```", TEXT, re.M | re.S)
+def blocks(language, text=TEXT):
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.M | re.S)
 
 
 def test_the_python_blocks_run_in_order():
@@ -36,12 +42,22 @@ def test_ci_runs_the_two_commands():
         assert done.stdout == blocks("sh")[n - 1] and re.search(rf"{needed}( -n auto)?$", done.stdout.strip())
 
 
-@pytest.mark.parametrize("command", sorted(set(re.findall(r"`python -m epmoe([^`]*)`", TEXT))))
-def test_the_commands_exist(command):
-    from epmoe.__main__ import COMMANDS
+def commands():
+    """{what follows `-m epmoe` in a command of a page}, without the comment behind it."""
+    for page in PAGES:
+        text = page.read_text()
+        shown = [*re.findall(r"`([^`\n]+)`", text), *"".join(blocks("sh", text)).splitlines()]
+        for command in shown:
+            yield from (found[1].strip() for found in re.finditer(r"-m epmoe( [^#&]*|$)", command))
 
-    word = command.split()[0] if command.split() else "verify"
-    assert word.startswith("--") or word in COMMANDS
+
+@pytest.mark.parametrize("command", sorted(set(commands())))
+def test_the_commands_and_their_options_exist(command):
+    words = command.split()
+    name = words.pop(0) if words and not words[0].startswith("--") else "verify"
+    parser = argparse.ArgumentParser()
+    import_module(COMMANDS[name][0]).add_arguments(parser)
+    assert {word for word in words if word.startswith("--")} <= set(parser._option_string_actions)
 
 
 def test_the_paths_exist():
@@ -53,6 +69,27 @@ def test_the_paths_exist():
                 path = ROOT / name if "/" in name else folder / name
                 assert path.exists(), name
                 folder = path.parent
+
+
+def anchors(page):
+    """The names by which a page's headings are linked to."""
+    for heading in re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S), re.M):
+        yield re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", MARKDOWN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_links_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if link.startswith("http"):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in set(anchors(target)), link
+
+
+def test_every_page_is_linked_from_the_readme():
+    assert all(f"](docs/{page.name})" in TEXT for page in PAGES if page != README)
 
 
 def test_the_formats_are_the_ones_there_are():
