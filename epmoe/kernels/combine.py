@@ -14,9 +14,9 @@ The story, in the words of the specification, and who tells which part:
    covers rows of all warps and blocks. Where no row goes back it is sent at once.
 3. **wait** (watchers.py). In every block a few warps acquire all words of the rank's recv_count at system scope, and
    raise a flag in shared memory for each one as it comes.
-4. **cleaning up** (`_leaving` below). The warp that is last to see its words counts its block in D, which needs neither
-   A nor recv_count any more;
-   the last one resets recv_count, region A and D: the next round finds the memory as this one did.
+4. **cleaning up** (leaving.py). When all words of a block are seen its last warp counts it in D: it needs neither A nor
+   recv_count any more. The last block resets recv_count, region A and D: the next round finds the memory as this one
+   did.
 5. **reducing** (reducers.py). A warp takes columns of a token, loads the rows' vectors as their flags go up, and sums
    over k ascending fma(w, x, sum) from +0.0, one rounding to the output type, then the shared expert, then the
    epilogue.
@@ -36,13 +36,12 @@ look at memory is then one at A and at the parameters at once, and src_info and 
 
 from functools import lru_cache
 
-from epmoe.device import (atomic_add_acq_rel_gpu_i32, device_fn, grid_dim, i32, kernel, lane_id, load_u64, shared_array,
-                          store_i32, store_u64, syncthreads_or, syncwarp, u64, warp_broadcast_i32)
+from epmoe.device import device_fn, i32, kernel, lane_id, shared_array, store_i32, syncthreads_or, u64
 from epmoe.device import int32
-from epmoe.layout import MAX_FINITE, combine_msg_bytes as row_bytes
+from epmoe.layout import combine_msg_bytes as row_bytes
 from epmoe_ref.errors import EPValueError
 
-from . import ahead, counters, reducers, returners, stamps, watchers
+from . import ahead, counters, leaving, reducers, returners, stamps, watchers
 from .call import CombineAsyncCall, CombineCall, CombineWaitCall
 from .launch import LaunchConfig
 from .params import ParameterBlock
@@ -62,33 +61,20 @@ def parameter_block(cfg) -> ParameterBlock:
 
 
 def _leaving(cfg, block, trace):
-    """Device function leave(params, words): one warp of every block, when it has seen all signals.
+    """Device function leave(params, words): one warp of every block, when the block has seen all signals."""
+    at, mark = counters.words(cfg), stamps.by_caller(block, trace)
 
-    The last block leaves the memory as the round found it.
-    """
-    at, p_count, mark = counters.words(cfg), block.offset("recv_count_p"), stamps.by_caller(block, trace)
-    n_entries = cfg.n_local_experts * cfg.n_src_ranks
+    @device_fn
+    def clear(words, entry):
+        store_i32(words + u64(at.a) + u64(8) * u64(entry), i32(0))
+        store_i32(words + u64(at.a) + u64(8) * u64(entry) + u64(4), i32(0))
+
+    count_out = leaving.make(cfg, block, clear)
 
     @device_fn
     def leave(params, words):
-        lane, recv_count = i32(lane_id()), u64(load_u64(params + u64(p_count)))
-        last = i32(0)
-        if lane == 0:
-            # release: the block has read A and recv_count; acquire: all the others have
-            last = i32(atomic_add_acq_rel_gpu_i32(words + u64(at.d), i32(1)) == grid_dim() - 1)
-        last = i32(warp_broadcast_i32(last, 0))
-        syncwarp()                              # lane 0 acquired for all
-        if last != 0:
-            i = lane
-            while i < n_entries:
-                # A peer signals these words again only after this rank's next dispatch has reached it.
-                store_u64(recv_count + u64(8) * u64(i), u64(MAX_FINITE))
-                store_i32(words + u64(at.a) + u64(8) * u64(i), i32(0))
-                store_i32(words + u64(at.a) + u64(8) * u64(i) + u64(4), i32(0))
-                i = i32(i + 32)
-            if lane == 0:
-                store_i32(words + u64(at.d), i32(0))
-        if lane == 0:
+        count_out(params, words)
+        if lane_id() == 0:
             mark(params, stamps.LEFT)
 
     return leave
@@ -173,17 +159,25 @@ def _check_options(cfg, router_weights, epilogue):
 
 
 def combine_async_kernel(cfg, launch=None) -> CombineAsyncCall:
-    """Steps 1 and 2: returns when this rank's rows and signals are on their way."""
+    """Steps 1 and 2: its launch ends when this rank's rows and signals are on their way.
+
+    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig().
+    Returns a CombineAsyncCall, called with the page's arguments in the page's order (call.py), addresses for arrays.
+    The same arguments give the same compiled kernel. Errors: EPValueError. Source: the combine_async_kernel page.
+    """
     launch = launch or LaunchConfig()
     return CombineAsyncCall(cfg, launch, parameter_block(cfg),
                             lambda weights, epilogue: _compile_async(cfg, launch.threads, launch.trace))
 
 
 def combine_wait_kernel(cfg, launch=None, *, router_weights="array", epilogue=None) -> CombineWaitCall:
-    """Steps 3 to 5: returns when all tokens are reduced.
+    """Steps 3 to 5: its launch ends when all tokens are reduced.
 
-    router_weights: "array" for an array given at the call, a function (token, k, *args) -> float32, or None: then the
-    output is [num_tokens, top_k, hidden] and not reduced. epilogue: a function (token, col, value, *args) -> value.
+    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(). router_weights: "array" for an array given at the call,
+    a function (token, k, *args) -> float32, or None: then the output is [num_tokens, top_k, hidden] and not reduced.
+    epilogue: a function (token, col, value, *args) -> value, or None.
+    Returns a CombineWaitCall, called with the page's arguments in the page's order (call.py), addresses for arrays.
+    Errors: EPValueError. Source: the combine_wait_kernel page.
     """
     launch = launch or LaunchConfig()
     _check_options(cfg, router_weights, epilogue)
@@ -195,7 +189,12 @@ def combine_wait_kernel(cfg, launch=None, *, router_weights="array", epilogue=No
 
 
 def combine_kernel(cfg, launch=None, *, router_weights="array", epilogue=None) -> CombineCall:
-    """All steps in one launch. Options: as in combine_wait_kernel."""
+    """All steps in one launch.
+
+    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(). router_weights, epilogue: as in combine_wait_kernel.
+    Returns a CombineCall, called with the page's arguments in the page's order (call.py), addresses for arrays.
+    Errors: EPValueError. Source: the combine_kernel page.
+    """
     launch = launch or LaunchConfig()
     _check_options(cfg, router_weights, epilogue)
 

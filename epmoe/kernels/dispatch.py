@@ -18,7 +18,7 @@ receive, both from the start (of the split kernels each has blocks of one kind):
    acquires them, and computes all places: row_offsets, regions A and B, which one block writes down.
 6. **waiting, copying** (copiers.py). A warp takes a row, in the order in which they arrive; acquires, at system scope,
    the signal of its (local expert, source rank), and decodes the message to the row.
-7. **cleaning up** (`_leaving` below). Each block counts itself in D when it needs the counters no more, which may be
+7. **cleaning up** (leaving.py). Each block counts itself in D when it needs the counters no more, which may be
    before it copies: its last warp does, and the last block's leaves reserved, D, F and G at 0 and recv_count at
    MAX_FINITE; `finished` is 0 again by itself, and A stays for combine. No host has to reset anything between rounds.
 
@@ -51,12 +51,10 @@ Order inside one (expert, source rank) segment is the order of the claims: unspe
 
 from functools import lru_cache, partial
 
-from epmoe.device import (atomic_add_acq_rel_gpu_i32, block_idx, device_fn, grid_dim, i32, kernel, lane_id, load_u64,
-                          n_warps, store_i32, store_u64, syncwarp, u64, warp_broadcast_i32, warp_id)
-from epmoe.layout import MAX_FINITE
+from epmoe.device import block_idx, device_fn, grid_dim, i32, kernel, load_u64, n_warps, store_i32, u64, warp_id
 from epmoe_ref.errors import EPValueError
 
-from . import ahead, copiers, counters, few_tokens, formats, senders, stamps
+from . import ahead, copiers, counters, few_tokens, formats, leaving, senders, stamps
 from .call import DispatchAsyncCall, DispatchCall, DispatchWaitCall
 from .launch import LaunchConfig
 from .params import ParameterBlock
@@ -90,33 +88,22 @@ def _shares(cfg, launch, default):
 def _leaving(cfg, block):
     """Device function leave(params): the last warp of a block, which needs neither recv_count nor reserved any more.
 
-    Behind a barrier. Whatever the blocks did before comes before what the last one does then: it leaves the counters as
-    they were found.
+    Behind a barrier.
     """
-    at = counters.words(cfg)
-    p_counters, p_count = block.offset("ep_counters"), block.offset("recv_count_p")
-    n_entries = cfg.n_local_experts * cfg.n_src_ranks
+    at, p_counters = counters.words(cfg), block.offset("ep_counters")
+
+    @device_fn
+    def clear(words, entry):
+        store_i32(words + u64(at.reserved) + u64(4) * u64(entry), i32(0))
+        if entry == 0:
+            store_i32(words + u64(at.f), i32(0))
+            store_i32(words + u64(at.g), i32(0))
+
+    count_out = leaving.make(cfg, block, clear)
 
     @device_fn
     def leave(params):
-        lane, last = i32(lane_id()), i32(0)
-        words, recv_count = u64(load_u64(params + u64(p_counters))), u64(load_u64(params + u64(p_count)))
-        if lane == 0:
-            # release: what this block did with the counters; acquire: what all the others did
-            last = i32(atomic_add_acq_rel_gpu_i32(words + u64(at.d), i32(1)) == grid_dim() - 1)
-        last = i32(warp_broadcast_i32(last, 0))
-        syncwarp()                      # lane 0 acquired for all
-        if last != 0:
-            i = lane
-            while i < n_entries:
-                # A peer signals these words again only after this rank's next combine has answered it.
-                store_u64(recv_count + u64(8) * u64(i), u64(MAX_FINITE))
-                store_i32(words + u64(at.reserved) + u64(4) * u64(i), i32(0))
-                i = i32(i + 32)
-            if lane == 0:
-                store_i32(words + u64(at.d), i32(0))
-                store_i32(words + u64(at.f), i32(0))
-                store_i32(words + u64(at.g), i32(0))
+        count_out(params, u64(load_u64(params + u64(p_counters))))
 
     return leave
 
@@ -190,9 +177,12 @@ def _compile_fused(cfg, threads, trace, input_scale, shares):
 
 
 def dispatch_async_kernel(cfg, launch=None, *, input_scale=None) -> DispatchAsyncCall:
-    """Steps 1 to 4: returns when this rank's messages and signals are on their way.
+    """Steps 1 to 4: its launch ends when this rank's messages and signals are on their way.
 
-    input_scale: a function i -> float32 read at 0, or None for the number given at the call.
+    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(); shared_payloads=None means False here. input_scale: a
+    function i -> float32 that is read at 0, or None for the number given at the call.
+    Returns a DispatchAsyncCall, called with the page's arguments in the page's order (call.py), addresses for arrays.
+    The same arguments give the same compiled kernel. Errors: EPValueError. Source: the dispatch_async_kernel page.
     """
     launch = launch or LaunchConfig()
     shares = _shares(cfg, launch, default=False)
@@ -201,17 +191,26 @@ def dispatch_async_kernel(cfg, launch=None, *, input_scale=None) -> DispatchAsyn
 
 
 def dispatch_wait_kernel(cfg, launch=None) -> DispatchWaitCall:
-    """Steps 5 to 7: returns when all messages of the round lie in their rows."""
+    """Steps 5 to 7: its launch ends when all messages of the round lie in their rows.
+
+    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig().
+    Returns a DispatchWaitCall, called with the page's arguments in the page's order (call.py), addresses for arrays.
+    Errors: EPValueError. Source: the dispatch_wait_kernel page.
+    """
     launch = launch or LaunchConfig()
     return DispatchWaitCall(cfg, launch, parameter_block(cfg),
                             lambda *options: _compile_wait(cfg, launch.threads, launch.trace))
 
 
 def dispatch_kernel(cfg, launch=None, *, input_scale=None) -> DispatchCall:
-    """All steps in one launch. input_scale: as in dispatch_async_kernel.
+    """All steps in one launch.
 
-    launch.shared_payloads: whether recv_buf gets a token's payload once a rank (the default, None, except under
-    use_shmem and skip_a2a) or once a message.
+    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(); its shared_payloads says whether recv_buf gets a token's
+    payload once a rank (the default, None, except under use_shmem and skip_a2a) or once a message. input_scale: as in
+    dispatch_async_kernel.
+    Returns a DispatchCall, called with the page's arguments in the page's order (call.py), addresses for arrays; a
+    launch of a few tokens takes fewer blocks and threads than `launch` says.
+    Errors: EPValueError. Source: the dispatch_kernel page.
     """
     launch = launch or LaunchConfig()
     shares = _shares(cfg, launch, default=True)

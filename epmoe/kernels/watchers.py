@@ -24,8 +24,8 @@ class Watchers(NamedTuple):
 
     clear(flags): by all threads, a barrier before anything else.
     watch(params, status, flags): by all threads of a block; the watching warps return when they have seen their words,
-        or given up, the others at once. Gives whether this warp has seen the last word of the block: then it has
-        acquired all of them.
+        or given up, the others at once. The last warp waits for all of them; to it alone it gives True, if all words
+        came: lane 0 has acquired them then.
     next_come(flags, entry, wanted): by a warp, each lane with a word's index; `wanted` has a bit for each lane
         that wants to know. Waits until some of these words have come and gives their bits, what peers wrote before
         these signals acquired for the whole warp; 0 if the block's watchers gave up.
@@ -52,10 +52,20 @@ def make(cfg, block):
             i = i32(i + block_dim())
 
     @device_fn
+    def all_through(flags, n_watching):
+        """By a warp: waits until all watching warps have seen their words; False if one has given up."""
+        goes_on = False
+        if lane_id() == 0:
+            goes_on = True
+            while goes_on and shared_add_i32(flags, n_through, i32(0)) != n_watching:
+                goes_on = shared_add_i32(flags, gave_up, i32(0)) == 0
+            fence_acq_rel_cta()                         # acquire: the words that the others have seen
+        return any_lane(goes_on)
+
+    @device_fn
     def watch(params, status, flags):
         n_watching = i32(max(1, min((n_entries + 31) // 32, n_warps() // SHARE)))
         i = i32((warp_id() - n_warps() + n_watching) * 32 + lane_id())
-        is_last = False
         if i >= 0:
             recv_count, timeout_ns = u64(load_u64(params + u64(p_count))), u64(load_u64(params + u64(p_timeout)))
             since, polls, watching, through = u64(globaltimer()), 0, i < n_entries, True
@@ -74,12 +84,9 @@ def make(cfg, block):
             if all_lanes(through):
                 syncwarp()                              # what its lanes have acquired, before lane 0 says so
                 if lane_id() == 0:
-                    fence_acq_rel_cta()                 # release: this warp's words; acquire: those of the others
-                    is_last = shared_add_i32(flags, n_through, i32(1)) == n_watching - 1
-                    fence_acq_rel_cta()
-                is_last = any_lane(is_last)
-                syncwarp()                              # lane 0 acquired for all
-        return is_last
+                    fence_acq_rel_cta()                 # release: this warp's words
+                    shared_add_i32(flags, n_through, i32(1))
+        return warp_id() == n_warps() - 1 and all_through(flags, n_watching)
 
     @device_fn
     def is_up(flags, flag):

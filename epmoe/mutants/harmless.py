@@ -24,9 +24,6 @@ HARMLESS = {
         "the staging area is filled by peers before the launch ahead of this one ends, and again only after this rank "
         "announces its next call",
     "rows/pushers.py expert_sums.sum_many: load16 -> load16_nc": INPUT + ": the expert outputs given to combine",
-    "watchers.py make.watch: syncwarp() -> nothing (number 2)":
-        "only one lane uses what the block's other warps saw before the warp leaves for it, whose counting ends with a "
-        "syncwarp too",
     "rows/combine.py combine_kernel.rows_combine: syncthreads_or(not ok) -> (not ok)": AGREE,
     "rows/dispatch.py dispatch_kernel.rows_dispatch: syncthreads_or(not ok) -> (not ok)": AGREE,
     "rows/dispatch.py resend_kernel.rows_resend: syncthreads_or(not expand_rows(params, epoch, my_rank, notes)) -> "

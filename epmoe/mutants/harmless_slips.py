@@ -52,7 +52,4 @@ HARMLESS_SLIPS = {
     "rows/records.py make.record: swap: if expert_major: / syncthreads()": ALL_BEGUN,
     "rows/routing.py experts_of_ids.count: swap: if expert >= 0: / record(seen, expert, token, slot, status)":
         "the two touch different words, and nobody waits for either of them",
-    "watchers.py make.watch: early: syncwarp() before syncwarp()":
-        "only one lane uses what the block's other warps saw before the warp leaves for it, whose counting ends with a "
-        "syncwarp too",
 }

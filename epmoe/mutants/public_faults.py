@@ -67,9 +67,9 @@ FAULTS = (
            ("signaller.py", "            signal(params, owner, my_rank, index, count)\n",
             "            signal_expert(params, expert, my_rank, count)\n"),
            ("dispatch.py", "store_i32(words + u64(at.g), i32(0))",
-            "store_i32(words + u64(at.g), i32(0))\n                i = i32(0)\n                while i < cfg.n_ranks:\n"
-            "                    store_i32(words + u64(at.finished + 4 * cfg.n_experts + 4 * i), i32(0))\n"
-            "                    i = i32(i + 1)")),
+            "store_i32(words + u64(at.g), i32(0))\n            i = i32(0)\n            while i < cfg.n_ranks:\n"
+            "                store_i32(words + u64(at.finished + 4 * cfg.n_experts + 4 * i), i32(0))\n"
+            "                i = i32(i + 1)")),
           WORLDS["three ranks, split"],
           (("signaller.py", "            st_relaxed_sys_u64(word", "            st_release_sys_u64(word"),),
           "every signal is a release"),
