@@ -10,6 +10,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+from phases import say
 from rows_kernels import compile_ahead
 
 from epmoe import device
@@ -125,7 +126,8 @@ def main(n_tokens, hidden, n_local, top_k):
     else:
         torch.cuda.set_device(where)
         dist.init_process_group("nccl", device_id=where)
-    compile_ahead(world, hidden, n_local, top_k)
+    compile_ahead(world, hidden, n_local, top_k, n_tokens)
+    say(world.rank, "compiled")
     rng = torch.Generator(where).manual_seed(world.rank)
     n, n_experts = n_tokens - world.rank, n_local * world.n_ranks
 
@@ -139,7 +141,9 @@ def main(n_tokens, hidden, n_local, top_k):
     goes = torch.zeros(n, n_experts, dtype=torch.bool, device=where).scatter(1, ids, True)
     ids = torch.where(random(n, top_k) < 0.1, -1, ids)
     rows_round(world, normal().requires_grad_(), ids, random(n, top_k).requires_grad_(), normal(), n_local)
+    say(world.rank, "rows")
     hybrid_round(world, normal().requires_grad_(), goes, random(n, n_experts).requires_grad_(), normal(), n_local)
+    say(world.rank, "rows by expert")
     dist.destroy_process_group()
     reset_hybrid_ep_buffer(world)
     get_buffer(world, 0).close()

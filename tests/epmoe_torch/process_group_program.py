@@ -8,6 +8,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+from phases import say
 from ranks_program import LOCAL, TOP_K, all_megatron_calls, routing
 from rows_kernels import compile_ahead
 
@@ -42,10 +43,14 @@ def main(hidden):
     group = dist.group.WORLD
     world = ProcessGroupWorld()
     assert world_of(group) is world and (world.rank, world.size()) == (dist.get_rank(), dist.get_world_size())
-    compile_ahead(world, hidden, LOCAL, TOP_K)
+    say(world.rank, "met")
+    compile_ahead(world, hidden, LOCAL, TOP_K, 2 * LOCAL * world.n_ranks)
+    say(world.rank, "compiled")
     init_hybrid_ep_buffer(group, hidden, 8, LOCAL, 24, 24, False)
     all_megatron_calls(group, group.rank(), where, hidden)
+    say(world.rank, "Megatron's calls")
     groups_of_its_own(where, hidden)
+    say(world.rank, "groups of a rank")
     assert "mpi4py.MPI" not in sys.modules
     reset_hybrid_ep_buffer(group)
     get_buffer(group, 0).close()

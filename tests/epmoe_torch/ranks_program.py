@@ -5,6 +5,7 @@ import sys
 import torch
 from megatron_managers import DeepepManager, HybridEPManager, layer
 from moe_block import batches_of, layers_of, parallel, together, train
+from phases import say
 from rows_kernels import compile_ahead
 
 from epmoe import MPIWorld, device
@@ -103,9 +104,12 @@ def main(steps, tokens, hidden, width):
     where = torch.device("cpu" if device.SIM else f"cuda:{world.machine.ordinal}")
     if not device.SIM:
         torch.cuda.set_device(where)
-    compile_ahead(world, hidden, LOCAL, TOP_K)
+    compile_ahead(world, hidden, LOCAL, TOP_K, max(tokens, n_experts_tokens(world)))
+    say(world.rank, "compiled")
     all_megatron_calls(world, world.rank, where, hidden)
+    say(world.rank, "Megatron's calls")
     training(world, where, steps, ("rows", "hybrid"), (tokens, tokens - 1), hidden, width)
+    say(world.rank, f"{steps} steps of training")
     reset_hybrid_ep_buffer(world)
     get_buffer(world, 0).close()
     print(f"rank {world.rank} of {world.n_ranks}: as wanted", flush=True)

@@ -8,6 +8,7 @@ import sys
 
 import torch
 from mpi4py import MPI
+from phases import say
 from rows_kernels import compile_ahead
 
 from epmoe import MPIWorld, device
@@ -132,12 +133,15 @@ def main(steps, tokens, hidden, local, top_k):
         torch.cuda.set_device(where)
         stream = torch.cuda.Stream()
     world = MPIWorld(stream=stream)
-    compile_ahead(world, hidden, local, top_k)
+    compile_ahead(world, hidden, local, top_k, tokens)
+    say(world.rank, "compiled")
     init_hybrid_ep_buffer(world, hidden, tokens, local, 24, 24, False)
     batches = [Batch(world, where, seed, tokens, hidden, local, top_k) for seed in range(BATCHES)]
     grown = many_steps(world, batches, steps)
+    say(world.rank, f"{steps} steps")
     if stream is not None:
         replays(world, batches[0], stream)
+        say(world.rank, "graphs")
     reset_hybrid_ep_buffer(world)
     get_buffer(world, 0).close()
     assert grown <= HOST_ROOM, f"{grown} bytes more on the host after {steps} steps"

@@ -65,7 +65,7 @@ def test_megatrons_calls_need_no_world_and_no_mpi():
 @pytest.mark.gpu
 @pytest.mark.timeout(200)
 def test_megatrons_calls_need_no_world_and_no_mpi_on_gpus():
-    over_processes(torch.cuda.device_count(), 512, limit=180)
+    over_processes(torch.cuda.device_count(), 1024, limit=180)
 
 
 def test_a_group_becomes_a_world_once_and_its_calls_are_the_worlds(group):
