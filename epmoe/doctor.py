@@ -166,6 +166,11 @@ def mpi():
     if importlib.util.find_spec("mpi4py") is None:
         yield Finding("MPI", MISSING, "mpi4py is not installed", "pip install mpi4py")
         return
+    size, started_by = launcher.launched_size()
+    if size is not None:    # a program that calls MPI_Init inside of a job is taken for one of its ranks
+        yield Finding("MPI", OK, f"mpi4py {version('mpi4py')}, not tried: {started_by} started this process",
+                      "`python -m epmoe doctor`, without a launcher, tries library and mpirun")
+        return
     code = ("from mpi4py import MPI; "  # what two ranks print may stand in one line
             "print(f'<{MPI.COMM_WORLD.size}>{MPI.Get_library_version().splitlines()[0].strip(chr(0))}', end=' ')")
     alone = _run([sys.executable, "-c", code])

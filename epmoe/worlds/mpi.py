@@ -57,7 +57,7 @@ class MPIWorld:
         self.machine = device.machine(self.n_ranks, rank=self.rank, **simulation)
         if self.machine.racecheck:
             raise EPValueError("racecheck sees the accesses of one process only: use a LocalWorld, where all ranks "
-                               "are in it")
+                               "are in it (a command: --world local, without mpirun)")
         self._streams = {self.rank: self.machine.stream(self.rank)}
         self.free_windows, self.n_windows = [], 0
 
