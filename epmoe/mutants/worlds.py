@@ -52,8 +52,8 @@ class RowsWorld:
 
     kind: "rows" (FusedDispatch, FusedCombine), "hybrid" (HybridEP). tokens: of each rank. limit: rows of a rank in
     HybridEP; pad: to which each expert's are rounded up; fp8: they travel as blockwise FP8. local: experts of a rank.
-    combines: further ones in a row. on_device: further dispatches, counted on the device, in flight too. slow: ranks that are far slower than the others. full_heap: ranks that have no
-    memory left for results. absent: as in World.
+    combines: further ones in a row. on_device: further dispatches, counted on the device, in flight too. slow: ranks
+    that are far slower than the others. full_heap: ranks that have no memory left for results. absent: as in World.
     """
 
     name: str
