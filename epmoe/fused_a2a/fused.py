@@ -1,5 +1,7 @@
 """FusedDispatch and FusedCombine: a token travels once to each rank that has one of its experts."""
 
+from epmoe_ref.errors import EPValueError
+
 from epmoe.fused_a2a import arguments, rows
 from epmoe.fused_a2a.buffers import buffer_of, num_sms
 from epmoe.fused_a2a.context import Context, columns, results
@@ -79,8 +81,10 @@ class FusedCombine:
         zeros. There is no event: the caller's stream has been made to wait for the result.
         """
         arguments.scheduling(async_finish, allocate_on_comm_stream)
-        handle_of(RowsHandle, handle)
         buffer = buffer_of(group)
+        if handle_of(RowsHandle, handle).group is not group:
+            raise EPValueError(f"group is {group!r}, and the handle is that of a dispatch over another one, "
+                               f"{handle.group!r}: rows go back over the group that they came by; pass that one")
         combined, _ = rows.combine_forward(buffer, "x", x, handle, None, num_sms())
         ctx.group, ctx.handle = group, handle
         ctx.async_finish, ctx.allocate_on_comm_stream = async_finish, allocate_on_comm_stream

@@ -46,6 +46,9 @@ REFUSED = {
     "rows that are not the handle's": (lambda w: fused_a2a.fused_combine(w["x"], w["group"], w["handle"]), "rows, "),
     "another handle": (lambda w: fused_a2a.fused_combine(w["x"], w["group"], w["hybrid"]),
                        "FusedDispatch.forward returned"),
+    "the handle of another group": (lambda w: fused_a2a.fused_combine(
+        tokens(np.random.default_rng(0), w["handle"].num_rows, 8), group_of(2), w["handle"]),
+                                    r"group is .* over another one, .* pass that one"),
     "no handle": (lambda w: fused_a2a.hybrid_ep_combine(w["x"], None), "HybridEPDispatch.forward returned is needed"),
     "a map of bytes": (lambda w: fused_a2a.hybrid_ep_dispatch(
         w["x"], [m.astype(np.uint8) for m in w["maps"]], None, w["group"], 2), "dtype uint8, one of bool"),
