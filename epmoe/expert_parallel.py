@@ -90,11 +90,11 @@ class ExpertParallel:
         treated as -1, and raised by the next call that waits for the kernels (trimmed(), numpy(), check()), as is
         PeerTimeout. EPStateError if it is not dispatch's turn. Source: the dispatch_kernel page; epmoe_ref.dispatch.
         """
-        self._expect("dispatch")
         sent = self._steady.dispatch(input_tokens, topk_ids, input_scale, out)
         if sent is not None:
             self._sent = sent
             return self._dispatch.dispatched(sent[0], self._engine.ranks[0].rank)
+        self._expect("dispatch")
         with self._steady.watching():
             sent = self._dispatch.begin(input_tokens, topk_ids, input_scale)
             self._dispatch.into(sent, out)
@@ -147,13 +147,13 @@ class ExpertParallel:
         Errors: EPValueError names rank, argument, value; EPStateError if it is not combine's turn; PeerTimeout by the
         next call that waits for the kernels. Source: the combine_wait_kernel page; epmoe_ref.combine.
         """
-        self._expect("combine")
         has_arguments = bool(epilogue_args or router_weights_args)
         follows_from = expert_outputs, d, router_weights, epilogue, has_arguments, out
         combined = self._steady.combine(self._sent, *follows_from)
         if combined is not None:
             self._sent = None
             return combined
+        self._expect("combine")
         with self._steady.watching():
             returned = self._combine.begin(self._sent, expert_outputs, d)
             reduction = self._combine.reduction(self._sent, router_weights, router_weights_args, epilogue,

@@ -1,5 +1,7 @@
 """Whether the call under way is being captured into a CUDA graph, whose replays use its memory whoever looks at it."""
 
+CAPTURED = -1       # what a start of launches that were recorded says if it started none: a stream is in a capture
+
 
 def is_captured(machine):
     """Whether a stream of the machine is in a capture now."""

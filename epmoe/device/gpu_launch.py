@@ -59,7 +59,7 @@ class Launch:
     args: (params, num_tokens, my_rank), and what else the kernel takes; the driver copies them before start() returns.
     """
 
-    __slots__ = ("_fields", "_pointers", "_start", "_call")
+    __slots__ = ("_fields", "_pointers", "_start", "_call", "_words")
 
     def __init__(self, function, grid, threads, args, stream, shared_bytes, attributes=None):
         params, num_tokens, my_rank, *others = args
@@ -67,6 +67,7 @@ class Launch:
                         *map(ctypes.c_uint64, others))
         self._pointers = (ctypes.c_void_p * len(args))(*(ctypes.addressof(f) for f in self._fields))
         arguments = ctypes.addressof(self._pointers)
+        self._words = int(function), arguments, grid, threads, shared_bytes, int(stream)
         if not attributes:
             self._start = cu.cuLaunchKernel
             self._call = (function, grid, 1, 1, threads, 1, 1, shared_bytes, stream, arguments, 0)
@@ -77,6 +78,11 @@ class Launch:
         config.sharedMemBytes, config.hStream = shared_bytes, stream
         config.attrs, config.numAttrs = attributes, len(attributes)
         self._start, self._call = cu.cuLaunchKernelEx, (config, function, arguments, 0)
+
+    def words(self):
+        """Address of the CUlaunchConfig or 0, function, address of the arguments' addresses, blocks, threads, ..."""
+        config = self._call[0] if self._start is cu.cuLaunchKernelEx else None
+        return 0 if config is None else int(config.getPtr()), *self._words
 
     def start(self):
         """Put it on its stream."""

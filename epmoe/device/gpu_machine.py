@@ -6,6 +6,7 @@ import contextlib
 
 from epmoe_ref.errors import EPValueError, UnavailableError
 
+from .gpu_again import Restarter
 from .gpu_driver import SUCCESS, check, cu
 from .gpu_launch import Launch, launch_attributes, loaded
 from .gpu_memory import Buffer
@@ -26,12 +27,12 @@ class Stream:
         self.machine, self.rank = machine, rank
         self.own = handle is None
         self.handle = new_stream() if self.own else cu.CUstream(int(handle))
-        self._is_legacy_default = int(self.handle) in LEGACY_DEFAULT
+        self.can_be_captured = int(self.handle) not in LEGACY_DEFAULT
         self._event = None
 
     def capture(self):
         """The id of the capture into a CUDA graph that the stream is in, 0 for none."""
-        if self._is_legacy_default:         # cannot be captured
+        if not self.can_be_captured:
             return 0
         code, status = cu.cuStreamIsCapturing(self.handle)
         if code == SUCCESS and status == NOT_CAPTURING:
@@ -90,7 +91,8 @@ class GpuMachine:
         self.held = 0
         self.n_freed = 0            # Buffers freed so far: what was packed before may name memory that is gone
         self.has_captured = False   # graphs may name memory that nothing here uses any more
-        self.recorded = None        # a list, while launches are also to be kept for start()
+        self.recorded = None        # a list, while launches are also to be kept for again()
+        self._restarter = Restarter(self._context)
         self._queue = []
         self._adopted = {}
 
@@ -128,6 +130,8 @@ class GpuMachine:
         self.activate()
         s = Stream(self, rank, handle)
         self.streams.append(s)
+        if s.can_be_captured:
+            self._restarter.watch(s.handle)
         return s
 
     def max_resident_blocks(self, kernel, threads, shared_bytes=0):
@@ -168,18 +172,23 @@ class GpuMachine:
 
     @contextlib.contextmanager
     def recording(self):
-        """Gives a list of the launches inside, for start()."""
+        """Gives a list of the launches inside, for again()."""
         self.recorded = launches = []
         try:
             yield launches
         finally:
             self.recorded = None
 
-    def start(self, launches):
-        """Start launches that were recorded once more."""
-        self.activate()
-        for launch in launches:
-            launch.start()
+    def again(self, launches):
+        """A function that starts launches that were recorded once more: () -> 0, CAPTURED, or a code for refused().
+
+        CAPTURED: a stream of this machine is being captured, and nothing was started.
+        """
+        return self._restarter.again(launches)
+
+    def refused(self, code):
+        """Raise what the code of a start that failed means."""
+        check((cu.CUresult(code),))
 
     def submit(self):
         """Start what hold() holds back."""

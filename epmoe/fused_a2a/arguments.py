@@ -33,6 +33,8 @@ def get_hidden_bytes(x) -> int:
 
 def whole(name, value, least):
     """An int of at least `least`; 0-d integer arrays and tensors count as numbers."""
+    if type(value) is int and value >= least:
+        return value
     try:
         number = operator.index(value.item() if hasattr(value, "item") else value)
     except (TypeError, ValueError):

@@ -8,15 +8,40 @@ from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.buffer import Buffer
 from epmoe.fused_a2a.hybrid import staged_bytes
 
-_buffer = weakref.WeakKeyDictionary()               # group -> Buffer
-_hybrid_ep_buffer = weakref.WeakKeyDictionary()
+
+class _Buffers(weakref.WeakKeyDictionary):
+    """group -> Buffer. The one that was found last is found sooner."""
+
+    latest = weakref.ref(object), None      # references to a group and its Buffer
+
+    def find(self, group):
+        """The Buffer of a group, or None."""
+        of, latest = self.latest
+        if of() is group and group is not None:
+            return latest()
+        buffer = self.get(group)
+        if buffer is not None:
+            self.latest = weakref.ref(group), weakref.ref(buffer)
+        return buffer
+
+    def __setitem__(self, group, buffer):
+        self.latest = type(self).latest
+        super().__setitem__(group, buffer)
+
+    def pop(self, group, *otherwise):
+        self.latest = type(self).latest
+        return super().pop(group, *otherwise)
+
+
+_buffer = _Buffers()
+_hybrid_ep_buffer = _Buffers()
 _options = {"num_sms": None}
 
 
 def _of(buffers, group):
     """The Buffer of a group, or None if there is none that is open."""
     try:
-        buffer = buffers.get(group)
+        buffer = buffers.find(group)
     except TypeError:           # no key of a WeakKeyDictionary
         buffer = None
     if buffer is not None and not buffer.closed:

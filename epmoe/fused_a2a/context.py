@@ -17,4 +17,6 @@ def columns(group, per_rank):
 
 def optional_results(group, per_rank):
     """As results, and None if no rank has any."""
-    return None if all(one is None for one in per_rank) else results(group, per_rank)
+    if not group.lists:
+        return per_rank[0]
+    return None if all(one is None for one in per_rank) else list(per_rank)

@@ -1,6 +1,7 @@
 """Handles: what a dispatch leaves for combines and cached dispatches. They own memory, none of it the buffer's."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from epmoe_ref.errors import EPValueError
@@ -36,6 +37,7 @@ class RowsHandle:
     capacity: int = 0
     group: object = field(default=None, repr=False)
 
+    @cached_property
     def seen(self):
         """What decides how calls with it are launched, for comparison, where a process has one rank."""
         if self.counts is not None:
@@ -83,6 +85,7 @@ class HybridHandle:
     group: object = field(default=None, repr=False)
     num_sms: tuple = (None, None)       # granted to dispatch, to combine
 
+    @cached_property
     def seen(self):
         """What decides how calls with it are launched, for comparison, where a process has one rank."""
         loan = self.loans[0]

@@ -58,11 +58,10 @@ def dispatch_forward(buffer, x, routing_map, probs, num_local_experts, *, num_pe
     Of each rank of this process, as lists: dispatched_hidden, dispatched_probs, dispatched_scaling_factor,
     tokens_per_expert; and the handle of all.
     """
-    given, key = (x, routing_map, probs), None
+    key = None
     if num_permuted_tokens is not None:
-        key = buffer.steady.key("hybrid dispatch", given, num_local_experts, num_permuted_tokens, pad_multiple,
-                                fp8_dispatch, p2p_world_size, num_sms)
-        made = buffer.steady.again(key, given)
+        made, key = buffer.steady.again("hybrid dispatch", (x, routing_map, probs), num_local_experts,
+                                        num_permuted_tokens, pad_multiple, fp8_dispatch, p2p_world_size, num_sms)
         if made is not None:
             return made
     world = buffer.world
@@ -240,8 +239,7 @@ def same_pad(pad_multiple, handle):
 def cached_dispatch(buffer, name, x, handle, num_sms=None):
     """The tokens x [T, H] as rows of experts, as an earlier dispatch placed them: a list of [P, H], of x's dtype."""
     handle_of(HybridHandle, handle)
-    key = buffer.steady.key("hybrid cached", (x,), num_sms, *handle.seen())
-    made = buffer.steady.again(key, (x,))
+    made, key = buffer.steady.again("hybrid cached", (x,), num_sms, handle.seen)
     if made is not None:
         return made
     xs = arguments.hidden_rows(buffer, name, x, dtypes=TYPES, n_rows=handle.num_tokens)
@@ -268,8 +266,7 @@ def cached_dispatch(buffer, name, x, handle, num_sms=None):
 def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
     """Sums of rows x [P, H] over experts, ranks and worlds, and probs [P] back in their places [T, E]: two lists."""
     handle_of(HybridHandle, handle)
-    key = buffer.steady.key("hybrid combine", (x, probs), num_sms, *handle.seen())
-    made = buffer.steady.again(key, (x, probs))
+    made, key = buffer.steady.again("hybrid combine", (x, probs), num_sms, handle.seen)
     if made is not None:
         return made
     local, has_probs = handle.num_local_experts, not arguments.absent(probs)

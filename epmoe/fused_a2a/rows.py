@@ -7,6 +7,7 @@ from epmoe.fused_a2a.arguments import FP32
 from epmoe.fused_a2a.handles import RowsHandle, counts_offset, handle_of, info_words
 from epmoe.fused_a2a.heap import arrays_in
 from epmoe.fused_a2a.returning import sums_of_rows
+from epmoe.fused_a2a.steady import GENERAL
 from epmoe.host.lending import arrange
 from epmoe.kernels.rows import dispatch_kernel, move_kernel, records, resend_kernel
 from epmoe.kernels.rows.roles import blocks_for
@@ -74,8 +75,7 @@ def dispatch_forward(buffer, x, token_indices, token_probs, num_experts, num_sms
     tokens_per_expert), and the handle of all. on_device: as fused_dispatch_on_device says.
     """
     given = x, token_indices, token_probs
-    key = buffer.steady.key("dispatch", given, num_experts, num_sms) if on_device else None
-    made = buffer.steady.again(key, given)
+    made, key = buffer.steady.again("dispatch", given, num_experts, num_sms) if on_device else GENERAL
     if made is not None:
         return made
     world = buffer.world
@@ -212,8 +212,7 @@ def _handle_values(buffer, loan):
 def cached_dispatch(buffer, name, x, handle, num_sms=None):
     """The rows of x [T, H] where an earlier dispatch sent its tokens: a list of [N, H], of x's dtype."""
     handle_of(RowsHandle, handle)
-    key = buffer.steady.key("cached", (x,), num_sms, *handle.seen())
-    made = buffer.steady.again(key, (x,))
+    made, key = buffer.steady.again("cached", (x,), num_sms, handle.seen)
     if made is not None:
         return made
     xs = arguments.hidden_rows(buffer, name, x, n_rows=handle.num_tokens)
@@ -241,8 +240,7 @@ def cached_dispatch(buffer, name, x, handle, num_sms=None):
 def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
     """Sums over ranks of rows x [N, H], and slot by slot of probs [N, K]: two lists, the second None without probs."""
     handle_of(RowsHandle, handle)
-    key = buffer.steady.key("combine", (x, probs), num_sms, *handle.seen())
-    made = buffer.steady.again(key, (x, probs))
+    made, key = buffer.steady.again("combine", (x, probs), num_sms, handle.seen)
     if made is not None:
         return made
     has_probs = not arguments.absent(probs)

@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from sys import getrefcount
 
 from epmoe import device
-from epmoe.device.captures import is_captured
+from epmoe.device.captures import CAPTURED, is_captured
 from epmoe.fused_a2a.heap import place_of
 from epmoe.host.arrays import DeviceArray
 from epmoe.host.steady_calls import UNSEEN, WAYS, look
 
 MAX_REMEMBERED = 1024
-AT_ONCE = 2             # results of one call that are kept
-PAIRS, NOTHING = (tuple, list), (None,)
+AT_ONCE = 2             # calls of one kind whose results are kept
+PAIRS, NOTHING, GENERAL = (tuple, list), (None,), (None, None)
 
 
 def _look_closer(a):
@@ -30,19 +30,19 @@ def _look_closer(a):
 
 
 class _Known:
-    """One call: what was seen of its arrays, the memory that it lends, how results are made of that, launches by it."""
+    """One call: what was seen of its arrays, the memory that it lends, how results are made of that, starts by it."""
 
     def __init__(self, seen, memory, results):
-        self.seen, self.memory, self.results, self.launches = seen, memory, results, {}
+        self.seen, self.memory, self.results, self.starts = seen, memory, results, {}
 
 
 class _Last:
-    """One of the last calls: its launches and results, which nobody else looks at where `counts` are as at first."""
+    """One of the last calls: how it starts and its results, which nobody else looks at where `counts` are as at first."""
 
-    __slots__ = ("known", "launches", "results", "loans", "objects", "counts")
+    __slots__ = ("numbers", "seen", "start", "results", "objects", "counts")
 
-    def __init__(self, known, launches, results, loans):
-        self.known, self.launches, self.results, self.loans = known, launches, results, loans
+    def __init__(self, numbers, seen, start, results, loans):
+        self.numbers, self.seen, self.start, self.results = numbers, seen, start, results
         self.objects = [*_objects(results), *loans]
 
 
@@ -61,86 +61,105 @@ def _objects(results):
 class SteadyCalls:
     """The remembered calls of one Buffer.
 
-    Of each kind the last results are kept, two of them where both are in use at once; a call like theirs has them
-    again, the very same objects, when nobody else holds any of them. A call that is new gives them all back first.
+    Of each kind the last results are kept, since two of them are often in use at once, or in turn; a call like theirs
+    has them again, the very same objects, when nobody else holds any of them. A call that is new gives them all back
+    first.
     """
 
     def __init__(self, buffer):
         self.applies = not device.SIM and not buffer.world.lists
         self._buffer, self._machine = buffer, buffer.machine
-        self._known, self._last, self._state, self._kept = {}, {}, None, None
+        self._known, self._last, self._kept = {}, {}, None
+        self._n_freed = self._n_changes = None
+        if self.applies:
+            self._machine.again([])         # compiles what that needs, before anybody waits for this rank
 
-    def key(self, kind, arrays, *numbers):
-        """What the call is known by; None if it has to take the general way. arrays: None, arrays, pairs of arrays.
+    def again(self, kind, arrays, *numbers):
+        """(results of a call that is known, its kernels launched, or None; what a new call is known by, or None).
 
-        A call that waits for the host has no key; any other begins here, so here the machine learns of captures.
+        arrays: None, arrays, pairs of arrays; they are kept till the next call. numbers: what else it depends on. A
+        call that waits for the host does not come here; any other begins here, so here the machine learns of captures.
         """
-        if is_captured(self._machine) or not self.applies:
-            return None
-        where, seen = [kind, *numbers], []
+        if not self.applies:
+            return GENERAL
+        seen = []
         for a in arrays:
             way = WAYS.get(type(a))
-            at = _look_closer(a) if way is None else way(a)
-            if at is UNSEEN:
-                return None
-            where.append(at[0])                 # an address is sooner looked up than a type
-            seen.append(at)
-        return tuple(where), seen
-
-    def again(self, key, arrays):
-        """Results of a call that is known, its kernels launched; else None. arrays: of key(), kept till the next."""
-        known = key and self._find(*key)
-        if known is None:
-            self.give_back()
-            return None
-        for last in self._last.get(key[0][0], ()):
-            if last.known is known and last.counts == list(map(getrefcount, last.objects)):
+            seen.append(_look_closer(a) if way is None else way(a))
+        buffer = self._buffer
+        if self._n_freed != self._machine.n_freed or self._n_changes != buffer.n_changes:
+            self._forget()
+        for last in self._last.get(kind, ()):
+            if (last.seen == seen and last.numbers == numbers
+                    and list(map(getrefcount, last.objects)) == last.counts):
                 break
         else:
-            last = self._lend(key[0][0], known)
+            last, key = self._otherwise(kind, seen, numbers)
             if last is None:
-                return None
-        self._buffer.expect_open()
-        try:
-            self._machine.start(last.launches)
-        except Exception as error:
-            self._buffer.failure = self._buffer.failure or error
-            raise
+                return None, key
+        if buffer.failure is not None:
+            buffer.expect_open()
+        code = last.start()
+        if code:
+            return self._not_started(code)
         self._kept = arrays
-        return last.results
+        return last.results, None
 
     def give_back(self):
         """What the last calls were lent, as far as nobody looks at it."""
         self._last.clear()
 
-    def _find(self, where, seen):
-        state = self._machine.n_freed, self._buffer.n_changes
-        if state != self._state:                # launches may name memory that is gone
-            self._known.clear()
-            self._last.clear()
-            self._state = state
-        known = self._known.get(where)
-        return known if known is not None and known.seen == seen else None
+    def _forget(self):
+        """Launches may name memory that is gone."""
+        self._n_freed, self._n_changes = self._machine.n_freed, self._buffer.n_changes
+        self._known.clear()
+        self._last.clear()
 
-    def _lend(self, kind, known):
+    def _otherwise(self, kind, seen, numbers):
+        """(the _Last of new results of a call that is known, or None; what the call is known by, or None)."""
+        if is_captured(self._machine) or UNSEEN in seen:
+            self.give_back()
+            return GENERAL
+        where = kind, numbers, tuple([at[0] for at in seen])    # an address is sooner looked up than a type
+        key = where, seen
+        known = self._known.get(where)
+        if known is None or known.seen != seen:
+            self.give_back()
+            return None, key
+        return self._lend(kind, known, seen, numbers), key
+
+    def _lend(self, kind, known, seen, numbers):
         """The _Last of new results; None if there is no room, or no launches are known for where it is.
 
         These will be after the general way, which finds the same room.
         """
-        # Of this call's last results somebody holds some, which may end; those of other calls go if there is no room.
-        others = [last for last in self._last.get(kind, ()) if last.known is known][:AT_ONCE - 1]
+        others = self._last[kind] = self._last.get(kind, [])[:AT_ONCE - 1]
         loans = [memory.lend() for memory in known.memory]
         if None in loans:
-            loans = others = None
+            loans = None
+            others.clear()
             self.give_back()
             loans = [memory.lend() for memory in known.memory]
-        launches = None if None in loans else known.launches.get(tuple([place_of(loan) for loan in loans]))
-        if launches is None:
+        start = None if None in loans else known.starts.get(tuple([place_of(loan) for loan in loans]))
+        if start is None:
             return None
-        last = _Last(known, launches, known.results(*loans), loans)
+        last = _Last(numbers, seen, start, known.results(*loans), loans)
+        del loans
         last.counts = list(map(getrefcount, last.objects))
-        self._last[kind] = [last, *(others or ())]
+        self._last[kind] = [last, *others]
         return last
+
+    def _not_started(self, code):
+        """What again() gives for a call that is captured; or the error that the driver's code means."""
+        if code == CAPTURED:
+            is_captured(self._machine)      # and the machine has learned of it
+            self.give_back()
+            return GENERAL
+        try:
+            self._machine.refused(code)
+        except Exception as error:
+            self._buffer.failure = self._buffer.failure or error
+            raise
 
     @contextmanager
     def watching(self, key):
@@ -155,7 +174,8 @@ class SteadyCalls:
             yield lambda *what: self._remember(key, launches, *what)
 
     def _remember(self, key, launches, memory, loans, results):
-        if (self._machine.n_freed, self._buffer.n_changes) != self._state or None in loans:
+        as_it_was = (self._machine.n_freed, self._buffer.n_changes) == (self._n_freed, self._n_changes)
+        if not as_it_was or None in loans:
             return
         if len(self._known) >= MAX_REMEMBERED:
             self._known.clear()
@@ -163,7 +183,7 @@ class SteadyCalls:
         known = self._known.get(where)
         if known is None or known.seen != seen:
             known = self._known[where] = _Known(seen, memory, results)
-        known.launches[tuple([place_of(loan) for loan in loans])] = launches
+        known.starts[tuple([place_of(loan) for loan in loans])] = self._machine.again(launches)
 
 
 def _forget(memory, loans, results):

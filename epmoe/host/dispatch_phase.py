@@ -1,6 +1,6 @@
 """Dispatch on the host: inputs checked and placed, kernels launched, Dispatched made."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from epmoe_ref.errors import EPValueError
@@ -23,6 +23,7 @@ class Sent:
     scale_function: object
     loan: object
     results: Results | None = None
+    made: dict = field(default_factory=dict)        # arrays by name, when they were first looked at
 
     @property
     def num_tokens(self):
@@ -31,7 +32,12 @@ class Sent:
 
     def array(self, name):
         """An array of the Dispatched, None if the token format has none of that name."""
-        return self.results.array(name, self.num_tokens if name == "topk_ids" else None)
+        array = self.made.get(name)
+        if array is None:
+            array = self.results.array(name, self.num_tokens if name == "topk_ids" else None)
+            if array is not None:
+                self.made[name] = array
+        return array
 
 
 class DispatchPhase:

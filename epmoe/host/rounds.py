@@ -18,6 +18,8 @@ _NEXT = {
     "combining": {"combine_wait": "idle"},
 }
 
+_BEFORE = {call: state for state, calls in _NEXT.items() for call in calls}
+
 _REASON = {
     "idle": "no dispatch is open: call dispatch (or dispatch_async and dispatch_wait) first",
     "dispatching": "dispatch_async was called and its dispatch_wait was not: call dispatch_wait next",
@@ -56,6 +58,12 @@ class Rounds:
                 raise EPStateError(f"{call}: {_CAPTURED[bool(capture)]}")
         if call not in _NEXT[self.state]:
             raise EPStateError(f"{call}: {_REASON[self.state]}")
+
+    def comes(self, call):
+        """Whether expect() would let the call come now, if it is captured by no graph; sooner told."""
+        self.capture = 0
+        return (self.state == _BEFORE[call] and self.failure is None
+                and (not self._opened_in or self.state == "idle"))
 
     def advance(self, call):
         """The call was launched."""

@@ -7,31 +7,32 @@ from, and start again when all of that is the same: no check is left out, its ve
 
 It applies to dispatch and combine where a process has one rank, on a GPU, with arrays in device memory. The general
 way is for everything else: host arrays, whose contents are checked; expert outputs with as many rows as were received,
-a number that has to be asked for; arguments of functions; out= of dispatch; the first call with any new argument; and
-virtual ranks, whose kernels need streams of their own.
+a number that has to be asked for; arguments of functions; out= of dispatch; the first call with any new argument; calls
+that are captured into a CUDA graph; and virtual ranks, whose kernels need streams of their own.
 
-A combine like one of the last two has that one's result again, the very same array, when nobody else refers to it nor to
-its memory: to lend the memory anew and to make an array of it takes as long as all the rest.
+A call like one of the last two has that one's result again, in the very same arrays, when nobody else refers to them nor
+to their memory: to lend the memory anew and to make arrays of it takes as long as all the rest.
 """
 
 import contextlib
+from operator import attrgetter
 from sys import getrefcount
 
 import numpy as np
 
 from epmoe import device
+from epmoe.device.captures import CAPTURED
 from epmoe.host.arrays import DeviceArray, is_torch, lent_again
 from epmoe.host.dispatch_phase import Sent
 from epmoe.host.dispatched import Dispatched
 from epmoe.host.results import Results
 
 MAX_REMEMBERED = 1024       # calls of one kind
-AT_ONCE = 2                 # results that are kept: dispatches, and so combines, often take turns in two memories
+AT_ONCE = 2                 # results that are kept of each: calls often take turns in two memories
 UNSEEN = None               # what look() says of anything that is no array in device memory
 
 
-def _look_at_ours(a):
-    return a.address, a.shape, a.dtype, a.strides, a.ordinal
+_look_at_ours = attrgetter("seen")
 
 
 def _look_at_torch(t):
@@ -71,26 +72,53 @@ def look(array):
     return way(array)
 
 
-class _Last:
-    """One of the last combines, whose result was lent: a call like it has that result again, when nobody holds it any more.
+ALONE, = map(getrefcount, [object()])       # of an object that one list or dictionary holds
 
-    uses: how often the result and its memory are referred to when only this does.
-    """
 
-    __slots__ = ("key", "launches", "is_lent", "result", "loan", "uses")
+class _LastDispatch:
+    """One of the last dispatches: a call like it has its arrays again, when nobody else refers to any of them."""
 
-    def __init__(self, key, launches, is_lent, result, loan):
-        self.key, self.launches, self.is_lent, self.result, self.loan = key, launches, is_lent, result, loan
+    __slots__ = ("key", "start", "sent", "of_rank", "loan", "uses")
+
+    def __init__(self, key, start, tokens, ids, loan):
+        self.key, self.start, self.loan = key, start, loan
+        self.of_rank = Sent(tokens, ids, key[-1], None, loan, Results(loan))
+        self.sent = [self.of_rank]
 
     def count(self):
-        """How often they are referred to now."""
+        """How often what is given again is referred to, besides by the arrays that were made of it."""
+        return getrefcount(self.of_rank), getrefcount(self.loan) - 2 * len(self.of_rank.made)
+
+    def is_free(self):
+        """Whether nobody else refers to it now."""
+        if self.count() != self.uses:
+            return False
+        made = self.of_rank.made
+        return not made or all([n == ALONE for n in map(getrefcount, made.values())])
+
+
+class _LastCombine:
+    """One of the last combines, whose result was lent: the same."""
+
+    __slots__ = ("key", "start", "is_lent", "result", "loan", "uses")
+
+    def __init__(self, key, start, is_lent, result, loan):
+        self.key, self.start, self.is_lent, self.result, self.loan = key, start, is_lent, result, loan
+
+    def count(self):
+        """How often the result and its memory are referred to."""
         return getrefcount(self.result), getrefcount(self.loan)
+
+    def is_free(self):
+        """Whether nobody else refers to it now."""
+        return self.count() == self.uses
 
 
 class SteadyCalls:
     """The remembered calls of one ExpertParallel. dispatch and combine give None for what takes the general way.
 
-    The general way is to be run inside watching(), and remember_dispatch or remember_combine called at its end.
+    The general way is to be run inside watching(), and remember_dispatch or remember_combine called at its end. It is
+    for calls out of order, too.
     """
 
     def __init__(self, engine, capacity, applies):
@@ -99,77 +127,97 @@ class SteadyCalls:
         self._rank = r = engine.ranks[0]
         self._inputs = (r.rank, "input_tokens"), (r.rank, "topk_ids")
         self._outputs = (r.rank, "router_weights"), (r.rank, "expert_outputs")
-        self._dispatches, self._combines = {}, {}       # what a call followed from -> its launches
+        self._dispatches, self._combines = {}, {}       # what a call followed from -> how its launches start
+        self._last_dispatches, self._last_combines = [], []
         self._n_freed = self._launches = None
-        self._last = []
+        if self.applies:
+            self._machine.again([])         # compiles what that needs, before anybody waits for this rank
 
     def dispatch(self, input_tokens, topk_ids, input_scale, out):
         """The open round as [Sent], its kernel launched."""
-        if not self.applies or out is not None:
+        if not self.applies or out is not None or not self._rounds.comes("dispatch"):
             return None
         key = _dispatch_key(input_tokens, topk_ids, input_scale)
+        if self._machine.n_freed != self._n_freed:
+            self._forget(self._machine.n_freed)
+        for last in self._last_dispatches:
+            if last.key == key and last.is_free():
+                break
+        else:
+            last = self._lend_dispatch(key)
+            if last is None:
+                return None
+        if not self._started("dispatch", last.start):
+            return None
+        self._engine.placing.keep(self._inputs, (input_tokens, topk_ids))
+        return last.sent
+
+    def _lend_dispatch(self, key):
+        """A _LastDispatch in other memory, if launches are known for that; others than of such calls are given back."""
+        others = self._last_dispatches[:] = [one for one in self._last_dispatches if one.key == key][:AT_ONCE - 1]
         if key is UNSEEN:
             return None
         loan = self._rank.dispatch_pool.lend()      # where the results go is a part of what is launched
-        known = self._remembered(self._dispatches, (key, loan.buffer.address))
+        known = self._dispatches.get((key, loan.buffer.address))
         if known is None:
             return None
-        launches, tokens, ids = known
-        self._start("dispatch", launches, loan)
-        self._engine.placing.keep(self._inputs, (input_tokens, topk_ids))
-        return [Sent(tokens, ids, input_scale, None, loan, Results(loan))]
+        last = _LastDispatch(key, *known, loan)
+        del loan
+        last.uses = last.count()
+        self._last_dispatches[:] = last, *others
+        return last
 
     def remember_dispatch(self, sent, input_tokens, topk_ids, input_scale, out):
         """The general way has launched this call."""
-        if self.applies and out is None:
+        if self.applies and out is None and not self._rounds.capture:
             key = _dispatch_key(input_tokens, topk_ids, input_scale)
             if key is not UNSEEN:
                 s = sent[0]
-                self._remember(self._dispatches, (key, s.loan.buffer.address), (self._launches, s.tokens, s.topk_ids))
+                self._remember(self._dispatches, (key, s.loan.buffer.address), s.tokens, s.topk_ids)
 
     def combine(self, sent, expert_outputs, d, router_weights, epilogue, arguments, out):
         """The combined output, its kernel launched. arguments: whether functions are given any."""
-        if not self.applies or arguments:
+        if not self.applies or arguments or not self._rounds.comes("combine"):
             return None
         key = _combine_key(sent[0], expert_outputs, d, router_weights, epilogue, out)
-        if self._machine.n_freed == self._n_freed and not self._rounds.capture:
-            for last in self._last:
-                if last.key == key and last.count() == last.uses:
-                    self._start("combine", last.launches, None)
-                    self._engine.placing.keep(self._outputs, (router_weights, None if last.is_lent else expert_outputs))
-                    return last.result
-        if len(self._last) == AT_ONCE or key is UNSEEN:
-            last = None
-            self._last.clear()                  # their memory can be lent again
+        if self._machine.n_freed != self._n_freed:
+            self._forget(self._machine.n_freed)
+        for last in self._last_combines:
+            if last.key == key and last.is_free():
+                break
+        else:
+            last = self._lend_combine(key, router_weights, out)
+            if last is None:
+                return None
+        if not self._started("combine", last.start):
+            return None
+        self._engine.placing.keep(self._outputs, (router_weights, None if last.is_lent else expert_outputs))
+        return last.result
+
+    def _lend_combine(self, key, router_weights, out):
+        """A _LastCombine with other memory, or the caller's, if launches are known for that."""
+        if key is UNSEEN or len(self._last_combines) == AT_ONCE:
+            self._last_combines.clear()         # their memory can be lent again
         if key is UNSEEN:
             return None
         loan = None
         if out is None:
-            pool = self._rank.unreduced_pool if router_weights is None else self._rank.reduced_pool
-            loan = pool.lend()
-        known = self._remembered(self._combines, (key, loan and loan.buffer.address))
+            loan = (self._rank.unreduced_pool if router_weights is None else self._rank.reduced_pool).lend()
+        known = self._combines.get((key, loan and loan.buffer.address))
         if known is None:
             return None
-        launches, is_lent, result = known
-        self._start("combine", launches, loan)
-        self._engine.placing.keep(self._outputs, (router_weights, None if is_lent else expert_outputs))
+        start, is_lent, result = known
         if loan is None:
-            return out
-        last = _Last(key, launches, is_lent, loan.again(result)[0], loan)
-        if not self._rounds.capture:        # graphs keep the results of captured calls
-            del loan
-            last.uses = last.count()
-            self._last.append(last)
-        return last.result
-
-    def close(self):
-        """Give back what is kept of the last call; nothing is remembered any more."""
-        self._last.clear()
-        self.applies = False
+            return _LastCombine(key, start, is_lent, out, None)
+        last = _LastCombine(key, start, is_lent, loan.again(result)[0], loan)
+        del loan
+        last.uses = last.count()
+        self._last_combines.append(last)
+        return last
 
     def remember_combine(self, sent, reduction, expert_outputs, d, router_weights, epilogue, arguments, out):
         """The general way has launched this call."""
-        if not self.applies or arguments:
+        if not self.applies or arguments or self._rounds.capture:
             return
         key = _combine_key(sent[0], expert_outputs, d, router_weights, epilogue, out)
         lent = sent[0].loan.holds_address
@@ -180,7 +228,12 @@ class SteadyCalls:
         if out is None:
             loan = reduction[0].results.loan
             to, result = loan.buffer.address, lent_again([loan.array("output_tokens", sent[0].tokens.n)], None, None)
-        self._remember(self._combines, (key, to), (self._launches, lent(key[0][0]), result))
+        self._remember(self._combines, (key, to), lent(key[0][0]), result)
+
+    def close(self):
+        """Give back what is kept of the last calls; nothing is remembered any more."""
+        self._forget(None)
+        self.applies = False
 
     @contextlib.contextmanager
     def watching(self):
@@ -191,28 +244,30 @@ class SteadyCalls:
         with self._machine.recording() as self._launches:
             yield
 
-    def _remembered(self, calls, key):
-        if self._machine.n_freed != self._n_freed:      # a launch may name memory that is gone
-            self._n_freed = self._machine.n_freed
-            self._dispatches.clear()
-            self._combines.clear()
-            self._last.clear()
-        return calls.get(key)
+    def _forget(self, n_freed):
+        """What was remembered may name memory that is gone. n_freed: of the machine."""
+        self._n_freed = n_freed
+        for known in self._dispatches, self._combines, self._last_dispatches, self._last_combines:
+            known.clear()
 
-    def _remember(self, calls, key, what):
+    def _remember(self, calls, key, *what):
         if len(calls) >= MAX_REMEMBERED:
             calls.clear()
-        calls[key] = what
+        calls[key] = (self._machine.again(self._launches), *what)
 
-    def _start(self, call, launches, loan):
-        if self._rounds.capture and loan is not None:
-            self._engine.keep_lent(loan)
-        try:
-            self._machine.start(launches)
-        except Exception as error:
-            self._rounds.fail(error)
-            raise
+    def _started(self, call, start):
+        """Whether the launches were started: not if the call is captured."""
+        code = start()
+        if code == CAPTURED:
+            return False
+        if code:
+            try:
+                self._machine.refused(code)
+            except Exception as error:
+                self._rounds.fail(error)
+                raise
         self._rounds.advance(call)
+        return True
 
 
 def _dispatch_key(input_tokens, topk_ids, input_scale):
@@ -241,10 +296,10 @@ def _combine_key(sent, expert_outputs, d, router_weights, epilogue, out):
     return y, where, sent.tokens.n, weights, epilogue, to
 
 
-def _places(sent, made):
+def _places(sent, seen):
     """Where src_info and topk_ids of a Dispatched lie: the address of its loan if where they always do, else both."""
-    loan, src_info, topk_ids = sent.loan, made.get("src_info"), made.get("topk_ids")
-    if src_info is None and topk_ids is None and not sent.results.given:
+    loan, made, src_info, topk_ids = sent.loan, sent.made, seen.get("src_info"), seen.get("topk_ids")
+    if src_info is made.get("src_info") and topk_ids is made.get("topk_ids") and not sent.results.given:
         return (loan.buffer.address,)       # arrays that nobody has looked at so far are not made for this
     places = ()
     for name, array in (("src_info", src_info), ("topk_ids", topk_ids)):

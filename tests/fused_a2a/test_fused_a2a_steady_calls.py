@@ -11,6 +11,7 @@ import pytest
 from rows_group import BF16, OneRank, assert_same, group_of, host, routing, tokens
 
 from epmoe import LaunchConfig, fused_a2a
+from epmoe.device.captures import CAPTURED
 from epmoe.fused_a2a import buffers, heap
 from epmoe.fused_a2a.buffer import Buffer
 from epmoe.host import inputs
@@ -39,10 +40,14 @@ class Recorder:
         self.machine, self.recorded, self.n_started, self.launch = machine, None, 0, machine.launch
         self.capturing = False
         for stream in machine.streams:
-            monkeypatch.setattr(stream, "capture", lambda: self.capturing)
+            monkeypatch.setattr(stream, "capture", self.capture)
         for name, value in dict(n_freed=0, has_captured=False, launch=self.record, recording=self.recording,
-                                start=self.start).items():
+                                again=self.again).items():
             monkeypatch.setattr(machine, name, value, raising=False)
+
+    def capture(self):
+        self.machine.has_captured |= self.capturing
+        return self.capturing
 
     def record(self, *what, **how):
         if self.recorded is not None:
@@ -55,11 +60,17 @@ class Recorder:
         yield launches
         self.recorded = None
 
-    def start(self, launches):
-        self.n_started += 1
-        for what, how in launches:
-            self.launch(*what, **how)
-        self.machine.synchronize()
+    def again(self, launches):
+        def start():
+            if self.capturing:
+                return CAPTURED
+            self.n_started += 1
+            for what, how in launches:
+                self.launch(*what, **how)
+            self.machine.synchronize()
+            return 0
+
+        return start
 
 
 @pytest.fixture
@@ -137,6 +148,32 @@ def test_launches_start_again_on_new_data(group, one_round, arrays, monkeypatch)
     assert group.recorder.n_started < before + 3, "other arrays have launches of their own"
 
 
+@pytest.mark.parametrize("kind", ["rows", "hybrid"])
+def test_handles_that_take_turns_make_nothing_anew(group, kind, monkeypatch):
+    """A caller who keeps a handle until the next dispatch has two in turn, whose combines differ."""
+    x, of_routing, probs, y = (OnDevice(group.machine, a.copy()) for a in (ROWS if kind == "rows" else HYBRID))
+    of_routing.values[...] = (0, 1) if kind == "rows" else True
+
+    def a_round():
+        if kind == "rows":      # whose heap has no room for the result of a cached dispatch as well
+            *_, handle = fused_a2a.fused_dispatch_on_device(x, of_routing, probs, EXPERTS, group)
+            fused_a2a.fused_combine(y, group, handle)
+            return handle
+        *_, handle = fused_a2a.hybrid_ep_dispatch(x, of_routing, probs, group, EXPERTS, num_permuted_tokens=12)
+        ctx = fused_a2a.Context()
+        fused_a2a.HybridEPCombine.forward(ctx, y, handle)
+        fused_a2a.HybridEPCombine.backward(ctx, x)
+        return handle
+
+    for _ in range(20):     # until launches are known in all the memory that calls find
+        handle = a_round()
+    before = group.recorder.n_started
+    monkeypatch.setattr(heap, "_lend", lambda *what: pytest.fail("results that nobody holds were made anew"))
+    for _ in range(4):
+        handle = a_round()
+    assert group.recorder.n_started == before + 4 * (2 if kind == "rows" else 3) and handle is not None
+
+
 def test_what_changes_in_the_buffer_makes_calls_new(group):
     rng, given = np.random.default_rng(2), [OnDevice(group.machine, a.copy()) for a in ROWS]
     for _ in range(3):
@@ -163,7 +200,7 @@ def test_nothing_gets_the_memory_that_a_captured_graph_writes_to(group, one_roun
         return lend(piece, buffer, start, *more)
 
     monkeypatch.setattr(heap, "_lend", seen)
-    recorder.capturing = group.machine.has_captured = True
+    recorder.capturing = True
     before = recorder.n_started
     one_round(group, given, rng)
     assert recorder.n_started == before and lent

@@ -8,12 +8,14 @@ attributes and methods, of the same meaning.
 import ctypes
 import threading
 import types
+from functools import partial
 from itertools import repeat
 
 import numpy as np
 
 ADDRESS_ALIGNMENT = 256     # bytes
-NO_CAPTURE = 0
+NO_CAPTURE, CONTEXT = 0, 1
+KERNELS = []                # names of those that are loaded, by number, which is their handle
 LEGACY_DEFAULT = 0, 1       # handles of the default stream
 
 
@@ -32,6 +34,7 @@ class Driver:
         self.threads = {threading.get_ident()}      # those with a current context
         self._memory = {}                   # address -> (array, bytes)
         self._success = (real.CUresult.CUDA_SUCCESS,)
+        self._native = {}                   # name -> C function
 
     def __getattr__(self, name):
         if name.startswith("CU"):       # types and constants
@@ -78,6 +81,14 @@ class Driver:
         self.threads.add(threading.get_ident())
         return self._success
 
+    def cuGetProcAddress(self, name, version, flags):
+        """Of C functions that do what the methods do."""
+        name = name.decode()
+        if name not in self._native:
+            arguments, function = NATIVE[name]
+            self._native[name] = ctypes.CFUNCTYPE(ctypes.c_int32, *arguments)(partial(function, self))
+        return self._success[0], ctypes.cast(self._native[name], ctypes.c_void_p).value, 0
+
     def cuEventRecord(self, event, stream):
         """On a default stream it fails in a thread without a context, as the real one does."""
         self.calls.append("cuEventRecord")
@@ -123,10 +134,37 @@ class Driver:
         return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8)
 
 
+def _write(kind, address, value):
+    kind.from_address(address).value = value
+    return 0
+
+
+WORD, INT = ctypes.c_size_t, ctypes.c_uint32
+NATIVE = {      # arguments, and what the C function does
+    "cuStreamIsCapturing": ((WORD, WORD), lambda driver, stream, status: _write(
+        ctypes.c_int32, status, int(driver.cuStreamIsCapturing(stream)[1]))),
+    "cuCtxGetCurrent": ((WORD,), lambda driver, context: _write(
+        WORD, context, CONTEXT if threading.get_ident() in driver.threads else 0)),
+    "cuCtxSetCurrent": ((WORD,), lambda driver, context: int(driver.cuCtxSetCurrent(context)[0])),
+    "cuLaunchKernel": ((WORD, *7 * (INT,), *3 * (WORD,)),
+                       lambda driver, *given: int(driver.cuLaunchKernel(Function(given[0]), *given[1:])[0])),
+    "cuLaunchKernelEx": (4 * (WORD,), lambda driver, *given: int(driver.cuLaunchKernelEx(*given)[0]))}
+
+
 def _arguments(at):
     pointers = (ctypes.c_void_p * 3).from_address(at)
     return (ctypes.c_uint64.from_address(pointers[0]).value, ctypes.c_int32.from_address(pointers[1]).value,
             ctypes.c_int32.from_address(pointers[2]).value)
+
+
+class Function(str):
+    """A kernel on the device: its name, and as an int its number."""
+
+    def __new__(cls, number):
+        return super().__new__(cls, KERNELS[number])
+
+    def __int__(self):
+        return KERNELS.index(self)
 
 
 class FakeDtype:
@@ -161,21 +199,21 @@ class FakeTensor:
 
 def counted_machine(n_ranks, rank, n_sms=132):
     """(machine, driver): a GpuMachine over a Driver; needs EPMOE_DEVICE=gpu, a process of its own, and no GPU."""
-    from epmoe.device import gpu_driver, gpu_kernel, gpu_launch, gpu_machine, gpu_memory
+    from epmoe.device import gpu_again, gpu_driver, gpu_kernel, gpu_launch, gpu_machine, gpu_memory
     from numba import cuda
 
     real = gpu_driver.cu
     driver = Driver(real)
     device = types.SimpleNamespace(id=0, name=b"counted", MULTIPROCESSOR_COUNT=n_sms, compute_capability=(9, 0))
-    names = []          # of kernels; a kernel's handle is its place here
 
     def handle_by_name(kernel):
-        names.append(kernel.name)
-        return len(names) - 1
+        KERNELS.append(kernel.name)
+        return len(KERNELS) - 1
 
-    for module in (gpu_driver, gpu_launch, gpu_memory, gpu_machine):
+    for module in (gpu_again, gpu_driver, gpu_launch, gpu_memory, gpu_machine):
         module.cu = driver
     gpu_kernel.Kernel.handle = handle_by_name
-    driver.CUkernel, driver.cuKernelGetFunction = int, lambda number: (real.CUresult.CUDA_SUCCESS, names[number])
+    driver.CUkernel = int
+    driver.cuKernelGetFunction = lambda number: (real.CUresult.CUDA_SUCCESS, Function(number))
     cuda.current_context = lambda *_: types.SimpleNamespace(device=device)
     return gpu_machine.GpuMachine(n_ranks, rank=rank), driver

@@ -118,6 +118,46 @@ def check_a_result_comes_again_when_nobody_looks_at_it():
         assert len(pool._made) == n_made, "what is kept for a call is given back for others"
 
 
+def check_arrays_of_a_dispatch_come_again_when_nobody_looks_at_them():
+    with at_hand() as (ep, driver, (x, ids, weights)):
+        for _ in range(6):
+            a_round(ep, x, ids, weights)
+
+        def looked_at(name):
+            """The array of that name of a Dispatched that is forgotten."""
+            d = ep.dispatch(x, ids)
+            array = getattr(d, name)
+            assert d.output_scales is None and d.n_rows >= 0
+            ep.combine(d.output_tokens, d, weights)
+            return array
+
+        for name in ("output_tokens", "src_info"):
+            looked_at(name).marked = True
+            held = looked_at(name)
+            assert held.marked, "it was made anew"
+            others = [looked_at(name) for _ in range(4)]
+            assert held.address not in [one.address for one in others], "it is still looked at"
+            some = others.pop().first(2)
+            address = some.address
+            del others
+            assert address not in [looked_at(name).address for _ in range(4)], "its first rows are still looked at"
+            del held, some
+        for _ in range(3):
+            d = ep.dispatch(x, ids)
+            assert d.offsets is None, "what an earlier round counted"
+            d.src_info, d.marked, mine = mine_of(ep, d), True, d.output_tokens
+            ep.combine(mine, d, weights)
+            del d
+            d = ep.dispatch(x, ids)
+            assert not hasattr(d, "marked") and d.output_tokens is not mine and d.src_info.address != 0xA0000
+            ep.combine(d.output_tokens, d, weights)
+
+
+def mine_of(ep, d):
+    """An array like src_info that is the caller's."""
+    return FakeTensor(0xA0000, d.src_info.shape, int32)
+
+
 def check_new_and_changed_arguments_are_checked():
     with at_hand() as (ep, driver, (x, ids, weights)):
         for _ in range(3):
