@@ -49,6 +49,8 @@ def run(args):
         worlds = Worlds(args.world, p2p_world_size=args.p2p_world_size)
         cfg = _config(args, worlds)
         world = worlds.make(cfg.n_ranks, args.seed)
+        if args.json and worlds.prints:
+            open(args.json, "a").close()        # a file that cannot be written is known before the rounds, not after
         record = soak(args, cfg, world, print if worlds.prints else _nothing)
     except (EPValueError, UnavailableError) as error:
         print(f"epmoe soak: {error}", file=sys.stderr)

@@ -18,8 +18,12 @@ def add_arguments(parser):
 
 
 def run(arguments):
-    """Writes, compares, and returns 0, or 1 if a file is not what this version's hashes say."""
+    """Writes, compares, and returns 0, 1 if a file is not what this version's hashes say, or 2 if nothing is to do."""
+    if arguments.update and arguments.only:
+        return _cannot("--update writes the hashes of all vectors: leave --only out")
     sums = write_all(arguments.folder, only=arguments.only)
+    if not sums:
+        return _cannot(f"no vector's name contains {arguments.only!r}; their names are those in {SUMS}")
     size_mb = sum((Path(arguments.folder) / name).stat().st_size for name in sums) / 1e6
     print(f"{len(sums) // 3} vectors, {len(sums)} files, {size_mb:.1f} MB in {arguments.folder}")
     if arguments.update:
@@ -32,6 +36,11 @@ def run(arguments):
         print(f"{name}: sha256 {sums[name]}, this version's is {known.get(name, 'not recorded')}", file=sys.stderr)
     print("hashes differ" if wrong else "hashes are those of this version")
     return int(bool(wrong))
+
+
+def _cannot(why):
+    print(f"epmoe vectors: {why}", file=sys.stderr)
+    return 2
 
 
 def write_all(folder, only=""):

@@ -187,3 +187,9 @@ def test_soak_on_a_gpu(fused):
         for number in range(50):
             soak.round(number)
         assert [f.first for f in soak.found()] == [None] * 4
+
+
+def test_a_file_that_cannot_be_written_is_known_before_the_rounds(tmp_path, capsys):
+    assert main(["soak", "--json", str(tmp_path / "no" / "such.json")]) == 2
+    printed = capsys.readouterr()
+    assert "rounds" not in printed.out and "such.json: No such file" in printed.err

@@ -1,5 +1,6 @@
 """The vectors are the same bytes everywhere, hold what the laws say, and can be read without Python."""
 
+import argparse
 import hashlib
 import json
 import shutil
@@ -145,7 +146,6 @@ def test_random_floats_stay_in_their_powers_of_two():
 
 
 def test_the_command_says_when_files_are_not_this_versions(folder, tmp_path, monkeypatch, capsys):
-    import argparse
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
     arguments = parser.parse_args([str(tmp_path), "--only", "hybrid_overflow"])
@@ -156,3 +156,13 @@ def test_the_command_says_when_files_are_not_this_versions(folder, tmp_path, mon
     monkeypatch.setattr(command, "SUMS", other)
     assert command.run(arguments) == 1
     assert "hashes differ" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words, said", [(["--only", "zzz"], "no vector's name contains 'zzz'"),
+                                         (["--only", "nvfp4", "--update"], "leave --only out")])
+def test_the_command_refuses_to_do_nothing_or_to_forget_hashes(tmp_path, capsys, words, said):
+    before = command.SUMS.read_bytes()
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    assert command.run(parser.parse_args([str(tmp_path / "new"), *words])) == 2
+    assert said in capsys.readouterr().err and command.SUMS.read_bytes() == before
