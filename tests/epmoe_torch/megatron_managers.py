@@ -128,6 +128,7 @@ def layer(manager, hidden_states, routing_map, probs, experts, shared=None):
     rows = experts(rows, manager.tokens_per_expert, row_probs)
     hidden_states = manager.get_restored_hidden_states_by_experts(rows)
     hidden_states = manager.combine(hidden_states, True, True)
+    assert manager.handle is None
     if shared is not None:
         hidden_states += shared         # combine_postprocess adds in place
     return hidden_states.view(shape)

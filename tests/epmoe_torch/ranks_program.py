@@ -37,16 +37,16 @@ def routing(n_tokens, n_experts, where, shift, each):
     return routing_map, probs * routing_map
 
 
-def megatron_calls(group, rank, manager, where, hidden, *, each=TOP_K, shared=False):
+def megatron_calls(group, rank, manager, where, hidden, *, through=layer, shared=False):
     """One layer and its gradients: whole numbers and powers of two, so that every sum is exact."""
     n_experts, shape = LOCAL * group.size(), (n_experts_tokens(group), 1, hidden)
     draw = torch.Generator().manual_seed(rank)
     x, grad = (torch.randint(-3, 4, shape, generator=draw).to(where, BF16) for _ in range(2))
-    routing_map, probs = routing(shape[0], n_experts, where, rank, each)
+    routing_map, probs = routing(shape[0], n_experts, where, rank, TOP_K)
     x.requires_grad_(), probs.requires_grad_()
     more = torch.ones(shape[0], hidden, dtype=BF16, device=where) if shared else None
-    out = layer(manager, x * 1, routing_map, probs, experts_of(rank), more)
-    assert (out.shape, out.dtype, out.device) == (x.shape, x.dtype, x.device) and manager.handle is None
+    out = through(manager, x * 1, routing_map, probs, experts_of(rank), more)
+    assert (out.shape, out.dtype, out.device) == (x.shape, x.dtype, x.device)
     out.backward(grad)
     factors = torch.arange(1, n_experts + 1, device=where) * routing_map
     weight = (factors * probs).sum(1).detach()[:, None, None]

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -41,12 +42,23 @@ def free_port():
         return one.getsockname()[1]
 
 
-def over_processes(n_ranks, *arguments, limit):
-    """Run process_group_program.py as torchrun does, and look for the line of each rank."""
-    paths = HERE.parents[1], HERE, HERE.parent / "fused_a2a"
+def has_megatron():
+    try:
+        return find_spec("megatron.core") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+needs_megatron = pytest.mark.skipif(not has_megatron(), reason="needs pip install megatron-core==0.16.1")
+
+
+def over_processes(program, n_ranks, *arguments, limit):
+    """Run a program on n_ranks ranks as torchrun does, and look for the line of each."""
+    paths = HERE.parents[1], HERE, HERE.parent / "fused_a2a", os.environ.get("PYTHONPATH", "")
     common = trial_environment() | {"PYTHONPATH": os.pathsep.join(map(str, paths)), "WORLD_SIZE": str(n_ranks),
-                                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    command = [sys.executable, str(HERE / "process_group_program.py"), *map(str, arguments)]
+                                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
+                                    "TORCHDYNAMO_DISABLE": "1"}     # Megatron compiles a reshape, for half a minute
+    command = [sys.executable, str(HERE / program), *map(str, arguments)]
     started = [subprocess.Popen(command, env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, text=True,
                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for rank in range(n_ranks)]
     try:
@@ -59,13 +71,25 @@ def over_processes(n_ranks, *arguments, limit):
 
 
 def test_megatrons_calls_need_no_world_and_no_mpi():
-    over_processes(2, 8, limit=100)
+    over_processes("process_group_program.py", 2, 8, limit=100)
+
+
+@needs_megatron
+def test_megatrons_own_dispatcher_needs_nothing_but_the_import():
+    over_processes("megatron_program.py", 2, 8, limit=100)
 
 
 @pytest.mark.gpu
 @pytest.mark.timeout(200)
 def test_megatrons_calls_need_no_world_and_no_mpi_on_gpus():
-    over_processes(torch.cuda.device_count(), 1024, limit=180)
+    over_processes("process_group_program.py", torch.cuda.device_count(), 1024, limit=180)
+
+
+@needs_megatron
+@pytest.mark.gpu
+@pytest.mark.timeout(200)
+def test_megatrons_own_dispatcher_needs_nothing_but_the_import_on_gpus():
+    over_processes("megatron_program.py", torch.cuda.device_count(), 1024, limit=180)
 
 
 def test_a_group_becomes_a_world_once_and_its_calls_are_the_worlds(group):

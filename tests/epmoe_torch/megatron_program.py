@@ -1,0 +1,72 @@
+"""One rank of a process group: Megatron-Core's own token dispatcher over epmoe.torch, with exact results.
+
+Nothing of Megatron is edited: the module that it imports its functions from is epmoe.torch.
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from phases import say
+from ranks_program import LOCAL, TOP_K, megatron_calls
+from rows_kernels import compile_ahead
+
+import epmoe.torch
+from epmoe import device
+from epmoe.torch.process_group import world_of
+
+sys.modules["megatron.core.transformer.moe.fused_a2a"] = epmoe.torch
+
+from megatron.core.process_groups_config import ProcessGroupCollection  # noqa: E402
+from megatron.core.transformer.moe.token_dispatcher import MoEFlexTokenDispatcher  # noqa: E402
+from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
+
+BACKENDS = {"deepep": [{}, dict(moe_expert_capacity_factor=1.0)],
+            "hybridep": [{}, dict(moe_expert_capacity_factor=1.0, moe_pad_expert_input_to_capacity=True)]}
+
+
+def dispatcher_of(groups, hidden, backend, options):
+    """Megatron's dispatcher of this rank, as its MoE layer makes it."""
+    n_ranks, rank = groups.ep.size(), groups.ep.rank()
+    config = TransformerConfig(
+        num_layers=1, hidden_size=hidden, num_attention_heads=1, num_moe_experts=LOCAL * n_ranks, moe_router_topk=TOP_K,
+        expert_model_parallel_size=n_ranks, bf16=True, params_dtype=torch.bfloat16, add_bias_linear=False,
+        moe_router_dtype="fp32", moe_token_dispatcher_type="flex", moe_flex_dispatcher_backend=backend, **options)
+    return MoEFlexTokenDispatcher(LOCAL, [LOCAL * rank + e for e in range(LOCAL)], config, groups)
+
+
+def through(dispatcher, hidden_states, routing_map, probs, experts, shared):
+    """The steps of Megatron's MoE layer around its experts."""
+    rows, row_probs = dispatcher.dispatch_preprocess(hidden_states, routing_map, probs)
+    rows, row_probs = dispatcher.token_dispatch(rows, row_probs)
+    rows, tokens_per_expert, row_probs = dispatcher.dispatch_postprocess(rows, row_probs)
+    rows = dispatcher.combine_preprocess(experts(rows, tokens_per_expert, row_probs))
+    out = dispatcher.combine_postprocess(dispatcher.token_combine(rows))
+    return out if shared is None else out + shared.view(out.shape)
+
+
+def main(hidden):
+    where = torch.device("cpu" if device.SIM else f"cuda:{os.environ['LOCAL_RANK']}")
+    if not device.SIM:
+        torch.cuda.set_device(where)
+    dist.init_process_group("gloo" if device.SIM else "nccl")
+    group, groups = dist.group.WORLD, ProcessGroupCollection()
+    rank, n_ranks = group.rank(), group.size()
+    own = [dist.new_group([r]) for r in range(n_ranks)][rank]
+    groups.ep = groups.tp_ep = group
+    groups.tp = groups.expt_tp = own
+    compile_ahead(world_of(group), hidden, LOCAL, TOP_K, 2 * LOCAL * n_ranks)
+    say(rank, "compiled")
+    for backend, configured in BACKENDS.items():
+        for options in configured:
+            dispatcher = dispatcher_of(groups, hidden, backend, options)
+            for shared in (False, True):
+                megatron_calls(group, rank, dispatcher, where, hidden, through=through, shared=shared)
+            say(rank, f"{backend} {options}")
+    dist.destroy_process_group()
+    print(f"rank {rank} of {n_ranks}: as wanted", flush=True)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
