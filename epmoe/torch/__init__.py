@@ -8,6 +8,10 @@ through every tensor in the lists. On a GPU nothing is copied: kernels read the 
 over epmoe's memory, which lives as long as they do; kernels come after what torch's current stream has, and before what
 it gets next. CPU tensors go through the simulator, where they lie.
 
+Memory of a result may be lent again once nobody holds it, to the next call on torch's current stream. So what another
+stream still reads has to be held until that stream has read it, or until the current one waits for it: torch's
+record_stream knows nothing of this memory.
+
 Numbers, shapes, errors: `epmoe.fused_a2a`. torch.compile does not look into these functions: what calls them goes under
 `torch.compiler.disable`. This package alone imports torch.
 """

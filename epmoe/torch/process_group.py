@@ -24,11 +24,12 @@ class ProcessGroupWorld(MPIWorld):
     A group that is given to epmoe.torch becomes one at its first call, so this is for those who want a `stream`, or an
     ExpertParallel under torchrun: as for an MPIWorld, which it extends. Of the group it takes one all_gather_object, at
     the beginning; the rest goes through a store of its own. The GPU is torch's current one. Made before a group's first
-    call, it is what that group uses. timeout [s]: for all ranks to come here.
+    call, it is what that group uses. timeout [s]: for all ranks to come here, and to any call of fused_a2a; by default as
+    long as NCCL waits, since a rank may write a checkpoint meanwhile, and torchrun ends all if one has failed.
     """
 
-    def __init__(self, group=None, *, stream=None, timeout=60.0):
-        group = _checked(group)
+    def __init__(self, group=None, *, stream=None, timeout=600.0):
+        group, self.timeout = _checked(group), timeout
         self.rank, self.n_ranks = group.rank(), group.size()
         self.ranks = range(self.rank, self.rank + 1)
         self.exchange = StoreExchange(self._meet(group), self.rank, self.n_ranks)
@@ -49,8 +50,8 @@ class ProcessGroupWorld(MPIWorld):
         elsewhere = [rank for rank, (host, _) in enumerate(told) if host != told[0][0]]
         if elsewhere:
             raise UnavailableError(f"rank {elsewhere[0]} of this process group is on another host than rank 0: its "
-                                   "ranks write each other's memory, so they must be on one host and in one container; "
-                                   "several hosts need a ShmemWorld")
+                                   "ranks write each other's memory, so they must be on one host and in one container. "
+                                   "Use a group on one host; an ExpertParallel serves several, with a ShmemWorld")
         return store or new_store(told[0][1])
 
     def Get_rank(self):
