@@ -37,6 +37,7 @@ class ExpertParallel:
     """
 
     def __init__(self, cfg: EPConfig, world, *, launch=None, timeout=30.0, fused=True, kernels=None):
+        _check_config(cfg)
         if not hasattr(world, "allocate") or not hasattr(world, "launching"):
             raise EPValueError(f"world is a {type(world).__name__}; a world of epmoe is needed (LocalWorld, MPIWorld, "
                                "ShmemWorld)")
@@ -191,6 +192,7 @@ class ExpertParallel:
     @staticmethod
     def plan(cfg):
         """Bytes of one rank by buffer that an EPConfig, cfg, will need, before anything is allocated (print it)."""
+        _check_config(cfg)
         return memory.plan(cfg)
 
     def memory(self):
@@ -245,3 +247,9 @@ class ExpertParallel:
 
     def _of_ranks(self, results):
         return results if self.world.lists else results[0]
+
+
+def _check_config(cfg):
+    if not isinstance(cfg, EPConfig):
+        raise EPValueError(f"cfg is a {type(cfg).__name__}; an EPConfig(n_ranks, n_experts, top_k, hidden, "
+                           "max_tokens_per_rank) is needed")

@@ -64,10 +64,11 @@ def array(buffer, name, r, given):
     return inputs._array(buffer.machine, given, f"{name} of rank {r.rank}")
 
 
-def matrices(buffer, name, given, *, dtypes=None, n_rows=None, n_columns=None, vectors=False):
+def matrices(buffer, name, given, *, dtypes=None, n_rows=None, n_columns=None, because="", vectors=False):
     """One matrix a rank of this process, all of the same width and dtype: a list of Array.
 
-    n_rows: rows of each rank. vectors: rows must be whole vectors of 16 bytes.
+    n_rows: rows of each rank. because: why so many columns, for the message. vectors: rows must be whole vectors of 16
+    bytes.
     """
     seen = [array(buffer, name, r, a) for r, a in zip(buffer.ranks, of_ranks(buffer, name, given))]
     for i, (r, a) in enumerate(zip(buffer.ranks, seen)):
@@ -75,13 +76,14 @@ def matrices(buffer, name, given, *, dtypes=None, n_rows=None, n_columns=None, v
         if len(a.shape) != 2:
             raise EPValueError(f"{what} has shape {a.shape}, a matrix is needed")
         if dtypes is not None and a.dtype not in dtypes:
-            raise EPValueError(f"{what} has dtype {a.dtype}, one of {', '.join(map(str, dtypes))} is needed")
+            needed = " or ".join(map(str, dtypes))
+            raise EPValueError(f"{what} has dtype {a.dtype}, {needed} is needed: convert it")
         if a.dtype.kind == "O":
             raise EPValueError(f"{what} has dtype object: rows of plain bytes are needed")
         if n_rows is not None and a.shape[0] != n_rows[i]:
             raise EPValueError(f"{what} has {a.shape[0]} rows, {n_rows[i]} are needed")
         if n_columns is not None and a.shape[1] != n_columns:
-            raise EPValueError(f"{what} has {a.shape[1]} columns, {n_columns} are needed")
+            raise EPValueError(f"{what} has {a.shape[1]} columns, {n_columns} are needed{because}")
         if a.shape[1] != seen[0].shape[1] or a.dtype != seen[0].dtype:
             raise EPValueError(f"{what} is {a.dtype} with {a.shape[1]} columns, on another rank {seen[0].dtype} with "
                                f"{seen[0].shape[1]}: all ranks must agree")
@@ -118,7 +120,8 @@ def experts_per_rank(num_experts, n_ranks):
     """L, the number of experts a rank has."""
     num_experts = whole("num_experts", num_experts, 1)
     if num_experts % n_ranks:
-        raise EPValueError(f"num_experts={num_experts} must be a multiple of n_ranks={n_ranks}")
+        raise EPValueError(f"num_experts={num_experts} must be a multiple of n_ranks={n_ranks}: each rank has as many "
+                           "experts as every other")
     return num_experts // n_ranks
 
 
@@ -134,7 +137,8 @@ def expert_indices(buffer, given, n_rows, num_experts):
     top_k = seen[0].shape[1]
     for r, a in zip(buffer.ranks, seen):
         if a.dtype.kind not in "iu":
-            raise EPValueError(f"token_indices of rank {r.rank} has dtype {a.dtype}, an integer type is needed")
+            raise EPValueError(f"token_indices of rank {r.rank} has dtype {a.dtype}, an integer type is needed: "
+                               "token_indices.astype(np.int64)")
     if not 1 <= top_k <= min(num_experts, MAX_TOP_K):
         raise EPValueError(f"token_indices has {top_k} slots, 1 to {min(num_experts, MAX_TOP_K)} are needed")
     for r, a in zip(buffer.ranks, seen):

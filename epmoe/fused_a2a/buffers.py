@@ -48,7 +48,7 @@ def _of(buffers, group):
         return buffer
     if not hasattr(group, "allocate") or not hasattr(group, "launching"):
         raise EPValueError(f"group is a {type(group).__name__}; a world of epmoe is needed (LocalWorld, MPIWorld, "
-                           "ShmemWorld)")
+                           "ShmemWorld); epmoe.torch also takes process groups of torch.distributed")
     return None
 
 
@@ -61,7 +61,8 @@ def _made(buffers, group):
         raise EPValueError(f"group has p2p_world_size={size} and {group.n_ranks} ranks: fused_a2a writes the memory of "
                            "all ranks directly, so they must be one p2p world; use an MPIWorld, or "
                            f"ShmemWorld(p2p_world_size={group.n_ranks})")
-    buffer = buffers[group] = Buffer(weakref.proxy(group))
+    patience = {"timeout": group.timeout} if hasattr(group, "timeout") else {}
+    buffer = buffers[group] = Buffer(weakref.proxy(group), **patience)
     if group.lists:
         weakref.finalize(group, buffer.close, collective=False).atexit = False
     return buffer
@@ -78,6 +79,7 @@ def get_buffer(group, hidden_bytes: int):
     hidden_bytes: of a row, as get_hidden_bytes tells. One buffer a group is kept, so that groups may take turns. Its
     memory grows when rows come that need more: on all ranks in the same call.
     """
+    hidden_bytes = arguments.whole("hidden_bytes", hidden_bytes, 0)
     buffer = buffer_of(group)
     buffer.hidden_bytes = max(buffer.hidden_bytes, hidden_bytes)
     return buffer
@@ -105,6 +107,8 @@ def init_hybrid_ep_buffer(group, hidden_dim, seq_len, num_local_experts, num_sms
     local = arguments.whole("num_local_experts", num_local_experts, 1)
     arguments.whole("num_sms_dispatch_api", num_sms_dispatch_api, 1)
     arguments.whole("num_sms_combine_api", num_sms_combine_api, 1)
+    if fp8_dispatch not in (True, False, None):
+        raise EPValueError(f"fp8_dispatch={fp8_dispatch!r} must be True or False")
     if _of(_hybrid_ep_buffer, group) is not None:
         reset_hybrid_ep_buffer(group)
     buffer = _made(_hybrid_ep_buffer, group)

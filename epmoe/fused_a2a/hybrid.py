@@ -78,12 +78,13 @@ def dispatch_forward(buffer, x, routing_map, probs, num_local_experts, *, num_pe
         raise EPValueError(f"fp8_dispatch=True needs bfloat16 rows of a multiple of {FP8_GROUP} elements; x is {dtype} "
                            f"with {hidden} columns")
     num_tokens = [a.shape[0] for a in xs]
+    n_experts, because = local * world.n_ranks, f": n_ranks={world.n_ranks} times num_local_experts={local}"
     maps = arguments.matrices(buffer, "routing_map", routing_map, dtypes=(np.dtype(bool),), n_rows=num_tokens,
-                              n_columns=local * world.n_ranks)
+                              n_columns=n_experts, because=because)
     has_probs = not arguments.absent(probs)
     if has_probs:
-        probs = arguments.matrices(buffer, "probs", probs, dtypes=(FP32,), n_rows=num_tokens,
-                                   n_columns=local * world.n_ranks)
+        probs = arguments.matrices(buffer, "probs", probs, dtypes=(FP32,), n_rows=num_tokens, n_columns=n_experts,
+                                   because=because)
     buffer.expect_open()
     buffer.want_experts(local)
     row_bytes = fp8_format(hidden).token_size if fp8_dispatch else hidden * dtype.itemsize

@@ -47,7 +47,7 @@ def topk_ids(cfg, machine, rank, given, num_tokens):
     what = f"topk_ids of rank {rank}"
     a = _array(machine, given, what)
     if a.dtype.kind not in "iu":
-        raise EPValueError(f"{what} has dtype {a.dtype}, an integer type is needed")
+        raise EPValueError(f"{what} has dtype {a.dtype}, an integer type is needed: ids.astype(np.int64)")
     if a.shape != (num_tokens, cfg.top_k):
         raise EPValueError(f"{what} has shape {a.shape}, (num_tokens={num_tokens}, top_k={cfg.top_k}) is needed, "
                            "one row for each token of input_tokens")
@@ -82,7 +82,8 @@ def expert_outputs(cfg, machine, rank, given, capacity, n_rows):
     a = _array(machine, given, what)
     dtype = COMBINE_DTYPE[cfg.combine_dtype]
     if a.dtype != dtype:
-        raise EPValueError(f"{what} has dtype {a.dtype}, combine_dtype={cfg.combine_dtype!r} needs {dtype}")
+        raise EPValueError(f"{what} has dtype {a.dtype}, combine_dtype={cfg.combine_dtype!r} needs {dtype}: convert it, "
+                           "or configure another combine_dtype")
     if len(a.shape) != 2 or a.shape[1] != cfg.hidden:
         raise EPValueError(f"{what} has shape {a.shape}, (rows, hidden={cfg.hidden}) is needed")
     return _one_for_each_row(a, what, capacity, n_rows)

@@ -51,7 +51,12 @@ REFUSED = {
                                     r"group is .* over another one, .* pass that one"),
     "no handle": (lambda w: fused_a2a.hybrid_ep_combine(w["x"], None), "HybridEPDispatch.forward returned is needed"),
     "a map of bytes": (lambda w: fused_a2a.hybrid_ep_dispatch(
-        w["x"], [m.astype(np.uint8) for m in w["maps"]], None, w["group"], 2), "dtype uint8, one of bool"),
+        w["x"], [m.astype(np.uint8) for m in w["maps"]], None, w["group"], 2), "dtype uint8, bool is needed: convert"),
+    "a map of fewer experts": (lambda w: fused_a2a.hybrid_ep_dispatch(w["x"], w["maps"], None, w["group"], 3),
+                               "4 columns, 6 are needed: n_ranks=2 times num_local_experts=3"),
+    "bytes in words": (lambda w: fused_a2a.get_buffer(w["group"], "x"), "hidden_bytes='x' must be a whole number"),
+    "a format for a flag": (lambda w: fused_a2a.init_hybrid_ep_buffer(w["group"], 8, 4, 2, 24, 24, "fp8"),
+                            "fp8_dispatch='fp8' must be True or False"),
     "float32 by expert": (lambda w: fused_a2a.hybrid_ep_dispatch(
         [a.astype(FP32) for a in w["x"]], w["maps"], None, w["group"], 2), "dtype float32"),
     "a negative budget": (lambda w: fused_a2a.hybrid_ep_dispatch(

@@ -172,6 +172,12 @@ def test_what_is_no_world_or_no_launch_is_refused(given, parts):
     assert all(part in str(error.value) for part in parts), error.value
 
 
+def test_what_is_no_configuration_is_refused():
+    for call in (lambda: ExpertParallel({}, LocalWorld(2)), lambda: ExpertParallel.plan({})):
+        with pytest.raises(EPValueError, match=r"cfg is a dict; an EPConfig\(n_ranks, .* is needed"):
+            call()
+
+
 def test_a_seed_of_the_environment_is_a_number_or_none(monkeypatch):
     monkeypatch.setenv("EPMOE_SEED", "none")
     assert LocalWorld(2).n_ranks == 2
