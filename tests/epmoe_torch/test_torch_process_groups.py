@@ -111,6 +111,8 @@ def test_a_group_becomes_a_world_once_and_its_calls_are_the_worlds(group):
 def test_a_world_made_before_a_groups_first_call_is_its_world(group):
     world = ProcessGroupWorld(timeout=5)
     assert world_of(group) is world and "rank 0 of 1" in repr(world)
+    assert get_buffer(group, 0).timeout == 5
+    get_buffer(group, 0).close()
 
 
 def test_what_is_no_group_of_this_process_is_refused(group, monkeypatch):
