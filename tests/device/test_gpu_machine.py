@@ -1,4 +1,5 @@
 """The GPU's machine (-m gpu): memory, streams, launches, and what it refuses."""
+import threading
 import time
 
 import numpy as np
@@ -8,7 +9,8 @@ from case_table import OUT
 from epmoe import device
 from epmoe.device import (dynamic_shared, kernel, ld_acquire_sys_i32, shared_load_i32, shared_store_i32,
                           st_release_sys_i32, store_i32, syncthreads, thread_idx, u32, u64)
-from epmoe_ref.errors import EPValueError
+from epmoe.device.captures import CAPTURED
+from epmoe_ref.errors import EPError, EPValueError
 
 pytestmark = pytest.mark.gpu
 
@@ -112,8 +114,41 @@ def uses_much_shared(params, num_tokens, my_rank):
 @pytest.mark.parametrize("options", [{}, dict(cooperative=True), dict(programmatic=True)])
 def test_much_shared_memory_and_launch_attributes(machine, options):
     a, stream = machine.alloc(2 * OUT, "a"), machine.stream()
-    machine.launch(uses_much_shared, 1, 64, (a.address, 0, 0), stream=stream, shared_bytes=220 * 1024, **options)
+    with machine.recording() as launches:
+        machine.launch(uses_much_shared, 1, 64, (a.address, 0, 0), stream=stream, shared_bytes=220 * 1024, **options)
     assert (a.read(np.int32, 64, OUT) == np.arange(64)[::-1]).all()
+    a.fill(0)
+    assert machine.again(launches)() == 0
+    assert (a.read(np.int32, 64, OUT) == np.arange(64)[::-1]).all(), "started again"
+    a.free()
+
+
+def test_launches_start_again_but_into_no_graph(machine):
+    from cuda.bindings import driver
+    a, stream, other = machine.alloc(4096, "a"), machine.stream(), machine.stream()
+    with machine.recording() as launches:
+        machine.launch(adds_one, 1, 64, (a.address, 1, 0), stream=stream)
+        machine.launch(adds_one, 1, 32, (a.address, 5, 0), stream=stream)
+    again, expected = machine.again(launches), np.arange(64) + np.repeat((5, 1), 32)
+    a.fill(0)
+    assert again() == 0 and (a.read(np.int32, 64) == expected).all()
+    a.fill(0)
+    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    assert int(driver.cuStreamBeginCapture(other.handle, relaxed)[0]) == 0
+    assert again() == CAPTURED and int(driver.cuStreamEndCapture(other.handle)[0]) == 0
+    assert not a.read(np.int32, 64).any()
+
+    def elsewhere():
+        assert int(driver.cuCtxSetCurrent(None)[0]) == 0
+        codes.append(again())
+
+    codes = []
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert codes == [0] and (a.read(np.int32, 64) == expected).all(), "in a thread without a context"
+    with pytest.raises(EPError, match="CUDA_ERROR_INVALID_VALUE"):
+        machine.refused(1)
     a.free()
 
 

@@ -8,7 +8,6 @@ attributes and methods, of the same meaning.
 import ctypes
 import threading
 import types
-from functools import partial
 from itertools import repeat
 
 import numpy as np
@@ -34,6 +33,7 @@ class Driver:
         self.threads = {threading.get_ident()}      # those with a current context
         self._memory = {}                   # address -> (array, bytes)
         self._success = (real.CUresult.CUDA_SUCCESS,)
+        self.native_calls = []              # names of C functions that were called
         self._native = {}                   # name -> C function
 
     def __getattr__(self, name):
@@ -86,7 +86,12 @@ class Driver:
         name = name.decode()
         if name not in self._native:
             arguments, function = NATIVE[name]
-            self._native[name] = ctypes.CFUNCTYPE(ctypes.c_int32, *arguments)(partial(function, self))
+
+            def call(*given):
+                self.native_calls.append(name)
+                return function(self, *given)
+
+            self._native[name] = ctypes.CFUNCTYPE(ctypes.c_int32, *arguments)(call)
         return self._success[0], ctypes.cast(self._native[name], ctypes.c_void_p).value, 0
 
     def cuEventRecord(self, event, stream):

@@ -50,8 +50,22 @@ def check_a_steady_round_is_short_and_launches_only():
             assert n_dispatch <= MOST_PYTHON_CALLS["dispatch"], n_dispatch
             assert n_combine <= MOST_PYTHON_CALLS["combine"], n_combine
             del d, y, out
+        driver.native_calls.clear()
         launched, calls = since(driver, lambda: a_round(ep, x, ids, weights))
         assert [name for name, *_ in launched] == ["dispatch", "combine"] and calls == [], (launched, calls)
+        assert driver.native_calls == 2 * ["cuStreamIsCapturing", "cuCtxGetCurrent", "cuLaunchKernel"]
+
+
+def check_launches_with_attributes_start_again():
+    machine, driver = counted_machine(1, 0)
+    kernel = device.kernel(max_threads=64)(lambda params, num_tokens, my_rank: None)
+    with machine.recording() as launches:
+        machine.launch(kernel, 1, 64, (1, 2, 3), stream=machine.stream(), cooperative=True)
+        machine.launch(kernel, 2, 32, (4, 5, 6), stream=machine.stream(handle=STREAM))
+    driver.launches.clear()
+    assert machine.again(launches)() == 0
+    assert driver.native_calls[-2:] == ["cuLaunchKernelEx", "cuLaunchKernel"]
+    assert [launch[1:] for launch in driver.launches] == [(2, 32, STREAM, 4, 5, 6)]
 
 
 def check_the_fast_way_launches_what_the_general_way_launches():
