@@ -24,8 +24,6 @@ class Driver:
     capture: id of the capture that every stream but the legacy default one is in; NO_CAPTURE for none.
     """
 
-    reads_arguments = True      # of launches; False where time is measured
-
     def __init__(self, real):
         self._real, self.calls, self.launches, self.capture = real, [], [], NO_CAPTURE
         self.launch_result = real.CUresult.CUDA_SUCCESS
@@ -125,8 +123,7 @@ class Driver:
 
     def cuLaunchKernel(self, function, grid, _y, _z, block, _by, _bz, shared_bytes, stream, arguments, extra):
         """Records (kernel, grid, block, stream, address of the parameters, num_tokens, my_rank)."""
-        if self.reads_arguments:
-            self.launches.append((function, grid, block, int(stream), *_arguments(arguments)))
+        self.launches.append((function, grid, block, int(stream), *_arguments(arguments)))
         return (self.launch_result,)
 
     def allocated(self):
