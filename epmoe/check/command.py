@@ -9,6 +9,7 @@ import sys
 from epmoe_ref.errors import EPError
 
 EQUAL, DIFFERS, CANNOT_RUN = 0, 1, 2
+NO_CASE = -1
 
 
 def add_arguments(parser):
@@ -28,12 +29,36 @@ def run(arguments):
     if "" not in sys.path:
         sys.path.insert(0, "")
     names = arguments.implementations or own()
+    from epmoe.check.ranks import process_number
+
+    said = set()
     try:
         _compile_first(names, arguments)
+        codes = [_check(name, arguments, said) for name in names]
+        if NO_CASE in codes and set(codes) <= {NO_CASE, CANNOT_RUN}:
+            if process_number() == 0:
+                _complain(_no_case(names, arguments), said)
     except EPError as error:
-        print(f"epmoe check: {error}", file=sys.stderr)
+        _complain(error, said)
         return CANNOT_RUN
-    return max(_check(name, arguments) for name in names)
+    # the names are those of another layout's cases, if some implementation had any
+    return max((code for code in codes if code != NO_CASE), default=CANNOT_RUN)
+
+
+def _complain(message, said):
+    """Print a message once, in one piece."""
+    text = f"epmoe check: {message}\n"
+    if text not in said:
+        sys.stderr.write(text)
+    said.add(text)
+
+
+def _no_case(names, arguments):
+    from epmoe.check.conformance import all_cases
+    from epmoe.check.implementation import load
+
+    there = dict.fromkeys(case.name for name in names for case, *_ in all_cases(load(name), max(1, arguments.ranks)))
+    return f"no case's name contains {arguments.only!r}; there are: {', '.join(there)}"
 
 
 def own():
@@ -54,28 +79,27 @@ def _compile_first(names, arguments):
         compile_all(ours, arguments.only, None if prefix else arguments.ranks)
 
 
-def _check(name, arguments):
+def _check(name, arguments, said):
     from epmoe.check.conformance import check
     from epmoe.check.implementation import load
     from epmoe.check.ranks import ranks_of
     try:
         implementation = load(name)
         ranks = ranks_of(implementation, arguments.ranks)
-        is_first = 0 in ranks.here
+        is_first, first_with = 0 in ranks.here, {}
 
         def tell(outcome):
             if is_first and (outcome.differences or not arguments.quiet):
-                print(outcome, flush=True)
+                same = first_with.setdefault(outcome.differences, outcome.case) if outcome.differences else outcome.case
+                print(outcome if same == outcome.case else f"DIFFERS     {outcome.case}: as in {same!r}", flush=True)
 
         report = check(implementation, ranks=ranks, only=arguments.only, name=name, tell=tell)
     except EPError as error:
-        print(f"epmoe check: {error}", file=sys.stderr)
+        _complain(error, said)
         return CANNOT_RUN
     if not report.outcomes:
-        if len(arguments.implementations) == 1:
-            print(f"epmoe check: no case's name contains {arguments.only!r}", file=sys.stderr)
-            return CANNOT_RUN
-        return EQUAL            # the names are those of another layout's cases
+        ranks.close()
+        return NO_CASE
     if is_first:
         print(report.verdict, flush=True)
     ranks.close()

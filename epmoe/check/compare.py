@@ -37,6 +37,12 @@ def field(result, name):
     return result.get(name) if isinstance(result, dict) else getattr(result, name, None)
 
 
+def _names(result):
+    """What a result has, in words: names of a dict's or an object's fields."""
+    names = [n for n in (result if isinstance(result, dict) else getattr(result, "__dict__", ())) if n[:1] != "_"]
+    return ", ".join(names) or f"nothing, it is {result!r:.60}"
+
+
 def array(result, name):
     """A field of a result as a NumPy array; None if the result does not have it."""
     value = field(result, name)
@@ -51,10 +57,10 @@ def compare_dispatched(cfg, rank, got, want):
     epmoe_ref.dispatch(cfg, ...)[rank]. The order of rows inside an (expert, source rank) segment is free, everything
     else is compared to the bit. Returns a list of Difference, empty if they are equal.
     """
-    for name in NEEDED:
-        if field(got, name) is None:
-            return [Difference(name, "is missing from the result; output_tokens, row_offsets and src_info must be "
-                                     "given", rank=rank)]
+    missing = [name for name in NEEDED if field(got, name) is None]
+    if missing:
+        return [Difference("dispatch's result", f"has no {', '.join(missing)}; it has {_names(got)}", got, want, rank,
+                           rule="output_tokens, row_offsets and src_info must be given, in a dict or an object")]
     found = [d for name in ("recv_count", "row_offsets", "expert_ids", "scales_offset", "topk_ids", "num_tokens")
              if (d := _compare_small(cfg, rank, name, array(got, name), array(want, name)))]
     if any(d.what in ("recv_count", "row_offsets") for d in found):

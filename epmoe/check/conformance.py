@@ -2,15 +2,12 @@
 
 from dataclasses import dataclass, field
 
-from epmoe_ref.errors import EPValueError
-
 from epmoe.check import experts, hybrid, rows
 from epmoe.check.cases import cases
 from epmoe.check.difference import Difference
-from epmoe.check.implementation import HybridImplementation, Implementation, RowsImplementation, not_served
+from epmoe.check.implementation import HybridImplementation, Implementation, not_served, whole
 from epmoe.check.ranks import ranks_of
 
-LAYOUTS = Implementation, RowsImplementation, HybridImplementation
 SHOWN = 4                   # differences of a case that the report prints
 
 
@@ -87,8 +84,7 @@ def check(implementation, *, n_ranks=4, ranks=None, only="", name=None, tell=Non
     tell: called with each Outcome as it comes. Returns a Report, the same on all ranks; what an implementation raises
     is a difference of its case, but with per_rank it is raised. Errors: UnavailableError if per_rank finds no ranks.
     """
-    if not isinstance(implementation, type) or not issubclass(implementation, LAYOUTS):
-        raise EPValueError(f"{implementation!r} must be a class derived from {', '.join(c.__name__ for c in LAYOUTS)}")
+    whole(implementation, getattr(implementation, "__name__", repr(implementation)))
     ranks = ranks or ranks_of(implementation, n_ranks)
     report = Report(name or implementation.__name__, ranks.size)
     for case, reason, run in all_cases(implementation, ranks.size):

@@ -14,6 +14,7 @@ from epmoe.check.difference import Difference
 from epmoe.check.places import PADDING, SHARED, places_of
 
 COMPARED = ("expert_ids", "recv_count", "output_scales", "scales_offset")
+DISPATCHED = "dicts or objects with output_tokens, row_offsets, src_info, ..."
 NAN_ROW = float("nan")      # what padding rows of expert_outputs hold: whoever reads them shows it
 
 
@@ -64,8 +65,9 @@ class Round:
         """Calls dispatch and returns the differences."""
         arguments = [self.input_tokens, self.topk_ids]
         changed, self.dispatched = self._call(world.dispatch, arguments, self.scale, per_rank)
-        if len(self.dispatched) != self.cfg.n_ranks:
-            return [Difference("dispatch", f"returned {len(self.dispatched)} results for {self.cfg.n_ranks} ranks")]
+        if wrong := self._not_listed("dispatch", self.dispatched, DISPATCHED):
+            self.dispatched = ()
+            return wrong
         found = []
         for rank in self.here:
             got, want = self.dispatched[rank], self.dispatched_want[rank]
@@ -85,8 +87,8 @@ class Round:
         _, self.combined_want = self.reference_combine()
         arguments = [outputs, self.dispatched, self.router_weights]
         changed, self.combined = self._call(world.combine, arguments, self.options, per_rank)
-        if len(self.combined) != self.cfg.n_ranks:
-            return [Difference("combine", f"returned {len(self.combined)} results for {self.cfg.n_ranks} ranks")]
+        if wrong := self._not_listed("combine", self.combined, "arrays [num_tokens, hidden]"):
+            return wrong
         found = []
         for rank in self.here:
             found += compare_combined(self.cfg, rank, self.combined[rank], self.combined_want[rank],
@@ -97,7 +99,9 @@ class Round:
         """(differences of inputs that were written to, results over ranks); inputs are copies of ours."""
         given = [[_copy(x) for x in argument] if argument is not None else None for argument in arguments]
         if not per_rank:
-            results = list(function(*given, **options))
+            results = function(*given, **options)
+            if hasattr(results, "__iter__") and not isinstance(results, dict):
+                results = list(results)
         else:
             rank, = self.here
             own = {name: _own(value, rank) for name, value in options.items()}
@@ -112,6 +116,15 @@ class Round:
                     changed.append(Difference(name, "was written to", theirs[rank], ours[rank], rank,
                                               rule="inputs are read only"))
         return changed, results
+
+    def _not_listed(self, what, results, of):
+        """The difference if these are not one result for each rank, in a list; what a single rank gives, is one."""
+        n = self.cfg.n_ranks
+        if isinstance(results, list) and len(results) == n:
+            return []
+        says = f"{len(results)} results" if isinstance(results, list) else \
+            "a dict" if isinstance(results, dict) else f"{results!r:.60}"
+        return [Difference(what, f"returned {says}; a list over the {n} ranks is needed, of {of}")]
 
     def _expert_outputs(self, rank, result):
         """Rows that depend on what each row is, not on where it lies; padding rows NaN."""

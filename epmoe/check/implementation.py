@@ -15,6 +15,7 @@
 """
 
 from importlib import import_module
+from inspect import signature
 
 from epmoe_ref.errors import EPValueError
 
@@ -156,9 +157,20 @@ def load(name):
         raise EPValueError(f"no module {module!r}: run in the folder where it lies, or install it") from None
     except AttributeError:
         raise EPValueError(f"module {module!r} has no {attribute!r}") from None
-    if not (isinstance(found, type) and issubclass(found, (Implementation, RowsImplementation, HybridImplementation))):
+    return whole(found, name)
+
+
+def whole(found, name):
+    """The class, if it is an implementation that has what a check calls; name: by which messages call it."""
+    layouts = Implementation, RowsImplementation, HybridImplementation
+    if not (isinstance(found, type) and issubclass(found, layouts)):
         raise EPValueError(f"{name} must be a class derived from epmoe.check.Implementation, RowsImplementation or "
                            "HybridImplementation")
+    for layout in layouts:
+        for call in ("dispatch", "combine"):
+            if issubclass(found, layout) and getattr(found, call) is getattr(layout, call):
+                raise EPValueError(f"{name} has no method {call}{signature(getattr(layout, call))}: what it is given "
+                                   f"and returns, help(epmoe.check.{layout.__name__}.{call}) says")
     return found
 
 

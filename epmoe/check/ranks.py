@@ -76,6 +76,11 @@ def started_by_mpirun():
     return any(name in os.environ for name in MPI_VARIABLES)
 
 
+def process_number():
+    """The number that mpirun or torchrun gave to this process; 0 for one that was started alone."""
+    return next((int(os.environ[name]) for name in (*MPI_VARIABLES, "RANK") if name in os.environ), 0)
+
+
 def this_rank():
     """The rank that mpirun or torchrun made of this process."""
     if "TORCHELASTIC_RUN_ID" in os.environ:

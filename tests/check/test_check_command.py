@@ -50,6 +50,20 @@ def test_what_cannot_be_run_exits_with_2(arguments, words):
     assert words in result.stderr and "Traceback" not in result.stderr
 
 
+def test_nothing_checked_is_no_pass_and_what_cannot_be_is_said_once():
+    result = run("check", "--only", "no such case")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "no case's name contains 'no such case'; there are: uneven ranks, " in result.stderr
+    result = run("check", "--ranks", "0")
+    assert result.returncode == 2 and result.stderr.count("epmoe check: ") == 1
+
+
+def test_what_every_case_says_is_said_once():
+    lines = run("check", "wrong_worlds:Raises", "--ranks", "2", "--quiet").stdout.splitlines()
+    assert lines[0] == "DIFFERS     uneven ranks" and lines[1].startswith("  call raised IndexError: index 12 is out of bounds")
+    assert lines[2] == "DIFFERS     slots without an expert: as in 'uneven ranks'"
+
+
 def test_an_implementation_that_serves_no_case_does_not_pass():
     from numpy_world import NumpyWorld
 
