@@ -19,7 +19,6 @@ from epmoe.host import compiling
 from epmoe.worlds.dry import DryWorld
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
-N_SMS = 132         # makes a grid, and no difference to a kernel
 
 
 def compile_all(names, only, n_ranks=None):
@@ -42,7 +41,7 @@ def kernels_of(names, n_ranks, only):
         implementation = load(name)
         for case, not_served, _ in all_cases(implementation, int(n_ranks)):
             if only in case.name and not not_served:
-                world = DryWorld(int(n_ranks), N_SMS)
+                world = DryWorld(int(n_ranks))
                 world.shmem = False         # as an MPIWorld
                 _run(_over(world, implementation), case)
                 found |= world.machine.kernels

@@ -13,7 +13,6 @@ from epmoe.verify.checked_rounds import reduction
 from epmoe.worlds.dry import DryWorld
 
 DISPATCH, COMBINE = "dispatch", "combine"
-N_SMS = 132         # makes a grid, and no difference to a kernel
 
 
 def pieces(cases):
@@ -32,7 +31,7 @@ def pieces(cases):
 
 def kernels_of(case, phase):
     """The kernels that one phase of a case launches on a rank."""
-    world = DryWorld(case.cfg.n_ranks, N_SMS)
+    world = DryWorld(case.cfg.n_ranks)
     routed = routing.make(case.cfg, 0)
     with ExpertParallel(case.cfg, world, fused=case.fused) as ep:
         d = ep.dispatch(routed.x[0], routed.topk_ids[0])

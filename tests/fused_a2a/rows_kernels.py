@@ -19,11 +19,11 @@ BF16, FP32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
 MOST_TOKENS, FP8_HIDDEN = 4, 128
 
 
-def kernels_of(n_ranks, hidden, local, top_k, most_tokens=MOST_TOKENS, n_sms=132):
+def kernels_of(n_ranks, hidden, local, top_k, most_tokens=MOST_TOKENS):
     """What every call on bfloat16 rows launches, forward and backward; with probs, and FP8 of FP8_HIDDEN elements."""
     made = {}
     for n in {smaller_blocks(n): n for n in range(most_tokens, 0, -1)}.values():
-        world = DryWorld(n_ranks, n_sms)
+        world = DryWorld(n_ranks)
         _call_everything(world, hidden, local, top_k, n)
         made |= dict.fromkeys(world.machine.kernels)
     return list(made)
