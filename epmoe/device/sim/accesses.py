@@ -10,9 +10,12 @@ each actor up to which of its times others have come to know it. Two overlapping
 Memory is kept in granules of 16 bytes, which no aligned access crosses; the bytes of a granule are bits of a mask.
 An access is a tuple (fields below): this is the simulator's hottest data.
 
-Most plain loads are of memory that no kernel of the run ever writes (parameters, inputs): those of a span are only
-listed until somebody writes it.
+Most accesses are plain loads, and most of those cannot race with what was written so far: those of a span that nobody
+has written yet (parameters, inputs) are only listed, and of those who know the same (the lanes of a warp behind a
+barrier) one looks at the writes of a granule for all.
 """
+from itertools import count
+
 import numpy as np
 
 from epmoe_ref.errors import RaceError
@@ -22,24 +25,29 @@ from . import race_report
 WEAK, CTA, GPU, SYS = 0, 1, 2, 3
 # fields of an access
 ACTOR, TIME, SCOPE, ADDRESS, SIZE, WRITE, WORD, CODE, PLACE, CALLER, CALLER_PLACE, NUMBER = range(12)
+WRITES, READS, CHECKED_FOR, CHECKED, THIN_AT = range(5)      # of a granule's cell
 MASKS = {1 << i: (1 << (1 << i)) - 1 for i in range(5)}
 ALL = 0xFFFF                # the mask of a whole granule
 SCOPE_BIT, IDX_BIT = 16, 18     # where these begin in the key of an access, behind its mask
 LISTED = 50_000             # reads of a span that are listed before they are sorted into granules
+FULL = 256                  # reads of a granule that are kept before those that say the same are dropped
+new_lore = count(1).__next__
 
 
 class Actor:
     """One thread of one launch, with its clocks: `time` is its own, `base` what it knows of everybody else.
 
     `base` is never changed in place, so that actors can share it after a barrier; `known` is a memoryview of it, which
-    is faster to index. `proxy` is what bulk copies issued by it may rely on. `idx` is its place in the vectors.
+    is faster to index. Actors whose bases are equal may have one `lore`, a number. `proxy` is what bulk copies issued by
+    it may rely on. `idx` is its place in the vectors.
     """
 
-    __slots__ = ("idx", "time", "base", "known", "proxy", "rank", "block", "tid", "launch", "start", "fences",
+    __slots__ = ("idx", "time", "base", "known", "lore", "proxy", "rank", "block", "tid", "launch", "start", "fences",
                  "observed", "seen", "word", "engines", "issued", "committed", "read_waited")
 
-    def __init__(self, idx, base, block, tid, word=None):
+    def __init__(self, idx, base, block, tid, word=None, lore=None):
         self.idx, self.block, self.tid, self.word = idx, block, tid, word
+        self.lore = lore or new_lore()
         self.rank, self.launch = block.rank, block.launch
         self.base = self.proxy = base
         self.known = memoryview(base)
@@ -53,7 +61,7 @@ class Actor:
     def learn(self, clock, proxy=None):
         """Everything up to this clock happened before what follows."""
         self.base = base = np.maximum(self.base, clock)
-        self.known = memoryview(base)
+        self.known, self.lore = memoryview(base), new_lore()
         if proxy is not None:
             self.proxy = np.maximum(self.proxy, proxy)
 
@@ -94,7 +102,9 @@ class Accesses:
 
     def __init__(self, machine):
         self.machine = machine
-        self.granules = {}          # address >> 4 -> (writes, reads): mask | scope | idx (below) -> access
+        # address >> 4 -> cell: writes (mask | scope | idx -> access), list of reads; for whom (a lore) none of the writes
+        # to which bytes (a mask) race with a weak read; and how many reads are many
+        self.granules = {}
         self.locations = {}         # address -> Location
         self.strong_granules = {}   # address >> 4 -> addresses of its locations
         self.number = 0
@@ -111,39 +121,70 @@ class Accesses:
             self.first_write(span)
         cell = self.granules.get(address >> 4)
         if cell is None:
-            cell = self.granules[address >> 4] = ({}, {})
+            cell = self.granules[address >> 4] = [{}, [], 0, 0, FULL]
         mask = MASKS[n] << (address & 15)
-        me = a.idx
-        key = me << IDX_BIT | mask
-        writes, reads = cell
-        table = writes if write else reads
-        old = table.get(key)
-        time = a.time
-        if old is not None and old[1] == time and not nc:          # same epoch: already checked
-            return
+        if write:
+            old = cell[0].get(a.idx << IDX_BIT | mask)
+            if old is not None and old[1] == a.time:        # same epoch: already checked
+                return
         back = frame.f_back
-        access = (a, time, 0, address, n, write, word, frame.f_code, frame.f_lasti, back.f_code, back.f_lasti, 0)
+        access = (a, a.time, 0, address, n, write, word, frame.f_code, frame.f_lasti, back.f_code, back.f_lasti, 0)
+        if write:
+            self.check_write(access, cell, mask, span)
+            cell[0][a.idx << IDX_BIT | mask] = access
+            cell[2] = 0
+        else:
+            if cell[2] != a.lore or mask & ~cell[3] or nc:
+                self.check_read(access, cell, mask, span, nc)
+            cell[1].append(access)
+        if span.host_accesses:
+            self.check_host(access, span)
+
+    def check_read(self, access, cell, mask, span, nc):
+        """A weak read against the last writes; remember whose reads need not be checked again before the next write."""
+        a = access[ACTOR]
+        me, by_base = a.idx, not nc
         known = a.known if not nc else memoryview(a.launch.base)
+        for k, old in cell[WRITES].items():
+            if k & mask:
+                i = old[0].idx
+                if i == me and not nc:
+                    by_base = False         # its own writes are no others' to know of
+                elif known[i] < old[1]:
+                    by_base = False
+                    if not self.was_observed(old, a):
+                        self.race(old, access, span, "nc" if nc and a.known[i] >= old[1] or i == me else None)
+        if by_base:
+            cell[CHECKED] = mask | (cell[CHECKED] if cell[CHECKED_FOR] == a.lore else 0)
+            cell[CHECKED_FOR] = a.lore
+        if len(cell[READS]) > cell[THIN_AT]:
+            self.thin(cell)
+
+    def check_write(self, access, cell, mask, span):
+        """A weak write against the last accesses; those that it overwrites are forgotten."""
+        a, writes, reads = access[ACTOR], cell[WRITES], cell[READS]
+        address, end = access[ADDRESS], access[ADDRESS] + access[SIZE]
+        me, known = a.idx, a.known
         for k, old in writes.items():
             if k & mask:
                 i = old[0].idx
-                if (i != me or nc) and known[i] < old[1] and not self.was_observed(old, a):
-                    self.race(old, access, span, "nc" if nc and a.known[i] >= old[1] or i == me else None)
-        if write:
-            for k, old in reads.items():
-                if k & mask:
-                    i = old[0].idx
-                    if i != me and known[i] < old[1]:
-                        self.race(old, access, span)
-            if writes:
-                self.forget(writes, mask)
-            if reads:
-                self.forget(reads, mask)
-            if address >> 4 in self.strong_granules:
-                self.weak_write(address, n, access)
-        table[key] = access
-        if span.host_accesses:
-            self.check_host(access, span)
+                if i != me and known[i] < old[1] and not self.was_observed(old, a):
+                    self.race(old, access, span)
+        for old in reversed(reads):             # of an actor's reads the last is to be told of
+            if old[3] < end and address < old[3] + old[4]:
+                i = old[0].idx
+                if i != me and known[i] < old[1]:
+                    self.race(old, access, span)
+        if writes or reads:
+            self.forget(cell, address, end)
+        if address >> 4 in self.strong_granules:
+            self.weak_write(address, access[SIZE], access)
+
+    @staticmethod
+    def thin(cell):
+        """Of an actor's reads of the same bytes the last one says all."""
+        cell[READS] = list({(old[0].idx, old[2], old[3], old[4]): old for old in cell[READS]}.values())
+        cell[THIN_AT] = max(FULL, 2 * len(cell[READS]))
 
     def read_unwritten(self, a, address, n, word, frame, span):
         """A weak read of a span that nobody has written in this run: there is nothing yet that it could race with."""
@@ -165,29 +206,32 @@ class Accesses:
             self.unwritten.pop(other, None)
 
     def sort_reads(self, span):
-        """Enter the listed reads of a span into its granules, one for each epoch of a thread."""
+        """Enter the listed reads of a span into its granules."""
         reads, granules = self.unwritten.get(span, ()), self.granules
         for access in reads:
             address = access[ADDRESS]
             cell = granules.get(address >> 4)
             if cell is None:
-                cell = granules[address >> 4] = ({}, {})
-            key = access[ACTOR].idx << IDX_BIT | MASKS[access[SIZE]] << (address & 15)
-            old = cell[1].get(key)
-            if old is None or old[TIME] != access[TIME] or old[ACTOR] is not access[ACTOR]:
-                cell[1][key] = access
+                cell = granules[address >> 4] = [{}, [], 0, 0, FULL]
+            cell[1].append(access)
+            if len(cell[1]) > cell[4]:
+                self.thin(cell)
         if reads:
             reads.clear()
 
-    def forget(self, table, mask):
+    @staticmethod
+    def forget(cell, address, end):
         """Older accesses to bytes that a weak write has overwritten, all of them ordered before it, count no longer."""
-        others = ALL & ~mask
-        gone = [k for k in table if not k & others]
-        if len(gone) == len(table):
-            table.clear()
+        others = ~((1 << end - address) - 1 << (address & 15))
+        writes = cell[WRITES]
+        gone = [k for k in writes if not k & others & ALL]
+        if len(gone) == len(writes):
+            writes.clear()
         else:
             for k in gone:
-                del table[k]
+                del writes[k]
+        if cell[READS]:
+            cell[READS] = [old for old in cell[READS] if old[3] < address or old[3] + old[4] > end]
 
     def weak_write(self, address, n, access):
         """A weak write ends what strong reads there could acquire."""
@@ -204,25 +248,42 @@ class Accesses:
             self.first_write(span)
         cell = self.granules.get(address >> 4)
         if cell is None:
-            cell = self.granules[address >> 4] = ({}, {})
-        mask = MASKS[n] << (address & 15)
+            cell = self.granules[address >> 4] = [{}, [], 0, 0, FULL]
+        mask, end = MASKS[n] << (address & 15), address + n
         me, known, others = a.idx, a.known, ALL & ~mask
-        for table in cell if write else cell[:1]:
-            gone = None
-            for k, old in table.items():
-                if not k & mask:
-                    continue
+        # before a strong write, the last strong accesses of its rank are forgotten; a weak access before stays: strong
+        # ones after this may race with it without racing with this
+        gone = []
+        for k, old in cell[WRITES].items():
+            if k & mask:
                 i = old[0].idx
                 if i == me or known[i] >= old[1]:
-                    # a weak access before stays: strong ones after this may race with it without racing with this
                     if write and old[2] and old[0].rank == a.rank and not k & others:
-                        gone = [k] if gone is None else gone + [k]
+                        gone.append(k)
                 elif not morally_strong(old, access) and not self.was_observed(old, a):
                     self.race(old, access, span)
+        for k in gone:
+            del cell[WRITES][k]
+        key = me << IDX_BIT | access[SCOPE] << SCOPE_BIT | mask
+        if write:
+            gone = False
+            for old in reversed(cell[READS]):
+                if old[3] < end and address < old[3] + old[4]:
+                    i = old[0].idx
+                    if i == me or known[i] >= old[1]:
+                        gone = gone or old[2]
+                    elif not morally_strong(old, access):
+                        self.race(old, access, span)
             if gone:
-                for k in gone:
-                    del table[k]
-        cell[0 if write else 1][me << IDX_BIT | access[SCOPE] << SCOPE_BIT | mask] = access
+                cell[READS] = [old for old in cell[READS] if not (
+                    old[2] and old[0].rank == a.rank and address <= old[3] and old[3] + old[4] <= end
+                    and (old[0].idx == me or known[old[0].idx] >= old[1]))]
+            cell[WRITES][key] = access
+            cell[CHECKED_FOR] = 0
+        else:
+            cell[READS].append(access)
+            if len(cell[READS]) > cell[THIN_AT]:
+                self.thin(cell)
         if span.host_accesses:
             self.check_host(access, span)
 

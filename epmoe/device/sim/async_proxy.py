@@ -7,7 +7,7 @@ Engines belong to a warp: lanes of one warp that issue bulk stores on their own 
 """
 import numpy as np
 
-from .accesses import ALL, CTA, IDX_BIT, Actor
+from .accesses import ALL, CHECKED_FOR, CTA, FULL, IDX_BIT, Actor
 from . import race_report
 
 ENGINES_PER_WARP = 6            # reader and writer of bulk stores, and four for bulk loads in flight
@@ -48,22 +48,24 @@ class AsyncProxy:
         for granule in range(address >> 4, address + nbytes >> 4):
             cell = self.granules.get(granule)
             if cell is None:
-                cell = self.granules[granule] = ({}, {})
+                cell = self.granules[granule] = [{}, [], 0, 0, FULL]
             for old in cell[0].values():
                 i = old[0].idx
                 if i != me and fenced[i] < old[1] and not self.was_observed(old, e):
                     kind = "proxy" if known[i] >= old[1] or i == issuer else None
                     self.race(old, self.at(access, granule), span, kind)
             if write:
-                for old in cell[1].values():
+                for old in reversed(cell[1]):
                     i = old[0].idx
                     if i != me and known[i] < old[1] and i != issuer:
                         self.race(old, self.at(access, granule), span)
-                self.forget(cell[0], ALL)
-                self.forget(cell[1], ALL)
+                self.forget(cell, granule << 4, (granule << 4) + 16)
+                cell[CHECKED_FOR] = 0
+                cell[0][key] = access
                 if granule in self.strong_granules:
                     self.weak_write(granule << 4, 16, access)
-            cell[0 if write else 1][key] = access
+            else:
+                cell[1].append(self.at(access, granule))
         if span.host_accesses:
             self.check_host(access, span)
 

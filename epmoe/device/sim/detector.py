@@ -8,7 +8,7 @@ stream follow one another. A run begins and ends with the host waiting for every
 """
 import numpy as np
 
-from .accesses import Accesses, Actor, Location, covers, morally_strong
+from .accesses import Accesses, Actor, Location, covers, morally_strong, new_lore
 from .async_proxy import AsyncProxy, ENGINES_PER_WARP
 from .network_agents import NetworkAgents
 
@@ -43,13 +43,13 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
     # ------------------------------------------------------------------ launches and threads
     def launch_begins(self, launch):
         launch.base = self.stream_clock[launch.stream_index]
-        launch.actors = []
+        launch.actors, launch.lore = [], new_lore()
 
     def block_begins(self, block):
         launch = block.launch
         first = self.places[launch.stream_index][0] + block.index * launch.threads
         for t in block.threads:
-            t.actor = Actor(first + t.tid, launch.base, block, t.tid)
+            t.actor = Actor(first + t.tid, launch.base, block, t.tid, lore=launch.lore)
             launch.actors.append(t.actor)
         block.actors = [t.actor for t in block.threads]
 
@@ -66,18 +66,19 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
         """Clock of everything that any of them has done."""
         bases = list({id(a.base): a.base for a in actors}.values())
         clock = bases[0].copy() if len(bases) == 1 else np.maximum.reduce(bases)
-        clock[[a.idx for a in actors]] = [a.time for a in actors]
+        of = memoryview(clock)
+        for a in actors:
+            of[a.idx] = a.time
         return clock
 
     def barrier(self, actors):
         """All of these actors meet and see what any of them did."""
         clock = self.join(actors)
-        known = memoryview(clock)
-        proxy = None
+        known, lore, proxy = memoryview(clock), new_lore(), None
         if self.fenced_proxy:
             proxy = np.maximum.reduce(list({id(a.proxy): a.proxy for a in actors}.values()))
         for a in actors:
-            a.base, a.known = clock, known
+            a.base, a.known, a.lore = clock, known, lore
             a.time += 1
             if proxy is not None:
                 a.proxy = proxy
