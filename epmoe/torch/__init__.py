@@ -8,9 +8,9 @@ through every tensor in the lists. On a GPU nothing is copied: kernels read the 
 over epmoe's memory, which lives as long as they do; kernels come after what torch's current stream has, and before what
 it gets next. CPU tensors go through the simulator, where they lie.
 
-Memory of a result may be lent again once nobody holds it, to the next call on torch's current stream. So what another
-stream still reads has to be held until that stream has read it, or until the current one waits for it: torch's
-record_stream knows nothing of this memory.
+Streams: a world has one, torch's default stream unless told otherwise. Results of calls on that stream are not copied.
+Their memory may be lent again once nobody holds them, and neither record_stream nor resize_ of torch works on it: hold
+what another stream still reads. Results of calls on any other stream are copied into memory of torch's own.
 
 Numbers, shapes, errors: `epmoe.fused_a2a`. torch.compile does not look into these functions: what calls them goes under
 `torch.compiler.disable`. This package alone imports torch.

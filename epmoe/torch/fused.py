@@ -7,7 +7,7 @@ from epmoe.torch.gradients import ask_for_gradients, refuse_gradients
 from epmoe.torch.over_ranks import WorldFunction, leaves_of
 from epmoe.torch.process_group import world_of
 from epmoe.torch.streams import in_stream_order
-from epmoe.torch.tensors import readable, tensors
+from epmoe.torch.tensors import readable
 
 
 def _dispatched(function, ctx, x, token_indices, token_probs, num_experts, group, *scheduling):
@@ -16,8 +16,7 @@ def _dispatched(function, ctx, x, token_indices, token_probs, num_experts, group
     if len(leaves_of(x)) > len(leaves_of(token_indices)):
         refuse_gradients("x as a pair", x, token_probs)
     given = readable("x", x), readable("token_indices", token_indices), readable("token_probs", token_probs)
-    with in_stream_order(group):
-        made = tensors(function.forward(ctx, *given, num_experts, group, *scheduling))
+    made = in_stream_order(group, function.forward, ctx, *given, num_experts, group, *scheduling)
     ctx.probs_need_gradient = ask_for_gradients(token_probs)
     ctx.mark_non_differentiable(*leaves_of([made[1], made[3]]))
     return made
@@ -42,8 +41,7 @@ class FusedDispatch(WorldFunction):
         """Gradients of forward's arguments: x first, token_probs third, None otherwise."""
         probs = readable("grad_token_probs", grad_token_probs) if ctx.probs_need_gradient else None
         rows = readable("grad_output", grad_output)
-        with in_stream_order(ctx.group):
-            return tensors(fused_a2a.FusedDispatch.backward(ctx, rows, None, probs, None, None))
+        return in_stream_order(ctx.group, fused_a2a.FusedDispatch.backward, ctx, rows, None, probs, None, None)
 
 
 class FusedDispatchOnDevice(WorldFunction):
@@ -72,17 +70,15 @@ class FusedCombine(WorldFunction):
     def forward(ctx, x, group, handle, async_finish=False, allocate_on_comm_stream=False):
         """(combined_x, None); the gradient is x's."""
         rows, group = readable("x", x), world_of(group)
-        with in_stream_order(group):
-            return tensors(fused_a2a.FusedCombine.forward(ctx, rows, group, handle, async_finish,
-                                                          allocate_on_comm_stream))
+        return in_stream_order(group, fused_a2a.FusedCombine.forward, ctx, rows, group, handle, async_finish,
+                               allocate_on_comm_stream)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_output, previous_event=None):
         """Gradients of forward's arguments: x first, None otherwise."""
         given = readable("grad_output", grad_output)
-        with in_stream_order(ctx.group):
-            return tensors(fused_a2a.FusedCombine.backward(ctx, given))
+        return in_stream_order(ctx.group, fused_a2a.FusedCombine.backward, ctx, given)
 
 
 def fused_dispatch(x, token_indices, token_probs, num_experts, group, async_finish=False,

@@ -9,7 +9,7 @@ from epmoe.torch.gradients import ask_for_gradients, refuse_gradients
 from epmoe.torch.over_ranks import WorldFunction, leaves_of
 from epmoe.torch.process_group import world_of
 from epmoe.torch.streams import in_stream_order
-from epmoe.torch.tensors import readable, tensors
+from epmoe.torch.tensors import readable
 
 
 class HybridEPDispatch(WorldFunction):
@@ -27,10 +27,9 @@ class HybridEPDispatch(WorldFunction):
         if hybrid_ep_buffer(group).fp8_dispatch:
             refuse_gradients("fp8_dispatch=True", x, probs)
         given = readable("x", x), readable("routing_map", routing_map), readable("probs", probs)
-        with in_stream_order(group):
-            made = tensors(fused_a2a.HybridEPDispatch.forward(
-                ctx, *given, group, num_local_experts, num_sms_dispatch_api, num_sms_combine_api, num_permuted_tokens,
-                pad_multiple))
+        made = in_stream_order(
+            group, fused_a2a.HybridEPDispatch.forward, ctx, *given, group, num_local_experts, num_sms_dispatch_api,
+            num_sms_combine_api, num_permuted_tokens, pad_multiple)
         ctx.probs_need_gradient = ask_for_gradients(probs)
         ctx.mark_non_differentiable(*(one for one in leaves_of([made[2], made[3]]) if one is not None))
         return made
@@ -41,8 +40,7 @@ class HybridEPDispatch(WorldFunction):
         """Gradients of forward's nine arguments: x first, probs third, None otherwise."""
         probs = readable("grad_probs", grad_probs) if ctx.probs_need_gradient else None
         rows = readable("grad_x", grad_x)
-        with in_stream_order(ctx.group):
-            return tensors(fused_a2a.HybridEPDispatch.backward(ctx, rows, probs, None, None, None))
+        return in_stream_order(ctx.group, fused_a2a.HybridEPDispatch.backward, ctx, rows, probs, None, None, None)
 
 
 class HybridEPCombine(WorldFunction):
@@ -52,16 +50,15 @@ class HybridEPCombine(WorldFunction):
     def forward(ctx, x, handle, num_permuted_tokens=None, pad_multiple=None):
         """combined_x; the gradient is x's."""
         rows, group = readable("x", x), handle_of(HybridHandle, handle).group
-        with in_stream_order(group):
-            return tensors(fused_a2a.HybridEPCombine.forward(ctx, rows, handle, num_permuted_tokens, pad_multiple))
+        return in_stream_order(group, fused_a2a.HybridEPCombine.forward, ctx, rows, handle, num_permuted_tokens,
+                               pad_multiple)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_x):
         """Gradients of forward's arguments: x first, None otherwise."""
         given = readable("grad_x", grad_x)
-        with in_stream_order(ctx.group):
-            return tensors(fused_a2a.HybridEPCombine.backward(ctx, given))
+        return in_stream_order(ctx.group, fused_a2a.HybridEPCombine.backward, ctx, given)
 
 
 def hybrid_ep_dispatch(x, routing_map, probs, group, num_local_experts, num_sms_dispatch_api=24, num_sms_combine_api=24,

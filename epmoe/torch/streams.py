@@ -1,30 +1,36 @@
-"""Which stream a call is ordered with: torch's current one, whatever stream the world has."""
-
-from contextlib import contextmanager
+"""Which stream a call is ordered with: torch's current one, whatever stream the world has; and whose its results are."""
 
 import torch
 
 from epmoe import device
+from epmoe.torch.tensors import tensors
 
 
-@contextmanager
-def in_stream_order(group):
-    """Context of one call: it comes after what torch's current stream has now, and before what that gets next.
+def in_stream_order(group, call, *arguments):
+    """Results of call(*arguments) as tensors: after what torch's current stream has now, before what it gets next.
 
     Where the world has that very stream, nothing is needed; else two events, which a graph capture may hold too. What
-    is put on the current stream inside is not waited for: tensors are made readable before.
+    is put on the current stream meanwhile is not waited for: tensors are made readable before. Who uses several streams
+    may free tensors or take their memory away by torch's means, so results are then copied into memory of torch's own;
+    a world whose `copies` is True or False says itself whether they are.
     """
     own = None if device.SIM else _stream_of(group)
-    if own is None:
-        yield
-        return
-    current = torch.cuda.current_stream(group.machine.ordinal)
-    if current.cuda_stream == own.cuda_stream:
-        yield
-        return
-    own.wait_stream(current)        # the tensors given are written by then
-    yield
-    current.wait_stream(own)        # the results are; and what they were made of may be used again
+    current = own and torch.cuda.current_stream(group.machine.ordinal)
+    one_stream = own is None or current.cuda_stream == own.cuda_stream
+    if not one_stream:
+        own.wait_stream(current)        # the tensors given are written by then
+    made = tensors(call(*arguments))
+    if not one_stream:
+        current.wait_stream(own)        # the results are; and what they were made of may be used again
+    copies = getattr(group, "copies", None)
+    return copied(made) if copies or copies is None and not one_stream else made
+
+
+def copied(made):
+    """Tensors in memory of torch's own; also inside lists and tuples."""
+    if isinstance(made, (list, tuple)):
+        return type(made)(copied(one) for one in made)
+    return made.clone() if isinstance(made, torch.Tensor) else made
 
 
 def _stream_of(group):

@@ -115,6 +115,23 @@ def test_a_world_made_before_a_groups_first_call_is_its_world(group):
     get_buffer(group, 0).close()
 
 
+@pytest.mark.parametrize("copies", [None, True])
+def test_results_may_be_memory_of_torchs_own(group, copies):
+    """Megatron takes the memory of what its experts have read, where microbatches overlap."""
+    ProcessGroupWorld(copies=copies)
+    x, probs = (torch.rand(4, n, device=DEVICE, requires_grad=True) for n in (8, 1))
+    ids = torch.zeros(4, 1, dtype=torch.int64, device=DEVICE)
+    rows, *_, counts, handle = fused_dispatch(x, ids, probs, 1, group)
+    assert rows.untyped_storage().resizable() == bool(copies) and counts.tolist() == [4]
+    made = rows.detach() * 2
+    if copies:
+        rows.untyped_storage().resize_(0)
+    out, _ = fused_combine(made, group, handle)
+    torch.autograd.backward(rows, out)
+    assert torch.equal(out, x * 2) and torch.equal(x.grad, out)
+    get_buffer(group, 0).close()
+
+
 def test_what_is_no_group_of_this_process_is_refused(group, monkeypatch):
     with pytest.raises(EPValueError, match="this process is no member of it"):
         ProcessGroupWorld(dist.GroupMember.NON_GROUP_MEMBER)
