@@ -24,9 +24,12 @@ class ProcessGroupWorld(MPIWorld):
     A group that is given to epmoe.torch becomes one at its first call, so this is for those who want a `stream`, or an
     ExpertParallel under torchrun: as for an MPIWorld, which it extends. Of the group it takes one all_gather_object, at
     the beginning; the rest goes through a store of its own. The GPU is torch's current one. Made before a group's first
-    call, it is what that group uses. copies: whether results of epmoe.torch are copied into memory of torch's own;
-    default: in calls while torch's current stream is another than the world's. timeout [s]: for all ranks to come here, and to any call of fused_a2a; by default as
-    long as NCCL waits, since a rank may write a checkpoint meanwhile, and torchrun ends all if one has failed.
+    call, it is what that group uses.
+
+    copies: whether results of epmoe.torch are copied into memory of torch's own; default: in calls while torch's
+    current stream is another than the world's. timeout [s]: for all ranks to come here, and to any call of fused_a2a;
+    by default as long as NCCL waits, since a rank may write a checkpoint meanwhile, and torchrun ends all if one has
+    failed.
     """
 
     def __init__(self, group=None, *, stream=None, copies=None, timeout=600.0):

@@ -1,4 +1,4 @@
-"""Which stream a call is ordered with: torch's current one, whatever stream the world has; and whose its results are."""
+"""Which stream a call is ordered with: torch's current one, whatever the world's is; and whose memory results have."""
 
 import torch
 
