@@ -96,7 +96,7 @@ def soak(args, cfg, world, say):
             ended = wrong or done >= wanted or timed_out
             if ended or now >= say_next:
                 say_next = now + 10
-                say(f"{done} rounds, {sum(f.rows for f in found)} rows, {sum(f.tokens for f in found)} combined "
+                say(f"{_rounds(done)}, {sum(f.rows for f in found)} rows, {sum(f.tokens for f in found)} combined "
                     f"tokens, {wrong} errors, {now - start:.1f} s")
             if ended:
                 break
@@ -104,10 +104,15 @@ def soak(args, cfg, world, say):
     for f in found:
         if f.first:
             say(f"first error: {f.first}")
-    say(f"{'FAIL' if wrong else 'PASS'}  {done} rounds, {wrong} errors, {now - start:.1f} s, {rate:.{2 if rate < 10 else 0}f} rounds/s")
+    say(f"{'FAIL' if wrong else 'PASS'}  {_rounds(done)}, {wrong} errors, {now - start:.1f} s, "
+        f"{rate:.{2 if rate < 10 else 0}f} rounds/s")
     return {"rounds": done, "errors": wrong, "seconds": round(now - start, 3), "rounds_per_second": round(rate, 1),
             "ranks": [asdict(f) for f in found], "config": _sizes(cfg), "fused": args.fused, "seed": args.seed,
             "poison": args.poison, "world": type(world).__name__} | provenance(world.machine)
+
+
+def _rounds(number):
+    return "1 round" if number == 1 else f"{number} rounds"
 
 
 def _of_all_ranks(world, found, timed_out, timeout):
