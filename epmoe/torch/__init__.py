@@ -12,8 +12,8 @@ Streams: a world has one, torch's default stream unless told otherwise. Results 
 Their memory may be lent again once nobody holds them, and neither record_stream nor resize_ of torch works on it: hold
 what another stream still reads. Results of calls on any other stream are copied into memory of torch's own.
 
-Numbers, shapes, errors: `epmoe.fused_a2a`. torch.compile does not look into these functions: what calls them goes under
-`torch.compiler.disable`. This package alone imports torch.
+Numbers, shapes, errors: `epmoe.fused_a2a`. torch.compile compiles what is before and behind these functions. This
+package alone imports torch.
 """
 
 try:

@@ -25,9 +25,8 @@ def groups_of_its_own(where, hidden):
     routing_map, probs = routing(3, LOCAL, where, 0, 1)
     x = torch.ones(3, hidden, dtype=torch.bfloat16, device=where)
     for group in (own, dist.group.WORLD, own):
-        n_experts = LOCAL * group.size()
-        rows, *_ = fused_dispatch(x, torch.full((3, 1), group.rank() * LOCAL, device=where), probs[:, :1], n_experts,
-                                  group)
+        ids = torch.tensor([[group.rank() * LOCAL, -1]] * 3, device=where)
+        rows, *_ = fused_dispatch(x, ids, probs, LOCAL * group.size(), group)
         assert torch.equal(rows, x)
     rows, *_, counts, _ = hybrid_ep_dispatch(x, routing_map, probs, own, LOCAL)
     assert torch.equal(rows, x) and int(counts.sum()) == 3

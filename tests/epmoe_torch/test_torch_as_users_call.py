@@ -3,6 +3,8 @@
 One rank seen as one rank a process: every token comes back as it was, or as often as it has experts.
 """
 
+import warnings
+
 import pytest
 import torch
 from small_tensors import DEVICE, OneRank
@@ -113,6 +115,17 @@ def test_checkpoints_run_forward_twice(group, draw, use_reentrant):
     for function, x, goes, probs in cases(draw):
         x.requires_grad_(), probs.requires_grad_()
         out = checkpoint(function, group, x, goes, probs, use_reentrant=use_reentrant)
+        gradient = whole(draw, TOKENS, HIDDEN)
+        out.backward(gradient)
+        assert_gradients(function, x, goes, probs, out, gradient)
+
+
+def test_compiled_models_may_call_them(group, draw):
+    for function, x, goes, probs in cases(draw):
+        x.requires_grad_(), probs.requires_grad_()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")     # torch.compile asks tensors that are no leaves for their gradients
+            out = torch.compile(lambda *given, call=function: call(group, *given), backend="eager")(x, goes, probs)
         gradient = whole(draw, TOKENS, HIDDEN)
         out.backward(gradient)
         assert_gradients(function, x, goes, probs, out, gradient)
