@@ -63,12 +63,12 @@ class Run:
             self.stop_all()
             raise
         finally:
-            if collecting:
-                gc.enable()
             m.elapsed_ns = NOW.nanoseconds() if not m.real_time else 0
             m.steps += NOW.steps
-            NOW.detector = None
+            NOW.detector = detector = None      # with all that it remembers: the collector would look through it
             NOW.live = 0
+            if collecting:
+                gc.enable()
 
     # ------------------------------------------------------------------ starting
     def next_launch(self, i):
