@@ -18,8 +18,7 @@ from epmoe.torch import (fused_combine, fused_dispatch, fused_dispatch_on_device
 
 BF16, BATCHES = torch.bfloat16, 5
 TORCH_ROOM = 64 << 20   # bytes: a Buffer holds the caller's arrays of its last calls, now these and now those
-RESULTS_MORE = 16       # of one rank that were ever in use at once: of each kind of call the last two are kept, and torch's
-                        # backward thread lets go when it comes to it
+RESULTS_MORE = 16       # of one rank that were ever in use at once: of each kind of call the last two are kept
 HOST_ROOM = 32 << 20    # bytes that Python and torch may take meanwhile, for what they keep of addresses seen before
 
 
