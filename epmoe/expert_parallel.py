@@ -53,7 +53,7 @@ class ExpertParallel:
         self._dispatch = DispatchPhase(self._engine)
         self._combine = CombinePhase(self._engine, self._dispatch.capacity)
         self._silu = SiluPhase(self._engine, self._dispatch.capacity)
-        self._steady = SteadyCalls(self._engine, self._dispatch.capacity, applies=kernels is None)
+        self._steady = SteadyCalls(self._engine, self._dispatch.capacity, self._dispatch.dispatched, kernels is None)
         self._sent = self._returned = None  # what the calls of one round pass on
 
     @property
@@ -91,10 +91,10 @@ class ExpertParallel:
         treated as -1, and raised by the next call that waits for the kernels (trimmed(), numpy(), check()), as is
         PeerTimeout. EPStateError if it is not dispatch's turn. Source: the dispatch_kernel page; epmoe_ref.dispatch.
         """
-        sent = self._steady.dispatch(input_tokens, topk_ids, input_scale, out)
-        if sent is not None:
-            self._sent = sent
-            return self._dispatch.dispatched(sent[0], self._engine.ranks[0].rank)
+        known = self._steady.dispatch(input_tokens, topk_ids, input_scale, out)
+        if known is not None:
+            self._sent = known.sent
+            return known.dispatched()
         self._expect("dispatch")
         with self._steady.watching():
             sent = self._dispatch.begin(input_tokens, topk_ids, input_scale)
@@ -148,9 +148,8 @@ class ExpertParallel:
         Errors: EPValueError names rank, argument, value; EPStateError if it is not combine's turn; PeerTimeout by the
         next call that waits for the kernels. Source: the combine_wait_kernel page; epmoe_ref.combine.
         """
-        has_arguments = bool(epilogue_args or router_weights_args)
-        follows_from = expert_outputs, d, router_weights, epilogue, has_arguments, out
-        combined = self._steady.combine(self._sent, *follows_from)
+        arguments = epilogue_args or router_weights_args
+        combined = self._steady.combine(self._sent, expert_outputs, d, router_weights, epilogue, arguments, out)
         if combined is not None:
             self._sent = None
             return combined
@@ -165,7 +164,8 @@ class ExpertParallel:
                 else:
                     self._combine.launch_async(returned, streams)
                     self._combine.launch_wait(returned, reduction, streams)
-            self._steady.remember_combine(self._sent, reduction, *follows_from)
+            self._steady.remember_combine(self._sent, reduction, expert_outputs, d, router_weights, epilogue, arguments,
+                                          out)
         return self._end_of_round(reduction)
 
     def fused_silu(self, gate_up, d, *, output_format="bf16", limit=None, alpha=1.702):

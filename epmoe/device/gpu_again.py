@@ -7,7 +7,7 @@ the interpreter is let go meanwhile, since a launch waits while the stream's que
 import ctypes
 from functools import cache, partial
 
-from numba import cfunc, types
+from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -59,7 +59,7 @@ def _compiled(driver):
     """Functions of that driver, made one: (address of the words of launches) -> 0, CAPTURED, or its code of an error."""
     is_capturing, get_context, set_context, launch, launch_with = (_function(driver, name) for name in _FUNCTIONS)
 
-    @cfunc(types.int32(types.int64))
+    @njit(types.int32(types.int64), nogil=True)
     def start(words):
         machine = _load(words + 8 * MACHINE)
         status, streams = _new_word(), _load(machine + 8 * STREAMS)
@@ -84,7 +84,9 @@ def _compiled(driver):
             at += 8 * N_WORDS
         return code
 
-    return start, ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64)(start.address)
+    # the compiled code itself: a call through Numba's dispatcher, or through ctypes, takes 0.1 to 0.3 us more
+    compiled, = start.overloads.values()
+    return start, compiled.entry_point
 
 
 def _array(words):

@@ -157,7 +157,11 @@ class Buffer:
 
     @property
     def lent_bytes(self):
-        """Bytes of one rank's own memory that results in use lie in; what lies in the pool is not counted."""
+        """Bytes of one rank's own memory that results in use lie in; what lies in the pool is not counted.
+
+        What is kept for calls to come, and nobody looks at, is given back first.
+        """
+        self.steady.give_back()
         return self.ranks[0].arena.lent_bytes
 
     def _regions(self):

@@ -11,12 +11,10 @@ def results(group, per_rank):
 
 
 def columns(group, per_rank):
-    """What a function returns where each rank has several results: of each a list over ranks, or this rank's own."""
-    return [list(column) for column in zip(*per_rank)] if group.lists else per_rank[0]
+    """What a function returns where each rank has several results: of each a list over ranks, or this rank's own.
 
-
-def optional_results(group, per_rank):
-    """As results, and None if no rank has any."""
+    None instead of a list of what no rank has.
+    """
     if not group.lists:
         return per_rank[0]
-    return None if all(one is None for one in per_rank) else list(per_rank)
+    return [None if all(one is None for one in column) else list(column) for column in zip(*per_rank)]

@@ -2,7 +2,7 @@
 
 from epmoe.fused_a2a import arguments, hybrid
 from epmoe.fused_a2a.buffers import hybrid_ep_buffer
-from epmoe.fused_a2a.context import Context, optional_results, results
+from epmoe.fused_a2a.context import Context, columns, results
 from epmoe.fused_a2a.handles import HybridHandle, handle_of
 
 
@@ -37,9 +37,7 @@ class HybridEPDispatch:
             p2p_world_size=getattr(group, "p2p_world_size", None), num_sms=num_sms_dispatch_api)
         handle.group, handle.num_sms = group, (num_sms_dispatch_api, num_sms_combine_api)
         ctx.group, ctx.handle, ctx.pad_multiple = group, handle, pad_multiple
-        hidden, dispatched_probs, scales, tokens_per_expert = zip(*made)
-        return (results(group, hidden), optional_results(group, dispatched_probs), optional_results(group, scales),
-                results(group, tokens_per_expert), handle)
+        return (*columns(group, made), handle)
 
     @staticmethod
     def backward(ctx, grad_x, grad_probs, grad_scaling_factor, grad_tokens_per_expert, grad_handle):

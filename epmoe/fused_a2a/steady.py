@@ -17,53 +17,70 @@ from epmoe.host.arrays import DeviceArray
 from epmoe.host.steady_calls import UNSEEN, WAYS, look
 
 MAX_REMEMBERED = 1024
-AT_ONCE = 2             # calls of one kind whose results are kept
-PAIRS, NOTHING, GENERAL = (tuple, list), (None,), (None, None)
+AT_ONCE = 2             # calls of one kind, on the same arrays, whose results are kept
+NOTHING, GENERAL = (None,), (None, None)
 
 
-def _look_closer(a):
-    """What decides how None, a pair, or an array of a type that was not seen before is treated; its addresses first."""
-    if type(a) not in PAIRS:
-        return NOTHING if a is None else look(a)
-    seen = [NOTHING if one is None else look(one) for one in a]
+def _look_at_pair(a):
+    """What decides how a pair of arrays is treated; its addresses first."""
+    seen = [look(one) for one in a]
     return UNSEEN if UNSEEN in seen else (tuple([at[0] for at in seen]), *seen)
+
+
+# By type, of what was seen: as WAYS, but for None and pairs
+_WAYS = {type(None): lambda _: NOTHING, tuple: _look_at_pair, list: _look_at_pair}
+
+
+def _new_way(a):
+    look(a)
+    way = _WAYS[type(a)] = WAYS[type(a)]
+    return way
 
 
 class _Known:
     """One call: what was seen of its arrays, the memory that it lends, how results are made of that, starts by it."""
 
     def __init__(self, seen, memory, results):
-        self.seen, self.memory, self.results, self.starts = seen, memory, results, {}
+        self.seen, self.memory, self.results, self.starts, self.counts = seen, memory, results, {}, None
 
 
 class _Last:
-    """One of the last calls: how it starts and its results, which nobody else looks at where `counts` are as at first."""
+    """One of the last calls: how it starts and its results, which it gives again when nobody else looks at them.
 
-    __slots__ = ("numbers", "seen", "start", "results", "objects", "counts")
+    counts: how often the objects of its results are referred to then, which is the same for every call that is known.
+    """
+
+    __slots__ = ("numbers", "seen", "start", "results", "loans", "objects", "counts")
 
     def __init__(self, numbers, seen, start, results, loans):
-        self.numbers, self.seen, self.start, self.results = numbers, seen, start, results
-        self.objects = [*_objects(results), *loans]
+        self.numbers, self.seen, self.start, self.results, self.loans = numbers, seen, start, results, loans
+        self.objects = None
+
+    def count(self):
+        """How often each object of the results, through which somebody could keep or see them, is referred to."""
+        if self.objects is None:
+            self.objects = [*_objects(self.results), *self.loans]
+        return list(map(getrefcount, self.objects))
 
 
 def _objects(results):
-    """All objects of a call's results through which somebody could keep or see their memory."""
-    if isinstance(results, (list, tuple)):
-        yield results
-        for one in results:
-            yield from _objects(one)
-    elif results is not None:
-        yield results
-        holds = getattr(results, "__dict__", {}).values()       # a handle's
-        yield from (held for held in holds if isinstance(held, DeviceArray))
+    """The results and all that is in them: lists and tuples, arrays, and a handle with the arrays that it holds."""
+    found = [results]
+    for one in found:
+        kind = type(one)
+        if kind is list or kind is tuple:
+            found.extend(one)
+        elif kind is not DeviceArray:
+            found.extend([held for held in getattr(one, "__dict__", {}).values() if type(held) is DeviceArray])
+    return [one for one in found if one is not None]
 
 
 class SteadyCalls:
     """The remembered calls of one Buffer.
 
-    Of each kind the last results are kept, since two of them are often in use at once, or in turn; a call like theirs
-    has them again, the very same objects, when nobody else holds any of them. A call that is new gives them all back
-    first.
+    Of each kind the last results of calls on the same arrays are kept, since two of them are often in use at once, or
+    in turn; a call like theirs has them again, the very same objects, when nobody else holds any of them. A call that
+    is new gives them all back first.
     """
 
     def __init__(self, buffer):
@@ -82,16 +99,12 @@ class SteadyCalls:
         """
         if not self.applies:
             return GENERAL
-        seen = []
-        for a in arrays:
-            way = WAYS.get(type(a))
-            seen.append(_look_closer(a) if way is None else way(a))
+        seen = [(_WAYS.get(type(a)) or _new_way(a))(a) for a in arrays]
         buffer = self._buffer
         if self._n_freed != self._machine.n_freed or self._n_changes != buffer.n_changes:
             self._forget()
         for last in self._last.get(kind, ()):
-            if (last.seen == seen and last.numbers == numbers
-                    and list(map(getrefcount, last.objects)) == last.counts):
+            if last.seen == seen and last.numbers == numbers and last.count() == last.counts:
                 break
         else:
             last, key = self._otherwise(kind, seen, numbers)
@@ -117,23 +130,31 @@ class SteadyCalls:
 
     def _otherwise(self, kind, seen, numbers):
         """(the _Last of new results of a call that is known, or None; what the call is known by, or None)."""
-        if is_captured(self._machine) or UNSEEN in seen:
-            self.give_back()
-            return GENERAL
-        where = kind, numbers, tuple([at[0] for at in seen])    # an address is sooner looked up than a type
-        key = where, seen
-        known = self._known.get(where)
-        if known is None or known.seen != seen:
-            self.give_back()
+        key = None
+        if UNSEEN not in seen:
+            where = kind, numbers, tuple([at[0] for at in seen])    # an address is sooner looked up than a type
+            key, known = (where, seen), self._known.get(where)
+            if known is not None and known.seen == seen:
+                last = self._lend(kind, known, seen, numbers)
+                if last is not None:
+                    return last, None
+            else:
+                self.give_back()
+        return self._general(key)
+
+    def _general(self, key):
+        """What again() gives for a call that takes the general way."""
+        if not is_captured(self._machine) and key is not None:      # and the machine has learned of it
             return None, key
-        return self._lend(kind, known, seen, numbers), key
+        self.give_back()
+        return GENERAL
 
     def _lend(self, kind, known, seen, numbers):
         """The _Last of new results; None if there is no room, or no launches are known for where it is.
 
         These will be after the general way, which finds the same room.
         """
-        others = self._last[kind] = self._last.get(kind, [])[:AT_ONCE - 1]
+        others = self._last[kind] = [one for one in self._last.get(kind, ()) if one.seen == seen][:AT_ONCE - 1]
         loans = [memory.lend() for memory in known.memory]
         if None in loans:
             loans = None
@@ -144,17 +165,14 @@ class SteadyCalls:
         if start is None:
             return None
         last = _Last(numbers, seen, start, known.results(*loans), loans)
-        del loans
-        last.counts = list(map(getrefcount, last.objects))
+        last.counts = known.counts = known.counts or last.count()
         self._last[kind] = [last, *others]
         return last
 
     def _not_started(self, code):
         """What again() gives for a call that is captured; or the error that the driver's code means."""
         if code == CAPTURED:
-            is_captured(self._machine)      # and the machine has learned of it
-            self.give_back()
-            return GENERAL
+            return self._general(None)
         try:
             self._machine.refused(code)
         except Exception as error:

@@ -23,7 +23,7 @@ class Placing:
 
     def __init__(self, machine, stream_of):
         self.machine, self._stream_of = machine, stream_of
-        self._placed = {}       # (rank, name) -> (address or None, what keeps the memory alive)
+        self.placed = {}       # (rank, name) -> (address or None, what keeps the memory alive)
         self._staging = {}      # (rank, name) -> Buffer
         self._outgrown = []     # staging buffers that CUDA graphs may use
         self._addresses = WrittenBlocks()
@@ -52,11 +52,6 @@ class Placing:
         if host.nbytes:
             buffer.write(host)
         return buffer.address
-
-    def keep(self, names, owners):
-        """Keep two device arrays of the caller alive, as place() does; names: (rank, name) each."""
-        (first, second), placed = names, self._placed
-        placed[first], placed[second] = (None, owners[0]), (None, owners[1])
 
     def _adopted(self, rank, name, host):
         self._hold(rank, name, None, None)
@@ -91,16 +86,21 @@ class Placing:
         return buffer
 
     def _hold(self, rank, name, address, owner):
-        before, _ = self._placed.get((rank, name), (None, None))
+        before, _ = self.placed.get((rank, name), (None, None))
         if before is not None:
             self.machine.release(before)
-        self._placed[rank, name] = (address, owner)
+        self.placed[rank, name] = (address, owner)
 
     def let_go(self):
         """Let go of all arrays of the caller; the kernels must have ended."""
-        for rank, name in list(self._placed):
-            self._hold(rank, name, None, None)
-        self._placed.clear()
+        self.let_go_of(list(self.placed))
+
+    def let_go_of(self, names):
+        """Let go of some arrays of the caller, (rank, name) each, if there are any."""
+        for rank, name in names:
+            if (rank, name) in self.placed:
+                self._hold(rank, name, None, None)
+                del self.placed[rank, name]
 
     def close(self):
         """Let go of all arrays and free the staging buffers; the kernels must have ended."""

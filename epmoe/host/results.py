@@ -18,6 +18,7 @@ class Results:
             shape = (shapes or {}).get(name, loan.fields[name].shape)
             what = f"out: {name} of rank {rank}"
             self._given[name] = inputs.result(machine, array, shape, loan.fields[name].dtype, what)
+        self.given = bool(self._given)      # whether some results go into arrays of the caller
 
     def address(self, name):
         """Where the kernel writes the array of that name."""
@@ -29,11 +30,6 @@ class Results:
         if name in self._out:
             return self._out[name]
         return self.loan.array(name, n) if name in self.loan.fields else None
-
-    @property
-    def given(self):
-        """Whether some results go into arrays of the caller."""
-        return bool(self._given)
 
     @property
     def copies(self):

@@ -15,6 +15,7 @@ to their memory: to lend the memory anew and to make arrays of it takes as long 
 """
 
 import contextlib
+from functools import partial
 from operator import attrgetter
 from sys import getrefcount
 
@@ -66,24 +67,33 @@ WAYS = {DeviceArray: _look_at_ours}         # by type, of those that were seen
 
 def look(array):
     """Everything that decides how a device array is treated: (address, shape, ...), for comparison. Else UNSEEN."""
-    way = WAYS.get(type(array))
-    if way is None:
-        way = WAYS[type(array)] = _way_to_look(array)
-    return way(array)
+    return (WAYS.get(type(array)) or _new_way(array))(array)
 
 
+def _new_way(array):
+    way = WAYS[type(array)] = _way_to_look(array)
+    return way
+
+
+_new = Dispatched.__new__
 ALONE, = map(getrefcount, [object()])       # of an object that one list or dictionary holds
 
 
 class _LastDispatch:
     """One of the last dispatches: a call like it has its arrays again, when nobody else refers to any of them."""
 
-    __slots__ = ("key", "start", "sent", "of_rank", "loan", "uses")
+    __slots__ = ("key", "start", "sent", "of_rank", "fields", "loan", "uses")
 
-    def __init__(self, key, start, tokens, ids, loan):
+    def __init__(self, key, start, tokens, ids, loan, dispatched):
         self.key, self.start, self.loan = key, start, loan
         self.of_rank = Sent(tokens, ids, key[-1], None, loan, Results(loan))
-        self.sent = [self.of_rank]
+        self.sent, self.fields = [self.of_rank], dispatched(self.of_rank).__dict__
+
+    def dispatched(self):
+        """A Dispatched for the caller, at which nobody has looked."""
+        d = _new(Dispatched)
+        d.__dict__ = self.fields.copy()
+        return d
 
     def count(self):
         """How often what is given again is referred to, besides by the arrays that were made of it."""
@@ -117,16 +127,18 @@ class _LastCombine:
 class SteadyCalls:
     """The remembered calls of one ExpertParallel. dispatch and combine give None for what takes the general way.
 
-    The general way is to be run inside watching(), and remember_dispatch or remember_combine called at its end. It is
+    dispatched: function (Sent, rank) -> Dispatched. The general way is to be run inside watching(), and remember_dispatch or remember_combine called at its end. It is
     for calls out of order, too.
     """
 
-    def __init__(self, engine, capacity, applies):
+    def __init__(self, engine, capacity, dispatched, applies):
         self.applies = applies and not device.SIM and not engine.world.lists
         self._engine, self._rounds, self._machine, self._capacity = engine, engine.rounds, engine.machine, capacity
-        self._rank = r = engine.ranks[0]
-        self._inputs = (r.rank, "input_tokens"), (r.rank, "topk_ids")
-        self._outputs = (r.rank, "router_weights"), (r.rank, "expert_outputs")
+        self._rank, self._placing = engine.ranks[0], engine.placing
+        self._dispatched = partial(dispatched, rank=self._rank.rank)
+        self._inputs, self._outputs = (tuple((self._rank.rank, name) for name in names) for names in (
+            ("input_tokens", "topk_ids"), ("router_weights", "expert_outputs")))
+        self._kept_inputs = self._kept_outputs = None       # device arrays of the caller, kept until the next such call
         self._dispatches, self._combines = {}, {}       # what a call followed from -> how its launches start
         self._last_dispatches, self._last_combines = [], []
         self._n_freed = self._launches = None
@@ -134,7 +146,7 @@ class SteadyCalls:
             self._machine.again([])         # compiles what that needs, before anybody waits for this rank
 
     def dispatch(self, input_tokens, topk_ids, input_scale, out):
-        """The open round as [Sent], its kernel launched."""
+        """The open round as a _LastDispatch, its kernel launched."""
         if not self.applies or out is not None or not self._rounds.comes("dispatch"):
             return None
         key = _dispatch_key(input_tokens, topk_ids, input_scale)
@@ -149,8 +161,10 @@ class SteadyCalls:
                 return None
         if not self._started("dispatch", last.start):
             return None
-        self._engine.placing.keep(self._inputs, (input_tokens, topk_ids))
-        return last.sent
+        if self._placing.placed:
+            self._placing.let_go_of(self._inputs)
+        self._kept_inputs = input_tokens, topk_ids
+        return last
 
     def _lend_dispatch(self, key):
         """A _LastDispatch in other memory, if launches are known for that; others than of such calls are given back."""
@@ -161,7 +175,7 @@ class SteadyCalls:
         known = self._dispatches.get((key, loan.buffer.address))
         if known is None:
             return None
-        last = _LastDispatch(key, *known, loan)
+        last = _LastDispatch(key, *known, loan, self._dispatched)
         del loan
         last.uses = last.count()
         self._last_dispatches[:] = last, *others
@@ -169,6 +183,7 @@ class SteadyCalls:
 
     def remember_dispatch(self, sent, input_tokens, topk_ids, input_scale, out):
         """The general way has launched this call."""
+        self._kept_inputs = None
         if self.applies and out is None and not self._rounds.capture:
             key = _dispatch_key(input_tokens, topk_ids, input_scale)
             if key is not UNSEEN:
@@ -191,7 +206,9 @@ class SteadyCalls:
                 return None
         if not self._started("combine", last.start):
             return None
-        self._engine.placing.keep(self._outputs, (router_weights, None if last.is_lent else expert_outputs))
+        if self._placing.placed:
+            self._placing.let_go_of(self._outputs)
+        self._kept_outputs = router_weights, None if last.is_lent else expert_outputs
         return last.result
 
     def _lend_combine(self, key, router_weights, out):
@@ -217,6 +234,7 @@ class SteadyCalls:
 
     def remember_combine(self, sent, reduction, expert_outputs, d, router_weights, epilogue, arguments, out):
         """The general way has launched this call."""
+        self._kept_outputs = None
         if not self.applies or arguments or self._rounds.capture:
             return
         key = _combine_key(sent[0], expert_outputs, d, router_weights, epilogue, out)
@@ -233,6 +251,7 @@ class SteadyCalls:
     def close(self):
         """Give back what is kept of the last calls; nothing is remembered any more."""
         self._forget(None)
+        self._kept_inputs = self._kept_outputs = None
         self.applies = False
 
     @contextlib.contextmanager
@@ -298,10 +317,10 @@ def _combine_key(sent, expert_outputs, d, router_weights, epilogue, out):
 
 def _places(sent, seen):
     """Where src_info and topk_ids of a Dispatched lie: the address of its loan if where they always do, else both."""
-    loan, made, src_info, topk_ids = sent.loan, sent.made, seen.get("src_info"), seen.get("topk_ids")
-    if src_info is made.get("src_info") and topk_ids is made.get("topk_ids") and not sent.results.given:
+    loan = sent.loan
+    if "src_info" not in seen and "topk_ids" not in seen and not sent.results.given:
         return (loan.buffer.address,)       # arrays that nobody has looked at so far are not made for this
-    places = ()
+    src_info, topk_ids, places = seen.get("src_info"), seen.get("topk_ids"), ()
     for name, array in (("src_info", src_info), ("topk_ids", topk_ids)):
         if array is None:
             array = sent.array(name)
