@@ -205,9 +205,9 @@ def dispatch_wait_kernel(cfg, launch=None) -> DispatchWaitCall:
 def dispatch_kernel(cfg, launch=None, *, input_scale=None) -> DispatchCall:
     """All steps in one launch.
 
-    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(); its shared_payloads says whether recv_buf gets a token's
-    payload once a rank (the default, None, except under use_shmem and skip_a2a) or once a message. input_scale: as in
-    dispatch_async_kernel.
+    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(); its shared_payloads says whether recv_buf gets the
+    payload of a token once a rank (the default, None, except under use_shmem and skip_a2a) or once a message.
+    input_scale: as in dispatch_async_kernel.
     Returns a DispatchCall, called with the page's arguments in the page's order (call.py), addresses for arrays; a
     launch of a few tokens takes fewer blocks and threads than `launch` says.
     Errors: EPValueError. Source: the dispatch_kernel page.

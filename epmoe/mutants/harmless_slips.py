@@ -4,8 +4,6 @@ STATUS = ("the status words are looked at only when a wait takes long, and block
           "not make each other wait so long")
 OTHERS = "the two touch different words, and the barrier before the signals comes behind both"
 
-FAR = "this argument only tells ranks of other p2p worlds apart"
-
 HERALD = "the herald's warp and what others do before the block meets touch nothing that the other one writes"
 EARLIER = "the fence orders earlier launches before what is told; what changes places with it only reads"
 ALL_BEGUN = "all_begun, which comes before `recorded` says so, is a barrier of the block too"
@@ -14,8 +12,8 @@ HARMLESS_SLIPS = {
     "few_tokens.py make.describe: swap: if expert >= 0 and expert // local == owner: / if owner == my_rank:": OTHERS,
     "few_tokens.py make.describe: swap: shared_add_i32(low, i32(expert % local), add_low) / shared_add_i32(high, "
     "i32(expert % local), add_high)": OTHERS,
-    "returners.py make.signal_entry: whose: my_rank -> source in signal(params, rank_of(entry, my_rank), my_rank, "
-    "i32(entry -": FAR + "; source differs from my_rank under skip_a2a alone, which has nobody far",
+    "returners.py make.return_rows: swap: if block_idx() == grid_dim() - 1: / if sends_whole(i32(ends[here - 1] - ends[0] "
+    "+ counts[0]), is": "entries without rows may be signalled at any time",
     "rows/senders.py make.send: swap: if is_numbered_now and mine == 0 and shared: / if shared:":
         "the first lets rows be looked at, which the second does not do: it takes a number",
     "watchers.py make.watch: swap: record_expired(status, COMBINE_WAIT, FOR_RECV_COUNT, i, 0, - / "

@@ -76,7 +76,7 @@ FAULTS = (
     Fault("completion counters over region B",
           "Combine counts the rows that went back in words that overlap region B, which dispatch_wait leaves behind "
           "with its prefix sums. The count starts wrong, beyond the number at which a signal is sent, and it never is.",
-          (("returners.py", "words + u64(at.finished) + u64(4) * u64(entry)",
+          (("row_runs.py", "words + u64(at.finished) + u64(4) * u64(entry)",
             "words + u64(at.b) + u64(4) * u64(entry)"),),
           WORLDS["split"]),
     Fault("waiting region smaller than the grid",

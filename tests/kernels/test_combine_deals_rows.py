@@ -1,0 +1,33 @@
+"""Combine deals its rows out in whole entries or in runs of rows, as the round has it; the result is the same."""
+
+import numpy as np
+import pytest
+from epmoe.kernels import LaunchConfig, whole_entries
+from epmoe_ref.config import EPConfig
+from kernel_world import KernelWorld
+from test_dispatch_combine_rounds import run_round
+
+LAUNCH = LaunchConfig(n_sms=3, num_threads=224)     # 4 to 21 rows of a rank are on their way at once
+CASES = {
+    "two ranks": (dict(n_ranks=2, n_experts=6, top_k=2, hidden=264), [6, 5]),
+    "three ranks, one without tokens": (dict(n_ranks=3, n_experts=6, top_k=2, hidden=16), [7, 0, 6]),
+    "one rank": (dict(n_ranks=1, n_experts=4, top_k=2, hidden=16), [7]),
+    "skip_a2a": (dict(n_ranks=2, n_experts=6, top_k=3, hidden=16, skip_a2a=True, p2p_world_size=1), [5, 5]),
+    "padded rows": (dict(n_ranks=2, n_experts=6, top_k=2, hidden=128, token_format="fp8_blockwise"), [5, 6]),
+}
+
+
+WAYS = [(name, 32, True) for name in CASES] + [("two ranks", 32, False), ("two ranks", 1, True)]
+
+
+@pytest.mark.parametrize("name, most_rows, fused", WAYS)
+def test_rounds_are_exact_either_way(name, most_rows, fused, monkeypatch):
+    """With most_rows=1 there is an entry that is too large to be one block's."""
+    sizes, tokens = CASES[name]
+    monkeypatch.setattr(whole_entries, "MOST_ROWS", most_rows)
+    # kernels are remembered by their configuration: one of its own for each way
+    cfg = EPConfig(**sizes, max_tokens_per_rank=8 + most_rows)
+    world = KernelWorld(cfg, fused=fused, launch=LAUNCH, seed=3, racecheck=True)
+    rng = np.random.default_rng(5)
+    for _ in range(2):
+        run_round(world, dict(tokens=tokens), rng)
