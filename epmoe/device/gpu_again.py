@@ -56,7 +56,10 @@ def _function(driver, name):
 
 @cache
 def _compiled(driver):
-    """Functions of that driver, made one: (address of the words of launches) -> 0, CAPTURED, or its code of an error."""
+    """That driver's functions in one: (address of the words of launches) -> 0, CAPTURED, or the code of an error.
+
+    With what keeps it.
+    """
     is_capturing, get_context, set_context, launch, launch_with = (_function(driver, name) for name in _FUNCTIONS)
 
     @njit(types.int32(types.int64), nogil=True)

@@ -14,7 +14,7 @@ from epmoe import device
 from epmoe.device.captures import CAPTURED, is_captured
 from epmoe.fused_a2a.heap import place_of
 from epmoe.host.arrays import DeviceArray
-from epmoe.host.steady_calls import UNSEEN, WAYS, look
+from epmoe.host.looks import UNSEEN, WAYS, look
 
 MAX_REMEMBERED = 1024
 AT_ONCE = 2             # calls of one kind, on the same arrays, whose results are kept

@@ -82,8 +82,8 @@ def expert_outputs(cfg, machine, rank, given, capacity, n_rows):
     a = _array(machine, given, what)
     dtype = COMBINE_DTYPE[cfg.combine_dtype]
     if a.dtype != dtype:
-        raise EPValueError(f"{what} has dtype {a.dtype}, combine_dtype={cfg.combine_dtype!r} needs {dtype}: convert it, "
-                           "or configure another combine_dtype")
+        raise EPValueError(f"{what} has dtype {a.dtype}, combine_dtype={cfg.combine_dtype!r} needs {dtype}: convert "
+                           "it, or configure another combine_dtype")
     if len(a.shape) != 2 or a.shape[1] != cfg.hidden:
         raise EPValueError(f"{what} has shape {a.shape}, (rows, hidden={cfg.hidden}) is needed")
     return _one_for_each_row(a, what, capacity, n_rows)

@@ -10,70 +10,24 @@ way is for everything else: host arrays, whose contents are checked; expert outp
 a number that has to be asked for; arguments of functions; out= of dispatch; the first call with any new argument; calls
 that are captured into a CUDA graph; and virtual ranks, whose kernels need streams of their own.
 
-A call like one of the last two has that one's result again, in the very same arrays, when nobody else refers to them nor
-to their memory: to lend the memory anew and to make arrays of it takes as long as all the rest.
+A call like one of the last two has that one's result again, in the very same arrays, when nobody else refers to them
+nor to their memory: to lend the memory anew and to make arrays of it takes as long as all the rest.
 """
 
 import contextlib
 from functools import partial
-from operator import attrgetter
 from sys import getrefcount
-
-import numpy as np
 
 from epmoe import device
 from epmoe.device.captures import CAPTURED
-from epmoe.host.arrays import DeviceArray, is_torch, lent_again
+from epmoe.host.arrays import DeviceArray, lent_again
 from epmoe.host.dispatch_phase import Sent
 from epmoe.host.dispatched import Dispatched
+from epmoe.host.looks import UNSEEN, look
 from epmoe.host.results import Results
 
 MAX_REMEMBERED = 1024       # calls of one kind
 AT_ONCE = 2                 # results that are kept of each: calls often take turns in two memories
-UNSEEN = None               # what look() says of anything that is no array in device memory
-
-
-_look_at_ours = attrgetter("seen")
-
-
-def _look_at_torch(t):
-    return (t.data_ptr(), t.shape, t.dtype, t.is_contiguous(), t.get_device()) if t.is_cuda else UNSEEN
-
-
-def _look_at_interface(a):
-    seen, dtype = a.__cuda_array_interface__, getattr(a, "dtype", None)
-    shape, strides = tuple(seen["shape"]), seen.get("strides")
-    return (seen["data"][0], shape, seen["typestr"], strides if strides is None else tuple(strides),
-            dtype if isinstance(dtype, (np.dtype, type)) else None, getattr(getattr(a, "device", None), "id", None))
-
-
-def _look_away(_):
-    return UNSEEN
-
-
-def _way_to_look(array):
-    # The same order as in arrays.view
-    if isinstance(array, DeviceArray):
-        return _look_at_ours
-    if isinstance(array, np.ndarray):
-        return _look_away
-    if is_torch(array):
-        return _look_at_torch
-    return _look_at_interface if hasattr(type(array), "__cuda_array_interface__") else _look_away
-
-
-WAYS = {DeviceArray: _look_at_ours}         # by type, of those that were seen
-
-
-def look(array):
-    """Everything that decides how a device array is treated: (address, shape, ...), for comparison. Else UNSEEN."""
-    return (WAYS.get(type(array)) or _new_way(array))(array)
-
-
-def _new_way(array):
-    way = WAYS[type(array)] = _way_to_look(array)
-    return way
-
 
 _new = Dispatched.__new__
 ALONE, = map(getrefcount, [object()])       # of an object that one list or dictionary holds
@@ -127,8 +81,8 @@ class _LastCombine:
 class SteadyCalls:
     """The remembered calls of one ExpertParallel. dispatch and combine give None for what takes the general way.
 
-    dispatched: function (Sent, rank) -> Dispatched. The general way is to be run inside watching(), and remember_dispatch or remember_combine called at its end. It is
-    for calls out of order, too.
+    dispatched: function (Sent, rank) -> Dispatched. The general way is to be run inside watching(), and
+    remember_dispatch or remember_combine called at its end. It is for calls out of order, too.
     """
 
     def __init__(self, engine, capacity, dispatched, applies):

@@ -186,6 +186,6 @@ class CombineCall(KernelCall):
         self._launch(machine, stream, my_rank, output_tokens.n, dict(
             input_tokens=input_tokens, src_info=src_info, n_rows=n_rows, output_tokens=output_tokens.address,
             send_buf_p=send_buf_p, recv_buf_ptrs=tuple(recv_buf_ptrs), recv_count_ptrs=tuple(recv_count_ptrs),
-            recv_buf_p=recv_buf_ptrs[here], recv_count_p=recv_count_ptrs[here], ep_counters=ep_counters, topk_ids=topk_ids, status=status,
-            router_weights=router_weights, timeout_ns=_timeout_ns(timeout_s)),
+            recv_buf_p=recv_buf_ptrs[here], recv_count_p=recv_count_ptrs[here], ep_counters=ep_counters,
+            topk_ids=topk_ids, status=status, router_weights=router_weights, timeout_ns=_timeout_ns(timeout_s)),
             tuple(router_weights_args), tuple(epilogue_args))
