@@ -12,8 +12,8 @@ HARMLESS_SLIPS = {
     "few_tokens.py make.describe: swap: if expert >= 0 and expert // local == owner: / if owner == my_rank:": OTHERS,
     "few_tokens.py make.describe: swap: shared_add_i32(low, i32(expert % local), add_low) / shared_add_i32(high, "
     "i32(expert % local), add_high)": OTHERS,
-    "returners.py make.return_rows: swap: if block_idx() == grid_dim() - 1: / if sends_whole(i32(ends[here - 1] - ends[0] "
-    "+ counts[0]), is": "entries without rows may be signalled at any time",
+    "returners.py make.return_rows: swap: if block_idx() == grid_dim() - 1: / if sends_whole(i32(ends[here - 1] - "
+    "ends[0] + counts[0]), is": "entries without rows may be signalled at any time",
     "rows/senders.py make.send: swap: if is_numbered_now and mine == 0 and shared: / if shared:":
         "the first lets rows be looked at, which the second does not do: it takes a number",
     "watchers.py make.watch: swap: record_expired(status, COMBINE_WAIT, FOR_RECV_COUNT, i, 0, - / "
