@@ -4,6 +4,7 @@ import torch
 
 from epmoe import device
 from epmoe.torch.tensors import tensors
+from epmoe_ref.errors import EPStateError
 
 
 def in_stream_order(group, call, *arguments):
@@ -18,12 +19,21 @@ def in_stream_order(group, call, *arguments):
     current = own and torch.cuda.current_stream(group.machine.ordinal)
     one_stream = own is None or current.cuda_stream == own.cuda_stream
     if not one_stream:
+        _expect_no_capture_beside(own)
         own.wait_stream(current)        # the tensors given are written by then
     made = tensors(call(*arguments))
     if not one_stream:
         current.wait_stream(own)        # the results are; and what they were made of may be used again
     copies = getattr(group, "copies", None)
     return copied(made) if copies or copies is None and not one_stream else made
+
+
+def _expect_no_capture_beside(own):
+    """Raise EPStateError if the current stream is being captured and the world's, being CUDA's default, cannot be."""
+    if not own.cuda_stream and torch.cuda.is_current_stream_capturing():
+        raise EPStateError("torch's current stream is being captured into a CUDA graph, and the group's world is on the "
+                           "default stream, which cannot be: make the world with the stream that captures, "
+                           "ProcessGroupWorld(group, stream=...) before the group's first call, or MPIWorld(stream=...)")
 
 
 def copied(made):

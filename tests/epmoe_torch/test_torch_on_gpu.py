@@ -10,6 +10,7 @@ from small_tensors import DEVICE, array, assert_same, group_of
 from epmoe import LocalWorld
 from epmoe.torch import fused_combine, fused_dispatch, hybrid_ep_combine, hybrid_ep_dispatch, init_hybrid_ep_buffer
 from epmoe_ref import fused_a2a as reference
+from epmoe_ref.errors import EPStateError
 
 BY_EXPERT = "test_hybrid_dispatch_and_combine_have_the_references_gradients"
 SIMULATED = "test_results_of_the_simulator_are_tensors_over_the_same_memory"
@@ -151,6 +152,18 @@ def test_a_graph_of_a_training_step_runs_again_with_new_data():
         assert_same([out], wanted, "replayed")
         assert_same([x.grad], grads[0], "gradient of x")
         assert_same([probs.grad], grads[1], "gradient of probs")
+
+
+def test_a_capture_that_leaves_the_world_out_is_refused():
+    group, x = LocalWorld(1), torch.ones(4, 64, dtype=torch.bfloat16, device=DEVICE)
+    goes, graph = torch.ones(4, 2, dtype=torch.bool, device=DEVICE), torch.cuda.CUDAGraph()
+    hybrid_ep_dispatch([x], [goes], None, group, 2, num_permuted_tokens=8)
+    with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
+        x + 1
+        with pytest.raises(EPStateError, match="make the world with the stream that captures"):
+            hybrid_ep_dispatch([x], [goes], None, group, 2, num_permuted_tokens=8)
+    rows, *_ = hybrid_ep_dispatch([x], [goes], None, group, 2, num_permuted_tokens=8)
+    assert torch.equal(rows[0], torch.ones(8, 64, dtype=torch.bfloat16, device=DEVICE))
 
 
 def test_tensors_of_the_gpu_are_used_where_they_lie():
