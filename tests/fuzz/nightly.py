@@ -1,0 +1,20 @@
+"""How many random worlds a run sends through the kernels: a sample, or EPMOE_FUZZ of them, in batches for many cores."""
+
+import os
+
+from hypothesis import HealthCheck, Phase, seed, settings
+
+SAMPLE = 24
+WORLDS = int(os.environ.get("EPMOE_FUZZ", SAMPLE))
+BATCHES = 4 if WORLDS < 1000 else 64
+PHASES = (Phase.generate, Phase.shrink) if "EPMOE_FUZZ" in os.environ else (Phase.generate,)
+
+
+def law(batch, share):
+    """Decorator: a property to be checked in this batch's part of a share of all worlds; the same ones in every run."""
+    most = 1 + max(1, int(WORLDS * share) // BATCHES)       # the first one is always the smallest there is
+
+    def decorate(check):
+        return seed(batch)(settings(max_examples=most, deadline=None, database=None, phases=PHASES,
+                                    suppress_health_check=list(HealthCheck))(check))
+    return decorate

@@ -1,0 +1,58 @@
+"""Fuzzing: worlds of epmoe_ref.strategies through the kernels of rows, forward and backward, to the bit.
+
+Any schedule and grid, calls of few tokens and of many behind one another; memory holds garbage before the first one.
+How many worlds: nightly.py.
+"""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from epmoe_ref import strategies
+from hypothesis import given
+from hypothesis import strategies as st
+from nightly import BATCHES, law
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "fused_a2a"))
+from against_reference import equal_hybrid, equal_rows  # noqa: E402
+from rows_group import BF16, FP16, FP32, group_of  # noqa: E402
+
+GRIDS = st.sampled_from(((2, 32), (3, 64), (6, 32)))        # blocks and threads of a rank
+RACECHECK = st.sampled_from((True, None, None))
+FEW = 2                 # tokens that go another way than many
+
+
+def few(world):
+    """The same world with the first tokens of each rank alone."""
+    return replace(world, **{name: [a[:FEW] for a in getattr(world, name)]
+                             for name in ("x", "token_indices", "token_probs")})
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_rows_are_the_references(batch):
+    @law(batch, 0.06)
+    @given(strategies.rows_worlds(max_ranks=3), st.permutations((few, replace)), st.sampled_from((BF16, FP16, FP32)), GRIDS,
+           strategies.seeds(), RACECHECK)
+    def rows_agree(world, calls, dtype, grid, schedule, racecheck):
+        group = group_of(len(world.x), n_sms=grid[0], num_threads=grid[1], seed=schedule, racecheck=racecheck)
+        rng = np.random.default_rng(schedule)
+        with np.errstate(all="ignore"):
+            for of_call in calls:
+                equal_rows(group, of_call(world), rng, dtype)
+    rows_agree()
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_rows_by_expert_are_the_references(batch):
+    @law(batch, 0.06)
+    @given(strategies.hybrid_worlds(max_ranks=3), st.sampled_from((BF16, FP16)), GRIDS, strategies.seeds(), RACECHECK)
+    def rows_agree(world, dtype, grid, schedule, racecheck):
+        group = group_of(len(world.x), n_sms=grid[0], num_threads=grid[1], seed=schedule, racecheck=racecheck)
+        rng = np.random.default_rng(schedule)
+        with np.errstate(all="ignore"):
+            equal_hybrid(group, world, rng, dtype)
+    rows_agree()
