@@ -17,7 +17,8 @@ from epmoe.host.arrays import DeviceArray
 from epmoe.host.looks import UNSEEN, WAYS, look
 
 MAX_REMEMBERED = 1024
-AT_ONCE = 2             # calls of one kind, on the same arrays, whose results are kept
+AT_ONCE = 2             # calls of one kind whose results are kept
+SMALL = ("combine", "hybrid combine")   # kinds whose results are no larger than the rank's own tokens
 NOTHING, GENERAL = (None,), (None, None)
 
 
@@ -78,9 +79,9 @@ def _objects(results):
 class SteadyCalls:
     """The remembered calls of one Buffer.
 
-    Of each kind the last results of calls on the same arrays are kept, since two of them are often in use at once, or
-    in turn; a call like theirs has them again, the very same objects, when nobody else holds any of them. A call that
-    is new gives them all back first.
+    Of each kind the last results of calls on the same arrays (small ones: of any) are kept, since two of them are often
+    in use at once, or in turn; a call like theirs has them again, the very same objects, when nobody else holds any of
+    them. A call that is new gives them all back first.
     """
 
     def __init__(self, buffer):
@@ -154,7 +155,8 @@ class SteadyCalls:
 
         These will be after the general way, which finds the same room.
         """
-        others = self._last[kind] = [one for one in self._last.get(kind, ()) if one.seen == seen][:AT_ONCE - 1]
+        kept, is_small = self._last.get(kind, ()), kind in SMALL
+        others = self._last[kind] = [one for one in kept if is_small or one.seen == seen][:AT_ONCE - 1]
         loans = [memory.lend() for memory in known.memory]
         if None in loans:
             loans = None
