@@ -1,8 +1,11 @@
 """Launching rows kernels: parameter blocks that are written once for each set of arguments, and the size of grids."""
 
+from dataclasses import replace
+
 from epmoe import device
 from epmoe.kernels import LaunchConfig
 from epmoe.kernels.launch import SIMULATOR_BLOCKS
+from epmoe.kernels.rows import tagged
 from epmoe.kernels.rows.block import parameter_block
 from epmoe.kernels.rows.shape import RowsShape
 from epmoe.kernels.stamps import TraceBuffers
@@ -43,7 +46,8 @@ class Launches:
                 threads = min(threads, smaller_blocks(max(to_send))[0] or threads)
             if to_combine is not None:
                 threads = min(threads, smaller_blocks(max(to_combine))[1] or threads)
-        return RowsShape(self.world.n_ranks, n_local_experts, threads, row_bytes, trace=self.launch.trace, **more)
+        shape = RowsShape(self.world.n_ranks, n_local_experts, threads, row_bytes, trace=self.launch.trace, **more)
+        return replace(shape, tags=tagged.suit(shape) and tagged.are_few(max(to_send or to_combine)))
 
     def grid(self, num_sms, n_rows):
         """Blocks of a launch for which the caller grants num_sms (None: as many as there are); at least two.

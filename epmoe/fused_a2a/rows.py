@@ -9,7 +9,7 @@ from epmoe.fused_a2a.heap import arrays_in
 from epmoe.fused_a2a.returning import sums_of_rows
 from epmoe.fused_a2a.steady import GENERAL
 from epmoe.host.lending import arrange
-from epmoe.kernels.rows import dispatch_kernel, move_kernel, records, resend_kernel
+from epmoe.kernels.rows import dispatch_kernel, move_kernel, records, resend_kernel, tagged
 from epmoe.kernels.rows.roles import blocks_for
 
 PLACES = ("x", "ids", "probs", "scales")    # order of the arrays of a result in a note
@@ -93,13 +93,15 @@ def dispatch_forward(buffer, x, token_indices, token_probs, num_experts, num_sms
     def arrays_of(rows):
         return result_arrays(rows, hidden, dtype, top_k, n_scales)
 
+    results_bytes = 0
     if buffer.knows_all_ranks or on_device:
         # without a look at the device, a batch larger than any before is taken to be that large on all ranks
         buffer.want_tokens(max(num_tokens))
-        buffer.want_pool(0, arrange(arrays_of(world.n_ranks * buffer.max_tokens))[1])
+        results_bytes = arrange(arrays_of(world.n_ranks * buffer.max_tokens))[1]
     wide = all(a.dtype.itemsize == 8 for a in ids)
     shape = buffer.launches.shape(local, hidden * dtype.itemsize, to_send=num_tokens, top_k=top_k,
                                   id_bytes=8 if wide else 4, scale_words=n_scales, has_probs=True, has_meta=True)
+    buffer.want_pool(0, results_bytes, tagged_bytes=tagged.bytes_for(shape))
     with buffer.letting_go(), buffer.steady.watching(key) as remember:
         values, loans = [], []
         for i, r in enumerate(buffer.ranks):
@@ -224,7 +226,7 @@ def cached_dispatch(buffer, name, x, handle, num_sms=None):
 
     # Counts are known to all ranks, so all grow together; in the staging area there is then room on every rank.
     shape = buffer.launches.shape(1, hidden * dtype.itemsize, to_send=handle.num_tokens, top_k=1)
-    buffer.want_pool(0, arrange(arrays_of(handle.most_rows))[1])
+    buffer.want_pool(0, arrange(arrays_of(handle.most_rows))[1], tagged_bytes=tagged.bytes_for(shape))
     with buffer.letting_go(), buffer.steady.watching(key) as remember:
         targets = [_Target(buffer, r, arrays_of, handle.most_rows) for r in buffer.ranks]
         values = [dict(x=buffer.placing.place(r.rank, name, a)) | _handle_values(buffer, loan)

@@ -22,32 +22,22 @@ HARMLESS_SLIPS = {
         "two looks at two words, in a loop",
     "rows/expanders.py make.await_records: whose: control.STATUS -> control.RECORDED in ok = wait_for_own_blocks(words "
     "+ u64(control.RECORDED), i32(": STATUS,
-    "rows/waits.py of_block.all_begun: whose: control.STATUS -> control.BEGUN in ok = wait_for_own_blocks(words + "
-    "u64(control.BEGUN), i32(gri": STATUS,
+    "rows/waits.py of_block.has_begun: whose: control.STATUS -> control.BEGUN in return wait_for_own_blocks(words + "
+    "u64(control.BEGUN), i32(g": STATUS,
     "rows/exchange.py make.await_word: whose: source -> my_rank in return waits.wait_for_word_of_peer(address, "
     "u64(ld_acquire_s": "only the record of an expired wait has it, and the host names who is missing by the notes",
     "rows/expanders.py make.expand_rows: swap: if come == u32(0) and looks % LOOKS == 0: / syncwarp()":
         "await_flag, inside the condition, ends with a syncwarp of its own, and after it the flags are looked at again",
-    "rows/combine.py combine_kernel.rows_combine: swap: begun = begin(params, words, told) / if roles.is_herald():":
-        HERALD,
-    "rows/combine.py combine_kernel.rows_combine: swap: if roles.is_herald(): / load_counts(counts, notes)": HERALD,
-    "rows/combine.py combine_kernel.rows_combine: swap: now = epoch_now(words) / fence_acq_rel_sys()": EARLIER,
-    "rows/dispatch.py dispatch_kernel.rows_dispatch: swap: begun, sends, is_clerk = (begin(params, words, told), "
-    "block_ / if roles.is_herald():": HERALD,
     "rows/dispatch.py dispatch_kernel.rows_dispatch: swap: if roles.is_herald(): / if sends or is_clerk:": HERALD,
-    "rows/dispatch.py dispatch_kernel.rows_dispatch: early: fence_acq_rel_sys() before now, mine = (u64(0), i32(0))":
-        EARLIER,
-    "rows/dispatch.py dispatch_kernel.rows_dispatch: swap: if of_few(num_tokens): / fence_acq_rel_sys()": EARLIER,
-    "rows/dispatch.py resend_kernel.rows_resend: swap: begun, sends, is_clerk, ok = (begin(params, words, told), bl / "
-    "if roles.is_herald():": HERALD,
-    "rows/dispatch.py resend_kernel.rows_resend: swap: if roles.is_herald(): / load_counts(counts, notes)": HERALD,
-    "rows/dispatch.py resend_kernel.rows_resend: swap: now = epoch_now(words) / fence_acq_rel_sys()": EARLIER,
+    "rows/exchange.py heralding.herald: swap: now, mine = (epoch_now(words), counts(ids, num_tokens)) / "
+    "fence_acq_rel_sys()": EARLIER,
     "rows/layout.py make.count_few: skip: own[token] = i32(-1) left out by every other thread":
         "numbers are used by blocks that have a token of their own, and number_few writes those",
     "rows/records.py make.record_counts: skip: store_i32(info + u64(4 * PADDED_ROWS), i32(0)) left out by every other "
     "thread": "nobody uses this word of dispatches that are not expert-major",
     "rows/records.py make.record: early: syncthreads() before record_counts(params, notes, has_room)": ALL_BEGUN,
     "rows/records.py make.record: swap: if expert_major: / syncthreads()": ALL_BEGUN,
-    "rows/routing.py experts_of_ids.count: swap: if expert >= 0: / record(seen, expert, token, slot, status)":
+    "rows/routing.py experts_of_ids.count: swap: if counts and expert >= 0: / record(seen, expert, token, slot, "
+    "status)":
         "the two touch different words, and nobody waits for either of them",
 }

@@ -5,16 +5,16 @@ meet). 2. pushing (pushers.py) by some of the blocks, row by row, with a flag fo
 row is the sum over the local experts, rounded once. 3. reducing (reducers.py) by the other blocks meanwhile, and by all
 when there is nothing left to push: each part of a token when its rows have come, the sum over ranks ascending in
 float32, rounded once. Few rows wait for nobody: all blocks but the clerk push them into windows (windows.py), and then
-reduce.
+reduce. Still fewer need no flags either (tagged_combine.py).
 """
 
 from functools import lru_cache
 
-from epmoe.device import (block_dim, block_idx, fence_acq_rel_sys, grid_dim, i32, int32, kernel, lane_id, shared_array,
-                          syncthreads_or, thread_idx, u32, u64, uint64)
+from epmoe.device import (block_dim, block_idx, grid_dim, i32, int32, kernel, shared_array, syncthreads_or, thread_idx,
+                          u32, u64, uint64)
 
 from .. import stamps
-from . import exchange, pushers, reducers, roles, row_flags, waits, windows
+from . import exchange, pushers, reducers, roles, row_flags, tagged, tagged_combine, waits, windows
 from .block import parameter_block
 from .row_copy import VECTOR
 from .status import ROWS_COMBINE
@@ -29,14 +29,17 @@ FEWEST_PARTS = 4        # of a row
 def combine_kernel(shape):
     """The kernel; its grid's blocks, at least two, must all be resident, on all ranks together."""
     block = parameter_block(shape.n_ranks)
-    begin, epoch_now, goes_on, say_begun, all_begun, end = waits.of_block(block, shape.n_ranks)
+    of_block = waits.of_block(block, shape.n_ranks)
+    begin, epoch_now, goes_on, say_begun, _, all_begun, end = of_block
     few = windows.make(shape, block, ROWS_COMBINE)
-    few_rows = few.all_few
+    few_rows, fewest_rows, tags = few.all_few, tagged.all_few(shape.n_ranks, told=False), shape.tags
     meeting = exchange.make(shape, block, ROWS_COMBINE, with_counts=False)
-    announce, _, load_counts, await_notes, _, _, _ = meeting
+    load_counts, await_notes = meeting.load_counts, meeting.await_notes
     flags = row_flags.make(shape, block, ROWS_COMBINE, shape.row_bytes // VECTOR, FEWEST_PARTS)
     push, reduce = pushers.make(shape, block, flags, few), reducers.make(shape, block, flags, few)
     mark, mark_own = stamps.make(block, shape.trace), stamps.by_caller(block, shape.trace)
+    herald = exchange.heralding(epoch_now, meeting.announce, mark_own)
+    in_words = tagged_combine.make(shape, block, of_block, meeting, mark)
     n_notes, tenths, tenths_of_few = exchange.words_of_notes(shape.n_ranks), int(10 * PUSHING), int(10 * PUSHING)
     if pushers.n_targets_of(shape) <= 1:
         tenths_of_few = int(10 * PUSHING_TO_ONE)
@@ -47,15 +50,13 @@ def combine_kernel(shape):
         mark(params, stamps.START)
         begun = begin(params, words, told)
         if roles.is_herald():
-            now = epoch_now(words)
-            fence_acq_rel_sys()                 # earlier launches of this rank, before what it tells its peers
-            if now != u64(0):
-                announce(params, now, num_tokens, my_rank, i32(0))
-                if lane_id() == 0:
-                    mark_own(params, stamps.ANNOUNCED)
+            herald(params, words, num_tokens, my_rank, u64(0))
         load_counts(counts, notes)
         epoch = goes_on(begun)
         if epoch == u64(0):
+            return
+        if tags and fewest_rows(notes):
+            in_words(params, epoch, num_tokens, my_rank, notes)
             return
         are_few, pushing, ok = few_rows(notes), i32(grid_dim() - 1), True
         if thread_idx() == block_dim() - 1 and (roles.is_clerk() or not are_few):

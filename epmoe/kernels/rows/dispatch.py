@@ -9,7 +9,7 @@ Where rows are expanded by expert in the same launch, some blocks send, and rais
 the others expand what has come (expanders.py); then all do.
 
 resend is 2 (without counts), 3 and 4 with the layout of a handle: a cached dispatch, or the second try of a dispatch
-that found no room.
+that found no room. Few tokens of all ranks take a shorter way (tagged_dispatch.py).
 """
 
 from functools import lru_cache
@@ -18,7 +18,8 @@ from epmoe.device import (block_dim, block_idx, fence_acq_rel_sys, i32, int32, k
                           syncthreads_or, thread_idx, u64, uint64)
 
 from .. import stamps
-from . import exchange, expanders, layout, numbering, one_token, peers, records, roles, row_flags, senders, waits
+from . import (control, exchange, expanders, layout, numbering, one_token, peers, records, roles, row_flags, senders,
+               tagged_dispatch, waits)
 from .block import parameter_block
 from .row_copy import VECTOR
 from .status import ROWS_DISPATCH
@@ -32,31 +33,35 @@ FEWEST_ENCODED = 4      # of one that is encoded
 def dispatch_kernel(shape):
     """The kernel; its grid's blocks, at least two, must all be resident, on all ranks together."""
     block = parameter_block(shape.n_ranks)
-    begin, epoch_now, goes_on, say_begun, all_begun, end = waits.of_block(block, shape.n_ranks)
+    of_block = waits.of_block(block, shape.n_ranks)
+    begin, epoch_now, goes_on, say_begun, _, all_begun, end = of_block
     allocate, count, number, await_numbers, sum_experts = layout.make(shape, block, ROWS_DISPATCH, goes_on)
-    totals, mark_own = numbering.totals(shape), stamps.by_caller(block, shape.trace)
+    mark_own = stamps.by_caller(block, shape.trace)
     meeting = exchange.make(shape, block, ROWS_DISPATCH, with_counts=True)
-    announce, announce_experts, _, await_notes, expert_count, sent, await_arrivals = meeting
-    record, expert_major = records.make(shape, block, expert_count), shape.expert_major
+    announce, announce_experts, await_notes = meeting.announce, meeting.announce_experts, meeting.await_notes
+    sent, await_arrivals, expert_major = meeting.sent, meeting.await_arrivals, shape.expert_major
+    record, record_few = records.make(shape, block, meeting.expert_count)
     send, recorded, expand_rows = _moving(shape, block, await_numbers)
     sending, has_room, mark = roles.sending(shape), peers.room(shape.n_ranks), stamps.make(block, shape.trace)
     n_notes, expands, ranks = exchange.words_of_notes(shape.n_ranks), shape.expands, shape.n_ranks
     has_one, of_few, (prepare, send_one) = roles.has_one(shape), roles.few(shape), one_token.make(shape, block)
+    few = control.TAGGED_ROWS
+    herald = exchange.heralding(epoch_now, announce, mark_own, numbering.totals(shape))
+    in_words = tagged_dispatch.dispatching(shape, block, of_block, meeting, record_few, mark, mark_own)
 
     @kernel(max_threads=shape.threads)
-    def rows_dispatch(params, num_tokens, my_rank, words, ids):
+    def rows_dispatch(params, num_tokens, my_rank, words, ids, x):
         notes, scratch, told = shared_array(n_notes, int32), allocate(), shared_array(1, uint64)
         mark(params, stamps.START)
         begun, sends, is_clerk = begin(params, words, told), block_idx() < sending(), roles.is_clerk()
+        if num_tokens <= few:
+            if in_words(params, num_tokens, my_rank, words, ids, x, begun, notes, scratch):
+                return
         if roles.is_herald():
-            now, mine = u64(0), i32(0)
-            if of_few(num_tokens):              # it waits for no other warp: all peers wait for it
-                now, mine = epoch_now(words), totals(ids, num_tokens)
-            fence_acq_rel_sys()                 # earlier launches of this rank, before what it tells its peers
-            if now != u64(0):
-                announce(params, now, num_tokens, my_rank, mine)
-                if lane_id() == 0:
-                    mark_own(params, stamps.ANNOUNCED)
+            if of_few(num_tokens):
+                herald(params, words, num_tokens, my_rank, ids)
+            else:
+                fence_acq_rel_sys()             # earlier launches of this rank, before what it tells its peers
         if sends or is_clerk:
             epoch = count(params, ids, begun, num_tokens, scratch)
         else:
@@ -120,32 +125,33 @@ def dispatch_kernel(shape):
 def resend_kernel(shape):
     """The kernel of a dispatch whose layout is known."""
     block = parameter_block(shape.n_ranks)
-    begin, epoch_now, goes_on, say_begun, all_begun, end = waits.of_block(block, shape.n_ranks)
+    of_block = waits.of_block(block, shape.n_ranks)
+    begin, epoch_now, goes_on, say_begun, _, all_begun, end = of_block
     meeting = exchange.make(shape, block, ROWS_DISPATCH, with_counts=False)
-    announce, _, load_counts, await_notes, _, sent, await_arrivals = meeting
+    load_counts, await_notes = meeting.load_counts, meeting.await_notes
+    sent, await_arrivals = meeting.sent, meeting.await_arrivals
     (send, _, expand_rows), (prepare, send_one) = _moving(shape, block), one_token.make(shape, block)
     has_one, own_row = roles.has_one(shape), layout.own_row(shape)
     sending, mark, expands = roles.sending(shape), stamps.make(block, shape.trace), shape.expands
-    mark_own = stamps.by_caller(block, shape.trace)
+    herald = exchange.heralding(epoch_now, meeting.announce, stamps.by_caller(block, shape.trace))
     n_notes = exchange.words_of_notes(shape.n_ranks)
+    prepare_words, goes_in_words, resend_in_words = tagged_dispatch.resending(shape, block, of_block, meeting, mark)
 
     @kernel(max_threads=shape.threads)
-    def rows_resend(params, num_tokens, my_rank, words, counts, row_of):
+    def rows_resend(params, num_tokens, my_rank, words, counts, row_of, x):
         notes, told = shared_array(n_notes, int32), shared_array(1, uint64)
         mark(params, stamps.START)
         begun, sends, is_clerk, ok = begin(params, words, told), block_idx() < sending(), roles.is_clerk(), True
         if roles.is_herald():
-            now = epoch_now(words)
-            fence_acq_rel_sys()                 # earlier launches of this rank, before what it tells its peers
-            if now != u64(0):
-                announce(params, now, num_tokens, my_rank, i32(0))
-                if lane_id() == 0:
-                    mark_own(params, stamps.ANNOUNCED)
+            herald(params, words, num_tokens, my_rank, u64(0))
         load_counts(counts, notes)
-        is_one = has_one(num_tokens)
+        is_one, in_words = has_one(num_tokens), prepare_words(params, num_tokens, my_rank, x, row_of)
         row = own_row(row_of, num_tokens, is_one)
         epoch = goes_on(begun)
         if epoch == u64(0):
+            return
+        if goes_in_words(notes):
+            resend_in_words(params, epoch, num_tokens, my_rank, x, row_of, notes, in_words)
             return
         prepared = prepare(params, num_tokens, is_one, row)
         if expands and thread_idx() == block_dim() - 1:

@@ -8,45 +8,85 @@ from epmoe.device import (ballot, block_idx, device_fn, ffs, grid_dim, i32, kern
 
 from . import companions
 from .block import parameter_block
-from .row_copy import VECTOR, copy_to_lanes, parts
+from .row_copy import BATCH, VECTOR, copy_to_lanes, parts
 from .senders import A_SCALE, vectors_of
 
 CACHED = 128
 
 
 def _expert_rows(shape, block):
-    """Device function (params, row, source, first, before, writes, lane) for the expert first + lane of a received row.
+    """Device function (params, row, source, first, before, writes, lane) for experts of a received row, by a warp.
 
-    -> (its output row, -1 for none; its place among the numbers that came with the row; `before` of the next experts).
-    Out of the handle; where places of local experts came with the row (has_meta), out of these, and into the handle if
-    `writes`. before: how many of the experts before `first` have the row.
+    -> ((output row, place) of expert first + lane, the same of expert first + 32 + lane, `before` of the next ones).
+    Output row: -1 for none. place: among the numbers that came with the row. before: how many of the experts before
+    `first` have the row. Out of the handle; where places of local experts came with the row (has_meta), out of these,
+    and into the handle if `writes`. What is looked up for both windows of experts is asked for together.
     """
     local, has_meta, n_masks = shape.n_local_experts, shape.has_meta, companions.expert_masks(shape.n_local_experts)
     p_known, p_base, p_rows, p_sources = (block.offset(n) for n in ("expert_row", "expert_base", "n_rows", "sources"))
     p_slots, p_masks = p_sources + 8, p_sources + 24
 
     @device_fn
-    def expert_row(params, row, source, first, before, writes, lane):
-        expert, target, place, up_to = i32(first + lane), i32(-1), i32(0), i32(0)
-        known = u64(load_u64(params + u64(p_known))) + u64(4) * (u64(row) * u64(local) + u64(expert))
-        if has_meta:
-            masks, base = u64(load_u64(params + u64(p_masks))), u64(load_u64(params + u64(p_base)))
-            here = u32(load_u32(masks + u64(4) * (u64(row) * u64(n_masks) + u64(first // 32))))
-            place = i32(before + popc(u32(here & u32(u32(u32(1) << u32(lane)) - u32(1)))))
-            up_to = i32(before + popc(here))
-            if u32(here >> u32(lane)) & u32(1) != u32(0):
-                slots = u64(load_u64(params + u64(p_slots)))
-                slot = i32(load_i32(slots + u64(4) * (u64(row) * u64(local) + u64(place))))
-                target = i32(slot + load_i32(base + u64(4) * u64(source * local + expert)))
-                if target >= load_i32(params + u64(p_rows)):
-                    target = i32(-1)            # no room: dropped, from here on and in every later call
-            if writes and expert < local:
-                store_i32(known, target)
-        elif expert < local:
-            target = i32(load_i32(known))
-        return target, place, up_to
+    def known_at(params, row, expert):
+        return u64(load_u64(params + u64(p_known))) + u64(4) * (u64(row) * u64(local) + u64(expert))
 
-    return expert_row
+    @device_fn
+    def known_row(params, row, expert):
+        target = i32(-1)
+        if expert < local:
+            target = i32(load_i32(known_at(params, row, expert)))
+        return target
+
+    @device_fn
+    def mask_of(masks, row, window):
+        mask = u32(0)
+        if window < n_masks:
+            mask = u32(load_u32(masks + u64(4) * (u64(row) * u64(n_masks) + u64(window))))
+        return mask
+
+    @device_fn
+    def place_in(here, before, lane):
+        return i32(before + popc(u32(here & u32(u32(u32(1) << u32(lane)) - u32(1)))))
+
+    @device_fn
+    def look_up(slots, base, row, source, expert, place, is_here):
+        """(the row's number among those of its source for the expert, where these begin), not waited for."""
+        slot, begin = i32(0), i32(0)
+        if is_here:
+            slot = i32(load_i32(slots + u64(4) * (u64(row) * u64(local) + u64(place))))
+            begin = i32(load_i32(base + u64(4) * u64(source * local + expert)))
+        return slot, begin
+
+    @device_fn
+    def noted(params, row, expert, found, limit, is_here, writes):
+        """The output row; without room it is dropped, from here on and in every later call."""
+        target = i32(-1)
+        if is_here and found[0] + found[1] < limit:
+            target = i32(found[0] + found[1])
+        if writes and expert < local:
+            store_i32(known_at(params, row, expert), target)
+        return target
+
+    @device_fn
+    def expert_rows(params, row, source, first, before, writes, lane):
+        a, b = i32(first + lane), i32(first + 32 + lane)
+        if not has_meta:
+            return (known_row(params, row, a), i32(0)), (known_row(params, row, b), i32(0)), i32(0)
+        masks, base = u64(load_u64(params + u64(p_masks))), u64(load_u64(params + u64(p_base)))
+        slots, limit = u64(load_u64(params + u64(p_slots))), i32(load_i32(params + u64(p_rows)))
+        window = i32(u32(first) // u32(32))
+        here_a, here_b = mask_of(masks, row, window), mask_of(masks, row, i32(window + 1))
+        is_a = u32(here_a >> u32(lane)) & u32(1) != u32(0)
+        is_b = u32(here_b >> u32(lane)) & u32(1) != u32(0)
+        before_b = i32(before + popc(here_a))
+        place_a, place_b = place_in(here_a, before, lane), place_in(here_b, before_b, lane)
+        of_a = look_up(slots, base, row, source, a, place_a, is_a)
+        of_b = look_up(slots, base, row, source, b, place_b, is_b)
+        row_a = noted(params, row, a, of_a, limit, is_a, writes)
+        row_b = noted(params, row, b, of_b, limit, is_b, writes)
+        return (row_a, place_a), (row_b, place_b), i32(before_b + popc(here_b))
+
+    return expert_rows
 
 
 def _clear_rows(shape, block, out_bytes, n_scales):
@@ -101,14 +141,13 @@ def make(shape, block):
 
     expand_row(params, row, source, first, end, is_first, lane): a warp; 16-byte vectors [first, end) of a received row
     to the rows of its experts, with their scales, and, is_first, what else goes with them. clear_rows: see _clear_rows.
-    has_meta: the handle's
-    expert_row is written too, else it is read. encode: rows are blockwise FP8 messages, whose scales go to out_scales
-    [P, scale_words].
+    has_meta: the handle's expert_row is written too, else it is read. encode: rows are blockwise FP8 messages, whose
+    scales go to out_scales [P, scale_words].
     """
     local, row_bytes, has_probs = shape.n_local_experts, shape.row_bytes, shape.has_probs
     out_bytes, n_scales = vectors_of(shape) * VECTOR, shape.scale_words if shape.encode else 0
-    expert_row, clear_rows = _expert_rows(shape, block), _clear_rows(shape, block, out_bytes, n_scales)
-    _, _, copy = copy_to_lanes(read_only=False)
+    expert_rows, clear_rows = _expert_rows(shape, block), _clear_rows(shape, block, out_bytes, n_scales)
+    load_batch, store_batch, _ = copy_to_lanes(read_only=False)
     p_sources, p_out = block.offset("sources"), block.offset("out")
     p_out_probs, p_out_scales = block.offset("out_probs"), block.offset("out_scales")
 
@@ -125,22 +164,34 @@ def make(shape, block):
             left = u32(left & u32(left - u32(1)))
 
     @device_fn
+    def copy_prob(params, row, target, place):
+        if target >= 0:
+            probs = u64(load_u64(params + u64(p_sources) + u64(16)))
+            value = load_u32(probs + u64(4) * (u64(row) * u64(local) + u64(place)))
+            store_u32(u64(load_u64(params + u64(p_out_probs))) + u64(4) * u64(target), value)
+
+    @device_fn
     def expand_row(params, row, source, start, end, is_first, lane):
         src = u64(load_u64(params + u64(p_sources))) + u64(row) * u64(row_bytes)
         out = u64(load_u64(params + u64(p_out)))
         first, before = i32(0), i32(0)
-        while first < local:
-            target, place, before = expert_row(params, row, source, first, before, is_first, lane)
-            mask = u32(ballot(target >= 0))
-            copy(src, out + u64(target) * u64(out_bytes), mask, i32(0), start, end, lane)
-            if is_first:
-                if has_probs and target >= 0:
-                    probs = u64(load_u64(params + u64(p_sources) + u64(16)))
-                    value = load_u32(probs + u64(4) * (u64(row) * u64(local) + u64(place)))
-                    store_u32(u64(load_u64(params + u64(p_out_probs))) + u64(4) * u64(target), value)
+        while first < local:                    # two windows of experts
+            batch = load_batch(src, start, end, lane)       # on its way while their rows are looked up
+            (a, place_a), (b, place_b), before = expert_rows(params, row, source, first, before, is_first, lane)
+            mask_a, mask_b, base = u32(ballot(a >= 0)), u32(ballot(b >= 0)), i32(start)
+            while base < end:
+                if base > start:
+                    batch = load_batch(src, base, end, lane)
+                store_batch(batch, out + u64(a) * u64(out_bytes), mask_a, i32(0), base, end, lane)
+                store_batch(batch, out + u64(b) * u64(out_bytes), mask_b, i32(0), base, end, lane)
+                base = i32(base + BATCH)
+            if is_first and has_probs:
+                copy_prob(params, row, a, place_a)
+                copy_prob(params, row, b, place_b)
             if n_scales > 0:
-                copy_scales(params, src, target, mask, start, end, lane)
-            first = i32(first + 32)
+                copy_scales(params, src, a, mask_a, start, end, lane)
+                copy_scales(params, src, b, mask_b, start, end, lane)
+            first = i32(first + 64)
 
     return expand_row, clear_rows
 

@@ -22,6 +22,32 @@ def _runs(unit):
     return tokens_of_warp
 
 
+def _of_warps(ranks):
+    """Device functions over by_warp [warp, rank]: keep(by_warp, seen), begin(by_warp, before) -> first number.
+
+    A warp's, in lane r of the tokens for rank r.
+    """
+    @device_fn
+    def keep(by_warp, seen):
+        if lane_id() < ranks:
+            by_warp[warp_id() * ranks + lane_id()] = seen
+
+    @device_fn
+    def begin(by_warp, before):
+        number = i32(0)
+        if lane_id() < ranks:
+            number = i32(before[lane_id()] + by_warp[warp_id() * ranks + lane_id()])
+        return number
+
+    return keep, begin
+
+
+@device_fn
+def go_to(mask, rank):
+    """The lanes whose tokens go to the rank; mask: of the ranks of the lane's token."""
+    return u32(ballot(u32(u32(mask >> u32(rank)) & u32(1)) != u32(0)))
+
+
 def by_thread(shape, block):
     """Device functions (count, number) over a block's tokens [first, end).
 
@@ -30,7 +56,7 @@ def by_thread(shape, block):
     before[rank] those of the blocks before.
     """
     ranks, mask_of_token, tokens_of_warp = shape.n_ranks, routing.mask_by_thread(shape), _runs(32)
-    p_rows = block.offset("row_of")
+    (keep, begin), p_rows = _of_warps(ranks), block.offset("row_of")
 
     @device_fn
     def mask_before(ids, token, stop):
@@ -38,11 +64,6 @@ def by_thread(shape, block):
         if token < stop:
             mask = u32(mask_of_token(ids, token))
         return mask
-
-    @device_fn
-    def go_to(mask, rank):
-        """The lanes whose tokens go to the rank."""
-        return u32(ballot(u32(u32(mask >> u32(rank)) & u32(1)) != u32(0)))
 
     @device_fn
     def count(ids, first, end, by_warp):
@@ -56,15 +77,12 @@ def by_thread(shape, block):
                     seen = i32(seen + n)
                 rank = i32(rank + 1)
             token = i32(token + 32)
-        if lane < ranks:
-            by_warp[warp_id() * ranks + lane] = seen
+        keep(by_warp, seen)
 
     @device_fn
     def number(params, ids, first, end, by_warp, before):
-        lane, next_row, rows = i32(lane_id()), i32(0), u64(load_u64(params + u64(p_rows)))
+        lane, next_row, rows = i32(lane_id()), begin(by_warp, before), u64(load_u64(params + u64(p_rows)))
         token, stop = tokens_of_warp(first, end)
-        if lane < ranks:
-            next_row = i32(before[lane] + by_warp[warp_id() * ranks + lane])
         while token < stop:
             mask, rank = mask_before(ids, i32(token + lane), stop), i32(0)
             while rank < ranks:
@@ -97,7 +115,7 @@ def totals(shape):
 
     @device_fn
     def of_rank(mask, rank):
-        return i32(popc(u32(ballot(u32(u32(mask >> u32(rank)) & u32(1)) != u32(0)))))
+        return i32(popc(go_to(mask, rank)))
 
     @device_fn
     def total(ids, num_tokens):
@@ -117,6 +135,25 @@ def totals(shape):
     return total
 
 
+def bits_by_rank(shape):
+    """Device function (ids, num_tokens) -> in lane r a bit for each token that goes to rank r, of 32 tokens at most."""
+    ranks, mask_of_token = shape.n_ranks, routing.mask_by_thread(shape)
+
+    @device_fn
+    def bits(ids, num_tokens):
+        lane, mask, mine, rank = i32(lane_id()), u32(0), u32(0), i32(0)
+        if lane < num_tokens:
+            mask = u32(mask_of_token(ids, lane))
+        while rank < ranks:
+            go = go_to(mask, rank)
+            if lane == rank:
+                mine = go
+            rank = i32(rank + 1)
+        return mine
+
+    return bits
+
+
 @device_fn
 def _nothing(ids, num_tokens):
     return i32(0)
@@ -125,7 +162,7 @@ def _nothing(ids, num_tokens):
 def by_warp(shape, block):
     """The same for tokens of a routing map."""
     ranks, mask_of, tokens_of_warp = shape.n_ranks, routing.mask_of_map(shape), _runs(1)
-    p_rows = block.offset("row_of")
+    (keep, begin), p_rows = _of_warps(ranks), block.offset("row_of")
 
     @device_fn
     def count(ids, first, end, by_warp):
@@ -134,15 +171,12 @@ def by_warp(shape, block):
         while token < stop:
             seen = i32(seen + i32(u32(u32(mask_of(ids, token, lane)) >> u32(lane)) & u32(1)))
             token = i32(token + 1)
-        if lane < ranks:
-            by_warp[warp_id() * ranks + lane] = seen
+        keep(by_warp, seen)
 
     @device_fn
     def number(params, ids, first, end, by_warp, before):
-        lane, next_row, rows = i32(lane_id()), i32(0), u64(load_u64(params + u64(p_rows)))
+        lane, next_row, rows = i32(lane_id()), begin(by_warp, before), u64(load_u64(params + u64(p_rows)))
         token, stop = tokens_of_warp(first, end)
-        if lane < ranks:
-            next_row = i32(before[lane] + by_warp[warp_id() * ranks + lane])
         while token < stop:
             mask, row = u32(mask_of(ids, token, lane)), i32(-1)
             if lane < ranks:

@@ -13,12 +13,14 @@ TOKENS = 2              # then the tokens of each rank, and then the counts [R, 
 
 
 def make(shape, block, expert_count):
-    """Device function record(params, epoch, my_rank, notes, has_room, gathered), of the clerk -> whether all came.
+    """Device functions (record, record_few), of the clerk.
 
-    Writes info (its last R * R words are the handle's counts) and tokens_per_expert int64 [L]; expert-major also
-    expert_base int32 [R, L], the row at which the rows of a (source rank, expert) begin, expert_rows int32 [2, L],
-    where each expert's rows begin and how many hold tokens, and overflow int32 [1]. gathered: shared
-    int32 array [experts] that nobody needs. expert_count: of the exchange.
+    record(params, epoch, my_rank, notes, has_room, gathered) -> whether all came. Writes info (its last R * R words are
+    the handle's counts) and tokens_per_expert int64 [L]; expert-major also expert_base int32 [R, L], the row at which
+    the rows of a (source rank, expert) begin, expert_rows int32 [2, L], where each expert's rows begin and how many
+    hold tokens, and overflow int32 [1]. gathered: shared int32 array [experts] that nobody needs. expert_count: of the
+    exchange. record_few(params, notes, has_room, slots): the same of ids, where a shared array has the slots of each
+    local expert.
     """
     ranks, local, expert_major = shape.n_ranks, shape.n_local_experts, shape.expert_major
     sums, n_words = block_sum(), control.experts_at(ranks)
@@ -39,10 +41,10 @@ def make(shape, block, expert_count):
         return not syncthreads_or(not ok)
 
     @device_fn
-    def pairs_of(gathered, expert):
+    def pairs_of(gathered, expert, n_sources):
         """Rows (or slots) that all ranks have for a local expert."""
         n, source = i32(0), i32(0)
-        while source < ranks:
+        while source < n_sources:
             n, source = i32(n + gathered[source * local + expert]), i32(source + 1)
         return n
 
@@ -64,10 +66,10 @@ def make(shape, block, expert_count):
             i = i32(i + block_dim())
 
     @device_fn
-    def record_slots(params, gathered):
+    def record_slots(params, gathered, n_sources):
         per_expert, expert = u64(load_u64(params + u64(p_per_expert))), i32(thread_idx())
         while expert < local:
-            store_u64(per_expert + u64(8) * u64(expert), u64(pairs_of(gathered, expert)))
+            store_u64(per_expert + u64(8) * u64(expert), u64(pairs_of(gathered, expert, n_sources)))
             expert = i32(expert + block_dim())
 
     @device_fn
@@ -90,7 +92,7 @@ def make(shape, block, expert_count):
         while first < local:
             expert, n, padded = i32(first + thread_idx()), i32(0), i32(0)
             if expert < local:
-                n = i32(pairs_of(gathered, expert))
+                n = i32(pairs_of(gathered, expert, ranks))
                 padded = i32(i32(u32(i32(n + pad - 1)) // u32(pad)) * pad)
             before, total = sums(padded, partial)
             if expert < local:
@@ -111,8 +113,13 @@ def make(shape, block, expert_count):
         if expert_major:
             record_experts(params, gathered)
         else:
-            record_slots(params, gathered)
+            record_slots(params, gathered, ranks)
         syncthreads()                           # all of it before thread 0 may say so
         return True
 
-    return record
+    @device_fn
+    def record_few(params, notes, has_room, slots):
+        record_counts(params, notes, has_room)
+        record_slots(params, slots, i32(1))
+
+    return record, record_few

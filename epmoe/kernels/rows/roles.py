@@ -2,14 +2,22 @@
 
 from epmoe.device import SIM, block_idx, device_fn, grid_dim, i32, n_warps, u32, warp_id
 
+from . import control
+
 TENTHS_SENDING = 5      # of the blocks, where the others expand meanwhile
 FEW = 6 if SIM else 128     # tokens that every block looks at, a thread at one
 BLOCKS_A_TOKEN, BLOCKS_THAT_SHARE = 4, 8        # at most: more have less to do than to begin and to end
+BLOCKS_A_TAGGED_TOKEN = 4
 
 
 def few(shape):
-    """Device function (num_tokens) -> whether every block looks at all tokens; never at a routing map."""
+    """Device function (num_tokens) -> whether every block looks at all tokens; never at a routing map.
+
+    Of the still fewer that tagged.py is for always, so that their kernel has no code for many.
+    """
     ever, most = not shape.expert_major, max(FEW, 1)
+    if shape.tags and not SIM:
+        return _always
 
     @device_fn
     def are_few(num_tokens):
@@ -24,7 +32,9 @@ def sends_one(shape):
 
 
 def blocks_for(num_tokens):
-    """How many blocks so many tokens give something to send to."""
+    """How many blocks so many tokens give something to send (or, as tagged rows, to store on arrival) to."""
+    if num_tokens <= control.TAGGED_ROWS:
+        return BLOCKS_A_TAGGED_TOKEN * max(num_tokens, 1)
     return max(num_tokens, min(BLOCKS_A_TOKEN * num_tokens, BLOCKS_THAT_SHARE))
 
 
@@ -93,6 +103,11 @@ def beginning(shape):
 
 
 @device_fn
+def _always(num_tokens):
+    return True
+
+
+@device_fn
 def is_clerk():
     """Whether this is the block that speaks for its rank."""
     return block_idx() == grid_dim() - 1
@@ -102,6 +117,12 @@ def is_clerk():
 def is_herald():
     """Whether this is the warp of the clerk that announces its rank: the last one; others have tokens to look at."""
     return is_clerk() and warp_id() == n_warps() - 1
+
+
+@device_fn
+def is_keeper():
+    """Whether this is the warp of the clerk that fences where the herald does not: another one, if there is one."""
+    return is_clerk() and warp_id() == max(0, i32(n_warps() - 2))
 
 
 def sending(shape):

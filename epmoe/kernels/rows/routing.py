@@ -50,10 +50,11 @@ def token_ids(shape, block):
     return load_id, clean_id
 
 
-def experts_of_ids(shape, block):
+def experts_of_ids(shape, block, *, counts=True):
     """Device function (params, ids, first, end, experts): the tokens of each expert among tokens [first, end).
 
-    All warps add them to a shared array, and bad ids to the status words; a lane has a slot, a warp several tokens.
+    All warps add them to a shared array, if it counts, and bad ids to the status words; a lane has a slot, a warp
+    several tokens. Without counts the last warps begin.
     """
     top_k, id_bytes = shape.top_k, shape.id_bytes
     clean_and_record = ids_of_kernels(SimpleNamespace(n_experts=shape.n_experts, top_k=top_k))
@@ -64,7 +65,10 @@ def experts_of_ids(shape, block):
     def count(params, ids, first, end, experts):
         status, lane = u64(u64(load_u64(params + u64(p_words))) + u64(control.STATUS)), i32(lane_id())
         group, step = i32(u32(lane) // u32(top_k)), i32(n_warps() * a_warp)
-        slot, start = i32(lane - group * top_k), i32(first + warp_id() * a_warp)
+        slot, me = i32(lane - group * top_k), i32(warp_id())
+        if not counts:
+            me = i32(n_warps() - 1 - me)
+        start = i32(first + me * a_warp)
         while start < end:
             token, seen = i32(start + group), i32(-1)
             if group < a_warp and token < end:
@@ -74,7 +78,7 @@ def experts_of_ids(shape, block):
                 else:
                     seen = i32(load_i32(at))
             expert = clean(seen, group, lane)
-            if expert >= 0:
+            if counts and expert >= 0:
                 shared_add_i32(experts, expert, i32(1))
             record(seen, expert, token, slot, status)
             start = i32(start + step)

@@ -1,8 +1,10 @@
 """Bounded waits of the rows kernels, and what all of them do at the beginning and the end of a call."""
 
+from typing import NamedTuple
+
 from epmoe.device import (atomic_add_relaxed_gpu_i32, device_fn, globaltimer, grid_dim,
                           i32, ld_acquire_sys_i32, ld_acquire_sys_u32, ld_acquire_sys_u64, ld_relaxed_gpu_u64,
-                          load_u64, prefetch, red_add_release_gpu_i32, store_i32, store_u64,
+                          ld_relaxed_sys_u64, load_u64, prefetch, red_add_release_gpu_i32, store_i32, store_u64,
                           syncthreads_or, thread_idx, u32, u64, warp_broadcast_i32)
 
 from ..spin import POLLS_PER_LOOK, gives_up, wait_for_own_blocks
@@ -40,6 +42,7 @@ def _wait_for_word(load):
 
 wait_for_word_of_rank = _wait_for_word(ld_relaxed_gpu_u64)          # written by a block of this rank
 wait_for_word_of_peer = _wait_for_word(ld_acquire_sys_u64)          # behind the fence of its clerk
+wait_for_tagged_word = _wait_for_word(ld_relaxed_sys_u64)           # that says itself all that is wanted of it
 
 
 def _wait_until_equal(load):
@@ -82,15 +85,28 @@ def claims(block, counter):
     return claim
 
 
+class OfBlock(NamedTuple):
+    """What of_block() makes."""
+
+    begin: callable
+    epoch_now: callable
+    goes_on: callable
+    say_begun: callable
+    has_begun: callable
+    all_begun: callable
+    end: callable
+
+
 def of_block(block, n_ranks):
-    """Device functions for one kernel: (begin, epoch_now, goes_on, say_begun, all_begun, end).
+    """Device functions for one kernel.
 
     begin(params, words, told) -> what goes_on() needs. words: as in params, and an argument of the kernels besides, so
     that the first look at them need not wait for the look at params; told: shared uint64 array [1]. epoch_now(words):
     for a warp that does not wait for others, before goes_on(); as that gives it. goes_on(begun): the first barrier
     of a block -> this call's epoch, 0 if a wait of this rank expired in an earlier one. say_begun(params): one thread
     of a block, behind that barrier; whoever needs no fence of its own for it says it when the block has nothing urgent
-    to do. all_begun(params, phase): of the clerk, some time in the call; whether all blocks of this rank have said so.
+    to do. has_begun(params, phase): a thread of the clerk, some time in the call; whether all blocks of this rank have
+    said so, which it acquires. all_begun(params, phase): the same of the whole block.
     end(params, epoch, my_rank): of the clerk, when all have begun and no peer writes here any more.
     """
     p_words, p_timeout, p_control = block.offset("words"), block.offset("timeout_ns"), block.offset("control_ptrs")
@@ -126,11 +142,16 @@ def of_block(block, n_ranks):
         red_add_release_gpu_i32(u64(load_u64(params + u64(p_words))) + u64(control.BEGUN), i32(1))
 
     @device_fn
+    def has_begun(params, phase):
+        words = u64(load_u64(params + u64(p_words)))
+        return wait_for_own_blocks(words + u64(control.BEGUN), i32(grid_dim()), words + u64(control.STATUS),
+                                   u64(load_u64(params + u64(p_timeout))), phase, FOR_BLOCKS, i32(0))
+
+    @device_fn
     def all_begun(params, phase):
-        words, ok = u64(load_u64(params + u64(p_words))), True
+        ok = True
         if thread_idx() == 0:
-            ok = wait_for_own_blocks(words + u64(control.BEGUN), i32(grid_dim()), words + u64(control.STATUS),
-                                     u64(load_u64(params + u64(p_timeout))), phase, FOR_BLOCKS, i32(0))
+            ok = has_begun(params, phase)
         return not syncthreads_or(not ok)       # thread 0 acquired for all
 
     @device_fn
@@ -147,4 +168,4 @@ def of_block(block, n_ranks):
             store_i32(words + u64(control.BEGUN), i32(0))
             store_u64(words + u64(control.EPOCH), epoch)
 
-    return begin, epoch_now, goes_on, say_begun, all_begun, end
+    return OfBlock(begin, epoch_now, goes_on, say_begun, has_begun, all_begun, end)

@@ -1,0 +1,212 @@
+"""Combine of few rows in tagged words: pushed as soon as they are read, added up as they come; no signals."""
+
+from epmoe.device import (add_rn, ballot, block_dim, block_idx, device_fn, f32, f32_as_u32, ffs, grid_dim, i32, lane_id,
+                          load16, load_i32, load_u32, load_u64, n_warps, shfl_up, store16, store_u32, thread_idx, u32,
+                          u32_as_f32, u64, warp_broadcast_i32, warp_broadcast_u64, warp_id)
+
+from .. import elements, stamps
+from . import exchange, peers, roles, tagged
+from .row_copy import BATCH, VECTOR, copy_to_lanes, parts
+from .status import ROWS_COMBINE
+
+
+def _push(shape, block, words):
+    """Device function push(params, epoch, my_rank, notes): this warp's share of the rows of other ranks."""
+    ranks, row_bytes, n_meta, has_probs = shape.n_ranks, shape.row_bytes, shape.n_meta, shape.has_probs
+    _, _, _, received, _ = peers.sums(ranks)
+    count_parts, part_span = parts(row_bytes // VECTOR)
+    load_batch, _, _ = copy_to_lanes(read_only=True)
+    place, rows_at, row_at, word_at = words.place, words.rows_at, words.row_at, words.word_at
+    put, put_batch = words.put, words.put_batch
+    p_x, p_probs = block.offset("x"), block.offset("probs")
+
+    @device_fn
+    def push(params, epoch, my_rank, notes):
+        lane, rows, ends = i32(lane_id()), u64(0), received(notes, my_rank)
+        before = i32(shfl_up(ends, 1))
+        if lane == 0:
+            before = i32(0)
+        if lane < ranks:
+            rows = rows_at(place(params, lane, my_rank), epoch)
+        own, own_end = i32(warp_broadcast_i32(before, my_rank)), i32(warp_broadcast_i32(ends, my_rank))
+        n_rows = i32(warp_broadcast_i32(ends, i32(ranks - 1)) - (own_end - own))
+        of_block, blocks = i32(max(1, i32(n_warps() - 1))), i32(grid_dim() - 1)
+        unit, warps = i32(warp_id() * blocks + block_idx()), i32(of_block * blocks)
+        n_parts, x = count_parts(n_rows, warps), u64(load_u64(params + u64(p_x)))
+        while warp_id() < of_block and unit < n_rows * n_parts:
+            row = i32(u32(unit) // u32(n_parts))
+            part, row = i32(unit - row * n_parts), i32(row + own)   # beginning with the rows of the next rank
+            if row >= n_rows:
+                row = i32(row - n_rows)
+            if row >= own:
+                row = i32(row + own_end - own)
+            source = i32(ffs(u32(ballot(lane < ranks and ends > row))) - 1)
+            to = row_at(warp_broadcast_u64(rows, source), i32(row - warp_broadcast_i32(before, source)))
+            a, b = part_span(part, n_parts)
+            while a < b:
+                batch = load_batch(x + u64(row) * u64(row_bytes), a, b, lane)
+                put_batch(batch, to, u32(1), i32(0), a, b, lane, epoch)
+                a = i32(a + BATCH)
+            if has_probs and part == 0 and lane < n_meta:
+                probs = u64(load_u64(params + u64(p_probs))) + u64(4) * (u64(row) * u64(n_meta) + u64(lane))
+                put(word_at(to, lane), load_u32(probs), epoch)
+            unit = i32(unit + warps)
+
+    return push
+
+
+def _reduce(shape, block, words):
+    """Device function reduce(params, epoch, num_tokens, my_rank, notes): this warp's share of this rank's sums.
+
+    A warp sums 32 vectors of a token, a lane one of them; over ranks ascending, from +0.0, rounded once.
+    """
+    ranks, row_bytes, n_meta, has_probs = shape.n_ranks, shape.row_bytes, shape.n_meta, shape.has_probs
+    numbers, (_, _, _, received, _) = elements.make(shape.dtype), peers.sums(ranks)
+    zeros, add, pack = numbers.zeros, numbers.add, numbers.pack
+    n_vectors = row_bytes // VECTOR
+    n_pieces = -(-n_vectors // 32)
+    p_rows, p_out, p_out_probs = (block.offset(n) for n in ("row_of", "out", "out_probs"))
+    place, rows_at, row_at, vector_at = words.place, words.rows_at, words.row_at, words.vector_at
+    word_at, take, take_words = words.word_at, words.take, words.take_words
+    p_x, p_probs = block.offset("x"), block.offset("probs")
+
+    @device_fn
+    def vector_of(at, rank, my_rank, vector):
+        """Address of the words of a rank's vector; 0 for what is not awaited."""
+        there = u64(0)
+        if rank < ranks:
+            row = u64(warp_broadcast_u64(at, rank))
+            if row != u64(0) and rank != my_rank and vector < n_vectors:
+                there = vector_at(row, vector)
+        return there
+
+    @device_fn
+    def word_of(at, rank, my_rank, lane):
+        there = u64(0)
+        if rank < ranks:
+            row = u64(warp_broadcast_u64(at, rank))
+            if row != u64(0) and rank != my_rank and lane < n_meta:
+                there = word_at(row, lane)
+        return there
+
+    @device_fn
+    def added(sums, at, rank, my_rank, own, vector):
+        """The sums, and a rank's vector if it has one."""
+        if rank < ranks:
+            if warp_broadcast_u64(at, rank) != u64(0):
+                if rank == my_rank:
+                    vector = own
+                sums = add(sums, vector)
+        return sums
+
+    @device_fn
+    def added_prob(total, at, rank, my_rank, own, prob):
+        if rank < ranks:
+            if warp_broadcast_u64(at, rank) != u64(0):
+                if rank == my_rank:
+                    prob = own
+                total = add_rn(total, u32_as_f32(prob))
+        return total
+
+    @device_fn
+    def sum_piece(params, epoch, my_rank, at, out, vector, lane):
+        sums, rank, ok, own = zeros(), i32(0), True, (u32(0), u32(0), u32(0), u32(0))
+        mine = u64(warp_broadcast_u64(at, my_rank))
+        if mine != u64(0):
+            own = load16(mine + u64(VECTOR) * u64(min(vector, i32(n_vectors - 1))))
+        while ok and rank < ranks:
+            b, c, d = i32(rank + 1), i32(rank + 2), i32(rank + 3)
+            ok, p, q, r, s = take(
+                params, epoch, rank, i32(1), vector_of(at, rank, my_rank, vector), vector_of(at, b, my_rank, vector),
+                vector_of(at, c, my_rank, vector), vector_of(at, d, my_rank, vector))
+            sums = added(sums, at, rank, my_rank, own, p)
+            sums = added(sums, at, b, my_rank, own, q)
+            sums = added(sums, at, c, my_rank, own, r)
+            sums = added(sums, at, d, my_rank, own, s)
+            rank = i32(rank + 4)
+        q = pack(sums)
+        if ok and vector < n_vectors:
+            store16(out + u64(VECTOR) * u64(vector), q[0], q[1], q[2], q[3])
+        return ok
+
+    @device_fn
+    def sum_probs(params, epoch, my_rank, at, token, own_row, lane):
+        total, rank, ok, own = f32(0), i32(0), True, u32(0)
+        if own_row >= 0 and lane < n_meta:
+            probs = u64(load_u64(params + u64(p_probs)))
+            own = u32(load_u32(probs + u64(4) * (u64(own_row) * u64(n_meta) + u64(lane))))
+        while ok and rank < ranks:
+            b, c, d = i32(rank + 1), i32(rank + 2), i32(rank + 3)
+            ok, p, q, r, s = take_words(
+                params, epoch, rank, i32(1), word_of(at, rank, my_rank, lane), word_of(at, b, my_rank, lane),
+                word_of(at, c, my_rank, lane), word_of(at, d, my_rank, lane))
+            total = added_prob(total, at, rank, my_rank, own, p)
+            total = added_prob(total, at, b, my_rank, own, q)
+            total = added_prob(total, at, c, my_rank, own, r)
+            total = added_prob(total, at, d, my_rank, own, s)
+            rank = i32(rank + 4)
+        if ok and lane < n_meta:
+            out = u64(load_u64(params + u64(p_out_probs))) + u64(4) * (u64(token) * u64(n_meta) + u64(lane))
+            store_u32(out, f32_as_u32(total))
+        return ok
+
+    @device_fn
+    def reduce(params, epoch, num_tokens, my_rank, notes):
+        lane, rows, ends = i32(lane_id()), u64(0), received(notes, my_rank)
+        before = i32(shfl_up(ends, 1))
+        if lane == 0:
+            before = i32(0)
+        row_of, out = u64(load_u64(params + u64(p_rows))), u64(load_u64(params + u64(p_out)))
+        x, ok = u64(load_u64(params + u64(p_x))), True
+        if lane < ranks:
+            rows = rows_at(place(params, my_rank, lane), epoch)
+        blocks = i32(grid_dim() - 1)
+        unit, warps = i32(warp_id() * blocks + block_idx()), i32(n_warps() * blocks)
+        while ok and unit < num_tokens * n_pieces:
+            token, row, at = i32(u32(unit) // u32(n_pieces)), i32(-1), u64(0)
+            piece = i32(unit - token * n_pieces)
+            if lane < ranks:
+                row = i32(load_i32(row_of + u64(4) * u64(token * ranks + lane)))
+            if row >= 0:
+                at = row_at(rows, row)
+                if lane == my_rank:             # as this rank received it, in its own array
+                    row = i32(row + before)
+                    at = u64(x + u64(row) * u64(row_bytes))
+            ok = sum_piece(params, epoch, my_rank, at, out + u64(token) * u64(row_bytes), i32(32 * piece + lane), lane)
+            if ok and has_probs and piece == 0:
+                own_row = i32(warp_broadcast_i32(row, my_rank))
+                ok = sum_probs(params, epoch, my_rank, at, token, own_row, lane)
+            unit = i32(unit + warps)
+        return ok
+
+    return reduce
+
+
+def make(shape, block, of_block, meeting, mark):
+    """Device function combine(params, epoch, num_tokens, my_rank, notes): the rest of the call, of every block."""
+    if not shape.tags:
+        return _never
+    say_begun, end, words = of_block.say_begun, of_block.end, tagged.make(shape, block, ROWS_COMBINE)
+    may_end = exchange.closing(of_block, meeting.await_notes, ROWS_COMBINE)
+    push, reduce = _push(shape, block, words), _reduce(shape, block, words)
+
+    @device_fn
+    def combine(params, epoch, num_tokens, my_rank, notes):
+        if thread_idx() == block_dim() - 1:
+            say_begun(params)
+        if roles.is_clerk():
+            if may_end(params, epoch, my_rank, notes):
+                end(params, epoch, my_rank)
+        else:
+            push(params, epoch, my_rank, notes)
+            mark(params, stamps.SENT)
+            reduce(params, epoch, num_tokens, my_rank, notes)
+            mark(params, stamps.REDUCED)
+        mark(params, stamps.LEFT)
+
+    return combine
+
+
+@device_fn
+def _never(params, epoch, num_tokens, my_rank, notes):
+    return
