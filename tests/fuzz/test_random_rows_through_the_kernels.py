@@ -34,8 +34,8 @@ def few(world):
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_rows_are_the_references(batch):
     @law(batch, 0.06)
-    @given(strategies.rows_worlds(max_ranks=3), st.permutations((few, replace)), st.sampled_from((BF16, FP16, FP32)), GRIDS,
-           strategies.seeds(), RACECHECK)
+    @given(strategies.rows_worlds(max_ranks=3), st.permutations((few, replace)), st.sampled_from((BF16, FP16, FP32)),
+           GRIDS, strategies.seeds(), RACECHECK)
     def rows_agree(world, calls, dtype, grid, schedule, racecheck):
         group = group_of(len(world.x), n_sms=grid[0], num_threads=grid[1], seed=schedule, racecheck=racecheck)
         rng = np.random.default_rng(schedule)

@@ -5,11 +5,16 @@ before the first round, spare rows NaN. EPMOE_FUZZ=10000 runs that many worlds o
 sample, a nightly run, and shrinks what fails to a small world, which takes minutes: give -x.
 """
 
+from contextlib import nullcontext
+from unittest.mock import patch
+
 import epmoe_ref
 import numpy as np
 import pytest
 from epmoe import ExpertParallel, LaunchConfig, LocalWorld
-from epmoe.check import compare_dispatched_world
+from epmoe.check import compare_combined_world, compare_dispatched_world
+from epmoe.host.arrays import to_numpy
+from epmoe.host.inputs import COMBINE_DTYPE
 from epmoe.routing import Routed
 from epmoe.verify.checked_rounds import WEIGHTS, Case, rounds_of
 from epmoe_ref import strategies
@@ -51,21 +56,51 @@ def test_two_rounds_are_the_references(batch):
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_garbage_ids_are_refused_and_leave_no_trace(batch):
+    """In host memory they are refused; from device memory kernels take them for -1, and the host is told."""
     @law(batch, 0.2)
-    @given(strategies.worlds(garbage=True), st.data(), strategies.seeds(), st.booleans())
-    def refused(garbage, data, schedule, fused):
-        cfg = garbage.cfg
+    @given(strategies.worlds(garbage=True), st.data(), strategies.seeds(), st.booleans(), st.booleans())
+    def refused(garbage, data, schedule, fused, on_device):
+        cfg, x = garbage.cfg, garbage.input_tokens
         bad = [ids for ids in garbage.topk_ids if not are_good(ids, cfg.n_experts)]
         good = data.draw(strategies.worlds(cfg))
         world = LocalWorld(cfg.n_ranks, seed=schedule)
         with ExpertParallel(cfg, world, fused=fused) as ep:
-            if bad:
-                with pytest.raises(EPValueError, match="topk_ids"):
-                    ep.dispatch(garbage.input_tokens, garbage.topk_ids)
-            dispatched = ep.dispatch(good.input_tokens, good.topk_ids)
-            got = [d.trimmed().numpy() for d in dispatched]
-        assert not compare_dispatched_world(cfg, got, epmoe_ref.dispatch(cfg, good.input_tokens, good.topk_ids))
+            refusal = pytest.raises(EPValueError, match="topk_ids") if bad else nullcontext()
+            if on_device:
+                # as from device memory, where the host does not look, nor waits for what kernels say
+                with patch("epmoe.host.inputs._check_ids"), patch.object(ep._engine, "check"):
+                    dispatched = ep.dispatch(x, garbage.topk_ids)
+                with refusal:
+                    ep.check()
+                agree_on_all(ep, garbage, dispatched)
+            elif bad:
+                with refusal:
+                    ep.dispatch(x, garbage.topk_ids)
+            agree(cfg, ep.dispatch(good.input_tokens, good.topk_ids),
+                  epmoe_ref.dispatch(cfg, good.input_tokens, good.topk_ids))
     refused()
+
+
+def agree(cfg, dispatched, want):
+    assert not compare_dispatched_world(cfg, [d.trimmed().numpy() for d in dispatched], want)
+
+
+def agree_on_all(ep, garbage, dispatched):
+    """Dispatch, and combine of ones with weights of one, are those of the ids that kernels take these for."""
+    cfg, ids = ep.cfg, [cleaned(ids, ep.cfg.n_experts) for ids in garbage.topk_ids]
+    want, ones = epmoe_ref.dispatch(cfg, garbage.input_tokens, ids), [np.ones(i.shape, np.float32) for i in ids]
+    agree(cfg, dispatched, want)
+    y = [np.ones((len(d.output_tokens), cfg.hidden), COMBINE_DTYPE[cfg.combine_dtype]) for d in want]
+    got = [to_numpy(out) for out in ep.combine(y, dispatched, ones)]
+    assert not compare_combined_world(cfg, got, epmoe_ref.combine(cfg, y, want, router_weights=ones))
+
+
+def cleaned(ids, n_experts):
+    """As kernels take them: -1 for what is no expert, and for one that an earlier slot of the token holds."""
+    ids = np.where((ids < 0) | (ids >= n_experts), -1, ids)
+    for slot in range(1, ids.shape[1]):
+        ids[(ids[:, :slot] == ids[:, slot:slot + 1]).any(axis=1), slot] = -1
+    return ids
 
 
 def are_good(ids, n_experts):
