@@ -136,6 +136,7 @@ WORLDS = {w.name: w for w in (
     World("rows in pieces, split", PIECES, ((2, 3), (3, 1)), shape=(3, 128)),
     World("rows in pieces, fused", PIECES | dict(token_format="fp8_blockwise", fused_shared_expert=True),
           ((2, 3), (3, 1)), fused=True, shape=(4, 128)),
+    World("whole entries", PLAIN | dict(n_experts=6), ((5, 4), (4, 5)), fused=True, shape=(3, 224)),
     World("tiles of rows", PLAIN | dict(hidden=8, max_tokens_per_rank=17), ((17, 12),), fused=True, shape=(4, 32)),
     World("bad ids", PLAIN, ((5, 5),), bad_ids=True),
     World("absent peer, split", PLAIN, ((5, 3), (5, 3)), absent=(1,)),
