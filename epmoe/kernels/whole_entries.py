@@ -11,7 +11,7 @@ from epmoe.device import (block_dim, block_idx, device_fn, grid_dim, i32, lane_i
 
 from .division import divided
 
-FAR_OF_33 = 16          # of 33 blocks, those that send to peers; the others have the rank's own rows
+FAR_OF_33 = 24          # of 33 blocks, those that send to peers; the others have the rank's own rows
 MOST_ROWS = 32          # of an entry
 MOST_ENTRIES = 16       # of a block, on average
 
