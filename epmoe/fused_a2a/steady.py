@@ -111,7 +111,7 @@ class SteadyCalls:
             last, key = self._otherwise(kind, seen, numbers)
             if last is None:
                 return None, key
-        if buffer.failure is not None:
+        if buffer.failure is not None or buffer.closed:
             buffer.expect_open()
         code = last.start()
         if code:
