@@ -1,7 +1,6 @@
 """Arrays from anywhere, seen in one way (NumPy, torch, CuPy, DLPack, CUDA array interface), and our DeviceArray."""
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from math import prod
 
 import ml_dtypes
@@ -46,11 +45,8 @@ class DeviceArray:
         self.address, self.shape, self.dtype = int(address), tuple(shape), np.dtype(dtype)
         self.strides, self.ordinal = strides, ordinal
         self._owner, self._read = owner, read
-
-    @cached_property
-    def seen(self):
-        """Everything that decides how it is treated as an argument, for comparison; its address first."""
-        return self.address, self.shape, self.dtype, self.strides, self.ordinal
+        # everything that decides how it is treated as an argument, for comparison
+        self.seen = self.address, self.shape, self.dtype, strides, ordinal
 
     def __repr__(self):
         return f"DeviceArray({self.shape}, {self.dtype}, GPU {self.ordinal}, 0x{self.address:x})"
