@@ -58,7 +58,7 @@ def make(cfg, block, mark, input_scale=None, shares=False, few=-1):
     encoded, share = own_share.encoded, own_share.share
     to = transport.make(cfg, block)
     recv_buf, crosses = to.recv_buf, to.crosses
-    announce, finish = signaller.make(cfg, block)
+    announce, finish = signaller.make(cfg, block, mark)
     piece = pieces.make(cfg, block, finish, shares)
     count_pieces, carries, send_piece, store_trailer = piece.count, piece.carries, piece.send, piece.store_trailer
     n_payloads = piece.payloads
@@ -222,7 +222,6 @@ def make(cfg, block, mark, input_scale=None, shares=False, few=-1):
             fetch_all_ids(topk_ids, num_tokens)
             if not announce(params, topk_ids, num_tokens, my_rank, n_parts, failed):
                 return True
-            mark(params, stamps.ANNOUNCED)
         elif syncthreads_or(failed):
             return True
         n_shared, first_shared = share(num_tokens, my_rank)

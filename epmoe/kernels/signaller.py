@@ -14,7 +14,7 @@ from epmoe.device import (atomic_add_acq_rel_gpu_i32, block_dim, device_fn, i32,
 from epmoe.device import int32
 from epmoe.layout import ANNOUNCED
 
-from . import counters, ids, transport
+from . import counters, ids, stamps, transport
 
 WINDOW = 2048       # experts that are counted at a time, in shared memory
 
@@ -34,8 +34,8 @@ class Signaller(NamedTuple):
     finish: callable
 
 
-def make(cfg, block) -> Signaller:
-    """The functions for one parameter block."""
+def make(cfg, block, mark) -> Signaller:
+    """The functions for one parameter block. mark: of stamps.py."""
     at, clean_id = counters.words(cfg), ids.make(cfg).clean
     send = transport.make(cfg, block)
     signal, tell, crosses, is_far = send.signal, send.tell, send.crosses, send.is_far
@@ -144,6 +144,7 @@ def make(cfg, block) -> Signaller:
             if syncthreads_or(failed):          # zeros before counts
                 return False
             count_ids(topk_ids, num_tokens, first, wanted)
+            mark(params, stamps.ANNOUNCED)      # ahead of the barrier: no peer knows anything of it before
             syncthreads()                       # counts before they are told
             i = i32(thread_idx())
             while i < window and first + i < end:

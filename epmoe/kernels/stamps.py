@@ -16,7 +16,7 @@ MARKS = {
     "start": "the block has begun",
     "claimed": "dispatch: the block's messages have their places",
     "encoded": "dispatch: and their payloads are encoded",
-    "announced": "dispatch: the peers are being told how many messages come",
+    "announced": "dispatch: the messages are counted, and the peers are told next how many come",
     "sent": "all messages (rows) of the block's first warp are written (dispatch: and released)",
     "counted": "dispatch: all peers have told how many messages come (combine: the block knows its rows)",
     "placed": "dispatch: the block knows every row's place",
