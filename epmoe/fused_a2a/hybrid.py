@@ -89,7 +89,8 @@ def dispatch_forward(buffer, x, routing_map, probs, num_local_experts, *, num_pe
     buffer.want_experts(local)
     row_bytes = fp8_format(hidden).token_size if fp8_dispatch else hidden * dtype.itemsize
     shape = buffer.launches.shape(
-        local, row_bytes, has_probs=has_probs, has_meta=True, value_bytes=hidden if fp8_dispatch else 0,
+        local, row_bytes, to_expand=num_tokens, has_probs=has_probs, has_meta=True,
+        value_bytes=hidden if fp8_dispatch else 0,
         scale_words=hidden // FP8_GROUP if fp8_dispatch else 0, encode=bool(fp8_dispatch))
     if buffer.knows_all_ranks or limit is not None and buffer.max_tokens:
         # without a look at the device, a batch larger than any before is taken to be that large on all ranks
@@ -281,7 +282,7 @@ def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
                 raise EPValueError(f"probs of {name} of rank {r.rank} is {p.dtype} {p.shape}, float32 ({rows},) is "
                                    "needed")
     buffer.expect_open()
-    shape = buffer.launches.shape(local, hidden * dtype.itemsize, has_probs=has_probs, dtype=arguments.NAMES[dtype],
-                                  p2p_world_size=handle.p2p_world_size)
+    shape = buffer.launches.shape(local, hidden * dtype.itemsize, to_combine=handle.num_tokens, has_probs=has_probs,
+                                  dtype=arguments.NAMES[dtype], p2p_world_size=handle.p2p_world_size)
     return sums_of_rows(buffer, key, shape, name, xs, probs, handle, handle.capacity, buffer.world.n_ranks * local,
                         handle_values, num_sms)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from epmoe import device
 from epmoe.kernels import LaunchConfig
 from epmoe.kernels.launch import SIMULATOR_BLOCKS
-from epmoe.kernels.rows import tagged
+from epmoe.kernels.rows import control, tagged
 from epmoe.kernels.rows.block import parameter_block
 from epmoe.kernels.rows.shape import RowsShape
 from epmoe.kernels.stamps import TraceBuffers
@@ -14,14 +14,15 @@ from epmoe.kernels.written_blocks import WrittenBlocks
 N_ARGUMENTS = 3         # of every kernel; others are fields of the block that it reads first, by their names
 BLOCKS_A_CALL = 3       # parameter blocks of one call of a rank, at most
 FEW_TO_SEND, THREADS_TO_SEND = 128, 256         # so few tokens of a rank have smaller blocks: what all warps do before
-FEW_TO_COMBINE, THREADS_TO_COMBINE = 16, 512    # they have work takes less time then
+FEW_TO_COMBINE, THREADS_TO_COMBINE = 32, 512    # they have work takes less time then
+FEW_TO_EXPAND, THREADS_TO_EXPAND = 16, 512
 
 
 def smaller_blocks(num_tokens):
     """Threads of the blocks that send a rank's tokens, and of those that combine them; None where as many as usual.
 
-    Kernels are compiled for the size of their blocks, so this is what the number of tokens changes in them; in
-    HybridEP's, nothing.
+    Kernels are compiled for the size of their blocks, so this is what the number of tokens changes in them, besides
+    RowsShape.tags.
     """
     return (THREADS_TO_SEND if num_tokens <= FEW_TO_SEND else None,
             THREADS_TO_COMBINE if num_tokens <= FEW_TO_COMBINE else None)
@@ -38,16 +39,20 @@ class Launches:
         self.traces = {}            # by kernel: stamps, if the LaunchConfig asks for them
         self._written = WrittenBlocks()
 
-    def shape(self, n_local_experts, row_bytes, *, to_send=None, to_combine=None, **more):
-        """The RowsShape of a kernel of these launches. to_send, to_combine: tokens of each rank of this process."""
+    def shape(self, n_local_experts, row_bytes, *, to_send=None, to_expand=None, to_combine=None, **more):
+        """The RowsShape of a kernel of these launches. to_...: tokens of each rank of this process, for what."""
         threads = self.threads
         if self.launch.num_threads is None:
             if to_send is not None:
                 threads = min(threads, smaller_blocks(max(to_send))[0] or threads)
+            if to_expand is not None and max(to_expand) <= FEW_TO_EXPAND:
+                threads = min(threads, THREADS_TO_EXPAND)
             if to_combine is not None:
                 threads = min(threads, smaller_blocks(max(to_combine))[1] or threads)
         shape = RowsShape(self.world.n_ranks, n_local_experts, threads, row_bytes, trace=self.launch.trace, **more)
-        return replace(shape, tags=tagged.suit(shape) and tagged.are_few(max(to_send or to_combine)))
+        num_tokens = max(to_send or to_expand or to_combine or [0])
+        most = control.TAGGED_COUNTED if shape.has_meta else control.TAGGED_ROWS
+        return replace(shape, tags=tagged.tags_for(shape, num_tokens, most))
 
     def grid(self, num_sms, n_rows):
         """Blocks of a launch for which the caller grants num_sms (None: as many as there are); at least two.

@@ -162,7 +162,7 @@ def _send_first(buffer, shape, values, loans, num_tokens, arrays_of, num_sms, on
     world = buffer.world
     rows = world.n_ranks * max(buffer.max_tokens, *num_tokens)
     targets = [_Target(buffer, r, arrays_of, rows) for r in buffer.ranks]
-    _launch(buffer, dispatch_kernel(shape), targets, values, num_tokens, num_sms)
+    _launch(buffer, dispatch_kernel(shape), shape, targets, values, num_tokens, num_sms)
     if on_device:
         return None, targets
     buffer.check()
@@ -179,11 +179,11 @@ def _send_first(buffer, shape, values, loans, num_tokens, arrays_of, num_sms, on
 
 
 def _resend(buffer, shape, targets, values, num_tokens, num_sms):
-    _launch(buffer, resend_kernel(shape), targets, values, num_tokens, num_sms)
+    _launch(buffer, resend_kernel(shape), shape, targets, values, num_tokens, num_sms)
 
 
-def _launch(buffer, kernel, targets, values, num_tokens, num_sms):
-    calls = [(r.rank, buffer.values(r) | given | target.values(), n, blocks_for(n))
+def _launch(buffer, kernel, shape, targets, values, num_tokens, num_sms):
+    calls = [(r.rank, buffer.values(r) | given | target.values(), n, blocks_for(n, shape.tags))
              for r, target, given, n in zip(buffer.ranks, targets, values, num_tokens)]
     buffer.launch_all(kernel, calls, num_sms)
 

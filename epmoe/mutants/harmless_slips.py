@@ -29,8 +29,10 @@ HARMLESS_SLIPS = {
     "rows/expanders.py make.expand_rows: swap: if come == u32(0) and looks % LOOKS == 0: / syncwarp()":
         "await_flag, inside the condition, ends with a syncwarp of its own, and after it the flags are looked at again",
     "rows/dispatch.py dispatch_kernel.rows_dispatch: swap: if roles.is_herald(): / if sends or is_clerk:": HERALD,
-    "rows/exchange.py heralding.herald: swap: now, mine = (epoch_now(words), counts(ids, num_tokens)) / "
-    "fence_acq_rel_sys()": EARLIER,
+    "rows/dispatch.py dispatch_kernel.rows_dispatch: swap: if roles.is_keeper() and of_few(num_tokens): / "
+    "if roles.is_herald():": HERALD,
+    "rows/exchange.py heralding.herald: swap: if tells_places: / now, mine = (epoch_now(words), counts(ids, "
+    "num_tokens))": EARLIER,
     "rows/layout.py make.count_few: skip: own[token] = i32(-1) left out by every other thread":
         "numbers are used by blocks that have a token of their own, and number_few writes those",
     "rows/records.py make.record_counts: skip: store_i32(info + u64(4 * PADDED_ROWS), i32(0)) left out by every other "

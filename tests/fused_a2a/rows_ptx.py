@@ -17,9 +17,9 @@ def every_kernel():
         return RowsShape(4, 64, 1024, row_bytes, **options)
 
     yield "dispatch", rows.dispatch_kernel(shape(top_k=8, **META))
-    yield "dispatch of few", rows.dispatch_kernel(shape(top_k=8, tags=True, **META))
-    yield "cached dispatch", rows.resend_kernel(shape(top_k=8, tags=True))
-    yield "combine", rows.combine_kernel(shape(top_k=8, tags=True, has_probs=True))
+    yield "dispatch of few", rows.dispatch_kernel(shape(top_k=8, tags=16, **META))
+    yield "cached dispatch", rows.resend_kernel(shape(top_k=8, tags=32))
+    yield "combine", rows.combine_kernel(shape(top_k=8, tags=32, has_probs=True))
     yield "hybrid dispatch fp8", rows.dispatch_kernel(shape(**META, **FP8))
     yield "hybrid dispatch", rows.dispatch_kernel(shape(expands=True, **META))
     yield "hybrid cached dispatch", rows.resend_kernel(shape(expands=True))

@@ -32,7 +32,7 @@ def combine_kernel(shape):
     of_block = waits.of_block(block, shape.n_ranks)
     begin, epoch_now, goes_on, say_begun, _, all_begun, end = of_block
     few = windows.make(shape, block, ROWS_COMBINE)
-    few_rows, fewest_rows, tags = few.all_few, tagged.all_few(shape.n_ranks, told=False), shape.tags
+    few_rows, fewest_rows, tags = few.all_few, tagged.all_few(shape, told=False), shape.tags > 0
     meeting = exchange.make(shape, block, ROWS_COMBINE, with_counts=False)
     load_counts, await_notes = meeting.load_counts, meeting.await_notes
     flags = row_flags.make(shape, block, ROWS_COMBINE, shape.row_bytes // VECTOR, FEWEST_PARTS)

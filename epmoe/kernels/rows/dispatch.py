@@ -18,7 +18,7 @@ from epmoe.device import (block_dim, block_idx, fence_acq_rel_sys, i32, int32, k
                           syncthreads_or, thread_idx, u64, uint64)
 
 from .. import stamps
-from . import (control, exchange, expanders, layout, numbering, one_token, peers, records, roles, row_flags, senders,
+from . import (exchange, expanders, layout, numbering, one_token, peers, records, roles, row_flags, senders,
                tagged_dispatch, waits)
 from .block import parameter_block
 from .row_copy import VECTOR
@@ -45,8 +45,9 @@ def dispatch_kernel(shape):
     sending, has_room, mark = roles.sending(shape), peers.room(shape.n_ranks), stamps.make(block, shape.trace)
     n_notes, expands, ranks = exchange.words_of_notes(shape.n_ranks), shape.expands, shape.n_ranks
     has_one, of_few, (prepare, send_one) = roles.has_one(shape), roles.few(shape), one_token.make(shape, block)
-    few = control.TAGGED_ROWS
-    herald = exchange.heralding(epoch_now, announce, mark_own, numbering.totals(shape))
+    tags, few = shape.tags > 0, shape.tags
+    herald_places = exchange.heralding(epoch_now, meeting.announce_places, stamps.by_caller(block, False))
+    herald_facts = exchange.heralding(epoch_now, meeting.announce_facts, mark_own, numbering.totals(shape))
     in_words = tagged_dispatch.dispatching(shape, block, of_block, meeting, record_few, mark, mark_own)
 
     @kernel(max_threads=shape.threads)
@@ -54,12 +55,14 @@ def dispatch_kernel(shape):
         notes, scratch, told = shared_array(n_notes, int32), allocate(), shared_array(1, uint64)
         mark(params, stamps.START)
         begun, sends, is_clerk = begin(params, words, told), block_idx() < sending(), roles.is_clerk()
-        if num_tokens <= few:
+        if tags and num_tokens <= few:
             if in_words(params, num_tokens, my_rank, words, ids, x, begun, notes, scratch):
                 return
+        if roles.is_keeper() and of_few(num_tokens):
+            herald_places(params, words, num_tokens, my_rank, u64(0))
         if roles.is_herald():
             if of_few(num_tokens):
-                herald(params, words, num_tokens, my_rank, ids)
+                herald_facts(params, words, num_tokens, my_rank, ids)
             else:
                 fence_acq_rel_sys()             # earlier launches of this rank, before what it tells its peers
         if sends or is_clerk:

@@ -46,15 +46,16 @@ def words_of_notes(n_ranks):
 def heralding(epoch_now, announce, mark_own, totals=None):
     """Device function herald(params, words, num_tokens, my_rank, ids): of a warp, before its block's first barrier.
 
-    It waits for no other warp: all peers wait for it. announce: what it does. totals: of numbering.py, where that tells
-    counts.
+    It waits for no other warp: all peers wait for it. announce: what it does. totals: of numbering.py, where it tells
+    counts, and then no places; else it fences first, while nothing is on its way that the fence would wait for.
     """
-    counts = totals or _none
+    counts, tells_places = totals or _none, totals is None
 
     @device_fn
     def herald(params, words, num_tokens, my_rank, ids):
+        if tells_places:
+            fence_acq_rel_sys()                 # earlier launches of this rank, before what it tells its peers
         now, mine = epoch_now(words), counts(ids, num_tokens)
-        fence_acq_rel_sys()                     # earlier launches of this rank, before what it tells its peers
         if now != u64(0):
             announce(params, now, num_tokens, my_rank, mine)
             if lane_id() == 0:

@@ -2,8 +2,6 @@
 
 from epmoe.device import SIM, block_idx, device_fn, grid_dim, i32, n_warps, u32, warp_id
 
-from . import control
-
 TENTHS_SENDING = 5      # of the blocks, where the others expand meanwhile
 FEW = 6 if SIM else 128     # tokens that every block looks at, a thread at one
 BLOCKS_A_TOKEN, BLOCKS_THAT_SHARE = 4, 8        # at most: more have less to do than to begin and to end
@@ -31,9 +29,12 @@ def sends_one(shape):
     return not shape.expands and not shape.encode
 
 
-def blocks_for(num_tokens):
-    """How many blocks so many tokens give something to send (or, as tagged rows, to store on arrival) to."""
-    if num_tokens <= control.TAGGED_ROWS:
+def blocks_for(num_tokens, tags):
+    """How many blocks so many tokens give something to send (or, as tagged rows, to store on arrival) to.
+
+    tags: of the kernel's shape.
+    """
+    if tags and num_tokens <= tags:
         return BLOCKS_A_TAGGED_TOKEN * max(num_tokens, 1)
     return max(num_tokens, min(BLOCKS_A_TOKEN * num_tokens, BLOCKS_THAT_SHARE))
 

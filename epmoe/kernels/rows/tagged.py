@@ -32,12 +32,12 @@ def suit(shape):
     return not (shape.expert_major or shape.expands or shape.encode or by_world)
 
 
-def are_few(num_tokens):
-    """Whether a kernel for a rank's tokens has the code for it; for many tokens this much more code costs time.
+def tags_for(shape, num_tokens, most=control.TAGGED_ROWS):
+    """RowsShape.tags of a kernel for a rank's tokens; with many this much more code would cost time.
 
-    Except in the simulator, whose ranks share a kernel, so that few and many tokens may meet.
+    Not so in the simulator, whose ranks share a kernel, so that few and many tokens may meet.
     """
-    return SIM or num_tokens <= control.TAGGED_ROWS
+    return most if suit(shape) and (SIM or num_tokens <= most) else 0
 
 
 def words_with(shape):
@@ -155,12 +155,14 @@ def _taking(block, phase, none, look, differ, value_of):
     return take
 
 
-def all_few(n_ranks, *, told):
+def all_few(shape, *, told):
     """Device function (notes) -> whether no rank has more tokens than may travel so.
 
-    As they have told in this call, or as the call's handle knows them.
+    As they have told in this call, or as the call's handle knows them. All ranks see the same, and every rank that has
+    so few has a kernel for it.
     """
-    n_words, few = control.experts_at(n_ranks), control.TAGGED_ROWS
+    n_ranks, few = shape.n_ranks, shape.tags
+    n_words = control.experts_at(n_ranks)
     first, step = (control.TOKENS, n_words) if told else (n_ranks * n_words, 1)
 
     @device_fn
