@@ -64,7 +64,7 @@ def corrections(rounds):
     ranks = sorted({s.rank for stamps in rounds for s in stamps})
     low, high = {r: -np.inf for r in ranks}, {r: np.inf for r in ranks}
     for stamps in rounds:
-        # whoever has heard all has heard this rank's: of few tokens from the block that tells it, which may be the first
+        # whoever has heard all has heard this rank's, of few tokens from one block, which may be the first
         tell = {rank: at for rank, _, at in ends(stamps, "dispatch", TELLS, np.min)}
         hear = {rank: at for rank, _, at in ends(stamps, "dispatch", HEARS, np.min)}
         for r in ranks:
