@@ -132,7 +132,7 @@ def garbage_topk_ids(draw, num_tokens: int, n_experts: int, top_k: int, n_ranks:
     ids = draw(topk_ids(num_tokens, n_experts, top_k, n_ranks, dtype))
     rng = np.random.default_rng(draw(seeds()))
     limits = np.iinfo(dtype)
-    wild = np.array([n_experts, n_experts + 1, -2, limits.min, limits.max, 65535, 65536], np.int64)
+    wild = np.array([n_experts, n_experts, n_experts + 1, -2, limits.min, limits.max, 65535, 65536], np.int64)
     wild = wild[(wild >= limits.min) & (wild <= limits.max)]
     ids = np.where(rng.random(ids.shape) < 0.15, rng.choice(wild, ids.shape), ids)
     twice = rng.random(ids.shape) < 0.15
@@ -186,11 +186,13 @@ def configs(draw, *, max_ranks=4, max_local_experts=4, max_top_k=8, max_tokens=1
 def worlds(draw, cfgs=None, *, garbage=False, kinds=KINDS):
     """Configurations with data and routing for each rank.
 
-    cfgs: an EPConfig, or a strategy for them; None: `configs()`. garbage: ids as in `garbage_topk_ids`.
+    cfgs: an EPConfig, or a strategy for them; None: `configs()`. garbage: ids as in `garbage_topk_ids`, of a token or
+    more on each rank.
     """
     cfg = draw(configs() if cfgs is None else st.just(cfgs) if isinstance(cfgs, EPConfig) else cfgs)
     n_sets = 1 if cfg.skip_a2a else cfg.n_ranks
-    tokens = draw(num_tokens(n_sets, cfg.max_tokens_per_rank))
+    some = st.lists(st.integers(1, cfg.max_tokens_per_rank), min_size=n_sets, max_size=n_sets)
+    tokens = draw(some if garbage else num_tokens(n_sets, cfg.max_tokens_per_rank))
     routing = garbage_topk_ids if garbage else topk_ids
     ids = [draw(routing(n, cfg.n_experts, cfg.top_k, cfg.n_ranks)) for n in tokens]
     weights = draw(matrices(tokens, cfg.top_k, np.float32, _finite(kinds)))
