@@ -155,6 +155,7 @@ WORLDS = {w.name: w for w in (
     RowsWorld("rows of five ranks", "rows", tokens=(2, 0, 1, 0, 1), top_k=9, hidden=8, shape=(2, 32)),
     RowsWorld("rows, results through the staging area", "rows", full_heap=(1,)),
     RowsWorld("rows, combines in a row", "rows", tokens=(0, 4), shape=(2, 32), combines=3, slow=(1,)),   # 0 awaits none
+    RowsWorld("few rows, combines in a row", "rows", tokens=(0, 2), shape=(2, 32), combines=3, slow=(1,)),
     RowsWorld("rows, counted on the device", "rows", on_device=True),
     RowsWorld("rows, absent peer", "rows", absent=(1,)),
     RowsWorld("hybrid", "hybrid", limit=20, pad=4),
