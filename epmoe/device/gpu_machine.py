@@ -10,6 +10,7 @@ from .gpu_again import Restarter
 from .gpu_driver import SUCCESS, check, cu
 from .gpu_launch import Launch, launch_attributes, loaded
 from .gpu_memory import Buffer
+from .gpu_reading import Reading
 
 NOT_CAPTURING = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
 LEGACY_DEFAULT = (0, 1)     # handles of the legacy default stream: null and CU_STREAM_LEGACY
@@ -110,6 +111,10 @@ class GpuMachine:
         """A new Buffer of device memory (256-byte aligned, a whole allocation)."""
         self.activate()
         return Buffer(self, nbytes, name, rank, regions)
+
+    def reading(self):
+        """What reads small parts of several Buffers at once."""
+        return Reading(self)
 
     def adopt(self, array, name, rank=0, *, regions=None):
         """Device address of the caller's array, from its __cuda_array_interface__; nothing is copied."""

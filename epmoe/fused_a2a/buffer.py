@@ -16,6 +16,7 @@ from epmoe.kernels.rows import status as rows_status
 ALIGNMENT = 256         # bytes
 RESULTS_AT_ONCE = 2     # results in the pool that may be in use while another call needs room
 INITIAL_LOCAL_EXPERTS = 64
+STATUS_BYTES = 64
 
 
 def align(nbytes):
@@ -26,6 +27,12 @@ def align(nbytes):
 def _grown(has, needs):
     """Bytes for a part of the pool: it grows by half at least, so that all earlier pools together are not much."""
     return has if needs <= has else align(max(needs, has + has // 2))
+
+
+def _field(raw, field, begin):
+    """A field's array, of bytes that begin at an offset in the same memory."""
+    at = field.offset - begin
+    return raw[at:at + field.nbytes].view(field.dtype).reshape(field.shape)
 
 
 class _Rank:
@@ -63,6 +70,7 @@ class Buffer:
         self.flag_bytes = self.tagged_bytes = self.window_bytes = self.staging_bytes = self.heap_bytes = 0
         self.failure, self.closed = None, False
         self.fp8_dispatch = False   # HybridEPDispatch: send blockwise FP8
+        self._reading = self.machine.reading()
         self.n_changes = 0          # of what a call's launches depend on, besides its arguments
         self.steady = SteadyCalls(self)
         self._control = self._pool = None
@@ -238,16 +246,35 @@ class Buffer:
     def check(self):
         """Wait for the kernels; raise PeerTimeout if a wait expired, EPValueError if ids in device memory were bad."""
         self.machine.synchronize()
+        self.told()
+
+    def told(self, loans=(), *names):
+        """check(), and what the kernels have written for the host: [arrays of these names] of each rank's loan.
+
+        names: fields of the loans that follow each other in memory.
+        """
+        if self.world.lists:
+            self.machine.synchronize()      # kernels have streams of their own
+        status = [(self.world.stream_of(r.rank), r.words, control.STATUS, STATUS_BYTES) for r in self.ranks]
+        of_loans = []
+        for (stream, *_), loan in zip(status, loans):
+            begin, last = loan.fields[names[0]].offset, loan.fields[names[-1]]
+            of_loans.append((stream, loan.buffer, begin, last.offset + last.nbytes - begin))
+        seen = self._reading.read(status + of_loans)
+        self._raise_what_failed([words.view(np.int32) for words in seen[:len(status)]])
+        return [[_field(raw, loan.fields[name], begin) for name in names]
+                for raw, loan, (_, _, begin, _) in zip(seen[len(status):], loans, of_loans)]
+
+    def _raise_what_failed(self, status):
         timeouts, bad_ids = [], []
-        for r in self.ranks:
-            words = r.words.read(np.int32, (16,), control.STATUS)
+        for r, words in zip(self.ranks, status):
             if not words.any():
                 continue
             n, at, buffer = self.world.n_ranks, self.layout, self._control.buffers[r.rank]
             try:
                 notes = buffer.read(np.uint64, (2, n, at.note_bytes // 8), at.notes)
                 rows_status.raise_if_failed(words, r.rank, self.timeout, notes[:, :, control.TOKENS] >> np.uint64(32))
-                r.words.fill(0, control.STATUS, 64)
+                r.words.fill(0, control.STATUS, STATUS_BYTES)
                 rows_status.raise_if_bad_ids(words, r.rank)
             except PeerTimeout as error:
                 timeouts.append(error)
@@ -276,6 +303,7 @@ class Buffer:
         self.launches.close()
         self.steady.give_back()
         self.placing.close()
+        self._reading.free()
         for r in self.ranks:
             r.words.free()
             r.scratch.free()

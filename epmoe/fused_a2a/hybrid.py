@@ -117,8 +117,7 @@ def dispatch_forward(buffer, x, routing_map, probs, num_local_experts, *, num_pe
             remember(*call.lent(), results_in)
         per_expert = [loan.array("tokens_per_expert") for loan in call.loans]
         if limit is None:
-            per_expert = [loan.buffer.read(np.int64, (local,), loan.fields["tokens_per_expert"].offset)
-                          for loan in call.loans]
+            per_expert = [one.tokens_per_expert for one in call.told]
     return [result(out, n) for out, n in zip(call.outputs, per_expert)], handle_with(call.loans)
 
 
@@ -174,8 +173,7 @@ class _First:
             return
         with buffer.launching() as streams:
             self._send(dispatch_kernel(self.shape), streams, num_sms)
-        buffer.check()
-        told = [told_by(buffer, loan) for loan in self.loans]
+        self.told = told = told_by(buffer, self.loans)
         kept = self.loans
         if not told[0].has_room:        # every rank has seen it, and comes to the same number of tokens here
             buffer.want_tokens(int(told[0].tokens.max()))

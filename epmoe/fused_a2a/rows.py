@@ -128,7 +128,7 @@ def dispatch_forward(buffer, x, token_indices, token_probs, num_experts, num_sms
             per_expert, = arrays_in(of_handle, ("tokens_per_expert",))
             return [((x, *scales) if scales else x, ids, probs, per_expert)], handle_with([of_handle])
 
-        handle = handle_with(loans, told and told.counts)
+        handle = handle_with(loans, told and told[0].counts)
         if on_device:
             memory = r.arena.memory("rows handle", of_handle), r.heap.memory(arrays_of(capacity))
             remember(memory, [loans[-1], targets[-1].loan], results_in)
@@ -136,25 +136,24 @@ def dispatch_forward(buffer, x, token_indices, token_probs, num_experts, num_sms
         if on_device:
             per_expert = [loan.array("tokens_per_expert") for loan in loans]
         else:
-            per_expert = [loan.buffer.read(np.int64, (local,), loan.fields["tokens_per_expert"].offset)
-                          for loan in loans]
+            per_expert = [one.tokens_per_expert for one in told]
     return [(*row, n) for row, n in zip(results, per_expert)], handle
 
 
 class _Told:
-    """What a dispatch told the host of one rank: whether there was room, tokens by rank, counts [R, R]."""
+    """What a dispatch told the host of one rank: whether there was room, tokens by rank, counts [R, R], by expert."""
 
-    def __init__(self, n_ranks, words):
+    def __init__(self, n_ranks, words, tokens_per_expert):
         self.has_room = bool(words[records.HAS_ROOM])
         self.padded_rows = int(words[records.PADDED_ROWS])
         self.tokens = words[records.TOKENS:records.TOKENS + n_ranks]
         self.counts = words[records.TOKENS + n_ranks:].reshape(n_ranks, n_ranks).astype(np.int64)
+        self.tokens_per_expert = tokens_per_expert
 
 
-def told_by(buffer, loan):
-    """Wait for a rank's dispatch, and read what it told."""
-    n_ranks = buffer.world.n_ranks
-    return _Told(n_ranks, loan.buffer.read(np.int32, (info_words(n_ranks),), loan.fields["info"].offset))
+def told_by(buffer, loans):
+    """Wait for a dispatch, and read what it told of each rank of this process; raises what the kernels recorded."""
+    return [_Told(buffer.world.n_ranks, *words) for words in buffer.told(loans, "info", "tokens_per_expert")]
 
 
 def _send_first(buffer, shape, values, loans, num_tokens, arrays_of, num_sms, on_device):
@@ -165,12 +164,11 @@ def _send_first(buffer, shape, values, loans, num_tokens, arrays_of, num_sms, on
     _launch(buffer, dispatch_kernel(shape), shape, targets, values, num_tokens, num_sms)
     if on_device:
         return None, targets
-    buffer.check()
-    told = told_by(buffer, loans[0])
-    if told.has_room:
+    told = told_by(buffer, loans)
+    if told[0].has_room:
         return told, targets
     # every rank has seen the same counts, and comes to the same numbers here
-    buffer.want_tokens(int(told.tokens.max()))
+    buffer.want_tokens(int(told[0].tokens.max()))
     rows = world.n_ranks * buffer.max_tokens
     buffer.want_pool(0, arrange(arrays_of(rows))[1])
     targets = [_Target(buffer, r, arrays_of, rows) for r in buffer.ranks]

@@ -7,6 +7,8 @@ import contextlib
 
 import numpy as np
 
+from epmoe.device.reading import Reading
+
 FIRST_ADDRESS = 1 << 40
 N_SMS = 132         # makes a grid, and no difference to most kernels
 
@@ -71,6 +73,10 @@ class DryMachine:
         """A DryBuffer with addresses of its own."""
         address, self._end = self._end, self._end + (int(nbytes) + 511) // 256 * 256
         return DryBuffer(self, address, nbytes, name, rank)
+
+    def reading(self):
+        """What reads small parts of several Buffers at once."""
+        return Reading()
 
     def adopt(self, array, name, rank=0, *, regions=None):
         """An address for an array of the caller, in the simulator."""

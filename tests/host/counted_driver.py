@@ -55,6 +55,12 @@ class Driver:
         self._memory[address] = raw, nbytes
         return self._success[0], address
 
+    def cuMemHostAlloc(self, nbytes, flags):
+        return self.cuMemAlloc(nbytes)
+
+    def cuMemFreeHost(self, address):
+        return self.cuMemFree(address)
+
     def cuMemFree(self, address):
         self.calls.append("cuMemFree")
         del self._memory[address]
@@ -201,7 +207,7 @@ class FakeTensor:
 
 def counted_machine(n_ranks, rank, n_sms=132):
     """(machine, driver): a GpuMachine over a Driver; needs EPMOE_DEVICE=gpu, a process of its own, and no GPU."""
-    from epmoe.device import gpu_again, gpu_driver, gpu_kernel, gpu_launch, gpu_machine, gpu_memory
+    from epmoe.device import gpu_again, gpu_driver, gpu_kernel, gpu_launch, gpu_machine, gpu_memory, gpu_reading
     from numba import cuda
 
     real = gpu_driver.cu
@@ -212,7 +218,7 @@ def counted_machine(n_ranks, rank, n_sms=132):
         KERNELS.append(kernel.name)
         return len(KERNELS) - 1
 
-    for module in (gpu_again, gpu_driver, gpu_launch, gpu_memory, gpu_machine):
+    for module in (gpu_again, gpu_driver, gpu_launch, gpu_memory, gpu_machine, gpu_reading):
         module.cu = driver
     gpu_kernel.Kernel.handle = handle_by_name
     driver.CUkernel = int

@@ -7,6 +7,7 @@ import numpy as np
 
 from epmoe_ref.errors import EPValueError
 
+from ..reading import Reading
 from .detector import Detector
 from .memory import MEMORY, POISON, Span, aligned_bytes
 from .network import Network
@@ -159,6 +160,10 @@ class SimMachine:
     def alloc(self, nbytes, name, rank=0, *, regions=None):
         """A new Buffer. regions: (name, offset, shape, dtype, index names) of its parts, for reports."""
         return Buffer(self, nbytes, name, rank, regions)
+
+    def reading(self):
+        """What reads small parts of several Buffers at once."""
+        return Reading()
 
     def adopt(self, array, name, rank=0, *, regions=None):
         """Let kernels touch an array of the caller, in place; returns its address. release(address) ends it."""
