@@ -1,5 +1,7 @@
 """FusedDispatch and FusedCombine on a Buffer: a token travels once to a rank, however many of its experts are there."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from epmoe.fused_a2a import arguments
@@ -7,7 +9,7 @@ from epmoe.fused_a2a.arguments import FP32
 from epmoe.fused_a2a.handles import RowsHandle, counts_offset, handle_of, info_words
 from epmoe.fused_a2a.heap import arrays_in
 from epmoe.fused_a2a.returning import sums_of_rows
-from epmoe.fused_a2a.steady import GENERAL
+from epmoe.host.arrays import first
 from epmoe.host.lending import arrange
 from epmoe.kernels.rows import dispatch_kernel, move_kernel, records, resend_kernel, tagged
 from epmoe.kernels.rows.roles import blocks_for
@@ -75,9 +77,16 @@ def dispatch_forward(buffer, x, token_indices, token_probs, num_experts, num_sms
     tokens_per_expert), and the handle of all. on_device: as fused_dispatch_on_device says.
     """
     given = x, token_indices, token_probs
-    made, key = buffer.steady.again("dispatch", given, num_experts, num_sms) if on_device else GENERAL
-    if made is not None:
+    kind, loans, told = "dispatch" if on_device else "exact dispatch", [], None
+    made, key = buffer.steady.again(kind, given, num_experts, num_sms)
+    if made is not None and on_device:
         return made
+    if made is not None:
+        told, loans = told_by(buffer, made[1].loans), list(made[1].loans)
+        if told[0].has_room:
+            return _exact(made, told[0])
+        made = None
+        buffer.steady.give_back()       # the others need more room than any had; all come to this
     world = buffer.world
     arguments.ranks_that_fit(world.n_ranks)
     local = arguments.experts_per_rank(num_experts, world.n_ranks)
@@ -103,13 +112,14 @@ def dispatch_forward(buffer, x, token_indices, token_probs, num_experts, num_sms
                                   id_bytes=8 if wide else 4, scale_words=n_scales, has_probs=True, has_meta=True)
     buffer.want_pool(0, results_bytes, tagged_bytes=tagged.bytes_for(shape))
     with buffer.letting_go(), buffer.steady.watching(key) as remember:
-        values, loans = [], []
+        values = []
         for i, r in enumerate(buffer.ranks):
             place = buffer.placing.place
             of_handle = {
                 "info": ((info_words(world.n_ranks),), np.int32), "tokens_per_expert": ((local,), np.int64),
                 "row_of": ((num_tokens[i], world.n_ranks), np.int32)}
-            loans.append(r.arena.lend("rows handle", of_handle))
+            if told is None:
+                loans.append(r.arena.lend("rows handle", of_handle))
             at = loans[i].address
             values.append(dict(
                 x=place(r.rank, "x", xs[i]), ids=place(r.rank, "token_indices", ids[i], None if wide else np.int32),
@@ -117,7 +127,7 @@ def dispatch_forward(buffer, x, token_indices, token_probs, num_experts, num_sms
                 scales=place(r.rank, "scales", scales[i]) if scales else 0,
                 info=at("info"), counts=at("info") + counts_offset(world.n_ranks), row_of=at("row_of"),
                 tokens_per_expert=at("tokens_per_expert")))
-        told, targets = _send_first(buffer, shape, values, loans, num_tokens, arrays_of, num_sms, on_device)
+        told, targets = _send_first(buffer, shape, values, loans, num_tokens, arrays_of, num_sms, on_device, told)
         ranks, capacity, names = list(world.ranks), world.n_ranks * buffer.max_tokens, tuple(arrays_of(0))
 
         def handle_with(loans, counts=None):
@@ -129,7 +139,7 @@ def dispatch_forward(buffer, x, token_indices, token_probs, num_experts, num_sms
             return [((x, *scales) if scales else x, ids, probs, per_expert)], handle_with([of_handle])
 
         handle = handle_with(loans, told and told[0].counts)
-        if on_device:
+        if on_device or told[0].has_room and targets[-1].capacity == capacity:
             memory = r.arena.memory("rows handle", of_handle), r.heap.memory(arrays_of(capacity))
             remember(memory, [loans[-1], targets[-1].loan], results_in)
         results = _settle(buffer, targets, handle, n_scales)
@@ -156,17 +166,21 @@ def told_by(buffer, loans):
     return [_Told(buffer.world.n_ranks, *words) for words in buffer.told(loans, "info", "tokens_per_expert")]
 
 
-def _send_first(buffer, shape, values, loans, num_tokens, arrays_of, num_sms, on_device):
-    """Layout, exchange, sending: (what it told or None, targets). Without room on a rank all grow and resend."""
+def _send_first(buffer, shape, values, loans, num_tokens, arrays_of, num_sms, on_device, told):
+    """Layout, exchange, sending: (what it told or None, targets). Without room on a rank all grow and resend.
+
+    told: what it has told already, if it was launched before, and there was no room.
+    """
     world = buffer.world
-    rows = world.n_ranks * max(buffer.max_tokens, *num_tokens)
-    targets = [_Target(buffer, r, arrays_of, rows) for r in buffer.ranks]
-    _launch(buffer, dispatch_kernel(shape), shape, targets, values, num_tokens, num_sms)
-    if on_device:
-        return None, targets
-    told = told_by(buffer, loans)
-    if told[0].has_room:
-        return told, targets
+    if told is None:
+        rows = world.n_ranks * max(buffer.max_tokens, *num_tokens)
+        targets = [_Target(buffer, r, arrays_of, rows) for r in buffer.ranks]
+        _launch(buffer, dispatch_kernel(shape), shape, targets, values, num_tokens, num_sms)
+        if on_device:
+            return None, targets
+        told = told_by(buffer, loans)
+        if told[0].has_room:
+            return told, targets
     # every rank has seen the same counts, and comes to the same numbers here
     buffer.want_tokens(int(told[0].tokens.max()))
     rows = world.n_ranks * buffer.max_tokens
@@ -174,6 +188,15 @@ def _send_first(buffer, shape, values, loans, num_tokens, arrays_of, num_sms, on
     targets = [_Target(buffer, r, arrays_of, rows) for r in buffer.ranks]
     _resend(buffer, shape, targets, values, num_tokens, num_sms)
     return told, targets
+
+
+def _exact(made, told):
+    """Results with room for the worst case, and their handle, once it is told how many rows there are."""
+    (x, ids, probs, _), = made[0]
+    handle = replace(made[1], counts=told.counts, loans=list(made[1].loans))
+    n, = handle.num_rows
+    x = tuple([first(one, n) for one in x]) if isinstance(x, tuple) else first(x, n)
+    return [(x, first(ids, n), first(probs, n), told.tokens_per_expert)], handle
 
 
 def _resend(buffer, shape, targets, values, num_tokens, num_sms):

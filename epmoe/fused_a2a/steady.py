@@ -3,8 +3,8 @@
 In a steady state arrays come at addresses, and with shapes and types, that an earlier call had, and results get memory
 that an earlier call's results had. What is checked and what is launched follows from these alone, as in
 epmoe/host/steady_calls.py, so the launches of a call that took the general way start again. Everything else takes the
-general way: host arrays, lists over ranks, calls that wait for the host, results that found no room in the heap, calls
-that are captured into a CUDA graph.
+general way: host arrays, lists over ranks, expert-major dispatches that wait for the number of rows, results that found no
+room in the heap, calls that are captured into a CUDA graph.
 """
 
 from contextlib import contextmanager
@@ -95,8 +95,8 @@ class SteadyCalls:
     def again(self, kind, arrays, *numbers):
         """(results of a call that is known, its kernels launched, or None; what a new call is known by, or None).
 
-        arrays: None, arrays, pairs of arrays; they are kept till the next call. numbers: what else it depends on. A
-        call that waits for the host does not come here; any other begins here, so here the machine learns of captures.
+        arrays: None, arrays, pairs of arrays; they are kept till the next call. numbers: what else it depends on.
+        Every call that can be captured begins here, so here the machine learns of captures.
         """
         if not self.applies:
             return GENERAL

@@ -12,7 +12,7 @@ from rows_group import BF16, OneRank, assert_same, group_of, host, routing, toke
 
 from epmoe import LaunchConfig, fused_a2a
 from epmoe.device.captures import CAPTURED
-from epmoe.fused_a2a import buffers, heap
+from epmoe.fused_a2a import arguments, buffers, heap, rows
 from epmoe.fused_a2a.buffer import Buffer
 from epmoe.host import inputs
 from epmoe.host.arrays import view
@@ -146,6 +146,67 @@ def test_launches_start_again_on_new_data(group, one_round, arrays, monkeypatch)
     before = group.recorder.n_started
     one_round(group, others, rng)
     assert group.recorder.n_started < before + 3, "other arrays have launches of their own"
+
+
+def exact_round(group, given, rng):
+    """A dispatch whose rows the host learns, and a combine of them."""
+    x, ids, probs, _ = given
+    for a, new in zip(given, (r[0] for r in (tokens(rng, (T,), HIDDEN), *routing(rng, (T,), EXPERTS, TOP_K)))):
+        a.values[...] = new
+    *want, known = reference.dispatch_forward([x.values], [ids.values], [probs.values], EXPERTS)
+    *got, handle = fused_a2a.fused_dispatch(x, ids, probs, EXPERTS, group)
+    for one, other in zip(got, want):
+        assert_same(one, other[0], "dispatch")
+    assert handle.counts.tolist() == [known.num_rows] and handle.group is group
+    y = OnDevice(group.machine, np.asarray(got[0]).copy())
+    combined, _ = fused_a2a.fused_combine(y, group, handle)
+    assert_same(combined, reference.combine_forward([y.values], known)[0], "combine")
+
+
+def test_a_dispatch_that_the_host_waits_for_starts_again_too(group, monkeypatch):
+    rng, given = np.random.default_rng(4), [OnDevice(group.machine, a.copy()) for a in ROWS]
+    for _ in range(4):
+        exact_round(group, given, rng)
+    with monkeypatch.context() as patch:
+        patch.setattr(arguments, "matrices", checked_once(arguments.matrices))
+        before = group.recorder.n_started
+        for _ in range(3):
+            exact_round(group, given, rng)
+    assert group.recorder.n_started >= before + 3
+
+
+def checked_once(matrices):
+    """arguments.matrices, but for a dispatch's own."""
+    def check(buffer, name, *more, **options):
+        assert name not in ("token_indices", "token_probs"), f"{name} was checked again"
+        return matrices(buffer, name, *more, **options)
+
+    return check
+
+
+def test_without_room_a_dispatch_that_started_again_is_sent_again(group, monkeypatch):
+    """On another rank there may be more tokens than ever: then there is no room on any, and all come to the same."""
+    rng, given = np.random.default_rng(5), [OnDevice(group.machine, a.copy()) for a in ROWS]
+    for _ in range(4):
+        exact_round(group, given, rng)
+    buffer, told_by, n_told = fused_a2a.get_buffer(group, 0), rows.told_by, []
+
+    def more_elsewhere(*what):
+        told = told_by(*what)
+        n_told.append(told)
+        told[0].has_room, told[0].tokens = False, told[0].tokens + 2
+        return told
+
+    sent, before = [], group.recorder.n_started
+    with monkeypatch.context() as patch:
+        patch.setattr(rows, "told_by", more_elsewhere)
+        resend = rows.resend_kernel
+        patch.setattr(rows, "resend_kernel", lambda shape: sent.append(shape) or resend(shape))
+        exact_round(group, given, rng)
+    assert group.recorder.n_started == before + 1 and len(n_told) == len(sent) == 1 and buffer.max_tokens == T + 2
+    for _ in range(4):
+        exact_round(group, given, rng)
+    assert group.recorder.n_started > before + 1
 
 
 @pytest.mark.parametrize("kind", ["rows", "hybrid"])

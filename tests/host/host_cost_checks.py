@@ -3,14 +3,15 @@
 test_host_cost.py runs them all.
 """
 
+import ctypes
 import sys
 import threading
 
 from counted_driver import FakeTensor, bfloat16, counted_machine, float32, int32, int64
-from host_cost import STREAM, at_hand, python_calls, tensors
+from host_cost import STREAM, OneRankHere, at_hand, python_calls, tensors
 
 import numpy as np
-from epmoe import EPConfig, EPStateError, EPValueError, ExpertParallel, LocalWorld, device
+from epmoe import EPConfig, EPStateError, EPValueError, ExpertParallel, LocalWorld, device, fused_a2a
 
 MOST_PYTHON_CALLS = {"dispatch": 18, "combine": 19}     # of Python functions, the tensors' own among them
 
@@ -171,6 +172,69 @@ def check_arrays_of_a_dispatch_come_again_when_nobody_looks_at_them():
             d = ep.dispatch(x, ids)
             assert not hasattr(d, "marked") and d.output_tokens is not mine and d.src_info.address != 0xA0000
             ep.combine(d.output_tokens, d, weights)
+
+
+def exact_dispatch():
+    """(function that makes a fused_dispatch of 2 ranks, 4 rows from each to each; driver; its stream; the words told).
+
+    The words are what the kernel would have told: has room, padded rows, tokens of each rank, rows [R, R], by expert.
+    """
+    machine, driver = counted_machine(2, 0)
+    world, copy = OneRankHere(machine, 2), driver.cuMemcpyDtoHAsync
+    told, by_expert = np.array([0, 0, 4, 4, 2, 2, 2, 2], np.int32), np.arange(8, dtype=np.int64)
+
+    def told_by_the_kernel(to, source, nbytes, stream):
+        if nbytes == 64:                # status words
+            ctypes.memset(source, 0, nbytes)
+        else:
+            ctypes.memmove(source, told.ctypes.data, told.nbytes)
+            ctypes.memmove(source + 256, by_expert.ctypes.data, by_expert.nbytes)
+        return copy(to, source, nbytes, stream)
+
+    driver.cuMemcpyDtoHAsync = told_by_the_kernel
+    given = tensors(ids_dtype=int64)
+
+    def dispatch():
+        return fused_a2a.fused_dispatch(*given, 16, world)
+
+    dispatch()                          # there was no room before
+    told[0] = 1
+    return dispatch, driver, machine.streams[0], told
+
+
+def check_a_dispatch_that_the_host_waits_for_waits_once():
+    dispatch, driver, stream, _ = exact_dispatch()
+    for _ in range(4):
+        dispatch()
+    driver.native_calls.clear()
+    launched, calls = since(driver, dispatch)
+    assert [name for name, *_ in launched] == ["rows_dispatch"]
+    assert driver.native_calls == ["cuStreamIsCapturing", "cuCtxGetCurrent", "cuLaunchKernel"]
+    assert calls == 2 * ["cuMemcpyDtoHAsync"] + ["cuStreamSynchronize"], calls
+    assert driver.waited_for == {int(stream.handle)}
+
+
+def check_rows_that_somebody_holds_are_not_received_into():
+    dispatch, driver, _, told = exact_dispatch()
+    for _ in range(4):
+        dispatch()
+    x, ids, probs, by_expert, handle = dispatch()
+    assert x.shape == (4, 64) and ids.shape == probs.shape == (4, 8) and by_expert.tolist() == list(range(8))
+    assert handle.counts.tolist() == [[2, 2], [2, 2]] and handle.num_rows == [4]
+    at, info = x.address, handle.loans[0].address("info")
+    del ids, probs, by_expert, handle
+    told[4:] = 1, 3, 1, 3
+    other = dispatch()
+    assert other[0].address != at and other[0].shape == (2, 64) and other[-1].counts.tolist() == [[1, 3], [1, 3]]
+    handle = other[-1]
+    del x, other
+    held = handle.loans[0].address("info")
+    assert all(dispatch()[-1].loans[0].address("info") != held for _ in range(4))
+    del handle
+    assert dispatch()[-1].loans[0].address("info") in (held, info)
+    told[0] = 0                         # no room, on any rank
+    launched, _ = since(driver, dispatch)
+    assert [name for name, *_ in launched] == ["rows_dispatch", "rows_resend"], launched
 
 
 def mine_of(ep, d):
