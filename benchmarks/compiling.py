@@ -7,7 +7,7 @@ import sys
 import time
 
 from epmoe import device
-from epmoe.fused_a2a.launches import smaller_blocks
+from epmoe.fused_a2a.launches import FEW_TO_EXPAND, smaller_blocks
 from epmoe.host import compiling
 from epmoe.worlds.dry import DryWorld
 
@@ -48,7 +48,7 @@ def kernels_of(case, n_ranks, n_sms):
 
 
 def distinct(cases):
-    """The cases of ours whose kernels differ: by neither routing nor SMs, and rows' only by the blocks for few tokens.
+    """The cases of ours whose kernels differ: by neither routing nor SMs, and but for pairs by blocks for few tokens.
     """
     found = {}
     for case in cases:
@@ -57,7 +57,7 @@ def distinct(cases):
         s = case.shape
         tokens = s.tokens
         if not case.kernels.startswith("pairs"):
-            tokens = smaller_blocks(tokens) if case.kernels.startswith("rows") else None
+            tokens = smaller_blocks(tokens) if case.kernels.startswith("rows") else tokens <= FEW_TO_EXPAND
         key = case.kernels, tokens, s.hidden, s.experts, s.top_k, s.format
         found.setdefault(key, case)
     return list(found.values())

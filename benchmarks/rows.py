@@ -112,7 +112,7 @@ class HostWaits(Rows):
     """FusedDispatch with exact results: the host waits in every call, for the number of rows."""
 
     name = "rows, host waits"
-    capturable = False
+    capturable, waits = False, True
     dispatch = staticmethod(fused_a2a.fused_dispatch)
 
     def __init__(self, world, shape, *, n_sms=None):
