@@ -87,6 +87,13 @@ def pytest_collection_modifyitems(config, items):
         items[:] = chosen
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With -n a file's tests go to one process: what they share, such as compiled kernels, is made once."""
+    from xdist.scheduler import LoadFileScheduling
+    return LoadFileScheduling(config, log)
+
+
 def pytest_terminal_summary(terminalreporter):
     if collect_ignore_glob:
         terminalreporter.write_line("tests/epmoe_torch: not run, torch is not installed (pip install 'epmoe[torch]')")
