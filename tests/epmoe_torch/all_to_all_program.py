@@ -23,10 +23,11 @@ BF16 = torch.bfloat16
 
 
 def exchanged(rows, sent, received):
-    """The rows that all ranks sent to this one, by source rank."""
-    out = rows.new_empty(sum(received), *rows.shape[1:])
-    dist.all_to_all_single(out, rows.contiguous(), received, sent)
-    return out
+    """The rows that all ranks sent to this one, by source rank; through the host, unless NCCL takes them."""
+    here = rows.contiguous() if dist.get_backend() == "nccl" else rows.cpu().contiguous()
+    out = here.new_empty(sum(received), *rows.shape[1:])
+    dist.all_to_all_single(out, here, received, sent)
+    return out.to(rows.device)
 
 
 class ByAllToAll:
@@ -121,10 +122,11 @@ def main(n_tokens, hidden, n_local, top_k):
     where = torch.device("cpu" if device.SIM else f"cuda:{world.machine.ordinal}")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(world.tell(free_port(), 60.0)[0]),
                       RANK=str(world.rank), WORLD_SIZE=str(world.n_ranks))
-    if device.SIM:
+    if not device.SIM:
+        torch.cuda.set_device(where)
+    if device.SIM or torch.cuda.device_count() < world.n_ranks:     # NCCL refuses two ranks on a GPU
         dist.init_process_group("gloo")
     else:
-        torch.cuda.set_device(where)
         dist.init_process_group("nccl", device_id=where)
     compile_ahead(world, hidden, n_local, top_k, n_tokens)
     say(world.rank, "compiled")
