@@ -7,6 +7,7 @@ import sys
 import time
 
 from epmoe import device
+from epmoe.command_line import at_least_one, part_of_all
 from epmoe.fused_a2a.launches import FEW_TO_EXPAND, smaller_blocks
 from epmoe.host import compiling
 from epmoe.worlds.dry import DryWorld
@@ -17,8 +18,9 @@ from benchmarks import plan
 def add_arguments(parser):
     """The options of compile."""
     plan.add_arguments(parser)
-    parser.add_argument("--ranks", type=int, default=4, help="of the run (default 4)")
-    parser.add_argument("--part", default="1/1", metavar="I/N", help="this process's part of the cases (default all)")
+    parser.add_argument("--ranks", type=at_least_one, default=4, help="of the run (default 4)")
+    parser.add_argument("--part", type=part_of_all, default="1/1", metavar="I/N",
+                        help="this process's part of the cases (default all)")
     parser.add_argument("--on", default="9.0/132", metavar="X.Y/SMS",
                         help="the GPU's compute capability and number of multiprocessors (default 9.0/132)")
 
@@ -28,7 +30,7 @@ def run(args):
     if device.SIM:
         print("benchmarks compile: needs the compiler for GPUs: set EPMOE_DEVICE=gpu", file=sys.stderr)
         return 2
-    i, n = (int(word) for word in args.part.split("/"))
+    i, n = args.part
     cc, n_sms = args.on.split("/")
     cc = tuple(int(word) for word in cc.split("."))
     for case in distinct(plan.cases(args))[i - 1::n]:

@@ -7,6 +7,7 @@ import sys
 import time
 
 from epmoe import device
+from epmoe.command_line import at_least_one, positive_seconds
 from epmoe.provenance import provenance
 from epmoe_ref.errors import EPError
 
@@ -18,11 +19,12 @@ from benchmarks.startline import StartLine
 def add_arguments(parser):
     """The options of run."""
     plan.add_arguments(parser)
-    parser.add_argument("--iterations", type=int, default=50, metavar="N", help="timed iterations (default 50)")
+    parser.add_argument("--iterations", type=at_least_one, default=50, metavar="N",
+                        help="timed iterations (default 50)")
     parser.add_argument("--graph", action=argparse.BooleanOptionalAction, default=True,
                         help="also as CUDA graphs (default)")
-    parser.add_argument("--ranks", type=int, default=4, help="virtual ranks without mpirun (default 4)")
-    parser.add_argument("--seconds", type=float, metavar="S", help="begin no case after so many seconds")
+    parser.add_argument("--ranks", type=at_least_one, default=4, help="virtual ranks without mpirun (default 4)")
+    parser.add_argument("--seconds", type=positive_seconds, metavar="S", help="begin no case after so many seconds")
     parser.add_argument("--resume", action="store_true", help="keep what the --json file has, and measure the rest")
     parser.add_argument("--json", metavar="FILE",
                         help="file of results, written after each shape (default: benchmarks/results/DATE-...; "
@@ -34,8 +36,6 @@ def run(args):
     start = time.perf_counter()
     try:
         cases = plan.cases(args)
-        if args.iterations < 1:
-            raise ValueError(f"--iterations {args.iterations} must be at least 1")
         if args.resume and args.json in (None, "-"):
             raise ValueError("--resume needs the file: --json FILE")
         if device.SIM and args.shapes is None:

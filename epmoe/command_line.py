@@ -20,6 +20,14 @@ def at_least_zero(text):
     return _whole(text, 0)
 
 
+def part_of_all(text):
+    """An option's I/N as (I, N): the Ith of N parts, from 1 on."""
+    number, _, of = text.partition("/")
+    if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+        raise argparse.ArgumentTypeError(f"{text!r} must be I/N with 1 <= I <= N, for instance 1/4")
+    return int(number), int(of)
+
+
 def positive_seconds(text):
     """An option's time, in seconds."""
     try:
@@ -44,13 +52,18 @@ def _whole(text, least):
 def sizes_of_a_world(parser):
     """The options for the sizes of an EPConfig, as a group of a command's options."""
     sizes = parser.add_argument_group("sizes")
-    sizes.add_argument("--ranks", type=at_least_one,
+    sizes.add_argument("--ranks", type=at_least_one, metavar="N",
                        help="virtual ranks (default 4; under mpirun as many as it started)")
-    sizes.add_argument("--experts-per-rank", type=at_least_one, default=4, metavar="N", help="experts of each rank (default 4)")
-    sizes.add_argument("--experts", type=at_least_one, metavar="N", help="experts in all, instead of --experts-per-rank")
-    sizes.add_argument("--top-k", type=at_least_one, default=4, help="experts a token chooses (default 4)")
-    sizes.add_argument("--hidden", type=at_least_one, default=256, help="elements of a token (default 256)")
-    sizes.add_argument("--tokens", type=at_least_one, default=16, help="most tokens of a rank (default 16)")
+    sizes.add_argument("--experts-per-rank", type=at_least_one, default=4, metavar="N",
+                       help="experts of each rank (default 4)")
+    sizes.add_argument("--experts", type=at_least_one, metavar="N",
+                       help="experts in all, instead of --experts-per-rank")
+    sizes.add_argument("--top-k", type=at_least_one, default=4, metavar="N",
+                       help="experts a token chooses (default 4)")
+    sizes.add_argument("--hidden", type=at_least_one, default=256, metavar="N",
+                       help="elements of a token (default 256)")
+    sizes.add_argument("--tokens", type=at_least_one, default=16, metavar="N",
+                       help="most tokens of a rank (default 16)")
     return sizes
 
 
@@ -66,7 +79,8 @@ def main(prog, description, commands, default, argv=None):
         prog=prog, description=f"{description} Without a command: {default}, whose options `{default} --help` shows.")
     parsers = top.add_subparsers(dest="command", metavar="command")
     for name, (module, what) in commands.items():
-        parser = parsers.add_parser(name, help=what, description=what)
+        # no abbreviations: explain would take --experts, in all elsewhere, for its --experts-per-rank
+        parser = parsers.add_parser(name, help=what, description=what, allow_abbrev=False)
         if name == argv[0]:
             import_module(module).add_arguments(parser)
     arguments = top.parse_args(argv)

@@ -12,11 +12,11 @@ class Wrong(EPError):
     """The answer is not right yet; the message says what is wrong and where to look."""
 
 
-def load(file):
-    """The module of a student's file. Raises Wrong where it cannot be read."""
+def load(file, number="N"):
+    """The module of a student's file, the answer to exercise `number`. Raises Wrong where it cannot be read."""
     path = Path(file)
     if not path.exists():
-        raise Wrong(f"there is no file {file}: `python -m epmoe lesson N --start {file}` writes one to fill in")
+        raise Wrong(f"there is no file {file}: `python -m epmoe lesson {number} --start {file}` writes one to fill in")
     spec = importlib.util.spec_from_file_location("answer", path)
     if spec is None:
         raise Wrong(f"{file} is not a Python file: its name must end in .py")

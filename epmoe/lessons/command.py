@@ -77,7 +77,7 @@ def check(number, file):
     """Judge an answer, in words."""
     try:
         with plain_simulator(), _limited():
-            praise = exercise(number).judge(load(file))
+            praise = exercise(number).judge(load(file, number))
     except Wrong as error:
         print(wrapped(f"NOT YET  {error}", WIDTH))
         return WRONG

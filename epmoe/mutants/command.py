@@ -8,6 +8,8 @@ from collections import Counter
 
 from epmoe_ref.errors import EPValueError
 
+from epmoe.command_line import at_least_one, part_of_all
+
 NOTICED, MISSED, CANNOT_RUN = 0, 1, 2
 MEANING = {"race": "data race reported", "wrong": "results differ from the reference", "hang": "every thread waits",
            "bounds": "access outside every buffer", "leftover": "memory not as before the rounds, or written in vain",
@@ -22,15 +24,17 @@ KINDS = ("order", "scope", "plain", "barrier", "reset", "wait", "nc",
 
 def add_arguments(parser):
     """The options of mutants."""
-    parser.add_argument("--sample", type=int, metavar="N", help="only N mutants, always the same ones")
+    parser.add_argument("--sample", type=at_least_one, metavar="N", help="only N mutants, always the same ones")
     parser.add_argument("--only", metavar="FILE[:LINE]", help="only mutants of a file of epmoe/kernels, or of its line")
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="schedules tried in each world (default 3)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="processes (default: one a core)")
+    parser.add_argument("--seeds", type=at_least_one, default=3, metavar="N",
+                        help="schedules tried in each world (default 3)")
+    parser.add_argument("--jobs", type=at_least_one, default=os.cpu_count(), metavar="N",
+                        help="processes (default: one a core)")
     parser.add_argument("--list", action="store_true", help="print every mutant's verdict, not only the survivors'")
     parser.add_argument("--reports", action="store_true", help="print what was reported for each killed mutant too")
     parser.add_argument("--slips", action="store_true", help="instead: mistakes of another make (statements swapped, "
                         "waits off by one, resets left out on some ranks, ...)")
-    parser.add_argument("--part", metavar="I/N", help="every Nth mutant from the Ith on")
+    parser.add_argument("--part", type=part_of_all, metavar="I/N", help="every Nth mutant from the Ith on")
     parser.add_argument("--faults", action="store_true", help="instead: four faults of public kernels, and the reports")
     parser.add_argument("--write", action="store_true", help="with --faults: write README.md of epmoe/mutants")
 
@@ -76,7 +80,7 @@ def choose(args, workers):
     if args.sample and args.sample < len(mutants):
         mutants = random.Random(0).sample(mutants, args.sample)
     if args.part:
-        number, of = map(int, args.part.split("/"))
+        number, of = args.part
         mutants = mutants[number - 1::of]
     return mutants
 

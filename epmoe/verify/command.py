@@ -10,7 +10,7 @@ from epmoe_ref.config import TOKEN_FORMATS, EPConfig
 from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
 from epmoe import routing
-from epmoe.command_line import at_least_one, at_least_zero, positive_seconds, sizes_of_a_world
+from epmoe.command_line import at_least_one, at_least_zero, part_of_all, positive_seconds, sizes_of_a_world
 from epmoe.verify import pictures
 from epmoe.verify.checked_rounds import WEIGHTS, Case, rounds_of
 from epmoe.verify.worlds import Worlds, between
@@ -18,13 +18,6 @@ from epmoe.verify.worlds import Worlds, between
 FORMATS = tuple(TOKEN_FORMATS)
 MAX_DIFFERENCES = 3
 EQUAL, DIFFERS, CANNOT_RUN = 0, 1, 2
-
-
-def _part(text):
-    number, _, of = text.partition("/")
-    if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
-        raise argparse.ArgumentTypeError(f"{text!r} must be I/N with 1 <= I <= N, for instance 1/4")
-    return int(number), int(of)
 
 
 def _cc(text):
@@ -48,7 +41,8 @@ def add_arguments(parser):
     options.add_argument("--skip-a2a", action="store_true", help="every rank holds all tokens, nothing is exchanged")
     options.add_argument("--weights", choices=WEIGHTS, default="array", help="router weights (default array)")
     options.add_argument("--epilogue", action="store_true", help="an elementwise epilogue in combine")
-    options.add_argument("--seed", type=at_least_zero, default=0, help="of tokens, routing, experts and schedule (default 0)")
+    options.add_argument("--seed", type=at_least_zero, default=0,
+                         help="of tokens, routing, experts and schedule (default 0)")
     options.add_argument("--seeds", type=at_least_one, default=1, metavar="N",
                          help="N seeds in a row, beginning with --seed")
     options.add_argument("--racecheck", action="store_true", help="simulator: with the race detector")
@@ -64,11 +58,12 @@ def add_arguments(parser):
     files.add_argument("--dump", metavar="FILE.npz", help="write the first round's tokens and routing as such a file")
     files.add_argument("--json", action="store_true", help="one JSON object instead of pictures")
     files.add_argument("--all", action="store_true", help="walk the matrix of all options, at small sizes and --hidden")
-    files.add_argument("--part", type=_part, metavar="I/N",
+    files.add_argument("--part", type=part_of_all, metavar="I/N",
                        help="with --all: every Nth case from the Ith on, so that N processes share the matrix")
-    files.add_argument("--compile", type=_part, metavar="I/N", help="with --all: every Nth piece of the kernels of the "
-                       "cases from the Ith on, compiled into the disk cache, and no more; a walk on GPUs has that done "
-                       "first. With EPMOE_DEVICE=gpu no GPU is needed")
+    files.add_argument("--compile", type=part_of_all, metavar="I/N",
+                       help="with --all: every Nth piece of the kernels of the cases from the Ith on, compiled into "
+                       "the disk cache, and no more; a walk on GPUs has that done first. With EPMOE_DEVICE=gpu no GPU "
+                       "is needed")
     files.add_argument("--cc", type=_cc, metavar="X.Y", default=(9, 0),
                        help="with --compile: compute capability of the GPU (default 9.0)")
     files.add_argument("--sample", type=at_least_one, metavar="N", help="with --all: only N cases, drawn with --seed")

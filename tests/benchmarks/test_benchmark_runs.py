@@ -84,11 +84,18 @@ def test_parts_of_a_run_are_merged_and_resumed(tiny, tmp_path):
 
 @pytest.mark.parametrize("words, said", [
     (["--shapes", "nonsense"], "TOKENSxHIDDEN/EXPERTS"), (["--only", "pears"], "no such section"),
-    (["--quick", "--shapes", "1x64/4"], "shapes of its own"), (["--iterations", "0"], "at least 1"),
+    (["--quick", "--shapes", "1x64/4"], "shapes of its own"),
     (["--resume"], "--json FILE"), (["--quick"], "there is no GPU")])
 def test_options_that_make_no_sense_are_refused(words, said, capsys):
     assert main([*words, "--json", "-"]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--iterations", "0"], ["--ranks", "x"], ["compile", "--part", "3/2"]], ids=" ".join)
+def test_numbers_that_make_no_sense_are_refused(words, capsys):
+    with pytest.raises(SystemExit) as error:
+        main(words)
+    assert error.value.code == 2 and words[-1] in capsys.readouterr().err
 
 
 def test_a_case_that_fails_leaves_the_others_alone(monkeypatch, tmp_path):

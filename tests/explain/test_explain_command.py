@@ -27,7 +27,7 @@ def test_page_figures_and_trace_are_written(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("option, number, said", [
-    ("--top-k", 9, "top_k=9"), ("--ranks", 9, "at most 8"), ("--ranks", 0, "n_ranks=0"),
+    ("--top-k", 9, "top_k=9"), ("--ranks", 9, "at most 8"),
     ("--tokens", 100_000, "600000 messages, and a page shows at most 1024")])
 def test_sizes_that_do_not_fit_are_refused_in_words(tmp_path, capsys, option, number, said):
     status, _, err = run(capsys, option, str(number), "--out", str(tmp_path / "p.html"))
