@@ -51,8 +51,11 @@ class Implementation:
     def dispatch(self, input_tokens, topk_ids, **options):
         """input_tokens bf16 [T, hidden], topk_ids int32 [T, top_k] with -1 for no expert; options: input_scale.
 
-        Returns a dict or an object with output_tokens [rows, ...], row_offsets [n_groups + 1], src_info [rows, 2], and,
-        where there are such, expert_ids, recv_count [n_local_experts, n_ranks], output_scales, scales_offset.
+        Returns a dict or an object with output_tokens [rows, hidden] bf16 (other formats: what a row holds there),
+        row_offsets [n_groups + 1] integers, src_info [rows, 2] int32 (token at its source rank, slot), and, where there
+        are such, expert_ids [n_groups], recv_count [n_local_experts, n_ranks], output_scales, scales_offset. bf16 is
+        ml_dtypes.bfloat16. Rows are grouped by local expert, inside an expert by source rank; their order inside that
+        is free. What each array holds: epmoe_ref.Dispatched.
         """
         raise NotImplementedError
 
