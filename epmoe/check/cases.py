@@ -117,7 +117,10 @@ class Case:
 
 
 def edge_tokens(tokens, seed):
-    """Overwrites some groups of 16 columns with the values at which number formats differ."""
+    """Overwrites some groups of 16 columns with the values at which number formats differ, and two tokens as a whole.
+
+    Those have no group with a large element, of whatever size groups are: zeros, and numbers below a format's floor.
+    """
     tokens = tokens.copy()
     n, hidden = tokens.shape
     kinds = random_bits.words(seed, n * (hidden // 16)).reshape(n, hidden // 16) % np.uint64(12)
@@ -133,6 +136,8 @@ def edge_tokens(tokens, seed):
     groups = tokens.reshape(n, hidden // 16, 16)
     for kind, values in fillings.items():
         groups[kinds == np.uint64(kind)] = values.astype(ml_dtypes.bfloat16)
+    groups[1:2] = 0
+    groups[2:3] = np.float32(2.0**-20) * (1 + np.arange(16, dtype=np.float32)) / 16
     return groups.reshape(n, hidden)
 
 

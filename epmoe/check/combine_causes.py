@@ -24,6 +24,9 @@ def with_causes(round_, differences):
         if got.shape != want.shape or got.dtype.itemsize != want.dtype.itemsize:
             return []
         got = np.ascontiguousarray(got).view(want.dtype)
+        wrong = (bits(got) != bits(want)) & ~(np.isnan(got) & np.isnan(want))
+        if not got[wrong.reshape(len(got), -1).any(axis=1)].any():
+            return ["the tokens that differ are all zeros: they were never written, or nothing came back for them"]
         with np.errstate(all="ignore"):
             return (_weighted if round_.case.weighted else _unweighted)(Sum(round_, difference.rank), got)
 
@@ -87,6 +90,8 @@ def _weighted(s, got):
     mistakes = (
         ("the weights are applied twice", lambda: s.routed(s.weights * s.weights)),
         ("the weights are not applied", lambda: s.routed(np.ones_like(s.weights))),
+        ("the weights are normalised, so that those of a token add up to 1; they are taken as they are",
+         lambda: s.routed(s.weights / s.weights.sum(axis=1, keepdims=True))),
         ("the weights are in another order than the slots: reversed", lambda: s.routed(s.weights[:, ::-1])),
         ("the weights are shifted by one slot: each goes to the next", lambda: s.routed(np.roll(s.weights, 1, axis=1))),
         ("the weights are shifted by one slot: each goes to the one before",
@@ -103,13 +108,20 @@ def _weighted(s, got):
     causes = _slots_without_expert(s, got)
     causes += [cause for cause, acc in mistakes if _same(got, s.finish(acc()))]
     acc = s.routed()
+    if s.cfg.combine_dtype == "bf16" and _same(got, s.finish(_toward_zero(acc))):
+        causes.append("the sum is cut off to bf16; it is rounded to nearest even")
     if s.cfg.fused_shared_expert and _same(got, s.finish(acc, shared=False)):
         causes.append("the shared expert's rows are not added")
     if s.cfg.fused_shared_expert and _same(got, s.finish(acc + s.shared(), shared=False)):
         causes.append(f"the shared expert's row is added before the sum is rounded to {name}; it is added after")
     if s.round.case.epilogue and _same(got, s.finish(acc, lambda_=False)):
         causes.append("the epilogue is not called")
-    return causes + _left_over(s, got)
+    return causes + _of_other_rank(s, got) + _left_over(s, got)
+
+
+def _toward_zero(acc):
+    """Float32 numbers whose lower half is cut off: what is then rounded to bf16 stays as it is."""
+    return np.where(np.isnan(acc), acc, (acc.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32))
 
 
 def _slots_without_expert(s, got):
@@ -128,7 +140,13 @@ def _in_float64(s):
 def _unweighted(s, got):
     if _same(got[s.takes_part], s.recv[s.takes_part]):
         return ["rows of slots with -1 are not zero"]
-    return _left_over(s, got)
+    return _of_other_rank(s, got) + _left_over(s, got)
+
+
+def _of_other_rank(s, got):
+    others = [(rank, want) for rank, want in enumerate(s.round.combined_want) if rank != s.rank]
+    return [f"these are the tokens of rank {rank}" for rank, want in others
+            if want.shape == got.shape and _same(got, want)]
 
 
 def _left_over(s, got):
@@ -140,5 +158,10 @@ def _left_over(s, got):
     wrong = np.flatnonzero((bits(got) != bits(want)).reshape(len(got), -1).any(axis=1))
     if before.shape[1:] != got.shape[1:] or len(before) <= wrong[-1]:
         return []
-    stale = _same(got[wrong], np.ascontiguousarray(before).view(s.dtype)[wrong])
-    return ["stale rows: the wrong tokens hold what the round before left there"] if stale else []
+    before = np.ascontiguousarray(before).view(s.dtype)
+    if _same(got[wrong], before[wrong]):
+        return ["stale rows: the wrong tokens hold what the round before left there"]
+    added = (want[wrong].astype(np.float32) + before[wrong].astype(np.float32)).astype(s.dtype)
+    if _same(got[wrong], added):
+        return ["the sum is added to what the round before left there; it replaces that"]
+    return []

@@ -123,12 +123,19 @@ def _compare_row_shapes(cfg, rank, got, want, n_rows):
         else:
             fits = (a.ndim == b.ndim and a.shape[axis] >= b.shape[axis]
                     and a.shape[:axis] + a.shape[axis + 1:] == b.shape[:axis] + b.shape[axis + 1:])
-        kinds = a.dtype.itemsize == b.dtype.itemsize and (a.dtype.kind in "uV" or a.dtype == b.dtype
-                                                          or a.dtype.kind == b.dtype.kind == "i")
-        if not fits or not kinds:
-            more = "" if slots else f" (axis {axis} may be longer)"
-            found.append(Difference(name, f"is {a.dtype} {a.shape}, reference {b.dtype} {b.shape}{more}", a, b, rank))
+        if not fits or not same_type(a, b):
+            more = "" if slots or fits else f" (axis {axis} may be longer)"
+            rule = "" if same_type(a, b) else (f"{name} holds {b.dtype}, or its bits as unsigned integers; values are "
+                                               "looked at when the type is right")
+            found.append(Difference(name, f"is {a.dtype} {a.shape}, reference {b.dtype} {b.shape}{more}", a, b, rank,
+                                    rule=rule))
     return found
+
+
+def same_type(got, want):
+    """Whether an array's elements can be compared with the reference's: of their type, or their bits."""
+    return got.dtype.itemsize == want.dtype.itemsize and (
+        got.dtype.kind in "uV" or got.dtype == want.dtype or got.dtype.kind == want.dtype.kind == "i")
 
 
 def compare_combined(cfg, rank, got, want, *, topk_ids=None):
@@ -147,14 +154,16 @@ def compare_combined(cfg, rank, got, want, *, topk_ids=None):
     if not different.any():
         return []
     at = tuple(int(i) for i in np.argwhere(different)[0])
-    place = dict(token=at[0], column=at[-1])
+    place, of_slots = dict(token=at[0], column=at[-1]), ""
+    if len(at) == 2 and topk_ids is not None:
+        of_slots = f"; the experts of the token's slots are {', '.join(map(str, topk_ids[at[0]].tolist()))}"
     if len(at) == 3:
         place["slot"] = at[1]
         if topk_ids is not None and topk_ids[at[0]][at[1]] >= 0:
             place["expert"] = int(topk_ids[at[0]][at[1]])
     n_tokens = int(different.any(axis=tuple(range(1, different.ndim))).sum())
     says = (f"is {shown(got[at])}, reference {shown(want[at])}; first of {int(different.sum())} differing elements in "
-            f"{n_tokens} of {len(want)} tokens")
+            f"{n_tokens} of {len(want)} tokens{of_slots}")
     rule = ("without router weights out[t, k] is the expert's row, and zero at a -1 slot" if len(at) == 3 else
             "out[t] = sum over k ascending of w[t, k] * y[t, k], fused multiply-add in float32 from +0, rounded once")
     return [Difference("output", says, got, want, rank, rule=rule, **place)]

@@ -88,8 +88,8 @@ def compare_scales(cfg, rank, where, pairs, src_info, got, want, row_offsets):
     """Differences of output_scales over the matched rows, and of the zero bytes that fill 5-D tiles."""
     pairs = _real(where, pairs)
     shape = want.shape if got.size == want.size else got.shape      # slots may come in another shape
-    a = _scales_of(cfg, got, shape, pairs[:, 0], where, row_offsets)
-    b = _scales_of(cfg, want, want.shape, pairs[:, 1], where, row_offsets)
+    a = scales_of(cfg, got, shape, pairs[:, 0], where, row_offsets)
+    b = scales_of(cfg, want, want.shape, pairs[:, 1], where, row_offsets)
     different = a != b
     if different.any():
         n, k = (int(i) for i in np.argwhere(different)[0])
@@ -116,7 +116,7 @@ def _compare_tile_filling(cfg, rank, where, got, want, row_offsets):
                        rule="all 128 rows of a tile that an expert touches are written; rows past its count get 0")]
 
 
-def _scales_of(cfg, scales, shape, rows, where, row_offsets):
+def scales_of(cfg, scales, shape, rows, where, row_offsets):
     """Bits of the scales of the given rows, [n, n_scales]."""
     index = scale_index(cfg, shape, row_offsets, where.group[rows], where.row_in_group[rows])
     return bits(scales).reshape(-1)[index]

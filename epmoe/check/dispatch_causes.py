@@ -12,8 +12,10 @@ from epmoe_ref import format_of
 from epmoe_ref.formats.scale_layout import transposed
 
 from epmoe.check.causes import explained
-from epmoe.check.compare import array
+from epmoe.check.compare import array, same_type
+from epmoe.check.count_causes import COUNT_CAUSES, counts_are_wrong, offsets_of, same
 from epmoe.check.difference import bits
+from epmoe.check.number_causes import PAYLOAD_CAUSES, SCALE_CAUSES
 from epmoe.check.places import Places, layout, packed, places_of
 
 
@@ -53,82 +55,41 @@ def with_causes(round_, differences):
         suspect = Suspect(round_, rank, round_.dispatched[rank], round_.dispatched_want[rank])
         if difference.what in ("src_info", "output_tokens"):        # else these have no rows that could be compared
             got, want = suspect.both(difference.what)
-            if got.ndim != want.ndim or got.shape[1:] != want.shape[1:]:
+            if got.ndim != want.ndim or got.shape[1:] != want.shape[1:] or not same_type(got, want):
                 return []
-        return [cause for cause, test in CAUSES.get(difference.what, ()) if test(suspect)]
+        of_counts = difference.what == "row_offsets" and counts_are_wrong(suspect)
+        causes = COUNT_CAUSES if of_counts else CAUSES.get(difference.what, ())
+        with np.errstate(all="ignore"):
+            return [cause for cause, test in causes if test(suspect)]
 
     return explained(differences, candidates)
 
 
-def _equal(a, b):
-    return a is not None and a.shape == b.shape and bool((a.astype(np.int64) == b.astype(np.int64)).all())
-
-
-def _padded_sums(counts, shared_rows, pad):
-    counts = np.concatenate([shared_rows, counts]).astype(np.int64)
-    return np.concatenate([[0], np.cumsum(-(-counts // pad) * pad)])
-
-
-def _offsets_of(suspect, recv_count, pad):
-    """row_offsets that these counts would give, with groups rounded up to `pad` rows."""
-    shared = suspect.where.shared()
-    return _padded_sums(recv_count.sum(axis=1), [len(shared)] if suspect.cfg.fused_shared_expert else [], pad)
-
-
-def _counts_with(suspect, replaced):
-    """recv_count if -1 were the expert `replaced`."""
-    cfg, rank = suspect.cfg, suspect.rank
-    ids = [suspect.round.topk_ids[rank]] if cfg.skip_a2a else suspect.round.topk_ids
-    counts = np.stack([np.bincount(np.where(i < 0, replaced, i).reshape(-1), minlength=cfg.n_experts) for i in ids], 1)
-    return counts[rank * cfg.n_local_experts:(rank + 1) * cfg.n_local_experts]
-
-
-def _pad(cfg):
-    return format_of(cfg).pad_rows
-
-
-def _minus_one_as(which):
-    def test(suspect):
-        counts = _counts_with(suspect, 0 if which == "first" else suspect.cfg.n_experts - 1)
-        if _equal(counts, suspect.want.recv_count):
-            return False                        # no slot of -1 that could have been taken for something
-        recv_count, row_offsets = array(suspect.got, "recv_count"), array(suspect.got, "row_offsets")
-        if recv_count is not None:
-            return _equal(recv_count, counts)
-        return _equal(row_offsets, _offsets_of(suspect, counts, _pad(suspect.cfg)))
-    return test
-
-
-MINUS_ONE = [("-1 was treated as expert 0; it means: no expert in this slot, nothing is sent", _minus_one_as("first")),
-             ("-1 was used as an index and hit the last expert; it means: no expert in this slot, nothing is sent",
-              _minus_one_as("last"))]
-
-
 def _padding_forgotten(suspect):
     got, want = suspect.both("row_offsets")
-    return _equal(got, _offsets_of(suspect, suspect.want.recv_count, 1))
+    return same(got, offsets_of(suspect, suspect.want.recv_count, pad=1))
 
 
 def _shifted(by):
     def test(suspect):
         got, want = suspect.both("row_offsets")
-        return _equal(got, want.astype(np.int64) + by)
+        return same(got, want.astype(np.int64) + by)
     return test
 
 
 def _leading_zero_missing(suspect):
     got, want = suspect.both("row_offsets")
-    return _equal(got, want[1:]) or _equal(got[:-1], want[1:])
+    return same(got, want[1:]) or same(got[:-1], want[1:])
 
 
 def _shared_group_missing(suspect):
     got, want = suspect.both("row_offsets")
-    return suspect.cfg.fused_shared_expert and _equal(got, want[1:].astype(np.int64) - int(want[1]))
+    return suspect.cfg.fused_shared_expert and same(got, want[1:].astype(np.int64) - int(want[1]))
 
 
 def _count_transposed(suspect):
     got, want = suspect.both("recv_count")
-    return _equal(got, want.T)
+    return same(got, want.T)
 
 
 def _not_arrived(suspect):
@@ -139,13 +100,13 @@ def _not_arrived(suspect):
 def _from_before(name):
     def test(suspect):
         before = suspect.before(name)
-        return before is not None and _equal(array(suspect.got, name), before)
+        return before is not None and same(array(suspect.got, name), before)
     return test
 
 
 def _global_ids(suspect):
     got, want = suspect.both("expert_ids")
-    return _equal(got, want + suspect.rank * suspect.cfg.n_local_experts)
+    return same(got, want + suspect.rank * suspect.cfg.n_local_experts)
 
 
 def _columns_swapped(suspect):
@@ -220,6 +181,23 @@ def _payload_in_group(suspect):
     return not _payload_in_segment(suspect) and _payloads_alike(suspect, suspect.where.group)
 
 
+def _payload_of_other_rank(suspect):
+    """Each row holds the token of that number of another source rank, always as many ranks further on."""
+    (got, want), where, inputs = suspect.both("output_tokens"), suspect.where, suspect.round.input_tokens
+    n, src_info = suspect.cfg.n_ranks, array(suspect.want, "src_info")
+    if suspect.cfg.token_format != "bf16" or suspect.cfg.skip_a2a:
+        return False
+    held = {(*key[:2], *key[3:]): row.tobytes()             # of (group, source rank, token, slot)
+            for key, row in zip(_keys(where, suspect.got), bits(got)[:where.n_rows])}
+    rows = [(int(where.group[i]), int(where.src_rank[i]), *map(int, src_info[i])) for i in where.routed()]
+    for shift in range(1, n):
+        sources = [inputs[(source + shift) % n] for _, source, _, _ in rows]
+        known = [(key, x) for key, x in zip(rows, sources) if key[2] < len(x)]      # others are where no token is
+        if known and all(held.get(key) == bits(x[key[2]]).tobytes() for key, x in known):
+            return True
+    return False
+
+
 def _nibbles_swapped(suspect):
     if not packed(suspect.cfg):
         return False
@@ -250,11 +228,11 @@ def _not_tiled(suspect):
 
 RANK_ORDER = "an expert's rows are in another order of source ranks; ranks must ascend inside an expert"
 CAUSES = {
-    "recv_count": MINUS_ONE + [
+    "recv_count": COUNT_CAUSES + [
         ("the array is transposed: the first axis is the local expert", _count_transposed),
         ("a word that nobody has written yet (2**64 - 1) was taken as a count", _not_arrived),
         ("these are the counts of the round before", _from_before("recv_count"))],
-    "row_offsets": MINUS_ONE + [
+    "row_offsets": COUNT_CAUSES + [
         ("the padding was forgotten: each group's row count is rounded up to 4 in this format", _padding_forgotten),
         ("off by one: every entry is one too large", _shifted(1)),
         ("off by one: every entry is one too small", _shifted(-1)),
@@ -271,10 +249,11 @@ CAUSES = {
         ("stale rows: they hold what the round before left in their place", _stale_rows),
         ("payload and src_info of a segment's rows do not belong together: rows were moved without their src_info, or "
          "slots given out in another order than the payload's", _payload_in_segment),
-        (RANK_ORDER, _payload_in_group),
+        ("the payloads of an expert's rows are in another order of source ranks than their src_info", _payload_in_group),
+        ("each row holds the token of that number of another source rank", _payload_of_other_rank),
         ("the two fp4 codes of each byte are swapped: the even column is in the low nibble", _nibbles_swapped),
-        ("all bytes of the wrong rows are alike: they were never written", _never_written)],
+        ("all bytes of the wrong rows are alike: they were never written", _never_written), *PAYLOAD_CAUSES],
     "output_scales": [
         ("the scales are not transposed: row-major [rows, hidden / 128]", _not_transposed),
-        ("the scales are row-major, not in this format's layout", _not_tiled)],
+        ("the scales are row-major, not in this format's layout", _not_tiled), *SCALE_CAUSES],
 }

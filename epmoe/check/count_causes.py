@@ -1,0 +1,78 @@
+"""Likely causes of wrong counts: the ids are counted once more with one mistake at a time.
+
+A mistake is a function (cfg, rank, source rank, ids) of the ids [T, top_k] as that rank would count them for this one.
+"""
+
+import numpy as np
+from epmoe_ref import format_of
+
+from epmoe.check.compare import array
+
+
+def _first_of_rank(cfg, ids):
+    """The ids with -1 for all but the first slot of each rank that a token goes to."""
+    owner, first = ids // cfg.n_local_experts, ids.copy()
+    for slot in range(1, ids.shape[1]):
+        again = (owner[:, :slot] == owner[:, slot:slot + 1]).any(axis=1)
+        first[again, slot] = -1
+    return first
+
+
+def _in_turn(cfg, ids):
+    return np.where(ids < 0, ids, ids % cfg.n_ranks * cfg.n_local_experts + ids // cfg.n_ranks)
+
+
+MISTAKES = (
+    ("-1 was treated as expert 0; it means: no expert in this slot, nothing is sent",
+     lambda cfg, rank, source, ids: np.where(ids < 0, 0, ids)),
+    ("-1 was used as an index and hit the last expert; it means: no expert in this slot, nothing is sent",
+     lambda cfg, rank, source, ids: np.where(ids < 0, cfg.n_experts - 1, ids)),
+    ("the last token of each source rank is left out", lambda cfg, rank, source, ids: ids[:-1]),
+    ("the first token of each source rank is left out", lambda cfg, rank, source, ids: ids[1:]),
+    ("only slot 0 of each token is sent", lambda cfg, rank, source, ids: ids[:, :1]),
+    ("the last slot of each token is left out", lambda cfg, rank, source, ids: ids[:, :-1]),
+    ("a token with several experts on a rank is counted there once; each (token, slot) is a row of its own",
+     lambda cfg, rank, source, ids: _first_of_rank(cfg, ids)),
+    ("tokens for the rank's own experts are left out; a rank sends to itself too",
+     lambda cfg, rank, source, ids: ids[:0] if source == rank else ids),
+    ("experts were dealt to the ranks in turn; expert e is on rank e // n_local_experts",
+     lambda cfg, rank, source, ids: _in_turn(cfg, ids)),
+)
+
+
+def offsets_of(suspect, recv_count, pad=None):
+    """row_offsets that these counts would give, with groups rounded up to `pad` rows."""
+    pad = format_of(suspect.cfg).pad_rows if pad is None else pad
+    shared = [len(suspect.where.shared())] if suspect.cfg.fused_shared_expert else []
+    counts = np.concatenate([shared, recv_count.sum(axis=1)]).astype(np.int64)
+    return np.concatenate([[0], np.cumsum(-(-counts // pad) * pad)])
+
+
+def counts_are_wrong(suspect):
+    """Whether the result has a recv_count, and another one than the reference."""
+    recv_count = array(suspect.got, "recv_count")
+    return recv_count is not None and not same(recv_count, suspect.want.recv_count)
+
+
+def same(a, b):
+    """Whether two arrays of integers hold the same numbers."""
+    return a is not None and a.shape == b.shape and bool((a.astype(np.int64) == b.astype(np.int64)).all())
+
+
+def _test(mistaken):
+    def test(suspect):
+        cfg, rank = suspect.cfg, suspect.rank
+        sources = [rank] if cfg.skip_a2a else range(cfg.n_ranks)
+        ids = [mistaken(cfg, rank, source, suspect.round.topk_ids[source]) for source in sources]
+        counts = np.stack([np.bincount(i[i >= 0], minlength=cfg.n_experts) for i in ids], 1)
+        counts = counts[rank * cfg.n_local_experts:(rank + 1) * cfg.n_local_experts]
+        if same(counts, suspect.want.recv_count):
+            return False                        # nothing in this round that the mistake would change
+        recv_count = array(suspect.got, "recv_count")
+        if recv_count is not None:
+            return same(recv_count, counts)
+        return same(array(suspect.got, "row_offsets"), offsets_of(suspect, counts))
+    return test
+
+
+COUNT_CAUSES = [(sentence, _test(mistaken)) for sentence, mistaken in MISTAKES]
