@@ -4,6 +4,7 @@ Without a name on this project's kernels: split, fused, rows, HybridEP; under mp
 Exit codes: 0 equal to the reference, 1 differs, 2 cannot be run (no such implementation, a library is missing).
 """
 
+import json
 import sys
 
 from epmoe_ref.errors import EPError
@@ -21,7 +22,10 @@ def add_arguments(parser):
     parser.add_argument("--ranks", type=int, default=4, help="size of the world (default 4; with one rank a process, "
                                                             "the number of processes)")
     parser.add_argument("--only", default="", metavar="TEXT", help="run only the cases whose name contains TEXT")
-    parser.add_argument("--quiet", action="store_true", help="print only what differs, and the verdict")
+    said = parser.add_mutually_exclusive_group()
+    said.add_argument("--quiet", action="store_true", help="print only what differs, and the verdict")
+    said.add_argument("--json", action="store_true",
+                      help="one JSON object instead of lines: each case, and each difference with its place")
 
 
 def run(arguments):
@@ -31,10 +35,10 @@ def run(arguments):
     names = arguments.implementations or own()
     from epmoe.check.ranks import process_number
 
-    said = set()
+    said, records = set(), []
     try:
         _compile_first(names, arguments)
-        codes = [_check(name, arguments, said) for name in names]
+        codes = [_check(name, arguments, said, records) for name in names]
         if NO_CASE in codes and set(codes) <= {NO_CASE, CANNOT_RUN}:
             if process_number() == 0:
                 _complain(_no_case(names, arguments), said)
@@ -42,7 +46,10 @@ def run(arguments):
         _complain(error, said)
         return CANNOT_RUN
     # the names are those of another layout's cases, if some implementation had any
-    return max((code for code in codes if code != NO_CASE), default=CANNOT_RUN)
+    code = max((code for code in codes if code != NO_CASE), default=CANNOT_RUN)
+    if arguments.json and process_number() == 0:
+        print(json.dumps({"passed": code == EQUAL, "implementations": records}, indent=1, default=int))
+    return code
 
 
 def _complain(message, said):
@@ -79,7 +86,7 @@ def _compile_first(names, arguments):
         compile_all(ours, arguments.only, None if prefix else arguments.ranks)
 
 
-def _check(name, arguments, said):
+def _check(name, arguments, said, records):
     from epmoe.check.conformance import check
     from epmoe.check.implementation import load
     from epmoe.check.ranks import ranks_of
@@ -89,18 +96,20 @@ def _check(name, arguments, said):
         is_first, first_with = 0 in ranks.here, {}
 
         def tell(outcome):
-            if is_first and (outcome.differences or not arguments.quiet):
+            if is_first and not arguments.json and (outcome.differences or not arguments.quiet):
                 same = first_with.setdefault(outcome.differences, outcome.case) if outcome.differences else outcome.case
                 print(outcome if same == outcome.case else f"DIFFERS     {outcome.case}: as in {same!r}", flush=True)
 
         report = check(implementation, ranks=ranks, only=arguments.only, name=name, tell=tell)
     except EPError as error:
         _complain(error, said)
+        records.append({"name": name, "passed": False, "verdict": f"cannot be run: {error}", "cases": []})
         return CANNOT_RUN
     if not report.outcomes:
         ranks.close()
         return NO_CASE
-    if is_first:
+    records.append(report.record())
+    if is_first and not arguments.json:
         print(report.verdict, flush=True)
     ranks.close()
     return EQUAL if report.passed else DIFFERS

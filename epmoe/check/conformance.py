@@ -21,6 +21,12 @@ class Outcome:
     not_served: str | None = None
     not_given: frozenset = frozenset()
 
+    def record(self):
+        """The same as a dict that JSON can hold: case, state ("ok", "differs", "not served"), and why."""
+        state = "not served" if self.not_served else "differs" if self.differences else "ok"
+        return {"case": self.case, "state": state, "not_served": self.not_served,
+                "differences": [d.record() for d in self.differences]}
+
     def __str__(self):
         if self.not_served:
             return f"not served  {self.case}: {self.not_served}"
@@ -70,6 +76,11 @@ class Report:
             return f"FAIL {self.name}: {len(self.failed)} of {len(self.run)} cases differ from the reference ({served})"
         missing = f"; not given and not compared: {', '.join(self.not_given)}" if self.not_given else ""
         return f"PASS {self.name}: equal to the reference ({served}{missing})"
+
+    def record(self):
+        """The same as a dict that JSON can hold: name, n_ranks, passed, verdict, not_given, and a record a case."""
+        return {"name": self.name, "n_ranks": self.n_ranks, "passed": self.passed, "verdict": self.verdict,
+                "not_given": self.not_given, "cases": [o.record() for o in self.outcomes]}
 
     def __str__(self):
         return "\n".join([*map(str, self.outcomes), self.verdict])

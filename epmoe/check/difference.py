@@ -35,6 +35,11 @@ class Difference:
         """The same difference with its likely cause."""
         return replace(self, cause=cause)
 
+    def record(self):
+        """What it says as a dict that JSON can hold: place, words, rule and likely cause, without the arrays."""
+        names = ("what", "rank", "expert", "src_rank", "token", "slot", "row", "column", "says", "rule", "cause")
+        return {name: getattr(self, name) for name in names}
+
     @property
     def place(self):
         """`rank 1, expert 5, source rank 0, token 3, slot 2, row 17, column 64`, as far as it is known."""

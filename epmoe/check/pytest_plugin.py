@@ -31,9 +31,10 @@ def _tests(session, name, n_ranks):
     try:
         implementation = load(name)
         ranks = ranks_of(implementation, n_ranks)
+        found = all_cases(implementation, ranks.size)
     except EPError as error:
         raise pytest.UsageError(f"--epmoe-check {name}: {error}") from None
-    for case, reason, run in all_cases(implementation, ranks.size):
+    for case, reason, run in found:
         if reason is None:
             yield Conformance.from_parent(session, name=f"{name}[{case.name}]", implementation=implementation,
                                           case=case, run=run, ranks=ranks)

@@ -242,14 +242,9 @@ def _round_record(case, r):
             "routing": pictures.counts(case.cfg, r.routed.topk_ids).tolist(),
             "dispatch": "differs" if r.dispatch_differences else "equal",
             "combine": "not run" if r.dispatch_differences else "differs" if r.combine_differences else "equal",
-            "differences": [_difference(d) for d in r.differences],
+            "differences": [d.record() for d in r.differences],
             "counters": {m: {n: a.tolist() for n, a in held.items()} for m, held in r.moments.items()},
             "kernel_seconds": round(r.kernel_seconds, 4), "reference_seconds": round(r.reference_seconds, 4)}
-
-
-def _difference(d):
-    places = ("what", "rank", "expert", "src_rank", "token", "slot", "row", "column", "says", "rule")
-    return {name: getattr(d, name) for name in places}
 
 
 def _config(cfg):

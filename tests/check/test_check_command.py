@@ -1,5 +1,6 @@
 """`python -m epmoe check`: its exit codes, what it prints, and one rank a process under mpirun."""
 
+import json
 import os
 import re
 import shutil
@@ -34,6 +35,19 @@ def test_a_wrong_implementation_exits_with_1_and_says_why():
     assert "off by one: every entry is one too large" in result.stdout
     assert "FAIL wrong_worlds:OffByOne: 1 of 1 cases differ" in result.stdout
     assert "not served" not in result.stdout
+
+
+def test_json_says_the_same():
+    result = run("check", "wrong_worlds:OffByOne", "numpy_world:NumpyWorld", "nobody:Class", "--ranks", "2", "--json",
+                 "--only", "uneven")
+    record = json.loads(result.stdout)
+    wrong, right, nobody = record["implementations"]
+    assert result.returncode == 2 and not record["passed"] and "no module 'nobody'" in nobody["verdict"]
+    assert right["passed"] and [c["state"] for c in right["cases"]] == ["ok"] and right["n_ranks"] == 2
+    [case] = wrong["cases"]
+    assert (case["case"], case["state"], wrong["passed"]) == ("uneven ranks", "differs", False)
+    assert {(d["what"], d["rank"]) for d in case["differences"]} == {("row_offsets", 0), ("row_offsets", 1)}
+    assert all("off by one" in d["cause"] and "prefix sums" in d["rule"] for d in case["differences"])
 
 
 @pytest.mark.parametrize(("arguments", "words"), [

@@ -32,10 +32,11 @@ def test_a_wrong_one_fails_in_words_and_beside_the_projects_own_tests(tmp_path):
     assert "test_mine" not in result.stdout.split("short test summary")[1]
 
 
-def test_a_name_that_does_not_exist_is_refused(tmp_path):
-    result = pytest_run(tmp_path, "--epmoe-check", "nobody:Class")
-    assert result.returncode == 4
-    assert "no module 'nobody'" in result.stderr
+def test_what_cannot_be_run_is_refused_in_words(tmp_path):
+    for arguments, words in ((["nobody:Class"], "no module 'nobody'"),
+                             (["numpy_world:NumpyWorld", "--epmoe-ranks", "0"], "n_ranks=0 must be at least 1")):
+        result = pytest_run(tmp_path, "--epmoe-check", *arguments)
+        assert result.returncode == 4 and words in result.stderr and "INTERNALERROR" not in result.stdout
 
 
 def test_without_the_option_nothing_is_added(tmp_path):
