@@ -1,0 +1,45 @@
+"""docs/checking.md: its code runs, and the output that it shows is what comes out."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs" / "checking.md").read_text()
+MINE, SWAP = re.findall(r"^```python\n(# \w+\.py\n.*?)^```", TEXT, re.M | re.S)
+DIFFERS, REPORTS = re.findall(r"^```text\n(.*?)^```", TEXT, re.M | re.S)
+EMPTY_SLOTS = re.compile(r"^ +weights = np\.where.*\n", re.M)
+
+
+def printed(folder, *command):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "EPMOE_DEVICE": "sim", "EPMOE_CACHE_DIR": str(folder)}
+    done = subprocess.run([sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True,
+                          timeout=100)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_implementation_passes_and_its_mistake_is_told_as_shown(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    code, text = printed(tmp_path, "-m", "epmoe", "check", "mine:Mine", "--quiet")
+    assert code == 0 and text.startswith("PASS mine:Mine: equal to the reference (11 of 38 cases served, 4 ranks"), text
+    assert EMPTY_SLOTS.search(MINE)
+    (tmp_path / "wrong.py").write_text(EMPTY_SLOTS.sub("", MINE))
+    code, text = printed(tmp_path, "-m", "epmoe", "check", "wrong:Mine", "--only", "slots without")
+    assert code == 1 and all(line in text for line in DIFFERS.splitlines()), text
+
+
+def test_the_kernel_runs_and_its_reports_are_those_shown(tmp_path):
+    (tmp_path / "swap.py").write_text(SWAP)
+    code, text = printed(tmp_path, "swap.py")
+    assert code == 0 and all(line in text for line in REPORTS.splitlines()), text
+
+
+def test_the_kernel_is_one_for_gpus_too(tmp_path):
+    (tmp_path / "swap.py").write_text(SWAP.partition("\nfor seed in")[0] + "\nprint(exchange(True).ptx())\n")
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "EPMOE_DEVICE": "gpu"}
+    done = subprocess.run([sys.executable, "swap.py"], cwd=tmp_path, env=environment, capture_output=True, text=True,
+                          timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "red.release.sys.global.add" in done.stdout and "ld.acquire.sys" in done.stdout
