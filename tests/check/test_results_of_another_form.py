@@ -36,6 +36,12 @@ def narrow(name):
     return formed
 
 
+def widened(name, dtype):
+    def formed(results):
+        return [r | {name: r[name].astype(dtype)} for r in results]
+    return formed
+
+
 def right(results):
     return results
 
@@ -54,6 +60,20 @@ def test_the_form_is_named(formed, words):
     text = str(check(implementation, n_ranks=2, only="uneven"))
     assert words in text
     assert "raised" not in text
+    assert "likely cause" not in text
+
+
+@pytest.mark.parametrize(("name", "dtype", "words"), [
+    ("src_info", "int64", "src_info is int64 (26, 2), reference int32 (26, 2)\n      rule: src_info holds int32"),
+    ("output_tokens", "float32", "(26, 128)\n      rule: output_tokens holds bfloat16, or its bits as unsigned integers"),
+])
+def test_another_element_type_is_all_that_is_said(name, dtype, words):
+    """Values of another type were once held against each mistake, and some were found that nobody had made."""
+    implementation = type("Formed", (Form,), {"formed": staticmethod(widened(name, dtype))})
+    report = check(implementation, n_ranks=2, only="tokens")
+    assert len(report.failed) == 2
+    assert "likely cause" not in str(report)
+    assert words in str(check(implementation, n_ranks=2, only="uneven"))
 
 
 def test_a_method_that_is_missing_is_named_before_anything_runs():
