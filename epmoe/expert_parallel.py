@@ -44,7 +44,8 @@ class ExpertParallel:
         if launch is not None and not hasattr(launch, "grid"):
             raise EPValueError(f"launch is a {type(launch).__name__}; a LaunchConfig(n_sms=...) is needed")
         if cfg.n_ranks != world.n_ranks:
-            raise EPValueError(f"EPConfig.n_ranks={cfg.n_ranks} must equal the world's n_ranks={world.n_ranks}")
+            raise EPValueError(f"EPConfig.n_ranks={cfg.n_ranks} must equal the world's n_ranks={world.n_ranks}: "
+                               "make it from world.n_ranks, or start as many ranks")
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
             raise EPValueError(f"timeout={timeout!r} must be a positive number of seconds; there is no endless wait")
         self.cfg, self.world, self.timeout, self.fused = cfg, world, float(timeout), bool(fused)

@@ -18,7 +18,11 @@ class UnavailableError(EPError):
 
 
 class PeerTimeout(EPError):
-    """A signal did not arrive in time; names the rank, the phase, and the experts and source ranks that are missing."""
+    """A signal did not arrive in time; names the rank, the phase, and the experts and source ranks that are missing.
+
+    The rank that is named has ended, is slower than `timeout`, or made other calls than the one that waited. Results of
+    this round are not to be used; after `reset()` by all ranks rounds go on.
+    """
 
 
 class DeadlockError(EPError):

@@ -81,11 +81,12 @@ def raise_if_failed(words, cfg: EPConfig, rank: int, timeout_s: float, recv_coun
     phase = PHASES[int(words[FAILED])]
     waited_for, index = int(words[WAITED_FOR]), int(words[INDEX])
     if waited_for == FOR_RECV_COUNT:
-        what = _missing_signals(cfg, rank, index, recv_count)
+        what, remedy = _missing_signals(cfg, rank, index, recv_count)
     else:
+        remedy = ""
         what = (f"waited for {LOCAL_WAITS[waited_for].format(index)} (expected {words[EXPECTED]}, saw {words[SEEN]}); "
                 "its blocks do not all run at once: lower n_sms or share the device less")
-    raise PeerTimeout(f"rank {rank}, {phase}: {what}; gave up after timeout={timeout_s:g} s")
+    raise PeerTimeout(f"rank {rank}, {phase}: {what}; gave up after timeout={timeout_s:g} s{remedy}")
 
 
 def failed_recv_count(words) -> str | None:
@@ -115,7 +116,7 @@ def _missing_signals(cfg, rank, index, recv_count):
     else:
         missing = np.argwhere(np.asarray(recv_count) >= np.uint64(ANNOUNCED)).tolist()
     if not missing:
-        return "signals came after the timeout"
+        return "signals came after the timeout", ": give a longer one if ranks may be so slow"
     first = rank * cfg.n_local_experts
     by_source = {}
     for local_expert, source in missing:
@@ -124,4 +125,5 @@ def _missing_signals(cfg, rank, index, recv_count):
     for source, experts in sorted(by_source.items()):
         some = ", ".join(map(str, experts[:8])) + (", ..." if len(experts) > 8 else "")
         parts.append(f"source rank {source} ({len(experts)} of {cfg.n_local_experts} experts: {some})")
-    return "no signal from " + "; ".join(parts)
+    remedy = ": has it ended, or made another call? reset() by all ranks starts anew"
+    return "no signal from " + "; ".join(parts), remedy
