@@ -44,6 +44,11 @@ def whole(name, value, least):
     return number
 
 
+def granted(name, num_sms):
+    """How many SMs the caller grants, at least 1; None: all."""
+    return None if num_sms is None else whole(name, num_sms, 1)
+
+
 def plain(name, value):
     """A number as an int, which a tensor of one element may be given for and may change afterwards; None stays None."""
     return value if value is None or type(value) is int else whole(name, value, 0)

@@ -87,7 +87,7 @@ def get_buffer(group, hidden_bytes: int):
 
 def set_deepep_num_sms(num_sms):
     """How many SMs FusedDispatch and FusedCombine may take, from now on; None: all. Results do not depend on it."""
-    _options["num_sms"] = None if num_sms is None else arguments.whole("num_sms", num_sms, 1)
+    _options["num_sms"] = arguments.granted("num_sms", num_sms)
 
 
 def num_sms():
@@ -105,8 +105,8 @@ def init_hybrid_ep_buffer(group, hidden_dim, seq_len, num_local_experts, num_sms
     """
     hidden, tokens = arguments.whole("hidden_dim", hidden_dim, 1), arguments.whole("seq_len", seq_len, 1)
     local = arguments.whole("num_local_experts", num_local_experts, 1)
-    arguments.whole("num_sms_dispatch_api", num_sms_dispatch_api, 1)
-    arguments.whole("num_sms_combine_api", num_sms_combine_api, 1)
+    arguments.granted("num_sms_dispatch_api", num_sms_dispatch_api)
+    arguments.granted("num_sms_combine_api", num_sms_combine_api)
     if fp8_dispatch not in (True, False, None):
         raise EPValueError(f"fp8_dispatch={fp8_dispatch!r} must be True or False")
     if _of(_hybrid_ep_buffer, group) is not None:

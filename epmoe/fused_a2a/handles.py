@@ -71,7 +71,8 @@ class HybridHandle:
     """The routing of one HybridEPDispatch.forward, for any number of combines and cached dispatches.
 
     It depends on the routing map and the options alone. num_tokens, num_rows: T and P of each rank of this process.
-    overflow: int32 [1], 1 if the padded rows did not all fit into P; with a LocalWorld a list over ranks.
+    overflow: int32 [1], 1 if the padded rows did not all fit into P; with a LocalWorld a list over ranks. It is
+    handle[-1] too, as in the tuple that upstream's handle is, and a tensor there under torch.
     """
 
     num_local_experts: int
@@ -84,6 +85,12 @@ class HybridHandle:
     loans: list = field(repr=False)
     group: object = field(default=None, repr=False)
     num_sms: tuple = (None, None)       # granted to dispatch, to combine
+    shown: object = field(default=None, repr=False)     # function that makes what handle[-1] is out of overflow
+
+    def __getitem__(self, index):
+        if index != -1:
+            raise IndexError(f"handle[{index}]: a handle is opaque but for handle[-1], the overflow flag")
+        return self.overflow if self.shown is None else self.shown(self.overflow)
 
     @cached_property
     def seen(self):

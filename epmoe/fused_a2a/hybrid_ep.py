@@ -25,10 +25,10 @@ class HybridEPDispatch:
         the buffer was made with fp8_dispatch=True; dispatched_hidden is e4m3 then. tokens_per_expert: int64 [L],
         padding included; rows that do not fit into P are dropped from the end, and handle.overflow (int32 [1]) is 1
         then. A batch larger than any before makes the buffer grow on all ranks; with num_permuted_tokens it must then
-        be larger on all of them. Scheduling alone: num_sms_dispatch_api, num_sms_combine_api.
+        be larger on all of them. Scheduling alone: num_sms_dispatch_api, num_sms_combine_api; None: all SMs.
         """
-        arguments.whole("num_sms_dispatch_api", num_sms_dispatch_api, 1)
-        arguments.whole("num_sms_combine_api", num_sms_combine_api, 1)
+        arguments.granted("num_sms_dispatch_api", num_sms_dispatch_api)
+        arguments.granted("num_sms_combine_api", num_sms_combine_api)
         buffer, plain = hybrid_ep_buffer(group), arguments.plain
         made, handle = hybrid.dispatch_forward(
             buffer, x, routing_map, probs, plain("num_local_experts", num_local_experts),
@@ -84,12 +84,17 @@ class HybridEPCombine:
 
 
 def hybrid_ep_dispatch(x, routing_map, probs, group, num_local_experts, num_sms_dispatch_api=24, num_sms_combine_api=24,
-                       num_permuted_tokens=None, pad_multiple=None):
-    """HybridEPDispatch.forward without a ctx: arguments, results and errors are there."""
+                       num_permuted_tokens=None, pad_multiple=None, *, num_blocks_permute=None,
+                       num_blocks_unpermute=None, fused=False, num_sms_preprocessing_api=None):
+    """HybridEPDispatch.forward without a ctx: arguments, results and errors are there.
+
+    By name alone, what Megatron-Core 0.17 to 0.19 give besides: how upstream shares its work out among kernels. Here
+    the kernels of dispatch and combine do all of it, and these change nothing.
+    """
     return HybridEPDispatch.forward(Context(), x, routing_map, probs, group, num_local_experts, num_sms_dispatch_api,
                                     num_sms_combine_api, num_permuted_tokens, pad_multiple)
 
 
-def hybrid_ep_combine(x, handle, num_permuted_tokens=None, pad_multiple=None):
-    """HybridEPCombine.forward without a ctx: arguments, results and errors are there."""
+def hybrid_ep_combine(x, handle, num_permuted_tokens=None, pad_multiple=None, *, fused=False):
+    """HybridEPCombine.forward without a ctx: arguments, results and errors are there. fused: as in dispatch."""
     return HybridEPCombine.forward(Context(), x, handle, num_permuted_tokens, pad_multiple)

@@ -9,7 +9,7 @@ from epmoe.torch.gradients import ask_for_gradients, refuse_gradients
 from epmoe.torch.over_ranks import WorldFunction, leaves_of
 from epmoe.torch.process_group import world_of
 from epmoe.torch.streams import in_stream_order
-from epmoe.torch.tensors import readable
+from epmoe.torch.tensors import readable, tensors
 
 
 class HybridEPDispatch(WorldFunction):
@@ -30,6 +30,7 @@ class HybridEPDispatch(WorldFunction):
         made = in_stream_order(
             group, fused_a2a.HybridEPDispatch.forward, ctx, *given, group, num_local_experts, num_sms_dispatch_api,
             num_sms_combine_api, num_permuted_tokens, pad_multiple)
+        ctx.handle.shown = tensors
         ctx.probs_need_gradient = ask_for_gradients(probs)
         ctx.mark_non_differentiable(*(one for one in leaves_of([made[2], made[3]]) if one is not None))
         return made
@@ -62,12 +63,13 @@ class HybridEPCombine(WorldFunction):
 
 
 def hybrid_ep_dispatch(x, routing_map, probs, group, num_local_experts, num_sms_dispatch_api=24, num_sms_combine_api=24,
-                       num_permuted_tokens=None, pad_multiple=None):
-    """HybridEPDispatch.apply, arguments by position or by name."""
+                       num_permuted_tokens=None, pad_multiple=None, *, num_blocks_permute=None,
+                       num_blocks_unpermute=None, fused=False, num_sms_preprocessing_api=None):
+    """HybridEPDispatch.apply, arguments by position or by name. See epmoe.fused_a2a.hybrid_ep_dispatch."""
     return HybridEPDispatch.apply(x, routing_map, probs, group, num_local_experts, num_sms_dispatch_api,
                                   num_sms_combine_api, num_permuted_tokens, pad_multiple)
 
 
-def hybrid_ep_combine(x, handle, num_permuted_tokens=None, pad_multiple=None):
-    """HybridEPCombine.apply, arguments by position or by name."""
+def hybrid_ep_combine(x, handle, num_permuted_tokens=None, pad_multiple=None, *, fused=False):
+    """HybridEPCombine.apply, arguments by position or by name. See epmoe.fused_a2a.hybrid_ep_combine."""
     return HybridEPCombine.apply(x, handle, num_permuted_tokens, pad_multiple)

@@ -1,8 +1,9 @@
-"""How Megatron-Core r0.16's token dispatcher calls fused_a2a: its two managers, reduced to what touches tensors.
+"""How Megatron-Core's token dispatcher calls fused_a2a: its two managers, reduced to what touches tensors.
 
 Restated from megatron/core/transformer/moe/token_dispatcher.py (_DeepepManager, _HybridEPManager,
-MoEFlexTokenDispatcher) and moe_utils.py (permute, unpermute), with their attributes, argument names and order of calls.
-What a user of this package changes is the import.
+MoEFlexTokenDispatcher) and moe_utils.py (permute, unpermute) of r0.16, and where later releases (0.17 to 0.19) call
+otherwise, of these; with their attributes, argument names and order of calls. What a user of this package changes is
+the import.
 """
 
 import torch
@@ -115,6 +116,42 @@ class HybridEPManager:
         self.handle = None
         if not self.drop_and_pad:
             self.num_permuted_tokens = None
+        return hidden_states
+
+
+class LaterHybridEPManager(HybridEPManager):
+    """_HybridEPManager of 0.17 to 0.19; budget: of rows, with which the host does not wait and overflow is told."""
+
+    def __init__(self, group, num_local_experts, num_experts, budget=None, pad_multiple=None):
+        super().__init__(group, num_local_experts, num_experts, None, None, pad_multiple)
+        self.budget, self.over_budget = budget, None
+
+    def setup_metadata(self, routing_map, probs):
+        super().setup_metadata(routing_map, probs)
+        self.num_permuted_tokens = self.budget
+        if self.over_budget is None:
+            self.over_budget = torch.zeros(1, dtype=torch.bool, device=probs.device)
+
+    def dispatch(self, hidden_states, async_finish=True, allocate_on_comm_stream=True):
+        dispatched_hidden, self.dispatched_probs, _, tokens_per_expert, self.handle = hybrid_ep_dispatch(
+            x=hidden_states, routing_map=self.routing_map, probs=self.token_probs, group=self.group,
+            num_local_experts=self.num_local_experts, num_sms_dispatch_api=self.num_sms,
+            num_sms_combine_api=self.num_sms, num_blocks_permute=None, num_blocks_unpermute=None,
+            num_permuted_tokens=self.num_permuted_tokens, pad_multiple=self.pad_multiple, fused=False,
+            num_sms_preprocessing_api=108)
+        if self.budget is not None:
+            over_budget = self.handle[-1] != 0
+            self.over_budget |= over_budget
+        self.tokens_per_expert = tokens_per_expert.to(torch.int64)
+        if self.num_permuted_tokens is None:
+            self.num_permuted_tokens = self.tokens_per_expert.sum()
+        return dispatched_hidden
+
+    def combine(self, hidden_states, async_finish=True, allocate_on_comm_stream=True):
+        hidden_states = hybrid_ep_combine(x=hidden_states, handle=self.handle,
+                                          num_permuted_tokens=self.num_permuted_tokens, pad_multiple=self.pad_multiple,
+                                          fused=False)
+        self.handle = self.num_permuted_tokens = None
         return hidden_states
 
 

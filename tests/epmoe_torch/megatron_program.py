@@ -1,10 +1,12 @@
 """One rank of a process group: Megatron-Core's own token dispatcher over epmoe.torch, with exact results.
 
-Nothing of Megatron is edited: the module that it imports its functions from is epmoe.torch.
+Releases 0.16 to 0.19. Nothing of Megatron is edited: its token dispatcher's functions are epmoe.torch's.
 """
 
 import os
 import sys
+from dataclasses import fields
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -16,24 +18,45 @@ import epmoe.torch
 from epmoe import device
 from epmoe.torch.process_group import world_of
 
-sys.modules["megatron.core.transformer.moe.fused_a2a"] = epmoe.torch
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.moe import token_dispatcher
+from megatron.core.transformer.transformer_config import TransformerConfig
 
-from megatron.core.process_groups_config import ProcessGroupCollection  # noqa: E402
-from megatron.core.transformer.moe.token_dispatcher import MoEFlexTokenDispatcher  # noqa: E402
-from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
+for name in ("fused_combine", "fused_dispatch", "hybrid_ep_combine", "hybrid_ep_dispatch", "set_deepep_num_sms"):
+    setattr(token_dispatcher, name, getattr(epmoe.torch, name))
 
 BACKENDS = {"deepep": [{}, dict(moe_expert_capacity_factor=1.0)],
             "hybridep": [{}, dict(moe_expert_capacity_factor=1.0, moe_pad_expert_input_to_capacity=True)]}
+BUDGET = "moe_expert_rank_capacity_factor"      # of rows, since release 0.18, where experts are padded to 256 rows
+if BUDGET in (field.name for field in fields(TransformerConfig)):
+    BACKENDS["hybridep"].append({BUDGET: 32.0})
+
+
+def on_the_cpu(*shape, device=None, **options):
+    """torch.zeros, where Megatron says "cuda" and there is none."""
+    return PLAIN_ZEROS(*shape, **options)
+
+
+PLAIN_ZEROS = torch.zeros
 
 
 def dispatcher_of(groups, hidden, backend, options):
     """Megatron's dispatcher of this rank, as its MoE layer makes it."""
     n_ranks, rank = groups.ep.size(), groups.ep.rank()
+    budget = options.get(BUDGET)
     config = TransformerConfig(
         num_layers=1, hidden_size=hidden, num_attention_heads=1, num_moe_experts=LOCAL * n_ranks, moe_router_topk=TOP_K,
         expert_model_parallel_size=n_ranks, bf16=True, params_dtype=torch.bfloat16, add_bias_linear=False,
-        moe_router_dtype="fp32", moe_token_dispatcher_type="flex", moe_flex_dispatcher_backend=backend, **options)
-    return MoEFlexTokenDispatcher(LOCAL, [LOCAL * rank + e for e in range(LOCAL)], config, groups)
+        moe_router_dtype="fp32", moe_token_dispatcher_type="flex", moe_flex_dispatcher_backend=backend,
+        **{name: value for name, value in options.items() if name != BUDGET})
+    if budget is not None:
+        # afterwards, since it asks for an experts' kernel of a library that is not here
+        setattr(config, BUDGET, budget)
+        config.use_transformer_engine_op_fuser = True
+    with patch("torch.zeros", on_the_cpu if device.SIM else torch.zeros):
+        made = token_dispatcher.MoEFlexTokenDispatcher(LOCAL, [LOCAL * rank + e for e in range(LOCAL)], config, groups)
+    made.budget = budget        # with it counts stay on the device
+    return made
 
 
 def through(dispatcher, hidden_states, routing_map, probs, experts, shared):

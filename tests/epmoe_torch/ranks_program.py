@@ -3,7 +3,7 @@
 import sys
 
 import torch
-from megatron_managers import DeepepManager, HybridEPManager, layer
+from megatron_managers import DeepepManager, HybridEPManager, LaterHybridEPManager, layer
 from moe_block import batches_of, layers_of, parallel, together, train
 from phases import say
 from rows_kernels import compile_ahead
@@ -16,13 +16,15 @@ LR = 0.096        # by tokens and elements, over which the loss is a sum
 BF16 = torch.bfloat16
 
 
-def experts_of(rank):
-    """Expert e multiplies its rows by e + 1."""
+def experts_of(rank, counts_on="cpu"):
+    """Expert e multiplies its rows by e + 1. counts_on: the kind of device that tokens_per_expert is on."""
     def experts(rows, tokens_per_expert, probs):
-        assert (tokens_per_expert.dtype, tokens_per_expert.device.type) == (torch.int64, "cpu")
+        assert (tokens_per_expert.dtype, tokens_per_expert.device.type) == (torch.int64, counts_on)
+        tokens_per_expert = tokens_per_expert.cpu()
         assert (probs.dtype, probs.device, rows.dtype) == (torch.float32, rows.device, BF16)
         factors = torch.arange(1, LOCAL + 1) + LOCAL * rank
-        factors = torch.repeat_interleave(factors, tokens_per_expert).to(rows.device)
+        factors = torch.repeat_interleave(factors, tokens_per_expert)
+        factors = torch.nn.functional.pad(factors, (0, len(rows) - len(factors))).to(rows.device)
         return (rows * (factors * probs).unsqueeze(1)).to(rows.dtype)
 
     return experts
@@ -45,7 +47,8 @@ def megatron_calls(group, rank, manager, where, hidden, *, through=layer, shared
     routing_map, probs = routing(shape[0], n_experts, where, rank, TOP_K)
     x.requires_grad_(), probs.requires_grad_()
     more = torch.ones(shape[0], hidden, dtype=BF16, device=where) if shared else None
-    out = through(manager, x * 1, routing_map, probs, experts_of(rank), more)
+    counts_on = "cpu" if getattr(manager, "budget", None) is None else where.type
+    out = through(manager, x * 1, routing_map, probs, experts_of(rank, counts_on), more)
     assert (out.shape, out.dtype, out.device) == (x.shape, x.dtype, x.device)
     out.backward(grad)
     factors = torch.arange(1, n_experts + 1, device=where) * routing_map
@@ -70,6 +73,10 @@ def all_megatron_calls(group, rank, where, hidden):
         manager = HybridEPManager(group, LOCAL, n_experts, **options)
         for _ in range(2):
             megatron_calls(group, rank, manager, where, hidden)
+    for budget in (None, TOP_K * n_experts_tokens(group)):
+        manager = LaterHybridEPManager(group, LOCAL, n_experts, budget)
+        megatron_calls(group, rank, manager, where, hidden)
+        assert manager.over_budget.tolist() == [False]
 
 
 def training(world, where, steps, kinds, num_tokens, hidden, width):

@@ -1,4 +1,4 @@
-"""The calls as Megatron-Core r0.16's token dispatcher makes them: names, defaults, shapes of tuples, dtypes."""
+"""The calls as Megatron-Core's token dispatcher makes them, r0.16 to 0.19: names, defaults, shapes of tuples, dtypes."""
 
 import inspect
 
@@ -9,7 +9,8 @@ from epmoe import fused_a2a
 from epmoe.fused_a2a import (fused_combine, fused_dispatch, hybrid_ep_combine, hybrid_ep_dispatch,
                              init_hybrid_ep_buffer, reset_hybrid_ep_buffer, set_deepep_num_sms)
 
-# name -> parameters with defaults, as on the fused_a2a page and in the module behind it
+# name -> parameters with defaults, as on the fused_a2a page and in the module behind it; what later releases give
+# besides is taken by name alone
 SIGNATURES = {
     "get_hidden_bytes": "(x)",
     "get_buffer": "(group, hidden_bytes)",
@@ -30,8 +31,10 @@ SIGNATURES = {
                       "allocate_on_comm_stream=False)",
     "fused_combine": "(x, group, handle, async_finish=False, allocate_on_comm_stream=False)",
     "hybrid_ep_dispatch": "(x, routing_map, probs, group, num_local_experts, num_sms_dispatch_api=24, "
-                          "num_sms_combine_api=24, num_permuted_tokens=None, pad_multiple=None)",
-    "hybrid_ep_combine": "(x, handle, num_permuted_tokens=None, pad_multiple=None)",
+                          "num_sms_combine_api=24, num_permuted_tokens=None, pad_multiple=None, *, "
+                          "num_blocks_permute=None, num_blocks_unpermute=None, fused=False, "
+                          "num_sms_preprocessing_api=None)",
+    "hybrid_ep_combine": "(x, handle, num_permuted_tokens=None, pad_multiple=None, *, fused=False)",
     "set_deepep_num_sms": "(num_sms)",
 }
 
@@ -100,6 +103,25 @@ class HybridEPManager:
         return hidden_states
 
 
+class LaterHybridEPManager(HybridEPManager):
+    """As in Megatron-Core 0.17 to 0.19: SMs may be left to the library, and more is said of how it is to work."""
+
+    over_budget = False
+
+    def dispatch(self, hidden_states, routing_map, token_probs):
+        hidden_states, self.dispatched_probs, _, self.tokens_per_expert, self.handle = hybrid_ep_dispatch(
+            x=hidden_states, routing_map=routing_map, probs=token_probs, group=self.group,
+            num_local_experts=self.num_local_experts, num_sms_dispatch_api=None, num_sms_combine_api=None,
+            num_blocks_permute=None, num_blocks_unpermute=4, num_permuted_tokens=self.num_permuted_tokens,
+            pad_multiple=self.pad_multiple, fused=True, num_sms_preprocessing_api=108)
+        self.over_budget |= any((host(flag) != 0).item() for flag in self.handle[-1])
+        return hidden_states
+
+    def combine(self, hidden_states):
+        return hybrid_ep_combine(x=hidden_states, handle=self.handle, num_permuted_tokens=self.num_permuted_tokens,
+                                 pad_multiple=self.pad_multiple, fused=True)
+
+
 def experts(x, weights):
     """A layer whose expert e scales its rows by e + 1; probs weigh them."""
     return (np.asarray(x, FP32) * weights).astype(BF16)
@@ -140,4 +162,12 @@ def test_hybrid_manager_needs_nothing_but_the_import_changed():
     assert [h.shape for h in padded] == [(24, 16)] * 2
     assert all((host(n) % 4 == 0).all() for n in given.tokens_per_expert)
     assert_same(given.combine(padded), host(out), "combined, with and without padding")
+    for num_permuted_tokens, is_too_little in ((24, False), (4, True)):
+        later = LaterHybridEPManager(group, 2, num_permuted_tokens, pad_multiple=4)
+        rows = later.dispatch(x, maps, probs)
+        assert_same(rows, [h[:num_permuted_tokens] for h in host(padded)], "as later releases call")
+        assert later.over_budget == is_too_little
+        combined = later.combine(rows)
+        if not is_too_little:
+            assert_same(combined, host(out), "combined as later releases do")
     reset_hybrid_ep_buffer()
