@@ -6,7 +6,9 @@ the interpreter is let go meanwhile, since a launch waits while the stream's que
 """
 import ctypes
 from functools import cache, partial
+from typing import NamedTuple
 
+import numpy as np
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -20,12 +22,18 @@ _FUNCTIONS = {          # arguments
     "cuStreamIsCapturing": (_WORD, _WORD),
     "cuCtxGetCurrent": (_WORD,),
     "cuCtxSetCurrent": (_WORD,),
+    "cuMemcpyHtoDAsync": 4 * (_WORD,),
     "cuLaunchKernel": (_WORD, *7 * (_INT,), *3 * (_WORD,)),
     "cuLaunchKernelEx": 4 * (_WORD,)}
-# Words of a machine, and of launches that start together: of which each has N_WORDS behind LAUNCHES
+# Words of a machine, and of launches that start together: of which each has N_WORDS behind LAUNCHES; and of a copy of
+# their parameters before them, if it has any bytes
 CONTEXT, N_STREAMS, STREAMS = 0, 1, 2
-MACHINE, N_LAUNCHES, LAUNCHES = 0, 1, 2
+MACHINE, N_LAUNCHES, COPY_TO, COPY_FROM, COPY_BYTES, COPY_STREAM, LAUNCHES = range(7)
 N_WORDS = 7             # see Launch.words
+# What a word of launches in a Slot is counted from: nothing, the record that it is in, the slot's memory, an address
+ITSELF, RECORD, MEMORY, ADDRESSES = range(4)
+BLOCK_ALIGNMENT = 256   # bytes
+SLOT_BYTES, RECORD_WORDS = 4096, 1024
 
 
 @intrinsic
@@ -60,7 +68,8 @@ def _compiled(driver):
 
     With what keeps it.
     """
-    is_capturing, get_context, set_context, launch, launch_with = (_function(driver, name) for name in _FUNCTIONS)
+    is_capturing, get_context, set_context, copy, launch, launch_with = (
+        _function(driver, name) for name in _FUNCTIONS)
 
     @njit(types.int32(types.int64), nogil=True)
     def start(words):
@@ -74,6 +83,10 @@ def _compiled(driver):
         code = get_context(current)
         if code == 0 and _load(current) != context:
             code = set_context(context)
+        nbytes = _load(words + 8 * COPY_BYTES)
+        if code == 0 and nbytes != 0:
+            code = copy(_load(words + 8 * COPY_TO), _load(words + 8 * COPY_FROM), nbytes,
+                        _load(words + 8 * COPY_STREAM))
         at = words + 8 * LAUNCHES
         for _ in range(_load(words + 8 * N_LAUNCHES)):
             if code != 0:
@@ -114,7 +127,94 @@ class Restarter:
 
     def again(self, launches):
         """A function that starts these Launches: () -> 0, CAPTURED, or the driver's code of an error."""
-        words = _array((ctypes.addressof(self._words), len(launches), *(w for one in launches for w in one.words())))
-        start = partial(_compiled(cu)[1], ctypes.addressof(words))
+        words = _array((ctypes.addressof(self._words), len(launches), 0, 0, 0, 0,
+                        *(w for one in launches for w in one.words())))
+        start = self.start_of(ctypes.addressof(words))
         start.reads = self, launches, words
         return start
+
+    def start_of(self, address):
+        """The function for launches whose words are at an address."""
+        return partial(_compiled(cu)[1], address)
+
+    def flat(self, launches, blocks):
+        """Flat of Launches on one stream; blocks: the parameter block of each, words. None if a Slot cannot hold it."""
+        if len({one.stream for one in launches}) != 1:
+            return None
+        words, counted_from = [ctypes.addressof(self._words), len(launches), *4 * [0]], 6 * [ITSELF]
+        pointers_at = LAUNCHES + N_WORDS * len(launches)
+        for one in launches:
+            words += one.words()
+            words[-N_WORDS + 2] = 8 * pointers_at
+            counted_from += 2 * [ITSELF] + [RECORD] + 4 * [ITSELF]
+            pointers_at += 2 * len(one.values)
+        offset = 0
+        for one, block in zip(launches, blocks):
+            n, values_at = len(one.values), len(words) + len(one.values)
+            words += [8 * (values_at + i) for i in range(n)] + [offset, *one.values[1:]]
+            counted_from += n * [RECORD] + [MEMORY] + (n - 1) * [ITSELF]
+            offset += -(-8 * len(block) // BLOCK_ALIGNMENT) * BLOCK_ALIGNMENT
+        if offset > SLOT_BYTES or len(words) + offset // 8 > RECORD_WORDS:
+            return None
+        words[COPY_TO:LAUNCHES] = 0, 8 * len(words), offset, launches[0].stream
+        counted_from[COPY_TO:LAUNCHES] = MEMORY, RECORD, ITSELF, ITSELF
+        for block in blocks:
+            words += [int(word) for word in block.view(np.int64)] + (-len(block) % (BLOCK_ALIGNMENT // 8)) * [0]
+        counted_from += (len(words) - len(counted_from)) * [ITSELF]
+        return Flat(np.array(words, np.int64), np.array(counted_from, np.int64), launches)
+
+
+class Flat(NamedTuple):
+    """Launches and all that they read as words: int64, what each is counted from, and what must live as long."""
+
+    words: np.ndarray
+    counted_from: np.ndarray
+    reads: list
+
+    ADDRESSES = ADDRESSES       # a word that is counted from the i-th address: ADDRESSES + i
+
+
+class Slot:
+    """Memory for the parameters of launches, and the words that start them. owner: who knows of what it holds."""
+
+    __slots__ = ("start", "owner", "reads", "_record", "_bases")
+
+    def __init__(self, start, record, bases):
+        self.start, self.owner, self.reads, self._record, self._bases = start, None, None, record, bases
+
+    def fill(self, flat, addresses):
+        """Hold these launches; words that count from ADDRESSES + i have the i-th address added."""
+        self.reads = flat.reads
+        bases = np.array([*self._bases, *addresses], np.int64)
+        self._record[:len(flat.words)] = flat.words + bases[flat.counted_from]
+
+    def begin(self):
+        """Copy the parameters on the launches' stream and start them: as start() says, which is for later."""
+        try:
+            return self.start()
+        finally:
+            self._record[COPY_BYTES] = 0
+
+
+class Slots:
+    """Slots that calls on one stream take in turn.
+
+    Whatever read the memory of the one that is taken comes earlier on the stream than what is copied there next.
+    """
+
+    def __init__(self, machine, restarter, n):
+        self._memory = machine.alloc(n * SLOT_BYTES, "parameters")
+        self._records, self._next = np.zeros((n, RECORD_WORDS), np.int64), 0
+        base = self._records.ctypes.data
+        self._slots = [Slot(restarter.start_of(base + 8 * RECORD_WORDS * i), self._records[i], (
+            0, base + 8 * RECORD_WORDS * i, self._memory.address + SLOT_BYTES * i)) for i in range(n)]
+
+    def take(self):
+        """The Slot that was taken longest ago."""
+        slot = self._slots[self._next]
+        self._next = (self._next + 1) % len(self._slots)
+        return slot
+
+    def free(self):
+        """Give the memory back, when the launches have ended."""
+        self._memory.free()

@@ -79,6 +79,16 @@ class Launch:
         config.attrs, config.numAttrs = attributes, len(attributes)
         self._start, self._call = cu.cuLaunchKernelEx, (config, function, arguments, 0)
 
+    @property
+    def stream(self):
+        """Handle of the stream."""
+        return self._words[-1]
+
+    @property
+    def values(self):
+        """The arguments as ints, the address of the parameters first."""
+        return [field.value for field in self._fields]
+
     def words(self):
         """Address of the CUlaunchConfig or 0, function, address of the arguments' addresses, blocks, threads, ..."""
         config = self._call[0] if self._start is cu.cuLaunchKernelEx else None

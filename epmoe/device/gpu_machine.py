@@ -6,7 +6,7 @@ import contextlib
 
 from epmoe_ref.errors import EPValueError, UnavailableError
 
-from .gpu_again import Restarter
+from .gpu_again import Restarter, Slots
 from .gpu_driver import SUCCESS, check, cu
 from .gpu_launch import Launch, launch_attributes, loaded
 from .gpu_memory import Buffer
@@ -190,6 +190,14 @@ class GpuMachine:
         CAPTURED: a stream of this machine is being captured, and nothing was started.
         """
         return self._restarter.again(launches)
+
+    def flat(self, launches, blocks):
+        """Launches that were recorded as a Flat, for Slots; blocks: their parameter blocks. None if it does not fit."""
+        return self._restarter.flat(launches, blocks)
+
+    def slots(self, n):
+        """n Slots."""
+        return Slots(self, self._restarter, n)
 
     def refused(self, code):
         """Raise what the code of a start that failed means."""

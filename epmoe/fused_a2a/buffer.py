@@ -301,7 +301,7 @@ class Buffer:
         if collective and self.failure is None:
             self.world.barrier("leaving", self.timeout)
         self.launches.close()
-        self.steady.give_back()
+        self.steady.close()
         self.placing.close()
         self._reading.free()
         for r in self.ranks:

@@ -6,6 +6,7 @@ from functools import cached_property
 import numpy as np
 from epmoe_ref.errors import EPValueError
 
+from epmoe.fused_a2a.heap import places_in
 from epmoe.kernels.rows import records
 
 
@@ -39,10 +40,9 @@ class RowsHandle:
 
     @cached_property
     def seen(self):
-        """What decides how calls with it are launched, for comparison, where a process has one rank."""
-        if self.counts is not None:
-            return self.loans[0].address("info"), self.num_tokens[0], self.top_k, self.counts.tobytes()
-        return self.loans[0].address("info"), self.num_tokens[0], self.top_k, self.capacity
+        """What decides how calls with it are launched, for comparison, where a process has one rank; Places first."""
+        of = self.capacity if self.counts is None else self.counts.tobytes()
+        return places_in(self.loans[0]), self.num_tokens[0], self.top_k, of
 
     @property
     def num_rows(self):
@@ -94,10 +94,10 @@ class HybridHandle:
 
     @cached_property
     def seen(self):
-        """What decides how calls with it are launched, for comparison, where a process has one rank."""
+        """What decides how calls with it are launched, for comparison, where a process has one rank; Places first."""
         loan = self.loans[0]
-        return (loan.address("info"), loan.expert_row.address("expert_row"), self.num_local_experts,
-                self.num_tokens[0], self.num_rows[0], self.capacity, self.pad_multiple, self.p2p_world_size)
+        return (places_in(loan) + places_in(loan.expert_row), self.num_local_experts, self.num_tokens[0],
+                self.num_rows[0], self.capacity, self.pad_multiple, self.p2p_world_size)
 
 
 def handle_of(kind, handle):

@@ -1,28 +1,39 @@
 """Memory that results are lent from: a heap in the pool that peers write, an arena of this rank's own memory."""
 
-from collections import deque
-from heapq import heappop, heappush
-
 from epmoe import device
 from epmoe.device.captures import is_seen_captured
 from epmoe.host.arrays import lent_again
+from epmoe.host.elsewhere import Place
 from epmoe.host.lending import ALIGNMENT, Loan, arrange
 
 
 class _Piece:
     """What a Loan needs to know of where its memory came from: fields at their offsets, and the way back.
 
-    start: where in its buffer the memory begins.
+    start, nbytes: where in its buffer the memory begins, and its size. in_heap: whether it is a part of a Heap.
     """
 
-    def __init__(self, machine, fields, take_back, start=0):
+    def __init__(self, machine, fields, take_back, nbytes, start=0, in_heap=False):
         self.machine, self.fields, self.take_back, self.start = machine, fields, take_back, start
+        self.nbytes, self.in_heap = nbytes, in_heap
         self.arrays = {}            # (address of the buffer, names) -> arrays of it that nobody has been lent
 
 
 def place_of(loan):
     """Where a loan's memory begins."""
     return loan.buffer.address + loan._pool.start
+
+
+def is_in_heap(loan):
+    """Whether a loan's memory is a part of a Heap."""
+    return loan._pool.in_heap
+
+
+def places_in(loan):
+    """Places of a loan for Elsewhere: launches know memory of a Heap by its offset in the pool, too."""
+    piece = loan._pool
+    place = Place(place_of(loan), piece.nbytes)
+    return (place, Place(piece.start, piece.nbytes)) if piece.in_heap else (place,)
 
 
 def arrays_in(loan, names):
@@ -53,11 +64,14 @@ class Heap:
         self.machine, self.buffer = machine, buffer
         self._free = [(first, end)] if end > first else []
         self.captured = []
-        self._returned = deque()    # pieces come back at any moment, in any thread (torch's of backward): only appended
+        self._returned = []         # pieces come back at any moment, in any thread (torch's of backward): only appended
 
-    def memory(self, shapes):
-        """HeapMemory for arrays {name: (shape, dtype)}, which lends them as often as one likes."""
-        return HeapMemory(self, shapes)
+    def memory(self, shapes, otherwise=None):
+        """HeapMemory for arrays {name: (shape, dtype)}, which lends them as often as one likes.
+
+        otherwise: ArenaMemory where they may be if there is no room.
+        """
+        return HeapMemory(self, shapes, otherwise)
 
     def lend(self, shapes):
         """A Loan of arrays {name: (shape, dtype)}, or None if no free piece holds them."""
@@ -66,7 +80,7 @@ class Heap:
     def take(self, nbytes):
         """Where so many free bytes begin, which are free no more; None if there are none together."""
         while self._returned:
-            start, end = self._returned.popleft()
+            start, end = self._returned.pop()
             if end - start == nbytes:           # what such a result just had
                 return start
             self._put_back(start, end)
@@ -93,8 +107,8 @@ class Heap:
 class HeapMemory:
     """Arrays of one kind, to be lent by a Heap."""
 
-    def __init__(self, heap, shapes):
-        self._heap, self._pieces = heap, {}         # by where they begin
+    def __init__(self, heap, shapes, otherwise=None):
+        self._heap, self._pieces, self._otherwise = heap, {}, otherwise         # pieces by where they begin
         self._fields, self._nbytes = arrange(shapes)
 
     def lend(self):
@@ -106,8 +120,13 @@ class HeapMemory:
         if piece is None:
             fields = {name: f._replace(offset=f.offset + start) for name, f in self._fields.items()}
             piece = self._pieces[start] = _Piece(
-                heap.machine, fields, lambda _: heap.give_back(start, start + nbytes), start)
+                heap.machine, fields, lambda _: heap.give_back(start, start + nbytes), nbytes, start, True)
         return _lend(piece, heap.buffer, start, nbytes, heap.captured)
+
+    def lend_anywhere(self):
+        """A Loan, from elsewhere if there is no room; None if that may not be."""
+        loan = self.lend()
+        return self._otherwise.lend() if loan is None and self._otherwise is not None else loan
 
 
 def size_class(nbytes):
@@ -135,7 +154,7 @@ class Arena:
         """A buffer of a size class."""
         waiting = self._free.get(size)
         if waiting:
-            return heappop(waiting)[1]          # the lowest address: equal calls in turn get equal memory
+            return waiting.pop()                # what such a result just had
         self._free.setdefault(size, [])
         regions = [(f"{name}.{field}", f.offset, f.shape, f.dtype, ()) for field, f in fields.items()]
         self.allocated_bytes += size
@@ -146,7 +165,7 @@ class Arena:
         if self._closed:
             buffer.free()
         else:
-            heappush(self._free[size], (buffer.address, buffer))
+            self._free[size].append(buffer)
 
     @property
     def lent_bytes(self):
@@ -159,7 +178,7 @@ class Arena:
         self.captured.clear()
         for buffers in self._free.values():
             while buffers:
-                buffers.pop()[1].free()
+                buffers.pop().free()
 
 
 class ArenaMemory:
@@ -169,10 +188,12 @@ class ArenaMemory:
         self._arena, self._name = arena, name
         fields, self._nbytes = arrange(shapes)
         self._size = size = size_class(self._nbytes)
-        self._piece = _Piece(arena.machine, fields, lambda buffer: arena.give_back(size, buffer))
+        self._piece = _Piece(arena.machine, fields, lambda buffer: arena.give_back(size, buffer), size)
 
     def lend(self):
         """A Loan."""
         arena = self._arena
         buffer = arena.take(self._name, self._piece.fields, self._size)
         return _lend(self._piece, buffer, 0, self._nbytes, arena.captured)
+
+    lend_anywhere = lend

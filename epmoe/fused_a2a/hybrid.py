@@ -239,7 +239,7 @@ def same_pad(pad_multiple, handle):
 def cached_dispatch(buffer, name, x, handle, num_sms=None):
     """The tokens x [T, H] as rows of experts, as an earlier dispatch placed them: a list of [P, H], of x's dtype."""
     handle_of(HybridHandle, handle)
-    made, key = buffer.steady.again("hybrid cached", (x,), num_sms, handle.seen)
+    made, key = buffer.steady.again("hybrid cached", (x,), num_sms, handle=handle.seen)
     if made is not None:
         return made
     xs = arguments.hidden_rows(buffer, name, x, dtypes=TYPES, n_rows=handle.num_tokens)
@@ -266,7 +266,7 @@ def cached_dispatch(buffer, name, x, handle, num_sms=None):
 def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
     """Sums of rows x [P, H] over experts, ranks and worlds, and probs [P] back in their places [T, E]: two lists."""
     handle_of(HybridHandle, handle)
-    made, key = buffer.steady.again("hybrid combine", (x, probs), num_sms, handle.seen)
+    made, key = buffer.steady.again("hybrid combine", (x, probs), num_sms, handle=handle.seen)
     if made is not None:
         return made
     local, has_probs = handle.num_local_experts, not arguments.absent(probs)

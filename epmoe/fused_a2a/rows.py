@@ -14,6 +14,7 @@ from epmoe.host.lending import arrange
 from epmoe.kernels.rows import dispatch_kernel, move_kernel, records, resend_kernel, tagged
 from epmoe.kernels.rows.roles import blocks_for
 
+MOVED = "rows result"       # memory of results that found no room in the heap
 PLACES = ("x", "ids", "probs", "scales")    # order of the arrays of a result in a note
 
 
@@ -56,7 +57,7 @@ class _Target:
         if self.loan is not None:
             return
         shapes = self.arrays_of(rows)
-        self.loan = self.r.arena.lend("rows result", shapes)
+        self.loan = self.r.arena.lend(MOVED, shapes)
         names = [n for n in PLACES if n in shapes]
         fill = [0] * (len(PLACES) - len(names))
         values = self.buffer.values(self.r) | dict(
@@ -139,10 +140,15 @@ def dispatch_forward(buffer, x, token_indices, token_probs, num_experts, num_sms
             return [((x, *scales) if scales else x, ids, probs, per_expert)], handle_with([of_handle])
 
         handle = handle_with(loans, told and told[0].counts)
-        if on_device or told[0].has_room and targets[-1].capacity == capacity:
-            memory = r.arena.memory("rows handle", of_handle), r.heap.memory(arrays_of(capacity))
-            remember(memory, [loans[-1], targets[-1].loan], results_in)
+        lasting, room = on_device, None
+        if on_device:           # what has come into the staging area is moved, without a wait
+            room = r.arena.memory(MOVED, arrays_of(capacity))
+        elif told[0].has_room and targets[-1].capacity == capacity:
+            lasting = targets[-1].loan is not None
         results = _settle(buffer, targets, handle, n_scales)
+        if lasting:
+            memory = r.arena.memory("rows handle", of_handle), r.heap.memory(arrays_of(capacity), room)
+            remember(memory, [loans[-1], targets[-1].loan], results_in)
         if on_device:
             per_expert = [loan.array("tokens_per_expert") for loan in loans]
         else:
@@ -235,7 +241,7 @@ def _handle_values(buffer, loan):
 def cached_dispatch(buffer, name, x, handle, num_sms=None):
     """The rows of x [T, H] where an earlier dispatch sent its tokens: a list of [N, H], of x's dtype."""
     handle_of(RowsHandle, handle)
-    made, key = buffer.steady.again("cached", (x,), num_sms, handle.seen)
+    made, key = buffer.steady.again("cached", (x,), num_sms, handle=handle.seen)
     if made is not None:
         return made
     xs = arguments.hidden_rows(buffer, name, x, n_rows=handle.num_tokens)
@@ -253,17 +259,18 @@ def cached_dispatch(buffer, name, x, handle, num_sms=None):
         values = [dict(x=buffer.placing.place(r.rank, name, a)) | _handle_values(buffer, loan)
                   for r, a, loan in zip(buffer.ranks, xs, handle.loans)]
         _resend(buffer, shape, targets, values, handle.num_tokens, num_sms)
-        memory, n = buffer.ranks[-1].heap.memory(arrays_of(handle.most_rows)), handle.num_rows[-1]
+        made, r, n = _settle(buffer, targets, handle), buffer.ranks[-1], handle.num_rows[-1]
         is_all = n == handle.most_rows
+        memory = r.heap.memory(arrays_of(handle.most_rows), r.arena.memory(MOVED, arrays_of(n)))
         remember([memory], [targets[-1].loan],
                  lambda result: arrays_in(result, ("x",)) if is_all else [result.array("x", n)])
-        return [x for x, in _settle(buffer, targets, handle)]
+        return [x for x, in made]
 
 
 def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
     """Sums over ranks of rows x [N, H], and slot by slot of probs [N, K]: two lists, the second None without probs."""
     handle_of(RowsHandle, handle)
-    made, key = buffer.steady.again("combine", (x, probs), num_sms, handle.seen)
+    made, key = buffer.steady.again("combine", (x, probs), num_sms, handle=handle.seen)
     if made is not None:
         return made
     has_probs = not arguments.absent(probs)

@@ -12,11 +12,13 @@ from sys import getrefcount
 
 from epmoe import device
 from epmoe.device.captures import CAPTURED, is_captured
-from epmoe.fused_a2a.heap import place_of
+from epmoe.fused_a2a.heap import is_in_heap, place_of, places_in
 from epmoe.host.arrays import DeviceArray
+from epmoe.host.elsewhere import Elsewhere, Place
 from epmoe.host.looks import UNSEEN, WAYS, look
 
-MAX_REMEMBERED = 1024
+MAX_REMEMBERED, MAX_FORMS = 1024, 256
+UNKNOWN = object()      # instead of a start's code: no launches are known
 AT_ONCE = 2             # calls of one kind whose results are kept
 SMALL = ("combine", "hybrid combine")   # kinds whose results are no larger than the rank's own tokens
 NOTHING, GENERAL = (None,), (None, None)
@@ -38,24 +40,32 @@ def _new_way(a):
     return way
 
 
-class _Known:
-    """One call: what was seen of its arrays, the memory that it lends, how results are made of that, starts by it."""
+class _Form:
+    """Calls that differ in nothing but where their arrays lie: the memory that they lend, how results are made of it.
 
-    def __init__(self, seen, memory, results):
-        self.seen, self.memory, self.results, self.starts, self.counts = seen, memory, results, {}, None
+    counts: how often the objects of results are referred to when nobody looks at them, the same for all.
+    """
+
+    def __init__(self, name, memory, results):
+        self.name, self.memory, self.results, self.counts = name, memory, results, None
+
+
+class _Known:
+    """One call: what was seen of its arrays, its form, and by places of the memory lent (start, Slot or None)."""
+
+    def __init__(self, seen, form):
+        self.seen, self.form, self.starts = seen, form, {}
 
 
 class _Last:
-    """One of the last calls: how it starts and its results, which it gives again when nobody else looks at them.
+    """Results that a call gives again when nobody else looks at them."""
 
-    counts: how often the objects of its results are referred to then, which is the same for every call that is known.
-    """
+    __slots__ = ("form", "at", "results", "loans", "objects", "counts")
 
-    __slots__ = ("numbers", "seen", "start", "results", "loans", "objects", "counts")
-
-    def __init__(self, numbers, seen, start, results, loans):
-        self.numbers, self.seen, self.start, self.results, self.loans = numbers, seen, start, results, loans
-        self.objects = None
+    def __init__(self, form, loans):
+        self.form, self.results, self.loans = form, form.results(*loans), loans
+        self.at, self.objects = tuple(map(place_of, loans)), None
+        self.counts = form.counts = form.counts or self.count()
 
     def count(self):
         """How often each object of the results, through which somebody could keep or see them, is referred to."""
@@ -79,24 +89,26 @@ def _objects(results):
 class SteadyCalls:
     """The remembered calls of one Buffer.
 
-    Of each kind the last results of calls on the same arrays (small ones: of any) are kept, since two of them are often
-    in use at once, or in turn; a call like theirs has them again, the very same objects, when nobody else holds any of
-    them. A call that is new gives them all back first.
+    Of each kind the last results of calls of one form (small ones: of any) are kept, since two of them are often in use
+    at once, or in turn; a call of that form has them again, the very same objects, when nobody else holds any of them. A
+    call of a form that is new gives them all back first.
     """
 
     def __init__(self, buffer):
         self.applies = not device.SIM and not buffer.world.lists
         self._buffer, self._machine = buffer, buffer.machine
-        self._known, self._last, self._kept = {}, {}, None
+        self._known, self._forms, self._last, self._kept = {}, {}, {}, None
+        self._elsewhere = Elsewhere(self._machine)
         self._n_freed = self._n_changes = None
         if self.applies:
             self._machine.again([])         # compiles what that needs, before anybody waits for this rank
 
-    def again(self, kind, arrays, *numbers):
+    def again(self, kind, arrays, *numbers, handle=()):
         """(results of a call that is known, its kernels launched, or None; what a new call is known by, or None).
 
-        arrays: None, arrays, pairs of arrays; they are kept till the next call. numbers: what else it depends on.
-        Every call that can be captured begins here, so here the machine learns of captures.
+        arrays: None, arrays, pairs of arrays; they are kept till the next call. numbers: what else it depends on, and
+        handle: what is seen of the handle that it is given. Every call that can be captured begins here, so here the
+        machine learns of captures.
         """
         if not self.applies:
             return GENERAL
@@ -104,18 +116,30 @@ class SteadyCalls:
         buffer = self._buffer
         if self._n_freed != self._machine.n_freed or self._n_changes != buffer.n_changes:
             self._forget()
+        at = kind, numbers, handle, tuple([one[0] for one in seen if one is not UNSEEN])
+        known = self._known.get(at)
+        if known is None or known.seen != seen:
+            if UNSEEN in seen:
+                return self._general(None)
+            name = kind, numbers, handle[1:], tuple(map(_form_of, seen))
+            known = _Known(seen, self._forms.get(name))
+            if known.form is None:
+                self.give_back()
+                return self._general((at, known, name))
+        form = known.form
         for last in self._last.get(kind, ()):
-            if last.seen == seen and last.numbers == numbers and last.count() == last.counts:
+            if last.form is form and last.count() == last.counts:
                 break
         else:
-            last, key = self._otherwise(kind, seen, numbers)
+            last = self._lend(kind, form)
             if last is None:
-                return None, key
+                return self._general((at, known, form.name))
         if buffer.failure is not None or buffer.closed:
             buffer.expect_open()
-        code = last.start()
+        start = known.starts.get(last.at)
+        code = self._begin(at, known, last) if start is None else start[0]()
         if code:
-            return self._not_started(code)
+            return self._not_started(code, (at, known, form.name))
         self._kept = arrays
         return last.results, None
 
@@ -123,25 +147,21 @@ class SteadyCalls:
         """What the last calls were lent, as far as nobody looks at it."""
         self._last.clear()
 
+    def close(self):
+        """Nothing is known any more; the launches have ended."""
+        self._clear()
+        self._elsewhere.close()
+        self.applies = False
+
     def _forget(self):
         """Launches may name memory that is gone."""
         self._n_freed, self._n_changes = self._machine.n_freed, self._buffer.n_changes
-        self._known.clear()
-        self._last.clear()
+        self._clear()
 
-    def _otherwise(self, kind, seen, numbers):
-        """(the _Last of new results of a call that is known, or None; what the call is known by, or None)."""
-        key = None
-        if UNSEEN not in seen:
-            where = kind, numbers, tuple([at[0] for at in seen])    # an address is sooner looked up than a type
-            key, known = (where, seen), self._known.get(where)
-            if known is not None and known.seen == seen:
-                last = self._lend(kind, known, seen, numbers)
-                if last is not None:
-                    return last, None
-            else:
-                self.give_back()
-        return self._general(key)
+    def _clear(self):
+        for known in self._known, self._forms, self._last:
+            known.clear()
+        self._elsewhere.forget()
 
     def _general(self, key):
         """What again() gives for a call that takes the general way."""
@@ -150,29 +170,43 @@ class SteadyCalls:
         self.give_back()
         return GENERAL
 
-    def _lend(self, kind, known, seen, numbers):
-        """The _Last of new results; None if there is no room, or no launches are known for where it is.
-
-        These will be after the general way, which finds the same room.
-        """
+    def _lend(self, kind, form):
+        """The _Last of new results; None if there is no room."""
         kept, is_small = self._last.get(kind, ()), kind in SMALL
-        others = self._last[kind] = [one for one in kept if is_small or one.seen == seen][:AT_ONCE - 1]
-        loans = [memory.lend() for memory in known.memory]
+        others = self._last[kind] = [one for one in kept if is_small or one.form is form][:AT_ONCE - 1]
+        loans = [memory.lend() for memory in form.memory]
         if None in loans:
             loans = None
             others.clear()
             self.give_back()
-            loans = [memory.lend() for memory in known.memory]
-        start = None if None in loans else known.starts.get(tuple([place_of(loan) for loan in loans]))
-        if start is None:
-            return None
-        last = _Last(numbers, seen, start, known.results(*loans), loans)
-        last.counts = known.counts = known.counts or last.count()
+            loans = [memory.lend_anywhere() for memory in form.memory]
+            if None in loans:
+                return None
+        last = _Last(form, loans)
         self._last[kind] = [last, *others]
         return last
 
-    def _not_started(self, code):
-        """What again() gives for a call that is captured; or the error that the driver's code means."""
+    def _begin(self, at, known, last):
+        """Start launches for arrays that lie elsewhere than any before: 0, or as what again() of a machine gives."""
+        slot = self._elsewhere.slot(*_with_places(known.form.name, at, last.loans))
+        if slot is None:
+            return UNKNOWN
+        code = slot.begin()
+        if not code:
+            self._keep(at, known)
+            known.starts[last.at], slot.owner = (slot.start, slot), (known.starts, last.at)
+        return code
+
+    def _keep(self, at, known):
+        if len(self._known) >= MAX_REMEMBERED:
+            self._known.clear()
+        self._known[at] = known
+
+    def _not_started(self, code, key):
+        """What again() gives for a call that is captured, or not known; or the error that the driver's code means."""
+        if code == UNKNOWN:
+            self.give_back()            # the general way finds the same room
+            return self._general(key)
         if code == CAPTURED:
             return self._general(None)
         try:
@@ -197,13 +231,32 @@ class SteadyCalls:
         as_it_was = (self._machine.n_freed, self._buffer.n_changes) == (self._n_freed, self._n_changes)
         if not as_it_was or None in loans:
             return
-        if len(self._known) >= MAX_REMEMBERED:
-            self._known.clear()
-        where, seen = key
-        known = self._known.get(where)
-        if known is None or known.seen != seen:
-            known = self._known[where] = _Known(seen, memory, results)
-        known.starts[tuple([place_of(loan) for loan in loans])] = self._machine.again(launches)
+        at, known, name = key
+        if known.form is None:
+            if len(self._forms) >= MAX_FORMS:
+                self._forget()
+            known.form = self._forms[name] = _Form(name, memory, results)
+        self._keep(at, known)
+        known.starts[tuple(map(place_of, loans))] = self._machine.again(launches), None
+        self._elsewhere.learn(*_with_places(name, at, loans), launches)
+
+
+def _form_of(seen):
+    """What was seen of an array, or of a pair, without where it lies."""
+    return tuple([one[1:] for one in seen[1:]]) if type(seen[0]) is tuple else seen[1:]
+
+
+def _with_places(name, at, loans):
+    """(the form's name and where its results are, Places of the caller's arrays, of the handle, and of the loans)."""
+    _, _, handle, addresses = at
+    places = []
+    for one in addresses:
+        places += map(Place, one) if type(one) is tuple else [] if one is None else [Place(one)]
+    if handle:
+        places += handle[0]
+    for loan in loans:
+        places += places_in(loan)
+    return (name, tuple(map(is_in_heap, loans))), places
 
 
 def _forget(memory, loans, results):

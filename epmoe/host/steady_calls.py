@@ -23,8 +23,10 @@ from epmoe.device.captures import CAPTURED
 from epmoe.host.arrays import DeviceArray, lent_again
 from epmoe.host.dispatch_phase import Sent
 from epmoe.host.dispatched import Dispatched
+from epmoe.host.elsewhere import Elsewhere, Place
 from epmoe.host.looks import UNSEEN, look
 from epmoe.host.results import Results
+from epmoe.kernels import TokenArray
 
 MAX_REMEMBERED = 1024       # calls of one kind
 AT_ONCE = 2                 # results that are kept of each: calls often take turns in two memories
@@ -34,13 +36,14 @@ ALONE, = map(getrefcount, [object()])       # of an object that one list or dict
 
 
 class _LastDispatch:
-    """One of the last dispatches: a call like it has its arrays again, when nobody else refers to any of them."""
+    """Memory that dispatches write, and its arrays: given again when nobody else refers to any of them."""
 
-    __slots__ = ("key", "start", "sent", "of_rank", "fields", "loan", "uses")
+    __slots__ = ("address", "of_rank", "sent", "fields", "loan", "uses")
 
-    def __init__(self, key, start, tokens, ids, loan, dispatched):
-        self.key, self.start, self.loan = key, start, loan
-        self.of_rank = Sent(tokens, ids, key[-1], None, loan, Results(loan))
+    def __init__(self, n, loan, dispatched):
+        self.address, self.loan = loan.buffer.address, loan
+        # Nobody asks again where the caller's arrays were
+        self.of_rank = Sent(TokenArray(0, n), 0, 1.0, None, loan, Results(loan))
         self.sent, self.fields = [self.of_rank], dispatched(self.of_rank).__dict__
 
     def dispatched(self):
@@ -49,33 +52,33 @@ class _LastDispatch:
         d.__dict__ = self.fields.copy()
         return d
 
+    def serves(self, n):
+        """Whether it is for so many tokens, and nobody else refers to it now."""
+        if self.of_rank.tokens.n != n or self.count() != self.uses:
+            return False
+        made = self.of_rank.made
+        return not made or all([one == ALONE for one in map(getrefcount, made.values())])
+
     def count(self):
         """How often what is given again is referred to, besides by the arrays that were made of it."""
         return getrefcount(self.of_rank), getrefcount(self.loan) - 2 * len(self.of_rank.made)
 
-    def is_free(self):
-        """Whether nobody else refers to it now."""
-        if self.count() != self.uses:
-            return False
-        made = self.of_rank.made
-        return not made or all([n == ALONE for n in map(getrefcount, made.values())])
-
 
 class _LastCombine:
-    """One of the last combines, whose result was lent: the same."""
+    """The result of combines, whose memory is lent: the same."""
 
-    __slots__ = ("key", "start", "is_lent", "result", "loan", "uses")
+    __slots__ = ("address", "n", "reduced", "result", "loan", "uses")
 
-    def __init__(self, key, start, is_lent, result, loan):
-        self.key, self.start, self.is_lent, self.result, self.loan = key, start, is_lent, result, loan
+    def __init__(self, n, reduced, result, loan):
+        self.address, self.n, self.reduced, self.result, self.loan = loan.buffer.address, n, reduced, result, loan
+
+    def serves(self, n, reduced):
+        """Whether it is for so many tokens, reduced or not, and nobody else refers to it now."""
+        return self.n == n and self.reduced == reduced and self.count() == self.uses
 
     def count(self):
         """How often the result and its memory are referred to."""
         return getrefcount(self.result), getrefcount(self.loan)
-
-    def is_free(self):
-        """Whether nobody else refers to it now."""
-        return self.count() == self.uses
 
 
 class SteadyCalls:
@@ -93,8 +96,11 @@ class SteadyCalls:
         self._inputs, self._outputs = (tuple((self._rank.rank, name) for name in names) for names in (
             ("input_tokens", "topk_ids"), ("router_weights", "expert_outputs")))
         self._kept_inputs = self._kept_outputs = None       # device arrays of the caller, kept until the next such call
-        self._dispatches, self._combines = {}, {}       # what a call followed from -> how its launches start
+        # addresses of all arrays -> (what a call followed from, how its launches start, Slot or None)
+        self._dispatches, self._combines = {}, {}
         self._last_dispatches, self._last_combines = [], []
+        self._elsewhere = Elsewhere(self._machine)
+        self._made = {}             # (address of memory, tokens) -> result of a combine that is there
         self._n_freed = self._launches = None
         if self.applies:
             self._machine.again([])         # compiles what that needs, before anybody waits for this rank
@@ -103,34 +109,38 @@ class SteadyCalls:
         """The open round as a _LastDispatch, its kernel launched."""
         if not self.applies or out is not None or not self._rounds.comes("dispatch"):
             return None
-        key = _dispatch_key(input_tokens, topk_ids, input_scale)
         if self._machine.n_freed != self._n_freed:
             self._forget(self._machine.n_freed)
+        key = _dispatch_key(input_tokens, topk_ids, input_scale)
+        if key is UNSEEN:
+            self._last_dispatches.clear()       # their memory can be lent again
+            return None
+        x, ids, _ = key
+        n = x[1][0]
         for last in self._last_dispatches:
-            if last.key == key and last.is_free():
+            if last.serves(n):
                 break
         else:
-            last = self._lend_dispatch(key)
-            if last is None:
-                return None
-        if not self._started("dispatch", last.start):
+            last = self._lend_dispatch(n)
+        at = x[0], ids[0], last.address
+        known = self._dispatches.get(at)
+        if known is not None and known[0] == key:
+            started = self._started("dispatch", known[1])
+        else:
+            started = self._begun("dispatch", self._dispatches, at, key, *_of_dispatch(key, last.loan))
+        if not started:
+            self._last_dispatches.clear()
             return None
         if self._placing.placed:
             self._placing.let_go_of(self._inputs)
         self._kept_inputs = input_tokens, topk_ids
         return last
 
-    def _lend_dispatch(self, key):
-        """A _LastDispatch in other memory, if launches are known for that; others than of such calls are given back."""
-        others = self._last_dispatches[:] = [one for one in self._last_dispatches if one.key == key][:AT_ONCE - 1]
-        if key is UNSEEN:
-            return None
-        loan = self._rank.dispatch_pool.lend()      # where the results go is a part of what is launched
-        known = self._dispatches.get((key, loan.buffer.address))
-        if known is None:
-            return None
-        last = _LastDispatch(key, *known, loan, self._dispatched)
-        del loan
+    def _lend_dispatch(self, n):
+        """A _LastDispatch in other memory; others than of such calls are given back."""
+        others = self._last_dispatches[:] = [one for one in self._last_dispatches
+                                             if one.of_rank.tokens.n == n][:AT_ONCE - 1]
+        last = _LastDispatch(n, self._rank.dispatch_pool.lend(), self._dispatched)
         last.uses = last.count()
         self._last_dispatches[:] = last, *others
         return last
@@ -139,51 +149,63 @@ class SteadyCalls:
         """The general way has launched this call."""
         self._kept_inputs = None
         if self.applies and out is None and not self._rounds.capture:
-            key = _dispatch_key(input_tokens, topk_ids, input_scale)
+            key, loan = _dispatch_key(input_tokens, topk_ids, input_scale), sent[0].loan
             if key is not UNSEEN:
-                s = sent[0]
-                self._remember(self._dispatches, (key, s.loan.buffer.address), s.tokens, s.topk_ids)
+                at = key[0][0], key[1][0], loan.buffer.address
+                self._remember(self._dispatches, at, key, *_of_dispatch(key, loan))
 
     def combine(self, sent, expert_outputs, d, router_weights, epilogue, arguments, out):
         """The combined output, its kernel launched. arguments: whether functions are given any."""
         if not self.applies or arguments or not self._rounds.comes("combine"):
             return None
-        key = _combine_key(sent[0], expert_outputs, d, router_weights, epilogue, out)
         if self._machine.n_freed != self._n_freed:
             self._forget(self._machine.n_freed)
-        for last in self._last_combines:
-            if last.key == key and last.is_free():
-                break
+        of_rank = sent[0]
+        key = _combine_key(of_rank, expert_outputs, d, router_weights, epilogue, out)
+        if key is UNSEEN or key[0][1][0] != self._capacity:
+            self._last_combines.clear()
+            return None
+        y, where, n, weights, _, to = key
+        loan = last = None
+        if to is None:
+            reduced = weights is not None
+            for last in self._last_combines:
+                if last.serves(n, reduced):
+                    break
+            else:
+                last = self._lend_combine(n, reduced)
+            to, loan, out = last.address, last.loan, last.result
         else:
-            last = self._lend_combine(key, router_weights, out)
-            if last is None:
-                return None
-        if not self._started("combine", last.start):
+            to = to[0]
+        at = y[0], where, _address(weights), to
+        known = self._combines.get(at)
+        if known is not None and known[0] == key:
+            started = self._started("combine", known[1])
+        else:
+            started = self._begun("combine", self._combines, at, key, *_of_combine(key, of_rank.loan, loan))
+        if not started:
+            self._last_combines.clear()
             return None
         if self._placing.placed:
             self._placing.let_go_of(self._outputs)
-        self._kept_outputs = router_weights, None if last.is_lent else expert_outputs
-        return last.result
+        self._kept_outputs = router_weights, None if of_rank.loan.holds_address(y[0]) else expert_outputs
+        return out
 
-    def _lend_combine(self, key, router_weights, out):
-        """A _LastCombine with other memory, or the caller's, if launches are known for that."""
-        if key is UNSEEN or len(self._last_combines) == AT_ONCE:
-            self._last_combines.clear()         # their memory can be lent again
-        if key is UNSEEN:
-            return None
-        loan = None
-        if out is None:
-            loan = (self._rank.unreduced_pool if router_weights is None else self._rank.reduced_pool).lend()
-        known = self._combines.get((key, loan and loan.buffer.address))
-        if known is None:
-            return None
-        start, is_lent, result = known
-        if loan is None:
-            return _LastCombine(key, start, is_lent, out, None)
-        last = _LastCombine(key, start, is_lent, loan.again(result)[0], loan)
+    def _lend_combine(self, n, reduced):
+        """A _LastCombine in other memory."""
+        kept = self._last_combines
+        kept[:] = [one for one in kept if one.n == n and one.reduced == reduced][:AT_ONCE - 1]
+        loan = (self._rank.reduced_pool if reduced else self._rank.unreduced_pool).lend()
+        known = loan.buffer.address, n
+        made = self._made.get(known)
+        if made is None:
+            if len(self._made) >= MAX_REMEMBERED:
+                self._made.clear()
+            made = self._made[known] = lent_again([loan.array("output_tokens", n)], None, None)
+        last = _LastCombine(n, reduced, loan.again(made)[0], loan)
         del loan
         last.uses = last.count()
-        self._last_combines.append(last)
+        kept.insert(0, last)
         return last
 
     def remember_combine(self, sent, reduction, expert_outputs, d, router_weights, epilogue, arguments, out):
@@ -191,20 +213,19 @@ class SteadyCalls:
         self._kept_outputs = None
         if not self.applies or arguments or self._rounds.capture:
             return
-        key = _combine_key(sent[0], expert_outputs, d, router_weights, epilogue, out)
-        lent = sent[0].loan.holds_address
+        key, lent = _combine_key(sent[0], expert_outputs, d, router_weights, epilogue, out), sent[0].loan
         # With fewer rows than capacity the verdict follows from the round's row count as well.
-        if key is UNSEEN or key[0][1][0] != self._capacity or not all(map(lent, key[1])):
+        if key is UNSEEN or key[0][1][0] != self._capacity or not all(map(lent.holds_address, key[1])):
             return
-        to = result = None
-        if out is None:
-            loan = reduction[0].results.loan
-            to, result = loan.buffer.address, lent_again([loan.array("output_tokens", sent[0].tokens.n)], None, None)
-        self._remember(self._combines, (key, to), lent(key[0][0]), result)
+        y, where, _, weights, _, to = key
+        loan = reduction[0].results.loan if to is None else None
+        at = y[0], where, _address(weights), loan.buffer.address if to is None else to[0]
+        self._remember(self._combines, at, key, *_of_combine(key, lent, loan))
 
     def close(self):
         """Give back what is kept of the last calls; nothing is remembered any more."""
         self._forget(None)
+        self._elsewhere.close()
         self._kept_inputs = self._kept_outputs = None
         self.applies = False
 
@@ -220,13 +241,25 @@ class SteadyCalls:
     def _forget(self, n_freed):
         """What was remembered may name memory that is gone. n_freed: of the machine."""
         self._n_freed = n_freed
-        for known in self._dispatches, self._combines, self._last_dispatches, self._last_combines:
+        for known in self._dispatches, self._combines, self._last_dispatches, self._last_combines, self._made:
             known.clear()
+        self._elsewhere.forget()
 
-    def _remember(self, calls, key, *what):
+    def _remember(self, calls, at, key, form, places):
         if len(calls) >= MAX_REMEMBERED:
             calls.clear()
-        calls[key] = (self._machine.again(self._launches), *what)
+        calls[at] = key, self._machine.again(self._launches), None
+        self._elsewhere.learn(form, places, self._launches)
+
+    def _begun(self, call, calls, at, key, form, places):
+        """Whether launches for arrays that are elsewhere than any before were started: not if that is not known yet."""
+        slot = self._elsewhere.slot(form, places)
+        if slot is None or not self._started(call, slot.begin):
+            return False
+        if len(calls) >= MAX_REMEMBERED:
+            calls.clear()
+        calls[at], slot.owner = (key, slot.start, slot), (calls, at)
+        return True
 
     def _started(self, call, start):
         """Whether the launches were started: not if the call is captured."""
@@ -241,6 +274,35 @@ class SteadyCalls:
                 raise
         self._rounds.advance(call)
         return True
+
+
+def _address(seen):
+    """Of router weights: what was seen of an array, a function, or None."""
+    return seen[0] if type(seen) is tuple else None
+
+
+def _of_dispatch(key, loan):
+    """(the form of a dispatch, its Places)."""
+    x, ids, scale = key
+    return ("dispatch", x[1:], ids[1:], scale), (Place(x[0]), Place(ids[0]), _loaned(loan))
+
+
+def _of_combine(key, sent_loan, loan):
+    """(the form of a combine, its Places); loan: of the result, None if it goes into an array of the caller."""
+    y, where, n, weights, epilogue, to = key
+    seen = [one for one in (weights, to) if type(one) is tuple]
+    form = "combine", y[1:], len(where), n, weights and _form(weights), epilogue, to and to[1:]
+    places = [Place(y[0]), *(map(Place, where) if len(where) > 1 else [_loaned(sent_loan)]),
+              *(Place(one[0]) for one in seen)]
+    return form, (*places, _loaned(loan)) if loan is not None else tuple(places)
+
+
+def _form(weights):
+    return weights[1:] if type(weights) is tuple else weights
+
+
+def _loaned(loan):
+    return Place(loan.buffer.address, loan.buffer.nbytes)
 
 
 def _dispatch_key(input_tokens, topk_ids, input_scale):

@@ -6,6 +6,13 @@ from epmoe.device.captures import is_seen_captured
 
 MAX_BLOCKS = 256        # that are kept; a steady state uses one or two a rank
 
+_words = {}             # by address, of all blocks of this process
+
+
+def words_at(address):
+    """The words of the parameter block at an address."""
+    return _words[address]
+
 
 class WrittenBlocks:
     """Blocks by key; when there are too many all are given up, once no launch reads them any more.
@@ -33,6 +40,7 @@ class WrittenBlocks:
         self.make_room(machine, 1)
         block = self._blocks[key] = machine.alloc(words.nbytes, "parameters", rank=rank)
         block.write(words)
+        _words[block.address] = words
         self._note(key)
         return block
 
@@ -62,4 +70,5 @@ class WrittenBlocks:
 
 def _free(buffers):
     for buffer in buffers:
+        _words.pop(buffer.address, None)
         buffer.free()

@@ -76,6 +76,11 @@ class Driver:
         ctypes.memmove(to, source, nbytes)
         return self._success
 
+    def cuMemsetD8Async(self, to, byte, nbytes, stream):
+        self.calls.append("cuMemsetD8Async")
+        ctypes.memset(to, byte, nbytes)
+        return self._success
+
     def cuStreamSynchronize(self, stream):
         self.calls.append("cuStreamSynchronize")
         self.waited_for.add(int(stream))
@@ -154,6 +159,7 @@ NATIVE = {      # arguments, and what the C function does
     "cuCtxGetCurrent": ((WORD,), lambda driver, context: _write(
         WORD, context, CONTEXT if threading.get_ident() in driver.threads else 0)),
     "cuCtxSetCurrent": ((WORD,), lambda driver, context: int(driver.cuCtxSetCurrent(context)[0])),
+    "cuMemcpyHtoDAsync": (4 * (WORD,), lambda driver, *given: int(driver.cuMemcpyHtoDAsync(*given)[0])),
     "cuLaunchKernel": ((WORD, *7 * (INT,), *3 * (WORD,)),
                        lambda driver, *given: int(driver.cuLaunchKernel(Function(given[0]), *given[1:])[0])),
     "cuLaunchKernelEx": (4 * (WORD,), lambda driver, *given: int(driver.cuLaunchKernelEx(*given)[0]))}
