@@ -15,6 +15,17 @@ class KernelCall:
     """What a factory returns. Calling it launches; it compiles at the first call and copies no known argument twice.
 
     compile: function (types of router_weights_args, types of epilogue_args) -> compiled kernel.
+
+    What the calls take; a number that stands for an array is its address in device memory:
+    input_tokens: dispatch: TokenArray of bf16 [num_tokens, hidden]; combine: combine_dtype [rows, hidden].
+    topk_ids: int32 [num_tokens, top_k], -1 for no expert; clean_topk_ids: the same, written by dispatch for combine.
+    format_handler: FormatHandler, the arrays that the token format writes. row_offsets: uint32 [n_groups + 1],
+    expert_ids: int32 [n_groups], src_info: int32 [capacity, 2], recv_counts: int32 [n_local_experts, n_src_ranks].
+    output_tokens: TokenArray of combine_dtype [num_tokens, hidden], or [num_tokens, top_k, hidden] without weights.
+    send_buf_p, recv_buf_p, recv_count_p, ep_counters, status: this rank's regions of epmoe.layout.regions(cfg),
+    of dispatch or of combine; recv_buf_ptrs, recv_count_ptrs: those of each rank of the p2p world, as lists.
+    my_rank: 0 .. n_ranks - 1. machine, stream: of epmoe.device. timeout_s [s]: after it a wait gives up and status
+    says so (status.raise_if_failed). Nothing waits for the launch. Errors: EPValueError.
     """
 
     at_hand = ()    # fields that are also arguments of the kernel, which needs them before it has read a parameter

@@ -161,10 +161,12 @@ def _check_options(cfg, router_weights, epilogue):
 
 
 def combine_async_kernel(cfg, launch=None) -> CombineAsyncCall:
-    """Steps 1 and 2: its launch ends when this rank's rows and signals are on their way.
+    """The kernel that sends the experts' rows back to the ranks of their tokens: steps 1 and 2 of this module's story.
+
+    Its launch ends when this rank's rows and signals are on their way.
 
     cfg: EPConfig. launch: LaunchConfig, default LaunchConfig().
-    Returns a CombineAsyncCall, called with the page's arguments in the page's order (call.py), addresses for arrays.
+    Returns a CombineAsyncCall, called with the page's arguments in the page's order: addresses (KernelCall).
     The same arguments give the same compiled kernel. Errors: EPValueError. Source: the combine_async_kernel page.
     """
     launch = launch or LaunchConfig()
@@ -173,12 +175,14 @@ def combine_async_kernel(cfg, launch=None) -> CombineAsyncCall:
 
 
 def combine_wait_kernel(cfg, launch=None, *, router_weights="array", epilogue=None) -> CombineWaitCall:
-    """Steps 3 to 5: its launch ends when all tokens are reduced.
+    """The kernel that waits for the returned rows and reduces them by token: steps 3 to 5.
+
+    Its launch ends when all tokens are reduced, over slots 0, 1, ... in float32: nothing is free in the result.
 
     cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(). router_weights: "array" for an array given at the call,
     a function (token, k, *args) -> float32, or None: then the output is [num_tokens, top_k, hidden] and not reduced.
     epilogue: a function (token, col, value, *args) -> value, or None.
-    Returns a CombineWaitCall, called with the page's arguments in the page's order (call.py), addresses for arrays.
+    Returns a CombineWaitCall, called with the page's arguments in the page's order: addresses (KernelCall).
     Errors: EPValueError. Source: the combine_wait_kernel page.
     """
     launch = launch or LaunchConfig()
@@ -191,10 +195,10 @@ def combine_wait_kernel(cfg, launch=None, *, router_weights="array", epilogue=No
 
 
 def combine_kernel(cfg, launch=None, *, router_weights="array", epilogue=None) -> CombineCall:
-    """All steps in one launch.
+    """combine_async and combine_wait as one kernel: all steps in one launch.
 
     cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(). router_weights, epilogue: as in combine_wait_kernel.
-    Returns a CombineCall, called with the page's arguments in the page's order (call.py), addresses for arrays.
+    Returns a CombineCall, called with the page's arguments in the page's order: addresses (KernelCall).
     Errors: EPValueError. Source: the combine_kernel page.
     """
     launch = launch or LaunchConfig()

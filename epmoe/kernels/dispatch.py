@@ -177,11 +177,13 @@ def _compile_fused(cfg, threads, trace, input_scale, shares):
 
 
 def dispatch_async_kernel(cfg, launch=None, *, input_scale=None) -> DispatchAsyncCall:
-    """Steps 1 to 4: its launch ends when this rank's messages and signals are on their way.
+    """The kernel that sends this rank's tokens to the owners of their experts: steps 1 to 4 of this module's story.
+
+    Its launch ends when this rank's messages and signals are on their way.
 
     cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(); shared_payloads=None means False here. input_scale: a
     function i -> float32 that is read at 0, or None for the number given at the call.
-    Returns a DispatchAsyncCall, called with the page's arguments in the page's order (call.py), addresses for arrays.
+    Returns a DispatchAsyncCall, called with the page's arguments in the page's order: addresses (KernelCall).
     The same arguments give the same compiled kernel. Errors: EPValueError. Source: the dispatch_async_kernel page.
     """
     launch = launch or LaunchConfig()
@@ -191,10 +193,12 @@ def dispatch_async_kernel(cfg, launch=None, *, input_scale=None) -> DispatchAsyn
 
 
 def dispatch_wait_kernel(cfg, launch=None) -> DispatchWaitCall:
-    """Steps 5 to 7: its launch ends when all messages of the round lie in their rows.
+    """The kernel that waits for all messages of the round and groups them by expert: steps 5 to 7.
+
+    Its launch ends when they lie in their rows; inside an (expert, source rank) segment the order of rows is free.
 
     cfg: EPConfig. launch: LaunchConfig, default LaunchConfig().
-    Returns a DispatchWaitCall, called with the page's arguments in the page's order (call.py), addresses for arrays.
+    Returns a DispatchWaitCall, called with the page's arguments in the page's order: addresses (KernelCall).
     Errors: EPValueError. Source: the dispatch_wait_kernel page.
     """
     launch = launch or LaunchConfig()
@@ -203,12 +207,12 @@ def dispatch_wait_kernel(cfg, launch=None) -> DispatchWaitCall:
 
 
 def dispatch_kernel(cfg, launch=None, *, input_scale=None) -> DispatchCall:
-    """All steps in one launch.
+    """dispatch_async and dispatch_wait as one kernel: all steps in one launch.
 
     cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(); its shared_payloads says whether recv_buf gets the
     payload of a token once a rank (the default, None, except under use_shmem and skip_a2a) or once a message.
     input_scale: as in dispatch_async_kernel.
-    Returns a DispatchCall, called with the page's arguments in the page's order (call.py), addresses for arrays; a
+    Returns a DispatchCall, called with the page's arguments in the page's order: addresses (KernelCall); a
     launch of a few tokens takes fewer blocks and threads than `launch` says.
     Errors: EPValueError. Source: the dispatch_kernel page.
     """
