@@ -1,6 +1,7 @@
 """Reading small parts of Buffers behind the launches that write them: copies on their stream, and one wait for all."""
 
 import ctypes
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -14,18 +15,38 @@ class Reading:
 
     def __init__(self, machine):
         self._machine, self._address, self._bytes = machine, 0, np.empty(0, np.uint8)
+        self._filled = WeakKeyDictionary()      # Buffer -> gaps [first, end) in it that hold zeros
 
     def read(self, parts):
-        """[bytes of each part, uint8, when all that is on its stream has ended]; (stream, Buffer, offset, nbytes)."""
-        machine, ends = self._machine, np.cumsum([nbytes for *_, nbytes in parts]).tolist()
+        """[bytes of each part, uint8, when all that is on its stream has ended]; (stream, Buffer, offset, nbytes).
+
+        Parts that follow each other closely in a Buffer, and in the list, are one copy, with the gap between them.
+        """
+        machine, copies, places, total = self._machine, [], [], 0
         machine.activate()
         machine.submit()
-        self._make_room(ends[-1])
-        for (stream, buffer, offset, nbytes), end in zip(parts, ends):
-            check(cu.cuMemcpyDtoHAsync(self._address + end - nbytes, buffer.address + offset, nbytes, stream.handle))
-        for stream in dict.fromkeys([stream for stream, *_ in parts]):
+        for stream, buffer, offset, nbytes in parts:
+            if copies and copies[-1][1] is buffer and 0 <= offset - copies[-1][3] < STEP:
+                self._fill(buffer, copies[-1][3], offset)
+                total += offset - copies[-1][3]
+                copies[-1][3] = offset + nbytes
+            else:
+                copies.append([stream, buffer, offset, offset + nbytes, total])
+            places.append((total, total + nbytes))
+            total += nbytes
+        self._make_room(total)
+        for stream, buffer, first, end, at in copies:
+            check(cu.cuMemcpyDtoHAsync(self._address + at, buffer.address + first, end - first, stream.handle))
+        for stream in dict.fromkeys([stream for stream, *_ in copies]):
             check(cu.cuStreamSynchronize(stream.handle))
-        return [self._bytes[end - nbytes:end].copy() for (*_, nbytes), end in zip(parts, ends)]
+        return [self._bytes[first:end].copy() for first, end in places]
+
+    def _fill(self, buffer, first, end):
+        """Zeros, once, in bytes that nobody writes: else sanitizers see a copy of what was never written."""
+        filled = self._filled.setdefault(buffer, set())
+        if first < end and (first, end) not in filled:
+            buffer.fill(0, first, end - first)
+            filled.add((first, end))
 
     def _make_room(self, nbytes):
         if nbytes <= len(self._bytes):

@@ -29,12 +29,6 @@ def _grown(has, needs):
     return has if needs <= has else align(max(needs, has + has // 2))
 
 
-def _field(raw, field, begin):
-    """A field's array, of bytes that begin at an offset in the same memory."""
-    at = field.offset - begin
-    return raw[at:at + field.nbytes].view(field.dtype).reshape(field.shape)
-
-
 class _Rank:
     """One rank of this process: its own words and scratch, its arena, and its heap in the pool."""
 
@@ -251,19 +245,17 @@ class Buffer:
     def told(self, loans=(), *names):
         """check(), and what the kernels have written for the host: [arrays of these names] of each rank's loan.
 
-        names: fields of the loans that follow each other in memory.
+        names: fields of the loans; of those that follow each other in memory, in this order, a GPU makes one copy.
         """
         if self.world.lists:
             self.machine.synchronize()      # kernels have streams of their own
         status = [(self.world.stream_of(r.rank), r.words, control.STATUS, STATUS_BYTES) for r in self.ranks]
-        of_loans = []
-        for (stream, *_), loan in zip(status, loans):
-            begin, last = loan.fields[names[0]].offset, loan.fields[names[-1]]
-            of_loans.append((stream, loan.buffer, begin, last.offset + last.nbytes - begin))
-        seen = self._reading.read(status + of_loans)
-        self._raise_what_failed([words.view(np.int32) for words in seen[:len(status)]])
-        return [[_field(raw, loan.fields[name], begin) for name in names]
-                for raw, loan, (_, _, begin, _) in zip(seen[len(status):], loans, of_loans)]
+        fields = [(stream, loan.buffer, loan.fields[name]) for (stream, *_), loan in zip(status, loans)
+                  for name in names]
+        seen = iter(self._reading.read(status + [(*where, f.offset, f.nbytes) for *where, f in fields]))
+        self._raise_what_failed([next(seen).view(np.int32) for _ in status])
+        arrays = [raw.view(f.dtype).reshape(f.shape) for raw, (*_, f) in zip(seen, fields)]
+        return [arrays[i:i + len(names)] for i in range(0, len(arrays), len(names))]
 
     def _raise_what_failed(self, status):
         timeouts, bad_ids = [], []

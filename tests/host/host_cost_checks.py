@@ -203,9 +203,11 @@ def exact_dispatch():
 
 
 def check_a_dispatch_that_the_host_waits_for_waits_once():
-    dispatch, driver, stream, _ = exact_dispatch()
+    dispatch, driver, stream, told = exact_dispatch()
     for _ in range(4):
         dispatch()
+    gap = dispatch()[-1].loans[0].address("info") + told.nbytes
+    assert ctypes.string_at(gap, 256 - told.nbytes) == bytes(256 - told.nbytes), "copied, and never written"
     driver.native_calls.clear()
     launched, calls = since(driver, dispatch)
     assert [name for name, *_ in launched] == ["rows_dispatch"]
