@@ -85,12 +85,12 @@ def fused_dispatch(x, token_indices, token_probs, num_experts, group, async_fini
                    allocate_on_comm_stream=False):
     """Every token to the ranks of its experts, under autograd: FusedDispatch.apply, with names for the arguments.
 
-    x: bf16, fp16 or float32 [T, H]. token_indices: integers [T, K], global expert ids, -1 for none. token_probs: float32
-    [T, K]. num_experts: of all ranks. group: a process group of torch, or a world of epmoe (LocalWorld: lists over ranks).
-    Returns (recv_x [N, H], recv_token_indices int64 [N, K] (local ids, -1 elsewhere), recv_token_probs float32 [N, K],
-    tokens_per_expert int64 [L] on the CPU, handle), rows by source rank, then token: nothing is free in their order. The
-    host waits for N. Gradients: x and token_probs. Errors: EPValueError, PeerTimeout. Source: the fused_a2a page; values
-    and gradients to the bit: epmoe_ref.fused_a2a.dispatch_forward, dispatch_backward.
+    x: bf16, fp16 or float32 [T, H]. token_indices: integers [T, K], global expert ids, -1 for none. token_probs:
+    float32 [T, K]. num_experts: of all ranks. group: a process group of torch, or a world of epmoe (LocalWorld: lists
+    over ranks). Returns (recv_x [N, H], recv_token_indices int64 [N, K] (local ids, -1 elsewhere), recv_token_probs
+    float32 [N, K], tokens_per_expert int64 [L] on the CPU, handle); rows by source rank, then token: their order is not
+    free. The host waits for N. Gradients: x and token_probs. Errors: EPValueError, PeerTimeout. Source: the fused_a2a
+    page; values and gradients to the bit: epmoe_ref.fused_a2a.dispatch_forward, dispatch_backward.
     """
     return FusedDispatch.apply(x, token_indices, token_probs, num_experts, group, async_finish,
                                allocate_on_comm_stream)
@@ -99,7 +99,7 @@ def fused_dispatch(x, token_indices, token_probs, num_experts, group, async_fini
 def fused_dispatch_on_device(x, token_indices, token_probs, num_experts, group):
     """fused_dispatch without a wait of the host: results [R * T rows], of which the first N hold tokens.
 
-    Arguments, gradients and errors as there; tokens_per_expert stays on the device. All of it can be captured in a graph.
+    Arguments, gradients and errors as there; tokens_per_expert stays on the device. It can be captured in a graph.
     """
     return FusedDispatchOnDevice.apply(x, token_indices, token_probs, num_experts, group)
 
@@ -108,7 +108,8 @@ def fused_combine(x, group, handle, async_finish=False, allocate_on_comm_stream=
     """Rows back to the ranks of their tokens, summed, under autograd: FusedCombine.apply, with names for the arguments.
 
     x: [N, H] in dispatch's row order, bf16, fp16 or float32, weighted and summed over the rank's experts. handle: of
-    fused_dispatch. Returns (combined_x [T, H], None): the sum over the token's ranks ascending, in float32, rounded once.
-    Gradient: x's. Errors: EPValueError, PeerTimeout. Source: the fused_a2a page; epmoe_ref.fused_a2a.combine_forward.
+    fused_dispatch. Returns (combined_x [T, H], None): the sum over the token's ranks ascending, in float32, rounded
+    once. Gradient: x's. Errors: EPValueError, PeerTimeout. Source: the fused_a2a page;
+    epmoe_ref.fused_a2a.combine_forward.
     """
     return FusedCombine.apply(x, group, handle, async_finish, allocate_on_comm_stream)
