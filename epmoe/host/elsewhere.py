@@ -78,7 +78,9 @@ class Elsewhere:
         self._machine, self._patterns, self._slots = machine, {}, None
 
     def learn(self, form, places, launches):
-        """Launches that took the general way."""
+        """Launches that took the general way; none where nothing is launched at all."""
+        if not launches:
+            return
         pattern = self._patterns.get(form)
         if pattern is None:
             if len(self._patterns) >= MAX_FORMS:
