@@ -250,12 +250,11 @@ class Buffer:
         if self.world.lists:
             self.machine.synchronize()      # kernels have streams of their own
         status = [(self.world.stream_of(r.rank), r.words, control.STATUS, STATUS_BYTES) for r in self.ranks]
-        fields = [(stream, loan.buffer, loan.fields[name]) for (stream, *_), loan in zip(status, loans)
-                  for name in names]
-        seen = iter(self._reading.read(status + [(*where, f.offset, f.nbytes) for *where, f in fields]))
+        of_loans = [(stream, loan.buffer, loan.fields[name].offset, loan.fields[name].nbytes)
+                    for (stream, *_), loan in zip(status, loans) for name in names]
+        seen = iter(self._reading.read(status + of_loans))
         self._raise_what_failed([next(seen).view(np.int32) for _ in status])
-        arrays = [raw.view(f.dtype).reshape(f.shape) for raw, (*_, f) in zip(seen, fields)]
-        return [arrays[i:i + len(names)] for i in range(0, len(arrays), len(names))]
+        return [[next(seen).view(f.dtype).reshape(f.shape) for f in map(loan.fields.get, names)] for loan in loans]
 
     def _raise_what_failed(self, status):
         timeouts, bad_ids = [], []
