@@ -1,6 +1,7 @@
 """`python -m benchmarks table FILE.json ...`: README's figures as a Markdown table, made of files of results."""
 
 import sys
+from pathlib import Path
 
 from benchmarks import peers, results, shapes
 
@@ -18,12 +19,13 @@ HEADINGS = ("kernels", "tokens a rank", *("dispatch", "floor", "x floor", "best 
 def add_arguments(parser):
     """The options of table."""
     parser.add_argument("files", nargs="+", metavar="FILE.json", help="files of results, the newest last")
+    parser.add_argument("--into", metavar="PAGE.md", help="put it into a page, in the place of the table that is there")
     parser.add_argument("--hidden", type=int, default=7168, help="(default %(default)s)")
     parser.add_argument("--experts", type=int, default=256, help="(default %(default)s)")
 
 
 def run(args):
-    """Print; the exit status is 0, or 2 if no row fits."""
+    """Print, or write; the exit status is 0, or 2 if no row fits or the page has no such table."""
     record = results.merged([results.read(file) for file in args.files])
     peers.annotate(record)
     lines = markdown(record, args.hidden, args.experts)
@@ -31,8 +33,26 @@ def run(args):
         print(f"benchmarks table: no row with {args.hidden} columns and {args.experts} experts in "
               f"{', '.join(args.files)}", file=sys.stderr)
         return 2
-    print("\n".join(lines))
+    if args.into is None:
+        print("\n".join(lines))
+        return 0
+    page = Path(args.into)
+    text = replaced(page.read_text().splitlines(), lines)
+    if text is None:
+        print(f"benchmarks table: {page} has no table that begins with {lines[0]}", file=sys.stderr)
+        return 2
+    page.write_text("\n".join(text) + "\n")
+    print(f"{page} has the table; the words below it are yours to compare:\n{lines[-1]}")
     return 0
+
+
+def replaced(text, lines):
+    """The lines of a page with its table, which begins with the same heading, replaced; None if it has none."""
+    if lines[0] not in text:
+        return None
+    start = text.index(lines[0])
+    end = next((i for i in range(start, len(text)) if not text[i].startswith("|")), len(text))
+    return text[:start] + lines[:-2] + text[end:]
 
 
 def markdown(record, hidden=7168, experts=256):

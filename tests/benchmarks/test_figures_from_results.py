@@ -92,6 +92,19 @@ def test_readme_table_has_our_times_floors_and_peers(record, tmp_path, capsys):
     assert "4 x NVIDIA H200, 2026-11-21" in lines[-1] and "350 GB/s" in lines[-1]
 
 
+def test_the_table_takes_its_place_in_a_page(record, tmp_path, capsys):
+    file, page = tmp_path / "made.json", tmp_path / "page.md"
+    results.write(record, file)
+    page.write_text("# A page\n\nno table\n")
+    assert main(["table", str(file), "--into", str(page)]) == 2 and "has no table" in capsys.readouterr().err
+    heading = "| " + " | ".join(readme_table.HEADINGS) + " |"
+    page.write_text(f"# A page\n\n{heading}\n| old |\n| older |\n\nwords\n")
+    assert main(["table", str(file), "--into", str(page)]) == 0
+    lines = page.read_text().splitlines()
+    assert lines[:3] == ["# A page", "", heading] and lines[-2:] == ["", "words"] and "old" not in page.read_text()
+    assert sum(line.startswith("|") for line in lines) == 5 and "**40.0**" in lines[4]
+
+
 def test_the_picture_is_written_as_svg_and_png(record, tmp_path, capsys):
     file = tmp_path / "made.json"
     results.write(record, file)
