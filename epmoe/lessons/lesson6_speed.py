@@ -223,6 +223,14 @@ if found:
 # signal across the link, see the signal, add up the offsets, tell the other
 # blocks, copy. Here kernels get faster by leaving out steps, not bytes.
 #
+# ## Where to go on
+#
+#   python -m epmoe explain          a round of the real kernels, to step through
+#   epmoe/kernels/dispatch.py        tells the real kernels' story, and combine.py
+#   epmoe_ref/                       what they must produce, to the bit
+#   docs/checking.md                 a kernel of yours under the race detector
+#   benchmarks/NOTES.md              what was tried to be fast, and what came out
+#
 # ## Exercise
 #
 # A routing is given, and a machine. Write
