@@ -104,7 +104,12 @@ def _send_back(called, x, rows, probs, handle):
     called.combine_backward(x, handle)
 
 
+USAGE = """epmoe.check.compiled_first NAMES RANKS ONLY CAPABILITY PART, all five: mpi_rows,mpi_hybrid 4 "" 9.0 1/8
+(ONLY: a part of the names of cases, "" for all)"""
+
 if __name__ == "__main__":
+    if len(sys.argv) != 6:
+        sys.exit(f"{len(sys.argv) - 1} arguments: give {USAGE}")
     *which, capability, part = sys.argv[1:]
     sys.modules.setdefault("torch", None)       # which takes longer to import than to compile a kernel
     number, of = map(int, part.split("/"))

@@ -91,7 +91,7 @@ def load(edits, *, constants=None, seen_by=None, names=None):
         _replace(vars(importlib.import_module(f"{NAME}.{seen_by.replace('/', '.')}")), original, edited)
     for place, value in (constants or {}).items():
         module, _, constant = place.rpartition(".")
-        module = sys.modules[f"{NAME}.{module}"]
+        module = importlib.import_module(f"{NAME}.{module}")
         if not hasattr(module, constant):
             raise KeyError(f"epmoe/kernels has no {place}")
         setattr(module, constant, value)

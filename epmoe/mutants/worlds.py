@@ -178,5 +178,10 @@ WORLDS = {w.name: w for w in (
     RowsWorld("hybrid, rows in parts", "hybrid", tokens=(3, 2), hidden=2112, limit=10),
     RowsWorld("hybrid, more experts of a token than lanes", "hybrid", tokens=(1, 1), top_k=87, local=44, limit=90,
               hidden=8, shape=(2, 32)),
+    RowsWorld("hybrid, more experts than two windows", "hybrid", tokens=(1, 1), top_k=110, local=70, limit=112,
+              hidden=8, shape=(2, 32)),
+    RowsWorld("rows, more tokens than lanes", "rows", tokens=(40, 33), top_k=1, hidden=8, shape=(2, 32)),
+    RowsWorld("rows, all looked at by every block", "rows", tokens=(130, 2), top_k=1, hidden=8, shape=(2, 32),
+              constants={"rows.roles.FEW": 136}),
     RowsWorld("hybrid fp8, too little room", "hybrid", hidden=128, limit=9, fp8=True, shape=(2, 64)),
 )}
