@@ -1,10 +1,12 @@
-"""The tests of test_torch_as_users_call.py with tensors that lie on a GPU."""
+"""The tests of test_torch_as_users_call.py and test_torch_several_layers.py with tensors that lie on a GPU."""
 
 import pytest
 import test_torch_as_users_call as of_users
-from test_torch_as_users_call import draw, group
+import test_torch_several_layers as of_layers
+from test_torch_several_layers import draw, group, model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
-__all__ = ["draw", "group"]
+__all__ = ["draw", "group", "model"]
 
-globals().update({name: law for name, law in vars(of_users).items() if name.startswith("test_")})
+globals().update({name: law for module in (of_users, of_layers) for name, law in vars(module).items()
+                  if name.startswith("test_")})
