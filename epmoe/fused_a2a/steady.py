@@ -46,15 +46,18 @@ class _Form:
     counts: how often the objects of results are referred to when nobody looks at them, the same for all.
     """
 
-    def __init__(self, name, memory, results):
-        self.name, self.memory, self.results, self.counts = name, memory, results, None
+    def __init__(self, memory, results):
+        self.memory, self.results, self.counts = memory, results, None
 
 
 class _Known:
-    """One call: what was seen of its arrays, its form, and by places of the memory lent (start, Slot or None)."""
+    """One call: what was seen, and what form it is of; by places of the memory lent: (start, Slot or None)."""
 
-    def __init__(self, seen, form):
-        self.seen, self.form, self.starts = seen, form, {}
+    __slots__ = ("at", "numbers", "handle", "seen", "name", "form", "starts")
+
+    def __init__(self, at, seen, name, form):
+        (_, self.numbers, self.handle, _), self.at = at, at
+        self.seen, self.name, self.form, self.starts = seen, name, form, {}
 
 
 class _Last:
@@ -97,7 +100,7 @@ class SteadyCalls:
     def __init__(self, buffer):
         self.applies = not device.SIM and not buffer.world.lists
         self._buffer, self._machine = buffer, buffer.machine
-        self._known, self._forms, self._last, self._kept = {}, {}, {}, None
+        self._known, self._latest, self._forms, self._last, self._kept = {}, {}, {}, {}, None
         self._elsewhere = Elsewhere(self._machine)
         self._n_freed = self._n_changes = None
         if self.applies:
@@ -116,30 +119,28 @@ class SteadyCalls:
         buffer = self._buffer
         if self._n_freed != self._machine.n_freed or self._n_changes != buffer.n_changes:
             self._forget()
-        at = kind, numbers, handle, tuple([one[0] for one in seen if one is not UNSEEN])
-        known = self._known.get(at)
-        if known is None or known.seen != seen:
+        known = self._latest.get(kind)
+        if known is None or known.seen != seen or known.numbers != numbers or known.handle != handle:
             if UNSEEN in seen:
                 return self._general(None)
-            name = kind, numbers, handle[1:], tuple(map(_form_of, seen))
-            known = _Known(seen, self._forms.get(name))
-            if known.form is None:
-                self.give_back()
-                return self._general((at, known, name))
+            known = self._find(kind, seen, numbers, handle)
         form = known.form
+        if form is None:
+            self.give_back()
+            return self._general(known)
         for last in self._last.get(kind, ()):
             if last.form is form and last.count() == last.counts:
                 break
         else:
             last = self._lend(kind, form)
             if last is None:
-                return self._general((at, known, form.name))
+                return self._general(known)
         if buffer.failure is not None or buffer.closed:
             buffer.expect_open()
         start = known.starts.get(last.at)
-        code = self._begin(at, known, last) if start is None else start[0]()
+        code = self._begin(known, last) if start is None else start[0]()
         if code:
-            return self._not_started(code, (at, known, form.name))
+            return self._not_started(code, known)
         self._kept = arrays
         return last.results, None
 
@@ -159,9 +160,19 @@ class SteadyCalls:
         self._clear()
 
     def _clear(self):
-        for known in self._known, self._forms, self._last:
+        for known in self._known, self._latest, self._forms, self._last:
             known.clear()
         self._elsewhere.forget()
+
+    def _find(self, kind, seen, numbers, handle):
+        """The _Known of a call, which may be a new one, with no form if that is new."""
+        at = kind, numbers, handle, tuple([one[0] for one in seen])     # an address is sooner looked up than a type
+        known = self._known.get(at)
+        if known is None or known.seen != seen:
+            name = kind, numbers, handle[1:], tuple(map(_form_of, seen))
+            known = _Known(at, seen, name, self._forms.get(name))
+        self._latest[kind] = known
+        return known
 
     def _general(self, key):
         """What again() gives for a call that takes the general way."""
@@ -186,21 +197,21 @@ class SteadyCalls:
         self._last[kind] = [last, *others]
         return last
 
-    def _begin(self, at, known, last):
+    def _begin(self, known, last):
         """Start launches for arrays that lie elsewhere than any before: 0, or as what again() of a machine gives."""
-        slot = self._elsewhere.slot(*_with_places(known.form.name, at, last.loans))
+        slot = self._elsewhere.slot(*_with_places(known, last.loans))
         if slot is None:
             return UNKNOWN
         code = slot.begin()
         if not code:
-            self._keep(at, known)
+            self._keep(known)
             known.starts[last.at], slot.owner = (slot.start, slot), (known.starts, last.at)
         return code
 
-    def _keep(self, at, known):
+    def _keep(self, known):
         if len(self._known) >= MAX_REMEMBERED:
             self._known.clear()
-        self._known[at] = known
+        self._known[known.at] = known
 
     def _not_started(self, code, key):
         """What again() gives for a call that is captured, or not known; or the error that the driver's code means."""
@@ -227,18 +238,17 @@ class SteadyCalls:
         with self._machine.recording() as launches:
             yield lambda *what: self._remember(key, launches, *what)
 
-    def _remember(self, key, launches, memory, loans, results):
+    def _remember(self, known, launches, memory, loans, results):
         as_it_was = (self._machine.n_freed, self._buffer.n_changes) == (self._n_freed, self._n_changes)
         if not as_it_was or None in loans:
             return
-        at, known, name = key
         if known.form is None:
             if len(self._forms) >= MAX_FORMS:
                 self._forget()
-            known.form = self._forms[name] = _Form(name, memory, results)
-        self._keep(at, known)
+            known.form = self._forms[known.name] = _Form(memory, results)
+        self._keep(known)
         known.starts[tuple(map(place_of, loans))] = self._machine.again(launches), None
-        self._elsewhere.learn(*_with_places(name, at, loans), launches)
+        self._elsewhere.learn(*_with_places(known, loans), launches)
 
 
 def _form_of(seen):
@@ -246,9 +256,9 @@ def _form_of(seen):
     return tuple([one[1:] for one in seen[1:]]) if type(seen[0]) is tuple else seen[1:]
 
 
-def _with_places(name, at, loans):
+def _with_places(known, loans):
     """(the form's name and where its results are, Places of the caller's arrays, of the handle, and of the loans)."""
-    _, _, handle, addresses = at
+    *_, handle, addresses = known.at
     places = []
     for one in addresses:
         places += map(Place, one) if type(one) is tuple else [] if one is None else [Place(one)]
@@ -256,7 +266,7 @@ def _with_places(name, at, loans):
         places += handle[0]
     for loan in loans:
         places += places_in(loan)
-    return (name, tuple(map(is_in_heap, loans))), places
+    return (known.name, tuple(map(is_in_heap, loans))), places
 
 
 def _forget(memory, loans, results):

@@ -29,6 +29,7 @@ from epmoe.host.results import Results
 from epmoe.kernels import TokenArray
 
 MAX_REMEMBERED = 1024       # calls of one kind
+NONE = None, None
 AT_ONCE = 2                 # results that are kept of each: calls often take turns in two memories
 
 _new = Dispatched.__new__
@@ -96,8 +97,9 @@ class SteadyCalls:
         self._inputs, self._outputs = (tuple((self._rank.rank, name) for name in names) for names in (
             ("input_tokens", "topk_ids"), ("router_weights", "expert_outputs")))
         self._kept_inputs = self._kept_outputs = None       # device arrays of the caller, kept until the next such call
-        # addresses of all arrays -> (what a call followed from, how its launches start, Slot or None)
+        # what calls followed from -> {where their results lie: (how the launches start, Slot or None)}
         self._dispatches, self._combines = {}, {}
+        self._latest_dispatch = self._latest_combine = NONE    # one of each, sooner compared than looked up
         self._last_dispatches, self._last_combines = [], []
         self._elsewhere = Elsewhere(self._machine)
         self._made = {}             # (address of memory, tokens) -> result of a combine that is there
@@ -115,19 +117,21 @@ class SteadyCalls:
         if key is UNSEEN:
             self._last_dispatches.clear()       # their memory can be lent again
             return None
-        x, ids, _ = key
-        n = x[1][0]
+        n = key[0][1][0]
         for last in self._last_dispatches:
             if last.serves(n):
                 break
         else:
             last = self._lend_dispatch(n)
-        at = x[0], ids[0], last.address
-        known = self._dispatches.get(at)
-        if known is not None and known[0] == key:
-            started = self._started("dispatch", known[1])
+        known, starts = self._latest_dispatch
+        if known != key:
+            starts = _starts(self._dispatches, key)
+            self._latest_dispatch = key, starts
+        start = starts.get(last.address)
+        if start is not None:
+            started = self._started("dispatch", start[0])
         else:
-            started = self._begun("dispatch", self._dispatches, at, key, *_of_dispatch(key, last.loan))
+            started = self._begun("dispatch", starts, last.address, *_of_dispatch(key, last.loan))
         if not started:
             self._last_dispatches.clear()
             return None
@@ -151,8 +155,7 @@ class SteadyCalls:
         if self.applies and out is None and not self._rounds.capture:
             key, loan = _dispatch_key(input_tokens, topk_ids, input_scale), sent[0].loan
             if key is not UNSEEN:
-                at = key[0][0], key[1][0], loan.buffer.address
-                self._remember(self._dispatches, at, key, *_of_dispatch(key, loan))
+                self._remember(_starts(self._dispatches, key), loan.buffer.address, *_of_dispatch(key, loan))
 
     def combine(self, sent, expert_outputs, d, router_weights, epilogue, arguments, out):
         """The combined output, its kernel launched. arguments: whether functions are given any."""
@@ -165,7 +168,7 @@ class SteadyCalls:
         if key is UNSEEN or key[0][1][0] != self._capacity:
             self._last_combines.clear()
             return None
-        y, where, n, weights, _, to = key
+        _, _, n, weights, _, to = key
         loan = last = None
         if to is None:
             reduced = weights is not None
@@ -177,18 +180,21 @@ class SteadyCalls:
             to, loan, out = last.address, last.loan, last.result
         else:
             to = to[0]
-        at = y[0], where, _address(weights), to
-        known = self._combines.get(at)
-        if known is not None and known[0] == key:
-            started = self._started("combine", known[1])
+        known, starts = self._latest_combine
+        if known != key:
+            starts = _starts(self._combines, key)
+            self._latest_combine = key, starts
+        start = starts.get(to)
+        if start is not None:
+            started = self._started("combine", start[0])
         else:
-            started = self._begun("combine", self._combines, at, key, *_of_combine(key, of_rank.loan, loan))
+            started = self._begun("combine", starts, to, *_of_combine(key, of_rank.loan, loan))
         if not started:
             self._last_combines.clear()
             return None
         if self._placing.placed:
             self._placing.let_go_of(self._outputs)
-        self._kept_outputs = router_weights, None if of_rank.loan.holds_address(y[0]) else expert_outputs
+        self._kept_outputs = router_weights, None if of_rank.loan.holds_address(key[0][0]) else expert_outputs
         return out
 
     def _lend_combine(self, n, reduced):
@@ -217,10 +223,9 @@ class SteadyCalls:
         # With fewer rows than capacity the verdict follows from the round's row count as well.
         if key is UNSEEN or key[0][1][0] != self._capacity or not all(map(lent.holds_address, key[1])):
             return
-        y, where, _, weights, _, to = key
-        loan = reduction[0].results.loan if to is None else None
-        at = y[0], where, _address(weights), loan.buffer.address if to is None else to[0]
-        self._remember(self._combines, at, key, *_of_combine(key, lent, loan))
+        loan, to = (reduction[0].results.loan, None) if out is None else (None, key[-1][0])
+        self._remember(_starts(self._combines, key), loan.buffer.address if to is None else to,
+                       *_of_combine(key, lent, loan))
 
     def close(self):
         """Give back what is kept of the last calls; nothing is remembered any more."""
@@ -243,22 +248,19 @@ class SteadyCalls:
         self._n_freed = n_freed
         for known in self._dispatches, self._combines, self._last_dispatches, self._last_combines, self._made:
             known.clear()
+        self._latest_dispatch = self._latest_combine = NONE
         self._elsewhere.forget()
 
-    def _remember(self, calls, at, key, form, places):
-        if len(calls) >= MAX_REMEMBERED:
-            calls.clear()
-        calls[at] = key, self._machine.again(self._launches), None
+    def _remember(self, starts, to, form, places):
+        starts[to] = self._machine.again(self._launches), None
         self._elsewhere.learn(form, places, self._launches)
 
-    def _begun(self, call, calls, at, key, form, places):
+    def _begun(self, call, starts, to, form, places):
         """Whether launches for arrays that are elsewhere than any before were started: not if that is not known yet."""
         slot = self._elsewhere.slot(form, places)
         if slot is None or not self._started(call, slot.begin):
             return False
-        if len(calls) >= MAX_REMEMBERED:
-            calls.clear()
-        calls[at], slot.owner = (key, slot.start, slot), (calls, at)
+        starts[to], slot.owner = (slot.start, slot), (starts, to)
         return True
 
     def _started(self, call, start):
@@ -276,9 +278,14 @@ class SteadyCalls:
         return True
 
 
-def _address(seen):
-    """Of router weights: what was seen of an array, a function, or None."""
-    return seen[0] if type(seen) is tuple else None
+def _starts(calls, key):
+    """How the launches of a call start, by where its results lie."""
+    starts = calls.get(key)
+    if starts is None:
+        if len(calls) >= MAX_REMEMBERED:
+            calls.clear()
+        starts = calls[key] = {}
+    return starts
 
 
 def _of_dispatch(key, loan):

@@ -27,7 +27,7 @@ class Driver:
     def __init__(self, real):
         self._real, self.calls, self.launches, self.capture = real, [], [], NO_CAPTURE
         self.launch_result = real.CUresult.CUDA_SUCCESS
-        self.waited_for = set()             # handles of streams
+        self.waited_for, self.copied_on = set(), set()      # handles of streams
         self.threads = {threading.get_ident()}      # those with a current context
         self._memory = {}                   # address -> (array, bytes)
         self._success = (real.CUresult.CUDA_SUCCESS,)
@@ -68,6 +68,7 @@ class Driver:
 
     def cuMemcpyHtoDAsync(self, to, source, nbytes, stream):
         self.calls.append("cuMemcpyHtoDAsync")
+        self.copied_on.add(int(stream))
         ctypes.memmove(to, source, nbytes)
         return self._success
 
@@ -142,8 +143,8 @@ class Driver:
         return [(address, nbytes) for address, (_, nbytes) in self._memory.items()]
 
     def memory_at(self, address):
-        """The bytes of an allocation."""
-        _, nbytes = self._memory[address]
+        """The bytes of an allocation from an address on."""
+        nbytes, = [start + n - address for start, (_, n) in self._memory.items() if start <= address < start + n]
         return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8)
 
 

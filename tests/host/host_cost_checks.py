@@ -36,21 +36,24 @@ def since(driver, function):
     driver.launches.clear()
     driver.calls.clear()
     driver.waited_for.clear()
+    driver.copied_on.clear()
     function()
     return list(driver.launches), list(driver.calls)
 
 
 def check_a_steady_round_is_short():
-    with at_hand(does_nothing=True) as (ep, driver, (x, ids, weights)):
-        for _ in range(6):
-            a_round(ep, x, ids, weights)
-        for _ in range(3):
-            n_dispatch, _, d = python_calls(ep.dispatch, x, ids)
-            y = d.output_tokens
-            n_combine, _, out = python_calls(ep.combine, y, d, weights)
-            assert n_dispatch <= MOST_PYTHON_CALLS["dispatch"], n_dispatch
-            assert n_combine <= MOST_PYTHON_CALLS["combine"], n_combine
-            del d, y, out
+    for layers in (1, 4):       # of which each looks up what the one has at hand
+        with at_hand(does_nothing=True) as (ep, driver, _):
+            given = [tensors(0x10000 * (1 + i)) for i in range(layers)]
+            for x, ids, weights in 6 * given:
+                a_round(ep, x, ids, weights)
+            for x, ids, weights in 3 * given:
+                n_dispatch, _, d = python_calls(ep.dispatch, x, ids)
+                y = d.output_tokens
+                n_combine, _, out = python_calls(ep.combine, y, d, weights)
+                assert n_dispatch <= MOST_PYTHON_CALLS["dispatch"] + (layers > 1), n_dispatch
+                assert n_combine <= MOST_PYTHON_CALLS["combine"] + (layers > 1), n_combine
+                del d, y, out
 
 
 def check_a_steady_round_launches_only():
@@ -92,15 +95,97 @@ def check_the_fast_way_launches_what_the_general_way_launches():
         assert seen[0] == seen[1]
 
 
-def words_at(ep, driver, params):
-    """The parameter block at an address, with every address of an allocation made comparable between processes."""
-    raw = driver.memory_at(params).view(np.uint64)
+def words_at(ep, driver, params, n=None):
+    """n words of the parameter block at an address, those of an allocation made comparable between processes."""
+    raw = driver.memory_at(params).view(np.uint64)[:n]
     bases = sorted(driver.allocated())
     places = []
     for word in raw.tolist():
         inside = [i for i, (start, nbytes) in enumerate(bases) if start <= word < start + nbytes]
         places.append((bases[inside[0]][1], word - bases[inside[0]][0]) if inside else word)
     return places
+
+
+def check_layers_in_turn_launch_only():
+    with at_hand() as (ep, driver, _):
+        layers = [tensors(0x10000 * (1 + i)) for i in range(4)]
+
+        def step():
+            for x, ids, weights in layers:
+                a_round(ep, x, ids, weights)
+
+        for _ in range(3):
+            step()
+        driver.native_calls.clear()
+        launched, calls = since(driver, step)
+        assert [name for name, *_ in launched] == 4 * ["dispatch", "combine"] and calls == [], (launched, calls)
+        assert driver.native_calls == 8 * ["cuStreamIsCapturing", "cuCtxGetCurrent", "cuLaunchKernel"]
+
+
+def check_arrays_that_are_new_cost_one_copy_on_the_calls_own_stream():
+    with at_hand() as (ep, driver, _):
+        for i in range(8):
+            a_round(ep, *tensors(0x10000 * (1 + i)))
+        driver.native_calls.clear()
+        allocated = len(driver.allocated())
+        launched, calls = since(driver, lambda: any(a_round(ep, *tensors(0x10000 * (9 + i))) is None for i in range(3)))
+        assert calls == 6 * ["cuMemcpyHtoDAsync"] and len(launched) == 6, calls
+        assert driver.native_calls == 6 * ["cuStreamIsCapturing", "cuCtxGetCurrent", "cuMemcpyHtoDAsync",
+                                           "cuLaunchKernel"]
+        assert driver.copied_on == {STREAM} and len(driver.allocated()) == allocated
+        fails(EPValueError, "no multiple of 16", ep.dispatch, FakeTensor(0x200002, (4, 64), bfloat16), tensors()[1])
+
+
+def check_launches_for_new_arrays_are_those_of_the_general_way():
+    seen = []
+    for fast in (True, False):
+        with at_hand() as (ep, driver, _):
+            ep._steady.applies = fast
+            launched = []
+            for i, (x, ids, weights, options) in enumerate(_many_calls(120)):
+                d = ep.dispatch(x, ids)
+                y = FakeTensor(0x900000 + 0x10000 * (i % 7), (ep.capacity, 64), bfloat16) if i % 3 else d.output_tokens
+                ep.combine(y, d, weights, **options)
+                for *launch, params, n, rank in driver.launches:
+                    launched.append((*launch, n, rank, words_at(ep, driver, params, 40)))
+                driver.launches.clear()
+                del d, y
+            seen.append(launched)
+            if fast:
+                assert sum(len(starts) for starts in ep._steady._dispatches.values()) > 16
+                assert driver.native_calls.count("cuMemcpyHtoDAsync") > 120, "all took the general way"
+    assert len(seen[0]) == len(seen[1])
+    for (*one, words), (*other, theirs) in zip(*seen):
+        assert one == other and words[:len(theirs)] == theirs, (one, words, other, theirs)
+
+
+def _many_calls(n):
+    """(x, ids, weights, options) of calls on arrays that lie anywhere."""
+    rng = np.random.default_rng(1)
+    into = FakeTensor(0xB00000, (4, 64), bfloat16)
+    for i in range(n):
+        at = [0x1000000 + 16 * int(rng.integers(1 << 20)) for _ in range(3)]
+        x, ids, weights = FakeTensor(at[0], (4, 64), bfloat16), FakeTensor(at[1], (4, 8), int32), FakeTensor(
+            at[2], (4, 8), float32)
+        yield x, ids, None if i % 5 == 4 else weights, {"out": into} if i % 5 == 2 else {}
+
+
+def check_memory_for_parameters_is_used_again_and_its_calls_forgotten():
+    from epmoe.host import elsewhere
+
+    elsewhere.N_SLOTS = 4
+    with at_hand() as (ep, driver, _):
+        layers = [tensors(0x10000 * (1 + i)) for i in range(9)]
+        for _ in range(4):
+            for x, ids, weights in layers:
+                driver.launches.clear()
+                d = ep.dispatch(x, ids)
+                (_, _, _, _, params, *_), = driver.launches
+                assert x.data_ptr() in driver.memory_at(params).view(np.uint64)[:24], "parameters of another call"
+                ep.combine(d.output_tokens, d, weights)
+                del d
+        slots = [slot for starts in ep._steady._dispatches.values() for _, slot in starts.values() if slot is not None]
+        assert 0 < len(slots) <= 4
 
 
 def check_results_go_where_nobody_looks():
