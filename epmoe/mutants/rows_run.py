@@ -76,7 +76,7 @@ def hybrid_calls(world, make, functions, in_flight):
     x, probs, y = make.rows(limit), make.rows(limit, np.float32, 0), make.rows(world.tokens)
     with in_flight():
         two, second = dispatch(given[1][0], make.maps, given[1][1])
-        others = [two, sums(handle, x, probs), cached(handle, y)]
+        others = [two, second.overflow, sums(handle, x, probs), cached(handle, y)]
         three, _ = dispatch(given[2][0], make.maps, given[2][1])
         others += [three, sums(second, x, None), cached(second, y)]
     return [one], others
@@ -179,6 +179,7 @@ class RowsRun:
         blocks, threads = self.world.shape
         with self._edited():
             buffer = Buffer(self.local, launch=LaunchConfig(blocks, threads), timeout=TIMEOUT)
+            buffer.knows_all_ranks = not self.world.asks
             try:
                 self._go(buffer)
             finally:

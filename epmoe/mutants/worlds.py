@@ -53,7 +53,8 @@ class RowsWorld:
     kind: "rows" (FusedDispatch, FusedCombine), "hybrid" (HybridEP). tokens: of each rank. limit: rows of a rank in
     HybridEP; pad: to which each expert's are rounded up; fp8: they travel as blockwise FP8. local: experts of a rank.
     combines: further ones in a row. on_device: further dispatches, counted on the device, in flight too. slow: ranks
-    that are far slower than the others. full_heap: ranks that have no memory left for results. absent: as in World.
+    that are far slower than the others. full_heap: ranks that have no memory left for results. asks: as where ranks are
+    processes, nobody knows before the first call how much room the others' tokens take. absent: as in World.
     """
 
     name: str
@@ -72,6 +73,7 @@ class RowsWorld:
     slow: tuple = ()
     constants: dict = field(default_factory=dict)
     full_heap: tuple = ()
+    asks: bool = False
     absent: tuple = ()
 
     @property
@@ -144,6 +146,8 @@ WORLDS = {w.name: w for w in (
     World("rows in pieces, fused", PIECES | dict(token_format="fp8_blockwise", fused_shared_expert=True),
           ((2, 3), (3, 1)), fused=True, shape=(4, 128)),
     World("whole entries", PLAIN | dict(n_experts=6), ((5, 4), (4, 5)), fused=True, shape=(3, 224)),
+    World("an entry too large to go whole", PLAIN | dict(n_experts=6), ((5, 4),), fused=True, shape=(3, 224),
+          constants={"whole_entries.MOST_ROWS": 2}),
     World("tiles of rows", PLAIN | dict(hidden=8, max_tokens_per_rank=17), ((17, 12),), fused=True, shape=(4, 32)),
     World("bad ids", PLAIN, ((5, 5),), bad_ids=True),
     World("absent peer, split", PLAIN, ((5, 3), (5, 3)), absent=(1,)),
@@ -165,7 +169,7 @@ WORLDS = {w.name: w for w in (
     RowsWorld("few rows, combines in a row", "rows", tokens=(0, 2), shape=(2, 32), combines=3, slow=(1,)),
     RowsWorld("rows, counted on the device", "rows", on_device=True),
     RowsWorld("rows, absent peer", "rows", absent=(1,)),
-    RowsWorld("hybrid", "hybrid", limit=20, pad=4),
+    RowsWorld("hybrid", "hybrid", limit=16, pad=4),             # what rank 0 receives just fits
     RowsWorld("hybrid, several sending blocks", "hybrid", tokens=(5, 4), limit=20, shape=(6, 32)),
     RowsWorld("hybrid, two p2p worlds", "hybrid", tokens=(4, 0, 3, 2), top_k=6, limit=24, shape=(2, 64),
               p2p_world_size=2),
@@ -178,6 +182,9 @@ WORLDS = {w.name: w for w in (
     RowsWorld("hybrid, rows in parts", "hybrid", tokens=(3, 2), hidden=2112, limit=10),
     RowsWorld("hybrid, more experts of a token than lanes", "hybrid", tokens=(1, 1), top_k=87, local=44, limit=90,
               hidden=8, shape=(2, 32)),
+    RowsWorld("rows, ranks with more blocks than others", "rows", tokens=(9, 3), local=10, hidden=8, shape=(12, 32)),
+    RowsWorld("rows, no room at first", "rows", tokens=(4, 3), shape=(8, 32), asks=True),
+    RowsWorld("hybrid, no room at first", "hybrid", tokens=(4, 3), limit=16, asks=True),
     RowsWorld("hybrid, more experts than two windows", "hybrid", tokens=(1, 1), top_k=110, local=70, limit=112,
               hidden=8, shape=(2, 32)),
     RowsWorld("rows, more tokens than lanes", "rows", tokens=(40, 33), top_k=1, hidden=8, shape=(2, 32)),
