@@ -21,17 +21,19 @@ from epmoe.fused_a2a.buffer import Buffer
 from epmoe.host.arrays import to_numpy
 from epmoe.kernels import LaunchConfig
 from epmoe.kernels.rows import control
+from epmoe.mutants import rows_bad_ids
 from epmoe.mutants.errors import Leftover, WrongResult
 from epmoe.worlds.local import LocalWorld
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
+DISPATCHES = 2            # of rows_calls, that are given ids
 TIMEOUT = 1e-2            # seconds of the simulated clock
 
 
 class _Inputs:
-    """Arrays over ranks, from one seed."""
+    """Arrays over ranks, from one seed. spoilt: with ids that kernels must take for -1, in the places of some -1."""
 
-    def __init__(self, world):
+    def __init__(self, world, spoilt=False):
         self.world, self.rng = world, np.random.default_rng(11)
         self.ids = [np.array([self.rng.permutation(world.n_experts - 1)[:world.top_k] for _ in range(n)], np.int64)
                     .reshape(n, world.top_k) for n in world.tokens]
@@ -40,6 +42,8 @@ class _Inputs:
         experts = range(world.n_experts)
         self.maps = [np.array([[e in row for e in experts] for row in ids], bool).reshape(len(ids), len(experts))
                      for ids in self.ids]
+        if spoilt:
+            self.ids = [rows_bad_ids.spoilt(ids, world.n_experts) for ids in self.ids]
 
     def rows(self, counts, dtype=BF16, columns=None):
         columns = self.world.hidden if columns is None else columns
@@ -53,7 +57,7 @@ def rows_calls(world, make, functions, in_flight):
     gives the context of the others.
     """
     dispatch, sums, cached, *counted = functions
-    given = [(make.rows(world.tokens), make.rows(world.tokens, np.float32, world.top_k)) for _ in range(2)]
+    given = [(make.rows(world.tokens), make.rows(world.tokens, np.float32, world.top_k)) for _ in range(DISPATCHES)]
     dispatched = [dispatch(x, make.ids, probs) for x, probs in given]
     handle, n = dispatched[-1][1], [len(i) for i in dispatched[-1][0][0]]
     x = [make.rows(n), make.rows(n, np.float32), *(make.rows(world.tokens) for _ in range(4))]
@@ -181,7 +185,10 @@ class RowsRun:
             buffer = Buffer(self.local, launch=LaunchConfig(blocks, threads), timeout=TIMEOUT)
             buffer.knows_all_ranks = not self.world.asks
             try:
-                self._go(buffer)
+                if not self.world.bad_ids:
+                    return self._go(buffer)
+                with rows_bad_ids.counted(_Inputs(self.world).ids, self.world.n_experts, DISPATCHES):
+                    self._go(buffer)
             finally:
                 self.machine.__dict__.pop("synchronize", None)
                 for block in self.read_from:
@@ -190,7 +197,8 @@ class RowsRun:
 
     def _go(self, buffer):
         functions = [self._then_read(f, buffer) for f in on_device(self.world, buffer)]
-        results = CALLS[self.world.kind](self.world, _Inputs(self.world), functions, lambda: self._in_flight(buffer))
+        inputs = _Inputs(self.world, spoilt=self.world.bad_ids)
+        results = CALLS[self.world.kind](self.world, inputs, functions, lambda: self._in_flight(buffer))
         if self.world.absent:
             return self._check_expired(buffer)
         buffer.check()

@@ -54,7 +54,8 @@ class RowsWorld:
     HybridEP; pad: to which each expert's are rounded up; fp8: they travel as blockwise FP8. local: experts of a rank.
     combines: further ones in a row. on_device: further dispatches, counted on the device, in flight too. slow: ranks
     that are far slower than the others. full_heap: ranks that have no memory left for results. asks: as where ranks are
-    processes, nobody knows before the first call how much room the others' tokens take. absent: as in World.
+    processes, nobody knows before the first call how much room the others' tokens take. bad_ids: ids of rows that are
+    no expert's, and repeated ones, as only device memory may hold them. absent: as in World.
     """
 
     name: str
@@ -74,6 +75,7 @@ class RowsWorld:
     constants: dict = field(default_factory=dict)
     full_heap: tuple = ()
     asks: bool = False
+    bad_ids: bool = False
     absent: tuple = ()
 
     @property
@@ -168,6 +170,7 @@ WORLDS = {w.name: w for w in (
     RowsWorld("rows, combines in a row", "rows", tokens=(0, 4), shape=(2, 32), combines=3, slow=(1,)),   # 0 awaits none
     RowsWorld("few rows, combines in a row", "rows", tokens=(0, 2), shape=(2, 32), combines=3, slow=(1,)),
     RowsWorld("rows, counted on the device", "rows", on_device=True),
+    RowsWorld("rows, bad ids", "rows", tokens=(9, 4), top_k=4, local=3, bad_ids=True),
     RowsWorld("rows, absent peer", "rows", absent=(1,)),
     RowsWorld("hybrid", "hybrid", limit=16, pad=4),             # what rank 0 receives just fits
     RowsWorld("hybrid, several sending blocks", "hybrid", tokens=(5, 4), limit=20, shape=(6, 32)),
