@@ -8,6 +8,7 @@ from importlib import import_module
 
 CANNOT_RUN = 2
 CUT_SHORT = 141         # what a shell says of a program whose reader went away
+INTERRUPTED = 130       # and of one that was stopped by Ctrl-C
 
 
 def at_least_one(text):
@@ -91,6 +92,9 @@ def main(prog, description, commands, default, argv=None):
     except BrokenPipeError:         # the reader has seen enough: `| head`, a pager left early
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)        # what the interpreter flushes at its end
         return CUT_SHORT
+    except KeyboardInterrupt:
+        print(f"{prog} {arguments.command}: interrupted", file=sys.stderr)
+        return INTERRUPTED
     except OSError as error:
         if error.filename is None:
             raise

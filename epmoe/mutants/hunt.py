@@ -1,6 +1,7 @@
 """Running mutants until they are noticed: which worlds run their line, how each was killed, in parallel processes."""
 
 import multiprocessing
+import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -179,8 +180,15 @@ class Coverage:
 
 
 def pool(jobs):
-    """Processes of their own, freshly started: each runs one simulator."""
-    return multiprocessing.get_context("spawn").Pool(jobs)
+    """Processes of their own, freshly started: each runs one simulator.
+
+    Ctrl-C is left to this process, which ends them: one that died by it would leave the others' queues locked.
+    """
+    kept = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        return multiprocessing.get_context("spawn").Pool(jobs)
+    finally:
+        signal.signal(signal.SIGINT, kept)
 
 
 def cover(workers, advance=lambda: None):

@@ -18,6 +18,9 @@ from epmoe.verify.worlds import Worlds, between
 FORMATS = tuple(TOKEN_FORMATS)
 MAX_DIFFERENCES = 3
 EQUAL, DIFFERS, CANNOT_RUN = 0, 1, 2
+OF_THE_MATRIX = ("part", "compile", "cc", "sample")     # options that mean something with --all only
+WITH_THE_MATRIX = ("all", "ranks", "hidden", "seed", "racecheck", "world", "p2p_world_size", "timeout", "json",
+                   *OF_THE_MATRIX)
 
 
 def _cc(text):
@@ -73,13 +76,13 @@ def run(args, console=None):
     """Run verify with parsed options; the exit status is 0 if every byte agreed, 1 if not, 2 if it cannot be run."""
     where = ""
     try:
+        _refuse_what_would_be_ignored(args)
         if args.all and args.compile:
             from epmoe.verify import matrix
 
             return matrix.compile_part(args)
         worlds = Worlds(args.world, args.racecheck, args.p2p_world_size)
         where = f"rank {worlds.rank}: " if worlds.mpi else ""
-        args.ranks = args.ranks or worlds.n_ranks
         if console is None:
             from rich.console import Console
 
@@ -88,6 +91,7 @@ def run(args, console=None):
             from epmoe.verify import matrix
 
             return matrix.walk(args, console, worlds)
+        args.ranks = args.ranks or worlds.n_ranks
         return _verify(args, console, worlds)
     except (EPValueError, UnavailableError) as error:
         sys.stderr.write(f"epmoe verify: {where}{error}\n")  # in one piece: other ranks may write, too
@@ -99,6 +103,18 @@ def run(args, console=None):
         console.print(f"\n[bold red]FAIL[/bold red]  {type(error).__name__}:")
         console.print(str(error), markup=False)
         return DIFFERS
+
+
+def _refuse_what_would_be_ignored(args):
+    """With --all the matrix has its own sizes and all options; without it, it has no parts."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    given = [name for name, default in vars(parser.parse_args([])).items() if getattr(args, name) != default]
+    wrong = [name for name in given if (name not in WITH_THE_MATRIX if args.all else name in OF_THE_MATRIX)]
+    if wrong:
+        rule = ("no meaning with --all, which walks all options, at small sizes: leave it out, or --all" if args.all
+                else "no meaning without --all: give that too, or leave it out")
+        raise EPValueError(f"{', '.join('--' + name.replace('_', '-') for name in wrong)}: {rule}")
 
 
 def case_of(args, batch=None):

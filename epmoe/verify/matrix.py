@@ -16,7 +16,7 @@ from epmoe.verify.worlds import between
 
 # (token format, scales in the slot layout)
 FORMATS = (*((name, False) for name in TOKEN_FORMATS), ("mxfp4_rows", True))
-N_RANKS, EXPERTS_PER_RANK, TOP_K, TOKENS, ROUNDS = 2, 2, 2, 5, 2       # under mpirun as many ranks as there are
+N_RANKS, EXPERTS_PER_RANK, TOP_K, TOKENS, ROUNDS = 2, 2, 2, 5, 2       # N_RANKS: without --ranks and without mpirun
 
 
 def cases(n_ranks, hidden, p2p_world_size=None):
@@ -34,10 +34,11 @@ def cases(n_ranks, hidden, p2p_world_size=None):
         yield Case(cfg, weights, epilogue, fused, ROUNDS)
 
 
-def check(case, seed, world):
+def check(case, seed, world, timeout=30.0):
     """Verify one case: None if every byte agreed, else what went wrong, as text."""
     try:
-        for r in rounds_of(case, world, [routing.make(case.cfg, [seed, n]) for n in range(case.rounds)], seed=seed):
+        batches = [routing.make(case.cfg, [seed, n]) for n in range(case.rounds)]
+        for r in rounds_of(case, world, batches, seed=seed, timeout=timeout):
             if r.differences:
                 return f"round {r.number}: {r.differences[0]}"
     except EPError as error:
@@ -70,7 +71,7 @@ def _chosen(args, n_ranks):
 def walk(args, console, worlds):
     """Walk the matrix with a progress bar; prints a table, or JSON; the exit status is 0 if all cases passed."""
     start = time.perf_counter()
-    n_ranks = worlds.n_ranks if worlds.mpi else N_RANKS
+    n_ranks = args.ranks or (worlds.n_ranks if worlds.mpi else N_RANKS)
     chosen = _chosen(args, n_ranks)
     if not device.SIM:
         kernels, compiled, n = compiled_first.compile_all(args, chosen, worlds.make(n_ranks, args.seed))
@@ -85,7 +86,7 @@ def walk(args, console, worlds):
         task = progress.add_task("", total=len(chosen))
         for case in chosen:
             progress.update(task, description=str(case)[:40])
-            results.append((case, check(case, args.seed, worlds.make(n_ranks, args.seed))))
+            results.append((case, check(case, args.seed, worlds.make(n_ranks, args.seed), args.timeout)))
             progress.advance(task)
     failed = [(case, what) for case, what in results if what]
     seconds = time.perf_counter() - start
@@ -126,4 +127,5 @@ def _show(console, n_ranks, hidden, results, failed, seconds):
     if failed:
         console.print(f"\n[bold red]FAIL[/bold red]  {len(failed)} of {len(results)} cases differ, {seconds:.0f} s")
     else:
-        console.print(f"\n[bold green]PASS[/bold green]  {len(results)} cases in {seconds:.0f} s")
+        of = "1 case" if len(results) == 1 else f"{len(results)} cases"
+        console.print(f"\n[bold green]PASS[/bold green]  {of} in {seconds:.0f} s")

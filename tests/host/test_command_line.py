@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -215,8 +216,23 @@ def test_a_sample_of_the_matrix_passes(capsys):
     assert max(len(line) for line in out.out.splitlines()) <= 80
 
 
+def test_the_matrix_has_as_many_ranks_as_asked_for(capsys):
+    status, out = shown(capsys, "verify", "--all", "--sample", "1", "--ranks", "3")
+    assert status == 0 and "3 ranks x 2 experts" in out.out and "PASS  1 case in" in out.out, out.out
+
+
+@pytest.mark.parametrize("argv, said", [
+    (["--all", "--format", "nvfp4"], "--format: no meaning with --all"),
+    (["--sample", "3"], "--sample: no meaning without --all"),
+    (["--all", "--tokens", "3", "--fused"], "--tokens, --fused: no meaning with --all"),
+    (["--part", "1/2"], "--part: no meaning without --all")], ids=" ".join)
+def test_options_that_would_be_ignored_are_refused(capsys, argv, said):
+    status, out = shown(capsys, "verify", *argv)
+    assert status == 2 and said in out.err and len(out.err.splitlines()) == 1
+
+
 def test_a_case_that_differs_fails_the_matrix(capsys, monkeypatch):
-    monkeypatch.setattr(matrix, "check", lambda case, seed, world: "round 1: wrong" if case.fused else None)
+    monkeypatch.setattr(matrix, "check", lambda case, *_: "round 1: wrong" if case.fused else None)
     status, out = shown(capsys, "verify", "--all", "--sample", "9", "--json")
     record = json.loads(out.out)
     assert status == 1 and not record["passed"]
@@ -316,3 +332,21 @@ def test_a_reader_that_has_left_sees_no_traceback():
                           stderr=subprocess.PIPE, text=True, timeout=60)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_ctrl_c_ends_a_command_without_a_traceback(capsys, monkeypatch):
+    def interrupted(args, console=None):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verify, "run", interrupted)
+    assert main([]) == 130
+    assert capsys.readouterr().err == "python -m epmoe verify: interrupted\n"
+
+
+def test_ctrl_c_is_left_to_the_process_that_can_end_the_others():
+    """A worker that died by it kept the lock of its queue, and the command never ended."""
+    from epmoe.mutants import hunt
+
+    with hunt.pool(1) as workers:
+        assert workers.apply(signal.getsignal, (signal.SIGINT,)) == signal.SIG_IGN
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
