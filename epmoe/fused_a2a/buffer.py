@@ -108,15 +108,19 @@ class Buffer:
             self.max_tokens = max_tokens
             self.n_changes += 1
 
+    def has_pool(self, staging_bytes, result_bytes=0, flag_rows=0, window_bytes=0, tagged_bytes=0):
+        """Whether want_pool() need not let it grow for this."""
+        return (align(max(staging_bytes, result_bytes)) <= self.staging_bytes and result_bytes <= self.heap_bytes
+                and align(row_flags.bytes_for(flag_rows)) <= self.flag_bytes and window_bytes <= self.window_bytes
+                and tagged_bytes <= self.tagged_bytes)
+
     def want_pool(self, staging_bytes, result_bytes=0, flag_rows=0, window_bytes=0, tagged_bytes=0):
         """A pool with a staging area of so many bytes, room for results, flags for so many rows, windows, and words.
 
         Collective if it must grow. All ranks ask for the same: what they ask for follows from what all of them know.
         """
         staging_bytes, flag_bytes = align(max(staging_bytes, result_bytes)), align(row_flags.bytes_for(flag_rows))
-        if (staging_bytes <= self.staging_bytes and result_bytes <= self.heap_bytes
-                and flag_bytes <= self.flag_bytes and window_bytes <= self.window_bytes
-                and tagged_bytes <= self.tagged_bytes):
+        if self.has_pool(staging_bytes, result_bytes, flag_rows, window_bytes, tagged_bytes):
             return
         self.n_changes += 1
         self.flag_bytes = _grown(self.flag_bytes, flag_bytes)

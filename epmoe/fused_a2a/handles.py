@@ -40,9 +40,12 @@ class RowsHandle:
 
     @cached_property
     def seen(self):
-        """What decides how calls with it are launched, for comparison, where a process has one rank; Places first."""
-        of = self.capacity if self.counts is None else self.counts.tobytes()
-        return places_in(self.loans[0]), self.num_tokens[0], self.top_k, of
+        """What decides how calls with it are launched, for comparison, where a process has one rank.
+
+        First its Places and, if the host knows them, numbers of rows: those that differ between handles of one form.
+        """
+        rows = () if self.counts is None else (self.num_rows[0], self.most_rows, self.most_returned)
+        return places_in(self.loans[0]), rows, self.num_tokens[0], self.top_k, self.counts is None and self.capacity
 
     @property
     def num_rows(self):
@@ -96,7 +99,7 @@ class HybridHandle:
     def seen(self):
         """What decides how calls with it are launched, for comparison, where a process has one rank; Places first."""
         loan = self.loans[0]
-        return (places_in(loan) + places_in(loan.expert_row), self.num_local_experts, self.num_tokens[0],
+        return (places_in(loan) + places_in(loan.expert_row), (), self.num_local_experts, self.num_tokens[0],
                 self.num_rows[0], self.capacity, self.pad_multiple, self.p2p_world_size)
 
 

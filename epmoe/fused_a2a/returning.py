@@ -31,9 +31,18 @@ def sums_of_rows(buffer, key, shape, name, xs, probs, handle, capacity, n_number
 
         names = ("x", "probs") if has_probs else ("x",)
 
-        def arrays(*loans):
+        def arrays_of(loans):
             made = [arrays_in(loan, names) for loan in loans]
             return [x for x, *_ in made], [probs for _, probs in made] if has_probs else None
 
-        remember([r.arena.memory("combine result", shapes)], results, arrays)
-        return arrays(*results)
+        memory, n_tokens = [r.arena.memory("combine result", shapes)], n
+
+        def numbers(rows, _, capacity):
+            """What of the launch follows from numbers of rows, if the pool is large enough."""
+            probs_at = align(capacity * shape.row_bytes)
+            if not buffer.has_pool(probs_at + 4 * shape.n_meta * capacity * has_probs, flag_rows=capacity):
+                return None
+            return capacity, at + probs_at, buffer.launches.grid(num_sms, n_tokens + rows)
+
+        remember(memory, results, lambda loan, *_: arrays_of([loan]), numbers)
+        return arrays_of(results)

@@ -233,6 +233,11 @@ def _result(loan, n, n_scales):
     return (x, loan.array("scales", n)) if n_scales else x, *more
 
 
+def _x_of(result, n=None):
+    """[x] of a loan, or its first n rows."""
+    return arrays_in(result, ("x",)) if n is None else [result.array("x", n)]
+
+
 def _handle_values(buffer, loan):
     n_ranks = buffer.world.n_ranks
     return dict(row_of=loan.address("row_of"), counts=loan.address("info") + counts_offset(n_ranks))
@@ -259,11 +264,19 @@ def cached_dispatch(buffer, name, x, handle, num_sms=None):
         values = [dict(x=buffer.placing.place(r.rank, name, a)) | _handle_values(buffer, loan)
                   for r, a, loan in zip(buffer.ranks, xs, handle.loans)]
         _resend(buffer, shape, targets, values, handle.num_tokens, num_sms)
-        made, r, n = _settle(buffer, targets, handle), buffer.ranks[-1], handle.num_rows[-1]
-        is_all = n == handle.most_rows
-        memory = r.heap.memory(arrays_of(handle.most_rows), r.arena.memory(MOVED, arrays_of(n)))
-        remember([memory], [targets[-1].loan],
-                 lambda result: arrays_in(result, ("x",)) if is_all else [result.array("x", n)])
+        made, r = _settle(buffer, targets, handle), buffer.ranks[-1]
+
+        def memory_for(n, most_rows, _=None):
+            return [r.heap.memory(arrays_of(most_rows), r.arena.memory(MOVED, arrays_of(n)))]
+
+        def numbers(n, most_rows, _):
+            """What of the launches follows from numbers of rows, if the pool is large enough."""
+            if not buffer.has_pool(0, arrange(arrays_of(most_rows))[1]):
+                return None
+            return most_rows, buffer.launches.grid(None, n), n * hidden * dtype.itemsize // 4
+
+        memory = memory_for if handle.counts is not None else memory_for(*2 * [handle.capacity])
+        remember(memory, [targets[-1].loan], _x_of, numbers)
         return [x for x, in made]
 
 

@@ -21,6 +21,7 @@ MAX_REMEMBERED, MAX_FORMS = 1024, 256
 UNKNOWN = object()      # instead of a start's code: no launches are known
 AT_ONCE = 2             # calls of one kind whose results are kept
 SMALL = ("combine", "hybrid combine")   # kinds whose results are no larger than the rank's own tokens
+OF_ROWS = ("combine",)  # kinds whose arrays have as many rows as the handle
 NOTHING, GENERAL = (None,), (None, None)
 
 
@@ -43,38 +44,37 @@ def _new_way(a):
 class _Form:
     """Calls that differ in nothing but where their arrays lie: the memory that they lend, how results are made of it.
 
+    If the host knows how many rows a handle has, calls of a form differ in that, too. numbers: then a function of the
+    numbers of rows -> those that launches have because of them, or None if the call needs more room than there is;
+    memory may be such a function as well, and results is given the rows of this rank besides.
     counts: how often the objects of results are referred to when nobody looks at them, the same for all.
     """
 
-    def __init__(self, memory, results):
-        self.memory, self.results, self.counts = memory, results, None
+    def __init__(self, memory, results, numbers):
+        self.memory, self.results, self.numbers, self.counts = memory, results, numbers, None
 
 
 class _Known:
     """One call: what was seen, and what form it is of; by places of the memory lent: (start, Slot or None)."""
 
-    __slots__ = ("at", "numbers", "handle", "seen", "name", "form", "starts")
+    __slots__ = ("at", "numbers", "handle", "seen", "rows", "name", "form", "starts")
 
-    def __init__(self, at, seen, name, form):
-        (_, self.numbers, self.handle, _), self.at = at, at
+    def __init__(self, at, seen, rows, name, form):
+        (_, self.numbers, self.handle, _), self.at, self.rows = at, at, rows
         self.seen, self.name, self.form, self.starts = seen, name, form, {}
 
 
 class _Last:
-    """Results that a call gives again when nobody else looks at them."""
+    """Results that a call gives again when nobody else looks at them; rows: of which numbers of rows, if that matters."""
 
-    __slots__ = ("form", "at", "results", "loans", "objects", "counts")
+    __slots__ = ("form", "rows", "at", "results", "loans", "objects", "counts")
 
-    def __init__(self, form, loans):
-        self.form, self.results, self.loans = form, form.results(*loans), loans
-        self.at, self.objects = tuple(map(place_of, loans)), None
-        self.counts = form.counts = form.counts or self.count()
-
-    def count(self):
-        """How often each object of the results, through which somebody could keep or see them, is referred to."""
-        if self.objects is None:
-            self.objects = [*_objects(self.results), *self.loans]
-        return list(map(getrefcount, self.objects))
+    def __init__(self, form, rows, loans):
+        self.form, self.rows, self.loans = form, rows if callable(form.memory) else None, loans
+        self.results, self.at = form.results(*loans, *rows[:1]), tuple(map(place_of, loans))
+        # through which somebody could keep or see the results
+        self.objects = [*_objects(self.results), *loans]
+        self.counts = form.counts = form.counts or list(map(getrefcount, self.objects))
 
 
 def _objects(results):
@@ -129,10 +129,11 @@ class SteadyCalls:
             self.give_back()
             return self._general(known)
         for last in self._last.get(kind, ()):
-            if last.form is form and last.count() == last.counts:
+            if (last.form is form and (last.rows is None or last.rows == known.rows)
+                    and list(map(getrefcount, last.objects)) == last.counts):
                 break
         else:
-            last = self._lend(kind, form)
+            last = self._lend(kind, form, known.rows)
             if last is None:
                 return self._general(known)
         if buffer.failure is not None or buffer.closed:
@@ -169,8 +170,12 @@ class SteadyCalls:
         at = kind, numbers, handle, tuple([one[0] for one in seen])     # an address is sooner looked up than a type
         known = self._known.get(at)
         if known is None or known.seen != seen:
-            name = kind, numbers, handle[1:], tuple(map(_form_of, seen))
-            known = _Known(at, seen, name, self._forms.get(name))
+            rows = handle[1] if handle else ()
+            of_rows = rows and kind in OF_ROWS
+            if of_rows and any([one is not NOTHING and one[1][0] != rows[0] for one in seen]):
+                of_rows = False         # refused, or something unheard of
+            name = kind, numbers, handle[2:], bool(of_rows), tuple([_form_of(one, of_rows) for one in seen])
+            known = _Known(at, seen, rows, name, self._forms.get(name))
         self._latest[kind] = known
         return known
 
@@ -181,25 +186,27 @@ class SteadyCalls:
         self.give_back()
         return GENERAL
 
-    def _lend(self, kind, form):
+    def _lend(self, kind, form, rows):
         """The _Last of new results; None if there is no room."""
         kept, is_small = self._last.get(kind, ()), kind in SMALL
         others = self._last[kind] = [one for one in kept if is_small or one.form is form][:AT_ONCE - 1]
-        loans = [memory.lend() for memory in form.memory]
+        lenders = form.memory(*rows) if callable(form.memory) else form.memory
+        loans = [memory.lend() for memory in lenders]
         if None in loans:
             loans = None
             others.clear()
             self.give_back()
-            loans = [memory.lend_anywhere() for memory in form.memory]
+            loans = [memory.lend_anywhere() for memory in lenders]
             if None in loans:
                 return None
-        last = _Last(form, loans)
+        last = _Last(form, rows, loans)
         self._last[kind] = [last, *others]
         return last
 
     def _begin(self, known, last):
         """Start launches for arrays that lie elsewhere than any before: 0, or as what again() of a machine gives."""
-        slot = self._elsewhere.slot(*_with_places(known, last.loans))
+        places = _with_places(known, last.loans)
+        slot = self._elsewhere.slot(*places) if places is not None else None
         if slot is None:
             return UNKNOWN
         code = slot.begin()
@@ -228,9 +235,9 @@ class SteadyCalls:
 
     @contextmanager
     def watching(self, key):
-        """Context of the general way; gives remember(memory, loans, results), to be called at its end.
+        """Context of the general way; gives remember(memory, loans, results, numbers), to be called at its end.
 
-        memory: what lends; loans: what it has lent; results: function of the loans.
+        memory: what lends; loans: what it has lent; results: function of the loans. See _Form.
         """
         if key is None:
             yield _forget
@@ -238,26 +245,33 @@ class SteadyCalls:
         with self._machine.recording() as launches:
             yield lambda *what: self._remember(key, launches, *what)
 
-    def _remember(self, known, launches, memory, loans, results):
+    def _remember(self, known, launches, memory, loans, results, numbers=None):
         as_it_was = (self._machine.n_freed, self._buffer.n_changes) == (self._n_freed, self._n_changes)
         if not as_it_was or None in loans:
             return
         if known.form is None:
             if len(self._forms) >= MAX_FORMS:
                 self._forget()
-            known.form = self._forms[known.name] = _Form(memory, results)
+            known.form = self._forms[known.name] = _Form(memory, results, numbers)
         self._keep(known)
         known.starts[tuple(map(place_of, loans))] = self._machine.again(launches), None
-        self._elsewhere.learn(*_with_places(known, loans), launches)
+        places = _with_places(known, loans)
+        if places is not None:
+            self._elsewhere.learn(*places, launches)
 
 
-def _form_of(seen):
-    """What was seen of an array, or of a pair, without where it lies."""
-    return tuple([one[1:] for one in seen[1:]]) if type(seen[0]) is tuple else seen[1:]
+def _form_of(seen, of_rows):
+    """What was seen of an array, or of a pair, without where it lies; of_rows: nor how many rows it has."""
+    if type(seen[0]) is tuple:
+        return tuple([one[1:] for one in seen[1:]])
+    return (seen[1][1:], *seen[2:]) if of_rows and seen is not NOTHING else seen[1:]
 
 
 def _with_places(known, loans):
-    """(the form's name and where its results are, Places of the caller's arrays, of the handle, and of the loans)."""
+    """(the form's name and where its results are, Places of the caller's arrays, of the handle, and of the loans).
+
+    None if the call needs more room than there is.
+    """
     *_, handle, addresses = known.at
     places = []
     for one in addresses:
@@ -266,8 +280,13 @@ def _with_places(known, loans):
         places += handle[0]
     for loan in loans:
         places += places_in(loan)
+    if known.rows:
+        numbers = known.form.numbers(*known.rows)
+        if numbers is None:
+            return None
+        places += [Place(n, 0) for n in numbers]
     return (known.name, tuple(map(is_in_heap, loans))), places
 
 
-def _forget(memory, loans, results):
+def _forget(*what):
     """Nothing."""

@@ -19,7 +19,7 @@ MAX_LEARNED = 16        # calls of a form; one that is not understood by then ne
 
 
 class Place(NamedTuple):
-    """Where an array of the caller (bytes 1: its address is used, nothing inside) or a loan lies."""
+    """Where an array of the caller (bytes 1: its address is used, nothing inside) or a loan lies; bytes 0: a number."""
 
     address: int
     nbytes: int = 1
@@ -29,20 +29,17 @@ class Pattern:
     """The launches of calls of one form."""
 
     def __init__(self):
-        self._calls, self._is_hopeless = [], False  # calls: [(addresses, Flat)]
-        self._nbytes = None
+        self._calls, self._is_hopeless = [], False  # calls: [(addresses, bytes, Flat)]
         self.flat, self._fixed = None, ()
 
     def learn(self, places, flat):
         """A call took the general way, with arrays at these places."""
         at, nbytes = [p.address for p in places], [p.nbytes for p in places]
-        if self._is_hopeless or self.holds_for(places) or at in [addresses for addresses, _ in self._calls]:
+        if self._is_hopeless or self.holds_for(places) or at in [addresses for addresses, *_ in self._calls]:
             return
-        if self._calls and not (nbytes == self._nbytes
-                                and np.array_equal(flat.counted_from, self._calls[0][1].counted_from)):
+        if self._calls and not np.array_equal(flat.counted_from, self._calls[0][-1].counted_from):
             self._calls.clear()         # other launches, of which there may be more
-        self._nbytes = nbytes
-        self._calls.append((at, flat))
+        self._calls.append((at, nbytes, flat))
         self._is_hopeless = len(self._calls) > MAX_LEARNED
         self.flat = None
         if self._is_hopeless:
@@ -51,13 +48,12 @@ class Pattern:
             self._compare()
 
     def _compare(self):
-        at = np.array([addresses for addresses, _ in self._calls])
-        words, first = np.array([flat.words for _, flat in self._calls]), self._calls[0][1]
+        at, nbytes = (np.array([call[i] for call in self._calls]) for i in (0, 1))
+        words, first = np.array([flat.words for *_, flat in self._calls]), self._calls[0][-1]
         same, counted_from = words[0].copy(), first.counted_from.copy()
         for i in np.flatnonzero((words != words[0]).any(axis=0)):
             behind = words[:, i, None] - at
-            explained = [n for n, nbytes in enumerate(self._nbytes)
-                         if (behind[:, n] == behind[0, n]).all() and 0 <= behind[0, n] < nbytes]
+            explained, = ((behind == behind[0]) & (behind >= 0) & (behind < np.maximum(nbytes, 1))).all(axis=0).nonzero()
             if len(explained) != 1 or counted_from[i]:
                 return
             n, = explained
@@ -68,7 +64,7 @@ class Pattern:
     def holds_for(self, places):
         """Whether launches with arrays at these places are understood: which were accepted, if they are aligned."""
         return (self.flat is not None and all([places[n].address == address for n, address in self._fixed])
-                and not any([p.address % ALIGNMENT for p in places]))
+                and not any([p.address % ALIGNMENT for p in places if p.nbytes]))
 
 
 class Elsewhere:

@@ -19,6 +19,7 @@ from epmoe.host import inputs
 from epmoe.host.arrays import view
 from epmoe.kernels.written_blocks import words_at
 from epmoe_ref import fused_a2a as reference
+from epmoe_ref.errors import EPValueError
 
 T, EXPERTS, TOP_K, HIDDEN = 5, 4, 2, 16
 
@@ -276,6 +277,39 @@ def test_a_dispatch_that_the_host_waits_for_starts_again_too(group, monkeypatch)
         for _ in range(3):
             exact_round(group, given, rng)
     assert group.recorder.n_started >= before + 3
+
+
+def test_calls_with_a_handle_start_again_whatever_number_of_rows_it_has(group):
+    """What an exact dispatch gives has another number of rows in each step, and so have the combines of it."""
+    rng, recorder = np.random.default_rng(8), group.recorder
+    x, ids, probs, g = (OnDevice(group.machine, a.copy()) for a in (*ROWS[:3], ROWS[0]))
+    seen, general = set(), []
+    for _ in range(25):
+        for a, new in zip((x, ids, probs, g), (r[0] for r in (
+                tokens(rng, (T,), HIDDEN), *routing(rng, (T,), EXPERTS, TOP_K), tokens(rng, (T,), HIDDEN)))):
+            a.values[...] = new
+        ids.values[rng.random(T) < 0.5] = -1        # tokens that go nowhere
+        *want, known = reference.dispatch_forward([x.values], [ids.values], [probs.values], EXPERTS)
+        *got, handle = fused_a2a.fused_dispatch(x, ids, probs, EXPERTS, group)
+        n = known.num_rows[0]
+        assert handle.num_rows == [n] and len(got[0]) == n
+        y, row_probs = (OnDevice(group.machine, np.asarray(a).copy()) for a in (got[0], got[2]))
+        before = recorder.n_started
+        ctx, of_dispatch = fused_a2a.Context(), fused_a2a.Context()
+        combined, _ = fused_a2a.FusedCombine.forward(ctx, y, group, handle)
+        assert_same(combined, reference.combine_forward([y.values], known)[0], "combine")
+        back = fused_a2a.FusedCombine.backward(ctx, g)[0]
+        assert_same(back, reference.combine_backward(known, [g.values])[0], "cached dispatch")
+        of_dispatch.group, of_dispatch.handle = group, handle
+        grad, _, grad_probs, *_ = fused_a2a.FusedDispatch.backward(of_dispatch, y, None, row_probs, None, None)
+        want_grad, want_probs = reference.dispatch_backward(known, [y.values], [row_probs.values])
+        assert_same(grad, want_grad[0], "gradient of tokens")
+        assert_same(grad_probs, want_probs[0], "gradient of probs")
+        general.append(3 - (recorder.n_started - before))
+        seen.add(n)
+        with pytest.raises(EPValueError, match="rows|shape"):
+            fused_a2a.fused_combine(OnDevice(group.machine, np.zeros((n + 1, HIDDEN), BF16)), group, handle)
+    assert len(seen) > 3 and sum(general[-8:]) <= 1, (seen, general)
 
 
 def checked_once(matrices):
