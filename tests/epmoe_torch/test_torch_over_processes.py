@@ -37,6 +37,16 @@ def test_rows_and_sums_are_those_of_torchs_own_all_to_all():
     as_wanted("all_to_all_program.py", 2, 6, 16, 2, 2, limit=100)
 
 
+def test_calls_in_any_order_have_exact_results_that_stay():
+    as_wanted("any_order_program.py", 2, 8, 3, 16, limit=100)
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(200)
+def test_calls_in_any_order_have_exact_results_that_stay_on_gpus():
+    as_wanted("any_order_program.py", max(2, min(torch.cuda.device_count(), 8)), 2500, 300, 1024, limit=180)
+
+
 @pytest.mark.gpu
 @pytest.mark.timeout(400)
 def test_megatrons_calls_and_fifty_steps_of_training_over_two_gpus():
