@@ -27,7 +27,7 @@ class WorldRun:
         self.heaps = []
         if self.cfg.use_shmem:
             self._connect()
-        self.buffers, self.calls = [], self._calls()
+        self.buffers, self.gated, self.calls = [], [], self._calls()
         self.capacity = self._capacity()
 
     def _regions(self, rank):
@@ -129,7 +129,7 @@ class WorldRun:
                                         input_tokens=tokens, send_buf_p=send, **where)
         rows = self.new("expert_outputs", rank, (self.capacity, cfg.hidden), BF16)
         if not (self.world.absent or self.world.stuck == "dispatch"):       # else row_offsets say nothing
-            experts.launch(self, rank, address["output_tokens"], address["row_offsets"], rows.address)
+            experts.launch(self, rank, out["output_tokens"][0], out["row_offsets"][0], rows)
         if self.world.stuck == "combine" and rank == 0:
             expired.spoil(self)
         combined = self._launch_combine(rank, n, rows.address, address["src_info"], clean.address, weights, where)
@@ -164,6 +164,7 @@ class WorldRun:
             differences += compare_combined_world(self.cfg, outputs, combined)
             if differences:
                 raise WrongResult(f"round {number}: {differences[0]}")
+        experts.check_gated(self)
         for rank in self.ranks:
             self._check_memory(rank)
 
