@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+from epmoe_ref.errors import EPValueError
+
 from benchmarks import peers, shapes
 
 HERE = Path(__file__).parent / "results"
@@ -37,20 +39,26 @@ def exists(file):
 
 
 def read(file):
-    """The record of a file."""
-    return json.loads(Path(file).read_text())
+    """The record of a file. Raises EPValueError for a file of something else."""
+    try:
+        record = json.loads(Path(file).read_text())
+    except ValueError:
+        record = None
+    if not isinstance(record, dict) or not {"device", "n_ranks", "world", "rows", "not_run"} <= set(record):
+        raise EPValueError(f"{file} is no file of results of `python -m benchmarks` (--json FILE)")
+    return record
 
 
 def merged(records):
     """One record of several runs on like machines; of rows for the same thing the last counts.
 
-    What differs between the runs stands in `parts`. Raises ValueError for runs that cannot be compared.
+    What differs between the runs stands in `parts`. Raises EPValueError for runs that cannot be compared.
     """
     whole = dict(records[-1])
     for name in ("device", "n_ranks", "world"):
         found = {record[name] for record in records}
         if len(found) > 1:
-            raise ValueError(f"results with different {name} cannot be merged: {', '.join(map(str, sorted(found)))}")
+            raise EPValueError(f"results with different {name} cannot be merged: {', '.join(map(str, sorted(found)))}")
     rows, failures = {}, {}
     for record in records:
         for r in record["rows"]:

@@ -6,6 +6,8 @@ import os
 import sys
 from importlib import import_module
 
+from epmoe_ref.errors import EPValueError
+
 CANNOT_RUN = 2
 CUT_SHORT = 141         # what a shell says of a program whose reader went away
 INTERRUPTED = 130       # and of one that was stopped by Ctrl-C
@@ -92,6 +94,9 @@ def main(prog, description, commands, default, argv=None):
     except BrokenPipeError:         # the reader has seen enough: `| head`, a pager left early
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)        # what the interpreter flushes at its end
         return CUT_SHORT
+    except EPValueError as error:
+        print(f"{prog} {arguments.command}: {error}", file=sys.stderr)
+        return CANNOT_RUN
     except KeyboardInterrupt:
         print(f"{prog} {arguments.command}: interrupted", file=sys.stderr)
         return INTERRUPTED

@@ -117,6 +117,15 @@ def test_the_picture_is_written_as_svg_and_png(record, tmp_path, capsys):
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("file", ["README.md", "benchmarks/results/2026-11-21-cpu.json", "no/such.json"])
+@pytest.mark.parametrize("command", ["table", "merge"])
+def test_files_of_something_else_are_refused_in_a_line(command, file, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT)
+    assert main([command, file, *(["--json", str(tmp_path / "all.json")] if command == "merge" else [])]) == 2
+    said = capsys.readouterr().err
+    assert file in said and len(said.splitlines()) == 1 and not list(tmp_path.iterdir())
+
+
 def test_results_of_different_machines_are_not_merged(record):
     with pytest.raises(ValueError, match="device"):
         results.merged([record, record | {"device": "another"}])
