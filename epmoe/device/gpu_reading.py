@@ -27,7 +27,7 @@ class Reading:
         machine.submit()
         for stream, buffer, offset, nbytes in parts:
             if copies and copies[-1][1] is buffer and 0 <= offset - copies[-1][3] < STEP:
-                self._fill(buffer, copies[-1][3], offset)
+                self._fill(stream, buffer, copies[-1][3], offset)
                 total += offset - copies[-1][3]
                 copies[-1][3] = offset + nbytes
             else:
@@ -41,11 +41,14 @@ class Reading:
             check(cu.cuStreamSynchronize(stream.handle))
         return [self._bytes[first:end].copy() for first, end in places]
 
-    def _fill(self, buffer, first, end):
-        """Zeros, once, in bytes that nobody writes: else sanitizers see a copy of what was never written."""
+    def _fill(self, stream, buffer, first, end):
+        """Zeros, once, in bytes that nobody writes: else sanitizers see a copy of what was never written.
+
+        On the stream, behind whatever was launched before: that may still read what somebody else had in this memory.
+        """
         filled = self._filled.setdefault(buffer, set())
         if first < end and (first, end) not in filled:
-            buffer.fill(0, first, end - first)
+            check(cu.cuMemsetD8Async(buffer.address + first, 0, end - first, stream.handle))
             filled.add((first, end))
 
     def _make_room(self, nbytes):
