@@ -11,7 +11,8 @@ from epmoe.device import (block_dim, block_idx, device_fn, grid_dim, i32, lane_i
 
 from .division import divided
 
-FAR_OF_33 = 24          # of 33 blocks, those that send to peers; the others have the rank's own rows
+FAR_OF_33 = {2: 24}     # by number of ranks, of 33 blocks, those that send to peers; the others have the own rows
+FAR_OF_MORE = 30        # the same for more ranks, where fewer rows are own ones
 MOST_ROWS = 32          # of an entry
 MOST_ENTRIES = 16       # of a block, on average
 
@@ -19,12 +20,13 @@ MOST_ENTRIES = 16       # of a block, on average
 def far_blocks(cfg):
     """Device function () -> the number of blocks, the first ones, that send to peers."""
     ranks = cfg.n_src_ranks
+    of_33 = FAR_OF_33.get(ranks, FAR_OF_MORE)
 
     @device_fn
     def blocks():
         n = i32(0)
         if ranks > 1:
-            n = i32(max(i32(1), divided(i32(grid_dim() * FAR_OF_33), i32(33))))
+            n = i32(max(i32(1), divided(i32(grid_dim() * of_33), i32(33))))
         return n
 
     return blocks
