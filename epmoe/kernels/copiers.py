@@ -20,13 +20,14 @@ from .spin import wait_for_signal
 from .status import DISPATCH_WAIT
 
 
-def make(cfg, block, threads, mark, leave):
+def make(cfg, block, threads, mark, leave, are_few=False):
     """Device function receive(params, num_tokens, my_rank, copier, n_copiers, failed) -> (gave_up, is_out).
 
     copier: which of the n_copiers receiving blocks this one is; the first one writes down offsets and counts. failed:
     whether this thread knows of an earlier wait that expired. leave: device function params; the last warp of the block
     calls it, and is_out says so, where all messages are here as soon as their counts are known, so that it need not
-    look at recv_count again. Where it does not say so it ends with a barrier.
+    look at recv_count again. Where it does not say so it ends with a barrier. are_few: there are never so many messages
+    that it is worth the while to begin with some of them before all are here.
     """
     fmt, sizes, places = formats.of(cfg), layout.message(cfg), offsets.make(cfg, block, threads)
     has_tiles, decode, finish_group = shared_expert.formats_with_tiles(fmt), fmt.decode, fmt.finish_group
@@ -34,8 +35,9 @@ def make(cfg, block, threads, mark, leave):
     trailer = message.make(cfg)
     load_source, load_id, slot_of = trailer.load_source, trailer.load_id, trailer.slot_of
     share = shared_expert.share_of(cfg)
-    await_counts, place, begin, write, write_first = (places.await_counts, places.place, places.begin, places.write,
-                                                      places.write_first)
+    await_counts, await_messages, place, begin = (places.await_counts, places.await_messages, places.place,
+                                                  places.begin)
+    write, write_first = places.write, places.write_first
     window, window_counts, known = places.experts, places.counts, places.known
     leaves_early = not cfg.fused_shared_expert      # whose words F and G other warps of the block may still need
     local, ranks, front = cfg.n_local_experts, cfg.n_src_ranks, int(cfg.fused_shared_expert)
@@ -158,6 +160,35 @@ def make(cfg, block, threads, mark, leave):
         elif warp_id() == 0:
             write_known(params, counts)
         mark(params, stamps.COPIED)
+
+    @device_fn
+    def receive_few(params, num_tokens, my_rank, copier, n_copiers, failed):
+        counts, words, ok = shared_array(window_counts, int32), shared_array(known, uint64), not failed
+        if ok:
+            ok, _ = await_messages(params, i32(0), local, counts, words)
+        if syncthreads_or(not ok):                          # every thread acquired for all
+            return True, False
+        mark(params, stamps.COUNTED)
+        # The last warp of a block leaves for it; the first block writes, and has rows only if it is the only one.
+        others, last = i32(n_copiers - 1), i32(n_warps() - 1)
+        n_free = i32(max(1, last))
+        worker, workers = i32(warp_id() * others + copier - 1), i32(n_free * others)
+        if others == 0:
+            worker, workers = i32(warp_id()), n_free
+        if copier == 0:
+            write_first(params, num_tokens, my_rank)
+        if warp_id() == last:
+            leave(params)
+        if copier == 0 and warp_id() == 0:
+            write_known(params, counts)
+        if (copier > 0 or others == 0) and warp_id() < n_free:
+            recv_buf = u64(load_u64(params + u64(p_recv)))
+            copy_known(params, recv_buf, my_rank, worker, workers, counts, words)
+        mark(params, stamps.COPIED)
+        return False, True
+
+    if are_few and has_quick_way:
+        return receive_few
 
     @device_fn
     def receive(params, num_tokens, my_rank, copier, n_copiers, failed):

@@ -144,14 +144,14 @@ def _compile_wait(cfg, threads, trace):
 
 
 @lru_cache(CACHED)
-def _compile_fused(cfg, threads, trace, input_scale, shares):
+def _compile_fused(cfg, threads, trace, input_scale, shares, are_few):
     block = parameter_block(cfg)
     mark, fetch = stamps.make(block, trace), ahead.parameters(block)
     n_ranks, n_payloads = cfg.n_src_ranks, min(cfg.top_k, cfg.n_src_ranks)
     few = few_tokens.MOST_TOKENS if few_tokens.applies(cfg, shares) else -1
-    send_tokens = senders.make(cfg, block, mark, input_scale, shares, few)
+    send_tokens = senders.make(cfg, block, mark, input_scale, shares, few, are_few)
     leave = _leaving(cfg, block)
-    receive = copiers.make(cfg, block, threads, mark, leave)
+    receive = copiers.make(cfg, block, threads, mark, leave, are_few)
 
     @kernel(max_threads=threads, shmem=crosses_worlds(cfg))
     def dispatch(params, num_tokens, my_rank, topk_ids, tokens, status):
@@ -218,7 +218,7 @@ def dispatch_kernel(cfg, launch=None, *, input_scale=None) -> DispatchCall:
     """
     launch = launch or LaunchConfig()
     shares = _shares(cfg, launch, default=True)
-    call = DispatchCall(cfg, launch, parameter_block(cfg),
-                        lambda *options: _compile_fused(cfg, launch.threads, launch.trace, input_scale, shares))
+    options = launch.threads, launch.trace, input_scale, shares, few_tokens.are_all(cfg, shares, launch)
+    call = DispatchCall(cfg, launch, parameter_block(cfg), lambda *types: _compile_fused(cfg, *options))
     call.size = partial(few_tokens.size, cfg, shares)
     return call

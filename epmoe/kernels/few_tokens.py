@@ -3,14 +3,15 @@
 With a handful of tokens a dispatch takes as long as the longest chain of steps that wait for each other. The longest
 step is a release, which waits until the peer has acknowledged what was sent before. So the block of a destination sends
 all payloads at once, before it knows who wants them, each to a place of its own: row [local expert 0, my_rank, token]
-of recv_buf. The ids come meanwhile, and who wants what goes into the words of recv_count themselves (described.py),
-behind one release: no trailers, no slots to claim in `reserved`, no pieces to count in `finished`, no announcement,
-since nothing is long under way. A launch has no more blocks and threads than have work to do, since a thread that has
-none costs the others time at each step.
+of recv_buf, and a warp fences behind them. Others clean the ids while the fence waits. Who wants what goes into the
+words of recv_count themselves (described.py), so there are no trailers, no slots to claim in `reserved`, no pieces to
+count in `finished`, and no announcement, since nothing is long under way. A launch has no more blocks and threads than
+have work to do, since a thread that has none costs the others time at each step. A kernel whose launches never have
+more tokens has no code for more: what is not run costs time too, since instructions come from memory.
 """
 
 from epmoe import layout
-from epmoe.device import (block_dim, block_idx, device_fn, fence_acq_rel_sys, i32, lane_id, load_u64, n_warps,
+from epmoe.device import (SIM, block_dim, block_idx, device_fn, fence_acq_rel_sys, i32, lane_id, load_u64, n_warps,
                           shared_add_i32, shared_array, store_i32, syncthreads, syncthreads_or, thread_idx, u64,
                           warp_id)
 from epmoe.device import int32
@@ -19,6 +20,7 @@ from . import ahead, described, formats, ids, stamps, transport
 from .described import share_of, word_of
 from .division import divided
 from .formats.row_copy import most_parts
+from .launch import SIMULATOR_BLOCKS
 from .pieces import BF16_BYTES
 
 MOST_TOKENS = described.MOST_TOKENS     # of a rank
@@ -33,6 +35,12 @@ def applies(cfg, shares):
     return shares and not cfg.skip_a2a and not encodes_for_itself and cfg.n_local_experts <= MOST_EXPERTS
 
 
+def are_all(cfg, shares, launch):
+    """Whether no launch can have more tokens, nor fewer blocks than this way wants; with fewer it is right as well."""
+    blocks = launch.n_sms or (SIMULATOR_BLOCKS if SIM else 2 * cfg.n_ranks)
+    return applies(cfg, shares) and cfg.max_tokens_per_rank <= MOST_TOKENS and blocks >= 2 * cfg.n_ranks
+
+
 def size(cfg, shares, blocks, threads, num_tokens):
     """(blocks, threads) of a launch that may have the given ones; any size is right, this one is quick."""
     if not applies(cfg, shares) or num_tokens > MOST_TOKENS:
@@ -43,9 +51,10 @@ def size(cfg, shares, blocks, threads, num_tokens):
 
 
 def make(cfg, block, mark, scale_of):
-    """Device function send_few(params, topk_ids, tokens, num_tokens, my_rank, failed) -> whether it had to give up.
+    """Device function send_few(params, topk_ids, tokens, num_tokens, my_rank, n_senders, failed) -> whether it gave up.
 
-    For blocks [0, n_ranks), and at most MOST_TOKENS tokens. scale_of: device function params -> input scale.
+    For blocks [0, n_senders), each for every n_senders-th destination, and at most MOST_TOKENS tokens. scale_of: device
+    function params -> input scale.
     """
     fmt, sizes, to = formats.of(cfg), layout.message(cfg), transport.make(cfg, block)
     load_id, clean_id, record_id = ids.make(cfg)
@@ -106,10 +115,12 @@ def make(cfg, block, mark, scale_of):
     def send_to(params, topk_ids, tokens, num_tokens, owner, my_rank, failed, low, high):
         """All that a block does for the rank `owner`; whether it had to give up."""
         # everything that comes from memory is under way before any of it is waited for
-        lane, token, i = i32(lane_id()), i32(warp_id()), i32(thread_idx())
+        lane, token, i = i32(lane_id()), i32(warp_id() - 1), i32(thread_idx())
+        if token < 0:
+            token = i32(n_warps() - 1)          # the warp that fences has ids to clean only where tokens are many
         to_buf = recv_buf(params, owner, my_rank)
         n_parts = i32(max(1, min(most, divided(n_warps(), i32(max(1, num_tokens))))))
-        held = ask_piece(tokens, token, num_tokens, n_parts, lane)
+        held = ask_piece(tokens, i32(warp_id()), num_tokens, n_parts, lane)
         value = id_of(topk_ids, token, num_tokens, lane)
         while i < local:
             low[i], high[i] = 0, 0
@@ -117,14 +128,16 @@ def make(cfg, block, mark, scale_of):
         if syncthreads_or(failed):              # and zeros before sums
             return True
         send_payloads(params, tokens, num_tokens, n_parts, to_buf, my_rank, held, lane)
+        syncthreads()                           # payloads by all warps, before one releases them
+        if warp_id() == 0:
+            fence_acq_rel_sys()                 # release: one for all words, since each waits for the peer
         while token < num_tokens:
             describe(params, value, token, owner, my_rank, low, high, lane)
             token = i32(token + n_warps())
             value = id_of(topk_ids, token, num_tokens, lane)
         mark(params, stamps.CLAIMED)
-        syncthreads()                           # payloads, which the signals release, and sums by all warps
+        syncthreads()                           # sums by all warps
         if warp_id() == 0:
-            fence_acq_rel_sys()                 # release: one for all words, since each waits for the peer
             while lane < local:
                 tell(params, owner, i32(lane * n_ranks + my_rank), word_of(low[lane], high[lane]))
                 lane = i32(lane + 32)
@@ -132,8 +145,14 @@ def make(cfg, block, mark, scale_of):
         return False
 
     @device_fn
-    def send_few(params, topk_ids, tokens, num_tokens, my_rank, failed):
+    def send_few(params, topk_ids, tokens, num_tokens, my_rank, n_senders, failed):
         low, high = shared_array(local, int32), shared_array(local, int32)
-        return send_to(params, topk_ids, tokens, num_tokens, i32(block_idx()), my_rank, failed, low, high)
+        owner, gave_up = i32(block_idx()), False
+        while owner < n_ranks and not gave_up:
+            gave_up = send_to(params, topk_ids, tokens, num_tokens, owner, my_rank, failed, low, high)
+            owner = i32(owner + n_senders)
+            if owner < n_ranks:
+                syncthreads()                   # all words told, before their sums are cleared
+        return gave_up
 
     return send_few

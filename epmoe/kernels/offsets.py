@@ -13,7 +13,7 @@ from epmoe_ref.config import READY
 
 from . import counters, few_tokens, formats, shared_expert
 from .described import count_of
-from .spin import wait_for_count
+from .spin import wait_for_count, wait_for_signal
 from .status import DISPATCH_WAIT
 
 MAX_COUNTS = 2048       # counts that are looked at at a time, in shared memory
@@ -53,6 +53,7 @@ class Places(NamedTuple):
     await_counts(params, first, here, counts, words) -> whether all came, those of `here` experts from `first` on, and
         whether all were of messages that had come, and never were anything else, so that all blocks see the same, as
         far as this thread looked. words: those of the first `known` counts.
+    await_messages: the same, but it waits until all messages have come.
     place(here, start, counts, before, ends, starts, tiles, partial) -> the next window's `start`, before a barrier.
         start: (output row, 128-row tile) at which the window begins.
         before[expert, source]: rows of the expert from lower source ranks. ends[expert, source]: rows of the window up
@@ -69,6 +70,7 @@ class Places(NamedTuple):
     counts: int
     known: int
     await_counts: callable
+    await_messages: callable
     place: callable
     begin: callable
     write: callable
@@ -104,22 +106,25 @@ def make(cfg, block, threads) -> Places:
         n_shared, _ = share(num_tokens, my_rank)
         return padded(n_shared), tiles_of(n_shared)
 
-    @device_fn
-    def await_counts(params, first, here, counts, words):
-        status, timeout_ns = u64(load_u64(params + u64(p_status))), u64(load_u64(params + u64(p_timeout)))
-        recv_count = u64(load_u64(params + u64(p_count)))
-        ok, is_final, i = True, True, i32(thread_idx())
-        while ok and i < here * ranks:
-            entry = i32(first * ranks + i)
-            word = wait_for_count(recv_count + u64(8) * u64(entry), status, timeout_ns, DISPATCH_WAIT, entry)
-            ok = word != u64(MAX_FINITE)
-            if ok:
-                counts[i] = count_of(word)
-                if i < known:
-                    words[i] = word
-                is_final = is_final and (word == u64(0) or (word >= u64(DESCRIBED) and word < u64(ANNOUNCED)))
-            i = i32(i + block_dim())
-        return ok, is_final
+    def awaiting(wait):
+        @device_fn
+        def await_words(params, first, here, counts, words):
+            status, timeout_ns = u64(load_u64(params + u64(p_status))), u64(load_u64(params + u64(p_timeout)))
+            recv_count = u64(load_u64(params + u64(p_count)))
+            ok, is_final, i = True, True, i32(thread_idx())
+            while ok and i < here * ranks:
+                entry = i32(first * ranks + i)
+                word = wait(recv_count + u64(8) * u64(entry), status, timeout_ns, DISPATCH_WAIT, entry)
+                ok = word != u64(MAX_FINITE)
+                if ok:
+                    counts[i] = count_of(word)
+                    if i < known:
+                        words[i] = word
+                    is_final = is_final and (word == u64(0) or (word >= u64(DESCRIBED) and word < u64(ANNOUNCED)))
+                i = i32(i + block_dim())
+            return ok, is_final
+
+        return await_words
 
     @device_fn
     def place(here, start, counts, before, ends, starts, tiles, partial):
@@ -193,5 +198,5 @@ def make(cfg, block, threads) -> Places:
             if warp_id() == 0:
                 begin_group(params + u64(p_out), i32(0), i32(0), i32(0), lane_id())
 
-    return Places(window, window * ranks, known, await_counts, place, begin, write, write_first, write_segment,
-                  end_group)
+    return Places(window, window * ranks, known, awaiting(wait_for_count), awaiting(wait_for_signal), place, begin,
+                  write, write_first, write_segment, end_group)

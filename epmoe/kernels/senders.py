@@ -43,7 +43,7 @@ def _scale_of(block, input_scale):
     return of_function
 
 
-def make(cfg, block, mark, input_scale=None, shares=False, few=-1):
+def make(cfg, block, mark, input_scale=None, shares=False, few=-1, are_few=False):
     """Device function send_tokens(params, topk_ids, tokens, num_tokens, my_rank, n_senders, failed) -> whether it had
     to give up.
 
@@ -51,6 +51,7 @@ def make(cfg, block, mark, input_scale=None, shares=False, few=-1):
     an earlier wait that expired; then nothing is sent. Block 0 announces the counts first, unless there are few tokens
     (few_tokens.py). input_scale: None for the number in the parameter block, or a function i -> float32 that is read at
     0. shares: whether messages to one rank share the token's payload. few: up to how many tokens few_tokens.py sends.
+    are_few: there are never more.
     """
     fmt, at, sizes = formats.of(cfg), counters.words(cfg), layout.message(cfg)
     load_id, clean_id, record_id = ids.make(cfg)
@@ -254,11 +255,13 @@ def make(cfg, block, mark, input_scale=None, shares=False, few=-1):
     if few < 0:
         return send_many
     send_few = few_tokens.make(cfg, block, mark, scale_of)
+    if are_few:
+        return send_few
 
     @device_fn
     def send_tokens(params, topk_ids, tokens, num_tokens, my_rank, n_senders, failed):
         if num_tokens <= few and n_senders >= n_ranks:
-            return send_few(params, topk_ids, tokens, num_tokens, my_rank, failed)
+            return send_few(params, topk_ids, tokens, num_tokens, my_rank, n_senders, failed)
         return send_many(params, topk_ids, tokens, num_tokens, my_rank, n_senders, failed)
 
     return send_tokens

@@ -34,6 +34,23 @@ def test_beside_ranks_with_many_tokens(seed, stale, monkeypatch):
         run_round(world, dict(tokens=tokens), np.random.default_rng(5))
 
 
+@pytest.mark.parametrize("n_sms, num_threads", [(2, 32), (2, 96), (3, 64), (5, 32), (12, 64)])
+def test_kernels_for_few_tokens_alone_are_right_with_any_blocks(n_sms, num_threads, monkeypatch):
+    """One block may send to several ranks, receive by itself, and have one warp for everything."""
+    monkeypatch.setattr(few_tokens, "are_all", lambda cfg, shares, launch: True)
+    launch = LaunchConfig(n_sms=n_sms, num_threads=num_threads)
+    cfg = EPConfig(**SMALL | dict(n_ranks=3, hidden=40))
+    world = KernelWorld(cfg, fused=True, launch=launch, seed=3, racecheck=True)
+    for tokens in ([3, 6, 1], [0, 2, 5]):
+        run_round(world, dict(tokens=tokens), np.random.default_rng(5))
+
+
+def test_few_tokens_have_a_kernel_of_their_own_where_blocks_are_enough():
+    few, many = (EPConfig(**SMALL | dict(max_tokens_per_rank=n)) for n in (8, 9))
+    assert few_tokens.are_all(few, True, ENOUGH) and not few_tokens.are_all(many, True, ENOUGH)
+    assert not few_tokens.are_all(few, False, ENOUGH) and not few_tokens.are_all(few, True, LaunchConfig(n_sms=3))
+
+
 def test_counters_are_not_used(monkeypatch):
     """What a block does alone needs neither slots in `reserved` nor pieces in `finished`: their words stay unread."""
     def unused(*args):
