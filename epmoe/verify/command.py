@@ -21,6 +21,7 @@ EQUAL, DIFFERS, CANNOT_RUN = 0, 1, 2
 OF_THE_MATRIX = ("part", "compile", "cc", "sample")     # options that mean something with --all only
 WITH_THE_MATRIX = ("all", "ranks", "hidden", "seed", "racecheck", "world", "p2p_world_size", "timeout", "json",
                    *OF_THE_MATRIX)
+OF_A_FILE = ("experts_per_rank", "top_k", "hidden", "tokens", "rounds")     # what --input's file says
 
 
 def _cc(text):
@@ -106,14 +107,17 @@ def run(args, console=None):
 
 
 def _refuse_what_would_be_ignored(args):
-    """With --all the matrix has its own sizes and all options; without it, it has no parts."""
+    """With --all the matrix has its own sizes and all options; without it, it has no parts; a file has its sizes."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     given = [name for name, default in vars(parser.parse_args([])).items() if getattr(args, name) != default]
     wrong = [name for name in given if (name not in WITH_THE_MATRIX if args.all else name in OF_THE_MATRIX)]
+    if args.input and not args.all:
+        wrong += [name for name in given if name in OF_A_FILE]
     if wrong:
         rule = ("no meaning with --all, which walks all options, at small sizes: leave it out, or --all" if args.all
-                else "no meaning without --all: give that too, or leave it out")
+                else "no meaning without --all: give that too, or leave it out" if wrong[0] in OF_THE_MATRIX
+                else "no meaning with --input, whose file has its sizes, and one round of them: leave it out")
         raise EPValueError(f"{', '.join('--' + name.replace('_', '-') for name in wrong)}: {rule}")
 
 

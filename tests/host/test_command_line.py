@@ -79,7 +79,7 @@ def test_every_option_verifies(capsys, argv):
 
 
 @pytest.mark.parametrize("argv, said", [(["--experts", "5"], "n_experts=5 must be a multiple of n_ranks=2"),
-                                        (["--hidden", "12"], "hidden=12"), (["--input", "no/such.npz"], "no/such.npz"),
+                                        (["--hidden", "12"], "hidden=12"),
                                         (["--format", "nvfp4"], "hidden=16")], ids=str)
 def test_what_cannot_run_is_explained_in_a_line(capsys, argv, said):
     status, out = shown(capsys, *SMALL, *argv)
@@ -225,6 +225,8 @@ def test_the_matrix_has_as_many_ranks_as_asked_for(capsys):
     (["--all", "--format", "nvfp4"], "--format: no meaning with --all"),
     (["--sample", "3"], "--sample: no meaning without --all"),
     (["--all", "--tokens", "3", "--fused"], "--tokens, --fused: no meaning with --all"),
+    (["--input", "f.npz", "--tokens", "3"], "--tokens: no meaning with --input"),
+    (["--input", "no/such.npz"], "no/such.npz"),
     (["--part", "1/2"], "--part: no meaning without --all")], ids=" ".join)
 def test_options_that_would_be_ignored_are_refused(capsys, argv, said):
     status, out = shown(capsys, "verify", *argv)
