@@ -79,6 +79,7 @@ class Driver:
 
     def cuMemsetD8Async(self, to, byte, nbytes, stream):
         self.calls.append("cuMemsetD8Async")
+        self.fills.append((nbytes, int(stream)))
         ctypes.memset(to, byte, nbytes)
         return self._success
 

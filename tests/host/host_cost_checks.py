@@ -292,7 +292,9 @@ def check_a_dispatch_that_the_host_waits_for_waits_once():
     for _ in range(4):
         dispatch()
     gap = dispatch()[-1].loans[0].address("info") + told.nbytes
-    assert ctypes.string_at(gap, 256 - told.nbytes) == bytes(256 - told.nbytes), "copied, and never written"
+    n = 256 - told.nbytes
+    assert ctypes.string_at(gap, n) == bytes(n), "copied, and never written"
+    assert {s for nbytes, s in driver.fills if nbytes == n} == {int(stream.handle)}, "what is queued may still read it"
     driver.native_calls.clear()
     launched, calls = since(driver, dispatch)
     assert [name for name, *_ in launched] == ["rows_dispatch"]
