@@ -87,6 +87,8 @@ def main(prog, description, commands, default, argv=None):
         if name == argv[0]:
             import_module(module).add_arguments(parser)
     arguments = top.parse_args(argv)
+    if hasattr(sys.stdout, "reconfigure"):      # a terminal or pipe of another encoding shows ? for lines and boxes
+        sys.stdout.reconfigure(errors="replace")
     try:
         status = import_module(commands[arguments.command][0]).run(arguments)
         sys.stdout.flush()

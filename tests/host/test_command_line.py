@@ -336,6 +336,13 @@ def test_a_reader_that_has_left_sees_no_traceback():
     assert (done.returncode, done.stderr) == (141, "")
 
 
+def test_an_output_that_cannot_show_boxes_shows_the_rest():
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-m", "epmoe", "lesson", "1"], cwd=ROOT, env=environment,
+                          capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "? import numpy as np" in done.stdout, done.stderr
+
+
 def test_ctrl_c_ends_a_command_without_a_traceback(capsys, monkeypatch):
     def interrupted(args, console=None):
         raise KeyboardInterrupt
