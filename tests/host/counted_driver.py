@@ -30,6 +30,7 @@ class Driver:
         self.waited_for, self.copied_on = set(), set()      # handles of streams
         self.threads = {threading.get_ident()}      # those with a current context
         self._memory = {}                   # address -> (array, bytes)
+        self.fills = []                     # (bytes, handle of the stream)
         self._success = (real.CUresult.CUDA_SUCCESS,)
         self.native_calls = []              # names of C functions that were called
         self._native = {}                   # name -> C function
