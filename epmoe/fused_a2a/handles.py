@@ -81,7 +81,7 @@ class HybridHandle:
     num_local_experts: int
     num_tokens: list
     num_rows: list
-    capacity: int               # rows that a rank can receive before they are expanded
+    capacity: int               # rows that a rank receives before they are expanded, or gets back, at most
     pad_multiple: int
     p2p_world_size: int
     overflow: object

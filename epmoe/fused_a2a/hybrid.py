@@ -98,7 +98,7 @@ def dispatch_forward(buffer, x, routing_map, probs, num_local_experts, *, num_pe
     with buffer.letting_go(), buffer.steady.watching(key) as remember:
         call = _First(buffer, shape, xs, maps, probs if has_probs else None, num_tokens, limit, pad)
         call.launch(hidden, E4M3 if fp8_dispatch else dtype, num_sms)
-        num_rows, capacity = call.num_rows, call.capacity
+        num_rows, capacity = call.num_rows, call.most_rows
 
         def handle_with(loans):
             overflow = [arrays_in(loan, ("overflow",))[0] for loan in loans]
@@ -162,11 +162,11 @@ class _First:
 
     def launch(self, hidden, dtype, num_sms):
         """Send and expand; the host waits only where P or the room for the first batch has to be found out."""
-        buffer, self.hidden, self.dtype = self.buffer, hidden, dtype
+        buffer, self.hidden, self.dtype, n_ranks = self.buffer, hidden, dtype, self.shape.n_ranks
         must_look = self.limit is None or not (buffer.knows_all_ranks or buffer.max_tokens)
         self._prepare()
         if not must_look:
-            self.num_rows = [self.limit] * len(buffer.ranks)
+            self.num_rows, self.most_rows = [self.limit] * len(buffer.ranks), self.capacity
             self._lend_outputs()
             with buffer.launching() as streams:
                 self._expand(dispatch_kernel(replace(self.shape, expands=True)), streams, num_sms)
@@ -180,6 +180,8 @@ class _First:
             self._prepare(kept)
             with buffer.launching() as streams:
                 self._send(resend_kernel(self.shape), streams, num_sms)
+        # a rank with more tokens than any before gets more rows back than there was room for where they were received
+        self.most_rows = max(self.capacity, n_ranks * int(told[0].tokens.max()))
         self.num_rows = [t.padded_rows if self.limit is None else self.limit for t in told]
         self._lend_outputs()
         with buffer.launching() as streams:

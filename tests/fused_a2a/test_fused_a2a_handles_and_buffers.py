@@ -4,6 +4,7 @@ import gc
 
 import numpy as np
 import pytest
+from against_reference import equal_hybrid
 from rows_group import assert_same, group_of, host, routing, tokens
 
 from epmoe import LocalWorld, fused_a2a
@@ -12,6 +13,7 @@ from epmoe.fused_a2a import buffers
 from epmoe.fused_a2a.heap import Arena, Heap, size_class
 from epmoe_ref import fused_a2a as reference
 from epmoe_ref.errors import EPStateError, EPValueError
+from epmoe_ref.strategies import HybridWorld
 
 
 def dispatched(group, rng, num_tokens=(4, 3), hidden=8):
@@ -39,6 +41,16 @@ def test_results_and_handles_survive_growth():
     assert_same(results[0], want[0], "the result from before")
     rows = tokens(rng, known.num_rows, 8)
     assert_same(fused_a2a.fused_combine(rows, group, handle)[0], reference.combine_forward(rows, known), "combined")
+
+
+@pytest.mark.parametrize("source", [0, 1])
+def test_a_rank_may_get_back_more_rows_than_any_rank_has_ever_received(source):
+    """As many tokens go to a rank as before, and no more; but all of them are one rank's, and go to both."""
+    group, rng = group_of(2, knows_all_ranks=False), np.random.default_rng(5)
+    for sizes in ((3, 3), (7, 0) if source == 0 else (0, 7)):
+        maps = [np.arange(n)[:, None] % 8 < np.array([5, 0, 5, 0]) for n in sizes]
+        probs, x = [rng.random(m.shape, np.float32) for m in maps], tokens(rng, sizes, 16)
+        equal_hybrid(group, HybridWorld(x, maps, probs, 2, None, None, False, None), rng, hidden=16)
 
 
 def test_results_that_are_kept_are_not_written_again():
