@@ -7,7 +7,7 @@ Exit codes: 0 equal to the reference, 1 differs, 2 cannot be run (no such implem
 import json
 import sys
 
-from epmoe_ref.errors import EPError
+from epmoe_ref.errors import EPError, EPValueError
 
 EQUAL, DIFFERS, CANNOT_RUN = 0, 1, 2
 NO_CASE = -1
@@ -89,9 +89,12 @@ def _compile_first(names, arguments):
 def _check(name, arguments, said, records):
     from epmoe.check.conformance import check
     from epmoe.check.implementation import load
-    from epmoe.check.ranks import ranks_of
+    from epmoe.check.ranks import ranks_of, started_with_others
     try:
         implementation = load(name)
+        if started_with_others() and not implementation.per_rank:
+            raise EPValueError(f"{name} has the whole world in one process (per_rank is False), and several were "
+                               "started, of which each would do the same: start it alone, or set per_rank = True")
         ranks = ranks_of(implementation, arguments.ranks)
         is_first, first_with = 0 in ranks.here, {}
 

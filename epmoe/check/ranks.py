@@ -9,6 +9,8 @@ import sys
 
 from epmoe_ref.errors import UnavailableError
 
+from epmoe.worlds import launcher
+
 MPI_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MPI_LOCALRANKID")
 
 
@@ -74,6 +76,12 @@ def ranks_of(implementation, n_ranks):
 def started_by_mpirun():
     """Whether this process is one of mpirun's."""
     return any(name in os.environ for name in MPI_VARIABLES)
+
+
+def started_with_others():
+    """Whether mpirun or torchrun started this process as one of several."""
+    of_torchrun = int(os.environ.get("WORLD_SIZE", 1)) if "TORCHELASTIC_RUN_ID" in os.environ else 1
+    return max(of_torchrun, launcher.launched_size()[0] or 1) > 1
 
 
 def process_number():

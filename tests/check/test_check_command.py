@@ -139,6 +139,13 @@ def test_without_a_name_this_projects_kernels_are_checked():
     assert re.findall(r"^PASS (\w+): equal", result.stdout, re.M) == ["kernels", "fused_kernels", "rows"]
 
 
+def test_a_whole_world_is_refused_under_mpirun():
+    result = run("check", "reference", "--only", "uneven", launcher=(mpirun(), "-n", "2"),
+                 python=("-m", "mpi4py", "-m", "epmoe"))
+    assert result.returncode == 2 and result.stdout == ""
+    assert "reference has the whole world in one process (per_rank is False)" in result.stderr
+
+
 def test_without_a_name_under_mpirun_each_process_is_a_rank():
     result = run("check", "--only", "uneven", "--quiet", launcher=(mpirun(), "-n", "2"),
                  python=("-m", "mpi4py", "-m", "epmoe"))
