@@ -52,21 +52,20 @@ def _whole(text, least):
     return value
 
 
-def sizes_of_a_world(parser):
-    """The options for the sizes of an EPConfig, as a group of a command's options."""
+def sizes_of_a_world(parser, *, ranks=4, experts_per_rank=4, top_k=4, hidden=256, tokens=16):
+    """The options for the sizes of an EPConfig, with these defaults, as a group of a command's options.
+
+    hidden: a number, or in words what --hidden is when it is left out, which then is None.
+    """
     sizes = parser.add_argument_group("sizes")
-    sizes.add_argument("--ranks", type=at_least_one, metavar="N",
-                       help="virtual ranks (default 4; under mpirun as many as it started)")
-    sizes.add_argument("--experts-per-rank", type=at_least_one, default=4, metavar="N",
-                       help="experts of each rank (default 4)")
-    sizes.add_argument("--experts", type=at_least_one, metavar="N",
-                       help="experts in all, instead of --experts-per-rank")
-    sizes.add_argument("--top-k", type=at_least_one, default=4, metavar="N",
-                       help="experts a token chooses (default 4)")
-    sizes.add_argument("--hidden", type=at_least_one, default=256, metavar="N",
-                       help="elements of a token (default 256)")
-    sizes.add_argument("--tokens", type=at_least_one, default=16, metavar="N",
-                       help="most tokens of a rank (default 16)")
+    for name, default, what in (
+            ("ranks", None, f"virtual ranks (default {ranks}; under mpirun as many as it started)"),
+            ("experts-per-rank", experts_per_rank, "experts of each rank (default %(default)s)"),
+            ("experts", None, "experts in all, instead of --experts-per-rank"),
+            ("top-k", top_k, "experts a token chooses (default %(default)s)"),
+            ("hidden", hidden if isinstance(hidden, int) else None, f"elements of a token (default {hidden})"),
+            ("tokens", tokens, "most tokens of a rank (default %(default)s)")):
+        sizes.add_argument(f"--{name}", type=at_least_one, default=default, metavar="N", help=what)
     return sizes
 
 
@@ -82,7 +81,7 @@ def main(prog, description, commands, default, argv=None):
         prog=prog, description=f"{description} Without a command: {default}, whose options `{default} --help` shows.")
     parsers = top.add_subparsers(dest="command", metavar="command")
     for name, (module, what) in commands.items():
-        # no abbreviations: explain would take --experts, in all elsewhere, for its --experts-per-rank
+        # no abbreviations: what is misspelt, or was another command's, should not be taken for something else
         parser = parsers.add_parser(name, help=what, description=what, allow_abbrev=False)
         if name == argv[0]:
             import_module(module).add_arguments(parser)

@@ -7,7 +7,7 @@ from pathlib import Path
 from epmoe_ref.config import MAX_GPUS_PER_NODE, TOKEN_FORMATS, EPConfig
 from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
-from epmoe.command_line import at_least_one, at_least_zero
+from epmoe.command_line import at_least_zero, sizes_of_a_world
 
 RIGHT, DIFFERS, CANNOT_RUN = 0, 1, 2
 RANKS = 3
@@ -17,16 +17,8 @@ HIDDEN = 64         # elements of a token, or more where the format needs it
 
 def add_arguments(parser):
     """The options of explain."""
-    sizes = parser.add_argument_group("sizes")
-    sizes.add_argument("--ranks", type=at_least_one, metavar="N",
-                       help="virtual ranks (default 3; under mpirun as many as it started)")
-    sizes.add_argument("--experts-per-rank", type=at_least_one, default=2, metavar="N",
-                       help="experts of each rank (default 2)")
-    sizes.add_argument("--top-k", type=at_least_one, default=2, metavar="N",
-                       help="experts a token chooses (default 2)")
-    sizes.add_argument("--tokens", type=at_least_one, default=4, metavar="N", help="most tokens of a rank (default 4)")
-    sizes.add_argument("--hidden", type=at_least_one, metavar="N",
-                       help=f"elements of a token (default {HIDDEN}, or what the format needs)")
+    sizes_of_a_world(parser, ranks=RANKS, experts_per_rank=2, top_k=2, hidden=f"{HIDDEN}, or what the format needs",
+                     tokens=4)
     options = parser.add_argument_group("what runs")
     options.add_argument("--format", choices=tuple(TOKEN_FORMATS), default="bf16", help="token format (default bf16)")
     options.add_argument("--fused", action="store_true", help="fused kernels, which send a token to a rank once "
@@ -48,7 +40,7 @@ def config_of(args, n_ranks):
         raise EPValueError(f"--ranks {n_ranks} must be at most {MAX_GPUS_PER_NODE}, the ranks that write each other's "
                            "memory")
     hidden = args.hidden or max(HIDDEN, TOKEN_FORMATS[args.format].hidden_multiple)
-    return EPConfig(n_ranks, n_ranks * args.experts_per_rank, args.top_k, hidden, args.tokens,
+    return EPConfig(n_ranks, args.experts or n_ranks * args.experts_per_rank, args.top_k, hidden, args.tokens,
                     token_format=args.format)
 
 
@@ -87,8 +79,8 @@ def _recorded(args):
     slots = cfg.n_ranks * cfg.max_tokens_per_rank * cfg.top_k
     if slots > MOST_SLOTS:
         raise EPValueError(f"{cfg.n_ranks} ranks x {cfg.max_tokens_per_rank} tokens x top-{cfg.top_k} are up to "
-                           f"{slots} messages, and a page shows at most {MOST_SLOTS}: take fewer --tokens; a trace of a "
-                           "large round is made on GPUs")
+                           f"{slots} messages, and a page shows at most {MOST_SLOTS}: take fewer --tokens; a trace of "
+                           "a large round is made on GPUs")
     if args.png:
         figures.needs_resvg()
     recording = record(cfg, fused=args.fused, seed=args.seed)

@@ -87,7 +87,7 @@ def test_what_cannot_run_is_explained_in_a_line(capsys, argv, said):
 
 
 @pytest.mark.parametrize("argv", [["--rounds", "0"], ["--seeds", "x"], ["--format", "fp7"], ["--no-such-option"],
-                                  ["--ranks", "0"], ["verfy"], ["explain", "--experts", "4"],
+                                  ["--ranks", "0"], ["verfy"], ["explain", "--experts-per", "4"],
                                   ["mutants", "--part", "x"], ["mutants", "--part", "0/3"], ["mutants", "--seeds", "0"],
                                   ["mutants", "--jobs", "0"], ["mutants", "--sample", "-1"]],
                          ids=" ".join)
