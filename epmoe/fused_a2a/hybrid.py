@@ -176,12 +176,11 @@ class _First:
         self.told = told = told_by(buffer, self.loans)
         kept = self.loans
         if not told[0].has_room:        # every rank has seen it, and comes to the same number of tokens here
-            buffer.want_tokens(int(told[0].tokens.max()))
             self._prepare(kept)
             with buffer.launching() as streams:
                 self._send(resend_kernel(self.shape), streams, num_sms)
         # a rank with more tokens than any before gets more rows back than there was room for where they were received
-        self.most_rows = max(self.capacity, n_ranks * int(told[0].tokens.max()))
+        self.most_rows = n_ranks * buffer.max_tokens
         self.num_rows = [t.padded_rows if self.limit is None else self.limit for t in told]
         self._lend_outputs()
         with buffer.launching() as streams:

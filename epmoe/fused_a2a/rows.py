@@ -168,8 +168,13 @@ class _Told:
 
 
 def told_by(buffer, loans):
-    """Wait for a dispatch, and read what it told of each rank of this process; raises what the kernels recorded."""
-    return [_Told(buffer.world.n_ranks, *words) for words in buffer.told(loans, "info", "tokens_per_expert")]
+    """Wait for a dispatch, and read what it told of each rank of this process; raises what the kernels recorded.
+
+    The most tokens of a rank are remembered, also where there was room for all rows: the next call may not look.
+    """
+    told = [_Told(buffer.world.n_ranks, *words) for words in buffer.told(loans, "info", "tokens_per_expert")]
+    buffer.want_tokens(max(told[0].tokens.tolist()))
+    return told
 
 
 def _send_first(buffer, shape, values, loans, num_tokens, arrays_of, num_sms, on_device, told):

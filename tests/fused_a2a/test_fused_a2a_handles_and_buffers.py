@@ -51,6 +51,16 @@ def test_a_rank_may_get_back_more_rows_than_any_rank_has_ever_received(source):
         maps = [np.arange(n)[:, None] % 8 < np.array([5, 0, 5, 0]) for n in sizes]
         probs, x = [rng.random(m.shape, np.float32) for m in maps], tokens(rng, sizes, 16)
         equal_hybrid(group, HybridWorld(x, maps, probs, 2, None, None, False, None), rng, hidden=16)
+    assert buffers.hybrid_ep_buffer(group).max_tokens == 7      # known to all, so a budget next would find room
+
+
+def test_the_most_tokens_of_a_rank_are_remembered_also_where_all_rows_have_room():
+    """A call that does not look at the device may have as many next, on one rank alone."""
+    group, rng = group_of(2, knows_all_ranks=False), np.random.default_rng(6)
+    dispatched(group, rng, (3, 3))
+    ids = [np.full((n, 1), -1) for n in (0, 7)]
+    fused_a2a.fused_dispatch(tokens(rng, (0, 7), 8), ids, [a.astype(np.float32) for a in ids], 4, group)
+    assert fused_a2a.get_buffer(group, 0).max_tokens == 7
 
 
 def test_results_that_are_kept_are_not_written_again():
