@@ -65,11 +65,28 @@ class HybridEPCombine(WorldFunction):
 def hybrid_ep_dispatch(x, routing_map, probs, group, num_local_experts, num_sms_dispatch_api=24, num_sms_combine_api=24,
                        num_permuted_tokens=None, pad_multiple=None, *, num_blocks_permute=None,
                        num_blocks_unpermute=None, fused=False, num_sms_preprocessing_api=None):
-    """HybridEPDispatch.apply, arguments by position or by name. See epmoe.fused_a2a.hybrid_ep_dispatch."""
+    """Every token to each of its experts, under autograd: HybridEPDispatch.apply, with names for the arguments.
+
+    x: bf16 or fp16 [T, H]. routing_map: bool [T, E]. probs: float32 [T, E], of which the routed places are read, or
+    None. group: as for fused_dispatch. num_permuted_tokens: P, the same on all ranks, and the host does not wait; None:
+    it waits for P. pad_multiple: an expert's rows are rounded up to it. Returns (dispatched_hidden [P, H],
+    dispatched_probs float32 [P] or None, scales or None, tokens_per_expert int64 [L], padding included, on the CPU or,
+    with P given, where x is, handle); rows by local expert, then source rank, then token: their order is not free. Rows
+    that do not fit into P are dropped, and handle[-1], int32 [1], is 1. Gradients: x and probs; FP8 rows have none. By
+    name alone: what Megatron-Core 0.17 to 0.19 say of scheduling. Errors: EPValueError, PeerTimeout. Source: the
+    fused_a2a page; epmoe_ref.fused_a2a.hybrid_dispatch_forward, hybrid_dispatch_backward.
+    """
     return HybridEPDispatch.apply(x, routing_map, probs, group, num_local_experts, num_sms_dispatch_api,
                                   num_sms_combine_api, num_permuted_tokens, pad_multiple)
 
 
 def hybrid_ep_combine(x, handle, num_permuted_tokens=None, pad_multiple=None, *, fused=False):
-    """HybridEPCombine.apply, arguments by position or by name. See epmoe.fused_a2a.hybrid_ep_combine."""
+    """Rows of experts back to the ranks of their tokens, summed, under autograd: HybridEPCombine.apply.
+
+    x: bf16 or fp16 [P, H], rows as hybrid_ep_dispatch made them, weighted by the caller; rows without a token are not
+    read. handle: of hybrid_ep_dispatch. num_permuted_tokens, pad_multiple: the handle's, or left out. Returns
+    combined_x [T, H]: on each rank the sum over its experts ascending, in float32, rounded; then over the ranks
+    ascending, rounded. Gradient: x's. Errors: EPValueError, PeerTimeout. Source: the fused_a2a page;
+    epmoe_ref.fused_a2a.hybrid_combine_forward.
+    """
     return HybridEPCombine.apply(x, handle, num_permuted_tokens, pad_multiple)
