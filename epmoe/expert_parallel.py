@@ -230,8 +230,10 @@ class ExpertParallel:
         """
         if self._rounds.state != "closed":
             self._sent = self._returned = None
-            self._steady.close()
-            self._engine.close(collective)
+            try:
+                self._steady.close()
+            finally:            # which says what has failed, and frees what can be
+                self._engine.close(collective)
 
     def __enter__(self):
         return self

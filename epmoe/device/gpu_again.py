@@ -14,7 +14,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .captures import CAPTURED
-from .gpu_driver import check, cu
+from .gpu_driver import check, cu, outside_capture
 
 CUDA_VERSION = 12000    # whose functions are asked for
 _WORD, _INT = ctypes.c_size_t, ctypes.c_uint32
@@ -177,10 +177,11 @@ class Flat(NamedTuple):
 class Slot:
     """Memory for the parameters of launches, and the words that start them. owner: who knows of what it holds."""
 
-    __slots__ = ("start", "owner", "reads", "_record", "_bases")
+    __slots__ = ("start", "owner", "reads", "_activate", "_record", "_bases")
 
-    def __init__(self, start, record, bases):
-        self.start, self.owner, self.reads, self._record, self._bases = start, None, None, record, bases
+    def __init__(self, start, activate, record, bases):
+        self.start, self.owner, self.reads = start, None, None
+        self._activate, self._record, self._bases = activate, record, bases
 
     def fill(self, flat, addresses):
         """Hold these launches; words that count from ADDRESSES + i have the i-th address added."""
@@ -190,8 +191,10 @@ class Slot:
 
     def begin(self):
         """Copy the parameters on the launches' stream and start them: as start() says, which is for later."""
+        self._activate()
         try:
-            return self.start()
+            with outside_capture():     # of another thread's stream, which may forbid copies meanwhile
+                return self.start()
         finally:
             self._record[COPY_BYTES] = 0
 
@@ -202,12 +205,16 @@ class Slots:
     Whatever read the memory of the one that is taken comes earlier on the stream than what is copied there next.
     """
 
-    def __init__(self, machine, restarter, n):
-        self._memory = machine.alloc(n * SLOT_BYTES, "parameters")
+    def __init__(self, machine, restarter, n, flat):
+        self._stream, self._memory = int(flat.words[COPY_STREAM]), machine.alloc(n * SLOT_BYTES, "parameters")
         self._records, self._next = np.zeros((n, RECORD_WORDS), np.int64), 0
         base = self._records.ctypes.data
-        self._slots = [Slot(restarter.start_of(base + 8 * RECORD_WORDS * i), self._records[i], (
+        self._slots = [Slot(restarter.start_of(base + 8 * RECORD_WORDS * i), machine.activate, self._records[i], (
             0, base + 8 * RECORD_WORDS * i, self._memory.address + SLOT_BYTES * i)) for i in range(n)]
+
+    def serve(self, flat):
+        """Whether launches are on their stream."""
+        return int(flat.words[COPY_STREAM]) == self._stream
 
     def take(self):
         """The Slot that was taken longest ago."""

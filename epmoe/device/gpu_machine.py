@@ -195,9 +195,9 @@ class GpuMachine:
         """Launches that were recorded as a Flat, for Slots; blocks: their parameter blocks. None if it does not fit."""
         return self._restarter.flat(launches, blocks)
 
-    def slots(self, n):
-        """n Slots."""
-        return Slots(self, self._restarter, n)
+    def slots(self, n, flat):
+        """n Slots for the stream of a Flat."""
+        return Slots(self, self._restarter, n, flat)
 
     def refused(self, code):
         """Raise what the code of a start that failed means."""

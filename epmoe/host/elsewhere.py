@@ -83,10 +83,12 @@ class Elsewhere:
                 self._patterns.clear()
             pattern = self._patterns[form] = Pattern()
         flat = self._machine.flat(launches, [words_at(one.values[0]) for one in launches])
-        if flat is not None:
+        if flat is None:
+            return
+        if self._slots is None:
+            self._slots = self._machine.slots(N_SLOTS, flat)
+        if self._slots.serve(flat):     # on another stream nothing would keep copies behind what reads the memory now
             pattern.learn(places, flat)
-            if self._slots is None:
-                self._slots = self._machine.slots(N_SLOTS)
 
     def slot(self, form, places):
         """A Slot that holds the launches of a call of that form with arrays at these places; None if not known."""

@@ -88,7 +88,7 @@ class Recorder:
         for stream in machine.streams:
             monkeypatch.setattr(stream, "capture", self.capture)
         for name, value in dict(n_freed=0, has_captured=False, launch=self.record, recording=self.recording,
-                                again=self.again, flat=self.flat, slots=lambda n: self).items():
+                                again=self.again, flat=self.flat, slots=lambda n, flat: self).items():
             monkeypatch.setattr(machine, name, value, raising=False)
 
     def capture(self):
@@ -107,6 +107,8 @@ class Recorder:
         self.recorded = None
 
     def again(self, launches):
+        launches = list(launches)       # as they are now
+
         def start():
             if self.capturing:
                 return CAPTURED
@@ -121,6 +123,9 @@ class Recorder:
     def flat(self, launches, blocks):
         words = [word for one, block in zip(launches, blocks) for word in (0, *one.values[1:], *map(int, block))]
         return Flat(np.array(words), np.zeros(len(words), int), list(launches))
+
+    def serve(self, flat):
+        return True
 
     def take(self):
         return Slot(self)

@@ -170,6 +170,48 @@ def _many_calls(n):
         yield x, ids, None if i % 5 == 4 else weights, {"out": into} if i % 5 == 2 else {}
 
 
+def check_new_arrays_in_a_thread_without_a_context_and_before_a_capture():
+    with at_hand() as (ep, driver, _):
+        for i in range(8):
+            a_round(ep, *tensors(0x10000 * (1 + i)))
+        failed = []
+
+        def backward():
+            try:
+                a_round(ep, *tensors(0x200000))
+            except Exception as e:
+                failed.append(e)
+
+        thread = threading.Thread(target=backward)
+        thread.start()
+        thread.join()
+        assert not failed, failed
+        driver.native_calls.clear()
+        driver.capture = 5                  # nothing is copied into memory that calls take in turn
+        a_round(ep, *tensors(0x300000))
+        assert "cuMemcpyHtoDAsync" not in driver.native_calls and "cuLaunchKernel" not in driver.native_calls
+        driver.capture = 0
+        for i in range(4):                  # results lie elsewhere since, which is to be learned first
+            driver.native_calls.clear()
+            a_round(ep, *tensors(0x400000 + 0x10000 * i))
+        assert driver.native_calls.count("cuMemcpyHtoDAsync") == 2
+
+
+def check_launches_on_another_stream_are_not_made_of_earlier_ones():
+    machine, driver = counted_machine(1, 0)
+    kernel = device.kernel(max_threads=64)(lambda params, num_tokens, my_rank: None)
+    streams, block = [machine.stream(handle=handle) for handle in (STREAM, STREAM + 1)], np.zeros(3, np.uint64)
+
+    def flat(*on):
+        with machine.recording() as launches:
+            for stream in on:
+                machine.launch(kernel, 1, 64, (1, 2, 3), stream=stream)
+        return machine.flat(launches, len(on) * [block])
+
+    slots = machine.slots(2, flat(streams[0]))
+    assert slots.serve(flat(streams[0], streams[0])) and not slots.serve(flat(streams[1])) and flat(*streams) is None
+
+
 def check_memory_for_parameters_is_used_again_and_its_calls_forgotten():
     from epmoe.host import elsewhere
 
