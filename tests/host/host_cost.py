@@ -1,4 +1,4 @@
-"""What a call costs the host: `python tests/host/host_cost.py` prints the Python calls and microseconds of each phase.
+"""What calls cost the host: `python tests/host/host_cost.py` prints microseconds and Python calls of each phase.
 
 Runs without a GPU, on counted_driver; the driver's own time is not in it.
 """
@@ -91,30 +91,35 @@ def python_calls(function, *args):
     return counts["call"] - 1, counts["c_call"] - 1, result  # less count's own uninstalling
 
 
+def spent(ep, batches):
+    """Median microseconds of dispatch and combine in rounds on these (x, ids, weights), one after another."""
+    seconds = {"dispatch": [], "combine": []}
+    for x, ids, weights in batches:
+        y = FakeTensor(x.data_ptr() + 0x8000, (ep.capacity, 64), bfloat16)
+        t0 = time.perf_counter()
+        d = ep.dispatch(x, ids)
+        t1 = time.perf_counter()
+        ep.combine(y, d, weights)
+        seconds["combine"].append(time.perf_counter() - t1)
+        seconds["dispatch"].append(t1 - t0)
+    return "  ".join(f"{name} {1e6 * sorted(s)[len(s) // 2]:.1f} us" for name, s in seconds.items())
+
+
 def main():
     with at_hand(does_nothing=True) as (ep, driver, (x, ids, weights)):
-        def rounds(n):
-            spent = {"dispatch": [], "combine": []}
-            for _ in range(n):
-                t0 = time.perf_counter()
-                d = ep.dispatch(x, ids)
-                t1 = time.perf_counter()
-                y = d.output_tokens
-                t2 = time.perf_counter()
-                ep.combine(y, d, weights)
-                t3 = time.perf_counter()
-                spent["dispatch"].append(t1 - t0)
-                spent["combine"].append(t3 - t2)
-            del d, y
-            return {name: 1e6 * sorted(s)[n // 2] for name, s in spent.items()}
-
-        rounds(20)
-        median = rounds(2000)
+        for name, batches in [("the same arrays", [tensors()]),
+                              ("4 layers in turn", [tensors(0x10000 * (1 + i)) for i in range(4)]),
+                              ("arrays that are new", (tensors(0x100000 + 0x10000 * i) for i in range(2000)))]:
+            rounds = batches if name == "arrays that are new" else batches * (2000 // len(batches))
+            print(f"{name:20} {spent(ep, rounds)}")
+        for _ in range(6):
+            d = ep.dispatch(x, ids)
+            ep.combine(d.output_tokens, d, weights)
         calls, built_in, d = python_calls(ep.dispatch, x, ids)
-        print(f"dispatch  {calls} Python functions, {built_in} built-in ones, {median['dispatch']:.1f} us")
+        print(f"dispatch runs {calls} Python functions, {built_in} built-in ones", end="; ")
         y = d.output_tokens
         calls, built_in, _ = python_calls(ep.combine, y, d, weights)
-        print(f"combine   {calls} Python functions, {built_in} built-in ones, {median['combine']:.1f} us")
+        print(f"combine {calls} and {built_in}")
 
 
 if __name__ == "__main__":
