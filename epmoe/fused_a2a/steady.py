@@ -2,9 +2,10 @@
 
 In a steady state arrays come at addresses, and with shapes and types, that an earlier call had, and results get memory
 that an earlier call's results had. What is checked and what is launched follows from these alone, as in
-epmoe/host/steady_calls.py, so the launches of a call that took the general way start again. Everything else takes the
-general way: host arrays, lists over ranks, expert-major dispatches that wait for the number of rows, results that found no
-room in the heap, calls that are captured into a CUDA graph.
+epmoe/host/steady_calls.py, so the launches of a call that took the general way start again, and those for arrays that lie
+elsewhere are made of them (epmoe/host/elsewhere.py). Everything else takes the general way: host arrays, lists over ranks,
+expert-major dispatches that wait for the number of rows, and then those of rows that find no room in the heap, calls that
+are captured into a CUDA graph.
 """
 
 from contextlib import contextmanager
@@ -65,7 +66,7 @@ class _Known:
 
 
 class _Last:
-    """Results that a call gives again when nobody else looks at them; rows: of which numbers of rows, if that matters."""
+    """Results that a call gives again when nobody else looks at them; rows: of which handle's, if that matters."""
 
     __slots__ = ("form", "rows", "at", "results", "loans", "objects", "counts")
 
@@ -93,8 +94,8 @@ class SteadyCalls:
     """The remembered calls of one Buffer.
 
     Of each kind the last results of calls of one form (small ones: of any) are kept, since two of them are often in use
-    at once, or in turn; a call of that form has them again, the very same objects, when nobody else holds any of them. A
-    call of a form that is new gives them all back first.
+    at once, or in turn; a call of that form has them again, the very same objects, when nobody else holds any of them.
+    A call of a form that is new gives them all back first.
     """
 
     def __init__(self, buffer):

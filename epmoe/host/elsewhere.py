@@ -1,4 +1,4 @@
-"""Launches for arrays that lie elsewhere than any before: what follows from addresses in them, learned from earlier ones.
+"""Launches for arrays that lie elsewhere than any before: what follows from addresses in them, learned from earlier.
 
 Calls of one form differ in nothing but where their arrays lie: the caller's, and those that results are lent. Of calls
 that took the general way it is compared which words of their launches changed, and with which address: a word that was
@@ -53,7 +53,8 @@ class Pattern:
         same, counted_from = words[0].copy(), first.counted_from.copy()
         for i in np.flatnonzero((words != words[0]).any(axis=0)):
             behind = words[:, i, None] - at
-            explained, = ((behind == behind[0]) & (behind >= 0) & (behind < np.maximum(nbytes, 1))).all(axis=0).nonzero()
+            fits = (behind == behind[0]) & (behind >= 0) & (behind < np.maximum(nbytes, 1))
+            explained, = fits.all(axis=0).nonzero()
             if len(explained) != 1 or counted_from[i]:
                 return
             n, = explained

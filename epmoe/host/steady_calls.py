@@ -3,15 +3,16 @@
 In a steady state arrays come back at the addresses, and with the shapes and types, that an earlier call had. Whether
 they are acceptable, and what is launched with which parameters, follows from these alone, since of device arrays
 nothing else is looked at. So the launches of a call that took the general way are remembered with what they followed
-from, and start again when all of that is the same: no check is left out, its verdict is known.
+from, and start again when all of that is the same: no check is left out, its verdict is known. Where only addresses
+differ, launches are made of earlier ones (elsewhere.py).
 
 It applies to dispatch and combine where a process has one rank, on a GPU, with arrays in device memory. The general
 way is for everything else: host arrays, whose contents are checked; expert outputs with as many rows as were received,
-a number that has to be asked for; arguments of functions; out= of dispatch; the first call with any new argument; calls
-that are captured into a CUDA graph; and virtual ranks, whose kernels need streams of their own.
+a number that has to be asked for; arguments of functions; out= of dispatch; the first calls of another shape, type or
+option; calls that are captured into a CUDA graph; and virtual ranks, whose kernels need streams of their own.
 
-A call like one of the last two has that one's result again, in the very same arrays, when nobody else refers to them
-nor to their memory: to lend the memory anew and to make arrays of it takes as long as all the rest.
+A call has the result of one of the last two again, in the very same arrays, if it is of that form and nobody else refers
+to them nor to their memory: to lend the memory anew and to make arrays of it takes as long as all the rest.
 """
 
 import contextlib

@@ -68,8 +68,9 @@ class Calls:
     def given(self, i):
         """(x, ids, probs) number i."""
         at = START + 0x200000 * i + 16 * self.rng.randrange(64)
-        return self.known.setdefault(i, (FakeTensor(at, (T, HIDDEN), bfloat16), FakeTensor(at + 0x1000, (T, TOP_K), int64),
-                                         FakeTensor(at + 0x4000, (T, TOP_K), float32)))
+        return self.known.setdefault(i, (
+            FakeTensor(at, (T, HIDDEN), bfloat16), FakeTensor(at + 0x1000, (T, TOP_K), int64),
+            FakeTensor(at + 0x4000, (T, TOP_K), float32)))
 
     def rows(self, n):
         """n rows and their probs, anywhere."""

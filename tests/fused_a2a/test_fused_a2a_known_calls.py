@@ -1,4 +1,4 @@
-"""Launches of calls that are known, or like known ones, are told the arrays of their own call, on a driver that counts."""
+"""Launches of calls that are known, or like known ones, are told their own arrays, on a driver that runs nothing."""
 
 import os
 import subprocess

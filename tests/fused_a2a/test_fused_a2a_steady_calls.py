@@ -211,7 +211,7 @@ def test_launches_start_again_on_new_data(group, one_round, arrays, monkeypatch)
 
 @pytest.mark.parametrize("one_round, arrays", [(rows_round, ROWS), (hybrid_round, HYBRID)], ids=["rows", "hybrid"])
 def test_launches_for_new_arrays_are_made_of_earlier_ones(group, one_round, arrays):
-    """Of the first calls of a form it is learned what follows from addresses; later ones need the general way no more."""
+    """From the first calls of a form it is learned what follows from addresses; later ones start at once."""
     rng, recorder = np.random.default_rng(6), group.recorder
     kept, general = [], []
     for _ in range(12):
