@@ -2,10 +2,10 @@
 
 In a steady state arrays come at addresses, and with shapes and types, that an earlier call had, and results get memory
 that an earlier call's results had. What is checked and what is launched follows from these alone, as in
-epmoe/host/steady_calls.py, so the launches of a call that took the general way start again, and those for arrays that lie
-elsewhere are made of them (epmoe/host/elsewhere.py). Everything else takes the general way: host arrays, lists over ranks,
-expert-major dispatches that wait for the number of rows, and then those of rows that find no room in the heap, calls that
-are captured into a CUDA graph.
+epmoe/host/steady_calls.py, so the launches of a call that took the general way start again, and those for arrays that
+lie elsewhere are made of them (epmoe/host/elsewhere.py). Everything else takes the general way: host arrays, lists over
+ranks, expert-major dispatches that wait for the number of rows, those of rows that then find no room in the heap, calls
+that are captured into a CUDA graph.
 """
 
 from contextlib import contextmanager

@@ -8,11 +8,11 @@ differ, launches are made of earlier ones (elsewhere.py).
 
 It applies to dispatch and combine where a process has one rank, on a GPU, with arrays in device memory. The general
 way is for everything else: host arrays, whose contents are checked; expert outputs with as many rows as were received,
-a number that has to be asked for; arguments of functions; out= of dispatch; the first calls of another shape, type or
+a number that has to be asked for; arguments of functions; out= of dispatch; the first calls of a shape, type or
 option; calls that are captured into a CUDA graph; and virtual ranks, whose kernels need streams of their own.
 
-A call has the result of one of the last two again, in the very same arrays, if it is of that form and nobody else refers
-to them nor to their memory: to lend the memory anew and to make arrays of it takes as long as all the rest.
+A call has the result of one of the last two again, in the very same arrays, if it is of that form and nobody else
+refers to them nor to their memory: to lend the memory anew and to make arrays of it takes as long as all the rest.
 """
 
 import contextlib
