@@ -53,6 +53,8 @@ def check(run, rounds):
             if world.absent:
                 _untouched(f"round {number}, rank {rank}: output_tokens", groups["output_tokens"])
                 _untouched(f"round {number}, rank {rank}: row_offsets[1:]", groups["row_offsets"], first=1)
+            if world.absent and number > 1:         # which must not begin
+                _untouched(f"round {number}, rank {rank}: clean_topk_ids", groups["topk_ids"])
             if world.stuck == "dispatch" and rank == 1:
                 # others have come and may be copied; the counts are known, so that row_offsets are written
                 ids, expert = inputs(world)[0][2], run.cfg.n_local_experts      # the first expert of rank 1

@@ -25,6 +25,9 @@ HARMLESS_SLIPS = {
     "few_tokens.py make.describe: swap: if expert >= 0 and expert // local == owner: / if owner == my_rank:": OTHERS,
     "few_tokens.py make.describe: swap: shared_add_i32(low, i32(expert % local), add_low) / shared_add_i32(high, "
     "i32(expert % local), add_high)": OTHERS,
+    "few_tokens.py make.send_to: swap: if warp_id() == 0: / while token < num_tokens:":
+        "the fence orders payloads before the words; ids and their sums have the barrier behind both, and others read "
+        "neither before it",
     "returners.py make.return_rows: swap: if block_idx() == grid_dim() - 1: / if sends_whole(i32(ends[here - 1] - "
     "ends[0] + counts[0]), is": "entries without rows may be signalled at any time",
     "rows/senders.py make.send: swap: if is_numbered_now and mine == 0 and shared: / if shared:":
