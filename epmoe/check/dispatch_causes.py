@@ -249,7 +249,8 @@ CAUSES = {
         ("stale rows: they hold what the round before left in their place", _stale_rows),
         ("payload and src_info of a segment's rows do not belong together: rows were moved without their src_info, or "
          "slots given out in another order than the payload's", _payload_in_segment),
-        ("the payloads of an expert's rows are in another order of source ranks than their src_info", _payload_in_group),
+        ("the payloads of an expert's rows are in another order of source ranks than their src_info",
+         _payload_in_group),
         ("each row holds the token of that number of another source rank", _payload_of_other_rank),
         ("the two fp4 codes of each byte are swapped: the even column is in the low nibble", _nibbles_swapped),
         ("all bytes of the wrong rows are alike: they were never written", _never_written), *PAYLOAD_CAUSES],

@@ -1,8 +1,8 @@
 """Experts between dispatch and combine: a kernel and its NumPy twin, simple numbers out of whatever bytes arrived.
 
-A row's element j is (byte j of the row, modulo its length, + 11 (j // 64)) & 63, plus 64 times the group modulo 4: exact
-in bf16, different for a row that is stale, of another expert, or not there, and not as large in one half as in the
-other.
+A row's element j is (byte j of the row, modulo its length, + 11 (j // 64)) & 63, plus 64 times the group modulo 4:
+exact in bf16, different for a row that is stale, of another expert, or not there, and not as large in one half as in
+the other.
 """
 
 from importlib import import_module
