@@ -17,7 +17,7 @@ class Machine:
 
     def alloc(self, nbytes, name, rank):
         """A buffer."""
-        buffer = SimpleNamespace(is_free=False, write=lambda words: None)
+        buffer = SimpleNamespace(is_free=False, write=lambda words: None, address=256 * len(self.made))
         buffer.free = lambda: setattr(buffer, "is_free", True)
         self.made.append(buffer)
         return buffer
