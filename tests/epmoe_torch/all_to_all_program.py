@@ -10,12 +10,11 @@ import sys
 
 import torch
 import torch.distributed as dist
-from phases import say
+from phases import end, say
 from rows_kernels import compile_ahead
 
 from epmoe import device
-from epmoe.torch import (fused_combine, fused_dispatch, get_buffer, hybrid_ep_combine, hybrid_ep_dispatch,
-                         reset_hybrid_ep_buffer)
+from epmoe.torch import fused_combine, fused_dispatch, hybrid_ep_combine, hybrid_ep_dispatch
 from epmoe.worlds.mpi import MPIWorld
 
 ROUNDING, FLOAT32_ROUNDING = 2**-8, 2**-23      # of a float32 to bfloat16; of a sum in float32, in either order
@@ -147,9 +146,7 @@ def main(n_tokens, hidden, n_local, top_k):
     hybrid_round(world, normal().requires_grad_(), goes, random(n, n_experts).requires_grad_(), normal(), n_local)
     say(world.rank, "rows by expert")
     dist.destroy_process_group()
-    reset_hybrid_ep_buffer(world)
-    get_buffer(world, 0).close()
-    print(f"rank {world.rank} of {world.n_ranks}: as wanted", flush=True)
+    end(world)
 
 
 if __name__ == "__main__":

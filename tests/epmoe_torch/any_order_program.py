@@ -10,12 +10,12 @@ import sys
 
 import torch
 from expected_routes import ExpertsRoute, RowsRoute
-from phases import say
+from phases import end, say
 from rows_kernels import compile_ahead
 
 from epmoe import MPIWorld, device
 from epmoe.torch import (fused_combine, fused_dispatch, fused_dispatch_on_device, get_buffer, hybrid_ep_combine,
-                         hybrid_ep_dispatch, init_hybrid_ep_buffer, reset_hybrid_ep_buffer)
+                         hybrid_ep_dispatch, init_hybrid_ep_buffer)
 
 LOCAL, TOP_K, LAYERS, SEED = 2, 2, 3, 1
 SIZES, COMMON = (0, 1, 3, 8, 16, 17, 32, 33, 128, 129, 300), (3, 8, 32)     # tokens of a rank
@@ -221,9 +221,7 @@ def main(n_calls, most_tokens, hidden):
     while calls.kept:
         calls.drop(0)
     say(world.rank, f"{n_calls} calls")
-    reset_hybrid_ep_buffer(world)
-    get_buffer(world, 0).close()
-    print(f"rank {world.rank} of {world.n_ranks}: as wanted", flush=True)
+    end(world)
 
 
 if __name__ == "__main__":

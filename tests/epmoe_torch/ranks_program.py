@@ -5,11 +5,10 @@ import sys
 import torch
 from megatron_managers import DeepepManager, HybridEPManager, LaterHybridEPManager, layer
 from moe_block import batches_of, layers_of, parallel, together, train
-from phases import say
+from phases import end, say
 from rows_kernels import compile_ahead
 
 from epmoe import MPIWorld, device
-from epmoe.torch import get_buffer, reset_hybrid_ep_buffer
 
 LOCAL, TOP_K = 2, 2
 LR = 0.096        # by tokens and elements, over which the loss is a sum
@@ -117,9 +116,7 @@ def main(steps, tokens, hidden, width):
     say(world.rank, "Megatron's calls")
     training(world, where, steps, ("rows", "hybrid"), (tokens, tokens - 1), hidden, width)
     say(world.rank, f"{steps} steps of training")
-    reset_hybrid_ep_buffer(world)
-    get_buffer(world, 0).close()
-    print(f"rank {world.rank} of {world.n_ranks}: as wanted", flush=True)
+    end(world)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 import torch
-from small_tensors import DEVICE, OneRank
+from small_tensors import DEVICE
 from torch.utils.checkpoint import checkpoint
 
 from epmoe.torch import fused_combine, fused_dispatch, hybrid_ep_combine, hybrid_ep_dispatch
@@ -15,16 +15,6 @@ from epmoe.torch import fused_combine, fused_dispatch, hybrid_ep_combine, hybrid
 TOKENS, HIDDEN, EXPERTS, TOP_K = 5, 16, 4, 2
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 pytestmark = pytest.mark.filterwarnings("error")
-
-
-@pytest.fixture
-def group():
-    return OneRank()
-
-
-@pytest.fixture
-def draw():
-    return torch.Generator().manual_seed(1)
 
 
 def whole(draw, *shape, dtype=BF16):

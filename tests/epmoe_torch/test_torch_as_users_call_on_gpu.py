@@ -3,10 +3,10 @@
 import pytest
 import test_torch_as_users_call as of_users
 import test_torch_several_layers as of_layers
-from test_torch_several_layers import draw, group, model
+from test_torch_several_layers import model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
-__all__ = ["draw", "group", "model"]
+__all__ = ["model"]
 
 globals().update({name: law for module in (of_users, of_layers) for name, law in vars(module).items()
                   if name.startswith("test_")})

@@ -8,7 +8,7 @@ import gc
 
 import pytest
 import torch
-from small_tensors import DEVICE, OneRank
+from small_tensors import DEVICE
 from test_torch_as_users_call import EXPERTS, HIDDEN, TOKENS, TOP_K, by_expert, by_rows, chosen, whole
 from torch.utils.checkpoint import checkpoint
 
@@ -51,16 +51,6 @@ class Model:
         for p in self.probs:
             p.grad = None
         return made
-
-
-@pytest.fixture
-def group():
-    return OneRank()
-
-
-@pytest.fixture
-def draw():
-    return torch.Generator().manual_seed(1)
 
 
 @pytest.fixture
