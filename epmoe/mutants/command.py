@@ -1,10 +1,14 @@
-"""`python -m epmoe mutants`: breaks every synchronisation of the kernels in turn, and sees whether it is noticed."""
+"""`python -m epmoe mutants`: breaks every synchronisation of the kernels in turn, and sees whether it is noticed.
+
+Or what patches make of the kernels; or the kernels as they are, which must run in silence.
+"""
 
 import os
 import random
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 
 from epmoe_ref.errors import EPValueError
 
@@ -17,9 +21,11 @@ MEANING = {"race": "data race reported", "wrong": "results differ from the refer
 
 SURVIVES = ("survives: either the synchronisation is not needed (say why in epmoe/mutants/harmless.py), or no world "
             "shows that it is")
+NO_WORLD = ("survives: either it changes nothing that results, memory or the order of accesses show, or no world of "
+            "epmoe/mutants/worlds.py has the circumstances: add one")
 UNUSED = "is run by no world of epmoe/mutants/worlds.py: add one"
 KINDS = ("order", "scope", "plain", "barrier", "reset", "wait", "nc",
-         "swap", "early", "skip", "off by one", "twice", "whose", "both")
+         "swap", "early", "skip", "off by one", "twice", "whose", "both", "patch")
 
 
 def add_arguments(parser):
@@ -32,10 +38,16 @@ def add_arguments(parser):
                         help="processes (default: one a core)")
     parser.add_argument("--list", action="store_true", help="print every mutant's verdict, not only the survivors'")
     parser.add_argument("--reports", action="store_true", help="print what was reported for each killed mutant too")
-    parser.add_argument("--slips", action="store_true", help="instead: mistakes of another make (statements swapped, "
-                        "waits off by one, resets left out on some ranks, ...)")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--slips", action="store_true", help="instead: mistakes of another make (statements swapped, "
+                         "waits off by one, resets left out on some ranks, ...)")
+    instead.add_argument("--patch", nargs="+", metavar="FILE", help="instead: what each of these unified diffs "
+                         "(`git diff`) makes of epmoe/kernels, in all worlds")
+    instead.add_argument("--as-they-are", action="store_true", help="instead: the kernels as they stand in the tree, "
+                         "in all worlds; nothing may be reported")
+    instead.add_argument("--faults", action="store_true", help="instead: four faults of public kernels, and the "
+                         "reports")
     parser.add_argument("--part", type=part_of_all, metavar="I/N", help="every Nth mutant from the Ith on")
-    parser.add_argument("--faults", action="store_true", help="instead: four faults of public kernels, and the reports")
     parser.add_argument("--write", action="store_true", help="with --faults: write README.md of epmoe/mutants")
 
 
@@ -54,23 +66,39 @@ def run(args, console=None):
         return CANNOT_RUN
     if args.faults:
         return write_faults(console) if args.write else show_faults(console)
+    if args.as_they_are:
+        return show_as_they_are(args, console)
     start = time.perf_counter()
     try:
+        patches = read_patches(args)
         with hunt.pool(args.jobs) as workers:
-            verdicts = _hunt_with_progress(workers, choose(args, workers), args, console)
+            verdicts = _hunt_with_progress(workers, choose(args, workers, patches), args, console)
     except EPValueError as error:
         print(f"epmoe mutants: {error}", file=sys.stderr)
+        return CANNOT_RUN
+    except tuple(hunt.KILLS) as error:
+        print(f"epmoe mutants: the kernels as they stand fail (--as-they-are shows where): {error}", file=sys.stderr)
         return CANNOT_RUN
     unexpected = judge(verdicts)
     _show(console, args, verdicts, unexpected, time.perf_counter() - start)
     return MISSED if unexpected else NOTICED
 
 
-def choose(args, workers):
+def read_patches(args):
+    """The edits that --patch names; EPValueError if one is not to be had."""
+    from epmoe.mutants.patches import edit_of
+
+    if args.patch and args.only:
+        raise EPValueError(f"--only {args.only} chooses among mutants made of the source: leave it out with --patch")
+    texts = [(name, Path(name).read_text(errors="surrogateescape")) for name in args.patch or ()]
+    return [edit_of(name, text) for name, text in texts]
+
+
+def choose(args, workers, patches=()):
     """The mutants that the options ask for."""
     from epmoe.mutants import hunt
 
-    mutants = hunt.all_slips(workers) if args.slips else hunt.all_mutants()
+    mutants = list(patches) or (hunt.all_slips(workers) if args.slips else hunt.all_mutants())
     if args.only:
         file, _, line = args.only.partition(":")
         mutants = [m for m in mutants if m.token.file in (file, f"{file}.py") and line in ("", str(m.token.line))]
@@ -101,7 +129,7 @@ def judge(verdicts):
         if v.killed and v.mutant.key in known:
             found.append((v, f"is written down as harmless, and was killed: {v.how} in \"{v.world}\", seed {v.seed}"))
         elif not v.killed and v.mutant.key not in known:
-            found.append((v, SURVIVES if v.how == "survives" else UNUSED))
+            found.append((v, NO_WORLD if v.mutant.kind == "patch" else SURVIVES if v.how == "survives" else UNUSED))
     return found
 
 
@@ -109,15 +137,21 @@ def _hunt_with_progress(workers, chosen, args, console):
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from epmoe.mutants import hunt
+    from epmoe.mutants.pieces import hunt_in_pieces
     from epmoe.mutants.worlds import WORLDS
 
     columns = (TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn())
     verdicts = []
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("which world runs what", total=len(WORLDS))
-        coverage = hunt.cover(workers, lambda: progress.advance(task))
+        if args.patch:
+            coverage = hunt.cover_lines(workers, chosen, lambda: progress.advance(task))
+            hunted = hunt_in_pieces(workers, args.jobs, chosen, coverage, args.seeds)
+        else:
+            coverage = hunt.cover(workers, lambda: progress.advance(task))
+            hunted = hunt.hunt_all(workers, chosen, coverage, args.seeds, first=harmless_ones())
         progress.update(task, description="mutants", completed=0, total=len(chosen))
-        for verdict in hunt.hunt_all(workers, chosen, coverage, args.seeds, first=harmless_ones()):
+        for verdict in hunted:
             verdicts.append(verdict)
             progress.advance(task)
     return sorted(verdicts, key=lambda v: (v.mutant.token.file, v.mutant.token.start, v.mutant.key))
@@ -159,6 +193,29 @@ def _line(console, v, reason):
     where = f" in \"{v.world}\", seed {v.seed}" if v.killed else f": {reason}" if reason else ""
     console.print(f"{v.how:8} {v.mutant.token.place:24} {v.mutant.kind}: {v.mutant.change}"
                   f"{' seen by ' + v.mutant.seen_by if v.mutant.seen_by else ''}{where}", markup=False)
+
+
+def show_as_they_are(args, console):
+    """Unedited kernels in all worlds: what is reported, where."""
+    from rich.progress import track
+
+    from epmoe.mutants import hunt
+    from epmoe.mutants.worlds import WORLDS
+
+    start, runs = time.perf_counter(), [(name, seed) for seed in range(args.seeds) for name in WORLDS]
+    with hunt.pool(args.jobs) as workers:
+        done = list(track(workers.imap_unordered(hunt.as_they_are, runs), "the kernels as they are", len(runs),
+                          console=console, transient=True))
+    reported = [d for d in done if d[2]]
+    for name, seed, how, report in sorted(done if args.list else reported):
+        console.print(f"{how or 'silent':8} \"{name}\", seed {seed}", markup=False, style="bold red" if how else "")
+        if report:
+            console.print(f"    {report}".replace("\n", "\n    "), markup=False)
+    word = "[bold red]FAIL[/bold red]" if reported else "[bold green]PASS[/bold green]"
+    console.print(f"{word}  the kernels as they stand: {len(WORLDS)} worlds, {args.seeds} seeds each: "
+                  f"{f'{len(reported)} runs are reported' if reported else 'nothing is reported'}; "
+                  f"{time.perf_counter() - start:.0f} s")
+    return MISSED if reported else NOTICED
 
 
 def write_faults(console):

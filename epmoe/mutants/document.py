@@ -23,10 +23,29 @@ noticed after all.
 | `--sample 30`, `--part 1/2` | a fixed sample; every second one |
 | `--slips` | mistakes of another make (statements that change places, waits off by one, ...): see `slips.py` |
 | `--list`, `--reports` | every verdict; what was reported |
+| `--patch FILE ...` | what your own unified diffs (`git diff`) make of the kernels, each a mutant: see below |
+| `--as-they-are` | the kernels as they stand in the tree, in all worlds: nothing may be reported |
 | `--faults` | the four faults below |
 
 Checking results alone would not do: under sequentially consistent schedules, and on most GPUs most of the time, a
 weakened order gives right results. The race detector (`epmoe/device/sim/`) follows the PTX memory model instead.
+
+# An edit of your own
+
+A kernel is edited in the tree: `python -m epmoe mutants --as-they-are` runs it in every world under the detector, with
+three schedules each, and prints what is reported, if anything is; it takes minutes.
+
+Or somebody wants to know whether a certain mistake would be noticed, without making it in the tree:
+
+```sh
+git diff > /tmp/edit.patch && git checkout epmoe/kernels
+python -m epmoe mutants --patch /tmp/edit.patch --reports
+```
+
+Each patch is a mutant; paths may begin at the repository's root or at any folder on the way to the file. The worlds
+that run the changed lines come first, then all others. The exit status is 0 if all patches are noticed; 1 if one
+survives: then it changes nothing that results, memory or the order of accesses show, or `worlds.py` lacks the
+circumstances; 2 if one is no patch of the kernels. `--seeds`, `--jobs`, `--list` work as without it.
 
 # Four faults of public kernels
 

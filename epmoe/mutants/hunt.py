@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from epmoe_ref.errors import DeadlockError, EPError, OutOfBoundsError, RaceError
 
 from epmoe.mutants import edited_kernels
+from epmoe.mutants.edit import Edit
 from epmoe.mutants.errors import Leftover, WrongResult
+from epmoe.mutants.marks import NAME, marked_lines, marked_tokens
 from epmoe.mutants.tokens import entrances, for_importers, imports_of, mutants_of, names_in
 from epmoe.mutants.pairs import seen_in, slips_of_pairs
 from epmoe.mutants.rows_run import RowsRun
@@ -20,6 +22,7 @@ from epmoe.mutants.worlds import WORLDS, World
 KILLS = {RaceError: "race", DeadlockError: "hang", OutOfBoundsError: "bounds", WrongResult: "wrong",
          Leftover: "leftover", EPError: "error"}
 SEEDS = 3
+FEW = 2                 # edits by hand
 
 
 @dataclass(frozen=True)
@@ -84,20 +87,32 @@ def attempt(world, seed, edits, seen_by=None, **options):
     return "", ""
 
 
+def as_they_are(run):
+    """(world's name, seed, how, report) of a run (world's name, seed) of the kernels as they stand."""
+    name, seed = run
+    return name, seed, *attempt(WORLDS[name], seed, {})
+
+
 def hunt(mutant, worlds, seeds):
     """The Verdict on one mutant: each world (by name, the cheapest first) with each seed until one notices it."""
+    return hunt_by(mutant, [(name, seed) for seed in range(seeds) for name in worlds])
+
+
+def hunt_by(mutant, runs):
+    """The Verdict on one mutant of runs [(world's name, seed)], of which the first one that notices it is the last."""
     start = time.perf_counter()
     edits = edits_of(mutant)
-    for seed in range(seeds):
-        for name in worlds:
-            how, report = attempt(WORLDS[name], seed, edits, mutant.seen_by)
-            if how:
-                return Verdict(mutant, how, name, seed, report, time.perf_counter() - start)
-    return Verdict(mutant, "survives" if worlds else "unused", seconds=time.perf_counter() - start)
+    for name, seed in runs:
+        how, report = attempt(WORLDS[name], seed, edits, mutant.seen_by)
+        if how:
+            return Verdict(mutant, how, name, seed, report, time.perf_counter() - start)
+    return Verdict(mutant, "survives" if runs else "unused", seconds=time.perf_counter() - start)
 
 
 def edits_of(mutant):
     """{file: source} of the kernels with the mutant, and with the edit that belongs to it, if there is one."""
+    if isinstance(mutant, Edit):
+        return mutant.edits
     edits = {}
     for part in sorted(filter(None, (mutant, getattr(mutant, "other", None))), key=lambda p: -p.token.start):
         source = edits.get(part.token.file) or edited_kernels.source_of(part.token.file)
@@ -106,13 +121,19 @@ def edits_of(mutant):
 
 
 # ---------------------------------------------------------------- which worlds run which tokens
-def visits(name):
-    """(tokens that this world runs: {(file, start, module that called)}, seconds); unedited kernels must pass."""
+def visits(name, lines=None):
+    """(tokens that this world runs: {(file, start, module that called)}, seconds); unedited kernels must pass.
+
+    lines: {file: numbers}; of these files the statements of these lines are looked at, with -line for start.
+    """
     seen = set()
     edits = {}
-    for file in edited_kernels.files():
-        tokens = {m.token.start: m.token for m in mutants_of(file, edited_kernels.source_of(file))}
-        edits[file] = _marked(file, edited_kernels.source_of(file), tokens)
+    for file in edited_kernels.files() if lines is None else lines:
+        source = edited_kernels.source_of(file)
+        if lines is None:
+            edits[file] = marked_tokens(file, source, {m.token.start: m.token for m in mutants_of(file, source)})
+        else:
+            edits[file] = marked_lines(file, source, lines[file])
 
     def visit(file, start):
         caller, here = sys._getframe(1), sys._getframe(1).f_code.co_filename
@@ -121,7 +142,7 @@ def visits(name):
         seen.add((file, start, _stem(caller)))
         return True
 
-    kernels = edited_kernels.load(edits, constants=WORLDS[name].constants, names={"visit__": visit})
+    kernels = edited_kernels.load(edits, constants=WORLDS[name].constants, names={NAME: visit})
     start = time.perf_counter()
     run_of(WORLDS[name], kernels, 0).go()
     return seen, time.perf_counter() - start
@@ -132,19 +153,6 @@ def _stem(frame):
     if frame is None:
         return ""
     return frame.f_code.co_filename.removeprefix(f"{edited_kernels.FOLDER}/").removesuffix(".py")
-
-
-def _marked(file, source, tokens):
-    """The source with a call of visit__ at every token; lines keep their numbers."""
-    for start in sorted(tokens, reverse=True):
-        t = tokens[start]
-        text = source[t.start:t.end]
-        if t.is_statement:
-            new = f"visit__({file!r}, {start}); {text}"
-        else:
-            new = f"(visit__({file!r}, {start}) and {text})"
-        source = source[:t.start] + new + source[t.end:]
-    return source
 
 
 class Coverage:
@@ -159,8 +167,16 @@ class Coverage:
         at, by = (mutant.token.file, mutant.token.start), mutant.seen_by
         if isinstance(mutant, Slip):
             return self.around(mutant)
+        if isinstance(mutant, Edit):
+            return self.all_worlds(mutant)
         found = [name for name in self.order if any(v[:2] == at and by in (None, v[2]) for v in self.seen[name])]
         return found or self.around(mutant)
+
+    def all_worlds(self, edit):
+        """Names of all worlds that there are for its files: those that run the most of its lines first."""
+        def runs(name):
+            return len({v[:2] for v in self.seen[name] if -v[1] in edit.lines.get(v[0], ())})
+        return sorted(worlds_of([edit], self.order), key=lambda name: -runs(name))
 
     def around(self, mutant):
         """Names of the worlds that run a token of the same lines; without any, of its function."""
@@ -193,15 +209,35 @@ def pool(jobs):
 
 def cover(workers, advance=lambda: None):
     """The Coverage, measured in parallel; advance() is called after each world."""
+    return _cover(workers, [(name, None) for name in WORLDS], advance)
+
+
+def cover_lines(workers, edits, advance=lambda: None):
+    """The Coverage of what edits change alone; of few edits none, since it would cost more than it saves."""
+    if len(edits) <= FEW:
+        return Coverage({name: (set(), number) for number, name in enumerate(WORLDS)})
+    lines = {}
+    for file, numbers in (item for e in edits for item in e.lines.items()):
+        lines[file] = lines.get(file, set()) | numbers
+    return _cover(workers, [(name, lines) for name in worlds_of(edits, WORLDS)], advance)
+
+
+def worlds_of(edits, names):
+    """Those of the names whose worlds can run the files of an edit: what is in rows/ only the rows kernels run."""
+    rows_alone = all(file.startswith("rows/") for e in edits for file in e.lines)
+    return [name for name in names if not (rows_alone and isinstance(WORLDS[name], World))]
+
+
+def _cover(workers, jobs, advance):
     runs = {}
-    for name, run in workers.imap_unordered(_visits, list(WORLDS)):
+    for name, run in workers.imap_unordered(_visits, jobs):
         runs[name] = run
         advance()
     return Coverage(runs)
 
 
-def _visits(name):
-    return name, visits(name)
+def _visits(job):
+    return job[0], visits(*job)
 
 
 def _hunt(job):

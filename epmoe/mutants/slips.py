@@ -64,14 +64,13 @@ class _Source:
 
     def __init__(self, file, text):
         self.file, self.text = file, text
-        self.starts = [0]
-        for line in text.encode().splitlines(keepends=True):
+        self.raw, self.starts = text.encode(), [0]
+        for line in self.raw.splitlines(keepends=True):
             self.starts.append(self.starts[-1] + len(line))
         self.found, self.seen = [], {}
 
     def span(self, node):
-        raw = self.text.encode()
-        return tuple(len(raw[:self.starts[line - 1] + column].decode())
+        return tuple(len(self.raw[:self.starts[line - 1] + column].decode())
                      for line, column in ((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)))
 
     def of(self, node):
@@ -143,9 +142,10 @@ def slips_of(file, text):
         for body in _bodies(node):
             _swaps(source, function, body)
             _early(source, function, body)
+        from_atomics = _from_atomics(node)
         for statement in _statements(node):
             _skips(source, function, statement, names)
-            _wrong_numbers(source, function, statement, names, node)
+            _wrong_numbers(source, function, statement, names, node, from_atomics)
     return sorted(source.found, key=lambda s: (s.token.start, s.key))
 
 
@@ -224,10 +224,14 @@ def _skips(source, function, statement, names):
                    f"{_words(statement)} left out {where}", statement, statement)
 
 
-def _wrong_numbers(source, function, statement, names, whole):
-    from_atomics = {t.id for n in ast.walk(whole) if isinstance(n, ast.Assign) and any(
+def _from_atomics(function):
+    """Names to which the function assigns an atomic's result."""
+    return {t.id for n in ast.walk(function) if isinstance(n, ast.Assign) and any(
         (m := STRONG.match(c)) and m[1].startswith("atomic") for c in calls(n.value))
         for t in n.targets if isinstance(t, ast.Name)}
+
+
+def _wrong_numbers(source, function, statement, names, whole, from_atomics):
     for n in ast.walk(statement):
         if isinstance(n, ast.Call) and isinstance(n.func, ast.Name):
             if n.func.id.startswith("wait_for") and len(n.args) > 1 and "status" not in ast.unparse(n.args[1]):

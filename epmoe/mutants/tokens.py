@@ -14,6 +14,7 @@
 import ast
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 STRONG = re.compile(r"(ld|st|red_add|atomic_(?:add|max|or|cas))_(relaxed|acquire|release|acq_rel)_(cta|gpu|sys)_(\w+)$")
 WEAKER = {"acq_rel": ("acquire", "release", "relaxed"), "acquire": ("relaxed",), "release": ("relaxed",), "relaxed": ()}
@@ -160,17 +161,20 @@ def _is_constant(node):
     return isinstance(node, ast.Constant) or isinstance(node, ast.Name) and node.id.isupper()
 
 
+_tree = lru_cache(None)(ast.parse)
+
+
+@lru_cache(None)
 def mutants_of(file, source):
     """All mutants of one source file, in the order of its lines."""
     finder = _Finder(source)
-    finder.visit(ast.parse(source))
-    lines = source.encode().splitlines(keepends=True)
-    starts = [0]
-    for line in lines:
+    finder.visit(_tree(source))
+    raw, starts = source.encode(), [0]
+    for line in raw.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
 
     def offset(line, column):       # the tree counts bytes
-        return len(source.encode()[:starts[line - 1] + column].decode())
+        return len(raw[:starts[line - 1] + column].decode())
 
     made, seen = [], {}
     for kind, node, function, replacements in finder.found:
@@ -182,7 +186,7 @@ def mutants_of(file, source):
         token = Token(file, function, text, places.index(start) + 1, node.lineno, start, end,
                       isinstance(node, ast.stmt))
         made += [Mutant(token, kind, new) for new in replacements]
-    return sorted(made, key=lambda m: m.token.start)
+    return tuple(sorted(made, key=lambda m: m.token.start))
 
 
 def for_importers(mutants, importers):
@@ -194,16 +198,18 @@ def for_importers(mutants, importers):
     return out
 
 
+@lru_cache(None)
 def names_in(source):
     """Every name and attribute that a source uses, imports apart."""
-    return {n.id if isinstance(n, ast.Name) else n.attr for n in ast.walk(ast.parse(source))
+    return {n.id if isinstance(n, ast.Name) else n.attr for n in ast.walk(_tree(source))
             if isinstance(n, (ast.Name, ast.Attribute))}
 
 
+@lru_cache(None)
 def imports_of(source, module):
     """Names that a source imports from a sibling; those of its attributes that it uses, if it imports it whole."""
-    tree, found = ast.parse(source), set()
-    for n in ast.walk(tree):
+    tree, found = _tree(source), set()
+    for n in tree.body:
         if isinstance(n, ast.ImportFrom) and n.level:
             names = {alias.name for alias in n.names}
             if n.module and n.module.rpartition(".")[2] == module:
@@ -214,9 +220,10 @@ def imports_of(source, module):
     return found
 
 
+@lru_cache(None)
 def entrances(source, function):
     """The names by which other modules can come to run `function` (dotted where nested): its own, and its callers'."""
-    inside = {n.name: names_in(ast.unparse(n)) for n in ast.parse(source).body if isinstance(n, ast.FunctionDef)}
+    inside = {n.name: names_in(ast.unparse(n)) for n in _tree(source).body if isinstance(n, ast.FunctionDef)}
     reached = {function.rpartition(".")[2]}
     while more := {name for name, used in inside.items() if name not in reached and used & reached} - {"make"}:
         reached |= more

@@ -1,0 +1,162 @@
+"""Patches as mutants: which text is taken, where it applies, what a bad one is told; and the kernels as they are."""
+
+import argparse
+import difflib
+import pickle
+
+import pytest
+from epmoe.mutants import command, edited_kernels, hunt, worlds
+from epmoe.mutants.marks import NAME, marked_lines
+from epmoe.mutants.patches import edit_of
+from epmoe_ref.errors import EPValueError
+
+PUSHERS, ENTRIES = "rows/pushers.py", "whole_entries.py"
+BARRIER = "        syncthreads()                   # all pieces by all warps, before the signals release them\n"
+
+
+def diff(file, old, new, path=None, context=3, source=None):
+    """A unified diff that replaces the only `old` of a file."""
+    before = source or edited_kernels.source_of(file)
+    assert before.count(old) == 1
+    path = f"epmoe/kernels/{file}" if path is None else path
+    lines = difflib.unified_diff(before.splitlines(True), before.replace(old, new).splitlines(True), f"a/{path}",
+                                 f"b/{path}", n=context)
+    return "".join(lines)
+
+
+def run(*argv):
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return command.run(parser.parse_args([*argv, "--jobs", "1"]))
+
+
+class InTurn:
+    """A pool that runs everything in this process."""
+
+    imap_unordered = map
+
+    def apply_async(self, function, given, callback, error_callback):
+        callback(pickle.loads(pickle.dumps(function))(*pickle.loads(pickle.dumps(given))))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+
+@pytest.fixture
+def in_turn(monkeypatch):
+    monkeypatch.setattr(hunt, "pool", lambda jobs: InTurn())
+
+
+WITHOUT = edited_kernels.source_of(ENTRIES).replace(BARRIER, "")
+
+
+@pytest.mark.parametrize("path", [f"epmoe/kernels/{ENTRIES}", f"kernels/{ENTRIES}", ENTRIES,
+                                  f"/home/somebody/epmoe/kernels/{ENTRIES}"])
+@pytest.mark.parametrize("context", [0, 3])
+def test_paths_begin_anywhere(path, context):
+    edit = edit_of("x", "a mail's head\n" + diff(ENTRIES, BARRIER, "", path, context) + "-- \n2.39\n")
+    assert edit.edits == {ENTRIES: WITHOUT}
+    line = edited_kernels.source_of(ENTRIES).partition(BARRIER)[0].count("\n") + 1
+    assert edit.lines == {ENTRIES: {line}} and edit.token.place == f"{ENTRIES}:{line}"
+
+
+def test_of_files_with_the_same_name_it_is_the_one_that_fits():
+    old = next(line for line in edited_kernels.source_of(PUSHERS).splitlines(True) if "syncthreads()" in line)
+    new = old.replace("syncthreads()", "pass")
+    assert list(edit_of("x", diff(PUSHERS, old, new, "pushers.py")).edits) == [PUSHERS]
+    both = diff(PUSHERS, old, new) + diff(ENTRIES, BARRIER, "")
+    assert set(edit_of("x", both).edits) == {PUSHERS, ENTRIES}
+    file = "rows/dispatch.py"
+    old = next(line for line in edited_kernels.source_of(file).splitlines(True) if "expand_rows(params" in line)
+    assert list(edit_of("x", diff(file, old, f"{old}\n", "dispatch.py")).edits) == [file]
+
+
+def test_lines_may_have_moved():
+    moved = "# one\n# two\n" + edited_kernels.source_of(ENTRIES)
+    assert edit_of("x", diff(ENTRIES, BARRIER, "", source=moved)).edits == {ENTRIES: WITHOUT}
+
+
+def test_an_added_line_and_a_missing_last_newline():
+    patch = diff(ENTRIES, BARRIER, BARRIER + BARRIER, context=0)
+    assert edit_of("x", patch).edits[ENTRIES].count(BARRIER) == 2
+    source = edited_kernels.source_of(ENTRIES)
+    last = source.splitlines()[-1]
+    patch = f"--- a/{ENTRIES}\n+++ b/{ENTRIES}\n@@ -{source.count(chr(10))} +{source.count(chr(10))} @@\n-{last}\n" \
+            f"+{last}\n\\ No newline at end of file\n"
+    assert edit_of("x", patch).edits[ENTRIES] == source.rstrip("\n")
+
+
+@pytest.mark.parametrize("patch, says", [
+    ("hello\n", "holds no change of a file"),
+    (diff(ENTRIES, BARRIER, "").replace("a/epmoe/kernels", "a/docs").replace("b/epmoe/kernels", "b/docs"),
+     r"docs/whole_entries.py is no source of a kernel; only the files of epmoe/kernels/"),
+    (diff(ENTRIES, BARRIER, "").replace("all pieces", "no pieces"), "the old lines of @@ -.* stand neither there nor"),
+    (diff(ENTRIES, BARRIER, "  if\n"), "makes no Python of epmoe/kernels/whole_entries.py: line 96: "),
+    (diff(ENTRIES, BARRIER, "").replace("-        sync", "         sync"), "the hunk @@ .* ends after 7 old and 7 new"),
+    (diff(ENTRIES, BARRIER, "").rpartition(" ")[0], "the hunk|does not apply"),
+    ("--- /dev/null\n+++ b/epmoe/kernels/new.py\n@@ -0,0 +1 @@\n+x = 1\n", "makes or deletes epmoe/kernels/new.py"),
+    ("--- a/spin.py\n+++ b/spin.py\n@@ what @@\n", "'@@ what @@' is no head of a hunk"),
+    ("rename from epmoe/kernels/spin.py\n", "is no change of a source's lines"),
+    (f"--- a/{ENTRIES}\n+++ b/{ENTRIES}\n@@ -96 +96 @@\n-{BARRIER}+{BARRIER}", "changes nothing of")])
+def test_what_is_wrong_is_said(patch, says):
+    with pytest.raises(EPValueError, match=f"^bad.patch: .*({says})"):
+        edit_of("bad.patch", patch)
+
+
+def test_bad_patches_end_before_anything_runs(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(hunt, "pool", None)
+    good, bad = tmp_path / "good.patch", tmp_path / "bad.patch"
+    good.write_text(diff(ENTRIES, BARRIER, ""))
+    bad.write_text("hello\n")
+    assert run("--patch", str(good), str(bad)) == command.CANNOT_RUN
+    assert f"{bad}: holds no change" in capsys.readouterr().err
+    assert run("--patch", str(good), "--only", "spin.py") == command.CANNOT_RUN
+    assert "leave it out with --patch" in capsys.readouterr().err
+
+
+def test_statements_of_lines_are_marked():
+    source = "if a and \\\n   b:\n    x = 1; y = 2\nwhile c(\n  1):\n    pass\ndef f(): return 3\n"
+    marked = marked_lines("f.py", source, {2, 3, 4, 7})
+    assert marked.count("\n") == source.count("\n")
+    assert marked == (f"if ({NAME}('f.py', -2) and (a and \\\n   b)):\n    {NAME}('f.py', -3); x = 1; "
+                      f"{NAME}('f.py', -3); y = 2\nwhile ({NAME}('f.py', -4) and (c(\n  1))):\n    pass\n"
+                      f"def f(): {NAME}('f.py', -7); return 3\n")
+
+
+def test_worlds_that_run_the_lines_come_first(monkeypatch):
+    names = _, small, of_rows = "absent peer, split", "absent peer, few tokens", "rows, absent peer"
+    monkeypatch.setattr(hunt, "WORLDS", {name: worlds.WORLDS[name] for name in names})
+    few = edit_of("few", diff("few_tokens.py", "# and zeros before sums\n", "# zeros\n"))
+    rows = edit_of("rows", diff(PUSHERS, "# the stores of all warps, before one warp releases them\n", "\n"))
+    assert hunt.cover_lines(InTurn(), [few]).worlds(few) == list(names)
+    assert hunt.cover_lines(InTurn(), [few]).worlds(rows) == [of_rows]
+    coverage = hunt.cover_lines(InTurn(), [few, few, rows])
+    assert coverage.worlds(few)[0] == small and coverage.worlds(rows) == [of_rows]
+
+
+def test_a_patch_is_noticed_and_another_changes_nothing(tmp_path, in_turn, monkeypatch, capsys):
+    monkeypatch.setattr(hunt, "WORLDS", {"bad ids": worlds.WORLDS["bad ids"]})
+    broken, same = tmp_path / "broken.patch", tmp_path / "same.patch"
+    broken.write_text(diff(ENTRIES, BARRIER, ""))
+    same.write_text(diff(ENTRIES, BARRIER, BARRIER.replace("all pieces", "pieces")))
+    assert run("--patch", str(broken)) == command.NOTICED
+    assert "PASS" in capsys.readouterr().out
+    assert run("--patch", str(same), str(broken), "--seeds", "1", "--reports") == command.MISSED
+    said = " ".join(capsys.readouterr().out.split())
+    assert "survives: either it changes nothing" in said and "2 mutants: 1 noticed" in said
+    assert "data race on combine_recv_buf" in said
+
+
+def test_the_kernels_as_they_are(in_turn, monkeypatch, capsys):
+    names = "absent peer, split", "absent peer, fused"
+    monkeypatch.setattr(worlds, "WORLDS", {name: worlds.WORLDS[name] for name in names})
+    assert run("--as-they-are", "--seeds", "2") == command.NOTICED
+    assert "2 worlds, 2 seeds each: nothing is reported" in " ".join(capsys.readouterr().out.split())
+
+    monkeypatch.setattr(hunt, "attempt", lambda world, seed, edits: ("race", "who and where") if seed else ("", ""))
+    assert run("--as-they-are", "--seeds", "2") == command.MISSED
+    said = capsys.readouterr().out
+    assert 'race     "absent peer, fused", seed 1\n    who and where\n' in said and "2 runs are reported" in said
