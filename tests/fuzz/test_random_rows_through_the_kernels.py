@@ -13,7 +13,7 @@ import pytest
 from epmoe_ref import strategies
 from hypothesis import given
 from hypothesis import strategies as st
-from nightly import BATCHES, law
+from nightly import batches, law
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fused_a2a"))
 from against_reference import equal_hybrid, equal_rows  # noqa: E402
@@ -21,6 +21,7 @@ from rows_group import BF16, FP16, FP32, group_of  # noqa: E402
 
 GRIDS = st.sampled_from(((2, 32), (3, 64), (6, 32)))        # blocks and threads of a rank
 RACECHECK = st.sampled_from((True, None, None))
+SHARE = 0.06            # of all worlds, for each of the two
 FEW = 2                 # tokens that go another way than many
 
 
@@ -31,9 +32,9 @@ def few(world):
 
 
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("batch", range(BATCHES))
+@pytest.mark.parametrize("batch", batches(SHARE))
 def test_rows_are_the_references(batch):
-    @law(batch, 0.06)
+    @law(batch, SHARE)
     @given(strategies.rows_worlds(max_ranks=3), st.permutations((few, replace)), st.sampled_from((BF16, FP16, FP32)),
            GRIDS, strategies.seeds(), RACECHECK)
     def rows_agree(world, calls, dtype, grid, schedule, racecheck):
@@ -46,9 +47,9 @@ def test_rows_are_the_references(batch):
 
 
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("batch", range(BATCHES))
+@pytest.mark.parametrize("batch", batches(SHARE))
 def test_rows_by_expert_are_the_references(batch):
-    @law(batch, 0.06)
+    @law(batch, SHARE)
     @given(strategies.hybrid_worlds(max_ranks=3), st.sampled_from((BF16, FP16)), GRIDS, strategies.seeds(), RACECHECK)
     def rows_agree(world, dtype, grid, schedule, racecheck):
         group = group_of(len(world.x), n_sms=grid[0], num_threads=grid[1], seed=schedule, racecheck=racecheck)

@@ -21,8 +21,9 @@ from epmoe_ref import strategies
 from epmoe_ref.errors import EPValueError
 from hypothesis import given
 from hypothesis import strategies as st
-from nightly import BATCHES, law
+from nightly import batches, law
 
+ROUNDS, GARBAGE = 0.68, 0.2         # shares of all worlds
 GRIDS = (None, LaunchConfig(2, 32), LaunchConfig(5, 32), LaunchConfig(2, 96), LaunchConfig(4, 64))
 
 
@@ -40,9 +41,9 @@ def cases(draw):
 
 
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("batch", range(BATCHES))
+@pytest.mark.parametrize("batch", batches(ROUNDS))
 def test_two_rounds_are_the_references(batch):
-    @law(batch, 0.68)
+    @law(batch, ROUNDS)
     @given(cases(), st.sampled_from(GRIDS), strategies.seeds(), st.sampled_from((True, None, None, None)))
     def rounds_agree(given, launch, schedule, racecheck):
         case, batches = given
@@ -54,10 +55,10 @@ def test_two_rounds_are_the_references(batch):
 
 
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("batch", range(BATCHES))
+@pytest.mark.parametrize("batch", batches(GARBAGE))
 def test_garbage_ids_are_refused_and_leave_no_trace(batch):
     """In host memory they are refused; from device memory kernels take them for -1, and the host is told."""
-    @law(batch, 0.2)
+    @law(batch, GARBAGE)
     @given(strategies.worlds(garbage=True), st.data(), strategies.seeds(), st.booleans(), st.booleans())
     def refused(garbage, data, schedule, fused, on_device):
         cfg, x = garbage.cfg, garbage.input_tokens
