@@ -41,7 +41,7 @@ def first_found(implementation, case, ranks, steps):
         for round_ in range(case.rounds):
             for found in steps(world, case, ranks, round_):
                 if any(ranks.gather(bool(found))):
-                    return found
+                    return [d.in_round(round_) for d in found]
         return []
     finally:
         world.close()

@@ -5,14 +5,14 @@ A case's numbers come from `random_bits` alone: the same on every machine, and o
 
 from dataclasses import dataclass, field
 
-import ml_dtypes
 import numpy as np
 
 from epmoe.check import random_bits
+from epmoe.check.edges import edge_outputs, edge_tokens, edge_weights
 from epmoe_ref.config import EPConfig
 
 # What a stream of random words is used for; part of its seed.
-TOKENS, ROUTING, GAPS, WEIGHTS, OUTPUTS, OPPOSITES, SHARED = range(7)
+TOKENS, ROUTING, GAPS, WEIGHTS, OUTPUTS, OPPOSITES, SHARED, ABSORBING, EDGES = range(9)
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Case:
     n_tokens: over ranks. routing: "spread" (distinct random experts), "gaps" (a third of the slots -1), "hot" (every
     token to expert 0 first), "dropped" (all slots -1), "one_rank" (experts of the last rank only).
     weighted: combine with router weights. epilogue: combine with the affine epilogue of `epilogue`.
-    edges: tokens of zeros, subnormals, infinities, NaN and ties between codes, for the number formats.
+    edges: tokens, outputs and weights at which number formats and arithmetic differ (see edges.py).
     rounds: how many rounds with new data follow one another on the same implementation.
     """
 
@@ -92,6 +92,9 @@ class Case:
             weights = np.abs(weights).reshape(ids.shape)
             odd = np.arange(1, self.cfg.top_k, 2)
             weights[::2, odd] = weights[::2, odd - 1]       # lets pairs of slots cancel: see pair_outputs
+            weights[2::4] = weights[2::4, :1]               # and slots that are two apart
+            if self.edges:
+                edge_weights(weights)
             result.append(np.where(ids >= 0, weights, np.float32("nan")))
         return result
 
@@ -100,7 +103,9 @@ class Case:
 
         A made-up function of (rank, source rank, token, slot), so that the order of rows does not matter. In every
         fourth column slots 2i and 2i + 1 are opposite: with equal weights only rounding errors are left of their sum,
-        which shows every missing fused multiply-add and every change of order, also through a cast to bf16.
+        which shows every missing fused multiply-add and every change of order, also through a cast to bf16. In every
+        eighth column slots 4i and 4i + 2 are opposite and large, so that the sum loses what slot 4i + 1 adds, as far
+        as float32 does.
         """
         token, slot = np.asarray(token), np.asarray(slot)
         seeds = self.stream(round_, OUTPUTS, rank, src_rank, token, slot)
@@ -108,37 +113,18 @@ class Case:
         seeds = self.stream(round_, OPPOSITES, src_rank, token, slot // 2)
         opposites = random_bits.floats(self.cfg.combine_dtype, seeds, len(range(0, self.cfg.hidden, 4)))
         outputs[..., ::4] = np.where(slot[..., None] % 2 == 0, opposites, -opposites)
+        seeds = self.stream(round_, ABSORBING, src_rank, token, slot // 4)
+        large = random_bits.floats(self.cfg.combine_dtype, seeds, len(range(2, self.cfg.hidden, 8)), exponents=(12, 14))
+        place = slot[..., None] % 4
+        outputs[..., 2::8] = np.where(place == 0, large, np.where(place == 2, -large, outputs[..., 2::8]))
+        if self.edges:
+            edge_outputs(outputs, self.stream(round_, EDGES, src_rank, token), token, slot)
         return outputs
 
     def shared_outputs(self, round_, rank, n):
         """What the shared expert makes of the rank's first n shared rows; [n, hidden] in combine_dtype."""
         seeds = self.stream(round_, SHARED, rank, np.arange(n))
         return random_bits.floats(self.cfg.combine_dtype, seeds, self.cfg.hidden)
-
-
-def edge_tokens(tokens, seed):
-    """Overwrites some groups of 16 columns with the values at which number formats differ, and two tokens as a whole.
-
-    Those have no group with a large element, of whatever size groups are: zeros, and numbers below a format's floor.
-    """
-    tokens = tokens.copy()
-    n, hidden = tokens.shape
-    kinds = random_bits.words(seed, n * (hidden // 16)).reshape(n, hidden // 16) % np.uint64(12)
-    ties = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, 6], np.float32)
-    fillings = {
-        0: np.zeros(16, np.float32), 1: np.full(16, -0.0, np.float32),
-        2: np.tile(ties, 2) * np.repeat(np.float32([1, -1]), 8),             # halfway between e2m1 codes
-        3: np.arange(16).astype(np.float32) * np.float32(2.0**-133),         # bf16 subnormals
-        4: np.where(np.arange(16) == 5, np.float32("nan"), np.float32(1.5)),
-        5: np.where(np.arange(16) == 9, np.float32("inf"), np.float32(-2)),
-        6: np.float32(448) + np.arange(16).astype(np.float32) * 16,          # around the largest e4m3
-    }
-    groups = tokens.reshape(n, hidden // 16, 16)
-    for kind, values in fillings.items():
-        groups[kinds == np.uint64(kind)] = values.astype(ml_dtypes.bfloat16)
-    groups[1:2] = 0
-    groups[2:3] = np.float32(2.0**-20) * (1 + np.arange(16, dtype=np.float32)) / 16
-    return groups.reshape(n, hidden)
 
 
 def cases(n_ranks=4, only_hidden=None):
@@ -196,6 +182,9 @@ def cases(n_ranks=4, only_hidden=None):
     if n_ranks % 2 == 0:
         two = cfg(use_shmem=True, p2p_world_size=n_ranks // 2)
         listed.append(Case("two p2p worlds (use_shmem)", two, uneven, "gaps"))
+    for name, options in (("bf16", {}), ("combine in fp16", {"combine_dtype": "fp16"}),
+                          ("combine in fp32", {"combine_dtype": "fp32"})):
+        listed.append(Case(f"{name} at the edges of its numbers", cfg(**options), full, edges=True, rounds=1))
     return [_numbered(case, number) for number, case in enumerate(listed)]
 
 

@@ -3,16 +3,17 @@
 OR = "; or "
 
 
-def explained(differences, candidates):
+def explained(differences, candidates, general=()):
     """The differences with their causes; candidates(difference) lists the sentences that would explain it.
 
-    Where several explain everything, all are named, joined by OR.
+    Where several explain everything, all are named, joined by OR; those of `general` only if there is no other.
     """
     found = [(d, candidates(d)) for d in differences]
-    return [d.because(_best(d, causes, found)) if causes else d for d, causes in found]
+    return [d.because(_best(d, causes, found, general)) if causes else d for d, causes in found]
 
 
-def _best(difference, causes, found):
+def _best(difference, causes, found, general):
     alike = [set(others) for d, others in found if d.what == difference.what]
     common = set.intersection(*alike)
-    return OR.join(cause for cause in causes if not common or cause in common)
+    causes = [cause for cause in causes if not common or cause in common]
+    return OR.join([cause for cause in causes if cause not in general] or causes)

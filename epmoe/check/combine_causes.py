@@ -11,6 +11,7 @@ import epmoe_ref
 from epmoe.check.cases import epilogue, epilogue_args
 from epmoe.check.causes import explained
 from epmoe.check.difference import bits
+from epmoe.check.number_causes import flushed, nan_lost
 
 OUTPUT = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
 
@@ -25,12 +26,28 @@ def with_causes(round_, differences):
             return []
         got = np.ascontiguousarray(got).view(want.dtype)
         wrong = (bits(got) != bits(want)) & ~(np.isnan(got) & np.isnan(want))
-        if not got[wrong.reshape(len(got), -1).any(axis=1)].any():
-            return ["the tokens that differ are all zeros: they were never written, or nothing came back for them"]
         with np.errstate(all="ignore"):
-            return (_weighted if round_.case.weighted else _unweighted)(Sum(round_, difference.rank), got)
+            causes = (_weighted if round_.case.weighted else _unweighted)(Sum(round_, difference.rank), got)
+            return causes + _seen(got, want, wrong)
 
-    return explained(differences, candidates)
+    return explained(differences, candidates, SEEN)
+
+
+SEEN = NEVER_CAME, NO_NAN, NO_SUBNORMALS, SIGN = (
+    "the tokens that differ are all zeros: they were never written, or nothing came back for them",
+    "sums are never NaN: every element that differs is NaN in the reference, and is none here",
+    "subnormal sums are lost: every element that differs is one in the reference, and is 0 here",
+    "zeros have the wrong sign: a sum begins with +0, not with its first product or with -0")
+
+
+def _seen(got, want, wrong):
+    """Causes that can be seen without the sum being done again."""
+    tokens = wrong.reshape(len(got), -1).any(axis=1)
+    got_there, want_there = got[wrong], want[wrong]
+    if not (got_there.any() or want_there.any()):
+        return [SIGN]
+    return [cause for cause, holds in ((NEVER_CAME, not got[tokens].any()), (NO_NAN, nan_lost(got_there, want_there)),
+                                       (NO_SUBNORMALS, flushed(got_there, want_there))) if holds]
 
 
 class Sum:
@@ -49,15 +66,35 @@ class Sum:
         if round_.router_weights is not None:
             self.weights = np.where(self.takes_part, round_.router_weights[rank], 0).astype(np.float32)
 
-    def routed(self, weights=None, slots=None, step=lambda acc: acc, product=np.float64):
-        """The sum over slots; `step` is applied to it after every slot, products are rounded to `product`."""
+    def routed(self, weights=None, order=None, step=lambda acc: acc, product=np.float64, only=None, start=None):
+        """The sum over slots; `step` is applied to it after every slot, products are rounded to `product`.
+
+        order: int [T, top_k], the slots of each token as they are added; default ascending. only: bool [T, top_k], the
+        slots that take part; default all that have an expert. start: float32 [T, hidden] to which they are added.
+        """
         weights = self.weights if weights is None else weights
-        acc = np.zeros(self.recv[:, 0].shape, np.float32)
-        for k in range(self.cfg.top_k) if slots is None else slots:
-            term = (weights[:, k, None].astype(np.float64) * self.recv[:, k].astype(np.float64)).astype(product)
+        only = self.takes_part if only is None else only
+        acc = np.zeros(self.recv[:, 0].shape, np.float32) if start is None else start
+        token = np.arange(len(acc))
+        for k in range(self.cfg.top_k):
+            slot = k if order is None else order[:, k]
+            term = (weights[token, slot, None].astype(np.float64) * self.recv[token, slot].astype(np.float64)).astype(
+                product)
             added = step((acc.astype(np.float64) + term).astype(np.float32))
-            acc = np.where(self.takes_part[:, k, None], added, acc)
+            acc = np.where(only[token, slot, None], added, acc)
         return acc
+
+    def by_expert(self):
+        """int [T, top_k]: the slots of each token by ascending ids of their experts."""
+        return np.argsort(self.ids, axis=1, kind="stable")
+
+    def over_ranks(self, part):
+        """The sums of each rank's slots, with `part` applied to each, added over ranks in float32."""
+        owner = self.ids // self.cfg.n_local_experts
+        total = np.zeros(self.recv[:, 0].shape, np.float32)
+        for rank in range(self.cfg.n_ranks):
+            total += part(self.routed(only=self.takes_part & (owner == rank)))
+        return total
 
     def shared(self):
         """float32 [T, hidden]: the shared expert's rows, zero for tokens outside the rank's share."""
@@ -96,9 +133,17 @@ def _weighted(s, got):
         ("the weights are shifted by one slot: each goes to the next", lambda: s.routed(np.roll(s.weights, 1, axis=1))),
         ("the weights are shifted by one slot: each goes to the one before",
          lambda: s.routed(np.roll(s.weights, -1, axis=1))),
+        ("the weights are in the order of the experts' ids, not in that of the slots",
+         lambda: s.routed(np.take_along_axis(s.weights, s.by_expert(), axis=1))),
         ("each product is rounded to float32 before it is added; a fused multiply-add rounds once a step",
          lambda: s.routed(product=np.float32)),
-        ("the slots are added in descending order", lambda: s.routed(slots=range(s.cfg.top_k)[::-1])),
+        ("the slots are added in descending order",
+         lambda: s.routed(order=np.broadcast_to(np.arange(s.cfg.top_k)[::-1], s.ids.shape))),
+        ("the slots are added in the order of their experts' ids", lambda: s.routed(order=s.by_expert())),
+        ("each rank's slots are summed first, then the ranks' sums; the definition is one sum over all slots",
+         lambda: s.over_ranks(lambda part: part)),
+        (f"each rank's slots are summed first and rounded to {name}, then the ranks' sums; the definition is one sum "
+         "over all slots", lambda: s.over_ranks(s.rounded)),
         (f"double rounding: the sum is rounded to {name} after every slot; it stays float32 until the end",
          lambda: s.routed(step=s.rounded)),
         (f"double rounding: every product is rounded to {name} before it is added",
@@ -107,6 +152,8 @@ def _weighted(s, got):
     )
     causes = _slots_without_expert(s, got)
     causes += [cause for cause, acc in mistakes if _same(got, s.finish(acc()))]
+    if _begins_with_the_round_before(s, got):
+        causes.append("the sum begins with that of the round before, which was not cleared; it begins with +0")
     acc = s.routed()
     if s.cfg.combine_dtype == "bf16" and _same(got, s.finish(_toward_zero(acc))):
         causes.append("the sum is cut off to bf16; it is rounded to nearest even")
@@ -117,6 +164,27 @@ def _weighted(s, got):
     if s.round.case.epilogue and _same(got, s.finish(acc, lambda_=False)):
         causes.append("the epilogue is not called")
     return causes + _of_other_rank(s, got) + _left_over(s, got)
+
+
+def _begins_with_the_round_before(s, got):
+    """Whether the sum of the round before, before it was rounded, was not cleared."""
+    if s.round.previous is None:
+        return False
+    acc = None
+    for round_ in _earlier(s.round):
+        of = Sum(round_, s.rank)
+        if acc is not None and acc.shape != of.recv[:, 0].shape:
+            return False
+        acc = of.routed(start=acc)
+    return acc.shape == s.recv[:, 0].shape and _same(got, s.finish(s.routed(start=acc)))
+
+
+def _earlier(round_):
+    """The rounds before it, the first one first."""
+    rounds = []
+    while (round_ := round_.previous) is not None:
+        rounds.insert(0, round_)
+    return rounds
 
 
 def _toward_zero(acc):

@@ -17,7 +17,7 @@ import numpy as np
 from epmoe_ref.formats.scale_layout import transposed
 
 from epmoe.check.compare_segments import compare_payload, compare_scales, compare_src_info
-from epmoe.check.difference import Difference, bits, shown
+from epmoe.check.difference import Difference, bits, columns, shown
 from epmoe.check.places import layout, places_of, source_rank
 
 NEEDED = ("output_tokens", "row_offsets", "src_info")
@@ -163,7 +163,7 @@ def compare_combined(cfg, rank, got, want, *, topk_ids=None):
             place["expert"] = int(topk_ids[at[0]][at[1]])
     n_tokens = int(different.any(axis=tuple(range(1, different.ndim))).sum())
     says = (f"is {shown(got[at])}, reference {shown(want[at])}; first of {int(different.sum())} differing elements in "
-            f"{n_tokens} of {len(want)} tokens{of_slots}")
+            f"{n_tokens} of {len(want)} tokens{columns(different)}{of_slots}")
     rule = ("without router weights out[t, k] is the expert's row, and zero at a -1 slot" if len(at) == 3 else
             "out[t] = sum over k ascending of w[t, k] * y[t, k], fused multiply-add in float32 from +0, rounded once")
     return [Difference("output", says, got, want, rank, rule=rule, **place)]

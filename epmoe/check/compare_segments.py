@@ -6,7 +6,7 @@ Rows of a segment are matched by their (token, slot), so a swap of whole rows is
 import numpy as np
 from epmoe_ref.formats import scale_layout
 
-from epmoe.check.difference import Difference, bits, shown, shown_fp4
+from epmoe.check.difference import Difference, bits, columns, shown, shown_fp4
 from epmoe.check.places import global_expert, layout, packed, scale_group, scale_index, source_rank, tiled
 
 SWAP = "rows swapped within a segment: allowed, if output_tokens, scales and src_info move together"
@@ -80,7 +80,7 @@ def compare_payload(cfg, rank, where, pairs, src_info, got, want):
     else:
         texts = shown(np.asarray(a).reshape(1).view(want.dtype)), shown(b)
     says = (f"is {texts[0]}, reference {texts[1]}; first of {int(different.sum())} differing elements in "
-            f"{int(different.any(axis=1).sum())} of {len(pairs)} rows")
+            f"{int(different.any(axis=1).sum())} of {len(pairs)} rows{'' if packed(cfg) else columns(different)}")
     return [_at_row(cfg, rank, where, src_info, row_got, row, "output_tokens", says, got, want, column, SWAP)]
 
 

@@ -1,5 +1,7 @@
 """`check(implementation)`: every case that it serves, against the reference; the report says what differs and where."""
 
+import sysconfig
+import traceback
 from dataclasses import dataclass, field
 
 from epmoe.check import experts, hybrid, rows
@@ -8,6 +10,7 @@ from epmoe.check.difference import Difference
 from epmoe.check.implementation import HybridImplementation, Implementation, not_served, whole
 from epmoe.check.ranks import ranks_of
 
+LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
 SHOWN = 4                   # differences of a case that the report prints
 
 
@@ -130,7 +133,7 @@ def outcome(implementation, case, run, ranks):
 
 
 def _where(error):
-    trace = error.__traceback__
-    while trace.tb_next:
-        trace = trace.tb_next
-    return f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})"
+    """The innermost line that belongs to no installed library: the implementation's own."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not f.filename.startswith(LIBRARIES) and not f.filename.startswith("<")]
+    return f" ({(own or frames)[-1].filename}:{(own or frames)[-1].lineno})"

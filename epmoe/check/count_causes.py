@@ -59,6 +59,14 @@ def same(a, b):
     return a is not None and a.shape == b.shape and bool((a.astype(np.int64) == b.astype(np.int64)).all())
 
 
+def _given(suspect, counts):
+    """Whether the result's counts, or its offsets if it gives no counts, are these [n_local_experts, n_sources]."""
+    recv_count = array(suspect.got, "recv_count")
+    if recv_count is not None:
+        return same(recv_count, counts)
+    return same(array(suspect.got, "row_offsets"), offsets_of(suspect, counts))
+
+
 def _test(mistaken):
     def test(suspect):
         cfg, rank = suspect.cfg, suspect.rank
@@ -68,11 +76,23 @@ def _test(mistaken):
         counts = counts[rank * cfg.n_local_experts:(rank + 1) * cfg.n_local_experts]
         if same(counts, suspect.want.recv_count):
             return False                        # nothing in this round that the mistake would change
-        recv_count = array(suspect.got, "recv_count")
-        if recv_count is not None:
-            return same(recv_count, counts)
-        return same(array(suspect.got, "row_offsets"), offsets_of(suspect, counts))
+        return _given(suspect, counts)
     return test
 
 
-COUNT_CAUSES = [(sentence, _test(mistaken)) for sentence, mistaken in MISTAKES]
+def _cut_off(suspect):
+    """Whether all counts beyond some number are that number."""
+    want = suspect.want.recv_count
+    return any(_given(suspect, np.minimum(want, room)) for room in range(int(want.max(initial=0))))
+
+
+def _experts_cut_off(suspect):
+    """Whether the experts' row counts beyond some number are that number, the last sources' rows being left out."""
+    before = np.cumsum(suspect.want.recv_count, axis=1) - suspect.want.recv_count
+    most = int(suspect.want.recv_count.sum(axis=1).max(initial=0))
+    return any(_given(suspect, np.clip(room - before, 0, suspect.want.recv_count)) for room in range(most))
+
+
+COUNT_CAUSES = [(sentence, _test(mistaken)) for sentence, mistaken in MISTAKES] + [
+    ("rows beyond a fixed number for each (expert, source rank) are left out; every routed pair arrives", _cut_off),
+    ("rows beyond a fixed number for each expert are left out; every routed pair arrives", _experts_cut_off)]

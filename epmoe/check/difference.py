@@ -14,7 +14,7 @@ class Difference:
 
     got, want: the whole arrays.
     `rank` is the rank whose result it is, `expert` a global id ("shared" for the shared expert), `token` and `slot`
-    are those of the source rank, `row` and `column` those of the array `what`.
+    are those of the source rank, `row` and `column` those of the array `what`; `round` counts from 1.
     """
 
     what: str
@@ -30,21 +30,31 @@ class Difference:
     column: int | None = None
     rule: str = ""
     cause: str = ""
+    round: int | None = None
 
     def because(self, cause):
         """The same difference with its likely cause."""
         return replace(self, cause=cause)
 
+    def in_round(self, number):
+        """The same difference, of a round that is counted from 0."""
+        return replace(self, round=number + 1)
+
     def record(self):
         """What it says as a dict that JSON can hold: place, words, rule and likely cause, without the arrays."""
-        names = ("what", "rank", "expert", "src_rank", "token", "slot", "row", "column", "says", "rule", "cause")
+        names = ("what", "round", "rank", "expert", "src_rank", "token", "slot", "row", "column", "says", "rule",
+                 "cause")
         return {name: getattr(self, name) for name in names}
 
     @property
     def place(self):
-        """`rank 1, expert 5, source rank 0, token 3, slot 2, row 17, column 64`, as far as it is known."""
-        named = (("rank", self.rank), ("expert", self.expert), ("source rank", self.src_rank), ("token", self.token),
-                 ("slot", self.slot), ("row", self.row), ("column", self.column))
+        """`rank 1, expert 5, source rank 0, token 3, slot 2, row 17, column 64`, as far as it is known.
+
+        A round is named if it is not the first one: those before it were right.
+        """
+        named = (("round", None if self.round == 1 else self.round), ("rank", self.rank), ("expert", self.expert),
+                 ("source rank", self.src_rank), ("token", self.token), ("slot", self.slot), ("row", self.row),
+                 ("column", self.column))
         return ", ".join(f"{name} {value}" for name, value in named if value is not None)
 
     def __str__(self):
@@ -54,6 +64,16 @@ class Difference:
         if self.cause:
             lines.append(f"    likely cause: {self.cause}")
         return "\n".join(lines)
+
+
+def columns(different):
+    """Where along the last axis elements differ, as a phrase: ", all in columns 120 to 127"; "" if they do all over."""
+    wrong = np.flatnonzero(different.reshape(-1, different.shape[-1]).any(axis=0))
+    first, last = int(wrong[0]), int(wrong[-1])
+    if first == last:
+        return f", all in column {first}"
+    span = last - first + 1
+    return f", all in columns {first} to {last}" if len(wrong) == span <= different.shape[-1] // 2 else ""
 
 
 def bits(array):

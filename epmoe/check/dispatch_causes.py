@@ -15,7 +15,7 @@ from epmoe.check.causes import explained
 from epmoe.check.compare import array, same_type
 from epmoe.check.count_causes import COUNT_CAUSES, counts_are_wrong, offsets_of, same
 from epmoe.check.difference import bits
-from epmoe.check.number_causes import PAYLOAD_CAUSES, SCALE_CAUSES
+from epmoe.check.number_causes import FLUSHED, NAN_LOST, PAYLOAD_CAUSES, SCALE_CAUSES
 from epmoe.check.places import Places, layout, packed, places_of
 
 
@@ -62,12 +62,25 @@ def with_causes(round_, differences):
         with np.errstate(all="ignore"):
             return [cause for cause, test in causes if test(suspect)]
 
-    return explained(differences, candidates)
+    return explained(differences, candidates, (MIXED, NAN_LOST, FLUSHED))
 
 
 def _padding_forgotten(suspect):
     got, want = suspect.both("row_offsets")
     return same(got, offsets_of(suspect, suspect.want.recv_count, pad=1))
+
+
+def _padded_to(rows):
+    def test(suspect):
+        got, want = suspect.both("row_offsets")
+        return rows != format_of(suspect.cfg).pad_rows and same(got, offsets_of(suspect, suspect.want.recv_count, rows))
+    return test
+
+
+def _counts_for_sums(suspect):
+    got, want = suspect.both("row_offsets")
+    counts = np.diff(want.astype(np.int64))
+    return same(got, np.concatenate([[0], counts])) or same(got, counts)
 
 
 def _shifted(by):
@@ -137,6 +150,12 @@ def _other_rank_order(suspect):
         if _same_up_to_segments(segment[rows], got, want[rows]):
             return True
     return False
+
+
+def _ranks_mixed(suspect):
+    """Each expert has its rows, in whatever order."""
+    got, want = suspect.both("src_info")
+    return _same_up_to_segments(suspect.where.group, got, want)
 
 
 def _tokens_counted_over_ranks(suspect):
@@ -227,6 +246,7 @@ def _not_tiled(suspect):
 
 
 RANK_ORDER = "an expert's rows are in another order of source ranks; ranks must ascend inside an expert"
+MIXED = "an expert's rows are not grouped by source rank; ranks must ascend inside an expert"
 CAUSES = {
     "recv_count": COUNT_CAUSES + [
         ("the array is transposed: the first axis is the local expert", _count_transposed),
@@ -234,6 +254,9 @@ CAUSES = {
         ("these are the counts of the round before", _from_before("recv_count"))],
     "row_offsets": COUNT_CAUSES + [
         ("the padding was forgotten: each group's row count is rounded up to 4 in this format", _padding_forgotten),
+        *[(f"each group's row count is rounded up to {rows}, which this format does not do", _padded_to(rows))
+          for rows in (2, 4, 8, 16, 32, 64, 128)],
+        ("they are the row counts themselves; their running sum is needed", _counts_for_sums),
         ("off by one: every entry is one too large", _shifted(1)),
         ("off by one: every entry is one too small", _shifted(-1)),
         ("inclusive sums: the leading 0 is missing", _leading_zero_missing),
@@ -243,6 +266,7 @@ CAUSES = {
     "src_info": [
         ("the two columns are swapped: (token, slot), not (slot, token)", _columns_swapped),
         (RANK_ORDER, _other_rank_order),
+        (MIXED, _ranks_mixed),
         ("tokens are counted over all ranks; the index is the one at the source rank", _tokens_counted_over_ranks),
         ("these are the rows of the round before", _from_before("src_info"))],
     "output_tokens": [

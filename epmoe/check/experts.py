@@ -33,7 +33,7 @@ def run_case(implementation, case, ranks, not_given):
             if not any(ranks.gather(bool(found))):
                 found = this.combine(world, implementation.per_rank)
             if any(ranks.gather(bool(found))):
-                return found
+                return [d.in_round(round_) for d in found]
             previous = this
         return []
     finally:

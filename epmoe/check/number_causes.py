@@ -1,5 +1,6 @@
-"""Likely causes of wrong numbers in the rows of a dispatch: of blockwise FP8's scales, and of codes of NaN."""
+"""Likely causes of wrong numbers: lost NaN and subnormals, elements that changed places, blockwise FP8's scales."""
 
+import ml_dtypes
 import numpy as np
 
 from epmoe.check.compare import array
@@ -19,19 +20,71 @@ def _matched(suspect):
 
 
 def _payloads(suspect):
-    """(result's, reference's) elements that differ in their bits, as float32; None where bytes hold two of them."""
+    """(result's, reference's) elements that differ in their bits; None where bytes hold two of them."""
     got, want = suspect.both("output_tokens")
     if packed(suspect.cfg):
         return None
     pairs = _matched(suspect)
     a, b = got[pairs[:, 0]].view(want.dtype), want[pairs[:, 1]]
     different = bits(a) != bits(b)
-    return a[different].astype(np.float32), b[different].astype(np.float32)
+    return a[different], b[different]
 
 
-def _nan_lost(suspect):
-    differing = _payloads(suspect)
-    return differing is not None and bool((np.isnan(differing[1]) & ~np.isnan(differing[0])).all())
+NAN_LOST = "NaN is lost: every element that differs is NaN in the reference, and is none here"
+FLUSHED = "subnormal numbers are lost: every element that differs is one in the reference, and is 0 here"
+
+
+def nan_lost(got, want):
+    """Whether elements that differ, floats of any type, are NaN in the reference alone."""
+    return bool((np.isnan(want) & ~np.isnan(got)).all())
+
+
+def flushed(got, want):
+    """Whether elements that differ, of the reference's type, are subnormal in it and 0 in the result."""
+    if want.dtype.kind in "iu":
+        return False
+    return bool(((got == 0) & (want != 0) & (np.abs(want) < ml_dtypes.finfo(want.dtype).smallest_normal)).all())
+
+
+def _elements(test):
+    def of(suspect):
+        differing = _payloads(suspect)
+        return differing is not None and test(*differing)
+    return of
+
+
+def _bf16_rows(suspect):
+    """(result's, reference's) rows of matched messages, where they are bf16; else None."""
+    if suspect.cfg.token_format != "bf16":
+        return None
+    got, want = suspect.both("output_tokens")
+    pairs = _matched(suspect)
+    return got.view(want.dtype)[pairs[:, 0]], want[pairs[:, 1]]
+
+
+def _changed(change):
+    """A test: the result's rows are those of the reference, changed like that, and not all of them are the same."""
+    def test(suspect):
+        rows = _bf16_rows(suspect)
+        if rows is None:
+            return False
+        got, want = rows
+        made = change(want)
+        same = (bits(got) == bits(made)) | (np.isnan(got) & np.isnan(made))
+        return bool(same.all() and (bits(made) != bits(want)).any())
+    return test
+
+
+def _neighbours_swapped(rows):
+    return rows.reshape(len(rows), -1, 2)[:, :, ::-1].reshape(rows.shape)
+
+
+def _bytes_swapped(rows):
+    return bits(rows).byteswap().view(rows.dtype)
+
+
+def _through(kind):
+    return lambda rows: rows.astype(np.float32).astype(kind).astype(np.float32).astype(rows.dtype)
 
 
 def _nan_of_other_bits(suspect):
@@ -69,7 +122,11 @@ def _no_floor(suspect):
 
 
 PAYLOAD_CAUSES = [
-    ("NaN is lost: every element that differs is NaN in the reference, and is none here", _nan_lost),
+    (NAN_LOST, _elements(nan_lost)), (FLUSHED, _elements(flushed)),
+    ("the two elements of each 4 bytes are swapped", _changed(_neighbours_swapped)),
+    ("the two bytes of each element are swapped", _changed(_bytes_swapped)),
+    ("the tokens went through fp16 on their way, which has another range than bf16", _changed(_through(np.float16))),
+    ("the tokens went through fp8 (e4m3) on their way", _changed(_through(ml_dtypes.float8_e4m3fn))),
     ("NaN has other bits than the format's: those of the reference have no sign", _nan_of_other_bits)]
 SCALE_CAUSES = [
     ("the scales are reciprocals: an element is its code times the scale", _reciprocals),

@@ -83,6 +83,7 @@ class NumpyWorld(Implementation):
     def scale_layout(self, scales):
         return np.ascontiguousarray(scales.T)
 
+    @np.errstate(all="ignore")
     def combine(self, expert_outputs, dispatched, router_weights):
         return [self.combine_of(rank, expert_outputs, dispatched, router_weights) for rank in range(self.cfg.n_ranks)]
 

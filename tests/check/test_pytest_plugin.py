@@ -19,7 +19,7 @@ def test_a_right_implementation_passes_case_by_case(tmp_path):
     result = pytest_run(tmp_path, "--epmoe-check", "numpy_world:NumpyWorld", "--epmoe-ranks", "2", "-v")
     assert result.returncode == 0, result.stdout
     assert "numpy_world:NumpyWorld[a hot expert] PASSED" in result.stdout
-    assert "16 passed" in result.stdout
+    assert "19 passed" in result.stdout
 
 
 def test_a_wrong_one_fails_in_words_and_beside_the_projects_own_tests(tmp_path):

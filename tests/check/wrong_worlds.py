@@ -213,3 +213,151 @@ class LastTokenZero(NumpyWorld):
         sums = super().combine_of(*given)
         sums[-1:] = 0
         return sums
+
+
+class InFloat64(NumpyWorld):
+    """Rounds once, at the end."""
+
+    def reduce(self, recv, weights, takes_part):
+        with np.errstate(all="ignore"):
+            terms = weights[..., None].astype(np.float64) * recv.astype(np.float64)
+            return np.where(takes_part[..., None], terms, 0).sum(axis=1).astype(np.float32)
+
+
+class ByExpert(NumpyWorld):
+    """Adds a token's slots as its experts come."""
+
+    def combine_of(self, rank, *given):
+        self.order = np.argsort(self.topk_ids[rank], axis=1, kind="stable")
+        return super().combine_of(rank, *given)
+
+    def reduce(self, recv, weights, takes_part):
+        token = np.arange(len(recv))[:, None]
+        return super().reduce(recv[token, self.order], weights[token, self.order], takes_part[token, self.order])
+
+
+class WeightsByExpert(ByExpert):
+    """Takes a token's weights as its experts come."""
+
+    def reduce(self, recv, weights, takes_part):
+        return NumpyWorld.reduce(self, recv, np.take_along_axis(np.nan_to_num(weights), self.order, 1),
+                                 takes_part)
+
+
+class RanksFirst(NumpyWorld):
+    """Adds up what a rank has for a token before it is sent."""
+
+    def combine_of(self, rank, *given):
+        self.owner = self.topk_ids[rank] // self.cfg.n_local_experts
+        return super().combine_of(rank, *given)
+
+    def part(self, acc, dtype):
+        return acc
+
+    def reduce(self, recv, weights, takes_part):
+        parts = [super(RanksFirst, self).reduce(recv, weights, takes_part & (self.owner == rank))
+                 for rank in range(self.cfg.n_ranks)]
+        total = np.zeros_like(parts[0])
+        with np.errstate(invalid="ignore"):
+            for part in parts:
+                total += self.part(part, recv.dtype)
+        return total
+
+
+class RanksFirstRounded(RanksFirst):
+    def part(self, acc, dtype):
+        return acc.astype(dtype).astype(np.float32)
+
+
+class BeginsWithTheProduct(NumpyWorld):
+    def reduce(self, recv, weights, takes_part):
+        acc = super().reduce(recv, weights, takes_part)
+        negative = (np.signbit(recv) == (weights >= 0)[..., None]) | ~takes_part[..., None]
+        return np.where((acc == 0) & negative.all(axis=1), np.float32(-0.0), acc)
+
+
+class SubnormalsAreZero(NumpyWorld):
+    """Compiled with flush to zero."""
+
+    def reduce(self, recv, weights, takes_part):
+        acc = super().reduce(recv, weights, takes_part)
+        if recv.dtype != ml_dtypes.bfloat16:
+            return acc
+        least = ml_dtypes.finfo(recv.dtype).smallest_normal
+        with np.errstate(invalid="ignore"):
+            return np.where(np.abs(acc.astype(recv.dtype)) < least, np.float32(0), acc)
+
+
+class SumIsNeverNan(NumpyWorld):
+    def reduce(self, recv, weights, takes_part):
+        acc = super().reduce(recv, weights, takes_part)
+        return np.where(np.isnan(acc), np.float32(0), acc)
+
+
+class NeverCleared(NumpyWorld):
+    """Adds to the accumulator of the round before."""
+
+    def combine_of(self, rank, *given):
+        self.key = rank
+        return super().combine_of(rank, *given)
+
+    def reduce(self, recv, weights, takes_part):
+        sums = self.__dict__.setdefault("sums", {})
+        self.begin = sums.get(self.key)
+        sums[self.key] = super().reduce(recv, weights, takes_part)
+        return sums[self.key]
+
+    def add(self, acc, weight, value):
+        if self.begin is not None and self.begin.shape == acc.shape:
+            acc, self.begin = self.begin, None
+        return super().add(acc, weight, value)
+
+
+class ThroughHalf(NumpyWorld):
+    """Sends fp16."""
+
+    def encode(self, tokens):
+        values, scales = super().encode(tokens)
+        with np.errstate(all="ignore"):
+            return (values.astype(np.float16).astype(values.dtype) if scales is None else values), scales
+
+
+class NeighboursSwapped(NumpyWorld):
+    """Takes the upper half of each word first."""
+
+    def encode(self, tokens):
+        values, scales = super().encode(tokens)
+        if scales is not None:
+            return values, scales
+        return values.reshape(len(values), -1, 2)[:, :, ::-1].reshape(values.shape), scales
+
+
+class PadsEveryGroup(NumpyWorld):
+    def row_offsets(self, counts):
+        return super().row_offsets([n + -n % 16 for n in counts])
+
+
+class CountsForOffsets(NumpyWorld):
+    def row_offsets(self, counts):
+        return np.array([0, *counts], np.uint32)
+
+
+class RoomForThree(NumpyWorld):
+    """Has a fixed room for each expert and source rank."""
+
+    def pairs(self, ids, expert):
+        return super().pairs(ids, expert)[:3]
+
+
+class SortedByToken(NumpyWorld):
+    """Merges the source ranks' rows by token."""
+
+    def dispatch_of(self, rank, *given):
+        d = super().dispatch_of(rank, *given)
+        ends = np.cumsum(d["recv_count"].sum(axis=1))
+        for first, last in zip(d["row_offsets"], d["row_offsets"].astype(int)[:-1] + np.diff([0, *ends])):
+            order = first + np.argsort(d["src_info"][first:last, 0], kind="stable")
+            for name in ("src_info", "output_tokens"):
+                d[name] = d[name].copy()
+                d[name][first:last] = d[name][order]
+        return d
