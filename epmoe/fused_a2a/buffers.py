@@ -6,7 +6,7 @@ from epmoe_ref.errors import EPValueError
 
 from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.buffer import Buffer
-from epmoe.fused_a2a.hybrid import staged_bytes
+from epmoe.fused_a2a.expanding import staged_bytes
 
 
 class _Buffers(weakref.WeakKeyDictionary):

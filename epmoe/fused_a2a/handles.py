@@ -43,6 +43,7 @@ class RowsHandle:
         """What decides how calls with it are launched, for comparison, where a process has one rank.
 
         First its Places and, if the host knows them, numbers of rows: those that differ between handles of one form.
+        Of these the first is this rank's, the last the room that combine needs.
         """
         rows = () if self.counts is None else (self.num_rows[0], self.most_rows, self.most_returned)
         return places_in(self.loans[0]), rows, self.num_tokens[0], self.top_k, self.counts is None and self.capacity
@@ -97,10 +98,10 @@ class HybridHandle:
 
     @cached_property
     def seen(self):
-        """What decides how calls with it are launched, for comparison, where a process has one rank; Places first."""
+        """As of a RowsHandle."""
         loan = self.loans[0]
-        return (places_in(loan) + places_in(loan.expert_row), (), self.num_local_experts, self.num_tokens[0],
-                self.num_rows[0], self.capacity, self.pad_multiple, self.p2p_world_size)
+        return (places_in(loan) + places_in(loan.expert_row), (self.num_rows[0], self.capacity), self.num_local_experts,
+                self.num_tokens[0], self.capacity, self.pad_multiple, self.p2p_world_size)
 
 
 def handle_of(kind, handle):

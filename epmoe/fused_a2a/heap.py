@@ -36,6 +36,13 @@ def places_in(loan):
     return (place, Place(piece.start, piece.nbytes)) if piece.in_heap else (place,)
 
 
+def places_of_fields(loan):
+    """The same of each of its arrays, where loans of one form have their arrays at different offsets."""
+    fields, start = loan.fields.values(), loan.buffer.address
+    places = [Place(start + f.offset, f.nbytes) for f in fields]
+    return places + [Place(f.offset, f.nbytes) for f in fields] if loan._pool.in_heap else places
+
+
 def arrays_in(loan, names):
     """[loan.array(name)] in less time, where the same memory had such arrays before. names: a tuple."""
     if device.SIM:
@@ -57,6 +64,28 @@ def _lend(piece, buffer, start, nbytes, captured):
     return loan
 
 
+class Staged:
+    """Stands for a Loan where a result is in the staging area, and moved later; the class lends such as a memory does.
+
+    No word of a launch follows from where it is, so its place is 0.
+    """
+
+    address = start = nbytes = 0
+    in_heap = False
+
+    @classmethod
+    def lend(cls):
+        """Another one."""
+        return cls()
+
+    @property
+    def buffer(self):
+        """Of which the address is asked for, as of a Loan's."""
+        return self
+
+    _pool = buffer
+
+
 class Heap:
     """Part of one rank's buffer, [first, end) in bytes; lends the first free piece that is large enough."""
 
@@ -69,7 +98,7 @@ class Heap:
     def memory(self, shapes, otherwise=None):
         """HeapMemory for arrays {name: (shape, dtype)}, which lends them as often as one likes.
 
-        otherwise: ArenaMemory where they may be if there is no room.
+        otherwise: ArenaMemory, or Staged, where they may be if there is no room.
         """
         return HeapMemory(self, shapes, otherwise)
 

@@ -1,4 +1,4 @@
-"""What FusedCombine and HybridEPCombine have in common: the launch that sends rows back to their tokens and sums them."""
+"""What FusedCombine and HybridEPCombine have in common: the launch that sends rows back and sums them by token."""
 
 from epmoe.fused_a2a.arguments import FP32
 from epmoe.fused_a2a.buffer import align
@@ -7,7 +7,7 @@ from epmoe.kernels.rows import combine_kernel, tagged, windows
 
 
 def sums_of_rows(buffer, key, shape, name, xs, probs, handle, capacity, n_numbers, values_of, num_sms):
-    """Sums of rows xs over what the handle says, and their numbers: two lists over ranks, the second None without probs.
+    """Sums of rows xs over what the handle says, and of their probs: two lists over ranks, the second None without.
 
     key: of SteadyCalls. shape: RowsShape. name: of xs, for messages. probs: arrays, None without. capacity: rows that a
     rank may get back. n_numbers: of a token in the second result. values_of(buffer, loan): fields of the parameter
@@ -37,8 +37,9 @@ def sums_of_rows(buffer, key, shape, name, xs, probs, handle, capacity, n_number
 
         memory, n_tokens = [r.arena.memory("combine result", shapes)], n
 
-        def numbers(rows, _, capacity):
-            """What of the launch follows from numbers of rows, if the pool is large enough."""
+        def numbers(rows, *more):
+            """What of the launch follows from numbers of rows, the last its capacity, if the pool is large enough."""
+            *_, capacity = more
             probs_at = align(capacity * shape.row_bytes)
             if not buffer.has_pool(probs_at + 4 * shape.n_meta * capacity * has_probs, flag_rows=capacity):
                 return None

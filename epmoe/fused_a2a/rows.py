@@ -7,9 +7,8 @@ import numpy as np
 from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.arguments import FP32
 from epmoe.fused_a2a.handles import RowsHandle, counts_offset, handle_of, info_words
-from epmoe.fused_a2a.heap import arrays_in
+from epmoe.fused_a2a.heap import Staged, arrays_in, is_in_heap
 from epmoe.fused_a2a.returning import sums_of_rows
-from epmoe.host.arrays import first
 from epmoe.host.lending import arrange
 from epmoe.kernels.rows import dispatch_kernel, move_kernel, records, resend_kernel, tagged
 from epmoe.kernels.rows.roles import blocks_for
@@ -54,21 +53,21 @@ class _Target:
 
     def settle(self, rows, stream):
         """Launch the move out of the staging area, if the result is there; there is a loan afterwards."""
-        if self.loan is not None:
-            return
-        shapes = self.arrays_of(rows)
-        self.loan = self.r.arena.lend(MOVED, shapes)
-        names = [n for n in PLACES if n in shapes]
-        fill = [0] * (len(PLACES) - len(names))
-        values = self.buffer.values(self.r) | dict(
-            sources=[self._staged(n) for n in names] + fill, targets=[self.loan.address(n) for n in names] + fill,
-            word_counts=[self.loan.fields[n].nbytes // 4 for n in names] + fill)
-        launches = self.buffer.launches
-        kernel = move_kernel(self.buffer.world.n_ranks, launches.threads)
-        launches.start(kernel, self.r.rank, values, 0, stream, None, rows)
+        if self.loan is None:
+            self.loan = _move(self.buffer, self.r, self.fields, self.arrays_of(rows), rows, stream)
 
-    def _staged(self, name):
-        return self.buffer.staging(self.r) + self.fields[name].offset
+
+def _move(buffer, r, fields, shapes, rows, stream):
+    """Launch the move of so many rows out of the staging area, where arrays lie as fields say: the Loan of them."""
+    loan, names = r.arena.lend(MOVED, shapes), [name for name in PLACES if name in shapes]
+    fill = [0] * (len(PLACES) - len(names))
+    values = buffer.values(r) | dict(
+        sources=[buffer.staging(r) + fields[name].offset for name in names] + fill,
+        targets=[loan.address(name) for name in names] + fill,
+        word_counts=[loan.fields[name].nbytes // 4 for name in names] + fill)
+    kernel = move_kernel(buffer.world.n_ranks, buffer.launches.threads)
+    buffer.launches.start(kernel, r.rank, values, 0, stream, None, rows)
+    return loan
 
 
 def dispatch_forward(buffer, x, token_indices, token_probs, num_experts, num_sms=None, *, on_device=False):
@@ -139,20 +138,29 @@ def dispatch_forward(buffer, x, token_indices, token_probs, num_experts, num_sms
             per_expert, = arrays_in(of_handle, ("tokens_per_expert",))
             return [((x, *scales) if scales else x, ids, probs, per_expert)], handle_with([of_handle])
 
+        def exact_in(of_handle, result):
+            """A function of the number of rows, as soon as that is told, and the handle."""
+            def cut(n):
+                if is_in_heap(result):
+                    return _result(result, n, n_scales)
+                return _moved(buffer, arrays_of, n, n_scales, capacity, hidden, dtype, top_k)
+
+            return cut, handle_with([of_handle])
+
         handle = handle_with(loans, told and told[0].counts)
-        lasting, room = on_device, None
-        if on_device:           # what has come into the staging area is moved, without a wait
-            room = r.arena.memory(MOVED, arrays_of(capacity))
-        elif told[0].has_room and targets[-1].capacity == capacity:
-            lasting = targets[-1].loan is not None
-        results = _settle(buffer, targets, handle, n_scales)
-        if lasting:
-            memory = r.arena.memory("rows handle", of_handle), r.heap.memory(arrays_of(capacity), room)
-            remember(memory, [loans[-1], targets[-1].loan], results_in)
+        lasting = on_device or told[0].has_room and targets[-1].capacity == capacity
+        # what has come into the staging area is moved, without a wait, or as a call of its own
         if on_device:
-            per_expert = [loan.array("tokens_per_expert") for loan in loans]
-        else:
-            per_expert = [one.tokens_per_expert for one in told]
+            results = _settle(buffer, targets, handle, n_scales)
+        if lasting:
+            room = r.arena.memory(MOVED, arrays_of(capacity)) if on_device else Staged
+            memory = r.arena.memory("rows handle", of_handle), r.heap.memory(arrays_of(capacity), room)
+            remember(memory, [loans[-1], targets[-1].loan or Staged()], results_in if on_device else exact_in)
+    if on_device:
+        per_expert = [loan.array("tokens_per_expert") for loan in loans]
+    else:
+        results = _settle(buffer, targets, handle, n_scales)
+        per_expert = [one.tokens_per_expert for one in told]
     return [(*row, n) for row, n in zip(results, per_expert)], handle
 
 
@@ -192,8 +200,7 @@ def _send_first(buffer, shape, values, loans, num_tokens, arrays_of, num_sms, on
         told = told_by(buffer, loans)
         if told[0].has_room:
             return told, targets
-    # every rank has seen the same counts, and comes to the same numbers here
-    buffer.want_tokens(int(told[0].tokens.max()))
+    # every rank has seen the same counts, and comes to the same number here
     rows = world.n_ranks * buffer.max_tokens
     buffer.want_pool(0, arrange(arrays_of(rows))[1])
     targets = [_Target(buffer, r, arrays_of, rows) for r in buffer.ranks]
@@ -203,11 +210,24 @@ def _send_first(buffer, shape, values, loans, num_tokens, arrays_of, num_sms, on
 
 def _exact(made, told):
     """Results with room for the worst case, and their handle, once it is told how many rows there are."""
-    (x, ids, probs, _), = made[0]
-    handle = replace(made[1], counts=told.counts, loans=list(made[1].loans))
-    n, = handle.num_rows
-    x = tuple([first(one, n) for one in x]) if isinstance(x, tuple) else first(x, n)
-    return [(x, first(ids, n), first(probs, n), told.tokens_per_expert)], handle
+    cut, handle = made
+    handle = replace(handle, counts=told.counts, loans=list(handle.loans))
+    return [(*cut(*handle.num_rows), told.tokens_per_expert)], handle
+
+
+def _moved(buffer, arrays_of, n, n_scales, capacity, *form):
+    """This rank's n rows, which a dispatch that had room for `capacity` received in the staging area: as _result's."""
+    made, key = buffer.steady.again("move", (), n_scales, capacity, *form, handle=((), (n,)))
+    if made is not None:
+        return made
+    r, (staged, _), (of_one, _) = buffer.ranks[-1], arrange(arrays_of(capacity)), arrange(arrays_of(1))
+    words = sorted({field.nbytes // 4 for field in of_one.values()})       # of a row
+    with buffer.steady.watching(key) as remember:
+        with buffer.launching() as streams:
+            loan = _move(buffer, r, staged, arrays_of(n), n, streams[r.rank])
+        remember(lambda n: [r.arena.memory(MOVED, arrays_of(n))], [loan], lambda loan, n: _result(loan, n, n_scales),
+                 lambda n: (buffer.launches.grid(None, n), *(n * of_row for of_row in words)))
+        return _result(loan, n, n_scales)
 
 
 def _resend(buffer, shape, targets, values, num_tokens, num_sms):

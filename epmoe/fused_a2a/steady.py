@@ -3,9 +3,9 @@
 In a steady state arrays come at addresses, and with shapes and types, that an earlier call had, and results get memory
 that an earlier call's results had. What is checked and what is launched follows from these alone, as in
 epmoe/host/steady_calls.py, so the launches of a call that took the general way start again, and those for arrays that
-lie elsewhere are made of them (epmoe/host/elsewhere.py). Everything else takes the general way: host arrays, lists over
-ranks, expert-major dispatches that wait for the number of rows, those of rows that then find no room in the heap, calls
-that are captured into a CUDA graph.
+lie elsewhere are made of them (epmoe/host/elsewhere.py). Where the host waits for the number of rows, what is launched
+behind the wait is a call of its own. Everything else takes the general way: host arrays, lists over ranks, calls that
+are captured into a CUDA graph.
 """
 
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from sys import getrefcount
 
 from epmoe import device
 from epmoe.device.captures import CAPTURED, is_captured
-from epmoe.fused_a2a.heap import is_in_heap, place_of, places_in
+from epmoe.fused_a2a.heap import is_in_heap, place_of, places_in, places_of_fields
 from epmoe.host.arrays import DeviceArray
 from epmoe.host.elsewhere import Elsewhere, Place
 from epmoe.host.looks import UNSEEN, WAYS, look
@@ -22,7 +22,7 @@ MAX_REMEMBERED, MAX_FORMS = 1024, 256
 UNKNOWN = object()      # instead of a start's code: no launches are known
 AT_ONCE = 2             # calls of one kind whose results are kept
 SMALL = ("combine", "hybrid combine")   # kinds whose results are no larger than the rank's own tokens
-OF_ROWS = ("combine",)  # kinds whose arrays have as many rows as the handle
+OF_ROWS = SMALL         # kinds whose arrays have as many rows as the handle
 NOTHING, GENERAL = (None,), (None, None)
 
 
@@ -47,7 +47,8 @@ class _Form:
 
     If the host knows how many rows a handle has, calls of a form differ in that, too. numbers: then a function of the
     numbers of rows -> those that launches have because of them, or None if the call needs more room than there is;
-    memory may be such a function as well, and results is given the rows of this rank besides.
+    memory may be such a function as well: then arrays of a loan have places of their own. results is given the rows of
+    this rank besides.
     counts: how often the objects of results are referred to when nobody looks at them, the same for all.
     """
 
@@ -279,8 +280,9 @@ def _with_places(known, loans):
         places += map(Place, one) if type(one) is tuple else [] if one is None else [Place(one)]
     if handle:
         places += handle[0]
+    places_of = places_of_fields if callable(known.form.memory) else places_in
     for loan in loans:
-        places += places_in(loan)
+        places += places_of(loan)
     if known.rows:
         numbers = known.form.numbers(*known.rows)
         if numbers is None:
