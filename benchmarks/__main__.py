@@ -8,6 +8,7 @@ COMMANDS = {
     "run": ("benchmarks.run", "dispatch and combine against the floor and other libraries (the default)"),
     "figure": ("benchmarks.figure", "time against tokens, out of files of results"),
     "table": ("benchmarks.readme_table", "the figures of README as a Markdown table, out of files of results"),
+    "aims": ("benchmarks.aims", "aims beside what is reached, as a Markdown table, out of files of results"),
     "merge": ("benchmarks.results", "files of results into one"),
     "compile": ("benchmarks.compiling", "the kernels of a run into the disk cache; a run does it itself"),
     "cpu": ("benchmarks.cpu", "the reference against memcpy, and how fast the simulator is"),

@@ -1,9 +1,8 @@
 """`python -m benchmarks table FILE.json ...`: README's figures as a Markdown table, made of files of results."""
 
 import sys
-from pathlib import Path
 
-from benchmarks import peers, results, shapes
+from benchmarks import pages, peers, results, shapes
 
 # kernels, format, routing, tokens: what README shows of a model of 7168 columns and 256 experts
 LINES = (
@@ -19,7 +18,8 @@ HEADINGS = ("kernels", "tokens a rank", *("dispatch", "floor", "x floor", "best 
 def add_arguments(parser):
     """The options of table."""
     parser.add_argument("files", nargs="+", metavar="FILE.json", help="files of results, the newest last")
-    parser.add_argument("--into", metavar="PAGE.md", help="put it into a page, in the place of the table that is there")
+    parser.add_argument("--into", metavar="PAGE.md", help="put it and the words below it into a page, in the place of "
+                                                           "the table of as many GPUs that is there")
     parser.add_argument("--hidden", type=int, default=7168, help="(default %(default)s)")
     parser.add_argument("--experts", type=int, default=256, help="(default %(default)s)")
 
@@ -33,30 +33,11 @@ def run(args):
         print(f"benchmarks table: no row with {args.hidden} columns and {args.experts} experts in "
               f"{', '.join(args.files)}", file=sys.stderr)
         return 2
-    if args.into is None:
-        print("\n".join(lines))
-        return 0
-    page = Path(args.into)
-    text = replaced(page.read_text().splitlines(), lines)
-    if text is None:
-        print(f"benchmarks table: {page} has no table that begins with {lines[0]}", file=sys.stderr)
-        return 2
-    page.write_text("\n".join(text) + "\n")
-    print(f"{page} has the table; the words below it are yours to compare:\n{lines[-1]}")
-    return 0
-
-
-def replaced(text, lines):
-    """The lines of a page with its table, which begins with the same heading, replaced; None if it has none."""
-    if lines[0] not in text:
-        return None
-    start = text.index(lines[0])
-    end = next((i for i in range(start, len(text)) if not text[i].startswith("|")), len(text))
-    return text[:start] + lines[:-2] + text[end:]
+    return pages.shown(lines, below(record, args.files, args.hidden, args.experts), args.into, "benchmarks table")
 
 
 def markdown(record, hidden=7168, experts=256):
-    """The lines of the table, and below it what its figures are."""
+    """The lines of the table; none if no row fits."""
     rows = {(r["kernels"], r["phase"], shapes.of_row(r)): r for r in record["rows"]
             if not r["graph"] and r["sms"] is None}
     lines = []
@@ -70,30 +51,38 @@ def markdown(record, hidden=7168, experts=256):
                 lines.append(_line(kernels, shape, found))
     if not lines:
         return []
-    head = [_row(HEADINGS), _row("---" for _ in HEADINGS)]
-    return [*head, *lines, "", below(record, hidden, experts)]
+    head = [pages.row(HEADINGS), pages.row("---" for _ in HEADINGS)]
+    return [*head, *lines]
 
 
-def below(record, hidden, experts):
-    """What the figures are, in words."""
+def below(record, files, hidden=7168, experts=256):
+    """What the figures are, in words; files: their names."""
     link = sorted({part["link_gbps"] for part in record["parts"]})
-    return (f"Microseconds on {record['n_ranks']} x {record['device'].partition(',')[0]}, {record['date'][:10]}: "
-            f"device time of the slowest rank, median, cold L2; {hidden} columns, {experts} experts, top "
-            f"{record['rows'][0]['top_k']}. Floor: the bytes that the routing sends to other ranks, over the links' "
+    commits = " and ".join(dict.fromkeys((part["commit"] or "unknown")[:7] for part in record["parts"]))
+    device = record["device"].partition(",")[0]
+    return (f"Microseconds on {record['n_ranks']} x {device}, {record['date'][:10]}, kernels of commit "
+            f"{commits} ({', '.join(f'`{file}`' for file in files)}): device time of the slowest rank, "
+            f"median, cold L2; {hidden} columns, {experts} experts, top {record['rows'][0]['top_k']}. Floor: the "
+            "bytes that the routing sends to other ranks, over the links' "
             f"{' to '.join(f'{gbps:g}' for gbps in (link[:1] + link[1:][-1:]))} GB/s, measured in the same run. "
             "Peers with a star were measured before on the same kind of machine, the others in the same run.")
 
 
 def _line(kernels, shape, found):
-    words = [" ".join([kernels.removesuffix(" fused")] + [shape.format] * (shape.format != "bf16")
-                      + ["Zipf"] * (shape.routing == "zipf")), str(shape.tokens)]
+    words = [of_kernels(kernels, shape), str(shape.tokens)]
     for r in found:
         if r is None:
             words += [""] * 4
             continue
         name = f"{_us(r['peer_us'])} {short(r['peer'])}{'' if r['peer_here'] else '*'}" if r["peer"] else "-"
         words += [f"**{_us(r['us'])}**", _us(r["floor_us"]), _ratio(r["to_floor"]), name]
-    return _row(words)
+    return pages.row(words)
+
+
+def of_kernels(kernels, shape):
+    """How a table calls kernels with a shape's format and routing."""
+    return " ".join([kernels.removesuffix(" fused")] + [shape.format] * (shape.format != "bf16")
+                    + ["Zipf"] * (shape.routing == "zipf"))
 
 
 def short(peer):
@@ -107,7 +96,3 @@ def _us(us):
 
 def _ratio(ratio):
     return "-" if ratio is None else f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}"
-
-
-def _row(words):
-    return f"| {' | '.join(words)} |"

@@ -12,6 +12,7 @@ from benchmarks import shapes
 ZIPF_AT_MOST = 1.3          # times of uniform routing, rows kernels
 FEW_SMS, FEW_SMS_AT_LEAST = 24, 0.9     # of the speed that all SMs give, rows kernels
 HOST_US = 12                # of a dispatch call, without a graph
+HOST, OF_ALL = "host", "of all"     # what a Verdict of HOST_US is about; the unit of those of FEW_SMS
 
 
 class Target(NamedTuple):
@@ -22,6 +23,25 @@ class Target(NamedTuple):
     shape: str
     ranks4: float | None
     ranks2: float | None
+
+
+class Verdict(NamedTuple):
+    """One thing that was aimed at: of which kernels and shape, what of them, its value, the aim, the unit."""
+
+    kernels: str
+    shape: shapes.Shape
+    what: str
+    value: float
+    wanted: float
+    unit: str
+
+    @property
+    def reached(self):
+        """Whether the value is no worse than the aim; a speed is to be at least that, all others at most."""
+        return self.value >= self.wanted if self.unit == OF_ALL else self.value <= self.wanted
+
+    def __str__(self):
+        return f"{self.kernels} {self.what} {self.shape}"
 
 
 TARGETS = (
@@ -64,24 +84,23 @@ def of_row(row, n_ranks):
 
 
 def verdicts(rows, n_ranks):
-    """[(what, value, wanted, unit, whether it is reached)] of everything in rows that a target is about."""
+    """[Verdict] of everything in rows that a target is about."""
     plain = {(r["kernels"], r["phase"], shapes.of_row(r), r["sms"]): r for r in rows if not r["graph"]}
     found = []
     for (kernels, phase, shape, sms), r in plain.items():
-        what = f"{kernels} {phase} {shape}"
         us = of_row(r, n_ranks)
         if us is not None:
-            found.append((what, r["us"], us, "us", r["us"] <= us))
+            found.append(Verdict(kernels, shape, phase, r["us"], us, "us"))
         if sms is None and phase == "dispatch" and kernels in ("pairs fused", "rows"):
-            found.append((f"{what}, host", r["host_us"], HOST_US, "us", r["host_us"] <= HOST_US))
+            found.append(Verdict(kernels, shape, HOST, r["host_us"], HOST_US, "us"))
         uniform = plain.get((kernels, phase, replace(shape, routing="uniform"), sms))
         if kernels == "rows" and phase != "cached" and sms is None and shape.routing == "zipf" and uniform:
             ratio = round(r["us"] / uniform["us"], 2)
-            found.append((f"{what}, against uniform", ratio, ZIPF_AT_MOST, "x", ratio <= ZIPF_AT_MOST))
+            found.append(Verdict(kernels, shape, f"{phase}, against uniform", ratio, ZIPF_AT_MOST, "x"))
         all_sms = plain.get((kernels, phase, shape, None))
         if kernels == "rows" and phase != "cached" and sms == FEW_SMS and all_sms:
             speed = round(all_sms["us"] / r["us"], 3)
-            found.append((f"{what}, speed of {sms} SMs", speed, FEW_SMS_AT_LEAST, "of all", speed >= FEW_SMS_AT_LEAST))
+            found.append(Verdict(kernels, shape, f"{phase}, speed with {sms} SMs", speed, FEW_SMS_AT_LEAST, OF_ALL))
     return found
 
 
@@ -90,9 +109,9 @@ def report(record):
     found = verdicts(record["rows"], record["n_ranks"]) if "H200" in record["device"] else []
     if not found:
         return []
-    width = max(len(what) for what, *_ in found)
+    width = max(len(str(v)) for v in found)
     lines = [f"{'target':{width}}  measured    wanted"]
-    for what, value, wanted, unit, reached in found:
-        lines.append(f"{what:{width}}  {value:8g}  {wanted:8g} {unit:6}  {'reached' if reached else 'MISSED'}")
-    missed = sum(not reached for *_, reached in found)
+    for v in found:
+        lines.append(f"{v!s:{width}}  {v.value:8g}  {v.wanted:8g} {v.unit:6}  {'reached' if v.reached else 'MISSED'}")
+    missed = sum(not v.reached for v in found)
     return [*lines, f"{len(found) - missed} of {len(found)} reached"]

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from benchmarks import peers, plan, readme_table, results, shapes, targets, traffic
+from benchmarks import aims, pages, peers, plan, readme_table, results, shapes, targets, traffic
 from benchmarks.__main__ import main
 from benchmarks.measure import Row
 from benchmarks.shapes import Shape
@@ -56,12 +56,12 @@ def test_constants_are_for_such_machines_only(record):
 
 
 def test_verdicts_are_of_launches_without_a_graph(record):
-    found = {what: (value, wanted, reached) for what, value, wanted, _, reached in targets.verdicts(record["rows"], 4)}
+    found = {str(v): (v.value, v.wanted, v.reached) for v in targets.verdicts(record["rows"], 4)}
     assert found["pairs fused dispatch 128x7168/256:bf16:uniform"] == (40.0, 42, True)
     assert found["pairs fused combine 128x7168/256:bf16:uniform"] == (46.0, 45, False)
-    assert found["rows dispatch 4096x7168/256:bf16:uniform, speed of 24 SMs"] == (0.75, 0.9, False)
-    assert found["rows dispatch 4096x7168/256:bf16:zipf, against uniform"] == (1.2, 1.3, True)
-    assert found["rows dispatch 4096x7168/256:bf16:uniform, host"] == (10.0, 12, True)
+    assert found["rows dispatch, speed with 24 SMs 4096x7168/256:bf16:uniform"] == (0.75, 0.9, False)
+    assert found["rows dispatch, against uniform 4096x7168/256:bf16:zipf"] == (1.2, 1.3, True)
+    assert found["rows host 4096x7168/256:bf16:uniform"] == (10.0, 12, True)
     assert targets.report(record)[-1].endswith(f"of {len(found)} reached")
     assert not targets.report(record | {"device": "simulator, seed 0"})
 
@@ -89,7 +89,9 @@ def test_readme_table_has_our_times_floors_and_peers(record, tmp_path, capsys):
     assert lines[3].startswith("| rows | 4096 |") and lines[4].startswith("| rows Zipf | 4096 |")
     assert len({line.count("|") for line in lines[:5]}) == 1 and len(lines[0].split("|")) == 2 + len(
         readme_table.HEADINGS)
-    assert "4 x NVIDIA H200, 2026-11-21" in lines[-1] and "350 GB/s" in lines[-1]
+    below = " ".join(lines[lines.index("") + 1:])
+    assert below.startswith("Microseconds on 4 x NVIDIA H200, 2026-11-21, kernels of commit abc (`") and str(file) in below
+    assert "350 GB/s" in below
 
 
 def test_the_table_takes_its_place_in_a_page(record, tmp_path, capsys):
@@ -98,11 +100,43 @@ def test_the_table_takes_its_place_in_a_page(record, tmp_path, capsys):
     page.write_text("# A page\n\nno table\n")
     assert main(["table", str(file), "--into", str(page)]) == 2 and "has no table" in capsys.readouterr().err
     heading = "| " + " | ".join(readme_table.HEADINGS) + " |"
-    page.write_text(f"# A page\n\n{heading}\n| old |\n| older |\n\nwords\n")
+    page.write_text(f"# A page\n\n{heading}\n| stale |\n| staler |\n\nwords\n")
     assert main(["table", str(file), "--into", str(page)]) == 0
     lines = page.read_text().splitlines()
-    assert lines[:3] == ["# A page", "", heading] and lines[-2:] == ["", "words"] and "old" not in page.read_text()
+    assert lines[:3] == ["# A page", "", heading] and lines[-2:] == ["", "words"] and "stale" not in page.read_text()
     assert sum(line.startswith("|") for line in lines) == 5 and "**40.0**" in lines[4]
+
+
+def test_a_page_has_a_table_for_each_number_of_gpus(record, tmp_path):
+    page, files = tmp_path / "page.md", {}
+    for n in (2, 4):
+        files[n] = tmp_path / f"{n}.json"
+        results.write(record | {"n_ranks": n, "commit": f"{n}" * 7}, files[n])
+    heading = "| " + " | ".join(readme_table.HEADINGS) + " |"
+    page.write_text(f"{heading}\n| stale |\n\nMicroseconds on 4 x NVIDIA H200, stale.\n\nwords\n\n{heading}\n| stale |\n\n"
+                    "Microseconds on 2 x NVIDIA H200, stale,\nof two lines.\n\nmore words\n")
+    for _ in range(2):      # the second time each finds what it has written
+        for n in (2, 4):
+            assert main(["table", str(files[n]), "--into", str(page)]) == 0
+        text = page.read_text()
+        assert "stale" not in text and "of two lines" not in text and text.count(heading) == 2
+        first, second = text.partition("\n\nwords\n\n")[::2]
+        assert "4 x NVIDIA H200" in first and "4444444" in first and first.count("Microseconds") == 1
+        assert "2 x NVIDIA H200" in second and "2222222" in second and second.endswith(".\n\nmore words\n")
+
+
+def test_aims_stand_beside_what_is_reached(record, tmp_path, capsys):
+    files = [tmp_path / "4.json", tmp_path / "2.json"]
+    for n, file in zip((4, 2), files):
+        results.write(record | {"n_ranks": n}, file)
+    assert main(["aims", *map(str, files)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "| kernels | tokens a rank | what | 4 GPUs: aim | reached | 2 GPUs: aim | reached |"
+    assert "| pairs | 128 | dispatch | 42 | 40 | 33 | 40 **missed** |" in lines
+    assert "| pairs | 128 | combine | 45 | 46 **missed** | 36 | 46 **missed** |" in lines
+    assert "| rows |  | against uniform | 1.3 | 1.2 to 1.2 | 1.3 | 1.2 to 1.2 |" in lines
+    assert "| rows |  | host | 12 | 10 to 10 | 12 | 10 to 10 |" in lines
+    assert main(["aims", str(files[0]), str(files[0])]) == 2 and "one for each number" in capsys.readouterr().err
 
 
 def test_the_picture_is_written_as_svg_and_png(record, tmp_path, capsys):
@@ -131,13 +165,25 @@ def test_results_of_different_machines_are_not_merged(record):
         results.merged([record, record | {"device": "another"}])
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/measured.md"])
-def test_the_pages_show_what_the_files_of_results_say(page):
-    text = (ROOT / page).read_text()
-    start = text.index("| " + " | ".join(readme_table.HEADINGS) + " |")
-    file = ROOT / re.search(r"`(benchmarks/results/[\w-]+\.json)`", text[start:])[1]
-    record = results.merged([results.read(file)])
+def shown_below(text, name):
+    """The table above the paragraph that begins with that name, the paragraph, and the files that it names."""
+    before, found, after = text.partition(name)
+    table = before.rstrip().rpartition("\n\n")[2]
+    paragraph = found + after.partition("\n\n")[0]
+    return table.splitlines(), paragraph.splitlines(), re.findall(r"`(benchmarks/results/[\w-]+\.json)`", paragraph)
+
+
+@pytest.mark.parametrize("n_ranks", [4, 2])
+def test_readme_shows_what_the_files_of_results_say(n_ranks):
+    table, paragraph, files = shown_below((ROOT / "README.md").read_text(), f"Microseconds on {n_ranks} x NVIDIA H200,")
+    record = results.merged([results.read(ROOT / file) for file in files])
     peers.annotate(record)
-    table = readme_table.markdown(record)
-    lines = text[start:].splitlines()
-    assert lines[:len(table) - 1] == table[:-1] and f"{record['n_ranks']} x NVIDIA H200, {record['date'][:10]}" in text
+    assert table == readme_table.markdown(record) and record["n_ranks"] == n_ranks
+    assert paragraph == pages.paragraph(readme_table.below(record, files))
+
+
+def test_docs_show_the_aims_beside_what_the_files_of_results_say():
+    table, paragraph, files = shown_below((ROOT / "docs" / "measured.md").read_text(), "Aims, set from")
+    records = [results.merged([results.read(ROOT / file)]) for file in files]
+    assert table == aims.markdown(records) and [record["n_ranks"] for record in records] == [4, 2]
+    assert paragraph == pages.paragraph(aims.below(records, files))

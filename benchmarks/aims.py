@@ -1,0 +1,87 @@
+"""`python -m benchmarks aims FILE.json ...`: what was aimed at, and what is reached, as a Markdown table.
+
+A file for each number of GPUs; what a file does not have is left empty, and what is missed says so.
+"""
+
+import sys
+
+from benchmarks import pages, results, shapes, targets
+from benchmarks.readme_table import of_kernels
+
+MODEL = 7168, 256       # the hidden size and the experts that targets are about
+
+
+def add_arguments(parser):
+    """The options of aims."""
+    parser.add_argument("files", nargs="+", metavar="FILE.json", help="files of results, one for each number of GPUs")
+    parser.add_argument("--into", metavar="PAGE.md", help="put it and the words below it into a page, in the place of "
+                                                           "the table that is there")
+
+
+def run(args):
+    """Print, or write; the exit status is 0, or 2 if no row has a target or the page has no such table."""
+    records = [results.merged([results.read(file)]) for file in args.files]
+    sizes = [record["n_ranks"] for record in records]
+    if len(set(sizes)) < len(sizes):
+        print(f"benchmarks aims: files of {', '.join(map(str, sizes))} GPUs; one for each number: merge those of one "
+              "(`python -m benchmarks merge`)", file=sys.stderr)
+        return 2
+    lines = markdown(records)
+    if not lines:
+        print(f"benchmarks aims: no row that a target is about in {', '.join(args.files)}", file=sys.stderr)
+        return 2
+    return pages.shown(lines, below(records, args.files), args.into, "benchmarks aims")
+
+
+def markdown(records):
+    """The lines of the table; none if there is nothing to show."""
+    columns = [_column(record) for record in records]
+    names = sorted({name for column in columns for name in column}, key=_order)
+    if not names:
+        return []
+    head = ["kernels", "tokens a rank", "what"]
+    for record in records:
+        head += [f"{record['n_ranks']} GPUs: aim", "reached"]
+    lines = [pages.row(head), pages.row("---" for _ in head)]
+    for name in names:
+        words = list(name)
+        for column in columns:
+            words += column.get(name, ("", ""))
+        lines.append(pages.row(words))
+    return lines
+
+
+def _order(name):
+    kernels, tokens, what = name
+    first = ("pairs", "rows", "expert-major").index(kernels.split()[0])
+    return first, tokens == "", int(tokens or 0), kernels, what != "dispatch", what
+
+
+def _column(record):
+    """{(kernels, tokens, what): (aim, reached)} of one file; verdicts that are of many shapes are one line together."""
+    found, together = {}, {}
+    for v in targets.verdicts(record["rows"], record["n_ranks"]) if "H200" in record["device"] else ():
+        if (v.shape.hidden, v.shape.experts) != MODEL:
+            continue
+        if v.unit == "us" and v.what != targets.HOST:
+            name = of_kernels(v.kernels, v.shape), str(v.shape.tokens), v.what
+            found[name] = f"{v.wanted:g}", f"{v.value:g}" + ("" if v.reached else " **missed**")
+        else:
+            what = v.what if v.what == targets.HOST else v.what.partition(", ")[2]
+            together.setdefault((v.kernels.removesuffix(" fused"), "", what), []).append(v)
+    for name, of in together.items():
+        values, missed = sorted(v.value for v in of), sum(not v.reached for v in of)
+        text = f"{values[0]:g} to {values[-1]:g}" + (f" **missed by {missed} of {len(of)} shapes**" if missed else "")
+        found[name] = f"{'at least ' if of[0].unit == targets.OF_ALL else ''}{of[0].wanted:g}", text
+    return found
+
+
+def below(records, files):
+    """What the table is, in words."""
+    of = "; ".join(f"{record['n_ranks']} GPUs: kernels of commit {(record['parts'][-1]['commit'] or 'unknown')[:7]}, "
+                   f"`{file}`" for record, file in zip(records, files))
+    return ("Aims, set from the best published libraries and from bare scatters of the same rows on such machines "
+            "(`benchmarks/targets.py`): microseconds of the slowest rank, median, launched without a CUDA graph; "
+            f"{MODEL[0]} columns, {MODEL[1]} experts, top 8. Lines without a number of tokens are of all shapes of that "
+            "model that were measured; host: microseconds of a dispatch call; against uniform: Zipf(1) routing, times "
+            f"as long; speed: of that with all multiprocessors. {of}.")

@@ -1,0 +1,53 @@
+"""Puts a Markdown table with the paragraph below it into a page, in the place of the one that is there."""
+
+import sys
+import textwrap
+from pathlib import Path
+
+WIDTH = 124         # of a page's paragraphs
+
+
+def paragraph(text):
+    """Lines of a paragraph."""
+    return textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def row(words):
+    """A line of a table."""
+    return f"| {' | '.join(words)} |"
+
+
+def shown(table, below, into, program):
+    """Prints a table and the paragraph below it, or puts them into a page; the exit status.
+
+    table: lines. below: the paragraph; its first words, up to a comma, say which table it is. into: the page, or None.
+    """
+    lines = [*table, "", *paragraph(below)]
+    if into is None:
+        print("\n".join(lines))
+        return 0
+    page = Path(into)
+    text = replaced(page.read_text().splitlines(), table, lines)
+    if text is None:
+        print(f"{program}: {page} has no table that begins with {table[0]} and no words of their own below it, or "
+              f"{below.partition(',')[0]!r}; put these words there", file=sys.stderr)
+        return 2
+    page.write_text("\n".join(text) + "\n")
+    print(f"{page} has the table and what is said below it; what other words say of it is yours to compare")
+    return 0
+
+
+def replaced(text, table, lines):
+    """The lines of a page with the table of the same heading and the same first words below it replaced; None if there
+    is none. A table that has another kind of words below it, or none, is taken where no other fits."""
+    name = lines[len(table) + 1].partition(",")[0]
+    others = None
+    for start in (i for i, line in enumerate(text) if line == table[0]):
+        end = next((i for i in range(start, len(text)) if not text[i].startswith("|")), len(text))
+        below = end + 1
+        if text[below:below + 1] and text[below].startswith(f"{name},"):
+            end = next((i for i in range(below, len(text)) if not text[i]), len(text))
+            return text[:start] + lines + text[end:]
+        if others is None and not any(line.startswith(name.split()[0]) for line in text[below:below + 1]):
+            others = text[:start] + lines + text[end:]
+    return others
