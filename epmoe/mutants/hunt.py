@@ -14,13 +14,15 @@ from epmoe.mutants.errors import Leftover, WrongResult
 from epmoe.mutants.marks import NAME, marked_lines, marked_tokens
 from epmoe.mutants.tokens import entrances, for_importers, imports_of, mutants_of, names_in
 from epmoe.mutants.pairs import seen_in, slips_of_pairs
+from epmoe.mutants.public_run import PublicRun
 from epmoe.mutants.rows_run import RowsRun
 from epmoe.mutants.slips import Slip, slips_of
 from epmoe.mutants.world_run import WorldRun
-from epmoe.mutants.worlds import WORLDS, World
+from epmoe.mutants.worlds import WORLDS, PublicWorld, RowsWorld, World
 
 KILLS = {RaceError: "race", DeadlockError: "hang", OutOfBoundsError: "bounds", WrongResult: "wrong",
          Leftover: "leftover", EPError: "error"}
+RUNS = {World: WorldRun, RowsWorld: RowsRun, PublicWorld: PublicRun}
 SEEDS = 3
 FEW = 2                 # edits by hand
 
@@ -72,7 +74,7 @@ def _pairs(name):
 
 def run_of(world, kernels, seed, **options):
     """The run of a world; go() runs and checks it."""
-    return (WorldRun if isinstance(world, World) else RowsRun)(world, kernels, seed, **options)
+    return RUNS[type(world)](world, kernels, seed, **options)
 
 
 def attempt(world, seed, edits, seen_by=None, **options):
@@ -225,7 +227,7 @@ def cover_lines(workers, edits, advance=lambda: None):
 def worlds_of(edits, names):
     """Those of the names whose worlds can run the files of an edit: what is in rows/ only the rows kernels run."""
     rows_alone = all(file.startswith("rows/") for e in edits for file in e.lines)
-    return [name for name in names if not (rows_alone and isinstance(WORLDS[name], World))]
+    return [name for name in names if not (rows_alone and not isinstance(WORLDS[name], RowsWorld))]
 
 
 def _cover(workers, jobs, advance):

@@ -89,12 +89,42 @@ class RowsWorld:
         return self.local * self.n_ranks
 
 
+@dataclass(frozen=True, eq=False)
+class PublicWorld:
+    """One world of ExpertParallel (public_run.py): what other worlds leave at its default.
+
+    tokens, shape, fused: as in World. launch: further options of LaunchConfig. weights: "array", "function" or "none";
+    epilogue: with one. edges: tokens at which number formats differ. scaled: with an input scale. to_one: every token
+    goes to the last expert alone.
+    """
+
+    name: str
+    sizes: dict
+    tokens: tuple
+    fused: bool = True
+    shape: tuple = (3, 64)
+    launch: dict = field(default_factory=dict)
+    weights: str = "array"
+    epilogue: bool = False
+    edges: bool = False
+    scaled: bool = False
+    to_one: bool = False
+    constants: dict = field(default_factory=dict)
+
+    @property
+    def cfg(self):
+        """The EPConfig."""
+        return EPConfig(**self.sizes)
+
+
 PLAIN = dict(n_ranks=2, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=5)
 THREE = dict(n_ranks=3, n_experts=9, top_k=3, hidden=8, max_tokens_per_rank=4)
 SHARED = dict(n_ranks=2, n_experts=6, top_k=2, hidden=64, max_tokens_per_rank=6, fused_shared_expert=True)
 PIECES = dict(n_ranks=2, n_experts=4, top_k=1, hidden=512, max_tokens_per_rank=3)
 WINDOWS = {"signaller.WINDOW": 3, "offsets.MAX_COUNTS": 5, "returners.WINDOW": 4, "senders.MAX_MESSAGES": 6,
            "watchers.MAX_FLAGS": 5, "watchers.POLLS_PER_LOOK": 1}
+EDGES = dict(n_ranks=2, n_experts=4, top_k=2, hidden=256, max_tokens_per_rank=8)
+ONE = dict(n_ranks=2, n_experts=4, top_k=1)
 FAR = dict(n_ranks=2, n_experts=4, top_k=3, hidden=16, max_tokens_per_rank=5, p2p_world_size=1, use_shmem=True)
 FAR_AND_NEAR = FAR | dict(n_ranks=4, n_experts=8, p2p_world_size=2)
 ROUNDS = ((5, 3), (0, 5), (4, 4))
@@ -110,7 +140,7 @@ WORLDS = {w.name: w for w in (
     World("shared expert of tokens that go elsewhere",          # encoding takes longer than what comes before its wait
           SHARED | dict(token_format="nvfp4", hidden=1024, n_experts=2, top_k=1), ((6, 6),), fused=True, elsewhere=True,
           shape=(4, 32)),
-    World("shared expert", SHARED | dict(hidden=16), ((6, 3), (1, 5)), fused=True),
+    World("shared expert", SHARED | dict(hidden=16), ((6, 3), (1, 5)), fused=True, swiglu=True),
     World("fp8, skip_a2a, shared expert", SHARED | dict(hidden=128, token_format="fp8_blockwise", skip_a2a=True,
                                                         p2p_world_size=1, allreduce_world_size=2), ((6, 6), (4, 4)),
           fused=True),
@@ -202,4 +232,31 @@ WORLDS = {w.name: w for w in (
     RowsWorld("rows, all looked at by every block", "rows", tokens=(130, 2), top_k=1, hidden=8, shape=(2, 32),
               constants={"rows.roles.FEW": 136}),
     RowsWorld("hybrid fp8, too little room", "hybrid", hidden=128, limit=9, fp8=True, shape=(2, 64)),
+    PublicWorld("fp32 by functions", PLAIN | dict(combine_dtype="fp32"), ((5, 3),), weights="function", epilogue=True,
+                fused=False),
+    PublicWorld("fp16 and an epilogue", PLAIN | dict(combine_dtype="fp16", top_k=4), ((5, 3),), epilogue=True),
+    PublicWorld("unreduced fp32", PLAIN | dict(combine_dtype="fp32", hidden=40), ((5, 3),), weights="none"),
+    PublicWorld("fp8_blockwise at edges", EDGES | dict(token_format="fp8_blockwise"), ((8, 5),), edges=True),
+    PublicWorld("nvfp4 at edges, scaled", EDGES | dict(token_format="nvfp4", hidden=192), ((8, 5),), edges=True,
+                scaled=True, fused=False),
+    PublicWorld("mxfp4 at edges", EDGES | dict(token_format="mxfp4"), ((8, 5),), edges=True),
+    PublicWorld("mxfp8 at edges", EDGES | dict(token_format="mxfp8"), ((8, 5),), edges=True),
+    PublicWorld("mxfp4_rows at edges", EDGES | dict(token_format="mxfp4_rows", hidden=160), ((8, 5),), edges=True),
+    PublicWorld("scales in slots of many rows", ONE | dict(token_format="mxfp4_rows", fuse_a_scale_preshuffle=True,
+                                                           hidden=256, max_tokens_per_rank=20), ((20, 16),), to_one=True),
+    PublicWorld("a tile that is nearly full", ONE | dict(token_format="nvfp4", hidden=64, max_tokens_per_rank=64),
+                ((62, 50),), to_one=True, fused=False, shape=(3, 128)),
+    PublicWorld("more tokens than lanes, one slot", ONE | dict(n_experts=6, hidden=8, max_tokens_per_rank=40),
+                ((40, 33),), shape=(3, 32)),
+    PublicWorld("eight tokens to one expert", ONE | dict(hidden=8, max_tokens_per_rank=8), ((8, 8),), to_one=True,
+                shape=(4, 64)),
+    PublicWorld("very wide rows", ONE | dict(hidden=3592, max_tokens_per_rank=3), ((3, 2),), shape=(2, 32), fused=False),
+    PublicWorld("rows in pieces, few tokens", PIECES | dict(top_k=2), ((2, 3), (3, 1)), shape=(4, 128)),
+    PublicWorld("rows in pieces, uneven shares", PIECES | dict(max_tokens_per_rank=10), ((5, 7), (9, 10)),
+                shape=(6, 224)),
+    PublicWorld("with stamps, fused", PLAIN, ((5, 3),), launch=dict(trace=True)),
+    PublicWorld("with stamps, split", PLAIN, ((5, 3),), launch=dict(trace=True), fused=False),
+    PublicWorld("whole messages, fused", PLAIN, ROUNDS, launch=dict(shared_payloads=False)),
+    PublicWorld("shared payloads, split", PLAIN, ROUNDS, launch=dict(shared_payloads=True), fused=False),
+    PublicWorld("nothing for some ranks, split", PLAIN, ((0, 0), (1, 0), (0, 0), (5, 0)), fused=False, shape=(5, 32)),
 )}
