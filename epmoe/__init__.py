@@ -33,9 +33,9 @@ _HOME = {
     "combine_wait_kernel": "epmoe.kernels",
     "combine_kernel": "epmoe.kernels",
     "fused_silu_kernel": "epmoe.kernels",
-    "mul_rn": "epmoe.device",
-    "add_rn": "epmoe.device",
-    "fma_rn": "epmoe.device",
+    "mul_rn": "epmoe.host.exact_words",
+    "add_rn": "epmoe.host.exact_words",
+    "fma_rn": "epmoe.host.exact_words",
 }
 
 __all__ = sorted(_HOME)

@@ -1,6 +1,8 @@
 """Every word of the device layer as PTX for sm_90: the table that the GPU's words are made from."""
 import math
 
+import numpy as np
+
 from . import arithmetic
 from .ptx_factory import cast, f32, i32, on_array, ptx, shuffle, u32, u64
 
@@ -23,8 +25,8 @@ def _op(name, text, ret, args, **options):
 
 
 def _number(name, text, ret, args):
-    """A pure function of registers; plain Python can call it too."""
-    _op(name, text, ret, args, effect="none", python=getattr(arithmetic, name))
+    """A pure function of registers; plain Python can call it too, where what overflows is no warning."""
+    _op(name, text, ret, args, effect="none", python=np.errstate(all="ignore")(getattr(arithmetic, name)))
 
 
 # ---------------------------------------------------------------- casts and ids

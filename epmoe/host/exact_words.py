@@ -1,0 +1,16 @@
+"""The words that functions of the caller are written in: in kernels those of epmoe.device, on the host also on arrays.
+
+What is too large for float32 is the infinity that IEEE says, without a warning, as in kernels.
+"""
+
+import numpy as np
+
+from epmoe import device
+
+
+def _as_on_the_host(word):
+    # inside simulated kernels nothing warns; a word of the GPU must stay what it is, and has its own way on the host
+    return np.errstate(all="ignore")(word) if device.SIM else word
+
+
+mul_rn, add_rn, fma_rn = map(_as_on_the_host, (device.mul_rn, device.add_rn, device.fma_rn))
