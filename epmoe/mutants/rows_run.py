@@ -26,6 +26,8 @@ from epmoe.mutants.errors import Leftover, WrongResult
 from epmoe.worlds.local import LocalWorld
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
+E4M3, GROUP = np.dtype(ml_dtypes.float8_e4m3fn), 128
+ABSORBING = 2.0**14, -(2.0**14), 2.0**-12       # sums of them in another order differ
 DISPATCHES = 2            # of rows_calls, that are given ids
 TIMEOUT = 1e-2            # seconds of the simulated clock
 
@@ -35,7 +37,8 @@ class _Inputs:
 
     def __init__(self, world, spoilt=False):
         self.world, self.rng = world, np.random.default_rng(11)
-        self.ids = [np.array([self.rng.permutation(world.n_experts - 1)[:world.top_k] for _ in range(n)], np.int64)
+        experts = [e for e in range(world.n_experts - 1) if e % world.local >= world.from_expert]
+        self.ids = [np.array([self.rng.permutation(experts)[:world.top_k] for _ in range(n)], np.int64)
                     .reshape(n, world.top_k) for n in world.tokens]
         for ids in self.ids:
             ids[self.rng.random(ids.shape) < 0.15] = -1
@@ -47,7 +50,22 @@ class _Inputs:
 
     def rows(self, counts, dtype=BF16, columns=None):
         columns = self.world.hidden if columns is None else columns
-        return [self.rng.normal(size=(n, columns) if columns else n).astype(dtype) for n in counts]
+        out = [self.rng.normal(size=(n, columns) if columns else n) for n in counts]
+        for a in out if columns >= 8 else ():
+            a[:, 3] = -0.0                          # whose sum is not
+            a[:, 5] = self.rng.choice(ABSORBING, len(a))
+        return [a.astype(dtype) for a in out]
+
+    def tokens(self):
+        """What is dispatched."""
+        if not self.world.pairs:
+            return self.rows(self.world.tokens)
+        return list(zip(self.rows(self.world.tokens, E4M3), self.rows(self.world.tokens, np.float32,
+                                                                      self.world.hidden // GROUP)))
+
+    def turned(self, of_ranks, number):
+        """Another routing of as many rows: each token has that of the one before it, `number` times."""
+        return of_ranks if self.world.bad_ids else [np.roll(a, number, axis=0) for a in of_ranks]
 
 
 def rows_calls(world, make, functions, in_flight):
@@ -57,17 +75,19 @@ def rows_calls(world, make, functions, in_flight):
     gives the context of the others.
     """
     dispatch, sums, cached, *counted = functions
-    given = [(make.rows(world.tokens), make.rows(world.tokens, np.float32, world.top_k)) for _ in range(DISPATCHES)]
-    dispatched = [dispatch(x, make.ids, probs) for x, probs in given]
-    handle, n = dispatched[-1][1], [len(i) for i in dispatched[-1][0][0]]
-    x = [make.rows(n), make.rows(n, np.float32), *(make.rows(world.tokens) for _ in range(4))]
+    given = [(make.tokens(), make.turned(make.ids, number), make.rows(world.tokens, np.float32, world.top_k))
+             for number in range(DISPATCHES)]
+    dispatched = [dispatch(*arguments) for arguments in given]
+    handle, n = dispatched[-1][1], [len(i) for i in dispatched[-1][0][1]]
+    x = [make.rows(n, world.dtype), make.rows(n, np.float32), *(make.rows(world.tokens) for _ in range(4))]
     probs = make.rows(n, np.float32, world.top_k)
     with in_flight():
         others = [sums(handle, x[0], probs), cached(handle, x[2]), sums(handle, x[1], None), cached(handle, x[3]),
                   cached(handle, x[4]), cached(handle, x[5])]
+        others += [cached(handle, x[3]) for _ in range(world.combines)]
         others += [sums(handle, x[0], probs) for _ in range(world.combines)]
         if world.on_device:
-            others += [counted[0](x, make.ids, probs, n) for x, probs in given]
+            others += [counted[0](*arguments, n) for arguments in given]
     return [d for d, _ in dispatched], others
 
 
@@ -76,12 +96,13 @@ def hybrid_calls(world, make, functions, in_flight):
     dispatch, sums, cached = functions
     given = [(make.rows(world.tokens), make.rows(world.tokens, np.float32, world.n_experts)) for _ in range(3)]
     limit = [world.limit] * world.n_ranks
-    one, handle = dispatch(given[0][0], make.maps, given[0][1])
-    x, probs, y = make.rows(limit), make.rows(limit, np.float32, 0), make.rows(world.tokens)
+    maps = [make.turned(make.maps, number) for number in range(3)]
+    one, handle = dispatch(given[0][0], maps[0], given[0][1])
+    x, probs, y = make.rows(limit, world.dtype), make.rows(limit, np.float32, 0), make.rows(world.tokens)
     with in_flight():
-        two, second = dispatch(given[1][0], make.maps, given[1][1])
+        two, second = dispatch(given[1][0], maps[1], given[1][1])
         others = [two, second.overflow, sums(handle, x, probs), cached(handle, y)]
-        three, _ = dispatch(given[2][0], make.maps, given[2][1])
+        three, _ = dispatch(given[2][0], maps[2], given[2][1])
         others += [three, sums(second, x, None), cached(second, y)]
     return [one], others
 
@@ -113,7 +134,7 @@ def on_device(world, buffer):
         def counted(x, ids, probs, n):
             made, _ = rows.dispatch_forward(buffer, x, ids, probs, world.n_experts, on_device=True)
             *columns, per_expert = zip(*made)
-            return [[a[:rows_here] for a, rows_here in zip(column, n)] for column in columns] + [list(per_expert)]
+            return [[_cut(a, rows_here) for a, rows_here in zip(column, n)] for column in columns] + [list(per_expert)]
         module, forward = rows, dispatch
     else:
         def forward(x, maps, probs):
@@ -129,6 +150,11 @@ def on_device(world, buffer):
     def cached(handle, x):
         return module.cached_dispatch(buffer, "x", x, handle)
     return (forward, sums, cached, counted) if world.kind == "rows" else (forward, sums, cached)
+
+
+def _cut(array, n):
+    """The first n rows of an array, or of each of a pair."""
+    return tuple(a[:n] for a in array) if isinstance(array, tuple) else array[:n]
 
 
 CALLS = {"rows": rows_calls, "hybrid": hybrid_calls}
@@ -229,7 +255,7 @@ class RowsRun:
                 self.lent.append(loan)
 
     def _read(self, rank, arrays):
-        arrays = [a for a in map(to_numpy, arrays) if a.nbytes]
+        arrays = [a for a in _flat(arrays) if a.nbytes]
         words = [len(arrays), *(n for a in arrays for n in (a.ctypes.data, a.nbytes // 4))]
         block = self.machine.alloc(8 * len(words), "what is read", rank)
         block.write(np.array(words, np.uint64))

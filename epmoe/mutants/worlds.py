@@ -52,10 +52,12 @@ class RowsWorld:
 
     kind: "rows" (FusedDispatch, FusedCombine), "hybrid" (HybridEP). tokens: of each rank. limit: rows of a rank in
     HybridEP; pad: to which each expert's are rounded up; fp8: they travel as blockwise FP8. local: experts of a rank.
-    combines: further ones in a row. on_device: further dispatches, counted on the device, in flight too. slow: ranks
-    that are far slower than the others. full_heap: ranks that have no memory left for results. asks: as where ranks are
-    processes, nobody knows before the first call how much room the others' tokens take. bad_ids: ids of rows that are
-    no expert's, and repeated ones, as only device memory may hold them. absent: as in World.
+    combines: further ones in a row, and cached dispatches. on_device: further dispatches, counted on the device, in
+    flight too. slow: ranks that are far slower than the others. full_heap: ranks that have no memory left for results.
+    asks: as where ranks are processes, nobody knows before the first call how much room the others' tokens take.
+    bad_ids: ids of rows that are no expert's, and repeated ones, as only device memory may hold them. absent: as in
+    World. pairs: tokens are pairs of e4m3 values and scales. dtype: of what is summed first. from_expert: a rank's
+    experts below it get nothing.
     """
 
     name: str
@@ -77,6 +79,9 @@ class RowsWorld:
     asks: bool = False
     bad_ids: bool = False
     absent: tuple = ()
+    pairs: bool = False
+    dtype: str = "bfloat16"
+    from_expert: int = 0
 
     @property
     def n_ranks(self):
@@ -185,6 +190,8 @@ WORLDS = {w.name: w for w in (
     World("rows in pieces, split", PIECES, ((2, 3), (3, 1)), shape=(3, 128)),
     World("rows in pieces, fused", PIECES | dict(token_format="fp8_blockwise", fused_shared_expert=True),
           ((2, 3), (3, 1)), fused=True, shape=(4, 128)),
+    World("rows in pieces, uneven shares", PIECES | dict(hidden=1024, max_tokens_per_rank=5), ((5, 4), (4, 5)),
+          shape=(3, 128)),
     World("whole entries", PLAIN | dict(n_experts=6), ((5, 4), (4, 5)), fused=True, shape=(3, 224)),
     World("an entry too large to go whole", PLAIN | dict(n_experts=6), ((5, 4),), fused=True, shape=(3, 224),
           constants={"whole_entries.MOST_ROWS": 2}),
@@ -232,6 +239,21 @@ WORLDS = {w.name: w for w in (
     RowsWorld("rows, all looked at by every block", "rows", tokens=(130, 2), top_k=1, hidden=8, shape=(2, 32),
               constants={"rows.roles.FEW": 136}),
     RowsWorld("hybrid fp8, too little room", "hybrid", hidden=128, limit=9, fp8=True, shape=(2, 64)),
+    RowsWorld("few rows, again in a row", "rows", tokens=(2, 0), shape=(2, 32), combines=3, slow=(1,)),
+    RowsWorld("rows, fewer parts of more rows", "rows", tokens=(7, 5), hidden=1032, shape=(4, 32),
+              constants={"rows.row_flags.UNITS": 10, "rows.combine.FEWEST_PARTS": 1}),
+    RowsWorld("rows of ten ranks", "rows", tokens=(4, *[0] * 8, 1), top_k=9, local=1, hidden=8,
+              shape=(2, 32)),
+    RowsWorld("rows in two parts, more blocks", "rows", tokens=(4, 3), hidden=1536, shape=(6, 32), dtype="float16"),
+    RowsWorld("hybrid, late experts and wide rows", "hybrid", tokens=(1, 1), top_k=4, local=70, limit=12, hidden=1032,
+              shape=(2, 32), from_expert=64, constants={"rows.row_flags.UNITS": 1, "rows.dispatch.FEWEST_PARTS": 1}),
+    RowsWorld("few wide rows, few warps", "rows", tokens=(1, 2), hidden=1032, shape=(2, 32)),
+    RowsWorld("pairs of rows and scales", "rows", tokens=(5, 2), hidden=128, pairs=True, on_device=True),
+    RowsWorld("few pairs, no memory left", "rows", tokens=(2, 1), hidden=128, pairs=True, on_device=True,
+              full_heap=(1,)),
+    RowsWorld("rows, three slots", "rows", tokens=(24, 13), top_k=3, hidden=8, shape=(3, 32), dtype="float16"),
+    RowsWorld("rows, more tokens of a block than two warps have lanes", "rows", tokens=(70, 68), top_k=1, hidden=8,
+              shape=(2, 32)),
     PublicWorld("fp32 by functions", PLAIN | dict(combine_dtype="fp32"), ((5, 3),), weights="function", epilogue=True,
                 fused=False),
     PublicWorld("fp16 and an epilogue", PLAIN | dict(combine_dtype="fp16", top_k=4), ((5, 3),), epilogue=True),
@@ -243,17 +265,17 @@ WORLDS = {w.name: w for w in (
     PublicWorld("mxfp8 at edges", EDGES | dict(token_format="mxfp8"), ((8, 5),), edges=True),
     PublicWorld("mxfp4_rows at edges", EDGES | dict(token_format="mxfp4_rows", hidden=160), ((8, 5),), edges=True),
     PublicWorld("scales in slots of many rows", ONE | dict(token_format="mxfp4_rows", fuse_a_scale_preshuffle=True,
-                                                           hidden=256, max_tokens_per_rank=20), ((20, 16),), to_one=True),
+                                                           hidden=256, max_tokens_per_rank=20), ((20, 16),),
+                to_one=True),
     PublicWorld("a tile that is nearly full", ONE | dict(token_format="nvfp4", hidden=64, max_tokens_per_rank=64),
                 ((62, 50),), to_one=True, fused=False, shape=(3, 128)),
     PublicWorld("more tokens than lanes, one slot", ONE | dict(n_experts=6, hidden=8, max_tokens_per_rank=40),
                 ((40, 33),), shape=(3, 32)),
     PublicWorld("eight tokens to one expert", ONE | dict(hidden=8, max_tokens_per_rank=8), ((8, 8),), to_one=True,
                 shape=(4, 64)),
-    PublicWorld("very wide rows", ONE | dict(hidden=3592, max_tokens_per_rank=3), ((3, 2),), shape=(2, 32), fused=False),
+    PublicWorld("very wide rows", ONE | dict(hidden=3592, max_tokens_per_rank=3), ((3, 2),), shape=(2, 32),
+                fused=False),
     PublicWorld("rows in pieces, few tokens", PIECES | dict(top_k=2), ((2, 3), (3, 1)), shape=(4, 128)),
-    PublicWorld("rows in pieces, uneven shares", PIECES | dict(max_tokens_per_rank=10), ((5, 7), (9, 10)),
-                shape=(6, 224)),
     PublicWorld("with stamps, fused", PLAIN, ((5, 3),), launch=dict(trace=True)),
     PublicWorld("with stamps, split", PLAIN, ((5, 3),), launch=dict(trace=True), fused=False),
     PublicWorld("whole messages, fused", PLAIN, ROUNDS, launch=dict(shared_payloads=False)),
