@@ -28,8 +28,11 @@ NOTHING, GENERAL = (None,), (None, None)
 
 def _look_at_pair(a):
     """What decides how a pair of arrays is treated; its addresses first."""
-    seen = [look(one) for one in a]
-    return UNSEEN if UNSEEN in seen else (tuple([at[0] for at in seen]), *seen)
+    if len(a) != 2:
+        return UNSEEN
+    x, y = a
+    x, y = (WAYS.get(type(x)) or look)(x), (WAYS.get(type(y)) or look)(y)
+    return UNSEEN if x is UNSEEN or y is UNSEEN else ((x[0], y[0]), x, y)
 
 
 # By type, of what was seen: as WAYS, but for None and pairs

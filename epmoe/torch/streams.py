@@ -29,11 +29,11 @@ def in_stream_order(group, call, *arguments):
 
 
 def _expect_no_capture_beside(own):
-    """Raise EPStateError if the current stream is being captured and the world's, being CUDA's default, cannot be."""
+    """Raise EPStateError if the current stream is being captured and the world's, CUDA's default, cannot be."""
     if not own.cuda_stream and torch.cuda.is_current_stream_capturing():
-        raise EPStateError("torch's current stream is being captured into a CUDA graph, and the group's world is on the "
-                           "default stream, which cannot be: make the world with the stream that captures, "
-                           "ProcessGroupWorld(group, stream=...) before the group's first call, or MPIWorld(stream=...)")
+        raise EPStateError("torch's current stream is being captured into a CUDA graph, and the group's world is on "
+                           "the default stream, which cannot be: make the world with the stream that captures: "
+                           "ProcessGroupWorld(group, stream=...) before the group's first call, MPIWorld(stream=...)")
 
 
 def copied(made):

@@ -1,4 +1,4 @@
-"""One rank of an MPIWorld or a ShmemWorld: rounds of fused_a2a, forward and backward, each equal to the reference on this rank."""
+"""One rank of an MPIWorld or a ShmemWorld: rounds of fused_a2a, forward and backward, equal to the reference here."""
 
 import sys
 import time

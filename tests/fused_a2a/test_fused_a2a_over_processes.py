@@ -40,7 +40,7 @@ def test_every_rank_has_the_references_results(n_ranks, world):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("ranks_a_gpu", [1, 2])
 def test_every_rank_has_the_references_results_on_the_gpus(ranks_a_gpu):
-    """One round of 4096 tokens a rank and many of few, with 256 experts; two ranks on a GPU take turns, by slices of time.
+    """One round of 4096 tokens a rank and many of few, with 256 experts; two ranks on a GPU take turns by time slices.
 
     With one GPU, few tokens.
     """
@@ -52,7 +52,7 @@ def test_every_rank_has_the_references_results_on_the_gpus(ranks_a_gpu):
 
 @pytest.mark.gpu
 @pytest.mark.timeout(200)
-@pytest.mark.skipif(find_spec("nvshmem") is None, reason="a ShmemWorld on GPUs needs nvshmem4py, which is not installed")
+@pytest.mark.skipif(find_spec("nvshmem") is None, reason="a ShmemWorld on GPUs needs nvshmem4py: not installed")
 def test_every_rank_has_the_references_results_in_nvshmems_memory():
     from epmoe.worlds.ipc_memory import gpu_count
 

@@ -63,7 +63,7 @@ def test_bad_ids_are_told(monkeypatch):
 
 
 def test_a_rank_that_does_not_come_is_named_and_its_words_come_too_late_for_nobody(monkeypatch):
-    """After reset() the numbers of calls begin again, and words of the calls before it must not be taken for new ones."""
+    """After reset() the numbers of calls begin again; words of the calls before it must not be taken for new ones."""
     group, rng = group_of(3, timeout=0.01, expire_waits=True), np.random.default_rng(7)
     ids, probs = routing(rng, (1, FEW, 1), 6, 6, dropped=0)
     world = RowsWorld(tokens(rng, (1, FEW, 1), 8), ids, probs, 6)

@@ -1,4 +1,4 @@
-"""The calls as Megatron-Core's token dispatcher makes them, r0.16 to 0.19: names, defaults, shapes of tuples, dtypes."""
+"""Calls as Megatron-Core's token dispatcher makes them, r0.16 to 0.19: names, defaults, shapes of tuples, dtypes."""
 
 import inspect
 

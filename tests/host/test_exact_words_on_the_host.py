@@ -1,4 +1,4 @@
-"""mul_rn, add_rn and fma_rn where a user's function is called on the host: what overflows is infinite, and no warning."""
+"""mul_rn, add_rn and fma_rn in a user's function that is called on the host: what overflows is infinite, no warning."""
 
 import os
 import subprocess

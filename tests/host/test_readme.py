@@ -1,4 +1,4 @@
-"""README and docs say nothing untrue: code runs, paths, links, commands and their options exist, CI runs the commands."""
+"""README and docs say nothing untrue: code runs, paths, links, commands, options exist, and CI runs the commands."""
 
 import argparse
 import re
