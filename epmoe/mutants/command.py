@@ -59,7 +59,7 @@ def run(args, console=None):
     if console is None:
         from rich.console import Console
 
-        console = Console(highlight=False)
+        console = Console(highlight=False, soft_wrap=True)      # places stay whole, as editors need them
     if not device.SIM:
         print("epmoe mutants: races are seen in the simulator only, and a GPU is used: set EPMOE_DEVICE=sim",
               file=sys.stderr)

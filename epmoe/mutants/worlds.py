@@ -252,8 +252,6 @@ WORLDS = {w.name: w for w in (
     RowsWorld("few pairs, no memory left", "rows", tokens=(2, 1), hidden=128, pairs=True, on_device=True,
               full_heap=(1,)),
     RowsWorld("rows, three slots", "rows", tokens=(24, 13), top_k=3, hidden=8, shape=(3, 32), dtype="float16"),
-    RowsWorld("rows, more tokens of a block than two warps have lanes", "rows", tokens=(70, 68), top_k=1, hidden=8,
-              shape=(2, 32)),
     PublicWorld("fp32 by functions", PLAIN | dict(combine_dtype="fp32"), ((5, 3),), weights="function", epilogue=True,
                 fused=False),
     PublicWorld("fp16 and an epilogue", PLAIN | dict(combine_dtype="fp16", top_k=4), ((5, 3),), epilogue=True),
