@@ -82,7 +82,8 @@ def walk(args, console, worlds):
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, transient=True, disable=args.json or not worlds.prints) as progress:
+    hidden = args.json or not (worlds.prints and console.is_terminal)
+    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
         task = progress.add_task("", total=len(chosen))
         for case in chosen:
             progress.update(task, description=str(case)[:40])
@@ -123,7 +124,7 @@ def _show(console, n_ranks, hidden, results, failed, seconds):
         table.add_row(name + (" slots" if preshuffle else ""), *cells)
     console.print(table)
     for case, what in failed[:5]:
-        console.print(f"\n{case}\n  {what}", style="red", markup=False)
+        console.print(f"\n{case}\n  {what}", style="red", markup=False, soft_wrap=True)
     if failed:
         console.print(f"\n[bold red]FAIL[/bold red]  {len(failed)} of {len(results)} cases differ, {seconds:.0f} s")
     else:

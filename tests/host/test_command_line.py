@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from epmoe import doctor, routing
 from epmoe.__main__ import main
+from epmoe.kernels import transport
 from epmoe.verify import command as verify, matrix
 from epmoe_ref.errors import EPValueError
 from worlds_at_hand import config
@@ -135,6 +136,20 @@ def test_a_wrong_kernel_fails_with_the_first_difference(capsys, monkeypatch):
     record = json.loads(out.out)
     first = record["seeds"][0]["rounds"][0]["differences"][0]
     assert status == 1 and not record["passed"] and first["what"] == "output" and first["column"] is not None
+
+
+@pytest.mark.parametrize("fused", [[], ["--fused"]], ids=["split", "fused"])
+def test_a_race_is_reported_with_the_seed_that_shows_it_again(capsys, monkeypatch, fused):
+    """Signals that release nothing: the messages behind them race, between the halves of a split dispatch too."""
+    monkeypatch.setattr(transport, "st_release_sys_u64", transport.st_relaxed_sys_u64)
+    status, out = shown(capsys, *SMALL, "--racecheck", "--seed", "5", "--seeds", "2", *fused)
+    text = out.out[out.out.index("FAIL"):]
+    assert status == 1 and text.startswith("FAIL (seed 5: --seed 5 in the place of --seeds runs the same again)"), text
+    assert "RaceError in round 1: data race on dispatch_recv_buf[" in text and "st_relaxed_sys_u64" in text
+    status, out = shown(capsys, *SMALL, "--racecheck", "--seed", "5", "--json", *fused)
+    record = json.loads(out.out)
+    assert status == 1 and not record["passed"]
+    assert text.rstrip().endswith(record["seeds"][0]["reported"])
 
 
 def test_dump_and_input_are_a_round_trip(capsys, tmp_path):
