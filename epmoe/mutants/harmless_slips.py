@@ -44,11 +44,11 @@ HARMLESS_SLIPS = {
     "u64(ld_acquire_s": "only the record of an expired wait has it, and the host names who is missing by the notes",
     "rows/expanders.py make.expand_rows: swap: if come == u32(0) and looks % LOOKS == 0: / syncwarp()":
         "await_flag, inside the condition, ends with a syncwarp of its own, and after it the flags are looked at again",
-    "rows/dispatch.py dispatch_kernel.rows_dispatch: swap: if roles.is_herald(): / if sends or is_clerk:": HERALD,
-    "rows/dispatch.py dispatch_kernel.rows_dispatch: swap: if roles.is_keeper() and of_few(num_tokens): / "
-    "if roles.is_herald():": HERALD,
-    "rows/exchange.py heralding.herald: swap: if tells_places: / now, mine = (epoch_now(words), counts(ids, "
-    "num_tokens))": EARLIER,
+    "rows/dispatch.py dispatch_kernel.rows_dispatch: swap: if roles.is_herald(): / prepared = unprepared()": HERALD,
+    "rows/dispatch.py dispatch_kernel.rows_dispatch: swap: fence_acq_rel_sys() / looked = look(params, num_tokens, "
+    "my_rank, i32(0))": EARLIER,
+    "rows/exchange.py heralding.herald: swap: if tells_places: / looked = look(params, num_tokens, my_rank, i32(0))":
+        EARLIER,
     "rows/layout.py make.count_few: skip: own[token] = i32(-1) left out by every other thread":
         "numbers are used by blocks that have a token of their own, and number_few writes those",
     "rows/records.py make.record_counts: skip: store_i32(info + u64(4 * PADDED_ROWS), i32(0)) left out by every other "

@@ -38,13 +38,15 @@ def dispatch_kernel(shape):
     allocate, count, number, await_numbers, sum_experts = layout.make(shape, block, ROWS_DISPATCH, goes_on)
     mark_own = stamps.by_caller(block, shape.trace)
     meeting = exchange.make(shape, block, ROWS_DISPATCH, with_counts=True)
-    announce, announce_experts, await_notes = meeting.announce, meeting.announce_experts, meeting.await_notes
-    sent, await_arrivals, expert_major = meeting.sent, meeting.await_arrivals, shape.expert_major
+    (look, tell), announce_experts, await_notes = meeting.announce, meeting.announce_experts, meeting.await_notes
+    sent, await_arrivals = meeting.sent, meeting.await_arrivals
     record, record_few = records.make(shape, block, meeting.expert_count)
     send, recorded, expand_rows = _moving(shape, block, await_numbers)
     sending, has_room, mark = roles.sending(shape), peers.room(shape.n_ranks), stamps.make(block, shape.trace)
     n_notes, expands, ranks = exchange.words_of_notes(shape.n_ranks), shape.expands, shape.n_ranks
-    has_one, of_few, (prepare, send_one) = roles.has_one(shape), roles.few(shape), one_token.make(shape, block)
+    expert_major = shape.expert_major
+    has_one, of_few = roles.has_one(shape), roles.few(shape)
+    prepare, unprepared, send_one = one_token.make(shape, block)
     tags, few = shape.tags > 0, shape.tags
     herald_places = exchange.heralding(epoch_now, meeting.announce_places, stamps.by_caller(block, False))
     herald_facts = exchange.heralding(epoch_now, meeting.announce_facts, mark_own, numbering.totals(shape))
@@ -60,11 +62,16 @@ def dispatch_kernel(shape):
                 return
         if roles.is_keeper() and of_few(num_tokens):
             herald_places(params, words, num_tokens, my_rank, u64(0))
+        looked, is_one = (u64(0), u64(0), i32(0)), has_one(num_tokens) and of_few(num_tokens)
         if roles.is_herald():
             if of_few(num_tokens):
                 herald_facts(params, words, num_tokens, my_rank, ids)
             else:
                 fence_acq_rel_sys()             # earlier launches of this rank, before what it tells its peers
+                looked = look(params, num_tokens, my_rank, i32(0))
+        prepared = unprepared()
+        if is_one:
+            prepared = prepare(params, x, num_tokens)
         if sends or is_clerk:
             epoch = count(params, ids, begun, num_tokens, scratch)
         else:
@@ -72,10 +79,11 @@ def dispatch_kernel(shape):
         if epoch == u64(0):
             return
         mark(params, stamps.CLAIMED)
-        ok, is_one, row = True, has_one(num_tokens) and of_few(num_tokens), i32(-1)
+        ok, row = True, i32(-1)
         if is_clerk:
             if roles.is_herald() and not of_few(num_tokens):
-                announce(params, epoch, num_tokens, my_rank, i32(scratch[2][min(lane_id(), ranks - 1)]))
+                counts = i32(scratch[2][min(lane_id(), ranks - 1)])
+                tell(params, epoch, num_tokens, my_rank, counts, looked)
                 if lane_id() == 0:
                     mark_own(params, stamps.ANNOUNCED)
             ok = sum_experts(params, ids, epoch, num_tokens, scratch)
@@ -88,14 +96,13 @@ def dispatch_kernel(shape):
                 return
         if is_one and lane_id() < ranks:
             row = i32(scratch[4][lane_id()])
-        prepared = prepare(params, num_tokens, is_one, row)
         if expands and thread_idx() == block_dim() - 1:
             say_begun(params)
         if not await_notes(params, epoch, my_rank, notes):
             return
         mark(params, stamps.COUNTED)
         if is_one:
-            send_one(params, num_tokens, my_rank, notes, prepared)
+            send_one(params, num_tokens, my_rank, notes, row, prepared)
             mark(params, stamps.SENT)
         elif sends:
             ok = send(params, epoch, num_tokens, my_rank, notes)
@@ -133,8 +140,8 @@ def resend_kernel(shape):
     meeting = exchange.make(shape, block, ROWS_DISPATCH, with_counts=False)
     load_counts, await_notes = meeting.load_counts, meeting.await_notes
     sent, await_arrivals = meeting.sent, meeting.await_arrivals
-    (send, _, expand_rows), (prepare, send_one) = _moving(shape, block), one_token.make(shape, block)
-    has_one, own_row = roles.has_one(shape), layout.own_row(shape)
+    (send, _, expand_rows), (prepare, unprepared, send_one) = _moving(shape, block), one_token.make(shape, block)
+    has_one, own_row, tags = roles.has_one(shape), layout.own_row(shape), shape.tags > 0
     sending, mark, expands = roles.sending(shape), stamps.make(block, shape.trace), shape.expands
     herald = exchange.heralding(epoch_now, meeting.announce, stamps.by_caller(block, shape.trace))
     n_notes = exchange.words_of_notes(shape.n_ranks)
@@ -149,14 +156,17 @@ def resend_kernel(shape):
             herald(params, words, num_tokens, my_rank, u64(0))
         load_counts(counts, notes)
         is_one, in_words = has_one(num_tokens), prepare_words(params, num_tokens, my_rank, x, row_of)
-        row = own_row(row_of, num_tokens, is_one)
+        row, prepared = own_row(row_of, num_tokens, is_one), unprepared()
+        if is_one and not tags:
+            prepared = prepare(params, x, num_tokens)
         epoch = goes_on(begun)
         if epoch == u64(0):
             return
         if goes_in_words(notes):
             resend_in_words(params, epoch, num_tokens, my_rank, x, row_of, notes, in_words)
             return
-        prepared = prepare(params, num_tokens, is_one, row)
+        if is_one and tags:                     # not before: what few tokens take with them is on its way
+            prepared = prepare(params, x, num_tokens)
         if expands and thread_idx() == block_dim() - 1:
             say_begun(params)
         if not await_notes(params, epoch, my_rank, notes):
@@ -166,7 +176,7 @@ def resend_kernel(shape):
             if is_clerk and not all_begun(params, ROWS_DISPATCH):
                 return
         if is_one:
-            send_one(params, num_tokens, my_rank, notes, prepared)
+            send_one(params, num_tokens, my_rank, notes, row, prepared)
             mark(params, stamps.SENT)
         elif sends:
             send(params, epoch, num_tokens, my_rank, notes)

@@ -11,24 +11,36 @@ from .shape import MAX_PLACES
 from .status import FOR_ANNOUNCEMENT, FOR_ARRIVAL
 
 
+class Telling(NamedTuple):
+    """Device functions by which a warp of the clerk tells every peer some words of this rank's note.
+
+    look(params, num_tokens, my_rank, first) -> looked: what it takes besides the call's number and the counts, of the
+    words [first, first + 32) of all peers; looking takes longer than telling, so the caller looks before it waits for
+    those. tell(params, epoch, num_tokens, my_rank, counts, looked): them all; looked: at the first ones. counts: of the
+    tokens for rank r, in lane r.
+    """
+
+    look: callable
+    tell: callable
+
+
 class Exchange(NamedTuple):
     """Device functions made for one kernel.
 
-    announce(params, epoch, num_tokens, my_rank, counts): of a warp of the clerk, behind a fence of its own for what
-    earlier launches of this rank have done; this rank's note to every peer, without counts of experts; counts: of the
-    tokens for rank r, in lane r. announce_facts, announce_places: its two halves; only places, which peers write to,
-    have to lie behind that fence. announce_experts(params, epoch, my_rank, counts, at): of the clerk; these, counts[at
-    + expert]. load_counts(counts, notes): every block, where counts are those of a handle, at this address; these and
-    the tokens of all ranks into a shared int32 array. await_notes(params, epoch, my_rank, notes): every block; what the
-    ranks tell; whether all ranks have announced themselves. await_facts: all of it but the places. expert_count(params,
-    epoch, my_rank, source, expert): a number of a note, -1 if it did not come. sent(params, epoch, my_rank, ok): every
-    block that sends, when it has sent its part (ok). await_arrivals(params, epoch, my_rank, notes): of the clerk;
-    whether every rank has sent all its rows.
+    announce: a Telling, behind a fence of the same warp for what earlier launches of this rank have done, of this
+    rank's note, without counts of experts. announce_facts, announce_places: its two halves; only places, which peers
+    write to, have to lie behind that fence. announce_experts(params, epoch, my_rank, counts, at): of the clerk; these,
+    counts[at + expert]. load_counts(counts, notes): every block, where counts are those of a handle, at this address;
+    these and the tokens of all ranks into a shared int32 array. await_notes(params, epoch, my_rank, notes): every
+    block; what the ranks tell; whether all ranks have announced themselves. await_facts: all of it but the places.
+    expert_count(params, epoch, my_rank, source, expert): a number of a note, -1 if it did not come. sent(params, epoch,
+    my_rank, ok): every block that sends, when it has sent its part (ok). await_arrivals(params, epoch, my_rank, notes):
+    of the clerk; whether every rank has sent all its rows.
     """
 
-    announce: callable
-    announce_facts: callable
-    announce_places: callable
+    announce: Telling
+    announce_facts: Telling
+    announce_places: Telling
     announce_experts: callable
     load_counts: callable
     await_notes: callable
@@ -43,21 +55,22 @@ def words_of_notes(n_ranks):
     return n_ranks * control.experts_at(n_ranks) + n_ranks
 
 
-def heralding(epoch_now, announce, mark_own, totals=None):
+def heralding(epoch_now, telling, mark_own, totals=None):
     """Device function herald(params, words, num_tokens, my_rank, ids): of a warp, before its block's first barrier.
 
-    It waits for no other warp: all peers wait for it. announce: what it does. totals: of numbering.py, where it tells
+    It waits for no other warp: all peers wait for it. telling: a Telling. totals: of numbering.py, where it tells
     counts, and then no places; else it fences first, while nothing is on its way that the fence would wait for.
     """
-    counts, tells_places = totals or _none, totals is None
+    (look, tell), counts, tells_places = telling, totals or _none, totals is None
 
     @device_fn
     def herald(params, words, num_tokens, my_rank, ids):
         if tells_places:
             fence_acq_rel_sys()                 # earlier launches of this rank, before what it tells its peers
+        looked = look(params, num_tokens, my_rank, i32(0))
         now, mine = epoch_now(words), counts(ids, num_tokens)
         if now != u64(0):
-            announce(params, now, num_tokens, my_rank, mine)
+            tell(params, now, num_tokens, my_rank, mine, looked)
             if lane_id() == 0:
                 mark_own(params, stamps.ANNOUNCED)
 
@@ -85,6 +98,18 @@ def closing(of_block, await_notes, phase):
         return come and not syncthreads_or(not ok)
 
     return may_end
+
+
+def ending(of_block, await_notes, phase):
+    """Device function (params, epoch, my_rank, notes), of the clerk that has nothing else to do: it ends the call."""
+    may_end, end = closing(of_block, await_notes, phase), of_block.end
+
+    @device_fn
+    def end_when_all_have_begun(params, epoch, my_rank, notes):
+        if may_end(params, epoch, my_rank, notes):
+            end(params, epoch, my_rank)
+
+    return end_when_all_have_begun
 
 
 def make(shape, block, phase, *, with_counts):
@@ -117,28 +142,41 @@ def make(shape, block, phase, *, with_counts):
             number = sending()
         return number
 
-    def announcing(begin, end):
-        """Device function that tells all peers the words [begin, end) of this rank's note."""
+    def telling(begin, end):
+        """The Telling of the words [begin, end) of this rank's note."""
         n = end - begin
 
         @device_fn
-        def announce(params, epoch, num_tokens, my_rank, counts):
-            lane, first = i32(lane_id()), i32(0)
+        def word_at(first):
+            """(peer, word of the note) of this lane; lanes past the last have the last one."""
+            i = i32(min(i32(first + lane_id()), ranks * n - 1))
+            peer = i32(u32(i) // u32(n))
+            return peer, i32(begin + i - peer * n)
+
+        @device_fn
+        def look(params, num_tokens, my_rank, first):
+            """(address of the word in calls of parity 0, bytes to that of the other, its number but for counts)."""
+            peer, word = word_at(first)
+            at = u64(note_at(params, peer, u64(0), my_rank) + u64(8) * u64(word))
+            other = u64(u64(load_u64(params + u64(p_note_bytes))) * u64(ranks))
+            return at, other, i32(word_of(params, num_tokens, word))
+
+        @device_fn
+        def tell(params, epoch, num_tokens, my_rank, counts, looked):
+            lane, first, (at, other, number) = i32(lane_id()), i32(0), looked
             while first < ranks * n:
-                i = i32(min(i32(first + lane), ranks * n - 1))
-                peer = i32(u32(i) // u32(n))
-                word = i32(begin + i - peer * n)
-                number = word_of(params, num_tokens, word)
+                _, word = word_at(first)
                 if with_counts:
                     count = i32(shfl_idx(counts, i32(max(0, word - control.COUNTS))))
                     if word >= control.COUNTS:
                         number = count
                 if first + lane < ranks * n:
-                    st_relaxed_sys_u64(note_at(params, peer, epoch, my_rank) + u64(8) * u64(word),
-                                       waits.told(epoch, number))
+                    st_relaxed_sys_u64(at + (u64(epoch) & u64(1)) * other, waits.told(epoch, number))
                 first = i32(first + 32)
+                if first < ranks * n:
+                    at, other, number = look(params, num_tokens, my_rank, first)
 
-        return announce
+        return Telling(look, tell)
 
     @device_fn
     def announce_experts(params, epoch, my_rank, counts, at):
@@ -213,5 +251,5 @@ def make(shape, block, phase, *, with_counts):
                                       u64(load_u64(params + u64(p_timeout))), phase, FOR_ARRIVAL, source)
         return not syncthreads_or(not ok)
 
-    return Exchange(announcing(0, n_told), announcing(MAX_PLACES, n_told), announcing(0, MAX_PLACES), announce_experts,
+    return Exchange(telling(0, n_told), telling(MAX_PLACES, n_told), telling(0, MAX_PLACES), announce_experts,
                     load_counts, awaiting(0, n_told), awaiting(MAX_PLACES, n_told), expert_count, sent, await_arrivals)

@@ -41,6 +41,15 @@ class Layout(NamedTuple):
     sum_experts: callable
 
 
+@device_fn
+def clear(array, n):
+    """Zeros in the first n of a shared array, by a block."""
+    i = i32(thread_idx())
+    while i < n:
+        array[i] = i32(0)
+        i = i32(i + block_dim())
+
+
 def tokens_of(shape):
     """Device function (num_tokens) -> [first, end) of this block's tokens; none for blocks that do not send."""
     sending, blocks_a_token = roles.sending(shape), roles.blocks_a_token(shape)
@@ -97,13 +106,6 @@ def make(shape, block, phase, goes_on):
                 shared_array(n_few, int32), shared_array(ranks, int32))
 
     @device_fn
-    def clear(array, n):
-        i = i32(thread_idx())
-        while i < n:
-            array[i] = i32(0)
-            i = i32(i + block_dim())
-
-    @device_fn
     def add_warps(by_warp, rank, lane):
         """The block's tokens for a rank (in lane 31); by_warp becomes those of the warps before."""
         here = i32(0)
@@ -154,9 +156,9 @@ def make(shape, block, phase, goes_on):
         return not syncthreads_or(not ok)
 
     @device_fn
-    def number_few(params, num_tokens, masks, totals, own):
+    def number_few(rows, num_tokens, masks, totals, own):
         """Totals out of the masks of all tokens, a warp a rank, and the numbers of the block's own tokens."""
-        lane, rank, rows = i32(lane_id()), i32(warp_id()), u64(load_u64(params + u64(p_rows)))
+        lane, rank = i32(lane_id()), i32(warp_id())
         (mine, end), is_first = tokens_of_block(num_tokens), share_of_token(num_tokens) == 0
         while rank < ranks:
             total, first = i32(0), i32(0)
@@ -178,7 +180,7 @@ def make(shape, block, phase, goes_on):
 
     @device_fn
     def count_few(params, ids, begun, num_tokens, masks, totals, own):
-        token = i32(thread_idx())
+        token, rows = i32(thread_idx()), u64(load_u64(params + u64(p_rows)))
         if token < ranks:
             own[token] = i32(-1)
         while token < num_tokens:
@@ -186,7 +188,7 @@ def make(shape, block, phase, goes_on):
             token = i32(token + block_dim())
         epoch = goes_on(begun)                  # and the masks of all threads
         if epoch != u64(0):
-            number_few(params, num_tokens, masks, totals, own)
+            number_few(rows, num_tokens, masks, totals, own)
             syncthreads()
         return epoch
 

@@ -10,11 +10,13 @@ from .row_copy import BATCH, VECTOR, copy_to_lanes, fewest_parts, parts
 
 
 def make(shape, block):
-    """Device functions (prepare, send) for rows that travel as they are.
+    """Device functions (prepare, unprepared, send) for rows that travel as they are.
 
-    prepare(params, num_tokens, is_one, row) -> prepared: what the warp sends first is in its registers, if the block
-    goes this way (is_one); in lane r, row is the token's number among the rows for rank r, -1 for none. send(params,
-    num_tokens, my_rank, notes, prepared): the block's share of its token, if every rank has room.
+    prepare(params, x, num_tokens) -> prepared: what the warp sends first is on its way to its registers; of a block
+    that goes this way, before it waits for anything, since loads come back in their order, and those by which it waits
+    would wait for these. unprepared(): in its stead, for others. send(params, num_tokens, my_rank, notes, row,
+    prepared): the block's share of its token, if every rank has room; in lane r, row is the token's number among the
+    rows for rank r, -1 for none.
     """
     if not roles.sends_one(shape):
         return _never()
@@ -27,7 +29,7 @@ def make(shape, block):
     tokens_of_block, several = layout.tokens_of(shape), roles.blocks_a_token(shape)
     share_of_token = roles.share_of_token(shape)
     n_words = control.experts_at(ranks)
-    p_x, p_pools = block.offset("x"), block.offset("pool_ptrs")
+    p_pools = block.offset("pool_ptrs")
 
     @device_fn
     def units_of(num_tokens):
@@ -37,25 +39,28 @@ def make(shape, block):
                 i32(max(fewest, count_parts(i32(1), i32(warps - n_apart)))))
 
     @device_fn
-    def prepare(params, num_tokens, is_one, row):
+    def unprepared():
+        none = u32(0), u32(0), u32(0), u32(0)
+        return i32(0), u64(0), u64(0), (i32(-1), u32(0)), (none, none, none, none)
+
+    @device_fn
+    def prepare(params, x, num_tokens):
         lane, (token, end), (unit, _, n_parts) = i32(lane_id()), tokens_of_block(num_tokens), units_of(num_tokens)
-        src, pool = u64(u64(load_u64(params + u64(p_x))) + u64(token) * u64(row_bytes)), u64(0)
-        none, seen = u32(0), (i32(-1), u32(0))
-        batch = (none, none, none, none), (none, none, none, none), (none, none, none, none), (none, none, none, none)
-        if is_one and lane < ranks:
+        _, _, pool, seen, batch = unprepared()
+        src = u64(u64(x) + u64(token) * u64(row_bytes))
+        if lane < ranks:
             pool = u64(load_u64(params + u64(p_pools) + u64(8) * u64(lane)))
-        mask = u32(ballot(row >= 0))
-        if is_one and token < end:
+        if token < end:
             a, b = part_span(unit, n_parts)     # none behind the last part
             if a < b:
                 batch = load_batch(src, a, b, lane)
             if n_apart > 0 and unit == n_parts:
                 seen = look(params, token, lane)
-        return token, src, pool, row, mask, seen, batch
+        return token, src, pool, seen, batch
 
     @device_fn
-    def send(params, num_tokens, my_rank, notes, prepared):
-        token, src, pool, row, mask, seen, batch = prepared
+    def send(params, num_tokens, my_rank, notes, row, prepared):
+        (token, src, pool, seen, batch), mask = prepared, u32(ballot(row >= 0))
         lane, n_units, to, first_row = i32(lane_id()), i32(0), u64(0), i32(0)
         unit, warps, n_parts = units_of(num_tokens)
         if token < num_tokens and has_room(notes):
@@ -77,16 +82,20 @@ def make(shape, block):
                 send_companions(params, token, seen, mask, row, places(params, notes, lane), lane)
             unit, is_first = i32(unit + warps), False
 
-    return prepare, send
+    return prepare, unprepared, send
 
 
 def _never():
     @device_fn
-    def prepare(params, num_tokens, is_one, row):
-        return row
+    def prepare(params, x, num_tokens):
+        return i32(0)
 
     @device_fn
-    def send(params, num_tokens, my_rank, notes, prepared):
+    def unprepared():
+        return i32(0)
+
+    @device_fn
+    def send(params, num_tokens, my_rank, notes, row, prepared):
         return
 
-    return prepare, send
+    return prepare, unprepared, send

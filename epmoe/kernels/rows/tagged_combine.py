@@ -71,22 +71,25 @@ def _reduce(shape, block, words):
     p_x, p_probs = block.offset("x"), block.offset("probs")
 
     @device_fn
-    def vector_of(at, rank, my_rank, vector):
-        """Address of the words of a rank's vector; 0 for what is not awaited."""
-        there = u64(0)
-        if rank < ranks:
+    def awaited(at, rank, my_rank):
+        """Address of the words of a rank's row; 0 where none is awaited."""
+        row = u64(0)
+        if rank < ranks and rank != my_rank:
             row = u64(warp_broadcast_u64(at, rank))
-            if row != u64(0) and rank != my_rank and vector < n_vectors:
-                there = vector_at(row, vector)
+        return row
+
+    @device_fn
+    def vector_of(at, rank, my_rank, vector):
+        row, there = awaited(at, rank, my_rank), u64(0)
+        if row != u64(0) and vector < n_vectors:
+            there = vector_at(row, vector)
         return there
 
     @device_fn
     def word_of(at, rank, my_rank, lane):
-        there = u64(0)
-        if rank < ranks:
-            row = u64(warp_broadcast_u64(at, rank))
-            if row != u64(0) and rank != my_rank and lane < n_meta:
-                there = word_at(row, lane)
+        row, there = awaited(at, rank, my_rank), u64(0)
+        if row != u64(0) and lane < n_meta:
+            there = word_at(row, lane)
         return there
 
     @device_fn
@@ -186,8 +189,8 @@ def make(shape, block, of_block, meeting, mark):
     """Device function combine(params, epoch, num_tokens, my_rank, notes): the rest of the call, of every block."""
     if not shape.tags:
         return _never
-    say_begun, end, words = of_block.say_begun, of_block.end, tagged.make(shape, block, ROWS_COMBINE)
-    may_end = exchange.closing(of_block, meeting.await_notes, ROWS_COMBINE)
+    say_begun, words = of_block.say_begun, tagged.make(shape, block, ROWS_COMBINE)
+    end = exchange.ending(of_block, meeting.await_notes, ROWS_COMBINE)
     push, reduce = _push(shape, block, words), _reduce(shape, block, words)
 
     @device_fn
@@ -195,8 +198,7 @@ def make(shape, block, of_block, meeting, mark):
         if thread_idx() == block_dim() - 1:
             say_begun(params)
         if roles.is_clerk():
-            if may_end(params, epoch, my_rank, notes):
-                end(params, epoch, my_rank)
+            end(params, epoch, my_rank, notes)
         else:
             push(params, epoch, my_rank, notes)
             mark(params, stamps.SENT)

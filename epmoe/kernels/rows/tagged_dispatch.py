@@ -11,7 +11,7 @@ from epmoe.device import (block_dim, device_fn, i32, lane_id, load_i32, load_u64
                           warp_broadcast_i32)
 
 from .. import stamps
-from . import exchange, numbering, peers, roles, routing, tagged, tagged_sending
+from . import exchange, layout, numbering, peers, roles, routing, tagged, tagged_sending
 from .status import ROWS_DISPATCH
 
 
@@ -27,17 +27,10 @@ def dispatching(shape, block, of_block, meeting, record_few, mark, mark_own):
     number, bits_by_rank, has_room = tagged_sending.in_bits(ranks), numbering.bits_by_rank(shape), peers.room(ranks)
     sending = tagged_sending.make(shape, block, ROWS_DISPATCH, number, is_looked_up=False)
     prepare, send, receive, count_slots = sending.prepare, sending.send, sending.receive, sending.count_slots
-    announce_facts, await_facts = meeting.announce_facts, meeting.await_facts
+    (look, tell), await_facts = meeting.announce_facts, meeting.await_facts
     herald_places = exchange.heralding(epoch_now, meeting.announce_places, stamps.by_caller(block, False))
     may_end = exchange.closing(of_block, meeting.await_notes, ROWS_DISPATCH)
     look_for_bad_ids, p_rows = routing.experts_of_ids(shape, block, counts=False), block.offset("row_of")
-
-    @device_fn
-    def clear(experts):
-        i = i32(thread_idx())
-        while i < n_experts:
-            experts[i] = i32(0)
-            i = i32(i + block_dim())
 
     @device_fn
     def record_numbers(params, num_tokens, bits):
@@ -50,20 +43,21 @@ def dispatching(shape, block, of_block, meeting, record_few, mark, mark_own):
 
     @device_fn
     def dispatch(params, num_tokens, my_rank, words, ids, x, begun, notes, scratch):
-        is_clerk, bits = roles.is_clerk(), u32(0)
+        is_clerk, bits, now, looked = roles.is_clerk(), u32(0), u64(0), (u64(0), u64(0), i32(0))
         if roles.is_keeper():
             herald_places(params, words, num_tokens, my_rank, u64(0))
+        if roles.is_herald():
+            looked, now = look(params, num_tokens, my_rank, i32(0)), epoch_now(words)
         prepared = prepare(params, num_tokens, my_rank, x, u64(0))
         if not is_clerk or roles.is_herald():
             bits = bits_by_rank(ids, num_tokens)
         if roles.is_herald():
-            now = epoch_now(words)
             if now != u64(0):
-                announce_facts(params, now, num_tokens, my_rank, i32(popc(bits)))
+                tell(params, now, num_tokens, my_rank, i32(popc(bits)), looked)
                 if lane_id() == 0:
                     mark_own(params, stamps.ANNOUNCED)
         if is_clerk:
-            clear(scratch[1])
+            layout.clear(scratch[1], n_experts)
         epoch = goes_on(begun)
         if epoch == u64(0):
             return True
@@ -110,8 +104,8 @@ def resending(shape, block, of_block, meeting, mark):
     """
     if not shape.tags:
         return _never_prepare, _never_goes, _never_resend
-    ranks, say_begun, end, p_capacity = shape.n_ranks, of_block.say_begun, of_block.end, block.offset("capacity")
-    may_end = exchange.closing(of_block, meeting.await_notes, ROWS_DISPATCH)
+    ranks, say_begun, p_capacity = shape.n_ranks, of_block.say_begun, block.offset("capacity")
+    end = exchange.ending(of_block, meeting.await_notes, ROWS_DISPATCH)
     sending = tagged_sending.make(shape, block, ROWS_DISPATCH, tagged_sending.in_handle(ranks), is_looked_up=True)
     send, receive, prepare = sending.send, sending.receive, sending.prepare
     (_, _, _, received, _), goes_this_way = peers.sums(ranks), tagged.all_few(shape, told=False)
@@ -121,8 +115,7 @@ def resending(shape, block, of_block, meeting, mark):
         if thread_idx() == block_dim() - 1:
             say_begun(params)
         if roles.is_clerk():
-            if may_end(params, epoch, my_rank, notes):
-                end(params, epoch, my_rank)
+            end(params, epoch, my_rank, notes)
         else:
             n_rows = i32(warp_broadcast_i32(received(notes, my_rank), i32(ranks - 1)))
             has_it = n_rows <= i32(load_i32(params + u64(p_capacity)))
