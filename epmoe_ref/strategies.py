@@ -13,7 +13,11 @@ from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
-from hypothesis import strategies as st
+
+try:
+    from hypothesis import strategies as st
+except ImportError as error:
+    raise ImportError("epmoe_ref.strategies needs hypothesis: pip install hypothesis") from error
 
 from .config import TOKEN_FORMATS, EPConfig
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "checking.md").read_text()
-MINE, SWAP = re.findall(r"^```python\n(# \w+\.py\n.*?)^```", TEXT, re.M | re.S)
+MINE, RANDOM, SWAP = re.findall(r"^```python\n(# \w+\.py\n.*?)^```", TEXT, re.M | re.S)
 DIFFERS, REPORTS = re.findall(r"^```text\n(.*?)^```", TEXT, re.M | re.S)
 EMPTY_SLOTS = re.compile(r"^ +weights = np\.where.*\n", re.M)
 
@@ -28,6 +28,18 @@ def test_the_implementation_passes_and_its_mistake_is_told_as_shown(tmp_path):
     (tmp_path / "wrong.py").write_text(EMPTY_SLOTS.sub("", MINE))
     code, text = printed(tmp_path, "-m", "epmoe", "check", "wrong:Mine", "--only", "slots without")
     assert code == 1 and all(line in text for line in DIFFERS.splitlines()), text
+
+
+def test_random_worlds_find_the_mistake_too(tmp_path):
+    unshrunk = "deadline=None, phases=[__import__('hypothesis').Phase.generate]"     # shrinking takes ten seconds
+    (tmp_path / "test_mine.py").write_text(RANDOM.replace("deadline=None", unshrunk))
+    command = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py")
+    (tmp_path / "mine.py").write_text(MINE)
+    code, text = printed(tmp_path, *command)
+    assert code == 0, text
+    (tmp_path / "mine.py").write_text(EMPTY_SLOTS.sub("", MINE) + "# of another length: no stale bytecode\n")
+    code, text = printed(tmp_path, *command)
+    assert code == 1 and "output is nan" in text and "slots" in text, text
 
 
 def test_the_kernel_runs_and_its_reports_are_those_shown(tmp_path):
