@@ -39,7 +39,7 @@ def test_random_worlds_find_the_mistake_too(tmp_path):
     assert code == 0, text
     (tmp_path / "mine.py").write_text(EMPTY_SLOTS.sub("", MINE) + "# of another length: no stale bytecode\n")
     code, text = printed(tmp_path, *command)
-    assert code == 1 and "output is nan" in text and "slots" in text, text
+    assert code == 1 and "output is nan" in text, text
 
 
 def test_the_kernel_runs_and_its_reports_are_those_shown(tmp_path):
