@@ -31,7 +31,7 @@ class Fault(Exception):
 
 
 def _after(part, rank, boxes):
-    """The mailboxes after a step, None if it must wait yet. boxes: {(owner, buffer, source): (message, read?, word)}."""
+    """The mailboxes after a step, None if it must wait. boxes: {(owner, buffer, source): (message, read?, word)}."""
     _, what, peer, buffer, number = part
     key = (peer, buffer, rank) if what in ("write", "raise") else (rank, buffer, peer)
     message, was_read, up = boxes.get(key, (0, True, 0))

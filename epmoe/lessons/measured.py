@@ -1,4 +1,4 @@
-"""What the benchmarks have measured: the rows of the files in benchmarks/results of the repository, the newest first."""
+"""What the benchmarks have measured: rows of the files in benchmarks/results of the repository, the newest first."""
 
 import json
 from pathlib import Path

@@ -17,7 +17,7 @@ BAR = "│ "              # before each line of code
 
 
 def cells(source):
-    """[("text", lines), ("code", first line number, lines)] of a lesson, without its docstring and its __main__ block."""
+    """[("text", lines), ("code", first line number, lines)] of a lesson, without docstring and __main__ block."""
     tree = ast.parse(source)
     lines = source.splitlines()
     out, at = [], 0

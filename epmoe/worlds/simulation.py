@@ -1,4 +1,4 @@
-"""The options that a world hands on to its simulator: their names and values, looked at also where a GPU ignores them."""
+"""The options that a world hands on to its simulator: names and values, looked at also where a GPU ignores them."""
 
 from epmoe_ref.errors import EPValueError
 

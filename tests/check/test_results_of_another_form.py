@@ -65,7 +65,8 @@ def test_the_form_is_named(formed, words):
 
 @pytest.mark.parametrize(("name", "dtype", "words"), [
     ("src_info", "int64", "src_info is int64 (26, 2), reference int32 (26, 2)\n      rule: src_info holds int32"),
-    ("output_tokens", "float32", "(26, 128)\n      rule: output_tokens holds bfloat16, or its bits as unsigned integers"),
+    ("output_tokens", "float32",
+     "(26, 128)\n      rule: output_tokens holds bfloat16, or its bits as unsigned integers"),
 ])
 def test_another_element_type_is_all_that_is_said(name, dtype, words):
     """Values of another type were once held against each mistake, and some were found that nobody had made."""

@@ -44,8 +44,8 @@ def test_a_flag_in_shared_memory():
         while shared_add_i32(flags, 2, 0) != 1:
             pass
     text = hang(waits, seed=0, grid=2, block=1)
-    assert re.search(r"blocks 0-1 thread 0 at .*: spins on shared array of test_hangs_are_reported.py:\d+\[2\] of rank 0",
-                     text)
+    assert re.search(r"blocks 0-1 thread 0 at .*: spins on shared array of test_hangs_are_reported.py:\d+\[2\] of rank "
+                     "0", text)
 
 
 def test_several_words_in_one_loop_and_a_clock():

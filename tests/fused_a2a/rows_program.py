@@ -1,4 +1,4 @@
-"""One rank of an MPIWorld or a ShmemWorld: rounds of fused_a2a, forward and backward, equal to the reference here."""
+"""One rank of an MPIWorld or a ShmemWorld: rounds of fused_a2a, forward and backward, equal to the reference."""
 
 import sys
 import time

@@ -20,7 +20,8 @@ def test_every_option_is_the_machines(name):
     (dict(sead=3), ["sead=3", "LocalWorld", "stream", *OPTIONS]), (dict(rank=1), ["rank=1", "no option"]),
     (dict(seed="a"), ["seed='a'", "whole number", "None"]), (dict(seed=1.5), ["seed=1.5", "whole number"]),
     (dict(seed=True), ["seed=True"]), (dict(n_sms=0), ["n_sms=0", "at least 1"]),
-    (dict(resident_limit="2"), ["resident_limit='2'", "at least 1"]), (dict(racecheck="yes"), ["racecheck='yes'", "True"]),
+    (dict(resident_limit="2"), ["resident_limit='2'", "at least 1"]),
+    (dict(racecheck="yes"), ["racecheck='yes'", "True"]),
 ], ids=str)
 def test_what_is_no_option_is_refused_by_name_rule_and_remedy(given, parts):
     with pytest.raises(EPValueError) as error:

@@ -141,7 +141,8 @@ def test_functions_that_cannot_be_called_are_refused(change, said):
         combine(cfg, [d[0].output_tokens], d, **arguments)
 
 
-@pytest.mark.parametrize("token_format, scale", [("bf16", 0.0), ("bf16", True), ("nvfp4", True), ("mxfp8", float("nan"))])
+@pytest.mark.parametrize("token_format, scale", [("bf16", 0.0), ("bf16", True), ("nvfp4", True),
+                                                 ("mxfp8", float("nan"))])
 def test_input_scales_are_checked_with_every_format(token_format, scale):
     cfg = EPConfig(1, 2, 1, 128, 2, token_format=token_format)
     with pytest.raises(EPValueError, match="must be one positive finite number"):

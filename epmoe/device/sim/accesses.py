@@ -38,8 +38,8 @@ class Actor:
     """One thread of one launch, with its clocks: `time` is its own, `base` what it knows of everybody else.
 
     `base` is never changed in place, so that actors can share it after a barrier; `known` is a memoryview of it, which
-    is faster to index. Actors whose bases are equal may have one `lore`, a number. `proxy` is what bulk copies issued by
-    it may rely on. `idx` is its place in the vectors.
+    is faster to index. Actors whose bases are equal may have one `lore`, a number. `proxy` is what bulk copies issued
+    by it may rely on. `idx` is its place in the vectors.
     """
 
     __slots__ = ("idx", "time", "base", "known", "lore", "proxy", "rank", "block", "tid", "launch", "start", "fences",
@@ -102,7 +102,7 @@ class Accesses:
 
     def __init__(self, machine):
         self.machine = machine
-        # address >> 4 -> cell: writes (mask | scope | idx -> access), list of reads; for whom (a lore) none of the writes
+        # address >> 4 -> cell: writes (mask | scope | idx -> access), list of reads; for whom (a lore) no write
         # to which bytes (a mask) race with a weak read; and how many reads are many
         self.granules = {}
         self.locations = {}         # address -> Location
