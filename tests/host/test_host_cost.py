@@ -4,20 +4,22 @@ Functions are counted, not seconds, so that a busy machine decides nothing.
 """
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).with_name("host_cost_checks.py")
-CHECKS = [line[4:line.index("(")] for line in PROGRAM.read_text().splitlines() if line.startswith("def check_")]
+PROGRAMS = sorted(Path(__file__).parent.glob("checks_of_*.py"))
 
 
-@pytest.mark.parametrize("check", CHECKS)
-def test_on_a_driver_that_counts(check):
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.stem)
+def test_on_a_driver_that_counts(program):
     pytest.importorskip("cuda.bindings")        # not on macOS
+    checks = re.findall(r"^def (check_\w+)", program.read_text(), re.MULTILINE)
     # in a process of its own: this one uses the simulator
-    done = subprocess.run([sys.executable, "-W", "error", str(PROGRAM), check], capture_output=True, text=True,
-                          timeout=100, env=os.environ | {"EPMOE_DEVICE": "gpu"})
+    done = subprocess.run([sys.executable, "-W", "error", str(program), *checks], capture_output=True, text=True,
+                          timeout=200, env=os.environ | {"EPMOE_DEVICE": "gpu"})
     assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
+    assert done.stdout.split() == checks

@@ -1,0 +1,177 @@
+"""Rounds that were made before: what they launch and cost, what makes them new, and how they fail.
+
+`python checks_of_known_rounds.py check_...`; test_host_cost.py runs all of them.
+"""
+
+import sys
+import threading
+
+from counted_driver import FakeTensor, bfloat16, counted_machine, float32, int32, int64
+from counted_rounds import a_round, fails, since, words_at
+from host_cost import STREAM, at_hand, python_calls, tensors
+
+from epmoe import EPConfig, EPStateError, EPValueError, ExpertParallel, LocalWorld, device
+
+MOST_PYTHON_CALLS = {"dispatch": 18, "combine": 19}     # of Python functions, the tensors' own among them
+
+
+def check_a_steady_round_is_short():
+    for layers in (1, 4):       # of which each looks up what the one has at hand
+        with at_hand(does_nothing=True) as (ep, driver, _):
+            given = [tensors(0x10000 * (1 + i)) for i in range(layers)]
+            for x, ids, weights in 6 * given:
+                a_round(ep, x, ids, weights)
+            for x, ids, weights in 3 * given:
+                n_dispatch, _, d = python_calls(ep.dispatch, x, ids)
+                y = d.output_tokens
+                n_combine, _, out = python_calls(ep.combine, y, d, weights)
+                assert n_dispatch <= MOST_PYTHON_CALLS["dispatch"] + (layers > 1), n_dispatch
+                assert n_combine <= MOST_PYTHON_CALLS["combine"] + (layers > 1), n_combine
+                del d, y, out
+
+
+def check_a_steady_round_launches_only():
+    with at_hand() as (ep, driver, (x, ids, weights)):
+        for _ in range(4):
+            a_round(ep, x, ids, weights)
+        driver.native_calls.clear()
+        launched, calls = since(driver, lambda: a_round(ep, x, ids, weights))
+        assert [name for name, *_ in launched] == ["dispatch", "combine"] and calls == [], (launched, calls)
+        assert driver.native_calls == 2 * ["cuStreamIsCapturing", "cuCtxGetCurrent", "cuLaunchKernel"]
+
+
+def check_launches_with_attributes_start_again():
+    machine, driver = counted_machine(1, 0)
+    kernel = device.kernel(max_threads=64)(lambda params, num_tokens, my_rank: None)
+    with machine.recording() as launches:
+        machine.launch(kernel, 1, 64, (1, 2, 3), stream=machine.stream(), cooperative=True)
+        machine.launch(kernel, 2, 32, (4, 5, 6), stream=machine.stream(handle=STREAM))
+    driver.launches.clear()
+    assert machine.again(launches)() == 0
+    assert driver.native_calls[-2:] == ["cuLaunchKernelEx", "cuLaunchKernel"]
+    assert [launch[1:] for launch in driver.launches] == [(2, 32, STREAM, 4, 5, 6)]
+
+
+def check_the_fast_way_launches_what_the_general_way_launches():
+    for ids_dtype, names in ((int32, ["dispatch", "combine"]), (int64, ["narrow_ids", "dispatch", "combine"])):
+        seen = []
+        for fast in (True, False):
+            with at_hand() as (ep, driver, _):
+                x, ids, weights = tensors(ids_dtype=ids_dtype)
+                ep._steady.applies = fast
+                rounds = [since(driver, lambda: a_round(ep, x, ids, weights)) for _ in range(4)]
+                relative = [[(name, grid, block, stream, n, rank, words_at(ep, driver, params))
+                             for name, grid, block, stream, params, n, rank in launched] for launched, _ in rounds]
+                assert [name for name, *_ in relative[-1]] == names
+                assert all(stream == STREAM for _, _, _, stream, *_ in relative[-1])
+                assert not rounds[-1][1], rounds[-1][1]
+                seen.append(relative)
+        assert seen[0] == seen[1]
+
+
+def check_new_and_changed_arguments_are_checked():
+    with at_hand() as (ep, driver, (x, ids, weights)):
+        for _ in range(3):
+            a_round(ep, x, ids, weights)
+        here = x.data_ptr()
+        for wrong, said in [(FakeTensor(here, (4, 64), float32), "float32"),
+                            (FakeTensor(here, (4, 32), bfloat16), "hidden=64"),
+                            (FakeTensor(here, (5, 64), bfloat16), "5 tokens"),
+                            (FakeTensor(here, (3, 64), bfloat16), "num_tokens=3"),
+                            (FakeTensor(here, (4, 64), bfloat16, stride=(128, 1)), "C-contiguous"),
+                            (FakeTensor(here, (4, 64), bfloat16, device_index=1), "GPU 1"),
+                            (FakeTensor(here + 2, (4, 64), bfloat16), "no multiple of 16")]:
+            fails(EPValueError, said, ep.dispatch, wrong, ids)
+        for scale in (True, 0.0, "1.0", float("nan")):
+            fails(EPValueError, "input_scale", ep.dispatch, x, ids, scale)
+        d = ep.dispatch(x, ids)
+        y = d.output_tokens
+        fails(EPStateError, "combine it first", ep.dispatch, x, ids)
+        fails(EPValueError, "float32", ep.combine, y, d, FakeTensor(weights.data_ptr(), (4, 8), int32))
+        fails(EPValueError, "no function", ep.combine, y, d, weights, router_weights_args=(1,))
+        fails(EPValueError, "epilogue", ep.combine, y, d, None, lambda token, col, value: value)
+        fails(EPValueError, "a NoneType", ep.combine, y, None, weights)
+        ep.combine(y, d, weights)
+        fails(EPStateError, "no dispatch is open", ep.combine, y, d, weights)
+        new = ep.dispatch(x, ids)
+        fails(EPValueError, "another round", ep.combine, y, d, weights)
+        ep.combine(new.output_tokens, new, weights)
+
+
+def check_changed_options_launch_anew():
+    def epilogue(token, col, value):
+        return value
+
+    with at_hand() as (ep, driver, (x, ids, weights)):
+        for _ in range(3):
+            a_round(ep, x, ids, weights)
+        into = FakeTensor(0x90000, (4, 64), bfloat16)
+        for _ in range(3):
+            assert a_round(ep, x, ids, weights, out=into) is into
+            assert a_round(ep, x, ids, None).shape == (4, 8, 64)
+            assert a_round(ep, x, ids, weights).shape == (4, 64)
+            assert a_round(ep, x, ids, weights, epilogue=epilogue).shape == (4, 64)
+        short = FakeTensor(0x90000, (3, 64), bfloat16)
+        fails(EPValueError, "out: output_tokens", a_round, ep, x, ids, weights, out=short)
+
+
+def check_split_kernels_are_remembered_too():
+    with at_hand(fused=False) as (ep, driver, (x, ids, weights)):
+        for _ in range(4):
+            a_round(ep, x, ids, weights)
+        driver.native_calls.clear()
+        launched, calls = since(driver, lambda: a_round(ep, x, ids, weights))
+        names = ["dispatch_async", "dispatch_wait", "combine_async", "combine_wait"]
+        assert [name for name, *_ in launched] == names and not calls
+        assert driver.native_calls == 2 * ["cuStreamIsCapturing", "cuCtxGetCurrent", *2 * ["cuLaunchKernel"]]
+
+
+def check_memory_that_was_freed_is_forgotten():
+    with at_hand() as (ep, driver, (x, ids, weights)):
+        for _ in range(3):
+            a_round(ep, x, ids, weights)
+        for call in ep._engine._calls.values():
+            call.close()
+        launched, _ = since(driver, lambda: a_round(ep, x, ids, weights))
+        assert all(driver.memory_at(params) is not None for _, _, _, _, params, _, _ in launched)
+
+
+def check_a_failed_launch_needs_reset():
+    with at_hand() as (ep, driver, (x, ids, weights)):
+        for _ in range(3):
+            a_round(ep, x, ids, weights)
+        driver.launch_result = driver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+        fails(Exception, "CUDA", ep.dispatch, x, ids)
+        driver.launch_result = driver.CUresult.CUDA_SUCCESS
+        fails(EPStateError, "reset()", ep.dispatch, x, ids)
+        ep.reset()
+        a_round(ep, x, ids, weights)
+
+
+def check_a_thread_without_a_context_may_call():
+    machine, driver = counted_machine(2, None)
+    device.machine = lambda n_ranks, **_: machine
+    failed = []
+
+    def backward():                     # of torch's autograd, say: on the default stream, in a thread of its own
+        try:
+            per_rank = [tensors(at) for at in (0x10000, 0x20000)]
+            x, ids, weights = (list(of_ranks) for of_ranks in zip(*per_rank))
+            dispatched = ep.dispatch(x, ids)
+            ep.combine([d.output_tokens for d in dispatched], dispatched, weights)
+        except Exception as e:
+            failed.append(e)
+
+    with ExpertParallel(EPConfig(2, 16, 8, 64, 4), LocalWorld(2)) as ep:
+        for _ in range(3):              # the first, general ones, and then steady ones
+            thread = threading.Thread(target=backward)
+            thread.start()
+            thread.join()
+            driver.threads = {threading.get_ident()}        # another thread may get the number of one that has ended
+    assert not failed, failed
+
+
+if __name__ == "__main__":
+    for check in sys.argv[1:]:
+        print(check, flush=True)
+        globals()[check]()

@@ -1,0 +1,149 @@
+"""Launches for arrays that lie elsewhere than any before, made of earlier ones.
+
+`python checks_of_new_arrays.py check_...`; test_host_cost.py runs all of them.
+"""
+
+import sys
+import threading
+
+import numpy as np
+from counted_driver import FakeTensor, bfloat16, counted_machine, float32, int32
+from counted_rounds import a_round, fails, since, words_at
+from host_cost import STREAM, at_hand, tensors
+
+from epmoe import EPValueError, device
+
+
+def check_layers_in_turn_launch_only():
+    with at_hand() as (ep, driver, _):
+        layers = [tensors(0x10000 * (1 + i)) for i in range(4)]
+
+        def step():
+            for x, ids, weights in layers:
+                a_round(ep, x, ids, weights)
+
+        for _ in range(3):
+            step()
+        driver.native_calls.clear()
+        launched, calls = since(driver, step)
+        assert [name for name, *_ in launched] == 4 * ["dispatch", "combine"] and calls == [], (launched, calls)
+        assert driver.native_calls == 8 * ["cuStreamIsCapturing", "cuCtxGetCurrent", "cuLaunchKernel"]
+
+
+def check_arrays_that_are_new_cost_one_copy_on_the_calls_own_stream():
+    with at_hand() as (ep, driver, _):
+        for i in range(8):
+            a_round(ep, *tensors(0x10000 * (1 + i)))
+        driver.native_calls.clear()
+        allocated = len(driver.allocated())
+        launched, calls = since(driver, lambda: any(a_round(ep, *tensors(0x10000 * (9 + i))) is None for i in range(3)))
+        assert calls == 6 * ["cuMemcpyHtoDAsync"] and len(launched) == 6, calls
+        assert driver.native_calls == 6 * ["cuStreamIsCapturing", "cuCtxGetCurrent", "cuMemcpyHtoDAsync",
+                                           "cuLaunchKernel"]
+        assert driver.copied_on == {STREAM} and len(driver.allocated()) == allocated
+        fails(EPValueError, "no multiple of 16", ep.dispatch, FakeTensor(0x200002, (4, 64), bfloat16), tensors()[1])
+
+
+def check_launches_for_new_arrays_are_those_of_the_general_way():
+    seen = []
+    for fast in (True, False):
+        with at_hand() as (ep, driver, _):
+            ep._steady.applies = fast
+            launched = []
+            for i, (x, ids, weights, options) in enumerate(_many_calls(120)):
+                d = ep.dispatch(x, ids)
+                y = FakeTensor(0x900000 + 0x10000 * (i % 7), (ep.capacity, 64), bfloat16) if i % 3 else d.output_tokens
+                ep.combine(y, d, weights, **options)
+                for *launch, params, n, rank in driver.launches:
+                    launched.append((*launch, n, rank, words_at(ep, driver, params, 40)))
+                driver.launches.clear()
+                del d, y
+            seen.append(launched)
+            if fast:
+                assert sum(len(starts) for starts in ep._steady._dispatches.values()) > 16
+                assert driver.native_calls.count("cuMemcpyHtoDAsync") > 120, "all took the general way"
+    assert len(seen[0]) == len(seen[1])
+    for (*one, words), (*other, theirs) in zip(*seen):
+        assert one == other and words[:len(theirs)] == theirs, (one, words, other, theirs)
+
+
+def _many_calls(n):
+    """(x, ids, weights, options) of calls on arrays that lie anywhere."""
+    rng = np.random.default_rng(1)
+    into = FakeTensor(0xB00000, (4, 64), bfloat16)
+    for i in range(n):
+        at = [0x1000000 + 16 * int(rng.integers(1 << 20)) for _ in range(3)]
+        x, ids, weights = FakeTensor(at[0], (4, 64), bfloat16), FakeTensor(at[1], (4, 8), int32), FakeTensor(
+            at[2], (4, 8), float32)
+        yield x, ids, None if i % 5 == 4 else weights, {"out": into} if i % 5 == 2 else {}
+
+
+def check_new_arrays_in_a_thread_without_a_context_and_before_a_capture():
+    with at_hand() as (ep, driver, _):
+        def a_round_at(address):
+            x, ids, weights = tensors(address)
+            d = ep.dispatch(x, ids)
+            ep.combine(FakeTensor(address + 0x8000, (ep.capacity, 64), bfloat16), d, weights)
+
+        for i in range(8):
+            a_round_at(0x10000 * (1 + i))
+        failed = []
+
+        def backward():
+            try:
+                a_round_at(0x200000)
+            except Exception as e:
+                failed.append(e)
+
+        thread = threading.Thread(target=backward)
+        thread.start()
+        thread.join()
+        assert not failed, failed
+        driver.native_calls.clear()
+        driver.capture = 5                  # nothing is copied into memory that calls take in turn
+        a_round_at(0x300000)
+        assert "cuMemcpyHtoDAsync" not in driver.native_calls and "cuLaunchKernel" not in driver.native_calls
+        driver.capture = 0
+        for i in range(4):                  # results lie elsewhere since, which is to be learned first
+            driver.native_calls.clear()
+            a_round_at(0x400000 + 0x10000 * i)
+        assert driver.native_calls.count("cuMemcpyHtoDAsync") == 2
+
+
+def check_launches_on_another_stream_are_not_made_of_earlier_ones():
+    machine, driver = counted_machine(1, 0)
+    kernel = device.kernel(max_threads=64)(lambda params, num_tokens, my_rank: None)
+    streams, block = [machine.stream(handle=handle) for handle in (STREAM, STREAM + 1)], np.zeros(3, np.uint64)
+
+    def flat(*on):
+        with machine.recording() as launches:
+            for stream in on:
+                machine.launch(kernel, 1, 64, (1, 2, 3), stream=stream)
+        return machine.flat(launches, len(on) * [block])
+
+    slots = machine.slots(2, flat(streams[0]))
+    assert slots.serve(flat(streams[0], streams[0])) and not slots.serve(flat(streams[1])) and flat(*streams) is None
+
+
+def check_memory_for_parameters_is_used_again_and_its_calls_forgotten():
+    from epmoe.host import elsewhere
+
+    elsewhere.N_SLOTS = 4
+    with at_hand() as (ep, driver, _):
+        layers = [tensors(0x10000 * (1 + i)) for i in range(9)]
+        for _ in range(4):
+            for x, ids, weights in layers:
+                driver.launches.clear()
+                d = ep.dispatch(x, ids)
+                (_, _, _, _, params, *_), = driver.launches
+                assert x.data_ptr() in driver.memory_at(params).view(np.uint64)[:24], "parameters of another call"
+                ep.combine(d.output_tokens, d, weights)
+                del d
+        slots = [slot for starts in ep._steady._dispatches.values() for _, slot in starts.values() if slot is not None]
+        assert 0 < len(slots) <= 4
+
+
+if __name__ == "__main__":
+    for check in sys.argv[1:]:
+        print(check, flush=True)
+        globals()[check]()
