@@ -34,7 +34,7 @@ if SIM:
     from .sim.words import DTYPES as _DTYPES, WORDS as _WORDS
     machine = SimMachine
 else:
-    from .gpu_kernel import device_fn, kernel
+    from .gpu_decorators import device_fn, kernel
     from .gpu_machine import GpuMachine
     from .gpu_ops import DTYPES as _DTYPES, WORDS as _WORDS
     machine = GpuMachine

@@ -1,4 +1,4 @@
-"""Kernels and device functions on the GPU: compiled by Numba, at the first launch or to PTX without a GPU."""
+"""Kernels on the GPU: compiled by Numba, at the first launch or to PTX without a GPU."""
 import contextlib
 import types as _types
 
@@ -24,25 +24,6 @@ def _as_if_on(cc):
         yield
     finally:
         _dispatcher.get_current_device, _devices.get_context = saved
-
-
-def device_fn(fn):
-    """Decorator for functions that kernels call; always inlined."""
-    return cuda.jit(device=True, forceinline=True)(fn)
-
-
-def kernel(fn=None, *, max_threads=1024, shmem=False):
-    """Decorator for entry points: fn(params: u64, num_tokens: i32, my_rank: i32), at most max_threads a block.
-
-    fn may take more arguments, u64 each: what it needs before it can have read its parameters. shmem: it uses words of
-    epmoe.device.shmem.
-    """
-    if fn is None:
-        return lambda f: kernel(f, max_threads=max_threads, shmem=shmem)
-    if shmem:
-        from .shmem_kernel import ShmemKernel
-        return ShmemKernel(fn, max_threads)
-    return Kernel(fn, max_threads)
 
 
 def _current_cc():
