@@ -14,9 +14,9 @@ from epmoe_ref.formats.scale_layout import transposed
 from epmoe.check.causes import explained
 from epmoe.check.compare import array, same_type
 from epmoe.check.count_causes import COUNT_CAUSES, counts_are_wrong, offsets_of, same
-from epmoe.check.difference import bits
-from epmoe.check.number_causes import FLUSHED, NAN_LOST, PAYLOAD_CAUSES, SCALE_CAUSES
-from epmoe.check.places import Places, layout, packed, places_of
+from epmoe.check.number_causes import FLUSHED, NAN_LOST, SCALE_CAUSES
+from epmoe.check.places import Places, layout, places_of
+from epmoe.check.row_causes import ROW_CAUSES, same_up_to_segments
 
 
 @dataclass(frozen=True)
@@ -124,15 +124,7 @@ def _global_ids(suspect):
 
 def _columns_swapped(suspect):
     got, want = suspect.both("src_info")
-    return _same_up_to_segments(suspect.where.group * 2**20 + suspect.where.src_rank, got[:, ::-1], want)
-
-
-def _same_up_to_segments(segment, got, want):
-    """True if the rows of each segment are the same, in any order."""
-    if len(got) < len(segment):
-        return False
-    a, b = (np.column_stack([segment, x[:len(segment)].astype(np.int64)]) for x in (got, want))
-    return bool((a[np.lexsort(a.T[::-1])] == b[np.lexsort(b.T[::-1])]).all())
+    return same_up_to_segments(suspect.where.group * 2**20 + suspect.where.src_rank, got[:, ::-1], want)
 
 
 def _other_rank_order(suspect):
@@ -147,7 +139,7 @@ def _other_rank_order(suspect):
         key = np.where(where.src_rank >= 0, position[where.src_rank], n_src)
         rows = np.lexsort((key, where.group))       # the reference's rows in that order of ranks
         segment = where.group * 2**20 + key
-        if _same_up_to_segments(segment[rows], got, want[rows]):
+        if same_up_to_segments(segment[rows], got, want[rows]):
             return True
     return False
 
@@ -155,7 +147,7 @@ def _other_rank_order(suspect):
 def _ranks_mixed(suspect):
     """Each expert has its rows, in whatever order."""
     got, want = suspect.both("src_info")
-    return _same_up_to_segments(suspect.where.group, got, want)
+    return same_up_to_segments(suspect.where.group, got, want)
 
 
 def _tokens_counted_over_ranks(suspect):
@@ -164,74 +156,7 @@ def _tokens_counted_over_ranks(suspect):
     first = np.cumsum([0, *suspect.round.case.n_tokens])[:-1]
     shift = np.where(where.src_rank >= 0, first[where.src_rank], 0)
     local = got[:where.n_rows] - np.column_stack([shift, np.zeros_like(shift)])
-    return _same_up_to_segments(where.group * 2**20 + where.src_rank, local, want)
-
-
-def _stale_rows(suspect):
-    """Every row that is not the reference's is what the round before had left in that place."""
-    before = suspect.before("output_tokens")
-    if before is None:
-        return False
-    (got, want), where = suspect.both("output_tokens"), suspect.where
-    got = bits(got)[:where.n_rows]
-    expected = {key: row.tobytes() for key, row in zip(_keys(where, suspect.want), bits(want))}
-    wrong = [i for i, key in enumerate(_keys(where, suspect.got))
-             if where.src_rank[i] != -1 and got[i].tobytes() != expected.get(key)]
-    return all(i < len(before) and bits(before)[i].tobytes() == got[i].tobytes() for i in wrong)
-
-
-def _keys(where, result):
-    src_info = array(result, "src_info")[:where.n_rows]
-    rows = np.where(where.src_rank >= 0, 0, where.row_in_group)
-    return [tuple(key) for key in np.column_stack([where.group, where.src_rank, rows, src_info]).tolist()]
-
-
-def _payloads_alike(suspect, segment):
-    (got, want), real = suspect.both("output_tokens"), suspect.where.src_rank != -1
-    a, b = ([(s, row.tobytes()) for s, row in zip(segment[real], bits(x)[:len(real)][real])] for x in (got, want))
-    return sorted(a) == sorted(b)
-
-
-def _payload_in_segment(suspect):
-    return _payloads_alike(suspect, suspect.where.group * 2**20 + suspect.where.src_rank)
-
-
-def _payload_in_group(suspect):
-    return not _payload_in_segment(suspect) and _payloads_alike(suspect, suspect.where.group)
-
-
-def _payload_of_other_rank(suspect):
-    """Each row holds the token of that number of another source rank, always as many ranks further on."""
-    (got, want), where, inputs = suspect.both("output_tokens"), suspect.where, suspect.round.input_tokens
-    n, src_info = suspect.cfg.n_ranks, array(suspect.want, "src_info")
-    if suspect.cfg.token_format != "bf16" or suspect.cfg.skip_a2a:
-        return False
-    held = {(*key[:2], *key[3:]): row.tobytes()             # of (group, source rank, token, slot)
-            for key, row in zip(_keys(where, suspect.got), bits(got)[:where.n_rows])}
-    rows = [(int(where.group[i]), int(where.src_rank[i]), *map(int, src_info[i])) for i in where.routed()]
-    for shift in range(1, n):
-        sources = [inputs[(source + shift) % n] for _, source, _, _ in rows]
-        known = [(key, x) for key, x in zip(rows, sources) if key[2] < len(x)]      # others are where no token is
-        if known and all(held.get(key) == bits(x[key[2]]).tobytes() for key, x in known):
-            return True
-    return False
-
-
-def _nibbles_swapped(suspect):
-    if not packed(suspect.cfg):
-        return False
-    (got, want), where = suspect.both("output_tokens"), suspect.where
-    got = bits(got)[:where.n_rows]
-    swapped = (got >> np.uint8(4)) | (got << np.uint8(4))
-    segment = where.group * 2**20 + where.src_rank
-    return _same_up_to_segments(segment, swapped, bits(want))
-
-
-def _never_written(suspect):
-    (got, want), where = suspect.both("output_tokens"), suspect.where
-    got, want = bits(got)[:where.n_rows], bits(want)
-    wrong = (got != want).any(axis=1)
-    return len(np.unique(got[wrong])) == 1
+    return same_up_to_segments(where.group * 2**20 + where.src_rank, local, want)
 
 
 def _not_transposed(suspect):
@@ -269,15 +194,7 @@ CAUSES = {
         (MIXED, _ranks_mixed),
         ("tokens are counted over all ranks; the index is the one at the source rank", _tokens_counted_over_ranks),
         ("these are the rows of the round before", _from_before("src_info"))],
-    "output_tokens": [
-        ("stale rows: they hold what the round before left in their place", _stale_rows),
-        ("payload and src_info of a segment's rows do not belong together: rows were moved without their src_info, or "
-         "slots given out in another order than the payload's", _payload_in_segment),
-        ("the payloads of an expert's rows are in another order of source ranks than their src_info",
-         _payload_in_group),
-        ("each row holds the token of that number of another source rank", _payload_of_other_rank),
-        ("the two fp4 codes of each byte are swapped: the even column is in the low nibble", _nibbles_swapped),
-        ("all bytes of the wrong rows are alike: they were never written", _never_written), *PAYLOAD_CAUSES],
+    "output_tokens": ROW_CAUSES,
     "output_scales": [
         ("the scales are not transposed: row-major [rows, hidden / 128]", _not_transposed),
         ("the scales are row-major, not in this format's layout", _not_tiled), *SCALE_CAUSES],
