@@ -5,7 +5,7 @@ A file for each number of GPUs; what a file does not have is left empty, and wha
 
 import sys
 
-from benchmarks import pages, results, shapes, targets
+from benchmarks import pages, results, targets
 from benchmarks.readme_table import of_kernels
 
 MODEL = 7168, 256       # the hidden size and the experts that targets are about
