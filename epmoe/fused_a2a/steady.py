@@ -138,6 +138,7 @@ class SteadyCalls:
                     and list(map(getrefcount, last.objects)) == last.counts):
                 break
         else:
+            last = None         # its memory may be needed
             last = self._lend(kind, form, known.rows)
             if last is None:
                 return self._general(known)
@@ -193,9 +194,14 @@ class SteadyCalls:
 
     def _lend(self, kind, form, rows):
         """The _Last of new results; None if there is no room."""
+        by_rows, lenders = None, form.memory
+        if callable(lenders):
+            by_rows, lenders = rows, lenders(*rows)
         kept, is_small = self._last.get(kind, ()), kind in SMALL
-        others = self._last[kind] = [one for one in kept if is_small or one.form is form][:AT_ONCE - 1]
-        lenders = form.memory(*rows) if callable(form.memory) else form.memory
+        # those of other numbers of rows give their memory back before this one needs some
+        others = self._last[kind] = [one for one in kept if is_small or one.form is form
+                                     and one.rows == by_rows][:AT_ONCE - 1]
+        del kept
         loans = [memory.lend() for memory in lenders]
         if None in loans:
             loans = None

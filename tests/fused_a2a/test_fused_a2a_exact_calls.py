@@ -144,6 +144,19 @@ def test_exact_dispatches_by_expert_start_again_whatever_number_of_rows_comes(gr
     assert len(seen) > 3 and general[0] == 5 and not any(general[-3:]), (seen, general)
 
 
+def test_results_of_other_numbers_of_rows_give_their_memory_back(group):
+    """What nobody looks at any more is kept for a call of as many rows; the others have its memory."""
+    rng, given = np.random.default_rng(11), [OnDevice(group.machine, a.copy()) for a in HYBRID[:3]]
+    for _ in range(3):
+        exact_round_by_expert(group, given, rng)
+    buffer, lent, seen = buffers.hybrid_ep_buffer(group), [], set()
+    for _ in range(8):
+        n = exact_round_by_expert(group, given, rng)
+        lent.append([(loan.fields["x"].shape[0], n) for last in buffer.steady._last["expand"] for loan in last.loans])
+        seen.add(n)
+    assert len(seen) > 3 and all(rows == n for of_call in lent for rows, n in of_call), lent
+
+
 @pytest.mark.parametrize("one_round, arrays, sender", [
     (exact_round, ROWS, rows), (exact_round_by_expert, HYBRID[:3], expanding)], ids=["rows", "hybrid"])
 def test_without_room_a_dispatch_that_started_again_is_sent_again(group, one_round, arrays, sender, monkeypatch):
