@@ -38,7 +38,7 @@ class _Inputs:
     def __init__(self, world, spoilt=False):
         self.world, self.rng = world, np.random.default_rng(11)
         experts = [e for e in range(world.n_experts - 1) if e % world.local >= world.from_expert]
-        self.ids = [np.array([self.rng.permutation(experts)[:world.top_k] for _ in range(n)], np.int64)
+        self.ids = [np.array([self.rng.permutation(experts)[:world.top_k] for _ in range(n)], world.id_dtype)
                     .reshape(n, world.top_k) for n in world.tokens]
         for ids in self.ids:
             ids[self.rng.random(ids.shape) < 0.15] = -1
@@ -208,7 +208,7 @@ class RowsRun:
         """Run the world's rounds with the edited kernels; raises what notices the edit."""
         blocks, threads = self.world.shape
         with self._edited():
-            buffer = Buffer(self.local, launch=LaunchConfig(blocks, threads), timeout=TIMEOUT)
+            buffer = Buffer(self.local, launch=LaunchConfig(blocks, threads, trace=self.world.trace), timeout=TIMEOUT)
             buffer.knows_all_ranks = not self.world.asks
             try:
                 if not self.world.bad_ids:

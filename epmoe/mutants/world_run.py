@@ -20,6 +20,7 @@ class WorldRun:
         self.world, self.cfg, self.kernels = world, world.cfg, kernels
         self.machine = device.machine(self.cfg.n_ranks, seed=seed, racecheck=racecheck, n_sms=8,
                                       expire_waits=world.fails, **simulation)
+        self.machine.slow_ranks = world.slow
         self.format = formats.of(self.cfg)
         self.ranks = [r for r in range(self.cfg.n_ranks) if r not in world.absent]
         self.streams = {r: self.machine.stream(r) for r in self.ranks}

@@ -18,7 +18,7 @@ class World:
     unreduced: combine without router weights. swiglu: its kernel runs too. bad_ids: ids out of range and repeated ones
     in device memory. absent: ranks that never launch anything, so that the others' waits must expire. stuck: before
     this half of the first round ("dispatch", "combine") a word of `finished` is spoilt on rank 0, so that rank 1 waits
-    for its signal in vain (expired.py).
+    for its signal in vain (expired.py). slow: ranks that are far slower than the others.
     """
 
     name: str
@@ -34,6 +34,7 @@ class World:
     elsewhere: bool = False
     absent: tuple = ()
     stuck: str = ""
+    slow: tuple = ()
 
     @property
     def fails(self):
@@ -57,7 +58,7 @@ class RowsWorld:
     asks: as where ranks are processes, nobody knows before the first call how much room the others' tokens take.
     bad_ids: ids of rows that are no expert's, and repeated ones, as only device memory may hold them. absent: as in
     World. pairs: tokens are pairs of e4m3 values and scales. dtype: of what is summed first. from_expert: a rank's
-    experts below it get nothing.
+    experts below it get nothing. trace: with stamps.
     """
 
     name: str
@@ -82,6 +83,8 @@ class RowsWorld:
     pairs: bool = False
     dtype: str = "bfloat16"
     from_expert: int = 0
+    id_dtype: str = "int64"
+    trace: bool = False
 
     @property
     def n_ranks(self):
@@ -133,6 +136,7 @@ ONE = dict(n_ranks=2, n_experts=4, top_k=1)
 FAR = dict(n_ranks=2, n_experts=4, top_k=3, hidden=16, max_tokens_per_rank=5, p2p_world_size=1, use_shmem=True)
 FAR_AND_NEAR = FAR | dict(n_ranks=4, n_experts=8, p2p_world_size=2)
 ROUNDS = ((5, 3), (0, 5), (4, 4))
+SIX = ((1, 2), (0, 1), (2, 0), (0, 0), (3, 1), (1, 2))
 
 WORLDS = {w.name: w for w in (
     World("split", PLAIN, ROUNDS, swiglu=True),
@@ -252,6 +256,26 @@ WORLDS = {w.name: w for w in (
     RowsWorld("few pairs, no memory left", "rows", tokens=(2, 1), hidden=128, pairs=True, on_device=True,
               full_heap=(1,)),
     RowsWorld("rows, three slots", "rows", tokens=(24, 13), top_k=3, hidden=8, shape=(3, 32), dtype="float16"),
+    RowsWorld("rows with stamps", "rows", id_dtype="int32", trace=True),
+    RowsWorld("few rows with stamps, late", "rows", tokens=(2, 1), shape=(3, 64), id_dtype="int32", trace=True,
+              slow=(0,)),
+    RowsWorld("hybrid, absent peer", "hybrid", limit=16, absent=(1,)),
+    RowsWorld("hybrid with stamps, late", "hybrid", tokens=(4, 3), limit=18, trace=True, slow=(1,), dtype="float16"),
+    RowsWorld("rows in parts, late", "rows", tokens=(5, 2), hidden=1032, slow=(0,)),
+    RowsWorld("few rows, absent peer", "rows", tokens=(2, 1), absent=(1,)),
+    RowsWorld("rows, 32 slots", "rows", tokens=(7, 1), top_k=32, local=17, hidden=8, shape=(3, 32)),
+    World("six rounds, a late rank, split", PLAIN, SIX, slow=(0,)),
+    World("six rounds, a late rank, fused", PLAIN, SIX, fused=True, shape=(4, 64), slow=(1,)),
+    World("few tokens, six rounds, a late rank", PLAIN, SIX, fused=True, shape=(5, 64), few=True, slow=(1,)),
+    World("eight ranks", dict(n_ranks=8, n_experts=16, top_k=3, hidden=8, max_tokens_per_rank=3),
+          ((1, 0, 3, 2, 0, 1, 0, 2), (0, 1, 2, 0, 0, 3, 1, 1)), fused=True, shape=(4, 32),
+          constants={"few_tokens.MOST_TOKENS": 0}),
+    PublicWorld("32 slots", dict(n_ranks=2, n_experts=34, top_k=32, hidden=8, max_tokens_per_rank=3), ((3, 1),)),
+    PublicWorld("rows in pieces, fp32", PIECES | dict(combine_dtype="fp32", top_k=3), ((3, 2),), shape=(3, 128)),
+    PublicWorld("skip_a2a, unreduced fp16", PLAIN | dict(skip_a2a=True, combine_dtype="fp16"), ((4, 4),),
+                weights="none", fused=False),
+    PublicWorld("shared expert of fp32 by functions", SHARED | dict(combine_dtype="fp32", token_format="mxfp4_rows"),
+                ((6, 2),), weights="array", epilogue=True),
     PublicWorld("fp32 by functions", PLAIN | dict(combine_dtype="fp32"), ((5, 3),), weights="function", epilogue=True,
                 fused=False),
     PublicWorld("fp16 and an epilogue", PLAIN | dict(combine_dtype="fp16", top_k=4), ((5, 3),), epilogue=True),
