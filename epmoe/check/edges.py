@@ -64,3 +64,17 @@ def edge_outputs(outputs, seeds, token, slot):
     for kind, values in fillings.items():
         values = np.broadcast_to(values, (*slot.shape, 16))[..., None, :].astype(outputs.dtype)
         groups[...] = np.where((kinds == np.uint64(kind))[..., None], values, groups)
+
+
+def edge_rows(rows, row_of, seed):
+    """Copies of rows, over ranks bf16 [P, hidden], with edges in the same columns of all rows of a token.
+
+    row_of: over source ranks, int [T, n]: rows of a token, -1 for none; column c's lie on rank c * ranks // n.
+    """
+    out = [r.copy() for r in rows]
+    for src_rank, of_token in enumerate(row_of):
+        for token, columns in enumerate(of_token >= 0):
+            for slot, column in enumerate(np.flatnonzero(columns)):
+                row = out[int(column) * len(rows) // of_token.shape[1]][of_token[token, column]]
+                edge_outputs(row, random_bits.stream(seed, src_rank, token), token, slot)
+    return out

@@ -7,6 +7,7 @@ import numpy as np
 from epmoe.check import compare_hybrid, random_bits
 from epmoe.check.calls import call, first_found, over_ranks
 from epmoe.check.cancelling import cancelling
+from epmoe.check.edges import edge_rows, edge_tokens
 from epmoe.check.made_arrays import GRAD_OUT, GRAD_PROBS, GRAD_X, PROBS, RETURNED, made
 from epmoe.check.rows import ROUTING, X
 from epmoe_ref import fused_a2a
@@ -27,6 +28,7 @@ class HybridCase:
     hidden: int = 128
     with_probs: bool = True
     rounds: int = 2
+    edges: bool = False     # numbers at which arithmetic differs, in x and in what the experts return
 
     def needs(self):
         """The options that an implementation must serve: a set of names."""
@@ -39,7 +41,9 @@ class HybridCase:
 
     def x(self, round_):
         """bf16 [T, H] over ranks."""
-        return [made("bf16", self.seed, round_, X, rank, (n, self.hidden)) for rank, n in enumerate(self.n_tokens)]
+        plain = [made("bf16", self.seed, round_, X, rank, (n, self.hidden)) for rank, n in enumerate(self.n_tokens)]
+        return [edge_tokens(x, random_bits.stream(self.seed, rank)) for rank, x in enumerate(plain)] if self.edges \
+            else plain
 
     def routing_map(self, round_):
         """bool [T, E] over ranks."""
@@ -57,14 +61,15 @@ class HybridCase:
         return [np.abs(made("fp32", self.seed, round_, PROBS, rank, (n, self.n_experts)))
                 for rank, n in enumerate(self.n_tokens)] if self.with_probs else None
 
-    def like_rows(self, round_, use, hidden):
+    def like_rows(self, round_, use, handle, hidden):
         """bf16 in the shape of dispatched_hidden, over ranks: what the experts return, or the gradient of the rows."""
-        return [made("bf16", self.seed, round_, use, rank, rows.shape) for rank, rows in enumerate(hidden)]
+        rows = [made("bf16", self.seed, round_, use, rank, rows.shape) for rank, rows in enumerate(hidden)]
+        return edge_rows(rows, handle.row_of, self.seed) if self.edges and use == RETURNED else rows
 
     def telling_rows(self, round_, use, handle, hidden):
         """like_rows, with NaN where no token is; after the first round, whose rows the golden vector has, sums show
         their order."""
-        rows = self.like_rows(round_, use, hidden)
+        rows = self.like_rows(round_, use, handle, hidden)
         if round_:
             rows = cancelling(rows, handle.row_of, self.n_local_experts, self.seed + round_)
         return [np.where((token < 0)[:, None], np.array(np.nan, of.dtype), of)
@@ -94,6 +99,7 @@ def cases(n_ranks=4):
         ("two p2p worlds", {"p2p_world_size": n_ranks // 2}), ("without probs", {}, dict(with_probs=False)),
         ("no tokens at all", {"pad_multiple": 8}, dict(n_tokens=(0,) * n_ranks)),
         ("every expert", {}, dict(top_k=3 * n_ranks)),
+        ("bf16 at the edges of its numbers", {}, dict(n_tokens=(8,) * n_ranks, rounds=1, edges=True)),
     ]
     made_cases = [HybridCase(name, 300 + i, options, **dict(n_tokens=n_tokens) | dict(*more))
                   for i, (name, options, *more) in enumerate(listed)]

@@ -9,6 +9,7 @@ from epmoe.check.calls import call, first_found, over_ranks
 from epmoe.check.cancelling import cancelling
 from epmoe.check.compare_rows import (compare_combined_rows, compare_received, compare_rows_back,
                                       compare_slot_gradients)
+from epmoe.check.edges import edge_rows, edge_tokens
 from epmoe.check.made_arrays import GRAD_OUT, GRAD_PROBS, GRAD_X, made
 from epmoe_ref import fused_a2a
 
@@ -27,11 +28,14 @@ class RowsCase:
     hidden: int
     routing: str = "spread"
     rounds: int = 2
+    edges: bool = False     # numbers at which arithmetic differs, in x and in what the experts return
 
     def x(self, round_):
         """bf16 [T, H] over ranks."""
-        return [random_bits.floats("bf16", random_bits.stream(self.seed, round_, X, rank, np.arange(n)), self.hidden)
-                for rank, n in enumerate(self.n_tokens)]
+        plain = [random_bits.floats("bf16", random_bits.stream(self.seed, round_, X, rank, np.arange(n)), self.hidden)
+                 for rank, n in enumerate(self.n_tokens)]
+        return [edge_tokens(x, random_bits.stream(self.seed, rank)) for rank, x in enumerate(plain)] if self.edges \
+            else plain
 
     def token_indices(self, round_):
         """int64 [T, K] over ranks."""
@@ -64,10 +68,11 @@ class RowsCase:
         return [made("bf16", self.seed, round_, GRAD_OUT, rank, (n, self.hidden))
                 for rank, n in enumerate(self.n_tokens)]
 
-    def returned(self, round_, rank, rows):
-        """What the experts of a rank made of its rows: bf16 [N, hidden]."""
-        return random_bits.floats("bf16", random_bits.stream(self.seed, round_, RETURNED, rank, rows[:, 0], rows[:, 1]),
-                                  self.hidden)
+    def returned(self, round_, handle):
+        """What the experts made of the rows of the reference's handle: bf16 [N, hidden] over ranks."""
+        rows = [random_bits.floats("bf16", random_bits.stream(self.seed, round_, RETURNED, rank, *of_rows), self.hidden)
+                for rank, of_rows in enumerate(zip(handle.src_rank, handle.src_token))]
+        return edge_rows(rows, handle.row_of, self.seed) if self.edges else rows
 
 
 def cases(n_ranks=4):
@@ -81,7 +86,9 @@ def cases(n_ranks=4):
         ("no slot has an expert", uneven, n, min(4, n), 128, "dropped"), ("a hot expert", uneven, n, 2, 128, "hot"),
         ("one slot", uneven, n, 1, 256), ("as many slots as experts", uneven, n, n, 128),
     ]
-    return [RowsCase(entry[0], seed, *entry[1:]) for seed, entry in enumerate(listed)]
+    return [*(RowsCase(entry[0], seed, *entry[1:]) for seed, entry in enumerate(listed)),
+            RowsCase("bf16 at the edges of its numbers", len(listed), (8,) * n_ranks, n, min(4, n), 128, rounds=1,
+                     edges=True)]
 
 
 def run_case(implementation, case, ranks, not_given):
@@ -108,7 +115,7 @@ def _steps(implementation, world, case, ranks, round_, not_given):
     yield changed + [d for rank in ranks.here for d in compare_received(
         rank, rows[rank], [part[rank] for part in got], [part[rank] for part in want])]
 
-    returned = [case.returned(round_, rank, r) for rank, r in enumerate(rows)]
+    returned = case.returned(round_, handle_want)
     if round_:      # in the first round they are the golden vector's
         returned = cancelling(returned, handle_want.row_of, 1, case.seed + round_)
     combined_want = fused_a2a.combine_forward(returned, handle_want)

@@ -6,7 +6,7 @@ import numpy as np
 
 from epmoe.check.cases import cases, epilogue_args
 from epmoe.check.experts import Round
-from epmoe.vectors.files import Array, file_name
+from epmoe.vectors.files import Array, file_name, one_nan
 from epmoe_ref.config import EPConfig
 
 N_RANKS = 4
@@ -29,6 +29,7 @@ def _about(case):
 def _arrays(case):
     round_ = Round(case, 0, range(N_RANKS), None)
     want, (outputs, combined) = round_.dispatched_want, round_.reference_combine()
+    combined = one_nan(combined)
     arrays = []
     for rank in range(N_RANKS):
         arrays += [Array("input_tokens", "input", rank, round_.input_tokens[rank]),
@@ -43,10 +44,5 @@ def _arrays(case):
         if case.epilogue:
             scale, bias = (a[rank] for a in epilogue_args(N_RANKS))
             arrays.append(Array("epilogue_args", "input", rank, np.array([scale, bias])))
-        arrays.append(Array("combined", "output", rank, _one_nan(combined[rank])))
+        arrays.append(Array("combined", "output", rank, combined[rank]))
     return arrays
-
-
-def _one_nan(sums):
-    """The same with one NaN, the positive one: which one a sum gives depends on the machine."""
-    return np.where(np.isnan(sums), np.array(np.nan, sums.dtype), sums)

@@ -45,6 +45,11 @@ def file_name(family, case):
     return "_".join([family, *words])
 
 
+def one_nan(sums):
+    """Sums, over ranks, with one NaN, the positive one: which one a sum gives depends on the machine."""
+    return [np.where(np.isnan(of_rank), np.array(np.nan, of_rank.dtype), of_rank) for of_rank in sums]
+
+
 def write(folder, name, about, arrays):
     """NAME.bin, NAME.json and NAME.npz in folder; about is a dict of plain values that the manifest repeats."""
     folder, blob, lines = Path(folder), bytearray(), []

@@ -1,10 +1,8 @@
 """Vectors of fused_a2a: rows of FusedDispatch and expert-major rows of HybridEPDispatch, forward and backward."""
 
-import numpy as np
-
 from epmoe.check import hybrid, rows
 from epmoe.check.made_arrays import GRAD_X, RETURNED
-from epmoe.vectors.files import Array, file_name
+from epmoe.vectors.files import Array, file_name, one_nan
 from epmoe_ref import fused_a2a
 
 N_RANKS = 4
@@ -26,8 +24,7 @@ def vectors():
 def _rows_arrays(case):
     x, ids, probs = case.x(0), case.token_indices(0), case.token_probs(0)
     recv_x, recv_ids, recv_probs, counts, handle = fused_a2a.dispatch_forward(x, ids, probs, case.n_experts)
-    pairs = [np.stack(pair, axis=1) for pair in zip(handle.src_rank, handle.src_token)]
-    returned = [case.returned(0, rank, rows_) for rank, rows_ in enumerate(pairs)]
+    returned = case.returned(0, handle)
     grad_rows, grad_row_probs = case.gradients(0, recv_x, recv_ids)
     grad_x, grad_probs = fused_a2a.dispatch_backward(handle, grad_rows, grad_row_probs)
     grad_combined = case.gradients_of_combined(0)
@@ -36,7 +33,7 @@ def _rows_arrays(case):
                    grad_recv_token_probs=grad_row_probs, grad_combined_x=grad_combined),
         expert=dict(returned_x=returned),
         output=dict(recv_x=recv_x, recv_token_indices=recv_ids, recv_token_probs=recv_probs, tokens_per_expert=counts,
-                    combined_x=fused_a2a.combine_forward(returned, handle), grad_x=grad_x, grad_token_probs=grad_probs,
+                    combined_x=one_nan(fused_a2a.combine_forward(returned, handle)), grad_x=grad_x, grad_token_probs=grad_probs,
                     grad_returned_x=fused_a2a.combine_backward(handle, grad_combined)))
 
 
@@ -44,7 +41,7 @@ def _hybrid_arrays(case):
     x, routing_map, probs = case.x(0), case.routing_map(0), case.probs(0)
     hidden, row_probs, scales, counts, handle = fused_a2a.hybrid_dispatch_forward(
         x, routing_map, probs, case.n_local_experts, **case.options)
-    returned, grad_hidden = case.like_rows(0, RETURNED, hidden), case.like_rows(0, GRAD_X, hidden)
+    returned, grad_hidden = (case.like_rows(0, use, handle, hidden) for use in (RETURNED, GRAD_X))
     grad_row_probs = case.gradients_of_probs(0, hidden)
     grad_x, grad_probs = fused_a2a.hybrid_dispatch_backward(handle, grad_hidden, grad_row_probs)
     grad_combined = case.gradients_of_combined(0)
@@ -54,8 +51,8 @@ def _hybrid_arrays(case):
         expert=dict(returned_x=returned),
         output=dict(dispatched_hidden=hidden, dispatched_probs=row_probs, dispatched_scaling_factor=scales,
                     tokens_per_expert=counts, overflow=handle.overflow,
-                    combined_x=fused_a2a.hybrid_combine_forward(returned, handle), grad_x=grad_x, grad_probs=grad_probs,
-                    grad_returned_x=fused_a2a.hybrid_combine_backward(handle, grad_combined)))
+                    combined_x=one_nan(fused_a2a.hybrid_combine_forward(returned, handle)), grad_x=grad_x,
+                    grad_probs=grad_probs, grad_returned_x=fused_a2a.hybrid_combine_backward(handle, grad_combined)))
 
 
 def _arrays(**sides):

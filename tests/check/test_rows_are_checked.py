@@ -26,6 +26,7 @@ def changed(**functions):
     return Changed
 
 
+@np.errstate(invalid="ignore")
 def bf16_sum(x, handle, combined):
     result = []
     for src_rank, rows in enumerate(handle.row_of):
@@ -37,6 +38,7 @@ def bf16_sum(x, handle, combined):
     return result
 
 
+@np.errstate(invalid="ignore")
 def descending_sum(x, handle, combined):
     result = []
     for src_rank, rows in enumerate(handle.row_of):
