@@ -54,7 +54,7 @@ def dirty_padding(handle, rank, a):
 
 def summed(once=False, descending=False):
     """combine's sums: in float32 and rounded once, or experts descending."""
-    @np.errstate(invalid="ignore")
+    @np.errstate(all="ignore")
     def sums(x, handle):
         out = []
         for row_of in handle.row_of:

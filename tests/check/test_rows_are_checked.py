@@ -26,7 +26,7 @@ def changed(**functions):
     return Changed
 
 
-@np.errstate(invalid="ignore")
+@np.errstate(all="ignore")
 def bf16_sum(x, handle, combined):
     result = []
     for src_rank, rows in enumerate(handle.row_of):
@@ -38,7 +38,7 @@ def bf16_sum(x, handle, combined):
     return result
 
 
-@np.errstate(invalid="ignore")
+@np.errstate(all="ignore")
 def descending_sum(x, handle, combined):
     result = []
     for src_rank, rows in enumerate(handle.row_of):
