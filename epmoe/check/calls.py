@@ -5,6 +5,7 @@ import numpy as np
 from epmoe.check.difference import Difference
 
 
+@np.errstate(all="ignore")      # some cases overflow, and have NaN, on purpose
 def call(implementation, ranks, function, arguments, *more, **options):
     """(results, differences) of one call.
 

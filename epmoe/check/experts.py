@@ -95,6 +95,7 @@ class Round:
                                       topk_ids=self.topk_ids[rank])
         return changed + combine_causes.with_causes(self, found)
 
+    @np.errstate(all="ignore")      # some cases overflow, and have NaN, on purpose
     def _call(self, function, arguments, options, per_rank):
         """(differences of inputs that were written to, results over ranks); inputs are copies of ours."""
         given = [[_copy(x) for x in argument] if argument is not None else None for argument in arguments]
