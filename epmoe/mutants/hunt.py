@@ -12,17 +12,18 @@ from epmoe.mutants import edited_kernels
 from epmoe.mutants.edit import Edit
 from epmoe.mutants.errors import Leftover, WrongResult
 from epmoe.mutants.marks import NAME, marked_lines, marked_tokens
+from epmoe.mutants.swiglu_run import SwigluRun
 from epmoe.mutants.tokens import entrances, for_importers, imports_of, mutants_of, names_in
 from epmoe.mutants.pairs import seen_in, slips_of_pairs
 from epmoe.mutants.public_run import PublicRun
 from epmoe.mutants.rows_run import RowsRun
 from epmoe.mutants.slips import Slip, slips_of
 from epmoe.mutants.world_run import WorldRun
-from epmoe.mutants.worlds import WORLDS, PublicWorld, RowsWorld, World
+from epmoe.mutants.worlds import WORLDS, PublicWorld, RowsWorld, SwigluWorld, World
 
 KILLS = {RaceError: "race", DeadlockError: "hang", OutOfBoundsError: "bounds", WrongResult: "wrong",
          Leftover: "leftover", EPError: "error"}
-RUNS = {World: WorldRun, RowsWorld: RowsRun, PublicWorld: PublicRun}
+RUNS = {World: WorldRun, RowsWorld: RowsRun, PublicWorld: PublicRun, SwigluWorld: SwigluRun}
 SEEDS = 3
 FEW = 2                 # edits by hand
 

@@ -58,7 +58,7 @@ class RowsWorld:
     asks: as where ranks are processes, nobody knows before the first call how much room the others' tokens take.
     bad_ids: ids of rows that are no expert's, and repeated ones, as only device memory may hold them. absent: as in
     World. pairs: tokens are pairs of e4m3 values and scales. dtype: of what is summed first. from_expert: a rank's
-    experts below it get nothing. trace: with stamps.
+    experts below it get nothing. trace: with stamps. stale: relaxed loads give older values, as long as they may.
     """
 
     name: str
@@ -85,6 +85,7 @@ class RowsWorld:
     from_expert: int = 0
     id_dtype: str = "int64"
     trace: bool = False
+    stale: bool = False
 
     @property
     def n_ranks(self):
@@ -123,6 +124,20 @@ class PublicWorld:
     def cfg(self):
         """The EPConfig."""
         return EPConfig(**self.sizes)
+
+
+@dataclass(frozen=True, eq=False)
+class SwigluWorld:
+    """One world of the SwiGLU kernel (swiglu_run.py). groups: rows of each. limit: of the clamped variant."""
+
+    name: str
+    groups: tuple = (4, 0, 5)
+    width: int = 40
+    fp8: bool = False
+    limit: float | None = None
+    shared: bool = False
+    shape: tuple = (2, 64)
+    constants: dict = field(default_factory=dict)
 
 
 PLAIN = dict(n_ranks=2, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=5)
@@ -256,6 +271,11 @@ WORLDS = {w.name: w for w in (
     RowsWorld("few pairs, no memory left", "rows", tokens=(2, 1), hidden=128, pairs=True, on_device=True,
               full_heap=(1,)),
     RowsWorld("rows, three slots", "rows", tokens=(24, 13), top_k=3, hidden=8, shape=(3, 32), dtype="float16"),
+    RowsWorld("few pairs of a late rank", "rows", tokens=(2, 1), hidden=128, pairs=True, on_device=True, slow=(0,)),
+    RowsWorld("few pairs, stale loads", "rows", tokens=(1, 2), hidden=256, pairs=True, on_device=True, stale=True),
+    RowsWorld("few rows, stale loads", "rows", tokens=(2, 1), stale=True),
+    RowsWorld("rows, stale loads", "rows", stale=True),
+    RowsWorld("hybrid, stale loads", "hybrid", limit=16, pad=4, stale=True),
     RowsWorld("rows with stamps", "rows", id_dtype="int32", trace=True),
     RowsWorld("few rows with stamps, late", "rows", tokens=(2, 1), shape=(3, 64), id_dtype="int32", trace=True,
               slow=(0,)),
@@ -276,6 +296,10 @@ WORLDS = {w.name: w for w in (
                 weights="none", fused=False),
     PublicWorld("shared expert of fp32 by functions", SHARED | dict(combine_dtype="fp32", token_format="mxfp4_rows"),
                 ((6, 2),), weights="array", epilogue=True),
+    SwigluWorld("swiglu"),
+    SwigluWorld("swiglu, clamped, shared expert", limit=7.0, shared=True, width=264),
+    SwigluWorld("swiglu to fp8", fp8=True, width=640),
+    SwigluWorld("swiglu to fp8, clamped", fp8=True, width=128, limit=7.0),
     PublicWorld("fp32 by functions", PLAIN | dict(combine_dtype="fp32"), ((5, 3),), weights="function", epilogue=True,
                 fused=False),
     PublicWorld("fp16 and an epilogue", PLAIN | dict(combine_dtype="fp16", top_k=4), ((5, 3),), epilogue=True),
@@ -298,6 +322,11 @@ WORLDS = {w.name: w for w in (
     PublicWorld("very wide rows", ONE | dict(hidden=3592, max_tokens_per_rank=3), ((3, 2),), shape=(2, 32),
                 fused=False),
     PublicWorld("rows in pieces, few tokens", PIECES | dict(top_k=2), ((2, 3), (3, 1)), shape=(4, 128)),
+    PublicWorld("three runs in two pieces, few tokens", PIECES | dict(hidden=768, top_k=2), ((1, 0), (1, 1)),
+                shape=(4, 64)),
+    PublicWorld("five runs in three pieces", PIECES | dict(hidden=1288), ((2, 1),), shape=(3, 96), fused=False),
+    PublicWorld("five runs in three pieces of fp8", PIECES | dict(hidden=2432, token_format="fp8_blockwise"), ((2, 1),),
+                shape=(4, 96)),
     PublicWorld("with stamps, fused", PLAIN, ((5, 3),), launch=dict(trace=True)),
     PublicWorld("with stamps, split", PLAIN, ((5, 3),), launch=dict(trace=True), fused=False),
     PublicWorld("whole messages, fused", PLAIN, ROUNDS, launch=dict(shared_payloads=False)),
