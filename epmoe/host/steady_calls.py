@@ -8,8 +8,8 @@ differ, launches are made of earlier ones (elsewhere.py).
 
 It applies to dispatch and combine where a process has one rank, on a GPU, with arrays in device memory. The general
 way is for everything else: host arrays, whose contents are checked; expert outputs with as many rows as were received,
-a number that has to be asked for; arguments of functions; out= of dispatch; the first calls of a shape, type or
-option; calls that are captured into a CUDA graph; and virtual ranks, whose kernels need streams of their own.
+a number that has to be asked for; arguments of functions; the first calls of a shape, type or option; calls that are
+captured into a CUDA graph; and virtual ranks, whose kernels need streams of their own.
 
 A call has the result of one of the last two again, in the very same arrays, if it is of that form and nobody else
 refers to them nor to their memory: to lend the memory anew and to make arrays of it takes as long as all the rest.
@@ -23,13 +23,14 @@ from epmoe import device
 from epmoe.device.captures import CAPTURED
 from epmoe.host.arrays import DeviceArray, lent_again
 from epmoe.host.dispatch_phase import Sent
-from epmoe.host.dispatched import Dispatched
+from epmoe.host.dispatched import ARRAYS, Dispatched
 from epmoe.host.elsewhere import Elsewhere, Place
 from epmoe.host.looks import UNSEEN, look
 from epmoe.host.results import Results
 from epmoe.kernels import TokenArray
 
 MAX_REMEMBERED = 1024       # calls of one kind
+WRITTEN = ARRAYS[:-1]       # arrays of the caller that a dispatch may be written into; topk_ids are always lent
 NONE = None, None
 AT_ONCE = 2                 # results that are kept of each: calls often take turns in two memories
 
@@ -42,10 +43,10 @@ class _LastDispatch:
 
     __slots__ = ("address", "of_rank", "sent", "fields", "loan", "uses")
 
-    def __init__(self, n, loan, dispatched):
+    def __init__(self, n, loan, dispatched, results=None):
         self.address, self.loan = loan.buffer.address, loan
         # Nobody asks again where the caller's arrays were
-        self.of_rank = Sent(TokenArray(0, n), 0, 1.0, None, loan, Results(loan))
+        self.of_rank = Sent(TokenArray(0, n), 0, 1.0, None, loan, results or Results(loan))
         self.sent, self.fields = [self.of_rank], dispatched(self.of_rank).__dict__
 
     def dispatched(self):
@@ -104,26 +105,32 @@ class SteadyCalls:
         self._last_dispatches, self._last_combines = [], []
         self._elsewhere = Elsewhere(self._machine)
         self._made = {}             # (address of memory, tokens) -> result of a combine that is there
+        self._accepted = set()      # what arrays of the caller are like that dispatches were written into
         self._n_freed = self._launches = None
         if self.applies:
             self._machine.again([])         # compiles what that needs, before anybody waits for this rank
 
     def dispatch(self, input_tokens, topk_ids, input_scale, out):
         """The open round as a _LastDispatch, its kernel launched."""
-        if not self.applies or out is not None or not self._rounds.comes("dispatch"):
+        if not self.applies or not self._rounds.comes("dispatch"):
             return None
         if self._machine.n_freed != self._n_freed:
             self._forget(self._machine.n_freed)
-        key = _dispatch_key(input_tokens, topk_ids, input_scale)
+        key = _dispatch_key(input_tokens, topk_ids, input_scale, out)
         if key is UNSEEN:
             self._last_dispatches.clear()       # their memory can be lent again
             return None
         n = key[0][1][0]
-        for last in self._last_dispatches:
-            if last.serves(n):
-                break
+        if out is not None:
+            if _forms(key[-1]) not in self._accepted:
+                return None
+            last = self._dispatch_into(n, out)
         else:
-            last = self._lend_dispatch(n)
+            for last in self._last_dispatches:
+                if last.serves(n):
+                    break
+            else:
+                last = self._lend_dispatch(n)
         known, starts = self._latest_dispatch
         if known != key:
             starts = _starts(self._dispatches, key)
@@ -150,12 +157,20 @@ class SteadyCalls:
         self._last_dispatches[:] = last, *others
         return last
 
+    def _dispatch_into(self, n, out):
+        """A _LastDispatch, to be used once, whose results are arrays of the caller."""
+        loan = self._rank.dispatch_pool.lend()
+        results = Results(loan, self._machine, self._rank.rank, _arrays_of(out))
+        return _LastDispatch(n, loan, self._dispatched, results)
+
     def remember_dispatch(self, sent, input_tokens, topk_ids, input_scale, out):
         """The general way has launched this call."""
         self._kept_inputs = None
-        if self.applies and out is None and not self._rounds.capture:
-            key, loan = _dispatch_key(input_tokens, topk_ids, input_scale), sent[0].loan
+        if self.applies and not self._rounds.capture:
+            key, loan = _dispatch_key(input_tokens, topk_ids, input_scale, out), sent[0].loan
             if key is not UNSEEN:
+                if out is not None:
+                    self._accepted.add(_forms(key[-1]))
                 self._remember(_starts(self._dispatches, key), loan.buffer.address, *_of_dispatch(key, loan))
 
     def combine(self, sent, expert_outputs, d, router_weights, epilogue, arguments, out):
@@ -195,7 +210,8 @@ class SteadyCalls:
             return None
         if self._placing.placed:
             self._placing.let_go_of(self._outputs)
-        self._kept_outputs = router_weights, None if of_rank.loan.holds_address(key[0][0]) else expert_outputs
+        self._kept_outputs = (router_weights, None if of_rank.loan.holds_address(key[0][0]) else expert_outputs,
+                              of_rank.results.array("src_info") if of_rank.results.given else None)
         return out
 
     def _lend_combine(self, n, reduced):
@@ -221,8 +237,10 @@ class SteadyCalls:
         if not self.applies or arguments or self._rounds.capture:
             return
         key, lent = _combine_key(sent[0], expert_outputs, d, router_weights, epilogue, out), sent[0].loan
-        # With fewer rows than capacity the verdict follows from the round's row count as well.
-        if key is UNSEEN or key[0][1][0] != self._capacity or not all(map(lent.holds_address, key[1])):
+        # With fewer rows than capacity the verdict follows from the round's row count as well; what dispatch has
+        # written has memory for all rows, whosever it is.
+        if key is UNSEEN or key[0][1][0] != self._capacity or not all(
+                [lent.holds_address(at) or at == sent[0].results.address("src_info") for at in key[1]]):
             return
         loan, to = (reduction[0].results.loan, None) if out is None else (None, key[-1][0])
         self._remember(_starts(self._combines, key), loan.buffer.address if to is None else to,
@@ -291,8 +309,10 @@ def _starts(calls, key):
 
 def _of_dispatch(key, loan):
     """(the form of a dispatch, its Places)."""
-    x, ids, scale = key
-    return ("dispatch", x[1:], ids[1:], scale), (Place(x[0]), Place(ids[0]), _loaned(loan))
+    x, ids, scale, *to = key
+    to = to[0] if to else ()
+    places = [Place(one[0]) for one in (x, ids, *to)]
+    return ("dispatch", x[1:], ids[1:], scale, _forms(to)), (*places, _loaned(loan))
 
 
 def _of_combine(key, sent_loan, loan):
@@ -309,15 +329,30 @@ def _form(weights):
     return weights[1:] if type(weights) is tuple else weights
 
 
+def _forms(to):
+    return tuple([one[1:] for one in to])
+
+
 def _loaned(loan):
     return Place(loan.buffer.address, loan.buffer.nbytes)
 
 
-def _dispatch_key(input_tokens, topk_ids, input_scale):
+def _dispatch_key(input_tokens, topk_ids, input_scale, out):
     x, ids = look(input_tokens), look(topk_ids)
     if x is UNSEEN or ids is UNSEEN or type(input_scale) is not float:
         return UNSEEN
-    return x, ids, input_scale
+    if out is None:
+        return x, ids, input_scale
+    to = [(look(array), name) for name, array in _arrays_of(out).items()]
+    if any([seen is UNSEEN for seen, _ in to]):
+        return UNSEEN
+    return x, ids, input_scale, tuple([(*seen, name) for seen, name in to])
+
+
+def _arrays_of(out):
+    """{name: array} of a Dispatched that a dispatch is to be written into."""
+    given = {name: getattr(out, name, None) for name in WRITTEN}
+    return {name: array for name, array in given.items() if array is not None}
 
 
 def _combine_key(sent, expert_outputs, d, router_weights, epilogue, out):
@@ -348,8 +383,11 @@ def _places(sent, seen):
     for name, array in (("src_info", src_info), ("topk_ids", topk_ids)):
         if array is None:
             array = sent.array(name)
-        if type(array) is not DeviceArray or array.strides is not None:
+        if type(array) is DeviceArray and array.strides is None:
+            places += (array.address,)
+        elif sent.results.given and array is sent.results.array(name) and look(array) is not UNSEEN:
+            places += (sent.results.address(name),)
+        else:
             return UNSEEN
-        places += (array.address,)
     usual = loan.address("src_info"), loan.address("topk_ids")
     return (loan.buffer.address,) if places == usual else places

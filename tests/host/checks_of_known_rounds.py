@@ -6,12 +6,14 @@
 import sys
 import threading
 
-from counted_driver import FakeTensor, bfloat16, counted_machine, float32, int32, int64
+from counted_driver import FakeDtype, FakeTensor, bfloat16, counted_machine, float32, int32, int64
 from counted_rounds import a_round, fails, since, words_at
 from host_cost import STREAM, at_hand, python_calls, tensors
 
-from epmoe import EPConfig, EPStateError, EPValueError, ExpertParallel, LocalWorld, device
+from epmoe import DeviceArray, Dispatched, EPConfig, EPStateError, EPValueError, ExpertParallel, LocalWorld, device
+from epmoe.host.dispatched import ARRAYS
 
+uint32 = FakeDtype("uint32")
 MOST_PYTHON_CALLS = {"dispatch": 18, "combine": 19}     # of Python functions, the tensors' own among them
 
 
@@ -67,6 +69,39 @@ def check_the_fast_way_launches_what_the_general_way_launches():
                 assert not rounds[-1][1], rounds[-1][1]
                 seen.append(relative)
         assert seen[0] == seen[1]
+
+
+def check_rounds_written_into_the_callers_arrays_are_known_too():
+    """out= of both calls: known launches only, with the words of the general way, also for arrays that are new."""
+    def round_at(ep, at, x, ids, weights):
+        written = [("output_tokens", (ep.capacity, 64), bfloat16), ("row_offsets", (9,), uint32),
+                   ("expert_ids", (8,), int32), ("src_info", (ep.capacity, 2), int32), ("recv_count", (8, 2), int32)]
+        arrays = {name: FakeTensor(at + 0x10000 * i, shape, dtype) for i, (name, shape, dtype) in enumerate(written)}
+        combined = FakeTensor(at + 0x80000, (4, 64), bfloat16)
+        d = ep.dispatch(x, ids, out=Dispatched(**dict.fromkeys(ARRAYS) | arrays, num_tokens=0))
+        assert d.src_info is arrays["src_info"] and d.output_tokens is arrays["output_tokens"]
+        assert type(d.topk_ids) is DeviceArray and d.output_scales is None
+        assert ep.combine(d.output_tokens, d, weights, out=combined) is combined
+
+    places, seen = [0x4000000 + 0x100000 * i for i in (0, 0, 1, 3, 0, 6, 10, 15, 6)], []
+    for fast in (True, False):
+        with at_hand() as (ep, driver, given):
+            ep._steady.applies = fast
+            rounds = []
+            for at in places:
+                driver.native_calls.clear()
+                launched, calls = since(driver, lambda: round_at(ep, at, *given))
+                rounds += [(*launch, n, rank, words_at(ep, driver, params, 40))
+                           for *launch, params, n, rank in launched]
+            if fast:
+                assert not calls and driver.native_calls.count("cuLaunchKernel") == 2, (calls, driver.native_calls)
+                x, ids, weights = given
+                src_info = FakeTensor(places[0] + 0x30000, (3, 2), int32)
+                wrong = Dispatched(**dict.fromkeys(ARRAYS) | {"src_info": src_info}, num_tokens=0)
+                fails(EPValueError, "src_info of rank 0", ep.dispatch, x, ids, out=wrong)
+            seen.append(rounds)
+    for (*one, words), (*other, theirs) in zip(*seen, strict=True):
+        assert one == other and words[:len(theirs)] == theirs, (one, words, other, theirs)
 
 
 def check_new_and_changed_arguments_are_checked():
