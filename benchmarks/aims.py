@@ -78,8 +78,8 @@ def _column(record):
 
 def below(records, files):
     """What the table is, in words."""
-    of = "; ".join(f"{record['n_ranks']} GPUs: kernels of commit {(record['parts'][-1]['commit'] or 'unknown')[:7]}, "
-                   f"`{file}`" for record, file in zip(records, files))
+    of = "; ".join(f"{record['n_ranks']} GPUs: kernels of commit {results.commits(record)}, `{file}`"
+                   for record, file in zip(records, files))
     return ("Aims, set from the best published libraries and from bare scatters of the same rows on such machines "
             "(`benchmarks/targets.py`): microseconds of the slowest rank, median, launched without a CUDA graph; "
             f"{MODEL[0]} columns, {MODEL[1]} experts, top 8. Lines without a number of tokens are of all shapes of "

@@ -8,7 +8,7 @@ import time
 
 from epmoe import device
 from epmoe.command_line import at_least_one, part_of_all
-from epmoe.fused_a2a.launches import FEW_TO_EXPAND, smaller_blocks
+from epmoe.fused_a2a.launches import FEW_TO_EXPAND, MANY, smaller_blocks
 from epmoe.host import compiling
 from epmoe.worlds.dry import DryWorld
 
@@ -50,7 +50,7 @@ def kernels_of(case, n_ranks, n_sms):
 
 
 def distinct(cases):
-    """The cases of ours whose kernels differ: by neither routing nor SMs, and but for pairs by blocks for few tokens.
+    """The cases of ours whose kernels differ: not by routing, by SMs only as far as blocks for few or many tokens do.
     """
     found = {}
     for case in cases:
@@ -59,7 +59,8 @@ def distinct(cases):
         s = case.shape
         tokens = s.tokens
         if not case.kernels.startswith("pairs"):
-            tokens = smaller_blocks(tokens) if case.kernels.startswith("rows") else tokens <= FEW_TO_EXPAND
+            of_all = tokens if case.sms is None else min(tokens, MANY - 1)
+            tokens = smaller_blocks(of_all) if case.kernels.startswith("rows") else tokens <= FEW_TO_EXPAND
         key = case.kernels, tokens, s.hidden, s.experts, s.top_k, s.format
         found.setdefault(key, case)
     return list(found.values())

@@ -86,7 +86,8 @@ def run(args):
         axes.set_ylim(bottom=LOWEST_US)
         axes.set_yticks((10, 100, 1000), ("10", "100", "1000"))
     fig.suptitle(f"{record['n_ranks']} x {record['device'].partition(',')[0]}, {args.hidden} columns, top 8 of "
-                 f"{args.experts} experts, {args.format}, {args.routing} routing", fontsize=11)
+                 f"{args.experts} experts, {args.format}, {args.routing} routing; epmoe {results.commits(record)}",
+                 fontsize=10)
     handles = {label: handle for axes in panels.flat for handle, label in zip(*axes.get_legend_handles_labels())}
     titled = any(label.endswith("*") for label in handles)
     fig.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False, columnspacing=1.2,

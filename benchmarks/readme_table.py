@@ -58,10 +58,9 @@ def markdown(record, hidden=7168, experts=256):
 def below(record, files, hidden=7168, experts=256):
     """What the figures are, in words; files: their names."""
     link = sorted({part["link_gbps"] for part in record["parts"]})
-    commits = " and ".join(dict.fromkeys((part["commit"] or "unknown")[:7] for part in record["parts"]))
     device = record["device"].partition(",")[0]
     return (f"Microseconds on {record['n_ranks']} x {device}, {record['date'][:10]}, kernels of commit "
-            f"{commits} ({', '.join(f'`{file}`' for file in files)}): device time of the slowest rank, "
+            f"{results.commits(record)} ({', '.join(f'`{file}`' for file in files)}): device time of the slowest rank, "
             f"median, cold L2; {hidden} columns, {experts} experts, top {record['rows'][0]['top_k']}. Floor: the "
             "bytes that the routing sends to other ranks, over the links' "
             f"{' to '.join(f'{gbps:g}' for gbps in (link[:1] + link[1:][-1:]))} GB/s, measured in the same run. "

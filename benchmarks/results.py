@@ -73,6 +73,11 @@ def merged(records):
     return whole
 
 
+def commits(record):
+    """The commits that the runs of a merged record were of, as words."""
+    return " and ".join(dict.fromkeys((part["commit"] or "unknown")[:7] for part in record["parts"]))
+
+
 def key(row):
     """What makes two rows rows for the same thing."""
     return row["kernels"], row["phase"], str_of(row), row["graph"], row["sms"]
