@@ -83,5 +83,5 @@ def below(records, files):
     return ("Aims, set from the best published libraries and from bare scatters of the same rows on such machines "
             "(`benchmarks/targets.py`): microseconds of the slowest rank, median, launched without a CUDA graph; "
             f"{MODEL[0]} columns, {MODEL[1]} experts, top 8. Lines without a number of tokens are of all shapes of "
-            "that model that were measured; host: microseconds of a dispatch call; against uniform: Zipf(1) routing, times "
-            f"as long; speed: of that with all multiprocessors. {of}.")
+            "that model that were measured; host: microseconds of a dispatch call; against uniform: Zipf(1) routing, "
+            f"times as long; speed: of that with all multiprocessors. {of}.")
