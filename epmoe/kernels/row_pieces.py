@@ -20,6 +20,8 @@ class RowPieces(NamedTuple):
     ask(rows, src_infos, row, first, end, lane) -> (src_info, vectors from `first` on): on their way to a warp.
     send(params, rows, asked, row, entry, at_row, part, first, end, my_rank, lane): a warp writes vectors first to
         end - 1 of a row, as far as there are, to their place; the row is the entry's at_row-th; asked: what `ask` gave.
+    carry(params, rows, src_infos, row, entry, at_row, part, first, end, my_rank, lane): likewise, and asks for the
+        vectors only when their place is known: when all blocks send much, it is better if not all loads leave at once.
     signal(params, entry, my_rank, count): one thread writes the entry's count into the word of recv_count of the rank
         that its rows go to; covers all that this thread has written, or acquired from others.
     """
@@ -27,6 +29,7 @@ class RowPieces(NamedTuple):
     cut: callable
     ask: callable
     send: callable
+    carry: callable
     signal: callable
 
 
@@ -36,7 +39,7 @@ def make(cfg, block) -> RowPieces:
     recv_buf, crosses, is_far, put, complete, tell_count = (to.recv_buf, to.crosses, to.is_far, to.put, to.complete,
                                                             to.signal)
     place_of, most, n_vectors = _placing(cfg), most_parts(bytes_a_row), bytes_a_row // VECTOR
-    stage, (load_held, deliver) = copy_part(bytes_a_row, read_only=True), _carrying(n_vectors)
+    stage, (load_held, deliver, copy) = copy_part(bytes_a_row, read_only=True), _carrying(n_vectors)
     ranks, tokens_per_rank, keeps_own = cfg.n_src_ranks, cfg.max_tokens_per_rank, cfg.skip_a2a
     p_send = block.offset("send_buf_p")
 
@@ -58,22 +61,36 @@ def make(cfg, block) -> RowPieces:
         return rank
 
     @device_fn
-    def send(params, rows, asked, row, entry, at_row, part, first, end, my_rank, lane):
-        rank, (pair, held) = rank_of(entry, my_rank), asked
-        is_near = True
-        if crosses:
-            is_near = not is_far(rank, my_rank)
+    def near_place(params, pair, src, entry, at_row, part, my_rank, lane):
+        """Where a row goes, as its src_info says; 0 if there is no such place, or if it is far: then it has gone."""
+        rank = rank_of(entry, my_rank)
         place = place_of(recv_buf(params, rank, my_rank), i32(u32(pair)), i32(u32(pair >> u64(32))))
+        if crosses:
+            if place != u64(0) and is_far(rank, my_rank):
+                if part == 0:   # out of send_buf, where the entry has a row for each token
+                    staged = (u64(load_u64(params + u64(p_send)))
+                              + u64(entry * tokens_per_rank + at_row) * u64(bytes_a_row))
+                    stage(staged, src, 0, 1, lane)
+                    syncwarp()  # the row by all lanes, before the network reads it
+                    put(place, staged, bytes_a_row, rank)
+                    complete()
+                place = u64(0)
+        return place
+
+    @device_fn
+    def send(params, rows, asked, row, entry, at_row, part, first, end, my_rank, lane):
+        (pair, held), src = asked, rows + u64(row) * u64(bytes_a_row)
+        place = near_place(params, pair, src, entry, at_row, part, my_rank, lane)
         if place != u64(0):
-            src = rows + u64(row) * u64(bytes_a_row)
-            if is_near:
-                deliver(place, src, first, i32(min(end, n_vectors)), lane, held)
-            elif part == 0:     # out of send_buf, where the entry has a row for each token
-                staged = u64(load_u64(params + u64(p_send))) + u64(entry * tokens_per_rank + at_row) * u64(bytes_a_row)
-                stage(staged, src, 0, 1, lane)
-                syncwarp()      # the row by all lanes, before the network reads it
-                put(place, staged, bytes_a_row, rank)
-                complete()
+            deliver(place, src, first, i32(min(end, n_vectors)), lane, held)
+
+    @device_fn
+    def carry(params, rows, src_infos, row, entry, at_row, part, first, end, my_rank, lane):
+        src, end = rows + u64(row) * u64(bytes_a_row), i32(min(end, n_vectors))
+        pair = u64(load_u64(src_infos + u64(8) * u64(row)))
+        place = near_place(params, pair, src, entry, at_row, part, my_rank, lane)
+        if place != u64(0):
+            copy(place, src, first, end, lane)
 
     @device_fn
     def signal(params, entry, my_rank, count):
@@ -82,7 +99,7 @@ def make(cfg, block) -> RowPieces:
             index = i32(index + my_rank)
         tell_count(params, rank_of(entry, my_rank), my_rank, index, count)
 
-    return RowPieces(cut, ask, send, signal)
+    return RowPieces(cut, ask, send, carry, signal)
 
 
 def _placing(cfg):
@@ -103,11 +120,12 @@ def _placing(cfg):
 
 
 def _carrying(n_vectors):
-    """(ask, deliver): a warp copies vectors of a row, in two halves, between which it can find out where they go.
+    """(ask, deliver, copy): a warp copies vectors of a row, in two halves, between which it can find out where they go.
 
     ask(src, first, end, lane) -> a lane's vectors first + lane and more at distances of 32, as many as it holds at a
-    time; deliver(place, src, first, end, lane, held) stores them and copies the rest. The loads are of a kind that the
-    compiler leaves where they are: those of the read-only path it puts behind the question whether there is a place.
+    time; deliver(place, src, first, end, lane, held) stores them and copies the rest. copy(place, src, first, end,
+    lane): both at once. The loads are of a kind that the compiler leaves where they are: those of the read-only path it
+    puts behind the question whether there is a place.
     """
     @device_fn
     def load(src, i, last):
@@ -139,11 +157,14 @@ def _carrying(n_vectors):
         store(place, i32(i + 192), end, held[6])
 
     @device_fn
-    def deliver(place, src, first, end, lane, held):
-        store_held(place, i32(first + lane), end, held)
-        first = i32(first + 7 * LANES)
+    def copy(place, src, first, end, lane):
         while first < end:
             store_held(place, i32(first + lane), end, ask(src, first, end, lane))
             first = i32(first + 7 * LANES)
 
-    return ask, deliver
+    @device_fn
+    def deliver(place, src, first, end, lane, held):
+        store_held(place, i32(first + lane), end, held)
+        copy(place, src, i32(first + 7 * LANES), end, lane)
+
+    return ask, deliver, copy

@@ -22,7 +22,7 @@ def make(cfg, pieces):
     in shared memory; done: zeros. Signals all entries that have rows.
     """
     at = counters.words(cfg)
-    cut, ask, send_piece, signal = pieces
+    cut, ask, send_piece, _, signal = pieces
 
     @device_fn
     def finish(params, words, entry, n_here, n_parts, my_rank, count, done, i):

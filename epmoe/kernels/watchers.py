@@ -8,8 +8,8 @@ enough of them, and raise a flag in shared memory for each word that they have a
 from typing import NamedTuple
 
 from epmoe.device import (all_lanes, any_lane, ballot, block_dim, device_fn, fence_acq_rel_cta, ffs, globaltimer, i32,
-                          lane_id, ld_acquire_sys_u64, load_u64, n_warps, shared_add_i32, syncwarp, thread_idx, u32,
-                          u64, warp_id)
+                          lane_id, ld_acquire_sys_u64, load_u64, n_warps, nanosleep, shared_add_i32, syncwarp,
+                          thread_idx, u32, u64, warp_id)
 from epmoe.layout import ANNOUNCED
 
 from .spin import POLLS_PER_LOOK, gives_up
@@ -17,6 +17,7 @@ from .status import COMBINE_WAIT, FOR_RECV_COUNT, record_expired
 
 MAX_FLAGS = 1024        # in shared memory; where there are more words, a flag counts several of them
 SHARE = 4               # one warp of so many watches, at most
+NAP_NS = 40             # between two looks at a flag: who waits leaves the multiprocessor to who polls and sums up
 
 
 class Watchers(NamedTuple):
@@ -97,6 +98,7 @@ def make(cfg, block):
         """One thread waits for one flag; whether it was raised, which it is unless a watcher has given up."""
         polls, up, goes_on = 0, is_up(flags, flag), True
         while goes_on and not up:
+            nanosleep(u32(NAP_NS))
             polls += 1
             if polls % POLLS_PER_LOOK == 0:
                 goes_on = shared_add_i32(flags, gave_up, i32(0)) == 0

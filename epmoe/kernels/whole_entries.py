@@ -39,7 +39,7 @@ def make(cfg, pieces):
     send(params, rows, src_infos, my_rank, ends, counts): pieces: RowPieces; ends, counts: of all entries, as in
     row_runs.py. Signals all entries that have rows. Ends behind a barrier.
     """
-    cut, ask, send_piece, signal = pieces
+    cut, carry, signal = pieces.cut, pieces.carry, pieces.signal
     ranks, local, keeps_own, blocks_for_peers = cfg.n_src_ranks, cfg.n_local_experts, cfg.skip_a2a, far_blocks(cfg)
     n_entries, others = local * ranks, max(1, ranks - 1)
 
@@ -81,9 +81,8 @@ def make(cfg, pieces):
                 at_row, item = i32(at_row - counts[entry]), i32(item + 1)
                 entry = entry_at(item, is_own, my_rank)
             row, at_vector = i32(ends[entry] - counts[entry] + at_row), i32(part * n_vectors)
-            asked = ask(rows, src_infos, row, at_vector, i32(at_vector + n_vectors), lane)
-            send_piece(params, rows, asked, row, entry, at_row, part, at_vector, i32(at_vector + n_vectors), my_rank,
-                       lane)
+            carry(params, rows, src_infos, row, entry, at_row, part, at_vector, i32(at_vector + n_vectors), my_rank,
+                  lane)
             unit = i32(unit + n_warps())
 
     @device_fn
