@@ -16,16 +16,18 @@ BLOCKS_A_CALL = 3       # parameter blocks of one call of a rank, at most
 FEW_TO_SEND, THREADS_TO_SEND = 128, 256         # so few tokens of a rank have smaller blocks: what all warps do before
 FEW_TO_COMBINE, THREADS_TO_COMBINE = 32, 512    # they have work takes less time then
 FEW_TO_EXPAND, THREADS_TO_EXPAND = 16, 512
+MANY, THREADS_OF_MANY = 4096, 512               # of so many less is on its way at a time: blocks end closer together
 
 
 def smaller_blocks(num_tokens):
     """Threads of the blocks that send a rank's tokens, and of those that combine them; None where as many as usual.
 
     Kernels are compiled for the size of their blocks, so this is what the number of tokens changes in them, besides
-    RowsShape.tags.
+    RowsShape.tags. Blocks of many tokens are smaller only where all that there are take part.
     """
-    return (THREADS_TO_SEND if num_tokens <= FEW_TO_SEND else None,
-            THREADS_TO_COMBINE if num_tokens <= FEW_TO_COMBINE else None)
+    many = THREADS_OF_MANY if num_tokens >= MANY else None
+    return (THREADS_TO_SEND if num_tokens <= FEW_TO_SEND else many,
+            THREADS_TO_COMBINE if num_tokens <= FEW_TO_COMBINE else many)
 
 
 class Launches:
@@ -39,10 +41,13 @@ class Launches:
         self.traces = {}            # by kernel: stamps, if the LaunchConfig asks for them
         self._written = WrittenBlocks()
 
-    def shape(self, n_local_experts, row_bytes, *, to_send=None, to_expand=None, to_combine=None, **more):
-        """The RowsShape of a kernel of these launches. to_...: tokens of each rank of this process, for what."""
+    def shape(self, n_local_experts, row_bytes, *, to_send=None, to_expand=None, to_combine=None, by_all=False, **more):
+        """The RowsShape of a kernel of these launches. to_...: tokens of each rank of this process, for what.
+
+        by_all: whether all blocks that there are move rows as they are.
+        """
         threads = self.threads
-        if self.launch.num_threads is None:
+        if self.launch.num_threads is None and (by_all or max(to_send or to_combine or [0]) < MANY):
             if to_send is not None:
                 threads = min(threads, smaller_blocks(max(to_send))[0] or threads)
             if to_expand is not None and max(to_expand) <= FEW_TO_EXPAND:
@@ -53,6 +58,10 @@ class Launches:
         num_tokens = max(to_send or to_expand or to_combine or [0])
         most = control.TAGGED_COUNTED if shape.has_meta else control.TAGGED_ROWS
         return replace(shape, tags=tagged.tags_for(shape, num_tokens, most))
+
+    def are_all(self, num_sms):
+        """Whether a caller that grants num_sms (None: as many as there are) grants all blocks that there are."""
+        return num_sms is None or int(num_sms) >= self.most_blocks
 
     def grid(self, num_sms, n_rows):
         """Blocks of a launch for which the caller grants num_sms (None: as many as there are); at least two.

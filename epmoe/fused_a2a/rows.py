@@ -108,7 +108,8 @@ def dispatch_forward(buffer, x, token_indices, token_probs, num_experts, num_sms
         buffer.want_tokens(max(num_tokens))
         results_bytes = arrange(arrays_of(world.n_ranks * buffer.max_tokens))[1]
     wide = all(a.dtype.itemsize == 8 for a in ids)
-    shape = buffer.launches.shape(local, hidden * dtype.itemsize, to_send=num_tokens, top_k=top_k,
+    by_all = buffer.launches.are_all(num_sms)
+    shape = buffer.launches.shape(local, hidden * dtype.itemsize, to_send=num_tokens, by_all=by_all, top_k=top_k,
                                   id_bytes=8 if wide else 4, scale_words=n_scales, has_probs=True, has_meta=True)
     buffer.want_pool(0, results_bytes, tagged_bytes=tagged.bytes_for(shape))
     with buffer.letting_go(), buffer.steady.watching(key) as remember:
@@ -282,7 +283,8 @@ def cached_dispatch(buffer, name, x, handle, num_sms=None):
         return result_arrays(rows, hidden, dtype)
 
     # Counts are known to all ranks, so all grow together; in the staging area there is then room on every rank.
-    shape = buffer.launches.shape(1, hidden * dtype.itemsize, to_send=handle.num_tokens, top_k=1)
+    shape = buffer.launches.shape(1, hidden * dtype.itemsize, to_send=handle.num_tokens, top_k=1,
+                                  by_all=buffer.launches.are_all(num_sms))
     buffer.want_pool(0, arrange(arrays_of(handle.most_rows))[1], tagged_bytes=tagged.bytes_for(shape))
     with buffer.letting_go(), buffer.steady.watching(key) as remember:
         targets = [_Target(buffer, r, arrays_of, handle.most_rows) for r in buffer.ranks]
@@ -319,6 +321,7 @@ def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
                                    n_columns=handle.top_k)
     buffer.expect_open()
     shape = buffer.launches.shape(1, hidden * dtype.itemsize, to_combine=handle.num_tokens, top_k=handle.top_k,
-                                  has_probs=has_probs, dtype=arguments.NAMES[dtype])
+                                  by_all=buffer.launches.are_all(num_sms), has_probs=has_probs,
+                                  dtype=arguments.NAMES[dtype])
     return sums_of_rows(buffer, key, shape, name, xs, probs, handle, handle.most_returned, handle.top_k, _handle_values,
                         num_sms)
