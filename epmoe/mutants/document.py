@@ -33,7 +33,8 @@ weakened order gives right results. The race detector (`epmoe/device/sim/`) foll
 # An edit of your own
 
 A kernel is edited in the tree: `python -m epmoe mutants --as-they-are` runs it in every world under the detector, with
-three schedules each, and prints what is reported, if anything is; it takes minutes.
+three schedules each, in the last of which loads give older values as long as they may, and prints what is reported, if
+anything is; it takes minutes.
 
 Or somebody wants to know whether a certain mistake would be noticed, without making it in the tree:
 

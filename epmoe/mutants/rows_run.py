@@ -199,7 +199,7 @@ class RowsRun:
     def __init__(self, world, kernels, seed, *, racecheck=True, **simulation):
         self.world, self.kernels = world, kernels
         self.local = LocalWorld(world.n_ranks, seed=seed, racecheck=racecheck, expire_waits=bool(world.absent),
-                                **dict(stale=world.stale) | simulation)
+                                **simulation | (dict(stale=True) if world.stale else {}))
         self.machine = self.local.machine
         self.machine.slow_ranks = world.slow
         self.flying, self.read_from, self.lent = False, [], []
