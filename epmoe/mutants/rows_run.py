@@ -82,8 +82,9 @@ def rows_calls(world, make, functions, in_flight):
     x = [make.rows(n, world.dtype), make.rows(n, np.float32), *(make.rows(world.tokens) for _ in range(4))]
     probs = make.rows(n, np.float32, world.top_k)
     with in_flight():
-        others = [sums(handle, x[0], probs), cached(handle, x[2]), sums(handle, x[1], None), cached(handle, x[3]),
-                  cached(handle, x[4]), cached(handle, x[5])]
+        others = [sums(handle, x[0], probs), cached(handle, x[2])]
+        if not world.brief:
+            others += [sums(handle, x[1], None), *(cached(handle, y) for y in x[3:])]
         others += [cached(handle, x[3]) for _ in range(world.combines)]
         others += [sums(handle, x[0], probs) for _ in range(world.combines)]
         if world.on_device:

@@ -58,7 +58,8 @@ class RowsWorld:
     asks: as where ranks are processes, nobody knows before the first call how much room the others' tokens take.
     bad_ids: ids of rows that are no expert's, and repeated ones, as only device memory may hold them. absent: as in
     World. pairs: tokens are pairs of e4m3 values and scales. dtype: of what is summed first. from_expert: a rank's
-    experts below it get nothing. trace: with stamps. stale: relaxed loads give older values, as long as they may.
+    experts below it get nothing. trace: with stamps. stale: strong loads give older values, as long as they may. brief:
+    a call of each kind, and no more.
     """
 
     name: str
@@ -86,6 +87,7 @@ class RowsWorld:
     id_dtype: str = "int64"
     trace: bool = False
     stale: bool = False
+    brief: bool = False
 
     @property
     def n_ranks(self):
@@ -259,18 +261,20 @@ WORLDS = {w.name: w for w in (
               constants={"rows.roles.FEW": 136}),
     RowsWorld("hybrid fp8, too little room", "hybrid", hidden=128, limit=9, fp8=True, shape=(2, 64)),
     RowsWorld("few rows, again in a row", "rows", tokens=(2, 0), shape=(2, 32), combines=3, slow=(1,)),
-    RowsWorld("rows, fewer parts of more rows", "rows", tokens=(7, 5), hidden=1032, shape=(4, 32),
+    RowsWorld("rows, fewer parts of more rows", "rows", tokens=(7, 5), hidden=1032, shape=(4, 32), brief=True,
               constants={"rows.row_flags.UNITS": 10, "rows.combine.FEWEST_PARTS": 1}),
     RowsWorld("rows of ten ranks", "rows", tokens=(4, *[0] * 8, 1), top_k=9, local=1, hidden=8,
-              shape=(2, 32)),
-    RowsWorld("rows in two parts, more blocks", "rows", tokens=(4, 3), hidden=1536, shape=(6, 32), dtype="float16"),
+              shape=(2, 32), brief=True),
+    RowsWorld("rows in two parts, more blocks", "rows", tokens=(4, 3), hidden=1536, shape=(6, 32), dtype="float16",
+              brief=True),
     RowsWorld("hybrid, late experts and wide rows", "hybrid", tokens=(1, 1), top_k=4, local=70, limit=12, hidden=1032,
               shape=(2, 32), from_expert=64, constants={"rows.row_flags.UNITS": 1, "rows.dispatch.FEWEST_PARTS": 1}),
     RowsWorld("few wide rows, few warps", "rows", tokens=(1, 2), hidden=1032, shape=(2, 32)),
     RowsWorld("pairs of rows and scales", "rows", tokens=(5, 2), hidden=128, pairs=True, on_device=True),
     RowsWorld("few pairs, no memory left", "rows", tokens=(2, 1), hidden=128, pairs=True, on_device=True,
               full_heap=(1,)),
-    RowsWorld("rows, three slots", "rows", tokens=(24, 13), top_k=3, hidden=8, shape=(3, 32), dtype="float16"),
+    RowsWorld("rows, three slots", "rows", tokens=(24, 13), top_k=3, hidden=8, shape=(3, 32), dtype="float16",
+              brief=True),
     RowsWorld("few pairs of a late rank", "rows", tokens=(2, 1), hidden=128, pairs=True, on_device=True, slow=(0,)),
     RowsWorld("few pairs, stale loads", "rows", tokens=(1, 2), hidden=256, pairs=True, on_device=True, stale=True),
     RowsWorld("few rows, stale loads", "rows", tokens=(2, 1), stale=True),
@@ -314,7 +318,7 @@ WORLDS = {w.name: w for w in (
                                                            hidden=256, max_tokens_per_rank=20), ((20, 16),),
                 to_one=True),
     PublicWorld("a tile that is nearly full", ONE | dict(token_format="nvfp4", hidden=64, max_tokens_per_rank=64),
-                ((62, 50),), to_one=True, fused=False, shape=(3, 128)),
+                ((62, 50),), to_one=True, fused=False),
     PublicWorld("more tokens than lanes, one slot", ONE | dict(n_experts=6, hidden=8, max_tokens_per_rank=40),
                 ((40, 33),), shape=(3, 32)),
     PublicWorld("eight tokens to one expert", ONE | dict(hidden=8, max_tokens_per_rank=8), ((8, 8),), to_one=True,
