@@ -16,6 +16,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
+# The files that take longest, the longest first: begun last, one of them would run alone.
+LONGEST = ["mutants/test_mutants_are_noticed.py", "kernels/test_kernels_as_ptx.py",
+           "fused_a2a/test_fused_a2a_as_ptx.py", "shmem/test_shmem_kernels_as_ptx.py", "kernels/test_formats_ptx.py",
+           "processes/test_a_rank_fails.py", "processes/test_kernels_are_compiled_first.py",
+           "fuzz/test_random_worlds_through_the_kernels.py", "fuzz/test_random_rows_through_the_kernels.py",
+           "check/test_check_command.py", "check/test_own_kernels_pass.py", "host/test_command_line.py"]
+
 collect_ignore_glob = [] if importlib.util.find_spec("torch") else ["epmoe_torch/*"]
 
 
@@ -79,6 +86,7 @@ def pytest_collection_modifyitems(config, items):
         if gpu_count() == 0:
             raise RuntimeError("-m gpu: the driver shows no GPU; `python -m epmoe doctor` says what is missing")
         return
+    items.sort(key=_longest_first)
     unwanted = {"gpu"} if "browser" in (config.getoption("markexpr") or "") else {"gpu", "browser"}
     chosen = [item for item in items if not unwanted & {mark.name for mark in item.iter_markers()}]
     dropped = [item for item in items if unwanted & {mark.name for mark in item.iter_markers()}]
@@ -87,10 +95,19 @@ def pytest_collection_modifyitems(config, items):
         items[:] = chosen
 
 
+def _longest_first(item):
+    name = item.path.relative_to(ROOT / "tests").as_posix() if item.path.is_relative_to(ROOT / "tests") else ""
+    return LONGEST.index(name) if name in LONGEST else len(LONGEST)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """With -n a file's tests go to one process: what they share, such as compiled kernels, is made once."""
+    """With -n a file's tests go to one process: what they share, such as compiled kernels, is made once.
+
+    Files begin in the order of their tests here, not by how many tests they have.
+    """
     from xdist.scheduler import LoadFileScheduling
+    config.option.loadscopereorder = False
     return LoadFileScheduling(config, log)
 
 
