@@ -22,10 +22,10 @@ def spoilt(ids, n_experts):
 
 
 @contextmanager
-def counted(ids, n_experts, n_dispatches):
+def counted(ids, n_experts, n_dispatches, kernels):
     """Context of dispatches that are given such ids; raises WrongResult unless kernels tell of each one every time.
 
-    ids: of each rank, before they were spoilt.
+    ids: of each rank, before they were spoilt. kernels: the package that the host has.
     """
     told = Counter()
 
@@ -33,7 +33,8 @@ def counted(ids, n_experts, n_dispatches):
         told[rank, "outside"] += int(words[status.BAD_IDS])
         told[rank, "repeated"] += int(words[status.REPEATED_IDS])
 
-    with patch("epmoe.fused_a2a.arguments._check_ids"), patch("epmoe.kernels.rows.status.raise_if_bad_ids", count):
+    told_to = f"{kernels.__name__}.rows.status.raise_if_bad_ids"
+    with patch("epmoe.fused_a2a.arguments._check_ids"), patch(told_to, count):
         yield
     for rank, clean in enumerate(ids):
         bad = spoilt(clean, n_experts)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module
 from itertools import count
+from types import ModuleType
 
 import ml_dtypes
 import numpy as np
@@ -28,6 +29,7 @@ from epmoe.worlds.local import LocalWorld
 BF16 = np.dtype(ml_dtypes.bfloat16)
 E4M3, GROUP = np.dtype(ml_dtypes.float8_e4m3fn), 128
 ABSORBING = 2.0**14, -(2.0**14), 2.0**-12       # sums of them in another order differ
+FEW = 2                   # tokens that travel as tagged rows
 DISPATCHES = 2            # of rows_calls, that are given ids
 TIMEOUT = 1e-2            # seconds of the simulated clock
 
@@ -87,6 +89,10 @@ def rows_calls(world, make, functions, in_flight):
             others += [sums(handle, x[1], None), *(cached(handle, y) for y in x[3:])]
         others += [cached(handle, x[3]) for _ in range(world.combines)]
         others += [sums(handle, x[0], probs) for _ in range(world.combines)]
+        for _ in range(3 * world.between):
+            few = [[a[:FEW] for a in of_ranks] for of_ranks in given[0]]
+            rows_of = [sum((ids // world.local == r).any(axis=1).sum() for ids in few[1]) for r in range(world.n_ranks)]
+            others += [counted[0](*few, rows_of), sums(handle, x[0], probs)]
         if world.on_device:
             others += [counted[0](*arguments, n) for arguments in given]
     return [d for d, _ in dispatched], others
@@ -214,7 +220,7 @@ class RowsRun:
             try:
                 if not self.world.bad_ids:
                     return self._go(buffer)
-                with rows_bad_ids.counted(_Inputs(self.world).ids, self.world.n_experts, DISPATCHES):
+                with rows_bad_ids.counted(_Inputs(self.world).ids, self.world.n_experts, DISPATCHES, self.kernels):
                     self._go(buffer)
             finally:
                 self.machine.__dict__.pop("synchronize", None)
@@ -316,16 +322,22 @@ class RowsRun:
 
     @contextmanager
     def _edited(self):
-        """The host functions with the factories of the edited package."""
-        factories = import_module(f"{self.kernels.__name__}.rows")
+        """The host functions with what they have of the edited package's rows, places of words in memory among it."""
+        original, edited = "epmoe.kernels", self.kernels.__name__
         users = [m for name, m in sys.modules.items() if name.startswith("epmoe.fused_a2a.")]
-        before = [(module, name, value) for module in users for name, value in vars(module).items()
-                  if name.endswith("_kernel") and hasattr(factories, name)]
-        assert {name for _, name, _ in before} == {name for name in vars(factories) if name.endswith("_kernel")}
+        before = []
+        for module in users:
+            for name, value in list(vars(module).items()):
+                home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) or ""
+                if f"{home}.".startswith(f"{original}.rows."):
+                    twin = import_module(edited + home.removeprefix(original))
+                    before.append((module, name, value, twin if isinstance(value, ModuleType) else vars(twin)[name]))
+        factories = import_module(f"{edited}.rows")
+        assert {name for _, name, *_ in before} >= {name for name in vars(factories) if name.endswith("_kernel")}
         try:
-            for module, name, _ in before:
-                setattr(module, name, getattr(factories, name))
+            for module, name, _, twin in before:
+                setattr(module, name, twin)
             yield
         finally:
-            for module, name, value in before:
+            for module, name, value, _ in before:
                 setattr(module, name, value)

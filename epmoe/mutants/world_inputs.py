@@ -17,7 +17,7 @@ def inputs(world):
     cfg, rng, rounds = world.cfg, np.random.default_rng(5), []
     for tokens in world.tokens:
         x = [rng.normal(size=(n, cfg.hidden)).astype(BF16) for n in tokens]
-        ids = [_routing(cfg, n, rng) for n in tokens]
+        ids = [_routing(cfg, n, rng, world.from_expert) for n in tokens]
         if world.elsewhere:
             ids = [np.where(i // cfg.n_local_experts == rank, -1, i) for rank, i in enumerate(ids)]
         if cfg.skip_a2a:
@@ -29,9 +29,10 @@ def inputs(world):
     return rounds
 
 
-def _routing(cfg, n, rng):
+def _routing(cfg, n, rng, from_expert):
     """Distinct ids a token; the last expert but one gets nothing, some slots are -1."""
     popular = np.delete(np.arange(cfg.n_experts), cfg.n_experts - 2)
+    popular = popular[popular % cfg.n_local_experts >= from_expert]
     ids = np.array([rng.permutation(popular)[:cfg.top_k] for _ in range(n)], np.int32).reshape(n, cfg.top_k)
     ids[rng.random(ids.shape) < 0.1] = -1
     return ids

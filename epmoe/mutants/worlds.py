@@ -18,7 +18,8 @@ class World:
     unreduced: combine without router weights. swiglu: its kernel runs too. bad_ids: ids out of range and repeated ones
     in device memory. absent: ranks that never launch anything, so that the others' waits must expire. stuck: before
     this half of the first round ("dispatch", "combine") a word of `finished` is spoilt on rank 0, so that rank 1 waits
-    for its signal in vain (expired.py). slow: ranks that are far slower than the others.
+    for its signal in vain (expired.py). slow: ranks that are far slower than the others. from_expert:
+    a rank's experts below it get nothing.
     """
 
     name: str
@@ -35,6 +36,7 @@ class World:
     absent: tuple = ()
     stuck: str = ""
     slow: tuple = ()
+    from_expert: int = 0
 
     @property
     def fails(self):
@@ -59,7 +61,7 @@ class RowsWorld:
     bad_ids: ids of rows that are no expert's, and repeated ones, as only device memory may hold them. absent: as in
     World. pairs: tokens are pairs of e4m3 values and scales. dtype: of what is summed first. from_expert: a rank's
     experts below it get nothing. trace: with stamps. stale: strong loads give older values, as long as they may. brief:
-    a call of each kind, and no more.
+    a call of each kind, and no more. between: combines, and dispatches of few tokens between them.
     """
 
     name: str
@@ -88,6 +90,7 @@ class RowsWorld:
     trace: bool = False
     stale: bool = False
     brief: bool = False
+    between: bool = False
 
     @property
     def n_ranks(self):
@@ -294,6 +297,15 @@ WORLDS = {w.name: w for w in (
     World("eight ranks", dict(n_ranks=8, n_experts=16, top_k=3, hidden=8, max_tokens_per_rank=3),
           ((1, 0, 3, 2, 0, 1, 0, 2), (0, 1, 2, 0, 0, 3, 1, 1)), fused=True, shape=(4, 32),
           constants={"few_tokens.MOST_TOKENS": 0}),
+    World("unreduced, wide rows", PLAIN | dict(hidden=520), ((5, 3), (2, 5)), fused=True, unreduced=True),
+    World("few tokens, late experts", dict(n_ranks=2, n_experts=72, top_k=3, hidden=8, max_tokens_per_rank=3),
+          ((3, 2), (2, 3)), fused=True, shape=(6, 64), few=True, from_expert=30),
+    RowsWorld("rows, many experts, two warps", "rows", tokens=(4, 3), top_k=9, local=20, hidden=8),
+    RowsWorld("hybrid, many experts, two warps", "hybrid", tokens=(3, 2), top_k=9, local=20, limit=40, hidden=8),
+    RowsWorld("rows, few dispatched between combines", "rows", tokens=(4, 3), shape=(3, 64), slow=(1,), between=True),
+    RowsWorld("rows of three slots, no memory left", "rows", tokens=(3, 3), top_k=3, full_heap=(0,), on_device=True),
+    PublicWorld("32 slots of few tokens", dict(n_ranks=2, n_experts=34, top_k=32, hidden=8, max_tokens_per_rank=2),
+                ((2, 1),), shape=(6, 64)),
     PublicWorld("32 slots", dict(n_ranks=2, n_experts=34, top_k=32, hidden=8, max_tokens_per_rank=3), ((3, 1),)),
     PublicWorld("rows in pieces, fp32", PIECES | dict(combine_dtype="fp32", top_k=3), ((3, 2),), shape=(3, 128)),
     PublicWorld("skip_a2a, unreduced fp16", PLAIN | dict(skip_a2a=True, combine_dtype="fp16"), ((4, 4),),
