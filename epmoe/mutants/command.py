@@ -12,7 +12,7 @@ from pathlib import Path
 
 from epmoe_ref.errors import EPValueError
 
-from epmoe.command_line import at_least_one, part_of_all
+from epmoe.command_line import at_least_one, at_least_zero, part_of_all
 
 NOTICED, MISSED, CANNOT_RUN = 0, 1, 2
 MEANING = {"race": "data race reported", "wrong": "results differ from the reference", "hang": "every thread waits",
@@ -47,6 +47,8 @@ def add_arguments(parser):
                          "in all worlds; nothing may be reported")
     instead.add_argument("--faults", action="store_true", help="instead: four faults of public kernels, and the "
                          "reports")
+    parser.add_argument("--random", type=at_least_zero, default=40, metavar="N", help="with --patch and --as-they-are: "
+                        "so many random worlds behind the others, one schedule each (default 40)")
     parser.add_argument("--part", type=part_of_all, metavar="I/N", help="every Nth mutant from the Ith on")
     parser.add_argument("--write", action="store_true", help="with --faults: write README.md of epmoe/mutants")
 
@@ -146,7 +148,7 @@ def _hunt_with_progress(workers, chosen, args, console):
         task = progress.add_task("which world runs what", total=len(WORLDS))
         if args.patch:
             coverage = hunt.cover_lines(workers, chosen, lambda: progress.advance(task))
-            hunted = hunt_in_pieces(workers, args.jobs, chosen, coverage, args.seeds)
+            hunted = hunt_in_pieces(workers, args.jobs, chosen, coverage, args.seeds, args.random)
         else:
             coverage = hunt.cover(workers, lambda: progress.advance(task))
             hunted = hunt.hunt_all(workers, chosen, coverage, args.seeds, first=harmless_ones())
@@ -200,9 +202,11 @@ def show_as_they_are(args, console):
     from rich.progress import track
 
     from epmoe.mutants import hunt
+    from epmoe.mutants.pieces import runs_of_random
     from epmoe.mutants.worlds import WORLDS
 
     start, runs = time.perf_counter(), [(name, seed) for seed in range(args.seeds) for name in WORLDS]
+    runs += runs_of_random(args.random)
     with hunt.pool(args.jobs) as workers:
         done = list(track(workers.imap_unordered(hunt.as_they_are, runs), "the kernels as they are", len(runs),
                           console=console, transient=True))
@@ -212,8 +216,8 @@ def show_as_they_are(args, console):
         if report:
             console.print(f"    {report}".replace("\n", "\n    "), markup=False)
     word = "[bold red]FAIL[/bold red]" if reported else "[bold green]PASS[/bold green]"
-    console.print(f"{word}  the kernels as they stand: {len(WORLDS)} worlds, {args.seeds} seeds each: "
-                  f"{f'{len(reported)} runs are reported' if reported else 'nothing is reported'}; "
+    console.print(f"{word}  the kernels as they stand: {len(WORLDS)} worlds, {args.seeds} seeds each, and "
+                  f"{args.random} random ones: {f'{len(reported)} runs are' if reported else 'nothing is'} reported; "
                   f"{time.perf_counter() - start:.0f} s")
     return MISSED if reported else NOTICED
 

@@ -44,9 +44,10 @@ python -m epmoe mutants --patch /tmp/edit.patch --reports
 ```
 
 Each patch is a mutant; paths may begin at the repository's root or at any folder on the way to the file. The worlds
-that run the changed lines come first, then all others. The exit status is 0 if all patches are noticed; 1 if one
-survives: then it changes nothing that results, memory or the order of accesses show, or `worlds.py` lacks the
-circumstances; 2 if one is no patch of the kernels. `--seeds`, `--jobs`, `--list` work as without it.
+that run the changed lines come first, then all others, then some drawn at random (`--random`). The exit status is 0 if
+all patches are noticed; 1 if one survives: then it changes nothing that results, memory or the order of accesses show,
+or `worlds.py` lacks the circumstances; 2 if one is no patch of the kernels. `--seeds`, `--jobs`, `--list` work as
+without it.
 
 # Four faults of public kernels
 

@@ -14,6 +14,7 @@ from epmoe.mutants.errors import Leftover, WrongResult
 from epmoe.mutants.marks import NAME, marked_lines, marked_tokens
 from epmoe.mutants.pairs import seen_in, slips_of_pairs
 from epmoe.mutants.public_run import PublicRun
+from epmoe.mutants.random_worlds import named
 from epmoe.mutants.rows_run import RowsRun
 from epmoe.mutants.slips import Slip, slips_of
 from epmoe.mutants.swiglu_run import SwigluRun
@@ -97,7 +98,7 @@ def attempt(world, seed, edits, seen_by=None, **options):
 def as_they_are(run):
     """(world's name, seed, how, report) of a run (world's name, seed) of the kernels as they stand."""
     name, seed = run
-    return name, seed, *attempt(WORLDS[name], seed, {})
+    return name, seed, *attempt(named(name), seed, {})
 
 
 def hunt(mutant, worlds, seeds):
@@ -110,7 +111,7 @@ def hunt_by(mutant, runs):
     start = time.perf_counter()
     edits = edits_of(mutant)
     for name, seed in runs:
-        how, report = attempt(WORLDS[name], seed, edits, mutant.seen_by)
+        how, report = attempt(named(name), seed, edits, mutant.seen_by)
         if how:
             return Verdict(mutant, how, name, seed, report, time.perf_counter() - start)
     return Verdict(mutant, "survives" if runs else "unused", seconds=time.perf_counter() - start)

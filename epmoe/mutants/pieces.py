@@ -4,16 +4,18 @@ from collections import Counter, deque
 from dataclasses import replace
 from queue import SimpleQueue
 
-from epmoe.mutants import hunt
+from epmoe.mutants import hunt, random_worlds
 
 RUNS = 3                # of a piece
 
 
-def hunt_in_pieces(workers, jobs, mutants, coverage, seeds=hunt.SEEDS):
-    """Verdicts in the order in which they come. jobs: processes of the pool."""
+def hunt_in_pieces(workers, jobs, mutants, coverage, seeds=hunt.SEEDS, n_random=0):
+    """Verdicts in the order in which they come. jobs: processes of the pool. n_random: random worlds behind the others.
+    """
+    last = runs_of_random(n_random)
     pieces, left, spent, ended = [], Counter(), Counter(), set()
     for number, mutant in enumerate(mutants):
-        runs = [(world, seed) for seed in range(seeds) for world in coverage.worlds(mutant)]
+        runs = [(world, seed) for seed in range(seeds) for world in coverage.worlds(mutant)] + last
         pieces += [(at, number, runs[at:at + RUNS]) for at in range(0, max(1, len(runs)), RUNS)]
     pieces = deque(sorted(pieces))          # the likeliest worlds of all come first
     left.update(number for _, number, _ in pieces)
@@ -36,6 +38,11 @@ def hunt_in_pieces(workers, jobs, mutants, coverage, seeds=hunt.SEEDS):
         if number not in ended and (verdict.killed or not left[number]):
             ended.add(number)
             yield replace(verdict, seconds=spent[number])
+
+
+def runs_of_random(n):
+    """[(name, seed)] of the first n random worlds, one schedule each."""
+    return [(name, number % hunt.SEEDS) for number, name in enumerate(random_worlds.names(n))]
 
 
 def _piece(number, mutant, runs):

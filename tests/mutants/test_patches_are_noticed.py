@@ -5,9 +5,10 @@ import difflib
 import pickle
 
 import pytest
-from epmoe.mutants import command, edited_kernels, hunt, worlds
+from epmoe.mutants import command, edited_kernels, hunt, random_worlds, worlds
 from epmoe.mutants.marks import NAME, marked_lines
 from epmoe.mutants.patches import edit_of
+from epmoe.mutants.pieces import runs_of_random
 from epmoe_ref.errors import EPValueError
 
 PUSHERS, ENTRIES = "rows/pushers.py", "whole_entries.py"
@@ -27,7 +28,7 @@ def diff(file, old, new, path=None, context=3, source=None):
 def run(*argv):
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
-    return command.run(parser.parse_args([*argv, "--jobs", "1"]))
+    return command.run(parser.parse_args([*argv, "--jobs", "1", "--random", "0"]))
 
 
 class InTurn:
@@ -154,9 +155,19 @@ def test_the_kernels_as_they_are(in_turn, monkeypatch, capsys):
     names = "absent peer, split", "absent peer, fused"
     monkeypatch.setattr(worlds, "WORLDS", {name: worlds.WORLDS[name] for name in names})
     assert run("--as-they-are", "--seeds", "2") == command.NOTICED
-    assert "2 worlds, 2 seeds each: nothing is reported" in " ".join(capsys.readouterr().out.split())
+    assert "2 worlds, 2 seeds each, and 0 random ones: nothing is reported" in " ".join(capsys.readouterr().out.split())
 
     monkeypatch.setattr(hunt, "attempt", lambda world, seed, edits: ("race", "who and where") if seed else ("", ""))
     assert run("--as-they-are", "--seeds", "2") == command.MISSED
     said = capsys.readouterr().out
     assert 'race     "absent peer, fused", seed 1\n    who and where\n' in said and "2 runs are reported" in said
+
+
+def test_random_worlds_are_the_same_everywhere_and_come_last():
+    drawn = [random_worlds.named(name) for name in random_worlds.names(40)]
+    again = random_worlds._world.__wrapped__(17)
+    assert repr(again) == repr(drawn[17]) and len({repr(w) for w in drawn}) == 40
+    assert {type(w) for w in drawn} == {worlds.World, worlds.PublicWorld, worlds.RowsWorld}
+    assert all(w.n_experts if isinstance(w, worlds.RowsWorld) else w.cfg for w in drawn)
+    assert runs_of_random(4) == [("random 0", 0), ("random 1", 1), ("random 2", 2), ("random 3", 0)]
+    assert random_worlds.named("bad ids") is worlds.WORLDS["bad ids"]
