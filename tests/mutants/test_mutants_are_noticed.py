@@ -12,7 +12,7 @@ from epmoe.mutants.harmless_slips import HARMLESS_SLIPS
 from epmoe.mutants.world_run import WorldRun
 from epmoe.mutants.worlds import WORLDS
 
-SAMPLE, HARMLESS_SAMPLE, SLIPS = 12, 1, 6
+SAMPLE, HARMLESS_SAMPLE, SLIPS = 8, 1, 4
 
 all_mutants = functools.cache(hunt.all_mutants)     # which takes some seconds
 
