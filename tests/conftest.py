@@ -131,7 +131,7 @@ def gpu_side():
                                     "PYTHONPATH": os.pathsep.join([str(ROOT), str(program.parent)])}
         environment.pop("NUMBA_ENABLE_CUDASIM", None)
         done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, env=environment,
-                              timeout=300)
+                              timeout=870)
         assert done.returncode == 0, done.stderr[-4000:]
         return json.loads(done.stdout)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(300)      # one compilation for all
+pytestmark = pytest.mark.timeout(900)      # one compilation for all, on a busy machine
 HERE = Path(__file__).parent
 SIGNALS = r"st\.release\.sys\.\S*u64"
 WAITS = r"ld\.acquire\.sys\.\S*u64"
