@@ -12,7 +12,7 @@ HEAD = """\
 
 `python -m epmoe mutants` takes the source of every kernel, breaks one synchronising token at a time (an order
 weakened, a scope narrowed, an atomic made plain, a barrier, a wait or a reset deleted, a load sent through the
-non-coherent path), and runs the result in small worlds of two or three ranks under the race detector. Every such mutant
+non-coherent path), and runs the result in small worlds, most of two ranks, under the race detector. Every such mutant
 must be noticed: as a race, a wrong result, a hang, an access out of bounds, or memory that is not as it was before the
 rounds. The few that change nothing are in `harmless.py`, each with its reason, and it is an error if one of them is
 noticed after all.
