@@ -7,25 +7,14 @@ import os
 import random
 import sys
 import time
-from collections import Counter
+from functools import partial
 from pathlib import Path
 
 from epmoe_ref.errors import EPValueError
 
-from epmoe.command_line import at_least_one, at_least_zero, part_of_all
+from epmoe.command_line import INTERRUPTED, at_least_one, at_least_zero, part_of_all
 
 NOTICED, MISSED, CANNOT_RUN = 0, 1, 2
-MEANING = {"race": "data race reported", "wrong": "results differ from the reference", "hang": "every thread waits",
-           "bounds": "access outside every buffer", "leftover": "memory not as before the rounds, or written in vain",
-           "error": "the kernel failed otherwise", "survives": "nothing noticed it", "unused": "no world runs the line"}
-
-SURVIVES = ("survives: either the synchronisation is not needed (say why in epmoe/mutants/harmless.py), or no world "
-            "shows that it is")
-NO_WORLD = ("survives: either it changes nothing that results, memory or the order of accesses show, or no world of "
-            "epmoe/mutants/worlds.py has the circumstances: add one")
-UNUSED = "is run by no world of epmoe/mutants/worlds.py: add one"
-KINDS = ("order", "scope", "plain", "barrier", "reset", "wait", "nc",
-         "swap", "early", "skip", "off by one", "twice", "whose", "both", "patch")
 
 
 def add_arguments(parser):
@@ -36,7 +25,8 @@ def add_arguments(parser):
                         help="schedules tried in each world (default 3)")
     parser.add_argument("--jobs", type=at_least_one, default=os.cpu_count(), metavar="N",
                         help="processes (default: one a core)")
-    parser.add_argument("--list", action="store_true", help="print every mutant's verdict, not only the survivors'")
+    parser.add_argument("--list", action="store_true", help="print every mutant's verdict, not only the survivors' "
+                        "(--patch does)")
     parser.add_argument("--reports", action="store_true", help="print what was reported for each killed mutant too")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--slips", action="store_true", help="instead: mistakes of another make (statements swapped, "
@@ -54,9 +44,13 @@ def add_arguments(parser):
 
 
 def run(args, console=None):
-    """Hunt mutants; the exit status is 0 if exactly the harmless ones survive, 1 if not, 2 if it cannot be run."""
+    """Hunt mutants; the exit status is 0 if exactly the harmless ones survive, 1 if not, 2 if it cannot be run.
+
+    130 after Ctrl-C, when what is known by then is printed.
+    """
     from epmoe import device
     from epmoe.mutants import hunt
+    from epmoe.mutants.verdicts import Verdicts
 
     if console is None:
         from rich.console import Console
@@ -70,20 +64,19 @@ def run(args, console=None):
         return write_faults(console) if args.write else show_faults(console)
     if args.as_they_are:
         return show_as_they_are(args, console)
-    start = time.perf_counter()
+    start, verdicts = time.perf_counter(), Verdicts(console, every=args.list or bool(args.patch), reports=args.reports)
     try:
         patches = read_patches(args)
         with hunt.pool(args.jobs) as workers:
-            verdicts = _hunt_with_progress(workers, choose(args, workers, patches), args, console)
+            undecided = _hunt_with_progress(args, console, workers, choose(args, workers, patches), verdicts)
     except EPValueError as error:
         print(f"epmoe mutants: {error}", file=sys.stderr)
         return CANNOT_RUN
     except tuple(hunt.KILLS) as error:
         print(f"epmoe mutants: the kernels as they stand fail (--as-they-are shows where): {error}", file=sys.stderr)
         return CANNOT_RUN
-    unexpected = judge(verdicts)
-    _show(console, args, verdicts, unexpected, time.perf_counter() - start)
-    return MISSED if unexpected else NOTICED
+    unexpected = verdicts.end(undecided, args.seeds, time.perf_counter() - start)
+    return INTERRUPTED if undecided else MISSED if unexpected else NOTICED
 
 
 def read_patches(args):
@@ -115,90 +108,33 @@ def choose(args, workers, patches=()):
     return mutants
 
 
-def harmless_ones():
-    """{key: reason} of the mutants and slips that change nothing."""
-    from epmoe.mutants.harmless import HARMLESS
-    from epmoe.mutants.harmless_slips import HARMLESS_SLIPS
-
-    return HARMLESS | HARMLESS_SLIPS
-
-
-def judge(verdicts):
-    """[(verdict, what is wrong with it)]: survivors not known to be harmless, and harmless ones that were killed."""
-    known = harmless_ones()
-    found = []
-    for v in verdicts:
-        if v.killed and v.mutant.key in known:
-            found.append((v, f"is written down as harmless, and was killed: {v.how} in \"{v.world}\", seed {v.seed}"))
-        elif not v.killed and v.mutant.key not in known:
-            found.append((v, NO_WORLD if v.mutant.kind == "patch" else SURVIVES if v.how == "survives" else UNUSED))
-    return found
-
-
-def _hunt_with_progress(workers, chosen, args, console):
+def _hunt_with_progress(args, console, workers, chosen, verdicts):
+    """Hunt the mutants until all have a verdict; an interrupted hunt leaves in `verdicts` what is known, and says it.
+    """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from epmoe.mutants import hunt
-    from epmoe.mutants.pieces import hunt_in_pieces
+    from epmoe.mutants.pieces import hunt_of
     from epmoe.mutants.worlds import WORLDS
 
     columns = (TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn())
-    verdicts = []
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("which world runs what", total=len(WORLDS))
-        if args.patch:
-            coverage = hunt.cover_lines(workers, chosen, lambda: progress.advance(task))
-            hunted = hunt_in_pieces(workers, args.jobs, chosen, coverage, args.seeds, args.random)
-        else:
-            coverage = hunt.cover(workers, lambda: progress.advance(task))
-            hunted = hunt.hunt_all(workers, chosen, coverage, args.seeds, first=harmless_ones())
+        cover = partial(hunt.cover_lines, edits=chosen) if args.patch else hunt.cover
+        coverage = cover(workers, advance=lambda: progress.advance(task))
+        hunted = hunt_of(chosen, coverage, args.seeds, args.random if args.patch else 0)
         progress.update(task, description="mutants", completed=0, total=len(chosen))
-        for verdict in hunted:
-            verdicts.append(verdict)
-            progress.advance(task)
-    return sorted(verdicts, key=lambda v: (v.mutant.token.file, v.mutant.token.start, v.mutant.key))
-
-
-def _show(console, args, verdicts, unexpected, seconds):
-    from rich.table import Table
-
-    known = harmless_ones()
-    counts = Counter((v.mutant.kind, v.how) for v in verdicts)
-    hows = [how for how in MEANING if any(h == how for _, h in counts)]
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    table.add_column("what was done", style="bold")
-    for column in ("mutants", *hows):
-        table.add_column(column, justify="right")
-    kinds = [k for k in KINDS if any(kind == k for kind, _ in counts)]
-    for kind in kinds:
-        of = [counts[kind, how] for how in hows]
-        table.add_row(kind, str(sum(of)), *(str(n) if n else "" for n in of))
-    of = [sum(counts[kind, how] for kind in kinds) for how in hows]
-    table.add_row("all", *map(str, (sum(of), *of)), style="bold")
-    console.print(table)
-    console.print("; ".join(f"{how}: {MEANING[how]}" for how in hows), style="dim")
-    for v in verdicts:
-        if args.list or (not v.killed and v.mutant.key in known):
-            _line(console, v, known.get(v.mutant.key))
-        if args.reports and v.killed:
-            console.print(f"    {v.report}".replace("\n", "\n    "), markup=False, style="dim")
-    for v, what in unexpected:
-        console.print(f"\n[bold red]{v.mutant.token.place}[/bold red]")
-        console.print(f"{v.mutant.key}\n{what}\n{v.report}".rstrip(), markup=False)
-    harmless = sum(not v.killed for v in verdicts) - sum(not v.killed for v, _ in unexpected)
-    word = "[bold red]FAIL[/bold red]" if unexpected else "[bold green]PASS[/bold green]"
-    console.print(f"\n{word}  {len(verdicts)} mutants: {sum(v.killed for v in verdicts)} noticed, {harmless} known to "
-                  f"be harmless, {len(unexpected)} not as expected; {args.seeds} seeds, {seconds:.0f} s")
-
-
-def _line(console, v, reason):
-    where = f" in \"{v.world}\", seed {v.seed}" if v.killed else f": {reason}" if reason else ""
-    console.print(f"{v.how:8} {v.mutant.token.place:24} {v.mutant.kind}: {v.mutant.change}"
-                  f"{' seen by ' + v.mutant.seen_by if v.mutant.seen_by else ''}{where}", markup=False)
+        try:
+            for verdict in hunted.verdicts(workers, args.jobs):
+                verdicts.add(verdict)
+                progress.advance(task)
+        except KeyboardInterrupt:
+            return hunted.undecided()
+    return ()
 
 
 def show_as_they_are(args, console):
-    """Unedited kernels in all worlds: what is reported, where."""
+    """Unedited kernels in all worlds: what is reported, where, as it comes."""
     from rich.progress import track
 
     from epmoe.mutants import hunt
@@ -207,19 +143,26 @@ def show_as_they_are(args, console):
 
     start, runs = time.perf_counter(), [(name, seed) for seed in range(args.seeds) for name in WORLDS]
     runs += runs_of_random(args.random)
-    with hunt.pool(args.jobs) as workers:
-        done = list(track(workers.imap_unordered(hunt.as_they_are, runs), "the kernels as they are", len(runs),
-                          console=console, transient=True))
-    reported = [d for d in done if d[2]]
-    for name, seed, how, report in sorted(done if args.list else reported):
-        console.print(f"{how or 'silent':8} \"{name}\", seed {seed}", markup=False, style="bold red" if how else "")
-        if report:
-            console.print(f"    {report}".replace("\n", "\n    "), markup=False)
-    word = "[bold red]FAIL[/bold red]" if reported else "[bold green]PASS[/bold green]"
+    done = reported = 0
+    try:
+        with hunt.pool(args.jobs) as workers:
+            for name, seed, how, report in track(workers.imap_unordered(hunt.as_they_are, runs),
+                                                 "the kernels as they are", len(runs), console=console, transient=True):
+                done, reported = done + 1, reported + bool(how)
+                if how or args.list:
+                    console.print(f"{how or 'silent':8} \"{name}\", seed {seed}", markup=False,
+                                  style="bold red" if how else "")
+                if report:
+                    console.print(f"    {report}".replace("\n", "\n    "), markup=False)
+    except KeyboardInterrupt:
+        pass
+    ended = done == len(runs)
+    word = "[bold red]FAIL[/bold red]" if reported else "[bold green]PASS[/bold green]" if ended else \
+        "[bold red]INTERRUPTED[/bold red]"
     console.print(f"{word}  the kernels as they stand: {len(WORLDS)} worlds, {args.seeds} seeds each, and "
-                  f"{args.random} random ones: {f'{len(reported)} runs are' if reported else 'nothing is'} reported; "
-                  f"{time.perf_counter() - start:.0f} s")
-    return MISSED if reported else NOTICED
+                  f"{args.random} random ones: {f'{reported} runs are' if reported else 'nothing is'} reported; "
+                  f"{'' if ended else f'{done} of {len(runs)} runs, '}{time.perf_counter() - start:.0f} s")
+    return (MISSED if reported else NOTICED) if ended else INTERRUPTED
 
 
 def write_faults(console):

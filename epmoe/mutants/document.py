@@ -46,8 +46,10 @@ python -m epmoe mutants --patch /tmp/edit.patch --reports
 Each patch is a mutant; paths may begin at the repository's root or at any folder on the way to the file. The worlds
 that run the changed lines come first, then all others, then some drawn at random (`--random`). The exit status is 0 if
 all patches are noticed; 1 if one survives: then it changes nothing that results, memory or the order of accesses show,
-or `worlds.py` lacks the circumstances; 2 if one is no patch of the kernels. `--seeds`, `--jobs`, `--list` work as
-without it.
+or `worlds.py` lacks the circumstances; 2 if one is no patch of the kernels. `--seeds` and `--jobs` work as without it.
+
+Verdicts are printed as they are found. Ctrl-C ends the hunt with a table of what is known by then, and says of every
+patch without a verdict how many runs have not noticed it; the exit status is 130.
 
 # Four faults of public kernels
 

@@ -101,11 +101,6 @@ def as_they_are(run):
     return name, seed, *attempt(named(name), seed, {})
 
 
-def hunt(mutant, worlds, seeds):
-    """The Verdict on one mutant: each world (by name, the cheapest first) with each seed until one notices it."""
-    return hunt_by(mutant, [(name, seed) for seed in range(seeds) for name in worlds])
-
-
 def hunt_by(mutant, runs):
     """The Verdict on one mutant of runs [(world's name, seed)], of which the first one that notices it is the last."""
     start = time.perf_counter()
@@ -246,13 +241,3 @@ def _cover(workers, jobs, advance):
 
 def _visits(job):
     return job[0], visits(*job)
-
-
-def _hunt(job):
-    return hunt(*job)
-
-
-def hunt_all(workers, mutants, coverage, seeds=SEEDS, first=frozenset()):
-    """Verdicts in the order in which they come. first: keys of mutants that take longest, in all worlds."""
-    return workers.imap_unordered(_hunt, [(m, coverage.worlds(m), seeds) for m in
-                                          sorted(mutants, key=lambda m: m.key not in first)])

@@ -1,4 +1,4 @@
-"""Few mutants in many worlds: all processes go through the worlds of a mutant, until one of them notices it."""
+"""Runs of mutants, dealt to processes in pieces: all go through the runs of a mutant, until one of them notices it."""
 
 from collections import Counter, deque
 from dataclasses import replace
@@ -9,35 +9,53 @@ from epmoe.mutants import hunt, random_worlds
 RUNS = 3                # of a piece
 
 
-def hunt_in_pieces(workers, jobs, mutants, coverage, seeds=hunt.SEEDS, n_random=0):
-    """Verdicts in the order in which they come. jobs: processes of the pool. n_random: random worlds behind the others.
-    """
-    last = runs_of_random(n_random)
-    pieces, left, spent, ended = [], Counter(), Counter(), set()
-    for number, mutant in enumerate(mutants):
-        runs = [(world, seed) for seed in range(seeds) for world in coverage.worlds(mutant)] + last
-        pieces += [(at, number, runs[at:at + RUNS]) for at in range(0, max(1, len(runs)), RUNS)]
-    pieces = deque(sorted(pieces))          # the likeliest worlds of all come first
-    left.update(number for _, number, _ in pieces)
-    answers, flying = SimpleQueue(), 0
-    while pieces or flying:
-        while pieces and flying < 2 * jobs:
-            _, number, runs = pieces.popleft()
-            if number not in ended:
-                workers.apply_async(_piece, (number, mutants[number], runs), callback=answers.put,
-                                    error_callback=answers.put)
-                flying += 1
-        if not flying:
-            break
-        answer, flying = answers.get(), flying - 1
-        if isinstance(answer, BaseException):
-            raise answer
-        number, verdict = answer
-        left[number] -= 1
-        spent[number] += verdict.seconds
-        if number not in ended and (verdict.killed or not left[number]):
-            ended.add(number)
-            yield replace(verdict, seconds=spent[number])
+class Hunt:
+    """One hunt of mutants. runs: for each mutant [(world's name, seed)], the likeliest first."""
+
+    def __init__(self, mutants, runs):
+        self.mutants, self.runs = list(mutants), list(runs)
+        self.done, self.spent, self.ended = Counter(), Counter(), set()     # runs and seconds, by number of the mutant
+
+    def verdicts(self, workers, jobs):
+        """Verdicts in the order in which they come. jobs: processes of the pool."""
+        pieces = deque(sorted((at, number, runs[at:at + RUNS]) for number, runs in enumerate(self.runs)
+                              for at in range(0, max(1, len(runs)), RUNS)))     # the likeliest runs of all come first
+        answers, flying = SimpleQueue(), 0
+        while pieces or flying:
+            while pieces and flying < 2 * jobs:
+                _, number, runs = pieces.popleft()
+                if number not in self.ended:
+                    workers.apply_async(_piece, (number, self.mutants[number], runs), callback=answers.put,
+                                        error_callback=answers.put)
+                    flying += 1
+            if not flying:
+                break
+            answer, flying = answers.get(), flying - 1
+            if isinstance(answer, BaseException):
+                raise answer
+            verdict = self._verdict(*answer)
+            if verdict:
+                yield verdict
+
+    def _verdict(self, number, n_runs, verdict):
+        """The Verdict on a mutant, if this piece of its runs decides it."""
+        self.done[number] += n_runs
+        self.spent[number] += verdict.seconds
+        if number in self.ended or not (verdict.killed or self.done[number] == len(self.runs[number])):
+            return None
+        self.ended.add(number)
+        return replace(verdict, seconds=self.spent[number])
+
+    def undecided(self):
+        """[(mutant, runs that did not notice it, runs in all)] of those without a Verdict."""
+        return [(mutant, self.done[number], len(self.runs[number])) for number, mutant in enumerate(self.mutants)
+                if number not in self.ended]
+
+
+def hunt_of(mutants, coverage, seeds=hunt.SEEDS, n_random=0):
+    """The Hunt through all worlds of a mutant under each seed, and then through random ones."""
+    return Hunt(mutants, ([(world, seed) for seed in range(seeds) for world in coverage.worlds(mutant)]
+                          + runs_of_random(n_random) for mutant in mutants))
 
 
 def runs_of_random(n):
@@ -46,4 +64,4 @@ def runs_of_random(n):
 
 
 def _piece(number, mutant, runs):
-    return number, hunt.hunt_by(mutant, runs)
+    return number, len(runs), hunt.hunt_by(mutant, runs)

@@ -9,6 +9,8 @@ from epmoe import kernels
 from epmoe.mutants import command, hunt
 from epmoe.mutants.harmless import HARMLESS
 from epmoe.mutants.harmless_slips import HARMLESS_SLIPS
+from epmoe.mutants.pieces import hunt_of
+from epmoe.mutants.verdicts import judge
 from epmoe.mutants.world_run import WorldRun
 from epmoe.mutants.worlds import WORLDS
 
@@ -35,9 +37,10 @@ def test_a_sample_is_noticed_and_harmless_ones_are_not():
     sample += [m for m in mutants if m.key in HARMLESS][:HARMLESS_SAMPLE]
     slips = [s for s in hunt.slips_in_files() if s.key not in HARMLESS_SLIPS]
     sample += slips[::len(slips) // SLIPS]
-    with hunt.pool(min(2, os.cpu_count())) as workers:
-        verdicts = list(hunt.hunt_all(workers, sample, hunt.cover(workers), seeds=1))
-    assert [f"{v.mutant.key}: {what}" for v, what in command.judge(verdicts)] == []
+    jobs = min(2, os.cpu_count())
+    with hunt.pool(jobs) as workers:
+        verdicts = list(hunt_of(sample, hunt.cover(workers), seeds=1).verdicts(workers, jobs))
+    assert [f"{v.mutant.key}: {what}" for v, what in judge(verdicts)] == []
     assert sum(v.how == "race" for v in verdicts) > len(sample) // 3
 
 
@@ -50,7 +53,7 @@ def test_a_wrong_expectation_fails():
     killed = hunt.Verdict(next(m for m in all_mutants() if m.key in HARMLESS), "race", "split")
     survivor = hunt.Verdict(next(m for m in all_mutants() if m.key not in HARMLESS), "survives")
     unused = hunt.Verdict(survivor.mutant, "unused")
-    assert [what[:30] for _, what in command.judge([killed, survivor, unused])] == [
+    assert [what[:30] for _, what in judge([killed, survivor, unused])] == [
         "is written down as harmless, a", "survives: either the synchroni", "is run by no world of epmoe/mu"]
 
 

@@ -151,6 +151,29 @@ def test_a_patch_is_noticed_and_another_changes_nothing(tmp_path, in_turn, monke
     assert "data race on combine_recv_buf" in said
 
 
+def test_verdicts_come_as_they_are_found_and_an_interrupted_hunt_says_what_is_known(tmp_path, in_turn, monkeypatch,
+                                                                                    capsys):
+    patches = [tmp_path / f"{name}.patch" for name in ("broken", "same", "later")]
+    for patch, new in zip(patches, ("", BARRIER.replace("all pieces", "pieces"), BARRIER * 2)):
+        patch.write_text(diff(ENTRIES, BARRIER, new))
+    shown = []
+
+    def hunted(mutant, runs):
+        shown.append(capsys.readouterr().out)
+        if len(shown) == 4:
+            raise KeyboardInterrupt
+        return hunt.Verdict(mutant, "survives" if len(shown) > 1 else "race", *runs[0])
+
+    monkeypatch.setattr(hunt, "FEW", 3)
+    monkeypatch.setattr(hunt, "hunt_by", hunted)
+    assert run("--patch", *map(str, patches)) == command.INTERRUPTED
+    assert shown[2].startswith("race     whole_entries.py:")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "same.patch: not noticed in 3 of" in said and "later.patch: not noticed in 0 of" in said
+    assert "INTERRUPTED" in said and "seed 0" not in said
+    assert "3 mutants: 1 noticed, 0 known to be harmless, 0 not as expected, 2 undecided" in said
+
+
 def test_the_kernels_as_they_are(in_turn, monkeypatch, capsys):
     names = "absent peer, split", "absent peer, fused"
     monkeypatch.setattr(worlds, "WORLDS", {name: worlds.WORLDS[name] for name in names})

@@ -1,0 +1,101 @@
+"""What is said of mutants: a line for each verdict as it comes, then a table, and which verdicts are not as expected."""
+
+from collections import Counter
+
+from epmoe.mutants.harmless import HARMLESS
+from epmoe.mutants.harmless_slips import HARMLESS_SLIPS
+
+MEANING = {"race": "data race reported", "wrong": "results differ from the reference", "hang": "every thread waits",
+           "bounds": "access outside every buffer", "leftover": "memory not as before the rounds, or written in vain",
+           "error": "the kernel failed otherwise", "survives": "nothing noticed it", "unused": "no world runs the line"}
+KINDS = ("order", "scope", "plain", "barrier", "reset", "wait", "nc",
+         "swap", "early", "skip", "off by one", "twice", "whose", "both", "patch")
+SURVIVES = ("survives: either the synchronisation is not needed (say why in epmoe/mutants/harmless.py), or no world "
+            "shows that it is")
+NO_WORLD = ("survives: either it changes nothing that results, memory or the order of accesses show, or no world of "
+            "epmoe/mutants/worlds.py has the circumstances: add one")
+UNUSED = "is run by no world of epmoe/mutants/worlds.py: add one"
+
+
+def harmless_ones():
+    """{key: reason} of the mutants and slips that change nothing."""
+    return HARMLESS | HARMLESS_SLIPS
+
+
+def judge(verdicts):
+    """[(verdict, what is wrong with it)]: survivors not known to be harmless, and harmless ones that were killed."""
+    known = harmless_ones()
+    found = []
+    for v in verdicts:
+        if v.killed and v.mutant.key in known:
+            found.append((v, f"is written down as harmless, and was killed: {v.how} in \"{v.world}\", seed {v.seed}"))
+        elif not v.killed and v.mutant.key not in known:
+            found.append((v, NO_WORLD if v.mutant.kind == "patch" else SURVIVES if v.how == "survives" else UNUSED))
+    return found
+
+
+class Verdicts:
+    """All verdicts of a hunt. every: each has a line, not only those of survivors. reports: with what was reported."""
+
+    def __init__(self, console, *, every=False, reports=False):
+        self.console, self.every, self.reports = console, every, reports
+        self.all, self.known = [], harmless_ones()
+
+    def add(self, v):
+        """Take a Verdict, and say it."""
+        self.all.append(v)
+        if self.every or not v.killed or v.mutant.key in self.known:
+            self._line(v)
+        if self.reports and v.killed:
+            self.console.print(f"    {v.report}".replace("\n", "\n    "), markup=False, style="dim")
+
+    def _line(self, v):
+        reason = self.known.get(v.mutant.key)
+        where = f" in \"{v.world}\", seed {v.seed}" if v.killed else f": {reason}" if reason else ""
+        self.console.print(f"{v.how:8} {v.mutant.token.place:24} {v.mutant.kind}: {v.mutant.change}"
+                           f"{' seen by ' + v.mutant.seen_by if v.mutant.seen_by else ''}{where}", markup=False)
+
+    def unexpected(self):
+        """judge() of them, in the order of the sources."""
+        return judge(sorted(self.all, key=lambda v: (v.mutant.token.file, v.mutant.token.start, v.mutant.key)))
+
+    def table(self):
+        """Print how many were noticed, by what was done and how."""
+        from rich.table import Table
+
+        counts = Counter((v.mutant.kind, v.how) for v in self.all)
+        hows = [how for how in MEANING if any(h == how for _, h in counts)]
+        table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+        table.add_column("what was done", style="bold")
+        for column in ("mutants", *hows):
+            table.add_column(column, justify="right")
+        kinds = [k for k in KINDS if any(kind == k for kind, _ in counts)]
+        for kind in kinds:
+            of = [counts[kind, how] for how in hows]
+            table.add_row(kind, str(sum(of)), *(str(n) if n else "" for n in of))
+        of = [sum(counts[kind, how] for kind in kinds) for how in hows]
+        table.add_row("all", *map(str, (sum(of), *of)), style="bold")
+        self.console.print(table)
+        self.console.print("; ".join(f"{how}: {MEANING[how]}" for how in hows), style="dim")
+
+    def end(self, undecided, seeds, seconds):
+        """Print the table, what is not as expected, and of an interrupted hunt what is undecided; the number of those.
+        """
+        unexpected = self.unexpected()
+        if self.all:
+            self.table()
+        for v, what in unexpected:
+            self.console.print(f"\n[bold red]{v.mutant.token.place}[/bold red]")
+            self.console.print(f"{v.mutant.key}\n{what}\n{v.report}".rstrip(), markup=False)
+        for mutant, done, of in undecided:
+            if done or self.every:
+                self.console.print(f"undecided {mutant.token.place:22} {mutant.kind}: {mutant.change}: not noticed in "
+                                   f"{done} of {of} runs", markup=False)
+        harmless = sum(not v.killed for v in self.all) - sum(not v.killed for v, _ in unexpected)
+        word = "[bold red]FAIL[/bold red]" if unexpected else \
+            "[bold red]INTERRUPTED[/bold red]" if undecided else "[bold green]PASS[/bold green]"
+        left = f", {len(undecided)} undecided" if undecided else ""
+        self.console.print(f"\n{word}  {len(self.all) + len(undecided)} mutants: {sum(v.killed for v in self.all)} "
+                           f"noticed, {harmless} known to be harmless, {len(unexpected)} not as expected{left}; "
+                           f"{seeds} seeds, {seconds:.0f} s")
+        return len(unexpected)
