@@ -1,7 +1,11 @@
 """DeepEP, where it is installed: rows through Buffer.dispatch and combine, low latency, and V2's ElasticBuffer.
 
-Written from the documented interfaces; bytes are payload bytes that the routing moves, as for everybody else.
+Written from the interfaces of releases 1.2.1 and 2.1.0. Each is asked for what our kernels give: the whole call from
+topk_ids on the device, its result with room for the worst case, so that the host does not wait. Bytes are payload bytes
+that the routing moves, as for everybody else.
 """
+
+import os
 
 from epmoe_ref.errors import UnavailableError
 
@@ -9,7 +13,9 @@ from benchmarks import traffic
 from benchmarks.torch_peer import TorchPeer
 
 NVL_BYTES = 1 << 30
-LOW_LATENCY_TOKENS = 1024       # a larger batch would need too much memory
+V1_SMS = 48                     # fastest at many tokens on 4 H200; 20 if nothing is said
+LOW_LATENCY_MULTIPLE = 4        # of its most tokens a rank: it wants n_ranks times that to be a multiple of 4
+QP_DEPTH = "NVSHMEM_QP_DEPTH", 1024     # DeepEP's variable and its value: room for two messages a token, and two more
 
 
 class _DeepEP(TorchPeer):
@@ -24,14 +30,16 @@ class _DeepEP(TorchPeer):
 
         torch = self._torch
         self._package, self._group = deep_ep, torch.distributed.group.WORLD
+        ids = torch.from_numpy(self._ids_of_all[world.rank])
         with torch.cuda.stream(self._on):
-            self._ids = torch.from_numpy(self._ids_of_all[world.rank]).long().cuda()
+            self._ids = ids.to(getattr(deep_ep, "topk_idx_t", torch.int64)).cuda()
             self._weights = torch.full(self._ids.shape, 1 / shape.top_k, device="cuda")
             self._x = torch.randn(shape.tokens, shape.hidden, device="cuda").bfloat16()
-            self._pair = (self._x.to(torch.float8_e4m3fn), torch.ones(shape.tokens, shape.hidden // 128, device="cuda"))
-            self._given = self._pair if shape.format == "fp8" else self._x
+            scales = torch.ones(shape.tokens, shape.hidden // traffic.SCALE_GROUP, device="cuda")
+            self._given = (self._x.to(torch.float8_e4m3fn), scales) if shape.format == "fp8" else self._x
+            torch.distributed.all_reduce(torch.zeros(1, device="cuda"))     # makes the communicator that V2 takes
         torch.cuda.synchronize()
-        self._handle = self._y = None
+        self._buffer = self._handle = self._y = None
 
     def launch(self, phase):
         """Put a phase on the stream."""
@@ -47,28 +55,31 @@ class _DeepEP(TorchPeer):
         return self._y
 
     def close(self):
-        """Free everything."""
+        """Free everything; collective."""
         self.check()
-        self._x = self._y = self._handle = self._buffer = None
+        self._buffer.destroy()
+        self._x = self._given = self._y = self._handle = self._buffer = None
         self._torch.cuda.empty_cache()
 
 
 class V1(_DeepEP):
-    """get_dispatch_layout, dispatch (the host waits for counts) and combine."""
+    """get_dispatch_layout, dispatch and combine."""
 
     name = "DeepEP V1"
     phases = ("dispatch", "combine")
 
     def __init__(self, world, shape):
         super().__init__(world, shape)
-        self._buffer = self._package.Buffer(self._group, NVL_BYTES, 0)
+        self._package.Buffer.set_num_sms(V1_SMS)
+        self._buffer = self._package.Buffer(self._group, NVL_BYTES, 0, explicitly_destroy=True)
 
     def _dispatch(self):
         buffer = self._buffer
         per_rank, per_rdma_rank, per_expert, in_rank, _ = buffer.get_dispatch_layout(self._ids, self.shape.experts)
         received, _, _, _, self._handle, _ = buffer.dispatch(
             self._given, num_tokens_per_rank=per_rank, num_tokens_per_rdma_rank=per_rdma_rank, is_token_in_rank=in_rank,
-            num_tokens_per_expert=per_expert, topk_idx=self._ids, topk_weights=self._weights)
+            num_tokens_per_expert=per_expert, topk_idx=self._ids, topk_weights=self._weights,
+            num_worst_tokens=self.world.n_ranks * self.shape.tokens)
         self._rows(received)
 
     def _combine(self):
@@ -83,17 +94,21 @@ class LowLatency(_DeepEP):
     matrix = staticmethod(traffic.pairs_matrix)
 
     def __init__(self, world, shape):
-        if shape.tokens > LOW_LATENCY_TOKENS:
-            raise UnavailableError(f"low latency is for at most {LOW_LATENCY_TOKENS} tokens")
+        self._most = -(-shape.tokens // LOW_LATENCY_MULTIPLE) * LOW_LATENCY_MULTIPLE
+        name, depth = QP_DEPTH
+        depth = int(os.environ.get(name, depth))
+        if 2 * (self._most + 1) > depth:
+            raise UnavailableError(f"low latency takes at most {depth // 2 - 1} tokens a rank with {name}={depth}: for "
+                                   f"{shape.tokens} set it to {2 * (self._most + 1)} or more")
         super().__init__(world, shape)
-        size = self._package.Buffer.get_low_latency_rdma_size_hint(shape.tokens, shape.hidden, world.n_ranks,
+        size = self._package.Buffer.get_low_latency_rdma_size_hint(self._most, shape.hidden, world.n_ranks,
                                                                    shape.experts)
         self._buffer = self._package.Buffer(self._group, 0, size, low_latency_mode=True,
-                                            num_qps_per_rank=shape.experts // world.n_ranks)
+                                            num_qps_per_rank=shape.experts // world.n_ranks, explicitly_destroy=True)
 
     def _dispatch(self):
         received, _, self._handle, _, _ = self._buffer.low_latency_dispatch(
-            self._x, self._ids, self.shape.tokens, self.shape.experts, use_fp8=self.shape.format == "fp8")
+            self._x, self._ids, self._most, self.shape.experts, use_fp8=self.shape.format == "fp8")
         self._rows(received)
 
     def _combine(self):
@@ -112,11 +127,13 @@ class V2(_DeepEP):
         if elastic is None:
             raise UnavailableError("this DeepEP has no ElasticBuffer: it is V1")
         self._buffer = elastic(self._group, num_max_tokens_per_rank=shape.tokens, hidden=shape.hidden,
-                               num_topk=shape.top_k, use_fp8_dispatch=shape.format == "fp8")
+                               num_topk=shape.top_k, use_fp8_dispatch=shape.format == "fp8",
+                               prefer_overlap_with_compute=False, explicitly_destroy=True)
 
     def _dispatch(self):
         received, _, _, self._handle, _ = self._buffer.dispatch(
-            self._given, topk_idx=self._ids, topk_weights=self._weights, num_experts=self.shape.experts)
+            self._given, topk_idx=self._ids, topk_weights=self._weights, num_experts=self.shape.experts,
+            do_cpu_sync=False)
         self._rows(received)
 
     def _combine(self):

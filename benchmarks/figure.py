@@ -8,7 +8,8 @@ from benchmarks.readme_table import short
 
 # title, kernels, phase
 PANELS = (("pairs: dispatch", ("pairs fused",), "dispatch"), ("pairs: combine", ("pairs fused",), "combine"),
-          ("rows: dispatch", ("rows", "expert-major"), "dispatch"), ("rows: combine", ("rows",), "combine"))
+          ("rows: dispatch", ("rows", "expert-major"), "dispatch"),
+          ("rows: combine", ("rows", "expert-major"), "combine"))
 # Okabe and Ito's colours, which everybody can tell apart, and a marker each. Ours: lines; peers of the same run:
 # dashed; constants: the marker alone, hollow.
 LOOKS = {"pairs fused": ("#0072B2", "o"), "rows": ("#0072B2", "o"), "expert-major": ("#56B4E9", "v"),

@@ -76,6 +76,14 @@ def cases(args):
     return [case for shape in chosen for section in wanted for case in _at(section, shape, args.sms)]
 
 
+def shared_by(cases, n_ranks):
+    """Raises ValueError if no case has experts that so many ranks can share."""
+    experts = sorted({case.shape.experts for case in cases})
+    if not any(n % n_ranks == 0 for n in experts):
+        raise ValueError(f"{n_ranks} ranks cannot share {' or '.join(map(str, experts))} experts evenly: choose "
+                         f"--shapes with a multiple of {n_ranks}, as 128x7168/{n_ranks * (256 // n_ranks or 1)}")
+
+
 def sections(args):
     """The sections that the options choose, in the order of the table above."""
     named = [*(args.only or OURS), *args.against]

@@ -32,7 +32,7 @@ def add_arguments(parser):
 
 
 def run(args):
-    """Measure; the exit status is 0, or 2 if it cannot be run."""
+    """Measure; the exit status is 0, or 2 if it cannot be run, or nothing can be."""
     start = time.perf_counter()
     try:
         cases = plan.cases(args)
@@ -40,16 +40,17 @@ def run(args):
             raise ValueError("--resume needs the file: --json FILE")
         if device.SIM and args.shapes is None:
             raise ValueError("there is no GPU: the simulator would take days, and its times mean nothing. `python -m "
-                             "benchmarks cpu` measures a CPU; `--shapes 3x64/4/2 --iterations 2` tries this program")
+                             "benchmarks cpu` measures a CPU; `--shapes 3x64/4/2 --iterations 2 --json -` tries this "
+                             "program")
         world = worlds.make(args.ranks)
+        plan.shared_by(cases, world.n_ranks)
         record = provenance(world.machine) | {"n_ranks": world.n_ranks, "world": type(world).__name__,
                                               "command": sys.argv[1:], "rows": [], "not_run": []}
         before = results.read(args.json) if args.resume and results.exists(args.json) else None
     except (ValueError, EPError) as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 2
-    _Run(args, world, record, before, start).measure(cases)
-    return 0
+    return 0 if _Run(args, world, record, before, start).measure(cases) else 2
 
 
 class _Run:
@@ -71,7 +72,7 @@ class _Run:
         return time.perf_counter() - self.start
 
     def measure(self, cases):
-        """Link, cases, tables."""
+        """Link, cases, tables; whether there are rows now."""
         args, world, record = self.args, self.world, self.record
         self.line = StartLine(world)
         record["link_gbps"] = float(f"{link.peer_write_gbps(world, self.line):.4g}")
@@ -89,12 +90,16 @@ class _Run:
             self.say(f"kernels compiled by {n} processes in {spent:.0f} s; {self.seconds():.0f} s since the start")
         self._cases(cases)
         record["seconds"] = round(self.seconds(), 1)
-        self._write()
         whole = self._whole()
+        if not whole["rows"]:
+            self.say("nothing was measured: no file is written")
+            return False
+        self._write()
         self.say("", table.table(whole["rows"]), "", *targets.report(whole), "", *peers.report(whole),
                  f"{self.seconds():.0f} s")
         if self.file:
             self.say(f"written: {self.file}")
+        return True
 
     def _cases(self, cases):
         last, missing = None, set()

@@ -46,6 +46,10 @@ def parse(text):
         raise ValueError(f"shape {text!r}: {why}; write TOKENSxHIDDEN/EXPERTS[/TOP_K][:FORMAT][:ROUTING], as in "
                          "128x7168/256:fp8")
     shape = Shape(*(int(n) for n in numbers.groups(default=TOP_K)))
+    if not (shape.tokens and shape.hidden and 1 <= shape.top_k <= shape.experts):
+        raise ValueError(f"shape {text!r}: {shape.tokens} tokens of {shape.hidden} elements to {shape.top_k} of "
+                         f"{shape.experts} experts must be at least 1 each, and not more than there are: write "
+                         "TOKENSxHIDDEN/EXPERTS/TOP_K, as in 3x64/4/2; without TOP_K it is 8")
     for word in rest:
         shape = replace(shape, **{"format" if word in FORMATS else "routing": word})
     return shape

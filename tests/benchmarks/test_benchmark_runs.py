@@ -85,10 +85,18 @@ def test_parts_of_a_run_are_merged_and_resumed(tiny, tmp_path):
 @pytest.mark.parametrize("words, said", [
     (["--shapes", "nonsense"], "TOKENSxHIDDEN/EXPERTS"), (["--only", "pears"], "no such section"),
     (["--quick", "--shapes", "1x64/4"], "shapes of its own"),
+    (["--shapes", "3x64/4/2", "--ranks", "3"], "3 ranks cannot share 4 experts"),
+    (["--shapes", "3x64/4"], "8 of 4 experts"),
     (["--resume"], "--json FILE"), (["--quick"], "there is no GPU")])
 def test_options_that_make_no_sense_are_refused(words, said, capsys):
     assert main([*words, "--json", "-"]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_run_that_measures_nothing_fails_and_leaves_no_file(tmp_path, capsys):
+    file = tmp_path / "none.json"
+    assert main([*TINY, "--only", "nccl", "--json", str(file)]) == 2
+    assert "nothing was measured" in capsys.readouterr().out and not file.exists()
 
 
 @pytest.mark.parametrize("words", [["--iterations", "0"], ["--ranks", "x"], ["compile", "--part", "3/2"]], ids=" ".join)
