@@ -1,8 +1,9 @@
 """Rounds of the project's own dispatch with no combine between them: what ExpertParallel refuses to do."""
 
 from epmoe import kernels
+from epmoe.mutants.page_worlds import PLAIN
+from epmoe.mutants.world_kinds import World
 from epmoe.mutants.world_run import WorldRun
-from epmoe.mutants.worlds import PLAIN, World
 from epmoe_ref.errors import DeadlockError, RaceError
 
 

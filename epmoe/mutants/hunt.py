@@ -19,8 +19,9 @@ from epmoe.mutants.rows_run import RowsRun
 from epmoe.mutants.slips import Slip, slips_of
 from epmoe.mutants.swiglu_run import SwigluRun
 from epmoe.mutants.tokens import entrances, for_importers, imports_of, mutants_of, names_in
+from epmoe.mutants.world_kinds import PublicWorld, RowsWorld, SwigluWorld, World
 from epmoe.mutants.world_run import WorldRun
-from epmoe.mutants.worlds import WORLDS, PublicWorld, RowsWorld, SwigluWorld, World
+from epmoe.mutants.worlds import WORLDS
 
 KILLS = {RaceError: "race", DeadlockError: "hang", OutOfBoundsError: "bounds", WrongResult: "wrong",
          Leftover: "leftover", EPError: "error"}

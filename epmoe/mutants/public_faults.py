@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from epmoe.mutants import edited_kernels
 from epmoe.mutants.hunt import attempt
-from epmoe.mutants.worlds import PLAIN, WORLDS, World
+from epmoe.mutants.page_worlds import PLAIN
+from epmoe.mutants.world_kinds import World
+from epmoe.mutants.worlds import WORLDS
 
 SMALL_REGION = World("seven blocks, four flags", PLAIN | dict(n_experts=2, top_k=1), ((5, 3),), fused=True,
                      shape=(7, 32))

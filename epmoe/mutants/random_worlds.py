@@ -7,7 +7,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from epmoe.mutants.worlds import WORLDS, PublicWorld, RowsWorld, World
+from epmoe.mutants.world_kinds import PublicWorld, RowsWorld, World
+from epmoe.mutants.worlds import WORLDS
 from epmoe_ref.config import TOKEN_FORMATS
 
 PREFIX = "random "

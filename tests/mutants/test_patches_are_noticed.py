@@ -5,7 +5,7 @@ import difflib
 import pickle
 
 import pytest
-from epmoe.mutants import command, edited_kernels, hunt, random_worlds, worlds
+from epmoe.mutants import command, edited_kernels, hunt, random_worlds, world_kinds, worlds
 from epmoe.mutants.marks import NAME, marked_lines
 from epmoe.mutants.patches import edit_of
 from epmoe.mutants.pieces import runs_of_random
@@ -190,7 +190,7 @@ def test_random_worlds_are_the_same_everywhere_and_come_last():
     drawn = [random_worlds.named(name) for name in random_worlds.names(40)]
     again = random_worlds._world.__wrapped__(17)
     assert repr(again) == repr(drawn[17]) and len({repr(w) for w in drawn}) == 40
-    assert {type(w) for w in drawn} == {worlds.World, worlds.PublicWorld, worlds.RowsWorld}
-    assert all(w.n_experts if isinstance(w, worlds.RowsWorld) else w.cfg for w in drawn)
+    assert {type(w) for w in drawn} == {world_kinds.World, world_kinds.PublicWorld, world_kinds.RowsWorld}
+    assert all(w.n_experts if isinstance(w, world_kinds.RowsWorld) else w.cfg for w in drawn)
     assert runs_of_random(4) == [("random 0", 0), ("random 1", 1), ("random 2", 2), ("random 3", 0)]
     assert random_worlds.named("bad ids") is worlds.WORLDS["bad ids"]

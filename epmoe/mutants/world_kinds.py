@@ -1,0 +1,136 @@
+"""The kinds of small worlds in which mutants are hunted: what can be said of one."""
+
+from dataclasses import dataclass, field
+
+from epmoe_ref.config import EPConfig
+
+
+@dataclass(frozen=True, eq=False)
+class SmallWorld:
+    """What every world has. shape: blocks, threads. constants: of the kernel package, made small."""
+
+    name: str
+    shape: tuple = field(default=(3, 64), kw_only=True)
+    constants: dict = field(default_factory=dict, kw_only=True)         # {"signaller.WINDOW": 3}
+
+
+@dataclass(frozen=True, eq=False)
+class PageWorld(SmallWorld):
+    """A world of the page kernels. sizes: of its EPConfig. tokens: for each round, the tokens of each rank."""
+
+    sizes: dict
+    tokens: tuple
+    fused: bool = field(default=False, kw_only=True)
+
+    @property
+    def cfg(self):
+        """The EPConfig."""
+        return EPConfig(**self.sizes)
+
+
+@dataclass(frozen=True, eq=False)
+class World(PageWorld):
+    """One world of bare kernel calls (world_run.py), all rounds in flight at once.
+
+    few: tokens go the way of few_tokens.py, without `reserved` and send_buf. unreduced: combine without router weights.
+    swiglu: its kernel runs too. bad_ids: ids out of range and repeated ones in device memory. elsewhere: no token goes
+    to its own rank. absent: ranks that never launch anything, so that the others' waits must expire. stuck: before this
+    half of the first round ("dispatch", "combine") a word of `finished` is spoilt on rank 0, so that rank 1 waits for
+    its signal in vain (expired.py). slow: ranks that are far slower than the others. from_expert: a rank's experts
+    below it get nothing.
+    """
+
+    few: bool = False
+    unreduced: bool = False
+    swiglu: bool = False
+    bad_ids: bool = False
+    elsewhere: bool = False
+    absent: tuple = ()
+    stuck: str = ""
+    slow: tuple = ()
+    from_expert: int = 0
+
+    @property
+    def fails(self):
+        """Whether waits are to expire in this world."""
+        return bool(self.absent or self.stuck)
+
+
+@dataclass(frozen=True, eq=False)
+class RowsWorld(SmallWorld):
+    """One world of the rows kernels (rows_run.py).
+
+    kind: "rows" (FusedDispatch, FusedCombine), "hybrid" (HybridEP). tokens: of each rank. limit: rows of a rank in
+    HybridEP; pad: to which each expert's are rounded up; fp8: they travel as blockwise FP8. local: experts of a rank.
+    combines: further ones in a row, and cached dispatches. on_device: further dispatches, counted on the device, in
+    flight too. slow: ranks that are far slower than the others. full_heap: ranks that have no memory left for results.
+    asks: as where ranks are processes, nobody knows before the first call how much room the others' tokens take.
+    bad_ids: ids of rows that are no expert's, and repeated ones, as only device memory may hold them. absent: as in
+    World. pairs: tokens are pairs of e4m3 values and scales. dtype: of what is summed first. from_expert: a rank's
+    experts below it get nothing. trace: with stamps. stale: strong loads give older values, as long as they may. brief:
+    a call of each kind, and no more. between: combines, and dispatches of few tokens between them.
+    """
+
+    kind: str
+    tokens: tuple = (5, 3)
+    hidden: int = 16
+    limit: int = 0
+    pad: int = 0
+    fp8: bool = False
+    top_k: int = 2
+    local: int = 2
+    p2p_world_size: int | None = None
+    combines: int = 0
+    on_device: bool = False
+    slow: tuple = ()
+    full_heap: tuple = ()
+    asks: bool = False
+    bad_ids: bool = False
+    absent: tuple = ()
+    pairs: bool = False
+    dtype: str = "bfloat16"
+    from_expert: int = 0
+    id_dtype: str = "int64"
+    trace: bool = False
+    stale: bool = False
+    brief: bool = False
+    between: bool = False
+
+    @property
+    def n_ranks(self):
+        """Ranks."""
+        return len(self.tokens)
+
+    @property
+    def n_experts(self):
+        """Experts of all ranks."""
+        return self.local * self.n_ranks
+
+
+@dataclass(frozen=True, eq=False)
+class PublicWorld(PageWorld):
+    """One world of ExpertParallel (public_run.py): what other worlds leave at its default.
+
+    launch: further options of LaunchConfig. weights: "array", "function" or "none"; epilogue: with one. edges: tokens
+    at which number formats differ. scaled: with an input scale. to_one: every token goes to the last expert alone.
+    """
+
+    fused: bool = field(default=True, kw_only=True)
+    launch: dict = field(default_factory=dict)
+    weights: str = "array"
+    epilogue: bool = False
+    edges: bool = False
+    scaled: bool = False
+    to_one: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class SwigluWorld(SmallWorld):
+    """One world of the SwiGLU kernel (swiglu_run.py). groups: rows of each. limit: of the clamped variant."""
+
+    groups: tuple = (4, 0, 5)
+    width: int = 40
+    fp8: bool = False
+    limit: float | None = None
+    shared: bool = False
+    shape: tuple = field(default=(2, 64), kw_only=True)
