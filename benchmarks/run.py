@@ -7,11 +7,12 @@ import sys
 import time
 
 from epmoe import device
+from epmoe.check.ranks import process_number
 from epmoe.command_line import at_least_one, positive_seconds
 from epmoe.provenance import provenance
 from epmoe_ref.errors import EPError
 
-from benchmarks import compiling, link, measure, peers, plan, results, shapes, table, targets, worlds
+from benchmarks import compiling, host_time, link, measure, peers, plan, results, shapes, table, targets, worlds
 from benchmarks.measure import Refused, together
 from benchmarks.startline import StartLine
 
@@ -48,7 +49,8 @@ def run(args):
                                               "command": sys.argv[1:], "rows": [], "not_run": []}
         before = results.read(args.json) if args.resume and results.exists(args.json) else None
     except (ValueError, EPError) as error:
-        print(f"benchmarks: {error}", file=sys.stderr)
+        if process_number() == 0:       # the others say the same
+            print(f"benchmarks: {error}", file=sys.stderr)
         return 2
     return 0 if _Run(args, world, record, before, start).measure(cases) else 2
 
@@ -75,6 +77,7 @@ class _Run:
         """Link, cases, tables; whether there are rows now."""
         args, world, record = self.args, self.world, self.record
         self.line = StartLine(world)
+        record["cpus_of_ranks"] = list(world.tell(host_time.cpus(), measure.TIMEOUT_S))
         record["link_gbps"] = float(f"{link.peer_write_gbps(world, self.line):.4g}")
         if self.before is not None:
             done = {(r["kernels"], shapes.of_row(r), r["sms"]) for r in self.before["rows"]}
@@ -96,7 +99,7 @@ class _Run:
             return False
         self._write()
         self.say("", table.table(whole["rows"]), "", *targets.report(whole), "", *peers.report(whole),
-                 f"{self.seconds():.0f} s")
+                 *host_time.report(self.record["rows"]), f"{self.seconds():.0f} s")
         if self.file:
             self.say(f"written: {self.file}")
         return True
