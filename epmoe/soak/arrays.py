@@ -3,6 +3,7 @@
 import ml_dtypes
 import numpy as np
 
+from epmoe.host.arrays import first
 from epmoe.host.inputs import COMBINE_DTYPE
 from epmoe.host.lending import Pool
 from epmoe.host.rank_memory import combine_arrays, dispatch_arrays
@@ -48,7 +49,7 @@ def parameter_block(cfg) -> ParameterBlock:
 
 
 class RankArrays:
-    """The arrays of one rank, and the parameter block with their addresses."""
+    """The arrays of one rank, each made once, and the parameter block with their addresses."""
 
     def __init__(self, cfg, machine, rank):
         inputs, results = shapes(cfg)
@@ -66,10 +67,21 @@ class RankArrays:
         self.parameters.write(words)
         field = self._loan.fields["errors"]
         self._loan.buffer.write(np.zeros(field.shape, field.dtype), field.offset)
+        self._arrays = {(name, None): self._loan.array(name) for name in (*inputs, *results)}
 
     def array(self, name):
         """An array as ExpertParallel takes it."""
-        return self._loan.array(name)
+        return self._arrays[name, None]
+
+    def first(self, name, n):
+        """Its first n entries."""
+        if (name, n) not in self._arrays:
+            self._arrays[name, n] = first(self.array(name), n)
+        return self._arrays[name, n]
+
+    def named(self, names):
+        """{name: the result array of that name, or None where the format has none}."""
+        return {name: self.array(name) if name in self.results else None for name in names}
 
     def found(self):
         """What the kernels have recorded so far; waits for them."""
@@ -80,4 +92,4 @@ class RankArrays:
         """Give the memory back; the kernels must have ended."""
         self.parameters.free()
         self._pool.close()
-        self._loan = None
+        self._arrays, self._loan = {}, None

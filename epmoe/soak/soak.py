@@ -1,8 +1,9 @@
 """The rounds of a soak: everything a round does is put on the ranks' streams; the host looks only when asked."""
 
+from functools import lru_cache
+
 from epmoe import device
 from epmoe.expert_parallel import ExpertParallel
-from epmoe.host.arrays import first
 from epmoe.host.dispatched import ARRAYS, Dispatched
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError
@@ -27,7 +28,9 @@ class Soak:
         self.cfg, self.world, self.machine = cfg, world, world.machine
         self.ep = ExpertParallel(cfg, world, fused=fused, timeout=timeout, launch=launch, kernels=kernels)
         self.ranks = [RankArrays(cfg, self.machine, rank) for rank in world.ranks]
-        self.tokens = hashing.make(cfg, seed, hashing.plain).tokens
+        # of a round they are asked for four times
+        self.tokens = lru_cache(len(self.ranks))(hashing.make(cfg, seed, hashing.plain).tokens)
+        self._out = self._given([Dispatched(**r.named(ARRAYS), num_tokens=0) for r in self.ranks])
         # where whole arrays are compared, bytes that nobody writes must be alike
         self.kernels = {"fill": fill.fill_kernel(cfg, seed, poison or is_encoded(cfg)),
                         "count": segments.count_kernel(cfg, seed), "segments": segments.segments_kernel(cfg),
@@ -55,7 +58,7 @@ class Soak:
 
     def dispatch(self, number):
         """The dispatch of the round: a Dispatched, or a list of them."""
-        return self.ep.dispatch(self._each("x", number), self._each("ids", number), out=self._out())
+        return self.ep.dispatch(self._each("x", number), self._each("ids", number), out=self._out)
 
     def check_dispatch(self, number):
         """Compare everything that dispatch returned; make the experts' outputs."""
@@ -100,16 +103,9 @@ class Soak:
 
     def _each(self, name, number=None):
         """An array of every rank of this process, cut to the round's tokens, as ExpertParallel takes them."""
-        given = [r.array(name) for r in self.ranks]
-        if number is not None:
-            cut = [self.tokens(number, r.rank) for r in self.ranks]
-            given = [first(a, n) for a, n in zip(given, cut)]
-        return given if self.world.lists else given[0]
+        return self._given([r.array(name) if number is None else r.first(name, self.tokens(number, r.rank))
+                            for r in self.ranks])
 
-    def _out(self):
-        """Dispatched of our own arrays, for dispatch to write."""
-        made = []
-        for r in self.ranks:
-            mine = {name: r.array(name) if name in r.results else None for name in ARRAYS}
-            made.append(Dispatched(**mine, num_tokens=0))
-        return made if self.world.lists else made[0]
+    def _given(self, of_ranks):
+        """What the ranks of this process have, as ExpertParallel takes it."""
+        return of_ranks if self.world.lists else of_ranks[0]
