@@ -7,36 +7,13 @@ import operator
 from dataclasses import KW_ONLY, dataclass, fields
 
 from .errors import EPValueError
+from .format_names import MAX_TOP_K, TOKEN_FORMATS
+from .formats import TokenFormat, format_of
 
 MAX_GPUS_PER_NODE = 8       # ranks that can share one fast interconnect; also the size of the rank completion region
-MAX_TOP_K = 32              # one lane of a warp holds one slot
 MAX_EXPERTS = 65535         # ids travel as uint16, and 65535 stands for -1
 READY = 1024                # added to the end rows in region A, so that a written 0 differs from an unwritten one
 MAX_INT32 = 2**31 - 1
-
-
-@dataclass(frozen=True)
-class FormatName:
-    """One entry of the table of token formats.
-
-    stem: the module that implements it has this name in `epmoe_ref/formats` and in `epmoe/kernels/formats`, and a
-    function `make(cfg)`. hidden_multiple: hidden must be a multiple of it (elements).
-    """
-
-    stem: str
-    hidden_multiple: int
-
-
-# The one table of formats: a new one is a module of this stem on each side and a line here.
-TOKEN_FORMATS = {
-    "bf16": FormatName("bf16", 8),
-    "fp8_blockwise": FormatName("blockwise_fp8", 128),
-    "nvfp4": FormatName("nv_block_scaled", 64),
-    "mxfp4": FormatName("nv_block_scaled", 128),
-    "mxfp8": FormatName("nv_block_scaled", 128),
-    "mxfp4_rows": FormatName("mxfp4", 32),
-}
-
 COMBINE_ITEMSIZE = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
@@ -106,9 +83,8 @@ class EPConfig:
         return self.n_ranks // self.p2p_world_size
 
     @property
-    def format(self):
+    def format(self) -> TokenFormat:
         """The reference's token format: `epmoe_ref.format_of(self)`, made on demand, not held."""
-        from .formats import format_of
         return format_of(self)
 
     @property

@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-from ..config import TOKEN_FORMATS, EPConfig
+from ..format_names import TOKEN_FORMATS
 from .bf16 import BF16TokenFormat
 from .blockwise_fp8 import BlockwiseFP8TokenFormat
 from .message import TokenFormat, align_up
@@ -13,6 +13,6 @@ __all__ = ["BF16TokenFormat", "BlockwiseFP8TokenFormat", "MXFP4TokenFormat", "NV
            "align_up", "format_of"]
 
 
-def format_of(cfg: EPConfig) -> TokenFormat:
-    """The token format that a configuration names, with its sizes; the table is `config.TOKEN_FORMATS`."""
+def format_of(cfg) -> TokenFormat:
+    """The token format that an EPConfig names, with its sizes; the table is `format_names.TOKEN_FORMATS`."""
     return import_module(f"{__name__}.{TOKEN_FORMATS[cfg.token_format].stem}").make(cfg)

@@ -4,8 +4,8 @@ import numpy as np
 from ml_dtypes import bfloat16
 
 from ..casts import to_float32
-from ..config import MAX_TOP_K
 from ..errors import EPValueError
+from ..format_names import MAX_TOP_K
 from .scale_layout import row_major
 
 _BLOCK_ELEMENTS = 1 << 18        # an encoder works on this many elements at a time, so its float32 scratch stays small

@@ -7,7 +7,7 @@ import pytest
 from epmoe import EPConfig, EPValueError, LocalWorld, routing
 from epmoe.kernels.formats import mxfp4 as kernel_mxfp4
 from epmoe.verify.checked_rounds import Case, rounds_of
-from epmoe_ref.config import TOKEN_FORMATS, FormatName
+from epmoe_ref.format_names import TOKEN_FORMATS, FormatName
 from epmoe_ref.formats import mxfp4 as reference_mxfp4
 
 

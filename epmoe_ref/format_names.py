@@ -1,0 +1,28 @@
+"""Which token formats there are, by name: what a configuration can check, and formats be found by."""
+
+from dataclasses import dataclass
+
+MAX_TOP_K = 32              # ids in a message's trailer: one lane of a warp holds one slot
+
+
+@dataclass(frozen=True)
+class FormatName:
+    """One entry of the table of token formats.
+
+    stem: the module that implements it has this name in `epmoe_ref/formats` and in `epmoe/kernels/formats`, and a
+    function `make(cfg)`. hidden_multiple: hidden must be a multiple of it (elements).
+    """
+
+    stem: str
+    hidden_multiple: int
+
+
+# The one table of formats: a new one is a module of this stem on each side and a line here.
+TOKEN_FORMATS = {
+    "bf16": FormatName("bf16", 8),
+    "fp8_blockwise": FormatName("blockwise_fp8", 128),
+    "nvfp4": FormatName("nv_block_scaled", 64),
+    "mxfp4": FormatName("nv_block_scaled", 128),
+    "mxfp8": FormatName("nv_block_scaled", 128),
+    "mxfp4_rows": FormatName("mxfp4", 32),
+}
