@@ -211,9 +211,9 @@ def pool(jobs):
         signal.signal(signal.SIGINT, kept)
 
 
-def cover(workers, advance=lambda: None):
-    """The Coverage, measured in parallel; advance() is called after each world."""
-    return _cover(workers, [(name, None) for name in WORLDS], advance)
+def cover(workers, names=None, advance=lambda: None):
+    """The Coverage of all worlds or of those named, measured in parallel; advance() is called after each world."""
+    return _cover(workers, [(name, None) for name in names or WORLDS], advance)
 
 
 def cover_lines(workers, edits, advance=lambda: None):
