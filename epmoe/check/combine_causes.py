@@ -12,6 +12,7 @@ from epmoe.check.cases import epilogue, epilogue_args
 from epmoe.check.causes import explained
 from epmoe.check.difference import bits
 from epmoe.check.number_causes import flushed, nan_lost
+from epmoe.check.place_causes import SUMS_LOST, last_columns_lost, outputs_beside
 
 OUTPUT = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
 
@@ -30,9 +31,10 @@ def with_causes(round_, differences):
             causes = (_weighted if round_.case.weighted else _unweighted)(Sum(round_, difference.rank), got)
             return causes + _seen(got, want, wrong)
 
-    return explained(differences, candidates, SEEN)
+    return explained(differences, candidates, (*SEEN, SUMS_LOST))
 
 
+BESIDE = "each slot has the row beside its own of expert_outputs: rows are read, or written, one place off"
 SEEN = NEVER_CAME, NO_NAN, NO_SUBNORMALS, SIGN = (
     "the tokens that differ are all zeros: they were never written, or nothing came back for them",
     "sums are never NaN: every element that differs is NaN in the reference, and is none here",
@@ -46,8 +48,10 @@ def _seen(got, want, wrong):
     got_there, want_there = got[wrong], want[wrong]
     if not (got_there.any() or want_there.any()):
         return [SIGN]
+    rows = (a.reshape(-1, a.shape[-1]) for a in (got, want, wrong))
     return [cause for cause, holds in ((NEVER_CAME, not got[tokens].any()), (NO_NAN, nan_lost(got_there, want_there)),
-                                       (NO_SUBNORMALS, flushed(got_there, want_there))) if holds]
+                                       (NO_SUBNORMALS, flushed(got_there, want_there)),
+                                       (SUMS_LOST, last_columns_lost(*rows))) if holds]
 
 
 class Sum:
@@ -163,6 +167,8 @@ def _weighted(s, got):
         causes.append(f"the shared expert's row is added before the sum is rounded to {name}; it is added after")
     if s.round.case.epilogue and _same(got, s.finish(acc, lambda_=False)):
         causes.append("the epilogue is not called")
+    if any(_same(got[known], other.finish(other.routed())[known]) for other, known in outputs_beside(s) if known.any()):
+        causes.append(BESIDE)
     return causes + _of_other_rank(s, got) + _left_over(s, got)
 
 
@@ -208,6 +214,8 @@ def _in_float64(s):
 def _unweighted(s, got):
     if _same(got[s.takes_part], s.recv[s.takes_part]):
         return ["rows of slots with -1 are not zero"]
+    if any(_same(got[known], other.recv[known]) for other, known in outputs_beside(s) if known.any()):
+        return [BESIDE]
     return _of_other_rank(s, got) + _left_over(s, got)
 
 

@@ -15,6 +15,7 @@ from epmoe.check.causes import explained
 from epmoe.check.compare import array, same_type
 from epmoe.check.count_causes import COUNT_CAUSES, counts_are_wrong, offsets_of, same
 from epmoe.check.number_causes import FLUSHED, NAN_LOST, SCALE_CAUSES
+from epmoe.check.place_causes import ROWS_LOST
 from epmoe.check.places import Places, layout, places_of
 from epmoe.check.row_causes import ROW_CAUSES, same_up_to_segments
 
@@ -62,7 +63,7 @@ def with_causes(round_, differences):
         with np.errstate(all="ignore"):
             return [cause for cause, test in causes if test(suspect)]
 
-    return explained(differences, candidates, (MIXED, NAN_LOST, FLUSHED))
+    return explained(differences, candidates, (MIXED, NAN_LOST, FLUSHED, ROWS_LOST))
 
 
 def _padding_forgotten(suspect):

@@ -57,7 +57,7 @@ class Round:
 
     def reference_combine(self):
         """(expert_outputs, combined) of the reference, lists over ranks, rows in the reference's order."""
-        outputs = [self._expert_outputs(rank, want) for rank, want in enumerate(self.dispatched_want)]
+        outputs = [self.expert_outputs(rank, want) for rank, want in enumerate(self.dispatched_want)]
         return outputs, epmoe_ref.combine(self.cfg, outputs, self.dispatched_want, router_weights=self.router_weights,
                                           **self.options)
 
@@ -82,7 +82,7 @@ class Round:
 
     def combine(self, world, per_rank):
         """Calls combine on what dispatch returned, in its own row order, and returns the differences."""
-        outputs = [self._expert_outputs(rank, self.dispatched[rank]) if rank in self.here else None
+        outputs = [self.expert_outputs(rank, self.dispatched[rank]) if rank in self.here else None
                    for rank in range(self.cfg.n_ranks)]
         _, self.combined_want = self.reference_combine()
         arguments = [outputs, self.dispatched, self.router_weights]
@@ -127,7 +127,7 @@ class Round:
             "a dict" if isinstance(results, dict) else f"{results!r:.60}"
         return [Difference(what, f"returned {says}; a list over the {n} ranks is needed, of {of}")]
 
-    def _expert_outputs(self, rank, result):
+    def expert_outputs(self, rank, result):
         """Rows that depend on what each row is, not on where it lies; padding rows NaN."""
         want = self.dispatched_want[rank]
         where = places_of(self.cfg, rank, want)

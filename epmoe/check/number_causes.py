@@ -11,7 +11,7 @@ from epmoe.check.places import packed
 FLOOR = np.float32(1e-4) / np.float32(448)      # the scale of a group whose absmax is below 1e-4
 
 
-def _matched(suspect):
+def matched(suspect):
     """Rows [n, 2] of the result and of the reference that hold the same message; src_info must be right."""
     where = suspect.where
     rows = (array(x, "src_info")[:where.n_rows].astype(np.int64) for x in (suspect.got, suspect.want))
@@ -24,7 +24,7 @@ def _payloads(suspect):
     got, want = suspect.both("output_tokens")
     if packed(suspect.cfg):
         return None
-    pairs = _matched(suspect)
+    pairs = matched(suspect)
     a, b = got[pairs[:, 0]].view(want.dtype), want[pairs[:, 1]]
     different = bits(a) != bits(b)
     return a[different], b[different]
@@ -58,7 +58,7 @@ def _bf16_rows(suspect):
     if suspect.cfg.token_format != "bf16":
         return None
     got, want = suspect.both("output_tokens")
-    pairs = _matched(suspect)
+    pairs = matched(suspect)
     return got.view(want.dtype)[pairs[:, 0]], want[pairs[:, 1]]
 
 
@@ -97,7 +97,7 @@ def _scales(suspect):
     got, want = suspect.both("output_scales")
     if want.dtype != np.float32 or got.dtype != np.float32 or got.ndim != want.ndim or len(got) != len(want):
         return None
-    where, cfg, offsets, pairs = suspect.where, suspect.cfg, suspect.want.row_offsets, _matched(suspect)
+    where, cfg, offsets, pairs = suspect.where, suspect.cfg, suspect.want.row_offsets, matched(suspect)
     return tuple(scales_of(cfg, x, x.shape, rows, where, offsets).view(np.float32).astype(np.float64)
                  for x, rows in ((got, pairs[:, 0]), (want, pairs[:, 1])))
 

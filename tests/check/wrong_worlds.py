@@ -342,6 +342,40 @@ class CountsForOffsets(NumpyWorld):
         return np.array([0, *counts], np.uint32)
 
 
+class RowsBeside(NumpyWorld):
+    """Counts rows from one where it writes payloads."""
+
+    def left_in_place(self, rank, output_tokens):
+        return np.roll(output_tokens, 1, axis=0)
+
+
+class OutputsBeside(NumpyWorld):
+    """Counts rows from one where it reads the experts' outputs."""
+
+    def combine(self, expert_outputs, *given):
+        return super().combine([np.roll(rows, -1, axis=0) for rows in expert_outputs], *given)
+
+
+class LastColumnsLost(NumpyWorld):
+    """Copies whole vectors of 96 columns, and has no loop for the rest."""
+
+    def left_in_place(self, rank, output_tokens):
+        lost = np.zeros_like(output_tokens)
+        whole = output_tokens.shape[1] // 96 * 96
+        lost[:, :whole] = output_tokens[:, :whole]
+        return lost
+
+
+class LastSumsLost(NumpyWorld):
+    """Sums whole vectors of 96 columns; the others hold whatever was there."""
+
+    def combine_of(self, *given):
+        sums = super().combine_of(*given)
+        whole = sums.shape[-1] // 96 * 96
+        sums[..., whole:] = np.random.default_rng(0).standard_normal(sums[..., whole:].shape)
+        return sums
+
+
 class RoomForThree(NumpyWorld):
     """Has a fixed room for each expert and source rank."""
 

@@ -1,0 +1,77 @@
+"""Likely causes by place, in either phase: rows that lie beside where they should, columns that are lost at the end.
+
+A neighbour is one row further on (1) or back (-1); rows whose neighbour is none are not looked at.
+"""
+
+import copy
+
+import numpy as np
+
+from epmoe.check.compare import array
+from epmoe.check.difference import bits
+from epmoe.check.number_causes import matched
+from epmoe.check.places import places_of
+
+NEIGHBOURS = 1, -1
+MOST = 0.9      # of the elements in lost columns: some are right by chance
+
+ROWS_LOST, SUMS_LOST = (f"the last columns of the {what} are lost: all before them is right, and they are not in any "
+                        f"{of}" for what, of in (("rows", "row"), ("output", "token")))
+
+
+def last_columns_lost(got, want, wrong):
+    """Whether all columns from some one on, and no others, are wrong in all rows: other numbers, or one everywhere.
+
+    got, want [rows, columns]; wrong: which elements differ.
+    """
+    columns = wrong.any(axis=0)
+    first = int(columns.argmax())
+    if not first or len(got) < 2:
+        return False
+    found, lost = bits(got[:, first:]), wrong[:, first:]
+    return bool((found == found[0, 0]).all() or (lost.any(axis=1).all() and lost.mean() > MOST))
+
+
+def rows_lost(suspect):
+    """Whether a dispatch's rows lack their last columns."""
+    got, want = suspect.both("output_tokens")
+    pairs = matched(suspect)
+    got, want = got[pairs[:, 0]].view(want.dtype), want[pairs[:, 1]]
+    return bool(len(pairs)) and last_columns_lost(got, want, bits(got) != bits(want))
+
+
+def rows_beside(suspect):
+    """Whether each row of a dispatch has the payload that belongs to its neighbour's src_info."""
+    got, want = suspect.both("output_tokens")
+    pairs = matched(suspect)
+    right = np.full(suspect.where.n_rows + 2, -1)       # the reference's row of each row, from 1 on
+    right[1 + pairs[:, 0]] = pairs[:, 1]
+    for by in NEIGHBOURS:
+        neighbour = right[1 + pairs[:, 0] + by]
+        known = neighbour >= 0
+        if known.any() and (bits(got)[pairs[known, 0]] == bits(want)[neighbour[known]]).all():
+            return True
+    return False
+
+
+def outputs_beside(total):
+    """[(the same Sum of the rows beside those that combine should take, bool [T]: tokens all of whose rows have one)].
+
+    Empty where other ranks' results are not known.
+    """
+    round_, cfg = total.round, total.cfg
+    if cfg.skip_a2a or any(result is None for result in round_.dispatched):
+        return []
+    made = []
+    for by in NEIGHBOURS:
+        other, known = copy.copy(total), np.ones(len(total.ids), bool)
+        other.recv = total.recv.copy()
+        for rank, result in enumerate(round_.dispatched):
+            outputs = round_.expert_outputs(rank, result).astype(total.dtype)
+            rows = np.flatnonzero(places_of(cfg, rank, round_.dispatched_want[rank]).src_rank == total.rank)
+            token, slot = array(result, "src_info")[rows].T
+            there = (rows + by >= 0) & (rows + by < len(outputs))
+            known[token[~there]] = False
+            other.recv[token[there], slot[there]] = outputs[rows[there] + by]
+        made.append((other, known))
+    return made
