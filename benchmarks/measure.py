@@ -1,13 +1,15 @@
 """Iterations of a contender's phases into rows: microseconds of the slowest rank, bytes, floor, host cost."""
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
+from operator import attrgetter
 
 import numpy as np
 from epmoe import device
 from epmoe_ref.errors import EPError
 
 from benchmarks.clock import Clock
+from benchmarks.host_time import HostTime
 
 WARM_UPS = 1 if device.SIM else 5
 DRAIN = 10          # iterations
@@ -18,7 +20,8 @@ TIMEOUT_S = 120     # for all ranks to come to the end of an attempt: more than 
 class Row:
     """One phase of one contender at one shape; microseconds are of the slowest rank, over the iterations.
 
-    sms: the multiprocessors that it may use, None for all. floor_us: bytes over the link's bandwidth.
+    sms: the multiprocessors that it may use, None for all. floor_us: bytes over the link's bandwidth. host_us: of a
+    call, of the rank where it took longest; and from piece_us on what else OfHost has of that rank.
     """
 
     kernels: str
@@ -40,6 +43,10 @@ class Row:
     floor_us: float
     to_floor: float
     host_us: float
+    piece_us: float | None = None
+    preempted: int | None = None
+    waited_us: float | None = None
+    stolen_ms: int | None = None
 
     def asdict(self):
         """For JSON."""
@@ -65,12 +72,12 @@ def together(world, attempt):
 
 
 def times(contender, line, iterations, warm_ups=WARM_UPS):
-    """(microseconds [iterations x phases] on this rank, {phase: median microseconds of the host})."""
-    clock = Clock(contender.world.machine, contender.stream)
-    host = {phase: [] for phase in contender.phases}
+    """(microseconds [iterations x phases] on this rank, {phase: OfHost})."""
+    clock, host = Clock(contender.world.machine, contender.stream), HostTime(contender.phases)
     for i in range(warm_ups + iterations):
         if i == warm_ups:
             clock.times_us()
+            host = HostTime(contender.phases)
         if i % DRAIN == 0:
             clock.machine.synchronize()     # a full queue would hold the host up, and its time is measured too
         for phase in contender.phases:
@@ -78,26 +85,27 @@ def times(contender, line, iterations, warm_ups=WARM_UPS):
             clock.start()
             begin = time.perf_counter()
             contender.launch(phase)
-            if i >= warm_ups:
-                host[phase].append(1e6 * (time.perf_counter() - begin))
+            end = time.perf_counter()
             clock.stop()
-    us = clock.times_us()
+            host.add(phase, end - begin)
+    of_host, us = host.of_phases(), clock.times_us()
     if getattr(contender, "waits", False):      # for the start line too, up to here
-        host = {phase: _host_us(contender, phase, iterations) for phase in contender.phases}
+        of_host = _of_host_alone(contender, iterations)
     contender.check()
     line.check()
-    return us, {phase: float(np.median(us)) for phase, us in host.items()}
+    return us, of_host
 
 
-def _host_us(contender, phase, iterations):
-    """Microseconds of the host in each of so many calls that begin with nothing on the stream."""
-    spent = []
-    for _ in range(iterations):
-        contender.world.machine.synchronize()
-        begin = time.perf_counter()
-        contender.launch(phase)
-        spent.append(1e6 * (time.perf_counter() - begin))
-    return spent
+def _of_host_alone(contender, iterations):
+    """{phase: OfHost} of so many calls that begin with nothing on the stream."""
+    host = HostTime(contender.phases)
+    for phase in contender.phases:
+        for _ in range(iterations):
+            contender.world.machine.synchronize()
+            begin = time.perf_counter()
+            contender.launch(phase)
+            host.add(phase, time.perf_counter() - begin)
+    return host.of_phases()
 
 
 def rows(contender, line, iterations, link_gbps, *, sms=None, graph=False):
@@ -109,14 +117,14 @@ def rows(contender, line, iterations, link_gbps, *, sms=None, graph=False):
         line.meet_again()
         raise
     slowest = np.max([us for us, _ in of_ranks], axis=0)
-    return [_row(contender, phase, slowest[at::n], max(host[phase] for _, host in of_ranks), link_gbps, sms, graph)
-            for at, phase in enumerate(contender.phases)]
+    return [_row(contender, phase, slowest[at::n], max((host[phase] for _, host in of_ranks), key=attrgetter("us")),
+                 link_gbps, sms, graph) for at, phase in enumerate(contender.phases)]
 
 
-def _row(contender, phase, us, host_us, link_gbps, sms, graph):
+def _row(contender, phase, us, host, link_gbps, sms, graph):
     s, nbytes = contender.shape, contender.bytes[phase]
     low, middle, high = (float(v) for v in np.percentile(us, (20, 50, 80)))
     floor = nbytes / link_gbps / 1e3
     return Row(contender.name, phase, s.tokens, s.hidden, s.experts, s.top_k, s.format, s.routing, graph, sms,
                round(middle, 2), round(low, 2), round(high, 2), len(us), nbytes, round(nbytes / middle / 1e3, 1),
-               round(floor, 2), round(middle / floor, 2) if floor else None, round(host_us, 1))
+               round(floor, 2), round(middle / floor, 2) if floor else None, *astuple(host))

@@ -28,19 +28,13 @@ class _FusedA2A:
         self.arrays = Arrays(world, {"x": (tokens, BF16), "y": ((y_rows, shape.hidden), BF16)} | more)
         self.arrays.write("x", lambda rank: random_tokens(tokens, rank))
         self.arrays.fill("y", ORDINARY_BYTE)
-        self.result, self.handle, self._y = None, None, {}
+        self.result, self.handle = None, None
 
-    def y_of(self, rows):
-        """Expert outputs with as many rows as each rank's result, made once: no call under test waits for it."""
-        rows = tuple(rows) if self.world.lists else (rows,)
-        if rows not in self._y:
-            self._y[rows] = self.arrays.of_ranks(
-                first(self.arrays.of(rank, "y"), n) for rank, n in zip(self.world.ranks, rows))
-        return self._y[rows]
-
-    def rows_of(self, results):
-        """Rows of each rank's result."""
-        return [len(r) for r in results] if self.world.lists else len(results)
+    def y_for(self, results):
+        """Expert outputs with as many rows as each rank's result."""
+        results = results if self.world.lists else [results]
+        return self.arrays.of_ranks(first(self.arrays.of(rank, "y"), len(made))
+                                    for rank, made in zip(self.world.ranks, results))
 
     def buffer(self):
         """The Buffer behind the functions."""
@@ -53,7 +47,7 @@ class _FusedA2A:
     def close(self):
         """Free everything, the Buffer too: the next shape gets one with the room that it needs itself."""
         self.world.machine.synchronize()
-        self.result, self.handle, self._y = None, None, {}
+        self.result, self.handle = None, None
         self.arrays.close()
         self.buffer().close()
 
@@ -81,29 +75,30 @@ class Rows(_FusedA2A):
         self.arrays.fill("x8", ORDINARY_BYTE)
         self.arrays.write("scales", lambda rank: np.ones(scales, np.float32))
         self.context = None
+        x, ids, probs = (self.arrays.each(name) for name in ("x", "ids", "probs"))
+        self._given, self._again, self._back = (self._pair() if self.is_fp8 else x, ids, probs), x, None
         fused_a2a.set_deepep_num_sms(n_sms)
 
     def launch(self, phase):
         """Put a phase on the stream."""
-        each = self.arrays.each
         if phase == "dispatch":
             # with two earlier results alive, this one would be received in the staging area and copied
             self.result = self.handle = self.context = None
-            x = self._pair() if self.is_fp8 else each("x")
-            self.result, _, _, _, self.handle = self.dispatch(x, each("ids"), each("probs"), self.shape.experts,
-                                                              self.world)
+            self.result, _, _, _, self.handle = self.dispatch(*self._given, self.shape.experts, self.world)
         elif phase == "combine":
             self.context = fused_a2a.Context()
-            fused_a2a.FusedCombine.forward(self.context, self.y_of(self.rows_of(self.result)), self.world, self.handle)
+            if self._back is None:      # made once: no other call under test waits for it
+                self._back = self.y_for(self.result)
+            fused_a2a.FusedCombine.forward(self.context, self._back, self.world, self.handle)
         else:
-            fused_a2a.FusedCombine.backward(self.context, each("x"))
+            fused_a2a.FusedCombine.backward(self.context, self._again)
 
     def _pair(self):
         return self.arrays.of_ranks((self.arrays.of(r, "x8"), self.arrays.of(r, "scales")) for r in self.world.ranks)
 
     def close(self):
         """Free everything."""
-        self.context = None
+        self.context = self._given = self._again = self._back = None
         super().close()
         fused_a2a.set_deepep_num_sms(None)
 
@@ -144,16 +139,21 @@ class Hybrid(_FusedA2A):
         self.local = shape.experts // world.n_ranks
         fused_a2a.init_hybrid_ep_buffer(world, shape.hidden, shape.tokens, self.local, self.n_sms, self.n_sms,
                                         shape.format == "fp8")
+        self._given, self._back = [self.arrays.each(name) for name in ("x", "map", "probs")], self.arrays.each("y")
 
     def launch(self, phase):
         """Put a phase on the stream."""
-        each = self.arrays.each
         if phase == "dispatch":
-            *_, self.handle = fused_a2a.hybrid_ep_dispatch(
-                each("x"), each("map"), each("probs"), self.world, self.local, self.n_sms, self.n_sms, self.rows)
+            *_, self.handle = fused_a2a.hybrid_ep_dispatch(*self._given, self.world, self.local, self.n_sms,
+                                                           self.n_sms, self.rows)
         else:
-            fused_a2a.hybrid_ep_combine(each("y"), self.handle)
+            fused_a2a.hybrid_ep_combine(self._back, self.handle)
 
     def buffer(self):
         """The Buffer behind the functions."""
         return buffers.hybrid_ep_buffer(self.world)
+
+    def close(self):
+        """Free everything."""
+        self._given = self._back = None
+        super().close()

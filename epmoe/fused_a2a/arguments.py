@@ -46,7 +46,7 @@ def whole(name, value, least):
 
 def granted(name, num_sms):
     """How many SMs the caller grants, at least 1; None: all."""
-    return None if num_sms is None else whole(name, num_sms, 1)
+    return num_sms if num_sms is None or type(num_sms) is int and num_sms > 0 else whole(name, num_sms, 1)
 
 
 def plain(name, value):

@@ -12,14 +12,19 @@ from epmoe.fused_a2a.expanding import staged_bytes
 class _Buffers(weakref.WeakKeyDictionary):
     """group -> Buffer. The one that was found last is found sooner."""
 
-    latest = weakref.ref(object), None      # references to a group and its Buffer
+    latest = 2 * (lambda: None,)        # references to a group and its Buffer
 
     def find(self, group):
-        """The Buffer of a group, or None."""
+        """The open Buffer of a group, or None."""
         of, latest = self.latest
-        if of() is group and group is not None:
-            return latest()
-        buffer = self.get(group)
+        buffer = latest() if of() is group and group is not None else self._look_up(group)
+        return None if buffer is None or buffer.closed else buffer
+
+    def _look_up(self, group):
+        try:
+            buffer = self.get(group)
+        except TypeError:           # no key of a WeakKeyDictionary
+            return None
         if buffer is not None:
             self.latest = weakref.ref(group), weakref.ref(buffer)
         return buffer
@@ -35,25 +40,12 @@ class _Buffers(weakref.WeakKeyDictionary):
 
 _buffer = _Buffers()
 _hybrid_ep_buffer = _Buffers()
-_options = {"num_sms": None}
-
-
-def _of(buffers, group):
-    """The Buffer of a group, or None if there is none that is open."""
-    try:
-        buffer = buffers.find(group)
-    except TypeError:           # no key of a WeakKeyDictionary
-        buffer = None
-    if buffer is not None and not buffer.closed:
-        return buffer
-    if not hasattr(group, "allocate") or not hasattr(group, "launching"):
-        raise EPValueError(f"group is a {type(group).__name__}; a world of epmoe is needed (LocalWorld, MPIWorld, "
-                           "ShmemWorld); epmoe.torch also takes process groups of torch.distributed")
-    return None
+options = {"num_sms": None}     # how many SMs FusedDispatch and FusedCombine may take
 
 
 def _made(buffers, group):
     """A new Buffer for a group; it lives as long as the group does."""
+    _expect_world(group)
     size = group.n_ranks
     if getattr(group, "shmem", False) and not group.lists:
         size = getattr(group, "p2p_world_size", size)
@@ -68,9 +60,16 @@ def _made(buffers, group):
     return buffer
 
 
+def _expect_world(group):
+    """Nothing, if group is a world."""
+    if not hasattr(group, "allocate") or not hasattr(group, "launching"):
+        raise EPValueError(f"group is a {type(group).__name__}; a world of epmoe is needed (LocalWorld, MPIWorld, "
+                           "ShmemWorld); epmoe.torch also takes process groups of torch.distributed")
+
+
 def buffer_of(group):
     """The Buffer of a group for FusedDispatch and FusedCombine, made if there is none."""
-    return _of(_buffer, group) or _made(_buffer, group)
+    return _buffer.find(group) or _made(_buffer, group)
 
 
 def get_buffer(group, hidden_bytes: int):
@@ -87,12 +86,7 @@ def get_buffer(group, hidden_bytes: int):
 
 def set_deepep_num_sms(num_sms):
     """How many SMs FusedDispatch and FusedCombine may take, from now on; None: all. Results do not depend on it."""
-    _options["num_sms"] = arguments.granted("num_sms", num_sms)
-
-
-def num_sms():
-    """What set_deepep_num_sms has set."""
-    return _options["num_sms"]
+    options["num_sms"] = arguments.granted("num_sms", num_sms)
 
 
 def init_hybrid_ep_buffer(group, hidden_dim, seq_len, num_local_experts, num_sms_dispatch_api, num_sms_combine_api,
@@ -109,7 +103,8 @@ def init_hybrid_ep_buffer(group, hidden_dim, seq_len, num_local_experts, num_sms
     arguments.granted("num_sms_combine_api", num_sms_combine_api)
     if fp8_dispatch not in (True, False, None):
         raise EPValueError(f"fp8_dispatch={fp8_dispatch!r} must be True or False")
-    if _of(_hybrid_ep_buffer, group) is not None:
+    _expect_world(group)
+    if _hybrid_ep_buffer.find(group) is not None:
         reset_hybrid_ep_buffer(group)
     buffer = _made(_hybrid_ep_buffer, group)
     buffer.fp8_dispatch = bool(fp8_dispatch)
@@ -120,7 +115,7 @@ def init_hybrid_ep_buffer(group, hidden_dim, seq_len, num_local_experts, num_sms
 
 def hybrid_ep_buffer(group):
     """The HybridEP buffer of a group, made if there is none."""
-    return _of(_hybrid_ep_buffer, group) or _made(_hybrid_ep_buffer, group)
+    return _hybrid_ep_buffer.find(group) or _made(_hybrid_ep_buffer, group)
 
 
 def reset_hybrid_ep_buffer(group=None) -> None:

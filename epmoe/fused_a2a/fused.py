@@ -3,7 +3,7 @@
 from epmoe_ref.errors import EPValueError
 
 from epmoe.fused_a2a import arguments, rows
-from epmoe.fused_a2a.buffers import buffer_of, num_sms
+from epmoe.fused_a2a.buffers import buffer_of, options
 from epmoe.fused_a2a.context import Context, columns, results
 from epmoe.fused_a2a.handles import RowsHandle, handle_of
 
@@ -32,7 +32,7 @@ class FusedDispatch:
         arguments.scheduling(async_finish, allocate_on_comm_stream)
         buffer = buffer_of(group)
         num_experts = arguments.plain("num_experts", num_experts)
-        made, handle = rows.dispatch_forward(buffer, x, token_indices, token_probs, num_experts, num_sms())
+        made, handle = rows.dispatch_forward(buffer, x, token_indices, token_probs, num_experts, options["num_sms"])
         handle.group = group
         ctx.group, ctx.handle = group, handle
         ctx.async_finish, ctx.allocate_on_comm_stream = async_finish, allocate_on_comm_stream
@@ -46,9 +46,9 @@ class FusedDispatch:
         fp16, float32), rounded once. grad_token_probs is not masked: it is the exact adjoint only if the caller's
         gradient is 0 where recv_token_indices is -1. None gives None.
         """
-        buffer = buffer_of(ctx.group)
-        grad_x, grad_probs = rows.combine_forward(buffer, "grad_output", grad_output, ctx.handle, grad_token_probs,
-                                                  num_sms())
+        buffer, handle = buffer_of(ctx.group), handle_of(RowsHandle, ctx.handle)
+        grad_x, grad_probs = rows.combine_forward(buffer, "grad_output", grad_output, handle, grad_token_probs,
+                                                  options["num_sms"])
         probs = None if grad_probs is None else results(ctx.group, grad_probs)
         return results(ctx.group, grad_x), None, probs, None, None, None, None
 
@@ -85,7 +85,7 @@ class FusedCombine:
         if handle_of(RowsHandle, handle).group is not group:
             raise EPValueError(f"group is {group!r}, and the handle is that of a dispatch over another one, "
                                f"{handle.group!r}: rows go back over the group that they came by; pass that one")
-        combined, _ = rows.combine_forward(buffer, "x", x, handle, None, num_sms())
+        combined, _ = rows.combine_forward(buffer, "x", x, handle, None, options["num_sms"])
         ctx.group, ctx.handle = group, handle
         ctx.async_finish, ctx.allocate_on_comm_stream = async_finish, allocate_on_comm_stream
         return results(group, combined), None
@@ -94,7 +94,7 @@ class FusedCombine:
     def backward(ctx, grad_output, previous_event=None):
         """Gradients of forward's arguments: (grad_x [N, H], None, None, None, None); grad_x is a cached dispatch."""
         buffer = buffer_of(ctx.group)
-        grad_x = rows.cached_dispatch(buffer, "grad_output", grad_output, ctx.handle, num_sms())
+        grad_x = rows.cached_dispatch(buffer, "grad_output", grad_output, ctx.handle, options["num_sms"])
         return results(ctx.group, grad_x), None, None, None, None
 
 
@@ -113,9 +113,10 @@ def fused_dispatch_on_device(x, token_indices, token_probs, num_experts, group):
     before must be larger on all ranks. The handle serves fused_combine and the gradients, with arrays of as many rows;
     all of it can be captured in a graph.
     """
-    num_experts = arguments.plain("num_experts", num_experts)
-    made, handle = rows.dispatch_forward(buffer_of(group), x, token_indices, token_probs, num_experts, num_sms(),
-                                         on_device=True)
+    if type(num_experts) is not int:
+        num_experts = arguments.plain("num_experts", num_experts)
+    made, handle = rows.dispatch_forward(buffer_of(group), x, token_indices, token_probs, num_experts,
+                                         options["num_sms"], on_device=True)
     handle.group = group
     return (*columns(group, made), handle)
 

@@ -27,19 +27,29 @@ def dispatch_forward(buffer, x, routing_map, probs, num_local_experts, *, num_pe
     Of each rank of this process, as lists: dispatched_hidden, dispatched_probs, dispatched_scaling_factor,
     tokens_per_expert; and the handle of all.
     """
-    is_exact, kept, told = num_permuted_tokens is None, None, None
-    made, key = buffer.steady.again("exact hybrid dispatch" if is_exact else "hybrid dispatch",
-                                    (x, routing_map, probs), num_local_experts, num_permuted_tokens, pad_multiple,
-                                    fp8_dispatch, p2p_world_size, num_sms)
-    if made is not None and not is_exact:
+    is_exact = num_permuted_tokens is None
+    numbers = num_local_experts, num_permuted_tokens, pad_multiple, fp8_dispatch, p2p_world_size, num_sms
+    made, key = buffer.steady.again("exact hybrid dispatch" if is_exact else "hybrid dispatch", (x, routing_map, probs),
+                                    numbers)
+    if made is None:
+        return _new_dispatch(buffer, key, x, routing_map, probs, *numbers)
+    if not is_exact:
         return made
-    if made is not None:
-        finished, kept = made
-        told = told_by(buffer, kept[0])
-        if told[0].has_room:
-            return finished(kept[0], told)
-        buffer.steady.give_back()       # the others need more room than any had; all come to this
-    world = buffer.world
+    finished, kept = made
+    told = told_by(buffer, kept[0])
+    if told[0].has_room:
+        return finished(kept[0], told)
+    buffer.steady.give_back()       # the others need more room than any had; all come to this
+    return _new_dispatch(buffer, key, x, routing_map, probs, *numbers, kept, told)
+
+
+def _new_dispatch(buffer, key, x, routing_map, probs, num_local_experts, num_permuted_tokens, pad_multiple,
+                  fp8_dispatch, p2p_world_size, num_sms, kept=None, told=None):
+    """dispatch_forward the general way. key: of SteadyCalls.
+
+    told, kept: what it has told, and its memory (see First), if it was launched already, and there was no room.
+    """
+    is_exact, world = num_permuted_tokens is None, buffer.world
     arguments.ranks_that_fit(world.n_ranks)
     local = arguments.whole("num_local_experts", num_local_experts, 1)
     pad = arguments.whole("pad_multiple", pad_multiple or 0, 0) or 1
@@ -122,9 +132,12 @@ def same_pad(pad_multiple, handle):
 def cached_dispatch(buffer, name, x, handle, num_sms=None):
     """The tokens x [T, H] as rows of experts, as an earlier dispatch placed them: a list of [P, H], of x's dtype."""
     handle_of(HybridHandle, handle)
-    made, key = buffer.steady.again("hybrid cached", (x,), num_sms, handle=handle.seen)
-    if made is not None:
-        return made
+    made, key = buffer.steady.again("hybrid cached", (x,), (num_sms,), handle.seen)
+    return _new_cached_dispatch(buffer, key, name, x, handle, num_sms) if made is None else made
+
+
+def _new_cached_dispatch(buffer, key, name, x, handle, num_sms):
+    """cached_dispatch the general way. key: of SteadyCalls."""
     xs = arguments.hidden_rows(buffer, name, x, dtypes=TYPES, n_rows=handle.num_tokens)
     (_, hidden), dtype = xs[0].shape, xs[0].dtype
     buffer.expect_open()
@@ -157,10 +170,12 @@ def cached_dispatch(buffer, name, x, handle, num_sms=None):
 
 def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
     """Sums of rows x [P, H] over experts, ranks and worlds, and probs [P] back in their places [T, E]: two lists."""
-    handle_of(HybridHandle, handle)
-    made, key = buffer.steady.again("hybrid combine", (x, probs), num_sms, handle=handle.seen)
-    if made is not None:
-        return made
+    made, key = buffer.steady.again("hybrid combine", (x, probs), (num_sms,), handle.seen)
+    return _new_combine(buffer, key, name, x, handle, probs, num_sms) if made is None else made
+
+
+def _new_combine(buffer, key, name, x, handle, probs, num_sms):
+    """combine_forward the general way. key: of SteadyCalls."""
     local, has_probs = handle.num_local_experts, not arguments.absent(probs)
     xs = arguments.hidden_rows(buffer, name, x, dtypes=TYPES, n_rows=handle.num_rows)
     (_, hidden), dtype = xs[0].shape, xs[0].dtype

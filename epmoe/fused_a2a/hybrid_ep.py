@@ -46,7 +46,7 @@ class HybridEPDispatch:
         grad_x[t] sums the token's rows as HybridEPCombine.forward does; grad_probs is a copy where a pair has a row,
         zero elsewhere. Rows without a token are never read. grad_probs=None gives None.
         """
-        handle = ctx.handle
+        handle = handle_of(HybridHandle, ctx.handle)
         summed, probs = hybrid.combine_forward(hybrid_ep_buffer(ctx.group), "grad_x", grad_x, handle, grad_probs,
                                                handle.num_sms[1])
         probs = None if probs is None else results(ctx.group, probs)

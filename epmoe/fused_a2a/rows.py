@@ -76,17 +76,26 @@ def dispatch_forward(buffer, x, token_indices, token_probs, num_experts, num_sms
     Of each rank of this process, as lists: (recv_x or (recv_x, recv_scales), recv_token_indices, recv_token_probs,
     tokens_per_expert), and the handle of all. on_device: as fused_dispatch_on_device says.
     """
-    given = x, token_indices, token_probs
-    kind, loans, told = "dispatch" if on_device else "exact dispatch", [], None
-    made, key = buffer.steady.again(kind, given, num_experts, num_sms)
-    if made is not None and on_device:
+    kind = "dispatch" if on_device else "exact dispatch"
+    made, key = buffer.steady.again(kind, (x, token_indices, token_probs), (num_experts, num_sms))
+    if made is None:
+        return _new_dispatch(buffer, key, x, token_indices, token_probs, num_experts, num_sms, on_device)
+    if on_device:
         return made
-    if made is not None:
-        told, loans = told_by(buffer, made[1].loans), list(made[1].loans)
-        if told[0].has_room:
-            return _exact(made, told[0])
-        made = None
-        buffer.steady.give_back()       # the others need more room than any had; all come to this
+    told, loans = told_by(buffer, made[1].loans), made[1].loans
+    if told[0].has_room:
+        return _exact(made, told[0])
+    del made
+    buffer.steady.give_back()       # the others need more room than any had; all come to this
+    return _new_dispatch(buffer, key, x, token_indices, token_probs, num_experts, num_sms, False, told, loans)
+
+
+def _new_dispatch(buffer, key, x, token_indices, token_probs, num_experts, num_sms, on_device, told=None, loans=()):
+    """dispatch_forward the general way. key: of SteadyCalls.
+
+    told, loans: what it has told, and the handle's memory, if it was launched already, and there was no room.
+    """
+    loans = list(loans)
     world = buffer.world
     arguments.ranks_that_fit(world.n_ranks)
     local = arguments.experts_per_rank(num_experts, world.n_ranks)
@@ -218,7 +227,7 @@ def _exact(made, told):
 
 def _moved(buffer, arrays_of, n, n_scales, capacity, *form):
     """This rank's n rows, which a dispatch that had room for `capacity` received in the staging area: as _result's."""
-    made, key = buffer.steady.again("move", (), n_scales, capacity, *form, handle=((), (n,)))
+    made, key = buffer.steady.again("move", (), (n_scales, capacity, *form), ((), (n,)))
     if made is not None:
         return made
     r, (staged, _), (of_one, _) = buffer.ranks[-1], arrange(arrays_of(capacity)), arrange(arrays_of(1))
@@ -272,9 +281,12 @@ def _handle_values(buffer, loan):
 def cached_dispatch(buffer, name, x, handle, num_sms=None):
     """The rows of x [T, H] where an earlier dispatch sent its tokens: a list of [N, H], of x's dtype."""
     handle_of(RowsHandle, handle)
-    made, key = buffer.steady.again("cached", (x,), num_sms, handle=handle.seen)
-    if made is not None:
-        return made
+    made, key = buffer.steady.again("cached", (x,), (num_sms,), handle.seen)
+    return _new_cached_dispatch(buffer, key, name, x, handle, num_sms) if made is None else made
+
+
+def _new_cached_dispatch(buffer, key, name, x, handle, num_sms):
+    """cached_dispatch the general way. key: of SteadyCalls."""
     xs = arguments.hidden_rows(buffer, name, x, n_rows=handle.num_tokens)
     (_, hidden), dtype = xs[0].shape, xs[0].dtype
     buffer.expect_open()
@@ -309,10 +321,12 @@ def cached_dispatch(buffer, name, x, handle, num_sms=None):
 
 def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
     """Sums over ranks of rows x [N, H], and slot by slot of probs [N, K]: two lists, the second None without probs."""
-    handle_of(RowsHandle, handle)
-    made, key = buffer.steady.again("combine", (x, probs), num_sms, handle=handle.seen)
-    if made is not None:
-        return made
+    made, key = buffer.steady.again("combine", (x, probs), (num_sms,), handle.seen)
+    return _new_combine(buffer, key, name, x, handle, probs, num_sms) if made is None else made
+
+
+def _new_combine(buffer, key, name, x, handle, probs, num_sms):
+    """combine_forward the general way. key: of SteadyCalls."""
     has_probs = not arguments.absent(probs)
     xs = arguments.hidden_rows(buffer, name, x, dtypes=tuple(arguments.NAMES), n_rows=handle.num_rows)
     (_, hidden), dtype = xs[0].shape, xs[0].dtype

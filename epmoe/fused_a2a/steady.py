@@ -20,29 +20,40 @@ from epmoe.host.looks import UNSEEN, WAYS, look
 
 MAX_REMEMBERED, MAX_FORMS = 1024, 256
 UNKNOWN = object()      # instead of a start's code: no launches are known
-AT_ONCE = 2             # calls of one kind whose results are kept
+AT_ONCE = 2             # calls of one kind whose results are kept, and that are compared before any is looked up
 SMALL = ("combine", "hybrid combine")   # kinds whose results are no larger than the rank's own tokens
 OF_ROWS = SMALL         # kinds whose arrays have as many rows as the handle
 NOTHING, GENERAL = (None,), (None, None)
 
 
 def _look_at_pair(a):
-    """What decides how a pair of arrays is treated; its addresses first."""
+    """What decides how a pair of arrays is treated: that of each."""
     if len(a) != 2:
         return UNSEEN
     x, y = a
     x, y = (WAYS.get(type(x)) or look)(x), (WAYS.get(type(y)) or look)(y)
-    return UNSEEN if x is UNSEEN or y is UNSEEN else ((x[0], y[0]), x, y)
+    return UNSEEN if x is UNSEEN or y is UNSEEN else (x, y)
+
+
+def _is_pair(seen):
+    return type(seen[0]) is tuple
+
+
+def _address_of(seen):
+    """Where an array lies, or each of a pair; None for None."""
+    return (seen[0][0], seen[1][0]) if _is_pair(seen) else seen[0]
 
 
 # By type, of what was seen: as WAYS, but for None and pairs
 _WAYS = {type(None): lambda _: NOTHING, tuple: _look_at_pair, list: _look_at_pair}
 
 
-def _new_way(a):
-    look(a)
-    way = _WAYS[type(a)] = WAYS[type(a)]
-    return way
+def _look_at(a):
+    """What is seen of an argument of a type that may be new."""
+    if type(a) not in _WAYS:
+        look(a)
+        _WAYS[type(a)] = WAYS[type(a)]
+    return _WAYS[type(a)](a)
 
 
 class _Form:
@@ -83,7 +94,10 @@ class _Last:
 
 
 def _objects(results):
-    """The results and all that is in them: lists and tuples, arrays, and a handle with the arrays that it holds."""
+    """All that is in results and is handed out: tuples, arrays, and a handle with the arrays that it holds.
+
+    The results themselves, and lists over ranks, are taken apart first.
+    """
     found = [results]
     for one in found:
         kind = type(one)
@@ -91,7 +105,7 @@ def _objects(results):
             found.extend(one)
         elif kind is not DeviceArray:
             found.extend([held for held in getattr(one, "__dict__", {}).values() if type(held) is DeviceArray])
-    return [one for one in found if one is not None]
+    return [one for one in found[1:] if one is not None and type(one) is not list]
 
 
 class SteadyCalls:
@@ -111,7 +125,7 @@ class SteadyCalls:
         if self.applies:
             self._machine.again([])         # compiles what that needs, before anybody waits for this rank
 
-    def again(self, kind, arrays, *numbers, handle=()):
+    def again(self, kind, arrays, numbers, handle=()):
         """(results of a call that is known, its kernels launched, or None; what a new call is known by, or None).
 
         arrays: None, arrays, pairs of arrays; they are kept till the next call. numbers: what else it depends on, and
@@ -120,24 +134,29 @@ class SteadyCalls:
         """
         if not self.applies:
             return GENERAL
-        seen = [(_WAYS.get(type(a)) or _new_way(a))(a) for a in arrays]
+        try:
+            seen = [_WAYS[type(a)](a) for a in arrays]
+        except KeyError:
+            seen = [_look_at(a) for a in arrays]
         buffer = self._buffer
         if self._n_freed != self._machine.n_freed or self._n_changes != buffer.n_changes:
             self._forget()
-        known = self._latest.get(kind)
-        if known is None or known.seen != seen or known.numbers != numbers or known.handle != handle:
+        for known in self._latest.get(kind, ()):
+            if known.seen == seen and known.numbers == numbers and known.handle == handle:
+                break
+        else:
             if UNSEEN in seen:
                 return self._general(None)
             known = self._find(kind, seen, numbers, handle)
         form = known.form
-        if form is None:
-            self.give_back()
-            return self._general(known)
         for last in self._last.get(kind, ()):
             if (last.form is form and (last.rows is None or last.rows == known.rows)
                     and list(map(getrefcount, last.objects)) == last.counts):
                 break
         else:
+            if form is None:
+                self.give_back()
+                return self._general(known)
             last = None         # its memory may be needed
             last = self._lend(kind, form, known.rows)
             if last is None:
@@ -173,7 +192,8 @@ class SteadyCalls:
 
     def _find(self, kind, seen, numbers, handle):
         """The _Known of a call, which may be a new one, with no form if that is new."""
-        at = kind, numbers, handle, tuple([one[0] for one in seen])     # an address is sooner looked up than a type
+        # an address is sooner looked up than a type
+        at = kind, numbers, handle, tuple([_address_of(one) for one in seen])
         known = self._known.get(at)
         if known is None or known.seen != seen:
             rows = handle[1] if handle else ()
@@ -182,7 +202,7 @@ class SteadyCalls:
                 of_rows = False         # refused, or something unheard of
             name = kind, numbers, handle[2:], bool(of_rows), tuple([_form_of(one, of_rows) for one in seen])
             known = _Known(at, seen, rows, name, self._forms.get(name))
-        self._latest[kind] = known
+        self._latest[kind] = known, *self._latest.get(kind, ())[:AT_ONCE - 1]
         return known
 
     def _general(self, key):
@@ -273,8 +293,8 @@ class SteadyCalls:
 
 def _form_of(seen, of_rows):
     """What was seen of an array, or of a pair, without where it lies; of_rows: nor how many rows it has."""
-    if type(seen[0]) is tuple:
-        return tuple([one[1:] for one in seen[1:]])
+    if _is_pair(seen):
+        return tuple([one[1:] for one in seen])
     return (seen[1][1:], *seen[2:]) if of_rows and seen is not NOTHING else seen[1:]
 
 

@@ -19,6 +19,7 @@ _NEXT = {
 }
 
 _BEFORE = {call: state for state, calls in _NEXT.items() for call in calls}
+_AFTER = {call: state for calls in _NEXT.values() for call, state in calls.items()}
 
 _REASON = {
     "idle": "no dispatch is open: call dispatch (or dispatch_async and dispatch_wait) first",
@@ -67,9 +68,10 @@ class Rounds:
 
     def advance(self, call):
         """The call was launched."""
-        self.state = _NEXT[self.state][call]
+        self.state = state = _AFTER[call]
         self._opened_in = self.capture
-        self.done += self.state == "idle"
+        if state == "idle":
+            self.done += 1
 
     def fail(self, error):
         """A launch or a wait failed; keeps the first error."""

@@ -25,13 +25,14 @@ from epmoe.host.arrays import DeviceArray, lent_again
 from epmoe.host.dispatch_phase import Sent
 from epmoe.host.dispatched import ARRAYS, Dispatched
 from epmoe.host.elsewhere import Elsewhere, Place
-from epmoe.host.looks import UNSEEN, look
+from epmoe.host.looks import UNSEEN, WAYS, look
 from epmoe.host.results import Results
 from epmoe.kernels import TokenArray
 
 MAX_REMEMBERED = 1024       # calls of one kind
 WRITTEN = ARRAYS[:-1]       # arrays of the caller that a dispatch may be written into; topk_ids are always lent
 NONE = None, None
+UNKNOWN = object()          # instead of a start's code: no launches are known
 AT_ONCE = 2                 # results that are kept of each: calls often take turns in two memories
 
 _new = Dispatched.__new__
@@ -41,12 +42,13 @@ ALONE, = map(getrefcount, [object()])       # of an object that one list or dict
 class _LastDispatch:
     """Memory that dispatches write, and its arrays: given again when nobody else refers to any of them."""
 
-    __slots__ = ("address", "of_rank", "sent", "fields", "loan", "uses")
+    __slots__ = ("address", "n", "of_rank", "made", "sent", "fields", "loan", "uses")
 
     def __init__(self, n, loan, dispatched, results=None):
-        self.address, self.loan = loan.buffer.address, loan
+        self.address, self.n, self.loan = loan.buffer.address, n, loan
         # Nobody asks again where the caller's arrays were
         self.of_rank = Sent(TokenArray(0, n), 0, 1.0, None, loan, results or Results(loan))
+        self.made = self.of_rank.made
         self.sent, self.fields = [self.of_rank], dispatched(self.of_rank).__dict__
 
     def dispatched(self):
@@ -57,14 +59,13 @@ class _LastDispatch:
 
     def serves(self, n):
         """Whether it is for so many tokens, and nobody else refers to it now."""
-        if self.of_rank.tokens.n != n or self.count() != self.uses:
-            return False
-        made = self.of_rank.made
-        return not made or all([one == ALONE for one in map(getrefcount, made.values())])
+        made = self.made
+        return (self.n == n and (getrefcount(self.of_rank), getrefcount(self.loan) - 2 * len(made)) == self.uses
+                and (not made or all([one == ALONE for one in map(getrefcount, made.values())])))
 
     def count(self):
         """How often what is given again is referred to, besides by the arrays that were made of it."""
-        return getrefcount(self.of_rank), getrefcount(self.loan) - 2 * len(self.of_rank.made)
+        return getrefcount(self.of_rank), getrefcount(self.loan) - 2 * len(self.made)
 
 
 class _LastCombine:
@@ -77,7 +78,8 @@ class _LastCombine:
 
     def serves(self, n, reduced):
         """Whether it is for so many tokens, reduced or not, and nobody else refers to it now."""
-        return self.n == n and self.reduced == reduced and self.count() == self.uses
+        return (self.n == n and self.reduced == reduced
+                and (getrefcount(self.result), getrefcount(self.loan)) == self.uses)
 
     def count(self):
         """How often the result and its memory are referred to."""
@@ -136,13 +138,11 @@ class SteadyCalls:
             starts = _starts(self._dispatches, key)
             self._latest_dispatch = key, starts
         start = starts.get(last.address)
-        if start is not None:
-            started = self._started("dispatch", start[0])
-        else:
-            started = self._begun("dispatch", starts, last.address, *_of_dispatch(key, last.loan))
-        if not started:
+        code = start[0]() if start is not None else self._begin(starts, last.address, *_of_dispatch(key, last.loan))
+        if code:
             self._last_dispatches.clear()
-            return None
+            return self._not_started(code)
+        self._rounds.advance("dispatch")
         if self._placing.placed:
             self._placing.let_go_of(self._inputs)
         self._kept_inputs = input_tokens, topk_ids
@@ -151,7 +151,7 @@ class SteadyCalls:
     def _lend_dispatch(self, n):
         """A _LastDispatch in other memory; others than of such calls are given back."""
         others = self._last_dispatches[:] = [one for one in self._last_dispatches
-                                             if one.of_rank.tokens.n == n][:AT_ONCE - 1]
+                                             if one.n == n][:AT_ONCE - 1]
         last = _LastDispatch(n, self._rank.dispatch_pool.lend(), self._dispatched)
         last.uses = last.count()
         self._last_dispatches[:] = last, *others
@@ -201,13 +201,11 @@ class SteadyCalls:
             starts = _starts(self._combines, key)
             self._latest_combine = key, starts
         start = starts.get(to)
-        if start is not None:
-            started = self._started("combine", start[0])
-        else:
-            started = self._begun("combine", starts, to, *_of_combine(key, of_rank.loan, loan))
-        if not started:
+        code = start[0]() if start is not None else self._begin(starts, to, *_of_combine(key, of_rank.loan, loan))
+        if code:
             self._last_combines.clear()
-            return None
+            return self._not_started(code)
+        self._rounds.advance("combine")
         if self._placing.placed:
             self._placing.let_go_of(self._outputs)
         self._kept_outputs = (router_weights, None if of_rank.loan.holds_address(key[0][0]) else expert_outputs,
@@ -274,27 +272,24 @@ class SteadyCalls:
         starts[to] = self._machine.again(self._launches), None
         self._elsewhere.learn(form, places, self._launches)
 
-    def _begun(self, call, starts, to, form, places):
-        """Whether launches for arrays that are elsewhere than any before were started: not if that is not known yet."""
+    def _begin(self, starts, to, form, places):
+        """Start launches for arrays that lie elsewhere than any before: 0, or as what again() of a machine gives."""
         slot = self._elsewhere.slot(form, places)
-        if slot is None or not self._started(call, slot.begin):
-            return False
-        starts[to], slot.owner = (slot.start, slot), (starts, to)
-        return True
+        if slot is None:
+            return UNKNOWN
+        code = slot.begin()
+        if not code:
+            starts[to], slot.owner = (slot.start, slot), (starts, to)
+        return code
 
-    def _started(self, call, start):
-        """Whether the launches were started: not if the call is captured."""
-        code = start()
-        if code == CAPTURED:
-            return False
-        if code:
+    def _not_started(self, code):
+        """None for a call that is captured, or not known; or the error that the driver's code means."""
+        if code != UNKNOWN and code != CAPTURED:
             try:
                 self._machine.refused(code)
             except Exception as error:
                 self._rounds.fail(error)
                 raise
-        self._rounds.advance(call)
-        return True
 
 
 def _starts(calls, key):
@@ -338,7 +333,10 @@ def _loaned(loan):
 
 
 def _dispatch_key(input_tokens, topk_ids, input_scale, out):
-    x, ids = look(input_tokens), look(topk_ids)
+    try:        # types that were seen
+        x, ids = WAYS[type(input_tokens)](input_tokens), WAYS[type(topk_ids)](topk_ids)
+    except KeyError:
+        x, ids = look(input_tokens), look(topk_ids)
     if x is UNSEEN or ids is UNSEEN or type(input_scale) is not float:
         return UNSEEN
     if out is None:

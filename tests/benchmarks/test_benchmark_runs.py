@@ -37,6 +37,8 @@ def test_every_contender_has_a_row_for_each_phase(tiny):
     assert {(r["kernels"], r["phase"]) for r in record["rows"]} == PHASES
     for r in record["rows"]:
         assert r["iterations"] == 2 and 0 < r["p20_us"] <= r["us"] <= r["p80_us"] and r["host_us"] > 0
+        assert r["piece_us"] > 0 and all(r[name] is None or r[name] >= 0
+                                         for name in ("preempted", "waited_us", "stolen_ms"))
         assert r["floor_us"] == pytest.approx(r["bytes"] / record["link_gbps"] / 1e3, rel=0.01)
 
 
@@ -44,6 +46,7 @@ def test_the_file_says_where_it_comes_from(tiny):
     record, printed = tiny
     assert record["date"][:4].isdigit() and "simulator" in record["device"] and record["versions"]["numpy"]
     assert record["n_ranks"] == 2 and "commit" in record and "written: " in printed
+    assert record["cpus_of_ranks"] and "a piece of Python that is always the same took" in printed
 
 
 def test_the_table_has_a_line_for_each_row_and_units(tiny):
