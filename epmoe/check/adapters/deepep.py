@@ -1,7 +1,7 @@
 """DeepEP V1 as an implementation: its rows (normal kernels) and its low-latency kernels, through deep_ep.Buffer.
 
 Needs DeepEP (https://github.com/deepseek-ai/DeepEP), torch and GPUs, none of which epmoe depends on. Written from the
-documented interface of Buffer; it has not been run against a build of DeepEP yet. One rank a process:
+source of its releases 1.2.1 and 2.1.0; it has not been run against a build of DeepEP yet. One rank a process:
 
     torchrun --nproc-per-node 2 -m epmoe check deepep
     torchrun --nproc-per-node 2 -m epmoe check deepep_low_latency
@@ -45,7 +45,7 @@ class Rows(RowsImplementation):
 
     def __init__(self):
         package, self._torch, group = deep_ep()
-        self._buffer = package.Buffer(group, self.NVL_BYTES, 0)
+        self._buffer = package.Buffer(group, self.NVL_BYTES, 0, explicitly_destroy=True)
 
     def dispatch(self, x, token_indices, token_probs, num_experts):
         torch, buffer = self._torch, self._buffer
@@ -61,6 +61,9 @@ class Rows(RowsImplementation):
         combined, _, _ = self._buffer.combine(to_torch(self._torch, x), handle)
         return to_bf16(self._torch, combined, x.dtype)
 
+    def close(self):
+        self._buffer.destroy()
+
 
 class LowLatency(Implementation):
     """Buffer.low_latency_dispatch (bf16) and Buffer.low_latency_combine.
@@ -71,20 +74,21 @@ class LowLatency(Implementation):
 
     per_rank = True
     hidden = 7168       # one of the hidden sizes that its kernels are compiled for
+    MULTIPLE = 4        # of the most tokens a rank: n_ranks times that must be a multiple of 4
 
     def __init__(self, cfg):
         super().__init__(cfg)
         package, self._torch, self._group = deep_ep()
-        nbytes = package.Buffer.get_low_latency_rdma_size_hint(cfg.max_tokens_per_rank, cfg.hidden, cfg.n_ranks,
-                                                               cfg.n_experts)
+        self._most = -(-cfg.max_tokens_per_rank // self.MULTIPLE) * self.MULTIPLE
+        nbytes = package.Buffer.get_low_latency_rdma_size_hint(self._most, cfg.hidden, cfg.n_ranks, cfg.n_experts)
         self._buffer = package.Buffer(self._group, 0, nbytes, low_latency_mode=True,
-                                      num_qps_per_rank=cfg.n_local_experts)
+                                      num_qps_per_rank=cfg.n_local_experts, explicitly_destroy=True)
 
     def dispatch(self, input_tokens, topk_ids):
         cfg, torch = self.cfg, self._torch
         self._ids = to_torch(torch, topk_ids.astype(np.int64))
         recv_x, recv_count, self._handle, _, _ = self._buffer.low_latency_dispatch(
-            to_torch(torch, input_tokens), self._ids, cfg.max_tokens_per_rank, cfg.n_experts, use_fp8=False)
+            to_torch(torch, input_tokens), self._ids, self._most, cfg.n_experts, use_fp8=False)
         self._places = self._rows_by_rank(self._handle[1].cpu().numpy())
         counts = np.diff(self._places[1]).reshape(cfg.n_local_experts, cfg.n_ranks)
         token = self._handle[0].cpu().numpy().reshape(-1)[self._places[0]]
@@ -96,16 +100,19 @@ class LowLatency(Implementation):
     def combine(self, expert_outputs, dispatched, router_weights):
         cfg, torch = self.cfg, self._torch
         places = self._places[0]
-        outputs = torch.zeros(cfg.n_local_experts, cfg.n_ranks * cfg.max_tokens_per_rank, cfg.hidden,
-                              dtype=torch.bfloat16, device="cuda")
+        outputs = torch.zeros(cfg.n_local_experts, cfg.n_ranks * self._most, cfg.hidden, dtype=torch.bfloat16,
+                              device="cuda")
         outputs.view(-1, cfg.hidden)[places] = to_torch(torch, expert_outputs)
         combined, _, _ = self._buffer.low_latency_combine(outputs, self._ids, to_torch(torch, router_weights),
                                                           self._handle)
         return to_bf16(torch, combined, expert_outputs.dtype)
 
+    def close(self):
+        self._buffer.destroy()
+
     def _rows_by_rank(self, layout_range):
         """(places in [expert, row] flattened, by expert and source rank; where each segment starts in that list)."""
-        capacity = self.cfg.n_ranks * self.cfg.max_tokens_per_rank
+        capacity = self.cfg.n_ranks * self._most
         begin, count = layout_range.reshape(-1) >> 32, layout_range.reshape(-1) & 0xFFFFFFFF
         begin = begin + np.repeat(np.arange(self.cfg.n_local_experts), self.cfg.n_ranks) * capacity
         starts = np.concatenate([[0], np.cumsum(count)])
