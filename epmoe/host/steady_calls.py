@@ -31,9 +31,8 @@ from epmoe.kernels import TokenArray
 
 MAX_REMEMBERED = 1024       # calls of one kind
 WRITTEN = ARRAYS[:-1]       # arrays of the caller that a dispatch may be written into; topk_ids are always lent
-NONE = None, None
 UNKNOWN = object()          # instead of a start's code: no launches are known
-AT_ONCE = 2                 # results that are kept of each: calls often take turns in two memories
+AT_ONCE = 2                 # results that are kept of each, and calls: these often take turns in two memories
 
 _new = Dispatched.__new__
 ALONE, = map(getrefcount, [object()])       # of an object that one list or dictionary holds
@@ -103,7 +102,7 @@ class SteadyCalls:
         self._kept_inputs = self._kept_outputs = None       # device arrays of the caller, kept until the next such call
         # what calls followed from -> {where their results lie: (how the launches start, Slot or None)}
         self._dispatches, self._combines = {}, {}
-        self._latest_dispatch = self._latest_combine = NONE    # one of each, sooner compared than looked up
+        self._latest_dispatches = self._latest_combines = ()    # [(key, starts)], sooner compared than looked up
         self._last_dispatches, self._last_combines = [], []
         self._elsewhere = Elsewhere(self._machine)
         self._made = {}             # (address of memory, tokens) -> result of a combine that is there
@@ -133,10 +132,12 @@ class SteadyCalls:
                     break
             else:
                 last = self._lend_dispatch(n)
-        known, starts = self._latest_dispatch
-        if known != key:
+        for known, starts in self._latest_dispatches:
+            if known == key:
+                break
+        else:
             starts = _starts(self._dispatches, key)
-            self._latest_dispatch = key, starts
+            self._latest_dispatches = (key, starts), *self._latest_dispatches[:AT_ONCE - 1]
         start = starts.get(last.address)
         code = start[0]() if start is not None else self._begin(starts, last.address, *_of_dispatch(key, last.loan))
         if code:
@@ -196,10 +197,12 @@ class SteadyCalls:
             to, loan, out = last.address, last.loan, last.result
         else:
             to = to[0]
-        known, starts = self._latest_combine
-        if known != key:
+        for known, starts in self._latest_combines:
+            if known == key:
+                break
+        else:
             starts = _starts(self._combines, key)
-            self._latest_combine = key, starts
+            self._latest_combines = (key, starts), *self._latest_combines[:AT_ONCE - 1]
         start = starts.get(to)
         code = start[0]() if start is not None else self._begin(starts, to, *_of_combine(key, of_rank.loan, loan))
         if code:
@@ -265,7 +268,7 @@ class SteadyCalls:
         self._n_freed = n_freed
         for known in self._dispatches, self._combines, self._last_dispatches, self._last_combines, self._made:
             known.clear()
-        self._latest_dispatch = self._latest_combine = NONE
+        self._latest_dispatches = self._latest_combines = ()
         self._elsewhere.forget()
 
     def _remember(self, starts, to, form, places):
