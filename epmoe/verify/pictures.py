@@ -11,7 +11,7 @@ REGIONS = ("reserved", "finished", "rank_completion", "dispatch_recv_count", "A"
            "combine_recv_count", "combine_ready")
 MEANING = ("reserved counts messages that were begun, recv_count holds the signals that came, A tells combine which "
            "rows go back. The others do their work inside one kernel, which leaves them at 0: finished counts messages "
-           "that are complete, D to G order the blocks.")
+           "that are complete, rank_completion signals to each peer, D to G and combine_ready order the blocks.")
 LABEL_WIDTH = 19
 GROUPS = 9  # shown at most
 
