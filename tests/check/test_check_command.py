@@ -29,16 +29,16 @@ def test_a_right_implementation_exits_with_0():
 
 
 def test_a_wrong_implementation_exits_with_1_and_says_why():
-    result = run("check", "wrong_worlds:OffByOne", "--ranks", "2", "--quiet", "--only", "uneven")
+    result = run("check", "wrong_dispatches:OffByOne", "--ranks", "2", "--quiet", "--only", "uneven")
     assert result.returncode == 1
     assert "DIFFERS     uneven ranks" in result.stdout
     assert "off by one: every entry is one too large" in result.stdout
-    assert "FAIL wrong_worlds:OffByOne: 1 of 1 cases differ" in result.stdout
+    assert "FAIL wrong_dispatches:OffByOne: 1 of 1 cases differ" in result.stdout
     assert "not served" not in result.stdout
 
 
 def test_json_says_the_same():
-    result = run("check", "wrong_worlds:OffByOne", "numpy_world:NumpyWorld", "nobody:Class", "--ranks", "2", "--json",
+    result = run("check", "wrong_dispatches:OffByOne", "numpy_world:NumpyWorld", "nobody:Class", "--ranks", "2", "--json",
                  "--only", "uneven")
     record = json.loads(result.stdout)
     wrong, right, nobody = record["implementations"]
@@ -53,7 +53,7 @@ def test_json_says_the_same():
 @pytest.mark.parametrize(("arguments", "words"), [
     (["nobody"], "must be module:Class"),
     (["nobody:Class"], "no module 'nobody'"),
-    (["wrong_worlds:Nobody"], "has no 'Nobody'"),
+    (["wrong_dispatches:Nobody"], "has no 'Nobody'"),
     (["json:dumps"], "must be a class derived from"),
     (["per_rank_worlds:OneRank"], "mpirun -n N"),
     (["reference", "--only", "no such case"], "no case's name contains"),
@@ -73,7 +73,7 @@ def test_nothing_checked_is_no_pass_and_what_cannot_be_is_said_once():
 
 
 def test_what_every_case_says_is_said_once():
-    lines = run("check", "wrong_worlds:Raises", "--ranks", "2", "--quiet").stdout.splitlines()
+    lines = run("check", "wrong_dispatches:Raises", "--ranks", "2", "--quiet").stdout.splitlines()
     assert lines[0] == "DIFFERS     uneven ranks"
     assert lines[1].startswith("  call raised IndexError: index 12 is out of bounds")
     assert lines[2] == "DIFFERS     slots without an expert: as in 'uneven ranks'"

@@ -23,7 +23,7 @@ def test_a_right_implementation_passes_case_by_case(tmp_path):
 
 
 def test_a_wrong_one_fails_in_words_and_beside_the_projects_own_tests(tmp_path):
-    (tmp_path / "pytest.ini").write_text("[pytest]\nepmoe_check =\n    wrong_worlds:SrcInfoSwapped\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nepmoe_check =\n    wrong_dispatches:SrcInfoSwapped\n")
     (tmp_path / "test_mine.py").write_text("def test_mine():\n    pass\n")
     result = pytest_run(tmp_path, "--epmoe-ranks", "2")
     assert result.returncode == 1

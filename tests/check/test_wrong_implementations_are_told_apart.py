@@ -1,7 +1,8 @@
 """A right NumPy implementation passes; each wrong one gets the message that names its own mistake, and no other's."""
 
 import pytest
-import wrong_worlds
+import wrong_combines
+import wrong_dispatches
 from numpy_world import NumpyWorld
 
 from epmoe.check import check
@@ -60,9 +61,12 @@ MISTAKES = {
 }
 
 
+WRONG = vars(wrong_dispatches) | vars(wrong_combines)
+
+
 @pytest.fixture(scope="module")
 def reports():
-    return {name: check(getattr(wrong_worlds, name), n_ranks=3) for name in MISTAKES}
+    return {name: check(WRONG[name], n_ranks=3) for name in MISTAKES}
 
 
 @pytest.mark.parametrize("n_ranks", [1, 2, 4])
