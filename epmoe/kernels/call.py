@@ -28,6 +28,7 @@ class KernelCall:
     says so (status.raise_if_failed). Nothing waits for the launch. Errors: EPValueError.
     """
 
+    programmatic = False    # whether a launch may begin before the one before it has ended; then the kernel waits for it
     at_hand = ()    # fields that are also arguments of the kernel, which needs them before it has read a parameter
 
     def __init__(self, cfg: EPConfig, launch: LaunchConfig, block: ParameterBlock, compile):
@@ -70,7 +71,11 @@ class KernelCall:
         block = self._buffer(machine, my_rank, values, tail)
         kernel = self.kernel([arg.type for arg in weights_args], [arg.type for arg in epilogue_args])
         at_hand = [values[name] for name in self.at_hand]
-        machine.launch(kernel, grid, threads, (block.address, num_tokens, my_rank, *at_hand), stream=stream)
+        machine.launch(kernel, grid, threads, (block.address, num_tokens, my_rank, *at_hand), stream=stream,
+                       **self._options(machine))
+
+    def _options(self, machine):
+        return {"programmatic": True} if self.programmatic and not machine.is_simulator else {}
 
     def _buffer(self, machine, my_rank, values, tail):
         """The parameter block of these arguments; what was seen before is neither packed nor copied again."""

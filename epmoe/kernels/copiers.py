@@ -9,19 +9,21 @@ covers.
 
 from epmoe import layout
 from epmoe.device import (ballot, device_fn, ffs, i32, lane_id, load_u64, n_warps, shared_array, store_i32, syncthreads,
-                          syncthreads_or, syncwarp, u32, u64, warp_broadcast_u64, warp_id)
+                          syncthreads_or, syncwarp, thread_idx, u32, u64, warp_broadcast_u64, warp_id)
 from epmoe.device import int32, uint64
 from epmoe.layout import DESCRIBED, MAX_FINITE
 
-from . import formats, known_rows, message, offsets, shared_expert, stamps
+from . import formats, known_rows, message, offsets, rows_of_token, shared_expert, stamps
 from .described import message_of
 from .division import divided
+from .rows_of_token import LISTED
 from .spin import wait_for_signal
 from .status import DISPATCH_WAIT
 
 
 def make(cfg, block, threads, mark, leave, are_few=False):
-    """Device function receive(params, num_tokens, my_rank, copier, n_copiers, failed) -> (gave_up, is_out).
+    """Device function receive(params, num_tokens, my_rank, copier, n_copiers, failed, all_first) ->
+    (gave_up, is_out).
 
     copier: which of the n_copiers receiving blocks this one is; the first one writes down offsets and counts. failed:
     whether this thread knows of an earlier wait that expired. leave: device function params; the last warp of the block
@@ -42,6 +44,8 @@ def make(cfg, block, threads, mark, leave, are_few=False):
     leaves_early = not cfg.fused_shared_expert      # whose words F and G other warps of the block may still need
     local, ranks, front = cfg.n_local_experts, cfg.n_src_ranks, int(cfg.fused_shared_expert)
     tokens_per_rank, msg_bytes = cfg.max_tokens_per_rank, sizes.msg_bytes
+    has_lists = rows_of_token.are_listed(cfg)
+    once = has_lists and window == local
     p_status, p_timeout, p_count = block.offset("status"), block.offset("timeout_ns"), block.offset("recv_count_p")
     p_recv, p_out, p_src_info = block.offset("recv_buf_p"), block.offset("format_handler"), block.offset("src_info")
 
@@ -80,7 +84,7 @@ def make(cfg, block, threads, mark, leave, are_few=False):
         (token, reference), id16, payload = load_source(at), i32(0), u64(at)
         if part == 0:
             id16 = load_id(at, lane)
-        if reference != u32(0):
+        if reference != u32(0) and (not has_lists or reference < u32(LISTED)):
             payload = u64(recv_buf + u64(reference - u32(1)) * u64(msg_bytes))
         return token, payload, id16
 
@@ -137,6 +141,10 @@ def make(cfg, block, threads, mark, leave, are_few=False):
             unit = i32(unit + warps)
         return ok
 
+    copy_tokens = None
+    if once:
+        copy_tokens = rows_of_token.make(cfg, block, mark, segment_of, await_signal, message_at)
+
     @device_fn
     def finish_groups(params, first, here, warp, warps, counts, before, starts, tiles):
         """Clears the scales behind the rows of each group's last tile; a warp takes a group."""
@@ -162,7 +170,7 @@ def make(cfg, block, threads, mark, leave, are_few=False):
         mark(params, stamps.COPIED)
 
     @device_fn
-    def receive_few(params, num_tokens, my_rank, copier, n_copiers, failed):
+    def receive_few(params, num_tokens, my_rank, copier, n_copiers, failed, all_first):
         counts, words, ok = shared_array(window_counts, int32), shared_array(known, uint64), not failed
         if ok:
             ok, _ = await_messages(params, i32(0), local, counts, words)
@@ -191,11 +199,11 @@ def make(cfg, block, threads, mark, leave, are_few=False):
         return receive_few
 
     @device_fn
-    def receive(params, num_tokens, my_rank, copier, n_copiers, failed):
+    def receive(params, num_tokens, my_rank, copier, n_copiers, failed, all_first):
         counts, before = shared_array(window_counts, int32), shared_array(window_counts, int32)
         ends, partial = shared_array(window_counts, int32), shared_array(32, int32)
         starts, tiles = shared_array(window, int32), shared_array(window, int32)
-        words = shared_array(known, uint64)
+        words, turn = shared_array(known, uint64), shared_array(1, int32)
         # The warps of one block take rows far from each other, so that all blocks have work to the end. Of few rows
         # those have none that may have to leave first, nor the block that writes.
         others, warps = i32(n_copiers - 1), i32(n_warps() * n_copiers)
@@ -204,18 +212,24 @@ def make(cfg, block, threads, mark, leave, are_few=False):
             warp = i32(n_warps() * others + warp_id())
         recv_buf = u64(load_u64(params + u64(p_recv)))
         start, first, ok, is_out = begin(params, num_tokens, my_rank), i32(0), not failed, False
+        if once and thread_idx() == 0:
+            turn[0] = 0                                     # barriers follow
         while first < local:
             here = i32(min(window, local - first))
-            is_known = here * ranks <= known
+            fits, is_final = here * ranks <= known, False
             if ok:
-                ok, is_final = await_counts(params, first, here, counts, words)
-                is_known = is_known and is_final
+                if once and all_first:
+                    ok, is_final = await_messages(params, first, here, counts, words)
+                else:
+                    ok, is_final = await_counts(params, first, here, counts, words)
             if syncthreads_or(not ok):                      # every thread acquired for all
                 return True, False
-            is_known = syncthreads_or(not is_known) == 0     # the same in all blocks, which share the rows out
+            # the same in all blocks, which share the rows out
+            is_final = syncthreads_or(not (fits and is_final)) == 0
+            is_known = is_final or (once and all_first and fits)
             mark(params, stamps.COUNTED)
             if has_quick_way:
-                if is_known and others > 0 and n_warps() > 1:
+                if is_final and others > 0 and n_warps() > 1:
                     if copier == 0:
                         write_first(params, num_tokens, my_rank)
                     receive_known(params, recv_buf, my_rank, copier, warp, free, counts, words)
@@ -234,8 +248,12 @@ def make(cfg, block, threads, mark, leave, are_few=False):
                 is_out = True
                 if warp_id() == n_warps() - 1:
                     leave(params)
-            ok = copy_window(params, recv_buf, first, here, my_rank, warp, warps, free, before, ends, starts, tiles,
-                             words, is_known)
+            if once:
+                ok = copy_tokens(params, recv_buf, my_rank, copier, n_copiers, turn, before, ends, starts, tiles,
+                                 words, is_known)
+            else:
+                ok = copy_window(params, recv_buf, first, here, my_rank, warp, warps, free, before, ends, starts, tiles,
+                                 words, is_known)
             if has_tiles:
                 finish_groups(params, first, here, warp, warps, counts, before, starts, tiles)
                 if first == 0 and front == 1 and warp == 0:

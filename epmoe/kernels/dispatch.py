@@ -26,14 +26,18 @@ The announcement is no step of the specification; without it everything would be
 early, so that copying overlaps sending. Regions C and E stay 0: rows are dealt out, not claimed in C, and nobody waits
 for another block to compute offsets, which E would tell of.
 
-The fused kernel sends a token's payload once to a rank, whatever number of its experts are there (pieces.py): the
-message to the lowest of them carries it, the others are trailers that say in which row of recv_buf it lies. A signal
-covers the payloads that its messages refer to, and receivers know from each trailer where to read, so only the sender
-chooses. LaunchConfig(shared_payloads=False) sends every message whole, as dispatch_async does and the specification has
-it; recv_buf then holds a copy of the payload in each message, and results are the same. Where payloads are shared and
-there are but a few tokens, one block a destination takes the place of steps 1 to 4 (few_tokens.py): payloads leave at
-once, and the signals themselves describe the messages (described.py), which have no trailers. A peer may send either
-way in the same round. Where all signals are such, warps need not wait for each other in step 6 (known_rows.py).
+A token's payload is sent once to a rank, whatever number of its experts are there (pieces.py): the message to the
+lowest of them carries it, the others are trailers that say in which row of recv_buf it lies. A signal covers the
+payloads that its messages refer to, and receivers know from each trailer where to read, so only the sender chooses.
+LaunchConfig(shared_payloads=False) sends every message whole, as the specification has it; recv_buf then holds a copy
+of the payload in each message, and results are the same. Where payloads are shared and there are but a few tokens, one
+block a destination takes the place of steps 1 to 4 (few_tokens.py): payloads leave at once, and the signals themselves
+describe the messages (described.py), which have no trailers. A peer may send either way in the same round. Where all
+signals are such, warps need not wait for each other in step 6 (known_rows.py). Where ranks may have many tokens, a
+payload is also read once only, and stored to all its rows (rows_of_token.py).
+
+Blocks that have several batches of tokens to send complete no expert before the last one, so that nobody could copy
+meanwhile: then all blocks of the fused kernel send, and after that all of them receive.
 
 To ranks of other p2p worlds (use_shmem) the message goes out of send_buf, by a put that is complete before step 4, and
 the count by a SHMEM signal, without an announcement: transport.py.
@@ -45,13 +49,15 @@ launches gave the split kernels for free, and what replaces it in the fused one:
   message whose signal they have not acquired.
 - rows of a fused shared expert need tokens that other blocks encode: region F counts them (shared_expert.py).
 - sending blocks wait for nobody, and they are the first blocks of the grid; only receiving blocks wait, for senders.
+  Blocks that do both send first.
 
 Order inside one (expert, source rank) segment is the order of the claims: unspecified.
 """
 
 from functools import lru_cache, partial
 
-from epmoe.device import block_idx, device_fn, grid_dim, i32, kernel, load_u64, n_warps, store_i32, u64, warp_id
+from epmoe.device import (block_idx, device_fn, grid_dim, griddep_launch, griddep_wait, i32, kernel, load_u64, n_warps,
+                          store_i32, u64, warp_id)
 from epmoe_ref.errors import EPValueError
 
 from . import ahead, copiers, counters, few_tokens, formats, leaving, senders, stamps
@@ -64,6 +70,7 @@ from .transport import crosses_worlds
 CACHED = 128        # compiled kernels that are remembered, for each of the three
 SENDERS_OF_8 = 4    # of 8 blocks of the fused kernel, those that send; the others receive
 AT_ONCE_OF_8 = 3    # the same where their warps can send all payloads at once, each once to a rank
+TURNS_FROM = 4      # batches of tokens of a block: with fewer tokens there are no turns, nor any code for them
 
 
 def parameter_block(cfg) -> ParameterBlock:
@@ -76,10 +83,10 @@ def parameter_block(cfg) -> ParameterBlock:
         ("input_scale", 1), ("timeout_ns", 1), ("trace", 1))
 
 
-def _shares(cfg, launch, default):
-    """Whether payloads are shared, for a kernel with that default."""
+def _shares(cfg, launch):
+    """Whether payloads are shared."""
     if launch.shared_payloads is None:
-        return default and not cfg.use_shmem and not cfg.skip_a2a
+        return not cfg.use_shmem and not cfg.skip_a2a
     if launch.shared_payloads and crosses_worlds(cfg):
         raise EPValueError("shared_payloads=True: messages to other p2p worlds carry their own payloads: leave it None")
     return launch.shared_payloads
@@ -109,14 +116,15 @@ def _leaving(cfg, block):
 
 
 @lru_cache(CACHED)
-def _compile_async(cfg, threads, trace, input_scale, shares):
+def _compile_async(cfg, threads, trace, input_scale, shares, few, are_few):
     block = parameter_block(cfg)
     mark, fetch = stamps.make(block, trace), ahead.parameters(block)
-    send_tokens = senders.make(cfg, block, mark, input_scale, shares)
+    send_tokens = senders.make(cfg, block, mark, input_scale, shares, few, are_few)
 
     @kernel(max_threads=threads, shmem=crosses_worlds(cfg))
     def dispatch_async(params, num_tokens, my_rank, topk_ids, tokens, status):
         mark(params, stamps.START)
+        griddep_launch()            # dispatch_wait, if it is next, may be there when this one ends
         fetch(params)
         send_tokens(params, topk_ids, tokens, num_tokens, my_rank, grid_dim(), failed_before(status))
 
@@ -124,18 +132,19 @@ def _compile_async(cfg, threads, trace, input_scale, shares):
 
 
 @lru_cache(CACHED)
-def _compile_wait(cfg, threads, trace):
+def _compile_wait(cfg, threads, trace, are_few):
     block = parameter_block(cfg)
     mark, fetch = stamps.make(block, trace), ahead.parameters(block)
     leave = _leaving(cfg, block)
-    receive, p_status = copiers.make(cfg, block, threads, mark, leave), block.offset("status")
+    receive, p_status = copiers.make(cfg, block, threads, mark, leave, are_few), block.offset("status")
 
     @kernel(max_threads=threads)
     def dispatch_wait(params, num_tokens, my_rank):
         mark(params, stamps.START)
         fetch(params)
+        griddep_wait()              # dispatch_async may still be running
         found = failed_before(u64(load_u64(params + u64(p_status))))
-        gave_up, is_out = receive(params, num_tokens, my_rank, block_idx(), grid_dim(), found)
+        gave_up, is_out = receive(params, num_tokens, my_rank, block_idx(), grid_dim(), found, True)
         if not gave_up and not is_out and warp_id() == n_warps() - 1:
             leave(params)
         mark(params, stamps.LEFT)
@@ -147,11 +156,12 @@ def _compile_wait(cfg, threads, trace):
 def _compile_fused(cfg, threads, trace, input_scale, shares, are_few):
     block = parameter_block(cfg)
     mark, fetch = stamps.make(block, trace), ahead.parameters(block)
-    n_ranks, n_payloads = cfg.n_src_ranks, min(cfg.top_k, cfg.n_src_ranks)
+    n_ranks, n_payloads, batch = cfg.n_src_ranks, min(cfg.top_k, cfg.n_src_ranks), senders.batch_of(cfg)
     few = few_tokens.MOST_TOKENS if few_tokens.applies(cfg, shares) else -1
     send_tokens = senders.make(cfg, block, mark, input_scale, shares, few, are_few)
     leave = _leaving(cfg, block)
     receive = copiers.make(cfg, block, threads, mark, leave, are_few)
+    may_take_turns = cfg.max_tokens_per_rank > TURNS_FROM * senders.batch_of(cfg)
 
     @kernel(max_threads=threads, shmem=crosses_worlds(cfg))
     def dispatch(params, num_tokens, my_rank, topk_ids, tokens, status):
@@ -163,12 +173,17 @@ def _compile_fused(cfg, threads, trace, input_scale, shares, are_few):
             n_senders = i32(n_ranks)
         elif shares and num_tokens * n_payloads <= n_warps() * at_once:
             n_senders = at_once
-        is_out, found = False, failed_before(status)
+        copier, n_copiers = i32(block_idx() - n_senders), i32(grid_dim() - n_senders)
+        all_first = False
+        if may_take_turns:
+            if num_tokens > batch * n_senders:
+                n_senders, copier, n_copiers = i32(grid_dim()), i32(block_idx()), i32(grid_dim())
+                all_first = True
+        gave_up, is_out, found = False, False, failed_before(status)
         if block_idx() < n_senders:
             gave_up = send_tokens(params, topk_ids, tokens, num_tokens, my_rank, n_senders, found)
-        else:
-            gave_up, is_out = receive(params, num_tokens, my_rank, i32(block_idx() - n_senders),
-                                      i32(grid_dim() - n_senders), found)
+        if copier >= 0 and not gave_up:
+            gave_up, is_out = receive(params, num_tokens, my_rank, copier, n_copiers, found, all_first)
         if not gave_up and not is_out and warp_id() == n_warps() - 1:
             leave(params)
         mark(params, stamps.LEFT)
@@ -181,15 +196,18 @@ def dispatch_async_kernel(cfg, launch=None, *, input_scale=None) -> DispatchAsyn
 
     Its launch ends when this rank's messages and signals are on their way.
 
-    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(); shared_payloads=None means False here. input_scale: a
-    function i -> float32 that is read at 0, or None for the number given at the call.
+    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(); its shared_payloads as in dispatch_kernel. input_scale:
+    a function i -> float32 that is read at 0, or None for the number given at the call.
     Returns a DispatchAsyncCall, called with the page's arguments in the page's order: addresses (KernelCall).
     The same arguments give the same compiled kernel. Errors: EPValueError. Source: the dispatch_async_kernel page.
     """
     launch = launch or LaunchConfig()
-    shares = _shares(cfg, launch, default=False)
-    return DispatchAsyncCall(cfg, launch, parameter_block(cfg),
-                             lambda *options: _compile_async(cfg, launch.threads, launch.trace, input_scale, shares))
+    shares = _shares(cfg, launch)
+    few, are_few = few_tokens.most(cfg, shares, launch), few_tokens.are_all(cfg, shares, launch)
+    options = launch.threads, launch.trace, input_scale, shares, few, are_few
+    call = DispatchAsyncCall(cfg, launch, parameter_block(cfg), lambda *types: _compile_async(cfg, *options))
+    call.size = partial(few_tokens.size_of_senders, cfg, shares)
+    return call
 
 
 def dispatch_wait_kernel(cfg, launch=None) -> DispatchWaitCall:
@@ -202,8 +220,12 @@ def dispatch_wait_kernel(cfg, launch=None) -> DispatchWaitCall:
     Errors: EPValueError. Source: the dispatch_wait_kernel page.
     """
     launch = launch or LaunchConfig()
-    return DispatchWaitCall(cfg, launch, parameter_block(cfg),
-                            lambda *options: _compile_wait(cfg, launch.threads, launch.trace))
+    shares = _shares(cfg, launch)
+    options = launch.threads, launch.trace, few_tokens.are_all(cfg, shares, launch)
+    call = DispatchWaitCall(cfg, launch, parameter_block(cfg), lambda *types: _compile_wait(cfg, *options))
+    call.size = partial(few_tokens.size_of_receivers, cfg, shares)
+    call.programmatic = True
+    return call
 
 
 def dispatch_kernel(cfg, launch=None, *, input_scale=None) -> DispatchCall:
@@ -217,7 +239,7 @@ def dispatch_kernel(cfg, launch=None, *, input_scale=None) -> DispatchCall:
     Errors: EPValueError. Source: the dispatch_kernel page.
     """
     launch = launch or LaunchConfig()
-    shares = _shares(cfg, launch, default=True)
+    shares = _shares(cfg, launch)
     options = launch.threads, launch.trace, input_scale, shares, few_tokens.are_all(cfg, shares, launch)
     call = DispatchCall(cfg, launch, parameter_block(cfg), lambda *types: _compile_fused(cfg, *options))
     call.size = partial(few_tokens.size, cfg, shares)

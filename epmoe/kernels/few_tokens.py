@@ -37,8 +37,13 @@ def applies(cfg, shares):
 
 def are_all(cfg, shares, launch):
     """Whether no launch can have more tokens, nor fewer blocks than this way wants; with fewer it is right as well."""
+    return most(cfg, shares, launch) >= cfg.max_tokens_per_rank
+
+
+def most(cfg, shares, launch):
+    """Up to how many tokens a rank's launches go this way; -1 for none, as there are fewer blocks than it wants."""
     blocks = launch.n_sms or (SIMULATOR_BLOCKS if SIM else 2 * cfg.n_ranks)
-    return applies(cfg, shares) and cfg.max_tokens_per_rank <= MOST_TOKENS and blocks >= 2 * cfg.n_ranks
+    return MOST_TOKENS if applies(cfg, shares) and blocks >= 2 * cfg.n_ranks else -1
 
 
 def size(cfg, shares, blocks, threads, num_tokens):
@@ -48,6 +53,22 @@ def size(cfg, shares, blocks, threads, num_tokens):
     n = max(1, num_tokens)
     most = max(2 * cfg.n_ranks, cfg.n_ranks + min(MOST_RECEIVERS, RECEIVERS_A_TOKEN * n))
     return min(blocks, most), min(threads, MOST_THREADS, THREADS_A_TOKEN * n)
+
+
+def size_of_senders(cfg, shares, blocks, threads, num_tokens):
+    """The same of a launch that only sends."""
+    n_blocks, n_threads = size(cfg, shares, blocks, threads, num_tokens)
+    if applies(cfg, shares) and num_tokens <= MOST_TOKENS and blocks >= 2 * cfg.n_ranks:
+        n_blocks = cfg.n_ranks
+    return n_blocks, n_threads
+
+
+def size_of_receivers(cfg, shares, blocks, threads, num_tokens):
+    """The same of a launch that only receives, whatever number of tokens others have: at most cfg's."""
+    n = max(1, cfg.max_tokens_per_rank)
+    if not applies(cfg, shares) or n > MOST_TOKENS:
+        return blocks, threads
+    return min(blocks, MOST_RECEIVERS, RECEIVERS_A_TOKEN * n), min(threads, MOST_THREADS, THREADS_A_TOKEN * n)
 
 
 def make(cfg, block, mark, scale_of):

@@ -20,8 +20,8 @@ class LaunchConfig:
     num_threads: threads of a block, a multiple of 32 up to 1024. Default 1024; 64 in the simulator.
     trace: whether blocks write stamps (stamps.py).
     shared_payloads: True: dispatch sends the payload of a token to a rank once, whatever number of the token's experts
-        are there (dispatch.py); False: once an expert, as in the specification. Results are the same. Default: True for
-        the fused dispatch, except under use_shmem and skip_a2a, and False for dispatch_async.
+        are there (dispatch.py); False: once an expert, as in the specification. Results are the same. Default: True,
+        except under use_shmem and skip_a2a.
     """
 
     n_sms: int | None = None

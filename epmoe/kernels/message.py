@@ -2,7 +2,7 @@
 
 A message whose payload lies in another message of the same token to the same rank says so in the second word of
 src_info, which is padding otherwise: 1 + the row of that message in recv_buf [local_expert, src_rank, slot]; 0 where
-the payload is its own, as in the specification.
+the payload is its own, as in the specification. Of many tokens, see rows_of_token.py.
 """
 
 from typing import NamedTuple

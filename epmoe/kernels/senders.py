@@ -25,6 +25,11 @@ MAX_MESSAGES = 512          # of a batch, in shared memory
 CLERK_FROM = 4              # sending blocks from which one of them only counts and announces
 
 
+def batch_of(cfg):
+    """Tokens that a block sends at a time."""
+    return max(1, MAX_MESSAGES // cfg.top_k)
+
+
 def _scale_of(block, input_scale):
     """Device function params -> input scale."""
     p_scale = block.offset("input_scale")
@@ -71,7 +76,7 @@ def make(cfg, block, mark, input_scale=None, shares=False, few=-1, are_few=False
     top_k, local, ranks, n_ranks = cfg.top_k, cfg.n_local_experts, cfg.n_src_ranks, cfg.n_ranks
     tokens_per_rank, keeps_own, fused_share = cfg.max_tokens_per_rank, cfg.skip_a2a, cfg.fused_shared_expert
     row_bytes, msg_bytes = cfg.hidden * BF16_BYTES, sizes.msg_bytes
-    batch = max(1, MAX_MESSAGES // top_k)
+    batch = batch_of(cfg)
     n_slots, last_key = batch * top_k, cfg.n_experts
     p_tokens, p_clean = block.offset("input_tokens"), block.offset("clean_topk_ids")
     p_counters, p_status = block.offset("ep_counters"), block.offset("status")
