@@ -68,4 +68,5 @@ ROWS_WORLDS = (
     RowsWorld("hybrid, many experts, two warps", "hybrid", tokens=(3, 2), top_k=9, local=20, limit=40, hidden=8),
     RowsWorld("rows, few dispatched between combines", "rows", tokens=(4, 3), shape=(3, 64), slow=(1,), between=True),
     RowsWorld("rows of three slots, no memory left", "rows", tokens=(3, 3), top_k=3, full_heap=(0,), on_device=True),
+    RowsWorld("hybrid, more tokens than were promised", "hybrid", tokens=(5, 4), limit=20, shape=(8, 32), crowded=True),
 )
