@@ -10,6 +10,7 @@ from epmoe import device
 from epmoe.command_line import at_least_one, part_of_all
 from epmoe.fused_a2a.launches import FEW_TO_EXPAND, MANY, smaller_blocks
 from epmoe.host import compiling
+from epmoe.kernels.rows import control
 from epmoe.worlds.dry import DryWorld
 
 from benchmarks import plan
@@ -60,7 +61,8 @@ def distinct(cases):
         tokens = s.tokens
         if not case.kernels.startswith("pairs"):
             of_all = tokens if case.sms is None else min(tokens, MANY - 1)
-            tokens = smaller_blocks(of_all) if case.kernels.startswith("rows") else tokens <= FEW_TO_EXPAND
+            few = tokens <= FEW_TO_EXPAND, tokens <= control.WINDOW_ROWS
+            tokens = smaller_blocks(of_all) if case.kernels.startswith("rows") else few
         key = case.kernels, tokens, s.hidden, s.experts, s.top_k, s.format
         found.setdefault(key, case)
     return list(found.values())

@@ -56,7 +56,8 @@ def run(args):
     try:
         import matplotlib
     except ImportError:
-        print("benchmarks figure: matplotlib is not installed: pip install 'epmoe[bench]', or matplotlib", file=sys.stderr)
+        print("benchmarks figure: matplotlib is not installed: pip install 'epmoe[bench]', or matplotlib",
+              file=sys.stderr)
         return 2
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt

@@ -39,7 +39,7 @@ class Nccl(TorchPeer):
             self._y = torch.randn(len(arrived), shape.hidden, device="cuda").bfloat16()
             self._weights = torch.rand(shape.tokens, shape.top_k, 1, device="cuda").bfloat16()
         torch.cuda.synchronize()
-        dist.barrier()
+        dist.barrier(device_ids=[torch.cuda.current_device()])     # else it guesses, and says so
 
     def launch(self, phase):
         """Put a phase on the stream."""

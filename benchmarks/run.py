@@ -12,7 +12,8 @@ from epmoe.command_line import at_least_one, positive_seconds
 from epmoe.provenance import provenance
 from epmoe_ref.errors import EPError
 
-from benchmarks import compiling, host_time, link, measure, peers, plan, results, shapes, table, targets, worlds
+from benchmarks import (compiling, host_time, link, measure, peers, plan, results, shapes, table, targets, torch_peer,
+                        worlds)
 from benchmarks.measure import Refused, together
 from benchmarks.startline import StartLine
 
@@ -52,7 +53,9 @@ def run(args):
         if process_number() == 0:       # the others say the same
             print(f"benchmarks: {error}", file=sys.stderr)
         return 2
-    return 0 if _Run(args, world, record, before, start).measure(cases) else 2
+    measured = _Run(args, world, record, before, start).measure(cases)
+    torch_peer.leave()
+    return 0 if measured else 2
 
 
 class _Run:

@@ -1,5 +1,7 @@
 """What works by torch, with a GPU and a process for each rank."""
 
+import sys
+
 from epmoe import device
 from epmoe.check.ranks import torch_process_group
 from epmoe_ref.errors import UnavailableError
@@ -36,3 +38,10 @@ class TorchPeer:
     def check(self):
         """Wait for the kernels."""
         self._torch.cuda.synchronize()
+
+
+def leave():
+    """Leave the process group, if a peer had one made, as torch asks for; collective."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
