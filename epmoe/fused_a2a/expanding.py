@@ -1,7 +1,5 @@
 """The launches of a HybridEPDispatch: rows come into the staging area, and rows of experts are made of them."""
 
-from dataclasses import replace
-
 import numpy as np
 
 from epmoe.fused_a2a.arguments import FP32
@@ -9,7 +7,7 @@ from epmoe.fused_a2a.handles import counts_offset, info_words
 from epmoe.fused_a2a.heap import arrays_in, places_in
 from epmoe.fused_a2a.rows import told_by
 from epmoe.host.lending import arrange
-from epmoe.kernels.rows import dispatch_kernel, expand_kernel, resend_kernel
+from epmoe.kernels.rows import dispatch_kernel, expand_kernel, expert_bits, resend_kernel, windows
 from epmoe.kernels.rows.companions import expert_masks
 
 NO_LIMIT = 2**31 - 1
@@ -122,15 +120,17 @@ class First:
     def send_and_expand(self, results, num_sms):
         """Send, and make `limit` rows of experts on each rank, without a wait: their Loans."""
         made = [results.lend(r, self.limit) for r in self.buffer.ranks]
-        self._launch(dispatch_kernel(replace(self.shape, expands=True)), num_sms, made)
+        shape = self.buffer.launches.expanding(self.shape, self.num_tokens)
+        self._launch(dispatch_kernel(shape), num_sms, made, window_bytes=windows.bytes_for(shape),
+                     tagged_bytes=expert_bits.bytes_for(shape))
         return made
 
-    def _launch(self, kernel, num_sms, made=None):
-        """made: Loans of what is expanded as well."""
+    def _launch(self, kernel, num_sms, made=None, **of_few):
+        """made: Loans of what is expanded as well. of_few: what few tokens need of the pool."""
         buffer, n_ranks, local = self.buffer, self.buffer.world.n_ranks, self.shape.n_local_experts
         self.capacity, row_bytes = n_ranks * buffer.max_tokens, self.shape.row_bytes
         if buffer.knows_all_ranks or buffer.max_tokens:     # else: the first call asks the ranks for their tokens
-            buffer.want_pool(staged_bytes(self.capacity, row_bytes, local), flag_rows=self.capacity)
+            buffer.want_pool(staged_bytes(self.capacity, row_bytes, local), flag_rows=self.capacity, **of_few)
         staged = StagingArea(buffer, self.capacity, row_bytes, local)
         self._expert_rows, calls = [r.arena.lend("hybrid rows", self._rows_of()) for r in buffer.ranks], []
         for i, (r, loan, rows, n) in enumerate(zip(buffer.ranks, self.loans, self._expert_rows, self.num_tokens)):

@@ -5,7 +5,7 @@ from dataclasses import replace
 from epmoe import device
 from epmoe.kernels import LaunchConfig
 from epmoe.kernels.launch import SIMULATOR_BLOCKS
-from epmoe.kernels.rows import control, tagged
+from epmoe.kernels.rows import control, expert_bits, tagged
 from epmoe.kernels.rows.block import parameter_block
 from epmoe.kernels.rows.shape import RowsShape
 from epmoe.kernels.stamps import TraceBuffers
@@ -58,6 +58,14 @@ class Launches:
         num_tokens = max(to_send or to_expand or to_combine or [0])
         most = control.TAGGED_COUNTED if shape.has_meta else control.TAGGED_ROWS
         return replace(shape, tags=tagged.tags_for(shape, num_tokens, most))
+
+    def expanding(self, shape, num_tokens):
+        """The shape of the kernel that expands rows as they come. num_tokens: of each rank of this process."""
+        shape, threads = replace(shape, expands=True), shape.threads
+        tags = expert_bits.few_for(shape, max(num_tokens))
+        if tags and self.launch.num_threads is None:
+            threads = min(threads, THREADS_TO_EXPAND)
+        return replace(shape, tags=tags, threads=threads)
 
     def are_all(self, num_sms):
         """Whether a caller that grants num_sms (None: as many as there are) grants all blocks that there are."""

@@ -22,6 +22,7 @@ def every_kernel():
     yield "combine", rows.combine_kernel(shape(top_k=8, tags=32, has_probs=True))
     yield "hybrid dispatch fp8", rows.dispatch_kernel(shape(**META, **FP8))
     yield "hybrid dispatch", rows.dispatch_kernel(shape(expands=True, **META))
+    yield "hybrid dispatch of few, fp8", rows.dispatch_kernel(shape(expands=True, tags=128, **META, **FP8))
     yield "hybrid cached dispatch", rows.resend_kernel(shape(expands=True))
     yield "hybrid combine", rows.combine_kernel(shape(has_probs=True, p2p_world_size=2))
     yield "expand fp8", rows.expand_kernel(shape(**META, **FP8))

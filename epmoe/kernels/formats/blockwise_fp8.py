@@ -43,6 +43,21 @@ def quotient_codes(lo, hi, minus_s, r):
                   quotient(bf16_lo(hi), minus_s, r), quotient(bf16_hi(hi), minus_s, r))
 
 
+@device_fn
+def quantised(a, b, absmax):
+    """(scale, codes in four words) of 16 bf16 values in 4 + 4 words, whose group has this absmax."""
+    scale = quotient(max_f32(absmax, f32(FLOOR)), f32(-448.0), f32(PER_448))
+    minus_s = sub_rn(f32(0.0), scale)
+    r = div_rn(f32(1.0), scale)
+    if f32_as_u32(absmax) == u32(INF_BITS):
+        # Division by Inf: 0 for a finite x, and NaN for Inf, are also 0 * x + 0 * x.
+        scale = absmax
+        minus_s = f32(0.0)
+        r = f32(0.0)
+    return scale, (quotient_codes(a[0], a[1], minus_s, r), quotient_codes(a[2], a[3], minus_s, r),
+                   quotient_codes(b[0], b[1], minus_s, r), quotient_codes(b[2], b[3], minus_s, r))
+
+
 def make(cfg) -> KernelFormat:
     """Payload: hidden e4m3 bytes, then hidden / 128 float32 scales.
 
@@ -58,18 +73,9 @@ def make(cfg) -> KernelFormat:
 
     @device_fn
     def quantise(dst_payload, chunk, there, a, b, absmax, input_scale, lane):
-        scale = quotient(max_f32(absmax, f32(FLOOR)), f32(-448.0), f32(PER_448))
-        minus_s = sub_rn(f32(0.0), scale)
-        r = div_rn(f32(1.0), scale)
-        if f32_as_u32(absmax) == u32(INF_BITS):
-            # Division by Inf: 0 for a finite x, and NaN for Inf, are also 0 * x + 0 * x.
-            scale = absmax
-            minus_s = f32(0.0)
-            r = f32(0.0)
+        scale, codes = quantised(a, b, absmax)
         if there:
-            store16(dst_payload + u64(16 * chunk),
-                    quotient_codes(a[0], a[1], minus_s, r), quotient_codes(a[2], a[3], minus_s, r),
-                    quotient_codes(b[0], b[1], minus_s, r), quotient_codes(b[2], b[3], minus_s, r))
+            store16(dst_payload + u64(16 * chunk), codes[0], codes[1], codes[2], codes[3])
             if lane & (GROUP_LANES - 1) == 0:
                 store_f32(dst_payload + u64(scales_at + SCALE_BYTES * i32(chunk >> 3)), scale)
 

@@ -9,7 +9,7 @@ Where rows are expanded by expert in the same launch, some blocks send, and rais
 the others expand what has come (expanders.py); then all do.
 
 resend is 2 (without counts), 3 and 4 with the layout of a handle: a cached dispatch, or the second try of a dispatch
-that found no room. Few tokens of all ranks take a shorter way (tagged_dispatch.py).
+that found no room. Few tokens of all ranks take a shorter way (tagged_dispatch.py, by expert expert_dispatch.py).
 """
 
 from functools import lru_cache
@@ -18,8 +18,8 @@ from epmoe.device import (block_dim, block_idx, fence_acq_rel_sys, i32, int32, k
                           syncthreads_or, thread_idx, u64, uint64)
 
 from .. import stamps
-from . import (exchange, expanders, layout, numbering, one_token, peers, records, roles, row_flags, senders,
-               tagged_dispatch, waits)
+from . import (exchange, expanders, expert_dispatch, layout, numbering, one_token, peers, records, roles, row_flags,
+               senders, tagged_dispatch, waits)
 from .block import parameter_block
 from .row_copy import VECTOR
 from .status import ROWS_DISPATCH
@@ -50,7 +50,8 @@ def dispatch_kernel(shape):
     tags, few = shape.tags > 0, shape.tags
     herald_places = exchange.heralding(epoch_now, meeting.announce_places, stamps.by_caller(block, False))
     herald_facts = exchange.heralding(epoch_now, meeting.announce_facts, mark_own, numbering.totals(shape))
-    in_words = tagged_dispatch.dispatching(shape, block, of_block, meeting, record_few, mark, mark_own)
+    way_of_few = expert_dispatch if expert_major else tagged_dispatch
+    at_once = way_of_few.dispatching(shape, block, of_block, meeting, record_few, mark, mark_own)
 
     @kernel(max_threads=shape.threads)
     def rows_dispatch(params, num_tokens, my_rank, words, ids, x):
@@ -58,7 +59,7 @@ def dispatch_kernel(shape):
         mark(params, stamps.START)
         begun, sends, is_clerk = begin(params, words, told), block_idx() < sending(), roles.is_clerk()
         if tags and num_tokens <= few:
-            if in_words(params, num_tokens, my_rank, words, ids, x, begun, notes, scratch):
+            if at_once(params, num_tokens, my_rank, words, ids, x, begun, notes, scratch):
                 return
         if roles.is_keeper() and of_few(num_tokens):
             herald_places(params, words, num_tokens, my_rank, u64(0))

@@ -2,8 +2,9 @@
 
 from typing import NamedTuple
 
-from epmoe.device import (block_dim, device_fn, fence_acq_rel_sys, i32, lane_id, ld_acquire_sys_u64, load_i32, load_u64,
-                          red_add_release_sys_i32, shfl_idx, st_relaxed_sys_u64, syncthreads_or, thread_idx, u32, u64)
+from epmoe.device import (block_dim, device_fn, fence_acq_rel_sys, i32, lane_id, ld_acquire_sys_u64, ld_relaxed_sys_u64,
+                          load_i32, load_u64, red_add_release_sys_i32, shfl_idx, st_relaxed_sys_u64, syncthreads_or,
+                          thread_idx, u32, u64)
 
 from .. import stamps
 from . import control, roles, waits
@@ -29,22 +30,27 @@ class Exchange(NamedTuple):
 
     announce: a Telling, behind a fence of the same warp for what earlier launches of this rank have done, of this
     rank's note, without counts of experts. announce_facts, announce_places: its two halves; only places, which peers
-    write to, have to lie behind that fence. announce_experts(params, epoch, my_rank, counts, at): of the clerk; these,
+    write to, have to lie behind that fence. announce_tokens, announce_counts: two parts of the facts, the second the
+    counts of rows. announce_experts(params, epoch, my_rank, counts, at): of the clerk; those of experts,
     counts[at + expert]. load_counts(counts, notes): every block, where counts are those of a handle, at this address;
     these and the tokens of all ranks into a shared int32 array. await_notes(params, epoch, my_rank, notes): every
     block; what the ranks tell; whether all ranks have announced themselves. await_facts: all of it but the places.
-    expert_count(params, epoch, my_rank, source, expert): a number of a note, -1 if it did not come. sent(params, epoch,
-    my_rank, ok): every block that sends, when it has sent its part (ok). await_arrivals(params, epoch, my_rank, notes):
-    of the clerk; whether every rank has sent all its rows.
+    await_tokens: what announce_tokens tells, without acquiring anything. expert_count(params, epoch,
+    my_rank, source, expert): a number of a note, -1 if it did not come. sent(params, epoch, my_rank, ok): every block
+    that sends, when it has sent its part (ok). await_arrivals(params, epoch, my_rank, notes): of the clerk; whether
+    every rank has sent all its rows.
     """
 
     announce: Telling
     announce_facts: Telling
     announce_places: Telling
+    announce_tokens: Telling
+    announce_counts: Telling
     announce_experts: callable
     load_counts: callable
     await_notes: callable
     await_facts: callable
+    await_tokens: callable
     expert_count: callable
     sent: callable
     await_arrivals: callable
@@ -187,12 +193,19 @@ def make(shape, block, phase, *, with_counts):
                                waits.told(epoch, i32(counts[at + i])))
             i = i32(i + block_dim())
 
-    @device_fn
-    def await_word(params, epoch, my_rank, source, word):
-        address = u64(note_at(params, my_rank, epoch, source) + u64(8) * u64(word))
-        status = u64(u64(load_u64(params + u64(p_words))) + u64(control.STATUS))
-        return waits.wait_for_word_of_peer(address, u64(ld_acquire_sys_u64(address)), epoch, status,
-                                           u64(load_u64(params + u64(p_timeout))), phase, FOR_ANNOUNCEMENT, source)
+    def waiting(load, wait):
+        """Device function that waits for a word of a source rank's note, polled by `load`."""
+        @device_fn
+        def await_word(params, epoch, my_rank, source, word):
+            address = u64(note_at(params, my_rank, epoch, source) + u64(8) * u64(word))
+            status = u64(u64(load_u64(params + u64(p_words))) + u64(control.STATUS))
+            return wait(address, u64(load(address)), epoch, status, u64(load_u64(params + u64(p_timeout))), phase,
+                        FOR_ANNOUNCEMENT, source)
+
+        return await_word
+
+    await_word = waiting(ld_acquire_sys_u64, waits.wait_for_word_of_peer)
+    see_word = waiting(ld_relaxed_sys_u64, waits.wait_for_tagged_word)     # nothing lies behind it
 
     @device_fn
     def load_counts(counts, notes):
@@ -204,7 +217,7 @@ def make(shape, block, phase, *, with_counts):
             notes[i32(source) * n_words + control.COUNTS + i32(target)] = i32(load_i32(u64(counts) + u64(4) * u64(i)))
             i = i32(i + block_dim())
 
-    def awaiting(begin, end):
+    def awaiting(begin, end, await_word=await_word):
         """Device function that waits for the words [begin, end) of all ranks' notes."""
         n = end - begin
 
@@ -251,5 +264,7 @@ def make(shape, block, phase, *, with_counts):
                                       u64(load_u64(params + u64(p_timeout))), phase, FOR_ARRIVAL, source)
         return not syncthreads_or(not ok)
 
-    return Exchange(telling(0, n_told), telling(MAX_PLACES, n_told), telling(0, MAX_PLACES), announce_experts,
-                    load_counts, awaiting(0, n_told), awaiting(MAX_PLACES, n_told), expert_count, sent, await_arrivals)
+    return Exchange(telling(0, n_told), telling(MAX_PLACES, n_told), telling(0, MAX_PLACES),
+                    telling(MAX_PLACES, control.COUNTS), telling(control.COUNTS, n_words), announce_experts,
+                    load_counts, awaiting(0, n_told), awaiting(MAX_PLACES, n_told),
+                    awaiting(MAX_PLACES, control.COUNTS, see_word), expert_count, sent, await_arrivals)

@@ -89,26 +89,11 @@ def _expert_rows(shape, block):
     return expert_rows
 
 
-def _clear_rows(shape, block, out_bytes, n_scales):
-    """Device function clear_rows(params, me, warps, lane): zeros in rows of padding, and behind the last expert's rows.
-
-    For warp `me` of so many that share this.
-    """
-    local, has_probs = shape.n_local_experts, shape.has_probs
-    n_vectors = out_bytes // VECTOR
-    p_starts, p_rows, p_out = block.offset("expert_rows"), block.offset("n_rows"), block.offset("out")
-    p_out_probs, p_out_scales = block.offset("out_probs"), block.offset("out_scales")
-
-    @device_fn
-    def holds_token(starts, row, lane):
-        """Whether some expert has a token in this row; a lane looks at an expert."""
-        expert, found = i32(lane), False
-        while expert < local:
-            start = i32(load_i32(starts + u64(4) * u64(expert)))
-            if row >= start and row - start < load_i32(starts + u64(4) * u64(local + expert)):
-                found = True
-            expert = i32(expert + 32)
-        return ballot(found) != 0
+def clear_row_of(shape, block):
+    """Device function clear_row(params, row, lane): zeros in an output row, its prob and its scales, by a warp."""
+    has_probs, out_bytes = shape.has_probs, vectors_of(shape) * VECTOR
+    n_vectors, n_scales = out_bytes // VECTOR, shape.scale_words if shape.encode else 0
+    p_out, p_out_probs, p_out_scales = (block.offset(name) for name in ("out", "out_probs", "out_scales"))
 
     @device_fn
     def clear_row(params, row, lane):
@@ -123,6 +108,28 @@ def _clear_rows(shape, block, out_bytes, n_scales):
             while i < n_scales:
                 store_u32(scales + u64(4) * u64(i), u32(0))
                 i = i32(i + 32)
+
+    return clear_row
+
+
+def _clear_rows(shape, block):
+    """Device function clear_rows(params, me, warps, lane): zeros in rows of padding, and behind the last expert's rows.
+
+    For warp `me` of so many that share this.
+    """
+    local, clear_row = shape.n_local_experts, clear_row_of(shape, block)
+    p_starts, p_rows = block.offset("expert_rows"), block.offset("n_rows")
+
+    @device_fn
+    def holds_token(starts, row, lane):
+        """Whether some expert has a token in this row; a lane looks at an expert."""
+        expert, found = i32(lane), False
+        while expert < local:
+            start = i32(load_i32(starts + u64(4) * u64(expert)))
+            if row >= start and row - start < load_i32(starts + u64(4) * u64(local + expert)):
+                found = True
+            expert = i32(expert + 32)
+        return ballot(found) != 0
 
     @device_fn
     def clear_rows(params, me, warps, lane):
@@ -146,7 +153,7 @@ def make(shape, block):
     """
     local, row_bytes, has_probs = shape.n_local_experts, shape.row_bytes, shape.has_probs
     out_bytes, n_scales = vectors_of(shape) * VECTOR, shape.scale_words if shape.encode else 0
-    expert_rows, clear_rows = _expert_rows(shape, block), _clear_rows(shape, block, out_bytes, n_scales)
+    expert_rows, clear_rows = _expert_rows(shape, block), _clear_rows(shape, block)
     load_batch, store_batch, _ = copy_to_lanes(read_only=False)
     p_sources, p_out = block.offset("sources"), block.offset("out")
     p_out_probs, p_out_scales = block.offset("out_probs"), block.offset("out_scales")

@@ -19,8 +19,9 @@ def make(shape, block, expert_count):
     the handle's counts) and tokens_per_expert int64 [L]; expert-major also expert_base int32 [R, L], the row at which
     the rows of a (source rank, expert) begin, expert_rows int32 [2, L], where each expert's rows begin and how many
     hold tokens, and overflow int32 [1]. gathered: shared int32 array [experts] that nobody needs. expert_count: of the
-    exchange. record_few(params, notes, has_room, slots): the same of ids, where a shared array has the slots of each
-    local expert.
+    exchange. record_few(params, notes, has_room, gathered, partial): the same, behind a barrier, where a
+    shared array has all that is gathered: of ids the slots of each local expert, expert-major the tokens of each source
+    rank for each. partial: shared int32 array [32].
     """
     ranks, local, expert_major = shape.n_ranks, shape.n_local_experts, shape.expert_major
     sums, n_words = block_sum(), control.experts_at(ranks)
@@ -85,8 +86,7 @@ def make(shape, block, expert_count):
         store_u64(u64(load_u64(params + u64(p_per_expert))) + u64(8) * u64(expert), u64(kept))
 
     @device_fn
-    def record_experts(params, gathered):
-        partial = shared_array(32, int32)
+    def record_experts(params, gathered, partial):
         limit, pad = i32(load_i32(params + u64(p_rows))), i32(load_i32(params + u64(p_pad)))
         start, first = i32(0), i32(0)
         while first < local:
@@ -107,19 +107,23 @@ def make(shape, block, expert_count):
 
     @device_fn
     def record(params, epoch, my_rank, notes, has_room, gathered):
+        partial = shared_array(32, int32)       # not in a function that two others call
         if not gather(params, epoch, my_rank, gathered):
             return False
         record_counts(params, notes, has_room)
         if expert_major:
-            record_experts(params, gathered)
+            record_experts(params, gathered, partial)
         else:
             record_slots(params, gathered, ranks)
         syncthreads()                           # all of it before thread 0 may say so
         return True
 
     @device_fn
-    def record_few(params, notes, has_room, slots):
+    def record_few(params, notes, has_room, gathered, partial):
         record_counts(params, notes, has_room)
-        record_slots(params, slots, i32(1))
+        if expert_major:
+            record_experts(params, gathered, partial)
+        else:
+            record_slots(params, gathered, i32(1))
 
     return record, record_few

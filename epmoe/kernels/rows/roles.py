@@ -14,7 +14,7 @@ def few(shape):
     Of the still fewer that tagged.py is for always, so that their kernel has no code for many.
     """
     ever, most = not shape.expert_major, max(FEW, 1)
-    if shape.tags and not SIM:
+    if ever and shape.tags and not SIM:
         return _always
 
     @device_fn

@@ -18,8 +18,8 @@ class RowsShape:
     travels with a row. has_meta: whether ids (or slots of local experts) do. encode: rows are bf16 and become blockwise
     FP8 on their way. dtype: of sums, "bf16", "fp16" or "fp32". p2p_world_size: ranks whose sum is rounded first.
     expands: rows are expanded by expert while they arrive. tags: tokens of each rank up to which all rows travel in
-    words (tagged.py), for which the kernel has a way of its own; 0: it has none. threads: of a block. trace: whether
-    blocks write stamps.
+    words (tagged.py), or, expert-major, into windows (expert_dispatch.py), for which the kernel has a way of its own;
+    0: it has none. threads: of a block. trace: whether blocks write stamps.
     """
 
     n_ranks: int

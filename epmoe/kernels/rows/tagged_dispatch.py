@@ -21,7 +21,7 @@ def dispatching(shape, block, of_block, meeting, record_few, mark, mark_own):
     Of every block, where this rank has few tokens; what it is given is as in rows_dispatch.
     """
     if not shape.tags:
-        return _never
+        return never
     epoch_now, goes_on, say_begun, end = of_block.epoch_now, of_block.goes_on, of_block.say_begun, of_block.end
     ranks, n_experts, all_have_few = shape.n_ranks, shape.n_experts, tagged.all_few(shape, told=True)
     number, bits_by_rank, has_room = tagged_sending.in_bits(ranks), numbering.bits_by_rank(shape), peers.room(ranks)
@@ -82,7 +82,7 @@ def dispatching(shape, block, of_block, meeting, record_few, mark, mark_own):
                 record_numbers(params, num_tokens, bits)
             look_for_bad_ids(params, ids, i32(0), num_tokens, scratch[1])
             ok = count_slots(params, epoch, my_rank, notes, scratch[1])
-            record_few(params, notes, has_it, scratch[1])
+            record_few(params, notes, has_it, scratch[1], scratch[4])
             mark(params, stamps.PLACED)
             if ok:
                 end(params, epoch, my_rank)
@@ -129,7 +129,7 @@ def resending(shape, block, of_block, meeting, mark):
 
 
 @device_fn
-def _never(params, num_tokens, my_rank, words, ids, x, begun, notes, scratch):
+def never(params, num_tokens, my_rank, words, ids, x, begun, notes, scratch):
     return False
 
 

@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from epmoe.device import (atomic_add_relaxed_gpu_i32, device_fn, globaltimer, grid_dim,
-                          i32, ld_acquire_sys_i32, ld_acquire_sys_u32, ld_acquire_sys_u64, ld_relaxed_gpu_u64,
+from epmoe.device import (atomic_add_relaxed_gpu_i32, device_fn, globaltimer, grid_dim, i32, ld_acquire_sys_i32,
+                          ld_acquire_sys_u32, ld_acquire_sys_u64, ld_relaxed_gpu_u64, ld_relaxed_sys_u32,
                           ld_relaxed_sys_u64, load_u64, prefetch, red_add_release_gpu_i32, store_i32, store_u64,
                           syncthreads_or, thread_idx, u32, u64, warp_broadcast_i32)
 
@@ -65,6 +65,16 @@ def _wait_until_equal(load):
 
 wait_for_count = _wait_until_equal(ld_acquire_sys_i32)
 wait_for_flag = _wait_until_equal(ld_acquire_sys_u32)
+_see_flag = _wait_until_equal(ld_relaxed_sys_u32)
+
+
+@device_fn
+def see_flag(address, wanted, status, timeout_ns, phase, waited_for, index):
+    """As wait_for_flag, polled relaxed: acquiring polls would empty an L1 again and again that others work with."""
+    seen = _see_flag(address, wanted, status, timeout_ns, phase, waited_for, index)
+    if seen:
+        ld_acquire_sys_u32(address)
+    return seen
 
 
 def claims(block, counter):

@@ -41,8 +41,8 @@ def bytes_for(shape):
     return shape.n_ranks * control.WINDOW_ROWS * sum(_row_sizes(shape))
 
 
-def make(shape, block, phase):
-    """The Windows of one kernel."""
+def make(shape, block, phase, wait=waits.wait_for_flag):
+    """The Windows of one kernel. wait: for a flag."""
     ranks, sizes, rows = shape.n_ranks, _row_sizes(shape), control.WINDOW_ROWS
     n_words, flags_at = control.experts_at(ranks), control.window_flags_at(ranks)
     p_pools, p_control, p_words = block.offset("pool_ptrs"), block.offset("control_ptrs"), block.offset("words")
@@ -83,9 +83,9 @@ def make(shape, block, phase):
     def await_flag(params, epoch, my_rank, source, row, part):
         ok = True
         if row >= 0:
-            ok = waits.wait_for_flag(flag_at(params, epoch, my_rank, source, row, part), u32(epoch),
-                                     u64(load_u64(params + u64(p_words))) + u64(control.STATUS),
-                                     u64(load_u64(params + u64(p_timeout))), phase, FOR_WINDOW, source)
+            ok = wait(flag_at(params, epoch, my_rank, source, row, part), u32(epoch),
+                      u64(load_u64(params + u64(p_words))) + u64(control.STATUS),
+                      u64(load_u64(params + u64(p_timeout))), phase, FOR_WINDOW, source)
         failed = any_lane(not ok)
         syncwarp()                              # what one lane acquired, all lanes read
         return failed == 0
