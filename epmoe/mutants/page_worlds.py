@@ -11,6 +11,8 @@ WINDOWS = {"signaller.WINDOW": 3, "offsets.MAX_COUNTS": 5, "returners.WINDOW": 4
 FAR = dict(n_ranks=2, n_experts=4, top_k=3, hidden=16, max_tokens_per_rank=5, p2p_world_size=1, use_shmem=True)
 FAR_AND_NEAR = FAR | dict(n_ranks=4, n_experts=8, p2p_world_size=2)
 ROUNDS = ((5, 3), (0, 5), (4, 4))
+LISTS = {"rows_of_token.LEAST_TOKENS": 1, "few_tokens.MOST_TOKENS": 0}
+TURNS = {"dispatch.TURNS_FROM": 1, "senders.MAX_MESSAGES": 4, "few_tokens.MOST_TOKENS": 0}
 SIX = ((1, 2), (0, 1), (2, 0), (0, 0), (3, 1), (1, 2))
 
 PAGE_WORLDS = (
@@ -99,4 +101,21 @@ PAGE_WORLDS = (
     World("unreduced, wide rows", PLAIN | dict(hidden=520), ((5, 3), (2, 5)), fused=True, unreduced=True),
     World("few tokens, late experts", dict(n_ranks=2, n_experts=72, top_k=3, hidden=8, max_tokens_per_rank=3),
           ((3, 2), (2, 3)), fused=True, shape=(6, 64), few=True, from_expert=30),
+    World("whole messages in flight, split", PLAIN, ROUNDS, launch=dict(shared_payloads=False)),
+    World("few tokens, split", PLAIN | dict(hidden=64), ROUNDS, shape=(5, 64), few=True),
+    World("few tokens, six rounds, a late rank, split", PLAIN, SIX, shape=(4, 64), few=True, slow=(1,)),
+    World("few tokens, absent peer, split", PLAIN, ((5, 3), (5, 3)), shape=(4, 32), few=True, absent=(1,)),
+    World("rows of a token at once, split", PLAIN | dict(n_experts=6, top_k=3, max_tokens_per_rank=9),
+          ((9, 7), (3, 9)), constants=LISTS),
+    World("rows of a token at once, fused", PLAIN | dict(n_experts=6, top_k=3, max_tokens_per_rank=9),
+          ((9, 7), (3, 9)), fused=True, constants=LISTS),
+    World("rows of a token at once, six rounds, a late rank", PLAIN, SIX, fused=True, shape=(4, 64), slow=(0,),
+          constants=LISTS),
+    World("rows of a token at once, in pieces", PIECES | dict(top_k=2, n_experts=6, fused_shared_expert=True),
+          ((2, 3), (3, 1)), fused=True, shape=(4, 128), constants=LISTS),
+    World("all blocks send, then receive", PLAIN, ROUNDS, fused=True, constants=TURNS),
+    World("all blocks send, then receive rows of a token at once", PLAIN | dict(n_experts=6, top_k=3),
+          ((5, 3), (1, 5), (0, 0), (4, 4)), fused=True, shape=(4, 64), slow=(1,), constants=TURNS | LISTS),
+    World("all blocks send, then receive, absent peer", PLAIN, ((5, 3), (5, 3)), fused=True, constants=TURNS,
+          absent=(1,)),
 )

@@ -16,11 +16,15 @@ class SmallWorld:
 
 @dataclass(frozen=True, eq=False)
 class PageWorld(SmallWorld):
-    """A world of the page kernels. sizes: of its EPConfig. tokens: for each round, the tokens of each rank."""
+    """A world of the page kernels.
+
+    sizes: of its EPConfig. tokens: for each round, the tokens of each rank. launch: further options of LaunchConfig.
+    """
 
     sizes: dict
     tokens: tuple
     fused: bool = field(default=False, kw_only=True)
+    launch: dict = field(default_factory=dict, kw_only=True)
 
     @property
     def cfg(self):
@@ -113,12 +117,11 @@ class RowsWorld(SmallWorld):
 class PublicWorld(PageWorld):
     """One world of ExpertParallel (public_run.py): what other worlds leave at its default.
 
-    launch: further options of LaunchConfig. weights: "array", "function" or "none"; epilogue: with one. edges: tokens
-    at which number formats differ. scaled: with an input scale. to_one: every token goes to the last expert alone.
+    weights: "array", "function" or "none"; epilogue: with one. edges: tokens at which number formats differ. scaled:
+    with an input scale. to_one: every token goes to the last expert alone.
     """
 
     fused: bool = field(default=True, kw_only=True)
-    launch: dict = field(default_factory=dict)
     weights: str = "array"
     epilogue: bool = False
     edges: bool = False

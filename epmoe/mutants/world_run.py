@@ -50,7 +50,7 @@ class WorldRun:
             self.machine.network.connect(self.heaps[-1], buffer.nbytes)
 
     def _calls(self):
-        launch = LaunchConfig(*self.world.shape)
+        launch = LaunchConfig(*self.world.shape, **self.world.launch)
         weights = dict(router_weights=None if self.world.unreduced else "array")
         make = self.kernels
         calls = dict(swiglu=experts.swiglu_of(make, self.cfg, launch)) if self.world.swiglu else {}
