@@ -15,5 +15,9 @@ def explained(differences, candidates, general=()):
 def _best(difference, causes, found, general):
     alike = [set(others) for d, others in found if d.what == difference.what]
     common = set.intersection(*alike)
-    causes = [cause for cause in causes if not common or cause in common]
+    return best([cause for cause in causes if not common or cause in common], general)
+
+
+def best(causes, general=()):
+    """The sentences that hold as one, without those of `general` if there is another; "" if none holds."""
     return OR.join([cause for cause in causes if cause not in general] or causes)

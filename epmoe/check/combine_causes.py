@@ -11,9 +11,10 @@ import epmoe_ref
 from epmoe.check.cases import epilogue, epilogue_args
 from epmoe.check.causes import explained
 from epmoe.check.difference import bits
-from epmoe.check.number_causes import flushed, nan_lost
-from epmoe.check.place_causes import SUMS_LOST, last_columns_lost, outputs_beside
+from epmoe.check.place_causes import SUMS_LOST, outputs_beside
+from epmoe.check.seen_causes import SEEN, of_sums
 
+BESIDE = "each slot has the row beside its own of expert_outputs: rows are read, or written, one place off"
 OUTPUT = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
 
 
@@ -26,32 +27,11 @@ def with_causes(round_, differences):
         if got.shape != want.shape or got.dtype.itemsize != want.dtype.itemsize:
             return []
         got = np.ascontiguousarray(got).view(want.dtype)
-        wrong = (bits(got) != bits(want)) & ~(np.isnan(got) & np.isnan(want))
         with np.errstate(all="ignore"):
             causes = (_weighted if round_.case.weighted else _unweighted)(Sum(round_, difference.rank), got)
-            return causes + _seen(got, want, wrong)
+            return causes + of_sums(got, want)
 
     return explained(differences, candidates, (*SEEN, SUMS_LOST))
-
-
-BESIDE = "each slot has the row beside its own of expert_outputs: rows are read, or written, one place off"
-SEEN = NEVER_CAME, NO_NAN, NO_SUBNORMALS, SIGN = (
-    "the tokens that differ are all zeros: they were never written, or nothing came back for them",
-    "sums are never NaN: every element that differs is NaN in the reference, and is none here",
-    "subnormal sums are lost: every element that differs is one in the reference, and is 0 here",
-    "zeros have the wrong sign: a sum begins with +0, not with its first product or with -0")
-
-
-def _seen(got, want, wrong):
-    """Causes that can be seen without the sum being done again."""
-    tokens = wrong.reshape(len(got), -1).any(axis=1)
-    got_there, want_there = got[wrong], want[wrong]
-    if not (got_there.any() or want_there.any()):
-        return [SIGN]
-    rows = (a.reshape(-1, a.shape[-1]) for a in (got, want, wrong))
-    return [cause for cause, holds in ((NEVER_CAME, not got[tokens].any()), (NO_NAN, nan_lost(got_there, want_there)),
-                                       (NO_SUBNORMALS, flushed(got_there, want_there)),
-                                       (SUMS_LOST, last_columns_lost(*rows))) if holds]
 
 
 class Sum:

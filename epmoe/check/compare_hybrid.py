@@ -2,8 +2,10 @@
 
 import numpy as np
 
+from epmoe.check.causes import best
 from epmoe.check.compare import compare_combined
 from epmoe.check.difference import Difference, bits, shown
+from epmoe.check.seen_causes import of_rows, of_sums
 
 RULES = {
     "dispatched_hidden": "rows by local expert, then source rank, then token; zeros in padding and behind the last row",
@@ -71,7 +73,10 @@ def rows(name, handle, rank, got, want, rule=BACK):
     n_rows = int(different.any(axis=tuple(range(1, different.ndim))).sum())
     says = f"is {shown(got[at])}, reference {shown(want[at])}; first of {n_rows} differing rows of {len(want)}"
     found = Difference(name, says, got, want, rank, rule=rule, row=at[0], **place)
-    return [found.because(_order(handle, rank, got, want))]
+    cause = _order(handle, rank, got, want)
+    if not cause and got.ndim == 2 and want.dtype.kind not in "iu":
+        cause = best(of_rows(got.view(want.dtype), want))
+    return [found.because(cause)]
 
 
 def _place(handle, rank, row):
@@ -109,6 +114,7 @@ def sums(name, handle, rank, got, want, of_rows):
             for words, other in _other_sums(handle, rank, of_rows, want.dtype):
                 if not compare_combined(None, rank, got, other):
                     return [found[0].because(words)]
+            return [found[0].because(best(of_sums(got, want)))]
     return found
 
 

@@ -2,8 +2,10 @@
 
 import numpy as np
 
+from epmoe.check.causes import best
 from epmoe.check.compare import compare_combined
 from epmoe.check.difference import Difference, bits, shown
+from epmoe.check.seen_causes import of_rows, of_sums
 
 ORDER = "recv_x has one row for each (source token, this rank), by source rank, then token"
 SUM = "combined_x[t] = sum over ranks ascending, in float32 from +0, rounded once; zeros for a token that went nowhere"
@@ -41,12 +43,15 @@ def _first(rank, rows, name, got, want, different, indices):
     cause = ""
     if name == "recv_token_probs" and int(np.asarray(indices)[at]) == -1:
         cause = "prob not zero at a -1 slot"
+    elif name == "recv_x":
+        cause = best(of_rows(np.ascontiguousarray(got).view(want.dtype), want))
     return Difference(name, says, got, want, rank, rule=rule, cause=cause, **place)
 
 
 def compare_combined_rows(rank, got, want, name="combined_x", rule=SUM):
     """Differences between one rank's combined_x, or another sum over a token's rows, and the reference's."""
-    return [Difference(name, d.says, d.got, d.want, rank, token=d.token, column=d.column, rule=rule)
+    return [Difference(name, d.says, d.got, d.want, rank, token=d.token, column=d.column, rule=rule,
+                       cause="" if d.token is None else best(of_sums(d.got, d.want)))
             for d in compare_combined(None, rank, got, want)]
 
 

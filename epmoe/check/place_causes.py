@@ -15,6 +15,7 @@ from epmoe.check.places import places_of
 NEIGHBOURS = 1, -1
 MOST = 0.9      # of the elements in lost columns: some are right by chance
 
+BESIDE = "each row holds its neighbour's payload: payloads are written, or read, one row off"
 ROWS_LOST, SUMS_LOST = (f"the last columns of the {what} are lost: all before them is right, and they are not in any "
                         f"{of}" for what, of in (("rows", "row"), ("output", "token")))
 
@@ -26,7 +27,7 @@ def last_columns_lost(got, want, wrong):
     """
     columns = wrong.any(axis=0)
     first = int(columns.argmax())
-    if not first or len(got) < 2:
+    if not first or wrong[:, first:].size < 2:
         return False
     found, lost = bits(got[:, first:]), wrong[:, first:]
     return bool((found == found[0, 0]).all() or (lost.any(axis=1).all() and lost.mean() > MOST))

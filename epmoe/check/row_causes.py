@@ -8,7 +8,7 @@ import numpy as np
 from epmoe.check.compare import array
 from epmoe.check.difference import bits
 from epmoe.check.number_causes import PAYLOAD_CAUSES
-from epmoe.check.place_causes import ROWS_LOST, rows_beside, rows_lost
+from epmoe.check.place_causes import BESIDE, ROWS_LOST, rows_beside, rows_lost
 from epmoe.check.places import packed
 
 
@@ -94,7 +94,7 @@ ROW_CAUSES = [
     ("the payloads of an expert's rows are in another order of source ranks than their src_info",
      _payload_in_group),
     ("each row holds the token of that number of another source rank", _payload_of_other_rank),
-    ("each row holds its neighbour's payload: payloads are written, or read, one row off", rows_beside),
+    (BESIDE, rows_beside),
     ("the two fp4 codes of each byte are swapped: the even column is in the low nibble", _nibbles_swapped),
     ("all bytes of the wrong rows are alike: they were never written", _never_written),
     (ROWS_LOST, rows_lost), *PAYLOAD_CAUSES,

@@ -50,11 +50,23 @@ def descending_sum(x, handle, combined):
     return result
 
 
+def lost(rows):
+    """All but the last two columns."""
+    kept = rows.copy()
+    kept[:, -2:] = 0
+    return kept
+
+
 MISTAKES = {
     "prob not zero at a -1 slot": changed(recv_token_probs=lambda rank, p: np.where(p == 0, np.float32(0.5), p)),
     "local ids, slot positions kept": changed(recv_token_indices=lambda rank, i: np.where(i >= 0, i + 3 * rank, i)),
     "by source rank, then token": changed(recv_x=lambda rank, x: x[::-1]),
     "the number of (row, slot) pairs": changed(tokens_per_expert=lambda rank, n: n + 1),
+    "each row holds its neighbour's payload": changed(recv_x=lambda rank, x: np.roll(x, 1, axis=0)),
+    "the last columns of the rows are lost": changed(recv_x=lambda rank, x: lost(x)),
+    "the last columns of the output are lost": changed(combined=lambda x, handle, sums: [lost(s) for s in sums]),
+    "zeros have the wrong sign": changed(combined=lambda x, handle, sums: [
+        np.where(s == 0, -np.abs(s), s).astype(s.dtype) for s in sums]),
     "sum over ranks ascending, in float32": changed(combined=bf16_sum),
     "sum over ranks ascending": changed(combined=descending_sum),
 }
