@@ -59,14 +59,15 @@ class Pairs:
         arrays.write("weights", lambda rank: np.random.default_rng([2, rank]).random(slots, np.float32))
         arrays.fill("y", ORDINARY_BYTE)
         self._x, self._ids, self._weights, self._y = (arrays.each(name) for name in shapes)
-        self._dispatched = self._combined = None
+        self._dispatched = None
 
     def launch(self, phase):
         """Put a phase on the stream; they alternate."""
         if phase == "dispatch":
             self._dispatched = self._ep.dispatch(self._x, self._ids)
         else:
-            self._combined = self._ep.combine(self._y, self._dispatched, self._weights)
+            self._ep.combine(self._y, self._dispatched, self._weights)
+            self._dispatched = None
 
     def check(self):
         """Raise what the kernels recorded; waits for them."""
@@ -74,7 +75,7 @@ class Pairs:
 
     def close(self):
         """Free everything."""
-        self._dispatched = self._combined = None
+        self._dispatched = None
         self._ep.close()
         self._x = self._ids = self._weights = self._y = None
         self._arrays.close()

@@ -80,10 +80,8 @@ class Rows(_FusedA2A):
         fused_a2a.set_deepep_num_sms(n_sms)
 
     def launch(self, phase):
-        """Put a phase on the stream."""
+        """Put a phase on the stream; the last one lets go of the round's results."""
         if phase == "dispatch":
-            # with two earlier results alive, this one would be received in the staging area and copied
-            self.result = self.handle = self.context = None
             self.result, _, _, _, self.handle = self.dispatch(*self._given, self.shape.experts, self.world)
         elif phase == "combine":
             self.context = fused_a2a.Context()
@@ -92,6 +90,9 @@ class Rows(_FusedA2A):
             fused_a2a.FusedCombine.forward(self.context, self._back, self.world, self.handle)
         else:
             fused_a2a.FusedCombine.backward(self.context, self._again)
+        if phase == self.phases[-1]:
+            # with two earlier results alive, the next one would be received in the staging area and copied
+            self.result = self.handle = self.context = None
 
     def _pair(self):
         return self.arrays.of_ranks((self.arrays.of(r, "x8"), self.arrays.of(r, "scales")) for r in self.world.ranks)
@@ -148,6 +149,8 @@ class Hybrid(_FusedA2A):
                                                            self.n_sms, self.rows)
         else:
             fused_a2a.hybrid_ep_combine(self._back, self.handle)
+        if phase == self.phases[-1]:
+            self.handle = None
 
     def buffer(self):
         """The Buffer behind the functions."""

@@ -20,7 +20,7 @@ from epmoe.kernels.rows.senders import fp8_format
 TYPES = (BF16, FP16)
 
 
-def dispatch_forward(buffer, x, routing_map, probs, num_local_experts, *, num_permuted_tokens=None, pad_multiple=None,
+def dispatch_forward(buffer, x, routing_map, probs, num_local_experts, num_permuted_tokens=None, pad_multiple=None,
                      fp8_dispatch=False, p2p_world_size=None, num_sms=None):
     """Send every token to each of its experts, rows grouped by expert. Arguments and results: HybridEPDispatch.forward.
 

@@ -32,9 +32,8 @@ class HybridEPDispatch:
         buffer, plain = hybrid_ep_buffer(group), arguments.plain
         made, handle = hybrid.dispatch_forward(
             buffer, x, routing_map, probs, plain("num_local_experts", num_local_experts),
-            num_permuted_tokens=plain("num_permuted_tokens", num_permuted_tokens),
-            pad_multiple=plain("pad_multiple", pad_multiple), fp8_dispatch=buffer.fp8_dispatch,
-            p2p_world_size=getattr(group, "p2p_world_size", None), num_sms=num_sms_dispatch_api)
+            plain("num_permuted_tokens", num_permuted_tokens), plain("pad_multiple", pad_multiple), buffer.fp8_dispatch,
+            getattr(group, "p2p_world_size", None), num_sms_dispatch_api)
         handle.group, handle.num_sms = group, (num_sms_dispatch_api, num_sms_combine_api)
         ctx.group, ctx.handle, ctx.pad_multiple = group, handle, pad_multiple
         return (*columns(group, made), handle)

@@ -34,6 +34,7 @@ class Driver:
         self._success = (real.CUresult.CUDA_SUCCESS,)
         self.native_calls = []              # names of C functions that were called
         self._native = {}                   # name -> C function
+        self.cuLaunchKernelEx = self._launch_with   # the same object each time, as a function of a module is
 
     def __getattr__(self, name):
         if name.startswith("CU"):       # types and constants
@@ -139,6 +140,16 @@ class Driver:
         """Records (kernel, grid, block, stream, address of the parameters, num_tokens, my_rank)."""
         self.launches.append((function, grid, block, int(stream), *_arguments(arguments)))
         return (self.launch_result,)
+
+    def _launch_with(self, config, function, arguments, extra):
+        """The same. config: a CUlaunchConfig, or where one lies."""
+        if isinstance(config, int):
+            grid, _, _, block, _, _, shared_bytes = (ctypes.c_uint32 * 7).from_address(config)
+            stream = ctypes.c_uint64.from_address(config + 32).value
+            function = Function(function)
+        else:
+            grid, block, shared_bytes, stream = config.gridDimX, config.blockDimX, config.sharedMemBytes, config.hStream
+        return self.cuLaunchKernel(function, grid, 1, 1, block, 1, 1, shared_bytes, stream, arguments, extra)
 
     def allocated(self):
         """[(address, bytes)] of what is allocated."""
