@@ -126,15 +126,15 @@ def make(shape, block, phase):
     """Device functions for one kernel; known: what allocate() gives.
 
     allocate() -> shared int32 arrays (bits, before [word, source, expert], starts [expert + 1], counts [expert],
-    here [source, word], partial [32]). n_told(num_tokens): what warps have to tell, 32 words each.
-    tell(params, epoch, num_tokens, my_rank, routing_map, first, step): by warps, of `step` the first-th; this rank's
-    words to all ranks. await_bits(params, epoch, my_rank, notes, known): every block; whether all came. count(known,
-    notes, gathered): of a block that wants only gathered[source * local + expert], the tokens for an expert. place(params, notes, known): the rest of `known`, behind a barrier: in `before` the output row
-    of the first of the word's tokens; starts, counts: of an expert's rows, starts[experts] the end of all; here: the
-    tokens with any expert of this rank. target(known, source, token, expert, limit) -> output row, -1 for none.
-    comes(known, source, token): whether it has a row here. number(known, source, token, lane) -> its number among all
-    rows that come, by a warp. total(known, lane): of these. prob_at(params, epoch, rank, source, token, expert):
-    address of the word with a prob.
+    here [source, word], partial [32]). n_told(num_tokens): what warps have to tell, 32 words each. tell(params, epoch,
+    num_tokens, my_rank, routing_map, first, step): by warps, of `step` the first-th; this rank's words to all ranks.
+    await_bits(params, epoch, my_rank, notes, known): every block; whether all ranks' words came. count(known, notes,
+    gathered): of a block that wants only gathered[source * local + expert], the tokens for an expert. place(params,
+    notes, known): the rest of `known`, behind a barrier: in `before` the output row of the first of the word's tokens;
+    starts, counts: of an expert's rows, starts[experts] the end of all; here: the tokens with any expert of this rank.
+    target(known, source, token, expert, limit) -> output row, -1 for none. comes(known, source, token): whether it has
+    a row here. number(known, source, token, lane) -> its number among all rows that come, by a warp. total(known,
+    lane): of these. prob_at(params, epoch, rank, source, token, expert): address of the word with a prob.
     """
     ranks, local, n_experts, of_source = shape.n_ranks, shape.n_local_experts, shape.n_experts, _bytes_of_source(shape)
     n_windows, n_notes, sums = -(-local // 32), control.experts_at(ranks), block_sum()
