@@ -75,7 +75,7 @@ class KernelCall:
                        **self._options(machine))
 
     def _options(self, machine):
-        return {"programmatic": True} if self.programmatic and not machine.is_simulator else {}
+        return {"programmatic": True} if self.programmatic else {}
 
     def _buffer(self, machine, my_rank, values, tail):
         """The parameter block of these arguments; what was seen before is neither packed nor copied again."""

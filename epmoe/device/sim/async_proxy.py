@@ -75,7 +75,7 @@ class AsyncProxy:
 
     def issuer(self, e):
         """Place of the thread that issued the copy."""
-        return self.places[e.launch.stream_index][0] + e.block.index * e.launch.threads + e.tid
+        return e.launch.first + e.block.index * e.launch.threads + e.tid
 
     # ------------------------------------------------------------------ stores
     def bulk_store(self, a, source, target, nbytes, shared, span, frame):

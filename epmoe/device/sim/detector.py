@@ -30,6 +30,8 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
         n = 0
         for queue in queues:
             threads = max(launch.grid * launch.threads for launch in queue)
+            # a launch that knows nothing of the one before it must not have the places of its threads
+            threads *= 1 + any(launch.programmatic for launch in queue)
             warps = max(launch.grid * ((launch.threads + 31) // 32) for launch in queue)
             self.places.append((n, n + threads))
             n += threads + warps * ENGINES_PER_WARP
@@ -38,24 +40,38 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
             n = self.new_agents(n)
         self.n = n
         self.stream_clock = [np.zeros(n, np.int32)] * len(queues)
+        self.last = [None] * len(queues)        # launch of each stream
         self.engine_time = np.zeros(n, np.int32)
 
     # ------------------------------------------------------------------ launches and threads
     def launch_begins(self, launch):
-        launch.base = self.stream_clock[launch.stream_index]
-        launch.actors, launch.lore = [], new_lore()
+        stream, (first, engines) = launch.stream_index, self.places[launch.stream_index]
+        launch.base, last, self.last[stream] = self.stream_clock[stream], self.last[stream], launch
+        launch.actors, launch.lore, launch.first = [], new_lore(), first
+        if launch.programmatic and last is not None:
+            launch.before = launch.base
+            if last.before is None:             # else that one may have begun early itself
+                launch.base = last.base
+                launch.first = first + (engines - first) // 2 if last.first == first else first
 
     def block_begins(self, block):
         launch = block.launch
-        first = self.places[launch.stream_index][0] + block.index * launch.threads
+        first = launch.first + block.index * launch.threads
         for t in block.threads:
             t.actor = Actor(first + t.tid, launch.base, block, t.tid, lore=launch.lore)
             launch.actors.append(t.actor)
         block.actors = [t.actor for t in block.threads]
 
+    def launch_before_has_ended(self, t):
+        """The thread has waited for the launch before its own."""
+        if t.launch.before is not None:
+            t.actor.learn(t.launch.before)
+
     def launch_ends(self, launch):
         clock = self.join(launch.actors)
-        first, engines = self.places[launch.stream_index]
+        if launch.before is not None:
+            clock = np.maximum(clock, launch.before)
+        _, engines = self.places[launch.stream_index]
         following = self.places[launch.stream_index + 1:launch.stream_index + 2]
         after = following[0][0] if following else self.engines_end
         clock[engines:after] = np.maximum(clock[engines:after], self.engine_time[engines:after])

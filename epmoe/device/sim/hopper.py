@@ -239,8 +239,13 @@ def elect_one():
 
 @word
 def griddep_wait():
-    """Programmatic launch: wait until the launch before this one has ended. Streams here never overlap launches."""
-    _step()
+    """Programmatic launch: wait until the launch before this one has ended.
+
+    Streams here never overlap launches, but the race detector takes it that they might.
+    """
+    t = _step()
+    if NOW.detector is not None:
+        NOW.detector.launch_before_has_ended(t)
 
 
 @word

@@ -215,8 +215,11 @@ class SimMachine:
         """How many blocks of this kernel one rank holds at once."""
         return resident_blocks(threads, shared_bytes, self.n_sms)
 
-    def launch(self, kernel, grid, block, args, *, stream, shared_bytes=0):
-        """Queue a launch of grid blocks of `block` threads; it runs with all others at synchronize()."""
+    def launch(self, kernel, grid, block, args, *, stream, shared_bytes=0, programmatic=False):
+        """Queue a launch of grid blocks of `block` threads; it runs with all others at synchronize().
+
+        programmatic: it runs behind the launch before it as others do, but relies on nothing of it before griddep_wait.
+        """
         grid, block = int(grid), int(block)
         if not 1 <= block <= kernel.max_threads:
             raise EPValueError("block=%d threads: %s takes 1 to %d" % (block, kernel.name, kernel.max_threads))
@@ -231,7 +234,8 @@ class SimMachine:
                                "hold %d; blocks wait for each other, so take a smaller grid"
                                % (grid, block, kernel.name, self.n_sms, limit))
         self.count += 1
-        stream.queue.append(Launch(self.count, kernel, grid, block, tuple(args), stream, shared_bytes))
+        stream.queue.append(Launch(self.count, kernel, grid, block, tuple(args), stream, shared_bytes,
+                                   programmatic))
 
     def in_flight(self):
         return any(s.queue for s in self.streams)

@@ -29,15 +29,21 @@ def call_chain(frame, limit=4):
 
 
 class Launch:
-    """One kernel launch: grid blocks of `threads` threads on a stream of a rank."""
+    """One kernel launch: grid blocks of `threads` threads on a stream of a rank.
 
-    def __init__(self, number, kernel, grid, threads, args, stream, shared_bytes):
+    programmatic: it may begin before the launch before it has ended, which its threads know of behind griddep_wait only.
+    """
+
+    def __init__(self, number, kernel, grid, threads, args, stream, shared_bytes, programmatic=False):
         self.number, self.kernel, self.grid, self.threads, self.args = number, kernel, grid, threads, args
         self.stream, self.rank, self.shared_bytes = stream, stream.rank, shared_bytes
+        self.programmatic = programmatic
         self.to_start = list(range(grid))
         self.unfinished = grid
         self.actors = []            # of all its threads (race detector)
         self.base = None            # vector clock of the launch (race detector)
+        self.before = None          # vector clock of the end of the launch before it, if it is programmatic
+        self.first = 0              # place of its first thread in vector clocks
 
     def __str__(self):
         return "%s #%d" % (self.kernel.name, self.number)
