@@ -12,7 +12,7 @@ from epmoe.device import (SIM, block_dim, device_fn, i32, int32, lane_id, ld_rel
                           syncthreads_or, thread_idx, u32, u64, warp_id, warp_sum_i32)
 
 from ..offsets import block_sum
-from . import control, waits
+from . import control, peers, waits
 from .status import FOR_WINDOW
 
 WORD = 8                            # bytes
@@ -138,6 +138,7 @@ def make(shape, block, phase):
     """
     ranks, local, n_experts, of_source = shape.n_ranks, shape.n_local_experts, shape.n_experts, _bytes_of_source(shape)
     n_windows, n_notes, sums = -(-local // 32), control.experts_at(ranks), block_sum()
+    most_tokens = peers.most_tokens(ranks)
     n_bits, n_starts, n_here = WORDS * n_experts, local + 1, ranks * WORDS
     of_some, of_all = _bits_of(FEWEST, n_experts), _bits_of(A_WORD, n_experts)
     p_pools, p_words, p_timeout = block.offset("pool_ptrs"), block.offset("words"), block.offset("timeout_ns")
@@ -189,10 +190,7 @@ def make(shape, block, phase):
     @device_fn
     def words_told(notes):
         """Words of the source rank that has most tokens."""
-        most, source = i32(0), i32(0)
-        while source < ranks:
-            most, source = i32(max(most, i32(notes[source * n_notes + control.TOKENS]))), i32(source + 1)
-        return i32(u32(most + A_WORD - 1) // u32(A_WORD))
+        return i32(u32(most_tokens(notes) + A_WORD - 1) // u32(A_WORD))
 
     @device_fn
     def await_bits(params, epoch, my_rank, notes, known):

@@ -38,6 +38,20 @@ def room(n_ranks):
     return has_room
 
 
+def most_tokens(n_ranks):
+    """Device function (notes) -> tokens of the rank that has most, as all have told."""
+    n_words = control.experts_at(n_ranks)
+
+    @device_fn
+    def most(notes):
+        n, rank = i32(0), i32(0)
+        while rank < n_ranks:
+            n, rank = i32(max(n, i32(notes[rank * n_words + control.TOKENS]))), i32(rank + 1)
+        return n
+
+    return most
+
+
 def sums(n_ranks):
     """Device functions (notes, my_rank) -> number for lane r, 0 for lanes past the ranks:
 

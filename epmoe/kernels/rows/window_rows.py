@@ -14,7 +14,7 @@ from epmoe.device import (any_lane, ballot, block_idx, device_fn, f32, fence_acq
 
 from ..formats import blockwise_fp8
 from ..formats.row_encoder import encode_parts, encode_row
-from . import control, expand, expert_bits, senders, waits, windows
+from . import control, expand, expert_bits, peers, senders, waits, windows
 from .row_copy import BATCH, VECTOR, copy_to_lanes, parts, rotated
 from .status import FOR_WINDOW, ROWS_DISPATCH
 from .waits import LINE
@@ -181,7 +181,7 @@ def make(shape, block, bits):
     load_given, store_given, copy_given = copy_to_lanes(read_only=True)
     load_batch, store_batch, _ = copy_to_lanes(read_only=False)
     look_at_ranks, gather_ranks = expert_bits.ranks_of_token(shape)
-    target, comes, number = bits.target, bits.comes, bits.number
+    target, comes, number, most_tokens = bits.target, bits.comes, bits.number, peers.most_tokens(ranks)
     (send_probs, receive_probs), clear_row = _probs(shape, block, bits), expand.clear_row_of(shape, block)
     if encodes:
         encode, send_scales = _encode(shape), _scales(shape)
@@ -318,13 +318,6 @@ def make(shape, block, bits):
         while row < limit:
             clear_row(params, row, lane)
             row = i32(row + warps)
-
-    @device_fn
-    def most_tokens(notes):
-        most, source = i32(0), i32(0)
-        while source < ranks:
-            most, source = i32(max(most, i32(notes[source * n_notes + control.TOKENS]))), i32(source + 1)
-        return most
 
     @device_fn
     def receive(params, epoch, my_rank, notes, known):
