@@ -5,7 +5,7 @@ A file for each number of GPUs; what a file does not have is left empty, and wha
 
 import sys
 
-from benchmarks import pages, results, targets
+from benchmarks import host_time, pages, results, targets
 from benchmarks.readme_table import of_kernels
 
 MODEL = 7168, 256       # the hidden size and the experts that targets are about
@@ -71,7 +71,9 @@ def _column(record):
             together.setdefault((v.kernels.removesuffix(" fused"), "", what), []).append(v)
     for name, of in together.items():
         values, missed = sorted(v.value for v in of), sum(not v.reached for v in of)
+        slow = sum(v.slow and not v.reached for v in of)
         text = f"{values[0]:g} to {values[-1]:g}" + (f" **missed by {missed} of {len(of)} shapes**" if missed else "")
+        text += f", {slow} of them on a slow CPU" if slow else ""
         found[name] = f"{'at least ' if of[0].unit == targets.OF_ALL else ''}{of[0].wanted:g}", text
     return found
 
@@ -84,4 +86,13 @@ def below(records, files):
             "(`benchmarks/targets.py`): microseconds of the slowest rank, median, launched without a CUDA graph; "
             f"{MODEL[0]} columns, {MODEL[1]} experts, top 8. Lines without a number of tokens are of all shapes of "
             "that model that were measured; host: microseconds of a dispatch call; against uniform: Zipf(1) routing, "
-            f"times as long; speed: of that with all multiprocessors. {of}.")
+            f"times as long; speed: of that with all multiprocessors. {_slow_cpus(records)}{of}.")
+
+
+def _slow_cpus(records):
+    """What is meant by a slow CPU, if the table says so."""
+    if not any(v.slow and not v.reached for record in records
+               for v in targets.verdicts(record["rows"], record["n_ranks"])):
+        return ""
+    return ("On a slow CPU: where a fixed piece of Python beside the calls took more than "
+            f"{host_time.SLOW} times as long as elsewhere in the run. ")

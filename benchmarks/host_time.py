@@ -11,6 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+FAST = 10       # percentile of the pieces
+SLOW = 1.3      # times as long as that: neither noise nor a call that leaves less in the caches
+
 
 @dataclass(frozen=True)
 class OfHost:
@@ -69,6 +72,12 @@ def fixed_piece():
 def cpus():
     """How many CPUs this thread may run on: mpirun may bind a rank to one."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def slowness(rows):
+    """{piece_us: how many times as long as where the CPU was fast}; rows: dicts, some perhaps without piece_us."""
+    pieces = [row["piece_us"] for row in rows if row.get("piece_us")]
+    return {us: round(float(us / np.percentile(pieces, FAST)), 1) for us in pieces}
 
 
 def report(rows):

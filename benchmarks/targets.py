@@ -7,7 +7,7 @@ the same rows; a time counts as launched, without a graph.
 from dataclasses import replace
 from typing import NamedTuple
 
-from benchmarks import shapes
+from benchmarks import host_time, shapes
 
 ZIPF_AT_MOST = 1.3          # times of uniform routing, rows kernels
 FEW_SMS, FEW_SMS_AT_LEAST = 24, 0.9     # of the speed that all SMs give, rows kernels
@@ -26,7 +26,10 @@ class Target(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """One thing that was aimed at: of which kernels and shape, what of them, its value, the aim, the unit."""
+    """One thing that was aimed at: of which kernels and shape, what of them, its value, the aim, the unit.
+
+    slow: of HOST, whether the host's CPU was slow while it was measured.
+    """
 
     kernels: str
     shape: shapes.Shape
@@ -34,6 +37,7 @@ class Verdict(NamedTuple):
     value: float
     wanted: float
     unit: str
+    slow: bool = False
 
     @property
     def reached(self):
@@ -86,13 +90,14 @@ def of_row(row, n_ranks):
 def verdicts(rows, n_ranks):
     """[Verdict] of everything in rows that a target is about."""
     plain = {(r["kernels"], r["phase"], shapes.of_row(r), r["sms"]): r for r in rows if not r["graph"]}
-    found = []
+    found, slowness = [], host_time.slowness(rows)
     for (kernels, phase, shape, sms), r in plain.items():
         us = of_row(r, n_ranks)
         if us is not None:
             found.append(Verdict(kernels, shape, phase, r["us"], us, "us"))
         if sms is None and phase == "dispatch" and kernels in ("pairs fused", "rows"):
-            found.append(Verdict(kernels, shape, HOST, r["host_us"], HOST_US, "us"))
+            slow = slowness.get(r.get("piece_us"), 1) > host_time.SLOW
+            found.append(Verdict(kernels, shape, HOST, r["host_us"], HOST_US, "us", slow))
         uniform = plain.get((kernels, phase, replace(shape, routing="uniform"), sms))
         if kernels == "rows" and phase != "cached" and sms is None and shape.routing == "zipf" and uniform:
             ratio = round(r["us"] / uniform["us"], 2)
@@ -112,6 +117,7 @@ def report(record):
     width = max(len(str(v)) for v in found)
     lines = [f"{'target':{width}}  measured    wanted"]
     for v in found:
-        lines.append(f"{v!s:{width}}  {v.value:8g}  {v.wanted:8g} {v.unit:6}  {'reached' if v.reached else 'MISSED'}")
+        lines.append(f"{v!s:{width}}  {v.value:8g}  {v.wanted:8g} {v.unit:6}  {'reached' if v.reached else 'MISSED'}"
+                     + ", on a slow CPU" * v.slow)
     missed = sum(not v.reached for v in found)
     return [*lines, f"{len(found) - missed} of {len(found)} reached"]

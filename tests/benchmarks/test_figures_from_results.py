@@ -66,6 +66,22 @@ def test_verdicts_are_of_launches_without_a_graph(record):
     assert not targets.report(record | {"device": "simulator, seed 0"})
 
 
+def test_a_host_that_was_slow_just_then_is_told_from_a_slow_call(record, tmp_path, capsys):
+    tokens = (1, 16, 128, 1024)
+    record["rows"] = [row("rows", "dispatch", Shape(n, 7168, 256), 10.0) | dict(host_us=host_us, piece_us=piece_us)
+                      for n, host_us, piece_us in zip(tokens, (9.0, 14.0, 13.0, 8.0), (4.0, 6.8, 4.4, 6.8))]
+    of_host = [v for v in targets.verdicts(record["rows"], 4) if v.what == targets.HOST]
+    assert [(v.shape.tokens, v.reached, v.slow) for v in of_host] == [
+        (1, True, False), (16, False, True), (128, False, False), (1024, True, True)]
+    assert [line.endswith("MISSED, on a slow CPU") for line in targets.report(record)].count(True) == 1
+    file = tmp_path / "4.json"
+    results.write(record, file)
+    assert main(["aims", str(file)]) == 0
+    printed = capsys.readouterr().out
+    assert "| 8 to 14 **missed by 2 of 4 shapes**, 1 of them on a slow CPU |" in printed
+    assert "On a slow CPU: where a fixed piece of Python" in printed
+
+
 def test_every_target_is_a_case_of_a_quick_run():
     import argparse
 
