@@ -1,4 +1,4 @@
-"""What is said of mutants: a line for each verdict as it comes, then a table, and which verdicts are not as expected."""
+"""What is said of mutants: a line for each verdict as it comes, then a table, and what is not as expected."""
 
 from collections import Counter
 
