@@ -8,7 +8,7 @@ import time
 
 from epmoe import device
 from epmoe.command_line import at_least_one, part_of_all
-from epmoe.fused_a2a.launches import FEW_TO_EXPAND, MANY, smaller_blocks
+from epmoe.fused_a2a.launches import FEW_TO_EXPAND, MANY, MANY_TO_EXPAND, smaller_blocks
 from epmoe.host import compiling
 from epmoe.kernels.rows import control
 from epmoe.worlds.dry import DryWorld
@@ -61,8 +61,8 @@ def distinct(cases):
         tokens = s.tokens
         if not case.kernels.startswith("pairs"):
             of_all = tokens if case.sms is None else min(tokens, MANY - 1)
-            few = tokens <= FEW_TO_EXPAND, tokens <= control.WINDOW_ROWS
-            tokens = smaller_blocks(of_all) if case.kernels.startswith("rows") else few
+            by_expert = tokens <= FEW_TO_EXPAND, tokens <= control.WINDOW_ROWS, of_all >= MANY_TO_EXPAND
+            tokens = smaller_blocks(of_all) if case.kernels.startswith("rows") else by_expert
         key = case.kernels, tokens, s.hidden, s.experts, s.top_k, s.format
         found.setdefault(key, case)
     return list(found.values())

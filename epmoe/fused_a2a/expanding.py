@@ -120,7 +120,8 @@ class First:
     def send_and_expand(self, results, num_sms):
         """Send, and make `limit` rows of experts on each rank, without a wait: their Loans."""
         made = [results.lend(r, self.limit) for r in self.buffer.ranks]
-        shape = self.buffer.launches.expanding(self.shape, self.num_tokens)
+        launches = self.buffer.launches
+        shape = launches.expanding(self.shape, self.num_tokens, launches.are_all(num_sms))
         self._launch(dispatch_kernel(shape), num_sms, made, window_bytes=windows.bytes_for(shape),
                      tagged_bytes=expert_bits.bytes_for(shape))
         return made

@@ -16,7 +16,8 @@ BLOCKS_A_CALL = 3       # parameter blocks of one call of a rank, at most
 FEW_TO_SEND, THREADS_TO_SEND = 128, 256         # so few tokens of a rank have smaller blocks: what all warps do before
 FEW_TO_COMBINE, THREADS_TO_COMBINE = 32, 512    # they have work takes less time then
 FEW_TO_EXPAND, THREADS_TO_EXPAND = 16, 512
-MANY, THREADS_OF_MANY = 4096, 512               # of so many less is on its way at a time: blocks end closer together
+MANY, THREADS_OF_MANY = 1024, 512               # of so many less is on its way at a time: blocks end closer together
+MANY_TO_EXPAND = 4096                           # likewise, by expert; not where rows are encoded
 
 
 def smaller_blocks(num_tokens):
@@ -59,11 +60,11 @@ class Launches:
         most = control.TAGGED_COUNTED if shape.has_meta else control.TAGGED_ROWS
         return replace(shape, tags=tagged.tags_for(shape, num_tokens, most))
 
-    def expanding(self, shape, num_tokens):
+    def expanding(self, shape, num_tokens, by_all):
         """The shape of the kernel that expands rows as they come. num_tokens: of each rank of this process."""
         shape, threads = replace(shape, expands=True), shape.threads
-        tags = expert_bits.few_for(shape, max(num_tokens))
-        if tags and self.launch.num_threads is None:
+        tags, is_many = expert_bits.few_for(shape, max(num_tokens)), max(num_tokens) >= MANY_TO_EXPAND
+        if by_all and (tags or is_many and not shape.encode) and self.launch.num_threads is None:
             threads = min(threads, THREADS_TO_EXPAND)
         return replace(shape, tags=tags, threads=threads)
 

@@ -27,14 +27,13 @@ def test_kernels_of_every_case():
     cases = json.loads(done.stdout)
     found = [case for case in cases if case[3]]
     kernels = {(name, shape): {k for k, _ in of} for name, shape, of, _ in found}
-    assert len(cases) == 32 and len(found) == len(kernels) == 28
+    assert len(cases) == 32 and len(found) == len(kernels) == 29
     assert kernels["pairs fused", "16x1024/16/4:bf16:uniform"] == {"dispatch", "combine"}
     assert kernels["pairs split", "128x1024/16/4:bf16:uniform"] == {"dispatch_async", "dispatch_wait", "combine_async",
                                                                     "combine_wait"}
-    # few tokens make a difference, and many, if all SMs move them; and then the number of tokens makes none
+    # few tokens make a difference, and many, if all SMs move them
     name = "expert-major"
-    assert all((name, f"{tokens}x1024/16/4:bf16:uniform") in kernels for tokens in (16, 128, 160))
-    assert (name, "4096x1024/16/4:bf16:uniform") not in kernels
+    assert all((name, f"{tokens}x1024/16/4:bf16:uniform") in kernels for tokens in (16, 128, 160, 4096))
     assert all(kernels.values())
     prints = {fingerprint for *_, of, _ in found for _, fingerprint in of}
     assert all(prints)      # else the cache could not keep them

@@ -9,6 +9,7 @@ from . import control, peers, row_flags, row_sums, waits, windows
 from .row_copy import VECTOR, copy_to_lanes, parts
 
 
+MOST_SHARES = 4         # of a part of a row that warps share
 MANY = 3 if SIM else 64     # blocks: fewer push whole rows, whose warps wait less often for a release
 
 
@@ -55,9 +56,11 @@ def expert_sums(shape, block):
     @device_fn
     def sum_row(params, row, to, first, end, lane):
         rows, n, expert = u64(0), i32(0), i32(0)
-        while expert < local:
-            rows, n = gather(experts_from(params, row, expert, lane), rows, n, lane)
-            expert = i32(expert + 32)
+        while expert < local:                   # two windows of experts in flight
+            a, b = experts_from(params, row, expert, lane), experts_from(params, row, i32(expert + 32), lane)
+            rows, n = gather(a, rows, n, lane)
+            rows, n = gather(b, rows, n, lane)
+            expert = i32(expert + 64)
         if n <= row_sums.MOST:
             sum_rows(rows, n, to, first, end, lane)
         else:
@@ -81,7 +84,8 @@ def make(shape, block, flags, few):
 
     Each to its source rank, at [row of the source's handle]. Warps take parts of rows, few blocks whole ones, in turn,
     beginning with the first tokens of every rank, so that tokens become whole one after another. Few rows go into
-    windows, all at once, and a block says so for all of its warps. flags: of row_flags; few: of windows.
+    windows, all at once, and a block says so for all of its warps, which share their parts by expert. flags: of
+    row_flags; few: of windows.
     """
     ranks, local, row_bytes, n_meta = shape.n_ranks, shape.n_local_experts, shape.row_bytes, shape.n_meta
     expert_major, has_probs = shape.expert_major, shape.has_probs
@@ -103,6 +107,22 @@ def make(shape, block, flags, few):
         if source >= ranks:
             source = i32(source - ranks)
         return part, number, source
+
+    @device_fn
+    def shares(n_units, workers):
+        """Warps of this block that share each of its units of work, few rows by expert: a sum takes long."""
+        n = i32(1)
+        if expert_major:
+            of_block = i32(u32(max(i32(n_units - block_idx() + workers - 1), 0)) // u32(workers))
+            n = i32(max(1, min(MOST_SHARES, i32(u32(n_warps()) // u32(max(of_block, 1))))))
+        return n
+
+    @device_fn
+    def share_of(a, b, share, n):
+        """Of vectors [a, b) the share of one of n warps."""
+        run = i32(i32(u32(i32(b - a + 32 * n - 1)) // u32(32 * n)) * 32)
+        first = i32(min(i32(a + share * run), b))
+        return first, i32(min(i32(first + run), b))
 
     @device_fn
     def flag_units(params, epoch, my_rank, ends, before, n_units, n_parts):
@@ -160,9 +180,16 @@ def make(shape, block, flags, few):
         a_row, whole = i32(n_parts), not are_few and grid_dim() < MANY
         if whole:
             a_row = i32(1)
-        n_units = i32(most * n_targets * a_row)
+        n_units, share, n_shares = i32(most * n_targets * a_row), i32(0), i32(1)
         if not are_few:
             unit = take(params, epoch, lane)
+        elif expert_major:
+            n_shares = shares(n_units, workers)
+            number, teams = i32(u32(warp_id()) // u32(n_shares)), i32(u32(n_warps()) // u32(n_shares))
+            share, unit = i32(warp_id() - number * n_shares), i32(number * workers + block_idx())
+            warps = i32(teams * workers)
+            if number >= teams:
+                unit = i32(n_units)
         while unit < n_units:
             following = i32(unit + warps)
             if not are_few:
@@ -174,10 +201,12 @@ def make(shape, block, flags, few):
                 to = u64(u64(warp_broadcast_u64(rows_at, source)) + u64(to_row) * u64(row_bytes))
                 a, b = part_span(part, a_row)
                 if expert_major:
+                    if n_shares > 1:
+                        a, b = share_of(a, b, share, n_shares)
                     sum_row(params, row, to, a, b, lane)
                 else:
                     copy(x + u64(row) * u64(row_bytes), to, u32(1), i32(0), a, b, lane)
-                if has_probs and part == 0:
+                if has_probs and part == 0 and share == 0:
                     to_probs = u64(warp_broadcast_u64(probs_at, source)) + u64(4) * u64(to_row) * u64(n_meta)
                     push_probs(params, row, to_probs, lane)
                 if whole:
