@@ -17,11 +17,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 # The files that take longest, the longest first: begun last, one of them would run alone.
-LONGEST = ["mutants/test_mutants_are_noticed.py", "kernels/test_kernels_as_ptx.py",
-           "fused_a2a/test_fused_a2a_as_ptx.py", "shmem/test_shmem_kernels_as_ptx.py", "kernels/test_formats_ptx.py",
-           "processes/test_a_rank_fails.py", "processes/test_kernels_are_compiled_first.py",
-           "fuzz/test_random_worlds_through_the_kernels.py", "fuzz/test_random_rows_through_the_kernels.py",
-           "check/test_check_command.py", "check/test_own_kernels_pass.py", "host/test_command_line.py"]
+LONGEST = ["fused_a2a/test_fused_a2a_as_ptx.py", "mutants/test_mutants_are_noticed.py",
+           "kernels/test_kernels_as_ptx.py", "shmem/test_shmem_worlds.py", "shmem/test_rounds_over_the_network.py",
+           "processes/test_ranks_as_processes.py", "check/test_check_command.py", "host/test_host_cost.py",
+           "processes/test_a_rank_fails.py", "oracle/test_corner_worlds.py", "shmem/test_shmem_kernels_as_ptx.py",
+           "kernels/test_formats_ptx.py", "processes/test_kernels_are_compiled_first.py",
+           "host/test_command_line.py", "fused_a2a/test_fused_a2a_kernels.py"]
 
 collect_ignore_glob = [] if importlib.util.find_spec("torch") else ["epmoe_torch/*"]
 

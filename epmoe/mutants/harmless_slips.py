@@ -10,7 +10,31 @@ ALL_BEGUN = "all_begun, which comes before `recorded` says so, is a barrier of t
 
 WORDS = "the two store different words, each of which names the call; nothing is ordered between words"
 
+SOONER = "dispatch_async is waited for sooner; what changes places with the wait reads parameters, or the clock"
+READ = "the inputs that it reads no kernel writes"
+
 HARMLESS_SLIPS = {
+    "dispatch.py _compile_wait.dispatch_wait: early: griddep_wait() before mark(params, stamps.START)": SOONER,
+    "dispatch.py _compile_wait.dispatch_wait: swap: fetch(params) / griddep_wait()": SOONER,
+    "dispatch.py _compile_wait.dispatch_wait: swap: griddep_wait() / found = failed_before(u64(load_u64(params + "
+    "u64(p_status))))":
+        "it reads whether a wait expired; those of launches before dispatch_async are known, and that one never waits",
+    "rows/expert_dispatch.py dispatching.of_others: swap: if total_rows(known, i32(lane_id())) <= i32(load_i32(params  "
+    "/ if trace:": "with stamps only, and of these: the time at which a block has copied its rows is that before them",
+    "rows/window_rows.py _probs.send: early: put(to, epoch, i32(expert + 32), b, q) before r, s = (prob_of(probs, "
+    "i32(expert + 64), c), prob_of(probs, ": READ,
+    "rows/window_rows.py _probs.send: swap: r, s = (prob_of(probs, i32(expert + 64), c), prob_of(probs,  / put(to, "
+    "epoch, expert, a, p)": READ,
+    "rows/window_rows.py _probs.send: early: put(to, epoch, i32(expert + 64), c, r) before put(to, epoch, expert, a, "
+    "p)": WORDS,
+    "rows/window_rows.py _probs.send: early: put(to, epoch, i32(expert + 96), d, s) before put(to, epoch, expert, a, "
+    "p)": WORDS,
+    "rows/window_rows.py _probs.send: swap: put(to, epoch, expert, a, p) / put(to, epoch, i32(expert + 32), b, q)":
+        WORDS,
+    "rows/window_rows.py _probs.send: swap: put(to, epoch, i32(expert + 32), b, q) / put(to, epoch, i32(expert + 64), "
+    "c, r)": WORDS,
+    "rows/window_rows.py _probs.send: swap: put(to, epoch, i32(expert + 64), c, r) / put(to, epoch, i32(expert + 96), "
+    "d, s)": WORDS,
     "rows/tagged.py make.put_vector: early: put(at + u64(2 * A_QUARTER), q[2], epoch) before put(at, q[0], epoch)":
         WORDS,
     "rows/tagged.py make.put_vector: early: put(at + u64(3 * A_QUARTER), q[3], epoch) before put(at, q[0], epoch)":
@@ -40,8 +64,6 @@ HARMLESS_SLIPS = {
     "+ u64(control.RECORDED), i32(": STATUS,
     "rows/waits.py of_block.has_begun: whose: control.STATUS -> control.BEGUN in return wait_for_own_blocks(words + "
     "u64(control.BEGUN), i32(g": STATUS,
-    "rows/exchange.py make.await_word: whose: source -> my_rank in return waits.wait_for_word_of_peer(address, "
-    "u64(ld_acquire_s": "only the record of an expired wait has it, and the host names who is missing by the notes",
     "rows/expanders.py make.expand_rows: swap: if come == u32(0) and looks % LOOKS == 0: / syncwarp()":
         "await_flag, inside the condition, ends with a syncwarp of its own, and after it the flags are looked at again",
     "rows/dispatch.py dispatch_kernel.rows_dispatch: swap: if roles.is_herald(): / prepared = unprepared()": HERALD,
