@@ -39,7 +39,8 @@ def test_every_format_crosses_worlds(name, shared):
 
 
 @pytest.mark.parametrize("options", [
-    dict(top_k=8), dict(combine_dtype="fp32"), dict(alignment=64), dict(hidden=8), dict(n_experts=40, top_k=32, max_tokens_per_rank=2),
+    dict(top_k=8), dict(combine_dtype="fp32"), dict(alignment=64), dict(hidden=8),
+    dict(n_experts=40, top_k=32, max_tokens_per_rank=2),
     dict(n_ranks=6, n_experts=6, p2p_world_size=3), dict(hidden=1288)], ids=str)
 def test_shapes_and_sizes(options):
     assert not differences(Case(EPConfig(**PLAIN | dict(p2p_world_size=2) | options)), seed=4, rounds=1)
