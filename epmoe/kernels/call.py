@@ -28,7 +28,7 @@ class KernelCall:
     says so (status.raise_if_failed). Nothing waits for the launch. Errors: EPValueError.
     """
 
-    programmatic = False    # whether a launch may begin before the one before it has ended; then the kernel waits for it
+    programmatic = False    # whether a launch may begin before the one before it has ended, for which the kernel waits
     at_hand = ()    # fields that are also arguments of the kernel, which needs them before it has read a parameter
 
     def __init__(self, cfg: EPConfig, launch: LaunchConfig, block: ParameterBlock, compile):

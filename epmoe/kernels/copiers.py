@@ -9,7 +9,7 @@ covers.
 
 from epmoe import layout
 from epmoe.device import (ballot, device_fn, ffs, i32, lane_id, load_u64, n_warps, shared_array, store_i32, syncthreads,
-                          syncthreads_or, syncwarp, thread_idx, u32, u64, warp_broadcast_u64, warp_id)
+                          syncthreads_or, syncwarp, u32, u64, warp_broadcast_u64, warp_id)
 from epmoe.device import int32, uint64
 from epmoe.layout import DESCRIBED, MAX_FINITE
 
@@ -41,11 +41,11 @@ def make(cfg, block, threads, mark, leave, are_few=False):
                                                   places.begin)
     write, write_first = places.write, places.write_first
     window, window_counts, known = places.experts, places.counts, places.known
-    leaves_early = not cfg.fused_shared_expert      # whose words F and G other warps of the block may still need
     local, ranks, front = cfg.n_local_experts, cfg.n_src_ranks, int(cfg.fused_shared_expert)
     tokens_per_rank, msg_bytes = cfg.max_tokens_per_rank, sizes.msg_bytes
     has_lists = rows_of_token.are_listed(cfg)
     once = has_lists and window == local
+    leaves_early = not cfg.fused_shared_expert and not once     # whose words C, F and G other warps may still need
     p_status, p_timeout, p_count = block.offset("status"), block.offset("timeout_ns"), block.offset("recv_count_p")
     p_recv, p_out, p_src_info = block.offset("recv_buf_p"), block.offset("format_handler"), block.offset("src_info")
 
@@ -203,7 +203,7 @@ def make(cfg, block, threads, mark, leave, are_few=False):
         counts, before = shared_array(window_counts, int32), shared_array(window_counts, int32)
         ends, partial = shared_array(window_counts, int32), shared_array(32, int32)
         starts, tiles = shared_array(window, int32), shared_array(window, int32)
-        words, turn = shared_array(known, uint64), shared_array(1, int32)
+        words = shared_array(known, uint64)
         # The warps of one block take rows far from each other, so that all blocks have work to the end. Of few rows
         # those have none that may have to leave first, nor the block that writes.
         others, warps = i32(n_copiers - 1), i32(n_warps() * n_copiers)
@@ -212,8 +212,6 @@ def make(cfg, block, threads, mark, leave, are_few=False):
             warp = i32(n_warps() * others + warp_id())
         recv_buf = u64(load_u64(params + u64(p_recv)))
         start, first, ok, is_out = begin(params, num_tokens, my_rank), i32(0), not failed, False
-        if once and thread_idx() == 0:
-            turn[0] = 0                                     # barriers follow
         while first < local:
             here = i32(min(window, local - first))
             fits, is_final = here * ranks <= known, False
@@ -249,8 +247,7 @@ def make(cfg, block, threads, mark, leave, are_few=False):
                 if warp_id() == n_warps() - 1:
                     leave(params)
             if once:
-                ok = copy_tokens(params, recv_buf, my_rank, copier, n_copiers, turn, before, ends, starts, tiles,
-                                 words, is_known)
+                ok = copy_tokens(params, recv_buf, my_rank, n_copiers, before, ends, starts, tiles, words, is_known)
             else:
                 ok = copy_window(params, recv_buf, first, here, my_rank, warp, warps, free, before, ends, starts, tiles,
                                  words, is_known)

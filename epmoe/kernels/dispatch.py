@@ -23,8 +23,9 @@ receive, both from the start (of the split kernels each has blocks of one kind):
    MAX_FINITE; `finished` is 0 again by itself, and A stays for combine. No host has to reset anything between rounds.
 
 The announcement is no step of the specification; without it everything would be right, only later: places are known
-early, so that copying overlaps sending. Regions C and E stay 0: rows are dealt out, not claimed in C, and nobody waits
-for another block to compute offsets, which E would tell of.
+early, so that copying overlaps sending. Rows are dealt out, not claimed in C, and nobody waits for another block to
+compute offsets, which E would tell of. Both words are counters where tokens are many: of the messages that warps have
+taken to copy (rows_of_token.py), and of the batches of tokens that blocks have taken to send (senders.py).
 
 A token's payload is sent once to a rank, whatever number of its experts are there (pieces.py): the message to the
 lowest of them carries it, the others are trailers that say in which row of recv_buf it lies. A signal covers the
@@ -37,7 +38,8 @@ signals are such, warps need not wait for each other in step 6 (known_rows.py). 
 payload is also read once only, and stored to all its rows (rows_of_token.py).
 
 Blocks that have several batches of tokens to send complete no expert before the last one, so that nobody could copy
-meanwhile: then all blocks of the fused kernel send, and after that all of them receive.
+meanwhile: then all blocks of the fused kernel send, and after that all of them receive. Where copying is not dealt out
+beforehand, blocks that have sent always join in.
 
 To ranks of other p2p worlds (use_shmem) the message goes out of send_buf, by a put that is complete before step 4, and
 the count by a SHMEM signal, without an announcement: transport.py.
@@ -60,7 +62,7 @@ from epmoe.device import (block_idx, device_fn, grid_dim, griddep_launch, gridde
                           store_i32, u64, warp_id)
 from epmoe_ref.errors import EPValueError
 
-from . import ahead, copiers, counters, few_tokens, formats, leaving, senders, stamps
+from . import ahead, copiers, counters, few_tokens, formats, leaving, rows_of_token, senders, stamps
 from .call import DispatchAsyncCall, DispatchCall, DispatchWaitCall
 from .launch import LaunchConfig
 from .params import ParameterBlock
@@ -70,7 +72,7 @@ from .transport import crosses_worlds
 CACHED = 128        # compiled kernels that are remembered, for each of the three
 SENDERS_OF_8 = 4    # of 8 blocks of the fused kernel, those that send; the others receive
 AT_ONCE_OF_8 = 3    # the same where their warps can send all payloads at once, each once to a rank
-TURNS_FROM = 4      # batches of tokens of a block: with fewer tokens there are no turns, nor any code for them
+TURNS_FROM = 4      # batches of tokens of a block: a kernel for fewer tokens has no code for blocks that do both
 
 
 def parameter_block(cfg) -> ParameterBlock:
@@ -103,6 +105,8 @@ def _leaving(cfg, block):
     def clear(words, entry):
         store_i32(words + u64(at.reserved) + u64(4) * u64(entry), i32(0))
         if entry == 0:
+            store_i32(words + u64(at.c), i32(0))
+            store_i32(words + u64(at.e), i32(0))
             store_i32(words + u64(at.f), i32(0))
             store_i32(words + u64(at.g), i32(0))
 
@@ -161,7 +165,8 @@ def _compile_fused(cfg, threads, trace, input_scale, shares, are_few):
     send_tokens = senders.make(cfg, block, mark, input_scale, shares, few, are_few)
     leave = _leaving(cfg, block)
     receive = copiers.make(cfg, block, threads, mark, leave, are_few)
-    may_take_turns = cfg.max_tokens_per_rank > TURNS_FROM * senders.batch_of(cfg)
+    joins = rows_of_token.are_listed(cfg)
+    may_take_turns = cfg.max_tokens_per_rank > TURNS_FROM * batch
 
     @kernel(max_threads=threads, shmem=crosses_worlds(cfg))
     def dispatch(params, num_tokens, my_rank, topk_ids, tokens, status):
@@ -174,15 +179,20 @@ def _compile_fused(cfg, threads, trace, input_scale, shares, are_few):
         elif shares and num_tokens * n_payloads <= n_warps() * at_once:
             n_senders = at_once
         copier, n_copiers = i32(block_idx() - n_senders), i32(grid_dim() - n_senders)
-        all_first = False
+        all_first, receives = False, False
         if may_take_turns:
-            if num_tokens > batch * n_senders:
-                n_senders, copier, n_copiers = i32(grid_dim()), i32(block_idx()), i32(grid_dim())
-                all_first = True
-        gave_up, is_out, found = False, False, failed_before(status)
-        if block_idx() < n_senders:
+            all_first = num_tokens > batch * n_senders
+            if all_first:
+                n_senders = i32(grid_dim())
+            receives = all_first or (joins and num_tokens > few)
+            if receives:                            # who has sent, too
+                n_copiers = i32(grid_dim())
+                if copier < 0:
+                    copier = i32(copier + n_copiers)
+        gave_up, is_out, found, sends = False, False, failed_before(status), block_idx() < n_senders
+        if sends:
             gave_up = send_tokens(params, topk_ids, tokens, num_tokens, my_rank, n_senders, found)
-        if copier >= 0 and not gave_up:
+        if not gave_up and (receives or not sends):
             gave_up, is_out = receive(params, num_tokens, my_rank, copier, n_copiers, found, all_first)
         if not gave_up and not is_out and warp_id() == n_warps() - 1:
             leave(params)

@@ -3,21 +3,23 @@
 Who copies row by row reads a payload as often as it has experts here, each time out of memory. So the sender of a
 shared payload adds a list: 1 + the row in recv_buf of the token's message in each slot, 0 where it is not to this rank.
 It lies where another of these messages would have its payload, and the carrier's reference says where: LISTED + 1 +
-that message's row. A receiver has work with carriers alone, and each block's warps take messages as they become free,
-since nobody knows beforehand which ones carry a payload.
+that message's row. A receiver has work with carriers alone, and warps take messages as they become free, since nobody
+knows beforehand which ones carry a payload.
 """
 
 from epmoe import layout
-from epmoe.device import (ballot, device_fn, ffs, i32, lane_id, load_u32, load_u64, shared_add_i32, shfl_idx, store_i32,
-                          store_u32, u32, u64, warp_broadcast_i32)
+from epmoe.device import (atomic_add_relaxed_gpu_i32, ballot, device_fn, ffs, i32, lane_id, load_u32, load_u64,
+                          n_warps, shfl_idx, store_i32, store_u32, u32, u64, warp_broadcast_i32)
 from epmoe.layout import DESCRIBED, MAX_FINITE
 
-from . import formats, message, stamps
+from . import counters, formats, message, stamps
 from .described import message_of
 from .division import divided
 
 LISTED = 1 << 31        # of a reference: this message carries the payload, and the list lies there
-LEAST_TOKENS = 512      # of max_tokens_per_rank: with few rows there would be fewer carriers than warps
+CLAIMED = 2             # messages that a warp takes at a time, or one where several warps share a payload
+WARPS_A_ROW = 4         # of so many warps a row, each shares a payload with others; about rows a payload
+LEAST_TOKENS = 2048     # of max_tokens_per_rank: with few rows there are fewer carriers than warps
 
 
 def are_listed(cfg):
@@ -54,11 +56,11 @@ def lister(cfg):
 
 
 def make(cfg, block, mark, segment_of, await_signal, message_at):
-    """Device function copy(params, recv_buf, my_rank, copier, n_copiers, turn, before, ends, starts, tiles, words,
-    is_known) -> whether all arrived.
+    """Device function copy(params, recv_buf, my_rank, n_copiers, before, ends, starts, tiles, words, is_known) ->
+    whether all arrived.
 
-    Every n_copiers-th message from `copier` on, by the warps of a block. turn: int32 [1] in shared memory, 0. The rest,
-    and segment_of, await_signal, message_at: as in copiers.py, of all segments in one window.
+    The warps of all blocks take messages in region C as they become free, in the order in which these are sent. The
+    arguments, and segment_of, await_signal, message_at: as in copiers.py, of all segments in one window.
     """
     fmt, trailer = formats.of(cfg), message.make(cfg)
     load_source, load_id, slot_of = trailer.load_source, trailer.load_id, trailer.slot_of
@@ -66,10 +68,11 @@ def make(cfg, block, mark, segment_of, await_signal, message_at):
     local, ranks, front = cfg.n_local_experts, cfg.n_src_ranks, int(cfg.fused_shared_expert)
     tokens_per_rank, msg_bytes, top_k = cfg.max_tokens_per_rank, layout.message(cfg).msg_bytes, cfg.top_k
     p_out, p_src_info = block.offset("format_handler"), block.offset("src_info")
+    p_counters, at_c = block.offset("ep_counters"), counters.words(cfg).c
 
     @device_fn
-    def copy_token(params, recv_buf, word, entry, slot, my_rank, before, starts, tiles, lane):
-        """A warp decodes a message's payload to the rows of all messages of its token, if it carries it."""
+    def copy_token(params, recv_buf, word, entry, slot, my_rank, before, starts, tiles, part, n_parts, lane):
+        """A warp decodes its part of a message's payload to the rows of all messages of its token, if it carries it."""
         at, reference, k = message_at(recv_buf, entry, slot), u32(0), i32(0)
         payload = at
         if word >= u64(DESCRIBED):
@@ -92,27 +95,33 @@ def make(cfg, block, mark, segment_of, await_signal, message_at):
                 expert = divided(there, i32(ranks))
                 row_in_group = i32(before[there] + mine - 1 - there * tokens_per_rank)
                 row, group, tile = i32(starts[expert] + row_in_group), i32(front + expert), i32(tiles[expert])
-                src_info = u64(load_u64(params + u64(p_src_info))) + u64(8) * u64(row)
-                store_i32(src_info, token)
-                store_i32(src_info + u64(4), lane)
-            wanted, step = u32(ballot(mine != 0)), i32(0)
+                if part == 0:
+                    src_info = u64(load_u64(params + u64(p_src_info))) + u64(8) * u64(row)
+                    store_i32(src_info, token)
+                    store_i32(src_info + u64(4), lane)
+            wanted, step = u32(ballot(mine != 0)), i32(part)
             while step < n_steps:
                 decode_rows(payload, params + u64(p_out), row, group, row_in_group, tile, wanted, step, lane)
-                step = i32(step + 1)
+                step = i32(step + n_parts)
 
     @device_fn
-    def next_of_block(turn, copier, n_copiers, lane):
-        """The next message of a block, for one of its warps."""
-        taken = i32(0)
+    def claim(params, n, lane):
+        """The first one of the next n parts of messages, for a warp."""
+        first = i32(0)
         if lane == 0:
-            taken = i32(shared_add_i32(turn, i32(0), i32(1)))
-        return i32(i32(warp_broadcast_i32(taken, 0)) * n_copiers + copier)
+            first = i32(atomic_add_relaxed_gpu_i32(u64(load_u64(params + u64(p_counters))) + u64(at_c), n))
+        return i32(warp_broadcast_i32(first, 0))
 
     @device_fn
-    def copy(params, recv_buf, my_rank, copier, n_copiers, turn, before, ends, starts, tiles, words, is_known):
+    def copy(params, recv_buf, my_rank, n_copiers, before, ends, starts, tiles, words, is_known):
         lane, n_rows = i32(lane_id()), i32(ends[local * ranks - 1])
-        seen, ok, word, q = i32(-1), True, u64(0), next_of_block(turn, copier, n_copiers, lane)
-        while ok and q < n_rows:
+        n_parts = i32(max(1, min(n_steps, divided(i32(n_copiers * n_warps() * WARPS_A_ROW), i32(max(1, n_rows))))))
+        claimed = i32(CLAIMED)
+        if n_parts > 1:
+            claimed = i32(1)
+        seen, ok, word, unit = i32(-1), True, u64(0), claim(params, claimed, lane)
+        while ok and unit < n_rows * n_parts:
+            q = divided(unit, n_parts)
             entry = segment_of(ends, i32(local * ranks), q, lane)
             slot = q
             if entry > 0:
@@ -127,8 +136,11 @@ def make(cfg, block, mark, segment_of, await_signal, message_at):
                     mark(params, stamps.ARRIVED)
                 seen = entry
             if ok:
-                copy_token(params, recv_buf, word, entry, slot, my_rank, before, starts, tiles, lane)
-                q = next_of_block(turn, copier, n_copiers, lane)
+                copy_token(params, recv_buf, word, entry, slot, my_rank, before, starts, tiles,
+                           i32(unit - q * n_parts), n_parts, lane)
+                unit = i32(unit + 1)
+                if unit & (claimed - 1) == 0:
+                    unit = claim(params, claimed, lane)
         return ok
 
     return copy

@@ -18,6 +18,8 @@ def many(monkeypatch):
     monkeypatch.setattr(rows_of_token, "LEAST_TOKENS", 1)
     monkeypatch.setattr(senders, "MAX_MESSAGES", 4)
     monkeypatch.setattr(dispatch, "TURNS_FROM", 1)
+    monkeypatch.setattr(senders, "DEALT_FROM", 1)
+    monkeypatch.setattr(senders, "DEALT", 1)
     for kernels in compiled:
         kernels.cache_clear()
     yield
