@@ -91,4 +91,8 @@ ROWS_WORLDS = (
     RowsWorld("few rows by expert, two p2p worlds", "hybrid", tokens=(2, 0, 1, 2), top_k=6, limit=24, shape=(2, 64),
               p2p_world_size=2),
     RowsWorld("few rows by expert, more than were promised", "hybrid", tokens=(3, 2), limit=12, crowded=True),
+    RowsWorld("few rows by expert, shared by four warps", "hybrid", tokens=(2, 1), hidden=1288, limit=10,
+              shape=(2, 256)),
+    RowsWorld("few rows by expert, shared by three warps", "hybrid", tokens=(1, 1), hidden=520, limit=8,
+              shape=(3, 96)),
 )
