@@ -21,7 +21,7 @@ NEEDED = {
     "combine": [*MEETS_PEERS, SAYS_SO, FLAGS, READS_FLAGS, INPUT16, LOAD16, READS_WORDS],
     "hybrid dispatch fp8": [*MEETS_PEERS, SAYS_SO, *OF_BLOCKS, ARRIVES, AWAITS, LOAD16, r"cvt\.rn\.satfinite\.e4m3x2"],
     "hybrid dispatch": [*MEETS_PEERS, SAYS_SO, *OF_BLOCKS, FLAGS, READS_FLAGS, r"st\.release\.gpu\.\S*s32", INPUT16,
-                        LOAD16],
+                        LOAD16, READS_WORDS, r"st\.relaxed\.sys\.\S*u32"],
     "hybrid cached dispatch": [*MEETS_PEERS, SAYS_SO, FLAGS, READS_FLAGS, INPUT16, LOAD16],
     "hybrid combine": [*MEETS_PEERS, SAYS_SO, FLAGS, READS_FLAGS, LOAD16], "expand fp8": [LOAD16, STORE16],
     "move": [LOAD16, STORE16],
