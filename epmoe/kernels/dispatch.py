@@ -166,7 +166,33 @@ def _compile_fused(cfg, threads, trace, input_scale, shares, are_few):
     leave = _leaving(cfg, block)
     receive = copiers.make(cfg, block, threads, mark, leave, are_few)
     joins = rows_of_token.are_listed(cfg)
-    may_take_turns = cfg.max_tokens_per_rank > TURNS_FROM * batch
+
+    @device_fn
+    def send_or_receive(params, num_tokens, my_rank, topk_ids, tokens, n_senders, failed):
+        if block_idx() < n_senders:
+            return send_tokens(params, topk_ids, tokens, num_tokens, my_rank, n_senders, failed), False
+        return receive(params, num_tokens, my_rank, i32(block_idx() - n_senders), i32(grid_dim() - n_senders), failed,
+                       False)
+
+    @device_fn
+    def send_and_receive(params, num_tokens, my_rank, topk_ids, tokens, n_senders, failed):
+        copier, n_copiers = i32(block_idx() - n_senders), i32(grid_dim() - n_senders)
+        all_first = num_tokens > batch * n_senders
+        if all_first:
+            n_senders = i32(grid_dim())
+        receives = all_first or (joins and num_tokens > few)
+        if receives:                                # who has sent, too
+            n_copiers = i32(grid_dim())
+            if copier < 0:
+                copier = i32(copier + n_copiers)
+        gave_up, is_out, sends = False, False, block_idx() < n_senders
+        if sends:
+            gave_up = send_tokens(params, topk_ids, tokens, num_tokens, my_rank, n_senders, failed)
+        if not gave_up and (receives or not sends):
+            gave_up, is_out = receive(params, num_tokens, my_rank, copier, n_copiers, failed, all_first)
+        return gave_up, is_out
+
+    act = send_and_receive if cfg.max_tokens_per_rank > TURNS_FROM * batch else send_or_receive
 
     @kernel(max_threads=threads, shmem=crosses_worlds(cfg))
     def dispatch(params, num_tokens, my_rank, topk_ids, tokens, status):
@@ -178,22 +204,7 @@ def _compile_fused(cfg, threads, trace, input_scale, shares, are_few):
             n_senders = i32(n_ranks)
         elif shares and num_tokens * n_payloads <= n_warps() * at_once:
             n_senders = at_once
-        copier, n_copiers = i32(block_idx() - n_senders), i32(grid_dim() - n_senders)
-        all_first, receives = False, False
-        if may_take_turns:
-            all_first = num_tokens > batch * n_senders
-            if all_first:
-                n_senders = i32(grid_dim())
-            receives = all_first or (joins and num_tokens > few)
-            if receives:                            # who has sent, too
-                n_copiers = i32(grid_dim())
-                if copier < 0:
-                    copier = i32(copier + n_copiers)
-        gave_up, is_out, found, sends = False, False, failed_before(status), block_idx() < n_senders
-        if sends:
-            gave_up = send_tokens(params, topk_ids, tokens, num_tokens, my_rank, n_senders, found)
-        if not gave_up and (receives or not sends):
-            gave_up, is_out = receive(params, num_tokens, my_rank, copier, n_copiers, found, all_first)
+        gave_up, is_out = act(params, num_tokens, my_rank, topk_ids, tokens, n_senders, failed_before(status))
         if not gave_up and not is_out and warp_id() == n_warps() - 1:
             leave(params)
         mark(params, stamps.LEFT)

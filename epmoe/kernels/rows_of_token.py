@@ -19,7 +19,7 @@ from .division import divided
 LISTED = 1 << 31        # of a reference: this message carries the payload, and the list lies there
 CLAIMED = 2             # messages that a warp takes at a time, or one where several warps share a payload
 WARPS_A_ROW = 4         # of so many warps a row, each shares a payload with others; about rows a payload
-LEAST_TOKENS = 2048     # of max_tokens_per_rank: with few rows there are fewer carriers than warps
+LEAST_TOKENS = 512      # of max_tokens_per_rank: with few rows there are fewer carriers than warps
 
 
 def are_listed(cfg):
