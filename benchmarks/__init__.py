@@ -8,7 +8,7 @@ How a number is made. One iteration of a phase is: write a buffer larger than th
 (startline.py), so that neither the hosts' skew nor the launch is counted; CUDA event; the phase; CUDA event. The time
 of an iteration is that of its slowest rank; the row shows median, 20th and 80th percentile over iterations. Bytes are
 payload bytes that the routing sends to other ranks (what the busiest rank sends or receives), a token's once to a rank,
-or, for combine of pairs and their plain and split dispatch, once for each of its experts. The floor is these bytes over
+or, for combine of pairs and their plain dispatch, once for each of its experts. The floor is these bytes over
 the peer-write bandwidth of a plain copy kernel measured in the same run (link.py).
 
 | module | what |

@@ -32,7 +32,7 @@ def random_tokens(shape, rank):
 class Pairs:
     """Phases dispatch and combine (weighted) of one ExpertParallel; inputs and results stay where they are.
 
-    kind: of KINDS. Bytes of dispatch: "fused" sends a payload once to a rank, the others one with each message.
+    kind: of KINDS. Bytes of dispatch: "plain" sends a payload with each message, the others once to a rank.
     """
 
     phases = ("dispatch", "combine")
@@ -45,7 +45,7 @@ class Pairs:
         ids = traffic.topk_ids(shape, world.n_ranks)
         fused, shares = KINDS[kind]
         back = traffic.pairs_matrix(shape, ids).T
-        there = traffic.rows_matrix(shape, ids) if kind == "fused" else back.T
+        there = back.T if kind == "plain" else traffic.rows_matrix(shape, ids)
         self.bytes = {"dispatch": traffic.busiest_bytes(there, traffic.payload_bytes(shape, shape.format)),
                       "combine": traffic.busiest_bytes(back, traffic.payload_bytes(shape, "bf16"))}
         launch = LaunchConfig(n_sms, num_threads, shared_payloads=shares)
