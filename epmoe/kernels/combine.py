@@ -100,17 +100,19 @@ def _compile_async(cfg, threads, trace):
 
 def _second_half(cfg, block, trace, mark, router_weights, weights_types, epilogue, epilogue_types):
     """(n_flags, clear, finish): finish(params, num_tokens, my_rank, words, status, flags) is steps 3 to 5."""
-    n_flags, clear, watch, next_come = watchers.make(cfg, block)
+    watching = watchers.make(cfg, block)
+    watch = watching.watch
     leave = _leaving(cfg, block, trace)
-    reduce = reducers.make(cfg, block, mark, next_come, router_weights, weights_types, epilogue, epilogue_types)
+    ask, reduce = reducers.make(cfg, block, mark, watching, router_weights, weights_types, epilogue, epilogue_types)
 
     @device_fn
     def finish(params, num_tokens, my_rank, words, status, flags):
+        asked = ask(params, num_tokens)
         if watch(params, status, flags):
             leave(params, words)
-        reduce(params, flags, num_tokens, my_rank)
+        reduce(params, flags, num_tokens, my_rank, asked)
 
-    return n_flags, clear, finish
+    return watching.n_flags, watching.clear, finish
 
 
 @lru_cache(CACHED)
