@@ -17,8 +17,8 @@ from epmoe.mutants.world_kinds import RowsWorld
 from epmoe.mutants.world_run import WorldRun
 from epmoe.mutants.worlds import WORLDS
 
-SAMPLE, HARMLESS_SAMPLE, SLIPS = 8, 1, 4
-PARTS = 4               # of all worlds, one is run in any case
+SAMPLE, HARMLESS_SAMPLE, SLIPS = 6, 1, 3
+PARTS = 6               # of all worlds, one is run in any case
 
 all_mutants = functools.cache(hunt.all_mutants)     # which takes some seconds
 
