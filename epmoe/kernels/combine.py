@@ -100,19 +100,17 @@ def _compile_async(cfg, threads, trace):
 
 def _second_half(cfg, block, trace, mark, router_weights, weights_types, epilogue, epilogue_types):
     """(n_flags, clear, finish): finish(params, num_tokens, my_rank, words, status, flags) is steps 3 to 5."""
-    watching = watchers.make(cfg, block)
-    watch = watching.watch
+    n_flags, clear, watch, next_come = watchers.make(cfg, block)
     leave = _leaving(cfg, block, trace)
-    ask, reduce = reducers.make(cfg, block, mark, watching, router_weights, weights_types, epilogue, epilogue_types)
+    reduce = reducers.make(cfg, block, mark, next_come, router_weights, weights_types, epilogue, epilogue_types)
 
     @device_fn
     def finish(params, num_tokens, my_rank, words, status, flags):
-        asked = ask(params, num_tokens)
         if watch(params, status, flags):
             leave(params, words)
-        reduce(params, flags, num_tokens, my_rank, asked)
+        reduce(params, flags, num_tokens, my_rank)
 
-    return watching.n_flags, watching.clear, finish
+    return n_flags, clear, finish
 
 
 @lru_cache(CACHED)

@@ -1,35 +1,27 @@
 """The reducing of combine_wait: per token the weighted sum of its rows, or the rows as they are.
 
-A warp takes a run of columns of one token. It loads the rows' vectors into registers when some of the rows are there,
-when all but one are, whichever these may be, and when the last one is, that one into registers of its own; then it adds
-them up. So little is left to do when the last row of the round is here. A load into registers to which others may be on
-their way waits for these, and so does a look at flags: in a loop over rows as they come each would wait for the one
-before it.
+A warp takes a run of columns of one token. It loads the rows' vectors into registers as the rows come, in whatever
+order, and adds them up when it has all of them: so little is left to do when the last row of the round is here.
 """
 
 from epmoe import layout
-from epmoe.device import (ballot, block_idx, device_fn, f32, ffs, grid_dim, i32, lane_id, load16, load_f32, load_u64,
-                          n_warps, shfl_idx, store16, u32, u32_as_f32, u64, warp_id)
+from epmoe.device import (ballot, block_idx, device_fn, f32, grid_dim, i32, lane_id, load16, load_f32, load_u64,
+                          n_warps, shfl_idx, store16, u32, u64, warp_id)
 
 from . import elements, ids, shared_expert, stamps, user_functions
 
 VECTOR = 16         # bytes
 AT_ONCE = 8         # slots whose vectors a lane holds
-MOST_MISSING = 4    # of these, when the first ones are loaded
-MANY_UNITS = 2048   # of a rank, where watching warps may have some as well
 
 
-def make(cfg, block, mark, watching, router_weights, weights_types, epilogue, epilogue_types):
-    """(ask, reduce), device functions for all warps of all blocks.
+def make(cfg, block, mark, next_come, router_weights, weights_types, epilogue, epilogue_types):
+    """Device function reduce(params, flags, num_tokens, my_rank), for all warps of all blocks.
 
-    ask(params, num_tokens) -> asked: what a warp has to know of its first token, on its way: a warp that watches flags
-    before it reduces finds it there. reduce(params, flags, num_tokens, my_rank, asked): all tokens.
-    Tokens whose rows do not come, because the round has failed, are left alone. watching: Watchers of these flags.
+    Tokens whose rows do not come, because the round has failed, are left alone. next_come, flags: of watchers.py.
     router_weights: "array", a function (token, k, *args), or None for output [num_tokens, top_k, hidden].
     epilogue: a function (token, col, value, *args), or None.
     """
     numbers, id_words = elements.make(cfg.combine_dtype), ids.make(cfg)
-    next_come, all_but = watching.next_come, watching.all_but
     zeros, unpack, pack, accumulate, add = numbers.zeros, numbers.unpack, numbers.pack, numbers.accumulate, numbers.add
     load_id, clean_id, share = id_words.load, id_words.clean, shared_expert.share_of(cfg)
     top_k, local, n_ranks = cfg.top_k, cfg.n_local_experts, cfg.n_src_ranks
@@ -37,7 +29,6 @@ def make(cfg, block, mark, watching, router_weights, weights_types, epilogue, ep
     bytes_a_row, numbers_a_vector = layout.combine_msg_bytes(cfg), numbers.n
     n_vectors = bytes_a_row // VECTOR
     n_runs = (n_vectors + 31) // 32                     # a run: one vector a lane
-    asks_ahead = router_weights is not None and cfg.max_tokens_per_rank * n_runs > MANY_UNITS
     p_recv, p_out, p_topk = block.offset("recv_buf_p"), block.offset("output_tokens"), block.offset("topk_ids")
     p_weights, p_rows = block.offset("router_weights"), block.offset("input_tokens")
     tail = 8 * block.n_words
@@ -48,14 +39,9 @@ def make(cfg, block, mark, watching, router_weights, weights_types, epilogue, ep
     apply_epilogue = numbers.each(user_functions.bound(epilogue, epilogue_types)) if has_epilogue else None
 
     @device_fn
-    def id_of(params, token, lane):
-        """The id in slot `lane` of the token, as it stands in memory."""
-        return load_id(u64(load_u64(params + u64(p_topk))), token, lane)
-
-    @device_fn
-    def expert_of(id_there, my_rank, lane):
+    def expert_of(params, token, my_rank, lane):
         """The expert whose row lies in slot `lane` of the token's place in recv_buf; -1 if none does."""
-        expert = clean_id(id_there, i32(0), lane)
+        expert = clean_id(load_id(u64(load_u64(params + u64(p_topk))), token, lane), i32(0), lane)
         if keeps_own:
             if expert >= 0 and expert // local != my_rank:
                 expert = i32(-1)
@@ -99,11 +85,12 @@ def make(cfg, block, mark, watching, router_weights, weights_types, epilogue, ep
             return q
 
         @device_fn
-        def add_to(sums, first, w, q, last, late):
+        def add_to(sums, has_row, first, w, q):
+            # a slot without an expert adds nothing, whatever its weight
             if j < top_k:
-                if last == first + j:
-                    q = late
-                sums = accumulate(f32(shfl_idx(w, i32((first + j) & 31))), q, sums)
+                w_k = f32(shfl_idx(w, i32((first + j) & 31)))
+                if ((has_row >> u32((first + j) & 31)) & u32(1)) != u32(0):
+                    sums = accumulate(w_k, q, sums)
             return sums
 
         return take, add_to
@@ -114,27 +101,19 @@ def make(cfg, block, mark, watching, router_weights, weights_types, epilogue, ep
     @device_fn
     def sum_eight(place, flags, entry, has_row, first, w, sums):
         """Adds slots first .. first + 7 to the sums; (sums, whether their rows came)."""
-        none, last = (u32(0), u32(0), u32(0), u32(0)), i32(-1)
-        q0, q1, q2, q3, q4, q5, q6, q7, late = none, none, none, none, none, none, none, none, none
-        wanted = u32(has_row & u32(u32((1 << AT_ONCE) - 1) << u32(first)))
-        came, goes_on = all_but(flags, entry, wanted, MOST_MISSING)
-        q0, q1, q2 = take0(came, first, q0, place), take1(came, first, q1, place), take2(came, first, q2, place)
-        q3, q4, q5 = take3(came, first, q3, place), take4(came, first, q4, place), take5(came, first, q5, place)
-        q6, q7 = take6(came, first, q6, place), take7(came, first, q7, place)
-        wanted = u32(wanted & ~came)
-        came, goes_on = all_but(flags, entry, wanted, 1)
-        q0, q1, q2 = take0(came, first, q0, place), take1(came, first, q1, place), take2(came, first, q2, place)
-        q3, q4, q5 = take3(came, first, q3, place), take4(came, first, q4, place), take5(came, first, q5, place)
-        q6, q7 = take6(came, first, q6, place), take7(came, first, q7, place)
-        wanted = u32(wanted & ~came)
-        if wanted != u32(0) and goes_on:
-            came, goes_on = all_but(flags, entry, wanted, 0)
-            last = i32(ffs(wanted) - 1)
-            late = load16(place + u64(last) * u64(bytes_a_row))
-        sums = add1(add0(sums, first, w, q0, last, late), first, w, q1, last, late)
-        sums = add3(add2(sums, first, w, q2, last, late), first, w, q3, last, late)
-        sums = add5(add4(sums, first, w, q4, last, late), first, w, q5, last, late)
-        return add7(add6(sums, first, w, q6, last, late), first, w, q7, last, late), goes_on
+        none = (u32(0), u32(0), u32(0), u32(0))
+        q0, q1, q2, q3, q4, q5, q6, q7 = none, none, none, none, none, none, none, none
+        wanted, came = u32(has_row & u32(u32((1 << AT_ONCE) - 1) << u32(first))), u32(1)
+        while wanted != u32(0) and came != u32(0):
+            came = u32(next_come(flags, entry, wanted))
+            q0, q1, q2 = take0(came, first, q0, place), take1(came, first, q1, place), take2(came, first, q2, place)
+            q3, q4, q5 = take3(came, first, q3, place), take4(came, first, q4, place), take5(came, first, q5, place)
+            q6, q7 = take6(came, first, q6, place), take7(came, first, q7, place)
+            wanted = u32(wanted & ~came)
+        sums = add1(add0(sums, has_row, first, w, q0), has_row, first, w, q1)
+        sums = add3(add2(sums, has_row, first, w, q2), has_row, first, w, q3)
+        sums = add5(add4(sums, has_row, first, w, q4), has_row, first, w, q5)
+        return add7(add6(sums, has_row, first, w, q6), has_row, first, w, q7), came != u32(0)
 
     @device_fn
     def sum_slots(place, flags, entry, has_row, w):
@@ -155,32 +134,14 @@ def make(cfg, block, mark, watching, router_weights, weights_types, epilogue, ep
         return pack(add(unpack(q), row))
 
     @device_fn
-    def slots_of(params, unit, num_tokens, lane):
-        """Id and weight of slot `lane` of the unit's token, on their way; no unit: no id."""
-        id_there, w = i32(ids.NO_EXPERT), f32(0)
-        if unit < num_tokens * n_runs:
-            token = i32(unit // n_runs)
-            id_there, w = id_of(params, token, lane), weight(params, token, lane)
-        return id_there, w
-
-    @device_fn
-    def look_up(params, num_tokens):
-        return (u64(load_u64(params + u64(p_out))), u64(load_u64(params + u64(p_recv))),
-                slots_of(params, i32(warp_id() * grid_dim() + block_idx()), num_tokens, i32(lane_id())))
-
-    @device_fn
-    def reduce_weighted(params, flags, num_tokens, my_rank, asked):
-        lane, unit, goes_on = i32(lane_id()), i32(warp_id() * grid_dim() + block_idx()), True
-        if not asks_ahead:
-            asked = look_up(params, num_tokens)
-        out, recv, (id_there, w) = asked
+    def reduce_weighted(params, flags, num_tokens, my_rank):
+        lane, out, recv = i32(lane_id()), u64(load_u64(params + u64(p_out))), u64(load_u64(params + u64(p_recv)))
         n_share, first = share(num_tokens, my_rank)
         words = epilogue_words(params)
+        unit, goes_on = i32(warp_id() * grid_dim() + block_idx()), True
         while goes_on and unit < num_tokens * n_runs:
             token, run = i32(unit // n_runs), i32(unit % n_runs)
-            expert = expert_of(id_there, my_rank, lane)
-            if expert < 0:      # adds nothing, whatever its weight: -0.0 times its row, which is 0, leaves sums as they are
-                w = f32(u32_as_f32(u32(0x80000000)))
+            expert, w = expert_of(params, token, my_rank, lane), weight(params, token, lane)
             # lanes behind the last column do it again and store nothing: all stay together for the shuffles
             vector = i32(min(run * 32 + lane, n_vectors - 1))
             place = recv + u64(token * top_k) * u64(bytes_a_row) + u64(VECTOR) * u64(vector)
@@ -195,15 +156,14 @@ def make(cfg, block, mark, watching, router_weights, weights_types, epilogue, ep
             if unit < grid_dim():
                 mark(params, stamps.ARRIVED)            # thread 0: its first token
             unit = i32(unit + n_warps() * grid_dim())
-            id_there, w = slots_of(params, unit, num_tokens, lane)
 
     @device_fn
-    def keep_rows(params, flags, num_tokens, my_rank, asked):
+    def keep_rows(params, flags, num_tokens, my_rank):
         lane, out, recv = i32(lane_id()), u64(load_u64(params + u64(p_out))), u64(load_u64(params + u64(p_recv)))
         unit, goes_on = i32(warp_id() * grid_dim() + block_idx()), True
         while goes_on and unit < num_tokens * n_runs:
             token, vector = i32(unit // n_runs), i32(unit % n_runs * 32 + lane)
-            expert = expert_of(id_of(params, token, lane), my_rank, lane)
+            expert = expert_of(params, token, my_rank, lane)
             has_row, k = u32(ballot(expert >= 0)), i32(0)
             goes_on = await_rows(flags, entry_of(expert, my_rank), has_row)
             if unit < grid_dim():
@@ -221,16 +181,10 @@ def make(cfg, block, mark, watching, router_weights, weights_types, epilogue, ep
     reduce_tokens = keep_rows if router_weights is None else reduce_weighted
 
     @device_fn
-    def nothing_asked(params, num_tokens):
-        return u64(0), u64(0), (i32(0), f32(0))
-
-    ask = look_up if asks_ahead else nothing_asked
-
-    @device_fn
-    def reduce(params, flags, num_tokens, my_rank, asked):
-        reduce_tokens(params, flags, num_tokens, my_rank, asked)
+    def reduce(params, flags, num_tokens, my_rank):
+        reduce_tokens(params, flags, num_tokens, my_rank)
         if block_idx() >= num_tokens * n_runs:
             mark(params, stamps.ARRIVED)                # thread 0 had no token to wait for
         mark(params, stamps.REDUCED)
 
-    return ask, reduce
+    return reduce

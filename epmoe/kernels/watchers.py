@@ -8,7 +8,7 @@ enough of them, and raise a flag in shared memory for each word that they have a
 from typing import NamedTuple
 
 from epmoe.device import (all_lanes, any_lane, ballot, block_dim, device_fn, fence_acq_rel_cta, ffs, globaltimer, i32,
-                          lane_id, ld_acquire_sys_u64, load_u64, n_warps, nanosleep, popc, shared_add_i32, syncwarp,
+                          lane_id, ld_acquire_sys_u64, load_u64, n_warps, nanosleep, shared_add_i32, syncwarp,
                           thread_idx, u32, u64, warp_id)
 from epmoe.layout import ANNOUNCED
 
@@ -30,16 +30,12 @@ class Watchers(NamedTuple):
     next_come(flags, entry, wanted): by a warp, each lane with a word's index; `wanted` has a bit for each lane
         that wants to know. Waits until some of these words have come and gives their bits, what peers wrote before
         these signals acquired for the whole warp; 0 if the block's watchers gave up.
-
-    all_but(flags, entry, wanted, spare): likewise, but waits until no more than `spare` of these words are missing;
-        (bits of those that came, whether it did not give up).
     """
 
     n_flags: int
     clear: callable
     watch: callable
     next_come: callable
-    all_but: callable
 
 
 def make(cfg, block):
@@ -124,27 +120,4 @@ def make(cfg, block):
         syncwarp()                          # these lanes acquired for all
         return come
 
-    @device_fn
-    def all_but(flags, entry, wanted, spare):
-        flag, up, polls, goes_on = i32(entry % gave_up), False, 0, True
-        is_wanted = ((u32(wanted) >> u32(lane_id())) & u32(1)) != u32(0)
-        if is_wanted:
-            up = is_up(flags, flag)
-        come = u32(ballot(up))
-        while goes_on and popc(come) + spare < popc(u32(wanted)):
-            polls += 1
-            if polls % POLLS_PER_LOOK == 0:
-                goes_on = not any_lane(shared_add_i32(flags, gave_up, i32(0)) != 0)
-            if is_wanted and not up:
-                nanosleep(u32(NAP_NS))
-                up = is_up(flags, flag)
-                if not up:              # twice, before lanes tell each other
-                    nanosleep(u32(NAP_NS))
-                    up = is_up(flags, flag)
-            come = u32(ballot(up))
-        if up:
-            fence_acq_rel_cta()             # acquire, from the watcher that raised the flag
-        syncwarp()                          # these lanes acquired for all
-        return come, goes_on
-
-    return Watchers(n_through + 1, clear, watch, next_come, all_but)
+    return Watchers(n_through + 1, clear, watch, next_come)
