@@ -18,6 +18,7 @@ from epmoe.mutants.world_run import WorldRun
 from epmoe.mutants.worlds import WORLDS
 
 SAMPLE, HARMLESS_SAMPLE, SLIPS = 6, 1, 3
+SEEDS = 3               # as `python -m epmoe mutants` has; the second is for what the first leaves
 PARTS = 6               # of all worlds, one is run in any case
 
 all_mutants = functools.cache(hunt.all_mutants)     # which takes some seconds
@@ -62,8 +63,9 @@ def test_a_sample_is_noticed_and_harmless_ones_are_not():
         harmless = chance.sample([m for m in run if m.key in HARMLESS], HARMLESS_SAMPLE)
         slips = [s for s in hunt.slips_in_files() if s.key not in HARMLESS_SLIPS and coverage.worlds(s)]
         sample += chance.sample(slips, SLIPS)
-        runs = [[*coverage.worlds(m), *others(m, first)] for m in sample] + [coverage.worlds(m) for m in harmless]
-        hunted = Hunt([*sample, *harmless], [[(name, 0) for name in names] for names in runs])
+        runs = [[(name, seed) for seed in range(SEEDS) for name in (*coverage.worlds(m), *others(m, first))]
+                for m in sample] + [[(name, 0) for name in coverage.worlds(m)] for m in harmless]
+        hunted = Hunt([*sample, *harmless], runs)
         verdicts = list(hunted.verdicts(workers, jobs))
     assert [f"{v.mutant.key}: {what}" for v, what in judge(verdicts)] == []
     assert sum(v.how == "race" for v in verdicts) > len(sample) // 4
