@@ -28,5 +28,5 @@ the peer-write bandwidth of a plain copy kernel measured in the same run (link.p
 | table.py, results.py, readme_table.py, figure.py | rows on the terminal, in a file, in README, in a picture |
 | cpu.py | reference and simulator |
 
-NOTES.md says what was expected, and what came out.
+notes/ says what was expected, and what came out.
 """

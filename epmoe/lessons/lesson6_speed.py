@@ -229,7 +229,7 @@ if found:
 #   epmoe/kernels/dispatch.py        tells the real kernels' story, and combine.py
 #   epmoe_ref/                       what they must produce, to the bit
 #   docs/checking.md                 a kernel of yours under the race detector
-#   benchmarks/NOTES.md              what was tried to be fast, and what came out
+#   benchmarks/notes/                what was tried to be fast, and what came out
 #
 # ## Exercise
 #

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 TEXT = README.read_text()
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
-MARKDOWN = [*PAGES, ROOT / "benchmarks" / "NOTES.md", ROOT / "epmoe" / "mutants" / "README.md"]
+MARKDOWN = [*PAGES, *sorted((ROOT / "benchmarks" / "notes").glob("*.md")), ROOT / "epmoe" / "mutants" / "README.md"]
 
 
 def blocks(language, text=TEXT):
