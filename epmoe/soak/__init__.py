@@ -13,5 +13,5 @@ dispatch and combine. Who tells which part:
                 all output arrays compared byte for byte
 6. sums.py      every byte of combine
 7. errors.py    what was wrong: counted, and the first one kept
-8. soak.py      the rounds; command.py the command line
+8. soak.py      the rounds; compiled_first.py their kernels, before the clock starts; command.py the command line
 """

@@ -23,7 +23,7 @@ def add_arguments(parser):
     """The options of soak."""
     parser.add_argument("--rounds", type=at_least_one, metavar="N",
                         help="stop after N rounds (default 100, in the simulator 5; none with --seconds)")
-    parser.add_argument("--seconds", type=positive_seconds, metavar="S", help="stop after S seconds")
+    parser.add_argument("--seconds", type=positive_seconds, metavar="S", help="stop after S seconds of rounds")
     sizes_of_a_world(parser)
     options = parser.add_argument_group("what runs")
     options.add_argument("--format", choices=FORMATS, default="bf16", help="token format (default bf16)")
@@ -72,6 +72,7 @@ def _config(args, worlds):
 
 def soak(args, cfg, world, say):
     """Rounds until args say enough, or until an error was found: what was done, as a dict."""
+    from epmoe.soak.compiled_first import compile_all
     from epmoe.soak.soak import Soak
 
     say(f"epmoe soak: {cfg.n_ranks} ranks x {cfg.n_local_experts} experts, top-{cfg.top_k}, hidden {cfg.hidden}, at "
@@ -79,17 +80,20 @@ def soak(args, cfg, world, say):
         f"kernels; {world.machine.describe()}")
     wanted = args.rounds or (ENDLESS if args.seconds else ROUNDS)
     look_every = args.look_every or LOOK_EVERY
-    done, start = 0, time.perf_counter()
-    with Soak(cfg, world, fused=args.fused, seed=args.seed, poison=args.poison, timeout=args.timeout) as rounds:
-        say_next, steady = start, None
+    options = dict(fused=args.fused, seed=args.seed, poison=args.poison)
+    done, begin = 0, time.perf_counter()
+    kernels = compile_all(cfg, world, **options)
+    ready = time.perf_counter() - begin
+    if kernels:
+        say(_ready(*kernels, ready))
+    with Soak(cfg, world, timeout=args.timeout, **options) as rounds:
+        start = say_next = time.perf_counter()
         while True:
             for number in range(done, min(done + look_every, wanted)):
                 rounds.round(number)
                 done += 1
             found = rounds.found()
             now = time.perf_counter()
-            # what is compiled at the first round is no part of the rate
-            steady = steady or (done, now)
             timed_out = args.seconds is not None and now - start >= args.seconds
             found, timed_out = _of_all_ranks(world, found, timed_out, args.timeout)
             wrong = sum(f.errors for f in found)
@@ -100,15 +104,22 @@ def soak(args, cfg, world, say):
                     f"tokens, {wrong} errors, {now - start:.1f} s")
             if ended:
                 break
-    rate = (done - steady[0]) / (now - steady[1]) if done > steady[0] else done / (now - start)
+    rate = done / (now - start)
     for f in found:
         if f.first:
             say(f"first error: {f.first}")
     say(f"{'FAIL' if wrong else 'PASS'}  {_rounds(done)}, {wrong} errors, {now - start:.1f} s, "
         f"{rate:.{2 if rate < 10 else 0}f} rounds/s")
     return {"rounds": done, "errors": wrong, "seconds": round(now - start, 3), "rounds_per_second": round(rate, 1),
+            "kernels": kernels[0] if kernels else 0, "kernels_compiled": kernels[1] if kernels else 0,
+            "kernels_ready_seconds": round(ready, 3),
             "ranks": [asdict(f) for f in found], "config": _sizes(cfg), "fused": args.fused, "seed": args.seed,
             "poison": args.poison, "world": type(world).__name__} | provenance(world.machine)
+
+
+def _ready(kernels, compiled, n, seconds):
+    by = f", {compiled} of them compiled by {'1 process' if n == 1 else f'{n} processes'}" if n else ""
+    return f"{kernels} kernels ready in {seconds:.1f} s{by}"
 
 
 def _rounds(number):

@@ -1,0 +1,56 @@
+"""The kernels of a soak compiled before its first round, whose time they would otherwise be counted in.
+
+`EPMOE_DEVICE=gpu python -m epmoe.soak.compiled_first RUN X.Y I/N` compiles every Nth of them from the Ith on into the
+disk cache, for compute capability X.Y; RUN is what as_words() makes. It needs no GPU.
+"""
+
+import json
+import sys
+from dataclasses import asdict
+
+from epmoe_ref.config import EPConfig
+
+from epmoe import device
+from epmoe.host import compiling
+from epmoe.soak.soak import Soak
+from epmoe.worlds.dry import DryWorld
+
+
+def compile_all(cfg, world, **options):
+    """Compile what the disk cache lacks and load all kernels of Soak(cfg, world, **options); collective.
+
+    options: fused, seed, poison. Returns (kernels, how many of them other processes compiled, by how many) on the host
+    of rank 0; None in the simulator, which compiles nothing.
+    """
+    if device.SIM:
+        return None
+    run = as_words(cfg, **options)
+    counts = compiling.ahead(world, ("soak", run), lambda: kernels_of(run), [
+        sys.executable, "-m", __name__, run, "%d.%d" % world.machine.compute_capability])
+    kernels = kernels_of(run)
+    for kernel in kernels:
+        world.machine.prepare(kernel)       # without a disk cache this compiles
+    return len(kernels), *counts[1:]
+
+
+def as_words(cfg, **options):
+    """A soak in one word of a command line."""
+    return json.dumps([asdict(cfg), options], sort_keys=True)
+
+
+def kernels_of(run):
+    """All kernels of a soak, once each, in an order that is always the same: those of a round where nothing runs."""
+    sizes, options = json.loads(run)
+    cfg = EPConfig(**sizes)
+    world = DryWorld(cfg.n_ranks)
+    with Soak(cfg, world, **options) as rounds:
+        rounds.round(0)
+    return list(world.machine.kernels)
+
+
+if __name__ == "__main__":
+    run_of, capability, part = sys.argv[1:]
+    sys.modules.setdefault("torch", None)       # which nvshmem4py imports, and which takes longer than a kernel
+    number, of = map(int, part.split("/"))
+    for one in kernels_of(run_of)[number - 1::of]:
+        one.binary(tuple(map(int, capability.split("."))))
