@@ -24,6 +24,9 @@ LONGEST = ["fused_a2a/test_fused_a2a_as_ptx.py", "mutants/test_mutants_are_notic
            "kernels/test_formats_ptx.py", "processes/test_kernels_are_compiled_first.py",
            "host/test_command_line.py", "fused_a2a/test_fused_a2a_kernels.py"]
 
+# Of the simulator's network, whose words they import: on a GPU these are NVSHMEM's, which need not be installed.
+SIMULATED_NETWORK = {"test_network_order.py", "test_ordering_is_needed.py"}
+
 collect_ignore_glob = [] if importlib.util.find_spec("torch") else ["epmoe_torch/*"]
 
 
@@ -76,6 +79,11 @@ def pytest_report_header(config):
     if wants_gpu(config):
         return f"epmoe: tests marked gpu, {gpu_count()} GPU(s)"
     return "epmoe: simulator; tests for the GPU run with -m gpu, those in a browser with -m browser"
+
+
+def pytest_ignore_collect(collection_path, config):
+    """With `-m gpu` the files of the simulator's network, which hold nothing for a GPU, are not imported."""
+    return True if wants_gpu(config) and collection_path.name in SIMULATED_NETWORK else None
 
 
 def pytest_collection_modifyitems(config, items):
