@@ -113,11 +113,17 @@ def _longest_first(item):
 def pytest_xdist_make_scheduler(config, log):
     """With -n a file's tests go to one process: what they share, such as compiled kernels, is made once.
 
-    Files begin in the order of their tests here, not by how many tests they have.
+    Files begin in the order of their tests here, not by how many tests they have. Batches of random worlds share
+    nothing, and each may go to a process of its own.
     """
     from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            return nodeid if nodeid.startswith("tests/fuzz/") else super()._split_scope(nodeid)
+
     config.option.loadscopereorder = False
-    return LoadFileScheduling(config, log)
+    return Scheduling(config, log)
 
 
 def pytest_terminal_summary(terminalreporter):
