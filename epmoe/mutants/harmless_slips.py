@@ -21,19 +21,19 @@ HARMLESS_SLIPS = {
         "it reads whether a wait expired; those of launches before dispatch_async are known, and that one never waits",
     "rows/expert_dispatch.py dispatching.of_others: swap: if total_rows(known, i32(lane_id())) <= i32(load_i32(params  "
     "/ if trace:": "with stamps only, and of these: the time at which a block has copied its rows is that before them",
-    "rows/window_rows.py _probs.send: early: put(to, epoch, i32(expert + 32), b, q) before r, s = (prob_of(probs, "
+    "rows/window_probs.py make.send: early: put(to, epoch, i32(expert + 32), b, q) before r, s = (prob_of(probs, "
     "i32(expert + 64), c), prob_of(probs, ": READ,
-    "rows/window_rows.py _probs.send: swap: r, s = (prob_of(probs, i32(expert + 64), c), prob_of(probs,  / put(to, "
+    "rows/window_probs.py make.send: swap: r, s = (prob_of(probs, i32(expert + 64), c), prob_of(probs,  / put(to, "
     "epoch, expert, a, p)": READ,
-    "rows/window_rows.py _probs.send: early: put(to, epoch, i32(expert + 64), c, r) before put(to, epoch, expert, a, "
+    "rows/window_probs.py make.send: early: put(to, epoch, i32(expert + 64), c, r) before put(to, epoch, expert, a, "
     "p)": WORDS,
-    "rows/window_rows.py _probs.send: early: put(to, epoch, i32(expert + 96), d, s) before put(to, epoch, expert, a, "
+    "rows/window_probs.py make.send: early: put(to, epoch, i32(expert + 96), d, s) before put(to, epoch, expert, a, "
     "p)": WORDS,
-    "rows/window_rows.py _probs.send: swap: put(to, epoch, expert, a, p) / put(to, epoch, i32(expert + 32), b, q)":
+    "rows/window_probs.py make.send: swap: put(to, epoch, expert, a, p) / put(to, epoch, i32(expert + 32), b, q)":
         WORDS,
-    "rows/window_rows.py _probs.send: swap: put(to, epoch, i32(expert + 32), b, q) / put(to, epoch, i32(expert + 64), "
+    "rows/window_probs.py make.send: swap: put(to, epoch, i32(expert + 32), b, q) / put(to, epoch, i32(expert + 64), "
     "c, r)": WORDS,
-    "rows/window_rows.py _probs.send: swap: put(to, epoch, i32(expert + 64), c, r) / put(to, epoch, i32(expert + 96), "
+    "rows/window_probs.py make.send: swap: put(to, epoch, i32(expert + 64), c, r) / put(to, epoch, i32(expert + 96), "
     "d, s)": WORDS,
     "rows/tagged.py make.put_vector: early: put(at + u64(2 * A_QUARTER), q[2], epoch) before put(at, q[0], epoch)":
         WORDS,

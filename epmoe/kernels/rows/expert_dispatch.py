@@ -1,17 +1,20 @@
 """Dispatch of few tokens by expert: rows leave before any rank has said anything, and every block places them itself.
 
 Each rank tells all others which of its tokens go to which expert (expert_bits.py), and its rows go into windows at
-their ranks (window_rows.py). So between the ids and a row of an expert lie one way of the row and one of these words,
-side by side, and nobody waits for the clerk, who numbers rows for the handle and writes down what the host asks for.
-Peers write where this rank says only if one of them has many tokens; then all go the ordinary way, as though nothing
-had been sent. As in tagged_dispatch.py nobody ends the call before all have announced themselves.
+their ranks (window_rows.py). Every block finds their places out of the bits (expert_places.py) and stores them there
+(window_expand.py). So between the ids and a row of an expert lie one way of the row and one of these words, side by
+side, and nobody waits for the clerk, who numbers rows for the handle and writes down what the host asks for. Peers
+write where this rank says only if one of them has many tokens; then all go the ordinary way, as though nothing had been
+sent. As in tagged_dispatch.py nobody ends the call before all have announced themselves.
 """
 
 from epmoe.device import (ballot, block_dim, device_fn, i32, lane_id, load_i32, load_u64, n_warps, popc, store_i32,
                           syncthreads, thread_idx, u32, u64, warp_id)
 
 from .. import stamps
-from . import exchange, expert_bits, peers, roles, tagged, tagged_dispatch, window_rows
+from . import (exchange, expert_bits, expert_places, map_bits, peers, roles, tagged, tagged_dispatch, waits,
+               window_expand, window_probs, window_rows, windows)
+from .routing import or_of_warp
 from .status import ROWS_DISPATCH
 
 
@@ -22,13 +25,13 @@ def _numbers(shape, block):
     rank r in totals[r]; if it writes, the handle's row_of.
     """
     ranks, p_rows = shape.n_ranks, block.offset("row_of")
-    look_at_ranks, gather_ranks = expert_bits.ranks_of_token(shape)
+    look_at_ranks = map_bits.ranks_of_token(shape)
 
     @device_fn
     def look(routing_map, num_tokens, masks):
         token = i32(warp_id())
         while token < num_tokens:
-            mask = u32(gather_ranks(look_at_ranks(routing_map, token, i32(lane_id()))))
+            mask = u32(or_of_warp(look_at_ranks(routing_map, token, i32(lane_id()))))
             if lane_id() == 0:
                 masks[token] = i32(mask)
             token = i32(token + n_warps())
@@ -68,11 +71,15 @@ def dispatching(shape, block, of_block, meeting, record_few, mark, mark_own):
     await_tokens, may_end = meeting.await_tokens, exchange.closing(of_block, meeting.await_notes, ROWS_DISPATCH)
     herald_places = exchange.heralding(epoch_now, meeting.announce_places, stamps.by_caller(block, False))
     bits = expert_bits.make(shape, block, ROWS_DISPATCH)
-    rows, (look, number) = window_rows.make(shape, block, bits), _numbers(shape, block)
-    tell, await_bits, count, place, total_rows = bits.tell, bits.await_bits, bits.count, bits.place, bits.total
-    prepare, send, raise_flags, keep = rows.prepare, rows.send, rows.raise_flags, rows.keep
-    clear, receive, warps_of_rank, allocate = rows.clear, rows.receive, rows.warps_of_rank, bits.allocate
-    n_told, p_capacity, trace = bits.n_told, block.offset("capacity"), shape.trace
+    n_told, tell, await_bits, (look, number) = bits.n_told, bits.tell, bits.await_bits, _numbers(shape, block)
+    places, into = expert_places.make(shape, block), windows.make(shape, block, ROWS_DISPATCH, waits.see_flag)
+    allocate, count, place, total_rows = places.allocate, places.count, places.place, places.total
+    send_probs, receive_probs = window_probs.make(shape, block, bits, places)
+    sending = window_rows.make(shape, block, into, send_probs)
+    prepare, send, raise_flags = sending.prepare, sending.send, sending.raise_flags
+    receiving = window_expand.make(shape, block, into, places, receive_probs)
+    keep, clear, receive = receiving.keep, receiving.clear, receiving.receive
+    p_capacity, trace = block.offset("capacity"), shape.trace
 
     @device_fn
     def herald(params, words, num_tokens, my_rank):
@@ -107,7 +114,7 @@ def dispatching(shape, block, of_block, meeting, record_few, mark, mark_own):
         if thread_idx() == block_dim() - 1:
             say_begun(params)
         number(params, num_tokens, masks, totals, True)
-        if not await_bits(params, epoch, my_rank, notes, known):
+        if not await_bits(params, epoch, my_rank, notes, known[0]):
             return True
         count(known, notes, scratch[1])
         syncthreads()                           # nobody looks at notes while they are awaited
@@ -121,7 +128,7 @@ def dispatching(shape, block, of_block, meeting, record_few, mark, mark_own):
 
     @device_fn
     def of_others(params, num_tokens, my_rank, words, ids, x, begun, notes, known):
-        prepared, (me, warps) = prepare(num_tokens, x, ids), warps_of_rank()
+        prepared, (me, warps) = prepare(num_tokens, x, ids), window_rows.warps_of_rank()
         if warps - 1 - me < n_told(num_tokens):
             now = epoch_now(words)
             if now != u64(0):
@@ -137,7 +144,7 @@ def dispatching(shape, block, of_block, meeting, record_few, mark, mark_own):
         mark(params, stamps.COUNTED)
         if not all_have_few(notes):
             return False
-        if not await_bits(params, epoch, my_rank, notes, known):
+        if not await_bits(params, epoch, my_rank, notes, known[0]):
             return True
         place(params, notes, known)
         mark(params, stamps.PLACED)

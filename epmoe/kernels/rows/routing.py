@@ -23,6 +23,16 @@ def narrow(wide):
     return value
 
 
+@device_fn
+def or_of_warp(mask):
+    """The bits that any lane of a whole warp has; in all lanes."""
+    mask = u32(mask | u32(shfl_xor(mask, 16)))
+    mask = u32(mask | u32(shfl_xor(mask, 8)))
+    mask = u32(mask | u32(shfl_xor(mask, 4)))
+    mask = u32(mask | u32(shfl_xor(mask, 2)))
+    return u32(mask | u32(shfl_xor(mask, 1)))
+
+
 def token_ids(shape, block):
     """Device functions (load_id(params, token, lane), clean_id(id, lane)) of slot `lane`; -1 past the last.
 
@@ -138,11 +148,7 @@ def mask_of_map(shape):
             if load_u8(row + u64(expert)) != 0:
                 mask = u32(mask | (u32(1) << u32(u32(expert) // u32(local))))
             expert = i32(expert + 32)
-        mask = u32(mask | u32(shfl_xor(mask, 16)))
-        mask = u32(mask | u32(shfl_xor(mask, 8)))
-        mask = u32(mask | u32(shfl_xor(mask, 4)))
-        mask = u32(mask | u32(shfl_xor(mask, 2)))
-        return u32(mask | u32(shfl_xor(mask, 1)))
+        return or_of_warp(mask)
 
     return mask_of
 
