@@ -70,27 +70,23 @@ def _reduce(shape, block, words):
     word_at, take, take_words = words.word_at, words.take, words.take_words
     p_x, p_probs = block.offset("x"), block.offset("probs")
 
-    @device_fn
-    def awaited(at, rank, my_rank):
-        """Address of the words of a rank's row; 0 where none is awaited."""
-        row = u64(0)
-        if rank < ranks and rank != my_rank:
-            row = u64(warp_broadcast_u64(at, rank))
-        return row
+    def awaited(address, n):
+        """Device function (at, rank, my_rank, i) -> address of the words of value i of a rank's row.
 
-    @device_fn
-    def vector_of(at, rank, my_rank, vector):
-        row, there = awaited(at, rank, my_rank), u64(0)
-        if row != u64(0) and vector < n_vectors:
-            there = vector_at(row, vector)
-        return there
+        0 where none is awaited: of this rank itself, of a rank without the row, of values behind the n-th.
+        """
+        @device_fn
+        def awaited_at(at, rank, my_rank, i):
+            row, there = u64(0), u64(0)
+            if rank < ranks and rank != my_rank:
+                row = u64(warp_broadcast_u64(at, rank))
+            if row != u64(0) and i < n:
+                there = address(row, i)
+            return there
 
-    @device_fn
-    def word_of(at, rank, my_rank, lane):
-        row, there = awaited(at, rank, my_rank), u64(0)
-        if row != u64(0) and lane < n_meta:
-            there = word_at(row, lane)
-        return there
+        return awaited_at
+
+    vector_of, word_of = awaited(vector_at, n_vectors), awaited(word_at, n_meta)
 
     @device_fn
     def added(sums, at, rank, my_rank, own, vector):
