@@ -1,0 +1,61 @@
+"""doctor: what this machine has and lacks, each with a remedy."""
+
+import json
+import subprocess
+
+import pytest
+from commands_shown import shown
+from epmoe import doctor
+
+
+def test_doctor_reports_and_finds_this_machine_able(capsys):
+    status, out = shown(capsys, "doctor", "--json")
+    record = json.loads(out.out)
+    by_name = {f["what"]: f for f in record["findings"]}
+    assert status == 0 and record["able"] and by_name["Python"]["state"] == "ok"
+    assert "simulator" in by_name["epmoe runs on"]["saw"]
+    assert all(f["remedy"] for f in record["findings"] if f["state"] != "ok"), "each thing that is missing has a remedy"
+    status, out = shown(capsys, "doctor")
+    assert status == 0 and "can run here" in out.out
+
+
+def test_a_gpu_that_is_asked_for_and_not_there_is_no_able_machine(monkeypatch):
+    from epmoe import device
+    from epmoe.device import gpu_present
+
+    monkeypatch.setattr(device, "SIM", False)
+    monkeypatch.setattr(gpu_present, "gpu_present", lambda: False)
+    finding = doctor.device()
+    assert finding.state == "wrong" and "EPMOE_DEVICE=sim" in finding.remedy
+
+
+@pytest.mark.parametrize("numpy, state", [("2.4.6", "ok"), ("2.5.0", "wrong"), ("3.0", "wrong")])
+def test_doctor_knows_the_pair_that_breaks(numpy, state):
+    finding = doctor.numpy_pair(numpy, "0.30.4")
+    assert finding.state == state and ("numpy<2.5" in finding.remedy) == (state == "wrong")
+
+
+def test_doctor_recognises_an_mpirun_of_another_mpi(monkeypatch):
+    def answer(stdout):
+        return subprocess.CompletedProcess([], 0, stdout, "")
+
+    monkeypatch.setattr(doctor, "find_mpirun", lambda: "/usr/bin/mpirun")
+    monkeypatch.setattr(doctor, "_run", lambda command, env=None:
+                        answer("<1>MPICH v5 " * (1 + command[0].endswith("mpirun"))))
+    found = {f.what: f for f in doctor.mpi()}
+    assert found["mpirun"].state == "wrong" and "2 worlds of size 1" in found["mpirun"].saw
+    assert "MPICH" in found["mpirun"].remedy
+
+
+def test_doctor_starts_no_job_inside_of_one(monkeypatch):
+    monkeypatch.setenv("PMI_SIZE", "2")
+    monkeypatch.setattr(doctor, "_run", lambda *_, **__: pytest.fail("starts another job"))
+    finding, = doctor.mpi()
+    assert finding.state == "ok" and "not tried: MPICH's mpirun" in finding.saw
+    assert "without a launcher" in finding.remedy
+
+
+@pytest.mark.parametrize("text, parts", [("2.4.6", (2, 4, 6)), ("2.5.0rc1", (2, 5, 0)), ("3", (3,)),
+                                         ("1.2.dev3", (1, 2))])
+def test_version_numbers(text, parts):
+    assert doctor.numbers(text) == parts

@@ -1,0 +1,38 @@
+"""verify --all: the matrix of formats and options, a sample of it, and a case that differs."""
+
+import json
+
+from commands_shown import shown
+from epmoe.verify import matrix
+
+
+def test_the_matrix_has_every_combination_once():
+    cases = list(matrix.cases(n_ranks=2, hidden=256))
+    assert len(cases) == len(set(map(str, cases))) == 7 * 2 * 2 * (5 + 4)
+    for fused in (False, True):
+        for shared in (False, True):
+            for skip in (False, True):
+                some = [c for c in cases
+                        if (c.fused, c.cfg.fused_shared_expert, c.cfg.skip_a2a) == (fused, shared, skip)]
+                assert len({(c.cfg.token_format, c.cfg.fuse_a_scale_preshuffle) for c in some}) == 7
+
+
+def test_a_sample_of_the_matrix_passes(capsys):
+    status, out = shown(capsys, "verify", "--all", "--sample", "4")
+    assert status == 0 and "PASS  4 cases" in out.out and "mxfp4_rows slots" in out.out, out.out
+    assert max(len(line) for line in out.out.splitlines()) <= 80
+
+
+def test_the_matrix_has_as_many_ranks_as_asked_for(capsys):
+    status, out = shown(capsys, "verify", "--all", "--sample", "1", "--ranks", "3")
+    assert status == 0 and "3 ranks x 2 experts" in out.out and "PASS  1 case in" in out.out, out.out
+
+
+def test_a_case_that_differs_fails_the_matrix(capsys, monkeypatch):
+    monkeypatch.setattr(matrix, "check", lambda case, *_: "round 1: wrong" if case.fused else None)
+    status, out = shown(capsys, "verify", "--all", "--sample", "9", "--json")
+    record = json.loads(out.out)
+    assert status == 1 and not record["passed"]
+    assert {c["difference"] for c in record["cases"]} == {None, "round 1: wrong"}
+    status, out = shown(capsys, "verify", "--all", "--sample", "9")
+    assert status == 1 and "FAIL" in out.out and "round 1: wrong" in out.out
