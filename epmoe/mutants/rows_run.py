@@ -6,185 +6,23 @@ they are queued without waiting, and ranks may be a call or two apart.
 
 import sys
 from contextlib import contextmanager
-from functools import lru_cache
 from importlib import import_module
 from itertools import count
 from types import ModuleType
 
-import ml_dtypes
 import numpy as np
-from epmoe_ref import fused_a2a as reference
 from epmoe_ref.errors import PeerTimeout
 
 from epmoe.device import block_dim, block_idx, grid_dim, i32, kernel, load_u32, load_u64, thread_idx, u64
-from epmoe.fused_a2a import hybrid, rows
 from epmoe.fused_a2a.buffer import Buffer
-from epmoe.host.arrays import to_numpy
 from epmoe.kernels import LaunchConfig
 from epmoe.kernels.rows import control
 from epmoe.mutants import rows_bad_ids
 from epmoe.mutants.errors import Leftover, WrongResult
+from epmoe.mutants.rows_calls import CALLS, DISPATCHES, Inputs, expected, flat, on_device
 from epmoe.worlds.local import LocalWorld
 
-BF16 = np.dtype(ml_dtypes.bfloat16)
-E4M3, GROUP = np.dtype(ml_dtypes.float8_e4m3fn), 128
-ABSORBING = 2.0**14, -(2.0**14), 2.0**-12       # sums of them in another order differ
-FEW = 2                   # tokens that travel as tagged rows
-DISPATCHES = 2            # of rows_calls, that are given ids
 TIMEOUT = 1e-2            # seconds of the simulated clock
-
-
-class _Inputs:
-    """Arrays over ranks, from one seed. spoilt: with ids that kernels must take for -1, in the places of some -1."""
-
-    def __init__(self, world, spoilt=False):
-        self.world, self.rng = world, np.random.default_rng(11)
-        experts = [e for e in range(world.n_experts - 1) if e % world.local >= world.from_expert]
-        self.ids = [np.array([self.rng.permutation(experts)[:world.top_k] for _ in range(n)], world.id_dtype)
-                    .reshape(n, world.top_k) for n in world.tokens]
-        for ids in self.ids:
-            ids[self.rng.random(ids.shape) < 0.15] = -1
-        experts = range(world.n_experts)
-        self.maps = [np.array([[e in row for e in experts] for row in ids], bool).reshape(len(ids), len(experts))
-                     for ids in self.ids]
-        if spoilt:
-            self.ids = [rows_bad_ids.spoilt(ids, world.n_experts) for ids in self.ids]
-
-    def rows(self, counts, dtype=BF16, columns=None):
-        columns = self.world.hidden if columns is None else columns
-        out = [self.rng.normal(size=(n, columns) if columns else n) for n in counts]
-        for a in out if columns >= 8 else ():
-            a[:, 3] = -0.0                          # whose sum is not
-            a[:, 5] = self.rng.choice(ABSORBING, len(a))
-        return [a.astype(dtype) for a in out]
-
-    def tokens(self):
-        """What is dispatched."""
-        if not self.world.pairs:
-            return self.rows(self.world.tokens)
-        return list(zip(self.rows(self.world.tokens, E4M3), self.rows(self.world.tokens, np.float32,
-                                                                      self.world.hidden // GROUP)))
-
-    def turned(self, of_ranks, number):
-        """Another routing of as many rows: each token has that of the one before it, `number` times."""
-        return of_ranks if self.world.bad_ids else [np.roll(a, number, axis=0) for a in of_ranks]
-
-
-def rows_calls(world, make, functions, in_flight):
-    """The calls of a rows world: (results of the dispatches, results of the others).
-
-    functions: (dispatch, its backward, a cached dispatch), over rank lists; make: _Inputs. in_flight: a function that
-    gives the context of the others.
-    """
-    dispatch, sums, cached, *counted = functions
-    given = [(make.tokens(), make.turned(make.ids, number), make.rows(world.tokens, np.float32, world.top_k))
-             for number in range(DISPATCHES)]
-    dispatched = [dispatch(*arguments) for arguments in given]
-    handle, n = dispatched[-1][1], [len(i) for i in dispatched[-1][0][1]]
-    x = [make.rows(n, world.dtype), make.rows(n, np.float32), *(make.rows(world.tokens) for _ in range(4))]
-    probs = make.rows(n, np.float32, world.top_k)
-    with in_flight():
-        others = [sums(handle, x[0], probs), cached(handle, x[2])]
-        if not world.brief:
-            others += [sums(handle, x[1], None), *(cached(handle, y) for y in x[3:])]
-        others += [cached(handle, x[3]) for _ in range(world.combines)]
-        others += [sums(handle, x[0], probs) for _ in range(world.combines)]
-        for _ in range(3 * world.between):
-            few = [[a[:FEW] for a in of_ranks] for of_ranks in given[0]]
-            rows_of = [sum((ids // world.local == r).any(axis=1).sum() for ids in few[1]) for r in range(world.n_ranks)]
-            others += [counted[0](*few, rows_of), sums(handle, x[0], probs)]
-        if world.on_device:
-            others += [counted[0](*arguments, n) for arguments in given]
-    return [d for d, _ in dispatched], others
-
-
-def hybrid_calls(world, make, functions, in_flight):
-    """The calls of a HybridEP world, as in rows_calls."""
-    dispatch, sums, cached = functions
-    given = [(make.rows(world.tokens), make.rows(world.tokens, np.float32, world.n_experts)) for _ in range(3)]
-    limit = [world.limit] * world.n_ranks
-    maps = [make.turned(make.maps, number) for number in range(3)]
-    one, handle = dispatch(given[0][0], maps[0], given[0][1])
-    x, probs, y = make.rows(limit, world.dtype), make.rows(limit, np.float32, 0), make.rows(world.tokens)
-    with in_flight():
-        two, second = dispatch(given[1][0], maps[1], given[1][1])
-        others = [two, second.overflow, sums(handle, x, probs), cached(handle, y)]
-        three, _ = dispatch(given[2][0], maps[2], given[2][1])
-        others += [three, sums(second, x, None), cached(second, y)]
-    return [one], others
-
-
-def by_reference(world):
-    """The functions of the reference that the calls take."""
-    if world.kind == "rows":
-        def dispatch(x, ids, probs):
-            *results, handle = reference.dispatch_forward(x, ids, probs, world.n_experts)
-            return results, handle
-        return dispatch, reference.dispatch_backward, reference.combine_backward, lambda *given: dispatch(*given[:3])[0]
-
-    def dispatch(x, maps, probs):
-        *results, handle = reference.hybrid_dispatch_forward(x, maps, probs, world.local,
-                                                             num_permuted_tokens=world.limit,
-                                                             pad_multiple=world.pad, fp8_dispatch=world.fp8,
-                                                             p2p_world_size=world.p2p_world_size)
-        return results, handle
-    return dispatch, reference.hybrid_dispatch_backward, reference.hybrid_combine_backward
-
-
-def on_device(world, buffer):
-    """The same functions of epmoe.fused_a2a, on a buffer."""
-    if world.kind == "rows":
-        def dispatch(x, ids, probs):
-            made, handle = rows.dispatch_forward(buffer, x, ids, probs, world.n_experts)
-            return [list(column) for column in zip(*made)], handle
-
-        def counted(x, ids, probs, n):
-            made, _ = rows.dispatch_forward(buffer, x, ids, probs, world.n_experts, on_device=True)
-            *columns, per_expert = zip(*made)
-            return [[_cut(a, rows_here) for a, rows_here in zip(column, n)] for column in columns] + [list(per_expert)]
-        module, forward = rows, dispatch
-    else:
-        def forward(x, maps, probs):
-            made, handle = hybrid.dispatch_forward(buffer, x, maps, probs, world.local, num_permuted_tokens=world.limit,
-                                                   pad_multiple=world.pad, fp8_dispatch=world.fp8,
-                                                   p2p_world_size=world.p2p_world_size)
-            return [list(column) for column in zip(*made)], handle
-        module = hybrid
-
-    def sums(handle, x, probs):
-        return module.combine_forward(buffer, "x", x, handle, probs)
-
-    def cached(handle, x):
-        return module.cached_dispatch(buffer, "x", x, handle)
-    return (forward, sums, cached, counted) if world.kind == "rows" else (forward, sums, cached)
-
-
-def _cut(array, n):
-    """The first n rows of an array, or of each of a pair."""
-    return tuple(a[:n] for a in array) if isinstance(array, tuple) else array[:n]
-
-
-CALLS = {"rows": rows_calls, "hybrid": hybrid_calls}
-
-
-@contextmanager
-def _at_once():
-    yield
-
-
-@lru_cache(None)
-def expected(world):
-    """Results of the reference, flat."""
-    return list(_flat(CALLS[world.kind](world, _Inputs(world), by_reference(world), _at_once)))
-
-
-def _flat(results):
-    """All arrays of nested lists, in order; None and empty places left out."""
-    if isinstance(results, (list, tuple)):
-        for r in results:
-            yield from _flat(r)
-    elif results is not None:
-        yield to_numpy(results)
 
 
 @kernel
@@ -220,7 +58,7 @@ class RowsRun:
             try:
                 if not self.world.bad_ids:
                     return self._go(buffer)
-                with rows_bad_ids.counted(_Inputs(self.world).ids, self.world.n_experts, DISPATCHES, self.kernels):
+                with rows_bad_ids.counted(Inputs(self.world).ids, self.world.n_experts, DISPATCHES, self.kernels):
                     self._go(buffer)
             finally:
                 self.machine.__dict__.pop("synchronize", None)
@@ -230,7 +68,7 @@ class RowsRun:
 
     def _go(self, buffer):
         functions = [self._then_read(f, buffer) for f in on_device(self.world, buffer)]
-        inputs = _Inputs(self.world, spoilt=self.world.bad_ids)
+        inputs = Inputs(self.world, spoilt=self.world.bad_ids)
         if self.world.crowded:
             return self._go_crowded(buffer, functions[0], inputs)
         results = CALLS[self.world.kind](self.world, inputs, functions, lambda: self._in_flight(buffer))
@@ -238,7 +76,7 @@ class RowsRun:
             return self._check_expired(buffer)
         buffer.check()
         buffer.placing.let_go()
-        for number, (got, want) in enumerate(zip(_flat(results), expected(self.world), strict=True)):
+        for number, (got, want) in enumerate(zip(flat(results), expected(self.world), strict=True)):
             if got.shape != want.shape or got.tobytes() != np.ascontiguousarray(want).tobytes():
                 raise WrongResult(f"{self.world.name}: array {number} of the results differs from the reference")
         self._check_memory(buffer)
@@ -276,7 +114,7 @@ class RowsRun:
                 self.lent.append(loan)
 
     def _read(self, rank, arrays):
-        arrays = [a for a in _flat(arrays) if a.nbytes]
+        arrays = [a for a in flat(arrays) if a.nbytes]
         words = [len(arrays), *(n for a in arrays for n in (a.ctypes.data, a.nbytes // 4))]
         block = self.machine.alloc(8 * len(words), "what is read", rank)
         block.write(np.array(words, np.uint64))
