@@ -1,0 +1,154 @@
+"""Words that synchronise: strong loads and stores, atomic read-modify-writes, fences."""
+import sys
+from bisect import bisect_right
+
+from greenlet import getcurrent
+
+from .memory import VIEW, WIDTH
+from .ops import SCOPES, SPANS, STARTS, WRAP, span_of, word
+from .scheduler import NOW
+
+
+def _strong_load(order, scope, ty):
+    name, n, view, number = "ld_%s_%s_%s" % (order, scope, ty), WIDTH[ty], VIEW[ty], SCOPES[scope]
+    shift, acquire = n.bit_length() - 1, order == "acquire"
+
+    def ld(address):
+        NOW.fuel -= 1
+        if NOW.fuel < 0:
+            NOW.preempt()
+        span = SPANS[bisect_right(STARTS, address) - 1]
+        if address + n > span.high or address & (n - 1):
+            span = span_of(address, n, name)
+        t = getcurrent()
+        value = newest = span.strong[view][address - span.origin >> shift]
+        if NOW.detector is not None:
+            value = NOW.detector.strong(t.actor, address, n, True, False, number, acquire, False, name,
+                                        sys._getframe(1), span, newest, None)
+        # a second look at an unchanged word, with nothing but such looks between: wait until something changes; an
+        # acquiring look behind a relaxed one, which has ended a wait, is none
+        time = t.operations + NOW.mark - NOW.fuel
+        polled = t.polled
+        if polled and time - t.poll_time > 1:
+            polled.clear()
+        t.poll_time = time
+        look = address | acquire
+        if look in polled and polled[look] == value == newest:
+            NOW.spin(t)
+            t.poll_time = t.operations
+        else:
+            polled[look] = value
+        return value
+    return word(ld, name, "%s load of a %s, scope %s." % (order.capitalize(), ty, scope))
+
+
+def _strong_store(order, scope, ty):
+    name, n, view, wrap, number = "st_%s_%s_%s" % (order, scope, ty), WIDTH[ty], VIEW[ty], WRAP[ty], SCOPES[scope]
+    shift, release = n.bit_length() - 1, order == "release"
+
+    def st(address, v):
+        NOW.fuel -= 1
+        if NOW.fuel < 0:
+            NOW.preempt()
+        span = SPANS[bisect_right(STARTS, address) - 1]
+        if address + n > span.high or address & (n - 1) or span.readonly:
+            span = span_of(address, n, name, write=True)
+        v = wrap(v)
+        view_, k = span.strong[view], address - span.origin >> shift
+        if NOW.detector is not None:
+            NOW.detector.strong(getcurrent().actor, address, n, False, True, number, False, release, name,
+                                sys._getframe(1), span, view_[k], v)
+        view_[k] = v
+        if address >> 4 in NOW.watchers:
+            NOW.written(address >> 4)
+    return word(st, name, "%s store of a %s, scope %s." % (order.capitalize(), ty, scope))
+
+
+def _rmw(name, order, scope, ty, change, returns=True, operands=1, doc=None):
+    n, view, wrap, number = WIDTH[ty], VIEW[ty], WRAP[ty], SCOPES[scope]
+    shift, acquire, release = n.bit_length() - 1, order in ("acquire", "acq_rel"), order in ("release", "acq_rel")
+
+    def access(address, *v):
+        NOW.fuel -= 1
+        if NOW.fuel < 0:
+            NOW.preempt()
+        span = SPANS[bisect_right(STARTS, address) - 1]
+        if address + n > span.high or address & (n - 1) or span.readonly:
+            span = span_of(address, n, name, write=True)
+        view_, k = span.strong[view], address - span.origin >> shift
+        if span.shared:
+            old, new = view_.update(k, lambda old: wrap(change(old, *v)))
+        else:
+            old = view_[k]
+            new = wrap(change(old, *v))
+        if NOW.detector is not None:
+            NOW.detector.strong(getcurrent().actor, address, n, True, True, number, acquire, release, name,
+                                sys._getframe(2), span, old, new)
+        if not span.shared:
+            view_[k] = new
+        if new != old and address >> 4 in NOW.watchers:
+            NOW.written(address >> 4)
+        return old
+
+    if operands == 2:
+        def rmw(address, expected, new):
+            return access(address, wrap(expected), wrap(new))
+    elif returns:
+        def rmw(address, v):
+            return access(address, wrap(v))
+    else:
+        def rmw(address, v):
+            access(address, wrap(v))
+    return word(rmw, name, doc)
+
+
+def _add(old, v):
+    return old + v
+
+
+def _or(old, v):
+    return old | v
+
+
+def _cas(old, expected, new):
+    return new if old == expected else old
+
+
+for _ty in ("i32", "u32", "u64"):
+    for _scope in SCOPES:
+        for _order in ("relaxed", "acquire"):
+            _strong_load(_order, _scope, _ty)
+        for _order in ("relaxed", "release"):
+            _strong_store(_order, _scope, _ty)
+            _rmw("red_add_%s_%s_%s" % (_order, _scope, _ty), _order, _scope, _ty, _add, returns=False,
+                 doc="Add to a %s, %s, scope %s; the old value is not returned." % (_ty, _order, _scope))
+        for _order in ("relaxed", "acquire", "release", "acq_rel"):
+            _rmw("atomic_add_%s_%s_%s" % (_order, _scope, _ty), _order, _scope, _ty, _add,
+                 doc="Add to a %s, %s, scope %s; returns the old value." % (_ty, _order, _scope))
+for _scope in ("gpu", "sys"):
+    for _ty in ("i32", "u32", "u64"):
+        _rmw("atomic_max_relaxed_%s_%s" % (_scope, _ty), "relaxed", _scope, _ty, max,
+             doc="Raise a %s to at least v, relaxed, scope %s; returns the old value." % (_ty, _scope))
+    _rmw("atomic_or_relaxed_%s_u32" % _scope, "relaxed", _scope, "u32", _or,
+         doc="Set bits of a u32, relaxed, scope %s; returns the old value." % _scope)
+    for _order in ("relaxed", "acq_rel"):
+        for _ty in ("i32", "u64"):
+            _rmw("atomic_cas_%s_%s_%s" % (_order, _scope, _ty), _order, _scope, _ty, _cas, operands=2,
+                 doc="Replace a %s by new if it is as expected, %s, scope %s; returns the old value."
+                 % (_ty, _order, _scope))
+
+
+def _fence(scope):
+    name, number = "fence_acq_rel_" + scope, SCOPES[scope]
+
+    def fence():
+        NOW.fuel -= 1
+        if NOW.fuel < 0:
+            NOW.preempt()
+        if NOW.detector is not None:
+            NOW.detector.fence(getcurrent().actor, number)
+    return word(fence, name, "fence.acq_rel, scope %s: orders this thread's accesses before it and after it." % scope)
+
+
+for _scope in SCOPES:
+    _fence(_scope)
