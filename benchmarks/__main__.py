@@ -1,4 +1,4 @@
-"""Command line: python -m benchmarks [options], python -m benchmarks figure FILE, python -m benchmarks cpu."""
+"""Command line: python -m benchmarks [options], or one of the COMMANDS below."""
 
 import sys
 

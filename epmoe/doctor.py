@@ -1,7 +1,6 @@
 """`python -m epmoe doctor`: what this machine can do, and for each thing that is missing the remedy."""
 
 import ctypes
-import importlib.metadata as metadata
 import importlib.util
 import json
 import os
@@ -13,6 +12,7 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from epmoe.provenance import installed
 from epmoe.worlds import launcher
 
 OK, MISSING, WRONG = "ok", "missing", "wrong"
@@ -30,14 +30,6 @@ class Finding:
     state: str
     saw: str
     remedy: str = ""
-
-
-def version(package):
-    """Installed version of a distribution as a string, or None."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def numbers(text):
@@ -61,7 +53,7 @@ def python():
 def packages():
     """What the reference and the simulator need."""
     for name in ("numpy", "ml_dtypes", "numba", "greenlet", "rich"):
-        found = version(name)
+        found = installed(name)
         yield Finding(name, OK if found else MISSING, found or "not installed", "" if found else f"pip install {name}")
 
 
@@ -132,7 +124,7 @@ def compiler():
         path = load_nvidia_dynamic_lib("nvvm").abs_path
     except Exception as e:  # pathfinder's error classes differ between its versions
         return Finding("NVVM compiler", MISSING, f"not found ({type(e).__name__})", "pip install 'epmoe[gpu]'")
-    return Finding("NVVM compiler", OK, f"{Path(path).name}, nvidia-nvvm {version('nvidia-nvvm') or 'of the system'}")
+    return Finding("NVVM compiler", OK, f"{Path(path).name}, nvidia-nvvm {installed('nvidia-nvvm') or 'of the system'}")
 
 
 def device():
@@ -168,7 +160,7 @@ def mpi():
         return
     size, started_by = launcher.launched_size()
     if size is not None:    # a program that calls MPI_Init inside of a job is taken for one of its ranks
-        yield Finding("MPI", OK, f"mpi4py {version('mpi4py')}, not tried: {started_by} started this process",
+        yield Finding("MPI", OK, f"mpi4py {installed('mpi4py')}, not tried: {started_by} started this process",
                       "`python -m epmoe doctor`, without a launcher, tries library and mpirun")
         return
     code = ("from mpi4py import MPI; "  # what two ranks print may stand in one line
@@ -176,11 +168,11 @@ def mpi():
     alone = _run([sys.executable, "-c", code])
     if alone is None or alone.returncode:
         last = (alone.stderr.strip().splitlines() or ["no message"])[-1] if alone else "no answer in 30 s"
-        yield Finding("MPI", MISSING, f"mpi4py {version('mpi4py')} finds no MPI library: {last[:90]}",
+        yield Finding("MPI", MISSING, f"mpi4py {installed('mpi4py')} finds no MPI library: {last[:90]}",
                       "pip install 'epmoe[mpi]'")
         return
     library = alone.stdout.partition(">")[2].strip()[:50]
-    yield Finding("MPI", OK, f"mpi4py {version('mpi4py')} with {library}")
+    yield Finding("MPI", OK, f"mpi4py {installed('mpi4py')} with {library}")
     mpirun = find_mpirun()
     if mpirun is None:
         yield Finding("mpirun", MISSING, "neither beside this Python nor on PATH", "pip install 'epmoe[mpi]'")
@@ -205,7 +197,7 @@ def mpi():
 
 def nvshmem():
     """NVSHMEM and its Python binding: only needed between hosts (several p2p worlds)."""
-    binding, library = version("nvshmem4py-cu13"), version("nvidia-nvshmem-cu13")
+    binding, library = installed("nvshmem4py-cu13"), installed("nvidia-nvshmem-cu13")
     remedy = ("only for several p2p worlds: pip install 'epmoe[shmem]' (nvshmem4py-cu13, nvidia-nvshmem-cu13>=3.5.21, "
               "cffi)")
     if binding is None or library is None:
@@ -249,7 +241,7 @@ def findings():
     """All findings of this machine, in the order of the report."""
     yield python()
     yield from packages()
-    yield numpy_pair(version("numpy"), version("numba-cuda"))
+    yield numpy_pair(installed("numpy"), installed("numba-cuda"))
     yield compiler()
     yield from driver()
     yield device()
