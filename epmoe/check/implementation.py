@@ -29,7 +29,7 @@ class Implementation:
     Class attributes say what it serves; cases that need more are listed as not served:
     token_formats, combine_dtypes: names as in EPConfig. options: of OPTIONS. "unweighted" is combine without router
     weights; the others are the options of that name, and each adds its keyword arguments to the calls below.
-    hidden: the only hidden size that it can take, a multiple of 256; None: any.
+    hidden: the only hidden size that it can take, a multiple of 256; None: any. max_top_k: the most slots; None: any.
     per_rank: False, the whole world at once: every argument and result is a list over ranks. True, one rank a process
     (under mpirun or torchrun): they are this rank's.
     """
@@ -39,6 +39,7 @@ class Implementation:
     options = frozenset()
     per_rank = False
     hidden = None
+    max_top_k = None
 
     @classmethod
     def make(cls, cfg):
@@ -187,5 +188,7 @@ def not_served(implementation, case):
             return f"token_format {cfg.token_format}"
         if cfg.combine_dtype not in implementation.combine_dtypes:
             return f"combine_dtype {cfg.combine_dtype}"
+        if implementation.max_top_k is not None and cfg.top_k > implementation.max_top_k:
+            return f"top_k {cfg.top_k}, more than {implementation.max_top_k}"
     lacking = sorted(case.needs() - set(implementation.options))
     return ", ".join(lacking) or None

@@ -141,3 +141,21 @@ def test_one_wrong_scale_is_found_and_placed(case):
     assert (difference.row, difference.token, difference.slot) == OneWrongScale.expected
     assert difference.column == 2 * VECTOR.get(case.split()[0], 128)
     assert "first of 1 differing scales in 1 of" in str(difference)
+
+
+class FewSlots(Reference):
+    """Takes no more than three experts a token."""
+
+    max_top_k = 3
+
+    def dispatch(self, input_tokens, topk_ids, **options):
+        assert all(ids.shape[1] <= self.max_top_k for ids in topk_ids)
+        return super().dispatch(input_tokens, topk_ids, **options)
+
+
+def test_more_slots_than_an_implementation_takes_are_listed_as_not_served():
+    report = check(FewSlots, n_ranks=2)
+    reasons = {o.case: o.not_served for o in report.outcomes}
+    assert report.passed, str(report)
+    assert reasons["one slot"] is None and reasons["uneven ranks"] == "top_k 4, more than 3"
+    assert reasons["as many slots as experts"] == "top_k 6, more than 3"

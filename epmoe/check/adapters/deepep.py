@@ -74,6 +74,7 @@ class LowLatency(Implementation):
 
     per_rank = True
     hidden = 7168       # one of the hidden sizes that its kernels are compiled for
+    max_top_k = 11      # kNumMaxTopK of its dispatch
     MULTIPLE = 4        # of the most tokens a rank: n_ranks times that must be a multiple of 4
 
     def __init__(self, cfg):
