@@ -1,8 +1,8 @@
 """DeepEP, where it is installed: rows through Buffer.dispatch and combine, low latency, and V2's ElasticBuffer.
 
-Written from the interfaces of releases 1.2.1 and 2.1.0. Each is asked for what our kernels give: the whole call from
-topk_ids on the device, its result with room for the worst case, so that the host does not wait. Bytes are payload bytes
-that the routing moves, as for everybody else.
+Written from the interfaces of releases 1.2.1 and 2.1.0; V1 and low latency of 1.2.1 ran on 4 H200, V2 has not yet. Each
+is asked for what our kernels give: the whole call from topk_ids on the device, its result with room for the worst case,
+so that the host does not wait. Bytes are payload bytes that the routing moves, as for everybody else.
 """
 
 import os
@@ -13,7 +13,10 @@ from benchmarks import traffic
 from benchmarks.torch_peer import TorchPeer
 
 NVL_BYTES = 1 << 30
-V1_SMS = 48                     # fastest at many tokens on 4 H200; 20 if nothing is said
+V1_SMS = 48                     # 20 if nothing is said
+MANY_TOKENS = 1024              # from here on, by ranks, what was fastest at 4096 tokens: multiprocessors, tokens in a
+V1_MANY = {4: (96, 4, 6)}       # chunk of dispatch and of combine; DeepEP leaves them to its users to tune
+V1_ROOM = (256, 6, 128)         # what else a configuration says, as in all of DeepEP's own for one host
 LOW_LATENCY_MULTIPLE = 4        # of its most tokens a rank: it wants n_ranks times that to be a multiple of 4
 QP_DEPTH = "NVSHMEM_QP_DEPTH", 1024     # DeepEP's variable and its value: room for two messages a token, and two more
 
@@ -71,6 +74,10 @@ class V1(_DeepEP):
     def __init__(self, world, shape):
         super().__init__(world, shape)
         self._package.Buffer.set_num_sms(V1_SMS)
+        self._configs = [None, None]        # of dispatch and combine; None: DeepEP's choice for so many ranks
+        if shape.tokens >= MANY_TOKENS and world.n_ranks in V1_MANY:
+            sms, *chunks = V1_MANY[world.n_ranks]
+            self._configs = [self._package.Config(sms, chunk, *V1_ROOM) for chunk in chunks]
         self._buffer = self._package.Buffer(self._group, NVL_BYTES, 0, explicitly_destroy=True)
 
     def _dispatch(self):
@@ -79,11 +86,11 @@ class V1(_DeepEP):
         received, _, _, _, self._handle, _ = buffer.dispatch(
             self._given, num_tokens_per_rank=per_rank, num_tokens_per_rdma_rank=per_rdma_rank, is_token_in_rank=in_rank,
             num_tokens_per_expert=per_expert, topk_idx=self._ids, topk_weights=self._weights,
-            num_worst_tokens=self.world.n_ranks * self.shape.tokens)
+            num_worst_tokens=self.world.n_ranks * self.shape.tokens, config=self._configs[0])
         self._rows(received)
 
     def _combine(self):
-        self._buffer.combine(self._y, self._handle)
+        self._buffer.combine(self._y, self._handle, config=self._configs[1])
 
 
 class LowLatency(_DeepEP):

@@ -7,6 +7,7 @@ values are not seen, only what is called how.
 import os
 import sys
 from types import SimpleNamespace
+from typing import NamedTuple
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -52,13 +53,14 @@ class Buffer:
         assert (num_tokens_per_rank, is_token_in_rank) == ("per rank", "is in rank")
         assert num_tokens_per_expert == "per expert"
         assert topk_idx is not None and topk_weights is not None
-        self.received = received_like(x, (num_worst_tokens, 7168))
+        self.received, self.configs = received_like(x, (num_worst_tokens, 7168)), [config]
         return self.received, "topk_idx", "topk_weights", [], "handle", "event"
 
     def combine(self, x, handle, topk_weights=None, bias=None, config=None, previous_event=None, async_finish=False,
                 allocate_on_comm_stream=False):
         assert handle == "handle"
-        self.combined = x
+        assert config is None or config.num_sms == self.configs[0].num_sms, "each has its channels by multiprocessors"
+        self.combined, self.configs = x, [*self.configs, config]
         return "combined", None, "event"
 
     def low_latency_dispatch(self, x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts,
@@ -76,6 +78,16 @@ class Buffer:
         assert handle == "handle"
         self.combined = x
         return "combined", "event", "hook"
+
+
+class Config(NamedTuple):
+    """deep_ep.Config: tokens in a chunk, and for how many a channel has room."""
+
+    num_sms: int = 20
+    num_max_nvl_chunked_send_tokens: int = 6
+    num_max_nvl_chunked_recv_tokens: int = 256
+    num_max_rdma_chunked_send_tokens: int = 6
+    num_max_rdma_chunked_recv_tokens: int = 256
 
 
 class ElasticBuffer:
@@ -108,8 +120,8 @@ class ElasticBuffer:
         return "combined", None, "event"
 
 
-V2_PACKAGE = SimpleNamespace(Buffer=Buffer, ElasticBuffer=ElasticBuffer, topk_idx_t="int64")
-V1_PACKAGE = SimpleNamespace(Buffer=Buffer)
+V2_PACKAGE = SimpleNamespace(Buffer=Buffer, Config=Config, ElasticBuffer=ElasticBuffer, topk_idx_t="int64")
+V1_PACKAGE = SimpleNamespace(Buffer=Buffer, Config=Config)
 
 
 def received_like(x, shape):
@@ -153,9 +165,29 @@ def test_every_call_is_one_that_deepep_takes(kind, tokens, format, world):
     assert not buffer.alive
 
 
-def test_v1_has_as_many_multiprocessors_as_make_it_fastest(world):
-    deepep.V1(world, Shape(128, 7168, 256))
-    assert Buffer.num_sms == deepep.V1_SMS
+def v1_configs(world, shape):
+    """The configurations with which V1's dispatch and combine are called."""
+    contender = deepep.V1(world, shape)
+    for phase in contender.phases:
+        contender.launch(phase)
+    return contender._buffer.configs
+
+
+@pytest.mark.parametrize("n_ranks, tokens", [(4, 128), (2, 4096)])
+def test_v1_has_as_many_multiprocessors_as_make_it_fastest(n_ranks, tokens, world):
+    world.n_ranks = n_ranks
+    assert v1_configs(world, Shape(tokens, 7168, 256)) == [None, None] and Buffer.num_sms == deepep.V1_SMS
+
+
+def test_v1_at_many_tokens_on_4_ranks_is_configured_as_was_fastest(world):
+    world.n_ranks = 4
+    dispatch, combine = v1_configs(world, Shape(4096, 7168, 256))
+    assert dispatch.num_sms == combine.num_sms == 96
+    assert (dispatch.num_max_nvl_chunked_send_tokens, combine.num_max_nvl_chunked_send_tokens) == (4, 6)
+    for config in (dispatch, combine):      # what deep_ep::Config asserts, and that the buffer holds it
+        assert config.num_max_nvl_chunked_send_tokens < config.num_max_nvl_chunked_recv_tokens
+        channels = config.num_sms // 2
+        assert channels * 4 * config.num_max_nvl_chunked_recv_tokens * (2 * 7168 + 2048) < deepep.NVL_BYTES
 
 
 def test_more_tokens_than_low_latency_takes_are_refused_with_the_remedy(world, monkeypatch):
