@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from sys import getrefcount
 
 from epmoe import device
-from epmoe.device.captures import CAPTURED, is_captured
+from epmoe.device.captures import CAPTURED, is_captured, is_seen_captured
 from epmoe.fused_a2a.heap import is_in_heap, place_of, places_in, places_of_fields
 from epmoe.host.arrays import DeviceArray
 from epmoe.host.elsewhere import Elsewhere, Place
@@ -154,7 +154,7 @@ class SteadyCalls:
                     and list(map(getrefcount, last.objects)) == last.counts):
                 break
         else:
-            if form is None:
+            if form is None or is_seen_captured(self._machine):     # what a graph is lent, it has for good
                 self.give_back()
                 return self._general(known)
             last = None         # its memory may be needed

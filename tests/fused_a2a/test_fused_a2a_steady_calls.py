@@ -182,6 +182,17 @@ def test_nothing_gets_the_memory_that_a_captured_graph_writes_to(group, one_roun
     assert recorder.n_started > before
 
 
+def test_a_captured_call_is_lent_memory_once(group):
+    """For good; the heap has room for two, so a captured dispatch and cached dispatch are received where they stay."""
+    rng, given, recorder = np.random.default_rng(4), [OnDevice(group.machine, a.copy()) for a in ROWS], group.recorder
+    for _ in range(3):
+        rows_round(group, given, rng)
+    recorder.capturing = True
+    rows_round(group, given, rng)
+    assert len(fused_a2a.get_buffer(group, 0).ranks[0].heap.captured) == 2
+    recorder.capturing = False
+
+
 @pytest.mark.parametrize("held", ["x", "handle"])
 def test_results_that_somebody_holds_are_not_given_again(group, held):
     """Whatever is held of a call's results keeps all of them; when nothing is, the same objects come back."""
