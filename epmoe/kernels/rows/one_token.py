@@ -28,7 +28,7 @@ def make(shape, block):
     (look, send_companions), places = companions.make(shape, block), companions.places(shape, block)
     tokens_of_block, several = layout.tokens_of(shape), roles.blocks_a_token(shape)
     share_of_token = roles.share_of_token(shape)
-    n_words = control.experts_at(ranks)
+    n_words, own_last = control.experts_at(ranks), int(ranks <= 2)      # of two ranks the own rows are half of all
     p_pools = block.offset("pool_ptrs")
 
     @device_fn
@@ -68,7 +68,7 @@ def make(shape, block):
             first_row = before_me(notes, my_rank)
             if lane < ranks:
                 to = u64(pool + u64(control.PLACE_BYTES) * u64(u32(notes[lane * n_words + control.PLACES])))
-        row, start, is_first = i32(first_row + row), i32((my_rank + 1) & 31), True
+        row, start, is_first = i32(first_row + row), i32((my_rank + own_last) & 31), True
         to = u64(to + u64(row) * u64(row_bytes))
         while unit < n_units:
             a, b = part_span(unit, n_parts)
