@@ -126,7 +126,10 @@ _shared_addr = WORDS["shared_addr"]
 
 @cuda.jit(device=True, forceinline=True)
 def dynamic_shared():
-    """Shared-window address (u32) of the launch's dynamic shared memory, 128-byte aligned."""
+    """Shared-window address (u32) of the launch's dynamic shared memory, 16-byte aligned.
+
+    CUDA 13.0 puts it right behind the kernel's shared_arrays, whatever alignment is asked for; 13.5 heeds that.
+    """
     return _shared_addr(cuda.shared.array(0, types.uint8, 128))
 
 

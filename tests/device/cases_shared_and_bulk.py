@@ -106,7 +106,7 @@ def tells_dynamic(params, num_tokens, my_rank):
         a[i] = 1
     word_shared_store(base + u32(4 * i), i)
     syncthreads()
-    aligned = 1 if base % u32(128) == u32(0) else 0
+    aligned = 1 if base % u32(16) == u32(0) else 0
     store_i32(params + u64(OUT) + u64(4 * i), word_shared_load(base + u32(4 * i)) + aligned)
 
 

@@ -83,7 +83,7 @@ def shared_addr(array):
 
 @word
 def dynamic_shared():
-    """Shared-window address (u32) of the launch's dynamic shared memory, 128-byte aligned."""
+    """Shared-window address (u32) of the launch's dynamic shared memory, 16-byte aligned."""
     return getcurrent().block.dynamic_window
 
 
