@@ -8,7 +8,8 @@ from pathlib import Path
 
 import epmoe
 
-PACKAGES = ("numpy", "ml_dtypes", "numba", "numba-cuda", "cuda-core", "cuda-bindings", "mpi4py", "greenlet")
+PACKAGES = ("numpy", "ml_dtypes", "numba", "numba-cuda", "cuda-core", "cuda-bindings", "mpi4py", "greenlet",
+            "torch", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "nvidia-nvshmem-cu12", "nvidia-nvshmem-cu13", "deep_ep")
 CHECKOUT = Path(epmoe.__file__).parent.parent
 
 
