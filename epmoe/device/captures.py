@@ -1,6 +1,8 @@
 """Whether the call under way is being captured into a CUDA graph, whose replays use its memory whoever looks at it."""
 
-CAPTURED = -1       # what a start of launches that were recorded says if it started none: a stream is in a capture
+# What a start of launches that were recorded says if it started none: a stream is in a capture; somebody refers to what
+# would be written; what they name has changed since, or others have taken their place
+CAPTURED, HELD, GONE = -1, -2, -3
 
 
 def is_captured(machine):

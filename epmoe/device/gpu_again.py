@@ -1,5 +1,6 @@
 """Starting launches again in one call: whether a stream is captured, the thread's context, the launches themselves.
 
+Whether they still may start is asked first: whether what they name has changed, or somebody refers to what they write.
 Each of these is a call of the driver, and through cuda.bindings takes a microsecond or so besides what the driver does.
 One function, which Numba compiles for the CPU when the first launches are to be started again (0.1 s), makes them all;
 the interpreter is let go meanwhile, since a launch waits while the stream's queue is full.
@@ -13,7 +14,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .captures import CAPTURED
+from .captures import CAPTURED, GONE, HELD
 from .gpu_driver import check, cu, outside_capture
 
 CUDA_VERSION = 12000    # whose functions are asked for
@@ -26,24 +27,32 @@ _FUNCTIONS = {          # arguments
     "cuLaunchKernel": (_WORD, *7 * (_INT,), *3 * (_WORD,)),
     "cuLaunchKernelEx": 4 * (_WORD,)}
 # Words of a machine, and of launches that start together: of which each has N_WORDS behind LAUNCHES; and of a copy of
-# their parameters before them, if it has any bytes
-CONTEXT, N_STREAMS, STREAMS = 0, 1, 2
-MACHINE, N_LAUNCHES, COPY_TO, COPY_FROM, COPY_BYTES, COPY_STREAM, LAUNCHES = range(7)
+# their parameters before them, if it has any bytes. They were made when the machine had seen so many CHANGES; a SERIAL
+# number tells them from others in the same place
+CONTEXT, CHANGES, N_STREAMS, STREAMS = range(4)
+MACHINE, MADE_AFTER, SERIAL, N_LAUNCHES, COPY_TO, COPY_FROM, COPY_BYTES, COPY_STREAM, LAUNCHES = range(9)
 N_WORDS = 7             # see Launch.words
+# Words of References: their number, and two of each
+N_REFERENCES, REFERENCES = 0, 1
 # What a word of launches in a Slot is counted from: nothing, the record that it is in, the slot's memory, an address
 ITSELF, RECORD, MEMORY, ADDRESSES = range(4)
 BLOCK_ALIGNMENT = 256   # bytes
 SLOT_BYTES, RECORD_WORDS = 4096, 1024
 
 
-@intrinsic
-def _load(typing, address):
-    """The int64 at an address."""
-    def code(context, builder, signature, arguments):
-        pointer = builder.inttoptr(arguments[0], context.get_value_type(types.int64).as_pointer())
-        return builder.load(pointer)
+def _loader(kind):
+    @intrinsic
+    def load(typing, address):
+        def code(context, builder, signature, arguments):
+            pointer = builder.inttoptr(arguments[0], context.get_value_type(kind).as_pointer())
+            return builder.load(pointer)
 
-    return types.int64(types.int64), code
+        return kind(types.int64), code
+
+    return load
+
+
+_load, _load_int32 = map(_loader, (types.int64, types.int32))       # what lies at an address
 
 
 @intrinsic
@@ -64,16 +73,28 @@ def _function(driver, name):
 
 @cache
 def _compiled(driver):
-    """That driver's functions in one: (address of the words of launches) -> 0, CAPTURED, or the code of an error.
+    """That driver's functions in one, with what keeps it.
 
-    With what keeps it.
+    (address of the words of launches, serial number that they must have, address of References' words or 0) -> 0, GONE,
+    HELD, CAPTURED, or the code of an error.
     """
     is_capturing, get_context, set_context, copy, launch, launch_with = (
         _function(driver, name) for name in _FUNCTIONS)
 
-    @njit(types.int32(types.int64), nogil=True)
-    def start(words):
+    @njit(types.int32(types.int64, types.int64, types.int64), nogil=True)
+    def start(words, serial, references):
         machine = _load(words + 8 * MACHINE)
+        if _load(words + 8 * SERIAL) != serial or _load(words + 8 * MADE_AFTER) != _load(machine + 8 * CHANGES):
+            return types.int32(GONE)
+        if references != 0:
+            at = references + 8 * REFERENCES
+            for _ in range(_load(references + 8 * N_REFERENCES)):
+                if _load_int32(_load(at)) != _load(at + 8):
+                    return types.int32(HELD)
+                at += 16
+        n_launches = _load(words + 8 * N_LAUNCHES)
+        if n_launches == 0:
+            return types.int32(0)
         status, streams = _new_word(), _load(machine + 8 * STREAMS)
         for i in range(_load(machine + 8 * N_STREAMS)):
             # an error as well is for the one to see who asks again
@@ -88,7 +109,7 @@ def _compiled(driver):
             code = copy(_load(words + 8 * COPY_TO), _load(words + 8 * COPY_FROM), nbytes,
                         _load(words + 8 * COPY_STREAM))
         at = words + 8 * LAUNCHES
-        for _ in range(_load(words + 8 * N_LAUNCHES)):
+        for _ in range(n_launches):
             if code != 0:
                 break
             config, function, arguments = _load(at), _load(at + 8), _load(at + 16)
@@ -116,7 +137,15 @@ class Restarter:
     """
 
     def __init__(self, context):
-        self._words, self._streams, self._handles = _array((int(context), 0, 0)), [], []
+        self._words, self._streams, self._handles = _array((int(context), 0, 0, 0)), [], []
+
+    def changed(self, n_changes):
+        """What launches may name has changed, so often by now: those recorded before do not start any more."""
+        self._words[CHANGES] = n_changes
+
+    def n_changes(self):
+        """How often it has."""
+        return self._words[CHANGES]
 
     def watch(self, stream):
         """This stream may be captured, from now on."""
@@ -126,22 +155,22 @@ class Restarter:
         self._words[N_STREAMS] = len(self._streams)
 
     def again(self, launches):
-        """A function that starts these Launches: () -> 0, CAPTURED, or the driver's code of an error."""
-        words = _array((ctypes.addressof(self._words), len(launches), 0, 0, 0, 0,
+        """A function that starts these Launches: (address of References, or 0) -> 0, why it did not, or an error."""
+        words = _array((ctypes.addressof(self._words), self.n_changes(), 0, len(launches), 0, 0, 0, 0,
                         *(w for one in launches for w in one.words())))
         start = self.start_of(ctypes.addressof(words))
         start.reads = self, launches, words
         return start
 
-    def start_of(self, address):
-        """The function for launches whose words are at an address."""
-        return partial(_compiled(cu)[1], address)
+    def start_of(self, address, serial=0):
+        """The function for launches whose words are at an address, as long as they have this serial number."""
+        return partial(_compiled(cu)[1], address, serial)
 
     def flat(self, launches, blocks):
         """Flat of Launches on one stream; blocks: the parameter block of each, words. None if a Slot cannot hold it."""
         if len({one.stream for one in launches}) != 1:
             return None
-        words, counted_from = [ctypes.addressof(self._words), len(launches), *4 * [0]], 6 * [ITSELF]
+        words, counted_from = [ctypes.addressof(self._words), 0, 0, len(launches), *4 * [0]], LAUNCHES * [ITSELF]
         pointers_at = LAUNCHES + N_WORDS * len(launches)
         for one in launches:
             words += one.words()
@@ -177,24 +206,27 @@ class Flat(NamedTuple):
 class Slot:
     """Memory for the parameters of launches, and the words that start them. owner: who knows of what it holds."""
 
-    __slots__ = ("start", "owner", "reads", "_activate", "_record", "_bases")
+    __slots__ = ("start", "owner", "reads", "_restarter", "_activate", "_record", "_bases", "_serial")
 
-    def __init__(self, start, activate, record, bases):
-        self.start, self.owner, self.reads = start, None, None
-        self._activate, self._record, self._bases = activate, record, bases
+    def __init__(self, restarter, activate, record, bases):
+        self.start, self.owner, self.reads, self._serial = None, None, None, 0
+        self._restarter, self._activate, self._record, self._bases = restarter, activate, record, bases
 
     def fill(self, flat, addresses):
-        """Hold these launches; words that count from ADDRESSES + i have the i-th address added."""
-        self.reads = flat.reads
+        """Hold these launches, start() starts them; words that count from ADDRESSES + i have the i-th address added."""
+        self.reads, self._serial = flat.reads, self._serial + 1
+        self.start = self._restarter.start_of(self._bases[RECORD], self._serial)
+        self.start.reads = self._record
         bases = np.array([*self._bases, *addresses], np.int64)
         self._record[:len(flat.words)] = flat.words + bases[flat.counted_from]
+        self._record[MADE_AFTER], self._record[SERIAL] = self._restarter.n_changes(), self._serial
 
     def begin(self):
         """Copy the parameters on the launches' stream and start them: as start() says, which is for later."""
         self._activate()
         try:
             with outside_capture():     # of another thread's stream, which may forbid copies meanwhile
-                return self.start()
+                return self.start(0)
         finally:
             self._record[COPY_BYTES] = 0
 
@@ -209,7 +241,7 @@ class Slots:
         self._stream, self._memory = int(flat.words[COPY_STREAM]), machine.alloc(n * SLOT_BYTES, "parameters")
         self._records, self._next = np.zeros((n, RECORD_WORDS), np.int64), 0
         base = self._records.ctypes.data
-        self._slots = [Slot(restarter.start_of(base + 8 * RECORD_WORDS * i), machine.activate, self._records[i], (
+        self._slots = [Slot(restarter, machine.activate, self._records[i], (
             0, base + 8 * RECORD_WORDS * i, self._memory.address + SLOT_BYTES * i)) for i in range(n)]
 
     def serve(self, flat):

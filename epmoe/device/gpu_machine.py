@@ -90,12 +90,17 @@ class GpuMachine:
         self.copies = new_stream()
         self.streams = []
         self.held = 0
-        self.n_freed = 0            # Buffers freed so far: what was packed before may name memory that is gone
+        self.n_changes = 0          # how often memory was freed, or anything else changed that launches may name
         self.has_captured = False   # graphs may name memory that nothing here uses any more
         self.recorded = None        # a list, while launches are also to be kept for again()
         self._restarter = Restarter(self._context)
         self._queue = []
         self._adopted = {}
+
+    def changed(self):
+        """Something that launches may name has changed: those that were recorded before do not start any more."""
+        self.n_changes += 1
+        self._restarter.changed(self.n_changes)
 
     def describe(self):
         """One line about the machine."""
@@ -185,9 +190,10 @@ class GpuMachine:
             self.recorded = None
 
     def again(self, launches):
-        """A function that starts launches that were recorded once more: () -> 0, CAPTURED, or a code for refused().
+        """A function that starts launches that were recorded once more: (references) -> 0, or why it started none.
 
-        CAPTURED: a stream of this machine is being captured, and nothing was started.
+        references: address of References to what nobody else may refer to, or 0. HELD: somebody does; CAPTURED: a
+        stream of this machine is being captured; else a code for refused().
         """
         return self._restarter.again(launches)
 

@@ -62,7 +62,7 @@ class Buffer:
             self.machine.synchronize()
             check(cu.cuMemFree(self.address))
             self.address = 0
-            self.machine.n_freed += 1
+            self.machine.changed()
 
 
 class DeviceArray:

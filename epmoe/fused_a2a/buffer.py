@@ -62,14 +62,23 @@ class Buffer:
         # With all ranks in one process every rank's number of tokens is known before the launch.
         self.knows_all_ranks = bool(group.lists)
         self.flag_bytes = self.tagged_bytes = self.window_bytes = self.staging_bytes = self.heap_bytes = 0
-        self.failure, self.closed = None, False
+        self._failure, self.closed = None, False
         self.fp8_dispatch = False   # HybridEPDispatch: send blockwise FP8
         self._reading = self.machine.reading()
-        self.n_changes = 0          # of what a call's launches depend on, besides its arguments
         self.steady = SteadyCalls(self)
         self._control = self._pool = None
         self._retired = []
         self.want_experts(INITIAL_LOCAL_EXPERTS)
+
+    @property
+    def failure(self):
+        """The error after which only reset() helps, or None."""
+        return self._failure
+
+    @failure.setter
+    def failure(self, error):
+        self._failure = error
+        self.steady.changed()
 
     # ------------------------------------------------------------------ memory
     def want_experts(self, n_local_experts):
@@ -77,7 +86,7 @@ class Buffer:
         if n_local_experts <= self.n_local_experts:
             return
         self.machine.synchronize()
-        self.n_changes += 1
+        self.steady.changed()
         n_ranks = self.world.n_ranks
         if self._control is not None:
             self._retired.append(self._control)
@@ -106,7 +115,7 @@ class Buffer:
         """Remember the most tokens of any rank; all ranks are told the same."""
         if max_tokens > self.max_tokens:
             self.max_tokens = max_tokens
-            self.n_changes += 1
+            self.steady.changed()
 
     def has_pool(self, staging_bytes, result_bytes=0, flag_rows=0, window_bytes=0, tagged_bytes=0):
         """Whether want_pool() need not let it grow for this."""
@@ -122,7 +131,7 @@ class Buffer:
         staging_bytes, flag_bytes = align(max(staging_bytes, result_bytes)), align(row_flags.bytes_for(flag_rows))
         if self.has_pool(staging_bytes, result_bytes, flag_rows, window_bytes, tagged_bytes):
             return
-        self.n_changes += 1
+        self.steady.changed()
         self.flag_bytes = _grown(self.flag_bytes, flag_bytes)
         self.tagged_bytes = _grown(self.tagged_bytes, tagged_bytes)
         self.window_bytes = _grown(self.window_bytes, window_bytes)
@@ -292,6 +301,7 @@ class Buffer:
         if self.closed:
             return
         self.closed = True
+        self.steady.changed()
         self.machine.synchronize()
         if collective and self.failure is None:
             self.world.barrier("leaving", self.timeout)

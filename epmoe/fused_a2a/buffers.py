@@ -10,31 +10,31 @@ from epmoe.fused_a2a.expanding import staged_bytes
 
 
 class _Buffers(weakref.WeakKeyDictionary):
-    """group -> Buffer. The one that was found last is found sooner."""
+    """group -> Buffer. latest: references to the group and the Buffer that were found last, to find them sooner."""
 
-    latest = 2 * (lambda: None,)        # references to a group and its Buffer
+    latest = 2 * (lambda: None,)
 
     def find(self, group):
         """The open Buffer of a group, or None."""
-        of, latest = self.latest
-        buffer = latest() if of() is group and group is not None else self._look_up(group)
-        return None if buffer is None or buffer.closed else buffer
-
-    def _look_up(self, group):
         try:
             buffer = self.get(group)
         except TypeError:           # no key of a WeakKeyDictionary
             return None
-        if buffer is not None:
-            self.latest = weakref.ref(group), weakref.ref(buffer)
+        if buffer is None or buffer.closed:
+            return None
+        self.latest = weakref.ref(group), weakref.ref(buffer)
         return buffer
 
-    def __setitem__(self, group, buffer):
+    def let_go(self):
+        """Nothing was found last."""
         self.latest = type(self).latest
+
+    def __setitem__(self, group, buffer):
+        self.let_go()
         super().__setitem__(group, buffer)
 
     def pop(self, group, *otherwise):
-        self.latest = type(self).latest
+        self.let_go()
         return super().pop(group, *otherwise)
 
 
@@ -69,6 +69,11 @@ def _expect_world(group):
 
 def buffer_of(group):
     """The Buffer of a group for FusedDispatch and FusedCombine, made if there is none."""
+    of, latest = _buffer.latest
+    if of() is group:
+        buffer = latest()
+        if buffer is not None and not buffer.closed:
+            return buffer
     return _buffer.find(group) or _made(_buffer, group)
 
 
@@ -115,6 +120,11 @@ def init_hybrid_ep_buffer(group, hidden_dim, seq_len, num_local_experts, num_sms
 
 def hybrid_ep_buffer(group):
     """The HybridEP buffer of a group, made if there is none."""
+    of, latest = _hybrid_ep_buffer.latest
+    if of() is group:
+        buffer = latest()
+        if buffer is not None and not buffer.closed:
+            return buffer
     return _hybrid_ep_buffer.find(group) or _made(_hybrid_ep_buffer, group)
 
 

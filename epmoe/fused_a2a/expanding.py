@@ -152,7 +152,7 @@ def expanded(buffer, results, loans, num_rows, capacity, num_sms):
     loans: of the handle. num_rows: of experts, of each rank.
     """
     shape, handle = results.shape, (places_in(loans[-1]) + places_in(loans[-1].expert_row), (num_rows[-1],))
-    made, key = buffer.steady.again("expand", (), (*results.form, capacity, num_sms), handle)
+    made, key = buffer.steady.again("expand", None, None, None, (*results.form, capacity, num_sms), handle)
     if made is not None:
         return made
     staged, lent, calls = StagingArea(buffer, capacity, shape.row_bytes, shape.n_local_experts), [], []

@@ -115,9 +115,12 @@ def fused_dispatch_on_device(x, token_indices, token_probs, num_experts, group):
     """
     if type(num_experts) is not int:
         num_experts = arguments.plain("num_experts", num_experts)
-    made, handle = rows.dispatch_forward(buffer_of(group), x, token_indices, token_probs, num_experts,
-                                         options["num_sms"], on_device=True)
-    handle.group = group
+    buffer, num_sms = buffer_of(group), options["num_sms"]
+    made, key = buffer.steady.again("dispatch", x, token_indices, token_probs, (num_experts, num_sms))
+    if made is not None:
+        return made
+    made, handle = rows.new_dispatch(buffer, key, x, token_indices, token_probs, num_experts, num_sms, True,
+                                     group=group)
     return (*columns(group, made), handle)
 
 

@@ -21,30 +21,32 @@ TYPES = (BF16, FP16)
 
 
 def dispatch_forward(buffer, x, routing_map, probs, num_local_experts, num_permuted_tokens=None, pad_multiple=None,
-                     fp8_dispatch=False, p2p_world_size=None, num_sms=None):
+                     fp8_dispatch=False, p2p_world_size=None, num_sms=(None, None), group=None):
     """Send every token to each of its experts, rows grouped by expert. Arguments and results: HybridEPDispatch.forward.
 
-    Of each rank of this process, as lists: dispatched_hidden, dispatched_probs, dispatched_scaling_factor,
-    tokens_per_expert; and the handle of all.
+    num_sms: granted to dispatch, to combine. Of each rank of this process, as lists: dispatched_hidden,
+    dispatched_probs, dispatched_scaling_factor, tokens_per_expert; and the handle of all.
     """
-    is_exact = num_permuted_tokens is None
     numbers = num_local_experts, num_permuted_tokens, pad_multiple, fp8_dispatch, p2p_world_size, num_sms
-    made, key = buffer.steady.again("exact hybrid dispatch" if is_exact else "hybrid dispatch", (x, routing_map, probs),
-                                    numbers)
+    if num_permuted_tokens is not None:
+        made, key = buffer.steady.again("hybrid dispatch", x, routing_map, probs, numbers)
+        if made is not None:
+            *made, handle = made
+            return [tuple(made)], handle
+        return new_dispatch(buffer, key, x, routing_map, probs, *numbers, group)
+    made, key = buffer.steady.again("exact hybrid dispatch", x, routing_map, probs, numbers)
     if made is None:
-        return _new_dispatch(buffer, key, x, routing_map, probs, *numbers)
-    if not is_exact:
-        return made
+        return new_dispatch(buffer, key, x, routing_map, probs, *numbers, group)
     finished, kept = made
     told = told_by(buffer, kept[0])
     if told[0].has_room:
         return finished(kept[0], told)
     buffer.steady.give_back()       # the others need more room than any had; all come to this
-    return _new_dispatch(buffer, key, x, routing_map, probs, *numbers, kept, told)
+    return new_dispatch(buffer, key, x, routing_map, probs, *numbers, group, kept, told)
 
 
-def _new_dispatch(buffer, key, x, routing_map, probs, num_local_experts, num_permuted_tokens, pad_multiple,
-                  fp8_dispatch, p2p_world_size, num_sms, kept=None, told=None):
+def new_dispatch(buffer, key, x, routing_map, probs, num_local_experts, num_permuted_tokens, pad_multiple,
+                 fp8_dispatch, p2p_world_size, num_sms, group, kept=None, told=None):
     """dispatch_forward the general way. key: of SteadyCalls.
 
     told, kept: what it has told, and its memory (see First), if it was launched already, and there was no room.
@@ -86,7 +88,7 @@ def _new_dispatch(buffer, key, x, routing_map, probs, num_local_experts, num_per
         overflow = [arrays_in(loan, ("overflow",))[0] for loan in loans]
         # a rank with more tokens than any before gets more rows back than there was room for where they were received
         return HybridHandle(local, num_tokens, num_rows, world.n_ranks * buffer.max_tokens, pad, a_world,
-                            overflow if world.lists else overflow[0], loans)
+                            overflow if world.lists else overflow[0], loans, group, num_sms)
 
     with buffer.letting_go(), buffer.steady.watching(key) as remember:
         call = First(buffer, shape, xs, maps, probs if has_probs else None, num_tokens, limit, pad, kept)
@@ -94,21 +96,21 @@ def _new_dispatch(buffer, key, x, routing_map, probs, num_local_experts, num_per
 
             def results_in(scratch, rows, loan, out):
                 loan.expert_row = rows
-                return [(*results.arrays(out), *arrays_in(loan, ("tokens_per_expert",)))], handle_with([loan], [limit])
+                return *results.arrays(out), *arrays_in(loan, ("tokens_per_expert",)), handle_with([loan], [limit])
 
-            outputs = call.send_and_expand(results, num_sms)
+            outputs = call.send_and_expand(results, num_sms[0])
             memory, lent = call.lent()
             remember([*memory, results.memory(limit)], [*lent, outputs[-1]], results_in)
             made = [(*results.arrays(out), loan.array("tokens_per_expert")) for out, loan in zip(outputs, call.loans)]
             return made, handle_with(call.loans, [limit] * len(made))
 
-        told = call.send(told, num_sms)
+        told = call.send(told, num_sms[0])
         loans, capacity = call.loans, call.capacity
 
         def finished(loans, told):
             """What is returned, when it is told how many rows there are."""
             num_rows = [one.padded_rows if is_exact else limit for one in told]
-            made = expanded(buffer, results, loans, num_rows, capacity, num_sms)
+            made = expanded(buffer, results, loans, num_rows, capacity, num_sms[0])
             per_expert = [one.tokens_per_expert if is_exact else loan.array("tokens_per_expert")
                           for one, loan in zip(told, loans)]
             return [(*row, n) for row, n in zip(made, per_expert)], handle_with(loans, num_rows)
@@ -132,7 +134,7 @@ def same_pad(pad_multiple, handle):
 def cached_dispatch(buffer, name, x, handle, num_sms=None):
     """The tokens x [T, H] as rows of experts, as an earlier dispatch placed them: a list of [P, H], of x's dtype."""
     handle_of(HybridHandle, handle)
-    made, key = buffer.steady.again("hybrid cached", (x,), (num_sms,), handle.seen)
+    made, key = buffer.steady.again("hybrid cached", x, None, None, (num_sms,), handle.seen)
     return _new_cached_dispatch(buffer, key, name, x, handle, num_sms) if made is None else made
 
 
@@ -170,7 +172,7 @@ def _new_cached_dispatch(buffer, key, name, x, handle, num_sms):
 
 def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
     """Sums of rows x [P, H] over experts, ranks and worlds, and probs [P] back in their places [T, E]: two lists."""
-    made, key = buffer.steady.again("hybrid combine", (x, probs), (num_sms,), handle.seen)
+    made, key = buffer.steady.again("hybrid combine", x, probs, None, (num_sms,), handle.seen)
     return _new_combine(buffer, key, name, x, handle, probs, num_sms) if made is None else made
 
 

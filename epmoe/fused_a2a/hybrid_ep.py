@@ -27,16 +27,10 @@ class HybridEPDispatch:
         then. A batch larger than any before makes the buffer grow on all ranks; with num_permuted_tokens it must then
         be larger on all of them. Scheduling alone: num_sms_dispatch_api, num_sms_combine_api; None: all SMs.
         """
-        arguments.granted("num_sms_dispatch_api", num_sms_dispatch_api)
-        arguments.granted("num_sms_combine_api", num_sms_combine_api)
-        buffer, plain = hybrid_ep_buffer(group), arguments.plain
-        made, handle = hybrid.dispatch_forward(
-            buffer, x, routing_map, probs, plain("num_local_experts", num_local_experts),
-            plain("num_permuted_tokens", num_permuted_tokens), plain("pad_multiple", pad_multiple), buffer.fp8_dispatch,
-            getattr(group, "p2p_world_size", None), num_sms_dispatch_api)
-        handle.group, handle.num_sms = group, (num_sms_dispatch_api, num_sms_combine_api)
-        ctx.group, ctx.handle, ctx.pad_multiple = group, handle, pad_multiple
-        return (*columns(group, made), handle)
+        made = hybrid_ep_dispatch(x, routing_map, probs, group, num_local_experts, num_sms_dispatch_api,
+                                  num_sms_combine_api, num_permuted_tokens, pad_multiple)
+        ctx.group, ctx.handle, ctx.pad_multiple = group, made[-1], pad_multiple
+        return made
 
     @staticmethod
     def backward(ctx, grad_x, grad_probs, grad_scaling_factor, grad_tokens_per_expert, grad_handle):
@@ -90,8 +84,26 @@ def hybrid_ep_dispatch(x, routing_map, probs, group, num_local_experts, num_sms_
     By name alone, what Megatron-Core 0.17 to 0.19 give besides: how upstream shares its work out among kernels. Here
     the kernels of dispatch and combine do all of it, and these change nothing.
     """
-    return HybridEPDispatch.forward(Context(), x, routing_map, probs, group, num_local_experts, num_sms_dispatch_api,
-                                    num_sms_combine_api, num_permuted_tokens, pad_multiple)
+    # what equals an int and is none may not be accepted where the int was
+    if not (type(num_local_experts) is type(num_permuted_tokens) is int and pad_multiple is None
+            and type(num_sms_dispatch_api) is type(num_sms_combine_api) is int
+            and num_sms_dispatch_api > 0 and num_sms_combine_api > 0):
+        num_sms_dispatch_api = arguments.granted("num_sms_dispatch_api", num_sms_dispatch_api)
+        num_sms_combine_api = arguments.granted("num_sms_combine_api", num_sms_combine_api)
+        num_local_experts = arguments.plain("num_local_experts", num_local_experts)
+        num_permuted_tokens = arguments.plain("num_permuted_tokens", num_permuted_tokens)
+        pad_multiple = arguments.plain("pad_multiple", pad_multiple)
+    buffer = hybrid_ep_buffer(group)
+    numbers = (num_local_experts, num_permuted_tokens, pad_multiple, buffer.fp8_dispatch,
+               getattr(group, "p2p_world_size", None), (num_sms_dispatch_api, num_sms_combine_api))
+    if num_permuted_tokens is None:
+        made, handle = hybrid.dispatch_forward(buffer, x, routing_map, probs, *numbers, group)
+    else:
+        made, key = buffer.steady.again("hybrid dispatch", x, routing_map, probs, numbers)
+        if made is not None:
+            return made
+        made, handle = hybrid.new_dispatch(buffer, key, x, routing_map, probs, *numbers, group)
+    return (*columns(group, made), handle)
 
 
 def hybrid_ep_combine(x, handle, num_permuted_tokens=None, pad_multiple=None, *, fused=False):

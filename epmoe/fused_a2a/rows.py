@@ -77,21 +77,23 @@ def dispatch_forward(buffer, x, token_indices, token_probs, num_experts, num_sms
     tokens_per_expert), and the handle of all. on_device: as fused_dispatch_on_device says.
     """
     kind = "dispatch" if on_device else "exact dispatch"
-    made, key = buffer.steady.again(kind, (x, token_indices, token_probs), (num_experts, num_sms))
+    made, key = buffer.steady.again(kind, x, token_indices, token_probs, (num_experts, num_sms))
     if made is None:
-        return _new_dispatch(buffer, key, x, token_indices, token_probs, num_experts, num_sms, on_device)
+        return new_dispatch(buffer, key, x, token_indices, token_probs, num_experts, num_sms, on_device)
     if on_device:
-        return made
+        *made, handle = made
+        return [tuple(made)], handle
     told, loans = told_by(buffer, made[1].loans), made[1].loans
     if told[0].has_room:
         return _exact(made, told[0])
     del made
     buffer.steady.give_back()       # the others need more room than any had; all come to this
-    return _new_dispatch(buffer, key, x, token_indices, token_probs, num_experts, num_sms, False, told, loans)
+    return new_dispatch(buffer, key, x, token_indices, token_probs, num_experts, num_sms, False, told, loans)
 
 
-def _new_dispatch(buffer, key, x, token_indices, token_probs, num_experts, num_sms, on_device, told=None, loans=()):
-    """dispatch_forward the general way. key: of SteadyCalls.
+def new_dispatch(buffer, key, x, token_indices, token_probs, num_experts, num_sms, on_device, told=None, loans=(),
+                 group=None):
+    """dispatch_forward the general way. key: of SteadyCalls. group: of handles that known calls give.
 
     told, loans: what it has told, and the handle's memory, if it was launched already, and there was no room.
     """
@@ -141,12 +143,12 @@ def _new_dispatch(buffer, key, x, token_indices, token_probs, num_experts, num_s
         ranks, capacity, names = list(world.ranks), world.n_ranks * buffer.max_tokens, tuple(arrays_of(0))
 
         def handle_with(loans, counts=None):
-            return RowsHandle(ranks, local * world.n_ranks, top_k, num_tokens, counts, loans, capacity)
+            return RowsHandle(ranks, local * world.n_ranks, top_k, num_tokens, counts, loans, capacity, group)
 
         def results_in(of_handle, result):
             x, ids, probs, *scales = arrays_in(result, names)
             per_expert, = arrays_in(of_handle, ("tokens_per_expert",))
-            return [((x, *scales) if scales else x, ids, probs, per_expert)], handle_with([of_handle])
+            return (x, *scales) if scales else x, ids, probs, per_expert, handle_with([of_handle])
 
         def exact_in(of_handle, result):
             """A function of the number of rows, as soon as that is told, and the handle."""
@@ -227,7 +229,7 @@ def _exact(made, told):
 
 def _moved(buffer, arrays_of, n, n_scales, capacity, *form):
     """This rank's n rows, which a dispatch that had room for `capacity` received in the staging area: as _result's."""
-    made, key = buffer.steady.again("move", (), (n_scales, capacity, *form), ((), (n,)))
+    made, key = buffer.steady.again("move", None, None, None, (n_scales, capacity, *form), ((), (n,)))
     if made is not None:
         return made
     r, (staged, _), (of_one, _) = buffer.ranks[-1], arrange(arrays_of(capacity)), arrange(arrays_of(1))
@@ -281,7 +283,7 @@ def _handle_values(buffer, loan):
 def cached_dispatch(buffer, name, x, handle, num_sms=None):
     """The rows of x [T, H] where an earlier dispatch sent its tokens: a list of [N, H], of x's dtype."""
     handle_of(RowsHandle, handle)
-    made, key = buffer.steady.again("cached", (x,), (num_sms,), handle.seen)
+    made, key = buffer.steady.again("cached", x, None, None, (num_sms,), handle.seen)
     return _new_cached_dispatch(buffer, key, name, x, handle, num_sms) if made is None else made
 
 
@@ -321,7 +323,7 @@ def _new_cached_dispatch(buffer, key, name, x, handle, num_sms):
 
 def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
     """Sums over ranks of rows x [N, H], and slot by slot of probs [N, K]: two lists, the second None without probs."""
-    made, key = buffer.steady.again("combine", (x, probs), (num_sms,), handle.seen)
+    made, key = buffer.steady.again("combine", x, probs, None, (num_sms,), handle.seen)
     return _new_combine(buffer, key, name, x, handle, probs, num_sms) if made is None else made
 
 

@@ -8,15 +8,16 @@ behind the wait is a call of its own. Everything else takes the general way: hos
 are captured into a CUDA graph.
 """
 
+from collections import defaultdict
 from contextlib import contextmanager
-from sys import getrefcount
 
 from epmoe import device
-from epmoe.device.captures import CAPTURED, is_captured, is_seen_captured
+from epmoe.device.captures import CAPTURED, GONE, HELD, is_captured, is_seen_captured
 from epmoe.fused_a2a.heap import is_in_heap, place_of, places_in, places_of_fields
 from epmoe.host.arrays import DeviceArray
 from epmoe.host.elsewhere import Elsewhere, Place
 from epmoe.host.looks import UNSEEN, WAYS, look
+from epmoe.host.references import References, are_counted
 
 MAX_REMEMBERED, MAX_FORMS = 1024, 256
 UNKNOWN = object()      # instead of a start's code: no launches are known
@@ -83,20 +84,21 @@ class _Known:
 class _Last:
     """Results that a call gives again when nobody else looks at them; rows: of which handle's, if that matters."""
 
-    __slots__ = ("form", "rows", "at", "results", "loans", "objects", "counts")
+    __slots__ = ("form", "rows", "at", "results", "loans", "references", "held", "known", "start")
 
     def __init__(self, form, rows, loans):
+        self.known = self.start = None
         self.form, self.rows, self.loans = form, rows if callable(form.memory) else None, loans
         self.results, self.at = form.results(*loans, *rows[:1]), tuple(map(place_of, loans))
         # through which somebody could keep or see the results
-        self.objects = [*_objects(self.results), *loans]
-        self.counts = form.counts = form.counts or list(map(getrefcount, self.objects))
+        self.references = References([*_objects(self.results), *loans], form.counts)
+        self.held, form.counts = self.references.address, self.references.counts
 
 
 def _objects(results):
     """All that is in results and is handed out: tuples, arrays, and a handle with the arrays that it holds.
 
-    The results themselves, and lists over ranks, are taken apart first.
+    Lists over ranks are taken apart first.
     """
     found = [results]
     for one in found:
@@ -105,7 +107,7 @@ def _objects(results):
             found.extend(one)
         elif kind is not DeviceArray:
             found.extend([held for held in getattr(one, "__dict__", {}).values() if type(held) is DeviceArray])
-    return [one for one in found[1:] if one is not None and type(one) is not list]
+    return [one for one in found if one is not None and type(one) is not list]
 
 
 class SteadyCalls:
@@ -117,29 +119,47 @@ class SteadyCalls:
     """
 
     def __init__(self, buffer):
-        self.applies = not device.SIM and not buffer.world.lists
+        self.applies = not device.SIM and not buffer.world.lists and are_counted()
         self._buffer, self._machine = buffer, buffer.machine
-        self._known, self._latest, self._forms, self._last, self._kept = {}, {}, {}, {}, None
+        self._known, self._latest, self._forms, self._kept = {}, {}, {}, None
+        self._last = defaultdict(tuple)     # kind -> [_Last]
         self._elsewhere = Elsewhere(self._machine)
-        self._n_freed = self._n_changes = None
+        self._n_changes = None
         if self.applies:
-            self._machine.again([])         # compiles what that needs, before anybody waits for this rank
+            self._forget()          # compiles what starts need, before anybody waits for this rank
 
-    def again(self, kind, arrays, numbers, handle=()):
+    def again(self, kind, x, y, z, numbers, handle=()):
         """(results of a call that is known, its kernels launched, or None; what a new call is known by, or None).
 
-        arrays: None, arrays, pairs of arrays; they are kept till the next call. numbers: what else it depends on, and
+        x, y, z: None, arrays, pairs of arrays; they are kept till the next call. numbers: what else it depends on, and
         handle: what is seen of the handle that it is given. Every call that can be captured begins here, so here the
         machine learns of captures.
         """
         if not self.applies:
             return GENERAL
-        try:
-            seen = [_WAYS[type(a)](a) for a in arrays]
+        try:        # what _look_at() says, sooner
+            seen = (x.seen if type(x) is DeviceArray else _WAYS[type(x)](x),
+                    y.seen if type(y) is DeviceArray else NOTHING if y is None else _WAYS[type(y)](y),
+                    z.seen if type(z) is DeviceArray else NOTHING if z is None else _WAYS[type(z)](z))
         except KeyError:
-            seen = [_look_at(a) for a in arrays]
-        buffer = self._buffer
-        if self._n_freed != self._machine.n_freed or self._n_changes != buffer.n_changes:
+            seen = tuple(map(_look_at, (x, y, z)))
+        for last in self._last[kind]:
+            known = last.known
+            if known.seen == seen and known.numbers == numbers and (known.handle is handle or known.handle == handle):
+                code = last.start(last.held)
+                if code == 0:
+                    self._kept = x, y, z
+                    return last.results, None
+                if code == GONE:
+                    break
+                if code != HELD:
+                    return self._not_started(code, known)
+        last = None         # its memory may be needed
+        return self._again(kind, (x, y, z), seen, numbers, handle)
+
+    def _again(self, kind, arrays, seen, numbers, handle):
+        """The same where the call is none of the last, or their results are held, or something has changed."""
+        if self._n_changes != self._machine.n_changes:
             self._forget()
         for known in self._latest.get(kind, ()):
             if known.seen == seen and known.numbers == numbers and known.handle == handle:
@@ -149,30 +169,42 @@ class SteadyCalls:
                 return self._general(None)
             known = self._find(kind, seen, numbers, handle)
         form = known.form
-        for last in self._last.get(kind, ()):
-            if (last.form is form and (last.rows is None or last.rows == known.rows)
-                    and list(map(getrefcount, last.objects)) == last.counts):
-                break
-        else:
-            if form is None or is_seen_captured(self._machine):     # what a graph is lent, it has for good
+        if form is None:
+            self.give_back()
+            return self._general(known)
+        code = HELD
+        for last in self._last[kind]:
+            if last.form is form and (last.rows is None or last.rows == known.rows):
+                start = known.starts.get(last.at)
+                code = (self._look if start is None else start[0])(last.held)
+                if code != HELD:
+                    break
+        if code == HELD:
+            if is_seen_captured(self._machine):     # what a graph is lent, it has for good
                 self.give_back()
                 return self._general(known)
-            last = None         # its memory may be needed
+            last = None
             last = self._lend(kind, form, known.rows)
             if last is None:
                 return self._general(known)
-        if buffer.failure is not None or buffer.closed:
-            buffer.expect_open()
-        start = known.starts.get(last.at)
-        code = self._begin(known, last) if start is None else start[0]()
+            start = known.starts.get(last.at)
+            code = 0 if start is None else start[0](0)
+        if code == 0 and start is None:
+            code = self._begin(known, last)
         if code:
             return self._not_started(code, known)
+        last.known, last.start = known, known.starts[last.at][0]
         self._kept = arrays
         return last.results, None
 
     def give_back(self):
         """What the last calls were lent, as far as nobody looks at it."""
         self._last.clear()
+
+    def changed(self):
+        """What calls depend on besides their arguments is not what it was: none is known any more."""
+        if self.applies:
+            self._machine.changed()
 
     def close(self):
         """Nothing is known any more; the launches have ended."""
@@ -182,7 +214,7 @@ class SteadyCalls:
 
     def _forget(self):
         """Launches may name memory that is gone."""
-        self._n_freed, self._n_changes = self._machine.n_freed, self._buffer.n_changes
+        self._n_changes, self._look = self._machine.n_changes, self._machine.again([])
         self._clear()
 
     def _clear(self):
@@ -217,7 +249,7 @@ class SteadyCalls:
         by_rows, lenders = None, form.memory
         if callable(lenders):
             by_rows, lenders = rows, lenders(*rows)
-        kept, is_small = self._last.get(kind, ()), kind in SMALL
+        kept, is_small = self._last[kind], kind in SMALL
         # those of other numbers of rows give their memory back before this one needs some
         others = self._last[kind] = [one for one in kept if is_small or one.form is form
                                      and one.rows == by_rows][:AT_ONCE - 1]
@@ -253,7 +285,7 @@ class SteadyCalls:
 
     def _not_started(self, code, key):
         """What again() gives for a call that is captured, or not known; or the error that the driver's code means."""
-        if code == UNKNOWN:
+        if code == UNKNOWN or code == GONE:
             self.give_back()            # the general way finds the same room
             return self._general(key)
         if code == CAPTURED:
@@ -277,8 +309,7 @@ class SteadyCalls:
             yield lambda *what: self._remember(key, launches, *what)
 
     def _remember(self, known, launches, memory, loans, results, numbers=None):
-        as_it_was = (self._machine.n_freed, self._buffer.n_changes) == (self._n_freed, self._n_changes)
-        if not as_it_was or None in loans:
+        if self._machine.n_changes != self._n_changes or None in loans:
             return
         if known.form is None:
             if len(self._forms) >= MAX_FORMS:

@@ -7,5 +7,6 @@ placing, narrowing: where kernels find the caller's arrays         user_function
 lending, results: memory that results lie in                       dispatched: what dispatch returns
 rank_memory, memory: a rank's regions and pools, their bytes       rounds: the order of calls
 dispatch_phase, combine_phase, silu_phase: check, place, launch, hand out; engine: what they share
-steady_calls: calls that were made before, the fast way            compiling: kernels compiled by many processes
+steady_calls, call_keys, looks: calls made before, the fast way    compiling: kernels compiled by many processes
+elsewhere: such calls on other arrays                              last_results, references: results given again
 """

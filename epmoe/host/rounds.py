@@ -73,6 +73,10 @@ class Rounds:
         if state == "idle":
             self.done += 1
 
+    def dispatch_again(self):
+        """advance("dispatch"), of a call that came when comes() would have let it; sooner done."""
+        self.state, self.capture, self._opened_in = "dispatched", 0, 0
+
     def fail(self, error):
         """A launch or a wait failed; keeps the first error."""
         self.failure = self.failure or error

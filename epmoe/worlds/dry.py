@@ -57,13 +57,16 @@ class DryMachine:
     """Takes a GpuMachine's place where calls are made: `kernels` has what was launched, once each."""
 
     is_simulator = False
-    ordinal = n_freed = 0
+    ordinal = n_changes = 0
     has_captured = False
     streams = ()
 
     def __init__(self, n_sms):
         self.n_sms = self.all_sms = n_sms
         self.kernels, self._end = {}, FIRST_ADDRESS
+
+    def changed(self):
+        """Nothing."""
 
     def describe(self):
         """One line."""
@@ -95,7 +98,7 @@ class DryMachine:
 
     def again(self, launches):
         """A function that starts nothing."""
-        return int
+        return lambda references: 0
 
     def synchronize(self):
         """Nothing."""

@@ -11,11 +11,12 @@ import pytest
 from rows_group import BF16, OneRank, group_of
 
 from epmoe import LaunchConfig
-from epmoe.device.captures import CAPTURED
+from epmoe.device.captures import CAPTURED, GONE, HELD
 from epmoe.fused_a2a import buffers
 from epmoe.fused_a2a.buffer import Buffer
 from epmoe.host import inputs
 from epmoe.host.arrays import view
+from epmoe.host.references import have_changed
 from epmoe.kernels.written_blocks import words_at
 
 T, EXPERTS, TOP_K, HIDDEN = 5, 4, 2, 16
@@ -77,7 +78,7 @@ class Slot:
 
     def begin(self):
         self.recorder.n_begun += 1
-        return self.start()
+        return self.start(0)
 
 
 class Recorder:
@@ -88,9 +89,13 @@ class Recorder:
         self.capturing, self.n_begun = False, 0
         for stream in machine.streams:
             monkeypatch.setattr(stream, "capture", self.capture)
-        for name, value in dict(n_freed=0, has_captured=False, launch=self.record, recording=self.recording,
-                                again=self.again, flat=self.flat, slots=lambda n, flat: self).items():
+        for name, value in dict(n_changes=0, changed=self.changed, has_captured=False, launch=self.record,
+                                recording=self.recording, again=self.again, flat=self.flat,
+                                slots=lambda n, flat: self).items():
             monkeypatch.setattr(machine, name, value, raising=False)
+
+    def changed(self):
+        self.machine.n_changes += 1
 
     def capture(self):
         self.machine.has_captured |= self.capturing
@@ -110,7 +115,15 @@ class Recorder:
     def again(self, launches):
         launches = list(launches)       # as they are now
 
-        def start():
+        made_after = self.machine.n_changes
+
+        def start(references):
+            if self.machine.n_changes != made_after:
+                return GONE
+            if have_changed(references):
+                return HELD
+            if not launches:
+                return 0
             if self.capturing:
                 return CAPTURED
             self.n_started += 1

@@ -7,14 +7,14 @@ import sys
 from functools import partial
 
 from counted_driver import FakeDtype, FakeTensor, bfloat16, counted_machine, float32, int64
-from counted_rounds import since
+from counted_rounds import fails, since
 from host_cost import OneRankHere, python_calls, tensors, without_python
 
-from epmoe import fused_a2a
+from epmoe import EPStateError, EPValueError, PeerTimeout, fused_a2a
 
 N_TOKENS, EXPERTS, HIDDEN = 4, 16, 64
-# of Python functions, a tensor's own look at it among them: 3 or 4 of a dispatch, 1 of the others
-MOST_PYTHON_CALLS = {"dispatch": 9, "fp8": 12, "combine": 10, "cached": 8, "by expert": 15, "combine by expert": 12}
+# of Python functions, looks at tensors among them: 3, or 5 with a pair, of a dispatch, 1 of the others
+MOST_PYTHON_CALLS = {"dispatch": 5, "fp8": 7, "combine": 7, "cached": 6, "by expert": 5, "combine by expert": 9}
 
 
 def rows_rounds(world, pair=False):
@@ -91,7 +91,7 @@ def check_what_is_held_of_a_result_is_not_written_again():
     """Any one thing that a dispatch handed out keeps its memory: an array, the pair of FP8, the handle."""
     for pair in (False, True):
         dispatch = steady(partial(rows_rounds, pair=pair))[1]["fp8" if pair else "dispatch"]
-        for which in range(5):
+        for which in (0, 1, 2, 3, 4, slice(5)):         # all of a tuple is that tuple
             held, handle = dispatch()[which], dispatch()[-1]
             del handle
             at = addresses_of(held)
@@ -106,7 +106,43 @@ def addresses_of(one):
     """Where an array lies, or a pair's, or what a handle keeps."""
     if isinstance(one, fused_a2a.handles.RowsHandle):
         return {one.loans[0].address("info")}
-    return {a.address for a in one} if isinstance(one, tuple) else {one.address}
+    return set().union(*map(addresses_of, one)) if isinstance(one, tuple) else {one.address}
+
+
+def check_numbers_that_are_no_ints_are_looked_at_every_time():
+    """True and 1.0 equal 1, and are refused also where 1 is known."""
+    world = OneRankHere(counted_machine(2, 0)[0], 2)
+    dense = N_TOKENS, 2
+    given = (FakeTensor(0x10000, (N_TOKENS, HIDDEN), bfloat16), FakeTensor(0x20000, dense, FakeDtype("bool")),
+             FakeTensor(0x30000, dense, float32), world)
+    numbers = {"num_local_experts": 1, "num_sms_dispatch_api": 1, "num_sms_combine_api": 1, "num_permuted_tokens": 1}
+    fused_a2a.init_hybrid_ep_buffer(world, HIDDEN, N_TOKENS, 1, 1, 1, False)
+    for _ in range(6):
+        fused_a2a.hybrid_ep_dispatch(*given, **numbers)
+    for name in numbers:
+        for wrong in (1.0, True, -1):
+            fails(EPValueError, name, fused_a2a.hybrid_ep_dispatch, *given, **numbers | {name: wrong})
+    rows = tensors(ids_dtype=int64)
+    for _ in range(6):
+        fused_a2a.fused_dispatch_on_device(*rows, EXPERTS, world)
+    for wrong in (16.0, -16):
+        fails(EPValueError, "num_experts", fused_a2a.fused_dispatch_on_device, *rows, wrong, world)
+
+
+def check_known_calls_are_refused_after_a_failure_and_not_known_after_close():
+    world = OneRankHere(counted_machine(2, 0)[0], 2)
+    given = *tensors(ids_dtype=int64), EXPERTS, world
+    for _ in range(6):
+        fused_a2a.fused_dispatch_on_device(*given)
+    buffer = fused_a2a.get_buffer(world, 0)
+    buffer.failure = PeerTimeout("a rank stayed away")
+    fails(EPStateError, "reset()", fused_a2a.fused_dispatch_on_device, *given)
+    buffer.reset()
+    for _ in range(6):
+        made = fused_a2a.fused_dispatch_on_device(*given)
+    buffer.close()
+    assert fused_a2a.get_buffer(world, 0) is not buffer
+    assert fused_a2a.fused_dispatch_on_device(*given)[-1] is not made[-1]
 
 
 if __name__ == "__main__":

@@ -7,11 +7,12 @@ import sys
 import threading
 
 import numpy as np
-from counted_driver import FakeTensor, bfloat16, counted_machine, float32, int32
+from counted_driver import FakeTensor, bfloat16, counted_machine, float32, int32, int64
 from counted_rounds import a_round, fails, since, words_at
-from host_cost import STREAM, at_hand, tensors
+from host_cost import STREAM, OneRankHere, at_hand, tensors
 
-from epmoe import EPValueError, device
+from epmoe import EPValueError, device, fused_a2a
+from epmoe.fused_a2a import fused_dispatch_on_device
 
 
 def check_layers_in_turn_launch_only():
@@ -141,6 +142,56 @@ def check_memory_for_parameters_is_used_again_and_its_calls_forgotten():
                 del d
         slots = [slot for starts in ep._steady._dispatches.values() for _, slot in starts.values() if slot is not None]
         assert 0 < len(slots) <= 4
+
+
+def check_a_call_whose_parameters_made_room_for_others_has_its_own_again():
+    """Also where its results, that were held meanwhile, are the first to be looked at."""
+    from epmoe.host import elsewhere
+
+    elsewhere.N_SLOTS = 4
+    with at_hand() as (ep, driver, _):
+        layers = [tensors(0x10000 * (1 + i)) for i in range(12)]
+        for x, ids, weights in layers[:7]:      # in two memories by turns
+            d = ep.dispatch(x, ids)
+            held, mine = d.output_tokens, [one for one in ep._steady._last_dispatches if one.sent is ep._sent]
+            ep.combine(held, d, weights)
+        for others in layers[7:]:
+            a_round(ep, *others)
+        assert mine[0] in ep._steady._last_dispatches and mine[0].key[0][0] == x.data_ptr()
+        del d, held, mine
+        driver.launches.clear()
+        d = ep.dispatch(x, ids)
+        has = parameters(driver)
+        assert x.data_ptr() in has and d.output_tokens.address in has, "parameters of another call"
+        ep.combine(d.output_tokens, d, weights)
+        del d
+
+
+def check_the_same_of_rows():
+    from epmoe.host import elsewhere
+
+    elsewhere.N_SLOTS = 4
+    machine, driver = counted_machine(2, 0)
+    world, layers = OneRankHere(machine, 2), [(*tensors(0x10000 * (1 + i), ids_dtype=int64), 16) for i in range(12)]
+    held = []
+    for layer in layers[:7]:                    # in two memories by turns
+        held = [fused_dispatch_on_device(*layer, world), *held[:1]]
+        del held[1:]
+    for others in layers[7:]:
+        fused_dispatch_on_device(*others, world)
+    x, last = layers[6][0], fused_a2a.get_buffer(world, 0).steady._last["dispatch"]
+    assert x.data_ptr() in [one.known.seen[0][0] for one in last]
+    held.clear()
+    driver.launches.clear()
+    made = fused_dispatch_on_device(*layers[6], world)
+    has = parameters(driver)
+    assert x.data_ptr() in has and made[-1].loans[0].address("row_of") in has, "parameters of another call"
+
+
+def parameters(driver):
+    """Words of the parameter block of the only launch."""
+    (_, _, _, _, params, *_), = driver.launches
+    return driver.memory_at(params).view(np.uint64)[:40]
 
 
 if __name__ == "__main__":
