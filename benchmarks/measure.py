@@ -6,7 +6,7 @@ from operator import attrgetter
 
 import numpy as np
 from epmoe import device
-from epmoe_ref.errors import EPError
+from epmoe_ref.errors import EPError, PeerTimeout
 
 from benchmarks.clock import Clock
 from benchmarks.host_time import HostTime
@@ -59,11 +59,17 @@ class Refused(EPError):
 
 def together(world, attempt):
     """[what attempt() gave on each rank], or Refused on all ranks if it failed on one; collective."""
+    mine = error = failure = None
     try:
-        mine, error = attempt(), None
+        mine = attempt()
     except Exception as failed:     # whatever it is, it must not leave the other ranks waiting
-        mine, error = None, f"{type(failed).__name__}: {failed}"
-    told = world.tell((error, mine), TIMEOUT_S)
+        failure, error = failed, f"{type(failed).__name__}: {failed}"
+    try:
+        told = world.tell((error, mine), TIMEOUT_S)
+    except PeerTimeout as late:     # the others may wait on their devices for what this rank did not launch
+        if failure is None:
+            raise
+        raise PeerTimeout(f"{late}; before that, here: {error}") from failure
     failed = [(why.startswith("PeerTimeout"), rank, why) for rank, (why, _) in enumerate(told) if why]
     if failed:
         _, rank, why = min(failed)      # that others waited in vain follows from what happened to one

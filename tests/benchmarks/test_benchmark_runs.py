@@ -7,7 +7,9 @@ import json
 import pytest
 from benchmarks import cpu, figure, results, table
 from benchmarks.__main__ import main
+from benchmarks.measure import together
 from benchmarks.shapes import Shape
+from epmoe_ref.errors import PeerTimeout
 
 TINY = "--ranks 2 --shapes 3x64/4/2 --iterations 2".split()
 PHASES = {("pairs fused", "dispatch"), ("pairs fused", "combine"), ("pairs plain", "dispatch"),
@@ -144,3 +146,18 @@ def test_benchmark_on_a_gpu(tmp_path):
     assert main(["--ranks", "2", "--shapes", "16x1024/16/4", "--iterations", "5", "--json", str(file)]) == 0
     record = json.loads(file.read_text())
     assert not record["not_run"] and any(r["graph"] for r in record["rows"])
+
+
+def test_what_failed_here_is_told_although_the_others_do_not_come():
+    class Alone:
+        def tell(self, value, timeout):
+            raise PeerTimeout("rank 1, telling: rank 0 did not come")
+
+    def fails():
+        raise ValueError("7 rows, 8 are needed")
+
+    with pytest.raises(PeerTimeout, match="rank 0 did not come; before that, here: ValueError: 7 rows") as raised:
+        together(Alone(), fails)
+    assert isinstance(raised.value.__cause__, ValueError)
+    with pytest.raises(PeerTimeout, match="did not come$"):
+        together(Alone(), lambda: 1)
