@@ -1,8 +1,8 @@
 """DeepEP, where it is installed: rows through Buffer.dispatch and combine, low latency, and V2's ElasticBuffer.
 
-Written from the interfaces of releases 1.2.1 and 2.1.0; V1 and low latency of 1.2.1 ran on 4 H200, V2 has not yet. Each
-is asked for what our kernels give: the whole call from topk_ids on the device, its result with room for the worst case,
-so that the host does not wait. Bytes are payload bytes that the routing moves, as for everybody else.
+Written from the interfaces of releases 1.2.1 and 2.1.0; both ran on 4 H200. Each is asked for what our kernels give: the
+whole call from topk_ids on the device, its result with room for the worst case, so that the host does not wait. Bytes are
+payload bytes that the routing moves, as for everybody else.
 """
 
 import os
