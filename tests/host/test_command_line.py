@@ -72,6 +72,10 @@ def test_ctrl_c_is_left_to_the_process_that_can_end_the_others():
     """A worker that died by it kept the lock of its queue, and the command never ended."""
     from epmoe.mutants import hunt
 
-    with hunt.pool(1) as workers:
-        assert workers.apply(signal.getsignal, (signal.SIGINT,)) == signal.SIG_IGN
-    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)   # a shell's background jobs begin without it
+    try:
+        with hunt.pool(1) as workers:
+            assert workers.apply(signal.getsignal, (signal.SIGINT,)) == signal.SIG_IGN
+        assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
