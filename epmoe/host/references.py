@@ -26,15 +26,6 @@ class References:
         self.address = ctypes.addressof(self._words)
 
 
-def have_changed(address):
-    """Whether one of the objects is referred to more often, or less, than it was; address: of References, or 0."""
-    if not address:
-        return False
-    n = ctypes.c_int64.from_address(address).value
-    words = (ctypes.c_int64 * (2 * n)).from_address(address + 8)
-    return any(_count_at(at).value != count for at, count in zip(words[::2], words[1::2]))
-
-
 @cache
 def are_counted():
     """Whether this Python keeps the number of references where CPython does (without free threading)."""
