@@ -170,7 +170,8 @@ class Restarter:
         """Flat of Launches on one stream; blocks: the parameter block of each, words. None if a Slot cannot hold it."""
         if len({one.stream for one in launches}) != 1:
             return None
-        words, counted_from = [ctypes.addressof(self._words), 0, 0, len(launches), *4 * [0]], LAUNCHES * [ITSELF]
+        words = [ctypes.addressof(self._words), self.n_changes(), 0, len(launches), *4 * [0]]
+        counted_from = LAUNCHES * [ITSELF]
         pointers_at = LAUNCHES + N_WORDS * len(launches)
         for one in launches:
             words += one.words()
@@ -219,7 +220,7 @@ class Slot:
         self.start.reads = self._record
         bases = np.array([*self._bases, *addresses], np.int64)
         self._record[:len(flat.words)] = flat.words + bases[flat.counted_from]
-        self._record[MADE_AFTER], self._record[SERIAL] = self._restarter.n_changes(), self._serial
+        self._record[SERIAL] = self._serial         # and MADE_AFTER stays that of the launches they are made of
 
     def begin(self):
         """Copy the parameters on the launches' stream and start them: as start() says, which is for later."""

@@ -188,6 +188,29 @@ def check_the_same_of_rows():
     assert x.data_ptr() in has and made[-1].loans[0].address("row_of") in has, "parameters of another call"
 
 
+def check_launches_are_not_made_of_earlier_ones_if_something_changes_just_then():
+    """Memory that waits in a cycle may be freed at any moment, also behind the look at whether any was."""
+    machine, _ = counted_machine(2, 0)
+    world, layers = OneRankHere(machine, 2), [(*tensors(0x10000 * (1 + i), ids_dtype=int64), 16) for i in range(8)]
+    for layer in layers[:7]:
+        fused_dispatch_on_device(*layer, world)
+    steady = fused_a2a.get_buffer(world, 0).steady
+    made_of = steady._elsewhere.slot
+    asked = []
+
+    def change_first(*what):
+        asked.append(what)
+        machine.changed()
+        return made_of(*what)
+
+    steady._elsewhere.slot = change_first
+    fused_dispatch_on_device(*layers[7], world)
+    steady._elsewhere.slot = made_of
+    assert asked and not steady._last["dispatch"], "started, though they may name what is gone"
+    fused_dispatch_on_device(*layers[7], world)
+    assert steady._n_changes == machine.n_changes, "the change is never seen"
+
+
 def parameters(driver):
     """Words of the parameter block of the only launch."""
     (_, _, _, _, params, *_), = driver.launches
