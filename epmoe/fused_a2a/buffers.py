@@ -67,14 +67,22 @@ def _expect_world(group):
                            "ShmemWorld); epmoe.torch also takes process groups of torch.distributed")
 
 
-def buffer_of(group):
-    """The Buffer of a group for FusedDispatch and FusedCombine, made if there is none."""
-    of, latest = _buffer.latest
-    if of() is group:
-        buffer = latest()
-        if buffer is not None and not buffer.closed:
-            return buffer
-    return _buffer.find(group) or _made(_buffer, group)
+def _finder(buffers, doc):
+    """Function (group): its Buffer, made if there is none; a function that both called would cost each call more."""
+    def buffer_of(group):
+        of, latest = buffers.latest
+        if of() is group:
+            buffer = latest()
+            if buffer is not None and not buffer.closed:
+                return buffer
+        return buffers.find(group) or _made(buffers, group)
+
+    buffer_of.__doc__ = doc
+    return buffer_of
+
+
+buffer_of = _finder(_buffer, "The Buffer of a group for FusedDispatch and FusedCombine, made if there is none.")
+hybrid_ep_buffer = _finder(_hybrid_ep_buffer, "The HybridEP buffer of a group, made if there is none.")
 
 
 def get_buffer(group, hidden_bytes: int):
@@ -116,16 +124,6 @@ def init_hybrid_ep_buffer(group, hidden_dim, seq_len, num_local_experts, num_sms
     buffer.want_experts(local)
     buffer.want_tokens(tokens)
     buffer.want_pool(staged_bytes(group.n_ranks * tokens, 2 * hidden, local), flag_rows=group.n_ranks * tokens)
-
-
-def hybrid_ep_buffer(group):
-    """The HybridEP buffer of a group, made if there is none."""
-    of, latest = _hybrid_ep_buffer.latest
-    if of() is group:
-        buffer = latest()
-        if buffer is not None and not buffer.closed:
-            return buffer
-    return _hybrid_ep_buffer.find(group) or _made(_hybrid_ep_buffer, group)
 
 
 def reset_hybrid_ep_buffer(group=None) -> None:
