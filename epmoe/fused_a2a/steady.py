@@ -183,7 +183,7 @@ class SteadyCalls:
             if is_seen_captured(self._machine):     # what a graph is lent, it has for good
                 self.give_back()
                 return self._general(known)
-            last = None
+            last = None         # its memory may be needed
             last = self._lend(kind, form, known.rows)
             if last is None:
                 return self._general(known)

@@ -34,6 +34,7 @@ def _form(weights):
 
 
 def forms_of(to):
+    """What was seen of arrays to write into (of a dispatch_key), without where they lie."""
     return tuple([one[1:] for one in to])
 
 
@@ -42,6 +43,7 @@ def _loaned(loan):
 
 
 def dispatch_key(x, ids, input_scale, out):
+    """The key of a dispatch; x, ids: what look() saw of tokens and topk_ids. out: a Dispatched to write to, or None."""
     if x is UNSEEN or ids is UNSEEN or type(input_scale) is not float:
         return UNSEEN
     if out is None:
@@ -59,6 +61,7 @@ def arrays_of(out):
 
 
 def combine_key(sent, expert_outputs, d, router_weights, epilogue, out):
+    """The key of a combine; sent: this rank's Sent of the open round, which d must be of; else combine's arguments."""
     if type(d) is not Dispatched or d.round is not sent:
         return UNSEEN
     weights = router_weights
