@@ -14,6 +14,9 @@ from epmoe_ref.config import MAX_GPUS_PER_NODE, EPConfig
 REGION_ALIGNMENT = 256          # bytes
 MAX_FINITE = 2**64 - 1          # a recv_count word that says "not arrived"
 ANNOUNCED = 2**62               # a dispatch recv_count word of ANNOUNCED + count: so many messages are under way
+ABSENT = 2**32 - 1              # a word of combine_lamport_buf that says "not arrived": epmoe/kernels/lamport.py
+LAMPORT_BYTES = 16 << 20        # of that buffer, at most; its rows are polled, which pays if they are few
+LAMPORT_EXPERTS = 2048          # at most
 DESCRIBED = 2**57               # one that says all about a few messages, which are here: epmoe/kernels/described.py
 STATUS_WORDS = 16               # what they mean: epmoe/kernels/status.py
 
@@ -58,11 +61,19 @@ def combine_msg_bytes(cfg: EPConfig) -> int:
     return cfg.hidden * cfg.combine_itemsize
 
 
+def has_lamport_buf(cfg: EPConfig) -> bool:
+    """Whether a rank has a second buffer for the rows that combine returns, in which they need no signals."""
+    nbytes = cfg.max_tokens_per_rank * cfg.top_k * combine_msg_bytes(cfg)
+    return (nbytes <= LAMPORT_BYTES and cfg.n_experts <= LAMPORT_EXPERTS and cfg.p2p_world_size == cfg.n_ranks
+            and not cfg.skip_a2a)
+
+
 @cache
 def regions(cfg: EPConfig) -> tuple[Region, ...]:
     """Every region of one rank, in the order in which they lie.
 
-    Under skip_a2a the source rank axis has length 1. combine_send_buf exists for SHMEM only.
+    Under skip_a2a the source rank axis has length 1. combine_send_buf exists for SHMEM only,
+    combine_lamport_buf where has_lamport_buf.
     """
     msg_bytes, combine_bytes = message(cfg).msg_bytes, combine_msg_bytes(cfg)
     local, ranks, tokens = cfg.n_local_experts, cfg.n_src_ranks, cfg.max_tokens_per_rank
@@ -72,8 +83,11 @@ def regions(cfg: EPConfig) -> tuple[Region, ...]:
         ("dispatch_recv_count", (local, ranks), np.uint64, by_peer, MAX_FINITE),
         ("combine_recv_buf", (tokens, cfg.top_k, combine_bytes), np.uint8, ("token", "k", "byte"), None),
         ("combine_recv_count", (local, ranks), np.uint64, by_peer, MAX_FINITE),
-        ("dispatch_send_buf", (tokens, msg_bytes), np.uint8, ("token", "byte"), None),
     ]
+    if has_lamport_buf(cfg):
+        table.append(("combine_lamport_buf", (tokens, cfg.top_k, combine_bytes // 4), np.uint32, ("token", "k", "word"),
+                      ABSENT))
+    table.append(("dispatch_send_buf", (tokens, msg_bytes), np.uint8, ("token", "byte"), None))
     if cfg.use_shmem:
         table.append(("combine_send_buf", (local * ranks * tokens, combine_bytes), np.uint8, ("row", "byte"), None))
     table += [

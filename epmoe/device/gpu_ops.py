@@ -71,6 +71,9 @@ for _scope in ("cta", "gpu", "sys"):
             _op("atomic_add_%s_%s_%s" % (_order, _scope, _t),
                 "atom.%s.%s.global.add.%s $0, [$1], $2;" % (_order, _scope, _p), _v, [u64, _v])
     _op("fence_acq_rel_" + _scope, "fence.acq_rel.%s;" % _scope, None, [])
+# four words, of which each is read or written at once; 16 bytes together are no word
+_op("load16_relaxed_sys", "ld.relaxed.sys.global.v4.u32 {$0,$1,$2,$3}, [$4];", Q, [u64])
+_op("store16_relaxed_sys", "st.relaxed.sys.global.v4.u32 [$0], {$1,$2,$3,$4};", None, [u64] + Q)
 for _scope in ("gpu", "sys"):
     for _t in ("i32", "u32", "u64"):
         _v, _p = VALUE_TYPE[_t], PTX_TYPE[_t]

@@ -20,6 +20,7 @@ STRONG += ["atomic_max_relaxed_%s_%s" % (scope, t) for scope in ("gpu", "sys") f
 STRONG += ["atomic_or_relaxed_%s_u32" % scope for scope in ("gpu", "sys")]
 STRONG += ["atomic_cas_%s_%s_%s" % (order, scope, t) for order in ("relaxed", "acq_rel") for scope in ("gpu", "sys")
            for t in ("i32", "u64")]
+STRONG += ["load16_relaxed_sys", "store16_relaxed_sys"]
 FENCES = ["fence_acq_rel_%s" % scope for scope in SCOPES]
 BLOCK = "syncthreads syncthreads_or syncthreads_count"
 WARP = ("syncwarp shfl_idx shfl_xor shfl_up shfl_down ballot match_any any_lane all_lanes warp_broadcast_i32 "

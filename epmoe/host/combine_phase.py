@@ -11,7 +11,7 @@ from epmoe.host.dispatched import Dispatched
 from epmoe.host.rank_memory import combine_shape
 from epmoe.host.results import Results
 from epmoe.host.user_functions import argument, check_signature, of_rank
-from epmoe.kernels import TokenArray
+from epmoe.kernels import TokenArray, lamport
 
 
 @dataclass(eq=False)
@@ -132,10 +132,12 @@ class CombinePhase:
 
     def launch_fused(self, returned, reduction, streams):
         """The fused combine of every rank."""
+        without_signals = lamport.applies(self.cfg, self.engine.launch, reduction[0].options["router_weights"])
+        buf = "combine_lamport_buf" if without_signals else "combine_recv_buf"
         for r, b, to in zip(self.engine.ranks, returned, reduction):
             self.engine.call("combine_kernel", **to.options)(
                 b.expert_outputs, b.src_info, TokenArray(to.results.address("output_tokens"), b.num_tokens),
-                r.address("combine_send_buf"), r.peers("combine_recv_buf"), r.peers("combine_recv_count"),
+                r.address("combine_send_buf"), r.peers(buf), r.peers("combine_recv_count"),
                 r.address("ep_counters"), b.topk_ids, r.rank, n_rows=b.n_rows, router_weights=to.weights,
                 router_weights_args=to.weights_args, epilogue_args=to.epilogue_args,
                 **self.engine.launch_arguments(r, streams[r.rank]))

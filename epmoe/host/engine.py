@@ -1,6 +1,7 @@
 """What dispatch and combine of an ExpertParallel share: the ranks' memory, compiled calls, launching, errors."""
 
 from contextlib import contextmanager
+from dataclasses import replace
 
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPStateError, EPValueError, PeerTimeout
@@ -9,7 +10,7 @@ from epmoe import device, kernels as standard_kernels, layout
 from epmoe.host.placing import Placing
 from epmoe.host.rank_memory import RankMemory
 from epmoe.host.rounds import Rounds
-from epmoe.kernels import LaunchConfig, status
+from epmoe.kernels import LaunchConfig, lamport, status
 
 FUSED = ("dispatch_kernel", "combine_kernel")
 
@@ -20,6 +21,8 @@ class Engine:
     def __init__(self, cfg: EPConfig, world, launch, timeout, kernels):
         self.cfg, self.world, self.machine, self.timeout = cfg, world, world.machine, timeout
         self.launch = LaunchConfig() if launch is None else launch
+        if self.launch.lamport_combine is None:
+            self.launch = replace(self.launch, lamport_combine=lamport.suits(cfg))
         self.rounds = Rounds()
         self.placing = Placing(self.machine, world.stream_of)
         self._kernels = kernels or standard_kernels

@@ -43,7 +43,7 @@ from epmoe.device import int32
 from epmoe.layout import combine_msg_bytes as row_bytes
 from epmoe_ref.errors import EPValueError
 
-from . import ahead, counters, leaving, reducers, returners, stamps, watchers
+from . import ahead, counters, lamport, leaving, reducers, returners, stamps, watchers
 from .call import CombineAsyncCall, CombineCall, CombineWaitCall
 from .launch import LaunchConfig
 from .params import ParameterBlock
@@ -101,8 +101,8 @@ def _compile_async(cfg, threads, trace):
 def _second_half(cfg, block, trace, mark, router_weights, weights_types, epilogue, epilogue_types):
     """(n_flags, clear, finish): finish(params, num_tokens, my_rank, words, status, flags) is steps 3 to 5."""
     n_flags, clear, watch, next_come = watchers.make(cfg, block)
-    leave = _leaving(cfg, block, trace)
-    reduce = reducers.make(cfg, block, mark, next_come, router_weights, weights_types, epilogue, epilogue_types)
+    leave, taking = _leaving(cfg, block, trace), reducers.behind_signals(cfg, next_come)
+    reduce = reducers.make(cfg, block, mark, taking, router_weights, weights_types, epilogue, epilogue_types)
 
     @device_fn
     def finish(params, num_tokens, my_rank, words, status, flags):
@@ -147,6 +147,27 @@ def _compile_fused(cfg, threads, trace, *functions):
         clear(flags)                        # there is a barrier in return_rows
         if not return_rows(params, words, rows, src_infos, my_rank, failed_before(status)):
             finish(params, num_tokens, my_rank, words, status, flags)
+
+    return combine
+
+
+@lru_cache(CACHED)
+def _compile_lamport(cfg, threads, trace, *functions):
+    block = parameter_block(cfg)
+    mark, fetch, fetch_rows = stamps.make(block, trace), ahead.parameters(block), ahead.first_rows(row_bytes(cfg))
+    return_rows = returners.make(cfg, block, mark, without_signals=True)
+    reduce = reducers.make(cfg, block, mark, lamport.taking(cfg, block), *functions)
+    await_begun = lamport.end(cfg, block)
+
+    @kernel(max_threads=threads)
+    def combine(params, num_tokens, my_rank, words, status, rows, src_infos, n_rows):
+        mark(params, stamps.START)
+        fetch(params)
+        fetch_rows(rows, src_infos, n_rows)
+        if not return_rows(params, words, rows, src_infos, my_rank, failed_before(status)):
+            reduce(params, i32(0), num_tokens, my_rank)
+            await_begun(params, status)
+            mark(params, stamps.LEFT)
 
     return combine
 
@@ -197,15 +218,17 @@ def combine_wait_kernel(cfg, launch=None, *, router_weights="array", epilogue=No
 def combine_kernel(cfg, launch=None, *, router_weights="array", epilogue=None) -> CombineCall:
     """combine_async and combine_wait as one kernel: all steps in one launch.
 
-    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(). router_weights, epilogue: as in combine_wait_kernel.
+    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(); with its lamport_combine, where lamport.applies,
+    recv_buf_ptrs are those of combine_lamport_buf. router_weights, epilogue: as in combine_wait_kernel.
     Returns a CombineCall, called with the page's arguments in the page's order: addresses (KernelCall).
     Errors: EPValueError. Source: the combine_kernel page.
     """
     launch = launch or LaunchConfig()
     _check_options(cfg, router_weights, epilogue)
 
+    make = _compile_lamport if lamport.applies(cfg, launch, router_weights) else _compile_fused
+
     def compile(weights_types, epilogue_types):
-        return _compile_fused(cfg, launch.threads, launch.trace, router_weights, weights_types, epilogue,
-                              epilogue_types)
+        return make(cfg, launch.threads, launch.trace, router_weights, weights_types, epilogue, epilogue_types)
 
     return CombineCall(cfg, launch, parameter_block(cfg), compile)

@@ -4,6 +4,8 @@ A warp takes a run of columns of one token. It loads the rows' vectors into regi
 order, and adds them up when it has all of them: so little is left to do when the last row of the round is here.
 """
 
+from typing import NamedTuple
+
 from epmoe import layout
 from epmoe.device import (ballot, block_idx, device_fn, f32, grid_dim, i32, lane_id, load16, load_f32, load_u64,
                           n_warps, shfl_idx, store16, u32, u64, warp_id)
@@ -14,14 +16,69 @@ VECTOR = 16         # bytes
 AT_ONCE = 8         # slots whose vectors a lane holds
 
 
-def make(cfg, block, mark, next_come, router_weights, weights_types, epilogue, epilogue_types):
+class Taking(NamedTuple):
+    """Device functions by which a warp waits for a token's rows, a bit of `wanted` for each slot that has one.
+
+    eight(params, flags, entry, wanted, first, place, is_own) -> (eight vectors, whether they came): a lane's vectors of
+        slots first .. first + 7; entry: on lane k the word of recv_count that signals slot k; place: of slot 0's
+        vector; is_own: whether this vector is the lane's own, and not one that it looks at with another lane.
+    rows(flags, entry, wanted) -> whether all came. flags: of watchers.py; 0 where there are none.
+    """
+
+    eight: callable
+    rows: callable
+
+
+def behind_signals(cfg, next_come) -> Taking:
+    """Rows are loaded when their signals have come. next_come: of watchers.py."""
+    top_k, bytes_a_row = cfg.top_k, layout.combine_msg_bytes(cfg)
+
+    @device_fn
+    def await_rows(flags, entry, wanted):
+        came = u32(0xFFFFFFFF)
+        while wanted != u32(0) and came != u32(0):
+            came = next_come(flags, entry, wanted)
+            wanted = u32(wanted & ~came)
+        return came != u32(0)
+
+    def taker(j):
+        """Device function for slot first + j: its vector if it is among those that came."""
+        @device_fn
+        def take(came, first, q, place):
+            if j < top_k:
+                if ((came >> u32(first + j)) & u32(1)) != u32(0):
+                    q = load16(place + u64(first + j) * u64(bytes_a_row))
+            return q
+
+        return take
+
+    take0, take1, take2, take3, take4, take5, take6, take7 = (taker(j) for j in range(AT_ONCE))
+
+    @device_fn
+    def take_eight(params, flags, entry, wanted, first, place, is_own):
+        none = (u32(0), u32(0), u32(0), u32(0))
+        q0, q1, q2, q3, q4, q5, q6, q7 = none, none, none, none, none, none, none, none
+        wanted, came = u32(wanted & u32(u32((1 << AT_ONCE) - 1) << u32(first))), u32(1)
+        while wanted != u32(0) and came != u32(0):
+            came = u32(next_come(flags, entry, wanted))
+            q0, q1, q2 = take0(came, first, q0, place), take1(came, first, q1, place), take2(came, first, q2, place)
+            q3, q4, q5 = take3(came, first, q3, place), take4(came, first, q4, place), take5(came, first, q5, place)
+            q6, q7 = take6(came, first, q6, place), take7(came, first, q7, place)
+            wanted = u32(wanted & ~came)
+        return q0, q1, q2, q3, q4, q5, q6, q7, came != u32(0)
+
+    return Taking(take_eight, await_rows)
+
+
+def make(cfg, block, mark, taking, router_weights, weights_types, epilogue, epilogue_types):
     """Device function reduce(params, flags, num_tokens, my_rank), for all warps of all blocks.
 
-    Tokens whose rows do not come, because the round has failed, are left alone. next_come, flags: of watchers.py.
+    Tokens whose rows do not come, because the round has failed, are left alone. taking: a Taking; flags: what it takes.
     router_weights: "array", a function (token, k, *args), or None for output [num_tokens, top_k, hidden].
     epilogue: a function (token, col, value, *args), or None.
     """
     numbers, id_words = elements.make(cfg.combine_dtype), ids.make(cfg)
+    take_eight, await_rows = taking
     zeros, unpack, pack, accumulate, add = numbers.zeros, numbers.unpack, numbers.pack, numbers.accumulate, numbers.add
     load_id, clean_id, share = id_words.load, id_words.clean, shared_expert.share_of(cfg)
     top_k, local, n_ranks = cfg.top_k, cfg.n_local_experts, cfg.n_src_ranks
@@ -66,24 +123,8 @@ def make(cfg, block, mark, next_come, router_weights, weights_types, epilogue, e
             source = i32(0)
         return i32(expert % local * n_ranks + source)
 
-    @device_fn
-    def await_rows(flags, entry, wanted):
-        """Waits for all rows of a token; whether they came."""
-        came = u32(0xFFFFFFFF)
-        while wanted != u32(0) and came != u32(0):
-            came = next_come(flags, entry, wanted)
-            wanted = u32(wanted & ~came)
-        return came != u32(0)
-
-    def slot(j):
-        """Two device functions for slot first + j: its vector if it is among those that came, its part of the sum."""
-        @device_fn
-        def take(came, first, q, place):
-            if j < top_k:
-                if ((came >> u32(first + j)) & u32(1)) != u32(0):
-                    q = load16(place + u64(first + j) * u64(bytes_a_row))
-            return q
-
+    def adder(j):
+        """Device function for slot first + j: its part of the sum."""
         @device_fn
         def add_to(sums, has_row, first, w, q):
             # a slot without an expert adds nothing, whatever its weight
@@ -93,34 +134,25 @@ def make(cfg, block, mark, next_come, router_weights, weights_types, epilogue, e
                     sums = accumulate(w_k, q, sums)
             return sums
 
-        return take, add_to
+        return add_to
 
-    (take0, add0), (take1, add1), (take2, add2), (take3, add3) = (slot(j) for j in range(4))
-    (take4, add4), (take5, add5), (take6, add6), (take7, add7) = (slot(j) for j in range(4, AT_ONCE))
+    add0, add1, add2, add3, add4, add5, add6, add7 = (adder(j) for j in range(AT_ONCE))
 
     @device_fn
-    def sum_eight(place, flags, entry, has_row, first, w, sums):
+    def sum_eight(params, place, is_own, flags, entry, has_row, first, w, sums):
         """Adds slots first .. first + 7 to the sums; (sums, whether their rows came)."""
-        none = (u32(0), u32(0), u32(0), u32(0))
-        q0, q1, q2, q3, q4, q5, q6, q7 = none, none, none, none, none, none, none, none
-        wanted, came = u32(has_row & u32(u32((1 << AT_ONCE) - 1) << u32(first))), u32(1)
-        while wanted != u32(0) and came != u32(0):
-            came = u32(next_come(flags, entry, wanted))
-            q0, q1, q2 = take0(came, first, q0, place), take1(came, first, q1, place), take2(came, first, q2, place)
-            q3, q4, q5 = take3(came, first, q3, place), take4(came, first, q4, place), take5(came, first, q5, place)
-            q6, q7 = take6(came, first, q6, place), take7(came, first, q7, place)
-            wanted = u32(wanted & ~came)
+        q0, q1, q2, q3, q4, q5, q6, q7, came = take_eight(params, flags, entry, has_row, first, place, is_own)
         sums = add1(add0(sums, has_row, first, w, q0), has_row, first, w, q1)
         sums = add3(add2(sums, has_row, first, w, q2), has_row, first, w, q3)
         sums = add5(add4(sums, has_row, first, w, q4), has_row, first, w, q5)
-        return add7(add6(sums, has_row, first, w, q6), has_row, first, w, q7), came != u32(0)
+        return add7(add6(sums, has_row, first, w, q6), has_row, first, w, q7), came
 
     @device_fn
-    def sum_slots(place, flags, entry, has_row, w):
+    def sum_slots(params, place, is_own, flags, entry, has_row, w):
         """fma(w, x, sum) over k ascending from +0.0; (sums, whether all rows came)."""
         sums, goes_on, first = zeros(), True, i32(0)
         while goes_on and first < top_k:
-            sums, goes_on = sum_eight(place, flags, entry, has_row, first, w, sums)
+            sums, goes_on = sum_eight(params, place, is_own, flags, entry, has_row, first, w, sums)
             first = i32(first + AT_ONCE)
         return sums, goes_on
 
@@ -145,13 +177,15 @@ def make(cfg, block, mark, next_come, router_weights, weights_types, epilogue, e
             # lanes behind the last column do it again and store nothing: all stay together for the shuffles
             vector = i32(min(run * 32 + lane, n_vectors - 1))
             place = recv + u64(token * top_k) * u64(bytes_a_row) + u64(VECTOR) * u64(vector)
-            sums, goes_on = sum_slots(place, flags, entry_of(expert, my_rank), u32(ballot(expert >= 0)), w)
+            has_row, entry = u32(ballot(expert >= 0)), entry_of(expert, my_rank)
+            is_own = run * 32 + lane < n_vectors
+            sums, goes_on = sum_slots(params, place, is_own, flags, entry, has_row, w)
             q = pack(sums)
             if fused_share:
                 q = add_shared_expert(params, token, vector, n_share, first, q)
             if has_epilogue:
                 q = pack(apply_epilogue(token, i32(vector * numbers_a_vector), unpack(q), words))
-            if goes_on and run * 32 + lane < n_vectors:
+            if goes_on and is_own:
                 store16(out + u64(token) * u64(bytes_a_row) + u64(VECTOR) * u64(vector), q[0], q[1], q[2], q[3])
             if unit < grid_dim():
                 mark(params, stamps.ARRIVED)            # thread 0: its first token

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from epmoe import layout
 from epmoe.device import device_fn, i32, load16_stream, load_u64, n_warps, store16, syncwarp, u32, u64
 
-from . import transport
+from . import lamport, transport
 from .division import divided
 from .formats.row_copy import LANES, copy_part, most_parts
 
@@ -24,6 +24,7 @@ class RowPieces(NamedTuple):
         vectors only when their place is known: when all blocks send much, it is better if not all loads leave at once.
     signal(params, entry, my_rank, count): one thread writes the entry's count into the word of recv_count of the rank
         that its rows go to; covers all that this thread has written, or acquired from others.
+    signals: whether signals are needed: else a row says by itself that it is there, to who polls it.
     """
 
     cut: callable
@@ -31,15 +32,17 @@ class RowPieces(NamedTuple):
     send: callable
     carry: callable
     signal: callable
+    signals: bool
 
 
-def make(cfg, block) -> RowPieces:
-    """The functions for one parameter block."""
+def make(cfg, block, without_signals=False) -> RowPieces:
+    """The functions for one parameter block. without_signals: as in lamport.py."""
     to, bytes_a_row = transport.make(cfg, block), layout.combine_msg_bytes(cfg)
     recv_buf, crosses, is_far, put, complete, tell_count = (to.recv_buf, to.crosses, to.is_far, to.put, to.complete,
                                                             to.signal)
+    store = lamport.store_row if without_signals else store16
     place_of, most, n_vectors = _placing(cfg), most_parts(bytes_a_row), bytes_a_row // VECTOR
-    stage, (load_held, deliver, copy) = copy_part(bytes_a_row, read_only=True), _carrying(n_vectors)
+    stage, (load_held, deliver, copy) = copy_part(bytes_a_row, read_only=True), _carrying(n_vectors, store)
     ranks, tokens_per_rank, keeps_own = cfg.n_src_ranks, cfg.max_tokens_per_rank, cfg.skip_a2a
     p_send = block.offset("send_buf_p")
 
@@ -99,7 +102,7 @@ def make(cfg, block) -> RowPieces:
             index = i32(index + my_rank)
         tell_count(params, rank_of(entry, my_rank), my_rank, index, count)
 
-    return RowPieces(cut, ask, send, carry, signal)
+    return RowPieces(cut, ask, send, carry, signal, not without_signals)
 
 
 def _placing(cfg):
@@ -119,7 +122,7 @@ def _placing(cfg):
     return place_of
 
 
-def _carrying(n_vectors):
+def _carrying(n_vectors, store_vector):
     """(ask, deliver, copy): a warp copies vectors of a row, in two halves, between which it can find out where they go.
 
     ask(src, first, end, lane) -> a lane's vectors first + lane and more at distances of 32, as many as it holds at a
@@ -144,7 +147,7 @@ def _carrying(n_vectors):
     @device_fn
     def store(place, i, end, q):
         if i < end:
-            store16(place + u64(VECTOR) * u64(i), q[0], q[1], q[2], q[3])
+            store_vector(place + u64(VECTOR) * u64(i), q[0], q[1], q[2], q[3])
 
     @device_fn
     def store_held(place, i, end, held):

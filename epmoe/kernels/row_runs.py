@@ -19,10 +19,10 @@ def make(cfg, pieces):
     """Device function send(params, words, rows, src_infos, first, here, my_rank, ends, counts, done), by all blocks.
 
     pieces: RowPieces. For the window of entries [first, first + here) of region A: ends, counts: int32 [here] of each,
-    in shared memory; done: zeros. Signals all entries that have rows.
+    in shared memory; done: zeros. Signals all entries that have rows, if signals are needed.
     """
     at = counters.words(cfg)
-    cut, ask, send_piece, _, signal = pieces
+    cut, ask, send_piece, signal, signals = pieces.cut, pieces.ask, pieces.send, pieces.signal, pieces.signals
 
     @device_fn
     def finish(params, words, entry, n_here, n_parts, my_rank, count, done, i):
@@ -80,10 +80,11 @@ def make(cfg, pieces):
             if row >= end - count:              # else it is a padding row between two experts
                 send_piece(params, rows, asked, row, i32(first + i), i32(row - end + count), part, at_vector,
                            i32(at_vector + n_vectors), my_rank, lane)
-                syncwarp()                      # the piece by all lanes, before lane 0 releases it
-                if lane == 0:
-                    n_here = i32(min(end, i32(low + n_rows)) - max(i32(end - count), low))
-                    finish(params, words, i32(first + i), n_here, n_parts, my_rank, count, done, i)
+                if signals:
+                    syncwarp()                  # the piece by all lanes, before lane 0 releases it
+                    if lane == 0:
+                        n_here = i32(min(end, i32(low + n_rows)) - max(i32(end - count), low))
+                        finish(params, words, i32(first + i), n_here, n_parts, my_rank, count, done, i)
             unit = i32(unit + n_warps())
 
     return send

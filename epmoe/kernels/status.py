@@ -14,19 +14,20 @@ from epmoe_ref.errors import EPValueError, PeerTimeout
 
 # Words of the region
 FAILED = 0                      # 0, or the phase whose wait expired
-WAITED_FOR = 1                  # one of the two below
+WAITED_FOR = 1                  # one of the three below
 INDEX = 2                       # which word of that region
 EXPECTED, SEEN = 3, 4
 BLOCK = 5
 BAD_IDS, REPEATED_IDS = 8, 9    # how many were treated as -1
 BAD_TOKEN, BAD_SLOT, BAD_ID = 10, 11, 12    # the first that was recorded
+MISSING_RANKS = 13              # FOR_ROWS: a bit for each source rank of which something has not come
 
 # Phases that wait; the sending halves, dispatch_async and combine_async, wait for nobody
 DISPATCH_WAIT, COMBINE_WAIT = 2, 4
 PHASES = {DISPATCH_WAIT: "dispatch_wait", COMBINE_WAIT: "combine_wait"}
 
 # What a wait was for
-FOR_RECV_COUNT, FOR_SEND_BUF = 2, 4
+FOR_RECV_COUNT, FOR_SEND_BUF, FOR_ROWS = 2, 4, 8
 LOCAL_WAITS = {FOR_SEND_BUF: "send_buf_ready: tokens that this rank's own blocks were to encode"}
 
 
@@ -82,6 +83,8 @@ def raise_if_failed(words, cfg: EPConfig, rank: int, timeout_s: float, recv_coun
     waited_for, index = int(words[WAITED_FOR]), int(words[INDEX])
     if waited_for == FOR_RECV_COUNT:
         what, remedy = _missing_signals(cfg, rank, index, recv_count)
+    elif waited_for == FOR_ROWS:
+        what, remedy = _missing_rows(cfg, rank, index, int(words[MISSING_RANKS]))
     else:
         remedy = ""
         what = (f"waited for {LOCAL_WAITS[waited_for].format(index)} (expected {words[EXPECTED]}, saw {words[SEEN]}); "
@@ -107,6 +110,17 @@ def raise_if_bad_ids(words, cfg: EPConfig, rank: int):
     raise EPValueError(f"rank {rank}: topk_ids[{words[BAD_TOKEN] - 1}, {words[BAD_SLOT]}] is {value}, {rule}; "
                        f"{outside} ids outside the range and {repeated} repeated ids were treated as -1 (no expert): "
                        "give each token distinct ids, and -1 for empty slots")
+
+
+def _missing_rows(cfg, rank, index, sources):
+    """index: an entry, (local expert, source rank), of which a row is missing, or -1."""
+    some = "all rows have come, but no word that the round has begun"
+    if index >= 0:
+        local_expert, source = divmod(index, cfg.n_src_ranks)
+        some = f"rows of expert {source * cfg.n_local_experts + local_expert} are missing"
+    names = ", ".join(str(source) for source in range(cfg.n_src_ranks) if sources >> source & 1)
+    remedy = ": has it ended, or made another call, or changed src_info? reset() by all ranks starts anew"
+    return f"nothing, or not all, from source rank {names} ({some})", remedy
 
 
 def _missing_signals(cfg, rank, index, recv_count):

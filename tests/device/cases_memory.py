@@ -54,7 +54,8 @@ for _ty in DTYPE:
 FOUR = np.array([1, 0x80000000, 0xFFFFFFFF, 0x12345678], np.uint32)
 for _name, _text in {"load16": r"ld\.global\.v4\.u32",
                      "load16_nc": r"ld\.global\.nc\.L1::no_allocate\.L2::256B\.v4\.u32",
-                     "load16_stream": r"ld\.global\.L1::no_allocate\.v4\.u32"}.items():
+                     "load16_stream": r"ld\.global\.L1::no_allocate\.v4\.u32",
+                     "load16_relaxed_sys": r"ld\.relaxed\.sys\.global\.v4\.u32"}.items():
     case(_name, _text, reads_16(word(_name)), np.concatenate([np.zeros(4, np.uint32), FOUR]), FOUR)
 
 
@@ -70,7 +71,8 @@ def prefetches(op, load):
 case("prefetch", r"prefetch\.global\.L2", prefetches(word("prefetch"), load_u32), np.arange(8, dtype=np.uint32),
      np.array([2], np.uint32))
 for _name, _text in {"store16": r"st\.global\.v4\.u32",
-                     "store16_stream": r"st\.global\.L1::no_allocate\.v4\.u32"}.items():
+                     "store16_stream": r"st\.global\.L1::no_allocate\.v4\.u32",
+                     "store16_relaxed_sys": r"st\.relaxed\.sys\.global\.v4\.u32"}.items():
     case(_name, _text, writes_16(word(_name)), FOUR, FOUR)
 
 

@@ -9,7 +9,8 @@ from .ops import SCOPES, SPANS, STARTS, WRAP, span_of, word
 from .scheduler import NOW
 
 
-def _strong_load(order, scope, ty):
+def _strong_load(order, scope, ty, depth=1):
+    """depth: how many frames above it the kernel's line is."""
     name, n, view, number = "ld_%s_%s_%s" % (order, scope, ty), WIDTH[ty], VIEW[ty], SCOPES[scope]
     shift, acquire = n.bit_length() - 1, order == "acquire"
 
@@ -24,7 +25,7 @@ def _strong_load(order, scope, ty):
         value = newest = span.strong[view][address - span.origin >> shift]
         if NOW.detector is not None:
             value = NOW.detector.strong(t.actor, address, n, True, False, number, acquire, False, name,
-                                        sys._getframe(1), span, newest, None)
+                                        sys._getframe(depth), span, newest, None)
         # a second look at an unchanged word, with nothing but such looks between: wait until something changes; an
         # acquiring look behind a relaxed one, which has ended a wait, is none
         time = t.operations + NOW.mark - NOW.fuel
@@ -39,10 +40,12 @@ def _strong_load(order, scope, ty):
         else:
             polled[look] = value
         return value
-    return word(ld, name, "%s load of a %s, scope %s." % (order.capitalize(), ty, scope))
+    ld.__doc__ = "%s load of a %s, scope %s." % (order.capitalize(), ty, scope)
+    return ld
 
 
-def _strong_store(order, scope, ty):
+def _strong_store(order, scope, ty, depth=1):
+    """depth: as in _strong_load."""
     name, n, view, wrap, number = "st_%s_%s_%s" % (order, scope, ty), WIDTH[ty], VIEW[ty], WRAP[ty], SCOPES[scope]
     shift, release = n.bit_length() - 1, order == "release"
 
@@ -57,11 +60,34 @@ def _strong_store(order, scope, ty):
         view_, k = span.strong[view], address - span.origin >> shift
         if NOW.detector is not None:
             NOW.detector.strong(getcurrent().actor, address, n, False, True, number, False, release, name,
-                                sys._getframe(1), span, view_[k], v)
+                                sys._getframe(depth), span, view_[k], v)
         view_[k] = v
         if address >> 4 in NOW.watchers:
             NOW.written(address >> 4)
-    return word(st, name, "%s store of a %s, scope %s." % (order.capitalize(), ty, scope))
+    st.__doc__ = "%s store of a %s, scope %s." % (order.capitalize(), ty, scope)
+    return st
+
+
+def _four_words():
+    """Loads and stores of 16 bytes, relaxed at system scope: each of the four words is one by itself."""
+    look, put = _strong_load("relaxed", "sys", "u32", depth=2), _strong_store("relaxed", "sys", "u32", depth=2)
+
+    @word
+    def load16_relaxed_sys(address):
+        """Four u32 from a 16-byte aligned global address; relaxed loads, scope sys, one by one."""
+        if address & 15:
+            span_of(address, 16, "load16_relaxed_sys")
+        return look(address), look(address + 4), look(address + 8), look(address + 12)
+
+    @word
+    def store16_relaxed_sys(address, a, b, c, d):
+        """Store four u32 at a 16-byte aligned global address; relaxed stores, scope sys, one by one."""
+        if address & 15:
+            span_of(address, 16, "store16_relaxed_sys", write=True)
+        put(address, a)
+        put(address + 4, b)
+        put(address + 8, c)
+        put(address + 12, d)
 
 
 def _rmw(name, order, scope, ty, change, returns=True, operands=1, doc=None):
@@ -117,9 +143,9 @@ def _cas(old, expected, new):
 for _ty in ("i32", "u32", "u64"):
     for _scope in SCOPES:
         for _order in ("relaxed", "acquire"):
-            _strong_load(_order, _scope, _ty)
+            word(_strong_load(_order, _scope, _ty), "ld_%s_%s_%s" % (_order, _scope, _ty))
         for _order in ("relaxed", "release"):
-            _strong_store(_order, _scope, _ty)
+            word(_strong_store(_order, _scope, _ty), "st_%s_%s_%s" % (_order, _scope, _ty))
             _rmw("red_add_%s_%s_%s" % (_order, _scope, _ty), _order, _scope, _ty, _add, returns=False,
                  doc="Add to a %s, %s, scope %s; the old value is not returned." % (_ty, _order, _scope))
         for _order in ("relaxed", "acquire", "release", "acq_rel"):
@@ -152,3 +178,4 @@ def _fence(scope):
 
 for _scope in SCOPES:
     _fence(_scope)
+_four_words()

@@ -1,0 +1,190 @@
+"""Combine of few tokens without signals: every word of a row says by itself that it has come.
+
+While nothing is there, every 32-bit word of the buffer is ABSENT, all ones, which is a NaN in every output type. Rows
+are stored relaxed at system scope, and their receiver polls the very words that it is going to add up until none is
+ABSENT: by the PTX memory model each of the four words of a 16-byte access is read and written at once, so who sees
+another value sees the word itself, and nothing need be ordered between words. No release waits for acknowledgements, no
+signal follows it, and no second look fetches the row. The name is NCCL's and TensorRT-LLM's for such buffers, after
+Lamport's queue without locks.
+
+What that takes. A row that holds the word ABSENT has NAN in its place, which sums up to the same, as which NaN results
+from arithmetic is unspecified; so rows that are not summed up go the other way. Who has taken a vector puts ABSENT
+back: the next round's rows come only when this rank has dispatched again. A rank that has no row for another one still
+has to say that it has left the dispatch: its combine begins by a word in recv_count at [0, my_rank], BEGUN, released,
+which its receiver waits for last, and puts back. Region A is put back by the last block that has read it. The other
+words of recv_count are neither written nor looked at.
+
+A row whose src_info names no place is not sent, and its receiver cannot tell: it waits in vain, and gives up.
+"""
+
+from epmoe import layout
+from epmoe.device import (any_lane, atomic_add_acq_rel_gpu_i32, atomic_or_relaxed_gpu_u32, block_idx, device_fn,
+                          globaltimer, grid_dim, i32, lane_id, ld_acquire_sys_u64, load16_relaxed_sys, load_u64, n_warps,
+                          nanosleep, store16, store16_relaxed_sys, store_i32, store_u64, syncwarp, thread_idx, u32, u64,
+                          warp_broadcast_i32, warp_id)
+from epmoe.layout import MAX_FINITE
+
+from . import counters
+from .reducers import Taking
+from .spin import POLLS_PER_LOOK, gives_up
+from .status import COMBINE_WAIT, FOR_ROWS, MISSING_RANKS, record_expired
+
+ABSENT = layout.ABSENT
+NAN = 0x7FFF7FFF        # not ABSENT, and a NaN wherever ABSENT is one: in bf16, fp16 and float32
+BEGUN = 1
+NAP_NS = 40             # between two looks at rows that have not come
+VECTOR = 16             # bytes
+
+
+def applies(cfg, launch, router_weights):
+    """Whether a fused combine with this LaunchConfig goes this way."""
+    return bool(launch.lamport_combine) and suits(cfg) and router_weights is not None
+
+
+def suits(cfg):
+    """Whether the configuration has a buffer for it."""
+    return layout.has_lamport_buf(cfg)
+
+
+@device_fn
+def store_row(place, a, b, c, d):
+    """Stores 16 bytes of a row at its receiver's."""
+    store16_relaxed_sys(place, _present(a), _present(b), _present(c), _present(d))
+
+
+@device_fn
+def _present(word):
+    if word == u32(ABSENT):
+        word = u32(NAN)
+    return word
+
+
+@device_fn
+def _is_absent(q):
+    return q[0] == u32(ABSENT) or q[1] == u32(ABSENT) or q[2] == u32(ABSENT) or q[3] == u32(ABSENT)
+
+
+def begin(cfg, block, to):
+    """Device function begin(params, words, my_rank): by all threads of a block, when the block has read region A.
+
+    to: Transport. The last block tells every rank that this one has begun. The last of all blocks puts region A back.
+    """
+    at, tell, n_ranks, n_words = counters.words(cfg), to.signal, cfg.n_ranks, 2 * cfg.n_local_experts * cfg.n_src_ranks
+
+    @device_fn
+    def start(params, words, my_rank):
+        if block_idx() == grid_dim() - 1 and thread_idx() < n_ranks:
+            # release: what this rank has read in the dispatch before, which its peers' next one overwrites
+            tell(params, i32(thread_idx()), my_rank, my_rank, i32(BEGUN))
+        if warp_id() == n_warps() - 1:
+            i, last = i32(lane_id()), i32(0)
+            if i == 0:
+                # release: this block has read A; acquire: all others have
+                last = i32(atomic_add_acq_rel_gpu_i32(words + u64(at.d), i32(1)) == grid_dim() - 1)
+            last = i32(warp_broadcast_i32(last, 0))
+            syncwarp()                          # lane 0 acquired for all
+            if last != 0:
+                if i == 0:
+                    store_i32(words + u64(at.d), i32(0))
+                while i < n_words:
+                    store_i32(words + u64(at.a) + u64(4) * u64(i), i32(0))
+                    i = i32(i + 32)
+
+    return start
+
+
+def end(cfg, block):
+    """Device function end(params, status): one warp of the launch waits until all ranks have begun."""
+    p_count, p_timeout, n_ranks = block.offset("recv_count_p"), block.offset("timeout_ns"), cfg.n_ranks
+
+    @device_fn
+    def await_begun(params, status):
+        if block_idx() == grid_dim() - 1 and warp_id() == 0 and lane_id() < n_ranks:
+            word = u64(load_u64(params + u64(p_count))) + u64(8) * u64(lane_id())
+            timeout_ns, since, polls, goes_on = u64(load_u64(params + u64(p_timeout))), u64(globaltimer()), 0, True
+            # acquire: what that rank has read in the dispatch before, which this rank's next one overwrites
+            while goes_on and u64(ld_acquire_sys_u64(word)) == u64(MAX_FINITE):
+                polls += 1
+                if polls % POLLS_PER_LOOK == 0 and gives_up(status, since, timeout_ns):
+                    atomic_or_relaxed_gpu_u32(status + u64(4 * MISSING_RANKS), u32(u32(1) << u32(lane_id())))
+                    record_expired(status, COMBINE_WAIT, FOR_ROWS, -1, 0, -1)
+                    goes_on = False
+            if goes_on:
+                store_u64(word, u64(MAX_FINITE))
+
+    return await_begun
+
+
+def taking(cfg, block):
+    """The Taking of reducers.py: each lane waits for its own vectors, as they come. Rows that nobody sums up have none."""
+    bytes_a_row, top_k, n_ranks = layout.combine_msg_bytes(cfg), cfg.top_k, cfg.n_src_ranks
+    p_status, p_timeout = block.offset("status"), block.offset("timeout_ns")
+
+    def slot(j):
+        """Two device functions for slot first + j: (late) -> whether it is late; its vector, put back if it has come."""
+        bit = 1 << j
+
+        @device_fn
+        def look(late, q, place, first):
+            if j < top_k:
+                if u32(late) & u32(bit) != u32(0):
+                    q = load16_relaxed_sys(place + u64(first + j) * u64(bytes_a_row))
+            return q
+
+        @device_fn
+        def come(late, q, place, first):
+            if j < top_k:
+                if u32(late) & u32(bit) != u32(0) and not _is_absent(q):
+                    late = u32(late & u32(~bit & 0xFF))
+                    store16(place + u64(first + j) * u64(bytes_a_row), u32(ABSENT), u32(ABSENT), u32(ABSENT),
+                            u32(ABSENT))
+            return late
+
+        return look, come
+
+    (look0, come0), (look1, come1), (look2, come2), (look3, come3) = (slot(j) for j in range(4))
+    (look4, come4), (look5, come5), (look6, come6), (look7, come7) = (slot(j) for j in range(4, 8))
+
+    @device_fn
+    def give_up(params, late, entry, first):
+        """Records the ranks whose rows are missing."""
+        status, k, lane = u64(load_u64(params + u64(p_status))), i32(0), i32(lane_id())
+        while k < 8:
+            if any_lane(((u32(late) >> u32(k)) & u32(1)) != u32(0)):
+                if lane == first + k:
+                    atomic_or_relaxed_gpu_u32(status + u64(4 * MISSING_RANKS),
+                                              u32(u32(1) << u32(u32(entry) % u32(n_ranks))))
+                    record_expired(status, COMBINE_WAIT, FOR_ROWS, entry, 0, -1)
+            k = i32(k + 1)
+
+    @device_fn
+    def has_to_end(params, since):
+        return gives_up(u64(load_u64(params + u64(p_status))), since, u64(load_u64(params + u64(p_timeout))))
+
+    @device_fn
+    def take(params, flags, entry, wanted, first, place, is_own):
+        none = (u32(0), u32(0), u32(0), u32(0))
+        q0, q1, q2, q3, q4, q5, q6, q7 = none, none, none, none, none, none, none, none
+        late, polls, since, goes_on = u32(u32(wanted) >> u32(first) & u32(0xFF)), 0, u64(0), True
+        if not is_own:              # whose lane puts ABSENT back as soon as it has seen it
+            late = u32(0)
+        while goes_on and any_lane(late != u32(0)):
+            q0, q1, q2 = look0(late, q0, place, first), look1(late, q1, place, first), look2(late, q2, place, first)
+            q3, q4, q5 = look3(late, q3, place, first), look4(late, q4, place, first), look5(late, q5, place, first)
+            q6, q7 = look6(late, q6, place, first), look7(late, q7, place, first)
+            late = come0(come1(late, q1, place, first), q0, place, first)
+            late = come2(come3(late, q3, place, first), q2, place, first)
+            late = come4(come5(late, q5, place, first), q4, place, first)
+            late = come6(come7(late, q7, place, first), q6, place, first)
+            polls += 1
+            if late != u32(0):
+                nanosleep(u32(NAP_NS))
+            if polls % POLLS_PER_LOOK == 0:
+                if since == u64(0):
+                    since = u64(globaltimer())
+                elif any_lane(late != u32(0) and has_to_end(params, since)):
+                    give_up(params, late, entry, first)
+                    goes_on = False
+        return q0, q1, q2, q3, q4, q5, q6, q7, goes_on
+
+    return Taking(take, None)
