@@ -62,8 +62,9 @@ def record(cfg, *, fused=False, seed=0):
     world = LocalWorld(cfg.n_ranks, seed=seed, recorder=recorder)
     want = epmoe_ref.dispatch(cfg, routed.x, routed.topk_ids)
     # The split kernels' story is that of whole messages. One rank has nothing to share; and its few tokens would go a
-    # way of their own, which is not the one that is told.
-    launch = LaunchConfig(shared_payloads=False) if cfg.n_ranks == 1 or not fused else None
+    # way of their own, which is not the one that is told; nor is that of a combine without signals.
+    shares = False if cfg.n_ranks == 1 or not fused else None
+    launch = LaunchConfig(shared_payloads=shares, lamport_combine=False)
     with ExpertParallel(cfg, world, fused=fused, launch=launch) as ep:
         held = ep.dispatch(routed.x, routed.topk_ids)
         dispatched = [d.trimmed().numpy() for d in held]

@@ -43,7 +43,7 @@ from epmoe.device import int32
 from epmoe.layout import combine_msg_bytes as row_bytes
 from epmoe_ref.errors import EPValueError
 
-from . import ahead, counters, lamport, leaving, reducers, returners, stamps, watchers
+from . import ahead, counters, lamport, lamport_returners, leaving, reducers, returners, stamps, watchers
 from .call import CombineAsyncCall, CombineCall, CombineWaitCall
 from .launch import LaunchConfig
 from .params import ParameterBlock
@@ -155,9 +155,8 @@ def _compile_fused(cfg, threads, trace, *functions):
 def _compile_lamport(cfg, threads, trace, *functions):
     block = parameter_block(cfg)
     mark, fetch, fetch_rows = stamps.make(block, trace), ahead.parameters(block), ahead.first_rows(row_bytes(cfg))
-    return_rows = returners.make(cfg, block, mark, without_signals=True)
+    return_rows, await_begun = lamport_returners.make(cfg, block, mark), lamport.ending(cfg, block)
     reduce = reducers.make(cfg, block, mark, lamport.taking(cfg, block), *functions)
-    await_begun = lamport.end(cfg, block)
 
     @kernel(max_threads=threads)
     def combine(params, num_tokens, my_rank, words, status, rows, src_infos, n_rows):

@@ -18,13 +18,11 @@ A row whose src_info names no place is not sent, and its receiver cannot tell: i
 """
 
 from epmoe import layout
-from epmoe.device import (any_lane, atomic_add_acq_rel_gpu_i32, atomic_or_relaxed_gpu_u32, block_idx, device_fn,
-                          globaltimer, grid_dim, i32, lane_id, ld_acquire_sys_u64, load16_relaxed_sys, load_u64, n_warps,
-                          nanosleep, store16, store16_relaxed_sys, store_i32, store_u64, syncwarp, thread_idx, u32, u64,
-                          warp_broadcast_i32, warp_id)
+from epmoe.device import (any_lane, atomic_or_relaxed_gpu_u32, block_idx, device_fn, globaltimer, grid_dim, i32, lane_id,
+                          ld_acquire_sys_u64, load16_relaxed_sys, load_u64, nanosleep, store16, store16_relaxed_sys,
+                          store_u64, u32, u64, warp_id)
 from epmoe.layout import MAX_FINITE
 
-from . import counters
 from .reducers import Taking
 from .spin import POLLS_PER_LOOK, gives_up
 from .status import COMBINE_WAIT, FOR_ROWS, MISSING_RANKS, record_expired
@@ -32,7 +30,7 @@ from .status import COMBINE_WAIT, FOR_ROWS, MISSING_RANKS, record_expired
 ABSENT = layout.ABSENT
 NAN = 0x7FFF7FFF        # not ABSENT, and a NaN wherever ABSENT is one: in bf16, fp16 and float32
 BEGUN = 1
-NAP_NS = 40             # between two looks at rows that have not come
+NAP_NS = 100            # between two looks at rows that have not come
 VECTOR = 16             # bytes
 
 
@@ -64,37 +62,8 @@ def _is_absent(q):
     return q[0] == u32(ABSENT) or q[1] == u32(ABSENT) or q[2] == u32(ABSENT) or q[3] == u32(ABSENT)
 
 
-def begin(cfg, block, to):
-    """Device function begin(params, words, my_rank): by all threads of a block, when the block has read region A.
-
-    to: Transport. The last block tells every rank that this one has begun. The last of all blocks puts region A back.
-    """
-    at, tell, n_ranks, n_words = counters.words(cfg), to.signal, cfg.n_ranks, 2 * cfg.n_local_experts * cfg.n_src_ranks
-
-    @device_fn
-    def start(params, words, my_rank):
-        if block_idx() == grid_dim() - 1 and thread_idx() < n_ranks:
-            # release: what this rank has read in the dispatch before, which its peers' next one overwrites
-            tell(params, i32(thread_idx()), my_rank, my_rank, i32(BEGUN))
-        if warp_id() == n_warps() - 1:
-            i, last = i32(lane_id()), i32(0)
-            if i == 0:
-                # release: this block has read A; acquire: all others have
-                last = i32(atomic_add_acq_rel_gpu_i32(words + u64(at.d), i32(1)) == grid_dim() - 1)
-            last = i32(warp_broadcast_i32(last, 0))
-            syncwarp()                          # lane 0 acquired for all
-            if last != 0:
-                if i == 0:
-                    store_i32(words + u64(at.d), i32(0))
-                while i < n_words:
-                    store_i32(words + u64(at.a) + u64(4) * u64(i), i32(0))
-                    i = i32(i + 32)
-
-    return start
-
-
-def end(cfg, block):
-    """Device function end(params, status): one warp of the launch waits until all ranks have begun."""
+def ending(cfg, block):
+    """Device function await_begun(params, status): one warp of the launch waits until all ranks have begun."""
     p_count, p_timeout, n_ranks = block.offset("recv_count_p"), block.offset("timeout_ns"), cfg.n_ranks
 
     @device_fn

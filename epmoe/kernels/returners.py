@@ -10,24 +10,22 @@ from epmoe.device import (block_dim, block_idx, device_fn, grid_dim, i32, load_i
 from epmoe.device import int32
 from epmoe_ref.config import READY
 
-from . import block_shares, counters, lamport, row_pieces, row_runs, stamps, transport, whole_entries
+from . import block_shares, counters, row_pieces, row_runs, stamps, whole_entries
 
 WINDOW = 2048       # entries of region A that a block looks at at a time, in shared memory
 
 
-def make(cfg, block, mark, without_signals=False):
+def make(cfg, block, mark):
     """Device function return_rows(params, words, rows, src_infos, my_rank, failed), for all blocks.
 
-    Gives whether it had to give up. Every entry is signalled in every round, also where no row goes back;
-    without_signals: as in lamport.py. words: the address of ep_counters. failed: whether this thread knows of an
-    earlier wait that expired. Has a barrier before it sends.
+    Gives whether it had to give up. Every entry is signalled in every round, also where no row goes back. words: the
+    address of ep_counters. failed: whether this thread knows of an earlier wait that expired. Has a barrier before it
+    sends.
     """
-    at, pieces = counters.words(cfg), row_pieces.make(cfg, block, without_signals)
+    at, pieces = counters.words(cfg), row_pieces.make(cfg, block)
     shares = block_shares.make(cfg, pieces.cut)
     send_runs, (sends_whole, send_whole) = row_runs.make(cfg, pieces), whole_entries.make(cfg, pieces, shares)
     signal, most_rows, share_words, write_share = pieces.signal, whole_entries.MOST_ROWS, shares.n_words, shares.write
-    signals = pieces.signals
-    begin = _nothing if signals else lamport.begin(cfg, block, transport.make(cfg, block))
     n_entries = cfg.n_local_experts * cfg.n_src_ranks
     window = min(WINDOW, n_entries)
 
@@ -59,8 +57,7 @@ def make(cfg, block, mark, without_signals=False):
                     return True
                 is_small = False
             mark(params, stamps.COUNTED)
-            begin(params, words, my_rank)
-            if signals and block_idx() == grid_dim() - 1:
+            if block_idx() == grid_dim() - 1:
                 i = i32(thread_idx())
                 while i < here:
                     if counts[i] == 0:
@@ -77,8 +74,3 @@ def make(cfg, block, mark, without_signals=False):
         return False
 
     return return_rows
-
-
-@device_fn
-def _nothing(params, words, my_rank):
-    return

@@ -19,7 +19,7 @@ def make(cfg, pieces):
     """Device function send(params, words, rows, src_infos, first, here, my_rank, ends, counts, done), by all blocks.
 
     pieces: RowPieces. For the window of entries [first, first + here) of region A: ends, counts: int32 [here] of each,
-    in shared memory; done: zeros. Signals all entries that have rows, if signals are needed.
+    in shared memory; done: zeros, or anything if there are no signals. Signals all entries that have rows.
     """
     at = counters.words(cfg)
     cut, ask, send_piece, signal, signals = pieces.cut, pieces.ask, pieces.send, pieces.signal, pieces.signals

@@ -16,12 +16,10 @@ def make(cfg, pieces, shares):
 
     applies(n, is_small): whether n rows are sent like this; is_small: no entry has more than MOST_ROWS.
     send(params, rows, src_infos, my_rank, ends, counts, share): pieces: RowPieces; shares, share: BlockShares; ends,
-    counts: of all entries, as in row_runs.py. Signals all entries that have rows, behind a barrier, if signals are
-    needed.
+    counts: of all entries, as in row_runs.py. Signals all entries that have rows. Ends behind a barrier.
     """
     carry, signal, n_entries, entry_at, cut, row_of = (pieces.carry, pieces.signal, shares.n_entries, shares.entry,
                                                        shares.cut, shares.row_of)
-    signals = pieces.signals
     fits = shares.fits
 
     @device_fn
@@ -48,7 +46,7 @@ def make(cfg, pieces, shares):
             unit = i32(unit + n_warps())
 
     @device_fn
-    def send_and_signal(params, rows, src_infos, my_rank, ends, counts, share):
+    def send(params, rows, src_infos, my_rank, ends, counts, share):
         send_rows(params, rows, src_infos, my_rank, ends, counts, share)
         syncthreads()                   # all pieces by all warps, before the signals release them
         i = i32(thread_idx())
@@ -58,4 +56,4 @@ def make(cfg, pieces, shares):
                 signal(params, entry, my_rank, i32(counts[entry]))
             i = i32(i + block_dim())
 
-    return applies, send_and_signal if signals else send_rows
+    return applies, send
