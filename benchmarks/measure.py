@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import asdict, astuple, dataclass
+from functools import partial
 from operator import attrgetter
 
 import numpy as np
@@ -10,6 +11,7 @@ from epmoe_ref.errors import EPError, PeerTimeout
 
 from benchmarks.clock import Clock
 from benchmarks.host_time import HostTime
+from benchmarks.startline import LeftBehind
 
 WARM_UPS = 1 if device.SIM else 5
 DRAIN = 10          # iterations
@@ -63,29 +65,45 @@ def together(world, attempt):
     try:
         mine = attempt()
     except Exception as failed:     # whatever it is, it must not leave the other ranks waiting
-        failure, error = failed, f"{type(failed).__name__}: {failed}"
+        failure, error = failed, (_follows(failed), f"{type(failed).__name__}: {failed}")
     try:
         told = world.tell((error, mine), TIMEOUT_S)
     except PeerTimeout as late:     # the others may wait on their devices for what this rank did not launch
         if failure is None:
             raise
-        raise PeerTimeout(f"{late}; before that, here: {error}") from failure
-    failed = [(why.startswith("PeerTimeout"), rank, why) for rank, (why, _) in enumerate(told) if why]
+        raise PeerTimeout(f"{late}; before that, here: {error[1]}") from failure
+    failed = [(error[0], rank, error[1]) for rank, (error, _) in enumerate(told) if error]
     if failed:
-        _, rank, why = min(failed)      # that others waited in vain follows from what happened to one
+        _, rank, why = min(failed)
         raise Refused(why if len(told) == 1 else f"rank {rank}: {why}")
     return [value for _, value in told]
+
+
+def _follows(error):
+    """How surely an error follows from what happened to another rank: 2 of one left behind, 1 of one that waited."""
+    return isinstance(error, PeerTimeout) + isinstance(error, LeftBehind)
+
+
+def failed_peer(world):
+    """A rank that tells in together() that it failed, while this one is still at its attempt; None if there is none."""
+    return min([rank for rank, (error, _) in world.told_already().items() if error], default=None)
 
 
 def times(contender, line, iterations, warm_ups=WARM_UPS):
     """(microseconds [iterations x phases] on this rank, {phase: OfHost})."""
     clock, host = Clock(contender.world.machine, contender.stream), HostTime(contender.phases)
+
+    def drain():
+        line.drain(contender.stream, partial(failed_peer, contender.world))
+        line.check()
+
     for i in range(warm_ups + iterations):
         if i == warm_ups:
+            drain()
             clock.times_us()
             host = HostTime(contender.phases)
         if i % DRAIN == 0:
-            clock.machine.synchronize()     # a full queue would hold the host up, and its time is measured too
+            drain()         # a full queue would hold the host up, and its time is measured too
         for phase in contender.phases:
             line.align(contender.stream)
             clock.start()
@@ -94,7 +112,9 @@ def times(contender, line, iterations, warm_ups=WARM_UPS):
             end = time.perf_counter()
             clock.stop()
             host.add(phase, end - begin)
-    of_host, us = host.of_phases(), clock.times_us()
+    of_host = host.of_phases()
+    line.drain(contender.stream, partial(failed_peer, contender.world))
+    us = clock.times_us()
     if getattr(contender, "waits", False):      # for the start line too, up to here
         of_host = _of_host_alone(contender, iterations)
     contender.check()
@@ -117,8 +137,18 @@ def _of_host_alone(contender, iterations):
 def rows(contender, line, iterations, link_gbps, *, sms=None, graph=False):
     """[a Row for each phase]; collective. Raises Refused on all ranks alike."""
     world, n = contender.world, len(contender.phases)
+
+    def attempt():
+        try:
+            return times(contender, line, iterations)
+        except LeftBehind:
+            raise
+        except Exception:
+            line.give_up()          # the others wait for this rank on their devices
+            raise
+
     try:
-        of_ranks = together(world, lambda: times(contender, line, iterations))
+        of_ranks = together(world, attempt)
     except Refused:
         line.meet_again()
         raise

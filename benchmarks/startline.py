@@ -3,18 +3,32 @@
 The meeting kernel meets twice. At the first meeting all hosts have put this iteration on their streams; then it waits
 HOLD_US, in which they put the phase itself behind it; the second meeting lets all ranks go within a flag's flight,
 about a microsecond. So neither a host that is late nor its launch is counted as the phase's time.
+
+A rank that fails comes to no more meetings. It says so at all others, on their devices; one whose device has failed
+cannot, so the others' hosts look at what it tells them. Then their kernels wait for nobody any more.
 """
+
+import contextlib
+import time
 
 import numpy as np
 from epmoe import device
 from epmoe.device import (globaltimer, i32, kernel, ld_acquire_sys_u32, ld_relaxed_sys_u32, load_u64, nanosleep,
                           st_release_sys_u32, store_u32, syncthreads, thread_idx, u32, u64)
 from epmoe.kernels.params import ParameterBlock
-from epmoe_ref.errors import PeerTimeout
+from epmoe_ref.errors import EPError, PeerTimeout
 
 FLUSH_BYTES = 256 << 20
 HOLD_US = 300
 TIMEOUT_S = 20
+POLLS_PER_LOOK = 32     # polls between two looks at the clock and at `expired`
+EXPIRED_AT = 2048       # bytes, behind the flags: 0; 1 + a rank that did not come; or this and a rank that failed:
+FAILED = 1 << 16
+NAP_S = 0.0002
+
+
+class LeftBehind(PeerTimeout):
+    """A peer failed, and this rank does not wait for it: what follows from that says nothing about this rank."""
 
 
 def meeting_kernel(n_ranks, my_hold_us):
@@ -28,11 +42,15 @@ def meeting_kernel(n_ranks, my_hold_us):
         if rank < n_ranks:
             st_release_sys_u32(load_u64(params + u64(8) * u64(rank)) + u64(4) * u64(my_rank), u32(epoch))
             mine = load_u64(params + u64(8) * u64(my_rank)) + u64(4) * u64(rank)
-            begin = globaltimer()
+            expired, begin, polls = u64(load_u64(params + u64(p_expired))), u64(globaltimer()), 0
             while i32(u32(ld_relaxed_sys_u32(mine) - u32(epoch))) < 0:
-                if globaltimer() - begin > u64(timeout_ns):
-                    store_u32(load_u64(params + u64(p_expired)), u32(rank + 1))
-                    break
+                polls += 1
+                if polls % POLLS_PER_LOOK == 0:
+                    if ld_relaxed_sys_u32(expired) != u32(0):   # a peer failed, or stayed away before
+                        break
+                    if u64(globaltimer()) - begin > u64(timeout_ns):
+                        store_u32(expired, u32(rank + 1))
+                        break
             ld_acquire_sys_u32(mine)
         syncthreads()
 
@@ -65,7 +83,7 @@ class StartLine:
         own = self._flags.buffers[self._rank]
         own.fill(0)
         block = ParameterBlock(("flags", n), ("expired", 1))
-        words = block.pack({"flags": list(self._flags.addresses)[:n], "expired": own.address + 2048})
+        words = block.pack({"flags": list(self._flags.addresses)[:n], "expired": own.address + EXPIRED_AT})
         self._own, self._parameters = own, self.machine.alloc(words.nbytes, "start line")
         self._parameters.write(words)
         world.barrier("start", timeout)         # all flags are 0 before the first meeting
@@ -74,26 +92,70 @@ class StartLine:
         """Put the flush and the meeting on the stream."""
         if not self._needed:
             return
-        from cuda.bindings import driver as cu
-
-        from epmoe.device.gpu_driver import check
+        from epmoe.device.gpu_driver import check, cu
 
         self._epoch += 1
         check(cu.cuMemsetD32Async(self._flush.address, self._epoch, FLUSH_BYTES // 4, stream.handle))
         self.machine.launch(self._kernel, 1, 128, (self._parameters.address, self._epoch, self._rank), stream=stream)
+
+    def drain(self, stream, failed_peer):
+        """Wait until all that is on the stream has ended.
+
+        failed_peer: function () -> a rank that has said that it failed, or None; then this raises LeftBehind at once,
+        and what is on the stream meets nobody any more.
+        """
+        if not self._needed or not self._meets:
+            self.machine.synchronize()
+            return
+        from epmoe.device.gpu_driver import check, cu
+
+        self.machine.activate()
+        while True:
+            code, = cu.cuStreamQuery(stream.handle)
+            if code == cu.CUresult.CUDA_SUCCESS:
+                return
+            if code != cu.CUresult.CUDA_ERROR_NOT_READY:
+                check((code,))
+            rank = failed_peer()
+            if rank is not None:
+                self._write_expired(self._own.address, FAILED + rank)
+                raise self._left_by(rank)
+            time.sleep(NAP_S)
+
+    def give_up(self):
+        """This rank failed, and comes to no more meetings until meet_again(): nobody waits for it at those, nor it."""
+        if not self._needed or not self._meets:
+            return
+        for address in self._flags.addresses:
+            with contextlib.suppress(EPError):      # its device may be what failed
+                self._write_expired(address, FAILED + self._rank)
+
+    def _write_expired(self, flags, value):
+        """Into this rank's memory or a peer's, beside what is on the stream."""
+        from epmoe.device.gpu_driver import check, cu
+
+        word, copies = np.array([value], np.uint32), self.machine.copies
+        self.machine.activate()
+        check(cu.cuMemcpyHtoDAsync(flags + EXPIRED_AT, word.ctypes.data, word.nbytes, copies))
+        check(cu.cuStreamSynchronize(copies))
+
+    def _left_by(self, rank):
+        return LeftBehind(f"rank {self._rank}: rank {rank} failed, and does not come to the start line")
 
     def meet_again(self, timeout=60.0):
         """After a case that failed on some rank: all ranks count their meetings from the same number on; collective."""
         self.machine.synchronize()
         self._epoch = max(self.world.tell(self._epoch, timeout)) + 1
         if self._needed:
-            self._own.fill(0, 2048, 4)
+            self._own.fill(0, EXPIRED_AT, 4)
         self.world.barrier("start", timeout)
 
     def check(self):
-        """Raise if a rank did not come to a meeting; waits for the kernels."""
+        """Raise if a rank did not come to a meeting, or failed; waits for the kernels."""
         if self._needed:
-            expired = int(self._own.read(np.uint32, (1,), 2048)[0])
+            expired = int(self._own.read(np.uint32, (1,), EXPIRED_AT)[0])
+            if expired >= FAILED:
+                raise self._left_by(expired - FAILED)
             if expired:
                 raise PeerTimeout(f"rank {self._rank}: rank {expired - 1} did not come to the start line within "
                                   f"{TIMEOUT_S} s")

@@ -81,13 +81,19 @@ class _Known:
         self.seen, self.name, self.form, self.starts = seen, name, form, {}
 
 
+_NO_CALL = _Known((None, None, None, None), None, (), None, None)      # nothing that is seen is like it
+
+
 class _Last:
-    """Results that a call gives again when nobody else looks at them; rows: of which handle's, if that matters."""
+    """Results that a call gives again when nobody else looks at them; rows: of which handle's, if that matters.
+
+    known, start: of the last call that gave them; _NO_CALL as long as none has.
+    """
 
     __slots__ = ("form", "rows", "at", "results", "loans", "references", "held", "known", "start")
 
     def __init__(self, form, rows, loans):
-        self.known = self.start = None
+        self.known, self.start = _NO_CALL, None
         self.form, self.rows, self.loans = form, rows if callable(form.memory) else None, loans
         self.results, self.at = form.results(*loans, *rows[:1]), tuple(map(place_of, loans))
         # through which somebody could keep or see the results
@@ -207,9 +213,10 @@ class SteadyCalls:
             self._machine.changed()
 
     def close(self):
-        """Nothing is known any more; the launches have ended."""
+        """Nothing is known any more, nor kept of the caller; the launches have ended."""
         self._clear()
         self._elsewhere.close()
+        self._kept = None
         self.applies = False
 
     def _forget(self):

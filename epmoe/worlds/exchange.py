@@ -23,6 +23,7 @@ class Exchange:
     def __init__(self, comm):
         self.comm, self.rank, self.size = comm, comm.Get_rank(), comm.Get_size()
         self._begun = {}        # channel -> {rank: value} of an exchange that timed out; the next one goes on with it
+        self._early = {}        # channel -> {rank: value} of those that came() saw
         self._sends = []
 
     def gather(self, channel, value, timeout):
@@ -33,12 +34,10 @@ class Exchange:
             values = {self.rank: value}
             self._sends = [s for s in self._sends if not s.Test()]
             self._sends += [self.comm.isend(value, peer, tag) for peer in range(self.size) if peer != self.rank]
+        values |= self._early.pop(channel, {})
         deadline, looks = time.monotonic() + timeout, 0
         while True:
-            for peer in [p for p in range(self.size) if p not in values]:
-                message = self.comm.improbe(source=peer, tag=tag)
-                if message is not None:
-                    values[peer] = message.recv()
+            self._receive(tag, values)
             if len(values) == self.size:
                 self._deliver(deadline)
                 return [values[rank] for rank in range(self.size)]
@@ -49,6 +48,24 @@ class Exchange:
                                   f"timeout={timeout:g} s")
             looks += 1
             time.sleep(0 if looks < YIELDS else NAP_S)
+
+    def came(self, channel):
+        """{rank: value} of the peers that are at the next exchange, where this rank has not come yet; waits for none.
+        """
+        early = self._early.setdefault(channel, {})
+        seen = self._begun.get(channel, {self.rank: None}) | early
+        early |= self._receive(FIRST_TAG + CHANNELS.index(channel), seen)
+        return dict(early)
+
+    def _receive(self, tag, values):
+        """Add what has come of peers that are not in values: {rank: value} of these."""
+        new = {}
+        for peer in [p for p in range(self.size) if p not in values]:
+            message = self.comm.improbe(source=peer, tag=tag)
+            if message is not None:
+                new[peer] = message.recv()
+        values |= new
+        return new
 
     def _deliver(self, deadline):
         """Returns when what this rank sent has left it, or at the deadline.

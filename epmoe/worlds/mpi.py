@@ -103,6 +103,10 @@ class MPIWorld:
         """[the value of each rank's process]; collective."""
         return self.exchange.gather("telling", value, timeout)
 
+    def told_already(self):
+        """{rank: value} of the peers that are at the next tell(), where this rank has not come yet; waits for none."""
+        return self.exchange.came("telling")
+
     def stream_of(self, rank):
         """The stream that this rank's work is ordered by."""
         return self._streams[rank]

@@ -4,13 +4,15 @@
 """
 
 import sys
+import weakref
 from functools import partial
 
 from counted_driver import FakeDtype, FakeTensor, bfloat16, counted_machine, float32, int64
 from counted_rounds import fails, since
 from host_cost import OneRankHere, python_calls, tensors, without_python
 
-from epmoe import EPStateError, EPValueError, PeerTimeout, fused_a2a
+from epmoe import EPError, EPStateError, EPValueError, PeerTimeout, fused_a2a
+from epmoe.fused_a2a import buffers
 
 N_TOKENS, EXPERTS, HIDDEN = 4, 16, 64
 # of Python functions, looks at tensors among them: 3, or 5 with a pair, of a dispatch, 1 of the others
@@ -143,6 +145,40 @@ def check_known_calls_are_refused_after_a_failure_and_not_known_after_close():
     buffer.close()
     assert fused_a2a.get_buffer(world, 0) is not buffer
     assert fused_a2a.fused_dispatch_on_device(*given)[-1] is not made[-1]
+
+
+def check_a_start_that_the_driver_refuses_is_told_and_reset_helps():
+    """Also where its results would lie in memory that no call has given yet, since others are held."""
+    for rounds, name, buffer_of in ((rows_rounds, "dispatch", buffers.buffer_of),
+                                    (hybrid_rounds, "by expert", buffers.hybrid_ep_buffer)):
+        for n_held in (0, 1, 2, 3):
+            worlds = []
+            driver, calls = steady(lambda world: worlds.append(world) or rounds(world))
+            held = [calls[name]() for _ in range(n_held)]
+            driver.launch_result = driver.CUresult.CUDA_ERROR_LAUNCH_FAILED
+            fails(EPError, "CUDA", calls[name])
+            driver.launch_result = driver.CUresult.CUDA_SUCCESS
+            for _ in range(2):
+                fails(EPStateError, "reset()", calls[name])
+            buffer_of(*worlds).reset()
+            for _ in range(4):
+                calls[name]()
+            del held
+
+
+def check_a_closed_buffer_keeps_nothing_of_the_caller():
+    """Else its memory is freed when somebody finds the Buffer to be garbage, in the middle of something."""
+    for rounds, name, buffer_of in ((rows_rounds, "dispatch", buffers.buffer_of),
+                                    (hybrid_rounds, "by expert", buffers.hybrid_ep_buffer)):
+        worlds = []
+        _, calls = steady(lambda world: worlds.append(world) or rounds(world))
+        buffer = buffer_of(*worlds)
+        given = [weakref.ref(cell.cell_contents) for cell in calls[name].__closure__
+                 if isinstance(cell.cell_contents, FakeTensor)]
+        calls.clear()
+        assert any(ref() is not None for ref in given)
+        buffer.close()
+        assert given and not any(ref() is not None for ref in given), name
 
 
 if __name__ == "__main__":

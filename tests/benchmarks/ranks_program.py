@@ -1,0 +1,158 @@
+"""The contenders of a benchmark one after another on four ranks of this process, on a driver that runs nothing.
+
+Garbage is collected and memory freed at other moments on each rank, results are held, and calls captured. Then all
+ranks launch the same and meet as often, what launches name is there, and closed contenders leave nothing behind.
+
+`python ranks_program.py` with EPMOE_DEVICE=gpu, and perhaps a seed and seconds; test_ranks_launch_alike.py runs it.
+"""
+
+import bisect
+import ctypes
+import gc
+import mmap
+import random
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "host"))
+
+import counted_driver  # noqa: E402
+from benchmarks import plan, shapes, traffic  # noqa: E402
+from epmoe.device import gpu_machine  # noqa: E402
+from epmoe.fused_a2a import rows  # noqa: E402
+from epmoe.kernels.rows import records  # noqa: E402
+from epmoe.worlds.symmetric import SymmetricMemory  # noqa: E402
+from host_cost import OneRankHere  # noqa: E402
+
+RANKS, HIDDEN, EXPERTS = 4, 256, 16
+NO_RESERVE = 0x4000     # of mmap
+ROOM = 64 << 30         # bytes of addresses, which are given once
+PAGE, ITERATIONS = 4096, 16
+CAPTURED = (8, 9)       # iterations
+events = defaultdict(list)      # rank -> what it launched, and where it met the others
+
+
+class Driver(counted_driver.Driver):
+    """Whose memory lies at other addresses each time; it looks at what launches name."""
+
+    room = mmap.mmap(-1, ROOM, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
+    first = end = ctypes.addressof(ctypes.c_char.from_buffer(room))
+    n_named = 0
+
+    def cuMemAlloc(self, nbytes):
+        address, self.end = self.end, self.end + -(-(nbytes + 1) // PAGE) * PAGE
+        self._memory[address] = None, nbytes
+        return self._success[0], address
+
+    def cuLaunchKernel(self, function, grid, _y, _z, block, _by, _bz, shared_bytes, stream, arguments, extra):
+        params, num_tokens, rank = counted_driver._arguments(arguments)
+        starts = sorted(self._memory)
+
+        def bytes_behind(address):
+            at = bisect.bisect_right(starts, address) - 1
+            return starts[at] + self._memory[starts[at]][1] - address if at >= 0 else 0
+
+        n = bytes_behind(params)
+        assert n > 0, f"{function} of rank {rank}: its parameters are gone"
+        for word in (ctypes.c_uint64 * min(64, n // 8)).from_address(params):
+            if self.first <= word < self.end:
+                self.n_named += 1
+                assert bytes_behind(word) > 0, f"{function} of rank {rank} names memory that is gone"
+        if "move" not in function:      # to a rank's own memory, where results are held
+            events[rank].append((str(function), grid, block, num_tokens))
+        return (self.launch_result,)
+
+
+class World(OneRankHere):
+    """A rank of several here; each has memory of its own for all ranks."""
+
+    def __init__(self, machine, rank):
+        super().__init__(machine, RANKS)
+        self.rank, self.ranks = rank, range(rank, rank + 1)
+        self._streams = {rank: machine.stream(rank, handle=77 + rank)}
+
+    def allocate(self, nbytes, name, regions, timeout):
+        events[self.rank].append((name, nbytes))
+        buffers = [self.machine.alloc(nbytes, name, rank) for rank in range(RANKS)]
+        return SymmetricMemory(dict(enumerate(buffers)), [b.address for b in buffers])
+
+    def barrier(self, occasion, timeout):
+        events[self.rank].append(occasion)
+
+    def stream_of(self, rank):
+        return self._streams[rank]
+
+
+def told_by(buffer, loans, shape=None):
+    """Instead of rows.told_by: what kernels would have told, room in a Buffer that has a staging area."""
+    counts = traffic.rows_matrix(shape, traffic.topk_ids(shape, RANKS))
+    words = [buffer.staging_bytes > 0, 0, *RANKS * [shape.tokens], *counts.ravel()]
+    assert records.TOKENS == 2
+    buffer.want_tokens(shape.tokens)
+    return [rows._Told(RANKS, np.array(words, np.int32), np.zeros(EXPERTS // RANKS, np.int64))]
+
+
+def run(case, worlds, driver):
+    """The case's iterations on all ranks; nothing of it is left."""
+    rows.told_by = lambda buffer, loans: told_by(buffer, loans, case.shape)
+    before = set(driver.allocated())
+    made, held = [case.make(world) for world in worlds], defaultdict(list)
+    for i in range(ITERATIONS):
+        driver.capture = 7 if i in CAPTURED and getattr(made[0], "capturable", True) else 0
+        for phase in made[0].phases:
+            for rank in random.sample(range(RANKS), RANKS):
+                disturb(worlds[rank], held[rank])
+                made[rank].launch(phase)
+                if random.random() < .05:
+                    held[rank].append((getattr(made[rank], "handle", None), getattr(made[rank], "result", None)))
+    driver.capture = 0
+    held.clear()
+    for contender in made:
+        contender.check()
+        contender.close()
+    gc.disable()                # what is left may not wait for it
+    del made, contender
+    left = set(driver.allocated()) - before
+    gc.enable()
+    assert not left, f"{case.kernels} at {case.shape} leaves {left}"
+    for rank in range(1, RANKS):
+        assert events[rank] == events[0], (case.kernels, str(case.shape), rank)
+    n = len(events[0])
+    events.clear()
+    return n
+
+
+def disturb(world, held):
+    """What happens on one rank and not on another."""
+    if random.random() < .05:
+        gc.set_threshold(random.randint(1, 60), random.randint(1, 5), random.randint(1, 3))
+    if random.random() < .02:
+        gc.collect()
+    if random.random() < .02:
+        world.machine.alloc(PAGE, "other").free()
+    if random.random() < .2:
+        held.clear()
+
+
+def main(seed="1", seconds="0"):
+    random.seed(int(seed))
+    counted_driver.Driver = Driver
+    machine, driver = counted_driver.counted_machine(RANKS, 0)
+    machines = [machine, *(gpu_machine.GpuMachine(RANKS, rank=rank) for rank in range(1, RANKS))]
+    worlds, began, n = [World(machine, rank) for rank, machine in enumerate(machines)], time.monotonic(), 0
+    while not n or time.monotonic() - began < float(seconds):
+        for text in ("16", "160:zipf", "1", "1024:zipf", "16:fp8"):
+            tokens, _, more = text.partition(":")
+            shape = shapes.parse(f"{tokens}x{HIDDEN}/{EXPERTS}" + f":{more}" * bool(more))
+            for section in ("fused", "split", "rows", "expert-major"):
+                if shape.tokens <= 160 or section == "expert-major":
+                    n += sum(run(case, worlds, driver) for case in plan._at(section, shape, 24))
+    print(f"{n} launches and meetings of each rank, all alike; {driver.n_named} addresses")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,87 @@
+"""A start line of two ranks in one process, on a driver that only keeps count: what a failing rank says to the other.
+
+`python start_line_program.py` with EPMOE_DEVICE=gpu; test_start_line.py runs it.
+"""
+
+import sys
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "host"))
+
+from benchmarks.startline import EXPIRED_AT, FAILED, LeftBehind, StartLine, meeting_kernel  # noqa: E402
+from counted_driver import counted_machine  # noqa: E402
+from epmoe_ref.errors import EPError, PeerTimeout  # noqa: E402
+
+
+def fails(error, said, function, *args):
+    try:
+        function(*args)
+    except EPError as raised:
+        assert type(raised) is error and said in str(raised), raised
+        return
+    raise AssertionError(f"no {error.__name__} that says {said}")
+
+
+def line_of(machine, rank, memory):
+    return StartLine(SimpleNamespace(
+        machine=machine, lists=False, n_ranks=2, ranks=range(rank, rank + 1), barrier=lambda *_: None,
+        allocate=lambda *_: memory, tell=lambda value, _: [value] * 2))
+
+
+meeting_kernel(4, 300).binary((9, 0))       # before anything stands for the driver
+machine, driver = counted_machine(2, 0)
+CODES = driver.CUresult
+stream, none_failed = machine.stream(0, handle=77), lambda: None
+buffers = [machine.alloc(4096, "flags", rank) for rank in range(2)]
+memory = SimpleNamespace(buffers=buffers, addresses=[buffer.address for buffer in buffers])
+lines = [line_of(machine, rank, memory) for rank in range(2)]
+
+
+def expired():
+    return [int(buffer.read(np.uint32, (1,), EXPIRED_AT)[0]) for buffer in buffers]
+
+
+def start_again():
+    for line in lines:
+        line.meet_again()
+        line.check()
+    assert expired() == [0, 0]
+
+
+def queried(*codes):
+    """The stream says these, one after another."""
+    left = iter(codes)
+    driver.cuStreamQuery = lambda handle: (next(left),)
+
+
+# A rank that fails says so at all ranks, whose kernels and hosts then wait for nobody
+lines[1].give_up()
+assert expired() == 2 * [FAILED + 1]
+fails(LeftBehind, "rank 0: rank 1 failed", lines[0].check)
+start_again()
+
+# One whose device has failed cannot; the others see what it tells
+driver.cuMemcpyHtoDAsync = lambda *_: (CODES.CUDA_ERROR_ILLEGAL_ADDRESS,)
+lines[1].give_up()
+del driver.cuMemcpyHtoDAsync
+assert expired() == [0, 0]
+queried(CODES.CUDA_ERROR_NOT_READY, CODES.CUDA_ERROR_NOT_READY)
+told = iter([None, 1])
+fails(LeftBehind, "rank 0: rank 1 failed", lines[0].drain, stream, partial(next, told))
+assert expired() == [FAILED + 1, 0]
+start_again()
+
+# Who waited in vain says for whom; what ended, or failed here, is not waited for
+buffers[0].write(np.array([2], np.uint32), EXPIRED_AT)
+fails(PeerTimeout, "rank 0: rank 1 did not come", lines[0].check)
+queried(CODES.CUDA_ERROR_NOT_READY, CODES.CUDA_SUCCESS)
+lines[0].drain(stream, none_failed)
+queried(CODES.CUDA_ERROR_ILLEGAL_ADDRESS)
+driver.cuGetErrorName = lambda code: (None, code.name)
+driver.cuGetErrorString = lambda code: (None, "")
+fails(EPError, "CUDA_ERROR_ILLEGAL_ADDRESS", lines[0].drain, stream, none_failed)
+print("as it should be")
