@@ -132,8 +132,7 @@ class CombinePhase:
 
     def launch_fused(self, returned, reduction, streams):
         """The fused combine of every rank."""
-        without_signals = lamport.applies(self.cfg, self.engine.launch, reduction[0].options["router_weights"])
-        buf = "combine_lamport_buf" if without_signals else "combine_recv_buf"
+        buf = lamport.recv_buf_name(self.cfg, self.engine.launch, reduction[0].options["router_weights"])
         for r, b, to in zip(self.engine.ranks, returned, reduction):
             self.engine.call("combine_kernel", **to.options)(
                 b.expert_outputs, b.src_info, TokenArray(to.results.address("output_tokens"), b.num_tokens),

@@ -10,7 +10,7 @@ from epmoe import device, kernels as standard_kernels, layout
 from epmoe.host.placing import Placing
 from epmoe.host.rank_memory import RankMemory
 from epmoe.host.rounds import Rounds
-from epmoe.kernels import LaunchConfig, lamport, status
+from epmoe.kernels import LaunchConfig, status
 
 FUSED = ("dispatch_kernel", "combine_kernel")
 
@@ -22,7 +22,7 @@ class Engine:
         self.cfg, self.world, self.machine, self.timeout = cfg, world, world.machine, timeout
         self.launch = LaunchConfig() if launch is None else launch
         if self.launch.lamport_combine is None:
-            self.launch = replace(self.launch, lamport_combine=lamport.suits(cfg))
+            self.launch = replace(self.launch, lamport_combine=layout.has_lamport_buf(cfg))
         self.rounds = Rounds()
         self.placing = Placing(self.machine, world.stream_of)
         self._kernels = kernels or standard_kernels
@@ -31,7 +31,7 @@ class Engine:
         if cfg.use_shmem and not getattr(world, "shmem", False):
             raise EPValueError(f"use_shmem=True: {type(world).__name__} does not reach ranks of other p2p worlds here; "
                                "use a ShmemWorld, or a LocalWorld in the simulator")
-        world.agree(cfg, timeout)
+        world.agree(cfg, timeout, lamport_combine=self.launch.lamport_combine)
         self._memory = world.allocate(layout.total_bytes(cfg), "epmoe", layout.named_words(cfg), timeout)
         if cfg.use_shmem:
             world.connect(self._memory)

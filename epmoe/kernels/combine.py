@@ -217,8 +217,8 @@ def combine_wait_kernel(cfg, launch=None, *, router_weights="array", epilogue=No
 def combine_kernel(cfg, launch=None, *, router_weights="array", epilogue=None) -> CombineCall:
     """combine_async and combine_wait as one kernel: all steps in one launch.
 
-    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(); with its lamport_combine, where lamport.applies,
-    recv_buf_ptrs are those of combine_lamport_buf. router_weights, epilogue: as in combine_wait_kernel.
+    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(); with its lamport_combine recv_buf_ptrs are of
+    lamport.recv_buf_name. router_weights, epilogue: as in combine_wait_kernel.
     Returns a CombineCall, called with the page's arguments in the page's order: addresses (KernelCall).
     Errors: EPValueError. Source: the combine_kernel page.
     """

@@ -36,12 +36,12 @@ VECTOR = 16             # bytes
 
 def applies(cfg, launch, router_weights):
     """Whether a fused combine with this LaunchConfig goes this way."""
-    return bool(launch.lamport_combine) and suits(cfg) and router_weights is not None
+    return bool(launch.lamport_combine) and layout.has_lamport_buf(cfg) and router_weights is not None
 
 
-def suits(cfg):
-    """Whether the configuration has a buffer for it."""
-    return layout.has_lamport_buf(cfg)
+def recv_buf_name(cfg, launch, router_weights):
+    """The region of epmoe.layout that recv_buf_ptrs of that combine are of."""
+    return "combine_lamport_buf" if applies(cfg, launch, router_weights) else "combine_recv_buf"
 
 
 @device_fn

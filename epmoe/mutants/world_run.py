@@ -4,7 +4,7 @@ import numpy as np
 
 from epmoe import device, layout
 from epmoe.check import compare_combined_world, compare_dispatched_world
-from epmoe.kernels import FormatHandler, LaunchConfig, TokenArray, formats, status
+from epmoe.kernels import FormatHandler, LaunchConfig, TokenArray, formats, lamport, status
 from epmoe.mutants import expired, experts
 from epmoe.mutants.errors import Leftover, WrongResult
 from epmoe.mutants.world_inputs import BF16, expected, inputs, last_payloads
@@ -52,6 +52,7 @@ class WorldRun:
     def _calls(self):
         launch = LaunchConfig(*self.world.shape, **self.world.launch)
         weights = dict(router_weights=None if self.world.unreduced else "array")
+        self.returned_to = lamport.recv_buf_name(self.cfg, launch, weights["router_weights"])
         make = self.kernels
         calls = dict(swiglu=experts.swiglu_of(make, self.cfg, launch)) if self.world.swiglu else {}
         if self.world.fused:
@@ -144,7 +145,7 @@ class WorldRun:
         combined = self.new("combined", rank, shape, BF16)
         output = TokenArray(combined.address, n)
         weights = dict(router_weights=0 if self.world.unreduced else self.put("router_weights", rank, weights))
-        to = self.peers(rank, "combine_recv_buf"), self.peers(rank, "combine_recv_count")
+        to = self.peers(rank, self.returned_to), self.peers(rank, "combine_recv_count")
         here = self.at(rank, "combine_recv_buf"), self.at(rank, "combine_recv_count")
         if self.world.fused:
             self.calls["combine"](rows, src_info, output, send, *to, counters, ids, rank, **weights, **where)
@@ -175,6 +176,10 @@ class WorldRun:
         counts = self.cfg.n_local_experts, self.cfg.n_src_ranks
         for name in ("dispatch_recv_count", "combine_recv_count"):
             self._expect(rank, name, self.regions[rank][name].array(np.uint64, counts), MAX_FINITE)
+        if layout.has_lamport_buf(self.cfg):
+            name = "combine_lamport_buf"
+            shape = layout.region(self.cfg, name).shape
+            self._expect(rank, name, self.regions[rank][name].array(np.uint32, shape), layout.ABSENT)
         if not (self.world.few or self.format.direct):
             payload = last_payloads(self.world)[rank]
             shape = len(payload), layout.message(self.cfg).msg_bytes

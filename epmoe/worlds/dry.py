@@ -135,7 +135,7 @@ class DryWorld:
         """n_ranks."""
         return self.n_ranks
 
-    def agree(self, cfg, timeout):
+    def agree(self, cfg, timeout, **options):
         """Nobody else is to agree."""
 
     def allocate(self, nbytes, name, regions, timeout):

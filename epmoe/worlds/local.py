@@ -44,7 +44,7 @@ class LocalWorld:
         """n_ranks, by the name that process groups of torch have for it: Megatron's dispatcher asks for it."""
         return self.n_ranks
 
-    def agree(self, cfg, timeout):
+    def agree(self, cfg, timeout, **options):
         """All ranks have the same configuration: they have one."""
 
     def allocate(self, nbytes, name, regions, timeout) -> SymmetricMemory:

@@ -83,9 +83,11 @@ class MPIWorld:
         """n_ranks, by the name that process groups of torch have for it: Megatron's dispatcher asks for it."""
         return self.n_ranks
 
-    def agree(self, cfg, timeout):
-        """Raise, on every rank, unless all ranks gave the same configuration; collective."""
-        agreement.same("EPConfig", self.exchange.gather("configuration", agreement.fields_of(cfg), timeout))
+    def agree(self, cfg, timeout, **options):
+        """Raise, on every rank, unless all ranks gave the same EPConfig and options of LaunchConfig; collective."""
+        of_ranks = self.exchange.gather("configuration", (agreement.fields_of(cfg), options), timeout)
+        agreement.same("EPConfig", [fields for fields, _ in of_ranks])
+        agreement.same("LaunchConfig", [options for _, options in of_ranks])
 
     def allocate(self, nbytes, name, regions, timeout):
         """nbytes for this rank, and the addresses at which it reaches all others' memory; collective."""

@@ -47,9 +47,9 @@ class ShmemWorld(MPIWorld):
             raise EPValueError(f"p2p_world_size={size}: ranks {broken} to {broken + size - 1} are not on one host; "
                                f"{largest_world(hosts)} would fit, or start consecutive ranks on each host")
 
-    def agree(self, cfg, timeout):
+    def agree(self, cfg, timeout, **options):
         """Raise, on every rank, unless all ranks gave the same configuration, of this world's size; collective."""
-        super().agree(cfg, timeout)
+        super().agree(cfg, timeout, **options)
         if cfg.p2p_world_size != self.p2p_world_size:
             raise EPValueError(f"EPConfig.p2p_world_size={cfg.p2p_world_size} must equal the ShmemWorld's "
                                f"p2p_world_size={self.p2p_world_size}")

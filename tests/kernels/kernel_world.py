@@ -6,7 +6,7 @@ Arguments and results are lists over ranks. Each result array has guard rows beh
 import ml_dtypes
 import numpy as np
 from epmoe import device, kernels, layout
-from epmoe.kernels import ArrayArg, FormatHandler, LaunchConfig, ScalarArg, TokenArray, formats, status
+from epmoe.kernels import ArrayArg, FormatHandler, LaunchConfig, ScalarArg, TokenArray, formats, lamport, status
 from epmoe_ref.config import EPConfig
 
 COMBINE = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
@@ -43,6 +43,7 @@ class KernelWorld:
             combine_wait=make.combine_wait_kernel(cfg, launch, **weights),
             combine=make.combine_kernel(cfg, launch, **weights))
         self.unreduced = router_weights is None
+        self.returned_to = lamport.recv_buf_name(cfg, launch, router_weights)
         self.buffers = {}
 
     # ------------------------------------------------------------------ memory
@@ -159,7 +160,7 @@ class KernelWorld:
         out = self.buffer("output_tokens", rank, int(np.prod(self.output_shape(n))) * dtype.itemsize)
         src_info = self.buffers["src_info", rank].address
         ctr, ids, send = self.at(rank, "ep_counters"), self.at(rank, "clean_topk_ids"), 0
-        bufs, words = self.peers(rank, "combine_recv_buf"), self.peers(rank, "combine_recv_count")
+        bufs, words = self.peers(rank, self.returned_to), self.peers(rank, "combine_recv_count")
         where = dict(machine=self.machine, stream=self.streams[rank], status=self.at(rank, "status"),
                      timeout_s=self.timeout_s)
         array = 0 if weights is None else self.put("weights", rank, np.asarray(weights, np.float32))

@@ -2,7 +2,7 @@
 
 from epmoe.device import (SIM, ballot, block_idx, device_fn, fence_acq_rel_sys, ffs, grid_dim, i32, lane_id, load16,
                           load_i32, load_u32, load_u64, n_warps, red_add_relaxed_gpu_i32, shfl_idx, shfl_up, store16,
-                          store_u32, syncthreads, u32, u64, warp_broadcast_i32, warp_broadcast_u64, warp_id)
+                          store_u32, syncthreads, syncwarp, u32, u64, warp_broadcast_i32, warp_broadcast_u64, warp_id)
 
 from .. import elements
 from . import control, peers, row_flags, row_sums, waits, windows
@@ -25,24 +25,24 @@ def expert_sums(shape, block):
     p_x, p_expert_row = block.offset("x"), block.offset("expert_row")
 
     @device_fn
-    def experts_from(params, row, first, lane):
-        """Address of the row of expert first + lane, 0 if it has none."""
-        at = u64(0)
-        if first + lane < local:
-            known = u64(load_u64(params + u64(p_expert_row))) + u64(4) * (u64(row) * u64(local) + u64(first + lane))
-            expert_row = i32(load_i32(known))
-            if expert_row >= 0:
-                at = u64(load_u64(params + u64(p_x))) + u64(expert_row) * u64(row_bytes)
+    def experts_from(params, x, row, first, lane):
+        """Address of the row of expert first + lane, 0 if it has none; x: of all rows. Without a branch before votes."""
+        at, expert = u64(0), i32(min(i32(first + lane), i32(local - 1)))
+        known = u64(load_u64(params + u64(p_expert_row))) + u64(4) * (u64(row) * u64(local) + u64(expert))
+        expert_row = i32(load_i32(known))
+        if first + lane < local and expert_row >= 0:
+            at = x + u64(expert_row) * u64(row_bytes)
         return at
 
     @device_fn
-    def sum_many(params, row, to, first, end, lane):
+    def sum_many(params, x, row, to, first, end, lane):
         """More experts than lanes: window by window, again for every vector."""
         base = i32(first)
         while base < end:
             at, sums, expert = u64(VECTOR) * u64(min(i32(base + lane), i32(end - 1))), zeros(), i32(0)
             while expert < local:
-                places = experts_from(params, row, expert, lane)
+                places = experts_from(params, x, row, expert, lane)
+                syncwarp()                      # as in row_sums.py
                 left = u32(ballot(places != u64(0)))
                 while left != u32(0):
                     sums = add(sums, load16(u64(warp_broadcast_u64(places, i32(ffs(left) - 1))) + at))
@@ -55,16 +55,16 @@ def expert_sums(shape, block):
 
     @device_fn
     def sum_row(params, row, to, first, end, lane):
-        rows, n, expert = u64(0), i32(0), i32(0)
+        rows, n, expert, x = u64(0), i32(0), i32(0), u64(load_u64(params + u64(p_x)))
         while expert < local:                   # two windows of experts in flight
-            a, b = experts_from(params, row, expert, lane), experts_from(params, row, i32(expert + 32), lane)
+            a, b = experts_from(params, x, row, expert, lane), experts_from(params, x, row, i32(expert + 32), lane)
             rows, n = gather(a, rows, n, lane)
             rows, n = gather(b, rows, n, lane)
             expert = i32(expert + 64)
         if n <= row_sums.MOST:
             sum_rows(rows, n, to, first, end, lane)
         else:
-            sum_many(params, row, to, first, end, lane)
+            sum_many(params, x, row, to, first, end, lane)
 
     return sum_row
 

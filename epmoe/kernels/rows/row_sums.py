@@ -2,7 +2,8 @@
 
 from typing import NamedTuple
 
-from epmoe.device import (ballot, device_fn, ffs, i32, load16, store16, u32, u64, warp_broadcast_u64)
+from epmoe.device import (ballot, device_fn, ffs, i32, load16, store16, syncwarp, u32, u64,
+                          warp_broadcast_u64)
 
 from .. import elements
 from .row_copy import VECTOR
@@ -31,6 +32,7 @@ def make(dtype):
 
     @device_fn
     def gather(places, kept, n, lane):
+        syncwarp()                              # see benchmarks/notes/host.md, "A run that broke off"
         left = u32(ballot(places != u64(0)))
         while left != u32(0):
             place = u64(warp_broadcast_u64(places, i32(ffs(left) - 1)))

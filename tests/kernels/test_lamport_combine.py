@@ -1,0 +1,139 @@
+"""Combine without signals: rows are polled until none of their words is ABSENT; results are those of the other way."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from epmoe import layout
+from epmoe.kernels import LaunchConfig, lamport
+from epmoe_ref.config import EPConfig
+from epmoe_ref.errors import PeerTimeout
+from kernel_world import COMBINE, KernelWorld
+from test_dispatch_combine_rounds import CASES, run_round
+
+SIZES = dict(n_ranks=3, n_experts=6, top_k=2, hidden=16, max_tokens_per_rank=4)
+SUITING = [name for name, case in CASES.items() if layout.has_lamport_buf(EPConfig(**case["cfg"]))]
+IDS = [[[0, 2], [4, 1]], [[3, -1], [5, 0]], [[2, 4], [1, 3]]]
+TOKENS = [np.ones((2, 16), ml_dtypes.bfloat16)] * 3
+WEIGHTS = [np.ones((2, 2), np.float32)] * 3
+
+
+def launch(n_sms=3, num_threads=64):
+    return LaunchConfig(n_sms, num_threads, lamport_combine=True)
+
+
+def make(sizes=SIZES, **options):
+    return KernelWorld(EPConfig(**sizes), fused=True, launch=options.pop("launch", launch()), **options)
+
+
+def nothing_is_left(world):
+    """Whether the buffer and the counters are as before the first round."""
+    for rank in range(world.cfg.n_ranks):
+        assert (world.read(rank, "combine_lamport_buf") == layout.ABSENT).all()
+        assert (world.read(rank, "combine_recv_count") == layout.MAX_FINITE).all()
+        assert not world.read(rank, "A").any() and not world.read(rank, "D").any()
+        world.raise_if_failed(rank)
+
+
+@pytest.mark.parametrize("shape", [(3, 64), (2, 32), (5, 96)], ids=str)
+@pytest.mark.parametrize("name", SUITING)
+def test_rounds_are_exact_and_leave_nothing_behind(name, shape):
+    case = CASES[name]
+    world = make(case["cfg"], launch=launch(*shape), racecheck=shape == (3, 64), seed=shape[0])
+    rng = np.random.default_rng(len(name))
+    for _ in range(3):
+        run_round(world, case, rng)
+        nothing_is_left(world)
+
+
+def test_cases_are_of_all_types_and_of_more_slots_than_a_lane_holds():
+    assert {"fp16", "fp32", "top 32", "one rank", "shared expert", "nobody has a token"} <= set(SUITING)
+    assert not {"skip_a2a"} & set(SUITING)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+def test_words_that_are_absent_are_summed_up_as_nans(dtype):
+    """A row full of all-ones words, and one with a single such number, do not keep their receiver waiting."""
+    world = make(SIZES | dict(combine_dtype=dtype), racecheck=True)
+    rows = np.ones((world.capacity(), 16), COMBINE[dtype])
+    rows.view(np.uint8)[0] = 0xFF                       # the whole row
+    rows.view(np.uint8)[1, -rows.itemsize:] = 0xFF      # its last number
+    for _ in range(2):
+        found = world.dispatch(TOKENS, IDS)
+        combined = world.combine([rows] * 3, [2] * 3, WEIGHTS)
+        for rank, of_rank in enumerate(combined):
+            want = np.zeros((2, 16))
+            for owner, d in enumerate(found):
+                at = np.concatenate([np.repeat(np.arange(3), d["counts"][e]) for e in range(2)])
+                for row, source in enumerate(at):
+                    if source == rank:
+                        want[d["src_info"][row][0]] += rows[row].astype(np.float64)
+            assert np.array_equal(of_rank.astype(np.float64), want, equal_nan=True)
+            assert np.isnan(want).any() or rank not in {s for d in found for s in (0, 1)}
+        nothing_is_left(world)
+
+
+def test_it_is_the_choice_of_the_launch_and_of_configurations_with_few_rows():
+    cfg = EPConfig(**SIZES)
+    assert lamport.applies(cfg, launch(), "array") and not lamport.applies(cfg, LaunchConfig(), "array")
+    assert not lamport.applies(cfg, launch(), None), "rows that are not summed up have words of their own"
+    many = EPConfig(4, 256, 8, 7168, 4096)
+    assert not lamport.applies(many, launch(), "array")
+    assert layout.has_lamport_buf(EPConfig(4, 256, 8, 7168, 128))
+    for other in (dict(skip_a2a=True), dict(use_shmem=True, p2p_world_size=1), dict(n_experts=3 * 1024)):
+        assert not layout.has_lamport_buf(EPConfig(**SIZES | other))
+
+
+def test_a_rank_that_does_not_answer_is_named():
+    world = make(timeout_s=0.01, expire_waits=True)
+    world.dispatch(TOKENS, IDS)
+    out = world.combine([np.ones((world.capacity(), 16))] * 3, [2] * 3, WEIGHTS, ranks=[0, 1])
+    said = r"rank 0, combine_wait: nothing, or not all, from source rank 2 \(rows of expert [45] are missing\)"
+    with pytest.raises(PeerTimeout, match=said):
+        world.raise_if_failed(0)
+    token, = [t for t, ids in enumerate(IDS[0]) if not {4, 5} & set(ids)] or [None]
+    assert token is None or (out[0][token] == 2).all()
+
+
+def test_a_rank_without_rows_for_this_one_is_waited_for_too():
+    """It may still read what this rank's next dispatch overwrites."""
+    world = make(timeout_s=0.01, expire_waits=True)
+    ids = [[[0, 1], [1, 0]]] * 3
+    world.dispatch(TOKENS, ids)
+    world.combine([np.ones((world.capacity(), 16))] * 3, [2] * 3, WEIGHTS, ranks=[0, 1])
+    for rank in (0, 1):
+        said = rf"rank {rank}, combine_wait: nothing, or not all, from source rank 2 \(all rows have come, but no word"
+        with pytest.raises(PeerTimeout, match=said):
+            world.raise_if_failed(rank)
+
+
+def test_a_row_that_names_no_place_is_missed():
+    world = make(timeout_s=0.01, expire_waits=True)
+    found = world.dispatch(TOKENS, IDS)
+    info = found[1]["src_info"].copy()
+    info[0] = 4, 0                                      # max_tokens_per_rank is 4
+    world.buffers["src_info", 1].write(info)
+    world.combine([np.ones((world.capacity(), 16))] * 3, [2] * 3, WEIGHTS)
+    failed = []
+    for rank in range(3):
+        try:
+            world.raise_if_failed(rank)
+        except PeerTimeout as error:
+            assert "from source rank 1 (rows of expert" in str(error) and "changed src_info" in str(error)
+            failed.append(rank)
+    assert len(failed) == 1, "only who misses a row says so"
+
+
+def test_a_world_that_is_put_back_works_again():
+    world = make(timeout_s=0.01, expire_waits=True)
+    world.dispatch(TOKENS, IDS)
+    world.combine([np.ones((world.capacity(), 16))] * 3, [2] * 3, WEIGHTS, ranks=[0, 1])
+    for rank in range(3):
+        for region in layout.regions(world.cfg):
+            if region.initial is not None:
+                world.base[rank].write(np.full(region.shape, region.initial, region.dtype), region.offset)
+    for _ in range(2):
+        world.dispatch(TOKENS, IDS)
+        combined = world.combine([np.ones((world.capacity(), 16))] * 3, [2] * 3, WEIGHTS)
+        for of_rank, ids in zip(combined, IDS):
+            assert (of_rank == (np.array(ids) >= 0).sum(axis=1)[:, None]).all()
+        nothing_is_left(world)
