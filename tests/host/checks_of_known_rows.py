@@ -60,7 +60,7 @@ def steady(rounds, does_nothing=False):
     if does_nothing:
         without_python(driver)
     calls = rounds(OneRankHere(machine, 2))
-    for _ in range(8):
+    for _ in range(10):
         for call in calls.values():
             call()
     return driver, calls
