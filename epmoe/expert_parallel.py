@@ -8,9 +8,12 @@ from epmoe_ref.errors import EPStateError, EPValueError
 from epmoe.host import memory
 from epmoe.host.combine_phase import CombinePhase
 from epmoe.host.dispatch_phase import DispatchPhase
+from epmoe.host.dispatched import Dispatched
 from epmoe.host.engine import Engine
 from epmoe.host.silu_phase import SiluPhase
 from epmoe.host.steady_calls import SteadyCalls
+
+_new = Dispatched.__new__
 
 
 class ExpertParallel:
@@ -54,7 +57,7 @@ class ExpertParallel:
         self._dispatch = DispatchPhase(self._engine)
         self._combine = CombinePhase(self._engine, self._dispatch.capacity)
         self._silu = SiluPhase(self._engine, self._dispatch.capacity)
-        self._steady = SteadyCalls(self._engine, self._dispatch.capacity, self._dispatch.dispatched, kernels is None)
+        self._steady = SteadyCalls(self._engine, self._dispatch.capacity, kernels is None)
         self._sent = self._returned = None  # what the calls of one round pass on
 
     @property
@@ -95,7 +98,9 @@ class ExpertParallel:
         known = self._steady.dispatch(input_tokens, topk_ids, input_scale, out)
         if known is not None:
             self._sent = known.sent
-            return known.dispatched()
+            d = _new(Dispatched)        # Dispatched.of_round, sooner
+            d.round = known.of_rank
+            return d
         self._expect("dispatch")
         with self._steady.watching():
             sent = self._dispatch.begin(input_tokens, topk_ids, input_scale)

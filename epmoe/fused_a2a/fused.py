@@ -80,22 +80,31 @@ class FusedCombine:
         handle: of FusedDispatch.forward; H and dtype need not be those of the dispatch. A token that went nowhere gives
         zeros. There is no event: the caller's stream has been made to wait for the result.
         """
-        arguments.scheduling(async_finish, allocate_on_comm_stream)
-        buffer = buffer_of(group)
-        if handle_of(RowsHandle, handle).group is not group:
+        if allocate_on_comm_stream:
+            arguments.scheduling(async_finish, allocate_on_comm_stream)
+        buffer, num_sms = buffer_of(group), options["num_sms"]
+        if type(handle) is not RowsHandle:
+            handle_of(RowsHandle, handle)
+        if handle.group is not group:
             raise EPValueError(f"group is {group!r}, and the handle is that of a dispatch over another one, "
                                f"{handle.group!r}: rows go back over the group that they came by; pass that one")
-        combined, _ = rows.combine_forward(buffer, "x", x, handle, None, options["num_sms"])
+        made, key = buffer.steady.again("combine", x, None, None, (num_sms,), handle.seen)
+        combined, _ = rows.new_combine(buffer, key, "x", x, handle, None, num_sms) if made is None else made
         ctx.group, ctx.handle = group, handle
         ctx.async_finish, ctx.allocate_on_comm_stream = async_finish, allocate_on_comm_stream
-        return results(group, combined), None
+        return combined if group.lists else combined[0], None
 
     @staticmethod
     def backward(ctx, grad_output, previous_event=None):
         """Gradients of forward's arguments: (grad_x [N, H], None, None, None, None); grad_x is a cached dispatch."""
-        buffer = buffer_of(ctx.group)
-        grad_x = rows.cached_dispatch(buffer, "grad_output", grad_output, ctx.handle, options["num_sms"])
-        return results(ctx.group, grad_x), None, None, None, None
+        group, handle, num_sms = ctx.group, ctx.handle, options["num_sms"]
+        if type(handle) is not RowsHandle:
+            handle_of(RowsHandle, handle)
+        buffer = buffer_of(group)
+        made, key = buffer.steady.again("cached", grad_output, None, None, (num_sms,), handle.seen)
+        if made is None:
+            made = rows.new_cached_dispatch(buffer, key, "grad_output", grad_output, handle, num_sms)
+        return made if group.lists else made[0], None, None, None, None
 
 
 def fused_dispatch(x, token_indices, token_probs, num_experts, group, async_finish=False,

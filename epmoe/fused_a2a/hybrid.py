@@ -20,20 +20,15 @@ from epmoe.kernels.rows.senders import fp8_format
 TYPES = (BF16, FP16)
 
 
-def dispatch_forward(buffer, x, routing_map, probs, num_local_experts, num_permuted_tokens=None, pad_multiple=None,
-                     fp8_dispatch=False, p2p_world_size=None, num_sms=(None, None), group=None):
+def dispatch_forward(buffer, x, routing_map, probs, num_local_experts, pad_multiple=None, fp8_dispatch=False,
+                     p2p_world_size=None, num_sms=(None, None), group=None):
     """Send every token to each of its experts, rows grouped by expert. Arguments and results: HybridEPDispatch.forward.
 
+    The host waits: num_permuted_tokens is None.
     num_sms: granted to dispatch, to combine. Of each rank of this process, as lists: dispatched_hidden,
     dispatched_probs, dispatched_scaling_factor, tokens_per_expert; and the handle of all.
     """
-    numbers = num_local_experts, num_permuted_tokens, pad_multiple, fp8_dispatch, p2p_world_size, num_sms
-    if num_permuted_tokens is not None:
-        made, key = buffer.steady.again("hybrid dispatch", x, routing_map, probs, numbers)
-        if made is not None:
-            *made, handle = made
-            return [tuple(made)], handle
-        return new_dispatch(buffer, key, x, routing_map, probs, *numbers, group)
+    numbers = num_local_experts, None, pad_multiple, fp8_dispatch, p2p_world_size, num_sms
     made, key = buffer.steady.again("exact hybrid dispatch", x, routing_map, probs, numbers)
     if made is None:
         return new_dispatch(buffer, key, x, routing_map, probs, *numbers, group)
@@ -47,7 +42,7 @@ def dispatch_forward(buffer, x, routing_map, probs, num_local_experts, num_permu
 
 def new_dispatch(buffer, key, x, routing_map, probs, num_local_experts, num_permuted_tokens, pad_multiple,
                  fp8_dispatch, p2p_world_size, num_sms, group, kept=None, told=None):
-    """dispatch_forward the general way. key: of SteadyCalls.
+    """dispatch_forward the general way, also if num_permuted_tokens are given. key: of SteadyCalls.
 
     told, kept: what it has told, and its memory (see First), if it was launched already, and there was no room.
     """
@@ -135,10 +130,10 @@ def cached_dispatch(buffer, name, x, handle, num_sms=None):
     """The tokens x [T, H] as rows of experts, as an earlier dispatch placed them: a list of [P, H], of x's dtype."""
     handle_of(HybridHandle, handle)
     made, key = buffer.steady.again("hybrid cached", x, None, None, (num_sms,), handle.seen)
-    return _new_cached_dispatch(buffer, key, name, x, handle, num_sms) if made is None else made
+    return new_cached_dispatch(buffer, key, name, x, handle, num_sms) if made is None else made
 
 
-def _new_cached_dispatch(buffer, key, name, x, handle, num_sms):
+def new_cached_dispatch(buffer, key, name, x, handle, num_sms):
     """cached_dispatch the general way. key: of SteadyCalls."""
     xs = arguments.hidden_rows(buffer, name, x, dtypes=TYPES, n_rows=handle.num_tokens)
     (_, hidden), dtype = xs[0].shape, xs[0].dtype
@@ -173,10 +168,10 @@ def _new_cached_dispatch(buffer, key, name, x, handle, num_sms):
 def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
     """Sums of rows x [P, H] over experts, ranks and worlds, and probs [P] back in their places [T, E]: two lists."""
     made, key = buffer.steady.again("hybrid combine", x, probs, None, (num_sms,), handle.seen)
-    return _new_combine(buffer, key, name, x, handle, probs, num_sms) if made is None else made
+    return new_combine(buffer, key, name, x, handle, probs, num_sms) if made is None else made
 
 
-def _new_combine(buffer, key, name, x, handle, probs, num_sms):
+def new_combine(buffer, key, name, x, handle, probs, num_sms):
     """combine_forward the general way. key: of SteadyCalls."""
     local, has_probs = handle.num_local_experts, not arguments.absent(probs)
     xs = arguments.hidden_rows(buffer, name, x, dtypes=TYPES, n_rows=handle.num_rows)

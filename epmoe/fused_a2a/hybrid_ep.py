@@ -2,7 +2,7 @@
 
 from epmoe.fused_a2a import arguments, hybrid
 from epmoe.fused_a2a.buffers import hybrid_ep_buffer
-from epmoe.fused_a2a.context import Context, columns, results
+from epmoe.fused_a2a.context import columns, results
 from epmoe.fused_a2a.handles import HybridHandle, handle_of
 
 
@@ -58,15 +58,10 @@ class HybridEPCombine:
         one number, or a list over ranks). Sums in float32 from +0.0: on each rank D(sum over its experts ascending),
         then D(sum over the ranks of a p2p world ascending), then D(sum over these worlds).
         """
-        handle_of(HybridHandle, handle)
-        buffer = hybrid_ep_buffer(handle.group)
-        arguments.same_num_rows(buffer, num_permuted_tokens, handle.num_rows)
-        if pad_multiple is not None:
-            hybrid.same_pad(pad_multiple, handle)
-        combined, _ = hybrid.combine_forward(buffer, "x", x, handle, None, handle.num_sms[1])
+        combined = hybrid_ep_combine(x, handle, num_permuted_tokens, pad_multiple)
         ctx.group, ctx.handle = handle.group, handle
         ctx.num_permuted_tokens, ctx.pad_multiple = num_permuted_tokens, pad_multiple
-        return results(handle.group, combined)
+        return combined
 
     @staticmethod
     def backward(ctx, grad_x):
@@ -97,7 +92,7 @@ def hybrid_ep_dispatch(x, routing_map, probs, group, num_local_experts, num_sms_
     numbers = (num_local_experts, num_permuted_tokens, pad_multiple, buffer.fp8_dispatch,
                getattr(group, "p2p_world_size", None), (num_sms_dispatch_api, num_sms_combine_api))
     if num_permuted_tokens is None:
-        made, handle = hybrid.dispatch_forward(buffer, x, routing_map, probs, *numbers, group)
+        made, handle = hybrid.dispatch_forward(buffer, x, routing_map, probs, num_local_experts, *numbers[2:], group)
     else:
         made, key = buffer.steady.again("hybrid dispatch", x, routing_map, probs, numbers)
         if made is not None:
@@ -108,4 +103,14 @@ def hybrid_ep_dispatch(x, routing_map, probs, group, num_local_experts, num_sms_
 
 def hybrid_ep_combine(x, handle, num_permuted_tokens=None, pad_multiple=None, *, fused=False):
     """HybridEPCombine.forward without a ctx: arguments, results and errors are there. fused: as in dispatch."""
-    return HybridEPCombine.forward(Context(), x, handle, num_permuted_tokens, pad_multiple)
+    if type(handle) is not HybridHandle:
+        handle_of(HybridHandle, handle)
+    group, num_sms = handle.group, handle.num_sms[1]
+    buffer = hybrid_ep_buffer(group)
+    if num_permuted_tokens is not None:
+        arguments.same_num_rows(buffer, num_permuted_tokens, handle.num_rows)
+    if pad_multiple is not None:
+        hybrid.same_pad(pad_multiple, handle)
+    made, key = buffer.steady.again("hybrid combine", x, None, None, (num_sms,), handle.seen)
+    combined, _ = hybrid.new_combine(buffer, key, "x", x, handle, None, num_sms) if made is None else made
+    return combined if group.lists else combined[0]

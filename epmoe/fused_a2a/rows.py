@@ -70,19 +70,15 @@ def _move(buffer, r, fields, shapes, rows, stream):
     return loan
 
 
-def dispatch_forward(buffer, x, token_indices, token_probs, num_experts, num_sms=None, *, on_device=False):
+def dispatch_forward(buffer, x, token_indices, token_probs, num_experts, num_sms=None):
     """Send every token to the ranks of its experts, once to each. Arguments and results: FusedDispatch.forward.
 
     Of each rank of this process, as lists: (recv_x or (recv_x, recv_scales), recv_token_indices, recv_token_probs,
-    tokens_per_expert), and the handle of all. on_device: as fused_dispatch_on_device says.
+    tokens_per_expert), and the handle of all.
     """
-    kind = "dispatch" if on_device else "exact dispatch"
-    made, key = buffer.steady.again(kind, x, token_indices, token_probs, (num_experts, num_sms))
+    made, key = buffer.steady.again("exact dispatch", x, token_indices, token_probs, (num_experts, num_sms))
     if made is None:
-        return new_dispatch(buffer, key, x, token_indices, token_probs, num_experts, num_sms, on_device)
-    if on_device:
-        *made, handle = made
-        return [tuple(made)], handle
+        return new_dispatch(buffer, key, x, token_indices, token_probs, num_experts, num_sms, False)
     told, loans = told_by(buffer, made[1].loans), made[1].loans
     if told[0].has_room:
         return _exact(made, told[0])
@@ -95,6 +91,7 @@ def new_dispatch(buffer, key, x, token_indices, token_probs, num_experts, num_sm
                  group=None):
     """dispatch_forward the general way. key: of SteadyCalls. group: of handles that known calls give.
 
+    on_device: as fused_dispatch_on_device says.
     told, loans: what it has told, and the handle's memory, if it was launched already, and there was no room.
     """
     loans = list(loans)
@@ -284,10 +281,10 @@ def cached_dispatch(buffer, name, x, handle, num_sms=None):
     """The rows of x [T, H] where an earlier dispatch sent its tokens: a list of [N, H], of x's dtype."""
     handle_of(RowsHandle, handle)
     made, key = buffer.steady.again("cached", x, None, None, (num_sms,), handle.seen)
-    return _new_cached_dispatch(buffer, key, name, x, handle, num_sms) if made is None else made
+    return new_cached_dispatch(buffer, key, name, x, handle, num_sms) if made is None else made
 
 
-def _new_cached_dispatch(buffer, key, name, x, handle, num_sms):
+def new_cached_dispatch(buffer, key, name, x, handle, num_sms):
     """cached_dispatch the general way. key: of SteadyCalls."""
     xs = arguments.hidden_rows(buffer, name, x, n_rows=handle.num_tokens)
     (_, hidden), dtype = xs[0].shape, xs[0].dtype
@@ -324,10 +321,10 @@ def _new_cached_dispatch(buffer, key, name, x, handle, num_sms):
 def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
     """Sums over ranks of rows x [N, H], and slot by slot of probs [N, K]: two lists, the second None without probs."""
     made, key = buffer.steady.again("combine", x, probs, None, (num_sms,), handle.seen)
-    return _new_combine(buffer, key, name, x, handle, probs, num_sms) if made is None else made
+    return new_combine(buffer, key, name, x, handle, probs, num_sms) if made is None else made
 
 
-def _new_combine(buffer, key, name, x, handle, probs, num_sms):
+def new_combine(buffer, key, name, x, handle, probs, num_sms):
     """combine_forward the general way. key: of SteadyCalls."""
     has_probs = not arguments.absent(probs)
     xs = arguments.hidden_rows(buffer, name, x, dtypes=tuple(arguments.NAMES), n_rows=handle.num_rows)

@@ -18,6 +18,7 @@ from epmoe.host.arrays import DeviceArray
 from epmoe.host.elsewhere import Elsewhere, Place
 from epmoe.host.looks import UNSEEN, WAYS, look
 from epmoe.host.references import References, are_counted
+from epmoe.host.starts import Start
 
 MAX_REMEMBERED, MAX_FORMS = 1024, 256
 UNKNOWN = object()      # instead of a start's code: no launches are known
@@ -72,7 +73,7 @@ class _Form:
 
 
 class _Known:
-    """One call: what was seen, and what form it is of; by places of the memory lent: (start, Slot or None)."""
+    """One call: what was seen, and what form it is of; by places of the memory lent: Start."""
 
     __slots__ = ("at", "numbers", "handle", "seen", "rows", "name", "form", "starts")
 
@@ -81,7 +82,7 @@ class _Known:
         self.seen, self.name, self.form, self.starts = seen, name, form, {}
 
 
-_NO_CALL = _Known((None, None, None, None), None, (), None, None)      # nothing that is seen is like it
+_NO_CALL = _Known(4 * (None,), None, (), None, None)       # nothing that is seen is like it
 
 
 class _Last:
@@ -152,7 +153,7 @@ class SteadyCalls:
         for last in self._last[kind]:
             known = last.known
             if known.seen == seen and known.numbers == numbers and (known.handle is handle or known.handle == handle):
-                code = last.start(last.held)
+                code = last.start()
                 if code == 0:
                     self._kept = x, y, z
                     return last.results, None
@@ -182,7 +183,8 @@ class SteadyCalls:
         for last in self._last[kind]:
             if last.form is form and (last.rows is None or last.rows == known.rows):
                 start = known.starts.get(last.at)
-                code = (self._look if start is None else start[0])(last.held)
+                code = (self._look(last.held) if start is None else
+                        start.again() if start.held == last.held else start.begin(last.held))
                 if code != HELD:
                     break
         if code == HELD:
@@ -194,12 +196,14 @@ class SteadyCalls:
             if last is None:
                 return self._general(known)
             start = known.starts.get(last.at)
-            code = 0 if start is None else start[0](0)
+            code = 0 if start is None else start.begin(0)
         if code == 0 and start is None:
             code = self._begin(known, last)
         if code:
             return self._not_started(code, known)
-        last.known, last.start = known, known.starts[last.at][0]
+        last.known = _NO_CALL
+        if start is not None and start.again is not None:
+            last.known, last.start = known, start.again
         self._kept = arrays
         return last.results, None
 
@@ -282,7 +286,7 @@ class SteadyCalls:
         code = slot.begin()
         if not code:
             self._keep(known)
-            known.starts[last.at], slot.owner = (slot.start, slot), (known.starts, last.at)
+            known.starts[last.at], slot.owner = Start(self._machine, slot.start, slot), (known.starts, last.at)
         return code
 
     def _keep(self, known):
@@ -323,7 +327,7 @@ class SteadyCalls:
                 self._forget()
             known.form = self._forms[known.name] = _Form(memory, results, numbers)
         self._keep(known)
-        known.starts[tuple(map(place_of, loans))] = self._machine.again(launches), None
+        known.starts[tuple(map(place_of, loans))] = Start(self._machine, self._machine.again(launches))
         places = _with_places(known, loans)
         if places is not None:
             self._elsewhere.learn(*places, launches)

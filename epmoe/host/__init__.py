@@ -9,4 +9,5 @@ rank_memory, memory: a rank's regions and pools, their bytes       rounds: the o
 dispatch_phase, combine_phase, silu_phase: check, place, launch, hand out; engine: what they share
 steady_calls, call_keys, looks: calls made before, the fast way    compiling: kernels compiled by many processes
 elsewhere: such calls on other arrays                              last_results, references: results given again
+starts: how their launches start again
 """

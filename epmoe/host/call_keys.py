@@ -60,22 +60,24 @@ def arrays_of(out):
     return {name: array for name, array in given.items() if array is not None}
 
 
-def combine_key(sent, expert_outputs, d, router_weights, epilogue, out):
-    """The key of a combine; sent: this rank's Sent of the open round, which d must be of; else combine's arguments."""
-    if type(d) is not Dispatched or d.round is not sent:
+def combine_key(sent, y, d, weights, router_weights, epilogue, out):
+    """The key of a combine; sent: this rank's Sent of the open round, which d must be of; else combine's arguments.
+
+    y, weights: what look() saw of expert outputs and router weights.
+    """
+    if y is UNSEEN or type(d) is not Dispatched or d.round is not sent:
         return UNSEEN
-    weights = router_weights
-    if weights is not None and not callable(weights):
-        weights = look(weights)
-        if weights is UNSEEN:
+    if weights is UNSEEN and router_weights is not None:
+        if not callable(router_weights):
             return UNSEEN
+        weights = router_weights
     to = None
     if out is not None:
         to = look(out)
         if to is UNSEEN:
             return UNSEEN
-    y, where = look(expert_outputs), _places(sent, d.__dict__)
-    if y is UNSEEN or where is UNSEEN:
+    where = _places(sent, d.__dict__)
+    if where is UNSEEN:
         return UNSEEN
     return y, where, sent.tokens.n, weights, epilogue, to
 

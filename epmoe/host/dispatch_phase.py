@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 import numpy as np
+from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError
 
 from epmoe.host import inputs
@@ -15,14 +16,21 @@ from epmoe.kernels import FormatHandler, TokenArray, formats
 
 @dataclass(eq=False)
 class Sent:
-    """One rank's part of the open round: its placed inputs, and the loan that its results go into."""
+    """One rank's part of the open round: its placed inputs, and the loan that its results go into.
 
+    cfg, rank, check: as in a Dispatched. place: what known combines are told it by, None if it is not known.
+    """
+
+    cfg: EPConfig
+    rank: int
+    check: object
     tokens: TokenArray
     topk_ids: int
     scale: float
     scale_function: object
     loan: object
     results: Results | None = None
+    place: tuple | None = None
     made: dict = field(default_factory=dict)        # arrays by name, when they were first looked at
 
     @property
@@ -64,8 +72,9 @@ class DispatchPhase:
             ids = inputs.topk_ids(cfg, engine.machine, r.rank, ids, x.shape[0])
             checked.append((r, x, ids, 1.0 if function else inputs.input_scale(r.rank, scale)))
         place = engine.placing.place
-        return [Sent(TokenArray(place(r.rank, "input_tokens", x), x.shape[0]), place(r.rank, "topk_ids", ids, np.int32),
-                     scale, function, engine.lent(r.dispatch_pool.lend())) for r, x, ids, scale in checked]
+        return [Sent(cfg, r.rank, engine.check, TokenArray(place(r.rank, "input_tokens", x), x.shape[0]),
+                     place(r.rank, "topk_ids", ids, np.int32), scale, function, engine.lent(r.dispatch_pool.lend()))
+                for r, x, ids, scale in checked]
 
     def into(self, sent, out):
         """Where the results go: `out` is None, or a Dispatched a rank whose arrays (None: lent ones) are written."""
@@ -116,15 +125,9 @@ class DispatchPhase:
         """Dispatched of every rank; waits for the kernels only if the caller's host arrays are to be filled."""
         if any(s.results.copies for s in sent):
             self.engine.check()
-        made = []
-        for r, s in zip(self.engine.ranks, sent):
+        for s in sent:
             s.results.finish()
-            made.append(self.dispatched(s, r.rank))
-        return made
-
-    def dispatched(self, sent, rank):
-        """The Dispatched of a rank, launched and perhaps still under way."""
-        return Dispatched.of_round(sent, self.cfg, rank, self.engine.check)
+        return [Dispatched.of_round(s) for s in sent]
 
     def _handler(self, s):
         return FormatHandler({name: s.results.address(name) for name in self._format.output_fields}, self.capacity)

@@ -10,6 +10,7 @@ from epmoe.host.arrays import first, to_numpy
 TILE_ROWS = 128  # rows of one scale tile of the block-scaled formats
 ARRAYS = ("output_tokens", "output_scales", "scales_offset", "row_offsets", "expert_ids", "src_info", "recv_count",
           "topk_ids")
+OF_ROUND = *ARRAYS, "num_tokens", "cfg", "rank", "check"    # what a Dispatched asks its round for
 
 
 def capacity_rows(cfg: EPConfig, pad_rows: int) -> int:
@@ -17,6 +18,10 @@ def capacity_rows(cfg: EPConfig, pad_rows: int) -> int:
     rows = cfg.n_ranks * cfg.max_tokens_per_rank * min(cfg.top_k, cfg.n_local_experts)
     rows += cfg.max_tokens_per_rank * cfg.fused_shared_expert + (pad_rows - 1) * cfg.n_groups
     return -(-rows // pad_rows) * pad_rows
+
+
+def _nothing():
+    return None
 
 
 @dataclass(eq=False)
@@ -48,25 +53,26 @@ class Dispatched:
     recv_count: object
     topk_ids: object
     num_tokens: int
-    cfg: EPConfig = field(default=None, repr=False)
-    rank: int | None = field(default=None, repr=False)
-    check: object = field(default=None, repr=False)
+    # by a function: no attributes of the class, so that __getattr__ is asked
+    cfg: EPConfig = field(default_factory=_nothing, repr=False)
+    rank: int | None = field(default_factory=_nothing, repr=False)
+    check: object = field(default_factory=_nothing, repr=False)
     round: object = field(default=None, repr=False)  # which round of which ExpertParallel; combine wants its own
     offsets: np.ndarray | None = field(default=None, repr=False)  # row_offsets on the host, once they were asked for
 
     @classmethod
-    def of_round(cls, sent, cfg, rank, check):
-        """What a rank's dispatch returns; sent.array(name) makes an array when it is first looked at."""
+    def of_round(cls, sent):
+        """What a rank's dispatch returns: its Sent, which is asked for the rest when that is first looked at."""
         d = cls.__new__(cls)
-        d.num_tokens, d.cfg, d.rank, d.check, d.round = sent.tokens.n, cfg, rank, check, sent
+        d.round = sent
         return d
 
     def __getattr__(self, name):
-        if name not in ARRAYS or self.round is None:
+        if name not in OF_ROUND or self.round is None:
             raise AttributeError(f"Dispatched has no {name}")
-        array = self.round.array(name)
-        setattr(self, name, array)
-        return array
+        value = self.round.array(name) if name in ARRAYS else getattr(self.round, name)
+        setattr(self, name, value)
+        return value
 
     @property
     def n_rows(self) -> int:

@@ -99,7 +99,7 @@ class Elsewhere:
         slot = self._slots.take()
         if slot.owner is not None:
             calls, key = slot.owner
-            if key in calls and slot in calls[key]:
+            if key in calls and calls[key].slot is slot:
                 del calls[key]
             slot.owner = None
         slot.fill(pattern.flat, [p.address for p in places])

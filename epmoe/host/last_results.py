@@ -1,37 +1,29 @@
 """Results that calls give again, in the very same arrays, when nobody else refers to them nor to their memory."""
 
-from sys import getrefcount
 
 from epmoe.host.dispatch_phase import Sent
-from epmoe.host.dispatched import Dispatched
 from epmoe.host.references import References
 from epmoe.host.results import Results
 from epmoe.kernels import TokenArray
-
-_new = Dispatched.__new__
 
 
 class LastDispatch:
     """Memory that dispatches write, and its arrays: given again when nobody else refers to any of them.
 
-    key: what the last of these dispatches followed from, and start: how its launches start again.
+    key: what the last of these dispatches followed from, and start: how its launches start again, unless held, the
+    address of References, says that somebody does.
+    who: (cfg, rank, check), as in a Dispatched.
     """
 
-    __slots__ = ("address", "n", "of_rank", "sent", "fields", "loan", "key", "start", "held", "_made", "_references")
+    __slots__ = ("address", "n", "of_rank", "sent", "loan", "key", "start", "held", "_made", "_references")
 
-    def __init__(self, n, loan, dispatched, results=None):
+    def __init__(self, who, n, loan, results=None):
         self.address, self.n, self.loan = loan.buffer.address, n, loan
         # Nobody asks again where the caller's arrays were
-        self.of_rank = Sent(TokenArray(0, n), 0, 1.0, None, loan, results or Results(loan))
+        self.of_rank = Sent(*who, TokenArray(0, n), 0, 1.0, None, loan, results or Results(loan),
+                            None if results else (loan.buffer.address, n))
         self._made = self.of_rank.made
-        self.sent, self.fields = [self.of_rank], dispatched(self.of_rank).__dict__
-        self.key = self.start = self.held = None
-
-    def dispatched(self):
-        """A Dispatched for the caller, at which nobody has looked."""
-        d = _new(Dispatched)
-        d.__dict__ = self.fields.copy()
-        return d
+        self.sent, self.key, self.start, self.held = [self.of_rank], None, None, None
 
     def count(self):
         """Nobody but the caller of this and what this holds refers to it now."""
@@ -48,23 +40,25 @@ class LastDispatch:
         return True
 
     def _refer(self, *what):
+        self.key = self.start = None        # which looks at the References until now
         self._references = References(*what)
         self.held = self._references.address
 
 
 class LastCombine:
-    """The result of combines, whose memory is lent: the same."""
+    """The result of combines, whose memory is lent: the same.
 
-    __slots__ = ("address", "n", "reduced", "result", "loan", "uses")
+    key: (what look() saw of expert outputs, weights or None; epilogue, Sent.place), None where a call is looked up.
+    keeps: whether the expert outputs are the caller's, to be kept.
+    """
+
+    __slots__ = ("address", "n", "reduced", "result", "loan", "key", "start", "held", "keeps", "_references")
 
     def __init__(self, n, reduced, result, loan):
         self.address, self.n, self.reduced, self.result, self.loan = loan.buffer.address, n, reduced, result, loan
-
-    def serves(self, n, reduced):
-        """Whether it is for so many tokens, reduced or not, and nobody else refers to it now."""
-        return (self.n == n and self.reduced == reduced
-                and (getrefcount(self.result), getrefcount(self.loan)) == self.uses)
+        self.key = self.start = self.held = self.keeps = None
 
     def count(self):
-        """How often the result and its memory are referred to."""
-        return getrefcount(self.result), getrefcount(self.loan)
+        """Nobody but the caller of this and what this holds refers to it now."""
+        self._references = References([self.result, self.loan])
+        self.held = self._references.address

@@ -40,8 +40,8 @@ class Rounds:
     """Where in a round one ExpertParallel is. `failure` is the error after which only reset() helps, or None."""
 
     def __init__(self):
-        self.state, self.failure, self.done = "idle", None, 0
-        self.capture = self._opened_in = 0      # ids of captures: of the call under way, of the open round
+        self.state, self.failure = "idle", None
+        self.capture = self.opened_in = 0       # ids of captures: of the call under way, of the open round
 
     def expect(self, call, capture=0):
         """Raise EPStateError, with the reason, unless the call may come now. capture: id of a capture, 0 for none."""
@@ -52,10 +52,10 @@ class Rounds:
             first_line = str(self.failure).partition("\n")[0]
             raise EPStateError(f"{call} after {type(self.failure).__name__} ({first_line}): buffers and counters are "
                                "in the middle of that round; call reset() on all ranks first")
-        if capture != self._opened_in and self.state != "idle":
-            if self._opened_in and call in _NEXT["idle"]:
+        if capture != self.opened_in and self.state != "idle":
+            if self.opened_in and call in _NEXT["idle"]:
                 self.state = "idle"     # that round was given up with its capture
-            elif not (capture and self._opened_in):
+            elif not (capture and self.opened_in):
                 raise EPStateError(f"{call}: {_CAPTURED[bool(capture)]}")
         if call not in _NEXT[self.state]:
             raise EPStateError(f"{call}: {_REASON[self.state]}")
@@ -63,27 +63,22 @@ class Rounds:
     def comes(self, call):
         """Whether expect() would let the call come now, if it is captured by no graph; sooner told."""
         self.capture = 0
-        return (self.state == _BEFORE[call] and self.failure is None
-                and (not self._opened_in or self.state == "idle"))
+        return self.state == _BEFORE[call] and (not self.opened_in or self.state == "idle")
 
     def advance(self, call):
         """The call was launched."""
-        self.state = state = _AFTER[call]
-        self._opened_in = self.capture
-        if state == "idle":
-            self.done += 1
-
-    def dispatch_again(self):
-        """advance("dispatch"), of a call that came when comes() would have let it; sooner done."""
-        self.state, self.capture, self._opened_in = "dispatched", 0, 0
+        self.state = _AFTER[call]
+        self.opened_in = self.capture
 
     def fail(self, error):
         """A launch or a wait failed; keeps the first error."""
         self.failure = self.failure or error
+        if self.state != "closed":
+            self.state = "failed"
 
     def reset(self):
         """As at the beginning."""
-        self.state, self.failure, self._opened_in = "idle", None, 0
+        self.state, self.failure, self.opened_in = "idle", None, 0
 
     def close(self):
         """No call may come any more."""

@@ -16,17 +16,18 @@ refers to them nor to their memory: to lend the memory anew and to make arrays o
 """
 
 import contextlib
-from functools import partial
 
 from epmoe import device
 from epmoe.device.captures import CAPTURED, GONE, HELD
 from epmoe.host.arrays import DeviceArray, lent_again
 from epmoe.host.call_keys import arrays_of, combine_key, dispatch_key, forms_of, of_combine, of_dispatch
+from epmoe.host.dispatched import Dispatched
 from epmoe.host.elsewhere import Elsewhere
 from epmoe.host.last_results import LastCombine, LastDispatch
 from epmoe.host.looks import UNSEEN, WAYS, look
 from epmoe.host.references import are_counted
 from epmoe.host.results import Results
+from epmoe.host.starts import Start
 
 MAX_REMEMBERED = 1024       # calls of one kind
 UNKNOWN = object()          # instead of a start's code: no launches are known
@@ -36,19 +37,19 @@ AT_ONCE = 2                 # results that are kept of each, and calls: these of
 class SteadyCalls:
     """The remembered calls of one ExpertParallel. dispatch and combine give None for what takes the general way.
 
-    dispatched: function (Sent, rank) -> Dispatched. The general way is to be run inside watching(), and
-    remember_dispatch or remember_combine called at its end. It is for calls out of order, too.
+    The general way is to be run inside watching(), and remember_dispatch or remember_combine called at its end. It is
+    for calls out of order, too.
     """
 
-    def __init__(self, engine, capacity, dispatched, applies):
+    def __init__(self, engine, capacity, applies):
         self.applies = applies and not device.SIM and not engine.world.lists and are_counted()
         self._engine, self._rounds, self._machine, self._capacity = engine, engine.rounds, engine.machine, capacity
         self._rank, self._placing = engine.ranks[0], engine.placing
-        self._dispatched = partial(dispatched, rank=self._rank.rank)
+        self._who = engine.cfg, self._rank.rank, engine.check
         self._inputs, self._outputs = (tuple((self._rank.rank, name) for name in names) for names in (
             ("input_tokens", "topk_ids"), ("router_weights", "expert_outputs")))
         self._kept_inputs = self._kept_outputs = None       # device arrays of the caller, kept until the next such call
-        # what calls followed from -> {where their results lie: (how the launches start, Slot or None)}
+        # what calls followed from -> {where their results lie: Start}
         self._dispatches, self._combines = {}, {}
         self._latest_dispatches = self._latest_combines = ()    # [(key, starts)], sooner compared than looked up
         self._last_dispatches, self._last_combines = [], []
@@ -70,11 +71,11 @@ class SteadyCalls:
             rounds, key = self._rounds, (x, ids, input_scale)
             for last in self._last_dispatches:
                 if last.key == key:
-                    if rounds.state != "idle" or rounds.failure is not None:
+                    if rounds.state != "idle":
                         return None
-                    code = last.start(last.held)
+                    code = last.start()
                     if code == 0:
-                        rounds.dispatch_again()
+                        rounds.state, rounds.opened_in = "dispatched", 0
                         if self._placing.placed:
                             self._placing.let_go_of(self._inputs)
                         self._kept_inputs = input_tokens, topk_ids
@@ -107,10 +108,10 @@ class SteadyCalls:
             for last in self._last_dispatches:
                 if last.n == n:
                     start = starts.get(last.address)
-                    begin = self._look if start is None else start[0]
-                    code = begin(last.held)
+                    code = (self._look(last.held) if start is None else
+                            start.again() if start.held == last.held else start.begin(last.held))
                     if code == HELD and last.count_arrays():
-                        code = begin(last.held)
+                        code = self._look(last.held) if start is None else start.begin(last.held)
                     if code != HELD:
                         break
         elif forms_of(key[-1]) not in self._accepted:
@@ -118,14 +119,16 @@ class SteadyCalls:
         if code == HELD:
             last = self._lend_dispatch(n) if out is None else self._dispatch_into(n, out)
             start = starts.get(last.address)
-            code = 0 if start is None else start[0](0)
+            code = 0 if start is None else start.begin(0)
         if code == 0 and start is None:
             code = self._begin(starts, last.address, *of_dispatch(key, last.loan))
         if code:
             self._last_dispatches.clear()
             return self._not_started(code)
-        last.key, last.start = key, starts[last.address][0]
-        self._rounds.dispatch_again()
+        last.key = None
+        if start is not None and start.again is not None:
+            last.key, last.start = key, start.again
+        self._rounds.advance("dispatch")
         if self._placing.placed:
             self._placing.let_go_of(self._inputs)
         self._kept_inputs = input_tokens, topk_ids
@@ -135,7 +138,7 @@ class SteadyCalls:
         """A LastDispatch in other memory; others than of such calls are given back."""
         others = self._last_dispatches[:] = [one for one in self._last_dispatches
                                              if one.n == n][:AT_ONCE - 1]
-        last = LastDispatch(n, self._rank.dispatch_pool.lend(), self._dispatched)
+        last = LastDispatch(self._who, n, self._rank.dispatch_pool.lend())
         last.count()
         self._last_dispatches[:] = last, *others
         return last
@@ -144,7 +147,7 @@ class SteadyCalls:
         """A LastDispatch, to be used once, whose results are arrays of the caller."""
         loan = self._rank.dispatch_pool.lend()
         results = Results(loan, self._machine, self._rank.rank, arrays_of(out))
-        return LastDispatch(n, loan, self._dispatched, results)
+        return LastDispatch(self._who, n, loan, results)
 
     def remember_dispatch(self, sent, input_tokens, topk_ids, input_scale, out):
         """The general way has launched this call."""
@@ -157,41 +160,82 @@ class SteadyCalls:
                 self._remember(_starts(self._dispatches, key), loan.buffer.address, *of_dispatch(key, loan))
 
     def combine(self, sent, expert_outputs, d, router_weights, epilogue, arguments, out):
-        """The combined output, its kernel launched. arguments: whether functions are given any."""
+        """The combined output, its kernel launched. arguments: whether functions are given any.
+
+        Looked up are calls of which a function is an argument, and those whose src_info or topk_ids somebody looked at.
+        """
+        try:
+            y = (expert_outputs.seen if type(expert_outputs) is DeviceArray
+                 else WAYS[type(expert_outputs)](expert_outputs))
+            weights = (router_weights.seen if type(router_weights) is DeviceArray
+                       else WAYS[type(router_weights)](router_weights))
+        except KeyError:
+            y, weights = look(expert_outputs), look(router_weights)
+        rounds = self._rounds
+        if rounds.state == "dispatched" and type(d) is Dispatched and out is None and not arguments:
+            of_rank, = sent
+            key = y, weights, epilogue, of_rank.place
+            for last in self._last_combines:
+                if last.key == key and d.round is of_rank and (weights is not UNSEEN or router_weights is None) and (
+                        "src_info" not in (seen := d.__dict__)) and "topk_ids" not in seen:
+                    code = last.start()
+                    if code == 0:
+                        rounds.state = "idle"
+                        if self._placing.placed:
+                            self._placing.let_go_of(self._outputs)
+                        self._kept_outputs = router_weights, expert_outputs if last.keeps else None
+                        return last.result
+                    if code == GONE:
+                        break
+                    if code != HELD:
+                        return self._not_started(code)
+            last = of_rank = None       # memory may be needed
+        return self._combine(sent, expert_outputs, y, d, router_weights, weights, epilogue, arguments, out)
+
+    def _combine(self, sent, expert_outputs, y, d, router_weights, weights, epilogue, arguments, out):
+        """The same where it is none of the last calls, or their results are held, or something has changed."""
         if not self.applies or arguments or not self._rounds.comes("combine"):
             return None
         of_rank = sent[0]
-        key = combine_key(of_rank, expert_outputs, d, router_weights, epilogue, out)
-        if key is UNSEEN or key[0][1][0] != self._capacity:
+        key = combine_key(of_rank, y, d, weights, router_weights, epilogue, out)
+        if key is UNSEEN or y[1][0] != self._capacity:
             self._last_combines.clear()
             return None
-        _, _, n, weights, _, to = key
-        loan = last = None
-        if to is None:
-            reduced = weights is not None
-            for last in self._last_combines:
-                if last.serves(n, reduced):
-                    break
-            else:
-                last = self._lend_combine(n, reduced)
-            to, loan, out = last.address, last.loan, last.result
-        else:
-            to = to[0]
         for known, starts in self._latest_combines:
             if known == key:
                 break
         else:
             starts = _starts(self._combines, key)
             self._latest_combines = (key, starts), *self._latest_combines[:AT_ONCE - 1]
-        start = starts.get(to)
-        code = start[0](0) if start is not None else self._begin(starts, to, *of_combine(key, of_rank.loan, loan))
+        _, _, n, weights, _, to = key
+        last, code, reduced = None, HELD, weights is not None
+        if out is None:
+            for last in self._last_combines:
+                if last.n == n and last.reduced == reduced:
+                    start = starts.get(last.address)
+                    code = (self._look(last.held) if start is None else
+                            start.again() if start.held == last.held else start.begin(last.held))
+                    if code != HELD:
+                        break
+        if code == HELD:
+            last = self._lend_combine(n, reduced) if out is None else None
+            start = starts.get(to[0] if last is None else last.address)
+            code = 0 if start is None else start.begin(0)
+        loan, at = (None, to[0]) if last is None else (last.loan, last.address)
+        if code == 0 and start is None:
+            code = self._begin(starts, at, *of_combine(key, of_rank.loan, loan))
         if code:
             self._last_combines.clear()
             return self._not_started(code)
+        keeps = not of_rank.loan.holds_address(y[0])
+        if last is not None:
+            out, last.key = last.result, None
+            if start is not None and start.again is not None and of_rank.place is not None and not callable(weights):
+                last.key, last.start, last.keeps = (y, weights, epilogue, of_rank.place), start.again, keeps
         self._rounds.advance("combine")
         if self._placing.placed:
             self._placing.let_go_of(self._outputs)
-        self._kept_outputs = (router_weights, None if of_rank.loan.holds_address(key[0][0]) else expert_outputs,
+        self._kept_outputs = (router_weights, expert_outputs if keeps else None,
                               of_rank.results.array("src_info") if of_rank.results.given else None)
         return out
 
@@ -208,7 +252,7 @@ class SteadyCalls:
             made = self._made[known] = lent_again([loan.array("output_tokens", n)], None, None)
         last = LastCombine(n, reduced, loan.again(made)[0], loan)
         del loan
-        last.uses = last.count()
+        last.count()
         kept.insert(0, last)
         return last
 
@@ -217,7 +261,8 @@ class SteadyCalls:
         self._kept_outputs = None
         if not self.applies or arguments or self._rounds.capture:
             return
-        key, lent = combine_key(sent[0], expert_outputs, d, router_weights, epilogue, out), sent[0].loan
+        lent = sent[0].loan
+        key = combine_key(sent[0], look(expert_outputs), d, look(router_weights), router_weights, epilogue, out)
         # With fewer rows than capacity the verdict follows from the round's row count as well; what dispatch has
         # written has memory for all rows, whosever it is.
         if key is UNSEEN or key[0][1][0] != self._capacity or not all(
@@ -259,7 +304,7 @@ class SteadyCalls:
     def _remember(self, starts, to, form, places):
         if self._machine.n_changes != self._n_changes:      # meanwhile
             return
-        starts[to] = self._machine.again(self._launches), None
+        starts[to] = Start(self._machine, self._machine.again(self._launches))
         self._elsewhere.learn(form, places, self._launches)
 
     def _begin(self, starts, to, form, places):
@@ -271,7 +316,7 @@ class SteadyCalls:
             return UNKNOWN
         code = slot.begin()
         if not code:
-            starts[to], slot.owner = (slot.start, slot), (starts, to)
+            starts[to], slot.owner = Start(self._machine, slot.start, slot), (starts, to)
         return code
 
     def _not_started(self, code):

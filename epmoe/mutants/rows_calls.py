@@ -123,15 +123,14 @@ def on_device(world, buffer):
             return [list(column) for column in zip(*made)], handle
 
         def counted(x, ids, probs, n):
-            made, _ = rows.dispatch_forward(buffer, x, ids, probs, world.n_experts, on_device=True)
+            made, _ = rows.new_dispatch(buffer, None, x, ids, probs, world.n_experts, None, True)
             *columns, per_expert = zip(*made)
             return [[_cut(a, rows_here) for a, rows_here in zip(column, n)] for column in columns] + [list(per_expert)]
         module, forward = rows, dispatch
     else:
         def forward(x, maps, probs):
-            made, handle = hybrid.dispatch_forward(buffer, x, maps, probs, world.local, num_permuted_tokens=world.limit,
-                                                   pad_multiple=world.pad, fp8_dispatch=world.fp8,
-                                                   p2p_world_size=world.p2p_world_size)
+            made, handle = hybrid.new_dispatch(buffer, None, x, maps, probs, world.local, world.limit, world.pad,
+                                               world.fp8, world.p2p_world_size, (None, None), None)
             return [list(column) for column in zip(*made)], handle
         module = hybrid
 

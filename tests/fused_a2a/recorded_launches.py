@@ -5,6 +5,7 @@ One rank a process; the caller's arrays are seen as device arrays.
 
 import ctypes
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -97,7 +98,7 @@ class Recorder:
         for stream in machine.streams:
             monkeypatch.setattr(stream, "capture", self.capture)
         for name, value in dict(n_changes=0, changed=self.changed, has_captured=False, launch=self.record,
-                                recording=self.recording, again=self.again, flat=self.flat,
+                                recording=self.recording, again=self.again, bound=partial, flat=self.flat,
                                 slots=lambda n, flat: self).items():
             monkeypatch.setattr(machine, name, value, raising=False)
 

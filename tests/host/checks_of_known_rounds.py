@@ -6,6 +6,7 @@
 import sys
 import threading
 
+import numpy as np
 from counted_driver import FakeDtype, FakeTensor, bfloat16, counted_machine, float32, int32, int64
 from counted_rounds import a_round, fails, since, words_at
 from host_cost import STREAM, at_hand, python_calls, tensors
@@ -15,7 +16,7 @@ from epmoe.host.dispatched import ARRAYS
 
 uint32 = FakeDtype("uint32")
 # Of Python functions, looks at tensors among them; and of those that look up what one layer has at hand
-MOST_PYTHON_CALLS, OF_LAYERS = {"dispatch": 5, "combine": 10}, {"dispatch": 4, "combine": 1}
+MOST_PYTHON_CALLS, OF_LAYERS = {"dispatch": 3, "combine": 2}, {"dispatch": 5, "combine": 7}
 
 
 def check_a_steady_round_is_short():
@@ -151,6 +152,27 @@ def check_changed_options_launch_anew():
             assert a_round(ep, x, ids, weights, epilogue=epilogue).shape == (4, 64)
         short = FakeTensor(0x90000, (3, 64), bfloat16)
         fails(EPValueError, "out: output_tokens", a_round, ep, x, ids, weights, out=short)
+
+
+def check_weights_that_are_a_function_are_not_taken_for_none():
+    with at_hand() as (ep, driver, (x, ids, weights)):
+        for given, shape in (None, (4, 8, 64)), (lambda token, k: 0.5, (4, 64)), (None, (4, 8, 64)), (weights, (4, 64)):
+            for _ in range(4):
+                assert a_round(ep, x, ids, given).shape == shape
+
+
+def check_places_that_somebody_has_changed_are_read():
+    """src_info of a known round, replaced behind the dispatch: its combine reads what it was given."""
+    with at_hand() as (ep, driver, (x, ids, weights)):
+        y = FakeTensor(0x90000, (ep.capacity, 64), bfloat16)
+        for _ in range(6):
+            ep.combine(y, ep.dispatch(x, ids), weights)
+        d = ep.dispatch(x, ids)
+        d.src_info = FakeTensor(0xA0000, (ep.capacity, 2), int32)
+        driver.launches.clear()
+        ep.combine(y, d, weights)
+        (_, _, _, _, params, *_), = driver.launches
+        assert 0xA0000 in driver.memory_at(params).view(np.uint64)[:40]
 
 
 def check_split_kernels_are_remembered_too():
