@@ -14,6 +14,7 @@ ROUNDS = ((5, 3), (0, 5), (4, 4))
 LISTS = {"rows_of_token.LEAST_TOKENS": 1, "few_tokens.MOST_TOKENS": 0}
 TURNS = {"dispatch.TURNS_FROM": 1, "senders.MAX_MESSAGES": 4, "few_tokens.MOST_TOKENS": 0}
 DEALT = TURNS | {"senders.DEALT_FROM": 1, "senders.DEALT": 1}
+LAMPORT = dict(lamport_combine=True)
 SIX = ((1, 2), (0, 1), (2, 0), (0, 0), (3, 1), (1, 2))
 
 PAGE_WORLDS = (
@@ -129,4 +130,17 @@ PAGE_WORLDS = (
           ((2, 1), (1, 2)), shape=(3, 128), constants=LISTS),
     World("rows of a token at once, by several warps", PLAIN | dict(hidden=1288), ((2, 1), (1, 2)), fused=True,
           shape=(4, 128), constants=LISTS),
+    World("without signals", PLAIN, ROUNDS, fused=True, launch=LAMPORT),
+    World("without signals, three ranks, padded rows",
+          THREE | dict(hidden=128, token_format="fp8_blockwise"), ((4, 0, 3), (2, 4, 1)), fused=True, shape=(4, 32),
+          launch=LAMPORT),
+    World("without signals, six rounds, a late rank", PLAIN, SIX, fused=True, shape=(4, 64), slow=(1,), launch=LAMPORT),
+    World("without signals, few tokens, a late rank", PLAIN | dict(hidden=64), SIX, fused=True, shape=(5, 64), few=True,
+          slow=(0,), launch=LAMPORT),
+    World("without signals, ten slots", dict(n_ranks=2, n_experts=12, top_k=10, hidden=8, max_tokens_per_rank=2),
+          ((2, 1), (1, 2)), fused=True, launch=LAMPORT),
+    World("without signals, wide rows in pieces", PIECES | dict(hidden=1024, max_tokens_per_rank=5), ((5, 4), (4, 5)),
+          fused=True, shape=(3, 128), launch=LAMPORT),
+    World("without signals, shared expert", SHARED | dict(hidden=16), ((6, 3), (1, 5)), fused=True, launch=LAMPORT),
+    World("without signals, stuck sender", PLAIN, ((5, 3),), fused=True, stuck="dispatch", launch=LAMPORT),
 )

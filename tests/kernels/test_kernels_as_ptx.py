@@ -22,6 +22,8 @@ NEEDED = {
     "combine_async": RETURNS + IN_BLOCK,
     "combine_wait": RECEIVES + IN_BLOCK,
     "combine": RETURNS + RECEIVES + IN_BLOCK,
+    "combine without signals": [RETURNS[0], r"st\.relaxed\.sys\.\S*v4", r"ld\.relaxed\.sys\.\S*v4", STORE16, COUNTED,
+                                SIGNALS, WAITS],
     "dispatch with options": [STORE16, COUNTED, SIGNALS, r"ld\.acquire\.gpu\.\S*[su]32", *RECEIVES],
     "combine with options": RETURNS + RECEIVES + IN_BLOCK + [r"fma\.rn\.f32"],
 }
@@ -45,6 +47,13 @@ def test_accesses_and_orders_are_in_the_ptx(ptx, name):
 def test_no_local_memory_no_calls_no_double(ptx, name):
     for unwanted in (r"\.local", r"\bcall\b", r"\.f64", r"\bvolatile\b", r"\.func\b"):
         assert not re.search(unwanted, ptx[name]), f"{name} has {unwanted}"
+
+
+def test_a_combine_without_signals_has_no_release_behind_its_rows(ptx):
+    """But for region A, and for the word that it has begun."""
+    text = ptx["combine without signals"]
+    assert len(re.findall(SIGNALS, text)) == 1 and len(re.findall(COUNTED, text)) == 1
+    assert "fence.acq_rel" not in text and not re.search(r"st\.release\.sys", text[text.rindex("st.relaxed.sys"):])
 
 
 @pytest.mark.parametrize("name", ["dispatch_wait", "combine_wait"])
