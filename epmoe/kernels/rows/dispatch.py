@@ -16,7 +16,7 @@ up to 128 leave before 2, and need no 4 (lamport_dispatch.py).
 from functools import lru_cache
 
 from epmoe.device import (block_dim, block_idx, fence_acq_rel_sys, i32, int32, kernel, lane_id, shared_array,
-                          syncthreads_or, thread_idx, u64, uint64)
+                          syncthreads, syncthreads_or, thread_idx, u64, uint64)
 
 from .. import stamps
 from . import (exchange, expanders, expert_dispatch, lamport_dispatch, layout, numbering, one_token, peers, records,
@@ -41,7 +41,7 @@ def dispatch_kernel(shape):
     mark_own = stamps.by_caller(block, shape.trace)
     meeting = exchange.make(shape, block, ROWS_DISPATCH, with_counts=True)
     (look, tell), announce_experts, await_notes = meeting.announce, meeting.announce_experts, meeting.await_notes
-    sent, await_arrivals = meeting.sent, meeting.await_arrivals
+    sent, await_arrivals, await_facts = meeting.sent, meeting.await_arrivals, meeting.await_facts
     record, record_few = records.make(shape, block, meeting.expert_count)
     send, recorded, expand_rows = _moving(shape, block, await_numbers)
     sending, has_room, mark = roles.sending(shape), peers.room(shape.n_ranks), stamps.make(block, shape.trace)
@@ -96,6 +96,7 @@ def dispatch_kernel(shape):
                 say_begun(params)
             if not is_clerk:
                 known = send_vectors(params, epoch, num_tokens, my_rank, x, scratch[3], vectors)
+                mark(params, stamps.SENT)
             count_few(params, num_tokens, scratch)
         if is_clerk:
             if roles.is_herald() and not of_few(num_tokens):
@@ -115,15 +116,20 @@ def dispatch_kernel(shape):
             row = i32(scratch[4][lane_id()])
         if expands and thread_idx() == block_dim() - 1:
             say_begun(params)
-        if not await_notes(params, epoch, my_rank, notes):
-            return
-        mark(params, stamps.COUNTED)
-        if is_ahead:
+        if is_ahead and not is_clerk:
+            if not await_facts(params, epoch, my_rank, notes):      # places, which come later, are for the ordinary way
+                return
             are_in_vectors = all_in_vectors(notes)
-            if not are_in_vectors and not is_clerk:
+            if not are_in_vectors:
                 erase(params, epoch, num_tokens, my_rank, known, vectors)
                 if is_one:
                     prepared = prepare(params, x, num_tokens)
+                syncthreads()                   # all warps have read the notes, which are written again
+        if not are_in_vectors and not await_notes(params, epoch, my_rank, notes):
+            return
+        mark(params, stamps.COUNTED)
+        if is_ahead and is_clerk:
+            are_in_vectors = all_in_vectors(notes)
         if are_in_vectors and not is_clerk:
             receive(params, epoch, num_tokens, my_rank, x, known, notes, has_room(notes), vectors)
             mark(params, stamps.COPIED)
