@@ -68,7 +68,8 @@ HARMLESS_SLIPS = {
     "u64(control.BEGUN), i32(g": STATUS,
     "rows/expanders.py make.expand_rows: swap: if come == u32(0) and looks % LOOKS == 0: / syncwarp()":
         "await_flag, inside the condition, ends with a syncwarp of its own, and after it the flags are looked at again",
-    "rows/dispatch.py dispatch_kernel.rows_dispatch: swap: if roles.is_herald(): / prepared = unprepared()": HERALD,
+    "rows/dispatch.py dispatch_kernel.rows_dispatch: swap: if roles.is_herald(): / prepared, vectors, is_ahea"
+    "d = (unprepared(), unprepared_vect": HERALD,
     "rows/dispatch.py dispatch_kernel.rows_dispatch: swap: fence_acq_rel_sys() / looked = look(params, num_tokens, "
     "my_rank, i32(0))": EARLIER,
     "rows/exchange.py heralding.herald: swap: if tells_places: / looked = look(params, num_tokens, my_rank, i32(0))":
@@ -78,7 +79,7 @@ HARMLESS_SLIPS = {
     "rows/records.py make.record_counts: skip: store_i32(info + u64(4 * PADDED_ROWS), i32(0)) left out by every other "
     "thread": "nobody uses this word of dispatches that are not expert-major",
     "rows/records.py make.record: early: syncthreads() before record_counts(params, notes, has_room)": ALL_BEGUN,
-    "rows/records.py make.record: swap: if expert_major: / syncthreads()": ALL_BEGUN,
+    "rows/records.py make.record: swap: record_experts(params, gathered, partial) / syncthreads()": ALL_BEGUN,
     "rows/routing.py experts_of_ids.count: swap: if counts and expert >= 0: / record(seen, expert, token, slot, "
     "status)":
         "the two touch different words, and nobody waits for either of them",

@@ -8,7 +8,7 @@ rows of others are on their way.
 from types import SimpleNamespace
 
 from epmoe.device import (ballot, block_idx, device_fn, ffs, grid_dim, i32, lane_id, load_u64, n_warps, shfl_up,
-                          st_relaxed_sys_u64, store16_relaxed_sys, u32, u64, warp_broadcast_i32,
+                          st_relaxed_sys_u64, store16, store16_relaxed_sys, store_u64, u32, u64, warp_broadcast_i32,
                           warp_broadcast_u64, warp_id)
 from epmoe.layout import ABSENT
 
@@ -146,13 +146,13 @@ def make(shape, block, phase, number):
                 if part < n_parts:
                     a, b = span(part)
                     while a + i < b:
-                        store16_relaxed_sys(vector_at(there, i32(a + i)), gone, gone, gone, gone)
+                        store16(vector_at(there, i32(a + i)), gone, gone, gone, gone)
                         i = i32(i + 32)
                     if lane == 0:
-                        st_relaxed_sys_u64(part_at(there, part), u64(NOTHING))
+                        store_u64(part_at(there, part), u64(NOTHING))
                 else:
                     while i < n_all:
-                        st_relaxed_sys_u64(word_at(there, i), u64(NOTHING))
+                        store_u64(word_at(there, i), u64(NOTHING))
                         i = i32(i + 32)
                 left = u32(left & u32(left - u32(1)))
             unit = i32(unit + step)
