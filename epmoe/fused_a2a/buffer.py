@@ -46,10 +46,10 @@ class Buffer:
     rows come. timeout [s]: after it a wait gives up and PeerTimeout is raised. launch: LaunchConfig.
 
     Three kinds of memory: control, a few kB that peers write; the pool, which they write rows into: flags of rows,
-    words of tagged rows, windows for few rows, a staging area and behind it a heap of results; and each rank's own
-    memory. The pool grows, on all ranks in the same call, and never shrinks; results and handles that are in use
-    survive that. A result that finds no room in the heap is received in the staging area and moved to memory of its
-    own, so the numbers never depend on who holds on to what.
+    words of tagged rows, windows for few rows and for Lamport rows, a staging area and behind it a heap of results; and
+    each rank's own memory. The pool grows, on all ranks in the same call, and never shrinks; results and handles that
+    are in use survive that. A result that finds no room in the heap is received in the staging area and moved to memory
+    of its own, so the numbers never depend on who holds on to what.
     """
 
     def __init__(self, group, hidden_bytes=0, *, timeout=30.0, launch=None):
@@ -61,7 +61,8 @@ class Buffer:
         self.n_local_experts, self.max_tokens = 0, 0
         # With all ranks in one process every rank's number of tokens is known before the launch.
         self.knows_all_ranks = bool(group.lists)
-        self.flag_bytes = self.tagged_bytes = self.window_bytes = self.staging_bytes = self.heap_bytes = 0
+        self.flag_bytes = self.tagged_bytes = self.lamport_bytes = self.window_bytes = 0
+        self.staging_bytes = self.heap_bytes = 0
         self._failure, self.closed = None, False
         self.fp8_dispatch = False   # HybridEPDispatch: send blockwise FP8
         self._reading = self.machine.reading()
@@ -108,7 +109,7 @@ class Buffer:
             r.scratch.fill(0)
             self._control.buffers[r.rank].fill(0)
             if self._pool is not None:
-                self._pool.buffers[r.rank].fill(0, 0, self._windows_at)
+                self._clear_pool(r)
         self.world.barrier("reset", self.timeout)
 
     def want_tokens(self, max_tokens):
@@ -117,23 +118,26 @@ class Buffer:
             self.max_tokens = max_tokens
             self.steady.changed()
 
-    def has_pool(self, staging_bytes, result_bytes=0, flag_rows=0, window_bytes=0, tagged_bytes=0):
+    def has_pool(self, staging_bytes, result_bytes=0, flag_rows=0, window_bytes=0, tagged_bytes=0, lamport_bytes=0):
         """Whether want_pool() need not let it grow for this."""
         return (align(max(staging_bytes, result_bytes)) <= self.staging_bytes and result_bytes <= self.heap_bytes
                 and align(row_flags.bytes_for(flag_rows)) <= self.flag_bytes and window_bytes <= self.window_bytes
-                and tagged_bytes <= self.tagged_bytes)
+                and tagged_bytes <= self.tagged_bytes and lamport_bytes <= self.lamport_bytes)
 
-    def want_pool(self, staging_bytes, result_bytes=0, flag_rows=0, window_bytes=0, tagged_bytes=0):
-        """A pool with a staging area of so many bytes, room for results, flags for so many rows, windows, and words.
+    def want_pool(self, staging_bytes, result_bytes=0, flag_rows=0, window_bytes=0, tagged_bytes=0, lamport_bytes=0):
+        """A pool with a staging area of so many bytes, room for results, flags for so many rows, windows, words.
+
+        window_bytes, tagged_bytes, lamport_bytes: of one parity.
 
         Collective if it must grow. All ranks ask for the same: what they ask for follows from what all of them know.
         """
         staging_bytes, flag_bytes = align(max(staging_bytes, result_bytes)), align(row_flags.bytes_for(flag_rows))
-        if self.has_pool(staging_bytes, result_bytes, flag_rows, window_bytes, tagged_bytes):
+        if self.has_pool(staging_bytes, result_bytes, flag_rows, window_bytes, tagged_bytes, lamport_bytes):
             return
         self.steady.changed()
         self.flag_bytes = _grown(self.flag_bytes, flag_bytes)
         self.tagged_bytes = _grown(self.tagged_bytes, tagged_bytes)
+        self.lamport_bytes = _grown(self.lamport_bytes, lamport_bytes)
         self.window_bytes = _grown(self.window_bytes, window_bytes)
         self.staging_bytes = _grown(self.staging_bytes, staging_bytes)
         self.heap_bytes = _grown(self.heap_bytes, align(result_bytes) * RESULTS_AT_ONCE)
@@ -144,19 +148,30 @@ class Buffer:
         nbytes, n_flags = heap_at + self.heap_bytes, self.flag_bytes // row_flags.bytes_for(1)
         regions = [("row flags", 0, (n_flags, row_flags.PARTS), np.uint32, ("row", "part")),
                    ("tagged rows", self.flag_bytes, (2, self.tagged_bytes // 8), np.uint64, ("parity", "word")),
+                   ("Lamport rows", self._lamport_at, (2, self.lamport_bytes // 4), np.uint32, ("parity", "word")),
                    ("rows windows", self._windows_at, (2, self.window_bytes), np.uint8, ("parity", "byte")),
                    ("rows staging", self.staging_at, (self.staging_bytes,), np.uint8, ("byte",)),
                    ("rows results", heap_at, (self.heap_bytes,), np.uint8, ("byte",))]
         self._pool = self.world.allocate(nbytes, "rows pool", regions, self.timeout)
         for r in self.ranks:
-            self._pool.buffers[r.rank].fill(0, 0, self._windows_at)    # flags and words name no call
+            self._clear_pool(r)
             r.heap = Heap(self.machine, self._pool.buffers[r.rank], heap_at, nbytes)
         self.world.barrier("start", self.timeout)
 
+    def _clear_pool(self, r):
+        """Flags and words name no call, and of Lamport rows nothing has come."""
+        self._pool.buffers[r.rank].fill(0, 0, self._lamport_at)
+        self._pool.buffers[r.rank].fill(0xFF, self._lamport_at, 2 * self.lamport_bytes)
+
+    @property
+    def _lamport_at(self):
+        """Where in the pool Lamport rows lie: behind the flags, and the words of tagged rows of both parities."""
+        return self.flag_bytes + 2 * self.tagged_bytes
+
     @property
     def _windows_at(self):
-        """Where in the pool the windows lie: behind the flags, and the words of tagged rows of both parities."""
-        return self.flag_bytes + 2 * self.tagged_bytes
+        """Where in the pool the windows lie: behind Lamport rows of both parities."""
+        return self._lamport_at + 2 * self.lamport_bytes
 
     @property
     def staging_at(self):
@@ -201,7 +216,8 @@ class Buffer:
         return dict(control_ptrs=list(self._control.addresses), pool_ptrs=list(pool), notes_at=self.layout.notes,
                     note_bytes=self.layout.note_bytes, words=r.words.address,
                     timeout_ns=max(1, int(self.timeout * 1e9)), columns=r.scratch.address, tagged_at=self.flag_bytes,
-                    tagged_bytes=self.tagged_bytes, windows_at=self._windows_at, window_bytes=self.window_bytes)
+                    tagged_bytes=self.tagged_bytes, lamport_at=self._lamport_at, lamport_bytes=self.lamport_bytes,
+                    windows_at=self._windows_at, window_bytes=self.window_bytes)
 
     @contextmanager
     def launching(self):

@@ -5,7 +5,7 @@ from dataclasses import replace
 from epmoe import device
 from epmoe.kernels import LaunchConfig
 from epmoe.kernels.launch import SIMULATOR_BLOCKS
-from epmoe.kernels.rows import control, expert_bits, tagged
+from epmoe.kernels.rows import control, expert_bits, lamport, tagged
 from epmoe.kernels.rows.block import parameter_block
 from epmoe.kernels.rows.shape import RowsShape
 from epmoe.kernels.stamps import TraceBuffers
@@ -37,7 +37,7 @@ class Launches:
     def __init__(self, world, launch=None):
         self.world, self.machine = world, world.machine
         self.launch = world.share(launch or LaunchConfig())
-        self.threads = self.launch.threads
+        self.threads, self._has_lamport_rows = self.launch.threads, self.launch.lamport_rows is not False
         self.most_blocks = self.launch.n_sms or (SIMULATOR_BLOCKS if device.SIM else self.machine.n_sms)
         self.traces = {}            # by kernel: stamps, if the LaunchConfig asks for them
         self._written = WrittenBlocks()
@@ -58,7 +58,13 @@ class Launches:
         shape = RowsShape(self.world.n_ranks, n_local_experts, threads, row_bytes, trace=self.launch.trace, **more)
         num_tokens = max(to_send or to_expand or to_combine or [0])
         most = control.TAGGED_COUNTED if shape.has_meta else control.TAGGED_ROWS
-        return replace(shape, tags=tagged.tags_for(shape, num_tokens, most))
+        shape = replace(shape, tags=tagged.tags_for(shape, num_tokens, most))
+        return replace(shape, lamport=lamport.rows_for(shape, num_tokens) if self._has_lamport_rows else 0)
+
+    def window_bytes(self, shape):
+        """Bytes that rows of few tokens take in the pool, for want_pool(): of words, and of Lamport rows."""
+        return dict(tagged_bytes=tagged.bytes_for(shape),
+                    lamport_bytes=lamport.bytes_for(shape) if self._has_lamport_rows else 0)
 
     def expanding(self, shape, num_tokens, by_all):
         """The shape of the kernel that expands rows as they come. num_tokens: of each rank of this process."""

@@ -3,7 +3,7 @@
 from epmoe.fused_a2a.arguments import FP32
 from epmoe.fused_a2a.buffer import align
 from epmoe.fused_a2a.heap import arrays_in
-from epmoe.kernels.rows import combine_kernel, tagged, windows
+from epmoe.kernels.rows import combine_kernel, windows
 
 
 def sums_of_rows(buffer, key, shape, name, xs, probs, handle, capacity, n_numbers, values_of, num_sms):
@@ -16,7 +16,7 @@ def sums_of_rows(buffer, key, shape, name, xs, probs, handle, capacity, n_number
     has_probs, (_, hidden), dtype = shape.has_probs, xs[0].shape, xs[0].dtype
     probs_at = align(capacity * shape.row_bytes)
     buffer.want_pool(probs_at + 4 * shape.n_meta * capacity * has_probs, flag_rows=capacity,
-                     window_bytes=windows.bytes_for(shape), tagged_bytes=tagged.bytes_for(shape))
+                     window_bytes=windows.bytes_for(shape), **buffer.launches.window_bytes(shape))
     results, calls, at, place = [], [], buffer.staging_at, buffer.placing.place
     with buffer.letting_go(), buffer.steady.watching(key) as remember:
         for i, (r, loan, n) in enumerate(zip(buffer.ranks, handle.loans, handle.num_tokens)):

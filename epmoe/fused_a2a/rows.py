@@ -10,7 +10,7 @@ from epmoe.fused_a2a.handles import RowsHandle, counts_offset, handle_of, info_w
 from epmoe.fused_a2a.heap import Staged, arrays_in, is_in_heap
 from epmoe.fused_a2a.returning import sums_of_rows
 from epmoe.host.lending import arrange
-from epmoe.kernels.rows import dispatch_kernel, move_kernel, records, resend_kernel, tagged
+from epmoe.kernels.rows import dispatch_kernel, move_kernel, records, resend_kernel
 from epmoe.kernels.rows.roles import blocks_for
 
 MOVED = "rows result"       # memory of results that found no room in the heap
@@ -119,7 +119,7 @@ def new_dispatch(buffer, key, x, token_indices, token_probs, num_experts, num_sm
     by_all = buffer.launches.are_all(num_sms)
     shape = buffer.launches.shape(local, hidden * dtype.itemsize, to_send=num_tokens, by_all=by_all, top_k=top_k,
                                   id_bytes=8 if wide else 4, scale_words=n_scales, has_probs=True, has_meta=True)
-    buffer.want_pool(0, results_bytes, tagged_bytes=tagged.bytes_for(shape))
+    buffer.want_pool(0, results_bytes, **buffer.launches.window_bytes(shape))
     with buffer.letting_go(), buffer.steady.watching(key) as remember:
         values = []
         for i, r in enumerate(buffer.ranks):
@@ -244,7 +244,7 @@ def _resend(buffer, shape, targets, values, num_tokens, num_sms):
 
 
 def _launch(buffer, kernel, shape, targets, values, num_tokens, num_sms):
-    calls = [(r.rank, buffer.values(r) | given | target.values(), n, blocks_for(n, shape.tags))
+    calls = [(r.rank, buffer.values(r) | given | target.values(), n, blocks_for(n, max(shape.tags, shape.lamport)))
              for r, target, given, n in zip(buffer.ranks, targets, values, num_tokens)]
     buffer.launch_all(kernel, calls, num_sms)
 
@@ -296,7 +296,7 @@ def new_cached_dispatch(buffer, key, name, x, handle, num_sms):
     # Counts are known to all ranks, so all grow together; in the staging area there is then room on every rank.
     shape = buffer.launches.shape(1, hidden * dtype.itemsize, to_send=handle.num_tokens, top_k=1,
                                   by_all=buffer.launches.are_all(num_sms))
-    buffer.want_pool(0, arrange(arrays_of(handle.most_rows))[1], tagged_bytes=tagged.bytes_for(shape))
+    buffer.want_pool(0, arrange(arrays_of(handle.most_rows))[1], **buffer.launches.window_bytes(shape))
     with buffer.letting_go(), buffer.steady.watching(key) as remember:
         targets = [_Target(buffer, r, arrays_of, handle.most_rows) for r in buffer.ranks]
         values = [dict(x=buffer.placing.place(r.rank, name, a)) | _handle_values(buffer, loan)

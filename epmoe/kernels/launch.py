@@ -25,6 +25,8 @@ class LaunchConfig:
     lamport_combine: True: the fused combine with router weights has no signals, and polls the rows themselves, where
         these are few (lamport.py); False: never. Results are the same. It is the same on all ranks. Default: True for
         an ExpertParallel; a kernel made by its factory needs to be told, since its recv_buf_ptrs are other buffers.
+    lamport_rows: False: dispatch and combine of rows (fused_a2a) never go that way (rows/lamport.py). Default: where it
+        suits.
     """
 
     n_sms: int | None = None
@@ -32,6 +34,7 @@ class LaunchConfig:
     trace: bool = False
     shared_payloads: bool | None = None
     lamport_combine: bool | None = None
+    lamport_rows: bool | None = None
 
     def __post_init__(self):
         if self.n_sms is not None and self.n_sms < 2:

@@ -44,8 +44,8 @@ HARMLESS_SLIPS = {
     "epoch)": WORDS,
     "rows/tagged.py make.put_vector: swap: put(at + u64(2 * A_QUARTER), q[2], epoch) / put(at + u64(3 * A_QUARTER), "
     "q[3], epoch)": WORDS,
-    "rows/tagged_combine.py _push.push: swap: while a < b: / if has_probs and part == 0 and (lane < n_meta):": WORDS,
-    "rows/tagged_sending.py _more.send: swap: put(word_at(there, lane), value, epoch) / if n_probs > 0:": WORDS,
+    "rows/tagged_combine.py pushing.push: swap: while a < b: / if has_probs and part == 0 and (lane < n_meta):": WORDS,
+    "rows/tagged_sending.py more.send: swap: put(word_at(there, lane), value, epoch) / if n_probs > 0:": WORDS,
     "few_tokens.py make.describe: swap: if expert >= 0 and expert // local == owner: / if owner == my_rank:": OTHERS,
     "few_tokens.py make.describe: swap: shared_add_i32(low, i32(expert % local), add_low) / shared_add_i32(high, "
     "i32(expert % local), add_high)": OTHERS,
@@ -68,17 +68,18 @@ HARMLESS_SLIPS = {
     "u64(control.BEGUN), i32(g": STATUS,
     "rows/expanders.py make.expand_rows: swap: if come == u32(0) and looks % LOOKS == 0: / syncwarp()":
         "await_flag, inside the condition, ends with a syncwarp of its own, and after it the flags are looked at again",
-    "rows/dispatch.py dispatch_kernel.rows_dispatch: swap: if roles.is_herald(): / prepared = unprepared()": HERALD,
+    "rows/dispatch.py dispatch_kernel.rows_dispatch: swap: if roles.is_herald(): / prepared, vectors, is_ahea"
+    "d = (unprepared(), unprepared_vect": HERALD,
     "rows/dispatch.py dispatch_kernel.rows_dispatch: swap: fence_acq_rel_sys() / looked = look(params, num_tokens, "
     "my_rank, i32(0))": EARLIER,
     "rows/exchange.py heralding.herald: swap: if tells_places: / looked = look(params, num_tokens, my_rank, i32(0))":
         EARLIER,
-    "rows/layout.py make.count_few: skip: own[token] = i32(-1) left out by every other thread":
+    "rows/layout.py make.look_at_few: skip: own[token] = i32(-1) left out by every other thread":
         "numbers are used by blocks that have a token of their own, and number_few writes those",
     "rows/records.py make.record_counts: skip: store_i32(info + u64(4 * PADDED_ROWS), i32(0)) left out by every other "
     "thread": "nobody uses this word of dispatches that are not expert-major",
     "rows/records.py make.record: early: syncthreads() before record_counts(params, notes, has_room)": ALL_BEGUN,
-    "rows/records.py make.record: swap: if expert_major: / syncthreads()": ALL_BEGUN,
+    "rows/records.py make.record: swap: record_experts(params, gathered, partial) / syncthreads()": ALL_BEGUN,
     "rows/routing.py experts_of_ids.count: swap: if counts and expert >= 0: / record(seen, expert, token, slot, "
     "status)":
         "the two touch different words, and nobody waits for either of them",

@@ -68,3 +68,24 @@ def test_a_wait_sees_the_newest_value_in_the_end():
                     pass
                 store_i32(params + u64(OUT), 7)
     assert results(waits, stale=True, seeds=range(10)) == {7}
+
+
+def test_what_a_store_of_another_size_has_left_is_no_older_value():
+    """Words of 8 bytes, and then, behind a release, such of 4 at the same address."""
+    @kernel()
+    def of_two_sizes(params, num_tokens, my_rank):
+        if thread_idx() == 0:
+            if block_idx() == 0:
+                device.st_relaxed_gpu_u64(params + u64(MESSAGE), u64(2**40))
+                device.st_release_gpu_i32(params + u64(FLAG), 1)
+                device.st_relaxed_gpu_u32(params + u64(MESSAGE), 1)
+                device.st_relaxed_gpu_u32(params + u64(MESSAGE), 2)
+            else:
+                while device.ld_acquire_gpu_i32(params + u64(FLAG)) == 0:
+                    pass
+                now = 0
+                while now != 2:
+                    now = device.ld_relaxed_gpu_u32(params + u64(MESSAGE))
+                    if now > 2:
+                        store_i32(params + u64(OUT), 1)
+    assert results(of_two_sizes, stale=True) == {0}

@@ -51,10 +51,11 @@ def test_rows_of_several_batches_of_vectors():
     equal_rows(group_of(2, num_threads=128), RowsWorld(tokens(rng, (1, 2), 1200), ids, probs, 4), rng)
 
 
-@pytest.mark.parametrize("seed", [None, 1])
-def test_a_token_is_sent_by_several_blocks_where_there_are_few(seed):
+@pytest.mark.parametrize("seed, lamport_rows", [(None, False), (1, False), (1, None)])
+def test_a_token_is_sent_by_several_blocks_where_there_are_few(seed, lamport_rows):
     """1200 elements and what goes with them, by four blocks; with two tokens, by four each; with three, by two."""
-    rng, group = np.random.default_rng(8), group_of(2, n_sms=12, num_threads=32, seed=seed, racecheck=True)
+    rng = np.random.default_rng(8)
+    group = group_of(2, n_sms=12, num_threads=32, seed=seed, racecheck=True, lamport_rows=lamport_rows)
     for num_tokens in ((1, 2), (3, 0)):
         ids, probs = routing(rng, num_tokens, 4, 2)
         equal_rows(group, RowsWorld(tokens(rng, num_tokens, 1200), ids, probs, 4), rng)

@@ -124,8 +124,8 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
         access = (a, a.time, scope, address, n, write, word, frame.f_code, frame.f_lasti,
                   back.f_code, back.f_lasti, self.number)
         last, heads, chain = location.last, location.heads, False
-        if self.stale and not write and len(location.history) > 1:
-            last, heads, before = self.older(a, location)
+        if self.stale and not write and len(location.history) > 1 and last[4] == n:
+            last, heads, before = self.older(a, location, n)
         if read and last is not None:
             chain = bool(morally_strong(last, access))
             # a spin reads the same value many times; one that acquires it may follow others that do not
@@ -196,14 +196,19 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
         if w is not r and r.known[w.idx] < write[1]:
             self.rejected[write[7], write[8], read[7], read[8], w.block, r.block] = (write, read, why)
 
-    def older(self, a, location):
-        """Stale mode: a write that this load may see; none that it, or one known to have been seen, comes after."""
+    def older(self, a, location, n):
+        """Stale mode: a write that this load may see; none that it, or one known to have been seen, comes after.
+
+        Nor one of another size than the load's n bytes, or what was there before it.
+        """
         history = location.history
-        known = {n for n, z, time in location.observations if z == a.idx or a.known[z] >= time}
+        known = {number for number, z, time in location.observations if z == a.idx or a.known[z] >= time}
         low = len(history) - 1
         while low:
             write = history[low][0]
             if write is None or write[11] in known or write[0].idx == a.idx or a.known[write[0].idx] >= write[1]:
+                break
+            if history[low - 1][0] is not None and history[low - 1][0][4] != n:
                 break
             low -= 1
         return history[-1 if self.stale.random() < 0.5 else self.stale.randrange(low, len(history))]

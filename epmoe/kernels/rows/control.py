@@ -36,6 +36,7 @@ PLACE_BYTES = 256
 WINDOW_ROWS = 4 if SIM else 128     # of one source rank (windows.py)
 TAGGED_ROWS = 2 if SIM else 32      # of one source rank for one rank, that travel in words (tagged.py)
 TAGGED_COUNTED = 2 if SIM else 16   # tokens, where their counts have to be told first
+LAMPORT_ROWS = 4 if SIM else 128    # of one source rank for one rank, that need no signals (lamport.py)
 MOST_PARTS = 8          # flags a row: the most parts of it
 
 

@@ -9,17 +9,18 @@ Where rows are expanded by expert in the same launch, some blocks send, and rais
 the others expand what has come (expanders.py); then all do.
 
 resend is 2 (without counts), 3 and 4 with the layout of a handle: a cached dispatch, or the second try of a dispatch
-that found no room. Few tokens of all ranks take a shorter way (tagged_dispatch.py, by expert expert_dispatch.py).
+that found no room. Few tokens of all ranks take a shorter way (tagged_dispatch.py, by expert expert_dispatch.py), and
+up to 128 leave before 2, and need no 4 (lamport_dispatch.py).
 """
 
 from functools import lru_cache
 
 from epmoe.device import (block_dim, block_idx, fence_acq_rel_sys, i32, int32, kernel, lane_id, shared_array,
-                          syncthreads_or, thread_idx, u64, uint64)
+                          syncthreads, syncthreads_or, thread_idx, u64, uint64)
 
 from .. import stamps
-from . import (exchange, expanders, expert_dispatch, layout, numbering, one_token, peers, records, roles, row_flags,
-               senders, tagged_dispatch, waits)
+from . import (exchange, expanders, expert_dispatch, lamport_dispatch, layout, numbering, one_token, peers, records,
+               roles, row_flags, senders, tagged_dispatch, waits)
 from .block import parameter_block
 from .row_copy import VECTOR
 from .status import ROWS_DISPATCH
@@ -35,11 +36,12 @@ def dispatch_kernel(shape):
     block = parameter_block(shape.n_ranks)
     of_block = waits.of_block(block, shape.n_ranks)
     begin, epoch_now, goes_on, say_begun, _, all_begun, end = of_block
-    allocate, count, number, await_numbers, sum_experts = layout.make(shape, block, ROWS_DISPATCH, goes_on)
+    allocate, count, look_at_few, count_few, number, await_numbers, sum_experts = layout.make(
+        shape, block, ROWS_DISPATCH, goes_on)
     mark_own = stamps.by_caller(block, shape.trace)
     meeting = exchange.make(shape, block, ROWS_DISPATCH, with_counts=True)
     (look, tell), announce_experts, await_notes = meeting.announce, meeting.announce_experts, meeting.await_notes
-    sent, await_arrivals = meeting.sent, meeting.await_arrivals
+    sent, await_arrivals, await_facts = meeting.sent, meeting.await_arrivals, meeting.await_facts
     record, record_few = records.make(shape, block, meeting.expert_count)
     send, recorded, expand_rows = _moving(shape, block, await_numbers)
     sending, has_room, mark = roles.sending(shape), peers.room(shape.n_ranks), stamps.make(block, shape.trace)
@@ -52,6 +54,10 @@ def dispatch_kernel(shape):
     herald_facts = exchange.heralding(epoch_now, meeting.announce_facts, mark_own, numbering.totals(shape))
     way_of_few = expert_dispatch if expert_major else tagged_dispatch
     at_once = way_of_few.dispatching(shape, block, of_block, meeting, record_few, mark, mark_own)
+    ahead, has_vectors = lamport_dispatch.ahead(shape, block), shape.lamport > 0
+    in_vectors, unprepared_vectors, prepare_vectors = ahead.are_few, ahead.unprepared, ahead.prepare
+    send_vectors, all_in_vectors, receive, erase = ahead.send, ahead.all_few, ahead.receive, ahead.erase
+    nothing_known = ahead.nothing_known
 
     @kernel(max_threads=shape.threads)
     def rows_dispatch(params, num_tokens, my_rank, words, ids, x):
@@ -70,17 +76,28 @@ def dispatch_kernel(shape):
             else:
                 fence_acq_rel_sys()             # earlier launches of this rank, before what it tells its peers
                 looked = look(params, num_tokens, my_rank, i32(0))
-        prepared = unprepared()
-        if is_one:
+        prepared, vectors, is_ahead = unprepared(), unprepared_vectors(), has_vectors and in_vectors(num_tokens)
+        if is_ahead:
+            vectors = prepare_vectors(params, num_tokens, my_rank, x)
+        elif is_one:
             prepared = prepare(params, x, num_tokens)
-        if sends or is_clerk:
+        if is_ahead:
+            epoch = look_at_few(ids, begun, num_tokens, scratch)
+        elif sends or is_clerk:
             epoch = count(params, ids, begun, num_tokens, scratch)
         else:
             epoch = goes_on(begun)
         if epoch == u64(0):
             return
         mark(params, stamps.CLAIMED)
-        ok, row = True, i32(-1)
+        ok, row, known, are_in_vectors = True, i32(-1), nothing_known(), False
+        if is_ahead:
+            if thread_idx() == block_dim() - 1 and not (tags and num_tokens <= few):    # else they have said so
+                say_begun(params)
+            if not is_clerk:
+                known = send_vectors(params, epoch, num_tokens, my_rank, x, scratch[3], vectors)
+                mark(params, stamps.SENT)
+            count_few(params, num_tokens, scratch)
         if is_clerk:
             if roles.is_herald() and not of_few(num_tokens):
                 counts = i32(scratch[2][min(lane_id(), ranks - 1)])
@@ -99,10 +116,24 @@ def dispatch_kernel(shape):
             row = i32(scratch[4][lane_id()])
         if expands and thread_idx() == block_dim() - 1:
             say_begun(params)
-        if not await_notes(params, epoch, my_rank, notes):
+        if is_ahead and not is_clerk:
+            if not await_facts(params, epoch, my_rank, notes):      # places, which come later, are for the ordinary way
+                return
+            are_in_vectors = all_in_vectors(notes)
+            if not are_in_vectors:
+                erase(params, epoch, num_tokens, my_rank, known, vectors)
+                if is_one:
+                    prepared = prepare(params, x, num_tokens)
+                syncthreads()                   # all warps have read the notes, which are written again
+        if not are_in_vectors and not await_notes(params, epoch, my_rank, notes):
             return
         mark(params, stamps.COUNTED)
-        if is_one:
+        if is_ahead and is_clerk:
+            are_in_vectors = all_in_vectors(notes)
+        if are_in_vectors and not is_clerk:
+            receive(params, epoch, num_tokens, my_rank, x, known, notes, has_room(notes), vectors)
+            mark(params, stamps.COPIED)
+        elif is_one:
             send_one(params, num_tokens, my_rank, notes, row, prepared)
             mark(params, stamps.SENT)
         elif sends:
@@ -110,7 +141,7 @@ def dispatch_kernel(shape):
             mark(params, stamps.SENT)
         if is_clerk:
             ok = ok and record(params, epoch, my_rank, notes, has_room(notes), scratch[1])
-            if expands:                         # else arrivals of its own blocks say so
+            if expands or are_in_vectors:       # else arrivals of its own blocks say so
                 ok = ok and all_begun(params, ROWS_DISPATCH)
             mark(params, stamps.PLACED)
         if expands:
@@ -120,9 +151,9 @@ def dispatch_kernel(shape):
                 ok = expand_rows(params, epoch, my_rank, notes)
             ok = not syncthreads_or(not ok)
             mark(params, stamps.COPIED)
-        elif sends:
+        elif sends and not are_in_vectors:
             sent(params, epoch, my_rank, ok)
-        elif ok:
+        elif ok and not are_in_vectors:
             ok = await_arrivals(params, epoch, my_rank, notes)
             mark(params, stamps.ARRIVED)
         if ok and is_clerk:
@@ -147,6 +178,9 @@ def resend_kernel(shape):
     herald = exchange.heralding(epoch_now, meeting.announce, stamps.by_caller(block, shape.trace))
     n_notes = exchange.words_of_notes(shape.n_ranks)
     prepare_words, goes_in_words, resend_in_words = tagged_dispatch.resending(shape, block, of_block, meeting, mark)
+    prepare_vectors, goes_in_vectors, resend_in_vectors = lamport_dispatch.resending(shape, block, of_block, meeting,
+                                                                                     mark)
+    has_other_ways = tags or shape.lamport > 0
 
     @kernel(max_threads=shape.threads)
     def rows_resend(params, num_tokens, my_rank, words, counts, row_of, x):
@@ -157,8 +191,10 @@ def resend_kernel(shape):
             herald(params, words, num_tokens, my_rank, u64(0))
         load_counts(counts, notes)
         is_one, in_words = has_one(num_tokens), prepare_words(params, num_tokens, my_rank, x, row_of)
-        row, prepared = own_row(row_of, num_tokens, is_one), unprepared()
-        if is_one and not tags:
+        in_vectors, row, prepared = prepare_vectors(params, num_tokens, my_rank, x), i32(-1), unprepared()
+        if not has_other_ways:                  # else what few tokens take with them is on its way
+            row = own_row(row_of, num_tokens, is_one)
+        if is_one and not has_other_ways:
             prepared = prepare(params, x, num_tokens)
         epoch = goes_on(begun)
         if epoch == u64(0):
@@ -166,8 +202,13 @@ def resend_kernel(shape):
         if goes_in_words(notes):
             resend_in_words(params, epoch, num_tokens, my_rank, x, row_of, notes, in_words)
             return
-        if is_one and tags:                     # not before: what few tokens take with them is on its way
-            prepared = prepare(params, x, num_tokens)
+        if goes_in_vectors(notes):
+            resend_in_vectors(params, epoch, num_tokens, my_rank, x, row_of, notes, in_vectors)
+            return
+        if has_other_ways:
+            row = own_row(row_of, num_tokens, is_one)
+            if is_one:
+                prepared = prepare(params, x, num_tokens)
         if expands and thread_idx() == block_dim() - 1:
             say_begun(params)
         if not await_notes(params, epoch, my_rank, notes):

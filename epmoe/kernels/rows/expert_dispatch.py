@@ -66,7 +66,7 @@ def dispatching(shape, block, of_block, meeting, record_few, mark, mark_own):
     if not shape.tags:
         return tagged_dispatch.never
     ranks, epoch_now, goes_on, say_begun = shape.n_ranks, of_block.epoch_now, of_block.goes_on, of_block.say_begun
-    end, all_have_few, has_room = of_block.end, tagged.all_few(shape, told=True), peers.room(ranks)
+    end, all_have_few, has_room = of_block.end, tagged.all_few(shape, shape.tags, told=True), peers.room(ranks)
     (look_tokens, tell_tokens), (look_counts, tell_counts) = meeting.announce_tokens, meeting.announce_counts
     await_tokens, may_end = meeting.await_tokens, exchange.closing(of_block, meeting.await_notes, ROWS_DISPATCH)
     herald_places = exchange.heralding(epoch_now, meeting.announce_places, stamps.by_caller(block, False))

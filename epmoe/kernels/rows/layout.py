@@ -25,17 +25,21 @@ class Layout(NamedTuple):
     allocate() -> shared int32 arrays (by_warp [warp, rank], experts, totals [columns], masks [tokens], own [ranks]).
     count(params, ids, begun, num_tokens, scratch): the first step of blocks that send and of the clerk -> epoch, as
     goes_on(begun) gives it; 0 also if a block that it waits for does not come. ids: address of ids or of the map.
-    totals: tokens for each rank, for the clerk of all blocks, for others of those before them. number(params, ids,
-    epoch, num_tokens, scratch), of blocks that send; whether all is well: writes row_of [T, R] (-1 where the token does
-    not go), expert-major also slot_of [T, E], each block those of its tokens; of few tokens the first one's rows are in
-    `own`, -1 without one. Other warps may read them behind the block's next barrier, and, where blocks share all
-    tokens, a warp those of other blocks behind await_numbers(params, epoch, lane) -> whether all have numbered theirs.
-    sum_experts(params, ids, epoch, num_tokens, scratch): of the clerk; whether the sums of tokens by expert, of all
-    blocks, are there, behind a barrier: in experts, expert-major in totals, behind the ranks.
+    totals: tokens for each rank, for the clerk of all blocks, for others of those before them. look_at_few(ids, begun,
+    num_tokens, scratch) -> epoch, count_few(params, num_tokens, scratch): its two halves where tokens are few, between
+    which masks of all tokens' ranks are there. number(params, ids, epoch, num_tokens, scratch), of blocks that send;
+    whether all is well: writes row_of [T, R] (-1 where the token does not go), expert-major also slot_of [T, E], each
+    block those of its tokens; of few tokens the first one's rows are in `own`, -1 without one. Other warps may read
+    them behind the block's next barrier, and, where blocks share all tokens, a warp those of other blocks behind
+    await_numbers(params, epoch, lane) -> whether all have numbered theirs. sum_experts(params, ids, epoch, num_tokens,
+    scratch): of the clerk; whether the sums of tokens by expert, of all blocks, are there, behind a barrier: in
+    experts, expert-major in totals, behind the ranks.
     """
 
     allocate: callable
     count: callable
+    look_at_few: callable
+    count_few: callable
     number: callable
     await_numbers: callable
     sum_experts: callable
@@ -179,18 +183,21 @@ def make(shape, block, phase, goes_on):
             rank = i32(rank + n_warps())
 
     @device_fn
-    def count_few(params, ids, begun, num_tokens, masks, totals, own):
-        token, rows = i32(thread_idx()), u64(load_u64(params + u64(p_rows)))
+    def look_at_few(ids, begun, num_tokens, scratch):
+        _, _, _, masks, own = scratch
+        token = i32(thread_idx())
         if token < ranks:
             own[token] = i32(-1)
         while token < num_tokens:
             masks[token] = i32(mask_of_token(ids, token))
             token = i32(token + block_dim())
-        epoch = goes_on(begun)                  # and the masks of all threads
-        if epoch != u64(0):
-            number_few(rows, num_tokens, masks, totals, own)
-            syncthreads()
-        return epoch
+        return goes_on(begun)                   # and the masks of all threads
+
+    @device_fn
+    def count_few(params, num_tokens, scratch):
+        _, _, totals, masks, own = scratch
+        number_few(u64(load_u64(params + u64(p_rows))), num_tokens, masks, totals, own)
+        syncthreads()
 
     @device_fn
     def count_many(params, ids, begun, num_tokens, by_warp, experts, totals):
@@ -218,11 +225,14 @@ def make(shape, block, phase, goes_on):
 
     @device_fn
     def count(params, ids, begun, num_tokens, scratch):
-        by_warp, experts, totals, masks, own = scratch
+        by_warp, experts, totals, _, _ = scratch
         if expert_major:
             return count_many(params, ids, begun, num_tokens, by_warp, experts, totals)
         if are_few(num_tokens):
-            return count_few(params, ids, begun, num_tokens, masks, totals, own)
+            epoch = look_at_few(ids, begun, num_tokens, scratch)
+            if epoch != u64(0):
+                count_few(params, num_tokens, scratch)
+            return epoch
         return count_many(params, ids, begun, num_tokens, by_warp, experts, totals)
 
     @device_fn
@@ -287,4 +297,4 @@ def make(shape, block, phase, goes_on):
             return True
         return add_experts(params, epoch, experts, i32(0), sending())
 
-    return Layout(allocate, count, number, await_numbers, sum_experts)
+    return Layout(allocate, count, look_at_few, count_few, number, await_numbers, sum_experts)

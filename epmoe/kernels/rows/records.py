@@ -111,11 +111,17 @@ def make(shape, block, expert_count):
         if not gather(params, epoch, my_rank, gathered):
             return False
         record_counts(params, notes, has_room)
-        if expert_major:
-            record_experts(params, gathered, partial)
-        else:
-            record_slots(params, gathered, ranks)
+        record_experts(params, gathered, partial)
         syncthreads()                           # all of it before thread 0 may say so
+        return True
+
+    @device_fn
+    def record_of_ids(params, epoch, my_rank, notes, has_room, gathered):
+        if not gather(params, epoch, my_rank, gathered):
+            return False
+        record_counts(params, notes, has_room)
+        record_slots(params, gathered, ranks)
+        syncthreads()                           # as above
         return True
 
     @device_fn
@@ -126,4 +132,4 @@ def make(shape, block, expert_count):
         else:
             record_slots(params, gathered, i32(1))
 
-    return record, record_few
+    return record if expert_major else record_of_ids, record_few

@@ -5,16 +5,16 @@ from epmoe.device import SIM, block_idx, device_fn, grid_dim, i32, n_warps, u32,
 TENTHS_SENDING = 5      # of the blocks, where the others expand meanwhile
 FEW = 6 if SIM else 128     # tokens that every block looks at, a thread at one
 BLOCKS_A_TOKEN, BLOCKS_THAT_SHARE = 4, 8        # at most: more have less to do than to begin and to end
-BLOCKS_A_TAGGED_TOKEN = 4
+BLOCKS_A_TAGGED_TOKEN = 4   # also of Lamport rows, of which others receive three times as many
 
 
 def few(shape):
     """Device function (num_tokens) -> whether every block looks at all tokens; never at a routing map.
 
-    Of the still fewer that tagged.py is for always, so that their kernel has no code for many.
+    Of those that tagged.py and lamport.py are for always, so that their kernel has no code for many.
     """
     ever, most = not shape.expert_major, max(FEW, 1)
-    if ever and shape.tags and not SIM:
+    if ever and (shape.tags or shape.lamport) and not SIM:
         return _always
 
     @device_fn
@@ -29,12 +29,12 @@ def sends_one(shape):
     return not shape.expands and not shape.encode
 
 
-def blocks_for(num_tokens, tags):
-    """How many blocks so many tokens give something to send (or, as tagged rows, to store on arrival) to.
+def blocks_for(num_tokens, few):
+    """How many blocks so many tokens give something to send to, or to store on arrival.
 
-    tags: of the kernel's shape.
+    few: tags or lamport of the kernel's shape, the larger one.
     """
-    if tags and num_tokens <= tags:
+    if few and num_tokens <= few:
         return BLOCKS_A_TAGGED_TOKEN * max(num_tokens, 1)
     return max(num_tokens, min(BLOCKS_A_TOKEN * num_tokens, BLOCKS_THAT_SHARE))
 

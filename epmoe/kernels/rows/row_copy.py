@@ -13,13 +13,14 @@ def rotated(mask, start):
     return u32((mask >> u32(start)) | u32(mask << u32((32 - start) & 31)))
 
 
-def copy_to_lanes(*, read_only):
+def copy_to_lanes(*, read_only, store=store16):
     """Device functions (load_batch, store_batch, copy).
 
     copy(src, place, mask, start, first, end, lane): vectors [first, end) of the row at src go to the place (address of
     a row) of each lane in `mask`, beginning with lane `start`. The row is read once. load_batch(src, base, end, lane),
     store_batch(batch, place, mask, start, base, end, lane): its two halves, for [base, base + BATCH) before `end`.
-    read_only: nobody writes the row while the kernel runs, so that the non-coherent path may be taken.
+    read_only: nobody writes the row while the kernel runs, so that the non-coherent path may be taken. store: the
+    device function that stores 16 bytes.
     """
     load = load16_nc if read_only else load16
 
@@ -27,13 +28,13 @@ def copy_to_lanes(*, read_only):
     def store_all(to, a, b, c, d, n):
         """The lane's first n vectors of a batch."""
         if n > 0:
-            store16(to, a[0], a[1], a[2], a[3])
+            store(to, a[0], a[1], a[2], a[3])
         if n > 1:
-            store16(to + u64(512), b[0], b[1], b[2], b[3])
+            store(to + u64(512), b[0], b[1], b[2], b[3])
         if n > 2:
-            store16(to + u64(1024), c[0], c[1], c[2], c[3])
+            store(to + u64(1024), c[0], c[1], c[2], c[3])
         if n > 3:
-            store16(to + u64(1536), d[0], d[1], d[2], d[3])
+            store(to + u64(1536), d[0], d[1], d[2], d[3])
 
     @device_fn
     def load_batch(src, base, end, lane):

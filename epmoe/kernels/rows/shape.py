@@ -19,7 +19,8 @@ class RowsShape:
     FP8 on their way. dtype: of sums, "bf16", "fp16" or "fp32". p2p_world_size: ranks whose sum is rounded first.
     expands: rows are expanded by expert while they arrive. tags: tokens of each rank up to which all rows travel in
     words (tagged.py), or, expert-major, into windows (expert_dispatch.py), for which the kernel has a way of its own;
-    0: it has none. threads: of a block. trace: whether blocks write stamps.
+    0: it has none. lamport: likewise for rows that need no signals (lamport.py). threads: of a block. trace:
+    whether blocks write stamps.
     """
 
     n_ranks: int
@@ -37,6 +38,7 @@ class RowsShape:
     p2p_world_size: int = 0
     expands: bool = False
     tags: int = 0
+    lamport: int = 0
     trace: bool = False
 
     @property

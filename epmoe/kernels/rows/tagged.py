@@ -155,13 +155,13 @@ def _taking(block, phase, none, look, differ, value_of):
     return take
 
 
-def all_few(shape, *, told):
-    """Device function (notes) -> whether no rank has more tokens than may travel so.
+def all_few(shape, few, *, told):
+    """Device function (notes) -> whether no rank has more than `few` tokens: shape.tags, or shape.lamport.
 
     As they have told in this call, or as the call's handle knows them. All ranks see the same, and every rank that has
     so few has a kernel for it.
     """
-    n_ranks, few = shape.n_ranks, shape.tags
+    n_ranks = shape.n_ranks
     n_words = control.experts_at(n_ranks)
     first, step = (control.TOKENS, n_words) if told else (n_ranks * n_words, 1)
 

@@ -1,20 +1,27 @@
-"""Combine of few rows in tagged words: pushed as soon as they are read, added up as they come; no signals."""
+"""Combine of few rows that say themselves that they have come: pushed as soon as they are read, added up as they come.
 
-from epmoe.device import (add_rn, ballot, block_dim, block_idx, device_fn, f32, f32_as_u32, ffs, grid_dim, i32, lane_id,
+In tagged words (tagged.py), or as Lamport rows (lamport.py): `words` is what either makes. No signals follow them.
+"""
+
+from epmoe.device import (add_rn, block_dim, block_idx, device_fn, f32, f32_as_u32, grid_dim, i32, lane_id,
                           load16, load_i32, load_u32, load_u64, n_warps, shfl_up, store16, store_u32, thread_idx, u32,
                           u32_as_f32, u64, warp_broadcast_i32, warp_broadcast_u64, warp_id)
 
 from .. import elements, stamps
-from . import exchange, peers, roles, tagged
+from . import exchange, peers, roles, row_flags, tagged
 from .row_copy import BATCH, VECTOR, copy_to_lanes, parts
 from .status import ROWS_COMBINE
 
 
-def _push(shape, block, words):
-    """Device function push(params, epoch, my_rank, notes): this warp's share of the rows of other ranks."""
+def pushing(shape, block, words, senders, fewest_parts=1):
+    """Device function push(params, epoch, my_rank, notes): this warp's share of the rows of other ranks.
+
+    Of all of them the first rows first, so that tokens become whole one after another. senders() -> blocks that push,
+    warps of each. fewest_parts: of a row.
+    """
     ranks, row_bytes, n_meta, has_probs = shape.n_ranks, shape.row_bytes, shape.n_meta, shape.has_probs
     _, _, _, received, _ = peers.sums(ranks)
-    count_parts, part_span = parts(row_bytes // VECTOR)
+    (count_parts, part_span), n_targets = parts(row_bytes // VECTOR), max(ranks - 1, 1)
     load_batch, _, _ = copy_to_lanes(read_only=True)
     place, rows_at, row_at, word_at = words.place, words.rows_at, words.row_at, words.word_at
     put, put_batch = words.put, words.put_batch
@@ -28,21 +35,22 @@ def _push(shape, block, words):
             before = i32(0)
         if lane < ranks:
             rows = rows_at(place(params, lane, my_rank), epoch)
-        own, own_end = i32(warp_broadcast_i32(before, my_rank)), i32(warp_broadcast_i32(ends, my_rank))
-        n_rows = i32(warp_broadcast_i32(ends, i32(ranks - 1)) - (own_end - own))
-        of_block, blocks = i32(max(1, i32(n_warps() - 1))), i32(grid_dim() - 1)
+        here, x, (blocks, of_block) = i32(ends - before), u64(load_u64(params + u64(p_x))), senders()
+        if lane == my_rank:
+            here = i32(0)
+        n_turns = i32(row_flags.largest(here) * n_targets)
         unit, warps = i32(warp_id() * blocks + block_idx()), i32(of_block * blocks)
-        n_parts, x = count_parts(n_rows, warps), u64(load_u64(params + u64(p_x)))
-        while warp_id() < of_block and unit < n_rows * n_parts:
-            row = i32(u32(unit) // u32(n_parts))
-            part, row = i32(unit - row * n_parts), i32(row + own)   # beginning with the rows of the next rank
-            if row >= n_rows:
-                row = i32(row - n_rows)
-            if row >= own:
-                row = i32(row + own_end - own)
-            source = i32(ffs(u32(ballot(lane < ranks and ends > row))) - 1)
-            to = row_at(warp_broadcast_u64(rows, source), i32(row - warp_broadcast_i32(before, source)))
-            a, b = part_span(part, n_parts)
+        n_parts = i32(max(fewest_parts, count_parts(n_turns, warps)))
+        while warp_id() < of_block and unit < n_turns * n_parts:
+            turn = i32(u32(unit) // u32(n_parts))
+            number = i32(u32(turn) // u32(n_targets))
+            part, source = i32(unit - turn * n_parts), i32(my_rank + 1 + turn - number * n_targets)
+            if source >= ranks:
+                source = i32(source - ranks)
+            row, (a, b) = i32(warp_broadcast_i32(before, source) + number), part_span(part, n_parts)
+            if number >= warp_broadcast_i32(here, source):
+                part, a = i32(-1), b
+            to = row_at(warp_broadcast_u64(rows, source), number)
             while a < b:
                 batch = load_batch(x + u64(row) * u64(row_bytes), a, b, lane)
                 put_batch(batch, to, u32(1), i32(0), a, b, lane, epoch)
@@ -55,10 +63,11 @@ def _push(shape, block, words):
     return push
 
 
-def _reduce(shape, block, words):
+def reducing(shape, block, words, first_block):
     """Device function reduce(params, epoch, num_tokens, my_rank, notes): this warp's share of this rank's sums.
 
     A warp sums 32 vectors of a token, a lane one of them; over ranks ascending, from +0.0, rounded once.
+    first_block() -> the first of the blocks that do so.
     """
     ranks, row_bytes, n_meta, has_probs = shape.n_ranks, shape.row_bytes, shape.n_meta, shape.has_probs
     numbers, (_, _, _, received, _) = elements.make(shape.dtype), peers.sums(ranks)
@@ -159,8 +168,9 @@ def _reduce(shape, block, words):
         x, ok = u64(load_u64(params + u64(p_x))), True
         if lane < ranks:
             rows = rows_at(place(params, my_rank, lane), epoch)
-        blocks = i32(grid_dim() - 1)
-        unit, warps = i32(warp_id() * blocks + block_idx()), i32(n_warps() * blocks)
+        first = first_block()
+        blocks = i32(grid_dim() - 1 - first)
+        unit, warps = i32(warp_id() * blocks + block_idx() - first), i32(n_warps() * blocks)
         while ok and unit < num_tokens * n_pieces:
             token, row, at = i32(u32(unit) // u32(n_pieces)), i32(-1), u64(0)
             piece = i32(unit - token * n_pieces)
@@ -184,10 +194,31 @@ def _reduce(shape, block, words):
 def make(shape, block, of_block, meeting, mark):
     """Device function combine(params, epoch, num_tokens, my_rank, notes): the rest of the call, of every block."""
     if not shape.tags:
-        return _never
-    say_begun, words = of_block.say_begun, tagged.make(shape, block, ROWS_COMBINE)
-    end = exchange.ending(of_block, meeting.await_notes, ROWS_COMBINE)
-    push, reduce = _push(shape, block, words), _reduce(shape, block, words)
+        return never
+    words = tagged.make(shape, block, ROWS_COMBINE)
+    push, reduce = pushing(shape, block, words, _all_but_one_warp), reducing(shape, block, words, _from_the_first)
+    return combining(push, _every_block, reduce, _every_block, of_block, meeting, mark)
+
+
+@device_fn
+def _every_block():
+    return True
+
+
+@device_fn
+def _all_but_one_warp():
+    """The last warp of each block begins by looking for what comes."""
+    return i32(grid_dim() - 1), i32(max(1, i32(n_warps() - 1)))
+
+
+@device_fn
+def _from_the_first():
+    return i32(0)
+
+
+def combining(push, pushes, reduce, reduces, of_block, meeting, mark):
+    """Device function combine() of make(), of blocks of which some push and some reduce: pushes(), reduces()."""
+    say_begun, end = of_block.say_begun, exchange.ending(of_block, meeting.await_notes, ROWS_COMBINE)
 
     @device_fn
     def combine(params, epoch, num_tokens, my_rank, notes):
@@ -196,15 +227,18 @@ def make(shape, block, of_block, meeting, mark):
         if roles.is_clerk():
             end(params, epoch, my_rank, notes)
         else:
-            push(params, epoch, my_rank, notes)
-            mark(params, stamps.SENT)
-            reduce(params, epoch, num_tokens, my_rank, notes)
-            mark(params, stamps.REDUCED)
+            if pushes():
+                push(params, epoch, my_rank, notes)
+                mark(params, stamps.SENT)
+            if reduces():
+                reduce(params, epoch, num_tokens, my_rank, notes)
+                mark(params, stamps.REDUCED)
         mark(params, stamps.LEFT)
 
     return combine
 
 
 @device_fn
-def _never(params, epoch, num_tokens, my_rank, notes):
+def never(params, epoch, num_tokens, my_rank, notes):
+    """What make() gives for kernels that no rows are few for."""
     return

@@ -23,7 +23,7 @@ def dispatching(shape, block, of_block, meeting, record_few, mark, mark_own):
     if not shape.tags:
         return never
     epoch_now, goes_on, say_begun, end = of_block.epoch_now, of_block.goes_on, of_block.say_begun, of_block.end
-    ranks, n_experts, all_have_few = shape.n_ranks, shape.n_experts, tagged.all_few(shape, told=True)
+    ranks, n_experts, all_have_few = shape.n_ranks, shape.n_experts, tagged.all_few(shape, shape.tags, told=True)
     number, bits_by_rank, has_room = tagged_sending.in_bits(ranks), numbering.bits_by_rank(shape), peers.room(ranks)
     sending = tagged_sending.make(shape, block, ROWS_DISPATCH, number, is_looked_up=False)
     prepare, send, receive, count_slots = sending.prepare, sending.send, sending.receive, sending.count_slots
@@ -108,7 +108,7 @@ def resending(shape, block, of_block, meeting, mark):
     end = exchange.ending(of_block, meeting.await_notes, ROWS_DISPATCH)
     sending = tagged_sending.make(shape, block, ROWS_DISPATCH, tagged_sending.in_handle(ranks), is_looked_up=True)
     send, receive, prepare = sending.send, sending.receive, sending.prepare
-    (_, _, _, received, _), goes_this_way = peers.sums(ranks), tagged.all_few(shape, told=False)
+    (_, _, _, received, _), goes_this_way = peers.sums(ranks), tagged.all_few(shape, shape.tags, told=False)
 
     @device_fn
     def resend(params, epoch, num_tokens, my_rank, x, row_of, notes, prepared):

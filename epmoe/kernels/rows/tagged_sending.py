@@ -41,12 +41,12 @@ def in_handle(ranks):
     return number
 
 
-def _more(shape, block, words):
+def more(shape, block, words):
     """Device functions (look, send, receive) for what goes with a row.
 
     send(params, token, seen, mask, to, epoch, lane): to the words of a row at each rank of `mask`, in whose lane `to`
-    has their address. receive(params, epoch, my_rank, source, at, row, lane): whether it came; it is stored with the
-    row.
+    has their address. receive(params, epoch, my_rank, source, at, row, lane, has_room): whether it came; it is stored
+    with the row, if there is room.
     """
     (n_slots, n_probs, n_scales), (look, _) = tagged.words_with(shape), companions.make(shape, block)
     local, n_all, p_scales = shape.n_local_experts, n_slots + n_probs + n_scales, block.offset("scales")
@@ -78,21 +78,27 @@ def _more(shape, block, words):
             left = u32(left & u32(left - u32(1)))
 
     @device_fn
-    def receive(params, epoch, my_rank, source, at, row, lane):
+    def keep(params, my_rank, row, i, data):
+        """Stores what the i-th word of a row says."""
+        if i < n_slots:
+            value = u64(data)
+            if data == u32(0xFFFFFFFF):
+                value = u64(MINUS_ONE)
+            store_u64(home(params, my_rank, 1) + u64(8) * (u64(row) * u64(n_slots) + u64(i)), value)
+        elif i < n_slots + n_probs:
+            store_u32(home(params, my_rank, 2) + u64(4) * (u64(row) * u64(n_probs) + u64(i - n_slots)), data)
+        else:
+            k = u64(i - n_slots - n_probs)
+            store_u32(home(params, my_rank, 3) + u64(4) * (u64(row) * u64(n_scales) + k), data)
+
+    @device_fn
+    def receive(params, epoch, my_rank, source, at, row, lane, has_room):
         ok, i = True, i32(lane)
         while i < n_all:
             word = u64(take_word(params, epoch, source, word_at(at, i)))
             ok, data = ok and word != u64(0), u32(word)
-            if i < n_slots:
-                value = u64(data)
-                if data == u32(0xFFFFFFFF):
-                    value = u64(MINUS_ONE)
-                store_u64(home(params, my_rank, 1) + u64(8) * (u64(row) * u64(n_slots) + u64(i)), value)
-            elif i < n_slots + n_probs:
-                store_u32(home(params, my_rank, 2) + u64(4) * (u64(row) * u64(n_probs) + u64(i - n_slots)), data)
-            else:
-                k = u64(i - n_slots - n_probs)
-                store_u32(home(params, my_rank, 3) + u64(4) * (u64(row) * u64(n_scales) + k), data)
+            if has_room:
+                keep(params, my_rank, row, i, data)
             i = i32(i + 32)
         return any_lane(not ok) == 0
 
@@ -127,7 +133,7 @@ def make(shape, block, phase, number, *, is_looked_up):
     n_vectors, n_apart = row_bytes // VECTOR, int(sum(tagged.words_with(shape)) > 0)
     count_parts, part_span = parts(n_vectors)
     load_batch, store_batch, _ = copy_to_lanes(read_only=True)
-    look, send_more, receive_more = _more(shape, block, words)
+    look, send_more, receive_more = more(shape, block, words)
     _, _, _, received, _ = peers.sums(ranks)
     home, n_slots, n_words = home_of(block), shape.top_k * shape.has_meta, control.experts_at(ranks)
 
@@ -220,7 +226,7 @@ def make(shape, block, phase, number, *, is_looked_up):
                     store_batch((e, f, g, h), x + u64(row) * u64(row_bytes), u32(1), i32(0), a, b, lane)
                 a = i32(a + BATCH)
             if n_apart > 0 and part == n_parts:
-                ok = receive_more(params, epoch, my_rank, source, at, row, lane)
+                ok = receive_more(params, epoch, my_rank, source, at, row, lane, True)
             unit = i32(unit + warps)
         return ok
 

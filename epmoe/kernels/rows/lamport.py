@@ -1,0 +1,218 @@
+"""Lamport rows: rows of up to 128 tokens travel as they are, and every word of them says itself that it has come.
+
+As in epmoe/kernels/lamport.py: a 32-bit word of a window is ABSENT, all ones, while nothing is there; rows are stored
+relaxed at system scope, and who is to store or to add them up polls the very vectors that it takes, until none of their
+words is ABSENT. What goes with a row lies behind it, in tagged words (tagged.py). So no release waits for
+acknowledgements, and no flag follows the rows; unlike tagged words, vectors take no more bytes than the rows have.
+
+A rank has windows for each parity of calls and each source rank. Who has taken something puts ABSENT back; so whatever
+calls came before, all words are ABSENT when call e begins to write those of its parity, without asking: whoever writes
+them has heard in call e - 1 that everybody has begun that one, behind all that was done in call e - 2. What has been
+sent and nobody is going to take is put back by the rank that has sent it.
+
+A word of a row that is ABSENT itself cannot be told from one that has not come. In a row that is added up a NaN has its
+place, since which NaN arithmetic gives is unspecified. Where a row is to stay as it is, each PART of it has a word of
+its own that says what stands for ABSENT in it: a number that this part does not hold.
+"""
+
+from types import SimpleNamespace
+
+from epmoe.device import (SIM, any_lane, device_fn, globaltimer, i32, ld_relaxed_sys_u64, load16_relaxed_sys, load_u64,
+                          nanosleep, st_relaxed_sys_u64, store16_relaxed_sys, u32, u64)
+from epmoe.layout import ABSENT
+
+from .. import lamport
+from ..spin import POLLS_PER_LOOK, gives_up
+from ..status import record_expired
+from . import control, tagged
+from .row_copy import BATCH, VECTOR, copy_to_lanes
+from .status import FOR_WINDOW
+from .tagged import WORD
+
+PART = BATCH            # vectors of a row that have a substitute for ABSENT in common
+NOTHING = 2**64 - 1     # a word, or two, of which nothing has come
+NAP_NS = 0              # between two looks at what has not come
+WORD_FIRST = False      # whether vectors are looked at again only when the word that is sent before them is there
+MOST_BYTES = 64 << 20   # of the windows of one parity
+
+
+def suit(shape):
+    """Whether the rows of a kernel may travel so, if they are few."""
+    return tagged.suit(shape) and _bytes_of(shape) <= MOST_BYTES
+
+
+def rows_for(shape, num_tokens):
+    """RowsShape.lamport of a kernel for a rank's tokens; the simulator's ranks share a kernel."""
+    return control.LAMPORT_ROWS if suit(shape) and (SIM or num_tokens <= control.LAMPORT_ROWS) else 0
+
+
+def n_parts_of(shape):
+    """Parts of a row."""
+    return -(-shape.row_bytes // (PART * VECTOR))
+
+
+def _bytes_of_row(shape):
+    return -(-(shape.row_bytes + WORD * (n_parts_of(shape) + sum(tagged.words_with(shape)))) // 256) * 256
+
+
+def _bytes_of(shape):
+    return shape.n_ranks * control.LAMPORT_ROWS * _bytes_of_row(shape)
+
+
+def bytes_for(shape):
+    """Bytes of the windows of one parity for the calls of a kernel."""
+    return _bytes_of(shape) if suit(shape) else 0
+
+
+@device_fn
+def is_absent(q):
+    """Whether a word of a vector has not come."""
+    return q[0] == u32(ABSENT) or q[1] == u32(ABSENT) or q[2] == u32(ABSENT) or q[3] == u32(ABSENT)
+
+
+@device_fn
+def _empty(at):
+    """What is known of a vector before the first look: nothing has come, or, without an address, nothing has to."""
+    w = u32(0)
+    if at != u64(0):
+        w = u32(ABSENT)
+    return w, w, w, w
+
+
+@device_fn
+def _look(at, q):
+    if is_absent(q):
+        q = load16_relaxed_sys(at)
+    return q
+
+
+@device_fn
+def _put_back(at):
+    if at != u64(0):
+        store16_relaxed_sys(at, u32(ABSENT), u32(ABSENT), u32(ABSENT), u32(ABSENT))
+
+
+@device_fn
+def _put_word_back(at):
+    if at != u64(0):
+        st_relaxed_sys_u64(at, u64(NOTHING))
+
+
+@device_fn
+def _first_late(a, b, c):
+    n = i32(3)
+    if is_absent(c):
+        n = i32(2)
+    if is_absent(b):
+        n = i32(1)
+    if is_absent(a):
+        n = i32(0)
+    return n
+
+
+def _taking(block, phase):
+    """Device function take(params, epoch, source, step, word, p, q, r, s) -> (whether all came, word, four vectors).
+
+    By a whole warp: each lane waits for the vectors at its own four addresses, 0 for none, asked for together, and puts
+    ABSENT back. word: address of a tagged word that all lanes wait for besides, 0 for none; it is left there. source:
+    the rank that writes the first vector; each further one is that of the rank `step` behind.
+    """
+    p_words, p_timeout = block.offset("words"), block.offset("timeout_ns")
+
+    @device_fn
+    def take(params, epoch, source, step, word, p, q, r, s):
+        tag, ok, are_late, polls, since = u64(u64(epoch) << u64(32)), True, True, 0, u64(0)
+        a, b, c, d, w = _empty(p), _empty(q), _empty(r), _empty(s), u64(tag)
+        while ok and are_late:
+            if word != u64(0):
+                w = u64(ld_relaxed_sys_u64(word))
+            if not WORD_FIRST or polls == 0 or u32(w >> u64(32)) == u32(epoch):
+                a, b, c, d = _look(p, a), _look(q, b), _look(r, c), _look(s, d)
+            are_late = is_absent(a) or is_absent(b) or is_absent(c) or is_absent(d) or u32(w >> u64(32)) != u32(epoch)
+            polls += 1
+            if NAP_NS > 0 and are_late:
+                nanosleep(u32(NAP_NS))
+            if are_late and polls % POLLS_PER_LOOK == 0:
+                status = u64(u64(load_u64(params + u64(p_words))) + u64(control.STATUS))
+                if since == u64(0):
+                    since = u64(globaltimer())
+                elif gives_up(status, since, u64(load_u64(params + u64(p_timeout)))):
+                    record_expired(status, phase, FOR_WINDOW, i32(source + step * _first_late(a, b, c)), i32(epoch), -1)
+                    ok = False
+        failed = any_lane(not ok)
+        if failed == 0:
+            _put_back(p)
+            _put_back(q)
+            _put_back(r)
+            _put_back(s)
+        return failed == 0, u32(w), a, b, c, d
+
+    return take
+
+
+def make(shape, block, phase):
+    """Device functions for one kernel, as those of tagged.py of the same names, but that ABSENT is put back.
+
+    place(params, rank, source), rows_at(place, epoch), row_at(rows, row): where a rank has a source's rows, and one of
+    them. vector_at(row, vector), word_at(row, i), part_at(row, part): of a row's window a vector, the i-th word of what
+    goes with it, the word of a part. put(at, number, epoch): a word. put_batch: a batch of a row that is added up.
+    take: as tagged.py's, and take_part: as _taking() says. take_words, take_word: single words.
+    """
+    row_bytes, parts_at = _bytes_of_row(shape), shape.row_bytes
+    words_at, of_source = parts_at + WORD * n_parts_of(shape), control.LAMPORT_ROWS * row_bytes
+    p_pools, p_at, p_bytes = block.offset("pool_ptrs"), block.offset("lamport_at"), block.offset("lamport_bytes")
+    words, take_part = tagged.make(shape, block, phase), _taking(block, phase)
+    take_tagged, take_tagged_word = words.take_words, words.take_word
+    _, store_batch, _ = copy_to_lanes(read_only=True, store=lamport.store_row)
+
+    @device_fn
+    def place(params, rank, source):
+        pool = u64(load_u64(params + u64(p_pools) + u64(8) * u64(rank)))
+        at = u64(u64(load_u64(params + u64(p_at))) + u64(source) * u64(of_source))
+        return u64(pool + at), u64(load_u64(params + u64(p_bytes)))
+
+    @device_fn
+    def row_at(rows, row):
+        return u64(u64(rows) + u64(row) * u64(row_bytes))
+
+    @device_fn
+    def vector_at(row, vector):
+        return u64(row + u64(VECTOR) * u64(vector))
+
+    @device_fn
+    def part_at(row, part):
+        return u64(row + u64(parts_at) + u64(WORD) * u64(part))
+
+    @device_fn
+    def word_at(row, i):
+        return u64(row + u64(words_at) + u64(WORD) * u64(i))
+
+    @device_fn
+    def put_batch(batch, rows, mask, start, base, end, lane, epoch):
+        store_batch(batch, rows, mask, start, base, end, lane)
+
+    @device_fn
+    def take(params, epoch, source, step, p, q, r, s):
+        ok, _, a, b, c, d = take_part(params, epoch, source, step, u64(0), p, q, r, s)
+        return ok, a, b, c, d
+
+    @device_fn
+    def take_words(params, epoch, source, step, p, q, r, s):
+        ok, a, b, c, d = take_tagged(params, epoch, source, step, p, q, r, s)
+        if ok:
+            _put_word_back(p)
+            _put_word_back(q)
+            _put_word_back(r)
+            _put_word_back(s)
+        return ok, a, b, c, d
+
+    @device_fn
+    def take_word(params, epoch, source, at):
+        word = u64(take_tagged_word(params, epoch, source, at))
+        if word != u64(0):
+            _put_word_back(at)
+        return word
+
+    return SimpleNamespace(place=place, rows_at=words.rows_at, row_at=row_at, vector_at=vector_at, word_at=word_at,
+                           part_at=part_at, put=words.put, put_batch=put_batch, take=take, take_part=take_part,
+                           take_words=take_words, take_word=take_word, row_bytes=row_bytes)

@@ -1,0 +1,133 @@
+"""Dispatch in Lamport rows: they leave as soon as tokens are looked at, while the ranks tell each other their counts.
+
+Who knows all counts stores the rows that come; nobody ends the call before all have announced themselves. If a rank has
+more tokens than go this way, each rank takes back what it has sent, and all go the ordinary way. If one has no room,
+rows are received and not stored.
+"""
+
+from types import SimpleNamespace
+
+from epmoe.device import SIM, block_dim, device_fn, i32, load_i32, thread_idx, u32, u64, warp_broadcast_i32
+
+from .. import stamps
+from . import exchange, lamport_sending, peers, roles, tagged, tagged_sending, token_bits
+from .status import ROWS_DISPATCH
+
+
+def ahead(shape, block):
+    """Device functions for the kernel of a dispatch, of blocks other than the clerk's; few: of this rank's tokens.
+
+    are_few(num_tokens): whether these functions are for this rank. unprepared(), prepare(params, num_tokens, my_rank,
+    x): before the first barrier. nothing_known(): `known` before send(). send(params, epoch, num_tokens, my_rank, x,
+    masks, prepared) -> known: this warp's share; masks: shared, of all tokens' ranks. all_few(notes): whether all ranks
+    have few, so that rows have come this way. receive(params, epoch, num_tokens, my_rank, x, known, notes, has_room,
+    prepared); erase(params, epoch, num_tokens, my_rank, known, prepared): what has been sent and nobody receives.
+    """
+    if not shape.lamport:
+        return _NEVER
+    bits_of, few = token_bits.four_words(shape), shape.lamport
+    sending = lamport_sending.make(shape, block, ROWS_DISPATCH, token_bits.in_four_words)
+    send_all = sending.send
+
+    @device_fn
+    def are_few(num_tokens):
+        return not SIM or num_tokens <= few     # the simulator's ranks share a kernel
+
+    @device_fn
+    def send(params, epoch, num_tokens, my_rank, x, masks, prepared):
+        bits = bits_of(masks, num_tokens)
+        send_all(params, epoch, num_tokens, my_rank, x, bits, prepared)
+        return bits
+
+    @device_fn
+    def nothing_known():
+        return u32(0), u32(0), u32(0), u32(0)
+
+    return SimpleNamespace(are_few=are_few, nothing_known=nothing_known, unprepared=sending.unprepared,
+                           prepare=sending.prepare, send=send, receive=sending.receive, erase=sending.erase,
+                           all_few=tagged.all_few(shape, few, told=True))
+
+
+def resending(shape, block, of_block, meeting, mark):
+    """Device functions (prepare, goes_this_way, resend) for a dispatch whose layout is known.
+
+    As those of tagged_dispatch.py. A rank without room for its own rows takes them, and stores nothing. Where tagged
+    rows may go instead, it is these that are prepared before the first barrier.
+    """
+    if not shape.lamport:
+        return _never_prepare, _no, _never_resend
+    ranks, say_begun, p_capacity = shape.n_ranks, of_block.say_begun, block.offset("capacity")
+    end = exchange.ending(of_block, meeting.await_notes, ROWS_DISPATCH)
+    sending = lamport_sending.make(shape, block, ROWS_DISPATCH, tagged_sending.in_handle(ranks))
+    prepare, send, receive = sending.prepare, sending.send, sending.receive
+    prepare_first, prepared_by_now = (_never_prepare, _prepared_late(prepare)) if shape.tags else (prepare, _prepared)
+    (_, _, _, received, _), goes_this_way = peers.sums(ranks), tagged.all_few(shape, shape.lamport, told=False)
+
+    @device_fn
+    def resend(params, epoch, num_tokens, my_rank, x, row_of, notes, given):
+        if thread_idx() == block_dim() - 1:
+            say_begun(params)
+        if roles.is_clerk():
+            end(params, epoch, my_rank, notes)
+        else:
+            prepared = prepared_by_now(params, num_tokens, my_rank, x, given)
+            n_rows = i32(warp_broadcast_i32(received(notes, my_rank), i32(ranks - 1)))
+            has_it = n_rows <= i32(load_i32(params + u64(p_capacity)))
+            send(params, epoch, num_tokens, my_rank, x, row_of, prepared)
+            mark(params, stamps.SENT)
+            receive(params, epoch, num_tokens, my_rank, x, row_of, notes, has_it, prepared)
+        mark(params, stamps.LEFT)
+
+    return prepare_first, goes_this_way, resend
+
+
+@device_fn
+def _prepared(params, num_tokens, my_rank, x, prepared):
+    return prepared
+
+
+def _prepared_late(prepare):
+    @device_fn
+    def prepare_now(params, num_tokens, my_rank, x, nothing):
+        return prepare(params, num_tokens, my_rank, x)
+
+    return prepare_now
+
+
+@device_fn
+def _no(notes):
+    return False
+
+
+@device_fn
+def _nothing():
+    return i32(0)
+
+
+@device_fn
+def _never_prepare(params, num_tokens, my_rank, x):
+    return i32(0)
+
+
+@device_fn
+def _never_send(params, epoch, num_tokens, my_rank, x, masks, prepared):
+    return i32(0)
+
+
+@device_fn
+def _never_receive(params, epoch, num_tokens, my_rank, x, known, notes, has_room, prepared):
+    return True
+
+
+@device_fn
+def _never_erase(params, epoch, num_tokens, my_rank, known, prepared):
+    return
+
+
+@device_fn
+def _never_resend(params, epoch, num_tokens, my_rank, x, row_of, notes, prepared):
+    return
+
+
+_NEVER = SimpleNamespace(are_few=_no, nothing_known=_nothing, unprepared=_nothing, prepare=_never_prepare,
+                         send=_never_send, receive=_never_receive, erase=_never_erase, all_few=_no)

@@ -1,0 +1,168 @@
+"""Rows that need no signals, of three or four tokens a rank in the simulator: every word says that it is there."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from against_reference import equal_rows
+from rows_group import BF16, FP16, FP32, assert_same, group_of, host, routing, tokens
+from test_fused_a2a_races import absent_rank
+
+from epmoe import fused_a2a
+from epmoe.fused_a2a import buffers, rows as rows_calls
+from epmoe.kernels.rows.control import LAMPORT_ROWS, TAGGED_ROWS
+from epmoe_ref import fused_a2a as reference
+from epmoe_ref.errors import PeerTimeout
+from epmoe_ref.strategies import RowsWorld
+
+FEW = LAMPORT_ROWS
+ABSENT = 2**32 - 1
+
+
+def expect_nothing_left(group):
+    """Every word of the windows is ABSENT, as before the first call; and nobody has met anybody by luck."""
+    buffer = buffers.get_buffer(group, 0)
+    assert buffer.lamport_bytes > 0
+    for r in buffer.ranks:
+        words = buffer._pool.buffers[r.rank].read(np.uint32, (2 * buffer.lamport_bytes // 4,), buffer._lamport_at)
+        assert (words == ABSENT).all(), f"rank {r.rank}: {np.flatnonzero(words != ABSENT)} of the windows' words"
+    assert not group.machine.races
+
+
+def equal_calls(group, rng, num_tokens, hidden, top_k=3, dtype=BF16, dropped=0.2, of_combine=None):
+    """All calls on so many tokens give what the reference does; 2 experts a rank."""
+    n_experts = 2 * len(num_tokens)
+    ids, probs = routing(rng, num_tokens, n_experts, top_k, dropped)
+    equal_rows(group, RowsWorld(tokens(rng, num_tokens, hidden), ids, probs, n_experts), rng, dtype, of_combine)
+    expect_nothing_left(group)
+
+
+@pytest.mark.parametrize("seed, n_sms", [(None, 2), (1, 4), (2, 3)])
+def test_calls_of_any_width_and_of_any_way_leave_nothing_behind(seed, n_sms):
+    """Rows of another width each time, so that other rows lie at the same places; tagged rows, and many, in between."""
+    group, rng = group_of(3, n_sms=n_sms, num_threads=64, seed=seed, racecheck=True), np.random.default_rng(seed)
+    assert TAGGED_ROWS < FEW
+    for num_tokens, hidden, dtype in (((FEW, 1, 0), 24, BF16), ((1, FEW, FEW), 1160, FP32), ((0, 0, 3), 8, FP16),
+                                      ((FEW, FEW + 4, 1), 24, BF16), ((1, 2, 2), 80, BF16), ((FEW, FEW, 3), 40, BF16)):
+        equal_calls(group, rng, num_tokens, hidden, dtype=dtype, of_combine=hidden)
+
+
+@pytest.mark.parametrize("seed", [None, 11])
+def test_the_same_with_signals(seed):
+    """LaunchConfig.lamport_rows=False: flags and windows, and no memory for rows without them."""
+    group = group_of(3, n_sms=4, num_threads=64, seed=seed, racecheck=True, lamport_rows=False)
+    rng = np.random.default_rng(11)
+    for num_tokens in ((FEW, 3, 0), (1, FEW, FEW)):
+        ids, probs = routing(rng, num_tokens, 6, 3)
+        equal_rows(group, RowsWorld(tokens(rng, num_tokens, 264), ids, probs, 6), rng, hidden=1160)
+    assert not group.machine.races
+    assert buffers.get_buffer(group, 0).lamport_bytes == 0
+
+
+def test_more_ranks_than_are_added_up_at_once():
+    group, rng = group_of(6, seed=3, racecheck=True), np.random.default_rng(3)
+    equal_calls(group, rng, [FEW] * 6, 16, 12, dropped=0)
+
+
+def test_no_rank_knows_how_many_tokens_the_others_have():
+    """As with one rank a process: without room nothing is stored, all ranks grow and send again."""
+    group, rng = group_of(2, knows_all_ranks=False, seed=4, racecheck=True), np.random.default_rng(4)
+    for num_tokens in ((3, 0), (1, FEW), (FEW, FEW), (FEW + 5, 1)):
+        equal_calls(group, rng, num_tokens, 8)
+
+
+def words_of_all_kinds(rng, n_rows, n_words):
+    """Rows of u32 words: such as say that nothing has come, and those that may stand for them."""
+    rows = rng.integers(0, 2**32, (n_rows, n_words), np.uint32)
+    for i, row in enumerate(rows):
+        kind = i % 4
+        if kind == 0:
+            row[:] = ABSENT
+        elif kind == 1:
+            row[rng.random(n_words) < 0.3] = ABSENT
+        elif kind == 2:
+            row[:] = ABSENT - np.arange(n_words, dtype=np.uint32)       # and then each candidate in turn
+        elif n_words:
+            row[-1] = ABSENT
+    return rows
+
+
+@pytest.mark.parametrize("seed", [5, 6])
+def test_received_rows_are_equal_to_the_bit_whatever_they_hold(seed):
+    """Also where a part of a row holds all candidates but one; the reference moves bytes."""
+    group, rng = group_of(2, n_sms=3, seed=seed, racecheck=True), np.random.default_rng(seed)
+    for n_words in (4, 600, 1100):
+        num_tokens = (FEW, 3)
+        ids, probs = routing(rng, num_tokens, 4, 2, 0)
+        for a in probs:
+            a.view(np.uint32)[0] = ABSENT
+        x = [words_of_all_kinds(rng, n, n_words).view(np.int32) for n in num_tokens]
+        *want, known = reference.dispatch_forward(x, ids, probs, 4)
+        *got, handle = fused_a2a.fused_dispatch(x, ids, probs, 4, group)
+        for one, other in zip(got[0] + got[2], want[0] + want[2]):
+            assert np.array_equal(host(one).view(np.uint32), other.view(np.uint32))
+        again = buffers.get_buffer(group, 0)
+        sent = rows_calls.cached_dispatch(again, "x", x, handle)
+        for one, other in zip(sent, want[0]):
+            assert np.array_equal(host(one).view(np.uint32), other.view(np.uint32))
+        expect_nothing_left(group)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
+def test_sums_over_rows_of_nans(dtype):
+    """A word that says that nothing has come is a NaN in every type that is summed up."""
+    group, rng = group_of(3, n_sms=4, seed=7, racecheck=True), np.random.default_rng(7)
+    num_tokens = (FEW, 3, 0)
+    ids, probs = routing(rng, num_tokens, 6, 4)
+    *_, known = reference.dispatch_forward(tokens(rng, num_tokens, 8), ids, probs, 6)
+    *_, handle = fused_a2a.fused_dispatch(tokens(rng, num_tokens, 8), ids, probs, 6, group)
+    rows = [words_of_all_kinds(rng, n, 160).view(dtype) for n in known.num_rows]
+    with np.errstate(all="ignore"):
+        want = reference.combine_forward(rows, known)
+    assert_same(fused_a2a.fused_combine(rows, group, handle)[0], want, "combined_x")
+    expect_nothing_left(group)
+
+
+def test_scales_go_with_rows():
+    rng, group = np.random.default_rng(8), group_of(2, racecheck=True)
+    ids, probs = routing(rng, (FEW, 1), 4, 2)
+    x = [(rng.integers(0, 127, (n, 4480), np.uint8).view(ml_dtypes.float8_e4m3fn),
+          rng.random((n, 35), np.float32)) for n in (FEW, 1)]
+    equal_rows(group, RowsWorld(x, ids, probs, 4), rng)
+    expect_nothing_left(group)
+
+
+def test_bad_ids_are_told(monkeypatch):
+    group, rng = group_of(2), np.random.default_rng(9)
+    ids, probs = routing(rng, (FEW, 1), 4, 3, dropped=0)
+    bad, clean = [a.copy() for a in ids], [a.copy() for a in ids]
+    bad[0][1, 2], clean[0][1, 2] = 7, -1
+    monkeypatch.setattr("epmoe.fused_a2a.arguments._check_ids", lambda rank, ids, num_experts: None)
+    x = tokens(rng, (FEW, 1), 8)
+    with pytest.raises(ValueError, match=r"rank 0: token_indices\[1, 2\] is 7; 1 ids outside .* 0 repeated"):
+        fused_a2a.fused_dispatch(x, bad, probs, 4, group)
+    equal_rows(group, RowsWorld(x, clean, probs, 4), rng)
+
+
+def test_a_rank_that_does_not_come_is_named_and_nothing_of_what_others_sent_is_left(monkeypatch):
+    group, rng = group_of(3, timeout=0.01, expire_waits=True), np.random.default_rng(10)
+    num_tokens = (3, FEW, 1)
+    ids, probs = routing(rng, num_tokens, 6, 6, dropped=0)
+    world = RowsWorld(tokens(rng, num_tokens, 8), ids, probs, 6)
+    _, handle = equal_rows(group, world, rng)
+    buffer = fused_a2a.get_buffer(group, 0)
+    late = r"rank 0, {}: source rank 1 did not begin the call; gave up after timeout=0.01 s"
+    with monkeypatch.context() as patch:
+        absent_rank(group, 1, patch)
+        with pytest.raises(PeerTimeout, match=late.format("dispatch of rows")):
+            fused_a2a.fused_dispatch(world.x, ids, probs, 6, group)
+        buffer.reset()
+        expect_nothing_left(group)
+        with pytest.raises(PeerTimeout, match=late.format("combine of rows")):
+            fused_a2a.fused_combine(tokens(rng, handle.num_rows, 8), group, handle)
+        buffer.reset()
+        with pytest.raises(PeerTimeout, match=late.format("dispatch of rows")):
+            rows_calls.cached_dispatch(buffer, "x", world.x, handle)
+        buffer.reset()
+    for _ in range(2):
+        equal_rows(group, RowsWorld(tokens(rng, num_tokens, 8), ids, probs, 6), rng)
+    expect_nothing_left(group)
