@@ -5,7 +5,7 @@ from dataclasses import replace
 from epmoe import device
 from epmoe.kernels import LaunchConfig
 from epmoe.kernels.launch import SIMULATOR_BLOCKS
-from epmoe.kernels.rows import control, expert_bits, lamport, tagged
+from epmoe.kernels.rows import expert_bits, lamport, tagged
 from epmoe.kernels.rows.block import parameter_block
 from epmoe.kernels.rows.shape import RowsShape
 from epmoe.kernels.stamps import TraceBuffers
@@ -57,8 +57,7 @@ class Launches:
                 threads = min(threads, smaller_blocks(max(to_combine))[1] or threads)
         shape = RowsShape(self.world.n_ranks, n_local_experts, threads, row_bytes, trace=self.launch.trace, **more)
         num_tokens = max(to_send or to_expand or to_combine or [0])
-        most = control.TAGGED_COUNTED if shape.has_meta else control.TAGGED_ROWS
-        shape = replace(shape, tags=tagged.tags_for(shape, num_tokens, most))
+        shape = replace(shape, tags=tagged.tags_for(shape, num_tokens))
         return replace(shape, lamport=lamport.rows_for(shape, num_tokens) if self._has_lamport_rows else 0)
 
     def window_bytes(self, shape):

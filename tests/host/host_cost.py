@@ -29,7 +29,7 @@ class OneRankHere:
         self.machine, self.n_ranks, self.ranks = machine, n_ranks, range(1)
         self._streams = {0: machine.stream(0, handle=STREAM)}
 
-    def agree(self, cfg, timeout):
+    def agree(self, cfg, timeout, **options):
         """Nobody else is here."""
 
     def allocate(self, nbytes, name, regions, timeout):

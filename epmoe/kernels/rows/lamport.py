@@ -18,7 +18,7 @@ its own that says what stands for ABSENT in it: a number that this part does not
 from types import SimpleNamespace
 
 from epmoe.device import (SIM, any_lane, device_fn, globaltimer, i32, ld_relaxed_sys_u64, load16_relaxed_sys, load_u64,
-                          nanosleep, st_relaxed_sys_u64, store16_relaxed_sys, u32, u64)
+                          st_relaxed_sys_u64, store16_relaxed_sys, u32, u64)
 from epmoe.layout import ABSENT
 
 from .. import lamport
@@ -31,8 +31,6 @@ from .tagged import WORD
 
 PART = BATCH            # vectors of a row that have a substitute for ABSENT in common
 NOTHING = 2**64 - 1     # a word, or two, of which nothing has come
-NAP_NS = 0              # between two looks at what has not come
-WORD_FIRST = False      # whether vectors are looked at again only when the word that is sent before them is there
 MOST_BYTES = 64 << 20   # of the windows of one parity
 
 
@@ -126,12 +124,9 @@ def _taking(block, phase):
         while ok and are_late:
             if word != u64(0):
                 w = u64(ld_relaxed_sys_u64(word))
-            if not WORD_FIRST or polls == 0 or u32(w >> u64(32)) == u32(epoch):
-                a, b, c, d = _look(p, a), _look(q, b), _look(r, c), _look(s, d)
+            a, b, c, d = _look(p, a), _look(q, b), _look(r, c), _look(s, d)
             are_late = is_absent(a) or is_absent(b) or is_absent(c) or is_absent(d) or u32(w >> u64(32)) != u32(epoch)
             polls += 1
-            if NAP_NS > 0 and are_late:
-                nanosleep(u32(NAP_NS))
             if are_late and polls % POLLS_PER_LOOK == 0:
                 status = u64(u64(load_u64(params + u64(p_words))) + u64(control.STATUS))
                 if since == u64(0):

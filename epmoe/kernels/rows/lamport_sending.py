@@ -17,13 +17,12 @@ from .lamport import NOTHING, PART
 from .row_copy import VECTOR, copy_to_lanes
 from .substitutes import substitute, with_words
 
-TENTHS_SENDING = 5      # of the blocks but the clerk
-ALL_RECEIVE = False     # whether blocks that have sent all that they have receive as well
+TENTHS_SENDING = 3      # of the blocks but the clerk
 
 
 def _blocks():
     """Device functions (sends, senders, receives, receivers): whether this block does so, and how many do."""
-    tenths, all_receive = TENTHS_SENDING, ALL_RECEIVE
+    tenths = TENTHS_SENDING
 
     @device_fn
     def senders():
@@ -35,13 +34,13 @@ def _blocks():
 
     @device_fn
     def receives():
-        return all_receive or not sends() or senders() == grid_dim() - 1
+        return not sends() or senders() == grid_dim() - 1
 
     @device_fn
     def receivers():
         """(this block's number among those that receive, how many there are)."""
         first = senders()
-        if all_receive or first == grid_dim() - 1:
+        if first == grid_dim() - 1:             # a single block does both
             first = i32(0)
         return i32(block_idx() - first), i32(grid_dim() - 1 - first)
 

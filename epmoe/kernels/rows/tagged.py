@@ -32,12 +32,12 @@ def suit(shape):
     return not (shape.expert_major or shape.expands or shape.encode or by_world)
 
 
-def tags_for(shape, num_tokens, most=control.TAGGED_ROWS):
+def tags_for(shape, num_tokens):
     """RowsShape.tags of a kernel for a rank's tokens; with many this much more code would cost time.
 
     Not so in the simulator, whose ranks share a kernel, so that few and many tokens may meet.
     """
-    return most if suit(shape) and (SIM or num_tokens <= most) else 0
+    return control.TAGGED_ROWS if suit(shape) and (SIM or num_tokens <= control.TAGGED_ROWS) else 0
 
 
 def words_with(shape):

@@ -63,11 +63,10 @@ def pushing(shape, block, words, senders, fewest_parts=1):
     return push
 
 
-def reducing(shape, block, words, first_block):
+def reducing(shape, block, words):
     """Device function reduce(params, epoch, num_tokens, my_rank, notes): this warp's share of this rank's sums.
 
     A warp sums 32 vectors of a token, a lane one of them; over ranks ascending, from +0.0, rounded once.
-    first_block() -> the first of the blocks that do so.
     """
     ranks, row_bytes, n_meta, has_probs = shape.n_ranks, shape.row_bytes, shape.n_meta, shape.has_probs
     numbers, (_, _, _, received, _) = elements.make(shape.dtype), peers.sums(ranks)
@@ -168,9 +167,8 @@ def reducing(shape, block, words, first_block):
         x, ok = u64(load_u64(params + u64(p_x))), True
         if lane < ranks:
             rows = rows_at(place(params, my_rank, lane), epoch)
-        first = first_block()
-        blocks = i32(grid_dim() - 1 - first)
-        unit, warps = i32(warp_id() * blocks + block_idx() - first), i32(n_warps() * blocks)
+        blocks = i32(grid_dim() - 1)
+        unit, warps = i32(warp_id() * blocks + block_idx()), i32(n_warps() * blocks)
         while ok and unit < num_tokens * n_pieces:
             token, row, at = i32(u32(unit) // u32(n_pieces)), i32(-1), u64(0)
             piece = i32(unit - token * n_pieces)
@@ -196,13 +194,8 @@ def make(shape, block, of_block, meeting, mark):
     if not shape.tags:
         return never
     words = tagged.make(shape, block, ROWS_COMBINE)
-    push, reduce = pushing(shape, block, words, _all_but_one_warp), reducing(shape, block, words, _from_the_first)
-    return combining(push, _every_block, reduce, _every_block, of_block, meeting, mark)
-
-
-@device_fn
-def _every_block():
-    return True
+    push, reduce = pushing(shape, block, words, _all_but_one_warp), reducing(shape, block, words)
+    return combining(push, reduce, of_block, meeting, mark)
 
 
 @device_fn
@@ -211,13 +204,8 @@ def _all_but_one_warp():
     return i32(grid_dim() - 1), i32(max(1, i32(n_warps() - 1)))
 
 
-@device_fn
-def _from_the_first():
-    return i32(0)
-
-
-def combining(push, pushes, reduce, reduces, of_block, meeting, mark):
-    """Device function combine() of make(), of blocks of which some push and some reduce: pushes(), reduces()."""
+def combining(push, reduce, of_block, meeting, mark):
+    """Device function combine() of make(): every block but the clerk pushes, and then reduces."""
     say_begun, end = of_block.say_begun, exchange.ending(of_block, meeting.await_notes, ROWS_COMBINE)
 
     @device_fn
@@ -227,12 +215,10 @@ def combining(push, pushes, reduce, reduces, of_block, meeting, mark):
         if roles.is_clerk():
             end(params, epoch, my_rank, notes)
         else:
-            if pushes():
-                push(params, epoch, my_rank, notes)
-                mark(params, stamps.SENT)
-            if reduces():
-                reduce(params, epoch, num_tokens, my_rank, notes)
-                mark(params, stamps.REDUCED)
+            push(params, epoch, my_rank, notes)
+            mark(params, stamps.SENT)
+            reduce(params, epoch, num_tokens, my_rank, notes)
+            mark(params, stamps.REDUCED)
         mark(params, stamps.LEFT)
 
     return combine
