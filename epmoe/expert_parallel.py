@@ -143,11 +143,11 @@ class ExpertParallel:
         """Send the experts' rows back to the ranks that their tokens came from, and reduce them by token.
 
         expert_outputs: combine_dtype (rows, hidden), the rows of d.output_tokens, exact or capacity many.
-        d: what the open dispatch returned, whole, trimmed() or numpy().
+        d: what the open dispatch returned, whole, trimmed() or numpy(); its src_info unchanged.
         router_weights: float32 (num_tokens, top_k), or a function (token, k, *router_weights_args) -> float32; None
-        leaves the rows unreduced. epilogue: a function (token, col, value, *epilogue_args) -> value, applied to the sum
-        rounded to the output type. Arguments of functions: numbers, or arrays of float32 or int32 with 1
-        or 2 axes (in host memory also bf16 and fp16, which are read as float32).
+        leaves the rows unreduced, on all ranks or on none. epilogue: a function (token, col, value, *epilogue_args)
+        -> value, applied to the sum rounded to the output type. Arguments of functions: numbers, or arrays of float32 or
+        int32 with 1 or 2 axes (in host memory also bf16 and fp16, which are read as float32).
         Returns combine_dtype (num_tokens, hidden), or (num_tokens, top_k, hidden) without router weights, in which
         slots of -1 are zero; out: the caller's array of that shape. The sum goes over slots 0, 1, ... by fma in
         float32, and is rounded once: nothing is free in it.

@@ -134,10 +134,10 @@ def taking(cfg, block):
     def take(params, flags, entry, wanted, first, place, is_own):
         none = (u32(0), u32(0), u32(0), u32(0))
         q0, q1, q2, q3, q4, q5, q6, q7 = none, none, none, none, none, none, none, none
-        late, polls, since, goes_on = u32(u32(wanted) >> u32(first) & u32(0xFF)), 0, u64(0), True
+        late, polls, since, ok = u32(u32(wanted) >> u32(first) & u32(0xFF)), 0, u64(0), True
         if not is_own:              # whose lane puts ABSENT back as soon as it has seen it
             late = u32(0)
-        while goes_on and any_lane(late != u32(0)):
+        while ok and late != u32(0):
             q0, q1, q2 = look0(late, q0, place, first), look1(late, q1, place, first), look2(late, q2, place, first)
             q3, q4, q5 = look3(late, q3, place, first), look4(late, q4, place, first), look5(late, q5, place, first)
             q6, q7 = look6(late, q6, place, first), look7(late, q7, place, first)
@@ -148,12 +148,14 @@ def taking(cfg, block):
             polls += 1
             if late != u32(0):
                 nanosleep(u32(NAP_NS))
-            if polls % POLLS_PER_LOOK == 0:
-                if since == u64(0):
-                    since = u64(globaltimer())
-                elif any_lane(late != u32(0) and has_to_end(params, since)):
-                    give_up(params, late, entry, first)
-                    goes_on = False
-        return q0, q1, q2, q3, q4, q5, q6, q7, goes_on
+                if polls % POLLS_PER_LOOK == 0:
+                    if since == u64(0):
+                        since = u64(globaltimer())
+                    elif has_to_end(params, since):
+                        ok = False
+        failed = any_lane(not ok)
+        if failed != 0:
+            give_up(params, late, entry, first)
+        return q0, q1, q2, q3, q4, q5, q6, q7, failed == 0
 
     return Taking(take, None)

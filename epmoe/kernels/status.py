@@ -114,7 +114,7 @@ def raise_if_bad_ids(words, cfg: EPConfig, rank: int):
 
 def _missing_rows(cfg, rank, index, sources):
     """index: an entry, (local expert, source rank), of which a row is missing, or -1."""
-    some = "all rows have come, but no word that the round has begun"
+    some = "no word that its combine has begun"
     if index >= 0:
         local_expert, source = divmod(index, cfg.n_src_ranks)
         some = f"rows of expert {source * cfg.n_local_experts + local_expert} are missing"

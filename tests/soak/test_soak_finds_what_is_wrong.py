@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from epmoe import EPConfig, EPValueError, LocalWorld
+from epmoe import DeadlockError, EPConfig, EPValueError, LaunchConfig, LocalWorld
 from epmoe.__main__ import main
 from epmoe.soak import hashing
 from epmoe.soak.soak import Soak
@@ -107,7 +107,8 @@ AFTER_DISPATCH = {
 def test_a_wrong_dispatch_is_found(what):
     spoil, says = AFTER_DISPATCH[what]
     number = busy_round(plain(CFG))
-    with Soak(CFG, LocalWorld(2, racecheck=False)) as soak:     # two tokens in one place are a race as well
+    launch = LaunchConfig(lamport_combine=False)    # whose signals come, whatever the rows' places are
+    with Soak(CFG, LocalWorld(2, racecheck=False), launch=launch) as soak:  # two tokens in one place are a race as well
         soak.fill(number)
         d = soak.dispatch(number)
         spoil(soak)
@@ -116,6 +117,17 @@ def test_a_wrong_dispatch_is_found(what):
         soak.combine(number, d)
     assert found[0].errors > 0 and found[1].errors == 0
     assert found[0].first.startswith(f"rank 0, round {number}: ") and says in found[0].first
+
+
+@pytest.mark.parametrize("what", ["a slot", "a row twice"])
+def test_a_combine_without_signals_waits_for_the_row_that_such_a_dispatch_loses(what):
+    with Soak(CFG, LocalWorld(2, racecheck=False)) as soak:
+        number = busy_round(plain(CFG))
+        soak.fill(number)
+        d = soak.dispatch(number)
+        AFTER_DISPATCH[what][0](soak)
+        with pytest.raises(DeadlockError, match=r"spins on combine_lamport_buf\[token \d, k \d, word \d\] of rank"):
+            soak.combine(number, d)
 
 
 def test_a_wrong_bit_of_combine_is_found():
