@@ -8,7 +8,7 @@ AGREE = ("a thread needs nothing of what the block's others waited for: rows are
          "that end() resets are of the call before or of the next one. The barrier makes the block agree when a wait "
          "of one thread has expired; without it the call's number moves on, but FAILED keeps every later launch from "
          "beginning until reset() has put all words back")
-PUT_BACK = ("only lanes of this warp read the word while its lane 0 puts it back; who writes it next, two calls on, has "
+PUT_BACK = ("nobody but this warp reads the word while one of its lanes puts it back; who writes it next, two calls on, has "
             "heard in the call between that this rank had begun that one, behind this launch")
 SWIGLU = "the kernel reads only what an earlier launch wrote; the expert outputs are its input"
 
@@ -35,6 +35,9 @@ HARMLESS = {
     "rows/tagged_combine.py reducing.sum_piece: load16 -> load16_nc": INPUT + ": the expert outputs given to combine",
     "rows/lamport_sending.py make.take: st_relaxed_sys_u64 -> st_relaxed_gpu_u64": PUT_BACK,
     "rows/lamport_sending.py make.take: st_relaxed_sys_u64 -> st_relaxed_cta_u64": PUT_BACK,
+    "rows/lamport.py _put_word_back: st_relaxed_sys_u64 -> st_relaxed_gpu_u64": PUT_BACK,
+    "rows/lamport.py _put_word_back: st_relaxed_sys_u64 -> st_relaxed_cta_u64": PUT_BACK,
+    "rows/lamport.py _put_word_back: st_relaxed_sys_u64 -> store_u64": PUT_BACK,
     "rows/layout.py make.look_at_few: own[token] = i32(-1) -> nothing":
         "numbers are used by blocks that have a token of their own, and number_few writes those",
     "rows/records.py make.record_counts: store_i32(info + u64(4 * PADDED_ROWS), i32(0)) -> nothing":
