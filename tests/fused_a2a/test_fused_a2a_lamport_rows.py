@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from against_reference import equal_rows
+from against_reference import equal_rows, expect_bad_ids_told
 from rows_group import BF16, FP16, FP32, assert_same, group_of, host, routing, tokens
 from test_fused_a2a_races import absent_rank
 
@@ -132,15 +132,7 @@ def test_scales_go_with_rows():
 
 
 def test_bad_ids_are_told(monkeypatch):
-    group, rng = group_of(2), np.random.default_rng(9)
-    ids, probs = routing(rng, (FEW, 1), 4, 3, dropped=0)
-    bad, clean = [a.copy() for a in ids], [a.copy() for a in ids]
-    bad[0][1, 2], clean[0][1, 2] = 7, -1
-    monkeypatch.setattr("epmoe.fused_a2a.arguments._check_ids", lambda rank, ids, num_experts: None)
-    x = tokens(rng, (FEW, 1), 8)
-    with pytest.raises(ValueError, match=r"rank 0: token_indices\[1, 2\] is 7; 1 ids outside .* 0 repeated"):
-        fused_a2a.fused_dispatch(x, bad, probs, 4, group)
-    equal_rows(group, RowsWorld(x, clean, probs, 4), rng)
+    expect_bad_ids_told(monkeypatch, np.random.default_rng(9), FEW)
 
 
 def test_a_rank_that_does_not_come_is_named_and_nothing_of_what_others_sent_is_left(monkeypatch):
