@@ -58,7 +58,8 @@ def _present(word):
 
 
 @device_fn
-def _is_absent(q):
+def is_absent(q):
+    """Whether a word of a vector has not come."""
     return q[0] == u32(ABSENT) or q[1] == u32(ABSENT) or q[2] == u32(ABSENT) or q[3] == u32(ABSENT)
 
 
@@ -103,7 +104,7 @@ def taking(cfg, block):
         @device_fn
         def come(late, q, place, first):
             if j < top_k:
-                if u32(late) & u32(bit) != u32(0) and not _is_absent(q):
+                if u32(late) & u32(bit) != u32(0) and not is_absent(q):
                     late = u32(late & u32(~bit & 0xFF))
                     store16(place + u64(first + j) * u64(bytes_a_row), u32(ABSENT), u32(ABSENT), u32(ABSENT),
                             u32(ABSENT))

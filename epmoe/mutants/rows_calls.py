@@ -9,12 +9,12 @@ from epmoe_ref import fused_a2a as reference
 
 from epmoe.fused_a2a import hybrid, rows
 from epmoe.host.arrays import to_numpy
+from epmoe.layout import ABSENT
 from epmoe.mutants import rows_bad_ids
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 E4M3, GROUP = np.dtype(ml_dtypes.float8_e4m3fn), 128
 ABSORBING = 2.0**14, -(2.0**14), 2.0**-12       # sums of them in another order differ
-FEW = 2                   # tokens that travel as tagged rows
 DISPATCHES = 2            # of rows_calls, that are given ids
 
 
@@ -42,12 +42,14 @@ class Inputs:
             a[:, 5] = self.rng.choice(ABSORBING, len(a))
         return [a.astype(dtype) for a in out]
 
-    def tokens(self):
-        """What is dispatched."""
+    def tokens(self, columns=0):
+        """What is dispatched; columns: other than the world's."""
+        values = self.rows(self.world.tokens, E4M3 if self.world.pairs else BF16, columns or None)
+        for a in values:
+            a.view(np.uint32)[1::2, 3] = ABSENT     # a word that rows without signals have another one for
         if not self.world.pairs:
-            return self.rows(self.world.tokens)
-        return list(zip(self.rows(self.world.tokens, E4M3), self.rows(self.world.tokens, np.float32,
-                                                                      self.world.hidden // GROUP)))
+            return values
+        return list(zip(values, self.rows(self.world.tokens, np.float32, self.world.hidden // GROUP)))
 
     def turned(self, of_ranks, number):
         """Another routing of as many rows: each token has that of the one before it, `number` times."""
@@ -74,9 +76,11 @@ def rows_calls(world, make, functions, in_flight):
         others += [cached(handle, x[3]) for _ in range(world.combines)]
         others += [sums(handle, x[0], probs) for _ in range(world.combines)]
         for _ in range(3 * world.between):
-            few = [[a[:FEW] for a in of_ranks] for of_ranks in given[0]]
+            few = [[_cut(a, world.few) for a in of_ranks] for of_ranks in (make.tokens(world.wide), *given[0][1:])]
             rows_of = [sum((ids // world.local == r).any(axis=1).sum() for ids in few[1]) for r in range(world.n_ranks)]
             others += [counted[0](*few, rows_of), sums(handle, x[0], probs)]
+            if world.wide:                      # what they leave behind is of the next ones' parity
+                others += [counted[0](*given[1], n), sums(handle, x[0], probs)]
         if world.on_device:
             others += [counted[0](*arguments, n) for arguments in given]
     return [d for d, _ in dispatched], others

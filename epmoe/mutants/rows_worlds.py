@@ -108,6 +108,8 @@ ROWS_WORLDS = (
     RowsWorld("rows without signals, absent peer", "rows", tokens=(3, 4), absent=(1,)),
     RowsWorld("rows without signals, no room at first", "rows", tokens=(4, 3), shape=(6, 32), asks=True),
     RowsWorld("rows without signals, a rank with more", "rows", tokens=(3, 7), shape=(4, 32), slow=(1,)),
+    RowsWorld("rows without signals behind more", "rows", tokens=(4, 6), local=3, top_k=3, shape=(4, 32), few=4,
+              between=True, wide=32, slow=(0,)),
     RowsWorld("pairs without signals", "rows", tokens=(4, 2), hidden=128, pairs=True, on_device=True, full_heap=(1,)),
     RowsWorld("rows without signals of six ranks", "rows", tokens=(4, 0, 3, 0, 1, 2), top_k=9, hidden=8, shape=(3, 32),
               brief=True),

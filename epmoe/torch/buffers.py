@@ -1,21 +1,45 @@
 """The functions that give and take back a group's memory, also for process groups of torch.distributed."""
 
-from functools import wraps
-
 from epmoe import fused_a2a
 from epmoe.torch.process_group import world_of
 
 
-@wraps(fused_a2a.get_buffer)
-def get_buffer(group, hidden_bytes):
+def get_buffer(group, hidden_bytes: int):
+    """The Buffer of a group for fused_dispatch and fused_combine, made if there is none; one a world, until closed.
+
+    group: a process group of torch, or a world of epmoe. hidden_bytes [bytes]: of a row, as get_hidden_bytes tells, at
+    least 0; the Buffer remembers the most. Its memory grows when rows come that need more, on all ranks in the same
+    call. Collective: what is made is made on all ranks. Returns an epmoe.fused_a2a.Buffer, with reset() for after an
+    error and close(). Errors: EPValueError, UnavailableError, PeerTimeout. Source: the fused_a2a page;
+    epmoe.fused_a2a.get_buffer.
+    """
     return fused_a2a.get_buffer(world_of(group), hidden_bytes)
 
 
-@wraps(fused_a2a.init_hybrid_ep_buffer)
-def init_hybrid_ep_buffer(group, *arguments, **named):
-    fused_a2a.init_hybrid_ep_buffer(world_of(group), *arguments, **named)
+def init_hybrid_ep_buffer(group, hidden_dim, seq_len, num_local_experts, num_sms_dispatch_api, num_sms_combine_api,
+                          fp8_dispatch) -> None:
+    """Make the group's HybridEP buffer, for at most seq_len tokens a rank; collective. An earlier one is replaced.
+
+    group: as for get_buffer. hidden_dim: H, elements of a row, 2 bytes each. seq_len: the most tokens T of any rank.
+    num_local_experts: L, experts of a rank. All three are whole numbers from 1, the same on all ranks; larger ones in a
+    later call make the buffer grow, on all ranks in the same call. num_sms_dispatch_api, num_sms_combine_api: at least
+    1, or None; they are checked and not kept, since each hybrid_ep_dispatch is given its own. fp8_dispatch: True or
+    False, the same on all ranks; if True, which upstream refuses, hybrid_ep_dispatch takes bf16 [T, H] with H a
+    multiple of 128, and returns e4m3 [P, H] and scales float32 [P, H / 128], which carry no gradient. Without this call
+    hybrid_ep_dispatch makes a buffer, without FP8. What becomes of an earlier one's results, handles and graphs:
+    reset_hybrid_ep_buffer. Errors: EPValueError, UnavailableError, PeerTimeout. Source: the fused_a2a page;
+    epmoe.fused_a2a.init_hybrid_ep_buffer.
+    """
+    fused_a2a.init_hybrid_ep_buffer(world_of(group), hidden_dim, seq_len, num_local_experts, num_sms_dispatch_api,
+                                    num_sms_combine_api, fp8_dispatch)
 
 
-@wraps(fused_a2a.reset_hybrid_ep_buffer)
-def reset_hybrid_ep_buffer(group=None):
+def reset_hybrid_ep_buffer(group=None) -> None:
+    """Give the HybridEP buffer of a group (None: of every group in this process) back, if there is one; collective.
+
+    group: as for get_buffer. The host waits for calls that still run. Results and handles stay good; CUDA graphs that
+    captured calls on this buffer must not be replayed any more. The next hybrid_ep_dispatch makes a new one, without
+    FP8. Errors: PeerTimeout; a process group that no call has had before first becomes a world, with get_buffer's
+    errors. Source: epmoe.fused_a2a.reset_hybrid_ep_buffer.
+    """
     fused_a2a.reset_hybrid_ep_buffer(world_of(group))

@@ -3,15 +3,14 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from absent_rank import rows_without_rank_1
 from against_reference import equal_rows, expect_bad_ids_told
 from rows_group import BF16, FP16, FP32, assert_same, group_of, host, routing, tokens
-from test_fused_a2a_races import absent_rank
 
 from epmoe import fused_a2a
 from epmoe.fused_a2a import buffers, rows as rows_calls
 from epmoe.kernels.rows.control import LAMPORT_ROWS, TAGGED_ROWS
 from epmoe_ref import fused_a2a as reference
-from epmoe_ref.errors import PeerTimeout
 from epmoe_ref.strategies import RowsWorld
 
 FEW = LAMPORT_ROWS
@@ -136,25 +135,9 @@ def test_bad_ids_are_told(monkeypatch):
 
 
 def test_a_rank_that_does_not_come_is_named_and_nothing_of_what_others_sent_is_left(monkeypatch):
-    group, rng = group_of(3, timeout=0.01, expire_waits=True), np.random.default_rng(10)
-    num_tokens = (3, FEW, 1)
-    ids, probs = routing(rng, num_tokens, 6, 6, dropped=0)
-    world = RowsWorld(tokens(rng, num_tokens, 8), ids, probs, 6)
-    _, handle = equal_rows(group, world, rng)
-    buffer = fused_a2a.get_buffer(group, 0)
-    late = r"rank 0, {}: source rank 1 did not begin the call; gave up after timeout=0.01 s"
-    with monkeypatch.context() as patch:
-        absent_rank(group, 1, patch)
-        with pytest.raises(PeerTimeout, match=late.format("dispatch of rows")):
-            fused_a2a.fused_dispatch(world.x, ids, probs, 6, group)
-        buffer.reset()
-        expect_nothing_left(group)
-        with pytest.raises(PeerTimeout, match=late.format("combine of rows")):
-            fused_a2a.fused_combine(tokens(rng, handle.num_rows, 8), group, handle)
-        buffer.reset()
-        with pytest.raises(PeerTimeout, match=late.format("dispatch of rows")):
-            rows_calls.cached_dispatch(buffer, "x", world.x, handle)
-        buffer.reset()
-    for _ in range(2):
-        equal_rows(group, RowsWorld(tokens(rng, num_tokens, 8), ids, probs, 6), rng)
-    expect_nothing_left(group)
+    with rows_without_rank_1(monkeypatch, 10, (3, FEW, 1)) as calls:
+        calls.dispatch()
+        expect_nothing_left(calls.group)
+        calls.combine()
+        calls.cached_dispatch()
+    expect_nothing_left(calls.group)

@@ -3,13 +3,11 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from absent_rank import rows_without_rank_1
 from against_reference import equal_rows, expect_bad_ids_told
 from rows_group import BF16, FP16, FP32, group_of, routing, tokens
-from test_fused_a2a_races import absent_rank
 
-from epmoe import fused_a2a
 from epmoe.kernels.rows.control import TAGGED_ROWS
-from epmoe_ref.errors import PeerTimeout
 from epmoe_ref.strategies import RowsWorld
 
 FEW = TAGGED_ROWS
@@ -56,19 +54,6 @@ def test_bad_ids_are_told(monkeypatch):
 
 def test_a_rank_that_does_not_come_is_named_and_its_words_come_too_late_for_nobody(monkeypatch):
     """After reset() the numbers of calls begin again; words of the calls before it must not be taken for new ones."""
-    group, rng = group_of(3, timeout=0.01, expire_waits=True), np.random.default_rng(7)
-    ids, probs = routing(rng, (1, FEW, 1), 6, 6, dropped=0)
-    world = RowsWorld(tokens(rng, (1, FEW, 1), 8), ids, probs, 6)
-    _, handle = equal_rows(group, world, rng)
-    buffer = fused_a2a.get_buffer(group, 0)
-    late = r"rank 0, {}: source rank 1 did not begin the call; gave up after timeout=0.01 s"
-    with monkeypatch.context() as patch:
-        absent_rank(group, 1, patch)
-        with pytest.raises(PeerTimeout, match=late.format("dispatch of rows")):
-            fused_a2a.fused_dispatch(world.x, ids, probs, 6, group)
-        buffer.reset()
-        with pytest.raises(PeerTimeout, match=late.format("combine of rows")):
-            fused_a2a.fused_combine(tokens(rng, handle.num_rows, 8), group, handle)
-        buffer.reset()
-    for _ in range(2):
-        equal_rows(group, RowsWorld(tokens(rng, (1, FEW, 1), 8), ids, probs, 6), rng)
+    with rows_without_rank_1(monkeypatch, 7, (1, FEW, 1)) as calls:
+        calls.dispatch()
+        calls.combine()

@@ -1,7 +1,7 @@
 """Expanding rows while they arrive: each part of a row, when its flag is up, to the rows of its experts."""
 
 from epmoe.device import (SIM, ballot, block_idx, device_fn, ffs, grid_dim, i32, lane_id, load_u64, n_warps, shfl_idx,
-                          shfl_up, st_release_gpu_i32, syncthreads_or, syncwarp, thread_idx, u32, u64,
+                          st_release_gpu_i32, syncthreads_or, syncwarp, thread_idx, u32, u64,
                           warp_broadcast_i32, warp_id)
 
 from ..spin import wait_for_own_blocks
@@ -56,9 +56,7 @@ def make(shape, block, flags):
         lane = i32(lane_id())
         clear_share(params, lane)
         ends = received(notes, my_rank)
-        before = i32(shfl_up(ends, 1))
-        if lane == 0:
-            before = i32(0)
+        before = peers.of_lane_before(ends)
         n_parts = count_parts(notes)
         n_units = i32(row_flags.largest(i32(ends - before)) * ranks * n_parts)
         at_once = i32(max(1, min(AT_ONCE, i32(u32(n_units) // u32(i32(n_warps() * grid_dim()))))))

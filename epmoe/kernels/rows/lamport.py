@@ -17,16 +17,14 @@ its own that says what stands for ABSENT in it: a number that this part does not
 
 from types import SimpleNamespace
 
-from epmoe.device import (SIM, any_lane, device_fn, globaltimer, i32, ld_relaxed_sys_u64, load16_relaxed_sys, load_u64,
-                          st_relaxed_sys_u64, store16_relaxed_sys, u32, u64)
+from epmoe.device import (SIM, device_fn, load16_relaxed_sys, load_u64, st_relaxed_sys_u64, store16_relaxed_sys, u32,
+                          u64)
 from epmoe.layout import ABSENT
 
 from .. import lamport
-from ..spin import POLLS_PER_LOOK, gives_up
-from ..status import record_expired
-from . import control, tagged
+from ..lamport import is_absent
+from . import control, tagged, takes
 from .row_copy import BATCH, VECTOR, copy_to_lanes
-from .status import FOR_WINDOW
 from .tagged import WORD
 
 PART = BATCH            # vectors of a row that have a substitute for ABSENT in common
@@ -63,13 +61,7 @@ def bytes_for(shape):
 
 
 @device_fn
-def is_absent(q):
-    """Whether a word of a vector has not come."""
-    return q[0] == u32(ABSENT) or q[1] == u32(ABSENT) or q[2] == u32(ABSENT) or q[3] == u32(ABSENT)
-
-
-@device_fn
-def _empty(at):
+def _empty(at, tag):
     """What is known of a vector before the first look: nothing has come, or, without an address, nothing has to."""
     w = u32(0)
     if at != u64(0):
@@ -78,10 +70,15 @@ def _empty(at):
 
 
 @device_fn
-def _look(at, q):
+def _look(at, q, tag):
     if is_absent(q):
         q = load16_relaxed_sys(at)
     return q
+
+
+@device_fn
+def _is_late(q, tag):
+    return is_absent(q)
 
 
 @device_fn
@@ -96,53 +93,21 @@ def _put_word_back(at):
         st_relaxed_sys_u64(at, u64(NOTHING))
 
 
-@device_fn
-def _first_late(a, b, c):
-    n = i32(3)
-    if is_absent(c):
-        n = i32(2)
-    if is_absent(b):
-        n = i32(1)
-    if is_absent(a):
-        n = i32(0)
-    return n
-
-
 def _taking(block, phase):
-    """Device function take(params, epoch, source, step, word, p, q, r, s) -> (whether all came, word, four vectors).
-
-    By a whole warp: each lane waits for the vectors at its own four addresses, 0 for none, asked for together, and puts
-    ABSENT back. word: address of a tagged word that all lanes wait for besides, 0 for none; it is left there. source:
-    the rank that writes the first vector; each further one is that of the rank `step` behind.
-    """
-    p_words, p_timeout = block.offset("words"), block.offset("timeout_ns")
+    """Device function take_part: that of takes.py, of vectors, which puts ABSENT back; the word is left there."""
+    wait = takes.of_four(block, phase, _empty, _look, _is_late)
 
     @device_fn
-    def take(params, epoch, source, step, word, p, q, r, s):
-        tag, ok, are_late, polls, since = u64(u64(epoch) << u64(32)), True, True, 0, u64(0)
-        a, b, c, d, w = _empty(p), _empty(q), _empty(r), _empty(s), u64(tag)
-        while ok and are_late:
-            if word != u64(0):
-                w = u64(ld_relaxed_sys_u64(word))
-            a, b, c, d = _look(p, a), _look(q, b), _look(r, c), _look(s, d)
-            are_late = is_absent(a) or is_absent(b) or is_absent(c) or is_absent(d) or u32(w >> u64(32)) != u32(epoch)
-            polls += 1
-            if are_late and polls % POLLS_PER_LOOK == 0:
-                status = u64(u64(load_u64(params + u64(p_words))) + u64(control.STATUS))
-                if since == u64(0):
-                    since = u64(globaltimer())
-                elif gives_up(status, since, u64(load_u64(params + u64(p_timeout)))):
-                    record_expired(status, phase, FOR_WINDOW, i32(source + step * _first_late(a, b, c)), i32(epoch), -1)
-                    ok = False
-        failed = any_lane(not ok)
-        if failed == 0:
+    def take_part(params, epoch, source, step, word, p, q, r, s):
+        ok, data, a, b, c, d = wait(params, epoch, source, step, word, p, q, r, s)
+        if ok:
             _put_back(p)
             _put_back(q)
             _put_back(r)
             _put_back(s)
-        return failed == 0, u32(w), a, b, c, d
+        return ok, data, a, b, c, d
 
-    return take
+    return take_part
 
 
 def make(shape, block, phase):

@@ -7,10 +7,9 @@ rows are received and not stored.
 
 from types import SimpleNamespace
 
-from epmoe.device import SIM, block_dim, device_fn, i32, load_i32, thread_idx, u32, u64, warp_broadcast_i32
+from epmoe.device import SIM, device_fn, i32, u32
 
-from .. import stamps
-from . import exchange, lamport_sending, peers, roles, tagged, tagged_sending, token_bits
+from . import lamport_sending, tagged, tagged_dispatch, tagged_sending, token_bits
 from .status import ROWS_DISPATCH
 
 
@@ -56,34 +55,12 @@ def resending(shape, block, of_block, meeting, mark):
     """
     if not shape.lamport:
         return _never_prepare, _no, _never_resend
-    ranks, say_begun, p_capacity = shape.n_ranks, of_block.say_begun, block.offset("capacity")
-    end = exchange.ending(of_block, meeting.await_notes, ROWS_DISPATCH)
-    sending = lamport_sending.make(shape, block, ROWS_DISPATCH, tagged_sending.in_handle(ranks))
-    prepare, send, receive = sending.prepare, sending.send, sending.receive
-    prepare_first, prepared_by_now = (_never_prepare, _prepared_late(prepare)) if shape.tags else (prepare, _prepared)
-    (_, _, _, received, _), goes_this_way = peers.sums(ranks), tagged.all_few(shape, shape.lamport, told=False)
-
-    @device_fn
-    def resend(params, epoch, num_tokens, my_rank, x, row_of, notes, given):
-        if thread_idx() == block_dim() - 1:
-            say_begun(params)
-        if roles.is_clerk():
-            end(params, epoch, my_rank, notes)
-        else:
-            prepared = prepared_by_now(params, num_tokens, my_rank, x, given)
-            n_rows = i32(warp_broadcast_i32(received(notes, my_rank), i32(ranks - 1)))
-            has_it = n_rows <= i32(load_i32(params + u64(p_capacity)))
-            send(params, epoch, num_tokens, my_rank, x, row_of, prepared)
-            mark(params, stamps.SENT)
-            receive(params, epoch, num_tokens, my_rank, x, row_of, notes, has_it, prepared)
-        mark(params, stamps.LEFT)
-
-    return prepare_first, goes_this_way, resend
-
-
-@device_fn
-def _prepared(params, num_tokens, my_rank, x, prepared):
-    return prepared
+    sending = lamport_sending.make(shape, block, ROWS_DISPATCH, tagged_sending.in_handle(shape.n_ranks))
+    prepare, prepare_first, by_now = sending.prepare, sending.prepare, tagged_dispatch.prepared_before
+    if shape.tags:
+        prepare_first, by_now = _never_prepare, _prepared_late(prepare)
+    resend = tagged_dispatch.resender(shape, block, of_block, meeting, mark, by_now, sending.send, sending.receive)
+    return prepare_first, tagged.all_few(shape, shape.lamport, told=False), resend
 
 
 def _prepared_late(prepare):

@@ -7,7 +7,7 @@ rows of others are on their way.
 
 from types import SimpleNamespace
 
-from epmoe.device import (ballot, block_idx, device_fn, ffs, grid_dim, i32, lane_id, load_u64, n_warps, shfl_up,
+from epmoe.device import (ballot, block_idx, device_fn, ffs, grid_dim, i32, lane_id, n_warps,
                           st_relaxed_sys_u64, store16, store16_relaxed_sys, store_u64, u32, u64, warp_broadcast_i32,
                           warp_broadcast_u64, warp_id)
 from epmoe.layout import ABSENT
@@ -67,6 +67,7 @@ def make(shape, block, phase, number):
     look, send_more, receive_more = tagged_sending.more(shape, block, words)
     (_, _, _, received, _), home = peers.sums(ranks), tagged_sending.home_of(block)
     sends, senders, receives, receivers = _blocks()
+    at_vector = tagged_sending.or_none(vector_at)
 
     @device_fn
     def span(part):
@@ -157,13 +158,6 @@ def make(shape, block, phase, number):
             unit = i32(unit + step)
 
     @device_fn
-    def at_vector(at, vector, end):
-        place = u64(0)
-        if vector < end:
-            place = vector_at(at, vector)
-        return place
-
-    @device_fn
     def take(params, epoch, source, at, part, lane):
         """(whether a part came, its batch as it was sent), by a warp."""
         (a, b), word = span(part), part_at(at, part)
@@ -192,9 +186,7 @@ def make(shape, block, phase, number):
     def receive(params, epoch, num_tokens, my_rank, x, known, notes, has_room, prepared):
         _, _, batch = prepared
         lane, ends, rows, is_first = i32(lane_id()), received(notes, my_rank), u64(0), not sends()
-        before, to, (me, blocks) = i32(shfl_up(ends, 1)), home(params, my_rank, 0), receivers()
-        if lane == 0:
-            before = i32(0)
+        before, to, (me, blocks) = peers.of_lane_before(ends), home(params, my_rank, 0), receivers()
         if lane < ranks:
             rows = rows_at(place_of(params, my_rank, lane), epoch)
         here, n_own, ok = i32(ends - before), i32(num_tokens * units), receives()

@@ -3,9 +3,18 @@
 All from the notes of a call, a shared array: the counts of rows [source, target] in them are known to all ranks.
 """
 
-from epmoe.device import all_lanes, device_fn, i32, lane_id, load_u64, u32, u64, warp_inclusive_sum_i32
+from epmoe.device import all_lanes, device_fn, i32, lane_id, load_u64, shfl_up, u32, u64, warp_inclusive_sum_i32
 
 from . import control
+
+
+@device_fn
+def of_lane_before(n):
+    """What the lane before has, 0 in lane 0."""
+    before = i32(shfl_up(n, 1))
+    if lane_id() == 0:
+        before = i32(0)
+    return before
 
 
 def place_in(block, n_ranks):

@@ -1,7 +1,7 @@
 """Pushing rows back to the ranks that their tokens came from; expert-major rows are summed over local experts first."""
 
 from epmoe.device import (SIM, ballot, block_idx, device_fn, fence_acq_rel_sys, ffs, grid_dim, i32, lane_id, load16,
-                          load_i32, load_u32, load_u64, n_warps, red_add_relaxed_gpu_i32, shfl_idx, shfl_up, store16,
+                          load_i32, load_u32, load_u64, n_warps, red_add_relaxed_gpu_i32, shfl_idx, store16,
                           store_u32, syncthreads, syncwarp, u32, u64, warp_broadcast_i32, warp_broadcast_u64, warp_id)
 
 from .. import elements
@@ -162,9 +162,7 @@ def make(shape, block, flags, few):
     def push(params, epoch, my_rank, notes, are_few):
         lane, x = i32(lane_id()), u64(load_u64(params + u64(p_x)))
         ends, first_row = received(notes, my_rank), returned_before_me(notes, my_rank)
-        before, rows_at, probs_at = i32(shfl_up(ends, 1)), u64(0), u64(0)
-        if lane == 0:
-            before = i32(0)
+        before, rows_at, probs_at = peers.of_lane_before(ends), u64(0), u64(0)
         if are_few:
             first_row = i32(0)
             if lane < ranks:

@@ -3,7 +3,7 @@
 from epmoe.device import any_lane, device_fn, u32
 from epmoe.layout import ABSENT
 
-from .lamport import is_absent
+from ..lamport import is_absent
 
 
 @device_fn

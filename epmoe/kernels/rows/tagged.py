@@ -12,12 +12,10 @@ without asking, as windows.py explains.
 
 from types import SimpleNamespace
 
-from epmoe.device import (SIM, all_lanes, any_lane, device_fn, ffs, globaltimer, i32, lane_id, ld_relaxed_sys_u64,
-                          load_u64, st_relaxed_sys_u64, u32, u64, warp_broadcast_u64)
+from epmoe.device import (SIM, all_lanes, device_fn, ffs, i32, lane_id, ld_relaxed_sys_u64, load_u64,
+                          st_relaxed_sys_u64, u32, u64, warp_broadcast_u64)
 
-from ..spin import POLLS_PER_LOOK, gives_up
-from ..status import record_expired
-from . import control, waits
+from . import control, takes, waits
 from .row_copy import VECTOR, rotated
 from .status import FOR_WINDOW
 
@@ -62,7 +60,7 @@ def bytes_for(shape):
 def _of_vectors():
     """For _taking: the words of vectors, and the vectors."""
     @device_fn
-    def look(at, tag):
+    def look(at, known, tag):
         a, b, c, d = u64(tag), u64(tag), u64(tag), u64(tag)
         if at != u64(0):
             a, b = u64(ld_relaxed_sys_u64(at)), u64(ld_relaxed_sys_u64(at + u64(A_QUARTER)))
@@ -70,87 +68,52 @@ def _of_vectors():
         return a, b, c, d
 
     @device_fn
-    def differ(w, tag):
-        return u64(u64(u64(w[0] ^ tag) | u64(w[1] ^ tag)) | u64(u64(w[2] ^ tag) | u64(w[3] ^ tag)))
+    def is_late(w, tag):
+        return u64(u64(u64(w[0] ^ tag) | u64(w[1] ^ tag)) | u64(u64(w[2] ^ tag) | u64(w[3] ^ tag))) >> u64(32) != u64(0)
 
     @device_fn
     def value_of(w):
         return u32(w[0]), u32(w[1]), u32(w[2]), u32(w[3])
 
     @device_fn
-    def none():
+    def empty(at, tag):
         return u64(0), u64(0), u64(0), u64(0)
 
-    return none, look, differ, value_of
+    return value_of, empty, look, is_late
 
 
 def _of_words():
     """For _taking: single words, and their data."""
     @device_fn
-    def look(at, tag):
+    def look(at, known, tag):
         w = u64(tag)
         if at != u64(0):
             w = u64(ld_relaxed_sys_u64(at))
         return w
 
     @device_fn
-    def differ(w, tag):
-        return u64(w ^ tag)
+    def is_late(w, tag):
+        return u64(w ^ tag) >> u64(32) != u64(0)
 
     @device_fn
     def value_of(w):
         return u32(w)
 
     @device_fn
-    def none():
+    def empty(at, tag):
         return u64(0)
 
-    return none, look, differ, value_of
+    return value_of, empty, look, is_late
 
 
-def _taking(block, phase, none, look, differ, value_of):
-    """Device function (params, epoch, source, step, p, q, r, s) -> (whether they came, four values), by a whole warp.
-
-    Each lane waits for what lies at its own four addresses, 0 for none, asked for together. source: the rank that
-    writes the first one; each further one is that of the rank `step` behind. none(): words to begin with. look(at,
-    tag): the words there, words of this call if there is no address; differ(words, tag): not 0 in the upper half if one
-    is of another call.
-    """
-    p_words, p_timeout = block.offset("words"), block.offset("timeout_ns")
-
-    @device_fn
-    def is_late(w, tag):
-        return u64(differ(w, tag)) >> u64(32) != u64(0)
-
-    @device_fn
-    def first_late(a, b, c, tag):
-        n = i32(3)
-        if is_late(c, tag):
-            n = i32(2)
-        if is_late(b, tag):
-            n = i32(1)
-        if is_late(a, tag):
-            n = i32(0)
-        return n
+def _taking(block, phase, value_of, *of_words):
+    """Device function take(params, epoch, source, step, p, q, r, s) -> (whether they came, four): as of takes.py."""
+    wait = takes.of_four(block, phase, *of_words)
 
     @device_fn
     def take(params, epoch, source, step, p, q, r, s):
-        tag, ok, are_late, polls, since = u64(u64(epoch) << u64(32)), True, True, 0, u64(0)
-        a, b, c, d = none(), none(), none(), none()
-        while ok and are_late:
-            a, b, c, d = look(p, tag), look(q, tag), look(r, tag), look(s, tag)
-            are_late = is_late(a, tag) or is_late(b, tag) or is_late(c, tag) or is_late(d, tag)
-            polls += 1
-            if are_late and polls % POLLS_PER_LOOK == 0:
-                status = u64(u64(load_u64(params + u64(p_words))) + u64(control.STATUS))
-                if since == u64(0):
-                    since = u64(globaltimer())
-                elif gives_up(status, since, u64(load_u64(params + u64(p_timeout)))):
-                    record_expired(status, phase, FOR_WINDOW, i32(source + step * first_late(a, b, c, tag)), i32(epoch),
-                                   -1)
-                    ok = False
-        failed = any_lane(not ok)
-        return failed == 0, value_of(a), value_of(b), value_of(c), value_of(d)
+        ok, _, a, b, c, d = wait(params, epoch, source, step, u64(0), p, q, r, s)
+        return ok, value_of(a), value_of(b), value_of(c), value_of(d)
 
     return take
 

@@ -4,7 +4,7 @@ In tagged words (tagged.py), or as Lamport rows (lamport.py): `words` is what ei
 """
 
 from epmoe.device import (add_rn, block_dim, block_idx, device_fn, f32, f32_as_u32, grid_dim, i32, lane_id,
-                          load16, load_i32, load_u32, load_u64, n_warps, shfl_up, store16, store_u32, thread_idx, u32,
+                          load16, load_i32, load_u32, load_u64, n_warps, store16, store_u32, thread_idx, u32,
                           u32_as_f32, u64, warp_broadcast_i32, warp_broadcast_u64, warp_id)
 
 from .. import elements, stamps
@@ -30,9 +30,7 @@ def pushing(shape, block, words, senders, fewest_parts=1):
     @device_fn
     def push(params, epoch, my_rank, notes):
         lane, rows, ends = i32(lane_id()), u64(0), received(notes, my_rank)
-        before = i32(shfl_up(ends, 1))
-        if lane == 0:
-            before = i32(0)
+        before = peers.of_lane_before(ends)
         if lane < ranks:
             rows = rows_at(place(params, lane, my_rank), epoch)
         here, x, (blocks, of_block) = i32(ends - before), u64(load_u64(params + u64(p_x))), senders()
@@ -160,9 +158,7 @@ def reducing(shape, block, words):
     @device_fn
     def reduce(params, epoch, num_tokens, my_rank, notes):
         lane, rows, ends = i32(lane_id()), u64(0), received(notes, my_rank)
-        before = i32(shfl_up(ends, 1))
-        if lane == 0:
-            before = i32(0)
+        before = peers.of_lane_before(ends)
         row_of, out = u64(load_u64(params + u64(p_rows))), u64(load_u64(params + u64(p_out)))
         x, ok = u64(load_u64(params + u64(p_x))), True
         if lane < ranks:

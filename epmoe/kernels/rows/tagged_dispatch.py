@@ -104,28 +104,50 @@ def resending(shape, block, of_block, meeting, mark):
     """
     if not shape.tags:
         return _never_prepare, _never_goes, _never_resend
-    ranks, say_begun, p_capacity = shape.n_ranks, of_block.say_begun, block.offset("capacity")
-    end = exchange.ending(of_block, meeting.await_notes, ROWS_DISPATCH)
-    sending = tagged_sending.make(shape, block, ROWS_DISPATCH, tagged_sending.in_handle(ranks), is_looked_up=True)
-    send, receive, prepare = sending.send, sending.receive, sending.prepare
-    (_, _, _, received, _), goes_this_way = peers.sums(ranks), tagged.all_few(shape, shape.tags, told=False)
+    in_handle = tagged_sending.in_handle(shape.n_ranks)
+    sending = tagged_sending.make(shape, block, ROWS_DISPATCH, in_handle, is_looked_up=True)
+    receive_rows = sending.receive
 
     @device_fn
-    def resend(params, epoch, num_tokens, my_rank, x, row_of, notes, prepared):
+    def receive(params, epoch, num_tokens, my_rank, x, row_of, notes, has_room, prepared):
+        if has_room:
+            receive_rows(params, epoch, my_rank, notes)
+
+    resend = resender(shape, block, of_block, meeting, mark, prepared_before, sending.send, receive)
+    return sending.prepare, tagged.all_few(shape, shape.tags, told=False), resend
+
+
+def resender(shape, block, of_block, meeting, mark, prepared_by_now, send, receive):
+    """Device function resend() of resending(), of rows that say themselves that they have come.
+
+    prepared_by_now(params, num_tokens, my_rank, x, prepared) -> what send() takes; send() and receive(): as those of
+    lamport_sending.py, of no block that is the clerk.
+    """
+    ranks, say_begun, p_capacity = shape.n_ranks, of_block.say_begun, block.offset("capacity")
+    end, (_, _, _, received, _) = exchange.ending(of_block, meeting.await_notes, ROWS_DISPATCH), peers.sums(ranks)
+
+    @device_fn
+    def resend(params, epoch, num_tokens, my_rank, x, row_of, notes, given):
         if thread_idx() == block_dim() - 1:
             say_begun(params)
         if roles.is_clerk():
             end(params, epoch, my_rank, notes)
         else:
+            prepared = prepared_by_now(params, num_tokens, my_rank, x, given)
             n_rows = i32(warp_broadcast_i32(received(notes, my_rank), i32(ranks - 1)))
-            has_it = n_rows <= i32(load_i32(params + u64(p_capacity)))
+            has_room = n_rows <= i32(load_i32(params + u64(p_capacity)))
             send(params, epoch, num_tokens, my_rank, x, row_of, prepared)
             mark(params, stamps.SENT)
-            if has_it:
-                receive(params, epoch, my_rank, notes)
+            receive(params, epoch, num_tokens, my_rank, x, row_of, notes, has_room, prepared)
         mark(params, stamps.LEFT)
 
-    return prepare, goes_this_way, resend
+    return resend
+
+
+@device_fn
+def prepared_before(params, num_tokens, my_rank, x, prepared):
+    """For resender(): what has been prepared before the first barrier."""
+    return prepared
 
 
 @device_fn

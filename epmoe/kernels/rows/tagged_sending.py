@@ -4,7 +4,7 @@
 from types import SimpleNamespace
 
 from epmoe.device import (any_lane, ballot, block_dim, block_idx, device_fn, ffs, grid_dim, i32, lane_id, load_i32,
-                          load_u32, load_u64, n_warps, popc, shared_add_i32, shfl_up, store_u32, store_u64,
+                          load_u32, load_u64, n_warps, popc, shared_add_i32, store_u32, store_u64,
                           syncthreads_or, thread_idx, u32, u64, warp_broadcast_i32, warp_broadcast_u64, warp_id)
 
 from . import companions, control, peers, roles, tagged
@@ -105,6 +105,18 @@ def more(shape, block, words):
     return look, send, receive
 
 
+def or_none(vector_at):
+    """Device function (row, vector, end) -> where a row has the vector, 0 for one behind the end."""
+    @device_fn
+    def at(row, vector, end):
+        place = u64(0)
+        if vector < end:
+            place = vector_at(row, vector)
+        return place
+
+    return at
+
+
 def home_of(block):
     """Device function (params, my_rank, index): address of this rank's array `index` of the call."""
     p_pools, p_places = block.offset("pool_ptrs"), block.offset("places")
@@ -130,6 +142,7 @@ def make(shape, block, phase, number, *, is_looked_up):
     ranks, row_bytes, words = shape.n_ranks, shape.row_bytes, tagged.make(shape, block, phase)
     place_of, rows_at, row_at, vector_at = words.place, words.rows_at, words.row_at, words.vector_at
     word_at, put_batch, take, take_word = words.word_at, words.put_batch, words.take, words.take_word
+    at_vector = or_none(vector_at)
     n_vectors, n_apart = row_bytes // VECTOR, int(sum(tagged.words_with(shape)) > 0)
     count_parts, part_span = parts(n_vectors)
     load_batch, store_batch, _ = copy_to_lanes(read_only=True)
@@ -194,18 +207,9 @@ def make(shape, block, phase, number, *, is_looked_up):
             unit, is_first = i32(unit + warps), False
 
     @device_fn
-    def vector_or_none(at, vector, end):
-        place = u64(0)
-        if vector < end:
-            place = vector_at(at, vector)
-        return place
-
-    @device_fn
     def receive(params, epoch, my_rank, notes):
         lane, ends, rows, x = i32(lane_id()), received(notes, my_rank), u64(0), home(params, my_rank, 0)
-        before = i32(shfl_up(ends, 1))
-        if lane == 0:
-            before = i32(0)
+        before = peers.of_lane_before(ends)
         if lane < ranks:
             rows = rows_at(place_of(params, my_rank, lane), epoch)
         n_rows, blocks = i32(warp_broadcast_i32(ends, i32(ranks - 1))), i32(grid_dim() - 1)
@@ -220,8 +224,8 @@ def make(shape, block, phase, number, *, is_looked_up):
             while ok and a < b:
                 one = i32(a + lane)
                 ok, e, f, g, h = take(
-                    params, epoch, source, i32(0), vector_or_none(at, one, b), vector_or_none(at, i32(one + 32), b),
-                    vector_or_none(at, i32(one + 64), b), vector_or_none(at, i32(one + 96), b))
+                    params, epoch, source, i32(0), at_vector(at, one, b), at_vector(at, i32(one + 32), b),
+                    at_vector(at, i32(one + 64), b), at_vector(at, i32(one + 96), b))
                 if ok:
                     store_batch((e, f, g, h), x + u64(row) * u64(row_bytes), u32(1), i32(0), a, b, lane)
                 a = i32(a + BATCH)
