@@ -6,12 +6,10 @@ p2p_world_size: 0 for one p2p world of all ranks, 1 for one a rank, with SHMEM b
 import re
 
 import pytest
-from mpirun import mpirun
+from mpirun import WITHOUT_SIGNALS, mpirun
 
 TIMEOUT, GRACE = 1.5, 2.0
 PHASES = {"start": "configuration", "dispatch": "dispatch_wait", "combine": "combine_wait", "leave": "leaving"}
-WITHOUT_SIGNALS = (r"nothing, or not all, from source rank (\d) "
-                   r"\((?:rows of expert \d+ are missing|no word that its combine has begun)\)")
 
 SLEEPING = ["dispatch_async", "dispatch_wait", "dispatch", "combine_async", "combine_wait", "combine"]
 CASES = [(how, phase, size) for how in ("return", "raise", "kill") for phase in PHASES for size in (0, 1)
