@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pytest
 
+from benchmarks.host_time import fixed_piece
 from case_table import OUT
 from epmoe import device
 from epmoe.device import (dynamic_shared, kernel, ld_acquire_sys_i32, shared_load_i32, shared_store_i32,
@@ -13,6 +14,8 @@ from epmoe.device.captures import CAPTURED
 from epmoe_ref.errors import EPError, EPValueError
 
 pytestmark = pytest.mark.gpu
+
+FAST_PIECE_S = 2.9e-6       # a fixed_piece() of many, on the CPU beside an H200 that nobody else keeps busy
 
 
 @kernel(max_threads=256)
@@ -162,13 +165,18 @@ def test_a_launch_costs_the_host_little(machine):
     a, stream = machine.alloc(4096, "a"), machine.stream()
     machine.launch(adds_one, 1, 32, (a.address, 0, 0), stream=stream)
     machine.synchronize()
-    costs = []
+
+    def seconds_of(call):
+        start = time.thread_time()          # other programs' turns on the cores are no part of it
+        for _ in range(50):
+            call()
+        return (time.thread_time() - start) / 50
+
+    costs, pieces = [], []
     for _ in range(20):
-        start = time.thread_time()      # other programs' turns on the cores are no part of it
-        for n in range(50):
-            machine.launch(adds_one, 1, 32, (a.address, n, 0), stream=stream)
-        costs.append((time.thread_time() - start) / 50)
+        costs.append(seconds_of(lambda: machine.launch(adds_one, 1, 32, (a.address, 1, 0), stream=stream)))
+        pieces.append(seconds_of(fixed_piece))
         machine.synchronize()
-    cost = min(costs)                       # the core's other half may be busy for a while
-    assert cost < 15e-6, "a launch costs %.1f us" % (cost * 1e6)
+    cost, slowness = np.median(costs), max(1, np.median(pieces) / FAST_PIECE_S)
+    assert cost < 15e-6 * slowness, f"{1e6 * cost:.1f} us, where all Python takes {slowness:.1f} times as long as usual"
     a.free()
