@@ -128,6 +128,8 @@ def init_hybrid_ep_buffer(group, hidden_dim, seq_len, num_local_experts, num_sms
 
 def reset_hybrid_ep_buffer(group=None) -> None:
     """Give the HybridEP buffer of a group (None: of all) back; collective. Later calls make one; handles stay good."""
+    if group is not None:
+        _expect_world(group)
     for key in [group] if group is not None else list(_hybrid_ep_buffer):
         buffer = _hybrid_ep_buffer.pop(key, None)
         if buffer is not None:

@@ -179,9 +179,11 @@ def test_a_closed_buffer_says_so():
         buffer.expect_open()
 
 
-def test_a_group_is_a_world():
+@pytest.mark.parametrize("function, more", [(fused_a2a.get_buffer, (16,)), (fused_a2a.reset_hybrid_ep_buffer, ()),
+                                            (fused_a2a.init_hybrid_ep_buffer, (8, 1, 1, None, None, False))])
+def test_a_group_is_a_world(function, more):
     with pytest.raises(EPValueError, match="group is a str; a world of epmoe is needed"):
-        fused_a2a.get_buffer("group", 16)
+        function("group", *more)
 
 
 @pytest.mark.parametrize("seed", range(3))
