@@ -72,9 +72,9 @@ class RowsWorld(SmallWorld):
     bad_ids: ids of rows that are no expert's, and repeated ones, as only device memory may hold them. absent: as in
     World. pairs: tokens are pairs of e4m3 values and scales. dtype: of what is summed first. from_expert: a rank's
     experts below it get nothing. trace: with stamps. stale: strong loads give older values, as long as they may. brief:
-    a call of each kind, and no more. between: combines, and dispatches of at most `few` tokens of a rank between them. wide:
-    those of so many columns, behind dispatches of all tokens. crowded: hybrid dispatches of more tokens than there is
-    room for, which no rank may send (results are not looked at).
+    a call of each kind, and no more. between: combines, and dispatches of at most `few` tokens of a rank between them.
+    wide: those of so many columns, behind dispatches of all tokens. crowded: hybrid dispatches of more tokens than
+    there is room for, which no rank may send (results are not looked at).
     """
 
     kind: str

@@ -39,7 +39,7 @@ def reset_hybrid_ep_buffer(group=None) -> None:
 
     group: as for get_buffer. The host waits for calls that still run. Results and handles stay good; CUDA graphs that
     captured calls on this buffer must not be replayed any more. The next hybrid_ep_dispatch makes a new one, without
-    FP8. Errors: PeerTimeout; a process group that no call has had before first becomes a world, with get_buffer's
-    errors. Source: epmoe.fused_a2a.reset_hybrid_ep_buffer.
+    FP8. A process group that no call has had before becomes a world first. Errors: EPValueError, UnavailableError,
+    PeerTimeout. Source: epmoe.fused_a2a.reset_hybrid_ep_buffer.
     """
     fused_a2a.reset_hybrid_ep_buffer(world_of(group))

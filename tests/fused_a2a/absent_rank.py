@@ -47,7 +47,9 @@ class CallsWithoutRank1:
 
     def dispatch(self):
         """fused_dispatch of the world."""
-        self._expect_named("dispatch of rows", fused_a2a.fused_dispatch, *vars(self._world).values(), self.group)
+        world = self._world
+        self._expect_named("dispatch of rows", fused_a2a.fused_dispatch, world.x, world.token_indices,
+                           world.token_probs, world.num_experts, self.group)
 
     def combine(self):
         """fused_combine of random rows."""

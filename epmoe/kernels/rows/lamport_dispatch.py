@@ -11,6 +11,7 @@ from epmoe.device import SIM, device_fn, i32, u32
 
 from . import lamport_sending, tagged, tagged_dispatch, tagged_sending, token_bits
 from .status import ROWS_DISPATCH
+from .tagged_dispatch import never_goes, never_resend
 
 
 def ahead(shape, block):
@@ -54,7 +55,7 @@ def resending(shape, block, of_block, meeting, mark):
     rows may go instead, it is these that are prepared before the first barrier.
     """
     if not shape.lamport:
-        return _never_prepare, _no, _never_resend
+        return _never_prepare, never_goes, never_resend
     sending = lamport_sending.make(shape, block, ROWS_DISPATCH, tagged_sending.in_handle(shape.n_ranks))
     prepare, prepare_first, by_now = sending.prepare, sending.prepare, tagged_dispatch.prepared_before
     if shape.tags:
@@ -69,11 +70,6 @@ def _prepared_late(prepare):
         return prepare(params, num_tokens, my_rank, x)
 
     return prepare_now
-
-
-@device_fn
-def _no(notes):
-    return False
 
 
 @device_fn
@@ -101,10 +97,5 @@ def _never_erase(params, epoch, num_tokens, my_rank, known, prepared):
     return
 
 
-@device_fn
-def _never_resend(params, epoch, num_tokens, my_rank, x, row_of, notes, prepared):
-    return
-
-
-_NEVER = SimpleNamespace(are_few=_no, nothing_known=_nothing, unprepared=_nothing, prepare=_never_prepare,
-                         send=_never_send, receive=_never_receive, erase=_never_erase, all_few=_no)
+_NEVER = SimpleNamespace(are_few=never_goes, nothing_known=_nothing, unprepared=_nothing, prepare=_never_prepare,
+                         send=_never_send, receive=_never_receive, erase=_never_erase, all_few=never_goes)

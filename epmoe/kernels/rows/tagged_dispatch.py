@@ -103,7 +103,7 @@ def resending(shape, block, of_block, meeting, mark):
     nothing that it waits for: the counts are known, and who has room for its own rows stores them.
     """
     if not shape.tags:
-        return _never_prepare, _never_goes, _never_resend
+        return _never_prepare, never_goes, never_resend
     in_handle = tagged_sending.in_handle(shape.n_ranks)
     sending = tagged_sending.make(shape, block, ROWS_DISPATCH, in_handle, is_looked_up=True)
     receive_rows = sending.receive
@@ -162,10 +162,12 @@ def _never_prepare(params, num_tokens, my_rank, x, row_of):
 
 
 @device_fn
-def _never_goes(notes):
+def never_goes(notes):
+    """Of kernels that no tokens are few for: whether a call goes this way."""
     return False
 
 
 @device_fn
-def _never_resend(params, epoch, num_tokens, my_rank, x, row_of, notes, prepared):
+def never_resend(params, epoch, num_tokens, my_rank, x, row_of, notes, prepared):
+    """And what would then be done."""
     return
