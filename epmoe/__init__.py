@@ -24,7 +24,7 @@ _HOME = {
     "ExpertParallel": "epmoe.expert_parallel",
     "Dispatched": "epmoe.host.dispatched",
     "DeviceArray": "epmoe.host.arrays",
-    "EPLocalSyncCounters": "epmoe.layout",
+    "EPLocalSyncCounters": "epmoe_ref.counters",
     "LaunchConfig": "epmoe.kernels",
     "dispatch_async_kernel": "epmoe.kernels",
     "dispatch_wait_kernel": "epmoe.kernels",

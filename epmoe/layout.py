@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 from epmoe_ref.config import MAX_GPUS_PER_NODE, EPConfig
+from epmoe_ref.counters import EPLocalSyncCounters
 
 REGION_ALIGNMENT = 256          # bytes
 MAX_FINITE = 2**64 - 1          # a recv_count word that says "not arrived"
@@ -121,11 +122,11 @@ def counter_regions(cfg: EPConfig) -> tuple[Region, ...]:
 
     Shapes show the words that are used. `reserved`, `finished`, A and B have one entry per (local expert, rank), which
     is the whole region except under skip_a2a; of C the first n_local_experts words are used. A's last axis is
-    (READY + end row, count).
+    (READY + end row, count). The offsets are written here once more, beside those of EPLocalSyncCounters, so that a
+    test can compare two independent readings of the page.
     """
-    counters = EPLocalSyncCounters(cfg.n_experts)
     local, ranks, n = cfg.n_local_experts, cfg.n_src_ranks, cfg.n_experts
-    send, wait = counters.get_dispatch_async_ptr(), counters.get_dispatch_wait_ptr()
+    send, wait, reduce = 0, 2 * n + MAX_GPUS_PER_NODE, 6 * n + MAX_GPUS_PER_NODE + 4
     by_source = ("local_expert", "src_rank")
     table = [
         ("reserved", send + RESERVED * n, (local, ranks), ("local_expert", "dst_rank")),
@@ -138,7 +139,7 @@ def counter_regions(cfg: EPConfig) -> tuple[Region, ...]:
         ("E", wait + REGION_D * n + 1, (1,), ("word",)),
         ("F", wait + REGION_D * n + 2, (1,), ("word",)),
         ("G", wait + REGION_D * n + 3, (1,), ("word",)),
-        ("combine_ready", counters.get_combine_wait_ptr(), (2 * n,), ("reducing_block",)),
+        ("combine_ready", reduce, (2 * n,), ("reducing_block",)),
     ]
     word = np.dtype(np.int32)
     return tuple(Region(name, shape, word, 4 * offset, 4 * prod(shape), index_names, 0)
@@ -159,63 +160,6 @@ def named_words(cfg: EPConfig) -> list[tuple]:
 # Starts of the counter regions inside their kernel's region, in units of n_experts int32 words.
 RESERVED, FINISHED, RANK_COMPLETION = 0, 1, 2                   # dispatch_async: n, n, 8 words
 REGION_A, REGION_B, REGION_C, REGION_D = 0, 2, 3, 4             # dispatch_wait = combine_async: 2n, n, n, then D E F G
-
-
-class EPLocalSyncCounters:
-    """The int32 counters through which the blocks of one device synchronise; sizes and offsets in int32 elements.
-
-    | kernel | size | regions |
-    |---|---|---|
-    | dispatch_async | 2n + 8 | reserved (n), finished (n), rank completion (8) |
-    | dispatch_wait = combine_async | 4n + 4 | A (2n), B (n), C (n), D, E, F, G |
-    | combine_wait | 2n | one ready flag per reducing block |
-
-    n = n_experts, of all ranks together. Without a buffer `get_*_ptr()` gives the offset of the kernel's region; with
-    one (any array) the slice that starts there. Source: the EPLocalSyncCounters page.
-    """
-
-    def __init__(self, n_experts: int, buffer=None):
-        self.n_experts = n_experts
-        self.buffer = buffer
-
-    def dispatch_async_size(self) -> int:
-        """reserved, finished and rank completion."""
-        return 2 * self.n_experts + MAX_GPUS_PER_NODE
-
-    def dispatch_wait_size(self) -> int:
-        """Regions A to G."""
-        return 4 * self.n_experts + 4
-
-    def combine_async_size(self) -> int:
-        """The same as dispatch_wait_size(): combine_async reads what dispatch_wait writes into region A."""
-        return self.dispatch_wait_size()
-
-    def combine_wait_size(self) -> int:
-        """One flag per reducing block: a launch keeps its grid within it."""
-        return 2 * self.n_experts
-
-    def total_size(self) -> int:
-        """All counters; the region of dispatch_wait and combine_async counts once."""
-        return self.dispatch_async_size() + self.dispatch_wait_size() + self.combine_wait_size()
-
-    def get_dispatch_async_ptr(self):
-        """Start of reserved."""
-        return self._at(0)
-
-    def get_dispatch_wait_ptr(self):
-        """Start of region A."""
-        return self._at(self.dispatch_async_size())
-
-    def get_combine_async_ptr(self):
-        """Start of region A, as get_dispatch_wait_ptr()."""
-        return self.get_dispatch_wait_ptr()
-
-    def get_combine_wait_ptr(self):
-        """Start of the reducing blocks' flags."""
-        return self._at(self.dispatch_async_size() + self.dispatch_wait_size())
-
-    def _at(self, offset):
-        return offset if self.buffer is None else self.buffer[offset:]
 
 
 def _align_up(n: int, multiple: int) -> int:

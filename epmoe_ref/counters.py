@@ -7,10 +7,20 @@ from .errors import EPValueError
 
 
 class EPLocalSyncCounters:
-    """Offsets and sizes, in int32 elements, of the counter regions of the four kernels.
+    """The counters of one device: sizes and offsets of the regions of the four kernels, in int32 elements.
 
-    n_experts: experts of all ranks together, >= 1. buffer: None, or the int32 array [at least total_size()] that holds
-    the counters; then the `get_*_ptr` methods give the slice of it that starts at the region, else the offset alone.
+    The number of experts (of all ranks together, >= 1) is written as on the page, as a parameter of the type:
+
+        EPLocalSyncCounters[n_experts].total_size()     sizes need no memory
+        EPLocalSyncCounters[n_experts](buffer)          over memory: counters.ptr is its address
+        EPLocalSyncCounters[n_experts](ptr)             the same from an address
+        EPLocalSyncCounters(n_experts, buffer=None)     either in one call
+
+    buffer: a NumPy array int32 [at least total_size()]; device memory, that is anything with
+    `__cuda_array_interface__` (int32, contiguous) or with `address` and `nbytes`; or the address itself, an int.
+    The `get_*_ptr` methods give where a region starts: without a buffer the offset in elements, with a NumPy array
+    the slice that starts there, with device memory or an address the address in bytes.
+    Fields: n_experts, buffer (as given), ptr (the address of the first counter, an int; None without a buffer).
 
     Layout, n = n_experts and i = local_expert * n_ranks + rank:
 
@@ -27,22 +37,35 @@ class EPLocalSyncCounters:
     counters start at zero. After dispatch_wait the reserved, finished and rank completion counters and D to G are zero
     again; after combine_wait also A and the combine_wait flags; B and C are scratch, written before they are read.
 
-    Errors: EPValueError for a size < 1 and for a buffer that is not int32, not one-dimensional or too short.
-    Source: the EPLocalSyncCounters page.
+    Errors: EPValueError for a size < 1, for no n_experts at all, and for a buffer that is not int32, not contiguous,
+    not one-dimensional, too short or not aligned to 4 bytes. Source: the EPLocalSyncCounters page.
     """
 
-    def __init__(self, n_experts: int, buffer=None):
+    def __init__(self, n_experts: int, buffer=None, *, ptr: int | None = None):
         if isinstance(n_experts, bool) or not isinstance(n_experts, (int, np.integer)) or n_experts < 1:
             raise EPValueError(f"n_experts={n_experts!r} must be a whole number of at least 1")
+        if buffer is not None and ptr is not None:
+            raise EPValueError("buffer and ptr are two names for the same memory: give one of them")
         self.n_experts = int(n_experts)
-        self.buffer = buffer
-        if buffer is None:
-            return
-        if not isinstance(buffer, np.ndarray) or buffer.dtype != np.int32 or buffer.ndim != 1 \
-                or len(buffer) < self.total_size():
-            what = f"{buffer.dtype}{list(buffer.shape)}" if isinstance(buffer, np.ndarray) else type(buffer).__name__
-            raise EPValueError(f"buffer {what} must be an int32 array [{self.total_size()}] or longer for n_experts="
-                               f"{self.n_experts}: allocate total_size() elements")
+        self.buffer = buffer if ptr is None else ptr
+        self.ptr = None if self.buffer is None else _address(self.buffer, self.n_experts, self.total_size())
+
+    def __class_getitem__(cls, n_experts: int) -> "EPLocalSyncCounters":
+        """The counters of that many experts, not yet over memory: sizes and offsets; call it with memory."""
+        return cls(n_experts)
+
+    def __call__(self, buffer=None, *, ptr: int | None = None) -> "EPLocalSyncCounters":
+        """Counters of the same number of experts over memory: a buffer, or its address."""
+        return EPLocalSyncCounters(self.n_experts, buffer, ptr=ptr)
+
+    def __repr__(self) -> str:
+        memory = "" if self.ptr is None else f"(ptr={self.ptr:#x})"
+        return f"EPLocalSyncCounters[{self.n_experts}]{memory}"
+
+    @staticmethod
+    def get_type_name() -> str:
+        """The name of the type."""
+        return "EPLocalSyncCounters"
 
     def dispatch_async_size(self) -> int:
         """Elements that dispatch_async needs: reserved, finished, rank completion."""
@@ -61,7 +84,7 @@ class EPLocalSyncCounters:
         return 2 * self.n_experts
 
     def total_size(self) -> int:
-        """Elements of all regions together."""
+        """Elements of all regions together; what dispatch_wait and combine_async share counts once."""
         return self.dispatch_async_size() + self.dispatch_wait_size() + self.combine_wait_size()
 
     def get_dispatch_async_ptr(self):
@@ -89,4 +112,28 @@ class EPLocalSyncCounters:
         return {name: (offset, size) for (name, size), offset in zip(sizes.items(), offsets)}
 
     def _at(self, offset: int):
-        return offset if self.buffer is None else self.buffer[offset:]
+        if self.buffer is None:
+            return offset
+        return self.buffer[offset:] if isinstance(self.buffer, np.ndarray) else self.ptr + 4 * offset
+
+
+def _address(buffer, n_experts: int, size: int) -> int:
+    """The address of the first counter of a buffer of `size` counters or more; checks all that the buffer tells."""
+    if isinstance(buffer, bool) or (isinstance(buffer, (int, np.integer)) and (buffer <= 0 or buffer % 4)):
+        raise EPValueError(f"ptr={buffer!r} must be the address of int32 counters: above 0 and a multiple of 4")
+    if isinstance(buffer, (int, np.integer)):
+        return int(buffer)
+    interface = "__array_interface__" if isinstance(buffer, np.ndarray) else "__cuda_array_interface__"
+    array = getattr(buffer, interface, None)
+    if array is not None:
+        shape, dtype, address = tuple(array["shape"]), np.dtype(array["typestr"]), int(array["data"][0])
+        what = f"{dtype}{list(shape)}"
+        fits = dtype == np.int32 and len(shape) == 1 and shape[0] >= size and array.get("strides") in (None, (4,))
+    elif hasattr(buffer, "address") and hasattr(buffer, "nbytes"):
+        what, fits, address = f"of {buffer.nbytes} bytes", buffer.nbytes >= 4 * size, int(buffer.address)
+    else:
+        what, fits, address = type(buffer).__name__, False, 0
+    if not fits or address % 4:
+        raise EPValueError(f"buffer {what} must be an int32 array [{size}] or longer for n_experts={n_experts}: "
+                           "allocate total_size() elements, contiguous, in host or device memory, or give its address")
+    return address

@@ -19,7 +19,7 @@ LAYERS = [
 ]
 # may import the reference's semantics
 COMPARING = ("epmoe/check", "epmoe/verify", "epmoe/vectors", "epmoe/explain", "epmoe/lessons", "epmoe/mutants")
-SHARED = {"epmoe_ref.config", "epmoe_ref.errors"}
+SHARED = {"epmoe_ref.config", "epmoe_ref.counters", "epmoe_ref.errors"}
 
 
 def sources(package):

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 from epmoe import layout
-from epmoe.layout import EPLocalSyncCounters
-from epmoe_ref.config import EPConfig
+from epmoe_ref import EPConfig, EPLocalSyncCounters
 
 CONFIGS = [
     EPConfig(4, 256, 8, 7168, 128),
@@ -62,24 +61,13 @@ def test_every_word_in_use_has_a_name_for_reports(cfg):
     assert bytes_covered(spans, layout.total_bytes(cfg)) == sum(r.nbytes for r in layout.regions(cfg)) - in_counters
 
 
-@pytest.mark.parametrize("n", [1, 2, 8, 64, 256, 1000, 1024])
-def test_counter_sizes_and_offsets(n):
-    counters = EPLocalSyncCounters(n)
-    assert counters.dispatch_async_size() == 2 * n + 8
-    assert counters.dispatch_wait_size() == counters.combine_async_size() == 4 * n + 4
-    assert counters.combine_wait_size() == 2 * n
-    assert counters.total_size() == (2 * n + 8) + (4 * n + 4) + 2 * n
-    assert counters.get_dispatch_async_ptr() == 0
-    assert counters.get_dispatch_wait_ptr() == counters.get_combine_async_ptr() == 2 * n + 8
-    assert counters.get_combine_wait_ptr() == 6 * n + 12
-
-
-def test_counter_slices_of_a_buffer():
-    buffer = np.arange(EPLocalSyncCounters(4).total_size(), dtype=np.int32)
-    counters = EPLocalSyncCounters(4, buffer)
-    assert counters.get_dispatch_async_ptr()[0] == 0
-    assert counters.get_combine_async_ptr()[0] == 16
-    assert counters.get_combine_wait_ptr().tolist() == list(range(36, 44))
+@pytest.mark.parametrize("cfg", CONFIGS)
+def test_counter_regions_start_where_the_counters_class_says(cfg):
+    counters = EPLocalSyncCounters[cfg.n_experts]
+    starts = {name: offset for name, (offset, _) in counters.regions().items()}
+    starts["combine_ready"] = starts.pop("combine_wait")
+    assert {r.name: r.offset // 4 for r in layout.counter_regions(cfg)} == starts
+    assert layout.region(cfg, "ep_counters").shape == (counters.total_size(),)
 
 
 def test_counter_regions_by_hand():

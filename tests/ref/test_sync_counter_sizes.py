@@ -1,5 +1,7 @@
 """EPLocalSyncCounters: the sizes and offsets of its page."""
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -39,10 +41,62 @@ def test_with_a_buffer_the_pointers_are_slices_of_it():
     assert np.flatnonzero(buffer).tolist() == [24, 60]
 
 
+class DeviceMemory:
+    """What CuPy, Numba and torch show of an array on a GPU."""
+
+    def __init__(self, address, shape, typestr="<i4", strides=None):
+        self.__cuda_array_interface__ = {"shape": shape, "typestr": typestr, "data": (address, False), "version": 3,
+                                         "strides": strides}
+
+
+class Allocation:
+    """Memory without a type, as the buffers of epmoe are."""
+
+    def __init__(self, address, nbytes):
+        self.address, self.nbytes = address, nbytes
+
+
+def test_sizes_need_no_memory_and_the_names_are_those_of_the_page():
+    of_8 = EPLocalSyncCounters[8]
+    assert (of_8.dispatch_async_size(), of_8.dispatch_wait_size(), of_8.combine_async_size()) == (24, 36, 36)
+    assert (of_8.combine_wait_size(), of_8.total_size(), of_8.n_experts, of_8.ptr) == (16, 76, 8, None)
+    assert EPLocalSyncCounters.get_type_name() == of_8.get_type_name() == "EPLocalSyncCounters"
+    assert isinstance(of_8(4096), EPLocalSyncCounters) and repr(of_8(4096)) == "EPLocalSyncCounters[8](ptr=0x1000)"
+
+
+@pytest.mark.parametrize("memory", [4096, np.int64(4096), DeviceMemory(4096, (76,)), Allocation(4096, 304),
+                                    DeviceMemory(4096, (99,), strides=(4,))], ids=lambda memory: type(memory).__name__)
+def test_over_device_memory_the_pointers_are_addresses_in_bytes(memory):
+    of_8 = EPLocalSyncCounters[8]
+    for counters in (of_8(memory), of_8(buffer=memory), EPLocalSyncCounters(8, memory)):
+        assert counters.ptr == counters.get_dispatch_async_ptr() == 4096 and counters.buffer is memory
+        assert counters.get_dispatch_wait_ptr() == counters.get_combine_async_ptr() == 4096 + 4 * 24
+        assert counters.get_combine_wait_ptr() == 4096 + 4 * 60
+    assert EPLocalSyncCounters[8](ptr=4096).ptr == EPLocalSyncCounters(8, ptr=4096).ptr == 4096
+
+
+def test_over_an_array_ptr_is_its_address_and_a_copy_is_over_the_same_memory():
+    buffer = np.zeros(80, np.int32)
+    counters = copy.copy(EPLocalSyncCounters[8](buffer[4:]))
+    assert counters.ptr == buffer.ctypes.data + 16
+    counters.get_dispatch_wait_ptr()[0] = 5
+    assert np.flatnonzero(buffer).tolist() == [28]
+
+
 @pytest.mark.parametrize("n, buffer, words", [
     (0, None, "n_experts=0"), (2.0, None, "n_experts=2.0"), (True, None, "n_experts=True"),
     (8, np.zeros(75, np.int32), r"int32\[75\] must be an int32 array \[76\]"), (8, np.zeros(99), "float64"),
-    (8, np.zeros((4, 99), np.int32), r"\[4, 99\]"), (8, [0] * 99, "buffer list")])
+    (8, np.zeros((4, 99), np.int32), r"\[4, 99\]"), (8, np.zeros(200, np.int32)[::2], "contiguous"),
+    (8, [0] * 99, "list"), (8, DeviceMemory(4096, (75,)), r"int32\[75\]"), (8, Allocation(4096, 303), "303 bytes"),
+    (8, DeviceMemory(4096, (99,), "<i8"), "int64"), (8, DeviceMemory(4096, (99,), strides=(8,)), "contiguous"),
+    (8, 0, "ptr=0"), (8, 4098, "ptr=4098"), (8, -4, "ptr=-4"), (8, True, "ptr=True")])
 def test_refusals(n, buffer, words):
     with pytest.raises(EPValueError, match=words):
         EPLocalSyncCounters(n, buffer)
+    with pytest.raises(EPValueError, match=words):
+        EPLocalSyncCounters[n](buffer)
+
+
+def test_one_memory_has_one_name():
+    with pytest.raises(EPValueError, match="give one of them"):
+        EPLocalSyncCounters(8, np.zeros(76, np.int32), ptr=4096)
