@@ -1,16 +1,25 @@
-"""Commands of a program, each a module with add_arguments(parser) and run(arguments) -> exit status; shared options."""
+"""Commands of a program, each a module with add_arguments(parser) and run(arguments) -> exit status; shared options.
+
+Exit status of every command: 0 all agrees, 1 something differs, 2 cannot run (nothing was compared, bad options, a
+file or a library is missing, an unexpected error); 130 after Ctrl-C, 141 if the reader of the output went away.
+"""
 
 import argparse
+import difflib
 import math
 import os
+import re
 import sys
+import traceback
 from importlib import import_module
 
-from epmoe_ref.errors import EPValueError
+from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
-CANNOT_RUN = 2
+EQUAL, DIFFERS, CANNOT_RUN = 0, 1, 2
 CUT_SHORT = 141         # what a shell says of a program whose reader went away
 INTERRUPTED = 130       # and of one that was stopped by Ctrl-C
+OPTION_OF = {"n_ranks": "--ranks", "n_experts": "--experts", "max_tokens_per_rank": "--tokens",
+             "p2p_world_size": "--p2p-world-size", "token_format": "--format"}
 
 
 def at_least_one(text):
@@ -69,6 +78,38 @@ def sizes_of_a_world(parser, *, ranks=4, experts_per_rank=4, top_k=4, hidden=256
     return sizes
 
 
+def _not_empty(word):
+    if not word.strip():
+        raise argparse.ArgumentTypeError("is empty: give a value, or leave it out (is a shell variable unset?)")
+    return word
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose errors suggest the nearest name, show the command's own usage, and refuse empty words.
+
+    Options cannot be abbreviated: a misspelt one must not be taken for another.
+    """
+
+    def __init__(self, **options):
+        super().__init__(allow_abbrev=False, **options)
+        self.register("type", None, _not_empty)         # of every argument that has no type of its own
+
+    def parse_args(self, args=None, namespace=None):
+        """The options; SystemExit 2 with usage and a suggestion if there is an unknown one."""
+        arguments, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return arguments
+
+    def error(self, message):
+        """Print usage, what is wrong, and the nearest name there is; ends with 2."""
+        wrong = re.search(r"(?:unrecognized arguments: |invalid choice: )['\"]?([^\s'\"=]+)", message)
+        there = re.findall(r"--[\w-]+", self.format_usage()) if wrong and wrong[1].startswith("-") else \
+            re.findall(r"[\w.-]+", message.partition("choose from")[2])
+        near = difflib.get_close_matches(wrong[1], there, 1) if wrong else ()
+        super().error(message + "".join(f"; did you mean {name}?" for name in near))
+
+
 def main(prog, description, commands, default, argv=None):
     """Run the command that argv (sys.argv without the program) begins with, or the default one: its exit status.
 
@@ -77,32 +118,74 @@ def main(prog, description, commands, default, argv=None):
     argv = sys.argv[1:] if argv is None else list(argv)
     if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help")):
         argv = [default, *argv]
-    top = argparse.ArgumentParser(
-        prog=prog, description=f"{description} Without a command: {default}, whose options `{default} --help` shows.")
-    parsers = top.add_subparsers(dest="command", metavar="command")
-    for name, (module, what) in commands.items():
-        # no abbreviations: what is misspelt, or was another command's, should not be taken for something else
-        parser = parsers.add_parser(name, help=what, description=what, allow_abbrev=False)
-        if name == argv[0]:
-            import_module(module).add_arguments(parser)
-    arguments = top.parse_args(argv)
-    if hasattr(sys.stdout, "reconfigure"):      # a terminal or pipe of another encoding shows ? for lines and boxes
-        sys.stdout.reconfigure(errors="replace")
+    name, *words = argv
+    if name not in commands:
+        _top_parser(prog, description, commands, default).parse_args([name])
+    _usable_streams()
     try:
-        status = import_module(commands[arguments.command][0]).run(arguments)
+        module = import_module(commands[name][0])
+        parser = Parser(prog=f"{prog} {name}", description=commands[name][1])
+        module.add_arguments(parser)
+        status = module.run(parser.parse_args(words))
         sys.stdout.flush()
         return status
-    except BrokenPipeError:         # the reader has seen enough: `| head`, a pager left early
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)        # what the interpreter flushes at its end
-        return CUT_SHORT
-    except EPValueError as error:
-        print(f"{prog} {arguments.command}: {error}", file=sys.stderr)
-        return CANNOT_RUN
-    except KeyboardInterrupt:
-        print(f"{prog} {arguments.command}: interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except OSError as error:
-        if error.filename is None:
+    except (BrokenPipeError, SystemExit) as error:      # rich makes a SystemExit of the former
+        if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, BrokenPipeError):
             raise
-        print(f"{prog} {arguments.command}: {error.filename}: {error.strerror}", file=sys.stderr)
+        return CUT_SHORT                                # the reader has seen enough: `| head`, a pager left early
+    except KeyboardInterrupt:
+        print(f"{prog} {name}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:          # Python's own status is 1, which here means that something differs
+        if not isinstance(error, (EPValueError, UnavailableError, OSError, MemoryError)):
+            traceback.print_exc()
+        sys.stderr.write(f"{prog} {name}: {_rank()}{_told(error)}\n")      # in one piece: other ranks may write, too
         return CANNOT_RUN
+    finally:
+        _forget_what_cannot_be_written()
+
+
+def _told(error):
+    """Why a command cannot run, in a line; names the options for the fields of an EPConfig."""
+    if isinstance(error, OSError):
+        return f"{'' if error.filename is None else f'{error.filename}: '}{error.strerror or error}"
+    if isinstance(error, MemoryError):
+        return f"not enough memory, take smaller sizes ({error or 'MemoryError'})"
+    if not isinstance(error, EPError):
+        return "this is a fault of the program, not a difference; please report it"
+    text = str(error)
+    options = {OPTION_OF[word] for word in re.findall(r"\w+", text) if word in OPTION_OF}
+    unnamed = ", ".join(sorted(option for option in options if option not in text))
+    return f"{text} (see {unnamed})" if unnamed else text
+
+
+def _rank():
+    from epmoe.check.ranks import process_number, started_with_others
+
+    return f"rank {process_number()}: " if started_with_others() else ""
+
+
+def _top_parser(prog, description, commands, default):
+    top = Parser(prog=prog, description=f"{description} Without a command: {default}, whose options "
+                                        f"`{default} --help` shows.")
+    parsers = top.add_subparsers(dest="command", metavar="command", parser_class=argparse.ArgumentParser)
+    for name, (_, what) in commands.items():
+        parsers.add_parser(name, help=what)
+    return top
+
+
+def _usable_streams():
+    """Output goes nowhere where it was closed, and shows ? for what a terminal of another encoding lacks."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _forget_what_cannot_be_written():
+    """What is still in stdout's buffer, if it cannot be written: the interpreter's last flush would end with 120."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

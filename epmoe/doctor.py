@@ -12,10 +12,11 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from epmoe.provenance import installed
+from epmoe.command_line import CANNOT_RUN, EQUAL
+from epmoe.provenance import install, installed
 from epmoe.worlds import launcher
 
-OK, MISSING, WRONG = "ok", "missing", "wrong"
+OK, OPTIONAL, MISSING, WRONG = "ok", "optional", "missing", "wrong"      # optional: not there, and not needed
 OPEN_MPI_SAYS_NO = ("but only with these variables set. As root: OMPI_ALLOW_RUN_AS_ROOT=1 "
                     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 (or mpirun --allow-run-as-root); with fewer cores than ranks: "
                     "OMPI_MCA_rmaps_base_oversubscribe=1 (4.x), "
@@ -62,7 +63,7 @@ def numpy_pair(numpy_version, numba_cuda_version):
     if numba_cuda_version is None:
         if sys.platform == "darwin":
             return Finding("numba-cuda", OK, "not installed (macOS: simulator only)")
-        return Finding("numba-cuda", MISSING, "not installed", "pip install 'epmoe[gpu]'")
+        return Finding("numba-cuda", OPTIONAL, "not installed", f"for GPUs: {install('gpu')}")
     pair = f"numba-cuda {numba_cuda_version} with numpy {numpy_version}"
     if numpy_version and numbers(numpy_version) >= (2, 5):
         return Finding("numba-cuda", WRONG, pair + ": NumPy 2.5 removed row_stack, which numba-cuda calls",
@@ -76,7 +77,7 @@ def driver():
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        yield Finding("GPU driver", MISSING, "no libcuda.so.1", no_gpu)
+        yield Finding("GPU driver", OPTIONAL, "no libcuda.so.1", no_gpu)
         return
     error = cuda.cuInit(0)
     number, count = ctypes.c_int(), ctypes.c_int()
@@ -123,7 +124,8 @@ def compiler():
 
         path = load_nvidia_dynamic_lib("nvvm").abs_path
     except Exception as e:  # pathfinder's error classes differ between its versions
-        return Finding("NVVM compiler", MISSING, f"not found ({type(e).__name__})", "pip install 'epmoe[gpu]'")
+        return Finding("NVVM compiler", OPTIONAL, f"not found ({type(e).__name__})",
+                       f"to compile kernels for GPUs: {install('gpu')}")
     return Finding("NVVM compiler", OK, f"{Path(path).name}, nvidia-nvvm {installed('nvidia-nvvm') or 'of the system'}")
 
 
@@ -156,7 +158,7 @@ def find_mpirun():
 def mpi():
     """mpi4py, an MPI library, and an mpirun that belongs to that library (another one starts N worlds of size 1)."""
     if importlib.util.find_spec("mpi4py") is None:
-        yield Finding("MPI", MISSING, "mpi4py is not installed", "pip install mpi4py")
+        yield Finding("MPI", OPTIONAL, "mpi4py is not installed", f"for one rank a process: {install('mpi')}")
         return
     size, started_by = launcher.launched_size()
     if size is not None:    # a program that calls MPI_Init inside of a job is taken for one of its ranks
@@ -168,14 +170,15 @@ def mpi():
     alone = _run([sys.executable, "-c", code])
     if alone is None or alone.returncode:
         last = (alone.stderr.strip().splitlines() or ["no message"])[-1] if alone else "no answer in 30 s"
-        yield Finding("MPI", MISSING, f"mpi4py {installed('mpi4py')} finds no MPI library: {last[:90]}",
-                      "pip install 'epmoe[mpi]'")
+        yield Finding("MPI", OPTIONAL, f"mpi4py {installed('mpi4py')} finds no MPI library: {last[:90]}",
+                      f"for one rank a process: {install('mpi')}")
         return
     library = alone.stdout.partition(">")[2].strip()[:50]
     yield Finding("MPI", OK, f"mpi4py {installed('mpi4py')} with {library}")
     mpirun = find_mpirun()
     if mpirun is None:
-        yield Finding("mpirun", MISSING, "neither beside this Python nor on PATH", "pip install 'epmoe[mpi]'")
+        yield Finding("mpirun", OPTIONAL, "neither beside this Python nor on PATH",
+                      f"for one rank a process: {install('mpi')}")
         return
     # as root or with few cores Open MPI refuses: that is no fault of the pair of mpirun and library
     pair = _run([mpirun, "-n", "2", sys.executable, "-c", code], env=launcher.trial_environment())
@@ -198,11 +201,10 @@ def mpi():
 def nvshmem():
     """NVSHMEM and its Python binding: only needed between hosts (several p2p worlds)."""
     binding, library = installed("nvshmem4py-cu13"), installed("nvidia-nvshmem-cu13")
-    remedy = ("only for several p2p worlds: pip install 'epmoe[shmem]' (nvshmem4py-cu13, nvidia-nvshmem-cu13>=3.5.21, "
-              "cffi)")
+    remedy = f"for several p2p worlds: {install('shmem')} (nvshmem4py-cu13, nvidia-nvshmem-cu13>=3.5.21, cffi)"
     if binding is None or library is None:
         saw = f"nvshmem4py-cu13 {binding or 'no'}, nvidia-nvshmem-cu13 {library or 'no'}"
-        return Finding("NVSHMEM", MISSING, saw, remedy)
+        return Finding("NVSHMEM", OPTIONAL, saw, remedy)
     saw = f"nvshmem4py {binding}, NVSHMEM {library}"
     if numbers(library) < (3, 5, 21):
         return Finding("NVSHMEM", WRONG, saw + ": its headers do not compile under NVRTC before 3.5.21", remedy)
@@ -211,7 +213,7 @@ def nvshmem():
     unfound = [name for name in ("nvshmem", "cccl", "cudart") if not _headers(name)]
     if unfound:
         return Finding("NVSHMEM", WRONG, f"{saw}, but no headers of {', '.join(unfound)}, which kernels need",
-                       "pip install 'epmoe[gpu,shmem]', or set CUDA_HOME to a CUDA 13 toolkit")
+                       f"{install('gpu,shmem')}, or set CUDA_HOME to a CUDA 13 toolkit")
     return Finding("NVSHMEM", OK, saw)
 
 
@@ -255,13 +257,13 @@ def add_arguments(parser):
 
 
 def run(args, console=None):
-    """Print the report; the exit status is 0 if `python -m epmoe` can run here (simulator or GPU), else 1."""
+    """Print the report; the exit status is 0 if `python -m epmoe` can run here (simulator or GPU), else 2."""
     seen = list(findings())
     needed = ("Python", "numpy", "ml_dtypes", "numba", "greenlet", "rich", "epmoe runs on")
     able = all(f.state == OK for f in seen if f.what in needed)
     if args.json:
         print(json.dumps({"able": able, "findings": [asdict(f) for f in seen]}, indent=1))
-        return 0 if able else 1
+        return EQUAL if able else CANNOT_RUN
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -271,7 +273,7 @@ def run(args, console=None):
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    style = {OK: "green", MISSING: "yellow", WRONG: "red"}
+    style = {OK: "green", OPTIONAL: "dim", MISSING: "red", WRONG: "red"}
     for f in seen:
         text = Text(f.saw)
         if f.remedy:
@@ -279,4 +281,4 @@ def run(args, console=None):
         table.add_row(Text(f.state, style=style[f.state]), f.what, text)
     console.print(table)
     console.print(f"\n`python -m epmoe` {'can' if able else 'cannot'} run here.", style="green" if able else "red")
-    return 0 if able else 1
+    return EQUAL if able else CANNOT_RUN

@@ -30,6 +30,14 @@ def installed(package):
         return None
 
 
+def install(extra):
+    """The command that installs an extra of this project: from the checkout if epmoe was imported from one."""
+    if not (CHECKOUT / "setup.cfg").exists():
+        return f"pip install 'epmoe[{extra}]'"
+    where = "." if Path.cwd() == CHECKOUT else CHECKOUT
+    return f"pip install -e '{where}[{extra}]'"
+
+
 def commit(checkout=CHECKOUT):
     """The commit of the source, "-changed" behind it if files were changed since; None outside a checkout.
 

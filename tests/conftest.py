@@ -47,9 +47,15 @@ def wants_gpu(config):
     return "gpu" in expression and "not gpu" not in expression
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
     # Runs before any test module is imported, hence before epmoe.device looks.
     os.environ["EPMOE_DEVICE"] = "gpu" if wants_gpu(config) else "sim"
+    from epmoe.check.ranks import process_number, started_with_others
+
+    if config.option.xmlpath and started_with_others():     # under mpirun each rank writes a JUnit file of its own
+        path = Path(config.option.xmlpath)
+        config.option.xmlpath = str(path.with_name(f"{path.stem}.rank{process_number()}{path.suffix}"))
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -93,7 +99,7 @@ def pytest_collection_modifyitems(config, items):
     """
     if wants_gpu(config):
         if gpu_count() == 0:
-            raise RuntimeError("-m gpu: the driver shows no GPU; `python -m epmoe doctor` says what is missing")
+            raise pytest.UsageError("-m gpu: the driver shows no GPU; `python -m epmoe doctor` says what is missing")
         return
     items.sort(key=_longest_first)
     unwanted = {"gpu"} if "browser" in (config.getoption("markexpr") or "") else {"gpu", "browser"}

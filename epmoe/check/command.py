@@ -21,7 +21,7 @@ def add_arguments(parser):
                              + "; none: this project's kernels")
     parser.add_argument("--ranks", type=int, default=4, help="size of the world (default 4; with one rank a process, "
                                                             "the number of processes)")
-    parser.add_argument("--only", default="", metavar="TEXT", help="run only the cases whose name contains TEXT")
+    parser.add_argument("--only", metavar="TEXT", help="run only the cases whose name contains TEXT")
     said = parser.add_mutually_exclusive_group()
     said.add_argument("--quiet", action="store_true", help="print only what differs, and the verdict")
     said.add_argument("--json", action="store_true",

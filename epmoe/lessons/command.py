@@ -5,11 +5,11 @@ import signal
 import sys
 from pathlib import Path
 
+from epmoe.command_line import CANNOT_RUN, DIFFERS, EQUAL
 from epmoe.lessons import FILES, exercise
 from epmoe.lessons.answers import Wrong, load
 from epmoe.lessons.telling import WIDTH, exercise_text, plain_simulator, tell, title, wrapped
 
-FINE, WRONG, CANNOT_RUN = 0, 1, 2
 PATIENCE_S = 60     # for judging an answer
 HERE = "here"       # --start and --check without a file
 
@@ -37,7 +37,7 @@ def run(args):
         return check(args.number, own if args.check == HERE else args.check)
     tell(FILES[args.number], pause=args.step)
     print(_how_to_answer(args.number))
-    return FINE
+    return EQUAL
 
 
 def listed():
@@ -50,7 +50,7 @@ def listed():
           "python -m epmoe lesson N --start   writes answerN.py, for your answer\n"
           "python -m epmoe lesson N --check   judges it, and says what is wrong\n\n"
           f"To read them: {_shown(FILES[1].parent)}")
-    return FINE
+    return EQUAL
 
 
 def start(number, file):
@@ -64,7 +64,7 @@ def start(number, file):
     except OSError as error:
         return _cannot(f"{file} cannot be written: {error.strerror}")
     print(f"{file} is written: fill it in, then\n  python -m epmoe lesson {number} --check {file}")
-    return FINE
+    return EQUAL
 
 
 def new_answer(number):
@@ -80,9 +80,9 @@ def check(number, file):
             praise = exercise(number).judge(load(file, number))
     except Wrong as error:
         print(wrapped(f"NOT YET  {error}", WIDTH))
-        return WRONG
+        return DIFFERS
     print(wrapped(f"RIGHT  {praise}", WIDTH))
-    return FINE
+    return EQUAL
 
 
 @contextlib.contextmanager

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from epmoe_ref.errors import EPValueError
 
-from epmoe.command_line import INTERRUPTED, at_least_one, at_least_zero, part_of_all
+from epmoe.command_line import CANNOT_RUN, DIFFERS, EQUAL, INTERRUPTED, at_least_one, at_least_zero, part_of_all
 
-NOTICED, MISSED, CANNOT_RUN = 0, 1, 2
 
 
 def add_arguments(parser):
@@ -69,14 +68,13 @@ def run(args, console=None):
         patches = read_patches(args)
         with hunt.pool(args.jobs) as workers:
             undecided = _hunt_with_progress(args, console, workers, choose(args, workers, patches), verdicts)
-    except EPValueError as error:
-        print(f"epmoe mutants: {error}", file=sys.stderr)
-        return CANNOT_RUN
+    except EPValueError:
+        raise
     except tuple(hunt.KILLS) as error:
         print(f"epmoe mutants: the kernels as they stand fail (--as-they-are shows where): {error}", file=sys.stderr)
         return CANNOT_RUN
     unexpected = verdicts.end(undecided, args.seeds, time.perf_counter() - start)
-    return INTERRUPTED if undecided else MISSED if unexpected else NOTICED
+    return INTERRUPTED if undecided else DIFFERS if unexpected else EQUAL
 
 
 def read_patches(args):
@@ -162,7 +160,7 @@ def show_as_they_are(args, console):
     console.print(f"{word}  the kernels as they stand: {len(WORLDS)} worlds, {args.seeds} seeds each, and "
                   f"{args.random} random ones: {f'{reported} runs are' if reported else 'nothing is'} reported; "
                   f"{'' if ended else f'{done} of {len(runs)} runs, '}{time.perf_counter() - start:.0f} s")
-    return (MISSED if reported else NOTICED) if ended else INTERRUPTED
+    return (DIFFERS if reported else EQUAL) if ended else INTERRUPTED
 
 
 def write_faults(console):
@@ -171,7 +169,7 @@ def write_faults(console):
 
     document.README.write_text(document.text())
     console.print(f"written: {document.README}", markup=False)
-    return NOTICED
+    return EQUAL
 
 
 def show_faults(console):
@@ -191,4 +189,4 @@ def show_faults(console):
             console.print(f"repaired ({fault.repair_is}): {'silent' if silent else 'REPORTED'}", markup=False)
     word = "[bold red]FAIL[/bold red]" if missed else "[bold green]PASS[/bold green]"
     console.print(f"\n{word}  {len(FAULTS)} faults of public kernels, put into ours: {missed} not judged rightly")
-    return MISSED if missed else NOTICED
+    return DIFFERS if missed else EQUAL

@@ -8,12 +8,11 @@ from dataclasses import asdict
 from epmoe_ref.config import TOKEN_FORMATS, EPConfig
 from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
-from epmoe.command_line import at_least_one, at_least_zero, positive_seconds, sizes_of_a_world
+from epmoe.command_line import DIFFERS, EQUAL, at_least_one, at_least_zero, positive_seconds, sizes_of_a_world
 from epmoe.device import SIM
 from epmoe.provenance import provenance
 from epmoe.verify.worlds import Worlds, between
 
-CLEAN, ERRORS, CANNOT_RUN = 0, 1, 2
 FORMATS = tuple(TOKEN_FORMATS)
 ENDLESS = 1 << 30           # rounds
 ROUNDS, LOOK_EVERY = (5, 1) if SIM else (100, 20)       # a simulated round takes seconds
@@ -45,23 +44,22 @@ def add_arguments(parser):
 
 def run(args):
     """Run a soak with parsed options; the exit status is 0 without errors, 1 with errors, 2 if it cannot be run."""
+    worlds = Worlds(args.world, p2p_world_size=args.p2p_world_size)
+    cfg = _config(args, worlds)
+    world = worlds.make(cfg.n_ranks, args.seed)
+    if args.json and worlds.prints:
+        open(args.json, "a").close()        # a file that cannot be written is known before the rounds, not after
     try:
-        worlds = Worlds(args.world, p2p_world_size=args.p2p_world_size)
-        cfg = _config(args, worlds)
-        world = worlds.make(cfg.n_ranks, args.seed)
-        if args.json and worlds.prints:
-            open(args.json, "a").close()        # a file that cannot be written is known before the rounds, not after
         record = soak(args, cfg, world, print if worlds.prints else _nothing)
-    except (EPValueError, UnavailableError) as error:
-        print(f"epmoe soak: {error}", file=sys.stderr)
-        return CANNOT_RUN
+    except (EPValueError, UnavailableError):
+        raise
     except EPError as error:        # a wait that expired
         print(f"FAIL  {type(error).__name__}: {error}", file=sys.stderr)
-        return ERRORS
+        return DIFFERS
     if args.json and worlds.prints:
         with open(args.json, "w") as f:
             json.dump(record, f, indent=1)
-    return CLEAN if record["errors"] == 0 else ERRORS
+    return EQUAL if record["errors"] == 0 else DIFFERS
 
 
 def _config(args, worlds):

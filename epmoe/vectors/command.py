@@ -4,6 +4,9 @@ import hashlib
 import sys
 from pathlib import Path
 
+from epmoe_ref.errors import EPValueError
+
+from epmoe.command_line import DIFFERS, EQUAL
 from epmoe.vectors import experts, files, fused_a2a
 
 SUMS = Path(__file__).with_name("SHA256SUMS")
@@ -12,7 +15,7 @@ SUMS = Path(__file__).with_name("SHA256SUMS")
 def add_arguments(parser):
     """The sub-command's arguments, put into an argparse parser."""
     parser.add_argument("folder", metavar="DIR", help="where to write; made if it is not there")
-    parser.add_argument("--only", default="", metavar="TEXT", help="write only the vectors whose name contains TEXT")
+    parser.add_argument("--only", metavar="TEXT", help="write only the vectors whose name contains TEXT")
     parser.add_argument("--update", action="store_true", help="for maintainers: after a change of what the reference "
                                                               "defines, write the new hashes into the package")
 
@@ -20,27 +23,22 @@ def add_arguments(parser):
 def run(arguments):
     """Writes, compares, and returns 0, 1 if a file is not what this version's hashes say, or 2 if nothing is to do."""
     if arguments.update and arguments.only:
-        return _cannot("--update writes the hashes of all vectors: leave --only out")
-    sums = write_all(arguments.folder, only=arguments.only)
+        raise EPValueError("--update writes the hashes of all vectors: leave --only out")
+    sums = write_all(arguments.folder, only=arguments.only or "")
     if not sums:
-        return _cannot(f"no vector's name contains {arguments.only!r}; their names are those in {SUMS}")
+        raise EPValueError(f"no vector's name contains {arguments.only!r}; their names are those in {SUMS}")
     size_mb = sum((Path(arguments.folder) / name).stat().st_size for name in sums) / 1e6
     print(f"{len(sums) // 3} vectors, {len(sums)} files, {size_mb:.1f} MB in {arguments.folder}")
     if arguments.update:
         SUMS.write_bytes(as_text(sums))
         print(f"hashes written to {SUMS}")
-        return 0
+        return EQUAL
     known = recorded()
     wrong = [name for name in sums if known.get(name) != sums[name]]
     for name in wrong:
         print(f"{name}: sha256 {sums[name]}, this version's is {known.get(name, 'not recorded')}", file=sys.stderr)
     print("hashes differ" if wrong else "hashes are those of this version")
-    return int(bool(wrong))
-
-
-def _cannot(why):
-    print(f"epmoe vectors: {why}", file=sys.stderr)
-    return 2
+    return DIFFERS if wrong else EQUAL
 
 
 def write_all(folder, only=""):

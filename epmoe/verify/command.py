@@ -11,14 +11,14 @@ from epmoe_ref.config import TOKEN_FORMATS, EPConfig
 from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
 from epmoe import routing
-from epmoe.command_line import at_least_one, at_least_zero, part_of_all, positive_seconds, sizes_of_a_world
+from epmoe.command_line import (DIFFERS, EQUAL, at_least_one, at_least_zero, part_of_all, positive_seconds,
+                                sizes_of_a_world)
 from epmoe.verify import pictures
 from epmoe.verify.checked_rounds import WEIGHTS, Case, rounds_of
 from epmoe.verify.worlds import Worlds, between
 
 FORMATS = tuple(TOKEN_FORMATS)
 MAX_DIFFERENCES = 3
-EQUAL, DIFFERS, CANNOT_RUN = 0, 1, 2
 OF_THE_MATRIX = ("part", "compile", "cc", "sample")     # options that mean something with --all only
 WITH_THE_MATRIX = ("all", "ranks", "hidden", "seed", "racecheck", "world", "p2p_world_size", "timeout", "json",
                    *OF_THE_MATRIX)
@@ -76,15 +76,13 @@ def add_arguments(parser):
 
 def run(args, console=None):
     """Run verify with parsed options; the exit status is 0 if every byte agreed, 1 if not, 2 if it cannot be run."""
-    where = ""
-    try:
-        _refuse_what_would_be_ignored(args)
-        if args.all and args.compile:
-            from epmoe.verify import matrix
+    _refuse_what_would_be_ignored(args)
+    if args.all and args.compile:
+        from epmoe.verify import matrix
 
-            return matrix.compile_part(args)
-        worlds = Worlds(args.world, args.racecheck, args.p2p_world_size)
-        where = f"rank {worlds.rank}: " if worlds.mpi else ""
+        return matrix.compile_part(args)
+    worlds = Worlds(args.world, args.racecheck, args.p2p_world_size)
+    try:
         if console is None:
             from rich.console import Console
 
@@ -95,10 +93,10 @@ def run(args, console=None):
             return matrix.walk(args, console, worlds)
         args.ranks = args.ranks or worlds.n_ranks
         return _verify(args, console, worlds)
-    except (EPValueError, UnavailableError) as error:
-        sys.stderr.write(f"epmoe verify: {where}{error}\n")  # in one piece: other ranks may write, too
-        return CANNOT_RUN
+    except (EPValueError, UnavailableError):
+        raise
     except EPError as error:  # in a rank of its own process
+        where = f"rank {worlds.rank}: " if worlds.mpi else ""
         sys.stderr.write(f"FAIL  {where}{type(error).__name__}: {error}\n")
         return DIFFERS
 

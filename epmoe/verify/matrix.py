@@ -10,6 +10,7 @@ from epmoe_ref.config import TOKEN_FORMATS, EPConfig
 from epmoe_ref.errors import EPError, UnavailableError
 
 from epmoe import device, routing
+from epmoe.command_line import DIFFERS, EQUAL
 from epmoe.verify import compiled_first
 from epmoe.verify.checked_rounds import WEIGHTS, Case, rounds_of
 from epmoe.verify.worlds import between
@@ -55,7 +56,7 @@ def compile_part(args):
     # nvshmem4py imports torch where there is one, which takes longer than compiling a kernel
     sys.modules.setdefault("torch", None)
     compiled_first.compile_part(_chosen(args, args.ranks or N_RANKS), *args.compile, args.cc)
-    return 0
+    return EQUAL
 
 
 def _chosen(args, n_ranks):
@@ -96,7 +97,7 @@ def walk(args, console, worlds):
     elif worlds.prints:
         print(json.dumps({"passed": not failed, "seconds": round(seconds, 3),
                           "cases": [{"case": str(case), "difference": what} for case, what in results]}, indent=1))
-    return 1 if failed else 0
+    return DIFFERS if failed else EQUAL
 
 
 def _show(console, n_ranks, hidden, results, failed, seconds):

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from pathlib import Path
 
 import pytest
 from commands_shown import shown
@@ -17,6 +18,22 @@ def test_doctor_reports_and_finds_this_machine_able(capsys):
     assert all(f["remedy"] for f in record["findings"] if f["state"] != "ok"), "each thing that is missing has a remedy"
     status, out = shown(capsys, "doctor")
     assert status == 0 and "can run here" in out.out
+
+
+def test_what_is_not_needed_is_called_optional_and_its_remedy_works_from_a_checkout(monkeypatch):
+    monkeypatch.setattr(doctor, "find_mpirun", lambda: None)
+    monkeypatch.chdir(Path(doctor.__file__).parents[1])
+    mpirun = next(f for f in doctor.mpi() if f.what == "mpirun")
+    assert mpirun.state == "optional" and "pip install -e '.[mpi]'" in mpirun.remedy
+    monkeypatch.chdir("/")
+    mpirun = next(f for f in doctor.mpi() if f.what == "mpirun")
+    assert f"pip install -e '{Path(doctor.__file__).parents[1]}[mpi]'" in mpirun.remedy
+
+
+def test_a_machine_that_cannot_run_it_ends_with_2(capsys, monkeypatch):
+    monkeypatch.setattr(doctor, "findings", lambda: [doctor.Finding("Python", "wrong", "3.9", "use Python 3.10")])
+    status, out = shown(capsys, "doctor", "--json")
+    assert status == 2 and not json.loads(out.out)["able"]
 
 
 def test_a_gpu_that_is_asked_for_and_not_there_is_no_able_machine(monkeypatch):
