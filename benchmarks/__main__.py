@@ -6,6 +6,7 @@ from epmoe import command_line
 
 COMMANDS = {
     "run": ("benchmarks.run", "dispatch and combine against the floor and other libraries (the default)"),
+    "loop": ("benchmarks.loop", "pairs of dispatch and combine back to back, wall clock, host included"),
     "figure": ("benchmarks.figure", "time against tokens, out of files of results"),
     "table": ("benchmarks.readme_table", "the figures of README as a Markdown table, out of files of results"),
     "aims": ("benchmarks.aims", "aims beside what is reached, as a Markdown table, out of files of results"),

@@ -44,11 +44,6 @@ class _DeepEP(TorchPeer):
         torch.cuda.synchronize()
         self._buffer = self._handle = self._y = None
 
-    def launch(self, phase):
-        """Put a phase on the stream."""
-        with self._torch.cuda.stream(self._on):
-            self._dispatch() if phase == "dispatch" else self._combine()
-
     def _rows(self, received):
         """Expert outputs for the rows that were received."""
         if isinstance(received, tuple):
@@ -66,13 +61,14 @@ class _DeepEP(TorchPeer):
 
 
 class V1(_DeepEP):
-    """get_dispatch_layout, dispatch and combine."""
+    """get_dispatch_layout, dispatch and combine; host_waits: with exact sizes, as by default."""
 
     name = "DeepEP V1"
     phases = ("dispatch", "combine")
 
-    def __init__(self, world, shape):
+    def __init__(self, world, shape, *, host_waits=False):
         super().__init__(world, shape)
+        self._most = 0 if host_waits else world.n_ranks * shape.tokens
         self._package.Buffer.set_num_sms(V1_SMS)
         self._configs = [None, None]        # of dispatch and combine; None: DeepEP's choice for so many ranks
         if shape.tokens >= MANY_TOKENS and world.n_ranks in V1_MANY:
@@ -80,16 +76,18 @@ class V1(_DeepEP):
             self._configs = [self._package.Config(sms, chunk, *V1_ROOM) for chunk in chunks]
         self._buffer = self._package.Buffer(self._group, NVL_BYTES, 0, explicitly_destroy=True)
 
-    def _dispatch(self):
+    def dispatch(self):
+        """Put a dispatch on torch's current stream."""
         buffer = self._buffer
         per_rank, per_rdma_rank, per_expert, in_rank, _ = buffer.get_dispatch_layout(self._ids, self.shape.experts)
         received, _, _, _, self._handle, _ = buffer.dispatch(
             self._given, num_tokens_per_rank=per_rank, num_tokens_per_rdma_rank=per_rdma_rank, is_token_in_rank=in_rank,
             num_tokens_per_expert=per_expert, topk_idx=self._ids, topk_weights=self._weights,
-            num_worst_tokens=self.world.n_ranks * self.shape.tokens, config=self._configs[0])
+            num_worst_tokens=self._most, config=self._configs[0])
         self._rows(received)
 
-    def _combine(self):
+    def combine(self):
+        """Put a combine on torch's current stream."""
         self._buffer.combine(self._y, self._handle, config=self._configs[1])
 
 
@@ -113,12 +111,14 @@ class LowLatency(_DeepEP):
         self._buffer = self._package.Buffer(self._group, 0, size, low_latency_mode=True,
                                             num_qps_per_rank=shape.experts // world.n_ranks, explicitly_destroy=True)
 
-    def _dispatch(self):
+    def dispatch(self):
+        """Put a dispatch on torch's current stream."""
         received, _, self._handle, _, _ = self._buffer.low_latency_dispatch(
             self._x, self._ids, self._most, self.shape.experts, use_fp8=self.shape.format == "fp8")
         self._rows(received)
 
-    def _combine(self):
+    def combine(self):
+        """Put a combine on torch's current stream."""
         self._buffer.low_latency_combine(self._y, self._ids, self._weights, self._handle)
 
 
@@ -137,13 +137,15 @@ class V2(_DeepEP):
                                num_topk=shape.top_k, use_fp8_dispatch=shape.format == "fp8",
                                prefer_overlap_with_compute=False, explicitly_destroy=True)
 
-    def _dispatch(self):
+    def dispatch(self):
+        """Put a dispatch on torch's current stream."""
         received, _, _, self._handle, _ = self._buffer.dispatch(
             self._given, topk_idx=self._ids, topk_weights=self._weights, num_experts=self.shape.experts,
             do_cpu_sync=False)
         self._rows(received)
 
-    def _combine(self):
+    def combine(self):
+        """Put a combine on torch's current stream."""
         self._buffer.combine(self._y, handle=self._handle)
 
 

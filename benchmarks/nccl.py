@@ -41,15 +41,14 @@ class Nccl(TorchPeer):
         torch.cuda.synchronize()
         dist.barrier(device_ids=[torch.cuda.current_device()])     # else it guesses, and says so
 
-    def launch(self, phase):
-        """Put a phase on the stream."""
-        torch, shape = self._torch, self.shape
-        with torch.cuda.stream(self._on):
-            if phase == "dispatch":
-                self._exchange(self._x[self._token], self._out, self._in)[self._arrived]
-            else:
-                rows = self._exchange(self._y[self._back], self._in, self._out)[self._slot]
-                (rows.view(shape.tokens, shape.top_k, shape.hidden) * self._weights).sum(1)
+    def dispatch(self):
+        """Put a dispatch on torch's current stream."""
+        self._exchange(self._x[self._token], self._out, self._in)[self._arrived]
+
+    def combine(self):
+        """Put a combine on torch's current stream."""
+        shape, rows = self.shape, self._exchange(self._y[self._back], self._in, self._out)[self._slot]
+        (rows.view(shape.tokens, shape.top_k, shape.hidden) * self._weights).sum(1)
 
     def close(self):
         """Free everything."""

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from epmoe import device
+
 from benchmarks import shapes, targets
 from benchmarks.shapes import Shape
 
@@ -14,6 +16,7 @@ SECTIONS = {
     "rows": "fused_a2a's rows, on the device, cached, and with the host waiting",
     "expert-major": "fused_a2a's rows by expert (HybridEP)",
     "sms": "fused, rows and expert-major with few SMs, at many tokens",
+    "loop": "pairs of dispatch and combine back to back, wall clock (python -m benchmarks loop)",
     "nccl": "torch's all_to_all_single with a permutation",
     "deepep": "DeepEP V1, low latency and V2",
 }
@@ -54,6 +57,17 @@ def add_arguments(parser):
                         help="multiprocessors of the section sms (default %(default)s)")
 
 
+def has_loop(args):
+    """Whether the run ends with the loop section: named, or as part of the whole matrix on a GPU."""
+    return "loop" in args.only if args.only else not (args.quick or device.SIM)
+
+
+def loop_shapes(args):
+    """The shapes of the loop section: those given in bf16, uniform, or its own."""
+    given = [shapes.parse(s) for s in args.shapes] if args.shapes else map(shapes.parse, shapes.OF_LOOP)
+    return [s for s in given if (s.format, s.routing) == ("bf16", "uniform")]
+
+
 def as_words(args):
     """The options again, as words of a command line."""
     words = ["--sms", str(args.sms)]
@@ -76,8 +90,10 @@ def cases(args):
     return [case for shape in chosen for section in wanted for case in _at(section, shape, args.sms)]
 
 
-def shared_by(cases, n_ranks):
-    """Raises ValueError if no case has experts that so many ranks can share."""
+def shared_by(cases, n_ranks, is_more=False):
+    """Raises ValueError if no case has experts that so many ranks can share. is_more: cases are not all there is."""
+    if is_more and not cases:
+        return
     experts = sorted({case.shape.experts for case in cases})
     if not any(n % n_ranks == 0 for n in experts):
         raise ValueError(f"{n_ranks} ranks cannot share {' or '.join(map(str, experts))} experts evenly: choose "
@@ -108,6 +124,8 @@ def _quick(args, wanted):
 
 def _at(section, shape, sms):
     """The cases of one section at one shape."""
+    if section == "loop":
+        return []
     if section in ("nccl", "deepep"):
         return [Case(section, name, shape, None, make) for name, make in _others(section, shape)]
     if section == "sms":

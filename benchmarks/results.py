@@ -67,6 +67,10 @@ def merged(records):
             failures[failure["kernels"], failure["shape"], failure["sms"]] = failure
     measured = {(r["kernels"], str_of(r), r["sms"]) for r in rows.values()}
     whole["rows"] = list(rows.values())
+    loops = {(r["kernels"], r["arrays"], r["tokens"], r["hidden"], r["experts"], r["top_k"]): r
+             for record in records for r in record.get("loop", [])}
+    if loops:
+        whole["loop"] = list(loops.values())
     whole["not_run"] = [f for name, f in failures.items() if name not in measured]
     whole["parts"] = [part for record in records
                       for part in record.get("parts", [{name: record.get(name) for name in OF_A_PART}])]

@@ -12,7 +12,7 @@ from epmoe.command_line import at_least_one, positive_seconds
 from epmoe.provenance import provenance
 from epmoe_ref.errors import EPError
 
-from benchmarks import (compiling, host_time, link, measure, peers, plan, results, shapes, table, targets, torch_peer,
+from benchmarks import (compiling, host_time, link, loop, measure, peers, plan, results, shapes, table, targets, torch_peer,
                         worlds)
 from benchmarks.measure import Refused, together
 from benchmarks.startline import StartLine
@@ -45,7 +45,7 @@ def run(args):
                              "benchmarks cpu` measures a CPU; `--shapes 3x64/4/2 --iterations 2 --json -` tries this "
                              "program")
         world = worlds.make(args.ranks)
-        plan.shared_by(cases, world.n_ranks)
+        plan.shared_by(cases, world.n_ranks, plan.has_loop(args))
         record = provenance(world.machine) | {"n_ranks": world.n_ranks, "world": type(world).__name__,
                                               "command": sys.argv[1:], "rows": [], "not_run": []}
         before = results.read(args.json) if args.resume and results.exists(args.json) else None
@@ -95,9 +95,12 @@ class _Run:
             record["compiling_seconds"] = round(spent, 1)
             self.say(f"kernels compiled by {n} processes in {spent:.0f} s; {self.seconds():.0f} s since the start")
         self._cases(cases)
+        if plan.has_loop(args) and not self._is_late():
+            record["loop"] = []
+            loop.measure_all(world, plan.loop_shapes(args), args.against, record, self.say)
         record["seconds"] = round(self.seconds(), 1)
         whole = self._whole()
-        if not whole["rows"]:
+        if not whole["rows"] and not whole.get("loop"):
             self.say("nothing was measured: no file is written")
             return False
         self._write()

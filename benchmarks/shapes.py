@@ -9,6 +9,8 @@ FORMATS = {"bf16": "bf16", "fp8": "fp8_blockwise"}      # name here -> token_for
 ROUTINGS = ("uniform", "zipf")
 TOP_K = 8
 
+OF_LOOP = ("1x7168/256", "128x7168/256", "4096x7168/256")
+
 
 @dataclass(frozen=True)
 class Shape:

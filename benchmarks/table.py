@@ -20,7 +20,13 @@ def cells(row):
 
 def table(rows):
     """The table as text: a line of headings, then a line for each row (dicts, as in the file)."""
-    lines = [[title for _, _, title in COLUMNS], *(cells(r) for r in rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(COLUMNS))]
-    return "\n".join("  ".join(f"{word:{align}{width}}" for word, (_, align, _), width in zip(line, COLUMNS, widths))
+    return text(COLUMNS, rows, cells)
+
+
+def text(columns, rows, cells_of=None):
+    """Lines of columns (key, alignment, title): headings, then a line for each row, its words by cells_of(row)."""
+    cells_of = cells_of or (lambda row: [str(row[key]) for key, _, _ in columns])
+    lines = [[title for _, _, title in columns], *(cells_of(r) for r in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+    return "\n".join("  ".join(f"{word:{align}{width}}" for word, (_, align, _), width in zip(line, columns, widths))
                      .rstrip() for line in lines)

@@ -35,6 +35,15 @@ class TorchPeer:
         self.bytes = {"dispatch": traffic.busiest_bytes(messages, traffic.payload_bytes(shape, shape.format)),
                       "combine": traffic.busiest_bytes(messages.T, traffic.payload_bytes(shape, "bf16"))}
 
+    def on_stream(self):
+        """With the world's stream as torch's current one."""
+        return self._torch.cuda.stream(self._on)
+
+    def launch(self, phase):
+        """Put a phase on the stream."""
+        with self.on_stream():
+            self.dispatch() if phase == "dispatch" else self.combine()
+
     def check(self):
         """Wait for the kernels."""
         self._torch.cuda.synchronize()

@@ -1,0 +1,379 @@
+"""What `benchmarks loop` runs: our interfaces as users call them, and other libraries in the same loop.
+
+Arrays are torch's tensors on a GPU (NumPy's in the simulator, but for epmoe.torch). Experts are the identity: combine
+gets the rows that dispatch gave.
+"""
+
+import contextlib
+
+import numpy as np
+from epmoe import device, fused_a2a
+from epmoe.expert_parallel import ExpertParallel
+from epmoe_ref.errors import UnavailableError
+
+from benchmarks import traffic
+from benchmarks.pairs import BF16, config, random_tokens
+from benchmarks.torch_peer import TorchPeer
+
+HYBRID_SMS = 132
+POOL = 2048         # addresses that inputs(i) takes in turn: more than any loop remembers
+
+
+class _Ours:
+    """A world's inputs, and what all our interfaces have in common.
+
+    varies: inputs(i) lie elsewhere for each i. keeps: layers() keeps results. capturable: pairs can be in a CUDA graph.
+    """
+
+    varies = keeps = True
+    capturable = False
+    on_torch = True             # tensors in the simulator too
+
+    def __init__(self, world, shape):
+        self.world, self.shape = world, shape
+        ids = traffic.topk_ids(shape, world.n_ranks)
+        self._pools = [self._pool(rank, ids[rank]) for rank in world.ranks]
+        self._made = {}
+
+    def _pool(self, rank, ids):
+        """Inputs of one rank, again and again behind each other, so that views of them begin at POOL addresses."""
+        more = 64 if device.SIM else POOL
+        shape, weights = self.shape, np.full(ids.shape, 1 / self.shape.top_k, np.float32)
+        x = np.resize(random_tokens((shape.tokens, shape.hidden), rank), (shape.tokens + more, shape.hidden))
+        pool = x, np.resize(ids.astype(np.int64), (shape.tokens + more, shape.top_k)), \
+            np.resize(weights, (shape.tokens + more, shape.top_k))
+        return self._as_torch(pool) if self.on_torch or not device.SIM else pool
+
+    def _as_torch(self, arrays):
+        try:
+            import torch
+        except ImportError:
+            raise UnavailableError("torch is not installed: pip install 'epmoe[torch]'") from None
+        where = "cpu" if device.SIM else f"cuda:{self.world.machine.ordinal}"
+        return [torch.from_numpy(a.view(np.int16)).view(torch.bfloat16).to(where) if a.dtype == BF16
+                else torch.from_numpy(a).to(where) for a in arrays]
+
+    def inputs(self, i):
+        """x, ids and weights (or what this interface takes) of pair i; of ranks, if the world has lists."""
+        at = i % (len(self._pools[0][0]) - self.shape.tokens)
+        views = [self.views(pool, at) for pool in self._pools]
+        return [list(of_ranks) for of_ranks in zip(*views)] if self.world.lists else views[0]
+
+    def views(self, pool, at):
+        """One rank's inputs that begin at row `at` of its pool: the same tokens in another order."""
+        x, ids, weights = pool
+        n = self.shape.tokens
+        return x[at:at + n], ids[at:at + n], weights[at:at + n]
+
+    def of_ranks(self, made):
+        """[value of each rank here]."""
+        return made if self.world.lists else [made]
+
+    def like_world(self, values):
+        """A list over ranks, or this rank's own."""
+        return values if self.world.lists else values[0]
+
+    def layers(self, inputs):
+        """Pairs whose results are kept until all have run."""
+        kept = [self.pair(given) for given in inputs]
+        return len(kept)
+
+    @contextlib.contextmanager
+    def on_stream(self):
+        """With the world's stream as torch's current one."""
+        if device.SIM:
+            yield
+            return
+        import torch
+
+        handle = int(self.world.stream_of(self.world.ranks[0]).handle)
+        with torch.cuda.stream(torch.cuda.ExternalStream(handle, device=self.world.machine.ordinal)):
+            yield
+
+    def synchronize(self):
+        """Wait for the device."""
+        self.world.machine.synchronize()
+
+    def captured(self, n):
+        """A function that replays a graph of n pairs, each with the rows of the one before where sizes allow."""
+        from cuda.bindings import driver as cu
+
+        from epmoe.device.gpu_driver import check
+
+        stream = self.world.stream_of(self.world.ranks[0]).handle
+        given = self.inputs(0)
+        self.pair(given)
+        self.synchronize()
+        check(cu.cuStreamBeginCapture(stream, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
+        try:
+            for _ in range(n):
+                self.pair(given)
+        finally:
+            graph = check(cu.cuStreamEndCapture(stream))
+        made = check(cu.cuGraphInstantiate(graph, 0))
+        return lambda: check(cu.cuGraphLaunch(made, stream))
+
+
+class Pairs(_Ours):
+    """ExpertParallel, fused kernels, router weights."""
+
+    name = "ExpertParallel"
+    capturable, on_torch = True, False
+
+    def __init__(self, world, shape):
+        super().__init__(world, shape)
+        self._ep = ExpertParallel(config(shape, world.n_ranks), world)
+
+    def pair(self, given):
+        """Dispatch and combine."""
+        x, ids, weights = given
+        d = self._ep.dispatch(x, ids)
+        rows = [of_rank.output_tokens for of_rank in d] if self.world.lists else d.output_tokens
+        return self._ep.combine(rows, d, weights)
+
+    def check(self):
+        """Raise what the kernels recorded."""
+        self._ep.check()
+
+    def close(self):
+        """Free everything."""
+        self._ep.close()
+
+
+class _Buffered(_Ours):
+    """Interfaces behind which a Buffer of fused_a2a stands."""
+
+    def check(self):
+        """Raise what the kernels recorded."""
+        fused_a2a.get_buffer(self.world, 0).check()
+
+    def close(self):
+        """Free everything."""
+        self.synchronize()
+        self._pools = None
+        fused_a2a.get_buffer(self.world, 0).close()
+
+
+class RowsOnDevice(_Buffered):
+    """fused_a2a's functions without a wait of the host."""
+
+    name = "fused_a2a on device"
+    capturable, on_torch = True, False
+
+    def pair(self, given):
+        """Dispatch and combine."""
+        x, ids, probs = given
+        rows, _, _, _, handle = fused_a2a.fused_dispatch_on_device(x, ids, probs, self.shape.experts, self.world)
+        return fused_a2a.fused_combine(rows, self.world, handle)[0]
+
+
+class TorchOnDevice(_Buffered):
+    """epmoe.torch without a wait of the host, and without gradients."""
+
+    name = "epmoe.torch on device"
+    capturable = True
+    dispatch = "fused_dispatch_on_device"
+
+    def __init__(self, world, shape):
+        super().__init__(world, shape)
+        import torch
+
+        import epmoe.torch
+
+        self._torch, self._dispatch = torch, getattr(epmoe.torch, self.dispatch)
+        self._combine = epmoe.torch.fused_combine
+
+    def pair(self, given):
+        """Dispatch and combine."""
+        x, ids, probs = given
+        rows, _, _, _, handle = self._dispatch(x, ids, probs, self.shape.experts, self.world)
+        return self._combine(rows, self.world, handle)[0]
+
+
+class TorchExact(TorchOnDevice):
+    """epmoe.torch as Megatron calls it: the host waits for the number of rows."""
+
+    name = "epmoe.torch exact"
+    capturable = False
+    dispatch = "fused_dispatch"
+
+
+class _Training:
+    """Forward and backward of one dispatch and one combine; layers: forward of all, then backward of all."""
+
+    capturable = False
+
+    def pair(self, given):
+        """Forward and backward."""
+        return self.layers([given])
+
+    def layers(self, inputs):
+        """Forward of all pairs, then backward of all."""
+        losses = [self._forward(given) for given in inputs]
+        self._torch.autograd.backward([out for outs, _ in losses for out in outs],
+                                      [grad for _, grads in losses for grad in grads])
+
+    def _forward(self, given):
+        x, ids, probs = given
+        leaves = [self.of_ranks(of)[:] for of in (x, probs)]
+        x, probs = ([leaf.detach().requires_grad_() for leaf in of] for of in leaves)
+        out = self.of_ranks(super().pair((self.like_world(x), ids, self.like_world(probs))))
+        return out, [leaf.detach() for leaf in x]
+
+
+class TrainingOnDevice(_Training, TorchOnDevice):
+    """A training step without a wait of the host."""
+
+    name = "epmoe.torch training step, on device"
+
+
+class TrainingExact(_Training, TorchExact):
+    """A training step as Megatron calls it."""
+
+    name = "epmoe.torch training step, exact"
+
+
+class TorchHybrid(_Buffered):
+    """epmoe.torch HybridEP with a budget of rows: the host does not wait."""
+
+    name = "epmoe.torch HybridEP, budget"
+    capturable, budget = True, True
+
+    def __init__(self, world, shape):
+        super().__init__(world, shape)
+        import epmoe.torch
+
+        self._dispatch, self._combine = epmoe.torch.hybrid_ep_dispatch, epmoe.torch.hybrid_ep_combine
+        self.local = shape.experts // world.n_ranks
+        matrix = traffic.pairs_matrix(shape, traffic.topk_ids(shape, world.n_ranks))
+        self.rows = int(matrix.sum(axis=0).max()) if self.budget else None
+        fused_a2a.init_hybrid_ep_buffer(world, shape.hidden, shape.tokens, self.local, HYBRID_SMS, HYBRID_SMS, False)
+
+    def _pool(self, rank, ids):
+        x, ids, weights = super()._pool(rank, ids)
+        import torch
+
+        chosen = torch.zeros(len(ids), self.shape.experts, dtype=torch.bool, device=x.device).scatter_(1, ids, True)
+        return x, chosen, chosen.float() / self.shape.top_k
+
+    def pair(self, given):
+        """Dispatch and combine."""
+        x, chosen, probs = given
+        made = self._dispatch(x, chosen, probs, self.world, self.local, HYBRID_SMS, HYBRID_SMS, self.rows)
+        return self._combine(made[0], made[-1], self.rows)
+
+    def check(self):
+        """Raise what the kernels recorded."""
+        fused_a2a.buffers.hybrid_ep_buffer(self.world).check()
+
+    def close(self):
+        """Free everything."""
+        self.synchronize()
+        self._pools = None
+        fused_a2a.reset_hybrid_ep_buffer(self.world)
+
+
+class TorchHybridExact(TorchHybrid):
+    """epmoe.torch HybridEP with exact results: the host waits."""
+
+    name = "epmoe.torch HybridEP, exact"
+    capturable, budget = False, False
+
+
+class _Peer:
+    """Another library's pair; it gets the same arrays every time."""
+
+    varies = keeps = capturable = False
+
+    def __init__(self, world, shape):
+        self._peer = self.make(world, shape)
+        self.shape = shape
+
+    def make(self, world, shape):
+        """The contender of the matrix behind it."""
+        raise NotImplementedError
+
+    def inputs(self, i):
+        """What pair() gets: nothing."""
+        return None
+
+    def pair(self, given):
+        """Dispatch and combine."""
+        self._peer.dispatch()
+        self._peer.combine()
+
+    def on_stream(self):
+        """With the world's stream as torch's current one."""
+        return self._peer.on_stream()
+
+    def synchronize(self):
+        """Wait for the device."""
+        self._peer.check()
+
+    check = synchronize
+
+    def close(self):
+        """Free everything; collective."""
+        self._peer.close()
+
+
+def _peer(name, module, kind, **options):
+    """A _Peer of benchmarks.<module>.<kind>, which is imported when it is made."""
+    def make(self, world, shape):
+        from importlib import import_module
+
+        return getattr(import_module(f"benchmarks.{module}"), kind)(world, shape, **options)
+
+    return type(kind, (_Peer,), {"name": name, "make": make, "__doc__": f"{name}, in the same loop."})
+
+
+class AllGather(TorchPeer):
+    """All tokens, ids and weights to all ranks by all-gather; sums back by reduce-scatter: serving engines' default."""
+
+    name = needs = "NCCL"
+    matrix = staticmethod(traffic.rows_matrix)
+
+    def __init__(self, world, shape):
+        super().__init__(world, shape)
+        torch, n = self._torch, world.n_ranks
+        with self.on_stream():
+            self._x = torch.zeros(shape.tokens, shape.hidden, dtype=torch.bfloat16, device="cuda")
+            self._routing = torch.zeros(shape.tokens, 2 * shape.top_k, dtype=torch.int32, device="cuda")
+            self._n = n
+
+    def dispatch(self):
+        """Everything to everybody."""
+        dist, x, routing = self._torch.distributed, self._x, self._routing
+        self._all = x.new_empty(self._n * len(x), x.shape[1])
+        dist.all_gather_into_tensor(self._all, x)
+        dist.all_gather_into_tensor(routing.new_empty(self._n * len(routing), routing.shape[1]), routing)
+
+    def combine(self):
+        """The sums over ranks back to each."""
+        self._torch.distributed.reduce_scatter_tensor(self._x.new_empty(self._x.shape), self._all)
+
+    def close(self):
+        """Free everything."""
+        self.check()
+        self._x = self._all = self._routing = None
+        self._torch.cuda.empty_cache()
+
+
+OURS = (Pairs, RowsOnDevice, TorchOnDevice, TorchExact, TorchHybrid, TorchHybridExact, TrainingOnDevice, TrainingExact)
+PEERS = {
+    "nccl": (_peer("NCCL all-to-all", "nccl", "Nccl"),
+             _peer("NCCL all-gather + reduce-scatter", "loop_contenders", "AllGather")),
+    "deepep": (_peer("DeepEP V1, host waits", "deepep", "V1", host_waits=True), _peer("DeepEP V1", "deepep", "V1"),
+               _peer("DeepEP low latency", "deepep", "LowLatency")),
+}
+
+
+def names():
+    """Names of our contenders."""
+    return [kind.name for kind in OURS]
+
+
+def chosen(words, against):
+    """Our contenders whose names hold one of the words (None: all), then those of other libraries."""
+    ours = [kind for kind in OURS if words is None or any(word in kind.name for word in words)]
+    return ours + [kind for library in against for kind in PEERS[library]]

@@ -1,0 +1,47 @@
+"""benchmarks loop: pairs back to back, for the same arrays, for new ones, and with results that are kept."""
+
+import json
+
+import pytest
+from benchmarks import loop, loop_contenders, results, worlds
+from benchmarks.__main__ import main
+from benchmarks.shapes import Shape
+
+SHAPE = Shape(3, 64, 4, 2)
+
+
+def test_each_way_of_giving_arrays_has_a_row_and_a_piece_of_python_beside_it(tmp_path, capsys):
+    file = tmp_path / "loop.json"
+    words = "loop --ranks 2 --shapes 3x64/4/2 --pairs 1 --only ExpertParallel --against nccl --json".split()
+    assert main([*words, str(file)]) == 0
+    record = results.read(file)
+    assert {(r["kernels"], r["arrays"]) for r in record["loop"]} == {("ExpertParallel", a) for a in ("same", "new", "layers")}
+    assert all(0 < r["p20_us"] <= r["us"] <= r["p80_us"] and r["piece_us"] > 0 for r in record["loop"])
+    assert {n["kernels"] for n in record["not_run"]} == {"NCCL all-to-all", "NCCL all-gather + reduce-scatter"}
+    assert "us a pair" in capsys.readouterr().out and results.merged([record, record])["loop"] == record["loop"]
+
+
+def addresses(given):
+    return [of_rank.data_ptr() if hasattr(of_rank, "data_ptr") else of_rank.ctypes.data for of in given for of_rank in of]
+
+
+@pytest.mark.parametrize("kind", [loop_contenders.Pairs, loop_contenders.RowsOnDevice])
+def test_new_arrays_lie_elsewhere_and_hold_the_same_tokens(kind):
+    contender = kind(worlds.make(2), SHAPE)
+    first, second = contender.inputs(0), contender.inputs(1)
+    assert not set(addresses(first)) & set(addresses(second))
+    for a, b in zip(first[1], second[1]):
+        assert sorted(map(tuple, a.tolist())) == sorted(map(tuple, b.tolist()))
+    contender.close()
+
+
+def test_a_run_of_the_matrix_can_end_with_the_loop(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop_contenders, "OURS", (loop_contenders.Pairs,))
+    file = tmp_path / "whole.json"
+    assert main("--ranks 2 --shapes 3x64/4/2 --only loop --json".split() + [str(file)]) == 0
+    assert {r["kernels"] for r in json.loads(file.read_text())["loop"]} == {"ExpertParallel"}
+
+
+def test_without_a_gpu_it_says_that_times_mean_nothing(capsys):
+    assert main(["loop"]) == 2
+    assert "no GPU" in capsys.readouterr().err and loop.CHAIN == 128
