@@ -9,7 +9,7 @@ from .config import EPConfig
 from .dispatch import shared_expert_share
 from .dispatched import segments
 from .errors import EPValueError
-from .functions import check_function
+from .functions import check_function, returned_values
 from .over_ranks import over_ranks
 
 COMBINE_DTYPES = {"bf16": np.dtype(bfloat16), "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
@@ -18,7 +18,7 @@ _BLOCK_BYTES = 1 << 19          # of recv_buf: tokens are reduced a few at a tim
 
 
 def combine(cfg: EPConfig, expert_outputs, dispatched, *, router_weights=None, router_weights_args=(), epilogue=None,
-            epilogue_args=()) -> list[np.ndarray]:
+            epilogue_args=(), elementwise_lambda_fn=None) -> list[np.ndarray | None]:
     """Return every row of expert output to (token, slot) of its source rank, and reduce over slots; a list over ranks.
 
     expert_outputs: list over ranks of combine_dtype [rows, hidden], the rows of output_tokens: shared-expert rows and
@@ -28,6 +28,9 @@ def combine(cfg: EPConfig, expert_outputs, dispatched, *, router_weights=None, r
         (token, k, *router_weights_args) -> float32, for all ranks, which gets int32 [num_tokens, 1] and [1, top_k].
     epilogue: None, or a function (token, col, value, *epilogue_args) -> value, for all ranks, called with int32
         [n, 1], int32 [1, hidden] and float32 [n, hidden]; it needs router weights.
+    elementwise_lambda_fn: None, or the page's output lambda: a function (token, col, value, *epilogue_args) in place
+        of the epilogue, called with the same arrays. It stores what it wants into writable arrays in epilogue_args and
+        returns nothing. Nothing else is stored: the result of each rank is None.
     router_weights_args, epilogue_args: tuples; a list in them has one entry a rank, anything else goes to all ranks.
 
     With router weights w the result is combine_dtype [num_tokens, hidden]:
@@ -35,7 +38,9 @@ def combine(cfg: EPConfig, expert_outputs, dispatched, *, router_weights=None, r
     with one rounding a step and a cast to nearest even. With a fused shared expert its row for the token is added to
     the cast sum in the output type, a second rounding; under skip_a2a tokens outside the rank's share add +0.0. The
     epilogue gets the float32 value of what would be stored, and what it returns, taken as float32, is rounded once to
-    the output type. Without router weights the result is [num_tokens, top_k, hidden], recv itself, bit for bit.
+    the output type. The output lambda gets the same value; each (token, col) is in exactly one of its calls, whose
+    number and order are unspecified. Without router weights the result is [num_tokens, top_k, hidden], recv itself,
+    bit for bit.
 
     Slots with id -1, and under skip_a2a slots of experts elsewhere, are skipped: they add nothing, whatever their
     weight (NaN too), and their rows of the unreduced result are zero. A row whose src_info lies outside
@@ -43,13 +48,21 @@ def combine(cfg: EPConfig, expert_outputs, dispatched, *, router_weights=None, r
     whatever is there). Under skip_a2a each rank's result covers its own experts only; an all-reduce adds them up.
     Which NaN results from arithmetic is unspecified.
 
-    Errors: EPValueError for a wrong number of ranks, dtype or shape, a scalar as router weights, and an epilogue or a
-    fused shared expert without router weights. Source: the combine_wait_kernel page.
+    Errors: EPValueError for a wrong number of ranks, dtype or shape, a scalar as router weights; an epilogue, output
+    lambda or fused shared expert without router weights; epilogue and output lambda together; a value function
+    (router_weights, epilogue) that returns None, text, a list, complex numbers or another shape; an output lambda that
+    returns a value. Source: the combine_wait_kernel page.
     """
-    _check(cfg, expert_outputs, dispatched, router_weights, epilogue)
+    function_name, function = "epilogue", epilogue
+    if elementwise_lambda_fn is not None:
+        if epilogue is not None:
+            raise EPValueError("epilogue and elementwise_lambda_fn together: one returns the value to store, the other "
+                               "stores it itself; give one of them")
+        function_name, function = "elementwise_lambda_fn", elementwise_lambda_fn
+    _check(cfg, expert_outputs, dispatched, router_weights, function_name, function)
     check_function("router_weights", router_weights if callable(router_weights) else None, ("token", "k"),
                    router_weights_args)
-    check_function("epilogue", epilogue, ("token", "col", "value"), epilogue_args)
+    check_function(function_name, function, ("token", "col", "value"), epilogue_args, "epilogue_args")
     senders = [_senders(cfg, dispatched, rank) for rank in range(cfg.n_ranks)]
     if router_weights is None:
         return [_unreduced(cfg, expert_outputs, dispatched[rank], rank, senders[rank]) for rank in range(cfg.n_ranks)]
@@ -57,7 +70,13 @@ def combine(cfg: EPConfig, expert_outputs, dispatched, *, router_weights=None, r
     for rank in range(cfg.n_ranks):
         weights = _weights(cfg, router_weights, router_weights_args, rank, dispatched[rank].num_tokens)
         args = _of_rank(cfg, "epilogue_args", epilogue_args, rank)
-        results.append(_reduced(cfg, expert_outputs, dispatched[rank], rank, senders[rank], weights, epilogue, args))
+        shape = (dispatched[rank].num_tokens, cfg.hidden)
+        out = np.empty(shape, COMBINE_DTYPES[cfg.combine_dtype]) if elementwise_lambda_fn is None else None
+        for block, value in _reduced(cfg, expert_outputs, dispatched[rank], rank, senders[rank], weights):
+            stored = value if function is None else _applied(function_name, function, block, value, args)
+            if out is not None:
+                out[block] = stored
+        results.append(out)
     return results
 
 
@@ -108,23 +127,30 @@ def _unreduced(cfg, expert_outputs, d, rank, senders) -> np.ndarray:
     return out
 
 
-def _reduced(cfg, expert_outputs, d, rank, senders, weights, epilogue, epilogue_args) -> np.ndarray:
+def _reduced(cfg, expert_outputs, d, rank, senders, weights):
+    """Yields (block of tokens, their cast sums with the shared expert's rows added)."""
     dtype = COMBINE_DTYPES[cfg.combine_dtype]
-    out = np.empty((d.num_tokens, cfg.hidden), dtype)
     takes_part = _takes_part(cfg, d.topk_ids, rank)
-    col = np.arange(cfg.hidden, dtype=np.int32)[None, :]
     for block in _blocks(cfg, d.num_tokens):
         recv = _recv(cfg, expert_outputs, senders[block], takes_part[block])
         value = to_output_type(_weighted_sum(recv, weights[block], takes_part[block]), dtype)
         if cfg.fused_shared_expert:
             value = _add_shared(cfg, value, expert_outputs[rank], rank, d.num_tokens, block)
-        if epilogue is not None:
-            token = np.arange(block.start, block.stop, dtype=np.int32)[:, None]
-            with np.errstate(all="ignore"):
-                value = np.asarray(epilogue(token, col, to_float32(value), *epilogue_args), np.float32)
-            value = np.broadcast_to(to_output_type(value, dtype), out[block].shape)
-        out[block] = value
-    return out
+        yield block, value
+
+
+def _applied(name: str, function, block: slice, value: np.ndarray, args) -> np.ndarray | None:
+    """The epilogue's values for a block of tokens, rounded once; None from an output lambda, which stores itself."""
+    token = np.arange(block.start, block.stop, dtype=np.int32)[:, None]
+    col = np.arange(value.shape[1], dtype=np.int32)[None, :]
+    with np.errstate(all="ignore"):
+        returned = function(token, col, to_float32(value), *args)
+    if name == "epilogue":
+        return to_output_type(returned_values(name, returned, value.shape), value.dtype)
+    if returned is not None:
+        raise EPValueError(f"elementwise_lambda_fn returned {type(returned).__name__} and must return nothing: it "
+                           "stores its result itself; a function that returns the value is given as epilogue")
+    return None
 
 
 def _weighted_sum(recv: np.ndarray, weights: np.ndarray, takes_part: np.ndarray) -> np.ndarray:
@@ -157,7 +183,7 @@ def _weights(cfg: EPConfig, router_weights, args, rank: int, num_tokens: int) ->
         k = np.arange(cfg.top_k, dtype=np.int32)[None, :]
         with np.errstate(all="ignore"):
             weights = router_weights(token, k, *_of_rank(cfg, "router_weights_args", args, rank))
-            return np.broadcast_to(np.asarray(weights, np.float32), shape)
+        return returned_values("router_weights", weights, shape)
     return router_weights[rank]
 
 
@@ -169,9 +195,10 @@ def _of_rank(cfg: EPConfig, name: str, args, rank: int) -> list:
     return [arg[rank] if isinstance(arg, list) else arg for arg in args]
 
 
-def _check(cfg: EPConfig, expert_outputs, dispatched, router_weights, epilogue) -> None:
-    if router_weights is None and epilogue is not None:
-        raise EPValueError("epilogue without router_weights: it is applied to the reduced output; give router weights")
+def _check(cfg: EPConfig, expert_outputs, dispatched, router_weights, function_name: str, function) -> None:
+    if router_weights is None and function is not None:
+        raise EPValueError(f"{function_name} without router_weights: it is applied to the reduced output; give router "
+                           "weights")
     if router_weights is None and cfg.fused_shared_expert:
         raise EPValueError("fused_shared_expert=True without router_weights: the shared expert's output is added to "
                            "the reduced output; give router weights, or dispatch without the shared expert")

@@ -8,6 +8,7 @@ from .dispatched import Dispatched
 from .errors import EPValueError
 from .formats import TokenFormat, format_of
 from .formats.nv_block_scaled import checked_input_scale
+from .functions import returned_values
 from .over_ranks import over_ranks
 from .routing import Routes, clean_topk_ids, routes
 
@@ -143,7 +144,8 @@ def _check_tokens(cfg: EPConfig, tokens, num_tokens: int, rank: int) -> None:
 
 def _input_scales(cfg: EPConfig, input_scale) -> list[np.float32]:
     if callable(input_scale):
-        input_scale = input_scale(0) if cfg.token_format == "nvfp4" else 1.0
+        scale = input_scale(0) if cfg.token_format == "nvfp4" else 1.0
+        input_scale = float(returned_values("input_scale", scale, ()))
     per_rank = isinstance(input_scale, (list, tuple))
     scales = over_ranks(cfg, "input_scale", input_scale) if per_rank else [input_scale] * cfg.n_ranks
     return [checked_input_scale(scale, f"input_scale of rank {rank}") for rank, scale in enumerate(scales)]

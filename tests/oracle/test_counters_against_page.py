@@ -1,4 +1,4 @@
-"""EPLocalSyncCounters, the one class that both packages export: sizes and offsets as its page prints them, for n_experts 8 to 1024."""
+"""EPLocalSyncCounters, one class that both packages export: its page's sizes and offsets, for n_experts 8 to 1024."""
 
 import numpy as np
 import pytest

@@ -220,6 +220,21 @@ def test_the_epilogue_gets_the_rounded_value_after_the_shared_expert_and_is_roun
                 assert np.array_equal(as_bytes(out[token]), as_bytes(want)), (rank, token)
 
 
+def test_an_output_lambda_stores_what_the_epilogue_would_and_nothing_else_is_stored():
+    cfg = config(combine_dtype="fp16", fused_shared_expert=True)
+    _, _, d = dispatched_world(cfg)
+    y, w = random_outputs(cfg, d), random_weights(cfg, d)
+    bias = [np.linspace(rank, 1, 24).astype(np.float32) for rank in range(4)]
+    stored = [np.full((r.num_tokens, 24), 7, np.float16) for r in d]
+
+    def store(token, col, value, out, bias):
+        out[token, col] = add_rn(value, bias[col])
+
+    assert combine(cfg, y, d, router_weights=w, elementwise_lambda_fn=store, epilogue_args=(stored, bias)) == [None] * 4
+    want = combine(cfg, y, d, router_weights=w, epilogue=lambda t, c, v, b: add_rn(v, b[c]), epilogue_args=(bias,))
+    assert all(np.array_equal(as_bytes(a), as_bytes(b)) for a, b in zip(stored, want))
+
+
 def test_an_epilogue_may_ignore_the_value():
     cfg = config()
     _, _, d = dispatched_world(cfg)

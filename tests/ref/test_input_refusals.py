@@ -131,6 +131,10 @@ def test_combinations_without_a_meaning():
     (dict(epilogue=3), "epilogue is of type int and must be a function"),
     (dict(epilogue_args=(1.0,)), "epilogue_args has 1 entries, and there is no epilogue function"),
     (dict(router_weights_args=(1.0,)), "router_weights_args has 1 entries"),
+    (dict(elementwise_lambda_fn=lambda t, c: None), r"elementwise_lambda_fn cannot be called .* of epilogue_args"),
+    (dict(elementwise_lambda_fn=lambda t, c, v: v), "elementwise_lambda_fn returned ndarray and must return nothing"),
+    (dict(elementwise_lambda_fn=lambda t, c, v: None, epilogue=lambda t, c, v: v), "give one of them"),
+    (dict(elementwise_lambda_fn=lambda t, c, v: None, router_weights=None), "elementwise_lambda_fn without router"),
 ])
 def test_functions_that_cannot_be_called_are_refused(change, said):
     cfg = EPConfig(1, 2, 1, 8, 2)
@@ -147,3 +151,21 @@ def test_input_scales_are_checked_with_every_format(token_format, scale):
     cfg = EPConfig(1, 2, 1, 128, 2, token_format=token_format)
     with pytest.raises(EPValueError, match="must be one positive finite number"):
         dispatch(cfg, [np.ones((2, 128), bfloat16)], [np.array([[0], [1]])], input_scale=scale)
+
+
+@pytest.mark.parametrize("returned, said", [
+    (None, "returned None and must return a value"), ("1.0", "returned str"), (b"1", "returned bytes"),
+    ([1.0, 2.0], "returned list"), ((1.0,), "returned tuple"), (1j, "returned complex numbers"),
+    (np.ones((1, 1), complex), "returned complex numbers"), (np.ones(1), r"returned shape \[1\]"),
+    (np.ones((3, 3, 3)), r"returned shape \[3, 3, 3\]"), (object(), "returned object"),
+    (np.array(["a"]), "returned an array of <U1")], ids=str)
+@pytest.mark.parametrize("name", ["router_weights", "epilogue", "input_scale"])
+def test_a_value_function_that_returns_no_number_for_each_element_is_refused(name, returned, said):
+    cfg = EPConfig(1, 2, 1, 64, 2, token_format="nvfp4")
+    x, ids = [np.ones((2, 64), bfloat16)], [np.array([[0], [1]])]
+    with pytest.raises(EPValueError, match=f"{name} {said}"):
+        d = dispatch(cfg, x, ids, input_scale=(lambda i: returned) if name == "input_scale" else 1.0)
+        weights = [np.ones((2, 1), np.float32)]
+        functions = {"router_weights": lambda token, k: returned} if name == "router_weights" else {
+            "router_weights": weights, "epilogue": lambda token, col, value: returned}
+        combine(cfg, [np.ones((2, 64), bfloat16)], d, **functions)
