@@ -8,6 +8,7 @@ from epmoe import command_line
 COMMANDS = {
     "verify": ("epmoe.verify.command", "kernels against the reference, with pictures (the default)"),
     "doctor": ("epmoe.doctor", "what this machine can do, and the remedy for what is missing"),
+    "routing": ("epmoe.routing_report.command", "what a model's routing costs: imbalance, bytes, floors, memory"),
     "check": ("epmoe.check.command", "anybody's implementation against the reference"),
     "vectors": ("epmoe.vectors.command", "golden vectors: inputs and results as files"),
     "mutants": ("epmoe.mutants.command", "each synchronisation of the kernels broken in turn: is it noticed?"),

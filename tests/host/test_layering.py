@@ -18,7 +18,8 @@ LAYERS = [
     ("epmoe.fused_a2a", "epmoe.torch"),
 ]
 # may import the reference's semantics
-COMPARING = ("epmoe/check", "epmoe/verify", "epmoe/vectors", "epmoe/explain", "epmoe/lessons", "epmoe/mutants")
+COMPARING = ("epmoe/check", "epmoe/verify", "epmoe/vectors", "epmoe/explain", "epmoe/lessons", "epmoe/mutants",
+             "epmoe/puzzles", "epmoe/routing")
 SHARED = {"epmoe_ref.config", "epmoe_ref.counters", "epmoe_ref.errors"}
 
 

@@ -1,0 +1,1 @@
+"""`epmoe routing FILE`: what a router's choices cost, and which interface to use."""

@@ -1,0 +1,138 @@
+"""Reads a routing dump: an .npz, an .npy or JSON lines with the expert ids of each token, in one or many steps."""
+
+from dataclasses import dataclass, field
+from zipfile import is_zipfile
+
+import numpy as np
+
+from epmoe.routing_report import json_lines
+from epmoe.routing_report.json_lines import WANTED, one_number
+from epmoe_ref.config import MAX_EXPERTS
+from epmoe_ref.errors import EPValueError
+
+
+@dataclass
+class Dump:
+    """The expert ids of a file.
+
+    steps: a list of int64 arrays (tokens, top_k), -1 where a slot has no expert. n_experts: of the file, or None.
+    rank_offsets: int64 (n_ranks + 1), where each rank's tokens begin (files of one step), or None. hidden: of x in
+    the file, or None. notes: what was changed on reading.
+    """
+
+    steps: list
+    n_experts: int | None = None
+    rank_offsets: np.ndarray | None = None
+    hidden: int | None = None
+    notes: list = field(default_factory=list)
+
+    @property
+    def top_k(self):
+        """Slots of a token."""
+        return self.steps[0].shape[1]
+
+    @property
+    def tokens(self):
+        """Tokens of all steps."""
+        return sum(len(ids) for ids in self.steps)
+
+    def check(self, n_experts):
+        """Refuse an id that is no expert, and an expert named twice by one token; the message names the place."""
+        for step, ids in enumerate(self.steps):
+            where = f"step {step}, " if len(self.steps) > 1 else ""
+            outside = (ids < -1) | (ids >= n_experts)
+            if outside.any():
+                token, slot = np.argwhere(outside)[0]
+                raise EPValueError(
+                    f"{where}token {token}, slot {slot} has expert {ids[token, slot]}, outside [0, n_experts="
+                    f"{n_experts}) ({int(outside.sum())} such ids): give --experts, or write -1 where a slot has no "
+                    "expert"
+                )
+            in_order = np.sort(ids, axis=1)
+            twice = ((in_order[:, 1:] == in_order[:, :-1]) & (in_order[:, 1:] >= 0)).any(axis=1)
+            if twice.any():
+                token = int(np.argmax(twice))
+                raise EPValueError(
+                    f"{where}token {token} has experts {ids[token].tolist()}: the experts of a token must be "
+                    f"distinct ({int(twice.sum())} such tokens); write -1 into the repeated slot"
+                )
+
+    def split(self, ids, n_ranks):
+        """The ids of one step by rank: at rank_offsets, else evenly, the first ranks taking the remainder."""
+        if self.rank_offsets is not None and len(self.rank_offsets) == n_ranks + 1:
+            return np.split(ids, self.rank_offsets[1:-1])
+        return np.array_split(ids, n_ranks)
+
+
+def read(path):
+    """The Dump of a file. Errors: EPValueError, which says what the file holds and what is needed."""
+    try:
+        with open(path, "rb") as file:
+            start = file.read(6)
+            if start == b"\x93NUMPY" or is_zipfile(file):
+                file.seek(0)
+                found = np.load(file, allow_pickle=False)
+                return (
+                    _of_array(path, found)
+                    if isinstance(found, np.ndarray)
+                    else _of_npz(path, dict(found.items()))
+                )
+            file.seek(0)
+            text = file.read().decode()
+    except OSError as error:
+        raise EPValueError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, EOFError, KeyError, NotImplementedError) as error:
+        raise EPValueError(f"{path} cannot be read ({error}): {WANTED}") from None
+    steps, n_experts, notes = json_lines.read(path, text)
+    return Dump(steps, n_experts=n_experts, notes=notes)
+
+
+def _of_npz(path, arrays):
+    integers = [name for name, a in arrays.items() if a.dtype.kind in "iu" and a.ndim in (2, 3)]
+    name = "topk_ids" if "topk_ids" in arrays else integers[0] if len(integers) == 1 else None
+    if name is None:
+        held = ", ".join(f"{n} {a.dtype}{list(a.shape)}" for n, a in arrays.items()) or "nothing"
+        raise EPValueError(f"{path} has no topk_ids (it has {held}): {WANTED}")
+    dump = _of_array(f"{name} in {path}", arrays[name])
+    if name != "topk_ids":
+        dump.notes.append(
+            f"{name} is read as topk_ids: the only integers of two or three dimensions in the file"
+        )
+    if "n_experts" in arrays:
+        dump.n_experts = one_number(path, "n_experts", arrays["n_experts"])
+    if "x" in arrays and arrays["x"].ndim >= 2:
+        dump.hidden = arrays["x"].shape[-1]
+    if "rank_offsets" in arrays and len(dump.steps) == 1:
+        dump.rank_offsets = _checked_offsets(path, arrays["rank_offsets"], len(dump.steps[0]))
+    return dump
+
+
+def _checked_offsets(path, offsets, tokens):
+    good = offsets.ndim == 1 and len(offsets) > 1 and offsets.dtype.kind in "iu"
+    good = (
+        good
+        and offsets[0] == 0
+        and offsets[-1] == tokens
+        and (np.diff(offsets.astype(np.int64)) >= 0).all()
+    )
+    if not good:
+        raise EPValueError(
+            f"rank_offsets in {path} is {offsets.tolist()}; it must start at 0, never fall and end at {tokens}, the "
+            "number of tokens: rank r has the tokens rank_offsets[r]:rank_offsets[r + 1]"
+        )
+    return offsets.astype(np.int64)
+
+
+def _of_array(name, ids):
+    if ids.dtype.kind not in "iu":
+        raise EPValueError(
+            f"{name} has dtype {ids.dtype}; integers are needed: convert with .astype(np.int32)"
+        )
+    if ids.ndim not in (2, 3) or ids.shape[-1] == 0 or (ids.ndim == 3 and len(ids) == 0):
+        raise EPValueError(f"{name} has shape {list(ids.shape)}: {WANTED}")
+    if ids.dtype == np.uint64 and ids.size and ids.max() > MAX_EXPERTS:
+        raise EPValueError(
+            f"{name} holds {ids.max()}: an expert id is at most {MAX_EXPERTS - 1}, and -1 is no expert"
+        )
+    ids = ids.astype(np.int64)
+    return Dump(list(ids) if ids.ndim == 3 else [ids])

@@ -1,0 +1,141 @@
+"""The ways to run dispatch and combine: bytes each, floors, what our kernels take, memory, and which to use."""
+
+from typing import NamedTuple
+
+from epmoe.host import memory
+from epmoe.routing_report import counts, measured
+from epmoe_ref.config import MAX_GPUS_PER_NODE, EPConfig
+
+ROW_FORMATS = ("bf16", "fp8_blockwise")  # what fused_dispatch and hybrid_ep_dispatch send
+COMBINE_BYTES = 2  # bf16
+RESULTS_IN_POOL = 3  # rows: the pool's staging area and two results (fused_a2a.buffer)
+INTERFACES = {
+    "pairs_plain": "ExpertParallel, plain",
+    "pairs": "ExpertParallel, fast",
+    "rows": "fused_dispatch",
+    "expert_major": "hybrid_ep_dispatch",
+}
+
+
+class Cost(NamedTuple):
+    """One phase of one step with one interface.
+
+    total_bytes: what all ranks together send to other ranks. busiest_bytes: the most that one rank sends or receives.
+    floor_us: busiest_bytes at the link's speed. expected_us: what our kernels take, or None where they were not
+    measured.
+    """
+
+    total_bytes: int
+    busiest_bytes: int
+    floor_us: float
+    expected_us: float | None
+
+
+class Sizes(NamedTuple):
+    """What the counts are multiplied with. link_gbps: 10**9 bytes a second, of each rank out, and as much in."""
+
+    cfg: EPConfig
+    link_gbps: float
+
+    @property
+    def row_bytes(self):
+        """Bytes of one token's values and scales."""
+        return self.cfg.format.values_size() + self.cfg.format.scales_size()
+
+    @property
+    def message_bytes(self):
+        """Bytes of one message: values, scales, src_info and topk_info, each padded."""
+        return self.cfg.format.msg_size()
+
+    @property
+    def combine_bytes(self):
+        """Bytes of one row on its way back."""
+        return COMBINE_BYTES * self.cfg.hidden
+
+
+def config(n_ranks, n_experts, top_k, hidden, tokens, token_format):
+    """The EPConfig of a routing; several hosts (SHMEM) from more than 8 ranks on. Errors: EPValueError."""
+    several = n_ranks > MAX_GPUS_PER_NODE
+    p2p = (
+        max(d for d in range(1, MAX_GPUS_PER_NODE + 1) if n_ranks % d == 0) if several else n_ranks
+    )
+    return EPConfig(
+        n_ranks,
+        n_experts,
+        top_k,
+        hidden,
+        max(tokens, 1),
+        token_format=token_format,
+        p2p_world_size=p2p,
+        use_shmem=several,
+    )
+
+
+def offered(interface, cfg):
+    """None if this project has the interface for the configuration, else why not."""
+    if interface.startswith("pairs"):
+        return None
+    if cfg.token_format not in ROW_FORMATS:
+        return f"sends {' and '.join(ROW_FORMATS)}, not {cfg.token_format}"
+    if cfg.n_ranks > MAX_GPUS_PER_NODE:
+        return f"needs all ranks in one p2p world of at most {MAX_GPUS_PER_NODE}"
+    return None
+
+
+def costs(interface, step, sizes):
+    """(Cost of dispatch, Cost of combine) of one step; None where the interface has no such format."""
+    if not interface.startswith("pairs") and sizes.cfg.token_format not in ROW_FORMATS:
+        return None, None
+    parts = {
+        "pairs_plain": [(step.pairs, sizes.message_bytes)],
+        # the payload once a rank, in one message of that token; the others there only point to it
+        "pairs": [
+            (step.rows, sizes.cfg.format.token_size()),
+            (step.pairs, sizes.message_bytes - sizes.cfg.format.token_size()),
+        ],
+    }.get(interface, [(step.rows, sizes.row_bytes)])
+    back = step.pairs if interface.startswith("pairs") else step.rows
+    dispatch = sum(matrix * nbytes for matrix, nbytes in parts)
+    return (
+        _cost(interface, "dispatch", dispatch, sizes, sizes.cfg.token_format),
+        _cost(interface, "combine", back * sizes.combine_bytes, sizes, "bf16"),
+    )
+
+
+def _cost(interface, phase, matrix, sizes, token_format):
+    most = counts.busiest(matrix)
+    floor_us = most / sizes.link_gbps / 1e3
+    us = measured.expected_us(interface, phase, token_format, most, floor_us) if most else 0.0
+    return Cost(int(counts.off_rank(matrix).sum()), most, floor_us, us)
+
+
+def result_bytes(interface, step, sizes):
+    """Bytes of token rows that dispatch returns on the rank that receives most, its own tokens' included."""
+    received = (step.rows if interface == "rows" else step.pairs).sum(axis=0)
+    return int(received.max(initial=0)) * sizes.row_bytes
+
+
+def memory_bytes(interface, steps, sizes):
+    """Bytes that one rank allocates for one dispatch and one combine at a time: buffers, counters and results.
+
+    ExpertParallel and the pools of the others are sized for the worst case, cfg.max_tokens_per_rank on every rank; only
+    the rows of experts of hybrid_ep_dispatch are exact.
+    """
+    cfg = sizes.cfg
+    if interface.startswith("pairs"):
+        return sum(
+            use.planned_bytes
+            for use in memory.plan(cfg)
+            if use.buffer != "unreduced combine result"
+        )
+    rows, back = (
+        cfg.n_ranks * cfg.max_tokens_per_rank,
+        cfg.max_tokens_per_rank * sizes.combine_bytes,
+    )
+    if interface == "rows":
+        return (
+            RESULTS_IN_POOL * rows * (sizes.row_bytes + 12 * cfg.top_k) + back
+        )  # ids int64, probs float32
+    staged = rows * (sizes.row_bytes + 8 * cfg.n_local_experts)  # slots int32, probs float32
+    most = max((int(step.by_rank.max(initial=0)) for step in steps), default=0)
+    return staged + most * (sizes.row_bytes + 4) + back

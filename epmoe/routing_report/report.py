@@ -1,0 +1,232 @@
+"""Makes the report of a dump: a dict of numbers, which `--json` prints and the text and the page show."""
+
+import numpy as np
+
+from epmoe.routing_report import counts, interfaces, measured
+from epmoe_ref.config import MAX_EXPERTS
+from epmoe_ref.errors import EPValueError
+
+DEFAULT_RANKS, DEFAULT_HIDDEN = 8, 7168
+SWEPT_RANKS = (2, 4, 8, 16, 32, 64, 128)
+MOST_RANKS = 1024
+ALIKE = 1.05  # times that differ by less are taken for equal
+
+
+def report(
+    dump, name, *, n_experts=None, n_ranks=None, hidden=None, token_format="bf16", link_gbps=None
+):
+    """The report of a Dump. What is None comes from the file, or else is assumed, which `assumed` says.
+
+    Every quantity of a step is {median, p90, p99, max} over the steps; bytes are of one step, times in microseconds.
+    """
+    assumed = list(dump.notes)
+    if n_ranks is None:
+        n_ranks = len(dump.rank_offsets) - 1 if dump.rank_offsets is not None else None
+    n_experts, n_ranks = _world(dump, n_experts, n_ranks, assumed)
+    dump.check(n_experts)
+    if dump.rank_offsets is not None and len(dump.rank_offsets) != n_ranks + 1:
+        assumed.append(
+            f"rank_offsets of the file is for {len(dump.rank_offsets) - 1} ranks: tokens are dealt evenly"
+        )
+    hidden = hidden or dump.hidden
+    if hidden is None:
+        hidden = DEFAULT_HIDDEN
+        assumed.append(f"hidden={hidden}, as the file has no x: --hidden changes it")
+    if link_gbps is None:
+        link_gbps = measured.table()["link_gbps"]
+        assumed.append(
+            f"links of {link_gbps} GB/s each way, as measured on {_machine()}: --link-gbps changes it"
+        )
+    options = (n_experts, hidden, token_format, link_gbps)
+    here = _on_ranks(dump, n_ranks, *options)
+    return {
+        "file": name,
+        "assumed": assumed,
+        "n_ranks": n_ranks,
+        "n_experts": n_experts,
+        "top_k": dump.top_k,
+        "hidden": hidden,
+        "format": token_format,
+        "link_gbps": link_gbps,
+        "steps": len(dump.steps),
+        "tokens": dump.tokens,
+        "empty_slots": int(sum((ids < 0).sum() for ids in dump.steps)),
+        **here,
+        "sweep": [_brief(_on_ranks(dump, n, *options), n) for n in _swept(n_experts, n_ranks)],
+        "measured": {
+            key: measured.table()[key]
+            for key in ("from", "date", "commit", "device", "n_ranks", "link_gbps")
+        },
+    }
+
+
+def _world(dump, n_experts, n_ranks, assumed):
+    """(n_experts, n_ranks) as given, of the file, or assumed."""
+    given = n_experts or dump.n_experts
+    if given is None:
+        top = max([int(ids.max(initial=-1)) + 1 for ids in dump.steps] + [dump.top_k])
+        step = n_ranks or DEFAULT_RANKS
+        given = min(-(-top // step) * step, MAX_EXPERTS // step * step)
+        assumed.append(
+            f"n_experts={given}, a guess: the largest id is {top - 1}; --experts says how many there are"
+        )
+    if n_ranks is None:
+        n_ranks = max(n for n in range(1, DEFAULT_RANKS + 1) if given % n == 0)
+        assumed.append(f"{n_ranks} ranks: --ranks changes it")
+    if n_ranks > MOST_RANKS:
+        raise EPValueError(
+            f"--ranks {n_ranks} must be at most {MOST_RANKS}: the report holds a matrix of all ranks"
+        )
+    if given % n_ranks:
+        fits = [n for n in range(1, min(given, 64) + 1) if given % n == 0]
+        raise EPValueError(
+            f"{given} experts cannot be dealt evenly to {n_ranks} ranks: give --ranks one of {fits}, or "
+            f"another number of --experts"
+        )
+    return given, n_ranks
+
+
+def _machine():
+    table = measured.table()
+    return f"{table['n_ranks']} x {table['device'].partition(',')[0]}"
+
+
+def _on_ranks(dump, n_ranks, n_experts, hidden, token_format, link_gbps):
+    """What depends on the number of ranks."""
+    by_step = [dump.split(ids, n_ranks) for ids in dump.steps]
+    steps = [counts.count(ids, n_experts) for ids in by_step]
+    most_tokens = max(int(step.tokens.max()) for step in steps)
+    sizes = interfaces.Sizes(
+        interfaces.config(n_ranks, n_experts, dump.top_k, hidden, most_tokens, token_format),
+        link_gbps,
+    )
+    ways = {name: _interface(name, steps, sizes) for name in interfaces.INTERFACES}
+    return {
+        "tokens_per_rank": _over([s.tokens.max() for s in steps]),
+        "imbalance": {
+            side: {
+                "max_over_mean": _over(
+                    [counts.max_over_mean(getattr(s, f"by_{side}")) for s in steps]
+                ),
+                "gini": _over([counts.gini(getattr(s, f"by_{side}")) for s in steps]),
+            }
+            for side in ("rank", "expert")
+        },
+        "pairs_by_rank": sum(s.by_rank for s in steps).tolist(),
+        "pairs_by_expert": sum(s.by_expert for s in steps).tolist(),
+        "pairs": sum(s.pairs for s in steps).tolist(),
+        "rows": sum(s.rows for s in steps).tolist(),
+        "message_bytes": sizes.message_bytes,
+        "row_bytes": sizes.row_bytes,
+        "combine_row_bytes": sizes.combine_bytes,
+        "interfaces": ways,
+        "take": _take(ways, token_format),
+    }
+
+
+def _interface(name, steps, sizes):
+    of_steps = [interfaces.costs(name, step, sizes) for step in steps]
+    entry = {"is": interfaces.INTERFACES[name], "not_offered": interfaces.offered(name, sizes.cfg)}
+    if of_steps[0][0] is None:
+        return entry | {
+            "dispatch": None,
+            "combine": None,
+            "round_us": None,
+            "result_bytes": None,
+            "memory_bytes": None,
+        }
+    for phase, found in zip(("dispatch", "combine"), zip(*of_steps)):
+        entry[phase] = {
+            "total_bytes": _over([cost.total_bytes for cost in found]),
+            "busiest_bytes": _over([cost.busiest_bytes for cost in found]),
+            "floor_us": _over([cost.floor_us for cost in found]),
+            "expected_us": _over([cost.expected_us for cost in found]),
+        }
+    entry["round_us"] = _over([_round_us(pair) for pair in of_steps])
+    entry["result_bytes"] = _over([interfaces.result_bytes(name, step, sizes) for step in steps])
+    entry["memory_bytes"] = interfaces.memory_bytes(name, steps, sizes)
+    return entry
+
+
+def _round_us(costs):
+    """Dispatch and combine together, each as expected, or at its floor where these kernels were not measured."""
+    return sum(cost.floor_us if cost.expected_us is None else cost.expected_us for cost in costs)
+
+
+def _over(values):
+    """{median, p90, p99, max} over steps; None if no step has a value."""
+    values = [value for value in values if value is not None]
+    if not values:
+        return None
+    median, p90, p99, most = np.percentile(np.asarray(values, float), (50, 90, 99, 100)).tolist()
+    return {"median": median, "p90": p90, "p99": p99, "max": most}
+
+
+def _take(ways, token_format):
+    """{interface, why}: the one of ours that takes least for a round of the median step."""
+    ours = {
+        name: way
+        for name, way in ways.items()
+        if way["not_offered"] is None and name != "pairs_plain"
+    }
+    us = {name: way["round_us"]["median"] for name, way in ours.items()}
+    best = min(us, key=us.get)
+    if us["pairs"] <= ALIKE * us[best]:
+        best = "pairs"
+    why = [
+        f"{way['is']} is left out: it {way['not_offered']}"
+        for way in ways.values()
+        if way["not_offered"]
+    ]
+    others = ", ".join(f"{ours[name]['is']} {us[name]:.1f}" for name in us if name != best)
+    if others:
+        why.append(f"dispatch and combine of a median step take about {us[best]:.1f} us ({others})")
+    if best == "pairs":
+        why.append(
+            "rows come grouped by expert, and sums are made in float32 at the token's own rank: the same bits "
+            "on any number of ranks"
+        )
+    elif best == "rows":
+        grouped = (
+            f"; for rows grouped by expert take hybrid_ep_dispatch, {us['expert_major']:.1f} us"
+        )
+        why.append(
+            f"a token travels once to a rank; your experts pick their rows and sum them there{grouped}"
+        )
+    else:
+        why.append(
+            "a token travels once to a rank, and rows come grouped by expert; partial sums are rounded on the "
+            "way back"
+        )
+    return {"interface": best, "is": ways[best]["is"], "why": why}
+
+
+def _swept(n_experts, n_ranks):
+    """Numbers of ranks to compare: this one, and powers of two (or other divisors) that divide the experts."""
+    found = {n for n in SWEPT_RANKS if n_experts % n == 0} | {n_ranks}
+    if len(found) < 4:
+        found |= set([n for n in range(2, SWEPT_RANKS[-1] + 1) if n_experts % n == 0][:8])
+    return sorted(found)
+
+
+def _brief(of_ranks, n_ranks):
+    """The line of the sweep for one number of ranks."""
+    ways = of_ranks["interfaces"]
+    line = {
+        "n_ranks": n_ranks,
+        "tokens_per_rank": of_ranks["tokens_per_rank"],
+        "rank_max_over_mean": of_ranks["imbalance"]["rank"]["max_over_mean"],
+        "take": of_ranks["take"]["interface"],
+    }
+    line["interfaces"] = {
+        name: {
+            "not_offered": way["not_offered"],
+            "round_us": way["round_us"],
+            "memory_bytes": way["memory_bytes"],
+            "floor_us": None
+            if way["dispatch"] is None
+            else sum(way[phase]["floor_us"]["median"] for phase in ("dispatch", "combine")),
+        }
+        for name, way in ways.items()
+    }
+    return line

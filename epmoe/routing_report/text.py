@@ -1,0 +1,136 @@
+"""Shows a report in the terminal."""
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from epmoe.routing_report import counts
+from epmoe.routing_report.interfaces import INTERFACES
+
+MOST_RANKS_SHOWN = 16
+SHADES = " ░▒▓█"
+PERCENTILES = ("median", "p90", "p99", "max")
+
+
+def show(found, page=None):
+    """Print a report."""
+    console = Console(highlight=False, width=max(104, Console().width))
+    console.print(_head(found))
+    for line in found["assumed"]:
+        console.print(f"  note: {line}")
+    console.print()
+    console.print(_imbalance(found))
+    if found["n_ranks"] <= MOST_RANKS_SHOWN:
+        console.print(heat_map(found["pairs"]))
+    console.print(_costs(found))
+    machine = found["measured"]
+    console.print(
+        f"busiest rank: the most that one rank sends to others, or receives. expected: our kernels on "
+        f"{machine['n_ranks']} x {machine['device'].partition(',')[0]}, {machine['date']}, moved to this "
+        "floor.",
+        style="dim",
+    )
+    console.print(f"\nTake [bold]{found['take']['is']}[/bold]:")
+    for why in found["take"]["why"]:
+        console.print(f"  - {why}")
+    console.print(
+        f"\nWritten: {page}"
+        if page
+        else "\nNext: --html PAGE.html draws it, with other numbers of ranks"
+    )
+
+
+def number(value, digits=1):
+    """A number for a table; - for None."""
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def size(nbytes):
+    """Bytes in a unit of 1000."""
+    if nbytes is None:
+        return "-"
+    for unit in ("B", "kB", "MB", "GB"):
+        if nbytes < 1000 or unit == "GB":
+            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1000
+
+
+def _head(found):
+    steps = "" if found["steps"] == 1 else f" in {found['steps']} steps"
+    empty = f", {found['empty_slots']:,} empty slots (-1)" if found["empty_slots"] else ""
+    return (
+        f"{found['file']}: {found['tokens']:,} tokens{steps}, top-{found['top_k']} of {found['n_experts']} experts"
+        f"{empty}; {found['n_ranks']} ranks, at most {number(found['tokens_per_rank']['max'], 0)} tokens each"
+    )
+
+
+def _shown(found):
+    """Which of {median, p90, p99, max} to show: of one step they are the same."""
+    return ("median",) if found["steps"] == 1 else PERCENTILES
+
+
+def _imbalance(found):
+    table = Table(
+        title="imbalance of pairs (token, expert)", title_justify="left", box=None, pad_edge=False
+    )
+    table.add_column("")
+    for name in ("max / mean", "Gini"):
+        for which in _shown(found):
+            table.add_column(name if which == "median" else which, justify="right")
+    table.add_column("busiest", justify="left")
+    for side, loads in (("rank", found["pairs_by_rank"]), ("expert", found["pairs_by_expert"])):
+        both = (found["imbalance"][side][key] for key in ("max_over_mean", "gini"))
+        cells = [number(stat and stat[which], 2) for stat in both for which in _shown(found)]
+        most = max(range(len(loads)), key=loads.__getitem__)
+        table.add_row(f"{side}s", *cells, f"{side} {most}: {loads[most]:,} pairs")
+    return table
+
+
+def heat_map(pairs):
+    """Lines of a map from src_rank (line) to dst_rank (column), darker where more pairs go."""
+    matrix = np.array(pairs)
+    most = max(int(matrix.max()), 1)
+    lines = ["", "pairs from src_rank (line) to dst_rank (column); darkest " + f"{most:,}"]
+    lines.append("     " + "".join(f"{rank:>3}" for rank in range(len(matrix))))
+    for rank, line in enumerate(matrix):
+        cells = "".join(" " + 2 * SHADES[-(-4 * int(n) // most)] for n in line)
+        lines.append(f"{rank:>4} {cells}  {int(counts.off_rank(matrix)[rank].sum()):,} leave")
+    return "\n".join(lines) + "\n"
+
+
+def _costs(found):
+    table = Table(
+        title=f"busiest rank, {found['format']} at {found['link_gbps']:g} GB/s each way"
+        + ("" if found["steps"] == 1 else ", median step (p99)"),
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+    )
+    for name in (
+        "",
+        "dispatch",
+        "floor us",
+        "expected",
+        "combine",
+        "floor us",
+        "expected",
+        "memory a rank",
+    ):
+        table.add_column(name, justify="left" if not name else "right")
+    for name in INTERFACES:
+        way = found["interfaces"][name]
+        if way["dispatch"] is None:
+            table.add_row(way["is"], *7 * ["-"])
+            continue
+        cells = []
+        for phase in ("dispatch", "combine"):
+            cells.append(size(way[phase]["busiest_bytes"]["median"]))
+            cells += [_with_tail(found, way[phase][key]) for key in ("floor_us", "expected_us")]
+        table.add_row(way["is"], *cells, size(way["memory_bytes"]))
+    return table
+
+
+def _with_tail(found, stat):
+    if stat is None or found["steps"] == 1:
+        return number(stat and stat["median"])
+    return f"{number(stat['median'])} ({number(stat['p99'])})"

@@ -1,0 +1,183 @@
+"""`epmoe routing FILE`: text, JSON and a page from one report; times come from the measured table."""
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from epmoe.__main__ import main
+from epmoe.routing_report import interfaces, measured
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def file(tmp_path):
+    """512 tokens, top-4 of 32 experts; expert 3 in every one."""
+    rng = np.random.default_rng(0)
+    ids = np.argsort(rng.random((512, 32)) + (np.arange(32) != 3), axis=1)[:, :4]
+    np.savez(tmp_path / "<dump>.npz", topk_ids=ids, n_experts=32)
+    return tmp_path / "<dump>.npz"
+
+
+def test_text_names_the_busiest_and_what_to_take(file, capsys):
+    assert main(["routing", str(file), "--ranks", "4"]) == 0
+    out = capsys.readouterr().out
+    assert (
+        "expert 3: 512 pairs" in out
+        and "rank 0: " in out
+        and "Take fused_dispatch" in out
+        and "8.00" in out
+    )
+
+
+def test_json_holds_everything(file, capsys):
+    assert (
+        main(
+            ["routing", str(file), "--ranks", "4", "--hidden", "64", "--link-gbps", "100", "--json"]
+        )
+        == 0
+    )
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    cost = found["interfaces"]["rows"]["combine"]
+    assert cost["floor_us"]["max"] == pytest.approx(cost["busiest_bytes"]["max"] / 100e3)
+    assert [line["n_ranks"] for line in found["sweep"]] == [2, 4, 8, 16, 32]
+    assert (
+        found["sweep"][1]["interfaces"]["rows"]["round_us"]
+        == found["interfaces"]["rows"]["round_us"]
+    )
+
+
+class Seen(HTMLParser):
+    """Tags that were opened and closed, and what a page asks the network for."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.asked, self.titles = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.asked += [value for name, value in attrs if name in ("src", "href")]
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag, attrs):
+        self.asked += [value for name, value in attrs if name in ("src", "href")]
+
+    def handle_data(self, data):
+        if self.open[-1:] == ["title"]:
+            self.titles.append(data)
+
+
+def test_the_page_needs_nothing_else_and_shows_every_cell(file, tmp_path, capsys):
+    assert main(["routing", str(file), "--ranks", "4", "--html", str(tmp_path / "page.html")]) == 0
+    text = (tmp_path / "page.html").read_text()
+    seen = Seen()
+    seen.feed(text)
+    assert seen.open == [] and seen.asked == [] and "<dump>" not in text and "&lt;dump&gt;" in text
+    cells = [title for title in seen.titles if title.startswith("src_rank")]
+    assert (
+        len(cells) == 16 and sum(int(c.split(": ")[1].replace(",", "")) for c in cells) == 4 * 512
+    )
+    assert all(f"<td>{n}</td>" in text for n in (2, 4, 8, 16, 32))
+
+
+def test_many_ranks_and_steps_fit_on_the_page(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "a.npy", np.argsort(rng.random((3, 200, 256)), axis=2)[:, :, :2])
+    assert (
+        main(
+            [
+                "routing",
+                str(tmp_path / "a.npy"),
+                "--experts",
+                "256",
+                "--ranks",
+                "128",
+                "--html",
+                str(tmp_path / "p.html"),
+            ]
+        )
+        == 0
+    )
+    assert "Each cell stands for 2 x 2 ranks" in (tmp_path / "p.html").read_text()
+    assert "in 3 steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "argv, said",
+    [
+        (["none.npz"], "none.npz cannot be read"),
+        (["x", "--link-gbps", "0"], "positive number of GB/s"),
+        (["x", "--ranks", "0"], "at least 1"),
+    ],
+)
+def test_what_does_not_fit_ends_with_2(argv, said, capsys):
+    try:
+        status = main(["routing", *argv])
+    except SystemExit as stopped:
+        status = stopped.code
+    assert status == 2 and said in capsys.readouterr().err
+
+
+def test_the_shipped_table_is_that_of_its_file():
+    table = measured.table()
+    record = json.loads((ROOT / "benchmarks" / "results" / table["from"]).read_text())
+    assert measured.FILE.read_text() == measured.as_text(measured.table_of(record, table["from"]))
+
+
+def test_at_a_measured_size_the_measured_time_is_expected():
+    table = measured.table()
+    for key, rows in table["bytes_us_floor_us"].items():
+        interface, phase, short = key.split()
+        for nbytes, us, floor_us in rows:
+            token_format = {"bf16": "bf16", "fp8": "fp8_blockwise"}[short]
+            assert measured.expected_us(
+                interface, phase, token_format, nbytes, floor_us
+            ) == pytest.approx(us)
+    assert measured.expected_us("rows", "dispatch", "nvfp4", 1, 1.0) is None
+    slower = measured.expected_us("rows", "dispatch", "bf16", 10**9, 2000.0)
+    assert 2000 < slower < 2000 * 1.2
+
+
+def test_memory_is_what_the_interfaces_allocate():
+    """Of ExpertParallel to the byte; of the others to a quarter, and their control memory and flags."""
+    import ml_dtypes
+
+    from epmoe import EPConfig, LocalWorld, fused_a2a
+    from epmoe.fused_a2a import buffers
+    from epmoe.host import memory
+    from epmoe.routing_report import counts
+
+    n_ranks, tokens, hidden, top_k = 2, 140, 256, 2
+    rng = np.random.default_rng(0)
+    ids = [np.argsort(rng.random((tokens, 8)), axis=1)[:, :top_k] for _ in range(n_ranks)]
+    cfg = EPConfig(n_ranks, 8, top_k, hidden, tokens)
+    step, sizes = counts.count(ids, 8), interfaces.Sizes(cfg, 100.0)
+    unreduced = next(use for use in memory.plan(cfg) if use.buffer.startswith("unreduced"))
+    assert (
+        interfaces.memory_bytes("pairs", [step], sizes)
+        == memory.plan(cfg).planned_bytes - unreduced.planned_bytes
+    )
+
+    world = LocalWorld(n_ranks)
+    x = [np.ones((tokens, hidden), ml_dtypes.bfloat16) for _ in ids]
+    rows, _, _, _, handle = fused_a2a.fused_dispatch(
+        x, ids, [np.ones(i.shape, np.float32) for i in ids], 8, world
+    )
+    fused_a2a.fused_combine(rows, world, handle)
+    taken = buffers.buffer_of(world).allocated_bytes
+    assert 0.75 < interfaces.memory_bytes("rows", [step], sizes) / taken < 1.25
+    routing_map = [(i[:, :, None] == np.arange(8)).any(axis=1) for i in ids]
+    probs = [m.astype(np.float32) for m in routing_map]
+    fused_a2a.init_hybrid_ep_buffer(world, hidden, tokens, 8 // n_ranks, None, None, False)
+    hidden_rows, _, _, _, handle = fused_a2a.hybrid_ep_dispatch(
+        x, routing_map, probs, world, 8 // n_ranks
+    )
+    fused_a2a.hybrid_ep_combine(hidden_rows, handle)
+    taken = buffers.hybrid_ep_buffer(world).allocated_bytes
+    assert 0.75 < interfaces.memory_bytes("expert_major", [step], sizes) / taken < 1.25
