@@ -3,13 +3,11 @@
 The story, in the words of the specification, and who tells which part:
 
 1. **way back** (returners.py). Region A, which dispatch left behind, says for each entry, (local expert, source rank),
-   where its rows end and how many they are. Where all rows are on their way at once a block takes whole entries, else
-   rows that follow one another (whole_entries.py, row_runs.py). A warp takes a row or a piece of one (row_pieces.py);
-   it reads `src_info[row] = (token, k)` and writes the row to place [token, k] of the source rank's recv_buf. The place
-   says all, so the message is the row and nothing else.
+   where its rows end and how many they are. A block sends a run of consecutive rows (row_runs.py), a warp a row or a
+   piece of one (row_pieces.py): it reads `src_info[row] = (token, k)` and writes the row to place [token, k] of the
+   source rank's recv_buf. The place says all, so the message is the row and nothing else.
 2. **signal**. Whoever knows that all rows of an entry are written writes the count into the source rank's recv_count at
-   [local_expert, my_rank], release at system scope. A block with whole entries knows behind a barrier. The warps of a
-   block with a run of rows count their pieces in shared memory. Where all rows of the entry are one block's, the warp
+   [local_expert, my_rank], release at system scope. The warps of a block count their pieces in shared memory. Where all rows of the entry are one block's, the warp
    with the last piece has acquired the others and signals; where they are several blocks', each adds its rows to
    `finished[local_expert, source rank]`, acquire and release at device scope (dispatch no longer needs that region),
    and whoever makes it complete puts the word back to 0 and signals. The signal covers rows of all warps and blocks.

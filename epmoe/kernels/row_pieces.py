@@ -20,8 +20,6 @@ class RowPieces(NamedTuple):
     ask(rows, src_infos, row, first, end, lane) -> (src_info, vectors from `first` on): on their way to a warp.
     send(params, rows, asked, row, entry, at_row, part, first, end, my_rank, lane): a warp writes vectors first to
         end - 1 of a row, as far as there are, to their place; the row is the entry's at_row-th; asked: what `ask` gave.
-    carry(params, rows, src_infos, row, entry, at_row, part, first, end, my_rank, lane): likewise, and asks for the
-        vectors only when their place is known: when all blocks send much, it is better if not all loads leave at once.
     signal(params, entry, my_rank, count): one thread writes the entry's count into the word of recv_count of the rank
         that its rows go to; covers all that this thread has written, or acquired from others.
     signals: whether signals are needed: else a row says by itself that it is there, to who polls it.
@@ -30,7 +28,6 @@ class RowPieces(NamedTuple):
     cut: callable
     ask: callable
     send: callable
-    carry: callable
     signal: callable
     signals: bool
 
@@ -42,7 +39,7 @@ def make(cfg, block, without_signals=False) -> RowPieces:
                                                             to.signal)
     store = lamport.store_row if without_signals else store16
     place_of, most, n_vectors = _placing(cfg), most_parts(bytes_a_row), bytes_a_row // VECTOR
-    stage, (load_held, deliver, copy) = copy_part(bytes_a_row, read_only=True), _carrying(n_vectors, store)
+    stage, (load_held, deliver) = copy_part(bytes_a_row, read_only=True), _carrying(n_vectors, store)
     ranks, tokens_per_rank, keeps_own = cfg.n_src_ranks, cfg.max_tokens_per_rank, cfg.skip_a2a
     p_send = block.offset("send_buf_p")
 
@@ -88,21 +85,13 @@ def make(cfg, block, without_signals=False) -> RowPieces:
             deliver(place, src, first, i32(min(end, n_vectors)), lane, held)
 
     @device_fn
-    def carry(params, rows, src_infos, row, entry, at_row, part, first, end, my_rank, lane):
-        src, end = rows + u64(row) * u64(bytes_a_row), i32(min(end, n_vectors))
-        pair = u64(load_u64(src_infos + u64(8) * u64(row)))
-        place = near_place(params, pair, src, entry, at_row, part, my_rank, lane)
-        if place != u64(0):
-            copy(place, src, first, end, lane)
-
-    @device_fn
     def signal(params, entry, my_rank, count):
         index = i32(entry - i32(u32(entry) % u32(ranks)))
         if not keeps_own:
             index = i32(index + my_rank)
         tell_count(params, rank_of(entry, my_rank), my_rank, index, count)
 
-    return RowPieces(cut, ask, send, carry, signal, not without_signals)
+    return RowPieces(cut, ask, send, signal, not without_signals)
 
 
 def _placing(cfg):
@@ -123,12 +112,11 @@ def _placing(cfg):
 
 
 def _carrying(n_vectors, store_vector):
-    """(ask, deliver, copy): a warp copies vectors of a row, in two halves, between which it can find out where they go.
+    """(ask, deliver): a warp copies vectors of a row, in two halves, between which it can find out where they go.
 
     ask(src, first, end, lane) -> a lane's vectors first + lane and more at distances of 32, as many as it holds at a
-    time; deliver(place, src, first, end, lane, held) stores them and copies the rest. copy(place, src, first, end,
-    lane): both at once. The loads are of a kind that the compiler leaves where they are: those of the read-only path it
-    puts behind the question whether there is a place.
+    time; deliver(place, src, first, end, lane, held) stores them and copies the rest. The loads are of a kind that the
+    compiler leaves where they are: those of the read-only path it puts behind the question whether there is a place.
     """
     @device_fn
     def load(src, i, last):
@@ -160,14 +148,11 @@ def _carrying(n_vectors, store_vector):
         store(place, i32(i + 192), end, held[6])
 
     @device_fn
-    def copy(place, src, first, end, lane):
-        while first < end:
-            store_held(place, i32(first + lane), end, ask(src, first, end, lane))
-            first = i32(first + 7 * LANES)
-
-    @device_fn
     def deliver(place, src, first, end, lane, held):
         store_held(place, i32(first + lane), end, held)
-        copy(place, src, i32(first + 7 * LANES), end, lane)
+        first = i32(first + HELD * LANES)
+        while first < end:
+            store_held(place, i32(first + lane), end, ask(src, first, end, lane))
+            first = i32(first + HELD * LANES)
 
-    return ask, deliver, copy
+    return ask, deliver

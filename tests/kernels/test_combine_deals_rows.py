@@ -1,8 +1,8 @@
-"""Combine deals its rows out in whole entries or in runs of rows, as the round has it; the result is the same."""
+"""Combine deals its rows out in runs, however uneven the segments are; the result is exact."""
 
 import numpy as np
 import pytest
-from epmoe.kernels import LaunchConfig, whole_entries
+from epmoe.kernels import LaunchConfig
 from epmoe_ref.config import EPConfig
 from kernel_world import KernelWorld
 from test_dispatch_combine_rounds import run_round
@@ -17,16 +17,11 @@ CASES = {
 }
 
 
-WAYS = [(name, 32, True) for name in CASES] + [("two ranks", 32, False), ("two ranks", 1, True)]
-
-
-@pytest.mark.parametrize("name, most_rows, fused", WAYS)
-def test_rounds_are_exact_either_way(name, most_rows, fused, monkeypatch):
-    """With most_rows=1 there is an entry that is too large to be one block's."""
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("name", CASES)
+def test_rounds_are_exact(name, fused):
     sizes, tokens = CASES[name]
-    monkeypatch.setattr(whole_entries, "MOST_ROWS", most_rows)
-    # kernels are remembered by their configuration: one of its own for each way
-    cfg = EPConfig(**sizes, max_tokens_per_rank=8 + most_rows)
+    cfg = EPConfig(**sizes, max_tokens_per_rank=8)
     world = KernelWorld(cfg, fused=fused, launch=LAUNCH, seed=3, racecheck=True)
     rng = np.random.default_rng(5)
     for _ in range(2):

@@ -5,14 +5,15 @@ import difflib
 import pickle
 
 import pytest
+from epmoe import command_line
 from epmoe.mutants import command, edited_kernels, hunt, random_worlds, world_kinds, worlds
 from epmoe.mutants.marks import NAME, marked_lines
 from epmoe.mutants.patches import edit_of
 from epmoe.mutants.pieces import runs_of_random
 from epmoe_ref.errors import EPValueError
 
-PUSHERS, ENTRIES = "rows/pushers.py", "whole_entries.py"
-BARRIER = "        syncthreads()                   # all pieces by all warps, before the signals release them\n"
+PUSHERS, RUNS = "rows/pushers.py", "row_runs.py"
+BARRIER = "                    syncwarp()                  # the piece by all lanes, before lane 0 releases it\n"
 
 
 def diff(file, old, new, path=None, context=3, source=None):
@@ -51,71 +52,71 @@ def in_turn(monkeypatch):
     monkeypatch.setattr(hunt, "pool", lambda jobs: InTurn())
 
 
-WITHOUT = edited_kernels.source_of(ENTRIES).replace(BARRIER, "")
+WITHOUT = edited_kernels.source_of(RUNS).replace(BARRIER, "")
 
 
-@pytest.mark.parametrize("path", [f"epmoe/kernels/{ENTRIES}", f"kernels/{ENTRIES}", ENTRIES,
-                                  f"/home/somebody/epmoe/kernels/{ENTRIES}"])
+@pytest.mark.parametrize("path", [f"epmoe/kernels/{RUNS}", f"kernels/{RUNS}", RUNS,
+                                  f"/home/somebody/epmoe/kernels/{RUNS}"])
 @pytest.mark.parametrize("context", [0, 3])
 def test_paths_begin_anywhere(path, context):
-    edit = edit_of("x", "a mail's head\n" + diff(ENTRIES, BARRIER, "", path, context) + "-- \n2.39\n")
-    assert edit.edits == {ENTRIES: WITHOUT}
-    line = edited_kernels.source_of(ENTRIES).partition(BARRIER)[0].count("\n") + 1
-    assert edit.lines == {ENTRIES: {line}} and edit.token.place == f"{ENTRIES}:{line}"
+    edit = edit_of("x", "a mail's head\n" + diff(RUNS, BARRIER, "", path, context) + "-- \n2.39\n")
+    assert edit.edits == {RUNS: WITHOUT}
+    line = edited_kernels.source_of(RUNS).partition(BARRIER)[0].count("\n") + 1
+    assert edit.lines == {RUNS: {line}} and edit.token.place == f"{RUNS}:{line}"
 
 
 def test_of_files_with_the_same_name_it_is_the_one_that_fits():
     old = next(line for line in edited_kernels.source_of(PUSHERS).splitlines(True) if "syncthreads()" in line)
     new = old.replace("syncthreads()", "pass")
     assert list(edit_of("x", diff(PUSHERS, old, new, "pushers.py")).edits) == [PUSHERS]
-    both = diff(PUSHERS, old, new) + diff(ENTRIES, BARRIER, "")
-    assert set(edit_of("x", both).edits) == {PUSHERS, ENTRIES}
+    both = diff(PUSHERS, old, new) + diff(RUNS, BARRIER, "")
+    assert set(edit_of("x", both).edits) == {PUSHERS, RUNS}
     file = "rows/dispatch.py"
     old = next(line for line in edited_kernels.source_of(file).splitlines(True) if "expand_rows(params" in line)
     assert list(edit_of("x", diff(file, old, f"{old}\n", "dispatch.py")).edits) == [file]
 
 
 def test_lines_may_have_moved():
-    moved = "# one\n# two\n" + edited_kernels.source_of(ENTRIES)
-    assert edit_of("x", diff(ENTRIES, BARRIER, "", source=moved)).edits == {ENTRIES: WITHOUT}
+    moved = "# one\n# two\n" + edited_kernels.source_of(RUNS)
+    assert edit_of("x", diff(RUNS, BARRIER, "", source=moved)).edits == {RUNS: WITHOUT}
 
 
 def test_an_added_line_and_a_missing_last_newline():
-    patch = diff(ENTRIES, BARRIER, BARRIER + BARRIER, context=0)
-    assert edit_of("x", patch).edits[ENTRIES].count(BARRIER) == 2
-    source = edited_kernels.source_of(ENTRIES)
+    patch = diff(RUNS, BARRIER, BARRIER + BARRIER, context=0)
+    assert edit_of("x", patch).edits[RUNS].count(BARRIER) == 2
+    source = edited_kernels.source_of(RUNS)
     last = source.splitlines()[-1]
-    patch = f"--- a/{ENTRIES}\n+++ b/{ENTRIES}\n@@ -{source.count(chr(10))} +{source.count(chr(10))} @@\n-{last}\n" \
+    patch = f"--- a/{RUNS}\n+++ b/{RUNS}\n@@ -{source.count(chr(10))} +{source.count(chr(10))} @@\n-{last}\n" \
             f"+{last}\n\\ No newline at end of file\n"
-    assert edit_of("x", patch).edits[ENTRIES] == source.rstrip("\n")
+    assert edit_of("x", patch).edits[RUNS] == source.rstrip("\n")
 
 
 @pytest.mark.parametrize("patch, says", [
     ("hello\n", "holds no change of a file"),
-    (diff(ENTRIES, BARRIER, "").replace("a/epmoe/kernels", "a/docs").replace("b/epmoe/kernels", "b/docs"),
-     r"docs/whole_entries.py is no source of a kernel; only the files of epmoe/kernels/"),
-    (diff(ENTRIES, BARRIER, "").replace("all pieces", "no pieces"), "the old lines of @@ -.* stand neither there nor"),
-    (diff(ENTRIES, BARRIER, "  if\n"), r"makes no Python of epmoe/kernels/whole_entries.py: line \d+: "),
-    (diff(ENTRIES, BARRIER, "").replace("-        sync", "         sync"), "the hunk @@ .* ends after 7 old and 7 new"),
-    (diff(ENTRIES, BARRIER, "").rpartition(" ")[0], "the hunk|does not apply"),
+    (diff(RUNS, BARRIER, "").replace("a/epmoe/kernels", "a/docs").replace("b/epmoe/kernels", "b/docs"),
+     r"docs/row_runs.py is no source of a kernel; only the files of epmoe/kernels/"),
+    (diff(RUNS, BARRIER, "").replace("by all lanes", "by no lanes"), "the old lines of @@ -.* stand neither there nor"),
+    (diff(RUNS, BARRIER, "  if\n"), r"makes no Python of epmoe/kernels/row_runs.py: line \d+: "),
+    (diff(RUNS, BARRIER, "").replace("-                    sync", "                     sync"), "the hunk @@ .* ends after 7 old and 7 new"),
+    (diff(RUNS, BARRIER, "").rpartition(" ")[0], "the hunk|does not apply"),
     ("--- /dev/null\n+++ b/epmoe/kernels/new.py\n@@ -0,0 +1 @@\n+x = 1\n", "makes or deletes epmoe/kernels/new.py"),
     ("--- a/spin.py\n+++ b/spin.py\n@@ what @@\n", "'@@ what @@' is no head of a hunk"),
     ("rename from epmoe/kernels/spin.py\n", "is no change of a source's lines"),
-    (f"--- a/{ENTRIES}\n+++ b/{ENTRIES}\n@@ -96 +96 @@\n-{BARRIER}+{BARRIER}", "changes nothing of")])
+    (f"--- a/{RUNS}\n+++ b/{RUNS}\n@@ -84 +84 @@\n-{BARRIER}+{BARRIER}", "changes nothing of")])
 def test_what_is_wrong_is_said(patch, says):
     with pytest.raises(EPValueError, match=f"^bad.patch: .*({says})"):
         edit_of("bad.patch", patch)
 
 
-def test_bad_patches_end_before_anything_runs(tmp_path, capsys, monkeypatch):
+def test_bad_patches_end_before_anything_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(hunt, "pool", None)
     good, bad = tmp_path / "good.patch", tmp_path / "bad.patch"
-    good.write_text(diff(ENTRIES, BARRIER, ""))
+    good.write_text(diff(RUNS, BARRIER, ""))
     bad.write_text("hello\n")
-    assert run("--patch", str(good), str(bad)) == command.CANNOT_RUN
-    assert f"{bad}: holds no change" in capsys.readouterr().err
-    assert run("--patch", str(good), "--only", "spin.py") == command.CANNOT_RUN
-    assert "leave it out with --patch" in capsys.readouterr().err
+    with pytest.raises(EPValueError, match="bad.patch: holds no change"):
+        run("--patch", str(good), str(bad))
+    with pytest.raises(EPValueError, match="leave it out with --patch"):
+        run("--patch", str(good), "--only", "spin.py")
 
 
 def test_statements_of_lines_are_marked():
@@ -141,11 +142,11 @@ def test_worlds_that_run_the_lines_come_first(monkeypatch):
 def test_a_patch_is_noticed_and_another_changes_nothing(tmp_path, in_turn, monkeypatch, capsys):
     monkeypatch.setattr(hunt, "WORLDS", {"bad ids": worlds.WORLDS["bad ids"]})
     broken, same = tmp_path / "broken.patch", tmp_path / "same.patch"
-    broken.write_text(diff(ENTRIES, BARRIER, ""))
-    same.write_text(diff(ENTRIES, BARRIER, BARRIER.replace("all pieces", "pieces")))
-    assert run("--patch", str(broken)) == command.NOTICED
+    broken.write_text(diff(RUNS, BARRIER, ""))
+    same.write_text(diff(RUNS, BARRIER, BARRIER.replace("all lanes", "lanes")))
+    assert run("--patch", str(broken)) == command_line.EQUAL
     assert "PASS" in capsys.readouterr().out
-    assert run("--patch", str(same), str(broken), "--seeds", "1", "--reports") == command.MISSED
+    assert run("--patch", str(same), str(broken), "--seeds", "1", "--reports") == command_line.DIFFERS
     said = " ".join(capsys.readouterr().out.split())
     assert "survives: either it changes nothing" in said and "2 mutants: 1 noticed" in said
     assert "data race on combine_recv_buf" in said
@@ -154,8 +155,8 @@ def test_a_patch_is_noticed_and_another_changes_nothing(tmp_path, in_turn, monke
 def test_verdicts_come_as_they_are_found_and_an_interrupted_hunt_says_what_is_known(tmp_path, in_turn, monkeypatch,
                                                                                     capsys):
     patches = [tmp_path / f"{name}.patch" for name in ("broken", "same", "later")]
-    for patch, new in zip(patches, ("", BARRIER.replace("all pieces", "pieces"), BARRIER * 2)):
-        patch.write_text(diff(ENTRIES, BARRIER, new))
+    for patch, new in zip(patches, ("", BARRIER.replace("all lanes", "lanes"), BARRIER * 2)):
+        patch.write_text(diff(RUNS, BARRIER, new))
     shown = []
 
     def hunted(mutant, runs):
@@ -166,8 +167,8 @@ def test_verdicts_come_as_they_are_found_and_an_interrupted_hunt_says_what_is_kn
 
     monkeypatch.setattr(hunt, "FEW", 3)
     monkeypatch.setattr(hunt, "hunt_by", hunted)
-    assert run("--patch", *map(str, patches)) == command.INTERRUPTED
-    assert shown[2].startswith("race     whole_entries.py:")
+    assert run("--patch", *map(str, patches)) == command_line.INTERRUPTED
+    assert shown[2].startswith("race     row_runs.py:")
     said = " ".join(capsys.readouterr().out.split())
     assert "same.patch: not noticed in 3 of" in said and "later.patch: not noticed in 0 of" in said
     assert "INTERRUPTED" in said and "seed 0" not in said
@@ -177,11 +178,11 @@ def test_verdicts_come_as_they_are_found_and_an_interrupted_hunt_says_what_is_kn
 def test_the_kernels_as_they_are(in_turn, monkeypatch, capsys):
     names = "absent peer, split", "absent peer, fused"
     monkeypatch.setattr(worlds, "WORLDS", {name: worlds.WORLDS[name] for name in names})
-    assert run("--as-they-are", "--seeds", "2") == command.NOTICED
+    assert run("--as-they-are", "--seeds", "2") == command_line.EQUAL
     assert "2 worlds, 2 seeds each, and 0 random ones: nothing is reported" in " ".join(capsys.readouterr().out.split())
 
     monkeypatch.setattr(hunt, "attempt", lambda world, seed, edits: ("race", "who and where") if seed else ("", ""))
-    assert run("--as-they-are", "--seeds", "2") == command.MISSED
+    assert run("--as-they-are", "--seeds", "2") == command_line.DIFFERS
     said = capsys.readouterr().out
     assert 'race     "absent peer, fused", seed 1\n    who and where\n' in said and "2 runs are reported" in said
 
