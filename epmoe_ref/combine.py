@@ -1,18 +1,13 @@
 """Combine: the experts' results go back to the ranks that the tokens came from and are summed there."""
 
 import numpy as np
-from ml_dtypes import bfloat16
 
-from .arithmetic import fma_rn
-from .casts import to_float32, to_output_type
 from .config import EPConfig
-from .dispatch import shared_expert_share
 from .dispatched import segments
 from .errors import EPValueError
-from .functions import check_function, returned_values
+from .functions import check_function
 from .over_ranks import over_ranks
-
-COMBINE_DTYPES = {"bf16": np.dtype(bfloat16), "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
+from .reduce import COMBINE_DTYPES, applied, reduced, shared_rows, takes_part, weights_of
 
 _BLOCK_BYTES = 1 << 19          # of recv_buf: tokens are reduced a few at a time, so the scratch stays in the cache
 
@@ -68,12 +63,18 @@ def combine(cfg: EPConfig, expert_outputs, dispatched, *, router_weights=None, r
         return [_unreduced(cfg, expert_outputs, dispatched[rank], rank, senders[rank]) for rank in range(cfg.n_ranks)]
     results = []
     for rank in range(cfg.n_ranks):
-        weights = _weights(cfg, router_weights, router_weights_args, rank, dispatched[rank].num_tokens)
+        num_tokens = dispatched[rank].num_tokens
+        weights = router_weights if callable(router_weights) else router_weights[rank]
+        weights = weights_of(cfg, weights, _of_rank(cfg, "router_weights_args", router_weights_args, rank), num_tokens)
         args = _of_rank(cfg, "epilogue_args", epilogue_args, rank)
-        shape = (dispatched[rank].num_tokens, cfg.hidden)
-        out = np.empty(shape, COMBINE_DTYPES[cfg.combine_dtype]) if elementwise_lambda_fn is None else None
-        for block, value in _reduced(cfg, expert_outputs, dispatched[rank], rank, senders[rank], weights):
-            stored = value if function is None else _applied(function_name, function, block, value, args)
+        out = np.empty((num_tokens, cfg.hidden), COMBINE_DTYPES[cfg.combine_dtype]) \
+            if elementwise_lambda_fn is None else None
+        part = takes_part(cfg, dispatched[rank].topk_ids, rank)
+        for block in _blocks(cfg, num_tokens):
+            recv = _recv(cfg, expert_outputs, senders[rank][block], part[block])
+            shared = shared_rows(cfg, rank, num_tokens, expert_outputs[rank], block)
+            value = reduced(recv, weights[block], part[block], shared)
+            stored = value if function is None else applied(function_name, function, block, value, args)
             if out is not None:
                 out[block] = stored
         results.append(out)
@@ -98,16 +99,10 @@ def _senders(cfg: EPConfig, dispatched, rank: int) -> np.ndarray:
     return senders
 
 
-def _takes_part(cfg: EPConfig, topk_ids: np.ndarray, rank: int) -> np.ndarray:
-    if cfg.skip_a2a:
-        return (topk_ids >= 0) & (cfg.owner(topk_ids) == rank)
-    return topk_ids >= 0
-
-
-def _recv(cfg: EPConfig, expert_outputs, senders: np.ndarray, takes_part: np.ndarray) -> np.ndarray:
+def _recv(cfg: EPConfig, expert_outputs, senders: np.ndarray, part: np.ndarray) -> np.ndarray:
     """recv_buf of a few tokens: combine_dtype [n, top_k, hidden], zero where nothing came or takes part."""
-    recv = np.zeros((*takes_part.shape, cfg.hidden), COMBINE_DTYPES[cfg.combine_dtype])
-    owners = np.where(takes_part, senders[..., 0], -1)
+    recv = np.zeros((*part.shape, cfg.hidden), COMBINE_DTYPES[cfg.combine_dtype])
+    owners = np.where(part, senders[..., 0], -1)
     for owner in np.unique(owners[owners >= 0]).tolist():
         pairs = owners == owner
         recv[pairs] = expert_outputs[owner][senders[pairs, 1]]
@@ -121,70 +116,10 @@ def _blocks(cfg: EPConfig, num_tokens: int):
 
 def _unreduced(cfg, expert_outputs, d, rank, senders) -> np.ndarray:
     out = np.empty((d.num_tokens, cfg.top_k, cfg.hidden), COMBINE_DTYPES[cfg.combine_dtype])
-    takes_part = _takes_part(cfg, d.topk_ids, rank)
+    part = takes_part(cfg, d.topk_ids, rank)
     for block in _blocks(cfg, d.num_tokens):
-        out[block] = _recv(cfg, expert_outputs, senders[block], takes_part[block])
+        out[block] = _recv(cfg, expert_outputs, senders[block], part[block])
     return out
-
-
-def _reduced(cfg, expert_outputs, d, rank, senders, weights):
-    """Yields (block of tokens, their cast sums with the shared expert's rows added)."""
-    dtype = COMBINE_DTYPES[cfg.combine_dtype]
-    takes_part = _takes_part(cfg, d.topk_ids, rank)
-    for block in _blocks(cfg, d.num_tokens):
-        recv = _recv(cfg, expert_outputs, senders[block], takes_part[block])
-        value = to_output_type(_weighted_sum(recv, weights[block], takes_part[block]), dtype)
-        if cfg.fused_shared_expert:
-            value = _add_shared(cfg, value, expert_outputs[rank], rank, d.num_tokens, block)
-        yield block, value
-
-
-def _applied(name: str, function, block: slice, value: np.ndarray, args) -> np.ndarray | None:
-    """The epilogue's values for a block of tokens, rounded once; None from an output lambda, which stores itself."""
-    token = np.arange(block.start, block.stop, dtype=np.int32)[:, None]
-    col = np.arange(value.shape[1], dtype=np.int32)[None, :]
-    with np.errstate(all="ignore"):
-        returned = function(token, col, to_float32(value), *args)
-    if name == "epilogue":
-        return to_output_type(returned_values(name, returned, value.shape), value.dtype)
-    if returned is not None:
-        raise EPValueError(f"elementwise_lambda_fn returned {type(returned).__name__} and must return nothing: it "
-                           "stores its result itself; a function that returns the value is given as epilogue")
-    return None
-
-
-def _weighted_sum(recv: np.ndarray, weights: np.ndarray, takes_part: np.ndarray) -> np.ndarray:
-    n_tokens, top_k, hidden = recv.shape
-    acc = np.zeros((n_tokens, hidden), np.float32)
-    for k in range(top_k):
-        tokens = np.flatnonzero(takes_part[:, k])
-        if len(tokens) == n_tokens:
-            acc = fma_rn(weights[:, k, None], to_float32(recv[:, k]), acc)
-        elif len(tokens):
-            acc[tokens] = fma_rn(weights[tokens, k, None], to_float32(recv[tokens, k]), acc[tokens])
-    return acc
-
-
-def _add_shared(cfg, value: np.ndarray, expert_output: np.ndarray, rank: int, num_tokens: int, block: slice):
-    first, n_rows = shared_expert_share(cfg, rank, num_tokens)
-    shared = np.zeros(value.shape, value.dtype)
-    start, stop = max(block.start, first), min(block.stop, first + n_rows)
-    if start < stop:
-        shared[start - block.start:stop - block.start] = expert_output[start - first:stop - first]
-    with np.errstate(all="ignore"):
-        # float32 holds enough digits that rounding its sum once more gives the sum in the output type.
-        return to_output_type(to_float32(value) + to_float32(shared), value.dtype)
-
-
-def _weights(cfg: EPConfig, router_weights, args, rank: int, num_tokens: int) -> np.ndarray:
-    shape = (num_tokens, cfg.top_k)
-    if callable(router_weights):
-        token = np.arange(num_tokens, dtype=np.int32)[:, None]
-        k = np.arange(cfg.top_k, dtype=np.int32)[None, :]
-        with np.errstate(all="ignore"):
-            weights = router_weights(token, k, *_of_rank(cfg, "router_weights_args", args, rank))
-        return returned_values("router_weights", weights, shape)
-    return router_weights[rank]
 
 
 def _of_rank(cfg: EPConfig, name: str, args, rank: int) -> list:

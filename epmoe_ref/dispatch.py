@@ -36,11 +36,12 @@ def dispatch(cfg: EPConfig, input_tokens, topk_ids, *, input_scale=1.0) -> list[
     topk_ids = [clean_topk_ids(cfg, ids, rank) for rank, ids in enumerate(over_ranks(cfg, "topk_ids", topk_ids))]
     input_tokens = over_ranks(cfg, "input_tokens", input_tokens)
     for rank, (tokens, ids) in enumerate(zip(input_tokens, topk_ids)):
-        _check_tokens(cfg, tokens, len(ids), rank)
+        check_tokens(cfg, tokens, len(ids), rank)
     scales = _input_scales(cfg, input_scale)
 
     all_routes = [routes(cfg, ids) for ids in topk_ids]
-    results = [_empty(cfg, fmt, rank, all_routes, topk_ids[rank]) for rank in range(cfg.n_ranks)]
+    results = [empty_result(cfg, rank, _recv_count(cfg, rank, all_routes), topk_ids[rank])
+               for rank in range(cfg.n_ranks)]
     for src_rank, (tokens, scale) in enumerate(zip(input_tokens, scales)):
         if not len(tokens):
             continue
@@ -66,10 +67,18 @@ def shared_expert_share(cfg: EPConfig, rank: int, num_tokens: int) -> tuple[int,
     return start, (num_tokens + world - rank - 1) // world
 
 
-def _empty(cfg: EPConfig, fmt: TokenFormat, rank: int, all_routes: list[Routes], topk_ids: np.ndarray) -> Dispatched:
+def _recv_count(cfg: EPConfig, rank: int, all_routes: list[Routes]) -> np.ndarray:
     own_experts = slice(rank * cfg.n_local_experts, (rank + 1) * cfg.n_local_experts)
     sources = [all_routes[rank]] if cfg.skip_a2a else all_routes
-    recv_count = np.stack([np.diff(r.offsets)[own_experts] for r in sources], axis=1).astype(np.int32)
+    return np.stack([np.diff(r.offsets)[own_experts] for r in sources], axis=1).astype(np.int32)
+
+
+def empty_result(cfg: EPConfig, rank: int, recv_count: np.ndarray, topk_ids: np.ndarray) -> Dispatched:
+    """One rank's Dispatched for these counts, with its offsets and no rows yet: zeros, and (-1, -1) in src_info.
+
+    recv_count: int32 [n_local_experts, n_ranks], [n_local_experts, 1] under skip_a2a. topk_ids: the rank's own.
+    """
+    fmt = format_of(cfg)
     counts = recv_count.sum(axis=1, dtype=np.int64)
     if cfg.fused_shared_expert:
         counts = np.concatenate([[shared_expert_share(cfg, rank, len(topk_ids))[1]], counts])
@@ -96,7 +105,7 @@ def _put_shared(cfg, fmt, result: Dispatched, rank: int, values, scales) -> None
     first, n_rows = shared_expert_share(cfg, rank, len(values))
     result.output_tokens[:n_rows] = values[first:first + n_rows]
     if scales is not None:
-        _put_scales(fmt, result, 0, 0, scales[first:first + n_rows])
+        put_scales(fmt, result, 0, 0, scales[first:first + n_rows])
 
 
 def _put_routed(cfg, fmt, result: Dispatched, src_rank: int, dst_rank: int, pairs: Routes, values, scales) -> None:
@@ -113,12 +122,13 @@ def _put_routed(cfg, fmt, result: Dispatched, src_rank: int, dst_rank: int, pair
         # mode="clip" lets NumPy write into the output without a buffer; every token is in range.
         np.take(values, token, axis=0, out=result.output_tokens[start:end], mode="clip")
         if scales is not None:
-            _put_scales(fmt, result, group, row_in_group, scales[token])
+            put_scales(fmt, result, group, row_in_group, scales[token])
         result.src_info[start:end, 0] = token
         result.src_info[start:end, 1] = pairs.slot[sent]
 
 
-def _put_scales(fmt, result: Dispatched, group: int, first: int, scales) -> None:
+def put_scales(fmt: TokenFormat, result: Dispatched, group: int, first: int, scales: np.ndarray) -> None:
+    """Put scales [n, n_scales] of the rows first, first + 1, ... of a group where the format's layout has them."""
     rows = np.arange(first, first + len(scales))
     row_places, column_places = fmt.scale_layout(result.output_scales.shape, result.row_offsets, result.scales_offset,
                                                  group, rows)
@@ -131,7 +141,8 @@ def _zero_bytes(shape, dtype) -> np.ndarray:
     return np.zeros((*shape[:-1], shape[-1] * dtype.itemsize), np.uint8).view(dtype)
 
 
-def _check_tokens(cfg: EPConfig, tokens, num_tokens: int, rank: int) -> None:
+def check_tokens(cfg: EPConfig, tokens, num_tokens: int, rank: int) -> None:
+    """EPValueError unless tokens is what dispatch takes from a rank with this many tokens."""
     name = f"input_tokens of rank {rank}"
     if not isinstance(tokens, np.ndarray):
         raise EPValueError(f"{name} is of type {type(tokens).__name__} and must be a NumPy array")
