@@ -43,11 +43,12 @@ class Case:
 
     def __str__(self):
         c = self.cfg
-        parts = [c.token_format + (" slots" if c.fuse_a_scale_preshuffle else ""), "fused" if self.fused else "split",
-                 "skip_a2a" if c.skip_a2a else "a2a"]
+        parts = [f"{c.token_format}{' slots' if c.fuse_a_scale_preshuffle else ''} tokens",
+                 f"{'fused' if self.fused else 'split'} kernels"]
+        parts += ["skip_a2a"] if c.skip_a2a else []
         parts += [f"p2p worlds of {c.p2p_world_size}"] if c.use_shmem else []
         parts += ["shared expert"] if c.fused_shared_expert else []
-        parts += [{"array": "weights", "function": "weights function", "none": "unreduced"}[self.weights]]
+        parts += [{"array": "router weights", "function": "weights from a function", "none": "unreduced"}[self.weights]]
         parts += ["epilogue"] if self.epilogue else []
         return ", ".join(parts)
 
@@ -59,6 +60,7 @@ class Round:
     number: int
     routed: routing.Routed
     seen: list = field(default_factory=list)            # rank -> the kernels' Dispatched, NumPy, exact rows
+    expert_outputs: dict = field(default_factory=dict)  # rank -> what its experts made, in the order of seen's rows
     combined: list = field(default_factory=list)
     moments: dict = field(default_factory=dict)         # moment -> {region: array} of `shown_rank`
     dispatch_differences: list = field(default_factory=list)
@@ -118,6 +120,7 @@ def _round(case, ep, r, seed, shown_rank, regions):
         y_want = [experts(rank, d) for rank, d in enumerate(want)]
     # The same numbers in the kernels' row order; spare rows hold NaN, which must not reach any result.
     y = {rank: reordered(cfg, want[rank], d, y_want[rank], rows=ep.capacity) for rank, d in r.seen.items()}
+    r.expert_outputs = y
     options = reduction(case, routed)
     with _Clock(r, "reference_seconds"):
         expected = epmoe_ref.combine(cfg, y_want, want, **options)

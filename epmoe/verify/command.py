@@ -13,7 +13,7 @@ from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 from epmoe import routing
 from epmoe.command_line import (DIFFERS, EQUAL, at_least_one, at_least_zero, part_of_all, positive_seconds,
                                 sizes_of_a_world)
-from epmoe.verify import pictures
+from epmoe.verify import one_token, pictures
 from epmoe.verify.checked_rounds import WEIGHTS, Case, rounds_of
 from epmoe.verify.worlds import Worlds, between
 
@@ -58,6 +58,8 @@ def add_arguments(parser):
     options.add_argument("--timeout", type=positive_seconds, default=30.0, metavar="S",
                          help="seconds after which a wait gives up")
     files = parser.add_argument_group("files and output")
+    files.add_argument("--counters", action="store_true", help="also show what the counters of one rank hold, after "
+                       "each kernel of the first round")
     files.add_argument("--input", metavar="FILE.npz", help="your own x (N, hidden), topk_ids (N, K), topk_weights (N, "
                        "K), and if wanted rank_offsets (ranks + 1), n_experts")
     files.add_argument("--dump", metavar="FILE.npz", help="write the first round's tokens and routing as such a file")
@@ -166,7 +168,7 @@ def _verify(args, console, worlds):
                                timeout=args.timeout):
                 rounds.append(r)
                 if shown and r.number == 1 and seed == args.seed:
-                    _first_round(console, case, r, shown_rank)
+                    _first_round(console, args, case, r, shown_rank)
                 if shown:
                     _round_line(console, case, r, seed if args.seeds > 1 else None)
         except (EPValueError, UnavailableError):
@@ -213,20 +215,29 @@ def _heading(console, args, case, world, batch):
             console.print(f"note: {note}", style="yellow")
 
 
-def _first_round(console, case, r, rank):
-    console.print("[bold]1. Routing.[/bold] How many tokens each rank (line) sends to each expert (column); the "
-                  "experts stand under the rank that owns them.")
+def _first_round(console, args, case, r, rank):
+    section = (f"[bold]{n}. {name}.[/bold] " for n, name in enumerate(("Routing", "Dispatch", "One token", ""), 1))
+    console.print(next(section) + "How many tokens each rank (line) sends to each expert (column).")
     console.print(pictures.routing(case.cfg, r.routed, console.width))
-    if not r.dispatch_differences:
-        console.print(f"\n[bold]2. Dispatch.[/bold] What rank {rank} then holds: rows grouped by expert, and for each "
-                      "expert how many came from each source rank. An expert is one matrix product over its rows.")
-        console.print(pictures.segments(case.cfg, rank, r.seen[rank]))
-        console.print(f"\n[bold]3. Counters[/bold] of rank {rank}, through which ranks and blocks wait for each other: "
+    odd = pictures.what_is_odd(case.cfg, r.routed)
+    if odd and not args.input:
+        console.print(odd, style="dim")
+    if r.dispatch_differences:
+        return
+    console.print("\n" + next(section) + f"Rank {rank} now has its rows grouped by expert: one matrix product each.")
+    console.print(pictures.segments(case.cfg, rank, r.seen[rank]))
+    token = one_token.of_round(case, r)
+    if token is not None and not r.combine_differences:
+        console.print("\n" + next(section) + token.says())
+        console.print(token.table())
+        console.print(token.total())
+    if args.counters:
+        console.print(f"\n[bold]Counters[/bold] of rank {rank}, through which ranks and blocks wait for each other: "
                       + _moments(r) + pictures.MEANING + " At the end all are as before, so rounds follow each "
                       "other without a reset.")
         console.print(pictures.counters(r.moments))
-    console.print("\n[bold]4. Kernels against the reference.[/bold] Every byte of both results is compared; only the "
-                  "order of rows inside one (expert, source rank) segment is free.")
+    console.print("\n[bold]Kernels against the reference[/bold], every byte. Only the order of rows inside one (expert, "
+                  "src_rank) segment is free.")
 
 
 def _moments(r):
@@ -253,6 +264,7 @@ def _verdict(console, args, record, rounds):
         n = sum(len(s["rounds"]) for s in record["seeds"])
         console.print(f"\n[bold green]PASS[/bold green]  {n} round{'s' if n > 1 else ''} equal to the reference, bit "
                       f"for bit, in {record['seconds']:.1f} s")
+        console.print("Next: epmoe lesson 1, epmoe explain, epmoe routing FILE", style="dim")
         return
     of_seed = record["seeds"][-1]
     replay = f" (seed {of_seed['seed']}: --seed {of_seed['seed']} in the place of --seeds runs the same again)" \

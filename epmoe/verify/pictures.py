@@ -67,6 +67,16 @@ def _by_owner(cfg, routed, matrix, width):
     return text
 
 
+def what_is_odd(cfg, routed):
+    """A sentence on ranks without tokens and slots without experts, which are there on purpose; "" if there are none."""
+    empty = [rank for rank, n in enumerate(routed.num_tokens) if n == 0]
+    slots = sum(int((np.asarray(ids) < 0).sum()) for ids in routed.topk_ids)
+    parts = [f"rank {', '.join(map(str, empty))} has no tokens"] if empty else []
+    of_all = sum(np.asarray(ids).size for ids in routed.topk_ids)
+    parts += [f"{slots} of {of_all} slots hold -1, no expert"] if slots else []
+    return f"Intended: {', and '.join(parts)}." if parts else ""
+
+
 def _tokens(n):
     return "1 token" if n == 1 else f"{n} tokens"
 
@@ -111,7 +121,7 @@ def segments(cfg, rank, d):
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("expert", style="bold", no_wrap=True)
     table.add_column("rows", no_wrap=True)
-    table.add_column("from source rank: count", no_wrap=True, overflow="ellipsis")
+    table.add_column("src_rank: rows from it", no_wrap=True, overflow="ellipsis")
     shift = int(cfg.fused_shared_expert)
     used = range(cfg.n_groups)
     if cfg.n_groups > GROUPS:

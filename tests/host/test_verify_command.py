@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands_shown import SMALL, shown
-from epmoe import routing
+from epmoe import LocalWorld, routing
 from epmoe.kernels import transport
-from epmoe.verify import command as verify, pictures
+from epmoe.verify import command as verify, one_token, pictures
+from epmoe.verify.checked_rounds import rounds_of
 from rich.console import Console
 from worlds_at_hand import config
 
@@ -31,11 +32,38 @@ def test_the_main_job_passes_and_shows_what_it_did():
     done = subprocess.run([sys.executable, "-m", "epmoe"], cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
     text = done.stdout
-    for part in ("4 ranks x 4 experts, top-4", "(0 tokens)", "to rank 3", "dispatch_recv_count", "16 of 16", "round 3:",
-                 "PASS"):
+    for part in ("4 ranks x 4 experts, top-4", "(0 tokens)", "to rank 3", "Intended: rank 2 has no tokens, and 14 of 140",
+                 "One token.", "round 3:", "PASS"):
         assert part in text
+    assert text.splitlines()[-1] == "Next: epmoe lesson 1, epmoe explain, epmoe routing FILE"
+    assert "dispatch_recv_count" not in text and len(text.splitlines()) <= 40
     assert text.count("dispatch equal   combine equal") == 3
     assert max(len(line) for line in text.splitlines()) <= 80
+
+
+def test_counters_are_shown_with_their_names_if_asked_for(capsys):
+    status, out = shown(capsys, *SMALL, "--counters")
+    assert status == 0 and "combine_recv_count" in out.out and "reserved counts" in " ".join(out.out.split())
+
+
+def test_the_token_shown_is_one_of_the_round():
+    """Its rows are found again in what the ranks hold, and its products give the sum that combine returned."""
+    args = options(["--ranks", "4", "--rounds", "1", "--hidden", "16", "--combine-dtype", "fp32"])
+    case = verify.case_of(args)
+    batch = verify.batches(case, args, 1, None)
+    (r,) = rounds_of(case, LocalWorld(4), batch)
+    way = one_token.of_round(case, r)
+    ids = r.routed.topk_ids[way.src_rank][way.token]
+    assert [pair[0] if pair else -1 for pair in way.pairs] == ids.tolist() and -1 in ids
+    total = 0.0
+    for k, pair in enumerate(way.pairs):
+        if pair is not None:
+            expert, rank, row, weight, result = pair
+            d = r.seen[rank]
+            assert (d.src_info[row] == (way.token, k)).all() and case.cfg.owner(expert) == rank
+            assert (d.output_tokens[row] == r.routed.x[way.src_rank][way.token]).all()
+            total += weight * result
+    assert way.combined == r.combined[way.src_rank][way.token, 0] and abs(total - way.combined) < 1e-5
 
 
 def test_the_default_batch_is_uneven_with_an_empty_rank_and_empty_slots():
