@@ -126,20 +126,21 @@ class ExpertParallel:
         with self._engine.launching("combine_async") as streams:
             self._combine.launch_async(self._returned, streams)
 
-    def combine_wait(self, router_weights=None, epilogue=None, epilogue_args=(), *, router_weights_args=(), out=None):
+    def combine_wait(self, router_weights=None, epilogue=None, epilogue_args=(), *, router_weights_args=(),
+                     elementwise_lambda_fn=None, out=None):
         """Wait on the device for the returned rows and reduce them by token: the second half of `combine`.
 
         Arguments, what is returned, and errors: as in `combine`.
         """
         self._expect("combine_wait")
         reduction = self._combine.reduction(self._sent, router_weights, router_weights_args, epilogue, epilogue_args,
-                                            out)
+                                            elementwise_lambda_fn, out)
         with self._engine.launching("combine_wait") as streams:
             self._combine.launch_wait(self._returned, reduction, streams)
         return self._end_of_round(reduction)
 
     def combine(self, expert_outputs, d, router_weights=None, epilogue=None, epilogue_args=(), *,
-                router_weights_args=(), out=None):
+                router_weights_args=(), elementwise_lambda_fn=None, out=None):
         """Send the experts' rows back to the ranks that their tokens came from, and reduce them by token.
 
         expert_outputs: combine_dtype (rows, hidden), the rows of d.output_tokens, exact or capacity many.
@@ -148,13 +149,16 @@ class ExpertParallel:
         leaves the rows unreduced, on all ranks or on none. epilogue: a function (token, col, value, *epilogue_args)
         -> value, applied to the sum rounded to the output type. Arguments of functions: numbers, or arrays of float32 or
         int32 with 1 or 2 axes (in host memory also bf16 and fp16, which are read as float32).
+        elementwise_lambda_fn: a function (token, col, value, *epilogue_args) in the place of an epilogue, which stores
+        its result into writable arrays among its arguments and returns nothing; then None is returned (a list of them
+        under a LocalWorld), and no other result is stored.
         Returns combine_dtype (num_tokens, hidden), or (num_tokens, top_k, hidden) without router weights, in which
         slots of -1 are zero; out: the caller's array of that shape. The sum goes over slots 0, 1, ... by fma in
         float32, and is rounded once: nothing is free in it.
         Errors: EPValueError names rank, argument, value; EPStateError if it is not combine's turn; PeerTimeout by the
         next call that waits for the kernels. Source: the combine_wait_kernel page; epmoe_ref.combine.
         """
-        arguments = epilogue_args or router_weights_args
+        arguments = epilogue_args or router_weights_args or elementwise_lambda_fn is not None
         combined = self._steady.combine(self._sent, expert_outputs, d, router_weights, epilogue, arguments, out)
         if combined is not None:
             self._sent = None
@@ -163,7 +167,7 @@ class ExpertParallel:
         with self._steady.watching():
             returned = self._combine.begin(self._sent, expert_outputs, d)
             reduction = self._combine.reduction(self._sent, router_weights, router_weights_args, epilogue,
-                                                epilogue_args, out)
+                                                epilogue_args, elementwise_lambda_fn, out)
             with self._engine.launching("combine", self.fused) as streams:
                 if self.fused:
                     self._combine.launch_fused(returned, reduction, streams)

@@ -26,6 +26,12 @@ def _as_if_on(cc):
         _dispatcher.get_current_device, _devices.get_context = saved
 
 
+def result_type(fn, argument_types, cc):
+    """Numba's type of what a device function returns; needs no GPU. Errors: Numba's TypingError."""
+    with _as_if_on(cc):
+        return cuda.compile_ptx(fn, argument_types, device=True, cc=cc)[1]
+
+
 def _current_cc():
     return tuple(cuda.current_context().device.compute_capability)
 

@@ -1,6 +1,8 @@
 """Combine on the host: expert outputs and weights checked and placed, kernels launched, results handed out."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from epmoe_ref.errors import EPValueError
 
@@ -10,7 +12,7 @@ from epmoe.host.arrays import view
 from epmoe.host.dispatched import Dispatched
 from epmoe.host.rank_memory import combine_shape
 from epmoe.host.results import Results
-from epmoe.host.user_functions import argument, check_signature, of_rank
+from epmoe.host.user_functions import argument, check_returned, check_signature, of_rank
 from epmoe.kernels import TokenArray, lamport
 
 
@@ -27,18 +29,33 @@ class Returned:
 
 @dataclass(eq=False)
 class Reduction:
-    """How one rank reduces what comes back: compile-time options, placed arguments, and where the result goes."""
+    """How one rank reduces what comes back: compile-time options, placed arguments, and where the result goes.
+
+    results: None with an elementwise_lambda_fn, which stores it itself. written: {name: the caller's array in host
+    memory, into which it may have stored}.
+    """
 
     options: dict
     weights: int
     weights_args: tuple
     epilogue_args: tuple
-    results: Results
+    results: Results | None
     num_tokens: int
+    written: dict = field(default_factory=dict)
+
+    @property
+    def address(self):
+        """Where the kernel writes the result; 0 if it writes none."""
+        return self.results.address("output_tokens") if self.results else 0
+
+    @property
+    def copies(self):
+        """Whether arrays of the caller in host memory wait for `finish`."""
+        return bool(self.written) or self.results is not None and self.results.copies
 
     def output(self):
-        """The result array of the caller, or the lent one cut to num_tokens."""
-        return self.results.array("output_tokens", self.num_tokens)
+        """The result array of the caller, or the lent one cut to num_tokens; None if there is none."""
+        return self.results and self.results.array("output_tokens", self.num_tokens)
 
 
 class CombinePhase:
@@ -67,50 +84,72 @@ class CombinePhase:
                         place(r.rank, "src_info", src_info, lent=s.loan), min(y.shape[0], src_info.shape[0]),
                         place(r.rank, "clean topk_ids", view(d.topk_ids, "topk_ids"), lent=s.loan), s.num_tokens)
 
-    def reduction(self, sent, router_weights, router_weights_args, epilogue, epilogue_args, out):
+    def reduction(self, sent, router_weights, router_weights_args, epilogue, epilogue_args, elementwise_lambda_fn, out):
         """Check and place everything about the reduction: a list of Reduction."""
         engine, world = self.engine, self.engine.world
         function = router_weights if callable(router_weights) else None
-        reduced = router_weights is not None
-        self._check_functions(reduced, function, router_weights_args, epilogue, epilogue_args)
+        reduced, stores = router_weights is not None, elementwise_lambda_fn is not None
+        if stores and (epilogue is not None or out is not None):
+            raise EPValueError(f"elementwise_lambda_fn and {'out' if epilogue is None else 'epilogue'} are both given: "
+                               "the function stores the result itself, and nothing else is stored")
+        name, last = ("elementwise_lambda_fn", elementwise_lambda_fn) if stores else ("epilogue", epilogue)
+        self._check_functions(reduced, function, router_weights_args, name, last, epilogue_args)
         weights, outs = [None] * len(sent), [None] * len(sent)
         if reduced and function is None:
             weights = [inputs.router_weights(self.cfg, engine.machine, r.rank, w, s.num_tokens) for r, s, w in
                        zip(engine.ranks, sent, inputs.ranks_of(world, "router_weights", router_weights))]
         if out is not None:
             outs = inputs.ranks_of(world, "out", out)
-        options = dict(router_weights=function or ("array" if reduced else None), epilogue=epilogue)
-        made = []
+        options = {"router_weights": function or ("array" if reduced else None), name: last}
+        made, shared = [], {}
         for i, (r, s, w, o) in enumerate(zip(engine.ranks, sent, weights, outs)):
-            loan = engine.lent((r.reduced_pool if reduced else r.unreduced_pool).lend())
-            shape = combine_shape(self.cfg, s.num_tokens, reduced)
-            results = Results(loan, engine.machine, r.rank, {} if o is None else {"output_tokens": o},
-                              {"output_tokens": shape})
+            results = None if stores else self._results(r, s, reduced, o)
             made.append(Reduction(
                 options, 0 if w is None else engine.placing.place(r.rank, "router_weights", w),
                 self._arguments(r, i, "router_weights_args", router_weights_args),
-                self._arguments(r, i, "epilogue_args", epilogue_args), results, s.num_tokens))
+                self._arguments(r, i, "epilogue_args", epilogue_args, shared if stores else None), results,
+                s.num_tokens))
+        made[0].written = {place: array.host for _, place, array in shared.values()
+                           if array.host is not None and array.host.flags.writeable}
+        i32, f32 = np.int32(0), np.float32(1)
+        for what, f, numbers, args, kinds in (
+                ("router_weights", function, (i32, i32), router_weights_args, made[0].weights_args),
+                (name, last, (i32, i32, f32), epilogue_args, made[0].epilogue_args)):
+            if f is not None:
+                check_returned(engine.machine, f, what, numbers, of_rank(world, 0, args), [a.type for a in kinds])
         return made
 
-    def _check_functions(self, reduced, function, router_weights_args, epilogue, epilogue_args):
-        if epilogue is not None and not reduced:
-            raise EPValueError("an epilogue needs router weights: without them the rows are returned unreduced")
+    def _results(self, r, s, reduced, out):
+        loan = self.engine.lent((r.reduced_pool if reduced else r.unreduced_pool).lend())
+        return Results(loan, self.engine.machine, r.rank, {} if out is None else {"output_tokens": out},
+                       {"output_tokens": combine_shape(self.cfg, s.num_tokens, reduced)})
+
+    def _check_functions(self, reduced, function, router_weights_args, name, last, epilogue_args):
+        if last is not None and not reduced:
+            raise EPValueError(f"{name} needs router weights: without them the rows are returned unreduced")
         if self.cfg.fused_shared_expert and not reduced:
             raise EPValueError("fused_shared_expert=True needs router weights: the shared expert is added to their sum")
         if router_weights_args and function is None:
             raise EPValueError("router_weights_args are given, and router_weights is no function that would take them")
-        if epilogue_args and epilogue is None:
+        if epilogue_args and last is None:
             raise EPValueError("epilogue_args are given, and there is no epilogue that would take them")
-        if epilogue is not None:
-            check_signature(epilogue, "epilogue", ("token", "col", "value"), epilogue_args)
+        if last is not None:
+            check_signature(last, name, ("token", "col", "value"), epilogue_args)
         if function is not None:
             check_signature(function, "router_weights", ("token", "k"), router_weights_args)
 
-    def _arguments(self, r, index, what, args):
+    def _arguments(self, r, index, what, args, shared=None):
+        """shared: None, or {what an array is: (address, (rank, name), its Array)} of what may be written, placed once."""
         def place(n, array):
-            return self.engine.placing.place(r.rank, f"{what}[{n}]", array)
+            name, known = f"{what}[{n}]", (array.address, array.shape, array.dtype)
+            if shared is None:
+                return self.engine.placing.place(r.rank, name, array)
+            if known not in shared:
+                shared[known] = self.engine.placing.place(r.rank, name, array), (r.rank, name), array
+            return shared[known][0]
 
-        return tuple(argument(value, f"{what}[{n}] of rank {r.rank}", lambda array, n=n: place(n, array))
+        return tuple(argument(value, f"{what}[{n}] of rank {r.rank}", lambda array, n=n: place(n, array),
+                              shared is not None)
                      for n, value in enumerate(of_rank(self.engine.world, index, args)))
 
     def launch_async(self, returned, streams):
@@ -125,7 +164,7 @@ class CombinePhase:
         """combine_wait of every rank."""
         for r, b, to in zip(self.engine.ranks, returned, reduction):
             self.engine.call("combine_wait_kernel", **to.options)(
-                TokenArray(to.results.address("output_tokens"), b.num_tokens), r.address("combine_recv_buf"),
+                TokenArray(to.address, b.num_tokens), r.address("combine_recv_buf"),
                 r.address("combine_recv_count"), r.address("ep_counters"), r.rank, b.topk_ids,
                 router_weights=to.weights, router_weights_args=to.weights_args, epilogue_args=to.epilogue_args,
                 input_tokens=b.expert_outputs, **self.engine.launch_arguments(r, streams[r.rank]))
@@ -135,7 +174,7 @@ class CombinePhase:
         buf = lamport.recv_buf_name(self.cfg, self.engine.launch, reduction[0].options["router_weights"])
         for r, b, to in zip(self.engine.ranks, returned, reduction):
             self.engine.call("combine_kernel", **to.options)(
-                b.expert_outputs, b.src_info, TokenArray(to.results.address("output_tokens"), b.num_tokens),
+                b.expert_outputs, b.src_info, TokenArray(to.address, b.num_tokens),
                 r.address("combine_send_buf"), r.peers(buf), r.peers("combine_recv_count"),
                 r.address("ep_counters"), b.topk_ids, r.rank, n_rows=b.n_rows, router_weights=to.weights,
                 router_weights_args=to.weights_args, epilogue_args=to.epilogue_args,
@@ -143,10 +182,13 @@ class CombinePhase:
 
     def finish(self, reduction):
         """The results of every rank; waits for the kernels only if the caller's host arrays are to be filled."""
-        if any(to.results.copies for to in reduction):
+        if any(to.copies for to in reduction):
             self.engine.check()
         for to in reduction:
-            to.results.finish()
+            for place, array in to.written.items():
+                self.engine.placing.fetch(*place, array)
+            if to.results:
+                to.results.finish()
         if device.SIM:
             self.engine.placing.let_go()
         return [to.output() for to in reduction]

@@ -10,7 +10,7 @@ from epmoe.host import inputs
 from epmoe.host.dispatched import ARRAYS, Dispatched
 from epmoe.host.rank_memory import dispatch_arrays
 from epmoe.host.results import Results
-from epmoe.host.user_functions import check_signature
+from epmoe.host.user_functions import check_returned, check_signature
 from epmoe.kernels import FormatHandler, TokenArray, formats
 
 
@@ -62,6 +62,7 @@ class DispatchPhase:
         function = input_scale if callable(input_scale) else None
         if function is not None:
             check_signature(function, "input_scale", ("i",), ())
+            check_returned(engine.machine, function, "input_scale", (np.int32(0),), (), ())
         scales = [input_scale] * len(engine.ranks)
         if world.lists and isinstance(input_scale, (list, tuple)):
             scales = inputs.ranks_of(world, "input_scale", input_scale)

@@ -11,6 +11,7 @@ from epmoe.host.placing import Placing
 from epmoe.host.rank_memory import RankMemory
 from epmoe.host.rounds import Rounds
 from epmoe.kernels import LaunchConfig, status
+from epmoe.kernels.returned import WrongReturn
 
 FUSED = ("dispatch_kernel", "combine_kernel")
 
@@ -88,8 +89,10 @@ class Engine:
                 yield streams
             if device.SIM:
                 self.check()
-        except EPValueError:
-            raise  # the launch was refused: nothing runs
+        except EPValueError as error:
+            if isinstance(error, WrongReturn):
+                self.rounds.fail(error)
+            raise  # else the launch was refused: nothing runs
         except Exception as error:
             self.rounds.fail(error)
             raise

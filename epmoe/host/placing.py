@@ -53,6 +53,13 @@ class Placing:
             buffer.write(host)
         return buffer.address
 
+    def fetch(self, rank, name, host):
+        """Copy what kernels have stored in a placed array back into `host`, the caller's own; they must have ended."""
+        if not device.SIM:
+            host[...] = self._staging[rank, name].read(host.dtype, host.shape)
+        elif (used := self.placed[rank, name][1]) is not host:
+            host[...] = used
+
     def _adopted(self, rank, name, host):
         self._hold(rank, name, None, None)
         if host.ctypes.data % ALIGNMENT:

@@ -5,8 +5,9 @@ import inspect
 import numpy as np
 from epmoe_ref.errors import EPValueError
 
-from epmoe.host.arrays import view
-from epmoe.kernels import ArrayArg, ScalarArg
+from epmoe import device
+from epmoe.host.arrays import is_torch, view
+from epmoe.kernels import ArrayArg, ScalarArg, returned
 
 _ARRAY_DTYPES = ("float32", "int32")
 _WIDENED = ("bfloat16", "float16")      # exact as float32, so an array in host memory is placed as that
@@ -23,6 +24,23 @@ def check_signature(function, what, parameters, args):
         pass  # built-in functions have no signature
 
 
+def check_returned(machine, function, what, numbers, args, kinds):
+    """EPValueError unless a function returns what it must: a value function a number, elementwise_lambda_fn nothing.
+
+    numbers: what it is tried with in the simulator, NumPy scalars; args: of the first rank; kinds: their types. On a GPU
+    Numba's types tell. An elementwise_lambda_fn is not tried in the simulator, since it stores.
+    """
+    if not device.SIM:
+        kinds = tuple((n.dtype.name, 0, False) for n in numbers) + tuple(kinds)
+        returned.check_compiled(what, function, kinds, machine.compute_capability)
+    elif what != "elementwise_lambda_fn":
+        try:
+            value = function(*numbers, *args)
+        except Exception:       # perhaps an array without an entry 0; else the kernel raises it, too
+            return
+        returned.number(what, function, value)
+
+
 def of_rank(world, index, args):
     """This rank's arguments: under a LocalWorld a list has one entry for each rank; anything else is for all alike."""
     if not world.lists:
@@ -34,8 +52,11 @@ def of_rank(world, index, args):
     return tuple(a[index] if isinstance(a, list) else a for a in args)
 
 
-def argument(value, what, place):
-    """ScalarArg or ArrayArg for a number or an array; place(array) gives the address of an array's elements."""
+def argument(value, what, place, writable=False):
+    """ScalarArg or ArrayArg for a number or an array; place(array) gives the address of an array's elements.
+
+    writable: whether the function may store into arrays that are writable and that it is given without a conversion.
+    """
     if isinstance(value, (bool, int, np.integer, np.bool_)):
         if not -(2**31) <= int(value) < 2**31:
             raise EPValueError(f"{what} is {value}, which does not fit in int32")
@@ -43,9 +64,10 @@ def argument(value, what, place):
     if isinstance(value, (float, np.floating)):
         return ScalarArg(float(value), "float32")
     array = view(value, what)
+    writable &= array.host is None or array.host.flags.writeable and (not is_torch(value) or value.is_contiguous())
     if array.dtype.name in _WIDENED and array.host is not None and len(array.shape) in (1, 2):
-        array = view(array.host.astype(np.float32), what)
+        array, writable = view(array.host.astype(np.float32), what), False
     if array.dtype.name not in _ARRAY_DTYPES or len(array.shape) not in (1, 2):
         raise EPValueError(f"{what} is {array.dtype} {array.shape}; numbers, and arrays of one or two axes of "
                            f"{', '.join(_ARRAY_DTYPES)} can be given to a function: convert it")
-    return ArrayArg(place(array), array.shape, array.dtype.name)
+    return ArrayArg(place(array), array.shape, array.dtype.name, bool(writable))

@@ -27,8 +27,8 @@ class ScalarArg(NamedTuple):
 
     @property
     def type(self):
-        """What a kernel is compiled for: (dtype, number of axes)."""
-        return self.dtype, 0
+        """What a kernel is compiled for: (dtype, number of axes, whether it may be written)."""
+        return self.dtype, 0, False
 
     def words(self):
         """The words that it takes in the parameter block."""
@@ -40,17 +40,18 @@ class ScalarArg(NamedTuple):
 class ArrayArg(NamedTuple):
     """A C-contiguous array given to a user's function: address, shape of one or two axes, dtype.
 
-    dtype is "float32" or "int32".
+    dtype is "float32" or "int32". writable: whether the function may store into it, which an output lambda does.
     """
 
     address: int
     shape: tuple[int, ...]
     dtype: str
+    writable: bool = False
 
     @property
     def type(self):
-        """What a kernel is compiled for: (dtype, number of axes)."""
-        return self.dtype, len(self.shape)
+        """What a kernel is compiled for: (dtype, number of axes, whether it may be written)."""
+        return self.dtype, len(self.shape), self.writable
 
     def words(self):
         """The words that it takes in the parameter block: address, then lengths of the axes."""

@@ -47,6 +47,7 @@ from .launch import LaunchConfig
 from .params import ParameterBlock
 from .status import failed_before
 from .transport import crosses_worlds
+from .user_functions import OutputLambda
 
 CACHED = 128        # compiled kernels that are remembered, for each of the three
 
@@ -169,13 +170,19 @@ def _compile_lamport(cfg, threads, trace, *functions):
     return combine
 
 
-def _check_options(cfg, router_weights, epilogue):
+def _checked_output(cfg, router_weights, epilogue, elementwise_lambda_fn):
+    """What is done with a value before it is stored: epilogue, an OutputLambda, or None."""
+    if elementwise_lambda_fn is not None and epilogue is not None:
+        raise EPValueError("epilogue and elementwise_lambda_fn are both given: the second stores the result itself, so "
+                           "it must also do what the first does")
     if not (router_weights is None or router_weights == "array" or callable(router_weights)):
         raise EPValueError(f"router_weights={router_weights!r} must be an array, a function (token, k, *args) or None")
-    if epilogue is not None and router_weights is None:
-        raise EPValueError("an epilogue needs router_weights: without them the rows are not reduced, only moved")
+    if router_weights is None and (epilogue is not None or elementwise_lambda_fn is not None):
+        raise EPValueError("epilogue and elementwise_lambda_fn need router_weights: without them the rows are not "
+                           "reduced, only moved")
     if cfg.fused_shared_expert and router_weights is None:
         raise EPValueError("fused_shared_expert needs router_weights: its output is added to the sum over the slots")
+    return epilogue if elementwise_lambda_fn is None else OutputLambda(elementwise_lambda_fn)
 
 
 def combine_async_kernel(cfg, launch=None) -> CombineAsyncCall:
@@ -192,19 +199,22 @@ def combine_async_kernel(cfg, launch=None) -> CombineAsyncCall:
                             lambda weights, epilogue: _compile_async(cfg, launch.threads, launch.trace))
 
 
-def combine_wait_kernel(cfg, launch=None, *, router_weights="array", epilogue=None) -> CombineWaitCall:
+def combine_wait_kernel(cfg, launch=None, *, router_weights="array", epilogue=None,
+                        elementwise_lambda_fn=None) -> CombineWaitCall:
     """The kernel that waits for the returned rows and reduces them by token: steps 3 to 5.
 
     Its launch ends when all tokens are reduced, over slots 0, 1, ... in float32: nothing is free in the result.
 
     cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(). router_weights: "array" for an array given at the call,
     a function (token, k, *args) -> float32, or None: then the output is [num_tokens, top_k, hidden] and not reduced.
-    epilogue: a function (token, col, value, *args) -> value, or None.
+    epilogue: a function (token, col, value, *args) -> value, or None. elementwise_lambda_fn: a function of the same
+    arguments that stores its result into writable arrays among args and returns nothing, or None; with it the output
+    array is not written, and both functions' args are the call's epilogue_args.
     Returns a CombineWaitCall, called with the page's arguments in the page's order: addresses (KernelCall).
     Errors: EPValueError. Source: the combine_wait_kernel page.
     """
     launch = launch or LaunchConfig()
-    _check_options(cfg, router_weights, epilogue)
+    epilogue = _checked_output(cfg, router_weights, epilogue, elementwise_lambda_fn)
 
     def compile(weights_types, epilogue_types):
         return _compile_wait(cfg, launch.threads, launch.trace, router_weights, weights_types, epilogue, epilogue_types)
@@ -212,16 +222,16 @@ def combine_wait_kernel(cfg, launch=None, *, router_weights="array", epilogue=No
     return CombineWaitCall(cfg, launch, parameter_block(cfg), compile)
 
 
-def combine_kernel(cfg, launch=None, *, router_weights="array", epilogue=None) -> CombineCall:
+def combine_kernel(cfg, launch=None, *, router_weights="array", epilogue=None, elementwise_lambda_fn=None) -> CombineCall:
     """combine_async and combine_wait as one kernel: all steps in one launch.
 
     cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(); with its lamport_combine recv_buf_ptrs are of
-    lamport.recv_buf_name. router_weights, epilogue: as in combine_wait_kernel.
+    lamport.recv_buf_name. router_weights, epilogue, elementwise_lambda_fn: as in combine_wait_kernel.
     Returns a CombineCall, called with the page's arguments in the page's order: addresses (KernelCall).
     Errors: EPValueError. Source: the combine_kernel page.
     """
     launch = launch or LaunchConfig()
-    _check_options(cfg, router_weights, epilogue)
+    epilogue = _checked_output(cfg, router_weights, epilogue, elementwise_lambda_fn)
 
     make = _compile_lamport if lamport.applies(cfg, launch, router_weights) else _compile_fused
 

@@ -40,9 +40,14 @@ def _pack(builder, values):
     return packed
 
 
-def array_at(dtype: str, n_axes: int):
+def array_type(dtype: str, n_axes: int, writable: bool):
+    """Numba's type of such an array; of a number if it has no axes."""
+    return types.Array(DTYPES[dtype], n_axes, "C", readonly=not writable) if n_axes else DTYPES[dtype]
+
+
+def array_at(dtype: str, n_axes: int, writable: bool):
     """Intrinsic (address, length of each axis) -> array; all arguments uint64."""
-    array = types.Array(DTYPES[dtype], n_axes, "C", readonly=True)
+    array = array_type(dtype, n_axes, writable)
 
     @intrinsic
     def vector(typing_context, address, n):

@@ -75,7 +75,7 @@ def make(cfg, block, mark, taking, router_weights, weights_types, epilogue, epil
 
     Tokens whose rows do not come, because the round has failed, are left alone. taking: a Taking; flags: what it takes.
     router_weights: "array", a function (token, k, *args), or None for output [num_tokens, top_k, hidden].
-    epilogue: a function (token, col, value, *args), or None.
+    epilogue: a function (token, col, value, *args), an OutputLambda, or None.
     """
     numbers, id_words = elements.make(cfg.combine_dtype), ids.make(cfg)
     take_eight, await_rows = taking
@@ -92,8 +92,11 @@ def make(cfg, block, mark, taking, router_weights, weights_types, epilogue, epil
     weights_words = user_functions.reader(weights_types, tail)
     epilogue_words = user_functions.reader(epilogue_types, tail + 8 * user_functions.words_of(weights_types))
     has_epilogue, weights_are_array = epilogue is not None, router_weights == "array"
-    weight_of = user_functions.bound(router_weights, weights_types) if callable(router_weights) else None
-    apply_epilogue = numbers.each(user_functions.bound(epilogue, epilogue_types)) if has_epilogue else None
+    stores_itself = isinstance(epilogue, user_functions.OutputLambda)
+    weight_of = (user_functions.bound(router_weights, weights_types, "router_weights") if callable(router_weights)
+                 else None)
+    apply_epilogue = (numbers.each(user_functions.bound(
+        epilogue, epilogue_types, "elementwise_lambda_fn" if stores_itself else "epilogue")) if has_epilogue else None)
 
     @device_fn
     def expert_of(params, token, my_rank, lane):
@@ -183,10 +186,13 @@ def make(cfg, block, mark, taking, router_weights, weights_types, epilogue, epil
             q = pack(sums)
             if fused_share:
                 q = add_shared_expert(params, token, vector, n_share, first, q)
-            if has_epilogue:
+            if has_epilogue and not stores_itself:
                 q = pack(apply_epilogue(token, i32(vector * numbers_a_vector), unpack(q), words))
             if goes_on and is_own:
-                store16(out + u64(token) * u64(bytes_a_row) + u64(VECTOR) * u64(vector), q[0], q[1], q[2], q[3])
+                if stores_itself:
+                    apply_epilogue(token, i32(vector * numbers_a_vector), unpack(q), words)
+                else:
+                    store16(out + u64(token) * u64(bytes_a_row) + u64(VECTOR) * u64(vector), q[0], q[1], q[2], q[3])
             if unit < grid_dim():
                 mark(params, stamps.ARRIVED)            # thread 0: its first token
             unit = i32(unit + n_warps() * grid_dim())

@@ -3,14 +3,28 @@
 A function is plain Python: scalars come as numbers, arrays as something to index with [i] or [i, j]. On the GPU it is
 compiled; in the simulator it runs as it is. Its arguments travel as words (uint64) and become numbers and arrays where
 the function is called, because device functions cannot return arrays.
+
+A value function returns a number. An output lambda (OutputLambda) stores into arrays among its arguments, and returns
+nothing.
 """
 
-from epmoe.device import SIM, device_fn, f32, i32, load_f32, load_i32, load_u64, u32, u32_as_f32, u64
+from typing import NamedTuple
+
+from epmoe.device import (SIM, device_fn, f32, i32, load_f32, load_i32, load_u64, store_f32, store_i32, u32, u32_as_f32,
+                          u64)
+
+from . import returned
+
+
+class OutputLambda(NamedTuple):
+    """A function (token, col, value, *args) in the place of an epilogue, which stores its result itself."""
+
+    function: callable
 
 
 def words_of(types) -> int:
-    """Words of the parameter block that arguments of these (dtype, number of axes) take."""
-    return sum(1 + n_axes for _, n_axes in types)
+    """Words of the parameter block that arguments of these (dtype, number of axes, writable) take."""
+    return sum(1 + n_axes for _, n_axes, _ in types)
 
 
 def reader(types, offset):
@@ -41,21 +55,47 @@ def _words(offset, n):
     return several
 
 
-def bound(fn, types):
-    """Device function (arguments, words) -> float32: fn(*arguments, *its own arguments out of their words)."""
-    return _bind(device_fn(fn), types, 0)
+def bound(fn, types, what):
+    """Device function (arguments, words) -> float32: fn(*arguments, *its own arguments out of their words).
+
+    what: the function's name among the caller's arguments. With an OutputLambda the result is 0.
+    """
+    return _bind(_storing(fn.function, what) if isinstance(fn, OutputLambda) else _valued(fn, what), types, 0)
 
 
-def _bind(fn, types, first_word):
+def _valued(fn, what):
+    if SIM:
+        return lambda arguments, words: f32(returned.number(what, fn, fn(*arguments)))
+    of_device = device_fn(fn)
+
+    @device_fn
+    def call(arguments, words):
+        return f32(of_device(*arguments))
+
+    return call
+
+
+def _storing(fn, what):
+    of_device = device_fn(fn)
+
+    @device_fn
+    def call(arguments, words):
+        of_device(*arguments)
+        return f32(0)
+
+    def checked(arguments, words):
+        returned.nothing(what, fn, fn(*arguments))
+        return f32(0)
+
+    return checked if SIM else call
+
+
+def _bind(call, types, first_word):
     if not types:
-        @device_fn
-        def call(arguments, words):
-            return f32(fn(*arguments))
-
         return call
-    (dtype, n_axes), *others = types
-    made = _scalar(dtype) if n_axes == 0 else _array(dtype, n_axes)
-    call_rest = _bind(fn, others, first_word + 1 + n_axes)
+    (dtype, n_axes, writable), *others = types
+    made = _scalar(dtype) if n_axes == 0 else _array(dtype, n_axes, writable)
+    call_rest = _bind(call, others, first_word + 1 + n_axes)
     i, j, k = first_word, first_word + 1, first_word + 2
     if n_axes == 0:
         @device_fn
@@ -92,26 +132,37 @@ def _scalar(dtype):
     return whole_number
 
 
-def _array(dtype, n_axes):
+def _array(dtype, n_axes, writable):
     if not SIM:
         from .gpu_array import array_at
 
-        return array_at(dtype, n_axes)
-    load = {"float32": load_f32, "int32": load_i32}[dtype]
+        return array_at(dtype, n_axes, writable)
+    load, store, number = {"float32": (load_f32, store_f32, f32), "int32": (load_i32, store_i32, i32)}[dtype]
+
+    def write(address, value):
+        if not writable:
+            raise TypeError("the array is read-only")
+        store(address, number(value))
 
     def array(address, *shape):
-        return SimulatedArray(load, address, shape)
+        return SimulatedArray(load, write, address, shape)
 
     return array
 
 
 class SimulatedArray:
-    """An array in the simulator's memory, read element by element."""
+    """An array in the simulator's memory, read and written element by element."""
 
-    def __init__(self, load, address, shape):
-        self.load, self.address, self.shape = load, address, shape
+    def __init__(self, load, store, address, shape):
+        self.load, self.store, self.address, self.shape = load, store, address, shape
 
     def __getitem__(self, index):
+        return self.load(self._place(index))
+
+    def __setitem__(self, index, value):
+        self.store(self._place(index), value)
+
+    def _place(self, index):
         index = index if isinstance(index, tuple) else (index,)
         if len(index) != len(self.shape):
             raise IndexError(f"an array of shape {self.shape} takes {len(self.shape)} indices, not {len(index)}")
@@ -120,4 +171,4 @@ class SimulatedArray:
             if not -n <= i < n:
                 raise IndexError(f"index {i} is outside an axis of length {n}")
             place = place * n + int(i) % n
-        return self.load(self.address + 4 * place)
+        return self.address + 4 * place
