@@ -27,7 +27,7 @@ def _as_if_on(cc):
 
 
 def result_type(fn, argument_types, cc):
-    """Numba's type of what a device function returns; needs no GPU. Errors: Numba's TypingError."""
+    """Numba's type of what a device function returns; needs no GPU. Errors: a NumbaError."""
     with _as_if_on(cc):
         return cuda.compile_ptx(fn, argument_types, device=True, cc=cc)[1]
 

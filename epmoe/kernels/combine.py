@@ -178,8 +178,8 @@ def _checked_output(cfg, router_weights, epilogue, elementwise_lambda_fn):
     if not (router_weights is None or router_weights == "array" or callable(router_weights)):
         raise EPValueError(f"router_weights={router_weights!r} must be an array, a function (token, k, *args) or None")
     if router_weights is None and (epilogue is not None or elementwise_lambda_fn is not None):
-        raise EPValueError("epilogue and elementwise_lambda_fn need router_weights: without them the rows are not "
-                           "reduced, only moved")
+        raise EPValueError("an epilogue needs router_weights, and so does elementwise_lambda_fn: without them rows are "
+                           "not reduced, only moved")
     if cfg.fused_shared_expert and router_weights is None:
         raise EPValueError("fused_shared_expert needs router_weights: its output is added to the sum over the slots")
     return epilogue if elementwise_lambda_fn is None else OutputLambda(elementwise_lambda_fn)

@@ -49,19 +49,25 @@ def check_compiled(what, function, kinds, cc):
     kinds: of its arguments, (dtype, number of axes, whether it may be written). cc: compute capability. Needs no GPU.
     """
     from epmoe.device.gpu_kernel import result_type
-    from numba.core.errors import TypingError
+    from numba.core.errors import NumbaError
     from numba.cuda import types
 
     from .gpu_array import array_type
 
     try:
         returned = result_type(function, tuple(array_type(*kind) for kind in kinds), cc)
-    except TypingError as error:
+    except NumbaError as error:
         name = getattr(function, "__name__", repr(function))
-        raise EPValueError(f"{what} {name} cannot be compiled for the GPU: {error}") from error
+        raise EPValueError(f"{what} {name} cannot be compiled for the GPU: {_reason(error)}") from error
     if what == "elementwise_lambda_fn":
         fits = returned == types.none
     else:
         fits = isinstance(returned, (types.Number, types.Boolean)) and not isinstance(returned, types.Complex)
     if not fits:
         raise EPValueError(refusal(what, function, "nothing" if returned == types.none else f"{returned}"))
+
+
+def _reason(error):
+    """The lines of Numba's error that say why, without the path it took through the compiler."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and "Failed in" not in line]
+    return next((line for line in lines if "Error: " in line), lines[0])

@@ -20,7 +20,7 @@ def shifted(shift):
 
 def keys():
     cfg, launch = EPConfig(2, 8, 2, 256, 8), LaunchConfig(num_threads=512)
-    arrays = (("float32", 2),), (("float32", 1),)
+    arrays = (("float32", 2, False),), (("float32", 1, False),)
     yield "dispatch", kernels.dispatch_kernel(cfg).kernel()
     yield "dispatch nvfp4", kernels.dispatch_kernel(EPConfig(2, 8, 2, 256, 8, token_format="nvfp4")).kernel()
     yield "dispatch wide", kernels.dispatch_kernel(EPConfig(2, 8, 2, 512, 8)).kernel()

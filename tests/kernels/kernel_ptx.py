@@ -25,6 +25,10 @@ def bias(token, col, value, scale, values):
     return add_rn(mul_rn(value, scale), values[col])
 
 
+def into(token, col, value, table):
+    table[token, col] = mul_rn(value, np.float32(2))
+
+
 def every_kernel():
     """(name, compiled kernel): the six, and the fused ones with all options."""
     cfg = EPConfig(**SIZES)
@@ -35,7 +39,9 @@ def every_kernel():
     options = EPConfig(**SIZES, token_format="nvfp4", fused_shared_expert=True, skip_a2a=True, allreduce_world_size=4)
     yield "dispatch with options", kernels.dispatch_kernel(options, LAUNCH, input_scale=half).kernel()
     call = kernels.combine_kernel(options, LAUNCH, router_weights=weight, epilogue=bias)
-    yield "combine with options", call.kernel([("float32", 2)], [("float32", 0), ("float32", 1)])
+    stores = kernels.combine_kernel(EPConfig(**SIZES), LAUNCH, elementwise_lambda_fn=into)
+    yield "combine with an output lambda", stores.kernel([], [("float32", 2, True)])
+    yield "combine with options", call.kernel([("float32", 2, False)], [("float32", 0, False), ("float32", 1, False)])
 
 
 if __name__ == "__main__":
