@@ -4,7 +4,7 @@ A world is computed at once: every argument and result that differs per rank is 
 of the protocol; the docstrings are the specification. Needs NumPy and ml_dtypes, nothing else.
 """
 
-from . import formats, fused_a2a
+from . import formats, fused_a2a, protocol
 from .arithmetic import add_rn, fma_rn, mul_rn
 from .canonical import canonical
 from .combine import combine
@@ -22,4 +22,4 @@ __all__ = ["BF16TokenFormat", "BlockwiseFP8TokenFormat", "DeadlockError", "Dispa
            "EPLocalSyncCounters", "EPStateError", "EPValueError", "MXFP4TokenFormat", "NVBlockScaledTokenFormat",
            "OutOfBoundsError", "PeerTimeout", "RaceError", "TokenFormat", "UnavailableError", "add_rn", "canonical",
            "combine", "dispatch", "fma_rn", "format_of", "formats", "fused_a2a",
-           "fused_silu", "fused_silu_fp8", "mul_rn", "segments", "shared_expert_share"]
+           "fused_silu", "fused_silu_fp8", "mul_rn", "protocol", "segments", "shared_expert_share"]

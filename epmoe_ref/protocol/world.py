@@ -1,0 +1,48 @@
+"""All ranks of a world, which step in any legal order."""
+
+import numpy as np
+
+from ..config import EPConfig
+from ..dispatched import Dispatched
+from ..formats.nv_block_scaled import checked_input_scale
+from . import combine, dispatch
+from .state import MAX_FINITE, RankState, Step
+
+
+class World:
+    """The states of all ranks. A step of a rank delivers its writes at once; ranks may be at different steps.
+
+    cfg: EPConfig. fill: the byte that the buffers hold before the first round. ranks: list of RankState.
+    """
+
+    def __init__(self, cfg: EPConfig, fill: int = 0):
+        self.cfg = cfg
+        self.ranks = [RankState.initial(cfg, rank, fill) for rank in range(cfg.n_ranks)]
+
+    def ready(self) -> list[int]:
+        """The ranks that need not wait: whose next step is no wait, or all of its signals have arrived."""
+        return [state.rank for state in self.ranks if not state.next_step.endswith("_wait") or not (
+            state.region(state.next_step.replace("_wait", "_recv_count")) == MAX_FINITE).any()]
+
+    def dispatch_async(self, rank: int, input_tokens, topk_ids, *, input_scale=1.0, claims=None) -> None:
+        """The step of that name of one rank."""
+        scale = checked_input_scale(input_scale)
+        self._take(dispatch.dispatch_async(self.ranks[rank], input_tokens, topk_ids, input_scale=scale, claims=claims))
+
+    def dispatch_wait(self, rank: int) -> Dispatched:
+        """The step of that name of one rank."""
+        return self._take(dispatch.dispatch_wait(self.ranks[rank]))
+
+    def combine_async(self, rank: int, expert_outputs: np.ndarray, src_info: np.ndarray) -> None:
+        """The step of that name of one rank."""
+        self._take(combine.combine_async(self.ranks[rank], expert_outputs, src_info))
+
+    def combine_wait(self, rank: int, **options) -> np.ndarray | None:
+        """The step of that name of one rank; options: its keywords."""
+        return self._take(combine.combine_wait(self.ranks[rank], **options))
+
+    def _take(self, step: Step):
+        self.ranks[step.state.rank] = step.state
+        for dst_rank in sorted({write.dst_rank for write in step.writes}):
+            self.ranks[dst_rank] = self.ranks[dst_rank].received(w for w in step.writes if w.dst_rank == dst_rank)
+        return step.result

@@ -1,0 +1,93 @@
+"""The state machine of the protocol gives what dispatch and combine give, in every legal order, round after round."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from protocol_rounds import expert_outputs, run
+from small_worlds import FORMAT_IDS, FORMATS, as_bytes, assert_same, config, every_option, world
+
+from epmoe_ref import EPConfig, canonical, combine, dispatch, strategies
+from epmoe_ref.protocol import World
+
+
+def assert_equal(got, want):
+    assert got.shape == want.shape and got.dtype == want.dtype
+    assert np.array_equal(as_bytes(got), as_bytes(want))
+
+
+def assert_rounds(cfg, rounds, seed, weighted):
+    results, returned = run(cfg, rounds, seed, weighted=weighted, fill=0xA5)
+    for one, (dispatched, combined), tables in zip(rounds, results, returned):
+        want = dispatch(cfg, one.input_tokens, one.topk_ids)
+        for got, wanted in zip(dispatched, want):
+            assert_same(canonical(got), wanted)
+        outputs = [expert_outputs(cfg, d, rank, tables) for rank, d in enumerate(want)]
+        wanted = combine(cfg, outputs, want, router_weights=one.router_weights if weighted else None)
+        for got, value in zip(combined, wanted):
+            assert_equal(got, value)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_random_worlds_of_all_formats_and_options(data):
+    cfg = data.draw(strategies.configs())
+    one_round = strategies.worlds(cfg, kinds=("integers", "normal"))
+    rounds = [data.draw(one_round) for _ in range(data.draw(st.integers(1, 3)))]
+    assert_rounds(cfg, rounds, data.draw(st.integers(0, 2**31)), cfg.fused_shared_expert or data.draw(st.booleans()))
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=FORMAT_IDS)
+def test_every_format_with_and_without_shared_expert_and_exchange(form):
+    for seed, cfg in enumerate(every_option(*form)):
+        x, ids = world(cfg, seed, num_tokens=[3, 0, 7, 5])
+        weights = [np.linspace(-1, 1, i.size, dtype=np.float32).reshape(i.shape) for i in ids]
+        assert_rounds(cfg, [strategies.World(cfg, x, ids, weights)] * 2, seed, True)
+
+
+def test_several_p2p_worlds_and_input_scales_and_functions():
+    cfg = EPConfig(4, 8, 2, 64, 6, token_format="nvfp4", p2p_world_size=2, use_shmem=True, combine_dtype="fp32")
+    x, ids = world(cfg, 3, num_tokens=[6, 1, 0, 4])
+    machine, scales = World(cfg), [0.5, 1.0, 2.0, 3.0]
+    for rank in range(4):
+        machine.dispatch_async(rank, x[rank], ids[rank], input_scale=scales[rank])
+    got = [machine.dispatch_wait(rank) for rank in range(4)]
+    want = dispatch(cfg, x, ids, input_scale=scales)
+    for a, b in zip(got, want):
+        assert_same(a, b)           # in (token, slot) order, since no other claims were asked for
+    y = [np.full((len(d.src_info), 64), rank, np.float32) for rank, d in enumerate(got)]
+    for rank in range(4):
+        machine.combine_async(rank, y[rank], got[rank].src_info)
+
+    def weight(token, k, scale):
+        return np.float32(scale) * (token + k)
+
+    def epilogue(token, col, value, bias):
+        return value + bias[col]
+
+    bias, stored = np.arange(64, dtype=np.float32), np.zeros((6, 64), np.float32)
+    options = dict(router_weights=weight, router_weights_args=(0.5,), epilogue=epilogue, epilogue_args=(bias,))
+    wanted = combine(cfg, y, want, **options)
+    for rank in range(1, 4):
+        assert_equal(machine.combine_wait(rank, **options), wanted[rank])
+
+    def store(token, col, value, bias):
+        stored[token, col] = value + bias[col]
+
+    assert machine.combine_wait(0, **options | dict(epilogue=None, elementwise_lambda_fn=store)) is None
+    assert_equal(stored, wanted[0])
+
+
+def test_a_row_that_names_no_place_of_its_rank_is_not_sent_but_counted():
+    cfg = config(n_ranks=1, n_experts=2, top_k=1, hidden=8, max_tokens=4)
+    x, ids = world(cfg, 1, num_tokens=[4])
+    ids = [np.zeros_like(ids[0])]
+    machine = World(cfg, fill=0x11)
+    machine.dispatch_async(0, x[0], ids[0])
+    d = machine.dispatch_wait(0)
+    d.src_info[1:] = [[4, 0], [-1, 0], [2, 1]]
+    machine.combine_async(0, x[0], d.src_info)
+    assert machine.ranks[0].combine_recv_count[0, 0] == 4
+    out = machine.combine_wait(0)
+    assert_equal(out[0, 0], x[0][0])
+    assert (as_bytes(out[1:]) == 0x11).all()
