@@ -37,8 +37,8 @@ class Array:
 class DeviceArray:
     """A result in GPU memory: address, shape [elements], dtype, strides [bytes] or None for C order.
 
-    torch takes it with `torch.from_dlpack`, CuPy with `cupy.asarray` or `cupy.from_dlpack`; `numpy()` waits for the GPU
-    and copies. The memory stays lent to it (and to everything made from it) until the last of them is gone.
+    torch takes it with `torch.from_dlpack`, CuPy with `cupy.asarray` or `cupy.from_dlpack`, a `@cuda.jit` kernel with
+    `numba()`; `numpy()` waits for the GPU and copies. The memory stays lent to it (and to everything made from it) until the last of them is gone.
     """
 
     def __init__(self, address, shape, dtype, *, owner, read, ordinal=0, strides=None):
@@ -78,6 +78,19 @@ class DeviceArray:
 
         strides = tuple(s // self.dtype.itemsize for s in self._byte_strides)
         return capsule(self.address, self.shape, strides, self.dtype, self.__dlpack_device__(), self)
+
+    def numba(self):
+        """The same memory as Numba's device array, for arguments of @cuda.jit kernels; no copy, and nothing waits.
+
+        bf16 elements are Numba's bfloat16; FP8 values and scales, which Numba has no type for, are uint8.
+        """
+        from numba import cuda
+
+        own = self.dtype.kind == "V"        # of ml_dtypes
+        interface = self.__cuda_array_interface__
+        array = cuda.from_cuda_array_interface(
+            interface | {"typestr": f"<u{self.dtype.itemsize}"} if own else interface, owner=self)
+        return array.view(self.dtype) if own and self.dtype.itemsize > 1 else array
 
     def first(self, n, axis=0):
         """The first n entries along an axis: the same memory, no copy."""

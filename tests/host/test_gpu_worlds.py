@@ -115,6 +115,43 @@ def test_results_are_seen_without_a_copy(library):
             assert info.data.ptr == d.src_info.address and np.array_equal(info.get(), d.src_info.numpy())
 
 
+@pytest.mark.parametrize("token_format", ["bf16", "fp8_blockwise"])
+def test_a_numba_kernel_is_an_expert(token_format):
+    """It reads d.output_tokens where they lie, as bf16 or as the codes of FP8, and writes what combine takes."""
+    from numba import cuda, float32
+    from numba.cuda.bf16 import bfloat16
+
+    @cuda.jit
+    def double(x, y):
+        row, col = cuda.grid(2)
+        y[row, col] = bfloat16(float32(2) * float32(x[row, col]))
+
+    cfg = config(hidden=128, token_format=token_format)
+    x, ids, weights = batch(cfg)
+    with parallel(cfg) as ep:
+        d, y = ep.dispatch(x, ids), []
+        for of_rank in d:
+            rows, offsets = of_rank.output_tokens.numba(), of_rank.row_offsets.numba()
+            assert rows.device_ctypes_pointer.value == of_rank.output_tokens.address
+            assert np.array_equal(offsets.copy_to_host(), of_rank.row_offsets.numpy())
+            assert rows.dtype == (BF16 if token_format == "bf16" else np.uint8)
+            made = cuda.device_array(rows.shape, BF16)
+            double[rows.shape[0], (1, 128)](rows, made)
+            values = of_rank.output_tokens.numpy()
+            values = values if token_format == "bf16" else values.view(np.uint8)
+            n = of_rank.n_rows
+            assert np.array_equal(made.copy_to_host()[:n].astype(np.float32), 2 * values[:n].astype(np.float32))
+            y.append(made)
+        if token_format == "fp8_blockwise":
+            scales = d[0].trimmed().output_scales       # transposed, hence strided
+            assert np.array_equal(scales.numba().copy_to_host(), scales.numpy())
+        want = epmoe_ref.dispatch(cfg, x, ids)
+        rows = [np.asarray(a.output_tokens) if token_format == "bf16" else a.output_tokens.view(np.uint8) for a in want]
+        rows = [(2 * a.astype(np.float32)).astype(BF16) for a in rows]
+        expected = epmoe_ref.combine(cfg, rows, want, router_weights=weights)
+        assert not compare_combined_world(cfg, [a.numpy() for a in ep.combine(y, d, weights)], expected)
+
+
 def test_dlpack_alone_is_enough():
     class OnlyDlpack:
         def __init__(self, of):
