@@ -1,6 +1,6 @@
 """What a verification sends: tokens, their experts and router weights, made from a seed or read from a file.
 
-A file is an .npz with x (N, hidden), topk_ids (N, top_k), topk_weights (N, top_k) of a whole batch, and optionally
+A file is an .npz with topk_ids (N, top_k) of a whole batch, and optionally x (N, hidden), topk_weights (N, top_k),
 rank_offsets (n_ranks + 1) where each rank's tokens begin, and n_experts.
 """
 
@@ -9,7 +9,11 @@ from zipfile import is_zipfile
 
 import ml_dtypes
 import numpy as np
+from epmoe_ref.config import MAX_EXPERTS
 from epmoe_ref.errors import EPValueError
+
+MEMBERS = ("x", "topk_ids", "topk_weights", "rank_offsets", "n_experts")
+MADE_UP_HIDDEN = 256        # elements of a token where the file has none: fits every format
 
 
 @dataclass(frozen=True)
@@ -62,15 +66,16 @@ def _rank(cfg, rng, n, empty_slots):
 
 
 def dump(path, routed, n_experts):
-    """Write a batch as an .npz that `load` reads: x as bf16 bits, the ranks' tokens one after another."""
-    np.savez(path, x=np.concatenate(routed.x).view(np.uint16), topk_ids=np.concatenate(routed.topk_ids),
-             topk_weights=np.concatenate(routed.topk_weights),
-             rank_offsets=np.cumsum([0, *routed.num_tokens]), n_experts=n_experts)
+    """Write a batch to this very path as an .npz that `load` reads: x as bf16 bits, the ranks' tokens in order."""
+    with open(path, "wb") as file:
+        np.savez(file, x=np.concatenate(routed.x).view(np.uint16), topk_ids=np.concatenate(routed.topk_ids),
+                 topk_weights=np.concatenate(routed.topk_weights),
+                 rank_offsets=np.cumsum([0, *routed.num_tokens]), n_experts=n_experts)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A file's content before it is split over ranks; notes say what was converted on the way."""
+    """A file's content before it is split over ranks; notes say what was converted, made up, or is not finite."""
 
     x: np.ndarray
     topk_ids: np.ndarray
@@ -80,28 +85,30 @@ class Batch:
     notes: list
 
     def experts_for(self, n_ranks):
-        """n_experts of the file, or else the least number that holds all ids and is a multiple of n_ranks."""
+        """n_experts of the file, or else a guess: the least multiple of n_ranks that holds all ids."""
         if self.n_experts is not None:
             return self.n_experts
+        too_large = self.topk_ids >= MAX_EXPERTS
+        if too_large.any():
+            raise EPValueError(f"topk_ids in the file: {_first(too_large, self.topk_ids)}, and there are at most "
+                               f"{MAX_EXPERTS} experts; -1 means no expert; {int(too_large.sum())} such ids")
         top = max(int(self.topk_ids.max(initial=0)) + 1, self.topk_ids.shape[1])
         return -(-top // n_ranks) * n_ranks
 
     def check_ids(self, n_experts):
-        """Every id must be an expert or -1, and the ids of a row distinct; the message names the file's row."""
+        """Every id must be an expert or -1, and the ids of a token distinct; the message names token and slot."""
         outside = (self.topk_ids < -1) | (self.topk_ids >= n_experts)
         if outside.any():
-            row, slot = np.argwhere(outside)[0]
             of_file = self.n_experts == n_experts
             source = "n_experts of the file" if of_file else "from --experts or the largest id"
-            raise EPValueError(f"topk_ids in the file: row {row}, slot {slot} holds {self.topk_ids[row, slot]}, "
-                               f"outside [0, n_experts={n_experts}) ({source}); -1 means no expert; "
-                               f"{int(outside.sum())} such ids")
+            raise EPValueError(f"topk_ids in the file: {_first(outside, self.topk_ids)}, outside [0, n_experts="
+                               f"{n_experts}) ({source}); -1 means no expert; {int(outside.sum())} such ids")
         ordered = np.sort(self.topk_ids, axis=1)
         twice = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(axis=1)
         if twice.any():
-            row = int(np.argmax(twice))
-            raise EPValueError(f"topk_ids in the file: row {row} holds {self.topk_ids[row].tolist()}; the ids of a "
-                               f"token must be distinct ({int(twice.sum())} such rows): put -1 into a repeated slot")
+            token = int(np.argmax(twice))
+            raise EPValueError(f"topk_ids in the file: token {token} has {self.topk_ids[token].tolist()}; the ids of a "
+                               f"token must be distinct ({int(twice.sum())} such tokens): put -1 into a repeated slot")
 
     def split(self, n_ranks):
         """Routed for n_ranks: by the file's rank_offsets, else evenly (the first ranks take the remainder)."""
@@ -113,61 +120,124 @@ class Batch:
             raise EPValueError(f"rank_offsets in the file is for {len(ends) - 1} ranks, asked for is --ranks "
                                f"{n_ranks}: give --ranks {len(ends) - 1}, or leave rank_offsets out (an even split)")
         parts = [slice(int(a), int(b)) for a, b in zip(ends[:-1], ends[1:])]
-        return Routed(*([a[p] for p in parts] for a in (self.x, self.topk_ids, self.topk_weights)))
+        return Routed(*([a[p] for p in parts] for a in (self.x, self.topk_ids.astype(np.int32), self.topk_weights)))
 
 
 def _arrays(path):
-    """{name: array} of an .npz."""
+    """{name: array} of those members of an .npz that mean something here."""
     try:
         with open(path, "rb") as file:
             if is_zipfile(file):
-                return dict(np.load(file, allow_pickle=False).items())
+                with np.load(file, allow_pickle=False) as members:
+                    return {name: members[name] for name in members.files if name in MEMBERS}, members.files
     except OSError as error:
         raise EPValueError(f"{path} cannot be read: {error.strerror or error}") from None
-    except ValueError as error:     # objects that are no arrays of numbers
-        raise EPValueError(f"{path} cannot be read as an .npz file of numbers: {error}") from None
-    raise EPValueError(f"{path} cannot be read as an .npz file: np.savez(\"FILE.npz\", x=x, topk_ids=ids, "
-                       "topk_weights=weights) writes one")
+    except Exception as error:      # a damaged file fails in NumPy's, zipfile's and zlib's many ways
+        raise EPValueError(f"{path} cannot be read as an .npz file of numbers: {type(error).__name__}: "
+                           f"{' '.join(str(error).split())}") from None
+    raise EPValueError(f"{path} cannot be read as an .npz file: np.savez(\"FILE.npz\", topk_ids=ids, n_experts=64) "
+                       "writes one")
 
 
 def load(path):
     """Read an .npz of a user's own routing. What does not fit is refused with what is there and what is needed."""
-    arrays = _arrays(path)
-    missing = [name for name in ("x", "topk_ids", "topk_weights") if name not in arrays]
-    if missing:
-        raise EPValueError(f"{path} has no {' and no '.join(missing)} (it has {', '.join(arrays) or 'nothing'}); "
-                           "needed are x (N, hidden), topk_ids (N, K), topk_weights (N, K)")
-    notes = []
-    x, ids, weights = _as_bf16(arrays["x"], notes), arrays["topk_ids"], arrays["topk_weights"]
-    if ids.dtype.kind not in "iu":
-        raise EPValueError(f"topk_ids in the file has dtype {ids.dtype}; integers are needed")
-    if weights.dtype.kind == "V" and weights.dtype.itemsize == 2:
-        weights = weights.view(ml_dtypes.bfloat16)
-    if weights.dtype != np.float32:
-        notes.append(f"topk_weights: {weights.dtype} converted to float32")
-    weights = weights.astype(np.float32)
-    for name, a in (("x", x), ("topk_ids", ids), ("topk_weights", weights)):
-        if a.ndim != 2 or len(a) != len(x):
-            raise EPValueError(f"{name} in the file has shape {a.shape}; x is (N, hidden), topk_ids and topk_weights "
-                               f"are (N, K) with the same N (x has {x.shape})")
-    if weights.shape != ids.shape:
-        raise EPValueError(f"topk_weights in the file has shape {weights.shape}, topk_ids {ids.shape} (must be equal)")
-    offsets = arrays.get("rank_offsets")
-    if offsets is not None:
-        offsets = offsets.astype(np.int64)
-        ends = offsets.ndim == 1 and len(offsets) > 1 and offsets[0] == 0 and offsets[-1] == len(x)
-        if not ends or (np.diff(offsets) < 0).any():
-            raise EPValueError(f"rank_offsets in the file is {offsets.tolist()}; it must start at 0, never fall and "
-                               f"end at N={len(x)}: rank r has the tokens rank_offsets[r]:rank_offsets[r + 1]")
-    n_experts = int(arrays["n_experts"]) if "n_experts" in arrays else None
-    return Batch(x, ids, weights, offsets, n_experts, notes)
+    arrays, names = _arrays(path)
+    if "topk_ids" not in arrays:
+        raise EPValueError(f"{path} has no topk_ids (it has {', '.join(names) or 'nothing'}); needed are topk_ids "
+                           "(N, K), and if wanted x (N, hidden), topk_weights (N, K), n_experts, rank_offsets")
+    notes, ids = [], _integers(arrays, "topk_ids")
+    if ids.ndim != 2 or not ids.shape[1]:
+        raise EPValueError(f"topk_ids in the file has shape {ids.shape}; (N, K) is needed: N tokens, K slots each")
+    if not len(ids):
+        raise EPValueError(f"{path} has 0 tokens (topk_ids has shape {ids.shape}): there is nothing to compare")
+    x = _as_bf16(arrays["x"], notes) if "x" in arrays else _made_up(len(ids), notes)
+    weights = _as_float32(arrays["topk_weights"], notes) if "topk_weights" in arrays else _equal(ids.shape, notes)
+    for name, a, needed in (("x", x, "(N, hidden)"), ("topk_weights", weights, "(N, K)")):
+        if a.ndim != 2 or len(a) != len(ids) or name != "x" and a.shape != ids.shape:
+            raise EPValueError(f"{name} in the file has shape {a.shape}; {needed} is needed, and topk_ids (N, K) has "
+                               f"{ids.shape}")
+    notes += _not_finite("x", "column", x) + _not_finite("topk_weights", "slot", weights)
+    if (ids < 0).all():
+        notes.append("topk_ids: every slot is -1, so no token goes to any expert")
+    return Batch(x, ids, weights, _offsets(arrays, len(ids)), _n_experts(arrays), notes)
+
+
+def _offsets(arrays, n):
+    if "rank_offsets" not in arrays:
+        return None
+    offsets = _integers(arrays, "rank_offsets")
+    ends = offsets.ndim == 1 and len(offsets) > 1 and offsets[0] == 0 and offsets[-1] == n
+    if not ends or (offsets[1:] < offsets[:-1]).any():
+        raise EPValueError(f"rank_offsets in the file is {_short(offsets)}; it must start at 0, never fall and "
+                           f"end at N={n}: rank r has the tokens rank_offsets[r]:rank_offsets[r + 1]")
+    return offsets
+
+
+def _n_experts(arrays):
+    if "n_experts" not in arrays:
+        return None
+    n_experts = _integers(arrays, "n_experts")
+    if n_experts.size != 1:
+        raise EPValueError(f"n_experts in the file is {_short(n_experts)}; one number is needed")
+    return int(n_experts.reshape(())[()])
+
+
+def _integers(arrays, name):
+    array = arrays[name]
+    if array.dtype.kind not in "iu":
+        raise EPValueError(f"{name} in the file is {_short(array)} of dtype {array.dtype}; integers are needed")
+    return array
+
+
+def _short(array):
+    text = " ".join(str(array.tolist()).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _as_bf16(x, notes):
     """bf16 from bits (uint16, or the two void bytes np.save makes of bf16), or rounded from another float type."""
-    if x.dtype == np.uint16 or (x.dtype.kind == "V" and x.dtype.itemsize == 2):
-        return x.view(ml_dtypes.bfloat16)
+    if x.dtype.kind in "uV" and x.dtype.itemsize == 2:
+        return x.astype(x.dtype.newbyteorder("=")).view(ml_dtypes.bfloat16)
     if x.dtype.kind != "f":
         raise EPValueError(f"x in the file has dtype {x.dtype}; floats are needed, or bf16 as uint16 bits")
     notes.append(f"x: {x.dtype} rounded to bfloat16")
-    return x.astype(ml_dtypes.bfloat16)
+    with np.errstate(all="ignore"):
+        return x.astype(ml_dtypes.bfloat16)
+
+
+def _as_float32(weights, notes):
+    """float32 from itself, bf16 (bits, as for x), or converted from another real type."""
+    if weights.dtype.kind in "uV" and weights.dtype.itemsize == 2:
+        weights = weights.astype(weights.dtype.newbyteorder("=")).view(ml_dtypes.bfloat16)
+    elif weights.dtype.kind not in "fiu":
+        raise EPValueError(f"topk_weights in the file has dtype {weights.dtype}; floats are needed, or bf16 as uint16 "
+                           "bits")
+    if weights.dtype != np.float32:
+        notes.append(f"topk_weights: {weights.dtype} converted to float32")
+    with np.errstate(all="ignore"):
+        return weights.astype(np.float32)
+
+
+def _made_up(n, notes):
+    notes.append(f"x: not in the file, {n} tokens of {MADE_UP_HIDDEN} elements are made up")
+    return np.random.default_rng(0).standard_normal((n, MADE_UP_HIDDEN), np.float32).astype(ml_dtypes.bfloat16)
+
+
+def _equal(shape, notes):
+    notes.append(f"topk_weights: not in the file, {1 / shape[1]:.3g} is taken for every slot")
+    return np.full(shape, 1 / shape[1], np.float32)
+
+
+def _not_finite(name, column, array):
+    """A note that says how many numbers are NaN or infinite, and where the first one is; none if all are finite."""
+    wrong = ~np.isfinite(array)
+    if not wrong.any():
+        return []
+    nan, (token, at) = int(np.isnan(array).sum()), np.argwhere(wrong)[0]
+    return [f"{name}: {nan} NaN and {int(wrong.sum()) - nan} infinite of {array.size} numbers, the first at token "
+            f"{token}, {column} {at}; in results every NaN equals every NaN"]
+
+
+def _first(wrong, ids):
+    token, slot = np.argwhere(wrong)[0]
+    return f"token {token}, slot {slot} holds {ids[token, slot]}"

@@ -3,6 +3,7 @@
 Or what patches make of the kernels; or the kernels as they are, which must run in silence.
 """
 
+import difflib
 import os
 import random
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from epmoe_ref.errors import EPValueError
 
 from epmoe.command_line import CANNOT_RUN, DIFFERS, EQUAL, INTERRUPTED, at_least_one, at_least_zero, part_of_all
+from epmoe.progress import progress
 
 
 
@@ -23,7 +25,7 @@ def add_arguments(parser):
     parser.add_argument("--seeds", type=at_least_one, default=3, metavar="N",
                         help="schedules tried in each world (default 3)")
     parser.add_argument("--jobs", type=at_least_one, default=os.cpu_count(), metavar="N",
-                        help="processes (default: one a core)")
+                        help="processes (default and at most: one a core)")
     parser.add_argument("--list", action="store_true", help="print every mutant's verdict, not only the survivors' "
                         "(--patch does)")
     parser.add_argument("--reports", action="store_true", help="print what was reported for each killed mutant too")
@@ -61,13 +63,17 @@ def run(args, console=None):
         return CANNOT_RUN
     if args.faults:
         return write_faults(console) if args.write else show_faults(console)
+    if args.only:
+        _refuse_no_such_file(args.only)
+    args.jobs = min(args.jobs, os.cpu_count())      # more would only wait for one another
     if args.as_they_are:
         return show_as_they_are(args, console)
     start, verdicts = time.perf_counter(), Verdicts(console, every=args.list or bool(args.patch), reports=args.reports)
+    mutants = None if args.slips else choose(args, read_patches(args) or hunt.all_mutants())
     try:
-        patches = read_patches(args)
         with hunt.pool(args.jobs) as workers:
-            undecided = _hunt_with_progress(args, console, workers, choose(args, workers, patches), verdicts)
+            mutants = choose(args, hunt.all_slips(workers)) if args.slips else mutants
+            undecided = _hunt_with_progress(args, console, workers, mutants, verdicts)
     except EPValueError:
         raise
     except tuple(hunt.KILLS) as error:
@@ -87,11 +93,20 @@ def read_patches(args):
     return [edit_of(name, text) for name, text in texts]
 
 
-def choose(args, workers, patches=()):
-    """The mutants that the options ask for."""
-    from epmoe.mutants import hunt
+def _refuse_no_such_file(only):
+    """Before anything runs: --only names a file of the kernels."""
+    from epmoe.mutants import edited_kernels
 
-    mutants = list(patches) or (hunt.all_slips(workers) if args.slips else hunt.all_mutants())
+    file = only.partition(":")[0]
+    there = edited_kernels.files()
+    if not {file, f"{file}.py"} & set(there):
+        near = difflib.get_close_matches(file, there, 1)
+        raise EPValueError(f"--only {only}: no file {file} in epmoe/kernels"
+                           + (f"; did you mean {near[0]}?" if near else ", for instance spin.py, formats/row_copy.py"))
+
+
+def choose(args, mutants):
+    """Those of the mutants that the options ask for."""
     if args.only:
         file, _, line = args.only.partition(":")
         mutants = [m for m in mutants if m.token.file in (file, f"{file}.py") and line in ("", str(m.token.line))]
@@ -103,29 +118,27 @@ def choose(args, workers, patches=()):
     if args.part:
         number, of = args.part
         mutants = mutants[number - 1::of]
+    if not mutants:
+        raise EPValueError(f"--part {number}/{of}: no mutant is in this part, so nothing would be tried")
     return mutants
 
 
 def _hunt_with_progress(args, console, workers, chosen, verdicts):
     """Hunt the mutants until all have a verdict; an interrupted hunt leaves in `verdicts` what is known, and says it.
     """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from epmoe.mutants import hunt
     from epmoe.mutants.pieces import hunt_of
     from epmoe.mutants.worlds import WORLDS
 
-    columns = (TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("which world runs what", total=len(WORLDS))
+    with progress(console, "which world runs what", len(WORLDS)) as shown:
         cover = partial(hunt.cover_lines, edits=chosen) if args.patch else hunt.cover
-        coverage = cover(workers, advance=lambda: progress.advance(task))
+        coverage = cover(workers, advance=shown.advance)
         hunted = hunt_of(chosen, coverage, args.seeds, args.random if args.patch else 0)
-        progress.update(task, description="mutants", completed=0, total=len(chosen))
+        shown.start("mutants", len(chosen))
         try:
             for verdict in hunted.verdicts(workers, args.jobs):
                 verdicts.add(verdict)
-                progress.advance(task)
+                shown.advance()
         except KeyboardInterrupt:
             return hunted.undecided()
     return ()
@@ -133,8 +146,6 @@ def _hunt_with_progress(args, console, workers, chosen, verdicts):
 
 def show_as_they_are(args, console):
     """Unedited kernels in all worlds: what is reported, where, as it comes."""
-    from rich.progress import track
-
     from epmoe.mutants import hunt
     from epmoe.mutants.pieces import runs_of_random
     from epmoe.mutants.worlds import WORLDS
@@ -143,10 +154,10 @@ def show_as_they_are(args, console):
     runs += runs_of_random(args.random)
     done = reported = 0
     try:
-        with hunt.pool(args.jobs) as workers:
-            for name, seed, how, report in track(workers.imap_unordered(hunt.as_they_are, runs),
-                                                 "the kernels as they are", len(runs), console=console, transient=True):
+        with hunt.pool(args.jobs) as workers, progress(console, "the kernels as they are", len(runs)) as shown:
+            for name, seed, how, report in workers.imap_unordered(hunt.as_they_are, runs):
                 done, reported = done + 1, reported + bool(how)
+                shown.advance()
                 if how or args.list:
                     console.print(f"{how or 'silent':8} \"{name}\", seed {seed}", markup=False,
                                   style="bold red" if how else "")

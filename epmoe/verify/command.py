@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import re
 import sys
 import time
@@ -13,6 +14,7 @@ from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 from epmoe import routing
 from epmoe.command_line import (DIFFERS, EQUAL, at_least_one, at_least_zero, part_of_all, positive_seconds,
                                 sizes_of_a_world)
+from epmoe.progress import progress
 from epmoe.verify import one_token, pictures
 from epmoe.verify.checked_rounds import WEIGHTS, Case, rounds_of
 from epmoe.verify.worlds import Worlds, between
@@ -60,8 +62,8 @@ def add_arguments(parser):
     files = parser.add_argument_group("files and output")
     files.add_argument("--counters", action="store_true", help="also show what the counters of one rank hold, after "
                        "each kernel of the first round")
-    files.add_argument("--input", metavar="FILE.npz", help="your own x (N, hidden), topk_ids (N, K), topk_weights (N, "
-                       "K), and if wanted rank_offsets (ranks + 1), n_experts")
+    files.add_argument("--input", metavar="FILE.npz", help="your own topk_ids (N, K), and if wanted x (N, hidden), "
+                       "topk_weights (N, K), n_experts (or --experts), rank_offsets (ranks + 1)")
     files.add_argument("--dump", metavar="FILE.npz", help="write the first round's tokens and routing as such a file")
     files.add_argument("--json", action="store_true", help="one JSON object instead of pictures")
     files.add_argument("--all", action="store_true", help="walk the matrix of all options, at small sizes and --hidden")
@@ -147,9 +149,11 @@ def batches(case, args, seed, batch):
 
 def _verify(args, console, worlds):
     start = time.perf_counter()
+    _refuse_to_overwrite(args)
     batch = routing.load(args.input) if args.input else None
     case = case_of(args, batch)
-    record = {"case": str(case), "config": _config(case.cfg), "seeds": [], "passed": True}
+    notes = [] if batch is None else [*_which_experts(args, batch, case.cfg), *batch.notes]
+    record = {"case": str(case), "config": _config(case.cfg), "notes": notes, "seeds": [], "passed": True}
     shown = not args.json
     for seed in _seeds(args, console, worlds):
         routed = batches(case, args, seed, batch)
@@ -159,7 +163,7 @@ def _verify(args, console, worlds):
         record["machine"] = world.machine.describe()
         shown_rank = _busiest_rank(case.cfg, routed[0]) if world.lists else world.rank
         if shown and seed == args.seed:
-            _heading(console, args, case, world, batch)
+            _heading(console, args, case, world, batch, notes)
             if args.dump:
                 console.print(f"{args.dump} has the first round's tokens and routing; --input reads it\n", style="dim")
         rounds, reported = [], {}
@@ -190,13 +194,11 @@ def _verify(args, console, worlds):
 
 
 def _seeds(args, console, worlds):
-    """The seeds one after another; where there are several, below a progress bar in a terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("seeds"), BarColumn(30), MofNCompleteColumn(), TimeRemainingColumn())
-    hidden = args.json or args.seeds == 1 or not (worlds.prints and console.is_terminal)
-    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
-        yield from progress.track(range(args.seed, args.seed + args.seeds))
+    """The seeds one after another; where there are several, with what progress they make."""
+    with progress(console, "seeds", args.seeds, hidden=args.json or args.seeds == 1 or not worlds.prints) as shown:
+        for seed in range(args.seed, args.seed + args.seeds):
+            yield seed
+            shown.advance()
 
 
 def _busiest_rank(cfg, routed):
@@ -204,15 +206,30 @@ def _busiest_rank(cfg, routed):
     return int(np.argmax(pictures.counts(cfg, routed.topk_ids).reshape(cfg.n_ranks, cfg.n_ranks, -1).sum(axis=(0, 2))))
 
 
-def _heading(console, args, case, world, batch):
+def _refuse_to_overwrite(args):
+    """--dump writes bf16 bits, which would be less than an --input in float32."""
+    if args.input and args.dump and os.path.exists(args.dump) and os.path.samefile(args.input, args.dump):
+        raise EPValueError(f"--dump {args.dump} is the file of --input, which would be overwritten: name another one")
+
+
+def _which_experts(args, batch, cfg):
+    """A note where neither --experts nor the file alone says how many experts there are."""
+    if args.experts and batch.n_experts not in (None, args.experts):
+        return [f"n_experts={args.experts} by --experts; the file says {batch.n_experts}"]
+    if args.experts or batch.n_experts is not None:
+        return []
+    return [f"n_experts={cfg.n_experts} is a guess from the largest id: give --experts N, or n_experts in the file"]
+
+
+def _heading(console, args, case, world, batch, notes):
+    for note in notes:
+        console.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
     c = case.cfg
     console.print(f"[bold]epmoe verify[/bold]  {c.n_ranks} ranks x {c.n_local_experts} experts, top-{c.top_k}, hidden "
                   f"{c.hidden}, at most {c.max_tokens_per_rank} tokens a rank")
     console.print(f"{case}; {world.machine.describe()}{'' if world.lists else ', one rank a process'}\n", style="dim")
     if batch is not None:
         console.print(f"{args.input}: {len(batch.x)} tokens", style="dim")
-        for note in batch.notes:
-            console.print(f"note: {note}", style="yellow")
 
 
 def _first_round(console, args, case, r, rank):

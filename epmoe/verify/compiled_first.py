@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 
 from epmoe import routing
+from epmoe.device import kernel_cache
 from epmoe.expert_parallel import ExpertParallel
 from epmoe.host import compiling
 from epmoe.verify.checked_rounds import reduction
@@ -49,10 +50,16 @@ def all_kernels(cases):
 
 
 def compile_part(cases, number, of, cc):
-    """Compile every of-th piece, from the number-th (from 1) on, for a compute capability; needs no GPU."""
+    """Compile every of-th piece, from the number-th (from 1) on, for a compute capability; needs no GPU.
+
+    Returns (kernels, how many of them the disk cache did not keep).
+    """
+    keys = set()
     for case, phase in pieces(cases)[number - 1::of]:
         for kernel in kernels_of(case, phase):
             kernel.binary(cc)
+            keys.add(kernel.fingerprint(cc))
+    return len(keys), sum(not kernel_cache.has(key) for key in keys)
 
 
 def compile_all(args, cases, world):
@@ -66,4 +73,4 @@ def _command(args, world):
     words += ["--p2p-world-size", args.p2p_world_size] if args.p2p_world_size else []
     words += ["--sample", args.sample] if args.sample else []
     words += ["--part", "%d/%d" % args.part] if args.part else []
-    return [*map(str, words), "--compile"]
+    return [*map(str, words), "--json", "--compile"]

@@ -27,6 +27,7 @@ class Experts:
                 rng.standard_normal((h, i), np.float32) / np.float32(h**0.5),
                 rng.standard_normal((i, h), np.float32) / np.float32(i**0.5))
 
+    @np.errstate(all="ignore")      # a user's tokens may be NaN
     def __call__(self, rank, d):
         """Expert outputs of a rank, combine_dtype (rows, hidden); padding rows are NaN, which nobody may read."""
         x = dequantised(self.cfg, d)

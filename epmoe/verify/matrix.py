@@ -7,10 +7,12 @@ import sys
 import time
 
 from epmoe_ref.config import TOKEN_FORMATS, EPConfig
-from epmoe_ref.errors import EPError, UnavailableError
+from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
 from epmoe import device, routing
 from epmoe.command_line import DIFFERS, EQUAL
+from epmoe.device import kernel_cache
+from epmoe.progress import progress
 from epmoe.verify import compiled_first
 from epmoe.verify.checked_rounds import WEIGHTS, Case, rounds_of
 from epmoe.verify.worlds import between
@@ -55,7 +57,15 @@ def compile_part(args):
         raise UnavailableError("--compile needs the compiler for GPUs: set EPMOE_DEVICE=gpu")
     # nvshmem4py imports torch where there is one, which takes longer than compiling a kernel
     sys.modules.setdefault("torch", None)
-    compiled_first.compile_part(_chosen(args, args.ranks or N_RANKS), *args.compile, args.cc)
+    folder = kernel_cache.folder()
+    if folder is None:
+        raise UnavailableError("--compile puts kernels into the disk cache, and there is none: unset EPMOE_CACHE, or "
+                               "name a folder of yours that can be written in EPMOE_CACHE_DIR")
+    kernels, lost = compiled_first.compile_part(_chosen(args, args.ranks or N_RANKS), *args.compile, args.cc)
+    if lost:
+        raise UnavailableError(f"{lost} of {kernels} kernels could not be kept in {folder}: is there room?")
+    if not args.json:
+        print(f"{kernels} kernels in {folder}")
     return EQUAL
 
 
@@ -66,6 +76,8 @@ def _chosen(args, n_ranks):
     if args.part:
         number, of = args.part
         chosen = chosen[number - 1::of]
+    if not chosen:
+        raise EPValueError(f"--part {number}/{of}: no case is in this part, so nothing would be compared")
     return chosen
 
 
@@ -80,16 +92,10 @@ def walk(args, console, worlds):
             spent = time.perf_counter() - start
             console.print(f"{kernels} kernels: {compiled} compiled by {n} processes, in {spent:.0f} s", style="dim")
     results = []
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    hidden = args.json or not (worlds.prints and console.is_terminal)
-    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
-        task = progress.add_task("", total=len(chosen))
+    with progress(console, "cases", len(chosen), hidden=args.json or not worlds.prints) as shown:
         for case in chosen:
-            progress.update(task, description=str(case)[:40])
             results.append((case, check(case, args.seed, worlds.make(n_ranks, args.seed), args.timeout)))
-            progress.advance(task)
+            shown.advance()
     failed = [(case, what) for case, what in results if what]
     seconds = time.perf_counter() - start
     if not args.json:

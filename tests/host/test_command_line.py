@@ -31,7 +31,9 @@ def test_options_that_make_no_sense_are_refused(capsys, argv):
     (["--all", "--tokens", "3", "--fused"], "--tokens, --fused: no meaning with --all"),
     (["--input", "f.npz", "--tokens", "3"], "--tokens: no meaning with --input"),
     (["--input", "no/such.npz"], "no/such.npz"),
-    (["--part", "1/2"], "--part: no meaning without --all")], ids=" ".join)
+    (["--part", "1/2"], "--part: no meaning without --all"),
+    (["--all", "--part", "300/300"], "nothing would be compared"),
+    (["--all", "--sample", "1", "--part", "2/2"], "nothing would be compared")], ids=" ".join)
 def test_options_that_would_be_ignored_are_refused(capsys, argv, said):
     status, out = shown(capsys, "verify", *argv)
     assert status == 2 and said in out.err and len(out.err.splitlines()) == 1
@@ -52,7 +54,8 @@ def test_a_mistyped_word_gets_a_suggestion_and_the_commands_own_usage(capsys, ar
 @pytest.mark.parametrize("argv, name", [
     (["--input", ""], "--input"), (["verify", "--dump="], "--dump"), (["lesson", "1", "--check", ""], "--check"),
     (["lesson", "1", "--start", " "], "--start"), (["vectors", ""], "DIR"), (["vectors", "d", "--only", ""], "--only"),
-    (["check", ""], "implementation"), (["check", "x:Y", "--only", ""], "--only"), (["mutants", "--patch", ""], "--patch"),
+    (["check", ""], "implementation"), (["check", "x:Y", "--only", ""], "--only"),
+    (["mutants", "--patch", ""], "--patch"),
     (["soak", "--json", ""], "--json"), (["explain", "--out", ""], "--out"), (["--ranks", ""], "--ranks"),
     ([""], "command")], ids=" ".join)
 def test_an_empty_word_is_refused_by_name(capsys, argv, name):
@@ -64,8 +67,8 @@ def test_an_empty_word_is_refused_by_name(capsys, argv, name):
 
 @pytest.mark.parametrize("command", ["verify", "check", "mutants", "explain", "soak", "doctor"])
 def test_a_device_that_is_none_is_refused_by_every_command(command):
-    done = subprocess.run([sys.executable, "-m", "epmoe", command], cwd=ROOT, capture_output=True, text=True, timeout=60,
-                          env=os.environ | {"EPMOE_DEVICE": "nonsense"})
+    done = subprocess.run([sys.executable, "-m", "epmoe", command], cwd=ROOT, capture_output=True, text=True,
+                          timeout=60, env=os.environ | {"EPMOE_DEVICE": "nonsense"})
     assert done.returncode == 2 and "EPMOE_DEVICE=nonsense" in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
 
@@ -104,8 +107,8 @@ def test_an_output_that_is_closed_or_full_is_no_difference(options):
     """Closed from the start: the exit status alone is wanted. Full: the report is lost, so it could not be made."""
     command = [sys.executable, "-m", "epmoe", *SMALL, *options]
     for where, status in ((">&-", 0), (">/dev/full", 2), ("| true; exit ${PIPESTATUS[0]}", 141)):
-        done = subprocess.run(["bash", "-c", f'"$@" {where}', "bash", *command], cwd=ROOT, capture_output=True, text=True,
-                              timeout=60)
+        done = subprocess.run(["bash", "-c", f'"$@" {where}', "bash", *command], cwd=ROOT, capture_output=True,
+                              text=True, timeout=60)
         assert done.returncode == status and "Traceback" not in done.stderr, (where, done.stderr)
 
 

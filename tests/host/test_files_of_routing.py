@@ -1,6 +1,10 @@
 """Routing in files: what verify dumps and reads again, a user's own file, and what does not fit in one."""
 
+import io
 import json
+import os
+import warnings
+import zipfile
 
 import ml_dtypes
 import numpy as np
@@ -47,17 +51,114 @@ def test_bf16_saved_by_numpy_is_read(tmp_path):
 
 
 @pytest.mark.parametrize("changes, said", [
-    (dict(topk_weights=None), "no topk_weights"), (dict(x=np.zeros((6, 16))), "topk_ids in the file has shape (7, 2)"),
+    (dict(topk_ids=None), "no topk_ids"), (dict(x=np.zeros((6, 16))), "x in the file has shape (6, 16)"),
     (dict(topk_ids=np.zeros((7, 2))), "float64; integers"), (dict(topk_weights=np.zeros((7, 3))), "(7, 3)"),
     (dict(x=np.zeros((7, 16), int)), "int64; floats"), (dict(rank_offsets=[0, 4, 3, 7]), "never fall"),
     (dict(rank_offsets=[0, 2, 5]), "end at N=7"), (dict(rank_offsets=[0, 3, 5, 7]), "for 3 ranks"),
-    (dict(topk_ids=np.full((7, 2), 3)), "row 0 holds [3, 3]; the ids of a token must be distinct"),
+    (dict(topk_ids=np.full((7, 2), 3)), "token 0 has [3, 3]; the ids of a token must be distinct"),
     (dict(topk_ids=np.tile([0, -2], (7, 1))), "holds -2"),
-    (dict(n_experts=4), "row 0, slot 1 holds 5, outside [0, n_experts=4)"),
+    (dict(n_experts=4), "token 0, slot 1 holds 5, outside [0, n_experts=4)"),
+    (dict(topk_ids=np.tile([0, 1 << 40], (7, 1))), "token 0, slot 1 holds 1099511627776"),
+    (dict(topk_ids=np.tile(np.uint64([0, (1 << 64) - 1]), (7, 1))), "token 0, slot 1 holds 18446744073709551615"),
+    (dict(topk_ids=np.zeros((0, 2), int), x=None, topk_weights=None), "has 0 tokens"),
+    (dict(topk_ids=np.zeros((7, 0), int)), "has shape (7, 0)"), (dict(topk_ids=np.int64(3)), "has shape ()"),
+    (dict(topk_ids=np.zeros((7, 2), bool)), "bool; integers"),
+    (dict(topk_weights=np.full((7, 2), "much")), "<U4; floats"),
+    (dict(topk_weights=np.zeros((7, 2), complex)), "complex128; floats"),
+    (dict(n_experts="many"), "many of dtype <U4; integers"), (dict(n_experts=float("nan")), "nan of dtype float64"),
+    (dict(n_experts=[6, 8]), "[6, 8]; one number"), (dict(n_experts=1 << 62), "n_experts=4611686018427387904"),
+    (dict(n_experts=0), "n_experts=0"), (dict(rank_offsets=["0", "7"]), "integers are needed"),
+    (dict(rank_offsets=[0, 3.5, 7]), "integers are needed"), (dict(rank_offsets=7), "rank_offsets in the file is 7;"),
+    (dict(x=np.array("x")), "<U1; floats"), (dict(x=np.array([object()])), "Object arrays"),
     (dict(x=np.zeros((7, 12))), "hidden=12")], ids=lambda c: next(iter(c)) if isinstance(c, dict) else c)
 def test_what_does_not_fit_in_a_file_is_explained(capsys, tmp_path, changes, said):
     status, out = shown(capsys, "--ranks", "2", "--input", str(saved(tmp_path, **changes)))
     assert status == 2 and said in out.err and len(out.err.splitlines()) == 1, out.err
+
+
+def damaged(whole, rng):
+    """Bytes of a file with some bits flipped, and perhaps cut short."""
+    raw = bytearray(whole)
+    for at in rng.integers(0, len(raw), rng.integers(0, 4)):
+        raw[at] ^= 1 << int(rng.integers(8))
+    return bytes(raw[:rng.integers(len(raw)) if rng.random() < 0.3 else None])
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_a_damaged_file_is_read_or_refused_in_a_line(tmp_path, save):
+    rng, path = np.random.default_rng(1), tmp_path / "whole.npz"
+    save(path, x=np.ones((3, 16), np.float32), topk_ids=np.tile([0, 5], (3, 1)), n_experts=6)
+    whole, refused = path.read_bytes(), 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(300):
+            path.write_bytes(damaged(whole, rng))
+            try:
+                routing.load(path)
+            except EPValueError as error:
+                refused += 1
+                assert len(str(error).splitlines()) == 1
+    assert refused > 100
+
+
+def test_a_file_that_says_it_is_larger_than_any_memory_is_refused(capsys, tmp_path):
+    path, header = tmp_path / "x.npz", io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, dict(descr="<i8", fortran_order=False, shape=(1 << 44, 2)))
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("topk_ids.npy", header.getvalue() + bytes(64))
+    status, out = shown(capsys, "--input", str(path))
+    assert status == 2 and "cannot be read as an .npz" in out.err and len(out.err.splitlines()) == 1, out.err
+
+
+def test_the_number_of_experts_is_given_or_a_guess_that_the_first_line_announces(capsys, tmp_path):
+    status, out = shown(capsys, "--ranks", "2", "--input", str(saved(tmp_path)))
+    assert status == 0 and out.out.startswith("note: n_experts=6 is a guess from the largest id: give --experts N")
+    assert "2 ranks x 3 experts" in out.out
+    for given, argv in ((dict(n_experts=64), ()), ({}, ("--experts", "64")), (dict(n_experts=60), ("--experts", "64"))):
+        file = str(saved(tmp_path, **given))
+        status, out = shown(capsys, "--ranks", "2", "--input", file, *argv, "--json")
+        record = json.loads(out.out)
+        assert status == 0 and record["config"]["n_experts"] == 64 and not any("guess" in n for n in record["notes"])
+        assert any("the file says 60" in note for note in record["notes"]) == (given == dict(n_experts=60))
+
+
+def test_numbers_that_are_not_finite_are_counted_and_placed(capsys, tmp_path):
+    x, weights = np.ones((7, 16)), np.full((7, 2), 0.5)
+    x[2, 5], x[3, 1], x[3, 2], weights[6, 1] = float("nan"), float("inf"), 1e39, float("nan")
+    status, out = shown(capsys, "--ranks", "2", "--input", str(saved(tmp_path, x=x, topk_weights=weights, n_experts=6)))
+    assert status == 0, out.err
+    assert "note: x: 1 NaN and 2 infinite of 112 numbers, the first at token 2, column 5" in out.out
+    assert "note: topk_weights: 1 NaN and 0 infinite of 14 numbers, the first at token 6, slot 1" in out.out
+
+
+def test_ids_alone_are_enough(capsys, tmp_path):
+    status, out = shown(capsys, "--ranks", "2", "--input", str(saved(tmp_path, x=None, topk_weights=None, n_experts=6)))
+    assert status == 0 and "note: x: not in the file" in out.out and "note: topk_weights: not in the file" in out.out
+    assert routing.load(saved(tmp_path, topk_weights=None)).topk_weights.tolist() == [[0.5, 0.5]] * 7
+
+
+def test_other_byte_orders_and_bf16_weights_are_read(tmp_path):
+    plain = routing.load(saved(tmp_path))
+    bits = plain.topk_weights.astype(ml_dtypes.bfloat16).view(np.uint16)
+    other = routing.load(saved(tmp_path, x=plain.x.view(np.uint16).astype(">u2"), topk_weights=bits.astype(">u2"),
+                               topk_ids=plain.topk_ids.astype(">i4")))
+    assert np.array_equal(other.x.view(np.uint16), plain.x.view(np.uint16))
+    assert np.array_equal(other.topk_weights, plain.topk_weights) and np.array_equal(other.topk_ids, plain.topk_ids)
+    assert all(ids.dtype == np.int32 and ids.dtype.isnative for ids in other.split(2).topk_ids)
+
+
+def test_a_dump_is_written_to_the_path_that_was_given_and_never_over_the_input(capsys, tmp_path):
+    file = saved(tmp_path, n_experts=6)
+    before = file.read_bytes()
+    (tmp_path / "link.npz").symlink_to(file)
+    for same in (file, tmp_path / "link.npz"):
+        status, out = shown(capsys, "--ranks", "2", "--input", str(file), "--dump", str(same))
+        assert status == 2 and "would be overwritten" in out.err and file.read_bytes() == before
+    status, out = shown(capsys, "--ranks", "2", "--input", str(file), "--dump", str(tmp_path / "NAME"))
+    assert status == 0 and (tmp_path / "NAME").exists() and not (tmp_path / "NAME.npz").exists()
+    assert routing.load(tmp_path / "NAME").n_experts == 6
+    status, out = shown(capsys, "--ranks", "2", "--input", str(file), "--dump", os.devnull)
+    assert status == 0 and not os.path.exists(f"{os.devnull}.npz")
 
 
 def test_a_file_that_is_no_npz_is_explained(capsys, tmp_path):

@@ -3,11 +3,12 @@
 import argparse
 import functools
 import hashlib
+import io
 import os
 import random
 
 import pytest
-from epmoe import kernels
+from epmoe import kernels, progress
 from epmoe.mutants import command, edited_kernels, hunt
 from epmoe.mutants.harmless import HARMLESS
 from epmoe.mutants.harmless_slips import HARMLESS_SLIPS
@@ -16,6 +17,8 @@ from epmoe.mutants.verdicts import judge
 from epmoe.mutants.world_kinds import RowsWorld
 from epmoe.mutants.world_run import WorldRun
 from epmoe.mutants.worlds import WORLDS
+from epmoe_ref.errors import EPValueError
+from rich.console import Console
 
 SAMPLE, HARMLESS_SAMPLE, SLIPS = 6, 1, 3
 SEEDS = 3               # as `python -m epmoe mutants` has; the second is for what the first leaves
@@ -72,8 +75,27 @@ def test_a_sample_is_noticed_and_harmless_ones_are_not():
 
 
 def test_one_place_by_the_command_line(capsys):
-    assert command.run(arguments("--only", "nowhere.py")) == command.CANNOT_RUN
-    assert "no synchronising token there" in capsys.readouterr().err
+    for only, said in (("nowhere.py", "no file nowhere.py"), ("spinn.py", "did you mean spin.py"),
+                       ("spin.py:1", "no synchronising token there")):
+        for slips in ([], ["--slips"])[:1 + (":" not in only)]:
+            with pytest.raises(EPValueError, match=said):
+                command.run(arguments("--only", only, "--jobs", "100000", *slips))
+
+
+def test_a_part_without_mutants_is_no_pass():
+    with pytest.raises(EPValueError, match="nothing would be tried"):
+        command.run(arguments("--only", "spin.py", "--sample", "1", "--part", "2/2"))
+
+
+def test_progress_is_told_where_there_is_no_terminal(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "EVERY_S", 0)
+    with progress.progress(Console(file=io.StringIO()), "worlds", 2) as shown:
+        shown.advance()
+        shown.start("mutants", 3)
+        shown.advance()
+    with progress.progress(Console(file=io.StringIO()), "ranks", 2, hidden=True) as shown:
+        shown.advance()
+    assert capsys.readouterr().err == "worlds: 1 of 2, 0 s\nmutants: 1 of 3, 0 s\n"
 
 
 def test_a_wrong_expectation_fails():

@@ -49,6 +49,13 @@ def test_a_piece_is_compiled_without_a_gpu_and_found_again(tmp_path):
     assert all(kernel_cache.read(file)[1].startswith(b"\x7fELF") for file in files)
 
 
+def test_compiling_into_no_cache_cannot_be_done():
+    command = [sys.executable, "-m", "epmoe", "verify", "--all", "--compile", "1/90"]
+    env = os.environ | {"EPMOE_DEVICE": "gpu", "EPMOE_CACHE": "0", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2 and "unset EPMOE_CACHE" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
 class Kernel:
     def __init__(self, key):
         self.key = key
