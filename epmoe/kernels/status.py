@@ -14,7 +14,7 @@ from epmoe_ref.errors import EPValueError, PeerTimeout
 
 # Words of the region
 FAILED = 0                      # 0, or the phase whose wait expired
-WAITED_FOR = 1                  # one of the three below
+WAITED_FOR = 1                  # one of those below
 INDEX = 2                       # which word of that region
 EXPECTED, SEEN = 3, 4
 BLOCK = 5
@@ -22,13 +22,16 @@ BAD_IDS, REPEATED_IDS = 8, 9    # how many were treated as -1
 BAD_TOKEN, BAD_SLOT, BAD_ID = 10, 11, 12    # the first that was recorded
 MISSING_RANKS = 13              # FOR_ROWS: a bit for each source rank of which something has not come
 
-# Phases that wait; the sending halves, dispatch_async and combine_async, wait for nobody
-DISPATCH_WAIT, COMBINE_WAIT = 2, 4
-PHASES = {DISPATCH_WAIT: "dispatch_wait", COMBINE_WAIT: "combine_wait"}
+# Phases that wait; combine_async waits for nobody, and dispatch_async for blocks of its own rank only
+DISPATCH_ASYNC, DISPATCH_WAIT, COMBINE_WAIT = 1, 2, 4
+PHASES = {DISPATCH_ASYNC: "dispatch_async", DISPATCH_WAIT: "dispatch_wait", COMBINE_WAIT: "combine_wait"}
 
 # What a wait was for
-FOR_RECV_COUNT, FOR_SEND_BUF, FOR_ROWS = 2, 4, 8
-LOCAL_WAITS = {FOR_SEND_BUF: "send_buf_ready: tokens that this rank's own blocks were to encode"}
+FOR_FINISHED, FOR_RECV_COUNT, FOR_SEND_BUF, FOR_ROWS, FOR_READY, FOR_REDUCING = 1, 2, 4, 8, 16, 32
+LOCAL_WAITS = {FOR_FINISHED: "finished[{}]: messages that this rank's own blocks were to write",
+               FOR_SEND_BUF: "send_buf_ready: tokens that this rank's own blocks were to encode",
+               FOR_READY: "the ready flag E, which block 0 raises when it has numbered the rows",
+               FOR_REDUCING: "the ready flag of block {}, which block 0 raises when all rows have come back"}
 
 
 @device_fn
@@ -95,7 +98,7 @@ def raise_if_failed(words, cfg: EPConfig, rank: int, timeout_s: float, recv_coun
 def failed_recv_count(words) -> str | None:
     """Name of the recv_count region that `raise_if_failed` wants, or None if nothing failed."""
     phase = int(np.asarray(words)[FAILED])
-    return {0: None, DISPATCH_WAIT: "dispatch_recv_count"}.get(phase, "combine_recv_count")
+    return {0: None, COMBINE_WAIT: "combine_recv_count"}.get(phase, "dispatch_recv_count")
 
 
 def raise_if_bad_ids(words, cfg: EPConfig, rank: int):

@@ -142,6 +142,7 @@ class SimMachine:
         self.recorder = recorder
         self.races = []
         self.touched_by_host = []
+        self.borrowed = []              # addresses of arrays that the launches under way were given
         self.streams = []
         self.held = 0
         self.count = 0                  # launches so far
@@ -253,6 +254,8 @@ class SimMachine:
             for span in self.touched_by_host:
                 span.host_accesses = []
             self.touched_by_host = []
+            while self.borrowed:
+                self.release(self.borrowed.pop())
 
     @contextlib.contextmanager
     def hold(self):

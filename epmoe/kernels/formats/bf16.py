@@ -3,12 +3,14 @@
 import ml_dtypes
 import numpy as np
 
-from epmoe.device import device_fn, load_u64, u64
+from epmoe.device import device_fn, u64
 
 from .kernel_format import KernelFormat, align_up
+from .output_fields import output
 from .row_copy import clear_padding, copy_part, copy_to_rows, most_parts
 
 BF16_BYTES = 2
+output_tokens = output(0)
 
 
 def make(cfg) -> KernelFormat:
@@ -32,11 +34,11 @@ def make(cfg) -> KernelFormat:
 
     @device_fn
     def decode(payload, out, row, group, row_in_group, tiles_before, part, n_parts, lane):
-        copy_out(load_u64(out) + u64(row) * u64(row_bytes), payload, part, n_parts, lane)
+        copy_out(output_tokens(out) + u64(row) * u64(row_bytes), payload, part, n_parts, lane)
 
     @device_fn
     def decode_rows(payload, out, row, group, row_in_group, tiles_before, wanted, step, lane):
-        copy_all(load_u64(out), payload, row, wanted, step, lane)
+        copy_all(output_tokens(out), payload, row, wanted, step, lane)
 
     def outputs(cfg, capacity):
         return {"output_tokens": ((capacity, cfg.hidden), np.dtype(ml_dtypes.bfloat16))}

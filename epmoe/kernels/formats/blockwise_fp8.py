@@ -3,11 +3,12 @@
 import ml_dtypes
 import numpy as np
 
-from epmoe.device import (bf16_hi, bf16_lo, device_fn, div_rn, f32, f32_as_u32, ffs, fma_rn, i32, load_u64, max_f32,
+from epmoe.device import (bf16_hi, bf16_lo, device_fn, div_rn, f32, f32_as_u32, ffs, fma_rn, i32, max_f32,
                           mul_rn, shfl_idx, store16, store_f32, sub_rn, u32, u32_as_f32, u64)
 
 from .e4m3 import e4m3x4
 from .kernel_format import KernelFormat
+from .output_fields import output
 from .payload_parts import values_and_scales
 from .row_copy import copy_part, copy_to_rows, most_parts, spread_words
 from .row_encoder import LANE_ELEMENTS, encode_parts, encode_row
@@ -20,6 +21,7 @@ FLOOR = 1e-4                            # of absmax
 PER_448 = float(np.float32(1) / np.float32(448))
 INF_BITS = 0x7F800000
 SIGN = 0x80000000
+output_tokens, output_scales, capacity = output(0), output(1), output(2)
 
 
 @device_fn
@@ -84,20 +86,20 @@ def make(cfg) -> KernelFormat:
 
     @device_fn
     def decode(payload, out, row, group, row_in_group, tiles_before, part, n_parts, lane):
-        scales = load_u64(out + u64(8)) + u64(row) * u64(SCALE_BYTES)
-        column_bytes = load_u64(out + u64(16)) * u64(SCALE_BYTES)
+        scales = output_scales(out) + u64(row) * u64(SCALE_BYTES)
+        column_bytes = capacity(out) * u64(SCALE_BYTES)
         if part == 0:
             spread_scales(scales, column_bytes, payload + u64(scales_at), lane)
-        copy_values(load_u64(out) + u64(row) * u64(hidden), payload, part, n_parts, lane)
+        copy_values(output_tokens(out) + u64(row) * u64(hidden), payload, part, n_parts, lane)
 
     @device_fn
     def decode_rows(payload, out, row, group, row_in_group, tiles_before, wanted, step, lane):
-        copy_all(load_u64(out), payload, row, wanted, step, lane)
+        copy_all(output_tokens(out), payload, row, wanted, step, lane)
         if step == 0:
-            column_bytes, left = load_u64(out + u64(16)) * u64(SCALE_BYTES), u32(wanted)
+            column_bytes, left = capacity(out) * u64(SCALE_BYTES), u32(wanted)
             while left != u32(0):
                 at = i32(shfl_idx(row, i32(i32(ffs(left)) - 1)))
-                spread_scales(load_u64(out + u64(8)) + u64(at) * u64(SCALE_BYTES), column_bytes,
+                spread_scales(output_scales(out) + u64(at) * u64(SCALE_BYTES), column_bytes,
                               payload + u64(scales_at), lane)
                 left = u32(left & u32(left - u32(1)))
 

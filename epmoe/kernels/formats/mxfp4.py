@@ -3,17 +3,19 @@
 import ml_dtypes
 import numpy as np
 
-from epmoe.device import device_fn, f32_as_u32, i32, load_u64, store_u8, store_u64, u32, u64
+from epmoe.device import device_fn, f32_as_u32, i32, store_u8, store_u64, u32, u64
 
 from .e2m1 import e2m1x16
 from .e8m0 import e8m0_reciprocal
 from .kernel_format import KernelFormat
+from .output_fields import output
 from .payload_parts import values_and_scales
 from .row_copy import copy_bytes, copy_part, most_parts
 from .row_encoder import encode_parts, encode_row
 from .slot_scales import slots_shape, store_slot_scales
 
 GROUP = 32
+output_tokens, output_scales = output(0), output(1)
 
 
 @device_fn
@@ -52,8 +54,8 @@ def make(cfg) -> KernelFormat:
     @device_fn
     def decode(payload, out, row, group, row_in_group, tiles_before, part, n_parts, lane):
         if part == 0:
-            store_scales(load_u64(out + u64(8)), row, group, row_in_group, payload + u64(scales_at), lane)
-        copy_values(load_u64(out) + u64(row) * u64(value_bytes), payload, part, n_parts, lane)
+            store_scales(output_scales(out), row, group, row_in_group, payload + u64(scales_at), lane)
+        copy_values(output_tokens(out) + u64(row) * u64(value_bytes), payload, part, n_parts, lane)
 
     def outputs(cfg, capacity):
         return {"output_tokens": ((capacity, value_bytes), np.dtype(np.uint8)),

@@ -3,13 +3,14 @@
 import ml_dtypes
 import numpy as np
 
-from epmoe.device import (device_fn, div_rn, f32, i32, load_u64, mul_rn, store16, store_i32, store_u8, store_u64,
+from epmoe.device import (device_fn, div_rn, f32, i32, mul_rn, store16, store_i32, store_u8, store_u64,
                           u64)
 
 from .e2m1 import e2m1x16
 from .e4m3 import e4m3_byte, e4m3_value, scaled_e4m3x4
 from .e8m0 import e8m0_reciprocal, e8m0_round_up
 from .kernel_format import KernelFormat
+from .output_fields import output
 from .payload_parts import values_and_scales
 from .row_copy import copy_part, most_parts
 from .row_encoder import encode_parts, encode_row
@@ -19,6 +20,7 @@ SIXTH = float(np.float32(1) / np.float32(6))
 PER_448 = float(np.float32(1) / np.float32(448))
 GROUP = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}
 VALUES_PER_BYTE = {"nvfp4": 2, "mxfp4": 2, "mxfp8": 1}
+output_tokens, output_scales, scales_offset = output(0), output(1), output(2)
 
 
 @device_fn
@@ -110,17 +112,17 @@ def make(cfg) -> KernelFormat:
     @device_fn
     def decode(payload, out, row, group, row_in_group, tiles_before, part, n_parts, lane):
         if part == 0:
-            store_scales(load_u64(out + u64(8)), tiles_before, row_in_group, payload + u64(scales_at), lane)
-        copy_values(load_u64(out) + u64(row) * u64(value_bytes), payload, part, n_parts, lane)
+            store_scales(output_scales(out), tiles_before, row_in_group, payload + u64(scales_at), lane)
+        copy_values(output_tokens(out) + u64(row) * u64(value_bytes), payload, part, n_parts, lane)
 
     @device_fn
     def begin_group(out, group, group_start, tiles_before, lane):
         if lane == 0:
-            store_i32(load_u64(out + u64(16)) + u64(4 * group), i32(tiles_before - group_start // TILE_ROWS))
+            store_i32(scales_offset(out) + u64(4 * group), i32(tiles_before - group_start // TILE_ROWS))
 
     @device_fn
     def finish_group(out, group, group_start, n_rows, tiles_before, lane):
-        clear_scales(load_u64(out + u64(8)), tiles_before, n_rows, lane)
+        clear_scales(output_scales(out), tiles_before, n_rows, lane)
 
     def outputs(cfg, capacity):
         value_type = ml_dtypes.float8_e4m3fn if kind == "mxfp8" else np.uint8

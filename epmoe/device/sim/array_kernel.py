@@ -1,0 +1,122 @@
+"""Kernels that take arrays as arguments, in the simulator: an array is indexed with [], every access is checked."""
+import numpy as np
+from greenlet import getcurrent
+
+from epmoe_ref.errors import EPValueError
+
+from .machine import Kernel, SimMachine
+from .memory import MEMORY, VIEW, out_of_bounds
+from .ops import OPS, word
+
+TYPE_OF = {"uint8": "u8", "uint16": "u16", "int32": "i32", "uint32": "u32", "uint64": "u64", "float32": "f32"}
+
+
+class SimArray:
+    """An array argument inside a kernel: shape, and [] with one index an axis, which loads or stores one element.
+
+    Indices are not negative, as in a kernel they would not be checked on a GPU.
+    """
+
+    def __init__(self, address, shape, dtype, name):
+        self.address, self.shape, self.name = address, tuple(int(n) for n in shape), name
+        self.itemsize, self.dtype = np.dtype(dtype).itemsize, np.dtype(dtype).name
+        ty = TYPE_OF.get(self.dtype)
+        self._load, self._store = OPS.get("load_%s" % ty), OPS.get("store_%s" % ty)
+
+    def _place(self, index):
+        index = index if isinstance(index, tuple) else (index,)
+        if self._load is None:
+            raise EPValueError("%s holds %s: kernels take its address, not its elements" % (self.name, self.dtype))
+        place = 0
+        for i, n in zip(index, self.shape):
+            place = place * n + int(i)
+        if len(index) != len(self.shape) or any(not 0 <= i < n for i, n in zip(index, self.shape)):
+            raise out_of_bounds("index [%s]" % ", ".join(map(str, index)), getcurrent().place(),
+                                "%s has shape %s" % (self.name, self.shape))
+        return self.address + place * self.itemsize
+
+    def __getitem__(self, index):
+        return self._load(self._place(index))
+
+    def __setitem__(self, index, value):
+        self._store(self._place(index), value)
+
+
+@word
+def address_of(array):
+    """Address (u64) of the first element of an array argument."""
+    return array.address
+
+
+class ArrayKernel(Kernel):
+    """A kernel whose arguments are arrays, tuples and numbers. fn: the plain function.
+
+    An array is a record with host, address, shape, dtype (epmoe.host.arrays.Array).
+    """
+
+    def place(self, stream, rank):
+        """Where a launch on this stream runs: what gives addresses of arrays."""
+        return Place(stream.machine, rank)
+
+    def words(self, n):
+        """n int32 words of the kernel's own, zero."""
+        return np.zeros(n, np.int32)
+
+    def read(self, words):
+        """The values of such words."""
+        return words
+
+    def wait(self, stream):
+        """Returns when what was launched on the stream has ended."""
+        stream.synchronize()
+
+    def start(self, grid, block, stream, values, names):
+        """Queue a launch on a stream of a SimMachine."""
+        place = Place(stream.machine, stream.rank)
+        args = tuple(place.argument(value, name) for value, name in zip(values, names))
+        stream.machine.launch(self, grid, block, args, stream=stream)
+
+
+class Place:
+    """Arrays of the caller, which kernels may touch until the run has ended."""
+
+    def __init__(self, machine, rank):
+        self.machine, self.rank = machine, rank
+
+    def address(self, value, name):
+        """The address of a pointer argument: a number, an array, or what has one as `address`, `buffer` or `ptr`."""
+        if getattr(value, "host", None) is not None:
+            value = value.host
+        for attribute in ("address", "buffer", "ptr"):
+            value = getattr(value, attribute, value) if not isinstance(value, np.ndarray) else value
+        if isinstance(value, np.ndarray):
+            return self._borrow(value, name)
+        if isinstance(value, (int, np.integer)):
+            return int(value)
+        raise EPValueError("%s is %r: an address or an array is needed" % (name, value))
+
+    def _borrow(self, array, name):
+        address = array.ctypes.data
+        if array.nbytes and MEMORY.find(address, array.nbytes) is None:
+            self.machine.borrowed.append(self.machine.adopt(array, name, self.rank))
+        return address
+
+    def argument(self, value, name):
+        """An argument as the kernel takes it."""
+        if isinstance(value, tuple):
+            names = getattr(value, "_fields", None) or ["%s[%d]" % (name, i) for i in range(len(value))]
+            made = [self.argument(v, n) for v, n in zip(value, names)]
+            return type(value)(*made) if hasattr(value, "_fields") else tuple(made)
+        if hasattr(value, "host"):
+            if value.host is None:
+                raise EPValueError("%s is in GPU memory, and the simulator runs: give a NumPy array" % name)
+            return SimArray(self._borrow(value.host, name), value.shape, value.dtype, name)
+        return int(value) if isinstance(value, np.integer) else value
+
+
+def own_stream(n_ranks, rank):
+    """A stream of a new machine, for a launch that names none: it runs to its end at once, alone."""
+    return SimMachine(n_ranks).stream(rank)
+
+
+assert set(TYPE_OF.values()) == set(VIEW)

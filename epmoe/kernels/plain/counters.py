@@ -1,0 +1,52 @@
+"""The words of ep_counters, by the name of their region: functions from ep_counters and an index to an address.
+
+ep_counters is the address of the counters' first word. A segment is one (local_expert, rank); its index is
+`local_expert * n_ranks + rank`. Under skip_a2a the rank axis has length 1 and the index is local_expert.
+"""
+
+from types import ModuleType
+
+from epmoe import layout
+from epmoe.device import device_fn, i32, u64
+
+READY = 1024    # of region A: a written end row differs from an unwritten one; also the value of raised flags
+
+
+def namespace(name: str, **functions) -> ModuleType:
+    """Device functions under one name, for kernels to call as `name.function(...)`."""
+    made = ModuleType(name)
+    made.__dict__.update(functions)
+    return made
+
+
+def words(cfg) -> ModuleType:
+    """Addresses of counters: namespace of device functions (ep_counters, i), and `segment`.
+
+    reserved, finished, b: by segment. a_end, a_count: the two words of region A, by segment. c: by local_expert.
+    rank_completion: by place in the p2p world. d, e, f, g: i is 0. combine_ready: by block.
+    segment(local_expert, rank): the index of a segment.
+    first: (ep_counters, i) -> word i of all, for clearing; n_async: words of the dispatch_async region.
+    """
+    at = {r.name: r.offset for r in layout.counter_regions(cfg)}
+    ranks, single = cfg.n_src_ranks, cfg.skip_a2a
+
+    @device_fn
+    def segment(local_expert, rank):
+        index = i32(local_expert)
+        if not single:
+            index = i32(local_expert * ranks + rank)
+        return index
+
+    return namespace(
+        "words", segment=segment, reserved=_word(at["reserved"]), finished=_word(at["finished"]),
+        rank_completion=_word(at["rank_completion"]), a_end=_word(at["A"], 8), a_count=_word(at["A"] + 4, 8),
+        b=_word(at["B"]), c=_word(at["C"]), d=_word(at["D"]), e=_word(at["E"]), f=_word(at["F"]), g=_word(at["G"]),
+        combine_ready=_word(at["combine_ready"]), first=_word(0), n_async=at["A"] // 4)
+
+
+def _word(offset: int, step: int = 4):
+    @device_fn
+    def word(ep_counters, i):
+        return u64(ep_counters) + u64(offset + step * i)
+
+    return word

@@ -1,0 +1,184 @@
+"""dispatch_async_kernel, dispatch_wait_kernel and dispatch_kernel, step by step as the specification has them.
+
+Sending half. For every pair (t, k): expert = topk_ids[t, k], dst_rank = its owner. A warp claims slot
+`reserved[local_expert, dst_rank]++`, writes the message into dst_rank's recv_buf at [local_expert, my_rank, slot], and
+then adds one to `finished` with release. For every expert a warp counts its tokens in topk_ids, waits with acquire
+until `finished` has reached that count, and writes the count into dst_rank's recv_count at [local_expert, my_rank],
+with release at system scope. That is the signal. It is sent for every expert, also where the count is 0.
+
+Waiting half: receive.py.
+"""
+
+from typing import NamedTuple
+
+from epmoe.device import (atomic_add_relaxed_gpu_i32, block_idx, device_fn, f32, grid_dim, i32, lane_id, n_warps,
+                          red_add_relaxed_gpu_i32, red_add_release_gpu_i32, store_i32, syncthreads, syncthreads_or, syncwarp,
+                          thread_idx, u64, warp_broadcast_i32, warp_id)
+
+from ..status import DISPATCH_ASYNC, DISPATCH_WAIT, FOR_FINISHED, has_failed
+from . import arguments, counters, messages, peers, receive, waits
+from .counters import namespace
+from .launcher import PlainKernel
+from .peers import Peers
+from .receive import Inbox, Outputs
+from .waits import Waiter
+
+
+class Call(NamedTuple):
+    """What a dispatch was called with: address of the status words, of int32 [num_tokens, top_k] or 0, input scale."""
+
+    status: int
+    clean_topk_ids: int
+    input_scale: float
+
+
+def _sending(cfg, input_type):
+    """Namespace "send": the steps of the sending half, called by all threads of every block.
+
+    messages(inputs, send_buf_p, peers, ep_counters, call): all pairs of the blocks' tokens. signals(inputs, peers,
+    ep_counters, waiter): the counts. inputs: (input_tokens, topk_ids).
+    """
+    word, ids, message = counters.words(cfg), messages.ids(cfg), messages.make(cfg, input_type)
+    to_peers, share = peers.make(cfg, message.n_bytes), receive.shared_rows(cfg)
+    segment, local, top_k, slots = word.segment, cfg.n_local_experts, cfg.top_k, cfg.max_tokens_per_rank
+    own_only, fused_shared_expert, world = cfg.skip_a2a, cfg.fused_shared_expert, cfg.p2p_world_size
+    n_signals = local if own_only else cfg.n_experts
+
+    @device_fn
+    def pair(place, expert, peers, ep_counters):
+        """A warp: the message at `place` goes to the owner of `expert`."""
+        lane, dst_rank, local_expert = i32(lane_id()), i32(expert // local), i32(expert % local)
+        to = segment(local_expert, dst_rank)
+        slot = i32(0)
+        if lane == 0:
+            slot = i32(atomic_add_relaxed_gpu_i32(word.reserved(ep_counters, to), i32(1)))
+        slot = i32(warp_broadcast_i32(slot, 0))
+        there = u64(segment(local_expert, peers.my_rank)) * u64(slots) + u64(slot)
+        to_peers.write(peers, dst_rank, message.at(u64(0), there), place, lane)
+        syncwarp()                                          # all lanes have written their part
+        if lane == 0:
+            red_add_release_gpu_i32(word.finished(ep_counters, to), i32(1))
+
+    @device_fn
+    def pairs(topk_ids, t, place, peers, ep_counters, call):
+        k = i32(warp_id())
+        while k < top_k:
+            expert = ids.clean(topk_ids, t, k)
+            if lane_id() == 0:
+                ids.record(topk_ids, t, k, call.status)
+                if call.clean_topk_ids != u64(0):
+                    store_i32(u64(call.clean_topk_ids) + u64(4) * u64(t * top_k + k), expert)
+            if expert >= 0 and (not own_only or expert // local == peers.my_rank):
+                pair(place, expert, peers, ep_counters)
+            k = i32(k + n_warps())
+
+    @device_fn
+    def send_messages(inputs, send_buf_p, peers, ep_counters, call):
+        input_tokens, topk_ids = inputs
+        n_shared, first = share(input_tokens.shape[0], peers.my_rank)
+        t = i32(block_idx())
+        while t < input_tokens.shape[0]:
+            place = message.at(send_buf_p, t)
+            message.encode(place, input_tokens, topk_ids, t, call.input_scale)
+            syncthreads()                                   # the message is whole
+            if fused_shared_expert and thread_idx() == 0 and t >= first and t < first + n_shared:
+                red_add_release_gpu_i32(word.f(ep_counters, 0), i32(1))
+            pairs(topk_ids, t, place, peers, ep_counters, call)
+            t = i32(t + grid_dim())
+
+    @device_fn
+    def signal(expert, count, peers, ep_counters, waiter):
+        """One thread: the signal of an expert whose messages are all written."""
+        dst_rank, local_expert = i32(expert // local), i32(expert % local)
+        to = segment(local_expert, dst_rank)
+        if waits.counter(word.finished(ep_counters, to), count, waiter, FOR_FINISHED, to):
+            to_peers.signal(peers, dst_rank, segment(local_expert, peers.my_rank), count)
+            if to_peers.is_near(dst_rank, peers.my_rank):
+                red_add_relaxed_gpu_i32(word.rank_completion(ep_counters, dst_rank % world), i32(1))
+
+    @device_fn
+    def send_signals(inputs, peers, ep_counters, waiter):
+        input_tokens, topk_ids = inputs
+        i = i32(block_idx() + grid_dim() * warp_id())
+        while i < n_signals:
+            expert = i
+            if own_only:
+                expert = i32(peers.my_rank * local + i)
+            count = ids.count(topk_ids, i32(input_tokens.shape[0]), expert, lane_id())
+            if lane_id() == 0:
+                signal(expert, count, peers, ep_counters, waiter)
+            i = i32(i + grid_dim() * n_warps())
+
+    return namespace("send", messages=send_messages, signals=send_signals)
+
+
+def dispatch_async_kernel(cfg, launch=None, **page):
+    """The kernel that sends every pair of this rank, and the signals; it waits for no other rank.
+
+    cfg: EPConfig. launch: LaunchConfig. page: the page's compile-time names, see PlainKernel.
+    kernel[grid, block, stream](input_tokens, topk_ids, send_buf_p, recv_buf_ptrs, recv_count_ptrs, ep_counters,
+    my_rank): see PlainKernel. Slots are free in their order. Source: the dispatch_async_kernel page (docs/pages.md).
+    """
+    options = arguments.options(cfg, launch, page, arguments.DISPATCH_SENDS)
+    send, scale_of = _sending(cfg, options.input_type), device_fn(options.input_scale)
+
+    def dispatch_async_kernel(input_tokens, topk_ids, send_buf_p, recv_buf_ptrs, recv_count_ptrs, ep_counters, my_rank,
+                              status, timeout_ns, clean_topk_ids, input_scales_args):
+        if syncthreads_or(has_failed(status)):
+            return
+        inputs, to = (input_tokens, topk_ids), Peers(recv_buf_ptrs, recv_count_ptrs, my_rank)
+        call = Call(status, clean_topk_ids, f32(scale_of(i32(0), *input_scales_args)))
+        send.messages(inputs, send_buf_p, to, ep_counters, call)
+        send.signals(inputs, to, ep_counters, Waiter(status, timeout_ns, DISPATCH_ASYNC))
+
+    return PlainKernel(cfg, options, dispatch_async_kernel)
+
+
+def dispatch_wait_kernel(cfg, launch=None, **page):
+    """The kernel that waits for all signals and writes the rows of this rank's experts.
+
+    cfg, launch, page: as for dispatch_async_kernel. kernel[grid, block, stream](format_handler, row_offsets,
+    expert_ids, src_info, recv_buf_p, recv_count_p, ep_counters, my_rank): see PlainKernel. With fused_shared_expert the
+    launch also takes send_buf_p= and num_tokens=. Rows are free in their order inside a segment.
+    Source: the dispatch_wait_kernel page (docs/pages.md).
+    """
+    options = arguments.options(cfg, launch, page, arguments.DISPATCH)
+    wait = receive.make(cfg)
+
+    def dispatch_wait_kernel(format_handler, row_offsets, expert_ids, src_info, recv_buf_p, recv_count_p, ep_counters,
+                             my_rank, status, timeout_ns, recv_counts, send_buf_p, num_tokens):
+        if syncthreads_or(has_failed(status)):
+            return
+        out = Outputs(format_handler, row_offsets, expert_ids, src_info, recv_counts)
+        inbox, waiter = Inbox(recv_buf_p, recv_count_p, ep_counters, my_rank), Waiter(status, timeout_ns, DISPATCH_WAIT)
+        wait.rows(out, inbox, send_buf_p, num_tokens, waiter)
+
+    return PlainKernel(cfg, options, dispatch_wait_kernel)
+
+
+def dispatch_kernel(cfg, launch=None, **page):
+    """dispatch_async and dispatch_wait in one launch; all blocks of it must be resident together.
+
+    cfg, launch, page: as for dispatch_async_kernel. kernel[grid, block, stream](input_tokens, topk_ids,
+    format_handler, row_offsets, expert_ids, src_info, send_buf_p, recv_buf_ptrs, recv_count_ptrs, ep_counters,
+    my_rank): see PlainKernel. Source: the dispatch_kernel page (docs/pages.md).
+    """
+    options = arguments.options(cfg, launch, page, arguments.DISPATCH_SENDS)
+    send, scale_of, wait = _sending(cfg, options.input_type), device_fn(options.input_scale), receive.make(cfg)
+    world = cfg.p2p_world_size
+
+    def dispatch_kernel(input_tokens, topk_ids, format_handler, row_offsets, expert_ids, src_info, send_buf_p,
+                        recv_buf_ptrs, recv_count_ptrs, ep_counters, my_rank,
+                        status, timeout_ns, clean_topk_ids, recv_counts, input_scales_args):
+        if syncthreads_or(has_failed(status)):
+            return
+        inputs, to = (input_tokens, topk_ids), Peers(recv_buf_ptrs, recv_count_ptrs, my_rank)
+        call = Call(status, clean_topk_ids, f32(scale_of(i32(0), *input_scales_args)))
+        send.messages(inputs, send_buf_p, to, ep_counters, call)
+        send.signals(inputs, to, ep_counters, Waiter(status, timeout_ns, DISPATCH_ASYNC))
+        own, waiter = my_rank % world, Waiter(status, timeout_ns, DISPATCH_WAIT)
+        inbox = Inbox(recv_buf_ptrs[own], recv_count_ptrs[own], ep_counters, my_rank)
+        out = Outputs(format_handler, row_offsets, expert_ids, src_info, recv_counts)
+        wait.rows(out, inbox, send_buf_p, input_tokens.shape[0], waiter)
+
+    return PlainKernel(cfg, options, dispatch_kernel)

@@ -1,0 +1,213 @@
+"""PlainKernel: what a factory returns, launched as kernel[grid, block, stream](*the page's arguments)."""
+
+import numpy as np
+
+from epmoe.device import SIM, ArrayKernel, own_stream
+from epmoe.layout import STATUS_WORDS
+from epmoe_ref.errors import EPValueError
+
+from ..launch import MAX_THREADS
+from ..status import raise_if_bad_ids, raise_if_failed
+from . import arguments
+
+# Behind the page's arguments: what a launch takes by keyword, and what it is when it is not given.
+OPTIONAL = dict(clean_topk_ids=0, recv_counts=0, send_buf_p=0, num_tokens=0, input_tokens=0,
+                input_scales_args=(1.0,), router_weights_args=(), epilogue_args=())
+POINTERS = {"send_buf_p", "recv_buf_p", "recv_count_p", "ep_counters", "clean_topk_ids", "recv_counts"}
+TUPLES = {"recv_buf_ptrs", "recv_count_ptrs"}
+USER_ARGUMENTS = {"input_scales_args", "router_weights_args", "epilogue_args"}
+SECOND_NS = 1_000_000_000
+
+
+class PlainKernel:
+    """One of the six plain kernels, compiled for one configuration at its first launch.
+
+    kernel[grid, block](...) or kernel[grid, block, stream](...) launches. grid: blocks; kernels whose blocks have ready
+    flags take at most 2 * n_experts of them, and all must be resident at once. block: threads, a multiple of 32.
+    stream: of machine.stream(rank), or on a GPU a Numba stream or its handle. In the simulator launches run at
+    machine.synchronize() or at the end of `with machine.hold()`; one without a stream runs alone, and at once.
+
+    Arguments are the page's, in its order. Arrays, C-contiguous: input_tokens [num_tokens, hidden] (in dispatch bf16, or
+    input_type; in combine [rows, hidden] of the combine type), topk_ids int32 [num_tokens, top_k], row_offsets uint32
+    [n_groups + 1], expert_ids int32 [n_groups], src_info int32 [rows, 2], output_tokens [num_tokens, hidden] of the
+    combine type, or [num_tokens, top_k, hidden] without router weights. format_handler: the format's output arrays, a
+    NamedTuple, a dict or an object with their names. Pointers (send_buf_p, recv_buf_p, recv_count_p): an address, or an
+    array. recv_buf_ptrs, recv_count_ptrs: tuples of p2p_world_size of them. ep_counters: EPLocalSyncCounters, or its
+    buffer, or its address. my_rank: int.
+
+    Keywords: status (address of STATUS_WORDS int32 words; default: words of this kernel, which check() reads), timeout
+    [s], after which a wait gives up; clean_topk_ids, where dispatch stores the ids it used, -1 for bad ones (combine
+    applies the same rule to its topk_ids, so the caller's own array serves it as well); recv_counts, where dispatch
+    stores the counts, int32 [n_local_experts, n_src_ranks]; with fused_shared_expert send_buf_p and num_tokens for
+    dispatch_wait, input_tokens for combine_wait. input_scales_args, router_weights_args, epilogue_args: tuples of numbers
+    and arrays that the functions of input_scales_wrapper, router_weights_wrapper, and epilogue_fn or
+    elementwise_lambda_fn get behind their own arguments. Without input_scales_wrapper the scale is input_scales_args[0].
+
+    A factory takes as keywords the page's compile-time names. Those that EPConfig says too must agree with it. n_sms and
+    num_threads are the defaults of grid() and block(). Errors: EPValueError, before anything is launched.
+    """
+
+    def __init__(self, cfg, options, function):
+        self.cfg, self.options, self.__name__, self.__doc__ = cfg, options, function.__name__, function.__doc__
+        code = function.__code__
+        self.parameters = code.co_varnames[:code.co_argcount]
+        self.page_arguments = self.parameters[:self.parameters.index("status")]
+        self.kernel = ArrayKernel(function, options.launch.num_threads or MAX_THREADS)
+        self._launched = {}         # rank -> (stream, own status words, timeout)
+
+    def __repr__(self):
+        return f"<{self.__name__} for {self.cfg}>"
+
+    def __getitem__(self, where):
+        where = where if isinstance(where, tuple) else (where,)
+        if len(where) not in (2, 3):
+            raise EPValueError(f"{self.__name__}[...] takes grid, block and a stream, not {len(where)} things")
+        grid, block, stream = (*where, None)[:3]
+
+        def launch(*page_arguments, status=None, timeout=30.0, **given):
+            return self._launch((grid, block, stream), page_arguments, status, timeout, given)
+
+        return launch
+
+    def grid(self, machine=None, block=None) -> int:
+        """Blocks of a launch on that machine: launch.n_sms, at most so many as are resident at once and have flags."""
+        block, launch = block or self.block(), self.options.launch
+        n_sms = getattr(machine, "n_sms", None)
+        if SIM:
+            return self._with_flags(launch.grid(machine))
+        return self._with_flags(min(launch.n_sms or n_sms or 1 << 30,
+                                    self.kernel.resident_blocks(self._compiled_for({}), block, n_sms)))
+
+    def block(self) -> int:
+        """Threads of a block."""
+        return self.options.launch.threads
+
+    def ptx(self, cc, **user_arguments) -> str:
+        """The PTX for a compute capability such as (7, 5); needs no GPU. user_arguments: as at a launch."""
+        return self.kernel.ptx(self._compiled_for(user_arguments), cc)
+
+    def cubin(self, cc, **user_arguments) -> bytes:
+        """The cubin for a compute capability; needs no GPU."""
+        return self.kernel.cubin(self._compiled_for(user_arguments), cc)
+
+    def check(self):
+        """Waits for the launches, and raises what their own status words say: PeerTimeout, or EPValueError of bad ids."""
+        for rank, (stream, words, timeout) in self._launched.items():
+            self.kernel.wait(stream)
+            if words is not None:
+                values = self.kernel.read(words)
+                raise_if_failed(values, self.cfg, rank, timeout)
+                raise_if_bad_ids(values, self.cfg, rank)
+
+    def _with_flags(self, grid):
+        flagged = self.__name__ in ("combine_wait_kernel", "combine_kernel")
+        return max(1, min(grid, 2 * self.cfg.n_experts) if flagged else grid)
+
+    def _launch(self, where, page_arguments, status, timeout, given):
+        grid, block, stream = where
+        named = self._named(page_arguments, given)
+        my_rank = named["my_rank"]
+        if not 0 < timeout < 1e9:
+            raise EPValueError(f"timeout={timeout} must be a positive number of seconds")
+        if stream is None and SIM:
+            stream, alone = own_stream(self.cfg.n_ranks, my_rank), True
+        else:
+            alone = False
+        own = None
+        if status is None:
+            _, own, _ = self._launched.get(my_rank, (None, None, None))
+            status = own = self.kernel.words(STATUS_WORDS) if own is None else own
+        self._launched[my_rank] = stream, own, timeout
+        named.update(status=status, timeout_ns=np.uint64(timeout * SECOND_NS))
+        place = self.kernel.place(stream, my_rank)
+        values = [self._value(name, named[name], place) for name in self.parameters]
+        self.kernel.start(self._with_flags(int(grid)), int(block), stream, values, self.parameters)
+        if alone:
+            stream.synchronize()
+
+    def _named(self, page_arguments, given):
+        """{name: checked argument}: arrays as Array."""
+        wanted = self.page_arguments
+        if len(page_arguments) != len(wanted):
+            raise EPValueError(f"{self.__name__} takes {len(wanted)} arguments ({', '.join(wanted)}), "
+                               f"not {len(page_arguments)}")
+        named = dict(zip(wanted, page_arguments))
+        optional = [name for name in self.parameters if name not in named and name in OPTIONAL]
+        unknown = sorted(set(given) - set(optional))
+        if unknown:
+            raise EPValueError(f"{self.__name__} does not take {', '.join(unknown)}; by keyword it takes "
+                               f"{', '.join(['status', 'timeout', *optional])}")
+        named.update({name: given.get(name, OPTIONAL[name]) for name in optional})
+        self._check(named)
+        return named
+
+    def _check(self, named):
+        cfg, lengths, known = self.cfg, {}, arguments.arrays(self.cfg, self.__name__, self.options)
+        if not isinstance(named["my_rank"], (int, np.integer)) or not 0 <= named["my_rank"] < cfg.n_ranks:
+            raise EPValueError(f"my_rank={named['my_rank']!r} must be a number in [0, n_ranks={cfg.n_ranks})")
+        for name, (dtype, shape) in known.items():
+            if name in named and not isinstance(named[name], int):
+                named[name] = arguments.array(named[name], name, dtype, shape, lengths)
+            elif name in self.page_arguments:
+                raise EPValueError(f"{name} is {named[name]!r}: an array is needed")
+        if lengths.get("num_tokens", named.get("num_tokens", 0)) > cfg.max_tokens_per_rank:
+            raise EPValueError(f"{lengths.get('num_tokens', named.get('num_tokens'))} tokens are more than "
+                               f"max_tokens_per_rank={cfg.max_tokens_per_rank}: split the batch or configure more")
+        if "format_handler" in named:
+            named["format_handler"] = arguments.format_handler(cfg, named["format_handler"])
+            if lengths["rows"] < arguments.capacity(cfg):
+                raise EPValueError(f"src_info has {lengths['rows']} rows; {arguments.capacity(cfg)} are needed, the most "
+                                   "that this rank can receive")
+        for name in TUPLES & set(named):
+            if len(named[name]) != cfg.p2p_world_size:
+                raise EPValueError(f"{name} has {len(named[name])} entries; p2p_world_size={cfg.p2p_world_size} are "
+                                   "needed, one for each rank of the p2p world")
+        if cfg.fused_shared_expert:
+            self._check_shared(named)
+        if self.options.router_weights is arguments.given_weights and len(named.get("router_weights_args", " ")) != 1:
+            raise EPValueError("router_weights_args=(weights,) is needed: float32 [num_tokens, top_k]")
+        if self.options.input_scale is arguments.given_scale and "input_scales_args" in named:
+            named["input_scales_args"] = (np.float32(named["input_scales_args"][0]),)
+
+    def _check_shared(self, named):
+        if self.__name__ == "combine_wait_kernel" and isinstance(named["input_tokens"], int) and not named["input_tokens"]:
+            raise EPValueError("fused_shared_expert: combine_wait_kernel needs input_tokens=, whose first rows it adds")
+        if self.__name__ == "dispatch_wait_kernel" and isinstance(named["send_buf_p"], int) and not named["send_buf_p"]:
+            raise EPValueError("fused_shared_expert: dispatch_wait_kernel needs send_buf_p= and num_tokens=, whose "
+                               "messages it copies")
+
+    def _value(self, name, value, place):
+        """An argument as ArrayKernel takes it."""
+        if name in TUPLES:
+            return tuple(place.address(v, f"{name}[{i}]") for i, v in enumerate(value))
+        if name in POINTERS or name == "status" or (name == "input_tokens" and name not in self.page_arguments):
+            return place.address(value, name)
+        if name in USER_ARGUMENTS:
+            return tuple(user_argument(v, f"{name}[{i}]") for i, v in enumerate(value))
+        return np.int32(value) if name in ("my_rank", "num_tokens") else value
+
+    def _compiled_for(self, user_arguments):
+        """Arguments of the types that a launch has."""
+        named = arguments.stand_ins(self.cfg, self.__name__, self.options, self.page_arguments)
+        values = []
+        for name in self.parameters:
+            value = user_arguments.get(name, OPTIONAL.get(name, 0))
+            if name in TUPLES:
+                value = (np.uint64(0),) * self.cfg.p2p_world_size
+            elif name in USER_ARGUMENTS:
+                value = tuple(user_argument(v, name) for v in value)
+            elif name in ("my_rank", "num_tokens"):
+                value = np.int32(0)
+            else:
+                value = named.get(name, np.uint64(0))
+            values.append(value)
+        return values
+
+
+def user_argument(value, what):
+    """A number as float32 or int32; an array as Array."""
+    if isinstance(value, (bool, int, np.integer, np.bool_)):
+        return np.int32(value)
+    if isinstance(value, (float, np.floating)):
+        return np.float32(value)
+    return value if isinstance(value, arguments.Array) else arguments.view(value, what)

@@ -1,0 +1,158 @@
+"""The message: `payload | src_info | topk_info`, each part padded to cfg.alignment; and which ids count as ids.
+
+payload: what the token format makes of the token. src_info: int32, the token's row in input_tokens of its rank.
+topk_info: uint16 a k, the token's ids, 65535 for -1. Padding bytes are 0.
+"""
+
+from types import ModuleType
+
+from epmoe import layout
+from epmoe.device import (address_of, block_dim, device_fn, f16_hi, f16_lo, i32, lane_id, load16, load_i32, load_u16,
+                          n_warps, pack_bf16x2, store16, store_u32, thread_idx, u32, u32_as_f32, u64, warp_id,
+                          warp_sum_i32)
+
+from .. import formats
+from ..status import BAD_IDS, REPEATED_IDS, record_bad_id
+from .counters import namespace
+
+NO_EXPERT = -1
+LANES = 32
+
+
+def ids(cfg) -> ModuleType:
+    """Namespace "ids": what topk_ids [num_tokens, top_k] int32 say.
+
+    clean(topk_ids, t, k): the id, or -1 for one that is outside [0, n_experts) or stands at a smaller k of the token
+        already. Dispatch and combine both read ids through it, so they agree without a copy.
+    count(topk_ids, num_tokens, expert, lane): a warp counts the tokens that select the expert.
+    record(topk_ids, t, k, status): counts an id that `clean` refused, unless it is -1.
+    """
+    n_experts, top_k = cfg.n_experts, cfg.top_k
+
+    @device_fn
+    def clean(topk_ids, t, k):
+        expert = i32(topk_ids[t, k])
+        if expert < 0 or expert >= n_experts:
+            return i32(NO_EXPERT)
+        j = i32(0)
+        while j < k:
+            if topk_ids[t, j] == expert:
+                return i32(NO_EXPERT)
+            j = i32(j + 1)
+        return expert
+
+    @device_fn
+    def count(topk_ids, num_tokens, expert, lane):
+        found = i32(0)
+        t = i32(lane)
+        while t < num_tokens:
+            k = i32(0)
+            while k < top_k and topk_ids[t, k] != expert:
+                k = i32(k + 1)
+            if k < top_k:
+                found = i32(found + 1)
+            t = i32(t + LANES)
+        return i32(warp_sum_i32(found))
+
+    @device_fn
+    def record(topk_ids, t, k, status):
+        expert = i32(topk_ids[t, k])
+        if expert != NO_EXPERT and clean(topk_ids, t, k) == NO_EXPERT:
+            if expert >= 0 and expert < n_experts:
+                record_bad_id(status, REPEATED_IDS, t, k, expert)
+            else:
+                record_bad_id(status, BAD_IDS, t, k, expert)
+
+    return namespace("ids", clean=clean, count=count, record=record)
+
+
+def make(cfg, input_type="bf16") -> ModuleType:
+    """Namespace "message". input_type: "bf16", or with the bf16 format "fp16" or "fp32", rounded once to nearest even.
+
+    n_bytes: of a message. at(buffer, i): address of message i of a buffer.
+    encode(place, input_tokens, topk_ids, t, input_scale): a block writes the message of token t at `place`.
+    token(place), k_of(place, expert): what the message at `place` says to the owner of `expert`: its (t, k).
+    """
+    fmt, parts, clean = formats.of(cfg), layout.message(cfg), ids(cfg).clean
+    encode_part, converted, top_k = fmt.encode_part, input_type != "bf16", cfg.top_k
+    convert, row_bytes = _convert_row(cfg.hidden, parts.token_size, input_type), cfg.hidden * (4 if input_type == "fp32" else 2)
+    src_info_at, topk_info_at, msg_bytes = parts.src_info_offset, parts.topk_info_offset, parts.msg_bytes
+    n_trailer_words, first_id_word = (msg_bytes - src_info_at) // 4, (topk_info_at - src_info_at) // 4
+
+    @device_fn
+    def at(buffer, i):
+        return u64(buffer) + u64(msg_bytes) * u64(i)
+
+    @device_fn
+    def two_ids(topk_ids, t, k):
+        """A word of topk_info: the ids at k and k + 1, 0 past top_k."""
+        word = u32(0)
+        if k < top_k:
+            word = u32(clean(topk_ids, t, k)) & u32(0xFFFF)
+        if k + 1 < top_k:
+            word = u32(word | u32((u32(clean(topk_ids, t, i32(k + 1))) & u32(0xFFFF)) << u32(16)))
+        return u32(word)
+
+    @device_fn
+    def encode(place, input_tokens, topk_ids, t, input_scale):
+        row = u64(address_of(input_tokens)) + u64(row_bytes) * u64(t)
+        if converted:
+            convert(row, place)
+        else:
+            encode_part(row, place, input_scale, warp_id(), n_warps(), lane_id())
+        i = i32(thread_idx())
+        while i < n_trailer_words:
+            word = u32(0)
+            if i == 0:
+                word = u32(t)
+            elif i >= first_id_word:
+                word = two_ids(topk_ids, t, i32(2 * (i - first_id_word)))
+            store_u32(place + u64(src_info_at + 4 * i), word)
+            i = i32(i + block_dim())
+
+    @device_fn
+    def token(place):
+        return i32(load_i32(place + u64(src_info_at)))
+
+    @device_fn
+    def k_of(place, expert):
+        k = i32(0)
+        while k < top_k and i32(load_u16(place + u64(topk_info_at + 2 * k))) != expert:
+            k = i32(k + 1)
+        return k
+
+    return namespace("message", n_bytes=msg_bytes, at=at, encode=encode, token=token, k_of=k_of)
+
+
+def _convert_row(hidden: int, token_size: int, input_type: str):
+    """Device function (row, place): a block rounds `hidden` numbers at `row` to bf16, eight a thread at a time."""
+    n_vectors, n_places = hidden // 8, token_size // 16
+
+    @device_fn
+    def eight_of_fp16(row, i):
+        q = load16(row + u64(16 * i))
+        return (pack_bf16x2(f16_lo(q[0]), f16_hi(q[0])), pack_bf16x2(f16_lo(q[1]), f16_hi(q[1])),
+                pack_bf16x2(f16_lo(q[2]), f16_hi(q[2])), pack_bf16x2(f16_lo(q[3]), f16_hi(q[3])))
+
+    @device_fn
+    def two_of_fp32(a, b):
+        return pack_bf16x2(u32_as_f32(a), u32_as_f32(b))
+
+    @device_fn
+    def eight_of_fp32(row, i):
+        p, q = load16(row + u64(32 * i)), load16(row + u64(32 * i + 16))
+        return two_of_fp32(p[0], p[1]), two_of_fp32(p[2], p[3]), two_of_fp32(q[0], q[1]), two_of_fp32(q[2], q[3])
+
+    eight = eight_of_fp32 if input_type == "fp32" else eight_of_fp16
+
+    @device_fn
+    def convert(row, place):
+        i = i32(thread_idx())
+        while i < n_places:
+            q = u32(0), u32(0), u32(0), u32(0)
+            if i < n_vectors:
+                q = eight(row, i)
+            store16(place + u64(16 * i), q[0], q[1], q[2], q[3])
+            i = i32(i + block_dim())
+
+    return convert

@@ -1,0 +1,89 @@
+"""What a rank writes into the memory of other ranks: rows of bytes, and signals.
+
+To a rank of the same p2p world these are plain stores, and a release at system scope for the signal. To a rank of
+another world they are SHMEM puts and a signal operation. A put is complete when the warp has called quiet(); the count
+in `finished`, or a block barrier, carries that to the thread that signals.
+"""
+
+from types import ModuleType
+from typing import NamedTuple
+
+from epmoe.device import device_fn, i32, load16, st_release_sys_u64, store16, u64
+
+from ..transport import crosses_worlds
+from .counters import namespace
+
+LANES = 32
+VECTOR = 16         # bytes
+
+
+class Peers(NamedTuple):
+    """Addresses of the receive buffers and count words of every rank of the p2p world, and who this rank is."""
+
+    recv_buf_ptrs: tuple
+    recv_count_ptrs: tuple
+    my_rank: int
+
+
+def copy_bytes(n_bytes: int):
+    """Device function (dst, src, lane): a warp copies n_bytes, a multiple of 16, of aligned memory."""
+    n_vectors = n_bytes // VECTOR
+
+    @device_fn
+    def copy(dst, src, lane):
+        i = i32(lane)
+        while i < n_vectors:
+            q = load16(src + u64(VECTOR * i))
+            store16(dst + u64(VECTOR * i), q[0], q[1], q[2], q[3])
+            i = i32(i + LANES)
+
+    return copy
+
+
+def make(cfg, row_bytes: int) -> ModuleType:
+    """Namespace "to_peers" for rows of row_bytes. A warp calls write, one thread calls signal.
+
+    is_near(dst_rank, my_rank): whether both are in one p2p world.
+    write(peers, dst_rank, offset, src, lane): row_bytes from src to recv_buf + offset of dst_rank, complete at the end
+        of the call for the calling lane. Across worlds src lies in symmetric memory.
+    signal(peers, dst_rank, index, count): the count goes into word `index` of dst_rank's recv_count, behind everything
+        that this thread has written, or acquired from others.
+    """
+    world, copy = cfg.p2p_world_size, copy_bytes(row_bytes)
+    everybody_is_near = not crosses_worlds(cfg)
+
+    @device_fn
+    def is_near(dst_rank, my_rank):
+        return everybody_is_near or dst_rank // world == my_rank // world
+
+    @device_fn
+    def write_near(peers, dst_rank, offset, src, lane):
+        copy(u64(peers.recv_buf_ptrs[dst_rank % world]) + u64(offset), src, lane)
+
+    @device_fn
+    def signal_near(peers, dst_rank, index, count):
+        st_release_sys_u64(u64(peers.recv_count_ptrs[dst_rank % world]) + u64(8) * u64(index), u64(count))
+
+    if everybody_is_near:
+        return namespace("to_peers", is_near=is_near, write=write_near, signal=signal_near)
+    from epmoe.device.shmem import shmem_fence, shmem_put_nbi_warp, shmem_quiet, shmem_signal_set
+
+    @device_fn
+    def write(peers, dst_rank, offset, src, lane):
+        if is_near(dst_rank, peers.my_rank):
+            write_near(peers, dst_rank, offset, src, lane)
+        else:
+            own = u64(peers.recv_buf_ptrs[peers.my_rank % world])        # a put names the place by the own address
+            shmem_put_nbi_warp(own + u64(offset), src, row_bytes, dst_rank)
+            shmem_quiet()
+
+    @device_fn
+    def signal(peers, dst_rank, index, count):
+        if is_near(dst_rank, peers.my_rank):
+            signal_near(peers, dst_rank, index, count)
+        else:
+            own = u64(peers.recv_count_ptrs[peers.my_rank % world])
+            shmem_fence()       # the puts of other warps, which this thread has acquired, come before the signal
+            shmem_signal_set(own + u64(8) * u64(index), u64(count), dst_rank)
+
+    return namespace("to_peers", is_near=is_near, write=write, signal=signal)

@@ -1,0 +1,54 @@
+"""Bounded waits. Every loop that polls memory is one of these two, and gives up after the timeout.
+
+A wait that gives up records what it waited for in the status words, and raises FAILED there, which ends every other
+wait of this rank, in this launch and in later ones.
+"""
+
+from typing import NamedTuple
+
+from epmoe.device import (device_fn, globaltimer, ld_acquire_gpu_i32, ld_acquire_sys_u64,
+                          u64)
+from epmoe.layout import MAX_FINITE
+
+from ..spin import gives_up
+from ..status import FOR_RECV_COUNT, record_expired
+
+POLLS_PER_LOOK = 32     # polls between two looks at the clock and at FAILED
+
+
+class Waiter(NamedTuple):
+    """Who waits: address of the status words, timeout [ns], phase (a number of status.PHASES)."""
+
+    status: int
+    timeout_ns: int
+    phase: int
+
+
+@device_fn
+def signal(word, segment, waiter):
+    """Waits for the signal in a recv_count word: the count, acquired at system scope, or MAX_FINITE if it gave up."""
+    count = u64(ld_acquire_sys_u64(word))
+    since = u64(globaltimer())
+    polls = 0
+    while count == u64(MAX_FINITE):
+        polls += 1
+        if polls % POLLS_PER_LOOK == 0 and gives_up(waiter.status, since, waiter.timeout_ns):
+            record_expired(waiter.status, waiter.phase, FOR_RECV_COUNT, segment, 0, -1)
+            return u64(MAX_FINITE)
+        count = u64(ld_acquire_sys_u64(word))
+    return count
+
+
+@device_fn
+def counter(word, wanted, waiter, waited_for, index):
+    """Waits until a counter that blocks of this rank write is `wanted`, acquired at device scope; whether it was."""
+    seen = ld_acquire_gpu_i32(word)
+    since = u64(globaltimer())
+    polls = 0
+    while seen != wanted:
+        polls += 1
+        if polls % POLLS_PER_LOOK == 0 and gives_up(waiter.status, since, waiter.timeout_ns):
+            record_expired(waiter.status, waiter.phase, waited_for, index, wanted, seen)
+            return False
+        seen = ld_acquire_gpu_i32(word)
+    return True
