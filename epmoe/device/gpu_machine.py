@@ -180,6 +180,10 @@ class GpuMachine:
         else:
             launch.start()
 
+    def queue(self, launch):
+        """Start it, an object with start(), when hold() ends."""
+        self._queue.append(launch)
+
     @contextlib.contextmanager
     def recording(self):
         """Gives a list of the launches inside, for again()."""

@@ -110,6 +110,15 @@ def on_array(name, text, ret, args=(), *, doc=None):
     return typed_intrinsic(name, signature_of, codegen, 1 + len(args), doc=doc)
 
 
+def _data_address(context, builder, signature, values):
+    array = context.make_array(signature.args[0])(context, builder, value=values[0])
+    return builder.ptrtoint(array.data, ir.IntType(64))
+
+
+address_of = typed_intrinsic("address_of", lambda array: u64(array) if isinstance(array, types.Array) else None,
+                             _data_address, 1, doc="Address (u64) of the first element of an array argument.")
+
+
 def shuffle(name, text, *, doc=None):
     """name(v, lane) for i32, u32 and f32 values: the bits go through `text`.
 

@@ -1,0 +1,149 @@
+"""Kernels that take arrays as arguments, on a GPU: compiled by the public numba.cuda.jit, and launched as it launches."""
+import types as _types
+
+import numpy as np
+
+from .gpu_kernel import _as_if_on
+from .ptx_factory import types
+
+from epmoe_ref.errors import EPValueError
+from numba import cuda
+from numba.cuda import dispatcher as _dispatcher
+
+ELEMENTS = {np.dtype(n): getattr(types, n) for n in
+            ("uint8", "uint16", "int32", "uint32", "uint64", "float32", "float16")}
+NUMBERS = {np.int32: types.int32, np.uint64: types.uint64, np.float32: types.float32}
+
+
+def _element(dtype):
+    """The dtype as kernels see it: bf16 is uint16, 8-bit floats are uint8."""
+    dtype = np.dtype(dtype)
+    if dtype in ELEMENTS:
+        return dtype
+    if dtype.kind not in "Vfu" or dtype.itemsize > 2:
+        raise EPValueError("kernels take no arrays of %s: convert it" % dtype)
+    return np.dtype("uint%d" % (8 * dtype.itemsize))
+
+
+def type_of(value):
+    """The Numba type of an argument: an Array, a tuple, or a NumPy number."""
+    if isinstance(value, tuple):
+        made = [type_of(v) for v in value]
+        alike = len(set(made)) == 1
+        if hasattr(value, "_fields"):
+            return types.NamedUniTuple(made[0], len(made), type(value)) if alike else \
+                types.NamedTuple(made, type(value))
+        return types.UniTuple(made[0], len(made)) if alike else types.Tuple(made)
+    if hasattr(value, "shape") and hasattr(value, "address"):
+        return types.Array(ELEMENTS[_element(value.dtype)], len(value.shape), "C")
+    return NUMBERS[type(value)]
+
+
+class ArrayKernel:
+    """A kernel whose arguments are arrays, tuples and numbers. fn: the plain function; max_threads: of a block.
+
+    An array is a record with address, shape, dtype, owner (epmoe.host.arrays.Array).
+    """
+
+    def __init__(self, fn, max_threads):
+        self.fn, self.name, self.max_threads = fn, fn.__name__, max_threads
+        self.numba = cuda.jit(fn, launch_bounds=max_threads)
+
+    # ------------------------------------------------------------------ without a GPU
+    def ptx(self, values, cc):
+        """The PTX text for a compute capability and arguments of these types."""
+        with _as_if_on(cc):
+            return cuda.compile_ptx(self.fn, tuple(map(type_of, values)), cc=cc, launch_bounds=self.max_threads)[0]
+
+    def cubin(self, values, cc):
+        """The machine code for a compute capability."""
+        with _as_if_on(cc):
+            made = _dispatcher._Kernel(self.fn, tuple(map(type_of, values)), launch_bounds=self.max_threads)
+            return bytes(made._codelibrary.get_cubin().code)
+
+    # ------------------------------------------------------------------ on one
+    def compiled(self, values):
+        """Numba's kernel for arguments of these types, loaded."""
+        made = self.numba.compile(tuple(map(type_of, values)))
+        made._codelibrary.get_cufunc()          # loading waits for kernels that run, which may wait for this one
+        return made
+
+    def resident_blocks(self, values, threads, n_sms=None):
+        """How many blocks of so many threads the GPU, or n_sms multiprocessors of it, hold at once."""
+        device = cuda.current_context().device
+        return self.compiled(values).max_cooperative_grid_blocks(threads) // device.MULTIPROCESSOR_COUNT * (
+            n_sms or device.MULTIPROCESSOR_COUNT)
+
+    def place(self, stream, rank):
+        """Where a launch on this stream runs: what gives addresses of arrays."""
+        return Place()
+
+    def words(self, n):
+        """n int32 words of the kernel's own, zero."""
+        return cuda.to_device(np.zeros(n, np.int32))
+
+    def read(self, words):
+        """The values of such words."""
+        return words.copy_to_host()
+
+    def wait(self, stream):
+        """Returns when what was launched on the stream has ended."""
+        cuda.synchronize() if stream is None else _numba_stream(stream).synchronize()
+
+    def start(self, grid, block, stream, values, names):
+        """Launch; inside machine.hold() of the stream's machine, at its end."""
+        resident = self.resident_blocks(values, block)
+        if not 1 <= block <= self.max_threads or block % 32:
+            raise EPValueError("block=%d threads: %s takes a multiple of 32 up to %d"
+                               % (block, self.name, self.max_threads))
+        if not 1 <= grid <= resident:
+            raise EPValueError("grid=%d blocks of %d threads of %s: 1 to %d can be resident at once, and blocks wait for "
+                               "each other" % (grid, block, self.name, resident))
+        args = [_argument(value) for value in values]
+        launch = _types.SimpleNamespace(start=lambda: self.numba[grid, block, _numba_stream(stream)](*args))
+        machine = getattr(stream, "machine", None)
+        if machine is not None and machine.held:
+            machine.queue(launch)
+        else:
+            launch.start()
+
+
+class Place:
+    """Arrays of the caller, by address."""
+
+    def address(self, value, name):
+        """The address of a pointer argument: a number, an array, or what has one as `address`, `buffer` or `ptr`."""
+        for attribute in ("address", "ptr"):
+            value = getattr(value, attribute, value)
+        if hasattr(value, "__cuda_array_interface__"):
+            value = value.__cuda_array_interface__["data"][0]
+        if isinstance(value, (int, np.integer)):
+            return np.uint64(value)
+        raise EPValueError("%s is %r: an address in GPU memory, or an array there, is needed" % (name, value))
+
+
+def _argument(value):
+    """An argument as Numba's launch takes it."""
+    if isinstance(value, tuple):
+        made = [_argument(v) for v in value]
+        return type(value)(*made) if hasattr(value, "_fields") else tuple(made)
+    if hasattr(value, "shape") and hasattr(value, "address"):
+        if getattr(value, "host", None) is not None:
+            raise EPValueError("an array of shape %s is in host memory: cuda.to_device(array)" % (value.shape,))
+        interface = dict(shape=value.shape, typestr=_element(value.dtype).str, data=(value.address, False), version=3,
+                         strides=None)
+        return cuda.as_cuda_array(_types.SimpleNamespace(__cuda_array_interface__=interface, owner=value), sync=False)
+    return value
+
+
+def _numba_stream(stream):
+    """A Numba stream for ours, for Numba's own, for a handle, or for None (the default stream)."""
+    if stream is None:
+        return cuda.default_stream()
+    handle = getattr(stream, "handle", stream)
+    return stream if hasattr(stream, "async_done") else cuda.external_stream(int(handle))
+
+
+def own_stream(n_ranks, rank):
+    """No stream is needed: Numba has a default one."""
+    return None
