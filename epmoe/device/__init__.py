@@ -7,7 +7,8 @@ numba.
 
 Words: see epmoe.device.names. Decorators: @device_fn for functions, @kernel(max_threads=...) for entry points with the
 signature (params: u64, num_tokens: i32, my_rank: i32), and any number of u64 behind these. ArrayKernel makes a kernel
-whose arguments are arrays, tuples and numbers. machine(n_ranks, ...) makes the host's side: buffers, streams, launches.
+whose arguments are arrays, tuples and numbers; address_of(array) is where its first element lies. machine(n_ranks, ...)
+makes the host's side: buffers, streams, launches.
 """
 import os as _os
 
@@ -30,7 +31,7 @@ def _simulate():
 SIM = _simulate()
 
 if SIM:
-    from .sim.array_kernel import ArrayKernel, own_stream
+    from .sim.array_kernel import ArrayKernel, address_of, own_stream
     from .sim.machine import SimMachine, device_fn, kernel
     from .sim.words import DTYPES as _DTYPES, WORDS as _WORDS
     machine = SimMachine
@@ -39,9 +40,11 @@ else:
     from .gpu_decorators import device_fn, kernel
     from .gpu_machine import GpuMachine
     from .gpu_ops import DTYPES as _DTYPES, WORDS as _WORDS
+    from .ptx_factory import address_of
     machine = GpuMachine
 
 globals().update({name: _WORDS[name] for name in _names.WORDS})
 globals().update({name: _DTYPES[name] for name in _names.DTYPES.split()})
 
-__all__ = ["SIM", "ArrayKernel", "machine", "own_stream", "device_fn", "kernel", *_names.WORDS, *_names.DTYPES.split()]
+__all__ = ["SIM", "ArrayKernel", "address_of", "machine", "own_stream", "device_fn", "kernel",
+           *_names.WORDS, *_names.DTYPES.split()]

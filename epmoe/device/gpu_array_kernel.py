@@ -1,14 +1,14 @@
-"""Kernels that take arrays as arguments, on a GPU: compiled by the public numba.cuda.jit, and launched as it launches."""
+"""Kernels that take arrays as arguments, on a GPU: compiled and launched through the public numba.cuda.jit."""
 import types as _types
 
 import numpy as np
+from numba import cuda
+from numba.cuda import dispatcher as _dispatcher
+
+from epmoe_ref.errors import EPValueError
 
 from .gpu_kernel import _as_if_on
 from .ptx_factory import types
-
-from epmoe_ref.errors import EPValueError
-from numba import cuda
-from numba.cuda import dispatcher as _dispatcher
 
 ELEMENTS = {np.dtype(n): getattr(types, n) for n in
             ("uint8", "uint16", "int32", "uint32", "uint64", "float32", "float16")}
@@ -97,8 +97,8 @@ class ArrayKernel:
             raise EPValueError("block=%d threads: %s takes a multiple of 32 up to %d"
                                % (block, self.name, self.max_threads))
         if not 1 <= grid <= resident:
-            raise EPValueError("grid=%d blocks of %d threads of %s: 1 to %d can be resident at once, and blocks wait for "
-                               "each other" % (grid, block, self.name, resident))
+            raise EPValueError("grid=%d blocks of %d threads of %s: 1 to %d can be resident at once, and blocks wait "
+                               "for each other" % (grid, block, self.name, resident))
         args = [_argument(value) for value in values]
         launch = _types.SimpleNamespace(start=lambda: self.numba[grid, block, _numba_stream(stream)](*args))
         machine = getattr(stream, "machine", None)

@@ -4,7 +4,7 @@ import math
 import numpy as np
 
 from . import arithmetic
-from .ptx_factory import address_of, cast, f32, i32, on_array, ptx, shuffle, u32, u64
+from .ptx_factory import cast, f32, i32, on_array, ptx, shuffle, u32, u64
 
 from numba import cuda
 from numba.cuda import types
@@ -142,9 +142,6 @@ for _t in ("i32", "u32", "u64", "f32"):
     _op("shared_store_" + _t, "st.shared.%s [$0], $1;" % PTX_TYPE[_t], None, [u32, VALUE_TYPE[_t]])
 _op("shared_load16", "ld.shared.v4.u32 {$0,$1,$2,$3}, [$4];", Q, [u32])
 _op("shared_store16", "st.shared.v4.u32 [$0], {$1,$2,$3,$4};", None, [u32] + Q)
-
-# ---------------------------------------------------------------- arrays
-_enter("address_of", address_of)
 
 # ---------------------------------------------------------------- time
 _op("globaltimer", "mov.u64 $0, %globaltimer;", u64, [])

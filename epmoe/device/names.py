@@ -29,7 +29,6 @@ BITS = "popc ffs clz"
 SHARED = ("shared_array shared_add_i32 shared_addr dynamic_shared shared_load16 shared_store16 shared_load_i32 "
           "shared_load_u32 shared_load_u64 shared_load_f32 shared_store_i32 shared_store_u32 shared_store_u64 "
           "shared_store_f32")
-ARRAYS = "address_of"
 TIME = "globaltimer clock nanosleep"
 NUMBERS = ("f32_as_u32 u32_as_f32 bf16_lo bf16_hi pack_bf16x2 f16_lo f16_hi pack_f16x2 pack_e4m3x2 e4m3_lo e4m3_hi "
            "mul_rn add_rn sub_rn fma_rn div_rn max_f32 min_f32 abs_f32 exp ex2_approx")
@@ -38,4 +37,4 @@ HOPPER = ("mbar_init mbar_expect_tx mbar_arrive mbar_try_wait bulk_load bulk_sto
 DTYPES = "int32 uint32 uint64 float32 uint8"
 
 WORDS = tuple(PLAIN + STRONG + FENCES
-              + " ".join([CASTS, IDS, BLOCK, WARP, BITS, SHARED, ARRAYS, TIME, NUMBERS, HOPPER]).split())
+              + " ".join([CASTS, IDS, BLOCK, WARP, BITS, SHARED, TIME, NUMBERS, HOPPER]).split())

@@ -1,7 +1,8 @@
 """An intrinsic that reads a uint64 out of a tuple, or out of memory, as its argument is one or the other."""
-from .ptx_factory import typed_intrinsic, types, u64
 
 from llvmlite import ir
+
+from .ptx_factory import typed_intrinsic, types, u64
 
 
 def output(i):

@@ -1,4 +1,5 @@
 """Kernels that take arrays as arguments, in the simulator: an array is indexed with [], every access is checked."""
+
 import numpy as np
 from greenlet import getcurrent
 
@@ -6,7 +7,7 @@ from epmoe_ref.errors import EPValueError
 
 from .machine import Kernel, SimMachine
 from .memory import MEMORY, VIEW, out_of_bounds
-from .ops import OPS, word
+from .ops import OPS
 
 TYPE_OF = {"uint8": "u8", "uint16": "u16", "int32": "i32", "uint32": "u32", "uint64": "u64", "float32": "f32"}
 
@@ -31,8 +32,11 @@ class SimArray:
         for i, n in zip(index, self.shape):
             place = place * n + int(i)
         if len(index) != len(self.shape) or any(not 0 <= i < n for i, n in zip(index, self.shape)):
-            raise out_of_bounds("index [%s]" % ", ".join(map(str, index)), getcurrent().place(),
-                                "%s has shape %s" % (self.name, self.shape))
+            raise out_of_bounds(
+                "index [%s]" % ", ".join(map(str, index)),
+                getcurrent().place(),
+                "%s has shape %s" % (self.name, self.shape),
+            )
         return self.address + place * self.itemsize
 
     def __getitem__(self, index):
@@ -42,7 +46,6 @@ class SimArray:
         self._store(self._place(index), value)
 
 
-@word
 def address_of(array):
     """Address (u64) of the first element of an array argument."""
     return array.address

@@ -26,8 +26,8 @@ class KernelFormat(NamedTuple):
 
     Every device function is called by all 32 lanes of one warp with the same arguments (besides `lane`) and contains no
     barrier other than warp shuffles. Rows, groups and offsets are int32, addresses uint64. A group is one expert's
-    rows: the shared expert, where it is fused, is group 0. `out` holds one uint64 address per name of `output_fields`, in
-    that order, then the capacity in rows as uint64: a tuple, or the address of such words (output_fields.py).
+    rows: the shared expert, where it is fused, is group 0. `out` holds one uint64 address per name of `output_fields`,
+    in that order, then the capacity in rows as uint64: a tuple, or the address of such words (output_fields.py).
 
     token_size: bytes of a message's payload, each of its parts padded to cfg.alignment.
     direct: the payload is the input row as it is, byte for byte, so a copy replaces `encode`.

@@ -6,8 +6,10 @@
 from epmoe.device import SIM, load_u64
 
 if SIM:
+
     def output(i: int):
         """Device function (out) -> uint64."""
+
         def entry(out):
             return out[i] if isinstance(out, tuple) else load_u64(out + 8 * i)
 

@@ -70,7 +70,8 @@ def options(cfg, launch, page, allowed) -> Options:
     launch = launch or LaunchConfig()
     if "n_sms" in page or "num_threads" in page:
         launch = LaunchConfig(page.get("n_sms", launch.n_sms), page.get("num_threads", launch.num_threads))
-    weights, value, lambda_fn = (page.get(n) for n in ("router_weights_wrapper", "epilogue_fn", "elementwise_lambda_fn"))
+    weights, value = page.get("router_weights_wrapper"), page.get("epilogue_fn")
+    lambda_fn = page.get("elementwise_lambda_fn")
     if value is not None and lambda_fn is not None:
         raise EPValueError("epilogue_fn and elementwise_lambda_fn: give one; the first returns the value to store, the "
                            "second stores it itself")
@@ -152,7 +153,7 @@ def array(given, what, dtype, shape, lengths) -> Array:
 
 
 def format_handler(cfg, given):
-    """The format's output arrays as a NamedTuple of Array. given: anything with their names as attributes, or a dict."""
+    """The format's output arrays as a NamedTuple of Array. given: a dict, or anything with their names."""
     fmt, rows = formats.of(cfg), capacity(cfg)
     made = {}
     for name in fmt.output_fields:
@@ -163,8 +164,8 @@ def format_handler(cfg, given):
         made[name] = value if isinstance(value, Array) else view(value, f"format_handler.{name}")
     has = made["output_tokens"].shape[0]
     if has < rows:
-        raise EPValueError(f"format_handler.output_tokens has {has} rows; {rows} are needed, the most that this rank can "
-                           "receive")
+        raise EPValueError(f"format_handler.output_tokens has {has} rows; {rows} are needed, the most that this "
+                           "rank can receive")
     for name, (shape, dtype) in fmt.outputs(cfg, has).items():
         array(made[name], f"format_handler.{name}", np.dtype(dtype), shape, {})
     return _handler_class(fmt.output_fields)(**made)

@@ -1,17 +1,39 @@
 """combine_async_kernel, combine_wait_kernel and combine_kernel, step by step as the specification has them.
 
 Sending half. Region A says for each segment (local_expert, src_rank) where its rows end and how many they are. A block
-takes a segment: row i with src_info[i] = (t, k) goes to src_rank's recv_buf at [t, k]. When the whole block has written,
-one thread writes the count into src_rank's recv_count at [local_expert, my_rank], release at system scope, and zeroes
-the segment's words of A.
+takes a segment: row i with src_info[i] = (t, k) goes to src_rank's recv_buf at [t, k]. When the whole block has
+written, one thread writes the count into src_rank's recv_count at [local_expert, my_rank], release at system scope, and
+zeroes the segment's words of A.
 
 Waiting half. Block 0 waits until every word of recv_count has arrived, resets them, and raises one ready flag for each
 block. A block waits for its flag, lowers it, and reduces its tokens.
 """
 
-from epmoe.device import (address_of, block_dim, block_idx, device_fn, f32, grid_dim, i32, lane_id, load16, load_i32,
-                          n_warps, st_relaxed_gpu_i32, st_release_gpu_i32, store16, store_i32, store_u64, syncthreads,
-                          syncthreads_or, syncwarp, thread_idx, u32, u64, warp_id)
+from epmoe.device import (
+    address_of,
+    block_dim,
+    block_idx,
+    device_fn,
+    f32,
+    grid_dim,
+    i32,
+    lane_id,
+    load16,
+    load_i32,
+    n_warps,
+    st_relaxed_gpu_i32,
+    st_release_gpu_i32,
+    store16,
+    store_i32,
+    store_u64,
+    syncthreads,
+    syncthreads_or,
+    syncwarp,
+    thread_idx,
+    u32,
+    u64,
+    warp_id,
+)
 from epmoe.layout import MAX_FINITE, combine_msg_bytes
 
 from .. import elements

@@ -27,24 +27,25 @@ class PlainKernel:
     stream: of machine.stream(rank), or on a GPU a Numba stream or its handle. In the simulator launches run at
     machine.synchronize() or at the end of `with machine.hold()`; one without a stream runs alone, and at once.
 
-    Arguments are the page's, in its order. Arrays, C-contiguous: input_tokens [num_tokens, hidden] (in dispatch bf16, or
-    input_type; in combine [rows, hidden] of the combine type), topk_ids int32 [num_tokens, top_k], row_offsets uint32
-    [n_groups + 1], expert_ids int32 [n_groups], src_info int32 [rows, 2], output_tokens [num_tokens, hidden] of the
-    combine type, or [num_tokens, top_k, hidden] without router weights. format_handler: the format's output arrays, a
-    NamedTuple, a dict or an object with their names. Pointers (send_buf_p, recv_buf_p, recv_count_p): an address, or an
-    array. recv_buf_ptrs, recv_count_ptrs: tuples of p2p_world_size of them. ep_counters: EPLocalSyncCounters, or its
+    Arguments are the page's, in its order. Arrays, C-contiguous: input_tokens [num_tokens, hidden] (in dispatch bf16,
+    or input_type; in combine [rows, hidden] of the combine type), topk_ids int32 [num_tokens, top_k], row_offsets
+    uint32 [n_groups + 1], expert_ids int32 [n_groups], src_info int32 [rows, 2], output_tokens [num_tokens, hidden] of
+    the combine type, or [num_tokens, top_k, hidden] without router weights. format_handler: the format's output arrays,
+    a NamedTuple, a dict or an object with their names. Pointers (send_buf_p, recv_buf_p, recv_count_p): an address, or
+    an array. recv_buf_ptrs, recv_count_ptrs: tuples of p2p_world_size of them. ep_counters: EPLocalSyncCounters, or its
     buffer, or its address. my_rank: int.
 
-    Keywords: status (address of STATUS_WORDS int32 words; default: words of this kernel, which check() reads), timeout
-    [s], after which a wait gives up; clean_topk_ids, where dispatch stores the ids it used, -1 for bad ones (combine
-    applies the same rule to its topk_ids, so the caller's own array serves it as well); recv_counts, where dispatch
-    stores the counts, int32 [n_local_experts, n_src_ranks]; with fused_shared_expert send_buf_p and num_tokens for
-    dispatch_wait, input_tokens for combine_wait. input_scales_args, router_weights_args, epilogue_args: tuples of numbers
-    and arrays that the functions of input_scales_wrapper, router_weights_wrapper, and epilogue_fn or
-    elementwise_lambda_fn get behind their own arguments. Without input_scales_wrapper the scale is input_scales_args[0].
+    Keywords: status: address of STATUS_WORDS int32 words; default: words of this kernel, which check() reads.
+    timeout [s]: after it a wait gives up. clean_topk_ids: where dispatch stores the ids it used, -1 for bad ones;
+    combine applies the same rule to its topk_ids, so the caller's own array serves it as well. recv_counts: where
+    dispatch stores the counts, int32 [n_local_experts, n_src_ranks]. With fused_shared_expert send_buf_p and num_tokens
+    for dispatch_wait, input_tokens for combine_wait. input_scales_args, router_weights_args, epilogue_args: tuples of
+    numbers and arrays that the functions of input_scales_wrapper, router_weights_wrapper, and epilogue_fn or
+    elementwise_lambda_fn get behind their own arguments. Without input_scales_wrapper the scale is
+    input_scales_args[0].
 
-    A factory takes as keywords the page's compile-time names. Those that EPConfig says too must agree with it. n_sms and
-    num_threads are the defaults of grid() and block(). Errors: EPValueError, before anything is launched.
+    A factory takes as keywords the page's compile-time names. Those that EPConfig says too must agree with it. n_sms
+    and num_threads are the defaults of grid() and block(). Errors: EPValueError, before anything is launched.
     """
 
     def __init__(self, cfg, options, function):
@@ -91,7 +92,7 @@ class PlainKernel:
         return self.kernel.cubin(self._compiled_for(user_arguments), cc)
 
     def check(self):
-        """Waits for the launches, and raises what their own status words say: PeerTimeout, or EPValueError of bad ids."""
+        """Waits for the launches; raises what their own status words say: PeerTimeout, or EPValueError of bad ids."""
         for rank, (stream, words, timeout) in self._launched.items():
             self.kernel.wait(stream)
             if words is not None:
@@ -156,8 +157,8 @@ class PlainKernel:
         if "format_handler" in named:
             named["format_handler"] = arguments.format_handler(cfg, named["format_handler"])
             if lengths["rows"] < arguments.capacity(cfg):
-                raise EPValueError(f"src_info has {lengths['rows']} rows; {arguments.capacity(cfg)} are needed, the most "
-                                   "that this rank can receive")
+                raise EPValueError(f"src_info has {lengths['rows']} rows; {arguments.capacity(cfg)} are needed, the "
+                                   "most that this rank can receive")
         for name in TUPLES & set(named):
             if len(named[name]) != cfg.p2p_world_size:
                 raise EPValueError(f"{name} has {len(named[name])} entries; p2p_world_size={cfg.p2p_world_size} are "
@@ -170,9 +171,9 @@ class PlainKernel:
             named["input_scales_args"] = (np.float32(named["input_scales_args"][0]),)
 
     def _check_shared(self, named):
-        if self.__name__ == "combine_wait_kernel" and isinstance(named["input_tokens"], int) and not named["input_tokens"]:
+        if self.__name__ == "combine_wait_kernel" and named["input_tokens"] is OPTIONAL["input_tokens"]:
             raise EPValueError("fused_shared_expert: combine_wait_kernel needs input_tokens=, whose first rows it adds")
-        if self.__name__ == "dispatch_wait_kernel" and isinstance(named["send_buf_p"], int) and not named["send_buf_p"]:
+        if self.__name__ == "dispatch_wait_kernel" and named["send_buf_p"] is OPTIONAL["send_buf_p"]:
             raise EPValueError("fused_shared_expert: dispatch_wait_kernel needs send_buf_p= and num_tokens=, whose "
                                "messages it copies")
 

@@ -7,9 +7,28 @@ topk_info: uint16 a k, the token's ids, 65535 for -1. Padding bytes are 0.
 from types import ModuleType
 
 from epmoe import layout
-from epmoe.device import (address_of, block_dim, device_fn, f16_hi, f16_lo, i32, lane_id, load16, load_i32, load_u16,
-                          n_warps, pack_bf16x2, store16, store_u32, thread_idx, u32, u32_as_f32, u64, warp_id,
-                          warp_sum_i32)
+from epmoe.device import (
+    address_of,
+    block_dim,
+    device_fn,
+    f16_hi,
+    f16_lo,
+    i32,
+    lane_id,
+    load16,
+    load_i32,
+    load_u16,
+    n_warps,
+    pack_bf16x2,
+    store16,
+    store_u32,
+    thread_idx,
+    u32,
+    u32_as_f32,
+    u64,
+    warp_id,
+    warp_sum_i32,
+)
 
 from .. import formats
 from ..status import BAD_IDS, REPEATED_IDS, record_bad_id
@@ -17,6 +36,7 @@ from .counters import namespace
 
 NO_EXPERT = -1
 LANES = 32
+INPUT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
 def ids(cfg) -> ModuleType:
@@ -75,7 +95,7 @@ def make(cfg, input_type="bf16") -> ModuleType:
     """
     fmt, parts, clean = formats.of(cfg), layout.message(cfg), ids(cfg).clean
     encode_part, converted, top_k = fmt.encode_part, input_type != "bf16", cfg.top_k
-    convert, row_bytes = _convert_row(cfg.hidden, parts.token_size, input_type), cfg.hidden * (4 if input_type == "fp32" else 2)
+    convert, row_bytes = _convert_row(cfg.hidden, parts.token_size, input_type), cfg.hidden * INPUT_BYTES[input_type]
     src_info_at, topk_info_at, msg_bytes = parts.src_info_offset, parts.topk_info_offset, parts.msg_bytes
     n_trailer_words, first_id_word = (msg_bytes - src_info_at) // 4, (topk_info_at - src_info_at) // 4
 

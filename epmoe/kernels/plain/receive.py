@@ -7,11 +7,31 @@ an expert at a time, by fetch-add on region C. The block that is last to count i
 from types import ModuleType
 from typing import NamedTuple
 
-from epmoe import layout
-from epmoe.device import (address_of, atomic_add_acq_rel_gpu_i32, atomic_add_relaxed_gpu_i32, block_dim, block_idx,
-                          device_fn, grid_dim, i32, int32, lane_id, load_i32, n_warps, shared_array,
-                          st_release_gpu_i32, store_i32, store_u64, syncthreads, syncthreads_or, thread_idx, u64,
-                          warp_broadcast_i32, warp_id, warp_inclusive_sum_i32)
+from epmoe.device import (
+    address_of,
+    atomic_add_acq_rel_gpu_i32,
+    atomic_add_relaxed_gpu_i32,
+    block_dim,
+    block_idx,
+    device_fn,
+    grid_dim,
+    i32,
+    int32,
+    lane_id,
+    load_i32,
+    n_warps,
+    shared_array,
+    st_release_gpu_i32,
+    store_i32,
+    store_u64,
+    syncthreads,
+    syncthreads_or,
+    thread_idx,
+    u64,
+    warp_broadcast_i32,
+    warp_id,
+    warp_inclusive_sum_i32,
+)
 from epmoe.layout import MAX_FINITE
 
 from .. import formats
@@ -203,8 +223,8 @@ def make(cfg) -> ModuleType:
         group, lane = i32(front + local_expert), i32(lane_id())
         start = i32(out.row_offsets[group])
         row = i32(start + j)
-        decode(place, of_handler(out.format_handler), row, group, j, tiles_before(out.format_handler, group, start), 0, 1,
-               lane)
+        tiles = tiles_before(out.format_handler, group, start)
+        decode(place, of_handler(out.format_handler), row, group, j, tiles, 0, 1, lane)
         if lane == 0:
             out.src_info[row, 0] = message.token(place)
             out.src_info[row, 1] = message.k_of(place, i32(inbox.my_rank * local + local_expert))
@@ -290,7 +310,7 @@ def tiles_of(fmt):
 
 
 def handler_words(fmt):
-    """Device function (format_handler) -> (address of each array, capacity in rows), as the format's functions take it."""
+    """Device function (format_handler) -> `out` as the format takes it: the arrays' addresses, capacity in rows."""
     n = len(fmt.output_fields)
 
     @device_fn

@@ -6,8 +6,7 @@ wait of this rank, in this launch and in later ones.
 
 from typing import NamedTuple
 
-from epmoe.device import (device_fn, globaltimer, ld_acquire_gpu_i32, ld_acquire_sys_u64,
-                          u64)
+from epmoe.device import device_fn, globaltimer, ld_acquire_gpu_i32, ld_acquire_sys_u64, u64
 from epmoe.layout import MAX_FINITE
 
 from ..spin import gives_up

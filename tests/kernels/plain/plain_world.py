@@ -5,6 +5,7 @@ Results come back as the reference's Dispatched, with poison in every array befo
 
 import ml_dtypes
 import numpy as np
+
 from epmoe import device, layout
 from epmoe.kernels import LaunchConfig, formats, plain, status
 from epmoe.kernels.plain.arguments import DTYPES, capacity

@@ -1,12 +1,13 @@
 """A round of the plain kernels, compared with the reference to the bit, and the after-conditions of every word."""
 
-import epmoe_ref
 import numpy as np
+from plain_world import BF16, assert_same
+
+import epmoe_ref
 from epmoe.kernels.plain.arguments import DTYPES, capacity
 from epmoe.layout import MAX_FINITE
 from epmoe_ref.canonical import canonical
 from epmoe_ref.dispatch import shared_expert_share
-from plain_world import BF16, assert_same
 
 ZERO_AFTER_DISPATCH = ("reserved", "finished", "rank_completion", "D", "E", "F", "G")
 ZERO_AFTER_COMBINE = ("A", "reserved", "finished", "rank_completion", "combine_ready")

@@ -1,16 +1,16 @@
 """Every token format, combine type and option of the plain kernels, against the reference."""
 
-import epmoe_ref
 import numpy as np
 import pytest
-from epmoe_ref.config import EPConfig
-from epmoe_ref.errors import EPValueError
 from plain_world import PlainWorld, assert_same
 from rounds import routing, run_round
 
+import epmoe_ref
 from epmoe.device import add_rn, f32, mul_rn
 from epmoe.kernels import plain
 from epmoe.kernels.plain.arguments import DTYPES, capacity
+from epmoe_ref.config import EPConfig
+from epmoe_ref.errors import EPValueError
 
 TWO = dict(n_ranks=2, n_experts=4, top_k=2, max_tokens_per_rank=4)
 FORMATS = {
@@ -25,7 +25,8 @@ OPTIONS = {
     "shared expert, padded rows": (dict(fused_shared_expert=True, hidden=128, token_format="fp8_blockwise"), [3, 2]),
     "shared expert, tiles": (dict(fused_shared_expert=True, hidden=64, token_format="nvfp4"), [3, 2]),
     "skip_a2a": (dict(skip_a2a=True, p2p_world_size=1, hidden=8), [4, 4]),
-    "skip_a2a, shared expert": (dict(skip_a2a=True, fused_shared_expert=True, allreduce_world_size=2, hidden=8), [3, 3]),
+    "skip_a2a, shared expert": (dict(skip_a2a=True, fused_shared_expert=True, allreduce_world_size=2, hidden=8),
+                                [3, 3]),
     "two p2p worlds": (dict(use_shmem=True, p2p_world_size=1, hidden=8), [4, 3]),
     "two p2p worlds of two": (dict(n_ranks=4, n_experts=8, use_shmem=True, p2p_world_size=2, hidden=8), [2, 1, 0, 2]),
 }
@@ -51,7 +52,8 @@ def test_every_option_is_exact(name, fused):
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "split"])
 def test_without_router_weights_rows_come_back_unreduced(fused):
     cfg = EPConfig(**TWO, hidden=8)
-    run_round(PlainWorld(cfg, fused=fused, reducing=dict(router_weights_wrapper=None)), np.random.default_rng(3), [4, 3])
+    world = PlainWorld(cfg, fused=fused, reducing=dict(router_weights_wrapper=None))
+    run_round(world, np.random.default_rng(3), [4, 3])
 
 
 @pytest.mark.parametrize("input_type, dtype", [("fp16", np.float16), ("fp32", np.float32)])

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from epmoe_ref.config import EPConfig
 from plain_world import PlainWorld
 from rounds import run_round
+
+from epmoe_ref.config import EPConfig
 
 CASES = {
     "two ranks": (dict(n_ranks=2, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=6), [5, 6], {}),
