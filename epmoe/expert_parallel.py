@@ -10,6 +10,7 @@ from epmoe.host.combine_phase import CombinePhase
 from epmoe.host.dispatch_phase import DispatchPhase
 from epmoe.host.dispatched import Dispatched
 from epmoe.host.engine import Engine
+from epmoe.host.rounds import part_of_round
 from epmoe.host.silu_phase import SiluPhase
 from epmoe.host.steady_calls import SteadyCalls
 
@@ -29,9 +30,9 @@ class ExpertParallel:
             d = ep.dispatch(input_tokens, topk_ids)
             out = ep.combine(expert_outputs, d, router_weights)
 
-    Calls alternate: dispatch, combine, dispatch, combine; another order raises EPStateError. After a PeerTimeout every
-    call is refused until reset(). On a GPU nothing here waits for the kernels, except where host arrays come in or are
-    to be filled.
+    Calls alternate: dispatch, combine, dispatch, combine; another order raises EPStateError. After a PeerTimeout, or an
+    interruption inside a call (Ctrl-C, an exception of a signal handler), every call is refused until reset(). On a GPU
+    nothing here waits for the kernels, except where host arrays come in or are to be filled.
 
     CUDA graphs: rounds with device arrays can be captured from the world's stream (not the legacy default stream), a
     whole round in one graph, or dispatch and combine in one each. Replay them in that order, on all ranks alike. What a
@@ -65,6 +66,7 @@ class ExpertParallel:
         """Rows of a Dispatched: the most that one rank can receive."""
         return self._dispatch.capacity
 
+    @part_of_round
     def dispatch_async(self, input_tokens, topk_ids, input_scale=1.0):
         """Send every token to the owners of its experts: the first half of `dispatch`; arguments as there."""
         self._expect("dispatch_async")
@@ -72,6 +74,7 @@ class ExpertParallel:
         with self._engine.launching("dispatch_async") as streams:
             self._dispatch.launch_async(self._sent, streams)
 
+    @part_of_round
     def dispatch_wait(self, *, out=None):
         """Wait on the device for the round's messages and group them by expert: the second half of `dispatch`.
 
@@ -83,6 +86,7 @@ class ExpertParallel:
             self._dispatch.launch_wait(self._sent, streams)
         return self._of_ranks(self._dispatch.finish(self._sent))
 
+    @part_of_round
     def dispatch(self, input_tokens, topk_ids, input_scale=1.0, *, out=None):
         """Send every token to the owners of its experts, and group what arrives here by expert: Dispatched.
 
@@ -115,6 +119,7 @@ class ExpertParallel:
             self._steady.remember_dispatch(sent, input_tokens, topk_ids, input_scale, out)
         return self._of_ranks(self._dispatch.finish(sent))
 
+    @part_of_round
     def combine_async(self, expert_outputs, d):
         """Send the experts' rows back to the ranks that their tokens came from: the first half of `combine`.
 
@@ -126,6 +131,7 @@ class ExpertParallel:
         with self._engine.launching("combine_async") as streams:
             self._combine.launch_async(self._returned, streams)
 
+    @part_of_round
     def combine_wait(self, router_weights=None, epilogue=None, epilogue_args=(), *, router_weights_args=(),
                      elementwise_lambda_fn=None, out=None):
         """Wait on the device for the returned rows and reduce them by token: the second half of `combine`.
@@ -139,6 +145,7 @@ class ExpertParallel:
             self._combine.launch_wait(self._returned, reduction, streams)
         return self._end_of_round(reduction)
 
+    @part_of_round
     def combine(self, expert_outputs, d, router_weights=None, epilogue=None, epilogue_args=(), *,
                 router_weights_args=(), elementwise_lambda_fn=None, out=None):
         """Send the experts' rows back to the ranks that their tokens came from, and reduce them by token.
@@ -192,6 +199,7 @@ class ExpertParallel:
         """Wait for the kernels; raise what they recorded: PeerTimeout, or EPValueError for bad ids in device memory."""
         self._engine.check()
 
+    @part_of_round
     def reset(self):
         """Put all counters, flags and the order of calls back to the beginning. Collective: every rank must call it."""
         if self._rounds.state == "closed":

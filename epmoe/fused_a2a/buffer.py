@@ -8,25 +8,22 @@ from epmoe_ref.errors import EPStateError, EPValueError, PeerTimeout
 from epmoe import device
 from epmoe.fused_a2a.heap import Arena, Heap
 from epmoe.fused_a2a.launches import Launches
+from epmoe.fused_a2a.pool import PoolLayout
 from epmoe.fused_a2a.steady import SteadyCalls
 from epmoe.host.placing import Placing
-from epmoe.kernels.rows import control, row_flags
+from epmoe.host.rounds import REFUSALS, in_short
+from epmoe.kernels.rows import control
 from epmoe.kernels.rows import status as rows_status
 
-ALIGNMENT = 256         # bytes
-RESULTS_AT_ONCE = 2     # results in the pool that may be in use while another call needs room
 INITIAL_LOCAL_EXPERTS = 64
 STATUS_BYTES = 64
 
 
-def align(nbytes):
-    """nbytes, rounded up so that an array may begin there."""
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
-
-
-def _grown(has, needs):
-    """Bytes for a part of the pool: it grows by half at least, so that all earlier pools together are not much."""
-    return has if needs <= has else align(max(needs, has + has // 2))
+def _regions(at, n_ranks):
+    return [("arrived", at.arrived, (2, n_ranks), np.int32, ("parity", "src_rank")),
+            ("window flags", at.window_flags, (2, n_ranks, control.WINDOW_ROWS, control.MOST_PARTS), np.uint32,
+             ("parity", "src_rank", "row", "part")),
+            ("notes", at.notes, (2, n_ranks, at.note_bytes // 8), np.uint64, ("parity", "src_rank", "word"))]
 
 
 class _Rank:
@@ -37,6 +34,22 @@ class _Rank:
         self.words = machine.alloc(control.WORDS_BYTES, "rows words", rank)
         self.scratch = None         # columns of the layout
         self.heap = Heap(machine, None, 0, 0)
+
+
+class _Calling:
+    """See Buffer.calling; a class, since a generator would cost each call more."""
+
+    __slots__ = ("buffer", "name")
+
+    def __init__(self, buffer, name):
+        self.buffer, self.name = buffer, name
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if kind is not None and not issubclass(kind, REFUSALS) and self.buffer.failure is None:
+            self.buffer.failed_call, self.buffer.failure = self.name, error
 
 
 class Buffer:
@@ -61,15 +74,14 @@ class Buffer:
         self.n_local_experts, self.max_tokens = 0, 0
         # With all ranks in one process every rank's number of tokens is known before the launch.
         self.knows_all_ranks = bool(group.lists)
-        self.flag_bytes = self.tagged_bytes = self.lamport_bytes = self.window_bytes = 0
-        self.staging_bytes = self.heap_bytes = 0
-        self._failure, self.closed = None, False
+        self.pool_layout = PoolLayout()
+        self._failure, self.failed_call, self.closed = None, "a kernel", False
         self.fp8_dispatch = False   # HybridEPDispatch: send blockwise FP8
         self._reading = self.machine.reading()
         self.steady = SteadyCalls(self)
         self._control = self._pool = None
         self._retired = []
-        self.want_experts(INITIAL_LOCAL_EXPERTS)
+        self.want_experts(INITIAL_LOCAL_EXPERTS, dict(call="get_buffer"))
 
     @property
     def failure(self):
@@ -82,17 +94,19 @@ class Buffer:
         self.steady.changed()
 
     # ------------------------------------------------------------------ memory
-    def want_experts(self, n_local_experts):
-        """Control memory for so many experts a rank. Collective if it must grow; all ranks ask for the same."""
+    def want_experts(self, n_local_experts, facts):
+        """Control memory for so many experts a rank. Collective if it must grow; facts: as for want_pool()."""
         if n_local_experts <= self.n_local_experts:
             return
+        self._agree(facts)
         self.machine.synchronize()
         self.steady.changed()
-        n_ranks = self.world.n_ranks
-        if self._control is not None:
-            self._retired.append(self._control)
-        self.n_local_experts, self.layout = n_local_experts, control.control(n_ranks, n_local_experts)
-        self._control = self.world.allocate(self.layout.nbytes, "rows control", self._regions(), self.timeout)
+        n_ranks, before = self.world.n_ranks, self._control
+        layout = control.control(n_ranks, n_local_experts)
+        new = self.world.allocate(layout.nbytes, "rows control", _regions(layout, n_ranks), self.timeout)
+        self._control, self.n_local_experts, self.layout = new, n_local_experts, layout
+        if before is not None:
+            self._retired.append((before, {}))
         n_columns, blocks = n_ranks * (1 + n_local_experts), self.launches.most_blocks
         for r in self.ranks:
             if r.scratch is not None:
@@ -109,7 +123,7 @@ class Buffer:
             r.scratch.fill(0)
             self._control.buffers[r.rank].fill(0)
             if self._pool is not None:
-                self._clear_pool(r)
+                self.pool_layout.clear(self._pool.buffers[r.rank])
         self.world.barrier("reset", self.timeout)
 
     def want_tokens(self, max_tokens):
@@ -118,69 +132,60 @@ class Buffer:
             self.max_tokens = max_tokens
             self.steady.changed()
 
-    def has_pool(self, staging_bytes, result_bytes=0, flag_rows=0, window_bytes=0, tagged_bytes=0, lamport_bytes=0):
-        """Whether want_pool() need not let it grow for this."""
-        return (align(max(staging_bytes, result_bytes)) <= self.staging_bytes and result_bytes <= self.heap_bytes
-                and align(row_flags.bytes_for(flag_rows)) <= self.flag_bytes and window_bytes <= self.window_bytes
-                and tagged_bytes <= self.tagged_bytes and lamport_bytes <= self.lamport_bytes)
+    def want_pool(self, facts, **needs):
+        """A pool with room for what is needed: what PoolLayout.holds() and grown() take.
 
-    def want_pool(self, staging_bytes, result_bytes=0, flag_rows=0, window_bytes=0, tagged_bytes=0, lamport_bytes=0):
-        """A pool with a staging area of so many bytes, room for results, flags for so many rows, windows, words.
-
-        window_bytes, tagged_bytes, lamport_bytes: of one parity.
-
-        Collective if it must grow. All ranks ask for the same: what they ask for follows from what all of them know.
+        Collective if it must grow. All ranks ask for the same, since it follows from the same facts on all of them: a
+        dict by name, which is compared first. Errors: EPValueError, on all ranks, which says what differs.
         """
-        staging_bytes, flag_bytes = align(max(staging_bytes, result_bytes)), align(row_flags.bytes_for(flag_rows))
-        if self.has_pool(staging_bytes, result_bytes, flag_rows, window_bytes, tagged_bytes, lamport_bytes):
-            return
+        if not self.pool_layout.holds(**needs):
+            self._agree(facts)
+            self._grow(needs)
+
+    def want_pool_for_tokens(self, facts, needs):
+        """want_pool() for needs(most tokens of any rank), where ranks may know only their own number."""
+        if not self.pool_layout.holds(**needs(self.max_tokens)):
+            self._agree(facts)
+            self.want_tokens(max(self.world.tell(self.max_tokens, self.timeout)))
+            self._grow(needs(self.max_tokens))
+
+    def _agree(self, facts):
+        self.world.same(f"what the ranks gave to {facts['call']}", facts, self.timeout)
+
+    def _grow(self, needs):
+        layout = self.pool_layout.grown(**needs)
         self.steady.changed()
-        self.flag_bytes = _grown(self.flag_bytes, flag_bytes)
-        self.tagged_bytes = _grown(self.tagged_bytes, tagged_bytes)
-        self.lamport_bytes = _grown(self.lamport_bytes, lamport_bytes)
-        self.window_bytes = _grown(self.window_bytes, window_bytes)
-        self.staging_bytes = _grown(self.staging_bytes, staging_bytes)
-        self.heap_bytes = _grown(self.heap_bytes, align(result_bytes) * RESULTS_AT_ONCE)
         self.machine.synchronize()
+        new = self.world.allocate(layout.nbytes, "rows pool", layout.regions(), self.timeout)
         if self._pool is not None:
-            self._retired.append(self._pool)    # results in use lie there
-        heap_at = self.staging_at + self.staging_bytes
-        nbytes, n_flags = heap_at + self.heap_bytes, self.flag_bytes // row_flags.bytes_for(1)
-        regions = [("row flags", 0, (n_flags, row_flags.PARTS), np.uint32, ("row", "part")),
-                   ("tagged rows", self.flag_bytes, (2, self.tagged_bytes // 8), np.uint64, ("parity", "word")),
-                   ("Lamport rows", self._lamport_at, (2, self.lamport_bytes // 4), np.uint32, ("parity", "word")),
-                   ("rows windows", self._windows_at, (2, self.window_bytes), np.uint8, ("parity", "byte")),
-                   ("rows staging", self.staging_at, (self.staging_bytes,), np.uint8, ("byte",)),
-                   ("rows results", heap_at, (self.heap_bytes,), np.uint8, ("byte",))]
-        self._pool = self.world.allocate(nbytes, "rows pool", regions, self.timeout)
+            self._retired.append((self._pool, self._heaps()))    # results in use lie there
+        self._pool, self.pool_layout = new, layout
         for r in self.ranks:
-            self._clear_pool(r)
-            r.heap = Heap(self.machine, self._pool.buffers[r.rank], heap_at, nbytes)
+            layout.clear(new.buffers[r.rank])
+        self._make_heaps()
         self.world.barrier("start", self.timeout)
 
-    def _clear_pool(self, r):
-        """Flags and words name no call, and of Lamport rows nothing has come."""
-        self._pool.buffers[r.rank].fill(0, 0, self._lamport_at)
-        self._pool.buffers[r.rank].fill(0xFF, self._lamport_at, 2 * self.lamport_bytes)
+    def _make_heaps(self):
+        """Each rank lends results from the pool that there is now."""
+        for r in self.ranks if self._pool is not None else ():
+            buffer = self._pool.buffers[r.rank]
+            if r.heap.buffer is not buffer:
+                r.heap = Heap(self.machine, buffer, self.pool_layout.heap_at, self.pool_layout.nbytes)
 
-    @property
-    def _lamport_at(self):
-        """Where in the pool Lamport rows lie: behind the flags, and the words of tagged rows of both parities."""
-        return self.flag_bytes + 2 * self.tagged_bytes
+    def _begin_anew(self):
+        """No pool, and as much control memory as at the beginning; what results lie in stays."""
+        if self._pool is not None:
+            self._retired.append((self._pool, self._heaps()))
+        self._retired.append((self._control, {}))
+        self._pool, self.pool_layout, self._control, self.n_local_experts = None, PoolLayout(), None, 0
+        self.want_experts(INITIAL_LOCAL_EXPERTS, dict(call="reset"))
 
-    @property
-    def _windows_at(self):
-        """Where in the pool the windows lie: behind Lamport rows of both parities."""
-        return self._lamport_at + 2 * self.lamport_bytes
-
-    @property
-    def staging_at(self):
-        """Where in the pool the staging area lies: behind the windows of both parities."""
-        return self._windows_at + 2 * self.window_bytes
+    def _heaps(self):
+        return {r.rank: r.heap for r in self.ranks}
 
     def staging(self, r):
         """Address of a rank's staging area."""
-        return self._pool.buffers[r.rank].address + self.staging_at if self._pool is not None else 0
+        return self._pool.buffers[r.rank].address + self.pool_layout.staging_at if self._pool is not None else 0
 
     def offset(self, r, address):
         """Where in the pool an address lies."""
@@ -190,8 +195,8 @@ class Buffer:
     def allocated_bytes(self):
         """Bytes of one rank: control, pool, and memory of its own."""
         r = self.ranks[0]
-        pool = self.staging_at + self.staging_bytes + self.heap_bytes
-        return self.layout.nbytes + r.words.nbytes + r.scratch.nbytes + pool + r.arena.allocated_bytes
+        own = r.words.nbytes + r.scratch.nbytes + r.arena.allocated_bytes
+        return self.layout.nbytes + self.pool_layout.nbytes + own
 
     @property
     def lent_bytes(self):
@@ -202,22 +207,15 @@ class Buffer:
         self.steady.give_back()
         return self.ranks[0].arena.lent_bytes
 
-    def _regions(self):
-        at, n = self.layout, self.world.n_ranks
-        return [("arrived", at.arrived, (2, n), np.int32, ("parity", "src_rank")),
-                ("window flags", at.window_flags, (2, n, control.WINDOW_ROWS, control.MOST_PARTS), np.uint32,
-                 ("parity", "src_rank", "row", "part")),
-                ("notes", at.notes, (2, n, at.note_bytes // 8), np.uint64, ("parity", "src_rank", "word"))]
-
     # ------------------------------------------------------------------ launches
     def values(self, r):
         """The fields of the parameter block that every launch of a rank has."""
-        pool = self._pool.addresses if self._pool is not None else [0] * self.world.n_ranks
+        pool, at = self._pool.addresses if self._pool is not None else [0] * self.world.n_ranks, self.pool_layout
         return dict(control_ptrs=list(self._control.addresses), pool_ptrs=list(pool), notes_at=self.layout.notes,
                     note_bytes=self.layout.note_bytes, words=r.words.address,
-                    timeout_ns=max(1, int(self.timeout * 1e9)), columns=r.scratch.address, tagged_at=self.flag_bytes,
-                    tagged_bytes=self.tagged_bytes, lamport_at=self._lamport_at, lamport_bytes=self.lamport_bytes,
-                    windows_at=self._windows_at, window_bytes=self.window_bytes)
+                    timeout_ns=max(1, int(self.timeout * 1e9)), columns=r.scratch.address, tagged_at=at.flag_bytes,
+                    tagged_bytes=at.tagged_bytes, lamport_at=at.lamport_at, lamport_bytes=at.lamport_bytes,
+                    windows_at=at.windows_at, window_bytes=at.window_bytes)
 
     @contextmanager
     def launching(self):
@@ -227,16 +225,14 @@ class Buffer:
         """
         self.expect_open()
         self.launches.trim()
-        try:
-            with self.world.launching(True) as streams:
-                yield streams
-            if device.SIM:
-                self.check()
-        except EPValueError:        # bad ids: the call was done without them
-            raise
-        except Exception as error:
-            self.failure = self.failure or error
-            raise
+        with self.world.launching(True) as streams:
+            yield streams
+        if device.SIM:
+            self.check()
+
+    def calling(self, name):
+        """Context of all of one call: whatever ends it but a refusal, also Ctrl-C, leaves it half-way."""
+        return _Calling(self, name)
 
     @contextmanager
     def letting_go(self):
@@ -262,9 +258,8 @@ class Buffer:
         if self.closed:
             raise EPStateError("this Buffer is closed: get_buffer makes a new one")
         if self.failure is not None:
-            first_line = str(self.failure).partition("\n")[0]
-            raise EPStateError(f"after {type(self.failure).__name__} ({first_line}) flags and words are in the middle "
-                               "of that call: call reset() of the Buffer on all ranks first")
+            raise EPStateError(f"{self.failed_call} was ended by {in_short(self.failure)}, so flags and words are in "
+                               "the middle of a call: call reset() of the Buffer on all ranks first")
 
     def check(self):
         """Wait for the kernels; raise PeerTimeout if a wait expired, EPValueError if ids in device memory were bad."""
@@ -308,12 +303,19 @@ class Buffer:
 
     def reset(self):
         """After an error: words and flags as before the first call. Collective; handles and results stay good."""
-        self.machine.synchronize()
-        self.initialise()
+        with self.calling("reset"):
+            self.machine.synchronize()
+            self.world.barrier("reset", 2 * self.timeout)       # a slower rank comes after its own timeout
+            sizes = self.world.tell([self.n_local_experts, *self.pool_layout], self.timeout)
+            if any(one != sizes[0] for one in sizes):           # memory had grown on some ranks when a call ended
+                self._begin_anew()
+            else:
+                self._make_heaps()
+                self.initialise()
         self.failure = None
 
     def close(self, *, collective=True):
-        """Free everything; results in a rank's own memory live on, those in the pool lose it. Collective by default."""
+        """Free everything, but memory of results in use: that follows when nobody holds them. Collective by default."""
         if self.closed:
             return
         self.closed = True
@@ -329,7 +331,7 @@ class Buffer:
             r.words.free()
             r.scratch.free()
             r.arena.close()
-        for memory in [*self._retired, self._control, self._pool]:
-            if memory is not None:
-                memory.free(collective and self.failure is None, self.timeout)
+        pool = [] if self._pool is None else [(self._pool, self._heaps())]
+        for memory, heaps in [*self._retired, (self._control, {}), *pool]:
+            memory.free(collective and self.failure is None, self.timeout, heaps)
         self._retired = []

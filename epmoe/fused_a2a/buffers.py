@@ -121,9 +121,13 @@ def init_hybrid_ep_buffer(group, hidden_dim, seq_len, num_local_experts, num_sms
         reset_hybrid_ep_buffer(group)
     buffer = _made(_hybrid_ep_buffer, group)
     buffer.fp8_dispatch = bool(fp8_dispatch)
-    buffer.want_experts(local)
-    buffer.want_tokens(tokens)
-    buffer.want_pool(staged_bytes(group.n_ranks * tokens, 2 * hidden, local), flag_rows=group.n_ranks * tokens)
+    facts = dict(call="init_hybrid_ep_buffer", hidden_dim=hidden, seq_len=tokens, num_local_experts=local,
+                 fp8_dispatch=bool(fp8_dispatch))
+    rows = group.n_ranks * tokens
+    with buffer.calling("init_hybrid_ep_buffer"):
+        buffer.want_experts(local, facts)
+        buffer.want_tokens(tokens)
+        buffer.want_pool(facts, staging_bytes=staged_bytes(rows, 2 * hidden, local), flag_rows=rows)
 
 
 def reset_hybrid_ep_buffer(group=None) -> None:

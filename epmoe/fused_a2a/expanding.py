@@ -29,9 +29,9 @@ class StagingArea:
 
     def __init__(self, buffer, rows, row_bytes, local):
         self.fields, self.nbytes = arrange(staged_arrays(rows, row_bytes, local))
-        self.has_room = self.nbytes <= buffer.staging_bytes
+        self.has_room = self.nbytes <= buffer.pool_layout.staging_bytes
         at = [self.fields[name].offset for name in ("x", "slots", "probs", "masks")]
-        self.values = dict(places=[buffer.staging_at + offset for offset in at],
+        self.values = dict(places=[buffer.pool_layout.staging_at + offset for offset in at],
                            capacity=rows if self.has_room else 0xFFFFFFFF)
         self._offsets = at
 
@@ -73,11 +73,13 @@ class Results:
 class First:
     """The launches of one dispatch that find out where rows go, and the memory of its handle.
 
-    kept: ([Loans of the handle], [Loans of scratch]) of one that was launched before, and told that there was no room.
+    facts: as for want_pool(). kept: ([Loans of the handle], [Loans of scratch]) of one that was launched before, and
+    told that there was no room.
     """
 
-    def __init__(self, buffer, shape, xs, maps, probs, num_tokens, limit, pad, kept=None):
-        self.buffer, self.shape, self.num_tokens, self.limit, self.pad = buffer, shape, num_tokens, limit, pad
+    def __init__(self, buffer, facts, shape, xs, maps, probs, num_tokens, limit, pad, kept=None):
+        self._facts, self.buffer, self.shape, self.num_tokens = facts, buffer, shape, num_tokens
+        self.limit, self.pad = limit, pad
         place, ranks = buffer.placing.place, list(enumerate(buffer.ranks))
         self._given = [dict(x=place(r.rank, "x", xs[i]), ids=place(r.rank, "routing_map", maps[i]),
                             probs=place(r.rank, "probs", probs[i]) if probs else 0) for i, r in ranks]
@@ -129,9 +131,15 @@ class First:
     def _launch(self, kernel, num_sms, made=None, **of_few):
         """made: Loans of what is expanded as well. of_few: what few tokens need of the pool."""
         buffer, n_ranks, local = self.buffer, self.buffer.world.n_ranks, self.shape.n_local_experts
-        self.capacity, row_bytes = n_ranks * buffer.max_tokens, self.shape.row_bytes
+        row_bytes = self.shape.row_bytes
+
+        def needs(tokens):
+            rows = n_ranks * tokens
+            return dict(staging_bytes=staged_bytes(rows, row_bytes, local), flag_rows=rows, **of_few)
+
         if buffer.knows_all_ranks or buffer.max_tokens:     # else: the first call asks the ranks for their tokens
-            buffer.want_pool(staged_bytes(self.capacity, row_bytes, local), flag_rows=self.capacity, **of_few)
+            buffer.want_pool_for_tokens(self._facts, needs)
+        self.capacity = n_ranks * buffer.max_tokens
         staged = StagingArea(buffer, self.capacity, row_bytes, local)
         self._expert_rows, calls = [r.arena.lend("hybrid rows", self._rows_of()) for r in buffer.ranks], []
         for i, (r, loan, rows, n) in enumerate(zip(buffer.ranks, self.loans, self._expert_rows, self.num_tokens)):

@@ -1,10 +1,16 @@
 """Memory that results are lent from: a heap in the pool that peers write, an arena of this rank's own memory."""
 
+import sys
+from threading import RLock
+
 from epmoe import device
 from epmoe.device.captures import is_seen_captured
 from epmoe.host.arrays import lent_again
 from epmoe.host.elsewhere import Place
 from epmoe.host.lending import ALIGNMENT, Loan, arrange
+
+
+_one_thread = RLock()       # results go in any thread; an action may let others go
 
 
 class _Piece:
@@ -92,7 +98,8 @@ class Heap:
     def __init__(self, machine, buffer, first, end):
         self.machine, self.buffer = machine, buffer
         self._free = [(first, end)] if end > first else []
-        self.captured = []
+        self.captured, self._size = [], end - first
+        self._unused = None         # what is to be done when nothing is lent any more
         self._returned = []         # pieces come back at any moment, in any thread (torch's of backward): only appended
 
     def memory(self, shapes, otherwise=None):
@@ -122,6 +129,27 @@ class Heap:
     def give_back(self, start, end):
         """These bytes are free again."""
         self._returned.append((start, end))
+        if self._unused is not None:
+            self._act_if_unused()
+
+    def when_unused(self, action):
+        """Nothing is lent any more. Call action() when all that was lent has come back, which may be now."""
+        self.captured.clear()
+        self._unused = action
+        self._act_if_unused()
+
+    @property
+    def in_use(self):
+        """Whether anything is lent."""
+        while self._returned:
+            self._put_back(*self._returned.pop())
+        return sum(end - start for start, end in self._free) < self._size
+
+    def _act_if_unused(self):
+        with _one_thread:
+            if self._unused is not None and not self.in_use and not sys.is_finalizing():
+                action, self._unused = self._unused, None
+                action()
 
     def _put_back(self, start, end):
         pieces = sorted([*self._free, (start, end)])
@@ -191,10 +219,10 @@ class Arena:
 
     def give_back(self, size, buffer):
         """Nobody looks at the buffer any more."""
-        if self._closed:
-            buffer.free()
-        else:
+        if not self._closed:
             self._free[size].append(buffer)
+        elif not sys.is_finalizing():
+            buffer.free()
 
     @property
     def lent_bytes(self):

@@ -68,7 +68,9 @@ def new_dispatch(buffer, key, x, routing_map, probs, num_local_experts, num_perm
         probs = arguments.matrices(buffer, "probs", probs, dtypes=(FP32,), n_rows=num_tokens, n_columns=n_experts,
                                    because=because)
     buffer.expect_open()
-    buffer.want_experts(local)
+    facts = dict(call="hybrid_ep_dispatch", hidden=hidden, dtype=str(dtype), num_local_experts=local,
+                 has_probs=has_probs, fp8_dispatch=bool(fp8_dispatch), has_num_permuted_tokens=limit is not None)
+    buffer.want_experts(local, facts)
     row_bytes = fp8_format(hidden).token_size if fp8_dispatch else hidden * dtype.itemsize
     shape = buffer.launches.shape(
         local, row_bytes, to_expand=num_tokens, has_probs=has_probs, has_meta=True,
@@ -86,7 +88,7 @@ def new_dispatch(buffer, key, x, routing_map, probs, num_local_experts, num_perm
                             overflow if world.lists else overflow[0], loans, group, num_sms)
 
     with buffer.letting_go(), buffer.steady.watching(key) as remember:
-        call = First(buffer, shape, xs, maps, probs if has_probs else None, num_tokens, limit, pad, kept)
+        call = First(buffer, facts, shape, xs, maps, probs if has_probs else None, num_tokens, limit, pad, kept)
         if limit is not None and (buffer.knows_all_ranks or buffer.max_tokens):
 
             def results_in(scratch, rows, loan, out):
@@ -139,7 +141,8 @@ def new_cached_dispatch(buffer, key, name, x, handle, num_sms):
     (_, hidden), dtype = xs[0].shape, xs[0].dtype
     buffer.expect_open()
     row_bytes, n_ranks = hidden * dtype.itemsize, buffer.world.n_ranks
-    buffer.want_pool(staged_bytes(handle.capacity, row_bytes, 0), flag_rows=handle.capacity)
+    facts = dict(call="the gradient of hybrid_ep_combine", hidden=hidden, dtype=str(dtype), rows=handle.capacity)
+    buffer.want_pool(facts, staging_bytes=staged_bytes(handle.capacity, row_bytes, 0), flag_rows=handle.capacity)
     staged = StagingArea(buffer, handle.capacity, row_bytes, 0)
     shape = buffer.launches.shape(handle.num_local_experts, row_bytes, expands=True)
     outputs, calls = [], []

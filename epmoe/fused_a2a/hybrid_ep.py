@@ -40,8 +40,9 @@ class HybridEPDispatch:
         zero elsewhere. Rows without a token are never read. grad_probs=None gives None.
         """
         handle = handle_of(HybridHandle, ctx.handle)
-        summed, probs = hybrid.combine_forward(hybrid_ep_buffer(ctx.group), "grad_x", grad_x, handle, grad_probs,
-                                               handle.num_sms[1])
+        buffer = hybrid_ep_buffer(ctx.group)
+        with buffer.calling("the gradient of hybrid_ep_dispatch"):
+            summed, probs = hybrid.combine_forward(buffer, "grad_x", grad_x, handle, grad_probs, handle.num_sms[1])
         probs = None if probs is None else results(ctx.group, probs)
         return results(ctx.group, summed), None, probs, None, None, None, None, None, None
 
@@ -67,7 +68,9 @@ class HybridEPCombine:
     def backward(ctx, grad_x):
         """Gradients of forward's four arguments: (grad_x [P, H], None, None, None); rows without a token are zero."""
         handle = ctx.handle
-        made = hybrid.cached_dispatch(hybrid_ep_buffer(ctx.group), "grad_x", grad_x, handle, handle.num_sms[0])
+        buffer = hybrid_ep_buffer(ctx.group)
+        with buffer.calling("the gradient of hybrid_ep_combine"):
+            made = hybrid.cached_dispatch(buffer, "grad_x", grad_x, handle, handle.num_sms[0])
         return results(ctx.group, made), None, None, None
 
 
@@ -91,13 +94,15 @@ def hybrid_ep_dispatch(x, routing_map, probs, group, num_local_experts, num_sms_
     buffer = hybrid_ep_buffer(group)
     numbers = (num_local_experts, num_permuted_tokens, pad_multiple, buffer.fp8_dispatch,
                getattr(group, "p2p_world_size", None), (num_sms_dispatch_api, num_sms_combine_api))
-    if num_permuted_tokens is None:
-        made, handle = hybrid.dispatch_forward(buffer, x, routing_map, probs, num_local_experts, *numbers[2:], group)
-    else:
-        made, key = buffer.steady.again("hybrid dispatch", x, routing_map, probs, numbers)
-        if made is not None:
-            return made
-        made, handle = hybrid.new_dispatch(buffer, key, x, routing_map, probs, *numbers, group)
+    with buffer.calling("hybrid_ep_dispatch"):
+        if num_permuted_tokens is None:
+            made, handle = hybrid.dispatch_forward(buffer, x, routing_map, probs, num_local_experts, *numbers[2:],
+                                                   group)
+        else:
+            made, key = buffer.steady.again("hybrid dispatch", x, routing_map, probs, numbers)
+            if made is not None:
+                return made
+            made, handle = hybrid.new_dispatch(buffer, key, x, routing_map, probs, *numbers, group)
     return (*columns(group, made), handle)
 
 
@@ -111,6 +116,7 @@ def hybrid_ep_combine(x, handle, num_permuted_tokens=None, pad_multiple=None, *,
         arguments.same_num_rows(buffer, num_permuted_tokens, handle.num_rows)
     if pad_multiple is not None:
         hybrid.same_pad(pad_multiple, handle)
-    made, key = buffer.steady.again("hybrid combine", x, None, None, (num_sms,), handle.seen)
-    combined, _ = hybrid.new_combine(buffer, key, "x", x, handle, None, num_sms) if made is None else made
+    with buffer.calling("hybrid_ep_combine"):
+        made, key = buffer.steady.again("hybrid combine", x, None, None, (num_sms,), handle.seen)
+        combined, _ = hybrid.new_combine(buffer, key, "x", x, handle, None, num_sms) if made is None else made
     return combined if group.lists else combined[0]

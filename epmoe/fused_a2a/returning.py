@@ -1,8 +1,8 @@
 """What FusedCombine and HybridEPCombine have in common: the launch that sends rows back and sums them by token."""
 
 from epmoe.fused_a2a.arguments import FP32
-from epmoe.fused_a2a.buffer import align
 from epmoe.fused_a2a.heap import arrays_in
+from epmoe.fused_a2a.pool import align
 from epmoe.kernels.rows import combine_kernel, windows
 
 
@@ -15,9 +15,11 @@ def sums_of_rows(buffer, key, shape, name, xs, probs, handle, capacity, n_number
     """
     has_probs, (_, hidden), dtype = shape.has_probs, xs[0].shape, xs[0].dtype
     probs_at = align(capacity * shape.row_bytes)
-    buffer.want_pool(probs_at + 4 * shape.n_meta * capacity * has_probs, flag_rows=capacity,
+    facts = dict(call="combine", hidden=hidden, dtype=str(dtype), has_probs=bool(has_probs), probs_a_token=n_numbers,
+                 rows_returned=capacity)
+    buffer.want_pool(facts, staging_bytes=probs_at + 4 * shape.n_meta * capacity * has_probs, flag_rows=capacity,
                      window_bytes=windows.bytes_for(shape), **buffer.launches.window_bytes(shape))
-    results, calls, at, place = [], [], buffer.staging_at, buffer.placing.place
+    results, calls, at, place = [], [], buffer.pool_layout.staging_at, buffer.placing.place
     with buffer.letting_go(), buffer.steady.watching(key) as remember:
         for i, (r, loan, n) in enumerate(zip(buffer.ranks, handle.loans, handle.num_tokens)):
             shapes = {"x": ((n, hidden), dtype), "probs": ((n if has_probs else 0, n_numbers), FP32)}
@@ -41,7 +43,7 @@ def sums_of_rows(buffer, key, shape, name, xs, probs, handle, capacity, n_number
             """What of the launch follows from numbers of rows, the last its capacity, if the pool is large enough."""
             *_, capacity = more
             probs_at = align(capacity * shape.row_bytes)
-            if not buffer.has_pool(probs_at + 4 * shape.n_meta * capacity * has_probs, flag_rows=capacity):
+            if not buffer.pool_layout.holds(probs_at + 4 * shape.n_meta * capacity * has_probs, flag_rows=capacity):
                 return None
             return capacity, at + probs_at, buffer.launches.grid(num_sms, n_tokens + rows)
 

@@ -35,7 +35,7 @@ class _Target:
         self.capacity, self.loan = rows, r.heap.lend(arrays_of(rows))
         if self.loan is None:
             self.fields, nbytes = arrange(arrays_of(rows))
-            if nbytes > buffer.staging_bytes:
+            if nbytes > buffer.pool_layout.staging_bytes:
                 self.capacity = -1              # no room at all: not even for zero rows, so that all ranks grow
 
     def _address(self, name):
@@ -105,21 +105,28 @@ def new_dispatch(buffer, key, x, token_indices, token_probs, num_experts, num_sm
     probs = arguments.matrices(buffer, "token_probs", token_probs, dtypes=(FP32,), n_rows=num_tokens, n_columns=top_k)
     n_scales = scales[0].shape[1] if scales else 0
     buffer.expect_open()
-    buffer.want_experts(local)
+    facts = dict(call="fused_dispatch", hidden=hidden, dtype=str(dtype), num_experts=local * world.n_ranks, top_k=top_k,
+                 has_scales=bool(n_scales), on_device=on_device)
+    buffer.want_experts(local, facts)
 
     def arrays_of(rows):
         return result_arrays(rows, hidden, dtype, top_k, n_scales)
 
-    results_bytes = 0
-    if buffer.knows_all_ranks or on_device:
+    asks_for_results = buffer.knows_all_ranks or on_device
+    if asks_for_results:
         # without a look at the device, a batch larger than any before is taken to be that large on all ranks
         buffer.want_tokens(max(num_tokens))
-        results_bytes = arrange(arrays_of(world.n_ranks * buffer.max_tokens))[1]
     wide = all(a.dtype.itemsize == 8 for a in ids)
     by_all = buffer.launches.are_all(num_sms)
     shape = buffer.launches.shape(local, hidden * dtype.itemsize, to_send=num_tokens, by_all=by_all, top_k=top_k,
                                   id_bytes=8 if wide else 4, scale_words=n_scales, has_probs=True, has_meta=True)
-    buffer.want_pool(0, results_bytes, **buffer.launches.window_bytes(shape))
+
+    def needs(tokens):
+        rows = world.n_ranks * tokens
+        return dict(staging_bytes=0, result_bytes=arrange(arrays_of(rows))[1] if asks_for_results else 0,
+                    **buffer.launches.window_bytes(shape))
+
+    buffer.want_pool_for_tokens(facts, needs)
     with buffer.letting_go(), buffer.steady.watching(key) as remember:
         values = []
         for i, r in enumerate(buffer.ranks):
@@ -136,7 +143,8 @@ def new_dispatch(buffer, key, x, token_indices, token_probs, num_experts, num_sm
                 scales=place(r.rank, "scales", scales[i]) if scales else 0,
                 info=at("info"), counts=at("info") + counts_offset(world.n_ranks), row_of=at("row_of"),
                 tokens_per_expert=at("tokens_per_expert")))
-        told, targets = _send_first(buffer, shape, values, loans, num_tokens, arrays_of, num_sms, on_device, told)
+        told, targets = _send_first(buffer, facts, shape, values, loans, num_tokens, arrays_of, num_sms, on_device,
+                                    told)
         ranks, capacity, names = list(world.ranks), world.n_ranks * buffer.max_tokens, tuple(arrays_of(0))
 
         def handle_with(loans, counts=None):
@@ -194,10 +202,10 @@ def told_by(buffer, loans):
     return told
 
 
-def _send_first(buffer, shape, values, loans, num_tokens, arrays_of, num_sms, on_device, told):
+def _send_first(buffer, facts, shape, values, loans, num_tokens, arrays_of, num_sms, on_device, told):
     """Layout, exchange, sending: (what it told or None, targets). Without room on a rank all grow and resend.
 
-    told: what it has told already, if it was launched before, and there was no room.
+    facts: as for want_pool(). told: what it has told already, if it was launched before, and there was no room.
     """
     world = buffer.world
     if told is None:
@@ -211,7 +219,7 @@ def _send_first(buffer, shape, values, loans, num_tokens, arrays_of, num_sms, on
             return told, targets
     # every rank has seen the same counts, and comes to the same number here
     rows = world.n_ranks * buffer.max_tokens
-    buffer.want_pool(0, arrange(arrays_of(rows))[1])
+    buffer.want_pool(facts, staging_bytes=0, result_bytes=arrange(arrays_of(rows))[1])
     targets = [_Target(buffer, r, arrays_of, rows) for r in buffer.ranks]
     _resend(buffer, shape, targets, values, num_tokens, num_sms)
     return told, targets
@@ -296,7 +304,9 @@ def new_cached_dispatch(buffer, key, name, x, handle, num_sms):
     # Counts are known to all ranks, so all grow together; in the staging area there is then room on every rank.
     shape = buffer.launches.shape(1, hidden * dtype.itemsize, to_send=handle.num_tokens, top_k=1,
                                   by_all=buffer.launches.are_all(num_sms))
-    buffer.want_pool(0, arrange(arrays_of(handle.most_rows))[1], **buffer.launches.window_bytes(shape))
+    facts = dict(call="the gradient of combine", hidden=hidden, dtype=str(dtype), rows=handle.most_rows)
+    buffer.want_pool(facts, staging_bytes=0, result_bytes=arrange(arrays_of(handle.most_rows))[1],
+                     **buffer.launches.window_bytes(shape))
     with buffer.letting_go(), buffer.steady.watching(key) as remember:
         targets = [_Target(buffer, r, arrays_of, handle.most_rows) for r in buffer.ranks]
         values = [dict(x=buffer.placing.place(r.rank, name, a)) | _handle_values(buffer, loan)
@@ -309,7 +319,7 @@ def new_cached_dispatch(buffer, key, name, x, handle, num_sms):
 
         def numbers(n, most_rows, _):
             """What of the launches follows from numbers of rows, if the pool is large enough."""
-            if not buffer.has_pool(0, arrange(arrays_of(most_rows))[1]):
+            if not buffer.pool_layout.holds(0, arrange(arrays_of(most_rows))[1]):
                 return None
             return most_rows, buffer.launches.grid(None, n), n * hidden * dtype.itemsize // 4
 

@@ -9,9 +9,8 @@ from epmoe_ref.errors import EPStateError, EPValueError, PeerTimeout
 from epmoe import device, kernels as standard_kernels, layout
 from epmoe.host.placing import Placing
 from epmoe.host.rank_memory import RankMemory
-from epmoe.host.rounds import Rounds
+from epmoe.host.rounds import REFUSALS, Rounds
 from epmoe.kernels import LaunchConfig, status
-from epmoe.kernels.returned import WrongReturn
 
 FUSED = ("dispatch_kernel", "combine_kernel")
 
@@ -84,17 +83,16 @@ class Engine:
     @contextmanager
     def launching(self, call, fused=False):
         """Context of one call's launches; gives {rank: stream}. In the simulator the kernels have ended behind it."""
+        launched = False
         try:
             with self.world.launching(fused) as streams:
                 yield streams
+                launched = True
             if device.SIM:
                 self.check()
-        except EPValueError as error:
-            if isinstance(error, WrongReturn):
-                self.rounds.fail(error)
-            raise  # else the launch was refused: nothing runs
-        except Exception as error:
-            self.rounds.fail(error)
+        except REFUSALS as error:
+            if launched:        # a function of the caller has raised it inside a kernel
+                self.rounds.fail(call, error)
             raise
         self.rounds.advance(call)
 
@@ -123,7 +121,7 @@ class Engine:
                 bad_ids.append(error)
         if timeouts:
             error = timeouts[0] if len(timeouts) == 1 else PeerTimeout("\n".join(map(str, timeouts)))
-            self.rounds.fail(error)
+            self.rounds.fail("a kernel", error)
             raise error
         if bad_ids:
             raise bad_ids[0]

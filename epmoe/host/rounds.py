@@ -8,7 +8,9 @@ graph or, for instance, one for dispatch and one for combine). A dispatch that w
 capture was given up, the next dispatch simply begins anew. What order graphs are replayed in is the caller's care.
 """
 
-from epmoe_ref.errors import EPStateError
+import functools
+
+from epmoe_ref.errors import EPStateError, EPValueError
 
 # state -> {call: next state}
 _NEXT = {
@@ -25,7 +27,7 @@ _REASON = {
     "idle": "no dispatch is open: call dispatch (or dispatch_async and dispatch_wait) first",
     "dispatching": "dispatch_async was called and its dispatch_wait was not: call dispatch_wait next",
     "dispatched": "a dispatch is open: combine it first. Two dispatches in a row would overwrite messages that a "
-                  "slower rank may not have read yet",
+                  "slower rank may not have read yet. If what it returned is lost, call reset() on all ranks",
     "combining": "combine_async was called and its combine_wait was not: call combine_wait next",
     "closed": "this ExpertParallel is closed: make a new one",
 }
@@ -36,11 +38,41 @@ _CAPTURED = {
 }
 
 
+REFUSALS = EPValueError, EPStateError       # errors of calls that have changed nothing
+
+
+def in_short(error):
+    """The class and the first line of an error."""
+    first_line = str(error).partition("\n")[0]
+    return f"{type(error).__name__} ({first_line})" if first_line else type(error).__name__
+
+
+def part_of_round(method):
+    """A method of an ExpertParallel that leaves a round half-way if anything but a refusal ends it.
+
+    That is any exception: KeyboardInterrupt, SystemExit, and whatever a signal handler raises, wherever it comes.
+    """
+    @functools.wraps(method)
+    def watched(self, *arguments, **options):
+        try:
+            return method(self, *arguments, **options)
+        except REFUSALS:
+            raise
+        except BaseException as error:
+            self._rounds.fail(method.__name__, error)
+            raise
+
+    return watched
+
+
 class Rounds:
-    """Where in a round one ExpertParallel is. `failure` is the error after which only reset() helps, or None."""
+    """Where in a round one ExpertParallel is.
+
+    failure: the error after which only reset() helps, or None; failed_call: the call that it ended.
+    """
 
     def __init__(self):
-        self.state, self.failure = "idle", None
+        self.state, self.failure, self.failed_call = "idle", None, None
         self.capture = self.opened_in = 0       # ids of captures: of the call under way, of the open round
 
     def expect(self, call, capture=0):
@@ -49,9 +81,8 @@ class Rounds:
         if self.state == "closed":
             raise EPStateError(f"{call}: {_REASON['closed']}")
         if self.failure is not None:
-            first_line = str(self.failure).partition("\n")[0]
-            raise EPStateError(f"{call} after {type(self.failure).__name__} ({first_line}): buffers and counters are "
-                               "in the middle of that round; call reset() on all ranks first")
+            raise EPStateError(f"{call}: {self.failed_call} was ended by {in_short(self.failure)}, so buffers and "
+                               "counters are in the middle of a round; call reset() on all ranks first")
         if capture != self.opened_in and self.state != "idle":
             if self.opened_in and call in _NEXT["idle"]:
                 self.state = "idle"     # that round was given up with its capture
@@ -70,9 +101,10 @@ class Rounds:
         self.state = _AFTER[call]
         self.opened_in = self.capture
 
-    def fail(self, error):
-        """A launch or a wait failed; keeps the first error."""
-        self.failure = self.failure or error
+    def fail(self, call, error):
+        """An error or an interruption ended this call half-way; the first one is kept."""
+        if self.failure is None:
+            self.failure, self.failed_call = error, call
         if self.state != "closed":
             self.state = "failed"
 

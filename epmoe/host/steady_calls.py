@@ -324,11 +324,7 @@ class SteadyCalls:
         if code == GONE:
             self._forget()
         elif code != UNKNOWN and code != CAPTURED:
-            try:
-                self._machine.refused(code)
-            except Exception as error:
-                self._rounds.fail(error)
-                raise
+            self._machine.refused(code)
 
 
 def _starts(calls, key):

@@ -35,8 +35,8 @@ class MappedMemory:
         self._spans = [add_window(address, nbytes, name, peer, regions, maps)
                        for peer, address in enumerate(self.addresses) if peer != rank]
 
-    def free(self, together, timeout):
-        """Kernels must not touch it any more."""
+    def free(self, together, timeout, heaps=None):
+        """Kernels must not touch it any more; results that lie in it (heaps) may be looked at for ever."""
         for buffer in self.buffers.values():
             buffer.free()
         for span in self._spans:

@@ -118,7 +118,7 @@ class DryMemory:
     def __init__(self, buffer, n_ranks):
         self.buffers, self.addresses = {0: buffer}, [buffer.address] * n_ranks
 
-    def free(self, together, timeout):
+    def free(self, together, timeout, heaps=None):
         """Nothing."""
 
 
@@ -138,6 +138,9 @@ class DryWorld:
     def agree(self, cfg, timeout, **options):
         """Nobody else is to agree."""
 
+    def same(self, what, facts, timeout):
+        """Nobody else has any facts."""
+
     def allocate(self, nbytes, name, regions, timeout):
         """DryMemory."""
         return DryMemory(self.machine.alloc(nbytes, name), self.n_ranks)
@@ -150,6 +153,9 @@ class DryWorld:
 
     def barrier(self, occasion, timeout):
         """Nothing."""
+
+    def same(self, what, facts, timeout):
+        """Nobody else has any."""
 
     def tell(self, value, timeout):
         """[value of every rank]: all have this one."""

@@ -7,6 +7,7 @@ from cuda.bindings import driver as cu
 from epmoe_ref.errors import EPError, UnavailableError
 
 from epmoe.device.gpu_driver import check
+from epmoe.worlds.symmetric import free_unused
 
 HANDLE_BYTES = 64
 GRANULE = 2 << 20   # bytes: an allocation of whole granules is no part of a block that other memory shares
@@ -44,8 +45,11 @@ class IpcMemory:
         self.addresses = [buffer.address if peer == rank else _opened(handle, rank, peer)
                           for peer, handle in enumerate(handles)]
 
-    def free(self, together, timeout):
-        """Unmap the peers' memory, and free the own when all peers have unmapped it; after an error it stays."""
+    def free(self, together, timeout, heaps=None):
+        """Unmap the peers' memory, and free the own when all peers have unmapped it; after an error it stays.
+
+        heaps: as for SymmetricMemory.
+        """
         world = self._world
         world.machine.activate()
         for peer, address in enumerate(self.addresses):
@@ -55,8 +59,7 @@ class IpcMemory:
             _abandoned.append(self.buffers)
             return
         world.barrier("unmapping", timeout)
-        for buffer in self.buffers.values():
-            buffer.free()
+        free_unused(self.buffers, heaps)
 
 
 def _opened(handle, rank, peer):

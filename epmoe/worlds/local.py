@@ -47,6 +47,9 @@ class LocalWorld:
     def agree(self, cfg, timeout, **options):
         """All ranks have the same configuration: they have one."""
 
+    def same(self, what, facts, timeout):
+        """All ranks have the same facts: they were given them in one call."""
+
     def allocate(self, nbytes, name, regions, timeout) -> SymmetricMemory:
         """nbytes for every rank; each rank reaches all others' memory."""
         buffers = {rank: self.machine.alloc(nbytes, name, rank, regions=regions) for rank in self.ranks}

@@ -89,6 +89,10 @@ class MPIWorld:
         agreement.same("EPConfig", [fields for fields, _ in of_ranks])
         agreement.same("LaunchConfig", [options for _, options in of_ranks])
 
+    def same(self, what, facts, timeout):
+        """Raise, on every rank, unless all ranks have the same facts, a dict; what names it; collective."""
+        agreement.same(what, self.exchange.gather("configuration", facts, timeout))
+
     def allocate(self, nbytes, name, regions, timeout):
         """nbytes for this rank, and the addresses at which it reaches all others' memory; collective."""
         if device.SIM:

@@ -84,12 +84,16 @@ class HeapMemory:
         self.addresses = [_address(buffer.address, peer, rank) if first <= peer < first + size else 0
                           for peer in range(world.n_ranks)]
 
-    def free(self, together, timeout):
-        """Give it back, which all ranks do together; after an error it stays."""
+    def free(self, together, timeout, heaps=None):
+        """Give it back, which all ranks do together; after an error, or while results lie in it (heaps), it stays."""
         if not together:
             _abandoned.append(self.buffers)
             return
-        self._world.barrier("unmapping", timeout)
+        complete(self._world)
+        in_use = any(heap.in_use for heap in (heaps or {}).values())
+        if any(self._world.exchange.gather("unmapping", in_use, timeout)):
+            _abandoned.append(self.buffers)
+            return
         for buffer in self.buffers.values():
             buffer.free()
 

@@ -1,8 +1,10 @@
 """Symmetric memory of ranks that are simulated in processes of one host: MPI shared-memory windows."""
 
+from functools import partial
 from typing import NamedTuple
 
 from epmoe.device.sim.window import WindowBuffer, add_window, remove_window
+from epmoe.worlds.symmetric import free_unused
 
 ALIGNMENT = 256     # bytes
 
@@ -16,6 +18,18 @@ class Window(NamedTuple):
     addresses: list     # of every rank's segment, in this process
 
 
+class _Part(WindowBuffer):
+    """This rank's segment. when_freed: what is to be done then, or None."""
+
+    when_freed = None
+
+    def free(self):
+        super().free()
+        if self.when_freed is not None:
+            self.when_freed()
+            self.when_freed = None
+
+
 class WindowMemory:
     """This rank's part as a Buffer, everybody's addresses in this process; see SymmetricMemory."""
 
@@ -23,21 +37,21 @@ class WindowMemory:
         self._world, rank = world, world.rank
         self._window = _window(world, nbytes, timeout)
         self.addresses, keep = self._window.addresses, self._window.mpi
-        self.buffers = {rank: WindowBuffer(world.machine, self.addresses[rank], nbytes, name, rank, regions, keep)}
+        self.buffers = {rank: _Part(world.machine, self.addresses[rank], nbytes, name, rank, regions, keep)}
         self._spans = [add_window(address, nbytes, name, peer, regions, keep)
                        for peer, address in enumerate(self.addresses) if peer != rank]
 
-    def free(self, together, timeout):
+    def free(self, together, timeout, heaps=None):
         """Keep the window for the next allocation, or after an error, when peers may still write to it, for nothing.
 
-        To give it back to MPI is collective and may wait for ever, so that happens when the process ends.
+        To give it back to MPI is collective and may wait for ever, so that happens when the process ends. heaps: as for
+        SymmetricMemory.
         """
-        for buffer in self.buffers.values():
-            buffer.free()
         for span in self._spans:
             remove_window(span)
-        if together:
-            self._world.free_windows.append(self._window)
+        for buffer in self.buffers.values():
+            buffer.when_freed = partial(self._world.free_windows.append, self._window) if together else None
+        free_unused(self.buffers, heaps)
 
 
 def _window(world, nbytes, timeout):

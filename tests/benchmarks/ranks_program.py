@@ -90,7 +90,7 @@ class World(OneRankHere):
 def told_by(buffer, loans, shape=None):
     """Instead of rows.told_by: what kernels would have told, room in a Buffer that has a staging area."""
     counts = traffic.rows_matrix(shape, traffic.topk_ids(shape, RANKS))
-    words = [buffer.staging_bytes > 0, 0, *RANKS * [shape.tokens], *counts.ravel()]
+    words = [buffer.pool_layout.staging_bytes > 0, 0, *RANKS * [shape.tokens], *counts.ravel()]
     assert records.TOKENS == 2
     buffer.want_tokens(shape.tokens)
     return [rows._Told(RANKS, np.array(words, np.int32), np.zeros(EXPERTS // RANKS, np.int64))]

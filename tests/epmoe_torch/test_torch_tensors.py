@@ -173,3 +173,16 @@ def test_the_program_in_readme_runs():
     out, x, y = array(names["out"]), names["x"], array(names["y"])
     assert [o.shape for o in out] == [(5, 64), (3, 64)] and all(t.grad.any() for t in [*x, *names["probs"]])
     assert np.isclose(sum(o.astype(float).sum() for o in out), sum(r.astype(float).sum() for r in y), rtol=2e-2, atol=2)
+
+
+@pytest.mark.parametrize("end", ["close", "world"])
+def test_a_tensor_that_dispatch_made_outlives_buffer_and_world(end):
+    group, x, ids, probs = world_of_ones()
+    rows = fused_dispatch(x, ids, probs, 2, group)[0][1]
+    pool = get_buffer(group, 0)._pool.buffers[1]
+    if end == "close":
+        get_buffer(group, 0).close()
+    del group
+    gc.collect()
+    assert (pool._span is not None) if device.SIM else pool.address
+    assert rows.float().sum().item() == 6 * 8 * 3

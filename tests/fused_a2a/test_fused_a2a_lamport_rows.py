@@ -20,9 +20,10 @@ ABSENT = 2**32 - 1
 def expect_nothing_left(group):
     """Every word of the windows is ABSENT, as before the first call; and nobody has met anybody by luck."""
     buffer = buffers.get_buffer(group, 0)
-    assert buffer.lamport_bytes > 0
+    at = buffer.pool_layout
+    assert at.lamport_bytes > 0
     for r in buffer.ranks:
-        words = buffer._pool.buffers[r.rank].read(np.uint32, (2 * buffer.lamport_bytes // 4,), buffer._lamport_at)
+        words = buffer._pool.buffers[r.rank].read(np.uint32, (2 * at.lamport_bytes // 4,), at.lamport_at)
         assert (words == ABSENT).all(), f"rank {r.rank}: {np.flatnonzero(words != ABSENT)} of the windows' words"
     assert not group.machine.races
 
@@ -54,7 +55,7 @@ def test_the_same_with_signals(seed):
         ids, probs = routing(rng, num_tokens, 6, 3)
         equal_rows(group, RowsWorld(tokens(rng, num_tokens, 264), ids, probs, 6), rng, hidden=1160)
     assert not group.machine.races
-    assert buffers.get_buffer(group, 0).lamport_bytes == 0
+    assert buffers.get_buffer(group, 0).pool_layout.lamport_bytes == 0
 
 
 def test_more_ranks_than_are_added_up_at_once():

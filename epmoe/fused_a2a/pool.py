@@ -1,0 +1,85 @@
+"""What lies where in the pool of a Buffer, which peers write, and how it grows."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from epmoe.kernels.rows import row_flags
+
+ALIGNMENT = 256         # bytes
+RESULTS_AT_ONCE = 2     # results in the pool that may be in use while another call needs room
+
+
+def align(nbytes):
+    """nbytes, rounded up so that an array may begin there."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _grown(has, needs):
+    """Bytes for a part of the pool: it grows by half at least, so that all earlier pools together are not much."""
+    return has if needs <= has else align(max(needs, has + has // 2))
+
+
+class PoolLayout(NamedTuple):
+    """Bytes of each part of the pool, in the order in which they lie; what peers say twice, by parity, lies twice."""
+
+    flag_bytes: int = 0         # flags of rows
+    tagged_bytes: int = 0       # words of tagged rows, of one parity
+    lamport_bytes: int = 0      # Lamport rows, of one parity
+    window_bytes: int = 0       # windows for few rows, of one parity
+    staging_bytes: int = 0      # where rows are received that find no room in the heap
+    heap_bytes: int = 0         # where results are lent from
+
+    def holds(self, staging_bytes, result_bytes=0, flag_rows=0, window_bytes=0, tagged_bytes=0, lamport_bytes=0):
+        """Whether there is room for this. result_bytes: of one result; flag_rows: rows that have flags."""
+        return (align(max(staging_bytes, result_bytes)) <= self.staging_bytes and result_bytes <= self.heap_bytes
+                and align(row_flags.bytes_for(flag_rows)) <= self.flag_bytes and window_bytes <= self.window_bytes
+                and tagged_bytes <= self.tagged_bytes and lamport_bytes <= self.lamport_bytes)
+
+    def grown(self, staging_bytes, result_bytes=0, flag_rows=0, window_bytes=0, tagged_bytes=0, lamport_bytes=0):
+        """The layout of a pool that also has room for this."""
+        return PoolLayout(
+            _grown(self.flag_bytes, align(row_flags.bytes_for(flag_rows))), _grown(self.tagged_bytes, tagged_bytes),
+            _grown(self.lamport_bytes, lamport_bytes), _grown(self.window_bytes, window_bytes),
+            _grown(self.staging_bytes, align(max(staging_bytes, result_bytes))),
+            _grown(self.heap_bytes, align(result_bytes) * RESULTS_AT_ONCE))
+
+    @property
+    def lamport_at(self):
+        """Where Lamport rows lie."""
+        return self.flag_bytes + 2 * self.tagged_bytes
+
+    @property
+    def windows_at(self):
+        """Where the windows lie."""
+        return self.lamport_at + 2 * self.lamport_bytes
+
+    @property
+    def staging_at(self):
+        """Where the staging area lies."""
+        return self.windows_at + 2 * self.window_bytes
+
+    @property
+    def heap_at(self):
+        """Where the heap lies."""
+        return self.staging_at + self.staging_bytes
+
+    @property
+    def nbytes(self):
+        """Bytes of the pool."""
+        return self.heap_at + self.heap_bytes
+
+    def regions(self):
+        """The parts of the pool, for reports of the simulator."""
+        n_flags = self.flag_bytes // row_flags.bytes_for(1)
+        return [("row flags", 0, (n_flags, row_flags.PARTS), np.uint32, ("row", "part")),
+                ("tagged rows", self.flag_bytes, (2, self.tagged_bytes // 8), np.uint64, ("parity", "word")),
+                ("Lamport rows", self.lamport_at, (2, self.lamport_bytes // 4), np.uint32, ("parity", "word")),
+                ("rows windows", self.windows_at, (2, self.window_bytes), np.uint8, ("parity", "byte")),
+                ("rows staging", self.staging_at, (self.staging_bytes,), np.uint8, ("byte",)),
+                ("rows results", self.heap_at, (self.heap_bytes,), np.uint8, ("byte",))]
+
+    def clear(self, buffer):
+        """Flags and words of a rank's pool name no call, and of Lamport rows nothing has come."""
+        buffer.fill(0, 0, self.lamport_at)
+        buffer.fill(0xFF, self.lamport_at, 2 * self.lamport_bytes)

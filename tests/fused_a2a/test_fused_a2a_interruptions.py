@@ -1,0 +1,85 @@
+"""Ctrl-C inside a call of fused_a2a, also while memory grows: calls are refused until the Buffer's reset()."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from epmoe import fused_a2a
+from epmoe.fused_a2a.buffers import buffer_of, hybrid_ep_buffer
+from epmoe_ref.errors import EPStateError
+from rows_group import FP16, assert_same, group_of, host, routing, tokens
+
+sys.path.append(str(Path(__file__).parents[1] / "host"))
+from interruptions import Interruption, at_function_call, places  # noqa: E402
+
+EXPERTS, HIDDEN, TOP_K = 4, 16, 2
+ON_BOTH = pytest.mark.parametrize("device", ["simulator", pytest.param("gpu", marks=pytest.mark.gpu)])
+
+
+def round_of_rows(group, rng, num_tokens, on_device):
+    """A function that makes a round, and gives its results."""
+    x = tokens(rng, num_tokens, HIDDEN)
+    ids, probs = routing(rng, num_tokens, EXPERTS, TOP_K)
+    call = fused_a2a.FusedDispatchOnDevice if on_device else fused_a2a.FusedDispatch
+
+    def make():
+        ctx, back = fused_a2a.Context(), fused_a2a.Context()
+        rows, _, row_probs, per_expert, handle = call.forward(ctx, x, ids, probs, EXPERTS, group)
+        summed, _ = fused_a2a.FusedCombine.forward(back, rows, group, handle)
+        to_rows = fused_a2a.FusedCombine.backward(back, x)[0]
+        to_tokens = call.backward(ctx, rows, None, row_probs, None, None)[0]
+        n = [int(sum(one)) for one in zip(*handle.counts)] if handle.counts is not None else [0] * len(x)
+        return host([summed, [a[:k] for a, k in zip(host(to_rows), n)], to_tokens])
+
+    return make
+
+
+def round_of_experts(group, rng, num_tokens, on_device):
+    """The same by HybridEP."""
+    x = tokens(rng, num_tokens, HIDDEN, FP16)
+    maps = [rng.random((n, EXPERTS)) < 0.4 for n in num_tokens]
+    probs = [rng.random((n, EXPERTS)).astype(np.float32) for n in num_tokens]
+    limit = sum(num_tokens) * EXPERTS if on_device else None
+
+    def make():
+        ctx, back = fused_a2a.Context(), fused_a2a.Context()
+        rows, row_probs, _, _, handle = fused_a2a.HybridEPDispatch.forward(
+            ctx, x, maps, probs, group, EXPERTS // group.n_ranks, num_permuted_tokens=limit)
+        summed = fused_a2a.HybridEPCombine.forward(back, rows, handle)
+        to_rows = fused_a2a.HybridEPCombine.backward(back, x)[0]
+        to_tokens = fused_a2a.HybridEPDispatch.backward(ctx, rows, row_probs, None, None, None)[0]
+        return host([summed, to_rows, to_tokens])
+
+    return make
+
+
+@ON_BOTH
+@pytest.mark.parametrize("round_of, of_group, on_device", [
+    (round_of_rows, buffer_of, False), (round_of_rows, buffer_of, True), (round_of_experts, hybrid_ep_buffer, False)])
+def test_a_round_that_was_interrupted_anywhere_is_refused_until_reset(round_of, of_group, on_device, device):
+    def rounds(group):
+        rng = np.random.default_rng(5)
+        return [round_of(group, rng, num_tokens, on_device) for num_tokens in ((2, 1), (4, 3))]
+
+    wanted = [make() for make in rounds(group_of(2, racecheck=False, timeout=2.0))]
+    group = group_of(2, racecheck=False, timeout=2.0)
+    with at_function_call(None) as seen:
+        rounds(group)[1]()
+    n_calls, refused = len(seen), 0
+    for n in [300, 400, *places(n_calls * 3 // 4, 3)[1:]]:
+        group = group_of(2, racecheck=False, timeout=2.0)
+        few, many = rounds(group)
+        if n % 2:
+            few()               # the pool grows from one that there is
+        with pytest.raises(Interruption), at_function_call(n):
+            many()
+        try:
+            few()
+        except EPStateError as error:
+            assert "was ended by Interruption" in str(error) and "reset() of the Buffer" in str(error)
+            refused += 1
+        of_group(group).reset()
+        for make, want in zip((few, many), wanted):
+            assert_same(make(), want, f"after call {n}")
+    assert refused >= 3         # one may be between two calls
