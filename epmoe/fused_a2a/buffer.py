@@ -80,7 +80,7 @@ class Buffer:
         self._reading = self.machine.reading()
         self.steady = SteadyCalls(self)
         self._control = self._pool = None
-        self._retired = []
+        self._retired, self._agreed = [], set()
         self.want_experts(INITIAL_LOCAL_EXPERTS, dict(call="get_buffer"))
 
     @property
@@ -95,10 +95,10 @@ class Buffer:
 
     # ------------------------------------------------------------------ memory
     def want_experts(self, n_local_experts, facts):
-        """Control memory for so many experts a rank. Collective if it must grow; facts: as for want_pool()."""
+        """Control memory for so many experts a rank; collective if it must grow. facts: as for want_pool()."""
+        self._agree(facts)
         if n_local_experts <= self.n_local_experts:
             return
-        self._agree(facts)
         self.machine.synchronize()
         self.steady.changed()
         n_ranks, before = self.world.n_ranks, self._control
@@ -133,24 +133,34 @@ class Buffer:
             self.steady.changed()
 
     def want_pool(self, facts, **needs):
-        """A pool with room for what is needed: what PoolLayout.holds() and grown() take.
+        """A pool with room for what is needed: what PoolLayout.holds() and grown() take; collective if it must grow.
 
-        Collective if it must grow. All ranks ask for the same, since it follows from the same facts on all of them: a
-        dict by name, which is compared first. Errors: EPValueError, on all ranks, which says what differs.
+        facts: what all ranks must have given alike, a dict by name, since what they need, and what their kernels write
+        to each other, follows from it; compared when they are new. Errors: EPValueError, on all ranks, which says what
+        differs.
         """
+        self._agree(facts)
         if not self.pool_layout.holds(**needs):
-            self._agree(facts)
             self._grow(needs)
 
     def want_pool_for_tokens(self, facts, needs):
         """want_pool() for needs(most tokens of any rank), where ranks may know only their own number."""
+        self._agree(facts)
         if not self.pool_layout.holds(**needs(self.max_tokens)):
-            self._agree(facts)
             self.want_tokens(max(self.world.tell(self.max_tokens, self.timeout)))
             self._grow(needs(self.max_tokens))
 
     def _agree(self, facts):
-        self.world.same(f"what the ranks gave to {facts['call']}", facts, self.timeout)
+        key = tuple(facts.items())
+        if key in self._agreed:
+            return
+        call, *given = (f"{name}={value!r}" if name != "call" else value for name, value in key)
+        try:
+            self.world.same(f"what the ranks gave to {call}", facts, self.timeout)
+        except PeerTimeout as late:
+            raise PeerTimeout(f"{late}. This rank calls {call} with {', '.join(given) or 'nothing'}: do all ranks make "
+                              "the same calls, with the same sizes?") from None
+        self._agreed.add(key)
 
     def _grow(self, needs):
         layout = self.pool_layout.grown(**needs)
@@ -306,6 +316,7 @@ class Buffer:
         with self.calling("reset"):
             self.machine.synchronize()
             self.world.barrier("reset", 2 * self.timeout)       # a slower rank comes after its own timeout
+            self._agreed.clear()
             sizes = self.world.tell([self.n_local_experts, *self.pool_layout], self.timeout)
             if any(one != sizes[0] for one in sizes):           # memory had grown on some ranks when a call ended
                 self._begin_anew()

@@ -141,7 +141,7 @@ def new_cached_dispatch(buffer, key, name, x, handle, num_sms):
     (_, hidden), dtype = xs[0].shape, xs[0].dtype
     buffer.expect_open()
     row_bytes, n_ranks = hidden * dtype.itemsize, buffer.world.n_ranks
-    facts = dict(call="the gradient of hybrid_ep_combine", hidden=hidden, dtype=str(dtype), rows=handle.capacity)
+    facts = dict(call="the gradient of hybrid_ep_combine", hidden=hidden, dtype=str(dtype))
     buffer.want_pool(facts, staging_bytes=staged_bytes(handle.capacity, row_bytes, 0), flag_rows=handle.capacity)
     staged = StagingArea(buffer, handle.capacity, row_bytes, 0)
     shape = buffer.launches.shape(handle.num_local_experts, row_bytes, expands=True)

@@ -15,8 +15,7 @@ def sums_of_rows(buffer, key, shape, name, xs, probs, handle, capacity, n_number
     """
     has_probs, (_, hidden), dtype = shape.has_probs, xs[0].shape, xs[0].dtype
     probs_at = align(capacity * shape.row_bytes)
-    facts = dict(call="combine", hidden=hidden, dtype=str(dtype), has_probs=bool(has_probs), probs_a_token=n_numbers,
-                 rows_returned=capacity)
+    facts = dict(call="combine", hidden=hidden, dtype=str(dtype), has_probs=bool(has_probs), probs_a_token=n_numbers)
     buffer.want_pool(facts, staging_bytes=probs_at + 4 * shape.n_meta * capacity * has_probs, flag_rows=capacity,
                      window_bytes=windows.bytes_for(shape), **buffer.launches.window_bytes(shape))
     results, calls, at, place = [], [], buffer.pool_layout.staging_at, buffer.placing.place

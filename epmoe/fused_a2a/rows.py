@@ -304,7 +304,7 @@ def new_cached_dispatch(buffer, key, name, x, handle, num_sms):
     # Counts are known to all ranks, so all grow together; in the staging area there is then room on every rank.
     shape = buffer.launches.shape(1, hidden * dtype.itemsize, to_send=handle.num_tokens, top_k=1,
                                   by_all=buffer.launches.are_all(num_sms))
-    facts = dict(call="the gradient of combine", hidden=hidden, dtype=str(dtype), rows=handle.most_rows)
+    facts = dict(call="the gradient of combine", hidden=hidden, dtype=str(dtype))
     buffer.want_pool(facts, staging_bytes=0, result_bytes=arrange(arrays_of(handle.most_rows))[1],
                      **buffer.launches.window_bytes(shape))
     with buffer.letting_go(), buffer.steady.watching(key) as remember:
