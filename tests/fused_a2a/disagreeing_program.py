@@ -44,7 +44,8 @@ try:
     print(f"rank {group.rank}: no error")
 except EPValueError as error:
     print(f"rank {group.rank} was told: {error}", flush=True)
-print(f"rank {group.rank} went on:", *round_of(group), flush=True)
+total, counts = round_of(group)
+print(f"rank {group.rank} went on: {total} {counts}", flush=True)
 if kind == "torch":
     import torch.distributed as dist
     fused_a2a.get_buffer(group, 0).close()
