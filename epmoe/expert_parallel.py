@@ -97,7 +97,8 @@ class ExpertParallel:
         Returns a Dispatched: rows by group, then source rank; inside such a segment their order is free.
         Errors: EPValueError names rank, token, slot, value, and nothing was launched. Bad ids in device memory are
         treated as -1, and raised by the next call that waits for the kernels (trimmed(), numpy(), check()), as is
-        PeerTimeout. EPStateError if it is not dispatch's turn. Source: the dispatch_kernel page; epmoe_ref.dispatch.
+        PeerTimeout. EPStateError if it is not dispatch's turn. Source: the dispatch_kernel page
+        (docs/pages.md); epmoe_ref.dispatch.
         """
         known = self._steady.dispatch(input_tokens, topk_ids, input_scale, out)
         if known is not None:
@@ -163,7 +164,7 @@ class ExpertParallel:
         slots of -1 are zero; out: the caller's array of that shape. The sum goes over slots 0, 1, ... by fma in
         float32, and is rounded once: nothing is free in it.
         Errors: EPValueError names rank, argument, value; EPStateError if it is not combine's turn; PeerTimeout by the
-        next call that waits for the kernels. Source: the combine_wait_kernel page; epmoe_ref.combine.
+        next call that waits for the kernels. Source: the combine_wait_kernel page (docs/pages.md); epmoe_ref.combine.
         """
         arguments = epilogue_args or router_weights_args or elementwise_lambda_fn is not None
         combined = self._steady.combine(self._sent, expert_outputs, d, router_weights, epilogue, arguments, out)

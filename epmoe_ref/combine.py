@@ -46,7 +46,7 @@ def combine(cfg: EPConfig, expert_outputs, dispatched, *, router_weights=None, r
     Errors: EPValueError for a wrong number of ranks, dtype or shape, a scalar as router weights; an epilogue, output
     lambda or fused shared expert without router weights; epilogue and output lambda together; a value function
     (router_weights, epilogue) that returns None, text, a list, complex numbers or another shape; an output lambda that
-    returns a value. Source: the combine_wait_kernel page.
+    returns a value. Source: the combine_wait_kernel page (docs/pages.md).
     """
     function_name, function = "epilogue", epilogue
     if elementwise_lambda_fn is not None:

@@ -36,7 +36,8 @@ class EPConfig:
     allreduce_world_size: W in the shared expert's share of a rank under skip_a2a, where it must equal n_ranks;
         ignored without a shared expert and without skip_a2a.
 
-    input tokens are always bf16. Errors: EPValueError. Source: the parameters of the dispatch_kernel page.
+    input tokens are always bf16. Errors: EPValueError. Source: the parameters of the dispatch_kernel page
+    (docs/pages.md).
     """
 
     n_ranks: int

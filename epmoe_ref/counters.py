@@ -38,7 +38,7 @@ class EPLocalSyncCounters:
     again; after combine_wait also A and the combine_wait flags; B and C are scratch, written before they are read.
 
     Errors: EPValueError for a size < 1, for no n_experts at all, and for a buffer that is not int32, not contiguous,
-    not one-dimensional, too short or not aligned to 4 bytes. Source: the EPLocalSyncCounters page.
+    not one-dimensional, too short or not aligned to 4 bytes. Source: the EPLocalSyncCounters page (docs/pages.md).
     """
 
     def __init__(self, n_experts: int, buffer=None, *, ptr: int | None = None):

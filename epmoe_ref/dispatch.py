@@ -30,7 +30,7 @@ def dispatch(cfg: EPConfig, input_tokens, topk_ids, *, input_scale=1.0) -> list[
     rank axis has length 1, and group 0 holds only the rank's share of the tokens (shared_expert_share).
 
     Errors: EPValueError before anything is computed. Memory: inputs, outputs and the payloads of one source rank.
-    Source: the dispatch_kernel page.
+    Source: the dispatch_kernel page (docs/pages.md).
     """
     fmt = format_of(cfg)
     topk_ids = [clean_topk_ids(cfg, ids, rank) for rank, ids in enumerate(over_ranks(cfg, "topk_ids", topk_ids))]

@@ -25,9 +25,11 @@ class FusedDispatch:
         recv_x [N, H], a pair if x was: one row for each (source token, this rank), by source rank, then token.
         recv_token_indices: int64 [N, K], local ids, -1 where the slot's expert is elsewhere; recv_token_probs: float32
         [N, K], 0 there. tokens_per_expert: int64 [L] on the host. The host waits, for N.
-        async_finish, allocate_on_comm_stream: scheduling only; the second needs the first.
+        async_finish, allocate_on_comm_stream: change nothing (docs/pages.md): all work is in the order of the world's
+        stream. The second is refused without the first, as upstream.
         num_experts: E, a multiple of the number of ranks; group: the world.
-        Errors: EPValueError names argument, rank, value; PeerTimeout. Source: the fused_a2a page, FusedDispatch.
+        Errors: EPValueError names argument, rank, value; PeerTimeout. Source: FusedDispatch on
+        the fused_a2a page (docs/pages.md).
         """
         arguments.scheduling(async_finish, allocate_on_comm_stream)
         buffer = buffer_of(group)
@@ -80,7 +82,8 @@ class FusedCombine:
 
         x: [N, H] in dispatch's row order, bf16, fp16 or float32, already weighted and summed over the local experts.
         handle: of FusedDispatch.forward; H and dtype need not be those of the dispatch. A token that went nowhere gives
-        zeros. There is no event: the caller's stream has been made to wait for the result.
+        zeros. async_finish, allocate_on_comm_stream: change nothing, as in FusedDispatch, and there is no event: the
+        result is in the order of the world's stream.
         """
         if allocate_on_comm_stream:
             arguments.scheduling(async_finish, allocate_on_comm_stream)
@@ -99,7 +102,10 @@ class FusedCombine:
 
     @staticmethod
     def backward(ctx, grad_output, previous_event=None):
-        """Gradients of forward's arguments: (grad_x [N, H], None, None, None, None); grad_x is a cached dispatch."""
+        """Gradients of forward's arguments: (grad_x [N, H], None, None, None, None); grad_x is a cached dispatch.
+
+        previous_event: the gradient of forward's second result, None; it changes nothing.
+        """
         group, handle, num_sms = ctx.group, ctx.handle, options["num_sms"]
         if type(handle) is not RowsHandle:
             handle_of(RowsHandle, handle)

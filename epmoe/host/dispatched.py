@@ -41,7 +41,7 @@ class Dispatched:
 
     Groups follow each other, and in a group the source ranks; inside an (expert, source rank) segment the order of rows
     is free (epmoe_ref.canonical sorts it). The arrays are NumPy in the simulator and DeviceArray on a GPU, where
-    nothing has waited for the kernels yet. Source: the dispatch_wait_kernel page.
+    nothing has waited for the kernels yet. Source: the dispatch_wait_kernel page (docs/pages.md).
     """
 
     output_tokens: object

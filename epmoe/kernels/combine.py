@@ -192,7 +192,8 @@ def combine_async_kernel(cfg, launch=None) -> CombineAsyncCall:
 
     cfg: EPConfig. launch: LaunchConfig, default LaunchConfig().
     Returns a CombineAsyncCall, called with the page's arguments in the page's order: addresses (KernelCall).
-    The same arguments give the same compiled kernel. Errors: EPValueError. Source: the combine_async_kernel page.
+    The same arguments give the same compiled kernel. Errors: EPValueError. Source: the combine_async_kernel
+    page (docs/pages.md).
     """
     launch = launch or LaunchConfig()
     return CombineAsyncCall(cfg, launch, parameter_block(cfg),
@@ -211,7 +212,7 @@ def combine_wait_kernel(cfg, launch=None, *, router_weights="array", epilogue=No
     arguments that stores its result into writable arrays among args and returns nothing, or None; with it the output
     array is not written, and both functions' args are the call's epilogue_args.
     Returns a CombineWaitCall, called with the page's arguments in the page's order: addresses (KernelCall).
-    Errors: EPValueError. Source: the combine_wait_kernel page.
+    Errors: EPValueError. Source: the combine_wait_kernel page (docs/pages.md).
     """
     launch = launch or LaunchConfig()
     epilogue = _checked_output(cfg, router_weights, epilogue, elementwise_lambda_fn)
@@ -228,7 +229,7 @@ def combine_kernel(cfg, launch=None, *, router_weights="array", epilogue=None, e
     cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(); with its lamport_combine recv_buf_ptrs are of
     lamport.recv_buf_name. router_weights, epilogue, elementwise_lambda_fn: as in combine_wait_kernel.
     Returns a CombineCall, called with the page's arguments in the page's order: addresses (KernelCall).
-    Errors: EPValueError. Source: the combine_kernel page.
+    Errors: EPValueError. Source: the combine_kernel page (docs/pages.md).
     """
     launch = launch or LaunchConfig()
     epilogue = _checked_output(cfg, router_weights, epilogue, elementwise_lambda_fn)

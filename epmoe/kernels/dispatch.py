@@ -220,7 +220,8 @@ def dispatch_async_kernel(cfg, launch=None, *, input_scale=None) -> DispatchAsyn
     cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(); its shared_payloads as in dispatch_kernel. input_scale:
     a function i -> float32 that is read at 0, or None for the number given at the call.
     Returns a DispatchAsyncCall, called with the page's arguments in the page's order: addresses (KernelCall).
-    The same arguments give the same compiled kernel. Errors: EPValueError. Source: the dispatch_async_kernel page.
+    The same arguments give the same compiled kernel. Errors: EPValueError. Source: the dispatch_async_kernel
+    page (docs/pages.md).
     """
     launch = launch or LaunchConfig()
     shares = _shares(cfg, launch)
@@ -238,7 +239,7 @@ def dispatch_wait_kernel(cfg, launch=None) -> DispatchWaitCall:
 
     cfg: EPConfig. launch: LaunchConfig, default LaunchConfig().
     Returns a DispatchWaitCall, called with the page's arguments in the page's order: addresses (KernelCall).
-    Errors: EPValueError. Source: the dispatch_wait_kernel page.
+    Errors: EPValueError. Source: the dispatch_wait_kernel page (docs/pages.md).
     """
     launch = launch or LaunchConfig()
     shares = _shares(cfg, launch)
@@ -257,7 +258,7 @@ def dispatch_kernel(cfg, launch=None, *, input_scale=None) -> DispatchCall:
     input_scale: as in dispatch_async_kernel.
     Returns a DispatchCall, called with the page's arguments in the page's order: addresses (KernelCall); a
     launch of a few tokens takes fewer blocks and threads than `launch` says.
-    Errors: EPValueError. Source: the dispatch_kernel page.
+    Errors: EPValueError. Source: the dispatch_kernel page (docs/pages.md).
     """
     launch = launch or LaunchConfig()
     shares = _shares(cfg, launch)

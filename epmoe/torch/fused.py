@@ -89,8 +89,9 @@ def fused_dispatch(x, token_indices, token_probs, num_experts, group, async_fini
     float32 [T, K]. num_experts: of all ranks. group: a process group of torch, or a world of epmoe (LocalWorld: lists
     over ranks). Returns (recv_x [N, H], recv_token_indices int64 [N, K] (local ids, -1 elsewhere), recv_token_probs
     float32 [N, K], tokens_per_expert int64 [L] on the CPU, handle); rows by source rank, then token: their order is not
-    free. The host waits for N. Gradients: x and token_probs. Errors: EPValueError, PeerTimeout. Source: the fused_a2a
-    page; values and gradients to the bit: epmoe_ref.fused_a2a.dispatch_forward, dispatch_backward.
+    free. The host waits for N. async_finish, allocate_on_comm_stream: change nothing; results are in the order of
+    torch's current stream. Gradients: x and token_probs. Errors: EPValueError, PeerTimeout. Source: the fused_a2a page
+    (docs/pages.md); values and gradients to the bit: epmoe_ref.fused_a2a.dispatch_forward, dispatch_backward.
     """
     return FusedDispatch.apply(x, token_indices, token_probs, num_experts, group, async_finish,
                                allocate_on_comm_stream)
@@ -109,7 +110,8 @@ def fused_combine(x, group, handle, async_finish=False, allocate_on_comm_stream=
 
     x: [N, H] in dispatch's row order, bf16, fp16 or float32, weighted and summed over the rank's experts. handle: of
     fused_dispatch. Returns (combined_x [T, H], None): the sum over the token's ranks ascending, in float32, rounded
-    once. Gradient: x's. Errors: EPValueError, PeerTimeout. Source: the fused_a2a page;
-    epmoe_ref.fused_a2a.combine_forward.
+    once. async_finish, allocate_on_comm_stream: change nothing, and the second result, for an event, is None: the sum
+    is in the order of torch's current stream. Gradient: x's. Errors: EPValueError, PeerTimeout. Source: the fused_a2a
+    page (docs/pages.md); epmoe_ref.fused_a2a.combine_forward.
     """
     return FusedCombine.apply(x, group, handle, async_finish, allocate_on_comm_stream)

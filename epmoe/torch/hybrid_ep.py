@@ -74,7 +74,7 @@ def hybrid_ep_dispatch(x, routing_map, probs, group, num_local_experts, num_sms_
     with P given, where x is, handle); rows by local expert, then source rank, then token: their order is not free. Rows
     that do not fit into P are dropped, and handle[-1], int32 [1], is 1. Gradients: x and probs; FP8 rows have none. By
     name alone: what Megatron-Core 0.17 to 0.19 say of scheduling. Errors: EPValueError, PeerTimeout. Source: the
-    fused_a2a page; epmoe_ref.fused_a2a.hybrid_dispatch_forward, hybrid_dispatch_backward.
+    fused_a2a page (docs/pages.md); epmoe_ref.fused_a2a.hybrid_dispatch_forward, hybrid_dispatch_backward.
     """
     return HybridEPDispatch.apply(x, routing_map, probs, group, num_local_experts, num_sms_dispatch_api,
                                   num_sms_combine_api, num_permuted_tokens, pad_multiple)

@@ -27,7 +27,7 @@ class TokenFormat:
     A family adds `values_size()`, `scales_size()`, `values_dtype`, `scales_dtype` and, unless it is bf16, `quantise`.
 
     hid_dim: elements of a token, a multiple of the family's `hidden_multiple`. top_k: 1 to 32. alignment: bytes, a
-    power of two. Errors: EPValueError. Source: the TokenFormat trait of the dispatch_kernel page.
+    power of two. Errors: EPValueError. Source: the TokenFormat trait of the dispatch_kernel page (docs/pages.md).
     """
 
     hidden_multiple = 8

@@ -18,7 +18,7 @@ that a sum has produced are not. Forward moves bytes, so a NaN that was dispatch
 A backward takes the gradients that the next operation gave, and may be called any number of times with one handle, as
 may combine: a handle is never used up.
 
-Source: the core.transformer.moe.fused_a2a page of Megatron-Core r0.16.
+Source: the core.transformer.moe.fused_a2a page of Megatron-Core r0.16 (docs/pages.md).
 """
 
 from .arguments import get_hidden_bytes
