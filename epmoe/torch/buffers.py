@@ -10,8 +10,8 @@ def get_buffer(group, hidden_bytes: int):
     group: a process group of torch, or a world of epmoe. hidden_bytes [bytes]: of a row, as get_hidden_bytes tells, at
     least 0; the Buffer remembers the most. Its memory grows when rows come that need more, on all ranks in the same
     call. Collective: what is made is made on all ranks. Returns an epmoe.fused_a2a.Buffer, with reset() for after an
-    error and close(). Errors: EPValueError, UnavailableError, PeerTimeout. Source: the fused_a2a page;
-    epmoe.fused_a2a.get_buffer.
+    error and close(). Errors: EPValueError, UnavailableError, PeerTimeout. Source: the fused_a2a page
+    (docs/pages.md); epmoe.fused_a2a.get_buffer.
     """
     return fused_a2a.get_buffer(world_of(group), hidden_bytes)
 
@@ -27,8 +27,8 @@ def init_hybrid_ep_buffer(group, hidden_dim, seq_len, num_local_experts, num_sms
     False, the same on all ranks; if True, which upstream refuses, hybrid_ep_dispatch takes bf16 [T, H] with H a
     multiple of 128, and returns e4m3 [P, H] and scales float32 [P, H / 128], which carry no gradient. Without this call
     hybrid_ep_dispatch makes a buffer, without FP8. What becomes of an earlier one's results, handles and graphs:
-    reset_hybrid_ep_buffer. Errors: EPValueError, UnavailableError, PeerTimeout. Source: the fused_a2a page;
-    epmoe.fused_a2a.init_hybrid_ep_buffer.
+    reset_hybrid_ep_buffer. Errors: EPValueError, UnavailableError, PeerTimeout. Source: the fused_a2a page
+    (docs/pages.md); epmoe.fused_a2a.init_hybrid_ep_buffer.
     """
     fused_a2a.init_hybrid_ep_buffer(world_of(group), hidden_dim, seq_len, num_local_experts, num_sms_dispatch_api,
                                     num_sms_combine_api, fp8_dispatch)

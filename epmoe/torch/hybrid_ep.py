@@ -86,7 +86,8 @@ def hybrid_ep_combine(x, handle, num_permuted_tokens=None, pad_multiple=None, *,
     x: bf16 or fp16 [P, H], rows as hybrid_ep_dispatch made them, weighted by the caller; rows without a token are not
     read. handle: of hybrid_ep_dispatch. num_permuted_tokens, pad_multiple: the handle's, or left out. Returns
     combined_x [T, H]: on each rank the sum over its experts ascending, in float32, rounded; then over the ranks
-    ascending, rounded. Gradient: x's. Errors: EPValueError, PeerTimeout. Source: the fused_a2a page;
+    ascending, rounded. Gradient: x's. Errors: EPValueError, PeerTimeout. Source: the fused_a2a page
+    (docs/pages.md);
     epmoe_ref.fused_a2a.hybrid_combine_forward.
     """
     return HybridEPCombine.apply(x, handle, num_permuted_tokens, pad_multiple)
