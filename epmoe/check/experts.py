@@ -12,6 +12,7 @@ from epmoe.check.cases import epilogue, epilogue_args
 from epmoe.check.compare import compare_combined, compare_dispatched, field
 from epmoe.check.difference import Difference
 from epmoe.check.places import PADDING, SHARED, places_of
+from epmoe.check.words import WordsOf
 
 COMPARED = ("expert_ids", "recv_count", "output_scales", "scales_offset")
 DISPATCHED = "dicts or objects with output_tokens, row_offsets, src_info, ..."
@@ -25,13 +26,16 @@ def run_case(implementation, case, ranks, not_given):
     """
     world = implementation.make(case.cfg)
     try:
-        previous = None
+        previous, memory = None, WordsOf(world, case.cfg, ranks, implementation.per_rank)
+        found = memory.differences()
+        if memory.wrong:
+            return [d.in_round(0) for d in found]
         for round_ in range(case.rounds):
             this = Round(case, round_, ranks.here, previous)
-            found = this.dispatch(world, implementation.per_rank)
+            found = this.dispatch(world, implementation.per_rank, memory)
             not_given |= this.not_given()
             if not any(ranks.gather(bool(found))):
-                found = this.combine(world, implementation.per_rank)
+                found = this.combine(world, implementation.per_rank, memory)
             if any(ranks.gather(bool(found))):
                 return [d.in_round(round_) for d in found]
             previous = this
@@ -61,10 +65,21 @@ class Round:
         return outputs, epmoe_ref.combine(self.cfg, outputs, self.dispatched_want, router_weights=self.router_weights,
                                           **self.options)
 
-    def dispatch(self, world, per_rank):
-        """Calls dispatch and returns the differences."""
+    def dispatch(self, world, per_rank, memory):
+        """Calls dispatch, or its two halves, and returns the differences of results and of words."""
         arguments = [self.input_tokens, self.topk_ids]
-        changed, self.dispatched = self._call(world.dispatch, arguments, self.scale, per_rank)
+        memory.step("dispatch_async", *arguments, **self.scale)
+        if memory.halves:
+            changed, _ = self._call(world.dispatch_async, arguments, self.scale, per_rank)
+            changed += memory.differences()
+            if memory.wrong:
+                self.dispatched = ()
+                return changed
+            _, self.dispatched = self._call(world.dispatch_wait, [], {}, per_rank)
+        else:
+            changed, self.dispatched = self._call(world.dispatch, arguments, self.scale, per_rank)
+        memory.step("dispatch_wait")
+        changed += memory.differences()
         if wrong := self._not_listed("dispatch", self.dispatched, DISPATCHED):
             self.dispatched = ()
             return wrong
@@ -80,13 +95,23 @@ class Round:
         return {name for rank in ranks for name in COMPARED
                 if field(self.dispatched_want[rank], name) is not None and field(self.dispatched[rank], name) is None}
 
-    def combine(self, world, per_rank):
-        """Calls combine on what dispatch returned, in its own row order, and returns the differences."""
+    def combine(self, world, per_rank, memory):
+        """Calls combine, or its two halves, on what dispatch returned, in its row order; returns the differences."""
         outputs = [self.expert_outputs(rank, self.dispatched[rank]) if rank in self.here else None
                    for rank in range(self.cfg.n_ranks)]
         _, self.combined_want = self.reference_combine()
         arguments = [outputs, self.dispatched, self.router_weights]
-        changed, self.combined = self._call(world.combine, arguments, self.options, per_rank)
+        memory.step("combine_async", *memory.rows(self.expert_outputs))
+        if memory.halves:
+            changed, _ = self._call(world.combine_async, arguments[:2], {}, per_rank)
+            changed += memory.differences()
+            if memory.wrong:
+                return changed
+            _, self.combined = self._call(world.combine_wait, arguments[2:], self.options, per_rank)
+        else:
+            changed, self.combined = self._call(world.combine, arguments, self.options, per_rank)
+        memory.step("combine_wait")
+        changed += memory.differences()
         if wrong := self._not_listed("combine", self.combined, "arrays [num_tokens, hidden]"):
             return wrong
         found = []
@@ -109,9 +134,10 @@ class Round:
             result = function(*(None if argument is None else argument[rank] for argument in given), **own)
             results = [result if r == rank else None for r in range(self.cfg.n_ranks)]
         changed = []
-        names = ("input_tokens", "topk_ids") if arguments[0] is self.input_tokens else (
-            "expert_outputs", None, "router_weights")
-        for name, ours, theirs in zip(names, arguments, given):
+        names = {id(self.input_tokens): "input_tokens", id(self.topk_ids): "topk_ids",
+                 id(self.router_weights): "router_weights", id(self.dispatched): None}
+        for ours, theirs in zip(arguments, given):
+            name = names.get(id(ours), "expert_outputs")
             for rank in self.here if name and ours is not None else ():
                 if ours[rank].tobytes() != theirs[rank].tobytes():
                     changed.append(Difference(name, "was written to", theirs[rank], ours[rank], rank,

@@ -22,6 +22,8 @@ from epmoe_ref.errors import EPValueError
 OPTIONS = frozenset({"unweighted", "epilogue", "input_scale", "fused_shared_expert", "skip_a2a", "use_shmem",
                      "fuse_a_scale_preshuffle"})
 
+HALVES = ("dispatch_async", "dispatch_wait", "combine_async", "combine_wait")
+
 
 class Implementation:
     """Expert-grouped dispatch and combine, one row for each (token, slot) pair, as the reference defines them.
@@ -32,6 +34,12 @@ class Implementation:
     hidden: the only hidden size that it can take, a multiple of 256; None: any. max_top_k: the most slots; None: any.
     per_rank: False, the whole world at once: every argument and result is a list over ranks. True, one rank a process
     (under mpirun or torchrun): they are this rank's.
+
+    With buffers() or counters() every word of its memory is compared too, with the model epmoe_ref.protocol. It may
+    have the four halves dispatch_async(input_tokens, topk_ids, **options), dispatch_wait() -> what dispatch returns,
+    combine_async(expert_outputs, dispatched), combine_wait(router_weights, **options) -> what combine returns, in the
+    place of dispatch and combine; then words are compared after each half. No half may return before the work of all
+    ranks of this process is done.
     """
 
     token_formats = ("bf16",)
@@ -67,6 +75,17 @@ class Implementation:
         Returns [T, hidden], or [T, top_k, hidden] without router weights, in combine_dtype.
         """
         raise NotImplementedError
+
+    dispatch_async = dispatch_wait = combine_async = combine_wait = None
+
+    buffers = None
+    """Where memory can be read: a method () -> {name: array}, of "dispatch_recv_buf", "dispatch_recv_count",
+    "combine_recv_buf", "combine_recv_count" those that it has, in the shapes of epmoe_ref.protocol.RankState."""
+
+    counters = None
+    """Where counters can be read: a method () -> int32 [8 * n_experts + 12], as EPLocalSyncCounters lays them out.
+
+    Both are called before the first round too, when they may give None, and lists over ranks without per_rank."""
 
     def close(self):
         """Called when the last round of a case is over."""
@@ -170,12 +189,22 @@ def whole(found, name):
     if not (isinstance(found, type) and issubclass(found, layouts)):
         raise EPValueError(f"{name} must be a class derived from epmoe.check.Implementation, RowsImplementation or "
                            "HybridImplementation")
+    halves = has_halves(found)
     for layout in layouts:
         for call in ("dispatch", "combine"):
-            if issubclass(found, layout) and getattr(found, call) is getattr(layout, call):
+            if issubclass(found, layout) and getattr(found, call) is getattr(layout, call) and not halves:
                 raise EPValueError(f"{name} has no method {call}{signature(getattr(layout, call))}: what it is given "
                                    f"and returns, help(epmoe.check.{layout.__name__}.{call}) says")
     return found
+
+
+def has_halves(found):
+    """Whether an implementation (or its class) has the four halves of dispatch and combine; some alone are refused."""
+    halves = [half for half in HALVES if getattr(found, half, None) is not None]
+    if halves and len(halves) < len(HALVES):
+        name = found.__name__ if isinstance(found, type) else type(found).__name__
+        raise EPValueError(f"{name} has {', '.join(halves)}; all four of {', '.join(HALVES)} are needed, or none")
+    return bool(halves)
 
 
 def not_served(implementation, case):

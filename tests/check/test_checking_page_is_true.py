@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "checking.md").read_text()
 MINE, RANDOM, SWAP = re.findall(r"^```python\n(# \w+\.py\n.*?)^```", TEXT, re.M | re.S)
-DIFFERS, REPORTS = re.findall(r"^```text\n(.*?)^```", TEXT, re.M | re.S)
+DIFFERS, WORDS, REPORTS = re.findall(r"^```text\n(.*?)^```", TEXT, re.M | re.S)
 EMPTY_SLOTS = re.compile(r"^ +weights = np\.where.*\n", re.M)
 
 
@@ -28,6 +28,14 @@ def test_the_implementation_passes_and_its_mistake_is_told_as_shown(tmp_path):
     (tmp_path / "wrong.py").write_text(EMPTY_SLOTS.sub("", MINE))
     code, text = printed(tmp_path, "-m", "epmoe", "check", "wrong:Mine", "--only", "slots without")
     assert code == 1 and all(line in text for line in DIFFERS.splitlines()), text
+
+
+def test_a_wrong_word_is_reported_as_shown():
+    import wrong_words
+
+    from epmoe.check import check
+    report = str(check(wrong_words.ReadyMissing, n_ranks=2, only="uneven"))
+    assert all(line in report for line in WORDS.splitlines()), report
 
 
 def test_random_worlds_find_the_mistake_too(tmp_path):

@@ -1,0 +1,204 @@
+"""Holds every word of an implementation's memory against the model, after each half of dispatch and combine.
+
+The model (epmoe_ref.protocol) takes the same steps. epmoe_ref.words says which words it fixes and which are free; here
+the implementation's buffers and counters are read and compared, when all ranks have done the same half.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from epmoe_ref import EPLocalSyncCounters, format_of, words
+from epmoe_ref.protocol import STEPS, World
+
+from epmoe.check import word_causes
+from epmoe.check.difference import Difference
+from epmoe.check.implementation import has_halves
+
+BUFFERS = ("dispatch_recv_buf", "dispatch_recv_count", "combine_recv_buf", "combine_recv_count")
+FIELDS = ("READY + end row", "count")       # of region A
+
+
+class Memory:
+    """The model of one world, step by step beside an implementation, and what the implementation held before.
+
+    `step` takes the model through a half on all ranks; `compare` says which words of some ranks' memory are wrong then.
+    """
+
+    def __init__(self, cfg):
+        self.cfg, self.model = cfg, World(cfg)
+        self.done, self.dispatched, self._before = "the start", None, {}
+
+    def step(self, half, *of_ranks, **options_of_ranks):
+        """Take the model through `half` on all ranks. Arguments: lists over ranks of the step's own."""
+        take = getattr(self.model, half)
+        results = [take(rank, *(arg[rank] for arg in of_ranks), **{n: of[rank] for n, of in options_of_ranks.items()})
+                   for rank in range(self.cfg.n_ranks)]
+        if half == "dispatch_wait":
+            self.dispatched = results
+        self.done = half
+
+    def compare(self, held):
+        """Differences of {rank: {region: array}}, a Difference for each region that is wrong, with its likely cause.
+
+        Regions: the BUFFERS and "ep_counters" (int32 [8 * n_experts + 12]); any may be missing.
+        """
+        by_rank = {rank: self._opened(rank, regions) for rank, regions in held.items()}
+        found = []
+        for rank, regions in by_rank.items():
+            for name, fixed in words.words(self.model.ranks[rank]).items():
+                if name in regions:
+                    found += self._wrong(Suspect(self.model.ranks[rank], self.done, name, fixed, by_rank,
+                                                 self.model.ranks, self._before.get(rank, {})))
+        self._before = by_rank
+        return found
+
+    def _opened(self, rank, regions):
+        state, opened = self.model.ranks[rank], {name: regions[name] for name in BUFFERS if name in regions}
+        if "ep_counters" in regions:
+            theirs = replace(state, ep_counters=np.asarray(regions["ep_counters"]))
+            opened |= {name: theirs.region(name) for name in EPLocalSyncCounters[self.cfg.n_experts].regions()}
+        return {name: np.array(array) for name, array in opened.items()}
+
+    def _wrong(self, suspect):
+        wrong = suspect.fixed.wrong(suspect.got)
+        if not len(wrong):
+            return []
+        return [Difference(suspect.name, _says(suspect, wrong), suspect.raw, suspect.fixed.values, suspect.state.rank,
+                           rule=suspect.fixed.rule, cause=word_causes.cause_of(suspect))]
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """One region of one rank that is wrong: what it holds, what the model says, and what was there before this half.
+
+    held: {rank: {region: array}} of all ranks that were read; states: the model's, of all ranks. before: {region:
+    array} of this rank, after the half before; empty if it was not read then.
+    """
+
+    state: object
+    step: str
+    name: str
+    fixed: words.Words
+    held: dict
+    states: list
+    before: dict
+
+    @property
+    def cfg(self):
+        """The EPConfig."""
+        return self.state.cfg
+
+    @property
+    def raw(self):
+        """The region as it was read."""
+        return self.held[self.state.rank][self.name]
+
+    @property
+    def got(self):
+        """The region in the form of the model's words: messages of a segment in the order of tokens."""
+        if self.name != "dispatch_recv_buf":
+            return self.raw
+        return words.in_token_order(self.cfg, self.raw, self.state.messages_here)[0]
+
+    @property
+    def place(self):
+        """dispatch_recv_buf: from which slot each message of `got` came, int [n_local_experts, n_ranks, slots]."""
+        return words.in_token_order(self.cfg, self.raw, self.state.messages_here)[1]
+
+
+class WordsOf:
+    """An implementation's words beside the model's, if it shows any; else nothing is done here.
+
+    halves: whether it is called by halves. wrong: whether some rank's memory was wrong when it was last compared, the
+    same on all ranks.
+    """
+
+    def __init__(self, world, cfg, ranks, per_rank):
+        self.world, self.cfg, self.ranks, self.per_rank = world, cfg, ranks, per_rank
+        self.halves, self.wrong = has_halves(world), False
+        self.memory = Memory(cfg) if world.buffers is not None or world.counters is not None else None
+
+    def step(self, half, *of_ranks, **options):
+        """Take the model through a half, on all ranks; arguments are lists over ranks."""
+        if self.memory is not None:
+            self.memory.step(half, *of_ranks, **options)
+
+    def rows(self, expert_outputs):
+        """Arguments of the model's combine_async: its own rows of expert output, and their src_info."""
+        if self.memory is None:
+            return ()
+        dispatched = self.memory.dispatched
+        return [expert_outputs(rank, d) for rank, d in enumerate(dispatched)], [d.src_info for d in dispatched]
+
+    def differences(self):
+        """What the memory of this process's ranks holds wrongly after a half. Collective: all ranks have done it."""
+        if self.memory is None:
+            return []
+        self.ranks.gather(None)
+        held = {rank: {} for rank in self.ranks.here}
+        for rank, regions in held.items():
+            if self.world.buffers is not None:
+                regions |= {name: self._of(rank, array) for name, array in (self.world.buffers() or {}).items()}
+            if self.world.counters is not None and (counters := self.world.counters()) is not None:
+                regions["ep_counters"] = self._of(rank, counters)
+        found = [d for rank, regions in held.items() for d in misshapen(self.cfg, rank, regions)]
+        found = found or self.memory.compare(held)
+        self.wrong = any(self.ranks.gather(bool(found)))
+        return found
+
+    def _of(self, rank, of_ranks):
+        return np.asarray(of_ranks if self.per_rank else of_ranks[rank])
+
+
+def misshapen(cfg, rank, regions):
+    """Differences of what was read of a rank and is no region of that shape and size of word; [] if all are."""
+    model, found = World(cfg).ranks[rank], []
+    for name, array in regions.items():
+        if name not in (*BUFFERS, "ep_counters"):
+            found.append(Difference("buffers", f"gave {name!r}; there are {', '.join(BUFFERS)}", rank=rank))
+            continue
+        want = getattr(model, name)
+        if np.shape(array) != want.shape or np.asarray(array).dtype != want.dtype:
+            found.append(Difference(name, f"is {np.asarray(array).dtype} {np.shape(array)}, the model has {want.dtype} "
+                                    f"{want.shape}", array, want, rank))
+    return found
+
+
+def _says(suspect, wrong):
+    fixed, at = suspect.fixed, tuple(int(i) for i in wrong[0])
+    index = list(at)
+    if suspect.name == "dispatch_recv_buf":
+        index[2] = int(suspect.place[at[:3]])
+    named = [f"{name} {i}" for name, i in zip(fixed.index_names, index)]
+    what, unit = "", "words"
+    if suspect.name == "A":
+        named[2] = FIELDS[at[2]]
+    elif suspect.name.endswith("_buf"):
+        what, unit = f" ({_part(suspect, at)})", "bytes"
+    wanted = _shown(fixed.values[at])
+    if fixed.or_else is not None and fixed.or_else[at] != fixed.values[at]:
+        wanted += f" or {_shown(fixed.or_else[at])}"
+    return (f"[{', '.join(named)}]{what} {_when(suspect.step)} is {_shown(suspect.got[at])}, wanted {wanted}; first of "
+            f"{len(wrong)} wrong {unit}")
+
+
+def _when(step):
+    return f"after {step}" if step in STEPS else f"at {step}"
+
+
+def _part(suspect, at):
+    if suspect.name == "combine_recv_buf":
+        return "the row that an expert returned"
+    fmt, state, byte = format_of(suspect.cfg), suspect.state, at[3]
+    start = fmt.src_info_offset()
+    token = int(suspect.fixed.values[at[0], at[1], at[2], start:start + 4].view("<i4")[0])
+    part = "payload" if byte < start else "src_info" if byte < fmt.topk_info_offset() else "topk_info"
+    src_rank = state.rank if suspect.cfg.skip_a2a else at[1]
+    return f"{part} of the message of token {token} of rank {src_rank}"
+
+
+def _shown(word):
+    word = np.asarray(word)
+    if word.dtype == np.uint8:
+        return f"0x{int(word):02x}"
+    return "MAX_FINITE" if word.dtype == np.uint64 and int(word) == 2**64 - 1 else str(int(word))
