@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+TOP = ROOT / "epmoe" / "__init__.py"     # names of all layers, imported when they are first used
 
 # From the bottom up; a module may import from its own layer and from those before it.
 LAYERS = [
@@ -55,27 +56,37 @@ def layer(module):
     return len(LAYERS)  # the command line and what compares
 
 
-@pytest.mark.parametrize("path", sources("epmoe_ref"), ids=module_name)
-def test_the_reference_needs_numpy_and_ml_dtypes_only(path):
+def found_in(package, wrong):
+    """{module: imports that are wrong there} of a package; wrong(path, its imports) -> those that are."""
+    found = {module_name(path): wrong(path, set(imported(path))) for path in sources(package)}
+    assert len(found) > 20, "the package's modules were looked at"
+    return {module: sorted(names) for module, names in found.items() if names}
+
+
+def test_the_reference_needs_numpy_and_ml_dtypes_only():
     allowed = {"epmoe_ref", "numpy", "ml_dtypes", *sys.stdlib_module_names}
-    if path.name == "strategies.py":
-        allowed.add("hypothesis")
-    assert {name.split(".")[0] for name in imported(path)} <= allowed
+
+    def wrong(path, names):
+        more = {"hypothesis"} if path.name == "strategies.py" else set()
+        return {name for name in names if name.split(".")[0] not in allowed | more}
+
+    assert found_in("epmoe_ref", wrong) == {}
 
 
-@pytest.mark.parametrize("path", sources("epmoe"), ids=module_name)
-def test_epmoe_knows_sizes_and_errors_of_the_reference_and_no_more(path):
-    if str(path.relative_to(ROOT)).startswith(COMPARING):
-        return
-    of_reference = {name for name in imported(path) if name.split(".")[0] == "epmoe_ref"}
-    assert of_reference <= SHARED
+def test_epmoe_knows_sizes_and_errors_of_the_reference_and_no_more():
+    def wrong(path, names):
+        comparing = str(path.relative_to(ROOT)).startswith(COMPARING)
+        return set() if comparing else {n for n in names if n.split(".")[0] == "epmoe_ref"} - SHARED
+
+    assert found_in("epmoe", wrong) == {}
 
 
-@pytest.mark.parametrize("path", [p for p in sources("epmoe") if p != ROOT / "epmoe" / "__init__.py"], ids=module_name)
-def test_imports_go_down_only(path):
-    here = layer(module_name(path))
-    above = {name for name in imported(path) if name.startswith("epmoe.") and layer(name) > here}
-    assert not above
+def test_imports_go_down_only():
+    def wrong(path, names):
+        here = layer(module_name(path))
+        return {n for n in names if n.startswith("epmoe.") and layer(n) > here} if path != TOP else set()
+
+    assert found_in("epmoe", wrong) == {}
 
 
 def test_no_drawers():
