@@ -45,10 +45,10 @@ def numbers(text):
 
 
 def python():
-    """The interpreter: 3.10 to 3.13."""
+    """The interpreter: 3.10 to 3.14."""
     saw = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    fits = (3, 10) <= sys.version_info[:2] <= (3, 13)
-    return Finding("Python", OK if fits else WRONG, saw, "" if fits else "use Python 3.10 to 3.13")
+    fits = (3, 10) <= sys.version_info[:2] <= (3, 14)
+    return Finding("Python", OK if fits else WRONG, saw, "" if fits else "use Python 3.10 to 3.14")
 
 
 def packages():
@@ -59,16 +59,12 @@ def packages():
 
 
 def numpy_pair(numpy_version, numba_cuda_version):
-    """NumPy and numba-cuda together: numba-cuda 0.30 calls np.row_stack, which NumPy 2.5 removed."""
+    """numba-cuda, and the NumPy beside it."""
     if numba_cuda_version is None:
         if sys.platform == "darwin":
             return Finding("numba-cuda", OK, "not installed (macOS: simulator only)")
         return Finding("numba-cuda", OPTIONAL, "not installed", f"for GPUs: {install('gpu')}")
-    pair = f"numba-cuda {numba_cuda_version} with numpy {numpy_version}"
-    if numpy_version and numbers(numpy_version) >= (2, 5):
-        return Finding("numba-cuda", WRONG, pair + ": NumPy 2.5 removed row_stack, which numba-cuda calls",
-                       "pip install 'numpy<2.5' (epmoe itself puts the name back before it imports numba-cuda)")
-    return Finding("numba-cuda", OK, pair)
+    return Finding("numba-cuda", OK, f"numba-cuda {numba_cuda_version} with numpy {numpy_version}")
 
 
 def driver():

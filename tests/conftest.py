@@ -1,5 +1,8 @@
 """Which device a test run uses: the simulator, or with `-m gpu` the GPU. The device layer picks once a process.
 
+Which tests run, and how: a plain run checks every law once; `-m nightly` runs everything that needs no GPU and no
+browser, with the race detector everywhere (CONTRIBUTING.md has a table).
+
 Also whether tests/epmoe_torch can run: where torch is not installed they are left out, and the run says so.
 """
 
@@ -58,9 +61,19 @@ def pytest_configure(config):
         config.option.xmlpath = str(path.with_name(f"{path.stem}.rank{process_number()}{path.suffix}"))
 
 
+class Detector:
+    """Whether simulators look for data races if a test does not say so itself."""
+
+    on = False
+
+
+def wants_nightly(config):
+    return "nightly" in (config.getoption("markexpr") or "")
+
+
 @pytest.fixture(autouse=True, scope="session")
 def race_detector(request):
-    """Simulators whose ranks are all in this process look for data races, unless a test says otherwise.
+    """Simulators whose ranks are all in this process look for data races: at night, and in tests marked racecheck.
 
     Not by EPMOE_RACECHECK, which processes that tests begin would inherit, and which ranks in processes refuse.
     """
@@ -72,13 +85,18 @@ def race_detector(request):
     begin = SimMachine.__init__
 
     def with_detector(self, n_ranks, *, rank=None, racecheck=None, **options):
-        if racecheck is None and rank is None and "EPMOE_RACECHECK" not in os.environ:
+        if racecheck is None and rank is None and Detector.on and "EPMOE_RACECHECK" not in os.environ:
             racecheck = True
         begin(self, n_ranks, rank=rank, racecheck=racecheck, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SimMachine, "__init__", with_detector)
         yield
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    Detector.on = wants_nightly(item.config) or item.get_closest_marker("racecheck") is not None
 
 
 def pytest_report_header(config):
@@ -92,17 +110,25 @@ def pytest_ignore_collect(collection_path, config):
     return True if wants_gpu(config) and collection_path.name in SIMULATED_NETWORK else None
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Without `-m gpu`, tests marked gpu are deselected (and counted so); with it and no GPU the run fails at once.
+    """Drops what runs elsewhere, before `-m` selects: tests for a GPU, a browser, or the night, which are counted so.
 
-    Likewise `-m browser`, where each test fails that finds no browser.
+    With `-m gpu` and no GPU the run fails at once; `-m browser` fails in each test that finds no browser. `-m nightly`
+    is every test but these two kinds.
     """
     if wants_gpu(config):
         if gpu_count() == 0:
             raise pytest.UsageError("-m gpu: the driver shows no GPU; `python -m epmoe doctor` says what is missing")
         return
     items.sort(key=_longest_first)
-    unwanted = {"gpu"} if "browser" in (config.getoption("markexpr") or "") else {"gpu", "browser"}
+    unwanted = {"gpu", "browser", "nightly"}
+    if "browser" in (config.getoption("markexpr") or ""):
+        unwanted = {"gpu"}
+    elif wants_nightly(config):
+        unwanted = {"gpu", "browser"}
+        for item in items:
+            item.add_marker("nightly")
     chosen = [item for item in items if not unwanted & {mark.name for mark in item.iter_markers()}]
     dropped = [item for item in items if unwanted & {mark.name for mark in item.iter_markers()}]
     if dropped:

@@ -46,10 +46,9 @@ def test_a_gpu_that_is_asked_for_and_not_there_is_no_able_machine(monkeypatch):
     assert finding.state == "wrong" and "EPMOE_DEVICE=sim" in finding.remedy
 
 
-@pytest.mark.parametrize("numpy, state", [("2.4.6", "ok"), ("2.5.0", "wrong"), ("3.0", "wrong")])
-def test_doctor_knows_the_pair_that_breaks(numpy, state):
-    finding = doctor.numpy_pair(numpy, "0.30.4")
-    assert finding.state == state and ("numpy<2.5" in finding.remedy) == (state == "wrong")
+def test_numba_cuda_is_shown_with_the_numpy_beside_it():
+    finding = doctor.numpy_pair("2.5.0", "0.30.4")
+    assert (finding.state, finding.saw) == ("ok", "numba-cuda 0.30.4 with numpy 2.5.0")
 
 
 def test_doctor_recognises_an_mpirun_of_another_mpi(monkeypatch):
