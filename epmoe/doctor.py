@@ -12,6 +12,7 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from epmoe.capability import FAST, OLDEST
 from epmoe.command_line import CANNOT_RUN, EQUAL
 from epmoe.provenance import install, installed
 from epmoe.worlds import launcher
@@ -95,7 +96,7 @@ def driver():
 
 
 def gpu(cuda, ordinal):
-    """One GPU: its name, memory and compute capability (the kernels are written for 9.0)."""
+    """One GPU: its name, memory and compute capability, which decides what kernels it runs."""
     device, memory, name = ctypes.c_int(), ctypes.c_size_t(), ctypes.create_string_buffer(96)
     cuda.cuDeviceGet(ctypes.byref(device), ordinal)
     cuda.cuDeviceGetName(name, 96, device)
@@ -106,9 +107,10 @@ def gpu(cuda, ordinal):
         cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
         capability.append(value.value)
     saw = f"{name.value.decode()}, {memory.value / 2**30:.0f} GiB, sm_{capability[0]}{capability[1]}"
-    fits = tuple(capability) >= (9, 0)
-    return Finding(f"GPU {ordinal}", OK if fits else WRONG, saw,
-                   "" if fits else "the kernels need sm_90 (Hopper) or newer")
+    if tuple(capability) < OLDEST:
+        return Finding(f"GPU {ordinal}", WRONG, saw,
+                       "the kernels need compute capability %d.%d or newer: EPMOE_DEVICE=sim" % OLDEST)
+    return Finding(f"GPU {ordinal}", OK, saw if tuple(capability) >= FAST else saw + ": the plain kernels only")
 
 
 def compiler():

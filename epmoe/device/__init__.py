@@ -36,11 +36,12 @@ if SIM:
     from .sim.words import DTYPES as _DTYPES, WORDS as _WORDS
     machine = SimMachine
 else:
+    from . import ptx_factory as _ptx_factory       # first: it prepares NumPy for numba-cuda
     from .gpu_array_kernel import ArrayKernel, own_stream
     from .gpu_decorators import device_fn, kernel
     from .gpu_machine import GpuMachine
     from .gpu_ops import DTYPES as _DTYPES, WORDS as _WORDS
-    from .ptx_factory import address_of
+    address_of = _ptx_factory.address_of
     machine = GpuMachine
 
 globals().update({name: _WORDS[name] for name in _names.WORDS})

@@ -5,6 +5,7 @@ import numpy as np
 from numba import cuda
 from numba.cuda import dispatcher as _dispatcher
 
+from epmoe.capability import OLDEST
 from epmoe_ref.errors import EPValueError
 
 from .gpu_kernel import _as_if_on
@@ -48,18 +49,32 @@ class ArrayKernel:
     def __init__(self, fn, max_threads):
         self.fn, self.name, self.max_threads = fn, fn.__name__, max_threads
         self.numba = cuda.jit(fn, launch_bounds=max_threads)
+        self._libraries = {}        # argument types -> code, where there is no GPU
 
     # ------------------------------------------------------------------ without a GPU
     def ptx(self, values, cc):
         """The PTX text for a compute capability and arguments of these types."""
         with _as_if_on(cc):
-            return cuda.compile_ptx(self.fn, tuple(map(type_of, values)), cc=cc, launch_bounds=self.max_threads)[0]
+            return self._library(values).get_asm_str(cc)
 
     def cubin(self, values, cc):
         """The machine code for a compute capability."""
         with _as_if_on(cc):
-            made = _dispatcher._Kernel(self.fn, tuple(map(type_of, values)), launch_bounds=self.max_threads)
-            return bytes(made._codelibrary.get_cubin().code)
+            return bytes(self._library(values).get_cubin(cc).code)
+
+    def entry(self, values):
+        """The entry point's name in PTX and cubin."""
+        with _as_if_on(OLDEST):
+            return self._library(values)._entry_name
+
+    def _library(self, values):
+        """Numba's code for arguments of these types, of which it makes PTX and cubins for any device."""
+        given = tuple(map(type_of, values))
+        if given not in self._libraries:
+            with _as_if_on(OLDEST):
+                self._libraries[given] = _dispatcher._Kernel(
+                    self.fn, given, launch_bounds=self.max_threads)._codelibrary
+        return self._libraries[given]
 
     # ------------------------------------------------------------------ on one
     def compiled(self, values):

@@ -4,6 +4,7 @@ Numba compiles kernels and owns the (primary) context; memory, streams and launc
 """
 import contextlib
 
+from epmoe.capability import OLDEST
 from epmoe_ref.errors import EPValueError, UnavailableError
 
 from .gpu_again import Restarter, Slots
@@ -83,6 +84,10 @@ class GpuMachine:
         self.ordinal = device.id
         self.name = device.name.decode() if isinstance(device.name, bytes) else str(device.name)
         self.compute_capability = tuple(device.compute_capability)
+        if self.compute_capability < OLDEST:
+            raise UnavailableError("GPU %d, %s, has compute capability %d.%d; the kernels need %d.%d or newer: "
+                                   "EPMOE_DEVICE=sim runs the simulator instead"
+                                   % (self.ordinal, self.name, *self.compute_capability, *OLDEST))
         self.all_sms = device.MULTIPROCESSOR_COUNT
         self.n_sms = self.all_sms if n_sms is None else min(int(n_sms), self.all_sms)
         self.shared_limit = check(cu.cuDeviceGetAttribute(

@@ -3,7 +3,7 @@ import math
 
 import numpy as np
 
-from . import arithmetic
+from . import arithmetic, casts
 from .ptx_factory import cast, f32, i32, on_array, ptx, shuffle, u32, u64
 
 from numba import cuda
@@ -24,9 +24,9 @@ def _op(name, text, ret, args, **options):
     WORDS[name] = ptx(name, text, ret, args, **options)
 
 
-def _number(name, text, ret, args):
+def _number(name, text, ret, args, **options):
     """A pure function of registers; plain Python can call it too, where what overflows is no warning."""
-    _op(name, text, ret, args, effect="none", python=np.errstate(all="ignore")(getattr(arithmetic, name)))
+    _op(name, text, ret, args, effect="none", **options, python=np.errstate(all="ignore")(getattr(arithmetic, name)))
 
 
 # ---------------------------------------------------------------- casts and ids
@@ -50,7 +50,8 @@ for _t in PTX_TYPE:
     _op("load_" + _t, "ld.global.%s $0, [$1];" % PTX_TYPE[_t], VALUE_TYPE[_t], [u64])
     _op("store_" + _t, "st.global.%s [$0], $1;" % PTX_TYPE[_t], None, [u64, VALUE_TYPE[_t]])
 _op("load16", "ld.global.v4.u32 {$0,$1,$2,$3}, [$4];", Q, [u64])
-_op("load16_nc", "ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {$0,$1,$2,$3}, [$4];", Q, [u64], effect="reads")
+_op("load16_nc", "ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {$0,$1,$2,$3}, [$4];", Q, [u64], effect="reads",
+    below=((8, 0), "ld.global.nc.L1::no_allocate.v4.u32 {$0,$1,$2,$3}, [$4];"))
 _op("load16_stream", "ld.global.L1::no_allocate.v4.u32 {$0,$1,$2,$3}, [$4];", Q, [u64])
 _op("store16", "st.global.v4.u32 [$0], {$1,$2,$3,$4};", None, [u64] + Q)
 _op("prefetch", "prefetch.global.L2 [$0];", None, [u64])
@@ -105,7 +106,10 @@ _op("all_lanes", TRUE + "vote.sync.all.pred p, p, 0xffffffff; selp.s32 $0, 1, 0,
 _op("warp_broadcast_i32", "shfl.sync.idx.b32 $0, $1, $2, 0x1f, 0xffffffff;", i32, [i32, i32], **_together)
 _op("warp_broadcast_u64", "{ .reg .b32 lo, hi; mov.b64 {lo, hi}, $1; shfl.sync.idx.b32 lo, lo, $2, 0x1f, 0xffffffff; "
     "shfl.sync.idx.b32 hi, hi, $2, 0x1f, 0xffffffff; mov.b64 $0, {lo, hi}; }", u64, [u64, i32], **_together)
-_op("warp_sum_i32", "redux.sync.add.s32 $0, $1, 0xffffffff;", i32, [i32], **_together)
+_op("warp_sum_i32", "redux.sync.add.s32 $0, $1, 0xffffffff;", i32, [i32], **_together, below=((8, 0), (
+    "{ .reg .s32 s, t; mov.s32 s, $1; "
+    + " ".join("shfl.sync.bfly.b32 t, s, %d, 0x1f, 0xffffffff; add.s32 s, s, t;" % d for d in (16, 8, 4, 2, 1))
+    + " mov.s32 $0, s; }")))
 _op("warp_inclusive_sum_i32", "{ .reg .s32 s, t; .reg .pred p; mov.s32 s, $1; "
     + " ".join("shfl.sync.up.b32 t|p, s, %d, 0x0, 0xffffffff; @p add.s32 s, s, t;" % d for d in (1, 2, 4, 8, 16))
     + " mov.s32 $0, s; }", i32, [i32], **_together)
@@ -153,14 +157,15 @@ _number("f32_as_u32", "mov.b32 $0, $1;", u32, [f32])
 _number("u32_as_f32", "mov.b32 $0, $1;", f32, [u32])
 _number("bf16_lo", "{ .reg .b32 t; shl.b32 t, $1, 16; mov.b32 $0, t; }", f32, [u32])
 _number("bf16_hi", "{ .reg .b32 t; and.b32 t, $1, 0xffff0000; mov.b32 $0, t; }", f32, [u32])
-_number("pack_bf16x2", "cvt.rn.bf16x2.f32 $0, $2, $1;", u32, [f32, f32])
+_number("pack_bf16x2", "cvt.rn.bf16x2.f32 $0, $2, $1;", u32, [f32, f32], below=((8, 0), casts.BF16X2))
 _number("f16_lo", "{ .reg .b16 l, h; mov.b32 {l, h}, $1; cvt.f32.f16 $0, l; }", f32, [u32])
 _number("f16_hi", "{ .reg .b16 l, h; mov.b32 {l, h}, $1; cvt.f32.f16 $0, h; }", f32, [u32])
-_number("pack_f16x2", "cvt.rn.f16x2.f32 $0, $2, $1;", u32, [f32, f32])
-_number("pack_e4m3x2", "{ .reg .b16 t; cvt.rn.satfinite.e4m3x2.f32 t, $2, $1; cvt.u32.u16 $0, t; }", u32, [f32, f32])
-for _name, _half in (("e4m3_lo", "l"), ("e4m3_hi", "h")):
+_number("pack_f16x2", "cvt.rn.f16x2.f32 $0, $2, $1;", u32, [f32, f32], below=((8, 0), casts.F16X2))
+_number("pack_e4m3x2", "{ .reg .b16 t; cvt.rn.satfinite.e4m3x2.f32 t, $2, $1; cvt.u32.u16 $0, t; }", u32, [f32, f32],
+        below=((8, 9), casts.E4M3X2))
+for _name, _half, _shift in (("e4m3_lo", "l", 0), ("e4m3_hi", "h", 8)):
     _number(_name, "{ .reg .b16 t, l, h; .reg .b32 w; cvt.u16.u32 t, $1; cvt.rn.f16x2.e4m3x2 w, t; mov.b32 {l, h}, w; "
-            "cvt.f32.f16 $0, %s; }" % _half, f32, [u32])
+            "cvt.f32.f16 $0, %s; }" % _half, f32, [u32], below=((8, 9), casts.from_e4m3(_shift)))
 for _name in ("mul", "add", "sub", "div"):
     _number(_name + "_rn", "%s.rn.f32 $0, $1, $2;" % _name, f32, [f32, f32])
 _number("fma_rn", "fma.rn.f32 $0, $1, $2, $3;", f32, [f32, f32, f32])

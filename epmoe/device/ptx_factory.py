@@ -20,12 +20,13 @@ i32, u32, u64, f32 = types.int32, types.uint32, types.uint64, types.float32
 _IR = {i32: (ir.IntType(32), "r"), u32: (ir.IntType(32), "r"), u64: (ir.IntType(64), "l"), f32: (ir.FloatType(), "f")}
 
 
-def ptx(name, text, ret, args, *, effect="memory", convergent=False, python=None, doc=None):
+def ptx(name, text, ret, args, *, effect="memory", convergent=False, below=None, python=None, doc=None):
     """An intrinsic `name(*args) -> ret` whose body is the PTX `text` ($0, $1, ...: results, then arguments).
 
     ret: None, a type, or a list of equal types (returned as a tuple).
     effect: "memory": reads and writes, stays where it is; "volatile": touches no memory, but is done each time;
     "reads": may vanish, but is not moved over writes; "none": a function of its arguments, calls may be merged.
+    below: ((major, minor), text for devices below that compute capability).
     python: function that plain Python code gets when it calls the word (number words work on the host as well).
     """
     memory, volatile = effect == "memory", effect in ("memory", "volatile")
@@ -40,9 +41,16 @@ def ptx(name, text, ret, args, *, effect="memory", convergent=False, python=None
         result = ir.VoidType() if ret is None else _IR[ret][0]
     function_type = ir.FunctionType(result, [_IR[a][0] for a in args])
 
-    def codegen(context, builder, signature, values):
+    def one(builder, text, values):
         asm = ir.InlineAsm(function_type, text, ",".join(constraints), side_effect=volatile)
-        value = builder.call(asm, list(values), attrs=attributes)
+        return builder.call(asm, list(values), attrs=attributes)
+
+    def codegen(context, builder, signature, values):
+        if below is None:
+            value = one(builder, text, values)
+        else:
+            value = _by_capability(builder, below[0], lambda: one(builder, text, values),
+                                   lambda: one(builder, below[1], values))
         if ret is None:
             return context.get_dummy_value()
         if isinstance(ret, list):
@@ -50,6 +58,29 @@ def ptx(name, text, ret, args, *, effect="memory", convergent=False, python=None
         return value
 
     return typed_intrinsic(name, lambda *given: return_type(*args), codegen, len(args), python=python, doc=doc)
+
+
+def _by_capability(builder, capability, newer, older):
+    """What newer() emits from a compute capability on, what older() emits below it; the compiler keeps one of them.
+
+    The question is answered when PTX is made, since one device function may be compiled for several devices.
+    """
+    reflect = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(ir.IntType(32), [ir.IntType(8).as_pointer()]), "__nvvm_reflect")
+    question = cgutils.global_constant(builder.module, "cuda_arch", cgutils.make_bytearray(b"__CUDA_ARCH\0"))
+    arch = builder.call(reflect, [builder.bitcast(question, ir.IntType(8).as_pointer())])
+    is_newer = builder.icmp_signed(">=", arch, ir.Constant(ir.IntType(32), 100 * capability[0] + 10 * capability[1]))
+    values = []
+    with builder.if_else(is_newer) as branches:
+        for branch, emit in zip(branches, (newer, older)):
+            with branch:
+                values.append((emit(), builder.block))
+    if isinstance(values[0][0].type, ir.VoidType):
+        return None
+    joined = builder.phi(values[0][0].type)
+    for value, block in values:
+        joined.add_incoming(value, block)
+    return joined
 
 
 def typed_intrinsic(name, signature_of, codegen, n_args, *, python=None, doc=None):

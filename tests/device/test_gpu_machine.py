@@ -11,7 +11,7 @@ from epmoe import device
 from epmoe.device import (dynamic_shared, kernel, ld_acquire_sys_i32, shared_load_i32, shared_store_i32,
                           st_release_sys_i32, store_i32, syncthreads, thread_idx, u32, u64)
 from epmoe.device.captures import CAPTURED
-from epmoe_ref.errors import EPError, EPValueError
+from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
 pytestmark = pytest.mark.gpu
 
@@ -27,6 +27,14 @@ def adds_one(params, num_tokens, my_rank):
 @pytest.fixture
 def machine():
     return device.machine(1)
+
+
+def test_a_gpu_that_is_too_old_is_refused(monkeypatch):
+    from epmoe.device import gpu_machine
+
+    monkeypatch.setattr(gpu_machine, "OLDEST", (99, 0))
+    with pytest.raises(UnavailableError, match="need 99.0 or newer: EPMOE_DEVICE=sim"):
+        device.machine(1)
 
 
 def test_buffers(machine):

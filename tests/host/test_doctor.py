@@ -75,3 +75,19 @@ def test_doctor_starts_no_job_inside_of_one(monkeypatch):
                                          ("1.2.dev3", (1, 2))])
 def test_version_numbers(text, parts):
     assert doctor.numbers(text) == parts
+
+
+@pytest.mark.parametrize("capability, state, word", [((7, 0), "wrong", "7.5 or newer: EPMOE_DEVICE=sim"),
+                                                     ((7, 5), "ok", "the plain kernels only"), ((9, 0), "ok", "sm_90")])
+def test_a_gpu_is_judged_by_its_compute_capability(capability, state, word):
+    class Driver:
+        """The driver's functions that doctor asks, for a GPU of this capability."""
+
+        def cuDeviceGetAttribute(self, value, attribute, device):
+            value._obj.value = capability[attribute - 75]
+
+        def __getattr__(self, name):
+            return lambda *arguments: 0
+
+    finding = doctor.gpu(Driver(), 0)
+    assert finding.state == state and word in finding.saw + finding.remedy

@@ -39,7 +39,7 @@ from epmoe.layout import MAX_FINITE, combine_msg_bytes
 from .. import elements
 from ..status import COMBINE_WAIT, FOR_REDUCING, has_failed
 from . import arguments, counters, messages, peers, receive, waits
-from .counters import READY
+from .counters import READY, namespace
 from .launcher import PlainKernel
 from .peers import Peers
 from .receive import Inbox
@@ -137,7 +137,8 @@ def _reduce(cfg, options):
     sum over k ascending of fma(w, x, sum) from +0.0 in float32, rounded once to the output type; then the shared
     expert's row is added, and rounded; then the epilogue.
     """
-    of, clean, share = elements.make(cfg.combine_dtype), messages.ids(cfg).clean, receive.shared_rows(cfg)
+    of = namespace("of", **elements.make(cfg.combine_dtype)._asdict())      # vectors of the output type
+    clean, share = messages.ids(cfg).clean, receive.shared_rows(cfg)
     row_bytes, top_k, local, own_only = combine_msg_bytes(cfg), cfg.top_k, cfg.n_local_experts, cfg.skip_a2a
     n_vectors, fused_shared_expert, per_vector = row_bytes // 16, cfg.fused_shared_expert, of.n
     weight, finish, stores = _weight(options), *_finish(options, of)
