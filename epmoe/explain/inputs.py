@@ -11,14 +11,15 @@ def routed_for(cfg, seed):
 
     One slot is empty, and one token has two experts on one rank, where top_k and a rank's number of experts allow it.
 
-    Weights are a softmax over the token's scores, kept to 2 decimals, so that they can be read off a picture.
+    Tokens are multiples of 1/8, and weights, a softmax over the token's scores, have 2 decimals: they can be read off a
+    picture.
     """
     rng = np.random.default_rng([seed, cfg.n_ranks, cfg.n_experts])
     most = cfg.max_tokens_per_rank
-    counts = [most, *rng.integers(max(1, most // 2), most + 1, cfg.n_ranks - 1)]
+    counts = [most, *rng.integers(max(1, most - 1), most + 1, cfg.n_ranks - 1)]
     x, ids, weights = [], [], []
     for n in counts:
-        x.append(rng.standard_normal((n, cfg.hidden), np.float32).astype(ml_dtypes.bfloat16))
+        x.append((rng.integers(-16, 17, (n, cfg.hidden)) / 8).astype(ml_dtypes.bfloat16))
         scores = rng.gumbel(size=(n, cfg.n_experts)) - 0.25 * np.log(np.arange(1, cfg.n_experts + 1))
         chosen = np.argsort(-scores, axis=1, kind="stable")[:, :cfg.top_k]
         if len(x) == cfg.n_ranks and cfg.top_k > 1:

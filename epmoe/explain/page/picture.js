@@ -1,0 +1,27 @@
+// A moment of the story as nodes: what the page shows, and what stills and slides are made of.
+
+import {beginning, scene} from "./scene.js";
+import {dispatch, makeWorld, summary, traffic} from "./model.js";
+import {layout} from "./layout.js";
+import {extras} from "./charts.js";
+import {recordingPanels} from "./broken.js";
+import {makeStory, stateAt} from "./chapters.js";
+
+/** The story of a world: what dispatch makes of it, loads of a larger routing of the same shape, and whom we follow. */
+export function storyOf(data, world, numbers, followed = null) {
+  const many = {ranks: world.ranks, local: 8, topK: Math.max(2, world.topK), tokens: 128, skew: numbers.skew, seed: 7, hidden: 1};
+  return makeStory(world, dispatch(world), {loads: traffic(makeWorld(many)), whole: data.whole ? summary(data.whole) : null, numbers, followed,
+    measured: data.measured, recordings: data.recordings ?? []});
+}
+
+/** {state, places, nodes} of step n at a stage of this width. */
+export function picture(story, steps, n, width) {
+  const {world, model} = story, state = stateAt(beginning(), steps, n, story);
+  const rowsOf = Math.max(0, ...model.offsets.flatMap((of) => of.slice(1).map((end, le) => end - of[le])));
+  const places = layout(world, width, rowsOf);
+  if (state.chart?.kind === "broken") {
+    const panels = recordingPanels(story.recordings[state.chart.recording], state.chart.step, width);
+    return {state, places: {...places, height: panels.height}, nodes: panels.nodes};
+  }
+  return {state, places, nodes: [...scene(world, model, state, places, story.followed), ...extras(story, state, places)]};
+}

@@ -1,0 +1,35 @@
+// Pieces of SVG as text, and nodes: things on the stage that have a key, a place, and a drawing relative to it.
+
+export const escape = (s) => String(s).replace(/[&<>"]/g, (c) => ({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"})[c]);
+const n = (v) => Math.round(v * 10) / 10;
+
+export const rect = (x, y, w, h, cls, rx = 3) =>
+  `<rect class="${cls}" x="${n(x)}" y="${n(y)}" width="${n(w)}" height="${n(h)}" rx="${rx}"/>`;
+export const text = (x, y, content, cls = "t", anchor = "start") =>
+  `<text class="${cls}" x="${n(x)}" y="${n(y)}"${anchor === "start" ? "" : ` text-anchor="${anchor}"`}>${escape(content)}</text>`;
+export const line = (x1, y1, x2, y2, cls) => `<path class="${cls}" d="M${n(x1)} ${n(y1)}L${n(x2)} ${n(y2)}"/>`;
+export const path = (d, cls) => `<path class="${cls}" d="${d}"/>`;
+
+/** A box with its label in the middle. */
+export const box = (w, h, cls, label, labelCls = "t") =>
+  rect(0, 0, w, h, cls) + (label === "" ? "" : text(w / 2, h / 2 + 4.3, label, labelCls, "middle"));
+
+/** A node; more: {cls, title, from: the place that it comes from when it is new, data: {name: value}}. */
+export const node = (key, x, y, body, more = {}) => ({key, x: n(x), y: n(y), body, ...more});
+
+const attributes = (node) => Object.entries({class: node.cls, ...node.data})
+  .filter(([, v]) => v !== undefined && v !== "").map(([k, v]) => ` ${k}="${escape(v)}"`).join("");
+
+/** Nodes as SVG text: for stills, slides and print. */
+export const drawn = (nodes) => nodes.map((d) =>
+  `<g transform="translate(${d.x} ${d.y})"${attributes({cls: d.cls})}>${d.title ? `<title>${escape(d.title)}</title>` : ""}${d.body}</g>`).join("");
+
+/** Lines of text, broken at spaces so that each is at most `width` pixels of 12 px type wide. */
+export function wrapped(words, width) {
+  const lines = [""];
+  for (const word of words.split(" ")) {
+    if ((lines.at(-1).length + word.length) * 6.4 > width && lines.at(-1)) lines.push("");
+    lines[lines.length - 1] += (lines.at(-1) ? " " : "") + word;
+  }
+  return lines;
+}

@@ -1,0 +1,108 @@
+"""The small world that the page draws, and what epmoe_ref makes of it; of a large one, a slice and its totals."""
+
+from typing import NamedTuple
+
+import epmoe_ref
+import ml_dtypes
+import numpy as np
+from epmoe_ref.config import EPConfig
+
+RANKS, LOCAL, TOKENS, TOP_K = 4, 3, 4, 3       # what the stage has room for
+COLUMNS = 4
+
+
+class Drawn(NamedTuple):
+    """world: what the stage draws, as the page's model takes it. whole: totals of a routing that is larger, or None.
+
+    notes: sentences about what is left out.
+    """
+
+    world: dict
+    whole: dict | None
+    notes: list
+
+
+def drawn(cfg, routed):
+    """A routing as the page shows it: as it is where it fits on the stage, else a slice of it and its totals."""
+    fits = (cfg.n_ranks <= RANKS and cfg.n_local_experts <= LOCAL and max(routed.num_tokens) <= TOKENS
+            and cfg.top_k <= TOP_K)
+    if fits:
+        return Drawn(_world(cfg.n_ranks, cfg.n_local_experts, cfg.top_k, routed), None, [])
+    world, notes = _slice(cfg, routed)
+    return Drawn(world, totals(cfg, routed.topk_ids), notes)
+
+
+def _world(ranks, local, top_k, routed):
+    return {"ranks": ranks, "local": local, "topK": top_k, "ids": [a.tolist() for a in routed.topk_ids],
+            "weights": [a.astype(np.float32).tolist() for a in routed.topk_weights],
+            "x": [np.asarray(x[:, :COLUMNS], np.float32).tolist() for x in routed.x]}
+
+
+def _slice(cfg, routed):
+    """The first ranks' first tokens, and of each rank the experts that these tokens want most."""
+    ranks, local, top_k = min(cfg.n_ranks, 3), min(cfg.n_local_experts, 2), min(cfg.top_k, 2)
+    picked = [ids[:3] for ids in routed.topk_ids[:ranks]]
+    wanted = np.bincount(np.concatenate([p[p >= 0] for p in picked] or [[]]).astype(int), minlength=cfg.n_experts)
+    shown = {}          # global expert -> its number in the slice
+    for rank in range(ranks):
+        mine = range(rank * cfg.n_local_experts, (rank + 1) * cfg.n_local_experts)
+        for le, e in enumerate(sorted(sorted(mine, key=lambda e: -wanted[e])[:local])):
+            shown[e] = rank * local + le
+    ids, weights = [], []
+    for rank, some in enumerate(picked):
+        new, w = np.full((len(some), top_k), -1, int), np.zeros((len(some), top_k), np.float32)
+        for t, row in enumerate(some):
+            kept = [k for k, e in enumerate(row) if int(e) in shown][:top_k]
+            new[t, :len(kept)] = [shown[int(row[k])] for k in kept]
+            w[t, :len(kept)] = np.asarray(routed.topk_weights[rank])[t, kept]
+        ids.append(new.tolist())
+        weights.append(w.tolist())
+    world = {"ranks": ranks, "local": local, "topK": top_k, "ids": ids, "weights": weights,
+             "x": [np.asarray(x[:3, :COLUMNS], np.float32).tolist() for x in routed.x[:ranks]]}
+    names = ", ".join(f"e{n} is expert {e}" for e, n in shown.items())
+    notes = [f"{cfg.n_ranks} ranks x {cfg.n_local_experts} experts x {max(routed.num_tokens)} tokens are too many to "
+             f"draw: the stage shows a slice, the first {max(map(len, picked))} tokens of {ranks} ranks and their choices "
+             f"among {len(shown)} experts ({names}). The matrices and loads show the whole routing."]
+    return world, notes
+
+
+def totals(cfg, topk_ids):
+    """Pairs and rows [src_rank][dst_rank], load of each expert: what matrices and floors follow from."""
+    n = cfg.n_ranks
+    pairs, rows = np.zeros((n, n), int), np.zeros((n, n), int)
+    load = np.zeros(cfg.n_experts, int)
+    for src, ids in enumerate(topk_ids):
+        valid = ids >= 0
+        load += np.bincount(ids[valid].astype(int), minlength=cfg.n_experts)
+        dst = np.where(valid, ids // cfg.n_local_experts, -1)
+        for r in range(n):
+            pairs[src, r], rows[src, r] = (dst == r).sum(), (dst == r).any(axis=1).sum()
+    return {"pairs": pairs.tolist(), "rows": rows.tolist(), "load": load.tolist(), "local": cfg.n_local_experts}
+
+
+def expert_outputs(world, dispatched):
+    """What the page's experts make of the rows: expert e multiplies by e + 1."""
+    made = []
+    for rank, d in enumerate(dispatched):
+        scale = np.repeat(np.arange(world["local"]) + rank * world["local"] + 1, np.diff(d.row_offsets.astype(int)))
+        made.append((np.asarray(d.output_tokens, np.float32) * scale[:, None]).astype(ml_dtypes.bfloat16))
+    return made
+
+
+def reference(world):
+    """epmoe_ref's arrays of a world: lists over ranks. Tokens have 8 numbers, the world's and then zeros."""
+    tokens = [np.zeros((len(x), 8), ml_dtypes.bfloat16) for x in world["x"]]
+    for made, x in zip(tokens, world["x"]):
+        if x:
+            made[:, :len(x[0])] = np.asarray(x, np.float32)
+    ids = [np.asarray(i, np.int32).reshape(-1, world["topK"]) for i in world["ids"]]
+    weights = [np.asarray(w, np.float32).reshape(-1, world["topK"]) for w in world["weights"]]
+    cfg = EPConfig(world["ranks"], world["ranks"] * world["local"], world["topK"], 8, max(1, *map(len, tokens)))
+    dispatched = [epmoe_ref.canonical(d) for d in epmoe_ref.dispatch(cfg, tokens, ids)]
+    combined = epmoe_ref.combine(cfg, expert_outputs(world, dispatched), dispatched, router_weights=weights)
+    columns = len(world["x"][0][0]) if world["x"][0] else COLUMNS
+    return {"recv_count": [d.recv_count.tolist() for d in dispatched],
+            "row_offsets": [d.row_offsets.tolist() for d in dispatched],
+            "src_info": [d.src_info.tolist() for d in dispatched],
+            "output_tokens": [np.asarray(d.output_tokens[:, :columns], np.float32).tolist() for d in dispatched],
+            "combined": [np.asarray(c[:, :columns], np.float32).tolist() for c in combined]} | totals(cfg, ids)
