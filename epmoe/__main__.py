@@ -12,7 +12,7 @@ COMMANDS = {
     "check": ("epmoe.check.command", "anybody's implementation against the reference"),
     "vectors": ("epmoe.vectors.command", "golden vectors: inputs and results as files"),
     "mutants": ("epmoe.mutants.command", "each synchronisation of the kernels broken in turn: is it noticed?"),
-    "explain": ("epmoe.explain.command", "a small world's round, recorded: a page to look at, figures, a trace"),
+    "explain": ("epmoe.explain.command", "a page that teaches dispatch, the full tape of a recorded round, slides, a trace"),
     "soak": ("epmoe.soak.command", "very many rounds, made and checked on the device"),
     "lesson": ("epmoe.lessons.command", "six lessons: what happens here and why, to run, read and try"),
 }

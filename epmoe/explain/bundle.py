@@ -39,13 +39,18 @@ def script(entry):
             order.append(name)
 
     visit(entry)
-    return "\n".join(map(_module, order)) + f"\nconst {{{', '.join(EXPORT.findall(source(f'{entry}.js')))}}} = ${entry};"
+    return (
+        "\n".join(map(_module, order))
+        + f"\nconst {{{', '.join(EXPORT.findall(source(f'{entry}.js')))}}} = ${entry};"
+    )
 
 
 def _module(name):
     text = source(f"{name}.js")
     body = EXPORT.sub("", IMPORT.sub(r"const \1 = $\2;", text))
-    return f"const ${name} = (() => {{\n{body}\nreturn {{{', '.join(EXPORT.findall(text))}}};\n}})();"
+    return (
+        f"const ${name} = (() => {{\n{body}\nreturn {{{', '.join(EXPORT.findall(text))}}};\n}})();"
+    )
 
 
 def chapters():
@@ -65,11 +70,27 @@ def chapter(name, markdown):
 
 def filled(html, values, numbers):
     """Words with their values; each stays findable in the page, so that it can follow what readers change."""
-    html = re.sub(r"\{\{(\w+)\}\}", lambda m: f'<span data-value="{m[1]}">{escape(str(values[m[1]]))}</span>', html)
-    return re.sub(r"\[\[(\w+)\]\]", lambda m: (
-        f'<span class="scrub" data-scrub="{m[1]}" role="spinbutton" tabindex="0" aria-valuenow="{numbers[m[1]]}" '
-        f'aria-label="{LABELS[m[1]]}">{numbers[m[1]]}</span>'), html)
+    html = re.sub(
+        r"\{\{(\w+)\}\}",
+        lambda m: f'<span data-value="{m[1]}">{escape(str(values[m[1]]))}</span>',
+        html,
+    )
+    return re.sub(
+        r"\[\[(\w+)\]\]",
+        lambda m: (
+            f'<span class="scrub" data-scrub="{m[1]}" role="spinbutton" tabindex="0" aria-valuenow="{numbers[m[1]]}" '
+            f'aria-label="{LABELS[m[1]]}">{numbers[m[1]]}</span>'
+        ),
+        html,
+    )
 
 
-LABELS = {"ranks": "ranks", "local": "experts a rank", "topK": "experts a token", "tokens": "tokens a rank",
-          "skew": "skew of the routing", "bigExperts": "experts in a layer", "bigTokens": "tokens a rank"}
+LABELS = {
+    "ranks": "ranks",
+    "local": "experts a rank",
+    "topK": "experts a token",
+    "tokens": "tokens a rank",
+    "skew": "skew of the routing",
+    "bigExperts": "experts in a layer",
+    "bigTokens": "tokens a rank",
+}

@@ -4,44 +4,77 @@ import sys
 import time
 from pathlib import Path
 
-from epmoe_ref.config import MAX_GPUS_PER_NODE, TOKEN_FORMATS, EPConfig
-from epmoe_ref.errors import EPError, EPValueError, UnavailableError
-
 from epmoe.command_line import at_least_zero, sizes_of_a_world
+from epmoe_ref.config import TOKEN_FORMATS, EPConfig
+from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
 RIGHT, DIFFERS, CANNOT_RUN = 0, 1, 2
 RANKS = 3
-MOST_SLOTS = 1024   # slots of a page's tokens: a minute, and some megabytes
-HIDDEN = 64         # elements of a token, or more where the format needs it
+HIDDEN = 64  # elements of a token, or more where the format needs it
 
 
 def add_arguments(parser):
     """The options of explain."""
-    sizes_of_a_world(parser, ranks=RANKS, experts_per_rank=2, top_k=2, hidden=f"{HIDDEN}, or what the format needs",
-                     tokens=4)
+    sizes_of_a_world(
+        parser,
+        ranks=RANKS,
+        experts_per_rank=2,
+        top_k=2,
+        hidden=f"{HIDDEN}, or what the format needs",
+        tokens=3,
+    )
     options = parser.add_argument_group("what runs")
-    options.add_argument("--format", choices=tuple(TOKEN_FORMATS), default="bf16", help="token format (default bf16)")
-    options.add_argument("--fused", action="store_true", help="fused kernels, which send a token to a rank once "
-                         "(default: split ones, which send every message whole)")
-    options.add_argument("--seed", type=at_least_zero, default=0,
-                         help="of tokens, routing, experts and schedule (default 0)")
+    options.add_argument(
+        "--input",
+        metavar="FILE.npz",
+        help="your own routing (topk_ids, and if wanted topk_weights, x, "
+        "n_experts, rank_offsets): the page shows a slice of it, and totals of all of it",
+    )
+    options.add_argument(
+        "--format", choices=tuple(TOKEN_FORMATS), default="bf16", help="token format (default bf16)"
+    )
+    options.add_argument(
+        "--fused", action="store_true", help="record the fused kernels (default: the split ones)"
+    )
+    options.add_argument(
+        "--seed",
+        type=at_least_zero,
+        default=0,
+        help="of tokens, routing, experts and schedule (default 0)",
+    )
     files = parser.add_argument_group("files")
-    files.add_argument("--out", default="explain.html", metavar="FILE", help="the page (default %(default)s)")
-    files.add_argument("--figures", metavar="FOLDER", help="the same figures as SVG files, and dispatch.svg, which has "
-                       "dispatch in one picture")
-    files.add_argument("--png", action="store_true", help="with --figures: PNG files too (extra `explain`)")
-    files.add_argument("--trace", metavar="FILE", help="a trace for ui.perfetto.dev or chrome://tracing; with a GPU "
-                       "(and under mpirun) it has times of the device's clock, and is all that is written")
+    files.add_argument(
+        "--out",
+        default="explain.html",
+        metavar="FILE",
+        help="the page (default %(default)s); beside it "
+        "FILE-tape.html, with every counter of a recorded round",
+    )
+    files.add_argument(
+        "--figures",
+        metavar="FOLDER",
+        help="each chapter as SVG and PNG files in stages, for slides, and "
+        "animation.svg (extra `explain`)",
+    )
+    files.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="a trace for ui.perfetto.dev or chrome://tracing; with a GPU "
+        "(and under mpirun) it has times of the device's clock, and is all that is written",
+    )
 
 
 def config_of(args, n_ranks):
     """The EPConfig that the options describe."""
-    if n_ranks > MAX_GPUS_PER_NODE:
-        raise EPValueError(f"--ranks {n_ranks} must be at most {MAX_GPUS_PER_NODE}, the ranks that write each other's "
-                           "memory")
     hidden = args.hidden or max(HIDDEN, TOKEN_FORMATS[args.format].hidden_multiple)
-    return EPConfig(n_ranks, args.experts or n_ranks * args.experts_per_rank, args.top_k, hidden, args.tokens,
-                    token_format=args.format)
+    return EPConfig(
+        n_ranks,
+        args.experts or n_ranks * args.experts_per_rank,
+        args.top_k,
+        hidden,
+        args.tokens,
+        token_format=args.format,
+    )
 
 
 def run(args):
@@ -50,15 +83,15 @@ def run(args):
     from epmoe.verify.worlds import Worlds
 
     try:
-        if args.png and not args.figures:
-            raise EPValueError("--png writes the figures as PNG files too: say where with --figures FOLDER")
         worlds = Worlds("auto")
         if not device.SIM:
             return _stamped(args, worlds)
         if worlds.mpi:
             if worlds.prints:
-                sys.stderr.write("epmoe explain: without GPUs it records all ranks in one process: start it without "
-                                 "mpirun\n")
+                sys.stderr.write(
+                    "epmoe explain: without GPUs it records all ranks in one process: start it without "
+                    "mpirun\n"
+                )
             return CANNOT_RUN
         return _recorded(args)
     except (EPValueError, UnavailableError) as error:
@@ -70,34 +103,78 @@ def run(args):
 
 
 def _recorded(args):
-    from epmoe.explain import figures, page, recorded_trace
+    from epmoe.explain import figures, story, tape
     from epmoe.explain.history import History
+    from epmoe.explain.inputs import routed_for
+    from epmoe.explain.recorded_trace import of_recording
     from epmoe.explain.recording import record
+    from epmoe.explain.world import drawn as drawn_of
 
     start = time.perf_counter()
-    cfg = config_of(args, RANKS if args.ranks is None else args.ranks)
-    slots = cfg.n_ranks * cfg.max_tokens_per_rank * cfg.top_k
-    if slots > MOST_SLOTS:
-        raise EPValueError(f"{cfg.n_ranks} ranks x {cfg.max_tokens_per_rank} tokens x top-{cfg.top_k} are up to "
-                           f"{slots} messages, and a page shows at most {MOST_SLOTS}: take fewer --tokens; a trace of "
-                           "a large round is made on GPUs")
-    if args.png:
-        figures.needs_resvg()
-    recording = record(cfg, fused=args.fused, seed=args.seed)
-    history = History(recording)
-    out = _write(args.out, page.page(history))
-    print(f"{out}: {cfg.n_ranks} ranks x {cfg.n_local_experts} experts, top-{cfg.top_k}, {cfg.token_format}, "
-          f"{len(recording.events)} recorded events; open it in a browser")
+    cfg, routed = (
+        _of_file(args)
+        if args.input
+        else (config_of(args, RANKS if args.ranks is None else args.ranks), None)
+    )
+    routed = routed or routed_for(cfg, args.seed)
+    drawn = drawn_of(cfg, routed)
+    differences, notes, history, link = [], [], None, None
+    if drawn.whole is None:
+        history = History(record(cfg, routed, fused=args.fused, seed=args.seed))
+        differences = history.recording.differences
+        link = Path(args.out).with_name(Path(args.out).stem + "-tape.html")
+        _write(link, tape.page(history))
+    elif args.trace:
+        raise EPValueError(
+            f"--trace records every operation, and {sum(routed.num_tokens)} tokens of {cfg.n_ranks} ranks "
+            "have too many: take smaller sizes; a trace of a large round is made on GPUs"
+        )
+    html, notes = story.page(drawn, tape=link and link.name)
+    out = _write(args.out, html)
+    print(
+        f"{out}: {cfg.n_ranks} ranks x {cfg.n_local_experts} experts, top-{cfg.top_k}; open it in a browser"
+    )
+    if link:
+        print(
+            f"{link}: every counter of a recorded round, {len(history.recording.events):,} operations"
+        )
     if args.figures:
-        paths = figures.write(history, args.figures, ("svg", "png") if args.png else ("svg",))
-        print(f"{args.figures}: {', '.join(p.name for p in paths)}")
+        paths, more = figures.write(drawn, args.figures)
+        notes += more
+        print(f"{args.figures}: {len(paths)} files, {paths[0].name} to {paths[-1].name}")
     if args.trace:
-        print(f"{_write(args.trace, recorded_trace.of_recording(history, about(recording.cfg, args)).json())}: "
-              "open it in ui.perfetto.dev")
-    for difference in recording.differences[:3]:
+        print(
+            f"{_write(args.trace, of_recording(history, about(cfg, args)).json())}: open it in ui.perfetto.dev"
+        )
+    for note in notes:
+        print(note)
+    for difference in differences[:3]:
         print(f"DIFFERS from the reference: {difference}")
     print(f"{time.perf_counter() - start:.1f} s")
-    return DIFFERS if recording.differences else RIGHT
+    return DIFFERS if differences else RIGHT
+
+
+def _of_file(args):
+    """(EPConfig, Routed) of --input; the file says experts and top-k, --ranks and --experts come before it."""
+    from epmoe import routing
+
+    batch = routing.load(args.input)
+    n_ranks = args.ranks or (RANKS if batch.rank_offsets is None else len(batch.rank_offsets) - 1)
+    n_experts = args.experts or batch.experts_for(n_ranks)
+    batch.check_ids(n_experts)
+    if args.experts is None and batch.n_experts is None:
+        print(
+            f"n_experts is not in {args.input}: {n_experts} is guessed from the largest id; --experts says otherwise"
+        )
+    routed = batch.split(n_ranks)
+    return EPConfig(
+        n_ranks,
+        n_experts,
+        batch.topk_ids.shape[1],
+        max(HIDDEN, TOKEN_FORMATS[args.format].hidden_multiple),
+        max(1, *routed.num_tokens),
+        token_format=args.format,
+    ), routed
 
 
 def _stamped(args, worlds):
@@ -105,21 +182,33 @@ def _stamped(args, worlds):
     from epmoe.explain.stamped import of_stamps
 
     if not args.trace:
-        raise EPValueError("on a GPU explain writes a trace: say where with --trace FILE. The page and the figures "
-                           "come from the simulator: EPMOE_DEVICE=sim python -m epmoe explain")
+        raise EPValueError(
+            "on a GPU explain writes a trace: say where with --trace FILE. The page and the figures "
+            "come from the simulator: EPMOE_DEVICE=sim python -m epmoe explain"
+        )
     n_ranks = worlds.n_ranks if worlds.mpi else RANKS if args.ranks is None else args.ranks
     cfg, world = config_of(args, n_ranks), worlds.make(n_ranks, args.seed)
     rounds = stamped_rounds(cfg, world, fused=args.fused, seed=args.seed)
     if worlds.prints:
         text = of_stamps(rounds, about(cfg, args) | {"device": world.machine.describe()}).json()
-        print(f"{_write(args.trace, text)}: {len(rounds[-1])} launches with stamps; open it in ui.perfetto.dev")
+        print(
+            f"{_write(args.trace, text)}: {len(rounds[-1])} launches with stamps; open it in ui.perfetto.dev"
+        )
     return RIGHT
 
 
 def about(cfg, args):
     """What a trace says of the run."""
-    return {"ranks": cfg.n_ranks, "experts": cfg.n_experts, "top_k": cfg.top_k, "hidden": cfg.hidden,
-            "tokens": cfg.max_tokens_per_rank, "format": cfg.token_format, "fused": args.fused, "seed": args.seed}
+    return {
+        "ranks": cfg.n_ranks,
+        "experts": cfg.n_experts,
+        "top_k": cfg.top_k,
+        "hidden": cfg.hidden,
+        "tokens": cfg.max_tokens_per_rank,
+        "format": cfg.token_format,
+        "fused": args.fused,
+        "seed": args.seed,
+    }
 
 
 def _write(path, text):

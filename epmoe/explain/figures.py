@@ -1,72 +1,83 @@
-"""The figures of the page as files: SVG, and PNG where resvg (extra `explain`) can draw them."""
+"""The page's pictures as files: each chapter in stages 1..n as SVG and PNG for slides, and a moving one."""
 
+import re
 from pathlib import Path
 
+from epmoe.explain import stills
+from epmoe.explain.bundle import source
+from epmoe.explain.story import data_of
 from epmoe_ref.errors import UnavailableError
 
-from epmoe.explain import buffers, counters, routing, rows, svg, timeline, way_back
-from epmoe.explain.page import busiest
-
-REMEDY = "pip install 'epmoe[explain]'"
+SECONDS = 2.2  # of a picture of the animation
 
 
-def drawn(history):
-    """{name: SVG text} of every figure, and `dispatch`, which has routing, recv_buf and rows in one picture."""
-    cfg = history.recording.cfg
-    legend = svg.wrapped(svg.rank_legend(range(cfg.n_ranks)), 620)
-    names = {
-        "routing": ([routing.panel(history), legend], 700, None),
-        "recv_buf": ([*buffers.panels(history), _notes(legend, buffers.legend_text(history))], 1200,
-                     "messages in recv_buf"),
-        "rows": ([*rows.panels(history), legend], 1200, "rows grouped by expert"),
-        "counters": ([counters.snapshots(history, busiest(history))], 1200, None),
-        "timeline": ([*timeline.panels(history), svg.wrapped(timeline.legend(), 1000)], 1112, None),
-        "combine": ([way_back.flow(history), *way_back.panels(history), legend], 1480, "combine's way back"),
-    }
-    made = {name: svg.figure(panels, width, heading) for name, (panels, width, heading) in names.items()}
-    return made | {"dispatch": overview(history)}
-
-
-def overview(history):
-    """Dispatch in one picture: the routing, and the rows that each rank holds; for a README."""
-    legend = svg.wrapped(svg.rank_legend(range(history.recording.cfg.n_ranks)), 900)
-    columns = [routing.panel(history), *rows.panels(history, n_values=0)]
-    return svg.figure([*columns, legend], 2 * svg.MARGIN + sum(c.width + svg.GAP for c in columns),
-                      "dispatch: who sends what to whom, and the rows that each rank holds then")
-
-
-def _notes(legend, lines):
-    body = legend.body + "".join(svg.text(0, legend.height + 18 + 17 * n, line, "m small")
-                                 for n, line in enumerate(lines))
-    return svg.Panel("", max(legend.width, 620), legend.height + 22 + 17 * len(lines), body)
-
-
-def write(history, folder, kinds):
-    """Write every figure into a folder, as "svg" and "png"; returns the paths."""
+def write(drawn, folder, recordings=()):
+    """(paths, notes): every stage of every chapter; PNG files need resvg, the notes say if it is missing."""
+    data, every = data_of(drawn, recordings)
+    names = [c.name for c in every]
+    made = stills.call("stills", data=data, order=names)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for name, text in drawn(history).items():
-        if "svg" in kinds:
-            paths.append(folder / f"{name}.svg")
-            paths[-1].write_text(text, encoding="utf-8")
-        if "png" in kinds:
-            paths.append(folder / f"{name}.png")
-            paths[-1].write_bytes(png(text))
-    return paths
-
-
-def needs_resvg():
-    """The module that draws PNG files; raises UnavailableError without it."""
+    paths, notes = [], []
+    for still in made:
+        path = (
+            folder
+            / f"{names.index(still['chapter']) + 1:02}-{still['chapter']}-{still['stage']}.svg"
+        )
+        path.write_text(stills.alone(still), encoding="utf-8")
+        paths.append(path)
+    path = folder / "animation.svg"
+    path.write_text(animation(data, names), encoding="utf-8")
     try:
-        import resvg_py
-    except ImportError:
-        what = f"PNG files need resvg, which is not installed: {REMEDY}; SVG files need nothing"
-        raise UnavailableError(what) from None
-    return resvg_py
+        paths += [_png(p) for p in list(paths)]
+    except UnavailableError as error:
+        notes.append(str(error))
+    return [*paths, path], notes
 
 
-def png(text, zoom=2):
-    """PNG bytes of an SVG text, in its light colours; raises UnavailableError without resvg."""
-    resvg_py = needs_resvg()
-    return bytes(resvg_py.svg_to_bytes(svg_string=text, zoom=zoom))
+def _png(path):
+    made = path.with_suffix(".png")
+    made.write_bytes(stills.png(path.read_text(encoding="utf-8")))
+    return made
+
+
+def animation(data, names):
+    """Dispatch and combine as one SVG file that moves by itself, and stands still for who prefers that."""
+    film = stills.call("film", data=data, order=names)
+    total, n = SECONDS * film["pictures"], film["pictures"]
+    rules = [
+        f"g.f{i}{{animation:f{i} {total:.1f}s infinite}}@keyframes f{i}{{{_frames(thing, n)}}}"
+        for i, thing in enumerate(film["things"])
+    ]
+    bodies = []
+    for i, thing in enumerate(film["things"]):
+        x, y, seen = next(p for p in reversed(thing["at"]) if p)
+        bodies.append(
+            f'<g class="f{i}" transform="translate({x} {y})" opacity="{int(thing["at"][-1] is not None)}">'
+            f'<g class="{thing["cls"]}">{thing["body"]}</g></g>'
+        )
+    style = (
+        source("stage.css")
+        + "@media (prefers-reduced-motion:no-preference){"
+        + "".join(rules)
+        + "}"
+    )
+    w, h = film["width"], film["height"]
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{w + 16}" height="{h + 16}" '
+        f'viewBox="-8 -8 {w + 16} {h + 16}" role="img" aria-label="Dispatch and combine of a small world">'
+        f'<style>{style}</style><rect class="ground" x="-8" y="-8" width="{w + 16}" height="{h + 16}"/>'
+        f"{''.join(bodies)}</svg>\n"
+    )
+
+
+def _frames(thing, n):
+    places = thing["at"]
+    frames, last = [], thing["from"] or next(p for p in places if p)
+    for i, place in enumerate(places):
+        x, y, _ = place or last
+        last = place or last
+        value = f"{{transform:translate({x}px,{y}px);opacity:{int(place is not None)}}}"
+        start, end = 100 * (i + 0.35) / n, 100 * (i + 1) / n
+        frames.append(f"{start:.2f}%,{end:.2f}%{value}" if i else f"0%,{end:.2f}%{value}")
+    return re.sub(r"\s", "", "".join(frames))

@@ -32,16 +32,10 @@ class Filled(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A message in recv_buf: how it was written, whose token it is, and its expert ids, -1 for an empty slot.
-
-    payload_in: (local_expert, src_rank, slot) of the message, in the same recv_buf, that has its payload; None: it has
-    a payload of its own.
-    """
+    """A message in recv_buf: how it was written, and whose token it is."""
 
     filled: Filled
     token: int
-    ids: list
-    payload_in: tuple | None
 
 
 class History:
@@ -124,7 +118,7 @@ class History:
 
     def messages(self, rank):
         """Messages that arrived at a rank: {(local_expert, src_rank, slot): Message}."""
-        cfg, sizes = self.recording.cfg, layout.message(self.recording.cfg)
+        sizes = layout.message(self.recording.cfg)
         array = self.arrays.get("dispatch_recv_buf", rank)
         if array is None:
             return {}
@@ -132,11 +126,15 @@ class History:
         found = {}
         for index, filled in self.filled("dispatch_recv_buf", rank, 3).items():
             message = raw[index]
-            token, reference = (int(w) for w in message[sizes.src_info_offset:][:8].view(np.int32))
-            ids = message[sizes.topk_info_offset:][:2 * cfg.top_k].view(np.uint16)
-            carrier = tuple(int(i) for i in np.unravel_index(reference - 1, array.shape[:3])) if reference else None
-            found[index] = Message(filled, token, [int(e) if e != 0xFFFF else -1 for e in ids], carrier)
+            found[index] = Message(filled, int(message[sizes.src_info_offset:][:4].view(np.int32)[0]))
         return found
+
+    def row_token(self, rank, row):
+        """(source rank, token) of a row of output_tokens."""
+        d = self.recording.dispatched[rank]
+        group = int(np.searchsorted(d.row_offsets, row, "right")) - 1
+        ends = np.cumsum(d.recv_count[group])       # an expert's rows are ordered by source rank
+        return int(np.searchsorted(ends, row - int(d.row_offsets[group]), "right")), int(d.src_info[row][0])
 
     def label(self, name, rank, index):
         """An element in words."""

@@ -27,7 +27,7 @@ class Happening(NamedTuple):
 
 
 def moments(history):
-    """All moments in order, one for the beginning, and one for the end of each run."""
+    """All moments in order, and one for the beginning."""
     recording = history.recording
     found = [Moment(0, "Nothing has happened yet: no kernel runs.", 0)]
     group = []
@@ -38,9 +38,6 @@ def moments(history):
         group.append(h)
     if group:
         found.append(_moment(recording, group))
-    found.append(Moment(recording.dispatch_end, "Dispatch has ended on every rank; the experts compute.", 0))
-    found.append(Moment(recording.end,
-                        "Combine has ended on every rank; the counters are ready for the next round.", 1))
     return sorted(found, key=lambda m: m.step)
 
 
@@ -61,10 +58,8 @@ def happenings(history):
                                         _change(history, name, rank, index, before, change))
         for index, message in history.messages(rank).items():
             place = history.label("dispatch_recv_buf", rank, index)
-            lies = "" if message.payload_in is None else (
-                f", its payload in {history.label('dispatch_recv_buf', rank, message.payload_in)}")
             yield Happening(message.filled.done, "message", message.filled.event,
-                            f"the message of token {message.token} of rank {index[1]} is in {place}{lies}")
+                            f"the message of token {message.token} of rank {index[1]} is in {place}")
         for (row,), filled in history.filled("output_tokens", rank, 1).items():
             yield Happening(filled.done, "row", filled.event,
                             f"{history.label('output_tokens', rank, (row,))} is complete")

@@ -5,19 +5,51 @@ from typing import NamedTuple
 
 from epmoe.explain.arrays import NOT_ARRIVED, SIGNALS, is_signal
 
-WRITES = {"dispatch_recv_buf": "send", "dispatch_send_buf": "send", "reserved": "send", "rank_completion": "signal",
-          "dispatch_recv_count": "signal", "combine_recv_count": "signal", "A": "place", "B": "place", "E": "place",
-          "row_offsets": "place", "expert_ids": "place", "output_tokens": "copy", "output_scales": "copy",
-          "src_info": "copy", "combine_recv_buf": "return", "combine_send_buf": "return", "combined": "reduce",
-          "combine_ready": "signal"}
-READS = {"topk_ids": "read", "input_tokens": "send", "dispatch_recv_buf": "copy", "expert_outputs": "return",
-         "combine_recv_buf": "reduce", "router_weights": "reduce"}
+# phase -> what a block does in it
+PHASES = {
+    "read": "reads the routing",
+    "send": "sends messages",
+    "signal": "signals counts",
+    "place": "works out places",
+    "copy": "copies rows",
+    "return": "returns rows",
+    "reduce": "reduces tokens",
+    "clean": "cleans up",
+}
+WRITES = {
+    "dispatch_recv_buf": "send",
+    "dispatch_send_buf": "send",
+    "reserved": "send",
+    "rank_completion": "signal",
+    "dispatch_recv_count": "signal",
+    "combine_recv_count": "signal",
+    "A": "place",
+    "B": "place",
+    "E": "place",
+    "row_offsets": "place",
+    "expert_ids": "place",
+    "output_tokens": "copy",
+    "output_scales": "copy",
+    "src_info": "copy",
+    "combine_recv_buf": "return",
+    "combine_send_buf": "return",
+    "combined": "reduce",
+    "combine_ready": "signal",
+}
+READS = {
+    "topk_ids": "read",
+    "input_tokens": "send",
+    "dispatch_recv_buf": "copy",
+    "expert_outputs": "return",
+    "combine_recv_buf": "reduce",
+    "router_weights": "reduce",
+}
 CLEARED = ("reserved", "finished", "A", "D", "E", "F", "G", "rank_completion")
-LEAST = 0.004           # of a run: a shorter wait is no slice
+LEAST = 0.004  # of a run: a shorter wait is no slice
 
 
 class Slice(NamedTuple):
-    """A stretch of a block's time: a phase of palette.PHASES, or "wait" with the word that it waits for."""
+    """A stretch of a block's time: a phase of PHASES, or "wait" with the word that it waits for."""
 
     phase: str
     begin: int
@@ -64,8 +96,10 @@ class Timeline:
             events[event.launch, event.block].append(event)
         self.arrows = arrows(recording.events)
         self._releases = {a.source.number for a in self.arrows}
-        self.lanes = [self._lane(recording, launch, block, of_block)
-                      for (launch, block), of_block in sorted(events.items())]
+        self.lanes = [
+            self._lane(recording, launch, block, of_block)
+            for (launch, block), of_block in sorted(events.items())
+        ]
 
     def run(self, number):
         """Lanes of one run: 0 is dispatch, 1 is combine."""
@@ -89,8 +123,14 @@ class Timeline:
             if name in ("A", "B", "src_info"):
                 return "return" if kernel.startswith("combine") else "copy"
             return READS.get(name)
-        value = int.from_bytes(event.wrote, "little") if event.wrote is not None and event.nbytes <= 8 else None
-        if event.kind == "store" and (name in CLEARED and value == 0 or name in SIGNALS and value == NOT_ARRIVED):
+        value = (
+            int.from_bytes(event.wrote, "little")
+            if event.wrote is not None and event.nbytes <= 8
+            else None
+        )
+        if event.kind == "store" and (
+            name in CLEARED and value == 0 or name in SIGNALS and value == NOT_ARRIVED
+        ):
             return "clean"
         if name == "combine_ready" and value == 0:
             return None
@@ -105,8 +145,16 @@ class Timeline:
         waits = self._waits(events, last.step - first.step)
         slices = cut(self._phases(events), waits)
         marks = [Mark(kind, e) for e in events if (kind := self.mark_of(e))]
-        return Lane(first.rank, block, launch, recording.recorder.launches[launch].kernel, first.step, last.step,
-                    slices, marks)
+        return Lane(
+            first.rank,
+            block,
+            launch,
+            recording.recorder.launches[launch].kernel,
+            first.step,
+            last.step,
+            slices,
+            marks,
+        )
 
     def mark_of(self, event):
         """The kind of mark that an event gets in the timeline, or None."""
@@ -132,14 +180,20 @@ class Timeline:
                 runs[-1][2] = event.step + 1
                 continue
             if runs and (runs[-1][0], phase) == ("place", "copy"):
-                runs[-1][2] = event.step        # places are worked out in shared memory, until the first row is copied
+                runs[-1][2] = (
+                    event.step
+                )  # places are worked out in shared memory, until the first row is copied
             runs.append([phase, event.step, event.step + 1])
         least = 0.02 * (events[-1].step - events[0].step)
         merged = []
         for run in runs:
             if merged and merged[-1][0] == run[0]:
                 merged[-1][2] = run[2]
-            elif len(merged) > 1 and merged[-2][0] == run[0] and merged[-1][2] - merged[-1][1] < least:
+            elif (
+                len(merged) > 1
+                and merged[-2][0] == run[0]
+                and merged[-1][2] - merged[-1][1] < least
+            ):
                 merged.pop()
                 merged[-1][2] = run[2]
             else:

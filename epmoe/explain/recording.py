@@ -2,21 +2,20 @@
 
 from dataclasses import dataclass
 
-import epmoe_ref
 import numpy as np
-from epmoe_ref.config import EPConfig
 
+import epmoe_ref
 from epmoe.check import compare_combined, compare_dispatched
 from epmoe.device.sim.recorder import Recorder
 from epmoe.expert_parallel import ExpertParallel
-from epmoe.explain.inputs import routed_for
 from epmoe.host.arrays import to_numpy
 from epmoe.kernels import LaunchConfig
 from epmoe.routing import Routed
 from epmoe.verify.experts import Experts, reordered
 from epmoe.worlds.local import LocalWorld
+from epmoe_ref.config import EPConfig
 
-INTERMEDIATE = 16       # width of the experts
+INTERMEDIATE = 16  # width of the experts
 
 
 @dataclass
@@ -55,10 +54,10 @@ class Recording:
         return self.events[-1].step
 
 
-def record(cfg, *, fused=False, seed=0):
+def record(cfg, routed, *, fused=False, seed=0):
     """Run one round of dispatch, experts and combine in the simulator, and compare it with the reference."""
     recorder = Recorder()
-    routed, experts = routed_for(cfg, seed), Experts(cfg, seed, INTERMEDIATE)
+    experts = Experts(cfg, seed, INTERMEDIATE)
     world = LocalWorld(cfg.n_ranks, seed=seed, recorder=recorder)
     want = epmoe_ref.dispatch(cfg, routed.x, routed.topk_ids)
     # The split kernels' story is that of whole messages. One rank has nothing to share; and its few tokens would go a
@@ -68,11 +67,19 @@ def record(cfg, *, fused=False, seed=0):
     with ExpertParallel(cfg, world, fused=fused, launch=launch) as ep:
         held = ep.dispatch(routed.x, routed.topk_ids)
         dispatched = [d.trimmed().numpy() for d in held]
-        differences = [str(e) for r in world.ranks for e in compare_dispatched(cfg, r, dispatched[r], want[r])]
+        differences = [
+            str(e) for r in world.ranks for e in compare_dispatched(cfg, r, dispatched[r], want[r])
+        ]
         y_want = [experts(r, d) for r, d in enumerate(want)]
-        y = [reordered(cfg, want[r], dispatched[r], y_want[r], rows=len(dispatched[r].src_info)) for r in world.ranks]
+        y = [
+            reordered(cfg, want[r], dispatched[r], y_want[r], rows=len(dispatched[r].src_info))
+            for r in world.ranks
+        ]
         combined = [np.array(to_numpy(out)) for out in ep.combine(y, held, routed.topk_weights)]
     expected = epmoe_ref.combine(cfg, y_want, want, router_weights=routed.topk_weights)
-    differences += [str(e) for r in world.ranks
-                    for e in compare_combined(cfg, r, combined[r], expected[r], topk_ids=dispatched[r].topk_ids)]
+    differences += [
+        str(e)
+        for r in world.ranks
+        for e in compare_combined(cfg, r, combined[r], expected[r], topk_ids=dispatched[r].topk_ids)
+    ]
     return Recording(cfg, fused, seed, routed, recorder, dispatched, y, combined, differences)

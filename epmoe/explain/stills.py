@@ -2,9 +2,8 @@
 
 import json
 
-from epmoe_ref.errors import UnavailableError
-
 from epmoe.explain.bundle import script, source
+from epmoe_ref.errors import UnavailableError
 
 REMEDY = "pip install 'epmoe[explain]'"
 
@@ -14,23 +13,32 @@ def call(function, **arguments):
     try:
         import dukpy
     except ImportError:
-        raise UnavailableError(f"pictures outside a browser need dukpy, which is not installed: {REMEDY}") from None
-    return json.loads(dukpy.evaljs(f"{script('stills')}\nJSON.stringify({function}(dukpy.arguments))",
-                                   arguments=arguments))
+        raise UnavailableError(
+            f"pictures outside a browser need dukpy, which is not installed: {REMEDY}"
+        ) from None
+    return json.loads(
+        dukpy.evaljs(
+            f"{script('stills')}\nJSON.stringify({function}(dukpy.arguments))", arguments=arguments
+        )
+    )
 
 
 def inline(still, name):
     """A picture as it stands in the page, where its style comes from."""
-    return (f'<svg role="img" aria-label="{name}" width="{still["width"]}" height="{still["height"]}" '
-            f'viewBox="0 0 {still["width"]} {still["height"]}">{still["svg"]}</svg>')
+    return (
+        f'<svg role="img" aria-label="{name}" width="{still["width"]}" height="{still["height"]}" '
+        f'viewBox="0 0 {still["width"]} {still["height"]}">{still["svg"]}</svg>'
+    )
 
 
 def alone(still, zoom=4 / 3):
     """A picture as an SVG file of its own; its text is 12 px times zoom: 16 px, for slides."""
     w, h = still["width"], still["height"]
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{w * zoom:.0f}" height="{h * zoom:.0f}" '
-            f'viewBox="-8 -8 {w + 16} {h + 16}"><style>{source("stage.css")}</style>'
-            f'<rect class="ground" x="-8" y="-8" width="{w + 16}" height="{h + 16}"/>{still["svg"]}</svg>\n')
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{w * zoom:.0f}" height="{h * zoom:.0f}" '
+        f'viewBox="-8 -8 {w + 16} {h + 16}"><style>{source("stage.css")}</style>'
+        f'<rect class="ground" x="-8" y="-8" width="{w + 16}" height="{h + 16}"/>{still["svg"]}</svg>\n'
+    )
 
 
 def png(text):
@@ -38,6 +46,7 @@ def png(text):
     try:
         import resvg_py
     except ImportError:
-        raise UnavailableError(f"PNG files need resvg, which is not installed: {REMEDY}; SVG files need "
-                               "nothing") from None
+        raise UnavailableError(
+            f"PNG files need resvg, which is not installed: {REMEDY}; SVG files need nothing"
+        ) from None
     return bytes(resvg_py.svg_to_bytes(svg_string=text))

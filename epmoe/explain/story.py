@@ -3,21 +3,30 @@
 import json
 from html import escape
 
-from epmoe_ref.errors import UnavailableError
-
 from epmoe.explain import stills
 from epmoe.explain.bundle import chapters, filled, script, source
 from epmoe.explain.world import reference
+from epmoe_ref.errors import UnavailableError
 
-NUMBERS = {"bigExperts": 256, "bigTokens": 4096, "skew": 1.0}       # of the page, besides the world's sizes
+NUMBERS = {
+    "bigExperts": 256,
+    "bigTokens": 4096,
+    "skew": 1.0,
+}  # of the page, besides the world's sizes
 
 
 def data_of(drawn, recordings=()):
     """What the page's JavaScript starts from, and the chapters that it has."""
     of_load = "the whole routing" if drawn.whole else "128 tokens a rank and 8 experts a rank"
     every = [c for c in chapters() if c.name != "broken" or recordings]
-    return {"world": drawn.world, "whole": drawn.whole, "numbers": NUMBERS, "measured": json.loads(source("measured.json")),
-            "recordings": list(recordings), "words": {"loadTokens": of_load, "chapters": len(every)}}, every
+    return {
+        "world": drawn.world,
+        "whole": drawn.whole,
+        "numbers": NUMBERS,
+        "measured": json.loads(source("measured.json")),
+        "recordings": list(recordings),
+        "words": {"loadTokens": of_load, "chapters": len(every)},
+    }, every
 
 
 def page(drawn, recordings=(), tape=None):
@@ -28,14 +37,26 @@ def page(drawn, recordings=(), tape=None):
     notes = list(drawn.notes)
     try:
         values = stills.call("words", data=data) | data["words"]
-        pictures = {s["chapter"]: s for s in stills.call("stills", data=data, order=[c.name for c in every], lastOnly=True)}
+        pictures = {
+            s["chapter"]: s
+            for s in stills.call("stills", data=data, order=[c.name for c in every], lastOnly=True)
+        }
     except UnavailableError as error:
         values, pictures = None, {}
         notes.append(f"Without JavaScript and in print the page has no pictures: {error}.")
     body = "".join(_section(c, pictures.get(c.name), values, numbers, data) for c in every)
-    return _put(source("index.html"), {
-        "STYLE": source("stage.css") + source("style.css"), "INTRO": _intro(drawn, values, numbers, tape), "CHAPTERS": body,
-        "FOOTER": _footer(tape), "DATA": _json(data), "ARRAYS": _json(reference(drawn.world)), "SCRIPT": script("main")}), notes
+    return _put(
+        source("index.html"),
+        {
+            "STYLE": source("stage.css") + source("style.css"),
+            "INTRO": _intro(drawn, values, numbers, tape),
+            "CHAPTERS": body,
+            "FOOTER": _footer(tape),
+            "DATA": _json(data),
+            "ARRAYS": _json(reference(drawn.world)),
+            "SCRIPT": script("main"),
+        },
+    ), notes
 
 
 def _put(template, parts):
@@ -51,14 +72,24 @@ class _Open(dict):
 
 def _section(chapter, still, values, numbers, data):
     values = values or _Open()
-    picture = (f'<figure class="still">{stills.inline(still, escape(chapter.title, quote=True))}</figure>' if still else "")
+    picture = (
+        f'<figure class="still">{stills.inline(still, escape(chapter.title, quote=True))}</figure>'
+        if still
+        else ""
+    )
     items = chapter.captions
-    lengths = [r["length"] for r in data["recordings"]] if chapter.name == "broken" else [1] * len(items)
+    lengths = (
+        [r["length"] for r in data["recordings"]] if chapter.name == "broken" else [1] * len(items)
+    )
     if chapter.name == "broken":
         items = [r["caption"] for r in data["recordings"]]
-    steps = "".join(f'<li style="--n:{n}">{filled(c, values, numbers)}</li>' for c, n in zip(items, lengths))
-    return (f'<section class="chapter" id="{chapter.name}"><h2>{chapter.title}</h2>{filled(chapter.text, values, numbers)}'
-            f'{picture}<ol class="steps">{steps}</ol></section>\n')
+    steps = "".join(
+        f'<li style="--n:{n}">{filled(c, values, numbers)}</li>' for c, n in zip(items, lengths)
+    )
+    return (
+        f'<section class="chapter" id="{chapter.name}"><h2>{chapter.title}</h2>{filled(chapter.text, values, numbers)}'
+        f'{picture}<ol class="steps">{steps}</ol></section>\n'
+    )
 
 
 def _intro(drawn, values, numbers, tape):
@@ -69,11 +100,16 @@ def _intro(drawn, values, numbers, tape):
 
 
 def _footer(tape):
-    link = (f'<p>For every counter of a recorded round there is a second page: <a href="{escape(tape)}">the full tape</a>.</p>'
-            if tape else "")
-    return (f"{link}<p>Made by <code>python -m epmoe explain</code>. The numbers on the stage are those of "
-            "<code>epmoe_ref</code>; its arrays are in this page as JSON, under the id <code>arrays</code>. "
-            "Measured times: 4 x NVIDIA H200, 2026-11-22, 7,168 columns, 256 experts, top 8.</p>")
+    link = (
+        f'<p>Every counter of a recorded round: <a href="{escape(tape)}">the full tape</a>.</p>'
+        if tape
+        else ""
+    )
+    return (
+        f"{link}<p>Made by <code>python -m epmoe explain</code>. The numbers on the stage are those of "
+        "<code>epmoe_ref</code>; its arrays are in this page as JSON, under the id <code>arrays</code>. "
+        "Measured times: 4 x NVIDIA H200, 2026-11-22, 7,168 columns, 256 experts, top 8.</p>"
+    )
 
 
 def _json(value):

@@ -2,12 +2,13 @@
 
 from typing import NamedTuple
 
-import epmoe_ref
 import ml_dtypes
 import numpy as np
+
+import epmoe_ref
 from epmoe_ref.config import EPConfig
 
-RANKS, LOCAL, TOKENS, TOP_K = 4, 3, 4, 3       # what the stage has room for
+RANKS, LOCAL, TOKENS, TOP_K = 4, 3, 4, 3  # what the stage has room for
 COLUMNS = 4
 
 
@@ -24,8 +25,12 @@ class Drawn(NamedTuple):
 
 def drawn(cfg, routed):
     """A routing as the page shows it: as it is where it fits on the stage, else a slice of it and its totals."""
-    fits = (cfg.n_ranks <= RANKS and cfg.n_local_experts <= LOCAL and max(routed.num_tokens) <= TOKENS
-            and cfg.top_k <= TOP_K)
+    fits = (
+        cfg.n_ranks <= RANKS
+        and cfg.n_local_experts <= LOCAL
+        and max(routed.num_tokens) <= TOKENS
+        and cfg.top_k <= TOP_K
+    )
     if fits:
         return Drawn(_world(cfg.n_ranks, cfg.n_local_experts, cfg.top_k, routed), None, [])
     world, notes = _slice(cfg, routed)
@@ -33,17 +38,24 @@ def drawn(cfg, routed):
 
 
 def _world(ranks, local, top_k, routed):
-    return {"ranks": ranks, "local": local, "topK": top_k, "ids": [a.tolist() for a in routed.topk_ids],
-            "weights": [a.astype(np.float32).tolist() for a in routed.topk_weights],
-            "x": [np.asarray(x[:, :COLUMNS], np.float32).tolist() for x in routed.x]}
+    return {
+        "ranks": ranks,
+        "local": local,
+        "topK": top_k,
+        "ids": [a.tolist() for a in routed.topk_ids],
+        "weights": [a.astype(np.float32).tolist() for a in routed.topk_weights],
+        "x": [np.asarray(x[:, :COLUMNS], np.float32).tolist() for x in routed.x],
+    }
 
 
 def _slice(cfg, routed):
     """The first ranks' first tokens, and of each rank the experts that these tokens want most."""
     ranks, local, top_k = min(cfg.n_ranks, 3), min(cfg.n_local_experts, 2), min(cfg.top_k, 2)
     picked = [ids[:3] for ids in routed.topk_ids[:ranks]]
-    wanted = np.bincount(np.concatenate([p[p >= 0] for p in picked] or [[]]).astype(int), minlength=cfg.n_experts)
-    shown = {}          # global expert -> its number in the slice
+    wanted = np.bincount(
+        np.concatenate([p[p >= 0] for p in picked] or [[]]).astype(int), minlength=cfg.n_experts
+    )
+    shown = {}  # global expert -> its number in the slice
     for rank in range(ranks):
         mine = range(rank * cfg.n_local_experts, (rank + 1) * cfg.n_local_experts)
         for le, e in enumerate(sorted(sorted(mine, key=lambda e: -wanted[e])[:local])):
@@ -53,16 +65,24 @@ def _slice(cfg, routed):
         new, w = np.full((len(some), top_k), -1, int), np.zeros((len(some), top_k), np.float32)
         for t, row in enumerate(some):
             kept = [k for k, e in enumerate(row) if int(e) in shown][:top_k]
-            new[t, :len(kept)] = [shown[int(row[k])] for k in kept]
-            w[t, :len(kept)] = np.asarray(routed.topk_weights[rank])[t, kept]
+            new[t, : len(kept)] = [shown[int(row[k])] for k in kept]
+            w[t, : len(kept)] = np.asarray(routed.topk_weights[rank])[t, kept]
         ids.append(new.tolist())
         weights.append(w.tolist())
-    world = {"ranks": ranks, "local": local, "topK": top_k, "ids": ids, "weights": weights,
-             "x": [np.asarray(x[:3, :COLUMNS], np.float32).tolist() for x in routed.x[:ranks]]}
+    world = {
+        "ranks": ranks,
+        "local": local,
+        "topK": top_k,
+        "ids": ids,
+        "weights": weights,
+        "x": [np.asarray(x[:3, :COLUMNS], np.float32).tolist() for x in routed.x[:ranks]],
+    }
     names = ", ".join(f"e{n} is expert {e}" for e, n in shown.items())
-    notes = [f"{cfg.n_ranks} ranks x {cfg.n_local_experts} experts x {max(routed.num_tokens)} tokens are too many to "
-             f"draw: the stage shows a slice, the first {max(map(len, picked))} tokens of {ranks} ranks and their choices "
-             f"among {len(shown)} experts ({names}). The matrices and loads show the whole routing."]
+    notes = [
+        f"{cfg.n_ranks} ranks x {cfg.n_local_experts} experts x {max(routed.num_tokens)} tokens are too many to "
+        f"draw: the stage shows a slice, the first {max(map(len, picked))} tokens of {ranks} ranks and their choices "
+        f"among {len(shown)} experts ({names}). The matrices and loads show the whole routing."
+    ]
     return world, notes
 
 
@@ -77,15 +97,25 @@ def totals(cfg, topk_ids):
         dst = np.where(valid, ids // cfg.n_local_experts, -1)
         for r in range(n):
             pairs[src, r], rows[src, r] = (dst == r).sum(), (dst == r).any(axis=1).sum()
-    return {"pairs": pairs.tolist(), "rows": rows.tolist(), "load": load.tolist(), "local": cfg.n_local_experts}
+    return {
+        "pairs": pairs.tolist(),
+        "rows": rows.tolist(),
+        "load": load.tolist(),
+        "local": cfg.n_local_experts,
+    }
 
 
 def expert_outputs(world, dispatched):
     """What the page's experts make of the rows: expert e multiplies by e + 1."""
     made = []
     for rank, d in enumerate(dispatched):
-        scale = np.repeat(np.arange(world["local"]) + rank * world["local"] + 1, np.diff(d.row_offsets.astype(int)))
-        made.append((np.asarray(d.output_tokens, np.float32) * scale[:, None]).astype(ml_dtypes.bfloat16))
+        scale = np.repeat(
+            np.arange(world["local"]) + rank * world["local"] + 1,
+            np.diff(d.row_offsets.astype(int)),
+        )
+        made.append(
+            (np.asarray(d.output_tokens, np.float32) * scale[:, None]).astype(ml_dtypes.bfloat16)
+        )
     return made
 
 
@@ -94,15 +124,23 @@ def reference(world):
     tokens = [np.zeros((len(x), 8), ml_dtypes.bfloat16) for x in world["x"]]
     for made, x in zip(tokens, world["x"]):
         if x:
-            made[:, :len(x[0])] = np.asarray(x, np.float32)
+            made[:, : len(x[0])] = np.asarray(x, np.float32)
     ids = [np.asarray(i, np.int32).reshape(-1, world["topK"]) for i in world["ids"]]
     weights = [np.asarray(w, np.float32).reshape(-1, world["topK"]) for w in world["weights"]]
-    cfg = EPConfig(world["ranks"], world["ranks"] * world["local"], world["topK"], 8, max(1, *map(len, tokens)))
+    cfg = EPConfig(
+        world["ranks"], world["ranks"] * world["local"], world["topK"], 8, max(1, *map(len, tokens))
+    )
     dispatched = [epmoe_ref.canonical(d) for d in epmoe_ref.dispatch(cfg, tokens, ids)]
-    combined = epmoe_ref.combine(cfg, expert_outputs(world, dispatched), dispatched, router_weights=weights)
+    combined = epmoe_ref.combine(
+        cfg, expert_outputs(world, dispatched), dispatched, router_weights=weights
+    )
     columns = len(world["x"][0][0]) if world["x"][0] else COLUMNS
-    return {"recv_count": [d.recv_count.tolist() for d in dispatched],
-            "row_offsets": [d.row_offsets.tolist() for d in dispatched],
-            "src_info": [d.src_info.tolist() for d in dispatched],
-            "output_tokens": [np.asarray(d.output_tokens[:, :columns], np.float32).tolist() for d in dispatched],
-            "combined": [np.asarray(c[:, :columns], np.float32).tolist() for c in combined]} | totals(cfg, ids)
+    return {
+        "recv_count": [d.recv_count.tolist() for d in dispatched],
+        "row_offsets": [d.row_offsets.tolist() for d in dispatched],
+        "src_info": [d.src_info.tolist() for d in dispatched],
+        "output_tokens": [
+            np.asarray(d.output_tokens[:, :columns], np.float32).tolist() for d in dispatched
+        ],
+        "combined": [np.asarray(c[:, :columns], np.float32).tolist() for c in combined],
+    } | totals(cfg, ids)

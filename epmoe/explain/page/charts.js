@@ -53,9 +53,8 @@ function anatomy(w, rank) {
   }).join("");
 }
 
-const LINKS = [["1 writer", "stores the message, then adds to finished with release"],
-  ["2 signaller", "reads finished with acquire, then stores the count with release"],
-  ["3 receiver", "reads the count with acquire, then reads the message"]];
+const LINKS = [["1 writer", "stores the message, adds to finished: release"],
+  ["2 signaller", "loads finished: acquire, stores the count: release"], ["3 receiver", "loads the count: acquire, reads the message"]];
 
 // Who hands on to whom: each link is a release that an acquire sees.
 function chain(step, w) {

@@ -14,6 +14,7 @@ export function layout(world, width, rowsOf) {
   const cell = Math.max(20, fit(Math.max(1, rowsOf), inside - rowsAt, 32));
   const across = Math.max(1, Math.floor((inside - rowsAt) / cell)), lines = Math.max(beside ? 1 : 2, Math.ceil(rowsOf / across));
   const group = lines * (LINE + 2) + 4;
+  const message = Math.min(chip - 4, slot - 3, cell - 3);      // the same size wherever it is
   const strips = {};
   let y = 28;
   const strip = (name, height) => { strips[name] = {y, height: height + LABEL}; y += height + LABEL + 9; };
@@ -22,12 +23,13 @@ export function layout(world, width, rowsOf) {
   strip("recv", L * R * LINE + (L - 1) * 5);
   strip("rows", L * group);
   strip("back", K * LINE + 6 + LINE);
+  y = Math.max(y, width > 600 ? 520 : 400);
   const at = (name) => strips[name].y + LABEL;
   const left = (rank) => rank * (column + gap) + PAD;
   const recvLine = (le, src) => at("recv") + (le * R + src) * LINE + le * 5;
-  const chart = beside ? {x: 0, y: strips.counters.y - 4, w: width, h: y - strips.counters.y} : {x: 0, y: 0, w: width, h: 380};
-  return {R, L, T, K, E, width, column, gap, strips, height: y + 4, sizes: {chip, slot, counter, cell, TOKEN, CHIP, CELL, LINE},
-    inside, beside, left, box: (rank) => ({x: rank * (column + gap), y: 0, w: column, h: y}),
+  const wide = width > 600, chart = wide ? {x: 0, y: strips.counters.y - 4, w: width, h: y - strips.counters.y} : {x: 0, y: 0, w: width, h: 380};
+  return {R, L, T, K, E, width, column, gap, strips, height: y + 4, sizes: {chip, slot, counter, cell, message, TOKEN, CHIP, CELL, LINE},
+    inside, beside, wide, left, box: (rank) => ({x: rank * (column + gap), y: 0, w: column, h: y}),
     label: (rank, name) => ({x: left(rank), y: strips[name].y + 12}),
     token: (rank, t) => ({x: left(rank) + t * chip, y: at("tokens")}),
     chip: (rank, t, k) => ({x: left(rank) + t * chip, y: at("tokens") + TOKEN + k * CHIP}),

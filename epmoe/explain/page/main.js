@@ -1,8 +1,7 @@
 // The page: one clock, which scrolling, keys, buttons and the slider all set; and what readers can change.
 
 import {combine, expert, makeWorld} from "./model.js";
-import {picture, storyOf} from "./picture.js";
-import {stepsOf} from "./chapters.js";
+import {picture, stepsFor, storyOf} from "./picture.js";
 import {values} from "./words.js";
 import {Stage} from "./stage.js";
 import {scrubs} from "./scrub.js";
@@ -22,7 +21,7 @@ export function main() {
 
   function tell() {
     story = storyOf(data, page.world, page.numbers, page.followed);
-    steps = stepsOf(order, story.recordings);
+    steps = stepsFor(story, order);
     const words = {...values(story, page.numbers), ...data.words};
     for (const e of every("[data-value]")) if (words[e.dataset.value] !== undefined) e.textContent = words[e.dataset.value];
   }
@@ -91,6 +90,7 @@ export function main() {
   function scrolled() {
     const y = reading(), passed = captions.filter((c) => c.li.getBoundingClientRect().top < y).at(-1);
     if (!passed) return show(0);
+    if (!of(passed).length) return show(steps.findLastIndex((s) => order.indexOf(s.chapter) < order.indexOf(passed.chapter) || s.chapter === passed.chapter && s.caption < indexOf(passed)));
     const box = passed.li.getBoundingClientRect(), mine = of(passed);
     show(mine[Math.max(0, Math.min(mine.length - 1, Math.floor((y - box.top) / box.height * mine.length)))].n);
   }
@@ -109,7 +109,12 @@ export function main() {
     }
     one("#play").textContent = page.playing ? "Pause" : "Play";
   }
-  function changed() { tell(); draw(true); }
+  function changed() {
+    tell();
+    page.at = Math.min(page.at, steps.length - 1);
+    draw(true);
+    scrolled();
+  }
 
   one("#clock").addEventListener("input", (e) => go(Number(e.target.value)));
   one("#back").addEventListener("click", () => go(page.at - 1));

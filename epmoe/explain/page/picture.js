@@ -5,7 +5,8 @@ import {dispatch, makeWorld, summary, traffic} from "./model.js";
 import {layout} from "./layout.js";
 import {extras} from "./charts.js";
 import {recordingPanels} from "./broken.js";
-import {makeStory, stateAt} from "./chapters.js";
+import {makeStory, stateAt, stepsOf} from "./chapters.js";
+import {drawn} from "./svg.js";
 
 /** The story of a world: what dispatch makes of it, loads of a larger routing of the same shape, and whom we follow. */
 export function storyOf(data, world, numbers, followed = null) {
@@ -24,4 +25,19 @@ export function picture(story, steps, n, width) {
     return {state, places: {...places, height: panels.height}, nodes: panels.nodes};
   }
   return {state, places, nodes: [...scene(world, model, state, places, story.followed), ...extras(story, state, places)]};
+}
+
+/** The steps of these chapters. In a tiny world some would change nothing that can be seen: they join the next one. */
+export function stepsFor(story, order, width = 760) {
+  const all = stepsOf(order, story.recordings), kept = [];
+  let before = "", waiting = [];
+  all.forEach((step, n) => {
+    const now = drawn(picture(story, all, n, width).nodes);
+    waiting.push(step.change);
+    if (now === before) return;
+    const changes = waiting;
+    kept.push({...step, change: (s, told) => changes.reduce((state, change) => ({...state, ...change(state, told)}), s)});
+    [before, waiting] = [now, []];
+  });
+  return kept;
 }

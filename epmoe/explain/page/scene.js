@@ -16,7 +16,7 @@ const color = (rank) => rank % 8;
 
 /** All nodes of the stage at a moment. */
 export function scene(world, model, state, places, followed) {
-  if (state.chart && !places.beside) return [];       // a narrow stage has no room for both
+  if (state.chart && !places.wide) return [];       // a narrow stage has no room for both
   const parts = [boxes, experts, ...(state.chart ? [] : [routes, counters, recv, rows, back, messages]), tokens];
   return parts.flatMap((part) => part(world, model, state, places, followed));
 }
@@ -189,11 +189,11 @@ function back(world, model, state, places, followed) {
 function messages(world, model, state, places, followed) {
   if (state.next) return [];
   return model.pairs.filter((p) => state.written.has(name(p))).map((p) => {
-    const key = name(p), {slot, cell, chip} = places.sizes;
-    let at, w, what;
-    if (state.back.has(key)) [at, w, what] = [places.back(p.rank, p.token, p.k), chip - 4, `its result, in combine's recv_buf[rank ${p.rank}][token ${p.token}, k ${p.k}]`];
-    else if (state.grouped.has(key)) [at, w, what] = [places.row(p.dst, p.le, p.row - model.offsets[p.dst][p.le]), cell - 3, `row ${p.row} of rank ${p.dst}, for expert e${p.e}`];
-    else [at, w, what] = [places.slot(p.dst, p.le, p.rank, p.slot), slot - 3, `recv_buf[rank ${p.dst}][local_expert ${p.le}, src_rank ${p.rank}, slot ${p.slot}]`];
+    const key = name(p), w = places.sizes.message;
+    let at, what;
+    if (state.back.has(key)) [at, what] = [places.back(p.rank, p.token, p.k), `its result, in combine's recv_buf[rank ${p.rank}][token ${p.token}, k ${p.k}]`];
+    else if (state.grouped.has(key)) [at, what] = [places.row(p.dst, p.le, p.row - model.offsets[p.dst][p.le]), `row ${p.row} of rank ${p.dst}, for expert e${p.e}`];
+    else [at, what] = [places.slot(p.dst, p.le, p.rank, p.slot), `recv_buf[rank ${p.dst}][local_expert ${p.le}, src_rank ${p.rank}, slot ${p.slot}]`];
     const done = state.computed.has(key), cls = done ? `hollow k${color(p.rank)}` : `s${color(p.rank)} edge`;
     const hot = isFollowed(state, followed, p.rank, p.token) ? " hot" : "";
     return node(`message.${key}`, at.x, at.y, box(w, 20, cls, done ? `y${p.token}` : `t${p.token}`, done ? "t" : `x${color(p.rank)}`), {

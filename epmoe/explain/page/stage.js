@@ -54,7 +54,7 @@ export class Stage {
 
   /** Move so that the strips in focus can be seen in a view that is less high than the stage. */
   look(places, focus, high, moving) {
-    const ranges = focus.map((name) => name === "chart" ? {y: 0, height: places.beside ? places.height : high} : places.strips[name]);
+    const ranges = focus.map((name) => name === "chart" ? {y: 0, height: places.wide ? places.height : high} : places.strips[name]);
     const top = Math.min(...ranges.map((r) => r.y)), end = Math.max(...ranges.map((r) => r.y + r.height));
     const most = Math.max(0, places.height - high);
     const shift = end - top > high ? top - 4 : (top + end - high) / 2;

@@ -1,13 +1,12 @@
 // Pictures as SVG text, for readers without JavaScript, for print, and for slides. Called from Python.
 
 import {drawn, rect} from "./svg.js";
-import {picture, storyOf} from "./picture.js";
-import {stepsOf} from "./chapters.js";
+import {picture, stepsFor, storyOf} from "./picture.js";
 import {values} from "./words.js";
 
 /** [{chapter, stage, svg, width, height}] of every step, or only of each chapter's last. */
 export function stills({data, order, width = 760, lastOnly = false}) {
-  const story = storyOf(data, data.world, data.numbers), steps = stepsOf(order, story.recordings);
+  const story = storyOf(data, data.world, data.numbers), steps = stepsFor(story, order, width);
   return steps.flatMap((step, n) => {
     if (lastOnly && steps[n + 1]?.chapter === step.chapter) return [];
     const {nodes, places} = picture(story, steps, n, width);
@@ -18,3 +17,25 @@ export function stills({data, order, width = 760, lastOnly = false}) {
 
 /** {name: text}: what stands in the text as {{name}}, for the page's first moment. */
 export const words = ({data}) => values(storyOf(data, data.world, data.numbers), data.numbers);
+
+const FILM = ["router-2", "slot-4", "travel-3", "arrived-5", "grouping-4", "experts-2", "back-3", "back-5"];
+
+/** A film of the main steps: {pictures, width, height, things: [{body, cls, at: [[x, y] or null a picture]}]}. */
+export function film({data, order, width = 760}) {
+  const story = storyOf(data, data.world, data.numbers), steps = stepsFor(story, order, width), things = new Map();
+  let height = 0;
+  FILM.forEach((name, i) => {
+    const [chapter, caption] = name.split("-"), n = steps.findLastIndex((s) => s.chapter === chapter && s.caption < Number(caption));
+    const {nodes, places} = picture(story, steps, n, width);
+    height = Math.ceil(places.height);
+    const before = new Set([...things.values()].map((t) => t.key));
+    nodes.forEach(({key, body, cls, x, y, from}, z) => {
+      // a thing that changes its looks fades into the next: it is another thing at the same place
+      const id = `${key} ${cls ?? ""} ${body}`;
+      if (!things.has(id)) things.set(id, {key, body, cls: cls ?? "", z, at: FILM.map(() => null),
+        from: from && !before.has(key) ? [from.x, from.y, 1] : null});
+      things.get(id).at[i] = [x, y, 1];
+    });
+  });
+  return {pictures: FILM.length, width, height, things: [...things.values()].sort((a, b) => a.z - b.z)};
+}

@@ -14,8 +14,15 @@ export const path = (d, cls) => `<path class="${cls}" d="${d}"/>`;
 export const box = (w, h, cls, label, labelCls = "t") =>
   rect(0, 0, w, h, cls) + (label === "" ? "" : text(w / 2, h / 2 + 4.3, label, labelCls, "middle"));
 
-/** A node; more: {cls, title, from: the place that it comes from when it is new, data: {name: value}}. */
-export const node = (key, x, y, body, more = {}) => ({key, x: n(x), y: n(y), body, ...more});
+/**
+ * A node; more: {cls, title, from: the place that it comes from when it is new, data: {name: value}}.
+ * Of a node that is "hot" (followed) or has a "mark" the first shape gets a thick edge.
+ */
+export function node(key, x, y, body, more = {}) {
+  for (const word of ["hot", "mark"])
+    if (` ${more.cls} `.includes(` ${word} `)) body = body.replace(/<(rect|path) class="/, `<$1 class="is-${word} `);
+  return {key, x: n(x), y: n(y), body, ...more};
+}
 
 const attributes = (node) => Object.entries({class: node.cls, ...node.data})
   .filter(([, v]) => v !== undefined && v !== "").map(([k, v]) => ` ${k}="${escape(v)}"`).join("");

@@ -1,0 +1,39 @@
+"""The page's JavaScript: its own tests under node, and its model against epmoe_ref in the engine that draws stills."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from random_worlds import worlds
+
+from epmoe.explain.bundle import script
+
+HERE = Path(__file__).parent
+
+
+def test_the_model_equals_the_reference_on_200_worlds():
+    import dukpy
+
+    equals = (HERE / "page" / "equals.mjs").read_text(encoding="utf-8").replace("export ", "")
+    code = f"{script('model')}\n{equals}\nJSON.stringify(firstDifference($model, dukpy.cases))"
+    assert json.loads(dukpy.evaljs(code, cases=worlds())) is None
+
+
+@pytest.mark.skipif(
+    not shutil.which("node"), reason="node, which runs the page's own tests, is not installed"
+)
+def test_the_modules_pass_their_own_tests(tmp_path):
+    (tmp_path / "worlds.json").write_text(json.dumps(worlds()), encoding="utf-8")
+    ran = subprocess.run(
+        ["node", "--test", str(HERE / "page") + os.sep],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=os.environ | {"EPMOE_WORLDS": str(tmp_path / "worlds.json")},
+    )
+    assert ran.returncode == 0 and "# skipped 0" in ran.stdout, (
+        ran.stdout[-4000:] + ran.stderr[-2000:]
+    )
