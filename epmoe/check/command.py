@@ -83,7 +83,7 @@ def _compile_first(names, arguments):
     ours = [f"mpi_{name}" for name in OWN if prefix + name in names]
     if ours:
         from epmoe.check.compiled_first import compile_all
-        compile_all(ours, arguments.only, None if prefix else arguments.ranks)
+        compile_all(ours, arguments.only or "", None if prefix else arguments.ranks)
 
 
 def _check(name, arguments, said, records):
@@ -103,7 +103,7 @@ def _check(name, arguments, said, records):
                 same = first_with.setdefault(outcome.differences, outcome.case) if outcome.differences else outcome.case
                 print(outcome if same == outcome.case else f"DIFFERS     {outcome.case}: as in {same!r}", flush=True)
 
-        report = check(implementation, ranks=ranks, only=arguments.only, name=name, tell=tell)
+        report = check(implementation, ranks=ranks, only=arguments.only or "", name=name, tell=tell)
     except EPError as error:
         _complain(error, said)
         records.append({"name": name, "passed": False, "verdict": f"cannot be run: {error}", "cases": []})
