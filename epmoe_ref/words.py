@@ -36,7 +36,7 @@ class Words(NamedTuple):
         return np.argwhere(~right)
 
 
-def words(state: RankState) -> dict[str, Words]:
+def words(state: RankState, under_way: np.ndarray | None = None) -> dict[str, Words]:
     """What the recv_bufs, the recv_counts and the eleven counter regions of a rank must hold, by region.
 
     send_bufs are left out: nobody but their owner reads them. Free are: bytes of dispatch_recv_buf past the count of a
@@ -44,18 +44,36 @@ def words(state: RankState) -> dict[str, Words]:
     between dispatch_async and dispatch_wait F and G with a fused shared expert. Between combine_async and combine_wait
     one of two values is in: entries of A (kept or 0), finished (0 or the rows returned), rank_completion (0 or the
     signals sent to each rank of the p2p world).
+
+    under_way: None, or bool [n_local_experts, n_ranks]: segments of other p2p worlds whose signal has not arrived,
+    although the step that sent it has ended, since SHMEM puts end later. Their count and what it covers are free too.
     """
     cfg, done = state.cfg, STEPS[STEPS.index(state.next_step) - 1]
     found = {"dispatch_recv_buf": _messages(state), "combine_recv_buf": _rows(state)}
+    if under_way is not None:
+        _free_under_way(state, found, under_way)
     for name, index_names in INDEX_NAMES.items():
         values = state.region(name)
         free, or_else = np.zeros(values.shape, bool), None
         if name in "BC" or (name in "FG" and done == "dispatch_async" and cfg.fused_shared_expert):
             free[:] = True
+        if name.endswith("_recv_count") and under_way is not None:
+            free |= under_way
         if done == "combine_async":
             or_else = _or_else(state, name)
         found[name] = Words(values, or_else, free, index_names, rule(name, done))
     return found
+
+
+def may_be_under_way(state: RankState) -> np.ndarray:
+    """Segments whose signal may come after the step that sent it has ended: bool [n_local_experts, n_ranks].
+
+    Those of other p2p worlds, after dispatch_async and combine_async; a wait ends when all have arrived.
+    """
+    cfg = state.cfg
+    other_world = cfg.world(np.arange(cfg.n_src_ranks)) != cfg.world(state.rank)
+    sending = not cfg.skip_a2a and state.next_step.endswith("_wait")
+    return np.broadcast_to(other_world & sending, state.messages_here.shape)
 
 
 def in_token_order(cfg: EPConfig, recv_buf: np.ndarray, messages_here: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -77,6 +95,15 @@ def rule(name: str, done: str) -> str:
     return RULES.get((name, done)) or RULES[name]
 
 
+def _free_under_way(state: RankState, found: dict[str, Words], under_way: np.ndarray) -> None:
+    cfg, ids = state.cfg, state.topk_ids
+    if state.next_step == "dispatch_wait":
+        found["dispatch_recv_buf"].free[under_way] = True
+    elif state.next_step == "combine_wait" and under_way.any():
+        rows = (ids >= 0) & under_way[cfg.local_expert(ids), cfg.owner(ids)]
+        found["combine_recv_buf"].free[:len(ids)][rows] = True
+
+
 def _messages(state: RankState) -> Words:
     cfg, fmt = state.cfg, format_of(state.cfg)
     values, _ = in_token_order(cfg, state.dispatch_recv_buf, state.messages_here)
@@ -91,7 +118,7 @@ def _messages(state: RankState) -> Words:
 
 
 def _rows(state: RankState) -> Words:
-    free = np.broadcast_to(~state.rows_here[..., None], state.combine_recv_buf.shape)
+    free = np.repeat(~state.rows_here[..., None], state.combine_recv_buf.shape[-1], axis=-1)
     return Words(state.combine_recv_buf, None, free, ("token", "k", "byte"), RULES["combine_recv_buf"])
 
 

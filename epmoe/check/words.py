@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from epmoe_ref import EPLocalSyncCounters, format_of, words
-from epmoe_ref.protocol import STEPS, World
+from epmoe_ref.protocol import MAX_FINITE, STEPS, World
+from epmoe_ref.words import may_be_under_way
 
 from epmoe.check import word_causes
 from epmoe.check.difference import Difference
@@ -45,10 +46,11 @@ class Memory:
         by_rank = {rank: self._opened(rank, regions) for rank, regions in held.items()}
         found = []
         for rank, regions in by_rank.items():
-            for name, fixed in words.words(self.model.ranks[rank]).items():
+            state = self.model.ranks[rank]
+            for name, fixed in words.words(state, _under_way(state, regions)).items():
                 if name in regions:
-                    found += self._wrong(Suspect(self.model.ranks[rank], self.done, name, fixed, by_rank,
-                                                 self.model.ranks, self._before.get(rank, {})))
+                    found += self._wrong(Suspect(state, self.done, name, fixed, by_rank, self.model.ranks,
+                                                 self._before.get(rank, {})))
         self._before = by_rank
         return found
 
@@ -104,6 +106,13 @@ class Suspect:
     def place(self):
         """dispatch_recv_buf: from which slot each message of `got` came, int [n_local_experts, n_ranks, slots]."""
         return words.in_token_order(self.cfg, self.raw, self.state.messages_here)[1]
+
+
+def _under_way(state, regions):
+    """Segments whose signal may come later, and has not come yet, as far as the recv_count of the step was read."""
+    name = state.next_step.replace("_wait", "_recv_count")
+    may = may_be_under_way(state)
+    return may & (regions[name] == MAX_FINITE) if name in regions else may
 
 
 class WordsOf:

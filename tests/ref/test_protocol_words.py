@@ -9,7 +9,7 @@ from protocol_rounds import run
 
 from epmoe_ref import EPConfig, EPLocalSyncCounters, EPStateError, EPValueError, strategies
 from epmoe_ref.protocol import MAX_FINITE, STEPS, RankState, World, Write, dispatch_async
-from epmoe_ref.words import in_token_order, words
+from epmoe_ref.words import in_token_order, may_be_under_way, words
 
 CFG = EPConfig(2, 4, 2, 8, 3)
 X = [np.arange(3 * 8).reshape(3, 8).astype(bfloat16), np.full((1, 8), 99).astype(bfloat16)]
@@ -110,6 +110,26 @@ def test_a_step_leaves_the_state_that_it_is_given_as_it_is():
     after = dispatch_async(before, X[0], IDS[0]).state
     assert not before.ep_counters.any() and before.next_step == "dispatch_async" and not before.dispatch_recv_buf.any()
     assert (before.dispatch_recv_count == MAX_FINITE).all() and after.next_step == "dispatch_wait"
+
+
+def test_what_comes_from_another_p2p_world_may_be_under_way_until_the_wait():
+    cfg = EPConfig(2, 4, 2, 8, 3, p2p_world_size=1, use_shmem=True)
+    machine = World(cfg)
+    for rank in range(2):
+        machine.dispatch_async(rank, X[rank], IDS[rank])
+    state = machine.ranks[1]
+    may = may_be_under_way(state)
+    assert may.tolist() == [[True, False], [True, False]] and not may_be_under_way(machine.ranks[0])[:, 0].any()
+    without = RankState.initial(cfg, 1)     # as if nothing had come yet
+    for name, held in (("dispatch_recv_count", without.dispatch_recv_count), ("dispatch_recv_buf", None)):
+        held = in_token_order(cfg, without.dispatch_recv_buf, state.messages_here)[0] if held is None else held
+        assert len(words(state)[name].wrong(held)) > len(words(state, may)[name].wrong(held)) > 0   # its own have come
+    d = [machine.dispatch_wait(rank) for rank in range(2)]
+    assert not may_be_under_way(machine.ranks[1]).any()
+    for rank in range(2):
+        machine.combine_async(rank, d[rank].output_tokens, d[rank].src_info)
+    fixed, free = (words(machine.ranks[1], under_way)["combine_recv_buf"].free for under_way in (None, may))
+    assert not fixed[0].any() and free[0].all(axis=-1).tolist() == [False, True]    # experts 2 and 1: of ranks 1 and 0
 
 
 @settings(max_examples=30, deadline=None)
