@@ -4,6 +4,8 @@ import numpy as np
 
 from epmoe.check.difference import Difference
 
+LATER = "it was equal when it was returned, and was changed by a later call: is its memory used again?"
+
 
 @np.errstate(all="ignore")      # some cases overflow, and have NaN, on purpose
 def call(implementation, ranks, function, arguments, *more, **options):
@@ -35,14 +37,17 @@ def over_ranks(implementation, ranks, result):
 def first_found(implementation, case, ranks, steps):
     """The differences of a case's first step that has any, on any rank; [] if there are none.
 
-    steps(world, case, ranks, round number): yields the differences of one call after the other.
+    steps(world, case, ranks, round number): yields, of one call after the other, the arguments that were written to
+    (differences), and a function that compares the results; it is called again when all is over.
     """
-    world = implementation.make()
+    world, later = implementation.make(), []
     try:
         for round_ in range(case.rounds):
-            for found in steps(world, case, ranks, round_):
+            for changed, compared in steps(world, case, ranks, round_):
+                found = changed + compared()
                 if any(ranks.gather(bool(found))):
                     return [d.in_round(round_) for d in found]
-        return []
+                later.append((round_, compared))
+        return [d.in_round(round_).because(LATER) for round_, compared in later for d in compared()]
     finally:
         world.close()

@@ -1,16 +1,21 @@
-"""`python -m epmoe check [NAME ...]`: runs every case on implementations and says what differs from the reference.
+"""`epmoe check [NAME ...]`: runs every case on implementations and says what differs from the reference.
 
 Without a name on this project's kernels: split, fused, rows, HybridEP; under mpirun with one rank a process.
-Exit codes: 0 equal to the reference, 1 differs, 2 cannot be run (no such implementation, a library is missing).
+Each implementation runs in a process of its own, so that one that hangs, crashes or ends itself has a verdict too;
+with one rank a process in that one. Exit codes: those of epmoe.command_line.
 """
 
 import json
+import os
 import sys
+import threading
 
 from epmoe_ref.errors import EPError, EPValueError
 
-EQUAL, DIFFERS, CANNOT_RUN = 0, 1, 2
+from epmoe.command_line import CANNOT_RUN, DIFFERS, EQUAL, at_least_one, positive_seconds
+
 NO_CASE = -1
+TIMEOUT_S = 120.0
 
 
 def add_arguments(parser):
@@ -19,9 +24,11 @@ def add_arguments(parser):
     parser.add_argument("implementations", nargs="*", metavar="implementation",
                         help="module:Class, found from the current folder, or one of " + ", ".join(ADAPTERS)
                              + "; none: this project's kernels")
-    parser.add_argument("--ranks", type=int, default=4, help="size of the world (default 4; with one rank a process, "
-                                                            "the number of processes)")
+    parser.add_argument("--ranks", type=at_least_one, default=4, metavar="N", help="size of the world (default 4; with "
+                        "one rank a process, the number of processes)")
     parser.add_argument("--only", metavar="TEXT", help="run only the cases whose name contains TEXT")
+    parser.add_argument("--timeout", type=positive_seconds, default=TIMEOUT_S, metavar="S",
+                        help="seconds after which a case counts as hung (default %(default)g)")
     said = parser.add_mutually_exclusive_group()
     said.add_argument("--quiet", action="store_true", help="print only what differs, and the verdict")
     said.add_argument("--json", action="store_true",
@@ -32,12 +39,14 @@ def run(arguments):
     """Runs the check, prints from the first rank, and returns the exit code, the same on every rank."""
     if "" not in sys.path:
         sys.path.insert(0, "")
+    arguments.only = arguments.only or ""
     names = arguments.implementations or own()
-    from epmoe.check.ranks import process_number
+    from epmoe.check.ranks import process_number, started_as_rank
 
     said, records = set(), []
     try:
-        _compile_first(names, arguments)
+        if started_as_rank():
+            compile_first(names, arguments.only, arguments.ranks)
         codes = [_check(name, arguments, said, records) for name in names]
         if NO_CASE in codes and set(codes) <= {NO_CASE, CANNOT_RUN}:
             if process_number() == 0:
@@ -64,7 +73,7 @@ def _no_case(names, arguments):
     from epmoe.check.conformance import all_cases
     from epmoe.check.implementation import load
 
-    there = dict.fromkeys(case.name for name in names for case, *_ in all_cases(load(name), max(1, arguments.ranks)))
+    there = dict.fromkeys(case.name for name in names for case, *_ in all_cases(load(name), arguments.ranks))
     return f"no case's name contains {arguments.only!r}; there are: {', '.join(there)}"
 
 
@@ -75,7 +84,7 @@ def own():
     return [f"mpi_{name}" if started_by_mpirun() else name for name in OWN]
 
 
-def _compile_first(names, arguments):
+def compile_first(names, only, n_ranks):
     """Kernels of this project, which on GPUs would otherwise be compiled one after another."""
     from epmoe.check.adapters import OWN
     from epmoe.check.ranks import started_by_mpirun
@@ -83,36 +92,67 @@ def _compile_first(names, arguments):
     ours = [f"mpi_{name}" for name in OWN if prefix + name in names]
     if ours:
         from epmoe.check.compiled_first import compile_all
-        compile_all(ours, arguments.only or "", None if prefix else arguments.ranks)
+        compile_all(ours, only, None if prefix else n_ranks)
 
 
 def _check(name, arguments, said, records):
-    from epmoe.check.conformance import check
-    from epmoe.check.implementation import load
-    from epmoe.check.ranks import ranks_of, started_with_others
+    """The exit code of one implementation, whose outcomes and verdict are printed."""
+    from epmoe.check import guarded
+    from epmoe.check.ranks import process_number, started_as_rank
+
+    prints, first_with = process_number() == 0 and not arguments.json, {}
+
+    def tell(outcome):
+        if prints and (outcome.differences or not arguments.quiet):
+            same = first_with.setdefault(outcome.differences, outcome.case) if outcome.differences else outcome.case
+            print(outcome if same == outcome.case else f"DIFFERS     {outcome.case}: as in {same!r}", flush=True)
+
     try:
-        implementation = load(name)
-        if started_with_others() and not implementation.per_rank:
-            raise EPValueError(f"{name} has the whole world in one process (per_rank is False), and several were "
-                               "started, of which each would do the same: start it alone, or set per_rank = True")
-        ranks = ranks_of(implementation, arguments.ranks)
-        is_first, first_with = 0 in ranks.here, {}
-
-        def tell(outcome):
-            if is_first and not arguments.json and (outcome.differences or not arguments.quiet):
-                same = first_with.setdefault(outcome.differences, outcome.case) if outcome.differences else outcome.case
-                print(outcome if same == outcome.case else f"DIFFERS     {outcome.case}: as in {same!r}", flush=True)
-
-        report = check(implementation, ranks=ranks, only=arguments.only or "", name=name, tell=tell)
+        report = _as_rank(name, arguments, tell) if started_as_rank() else guarded.check(
+            name, n_ranks=arguments.ranks, only=arguments.only, timeout=arguments.timeout, tell=tell,
+            output=sys.__stderr__.fileno() if arguments.json else None)
     except EPError as error:
         _complain(error, said)
         records.append({"name": name, "passed": False, "verdict": f"cannot be run: {error}", "cases": []})
         return CANNOT_RUN
     if not report.outcomes:
-        ranks.close()
         return NO_CASE
     records.append(report.record())
-    if is_first and not arguments.json:
+    if prints:
         print(report.verdict, flush=True)
-    ranks.close()
-    return EQUAL if report.passed else DIFFERS
+    return EQUAL if report.passed else DIFFERS if report.run else CANNOT_RUN
+
+
+def _as_rank(name, arguments, tell):
+    """The Report of an implementation with one rank a process, of which this is one; a hang ends all of them."""
+    from epmoe.check.conformance import check
+    from epmoe.check.implementation import load
+    from epmoe.check.ranks import ranks_of, started_with_others
+
+    implementation = load(name)
+    if started_with_others() and not implementation.per_rank:
+        raise EPValueError(f"{name} has the whole world in one process (per_rank is False), and several were "
+                           "started, of which each would do the same: start it alone, or set per_rank = True")
+    ranks, timers = ranks_of(implementation, arguments.ranks), []
+
+    def give_up(case):
+        sys.stderr.write(f"epmoe check: {name}: case {case!r} did not return within {arguments.timeout:g} s "
+                         "(--timeout); all ranks end\n")
+        sys.stderr.flush()
+        os._exit(DIFFERS)
+
+    def begin(case):
+        end()
+        timers.append(threading.Timer(arguments.timeout, give_up, [case]))
+        timers[-1].daemon = True
+        timers[-1].start()
+
+    def end():
+        while timers:
+            timers.pop().cancel()
+
+    try:
+        return check(implementation, ranks=ranks, only=arguments.only, name=name, tell=tell, begin=begin)
+    finally:
+        end()
+        ranks.close()

@@ -94,7 +94,9 @@ def _compare_small(cfg, rank, name, got, want):
         return None
     if got.shape != want.shape:
         return Difference(name, f"has shape {got.shape}, reference {want.shape}", got, want, rank, rule=RULE[name])
-    different = got.astype(np.int64) != want.astype(np.int64)
+    if got.dtype.kind not in "iu":
+        return Difference(name, f"has dtype {got.dtype}; integers are needed", got, want, rank, rule=RULE[name])
+    different = got != want         # of integers of any width: exact, nothing is cast
     if not different.any():
         return None
     at = tuple(int(i) for i in np.argwhere(different)[0]) if different.ndim else ()
@@ -146,7 +148,7 @@ def compare_combined(cfg, rank, got, want, *, topk_ids=None):
     equals any NaN. Returns a list of Difference, empty if they are equal.
     """
     got, want = np.asarray(got), np.asarray(want)
-    if got.shape != want.shape or got.dtype.itemsize != want.dtype.itemsize:
+    if got.shape != want.shape or not same_type(got, want):
         says = f"is {got.dtype} {got.shape}, reference {want.dtype} {want.shape}"
         return [Difference("output", says, got, want, rank)]
     got = np.ascontiguousarray(got).view(want.dtype)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from epmoe.check.causes import best
-from epmoe.check.compare import compare_combined
+from epmoe.check.compare import compare_combined, same_type
 from epmoe.check.difference import Difference, bits, shown
 from epmoe.check.seen_causes import of_rows, of_sums
 
@@ -40,7 +40,9 @@ def received(routing_map, handle, rank, got, want):
 def _small(name, routing_map, handle, rank, got, want):
     if got.shape != want.shape:
         return [Difference(name, f"has shape {got.shape}, reference {want.shape}", got, want, rank, rule=RULES[name])]
-    if (got.astype(np.int64) == want).all():
+    if got.dtype.kind not in "iu" and not (name == "overflow" and got.dtype.kind == "b"):
+        return [Difference(name, f"has dtype {got.dtype}; integers are needed", got, want, rank, rule=RULES[name])]
+    if (got == want).all():
         return []
     at = int(np.flatnonzero(got.reshape(-1) != want.reshape(-1))[0])
     found = Difference(name, f"[{at}] is {got.reshape(-1)[at]}, reference {want.reshape(-1)[at]}; whole array "
@@ -60,7 +62,7 @@ def _small(name, routing_map, handle, rank, got, want):
 def rows(name, handle, rank, got, want, rule=BACK):
     """Differences of an array with one entry a row, as dispatched_hidden is."""
     got, want = np.ascontiguousarray(got), np.ascontiguousarray(want)
-    if got.shape != want.shape or got.dtype.itemsize != want.dtype.itemsize:
+    if got.shape != want.shape or not same_type(got, want):
         says = f"is {got.dtype} {got.shape}, reference {want.dtype} {want.shape}"
         return [Difference(name, says, got, want, rank, rule=rule)]
     different = bits(got) != bits(want)

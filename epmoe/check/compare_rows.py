@@ -3,7 +3,7 @@
 import numpy as np
 
 from epmoe.check.causes import best
-from epmoe.check.compare import compare_combined
+from epmoe.check.compare import compare_combined, same_type
 from epmoe.check.difference import Difference, bits, shown
 from epmoe.check.seen_causes import of_rows, of_sums
 
@@ -19,7 +19,7 @@ def compare_received(rank, rows, got, want):
     found = []
     for name, a, b in zip(names, got, want):
         a, b = np.asarray(a), np.asarray(b)
-        if a.shape != b.shape or a.dtype.itemsize != b.dtype.itemsize:
+        if a.shape != b.shape or not same_type(a, b):
             found.append(Difference(name, f"is {a.dtype} {a.shape}, reference {b.dtype} {b.shape}", a, b, rank,
                                     rule=ORDER if name == "recv_x" else ""))
             continue

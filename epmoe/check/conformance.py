@@ -12,6 +12,9 @@ from epmoe.check.ranks import ranks_of
 
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
 SHOWN = 4                   # differences of a case that the report prints
+RUNS = 2                    # of each case, on an object of its own each time
+AGAIN = ("the case's first run was equal, a second one on a new object is not: something is left over (a global, "
+         "memory that is not initialised), or there is a race")
 
 
 @dataclass(frozen=True)
@@ -27,8 +30,14 @@ class Outcome:
     def record(self):
         """The same as a dict that JSON can hold: case, state ("ok", "differs", "not served"), and why."""
         state = "not served" if self.not_served else "differs" if self.differences else "ok"
-        return {"case": self.case, "state": state, "not_served": self.not_served,
+        return {"case": self.case, "state": state, "not_served": self.not_served, "not_given": sorted(self.not_given),
                 "differences": [d.record() for d in self.differences]}
+
+    @classmethod
+    def of_record(cls, record):
+        """The Outcome that record() told of, without the arrays."""
+        differences = tuple(Difference(**of_one) for of_one in record["differences"])
+        return cls(record["case"], differences, record["not_served"], frozenset(record["not_given"]))
 
     def __str__(self):
         if self.not_served:
@@ -89,22 +98,24 @@ class Report:
         return "\n".join([*map(str, self.outcomes), self.verdict])
 
 
-def check(implementation, *, n_ranks=4, ranks=None, only="", name=None, tell=None):
+def check(implementation, *, n_ranks=4, ranks=None, only="", name=None, tell=None, begin=None):
     """Holds an implementation against the reference.
 
     implementation: a class derived from Implementation, RowsImplementation or HybridImplementation.
     n_ranks: size of the world; with per_rank it is the number of processes. ranks: what `ranks_of` gave, if it has been
     called already. only: a part of the names of cases to run. name: by which the report calls it; default the class's.
-    tell: called with each Outcome as it comes. Returns a Report, the same on all ranks; what an implementation raises
-    is a difference of its case, but with per_rank it is raised. Errors: UnavailableError if per_rank finds no ranks.
+    begin: called with the name of each case before it runs. tell: called with each Outcome as it comes. Returns a
+    Report, the same on all ranks; what an implementation raises is a difference of its case, but with per_rank it is
+    raised. Errors: UnavailableError if per_rank finds no ranks.
     """
     whole(implementation, getattr(implementation, "__name__", repr(implementation)))
     ranks = ranks or ranks_of(implementation, n_ranks)
     report = Report(name or implementation.__name__, ranks.size)
     for case, reason, run in all_cases(implementation, ranks.size):
         if only in case.name:
-            report.outcomes.append(Outcome(case.name, not_served=reason) if reason
-                                   else outcome(implementation, case, run, ranks))
+            if begin:
+                begin(case.name)
+            report.outcomes.append(outcome(implementation, case, reason, run, ranks))
             if tell:
                 tell(report.outcomes[-1])
     return report
@@ -120,16 +131,33 @@ def all_cases(implementation, n_ranks):
     return [(case, not_served(implementation, case), run) for case in listed]
 
 
-def outcome(implementation, case, run, ranks):
-    """Runs one case. An exception is a difference too, unless ranks are processes: then it must end them all."""
+def outcome(implementation, case, reason, run, ranks):
+    """Runs one case (not if there is a reason), and once more if nothing differs. An exception is a difference too.
+
+    Where ranks are processes it is raised instead: it must end them all.
+    """
+    if reason:
+        return Outcome(case.name, not_served=reason)
     not_given = set()
+    for time in range(RUNS):
+        found = _guarded(implementation, case, run, ranks, not_given)
+        all_found = tuple(d for part in ranks.gather(found) for d in part)
+        if all_found:
+            break
+    if time and all_found:
+        all_found = tuple(d.because(f"{AGAIN}{'; ' if d.cause else ''}{d.cause}") for d in all_found)
+    return Outcome(case.name, all_found, not_given=frozenset(not_given))
+
+
+def _guarded(implementation, case, run, ranks, not_given):
     try:
-        found = run(implementation, case, ranks, not_given)
-    except Exception as error:
+        return run(implementation, case, ranks, not_given)
+    except (Exception, SystemExit) as error:
         if implementation.per_rank:
+            if isinstance(error, SystemExit):
+                raise RuntimeError(f"the implementation ended the process: sys.exit({error.code})") from error
             raise
-        found = [Difference("call", f"raised {type(error).__name__}: {error}{_where(error)}")]
-    return Outcome(case.name, tuple(d for part in ranks.gather(found) for d in part), not_given=frozenset(not_given))
+        return [Difference("call", f"raised {type(error).__name__}: {error}{_where(error)}")]
 
 
 def _where(error):

@@ -8,6 +8,7 @@ import numpy as np
 
 import epmoe_ref
 from epmoe.check import combine_causes, dispatch_causes
+from epmoe.check.calls import LATER
 from epmoe.check.cases import epilogue, epilogue_args
 from epmoe.check.compare import compare_combined, compare_dispatched, field
 from epmoe.check.difference import Difference
@@ -30,6 +31,7 @@ def run_case(implementation, case, ranks, not_given):
         found = memory.differences()
         if memory.wrong:
             return [d.in_round(0) for d in found]
+        rounds = []
         for round_ in range(case.rounds):
             this = Round(case, round_, ranks.here, previous)
             found = this.dispatch(world, implementation.per_rank, memory)
@@ -39,7 +41,8 @@ def run_case(implementation, case, ranks, not_given):
             if any(ranks.gather(bool(found))):
                 return [d.in_round(round_) for d in found]
             previous = this
-        return []
+            rounds.append(this)
+        return [d.in_round(this.number).because(LATER) for this in rounds for d in this.compared()]
     finally:
         world.close()
 
@@ -83,11 +86,20 @@ class Round:
         if wrong := self._not_listed("dispatch", self.dispatched, DISPATCHED):
             self.dispatched = ()
             return wrong
-        found = []
-        for rank in self.here:
-            got, want = self.dispatched[rank], self.dispatched_want[rank]
-            found += compare_dispatched(self.cfg, rank, got, want)
-        return changed + dispatch_causes.with_causes(self, found)
+        return changed + dispatch_causes.with_causes(self, self._compared_dispatch())
+
+    def compared(self):
+        """The differences of what both calls have returned, as it is now."""
+        return self._compared_dispatch() + self._compared_combine()
+
+    def _compared_dispatch(self):
+        return [d for rank in self.here
+                for d in compare_dispatched(self.cfg, rank, self.dispatched[rank], self.dispatched_want[rank])]
+
+    def _compared_combine(self):
+        return [d for rank in self.here
+                for d in compare_combined(self.cfg, rank, self.combined[rank], self.combined_want[rank],
+                                          topk_ids=self.topk_ids[rank])]
 
     def not_given(self):
         """Names of the reference's arrays that are missing from the implementation's results."""
@@ -114,11 +126,7 @@ class Round:
         changed += memory.differences()
         if wrong := self._not_listed("combine", self.combined, "arrays [num_tokens, hidden]"):
             return wrong
-        found = []
-        for rank in self.here:
-            found += compare_combined(self.cfg, rank, self.combined[rank], self.combined_want[rank],
-                                      topk_ids=self.topk_ids[rank])
-        return changed + combine_causes.with_causes(self, found)
+        return changed + combine_causes.with_causes(self, self._compared_combine())
 
     @np.errstate(all="ignore")      # some cases overflow, and have NaN, on purpose
     def _call(self, function, arguments, options, per_rank):

@@ -115,7 +115,7 @@ def run_case(implementation, case, ranks, not_given):
 
 
 def _steps(implementation, world, case, ranks, round_, not_given):
-    """The differences of one call after the other, as long as there are none."""
+    """Of one call after the other: (differences of its arguments, what compares its results)."""
     def run(function, arguments, *more, **options):
         return call(implementation, ranks, function, arguments, *more, **options)
 
@@ -133,13 +133,14 @@ def _steps(implementation, world, case, ranks, round_, not_given):
         not_given.add("overflow")
     got = dict(zip((*FIELDS, "overflow"), of_ranks(*got, overflow)))
     want = dict(zip((*FIELDS, "overflow"), (*want, known.overflow)))
-    yield changed + [d for rank in ranks.here for d in compare_hybrid.received(routing_map, known, rank, got, want)]
+    yield changed, lambda: [d for rank in ranks.here
+                            for d in compare_hybrid.received(routing_map, known, rank, got, want)]
 
     returned = case.telling_rows(round_, RETURNED, known, want["dispatched_hidden"])
     combined, changed = run(world.combine, dict(x=returned), handle)
     combined, = of_ranks(combined)
     sums = fused_a2a.hybrid_combine_forward(returned, known)
-    yield changed + [d for rank in ranks.here for d in compare_hybrid.sums(
+    yield changed, lambda: [d for rank in ranks.here for d in compare_hybrid.sums(
         "combined_x", known, rank, combined[rank], sums[rank], returned)]
 
     if implementation.dispatch_backward is None or implementation.combine_backward is None:
@@ -150,13 +151,14 @@ def _steps(implementation, world, case, ranks, round_, not_given):
     wanted = fused_a2a.hybrid_dispatch_backward(known, rows, row_probs)
     back, changed = run(world.dispatch_backward, dict(grad_hidden=rows, grad_probs=row_probs), handle)
     grad_x, grad_probs = of_ranks(*back)
-    yield changed + [d for rank in ranks.here for d in (
+    yield changed, lambda: [d for rank in ranks.here for d in (
         *compare_hybrid.sums("grad_x", known, rank, grad_x[rank], wanted[0][rank], rows),
         *(compare_hybrid.dense_gradients(known, rank, grad_probs, wanted[1]) if row_probs is not None else ()))]
 
     grad_combined = case.gradients_of_combined(round_)
-    wanted = fused_a2a.hybrid_combine_backward(known, grad_combined)
+    rows_want = fused_a2a.hybrid_combine_backward(known, grad_combined)
     back, changed = run(world.combine_backward, dict(grad_combined_x=grad_combined), handle)
     back, = of_ranks(back)
-    yield changed + [d for rank in ranks.here
-                     for d in compare_hybrid.rows("grad_x of combine", known, rank, back[rank], wanted[rank])]
+    yield changed, lambda: [d for rank in ranks.here
+                            for d in compare_hybrid.rows("grad_x of combine", known, rank, back[rank],
+                                                      rows_want[rank])]

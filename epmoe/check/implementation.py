@@ -14,10 +14,15 @@
     $ python -m epmoe check mine:Mine
 """
 
+import difflib
+import sys
 from importlib import import_module
 from inspect import signature
 
-from epmoe_ref.errors import EPValueError
+from epmoe_ref.config import TOKEN_FORMATS
+from epmoe_ref.errors import EPError, EPValueError
+
+COMBINE_DTYPES = ("bf16", "fp16", "fp32")
 
 OPTIONS = frozenset({"unweighted", "epilogue", "input_scale", "fused_shared_expert", "skip_a2a", "use_shmem",
                      "fuse_a_scale_preshuffle"})
@@ -169,17 +174,23 @@ class HybridImplementation:
 def load(name):
     """The implementation that `module:Name` names; a short name is one of the adapters of epmoe.check.adapters."""
     from epmoe.check.adapters import ADAPTERS
-    module, colon, attribute = ADAPTERS.get(name, name).partition(":")
-    if not colon:
-        raise EPValueError(f"{name!r} must be module:Class, or one of {', '.join(ADAPTERS)}")
+    module, _, attribute = ADAPTERS.get(name, name).partition(":")
+    if not (all(part.isidentifier() for part in module.split(".")) and attribute.isidentifier()):
+        near = difflib.get_close_matches(name, ADAPTERS, 1)
+        raise EPValueError(f"{name!r} must be module:Class (a module's name, no path), or one of {', '.join(ADAPTERS)}"
+                           + "".join(f"; did you mean {n}?" for n in near))
     try:
         found = getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:
-        if error.name != module.split(".")[0] and error.name != module:
-            raise
+        if module != error.name and not module.startswith(f"{error.name}."):
+            raise EPValueError(f"{module} needs a module {error.name!r}, which is not installed") from None
         raise EPValueError(f"no module {module!r}: run in the folder where it lies, or install it") from None
-    except AttributeError:
-        raise EPValueError(f"module {module!r} has no {attribute!r}") from None
+    except EPError:
+        raise
+    except (Exception, SystemExit) as error:
+        if isinstance(error, AttributeError) and module in sys.modules and not hasattr(sys.modules[module], attribute):
+            raise EPValueError(f"module {module!r} has no {attribute!r}") from None
+        raise EPValueError(f"importing {module} raised {type(error).__name__}: {error}") from error
     return whole(found, name)
 
 
@@ -190,6 +201,7 @@ def whole(found, name):
         raise EPValueError(f"{name} must be a class derived from epmoe.check.Implementation, RowsImplementation or "
                            "HybridImplementation")
     halves = has_halves(found)
+    _refuse_unknown_names(found, name)
     for layout in layouts:
         for call in ("dispatch", "combine"):
             if issubclass(found, layout) and getattr(found, call) is getattr(layout, call) and not halves:
@@ -205,6 +217,28 @@ def has_halves(found):
         name = found.__name__ if isinstance(found, type) else type(found).__name__
         raise EPValueError(f"{name} has {', '.join(halves)}; all four of {', '.join(HALVES)} are needed, or none")
     return bool(halves)
+
+
+def _refuse_unknown_names(found, name):
+    """A misspelt format or option would only make cases not served."""
+    known = {}
+    if issubclass(found, Implementation):
+        known = {"token_formats": TOKEN_FORMATS, "combine_dtypes": COMBINE_DTYPES, "options": OPTIONS}
+    elif issubclass(found, HybridImplementation):
+        known = {"options": HybridImplementation.options}
+    for attribute, there in known.items():
+        given = getattr(found, attribute)
+        if isinstance(given, (str, bytes)) or not hasattr(given, "__iter__"):
+            raise EPValueError(f"{name}.{attribute} = {given!r} must be a tuple or set of names: {_choice(there)}")
+        for one in given:
+            if one not in there:
+                near = difflib.get_close_matches(str(one), there, 1)
+                raise EPValueError(f"{name}.{attribute} has {one!r}"
+                                   + (f"; did you mean {near[0]!r}?" if near else f"; there are {_choice(there)}"))
+
+
+def _choice(names):
+    return ", ".join(sorted(names))
 
 
 def not_served(implementation, case):

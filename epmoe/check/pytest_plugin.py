@@ -34,18 +34,21 @@ def _tests(session, name, n_ranks):
         found = all_cases(implementation, ranks.size)
     except EPError as error:
         raise pytest.UsageError(f"--epmoe-check {name}: {error}") from None
+    if all(reason for _, reason, _ in found):
+        raise pytest.UsageError(f"--epmoe-check {name}: it serves none of the {len(found)} cases ({found[0][0].name}: "
+                                f"{found[0][1]}), so nothing would be compared")
     for case, reason, run in found:
         if reason is None:
-            yield Conformance.from_parent(session, name=f"{name}[{case.name}]", implementation=implementation,
-                                          case=case, run=run, ranks=ranks)
+            yield Conformance.from_parent(session, name=f"{name}[{case.name}]",
+                                          what=(implementation, case, None, run, ranks))
 
 
 class Conformance(pytest.Item):
     """One case of one implementation."""
 
-    def __init__(self, *, implementation, case, run, ranks, **of_item):
+    def __init__(self, *, what, **of_item):
         super().__init__(**of_item)
-        self._what = implementation, case, run, ranks
+        self._what = what       # of conformance.outcome
 
     def runtest(self):
         from epmoe.check.conformance import outcome

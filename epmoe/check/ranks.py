@@ -78,6 +78,11 @@ def started_by_mpirun():
     return any(name in os.environ for name in MPI_VARIABLES)
 
 
+def started_as_rank():
+    """Whether mpirun or torchrun started this process, perhaps alone."""
+    return started_by_mpirun() or "TORCHELASTIC_RUN_ID" in os.environ
+
+
 def started_with_others():
     """Whether mpirun or torchrun started this process as one of several."""
     of_torchrun = int(os.environ.get("WORLD_SIZE", 1)) if "TORCHELASTIC_RUN_ID" in os.environ else 1

@@ -100,7 +100,7 @@ def run_case(implementation, case, ranks, not_given):
 
 
 def _steps(implementation, world, case, ranks, round_, not_given):
-    """The differences of one call after the other, as long as there are none."""
+    """Of one call after the other: (differences of its arguments, what compares its results)."""
     def run(function, arguments, *more):
         return call(implementation, ranks, function, arguments, *more)
 
@@ -112,7 +112,7 @@ def _steps(implementation, world, case, ranks, round_, not_given):
     rows = [np.stack(pair, axis=1) for pair in zip(handle_want.src_rank, handle_want.src_token)]
     (*got, handle), changed = run(world.dispatch, dict(x=x, token_indices=ids, token_probs=probs), case.n_experts)
     got = of_ranks(*got)
-    yield changed + [d for rank in ranks.here for d in compare_received(
+    yield changed, lambda: [d for rank in ranks.here for d in compare_received(
         rank, rows[rank], [part[rank] for part in got], [part[rank] for part in want])]
 
     returned = case.returned(round_, handle_want)
@@ -121,7 +121,8 @@ def _steps(implementation, world, case, ranks, round_, not_given):
     combined_want = fused_a2a.combine_forward(returned, handle_want)
     combined, changed = run(world.combine, dict(x=returned), handle)
     combined, = of_ranks(combined)
-    yield changed + [d for rank in ranks.here for d in compare_combined_rows(rank, combined[rank], combined_want[rank])]
+    yield changed, lambda: [d for rank in ranks.here
+                            for d in compare_combined_rows(rank, combined[rank], combined_want[rank])]
 
     if implementation.dispatch_backward is None or implementation.combine_backward is None:
         not_given.add("gradients")
@@ -131,7 +132,7 @@ def _steps(implementation, world, case, ranks, round_, not_given):
     grads_want = fused_a2a.dispatch_backward(handle_want, *grads)
     back, changed = run(world.dispatch_backward, dict(zip(("grad_recv_x", "grad_recv_token_probs"), grads)), handle)
     grad_x, grad_probs = of_ranks(*back)
-    yield changed + [d for rank in ranks.here for d in (
+    yield changed, lambda: [d for rank in ranks.here for d in (
         *compare_combined_rows(rank, grad_x[rank], grads_want[0][rank], "grad_x"),
         *compare_slot_gradients(rank, grad_probs[rank], grads_want[1][rank]))]
 
@@ -139,5 +140,5 @@ def _steps(implementation, world, case, ranks, round_, not_given):
     rows_want = fused_a2a.combine_backward(handle_want, grad_combined)
     back, changed = run(world.combine_backward, dict(grad_combined_x=grad_combined), handle)
     back, = of_ranks(back)
-    yield changed + [d for rank in ranks.here for d in compare_rows_back(rank, rows[rank], back[rank],
-                                                                         rows_want[rank])]
+    yield changed, lambda: [d for rank in ranks.here
+                            for d in compare_rows_back(rank, rows[rank], back[rank], rows_want[rank])]

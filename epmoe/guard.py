@@ -1,0 +1,82 @@
+"""Running code that nobody trusts to end: a module in a process of its own, which says what it has found in JSON lines.
+
+The code may hang, crash, end its process or print what it likes; it is killed, with all that it started, when the
+context of `process` ends, and ends by itself if this process is killed.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+
+@contextlib.contextmanager
+def process(module, task, output=None):
+    """(process, lines) of `python -m module`, which calls `child`. task: what JSON can hold.
+
+    lines(limit) gives what it says; if it says nothing for limit() seconds, process.late is True and lines ends. output:
+    where what it prints goes, as for subprocess; default: this process's stdout.
+    """
+    ours, theirs = os.pipe()
+    paths = os.pathsep.join(dict.fromkeys(path for path in sys.path if path))
+    running = subprocess.Popen([sys.executable, "-m", module, str(theirs), json.dumps(task)], stdin=subprocess.PIPE,
+                               stdout=output, pass_fds=(theirs,), start_new_session=True,
+                               env=os.environ | {"PYTHONPATH": paths})
+    os.close(theirs)
+    running.late = False
+
+    def lines(limit):
+        rest = b""
+        while True:
+            end = time.monotonic() + limit()
+            while b"\n" not in rest:
+                if not select.select([ours], [], [], max(0, end - time.monotonic()))[0]:
+                    running.late = True
+                    return
+                raw = os.read(ours, 1 << 16)
+                if not raw:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        running.wait(max(0, end - time.monotonic()))
+                    return
+                rest += raw
+            line, _, rest = rest.partition(b"\n")
+            yield json.loads(line)
+
+    try:
+        yield running, lines
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(running.pid, signal.SIGKILL)
+        running.wait()
+        running.stdin.close()
+        os.close(ours)
+
+
+def how_it_ended(running):
+    """What a process did instead of saying more, in words."""
+    status = running.returncode
+    if status is None:
+        return "closed what it reports through"
+    if status < 0:
+        return f"crashed the process: signal {-status} ({signal.Signals(-status).name})"
+    return f"ended the process with exit status {status} (sys.exit, os._exit?)"
+
+
+def child(run):
+    """In the module that `process` starts: run(task, say), where say(value) tells the process that waits."""
+    fd, task = int(sys.argv[1]), json.loads(sys.argv[2])
+    threading.Thread(target=_end_with_the_guard, daemon=True).start()
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    run(task, lambda value: os.write(fd, (json.dumps(value, default=int) + "\n").encode()))
+
+
+def _end_with_the_guard():
+    """stdin ends when the guard does, however that happened."""
+    os.read(0, 1)
+    os._exit(3)
