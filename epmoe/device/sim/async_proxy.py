@@ -7,7 +7,8 @@ Engines belong to a warp: lanes of one warp that issue bulk stores on their own 
 """
 import numpy as np
 
-from .accesses import ALL, CHECKED_FOR, CTA, FULL, IDX_BIT, Actor
+from .accesses import ALL, CHECKED_FOR, HIDDEN, IDX_BIT, STRONG_READS, new_cell
+from .actors import CTA, Actor
 from . import race_report
 
 ENGINES_PER_WARP = 6            # reader and writer of bulk stores, and four for bulk loads in flight
@@ -48,14 +49,20 @@ class AsyncProxy:
         for granule in range(address >> 4, address + nbytes >> 4):
             cell = self.granules.get(granule)
             if cell is None:
-                cell = self.granules[granule] = [{}, [], 0, 0, FULL]
+                cell = self.granules[granule] = new_cell()
+            by_sight = False
             for old in cell[0].values():
                 i = old[0].idx
-                if i != me and fenced[i] < old[1] and not self.was_observed(old, e):
-                    kind = "proxy" if known[i] >= old[1] or i == issuer else None
-                    self.race(old, self.at(access, granule), span, kind)
+                if i != me and fenced[i] < old[1]:
+                    if self.was_observed(old, fenced, me):
+                        by_sight = True
+                    else:
+                        kind = "proxy" if known[i] >= old[1] or i == issuer else None
+                        self.race(old, self.at(access, granule), span, kind)
+            if by_sight and cell[HIDDEN]:
+                self.check_hidden(self.at(access, granule), cell, span, fenced, me)
             if write:
-                for old in reversed(cell[1]):
+                for old in (*reversed(cell[1]), *(cell[STRONG_READS] or {}).values()):
                     i = old[0].idx
                     if i != me and known[i] < old[1] and i != issuer:
                         self.race(old, self.at(access, granule), span)

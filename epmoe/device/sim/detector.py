@@ -1,14 +1,16 @@
 """The race detector: how synchronisation moves vector clocks, as in the PTX memory model.
 
-Each address of a strong operation keeps its release heads: (releasing actor, scope, clock). A strong store replaces
-them, an RMW that is morally strong with the previous write continues them. A relaxed store after a fence carries the
-fence's clock with the fence's scope. An acquire takes every head for which each scope includes the other actor; a
-relaxed load keeps them for a later fence. Barriers and syncwarp join clocks, shuffles and ballots do not; launches of a
-stream follow one another. A run begins and ends with the host waiting for everything, so nothing older is remembered.
+Each location of strong operations keeps its release heads: (releasing actor, scope, clock). A strong store replaces
+them, an RMW that is morally strong with the previous write continues them. A strong write carries the clock of every
+fence of its thread with the fence's scope, and those of the thread's releases at this location. An acquire takes every
+head for which each scope includes the other actor; a relaxed load keeps them for a later fence, or a later acquire of
+the same location. Barriers and syncwarp join clocks, shuffles and ballots do not; launches of a stream follow one
+another. A run begins and ends with the host waiting for everything, so nothing older is remembered.
 """
 import numpy as np
 
-from .accesses import Accesses, Actor, Location, covers, morally_strong, new_lore
+from .accesses import Accesses
+from .actors import Actor, Location, covers, morally_strong, new_lore
 from .async_proxy import AsyncProxy, ENGINES_PER_WARP
 from .network_agents import NetworkAgents
 
@@ -35,7 +37,8 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
             warps = max(launch.grid * ((launch.threads + 31) // 32) for launch in queue)
             self.places.append((n, n + threads))
             n += threads + warps * ENGINES_PER_WARP
-        self.engines_end = n
+        self.engines_end = self.launch_ends_at = n      # then a place a stream: how many of its launches have ended
+        n += len(queues)
         if machine.network.heaps:
             n = self.new_agents(n)
         self.n = n
@@ -48,6 +51,7 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
         stream, (first, engines) = launch.stream_index, self.places[launch.stream_index]
         launch.base, last, self.last[stream] = self.stream_clock[stream], self.last[stream], launch
         launch.actors, launch.lore, launch.first = [], new_lore(), first
+        launch.ordinal = last.ordinal + 1 if last is not None else 1
         if launch.programmatic and last is not None:
             launch.before = launch.base
             if last.before is None:             # else that one may have begun early itself
@@ -75,6 +79,7 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
         following = self.places[launch.stream_index + 1:launch.stream_index + 2]
         after = following[0][0] if following else self.engines_end
         clock[engines:after] = np.maximum(clock[engines:after], self.engine_time[engines:after])
+        clock[self.launch_ends_at + launch.stream_index] = launch.ordinal
         self.stream_clock[launch.stream_index] = clock
 
     # ------------------------------------------------------------------ joins
@@ -101,92 +106,124 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
 
     def fence(self, a, scope):
         """Acquire what earlier strong loads observed, then remember the clock for later strong stores."""
-        rest = []
-        for head in a.observed:
-            if covers(head[1], head[0], a) and covers(scope, a, head[0]):
-                a.learn(head[2], head[4])
-            else:
-                rest.append(head)
-        a.observed = rest
+        for location in list(a.observed):
+            self.acquire_observed(a, location, scope)
         a.fences = {s: f for s, f in a.fences.items() if s > scope}
         a.fences[scope] = (a.snapshot(), a.proxy if self.fenced_proxy else None)
         a.time += 1
 
+    def acquire_observed(self, a, location, scope):
+        """A fence, or an acquire of the location, behind strong reads of it: take what these saw."""
+        heads = a.observed.pop(location)
+        rest = {k: h for k, h in heads.items() if not (covers(h[1], h[0], a) and covers(scope, a, h[0]))}
+        for k, head in heads.items():
+            if k not in rest:
+                a.learn(head[2], head[4])
+        if rest:
+            a.observed[location] = rest
+
     # ------------------------------------------------------------------ strong operations
     def strong(self, a, address, n, read, write, scope, acquire, release, word, frame, span, before, after):
-        """A strong load, store or RMW; before, after: values in memory. Returns the value that a load sees."""
-        location = self.locations.get(address)
-        if location is None:
-            location = self.locations[address] = Location(n)
-            self.strong_granules.setdefault(address >> 4, []).append(address)
+        """A strong load, store or RMW; before, after: values in memory. Returns the value that a load sees.
+
+        acquire: None of a reduction, which continues a chain of atomics and is no read beyond that.
+        """
+        place = address << 4 | n
+        location = self.locations.get(place) or self.new_location(address, n)
+        if not write and not self.stale:        # a spin reads the same value many times
+            look, version = place << 3 | scope << 1 | acquire, location.version << 32 | a.time
+            if a.seen.get(look) == version:
+                return before
+            a.seen[look] = version
         self.number += 1
         back = frame.f_back
         access = (a, a.time, scope, address, n, write, word, frame.f_code, frame.f_lasti,
                   back.f_code, back.f_lasti, self.number)
-        last, heads, chain = location.last, location.heads, False
-        if self.stale and not write and len(location.history) > 1 and last[4] == n:
-            last, heads, before = self.older(a, location, n)
+        last, heads, first, sees = location.last, location.heads, location.chain, False
+        if self.stale and not write and location.history:
+            last, heads, before, first = self.older(a, location)
         if read and last is not None:
-            chain = bool(morally_strong(last, access))
-            # a spin reads the same value many times; one that acquires it may follow others that do not
-            looked = 2 * location.version + bool(acquire)
-            if write or self.stale or a.seen.get(address, -1) < looked:
-                a.seen[address] = looked
-                if chain:
-                    self.observe(a, location, access, acquire, scope, last, heads)
-                else:
-                    self.reject(last, access, "the write is a plain store" if not last[2] else "they differ in size"
-                                if last[4] != n else APART % (SCOPE_NAMES[last[2]], SCOPE_NAMES[scope]))
-        self.check_strong(access, span)
+            sees = morally_strong(last, access)
+            if sees and acquire is not None:
+                self.observe(a, location, access, acquire, scope, last, heads)
+            elif not sees and acquire is not None:
+                self.reject(last, access, "the write is a plain store" if not last[2] else "they differ in size"
+                            if last[3] != address or last[4] != n else
+                            APART % (SCOPE_NAMES[last[2]], SCOPE_NAMES[scope]))
+        if acquire and location in a.observed:
+            self.acquire_observed(a, location, scope)
+        chain = first if sees else self.number
+        self.check_strong(access, span, chain)
+        if sees and acquire is not None:        # behind the check: what it sees is not what it comes after
+            location.observations.append((first, last[11], a.idx, access[1]))
         if write:
             if not read and before != after and last is not None and last[2] and last[6] in PURE_STORES:
                 self.check_order(last, access, span)
             self.publish(a, location, access, scope, release, chain, before, after)
         return before
 
+    def new_location(self, address, n):
+        location = self.locations[address << 4 | n] = Location(address, n)
+        others = self.strong_granules.get(address >> 4)
+        if others is None:
+            self.strong_granules[address >> 4] = [location]
+            return location
+        for other in others:                    # aligned ones of one size have no bytes in common
+            if other.size != n and other.address < location.end and address < other.end:
+                location.overlaps += (other,)
+                other.overlaps += (location,)
+        others.append(location)
+        return location
+
     def check_order(self, last, access, span):
         """Two strong stores of different values to a word: whatever else they are for, one of them must come last."""
         a, old = access[0], last[0]
-        if old is not a and a.known[old.idx] < last[1] and not self.was_observed(last, a):
+        if old is not a and a.known[old.idx] < last[1] and not self.was_observed(last, a.known, a.idx):
             self.race(last, access, span, "order")
 
     def publish(self, a, location, access, scope, release, chain, before, after):
-        """A strong write: what those who read it can acquire."""
-        me = a.idx
-        keep = location.heads if chain else {k: h for k, h in location.heads.items() if k[0] == me}
+        """A strong write: what those who read it can acquire. chain: as in check_strong."""
+        me, number = a.idx, access[11]
+        keep = dict(location.heads) if chain < number else {}
+        if location in a.released:
+            for s, head in a.released[location].items():
+                keep[me, s] = head
         heads = dict(keep)
         for s, (clock, proxy) in a.fences.items():
-            heads[me, s] = (a, s, clock, access, proxy)
+            newer = heads.get((me, s))
+            if newer is None or newer[2][me] < clock[me]:
+                heads[me, s] = (a, s, clock, access, proxy)
         if release:
-            heads[me, scope] = (a, scope, a.snapshot(), access, a.proxy if self.fenced_proxy else None)
+            head = heads[me, scope] = (a, scope, a.snapshot(), access, a.proxy if self.fenced_proxy else None)
+            a.released.setdefault(location, {})[scope] = head
         location.heads = heads
         if self.stale:
             if not location.history:
-                location.history.append((location.last, keep, before))
-            location.history.append((access, heads, after))
-        elif not chain:
-            location.observations = []
-        location.last = access
+                location.history = [(location.last, keep, before, location.chain)]
+            location.history.append((access, heads, after, chain))
+        location.last, location.chain = access, chain
         location.version += 1
+        for other in location.overlaps:
+            other.overwritten(access)
         if release:
             a.time += 1
 
     def observe(self, a, location, access, acquire, scope, write, heads):
         """A strong read saw a strong write, each inside the other's scope."""
-        location.observations.append((write[11], a.idx, access[1]))
         writer = write[0].idx
         if not any(k[0] == writer for k in heads):
             self.reject(write, access, "the write is relaxed")
-        missed = []
-        for head in heads.values():
+        missed = {}
+        for k, head in heads.items():
             if head[0] is a:
                 continue
             if acquire and covers(head[1], head[0], a) and covers(scope, a, head[0]):
                 a.learn(head[2], head[4])
             else:
-                missed.append(head)
-        for head in missed:             # behind the others: a write may have a head of each scope
-            a.observed.append(head)
+                missed[k] = head
+        if missed:
+            a.observed.setdefault(location, {}).update(missed)
+        for head in missed.values():    # behind the others: a write may have a head of each scope
             self.reject(head[3], access, "the read is relaxed" if not acquire else
                         APART % (SCOPE_NAMES[head[1]], SCOPE_NAMES[scope]))
 
@@ -196,19 +233,14 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
         if w is not r and r.known[w.idx] < write[1]:
             self.rejected[write[7], write[8], read[7], read[8], w.block, r.block] = (write, read, why)
 
-    def older(self, a, location, n):
-        """Stale mode: a write that this load may see; none that it, or one known to have been seen, comes after.
-
-        Nor one of another size than the load's n bytes, or what was there before it.
-        """
+    def older(self, a, location):
+        """Stale mode: a write that this load may see; none that it, or one known to have been seen, comes after."""
         history = location.history
-        known = {number for number, z, time in location.observations if z == a.idx or a.known[z] >= time}
+        known = {last for _, last, z, time in location.observations if z == a.idx or a.known[z] >= time}
         low = len(history) - 1
         while low:
             write = history[low][0]
             if write is None or write[11] in known or write[0].idx == a.idx or a.known[write[0].idx] >= write[1]:
-                break
-            if history[low - 1][0] is not None and history[low - 1][0][4] != n:
                 break
             low -= 1
         return history[-1 if self.stale.random() < 0.5 else self.stale.randrange(low, len(history))]

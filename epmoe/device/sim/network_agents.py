@@ -6,7 +6,7 @@ it reads the source and writes the target. shmem_quiet teaches that to its threa
 import numpy as np
 
 from . import race_report
-from .accesses import SYS, Actor
+from .actors import SYS, Actor
 
 
 class NetworkAgents:

@@ -88,6 +88,9 @@ def missing(first, second, kind):
     if kind == "nc":
         return ["load16_nc may return what was there when the launch began: the write came later, and is ordered "
                 "before the load only inside the kernel; use load16"]
+    if kind == "later":
+        return ["load16_nc needs bytes that nobody writes until its launch has ended: the write comes too early, "
+                "whatever orders it; use load16"]
     if kind == "proxy":
         return ["the write is ordered before the bulk copy was issued, but not for the async proxy: fence_proxy_async "
                 "is missing between the two"]

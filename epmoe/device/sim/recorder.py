@@ -7,7 +7,7 @@ nothing is looked at, so that it costs nothing when it is off.
 import ctypes
 import sys
 
-from .accesses import covers
+from .actors import covers
 from .detector import SCOPE_NAMES, Detector
 from .memory import MEMORY
 from .race_report import site
@@ -154,8 +154,8 @@ class RecordingDetector(Detector):
                                scope=SCOPE_NAMES[scope], word=word, span=span, address=address, nbytes=n,
                                saw=ctypes.string_at(address, n) if read else None,
                                sources=self.sources(), frame=kernel_frame(frame))
-            self.event_of[self.number] = event.number
             if write:
+                self.event_of[self.number] = event.number
                 self.unread.append(event)
         return value
 
@@ -166,7 +166,7 @@ class RecordingDetector(Detector):
 
     def fence(self, a, scope):
         self.settle()
-        self.acquired[:] = [h[3] for h in a.observed if self.acquires(a, scope, h)]
+        self.acquired[:] = [h[3] for heads in a.observed.values() for h in heads.values() if self.acquires(a, scope, h)]
         super().fence(a, scope)
         self.enter(a, "fence", order="acq_rel", scope=SCOPE_NAMES[scope], word="fence_acq_rel_" + SCOPE_NAMES[scope],
                    sources=self.sources(), frame=kernel_frame(sys._getframe(1)))

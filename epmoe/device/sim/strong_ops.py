@@ -93,6 +93,8 @@ def _four_words():
 def _rmw(name, order, scope, ty, change, returns=True, operands=1, doc=None):
     n, view, wrap, number = WIDTH[ty], VIEW[ty], WRAP[ty], SCOPES[scope]
     shift, acquire, release = n.bit_length() - 1, order in ("acquire", "acq_rel"), order in ("release", "acq_rel")
+    if not returns:
+        acquire = None      # a reduction is no read (PTX 8.4): it forms no acquire pattern
 
     def access(address, *v):
         NOW.fuel -= 1

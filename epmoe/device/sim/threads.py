@@ -44,6 +44,7 @@ class Launch:
         self.base = None            # vector clock of the launch (race detector)
         self.before = None          # vector clock of the end of the launch before it, if it is programmatic
         self.first = 0              # place of its first thread in vector clocks
+        self.ordinal = 0            # which launch of its stream it is in this run (race detector)
 
     def __str__(self):
         return "%s #%d" % (self.kernel.name, self.number)
