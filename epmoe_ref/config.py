@@ -7,7 +7,7 @@ import operator
 from dataclasses import KW_ONLY, dataclass, fields
 
 from .errors import EPValueError
-from .format_names import MAX_TOP_K, TOKEN_FORMATS
+from .format_names import TOKEN_FORMATS
 from .formats import TokenFormat, format_of
 
 MAX_GPUS_PER_NODE = 8       # ranks that can share one fast interconnect; also the size of the rank completion region
@@ -22,9 +22,9 @@ class EPConfig:
     """The sizes and options that all ranks of one expert-parallel group share; checks itself, compares and hashes.
 
     n_ranks, n_experts (of all ranks together), top_k (slots per token), hidden (elements of a token),
-    max_tokens_per_rank: all >= 1; top_k <= 32 and <= n_experts; n_experts <= 65535 and a multiple of n_ranks.
-    p2p_world_size: consecutive ranks that write each other's memory directly; divides n_ranks, at most 8. Default
-        min(n_ranks, 8) if that divides n_ranks. Smaller than n_ranks only with use_shmem or skip_a2a.
+    max_tokens_per_rank: all >= 1; top_k <= n_experts; n_experts <= 65535 and a multiple of n_ranks.
+    p2p_world_size: consecutive ranks that write each other's memory directly; divides n_ranks. Default min(n_ranks, 8)
+        if that divides n_ranks. Smaller than n_ranks only with use_shmem or skip_a2a.
     token_format: "bf16", "fp8_blockwise", "nvfp4", "mxfp4", "mxfp8" or "mxfp4_rows"; each has its multiple for hidden.
     alignment: bytes to which each part of a message is padded; a power of two, at least 16 (one vector access).
     fuse_a_scale_preshuffle: mxfp4_rows only: scales in the per-expert slot layout; hidden a multiple of 256.
@@ -33,10 +33,12 @@ class EPConfig:
     skip_a2a: every rank holds all tokens and keeps the pairs whose expert it owns; nothing is exchanged. That the ranks
         hold the same tokens is the caller's promise, not checked.
     use_shmem: SHMEM between p2p worlds. Default False: one host needs none. Has no meaning under skip_a2a.
-    allreduce_world_size: W in the shared expert's share of a rank under skip_a2a, where it must equal n_ranks;
-        ignored without a shared expert and without skip_a2a.
+    allreduce_world_size: W in the shared expert's share of a rank under skip_a2a: a multiple or a divisor of n_ranks,
+        by default n_ranks. A rank takes the share of its number modulo W. Ignored (and by default 1) without a shared
+        expert and without skip_a2a.
 
-    input tokens are always bf16. Errors: EPValueError. Source: the parameters of the dispatch_kernel page
+    Kernels may have narrower limits (top_k <= 32, p2p_world_size <= 8), which their factories check. Input tokens are
+    bf16; for the bf16 format also fp16 and float32, which are rounded once to nearest even. Errors: EPValueError. Source: the parameters of the dispatch_kernel page
     (docs/pages.md).
     """
 
@@ -54,7 +56,7 @@ class EPConfig:
     fused_shared_expert: bool = False
     skip_a2a: bool = False
     use_shmem: bool = False
-    allreduce_world_size: int = 1
+    allreduce_world_size: int | None = None
 
     def __post_init__(self):
         _check_types(self)
@@ -122,6 +124,9 @@ def _check_types(cfg: EPConfig) -> None:
                 raise EPValueError(f"{name}={value!r} must be a name (a string)")
         elif value is None and name == "p2p_world_size":
             object.__setattr__(cfg, name, _default_p2p_world_size(cfg.n_ranks))
+        elif value is None and name == "allreduce_world_size":
+            divided = cfg.skip_a2a and cfg.fused_shared_expert
+            object.__setattr__(cfg, name, cfg.n_ranks if divided else 1)
         else:
             object.__setattr__(cfg, name, _size(name, value))
 
@@ -156,8 +161,6 @@ def _check_experts(cfg: EPConfig) -> None:
     if cfg.n_experts % cfg.n_ranks:
         raise EPValueError(f"n_experts={cfg.n_experts} must be a multiple of n_ranks={cfg.n_ranks}: "
                            "change one, or add experts that no token selects")
-    if cfg.top_k > MAX_TOP_K:
-        raise EPValueError(f"top_k={cfg.top_k} must be at most {MAX_TOP_K}: one lane of a warp holds one slot")
     if cfg.top_k > cfg.n_experts:
         raise EPValueError(f"top_k={cfg.top_k} must be at most n_experts={cfg.n_experts}: the ids of a token are "
                            "distinct; lower top_k and leave unused slots at -1")
@@ -170,9 +173,6 @@ def _check_experts(cfg: EPConfig) -> None:
 
 def _check_world(cfg: EPConfig) -> None:
     size = cfg.p2p_world_size
-    if size > MAX_GPUS_PER_NODE:
-        raise EPValueError(f"p2p_world_size={size} must be at most {MAX_GPUS_PER_NODE} (MAX_GPUS_PER_NODE): "
-                           "use more p2p worlds")
     if cfg.n_ranks % size:
         raise EPValueError(f"p2p_world_size={size} must divide n_ranks={cfg.n_ranks}: all p2p worlds have one size")
     if size < cfg.n_ranks and not (cfg.use_shmem or cfg.skip_a2a):
@@ -201,9 +201,7 @@ def _check_format(cfg: EPConfig) -> None:
 
 
 def _check_options(cfg: EPConfig) -> None:
-    if cfg.skip_a2a and cfg.use_shmem:
-        raise EPValueError("use_shmem=True with skip_a2a=True: nothing is exchanged under skip_a2a; "
-                           "set use_shmem=False")
-    if cfg.skip_a2a and cfg.fused_shared_expert and cfg.allreduce_world_size != cfg.n_ranks:
-        raise EPValueError(f"allreduce_world_size={cfg.allreduce_world_size} must equal n_ranks={cfg.n_ranks} under "
-                           "skip_a2a with a fused shared expert: each rank takes its share of that expert's rows")
+    world = cfg.allreduce_world_size
+    if cfg.skip_a2a and cfg.fused_shared_expert and world % cfg.n_ranks and cfg.n_ranks % world:
+        raise EPValueError(f"allreduce_world_size={world} must be a multiple or a divisor of n_ranks={cfg.n_ranks} "
+                           "under skip_a2a with a fused shared expert, whose rows so many ranks share")

@@ -3,6 +3,7 @@
 import numpy as np
 from ml_dtypes import bfloat16
 
+from .casts import to_float32, to_output_type
 from .config import EPConfig
 from .dispatched import Dispatched
 from .errors import EPValueError
@@ -16,7 +17,8 @@ from .routing import Routes, clean_topk_ids, routes
 def dispatch(cfg: EPConfig, input_tokens, topk_ids, *, input_scale=1.0) -> list[Dispatched]:
     """Send each (token, slot) pair of every rank to the owner of its expert; one Dispatched per rank.
 
-    input_tokens: list over ranks of bf16 [num_tokens, hidden], any strides; num_tokens may differ and be 0.
+    input_tokens: list over ranks of bf16 [num_tokens, hidden], any strides; num_tokens may differ and be 0. For the
+        bf16 format also fp16 and float32, which are rounded once to bf16, to nearest even.
     topk_ids: list over ranks of global expert ids, any integer type [num_tokens, top_k]; the ids of a token are
         distinct, -1 means "no expert in this slot": nothing is sent.
     input_scale: NVFP4 only, other formats ignore it: one positive finite float32 a rank: a number, a list over ranks
@@ -45,7 +47,7 @@ def dispatch(cfg: EPConfig, input_tokens, topk_ids, *, input_scale=1.0) -> list[
     for src_rank, (tokens, scale) in enumerate(zip(input_tokens, scales)):
         if not len(tokens):
             continue
-        values, token_scales = fmt.decode(fmt.encode(tokens, scale))
+        values, token_scales = fmt.decode(fmt.encode(_rounded(tokens), scale))
         values = np.ascontiguousarray(values)
         if cfg.fused_shared_expert:
             _put_shared(cfg, fmt, results[src_rank], src_rank, values, token_scales)
@@ -57,12 +59,13 @@ def dispatch(cfg: EPConfig, input_tokens, topk_ids, *, input_scale=1.0) -> list[
 def shared_expert_share(cfg: EPConfig, rank: int, num_tokens: int) -> tuple[int, int]:
     """The tokens that a rank takes through the shared expert: (first token, number of tokens).
 
-    All of its own; under skip_a2a, where every rank holds the same T tokens and W = allreduce_world_size, the
-    `(T + W - rank - 1) // W` tokens from `rank * (T // W) + min(rank, T % W)` on.
+    All of its own; under skip_a2a, where every rank holds the same T tokens and W = allreduce_world_size, with
+    r = rank % W the `(T + W - r - 1) // W` tokens from `r * (T // W) + min(r, T % W)` on.
     """
     if not cfg.skip_a2a:
         return 0, num_tokens
     world = cfg.allreduce_world_size
+    rank = rank % world
     start = rank * (num_tokens // world) + min(rank, num_tokens % world)
     return start, (num_tokens + world - rank - 1) // world
 
@@ -146,11 +149,17 @@ def check_tokens(cfg: EPConfig, tokens, num_tokens: int, rank: int) -> None:
     name = f"input_tokens of rank {rank}"
     if not isinstance(tokens, np.ndarray):
         raise EPValueError(f"{name} is of type {type(tokens).__name__} and must be a NumPy array")
-    if tokens.dtype != bfloat16:
-        raise EPValueError(f"{name} has dtype {tokens.dtype} and must be bfloat16: use .astype(ml_dtypes.bfloat16)")
+    if tokens.dtype != bfloat16 and not (cfg.token_format == "bf16" and tokens.dtype in (np.float16, np.float32)):
+        raise EPValueError(f"{name} has dtype {tokens.dtype} and must be bfloat16 (for the bf16 format also float16 or "
+                           "float32): use .astype(ml_dtypes.bfloat16)")
     if tokens.shape != (num_tokens, cfg.hidden):
         raise EPValueError(f"{name} has shape {list(tokens.shape)} and must be [{num_tokens}, hidden={cfg.hidden}], "
                            "one row for each row of topk_ids")
+
+
+def _rounded(tokens: np.ndarray) -> np.ndarray:
+    """As bf16: fp16 and float32 rounded once, to nearest even."""
+    return tokens if tokens.dtype == bfloat16 else to_output_type(to_float32(tokens), np.dtype(bfloat16))
 
 
 def _input_scales(cfg: EPConfig, input_scale) -> list[np.float32]:

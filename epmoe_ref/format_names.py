@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-MAX_TOP_K = 32              # ids in a message's trailer: one lane of a warp holds one slot
-
 
 @dataclass(frozen=True)
 class FormatName:

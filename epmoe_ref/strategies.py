@@ -181,7 +181,7 @@ def configs(draw, *, max_ranks=4, max_local_experts=4, max_top_k=8, max_tokens=1
         combine_dtype=pick("combine_dtype", st.sampled_from(("bf16", "fp16", "fp32"))),
         fused_shared_expert=shared,
         skip_a2a=skip,
-        allreduce_world_size=pick("allreduce_world_size", st.just(n_ranks if shared and skip else 1)),
+        allreduce_world_size=pick("allreduce_world_size", st.sampled_from([None, None, 1, 2 * n_ranks])),
     )
     return EPConfig(**{**chosen, **fixed})
 

@@ -53,7 +53,7 @@ def places_of(cfg, rank, result):
 def shared_rows(cfg, rank, num_tokens):
     """Rows of the shared expert on a rank: one a token; under skip_a2a its share of them."""
     world = cfg.allreduce_world_size if cfg.skip_a2a else 1
-    return (num_tokens + world - (rank if cfg.skip_a2a else 0) - 1) // world
+    return (num_tokens + world - rank % world - 1) // world
 
 
 def places(cfg, row_offsets, recv_count, *, n_shared=None):

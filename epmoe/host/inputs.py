@@ -28,9 +28,15 @@ def ranks_of(world, what, argument):
 
 
 def tokens(cfg, machine, rank, given):
-    """input_tokens of a rank: bf16 (num_tokens, hidden), num_tokens <= max_tokens_per_rank."""
+    """input_tokens of a rank: bf16 (num_tokens, hidden), num_tokens <= max_tokens_per_rank.
+
+    fp16 and float32 arrays in host memory become bf16 here, rounded once, where the token format is bf16.
+    """
     what = f"input_tokens of rank {rank}"
     a = _array(machine, given, what)
+    if a.host is not None and cfg.token_format == "bf16" and a.dtype in (np.float16, np.float32):
+        with np.errstate(all="ignore"):
+            a = view(a.host.astype(BF16), what)
     if a.dtype != BF16:
         raise EPValueError(f"{what} has dtype {a.dtype}, bfloat16 is needed: x.astype(ml_dtypes.bfloat16), or "
                            "x.view(ml_dtypes.bfloat16) if the 16 bits are bf16 already")

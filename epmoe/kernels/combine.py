@@ -41,7 +41,7 @@ from epmoe.device import int32
 from epmoe.layout import combine_msg_bytes as row_bytes
 from epmoe_ref.errors import EPValueError
 
-from . import ahead, counters, lamport, lamport_returners, leaving, reducers, returners, stamps, watchers
+from . import ahead, counters, lamport, lamport_returners, leaving, limits, reducers, returners, stamps, watchers
 from .call import CombineAsyncCall, CombineCall, CombineWaitCall
 from .launch import LaunchConfig
 from .params import ParameterBlock
@@ -195,6 +195,7 @@ def combine_async_kernel(cfg, launch=None) -> CombineAsyncCall:
     The same arguments give the same compiled kernel. Errors: EPValueError. Source: the combine_async_kernel
     page (docs/pages.md).
     """
+    limits.check(cfg)
     launch = launch or LaunchConfig()
     return CombineAsyncCall(cfg, launch, parameter_block(cfg),
                             lambda weights, epilogue: _compile_async(cfg, launch.threads, launch.trace))
@@ -214,6 +215,7 @@ def combine_wait_kernel(cfg, launch=None, *, router_weights="array", epilogue=No
     Returns a CombineWaitCall, called with the page's arguments in the page's order: addresses (KernelCall).
     Errors: EPValueError. Source: the combine_wait_kernel page (docs/pages.md).
     """
+    limits.check(cfg)
     launch = launch or LaunchConfig()
     epilogue = _checked_output(cfg, router_weights, epilogue, elementwise_lambda_fn)
 
@@ -231,6 +233,7 @@ def combine_kernel(cfg, launch=None, *, router_weights="array", epilogue=None, e
     Returns a CombineCall, called with the page's arguments in the page's order: addresses (KernelCall).
     Errors: EPValueError. Source: the combine_kernel page (docs/pages.md).
     """
+    limits.check(cfg)
     launch = launch or LaunchConfig()
     epilogue = _checked_output(cfg, router_weights, epilogue, elementwise_lambda_fn)
 

@@ -62,7 +62,7 @@ from epmoe.device import (block_idx, device_fn, grid_dim, griddep_launch, gridde
                           store_i32, u64, warp_id)
 from epmoe_ref.errors import EPValueError
 
-from . import ahead, copiers, counters, few_tokens, formats, leaving, rows_of_token, senders, stamps
+from . import ahead, copiers, counters, few_tokens, formats, leaving, limits, rows_of_token, senders, stamps
 from .call import DispatchAsyncCall, DispatchCall, DispatchWaitCall
 from .launch import LaunchConfig
 from .params import ParameterBlock
@@ -223,6 +223,7 @@ def dispatch_async_kernel(cfg, launch=None, *, input_scale=None) -> DispatchAsyn
     The same arguments give the same compiled kernel. Errors: EPValueError. Source: the dispatch_async_kernel
     page (docs/pages.md).
     """
+    limits.check(cfg)
     launch = launch or LaunchConfig()
     shares = _shares(cfg, launch)
     few, are_few = few_tokens.most(cfg, shares, launch), few_tokens.are_all(cfg, shares, launch)
@@ -241,6 +242,7 @@ def dispatch_wait_kernel(cfg, launch=None) -> DispatchWaitCall:
     Returns a DispatchWaitCall, called with the page's arguments in the page's order: addresses (KernelCall).
     Errors: EPValueError. Source: the dispatch_wait_kernel page (docs/pages.md).
     """
+    limits.check(cfg)
     launch = launch or LaunchConfig()
     shares = _shares(cfg, launch)
     options = launch.threads, launch.trace, few_tokens.are_all(cfg, shares, launch)
@@ -260,6 +262,7 @@ def dispatch_kernel(cfg, launch=None, *, input_scale=None) -> DispatchCall:
     launch of a few tokens takes fewer blocks and threads than `launch` says.
     Errors: EPValueError. Source: the dispatch_kernel page (docs/pages.md).
     """
+    limits.check(cfg)
     launch = launch or LaunchConfig()
     shares = _shares(cfg, launch)
     options = launch.threads, launch.trace, input_scale, shares, few_tokens.are_all(cfg, shares, launch)

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from epmoe_ref.errors import EPValueError
+
 
 class ParameterBlock:
     """Where each named field lies in a kernel's parameter block, in bytes from its start.
@@ -33,7 +35,8 @@ class ParameterBlock:
         for name, value in values.items():
             at, length = self._places[name]
             value = value if isinstance(value, (list, tuple)) else [value]
-            assert len(value) == length, f"{name} takes {length} words, not {len(value)}"
+            if len(value) != length:
+                raise EPValueError(f"{name} takes {length} words, not {len(value)}")
             words[at:at + length] = value
         words[self.n_words:] = tail
         return words

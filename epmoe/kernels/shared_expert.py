@@ -41,8 +41,9 @@ def share_of(cfg):
         if fused:
             n_rows = i32(num_tokens)
             if divided:
-                n_rows = i32((num_tokens + world - my_rank - 1) // world)
-                first = i32(my_rank * (num_tokens // world) + min(my_rank, num_tokens % world))
+                r = i32(my_rank % world)
+                n_rows = i32((num_tokens + world - r - 1) // world)
+                first = i32(r * (num_tokens // world) + min(r, i32(num_tokens % world)))
         return n_rows, first
 
     return share

@@ -40,7 +40,7 @@ class Transport(NamedTuple):
 
 def crosses_worlds(cfg) -> bool:
     """Whether messages leave a p2p world; kernels for which they do need SHMEM."""
-    return cfg.use_shmem and cfg.n_worlds > 1
+    return cfg.use_shmem and cfg.n_worlds > 1 and not cfg.skip_a2a
 
 
 def make(cfg, block) -> Transport:

@@ -5,7 +5,6 @@ from ml_dtypes import bfloat16
 
 from ..casts import to_float32
 from ..errors import EPValueError
-from ..format_names import MAX_TOP_K
 from .scale_layout import row_major
 
 _BLOCK_ELEMENTS = 1 << 18        # an encoder works on this many elements at a time, so its float32 scratch stays small
@@ -44,8 +43,6 @@ class TokenFormat:
         if hid_dim % self.hidden_multiple:
             raise EPValueError(f"hid_dim={hid_dim} must be a multiple of {self.hidden_multiple} for "
                                f"{type(self).__name__}: pad the tokens or choose another format")
-        if top_k > MAX_TOP_K:
-            raise EPValueError(f"top_k={top_k} must be at most {MAX_TOP_K}: one lane of a warp holds one slot")
         if alignment & (alignment - 1):
             raise EPValueError(f"alignment={alignment} must be a power of two (bytes)")
         self.hid_dim, self.top_k, self.alignment = int(hid_dim), int(top_k), int(alignment)

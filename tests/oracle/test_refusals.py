@@ -10,7 +10,6 @@ from random_worlds import random_world
 BAD_CONFIGURATIONS = {
     "n_experts not a multiple of n_ranks": dict(n_ranks=4, n_experts=10),
     "top_k over n_experts": dict(n_experts=4, top_k=5),
-    "top_k over 32": dict(n_experts=64, top_k=33),
     "n_experts over 65535": dict(n_experts=65536, n_ranks=1),
     "hidden no multiple of 8": dict(hidden=100),
     "hidden no multiple of 128": dict(hidden=192, token_format="fp8_blockwise"),
@@ -21,10 +20,8 @@ BAD_CONFIGURATIONS = {
     "slots need hidden % 256": dict(hidden=128, token_format="mxfp4_rows", fuse_a_scale_preshuffle=True),
     "unknown format": dict(token_format="int8"),
     "unknown combine_dtype": dict(combine_dtype="fp64"),
-    "skip_a2a with use_shmem": dict(skip_a2a=True, use_shmem=True),
     "shares of another world size": dict(skip_a2a=True, fused_shared_expert=True, allreduce_world_size=3),
     "p2p_world_size that does not divide n_ranks": dict(n_ranks=4, n_experts=8, p2p_world_size=3, use_shmem=True),
-    "p2p_world_size over 8": dict(n_ranks=16, n_experts=16, p2p_world_size=16),
     "p2p_world_size under n_ranks without use_shmem": dict(n_ranks=4, n_experts=8, p2p_world_size=2),
     "no ranks": dict(n_ranks=0), "no experts": dict(n_experts=0), "no slots": dict(top_k=0),
     "no hidden": dict(hidden=0),
@@ -112,7 +109,7 @@ def twice(run):
 
 
 def wrong_dtype(run):
-    run.tokens[0] = run.tokens[0].astype(np.float32)
+    run.tokens[0] = run.tokens[0].astype(np.float64)
 
 
 def wrong_width(run):
@@ -139,7 +136,7 @@ def too_few_ranks(run):
 
 BAD_DISPATCHES = {
     "id over the range": bad_id(4), "id under -1": bad_id(-2), "id that would narrow into the range": bad_id(1 << 32),
-    "id twice in a token": twice, "float32 tokens": wrong_dtype, "other hidden": wrong_width, "float ids": float_ids,
+    "id twice in a token": twice, "float64 tokens": wrong_dtype, "other hidden": wrong_width, "float ids": float_ids,
     "more tokens than max_tokens_per_rank": too_many_tokens, "ids of fewer tokens": ids_of_other_tokens,
     "a rank is missing": too_few_ranks,
 }

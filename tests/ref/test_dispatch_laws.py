@@ -5,7 +5,7 @@ import pytest
 from ml_dtypes import bfloat16
 from small_worlds import FORMAT_IDS, FORMATS, as_bytes, assert_same, config, every_option, topk_ids, world
 
-from epmoe_ref import dispatch, format_of, segments, shared_expert_share
+from epmoe_ref import EPValueError, dispatch, format_of, segments, shared_expert_share
 
 formats = pytest.mark.parametrize("name, slots, hidden", FORMATS, ids=FORMAT_IDS)
 
@@ -199,3 +199,24 @@ def test_other_formats_do_not_even_look_at_the_input_scale():
     cfg = config("mxfp8", False, 128)
     x, ids = world(cfg)
     assert_same(dispatch(cfg, x, ids, input_scale=lambda i: 1 / 0)[0], dispatch(cfg, x, ids)[0])
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_tokens_of_other_types_are_rounded_once_to_bf16(dtype):
+    cfg = config(n_experts=4, top_k=1, hidden=8)
+    x = [np.linspace(-3, 300, 16).reshape(2, 8).astype(dtype) for _ in range(cfg.n_ranks)]
+    ids = [np.array([[0], [3]])] * cfg.n_ranks
+    got, right = dispatch(cfg, x, ids), dispatch(cfg, [a.astype(bfloat16) for a in x], ids)
+    assert all(np.array_equal(g.output_tokens.view(np.uint16), r.output_tokens.view(np.uint16))
+               for g, r in zip(got, right))
+    with pytest.raises(EPValueError, match="for the bf16 format also float16 or float32"):
+        dispatch(config(n_experts=4, top_k=1, hidden=128, token_format="mxfp8"),
+                 [np.zeros((1, 128), dtype)] * cfg.n_ranks, [np.array([[0]])] * cfg.n_ranks)
+
+
+@pytest.mark.parametrize("world", [1, 2, 8])
+def test_ranks_share_the_shared_expert_by_their_number_modulo_the_world_size(world):
+    cfg = config(skip_a2a=True, fused_shared_expert=True, allreduce_world_size=world)
+    shares = [shared_expert_share(cfg, rank, 11) for rank in range(cfg.n_ranks)]
+    parts = [len(p) for p in np.array_split(np.arange(11), world)]
+    assert shares == [(sum(parts[:rank % world]), parts[rank % world]) for rank in range(cfg.n_ranks)]

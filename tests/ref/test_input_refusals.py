@@ -52,7 +52,7 @@ def test_form_of_ids(ids, words):
 
 
 @pytest.mark.parametrize("tokens, words", [
-    (np.ones((13, 24), np.float32), "input_tokens of rank 0 has dtype float32 and must be bfloat16"),
+    (np.ones((13, 24), np.float64), "input_tokens of rank 0 has dtype float64 and must be bfloat16"),
     (np.ones((13, 32), bfloat16), r"shape \[13, 32\] and must be \[13, hidden=24\]"),
     (np.ones(13 * 24, bfloat16), r"shape \[312\]"), ([[1] * 24] * 13, "type list and must be a NumPy array")])
 def test_form_of_tokens(tokens, words):

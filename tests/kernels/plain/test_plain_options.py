@@ -27,6 +27,12 @@ OPTIONS = {
     "skip_a2a": (dict(skip_a2a=True, p2p_world_size=1, hidden=8), [4, 4]),
     "skip_a2a, shared expert": (dict(skip_a2a=True, fused_shared_expert=True, allreduce_world_size=2, hidden=8),
                                 [3, 3]),
+    "skip_a2a with use_shmem": (dict(skip_a2a=True, use_shmem=True, p2p_world_size=1, hidden=8), [4, 4]),
+    "a shared expert shared by twice as many ranks": (dict(skip_a2a=True, fused_shared_expert=True, hidden=8,
+                                                           allreduce_world_size=4), [3, 3]),
+    "a shared expert that every rank has whole": (dict(skip_a2a=True, fused_shared_expert=True, hidden=8,
+                                                       allreduce_world_size=1), [3, 3]),
+    "top_k above 32": (dict(n_experts=40, top_k=35, hidden=8), [2, 1]),
     "two p2p worlds": (dict(use_shmem=True, p2p_world_size=1, hidden=8), [4, 3]),
     "two p2p worlds of two": (dict(n_ranks=4, n_experts=8, use_shmem=True, p2p_world_size=2, hidden=8), [2, 1, 0, 2]),
 }
