@@ -122,7 +122,7 @@ def _loops(world, contender, arrays, n_pairs):
     n = n_pairs or max(4, min(MOST_PAIRS // per_call, int(SECONDS / taken)))
     found = []
     for repeat in range(REPEATS):
-        world.barrier("a loop begins", measure.TIMEOUT_S)
+        world.barrier("start", measure.TIMEOUT_S)
         begin = time.perf_counter()
         for i in range(n):
             one(4 + repeat * n + i)

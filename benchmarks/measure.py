@@ -10,7 +10,7 @@ from epmoe import device
 from epmoe_ref.errors import EPError, PeerTimeout
 
 from benchmarks.clock import Clock
-from benchmarks.host_time import HostTime
+from benchmarks.host_time import HostTime, OfHost
 from benchmarks.startline import LeftBehind
 
 WARM_UPS = 1 if device.SIM else 5
@@ -140,7 +140,8 @@ def rows(contender, line, iterations, link_gbps, *, sms=None, graph=False):
 
     def attempt():
         try:
-            return times(contender, line, iterations)
+            us, of_host = times(contender, line, iterations)
+            return us, {phase: vars(one) for phase, one in of_host.items()}
         except LeftBehind:
             raise
         except Exception:
@@ -153,8 +154,10 @@ def rows(contender, line, iterations, link_gbps, *, sms=None, graph=False):
         line.meet_again()
         raise
     slowest = np.max([us for us, _ in of_ranks], axis=0)
-    return [_row(contender, phase, slowest[at::n], max((host[phase] for _, host in of_ranks), key=attrgetter("us")),
-                 link_gbps, sms, graph) for at, phase in enumerate(contender.phases)]
+    of_host = {phase: max((OfHost(**host[phase]) for _, host in of_ranks), key=attrgetter("us"))
+               for phase in contender.phases}
+    return [_row(contender, phase, slowest[at::n], of_host[phase], link_gbps, sms, graph)
+            for at, phase in enumerate(contender.phases)]
 
 
 def _row(contender, phase, us, host, link_gbps, sms, graph):

@@ -141,7 +141,8 @@ def outcome(implementation, case, reason, run, ranks):
     not_given = set()
     for time in range(RUNS):
         found = _guarded(implementation, case, run, ranks, not_given)
-        all_found = tuple(d for part in ranks.gather(found) for d in part)
+        told = ranks.gather([d.told() for d in found])
+        all_found = tuple(Difference(**d) for part in told for d in part)
         if all_found:
             break
     if time and all_found:

@@ -32,6 +32,11 @@ class Difference:
     cause: str = ""
     round: int | None = None
 
+    def told(self):
+        """The fields without the arrays, as a dict of plain data, for other ranks."""
+        plain = {name: value for name, value in vars(self).items() if name not in ("got", "want")}
+        return {name: value.item() if isinstance(value, np.generic) else value for name, value in plain.items()}
+
     def because(self, cause):
         """The same difference with its likely cause."""
         return replace(self, cause=cause)

@@ -7,9 +7,13 @@ can compute; ranks talk to each other only to agree on the verdict.
 import os
 import sys
 
+import numpy as np
 from epmoe_ref.errors import UnavailableError
 
 from epmoe.worlds import launcher
+from epmoe.worlds.plain_data import decode, encode
+
+TIMEOUT_S = 1800        # for all ranks to come: some compile, others wait
 
 MPI_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MPI_LOCALRANKID")
 
@@ -37,8 +41,13 @@ class MPIRank:
         self.size, self.here = self._comm.size, (self._comm.rank,)
 
     def gather(self, value):
-        """The values of all ranks, on all ranks; collective."""
-        return self._comm.allgather(value)
+        """The values of all ranks, plain data, on all ranks; collective."""
+        raw = np.frombuffer(encode(value), np.uint8)
+        sizes, size = np.empty(self.size, np.int64), np.array([len(raw)], np.int64)
+        self._comm.Allgather(size, sizes)
+        told = np.empty(sizes.sum(), np.uint8)
+        self._comm.Allgatherv(raw, (told, sizes))
+        return [decode(part) for part in np.split(told, np.cumsum(sizes)[:-1])]
 
     def close(self):
         """MPI ends with the process; torch's process group, if an implementation had one made, is left here."""
@@ -53,15 +62,15 @@ class TorchRank:
 
     def __init__(self):
         import torch.distributed as dist
+
         torch_process_group()
-        self._dist, self._group = dist, dist.new_group(backend="gloo")
-        self.size, self.here = dist.get_world_size(), (dist.get_rank(),)
+        from epmoe.torch.store_exchange import StoreExchange, store_of
+        self._dist, rank, self.size = dist, dist.get_rank(), dist.get_world_size()
+        self._exchange, self.here = StoreExchange(store_of(dist.group.WORLD), rank, self.size), (rank,)
 
     def gather(self, value):
-        """The values of all ranks, on all ranks; collective."""
-        values = [None] * self.size
-        self._dist.all_gather_object(values, value, group=self._group)
-        return values
+        """The values of all ranks, plain data, on all ranks; collective."""
+        return self._exchange.gather("telling", value, TIMEOUT_S)
 
     def close(self):
         """Leaves the process group, as torch asks for."""
@@ -129,6 +138,9 @@ def _address_through_mpi():
     comm = MPI.COMM_WORLD
     with socket.socket() as probe:
         probe.bind(("", 0))
-        address = (socket.gethostname(), probe.getsockname()[1])
-    host, port = comm.bcast(address)
-    return dict(init_method=f"tcp://{host}:{port}", rank=comm.rank, world_size=comm.size)
+        address = f"{socket.gethostname()}:{probe.getsockname()[1]}".encode()
+    told = np.zeros(300, np.uint8)      # a host's name has 255 letters at most
+    told[:len(address)] = np.frombuffer(address, np.uint8)
+    comm.Bcast(told)
+    where = told.tobytes().rstrip(b"\0").decode()
+    return dict(init_method=f"tcp://{where}", rank=comm.rank, world_size=comm.size)

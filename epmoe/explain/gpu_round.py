@@ -6,6 +6,7 @@ from epmoe.expert_parallel import ExpertParallel
 from epmoe.explain.inputs import routed_for
 from epmoe.host.arrays import to_numpy
 from epmoe.kernels import LaunchConfig
+from epmoe.kernels.stamps import Stamps
 from epmoe.verify.experts import Experts
 
 WARM_UP = 3         # rounds before: the first ones compile, and wait for processors to wake up
@@ -41,5 +42,6 @@ def stamped_rounds(cfg, world, *, fused, seed, timeout=30.0):
             for one in out if world.lists else [out]:
                 to_numpy(one)
             if number >= WARM_UP:
-                rounds.append([s for of_process in world.tell(ep.trace(), timeout) for s in of_process])
+                told = world.tell([tuple(s) for s in ep.trace()], timeout)
+                rounds.append([Stamps(*s) for of_process in told for s in of_process])
     return rounds

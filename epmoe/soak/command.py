@@ -11,6 +11,7 @@ from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 from epmoe.command_line import DIFFERS, EQUAL, at_least_one, at_least_zero, positive_seconds, sizes_of_a_world
 from epmoe.device import SIM
 from epmoe.provenance import provenance
+from epmoe.soak.errors import Found
 from epmoe.verify.worlds import Worlds, between
 
 FORMATS = tuple(TOKEN_FORMATS)
@@ -128,8 +129,8 @@ def _rounds(number):
 
 def _of_all_ranks(world, found, timed_out, timeout):
     """What all ranks found, and whether one of them says that it is time; the same everywhere, so all end together."""
-    told = world.tell((found, timed_out), 2 * timeout)
-    return [f for ranks, _ in told for f in ranks], any(over for _, over in told)
+    told = world.tell(([asdict(f) for f in found], timed_out), 2 * timeout)
+    return [Found(**f) for ranks, _ in told for f in ranks], any(over for _, over in told)
 
 
 def _sizes(cfg):

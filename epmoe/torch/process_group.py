@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from epmoe import device
-from epmoe.torch.store_exchange import StoreExchange, new_store
+from epmoe.torch.store_exchange import StoreExchange, store_of
 from epmoe.worlds import agreement
 from epmoe.worlds.cuda_stream import handle_of
 from epmoe.worlds.mpi import MPIWorld
@@ -22,9 +22,8 @@ class ProcessGroupWorld(MPIWorld):
     """The ranks of a process group (default: of all ranks), all on one host; this process is one of them.
 
     A group that is given to epmoe.torch becomes one at its first call, so this is for those who want a `stream`, or an
-    ExpertParallel under torchrun: as for an MPIWorld, which it extends. Of the group it takes one all_gather_object, at
-    the beginning; the rest goes through a store of its own. The GPU is torch's current one. Made before a group's first
-    call, it is what that group uses.
+    ExpertParallel under torchrun: as for an MPIWorld, which it extends. Its ranks tell each other plain data, through the
+    group's store. The GPU is torch's current one. Made before a group's first call, it is what that group uses.
 
     copies: whether results of epmoe.torch are copied into memory of torch's own; default: in calls while torch's
     current stream is another than the world's. timeout [s]: for all ranks to come here, and to any call of fused_a2a;
@@ -36,9 +35,8 @@ class ProcessGroupWorld(MPIWorld):
         group, self.copies, self.timeout = _checked(group), copies, timeout
         self.rank, self.n_ranks = group.rank(), group.size()
         self.ranks = range(self.rank, self.rank + 1)
-        self.exchange = StoreExchange(self._meet(group), self.rank, self.n_ranks)
-        kind = {"EPMOE_DEVICE": "sim" if device.SIM else "gpu"}
-        agreement.same("simulator or GPU", self.exchange.gather("meeting", kind, timeout))
+        self.exchange = StoreExchange(store_of(group), self.rank, self.n_ranks)
+        self._meet(timeout)
         self.host = self        # all ranks are on one
         if device.SIM:
             self._simulate({})
@@ -46,17 +44,15 @@ class ProcessGroupWorld(MPIWorld):
             self._take_gpu(torch.cuda.current_device(), handle_of(stream), timeout)
         _worlds[group] = self
 
-    def _meet(self, group):
-        """The store of the group; collective."""
-        store = new_store() if self.rank == 0 else None
-        told = [None] * self.n_ranks
-        dist.all_gather_object(told, (_host(), store and store.port), group=group)
+    def _meet(self, timeout):
+        kind = {"EPMOE_DEVICE": "sim" if device.SIM else "gpu"}
+        told = self.exchange.gather("meeting", (_host(), kind), timeout)
         elsewhere = [rank for rank, (host, _) in enumerate(told) if host != told[0][0]]
         if elsewhere:
             raise UnavailableError(f"rank {elsewhere[0]} of this process group is on another host than rank 0: its "
                                    "ranks write each other's memory, so they must be on one host and in one container. "
                                    "Use a group on one host; an ExpertParallel serves several, with a ShmemWorld")
-        return store or new_store(told[0][1])
+        agreement.same("simulator or GPU", [kind for _, kind in told])
 
     def Get_rank(self):
         """This rank's number on its host, by MPI's name."""

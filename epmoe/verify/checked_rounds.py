@@ -9,6 +9,7 @@ from epmoe_ref.config import EPConfig
 
 from epmoe import device, fma_rn, mul_rn, routing
 from epmoe.check import compare_combined, compare_dispatched
+from epmoe.check.difference import Difference
 from epmoe.expert_parallel import ExpertParallel
 from epmoe.host.arrays import to_numpy
 from epmoe.verify.experts import Experts, reordered
@@ -158,7 +159,8 @@ class _Own:
 
     def of_all(self, differences, timeout):
         """The differences that all ranks found, so that all of them go on, or none."""
-        return [d for of_process in self.world.tell(differences, timeout) for d in of_process]
+        told = self.world.tell([d.told() for d in differences], timeout)
+        return [Difference(**d) for of_process in told for d in of_process]
 
 
 def reduction(case, routed, own=list):

@@ -2,52 +2,64 @@
 
 MPI's own collectives wait for ever and do not say for whom. Here each rank sends its value to every other one and
 probes for theirs, so that a rank that stays away is named. There are few ranks, and this happens at the beginning and
-at the end, never in a round.
+at the end, never in a round. Values are plain data (plain_data.py).
 """
 
 import time
 
 from epmoe_ref.errors import PeerTimeout
 
+from epmoe.worlds.plain_data import decode, encode
+
 # One channel for each occasion (its MPI tag, in a range that programs seldom use): a rank that left one occasion after
 # a timeout and came to another one is not taken for being at the first.
 CHANNELS = ("meeting", "devices", "configuration", "allocation", "start", "reset", "leaving", "unmapping", "telling")
+RESET = "reset"         # whatever was told before all ranks met here counts no more
 FIRST_TAG = 31200
 NAP_S = 0.0005
 YIELDS = 50
 
 
 class Exchange:
-    """Values of all ranks of an MPI communicator."""
+    """Values of all ranks of an MPI communicator. mpi: mpi4py.MPI."""
 
-    def __init__(self, comm):
-        self.comm, self.rank, self.size = comm, comm.Get_rank(), comm.Get_size()
-        self._begun = {}        # channel -> {rank: value} of an exchange that timed out; the next one goes on with it
+    def __init__(self, comm, mpi):
+        self.comm, self.rank, self.size, self._mpi = comm, comm.Get_rank(), comm.Get_size(), mpi
+        self._begun = {}        # channel -> {rank: value} of an exchange that has not ended; the next one goes on with it
         self._early = {}        # channel -> {rank: value} of those that came() saw
-        self._sends = []
+        self._n_resets = 0      # messages from before are thrown away
+        self._sends = []        # [(request, message)]
 
     def gather(self, channel, value, timeout):
         """[the value of each rank]; collective. Raises PeerTimeout that names the ranks that did not come in time."""
         tag = FIRST_TAG + CHANNELS.index(channel)
-        values = self._begun.pop(channel, None)
-        if values is None:
-            values = {self.rank: value}
-            self._sends = [s for s in self._sends if not s.Test()]
-            self._sends += [self.comm.isend(value, peer, tag) for peer in range(self.size) if peer != self.rank]
+        if channel not in self._begun:
+            message = encode((self._n_resets, value))
+            self._begun[channel] = {self.rank: value}
+            self._look_at_sends()
+            for peer in range(self.size):
+                if peer != self.rank:
+                    self._sends.append((self.comm.Isend([message, self._mpi.BYTE], peer, tag), message))
+        values = self._begun[channel]
         values |= self._early.pop(channel, {})
         deadline, looks = time.monotonic() + timeout, 0
         while True:
             self._receive(tag, values)
             if len(values) == self.size:
-                self._deliver(deadline)
-                return [values[rank] for rank in range(self.size)]
+                break
             if time.monotonic() > deadline:
-                self._begun[channel] = values
                 missing = ", ".join(str(p) for p in range(self.size) if p not in values)
                 raise PeerTimeout(f"rank {self.rank}, {channel}: rank {missing} did not come; gave up after "
                                   f"timeout={timeout:g} s")
             looks += 1
             time.sleep(0 if looks < YIELDS else NAP_S)
+        del self._begun[channel]
+        if channel == RESET:
+            self._n_resets += 1
+            self._begun.clear()
+            self._early.clear()
+        self._deliver(deadline)
+        return [values[rank] for rank in range(self.size)]
 
     def came(self, channel):
         """{rank: value} of the peers that are at the next exchange, where this rank has not come yet; waits for none.
@@ -61,11 +73,21 @@ class Exchange:
         """Add what has come of peers that are not in values: {rank: value} of these."""
         new = {}
         for peer in [p for p in range(self.size) if p not in values]:
-            message = self.comm.improbe(source=peer, tag=tag)
-            if message is not None:
-                new[peer] = message.recv()
+            while peer not in new:
+                status = self._mpi.Status()
+                message = self.comm.Improbe(source=peer, tag=tag, status=status)
+                if message is None:
+                    break
+                raw = bytearray(status.Get_count(self._mpi.BYTE))
+                message.Recv([raw, self._mpi.BYTE])
+                n_resets, value = decode(raw)
+                if n_resets >= self._n_resets:
+                    new[peer] = value
         values |= new
         return new
+
+    def _look_at_sends(self):
+        self._sends = [one for one in self._sends if not one[0].Test()]
 
     def _deliver(self, deadline):
         """Returns when what this rank sent has left it, or at the deadline.
@@ -74,7 +96,7 @@ class Exchange:
         long, which that peer launches after it has the message.
         """
         while time.monotonic() < deadline:
-            self._sends = [s for s in self._sends if not s.Test()]
+            self._look_at_sends()
             if not self._sends:
                 return
             time.sleep(0)

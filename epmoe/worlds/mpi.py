@@ -35,7 +35,7 @@ class MPIWorld:
         MPI = _mpi()
         launcher.check_size(MPI.COMM_WORLD.Get_size(), MPI.Get_library_version().split("\n")[0].strip("\0 "))
         self.comm = MPI.COMM_WORLD if comm is None else comm
-        self.exchange = Exchange(self.comm)
+        self.exchange = Exchange(self.comm, MPI)
         self.rank, self.n_ranks = self.exchange.rank, self.exchange.size
         self.ranks = range(self.rank, self.rank + 1)
         kind = {"EPMOE_DEVICE": "sim" if device.SIM else "gpu"}

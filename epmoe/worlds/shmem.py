@@ -33,7 +33,8 @@ class ShmemWorld(MPIWorld):
 
     def _check_hosts(self, timeout):
         """Each p2p world on one host; the default size is worked out."""
-        hosts = self.exchange.gather("telling", self.host.allgather(self.rank), timeout)    # by rank: all of its host
+        told = self.exchange.gather("telling", _host_number(self.host), timeout)
+        hosts = [[rank for rank, one in enumerate(told) if one == host] for host in told]   # by rank: all of its host
         if device.SIM and len(hosts[0]) != self.n_ranks:
             raise UnavailableError(f"{len(hosts[0])} of {self.n_ranks} ranks are on rank 0's host: the simulator's "
                                    "processes map each other's memory, so all of them must be on one")
@@ -79,6 +80,16 @@ class ShmemWorld(MPIWorld):
 
             nvshmem_heap.complete(self)
         super().barrier(occasion, timeout)
+
+
+def _host_number(host):
+    """The lowest rank of COMM_WORLD on this host: MPI's reduction, which unpickles nothing."""
+    import numpy as np
+    from mpi4py import MPI
+
+    lowest = np.array([MPI.COMM_WORLD.Get_rank()])
+    host.Allreduce(MPI.IN_PLACE, lowest, MPI.MIN)
+    return int(lowest[0])
 
 
 def split_world(hosts, size):

@@ -1,6 +1,7 @@
 """Process groups of torch.distributed as `group`, which is what Megatron's dispatcher has."""
 
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -17,7 +18,8 @@ from epmoe import device, fused_a2a
 from epmoe.torch import (ProcessGroupWorld, fused_combine, fused_dispatch, get_buffer, hybrid_ep_combine,
                          hybrid_ep_dispatch, process_group, reset_hybrid_ep_buffer)
 from epmoe.torch.process_group import world_of
-from epmoe.torch.store_exchange import StoreExchange, new_store
+from epmoe.torch.mapped_memory import _mapped
+from epmoe.torch.store_exchange import StoreExchange
 from epmoe.worlds.launcher import trial_environment
 from epmoe_ref.errors import EPValueError, PeerTimeout, UnavailableError
 
@@ -137,9 +139,8 @@ def test_what_is_no_group_of_this_process_is_refused(group, monkeypatch):
         ProcessGroupWorld(dist.GroupMember.NON_GROUP_MEMBER)
     with pytest.raises(EPValueError, match="group is a int; a torch.distributed.ProcessGroup is needed"):
         ProcessGroupWorld(3)
-    hosts = iter(["here", "there"])
-    monkeypatch.setattr(dist, "all_gather_object", lambda told, mine, group: told.__setitem__(
-        slice(None), [(next(hosts), port) for port in (mine[1], None)]))
+    kind = {"EPMOE_DEVICE": "sim" if device.SIM else "gpu"}
+    monkeypatch.setattr(StoreExchange, "gather", lambda *_: [("here", kind), ("there", kind)])
     with pytest.raises(UnavailableError, match="rank 1 of this process group is on another host than rank 0"):
         ProcessGroupWorld()
 
@@ -149,28 +150,79 @@ def test_without_torch_distributed_the_remedy_is_named():
         ProcessGroupWorld()
 
 
+def over(store):
+    """StoreExchanges of two ranks over one store."""
+    return [StoreExchange(dist.PrefixStore("one", store), rank, 2) for rank in (0, 1)]
+
+
+def in_both(call):
+    """[call(0), call(1)], each in a thread."""
+    told = [None, None]
+    threads = [threading.Thread(target=lambda rank=rank: told.__setitem__(rank, call(rank))) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return told
+
+
 def test_a_rank_that_stays_away_is_named_and_may_come_later():
-    store = new_store()
-    ranks = [StoreExchange(one, rank, 2) for rank, one in enumerate((store, new_store(store.port)))]
+    ranks = over(dist.HashStore())
     with pytest.raises(PeerTimeout, match="rank 0, telling: rank 1 did not come; gave up after timeout=0.1 s"):
         ranks[0].gather("telling", "early", 0.1)
     for values in (["early", "late"], [10, 11], [[], None]):    # the first goes on where it was given up
-        told = [None, None]
-        threads = [threading.Thread(target=lambda rank=rank: told.__setitem__(
-            rank, ranks[rank].gather("telling", values[rank], 20))) for rank in (0, 1)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert told == [values, values]
+        assert in_both(lambda rank, values=values: ranks[rank].gather("telling", values[rank], 20)) == [values, values]
+
+
+def test_what_was_told_before_a_reset_counts_no_more():
+    ranks = over(dist.HashStore())
+    with pytest.raises(PeerTimeout):
+        ranks[0].gather("telling", "of a call that failed", 0.05)
+    in_both(lambda rank: ranks[rank].gather("reset", None, 20))
+    told = in_both(lambda rank: ranks[rank].gather("telling", rank, 20))
+    assert told == [[0, 1], [0, 1]]
 
 
 def test_an_end_of_the_store_is_told():
+    def new_store(port=0):
+        return dist.TCPStore("127.0.0.1", port, is_master=not port, wait_for_workers=False)
+
     store = new_store()
     other = StoreExchange(new_store(store.port), 1, 2)
     del store
-    with pytest.raises(PeerTimeout, match="rank 1, start: rank 0, which serves the store .* has ended|did not come"):
+    with pytest.raises(PeerTimeout, match="rank 1, start: whoever serves the store .* has ended|did not come"):
         other.gather("start", None, 1)
+
+
+class Trap:
+    """Its pickle would run code."""
+
+    def __reduce__(self):
+        return pytest.fail, ("code of another process has run",)
+
+
+def test_what_another_process_puts_into_the_store_runs_no_code():
+    store = dist.HashStore()
+    dist.PrefixStore("one", store).set("0/telling/0/1", pickle.dumps(Trap()))
+    with pytest.raises(ValueError):
+        over(store)[0].gather("telling", None, 1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="files have names on this system, and /proc is not there")
+def test_only_memory_that_a_rank_has_made_is_mapped(tmp_path):
+    own = os.memfd_create("mine")
+    os.truncate(own, 4096)
+    assert len(_mapped(1, f"/proc/{os.getpid()}/fd/{own}", 4096)) == 4096
+    named = tmp_path / "of somebody"
+    named.write_bytes(bytes(4096))
+    (tmp_path / "link").symlink_to(named)
+    opened = os.open(named, os.O_RDWR)
+    for path in (named, tmp_path / "link", f"/proc/{os.getpid()}/fd/{opened}", "/proc/self/mem", tmp_path / "nothing"):
+        with pytest.raises(UnavailableError, match="rank 1"):
+            _mapped(1, str(path), 4096)
+    with pytest.raises(UnavailableError, match="it has 4096 bytes, 8192 were told"):
+        _mapped(1, f"/proc/{os.getpid()}/fd/{own}", 8192)
+    os.close(own), os.close(opened)
 
 
 def test_only_a_process_group_is_taken_for_one():

@@ -1,9 +1,12 @@
 """What one rank does to tell the others something, over a communicator that moves messages only while it is asked."""
 
+import pickle
 import time
+from types import SimpleNamespace
 
 import pytest
-from epmoe.worlds.exchange import Exchange
+from epmoe.worlds import exchange as exchanges
+from epmoe.worlds.plain_data import encode
 
 from epmoe_ref.errors import PeerTimeout
 
@@ -20,18 +23,26 @@ class Request:
 
 
 class Message:
-    def __init__(self, value):
-        self.value = value
+    def __init__(self, raw):
+        self.raw = raw
 
-    def recv(self):
-        return self.value
+    def Recv(self, into):
+        into[0][:] = self.raw
+
+
+class Status:
+    def Get_count(self, kind):
+        return self.count
+
+
+MPI = SimpleNamespace(BYTE=object(), Status=Status)
 
 
 class Communicator:
     """Rank 0 of three. `told`: what each peer has sent; `looks`: see Request."""
 
     def __init__(self, told, looks):
-        self.told, self.looks, self.requests = dict(told), looks, []
+        self.told, self.looks, self.requests, self.resets = dict(told), looks, [], 0
 
     def Get_rank(self):
         return 0
@@ -39,12 +50,22 @@ class Communicator:
     def Get_size(self):
         return 3
 
-    def isend(self, value, peer, tag):
+    def Isend(self, given, peer, tag):
+        assert isinstance(given[0], bytes) and given[1] is MPI.BYTE
         self.requests.append(Request(self.looks))
         return self.requests[-1]
 
-    def improbe(self, source, tag):
-        return Message(self.told.pop(source)) if source in self.told else None
+    def Improbe(self, source, tag, status):
+        if source not in self.told:
+            return None
+        told = self.told.pop(source)
+        message = Message(told if isinstance(told, bytes) else encode((self.resets, told)))
+        status.count = len(message.raw)
+        return message
+
+
+def Exchange(comm):
+    return exchanges.Exchange(comm, MPI)
 
 
 def test_what_a_rank_tells_has_left_it_when_it_goes_on():
@@ -81,3 +102,26 @@ def test_who_came_after_a_timeout_is_seen_too():
     comm.told = {2: "two"}
     assert exchange.came("telling") == {2: "two"}
     assert exchange.gather("telling", "again", 30.0) == ["own", "one", "two"]
+
+
+def test_what_was_told_before_a_reset_counts_no_more():
+    comm = Communicator({1: None, 2: None}, looks=1)
+    exchange = Exchange(comm)
+    exchange.gather("reset", None, 30.0)
+    comm.told = {1: "of a call that failed"}
+    with pytest.raises(PeerTimeout, match="rank 1, 2 did not come"):
+        exchange.gather("telling", "own", 0.05)
+    comm.told, comm.resets = {1: "one", 2: "two"}, 1
+    assert exchange.gather("telling", "own", 30.0) == ["own", "one", "two"]
+
+
+class Trap:
+    """Its pickle would run code."""
+
+    def __reduce__(self):
+        return pytest.fail, ("code of another process has run",)
+
+
+def test_what_another_process_sends_runs_no_code():
+    with pytest.raises(ValueError):
+        Exchange(Communicator({1: pickle.dumps(Trap())}, looks=1)).gather("telling", "own", 1.0)
