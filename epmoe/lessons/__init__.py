@@ -5,6 +5,7 @@
 | lessonN_*.py | the article: comments are its text, code runs and prints in step |
 | exerciseN.py | what the student's file holds at first, and the judge of what it holds later |
 | telling.py | reads a lesson's file and tells it: text, code, output |
+| judge.py | judges a student's file in a process of its own |
 | answers.py | loads a student's file and calls its functions |
 | command.py | the command line |
 | broken_kernel.py | for lesson 4: the project's kernels with one synchronisation lost |

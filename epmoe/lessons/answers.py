@@ -1,11 +1,13 @@
 """A student's file: loaded, its functions called, and every way in which that can fail told in words."""
 
+import copy
 import importlib.util
 import sys
 import traceback
 from pathlib import Path
 
-from epmoe_ref.errors import EPError
+import numpy as np
+from epmoe_ref.errors import EPError, EPValueError
 
 
 class Wrong(EPError):
@@ -13,13 +15,14 @@ class Wrong(EPError):
 
 
 def load(file, number="N"):
-    """The module of a student's file, the answer to exercise `number`. Raises Wrong where it cannot be read."""
+    """The module of a student's file, the answer to exercise `number`; Wrong if it fails, EPValueError if none is there.
+    """
     path = Path(file)
     if not path.exists():
-        raise Wrong(f"there is no file {file}: `python -m epmoe lesson {number} --start {file}` writes one to fill in")
+        raise EPValueError(f"there is no file {file}: `epmoe lesson {number} --start {file}` writes one to fill in")
+    if path.suffix != ".py" or not path.is_file():
+        raise EPValueError(f"{file} is not a Python file: its name must end in .py")
     spec = importlib.util.spec_from_file_location("answer", path)
-    if spec is None:
-        raise Wrong(f"{file} is not a Python file: its name must end in .py")
     module = importlib.util.module_from_spec(spec)
     kept, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
@@ -28,7 +31,7 @@ def load(file, number="N"):
         raise
     except SyntaxError as error:
         raise Wrong(f"{path.name} line {error.lineno} is not Python: {error.msg}") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise Wrong(failed(path, error, "while the file was read")) from None
     finally:
         sys.dont_write_bytecode = kept
@@ -44,17 +47,40 @@ def function(answer, name):
 
 
 def call(answer, name, *arguments):
-    """What the student's function returns."""
+    """What the student's function returns; the arguments must be left as they are."""
+    given = copy.deepcopy(arguments)
     try:
-        result = function(answer, name)(*arguments)
+        result = function(answer, name)(*given)
     except Wrong:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         shown = ", ".join(map(_short, arguments))
         raise Wrong(failed(answer.__file__, error, f"in {name}({shown})")) from None
     if result is None:
         raise Wrong(f"{name} returns None: it has no return yet, or one of its ways has none")
+    for number, (mine, theirs) in enumerate(zip(arguments, given), 1):
+        if not _same(mine, theirs):
+            raise Wrong(f"{name} changes its argument {number}, which others still need: work on a copy of it. "
+                        f"{_short(mine)} became {_short(theirs)}")
     return result
+
+
+def whole_numbers(got, name):
+    """An array of what a function returned, if it is integers, exact as Python's are."""
+    try:
+        made = np.asarray(got)
+    except (TypeError, ValueError) as error:
+        raise Wrong(f"{name} must return whole numbers; {error}") from None
+    if made.dtype.kind not in "iu" and made.size and not all(type(n) is int for n in made.reshape(-1).tolist()):
+        raise Wrong(f"{name} must return whole numbers (rows and slots are counted), not {_short(got)} of type "
+                    f"{made.dtype}: np.zeros and / make floats; dtype=int and // do not")
+    return made.astype(object)
+
+
+def _same(mine, theirs):
+    if isinstance(mine, (list, tuple)):
+        return type(mine) is type(theirs) and len(mine) == len(theirs) and all(map(_same, mine, theirs))
+    return np.array_equal(mine, theirs)
 
 
 def failed(file, error, where):

@@ -2,24 +2,25 @@
 
 import numpy as np
 
-from epmoe.lessons.answers import Wrong, call
+from epmoe.lessons.answers import Wrong, call, whole_numbers
 
 STUB = '''
 import numpy as np
 
 
 def row_offsets(counts):
-    """counts: (n_local_experts, n_ranks). Returns n_local_experts + 1 numbers."""
+    """counts: (n_local_experts, n_ranks). Returns n_local_experts + 1 integers."""
     ...
 
 
 def first_row(counts, local_expert, src_rank):
-    """The row at which the rows from src_rank for local_expert begin."""
+    """The row at which the rows from src_rank for local_expert begin, an integer."""
     ...
 '''
 
 CASES = ([[3, 2], [1, 4]], [[0, 0, 5], [0, 0, 0], [2, 0, 1], [0, 7, 0]], [[6]], [[0, 0]], [[1, 2, 3, 4]],
-         np.random.default_rng(1).integers(0, 9, (32, 8)).tolist())
+         np.random.default_rng(1).integers(0, 9, (32, 8)).tolist(),
+         [[1 << 30, 1 << 30], [1 << 30, 7]], [[(1 << 53) + 1, 2], [1, 0]])     # neither int32 nor float64 holds these
 
 
 def judge(answer):
@@ -36,12 +37,8 @@ def judge(answer):
 def _offsets(counts, got):
     per_expert = counts.sum(axis=1)
     right = np.concatenate([[0], np.cumsum(per_expert)])
-    try:
-        got = np.asarray(got).reshape(-1)
-        equal = got.shape == right.shape and bool((got == right).all())
-    except (TypeError, ValueError) as error:
-        raise Wrong(f"row_offsets must return a sequence of numbers; {error}") from None
-    if equal:
+    got = whole_numbers(got, "row_offsets").reshape(-1)
+    if got.shape == right.shape and (got == right).all():
         return
     shown = f"row_offsets({counts.tolist()}) gave {got.tolist()}" if counts.size < 20 else \
         f"row_offsets gave {len(got)} numbers for {len(counts)} local experts x {counts.shape[1]} ranks"
@@ -61,21 +58,30 @@ def _offsets(counts, got):
     if got.shape != right.shape:
         raise Wrong(f"{shown}: with {len(counts)} local experts there must be {len(right)} numbers.")
     e = int(np.argmax(got != right))
+    _refuse_wrapped(shown, got[e], right[e])
     raise Wrong(f"{shown}: row_offsets[{e}] must be {right[e]}, the number of rows of all local experts before {e}.")
+
+
+def _refuse_wrapped(shown, got, right):
+    if got != right and (got - int(right)) % (1 << 32) == 0:
+        raise Wrong(f"{shown} and must give {right}: the sum has wrapped; 32 bits do not hold it.")
+    if got != right and got == int(float(right)):
+        raise Wrong(f"{shown} and must give {right}: a float does not hold such a number; add integers.")
 
 
 def _first(counts, e, src, got):
     before = int(counts[:e].sum())
     right = before + int(counts[e, :src].sum())
-    try:
-        equal = bool(got == right)
-    except ValueError:
-        raise Wrong(f"first_row must return one number, not {got!r}") from None
-    if equal:
+    got = whole_numbers(got, "first_row")
+    if got.size != 1:
+        raise Wrong(f"first_row must return one number, not {got.tolist()!r}")
+    got = got.reshape(-1)[0]
+    if got == right:
         return
     shown = f"first_row(counts, {e}, {src}) gave {got}"
     if counts.size < 20:
         shown += f" for counts = {counts.tolist()}"
+    _refuse_wrapped(shown, got, right)
     if got == before and src:
         raise Wrong(f"{shown}: that is where local expert {e} begins; the rows from ranks before rank {src} for the "
                     "same expert come first.")

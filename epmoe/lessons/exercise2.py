@@ -2,7 +2,7 @@
 
 from itertools import product
 
-from epmoe.lessons.answers import Wrong, call
+from epmoe.lessons.answers import Wrong, call, whole_numbers
 
 STUB = '''
 def place(n_ranks, n_experts, top_k, hidden, max_tokens, expert, src_rank, slot):
@@ -11,7 +11,8 @@ def place(n_ranks, n_experts, top_k, hidden, max_tokens, expert, src_rank, slot)
 '''
 
 #        n_ranks, n_experts, top_k, hidden, max_tokens
-WORLDS = ((2, 4, 2, 8, 3), (4, 12, 3, 24, 5), (3, 9, 9, 16, 2), (8, 256, 8, 7168, 128), (1, 6, 6, 64, 7))
+WORLDS = ((2, 4, 2, 8, 3), (4, 12, 3, 24, 5), (3, 9, 9, 16, 2), (8, 256, 8, 7168, 128), (1, 6, 6, 64, 7),
+          (8, 256, 8, 7168, 4096))      # byte offsets that 32 bits do not hold
 
 
 def judge(answer):
@@ -37,12 +38,12 @@ def _one(answer, n_ranks, n_experts, top_k, hidden, max_tokens, expert, src, slo
     right = ((le * n_ranks + src) * max_tokens + slot) * message
     arguments = n_ranks, n_experts, top_k, hidden, max_tokens, expert, src, slot
     got = call(answer, "place", *arguments)
-    try:
-        got_owner, got_offset = got
-        right_owner, right_offset = bool(got_owner == owner), bool(got_offset == right)
-    except (TypeError, ValueError):
-        raise Wrong(f"place must return two numbers, (owner, offset), not {got!r}") from None
-    if right_owner and right_offset:
+    numbers = whole_numbers(got, "place")
+    if numbers.shape != (2,):
+        raise Wrong(f"place must return two numbers, (owner, offset), not {got!r}")
+    got_owner, got_offset = numbers
+    right_owner = got_owner == owner
+    if right_owner and got_offset == right:
         return
     names = ("n_ranks", "n_experts", "top_k", "hidden", "max_tokens", "expert", "src_rank", "slot")
     shown = f"place({', '.join(f'{n}={v}' for n, v in zip(names, arguments))}) gave {got_owner, got_offset}"
@@ -51,6 +52,9 @@ def _one(answer, n_ranks, n_experts, top_k, hidden, max_tokens, expert, src, slo
             raise Wrong(f"{shown}: experts are not dealt out in turn (expert % n_ranks); the first "
                         f"{local} live on rank 0, the next {local} on rank 1, and so on.")
         raise Wrong(f"{shown}: expert {expert} lives on rank {owner}; each rank has {local} neighbouring experts.")
+
+    if (got_offset - right) % (1 << 32) == 0:
+        raise Wrong(f"{shown}: the offset must be {right}; it has wrapped, since 32 bits do not hold it.")
 
     def at(e=le, size=message):
         return ((e * n_ranks + src) * max_tokens + slot) * size

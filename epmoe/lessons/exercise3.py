@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from epmoe.lessons.answers import Wrong, call
+from epmoe.lessons.answers import Wrong, call, whole_numbers
 
 STUB = '''
 import numpy as np
@@ -24,9 +24,11 @@ N_EXPERTS = 6
 def judge(answer):
     """What was right; raises Wrong."""
     rng = np.random.default_rng(3)
-    for counts in (np.array([[2, 1], [0, 3], [4, 1]]), np.array([[5, 0, 2]]), rng.integers(0, 9, (7, 5))):
+    large = np.array([[1 << 31, (1 << 53) + 1], [1 << 31, 2], [1, 1]])
+    for counts in (np.array([[2, 1], [0, 3], [4, 1]]), np.array([[5, 0, 2]]), rng.integers(0, 9, (7, 5)), large):
         _first(counts, call(answer, "first_slots", counts.copy()))
-    for experts, first in (([1, 0, 1, 1, -1, 0], [10, 20]), ([], [3, 4]), ([-1, -1], [0, 0]), ([2, 2, 2], [5, 5, 0])):
+    for experts, first in (([1, 0, 1, 1, -1, 0], [10, 20]), ([], [3, 4]), ([-1, -1], [0, 0]), ([2, 2, 2], [5, 5, 0]),
+                           ([0, 0, 1], [(1 << 31) - 1, (1 << 53) + 1])):
         _own(experts, first, call(answer, "own_slots", list(experts), np.array(first)))
     pairs = rng.integers(-1, N_EXPERTS, 64).tolist()
     for n_blocks in (1, 3, 8):
@@ -35,10 +37,7 @@ def judge(answer):
 
 
 def _array(got, name, shape):
-    try:
-        made = np.asarray(got, dtype=float)
-    except (TypeError, ValueError) as error:
-        raise Wrong(f"{name} must return numbers; {error}") from None
+    made = whole_numbers(got, name)
     if made.shape != shape:
         raise Wrong(f"{name} returned numbers of shape {made.shape}; here the shape must be {shape}")
     return made
@@ -49,7 +48,7 @@ def _first(counts, got):
     right = np.cumsum(counts, axis=0) - counts
     if (got == right).all():
         return
-    shown = f"first_slots({counts.tolist()}) gave {got.astype(int).tolist()}" if counts.size < 10 else "first_slots"
+    shown = f"first_slots({counts.tolist()}) gave {got.tolist()}" if counts.size < 10 else "first_slots"
     if (got == np.cumsum(counts, axis=0)).all():
         raise Wrong(f"{shown}: this counts the block's own pairs too. Its first slot comes after those of the blocks "
                     "BEFORE it: block 0 begins at 0.")
@@ -62,6 +61,9 @@ def _first(counts, got):
     if (got == 0).all():
         raise Wrong(f"{shown}: every block begins at 0, so two blocks would write to one slot.")
     b, e = np.argwhere(got != right)[0].tolist()
+    if (got[b, e] - int(right[b, e])) % (1 << 32) == 0:
+        raise Wrong(f"{shown}: the first slot of block {b} for expert {e} must be {right[b, e]}; the sum has wrapped, "
+                    "since 32 bits do not hold it.")
     raise Wrong(f"{shown}: the first slot of block {b} for expert {e} must be {right[b, e]}, the number of pairs that "
                 f"the blocks before it have for expert {e}.")
 
@@ -72,7 +74,7 @@ def _right_own(experts, first):
         out.append(-1 if e < 0 else left[e])
         if e >= 0:
             left[e] += 1
-    return np.array(out, float)
+    return np.array(out, object)
 
 
 def _own(experts, first, got):
@@ -80,7 +82,7 @@ def _own(experts, first, got):
     right = _right_own(experts, first)
     if (got == right).all():
         return
-    shown = f"own_slots({experts}, first={first}) gave {got.astype(int).tolist()}"
+    shown = f"own_slots({experts}, first={first}) gave {got.tolist()}"
     for i, e in enumerate(experts):
         if got[i] == right[i]:
             continue
@@ -101,9 +103,10 @@ def _own(experts, first, got):
 
 def _together(answer, pairs, blocks):
     counts = np.array([[int((b == e).sum()) for e in range(N_EXPERTS)] for b in blocks])
-    first = call(answer, "first_slots", counts.copy())
-    slots = [int(s) for b, f in zip(blocks, np.asarray(first)) for s in call(answer, "own_slots", b.tolist(), f.copy())]
-    right = _right_own(pairs, [0] * N_EXPERTS).astype(int).tolist()
+    first = _array(call(answer, "first_slots", counts), "first_slots", counts.shape).astype(np.int64)
+    slots = [s for b, f in zip(blocks, first)
+             for s in _array(call(answer, "own_slots", b.tolist(), f), "own_slots", (len(b),)).tolist()]
+    right = _right_own(pairs, [0] * N_EXPERTS).tolist()
     if slots != right:
         i = next(i for i, (a, b) in enumerate(zip(slots, right)) if a != b)
         raise Wrong(f"with {len(blocks)} blocks, pair {i} of {len(pairs)} (expert {pairs[i]}) got slot {slots[i]} and "

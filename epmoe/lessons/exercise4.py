@@ -2,9 +2,10 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
-from epmoe_ref.errors import DeadlockError, EPError, RaceError
+from epmoe_ref.errors import DeadlockError, EPError, OutOfBoundsError, RaceError
 
 from epmoe import device
 from epmoe.device.names import WORDS
@@ -61,6 +62,7 @@ HINTS = (
 def judge(answer):
     """What was right; raises Wrong."""
     parties = [function(answer, name) for name in NAMES]
+    _each_alone(answer, *parties)
     _expect_silence(answer, parties)
     source = Path(answer.__file__).read_text(encoding="utf-8")
     weaker = list(_weaker(Path(answer.__file__).name, source))
@@ -71,6 +73,64 @@ def judge(answer):
                         "there, and how far away it is.")
     return (f"no race under {len(SEEDS)} schedules, and each of the {len(weaker)} ways to weaken a word was noticed: "
             "nothing is missing and nothing too much.")
+
+
+def _each_alone(answer, send, signal, receive, read):
+    """Each function by itself: none may go on before what it waits for has come, and a message comes before its count.
+    """
+    ended, words = _alone(answer, lambda w: signal(w.finished, w.flag, WRITERS), finished=WRITERS - 1)
+    if words.flag:
+        raise Wrong(f"signal raises the flag when {WRITERS - 1} of {WRITERS} messages are counted: it must wait for "
+                    "all of them first.")
+    if ended:
+        raise Wrong(f"signal returns when {WRITERS - 1} of {WRITERS} messages are counted: it must wait for all.")
+    ended, words = _alone(answer, lambda w: signal(w.finished, w.flag, 2), finished=2)
+    if not ended:
+        raise Wrong("signal still waits when 2 messages are counted and n_messages is 2: wait for n_messages, not for "
+                    "a number of your own.")
+    ended, words = _alone(answer, lambda w: receive(w.flag, w.ready))
+    if words.ready:
+        raise Wrong("receive tells the other blocks before the flag is raised: it must wait for the flag first.")
+    if ended:
+        raise Wrong("receive returns before the flag is raised: it must wait for it.")
+    ended, words = _alone(answer, lambda w: read(w.ready, w.nowhere))
+    if ended or ended is None:
+        raise Wrong(f"read {'returns' if ended else 'loads the message'} before it is told that it may: it must wait "
+                    "for the ready flag first.")
+    ended, words = _alone(answer, lambda w: send(w.nowhere, w.finished, 7))
+    if words.finished:
+        raise Wrong("send counts its message before it has written it: whoever sees the count may read what was there "
+                    "before. Write first, count after.")
+
+
+def _alone(answer, called, finished=0):
+    """(ended, words) after one thread has called a function: ended is False if it waits, None if it went to `nowhere`.
+    """
+    machine = device.machine(1, seed=0)
+    memory = machine.alloc(256, "memory", 0)
+    words = SimpleNamespace(finished=memory.address, flag=memory.address + 64, ready=memory.address + 128, nowhere=64)
+
+    @device.kernel
+    def alone(params, num_tokens, my_rank):
+        called(words)
+
+    ended = True
+    try:
+        memory.fill(0)
+        memory.write(np.array([finished], np.int32), 0)
+        machine.launch(alone, 1, 1, (memory.address, 0, 0), stream=machine.stream(0))
+        try:
+            machine.synchronize()
+        except DeadlockError:
+            ended = False
+        except OutOfBoundsError:
+            ended = None
+        except Exception as error:
+            raise Wrong(failed(answer.__file__, error, "in a kernel")) from None
+        after = memory.read(np.int32, 64, 0)
+        return ended, SimpleNamespace(finished=after[0], flag=after[16], ready=after[32])
+    finally:
+        memory.free()
 
 
 def _kernel(send, signal, receive, read):

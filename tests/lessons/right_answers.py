@@ -22,7 +22,7 @@ def row_offsets(counts):
 
 
 def first_row(counts, local_expert, src_rank):
-    return float(sum(counts.reshape(-1)[:local_expert * counts.shape[1] + src_rank]))
+    return sum(counts.reshape(-1)[:local_expert * counts.shape[1] + src_rank].tolist())
 """
 
 PLACE = """

@@ -1,8 +1,10 @@
 """Each exercise's judge accepts right answers, whatever their form, and tells wrong ones what is wrong."""
 
+import json
+
 import pytest
 from epmoe.__main__ import main
-from epmoe.lessons import exercise
+from epmoe.lessons import exercise, judge
 from epmoe.lessons.answers import Wrong, load
 
 import right_answers as right
@@ -52,6 +54,31 @@ WRONG = [
     (4, right.CHAIN_OF_FENCES, [("fence_acq_rel_gpu()", "fence_acq_rel_sys()")], "fence_acq_rel_gpu() would do"),
     (4, right.CHAIN, [("st_release_sys_i32(flag, 1)", "pass")], "this hangs"),
     (4, right.CHAIN, [("load_i32(message)", "1")], "rank 1 read [1, 1, 1]"),
+    (4, right.CHAIN, [("store_i32(message, value)\n    red_add_release_gpu_i32(finished, 1)",
+                       "red_add_release_gpu_i32(finished, 1)\n    store_i32(message, value)")],
+     "Write first, count after"),
+    (4, right.CHAIN, [("while ld_acquire_gpu_i32(finished) != n_messages:\n        pass", "pass")],
+     "signal raises the flag when 2 of 3 messages are counted"),
+    (4, right.CHAIN, [("!= n_messages", "== 0")], "signal raises the flag when 2 of 3 messages are counted"),
+    (4, right.CHAIN, [("!= n_messages", "!= 3")], "wait for n_messages, not for a number"),
+    (4, right.CHAIN, [("while ld_acquire_sys_i32(flag) == 0:\n        pass", "pass")],
+     "receive tells the other blocks before the flag is raised"),
+    (4, right.CHAIN, [("while ld_acquire_gpu_i32(ready) == 0:\n        pass", "pass")],
+     "read loads the message before"),
+    (1, right.OFFSETS, [("sum(axis=1)", "sum(axis=1).astype(np.int32)")], "32 bits do not hold it"),
+    (1, right.OFFSETS, [("sum(axis=1))", "sum(axis=1).astype(float))")], "must return whole numbers"),
+    (1, right.OFFSETS, [("sum(axis=1))", "sum(axis=1).astype(float)).astype(int)")], "a float does not hold"),
+    (1, right.OFFSETS, [("ends = np", "counts += 1; counts -= 1; counts[0] = 0; ends = np")], "changes its argument 1"),
+    (1, right.OFFSETS, [("src_rank].sum()", "src_rank].sum() / 1")], "first_row must return whole numbers"),
+    (2, right.PLACE, [("* message", "% (1 << 32) * message % (1 << 32)")], "32 bits do not hold it"),
+    (2, right.PLACE, [("* message", "* message / 1")], "must return whole numbers"),
+    (3, right.SLOTS, [("np.cumsum(counts, axis=0)", "np.cumsum(counts, axis=0, dtype=np.int32)")], "has wrapped"),
+    (3, right.SLOTS, [("- counts", "- counts * 1.0")], "must return whole numbers"),
+    (3, right.SLOTS_BY_HAND, [("    first = first.copy()\n", "")], "own_slots changes its argument 2"),
+    (5, right.TWO_BUFFERS, [("i % 2", "i % 2 if rounds < 7 else 0")], "with 2 ranks, program(7): "),
+    (5, right.TWO_BUFFERS, [("i % 2", "i % 2 if rounds < 900 else 0")], "with 2 ranks, program(1000): "),
+    (6, right.DECIDE, [("local = n_experts", "topk_ids[0][:] = 0; local = n_experts")], "changes its argument 1"),
+    (6, right.DECIDE, [("* row_bytes", ".astype(np.int32) * np.int32(row_bytes)")], "messages of 64 MiB: the floor"),
     (5, right.TWO_BUFFERS, [("i % 2", "0")], "over that of round 1, which rank 1 has not read yet"),
     (5, right.BARRIERS, [('"wait 0", "barrier"', '"barrier", "wait 0"')], "has not read yet"),
     (5, right.TWO_BUFFERS, [('[f"send {b}", f"wait {b}"]', '[f"wait {b}", f"send {b}"]')], "nobody can go on"),
@@ -106,7 +133,7 @@ def test_every_exercise_has_right_and_wrong_answers():
     ("def row_offsets(counts):\n    pass\n", "returns None"),
     ("def row_offsets(counts):\n    x = 1\n    return counts[99]\n", "line 3: IndexError in row_offsets("),
     ("def row_offsets(counts):\n    return 'abc'\n", "row_offsets"),
-    ("def row_offsets(counts):\n    return [[0, 1], [2]]\n", "must return a sequence of numbers"),
+    ("def row_offsets(counts):\n    return [[0, 1], [2]]\n", "must return whole numbers"),
 ])
 def test_files_that_fail_are_told_where(source, says, tmp_path):
     with pytest.raises(Wrong) as wrong:
@@ -120,15 +147,37 @@ def test_check_says_the_verdict_and_returns_it(capsys, tmp_path):
     assert capsys.readouterr().out.startswith("RIGHT  ")
     assert main(["lesson", "2", "--check", str(file)]) == 1
     assert "has no function place" in capsys.readouterr().out
-    assert main(["lesson", "1", "--check", str(tmp_path / "nothing.py")]) == 1
-    assert "python -m epmoe lesson 1 --start" in " ".join(capsys.readouterr().out.split())
 
 
-def test_an_answer_that_does_not_end_is_given_up(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr("epmoe.lessons.command.PATIENCE_S", 1)
-    file = written(tmp_path, "def program(rounds):\n    while True:\n        pass\n")
+def test_the_verdict_as_json(capsys, tmp_path):
+    file = written(tmp_path, "print('something')\n" + right.OFFSETS)
+    for number, status in ((1, 0), (2, 1)):
+        assert main(["lesson", str(number), "--check", str(file), "--json"]) == status
+        record = json.loads(capsys.readouterr().out)
+        assert record["exercise"] == number and record["passed"] == (status == 0) and record["verdict"]
+
+
+def test_without_an_answer_there_is_no_verdict(capsys, tmp_path):
+    (tmp_path / "answer.txt").write_text("")
+    for argv, says in ((["1", "--check", str(tmp_path / "nothing.py")], "lesson 1 --start"),
+                       (["1", "--json"], "--check"),
+                       (["1", "--check", str(tmp_path / "answer.txt")], "must end in .py"),
+                       (["1", "--check", str(tmp_path)], "must end in .py"), (["--check"], "need a number")):
+        assert main(["lesson", *argv]) == 2
+        assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("body, says", [
+    ("while True:\n        pass", "a loop that does not end"),
+    ("import os; os._exit(0)", "ended the process with exit"),
+    ("import os; os.abort()", "crashed the process"), ("raise SystemExit(0)", "SystemExit in program(1)")])
+def test_an_answer_that_does_not_return_is_wrong(capsys, monkeypatch, tmp_path, body, says):
+    assert judge.PATIENCE_S <= 10
+    if "while" in body:
+        monkeypatch.setattr(judge, "PATIENCE_S", 3)
+    file = written(tmp_path, f"def program(rounds):\n    {body}\n")
     assert main(["lesson", "5", "--check", str(file)]) == 1
-    assert "a loop that does not end" in capsys.readouterr().out
+    assert says in " ".join(capsys.readouterr().out.split())
 
 
 def test_without_barriers_is_praised_more(tmp_path):
