@@ -5,7 +5,7 @@ Names are imported when they are first used: `import epmoe` loads neither Numba 
 
 from importlib import import_module
 
-__version__ = "0.2.0"         # the one place: setup.cfg reads it
+__version__ = "0.2.0"  # the one place: setup.cfg reads it
 
 # name -> the module that defines it
 _HOME = {

@@ -48,7 +48,7 @@ class EPConfig:
     hidden: int
     max_tokens_per_rank: int
     _: KW_ONLY
-    p2p_world_size: int | None = None
+    p2p_world_size: int = None  # type: ignore[assignment]    # __post_init__ puts its default
     token_format: str = "bf16"
     alignment: int = 16
     fuse_a_scale_preshuffle: bool = False
@@ -103,8 +103,8 @@ class EPConfig:
         """The id, on its owner, of a global expert id (a number or an array of ids >= 0)."""
         return expert % self.n_local_experts
 
-    def world(self, rank: int) -> int:
-        """The p2p world that a rank is in."""
+    def world(self, rank):
+        """The p2p world that a rank (a number or an array of ranks) is in."""
         return rank // self.p2p_world_size
 
     def world_rank(self, rank: int) -> int:

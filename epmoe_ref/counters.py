@@ -1,5 +1,7 @@
 """The int32 counters by which the thread blocks of one device synchronise: how many, and where each region starts."""
 
+from typing import Any
+
 import numpy as np
 
 from .config import MAX_GPUS_PER_NODE
@@ -48,7 +50,7 @@ class EPLocalSyncCounters:
             raise EPValueError("buffer and ptr are two names for the same memory: give one of them")
         self.n_experts = int(n_experts)
         self.buffer = buffer if ptr is None else ptr
-        self.ptr = None if self.buffer is None else _address(self.buffer, self.n_experts, self.total_size())
+        self.ptr: Any = None if self.buffer is None else _address(self.buffer, self.n_experts, self.total_size())
 
     def __class_getitem__(cls, n_experts: int) -> "EPLocalSyncCounters":
         """The counters of that many experts, not yet over memory: sizes and offsets; call it with memory."""

@@ -133,6 +133,7 @@ def _put_routed(cfg, fmt, result: Dispatched, src_rank: int, dst_rank: int, pair
 def put_scales(fmt: TokenFormat, result: Dispatched, group: int, first: int, scales: np.ndarray) -> None:
     """Put scales [n, n_scales] of the rows first, first + 1, ... of a group where the format's layout has them."""
     rows = np.arange(first, first + len(scales))
+    assert result.output_scales is not None, "the format has scales"
     row_places, column_places = fmt.scale_layout(result.output_scales.shape, result.row_offsets, result.scales_offset,
                                                  group, rows)
     result.output_scales.reshape(-1)[row_places[:, None] + column_places] = scales

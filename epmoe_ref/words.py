@@ -5,7 +5,7 @@ leaves it open: the places of messages in a segment are a permutation, some word
 before they must be. This is the form in which two memories are equal.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -137,14 +137,15 @@ def _or_else(state: RankState, name: str) -> np.ndarray | None:
 
 
 _SEGMENT, _DST = ("local_expert", "src_rank"), ("local_expert", "dst_rank")
-INDEX_NAMES = {"dispatch_recv_count": _SEGMENT, "combine_recv_count": _SEGMENT, "reserved": _DST, "finished": _DST,
-               "rank_completion": ("peer",), "A": (*_SEGMENT, "field"), "B": _SEGMENT, "C": ("local_expert",),
-               "D": ("word",), "E": ("word",), "F": ("word",), "G": ("word",), "combine_wait": ("reducing_block",)}
+INDEX_NAMES: dict[str, tuple[str, ...]] = {
+    "dispatch_recv_count": _SEGMENT, "combine_recv_count": _SEGMENT, "reserved": _DST, "finished": _DST,
+    "rank_completion": ("peer",), "A": (*_SEGMENT, "field"), "B": _SEGMENT, "C": ("local_expert",),
+    "D": ("word",), "E": ("word",), "F": ("word",), "G": ("word",), "combine_wait": ("reducing_block",)}
 
 _RESET = "when dispatch_wait has ended, reserved, finished, rank completion, D, E, F and G are 0"
 _RESET_C = "when combine_wait has ended, A, reserved, finished, rank completion and the combine_wait region are 0"
 _ARRIVED = "a count word is MAX_FINITE until the signal arrives, and then the number of {}, 0 too"
-RULES = {
+RULES: dict[Any, str] = {
     "dispatch_recv_buf": "the message of pair (t, k), payload | src_info | topk_info, goes to recv_buf[local_expert, "
                          "src_rank, slot] of its expert's owner; the slots of a segment are 0 .. count - 1, each once",
     "combine_recv_buf": "the row of pair (t, k) goes to recv_buf[t, k] of the rank that the token came from",

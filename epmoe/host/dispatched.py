@@ -1,6 +1,7 @@
 """Dispatched: what one rank holds after dispatch, and how many rows there can be at most."""
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from epmoe_ref.config import EPConfig
@@ -56,7 +57,7 @@ class Dispatched:
     # by a function: no attributes of the class, so that __getattr__ is asked
     cfg: EPConfig = field(default_factory=_nothing, repr=False)
     rank: int | None = field(default_factory=_nothing, repr=False)
-    check: object = field(default_factory=_nothing, repr=False)
+    check: Any = field(default_factory=_nothing, repr=False)
     round: object = field(default=None, repr=False)  # which round of which ExpertParallel; combine wants its own
     offsets: np.ndarray | None = field(default=None, repr=False)  # row_offsets on the host, once they were asked for
 

@@ -154,9 +154,6 @@ class DryWorld:
     def barrier(self, occasion, timeout):
         """Nothing."""
 
-    def same(self, what, facts, timeout):
-        """Nobody else has any."""
-
     def tell(self, value, timeout):
         """[value of every rank]: all have this one."""
         return [value] * self.n_ranks

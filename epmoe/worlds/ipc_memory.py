@@ -11,7 +11,7 @@ from epmoe.worlds.symmetric import free_unused
 
 HANDLE_BYTES = 64
 GRANULE = 2 << 20   # bytes: an allocation of whole granules is no part of a block that other memory shares
-_abandoned = []     # memory of ranks that left after an error: peers may still write into it
+_abandoned: list = []     # memory of ranks that left after an error: peers may still write into it
 
 
 def gpu_count():

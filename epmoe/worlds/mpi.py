@@ -28,7 +28,7 @@ class MPIWorld:
     """
 
     lists = False
-    own_options = "comm", "gpu", "stream", "timeout"
+    own_options: tuple[str, ...] = "comm", "gpu", "stream", "timeout"
 
     def __init__(self, comm=None, *, gpu=None, stream=None, timeout=60.0, **simulation):
         checked(self, self.own_options, simulation)

@@ -11,8 +11,8 @@ from epmoe.device.gpu_memory import Buffer
 
 REMEDY = "pip install 'epmoe[shmem]'; `python -m epmoe doctor` says what is missing"
 ALIGNMENT = 256         # bytes: the layout's regions begin at multiples of it
-_started = {}           # "members": (rank, number of ranks) that NVSHMEM was started with, "device": the GPU
-_abandoned = []         # memory of ranks that left after an error: peers may still write into it
+_started: dict = {}           # "members": (rank, number of ranks) that NVSHMEM was started with, "device": the GPU
+_abandoned: list = []         # memory of ranks that left after an error: peers may still write into it
 
 
 def start(world, timeout):

@@ -1,5 +1,7 @@
 """The message that one (token, slot) pair travels in: its parts, their sizes and places, and its trailer."""
 
+from typing import Any
+
 import numpy as np
 from ml_dtypes import bfloat16
 
@@ -30,10 +32,10 @@ class TokenFormat:
     """
 
     hidden_multiple = 8
-    group_size = None               # elements that share a scale
+    group_size: int = 0             # elements that share a scale; 0: the format has no scales
     pad_rows = 1                    # the rows of a group of output rows are rounded up to a multiple of this
-    values_dtype = None             # of output_tokens
-    scales_dtype = None             # of output_scales; None: the format has none
+    values_dtype: Any = None        # of output_tokens
+    scales_dtype: Any = None        # of output_scales; None: the format has none
     scale_layout = staticmethod(row_major)      # where in output_scales a scale lies
 
     def __init__(self, hid_dim: int, top_k: int, alignment: int = 16):

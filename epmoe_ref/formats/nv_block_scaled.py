@@ -34,7 +34,7 @@ class NVBlockScaledTokenFormat(TokenFormat):
             raise EPValueError(f"kind={kind!r} must be one of {', '.join(GROUP_SIZES)}")
         self.kind = kind
         self.group_size = GROUP_SIZES[kind]
-        self.hidden_multiple = 4 * self.group_size
+        self.hidden_multiple = 4 * GROUP_SIZES[kind]
         self.values_dtype = float8_e4m3fn if kind == "mxfp8" else np.dtype(np.uint8)
         self.scales_dtype = float8_e4m3fn if kind == "nvfp4" else float8_e8m0fnu
         super().__init__(hid_dim, top_k, alignment)
@@ -91,7 +91,7 @@ def checked_input_scale(scale, name: str = "input_scale") -> np.float32:
         value = np.asarray(np.nan, np.float32)
     if isinstance(scale, bool) or value.size != 1 or not (np.isfinite(value).all() and (value > 0).all()):
         raise EPValueError(f"{name}={scale!r} must be one positive finite number (float32): give 1.0 for no scaling")
-    return value.reshape(())[()]
+    return np.float32(value.item())
 
 
 def _tiles(counts) -> np.ndarray:

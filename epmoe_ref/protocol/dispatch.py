@@ -12,7 +12,7 @@ from ..routing import clean_topk_ids
 from .state import MAX_FINITE, RankState, Step, Write, sent
 
 
-def dispatch_async(state: RankState, input_tokens, topk_ids, *, input_scale: float = 1.0, claims=None) -> Step:
+def dispatch_async(state: RankState, input_tokens, topk_ids, *, input_scale=1.0, claims=None) -> Step:
     """Send each (token, slot) pair of this rank to the owner of its expert.
 
     input_tokens bf16 [num_tokens, hidden], topk_ids integers [num_tokens, top_k], input_scale: as in

@@ -24,7 +24,7 @@ class Write(NamedTuple):
 
     dst_rank: int
     region: str
-    index: tuple
+    index: tuple        # type: ignore[assignment]    # hides tuple.index, which nobody asks for
     value: Any
 
 
@@ -75,8 +75,8 @@ class RankState:
     ep_counters: np.ndarray
     messages_here: np.ndarray
     rows_here: np.ndarray
-    topk_ids: np.ndarray | None = None
-    shared_outputs: np.ndarray | None = None
+    topk_ids: Any = None
+    shared_outputs: Any = None
 
     @classmethod
     def initial(cls, cfg: EPConfig, rank: int, fill: int = 0) -> "RankState":
@@ -95,7 +95,7 @@ class RankState:
             (tokens, cfg.top_k, combine_bytes))]
         signals = [np.full((local, ranks), MAX_FINITE) for _ in range(2)]
         return cls(cfg, rank, STEPS[0], buffers[0], buffers[1], signals[0], buffers[2], buffers[3], signals[1],
-                   np.zeros(EPLocalSyncCounters[cfg.n_experts].total_size(), np.int32),
+                   np.zeros(EPLocalSyncCounters(cfg.n_experts).total_size(), np.int32),
                    np.zeros((local, ranks), np.int64), np.zeros((tokens, cfg.top_k), bool))
 
     def region(self, name: str) -> np.ndarray:
@@ -109,7 +109,7 @@ class RankState:
         if name in BUFFERS:
             return getattr(self, name)
         local, ranks = self.cfg.n_local_experts, self.cfg.n_src_ranks
-        start, size = EPLocalSyncCounters[self.cfg.n_experts].regions()[name]
+        start, size = EPLocalSyncCounters(self.cfg.n_experts).regions()[name]
         shape = {"A": (local, ranks, 2), "C": (local,)}.get(name, (size,))
         if name in ("reserved", "finished", "B"):
             shape = (local, ranks)

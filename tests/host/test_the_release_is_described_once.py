@@ -30,7 +30,7 @@ def test_the_licence_is_named_as_it_is():
 def test_the_package_brings_every_file_that_it_reads():
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
-    brought = re.split(r"[,\s]+", setup["options.package_data"]["epmoe"])
+    brought = re.findall(r"[^,\s]+", setup["options.package_data"]["epmoe"])
     found = [path.relative_to(ROOT / "epmoe") for path in (ROOT / "epmoe").rglob("*") if path.is_file()]
     left_out = [str(path) for path in found if path.suffix not in (".py", ".pyc") and path.name != "README.md"
                 and not any(path.match(pattern) for pattern in brought)]
