@@ -47,7 +47,7 @@ def dispatch(cfg: EPConfig, input_tokens, topk_ids, *, input_scale=1.0) -> list[
     for src_rank, (tokens, scale) in enumerate(zip(input_tokens, scales)):
         if not len(tokens):
             continue
-        values, token_scales = fmt.decode(fmt.encode(_rounded(tokens), scale))
+        values, token_scales = fmt.decode(fmt.encode(rounded_tokens(tokens), scale))
         values = np.ascontiguousarray(values)
         if cfg.fused_shared_expert:
             _put_shared(cfg, fmt, results[src_rank], src_rank, values, token_scales)
@@ -158,7 +158,7 @@ def check_tokens(cfg: EPConfig, tokens, num_tokens: int, rank: int) -> None:
                            "one row for each row of topk_ids")
 
 
-def _rounded(tokens: np.ndarray) -> np.ndarray:
+def rounded_tokens(tokens: np.ndarray) -> np.ndarray:
     """As bf16: fp16 and float32 rounded once, to nearest even."""
     return tokens if tokens.dtype == bfloat16 else to_output_type(to_float32(tokens), np.dtype(bfloat16))
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..config import READY
-from ..dispatch import check_tokens, empty_result, put_scales, shared_expert_share
+from ..dispatch import check_tokens, empty_result, put_scales, rounded_tokens, shared_expert_share
 from ..errors import EPValueError
 from ..formats import format_of
 from ..routing import clean_topk_ids
@@ -15,7 +15,7 @@ from .state import MAX_FINITE, RankState, Step, Write, sent
 def dispatch_async(state: RankState, input_tokens, topk_ids, *, input_scale=1.0, claims=None) -> Step:
     """Send each (token, slot) pair of this rank to the owner of its expert.
 
-    input_tokens bf16 [num_tokens, hidden], topk_ids integers [num_tokens, top_k], input_scale: as in
+    input_tokens [num_tokens, hidden], topk_ids integers [num_tokens, top_k], input_scale: as in
     epmoe_ref.dispatch, of this rank. claims: the order in which pairs claim their places: None: (token, slot) order; a
     seed; or the pairs themselves, int [pairs, 2] = (token, slot) in the order in which they claim.
 
@@ -42,7 +42,7 @@ def dispatch_async(state: RankState, input_tokens, topk_ids, *, input_scale=1.0,
     check_tokens(cfg, input_tokens, len(topk_ids), rank)
     state = replace(state.begin("dispatch_async"), topk_ids=topk_ids)
     state.rows_here[:] = False
-    messages = fmt.messages(input_tokens, topk_ids, input_scale)
+    messages = fmt.messages(rounded_tokens(input_tokens), topk_ids, input_scale)
     state.dispatch_send_buf[:len(messages)] = messages
 
     kept = (topk_ids >= 0) & (cfg.owner(topk_ids) == rank) if cfg.skip_a2a else topk_ids >= 0

@@ -78,6 +78,18 @@ def test_several_p2p_worlds_and_input_scales_and_functions():
     assert_equal(stored, wanted[0])
 
 
+def test_tokens_of_fp16_and_float32_are_rounded_once():
+    cfg = config(n_ranks=2, n_experts=4, top_k=2, hidden=16, max_tokens=5)
+    x, ids = world(cfg, 5, num_tokens=[5, 2])
+    for dtype in (np.float16, np.float32):
+        wide = [(tokens.astype(np.float32) * np.float32(1.003)).astype(dtype) for tokens in x]
+        machine = World(cfg)
+        for rank in range(2):
+            machine.dispatch_async(rank, wide[rank], ids[rank])
+        for rank, want in enumerate(dispatch(cfg, wide, ids)):
+            assert_same(machine.dispatch_wait(rank), want)
+
+
 def test_a_row_that_names_no_place_of_its_rank_is_not_sent_but_counted():
     cfg = config(n_ranks=1, n_experts=2, top_k=1, hidden=8, max_tokens=4)
     x, ids = world(cfg, 1, num_tokens=[4])
