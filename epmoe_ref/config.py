@@ -38,8 +38,8 @@ class EPConfig:
         expert and without skip_a2a.
 
     Kernels may have narrower limits (top_k <= 32, p2p_world_size <= 8), which their factories check. Input tokens are
-    bf16; for the bf16 format also fp16 and float32, which are rounded once to nearest even. Errors: EPValueError. Source: the parameters of the dispatch_kernel page
-    (docs/pages.md).
+    bf16; for the bf16 format also fp16 and float32, which are rounded once to nearest even. Errors: EPValueError.
+    Source: the parameters of the dispatch_kernel page (docs/pages.md).
     """
 
     n_ranks: int
@@ -56,7 +56,7 @@ class EPConfig:
     fused_shared_expert: bool = False
     skip_a2a: bool = False
     use_shmem: bool = False
-    allreduce_world_size: int | None = None
+    allreduce_world_size: int = None    # type: ignore[assignment]    # likewise
 
     def __post_init__(self):
         _check_types(self)
