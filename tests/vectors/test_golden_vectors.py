@@ -3,9 +3,11 @@
 import argparse
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import zipfile
+import zlib
 from pathlib import Path
 
 import ml_dtypes
@@ -108,7 +110,7 @@ def test_a_c_program_reads_and_checks_a_vector(folder, tmp_path):
     assert compiler, "no C compiler: install one (apt-get install gcc)"
     program = tmp_path / "read_vector"
     subprocess.run([compiler, "-std=c99", "-Wall", "-Wextra", "-Werror", "-O1", "-o", program, C_SOURCE], check=True)
-    assert len(C_SOURCE.read_text().splitlines()) <= 60
+    assert len(C_SOURCE.read_text().splitlines()) <= 100
     name = "dispatch_combine_slots_without_an_expert"
 
     def run(at):
@@ -126,6 +128,55 @@ def test_a_c_program_reads_and_checks_a_vector(folder, tmp_path):
     assert bad.returncode == 1 and "CRC-32" in bad.stderr
     missing = run(tmp_path / "nothing")
     assert missing.returncode == 1 and "usage" in missing.stderr
+
+
+ODD = (-7, -1, 0, 3, 63, 64, 1 << 20, 1 << 31, (1 << 32) - 1, 1 << 62, -(1 << 63), 1 << 70)
+
+
+def changed_manifest(text, rng):
+    """A manifest with a number, a word or a line changed, as one from elsewhere may be."""
+    lines = text.splitlines()
+    at = int(rng.choice([i for i, line in enumerate(lines) if '"rank": ' in line]))
+    keys = [*re.finditer(r'"(rank|offset|nbytes|crc32)": (-?\d+)|(?<=[\[ ])(\d+)(?=[,\]])', lines[at])]
+    found = keys[rng.integers(len(keys))]
+    group = 2 if found[2] else 3
+    kind = rng.integers(6)
+    if kind < 4:
+        new = str(int(rng.choice(np.array(ODD, object))))
+        lines[at] = lines[at][:found.start(group)] + new + lines[at][found.end(group):]
+    elif kind == 4:
+        lines[at] = lines[at].replace(str(rng.choice(["shape", "rank", "offset", "crc32", "nbytes"])), "else")
+    else:
+        del lines[at]
+    return "\n".join(lines) + "\n"
+
+
+def changed_arrays(blob, text, rng):
+    """(binary, manifest) with another number in an array of integers, and the CRC-32 of that."""
+    blob, manifest = bytearray(blob), json.loads(text)
+    entry = rng.choice([a for a in manifest["arrays"] if a["dtype"].endswith("int32") and a["nbytes"]])
+    at = entry["offset"] + 4 * int(rng.integers(entry["nbytes"] // 4))
+    blob[at:at + 4] = (int(rng.choice(np.array(ODD, object))) & 0xFFFFFFFF).to_bytes(4, "little")
+    crc = zlib.crc32(blob[entry["offset"]:entry["offset"] + entry["nbytes"]])
+    return blob, text.replace(f'"crc32": {entry["crc32"]}', f'"crc32": {crc}')
+
+
+def test_the_c_program_trusts_nothing_in_a_manifest_or_an_array(folder, tmp_path):
+    program = tmp_path / "read_vector"
+    subprocess.run([shutil.which("cc"), "-std=c99", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
+                    "-o", program, C_SOURCE], check=True)
+    source, rng, refused = folder / "dispatch_combine_slots_without_an_expert", np.random.default_rng(0), 0
+    text, blob = source.with_suffix(".json").read_text(), source.with_suffix(".bin").read_bytes()
+    for i in range(120):
+        changed = (blob, changed_manifest(text, rng)) if i % 2 else changed_arrays(blob, text, rng)
+        (tmp_path / "odd.bin").write_bytes(changed[0])
+        (tmp_path / "odd.json").write_text(changed[1])
+        done = subprocess.run([program, tmp_path / "odd"], capture_output=True, text=True)
+        refused += done.returncode == 1
+        assert done.returncode in (0, 1) and "Sanitizer" not in done.stderr and "runtime error" not in done.stderr, (
+            done.stderr[:2000])
+        assert done.returncode == 0 or done.stderr.startswith("read_vector: ")
+    assert refused > 80
 
 
 def test_random_words_are_splitmix64():
