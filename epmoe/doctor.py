@@ -15,13 +15,14 @@ from pathlib import Path
 from epmoe.capability import FAST, OLDEST
 from epmoe.command_line import CANNOT_RUN, EQUAL
 from epmoe.provenance import install, installed
-from epmoe.worlds import launcher
+from epmoe.worlds import launcher, shared_room
 
 OK, OPTIONAL, MISSING, WRONG = "ok", "optional", "missing", "wrong"      # optional: not there, and not needed
 OPEN_MPI_SAYS_NO = ("but only with these variables set. As root: OMPI_ALLOW_RUN_AS_ROOT=1 "
                     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 (or mpirun --allow-run-as-root); with fewer cores than ranks: "
                     "OMPI_MCA_rmaps_base_oversubscribe=1 (4.x), "
                     "PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe (5.x)")
+ENOUGH_TO_SHARE = 1 << 28       # bytes: for the command's own sizes on 8 ranks
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,30 @@ def device():
     return Finding("epmoe runs on", OK, saw)
 
 
+def kernel_cache():
+    """Where compiled kernels are kept."""
+    from epmoe.device.kernel_cache import folder_or_reason
+
+    folder, reason = folder_or_reason()
+    if folder is not None:
+        return Finding("kernel cache", OK, str(folder))
+    return Finding("kernel cache", OPTIONAL, f"not used: {reason}",
+                   "every process compiles its kernels anew: EPMOE_CACHE_DIR=... names a folder of your own")
+
+
+def shared_memory():
+    """Room for ranks that are processes of a simulator: under MPI they share /dev/shm."""
+    seen = shared_room.room()
+    if seen is None:
+        return Finding("shared memory", OK, f"no {shared_room.FOLDER} on this system")
+    left, total = seen
+    saw = f"{left / 2**20:.0f} MiB left of {total / 2**20:.0f} MiB in {shared_room.FOLDER}"
+    if left >= ENOUGH_TO_SHARE:
+        return Finding("shared memory", OK, saw)
+    return Finding("shared memory", OPTIONAL, f"{saw}: little for ranks under mpirun without GPUs",
+                   shared_room.remedy(total - left + ENOUGH_TO_SHARE))
+
+
 def find_mpirun():
     """Path of mpirun (or mpiexec): beside this Python first, where pip puts it, then on PATH; None if there is none."""
     beside = str(Path(sys.executable).parent)
@@ -245,7 +270,9 @@ def findings():
     yield compiler()
     yield from driver()
     yield device()
+    yield kernel_cache()
     yield from mpi()
+    yield shared_memory()
     yield nvshmem()
 
 

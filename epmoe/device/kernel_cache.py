@@ -3,11 +3,15 @@
 EPMOE_CACHE_DIR names the folder (default ~/.cache/epmoe/kernels), EPMOE_CACHE=0 turns the cache off. A file is found by
 the kernel's fingerprint and is written under another name first; one that is damaged counts as missing. Beside them lie
 lists of the fingerprints of all kernels that a run needs, because to work them out takes seconds.
+
+Whoever can write there decides what runs on this user's GPU. So a folder that others can write to is not used, and a
+file counts only if it is this user's, not a link, and not writable by others.
 """
 import contextlib
 import hashlib
 import json
 import os
+import stat
 import tempfile
 import time
 from pathlib import Path
@@ -18,26 +22,66 @@ MAGIC = b"epmoe kernel 1\n"
 WAIT_S = 120            # for another process that compiles the same kernel
 NAP_S = 0.02
 MAX_FILES = 2000        # of each kind
+LEFT_S = 86400          # after which a lock, or half of a file, is of a process that was killed
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def folder(environ=os.environ):
     """The folder, made if it is missing; None if the cache is off or cannot be had."""
+    return folder_or_reason(environ)[0]
+
+
+def folder_or_reason(environ=os.environ):
+    """(the folder, made if it is missing, or None; why there is none, or "")."""
     if environ.get("EPMOE_CACHE", "1").strip().lower() in ("0", "no", "off", "false"):
-        return None
+        return None, f"off (EPMOE_CACHE={environ['EPMOE_CACHE']})"
     chosen = environ.get("EPMOE_CACHE_DIR")
     try:
         home = Path(environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
         path = Path(chosen) if chosen else home / "epmoe" / "kernels"
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except (OSError, RuntimeError):     # a read-only or missing home
-        return None
-    return path if os.access(path, os.W_OK | os.X_OK) else None
+        path = path.resolve()
+        reason = _unsafe(path)
+    except (OSError, RuntimeError) as error:        # a read-only or missing home
+        return None, f"no folder can be made: {error}"
+    if reason:
+        return None, reason
+    return (path, "") if os.access(path, os.W_OK | os.X_OK) else (None, f"{path} cannot be written to")
+
+
+def _unsafe(path):
+    """Why others could put something into a folder, or another one into its place; "" if they cannot."""
+    if not hasattr(os, "getuid"):
+        return ""
+    for one in (path, *path.parents):
+        seen = os.stat(one)
+        if seen.st_uid not in (0, os.getuid()) or one == path and seen.st_uid != os.getuid():
+            return f"{one} belongs to another user (number {seen.st_uid})"
+        if seen.st_mode & OTHERS_WRITE and (one == path or not seen.st_mode & stat.S_ISVTX):
+            return f"others can write to {one}: chmod go-w {one}"
+    return ""
+
+
+def _opened(path, flags):
+    """A file descriptor of this user's own file; OSError if it is a link, of another user, or others can write it."""
+    file = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0), 0o600)
+    seen = os.fstat(file)
+    is_own = not hasattr(os, "getuid") or seen.st_uid == os.getuid() and not seen.st_mode & OTHERS_WRITE
+    if not (is_own and stat.S_ISREG(seen.st_mode)):
+        os.close(file)
+        raise PermissionError(f"{path} is not this user's own file")
+    return file
+
+
+def _bytes_of(path):
+    with os.fdopen(_opened(path, os.O_RDONLY), "rb") as file:
+        return file.read()
 
 
 def read(path):
-    """(name of the entry point, cubin) out of a file, or None if there is none or it is damaged."""
+    """(name of the entry point, cubin) out of a file, or None if there is none, or it is damaged or not our own."""
     try:
-        raw = path.read_bytes()
+        raw = _bytes_of(path)
     except OSError:
         return None
     head, digest, body = raw[:len(MAGIC)], raw[len(MAGIC):len(MAGIC) + 32], raw[len(MAGIC) + 32:]
@@ -65,8 +109,16 @@ def _put(path, raw):
             os.unlink(other)
             raise
         _drop_oldest(path.parent, path.suffix)
+        _drop_what_was_left(path.parent)
     except OSError:
         pass
+
+
+def _drop_what_was_left(directory):
+    """Remove locks and halves of files of processes that were killed."""
+    for file in (*directory.glob("*.lock"), *directory.glob(".*.part")):
+        if time.time() - file.lstat().st_mtime > LEFT_S:
+            file.unlink(missing_ok=True)
 
 
 def _drop_oldest(directory, suffix):
@@ -85,7 +137,10 @@ def alone(path, wait_s=WAIT_S):
         try:
             import fcntl
 
-            file = stack.enter_context(open(path.with_suffix(".lock"), "wb"))
+            lock = path.with_suffix(".lock")
+            file = stack.enter_context(os.fdopen(_opened(lock, os.O_RDWR | os.O_CREAT), "r+b"))
+            # who waits for it then gets it, finds the kernel, and finds nothing to remove
+            stack.callback(lock.unlink, missing_ok=True)
             deadline = time.monotonic() + wait_s
             while time.monotonic() < deadline:
                 try:
@@ -115,7 +170,7 @@ def keys_of(run, make):
     name = hashlib.sha256(repr((versions(), package_digest(), run)).encode()).hexdigest()
     path = directory / f"{name}.keys"
     try:
-        return json.loads(path.read_text())
+        return json.loads(_bytes_of(path))
     except (OSError, ValueError):
         keys = make()
         _put(path, json.dumps(keys).encode())

@@ -4,6 +4,7 @@ from functools import partial
 from typing import NamedTuple
 
 from epmoe.device.sim.window import WindowBuffer, add_window, remove_window
+from epmoe.worlds import shared_room
 from epmoe.worlds.symmetric import free_unused
 
 ALIGNMENT = 256     # bytes
@@ -63,6 +64,10 @@ def _window(world, nbytes, timeout):
         return known
     from mpi4py import MPI
 
+    # the same on all ranks, so that none waits for one that was refused
+    rooms = world.exchange.gather("allocation", shared_room.room(), timeout)
+    least = min((one for one in rooms if one is not None), default=None)
+    shared_room.expect_room(world.n_ranks * (nbytes + ALIGNMENT), least, f"memory of {world.n_ranks} ranks")
     world.n_windows += 1
     mpi = MPI.Win.Allocate_shared(nbytes + ALIGNMENT, 1, comm=world.host)    # all ranks are here
     segments = [mpi.Shared_query(peer)[0].address for peer in range(world.n_ranks)]

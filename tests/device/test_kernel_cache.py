@@ -166,3 +166,59 @@ def test_fingerprints_of_kernels_are_the_same_in_every_process_and_tell_kernels_
                                                capture_output=True, text=True).stdout) for _ in range(2))
     assert first == second
     assert None not in first.values() and len(set(first.values())) == len(first)
+
+
+def test_a_link_in_place_of_a_lock_empties_nothing(cache, tmp_path_factory):
+    precious = tmp_path_factory.mktemp("elsewhere") / "precious"
+    precious.write_text("keep me")
+    (cache / "k.lock").symlink_to(precious)
+    assert kernel_cache.find_or_make("k", Maker()) == KERNEL
+    assert precious.read_text() == "keep me"
+
+
+def test_no_lock_stays_behind_and_old_ones_go(cache):
+    for name in ("dead.lock", ".half.part"):
+        (cache / name).write_bytes(b"")
+        os.utime(cache / name, (1, 1))
+    (cache / "of_now.lock").write_bytes(b"")
+    kernel_cache.find_or_make("k", Maker())
+    assert {f.name for f in cache.iterdir()} == {"k.cubin", "of_now.lock"}
+
+
+@pytest.mark.parametrize("spoil", [
+    lambda file: file.chmod(0o666), lambda file: file.chmod(0o660), lambda file: os.chown(file, 12345, -1),
+    lambda file: (file.rename(file.with_name("other")), file.symlink_to(file.with_name("other")))])
+def test_a_kernel_that_others_could_have_written_is_made_again(cache, spoil):
+    make = Maker()
+    kernel_cache.find_or_make("k", make)
+    try:
+        spoil(cache / "k.cubin")
+    except PermissionError:
+        pytest.skip("only root gives files away")
+    assert kernel_cache.read(cache / "k.cubin") is None
+    assert kernel_cache.find_or_make("k", make) == KERNEL and make.count == 2
+    assert kernel_cache.find_or_make("k", make) == KERNEL and make.count == 2
+
+
+@pytest.mark.parametrize("mode, safe", [(0o700, True), (0o755, True), (0o775, False), (0o777, False), (0o1777, False)])
+def test_a_folder_that_others_can_write_to_is_not_used_and_doctor_says_so(cache, mode, safe):
+    from epmoe import doctor
+
+    cache.chmod(mode)
+    make = Maker()
+    for _ in range(2):
+        assert kernel_cache.find_or_make("k", make) == KERNEL
+    assert make.count == (1 if safe else 2) and bool(list(cache.iterdir())) == safe
+    finding = doctor.kernel_cache()
+    assert (finding.state == doctor.OK) == safe and str(cache) in finding.saw
+    assert safe or f"chmod go-w {cache}" in finding.saw + finding.remedy
+    cache.chmod(0o700)
+
+
+def test_a_folder_in_a_place_that_others_can_write_to_is_not_used(cache, monkeypatch):
+    (cache / "open").mkdir()
+    (cache / "open").chmod(0o777)
+    monkeypatch.setenv("EPMOE_CACHE_DIR", str(cache / "open" / "kernels"))
+    assert kernel_cache.folder() is None
+    (cache / "open").chmod(0o1777)      # as /tmp: names in it belong to who made them
+    assert kernel_cache.folder() == cache / "open" / "kernels"

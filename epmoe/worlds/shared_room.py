@@ -1,0 +1,37 @@
+"""How much memory processes can share on this host: /dev/shm, which containers keep small (64 MB by default).
+
+MPI takes a window of any size there, and the process that touches what does not fit ends with a bus error.
+"""
+
+import os
+
+from epmoe_ref.errors import UnavailableError
+
+FOLDER = "/dev/shm"
+LEFT_FREE = 1 << 20     # bytes: for what MPI itself takes meanwhile
+
+
+def room():
+    """(bytes left, bytes in all) of the folder; None where there is no such folder."""
+    try:
+        seen = os.statvfs(FOLDER)
+    except OSError:
+        return None
+    return seen.f_bavail * seen.f_frsize, seen.f_blocks * seen.f_frsize
+
+
+def remedy(nbytes):
+    """How to have so much."""
+    size = -(-nbytes // (1 << 30))
+    return (f"start the container with --shm-size={size}g (Kubernetes: an emptyDir of medium Memory at {FOLDER}), or "
+            f"mount -o remount,size={size}g {FOLDER}; a LocalWorld, with all ranks in one process, needs none")
+
+
+def expect_room(needed, left_and_total, what):
+    """Raise UnavailableError unless so many bytes are left; left_and_total: of room()."""
+    if left_and_total is None:
+        return
+    left, total = left_and_total
+    if needed + LEFT_FREE > left:
+        raise UnavailableError(f"{what} needs {needed} bytes of {FOLDER}, which has {left} left of {total}: "
+                               f"{remedy(needed + LEFT_FREE + total - left)}")
