@@ -106,6 +106,7 @@ def _recorded(args):
     from epmoe.explain import figures, story, tape
     from epmoe.explain.history import History
     from epmoe.explain.inputs import routed_for
+    from epmoe.explain.operations import pairs
     from epmoe.explain.recorded_trace import of_recording
     from epmoe.explain.recording import record
     from epmoe.explain.world import drawn as drawn_of
@@ -129,7 +130,8 @@ def _recorded(args):
             f"--trace records every operation, and {sum(routed.num_tokens)} tokens of {cfg.n_ranks} ranks "
             "have too many: take smaller sizes; a trace of a large round is made on GPUs"
         )
-    html, notes = story.page(drawn, tape=link and link.name)
+    recordings = pairs()
+    html, notes = story.page(drawn, recordings, tape=link and link.name)
     out = _write(args.out, html)
     print(
         f"{out}: {cfg.n_ranks} ranks x {cfg.n_local_experts} experts, top-{cfg.top_k}; open it in a browser"
@@ -139,7 +141,7 @@ def _recorded(args):
             f"{link}: every counter of a recorded round, {len(history.recording.events):,} operations"
         )
     if args.figures:
-        paths, more = figures.write(drawn, args.figures)
+        paths, more = figures.write(drawn, args.figures, recordings)
         notes += more
         print(f"{args.figures}: {len(paths)} files, {paths[0].name} to {paths[-1].name}")
     if args.trace:

@@ -84,7 +84,8 @@ def _section(chapter, still, values, numbers, data):
     if chapter.name == "broken":
         items = [r["caption"] for r in data["recordings"]]
     steps = "".join(
-        f'<li style="--n:{n}">{filled(c, values, numbers)}</li>' for c, n in zip(items, lengths)
+        f'<li style="--n:{n}"><div>{filled(c, values, numbers)}</div></li>'
+        for c, n in zip(items, lengths)
     )
     return (
         f'<section class="chapter" id="{chapter.name}"><h2>{chapter.title}</h2>{filled(chapter.text, values, numbers)}'

@@ -4,10 +4,25 @@ import ctypes
 
 import numpy as np
 import pytest
-from epmoe.device import (block_idx, fence_acq_rel_gpu, i32, kernel, ld_acquire_gpu_i32, ld_relaxed_gpu_i32, load_i32,
-                          machine, red_add_release_gpu_i32, shared_array, st_release_gpu_i32, store_i32, syncthreads,
-                          thread_idx, u64)
-from epmoe.device import int32
+
+from epmoe.device import (
+    block_idx,
+    fence_acq_rel_gpu,
+    i32,
+    int32,
+    kernel,
+    ld_acquire_gpu_i32,
+    ld_relaxed_gpu_i32,
+    load_i32,
+    machine,
+    red_add_release_gpu_i32,
+    shared_array,
+    st_release_gpu_i32,
+    store_i32,
+    syncthreads,
+    thread_idx,
+    u64,
+)
 from epmoe.device.sim.recorder import Recorder
 
 THREADS = 32

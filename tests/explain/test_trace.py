@@ -4,13 +4,14 @@ import json
 
 import numpy as np
 import pytest
+from recorded_round import history
+
 from epmoe import LocalWorld
 from epmoe.explain import recorded_trace
 from epmoe.explain.gpu_round import stamped_rounds
 from epmoe.explain.stamped import corrections, of_stamps
 from epmoe.kernels.stamps import MARKS, Stamps
 from epmoe_ref.config import EPConfig
-from recorded_round import history
 
 
 def slices(events):

@@ -18,33 +18,36 @@ export function recordingPanels(pair, step, width) {
     if (!beside) y = made.bottom + 10;
   });
   if (step >= pair.length) {
-    const lines = pair.report.flatMap((l) => wrapped(l, width - 24));
+    const lines = pair.report.flatMap((l) => wrapped(l, width - 24, 7.4));
     nodes.push(node("b.report", 0, bottom + 8, rect(0, 0, width, 12 + lines.length * ROW, "report", 6) +
       lines.map((l, n) => text(10, 17 + n * ROW, l, "t mono")).join("")));
     bottom += 20 + lines.length * ROW;
   }
-  return {nodes, height: bottom + 8};
+  return {nodes, height: bottom + 8, end: step >= pair.length};
 }
 
-// One run: its words of memory with their values now, and its operations up to now.
+// One run: its words of memory with their values now, and its operations up to now; in a narrow panel the last three.
 function panel(run, key, title, step, x, y, w) {
-  const nodes = [], now = run.operations.slice(0, step);
+  const nodes = [], now = run.operations.slice(0, step), narrow = w < 380;
   const values = run.words.map((word, n) => now.reduce((v, o) => o.word === n && o.value !== undefined ? o.value : v, word.first));
-  const across = Math.max(1, Math.floor((w - 16) / 150)), each = (w - 16) / across;
+  const across = Math.max(1, Math.floor((w - 16) / (narrow ? 115 : 150))), each = (w - 16) / across;
+  const top = 34 + Math.ceil(run.words.length / across) * 40;
   const body = run.words.map((word, n) => {
-    const wx = 8 + (n % across) * each, wy = 30 + Math.floor(n / across) * 40, last = now.at(-1)?.word === n;
+    const wx = 8 + (n % across) * each, wy = 34 + Math.floor(n / across) * 40, last = now.at(-1)?.word === n;
     const wrong = now.some((o) => o.wrong && o.word === n);
     return text(wx, wy, word.name, "m") + rect(wx, wy + 5, each - 10, 20, wrong ? "cell wrong" : last ? "cell now" : "cell") +
       text(wx + 6, wy + 19, values[n], "t b");
   }).join("");
-  let at = 30 + Math.ceil(run.words.length / across) * 40 + 6;
-  const rows = now.map((o, n) => {
-    const lines = wrapped(o.text, w - 34), high = lines.length * ROW + 2, top = at;
-    at += high;
-    return (o.wrong || o.race ? rect(4, top - 11, w - 8, high, o.wrong ? "wrong" : "race", 3) : n === now.length - 1 ? rect(4, top - 11, w - 8, high, "now", 3) : "") +
-      rect(8, top - 8, 10, 10, `s${o.rank % 8}`, 2) + lines.map((l, i) => text(24, top + 1 + i * ROW, l, "t")).join("");
+  const linesOf = (o) => wrapped(o.text, w - 34), high = (list) => list.reduce((h, o) => h + linesOf(o).length * ROW + 2, top + 4);
+  let at = top;
+  const rows = now.slice(narrow ? -3 : 0).map((o) => {
+    const lines = linesOf(o), from = at;
+    at += lines.length * ROW + 2;
+    const cls = o.wrong ? "wrong" : o.race ? "race" : o === now.at(-1) && step <= run.operations.length ? "now" : "none";
+    return rect(4, from - 11, w - 8, lines.length * ROW + 1, cls, 3) + rect(8, from - 8, 10, 10, `s${o.rank % 8}`, 2) +
+      lines.map((l, i) => text(24, from + 1 + i * ROW, l, "t")).join("");
   }).join("");
-  const all = run.operations.reduce((h, o) => h + wrapped(o.text, w - 34).length * ROW + 2, 36 + Math.ceil(run.words.length / across) * 40);
-  nodes.push(node(key, x, y, rect(0, 0, w, all + 4, "gpu", 8) + text(8, 16, title, "t b") + body + rows));
-  return {nodes, bottom: y + all + 4};
+  const height = narrow ? top + 6 * ROW + 6 : high(run.operations);
+  nodes.push(node(key, x, y, rect(0, 0, w, height, "gpu", 8) + text(8, 16, title, "t b") + body + rows));
+  return {nodes, bottom: y + height};
 }

@@ -22,7 +22,7 @@ export function picture(story, steps, n, width) {
   const places = layout(world, width, rowsOf);
   if (state.chart?.kind === "broken") {
     const panels = recordingPanels(story.recordings[state.chart.recording], state.chart.step, width);
-    return {state, places: {...places, height: panels.height}, nodes: panels.nodes};
+    return {state, places: {...places, height: panels.height, end: panels.end}, nodes: panels.nodes};
   }
   return {state, places, nodes: [...scene(world, model, state, places, story.followed), ...extras(story, state, places)]};
 }

@@ -57,7 +57,7 @@ export class Stage {
     const ranges = focus.map((name) => name === "chart" ? {y: 0, height: places.wide ? places.height : high} : places.strips[name]);
     const top = Math.min(...ranges.map((r) => r.y)), end = Math.max(...ranges.map((r) => r.y + r.height));
     const most = Math.max(0, places.height - high);
-    const shift = end - top > high ? top - 4 : (top + end - high) / 2;
+    const shift = places.end ? most : end - top > high ? top - 4 : (top + end - high) / 2;
     this.camera.classList.toggle("still", !moving);
     this.camera.style.transform = at(0, -Math.max(0, Math.min(most, shift)));
   }

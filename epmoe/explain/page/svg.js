@@ -31,11 +31,11 @@ const attributes = (node) => Object.entries({class: node.cls, ...node.data})
 export const drawn = (nodes) => nodes.map((d) =>
   `<g transform="translate(${d.x} ${d.y})"${attributes({cls: d.cls})}>${d.title ? `<title>${escape(d.title)}</title>` : ""}${d.body}</g>`).join("");
 
-/** Lines of text, broken at spaces so that each is at most `width` pixels of 12 px type wide. */
-export function wrapped(words, width) {
+/** Lines of text, broken at spaces so that each is at most `width` pixels wide; letter: the mean width of a letter. */
+export function wrapped(words, width, letter = 6.4) {
   const lines = [""];
   for (const word of words.split(" ")) {
-    if ((lines.at(-1).length + word.length) * 6.4 > width && lines.at(-1)) lines.push("");
+    if ((lines.at(-1).length + word.length) * letter > width && lines.at(-1)) lines.push("");
     lines[lines.length - 1] += (lines.at(-1) ? " " : "") + word;
   }
   return lines;

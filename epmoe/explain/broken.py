@@ -1,0 +1,234 @@
+"""Runs of the plain kernels beside runs with one mistake, recorded in the simulator: what goes wrong, and where.
+
+Two ranks with one expert each. Rank 0 sends one token, whose numbers are all 1.5, to rank 1, where a slot holds 7s of
+an earlier round. Two blocks of one warp a rank: block 0 writes the message, block 1 signals.
+"""
+
+import importlib
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from epmoe import device, layout
+from epmoe.device.sim.recorder import Recorder
+from epmoe.kernels import LaunchConfig, plain
+from epmoe.kernels.plain.arguments import capacity
+from epmoe.mutants import edited_kernels
+from epmoe_ref.config import EPConfig
+from epmoe_ref.errors import EPError
+
+CFG = EPConfig(2, 2, 1, 8, 2)
+LAUNCH = LaunchConfig(n_sms=2, num_threads=32)
+OLD, FIRST, SECOND = 7.0, 1.5, 2.5
+SEEDS = range(100)  # schedules that are tried until the mistake shows
+
+
+class Mistake(NamedTuple):
+    """name; file of epmoe/kernels, and what to replace by what (as often); words that the picture shows."""
+
+    name: str
+    file: str
+    edits: tuple
+    words: tuple
+    rounds: bool = False  # a second round follows: after combine if it is right, at once if not
+    slow: tuple = ()  # ranks that are slow
+    seed: int = (
+        0  # a schedule in which the mistake shows; if it does not any more, others are tried
+    )
+
+
+SENDING = ("message", "reserved", "finished", "recv_count", "row")
+ADD = "            red_add_release_gpu_i32(word.finished(ep_counters, to), i32(1))\n"
+WRITE = "        to_peers.write(peers, dst_rank, message.at(u64(0), there), place, lane)\n"
+MISTAKES = (
+    Mistake(
+        "missing-release", "plain/dispatch.py", ((ADD, ADD.replace("release", "relaxed")),), SENDING
+    ),
+    Mistake(
+        "counting-before-writing",
+        "plain/dispatch.py",
+        (
+            (
+                "        syncwarp()                                          # all lanes have written their part\n"
+                "        if lane == 0:\n" + ADD,
+                "",
+            ),
+            (WRITE, "        if lane == 0:\n" + ADD + WRITE),
+        ),
+        SENDING,
+        slow=(0,),
+        seed=17,
+    ),
+    Mistake(
+        "claimed-for-written",
+        "plain/dispatch.py",
+        (
+            (
+                "waits.counter(word.finished(ep_counters, to)",
+                "waits.counter(word.reserved(ep_counters, to)",
+            ),
+        ),
+        SENDING,
+    ),
+    Mistake(
+        "second-dispatch",
+        "",
+        (),
+        ("message", "recv_count", "row", "row2"),
+        rounds=True,
+        slow=(1,),
+        seed=20,
+    ),
+    Mistake(
+        "early-reset",
+        "plain/receive.py",
+        (("i32(1)) == grid_dim() - 1", "i32(1)) == 0"),),
+        ("message", "finished", "D", "recv_count", "row"),
+        seed=1,
+    ),
+)
+
+
+@dataclass
+class Run:
+    """A run: its recorder, races (their reports) and the hang's report, buffers by (name, rank)."""
+
+    recorder: Recorder
+    buffers: dict
+    reports: list = field(default_factory=list)
+
+    def row(self, name="row"):
+        """The first number of row 0 of rank 1."""
+        return float(self.buffers[name, 1].read(np.dtype(ml_dtypes.bfloat16), (8,))[0])
+
+
+def run(kernels, seed, *, again=None, slow=()):
+    """Dispatch on both ranks at once. again: None, or what comes between it and a second one: "combine" or nothing.
+
+    slow: ranks that run more slowly than the others.
+    """
+    recorder = Recorder()
+    machine = device.machine(2, seed=seed, recorder=recorder, stop_at_first_race=False)
+    machine.slow_ranks = slow
+    made = Run(recorder, {})
+    for rank in range(2):
+        base = made.buffers["base", rank] = machine.alloc(
+            layout.total_bytes(CFG), "base", rank=rank, regions=layout.named_words(CFG)
+        )
+        for region in layout.regions(CFG):
+            base.write(np.full(region.shape, region.initial or 0, region.dtype), region.offset)
+        base.write(np.tile(message_of(OLD), 4), layout.region(CFG, "dispatch_recv_buf").offset)
+    sets = _arguments(machine, made, FIRST, "row")
+    try:
+        with machine.hold():
+            streams = [machine.stream(r) for r in range(2)]
+            for rank in range(2):
+                _dispatch(kernels, made, rank, streams[rank], sets[rank])
+            if again == "combine":
+                for rank in range(2):
+                    _combine(kernels, machine, made, rank, streams[rank], sets[rank])
+            if again is not None:
+                later = _arguments(machine, made, SECOND, "row2")
+                for rank in range(2):
+                    _dispatch(kernels, made, rank, streams[rank], later[rank])
+    except EPError as error:
+        made.reports.append(str(error))
+    made.reports[:0] = [str(r) for r in machine.races]
+    return made
+
+
+def message_of(value):
+    """The bytes of a message of token 0 whose numbers are all `value`."""
+    sizes = layout.message(CFG)
+    raw = np.zeros(sizes.msg_bytes, np.uint8)
+    raw[:16] = np.full(8, value, ml_dtypes.bfloat16).view(np.uint8)
+    raw[sizes.topk_info_offset : sizes.topk_info_offset + 2] = np.array([1], np.uint16).view(
+        np.uint8
+    )
+    return raw
+
+
+def _arguments(machine, made, value, row):
+    sets = []
+    for rank, n in ((0, 1), (1, 0)):
+
+        def array(name, dtype, shape, fill, rank=rank):
+            size = max(16, int(np.prod(shape)) * np.dtype(dtype).itemsize)
+            buffer = made.buffers[name, rank] = machine.alloc(size, name, rank=rank)
+            held = buffer.array(dtype, shape)
+            buffer.write(np.full(shape, fill, dtype)) if np.prod(shape) else None
+            return held
+
+        rows = capacity(CFG)
+        sets.append(
+            dict(
+                x=array("x" + row, ml_dtypes.bfloat16, (n, 8), value),
+                ids=array("ids" + row, np.int32, (n, 1), 1),
+                results=(
+                    {"output_tokens": array(row, ml_dtypes.bfloat16, (rows, 8), 0)},
+                    array("offsets" + row, np.uint32, (2,), 0),
+                    array("experts" + row, np.int32, (1,), 0),
+                    array("src" + row, np.int32, (rows, 2), -1),
+                ),
+                out=array("out" + row, ml_dtypes.bfloat16, (n, 8), 0),
+                y=array("y" + row, ml_dtypes.bfloat16, (rows, 8), 1),
+                weights=array("w" + row, np.float32, (n, 1), 1),
+            )
+        )
+    return sets
+
+
+def at(made, name, rank):
+    """Address of a region of a rank."""
+    return made.buffers["base", rank].address + layout.region(CFG, name).offset
+
+
+def _dispatch(kernels, made, rank, stream, a):
+    peers = [
+        tuple(at(made, name, r) for r in range(2))
+        for name in ("dispatch_recv_buf", "dispatch_recv_count")
+    ]
+    kernels.dispatch_kernel(CFG, LAUNCH)[2, 32, stream](
+        a["x"],
+        a["ids"],
+        *a["results"],
+        at(made, "dispatch_send_buf", rank),
+        *peers,
+        at(made, "ep_counters", rank),
+        rank,
+    )
+
+
+def _combine(kernels, machine, made, rank, stream, a):
+    peers = [
+        tuple(at(made, name, r) for r in range(2))
+        for name in ("combine_recv_buf", "combine_recv_count")
+    ]
+    kernels.combine_kernel(CFG, LAUNCH, router_weights_wrapper=plain.given_weights)[2, 32, stream](
+        a["y"],
+        a["results"][3],
+        a["out"],
+        0,
+        *peers,
+        at(made, "ep_counters", rank),
+        a["ids"],
+        rank,
+        router_weights_args=(a["weights"],),
+    )
+
+
+def edited(mistake):
+    """The plain kernels with a mistake."""
+    if not mistake.edits:
+        return plain
+    text = edited_kernels.source_of(mistake.file)
+    for old, new in mistake.edits:
+        if text.count(old) != 1:
+            raise EPError(
+                f"{mistake.name}: {old.strip()!r} stands {text.count(old)} times in {mistake.file}, not once"
+            )
+        text = text.replace(old, new)
+    package = edited_kernels.load({mistake.file: text})
+    return importlib.import_module(package.__name__ + ".plain")
