@@ -1,4 +1,5 @@
 """A hang is proved and reported: where each thread waits, and for which word."""
+import gc
 import re
 
 import numpy as np
@@ -10,7 +11,8 @@ from epmoe.device import (atomic_cas_relaxed_gpu_i32, ballot, block_idx, globalt
                           red_add_release_gpu_i32, shared_add_i32, shared_array, shfl_xor, store_i32, syncthreads,
                           syncwarp, thread_idx, u64)
 from epmoe.device import int32
-from epmoe_ref.errors import DeadlockError, EPError
+from epmoe.device.sim.threads import SimThread
+from epmoe_ref.errors import DeadlockError, EPError, RaceError
 from litmus import OUT, execute, line_of
 
 
@@ -169,3 +171,28 @@ def test_a_thread_that_looks_twice_at_very_many_words_does_not_hang(seed):
             ld_relaxed_sys_u64(params + u64(8 * i))
             ld_acquire_sys_u64(params + u64(8 * i))
     execute(looks, seed=seed, racecheck=False)
+
+
+def test_a_run_that_failed_keeps_none_of_its_threads():
+    @kernel()
+    def waits(params, num_tokens, my_rank):
+        if thread_idx() == 0:
+            while ld_acquire_gpu_i32(params) == 0:
+                pass
+        syncthreads()
+
+    @kernel()
+    def fails(params, num_tokens, my_rank):
+        syncthreads()
+        if thread_idx() == 5:
+            raise ZeroDivisionError
+
+    @kernel()
+    def races(params, num_tokens, my_rank):
+        store_i32(params, thread_idx())
+    for program, error in ((waits, DeadlockError), (fails, ZeroDivisionError), (races, RaceError)):
+        for _ in range(2):
+            with pytest.raises(error):
+                execute(program, grid=2, block=64)
+            gc.collect()
+            assert not [o for o in gc.get_objects() if isinstance(o, SimThread)], program

@@ -6,12 +6,16 @@ looked up here; what lies outside every buffer, or is not aligned to its size, i
 import ctypes
 from bisect import bisect_right
 from collections import deque
+from threading import RLock
 
 import numpy as np
 
 from epmoe_ref.errors import OutOfBoundsError
 
 POISON = 0xA5
+# held by the thread of the operating system that runs kernels, or adds or removes memory: worlds of several threads take
+# turns, one run at a time
+ONE_AT_A_TIME = RLock()
 VIEW = {"u8": 0, "u16": 1, "i32": 2, "u32": 3, "u64": 4, "f32": 5}         # place in Span.views
 WIDTH = {"u8": 1, "u16": 2, "i32": 4, "u32": 4, "u64": 8, "f32": 4}
 
@@ -98,17 +102,19 @@ class Memory:
     def add(self, span):
         if span.low == span.high:
             return span
-        i = bisect_right(self.starts, span.low)
-        self.starts.insert(i, span.low)
-        self.spans.insert(i, span)
+        with ONE_AT_A_TIME:
+            i = bisect_right(self.starts, span.low)
+            self.starts.insert(i, span.low)
+            self.spans.insert(i, span)
         return span
 
     def remove(self, span):
-        for i, s in enumerate(self.spans):
-            if s is span:
-                del self.starts[i], self.spans[i]
-                self.freed.append((span.low, span.high, span.name + span.owner()))
-                return
+        with ONE_AT_A_TIME:
+            for i, s in enumerate(self.spans):
+                if s is span:
+                    del self.starts[i], self.spans[i]
+                    self.freed.append((span.low, span.high, span.name + span.owner()))
+                    return
 
     def find(self, address, nbytes=1):
         """The span that holds all these bytes, or None. (Spans may overlap: two views of one array of the caller.)"""

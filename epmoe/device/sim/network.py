@@ -19,7 +19,7 @@ from greenlet import getcurrent
 
 from epmoe_ref.errors import EPError, OutOfBoundsError
 
-from .memory import VIEW
+from .memory import ONE_AT_A_TIME, VIEW
 from .ops import span_of
 from .scheduler import NOW
 from .warp import meet
@@ -57,8 +57,9 @@ class Network:
 
     def settle(self):
         """Everything that was sent arrives."""
-        for delivery in self.take_late():
-            delivery.finish()
+        with ONE_AT_A_TIME:
+            for delivery in self.take_late():
+                delivery.finish()
 
     def take_late(self):
         """What was still on its way at the end of the last run; the next run has it now."""

@@ -1,13 +1,15 @@
 """One run of the simulator: all queued launches, together, until every thread has ended."""
 import gc
+import threading
 
 import greenlet
 import numpy as np
 
 from epmoe_ref.errors import EPError
 
+from .memory import ONE_AT_A_TIME
 from .scheduler import NOW
-from .threads import Block, fill_pool, start_threads
+from .threads import Block, end_pool, fill_pool, start_threads
 from .warp import leave
 
 SPEEDS = 1.0, 1.0, 0.2, 0.02            # of blocks, one of them for each
@@ -37,6 +39,20 @@ class Run:
         self.random = machine.random
 
     def go(self):
+        """Run to the end, or to the first error."""
+        with ONE_AT_A_TIME:
+            if threading.current_thread() is threading.main_thread():
+                self.run_all()
+                return
+            # greenlets belong to their thread of the operating system, and only the main one is sure to come again
+            of_main, NOW.pool = NOW.pool, []
+            try:
+                self.run_all()
+            finally:
+                end_pool()
+                NOW.pool = of_main
+
+    def run_all(self):
         m = self.machine
         collecting = gc.isenabled()
         detector = m.new_detector([q for q in self.waiting if q])
@@ -67,6 +83,7 @@ class Run:
             m.steps += NOW.steps
             NOW.detector = detector = None      # with all that it remembers: the collector would look through it
             NOW.live = 0
+            NOW.forget()
             if collecting:
                 gc.enable()
 
@@ -123,9 +140,9 @@ class Run:
             self.next_launch(launch.stream_index)
 
     def stop_all(self):
-        """End every thread of a run that failed, so that none of them holds its frames any longer."""
+        """End every thread of a run that failed, the idle ones too: a greenlet that waits is never collected."""
         for block in self.blocks:
             for t in block.threads:
                 if t.block is block and t and not t.dead:
                     t.throw(greenlet.GreenletExit)
-        NOW.pool.clear()
+        end_pool()

@@ -10,8 +10,6 @@ cheap, and a hang a proof: nobody is ready, and no parked thread moves when it i
 """
 from collections import deque
 from math import log
-from threading import get_ident
-
 import greenlet
 
 from epmoe_ref.errors import DeadlockError
@@ -23,19 +21,22 @@ FIFO_QUANTUM = 256
 
 
 class Scheduler:
-    """The state of the run in progress. There is one object for the process, `NOW`, at which every operation looks."""
+    """The state of the run in progress. There is one object for the process, `NOW`, at which every operation looks.
+
+    Runs of several threads of the operating system take turns (memory.ONE_AT_A_TIME).
+    """
 
     __slots__ = ("fuel", "mark", "quantum", "spent", "extra_ns", "preemption", "random", "draw",    # time and chance
                  "ready", "active", "current", "burst", "burst_length", "boost", "live", "hub",     # who runs
                  "watchers", "spinners", "looks", "quiet_since", "expire_waits", "copies",          # who waits
-                 "detector", "pool", "pool_owner", "run", "real_time")
+                 "detector", "pool", "run", "real_time")
 
     def __init__(self):
         self.hub = None
         self.live = 0
         self.fuel = self.mark = self.quantum = self.spent = self.extra_ns = 0
         self.detector = None
-        self.pool, self.pool_owner = [], None
+        self.pool = []
         self.real_time = None
         self.watchers = {}
         self.copies = []
@@ -62,9 +63,13 @@ class Scheduler:
         self.fuel = self.quantum                # nothing of the last run's quantum counts
         self.spent = self.quiet_since = 0
         self.extra_ns = start_ns
-        if self.pool_owner != get_ident():      # greenlets cannot change their operating system thread
-            self.pool, self.pool_owner = [], get_ident()
         self.refuel()
+
+    def forget(self):
+        """The end of a run: let go of its threads."""
+        self.hub = self.run = self.current = None
+        self.watchers, self.spinners, self.copies = {}, {}, []
+        self.ready, self.active = deque(), []
 
     # ------------------------------------------------------------------ time
     def refuel(self):

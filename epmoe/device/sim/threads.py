@@ -141,7 +141,7 @@ class SimThread(greenlet.greenlet):
             NOW.quiet_since = NOW.steps
             NOW.looks = 0
             NOW.run.ended(self)
-            self.block = None
+            self.block = self.launch = self.warp = self.actor = None
             NOW.pool.append(self)
             if NOW.live == 0:
                 NOW.hub.switch()
@@ -171,6 +171,15 @@ def fill_pool(n):
         t = SimThread(hub)
         t.switch()
         pool.append(t)
+
+
+def end_pool():
+    """End the idle greenlets; to be called by the hub."""
+    pool = NOW.pool
+    while pool:
+        t = pool.pop()
+        if not t.dead:
+            t.throw(greenlet.GreenletExit)
 
 
 def start_threads(block):
