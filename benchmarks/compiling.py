@@ -62,7 +62,7 @@ def distinct(cases):
         if not case.kernels.startswith("pairs"):
             of_all = tokens if case.sms is None else min(tokens, MANY - 1)
             by_expert = tokens <= FEW_TO_EXPAND, tokens <= control.WINDOW_ROWS, of_all >= MANY_TO_EXPAND
-            by_rank = smaller_blocks(of_all), tokens <= control.TAGGED_ROWS, tokens <= control.LAMPORT_ROWS
+            by_rank = smaller_blocks(of_all), tokens <= control.LAMPORT_ROWS
             tokens = by_rank if case.kernels.startswith("rows") else by_expert
         key = case.kernels, tokens, s.hidden, s.experts, s.top_k, s.format
         found.setdefault(key, case)

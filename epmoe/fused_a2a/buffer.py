@@ -59,7 +59,7 @@ class Buffer:
     rows come. timeout [s]: after it a wait gives up and PeerTimeout is raised. launch: LaunchConfig.
 
     Three kinds of memory: control, a few kB that peers write; the pool, which they write rows into: flags of rows,
-    words of tagged rows, windows for few rows and for Lamport rows, a staging area and behind it a heap of results; and
+    bits by expert, windows for few rows and for Lamport rows, a staging area and behind it a heap of results; and
     each rank's own memory. The pool grows, on all ranks in the same call, and never shrinks; results and handles that
     are in use survive that. A result that finds no room in the heap is received in the staging area and moved to memory
     of its own, so the numbers never depend on who holds on to what.
@@ -223,8 +223,8 @@ class Buffer:
         pool, at = self._pool.addresses if self._pool is not None else [0] * self.world.n_ranks, self.pool_layout
         return dict(control_ptrs=list(self._control.addresses), pool_ptrs=list(pool), notes_at=self.layout.notes,
                     note_bytes=self.layout.note_bytes, words=r.words.address,
-                    timeout_ns=max(1, int(self.timeout * 1e9)), columns=r.scratch.address, tagged_at=at.flag_bytes,
-                    tagged_bytes=at.tagged_bytes, lamport_at=at.lamport_at, lamport_bytes=at.lamport_bytes,
+                    timeout_ns=max(1, int(self.timeout * 1e9)), columns=r.scratch.address, bits_at=at.flag_bytes,
+                    bits_bytes=at.bits_bytes, lamport_at=at.lamport_at, lamport_bytes=at.lamport_bytes,
                     windows_at=at.windows_at, window_bytes=at.window_bytes)
 
     @contextmanager

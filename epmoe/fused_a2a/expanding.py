@@ -125,7 +125,7 @@ class First:
         launches = self.buffer.launches
         shape = launches.expanding(self.shape, self.num_tokens, launches.are_all(num_sms))
         self._launch(dispatch_kernel(shape), num_sms, made, window_bytes=windows.bytes_for(shape),
-                     tagged_bytes=expert_bits.bytes_for(shape))
+                     bits_bytes=expert_bits.bytes_for(shape))
         return made
 
     def _launch(self, kernel, num_sms, made=None, **of_few):

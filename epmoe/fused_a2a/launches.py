@@ -5,7 +5,7 @@ from dataclasses import replace
 from epmoe import device
 from epmoe.kernels import LaunchConfig
 from epmoe.kernels.launch import SIMULATOR_BLOCKS
-from epmoe.kernels.rows import expert_bits, lamport, tagged
+from epmoe.kernels.rows import expert_bits, lamport
 from epmoe.kernels.rows.block import parameter_block
 from epmoe.kernels.rows.shape import RowsShape
 from epmoe.kernels.stamps import TraceBuffers
@@ -24,7 +24,7 @@ def smaller_blocks(num_tokens):
     """Threads of the blocks that send a rank's tokens, and of those that combine them; None where as many as usual.
 
     Kernels are compiled for the size of their blocks, so this is what the number of tokens changes in them, besides
-    RowsShape.tags. Blocks of many tokens are smaller only where all that there are take part.
+    RowsShape.lamport and few. Blocks of many tokens are smaller only where all that there are take part.
     """
     many = THREADS_OF_MANY if num_tokens >= MANY else None
     return (THREADS_TO_SEND if num_tokens <= FEW_TO_SEND else many,
@@ -57,21 +57,19 @@ class Launches:
                 threads = min(threads, smaller_blocks(max(to_combine))[1] or threads)
         shape = RowsShape(self.world.n_ranks, n_local_experts, threads, row_bytes, trace=self.launch.trace, **more)
         num_tokens = max(to_send or to_expand or to_combine or [0])
-        shape = replace(shape, tags=tagged.tags_for(shape, num_tokens))
         return replace(shape, lamport=lamport.rows_for(shape, num_tokens) if self._has_lamport_rows else 0)
 
     def window_bytes(self, shape):
-        """Bytes that rows of few tokens take in the pool, for want_pool(): of words, and of Lamport rows."""
-        return dict(tagged_bytes=tagged.bytes_for(shape),
-                    lamport_bytes=lamport.bytes_for(shape) if self._has_lamport_rows else 0)
+        """Bytes that Lamport rows take in the pool, for want_pool()."""
+        return dict(lamport_bytes=lamport.bytes_for(shape) if self._has_lamport_rows else 0)
 
     def expanding(self, shape, num_tokens, by_all):
         """The shape of the kernel that expands rows as they come. num_tokens: of each rank of this process."""
         shape, threads = replace(shape, expands=True), shape.threads
-        tags, is_many = expert_bits.few_for(shape, max(num_tokens)), max(num_tokens) >= MANY_TO_EXPAND
-        if by_all and (tags or is_many and not shape.encode) and self.launch.num_threads is None:
+        few, is_many = expert_bits.few_for(shape, max(num_tokens)), max(num_tokens) >= MANY_TO_EXPAND
+        if by_all and (few or is_many and not shape.encode) and self.launch.num_threads is None:
             threads = min(threads, THREADS_TO_EXPAND)
-        return replace(shape, tags=tags, threads=threads)
+        return replace(shape, few=few, threads=threads)
 
     def are_all(self, num_sms):
         """Whether a caller that grants num_sms (None: as many as there are) grants all blocks that there are."""

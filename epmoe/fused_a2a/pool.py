@@ -24,22 +24,22 @@ class PoolLayout(NamedTuple):
     """Bytes of each part of the pool, in the order in which they lie; what peers say twice, by parity, lies twice."""
 
     flag_bytes: int = 0         # flags of rows
-    tagged_bytes: int = 0       # words of tagged rows, of one parity
+    bits_bytes: int = 0       # bits by expert, of one parity
     lamport_bytes: int = 0      # Lamport rows, of one parity
     window_bytes: int = 0       # windows for few rows, of one parity
     staging_bytes: int = 0      # where rows are received that find no room in the heap
     heap_bytes: int = 0         # where results are lent from
 
-    def holds(self, staging_bytes, result_bytes=0, flag_rows=0, window_bytes=0, tagged_bytes=0, lamport_bytes=0):
+    def holds(self, staging_bytes, result_bytes=0, flag_rows=0, window_bytes=0, bits_bytes=0, lamport_bytes=0):
         """Whether there is room for this. result_bytes: of one result; flag_rows: rows that have flags."""
         return (align(max(staging_bytes, result_bytes)) <= self.staging_bytes and result_bytes <= self.heap_bytes
                 and align(row_flags.bytes_for(flag_rows)) <= self.flag_bytes and window_bytes <= self.window_bytes
-                and tagged_bytes <= self.tagged_bytes and lamport_bytes <= self.lamport_bytes)
+                and bits_bytes <= self.bits_bytes and lamport_bytes <= self.lamport_bytes)
 
-    def grown(self, staging_bytes, result_bytes=0, flag_rows=0, window_bytes=0, tagged_bytes=0, lamport_bytes=0):
+    def grown(self, staging_bytes, result_bytes=0, flag_rows=0, window_bytes=0, bits_bytes=0, lamport_bytes=0):
         """The layout of a pool that also has room for this."""
         return PoolLayout(
-            _grown(self.flag_bytes, align(row_flags.bytes_for(flag_rows))), _grown(self.tagged_bytes, tagged_bytes),
+            _grown(self.flag_bytes, align(row_flags.bytes_for(flag_rows))), _grown(self.bits_bytes, bits_bytes),
             _grown(self.lamport_bytes, lamport_bytes), _grown(self.window_bytes, window_bytes),
             _grown(self.staging_bytes, align(max(staging_bytes, result_bytes))),
             _grown(self.heap_bytes, align(result_bytes) * RESULTS_AT_ONCE))
@@ -47,7 +47,7 @@ class PoolLayout(NamedTuple):
     @property
     def lamport_at(self):
         """Where Lamport rows lie."""
-        return self.flag_bytes + 2 * self.tagged_bytes
+        return self.flag_bytes + 2 * self.bits_bytes
 
     @property
     def windows_at(self):
@@ -73,7 +73,7 @@ class PoolLayout(NamedTuple):
         """The parts of the pool, for reports of the simulator."""
         n_flags = self.flag_bytes // row_flags.bytes_for(1)
         return [("row flags", 0, (n_flags, row_flags.PARTS), np.uint32, ("row", "part")),
-                ("tagged rows", self.flag_bytes, (2, self.tagged_bytes // 8), np.uint64, ("parity", "word")),
+                ("bits by expert", self.flag_bytes, (2, self.bits_bytes // 8), np.uint64, ("parity", "word")),
                 ("Lamport rows", self.lamport_at, (2, self.lamport_bytes // 4), np.uint32, ("parity", "word")),
                 ("rows windows", self.windows_at, (2, self.window_bytes), np.uint8, ("parity", "byte")),
                 ("rows staging", self.staging_at, (self.staging_bytes,), np.uint8, ("byte",)),

@@ -252,7 +252,7 @@ def _resend(buffer, shape, targets, values, num_tokens, num_sms):
 
 
 def _launch(buffer, kernel, shape, targets, values, num_tokens, num_sms):
-    calls = [(r.rank, buffer.values(r) | given | target.values(), n, blocks_for(n, max(shape.tags, shape.lamport)))
+    calls = [(r.rank, buffer.values(r) | given | target.values(), n, blocks_for(n, shape.lamport))
              for r, target, given, n in zip(buffer.ranks, targets, values, num_tokens)]
     buffer.launch_all(kernel, calls, num_sms)
 

@@ -32,14 +32,12 @@ HARMLESS = {
     "(not expand_rows(params, epoch, my_rank, notes))": AGREE,
     "rows/exchange.py closing.may_end: syncthreads_or(not ok) -> (not ok)":
         "what its last thread acquired the barrier of await_notes, which comes behind, gives to the block. " + AGREE,
-    "rows/tagged_combine.py reducing.sum_piece: load16 -> load16_nc": INPUT + ": the expert outputs given to combine",
+    "rows/lamport_combine.py _reducing.sum_piece: load16 -> load16_nc": INPUT + ": the expert outputs given to combine",
     "rows/lamport_sending.py make.take: st_relaxed_sys_u64 -> st_relaxed_gpu_u64": PUT_BACK,
     "rows/lamport_sending.py make.take: st_relaxed_sys_u64 -> st_relaxed_cta_u64": PUT_BACK,
-    "rows/lamport.py _put_word_back: st_relaxed_sys_u64 -> st_relaxed_gpu_u64": PUT_BACK,
-    "rows/lamport.py _put_word_back: st_relaxed_sys_u64 -> st_relaxed_cta_u64": PUT_BACK,
-    "rows/lamport.py _put_word_back: st_relaxed_sys_u64 -> store_u64": PUT_BACK,
-    "rows/layout.py make.look_at_few: own[token] = i32(-1) -> nothing":
-        "numbers are used by blocks that have a token of their own, and number_few writes those",
+    "rows/lamport_words.py _put_back: st_relaxed_sys_u64 -> st_relaxed_gpu_u64": PUT_BACK,
+    "rows/lamport_words.py _put_back: st_relaxed_sys_u64 -> st_relaxed_cta_u64": PUT_BACK,
+    "rows/lamport_words.py _put_back: st_relaxed_sys_u64 -> store_u64": PUT_BACK,
     "rows/records.py make.record_counts: store_i32(info + u64(4 * PADDED_ROWS), i32(0)) -> nothing":
         "nobody uses this word of dispatches that are not expert-major; the host only copies it with the others",
     "rows/records.py make.record: syncthreads() -> nothing":

@@ -35,25 +35,16 @@ HARMLESS_SLIPS = {
     "c, r)": WORDS,
     "rows/window_probs.py make.send: swap: put(to, epoch, i32(expert + 64), c, r) / put(to, epoch, i32(expert + 96), "
     "d, s)": WORDS,
-    "rows/tagged.py make.put_vector: early: put(at + u64(2 * A_QUARTER), q[2], epoch) before put(at, q[0], epoch)":
-        WORDS,
-    "rows/tagged.py make.put_vector: early: put(at + u64(3 * A_QUARTER), q[3], epoch) before put(at, q[0], epoch)":
-        WORDS,
-    "rows/tagged.py make.put_vector: swap: put(at, q[0], epoch) / put(at + u64(A_QUARTER), q[1], epoch)": WORDS,
-    "rows/tagged.py make.put_vector: swap: put(at + u64(A_QUARTER), q[1], epoch) / put(at + u64(2 * A_QUARTER), q[2], "
-    "epoch)": WORDS,
-    "rows/tagged.py make.put_vector: swap: put(at + u64(2 * A_QUARTER), q[2], epoch) / put(at + u64(3 * A_QUARTER), "
-    "q[3], epoch)": WORDS,
-    "rows/tagged_combine.py pushing.push: swap: while a < b: / if has_probs and part == 0 and (lane < n_meta):": WORDS,
-    "rows/tagged_sending.py more.send: swap: put(word_at(there, lane), value, epoch) / if n_probs > 0:": WORDS,
+    "rows/lamport_combine.py _pushing.push: swap: while a < b: / if has_probs and part == 0 and (lane < n_meta):": WORDS,
+    "rows/lamport_words.py more.send: swap: put(word_at(there, lane), value, epoch) / if n_probs > 0:": WORDS,
     "few_tokens.py make.describe: swap: if expert >= 0 and expert // local == owner: / if owner == my_rank:": OTHERS,
     "few_tokens.py make.describe: swap: shared_add_i32(low, i32(expert % local), add_low) / shared_add_i32(high, "
     "i32(expert % local), add_high)": OTHERS,
     "few_tokens.py make.send_to: swap: if warp_id() == 0: / while token < num_tokens:":
         "the fence orders payloads before the words; ids and their sums have the barrier behind both, and others read "
         "neither before it",
-    "returners.py make.return_rows: swap: if block_idx() == grid_dim() - 1: / if sends_whole(i32(ends[here - 1] - "
-    "ends[0] + counts[0]), is": "entries without rows may be signalled at any time",
+    "returners.py make.return_rows: swap: if block_idx() == grid_dim() - 1: / send_runs(params, words, rows, src_infos, "
+    "first, here, my_ra": "entries without rows may be signalled at any time",
     "senders.py make.send_many: swap: syncthreads() / if deals and thread_idx() == 0:":
         "the number of the last batch has been read by all before the barrier in front of the order",
     "rows/senders.py make.send: swap: if is_numbered_now and mine == 0 and shared: / if shared:":
@@ -68,14 +59,12 @@ HARMLESS_SLIPS = {
     "u64(control.BEGUN), i32(g": STATUS,
     "rows/expanders.py make.expand_rows: swap: if come == u32(0) and looks % LOOKS == 0: / syncwarp()":
         "await_flag, inside the condition, ends with a syncwarp of its own, and after it the flags are looked at again",
-    "rows/dispatch.py dispatch_kernel.rows_dispatch: swap: if roles.is_herald(): / prepared, vectors, is_ahea"
-    "d = (unprepared(), unprepared_vect": HERALD,
+    "rows/dispatch.py dispatch_kernel.rows_dispatch: swap: if roles.is_herald(): / vectors, is_ahead = (unprepared_vecto"
+    "rs(), has_vectors and i": HERALD,
     "rows/dispatch.py dispatch_kernel.rows_dispatch: swap: fence_acq_rel_sys() / looked = look(params, num_tokens, "
     "my_rank, i32(0))": EARLIER,
     "rows/exchange.py heralding.herald: swap: if tells_places: / looked = look(params, num_tokens, my_rank, i32(0))":
         EARLIER,
-    "rows/layout.py make.look_at_few: skip: own[token] = i32(-1) left out by every other thread":
-        "numbers are used by blocks that have a token of their own, and number_few writes those",
     "rows/records.py make.record_counts: skip: store_i32(info + u64(4 * PADDED_ROWS), i32(0)) left out by every other "
     "thread": "nobody uses this word of dispatches that are not expert-major",
     "rows/records.py make.record: early: syncthreads() before record_counts(params, notes, has_room)": ALL_BEGUN,

@@ -1,4 +1,4 @@
-"""Rows that need no signals, of three or four tokens a rank in the simulator: every word says that it is there."""
+"""Rows that need no signals, of at most four tokens a rank in the simulator: every word says that it is there."""
 
 import ml_dtypes
 import numpy as np
@@ -9,7 +9,7 @@ from rows_group import BF16, FP16, FP32, assert_same, group_of, host, routing, t
 
 from epmoe import fused_a2a
 from epmoe.fused_a2a import buffers, rows as rows_calls
-from epmoe.kernels.rows.control import LAMPORT_ROWS, TAGGED_ROWS
+from epmoe.kernels.rows.control import LAMPORT_ROWS
 from epmoe_ref import fused_a2a as reference
 from epmoe_ref.strategies import RowsWorld
 
@@ -38,9 +38,8 @@ def equal_calls(group, rng, num_tokens, hidden, top_k=3, dtype=BF16, dropped=0.2
 
 @pytest.mark.parametrize("seed, n_sms", [(None, 2), (1, 4), (2, 3)])
 def test_calls_of_any_width_and_of_any_way_leave_nothing_behind(seed, n_sms):
-    """Rows of another width each time, so that other rows lie at the same places; tagged rows, and many, in between."""
+    """Rows of another width each time, so that other rows lie at the same places; calls of many in between."""
     group, rng = group_of(3, n_sms=n_sms, num_threads=64, seed=seed, racecheck=True), np.random.default_rng(seed)
-    assert TAGGED_ROWS < FEW
     for num_tokens, hidden, dtype in (((FEW, 1, 0), 24, BF16), ((1, FEW, FEW), 1160, FP32), ((0, 0, 3), 8, FP16),
                                       ((FEW, FEW + 4, 1), 24, BF16), ((1, 2, 2), 80, BF16), ((FEW, FEW, 3), 40, BF16)):
         equal_calls(group, rng, num_tokens, hidden, dtype=dtype, of_combine=hidden)

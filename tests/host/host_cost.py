@@ -32,6 +32,13 @@ class OneRankHere:
     def agree(self, cfg, timeout, **options):
         """Nobody else is here."""
 
+    def same(self, what, facts, timeout):
+        """It agrees with itself."""
+
+    def tell(self, value, timeout):
+        """All ranks say what this one says."""
+        return [value] * self.n_ranks
+
     def allocate(self, nbytes, name, regions, timeout):
         """Memory of all ranks, of which rank 0's is this process's."""
         buffers = [self.machine.alloc(nbytes, name, rank) for rank in range(self.n_ranks)]

@@ -5,7 +5,7 @@ meet). 2. pushing (pushers.py) by some of the blocks, row by row, with a flag fo
 row is the sum over the local experts, rounded once. 3. reducing (reducers.py) by the other blocks meanwhile, and by all
 when there is nothing left to push: each part of a token when its rows have come, the sum over ranks ascending in
 float32, rounded once. Few rows wait for nobody: all blocks but the clerk push them into windows (windows.py), and then
-reduce. Rows of up to 128 tokens need no flags either (tagged_combine.py, lamport_combine.py).
+reduce. Rows of up to 128 tokens need no flags (lamport_combine.py).
 """
 
 from functools import lru_cache
@@ -14,8 +14,7 @@ from epmoe.device import (block_dim, block_idx, grid_dim, i32, int32, kernel, sh
                           u32, u64, uint64)
 
 from .. import stamps
-from . import (exchange, lamport_combine, pushers, reducers, roles, row_flags, tagged, tagged_combine, waits,
-               windows)
+from . import exchange, lamport_combine, peers, pushers, reducers, roles, row_flags, waits, windows
 from .block import parameter_block
 from .row_copy import VECTOR
 from .status import ROWS_COMBINE
@@ -33,15 +32,14 @@ def combine_kernel(shape):
     of_block = waits.of_block(block, shape.n_ranks)
     begin, epoch_now, goes_on, say_begun, _, all_begun, end = of_block
     few = windows.make(shape, block, ROWS_COMBINE)
-    few_rows, fewest_rows, tags = few.all_few, tagged.all_few(shape, shape.tags, told=False), shape.tags > 0
-    need_no_signals, lamport = tagged.all_few(shape, shape.lamport, told=False), shape.lamport > 0
+    few_rows, lamport = few.all_few, shape.lamport > 0
+    need_no_signals = peers.all_few(shape, shape.lamport, told=False)
     meeting = exchange.make(shape, block, ROWS_COMBINE, with_counts=False)
     load_counts, await_notes = meeting.load_counts, meeting.await_notes
     flags = row_flags.make(shape, block, ROWS_COMBINE, shape.row_bytes // VECTOR, FEWEST_PARTS)
     push, reduce = pushers.make(shape, block, flags, few), reducers.make(shape, block, flags, few)
     mark, mark_own = stamps.make(block, shape.trace), stamps.by_caller(block, shape.trace)
     herald = exchange.heralding(epoch_now, meeting.announce, mark_own)
-    in_words = tagged_combine.make(shape, block, of_block, meeting, mark)
     in_vectors = lamport_combine.make(shape, block, of_block, meeting, mark)
     n_notes, tenths, tenths_of_few = exchange.words_of_notes(shape.n_ranks), int(10 * PUSHING), int(10 * PUSHING)
     if pushers.n_targets_of(shape) <= 1:
@@ -57,9 +55,6 @@ def combine_kernel(shape):
         load_counts(counts, notes)
         epoch = goes_on(begun)
         if epoch == u64(0):
-            return
-        if tags and fewest_rows(notes):
-            in_words(params, epoch, num_tokens, my_rank, notes)
             return
         if lamport and need_no_signals(notes):
             in_vectors(params, epoch, num_tokens, my_rank, notes)

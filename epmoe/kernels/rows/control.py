@@ -34,7 +34,6 @@ COUNTS = CAPACITY + 3               # for each rank: rows that it sends there; b
 PLACE_BYTES = 256
 
 WINDOW_ROWS = 4 if SIM else 128     # of one source rank (windows.py)
-TAGGED_ROWS = 2 if SIM else 4       # of one source rank for one rank, that travel in words (tagged.py)
 LAMPORT_ROWS = 4 if SIM else 128    # of one source rank for one rank, that need no signals (lamport.py)
 MOST_PARTS = 8          # flags a row: the most parts of it
 

@@ -3,14 +3,14 @@
 1. layout (layout.py): which rank gets which token, and the token's number among this rank's; deterministic.
 2. exchange (exchange.py): each rank tells all others its counts and where its arrays for this call lie. This and what
 follows from it for the handle (records.py) is done by one block, the clerk, which sends nothing.
-3. sending (senders.py, of few tokens one_token.py): row, ids and probs, at the place that counts and layout give.
+3. sending (senders.py): row, ids and probs, at the place that counts and layout give.
 4. arrival (exchange.py): every block tells every rank when it has sent its part; the clerk waits for all of them.
 Where rows are expanded by expert in the same launch, some blocks send, and raise a flag for each part of a row, while
 the others expand what has come (expanders.py); then all do.
 
 resend is 2 (without counts), 3 and 4 with the layout of a handle: a cached dispatch, or the second try of a dispatch
-that found no room. Few tokens of all ranks take a shorter way (tagged_dispatch.py, by expert expert_dispatch.py), and
-up to 128 leave before 2, and need no 4 (lamport_dispatch.py).
+that found no room. Rows of up to 128 tokens leave before 2, and need no 4 (lamport_dispatch.py); expert-major,
+expert_dispatch.py has a shorter way for them.
 """
 
 from functools import lru_cache
@@ -19,8 +19,8 @@ from epmoe.device import (block_dim, block_idx, fence_acq_rel_sys, i32, int32, k
                           syncthreads, syncthreads_or, thread_idx, u64, uint64)
 
 from .. import stamps
-from . import (exchange, expanders, expert_dispatch, lamport_dispatch, layout, numbering, one_token, peers, records,
-               roles, row_flags, senders, tagged_dispatch, waits)
+from . import (exchange, expanders, expert_dispatch, lamport_dispatch, layout, numbering, peers, records, roles,
+               row_flags, senders, waits)
 from .block import parameter_block
 from .row_copy import VECTOR
 from .status import ROWS_DISPATCH
@@ -47,13 +47,10 @@ def dispatch_kernel(shape):
     sending, has_room, mark = roles.sending(shape), peers.room(shape.n_ranks), stamps.make(block, shape.trace)
     n_notes, expands, ranks = exchange.words_of_notes(shape.n_ranks), shape.expands, shape.n_ranks
     expert_major = shape.expert_major
-    has_one, of_few = roles.has_one(shape), roles.few(shape)
-    prepare, unprepared, send_one = one_token.make(shape, block)
-    tags, few = shape.tags > 0, shape.tags
+    of_few, few = roles.few(shape), shape.few
     herald_places = exchange.heralding(epoch_now, meeting.announce_places, stamps.by_caller(block, False))
     herald_facts = exchange.heralding(epoch_now, meeting.announce_facts, mark_own, numbering.totals(shape))
-    way_of_few = expert_dispatch if expert_major else tagged_dispatch
-    at_once = way_of_few.dispatching(shape, block, of_block, meeting, record_few, mark, mark_own)
+    at_once = expert_dispatch.dispatching(shape, block, of_block, meeting, record_few, mark, mark_own)
     ahead, has_vectors = lamport_dispatch.ahead(shape, block), shape.lamport > 0
     in_vectors, unprepared_vectors, prepare_vectors = ahead.are_few, ahead.unprepared, ahead.prepare
     send_vectors, all_in_vectors, receive, erase = ahead.send, ahead.all_few, ahead.receive, ahead.erase
@@ -64,24 +61,21 @@ def dispatch_kernel(shape):
         notes, scratch, told = shared_array(n_notes, int32), allocate(), shared_array(1, uint64)
         mark(params, stamps.START)
         begun, sends, is_clerk = begin(params, words, told), block_idx() < sending(), roles.is_clerk()
-        if tags and num_tokens <= few:
+        if few > 0 and num_tokens <= few:
             if at_once(params, num_tokens, my_rank, words, ids, x, begun, notes, scratch):
                 return
         if roles.is_keeper() and of_few(num_tokens):
             herald_places(params, words, num_tokens, my_rank, u64(0))
-        looked, is_one = (u64(0), u64(0), i32(0)), has_one(num_tokens) and of_few(num_tokens)
+        looked = (u64(0), u64(0), i32(0))
         if roles.is_herald():
             if of_few(num_tokens):
                 herald_facts(params, words, num_tokens, my_rank, ids)
             else:
                 fence_acq_rel_sys()             # earlier launches of this rank, before what it tells its peers
                 looked = look(params, num_tokens, my_rank, i32(0))
-        prepared, vectors, is_ahead = unprepared(), unprepared_vectors(), has_vectors and in_vectors(num_tokens)
+        vectors, is_ahead = unprepared_vectors(), has_vectors and in_vectors(num_tokens)
         if is_ahead:
             vectors = prepare_vectors(params, num_tokens, my_rank, x)
-        elif is_one:
-            prepared = prepare(params, x, num_tokens)
-        if is_ahead:
             epoch = look_at_few(ids, begun, num_tokens, scratch)
         elif sends or is_clerk:
             epoch = count(params, ids, begun, num_tokens, scratch)
@@ -90,9 +84,9 @@ def dispatch_kernel(shape):
         if epoch == u64(0):
             return
         mark(params, stamps.CLAIMED)
-        ok, row, known, are_in_vectors = True, i32(-1), nothing_known(), False
+        ok, known, are_in_vectors = True, nothing_known(), False
         if is_ahead:
-            if thread_idx() == block_dim() - 1 and not (tags and num_tokens <= few):    # else they have said so
+            if thread_idx() == block_dim() - 1:
                 say_begun(params)
             if not is_clerk:
                 known = send_vectors(params, epoch, num_tokens, my_rank, x, scratch[3], vectors)
@@ -112,8 +106,6 @@ def dispatch_kernel(shape):
         elif sends:
             if not number(params, ids, epoch, num_tokens, scratch):
                 return
-        if is_one and lane_id() < ranks:
-            row = i32(scratch[4][lane_id()])
         if expands and thread_idx() == block_dim() - 1:
             say_begun(params)
         if is_ahead and not is_clerk:
@@ -122,8 +114,6 @@ def dispatch_kernel(shape):
             are_in_vectors = all_in_vectors(notes)
             if not are_in_vectors:
                 erase(params, epoch, num_tokens, my_rank, known, vectors)
-                if is_one:
-                    prepared = prepare(params, x, num_tokens)
                 syncthreads()                   # all warps have read the notes, which are written again
         if not are_in_vectors and not await_notes(params, epoch, my_rank, notes):
             return
@@ -133,9 +123,6 @@ def dispatch_kernel(shape):
         if are_in_vectors and not is_clerk:
             receive(params, epoch, num_tokens, my_rank, x, known, notes, has_room(notes), vectors)
             mark(params, stamps.COPIED)
-        elif is_one:
-            send_one(params, num_tokens, my_rank, notes, row, prepared)
-            mark(params, stamps.SENT)
         elif sends:
             ok = send(params, epoch, num_tokens, my_rank, notes)
             mark(params, stamps.SENT)
@@ -172,15 +159,12 @@ def resend_kernel(shape):
     meeting = exchange.make(shape, block, ROWS_DISPATCH, with_counts=False)
     load_counts, await_notes = meeting.load_counts, meeting.await_notes
     sent, await_arrivals = meeting.sent, meeting.await_arrivals
-    (send, _, expand_rows), (prepare, unprepared, send_one) = _moving(shape, block), one_token.make(shape, block)
-    has_one, own_row, tags = roles.has_one(shape), layout.own_row(shape), shape.tags > 0
+    send, _, expand_rows = _moving(shape, block)
     sending, mark, expands = roles.sending(shape), stamps.make(block, shape.trace), shape.expands
     herald = exchange.heralding(epoch_now, meeting.announce, stamps.by_caller(block, shape.trace))
     n_notes = exchange.words_of_notes(shape.n_ranks)
-    prepare_words, goes_in_words, resend_in_words = tagged_dispatch.resending(shape, block, of_block, meeting, mark)
     prepare_vectors, goes_in_vectors, resend_in_vectors = lamport_dispatch.resending(shape, block, of_block, meeting,
                                                                                      mark)
-    has_other_ways = tags or shape.lamport > 0
 
     @kernel(max_threads=shape.threads)
     def rows_resend(params, num_tokens, my_rank, words, counts, row_of, x):
@@ -190,25 +174,13 @@ def resend_kernel(shape):
         if roles.is_herald():
             herald(params, words, num_tokens, my_rank, u64(0))
         load_counts(counts, notes)
-        is_one, in_words = has_one(num_tokens), prepare_words(params, num_tokens, my_rank, x, row_of)
-        in_vectors, row, prepared = prepare_vectors(params, num_tokens, my_rank, x), i32(-1), unprepared()
-        if not has_other_ways:                  # else what few tokens take with them is on its way
-            row = own_row(row_of, num_tokens, is_one)
-        if is_one and not has_other_ways:
-            prepared = prepare(params, x, num_tokens)
+        in_vectors = prepare_vectors(params, num_tokens, my_rank, x)
         epoch = goes_on(begun)
         if epoch == u64(0):
-            return
-        if goes_in_words(notes):
-            resend_in_words(params, epoch, num_tokens, my_rank, x, row_of, notes, in_words)
             return
         if goes_in_vectors(notes):
             resend_in_vectors(params, epoch, num_tokens, my_rank, x, row_of, notes, in_vectors)
             return
-        if has_other_ways:
-            row = own_row(row_of, num_tokens, is_one)
-            if is_one:
-                prepared = prepare(params, x, num_tokens)
         if expands and thread_idx() == block_dim() - 1:
             say_begun(params)
         if not await_notes(params, epoch, my_rank, notes):
@@ -217,10 +189,7 @@ def resend_kernel(shape):
         if expands:                             # else arrivals of its own blocks say so
             if is_clerk and not all_begun(params, ROWS_DISPATCH):
                 return
-        if is_one:
-            send_one(params, num_tokens, my_rank, notes, row, prepared)
-            mark(params, stamps.SENT)
-        elif sends:
+        if sends:
             send(params, epoch, num_tokens, my_rank, notes)
             mark(params, stamps.SENT)
         if expands:

@@ -2,8 +2,7 @@
 
 A word holds an expert's bits of 32 tokens of a source rank. Who has the words of all source ranks knows where each
 token's rows by expert begin (expert_places.py); every block works that out for itself, so that nobody waits for anybody
-who writes it down. As in tagged.py words are stored and polled relaxed: who sees the call's number sees the bits beside
-it.
+who writes it down. Words are stored and polled relaxed (lamport_words.py): who sees the call's number sees the bits beside it.
 """
 
 from types import SimpleNamespace
@@ -27,7 +26,7 @@ def suit(shape):
 
 
 def few_for(shape, num_tokens):
-    """RowsShape.tags of a kernel for a rank's tokens; the simulator's ranks share a kernel."""
+    """RowsShape.few of a kernel for a rank's tokens; the simulator's ranks share a kernel."""
     return control.WINDOW_ROWS if suit(shape) and (SIM or num_tokens <= control.WINDOW_ROWS) else 0
 
 
@@ -76,14 +75,14 @@ def make(shape, block, phase):
     n_windows, n_notes, words_told = -(-local // 32), control.experts_at(ranks), words_of_all(shape)
     of_some, of_all = map_bits.of_tokens(FEWEST, n_experts), map_bits.of_tokens(A_WORD, n_experts)
     p_pools, p_words, p_timeout = block.offset("pool_ptrs"), block.offset("words"), block.offset("timeout_ns")
-    p_tagged, p_bytes = block.offset("tagged_at"), block.offset("tagged_bytes")
+    p_bits, p_bytes = block.offset("bits_at"), block.offset("bits_bytes")
 
     @device_fn
     def words_at(params, epoch, rank, source):
         """Where a rank has a source's words."""
         pool = u64(load_u64(params + u64(p_pools) + u64(8) * u64(rank)))
         half = u64((u64(epoch) & u64(1)) * u64(load_u64(params + u64(p_bytes))))
-        return u64(pool + u64(load_u64(params + u64(p_tagged))) + half + u64(source) * u64(of_source))
+        return u64(pool + u64(load_u64(params + u64(p_bits))) + half + u64(source) * u64(of_source))
 
     @device_fn
     def prob_at(params, epoch, rank, source, token, expert):

@@ -5,14 +5,14 @@ their ranks (window_rows.py). Every block finds their places out of the bits (ex
 (window_expand.py). So between the ids and a row of an expert lie one way of the row and one of these words, side by
 side, and nobody waits for the clerk, who numbers rows for the handle and writes down what the host asks for. Peers
 write where this rank says only if one of them has many tokens; then all go the ordinary way, as though nothing had been
-sent. As in tagged_dispatch.py nobody ends the call before all have announced themselves.
+sent. Nobody ends the call before all have announced themselves.
 """
 
 from epmoe.device import (ballot, block_dim, device_fn, i32, lane_id, load_i32, load_u64, n_warps, popc, store_i32,
                           syncthreads, thread_idx, u32, u64, warp_id)
 
 from .. import stamps
-from . import (exchange, expert_bits, expert_places, map_bits, peers, roles, tagged, tagged_dispatch, waits,
+from . import (exchange, expert_bits, expert_places, map_bits, peers, roles, waits,
                window_expand, window_probs, window_rows, windows)
 from .routing import or_of_warp
 from .status import ROWS_DISPATCH
@@ -63,10 +63,10 @@ def dispatching(shape, block, of_block, meeting, record_few, mark, mark_own):
 
     Of every block, where this rank has few tokens; what it is given is as in rows_dispatch; ids: the routing map.
     """
-    if not shape.tags:
-        return tagged_dispatch.never
+    if not shape.few:
+        return _never
     ranks, epoch_now, goes_on, say_begun = shape.n_ranks, of_block.epoch_now, of_block.goes_on, of_block.say_begun
-    end, all_have_few, has_room = of_block.end, tagged.all_few(shape, shape.tags, told=True), peers.room(ranks)
+    end, all_have_few, has_room = of_block.end, peers.all_few(shape, shape.few, told=True), peers.room(ranks)
     (look_tokens, tell_tokens), (look_counts, tell_counts) = meeting.announce_tokens, meeting.announce_counts
     await_tokens, may_end = meeting.await_tokens, exchange.closing(of_block, meeting.await_notes, ROWS_DISPATCH)
     herald_places = exchange.heralding(epoch_now, meeting.announce_places, stamps.by_caller(block, False))
@@ -89,7 +89,7 @@ def dispatching(shape, block, of_block, meeting, record_few, mark, mark_own):
 
     @device_fn
     def of_clerk(params, num_tokens, my_rank, words, ids, begun, notes, scratch, known):
-        masks, totals = scratch[3], scratch[4]
+        masks, totals = scratch[3], scratch[2]
         if roles.is_keeper():
             herald_places(params, words, num_tokens, my_rank, u64(0))
         if roles.is_herald():
@@ -170,3 +170,8 @@ def dispatching(shape, block, of_block, meeting, record_few, mark, mark_own):
         return of_others(params, num_tokens, my_rank, words, ids, x, begun, notes, known)
 
     return dispatch
+
+
+@device_fn
+def _never(params, num_tokens, my_rank, words, ids, x, begun, notes, scratch):
+    return False

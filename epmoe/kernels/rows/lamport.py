@@ -2,8 +2,8 @@
 
 As in epmoe/kernels/lamport.py: a 32-bit word of a window is ABSENT, all ones, while nothing is there; rows are stored
 relaxed at system scope, and who is to store or to add them up polls the very vectors that it takes, until none of their
-words is ABSENT. What goes with a row lies behind it, in tagged words (tagged.py). So no release waits for
-acknowledgements, and no flag follows the rows; unlike tagged words, vectors take no more bytes than the rows have.
+words is ABSENT. What goes with a row lies behind it (lamport_words.py). So no release waits for acknowledgements, and
+no flag follows the rows.
 
 A rank has windows for each parity of calls and each source rank. Who has taken something puts ABSENT back; so whatever
 calls came before, all words are ABSENT when call e begins to write those of its parity, without asking: whoever writes
@@ -17,24 +17,24 @@ its own that says what stands for ABSENT in it: a number that this part does not
 
 from types import SimpleNamespace
 
-from epmoe.device import (SIM, device_fn, load16_relaxed_sys, load_u64, st_relaxed_sys_u64, store16_relaxed_sys, u32,
+from epmoe.device import (SIM, device_fn, load16_relaxed_sys, load_u64, store16_relaxed_sys, u32,
                           u64)
 from epmoe.layout import ABSENT
 
 from .. import lamport
 from ..lamport import is_absent
-from . import control, tagged, takes
+from . import control, lamport_words, takes
+from .lamport_words import WORD, words_with
 from .row_copy import BATCH, VECTOR, copy_to_lanes
-from .tagged import WORD
 
 PART = BATCH            # vectors of a row that have a substitute for ABSENT in common
-NOTHING = 2**64 - 1     # a word, or two, of which nothing has come
 MOST_BYTES = 64 << 20   # of the windows of one parity
 
 
 def suit(shape):
-    """Whether the rows of a kernel may travel so, if they are few."""
-    return tagged.suit(shape) and _bytes_of(shape) <= MOST_BYTES
+    """Whether the rows of a kernel may travel so, if they are few: as they are, to be stored or summed as they come."""
+    by_world = 1 < shape.p2p_world_size < shape.n_ranks
+    return not (shape.expert_major or shape.expands or shape.encode or by_world) and _bytes_of(shape) <= MOST_BYTES
 
 
 def rows_for(shape, num_tokens):
@@ -48,7 +48,7 @@ def n_parts_of(shape):
 
 
 def _bytes_of_row(shape):
-    return -(-(shape.row_bytes + WORD * (n_parts_of(shape) + sum(tagged.words_with(shape)))) // 256) * 256
+    return -(-(shape.row_bytes + WORD * (n_parts_of(shape) + sum(words_with(shape)))) // 256) * 256
 
 
 def _bytes_of(shape):
@@ -87,12 +87,6 @@ def _put_back(at):
         store16_relaxed_sys(at, u32(ABSENT), u32(ABSENT), u32(ABSENT), u32(ABSENT))
 
 
-@device_fn
-def _put_word_back(at):
-    if at != u64(0):
-        st_relaxed_sys_u64(at, u64(NOTHING))
-
-
 def _taking(block, phase):
     """Device function take_part: that of takes.py, of vectors, which puts ABSENT back; the word is left there."""
     wait = takes.of_four(block, phase, _empty, _look, _is_late)
@@ -111,25 +105,30 @@ def _taking(block, phase):
 
 
 def make(shape, block, phase):
-    """Device functions for one kernel, as those of tagged.py of the same names, but that ABSENT is put back.
+    """Device functions for one kernel.
 
     place(params, rank, source), rows_at(place, epoch), row_at(rows, row): where a rank has a source's rows, and one of
     them. vector_at(row, vector), word_at(row, i), part_at(row, part): of a row's window a vector, the i-th word of what
     goes with it, the word of a part. put(at, number, epoch): a word. put_batch: a batch of a row that is added up.
-    take: as tagged.py's, and take_part: as _taking() says. take_words, take_word: single words.
+    take(params, epoch, source, step, p, q, r, s): vectors, and take_part: as _taking() says. take_words, take_word: of
+    lamport_words.py.
     """
     row_bytes, parts_at = _bytes_of_row(shape), shape.row_bytes
     words_at, of_source = parts_at + WORD * n_parts_of(shape), control.LAMPORT_ROWS * row_bytes
     p_pools, p_at, p_bytes = block.offset("pool_ptrs"), block.offset("lamport_at"), block.offset("lamport_bytes")
-    words, take_part = tagged.make(shape, block, phase), _taking(block, phase)
-    take_tagged, take_tagged_word = words.take_words, words.take_word
+    words, take_part = lamport_words.make(block, phase), _taking(block, phase)
     _, store_batch, _ = copy_to_lanes(read_only=True, store=lamport.store_row)
 
     @device_fn
     def place(params, rank, source):
+        """What can be looked up before the call is known: (address in calls of parity 0, bytes to the other)."""
         pool = u64(load_u64(params + u64(p_pools) + u64(8) * u64(rank)))
         at = u64(u64(load_u64(params + u64(p_at))) + u64(source) * u64(of_source))
         return u64(pool + at), u64(load_u64(params + u64(p_bytes)))
+
+    @device_fn
+    def rows_at(place, epoch):
+        return u64(place[0] + (u64(epoch) & u64(1)) * place[1])
 
     @device_fn
     def row_at(rows, row):
@@ -156,23 +155,6 @@ def make(shape, block, phase):
         ok, _, a, b, c, d = take_part(params, epoch, source, step, u64(0), p, q, r, s)
         return ok, a, b, c, d
 
-    @device_fn
-    def take_words(params, epoch, source, step, p, q, r, s):
-        ok, a, b, c, d = take_tagged(params, epoch, source, step, p, q, r, s)
-        if ok:
-            _put_word_back(p)
-            _put_word_back(q)
-            _put_word_back(r)
-            _put_word_back(s)
-        return ok, a, b, c, d
-
-    @device_fn
-    def take_word(params, epoch, source, at):
-        word = u64(take_tagged_word(params, epoch, source, at))
-        if word != u64(0):
-            _put_word_back(at)
-        return word
-
-    return SimpleNamespace(place=place, rows_at=words.rows_at, row_at=row_at, vector_at=vector_at, word_at=word_at,
+    return SimpleNamespace(place=place, rows_at=rows_at, row_at=row_at, vector_at=vector_at, word_at=word_at,
                            part_at=part_at, put=words.put, put_batch=put_batch, take=take, take_part=take_part,
-                           take_words=take_words, take_word=take_word, row_bytes=row_bytes)
+                           take_words=words.take_words, take_word=words.take_word)

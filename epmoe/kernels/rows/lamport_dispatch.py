@@ -7,11 +7,11 @@ rows are received and not stored.
 
 from types import SimpleNamespace
 
-from epmoe.device import SIM, device_fn, i32, u32
+from epmoe.device import (SIM, block_dim, device_fn, i32, load_i32, thread_idx, u32, u64, warp_broadcast_i32)
 
-from . import lamport_sending, tagged, tagged_dispatch, tagged_sending, token_bits
+from .. import stamps
+from . import exchange, lamport_sending, peers, roles, token_bits
 from .status import ROWS_DISPATCH
-from .tagged_dispatch import never_goes, never_resend
 
 
 def ahead(shape, block):
@@ -45,36 +45,68 @@ def ahead(shape, block):
 
     return SimpleNamespace(are_few=are_few, nothing_known=nothing_known, unprepared=sending.unprepared,
                            prepare=sending.prepare, send=send, receive=sending.receive, erase=sending.erase,
-                           all_few=tagged.all_few(shape, few, told=True))
+                           all_few=peers.all_few(shape, few, told=True))
 
 
 def resending(shape, block, of_block, meeting, mark):
     """Device functions (prepare, goes_this_way, resend) for a dispatch whose layout is known.
 
-    As those of tagged_dispatch.py. A rank without room for its own rows takes them, and stores nothing. Where tagged
-    rows may go instead, it is these that are prepared before the first barrier.
+    prepare(params, num_tokens, my_rank, x): before the first barrier. goes_this_way(notes): the same on all ranks.
+    resend(params, epoch, num_tokens, my_rank, x, row_of, notes, prepared): the rest of the call. Peers announce nothing
+    that it waits for: the counts are known. A rank without room for its own rows takes them, and stores nothing.
     """
     if not shape.lamport:
-        return _never_prepare, never_goes, never_resend
-    sending = lamport_sending.make(shape, block, ROWS_DISPATCH, tagged_sending.in_handle(shape.n_ranks))
-    prepare, prepare_first, by_now = sending.prepare, sending.prepare, tagged_dispatch.prepared_before
-    if shape.tags:
-        prepare_first, by_now = _never_prepare, _prepared_late(prepare)
-    resend = tagged_dispatch.resender(shape, block, of_block, meeting, mark, by_now, sending.send, sending.receive)
-    return prepare_first, tagged.all_few(shape, shape.lamport, told=False), resend
+        return _never_prepare, _never_goes, _never_resend
+    ranks, say_begun, p_capacity = shape.n_ranks, of_block.say_begun, block.offset("capacity")
+    sending = lamport_sending.make(shape, block, ROWS_DISPATCH, _in_handle(ranks))
+    send, receive = sending.send, sending.receive
+    end, (_, _, _, received, _) = exchange.ending(of_block, meeting.await_notes, ROWS_DISPATCH), peers.sums(ranks)
 
-
-def _prepared_late(prepare):
     @device_fn
-    def prepare_now(params, num_tokens, my_rank, x, nothing):
-        return prepare(params, num_tokens, my_rank, x)
+    def resend(params, epoch, num_tokens, my_rank, x, row_of, notes, prepared):
+        if thread_idx() == block_dim() - 1:
+            say_begun(params)
+        if roles.is_clerk():
+            end(params, epoch, my_rank, notes)
+        else:
+            n_rows = i32(warp_broadcast_i32(received(notes, my_rank), i32(ranks - 1)))
+            has_room = n_rows <= i32(load_i32(params + u64(p_capacity)))
+            send(params, epoch, num_tokens, my_rank, x, row_of, prepared)
+            mark(params, stamps.SENT)
+            receive(params, epoch, num_tokens, my_rank, x, row_of, notes, has_room, prepared)
+        mark(params, stamps.LEFT)
 
-    return prepare_now
+    return sending.prepare, peers.all_few(shape, shape.lamport, told=False), resend
+
+
+def _in_handle(ranks):
+    """Device function (row_of, token, lane) -> number of the token's row among those for rank `lane`, -1 for none.
+
+    row_of: address of a handle's array.
+    """
+    @device_fn
+    def number(row_of, token, lane):
+        row = i32(-1)
+        if lane < ranks:
+            row = i32(load_i32(u64(row_of) + u64(4) * u64(token * ranks + lane)))
+        return row
+
+    return number
 
 
 @device_fn
 def _nothing():
     return i32(0)
+
+
+@device_fn
+def _never_goes(notes):
+    return False
+
+
+@device_fn
+def _never_resend(params, epoch, num_tokens, my_rank, x, row_of, notes, prepared):
+    return
 
 
 @device_fn
@@ -97,5 +129,5 @@ def _never_erase(params, epoch, num_tokens, my_rank, known, prepared):
     return
 
 
-_NEVER = SimpleNamespace(are_few=never_goes, nothing_known=_nothing, unprepared=_nothing, prepare=_never_prepare,
-                         send=_never_send, receive=_never_receive, erase=_never_erase, all_few=never_goes)
+_NEVER = SimpleNamespace(are_few=_never_goes, nothing_known=_nothing, unprepared=_nothing, prepare=_never_prepare,
+                         send=_never_send, receive=_never_receive, erase=_never_erase, all_few=_never_goes)

@@ -12,8 +12,9 @@ from epmoe.device import (ballot, block_idx, device_fn, ffs, grid_dim, i32, lane
                           warp_broadcast_u64, warp_id)
 from epmoe.layout import ABSENT
 
-from . import lamport, peers, row_flags, tagged, tagged_sending
-from .lamport import NOTHING, PART
+from . import lamport, lamport_words, peers, row_flags
+from .lamport import PART
+from .lamport_words import NOTHING
 from .row_copy import VECTOR, copy_to_lanes
 from .substitutes import substitute, with_words
 
@@ -60,14 +61,21 @@ def make(shape, block, phase, number):
     ranks, row_bytes, words = shape.n_ranks, shape.row_bytes, lamport.make(shape, block, phase)
     place_of, rows_at, row_at, vector_at = words.place, words.rows_at, words.row_at, words.vector_at
     word_at, part_at, put, take_part = words.word_at, words.part_at, words.put, words.take_part
-    n_vectors, n_parts, n_all = row_bytes // VECTOR, lamport.n_parts_of(shape), sum(tagged.words_with(shape))
+    n_vectors, n_parts, n_all = row_bytes // VECTOR, lamport.n_parts_of(shape), sum(lamport_words.words_with(shape))
     units, n_others = n_parts + int(n_all > 0), max(ranks - 1, 1)
     load_batch, store_away, _ = copy_to_lanes(read_only=True, store=store16_relaxed_sys)
     _, store_batch, _ = copy_to_lanes(read_only=True)
-    look, send_more, receive_more = tagged_sending.more(shape, block, words)
-    (_, _, _, received, _), home = peers.sums(ranks), tagged_sending.home_of(block)
+    look, send_more, receive_more = lamport_words.more(shape, block, words)
+    (_, _, _, received, _), home = peers.sums(ranks), lamport_words.home_of(block)
     sends, senders, receives, receivers = _blocks()
-    at_vector = tagged_sending.or_none(vector_at)
+
+    @device_fn
+    def at_vector(row, vector, end):
+        """Where a row has the vector, 0 for one behind the end."""
+        place = u64(0)
+        if vector < end:
+            place = vector_at(row, vector)
+        return place
 
     @device_fn
     def span(part):

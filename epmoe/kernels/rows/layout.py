@@ -3,12 +3,12 @@
 A sending block takes a run of consecutive tokens, a warp a run inside it. Each block tells the others of its rank how
 many it has for whom (columns.py), adds up what those before it told, and numbers its tokens (numbering.py). The clerk
 adds up what all told, first by rank, which all peers wait for, then by expert. Few tokens are looked at by every block,
-so that blocks have nothing to tell each other; then several may share a token.
+so that blocks have nothing to tell each other.
 """
 
 from typing import NamedTuple
 
-from epmoe.device import (any_lane, ballot, block_dim, block_idx, device_fn, i32, int32, lane_id, load_i32, load_u64,
+from epmoe.device import (any_lane, ballot, block_dim, block_idx, device_fn, i32, int32, lane_id, load_u64,
                           n_warps, popc, red_add_release_gpu_i32, shared_add_i32, shared_array, store_i32, syncthreads,
                           syncthreads_or, syncwarp, thread_idx, u32, u64, warp_id, warp_inclusive_sum_i32, warp_sum_i32)
 
@@ -22,14 +22,14 @@ MAX_WARPS = 32
 class Layout(NamedTuple):
     """Device functions made for one kernel; scratch: what allocate() gives.
 
-    allocate() -> shared int32 arrays (by_warp [warp, rank], experts, totals [columns], masks [tokens], own [ranks]).
+    allocate() -> shared int32 arrays (by_warp [warp, rank], experts, totals [columns], masks [tokens]).
     count(params, ids, begun, num_tokens, scratch): the first step of blocks that send and of the clerk -> epoch, as
     goes_on(begun) gives it; 0 also if a block that it waits for does not come. ids: address of ids or of the map.
     totals: tokens for each rank, for the clerk of all blocks, for others of those before them. look_at_few(ids, begun,
     num_tokens, scratch) -> epoch, count_few(params, num_tokens, scratch): its two halves where tokens are few, between
     which masks of all tokens' ranks are there. number(params, ids, epoch, num_tokens, scratch), of blocks that send;
     whether all is well: writes row_of [T, R] (-1 where the token does not go), expert-major also slot_of [T, E], each
-    block those of its tokens; of few tokens the first one's rows are in `own`, -1 without one. Other warps may read
+    block those of its tokens. Other warps may read
     them behind the block's next barrier, and, where blocks share all tokens, a warp those of other blocks behind
     await_numbers(params, epoch, lane) -> whether all have numbered theirs. sum_experts(params, ids, epoch, num_tokens,
     scratch): of the clerk; whether the sums of tokens by expert, of all blocks, are there, behind a barrier: in
@@ -56,7 +56,7 @@ def clear(array, n):
 
 def tokens_of(shape):
     """Device function (num_tokens) -> [first, end) of this block's tokens; none for blocks that do not send."""
-    sending, blocks_a_token = roles.sending(shape), roles.blocks_a_token(shape)
+    sending = roles.sending(shape)
 
     @device_fn
     def tokens_of_block(num_tokens):
@@ -64,36 +64,17 @@ def tokens_of(shape):
         if num_tokens > senders:
             a_block = i32(u32(i32(num_tokens + senders - 1)) // u32(senders))
             at = i32(at * a_block)
-        else:
-            at = i32(u32(at) // u32(blocks_a_token(num_tokens)))
         first = i32(min(at, num_tokens))
         return first, i32(min(i32(first + a_block), num_tokens))
 
     return tokens_of_block
 
 
-def own_row(shape):
-    """Device function (row_of, num_tokens, is_one) -> in lane r the number of the block's only token among rank r's.
-
-    -1 for none. row_of: address of that of a handle.
-    """
-    tokens_of_block, ranks = tokens_of(shape), shape.n_ranks
-
-    @device_fn
-    def load(row_of, num_tokens, is_one):
-        (token, end), lane, row = tokens_of_block(num_tokens), i32(lane_id()), i32(-1)
-        if is_one and token < end and lane < ranks:
-            row = i32(load_i32(u64(row_of) + u64(4) * u64(token * ranks + lane)))
-        return row
-
-    return load
-
-
 def make(shape, block, phase, goes_on):
     """The Layout of one kernel. goes_on: of waits.of_block."""
     ranks, n_experts, n_columns, expert_major = shape.n_ranks, shape.n_experts, shape.n_columns, shape.expert_major
     tokens_of_block, sending, are_shared = tokens_of(shape), roles.sending(shape), roles.sharing(shape)
-    share_of_token, are_few = roles.share_of_token(shape), roles.few(shape)
+    are_few = roles.few(shape)
     groups = routing.groups_of_threads(shape) if expert_major else 1
     count_ranks, number_ranks = (numbering.by_warp if expert_major else numbering.by_thread)(shape, block)
     if expert_major:
@@ -107,7 +88,7 @@ def make(shape, block, phase, goes_on):
     @device_fn
     def allocate():
         return (shared_array(n_by_warp, int32), shared_array(n_by_group, int32), shared_array(n_columns, int32),
-                shared_array(n_few, int32), shared_array(ranks, int32))
+                shared_array(n_few, int32))
 
     @device_fn
     def add_warps(by_warp, rank, lane):
@@ -160,10 +141,10 @@ def make(shape, block, phase, goes_on):
         return not syncthreads_or(not ok)
 
     @device_fn
-    def number_few(rows, num_tokens, masks, totals, own):
+    def number_few(rows, num_tokens, masks, totals):
         """Totals out of the masks of all tokens, a warp a rank, and the numbers of the block's own tokens."""
         lane, rank = i32(lane_id()), i32(warp_id())
-        (mine, end), is_first = tokens_of_block(num_tokens), share_of_token(num_tokens) == 0
+        mine, end = tokens_of_block(num_tokens)
         while rank < ranks:
             total, first = i32(0), i32(0)
             while first < num_tokens:
@@ -173,9 +154,7 @@ def make(shape, block, phase, goes_on):
                 go = u32(ballot(bit != u32(0)))
                 if bit != u32(0):
                     row = i32(total + popc(u32(go & u32(u32(u32(1) << u32(lane)) - u32(1)))))
-                if token == mine and mine < end:
-                    own[rank] = row
-                if token >= mine and token < end and is_first:
+                if token >= mine and token < end:
                     store_i32(rows + u64(4) * u64(token * ranks + rank), row)
                 total, first = i32(total + popc(go)), i32(first + 32)
             if lane == 0:
@@ -184,10 +163,8 @@ def make(shape, block, phase, goes_on):
 
     @device_fn
     def look_at_few(ids, begun, num_tokens, scratch):
-        _, _, _, masks, own = scratch
+        _, _, _, masks = scratch
         token = i32(thread_idx())
-        if token < ranks:
-            own[token] = i32(-1)
         while token < num_tokens:
             masks[token] = i32(mask_of_token(ids, token))
             token = i32(token + block_dim())
@@ -195,8 +172,8 @@ def make(shape, block, phase, goes_on):
 
     @device_fn
     def count_few(params, num_tokens, scratch):
-        _, _, totals, masks, own = scratch
-        number_few(u64(load_u64(params + u64(p_rows))), num_tokens, masks, totals, own)
+        _, _, totals, masks = scratch
+        number_few(u64(load_u64(params + u64(p_rows))), num_tokens, masks, totals)
         syncthreads()
 
     @device_fn
@@ -225,7 +202,7 @@ def make(shape, block, phase, goes_on):
 
     @device_fn
     def count(params, ids, begun, num_tokens, scratch):
-        by_warp, experts, totals, _, _ = scratch
+        by_warp, experts, totals, _ = scratch
         if expert_major:
             return count_many(params, ids, begun, num_tokens, by_warp, experts, totals)
         if are_few(num_tokens):
@@ -255,7 +232,7 @@ def make(shape, block, phase, goes_on):
 
     @device_fn
     def number(params, ids, epoch, num_tokens, scratch):
-        by_warp, experts, totals, _, _ = scratch
+        by_warp, experts, totals, _ = scratch
         if are_few(num_tokens):                 # it is done
             say_numbered(params, epoch, num_tokens)
             return True
@@ -286,7 +263,7 @@ def make(shape, block, phase, goes_on):
 
     @device_fn
     def sum_experts(params, ids, epoch, num_tokens, scratch):
-        _, experts, totals, _, _ = scratch
+        _, experts, totals, _ = scratch
         if expert_major:
             return add_experts(params, epoch, totals, i32(ranks), sending())
         if are_few(num_tokens):

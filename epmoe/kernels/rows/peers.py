@@ -107,3 +107,23 @@ def sums(n_ranks):
         return total
 
     return before_me, arriving, mine_before, received, returned_before_me
+
+
+def all_few(shape, few, *, told):
+    """Device function (notes) -> whether no rank has more than `few` tokens: shape.few, or shape.lamport.
+
+    As they have told in this call, or as the call's handle knows them. All ranks see the same, and every rank that has
+    so few has a kernel for it.
+    """
+    n_ranks = shape.n_ranks
+    n_words = control.experts_at(n_ranks)
+    first, step = (control.TOKENS, n_words) if told else (n_ranks * n_words, 1)
+
+    @device_fn
+    def all_have_few(notes):
+        lane, n = i32(lane_id()), i32(0)
+        if lane < n_ranks:
+            n = i32(notes[first + lane * step])
+        return all_lanes(n <= few) != 0
+
+    return all_have_few

@@ -4,17 +4,16 @@ from epmoe.device import SIM, block_idx, device_fn, grid_dim, i32, n_warps, u32,
 
 TENTHS_SENDING = 5      # of the blocks, where the others expand meanwhile
 FEW = 6 if SIM else 128     # tokens that every block looks at, a thread at one
-BLOCKS_A_TOKEN, BLOCKS_THAT_SHARE = 4, 8        # at most: more have less to do than to begin and to end
-BLOCKS_A_TAGGED_TOKEN = 4   # also of Lamport rows, of which others receive three times as many
+BLOCKS_A_TOKEN = 4          # of Lamport rows, of which others receive three times as many
 
 
 def few(shape):
     """Device function (num_tokens) -> whether every block looks at all tokens; never at a routing map.
 
-    Of those that tagged.py and lamport.py are for always, so that their kernel has no code for many.
+    Of those that lamport.py is for always, so that their kernel has no code for many.
     """
     ever, most = not shape.expert_major, max(FEW, 1)
-    if ever and (shape.tags or shape.lamport) and not SIM:
+    if ever and shape.lamport and not SIM:
         return _always
 
     @device_fn
@@ -24,55 +23,12 @@ def few(shape):
     return are_few
 
 
-def sends_one(shape):
-    """Whether a block that has a token of its own sends it by one_token.py; it may then share it with others."""
-    return not shape.expands and not shape.encode
-
-
-def blocks_for(num_tokens, few):
+def blocks_for(num_tokens, lamport):
     """How many blocks so many tokens give something to send to, or to store on arrival.
 
-    few: tags or lamport of the kernel's shape, the larger one.
+    lamport: of the kernel's shape.
     """
-    if few and num_tokens <= few:
-        return BLOCKS_A_TAGGED_TOKEN * max(num_tokens, 1)
-    return max(num_tokens, min(BLOCKS_A_TOKEN * num_tokens, BLOCKS_THAT_SHARE))
-
-
-def has_one(shape):
-    """Device function (num_tokens) -> whether this block sends one token at most by one_token.py, or a share of one."""
-    ever, blocks = sends_one(shape), sending(shape)
-
-    @device_fn
-    def has_one_at_most(num_tokens):
-        return ever and num_tokens <= blocks() and block_idx() < blocks()
-
-    return has_one_at_most
-
-
-def blocks_a_token(shape):
-    """Device function (num_tokens) -> how many blocks share each token, where each has one at most."""
-    ever, blocks, most = sends_one(shape) and not shape.expert_major, sending(shape), max(FEW, 1)
-
-    @device_fn
-    def several(num_tokens):
-        n = i32(1)
-        if ever and num_tokens <= most:
-            n = i32(max(1, i32(u32(blocks()) // u32(max(num_tokens, 1)))))
-        return n
-
-    return several
-
-
-def share_of_token(shape):
-    """Device function (num_tokens) -> which of the blocks that share a token this one is, from 0 on."""
-    several = blocks_a_token(shape)
-
-    @device_fn
-    def share(num_tokens):
-        return i32(u32(block_idx()) % u32(several(num_tokens)))
-
-    return share
+    return BLOCKS_A_TOKEN * max(num_tokens, 1) if lamport and num_tokens <= lamport else num_tokens
 
 
 def sharing(shape):

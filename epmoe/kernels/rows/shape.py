@@ -17,10 +17,9 @@ class RowsShape:
     array of their own (rows) or behind the values (HybridEP). has_probs: whether a float32 for each slot (local expert)
     travels with a row. has_meta: whether ids (or slots of local experts) do. encode: rows are bf16 and become blockwise
     FP8 on their way. dtype: of sums, "bf16", "fp16" or "fp32". p2p_world_size: ranks whose sum is rounded first.
-    expands: rows are expanded by expert while they arrive. tags: tokens of each rank up to which all rows travel in
-    words (tagged.py), or, expert-major, into windows (expert_dispatch.py), for which the kernel has a way of its own;
-    0: it has none. lamport: likewise for rows that need no signals (lamport.py). threads: of a block. trace:
-    whether blocks write stamps.
+    expands: rows are expanded by expert while they arrive. few: expert-major, tokens of each rank up to which rows
+    travel into windows (expert_dispatch.py), for which the kernel has a way of its own; 0: it has none. lamport:
+    likewise for rows that need no signals (lamport.py). threads: of a block. trace: whether blocks write stamps.
     """
 
     n_ranks: int
@@ -37,7 +36,7 @@ class RowsShape:
     dtype: str = "bf16"
     p2p_world_size: int = 0
     expands: bool = False
-    tags: int = 0
+    few: int = 0
     lamport: int = 0
     trace: bool = False
 

@@ -1,4 +1,4 @@
-"""Taking what says itself that it has come: tagged words (tagged.py), Lamport rows (lamport.py)."""
+"""Polling data that carries its own ready flag: Lamport rows (lamport.py), and their words (lamport_words.py)."""
 
 from epmoe.device import any_lane, device_fn, globaltimer, i32, ld_relaxed_sys_u64, load_u64, u32, u64
 
@@ -12,7 +12,7 @@ def of_four(block, phase, empty, look, is_late):
     """Device function take(params, epoch, source, step, word, p, q, r, s) -> (whether all came, data of word, four).
 
     By a whole warp: each lane waits for what lies at its own four addresses, 0 for none, asked for together. word:
-    address of a tagged word that all lanes wait for besides, 0 for none. source: the rank that writes what the first
+    address of a word of a call that all lanes wait for besides, 0 for none. source: the rank that writes what the first
     address is of; each further one is that of the rank `step` behind. empty(at, tag): what is known before the first
     look. look(at, known, tag): what lies there now. is_late(known, tag): whether it has not come; never true without an
     address. tag: this call's, as u64 above 32 zeros.
