@@ -27,11 +27,12 @@ def expert_outputs(cfg, d, rank, returned):
     return rows
 
 
-def run(cfg, rounds, seed, *, weighted=True, after_step=lambda world, rank: None, fill=0):
+def run(cfg, rounds, seed, *, options=None, scales=None, after_step=lambda world, rank: None, fill=0):
     """Run rounds (strategies.World each) without a reset; ranks that need not wait step in random order.
 
-    Returns a list over rounds of (list of Dispatched, list of results). after_step is called with the state machine's
-    world and the rank that has stepped.
+    options: (world, rank) -> the options of combine_wait; None: the world's router weights. scales: input_scale of each
+    rank, or None. Returns a list over rounds of (list of Dispatched, list of results), and the rounds' tables.
+    after_step is called with the state machine's world and the rank that has stepped.
     """
     rng, machine = np.random.default_rng(seed), World(cfg, fill)
     returned = [tables(cfg, world, seed + i) for i, world in enumerate(rounds)]
@@ -46,15 +47,15 @@ def run(cfg, rounds, seed, *, weighted=True, after_step=lambda world, rank: None
         step = machine.ranks[rank].next_step
         if step == "dispatch_async":
             machine.dispatch_async(rank, world.input_tokens[rank], world.topk_ids[rank],
-                                   claims=int(rng.integers(2**31)))
+                                   input_scale=scales[rank] if scales else 1.0, claims=int(rng.integers(2**31)))
         elif step == "dispatch_wait":
             dispatched[rank] = machine.dispatch_wait(rank)
         elif step == "combine_async":
             d = dispatched[rank]
             machine.combine_async(rank, expert_outputs(cfg, d, rank, returned[at[rank]]), d.src_info)
         else:
-            weights = world.router_weights[rank] if weighted else None
-            combined[rank] = machine.combine_wait(rank, router_weights=weights)
+            given = options(world, rank) if options else dict(router_weights=world.router_weights[rank])
+            combined[rank] = machine.combine_wait(rank, **given)
             at[rank] += 1
         after_step(machine, rank)
     assert at == [len(rounds)] * cfg.n_ranks, "ranks that step in legal orders never wait for ever"

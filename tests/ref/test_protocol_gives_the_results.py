@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from protocol_rounds import expert_outputs, run
 from small_worlds import FORMAT_IDS, FORMATS, as_bytes, assert_same, config, every_option, world
 
-from epmoe_ref import EPConfig, canonical, combine, dispatch, strategies
+from epmoe_ref import EPConfig, add_rn, canonical, combine, dispatch, fma_rn, mul_rn, strategies
 from epmoe_ref.protocol import World
 
 
@@ -16,14 +16,34 @@ def assert_equal(got, want):
     assert np.array_equal(as_bytes(got), as_bytes(want))
 
 
-def assert_rounds(cfg, rounds, seed, weighted):
-    results, returned = run(cfg, rounds, seed, weighted=weighted, fill=0xA5)
+def weight(token, k, table, factor):
+    return mul_rn(table[token, k], factor)
+
+
+def epilogue(token, col, value, bias):
+    return add_rn(fma_rn(value, np.float32(1.25), bias[col]), token)
+
+
+def options_of(kind, cfg, world, rank):
+    """The options of combine for all ranks (rank None), or for one: router weights in three ways, and an epilogue."""
+    def own(of_ranks):
+        return of_ranks if rank is None else of_ranks[rank]
+
+    bias = np.linspace(-2, 2, cfg.hidden, dtype=np.float32)
+    return {"unreduced": dict(router_weights=None), "array": dict(router_weights=own(world.router_weights)),
+            "function": dict(router_weights=weight, router_weights_args=(own(world.router_weights), 0.5)),
+            "epilogue": dict(router_weights=own(world.router_weights), epilogue=epilogue, epilogue_args=(bias,))}[kind]
+
+
+def assert_rounds(cfg, rounds, seed, kind="array", scales=None):
+    results, returned = run(cfg, rounds, seed, options=lambda world, rank: options_of(kind, cfg, world, rank),
+                            scales=scales, fill=0xA5)
     for one, (dispatched, combined), tables in zip(rounds, results, returned):
-        want = dispatch(cfg, one.input_tokens, one.topk_ids)
+        want = dispatch(cfg, one.input_tokens, one.topk_ids, input_scale=scales or 1.0)
         for got, wanted in zip(dispatched, want):
             assert_same(canonical(got), wanted)
         outputs = [expert_outputs(cfg, d, rank, tables) for rank, d in enumerate(want)]
-        wanted = combine(cfg, outputs, want, router_weights=one.router_weights if weighted else None)
+        wanted = combine(cfg, outputs, want, **options_of(kind, cfg, one, None))
         for got, value in zip(combined, wanted):
             assert_equal(got, value)
 
@@ -34,7 +54,9 @@ def test_random_worlds_of_all_formats_and_options(data):
     cfg = data.draw(strategies.configs())
     one_round = strategies.worlds(cfg, kinds=("integers", "normal"))
     rounds = [data.draw(one_round) for _ in range(data.draw(st.integers(1, 3)))]
-    assert_rounds(cfg, rounds, data.draw(st.integers(0, 2**31)), cfg.fused_shared_expert or data.draw(st.booleans()))
+    kinds = ["array", "function", "epilogue"] + ["unreduced"] * (not cfg.fused_shared_expert)
+    scales = [data.draw(st.sampled_from([0.25, 1.0, 3.0])) for _ in range(cfg.n_ranks)]
+    assert_rounds(cfg, rounds, data.draw(st.integers(0, 2**31)), data.draw(st.sampled_from(kinds)), scales)
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=FORMAT_IDS)
@@ -42,7 +64,7 @@ def test_every_format_with_and_without_shared_expert_and_exchange(form):
     for seed, cfg in enumerate(every_option(*form)):
         x, ids = world(cfg, seed, num_tokens=[3, 0, 7, 5])
         weights = [np.linspace(-1, 1, i.size, dtype=np.float32).reshape(i.shape) for i in ids]
-        assert_rounds(cfg, [strategies.World(cfg, x, ids, weights)] * 2, seed, True)
+        assert_rounds(cfg, [strategies.World(cfg, x, ids, weights)] * 2, seed)
 
 
 def test_several_p2p_worlds_and_input_scales_and_functions():
