@@ -6,7 +6,6 @@ file or a library is missing, an unexpected error); 130 after Ctrl-C, 141 if the
 
 import argparse
 import difflib
-import math
 import os
 import re
 import sys
@@ -18,6 +17,7 @@ from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 EQUAL, DIFFERS, CANNOT_RUN = 0, 1, 2
 CUT_SHORT = 141         # what a shell says of a program whose reader went away
 INTERRUPTED = 130       # and of one that was stopped by Ctrl-C
+MOST_SECONDS = 1e9      # 31 years
 OPTION_OF = {"n_ranks": "--ranks", "n_experts": "--experts", "max_tokens_per_rank": "--tokens",
              "p2p_world_size": "--p2p-world-size", "token_format": "--format"}
 
@@ -46,8 +46,9 @@ def positive_seconds(text):
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a positive number of seconds, for instance 30")
+    if not 0 < value <= MOST_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a positive number of seconds, for instance 30, and at most "
+                                         f"{MOST_SECONDS:g}")
     return value
 
 

@@ -4,6 +4,7 @@ A file is an .npz with topk_ids (N, top_k) of a whole batch, and optionally x (N
 rank_offsets (n_ranks + 1) where each rank's tokens begin, and n_experts.
 """
 
+import os
 from dataclasses import dataclass
 from zipfile import is_zipfile
 
@@ -126,17 +127,21 @@ class Batch:
 def _arrays(path):
     """{name: array} of those members of an .npz that mean something here."""
     try:
+        if os.path.exists(path) and not os.path.isfile(path):       # a pipe or a device may have no end
+            raise EPValueError(f"{path} is not a file that holds an .npz")
         with open(path, "rb") as file:
             if is_zipfile(file):
                 with np.load(file, allow_pickle=False) as members:
                     return {name: members[name] for name in members.files if name in MEMBERS}, members.files
+    except EPValueError:
+        raise
     except OSError as error:
         raise EPValueError(f"{path} cannot be read: {error.strerror or error}") from None
     except Exception as error:      # a damaged file fails in NumPy's, zipfile's and zlib's many ways
         raise EPValueError(f"{path} cannot be read as an .npz file of numbers: {type(error).__name__}: "
                            f"{' '.join(str(error).split())}") from None
-    raise EPValueError(f"{path} cannot be read as an .npz file: np.savez(\"FILE.npz\", topk_ids=ids, n_experts=64) "
-                       "writes one")
+    raise EPValueError(f"{path} cannot be read as an .npz file: np.savez(\"FILE.npz\", topk_ids=ids, x=x, "
+                       "topk_weights=weights) writes one")
 
 
 def load(path):

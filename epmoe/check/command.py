@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import threading
+import traceback
 
 from epmoe_ref.errors import EPError, EPValueError
 
@@ -124,7 +125,7 @@ def _check(name, arguments, said, records):
 
 
 def _as_rank(name, arguments, tell):
-    """The Report of an implementation with one rank a process, of which this is one; a hang ends all of them."""
+    """The Report of an implementation with one rank a process, of which this is one; a hang or an error ends all."""
     from epmoe.check.conformance import check
     from epmoe.check.implementation import load
     from epmoe.check.ranks import ranks_of, started_with_others
@@ -153,6 +154,12 @@ def _as_rank(name, arguments, tell):
 
     try:
         return check(implementation, ranks=ranks, only=arguments.only, name=name, tell=tell, begin=begin)
+    except EPError:
+        raise
+    except Exception as error:      # the other ranks wait for this one: all end, as the launcher sees to
+        traceback.print_exc()
+        sys.stderr.write(f"epmoe check: {name} differs: it raised {type(error).__name__}: {error}; all ranks end\n")
+        sys.exit(DIFFERS)
     finally:
         end()
         ranks.close()

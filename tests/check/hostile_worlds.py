@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 from numpy_world import NumpyWorld
+from per_rank_worlds import OneRank
 
 
 class Exits(NumpyWorld):
@@ -109,3 +110,13 @@ class NoTuple(NumpyWorld):
 class ServesNothing(NumpyWorld):
     token_formats = ("mxfp8",)
     combine_dtypes = ()
+
+
+class HangingRank(OneRank):
+    def dispatch(self, input_tokens, topk_ids, **options):
+        time.sleep(1000)
+
+
+class LeavingRank(OneRank):
+    def dispatch(self, input_tokens, topk_ids, **options):
+        sys.exit(0)

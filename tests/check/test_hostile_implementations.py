@@ -7,7 +7,7 @@ import pytest
 from epmoe.check import check
 from epmoe.check.implementation import whole
 from epmoe_ref.errors import EPValueError
-from test_check_command import run
+from test_check_command import mpirun, run
 from test_pytest_plugin import pytest_run
 
 
@@ -30,9 +30,19 @@ def test_one_that_hangs_in_a_case_is_told_so_and_the_other_cases_run():
     assert [d["says"] for d in differences] == ["did not return within 6 s (--timeout)"]
 
 
+@pytest.mark.parametrize(("name", "says"), [
+    ("HangingRank", "'one slot' did not return within 4 s (--timeout); all ranks end"),
+    ("LeavingRank", "differs: it raised RuntimeError: the implementation ended the process: sys.exit(0)")])
+def test_ranks_in_processes_that_hang_or_leave_differ(name, says):
+    result = run("check", f"hostile_worlds:{name}", "--only", "one slot", "--timeout", "4",
+                 launcher=(mpirun(), "-n", "2"), python=("-m", "mpi4py", "-m", "epmoe"))
+    assert result.returncode == 1 and says in result.stderr and "PASS" not in result.stdout, result.stderr
+
+
 def test_one_that_hangs_always_is_given_up():
     result = run("check", "hostile_worlds:HangsAlways", "--ranks", "2", "--timeout", "0.5", "--quiet")
-    assert result.returncode == 1 and result.stdout.splitlines()[-1].startswith("FAIL hostile_worlds:HangsAlways: 3 of 3")
+    verdict = result.stdout.splitlines()[-1]
+    assert result.returncode == 1 and verdict.startswith("FAIL hostile_worlds:HangsAlways: 3 of 3"), result.stdout
 
 
 def one_case(implementation, only="uneven ranks"):

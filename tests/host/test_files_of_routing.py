@@ -164,8 +164,11 @@ def test_a_dump_is_written_to_the_path_that_was_given_and_never_over_the_input(c
 def test_a_file_that_is_no_npz_is_explained(capsys, tmp_path):
     path = tmp_path / "x.npz"
     path.write_text("hello")
-    status, out = shown(capsys, "--input", str(path))
-    assert status == 2 and "cannot be read as an .npz" in out.err
+    os.mkfifo(tmp_path / "pipe")
+    for file, said in ((path, "cannot be read as an .npz"), (tmp_path, "is not a file"), ("/dev/zero", "is not a file"),
+                       (tmp_path / "pipe", "is not a file"), (tmp_path / "nothing", "No such file")):
+        status, out = shown(capsys, "--input", str(file))
+        assert status == 2 and said in out.err and len(out.err.splitlines()) == 1, out.err
 
 
 def test_the_least_number_of_experts_that_holds_the_ids(tmp_path):
