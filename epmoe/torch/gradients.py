@@ -1,14 +1,12 @@
 """Which arguments ask for gradients, and where there are none to be had."""
 
-import torch
-
-from epmoe.torch.over_ranks import leaves_of
+from epmoe.torch.over_ranks import asks_for_gradient, leaves_of
 from epmoe_ref.errors import EPValueError
 
 
 def ask_for_gradients(given):
     """Whether a tensor, or one of those in lists, requires a gradient."""
-    return any(isinstance(one, torch.Tensor) and one.requires_grad for one in leaves_of(given))
+    return any(map(asks_for_gradient, leaves_of(given)))
 
 
 def refuse_gradients(what, *given):

@@ -15,12 +15,24 @@ class WorldFunction(torch.autograd.Function):
     @classmethod
     @torch.compiler.disable     # what it does, torch.compile cannot look into: it compiles what is before and behind
     def apply(cls, *arguments):
-        """forward(ctx, *arguments), with a backward for every tensor in them that asks for a gradient."""
+        """forward(ctx, *arguments), with a backward for every tensor in them that asks for a gradient.
+
+        Where no gradient is wanted forward is called as it is: autograd would take the host more than 10 us a call.
+        """
+        if not (torch.is_grad_enabled() and any(map(asks_for_gradient, leaves_of(arguments)))):
+            return cls.forward(_WithoutGradients(), *arguments)
         if not any(isinstance(a, (list, tuple)) for a in arguments):
             return super().apply(*arguments)
         call = _Call(cls, shape_of(arguments))
         results = call.results_of(_OverRanks.apply(call, *leaves_of(arguments)))
         return results if call.several else results[0]
+
+
+class _WithoutGradients:
+    """The ctx of a forward that no backward follows."""
+
+    def mark_non_differentiable(self, *tensors):
+        """Nothing is differentiable here."""
 
 
 class _Call:
@@ -98,3 +110,8 @@ def leaves_of(value):
     if isinstance(value, (list, tuple)):
         return [leaf for one in value for leaf in leaves_of(one)]
     return [value]
+
+
+def asks_for_gradient(given):
+    """Whether it is a tensor that requires a gradient."""
+    return isinstance(given, torch.Tensor) and given.requires_grad

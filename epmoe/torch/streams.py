@@ -15,17 +15,21 @@ def in_stream_order(group, call, *arguments):
     may free tensors or take their memory away by torch's means, so results are then copied into memory of torch's own;
     a world whose `copies` is True or False says itself whether they are.
     """
-    own = None if device.SIM else _stream_of(group)
-    current = own and torch.cuda.current_stream(group.machine.ordinal)
-    one_stream = own is None or current.cuda_stream == own.cuda_stream
-    if not one_stream:
-        _expect_no_capture_beside(own)
-        own.wait_stream(current)        # the tensors given are written by then
-    made = tensors(call(*arguments))
-    if not one_stream:
-        current.wait_stream(own)        # the results are; and what they were made of may be used again
     copies = getattr(group, "copies", None)
-    return copied(made) if copies or copies is None and not one_stream else made
+    if device.SIM or _raw_stream(group.machine.ordinal) == int(group.stream_of(group.ranks[0]).handle):
+        made = tensors(call(*arguments))
+        return copied(made) if copies else made
+    own, current = _stream_of(group), torch.cuda.current_stream(group.machine.ordinal)
+    _expect_no_capture_beside(own)
+    own.wait_stream(current)            # the tensors given are written by then
+    made = tensors(call(*arguments))
+    current.wait_stream(own)            # the results are; and what they were made of may be used again
+    return copied(made) if copies or copies is None else made
+
+
+def _raw_stream(ordinal):
+    """The handle of torch's current stream; torch.cuda.current_stream() takes the host 4 us more."""
+    return torch._C._cuda_getCurrentRawStream(ordinal)
 
 
 def _expect_no_capture_beside(own):

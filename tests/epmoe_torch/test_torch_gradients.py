@@ -7,6 +7,7 @@ from small_tensors import DEVICE, array, assert_same, group_of, indices, inner, 
 
 from epmoe.torch import (FusedCombine, FusedDispatch, fused_combine, fused_dispatch, fused_dispatch_on_device,
                          hybrid_ep_combine, hybrid_ep_dispatch, init_hybrid_ep_buffer)
+from epmoe.torch import over_ranks
 from epmoe_ref import fused_a2a as reference
 
 WORLDS = {  # tokens of each rank, experts, slots, hidden
@@ -136,3 +137,24 @@ def test_blockwise_fp8_gives_pairs_and_refuses_gradients(sizes):
     rows, probs, scales, *_ = hybrid_ep_dispatch([t.detach() for t in x], maps, None, group, local)
     assert probs is None and {r.dtype for r in rows} == {torch.float8_e4m3fn}
     assert all(torch.equal(r.float() * s, torch.ones_like(r, dtype=torch.float32)) for r, s in zip(rows, scales))
+
+
+def test_without_gradients_forward_is_called_as_it_is_and_gives_the_same(sizes, monkeypatch):
+    """autograd takes the host more than 10 us a call: it is asked only where a gradient is wanted."""
+    def refuse(*arguments):
+        raise AssertionError("autograd was asked")
+
+    _, group, x, ids, probs = rows_world(sizes)
+    wanted = fused_dispatch(x, ids, probs, sizes[1], group)
+    combined, _ = fused_combine(wanted[0], group, wanted[-1])
+    monkeypatch.setattr(over_ranks._OverRanks, "apply", refuse)
+    with pytest.raises(AssertionError, match="autograd was asked"):
+        fused_dispatch(x, ids, probs, sizes[1], group)
+    with torch.no_grad():
+        got = fused_dispatch(x, ids, probs, sizes[1], group)
+    for i in range(4):
+        assert_same(got[i], list(map(array, wanted[i])), f"result {i}")
+    plain = [one.detach() for one in x], ids, [one.detach() for one in probs]
+    again = fused_dispatch(*plain, sizes[1], group)
+    assert_same(fused_combine(again[0], group, again[-1])[0], list(map(array, combined)), "combined")
+    assert all(one.grad_fn is None for one in (*got[0], *again[0]))
