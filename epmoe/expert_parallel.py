@@ -1,11 +1,9 @@
 """ExpertParallel: dispatch and combine for the ranks of this process."""
 
-import math
-
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPStateError, EPValueError
 
-from epmoe.host import memory
+from epmoe.host import inputs, memory
 from epmoe.host.combine_phase import CombinePhase
 from epmoe.host.dispatch_phase import DispatchPhase
 from epmoe.host.dispatched import Dispatched
@@ -25,6 +23,8 @@ class ExpertParallel:
     timeout [s]: after it a wait gives up and PeerTimeout is raised; positive.
     fused: dispatch() and combine() launch the fused kernels; False: the two split kernels in turn.
     Under a LocalWorld every argument and result that differs per rank is a list over ranks.
+    Arrays in host memory may have any strides. Those in GPU memory are used where they lie, never copied: they must be
+    C-contiguous, in rows of whole 16 bytes at a multiple of 16, or they are refused with the remedy.
 
         with ExpertParallel(cfg, LocalWorld(cfg.n_ranks)) as ep:
             d = ep.dispatch(input_tokens, topk_ids)
@@ -42,17 +42,15 @@ class ExpertParallel:
 
     def __init__(self, cfg: EPConfig, world, *, launch=None, timeout=30.0, fused=True, kernels=None):
         _check_config(cfg)
-        if not hasattr(world, "allocate") or not hasattr(world, "launching"):
-            raise EPValueError(f"world is a {type(world).__name__}; a world of epmoe is needed (LocalWorld, MPIWorld, "
-                               "ShmemWorld)")
+        inputs.world("world", world)
         if launch is not None and not hasattr(launch, "grid"):
             raise EPValueError(f"launch is a {type(launch).__name__}; a LaunchConfig(n_sms=...) is needed")
         if cfg.n_ranks != world.n_ranks:
             raise EPValueError(f"EPConfig.n_ranks={cfg.n_ranks} must equal the world's n_ranks={world.n_ranks}: "
                                "make it from world.n_ranks, or start as many ranks")
-        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
-            raise EPValueError(f"timeout={timeout!r} must be a positive number of seconds; there is no endless wait")
-        self.cfg, self.world, self.timeout, self.fused = cfg, world, float(timeout), bool(fused)
+        if getattr(fused, "shape", ()) or fused not in (True, False):
+            raise EPValueError(f"fused={fused!r} must be True or False")
+        self.cfg, self.world, self.timeout, self.fused = cfg, world, inputs.seconds("timeout", timeout), bool(fused)
         self._engine = Engine(cfg, world, launch, self.timeout, kernels)
         self._rounds, self._capture = self._engine.rounds, self._engine.capture
         self._dispatch = DispatchPhase(self._engine)
@@ -194,6 +192,7 @@ class ExpertParallel:
         (width / 128, rows), transposed). limit, alpha: the clamped variant; see epmoe_ref.fused_silu, with which it
         agrees within one bf16 ulp (FP8: one code). Rows past the exact number are unspecified. Errors: EPValueError.
         """
+        self._expect_open("fused_silu")
         return self._of_ranks(self._silu(gate_up, d, output_format, limit, alpha))
 
     def check(self):
@@ -203,8 +202,7 @@ class ExpertParallel:
     @part_of_round
     def reset(self):
         """Put all counters, flags and the order of calls back to the beginning. Collective: every rank must call it."""
-        if self._rounds.state == "closed":
-            raise EPStateError("reset: this ExpertParallel is closed: make a new one")
+        self._expect_open("reset")
         self._engine.reset()
         self._sent = self._returned = None
 
@@ -225,6 +223,7 @@ class ExpertParallel:
         name: of epmoe.layout.regions (dispatch_recv_buf, dispatch_recv_count, ...), or a counter region (reserved, A,
         ...). rank: default the first of this process. Errors: EPValueError, which lists the names.
         """
+        self._expect_open("region")
         rank = self.world.ranks[0] if rank is None else rank
         if rank not in self.world.ranks:
             raise EPValueError(f"rank={rank} is not of this process, which has {list(self.world.ranks)}")
@@ -235,6 +234,7 @@ class ExpertParallel:
 
         Needs launch=LaunchConfig(trace=True); waits for the kernels. What the marks mean: epmoe.kernels.stamps.MARKS.
         """
+        self._expect_open("trace")
         if not self._engine.launch.trace:
             raise EPStateError("trace: the kernels write no stamps; make the ExpertParallel with "
                                "launch=LaunchConfig(trace=True)")
@@ -258,6 +258,10 @@ class ExpertParallel:
 
     def __exit__(self, kind, error, trace):
         self.close(collective=kind is None)
+
+    def _expect_open(self, call):
+        if self._rounds.state == "closed":
+            raise EPStateError(f"{call}: this ExpertParallel is closed: make a new one")
 
     def _expect(self, call):
         self._rounds.expect(call, self._capture())

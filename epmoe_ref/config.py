@@ -116,7 +116,7 @@ def _check_types(cfg: EPConfig) -> None:
     for field in fields(cfg):
         name, value = field.name, getattr(cfg, field.name)
         if field.type in (bool, "bool"):
-            if value not in (True, False):
+            if getattr(value, "shape", ()) or value not in (True, False):
                 raise EPValueError(f"{name}={value!r} must be True or False")
             object.__setattr__(cfg, name, bool(value))
         elif field.type in (str, "str"):

@@ -2,7 +2,8 @@
 
 `group` is a LocalWorld (every argument and result that differs per rank is a list over ranks), or an MPIWorld or a
 ShmemWorld of one p2p world (this rank's own arrays). Arrays come in as NumPy, or from torch and CuPy without a copy;
-results are NumPy arrays in the simulator, DeviceArray on a GPU. `ctx` is any object with attributes; Context is one.
+results are NumPy arrays in the simulator, DeviceArray on a GPU. Arrays in GPU memory must be C-contiguous, or they are
+refused with the remedy (epmoe.torch copies them); those in host memory may have any strides. `ctx` is any object with attributes; Context is one.
 Numbers are those of `epmoe_ref.fused_a2a`, to the bit.
 
 A result and a handle may be kept as long as one likes; what nobody keeps a later call may return again. Calls on a

@@ -4,6 +4,7 @@ import operator
 
 import ml_dtypes
 import numpy as np
+from epmoe_ref.config import MAX_EXPERTS, MAX_INT32
 from epmoe_ref.errors import EPValueError
 
 from epmoe.host import inputs
@@ -124,10 +125,30 @@ def values_and_scales(buffer, name, given):
 def experts_per_rank(num_experts, n_ranks):
     """L, the number of experts a rank has."""
     num_experts = whole("num_experts", num_experts, 1)
+    _at_most("num_experts", num_experts, MAX_EXPERTS)
     if num_experts % n_ranks:
         raise EPValueError(f"num_experts={num_experts} must be a multiple of n_ranks={n_ranks}: each rank has as many "
                            "experts as every other")
     return num_experts // n_ranks
+
+
+def local_experts(value, n_ranks):
+    """num_local_experts, of each rank."""
+    local = whole("num_local_experts", value, 1)
+    _at_most(f"num_local_experts={local} times n_ranks, num_experts", local * n_ranks, MAX_EXPERTS)
+    return local
+
+
+def rows(name, value, least=0):
+    """A number of rows, which kernels count in int32."""
+    number = whole(name, value, least)
+    _at_most(name, number, MAX_INT32)
+    return number
+
+
+def _at_most(name, number, most):
+    if number > most:
+        raise EPValueError(f"{name}={number} must be at most {most}")
 
 
 def ranks_that_fit(n_ranks):

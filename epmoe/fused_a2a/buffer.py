@@ -10,6 +10,7 @@ from epmoe.fused_a2a.heap import Arena, Heap
 from epmoe.fused_a2a.launches import Launches
 from epmoe.fused_a2a.pool import PoolLayout
 from epmoe.fused_a2a.steady import SteadyCalls
+from epmoe.host import inputs
 from epmoe.host.placing import Placing
 from epmoe.host.rounds import REFUSALS, in_short
 from epmoe.kernels.rows import control
@@ -67,7 +68,7 @@ class Buffer:
 
     def __init__(self, group, hidden_bytes=0, *, timeout=30.0, launch=None):
         self.world, self.machine = group, group.machine
-        self.hidden_bytes, self.timeout = hidden_bytes, float(timeout)
+        self.hidden_bytes, self.timeout = hidden_bytes, inputs.seconds("timeout", timeout)
         self.launches = Launches(group, launch)
         self.placing = Placing(self.machine, lambda rank: self.world.stream_of(rank))
         self.ranks = [_Rank(self.machine, rank) for rank in group.ranks]

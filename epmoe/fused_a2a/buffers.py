@@ -7,6 +7,7 @@ from epmoe_ref.errors import EPValueError
 from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.buffer import Buffer
 from epmoe.fused_a2a.expanding import staged_bytes
+from epmoe.host import inputs
 
 
 class _Buffers(weakref.WeakKeyDictionary):
@@ -62,7 +63,9 @@ def _made(buffers, group):
 
 def _expect_world(group):
     """Nothing, if group is a world."""
-    if not hasattr(group, "allocate") or not hasattr(group, "launching"):
+    if isinstance(group, type) or hasattr(group, "allocate"):
+        inputs.world("group", group)
+    else:
         raise EPValueError(f"group is a {type(group).__name__}; a world of epmoe is needed (LocalWorld, MPIWorld, "
                            "ShmemWorld); epmoe.torch also takes process groups of torch.distributed")
 
@@ -110,13 +113,14 @@ def init_hybrid_ep_buffer(group, hidden_dim, seq_len, num_local_experts, num_sms
     multiple of 128) and returns e4m3 values and their scales, which upstream refuses. A larger batch or hidden size
     later makes it grow, on all ranks in the same call; handles stay good.
     """
-    hidden, tokens = arguments.whole("hidden_dim", hidden_dim, 1), arguments.whole("seq_len", seq_len, 1)
-    local = arguments.whole("num_local_experts", num_local_experts, 1)
+    hidden, tokens = arguments.rows("hidden_dim", hidden_dim, 1), arguments.rows("seq_len", seq_len, 1)
     arguments.granted("num_sms_dispatch_api", num_sms_dispatch_api)
     arguments.granted("num_sms_combine_api", num_sms_combine_api)
-    if fp8_dispatch not in (True, False, None):
+    if getattr(fp8_dispatch, "shape", ()) or fp8_dispatch not in (True, False, None):
         raise EPValueError(f"fp8_dispatch={fp8_dispatch!r} must be True or False")
     _expect_world(group)
+    local = arguments.local_experts(num_local_experts, group.n_ranks)
+    arguments.rows("seq_len times n_ranks", tokens * group.n_ranks)
     if _hybrid_ep_buffer.find(group) is not None:
         reset_hybrid_ep_buffer(group)
     buffer = _made(_hybrid_ep_buffer, group)

@@ -48,9 +48,9 @@ def new_dispatch(buffer, key, x, routing_map, probs, num_local_experts, num_perm
     """
     is_exact, world = num_permuted_tokens is None, buffer.world
     arguments.ranks_that_fit(world.n_ranks)
-    local = arguments.whole("num_local_experts", num_local_experts, 1)
+    local = arguments.local_experts(num_local_experts, world.n_ranks)
     pad = arguments.whole("pad_multiple", pad_multiple or 0, 0) or 1
-    limit = None if is_exact else arguments.whole("num_permuted_tokens", num_permuted_tokens, 0)
+    limit = None if is_exact else arguments.rows("num_permuted_tokens", num_permuted_tokens)
     a_world = world.n_ranks if p2p_world_size is None else arguments.whole("p2p_world_size", p2p_world_size, 1)
     if world.n_ranks % a_world:
         raise EPValueError(f"p2p_world_size={a_world} must divide n_ranks={world.n_ranks}")
@@ -140,7 +140,7 @@ def new_cached_dispatch(buffer, key, name, x, handle, num_sms):
     xs = arguments.hidden_rows(buffer, name, x, dtypes=TYPES, n_rows=handle.num_tokens)
     (_, hidden), dtype = xs[0].shape, xs[0].dtype
     buffer.expect_open()
-    row_bytes, n_ranks = hidden * dtype.itemsize, buffer.world.n_ranks
+    row_bytes = hidden * dtype.itemsize
     facts = dict(call="the gradient of hybrid_ep_combine", hidden=hidden, dtype=str(dtype))
     buffer.want_pool(facts, staging_bytes=staged_bytes(handle.capacity, row_bytes, 0), flag_rows=handle.capacity)
     staged = StagingArea(buffer, handle.capacity, row_bytes, 0)

@@ -27,6 +27,11 @@ def result_arrays(rows, hidden, dtype, top_k=0, scales=0):
     return arrays
 
 
+def _native(dtype):
+    """The type in this machine's byte order, which kernels read."""
+    return dtype.newbyteorder("=")
+
+
 class _Target:
     """Where one rank's result of a call is received: a loan of the pool's heap, or the staging area."""
 
@@ -138,7 +143,7 @@ def new_dispatch(buffer, key, x, token_indices, token_probs, num_experts, num_sm
                 loans.append(r.arena.lend("rows handle", of_handle))
             at = loans[i].address
             values.append(dict(
-                x=place(r.rank, "x", xs[i]), ids=place(r.rank, "token_indices", ids[i], None if wide else np.int32),
+                x=place(r.rank, "x", xs[i]), ids=place(r.rank, "token_indices", ids[i], _native(ids[i].dtype) if wide else np.int32),
                 probs=place(r.rank, "token_probs", probs[i]),
                 scales=place(r.rank, "scales", scales[i]) if scales else 0,
                 info=at("info"), counts=at("info") + counts_offset(world.n_ranks), row_of=at("row_of"),

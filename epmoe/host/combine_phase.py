@@ -10,10 +10,13 @@ from epmoe import device
 from epmoe.host import inputs
 from epmoe.host.arrays import view
 from epmoe.host.dispatched import Dispatched
+from epmoe.host.overlaps import expect_apart, on_device
 from epmoe.host.rank_memory import combine_shape
 from epmoe.host.results import Results
 from epmoe.host.user_functions import argument, check_returned, check_signature, of_rank
 from epmoe.kernels import TokenArray, lamport
+
+READ = "src_info", "topk_ids"       # what combine reads of a Dispatched
 
 
 @dataclass(eq=False)
@@ -67,7 +70,7 @@ class CombinePhase:
     def begin(self, sent, expert_outputs, dispatched):
         """Check and place expert outputs and what combine needs of the open round's Dispatched: a list of Returned."""
         engine, world = self.engine, self.engine.world
-        checked = []
+        checked, self._read = [], []
         for r, s, y, d in zip(engine.ranks, sent, inputs.ranks_of(world, "expert_outputs", expert_outputs),
                               inputs.ranks_of(world, "dispatched", dispatched)):
             if not isinstance(d, Dispatched) or d.round is not s:
@@ -76,13 +79,36 @@ class CombinePhase:
                                    f"dispatch returned for rank {r.rank}, whole, trimmed() or numpy()")
             y = inputs.expert_outputs(self.cfg, engine.machine, r.rank, y, self.capacity, lambda d=d: d.n_rows)
             checked.append((r, s, y, d))
+            self._read += on_device((f"expert_outputs of rank {r.rank}", y),
+                                    *((f"{name} of rank {r.rank}", view(getattr(d, name), name)) for name in READ))
         return [self._placed(*one) for one in checked]
 
     def _placed(self, r, s, y, d):
-        place, src_info = self.engine.placing.place, view(d.src_info, "src_info")
-        return Returned(place(r.rank, "expert_outputs", y, lent=s.loan),
-                        place(r.rank, "src_info", src_info, lent=s.loan), min(y.shape[0], src_info.shape[0]),
-                        place(r.rank, "clean topk_ids", view(d.topk_ids, "topk_ids"), lent=s.loan), s.num_tokens)
+        src_info, topk_ids = (self._written_by_dispatch(r, s, d, name) for name in READ)
+        place = self.engine.placing.place
+        return Returned(place(r.rank, "expert_outputs", y, lent=s.loan), src_info, min(y.shape[0], self.capacity),
+                        topk_ids, s.num_tokens)
+
+    def _written_by_dispatch(self, r, s, d, name):
+        """Address of what dispatch wrote, which the Dispatched must still have, as that memory or as a copy."""
+        array, at = view(getattr(d, name), name), s.results.address(name)
+        if array.address == at:
+            return self.engine.placing.place(r.rank, name, array, lent=s.loan)
+        what = f"{name} of the Dispatched of rank {r.rank}"
+        if array.host is None or not s.loan.holds_address(at):
+            raise EPValueError(f"{what} is another array than dispatch wrote: leave it as it was")
+        field = s.loan.fields[name]
+        n = s.num_tokens if name == "topk_ids" else array.shape[0] if array.shape else 0
+        if array.dtype != field.dtype or array.shape != (n, *field.shape[1:]) or n > field.shape[0]:
+            raise EPValueError(f"{what} is {array.dtype} {array.shape}, dispatch wrote {field.dtype} "
+                               f"{(n, *field.shape[1:])}: leave it as it was")
+        own = s.loan.buffer.read(field.dtype, array.shape, field.offset)
+        changed = np.argwhere(array.host != own)
+        if len(changed):
+            row = int(changed[0][0])
+            raise EPValueError(f"{what} was changed: row {row} is {array.host[row].tolist()}, dispatch wrote "
+                               f"{own[row].tolist()}; combine sends rows back by it, so leave it as it was")
+        return at
 
     def reduction(self, sent, router_weights, router_weights_args, epilogue, epilogue_args, elementwise_lambda_fn, out):
         """Check and place everything about the reduction: a list of Reduction."""
@@ -100,6 +126,8 @@ class CombinePhase:
                        zip(engine.ranks, sent, inputs.ranks_of(world, "router_weights", router_weights))]
         if out is not None:
             outs = inputs.ranks_of(world, "out", out)
+            self._read += on_device(*((f"router_weights of rank {r.rank}", w) for r, w in zip(engine.ranks, weights)
+                                      if w is not None))
         options = {"router_weights": function or ("array" if reduced else None), name: last}
         made, shared = [], {}
         for i, (r, s, w, o) in enumerate(zip(engine.ranks, sent, weights, outs)):
@@ -109,6 +137,7 @@ class CombinePhase:
                 self._arguments(r, i, "router_weights_args", router_weights_args),
                 self._arguments(r, i, "epilogue_args", epilogue_args, shared if stores else None), results,
                 s.num_tokens))
+        expect_apart([one for to in made if to.results for one in to.results.outs], self._read)
         made[0].written = {place: array.host for _, place, array in shared.values()
                            if array.host is not None and array.host.flags.writeable}
         i32, f32 = np.int32(0), np.float32(1)

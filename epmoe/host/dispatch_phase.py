@@ -8,6 +8,7 @@ from epmoe_ref.errors import EPValueError
 
 from epmoe.host import inputs
 from epmoe.host.dispatched import ARRAYS, Dispatched
+from epmoe.host.overlaps import expect_apart, on_device
 from epmoe.host.rank_memory import dispatch_arrays
 from epmoe.host.results import Results
 from epmoe.host.user_functions import check_returned, check_signature
@@ -31,6 +32,7 @@ class Sent:
     loan: object
     results: Results | None = None
     place: tuple | None = None
+    read: tuple = ()        # (what it is, Array) of inputs that the kernels read where they lie
     made: dict = field(default_factory=dict)        # arrays by name, when they were first looked at
 
     @property
@@ -74,7 +76,8 @@ class DispatchPhase:
             checked.append((r, x, ids, 1.0 if function else inputs.input_scale(r.rank, scale)))
         place = engine.placing.place
         return [Sent(cfg, r.rank, engine.check, TokenArray(place(r.rank, "input_tokens", x), x.shape[0]),
-                     place(r.rank, "topk_ids", ids, np.int32), scale, function, engine.lent(r.dispatch_pool.lend()))
+                     place(r.rank, "topk_ids", ids, np.int32), scale, function, engine.lent(r.dispatch_pool.lend()),
+                     read=on_device((f"input_tokens of rank {r.rank}", x), (f"topk_ids of rank {r.rank}", ids)))
                 for r, x, ids, scale in checked]
 
     def into(self, sent, out):
@@ -90,6 +93,7 @@ class DispatchPhase:
                 raise EPValueError(f"out of rank {r.rank} has {', '.join(unknown)}, which token_format="
                                    f"{self.cfg.token_format!r} does not produce: leave it None")
             results.append(Results(s.loan, engine.machine, r.rank, arrays))
+        expect_apart([one for result in results for one in result.outs], [one for s in sent for one in s.read])
         for s, result in zip(sent, results):
             s.results = result
 

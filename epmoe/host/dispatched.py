@@ -1,10 +1,11 @@
 """Dispatched: what one rank holds after dispatch, and how many rows there can be at most."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 from epmoe_ref.config import EPConfig
+from epmoe_ref.errors import EPError
 
 from epmoe.host.arrays import first, to_numpy
 
@@ -25,7 +26,7 @@ def _nothing():
     return None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Dispatched:
     """One rank's dispatched tokens: arrays with capacity for the most rows possible; `trimmed()` gives the exact rows.
 
@@ -42,7 +43,10 @@ class Dispatched:
 
     Groups follow each other, and in a group the source ranks; inside an (expert, source rank) segment the order of rows
     is free (epmoe_ref.canonical sorts it). The arrays are NumPy in the simulator and DeviceArray on a GPU, where
-    nothing has waited for the kernels yet. Source: the dispatch_wait_kernel page (docs/pages.md).
+    nothing has waited for the kernels yet. src_info, topk_ids and row_offsets are for reading: combine relies on them.
+    A copy (copy.copy, copy.deepcopy) is as good as the original for combine; a pickle holds NumPy arrays and is of no
+    round. Printing shows the exact rows, and waits for the kernels. Source: the dispatch_wait_kernel page
+    (docs/pages.md).
     """
 
     output_tokens: object
@@ -75,6 +79,31 @@ class Dispatched:
         setattr(self, name, value)
         return value
 
+    def __repr__(self):
+        try:
+            shown = self.trimmed().numpy() if self.row_offsets is not None else self
+        except EPError as error:
+            return f"Dispatched(rank={self.rank}, num_tokens={self.num_tokens}; no rows: {error})"
+        arrays = [f"{name}={array!r}" for name in ARRAYS if (array := getattr(shown, name)) is not None]
+        rows = [] if shown is self else [f"n_rows={self.n_rows}"]
+        return f"Dispatched({', '.join([f'rank={self.rank}', f'num_tokens={self.num_tokens}', *rows])},\n  " + (
+            ",\n  ".join(arrays)) + ")"
+
+    def __copy__(self):
+        return replace(self)
+
+    def __deepcopy__(self, memo):
+        return replace(self, check=None, **self._copies())
+
+    def __reduce__(self):
+        plain = {f.name: None if f.name in ("round", "check") else getattr(self, f.name) for f in fields(self)}
+        return _from_fields, (plain | self._copies(),)
+
+    def _copies(self):
+        """The arrays as NumPy arrays of their own; waits for the kernels and raises what they recorded."""
+        of_all = self.numpy()
+        return {name: None if (array := getattr(of_all, name)) is None else np.array(array) for name in ARRAYS}
+
     @property
     def n_rows(self) -> int:
         """Exact number of rows, padding rows included; the first time it waits for the kernels."""
@@ -97,6 +126,10 @@ class Dispatched:
         if self.check is not None:
             self.check()
         return replace(self, check=None, **{name: to_numpy(getattr(self, name)) for name in ARRAYS})
+
+
+def _from_fields(named):
+    return Dispatched(**named)
 
 
 def _exact(scales, n_rows, row_offsets):

@@ -13,6 +13,7 @@ from epmoe.host.arrays import view
 BF16 = np.dtype(ml_dtypes.bfloat16)
 COMBINE_DTYPE = {"bf16": BF16, "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
 VECTOR_BYTES = 16
+MOST_SECONDS = 1e9      # kernels count nanoseconds in 64 bits
 
 
 def ranks_of(world, what, argument):
@@ -139,6 +140,26 @@ def input_scale(rank, given):
     return scale
 
 
+def seconds(what, value):
+    """A time limit as a float, positive and at most MOST_SECONDS."""
+    is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    if not is_number or not 0 < value <= MOST_SECONDS:
+        raise EPValueError(f"{what}={value!r} must be a positive number of seconds, at most {MOST_SECONDS:g}; there is no "
+                           "endless wait")
+    return float(value)
+
+
+def world(what, given):
+    """A world, made already."""
+    if isinstance(given, type) and hasattr(given, "allocate"):
+        raise EPValueError(f"{what} is the class {given.__name__}; make a world of it: {given.__name__}"
+                           f"({'2' if given.lists else ''})")
+    if not hasattr(given, "allocate") or not hasattr(given, "launching"):
+        raise EPValueError(f"{what} is a {type(given).__name__}; a world of epmoe is needed (LocalWorld, MPIWorld, "
+                           "ShmemWorld)")
+    return given
+
+
 def result(machine, given, shape, dtype, what):
     """An array that a result goes into (out=): shape and dtype must be the result's own; must be writable, C order."""
     a = _array(machine, given, what)
@@ -158,8 +179,12 @@ def _array(machine, given, what):
                            "x.get()), or see `python -m epmoe doctor` for why the GPU is not used")
     if a.device is not None and a.device != machine.ordinal:
         raise EPValueError(f"{what} is on GPU {a.device}, this rank runs on GPU {machine.ordinal}: move it there")
+    if not a.dtype.isnative:
+        raise EPValueError(f"{what} has dtype {a.dtype.str}, whose bytes are not in this machine's order: convert it, "
+                           "x.astype(x.dtype.newbyteorder('='))")
     if not a.is_contiguous:
-        raise EPValueError(f"{what} is not C-contiguous (strides {a.strides} bytes, shape {a.shape}): x.contiguous()")
+        raise EPValueError(f"{what} is not C-contiguous (strides {a.strides} bytes, shape {a.shape}), and arrays in GPU "
+                           "memory are read where they lie: x.contiguous() in torch, cupy.ascontiguousarray(x)")
     if a.address % VECTOR_BYTES and a.dtype.itemsize * a.shape[-1] % VECTOR_BYTES == 0:
         raise EPValueError(f"{what} starts at 0x{a.address:x}, which is no multiple of {VECTOR_BYTES} bytes: copy it")
     return a

@@ -19,6 +19,7 @@ class Results:
             what = f"out: {name} of rank {rank}"
             self._given[name] = inputs.result(machine, array, shape, loan.fields[name].dtype, what)
         self.given = bool(self._given)      # whether some results go into arrays of the caller
+        self.outs = [(f"out: {name} of rank {rank}", array) for name, array in self._given.items()]
 
     def address(self, name):
         """Where the kernel writes the array of that name."""

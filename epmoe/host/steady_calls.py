@@ -20,7 +20,7 @@ import contextlib
 from epmoe import device
 from epmoe.device.captures import CAPTURED, GONE, HELD
 from epmoe.host.arrays import DeviceArray, lent_again
-from epmoe.host.call_keys import arrays_of, combine_key, dispatch_key, forms_of, of_combine, of_dispatch
+from epmoe.host.call_keys import arrays_of, combine_key, dispatch_key, of_combine, of_dispatch
 from epmoe.host.dispatched import Dispatched
 from epmoe.host.elsewhere import Elsewhere
 from epmoe.host.last_results import LastCombine, LastDispatch
@@ -55,7 +55,7 @@ class SteadyCalls:
         self._last_dispatches, self._last_combines = [], []
         self._elsewhere = Elsewhere(self._machine)
         self._made = {}             # (address of memory, tokens) -> result of a combine that is there
-        self._accepted = set()      # what arrays of the caller are like that dispatches were written into
+        self._accepted = set()      # calls with out=, whose arrays are known to share no memory
         self._launches = None
         if self.applies:
             self._forget()          # compiles what starts need, before anybody waits for this rank
@@ -114,7 +114,7 @@ class SteadyCalls:
                         code = self._look(last.held) if start is None else start.begin(last.held)
                     if code != HELD:
                         break
-        elif forms_of(key[-1]) not in self._accepted:
+        elif key not in self._accepted:
             return None
         if code == HELD:
             last = self._lend_dispatch(n) if out is None else self._dispatch_into(n, out)
@@ -156,7 +156,7 @@ class SteadyCalls:
             key, loan = dispatch_key(look(input_tokens), look(topk_ids), input_scale, out), sent[0].loan
             if key is not UNSEEN:
                 if out is not None:
-                    self._accepted.add(forms_of(key[-1]))
+                    self._accept(key)
                 self._remember(_starts(self._dispatches, key), loan.buffer.address, *of_dispatch(key, loan))
 
     def combine(self, sent, expert_outputs, d, router_weights, epilogue, arguments, out):
@@ -200,6 +200,8 @@ class SteadyCalls:
         key = combine_key(of_rank, y, d, weights, router_weights, epilogue, out)
         if key is UNSEEN or y[1][0] != self._capacity:
             self._last_combines.clear()
+            return None
+        if out is not None and key not in self._accepted:
             return None
         for known, starts in self._latest_combines:
             if known == key:
@@ -268,9 +270,16 @@ class SteadyCalls:
         if key is UNSEEN or key[0][1][0] != self._capacity or not all(
                 [lent.holds_address(at) or at == sent[0].results.address("src_info") for at in key[1]]):
             return
+        if out is not None:
+            self._accept(key)
         loan, to = (reduction[0].results.loan, None) if out is None else (None, key[-1][0])
         self._remember(_starts(self._combines, key), loan.buffer.address if to is None else to,
                        *of_combine(key, lent, loan))
+
+    def _accept(self, key):
+        if len(self._accepted) >= MAX_REMEMBERED:
+            self._accepted.clear()
+        self._accepted.add(key)
 
     def close(self):
         """Give back what is kept of the last calls; nothing is remembered any more."""

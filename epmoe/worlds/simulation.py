@@ -21,7 +21,7 @@ def checked(world, own, options):
         if value is not None and (not _is_whole(value) or value < 1):
             raise EPValueError(f"{name}={value!r} must be a whole number, at least 1, or None for the simulator's own")
     for name in SWITCHES:
-        if options.get(name) not in (None, True, False):
+        if getattr(options.get(name), "shape", ()) or options.get(name) not in (None, True, False):
             raise EPValueError(f"{name}={options[name]!r} must be True or False")
     return options
 

@@ -5,7 +5,7 @@ import random
 
 import numpy as np
 
-from epmoe_ref.errors import EPValueError
+from epmoe_ref.errors import EPValueError, UnavailableError
 
 from ..reading import Reading
 from .detector import Detector
@@ -48,8 +48,12 @@ class Buffer:
 
     def __init__(self, machine, nbytes, name, rank, regions):
         self.machine, self.nbytes, self.name, self.rank = machine, int(nbytes), name, rank
-        self._data = aligned_bytes(max(self.nbytes, 1))[:self.nbytes]
-        self._data[:] = POISON
+        try:
+            self._data = aligned_bytes(max(self.nbytes, 1))[:self.nbytes]
+            self._data[:] = POISON
+        except MemoryError:
+            raise UnavailableError("%d bytes for %s of rank %d cannot be had on this machine: choose smaller sizes"
+                                   % (self.nbytes, name, rank)) from None
         self.address = self._data.ctypes.data
         self._span = MEMORY.add(Span(self.address, self.nbytes, name, rank, regions=regions, keep=self._data))
 
