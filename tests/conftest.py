@@ -6,8 +6,10 @@ browser, with the race detector everywhere (CONTRIBUTING.md has a table).
 Also whether tests/epmoe_torch can run: where torch is not installed they are left out, and the run says so.
 """
 
+import contextlib
 import ctypes
 import functools
+import hashlib
 import importlib.util
 import json
 import os
@@ -26,6 +28,8 @@ LONGEST = ["fused_a2a/test_fused_a2a_as_ptx.py", "mutants/test_mutants_are_notic
            "processes/test_a_rank_fails.py", "oracle/test_corner_worlds.py", "shmem/test_shmem_kernels_as_ptx.py",
            "kernels/test_formats_ptx.py", "processes/test_kernels_are_compiled_first.py",
            "host/test_command_line.py", "fused_a2a/test_fused_a2a_kernels.py"]
+
+WORLDS_OF_A_NIGHT = "1000"      # random ones, of tests/fuzz
 
 # Of the simulator's network, whose words they import: on a GPU these are NVSHMEM's, which need not be installed.
 SIMULATED_NETWORK = {"test_network_order.py", "test_ordering_is_needed.py"}
@@ -54,6 +58,8 @@ def wants_gpu(config):
 def pytest_configure(config):
     # Runs before any test module is imported, hence before epmoe.device looks.
     os.environ["EPMOE_DEVICE"] = "gpu" if wants_gpu(config) else "sim"
+    if wants_nightly(config):
+        os.environ.setdefault("EPMOE_FUZZ", WORLDS_OF_A_NIGHT)
     from epmoe.check.ranks import process_number, started_with_others
 
     if config.option.xmlpath and started_with_others():     # under mpirun each rank writes a JUnit file of its own
@@ -163,23 +169,54 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line("tests/epmoe_torch: not run, torch is not installed (pip install 'epmoe[torch]')")
 
 
-@pytest.fixture(scope="session")
-def gpu_side():
-    """Function program -> what it prints, from JSON; it is run with the device layer's GPU side, and needs no GPU.
+def content_of_kernels(program):
+    """A digest of all that decides what a program compiles: the source of kernels, the programs, the compilers."""
+    from importlib import metadata
 
-    A process of its own, because this one has the simulator; once a session for each program.
+    files = [*(ROOT / "epmoe").rglob("*.py"), *(ROOT / "epmoe_ref").rglob("*.py"), *program.parent.glob("*.py")]
+    digest = hashlib.sha256(sys.version.encode())
+    for name in ("numba-cuda", "numba", "llvmlite", "numpy", "nvidia-cuda-nvcc", "nvshmem4py-cu13"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            digest.update(f"{name} {metadata.version(name)};".encode())
+    for path in sorted(files):
+        digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+@pytest.fixture(scope="session")
+def gpu_side(request):
+    """Function (program, *names) -> what it prints, from JSON; it runs with the device layer's GPU side, without a GPU.
+
+    A process of its own, because this one has the simulator; once a session for each program and names. What a program
+    with names (of kernels to compile) printed is kept in pytest's cache as long as no source is another.
     """
     if importlib.util.find_spec("numba_cuda") is None:
         pytest.skip("numba-cuda has no wheels for this system; there is no PTX without it")
 
     @functools.cache
-    def printed_by(program):
+    def printed_by(program, *names):
+        kept = None
+        if names and getattr(request.config, "cache", None):
+            key = hashlib.sha256(repr((content_of_kernels(program), program.name, names)).encode()).hexdigest()
+            kept = request.config.cache.mkdir("epmoe-ptx") / f"{key}.json"
+            if kept.exists():
+                return json.loads(kept.read_text())
         environment = os.environ | {"EPMOE_DEVICE": "gpu",
                                     "PYTHONPATH": os.pathsep.join([str(ROOT), str(program.parent)])}
         environment.pop("NUMBA_ENABLE_CUDASIM", None)
-        done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, env=environment,
+        done = subprocess.run([sys.executable, str(program), *names], capture_output=True, text=True, env=environment,
                               timeout=870)
         assert done.returncode == 0, done.stderr[-4000:]
+        if kept is not None:
+            other = kept.with_suffix(f".{os.getpid()}")
+            other.write_text(done.stdout)
+            other.replace(kept)
         return json.loads(done.stdout)
 
     return printed_by
+
+
+@pytest.fixture(scope="session")
+def tonight(request):
+    """Whether this is the nightly run."""
+    return wants_nightly(request.config)

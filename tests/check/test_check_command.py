@@ -147,6 +147,7 @@ def test_a_whole_world_is_refused_under_mpirun():
     assert "reference has the whole world in one process (per_rank is False)" in result.stderr
 
 
+@pytest.mark.nightly
 def test_without_a_name_under_mpirun_each_process_is_a_rank():
     result = run("check", "--only", "uneven", "--quiet", launcher=(mpirun(), "-n", "2"),
                  python=("-m", "mpi4py", "-m", "epmoe"))

@@ -3,7 +3,7 @@
 from functools import cache
 
 import pytest
-from random_worlds import worlds
+from worlds_of_the_page import worlds
 
 from epmoe.explain import broken, operations, stills, story
 from epmoe.explain.bundle import chapter, source

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from random_worlds import worlds
+from worlds_of_the_page import worlds
 
 from epmoe.explain.bundle import script
 

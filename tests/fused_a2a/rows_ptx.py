@@ -1,4 +1,4 @@
-"""Prints the PTX of the rows kernels as JSON {name: text}; run with EPMOE_DEVICE=gpu in a process of its own."""
+"""Prints the PTX of the rows kernels named as JSON {name: text}; run with EPMOE_DEVICE=gpu in a process of its own."""
 
 import json
 import sys
@@ -31,4 +31,4 @@ def every_kernel():
 
 
 if __name__ == "__main__":
-    json.dump({name: kernel.ptx() for name, kernel in every_kernel()}, sys.stdout)
+    json.dump({name: kernel.ptx() for name, kernel in every_kernel() if name in sys.argv[1:]}, sys.stdout)

@@ -36,7 +36,8 @@ def equal_calls(group, rng, num_tokens, hidden, top_k=3, dtype=BF16, dropped=0.2
     expect_nothing_left(group)
 
 
-@pytest.mark.parametrize("seed, n_sms", [(None, 2), (1, 4), (2, 3)])
+@pytest.mark.parametrize("seed, n_sms", [
+    (None, 2), pytest.param(1, 4, marks=pytest.mark.nightly), pytest.param(2, 3, marks=pytest.mark.nightly)])
 def test_calls_of_any_width_and_of_any_way_leave_nothing_behind(seed, n_sms):
     """Rows of another width each time, so that other rows lie at the same places; calls of many in between."""
     group, rng = group_of(3, n_sms=n_sms, num_threads=64, seed=seed, racecheck=True), np.random.default_rng(seed)

@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
-PROGRAMS = sorted(Path(__file__).parent.glob("checks_of_*.py"))
+# most take long: the shortest two by day
+BY_DAY = ("checks_of_captures", "checks_of_results")
+PROGRAMS = [pytest.param(program, marks=() if program.stem in BY_DAY else pytest.mark.nightly, id=program.stem)
+            for program in sorted(Path(__file__).parent.glob("checks_of_*.py"))]
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.stem)
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_on_a_driver_that_counts(program):
     pytest.importorskip("cuda.bindings")        # not on macOS
     checks = re.findall(r"^def (check_\w+)", program.read_text(), re.MULTILINE)

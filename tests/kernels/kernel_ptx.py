@@ -1,4 +1,7 @@
-"""Prints the PTX of kernels as JSON {name: text}; run with EPMOE_DEVICE=gpu in a process of its own. Needs no GPU."""
+"""Prints the PTX of the kernels named as JSON {name: text}; run with EPMOE_DEVICE=gpu, in a process of its own.
+
+Needs no GPU.
+"""
 
 import json
 import sys
@@ -45,4 +48,4 @@ def every_kernel():
 
 
 if __name__ == "__main__":
-    json.dump({name: kernel.ptx() for name, kernel in every_kernel()}, sys.stdout)
+    json.dump({name: kernel.ptx() for name, kernel in every_kernel() if name in sys.argv[1:]}, sys.stdout)

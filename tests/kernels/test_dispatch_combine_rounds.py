@@ -129,6 +129,7 @@ def assert_clean(world):
             assert (world.read(rank, name) == 2**64 - 1).all(), f"{name} of rank {rank} after a round"
 
 
+@pytest.mark.racecheck
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
 @pytest.mark.parametrize("name", CASES)
 def test_rounds_are_exact_and_leave_the_memory_as_it_was(name, fused):

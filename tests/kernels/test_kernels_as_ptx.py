@@ -30,13 +30,21 @@ NEEDED = {
 }
 
 
+BY_DAY = ("dispatch", "combine_wait", "combine")     # each way of sending and receiving once; at night all
+
+
+def kernels(names):
+    """Parameters of a test: of these kernels, the others than BY_DAY at night."""
+    return [name if name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly) for name in names]
+
+
 @pytest.fixture(scope="module")
-def ptx(gpu_side):
+def ptx(gpu_side, tonight):
     """{kernel: its PTX}"""
-    return gpu_side(HERE / "kernel_ptx.py")
+    return gpu_side(HERE / "kernel_ptx.py", *(NEEDED if tonight else BY_DAY))
 
 
-@pytest.mark.parametrize("name", NEEDED)
+@pytest.mark.parametrize("name", kernels(NEEDED))
 def test_accesses_and_orders_are_in_the_ptx(ptx, name):
     text = ptx[name]
     assert ".target sm_90" in text
@@ -44,12 +52,13 @@ def test_accesses_and_orders_are_in_the_ptx(ptx, name):
         assert re.search(pattern, text), f"{name} has no {pattern}"
 
 
-@pytest.mark.parametrize("name", NEEDED)
+@pytest.mark.parametrize("name", kernels(NEEDED))
 def test_no_local_memory_no_calls_no_double(ptx, name):
     for unwanted in (r"\.local", r"\bcall\b", r"\.f64", r"\bvolatile\b", r"\.func\b"):
         assert not re.search(unwanted, ptx[name]), f"{name} has {unwanted}"
 
 
+@pytest.mark.nightly
 def test_a_combine_without_signals_has_no_release_behind_its_rows(ptx):
     """But for region A, and for the word that it has begun."""
     text = ptx["combine without signals"]
@@ -57,6 +66,6 @@ def test_a_combine_without_signals_has_no_release_behind_its_rows(ptx):
     assert "fence.acq_rel" not in text and not re.search(r"st\.release\.sys", text[text.rindex("st.relaxed.sys"):])
 
 
-@pytest.mark.parametrize("name", ["dispatch_wait", "combine_wait"])
+@pytest.mark.parametrize("name", kernels(["dispatch_wait", "combine_wait"]))
 def test_what_peers_write_is_never_read_through_the_non_coherent_path(ptx, name):
     assert ".nc" not in ptx[name]

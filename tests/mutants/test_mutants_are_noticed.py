@@ -50,6 +50,7 @@ def others(mutant, names):
     return [name for name, world in WORLDS.items() if name not in names and (not rows or isinstance(world, RowsWorld))]
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_a_sample_is_noticed_and_harmless_ones_are_not():
     """Which mutants, and which part of the worlds comes first, differs from version to version of the kernels.

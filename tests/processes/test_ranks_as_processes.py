@@ -12,7 +12,8 @@ from mpirun import ROOT, mpirun, started
 from rank_arrays import config
 
 
-@pytest.mark.parametrize("n_ranks, kind", [(1, "fused"), (2, "split"), (3, "fused"), (4, "split")])
+@pytest.mark.parametrize("n_ranks, kind", [
+    (1, "fused"), (2, "split"), (3, "fused"), pytest.param(4, "split", marks=pytest.mark.nightly)])
 def test_every_rank_has_the_reference_s_results_round_after_round(n_ranks, kind):
     job = mpirun(n_ranks, "rounds_program.py", kind, 3)
     assert job.status == 0, job.output
@@ -25,6 +26,7 @@ def test_verify_is_one_command_under_mpirun():
     assert job.output.count("PASS") == 1 and "4 ranks x 4 experts" in job.output, job.output
 
 
+@pytest.mark.nightly
 def test_verify_all_walks_the_matrix_with_the_ranks_there_are():
     job = mpirun(3, "-m", "epmoe", "verify", "--all", "--sample", "6")
     assert job.status == 0 and "3 ranks x 2 experts" in job.output and "6 cases" in job.output, job.output

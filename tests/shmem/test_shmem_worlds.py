@@ -27,6 +27,7 @@ def mpirun(n_ranks, *command, limit):
     return done.stdout
 
 
+@pytest.mark.nightly
 def test_ranks_as_processes_put_into_each_others_windows():
     said = mpirun(4, HERE / "shmem_worlds_program.py", "1,2,4", 2, limit=100)
     assert all(f"rank {rank} of 4, worlds of {size}: equal" in said for rank in range(4) for size in (1, 2, 4))
