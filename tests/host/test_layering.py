@@ -13,8 +13,9 @@ TOP = ROOT / "epmoe" / "__init__.py"     # names of all layers, imported when th
 
 # From the bottom up; a module may import from its own layer and from those before it.
 LAYERS = [
-    ("epmoe.device",),
-    ("epmoe.layout", "epmoe.kernels", "epmoe.worlds"),  # the layout asks the formats in kernels for their sizes
+    ("epmoe.device", "epmoe.capability"),
+    # the layout asks the formats in kernels for their sizes; plain kernels take the arrays that the host side takes
+    ("epmoe.layout", "epmoe.kernels", "epmoe.worlds", "epmoe.host.arrays", "epmoe.host.dlpack"),
     ("epmoe.host", "epmoe.expert_parallel"),
     ("epmoe.fused_a2a", "epmoe.torch"),
 ]
