@@ -103,14 +103,14 @@ def _await_rows(cfg):
         missing = False
         i = i32(thread_idx())
         while i < n_words:
-            recv_count = u64(inbox.recv_count_p) + u64(8 * i)
-            if waits.signal(recv_count, i, waiter) == u64(MAX_FINITE):
+            if waits.signal(u64(inbox.recv_count_p) + u64(8 * i), i, waiter) == u64(MAX_FINITE):
                 missing = True
-            else:
-                store_u64(recv_count, u64(MAX_FINITE))
             i = i32(i + block_dim())
         if not syncthreads_or(missing):         # what any thread of the block acquired, the flags release
-            block = i32(thread_idx())
+            i, block = i32(thread_idx()), i32(thread_idx())
+            while i < n_words:                  # not before: after a timeout they tell which signals are missing
+                store_u64(u64(inbox.recv_count_p) + u64(8 * i), u64(MAX_FINITE))
+                i = i32(i + block_dim())
             while block < grid_dim():
                 st_release_gpu_i32(word.combine_ready(inbox.ep_counters, block), i32(READY))
                 block = i32(block + block_dim())

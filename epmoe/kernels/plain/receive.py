@@ -107,9 +107,13 @@ def make(cfg) -> ModuleType:
                 missing = True
             else:
                 store_i32(word.a_count(inbox.ep_counters, i), i32(count))
-                store_u64(recv_count, u64(MAX_FINITE))
             i = i32(i + block_dim())
-        return not syncthreads_or(missing)
+        ok = not syncthreads_or(missing)
+        i = i32(thread_idx())
+        while ok and i < local * ranks:         # after a timeout they tell which signals are missing
+            store_u64(u64(inbox.recv_count_p) + u64(8 * i), u64(MAX_FINITE))
+            i = i32(i + block_dim())
+        return ok
 
     @device_fn
     def sum_over_ranks(inbox):

@@ -13,6 +13,7 @@ from ..spin import gives_up
 from ..status import FOR_RECV_COUNT, record_expired
 
 POLLS_PER_LOOK = 32     # polls between two looks at the clock and at FAILED
+LONGER_NS = 1_000_000_000
 
 
 class Waiter(NamedTuple):
@@ -40,13 +41,16 @@ def signal(word, segment, waiter):
 
 @device_fn
 def counter(word, wanted, waiter, waited_for, index):
-    """Waits until a counter that blocks of this rank write is `wanted`, acquired at device scope; whether it was."""
+    """Waits until a counter that blocks of this rank write is `wanted`, acquired at device scope; whether it was.
+
+    It waits longer than `signal`: if a peer stays away, the wait for its signal is the one that is recorded.
+    """
     seen = ld_acquire_gpu_i32(word)
     since = u64(globaltimer())
     polls = 0
     while seen != wanted:
         polls += 1
-        if polls % POLLS_PER_LOOK == 0 and gives_up(waiter.status, since, waiter.timeout_ns):
+        if polls % POLLS_PER_LOOK == 0 and gives_up(waiter.status, since, waiter.timeout_ns + u64(LONGER_NS)):
             record_expired(waiter.status, waiter.phase, waited_for, index, wanted, seen)
             return False
         seen = ld_acquire_gpu_i32(word)
