@@ -22,6 +22,8 @@ class ExpertParallel:
     launch: LaunchConfig; default the device's own.
     timeout [s]: after it a wait gives up and PeerTimeout is raised; positive.
     fused: dispatch() and combine() launch the fused kernels; False: the two split kernels in turn.
+    kernels: "plain", which do what the specification's pages say, word by word, or "fast", with the same results.
+    Default: "fast" on GPUs of compute capability 9.0 and newer, "plain" on others and in the simulator.
     Under a LocalWorld every argument and result that differs per rank is a list over ranks.
     Arrays in host memory may have any strides. Those in GPU memory are used where they lie, never copied: they must be
     C-contiguous, in rows of whole 16 bytes at a multiple of 16, or they are refused with the remedy.
@@ -40,7 +42,8 @@ class ExpertParallel:
     Make a round with the same options before the capture: it compiles the kernels.
     """
 
-    def __init__(self, cfg: EPConfig, world, *, launch=None, timeout=30.0, fused=True, kernels=None):
+    def __init__(self, cfg: EPConfig, world, *, launch=None, timeout=30.0, fused=True, kernels=None,
+                 _factories=None):
         _check_config(cfg)
         inputs.world("world", world)
         if launch is not None and not hasattr(launch, "grid"):
@@ -51,12 +54,14 @@ class ExpertParallel:
         if getattr(fused, "shape", ()) or fused not in (True, False):
             raise EPValueError(f"fused={fused!r} must be True or False")
         self.cfg, self.world, self.timeout, self.fused = cfg, world, inputs.seconds("timeout", timeout), bool(fused)
-        self._engine = Engine(cfg, world, launch, self.timeout, kernels)
+        self._engine = Engine(cfg, world, launch, self.timeout, kernels, _factories)
+        self.kernels = self._engine.kernels
         self._rounds, self._capture = self._engine.rounds, self._engine.capture
         self._dispatch = DispatchPhase(self._engine)
         self._combine = CombinePhase(self._engine, self._dispatch.capacity)
         self._silu = SiluPhase(self._engine, self._dispatch.capacity)
-        self._steady = SteadyCalls(self._engine, self._dispatch.capacity, kernels is None)
+        self._steady = SteadyCalls(self._engine, self._dispatch.capacity,
+                                   self.kernels == "fast" and _factories is None)
         self._sent = self._returned = None  # what the calls of one round pass on
 
     @property

@@ -23,7 +23,8 @@ def stamped_rounds(cfg, world, *, fused, seed, timeout=30.0):
     routed, experts = routed_for(cfg, seed), Experts(cfg, seed)
     of_all = (routed.x, routed.topk_ids, routed.topk_weights)
     x, ids, weights = of_all if world.lists else (a[world.rank] for a in of_all)
-    with ExpertParallel(cfg, world, launch=LaunchConfig(trace=True), fused=fused, timeout=timeout) as ep:
+    with ExpertParallel(cfg, world, launch=LaunchConfig(trace=True), fused=fused, kernels="fast",
+                        timeout=timeout) as ep:
         y, rounds = None, []
         late = [None] * WARM_UP + ([] if world.lists else [*range(world.n_ranks)] * 2) + [None]
         for number, late_rank in enumerate(late):

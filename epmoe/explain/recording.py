@@ -9,7 +9,6 @@ from epmoe.check import compare_combined, compare_dispatched
 from epmoe.device.sim.recorder import Recorder
 from epmoe.expert_parallel import ExpertParallel
 from epmoe.host.arrays import to_numpy
-from epmoe.kernels import LaunchConfig
 from epmoe.routing import Routed
 from epmoe.verify.experts import Experts, reordered
 from epmoe.worlds.local import LocalWorld
@@ -60,11 +59,7 @@ def record(cfg, routed, *, fused=False, seed=0):
     experts = Experts(cfg, seed, INTERMEDIATE)
     world = LocalWorld(cfg.n_ranks, seed=seed, recorder=recorder)
     want = epmoe_ref.dispatch(cfg, routed.x, routed.topk_ids)
-    # The split kernels' story is that of whole messages. One rank has nothing to share; and its few tokens would go a
-    # way of their own, which is not the one that is told; nor is that of a combine without signals.
-    shares = False if cfg.n_ranks == 1 or not fused else None
-    launch = LaunchConfig(shared_payloads=shares, lamport_combine=False)
-    with ExpertParallel(cfg, world, fused=fused, launch=launch) as ep:
+    with ExpertParallel(cfg, world, fused=fused, kernels="plain") as ep:
         held = ep.dispatch(routed.x, routed.topk_ids)
         dispatched = [d.trimmed().numpy() for d in held]
         differences = [

@@ -34,31 +34,22 @@ class Returned:
 class Reduction:
     """How one rank reduces what comes back: compile-time options, placed arguments, and where the result goes.
 
-    results: None with an elementwise_lambda_fn, which stores it itself. written: {name: the caller's array in host
-    memory, into which it may have stored}.
+    stores: whether an elementwise_lambda_fn stores the result itself; then results are not written. written: {name: the
+    caller's array in host memory, into which it may have stored}.
     """
 
     options: dict
     weights: int
     weights_args: tuple
     epilogue_args: tuple
-    results: Results | None
+    results: Results
     num_tokens: int
+    stores: bool
     written: dict = field(default_factory=dict)
-
-    @property
-    def address(self):
-        """Where the kernel writes the result; 0 if it writes none."""
-        return self.results.address("output_tokens") if self.results else 0
-
-    @property
-    def copies(self):
-        """Whether arrays of the caller in host memory wait for `finish`."""
-        return bool(self.written) or self.results is not None and self.results.copies
 
     def output(self):
         """The result array of the caller, or the lent one cut to num_tokens; None if there is none."""
-        return self.results and self.results.array("output_tokens", self.num_tokens)
+        return None if self.stores else self.results.array("output_tokens", self.num_tokens)
 
 
 class CombinePhase:
@@ -131,13 +122,16 @@ class CombinePhase:
         options = {"router_weights": function or ("array" if reduced else None), name: last}
         made, shared = [], {}
         for i, (r, s, w, o) in enumerate(zip(engine.ranks, sent, weights, outs)):
-            results = None if stores else self._results(r, s, reduced, o)
+            loan = engine.lent((r.reduced_pool if reduced else r.unreduced_pool).lend())
+            shape = combine_shape(self.cfg, s.num_tokens, reduced)
+            results = Results(loan, engine.machine, r.rank, {} if o is None else {"output_tokens": o},
+                              {"output_tokens": shape})
             made.append(Reduction(
                 options, 0 if w is None else engine.placing.place(r.rank, "router_weights", w),
                 self._arguments(r, i, "router_weights_args", router_weights_args),
                 self._arguments(r, i, "epilogue_args", epilogue_args, shared if stores else None), results,
-                s.num_tokens))
-        expect_apart([one for to in made if to.results for one in to.results.outs], self._read)
+                s.num_tokens, stores))
+        expect_apart([one for to in made for one in to.results.outs], self._read)
         made[0].written = {place: array.host for _, place, array in shared.values()
                            if array.host is not None and array.host.flags.writeable}
         i32, f32 = np.int32(0), np.float32(1)
@@ -147,11 +141,6 @@ class CombinePhase:
             if f is not None:
                 check_returned(engine.machine, f, what, numbers, of_rank(world, 0, args), [a.type for a in kinds])
         return made
-
-    def _results(self, r, s, reduced, out):
-        loan = self.engine.lent((r.reduced_pool if reduced else r.unreduced_pool).lend())
-        return Results(loan, self.engine.machine, r.rank, {} if out is None else {"output_tokens": out},
-                       {"output_tokens": combine_shape(self.cfg, s.num_tokens, reduced)})
 
     def _check_functions(self, reduced, function, router_weights_args, name, last, epilogue_args):
         if last is not None and not reduced:
@@ -193,7 +182,7 @@ class CombinePhase:
         """combine_wait of every rank."""
         for r, b, to in zip(self.engine.ranks, returned, reduction):
             self.engine.call("combine_wait_kernel", **to.options)(
-                TokenArray(to.address, b.num_tokens), r.address("combine_recv_buf"),
+                TokenArray(to.results.address("output_tokens"), b.num_tokens), r.address("combine_recv_buf"),
                 r.address("combine_recv_count"), r.address("ep_counters"), r.rank, b.topk_ids,
                 router_weights=to.weights, router_weights_args=to.weights_args, epilogue_args=to.epilogue_args,
                 input_tokens=b.expert_outputs, **self.engine.launch_arguments(r, streams[r.rank]))
@@ -203,7 +192,7 @@ class CombinePhase:
         buf = lamport.recv_buf_name(self.cfg, self.engine.launch, reduction[0].options["router_weights"])
         for r, b, to in zip(self.engine.ranks, returned, reduction):
             self.engine.call("combine_kernel", **to.options)(
-                b.expert_outputs, b.src_info, TokenArray(to.address, b.num_tokens),
+                b.expert_outputs, b.src_info, TokenArray(to.results.address("output_tokens"), b.num_tokens),
                 r.address("combine_send_buf"), r.peers(buf), r.peers("combine_recv_count"),
                 r.address("ep_counters"), b.topk_ids, r.rank, n_rows=b.n_rows, router_weights=to.weights,
                 router_weights_args=to.weights_args, epilogue_args=to.epilogue_args,
@@ -211,13 +200,12 @@ class CombinePhase:
 
     def finish(self, reduction):
         """The results of every rank; waits for the kernels only if the caller's host arrays are to be filled."""
-        if any(to.copies for to in reduction):
+        if any(to.written or to.results.copies for to in reduction):
             self.engine.check()
         for to in reduction:
             for place, array in to.written.items():
                 self.engine.placing.fetch(*place, array)
-            if to.results:
-                to.results.finish()
+            to.results.finish()
         if device.SIM:
             self.engine.placing.let_go()
         return [to.output() for to in reduction]

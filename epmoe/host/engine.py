@@ -4,34 +4,58 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from epmoe_ref.config import EPConfig
-from epmoe_ref.errors import EPStateError, EPValueError, PeerTimeout
+from epmoe_ref.errors import EPStateError, EPValueError, PeerTimeout, UnavailableError
 
-from epmoe import device, kernels as standard_kernels, layout
+from epmoe import device, kernels as fast_kernels, layout
+from epmoe.host import plain_kernels
 from epmoe.host.placing import Placing
 from epmoe.host.rank_memory import RankMemory
 from epmoe.host.rounds import REFUSALS, Rounds
 from epmoe.kernels import LaunchConfig, status
 
 FUSED = ("dispatch_kernel", "combine_kernel")
+KERNELS = {"plain": plain_kernels.Factories(), "fast": fast_kernels}
+FAST_FROM = (9, 0)      # compute capability
+
+
+def kernels_named(name, machine):
+    """"plain" or "fast": what was asked for, or None for what suits the machine."""
+    capability = (0, 0) if device.SIM else machine.compute_capability
+    if name is None:
+        return "fast" if capability >= FAST_FROM else "plain"
+    if name not in KERNELS:
+        raise EPValueError(f"kernels={name!r} must be 'plain' or 'fast'; leave it out for what suits the machine")
+    if name == "fast" and not device.SIM and capability < FAST_FROM:
+        raise UnavailableError(f"kernels='fast' needs a GPU of compute capability 9.0 or newer, this one has "
+                               f"{'%d.%d' % capability}: leave it out, and the plain kernels run")
+    return name
 
 
 class Engine:
-    """The machinery behind an ExpertParallel; `ranks` has a RankMemory for each rank of this process."""
+    """The machinery behind an ExpertParallel; `ranks` has a RankMemory for each rank of this process.
 
-    def __init__(self, cfg: EPConfig, world, launch, timeout, kernels):
+    kernels: "plain", "fast" or None. factories: a module of factories in the place of epmoe.kernels, or None.
+    """
+
+    def __init__(self, cfg: EPConfig, world, launch, timeout, kernels, factories):
         self.cfg, self.world, self.machine, self.timeout = cfg, world, world.machine, timeout
         self.launch = LaunchConfig() if launch is None else launch
-        if self.launch.lamport_combine is None:
+        self.kernels = "fast" if factories else kernels_named(kernels, self.machine)
+        if self.kernels == "plain":
+            if self.launch.trace:
+                raise EPValueError("launch=LaunchConfig(trace=True): only the fast kernels write stamps; kernels='fast'")
+            self.launch = replace(self.launch, lamport_combine=False)
+        elif self.launch.lamport_combine is None:
             self.launch = replace(self.launch, lamport_combine=layout.has_lamport_buf(cfg))
         self.rounds = Rounds()
         self.placing = Placing(self.machine, world.stream_of)
-        self._kernels = kernels or standard_kernels
+        self._factories = factories or KERNELS[self.kernels]
         self._calls = {}
         self._captured = []     # loans of captured calls
         if cfg.use_shmem and not getattr(world, "shmem", False):
             raise EPValueError(f"use_shmem=True: {type(world).__name__} does not reach ranks of other p2p worlds here; "
                                "use a ShmemWorld, or a LocalWorld in the simulator")
-        world.agree(cfg, timeout, lamport_combine=self.launch.lamport_combine)
+        world.agree(cfg, timeout, kernels=self.kernels, lamport_combine=self.launch.lamport_combine)
         self._memory = world.allocate(layout.total_bytes(cfg), "epmoe", layout.named_words(cfg), timeout)
         if cfg.use_shmem:
             world.connect(self._memory)
@@ -68,7 +92,7 @@ class Engine:
         key = (factory, *options.items())
         if key not in self._calls:
             launch = self.world.share(self.launch) if factory in FUSED else self.launch
-            self._calls[key] = getattr(self._kernels, factory)(self.cfg, launch, **options)
+            self._calls[key] = getattr(self._factories, factory)(self.cfg, launch, **options)
         return self._calls[key]
 
     def trace(self):

@@ -4,6 +4,7 @@ from functools import lru_cache
 from numbers import Real
 
 import numpy as np
+from epmoe.device import SIM
 from epmoe_ref.errors import EPValueError
 
 CACHED = 128
@@ -40,6 +41,15 @@ def nothing(what, function, value):
     """The value that an output lambda returned, for the simulator: None."""
     if value is not None:
         raise WrongReturn(refusal(what, function, f"a {type(value).__name__}"))
+
+
+@lru_cache(CACHED)
+def checked(what, function):
+    """The function; in the simulator with a look at what each call returns."""
+    if not SIM:
+        return function
+    look = nothing if what == "elementwise_lambda_fn" else number
+    return lambda *arguments: look(what, function, function(*arguments))
 
 
 @lru_cache(CACHED)

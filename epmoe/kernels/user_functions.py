@@ -64,9 +64,7 @@ def bound(fn, types, what):
 
 
 def _valued(fn, what):
-    if SIM:
-        return lambda arguments, words: f32(returned.number(what, fn, fn(*arguments)))
-    of_device = device_fn(fn)
+    of_device = device_fn(returned.checked(what, fn))
 
     @device_fn
     def call(arguments, words):
@@ -76,18 +74,14 @@ def _valued(fn, what):
 
 
 def _storing(fn, what):
-    of_device = device_fn(fn)
+    of_device = device_fn(returned.checked(what, fn))
 
     @device_fn
     def call(arguments, words):
         of_device(*arguments)
         return f32(0)
 
-    def checked(arguments, words):
-        returned.nothing(what, fn, fn(*arguments))
-        return f32(0)
-
-    return checked if SIM else call
+    return call
 
 
 def _bind(call, types, first_word):

@@ -1,15 +1,21 @@
-"""The project's own kernels with one synchronisation taken out, found by what its loss does to a region of memory."""
+"""The plain kernels with one synchronisation taken out, found by what its loss does to a region of memory."""
 
+from importlib import import_module
+
+from epmoe.host.plain_kernels import Factories
 from epmoe.mutants import edited_kernels
-from epmoe.mutants.hunt import attempt
+from epmoe.mutants.page_worlds import PLAIN
 from epmoe.mutants.tokens import mutants_of
-from epmoe.mutants.worlds import WORLDS
+from epmoe.mutants.world_kinds import World
+from epmoe.mutants.world_run import WorldRun
+from epmoe_ref.errors import EPError, RaceError
 
 SEEDS = 4
-ELSEWHERE = ("rows/", "formats/", "swiglu")        # other kernels, and what neither sends nor signals
+FOLDER = "plain/"
+WORLD = World("split", PLAIN, ((5, 3),) * 2)
 
 
-def unordered(region, world="split"):
+def unordered(region):
     """(Mutant, report): the first fence or release whose loss makes a race on the region. Raises LookupError.
 
     Of several schedules the one is taken whose report names the changed line, or else the first.
@@ -18,21 +24,34 @@ def unordered(region, world="split"):
         edits = {mutant.token.file: mutant.apply(edited_kernels.source_of(mutant.token.file))}
         reports = []
         for seed in range(SEEDS):
-            how, report = attempt(WORLDS[world], seed, edits)
-            if how != "race" or not report.startswith(f"data race on {region}["):
+            report = _race(seed, edits)
+            if not report.startswith(f"data race on {region}["):
                 break
             reports.append(report)
             if f"{mutant.token.file.rpartition('/')[2]}:{mutant.token.line} " in report:
                 return mutant, report
         if reports:
             return mutant, reports[0]
-    raise LookupError(f"no fence or release of epmoe/kernels makes a race on {region} in the world {world!r} when it "
-                      "is lost")
+    raise LookupError(f"no fence or release of epmoe/kernels/plain makes a race on {region} when it is "
+                      "lost")
+
+
+def _race(seed, edits):
+    """The report of the race that a run with edited kernels ends with; "" if it ends otherwise."""
+    try:
+        package = edited_kernels.load(edits)
+        plain = import_module(f"{package.__name__}.plain")
+        WorldRun(WORLD, Factories(plain), seed).go()
+    except RaceError as race:
+        return str(race)
+    except EPError:
+        pass
+    return ""
 
 
 def _candidates():
     """Lost fences first, then relaxed releases of system scope, then of device scope."""
-    found = [m for file in edited_kernels.files() if not file.startswith(ELSEWHERE)
+    found = [m for file in edited_kernels.files() if file.startswith(FOLDER)
              for m in mutants_of(file, edited_kernels.source_of(file))]
     lost = [m for m in found if m.token.text.startswith("fence_acq_rel") and m.new == "pass"]
     relaxed = [m for m in found if m.kind == "order" and "_release_" in m.token.text]

@@ -120,13 +120,14 @@ for place in np.ndindex(shape[:3]):
 
 # ## Look into a real one
 #
-# Now the project's own kernels do a dispatch. There is no GPU needed: their
-# source runs under a simulator, all threads of both ranks at once. Afterwards
-# we look at the memory of rank 1, owner of the experts 2 and 3.
-# (shared_payloads=False asks that every message be sent whole.)
+# Now the project's own kernels do a dispatch. No GPU is needed: their source
+# runs under a simulator, all threads of both ranks at once. Afterwards we look
+# at the memory of rank 1, owner of the experts 2 and 3. There are two sets of
+# kernels. The plain ones do what the specification says, word by word. The
+# fast ones give the same results in less time, and take short cuts.
 
-whole = LaunchConfig(shared_payloads=False)
-with ExpertParallel(cfg, LocalWorld(cfg.n_ranks, seed=0), launch=whole) as ep:
+world = LocalWorld(cfg.n_ranks, seed=0)
+with ExpertParallel(cfg, world, kernels="plain") as ep:
     dispatched = ep.dispatch(x, topk_ids)
     recv_buf = ep.region("dispatch_recv_buf", 1).reshape(-1)
 
@@ -162,13 +163,14 @@ print(dispatched[1].numpy().recv_count)
 # ## The same payload twice?
 #
 # Look again at token 1 of rank 0: both of its experts are on rank 1, so its
-# payload came there twice. The project's kernels send it once, in the
-# message to the lowest of the token's experts on a rank. The other messages
+# payload came there twice. The fast kernels send it once, in the message to
+# the lowest of the token's experts on a rank. The other messages
 # are trailers only. Of the 16 bytes of src_info 4 are used; in the next 4 a
 # trailer says where the payload is: 1 + the number of that message, counted
 # through recv_buf. (0 means: here, as it was until now.)
 
-with ExpertParallel(cfg, LocalWorld(cfg.n_ranks, seed=0)) as ep:
+world = LocalWorld(cfg.n_ranks, seed=0)
+with ExpertParallel(cfg, world, kernels="fast") as ep:
     once = ep.dispatch(x, topk_ids)
     places = ep.region("dispatch_recv_buf", 1).reshape(shape)
 held = places[3 - 2, 0]                 # expert 3, from rank 0: 3 slots

@@ -126,9 +126,7 @@ assert (run(with_an_atomic, 0) != run(with_an_atomic, 1)).any()
 # So after dispatch the rows that one rank sent to one expert lie in any
 # order, another one in every run. The specification says so: inside an
 # (expert, source rank) segment the order is free. To compare two results,
-# the project puts both into one form, "canonical". With the real kernels
-# (fused=False: the fused kernel gives so few tokens to one block for each
-# destination, which often keeps them in line):
+# the project puts both into one form, "canonical". With the real kernels:
 
 import ml_dtypes
 import epmoe_ref
@@ -141,7 +139,7 @@ x = [np.tile(np.arange(6)[:, None] + 10 * r, 8).astype(ml_dtypes.bfloat16)
 ids = [np.array([[0, 2], [0, 1], [3, 0], [0, 2], [1, 0], [0, 3]])] * 2
 held, canonical = [], []
 for seed in (0, 1):
-    with ExpertParallel(cfg, LocalWorld(2, seed=seed), fused=False) as ep:
+    with ExpertParallel(cfg, LocalWorld(2, seed=seed), kernels="plain") as ep:
         d = ep.dispatch(x, ids)[0].trimmed().numpy()
     held.append(d.src_info[:6, 0])
     print(f"seed {seed}: expert 0 of rank 0 has tokens {held[-1]} of rank 0")
@@ -188,6 +186,21 @@ for name, counts_claims in (("claimed", True), ("finished", False)):
 # destination rank): `reserved` hands out slots, `finished` counts messages
 # that are completely written. Only `finished` may be waited for, and the
 # words "release" and "acquire" on it are what lesson 4 is about.
+#
+# Here are both in the real kernels, between the halves of a dispatch. Rank 0
+# has sent everything: the count of each (local expert, destination rank) is
+# in both counters. dispatch_wait puts them back to 0, for the next round.
+
+with ExpertParallel(cfg, LocalWorld(2, seed=0), kernels="plain") as ep:
+    ep.dispatch_async(x, ids)
+    sent = {name: ep.region(name, 0) for name in ("reserved", "finished")}
+    ep.dispatch_wait()
+    after = [ep.region(name, 0) for name in sent]
+counts = np.bincount(ids[0].ravel(), minlength=4).reshape(2, 2).T
+for name, held in sent.items():
+    print(f"{name} of rank 0, local experts down, ranks across:", *held)
+    assert (held.reshape(2, 2) == counts).all()
+assert not np.any(after)
 #
 # ## Another way
 #

@@ -236,9 +236,9 @@ assert "data race on message" in report and "the read is relaxed" in report
 # ## The same in the real kernels
 #
 # This chain is dispatch, with recv_count in the place of the flag. The next
-# lines go through the source of this project's kernels, take out one fence
-# or one release after the other, and run the rest in a small world of two
-# ranks, until the loss of one makes a race on recv_buf:
+# lines go through the source of the plain kernels, take out one fence or one
+# release after the other, and run the rest in a small world of two ranks,
+# until the loss of one makes a race on recv_buf:
 
 from epmoe.lessons.broken_kernel import unordered
 

@@ -1,6 +1,6 @@
-"""Rounds of the project's own dispatch with no combine between them: what ExpertParallel refuses to do."""
+"""Rounds of the plain dispatch kernel with no combine between them: what ExpertParallel refuses to do."""
 
-from epmoe import kernels
+from epmoe.host.plain_kernels import Factories
 from epmoe.mutants.page_worlds import PLAIN
 from epmoe.mutants.world_kinds import World
 from epmoe.mutants.world_run import WorldRun
@@ -21,7 +21,7 @@ def outcome(rounds, seed, *, racecheck=True):
     """("ends", "hang" or "race", the report) of these many dispatches in a row under one schedule."""
     world = World("dispatches in a row", PLAIN, ((5, 3),) * rounds, fused=True)
     try:
-        _WithoutCombine(world, kernels, seed, racecheck=racecheck).go()
+        _WithoutCombine(world, Factories(), seed, racecheck=racecheck).go()
     except DeadlockError as error:
         return "hang", str(error)
     except RaceError as error:

@@ -93,7 +93,7 @@ class PublicRun:
         launch = LaunchConfig(*world.shape, **world.launch)
         with np.errstate(all="ignore"):
             expected = rounds(world)
-            with ExpertParallel(world.cfg, self.local, fused=world.fused, launch=launch, kernels=self.kernels) as ep:
+            with ExpertParallel(world.cfg, self.local, fused=world.fused, launch=launch, _factories=self.kernels) as ep:
                 for number, round_ in enumerate(expected, 1):
                     self._round(ep, number, *round_)
                 if ep._engine.launch.trace:

@@ -30,6 +30,8 @@ def add_arguments(parser):
     kernels = options.add_mutually_exclusive_group()
     kernels.add_argument("--fused", dest="fused", action="store_true", default=True, help="fused kernels (the default)")
     kernels.add_argument("--split", dest="fused", action="store_false", help="split kernels")
+    options.add_argument("--kernels", choices=("plain", "fast"), help="the specification's, or the fast ones "
+                         "(default: fast on GPUs of compute capability 9.0 and newer, plain elsewhere)")
     options.add_argument("--poison", action="store_true", help="results are NaN before each round")
     options.add_argument("--seed", type=at_least_zero, default=0, help="of everything that is sent (default 0)")
     options.add_argument("--look-every", type=at_least_one, metavar="M",
@@ -73,15 +75,17 @@ def _config(args, worlds):
 
 def soak(args, cfg, world, say):
     """Rounds until args say enough, or until an error was found: what was done, as a dict."""
+    from epmoe.host.engine import kernels_named
     from epmoe.soak.compiled_first import compile_all
     from epmoe.soak.soak import Soak
 
+    options = dict(fused=args.fused, seed=args.seed, poison=args.poison,
+                   kernels=kernels_named(args.kernels, world.machine))
     say(f"epmoe soak: {cfg.n_ranks} ranks x {cfg.n_local_experts} experts, top-{cfg.top_k}, hidden {cfg.hidden}, at "
         f"most {cfg.max_tokens_per_rank} tokens a rank; {cfg.token_format}, {'fused' if args.fused else 'split'} "
-        f"kernels; {world.machine.describe()}")
+        f"{options['kernels']} kernels; {world.machine.describe()}")
     wanted = args.rounds or (ENDLESS if args.seconds else ROUNDS)
     look_every = args.look_every or LOOK_EVERY
-    options = dict(fused=args.fused, seed=args.seed, poison=args.poison)
     done, begin = 0, time.perf_counter()
     kernels = compile_all(cfg, world, **options)
     ready = time.perf_counter() - begin
@@ -114,7 +118,7 @@ def soak(args, cfg, world, say):
     return {"rounds": done, "errors": wrong, "seconds": round(now - start, 3), "rounds_per_second": round(rate, 1),
             "kernels": kernels[0] if kernels else 0, "kernels_compiled": kernels[1] if kernels else 0,
             "kernels_ready_seconds": round(ready, 3),
-            "ranks": [asdict(f) for f in found], "config": _sizes(cfg), "fused": args.fused, "seed": args.seed,
+            "ranks": [asdict(f) for f in found], "config": _sizes(cfg), "fused": args.fused, "kernels_used": options["kernels"], "seed": args.seed,
             "poison": args.poison, "world": type(world).__name__} | provenance(world.machine)
 
 

@@ -19,10 +19,10 @@ from epmoe.worlds.dry import DryWorld
 def compile_all(cfg, world, **options):
     """Compile what the disk cache lacks and load all kernels of Soak(cfg, world, **options); collective.
 
-    options: fused, seed, poison. Returns (kernels, how many of them other processes compiled, by how many) on the host
-    of rank 0; None in the simulator, which compiles nothing.
+    options: fused, seed, poison, kernels. Returns (kernels, how many of them other processes compiled, by how many) on the host
+    of rank 0; None in the simulator, which compiles nothing, and of plain kernels, which Numba compiles at their launch.
     """
-    if device.SIM:
+    if device.SIM or options["kernels"] == "plain":
         return None
     run = as_words(cfg, **options)
     counts = compiling.ahead(world, ("soak", run), lambda: kernels_of(run), [

@@ -17,16 +17,16 @@ SIMULATOR_BLOCKS, SIMULATOR_THREADS = 2, 64
 class Soak:
     """Rounds over one configuration and one world; a context manager.
 
-    fused: fused kernels. seed: of everything that is sent. poison: results are NaN before each round.
+    fused: fused kernels. seed: of everything that is sent. poison: results are NaN before each round. options: of
+    ExpertParallel.
     """
 
-    def __init__(self, cfg: EPConfig, world, *, fused=True, seed=0, poison=False, timeout=30.0, launch=None,
-                 kernels=None):
+    def __init__(self, cfg: EPConfig, world, *, fused=True, seed=0, poison=False, timeout=30.0, **options):
         if cfg.skip_a2a or cfg.fused_shared_expert or cfg.combine_dtype != "bf16":
             raise EPValueError("a soak checks the exchange between ranks, with bf16 in combine: "
                                "leave skip_a2a, fused_shared_expert and combine_dtype at their defaults")
         self.cfg, self.world, self.machine = cfg, world, world.machine
-        self.ep = ExpertParallel(cfg, world, fused=fused, timeout=timeout, launch=launch, kernels=kernels)
+        self.ep = ExpertParallel(cfg, world, fused=fused, timeout=timeout, **options)
         self.ranks = [RankArrays(cfg, self.machine, rank) for rank in world.ranks]
         # of a round they are asked for four times
         self.tokens = lru_cache(len(self.ranks))(hashing.make(cfg, seed, hashing.plain).tokens)

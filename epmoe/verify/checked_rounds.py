@@ -32,7 +32,8 @@ class Case:
     """What is verified: a configuration, and how its options are used.
 
     weights: router weights as "array", as "function", or "none" (unreduced output). epilogue: with the function above.
-    fused: fused kernels. rounds: how many follow each other on the same buffers, without a host reset.
+    fused: fused kernels. kernels: "plain", "fast", or None for what suits the machine. rounds: how many follow each
+    other on the same buffers, without a host reset.
     """
 
     cfg: EPConfig
@@ -41,11 +42,12 @@ class Case:
     fused: bool = False
     rounds: int = 3
     intermediate: int = 32
+    kernels: str | None = None
 
     def __str__(self):
         c = self.cfg
         parts = [f"{c.token_format}{' slots' if c.fuse_a_scale_preshuffle else ''} tokens",
-                 f"{'fused' if self.fused else 'split'} kernels"]
+                 f"{'fused' if self.fused else 'split'} {f'{self.kernels} ' if self.kernels else ''}kernels"]
         parts += ["skip_a2a"] if c.skip_a2a else []
         parts += [f"p2p worlds of {c.p2p_world_size}"] if c.use_shmem else []
         parts += ["shared expert"] if c.fused_shared_expert else []
@@ -75,13 +77,14 @@ class Round:
         return self.dispatch_differences + self.combine_differences
 
 
-def rounds_of(case, world, routed_rounds, *, seed=0, shown_rank=0, regions=(), timeout=30.0, launch=None, kernels=None):
+def rounds_of(case, world, routed_rounds, *, seed=0, shown_rank=0, regions=(), timeout=30.0, **options):
     """Yield a finished Round for each of the routed batches; stops after the first one with a difference.
 
     Every process has the inputs of all ranks and computes the whole reference; it compares what its own ranks got.
+    options: of ExpertParallel.
     Under the race detector the kernels of a phase run together: a host that looks in between would order them.
     """
-    with ExpertParallel(case.cfg, world, fused=case.fused, timeout=timeout, launch=launch, kernels=kernels) as ep:
+    with ExpertParallel(case.cfg, world, fused=case.fused, timeout=timeout, kernels=case.kernels, **options) as ep:
         for number, routed in enumerate(routed_rounds, 1):
             yield (done := _round(case, ep, Round(number, routed), seed, shown_rank, regions))
             if done.differences:

@@ -11,7 +11,7 @@ import numpy as np
 from epmoe_ref.config import TOKEN_FORMATS, EPConfig
 from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
-from epmoe import routing
+from epmoe import device, routing
 from epmoe.command_line import (DIFFERS, EQUAL, at_least_one, at_least_zero, part_of_all, positive_seconds,
                                 sizes_of_a_world)
 from epmoe.progress import progress
@@ -22,7 +22,7 @@ from epmoe.verify.worlds import Worlds, between
 FORMATS = tuple(TOKEN_FORMATS)
 MAX_DIFFERENCES = 3
 OF_THE_MATRIX = ("part", "compile", "cc", "sample")     # options that mean something with --all only
-WITH_THE_MATRIX = ("all", "ranks", "hidden", "seed", "racecheck", "world", "p2p_world_size", "timeout", "json",
+WITH_THE_MATRIX = ("all", "kernels", "ranks", "hidden", "seed", "racecheck", "world", "p2p_world_size", "timeout", "json",
                    *OF_THE_MATRIX)
 OF_A_FILE = ("experts_per_rank", "top_k", "hidden", "tokens", "rounds")     # what --input's file says
 
@@ -44,6 +44,8 @@ def add_arguments(parser):
     options.add_argument("--preshuffle", action="store_true", help="mxfp4_rows: scales in the slot layout")
     options.add_argument("--combine-dtype", choices=("bf16", "fp16", "fp32"), default="bf16")
     options.add_argument("--fused", action="store_true", help="fused kernels (default: split)")
+    options.add_argument("--kernels", choices=("plain", "fast"), help="the specification's, or the fast ones "
+                         "(default: fast on GPUs of compute capability 9.0 and newer, plain elsewhere)")
     options.add_argument("--shared-expert", action="store_true", help="fuse a shared expert")
     options.add_argument("--skip-a2a", action="store_true", help="every rank holds all tokens, nothing is exchanged")
     options.add_argument("--weights", choices=WEIGHTS, default="array", help="router weights (default array)")
@@ -81,6 +83,7 @@ def add_arguments(parser):
 def run(args, console=None):
     """Run verify with parsed options; the exit status is 0 if every byte agreed, 1 if not, 2 if it cannot be run."""
     _refuse_what_would_be_ignored(args)
+    args.kernels = args.kernels or ("plain" if device.SIM else None)
     if args.all and args.compile:
         from epmoe.verify import matrix
 
@@ -134,7 +137,7 @@ def case_of(args, batch=None):
                    fused_shared_expert=args.shared_expert, skip_a2a=args.skip_a2a,
                    allreduce_world_size=args.ranks if args.skip_a2a else 1,
                    **between(args.p2p_world_size, args.skip_a2a))
-    return Case(cfg, args.weights, args.epilogue, args.fused, args.rounds)
+    return Case(cfg, args.weights, args.epilogue, args.fused, args.rounds, kernels=args.kernels)
 
 
 def batches(case, args, seed, batch):

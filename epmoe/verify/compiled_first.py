@@ -34,7 +34,7 @@ def kernels_of(case, phase):
     """The kernels that one phase of a case launches on a rank."""
     world = DryWorld(case.cfg.n_ranks)
     routed = routing.make(case.cfg, 0)
-    with ExpertParallel(case.cfg, world, fused=case.fused) as ep:
+    with ExpertParallel(case.cfg, world, fused=case.fused, kernels="fast") as ep:
         d = ep.dispatch(routed.x[0], routed.topk_ids[0])
         launched = list(world.machine.kernels)
         if phase == COMBINE:

@@ -12,6 +12,7 @@ from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 from epmoe import device, routing
 from epmoe.command_line import DIFFERS, EQUAL
 from epmoe.device import kernel_cache
+from epmoe.host.engine import kernels_named
 from epmoe.progress import progress
 from epmoe.verify import compiled_first
 from epmoe.verify.checked_rounds import WEIGHTS, Case, rounds_of
@@ -22,10 +23,10 @@ FORMATS = (*((name, False) for name in TOKEN_FORMATS), ("mxfp4_rows", True))
 N_RANKS, EXPERTS_PER_RANK, TOP_K, TOKENS, ROUNDS = 2, 2, 2, 5, 2       # N_RANKS: without --ranks and without mpirun
 
 
-def cases(n_ranks, hidden, p2p_world_size=None):
+def cases(n_ranks, hidden, p2p_world_size=None, kernels=None):
     """Every combination that makes sense: unreduced output has neither shared expert nor epilogue.
 
-    p2p_world_size: of configurations with SHMEM between p2p worlds; None: one p2p world.
+    p2p_world_size: of configurations with SHMEM between p2p worlds; None: one p2p world. kernels: as in a Case.
     """
     for (name, preshuffle), fused, shared, skip, weights, epilogue in itertools.product(
             FORMATS, (False, True), (False, True), (False, True), WEIGHTS, (False, True)):
@@ -34,7 +35,7 @@ def cases(n_ranks, hidden, p2p_world_size=None):
         cfg = EPConfig(n_ranks, n_ranks * EXPERTS_PER_RANK, TOP_K, hidden, TOKENS, token_format=name,
                        fuse_a_scale_preshuffle=preshuffle, fused_shared_expert=shared, skip_a2a=skip,
                        allreduce_world_size=n_ranks if skip else 1, **between(p2p_world_size, skip))
-        yield Case(cfg, weights, epilogue, fused, ROUNDS)
+        yield Case(cfg, weights, epilogue, fused, ROUNDS, kernels=kernels)
 
 
 def check(case, seed, world, timeout=30.0):
@@ -55,6 +56,8 @@ def compile_part(args):
     """Compile a part of the kernels of the matrix; the exit status is 0."""
     if device.SIM:
         raise UnavailableError("--compile needs the compiler for GPUs: set EPMOE_DEVICE=gpu")
+    if args.kernels == "plain":
+        raise EPValueError("--compile is for the fast kernels: the plain ones are compiled by Numba when they are launched")
     # nvshmem4py imports torch where there is one, which takes longer than compiling a kernel
     sys.modules.setdefault("torch", None)
     folder = kernel_cache.folder()
@@ -70,7 +73,7 @@ def compile_part(args):
 
 
 def _chosen(args, n_ranks):
-    chosen = list(cases(n_ranks, args.hidden, args.p2p_world_size))
+    chosen = list(cases(n_ranks, args.hidden, args.p2p_world_size, args.kernels))
     if args.sample:
         chosen = random.Random(args.seed).sample(chosen, min(args.sample, len(chosen)))
     if args.part:
@@ -86,7 +89,7 @@ def walk(args, console, worlds):
     start = time.perf_counter()
     n_ranks = args.ranks or (worlds.n_ranks if worlds.mpi else N_RANKS)
     chosen = _chosen(args, n_ranks)
-    if not device.SIM:
+    if not device.SIM and kernels_named(args.kernels, worlds.make(n_ranks, args.seed).machine) == "fast":
         kernels, compiled, n = compiled_first.compile_all(args, chosen, worlds.make(n_ranks, args.seed))
         if not args.json:
             spent = time.perf_counter() - start
@@ -110,7 +113,8 @@ def _show(console, n_ranks, hidden, results, failed, seconds):
     from rich.table import Table
     from rich.text import Text
 
-    console.print(f"[bold]epmoe verify --all[/bold]  {n_ranks} ranks x {EXPERTS_PER_RANK} experts, top-{TOP_K}, hidden "
+    kernels = f"{results[0][0].kernels} kernels, " if results[0][0].kernels else ""
+    console.print(f"[bold]epmoe verify --all[/bold]  {kernels}{n_ranks} ranks x {EXPERTS_PER_RANK} experts, top-{TOP_K}, hidden "
                   f"{hidden}, {ROUNDS} rounds a case")
     console.print("Cases that equal the reference bit for bit, of all with these options. The others (router weights "
                   "as array, function or none; epilogue or not; shared expert or not) are inside each number.",

@@ -9,9 +9,10 @@ from epmoe import layout
 # Counter regions in the order in which a round uses them
 REGIONS = ("reserved", "finished", "rank_completion", "dispatch_recv_count", "A", "D", "E", "F", "G",
            "combine_recv_count", "combine_ready")
-MEANING = ("reserved counts messages that were begun, recv_count holds the signals that came, A tells combine which "
-           "rows go back. The others do their work inside one kernel, which leaves them at 0: finished counts messages "
-           "that are complete, rank_completion signals to each peer, D to G and combine_ready order the blocks.")
+MEANING = ("reserved counts messages that were begun, finished those that are complete, rank_completion the signals to "
+           "each peer, recv_count holds the signals that came. dispatch_wait resets them, and writes A, which tells "
+           "combine which rows go back. D to G and combine_ready order the blocks of a kernel. The fast kernels use some "
+           "of these words in other ways.")
 LABEL_WIDTH = 19
 GROUPS = 9  # shown at most
 

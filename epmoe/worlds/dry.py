@@ -57,6 +57,7 @@ class DryMachine:
     """Takes a GpuMachine's place where calls are made: `kernels` has what was launched, once each."""
 
     is_simulator = False
+    compute_capability = 9, 0
     ordinal = n_changes = 0
     has_captured = False
     streams = ()

@@ -84,10 +84,10 @@ class MPIWorld:
         return self.n_ranks
 
     def agree(self, cfg, timeout, **options):
-        """Raise, on every rank, unless all ranks gave the same EPConfig and options of LaunchConfig; collective."""
+        """Raise, on every rank, unless all ranks gave the same EPConfig and options of ExpertParallel; collective."""
         of_ranks = self.exchange.gather("configuration", (agreement.fields_of(cfg), options), timeout)
         agreement.same("EPConfig", [fields for fields, _ in of_ranks])
-        agreement.same("LaunchConfig", [options for _, options in of_ranks])
+        agreement.same("ExpertParallel", [options for _, options in of_ranks])
 
     def same(self, what, facts, timeout):
         """Raise, on every rank, unless all ranks have the same facts, a dict; what names it; collective."""

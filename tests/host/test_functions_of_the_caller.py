@@ -4,11 +4,12 @@ import epmoe_ref
 import numpy as np
 import pytest
 from epmoe.host.exact_words import add_rn, mul_rn
-from epmoe_ref.errors import EPStateError, EPValueError
+from epmoe_ref.errors import EPStateError, EPValueError, OutOfBoundsError
 from test_local_rounds import scaled_rows
 from worlds_at_hand import batch, config, parallel
 
-HERE = ["reference", "kernels"]
+KERNELS = ["plain", "fast"]
+HERE = ["reference", *KERNELS]
 
 
 def store(token, col, value, result, bias, counts):
@@ -33,7 +34,8 @@ def run(where, cfg, x, ids, ep=None, **options):
 @pytest.mark.parametrize("spread", [1, 2], ids=["contiguous", "strided"])
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
-def test_an_output_lambda_stores_what_the_reference_stores_and_once(fused, dtype, spread):
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_an_output_lambda_stores_what_the_reference_stores_and_once(kernels, fused, dtype, spread):
     cfg = config(n_ranks=2, n_experts=4, top_k=2, hidden=40, max_tokens_per_rank=5, combine_dtype=dtype)
     x, ids, weights = batch(cfg, 3, [5, 3])
     y = scaled_rows(epmoe_ref.dispatch(cfg, x, ids), 0.5)
@@ -43,7 +45,7 @@ def test_an_output_lambda_stores_what_the_reference_stores_and_once(fused, dtype
     y = [rows.astype({"bf16": rows.dtype, "fp32": np.float32}[dtype]) for rows in y]
     epmoe_ref.combine(cfg, y, d_ref, router_weights=weights, elementwise_lambda_fn=store,
                       epilogue_args=(wanted[0], bias, wanted[1]))
-    with parallel(cfg, fused=fused, seed=7) as ep:
+    with parallel(cfg, kernels=kernels, fused=fused, seed=7) as ep:
         for _ in range(2):
             stored = arrays(x, 40, spread)
             d = ep.dispatch(x, ids)
@@ -56,7 +58,8 @@ def test_an_output_lambda_stores_what_the_reference_stores_and_once(fused, dtype
             assert all((count == 1).all() for count in stored[1])
 
 
-def test_ranks_may_store_into_one_array():
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_ranks_may_store_into_one_array(kernels):
     cfg = config(n_ranks=2, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=4)
     x, ids, weights = batch(cfg, 5, [3, 4])
     shared = np.zeros((2, 4 * 16 + 1), np.float32)[:, 1:].T[::-1].T[:, ::-1]      # its elements are copied and come back
@@ -64,7 +67,7 @@ def test_ranks_may_store_into_one_array():
     def own(token, col, value, table, rank):
         table[rank, token * 16 + col] = value
 
-    with parallel(cfg) as ep:
+    with parallel(cfg, kernels=kernels) as ep:
         d = ep.dispatch(x, ids)
         y = scaled_rows(d, 0.5)
         ep.combine(y, d, weights, elementwise_lambda_fn=own, epilogue_args=(shared, [0, 1]))
@@ -92,10 +95,10 @@ def test_a_value_function_that_returns_no_number_is_refused(what, wrong, where):
     cfg = config(n_ranks=2, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=4)
     x, ids, weights = batch(cfg, 1, [4, 2])
     options = {"router_weights": weights, what: returning(WRONG[wrong])}
-    with parallel(cfg) as ep:
+    with parallel(cfg, kernels=None if where == "reference" else where) as ep:
         with pytest.raises(EPValueError, match=what):
             run(where, cfg, x, ids, ep, **options)
-        if where == "kernels":      # nothing was launched: the round goes on
+        if where != "reference":      # nothing was launched: the round goes on
             assert ep._rounds.state == "dispatched"
 
 
@@ -107,7 +110,8 @@ def test_an_input_scale_that_is_no_number_is_refused(wrong):
         ep.dispatch(x, ids, returning(wrong))
 
 
-def test_a_function_that_returns_nothing_for_some_tokens_ends_the_round():
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_a_function_that_returns_nothing_for_some_tokens_ends_the_round(kernels):
     cfg = config(n_ranks=2, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=4)
     x, ids, weights = batch(cfg, 1, [4, 2])
 
@@ -115,7 +119,7 @@ def test_a_function_that_returns_nothing_for_some_tokens_ends_the_round():
         if token < 2:
             return value
 
-    with parallel(cfg) as ep:
+    with parallel(cfg, kernels=kernels) as ep:
         with pytest.raises(EPValueError, match="epilogue sometimes returns nothing"):
             run("kernels", cfg, x, ids, ep, router_weights=weights, epilogue=sometimes)
         with pytest.raises(EPStateError, match="reset"):
@@ -134,11 +138,13 @@ def test_a_function_that_returns_nothing_for_some_tokens_ends_the_round():
 def test_what_is_no_output_lambda_is_refused(options, told, where):
     cfg = config(n_ranks=2, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=4)
     x, ids, weights = batch(cfg, 1, [4, 2])
-    with parallel(cfg) as ep, pytest.raises(EPValueError, match=told):
+    kernels = None if where == "reference" else where
+    with parallel(cfg, kernels=kernels) as ep, pytest.raises(EPValueError, match=told):
         run(where, cfg, x, ids, ep, **{"router_weights": weights, **options})
 
 
-def test_a_read_only_array_is_not_stored_into():
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_a_read_only_array_is_not_stored_into(kernels):
     cfg = config(n_ranks=2, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=4)
     x, ids, weights = batch(cfg, 1, [4, 2])
     table = np.zeros((4, 16), np.float32)
@@ -147,7 +153,7 @@ def test_a_read_only_array_is_not_stored_into():
     def write(token, col, value, table):
         table[token, col] = value
 
-    with parallel(cfg) as ep:
-        with pytest.raises(TypeError, match="read-only"):
+    with parallel(cfg, kernels=kernels) as ep:
+        with pytest.raises((TypeError, OutOfBoundsError), match="read-only"):
             run("kernels", cfg, x, ids, ep, router_weights=weights, elementwise_lambda_fn=write, epilogue_args=(table,))
     assert not table.any()

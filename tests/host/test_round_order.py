@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from epmoe import EPError, EPValueError, LaunchConfig, PeerTimeout
 from epmoe.check import compare_combined_world
+from epmoe.host.engine import KERNELS
 from epmoe_ref.errors import DeadlockError, EPStateError
 from worlds_at_hand import batch, config, parallel, regions
 
@@ -121,13 +122,11 @@ def test_a_refused_launch_changes_nothing():
 class WithoutDispatchOf:
     """The kernels, but one rank never sends: its dispatch_async is not launched."""
 
-    def __init__(self, silent_rank):
-        self.silent_rank, self.silent = silent_rank, True
+    def __init__(self, silent_rank, kernels=KERNELS["fast"]):
+        self.silent_rank, self.silent, self.kernels = silent_rank, True, kernels
 
     def __getattr__(self, name):
-        from epmoe import kernels
-
-        made = getattr(kernels, name)
+        made = getattr(self.kernels, name)
         if name != "dispatch_async_kernel":
             return made
 
@@ -144,11 +143,12 @@ class WithoutDispatchOf:
         return factory
 
 
-def test_a_silent_rank_is_named_and_reset_helps():
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_silent_rank_is_named_and_reset_helps(name):
     cfg = config(n_ranks=3, n_experts=6)
-    kernels = WithoutDispatchOf(1)
+    kernels = WithoutDispatchOf(1, KERNELS[name])
     x, ids, weights = batch(cfg)
-    with parallel(cfg, kernels=kernels, fused=False, timeout=0.5, expire_waits=True) as ep:
+    with parallel(cfg, _factories=kernels, fused=False, timeout=0.5, expire_waits=True) as ep:
         ep.dispatch_async(x, ids)
         with pytest.raises(PeerTimeout) as error:
             ep.dispatch_wait()
@@ -170,7 +170,7 @@ def test_a_silent_rank_is_named_and_reset_helps():
 def test_a_deadlock_that_the_simulator_proves_is_reported_at_once():
     cfg = config()
     x, ids, _ = batch(cfg)
-    with parallel(cfg, kernels=WithoutDispatchOf(1), fused=False) as ep:
+    with parallel(cfg, _factories=WithoutDispatchOf(1), fused=False) as ep:
         ep.dispatch_async(x, ids)
         with pytest.raises(DeadlockError, match="recv_count"):
             ep.dispatch_wait()

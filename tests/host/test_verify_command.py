@@ -131,7 +131,7 @@ class Forgetful:
 
 
 def test_a_wrong_kernel_fails_with_the_first_difference(capsys, monkeypatch):
-    monkeypatch.setattr(verify, "rounds_of", functools.partial(verify.rounds_of, kernels=Forgetful()))
+    monkeypatch.setattr(verify, "rounds_of", functools.partial(verify.rounds_of, _factories=Forgetful()))
     status, out = shown(capsys, *SMALL)
     assert status == 1 and "FAIL" in out.out and "combine DIFFERS" in out.out and "dispatch equal" in out.out
     text = " ".join(out.out.split())
@@ -148,11 +148,12 @@ def test_a_wrong_kernel_fails_with_the_first_difference(capsys, monkeypatch):
 def test_a_race_is_reported_with_the_seed_that_shows_it_again(capsys, monkeypatch, fused):
     """Signals that release nothing: the messages behind them race, between the halves of a split dispatch too."""
     monkeypatch.setattr(transport, "st_release_sys_u64", transport.st_relaxed_sys_u64)
-    status, out = shown(capsys, *SMALL, "--racecheck", "--seed", "5", "--seeds", "2", *fused)
+    status, out = shown(capsys, *SMALL, "--kernels", "fast", "--racecheck", "--seed", "5", "--seeds", "2",
+                        *fused)
     text = out.out[out.out.index("FAIL"):]
     assert status == 1 and text.startswith("FAIL (seed 5: --seed 5 in the place of --seeds runs the same again)"), text
     assert "RaceError in round 1: data race on dispatch_recv_buf[" in text and "st_relaxed_sys_u64" in text
-    status, out = shown(capsys, *SMALL, "--racecheck", "--seed", "5", "--json", *fused)
+    status, out = shown(capsys, *SMALL, "--kernels", "fast", "--racecheck", "--seed", "5", "--json", *fused)
     record = json.loads(out.out)
     assert status == 1 and not record["passed"]
     assert text.rstrip().endswith(record["seeds"][0]["reported"])

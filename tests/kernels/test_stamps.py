@@ -21,7 +21,8 @@ def round_of(ep):
 
 
 def test_each_block_marks_its_steps_in_order():
-    with ExpertParallel(CFG, LocalWorld(2), launch=LaunchConfig(n_sms=4, num_threads=64, trace=True)) as ep:
+    with ExpertParallel(CFG, LocalWorld(2), kernels="fast",
+                        launch=LaunchConfig(n_sms=4, num_threads=64, trace=True)) as ep:
         for _ in range(2):
             round_of(ep)
         traces = {(s.kernel, s.rank): s.times for s in ep.trace()}

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from epmoe import DeadlockError, EPConfig, EPValueError, LaunchConfig, LocalWorld
+from epmoe import DeadlockError, EPConfig, EPValueError, LocalWorld
 from epmoe.__main__ import main
 from epmoe.soak import hashing
 from epmoe.soak.soak import Soak
@@ -107,8 +107,7 @@ AFTER_DISPATCH = {
 def test_a_wrong_dispatch_is_found(what):
     spoil, says = AFTER_DISPATCH[what]
     number = busy_round(plain(CFG))
-    launch = LaunchConfig(lamport_combine=False)    # whose signals come, whatever the rows' places are
-    with Soak(CFG, LocalWorld(2, racecheck=False), launch=launch) as soak:  # two tokens in one place are a race as well
+    with Soak(CFG, LocalWorld(2, racecheck=False)) as soak:     # two tokens in one place are a race as well
         soak.fill(number)
         d = soak.dispatch(number)
         spoil(soak)
@@ -121,7 +120,7 @@ def test_a_wrong_dispatch_is_found(what):
 
 @pytest.mark.parametrize("what", ["a slot", "a row twice"])
 def test_a_combine_without_signals_waits_for_the_row_that_such_a_dispatch_loses(what):
-    with Soak(CFG, LocalWorld(2, racecheck=False)) as soak:
+    with Soak(CFG, LocalWorld(2, racecheck=False), kernels="fast") as soak:
         number = busy_round(plain(CFG))
         soak.fill(number)
         d = soak.dispatch(number)

@@ -5,10 +5,10 @@ the ids. peers.py: what goes to other ranks. counters.py: the words of ep_counte
 arguments.py, launcher.py: what a factory and a launch take.
 """
 
-from .arguments import given_weights
+from .arguments import capacity, given_weights
 from .combine import combine_async_kernel, combine_kernel, combine_wait_kernel
 from .dispatch import dispatch_async_kernel, dispatch_kernel, dispatch_wait_kernel
 from .launcher import PlainKernel
 
-__all__ = ["PlainKernel", "combine_async_kernel", "combine_kernel", "combine_wait_kernel", "dispatch_async_kernel",
-           "dispatch_kernel", "dispatch_wait_kernel", "given_weights"]
+__all__ = ["PlainKernel", "capacity", "combine_async_kernel", "combine_kernel", "combine_wait_kernel",
+           "dispatch_async_kernel", "dispatch_kernel", "dispatch_wait_kernel", "given_weights"]

@@ -1,0 +1,22 @@
+"""The plain kernels, but one rank never sends: what happens to the others?"""
+
+from epmoe.host.plain_kernels import Factories
+
+
+class all_but(Factories):
+    """Factories whose dispatch_async_kernel does nothing on one rank."""
+
+    def __init__(self, silent_rank):
+        super().__init__()
+        self._silent_rank = silent_rank
+
+    def dispatch_async_kernel(self, cfg, launch=None, **options):
+        """The kernel, launched on the other ranks."""
+        call = super().dispatch_async_kernel(cfg, launch, **options)
+
+        def launched(*arguments, **named):
+            if arguments[6] != self._silent_rank:       # my_rank
+                call(*arguments, **named)
+
+        launched.close = call.close
+        return launched
