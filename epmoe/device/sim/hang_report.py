@@ -1,6 +1,7 @@
 """The text of a DeadlockError: where each thread waits, and for what."""
 
 from .memory import MEMORY
+from .race_report import site
 
 
 def text(why, scheduler):
@@ -38,11 +39,17 @@ def waits_for(t, scheduler):
     if t in scheduler.spinners:
         words = {look & ~1: value for look, value in t.polled.items()}
         return "spins on " + ", ".join("%s, which holds %d" % (place_of(a, t.block), v) for a, v in words.items())
+    watched = scheduler.watch.notes if scheduler.watch else {}
+    looks = watched[t].looked_at() if t in watched else ()
+    loop = "".join("; looks again and again at %s, which holds %d, at %s" % (place_of(address, t.block), value,
+                                                                            site(code, place))
+                   for address, value, code, place in looks)
     if t in t.block.arrived:
-        return "waits at syncthreads for %d of %d threads" % (t.block.live - len(t.block.arrived), t.block.live)
+        return "waits at syncthreads for %d of %d threads%s" % (t.block.live - len(t.block.arrived), t.block.live, loop)
     if t in t.warp.waiting:
-        return "waits at %s for %d of %d lanes of its warp" % (t.warp.kind, t.warp.live - t.warp.count, t.warp.live)
-    return "runs"
+        return "waits at %s for %d of %d lanes of its warp%s" % (t.warp.kind, t.warp.live - t.warp.count, t.warp.live,
+                                                                 loop)
+    return "runs" + loop
 
 
 def place_of(address, block):

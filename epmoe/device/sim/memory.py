@@ -13,8 +13,8 @@ import numpy as np
 from epmoe_ref.errors import OutOfBoundsError
 
 POISON = 0xA5
-# held by the thread of the operating system that runs kernels, or adds or removes memory: worlds of several threads take
-# turns, one run at a time
+# held by the thread of the operating system that runs kernels, or adds or removes memory: worlds of several threads
+# take turns, one run at a time
 ONE_AT_A_TIME = RLock()
 VIEW = {"u8": 0, "u16": 1, "i32": 2, "u32": 3, "u64": 4, "f32": 5}         # place in Span.views
 WIDTH = {"u8": 1, "u16": 2, "i32": 4, "u32": 4, "u64": 8, "f32": 4}

@@ -6,13 +6,16 @@ random.Random and never from time or addresses, so a seed replays exactly.
 
 Spins. A thread that loads the same word with the same value twice, with nothing but strong loads and clock reads
 between, can only go on when somebody writes one of the words it looked at: it is parked until then. That makes waiting
-cheap, and a hang a proof: nobody is ready, and no parked thread moves when it is given another look.
+cheap, and a hang a proof: nobody is ready, and no parked thread moves when it is given another look. Loops that hold
+anything else never park; livelock.py ends them.
 """
 from collections import deque
 from math import log
 import greenlet
 
 from epmoe_ref.errors import DeadlockError
+
+from . import livelock
 
 STEP_NS = 100                  # simulated nanoseconds per operation
 LOOKS_BEFORE_HANG = 64         # how often parked threads may look again before a hang is declared
@@ -28,7 +31,7 @@ class Scheduler:
 
     __slots__ = ("fuel", "mark", "quantum", "spent", "extra_ns", "preemption", "random", "draw",    # time and chance
                  "ready", "active", "current", "burst", "burst_length", "boost", "live", "hub",     # who runs
-                 "watchers", "spinners", "looks", "quiet_since", "expire_waits", "copies",          # who waits
+                 "watchers", "spinners", "looks", "quiet_since", "stirred", "next_look", "watch", "expire_waits", "copies",          # who waits
                  "detector", "pool", "run", "real_time")
 
     def __init__(self):
@@ -62,12 +65,14 @@ class Scheduler:
         self.real_time = real_time
         self.fuel = self.quantum                # nothing of the last run's quantum counts
         self.spent = self.quiet_since = 0
+        self.stirred = 0                        # when a thread ended last, or a word changed that one is parked on
+        self.watch, self.next_look = None, livelock.QUIET
         self.extra_ns = start_ns
         self.refuel()
 
     def forget(self):
         """The end of a run: let go of its threads."""
-        self.hub = self.run = self.current = None
+        self.hub = self.run = self.current = self.watch = None
         self.watchers, self.spinners, self.copies = {}, {}, []
         self.ready, self.active = deque(), []
 
@@ -111,6 +116,8 @@ class Scheduler:
         self.refuel()
         if self.spent - self.quiet_since > QUIET_OPERATIONS:
             self.hang("%d operations without a barrier, a wake-up or a thread's end" % QUIET_OPERATIONS)
+        if self.spent > self.next_look:
+            livelock.look(self)
         self.burst = 0
         self.wake(t.block, (t,))
         nxt = self.pick()
@@ -187,10 +194,12 @@ class Scheduler:
         self.spinners[t] = None
         self.park(t)
 
-    def written(self, granule):
-        """Somebody wrote a granule that threads are parked on."""
+    def written(self, granule, changed=True):
+        """Somebody wrote a granule that threads are parked on; `changed`: another value."""
         self.looks = 0
         self.quiet_since = self.steps
+        if changed:
+            self.stirred = self.quiet_since
         for t in list(self.watchers[granule]):
             self.unpark(t)
 
@@ -214,8 +223,7 @@ class Scheduler:
             return
         self.looks += 1
         if not self.spinners or self.looks > LOOKS_BEFORE_HANG and not self.real_time:
-            if self.expire_waits and self.spinners and self.extra_ns < 10**15:
-                self.extra_ns = max(10**6, self.extra_ns * 4)
+            if self.spinners and self.let_time_pass():
                 self.looks = 0
             else:
                 self.hang("every thread waits")
@@ -224,6 +232,13 @@ class Scheduler:
             self.real_time.let_others_run()
         for t in list(self.spinners):
             self.unpark(t)
+
+    def let_time_pass(self):
+        """Where waits may expire: so much time passes that in the end they do. Whether it did."""
+        if not self.expire_waits or self.extra_ns >= 10**15:
+            return False
+        self.extra_ns = max(10**6, self.extra_ns * 4)
+        return True
 
     def hang(self, why):
         from .hang_report import text

@@ -61,9 +61,12 @@ def _strong_store(order, scope, ty, depth=1):
         if NOW.detector is not None:
             NOW.detector.strong(getcurrent().actor, address, n, False, True, number, False, release, name,
                                 sys._getframe(depth), span, view_[k], v)
-        view_[k] = v
-        if address >> 4 in NOW.watchers:
-            NOW.written(address >> 4)
+        if address >> 4 not in NOW.watchers:
+            view_[k] = v
+        else:
+            changed = view_[k] != v
+            view_[k] = v
+            NOW.written(address >> 4, changed)
     st.__doc__ = "%s store of a %s, scope %s." % (order.capitalize(), ty, scope)
     return st
 

@@ -70,6 +70,7 @@ class Block:
             self.new_span(launch.shared_bytes, "dynamic shared memory", SHARED_WINDOW)
         n_warps = (launch.threads + 31) // 32
         self.threads = []
+        self.actors = [None] * launch.threads       # of its threads, with the race detector
         self.ready, self.active = NOW.new_ready_list(), False
         self.warps = [Warp(self, w, min(32, launch.threads - 32 * w)) for w in range(n_warps)]
 
@@ -138,7 +139,7 @@ class SimThread(greenlet.greenlet):
             launch.kernel.fn(*launch.args)
             self.operations += NOW.mark - NOW.fuel
             NOW.live -= 1
-            NOW.quiet_since = NOW.steps
+            NOW.quiet_since = NOW.stirred = NOW.steps
             NOW.looks = 0
             NOW.run.ended(self)
             self.block = self.launch = self.warp = self.actor = None

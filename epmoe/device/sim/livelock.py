@@ -1,0 +1,155 @@
+"""Waiting loops that never park: with a barrier, a warp operation or a write in them they run for ever.
+
+Nothing is looked at as long as threads end, or words change that parked threads wait for. After QUIET operations without
+either, every access is noted for a while. A thread goes round in a loop if it has long done nothing new: it touches no
+other address and its loads return no other value. The run is stuck if every thread that runs goes round so, and each
+block that runs has one that looks at a word again and again. If some thread does new things, the run goes on unnoted for
+as long as it has run so far: slow and long runs cost little, and a stuck one ends after some three times its time.
+"""
+from greenlet import getcurrent
+
+QUIET = 300_000             # operations
+LENGTH = 20_000             # of the first notes
+ROUNDS = 8                  # a loop: so many times as many operations as those that held something new
+LOOKS = 8                   # of a thread that waits, at one word
+PLENTY = 400                # after so many operations a thread that still does new things is at work
+
+
+class Notes:
+    """What one thread has done: operations, the last that was new, all different ones, and its looks."""
+
+    __slots__ = ("count", "new", "known", "looks", "last")
+
+    def __init__(self):
+        self.count = self.new = 0
+        self.last = 0               # step of the last operation
+        self.known = set()
+        self.looks = {}             # address of a word -> [looks that changed nothing, value, code, place]
+
+    def note(self, what):
+        self.count += 1
+        if what not in self.known:
+            self.known.add(what)
+            self.new = self.count
+
+    def goes_round(self):
+        return self.new * ROUNDS <= self.count
+
+    def looked_at(self):
+        """(address, value, code, place) of each word that it has looked at again and again."""
+        return [(address, *look[1:]) for address, look in self.looks.items() if look[0] >= LOOKS]
+
+
+class Watch:
+    """Notes accesses, in the place of the race detector (`inner`, or None), which is told of all of them."""
+
+    def __init__(self, scheduler):
+        self.scheduler, self.inner = scheduler, scheduler.detector
+        self.begins, self.notes = scheduler.steps, {}
+        scheduler.detector = self
+
+    def __getattr__(self, name):
+        if self.inner is not None:
+            return getattr(self.inner, name)
+        return self.nothing
+
+    @staticmethod
+    def nothing(*_, **__):
+        """What a detector would be told, if there were one."""
+
+    def of(self, t):
+        notes = self.notes.get(t)
+        if notes is None:
+            notes = self.notes[t] = Notes()
+        notes.last = self.scheduler.steps
+        return notes
+
+    def looked(self, address, value, frame):
+        """A strong read that changed nothing."""
+        notes = self.of(getcurrent())
+        notes.note((address, value))
+        look = notes.looks.setdefault(address, [0, value, None, 0])
+        look[:] = look[0] + 1 if look[1] == value else 1, value, frame.f_code, frame.f_lasti
+
+    # ------------------------------------------------------------------ what the detector is told
+    def plain(self, a, address, n, write, word, frame, span, nc=False):
+        if self.inner is not None:
+            self.inner.plain(a, address, n, write, word, frame, span, nc)
+        at = address - span.origin
+        self.of(getcurrent()).note((address, n, None if write else bytes(span.bytes[at:at + n])))
+
+    def strong(self, a, address, n, read, write, scope, acquire, release, word, frame, span, before, after):
+        if self.inner is not None:
+            before = self.inner.strong(a, address, n, read, write, scope, acquire, release, word, frame, span, before,
+                                       after)
+        if read and (not write or before == after):
+            self.looked(address, before, frame)
+        else:
+            self.of(getcurrent()).note((address, n))
+        return before
+
+    def touch_mbarrier(self, a, bar, word, frame, span):
+        if self.inner is not None:
+            self.inner.touch_mbarrier(a, bar, word, frame, span)
+        if word == "mbar_try_wait":
+            self.looked(bar.address, bar.phase, frame)
+
+    def bulk_store(self, a, source, target, nbytes, shared, span, frame):
+        if self.inner is not None:
+            self.inner.bulk_store(a, source, target, nbytes, shared, span, frame)
+        self.of(getcurrent()).note((source, target, nbytes))
+
+    def bulk_load(self, a, target, source, nbytes, shared, span, frame, mbarrier, mbarrier_span):
+        self.of(getcurrent()).note((source, target, nbytes))
+        if self.inner is not None:
+            return self.inner.bulk_load(a, target, source, nbytes, shared, span, frame, mbarrier, mbarrier_span)
+        return None
+
+    def thread_ends(self, a):
+        if self.inner is not None:
+            self.inner.thread_ends(a)
+
+    # ------------------------------------------------------------------ the verdict
+    def verdict(self):
+        """"stuck", "at work", or None: not known yet."""
+        scheduler, known = self.scheduler, True
+        lately = (self.begins + scheduler.steps) // 2
+        if scheduler.stirred > self.begins:
+            return "at work"
+        here = getcurrent()
+        for block in scheduler.run.blocks:
+            runs = [t for t in block.threads if t.block is block and (t in block.ready or t is here)]
+            done = [self.notes[t] for t in block.threads if t in self.notes and t.block is block
+                    and (t in runs or self.notes[t].last > lately)]         # others wait for good
+            if any(n.count >= PLENTY and not n.goes_round() for n in done):
+                return "at work"
+            if not all(n.goes_round() for n in done) or not all(t in self.notes for t in runs) or (
+                    runs and not any(n.looked_at() for n in done)):
+                known = False
+        return "stuck" if known else None
+
+
+def look(scheduler):
+    """Called now and then by whoever is preempted: begin to watch, or judge what was seen."""
+    steps, watch = scheduler.steps, scheduler.watch
+    if scheduler.real_time:                     # another process may write what these wait for
+        scheduler.next_look = float("inf")
+        return
+    if watch is None:
+        if steps - scheduler.stirred < QUIET:
+            scheduler.next_look = scheduler.stirred + QUIET
+            return
+        scheduler.watch = Watch(scheduler)
+        scheduler.next_look = steps + max(LENGTH, steps // 16)
+        return
+    verdict = watch.verdict()
+    if verdict is None:
+        scheduler.next_look = steps + (steps - watch.begins)
+    elif verdict == "stuck" and scheduler.let_time_pass():
+        watch.begins, watch.notes, scheduler.next_look = steps, {}, steps + LENGTH
+    else:
+        scheduler.detector = watch.inner
+        if verdict == "stuck":
+            scheduler.hang("no word that a waiting thread looks at has changed in %d operations"
+                           % (steps - scheduler.stirred))
+        scheduler.watch, scheduler.next_look = None, 2 * steps
