@@ -1,5 +1,7 @@
 """ExpertParallel: dispatch and combine for the ranks of this process."""
 
+import weakref
+
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPStateError, EPValueError
 
@@ -63,6 +65,8 @@ class ExpertParallel:
         self._steady = SteadyCalls(self._engine, self._dispatch.capacity,
                                    self.kernels == "fast" and _factories is None)
         self._sent = self._returned = None  # what the calls of one round pass on
+        self._leave = weakref.finalize(self, _leave, self._steady, self._engine)
+        self._leave.atexit = False
 
     @property
     def capacity(self) -> int:
@@ -248,9 +252,12 @@ class ExpertParallel:
     def close(self, *, collective=True):
         """Free everything; results that are still in use keep their memory. Leaving the context manager does it.
 
+        One that is let go without close() frees what it can, too; memory that peers in other processes reach stays.
+
         Collective (collective=False, after an error, does not wait for other ranks), and raises what the kernels
         recorded and nobody has seen, unless an error came before.
         """
+        self._leave.detach()
         if self._rounds.state != "closed":
             self._sent = self._returned = None
             try:
@@ -277,6 +284,12 @@ class ExpertParallel:
 
     def _of_ranks(self, results):
         return results if self.world.lists else results[0]
+
+
+def _leave(steady, engine):
+    """An ExpertParallel is gone that nobody closed."""
+    steady.close()
+    engine.leave()
 
 
 def _check_config(cfg):

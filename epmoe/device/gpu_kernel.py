@@ -45,6 +45,7 @@ class Kernel:
         self.__doc__ = fn.__doc__
         self._compiled = None
         self._handles = {}          # compute capability -> CUkernel
+        self.loaded = {}            # number of a GPU -> LoadedKernel
 
     introduce = None                # see load_cubin
     options = {}                    # for Numba

@@ -117,16 +117,13 @@ def launch_attributes(cooperative, programmatic):
     return out
 
 
-_loaded = {}            # (device, kernel) -> LoadedKernel
-
-
 def loaded(kernel):
     """The kernel compiled and loaded for the current GPU."""
     from numba import cuda
-    key = (cuda.current_context().device.id, kernel)
-    if key not in _loaded:
-        _loaded[key] = LoadedKernel(kernel)
-    return _loaded[key]
+    number, of_devices = cuda.current_context().device.id, kernel.loaded      # kept no longer than the kernel
+    if number not in of_devices:
+        of_devices[number] = LoadedKernel(kernel)
+    return of_devices[number]
 
 
 def resident_blocks(kernel, threads, shared_bytes=0):

@@ -13,6 +13,7 @@ from epmoe.host.dispatched import Dispatched
 from epmoe.host.overlaps import expect_apart, on_device
 from epmoe.host.rank_memory import combine_shape
 from epmoe.host.results import Results
+from epmoe.host.same_functions import earlier
 from epmoe.host.user_functions import argument, check_returned, check_signature, of_rank
 from epmoe.kernels import TokenArray, lamport
 
@@ -104,6 +105,7 @@ class CombinePhase:
     def reduction(self, sent, router_weights, router_weights_args, epilogue, epilogue_args, elementwise_lambda_fn, out):
         """Check and place everything about the reduction: a list of Reduction."""
         engine, world = self.engine, self.engine.world
+        router_weights, epilogue, elementwise_lambda_fn = map(earlier, (router_weights, epilogue, elementwise_lambda_fn))
         function = router_weights if callable(router_weights) else None
         reduced, stores = router_weights is not None, elementwise_lambda_fn is not None
         if stores and (epilogue is not None or out is not None):

@@ -11,6 +11,7 @@ from epmoe.host.dispatched import ARRAYS, Dispatched
 from epmoe.host.overlaps import expect_apart, on_device
 from epmoe.host.rank_memory import dispatch_arrays
 from epmoe.host.results import Results
+from epmoe.host.same_functions import earlier
 from epmoe.host.user_functions import check_returned, check_signature
 from epmoe.kernels import FormatHandler, TokenArray, formats
 
@@ -61,7 +62,7 @@ class DispatchPhase:
     def begin(self, input_tokens, topk_ids, input_scale):
         """Check all ranks' inputs, then place them: a list of Sent. Nothing is launched."""
         engine, cfg, world = self.engine, self.cfg, self.engine.world
-        function = input_scale if callable(input_scale) else None
+        function = earlier(input_scale) if callable(input_scale) else None
         if function is not None:
             check_signature(function, "input_scale", ("i",), ())
             check_returned(engine.machine, function, "input_scale", (np.int32(0),), (), ())

@@ -4,7 +4,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from epmoe_ref.config import EPConfig
-from epmoe_ref.errors import EPStateError, EPValueError, PeerTimeout, UnavailableError
+from epmoe_ref.errors import EPError, EPStateError, EPValueError, PeerTimeout, UnavailableError
 
 from epmoe import device, kernels as fast_kernels, layout
 from epmoe.host import plain_kernels
@@ -14,6 +14,7 @@ from epmoe.host.rounds import REFUSALS, Rounds
 from epmoe.kernels import LaunchConfig, status
 
 FUSED = ("dispatch_kernel", "combine_kernel")
+MOST_CALLS = 64         # that are kept beyond a round
 KERNELS = {"plain": plain_kernels.Factories(), "fast": fast_kernels}
 FAST_FROM = (9, 0)      # compute capability
 
@@ -50,8 +51,9 @@ class Engine:
         self.rounds = Rounds()
         self.placing = Placing(self.machine, world.stream_of)
         self._factories = factories or KERNELS[self.kernels]
-        self._calls = {}
+        self._calls = {}        # by factory and options; what was used last is last
         self._captured = []     # loans of captured calls
+        self._unseen = None     # what kernels had recorded when leave() looked
         if cfg.use_shmem and not getattr(world, "shmem", False):
             raise EPValueError(f"use_shmem=True: {type(world).__name__} does not reach ranks of other p2p worlds here; "
                                "use a ShmemWorld, or a LocalWorld in the simulator")
@@ -90,10 +92,20 @@ class Engine:
     def call(self, factory, **options):
         """The KernelCall of a factory of epmoe.kernels with these compile-time options, made once."""
         key = (factory, *options.items())
-        if key not in self._calls:
+        call = self._calls.pop(key, None)
+        if call is None:
             launch = self.world.share(self.launch) if factory in FUSED else self.launch
-            self._calls[key] = getattr(self._factories, factory)(self.cfg, launch, **options)
-        return self._calls[key]
+            call = getattr(self._factories, factory)(self.cfg, launch, **options)
+        self._calls[key] = call
+        return call
+
+    def _forget_calls(self):
+        """Let go of the calls that were used longest ago: functions may be others in every round."""
+        if len(self._calls) <= MOST_CALLS or self.capture() or self._captured:
+            return
+        self.machine.synchronize()
+        for key in list(self._calls)[:-MOST_CALLS]:
+            self._calls.pop(key).close()
 
     def trace(self):
         """[Stamps] of the last launch of every kernel and rank that was launched with LaunchConfig(trace=True)."""
@@ -108,6 +120,7 @@ class Engine:
     def launching(self, call, fused=False):
         """Context of one call's launches; gives {rank: stream}. In the simulator the kernels have ended behind it."""
         launched = False
+        self._forget_calls()
         try:
             with self.world.launching(fused) as streams:
                 yield streams
@@ -123,6 +136,8 @@ class Engine:
     def check(self):
         """Wait for the kernels; raise PeerTimeout if a wait expired, EPValueError if device memory held bad ids."""
         if self.rounds.state == "closed":
+            if self._unseen is not None:
+                raise self._unseen
             return  # close() has waited and looked
         if self.capture():
             raise EPStateError("results can be looked at when a captured CUDA graph was replayed, not while the stream "
@@ -149,6 +164,19 @@ class Engine:
             raise error
         if bad_ids:
             raise bad_ids[0]
+
+    def leave(self):
+        """Free everything when the ExpertParallel was let go without close(): alone, since the others may not have.
+
+        What its kernels recorded is raised by the results that are still held. Memory that graphs write to stays.
+        """
+        if self.rounds.state == "closed" or self._captured:
+            return
+        try:
+            self.check()
+        except EPError as error:
+            self._unseen = error
+        self.close(collective=False)
 
     def close(self, collective):
         """Free everything; collective, and raises what kernels recorded, unless an error came before."""

@@ -18,7 +18,7 @@ from epmoe import device, fused_a2a
 from epmoe.torch import (ProcessGroupWorld, fused_combine, fused_dispatch, get_buffer, hybrid_ep_combine,
                          hybrid_ep_dispatch, process_group, reset_hybrid_ep_buffer)
 from epmoe.torch.process_group import world_of
-from epmoe.torch.mapped_memory import _mapped
+from epmoe.torch.mapped_memory import _mapped, _new_file
 from epmoe.torch.store_exchange import StoreExchange
 from epmoe.worlds.launcher import trial_environment
 from epmoe_ref.errors import EPValueError, PeerTimeout, UnavailableError
@@ -210,6 +210,9 @@ def test_what_another_process_puts_into_the_store_runs_no_code():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="files have names on this system, and /proc is not there")
 def test_only_memory_that_a_rank_has_made_is_mapped(tmp_path):
+    file, path = _new_file()
+    assert path == f"/proc/{os.getpid()}/fd/{file}" and os.fstat(file).st_nlink == 0    # a killed rank leaves nothing
+    os.close(file)
     own = os.memfd_create("mine")
     os.truncate(own, 4096)
     assert len(_mapped(1, f"/proc/{os.getpid()}/fd/{own}", 4096)) == 4096

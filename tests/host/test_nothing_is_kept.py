@@ -1,0 +1,107 @@
+"""What nobody holds any more is freed: an ExpertParallel without close(), and calls with functions of earlier rounds."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+from epmoe import EPValueError, ExpertParallel, LocalWorld, PeerTimeout
+from epmoe.device.sim.memory import MEMORY
+from epmoe.host import engine, same_functions
+from worlds_at_hand import batch, config, parallel
+
+
+def test_an_expert_parallel_without_close_gives_its_memory_back_and_results_keep_theirs():
+    cfg, world = config(), LocalWorld(2)
+    x, ids, weights = batch(cfg)
+    gc.collect()
+    before = len(MEMORY.spans)
+    for _ in range(3):
+        ep = ExpertParallel(cfg, world)
+        d = ep.dispatch(x, ids)
+        out = ep.combine([one.output_tokens for one in d], d, weights)
+    want, n_rows = [a.copy() for a in out], [one.n_rows for one in d]
+    gone = weakref.ref(ep)
+    del ep
+    gc.collect()
+    assert gone() is None
+    assert all(np.array_equal(a, b) for a, b in zip(out, want)) and [one.trimmed().n_rows for one in d] == n_rows
+    del d, out
+    gc.collect()
+    assert len(MEMORY.spans) == before
+
+
+def test_an_open_round_of_an_object_that_is_gone_still_has_its_rows():
+    cfg = config()
+    x, ids, _ = batch(cfg)
+    d = parallel(cfg).dispatch(x, ids)
+    gc.collect()
+    assert sum(one.n_rows for one in d) == sum(int((a >= 0).sum()) for a in ids)
+    assert all(len(one.numpy().src_info) for one in d)
+
+
+def test_what_kernels_had_recorded_is_raised_by_the_results():
+    cfg = config()
+    x, ids, _ = batch(cfg)
+    ep = parallel(cfg)
+    d = ep.dispatch(x, ids)
+    ep._engine.check = lambda: (_ for _ in ()).throw(PeerTimeout("a rank stayed away"))
+    of_engine = ep._engine
+    del ep
+    gc.collect()
+    del of_engine.check
+    with pytest.raises(PeerTimeout, match="a rank stayed away"):
+        d[0].numpy()
+
+
+def test_close_once_is_close_for_good():
+    ep = parallel(config())
+    ep.close()
+    ep.close()
+    del ep
+    gc.collect()
+
+
+def test_functions_of_earlier_rounds_are_let_go(monkeypatch):
+    monkeypatch.setattr(engine, "MOST_CALLS", 3)
+    cfg = config()
+    x, ids, weights = batch(cfg)
+    functions = []
+    with parallel(cfg, racecheck=False) as ep:
+        for i in range(8):
+            def epilogue(token, col, value, i=i):
+                return value + i
+
+            functions.append(weakref.ref(epilogue))
+            d = ep.dispatch(x, ids)
+            ep.combine([one.output_tokens for one in d], d, weights, epilogue)
+        assert len(ep._engine._calls) <= 3 + 2
+    with pytest.raises(EPValueError):
+        ExpertParallel(cfg, LocalWorld)
+
+
+def make(factor, offset):
+    def epilogue(token, col, value):
+        return value * factor + offset
+
+    return epilogue
+
+
+def test_a_function_made_anew_is_the_earlier_one_if_it_does_the_same(monkeypatch):
+    monkeypatch.setattr(same_functions.device, "SIM", False)
+    earlier, one = same_functions.earlier, make(2.0, 1.0)
+    assert earlier(one) is one and earlier(make(2.0, 1.0)) is one
+    other = make(2.0, 3.0)
+    assert earlier(other) is other and earlier(None) is None and earlier("array") == "array"
+    array = np.ones(3)
+    held = make(array, 1.0)                 # what it refers to cannot be compared
+    assert earlier(held) is held and earlier(make(array, 1.0)) is not held
+
+
+def test_a_function_that_has_changed_since_is_not_taken_for_another(monkeypatch):
+    monkeypatch.setattr(same_functions.device, "SIM", False)
+    one = make(5.0, 1.0)
+    assert same_functions.earlier(one) is one
+    one.__closure__[0].cell_contents = 7.0
+    another = make(5.0, 1.0)
+    assert same_functions.earlier(another) is another
