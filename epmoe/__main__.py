@@ -1,4 +1,4 @@
-"""Command line: python -m epmoe [command] [options]. Without a command it verifies."""
+"""Command line: epmoe [command] [options]. Without a command it verifies."""
 
 import sys
 
@@ -20,7 +20,7 @@ COMMANDS = {
 
 def main(argv=None):
     """Run a command; returns the exit status."""
-    return command_line.main("python -m epmoe", "Expert-parallel dispatch and combine.", COMMANDS, "verify", argv)
+    return command_line.main("epmoe", "Expert-parallel dispatch and combine.", COMMANDS, "verify", argv)
 
 
 if __name__ == "__main__":

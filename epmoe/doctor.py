@@ -1,4 +1,4 @@
-"""`python -m epmoe doctor`: what this machine can do, and for each thing that is missing the remedy."""
+"""`epmoe doctor`: what this machine can do, and for each thing that is missing the remedy."""
 
 import ctypes
 import importlib.util
@@ -186,7 +186,7 @@ def mpi():
     size, started_by = launcher.launched_size()
     if size is not None:    # a program that calls MPI_Init inside of a job is taken for one of its ranks
         yield Finding("MPI", OK, f"mpi4py {installed('mpi4py')}, not tried: {started_by} started this process",
-                      "`python -m epmoe doctor`, without a launcher, tries library and mpirun")
+                      "`epmoe doctor`, without a launcher, tries library and mpirun")
         return
     code = ("from mpi4py import MPI; "  # what two ranks print may stand in one line
             "print(f'<{MPI.COMM_WORLD.size}>{MPI.Get_library_version().splitlines()[0].strip(chr(0))}', end=' ')")
@@ -282,7 +282,7 @@ def add_arguments(parser):
 
 
 def run(args, console=None):
-    """Print the report; the exit status is 0 if `python -m epmoe` can run here (simulator or GPU), else 2."""
+    """Print the report; the exit status is 0 if `epmoe` can run here (simulator or GPU), else 2."""
     seen = list(findings())
     needed = ("Python", "numpy", "ml_dtypes", "numba", "greenlet", "rich", "epmoe runs on")
     able = all(f.state == OK for f in seen if f.what in needed)
@@ -305,5 +305,5 @@ def run(args, console=None):
             text.append(f"\n-> {f.remedy}", style="cyan")
         table.add_row(Text(f.state, style=style[f.state]), f.what, text)
     console.print(table)
-    console.print(f"\n`python -m epmoe` {'can' if able else 'cannot'} run here.", style="green" if able else "red")
+    console.print(f"\n`epmoe` {'can' if able else 'cannot'} run here.", style="green" if able else "red")
     return EQUAL if able else CANNOT_RUN

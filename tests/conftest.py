@@ -125,7 +125,7 @@ def pytest_collection_modifyitems(config, items):
     """
     if wants_gpu(config):
         if gpu_count() == 0:
-            raise pytest.UsageError("-m gpu: the driver shows no GPU; `python -m epmoe doctor` says what is missing")
+            raise pytest.UsageError("-m gpu: the driver shows no GPU; `epmoe doctor` says what is missing")
         return
     items.sort(key=_longest_first)
     unwanted = {"gpu", "browser", "nightly"}

@@ -13,7 +13,7 @@ Ten lines connect an implementation (a library, a kernel, a NumPy sketch):
         def combine(self, expert_outputs, dispatched, router_weights):
             return my_library.combine(expert_outputs, router_weights)
 
-    $ python -m epmoe check mine:Mine            # a table of cases, PASS or FAIL
+    $ epmoe check mine:Mine            # a table of cases, PASS or FAIL
     $ python -m pytest --epmoe-check mine:Mine   # one test a case
 
 Arrays are NumPy arrays, lists over ranks; with `per_rank = True` this rank's own, under mpirun or torchrun. Class
@@ -21,7 +21,7 @@ attributes say which formats and options it serves (`Implementation`). `RowsImpl
 Megatron's fused_a2a, `HybridImplementation` for its HybridEP; both may have gradients. `compare_dispatched`,
 `compare_combined` compare two results without running anything.
 
-With 4 ranks the first round of each case is the golden vector of that name (`python -m epmoe vectors DIR`).
+With 4 ranks the first round of each case is the golden vector of that name (`epmoe vectors DIR`).
 
 Who should not use it: an implementation whose sums are only nearly right. Equality here is to the bit.
 """

@@ -11,7 +11,7 @@
         def combine(self, expert_outputs, dispatched, router_weights):
             return my_library.combine(expert_outputs, router_weights)
 
-    $ python -m epmoe check mine:Mine
+    $ epmoe check mine:Mine
 """
 
 import difflib

@@ -8,7 +8,7 @@ from epmoe_ref.errors import UnavailableError
 from llvmlite import ir
 from numba import cuda
 
-REMEDY = "pip install 'epmoe[shmem]'; `python -m epmoe doctor` says what is missing"
+REMEDY = "pip install 'epmoe[shmem]'; `epmoe doctor` says what is missing"
 
 try:
     from nvshmem.bindings.device.numba import fence, quiet, signal_op, uint8_put_nbi_warp

@@ -1,4 +1,4 @@
-"""`python -m epmoe explain`: a page that teaches dispatch, the full tape of a recorded round, slides, and a trace.
+"""`epmoe explain`: a page that teaches dispatch, the full tape of a recorded round, slides, and a trace.
 
 page/: the page itself. text/*.md its words; model, floats: dispatch and combine of a small world, equal to epmoe_ref;
     layout, scene, charts, broken: the stage; chapters: what each step changes; main, stage, scrub, drag: the live page;

@@ -1,4 +1,4 @@
-"""`python -m epmoe explain`: a small world's round as a page, as figures, and as a trace."""
+"""`epmoe explain`: a small world's round as a page, as figures, and as a trace."""
 
 import sys
 import time
@@ -186,7 +186,7 @@ def _stamped(args, worlds):
     if not args.trace:
         raise EPValueError(
             "on a GPU explain writes a trace: say where with --trace FILE. The page and the figures "
-            "come from the simulator: EPMOE_DEVICE=sim python -m epmoe explain"
+            "come from the simulator: EPMOE_DEVICE=sim epmoe explain"
         )
     n_ranks = worlds.n_ranks if worlds.mpi else RANKS if args.ranks is None else args.ranks
     cfg, world = config_of(args, n_ranks), worlds.make(n_ranks, args.seed)

@@ -176,7 +176,7 @@ def _array(machine, given, what):
         return a
     if device.SIM:
         raise EPValueError(f"{what} is in GPU memory, and epmoe runs in the simulator here: give host memory (x.cpu(), "
-                           "x.get()), or see `python -m epmoe doctor` for why the GPU is not used")
+                           "x.get()), or see `epmoe doctor` for why the GPU is not used")
     if a.device is not None and a.device != machine.ordinal:
         raise EPValueError(f"{what} is on GPU {a.device}, this rank runs on GPU {machine.ordinal}: move it there")
     if not a.dtype.isnative:

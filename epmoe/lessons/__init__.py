@@ -1,4 +1,4 @@
-"""Six lessons on expert parallelism, each a file that reads as an article and runs: `python -m epmoe lesson N`.
+"""Six lessons on expert parallelism, each a file that reads as an article and runs: `epmoe lesson N`.
 
 | file | |
 |---|---|

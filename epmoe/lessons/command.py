@@ -1,4 +1,4 @@
-"""`python -m epmoe lesson`: lists, tells and judges the lessons."""
+"""`epmoe lesson`: lists, tells and judges the lessons."""
 
 import json
 import sys
@@ -32,7 +32,7 @@ def run(args):
         raise EPValueError("--json is for verdicts: give it together with --check")
     if args.number is None:
         if args.start or args.check or args.step:
-            raise EPValueError("--step, --start and --check need a number: python -m epmoe lesson 1 --start")
+            raise EPValueError("--step, --start and --check need a number: epmoe lesson 1 --start")
         return listed()
     own = f"answer{args.number}.py"
     if args.start:
@@ -50,9 +50,9 @@ def listed():
           "article, runs on a CPU within a minute, and ends with an exercise.\n")
     for number, file in FILES.items():
         print(f"  {number}  {title(file.read_text(encoding='utf-8')).partition(': ')[2].rstrip('.')}")
-    print("\npython -m epmoe lesson N           tells lesson N  (--step: section by section)\n"
-          "python -m epmoe lesson N --start   writes answerN.py, for your answer\n"
-          "python -m epmoe lesson N --check   judges it, and says what is wrong\n\n"
+    print("\nepmoe lesson N           tells lesson N  (--step: section by section)\n"
+          "epmoe lesson N --start   writes answerN.py, for your answer\n"
+          "epmoe lesson N --check   judges it, and says what is wrong\n\n"
           f"To read them: {_shown(FILES[1].parent)}")
     return EQUAL
 
@@ -64,7 +64,7 @@ def start(number, file):
         raise EPValueError(f"{file} exists and is left alone: give another name, --start {path.stem}_2.py")
     with plain_simulator():
         path.write_text(new_answer(number), encoding="utf-8")
-    print(f"{file} is written: fill it in, then\n  python -m epmoe lesson {number} --check {file}")
+    print(f"{file} is written: fill it in, then\n  epmoe lesson {number} --check {file}")
     return EQUAL
 
 
@@ -85,8 +85,8 @@ def check(number, file, as_json):
 
 
 def _how_to_answer(number):
-    return (f"  python -m epmoe lesson {number} --start     writes answer{number}.py\n"
-            f"  python -m epmoe lesson {number} --check     judges it")
+    return (f"  epmoe lesson {number} --start     writes answer{number}.py\n"
+            f"  epmoe lesson {number} --check     judges it")
 
 
 def _shown(folder):

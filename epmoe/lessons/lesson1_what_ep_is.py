@@ -186,7 +186,7 @@ print(np.concatenate(out))
 #   lesson 5   when it may be written over, and why programs hang
 #   lesson 6   how fast it can be
 #
-# `python -m epmoe explain` draws what this lesson has printed, and all that
+# `epmoe explain` draws what this lesson has printed, and all that
 # follows, out of a run of the real kernels.
 #
 # ## Exercise

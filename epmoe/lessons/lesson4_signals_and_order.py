@@ -248,7 +248,7 @@ print(wrapped(report))
 
 # One word of the kernels has changed. The report names the message, the line
 # that wrote it, the line that read it, and at its end what came close to
-# putting the two in order. `python -m epmoe mutants` breaks every word that
+# putting the two in order. `epmoe mutants` breaks every word that
 # synchronises, in every kernel, and demands that each loss is noticed.
 #
 # ## Exercise

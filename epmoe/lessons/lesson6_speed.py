@@ -225,7 +225,7 @@ if found:
 #
 # ## Where to go on
 #
-#   python -m epmoe explain          a round of the real kernels, to step through
+#   epmoe explain          a round of the real kernels, to step through
 #   epmoe/kernels/dispatch.py        tells the real kernels' story, and combine.py
 #   epmoe_ref/                       what they must produce, to the bit
 #   docs/checking.md                 a kernel of yours under the race detector

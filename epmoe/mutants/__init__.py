@@ -1,4 +1,4 @@
-"""Is every synchronisation of the kernels needed, and would its loss be noticed? `python -m epmoe mutants` answers.
+"""Is every synchronisation of the kernels needed, and would its loss be noticed? `epmoe mutants` answers.
 
 Every synchronising token of epmoe/kernels is weakened, narrowed or deleted, one at a time, mechanically (tokens.py);
 the changed kernels (edited_kernels.py) run in small worlds (worlds.py, world_run.py, rows_run.py) under the race

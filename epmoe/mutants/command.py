@@ -1,4 +1,4 @@
-"""`python -m epmoe mutants`: breaks every synchronisation of the kernels in turn, and sees whether it is noticed.
+"""`epmoe mutants`: breaks every synchronisation of the kernels in turn, and sees whether it is noticed.
 
 Or what patches make of the kernels; or the kernels as they are, which must run in silence.
 """

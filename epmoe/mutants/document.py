@@ -10,7 +10,7 @@ README = Path(__file__).with_name("README.md")
 HEAD = """\
 # Is every synchronisation needed, and would its loss be noticed?
 
-`python -m epmoe mutants` takes the source of every kernel, breaks one synchronising token at a time (an order
+`epmoe mutants` takes the source of every kernel, breaks one synchronising token at a time (an order
 weakened, a scope narrowed, an atomic made plain, a barrier, a wait or a reset deleted, a load sent through the
 non-coherent path), and runs the result in small worlds, most of two ranks, under the race detector. Every such mutant
 must be noticed: as a race, a wrong result, a hang, an access out of bounds, or memory that is not as it was before the
@@ -32,7 +32,7 @@ weakened order gives right results. The race detector (`epmoe/device/sim/`) foll
 
 # An edit of your own
 
-A kernel is edited in the tree: `python -m epmoe mutants --as-they-are` runs it in every world under the detector, with
+A kernel is edited in the tree: `epmoe mutants --as-they-are` runs it in every world under the detector, with
 three schedules each, in the last of which loads give older values as long as they may, and prints what is reported, if
 anything is; it takes minutes.
 
@@ -40,7 +40,7 @@ Or somebody wants to know whether a certain mistake would be noticed, without ma
 
 ```sh
 git diff > /tmp/edit.patch && git checkout epmoe/kernels
-python -m epmoe mutants --patch /tmp/edit.patch --reports
+epmoe mutants --patch /tmp/edit.patch --reports
 ```
 
 Each patch is a mutant; paths may begin at the repository's root or at any folder on the way to the file. The worlds
@@ -54,7 +54,7 @@ patch without a verdict how many runs have not noticed it; the exit status is 13
 # Four faults of public kernels
 
 Each is an edit of this project's kernels (`public_faults.py`). What follows them is the report, made by
-`python -m epmoe mutants --faults --write`.
+`epmoe mutants --faults --write`.
 """
 
 

@@ -1,6 +1,6 @@
 """Soak: very many rounds of random routing, made and checked on the device, every row of every round.
 
-`python -m epmoe soak`. Tokens, routing and weights are hashes of (seed, round, rank, token, column), so that any kernel
+`epmoe soak`. Tokens, routing and weights are hashes of (seed, round, rank, token, column), so that any kernel
 can say what any rank sent: nothing is stored, copied or compared on the host, and a round costs little more than its
 dispatch and combine. Who tells which part:
 

@@ -1,4 +1,4 @@
-"""`python -m epmoe soak`: rounds until a number or a time is reached; prints progress, errors and a verdict."""
+"""`epmoe soak`: rounds until a number or a time is reached; prints progress, errors and a verdict."""
 
 import json
 import sys

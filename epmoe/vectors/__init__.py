@@ -1,6 +1,6 @@
 """Golden vectors: inputs and the reference's results as files that any language can read.
 
-`python -m epmoe vectors DIR` writes, for each vector,
+`epmoe vectors DIR` writes, for each vector,
 - `NAME.bin`: arrays one after another, little-endian, C order, each at a multiple of 64 bytes;
 - `NAME.json`: the manifest, one array a line with rank, shape, dtype, offset, bytes, CRC-32 and SHA-256;
 - `NAME.npz`: the same arrays for NumPy; types that NumPy does not know as unsigned integers of their width.

@@ -1,4 +1,4 @@
-"""`python -m epmoe vectors DIR`: writes the golden vectors and holds them against the hashes of this version."""
+"""`epmoe vectors DIR`: writes the golden vectors and holds them against the hashes of this version."""
 
 import hashlib
 import sys

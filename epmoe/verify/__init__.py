@@ -1,4 +1,4 @@
-"""`python -m epmoe` (= verify): rounds of the kernels against the reference, in one world or over the whole matrix.
+"""`epmoe` (= verify): rounds of the kernels against the reference, in one world or over the whole matrix.
 
 command: options, one case shown step by step      pictures: routing, rows and counters in the terminal
 matrix: --all, every combination of options        compiled_first: its kernels, compiled before ranks wait

@@ -1,4 +1,4 @@
-"""`python -m epmoe` (= verify): rounds of dispatch, experts and combine, kernels against the reference, shown."""
+"""`epmoe` (= verify): rounds of dispatch, experts and combine, kernels against the reference, shown."""
 
 import argparse
 import json

@@ -14,7 +14,7 @@ SIZES = {
 }
 # Variables that hold this process's number, where the launcher gives no size.
 RANKS = {"PMIX_RANK": "a PMIx launcher (srun --mpi=pmix)"}
-REMEDIES = ("start it with the mpirun of the MPI library that mpi4py uses (`python -m epmoe doctor` names both), with "
+REMEDIES = ("start it with the mpirun of the MPI library that mpi4py uses (`epmoe doctor` names both), with "
             "`pip install 'epmoe[mpi]'` that is the mpirun beside this Python; under Slurm try srun --mpi=pmix or "
             "--mpi=pmi2")
 

@@ -9,7 +9,7 @@ from epmoe_ref.errors import EPValueError, UnavailableError
 from epmoe.device.gpu_driver import check
 from epmoe.device.gpu_memory import Buffer
 
-REMEDY = "pip install 'epmoe[shmem]'; `python -m epmoe doctor` says what is missing"
+REMEDY = "pip install 'epmoe[shmem]'; `epmoe doctor` says what is missing"
 ALIGNMENT = 256         # bytes: the layout's regions begin at multiples of it
 _started: dict = {}           # "members": (rank, number of ranks) that NVSHMEM was started with, "device": the GPU
 _abandoned: list = []         # memory of ranks that left after an error: peers may still write into it
@@ -39,7 +39,7 @@ def start(world, timeout):
         nv.init(device=gpu, uid=own, rank=world.rank, nranks=world.n_ranks, initializer_method="uid")
     except Exception as error:      # nvshmem4py's own classes, which differ between its versions
         raise UnavailableError(f"NVSHMEM did not start on rank {world.rank} ({error}); NVSHMEM_DEBUG=INFO lets it say "
-                               "more, NVSHMEM_REMOTE_TRANSPORT=none suits a single host, and `python -m epmoe doctor` "
+                               "more, NVSHMEM_REMOTE_TRANSPORT=none suits a single host, and `epmoe doctor` "
                                "says what is missing") from error
     world.machine.activate()
     _started.update(members=members, device=world.machine.ordinal)

@@ -1,4 +1,4 @@
-"""`python -m epmoe check`: its exit codes, what it prints, and one rank a process under mpirun."""
+"""`epmoe check`: its exit codes, what it prints, and one rank a process under mpirun."""
 
 import json
 import os

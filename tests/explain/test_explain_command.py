@@ -1,4 +1,4 @@
-"""`python -m epmoe explain`: files, sizes, and what it refuses."""
+"""`epmoe explain`: files, sizes, and what it refuses."""
 
 import json
 import os

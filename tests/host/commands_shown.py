@@ -6,6 +6,6 @@ SMALL = ["--ranks", "2", "--experts-per-rank", "2", "--top-k", "2", "--hidden", 
 
 
 def shown(capsys, *argv):
-    """(exit status, what it wrote) of python -m epmoe with these words."""
+    """(exit status, what it wrote) of epmoe with these words."""
     status = main(list(argv))
     return status, capsys.readouterr()

@@ -48,7 +48,7 @@ def test_a_mistyped_word_gets_a_suggestion_and_the_commands_own_usage(capsys, ar
         main(argv)
     err = capsys.readouterr().err
     of = "" if argv == ["verfy"] else " verify" if argv[0].startswith("-") else f" {argv[0]}"
-    assert error.value.code == 2 and said in err and err.startswith(f"usage: python -m epmoe{of} [-h]"), err
+    assert error.value.code == 2 and said in err and err.startswith(f"usage: epmoe{of} [-h]"), err
 
 
 @pytest.mark.parametrize("argv, name", [
@@ -125,7 +125,7 @@ def test_ctrl_c_ends_a_command_without_a_traceback(capsys, monkeypatch):
 
     monkeypatch.setattr(verify, "run", interrupted)
     assert main([]) == 130
-    assert capsys.readouterr().err == "python -m epmoe verify: interrupted\n"
+    assert capsys.readouterr().err == "epmoe verify: interrupted\n"
 
 
 def test_ctrl_c_is_left_to_the_process_that_can_end_the_others():

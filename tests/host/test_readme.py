@@ -36,19 +36,20 @@ def test_ci_runs_the_two_commands():
     run = ROOT / ".ci" / "run"
     assert run.stat().st_mode & 0o111, "executable"
     program = re.search(r"awk (-v n=\"\$1\") ('.*?') README.md", run.read_text())
-    for n, needed in ((1, "-m epmoe"), (2, "-m pytest")):
+    for n, needed in ((1, "epmoe"), (2, "-m pytest")):
         done = subprocess.run(["awk", "-v", f"n={n}", program[2].strip("'"), "README.md"], cwd=ROOT, text=True,
                               capture_output=True, check=True)
         assert done.stdout == blocks("sh")[n - 1] and re.search(rf"{needed}( -n auto)?$", done.stdout.strip())
 
 
 def commands():
-    """{what follows `-m epmoe` in a command of a page}, without the comment behind it."""
+    """{what follows `epmoe` in a command of a page}, without the comment behind it."""
     for page in PAGES:
         text = page.read_text()
         shown = [*re.findall(r"`([^`\n]+)`", text), *"".join(blocks("sh", text)).splitlines()]
         for command in shown:
-            yield from (found[1].strip() for found in re.finditer(r"-m epmoe( [^#&]*|$)", command))
+            begins = r"(?:^|-m |\bbin/|&& |sim |gpu |[A-Z]=\S+ )epmoe"
+            yield from (found[1].strip() for found in re.finditer(begins + r"( [^#&]*|$)", command.strip()))
 
 
 @pytest.mark.parametrize("command", sorted(set(commands())))

@@ -21,7 +21,7 @@ from epmoe_ref.errors import EPValueError
 from rich.console import Console
 
 SAMPLE, HARMLESS_SAMPLE, SLIPS = 6, 1, 3
-SEEDS = 3               # as `python -m epmoe mutants` has; the second is for what the first leaves
+SEEDS = 3               # as `epmoe mutants` has; the second is for what the first leaves
 PARTS = 6               # of all worlds, one is run in any case
 
 all_mutants = functools.cache(hunt.all_mutants)     # which takes some seconds
@@ -55,7 +55,7 @@ def others(mutant, names):
 def test_a_sample_is_noticed_and_harmless_ones_are_not():
     """Which mutants, and which part of the worlds comes first, differs from version to version of the kernels.
 
-    The unedited kernels must pass that part of the worlds; `python -m epmoe mutants --as-they-are` runs all.
+    The unedited kernels must pass that part of the worlds; `epmoe mutants --as-they-are` runs all.
     """
     chance, jobs = random.Random(content()), min(2, os.cpu_count())
     first = chance.sample(list(WORLDS), len(WORLDS) // PARTS)

@@ -33,5 +33,5 @@ def test_an_edit_that_does_not_fit_the_kernels_is_refused():
 
 
 def test_the_document_shows_the_reports():
-    """After a change of the kernels: python -m epmoe mutants --faults --write"""
+    """After a change of the kernels: epmoe mutants --faults --write"""
     assert without_numbers(README.read_text()) == without_numbers(document.text())
