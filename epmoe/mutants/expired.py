@@ -11,6 +11,7 @@ from epmoe.device.sim.memory import POISON
 from epmoe.kernels import status
 from epmoe.mutants.errors import Leftover, WrongResult
 from epmoe.mutants.world_inputs import inputs
+from epmoe.mutants.world_kinds import PlainWorld
 
 STUCK_EXPERT = 1    # of rank 0
 NEVER = -1000       # a number of finished pieces that adding cannot bring to any count in these worlds
@@ -44,6 +45,8 @@ def check(run, rounds):
     for rank in run.ranks:
         words = run.regions[rank]["status"].array(np.int32, layout.STATUS_WORDS)
         wanted = WAITED["absent" if world.absent else world.stuck, rank]
+        if isinstance(world, PlainWorld) and (world.stuck, rank) == ("dispatch", 0):
+            wanted = status.DISPATCH_ASYNC, status.FOR_FINISHED         # who signals waits for what it signals
         if wanted[0] == status.COMBINE_WAIT and run.returned_to == "combine_lamport_buf":
             wanted = status.COMBINE_WAIT, status.FOR_ROWS
         if (words[status.FAILED], words[status.WAITED_FOR]) != wanted:

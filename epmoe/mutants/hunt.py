@@ -13,20 +13,22 @@ from epmoe.mutants.edit import Edit
 from epmoe.mutants.errors import Leftover, WrongResult
 from epmoe.mutants.marks import NAME, marked_lines, marked_tokens
 from epmoe.mutants.pairs import seen_in, slips_of_pairs
+from epmoe.mutants.plain_run import PlainRun
 from epmoe.mutants.public_run import PublicRun
 from epmoe.mutants.random_worlds import named
 from epmoe.mutants.rows_run import RowsRun
 from epmoe.mutants.slips import Slip, slips_of
 from epmoe.mutants.swiglu_run import SwigluRun
 from epmoe.mutants.tokens import entrances, for_importers, imports_of, mutants_of, names_in
-from epmoe.mutants.world_kinds import PublicWorld, RowsWorld, SwigluWorld, World
+from epmoe.mutants.world_kinds import PlainWorld, PublicWorld, RowsWorld, SwigluWorld, World
 from epmoe.mutants.world_run import WorldRun
 from epmoe.mutants.worlds import WORLDS
 
 KILLS = {RaceError: "race", DeadlockError: "hang", OutOfBoundsError: "bounds", WrongResult: "wrong",
          Leftover: "leftover", EPError: "error"}
-RUNS = {World: WorldRun, RowsWorld: RowsRun, PublicWorld: PublicRun, SwigluWorld: SwigluRun}
+RUNS = {World: WorldRun, PlainWorld: PlainRun, RowsWorld: RowsRun, PublicWorld: PublicRun, SwigluWorld: SwigluRun}
 SEEDS = 3
+OWN_WORLDS = {"rows/": RowsWorld, "plain/": PlainWorld}
 FEW = 2                 # edits by hand
 
 
@@ -54,7 +56,8 @@ def all_mutants():
 
     def importers(m):
         ways_in, module = entrances(sources[m.token.file], m.token.function), m.token.file.removesuffix(".py")
-        users = [file for file, source in sources.items() if file != m.token.file
+        folder = module.rpartition("/")[0]
+        users = [file for file, source in sources.items() if file != m.token.file and file.startswith(folder)
                  and (imports_of(source, module) & (ways_in | {"make"})) and used[file] & ways_in]
         return [file.removesuffix(".py") for file in users]
 
@@ -227,9 +230,11 @@ def cover_lines(workers, edits, advance=lambda: None):
 
 
 def worlds_of(edits, names):
-    """Those of the names whose worlds can run the files of an edit: what is in rows/ only the rows kernels run."""
-    rows_alone = all(file.startswith("rows/") for e in edits for file in e.lines)
-    return [name for name in names if not (rows_alone and not isinstance(WORLDS[name], RowsWorld))]
+    """Those of the names whose worlds can run the files of an edit: rows/ and plain/ are run by worlds of their own."""
+    for folder, kind in OWN_WORLDS.items():
+        if all(file.startswith(folder) for e in edits for file in e.lines):
+            return [name for name in names if isinstance(WORLDS[name], kind)]
+    return list(names)
 
 
 def _cover(workers, jobs, advance):

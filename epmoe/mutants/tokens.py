@@ -26,9 +26,9 @@ VOTES = ("syncthreads_or", "syncthreads_count")
 STORE = re.compile(r"store(_(u8|u16|i32|u32|u64|f32)|16)$")
 CASTS = ("i32", "u32", "u64", "f32")
 SUCCESS = {"wait_for_own_blocks": "True", "wait_for_flag": "True", "wait_for_signal": "u64(0)",
-           "wait_for_count": "u64(0)", "mbar_try_wait": "True"}
+           "wait_for_count": "u64(0)", "wait_for_counter": "True", "mbar_try_wait": "True"}
 # Modules of words that several others use: each user gets mutants of its own, since one may need what another does not.
-PER_IMPORTER = ("spin", "transport")
+PER_IMPORTER = ("spin", "transport", "plain/waits", "plain/peers")
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ def names_in(source):
 @lru_cache(None)
 def imports_of(source, module):
     """Names that a source imports from a sibling; those of its attributes that it uses, if it imports it whole."""
-    tree, found = _tree(source), set()
+    tree, found, module = _tree(source), set(), module.rpartition("/")[2]
     for n in tree.body:
         if isinstance(n, ast.ImportFrom) and n.level:
             names = {alias.name for alias in n.names}

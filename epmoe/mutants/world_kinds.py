@@ -61,6 +61,17 @@ class World(PageWorld):
 
 
 @dataclass(frozen=True, eq=False)
+class PlainWorld(World):
+    """One world of the plain kernels (plain_run.py). scaled: with an input scale. weights: "array" or "function";
+    epilogue: "", "value" or "stores". combine_dtype of its sizes is bf16. input_type: of the tokens."""
+
+    scaled: bool = False
+    weights: str = "array"
+    epilogue: str = ""
+    input_type: str = "bf16"
+
+
+@dataclass(frozen=True, eq=False)
 class RowsWorld(SmallWorld):
     """One world of the rows kernels (rows_run.py).
 

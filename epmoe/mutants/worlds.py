@@ -5,7 +5,8 @@ rounds without a reset, all of them in flight at once, so that one rank may be a
 """
 
 from epmoe.mutants.page_worlds import PAGE_WORLDS
+from epmoe.mutants.plain_worlds import PLAIN_WORLDS
 from epmoe.mutants.public_worlds import PUBLIC_WORLDS
 from epmoe.mutants.rows_worlds import ROWS_WORLDS
 
-WORLDS = {w.name: w for w in (*PAGE_WORLDS, *ROWS_WORLDS, *PUBLIC_WORLDS)}
+WORLDS = {w.name: w for w in (*PAGE_WORLDS, *PLAIN_WORLDS, *ROWS_WORLDS, *PUBLIC_WORLDS)}

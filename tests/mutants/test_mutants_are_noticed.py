@@ -14,7 +14,7 @@ from epmoe.mutants.harmless import HARMLESS
 from epmoe.mutants.harmless_slips import HARMLESS_SLIPS
 from epmoe.mutants.pieces import Hunt
 from epmoe.mutants.verdicts import judge
-from epmoe.mutants.world_kinds import RowsWorld
+from epmoe.mutants.world_kinds import SmallWorld
 from epmoe.mutants.world_run import WorldRun
 from epmoe.mutants.worlds import WORLDS
 from epmoe_ref.errors import EPValueError
@@ -46,8 +46,8 @@ def content():
 
 def others(mutant, names):
     """Names of the worlds beside these that can run the mutant's file."""
-    rows = mutant.token.file.startswith("rows/")
-    return [name for name, world in WORLDS.items() if name not in names and (not rows or isinstance(world, RowsWorld))]
+    kind = next((kind for folder, kind in hunt.OWN_WORLDS.items() if mutant.token.file.startswith(folder)), SmallWorld)
+    return [name for name, world in WORLDS.items() if name not in names and isinstance(world, kind)]
 
 
 @pytest.mark.nightly

@@ -9,34 +9,13 @@ Waiting half. Block 0 waits until every word of recv_count has arrived, resets t
 block. A block waits for its flag, lowers it, and reduces its tokens.
 """
 
-from epmoe.device import (
-    address_of,
-    block_dim,
-    block_idx,
-    device_fn,
-    f32,
-    grid_dim,
-    i32,
-    lane_id,
-    load16,
-    load_i32,
-    n_warps,
-    st_relaxed_gpu_i32,
-    st_release_gpu_i32,
-    store16,
-    store_i32,
-    store_u64,
-    syncthreads,
-    syncthreads_or,
-    syncwarp,
-    thread_idx,
-    u32,
-    u64,
-    warp_id,
-)
+from epmoe.device import (address_of, block_dim, block_idx, device_fn, f32, grid_dim, i32, lane_id, load16,
+    load_i32, n_warps, st_release_gpu_i32, store16, store_i32, store_u64, syncthreads, syncthreads_or, syncwarp,
+    thread_idx, u32, u64, warp_id)
 from epmoe.layout import MAX_FINITE, combine_msg_bytes
 
 from .. import elements
+from ..formats.row_copy import copy_part
 from ..status import COMBINE_WAIT, FOR_REDUCING, has_failed
 from . import arguments, counters, messages, peers, receive, waits
 from .counters import READY, namespace
@@ -49,7 +28,7 @@ from .waits import Waiter
 def _send_back(cfg):
     """Device function (input_tokens, src_info, send_buf_p, to, ep_counters): the sending half, by all blocks."""
     row_bytes, word = combine_msg_bytes(cfg), counters.words(cfg)
-    to_peers, stage = peers.make(cfg, row_bytes), peers.copy_bytes(row_bytes)
+    to_peers, stage = peers.make(cfg, row_bytes), copy_part(row_bytes)
     local, ranks, top_k, max_tokens = cfg.n_local_experts, cfg.n_src_ranks, cfg.top_k, cfg.max_tokens_per_rank
     segment, own_only = word.segment, cfg.skip_a2a
 
@@ -58,7 +37,7 @@ def _send_back(cfg):
         """A warp: the row at `place` goes to [t, k] of dst_rank; across worlds by way of `staged` in send_buf."""
         lane, offset = i32(lane_id()), u64(t * top_k + k) * u64(row_bytes)
         if not to_peers.is_near(dst_rank, to.my_rank):
-            stage(staged, place, lane)
+            stage(staged, place, 0, 1, lane)
             syncwarp()
             place = staged
         to_peers.write(to, dst_rank, offset, place, lane)
@@ -103,7 +82,8 @@ def _await_rows(cfg):
         missing = False
         i = i32(thread_idx())
         while i < n_words:
-            if waits.signal(u64(inbox.recv_count_p) + u64(8 * i), i, waiter) == u64(MAX_FINITE):
+            recv_count = u64(inbox.recv_count_p) + u64(8 * i)
+            if waits.wait_for_signal(recv_count, i, waiter) == u64(MAX_FINITE):
                 missing = True
             i = i32(i + block_dim())
         if not syncthreads_or(missing):         # what any thread of the block acquired, the flags release
@@ -122,9 +102,9 @@ def _await_rows(cfg):
         ok = True
         if thread_idx() == 0:
             flag = word.combine_ready(inbox.ep_counters, block_idx())
-            ok = waits.counter(flag, READY, waiter, FOR_REDUCING, block_idx())
+            ok = waits.wait_for_counter(flag, READY, waits.behind_another(waiter), FOR_REDUCING, block_idx())
             if ok:
-                st_relaxed_gpu_i32(flag, i32(0))
+                store_i32(flag, i32(0))
         return not syncthreads_or(not ok)
 
     return await_rows
@@ -256,7 +236,7 @@ def combine_async_kernel(cfg, launch=None, **page):
 
     def combine_async_kernel(input_tokens, src_info, send_buf_p, recv_buf_ptrs, recv_count_ptrs, ep_counters, my_rank,
                              status, timeout_ns):
-        if syncthreads_or(has_failed(status)):
+        if has_failed(status):         # nothing in this launch changes it
             return
         send_back(input_tokens, src_info, send_buf_p, Peers(recv_buf_ptrs, recv_count_ptrs, my_rank), ep_counters)
 

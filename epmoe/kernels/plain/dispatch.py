@@ -11,26 +11,9 @@ Waiting half: receive.py.
 
 from typing import NamedTuple
 
-from epmoe.device import (
-    atomic_add_relaxed_gpu_i32,
-    block_idx,
-    device_fn,
-    f32,
-    grid_dim,
-    i32,
-    lane_id,
-    n_warps,
-    red_add_relaxed_gpu_i32,
-    red_add_release_gpu_i32,
-    store_i32,
-    syncthreads,
-    syncthreads_or,
-    syncwarp,
-    thread_idx,
-    u64,
-    warp_broadcast_i32,
-    warp_id,
-)
+from epmoe.device import (atomic_add_relaxed_gpu_i32, block_idx, device_fn, f32, grid_dim, i32, lane_id, n_warps,
+    red_add_relaxed_gpu_i32, red_add_release_gpu_i32, store_i32, syncthreads, syncthreads_or, syncwarp, thread_idx,
+    u64, warp_broadcast_i32, warp_id)
 
 from ..status import DISPATCH_ASYNC, DISPATCH_WAIT, FOR_FINISHED, has_failed
 from . import arguments, counters, messages, peers, receive, waits
@@ -108,7 +91,7 @@ def _sending(cfg, input_type):
         """One thread: the signal of an expert whose messages are all written."""
         dst_rank, local_expert = i32(expert // local), i32(expert % local)
         to = segment(local_expert, dst_rank)
-        if waits.counter(word.finished(ep_counters, to), count, waiter, FOR_FINISHED, to):
+        if waits.wait_for_counter(word.finished(ep_counters, to), count, waiter, FOR_FINISHED, to):
             to_peers.signal(peers, dst_rank, segment(local_expert, peers.my_rank), count)
             if to_peers.is_near(dst_rank, peers.my_rank):
                 red_add_relaxed_gpu_i32(word.rank_completion(ep_counters, dst_rank % world), i32(1))

@@ -95,10 +95,9 @@ class PlainKernel:
         """Waits for the launches; raises what their own status words say: PeerTimeout, or EPValueError of bad ids."""
         for rank, (stream, words, timeout) in self._launched.items():
             self.kernel.wait(stream)
-            if words is not None:
-                values = self.kernel.read(words)
-                raise_if_failed(values, self.cfg, rank, timeout)
-                raise_if_bad_ids(values, self.cfg, rank)
+            values = self.kernel.read(words)
+            raise_if_failed(values, self.cfg, rank, timeout)
+            raise_if_bad_ids(values, self.cfg, rank)
 
     def _with_flags(self, grid):
         flagged = self.__name__ in ("combine_wait_kernel", "combine_kernel")
@@ -110,14 +109,11 @@ class PlainKernel:
         my_rank = named["my_rank"]
         if not 0 < timeout < 1e9:
             raise EPValueError(f"timeout={timeout} must be a positive number of seconds")
-        if stream is None and SIM:
-            stream, alone = own_stream(self.cfg.n_ranks, my_rank), True
-        else:
-            alone = False
-        own = None
-        if status is None:
-            _, own, _ = self._launched.get(my_rank, (None, None, None))
-            status = own = self.kernel.words(STATUS_WORDS) if own is None else own
+        alone = stream is None and SIM
+        if alone:
+            stream = own_stream(self.cfg.n_ranks, my_rank)
+        own = self._launched[my_rank][1] if my_rank in self._launched else self.kernel.words(STATUS_WORDS)
+        status = own if status is None else status
         self._launched[my_rank] = stream, own, timeout
         named.update(status=status, timeout_ns=np.uint64(timeout * SECOND_NS))
         place = self.kernel.place(stream, my_rank)
@@ -163,19 +159,13 @@ class PlainKernel:
             if len(named[name]) != cfg.p2p_world_size:
                 raise EPValueError(f"{name} has {len(named[name])} entries; p2p_world_size={cfg.p2p_world_size} are "
                                    "needed, one for each rank of the p2p world")
-        if cfg.fused_shared_expert:
-            self._check_shared(named)
+        missing = [n for n in ("input_tokens", "send_buf_p") if n in named and named[n] is OPTIONAL[n]]
+        if cfg.fused_shared_expert and missing and self.__name__.endswith("wait_kernel"):
+            raise EPValueError(f"fused_shared_expert: {self.__name__} needs {missing[0]}=, where the shared rows are")
         if self.options.router_weights is arguments.given_weights and len(named.get("router_weights_args", " ")) != 1:
             raise EPValueError("router_weights_args=(weights,) is needed: float32 [num_tokens, top_k]")
         if self.options.input_scale is arguments.given_scale and "input_scales_args" in named:
             named["input_scales_args"] = (np.float32(named["input_scales_args"][0]),)
-
-    def _check_shared(self, named):
-        if self.__name__ == "combine_wait_kernel" and named["input_tokens"] is OPTIONAL["input_tokens"]:
-            raise EPValueError("fused_shared_expert: combine_wait_kernel needs input_tokens=, whose first rows it adds")
-        if self.__name__ == "dispatch_wait_kernel" and named["send_buf_p"] is OPTIONAL["send_buf_p"]:
-            raise EPValueError("fused_shared_expert: dispatch_wait_kernel needs send_buf_p= and num_tokens=, whose "
-                               "messages it copies")
 
     def _value(self, name, value, place):
         """An argument as ArrayKernel takes it."""

@@ -7,28 +7,8 @@ topk_info: uint16 a k, the token's ids, 65535 for -1. Padding bytes are 0.
 from types import ModuleType
 
 from epmoe import layout
-from epmoe.device import (
-    address_of,
-    block_dim,
-    device_fn,
-    f16_hi,
-    f16_lo,
-    i32,
-    lane_id,
-    load16,
-    load_i32,
-    load_u16,
-    n_warps,
-    pack_bf16x2,
-    store16,
-    store_u32,
-    thread_idx,
-    u32,
-    u32_as_f32,
-    u64,
-    warp_id,
-    warp_sum_i32,
-)
+from epmoe.device import (address_of, block_dim, device_fn, f16_hi, f16_lo, i32, lane_id, load16, load_i32,
+    load_u16, n_warps, pack_bf16x2, store16, store_u32, thread_idx, u32, u32_as_f32, u64, warp_id, warp_sum_i32)
 
 from .. import formats
 from ..status import BAD_IDS, REPEATED_IDS, record_bad_id

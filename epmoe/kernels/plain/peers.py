@@ -8,13 +8,11 @@ in `finished`, or a block barrier, carries that to the thread that signals.
 from types import ModuleType
 from typing import NamedTuple
 
-from epmoe.device import device_fn, i32, load16, st_release_sys_u64, store16, u64
+from epmoe.device import device_fn, st_release_sys_u64, u64
 
+from ..formats.row_copy import copy_part
 from ..transport import crosses_worlds
 from .counters import namespace
-
-LANES = 32
-VECTOR = 16         # bytes
 
 
 class Peers(NamedTuple):
@@ -23,21 +21,6 @@ class Peers(NamedTuple):
     recv_buf_ptrs: tuple
     recv_count_ptrs: tuple
     my_rank: int
-
-
-def copy_bytes(n_bytes: int):
-    """Device function (dst, src, lane): a warp copies n_bytes, a multiple of 16, of aligned memory."""
-    n_vectors = n_bytes // VECTOR
-
-    @device_fn
-    def copy(dst, src, lane):
-        i = i32(lane)
-        while i < n_vectors:
-            q = load16(src + u64(VECTOR * i))
-            store16(dst + u64(VECTOR * i), q[0], q[1], q[2], q[3])
-            i = i32(i + LANES)
-
-    return copy
 
 
 def make(cfg, row_bytes: int) -> ModuleType:
@@ -49,7 +32,7 @@ def make(cfg, row_bytes: int) -> ModuleType:
     signal(peers, dst_rank, index, count): the count goes into word `index` of dst_rank's recv_count, behind everything
         that this thread has written, or acquired from others.
     """
-    world, copy = cfg.p2p_world_size, copy_bytes(row_bytes)
+    world, copy = cfg.p2p_world_size, copy_part(row_bytes)
     everybody_is_near = not crosses_worlds(cfg)
 
     @device_fn
@@ -58,7 +41,7 @@ def make(cfg, row_bytes: int) -> ModuleType:
 
     @device_fn
     def write_near(peers, dst_rank, offset, src, lane):
-        copy(u64(peers.recv_buf_ptrs[dst_rank % world]) + u64(offset), src, lane)
+        copy(u64(peers.recv_buf_ptrs[dst_rank % world]) + u64(offset), src, 0, 1, lane)
 
     @device_fn
     def signal_near(peers, dst_rank, index, count):

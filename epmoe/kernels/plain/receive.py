@@ -7,40 +7,19 @@ an expert at a time, by fetch-add on region C. The block that is last to count i
 from types import ModuleType
 from typing import NamedTuple
 
-from epmoe.device import (
-    address_of,
-    atomic_add_acq_rel_gpu_i32,
-    atomic_add_relaxed_gpu_i32,
-    block_dim,
-    block_idx,
-    device_fn,
-    grid_dim,
-    i32,
-    int32,
-    lane_id,
-    load_i32,
-    n_warps,
-    shared_array,
-    st_release_gpu_i32,
-    store_i32,
-    store_u64,
-    syncthreads,
-    syncthreads_or,
-    thread_idx,
-    u64,
-    warp_broadcast_i32,
-    warp_id,
-    warp_inclusive_sum_i32,
-)
+from epmoe.device import (address_of, atomic_add_acq_rel_gpu_i32, atomic_add_relaxed_gpu_i32, block_dim, block_idx,
+    device_fn, grid_dim, i32, int32, lane_id, load_i32, n_warps, shared_array, st_release_gpu_i32, store_i32,
+    store_u64, syncthreads, syncthreads_or, thread_idx, u64, warp_broadcast_i32, warp_id, warp_inclusive_sum_i32)
 from epmoe.layout import MAX_FINITE
 
 from .. import formats
+from ..formats.scale_tiles import TILE_ROWS as SCALE_ROWS
 from ..status import FOR_READY, FOR_SEND_BUF
 from . import counters, messages, waits
 from .counters import READY, namespace
 
 LANES = 32
-TILE_ROWS = 128
+TILE_ROWS = 128     # that a block claims together
 
 
 class Outputs(NamedTuple):
@@ -102,7 +81,7 @@ def make(cfg) -> ModuleType:
         i = i32(thread_idx())
         while i < local * ranks:
             recv_count = u64(inbox.recv_count_p) + u64(8 * i)
-            count = waits.signal(recv_count, i, waiter)
+            count = waits.wait_for_signal(recv_count, i, waiter)
             if count == u64(MAX_FINITE):
                 missing = True
             else:
@@ -147,7 +126,7 @@ def make(cfg) -> ModuleType:
             elif group < groups:
                 n_rows = rows_of(inbox, i32(group - front))
             padded = i32((n_rows + pad - 1) // pad * pad)
-            n_tiles = i32((n_rows + TILE_ROWS - 1) // TILE_ROWS)
+            n_tiles = i32((n_rows + SCALE_ROWS - 1) // SCALE_ROWS)
             end = i32(start + warp_inclusive_sum_i32(padded))
             end_tile = i32(tile + warp_inclusive_sum_i32(n_tiles))
             if group < groups:
@@ -180,7 +159,8 @@ def make(cfg) -> ModuleType:
     def await_rows(inbox, waiter):
         ok = True
         if thread_idx() == 0:
-            ok = waits.counter(word.e(inbox.ep_counters, 0), READY, waiter, FOR_READY, 0)
+            behind = waits.behind_another(waiter)
+            ok = waits.wait_for_counter(word.e(inbox.ep_counters, 0), READY, behind, FOR_READY, 0)
         return not syncthreads_or(not ok)       # what thread 0 acquired, all threads of the block see
 
     @device_fn
@@ -188,7 +168,7 @@ def make(cfg) -> ModuleType:
         n_rows, first = share(num_tokens, inbox.my_rank)
         ok = True
         if thread_idx() == 0 and n_rows > 0:
-            ok = waits.counter(word.f(inbox.ep_counters, 0), n_rows, waiter, FOR_SEND_BUF, 0)
+            ok = waits.wait_for_counter(word.f(inbox.ep_counters, 0), n_rows, waiter, FOR_SEND_BUF, 0)
         if syncthreads_or(not ok):
             return False
         row, lane = i32(0), i32(lane_id())
@@ -300,34 +280,23 @@ def make(cfg) -> ModuleType:
 def tiles_of(fmt):
     """Device function (format_handler, group, start): the first 128-row tile of a group that starts at row `start`."""
     if "scales_offset" not in fmt.output_fields:
-        @device_fn
-        def none(format_handler, group, start):
-            return i32(0)
-
-        return none
+        return device_fn(lambda format_handler, group, start: i32(0))
 
     @device_fn
     def first_tile(format_handler, group, start):
-        return i32(i32(format_handler.scales_offset[group]) + start // TILE_ROWS)
+        return i32(i32(format_handler.scales_offset[group]) + start // SCALE_ROWS)
 
     return first_tile
 
 
-def handler_words(fmt):
+def handler_words(fmt, i=0):
     """Device function (format_handler) -> `out` as the format takes it: the arrays' addresses, capacity in rows."""
-    n = len(fmt.output_fields)
+    if i == len(fmt.output_fields):
+        return device_fn(lambda handler: (u64(handler[0].shape[0]),))
+    others = handler_words(fmt, i + 1)
 
     @device_fn
-    def one(handler):
-        return u64(address_of(handler[0])), u64(handler[0].shape[0])
+    def words(handler):
+        return (u64(address_of(handler[i])), *others(handler))
 
-    @device_fn
-    def two(handler):
-        return u64(address_of(handler[0])), u64(address_of(handler[1])), u64(handler[0].shape[0])
-
-    @device_fn
-    def three(handler):
-        return (u64(address_of(handler[0])), u64(address_of(handler[1])), u64(address_of(handler[2])),
-                u64(handler[0].shape[0]))
-
-    return {1: one, 2: two, 3: three}[n]
+    return words

@@ -13,7 +13,7 @@ from ..spin import gives_up
 from ..status import FOR_RECV_COUNT, record_expired
 
 POLLS_PER_LOOK = 32     # polls between two looks at the clock and at FAILED
-LONGER_NS = 1_000_000_000
+LONGER_NS = 1_000_000_000   # that a wait for another block takes
 
 
 class Waiter(NamedTuple):
@@ -25,7 +25,13 @@ class Waiter(NamedTuple):
 
 
 @device_fn
-def signal(word, segment, waiter):
+def behind_another(waiter):
+    """For a wait that ends when a block's own waits have ended: that block gives up first, and says for what."""
+    return Waiter(waiter.status, u64(waiter.timeout_ns) + u64(LONGER_NS), waiter.phase)
+
+
+@device_fn
+def wait_for_signal(word, segment, waiter):
     """Waits for the signal in a recv_count word: the count, acquired at system scope, or MAX_FINITE if it gave up."""
     count = u64(ld_acquire_sys_u64(word))
     since = u64(globaltimer())
@@ -40,17 +46,14 @@ def signal(word, segment, waiter):
 
 
 @device_fn
-def counter(word, wanted, waiter, waited_for, index):
-    """Waits until a counter that blocks of this rank write is `wanted`, acquired at device scope; whether it was.
-
-    It waits longer than `signal`: if a peer stays away, the wait for its signal is the one that is recorded.
-    """
+def wait_for_counter(word, wanted, waiter, waited_for, index):
+    """Waits until a counter that blocks of this rank write is `wanted`, acquired at device scope; whether it was."""
     seen = ld_acquire_gpu_i32(word)
     since = u64(globaltimer())
     polls = 0
     while seen != wanted:
         polls += 1
-        if polls % POLLS_PER_LOOK == 0 and gives_up(waiter.status, since, waiter.timeout_ns + u64(LONGER_NS)):
+        if polls % POLLS_PER_LOOK == 0 and gives_up(waiter.status, since, waiter.timeout_ns):
             record_expired(waiter.status, waiter.phase, waited_for, index, wanted, seen)
             return False
         seen = ld_acquire_gpu_i32(word)
