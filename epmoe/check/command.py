@@ -17,6 +17,7 @@ from epmoe.command_line import CANNOT_RUN, DIFFERS, EQUAL, at_least_one, positiv
 
 NO_CASE = -1
 TIMEOUT_S = 120.0
+STDERR = 2      # where an implementation prints while stdout holds JSON
 
 
 def add_arguments(parser):
@@ -111,7 +112,7 @@ def _check(name, arguments, said, records):
     try:
         report = _as_rank(name, arguments, tell) if started_as_rank() else guarded.check(
             name, n_ranks=arguments.ranks, only=arguments.only, timeout=arguments.timeout, tell=tell,
-            output=sys.__stderr__.fileno() if arguments.json else None)
+            output=STDERR if arguments.json else None)
     except EPError as error:
         _complain(error, said)
         records.append({"name": name, "passed": False, "verdict": f"cannot be run: {error}", "cases": []})

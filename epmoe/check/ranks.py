@@ -88,8 +88,8 @@ def started_by_mpirun():
 
 
 def started_as_rank():
-    """Whether mpirun or torchrun started this process, perhaps alone."""
-    return started_by_mpirun() or "TORCHELASTIC_RUN_ID" in os.environ
+    """Whether a launcher started this process, perhaps alone."""
+    return started_by_mpirun() or "TORCHELASTIC_RUN_ID" in os.environ or started_with_others()
 
 
 def started_with_others():

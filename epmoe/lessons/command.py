@@ -1,7 +1,6 @@
 """`epmoe lesson`: lists, tells and judges the lessons."""
 
 import json
-import sys
 from pathlib import Path
 
 from epmoe_ref.errors import EPValueError
@@ -11,6 +10,7 @@ from epmoe.lessons import FILES, exercise
 from epmoe.lessons.judge import verdict
 from epmoe.lessons.telling import WIDTH, exercise_text, plain_simulator, tell, title, wrapped
 
+STDERR = 2          # where an answer prints while stdout holds JSON
 HERE = "here"       # --start and --check without a file
 
 
@@ -76,7 +76,7 @@ def new_answer(number):
 
 def check(number, file, as_json):
     """Judge an answer, in words or as a JSON object."""
-    what, says = verdict(number, file, sys.__stderr__.fileno() if as_json else None)
+    what, says = verdict(number, file, STDERR if as_json else None)
     if as_json:
         print(json.dumps({"exercise": number, "file": file, "passed": what == "right", "verdict": says}, indent=1))
     else:
