@@ -124,12 +124,17 @@ class Batch:
         return Routed(*([a[p] for p in parts] for a in (self.x, self.topk_ids.astype(np.int32), self.topk_weights)))
 
 
+def opened(path):
+    """A file, open for reading its bytes; EPValueError for a folder, and for a pipe or device, which may have no end."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise EPValueError(f"{path} is not a file: write the data into one")
+    return open(path, "rb")
+
+
 def _arrays(path):
     """{name: array} of those members of an .npz that mean something here."""
     try:
-        if os.path.exists(path) and not os.path.isfile(path):       # a pipe or a device may have no end
-            raise EPValueError(f"{path} is not a file that holds an .npz")
-        with open(path, "rb") as file:
+        with opened(path) as file:
             if is_zipfile(file):
                 with np.load(file, allow_pickle=False) as members:
                     return {name: members[name] for name in members.files if name in MEMBERS}, members.files

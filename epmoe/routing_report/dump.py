@@ -5,6 +5,7 @@ from zipfile import is_zipfile
 
 import numpy as np
 
+from epmoe.routing import opened
 from epmoe.routing_report import json_lines
 from epmoe.routing_report.json_lines import WANTED, one_number
 from epmoe_ref.config import MAX_EXPERTS
@@ -66,8 +67,15 @@ class Dump:
 
 def read(path):
     """The Dump of a file. Errors: EPValueError, which says what the file holds and what is needed."""
+    dump = _read(path)
+    if not dump.tokens:
+        raise EPValueError(f"{path} has 0 tokens: {WANTED}")
+    return dump
+
+
+def _read(path):
     try:
-        with open(path, "rb") as file:
+        with opened(path) as file:
             start = file.read(6)
             if start == b"\x93NUMPY" or is_zipfile(file):
                 file.seek(0)
@@ -79,10 +87,13 @@ def read(path):
                 )
             file.seek(0)
             text = file.read().decode()
+    except EPValueError:
+        raise
     except OSError as error:
         raise EPValueError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (ValueError, EOFError, KeyError, NotImplementedError) as error:
-        raise EPValueError(f"{path} cannot be read ({error}): {WANTED}") from None
+    except Exception as error:  # a damaged file fails in NumPy's, zipfile's and zlib's many ways
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise EPValueError(f"{path} cannot be read ({said}): {WANTED}") from None
     steps, n_experts, notes = json_lines.read(path, text)
     return Dump(steps, n_experts=n_experts, notes=notes)
 
