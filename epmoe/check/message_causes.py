@@ -5,6 +5,7 @@ elsewhere in the buffer, and on other ranks. Tests get an epmoe.check.words.Susp
 """
 
 import numpy as np
+
 from epmoe_ref import format_of
 
 

@@ -4,12 +4,12 @@ A cause is named only when it explains every word of the region that is not free
 """
 
 import numpy as np
-from epmoe_ref import format_of
-from epmoe_ref.config import READY
-from epmoe_ref.protocol import MAX_FINITE
 
 from epmoe.check.causes import best
 from epmoe.check.message_causes import GENERAL_OF_MESSAGES, MESSAGE_CAUSES, ROW_CAUSES
+from epmoe_ref import format_of
+from epmoe_ref.config import READY
+from epmoe_ref.protocol import MAX_FINITE
 
 
 def cause_of(suspect):

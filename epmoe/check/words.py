@@ -7,13 +7,13 @@ the implementation's buffers and counters are read and compared, when all ranks 
 from dataclasses import dataclass, replace
 
 import numpy as np
-from epmoe_ref import EPLocalSyncCounters, format_of, words
-from epmoe_ref.protocol import MAX_FINITE, STEPS, World
-from epmoe_ref.words import may_be_under_way
 
 from epmoe.check import word_causes
 from epmoe.check.difference import Difference
 from epmoe.check.implementation import has_halves
+from epmoe_ref import EPLocalSyncCounters, format_of, words
+from epmoe_ref.protocol import MAX_FINITE, STEPS, World
+from epmoe_ref.words import may_be_under_way
 
 BUFFERS = ("dispatch_recv_buf", "dispatch_recv_count", "combine_recv_buf", "combine_recv_count")
 FIELDS = ("READY + end row", "count")       # of region A
@@ -106,6 +106,15 @@ class Suspect:
     def place(self):
         """dispatch_recv_buf: from which slot each message of `got` came, int [n_local_experts, n_ranks, slots]."""
         return words.in_token_order(self.cfg, self.raw, self.state.messages_here)[1]
+
+
+def flat_counters(cfg, region):
+    """int32 [8 * n_experts + 12] out of regions; region(name) gives the words in use, by epmoe.layout's names."""
+    flat = np.zeros(EPLocalSyncCounters[cfg.n_experts].total_size(), np.int32)
+    for name, (start, _) in EPLocalSyncCounters[cfg.n_experts].regions().items():
+        held = region("combine_ready" if name == "combine_wait" else name)
+        flat[start:start + held.size] = held.ravel()
+    return flat
 
 
 def _under_way(state, regions):

@@ -98,7 +98,7 @@ def races_are_looked_for(world):
 
 def _round(case, ep, r, seed, shown_rank, regions):
     cfg, routed, world = case.cfg, r.routed, ep.world
-    own, halves = _Own(world), not case.fused and not races_are_looked_for(world)
+    own, halves = Own(world), not case.fused and not races_are_looked_for(world)
 
     def look(moment):
         r.moments[moment] = {name: ep.region(name, shown_rank) for name in regions}
@@ -145,7 +145,7 @@ def _round(case, ep, r, seed, shown_rank, regions):
     return r
 
 
-class _Own:
+class Own:
     """What belongs to the ranks of this process, in the form in which their ExpertParallel takes and gives it."""
 
     def __init__(self, world):

@@ -24,6 +24,8 @@ MAX_DIFFERENCES = 3
 OF_THE_MATRIX = ("part", "compile", "cc", "sample")     # options that mean something with --all only
 WITH_THE_MATRIX = ("all", "kernels", "ranks", "hidden", "seed", "racecheck", "world", "p2p_world_size", "timeout", "json",
                    *OF_THE_MATRIX)
+WITH_WORDS = ("words", "ranks", "rounds", "seed", "racecheck", "world", "p2p_world_size", "timeout", "json")
+WORLDS = 14         # of --words: each format twice
 OF_A_FILE = ("experts_per_rank", "top_k", "hidden", "tokens", "rounds")     # what --input's file says
 
 
@@ -69,6 +71,9 @@ def add_arguments(parser):
     files.add_argument("--dump", metavar="FILE.npz", help="write the first round's tokens and routing as such a file")
     files.add_argument("--json", action="store_true", help="one JSON object instead of pictures")
     files.add_argument("--all", action="store_true", help="walk the matrix of all options, at small sizes and --hidden")
+    files.add_argument("--words", type=at_least_one, nargs="?", const=WORLDS, metavar="N", help="compare every word of "
+                       "memory of the plain kernels with the model of the protocol, after each half, on N random "
+                       f"worlds (default {WORLDS})")
     files.add_argument("--part", type=part_of_all, metavar="I/N",
                        help="with --all: every Nth case from the Ith on, so that N processes share the matrix")
     files.add_argument("--compile", type=part_of_all, metavar="I/N",
@@ -98,6 +103,10 @@ def run(args, console=None):
             from epmoe.verify import matrix
 
             return matrix.walk(args, console, worlds)
+        if args.words:
+            from epmoe.verify import words
+
+            return words.walk(args, console, worlds)
         args.ranks = args.ranks or worlds.n_ranks
         return _verify(args, console, worlds)
     except (EPValueError, UnavailableError):
@@ -113,11 +122,14 @@ def _refuse_what_would_be_ignored(args):
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     given = [name for name, default in vars(parser.parse_args([])).items() if getattr(args, name) != default]
-    wrong = [name for name in given if (name not in WITH_THE_MATRIX if args.all else name in OF_THE_MATRIX)]
+    with_words = args.words and not args.all
+    wrong = [name for name in given if (name not in WITH_THE_MATRIX if args.all else name in OF_THE_MATRIX)
+             or with_words and name not in WITH_WORDS]
     if args.input and not args.all:
         wrong += [name for name in given if name in OF_A_FILE]
     if wrong:
         rule = ("no meaning with --all, which walks all options, at small sizes: leave it out, or --all" if args.all
+                else "no meaning with --words, which draws random worlds: leave it out, or --words" if with_words
                 else "no meaning without --all: give that too, or leave it out" if wrong[0] in OF_THE_MATRIX
                 else "no meaning with --input, whose file has its sizes, and one round of them: leave it out")
         raise EPValueError(f"{', '.join('--' + name.replace('_', '-') for name in wrong)}: {rule}")

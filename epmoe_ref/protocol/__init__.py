@@ -4,6 +4,12 @@ Each rank goes through four steps, over and over, without a reset between rounds
 
     dispatch_async -> dispatch_wait -> combine_async -> combine_wait -> dispatch_async ...
 
+    machine = World(cfg)
+    for rank in range(cfg.n_ranks):
+        machine.dispatch_async(rank, input_tokens[rank], topk_ids[rank])
+    d = machine.dispatch_wait(0)            # the Dispatched of rank 0; the others may be at any step
+    machine.ranks[0].region("A")            # what its words hold now: RankState
+
 A step is a function of one rank's state (RankState) and its inputs. It returns a Step: the rank's next state, its
 writes to other ranks, and its result. The fused kernels are two steps in a row. World holds the states of all ranks,
 delivers writes, and lets ranks step in any legal order: dispatch_wait needs the dispatch signals of all ranks,

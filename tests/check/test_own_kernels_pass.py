@@ -15,7 +15,7 @@ def test_own_fused_a2a_and_p2p_worlds_pass(name, case):
     assert report.passed, str(report)
 
 
-@pytest.mark.parametrize("name", ["kernels", "fused_kernels"])
+@pytest.mark.parametrize("name", ["kernels", "fused_kernels", "plain_kernels"])
 @pytest.mark.parametrize("case", ["slots without an expert", "without router weights", "an epilogue",
                                   "nvfp4 with an input scale", "fp8_blockwise with a shared expert"])
 def test_own_kernels_pass(name, case):

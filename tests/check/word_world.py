@@ -5,8 +5,9 @@ reference's format objects, which encode and decode payloads; everything else is
 """
 
 import numpy as np
-from epmoe_ref import format_of
 from numpy_world import NumpyWorld
+
+from epmoe_ref import format_of
 
 MAX_FINITE, READY = 2**64 - 1, 1024
 

@@ -2,6 +2,7 @@
 
 from epmoe.check.adapters.reference import Reference
 from epmoe.check.implementation import OPTIONS, Implementation
+from epmoe.check.words import BUFFERS, flat_counters
 from epmoe.worlds.local import LocalWorld
 
 
@@ -12,18 +13,21 @@ class Kernels(Implementation):
     combine_dtypes = Reference.combine_dtypes
     options = OPTIONS if LocalWorld.shmem else OPTIONS - {"use_shmem"}
     fused = False
+    kernels = None      # what ExpertParallel chooses
 
     def __init__(self, cfg):
         from epmoe import ExpertParallel
         super().__init__(cfg)
-        self._ep = ExpertParallel(cfg, self.new_world(range(cfg.n_ranks)), fused=self.fused)
+        self._ep = ExpertParallel(cfg, self.new_world(range(cfg.n_ranks)), fused=self.fused, kernels=self.kernels)
 
     def new_world(self, per_rank):
         """A world of as many ranks as the argument has entries."""
         return LocalWorld(len(per_rank))
 
     def dispatch(self, input_tokens, topk_ids, **options):
-        dispatched = self._ep.dispatch(input_tokens, topk_ids, **options)
+        return self._numpy(self._ep.dispatch(input_tokens, topk_ids, **options))
+
+    def _numpy(self, dispatched):
         # combine may be given either form; the NumPy one is what the check reads
         return dispatched.numpy() if self.per_rank else [d.numpy() for d in dispatched]
 
@@ -39,3 +43,32 @@ class FusedKernels(Kernels):
     """The fused kernels."""
 
     fused = True
+
+
+class PlainKernels(Kernels):
+    """The plain kernels by halves, with their memory: every word is compared with the model after each half."""
+
+    kernels = "plain"
+
+    def dispatch_async(self, input_tokens, topk_ids, **options):
+        self._ep.dispatch_async(input_tokens, topk_ids, **options)
+
+    def dispatch_wait(self):
+        return self._numpy(self._ep.dispatch_wait())
+
+    def combine_async(self, expert_outputs, dispatched):
+        self._ep.combine_async(expert_outputs, dispatched)
+
+    def combine_wait(self, router_weights, **options):
+        from epmoe.check.adapters.fused_a2a import host
+        return host(self._ep.combine_wait(router_weights, **options))
+
+    def buffers(self):
+        return {name: self._of_ranks(lambda rank, name=name: self._ep.region(name, rank)) for name in BUFFERS}
+
+    def counters(self):
+        return self._of_ranks(lambda rank: flat_counters(self.cfg, lambda name: self._ep.region(name, rank)))
+
+    def _of_ranks(self, read):
+        held = [read(rank) for rank in self._ep.world.ranks]
+        return held[0] if self.per_rank else held

@@ -31,6 +31,12 @@ class FusedKernels(Kernels):
     fused = True
 
 
+class PlainKernels(_OverMPIWorld, kernels.PlainKernels):
+    """The plain kernels, whose memory is compared word by word."""
+
+    options = OPTIONS - {"use_shmem"}
+
+
 class Rows(_OverMPIWorld, fused_a2a.Rows):
     """FusedDispatch and FusedCombine."""
 
