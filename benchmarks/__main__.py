@@ -8,7 +8,7 @@ COMMANDS = {
     "run": ("benchmarks.run", "dispatch and combine against the floor and other libraries (the default)"),
     "loop": ("benchmarks.loop", "pairs of dispatch and combine back to back, wall clock, host included"),
     "figure": ("benchmarks.figure", "time against tokens, out of files of results"),
-    "table": ("benchmarks.readme_table", "the figures of README as a Markdown table, out of files of results"),
+    "table": ("benchmarks.readme_table", "the figures of docs/measured.md as a Markdown table, out of files of results"),
     "aims": ("benchmarks.aims", "aims beside what is reached, as a Markdown table, out of files of results"),
     "merge": ("benchmarks.results", "files of results into one"),
     "compile": ("benchmarks.compiling", "the kernels of a run into the disk cache; a run does it itself"),

@@ -1,10 +1,10 @@
-"""`python -m benchmarks table FILE.json ...`: README's figures as a Markdown table, made of files of results."""
+"""`python -m benchmarks table FILE.json ...`: the figures of docs/measured.md as a Markdown table, made of files of results."""
 
 import sys
 
 from benchmarks import pages, peers, results, shapes
 
-# kernels, format, routing, tokens: what README shows of a model of 7168 columns and 256 experts
+# kernels, format, routing, tokens: what docs/measured.md shows of a model of 7168 columns and 256 experts
 LINES = (
     ("pairs fused", "bf16", "uniform", (1, 128, 1024, 4096)), ("pairs fused", "fp8", "uniform", (128, 4096)),
     ("pairs plain", "bf16", "uniform", (128, 4096)),

@@ -1,4 +1,4 @@
-"""README's table, the picture and the verdicts, out of a made-up file of results of a machine like the real ones.
+"""The tables of docs/measured.md, the picture and the verdicts, out of a made-up file of results of a machine like the real ones.
 
 And the tables that README and docs show are those of their files."""
 
@@ -192,12 +192,22 @@ def shown_below(text, name):
 
 
 @pytest.mark.parametrize("n_ranks", [4, 2])
-def test_readme_shows_what_the_files_of_results_say(n_ranks):
-    table, paragraph, files = shown_below((ROOT / "README.md").read_text(), f"Microseconds on {n_ranks} x NVIDIA H200,")
+def test_docs_show_what_the_files_of_results_say(n_ranks):
+    table, paragraph, files = shown_below((ROOT / "docs" / "measured.md").read_text(), f"Microseconds on {n_ranks} x NVIDIA H200,")
     record = results.merged([results.read(ROOT / file) for file in files])
     peers.annotate(record)
     assert table == readme_table.markdown(record) and record["n_ranks"] == n_ranks
     assert paragraph == pages.paragraph(readme_table.below(record, files))
+
+
+def test_readme_shows_a_part_of_the_table_of_4_gpus():
+    whole, _, _ = shown_below((ROOT / "docs" / "measured.md").read_text(), "Microseconds on 4 x NVIDIA H200,")
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in whole]
+    shown = [[cells[i] for i in (0, 1, 2, 5, 6, 9)] for cells in lines]     # without the floors
+    text = (ROOT / "README.md").read_text()
+    table = re.findall(r"^\| (?:pairs|rows|expert-major)[^|]*\|.*$", text[text.index("## Measured"):], re.M)
+    assert 4 <= len(table) <= 8
+    assert all([cell.strip() for cell in line.split("|")[1:-1]] in shown for line in table)
 
 
 def test_docs_show_the_aims_beside_what_the_files_of_results_say():

@@ -1,4 +1,4 @@
-"""Tensors go in and come out without a copy, stay alive as long as they are looked at, and README's program runs."""
+"""Tensors go in and come out without a copy, stay alive as long as they are looked at, and the program of docs/torch.md runs."""
 
 import gc
 import os
@@ -20,7 +20,8 @@ from epmoe.fused_a2a.heap import Heap
 from epmoe.torch import fused_combine, fused_dispatch, get_buffer, get_hidden_bytes
 from epmoe.torch.tensors import readable, tensors
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "torch.md"
 
 
 def world_of_ones(n=6, hidden=8):
@@ -43,7 +44,7 @@ print(torch.kept.tensor.tolist())
 
 def test_a_tensor_may_outlive_the_interpreter():
     done = subprocess.run([sys.executable, "-c", KEPT_TO_THE_END], text=True, capture_output=True, timeout=100,
-                          env=os.environ | {"EPMOE_DEVICE": "sim"}, cwd=README.parent)
+                          env=os.environ | {"EPMOE_DEVICE": "sim"}, cwd=ROOT)
     assert (done.returncode, done.stdout) == (0, "[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]\n"), done.stderr
 
 
@@ -161,13 +162,13 @@ def test_errors_name_the_tensor():
 
 
 def test_the_program_in_readme_runs():
-    block = next(b for b in re.findall(r"^```py\n(.*?)^```", README.read_text(), re.M | re.S) if "epmoe.torch" in b)
+    block = next(b for b in re.findall(r"^```py\n(.*?)^```", PAGE.read_text(), re.M | re.S) if "epmoe.torch" in b)
     assert len(block.splitlines()) <= 13
     if not device.SIM:
         block = f"import torch\ntorch.set_default_device({str(DEVICE)!r})\n" + block
     names = {}
     try:
-        exec(compile(block, "README.md", "exec"), names)
+        exec(compile(block, "torch.md", "exec"), names)
     finally:
         torch.set_default_device(None)
     out, x, y = array(names["out"]), names["x"], array(names["y"])

@@ -1,7 +1,6 @@
 """One rank a process, started by mpirun: the same results as the reference, and one configuration for all ranks."""
 
 import json
-import re
 import sys
 
 import numpy as np
@@ -48,13 +47,6 @@ def test_verify_takes_a_file_of_routing(tmp_path):
 def test_verify_says_what_cannot_be_run_and_does_not_exit_0(argv, said):
     job = mpirun(2, "-m", "epmoe", *argv)
     assert job.status != 0 and said in job.output, job.output
-
-
-def test_the_readme_s_program_runs(tmp_path):
-    block = re.search(r"^```py\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)[1]
-    (tmp_path / "program.py").write_text(block + "print(out.shape, flush=True)\n")
-    job = mpirun(2, str(tmp_path / "program.py"))
-    assert job.status == 0 and job.output.count("(5, 64)") == 2, job.output
 
 
 def test_ranks_must_agree_on_the_configuration():

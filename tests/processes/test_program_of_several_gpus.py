@@ -1,4 +1,4 @@
-"""README's program for mpirun runs as it stands there: on GPUs its experts are a @cuda.jit kernel."""
+"""The program of docs/several_gpus.md runs as it stands there: on GPUs its experts are a @cuda.jit kernel."""
 
 import re
 
@@ -8,7 +8,7 @@ from mpirun import ROOT, mpirun
 
 @pytest.mark.parametrize("n_ranks", [2, pytest.param(1, marks=pytest.mark.gpu)])
 def test_the_program_runs(n_ranks, tmp_path):
-    program, = [block for block in re.findall(r"^```py\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    program, = [block for block in re.findall(r"^```py\n(.*?)^```", (ROOT / "docs" / "several_gpus.md").read_text(), re.M | re.S)
                 if "MPIWorld()" in block]
     file = tmp_path / "program.py"
     # what it combines is the sum of two experts' rows, each half of (expert + 1) times the token
