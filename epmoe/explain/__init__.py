@@ -4,7 +4,8 @@ page/: the page itself. text/*.md its words; model, floats: dispatch and combine
     layout, scene, charts, broken: the stage; chapters: what each step changes; main, stage, scrub, drag: the live page;
     stills: pictures as SVG text; tape: the second page
 bundle: modules and Markdown into one file      world: what is drawn, and epmoe_ref's arrays of it
-broken, operations: right runs beside broken ones      story: the page      stills, figures: pictures without a browser, slides, the animation
+broken, operations: right runs beside broken ones
+story: the page       stills, figures: pictures without a browser, slides, the animation
 inputs, recording: a round in the simulator     arrays, history, moments, phases: what was recorded      tape: its page
 trace, recorded_trace: JSON for Perfetto        stamped, gpu_round: the same from a GPU's stamps
 """

@@ -79,7 +79,7 @@ def filled(html, values, numbers):
         r"\[\[(\w+)\]\]",
         lambda m: (
             f'<span class="scrub" data-scrub="{m[1]}" role="spinbutton" tabindex="0" aria-valuenow="{numbers[m[1]]}" '
-            f'aria-label="{LABELS[m[1]]}">{numbers[m[1]]}</span>'
+            f'aria-label="{LABELS[m[1]]}">{numbers[m[1]]:,}</span>'
         ),
         html,
     )

@@ -49,7 +49,7 @@ def test_the_recorded_trace_opens(fused):
     events = made["traceEvents"]
     assert check(events) > 40
     names = {(e["pid"], e["args"]["name"]) for e in events if e["ph"] == "M" and e["name"] == "process_name"}
-    assert names == {(r, f"rank {r}") for r in range(3)}
+    assert names == {(r + 1, f"rank {r}") for r in range(3)}
     assert {e["name"] for e in events if e["ph"] == "X" and e["cat"] == "kernel"} == (
         {"dispatch", "combine"} if fused else {"dispatch_async", "dispatch_wait", "combine_async", "combine_wait"})
     assert {"signal", "own blocks"} == {e["cat"] for e in events if e["ph"] == "s"}
@@ -81,7 +81,7 @@ def test_stamps_become_slices_and_arrows():
     assert check(made.events) == 4
     assert made.about["shift_ns"] == {0: 0, 1: 0}
     assert min(e["ts"] for e in made.events if e["ph"] == "X") == 0
-    names = [e["name"] for e in made.events if e["ph"] == "X" and e["pid"] == 0 and e["tid"] == 1]
+    names = [e["name"] for e in made.events if e["ph"] == "X" and e["pid"] == 1 and e["tid"] == 10_001]
     assert names == ["combine", "until sent", "until arrived", "until reduced", "until left", "dispatch",
                      "until announced", "until sent", "until counted", "until copied", "until left"]
 
@@ -94,7 +94,7 @@ def test_a_round_with_stamps(fused):
     assert check(made.events) == 4
     kernels = {(e["pid"], e["name"]) for e in made.events if e["ph"] == "X" and e["cat"] == "kernel"}
     names = ("dispatch", "combine") if fused else ("dispatch_async", "dispatch_wait", "combine_async", "combine_wait")
-    assert kernels == {(rank, name) for rank in range(2) for name in names}
+    assert kernels == {(rank + 1, name) for rank in range(2) for name in names}
     assert made.about["shift_ns"] == {0: 0, 1: 0}       # one clock
 
 

@@ -1,7 +1,7 @@
 // What the stage shows where tokens are too many to draw: matrices, loads, times; and the panels beside the GPU boxes.
 
 import {messageBytes, traffic} from "./model.js";
-import {line, node, rect, text, wrapped} from "./svg.js";
+import {line, node, rect, say, text, wrapped} from "./svg.js";
 
 const HIDDEN = 7168;
 
@@ -26,7 +26,7 @@ function capacity(story, step, places) {
   const across = Math.max(1, Math.floor(places.inside / size)), box = Math.ceil(fits / across) * size + top + 6;
   const nodes = [node("gpu0", 0, 0, rect(0, 0, places.column, box, "gpu", 8) + rect(1, 1, places.column - 2, 23, "s0", 7) +
     text(8, 17, places.column > 140 ? "one GPU, 141 GB, full" : "full: 141 GB", "x0 b")), node("capacity.in", 8, top, grid(fits, places.inside, "s0 edge"))];
-  if (step > 1) nodes.push(node("capacity.out", left, 0, text(0, 17, `${(n - fits).toLocaleString("en-US")} experts do not fit`, "t b") +
+  if (step > 1) nodes.push(node("capacity.out", left, 0, text(0, 17, `${say(n - fits)} experts do not fit`, "t b") +
     `<g transform="translate(0 ${top})">${grid(n - fits, room, "s1 edge")}</g>`, {from: {x: 8, y: top}}));
   return nodes;
 }
@@ -47,7 +47,7 @@ function anatomy(w, rank) {
   return parts.map(([name, what, n, share, cls, on]) => {
     const width = (w - 28) * share;
     const drawn = rect(x, 10, width - 3, 28, cls) + text(x + 6, 28, name, `${on} b`) + text(x, 54, what, "t") +
-      text(x, 71, `${n.toLocaleString("en-US")} bytes`, "m");
+      text(x, 71, `${say(n)} bytes`, "m");
     x += width;
     return drawn;
   }).join("");
@@ -71,7 +71,7 @@ function matrix(key, title, values, x, y, size) {
   const most = Math.max(1, ...values.flat()), n = values.length;
   const cells = values.flatMap((of, src) => of.map((v, dst) =>
     `<rect class="s${src % 8}" opacity="${src === dst ? 0.06 : 0.12 + 0.3 * v / most}" x="${dst * size}" y="${24 + src * size}" width="${size - 2}" height="${size - 2}" rx="3"/>` +
-    text(dst * size + size / 2 - 1, 24 + src * size + size / 2 + 4, v.toLocaleString("en-US"), src === dst ? "m" : "t b", "middle")));
+    text(dst * size + size / 2 - 1, 24 + src * size + size / 2 + 4, say(v), src === dst ? "m" : "t b", "middle")));
   const heads = values.map((_, r) => text(r * size + size / 2 - 1, 19, `to ${r}`, "m", "middle") + text(-6, 24 + r * size + size / 2 + 4, `${r}`, "m", "end"));
   return node(key, x, y, text(0, 0, title, "t b") + cells.join("") + heads.join("") + text(-6, 19, "from", "m", "end") + rect(-1, 23, 0, n * size, "none"));
 }
@@ -97,7 +97,7 @@ const charts = {
     const column = (width - 20) / ranks, top = Math.max(1, ...t.rankLoad), rankMean = total([t.rankLoad], true) / ranks;
     if (step > 1) nodes.push(node("l.ranks", 0, chart.y + high + 54, text(10, 6, "rows of each rank", "t b") + t.rankLoad.map((v, r) =>
       rect(10 + r * column, 20 + high - v / top * high, column - 8, v / top * high, `s${r % 8} edge`, 3) +
-      text(10 + r * column + (column - 8) / 2, 20 + high + 16, `rank ${r}: ${v.toLocaleString("en-US")}`, "t", "middle")).join("") +
+      text(10 + r * column + (column - 8) / 2, 20 + high + 16, `rank ${r}: ${say(v)}`, "t", "middle")).join("") +
       (step > 2 ? line(10, 20 + high - rankMean / top * high, width - 10, 20 + high - rankMean / top * high, "mean") +
         text(width - 12, 20 + high - rankMean / top * high - 4, `mean ${rankMean.toFixed(1)}: everyone waits for the highest`, "t halo", "end") : "")));
     return nodes;
@@ -108,7 +108,7 @@ const charts = {
     return groups.map((tokens, g) => {
       const rows = measured.rows.filter((r) => r.tokens === tokens), most = Math.max(...rows.map((r) => r.us));
       const left = width < 600 ? 96 : 190, scale = (width - left - 90) / most, step = (h - 26) / rows.length;
-      return node(`time${tokens}`, 0, chart.y + 8 + g * h, text(10, 8, `${tokens.toLocaleString("en-US")} token${tokens > 1 ? "s" : ""} a rank`, "t b") +
+      return node(`time${tokens}`, 0, chart.y + 8 + g * h, text(10, 8, `${say(tokens)} token${tokens > 1 ? "s" : ""} a rank`, "t b") +
         rows.map((r, i) => text(10, 18 + i * step + step / 2 + 4, width < 600 ? KERNELS[r.kernels][0] : KERNELS[r.kernels][1], "t") +
           rect(left, 18 + i * step + 2, r.us * scale, step - 4, "measured", 2) +
           rect(left, 18 + i * step + 2, Math.max(1, r.floor_us * scale), step - 4, "floor", 2) +
@@ -127,5 +127,5 @@ function bars(key, values, x, y, width, title) {
   const most = Math.max(1, ...values.map(([, v]) => v));
   return node(key, x, y, text(0, 0, title, "t b") + values.map(([words, v, cls], i) =>
     rect(70, 10 + i * 26, (width - 130) * v / most, 20, `${cls} edge`) + text(0, 25 + i * 26, words, "t") +
-    text(76 + (width - 130) * v / most, 25 + i * 26, v.toLocaleString("en-US"), "t b")).join(""));
+    text(76 + (width - 130) * v / most, 25 + i * 26, say(v), "t b")).join(""));
 }

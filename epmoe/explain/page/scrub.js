@@ -1,5 +1,7 @@
 // Numbers in the text that can be dragged, or changed with + and −, arrow keys, or the wheel of a selected one.
 
+import {say} from "./svg.js";
+
 export const RANGES = {ranks: [2, 4, 1], local: [1, 3, 1], topK: [1, 3, 1], tokens: [1, 4, 1], skew: [0, 2, 0.1],
   bigExperts: [8, 512, 8], bigTokens: [1, 8192, 1]};
 
@@ -16,7 +18,7 @@ const KEYS = {"+": 1, "=": 1, ArrowUp: 1, ArrowRight: 1, "-": -1, "−": -1, Arr
 export function scrubs(elements, get, set) {
   const refresh = () => elements.forEach((e) => {
     const value = get(e.dataset.scrub), [low, high] = RANGES[e.dataset.scrub];
-    e.textContent = value.toLocaleString("en-US");
+    e.textContent = say(value, RANGES[e.dataset.scrub][2] < 1 ? 1 : 0);
     e.setAttribute("aria-valuenow", value);
     e.setAttribute("aria-valuemin", low);
     e.setAttribute("aria-valuemax", high);

@@ -1,5 +1,11 @@
 // Pieces of SVG as text, and nodes: things on the stage that have a key, a place, and a drawing relative to it.
 
+/** A number with so many decimals, and commas between thousands; engines differ in toLocaleString. */
+export function say(value, digits = 0) {
+  const [whole, part] = value.toFixed(digits).split(".");
+  return whole.replace(/\B(?=(\d{3})+$)/g, ",") + (part ? `.${part}` : "");
+}
+
 export const escape = (s) => String(s).replace(/[&<>"]/g, (c) => ({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"})[c]);
 const n = (v) => Math.round(v * 10) / 10;
 

@@ -1,8 +1,8 @@
 // Values that stand in the text as {{name}}: all of them follow from the world and from the numbers that readers change.
 
 import {busiest, combine, messageBytes, traffic} from "./model.js";
+import {say} from "./svg.js";
 
-const say = (n, digits = 0) => n.toLocaleString("en-US", {minimumFractionDigits: digits, maximumFractionDigits: digits});
 const HIDDEN = 7168, LINK = 359.1;      // of the measured model, GB/s of the measured links
 
 /** Pairs and rows that a rank sends to each other rank on average, of a uniform routing. */
