@@ -17,19 +17,17 @@ AXES = {"output_tokens": ("row", "col"), "output_scales": ("row", "group"), "sca
         "expert_outputs": ("row", "col")}
 COUNTERS = ("reserved", "finished", "rank_completion", "A", "B", "C", "D", "E", "F", "G", "combine_ready")
 SIGNALS = ("dispatch_recv_count", "combine_recv_count")
-NOT_ARRIVED, ANNOUNCED = layout.MAX_FINITE, layout.ANNOUNCED
+NOT_ARRIVED = layout.MAX_FINITE
 
 
 def is_signal(value):
-    """Whether a recv_count word is a signal: neither "not arrived" nor an announcement."""
-    return value < ANNOUNCED
+    """Whether a recv_count word is a signal, and not "not arrived"."""
+    return value != NOT_ARRIVED
 
 
 def word(name, value):
-    """A counter as it is shown: of recv_count "–" is not arrived, "2…" announced, "2" the signal."""
-    if name not in SIGNALS or is_signal(value):
-        return str(value & 15 if name in SIGNALS and value >= layout.DESCRIBED else value)
-    return "–" if value == NOT_ARRIVED else f"{value - ANNOUNCED}…"
+    """A counter as it is shown: of recv_count "–" is not arrived."""
+    return "–" if name in SIGNALS and value == NOT_ARRIVED else str(value)
 
 
 class Array(NamedTuple):

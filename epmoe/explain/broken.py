@@ -40,23 +40,19 @@ class Mistake(NamedTuple):
 
 
 SENDING = ("message", "reserved", "finished", "recv_count", "row")
-ADD = "            red_add_release_gpu_i32(word.finished(ep_counters, to), i32(1))\n"
-WRITE = "        to_peers.write(peers, dst_rank, message.at(u64(0), there), place, lane)\n"
+COUNT = "red_add_release_gpu_i32(word.finished(ep_counters, to), i32(1))"
+WRITE = "        to_peers.write(peers, "
 MISTAKES = (
     Mistake(
-        "missing-release", "plain/dispatch.py", ((ADD, ADD.replace("release", "relaxed")),), SENDING
+        "missing-release",
+        "plain/dispatch.py",
+        ((COUNT, COUNT.replace("release", "relaxed")),),
+        SENDING,
     ),
     Mistake(
         "counting-before-writing",
         "plain/dispatch.py",
-        (
-            (
-                "        syncwarp()                                          # all lanes have written their part\n"
-                "        if lane == 0:\n" + ADD,
-                "",
-            ),
-            (WRITE, "        if lane == 0:\n" + ADD + WRITE),
-        ),
+        ((COUNT, "pass"), (WRITE, f"        if lane == 0:\n            {COUNT}\n{WRITE}")),
         SENDING,
         slow=(0,),
         seed=17,
@@ -64,12 +60,7 @@ MISTAKES = (
     Mistake(
         "claimed-for-written",
         "plain/dispatch.py",
-        (
-            (
-                "waits.counter(word.finished(ep_counters, to)",
-                "waits.counter(word.reserved(ep_counters, to)",
-            ),
-        ),
+        (("(word.finished(ep_counters, to), count", "(word.reserved(ep_counters, to), count"),),
         SENDING,
     ),
     Mistake(

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from epmoe.explain.arrays import COUNTERS, NOT_ARRIVED, SIGNALS, is_signal, word
+from epmoe.explain.arrays import COUNTERS, NOT_ARRIVED, SIGNALS, word
 
 KINDS = {"reserved": "claim", "A": "places", "B": "places", "row_offsets": "places", "C": "rows", "E": "ready",
          "D": "through", "combine_ready": "ready"}
@@ -75,8 +75,6 @@ def _kind(history, name, change):
     cleared = change.value == 0 and change.event.kind == "store" and name not in SIGNALS
     if cleared and name != "row_offsets" or change.value == NOT_ARRIVED:
         return "clean"
-    if name == "dispatch_recv_count" and not is_signal(change.value):
-        return "announced"
     if name == "finished" and combining:
         return "returned"
     return KINDS.get(name, name)
@@ -88,13 +86,13 @@ def _change(history, name, rank, index, before, change):
     return f"{history.label(name, rank, index)}: {'' if no_old else word(name, before.value) + ' → '}{value}"
 
 
-SAYS = {"claim": "claims a place", "finished": "counts what is written of its messages",
-        "returned": "counts what it has returned", "announced": "announces how many messages will come",
-        "dispatch_recv_count": "signals that its messages are there",
-        "combine_recv_count": "signals that its rows are back", "places": "works out where rows go",
-        "ready": "raises a ready flag", "through": "says that it is through", "rows": "claims rows to copy",
+SAYS = {"claim": "claims a slot", "finished": "counts messages as written",
+        "returned": "counts what it has returned",
+        "dispatch_recv_count": "signals: its messages are there",
+        "combine_recv_count": "signals: its rows are back", "places": "numbers the rows",
+        "ready": "raises a ready flag", "through": "is done", "rows": "claims a tile of rows",
         "message": "completes a message", "row": "completes a row", "way back": "completes a returned row",
-        "sum": "completes a sum", "clean": "puts words back to their first value"}
+        "sum": "completes a sum", "clean": "resets words"}
 
 
 def _moment(recording, group):

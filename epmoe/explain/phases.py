@@ -3,7 +3,7 @@
 from collections import defaultdict
 from typing import NamedTuple
 
-from epmoe.explain.arrays import NOT_ARRIVED, SIGNALS, is_signal
+from epmoe.explain.arrays import NOT_ARRIVED, SIGNALS
 
 # phase -> what a block does in it
 PHASES = {
@@ -58,7 +58,7 @@ class Slice(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A synchronising operation of a block: "signal", "announcement", "release", "acquire", "fence" or "barrier"."""
+    """A synchronising operation of a block: "signal", "release", "acquire", "fence" or "barrier"."""
 
     kind: str
     event: object
@@ -164,7 +164,7 @@ class Timeline:
             touched = self.history.arrays.find(event)
             value = int.from_bytes(event.wrote, "little") if event.wrote is not None else None
             if touched is not None and touched.array.name in SIGNALS and value != NOT_ARRIVED:
-                return "signal" if is_signal(value) else "announcement"
+                return "signal"
         if event.order in ("release", "acq_rel") or event.number in self._releases:
             return "release"
         return "acquire" if event.sources else None

@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from random_worlds import worlds
 from recorded_round import history
+from worlds_of_the_page import worlds
 
 from epmoe.explain import operations, story, tape
 from epmoe.explain.bundle import chapters, script
