@@ -39,7 +39,7 @@ def dispatch(cfg: EPConfig, input_tokens, topk_ids, *, input_scale=1.0) -> list[
     input_tokens = over_ranks(cfg, "input_tokens", input_tokens)
     for rank, (tokens, ids) in enumerate(zip(input_tokens, topk_ids)):
         check_tokens(cfg, tokens, len(ids), rank)
-    scales = _input_scales(cfg, input_scale)
+    scales = input_scales(cfg, input_scale)
 
     all_routes = [routes(cfg, ids) for ids in topk_ids]
     results = [empty_result(cfg, rank, _recv_count(cfg, rank, all_routes), topk_ids[rank])
@@ -163,7 +163,8 @@ def rounded_tokens(tokens: np.ndarray) -> np.ndarray:
     return tokens if tokens.dtype == bfloat16 else to_output_type(to_float32(tokens), np.dtype(bfloat16))
 
 
-def _input_scales(cfg: EPConfig, input_scale) -> list[np.float32]:
+def input_scales(cfg: EPConfig, input_scale) -> list[np.float32]:
+    """The input scale of each rank, from a number, a list over ranks, or a function; EPValueError for what is none."""
     if callable(input_scale):
         scale = input_scale(0) if cfg.token_format == "nvfp4" else 1.0
         input_scale = float(returned_values("input_scale", scale, ()))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..config import READY
-from ..dispatch import check_tokens, empty_result, put_scales, rounded_tokens, shared_expert_share
+from ..dispatch import check_tokens, empty_result, input_scales, put_scales, rounded_tokens, shared_expert_share
 from ..errors import EPValueError
 from ..formats import format_of
 from ..routing import clean_topk_ids
@@ -42,7 +42,7 @@ def dispatch_async(state: RankState, input_tokens, topk_ids, *, input_scale=1.0,
     check_tokens(cfg, input_tokens, len(topk_ids), rank)
     state = replace(state.begin("dispatch_async"), topk_ids=topk_ids)
     state.rows_here[:] = False
-    messages = fmt.messages(rounded_tokens(input_tokens), topk_ids, input_scale)
+    messages = fmt.messages(rounded_tokens(input_tokens), topk_ids, input_scales(cfg, input_scale)[rank])
     state.dispatch_send_buf[:len(messages)] = messages
 
     kept = (topk_ids >= 0) & (cfg.owner(topk_ids) == rank) if cfg.skip_a2a else topk_ids >= 0

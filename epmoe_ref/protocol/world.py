@@ -4,7 +4,6 @@ import numpy as np
 
 from ..config import EPConfig
 from ..dispatched import Dispatched
-from ..formats.nv_block_scaled import checked_input_scale
 from . import combine, dispatch
 from .state import MAX_FINITE, RankState, Step
 
@@ -26,8 +25,8 @@ class World:
 
     def dispatch_async(self, rank: int, input_tokens, topk_ids, *, input_scale=1.0, claims=None) -> None:
         """The step of that name of one rank."""
-        scale = checked_input_scale(input_scale)
-        self._take(dispatch.dispatch_async(self.ranks[rank], input_tokens, topk_ids, input_scale=scale, claims=claims))
+        self._take(dispatch.dispatch_async(self.ranks[rank], input_tokens, topk_ids, input_scale=input_scale,
+                                           claims=claims))
 
     def dispatch_wait(self, rank: int) -> Dispatched:
         """The step of that name of one rank."""

@@ -71,8 +71,9 @@ def test_several_p2p_worlds_and_input_scales_and_functions():
     cfg = EPConfig(4, 8, 2, 64, 6, token_format="nvfp4", p2p_world_size=2, use_shmem=True, combine_dtype="fp32")
     x, ids = world(cfg, 3, num_tokens=[6, 1, 0, 4])
     machine, scales = World(cfg), [0.5, 1.0, 2.0, 3.0]
+    ways = [scales[0], scales, lambda i: np.float32(scales[2]), np.float32(scales[3])]
     for rank in range(4):
-        machine.dispatch_async(rank, x[rank], ids[rank], input_scale=scales[rank])
+        machine.dispatch_async(rank, x[rank], ids[rank], input_scale=ways[rank])
     got = [machine.dispatch_wait(rank) for rank in range(4)]
     want = dispatch(cfg, x, ids, input_scale=scales)
     for a, b in zip(got, want):
