@@ -131,10 +131,10 @@ report = race(passing(store_i32, st_relaxed_sys_i32,
 print(wrapped(report))
 assert "data race on message" in report and "the write is relaxed" in report
 
-# How to read it. The first line is the place, in words. 1 and 2 are the two
-# accesses, with their lines in this file. Then, what is missing; and last the
-# pair that came close: this store was seen by that load, and would have made
-# the order, were it not relaxed.
+# How to read it. The first line is the place, and what is not ordered. 1 and
+# 2 are the accesses, with their lines in this file. Then, what is missing; and
+# last the pair that came close: this store was seen by that load, and would
+# have made the order, were it not relaxed.
 #
 # With both halves there is silence:
 

@@ -51,7 +51,8 @@ def test_a_loop_that_holds_more_than_its_look_is_reported(name, seed, soon):
         execute(program, grid=2, block=32, seed=seed, racecheck=False)
     text = str(caught.value)
     assert "no word that a waiting thread looks at has changed in" in text
-    assert "looks again and again at flag[slot 0] of rank 0, which holds 0, at %s" % line_of(program, "while ld") in text
+    line = line_of(program, "while ld")
+    assert "looks again and again at flag[slot 0] of rank 0, which holds 0, at %s" % line in text
 
 
 def test_with_the_race_detector_too(soon):

@@ -37,7 +37,8 @@ def test_a_report_word_for_word():
         execute(relaxed_signal, grid=2, block=64, seed=0)
     wait = "%s:%d" % (line_of(relaxed_signal, "await_flag").partition(":")[0], await_flag.__code__.co_firstlineno + 2)
     assert str(caught.value) == "\n".join([
-        "data race on data[thread 5, word 0] of rank 0",
+        "data race on data[thread 5, word 0] of rank 0: the read at %s is not ordered after the write at %s"
+        % (line_of(relaxed_signal, "load_i32"), line_of(relaxed_signal, "store_i32(params + u64(DATA")),
         "  1. write %s store_i32" % line_of(relaxed_signal, "store_i32(params + u64(DATA"),
         "     by rank 0 block 0 warp 0 lane 5 of relaxed_signal #1",
         "  2. read  %s load_i32" % line_of(relaxed_signal, "load_i32"),

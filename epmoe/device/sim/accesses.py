@@ -157,7 +157,7 @@ class Accesses:
         """In whose name an actor's non-coherent reads are: who knows of them knows that its launch has ended."""
         if a.reader is None:
             launch = a.launch
-            a.reader = Actor(self.launch_ends_at + launch.stream_index, launch.base, a.block, a.tid, "load16_nc")
+            a.reader = Actor(self.launch_ends_at + launch.stream_index, launch.base, a.block, a.tid)
             a.reader.time = launch.ordinal
         return a.reader
 

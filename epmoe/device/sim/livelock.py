@@ -1,10 +1,11 @@
 """Waiting loops that never park: with a barrier, a warp operation or a write in them they run for ever.
 
-Nothing is looked at as long as threads end, or words change that parked threads wait for. After QUIET operations without
-either, every access is noted for a while. A thread goes round in a loop if it has long done nothing new: it touches no
-other address and its loads return no other value. The run is stuck if every thread that runs goes round so, and each
-block that runs has one that looks at a word again and again. If some thread does new things, the run goes on unnoted for
-as long as it has run so far: slow and long runs cost little, and a stuck one ends after some three times its time.
+Nothing is looked at as long as threads end, or words change that parked threads wait for. After QUIET operations
+without either, every access is noted for a while. A thread goes round in a loop if it has long done nothing new: it
+touches no other address and its loads return no other value. The run is stuck if every thread that runs goes round so,
+and each block that runs has one that looks at a word again and again. If some thread does new things, the run goes on
+unnoted for as long as it has run so far: slow and long runs cost little, and a stuck one ends after some three times
+its time.
 """
 from greenlet import getcurrent
 

@@ -1,4 +1,7 @@
-"""The text of a race: both accesses, the place in the layout's words, the missing ordering, and what came closest."""
+"""The text of a race: the place in the layout's words and the two accesses, then what is missing to order them.
+
+That is a barrier, a release, a wait or a wider scope; and, where there is one, the synchronisation that comes closest.
+"""
 
 WORD_OF_SCOPE = ("weak", "cta", "gpu", "sys")
 SHMEM = ("shmem_put_nbi_warp", "shmem_signal_set")
@@ -35,7 +38,7 @@ def who(actor):
 
 def line(number, access):
     """One access of a report, numbered."""
-    return "  %d. %-5s %s\n     by %s" % (number, "write" if access[5] else "read", place_of(access), who(access[0]))
+    return "  %d. %-5s %s\n     by %s" % (number, what(access), place_of(access), who(access[0]))
 
 
 def describe(span, access, other):
@@ -45,12 +48,20 @@ def describe(span, access, other):
 
 def text(detector, first, second, span, kind):
     """The whole report."""
-    out = ["data race on %s" % describe(span, second, first), line(1, first), line(2, second)]
-    out += ["  " + reason for reason in missing(first, second, kind)]
+    out = ["data race on %s: the %s at %s is not ordered after the %s at %s" % (
+        describe(span, second, first), what(second), site(second[7], second[8]), what(first), site(first[7], first[8])),
+        line(1, first), line(2, second)]
+    out += ["  " + reason for reason in missing(detector, first, second, kind)]
     if kind is None:                            # else all that could synchronise did
-        out += ["  did not synchronise: %s -> %s: %s" % (place_of(w), place_of(r), why)
-                for w, r, why in closest(detector, first, second)]
+        pairs = closest(detector, first, second)
+        out += ["  did not synchronise: %s -> %s: %s" % (place_of(w), place_of(r), why) for w, r, why in pairs]
+        if not pairs:
+            out += ["  " + release for release in nearest_release(detector, first, second)]
     return "\n".join(out)
+
+
+def what(access):
+    return "write" if access[5] else "read"
 
 
 def with_host(access, span, write):
@@ -79,7 +90,7 @@ def same_warp(a, b):
     return a.block is b.block and a.tid >> 5 == b.tid >> 5
 
 
-def missing(first, second, kind):
+def missing(detector, first, second, kind):
     """Which ordering is missing, as far as the clocks tell."""
     u, t = first[0], second[0]
     if kind == "order":
@@ -120,37 +131,74 @@ def missing(first, second, kind):
                 "the second's side" % (informed.tid >> 5, informed.tid & 31,
                                    "syncwarp" if same_warp(informed, t) else "syncthreads")]
     known = t.known
+    if known[u.idx] >= u.start:
+        return ["the second access is ordered after earlier operations of the first access's thread, but not after "
+                "this one: the release comes before it" + acquired_from(detector, u, known)]
     heard_of = [v for v in u.launch.actors if v is not u and v.block is not t.block and known[v.idx] >= v.start]
-    lane = next((v.tid & 31 for v in heard_of if same_warp(v, u)), None)
-    warp = next((v.tid >> 5 for v in heard_of if v.block is u.block), None)
+    lane = next((v for v in heard_of if same_warp(v, u)), None)
+    warp = next((v for v in heard_of if v.block is u.block), None)
     block = next((v.block.index for v in heard_of), None)
     if lane is not None:
         return ["the second access is ordered after another lane of the first access's warp (lane %d): a syncwarp or "
-                "syncthreads is missing before its release" % lane]
+                "syncthreads is missing before its release%s" % (lane.tid & 31, acquired_from(detector, lane, known))]
     if warp is not None:
         return ["the second access is ordered after another warp of the first access's block (warp %d): a syncthreads "
-                "is missing before its release" % warp]
+                "is missing before its release%s" % (warp.tid >> 5, acquired_from(detector, warp, known))]
     if block is not None:
         return ["the second access is ordered after another block of the first access's launch (block %d): no release "
                 "and acquire lead from the first access's block to the second access" % block]
-    if known[u.idx] >= u.start:
-        return ["the second access is ordered after earlier operations of the first access's thread, but not after "
-                "this one: the release comes before it"]
     return ["the second access's thread has acquired nothing from the first one's launch"]
+
+
+def releases(detector):
+    """Every release that somebody could still acquire: (location, head)."""
+    return [(location, head) for location in detector.locations.values() for head in location.heads.values()]
+
+
+def acquired_from(detector, v, known):
+    """", namely LINE": the last release of actor v that who knows so much has acquired, if it can still be told."""
+    heads = [h for _, h in releases(detector) if h[0] is v and h[2][v.idx] <= known[v.idx]]
+    return ", %s" % place_of(max(heads, key=lambda h: h[2][v.idx])[3]) if heads else ""
+
+
+def nearest_release(detector, first, second):
+    """Where the second access's thread has acquired nothing: what it could acquire, or that there is nothing yet."""
+    u, t = first[0], second[0]
+    if (u.block is t.block or u.word or t.word or first[2] or second[2]
+            or any(t.known[v.idx] >= v.start for v in u.block.actors)):
+        return []
+    if not first[5]:
+        return ["here the read came first: if it is meant to see the write, it does not wait for it"]
+    covering = [(location, h) for location, h in releases(detector) if h[2][u.idx] >= first[1] and h[0] is not t]
+    if not covering:
+        return ["no release follows the first access so far: the second access's thread does not wait for one"]
+    location, head = min(covering, key=lambda c: (c[1][0] is not u, c[1][0].block is not u.block, c[1][3][11]))
+    return ["nearest release behind the first access: %s, to %s; the second access's thread does not acquire that word"
+            % (place_of(head[3]), place_in(location.address, head[0].block))]
+
+
+def place_in(address, block):
+    """A word in the layout's words."""
+    from .hang_report import place_of as word_at
+    return word_at(address, block)
 
 
 def closest(detector, first, second, limit=3):
     """The strong reads that saw a write and did not synchronise with it, most telling first.
 
-    Those that would have closed the gap, had they synchronised, are told alone: the write comes after the first access
-    and the read before the second.
+    Only those that would have closed the gap, had they synchronised: the write comes after the first access and the
+    read before the second. Where there are none, those whose write comes after the first access: of a chain that is
+    broken in several places.
     """
     u, t = first[0], second[0]
 
-    def closes_the_gap(pair):
-        w, r, _ = pair
-        return ((w[0] is u and w[1] >= first[1] or w[0] is not u and w[0].known[u.idx] >= first[1])
-                and (r[0] is t or t.known[r[0].idx] >= r[1]))
+    def comes_after(pair):
+        w = pair[0]
+        return w[0] is u and w[1] >= first[1] or w[0] is not u and w[0].known[u.idx] >= first[1]
+
+    def comes_before(pair):
+        r = pair[1]
+        return r[0] is t or t.known[r[0].idx] >= r[1]
 
     def score(pair):
         w, r, _ = pair
@@ -158,7 +206,8 @@ def closest(detector, first, second, limit=3):
                 + (w[0].rank == u.rank) + (r[0].rank == t.rank), r[11])
 
     pairs = [p for p in detector.rejected.values() if {p[0][0].rank, p[1][0].rank} <= {u.rank, t.rank}]
-    pairs = [p for p in pairs if closes_the_gap(p)] or pairs
+    pairs = [p for p in pairs if comes_after(p)]
+    pairs = [p for p in pairs if comes_before(p)] or pairs
     out, sites = [], set()
     for pair in sorted(pairs, key=score, reverse=True):
         at = pair[0][7:9] + pair[1][7:9]

@@ -31,7 +31,8 @@ class Scheduler:
 
     __slots__ = ("fuel", "mark", "quantum", "spent", "extra_ns", "preemption", "random", "draw",    # time and chance
                  "ready", "active", "current", "burst", "burst_length", "boost", "live", "hub",     # who runs
-                 "watchers", "spinners", "looks", "quiet_since", "stirred", "next_look", "watch", "expire_waits", "copies",          # who waits
+                 "watchers", "spinners", "looks", "quiet_since", "stirred", "next_look", "watch",
+                 "expire_waits", "copies",                                                          # who waits
                  "detector", "pool", "run", "real_time")
 
     def __init__(self):
