@@ -55,7 +55,7 @@ def _payload_in_group(suspect):
 
 def _payload_of_other_rank(suspect):
     """Each row holds the token of that number of another source rank, always as many ranks further on."""
-    (got, want), where, inputs = suspect.both("output_tokens"), suspect.where, suspect.round.input_tokens
+    (got, _), where, inputs = suspect.both("output_tokens"), suspect.where, suspect.round.input_tokens
     n, src_info = suspect.cfg.n_ranks, array(suspect.want, "src_info")
     if suspect.cfg.token_format != "bf16" or suspect.cfg.skip_a2a:
         return False

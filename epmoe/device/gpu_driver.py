@@ -20,8 +20,8 @@ def check(result):
     if code != SUCCESS:
         _, name = cu.cuGetErrorName(code)
         _, text = cu.cuGetErrorString(code)
-        decode = (lambda b: b.decode() if isinstance(b, bytes) else str(b))
-        raise EPError("CUDA: %s (%s)" % (decode(name), decode(text)))
+        name, text = (b.decode() if isinstance(b, bytes) else str(b) for b in (name, text))
+        raise EPError(f"CUDA: {name} ({text})")
     return result[1] if len(result) == 2 else result[1:] or None
 
 

@@ -155,7 +155,7 @@ class KernelWorld:
         return (n, self.cfg.top_k, self.cfg.hidden) if self.unreduced else (n, self.cfg.hidden)
 
     def launch_combine(self, rank, rows, n, weights, weights_args, epilogue_args):
-        cfg, dtype = self.cfg, COMBINE[self.cfg.combine_dtype]
+        dtype = COMBINE[self.cfg.combine_dtype]
         x = self.put("expert_outputs", rank, np.asarray(rows, dtype))
         out = self.buffer("output_tokens", rank, int(np.prod(self.output_shape(n))) * dtype.itemsize)
         src_info = self.buffers["src_info", rank].address

@@ -63,8 +63,7 @@ def _dispatch_differences(world, received, dispatched, padding_is_zero, typed):
 
     token_bytes = bytes_of(tokens).reshape(rows, -1) if rows else None
     where = _rows_by_origin(received, src_info)
-    for message in where.pop("messages"):
-        yield message
+    yield from where.pop("messages")
     for row, record in where["rows"]:
         if record.src_rank == PADDING:
             expected = bytes(world.hidden * facts.code_bits // 8) if padding_is_zero else None

@@ -39,7 +39,7 @@ class Trace:
         for launch in range(1, self.launches + 1):
             barriers = {p[:2]: random.choice((0, 0, 1, 2)) for p in chosen}
             for number, place in enumerate(chosen):
-                self.programs[launch, *place] = self.program(number, barriers[place[:2]], place[2] % 32 == 0)
+                self.programs[(launch, *place)] = self.program(number, barriers[place[:2]], place[2] % 32 == 0)
             self.add_syncwarps(launch, chosen, barriers)
 
     def pick(self, *of):
@@ -134,7 +134,7 @@ class Trace:
                 behind = self.random.randrange(barriers[warp[:2]] + 1)
                 for p in chosen:
                     if (p[0], p[1], p[2] // 32) == warp:
-                        steps = self.programs[launch, *p]
+                        steps = self.programs[(launch, *p)]
                         ends = [-1] + [i for i, s in enumerate(steps) if s[0] == "syncthreads"] + [len(steps)]
                         place = self.random.randint(ends[behind] + 1, ends[behind + 1])
                         steps.insert(place, ("syncwarp", 0, 0))
