@@ -187,3 +187,25 @@ def test_the_next_launch_may_write_what_was_read_through_the_non_coherent_path()
         elif thread_idx() == 0:
             store_i32(params + u64(DATA), 1)
     assert first_race(reads_or_writes, launches=2) is None
+
+
+@pytest.mark.parametrize("expected, race", [(1, False), (7, True)])
+def test_a_comparison_that_fails_releases_nothing(expected, race):
+    """Block 1 writes, then compares and swaps; what block 0 released goes on, what block 1 did only if it swapped."""
+    @kernel()
+    def swaps(params, num_tokens, my_rank):
+        if thread_idx() == 0:
+            if block_idx() == 0:
+                st_release_gpu_i32(params + u64(FLAG), 1)
+            elif block_idx() == 1:
+                while ld_relaxed_gpu_i32(params + u64(FLAG)) != 1:
+                    pass
+                store_i32(params + u64(DATA), 42)
+                device.atomic_cas_acq_rel_gpu_i32(params + u64(FLAG), expected, 1)
+                st_relaxed_gpu_i32(params + u64(FLAG + 32), 1)
+            else:
+                while ld_relaxed_gpu_i32(params + u64(FLAG + 32)) != 1:
+                    pass
+                ld_acquire_gpu_i32(params + u64(FLAG))
+                load_i32(params + u64(DATA))
+    assert bool(first_race(swaps, grid=3)) is race

@@ -6,6 +6,7 @@ operations. Addresses below SHARED are bytes of one buffer that all ranks use; t
 block's dynamic shared memory.
 """
 import re
+from dataclasses import replace
 
 from ptx_model import Operation, Thread
 
@@ -15,7 +16,7 @@ from epmoe.device.sim.detector import Detector
 
 SHARED, BLOCK_SHARED, GLOBAL_BYTES, SHARED_BYTES = 1 << 16, 1 << 12, 256, 64
 WIDTHS = {"u8": 1, "u16": 2, "i32": 4, "u32": 4, "f32": 4, "u64": 8, "16": 16}
-STRONG = re.compile(r"(ld|st|red_add|atomic_add|atomic_max|atomic_or)_(relaxed|acquire|release|acq_rel)_(cta|gpu|sys)"
+STRONG = re.compile(r"(ld|st|red_add|atomic_add|atomic_max|atomic_or|atomic_cas)_(relaxed|acquire|release|acq_rel)_(cta|gpu|sys)"
                     r"_(i32|u32|u64)")
 KINDS = {"ld": "read", "st": "write", "red_add": "reduction"}
 BY_NAME = {"fence_proxy_async": "proxy fence", "bulk_commit": "commit", "bulk_wait": "wait",
@@ -65,6 +66,8 @@ def perform(step, base):
         at = u64(base + address) if address < SHARED else u32(device.dynamic_shared() + address - SHARED)
         if "store16" in word:
             op(at, value, value, value, value)
+        elif word.startswith("atomic_cas"):
+            return op(at, 0, value)
         elif word.startswith(("ld", "load", "shared_load")):
             return op(at)
         else:
@@ -106,6 +109,11 @@ class NotingDetector(Detector):
 
     def strong(self, a, *args):
         self.note(a)
+        op, before = self.notes.ops[-1], args[-2]
+        if op.kind == "atomic" and args[7].startswith("atomic_cas") and before != 0:
+            # a comparison with 0 that fails is a read (8.4)
+            order = "acquire" if op.order == "acq_rel" else "relaxed"
+            self.notes.ops[-1] = replace(op, kind="read", order=order)
         return super().strong(a, *args)
 
     def fence(self, a, *args):

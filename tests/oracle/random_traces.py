@@ -14,7 +14,7 @@ TELL = ("st_release", "st_relaxed", "atomic_add_release", "red_add_release", "re
         "atomic_add_relaxed", "st_release", "st_relaxed")
 LOOK = ("ld_acquire", "ld_acquire", "ld_relaxed", "atomic_add_acquire", "atomic_add_relaxed", "atomic_add_acq_rel")
 RELAY = ("atomic_add_relaxed", "atomic_add_acq_rel", "red_add_relaxed", "atomic_add_acquire", "red_add_release",
-         "atomic_max_relaxed")
+         "atomic_max_relaxed", "atomic_cas_relaxed", "atomic_cas_acq_rel")
 COPY = ("shared_store_i32", "fence_proxy_async", "bulk_store", "bulk_commit", "bulk_wait", "bulk_wait_read",
         "shared_load_i32")
 
@@ -49,8 +49,9 @@ class Trace:
         """A strong operation on a flag."""
         scope = self.scope if self.random.random() > self.stray else self.pick(*SCOPES)
         way = self.pick(*ways)
-        scope = scope if not way.startswith("atomic_max") or scope != "cta" else "gpu"
         width = self.width if self.random.random() > self.stray / 2 else self.pick("i32", "u32", "u64")
+        if way.startswith(("atomic_max", "atomic_cas")):        # not every one is a word
+            scope, width = "gpu" if scope == "cta" else scope, "i32" if width == "u32" else width
         flag = flag - flag % 8 if width == "u64" else flag
         return "%s_%s_%s" % (way, scope, width), flag, self.pick(1, 1, 2)
 

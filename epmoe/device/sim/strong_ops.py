@@ -98,6 +98,7 @@ def _rmw(name, order, scope, ty, change, returns=True, operands=1, doc=None):
     shift, acquire, release = n.bit_length() - 1, order in ("acquire", "acq_rel"), order in ("release", "acq_rel")
     if not returns:
         acquire = None      # a reduction is no read (PTX 8.4): it forms no acquire pattern
+    may_fail = operands == 2
 
     def access(address, *v):
         NOW.fuel -= 1
@@ -113,7 +114,8 @@ def _rmw(name, order, scope, ty, change, returns=True, operands=1, doc=None):
             old = view_[k]
             new = wrap(change(old, *v))
         if NOW.detector is not None:
-            NOW.detector.strong(getcurrent().actor, address, n, True, True, number, acquire, release, name,
+            wrote = not may_fail or old == v[0]     # a comparison that fails is a read, and releases nothing
+            NOW.detector.strong(getcurrent().actor, address, n, True, wrote, number, acquire, release and wrote, name,
                                 sys._getframe(2), span, old, new)
         if not span.shared:
             view_[k] = new
