@@ -81,6 +81,7 @@ def load(edits, *, constants=None, seen_by=None, names=None):
     if seen_by:
         (file, _), = edits.items()
         stem = file.removesuffix(".py").replace("/", ".")
+        user = importlib.import_module(f"{NAME}.{seen_by.replace('/', '.')}")
         original = sys.modules[f"{NAME}.{stem}"]
         # the edited module with its own globals, its siblings those of the copy
         edited = importlib.util.module_from_spec(importlib.util.spec_from_loader(
@@ -88,7 +89,7 @@ def load(edits, *, constants=None, seen_by=None, names=None):
         edited.__package__ = original.__package__
         vars(edited).update(vars(original) | {"__name__": f"{NAME}.{stem}__edited"})
         exec(compile(edits[file], str(FOLDER / file), "exec"), vars(edited))
-        _replace(vars(importlib.import_module(f"{NAME}.{seen_by.replace('/', '.')}")), original, edited)
+        _replace(vars(user), original, edited)
     for place, value in (constants or {}).items():
         module, _, constant = place.rpartition(".")
         module = importlib.import_module(f"{NAME}.{module}")

@@ -12,9 +12,20 @@ PUT_BACK = ("nobody but this warp reads the word while one of its lanes puts it 
             "heard in the call between that this rank had begun that one, behind this launch")
 SWIGLU = "the kernel reads only what an earlier launch wrote; the expert outputs are its input"
 
+LEAVE = ("FAILED is looked at once, at the beginning. It changes during a launch only when a wait expires, long after all "
+         "threads have looked, since the blocks are resident together; the vote makes a block agree even if they were "
+         "not, and then the round has failed anyway")
+
 HARMLESS = {
     "formats/row_encoder.py encode_row.load_step: load16 -> load16_nc": INPUT + ": input_tokens",
     "formats/row_encoder.py encode_row.load_step: load16 -> load16_nc (number 2)": INPUT + ": input_tokens",
+    "plain/combine.py _reduce.with_shared_expert: load16 -> load16_nc": INPUT + ": the expert outputs given to combine",
+    "plain/messages.py _convert_row.eight_of_fp16: load16 -> load16_nc": INPUT + ": input_tokens",
+    "plain/messages.py _convert_row.eight_of_fp32: load16 -> load16_nc": INPUT + ": input_tokens",
+    "plain/messages.py _convert_row.eight_of_fp32: load16 -> load16_nc (number 2)": INPUT + ": input_tokens",
+    **{f"plain/{kernel.partition('_')[0]}.py {kernel}.{kernel}: syncthreads_or(has_failed(status)) -> "
+       "(has_failed(status))": LEAVE for kernel in ("dispatch_async_kernel", "dispatch_wait_kernel", "dispatch_kernel",
+                                                     "combine_wait_kernel", "combine_kernel")},
     "reducers.py make.add_shared_expert: load16 -> load16_nc": INPUT + ": the expert outputs given to combine",
     "swiglu.py bf16_rows.fused_silu: load16 -> load16_nc": SWIGLU,
     "swiglu.py bf16_rows.fused_silu: load16 -> load16_nc (number 2)": SWIGLU,

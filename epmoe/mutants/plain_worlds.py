@@ -19,6 +19,8 @@ PLAIN_WORLDS = (
     PlainWorld("plain, shared expert of tokens that go elsewhere",
                SHARED | dict(token_format="nvfp4", hidden=512, n_experts=2, top_k=1), ((6, 6),), fused=True,
                elsewhere=True, shape=(4, 32)),
+    PlainWorld("plain, shared expert and no routed rows", SHARED | dict(n_experts=2, top_k=1, hidden=64),
+               ((6, 0), (0, 5)), fused=True, elsewhere=True, shape=(3, 96)),
     PlainWorld("plain, fp8, shared expert", SHARED | dict(hidden=128, token_format="fp8_blockwise"), ((6, 3), (1, 5)),
                fused=True),
     PlainWorld("plain, skip_a2a, shared expert", SHARED | dict(hidden=16, skip_a2a=True, p2p_world_size=1),

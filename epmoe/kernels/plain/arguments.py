@@ -18,7 +18,6 @@ from .. import formats
 from ..launch import LaunchConfig
 
 DTYPES = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
-NO_DATA = 0     # an address that is not given
 
 # The page's names that say again what EPConfig says.
 SAME_AS_CONFIG = ("n_experts", "n_ranks", "max_tokens_per_rank", "p2p_world_size", "fused_shared_expert", "skip_a2a",
@@ -35,7 +34,7 @@ class Options(NamedTuple):
 
     input_type: of input_tokens. input_scale: function (i, *args) -> float32. router_weights: function
     (token, k, *args) -> float32, or None. elementwise: function (token, col, value, *args), or None;
-    elementwise_stores: whether it stores its results itself. launch: LaunchConfig. page_names: keywords it took.
+    elementwise_stores: whether it stores its results itself. launch: LaunchConfig.
     """
 
     input_type: str
@@ -181,7 +180,7 @@ def stand_ins(cfg, kernel_name, options, parameters) -> dict:
     lengths = {"num_tokens": 1, "rows": capacity(cfg), "input rows": 1}
 
     def empty(dtype, shape):
-        return Array(None, NO_DATA, tuple(lengths.get(n, n) for n in shape), dtype, None, None, None)
+        return Array(None, 0, tuple(lengths.get(n, n) for n in shape), dtype, None, None, None)
 
     made = {name: empty(*spec) for name, spec in arrays(cfg, kernel_name, options).items()}
     outputs = formats.of(cfg).outputs(cfg, capacity(cfg))

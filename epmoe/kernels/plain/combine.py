@@ -9,9 +9,9 @@ Waiting half. Block 0 waits until every word of recv_count has arrived, resets t
 block. A block waits for its flag, lowers it, and reduces its tokens.
 """
 
-from epmoe.device import (address_of, block_dim, block_idx, device_fn, f32, grid_dim, i32, lane_id, load16,
-    load_i32, n_warps, st_release_gpu_i32, store16, store_i32, store_u64, syncthreads, syncthreads_or, syncwarp,
-    thread_idx, u32, u64, warp_id)
+from epmoe.device import (address_of, block_dim, block_idx, device_fn, f32, grid_dim, i32, lane_id, load16, load_i32,
+                          n_warps, st_release_gpu_i32, store16, store_i32, store_u64, syncthreads, syncthreads_or,
+                          syncwarp, thread_idx, u32, u64, warp_id)
 from epmoe.layout import MAX_FINITE, combine_msg_bytes
 
 from .. import elements
@@ -121,7 +121,8 @@ def _reduce(cfg, options):
     clean, share = messages.ids(cfg).clean, receive.shared_rows(cfg)
     row_bytes, top_k, local, own_only = combine_msg_bytes(cfg), cfg.top_k, cfg.n_local_experts, cfg.skip_a2a
     n_vectors, fused_shared_expert, per_vector = row_bytes // 16, cfg.fused_shared_expert, of.n
-    weight, finish, stores = _weight(options), *_finish(options, of)
+    router_weights = device_fn(options.router_weights or arguments.given_weights)
+    finish, stores = _finish(options, of)
 
     @device_fn
     def takes_part(topk_ids, t, k, my_rank):
@@ -136,7 +137,8 @@ def _reduce(cfg, options):
         while k < top_k:
             if takes_part(topk_ids, t, k, inbox.my_rank):
                 row = u64(inbox.recv_buf_p) + u64(t * top_k + k) * u64(row_bytes)
-                sums = of.accumulate(weight(t, k, weights_args), load16(row + u64(16 * i)), sums)
+                weight = f32(router_weights(t, k, *weights_args))
+                sums = of.accumulate(weight, load16(row + u64(16 * i)), sums)
             k = i32(k + 1)
         return of.pack(sums)
 
@@ -180,30 +182,13 @@ def _reduce(cfg, options):
     return unreduced if options.router_weights is None else reduce
 
 
-def _weight(options):
-    """Device function (token, k, args) -> float32."""
-    if options.router_weights is None:
-        return None
-    router_weights = device_fn(options.router_weights)
-
-    @device_fn
-    def weight(token, k, args):
-        return f32(router_weights(token, k, *args))
-
-    return weight
-
-
 def _finish(options, of):
     """(finish, stores): device function (token, col, vector, args) -> vector, and whether that is stored.
 
     The epilogue gives each element's value. elementwise_lambda_fn stores it itself, and nothing else is stored.
     """
     if options.elementwise is None:
-        @device_fn
-        def as_it_is(token, col, vector, args):
-            return vector
-
-        return as_it_is, True
+        return device_fn(lambda token, col, vector, args: vector), True
     function, stores = device_fn(options.elementwise), not options.elementwise_stores
 
     @device_fn
@@ -273,8 +258,7 @@ def combine_kernel(cfg, launch=None, **page):
     Source: the combine_kernel page (docs/pages.md).
     """
     options = arguments.options(cfg, launch, page, arguments.COMBINE_REDUCES)
-    send_back, await_rows, reduce = _send_back(cfg), _await_rows(cfg), _reduce(cfg, options)
-    world = cfg.p2p_world_size
+    send_back, await_rows, reduce, world = _send_back(cfg), _await_rows(cfg), _reduce(cfg, options), cfg.p2p_world_size
 
     def combine_kernel(input_tokens, src_info, output_tokens, send_buf_p, recv_buf_ptrs, recv_count_ptrs, ep_counters,
                        topk_ids, my_rank, status, timeout_ns, router_weights_args, epilogue_args):

@@ -25,7 +25,7 @@ def words(cfg) -> ModuleType:
     reserved, finished, b: by segment. a_end, a_count: the two words of region A, by segment. c: by local_expert.
     rank_completion: by place in the p2p world. d, e, f, g: i is 0. combine_ready: by block.
     segment(local_expert, rank): the index of a segment.
-    first: (ep_counters, i) -> word i of all, for clearing; n_async: words of the dispatch_async region.
+    n_async: words of the dispatch_async region, which begins with reserved.
     """
     at = {r.name: r.offset for r in layout.counter_regions(cfg)}
     ranks, single = cfg.n_src_ranks, cfg.skip_a2a
@@ -41,7 +41,7 @@ def words(cfg) -> ModuleType:
         "words", segment=segment, reserved=_word(at["reserved"]), finished=_word(at["finished"]),
         rank_completion=_word(at["rank_completion"]), a_end=_word(at["A"], 8), a_count=_word(at["A"] + 4, 8),
         b=_word(at["B"]), c=_word(at["C"]), d=_word(at["D"]), e=_word(at["E"]), f=_word(at["F"]), g=_word(at["G"]),
-        combine_ready=_word(at["combine_ready"]), first=_word(0), n_async=at["A"] // 4)
+        combine_ready=_word(at["combine_ready"]), n_async=at["A"] // 4)
 
 
 def _word(offset: int, step: int = 4):

@@ -12,8 +12,8 @@ Waiting half: receive.py.
 from typing import NamedTuple
 
 from epmoe.device import (atomic_add_relaxed_gpu_i32, block_idx, device_fn, f32, grid_dim, i32, lane_id, n_warps,
-    red_add_relaxed_gpu_i32, red_add_release_gpu_i32, store_i32, syncthreads, syncthreads_or, syncwarp, thread_idx,
-    u64, warp_broadcast_i32, warp_id)
+                          red_add_relaxed_gpu_i32, red_add_release_gpu_i32, store_i32, syncthreads, syncthreads_or,
+                          syncwarp, thread_idx, u64, warp_broadcast_i32, warp_id)
 
 from ..status import DISPATCH_ASYNC, DISPATCH_WAIT, FOR_FINISHED, has_failed
 from . import arguments, counters, messages, peers, receive, waits
@@ -164,8 +164,8 @@ def dispatch_kernel(cfg, launch=None, **page):
     my_rank): see PlainKernel. Source: the dispatch_kernel page (docs/pages.md).
     """
     options = arguments.options(cfg, launch, page, arguments.DISPATCH_SENDS)
-    send, scale_of, wait = _sending(cfg, options.input_type), device_fn(options.input_scale), receive.make(cfg)
-    world = cfg.p2p_world_size
+    send, wait, world = _sending(cfg, options.input_type), receive.make(cfg), cfg.p2p_world_size
+    scale_of = device_fn(options.input_scale)
 
     def dispatch_kernel(input_tokens, topk_ids, format_handler, row_offsets, expert_ids, src_info, send_buf_p,
                         recv_buf_ptrs, recv_count_ptrs, ep_counters, my_rank,

@@ -16,7 +16,6 @@ OPTIONAL = dict(clean_topk_ids=0, recv_counts=0, send_buf_p=0, num_tokens=0, inp
 POINTERS = {"send_buf_p", "recv_buf_p", "recv_count_p", "ep_counters", "clean_topk_ids", "recv_counts"}
 TUPLES = {"recv_buf_ptrs", "recv_count_ptrs"}
 USER_ARGUMENTS = {"input_scales_args", "router_weights_args", "epilogue_args"}
-SECOND_NS = 1_000_000_000
 
 
 class PlainKernel:
@@ -95,9 +94,9 @@ class PlainKernel:
         """Waits for the launches; raises what their own status words say: PeerTimeout, or EPValueError of bad ids."""
         for rank, (stream, words, timeout) in self._launched.items():
             self.kernel.wait(stream)
-            values = self.kernel.read(words)
-            raise_if_failed(values, self.cfg, rank, timeout)
-            raise_if_bad_ids(values, self.cfg, rank)
+            if words is not None:
+                raise_if_failed(self.kernel.read(words), self.cfg, rank, timeout)
+                raise_if_bad_ids(self.kernel.read(words), self.cfg, rank)
 
     def _with_flags(self, grid):
         flagged = self.__name__ in ("combine_wait_kernel", "combine_kernel")
@@ -110,12 +109,12 @@ class PlainKernel:
         if not 0 < timeout < 1e9:
             raise EPValueError(f"timeout={timeout} must be a positive number of seconds")
         alone = stream is None and SIM
-        if alone:
-            stream = own_stream(self.cfg.n_ranks, my_rank)
-        own = self._launched[my_rank][1] if my_rank in self._launched else self.kernel.words(STATUS_WORDS)
-        status = own if status is None else status
+        stream = own_stream(self.cfg.n_ranks, my_rank) if alone else stream
+        own = self._launched[my_rank][1] if my_rank in self._launched else None
+        if status is None:
+            status = own = self.kernel.words(STATUS_WORDS) if own is None else own
         self._launched[my_rank] = stream, own, timeout
-        named.update(status=status, timeout_ns=np.uint64(timeout * SECOND_NS))
+        named.update(status=status, timeout_ns=np.uint64(timeout * 1e9))
         place = self.kernel.place(stream, my_rank)
         values = [self._value(name, named[name], place) for name in self.parameters]
         self.kernel.start(self._with_flags(int(grid)), int(block), stream, values, self.parameters)
@@ -147,9 +146,9 @@ class PlainKernel:
                 named[name] = arguments.array(named[name], name, dtype, shape, lengths)
             elif name in self.page_arguments:
                 raise EPValueError(f"{name} is {named[name]!r}: an array is needed")
-        if lengths.get("num_tokens", named.get("num_tokens", 0)) > cfg.max_tokens_per_rank:
-            raise EPValueError(f"{lengths.get('num_tokens', named.get('num_tokens'))} tokens are more than "
-                               f"max_tokens_per_rank={cfg.max_tokens_per_rank}: split the batch or configure more")
+        n, most = lengths.get("num_tokens", named.get("num_tokens", 0)), cfg.max_tokens_per_rank
+        if n > most:
+            raise EPValueError(f"{n} tokens are more than max_tokens_per_rank={most}: split the batch or configure more")
         if "format_handler" in named:
             named["format_handler"] = arguments.format_handler(cfg, named["format_handler"])
             if lengths["rows"] < arguments.capacity(cfg):
@@ -197,8 +196,6 @@ class PlainKernel:
 
 def user_argument(value, what):
     """A number as float32 or int32; an array as Array."""
-    if isinstance(value, (bool, int, np.integer, np.bool_)):
-        return np.int32(value)
-    if isinstance(value, (float, np.floating)):
-        return np.float32(value)
+    if isinstance(value, (bool, int, float, np.number, np.bool_)):
+        return np.float32(value) if isinstance(value, (float, np.floating)) else np.int32(value)
     return value if isinstance(value, arguments.Array) else arguments.view(value, what)

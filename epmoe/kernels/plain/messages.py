@@ -7,10 +7,10 @@ topk_info: uint16 a k, the token's ids, 65535 for -1. Padding bytes are 0.
 from types import ModuleType
 
 from epmoe import layout
-from epmoe.device import (address_of, block_dim, device_fn, f16_hi, f16_lo, i32, lane_id, load16, load_i32,
-    load_u16, n_warps, pack_bf16x2, store16, store_u32, thread_idx, u32, u32_as_f32, u64, warp_id, warp_sum_i32)
+from epmoe.device import (address_of, block_dim, device_fn, i32, lane_id, load16, load_i32, load_u16, n_warps, store16,
+                          store_u32, thread_idx, u32, u64, warp_id, warp_sum_i32)
 
-from .. import formats
+from .. import elements, formats
 from ..status import BAD_IDS, REPEATED_IDS, record_bad_id
 from .counters import namespace
 
@@ -128,20 +128,15 @@ def _convert_row(hidden: int, token_size: int, input_type: str):
     """Device function (row, place): a block rounds `hidden` numbers at `row` to bf16, eight a thread at a time."""
     n_vectors, n_places = hidden // 8, token_size // 16
 
-    @device_fn
-    def eight_of_fp16(row, i):
-        q = load16(row + u64(16 * i))
-        return (pack_bf16x2(f16_lo(q[0]), f16_hi(q[0])), pack_bf16x2(f16_lo(q[1]), f16_hi(q[1])),
-                pack_bf16x2(f16_lo(q[2]), f16_hi(q[2])), pack_bf16x2(f16_lo(q[3]), f16_hi(q[3])))
+    unpack, pack = elements.make(input_type).unpack, elements.make("bf16").pack
 
     @device_fn
-    def two_of_fp32(a, b):
-        return pack_bf16x2(u32_as_f32(a), u32_as_f32(b))
+    def eight_of_fp16(row, i):
+        return unpack(load16(row + u64(16 * i)))
 
     @device_fn
     def eight_of_fp32(row, i):
-        p, q = load16(row + u64(32 * i)), load16(row + u64(32 * i + 16))
-        return two_of_fp32(p[0], p[1]), two_of_fp32(p[2], p[3]), two_of_fp32(q[0], q[1]), two_of_fp32(q[2], q[3])
+        return unpack(load16(row + u64(32 * i))) + unpack(load16(row + u64(32 * i + 16)))
 
     eight = eight_of_fp32 if input_type == "fp32" else eight_of_fp16
 
@@ -151,7 +146,7 @@ def _convert_row(hidden: int, token_size: int, input_type: str):
         while i < n_places:
             q = u32(0), u32(0), u32(0), u32(0)
             if i < n_vectors:
-                q = eight(row, i)
+                q = pack(eight(row, i))
             store16(place + u64(16 * i), q[0], q[1], q[2], q[3])
             i = i32(i + block_dim())
 

@@ -32,8 +32,7 @@ def make(cfg, row_bytes: int) -> ModuleType:
     signal(peers, dst_rank, index, count): the count goes into word `index` of dst_rank's recv_count, behind everything
         that this thread has written, or acquired from others.
     """
-    world, copy = cfg.p2p_world_size, copy_part(row_bytes)
-    everybody_is_near = not crosses_worlds(cfg)
+    world, copy, everybody_is_near = cfg.p2p_world_size, copy_part(row_bytes), not crosses_worlds(cfg)
 
     @device_fn
     def is_near(dst_rank, my_rank):

@@ -8,8 +8,9 @@ from types import ModuleType
 from typing import NamedTuple
 
 from epmoe.device import (address_of, atomic_add_acq_rel_gpu_i32, atomic_add_relaxed_gpu_i32, block_dim, block_idx,
-    device_fn, grid_dim, i32, int32, lane_id, load_i32, n_warps, shared_array, st_release_gpu_i32, store_i32,
-    store_u64, syncthreads, syncthreads_or, thread_idx, u64, warp_broadcast_i32, warp_id, warp_inclusive_sum_i32)
+                          device_fn, grid_dim, i32, int32, lane_id, load_i32, n_warps, shared_array, st_release_gpu_i32,
+                          store_i32, store_u64, syncthreads, syncthreads_or, thread_idx, u64, warp_broadcast_i32,
+                          warp_id, warp_inclusive_sum_i32)
 from epmoe.layout import MAX_FINITE
 
 from .. import formats
@@ -87,8 +88,7 @@ def make(cfg) -> ModuleType:
             else:
                 store_i32(word.a_count(inbox.ep_counters, i), i32(count))
             i = i32(i + block_dim())
-        ok = not syncthreads_or(missing)
-        i = i32(thread_idx())
+        ok, i = not syncthreads_or(missing), i32(thread_idx())
         while ok and i < local * ranks:         # after a timeout they tell which signals are missing
             store_u64(u64(inbox.recv_count_p) + u64(8 * i), u64(MAX_FINITE))
             i = i32(i + block_dim())
@@ -143,6 +143,8 @@ def make(cfg) -> ModuleType:
         if warp_id() == 0:
             offset_groups(out, inbox, n_shared)
         syncthreads()
+        if thread_idx() == 0:                   # A and recv_counts are for later launches
+            st_release_gpu_i32(word.e(inbox.ep_counters, 0), i32(READY))
         i = i32(thread_idx())
         while i < local * ranks:
             start = i32(out.row_offsets[front + i // ranks])
@@ -151,9 +153,6 @@ def make(cfg) -> ModuleType:
             if out.recv_counts != u64(0):
                 store_i32(u64(out.recv_counts) + u64(4 * i), load_i32(word.a_count(inbox.ep_counters, i)))
             i = i32(i + block_dim())
-        syncthreads()
-        if thread_idx() == 0:
-            st_release_gpu_i32(word.e(inbox.ep_counters, 0), i32(READY))
 
     @device_fn
     def await_rows(inbox, waiter):
@@ -256,7 +255,7 @@ def make(cfg) -> ModuleType:
             return
         i = i32(thread_idx())
         while i < word.n_async:
-            store_i32(word.first(inbox.ep_counters, i), i32(0))
+            store_i32(word.reserved(inbox.ep_counters, i), i32(0))
             i = i32(i + block_dim())
         if thread_idx() == 0:
             store_i32(word.d(inbox.ep_counters, 0), i32(0))
