@@ -13,8 +13,8 @@ from benchmarks.memory import Arrays
 from benchmarks.shapes import FORMATS
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
-# kind -> ExpertParallel's fused, and LaunchConfig's shared_payloads
-KINDS = {"fused": (True, None), "plain": (True, False), "split": (False, None)}
+# kind -> ExpertParallel's fused and kernels
+KINDS = {"fused": (True, "fast"), "plain": (True, "plain"), "split": (False, "fast")}
 ORDINARY_BYTE = 0x3C        # 0x3C3C is an ordinary bf16, 0.0115
 
 
@@ -32,7 +32,8 @@ def random_tokens(shape, rank):
 class Pairs:
     """Phases dispatch and combine (weighted) of one ExpertParallel; inputs and results stay where they are.
 
-    kind: of KINDS. Bytes of dispatch: "plain" sends a payload with each message, the others once to a rank.
+    kind: of KINDS; "plain": the plain kernels, fused. Bytes of dispatch: "plain" sends a payload with each
+    message, the others once to a rank.
     """
 
     phases = ("dispatch", "combine")
@@ -43,13 +44,12 @@ class Pairs:
         self.stream = world.stream_of(world.ranks[0])
         cfg = config(shape, world.n_ranks)
         ids = traffic.topk_ids(shape, world.n_ranks)
-        fused, shares = KINDS[kind]
+        fused, kernels = KINDS[kind]
         back = traffic.pairs_matrix(shape, ids).T
         there = back.T if kind == "plain" else traffic.rows_matrix(shape, ids)
         self.bytes = {"dispatch": traffic.busiest_bytes(there, traffic.payload_bytes(shape, shape.format)),
                       "combine": traffic.busiest_bytes(back, traffic.payload_bytes(shape, "bf16"))}
-        launch = LaunchConfig(n_sms, num_threads, shared_payloads=shares)
-        self._ep = ExpertParallel(cfg, world, fused=fused, launch=launch)
+        self._ep = ExpertParallel(cfg, world, fused=fused, launch=LaunchConfig(n_sms, num_threads), kernels=kernels)
         tokens, slots = (shape.tokens, shape.hidden), (shape.tokens, shape.top_k)
         shapes = {"x": (tokens, BF16), "ids": (slots, np.int32), "weights": (slots, np.float32),
                   "y": ((self._ep.capacity, shape.hidden), BF16)}

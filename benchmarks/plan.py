@@ -11,7 +11,7 @@ from benchmarks.shapes import Shape
 # section -> what it is; --only names them
 SECTIONS = {
     "fused": "the page kernels (pairs), dispatch and combine in a launch each; a token's payload goes to a rank once",
-    "plain": "the same with a payload for each message, as the specification has it (bf16, uniform routing)",
+    "plain": "the plain kernels, which do what the specification says (bf16, uniform routing)",
     "split": "the page kernels in two launches each",
     "rows": "fused_a2a's rows, on the device, cached, and with the host waiting",
     "expert-major": "fused_a2a's rows by expert (HybridEP)",
@@ -24,7 +24,8 @@ OURS = ("fused", "plain", "split", "rows", "expert-major", "sms")
 AGAINST = ("nccl", "deepep")
 SHORT = {"pairs": ("fused", "plain", "split")}       # names for several sections
 FEW_SMS_TOKENS = 4096                       # sms: where bandwidth counts
-QUICK = {"pairs fused": "fused", "rows": "rows", "expert-major": "expert-major"}    # kernels of a target -> section
+# kernels of a target -> section
+QUICK = {"pairs fused": "fused", "pairs plain": "plain", "rows": "rows", "expert-major": "expert-major"}
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from benchmarks import host_time, shapes
 
 ZIPF_AT_MOST = 1.3          # times of uniform routing, rows kernels
 FEW_SMS, FEW_SMS_AT_LEAST = 24, 0.9     # of the speed that all SMs give, rows kernels
+PLAIN_AT_MOST = 4           # times of the fast page kernels, at so many tokens
+PLAIN_SHAPE = "4096x7168/256"
 HOST_US = 12                # of a dispatch call, without a graph
 HOST, OF_ALL = "host", "of all"     # what a Verdict of HOST_US is about; the unit of those of FEW_SMS
 
@@ -74,6 +76,7 @@ def quick():
         wanted.setdefault(t.kernels, {})[shapes.parse(t.shape)] = None
     for text in WITH_RATIOS:
         wanted["rows"][shapes.parse(text)] = None
+    wanted["pairs plain"] = {shapes.parse(PLAIN_SHAPE): None}
     return {kernels: list(of_kernels) for kernels, of_kernels in wanted.items()}
 
 
@@ -102,6 +105,10 @@ def verdicts(rows, n_ranks):
         if kernels == "rows" and phase != "cached" and sms is None and shape.routing == "zipf" and uniform:
             ratio = round(r["us"] / uniform["us"], 2)
             found.append(Verdict(kernels, shape, f"{phase}, against uniform", ratio, ZIPF_AT_MOST, "x"))
+        fast = plain.get(("pairs fused", phase, shape, None))
+        if kernels == "pairs plain" and sms is None and shape == shapes.parse(PLAIN_SHAPE) and fast:
+            ratio = round(r["us"] / fast["us"], 2)
+            found.append(Verdict(kernels, shape, f"{phase}, against fast", ratio, PLAIN_AT_MOST, "x"))
         all_sms = plain.get((kernels, phase, shape, None))
         if kernels == "rows" and phase != "cached" and sms == FEW_SMS and all_sms:
             speed = round(all_sms["us"] / r["us"], 3)

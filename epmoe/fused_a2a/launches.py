@@ -34,10 +34,12 @@ def smaller_blocks(num_tokens):
 class Launches:
     """The launches of one Buffer. launch: its LaunchConfig; a steady state copies no arguments."""
 
+    lamport_rows = True         # whether few rows go without flags; tests change it
+
     def __init__(self, world, launch=None):
         self.world, self.machine = world, world.machine
         self.launch = world.share(launch or LaunchConfig())
-        self.threads, self._has_lamport_rows = self.launch.threads, self.launch.lamport_rows is not False
+        self.threads = self.launch.threads
         self.most_blocks = self.launch.n_sms or (SIMULATOR_BLOCKS if device.SIM else self.machine.n_sms)
         self.traces = {}            # by kernel: stamps, if the LaunchConfig asks for them
         self._written = WrittenBlocks()
@@ -57,11 +59,11 @@ class Launches:
                 threads = min(threads, smaller_blocks(max(to_combine))[1] or threads)
         shape = RowsShape(self.world.n_ranks, n_local_experts, threads, row_bytes, trace=self.launch.trace, **more)
         num_tokens = max(to_send or to_expand or to_combine or [0])
-        return replace(shape, lamport=lamport.rows_for(shape, num_tokens) if self._has_lamport_rows else 0)
+        return replace(shape, lamport=lamport.rows_for(shape, num_tokens) if self.lamport_rows else 0)
 
     def window_bytes(self, shape):
         """Bytes that Lamport rows take in the pool, for want_pool()."""
-        return dict(lamport_bytes=lamport.bytes_for(shape) if self._has_lamport_rows else 0)
+        return dict(lamport_bytes=lamport.bytes_for(shape) if self.lamport_rows else 0)
 
     def expanding(self, shape, num_tokens, by_all):
         """The shape of the kernel that expands rows as they come. num_tokens: of each rank of this process."""

@@ -159,7 +159,7 @@ class CombinePhase:
             check_signature(function, "router_weights", ("token", "k"), router_weights_args)
 
     def _arguments(self, r, index, what, args, shared=None):
-        """shared: None, or {what an array is: (address, (rank, name), its Array)} of what may be written, placed once."""
+        """shared: None, or {what an array is: (address, (rank, name), its Array)} of what may be written, once."""
         def place(n, array):
             name, known = f"{what}[{n}]", (array.address, array.shape, array.dtype)
             if shared is None:
@@ -191,9 +191,11 @@ class CombinePhase:
 
     def launch_fused(self, returned, reduction, streams):
         """The fused combine of every rank."""
-        buf = lamport.recv_buf_name(self.cfg, self.engine.launch, reduction[0].options["router_weights"])
+        fast = self.engine.kernels == "fast"
+        buf = lamport.recv_buf_name(self.cfg, fast, reduction[0].options["router_weights"])
+        ways = {"without_signals": True} if fast else {}
         for r, b, to in zip(self.engine.ranks, returned, reduction):
-            self.engine.call("combine_kernel", **to.options)(
+            self.engine.call("combine_kernel", **to.options, **ways)(
                 b.expert_outputs, b.src_info, TokenArray(to.results.address("output_tokens"), b.num_tokens),
                 r.address("combine_send_buf"), r.peers(buf), r.peers("combine_recv_count"),
                 r.address("ep_counters"), b.topk_ids, r.rank, n_rows=b.n_rows, router_weights=to.weights,

@@ -1,7 +1,6 @@
 """What dispatch and combine of an ExpertParallel share: the ranks' memory, compiled calls, launching, errors."""
 
 from contextlib import contextmanager
-from dataclasses import replace
 
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPError, EPStateError, EPValueError, PeerTimeout, UnavailableError
@@ -42,12 +41,8 @@ class Engine:
         self.cfg, self.world, self.machine, self.timeout = cfg, world, world.machine, timeout
         self.launch = LaunchConfig() if launch is None else launch
         self.kernels = "fast" if factories else kernels_named(kernels, self.machine)
-        if self.kernels == "plain":
-            if self.launch.trace:
-                raise EPValueError("launch=LaunchConfig(trace=True): only the fast kernels write stamps; kernels='fast'")
-            self.launch = replace(self.launch, lamport_combine=False)
-        elif self.launch.lamport_combine is None:
-            self.launch = replace(self.launch, lamport_combine=layout.has_lamport_buf(cfg))
+        if self.kernels == "plain" and self.launch.trace:
+            raise EPValueError("launch=LaunchConfig(trace=True): only the fast kernels write stamps; kernels='fast'")
         self.rounds = Rounds()
         self.placing = Placing(self.machine, world.stream_of)
         self._factories = factories or KERNELS[self.kernels]
@@ -57,7 +52,7 @@ class Engine:
         if cfg.use_shmem and not getattr(world, "shmem", False):
             raise EPValueError(f"use_shmem=True: {type(world).__name__} does not reach ranks of other p2p worlds here; "
                                "use a ShmemWorld, or a LocalWorld in the simulator")
-        world.agree(cfg, timeout, kernels=self.kernels, lamport_combine=self.launch.lamport_combine)
+        world.agree(cfg, timeout, kernels=self.kernels)
         self._memory = world.allocate(layout.total_bytes(cfg), "epmoe", layout.named_words(cfg), timeout)
         if cfg.use_shmem:
             world.connect(self._memory)

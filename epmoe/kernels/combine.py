@@ -225,11 +225,13 @@ def combine_wait_kernel(cfg, launch=None, *, router_weights="array", epilogue=No
     return CombineWaitCall(cfg, launch, parameter_block(cfg), compile)
 
 
-def combine_kernel(cfg, launch=None, *, router_weights="array", epilogue=None, elementwise_lambda_fn=None) -> CombineCall:
+def combine_kernel(cfg, launch=None, *, router_weights="array", epilogue=None, elementwise_lambda_fn=None,
+                   without_signals=False) -> CombineCall:
     """combine_async and combine_wait as one kernel: all steps in one launch.
 
-    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(); with its lamport_combine recv_buf_ptrs are of
-    lamport.recv_buf_name. router_weights, epilogue, elementwise_lambda_fn: as in combine_wait_kernel.
+    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(). without_signals: True: where lamport.applies, rows are
+    polled themselves, and recv_buf_ptrs are of lamport.recv_buf_name. router_weights, epilogue, elementwise_lambda_fn:
+    as in combine_wait_kernel.
     Returns a CombineCall, called with the page's arguments in the page's order: addresses (KernelCall).
     Errors: EPValueError. Source: the combine_kernel page (docs/pages.md).
     """
@@ -237,7 +239,7 @@ def combine_kernel(cfg, launch=None, *, router_weights="array", epilogue=None, e
     launch = launch or LaunchConfig()
     epilogue = _checked_output(cfg, router_weights, epilogue, elementwise_lambda_fn)
 
-    make = _compile_lamport if lamport.applies(cfg, launch, router_weights) else _compile_fused
+    make = _compile_lamport if lamport.applies(cfg, without_signals, router_weights) else _compile_fused
 
     def compile(weights_types, epilogue_types):
         return make(cfg, launch.threads, launch.trace, router_weights, weights_types, epilogue, epilogue_types)

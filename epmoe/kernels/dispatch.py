@@ -30,12 +30,12 @@ taken to copy (rows_of_token.py), and of the batches of tokens that blocks have 
 A token's payload is sent once to a rank, whatever number of its experts are there (pieces.py): the message to the
 lowest of them carries it, the others are trailers that say in which row of recv_buf it lies. A signal covers the
 payloads that its messages refer to, and receivers know from each trailer where to read, so only the sender chooses.
-LaunchConfig(shared_payloads=False) sends every message whole, as the specification has it; recv_buf then holds a copy
-of the payload in each message, and results are the same. Where payloads are shared and there are but a few tokens, one
-block a destination takes the place of steps 1 to 4 (few_tokens.py): payloads leave at once, and the signals themselves
-describe the messages (described.py), which have no trailers. A peer may send either way in the same round. Where all
-signals are such, warps need not wait for each other in step 6 (known_rows.py). Where ranks may have many tokens, a
-payload is also read once only, and stored to all its rows (rows_of_token.py).
+To other p2p worlds, and where nothing is exchanged (skip_a2a), every message is whole, as in the specification. Where
+payloads are shared and there are but a few tokens, one block a destination takes the place of steps 1 to 4
+(few_tokens.py): payloads leave at once, and the signals themselves describe the messages (described.py), which have no
+trailers. A peer may send either way in the same round. Where all signals are such, warps need not wait for each other
+in step 6 (known_rows.py). Where ranks may have many tokens, a payload is also read once only, and stored to all its
+rows (rows_of_token.py).
 
 Blocks that have several batches of tokens to send complete no expert before the last one, so that nobody could copy
 meanwhile: then all blocks of the fused kernel send, and after that all of them receive. Where copying is not dealt out
@@ -85,13 +85,9 @@ def parameter_block(cfg) -> ParameterBlock:
         ("input_scale", 1), ("timeout_ns", 1), ("trace", 1))
 
 
-def _shares(cfg, launch):
-    """Whether payloads are shared."""
-    if launch.shared_payloads is None:
-        return not cfg.use_shmem and not cfg.skip_a2a
-    if launch.shared_payloads and crosses_worlds(cfg):
-        raise EPValueError("shared_payloads=True: messages to other p2p worlds carry their own payloads: leave it None")
-    return launch.shared_payloads
+def _shares(cfg):
+    """Whether a payload goes to a rank once: not to other p2p worlds, nor where nothing is sent."""
+    return not cfg.use_shmem and not cfg.skip_a2a
 
 
 def _leaving(cfg, block):
@@ -217,7 +213,7 @@ def dispatch_async_kernel(cfg, launch=None, *, input_scale=None) -> DispatchAsyn
 
     Its launch ends when this rank's messages and signals are on their way.
 
-    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(); its shared_payloads as in dispatch_kernel. input_scale:
+    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(); input_scale:
     a function i -> float32 that is read at 0, or None for the number given at the call.
     Returns a DispatchAsyncCall, called with the page's arguments in the page's order: addresses (KernelCall).
     The same arguments give the same compiled kernel. Errors: EPValueError. Source: the dispatch_async_kernel
@@ -225,7 +221,7 @@ def dispatch_async_kernel(cfg, launch=None, *, input_scale=None) -> DispatchAsyn
     """
     limits.check(cfg)
     launch = launch or LaunchConfig()
-    shares = _shares(cfg, launch)
+    shares = _shares(cfg)
     few, are_few = few_tokens.most(cfg, shares, launch), few_tokens.are_all(cfg, shares, launch)
     options = launch.threads, launch.trace, input_scale, shares, few, are_few
     call = DispatchAsyncCall(cfg, launch, parameter_block(cfg), lambda *types: _compile_async(cfg, *options))
@@ -244,7 +240,7 @@ def dispatch_wait_kernel(cfg, launch=None) -> DispatchWaitCall:
     """
     limits.check(cfg)
     launch = launch or LaunchConfig()
-    shares = _shares(cfg, launch)
+    shares = _shares(cfg)
     options = launch.threads, launch.trace, few_tokens.are_all(cfg, shares, launch)
     call = DispatchWaitCall(cfg, launch, parameter_block(cfg), lambda *types: _compile_wait(cfg, *options))
     call.size = partial(few_tokens.size_of_receivers, cfg, shares)
@@ -255,16 +251,15 @@ def dispatch_wait_kernel(cfg, launch=None) -> DispatchWaitCall:
 def dispatch_kernel(cfg, launch=None, *, input_scale=None) -> DispatchCall:
     """dispatch_async and dispatch_wait as one kernel: all steps in one launch.
 
-    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(); its shared_payloads says whether recv_buf gets the
-    payload of a token once a rank (the default, None, except under use_shmem and skip_a2a) or once a message.
-    input_scale: as in dispatch_async_kernel.
+    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(). recv_buf gets the payload of a token once a rank;
+    under use_shmem and skip_a2a once a message. input_scale: as in dispatch_async_kernel.
     Returns a DispatchCall, called with the page's arguments in the page's order: addresses (KernelCall); a
     launch of a few tokens takes fewer blocks and threads than `launch` says.
     Errors: EPValueError. Source: the dispatch_kernel page (docs/pages.md).
     """
     limits.check(cfg)
     launch = launch or LaunchConfig()
-    shares = _shares(cfg, launch)
+    shares = _shares(cfg)
     options = launch.threads, launch.trace, input_scale, shares, few_tokens.are_all(cfg, shares, launch)
     call = DispatchCall(cfg, launch, parameter_block(cfg), lambda *types: _compile_fused(cfg, *options))
     call.size = partial(few_tokens.size, cfg, shares)

@@ -34,14 +34,14 @@ NAP_NS = 100            # between two looks at rows that have not come
 VECTOR = 16             # bytes
 
 
-def applies(cfg, launch, router_weights):
-    """Whether a fused combine with this LaunchConfig goes this way."""
-    return bool(launch.lamport_combine) and layout.has_lamport_buf(cfg) and router_weights is not None
+def applies(cfg, wanted, router_weights):
+    """Whether a fused combine goes this way, if it is wanted."""
+    return wanted and layout.has_lamport_buf(cfg) and router_weights is not None
 
 
-def recv_buf_name(cfg, launch, router_weights):
+def recv_buf_name(cfg, wanted, router_weights):
     """The region of epmoe.layout that recv_buf_ptrs of that combine are of."""
-    return "combine_lamport_buf" if applies(cfg, launch, router_weights) else "combine_recv_buf"
+    return "combine_lamport_buf" if applies(cfg, wanted, router_weights) else "combine_recv_buf"
 
 
 @device_fn

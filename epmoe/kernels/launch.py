@@ -1,4 +1,4 @@
-"""How many blocks of how many threads a kernel gets, and how it sends."""
+"""How many blocks of how many threads a kernel gets."""
 
 from dataclasses import dataclass
 
@@ -19,22 +19,11 @@ class LaunchConfig:
         to be resident together); 3 in the simulator.
     num_threads: threads of a block, a multiple of 32 up to 1024. Default 1024; 64 in the simulator.
     trace: whether blocks write stamps (stamps.py).
-    shared_payloads: True: dispatch sends the payload of a token to a rank once, whatever number of the token's experts
-        are there (dispatch.py); False: once an expert, as in the specification. Results are the same. Default: True,
-        except under use_shmem and skip_a2a.
-    lamport_combine: True: the fused combine with router weights has no signals, and polls the rows themselves, where
-        these are few (lamport.py); False: never. Results are the same. It is the same on all ranks. Default: True for
-        an ExpertParallel; a kernel made by its factory needs to be told, since its recv_buf_ptrs are other buffers.
-    lamport_rows: False: dispatch and combine of rows (fused_a2a) never go that way (rows/lamport.py). Default: where it
-        suits.
     """
 
     n_sms: int | None = None
     num_threads: int | None = None
     trace: bool = False
-    shared_payloads: bool | None = None
-    lamport_combine: bool | None = None
-    lamport_rows: bool | None = None
 
     def __post_init__(self):
         if self.n_sms is not None and self.n_sms < 2:

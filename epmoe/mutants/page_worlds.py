@@ -14,7 +14,7 @@ ROUNDS = ((5, 3), (0, 5), (4, 4))
 LISTS = {"rows_of_token.LEAST_TOKENS": 1, "few_tokens.MOST_TOKENS": 0}
 TURNS = {"dispatch.TURNS_FROM": 1, "senders.MAX_MESSAGES": 4, "few_tokens.MOST_TOKENS": 0}
 DEALT = TURNS | {"senders.DEALT_FROM": 1, "senders.DEALT": 1}
-LAMPORT = dict(lamport_combine=True)
+LAMPORT = dict(without_signals=True)
 SIX = ((1, 2), (0, 1), (2, 0), (0, 0), (3, 1), (1, 2))
 
 PAGE_WORLDS = (
@@ -101,7 +101,6 @@ PAGE_WORLDS = (
     World("unreduced, wide rows", PLAIN | dict(hidden=520), ((5, 3), (2, 5)), fused=True, unreduced=True),
     World("few tokens, late experts", dict(n_ranks=2, n_experts=72, top_k=3, hidden=8, max_tokens_per_rank=3),
           ((3, 2), (2, 3)), fused=True, shape=(6, 64), few=True, from_expert=30),
-    World("whole messages in flight, split", PLAIN, ROUNDS, launch=dict(shared_payloads=False)),
     World("few tokens, split", PLAIN | dict(hidden=64), ROUNDS, shape=(5, 64), few=True),
     World("few tokens, six rounds, a late rank, split", PLAIN, SIX, shape=(4, 64), few=True, slow=(1,)),
     World("few tokens, absent peer, split", PLAIN, ((5, 3), (5, 3)), shape=(4, 32), few=True, absent=(1,)),
@@ -128,17 +127,17 @@ PAGE_WORLDS = (
           ((2, 1), (1, 2)), shape=(3, 128), constants=LISTS),
     World("rows of a token at once, by several warps", PLAIN | dict(hidden=1288), ((2, 1), (1, 2)), fused=True,
           shape=(4, 128), constants=LISTS),
-    World("without signals", PLAIN, ROUNDS, fused=True, launch=LAMPORT),
+    World("without signals", PLAIN, ROUNDS, fused=True, **LAMPORT),
     World("without signals, three ranks, padded rows",
           THREE | dict(hidden=128, token_format="fp8_blockwise"), ((4, 0, 3), (2, 4, 1)), fused=True, shape=(4, 32),
-          launch=LAMPORT),
-    World("without signals, six rounds, a late rank", PLAIN, SIX, fused=True, shape=(4, 64), slow=(1,), launch=LAMPORT),
+          **LAMPORT),
+    World("without signals, six rounds, a late rank", PLAIN, SIX, fused=True, shape=(4, 64), slow=(1,), **LAMPORT),
     World("without signals, few tokens, a late rank", PLAIN | dict(hidden=64), SIX, fused=True, shape=(5, 64), few=True,
-          slow=(0,), launch=LAMPORT),
+          slow=(0,), **LAMPORT),
     World("without signals, ten slots", dict(n_ranks=2, n_experts=12, top_k=10, hidden=8, max_tokens_per_rank=2),
-          ((2, 1), (1, 2)), fused=True, launch=LAMPORT),
+          ((2, 1), (1, 2)), fused=True, **LAMPORT),
     World("without signals, wide rows in pieces", PIECES | dict(hidden=1024, max_tokens_per_rank=5), ((5, 4), (4, 5)),
-          fused=True, shape=(3, 128), launch=LAMPORT),
-    World("without signals, shared expert", SHARED | dict(hidden=16), ((6, 3), (1, 5)), fused=True, launch=LAMPORT),
-    World("without signals, stuck sender", PLAIN, ((5, 3),), fused=True, stuck="dispatch", launch=LAMPORT),
+          fused=True, shape=(3, 128), **LAMPORT),
+    World("without signals, shared expert", SHARED | dict(hidden=16), ((6, 3), (1, 5)), fused=True, **LAMPORT),
+    World("without signals, stuck sender", PLAIN, ((5, 3),), fused=True, stuck="dispatch", **LAMPORT),
 )

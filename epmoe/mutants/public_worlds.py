@@ -49,7 +49,5 @@ PUBLIC_WORLDS = (
                 ((2, 1), (1, 1)), shape=(4, 96)),
     PublicWorld("with stamps, fused", PLAIN, ((5, 3),), launch=dict(trace=True)),
     PublicWorld("with stamps, split", PLAIN, ((5, 3),), launch=dict(trace=True), fused=False),
-    PublicWorld("whole messages, fused", PLAIN, ROUNDS, launch=dict(shared_payloads=False)),
-    PublicWorld("whole messages, split", PLAIN, ROUNDS, launch=dict(shared_payloads=False), fused=False),
     PublicWorld("nothing for some ranks, split", PLAIN, ((0, 0), (1, 0), (0, 0), (5, 0)), fused=False, shape=(5, 32)),
 )

@@ -92,10 +92,8 @@ def _public(name, rng):
     weights = str(rng.choice(("array", "array", "function", "none")))
     if sizes["fused_shared_expert"] and weights == "none":
         weights = "array"
-    shared = rng.choice((None, None, True, False))
     return PublicWorld(name, sizes, tokens, fused=bool(rng.random() < 0.6), shape=_launch(rng), weights=weights,
-                       launch=dict(trace=bool(rng.random() < 0.1), shared_payloads=shared,
-                                   lamport_combine=rng.choice((None, False))),
+                       launch=dict(trace=bool(rng.random() < 0.1)),
                        edges=bool(rng.random() < 0.5), epilogue=weights != "none" and bool(rng.random() < 0.3),
                        to_one=sizes["top_k"] == 1)
 

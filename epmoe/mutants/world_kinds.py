@@ -41,10 +41,11 @@ class World(PageWorld):
     to its own rank. absent: ranks that never launch anything, so that the others' waits must expire. stuck: before this
     half of the first round ("dispatch", "combine") a word of `finished` is spoilt on rank 0, so that rank 1 waits for
     its signal in vain (expired.py). slow: ranks that are far slower than the others. from_expert: a rank's experts
-    below it get nothing.
+    below it get nothing. without_signals: a fused combine goes without, as that of an ExpertParallel does.
     """
 
     few: bool = False
+    without_signals: bool = False
     unreduced: bool = False
     swiglu: bool = False
     bad_ids: bool = False

@@ -52,12 +52,13 @@ class WorldRun:
     def _calls(self):
         launch = LaunchConfig(*self.world.shape, **self.world.launch)
         weights = dict(router_weights=None if self.world.unreduced else "array")
-        self.returned_to = lamport.recv_buf_name(self.cfg, launch, weights["router_weights"])
+        self.returned_to = lamport.recv_buf_name(self.cfg, self.world.without_signals, weights["router_weights"])
+        ways = dict(without_signals=True) if self.world.without_signals else {}
         make = self.kernels
         calls = dict(swiglu=experts.swiglu_of(make, self.cfg, launch)) if self.world.swiglu else {}
         if self.world.fused:
             return calls | dict(dispatch=make.dispatch_kernel(self.cfg, launch),
-                                combine=make.combine_kernel(self.cfg, launch, **weights))
+                                combine=make.combine_kernel(self.cfg, launch, **weights, **ways))
         return calls | dict(dispatch_async=make.dispatch_async_kernel(self.cfg, launch),
                             dispatch_wait=make.dispatch_wait_kernel(self.cfg, launch),
                             combine_async=make.combine_async_kernel(self.cfg, launch),

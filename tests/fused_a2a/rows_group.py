@@ -18,16 +18,16 @@ law = settings(max_examples=12, derandomize=True, database=None, deadline=None,
                suppress_health_check=[HealthCheck.too_slow])
 
 
-def group_of(n_ranks, *, n_sms=2, num_threads=32, knows_all_ranks=True, timeout=30.0, lamport_rows=None, **simulation):
+def group_of(n_ranks, *, n_sms=2, num_threads=32, knows_all_ranks=True, timeout=30.0, lamport_rows=True, **simulation):
     """A LocalWorld whose two buffers use few threads in the simulator; on a GPU, the GPU's own.
 
-    knows_all_ranks=False: the buffers learn of other ranks' tokens in the exchange alone, as one rank a process does.
+    lamport_rows=False: no row goes without flags. knows_all_ranks=False: the buffers learn of other ranks' tokens in the exchange alone, as one rank a process does.
     """
     group = LocalWorld(n_ranks, **simulation)
-    launch = LaunchConfig(n_sms=n_sms, num_threads=num_threads, lamport_rows=lamport_rows) if device.SIM else None
+    launch = LaunchConfig(n_sms=n_sms, num_threads=num_threads) if device.SIM else None
     for of_kind in (buffers._buffer, buffers._hybrid_ep_buffer):
         buffer = of_kind[group] = Buffer(weakref.proxy(group), launch=launch, timeout=timeout)
-        buffer.knows_all_ranks = knows_all_ranks
+        buffer.knows_all_ranks, buffer.launches.lamport_rows = knows_all_ranks, lamport_rows
         weakref.finalize(group, buffer.close, collective=False)
     return group
 

@@ -48,7 +48,7 @@ def test_calls_of_any_width_and_of_any_way_leave_nothing_behind(seed, n_sms):
 
 @pytest.mark.parametrize("seed", [None, 11])
 def test_the_same_with_signals(seed):
-    """LaunchConfig.lamport_rows=False: flags and windows, and no memory for rows without them."""
+    """Flags and windows, and no memory for rows without them."""
     group = group_of(3, n_sms=4, num_threads=64, seed=seed, racecheck=True, lamport_rows=False)
     rng = np.random.default_rng(11)
     for num_tokens in ((FEW, 3, 0), (1, FEW, FEW)):

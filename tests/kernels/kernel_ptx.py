@@ -37,8 +37,8 @@ def every_kernel():
     cfg = EPConfig(**SIZES)
     for name in ("dispatch_async", "dispatch_wait", "dispatch", "combine_async", "combine_wait", "combine"):
         yield name, getattr(kernels, f"{name}_kernel")(cfg, LAUNCH).kernel()
-    without_signals = LaunchConfig(132, 1024, lamport_combine=True)
-    yield "combine without signals", kernels.combine_kernel(EPConfig(**SIZES), without_signals).kernel()
+    without_signals = kernels.combine_kernel(EPConfig(**SIZES), LAUNCH, without_signals=True)
+    yield "combine without signals", without_signals.kernel()
     options = EPConfig(**SIZES, token_format="nvfp4", fused_shared_expert=True, skip_a2a=True, allreduce_world_size=4)
     yield "dispatch with options", kernels.dispatch_kernel(options, LAUNCH, input_scale=half).kernel()
     call = kernels.combine_kernel(options, LAUNCH, router_weights=weight, epilogue=bias)

@@ -17,11 +17,12 @@ POISON = 0xFF       # NaN in every format, -1 in every integer
 class KernelWorld:
     """The ranks' memory on one machine, and the six kernels with the options given.
 
-    compile-time options go to the factories: input_scale, router_weights, epilogue. `fused` picks the fused kernels.
+    compile-time options go to the factories: input_scale, router_weights, epilogue, without_signals. `fused` picks the fused kernels.
     """
 
     def __init__(self, cfg: EPConfig, *, fused=False, launch=SMALL, seed=0, racecheck=False, timeout_s=30.0,
-                 input_scale=None, router_weights="array", epilogue=None, module=kernels, **machine_options):
+                 input_scale=None, router_weights="array", epilogue=None, without_signals=False, module=kernels,
+                 **machine_options):
         self.cfg, self.fused, self.timeout_s = cfg, fused, timeout_s
         self.machine = device.machine(cfg.n_ranks, seed=seed, racecheck=racecheck, **machine_options)
         self.streams = [self.machine.stream(r) for r in range(cfg.n_ranks)]
@@ -41,9 +42,10 @@ class KernelWorld:
             dispatch=make.dispatch_kernel(cfg, launch, input_scale=input_scale),
             combine_async=make.combine_async_kernel(cfg, launch),
             combine_wait=make.combine_wait_kernel(cfg, launch, **weights),
-            combine=make.combine_kernel(cfg, launch, **weights))
+            combine=make.combine_kernel(cfg, launch, **weights, **(
+                {"without_signals": True} if without_signals else {})))
         self.unreduced = router_weights is None
-        self.returned_to = lamport.recv_buf_name(cfg, launch, router_weights)
+        self.returned_to = lamport.recv_buf_name(cfg, without_signals, router_weights)
         self.buffers = {}
 
     # ------------------------------------------------------------------ memory

@@ -17,12 +17,8 @@ TOKENS = [np.ones((2, 16), ml_dtypes.bfloat16)] * 3
 WEIGHTS = [np.ones((2, 2), np.float32)] * 3
 
 
-def launch(n_sms=3, num_threads=64):
-    return LaunchConfig(n_sms, num_threads, lamport_combine=True)
-
-
 def make(sizes=SIZES, **options):
-    return KernelWorld(EPConfig(**sizes), fused=True, launch=options.pop("launch", launch()), **options)
+    return KernelWorld(EPConfig(**sizes), fused=True, without_signals=True, **options)
 
 
 def nothing_is_left(world):
@@ -42,7 +38,7 @@ WAYS = [(name, (3, 64)) for name in SUITING] + [(name, shape) for name in ("plai
 def test_rounds_are_exact_and_leave_nothing_behind(name, shape):
     case = CASES[name]
     # what is strong is slow under the race detector
-    world = make(case["cfg"], launch=launch(*shape), racecheck=case["cfg"]["hidden"] < 64, seed=shape[0])
+    world = make(case["cfg"], launch=LaunchConfig(*shape), racecheck=case["cfg"]["hidden"] < 64, seed=shape[0])
     rng = np.random.default_rng(len(name))
     for _ in range(2):
         run_round(world, case, rng)
@@ -76,12 +72,12 @@ def test_words_that_are_absent_are_summed_up_as_nans(dtype):
         nothing_is_left(world)
 
 
-def test_it_is_the_choice_of_the_launch_and_of_configurations_with_few_rows():
+def test_it_is_the_choice_of_the_caller_and_of_configurations_with_few_rows():
     cfg = EPConfig(**SIZES)
-    assert lamport.applies(cfg, launch(), "array") and not lamport.applies(cfg, LaunchConfig(), "array")
-    assert not lamport.applies(cfg, launch(), None), "rows that are not summed up have words of their own"
+    assert lamport.applies(cfg, True, "array") and not lamport.applies(cfg, False, "array")
+    assert not lamport.applies(cfg, True, None), "rows that are not summed up have words of their own"
     many = EPConfig(4, 256, 8, 7168, 4096)
-    assert not lamport.applies(many, launch(), "array")
+    assert not lamport.applies(many, True, "array")
     assert layout.has_lamport_buf(EPConfig(4, 256, 8, 7168, 128))
     for other in (dict(skip_a2a=True), dict(use_shmem=True, p2p_world_size=1), dict(n_experts=3 * 1024)):
         assert not layout.has_lamport_buf(EPConfig(**SIZES | other))

@@ -40,12 +40,11 @@ def test_rounds_are_exact(name, fused, many):
 
 
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "split"])
-@pytest.mark.parametrize("n_sms, num_threads, shares", [
-    pytest.param(3, 32, None, id="fewer threads than experts"), pytest.param(6, 96, None, id="beside few tokens"),
-    pytest.param(3, 64, False, id="whole messages")])
-def test_other_ways_are_right_beside_it(fused, n_sms, num_threads, shares, many):
+@pytest.mark.parametrize("n_sms, num_threads", [
+    pytest.param(3, 32, id="fewer threads than experts"), pytest.param(6, 96, id="beside few tokens")])
+def test_other_ways_are_right_beside_it(fused, n_sms, num_threads, many):
     cfg = EPConfig(n_ranks=2, n_experts=68, top_k=4, hidden=40, max_tokens_per_rank=10)
-    launch = LaunchConfig(n_sms=n_sms, num_threads=num_threads, shared_payloads=shares)
+    launch = LaunchConfig(n_sms=n_sms, num_threads=num_threads)
     world = KernelWorld(cfg, fused=fused, launch=launch, seed=2, racecheck=True)
     for tokens in ([10, 3], [2, 9]):
         run_round(world, dict(tokens=tokens), np.random.default_rng(5))

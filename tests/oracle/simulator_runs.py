@@ -69,11 +69,11 @@ class Different(AssertionError):
 
 
 def simulator_difference(worlds, *, fused, seed=0, weights_as_function=False, racecheck=None, launch=None,
-                         mixed=False):
+                         mixed=False, kernels=None):
     """First difference of a sequence of rounds on one ExpertParallel, so that leftovers meet the next round.
 
     worlds: worlds of one configuration (next_round), or one world. fused: True, False, or one for each round.
-    mixed: combine is launched the way of the round before.
+    mixed: combine is launched the way of the round before. kernels: as in ExpertParallel.
     """
     from epmoe import ExpertParallel, LocalWorld
     from epmoe_ref import EPConfig
@@ -82,7 +82,7 @@ def simulator_difference(worlds, *, fused, seed=0, weights_as_function=False, ra
     fused = fused if isinstance(fused, list) else [fused] * len(worlds)
     cfg = api_arrays.config(worlds[0], EPConfig)
     local = LocalWorld(cfg.n_ranks, seed=seed, racecheck=racecheck)
-    with ExpertParallel(cfg, local, launch=launch) as ep:
+    with ExpertParallel(cfg, local, launch=launch, kernels=kernels) as ep:
         for turn, world in enumerate(worlds):
             expected = record_model.combine(world)
             try:

@@ -143,8 +143,12 @@ def _reduce(cfg, options):
         return of.pack(sums)
 
     @device_fn
-    def with_shared_expert(vector, shared_rows, row, i):
-        return of.pack(of.add(of.unpack(vector), load16(u64(shared_rows) + u64(row) * u64(row_bytes) + u64(16 * i))))
+    def with_shared_expert(vector, shared_rows, row, n_shared, i):
+        """Plus row `row` of the rank's share, which has n_shared; plus 0, which makes -0 a 0, outside the share."""
+        shared = u32(0), u32(0), u32(0), u32(0)
+        if row >= 0 and row < n_shared:
+            shared = load16(u64(shared_rows) + u64(row) * u64(row_bytes) + u64(16 * i))
+        return of.pack(of.add(of.unpack(vector), shared))
 
     @device_fn
     def reduce(output_tokens, inbox, topk_ids, shared_rows, functions_args):
@@ -155,8 +159,8 @@ def _reduce(cfg, options):
             i = i32(thread_idx())
             while i < n_vectors:
                 q = summed(inbox, topk_ids, t, i, functions_args[0])
-                if fused_shared_expert and t >= first and t < first + n_shared:
-                    q = with_shared_expert(q, shared_rows, i32(t - first), i)
+                if fused_shared_expert:
+                    q = with_shared_expert(q, shared_rows, i32(t - first), n_shared, i)
                 q = finish(t, i32(i * per_vector), q, functions_args[1])
                 if stores:
                     store16(out + u64(t) * u64(row_bytes) + u64(16 * i), q[0], q[1], q[2], q[3])
