@@ -58,6 +58,7 @@ class CombinePhase:
 
     def __init__(self, engine, capacity):
         self.engine, self.cfg, self.capacity = engine, engine.cfg, capacity
+        self._read = []     # what this round's combine reads in device memory: pairs (what it is, Array)
 
     def begin(self, sent, expert_outputs, dispatched):
         """Check and place expert outputs and what combine needs of the open round's Dispatched: a list of Returned."""
@@ -134,6 +135,7 @@ class CombinePhase:
                 self._arguments(r, i, "epilogue_args", epilogue_args, shared if stores else None), results,
                 s.num_tokens, stores))
         expect_apart([one for to in made for one in to.results.outs], self._read)
+        self._read = []         # whose memory may be lent again, or is the caller's
         made[0].written = {place: array.host for _, place, array in shared.values()
                            if array.host is not None and array.host.flags.writeable}
         i32, f32 = np.int32(0), np.float32(1)

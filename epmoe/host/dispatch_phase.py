@@ -96,7 +96,7 @@ class DispatchPhase:
             results.append(Results(s.loan, engine.machine, r.rank, arrays))
         expect_apart([one for result in results for one in result.outs], [one for s in sent for one in s.read])
         for s, result in zip(sent, results):
-            s.results = result
+            s.results, s.read = result, ()
 
     def launch_async(self, sent, streams):
         """dispatch_async of every rank."""

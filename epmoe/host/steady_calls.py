@@ -19,12 +19,13 @@ import contextlib
 
 from epmoe import device
 from epmoe.device.captures import CAPTURED, GONE, HELD
-from epmoe.host.arrays import DeviceArray, lent_again
-from epmoe.host.call_keys import arrays_of, combine_key, dispatch_key, of_combine, of_dispatch
+from epmoe.host.arrays import DeviceArray, lent_again, view
+from epmoe.host.call_keys import arrays_of, combine_key, dispatch_key, forms_of, of_combine, of_dispatch
 from epmoe.host.dispatched import Dispatched
 from epmoe.host.elsewhere import Elsewhere
 from epmoe.host.last_results import LastCombine, LastDispatch
 from epmoe.host.looks import UNSEEN, WAYS, look
+from epmoe.host.overlaps import expect_apart
 from epmoe.host.references import are_counted
 from epmoe.host.results import Results
 from epmoe.host.starts import Start
@@ -115,7 +116,10 @@ class SteadyCalls:
                     if code != HELD:
                         break
         elif key not in self._accepted:
-            return None
+            if forms_of(key[-1]) not in self._accepted:
+                return None
+            self._expect_apart(arrays_of(out), input_tokens=input_tokens, topk_ids=topk_ids)
+            self._accept(key)
         if code == HELD:
             last = self._lend_dispatch(n) if out is None else self._dispatch_into(n, out)
             start = starts.get(last.address)
@@ -157,6 +161,7 @@ class SteadyCalls:
             if key is not UNSEEN:
                 if out is not None:
                     self._accept(key)
+                    self._accept(forms_of(key[-1]))
                 self._remember(_starts(self._dispatches, key), loan.buffer.address, *of_dispatch(key, loan))
 
     def combine(self, sent, expert_outputs, d, router_weights, epilogue, arguments, out):
@@ -202,7 +207,10 @@ class SteadyCalls:
             self._last_combines.clear()
             return None
         if out is not None and key not in self._accepted:
-            return None
+            read = {} if weights is None or callable(weights) else {"router_weights": router_weights}
+            self._expect_apart({"output_tokens": out}, expert_outputs=expert_outputs, src_info=d.src_info,
+                               topk_ids=d.topk_ids, **read)
+            self._accept(key)
         for known, starts in self._latest_combines:
             if known == key:
                 break
@@ -270,11 +278,13 @@ class SteadyCalls:
         if key is UNSEEN or key[0][1][0] != self._capacity or not all(
                 [lent.holds_address(at) or at == sent[0].results.address("src_info") for at in key[1]]):
             return
-        if out is not None:
-            self._accept(key)
         loan, to = (reduction[0].results.loan, None) if out is None else (None, key[-1][0])
         self._remember(_starts(self._combines, key), loan.buffer.address if to is None else to,
                        *of_combine(key, lent, loan))
+
+    def _expect_apart(self, outs, **read):
+        expect_apart([(f"out: {name} of rank {self._rank.rank}", view(a, name)) for name, a in outs.items()],
+                     [(f"{name} of rank {self._rank.rank}", view(a, name)) for name, a in read.items()])
 
     def _accept(self, key):
         if len(self._accepted) >= MAX_REMEMBERED:

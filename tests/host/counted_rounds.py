@@ -1,7 +1,6 @@
 """What checks of rounds on the counting driver have in common."""
 
 import numpy as np
-from counted_driver import FakeTensor, int32
 
 
 def fails(error, said, function, *args, **options):
@@ -38,8 +37,3 @@ def words_at(ep, driver, params, n=None):
         inside = [i for i, (start, nbytes) in enumerate(bases) if start <= word < start + nbytes]
         places.append((bases[inside[0]][1], word - bases[inside[0]][0]) if inside else word)
     return places
-
-
-def mine_of(ep, d):
-    """An array like src_info that is the caller's."""
-    return FakeTensor(0xA0000, d.src_info.shape, int32)
