@@ -16,6 +16,7 @@ from epmoe.check.conformance import all_cases
 from epmoe.check.implementation import HybridImplementation, Implementation, load
 from epmoe.fused_a2a import init_hybrid_ep_buffer
 from epmoe.host import compiling
+from epmoe.host.engine import kernels_named
 from epmoe.worlds.dry import DryWorld
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -24,11 +25,14 @@ BF16 = np.dtype(ml_dtypes.bfloat16)
 def compile_all(names, only, n_ranks=None):
     """Compile what the disk cache lacks of the kernels that these implementations, of adapters.over_mpi, need.
 
-    n_ranks: as ranks of this process, which launch the same kernels. Collective; nothing in the simulator.
+    n_ranks: as ranks of this process, which launch the same kernels. Collective; nothing in the simulator, and nothing
+    of plain kernels, which Numba compiles at their launch.
     """
     if device.SIM:
         return
     world = MPIWorld() if n_ranks is None else LocalWorld(n_ranks)
+    if kernels_named(None, world.machine) == "plain":
+        names = [name for name in names if not issubclass(load(name), Implementation)]
     words = ",".join(names), str(world.n_ranks), only
     compiling.ahead(world, words, lambda: kernels_of(*words), [
         sys.executable, "-m", __name__, *words, "%d.%d" % world.machine.compute_capability])
@@ -50,6 +54,8 @@ def kernels_of(names, n_ranks, only):
 
 def _over(world, implementation):
     class Dry(implementation):
+        kernels = "fast"
+
         def new_world(self, per_rank):
             return world
 

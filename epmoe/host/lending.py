@@ -118,7 +118,7 @@ class _LentMemory:
     """Carries a loan into NumPy: the base of every view, so the loan lives as long as any of them."""
 
     def __init__(self, loan, raw, readonly):
-        self.loan = loan
+        self.loan, self.raw = loan, raw     # raw: a dry buffer makes an array of its own
         address, _ = raw.__array_interface__["data"]
         self.__array_interface__ = raw.__array_interface__ | {"data": (address, readonly)}
 
