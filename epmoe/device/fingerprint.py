@@ -114,6 +114,9 @@ class _Walk:
             self.put("set", repr(sorted(map(repr, v))))
         elif isinstance(v, types.ModuleType) and v.__name__.partition(".")[0] in (*LIBRARIES, PACKAGE):
             self.put("module", v.__name__)
+        elif isinstance(v, types.ModuleType) and v.__spec__ is None:            # a namespace made by hand
+            self.put("namespace", v.__name__)
+            self.value({name: made for name, made in sorted(vars(v).items()) if not name.startswith("__")})
         elif isinstance(v, types.FunctionType):
             self.function(v)
         elif isinstance(getattr(v, "py_func", None), types.FunctionType):       # a device function

@@ -1,14 +1,22 @@
-"""Kernels that take arrays as arguments, on a GPU: compiled and launched through the public numba.cuda.jit."""
+"""Kernels that take arrays as arguments, on a GPU: compiled and launched through the public numba.cuda.jit.
+
+What Numba compiled is kept in the disk cache, as machine code, and given back to its dispatcher at the next start.
+"""
 import types as _types
+from typing import NamedTuple
 
 import numpy as np
+from cuda.core import ObjectCode
 from numba import cuda
 from numba.cuda import dispatcher as _dispatcher
+from numba.cuda.codegen import CUDACodeLibrary
 
 from epmoe.capability import OLDEST
 from epmoe_ref.errors import EPValueError
 
-from .gpu_kernel import _as_if_on
+from . import kernel_cache
+from .fingerprint import fingerprint
+from .gpu_kernel import _as_if_on, _current_cc
 from .ptx_factory import types
 
 ELEMENTS = {np.dtype(n): getattr(types, n) for n in
@@ -40,6 +48,21 @@ def type_of(value):
     return NUMBERS[type(value)]
 
 
+class Compiled(NamedTuple):
+    """An ArrayKernel for arguments of these types, as those who compile beforehand know kernels."""
+
+    kernel: object
+    given: tuple
+
+    def fingerprint(self, cc):
+        """What the machine code is found by in the disk cache; None if it depends on things that cannot be compared."""
+        return fingerprint(self.kernel.fn, self.kernel.max_threads, repr(self.given), *cc)
+
+    def binary(self, cc):
+        """(name of the entry point, cubin): out of the disk cache, or compiled and put there; needs no GPU."""
+        return kernel_cache.find_or_make(self.fingerprint(cc), lambda: self.kernel.made(self.given, cc))
+
+
 class ArrayKernel:
     """A kernel whose arguments are arrays, tuples and numbers. fn: the plain function; max_threads: of a block.
 
@@ -67,9 +90,17 @@ class ArrayKernel:
         with _as_if_on(OLDEST):
             return self._library(values)._entry_name
 
+    def made(self, given, cc):
+        """(name of the entry point, cubin) for arguments of these types."""
+        with _as_if_on(cc):
+            library = self._library_for(given)
+            return library._entry_name, bytes(library.get_cubin(cc).code)
+
     def _library(self, values):
+        return self._library_for(tuple(map(type_of, values)))
+
+    def _library_for(self, given):
         """Numba's code for arguments of these types, of which it makes PTX and cubins for any device."""
-        given = tuple(map(type_of, values))
         if given not in self._libraries:
             with _as_if_on(OLDEST):
                 self._libraries[given] = _dispatcher._Kernel(
@@ -79,9 +110,19 @@ class ArrayKernel:
     # ------------------------------------------------------------------ on one
     def compiled(self, values):
         """Numba's kernel for arguments of these types, loaded."""
-        made = self.numba.compile(tuple(map(type_of, values)))
+        given = tuple(map(type_of, values))
+        if given not in self.numba.overloads:
+            cc = _current_cc()
+            found = kernel_cache.find_or_make(Compiled(self, given).fingerprint(cc), lambda: self._by_numba(given, cc))
+            if given not in self.numba.overloads:
+                self.numba.add_overload(_kernel_of(given, cc, *found), given)
+        made = self.numba.overloads[given]
         made._codelibrary.get_cufunc()          # loading waits for kernels that run, which may wait for this one
         return made
+
+    def _by_numba(self, given, cc):
+        library = self.numba.compile(given)._codelibrary
+        return library._entry_name, bytes(library.get_cubin(cc).code)
 
     def resident_blocks(self, values, threads, n_sms=None):
         """How many blocks of so many threads the GPU, or n_sms multiprocessors of it, hold at once."""
@@ -106,7 +147,11 @@ class ArrayKernel:
         cuda.synchronize() if stream is None else _numba_stream(stream).synchronize()
 
     def start(self, grid, block, stream, values, names):
-        """Launch; inside machine.hold() of the stream's machine, at its end."""
+        """Launch; inside machine.hold() of the stream's machine, at its end. A dry machine remembers the kernel."""
+        machine = getattr(stream, "machine", None)
+        if hasattr(machine, "kernels"):
+            machine.kernels[Compiled(self, tuple(map(type_of, values)))] = None
+            return
         resident = self.resident_blocks(values, block)
         if not 1 <= block <= self.max_threads or block % 32:
             raise EPValueError("block=%d threads: %s takes a multiple of 32 up to %d"
@@ -116,11 +161,19 @@ class ArrayKernel:
                                "for each other" % (grid, block, self.name, resident))
         args = [_argument(value) for value in values]
         launch = _types.SimpleNamespace(start=lambda: self.numba[grid, block, _numba_stream(stream)](*args))
-        machine = getattr(stream, "machine", None)
         if machine is not None and machine.held:
             machine.queue(launch)
         else:
             launch.start()
+
+
+def _kernel_of(given, cc, entry, cubin):
+    """Numba's kernel made of machine code, as its own cache makes one."""
+    library = CUDACodeLibrary(None, entry, entry_name=entry)
+    library._cubin_cache[cc], library._finalized = ObjectCode.from_cubin(cubin), True
+    return _dispatcher._Kernel._rebuild(cooperative=False, name=entry, signature=types.none(*given),
+                                        codelibrary=library, debug=False, lineinfo=False, call_helper=None,
+                                        extensions=[])
 
 
 class Place:

@@ -19,17 +19,18 @@ from epmoe.worlds.dry import DryWorld
 def compile_all(cfg, world, **options):
     """Compile what the disk cache lacks and load all kernels of Soak(cfg, world, **options); collective.
 
-    options: fused, seed, poison, kernels. Returns (kernels, how many of them other processes compiled, by how many) on the host
-    of rank 0; None in the simulator, which compiles nothing, and of plain kernels, which Numba compiles at their launch.
+    options: fused, seed, poison, kernels. Returns (kernels, how many of them other processes compiled, by how many) on
+    the host of rank 0; None in the simulator, which compiles nothing.
     """
-    if device.SIM or options["kernels"] == "plain":
+    if device.SIM:
         return None
     run = as_words(cfg, **options)
     counts = compiling.ahead(world, ("soak", run), lambda: kernels_of(run), [
         sys.executable, "-m", __name__, run, "%d.%d" % world.machine.compute_capability])
     kernels = kernels_of(run)
     for kernel in kernels:
-        world.machine.prepare(kernel)       # without a disk cache this compiles
+        if not hasattr(kernel, "given"):
+            world.machine.prepare(kernel)   # without a disk cache this compiles; plain kernels are loaded as launched
     return len(kernels), *counts[1:]
 
 

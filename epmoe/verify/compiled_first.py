@@ -34,7 +34,7 @@ def kernels_of(case, phase):
     """The kernels that one phase of a case launches on a rank."""
     world = DryWorld(case.cfg.n_ranks)
     routed = routing.make(case.cfg, 0)
-    with ExpertParallel(case.cfg, world, fused=case.fused, kernels="fast") as ep:
+    with ExpertParallel(case.cfg, world, fused=case.fused, kernels=case.kernels or "fast") as ep:
         d = ep.dispatch(routed.x[0], routed.topk_ids[0])
         launched = list(world.machine.kernels)
         if phase == COMBINE:
@@ -70,6 +70,7 @@ def compile_all(args, cases, world):
 def _command(args, world):
     words = [sys.executable, "-m", "epmoe", "verify", "--all", "--world", "local", "--ranks", world.n_ranks,
              "--hidden", args.hidden, "--seed", args.seed, "--cc", "%d.%d" % world.machine.compute_capability]
+    words += ["--kernels", args.kernels] if args.kernels else []
     words += ["--p2p-world-size", args.p2p_world_size] if args.p2p_world_size else []
     words += ["--sample", args.sample] if args.sample else []
     words += ["--part", "%d/%d" % args.part] if args.part else []

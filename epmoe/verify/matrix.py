@@ -56,8 +56,6 @@ def compile_part(args):
     """Compile a part of the kernels of the matrix; the exit status is 0."""
     if device.SIM:
         raise UnavailableError("--compile needs the compiler for GPUs: set EPMOE_DEVICE=gpu")
-    if args.kernels == "plain":
-        raise EPValueError("--compile is for the fast kernels: the plain ones are compiled by Numba when they are launched")
     # nvshmem4py imports torch where there is one, which takes longer than compiling a kernel
     sys.modules.setdefault("torch", None)
     folder = kernel_cache.folder()
@@ -89,7 +87,8 @@ def walk(args, console, worlds):
     start = time.perf_counter()
     n_ranks = args.ranks or (worlds.n_ranks if worlds.mpi else N_RANKS)
     chosen = _chosen(args, n_ranks)
-    if not device.SIM and kernels_named(args.kernels, worlds.make(n_ranks, args.seed).machine) == "fast":
+    if not device.SIM:
+        args.kernels = kernels_named(args.kernels, worlds.make(n_ranks, args.seed).machine)
         kernels, compiled, n = compiled_first.compile_all(args, chosen, worlds.make(n_ranks, args.seed))
         if not args.json:
             spent = time.perf_counter() - start

@@ -42,6 +42,9 @@ class DryStream:
 
     handle = 0
 
+    def __init__(self, machine):
+        self.machine = machine
+
     def capture(self):
         """No capture into a graph."""
         return 0
@@ -130,7 +133,8 @@ class DryWorld:
     rank, ranks = 0, range(1)
 
     def __init__(self, n_ranks, n_sms=N_SMS):
-        self.n_ranks, self.machine, self._stream = n_ranks, DryMachine(n_sms), DryStream()
+        self.n_ranks, self.machine = n_ranks, DryMachine(n_sms)
+        self._stream = DryStream(self.machine)
 
     def size(self):
         """n_ranks."""

@@ -73,7 +73,7 @@ class PlainKernel:
         """Blocks of a launch on that machine: launch.n_sms, at most so many as are resident at once and have flags."""
         block, launch = block or self.block(), self.options.launch
         n_sms = getattr(machine, "n_sms", None)
-        if SIM:
+        if SIM or hasattr(machine, "kernels"):       # a dry machine, which remembers what it would launch
             return self._with_flags(launch.grid(machine))
         return self._with_flags(min(launch.n_sms or n_sms or 1 << 30,
                                     self.kernel.resident_blocks(self._compiled_for({}), block, n_sms)))

@@ -63,3 +63,7 @@ def test_every_kernel_compiles_for_every_format_and_device():
                           capture_output=True, text=True, timeout=3000)
     assert done.returncode == 0, done.stderr[-4000:]
     assert len(json.loads(done.stdout)) == 6 * 6 * 5
+
+
+def test_machine_code_out_of_the_disk_cache_is_the_kernel_that_numba_made(gpu_side):
+    assert all(gpu_side(PROGRAM.parent / "cached_program.py").values())
