@@ -16,6 +16,17 @@ from epmoe.host.user_functions import check_returned, check_signature
 from epmoe.kernels import FormatHandler, TokenArray, formats
 
 
+READONLY = "src_info", "topk_ids", "row_offsets"    # in the simulator: what combine relies on
+
+
+def _writable(d, name, array):
+    """An array of a Dispatched given as out=, which an earlier dispatch may have made for reading."""
+    of_round = d.round
+    if isinstance(array, np.ndarray) and not array.flags.writeable and of_round and array is of_round.made.get(name):
+        return of_round.results.array(name)
+    return array
+
+
 @dataclass(eq=False)
 class Sent:
     """One rank's part of the open round: its placed inputs, and the loan that its results go into.
@@ -47,6 +58,8 @@ class Sent:
         if array is None:
             array = self.results.array(name, self.num_tokens if name == "topk_ids" else None)
             if array is not None:
+                if name in READONLY and isinstance(array, np.ndarray) and not self.results.given:
+                    array.flags.writeable = False
                 self.made[name] = array
         return array
 
@@ -87,7 +100,8 @@ class DispatchPhase:
         given = [None] * len(sent) if out is None else inputs.ranks_of(engine.world, "out", out)
         results = []
         for r, s, d in zip(engine.ranks, sent, given):
-            arrays = {} if d is None else {n: a for n in ARRAYS if (a := getattr(d, n, None)) is not None}
+            arrays = {} if d is None else {n: _writable(d, n, a) for n in ARRAYS
+                                           if (a := getattr(d, n, None)) is not None}
             arrays.pop("topk_ids", None)  # dispatch_async writes the cleaned ids before out is known
             unknown = [name for name in arrays if name not in s.loan.fields]
             if unknown:

@@ -10,7 +10,6 @@ from epmoe import device
 from epmoe.host.arrays import DeviceArray, lent_again
 
 ALIGNMENT = 256  # bytes
-READONLY = "src_info", "topk_ids", "row_offsets"     # of a Dispatched: what combine relies on
 
 
 class Field(NamedTuple):
@@ -101,7 +100,7 @@ class Loan:
         """One of the arrays, or its first n entries: a NumPy view in the simulator, a DeviceArray on a GPU."""
         field = self.fields[name]
         if device.SIM:
-            return _lent_numpy(self, field, name in READONLY)[:n]
+            return _lent_numpy(self, field)[:n]
         shape = field.shape if n is None else (n, *field.shape[1:])
         return DeviceArray(self.buffer.address + field.offset, shape, field.dtype, owner=self, read=self._read,
                            ordinal=self._pool.machine.ordinal)
@@ -117,12 +116,11 @@ class Loan:
 class _LentMemory:
     """Carries a loan into NumPy: the base of every view, so the loan lives as long as any of them."""
 
-    def __init__(self, loan, raw, readonly):
+    def __init__(self, loan, raw):
         self.loan, self.raw = loan, raw     # raw: a dry buffer makes an array of its own
-        address, _ = raw.__array_interface__["data"]
-        self.__array_interface__ = raw.__array_interface__ | {"data": (address, readonly)}
+        self.__array_interface__ = raw.__array_interface__
 
 
-def _lent_numpy(loan, field, readonly):
+def _lent_numpy(loan, field):
     raw = loan.buffer.array(np.uint8, (max(field.nbytes, 1),), field.offset)
-    return np.asarray(_LentMemory(loan, raw, readonly))[:field.nbytes].view(field.dtype).reshape(field.shape)
+    return np.asarray(_LentMemory(loan, raw))[:field.nbytes].view(field.dtype).reshape(field.shape)
