@@ -16,8 +16,9 @@ from epmoe.device.sim.detector import Detector
 
 SHARED, BLOCK_SHARED, GLOBAL_BYTES, SHARED_BYTES = 1 << 16, 1 << 12, 256, 64
 WIDTHS = {"u8": 1, "u16": 2, "i32": 4, "u32": 4, "f32": 4, "u64": 8, "16": 16}
-STRONG = re.compile(r"(ld|st|red_add|atomic_add|atomic_max|atomic_or|atomic_cas)_(relaxed|acquire|release|acq_rel)_(cta|gpu|sys)"
-                    r"_(i32|u32|u64)")
+STRONG = re.compile(r"(ld|st|red_add|atomic_add|atomic_max|atomic_or|atomic_cas)_(relaxed|acquire|release|acq_rel)_"
+                    r"(cta|gpu|sys)_(i32|u32|u64)")
+ARRAY = SHARED + 1024       # model's address of a shared array's first element; the place in the array is the rest
 KINDS = {"ld": "read", "st": "write", "red_add": "reduction"}
 BY_NAME = {"fence_proxy_async": "proxy fence", "bulk_commit": "commit", "bulk_wait": "wait",
            "bulk_wait_read": "wait read", "syncthreads": "barrier", "syncwarp": "barrier"}
@@ -33,6 +34,8 @@ def operations_of(step, thread, group):
         what, order, scope, width = strong.groups()
         return [Operation(thread, KINDS.get(what, "atomic"), order, scope, address, WIDTHS[width],
                           value=value if what == "st" else None)]
+    if word == "shared_add_i32":
+        return [Operation(thread, "atomic", "relaxed", "cta", address, 4)]
     if word in ("load16_relaxed_sys", "store16_relaxed_sys"):
         kind = "read" if word.startswith("load") else "write"
         return [Operation(thread, kind, "relaxed", "sys", address + 4 * i, 4, value=value if kind == "write" else None)
@@ -45,14 +48,19 @@ def operations_of(step, thread, group):
         source = SHARED + BLOCK_SHARED * (1 + 2 * thread.rank + thread.block) + address % SHARED_BYTES
         return [Operation(thread, "copy read", address=source, nbytes=16),
                 Operation(thread, "copy write", address=address, nbytes=16)]
-    what, width = re.fullmatch(r"(?:shared_)?(load|store)_?(\w+?)(?:_nc)?", word).groups()
+    what, width = re.fullmatch(r"(?:shared_|array_)?(load|store)_?(\w+?)(?:_nc)?", word).groups()
     return [Operation(thread, "read" if what == "load" else "write", address=address, nbytes=WIDTHS[width],
                       non_coherent=word.endswith("_nc"))]
 
 
-def perform(step, base):
-    """Do one step, in a kernel; returns what it read, if anything."""
+def perform(step, base, array):
+    """Do one step, in a kernel; returns what it read, if anything. array: the block's int32 array in shared memory."""
     word, address, value = step
+    if word == "array_load_i32":
+        return array[(address - ARRAY) // 4]
+    if word == "array_store_i32":
+        array[(address - ARRAY) // 4] = value
+        return None
     if word == "pause":
         for _ in range(value):
             device.nanosleep(1)
@@ -60,6 +68,8 @@ def perform(step, base):
     op = getattr(device, word)
     if word in BY_NAME or word.startswith("fence_acq_rel"):
         op()
+    elif word == "shared_add_i32":
+        return op(array, (address - ARRAY) // 4, value)
     elif word == "bulk_store":
         op(u64(base + address), u32(device.dynamic_shared() + address % SHARED_BYTES), u32(16))
     else:
@@ -157,7 +167,7 @@ def run(programs, seed, *, ranks=2, grid=2, block=64, launches=1):
     def body(params, launch, my_rank):
         who = launch, my_rank, device.block_idx(), device.thread_idx()
         thread = Thread(my_rank, who[2], who[3], launch)
-        seen, skip = None, 0
+        seen, skip, array = None, 0, device.shared_array(4, device.int32)
         for at, step in enumerate(programs.get(who, ())):
             if skip and step[0] not in ("syncthreads", "syncwarp"):
                 skip -= 1
@@ -165,7 +175,7 @@ def run(programs, seed, *, ranks=2, grid=2, block=64, launches=1):
                 skip = step[2] if seen == 0 else 0
             else:
                 notes.current[thread] = at, step
-                seen = perform(step, params)
+                seen = perform(step, params, array)
 
     machine = device.machine(ranks, seed=seed, racecheck=True)
 

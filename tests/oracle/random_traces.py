@@ -3,7 +3,7 @@
 Operations alone nearly always race at once. So most threads follow a part in passing a message (write, tell, relay,
 look, read), from which steps are dropped and to which others are added.
 """
-from detector_runs import SHARED
+from detector_runs import ARRAY, SHARED
 
 FLAGS, DATA = (0, 4, 16), (32, 36, 48)
 PLACES = [(rank, block, thread) for rank in (0, 1) for block in (0, 1) for thread in (0, 1, 32)]
@@ -58,9 +58,10 @@ class Trace:
     def tell(self, flag):
         """Write a flag; mostly so that it releases."""
         way = self.strong(TELL, flag)
+        again = [self.strong(("st_relaxed", "atomic_add_relaxed"), flag)] if self.random.random() < 0.4 else []
         if "relaxed" in way[0] and self.random.random() < self.care:
-            return [self.fence(), way]
-        return [way]
+            return [self.fence(), way, *again]
+        return [way, *again]
 
     def look(self, flag):
         """Read a flag; mostly so that it acquires."""
@@ -88,6 +89,9 @@ class Trace:
             return "load16_nc", self.pick(*self.data) & ~15, 0
         if kind < 0.45:
             return self.pick("load16_relaxed_sys", "store16_relaxed_sys"), self.pick(*self.data, *self.flags) & ~15, 1
+        if kind < 0.5:
+            word = self.pick("shared_add_i32", "shared_add_i32", "array_load_i32", "array_store_i32")
+            return word, ARRAY + self.pick(0, 4), self.pick(0, 1)
         if kind < 0.55:
             return self.strong(TELL + LOOK, self.pick(*self.data))
         if kind < 0.7:
@@ -112,7 +116,8 @@ class Trace:
             guard = [("skip_if_zero", 0, 1 + self.pick(0, 0, 2))] if self.random.random() < self.care else []
             if part != "write" and self.random.random() < 0.8:
                 look.insert(0, ("pause", 0, self.pick(20, 200)))
-            steps = {"write": [self.weak(STORES, at)] + tell, "relay": look[:-1] + [self.strong(RELAY, flag)],
+            early = [self.fence()] if self.random.random() < 0.3 else []
+            steps = {"write": early + [self.weak(STORES, at)] + tell, "relay": look[:-1] + [self.strong(RELAY, flag)],
                      "read": look + guard + [touch]}[part]
             if part == "read" and self.random.random() < 0.3:
                 steps += [self.strong(TELL, self.pick(*self.flags))]

@@ -31,7 +31,7 @@ def call_chain(frame, limit=4):
 class Launch:
     """One kernel launch: grid blocks of `threads` threads on a stream of a rank.
 
-    programmatic: it may begin before the launch before it has ended, which its threads know of behind griddep_wait only.
+    programmatic: it may begin before the launch before it has ended; its threads know of that one behind griddep_wait.
     """
 
     def __init__(self, number, kernel, grid, threads, args, stream, shared_bytes, programmatic=False):
