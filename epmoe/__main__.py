@@ -6,15 +6,15 @@ from epmoe import command_line
 
 # command -> (the module with add_arguments(parser) and run(arguments) -> exit status, what it does)
 COMMANDS = {
-    "verify": ("epmoe.verify.command", "kernels against the reference, with pictures (the default)"),
-    "doctor": ("epmoe.doctor", "what this machine can do, and the remedy for what is missing"),
-    "routing": ("epmoe.routing_report.command", "what a model's routing costs: imbalance, bytes, floors, memory"),
-    "check": ("epmoe.check.command", "anybody's implementation against the reference"),
-    "vectors": ("epmoe.vectors.command", "golden vectors: inputs and results as files"),
-    "mutants": ("epmoe.mutants.command", "each synchronisation of the kernels broken in turn: is it noticed?"),
-    "explain": ("epmoe.explain.command", "a page that teaches dispatch, the full tape of a recorded round, slides, a trace"),
-    "soak": ("epmoe.soak.command", "very many rounds, made and checked on the device"),
-    "lesson": ("epmoe.lessons.command", "six lessons: what happens here and why, to run, read and try"),
+    "verify": ("epmoe.verify.command", "run the kernels, compare every byte with the reference, show the routing (the default)"),
+    "doctor": ("epmoe.doctor", "list what is missing on this machine, and how to fix it"),
+    "routing": ("epmoe.routing_report.command", "report what a model's routing costs: imbalance, bytes, lower bounds, memory"),
+    "check": ("epmoe.check.command", "compare an implementation with the reference"),
+    "vectors": ("epmoe.vectors.command", "write golden vectors: inputs and results as files"),
+    "mutants": ("epmoe.mutants.command", "remove each synchronisation of the kernels in turn, and check that it is noticed"),
+    "explain": ("epmoe.explain.command", "write a page that teaches dispatch, the full tape of a round, slides, a trace"),
+    "soak": ("epmoe.soak.command", "run very many rounds, made and checked on the device"),
+    "lesson": ("epmoe.lessons.command", "list or tell six lessons on expert parallelism, with exercises"),
 }
 
 

@@ -12,12 +12,7 @@ import numpy as np
 
 FILE = Path(__file__).with_name("measured.json")
 SHAPE = dict(hidden=7168, experts=256, top_k=8, routing="uniform", graph=False, sms=None)
-KERNELS = {
-    "pairs plain": "pairs_plain",
-    "pairs fused": "pairs",
-    "rows": "rows",
-    "expert-major": "expert_major",
-}
+KERNELS = {"pairs fused": "pairs", "rows": "rows", "expert-major": "expert_major"}
 
 
 def table_of(record, name):
@@ -49,7 +44,7 @@ def table():
 def expected_us(interface, phase, token_format, busiest_bytes, floor_us):
     """Microseconds to expect for a floor: what was measured beyond the floor at as many bytes, added to this floor.
 
-    interface: pairs_plain, pairs, rows, expert_major. phase: dispatch or combine. Between measured sizes the time
+    interface: pairs, rows, expert_major. phase: dispatch or combine. Between measured sizes the time
     beyond the floor is interpolated over log(bytes); beyond the largest it grows with the floor. None where these
     kernels were not measured with this format.
     """

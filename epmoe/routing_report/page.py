@@ -221,7 +221,7 @@ def _sweep(found):
             )
         )
     return _table(head, lines, found["n_ranks"]) + (
-        '<p class="note">Microseconds of dispatch and combine, as expected (the floor where nothing was measured). '
+        '<p class="note">Microseconds of dispatch and combine, as expected (-: not measured). '
         "*: this project does not offer it there.</p>"
     )
 

@@ -120,7 +120,7 @@ def _on_ranks(dump, n_ranks, n_experts, hidden, token_format, link_gbps):
         "row_bytes": sizes.row_bytes,
         "combine_row_bytes": sizes.combine_bytes,
         "interfaces": ways,
-        "take": _take(ways, token_format),
+        "take": _take(ways),
     }
 
 
@@ -149,8 +149,14 @@ def _interface(name, steps, sizes):
 
 
 def _round_us(costs):
-    """Dispatch and combine together, each as expected, or at its floor where these kernels were not measured."""
-    return sum(cost.floor_us if cost.expected_us is None else cost.expected_us for cost in costs)
+    """Dispatch and combine together, as expected; None where these kernels were not measured."""
+    us = [cost.expected_us for cost in costs]
+    return None if None in us else sum(us)
+
+
+def _floor_us(way):
+    """The floors of dispatch and combine together, of the median step."""
+    return sum(way[phase]["floor_us"]["median"] for phase in ("dispatch", "combine"))
 
 
 def _over(values):
@@ -162,14 +168,18 @@ def _over(values):
     return {"median": median, "p90": p90, "p99": p99, "max": most}
 
 
-def _take(ways, token_format):
+def _take(ways):
     """{interface, why}: the one of ours that takes least for a round of the median step."""
     ours = {
         name: way
         for name, way in ways.items()
         if way["not_offered"] is None and name != "pairs_plain"
     }
-    us = {name: way["round_us"]["median"] for name, way in ours.items()}
+    measured_all = all(way["round_us"] for way in ours.values())
+    us = {
+        name: way["round_us"]["median"] if measured_all else _floor_us(way)
+        for name, way in ours.items()
+    }
     best = min(us, key=us.get)
     if us["pairs"] <= ALIKE * us[best]:
         best = "pairs"
@@ -180,18 +190,17 @@ def _take(ways, token_format):
     ]
     others = ", ".join(f"{ours[name]['is']} {us[name]:.1f}" for name in us if name != best)
     if others:
-        why.append(f"dispatch and combine of a median step take about {us[best]:.1f} us ({others})")
+        least = "take about" if measured_all else "take at least"
+        why.append(f"dispatch and combine of a median step {least} {us[best]:.1f} us ({others})")
     if best == "pairs":
         why.append(
             "rows come grouped by expert, and sums are made in float32 at the token's own rank: the same bits "
             "on any number of ranks"
         )
     elif best == "rows":
-        grouped = (
-            f"; for rows grouped by expert take hybrid_ep_dispatch, {us['expert_major']:.1f} us"
-        )
         why.append(
-            f"a token travels once to a rank; your experts pick their rows and sum them there{grouped}"
+            "a token travels once to a rank; your experts pick their rows and sum them there; for rows grouped "
+            f"by expert take hybrid_ep_dispatch, {us['expert_major']:.1f} us"
         )
     else:
         why.append(
@@ -223,9 +232,7 @@ def _brief(of_ranks, n_ranks):
             "not_offered": way["not_offered"],
             "round_us": way["round_us"],
             "memory_bytes": way["memory_bytes"],
-            "floor_us": None
-            if way["dispatch"] is None
-            else sum(way[phase]["floor_us"]["median"] for phase in ("dispatch", "combine")),
+            "floor_us": None if way["dispatch"] is None else _floor_us(way),
         }
         for name, way in ways.items()
     }

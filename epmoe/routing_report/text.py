@@ -25,9 +25,8 @@ def show(found, page=None):
     console.print(_costs(found))
     machine = found["measured"]
     console.print(
-        f"busiest rank: the most that one rank sends to others, or receives. expected: our kernels on "
-        f"{machine['n_ranks']} x {machine['device'].partition(',')[0]}, {machine['date']}, moved to this "
-        "floor.",
+        "busiest rank: the most that one rank sends to others, or receives. expected: what our kernels took beyond "
+        f"their floor on {machine['n_ranks']} x {machine['device'].partition(',')[0]} ({machine['date']}), added to this floor.",
         style="dim",
     )
     console.print(f"\nTake [bold]{found['take']['is']}[/bold]:")

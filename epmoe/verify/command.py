@@ -40,7 +40,7 @@ def add_arguments(parser):
     """The options of verify."""
     sizes = sizes_of_a_world(parser)
     sizes.add_argument("--rounds", type=at_least_one, default=3,
-                       help="rounds on the same buffers, no reset between (default 3)")
+                       help="rounds on the same buffers, without a reset (default 3)")
     options = parser.add_argument_group("what runs")
     options.add_argument("--format", choices=FORMATS, default="bf16", help="token format (default bf16)")
     options.add_argument("--preshuffle", action="store_true", help="mxfp4_rows: scales in the slot layout")
@@ -48,15 +48,15 @@ def add_arguments(parser):
     options.add_argument("--fused", action="store_true", help="fused kernels (default: split)")
     options.add_argument("--kernels", choices=("plain", "fast"), help="the specification's, or the fast ones "
                          "(default: fast on GPUs of compute capability 9.0 and newer, plain elsewhere)")
-    options.add_argument("--shared-expert", action="store_true", help="fuse a shared expert")
+    options.add_argument("--shared-expert", action="store_true", help="add an expert that every token uses")
     options.add_argument("--skip-a2a", action="store_true", help="every rank holds all tokens, nothing is exchanged")
     options.add_argument("--weights", choices=WEIGHTS, default="array", help="router weights (default array)")
-    options.add_argument("--epilogue", action="store_true", help="an elementwise epilogue in combine")
+    options.add_argument("--epilogue", action="store_true", help="apply a function to each element of the result")
     options.add_argument("--seed", type=at_least_zero, default=0,
-                         help="of tokens, routing, experts and schedule (default 0)")
+                         help="seed of tokens, routing, experts and schedule (default 0)")
     options.add_argument("--seeds", type=at_least_one, default=1, metavar="N",
-                         help="N seeds in a row, beginning with --seed")
-    options.add_argument("--racecheck", action="store_true", help="simulator: with the race detector")
+                         help="run N seeds, starting with --seed")
+    options.add_argument("--racecheck", action="store_true", help="look for data races (simulator only)")
     options.add_argument("--world", choices=("auto", "local", "mpi"), default="auto",
                          help="all ranks in this process, or one rank a process (default: what mpirun suggests)")
     options.add_argument("--p2p-world-size", type=at_least_one, metavar="N",
@@ -69,8 +69,8 @@ def add_arguments(parser):
     files.add_argument("--input", metavar="FILE.npz", help="your own topk_ids (N, K), and if wanted x (N, hidden), "
                        "topk_weights (N, K), n_experts (or --experts), rank_offsets (ranks + 1)")
     files.add_argument("--dump", metavar="FILE.npz", help="write the first round's tokens and routing as such a file")
-    files.add_argument("--json", action="store_true", help="one JSON object instead of pictures")
-    files.add_argument("--all", action="store_true", help="walk the matrix of all options, at small sizes and --hidden")
+    files.add_argument("--json", action="store_true", help="print one JSON object instead of pictures")
+    files.add_argument("--all", action="store_true", help="run every combination of options, at small sizes and --hidden")
     files.add_argument("--words", type=at_least_one, nargs="?", const=WORLDS, metavar="N", help="compare every word of "
                        "memory of the plain kernels with the model of the protocol, after each half, on N random "
                        f"worlds (default {WORLDS})")
