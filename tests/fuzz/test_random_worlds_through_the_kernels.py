@@ -36,7 +36,8 @@ def cases(draw):
     """(case, routed batches of its rounds)."""
     first = draw(strategies.worlds())
     weights = draw(st.sampled_from(WEIGHTS[:2] if first.cfg.fused_shared_expert else WEIGHTS))
-    case = Case(first.cfg, weights, weights != "none" and draw(st.booleans()), draw(st.booleans()), intermediate=8)
+    case = Case(first.cfg, weights, weights != "none" and draw(st.booleans()), draw(st.booleans()), intermediate=8,
+                kernels=draw(st.sampled_from(("plain", "fast"))))
     return case, [routed(first), routed(draw(strategies.worlds(first.cfg)))]
 
 

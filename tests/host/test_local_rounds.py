@@ -45,10 +45,11 @@ def check_round(ep, cfg, x, ids, **options):
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
+@pytest.mark.parametrize("kernels", ["plain", "fast"])
 @pytest.mark.parametrize("sizes", SIZES, ids=lambda s: "-".join(map(str, s.values())))
-def test_rounds_equal_the_reference(sizes, fused):
+def test_rounds_equal_the_reference(sizes, kernels, fused):
     cfg = config(**sizes)
-    with parallel(cfg, fused=fused, seed=len(SIZES) * fused) as ep:
+    with parallel(cfg, kernels=kernels, fused=fused, seed=len(SIZES) * fused) as ep:
         for number in range(2):
             counts = np.random.default_rng(number).integers(0, cfg.max_tokens_per_rank + 1, cfg.n_ranks)
             x, ids, weights = batch(cfg, number, list(counts))

@@ -70,7 +70,7 @@ def world_of(case, seed):
             return world
 
 
-def difference_of(case, seed=0):
+def difference_of(case, seed=0, kernels=None):
     """First difference between kernels, reference and record model in a world of this case; None when there is none."""
     import epmoe_ref
     from epmoe import ExpertParallel, LocalWorld
@@ -84,7 +84,7 @@ def difference_of(case, seed=0):
     cfg = api_arrays.config(world, epmoe_ref.EPConfig)
     received, expected = record_model.dispatch(world), record_model.combine(world)
     try:
-        with ExpertParallel(cfg, LocalWorld(world.n_ranks, seed=seed)) as ep:
+        with ExpertParallel(cfg, LocalWorld(world.n_ranks, seed=seed), kernels=kernels) as ep:
             dispatched, combined = one_round(ep, world, case.launches == "fused", as_function, received)
     except Different as e:
         return f"kernels against the record model: {e}\n  {describe(world)}"
@@ -137,9 +137,9 @@ def _unequal_arrays(world, received, kernel, reference):
 
 
 def _run(task):
-    case, seed = task
+    case, seed, kernels = task
     try:
-        return case, difference_of(case, seed)
+        return case, difference_of(case, seed, kernels)
     except Exception as e:  # a crash is a result of the matrix too: it must name its case and let the others run
         return case, f"{type(e).__name__}: {e}"
 
@@ -148,6 +148,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (default: all cores)")
     parser.add_argument("--seed", type=int, default=0, help="of the worlds and of the simulator's schedule")
+    parser.add_argument("--kernels", choices=("plain", "fast"), default="plain")
     parser.add_argument("--only", default="", help="run cases whose name has all of these comma-separated words")
     args = parser.parse_args()
     words = [w for w in args.only.split(",") if w]
@@ -156,7 +157,8 @@ def main():
         parser.error(f"--only {args.only} leaves no case; a name looks like {legal_cases()[0]}")
     began, failures = time.monotonic(), 0
     with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
-        for done, (case, difference) in enumerate(pool.imap_unordered(_run, [(c, args.seed) for c in cases]), 1):
+        tasks = [(case, args.seed, args.kernels) for case in cases]
+        for done, (case, difference) in enumerate(pool.imap_unordered(_run, tasks), 1):
             if difference:
                 failures += 1
                 print(f"\nFAIL {case}: {difference}", flush=True)

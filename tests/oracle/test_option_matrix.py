@@ -31,7 +31,15 @@ def test_the_matrix_is_whole():
     assert 5 * len(FORMATS) > len(sample()) > 3 * len(FORMATS)
 
 
-@pytest.mark.parametrize("case", sample(), ids=str)
-def test_kernels_reference_and_records_agree(case):
-    difference = difference_of(case)
+def with_kernels():
+    """Every case with one kind of kernels, in turn; at night with the other as well."""
+    for number, case in enumerate(sample()):
+        for kernels in ("plain", "fast"):
+            at_night = [] if (kernels == "fast") == number % 2 else [pytest.mark.nightly]
+            yield pytest.param(case, kernels, id=f"{case}-{kernels}", marks=at_night)
+
+
+@pytest.mark.parametrize("case, kernels", with_kernels())
+def test_kernels_reference_and_records_agree(case, kernels):
+    difference = difference_of(case, kernels=kernels)
     assert difference is None, difference

@@ -39,7 +39,7 @@ def test_random_worlds_round_after_round(batch):
         difference = simulator_difference(
             worlds, fused=[draw.random() < 0.5 for _ in worlds], seed=draw.choice((seed, seed, None)),
             weights_as_function=seed % 3 == 0, racecheck=seed % 4 == 1 or None, launch=launch_of(draw),
-            mixed=seed % 5 == 2)
+            mixed=seed % 5 == 2, kernels=draw.choice(("plain", "fast")))
         assert difference is None, difference
 
 

@@ -1,6 +1,6 @@
 """One rank of a world of processes: rounds on the same buffers, each held against the reference.
 
-Arguments: fused or split, number of rounds.
+Arguments: fused or split, with "-plain" or "-fast" for kernels other than the machine's own; number of rounds.
 """
 
 import sys
@@ -12,10 +12,10 @@ from rank_arrays import Batch, config, doubled
 
 
 def main(kind, rounds):
-    world = MPIWorld()
+    world, (kind, _, kernels) = MPIWorld(), kind.partition("-")
     cfg, rank = config(world.n_ranks), world.rank
     for _ in range(2):      # the second time in memory that the first gave back
-        with ExpertParallel(cfg, world, fused=kind == "fused") as ep:
+        with ExpertParallel(cfg, world, fused=kind == "fused", kernels=kernels or None) as ep:
             for number in range(rounds):
                 batch = Batch(cfg, number)
                 want, out_want = batch.expected()

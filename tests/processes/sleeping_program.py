@@ -18,10 +18,10 @@ def main(timeout, phases, p2p_world_size=0):
     rank = world.rank
     batch, sleeps = Batch(cfg, 0), world.rank == world.n_ranks - 1
     out_want = batch.expected()[1][rank]
-    with ExpertParallel(cfg, world, timeout=60) as ep:      # everything is compiled before the time counts
+    with ExpertParallel(cfg, world, timeout=60, kernels="fast") as ep:   # all is compiled before the time counts
         split_or_fused_round(ep, batch, rank, "", fused=False, nap=0)
         good_round(ep, batch, rank, out_want)
-    with ExpertParallel(cfg, world, timeout=timeout) as ep:
+    with ExpertParallel(cfg, world, timeout=timeout, kernels="fast") as ep:
         for phase in phases.split(","):
             begin = time.monotonic()
             try:

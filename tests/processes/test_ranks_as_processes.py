@@ -12,7 +12,8 @@ from rank_arrays import config
 
 
 @pytest.mark.parametrize("n_ranks, kind", [
-    (1, "fused"), (2, "split"), (3, "fused"), pytest.param(4, "split", marks=pytest.mark.nightly)])
+    (1, "fused-plain"), (2, "split-fast"), (3, "fused-plain"),
+    pytest.param(4, "split-fast", marks=pytest.mark.nightly)])
 def test_every_rank_has_the_reference_s_results_round_after_round(n_ranks, kind):
     job = mpirun(n_ranks, "rounds_program.py", kind, 3)
     assert job.status == 0, job.output
@@ -39,7 +40,7 @@ def test_verify_takes_a_file_of_routing(tmp_path):
     record = json.loads(job.output[job.output.index("{\n"):])      # an MPI library may have said something before
     assert record["passed"], job.output
     assert sum(record["seeds"][0]["rounds"][0]["num_tokens"]) == len(np.load(file)["x"])
-    assert Case(cfg, fused=True).fused and record["case"].startswith("bf16, fused")
+    assert Case(cfg, fused=True).fused and record["case"].startswith("bf16 tokens, fused plain")
 
 
 @pytest.mark.parametrize("argv, said", [(["--ranks", "3"], "mpirun started 2 ranks"),

@@ -28,7 +28,7 @@ def without(monkeypatch):
 def outcome(seed, racecheck, fused):
     """"race", "different" or "equal"."""
     try:
-        with ExpertParallel(CFG, LocalWorld(4, seed=seed, racecheck=racecheck), fused=fused) as ep:
+        with ExpertParallel(CFG, LocalWorld(4, seed=seed, racecheck=racecheck), fused=fused, kernels="fast") as ep:
             for number in range(2):
                 if round_differs(ep, routing.make(CFG, [1, number])):
                     return "different"
