@@ -2,7 +2,10 @@
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from epmoe.command_line import at_least_zero, sizes_of_a_world
 from epmoe_ref.config import TOKEN_FORMATS, EPConfig
@@ -168,15 +171,14 @@ def _of_file(args):
         print(
             f"n_experts is not in {args.input}: {n_experts} is guessed from the largest id; --experts says otherwise"
         )
-    routed = batch.split(n_ranks)
-    return EPConfig(
-        n_ranks,
-        n_experts,
-        batch.topk_ids.shape[1],
-        max(HIDDEN, TOKEN_FORMATS[args.format].hidden_multiple),
-        max(1, *routed.num_tokens),
-        token_format=args.format,
-    ), routed
+    hidden = max(HIDDEN, TOKEN_FORMATS[args.format].hidden_multiple)
+    # the page shows the first few numbers of a token, and the tape needs no more
+    x = np.zeros((len(batch.x), hidden), batch.x.dtype)
+    x[:, : batch.x.shape[1]] = batch.x[:, :hidden]
+    routed = replace(batch, x=x).split(n_ranks)
+    most = max(1, *routed.num_tokens)
+    top_k = batch.topk_ids.shape[1]
+    return EPConfig(n_ranks, n_experts, top_k, hidden, most, token_format=args.format), routed
 
 
 def _stamped(args, worlds):

@@ -17,7 +17,6 @@ NUMBERS = {
 
 def data_of(drawn, recordings=()):
     """What the page's JavaScript starts from, and the chapters that it has."""
-    of_load = "the whole routing" if drawn.whole else "128 tokens a rank and 8 experts a rank"
     every = [c for c in chapters() if c.name != "broken" or recordings]
     return {
         "world": drawn.world,
@@ -25,7 +24,7 @@ def data_of(drawn, recordings=()):
         "numbers": NUMBERS,
         "measured": json.loads(source("measured.json")),
         "recordings": list(recordings),
-        "words": {"loadTokens": of_load, "chapters": len(every)},
+        "words": {"chapters": len(every)},
     }, every
 
 

@@ -7,6 +7,7 @@ import numpy as np
 
 import epmoe_ref
 from epmoe_ref.config import EPConfig
+from epmoe_ref.errors import EPValueError
 
 RANKS, LOCAL, TOKENS, TOP_K = 4, 3, 4, 3  # what the stage has room for
 COLUMNS = 4
@@ -31,6 +32,10 @@ def drawn(cfg, routed):
         and max(routed.num_tokens) <= TOKENS
         and cfg.top_k <= TOP_K
     )
+    if not any((ids[:3] >= 0).any() for ids in routed.topk_ids[:3]):
+        raise EPValueError(
+            "no token to draw has an expert: the first tokens of the first ranks have only -1 in topk_ids"
+        )
     if fits:
         return Drawn(_world(cfg.n_ranks, cfg.n_local_experts, cfg.top_k, routed), None, [])
     world, notes = _slice(cfg, routed)

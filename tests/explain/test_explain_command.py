@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from epmoe.__main__ import main
+from epmoe.explain import operations, stills
 
 
 def run(capsys, *options):
@@ -18,7 +19,8 @@ def run(capsys, *options):
     return status, out.out, out.err
 
 
-def test_page_tape_figures_and_trace_are_written(tmp_path, capsys):
+def test_page_tape_figures_and_trace_are_written(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(stills, "png", lambda text: b"drawn in test_page.py")
     status, out, _ = run(
         capsys,
         "--ranks",
@@ -84,6 +86,18 @@ def test_a_users_own_routing_becomes_a_slice_with_totals(tmp_path, capsys):
         r'id="data">(.*?)</script>', (tmp_path / "p.html").read_text(encoding="utf-8")
     )[1]
     assert json.loads(data)["whole"]["load"] == np.bincount(ids.reshape(-1), minlength=64).tolist()
+    few = np.array([[0, 1], [5, 2], [-1, 3], [4, 0]])
+    np.savez(tmp_path / "few.npz", topk_ids=few, n_experts=6)
+    status, out, _ = run(
+        capsys, "--ranks", "2", "--input", str(tmp_path / "few.npz"), "--out", str(tmp_path / "few.html")
+    )
+    data = re.search(r'id="data">(.*?)</script>', (tmp_path / "few.html").read_text(encoding="utf-8"))[1]
+    assert status == 0 and json.loads(data)["world"]["ids"] == [few[:2].tolist(), few[2:].tolist()]
+    np.savez(tmp_path / "none.npz", topk_ids=np.full((4, 2), -1), n_experts=6)
+    status, _, err = run(
+        capsys, "--input", str(tmp_path / "none.npz"), "--out", str(tmp_path / "n.html")
+    )
+    assert status == 2 and "no token to draw has an expert" in err
     np.savez(tmp_path / "odd.npz", topk_ids=np.full((4, 2), 99), n_experts=64)
     status, _, err = run(
         capsys, "--input", str(tmp_path / "odd.npz"), "--out", str(tmp_path / "q.html")
@@ -109,6 +123,7 @@ def test_figures_say_what_they_lack(tmp_path, capsys, monkeypatch):
         "--figures",
         str(tmp_path / "f"),
     )
+    monkeypatch.setattr(operations, "pairs", list)
     monkeypatch.setitem(sys.modules, "resvg_py", None)
     status, out, _ = run(capsys, *options)
     assert status == 0 and "pip install 'epmoe[explain]'" in out

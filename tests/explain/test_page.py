@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import cache
 from html.parser import HTMLParser
 
 import numpy as np
@@ -20,8 +21,9 @@ from epmoe_ref.config import EPConfig
 CFG = EPConfig(3, 6, 2, 64, 3)
 
 
-def made(cfg=CFG):
-    return story.page(drawn(cfg, routed_for(cfg, 0)))
+@cache
+def made():
+    return story.page(drawn(CFG, routed_for(CFG, 0)))
 
 
 class Tags(HTMLParser):
@@ -117,7 +119,7 @@ def test_the_arrays_in_the_page_are_those_of_the_reference_and_so_are_the_pictur
 
 def test_without_the_engine_the_page_says_what_it_lacks(monkeypatch):
     monkeypatch.setitem(sys.modules, "dukpy", None)
-    html, notes = made()
+    html, notes = made.__wrapped__()
     assert "pip install 'epmoe[explain]'" in notes[0] and "<figure" not in html
     Tags(html)
 
@@ -194,7 +196,8 @@ def test_the_animation_of_the_readme_is_the_default_one(tmp_path):
 
     kept = (Path(__file__).parents[2] / "docs" / "dispatch.svg").read_text(encoding="utf-8")
     data, every = story.data_of(drawn(CFG, routed_for(CFG, 0)))
-    assert kept == figures.animation(data, [c.name for c in every])
+    made_now = figures.animation(data, [c.name for c in every])
+    assert kept == made_now, "copy animation.svg of `epmoe explain --figures FOLDER` to docs/dispatch.svg"
     assert "prefers-reduced-motion" in kept and len(kept) < 250_000
 
 

@@ -24,7 +24,7 @@ def test_slices_of_a_block_follow_each_other(fused):
     assert all(s.word for lane in timeline.lanes for s in lane.slices if s.phase == "wait")
 
 
-@pytest.mark.parametrize("options", [dict(), dict(fused=True), dict(fused=True, seed=1)], ids=str)
+@pytest.mark.parametrize("options", [dict(), dict(fused=True), dict(fused=True, seed=1, ranks=2)], ids=str)
 def test_an_arrow_leads_from_every_signal_to_the_rank_that_it_is_for(options):
     h = history(**options)
     arrows = Timeline(h).arrows
@@ -47,7 +47,7 @@ def test_moments_follow_each_other():
 
 
 @pytest.mark.parametrize(
-    "options", [dict(), dict(fused=True, seed=1, token_format="fp8_blockwise")], ids=str
+    "options", [dict(), dict(fused=True, seed=1, ranks=2, token_format="fp8_blockwise")], ids=str
 )
 def test_every_step_of_the_tape_changes_a_word_and_every_word_changes(options):
     made = tape.data(history(**options))

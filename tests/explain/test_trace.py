@@ -51,8 +51,8 @@ def test_the_recorded_trace_opens(fused):
     names = {(e["pid"], e["args"]["name"]) for e in events if e["ph"] == "M" and e["name"] == "process_name"}
     assert names == {(r + 1, f"rank {r}") for r in range(3)}
     assert {e["name"] for e in events if e["ph"] == "X" and e["cat"] == "kernel"} == (
-        {f"{name}_kernel" for name in (
-            ("dispatch", "combine") if fused else ("dispatch_async", "dispatch_wait", "combine_async", "combine_wait"))})
+        {"dispatch_kernel", "combine_kernel"} if fused else
+        {f"{phase}_{half}_kernel" for phase in ("dispatch", "combine") for half in ("async", "wait")})
     assert {"signal", "own blocks"} == {e["cat"] for e in events if e["ph"] == "s"}
 
 

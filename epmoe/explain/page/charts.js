@@ -88,7 +88,7 @@ const charts = {
     return nodes;
   },
   load(story, step, {chart, width}) {
-    const t = story.whole ?? story.loads, n = t.load.length, ranks = t.rankLoad.length;
+    const t = story.load, n = t.load.length, ranks = t.rankLoad.length;
     const w = (width - 20) / n, most = Math.max(1, ...t.load), mean = total([t.load], true) / n, high = Math.min(150, chart.h / 2.6);
     const experts = t.load.map((v, e) => rect(10 + e * w, 20 + high - v / most * high, Math.max(0.8, w - 1), Math.max(0.5, v / most * high), `s${Math.floor(e / t.local) % 8}`, 1)).join("");
     const nodes = [node("l.experts", 0, chart.y + 10, text(10, 6, "rows of each expert", "t b") + experts +

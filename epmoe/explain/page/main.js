@@ -127,6 +127,10 @@ export function main() {
   });
   svg.addEventListener("click", (e) => follow(e.target.closest("[data-token]")));
   svg.addEventListener("keydown", (e) => { if (e.key === "Enter" || e.key === " ") { const g = e.target.closest("[data-token]"); if (g) { e.preventDefault(); follow(g); } } });
+  svg.addEventListener("pointerover", (e) => {
+    const token = e.target.closest("[data-token]")?.dataset.token;
+    for (const g of svg.querySelectorAll("[data-token]")) g.classList.toggle("peek", g.dataset.token === token);
+  });
   function follow(g) {
     if (!g) return;
     const [rank, token] = g.dataset.token.split(",").map(Number);

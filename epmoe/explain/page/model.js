@@ -74,13 +74,6 @@ export function summary({pairs, rows, load, local}) {
   return {pairs, rows, load, local, rankLoad, imbalance: over(rankLoad), expertImbalance: over(load)};
 }
 
-/** Messages that cross the links for the busiest rank: the larger of what it sends and what it receives. */
-export function busiest(matrix) {
-  const out = matrix.map((of, src) => sum(of) - of[src]);
-  const into = matrix.map((_, dst) => sum(matrix.map((of) => of[dst])) - matrix[dst][dst]);
-  return Math.max(...out, ...into);
-}
-
 /** Bytes of a message: the token's numbers in bf16, its index, and its expert ids, each padded to 16 bytes. */
 export function messageBytes(hidden, topK) {
   const up = (n) => Math.ceil(n / 16) * 16;

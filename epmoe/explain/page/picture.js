@@ -11,7 +11,10 @@ import {drawn} from "./svg.js";
 /** The story of a world: what dispatch makes of it, loads of a larger routing of the same shape, and whom we follow. */
 export function storyOf(data, world, numbers, followed = null) {
   const many = {ranks: world.ranks, local: 8, topK: Math.max(2, world.topK), tokens: 128, skew: numbers.skew, seed: 7, hidden: 1};
-  return makeStory(world, dispatch(world), {loads: traffic(makeWorld(many)), whole: data.whole ? summary(data.whole) : null, numbers, followed,
+  const whole = data.whole ? summary(data.whole) : null, given = whole && numbers.skew === data.numbers.skew;
+  return makeStory(world, dispatch(world), {whole, numbers, followed,
+    load: given ? whole : traffic(makeWorld(many)),
+    loadOf: given ? "the whole routing" : "128 tokens a rank and 8 experts a rank",
     measured: data.measured, recordings: data.recordings ?? []});
 }
 

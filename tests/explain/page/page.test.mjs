@@ -19,7 +19,7 @@ const measured = JSON.parse(readFileSync(new URL("measured.json", page), "utf8")
 const numbers = {bigExperts: 256, bigTokens: 4096, skew: 1};
 const order = Object.keys(CHAPTERS).filter((name) => name !== "broken");
 const sizes = [{ranks: 3, local: 2, topK: 2, tokens: 3}, {ranks: 2, local: 1, topK: 1, tokens: 1}, {ranks: 4, local: 3, topK: 3, tokens: 4}, {ranks: 2, local: 3, topK: 2, tokens: 4}];
-const story = (world) => storyOf({measured}, world, numbers);
+const story = (world) => storyOf({measured, numbers}, world, numbers);
 
 test("the model equals epmoe_ref", {skip: !process.env.EPMOE_WORLDS && "pytest makes the worlds"}, () => {
   const cases = JSON.parse(readFileSync(process.env.EPMOE_WORLDS, "utf8"));
@@ -43,7 +43,7 @@ test("bf16 and fma round once, ties to even", () => {
 for (const size of sizes) {
   for (const width of [820, 374]) {
     test(`no step leaves the stage as it was: ${JSON.stringify(size)} at ${width}`, () => {
-      for (const seed of [0, 1, 2]) {
+      for (const seed of size === sizes[0] ? [0, 1] : [0]) {
         const told = story(makeWorld({...size, skew: 0.3, seed})), steps = stepsFor(told, order);
         assert.ok(steps.length >= 35);
         let before = "";
@@ -74,7 +74,7 @@ test("everything stays on the stage, and each thing is there once", () => {
 
 test("a chapter has a caption for each step, and words have only values that there are", () => {
   const told = story(makeWorld({...sizes[0], skew: 0, seed: 0}));
-  const known = {...values(told, numbers), loadTokens: "", chapters: 1};
+  const known = {...values(told, numbers), chapters: 1};
   for (const [name, text] of Object.entries(texts)) {
     if (CHAPTERS[name]) assert.equal(text.match(/^\d+\. /gm).length, CHAPTERS[name].length, name);
     for (const [, value] of text.matchAll(/\{\{(\w+)\}\}/g)) assert.ok(value in known, `${name}: ${value}`);
