@@ -117,7 +117,7 @@ const charts = {
   },
 };
 
-const KERNELS = {"pairs plain": ["pairs", "pairs, every message whole"], "pairs fused": ["payload once", "pairs, payload once a rank"],
+const KERNELS = {"pairs whole": ["pairs", "pairs, every message whole"], "pairs fused": ["payload once", "pairs, payload once a rank"],
   "rows": ["rows", "rows"], "nccl all-to-all": ["NCCL", "NCCL all-to-all"]};
 
 /** The sum of a matrix without its diagonal, or with it. */

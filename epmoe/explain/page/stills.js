@@ -4,11 +4,15 @@ import {drawn, rect} from "./svg.js";
 import {picture, stepsFor, storyOf} from "./picture.js";
 import {values} from "./words.js";
 
-/** [{chapter, stage, svg, width, height}] of every step, or only of each chapter's last. */
-export function stills({data, order, width = 760, lastOnly = false}) {
+// the step of a chapter that says most, where it is not the last
+const TELLING = {"one-gpu": 1, "router": 1};
+
+/** [{chapter, stage, svg, width, height}] of every step, or only of each chapter's most telling one. */
+export function stills({data, order, width = 760, oneEach = false}) {
   const story = storyOf(data, data.world, data.numbers), steps = stepsFor(story, order, width);
   return steps.flatMap((step, n) => {
-    if (lastOnly && steps[n + 1]?.chapter === step.chapter) return [];
+    const last = steps[n + 1]?.chapter !== step.chapter, telling = TELLING[step.chapter];
+    if (oneEach && (telling === undefined ? !last : step.caption !== telling)) return [];
     const {nodes, places} = picture(story, steps, n, width);
     return [{chapter: step.chapter, stage: 1 + n - steps.findIndex((s) => s.chapter === step.chapter), width,
       height: Math.ceil(places.height), svg: drawn(nodes)}];
