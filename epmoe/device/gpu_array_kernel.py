@@ -3,6 +3,7 @@
 What Numba compiled is kept in the disk cache, as machine code, and given back to its dispatcher at the next start.
 """
 import types as _types
+import warnings
 from typing import NamedTuple
 
 import numpy as np
@@ -66,12 +67,14 @@ class Compiled(NamedTuple):
 class ArrayKernel:
     """A kernel whose arguments are arrays, tuples and numbers. fn: the plain function; max_threads: of a block.
 
+    shmem: it uses epmoe.device.shmem, and is linked with NVSHMEM's code, which must be initialised before a launch.
     An array is a record with address, shape, dtype, owner (epmoe.host.arrays.Array).
     """
 
-    def __init__(self, fn, max_threads):
-        self.fn, self.name, self.max_threads = fn, fn.__name__, max_threads
-        self.numba = cuda.jit(fn, launch_bounds=max_threads)
+    def __init__(self, fn, max_threads, shmem=False):
+        self.fn, self.name, self.max_threads, self.shmem = fn, fn.__name__, max_threads, shmem
+        self.options = dict(launch_bounds=max_threads, **(dict(lto=True) if shmem else {}))
+        self.numba = cuda.jit(fn, **self.options)
         self._libraries = {}        # argument types -> code, where there is no GPU
 
     # ------------------------------------------------------------------ without a GPU
@@ -103,15 +106,16 @@ class ArrayKernel:
         """Numba's code for arguments of these types, of which it makes PTX and cubins for any device."""
         if given not in self._libraries:
             with _as_if_on(OLDEST):
-                self._libraries[given] = _dispatcher._Kernel(
-                    self.fn, given, launch_bounds=self.max_threads)._codelibrary
+                self._libraries[given] = _dispatcher._Kernel(self.fn, given, **self.options)._codelibrary
         return self._libraries[given]
 
     # ------------------------------------------------------------------ on one
     def compiled(self, values):
         """Numba's kernel for arguments of these types, loaded."""
         given = tuple(map(type_of, values))
-        if given not in self.numba.overloads:
+        if self.shmem:                          # Numba introduces what it has linked to NVSHMEM when it loads it
+            self.numba.compile(given)
+        elif given not in self.numba.overloads:
             cc = _current_cc()
             found = kernel_cache.find_or_make(Compiled(self, given).fingerprint(cc), lambda: self._by_numba(given, cc))
             if given not in self.numba.overloads:
@@ -160,7 +164,10 @@ class ArrayKernel:
             raise EPValueError("grid=%d blocks of %d threads of %s: 1 to %d can be resident at once, and blocks wait "
                                "for each other" % (grid, block, self.name, resident))
         args = [_argument(value) for value in values]
-        launch = _types.SimpleNamespace(start=lambda: self.numba[grid, block, _numba_stream(stream)](*args))
+        with warnings.catch_warnings():         # a grid that leaves room for other ranks is no mistake
+            warnings.filterwarnings("ignore", "Grid size")
+            configured = self.numba[grid, block, _numba_stream(stream)]
+        launch = _types.SimpleNamespace(start=lambda: configured(*args))
         if machine is not None and machine.held:
             machine.queue(launch)
         else:

@@ -52,10 +52,13 @@ def address_of(array):
 
 
 class ArrayKernel(Kernel):
-    """A kernel whose arguments are arrays, tuples and numbers. fn: the plain function.
+    """A kernel whose arguments are arrays, tuples and numbers. fn: the plain function. shmem: says nothing here.
 
     An array is a record with host, address, shape, dtype (epmoe.host.arrays.Array).
     """
+
+    def __init__(self, fn, max_threads, shmem=False):
+        super().__init__(fn, max_threads)
 
     def place(self, stream, rank):
         """Where a launch on this stream runs: what gives addresses of arrays."""

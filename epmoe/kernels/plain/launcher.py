@@ -8,6 +8,7 @@ from epmoe_ref.errors import EPValueError
 
 from ..launch import MAX_THREADS
 from ..status import raise_if_bad_ids, raise_if_failed
+from ..transport import crosses_worlds
 from . import arguments
 
 # Behind the page's arguments: what a launch takes by keyword, and what it is when it is not given.
@@ -52,7 +53,7 @@ class PlainKernel:
         code = function.__code__
         self.parameters = code.co_varnames[:code.co_argcount]
         self.page_arguments = self.parameters[:self.parameters.index("status")]
-        self.kernel = ArrayKernel(function, options.launch.num_threads or MAX_THREADS)
+        self.kernel = ArrayKernel(function, options.launch.num_threads or MAX_THREADS, crosses_worlds(cfg))
         self._launched = {}         # rank -> (stream, own status words, timeout)
 
     def __repr__(self):
@@ -103,8 +104,7 @@ class PlainKernel:
         return max(1, min(grid, 2 * self.cfg.n_experts) if flagged else grid)
 
     def _launch(self, where, page_arguments, status, timeout, given):
-        grid, block, stream = where
-        named = self._named(page_arguments, given)
+        (grid, block, stream), named = where, self._named(page_arguments, given)
         my_rank = named["my_rank"]
         if not 0 < timeout < 1e9:
             raise EPValueError(f"timeout={timeout} must be a positive number of seconds")
@@ -186,10 +186,8 @@ class PlainKernel:
                 value = (np.uint64(0),) * self.cfg.p2p_world_size
             elif name in USER_ARGUMENTS:
                 value = tuple(user_argument(v, name) for v in value)
-            elif name in ("my_rank", "num_tokens"):
-                value = np.int32(0)
             else:
-                value = named.get(name, np.uint64(0))
+                value = named.get(name, np.int32(0) if name in ("my_rank", "num_tokens") else np.uint64(0))
             values.append(value)
         return values
 
