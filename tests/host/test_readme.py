@@ -72,6 +72,12 @@ def test_the_commands_and_their_options_exist(command):
     assert {word for word in words if word.startswith("--")} <= set(parser._option_string_actions)
 
 
+@pytest.mark.parametrize("page", MARKDOWN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_command_is_called_epmoe(page):
+    """Only launchers, which start Python, name the module."""
+    assert not re.findall(r"(?<!mpi4py )(?<!torchrun )python -m epmoe(?![.\w])", page.read_text())
+
+
 def test_the_paths_exist():
     text = (ROOT / "docs" / "architecture.md").read_text()
     rows = [row for row in text.splitlines() if row.startswith("|") and "---" not in row]
