@@ -2,10 +2,15 @@
 
 const PAD = 8, LABEL = 17, TOKEN = 26, CHIP = 26, CELL = 20, LINE = 22;
 
+const tokensOf = (world) => Math.max(1, ...world.ids.map((of) => of.length));
+
+/** The width below which words on the stage would not fit into their boxes; a narrower view scrolls. */
+export const leastWidth = (world) => world.ranks * (tokensOf(world) * 20 + 58) + (world.ranks - 1) * 6;
+
 /** Places for a world in a stage of this width; rowsOf: the most rows that one expert gets. */
 export function layout(world, width, rowsOf) {
   const {ranks: R, local: L, topK: K} = world, E = R * L;
-  const T = Math.max(1, ...world.ids.map((of) => of.length));
+  const T = tokensOf(world);
   const gap = width > 600 ? 16 : 6, column = (width - (R - 1) * gap) / R;
   const inside = column - 2 * PAD;
   const fit = (n, room, most) => Math.min(most, Math.floor(room / n));

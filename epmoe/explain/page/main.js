@@ -4,10 +4,12 @@ import {combine, expert, makeWorld} from "./model.js";
 import {picture, stepsFor, storyOf} from "./picture.js";
 import {values} from "./words.js";
 import {Stage} from "./stage.js";
+import {leastWidth} from "./layout.js";
 import {scrubs} from "./scrub.js";
 import {dragging} from "./drag.js";
 import {name} from "./scene.js";
 
+const short = (value) => +value.toPrecision(5);
 const one = (q) => document.querySelector(q), every = (q) => [...document.querySelectorAll(q)];
 
 /** Start the page. */
@@ -27,7 +29,9 @@ export function main() {
   }
 
   function draw(moving) {
-    shown = picture(story, steps, Math.max(0, page.at), view.clientWidth);
+    const wide = Math.max(view.clientWidth, leastWidth(page.world));
+    svg.style.width = `${wide}px`;
+    shown = picture(story, steps, Math.max(0, page.at), wide);
     card();
     const high = view.clientHeight;
     stage.show(shown.nodes, moving && !still.matches);
@@ -59,8 +63,8 @@ export function main() {
     const x = world.x[rank][token]?.[0] ?? 0, known = (set, p, value) => set.has(name(p)) ? value : "·";
     const rows = model.pairs.filter((p) => p.rank === rank && p.token === token).map((p) => {
       const y = expert(p.e, x);
-      return [`e${p.e} on rank ${p.dst}`, known(state.reserved, p, p.slot), known(state.grouped, p, p.row), x,
-        known(state.computed, p, y), p.weight.toFixed(2), known(state.back, p, +(p.weight * y).toFixed(4))];
+      return [`e${p.e} on rank ${p.dst}`, known(state.reserved, p, p.slot), known(state.grouped, p, p.row), short(x),
+        known(state.computed, p, short(y)), p.weight.toFixed(2), known(state.back, p, short(p.weight * y))];
     });
     const sum = state.summed.has(`${rank}.${token}`) ? combine(world)[rank][token][0] : "·";
     one("#card tbody").innerHTML = rows.map((row) => `<tr>${row.map((v, i) => i ? `<td>${v}</td>` : `<th scope="row">${v}</th>`).join("")}</tr>`).join("") +
