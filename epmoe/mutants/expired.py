@@ -68,6 +68,8 @@ def check(run, rounds):
                 _untouched(f"rank {rank}: rows of local expert 1 from rank 0", groups["output_tokens"], first, end)
         if world.absent and not world.few:
             _claims_of_one_round(run, rank)
+        if world.absent and isinstance(world, PlainWorld):
+            _signals_of_one_round(run, rank)
 
 
 def _no_row_missing(run, rank, what, combined):
@@ -94,3 +96,12 @@ def _claims_of_one_round(run, rank):
     if (claimed != counts).any():
         raise Leftover(f"reserved of rank {rank} is {claimed.tolist()}, round 1 claimed {counts.tolist()}: a kernel "
                        "went on after a wait had expired")
+
+
+def _signals_of_one_round(run, rank):
+    """Rank completion, which only the end of dispatch_wait clears, counts the signals of the first round."""
+    told, cfg = run.counters(rank, "rank_completion"), run.cfg
+    wanted = np.where(np.arange(len(told)) < cfg.p2p_world_size, cfg.n_local_experts, 0)
+    if (told != wanted).any() or (run.counters(rank, "finished") != run.counters(rank, "reserved")).any():
+        raise Leftover(f"rank completion of rank {rank} is {told.tolist()}, {wanted.tolist()} signals were sent; or "
+                       "finished differs from reserved")
