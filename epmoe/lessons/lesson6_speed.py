@@ -161,7 +161,7 @@ assert 0.05 < differ < 0.9
 # ## What was measured
 #
 # Times in microseconds of the slowest GPU, and how many times the floor of
-# what these kernels send. "plain" are the pairs of lessons 2 to 5 with a
+# what these kernels send. "whole" are fast kernels for pairs that sent a
 # payload in every message, "shared" are pairs that send it once to a rank;
 # "grouped rows" end, like pairs, with rows grouped by expert; NCCL is an
 # all-to-all with permutation, in torch.
@@ -175,13 +175,13 @@ def times_and_floor(kernels, phase, tokens):
     return f"{row['us']:8.1f} ({row['us'] / row['floor_us']:5.1f})"
 
 
-OURS = ("pairs plain", "pairs fused", "expert-major")
+OURS = ("pairs whole", "pairs fused", "expert-major")
 if found:
     gpu = found.device.partition(",")[0]
     print(f"{found.n_ranks} x {gpu}, {found.date[:10]}")
-    print(f"{'tokens':>6} {'':9}{'plain':>8} (x fl.) {'shared':>9} (x fl.)"
+    print(f"{'tokens':>6} {'':9}{'whole':>8} (x fl.) {'shared':>9} (x fl.)"
           f" {'gr. rows':>8} (x fl.) {'NCCL':>8}")
-    for tokens in found.tokens("pairs plain", "dispatch"):
+    for tokens in found.tokens("pairs whole", "dispatch"):
         for phase in ("dispatch", "combine"):
             nccl = found.row("nccl all-to-all", phase, tokens)
             print(f"{tokens:6} {phase:9}",
@@ -193,8 +193,8 @@ if found:
 
 
 def compared(phase, tokens, kernels, name):
-    """Bytes and time of some kernels as parts of plain pairs'."""
-    pairs = found.row("pairs plain", phase, tokens)
+    """Bytes and time of some kernels as parts of those of whole messages."""
+    pairs = found.row("pairs whole", phase, tokens)
     other = found.row(kernels, phase, tokens)
     if pairs and other:
         print(f"{phase} of {tokens}: {name} send "
@@ -204,7 +204,7 @@ def compared(phase, tokens, kernels, name):
 
 
 if found:
-    most = max(found.tokens("pairs plain", "dispatch"))
+    most = max(found.tokens("pairs whole", "dispatch"))
     compared("dispatch", most, "pairs fused", "shared payloads")
     compared("dispatch", most, "expert-major", "grouped rows")
     compared("combine", most, "expert-major", "grouped rows")
@@ -212,7 +212,7 @@ if found:
 # The second: for small batches the floor says nothing.
 
 if found:
-    row = found.row("pairs plain", "dispatch", 1)
+    row = found.row("pairs whole", "dispatch", 1)
     if row:
         print(f"1 token: floor {row['floor_us']:.1f} us, "
               f"measured {row['us']:.1f} us")
