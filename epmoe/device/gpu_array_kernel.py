@@ -55,6 +55,11 @@ class Compiled(NamedTuple):
     kernel: object
     given: tuple
 
+    @property
+    def name(self):
+        """Of the kernel's function."""
+        return self.kernel.name
+
     def fingerprint(self, cc):
         """What the machine code is found by in the disk cache; None if it depends on things that cannot be compared."""
         return fingerprint(self.kernel.fn, self.kernel.max_threads, repr(self.given), *cc)

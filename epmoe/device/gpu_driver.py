@@ -9,7 +9,7 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 # loading code while kernels wait for each other could hang
 os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
 
-from cuda.bindings import driver as cu                          # noqa: E402
+from cuda.bindings import driver as cu
 
 SUCCESS = cu.CUresult.CUDA_SUCCESS
 

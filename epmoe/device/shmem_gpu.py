@@ -5,7 +5,6 @@ Kernels that use them are compiled with link-time optimisation against NVSHMEM's
 from .ptx_factory import typed_intrinsic, types, u64
 from epmoe_ref.errors import UnavailableError
 
-from llvmlite import ir
 from numba import cuda
 
 REMEDY = "pip install 'epmoe[shmem]'; `epmoe doctor` says what is missing"

@@ -60,7 +60,6 @@ from functools import lru_cache, partial
 
 from epmoe.device import (block_idx, device_fn, grid_dim, griddep_launch, griddep_wait, i32, kernel, load_u64, n_warps,
                           store_i32, u64, warp_id)
-from epmoe_ref.errors import EPValueError
 
 from . import ahead, copiers, counters, few_tokens, formats, leaving, limits, rows_of_token, senders, stamps
 from .call import DispatchAsyncCall, DispatchCall, DispatchWaitCall

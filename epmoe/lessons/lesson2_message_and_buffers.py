@@ -28,7 +28,7 @@ if __name__ == "__main__":
 
 import ml_dtypes
 import numpy as np
-from epmoe import EPConfig, ExpertParallel, LaunchConfig, LocalWorld
+from epmoe import EPConfig, ExpertParallel, LocalWorld
 
 cfg = EPConfig(n_ranks=2, n_experts=4, top_k=2, hidden=8,
                max_tokens_per_rank=3)

@@ -22,7 +22,7 @@ if __name__ == "__main__":
 from collections import Counter
 
 import numpy as np
-from epmoe import DeadlockError, RaceError, device
+from epmoe import DeadlockError, device
 from epmoe.device import (block_idx, kernel, ld_acquire_sys_i32, load_i32,
                           load_u64, st_relaxed_sys_i32, st_release_sys_i32,
                           store_i32, u64)

@@ -1,6 +1,6 @@
 """Worlds of ExpertParallel and of the SwiGLU kernel: formats at the edges of their numbers, dtypes, options, widths."""
 
-from epmoe.mutants.page_worlds import PIECES, PLAIN, ROUNDS, SHARED
+from epmoe.mutants.page_worlds import PIECES, PLAIN, SHARED
 from epmoe.mutants.world_kinds import PublicWorld, SwigluWorld
 
 EDGES = dict(n_ranks=2, n_experts=4, top_k=2, hidden=256, max_tokens_per_rank=8)

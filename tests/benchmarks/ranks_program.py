@@ -20,13 +20,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "host"))
 
-import counted_driver  # noqa: E402
-from benchmarks import plan, shapes, traffic  # noqa: E402
-from epmoe.device import gpu_machine  # noqa: E402
-from epmoe.fused_a2a import rows  # noqa: E402
-from epmoe.kernels.rows import records  # noqa: E402
-from epmoe.worlds.symmetric import SymmetricMemory  # noqa: E402
-from host_cost import OneRankHere  # noqa: E402
+import counted_driver
+from benchmarks import plan, shapes, traffic
+from epmoe.device import gpu_machine
+from epmoe.fused_a2a import rows
+from epmoe.kernels.rows import records
+from epmoe.worlds.symmetric import SymmetricMemory
+from host_cost import OneRankHere
 
 RANKS, HIDDEN, EXPERTS = 4, 256, 16
 NO_RESERVE = 0x4000     # of mmap

@@ -12,9 +12,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "host"))
 
-from benchmarks.startline import EXPIRED_AT, FAILED, LeftBehind, StartLine, meeting_kernel  # noqa: E402
-from counted_driver import counted_machine  # noqa: E402
-from epmoe_ref.errors import EPError, PeerTimeout  # noqa: E402
+from benchmarks.startline import EXPIRED_AT, FAILED, LeftBehind, StartLine, meeting_kernel
+from counted_driver import counted_machine
+from epmoe_ref.errors import EPError, PeerTimeout
 
 
 def fails(error, said, function, *args):

@@ -117,7 +117,7 @@ def test_a_plain_flag_is_a_race_itself(between, plain):
 
 @pytest.mark.parametrize("width", ["u64", "u32", "i32"])
 def test_strong_accesses_of_different_width_race(width):
-    write, read = getattr(device, "st_release_sys_%s" % width), getattr(device, "ld_acquire_sys_u32")
+    write, read = getattr(device, "st_release_sys_%s" % width), device.ld_acquire_sys_u32
 
     @kernel()
     def two_widths(params, num_tokens, my_rank):

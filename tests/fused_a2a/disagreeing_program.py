@@ -3,7 +3,6 @@
 Arguments: what differs; "mpi" or "torch".
 """
 
-import os
 import sys
 
 import ml_dtypes

@@ -11,7 +11,7 @@ from epmoe_ref.errors import EPStateError
 from rows_group import FP16, assert_same, group_of, host, routing, tokens
 
 sys.path.append(str(Path(__file__).parents[1] / "host"))
-from interruptions import Interruption, at_function_call, places  # noqa: E402
+from interruptions import Interruption, at_function_call, places
 
 EXPERTS, HIDDEN, TOP_K = 4, 16, 2
 ON_BOTH = pytest.mark.parametrize("device", ["simulator", pytest.param("gpu", marks=pytest.mark.gpu)])

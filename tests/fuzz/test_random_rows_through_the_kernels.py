@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from nightly import batches, law
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fused_a2a"))
-from against_reference import equal_hybrid, equal_rows  # noqa: E402
-from rows_group import BF16, FP16, FP32, group_of  # noqa: E402
+from against_reference import equal_hybrid, equal_rows
+from rows_group import BF16, FP16, FP32, group_of
 
 GRIDS = st.sampled_from(((2, 32), (3, 64), (6, 32)))        # blocks and threads of a rank
 RACECHECK = st.sampled_from((True, None, None))

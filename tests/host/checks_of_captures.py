@@ -6,7 +6,7 @@
 import sys
 
 import numpy as np
-from counted_driver import float32, int64
+from counted_driver import int64
 from counted_rounds import a_round, fails, since
 from host_cost import at_hand, tensors
 

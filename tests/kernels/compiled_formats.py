@@ -7,12 +7,12 @@ import sys
 
 os.environ["EPMOE_DEVICE"] = "gpu"      # before epmoe.device is imported
 
-from cuda.bindings import nvjitlink                         # noqa: E402
-from row_kernels import decode_kernel, encode_kernel        # noqa: E402
+from cuda.bindings import nvjitlink
+from row_kernels import decode_kernel, encode_kernel
 
-from epmoe.kernels import formats                           # noqa: E402
-from epmoe.kernels.swiglu import fused_silu_kernel          # noqa: E402
-from epmoe_ref.config import EPConfig                       # noqa: E402
+from epmoe.kernels import formats
+from epmoe.kernels.swiglu import fused_silu_kernel
+from epmoe_ref.config import EPConfig
 
 HIDDEN = 7168
 

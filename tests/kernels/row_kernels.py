@@ -3,8 +3,8 @@
 import numpy as np
 
 from epmoe import device
-from epmoe.device import block_idx, f32_as_u32, grid_dim, i32, kernel, lane_id, load_f32, load_i32, load_u32, load_u64
-from epmoe.device import n_warps, store_u32, u32, u32_as_f32, u64, warp_id
+from epmoe.device import block_idx, grid_dim, i32, kernel, lane_id, load_f32, load_i32, load_u32, load_u64
+from epmoe.device import n_warps, store_u32, u64, warp_id
 from epmoe.kernels import formats
 
 POISON = 0xCD

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from epmoe import routing
 from epmoe.verify.checked_rounds import Case
-from mpirun import ROOT, mpirun, started
+from mpirun import mpirun, started
 from rank_arrays import config
 
 
