@@ -182,7 +182,9 @@ class ArrayKernel:
 def _kernel_of(given, cc, entry, cubin):
     """Numba's kernel made of machine code, as its own cache makes one."""
     library = CUDACodeLibrary(None, entry, entry_name=entry)
-    library._cubin_cache[cc], library._finalized = ObjectCode.from_cubin(cubin), True
+    with _as_if_on(cc):
+        library._cubin_cache[library._ensure_cc(None)] = ObjectCode.from_cubin(cubin)   # where its loading looks
+    library._finalized = True
     return _dispatcher._Kernel._rebuild(cooperative=False, name=entry, signature=types.none(*given),
                                         codelibrary=library, debug=False, lineinfo=False, call_helper=None,
                                         extensions=[])
