@@ -1,5 +1,6 @@
 """How this project's tests are run: without a GPU that was asked for, and under mpirun."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,8 @@ ONE_TEST = "test_narrowing.py"
 
 def run(tmp_path, *options, launcher=()):
     return subprocess.run([*launcher, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", HERE / ONE_TEST,
-                           *options], cwd=HERE, capture_output=True, text=True, timeout=100, check=False)
+                           *options], cwd=HERE, capture_output=True, text=True, timeout=100, check=False,
+                          env={name: v for name, v in os.environ.items() if name != "PYTEST_ADDOPTS"})
 
 
 def gpu_is_there():

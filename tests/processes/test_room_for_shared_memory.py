@@ -9,7 +9,7 @@ from mpirun import mpirun
 def test_too_little_room_is_told_on_every_rank_with_numbers_and_remedy_and_the_job_goes_on():
     job = mpirun(2, "small_shm_program.py")
     assert job.status == 0, job.output
-    told = job.said(r"rank (\d): memory of 2 ranks needs (\d+) bytes of /dev/shm, which has (\d+) left of (\d+): .*"
+    told = job.said(r"rank (\d): memory of 2 ranks needs (\d+) bytes of /dev/shm, which has (\d+) left of (\d+): .*?"
                     r"--shm-size=1g")
     assert sorted(rank for rank, *_ in told) == ["0", "1"] and told[0][2:] == (str(60 << 20), str(64 << 20)), job.output
     assert int(told[0][1]) > 100 << 20 and job.output.count("went on") == 2
