@@ -86,9 +86,10 @@ def walk(args, console, worlds):
     """Walk the matrix with a progress bar; prints a table, or JSON; the exit status is 0 if all cases passed."""
     start = time.perf_counter()
     n_ranks = args.ranks or (worlds.n_ranks if worlds.mpi else N_RANKS)
+    if not device.SIM:      # what is compiled beforehand is what this GPU is going to run
+        args.kernels = kernels_named(args.kernels, worlds.make(n_ranks, args.seed).machine)
     chosen = _chosen(args, n_ranks)
     if not device.SIM:
-        args.kernels = kernels_named(args.kernels, worlds.make(n_ranks, args.seed).machine)
         kernels, compiled, n = compiled_first.compile_all(args, chosen, worlds.make(n_ranks, args.seed))
         if not args.json:
             spent = time.perf_counter() - start
