@@ -5,6 +5,7 @@ gets the rows that dispatch gave.
 """
 
 import contextlib
+from importlib import import_module
 
 import numpy as np
 from epmoe import device, fused_a2a
@@ -95,7 +96,7 @@ class _Ours:
         self.world.machine.synchronize()
 
     def captured(self, n):
-        """A function that replays a graph of n pairs, each with the rows of the one before where sizes allow."""
+        """A function that replays a graph of n pairs, one behind the other, of the same inputs."""
         from cuda.bindings import driver as cu
 
         from epmoe.device.gpu_driver import check
@@ -159,35 +160,27 @@ class RowsOnDevice(_Buffered):
 
     name = "fused_a2a on device"
     capturable, on_torch = True, False
-
-    def pair(self, given):
-        """Dispatch and combine."""
-        x, ids, probs = given
-        rows, _, _, _, handle = fused_a2a.fused_dispatch_on_device(x, ids, probs, self.shape.experts, self.world)
-        return fused_a2a.fused_combine(rows, self.world, handle)[0]
-
-
-class TorchOnDevice(_Buffered):
-    """epmoe.torch without a wait of the host, and without gradients."""
-
-    name = "epmoe.torch on device"
-    capturable = True
     dispatch = "fused_dispatch_on_device"
+    package = "epmoe.fused_a2a"
 
     def __init__(self, world, shape):
         super().__init__(world, shape)
-        import torch
-
-        import epmoe.torch
-
-        self._torch, self._dispatch = torch, getattr(epmoe.torch, self.dispatch)
-        self._combine = epmoe.torch.fused_combine
+        package = import_module(self.package)
+        self._dispatch, self._combine = getattr(package, self.dispatch), package.fused_combine
 
     def pair(self, given):
         """Dispatch and combine."""
         x, ids, probs = given
         rows, _, _, _, handle = self._dispatch(x, ids, probs, self.shape.experts, self.world)
         return self._combine(rows, self.world, handle)[0]
+
+
+class TorchOnDevice(RowsOnDevice):
+    """epmoe.torch without a wait of the host, and without gradients."""
+
+    name = "epmoe.torch on device"
+    on_torch = True
+    package = "epmoe.torch"
 
 
 class TorchExact(TorchOnDevice):
@@ -210,7 +203,9 @@ class _Training:
     def layers(self, inputs):
         """Forward of all pairs, then backward of all."""
         losses = [self._forward(given) for given in inputs]
-        self._torch.autograd.backward([out for outs, _ in losses for out in outs],
+        import torch
+
+        torch.autograd.backward([out for outs, _ in losses for out in outs],
                                       [grad for _, grads in losses for grad in grads])
 
     def _forward(self, given):
@@ -320,8 +315,6 @@ class _Peer:
 def _peer(name, module, kind, **options):
     """A _Peer of benchmarks.<module>.<kind>, which is imported when it is made."""
     def make(self, world, shape):
-        from importlib import import_module
-
         return getattr(import_module(f"benchmarks.{module}"), kind)(world, shape, **options)
 
     return type(kind, (_Peer,), {"name": name, "make": make, "__doc__": f"{name}, in the same loop."})

@@ -20,11 +20,6 @@ SIGNALS = ("dispatch_recv_count", "combine_recv_count")
 NOT_ARRIVED = layout.MAX_FINITE
 
 
-def is_signal(value):
-    """Whether a recv_count word is a signal, and not "not arrived"."""
-    return value != NOT_ARRIVED
-
-
 def word(name, value):
     """A counter as it is shown: of recv_count "–" is not arrived."""
     return "–" if name in SIGNALS and value == NOT_ARRIVED else str(value)

@@ -61,6 +61,7 @@ def text(detector, first, second, span, kind):
 
 
 def what(access):
+    """"write" or "read"."""
     return "write" if access[5] else "read"
 
 

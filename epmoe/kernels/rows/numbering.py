@@ -135,25 +135,6 @@ def totals(shape):
     return total
 
 
-def bits_by_rank(shape):
-    """Device function (ids, num_tokens) -> in lane r a bit for each token that goes to rank r, of 32 tokens at most."""
-    ranks, mask_of_token = shape.n_ranks, routing.mask_by_thread(shape)
-
-    @device_fn
-    def bits(ids, num_tokens):
-        lane, mask, mine, rank = i32(lane_id()), u32(0), u32(0), i32(0)
-        if lane < num_tokens:
-            mask = u32(mask_of_token(ids, lane))
-        while rank < ranks:
-            go = go_to(mask, rank)
-            if lane == rank:
-                mine = go
-            rank = i32(rank + 1)
-        return mine
-
-    return bits
-
-
 @device_fn
 def _nothing(ids, num_tokens):
     return i32(0)
