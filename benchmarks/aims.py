@@ -8,14 +8,22 @@ import sys
 from benchmarks import host_time, pages, results, targets
 from benchmarks.readme_table import of_kernels
 
-MODEL = 7168, 256       # the hidden size and the experts that targets are about
+MODEL = 7168, 256  # the hidden size and the experts that targets are about
 
 
 def add_arguments(parser):
     """The options of aims."""
-    parser.add_argument("files", nargs="+", metavar="FILE.json", help="files of results, one for each number of GPUs")
-    parser.add_argument("--into", metavar="PAGE.md", help="put it and the words below it into a page, in the place of "
-                                                           "the table that is there")
+    parser.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE.json",
+        help="files of results, one for each number of GPUs",
+    )
+    parser.add_argument(
+        "--into",
+        metavar="PAGE.md",
+        help="put it and the words below it into a page, in the place of the table that is there",
+    )
 
 
 def run(args):
@@ -23,12 +31,18 @@ def run(args):
     records = [results.merged([results.read(file)]) for file in args.files]
     sizes = [record["n_ranks"] for record in records]
     if len(set(sizes)) < len(sizes):
-        print(f"benchmarks aims: files of {', '.join(map(str, sizes))} GPUs; one for each number: merge those of one "
-              "(`python -m benchmarks merge`)", file=sys.stderr)
+        print(
+            f"benchmarks aims: files of {', '.join(map(str, sizes))} GPUs; one for each number: merge those of one "
+            "(`python -m benchmarks merge`)",
+            file=sys.stderr,
+        )
         return 2
     lines = markdown(records)
     if not lines:
-        print(f"benchmarks aims: no row that a target is about in {', '.join(args.files)}", file=sys.stderr)
+        print(
+            f"benchmarks aims: no row that a target is about in {', '.join(args.files)}",
+            file=sys.stderr,
+        )
         return 2
     return pages.shown(lines, below(records, args.files), args.into, "benchmarks aims")
 
@@ -60,7 +74,9 @@ def _order(name):
 def _column(record):
     """{(kernels, tokens, what): (aim, reached)} of one file; verdicts that are of many shapes are one line together."""
     found, together = {}, {}
-    for v in targets.verdicts(record["rows"], record["n_ranks"]) if "H200" in record["device"] else ():
+    for v in (
+        targets.verdicts(record["rows"], record["n_ranks"]) if "H200" in record["device"] else ()
+    ):
         if (v.shape.hidden, v.shape.experts) != MODEL:
             continue
         if v.unit == "us" and v.what != targets.HOST:
@@ -72,7 +88,9 @@ def _column(record):
     for name, of in together.items():
         values, missed = sorted(v.value for v in of), sum(not v.reached for v in of)
         slow = sum(v.slow and not v.reached for v in of)
-        text = f"{values[0]:g} to {values[-1]:g}" + (f" **missed by {missed} of {len(of)} shapes**" if missed else "")
+        text = f"{values[0]:g} to {values[-1]:g}" + (
+            f" **missed by {missed} of {len(of)} shapes**" if missed else ""
+        )
         text += f", {slow} of them on a slow CPU" if slow else ""
         found[name] = f"{'at least ' if of[0].unit == targets.OF_ALL else ''}{of[0].wanted:g}", text
     return found
@@ -80,19 +98,28 @@ def _column(record):
 
 def below(records, files):
     """What the table is, in words."""
-    of = "; ".join(f"{record['n_ranks']} GPUs: kernels of commit {results.commits(record)}, `{file}`"
-                   for record, file in zip(records, files))
-    return ("Aims, set from the best published libraries and from bare scatters of the same rows on such machines "
-            "(`benchmarks/targets.py`): microseconds of the slowest rank, median, launched without a CUDA graph; "
-            f"{MODEL[0]} columns, {MODEL[1]} experts, top 8. Lines without a number of tokens are of all shapes of "
-            "that model that were measured; host: microseconds of a dispatch call; against uniform: Zipf(1) routing, "
-            f"times as long; speed: of that with all multiprocessors. {_slow_cpus(records)}{of}.")
+    of = "; ".join(
+        f"{record['n_ranks']} GPUs: kernels of commit {results.commits(record)}, `{file}`"
+        for record, file in zip(records, files)
+    )
+    return (
+        "Aims, set from the best published libraries and from bare scatters of the same rows on such machines "
+        "(`benchmarks/targets.py`): microseconds of the slowest rank, median, launched without a CUDA graph; "
+        f"{MODEL[0]} columns, {MODEL[1]} experts, top 8. Lines without a number of tokens are of all shapes of "
+        "that model that were measured; host: microseconds of a dispatch call; against uniform: Zipf(1) routing, "
+        f"times as long; speed: of that with all multiprocessors. {_slow_cpus(records)}{of}."
+    )
 
 
 def _slow_cpus(records):
     """What is meant by a slow CPU, if the table says so."""
-    if not any(v.slow and not v.reached for record in records
-               for v in targets.verdicts(record["rows"], record["n_ranks"])):
+    if not any(
+        v.slow and not v.reached
+        for record in records
+        for v in targets.verdicts(record["rows"], record["n_ranks"])
+    ):
         return ""
-    return ("On a slow CPU: where a fixed piece of Python beside the calls took more than "
-            f"{host_time.SLOW} times as long as elsewhere in the run. ")
+    return (
+        "On a slow CPU: where a fixed piece of Python beside the calls took more than "
+        f"{host_time.SLOW} times as long as elsewhere in the run. "
+    )

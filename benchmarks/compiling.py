@@ -6,6 +6,7 @@ On a fresh machine compiling would take longer than measuring. A run does it fir
 import sys
 import time
 
+from benchmarks import plan
 from epmoe import device
 from epmoe.command_line import at_least_one, part_of_all
 from epmoe.fused_a2a.launches import FEW_TO_EXPAND, MANY, MANY_TO_EXPAND, smaller_blocks
@@ -13,28 +14,37 @@ from epmoe.host import compiling
 from epmoe.kernels.rows import control
 from epmoe.worlds.dry import DryWorld
 
-from benchmarks import plan
-
 
 def add_arguments(parser):
     """The options of compile."""
     plan.add_arguments(parser)
     parser.add_argument("--ranks", type=at_least_one, default=4, help="of the run (default 4)")
-    parser.add_argument("--part", type=part_of_all, default="1/1", metavar="I/N",
-                        help="this process's part of the cases (default all)")
-    parser.add_argument("--on", default="9.0/132", metavar="X.Y/SMS",
-                        help="the GPU's compute capability and number of multiprocessors (default 9.0/132)")
+    parser.add_argument(
+        "--part",
+        type=part_of_all,
+        default="1/1",
+        metavar="I/N",
+        help="this process's part of the cases (default all)",
+    )
+    parser.add_argument(
+        "--on",
+        default="9.0/132",
+        metavar="X.Y/SMS",
+        help="the GPU's compute capability and number of multiprocessors (default 9.0/132)",
+    )
 
 
 def run(args):
     """Compile, which needs no GPU; the exit status is 0, or 2 for the simulator."""
     if device.SIM:
-        print("benchmarks compile: needs the compiler for GPUs: set EPMOE_DEVICE=gpu", file=sys.stderr)
+        print(
+            "benchmarks compile: needs the compiler for GPUs: set EPMOE_DEVICE=gpu", file=sys.stderr
+        )
         return 2
     i, n = args.part
     cc, n_sms = args.on.split("/")
     cc = tuple(int(word) for word in cc.split("."))
-    for case in distinct(plan.cases(args))[i - 1::n]:
+    for case in distinct(plan.cases(args))[i - 1 :: n]:
         for kernel in kernels_of(case, args.ranks, int(n_sms)):
             kernel.binary(cc)
     return 0
@@ -51,8 +61,7 @@ def kernels_of(case, n_ranks, n_sms):
 
 
 def distinct(cases):
-    """The cases of ours whose kernels differ: not by routing, by SMs only as far as blocks for few or many tokens do.
-    """
+    """The cases of ours whose kernels differ: not by routing, by SMs only as far as blocks for few or many tokens do."""
     found = {}
     for case in cases:
         if case.section not in plan.OURS:
@@ -61,7 +70,11 @@ def distinct(cases):
         tokens = s.tokens
         if not case.kernels.startswith("pairs"):
             of_all = tokens if case.sms is None else min(tokens, MANY - 1)
-            by_expert = tokens <= FEW_TO_EXPAND, tokens <= control.WINDOW_ROWS, of_all >= MANY_TO_EXPAND
+            by_expert = (
+                tokens <= FEW_TO_EXPAND,
+                tokens <= control.WINDOW_ROWS,
+                of_all >= MANY_TO_EXPAND,
+            )
             by_rank = smaller_blocks(of_all), tokens <= control.LAMPORT_ROWS
             tokens = by_rank if case.kernels.startswith("rows") else by_expert
         key = case.kernels, tokens, s.hidden, s.experts, s.top_k, s.format
@@ -75,6 +88,9 @@ def everything(world, args, cases):
     on = "%d.%d/%d" % (*world.machine.compute_capability, n_sms)
     words = ["--ranks", str(n_ranks), "--on", on, *plan.as_words(args)]
     _, _, n = compiling.ahead(
-        world, words, lambda: (kernel for case in distinct(cases) for kernel in kernels_of(case, n_ranks, n_sms)),
-        [sys.executable, "-m", "benchmarks", "compile", *words, "--part"])
+        world,
+        words,
+        lambda: (kernel for case in distinct(cases) for kernel in kernels_of(case, n_ranks, n_sms)),
+        [sys.executable, "-m", "benchmarks", "compile", *words, "--part"],
+    )
     return n, time.perf_counter() - start

@@ -4,21 +4,23 @@ import json
 import time
 from statistics import median
 
-import epmoe_ref
 import numpy as np
-from epmoe_ref.config import EPConfig
 
+import epmoe_ref
 from benchmarks import traffic
 from benchmarks.pairs import random_tokens
 from benchmarks.shapes import Shape
+from epmoe_ref.config import EPConfig
 
-ROUND = Shape(16, 256, 16, top_k=4)     # what the simulator runs
+ROUND = Shape(16, 256, 16, top_k=4)  # what the simulator runs
 ROUND_RANKS = 4
 
 
 def add_arguments(parser):
     """The options of cpu."""
-    parser.add_argument("--tokens", type=int, default=1024, help="of each rank, for the reference (default 1024)")
+    parser.add_argument(
+        "--tokens", type=int, default=1024, help="of each rank, for the reference (default 1024)"
+    )
     parser.add_argument("--hidden", type=int, default=7168, help="(default 7168)")
     parser.add_argument("--ranks", type=int, default=8, help="(default 8)")
     parser.add_argument("--experts", type=int, default=256, help="(default 256)")
@@ -39,38 +41,64 @@ def seconds(repeats, call):
 def reference(args):
     """Seconds of the reference's dispatch and combine, of a copy of as many bytes, and of one np.take of the rows."""
     shape = Shape(args.tokens, args.hidden, args.experts)
-    cfg = EPConfig(args.ranks, shape.experts, shape.top_k, shape.hidden, shape.tokens, p2p_world_size=args.ranks)
+    cfg = EPConfig(
+        args.ranks,
+        shape.experts,
+        shape.top_k,
+        shape.hidden,
+        shape.tokens,
+        p2p_world_size=args.ranks,
+    )
     ids = traffic.topk_ids(shape, args.ranks)
     x = [random_tokens((shape.tokens, shape.hidden), rank) for rank in range(args.ranks)]
     weights = [np.full((shape.tokens, shape.top_k), 1 / shape.top_k, np.float32)] * args.ranks
     d = epmoe_ref.dispatch(cfg, x, ids)
     everything = np.concatenate(x)
-    rows = np.random.default_rng(0).integers(0, len(everything), sum(len(i.output_tokens) for i in d))
+    rows = np.random.default_rng(0).integers(
+        0, len(everything), sum(len(i.output_tokens) for i in d)
+    )
     y = [i.output_tokens for i in d]
     block = np.empty((len(rows), shape.hidden), x[0].dtype)
     copy = block.copy()
     moved = block.nbytes
     measured = {
         "memcpy": seconds(args.repeats, lambda: np.copyto(copy, block)),
-        "np.take of the same rows": seconds(args.repeats, lambda: np.take(everything, rows, axis=0)),
+        "np.take of the same rows": seconds(
+            args.repeats, lambda: np.take(everything, rows, axis=0)
+        ),
         "reference dispatch": seconds(args.repeats, lambda: epmoe_ref.dispatch(cfg, x, ids)),
-        "reference combine": seconds(args.repeats, lambda: epmoe_ref.combine(cfg, y, d, router_weights=weights))}
-    return [{"what": name, "seconds": round(s, 4), "gbps": round(moved / s / 1e9, 2),
-             "times_memcpy": round(s / measured["memcpy"], 2)} for name, s in measured.items()]
+        "reference combine": seconds(
+            args.repeats, lambda: epmoe_ref.combine(cfg, y, d, router_weights=weights)
+        ),
+    }
+    return [
+        {
+            "what": name,
+            "seconds": round(s, 4),
+            "gbps": round(moved / s / 1e9, 2),
+            "times_memcpy": round(s / measured["memcpy"], 2),
+        }
+        for name, s in measured.items()
+    ]
 
 
 class Simulator:
     """The simulator at fused rounds, with or without the race detector: the least seconds of processor time of one."""
 
     def __init__(self, racecheck):
+        from benchmarks.pairs import Pairs
         from epmoe.kernels import LaunchConfig
         from epmoe.worlds.local import LocalWorld
 
-        from benchmarks.pairs import Pairs
-
         world, launch = LocalWorld(ROUND_RANKS, seed=0, racecheck=racecheck), LaunchConfig()
-        self.racecheck, self.machine, self.pairs = racecheck, world.machine, Pairs(world, ROUND, kind="fused")
-        self.threads = len(self.pairs.phases) * world.n_ranks * launch.grid(world.machine) * launch.threads
+        self.racecheck, self.machine, self.pairs = (
+            racecheck,
+            world.machine,
+            Pairs(world, ROUND, kind="fused"),
+        )
+        self.threads = (
+            len(self.pairs.phases) * world.n_ranks * launch.grid(world.machine) * launch.threads
+        )
         self.accesses, self.seconds = 0, float("inf")
 
     def one_round(self):
@@ -83,22 +111,30 @@ class Simulator:
 
     def line(self):
         """Seconds, threads a second, and accesses (device operations) a second."""
-        return {"what": f"simulator{', race detector' if self.racecheck else ''}: fused dispatch and combine, "
-                        f"{ROUND_RANKS} ranks", "seconds": round(self.seconds, 3), "threads": self.threads,
-                "threads_per_second": round(self.threads / self.seconds), "accesses": self.accesses,
-                "accesses_per_second": round(self.accesses / self.seconds)}
+        return {
+            "what": f"simulator{', race detector' if self.racecheck else ''}: fused dispatch and combine, "
+            f"{ROUND_RANKS} ranks",
+            "seconds": round(self.seconds, 3),
+            "threads": self.threads,
+            "threads_per_second": round(self.threads / self.seconds),
+            "accesses": self.accesses,
+            "accesses_per_second": round(self.accesses / self.seconds),
+        }
 
 
 def simulators(repeats):
     """The lines without and with the detector, whose rounds take turns: a busy machine slows both down."""
     both = [Simulator(racecheck) for racecheck in (False, True)]
-    for _ in range(1 + repeats):                # the first rounds are slower
+    for _ in range(1 + repeats):  # the first rounds are slower
         for one in both:
             one.one_round()
     plain, checked = both
     for one in both:
         one.pairs.close()
-    return [plain.line(), checked.line() | {"times_without_detector": round(checked.seconds / plain.seconds, 2)}]
+    return [
+        plain.line(),
+        checked.line() | {"times_without_detector": round(checked.seconds / plain.seconds, 2)},
+    ]
 
 
 def run(args):
@@ -110,13 +146,29 @@ def run(args):
     if device.SIM:
         lines += simulators(args.repeats)
     for line in lines:
-        print("  ".join(f"{name}: {value}" if name != "what" else f"{value:64}" for name, value in line.items()))
+        print(
+            "  ".join(
+                f"{name}: {value}" if name != "what" else f"{value:64}"
+                for name, value in line.items()
+            )
+        )
     if args.json:
         machine = device.machine(1)
         with open(args.json, "w") as f:
-            json.dump(provenance(machine) | {"cpu": cpu_name(), "options": {
-                name: getattr(args, name) for name in ("tokens", "hidden", "ranks", "experts", "repeats")},
-                "simulated": str(ROUND), "lines": lines}, f, indent=1)
+            json.dump(
+                provenance(machine)
+                | {
+                    "cpu": cpu_name(),
+                    "options": {
+                        name: getattr(args, name)
+                        for name in ("tokens", "hidden", "ranks", "experts", "repeats")
+                    },
+                    "simulated": str(ROUND),
+                    "lines": lines,
+                },
+                f,
+                indent=1,
+            )
     return 0
 
 
@@ -127,7 +179,10 @@ def cpu_name():
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     try:
         with open("/proc/cpuinfo") as f:
-            model = next((line.partition(":")[2].strip() for line in f if line.startswith("model name")), "unknown")
+            model = next(
+                (line.partition(":")[2].strip() for line in f if line.startswith("model name")),
+                "unknown",
+            )
     except OSError:
         model = "unknown"
     return f"{model}, {cores} cores"

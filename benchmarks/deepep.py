@@ -7,18 +7,26 @@ payload bytes that the routing moves, as for everybody else.
 
 import os
 
-from epmoe_ref.errors import UnavailableError
-
 from benchmarks import traffic
 from benchmarks.torch_peer import TorchPeer
+from epmoe_ref.errors import UnavailableError
 
 NVL_BYTES = 1 << 30
-V1_SMS = 48                     # 20 if nothing is said
-MANY_TOKENS = 1024              # from here on, by ranks, what was fastest at 4096 tokens: multiprocessors, tokens in a
-V1_MANY = {4: (96, 4, 6)}       # chunk of dispatch and of combine; DeepEP leaves them to its users to tune
-V1_ROOM = (256, 6, 128)         # what else a configuration says, as in all of DeepEP's own for one host
-LOW_LATENCY_MULTIPLE = 4        # of its most tokens a rank: it wants n_ranks times that to be a multiple of 4
-QP_DEPTH = "NVSHMEM_QP_DEPTH", 1024     # DeepEP's variable and its value: room for two messages a token, and two more
+V1_SMS = 48  # 20 if nothing is said
+MANY_TOKENS = (
+    1024  # from here on, by ranks, what was fastest at 4096 tokens: multiprocessors, tokens in a
+)
+V1_MANY = {
+    4: (96, 4, 6)
+}  # chunk of dispatch and of combine; DeepEP leaves them to its users to tune
+V1_ROOM = (256, 6, 128)  # what else a configuration says, as in all of DeepEP's own for one host
+LOW_LATENCY_MULTIPLE = (
+    4  # of its most tokens a rank: it wants n_ranks times that to be a multiple of 4
+)
+QP_DEPTH = (
+    "NVSHMEM_QP_DEPTH",
+    1024,
+)  # DeepEP's variable and its value: room for two messages a token, and two more
 
 
 class _DeepEP(TorchPeer):
@@ -39,8 +47,12 @@ class _DeepEP(TorchPeer):
             self._weights = torch.full(self._ids.shape, 1 / shape.top_k, device="cuda")
             self._x = torch.randn(shape.tokens, shape.hidden, device="cuda").bfloat16()
             scales = torch.ones(shape.tokens, shape.hidden // traffic.SCALE_GROUP, device="cuda")
-            self._given = (self._x.to(torch.float8_e4m3fn), scales) if shape.format == "fp8" else self._x
-            torch.distributed.all_reduce(torch.zeros(1, device="cuda"))     # makes the communicator that V2 takes
+            self._given = (
+                (self._x.to(torch.float8_e4m3fn), scales) if shape.format == "fp8" else self._x
+            )
+            torch.distributed.all_reduce(
+                torch.zeros(1, device="cuda")
+            )  # makes the communicator that V2 takes
         torch.cuda.synchronize()
         self._buffer = self._handle = self._y = None
 
@@ -70,7 +82,10 @@ class V1(_DeepEP):
         super().__init__(world, shape)
         self._most = 0 if host_waits else world.n_ranks * shape.tokens
         self._package.Buffer.set_num_sms(V1_SMS)
-        self._configs = [None, None]        # of dispatch and combine; None: DeepEP's choice for so many ranks
+        self._configs = [
+            None,
+            None,
+        ]  # of dispatch and combine; None: DeepEP's choice for so many ranks
         if shape.tokens >= MANY_TOKENS and world.n_ranks in V1_MANY:
             sms, *chunks = V1_MANY[world.n_ranks]
             self._configs = [self._package.Config(sms, chunk, *V1_ROOM) for chunk in chunks]
@@ -79,11 +94,20 @@ class V1(_DeepEP):
     def dispatch(self):
         """Put a dispatch on torch's current stream."""
         buffer = self._buffer
-        per_rank, per_rdma_rank, per_expert, in_rank, _ = buffer.get_dispatch_layout(self._ids, self.shape.experts)
+        per_rank, per_rdma_rank, per_expert, in_rank, _ = buffer.get_dispatch_layout(
+            self._ids, self.shape.experts
+        )
         received, _, _, _, self._handle, _ = buffer.dispatch(
-            self._given, num_tokens_per_rank=per_rank, num_tokens_per_rdma_rank=per_rdma_rank, is_token_in_rank=in_rank,
-            num_tokens_per_expert=per_expert, topk_idx=self._ids, topk_weights=self._weights,
-            num_worst_tokens=self._most, config=self._configs[0])
+            self._given,
+            num_tokens_per_rank=per_rank,
+            num_tokens_per_rdma_rank=per_rdma_rank,
+            is_token_in_rank=in_rank,
+            num_tokens_per_expert=per_expert,
+            topk_idx=self._ids,
+            topk_weights=self._weights,
+            num_worst_tokens=self._most,
+            config=self._configs[0],
+        )
         self._rows(received)
 
     def combine(self):
@@ -103,18 +127,28 @@ class LowLatency(_DeepEP):
         name, depth = QP_DEPTH
         depth = int(os.environ.get(name, depth))
         if 2 * (self._most + 1) > depth:
-            raise UnavailableError(f"low latency takes at most {depth // 2 - 1} tokens a rank with {name}={depth}: for "
-                                   f"{shape.tokens} set it to {2 * (self._most + 1)} or more")
+            raise UnavailableError(
+                f"low latency takes at most {depth // 2 - 1} tokens a rank with {name}={depth}: for "
+                f"{shape.tokens} set it to {2 * (self._most + 1)} or more"
+            )
         super().__init__(world, shape)
-        size = self._package.Buffer.get_low_latency_rdma_size_hint(self._most, shape.hidden, world.n_ranks,
-                                                                   shape.experts)
-        self._buffer = self._package.Buffer(self._group, 0, size, low_latency_mode=True,
-                                            num_qps_per_rank=shape.experts // world.n_ranks, explicitly_destroy=True)
+        size = self._package.Buffer.get_low_latency_rdma_size_hint(
+            self._most, shape.hidden, world.n_ranks, shape.experts
+        )
+        self._buffer = self._package.Buffer(
+            self._group,
+            0,
+            size,
+            low_latency_mode=True,
+            num_qps_per_rank=shape.experts // world.n_ranks,
+            explicitly_destroy=True,
+        )
 
     def dispatch(self):
         """Put a dispatch on torch's current stream."""
         received, _, self._handle, _, _ = self._buffer.low_latency_dispatch(
-            self._x, self._ids, self._most, self.shape.experts, use_fp8=self.shape.format == "fp8")
+            self._x, self._ids, self._most, self.shape.experts, use_fp8=self.shape.format == "fp8"
+        )
         self._rows(received)
 
     def combine(self):
@@ -133,15 +167,25 @@ class V2(_DeepEP):
         elastic = getattr(self._package, "ElasticBuffer", None)
         if elastic is None:
             raise UnavailableError("this DeepEP has no ElasticBuffer: it is V1")
-        self._buffer = elastic(self._group, num_max_tokens_per_rank=shape.tokens, hidden=shape.hidden,
-                               num_topk=shape.top_k, use_fp8_dispatch=shape.format == "fp8",
-                               prefer_overlap_with_compute=False, explicitly_destroy=True)
+        self._buffer = elastic(
+            self._group,
+            num_max_tokens_per_rank=shape.tokens,
+            hidden=shape.hidden,
+            num_topk=shape.top_k,
+            use_fp8_dispatch=shape.format == "fp8",
+            prefer_overlap_with_compute=False,
+            explicitly_destroy=True,
+        )
 
     def dispatch(self):
         """Put a dispatch on torch's current stream."""
         received, _, _, self._handle, _ = self._buffer.dispatch(
-            self._given, topk_idx=self._ids, topk_weights=self._weights, num_experts=self.shape.experts,
-            do_cpu_sync=False)
+            self._given,
+            topk_idx=self._ids,
+            topk_weights=self._weights,
+            num_experts=self.shape.experts,
+            do_cpu_sync=False,
+        )
         self._rows(received)
 
     def combine(self):

@@ -7,27 +7,46 @@ from benchmarks import peers, results, shapes
 from benchmarks.readme_table import short
 
 # title, kernels, phase
-PANELS = (("pairs: dispatch", ("pairs fused",), "dispatch"), ("pairs: combine", ("pairs fused",), "combine"),
-          ("rows: dispatch", ("rows", "expert-major"), "dispatch"),
-          ("rows: combine", ("rows", "expert-major"), "combine"))
+PANELS = (
+    ("pairs: dispatch", ("pairs fused",), "dispatch"),
+    ("pairs: combine", ("pairs fused",), "combine"),
+    ("rows: dispatch", ("rows", "expert-major"), "dispatch"),
+    ("rows: combine", ("rows", "expert-major"), "combine"),
+)
 # Okabe and Ito's colours, which everybody can tell apart, and a marker each. Ours: lines; peers of the same run:
 # dashed; constants: the marker alone, hollow.
-LOOKS = {"pairs fused": ("#0072B2", "o"), "rows": ("#0072B2", "o"), "expert-major": ("#56B4E9", "v"),
-         "nccl all-to-all": ("#D55E00", "s"), "DeepEP low latency": ("#CC79A7", "^"), "DeepEP V1": ("#009E73", "D"),
-         "DeepEP V2": ("#E69F00", "P")}
-WIDTH_INCHES, HEIGHTS_INCHES, DOTS_AN_INCH = 8.0, {1: 3.9, 2: 6.4}, 130      # height by lines of panels
-LOWEST_US = 4       # below it there is only the floor of a few tokens
+LOOKS = {
+    "pairs fused": ("#0072B2", "o"),
+    "rows": ("#0072B2", "o"),
+    "expert-major": ("#56B4E9", "v"),
+    "nccl all-to-all": ("#D55E00", "s"),
+    "DeepEP low latency": ("#CC79A7", "^"),
+    "DeepEP V1": ("#009E73", "D"),
+    "DeepEP V2": ("#E69F00", "P"),
+}
+WIDTH_INCHES, HEIGHTS_INCHES, DOTS_AN_INCH = 8.0, {1: 3.9, 2: 6.4}, 130  # height by lines of panels
+LOWEST_US = 4  # below it there is only the floor of a few tokens
 
 
 def add_arguments(parser):
     """The options of figure."""
-    parser.add_argument("files", nargs="+", metavar="FILE.json", help="files of results, the newest last")
-    parser.add_argument("--out", metavar="STEM", default="benchmarks/results/time-against-tokens",
-                        help="STEM.svg and STEM.png are written (default %(default)s)")
+    parser.add_argument(
+        "files", nargs="+", metavar="FILE.json", help="files of results, the newest last"
+    )
+    parser.add_argument(
+        "--out",
+        metavar="STEM",
+        default="benchmarks/results/time-against-tokens",
+        help="STEM.svg and STEM.png are written (default %(default)s)",
+    )
     parser.add_argument("--hidden", type=int, default=7168, help="(default %(default)s)")
     parser.add_argument("--experts", type=int, default=256, help="(default %(default)s)")
-    parser.add_argument("--format", default="bf16", choices=shapes.FORMATS, help="(default %(default)s)")
-    parser.add_argument("--routing", default="uniform", choices=shapes.ROUTINGS, help="(default %(default)s)")
+    parser.add_argument(
+        "--format", default="bf16", choices=shapes.FORMATS, help="(default %(default)s)"
+    )
+    parser.add_argument(
+        "--routing", default="uniform", choices=shapes.ROUTINGS, help="(default %(default)s)"
+    )
 
 
 def curves(record, kernels, phase, fits):
@@ -47,7 +66,10 @@ def curves(record, kernels, phase, fits):
         shape = shapes.parse(p.shape)
         if p.phase == phase and fits(shape) and p.name in peers.of_kernels(kernels[0]):
             constants.setdefault(p.name, {})[shape.tokens] = us
-    as_points = [{name: sorted(points.items()) for name, points in found.items()} for found in (lines, constants)]
+    as_points = [
+        {name: sorted(points.items()) for name, points in found.items()}
+        for found in (lines, constants)
+    ]
     return (*as_points, sorted(floor.items()))
 
 
@@ -56,27 +78,52 @@ def run(args):
     try:
         import matplotlib
     except ImportError:
-        print("benchmarks figure: matplotlib is not installed: pip install 'epmoe[bench]', or matplotlib",
-              file=sys.stderr)
+        print(
+            "benchmarks figure: matplotlib is not installed: pip install 'epmoe[bench]', or matplotlib",
+            file=sys.stderr,
+        )
         return 2
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     record = results.merged([results.read(file) for file in args.files])
-    wanted = {"hidden": args.hidden, "experts": args.experts, "format": args.format, "routing": args.routing}
+    wanted = {
+        "hidden": args.hidden,
+        "experts": args.experts,
+        "format": args.format,
+        "routing": args.routing,
+    }
 
     def fits(shape):
         return all(getattr(shape, name) == value for name, value in wanted.items())
 
     if not any(fits(shapes.of_row(r)) for r in record["rows"]):
-        print(f"benchmarks figure: no row with {wanted} in {', '.join(args.files)}", file=sys.stderr)
+        print(
+            f"benchmarks figure: no row with {wanted} in {', '.join(args.files)}", file=sys.stderr
+        )
         return 2
-    plt.rcParams.update({"font.size": 10, "svg.fonttype": "path", "svg.hashsalt": "epmoe", "axes.spines.top": False,
-                         "axes.spines.right": False})
-    shown = [panel for panel in PANELS if args.format == "bf16" or panel[2] == "dispatch"]  # bf16 comes back anyway
+    plt.rcParams.update(
+        {
+            "font.size": 10,
+            "svg.fonttype": "path",
+            "svg.hashsalt": "epmoe",
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+        }
+    )
+    shown = [
+        panel for panel in PANELS if args.format == "bf16" or panel[2] == "dispatch"
+    ]  # bf16 comes back anyway
     n = len(shown) // 2
-    fig, panels = plt.subplots(n, 2, figsize=(WIDTH_INCHES, HEIGHTS_INCHES[n]), sharex=True, sharey=True,
-                               squeeze=False, layout="constrained")
+    fig, panels = plt.subplots(
+        n,
+        2,
+        figsize=(WIDTH_INCHES, HEIGHTS_INCHES[n]),
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
     for axes, (title, kernels, phase) in zip(panels.flat, shown):
         _panel(axes, title, kernels, curves(record, kernels, phase, fits))
     ticks = sorted({r["tokens"] for r in record["rows"] if fits(shapes.of_row(r))})
@@ -87,17 +134,37 @@ def run(args):
         axes.set_ylabel("microseconds")
         axes.set_ylim(bottom=LOWEST_US)
         axes.set_yticks((10, 100, 1000), ("10", "100", "1000"))
-    fig.suptitle(f"{record['n_ranks']} x {record['device'].partition(',')[0]}, {args.hidden} columns, top 8 of "
-                 f"{args.experts} experts, {args.format}, {args.routing} routing; epmoe {results.commits(record)}",
-                 fontsize=10)
-    handles = {label: handle for axes in panels.flat for handle, label in zip(*axes.get_legend_handles_labels())}
+    fig.suptitle(
+        f"{record['n_ranks']} x {record['device'].partition(',')[0]}, {args.hidden} columns, top 8 of "
+        f"{args.experts} experts, {args.format}, {args.routing} routing; epmoe {results.commits(record)}",
+        fontsize=10,
+    )
+    handles = {
+        label: handle
+        for axes in panels.flat
+        for handle, label in zip(*axes.get_legend_handles_labels())
+    }
     titled = any(label.endswith("*") for label in handles)
-    fig.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False, columnspacing=1.2,
-               handletextpad=0.5, title="* measured before, not in this run" if titled else None, title_fontsize=9)
+    fig.legend(
+        handles.values(),
+        handles.keys(),
+        loc="outside lower center",
+        ncols=4,
+        frameon=False,
+        columnspacing=1.2,
+        handletextpad=0.5,
+        title="* measured before, not in this run" if titled else None,
+        title_fontsize=9,
+    )
     for kind in ("svg", "png"):
         file = Path(f"{args.out}.{kind}")
         file.parent.mkdir(parents=True, exist_ok=True)
-        fig.savefig(file, dpi=DOTS_AN_INCH, facecolor="white", metadata={"Date": None} if kind == "svg" else None)
+        fig.savefig(
+            file,
+            dpi=DOTS_AN_INCH,
+            facecolor="white",
+            metadata={"Date": None} if kind == "svg" else None,
+        )
         print(f"written: {file}")
     plt.close(fig)
     return 0
@@ -114,11 +181,28 @@ def _panel(axes, title, kernels, found):
     for name, points in lines.items():
         ours, (colour, marker) = name in kernels, LOOKS[name]
         label = f"epmoe, {name}" if name == "expert-major" else "epmoe" if ours else short(name)
-        axes.plot(*zip(*points), color=colour, marker=marker, markersize=5, linewidth=2.2 if ours else 1.4,
-                  linestyle="-" if ours else "--", label=label, zorder=3 if ours else 2)
+        axes.plot(
+            *zip(*points),
+            color=colour,
+            marker=marker,
+            markersize=5,
+            linewidth=2.2 if ours else 1.4,
+            linestyle="-" if ours else "--",
+            label=label,
+            zorder=3 if ours else 2,
+        )
     for name, points in constants.items():
         colour, marker = LOOKS[name]
         points = [point for point in points if point[0] not in dict(lines.get(name, ()))]
         if points:
-            axes.plot(*zip(*points), color=colour, marker=marker, markersize=7, markerfacecolor="white",
-                      markeredgewidth=1.6, linestyle="none", label=f"{short(name)}*", zorder=4)
+            axes.plot(
+                *zip(*points),
+                color=colour,
+                marker=marker,
+                markersize=7,
+                markerfacecolor="white",
+                markeredgewidth=1.6,
+                linestyle="none",
+                label=f"{short(name)}*",
+                zorder=4,
+            )

@@ -12,7 +12,7 @@ class Captured:
         self._cu, self._check, self._inner = cu, check, contender
         self.name, self.phases, self.world = contender.name, contender.phases, contender.world
         self.shape, self.bytes, self.stream = contender.shape, contender.bytes, contender.stream
-        for _ in range(2):                  # compiles, allocates and writes parameter blocks
+        for _ in range(2):  # compiles, allocates and writes parameter blocks
             for phase in self.phases:
                 contender.launch(phase)
         contender.check()
@@ -20,7 +20,11 @@ class Captured:
 
     def _capture(self, phase):
         cu, check = self._cu, self._check
-        check(cu.cuStreamBeginCapture(self.stream.handle, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
+        check(
+            cu.cuStreamBeginCapture(
+                self.stream.handle, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+            )
+        )
         try:
             self._inner.launch(phase)
         finally:

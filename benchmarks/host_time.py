@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-FAST = 10       # percentile of the pieces
-SLOW = 1.3      # times as long as that: neither noise nor a call that leaves less in the caches
+FAST = 10  # percentile of the pieces
+SLOW = 1.3  # times as long as that: neither noise nor a call that leaves less in the caches
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,18 @@ class HostTime:
 
     def of_phases(self):
         """{phase: OfHost}."""
-        did = [None if before is None or after is None else after - before
-               for before, after in zip(self._begin, _counts())]
-        return {phase: OfHost(round(float(np.median(calls)), 1), round(float(np.median(self._pieces[phase])), 2), *did)
-                for phase, calls in self._calls.items()}
+        did = [
+            None if before is None or after is None else after - before
+            for before, after in zip(self._begin, _counts())
+        ]
+        return {
+            phase: OfHost(
+                round(float(np.median(calls)), 1),
+                round(float(np.median(self._pieces[phase])), 2),
+                *did,
+            )
+            for phase, calls in self._calls.items()
+        }
 
 
 class _Entry:
@@ -86,8 +94,10 @@ def report(rows):
     if not pieces:
         return []
     low, middle, high = np.percentile(pieces, (10, 50, 90))
-    return [f"host: a piece of Python that is always the same took {middle:.2f} us from case to case, 10th and 90th "
-            f"percentile {low:.2f} and {high:.2f}; host us goes up and down with it"]
+    return [
+        f"host: a piece of Python that is always the same took {middle:.2f} us from case to case, 10th and 90th "
+        f"percentile {low:.2f} and {high:.2f}; host us goes up and down with it"
+    ]
 
 
 def _counts():
@@ -96,7 +106,7 @@ def _counts():
         import resource
 
         preempted = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
-    except (ImportError, AttributeError):       # not Linux
+    except (ImportError, AttributeError):  # not Linux
         preempted = None
     try:
         waited = int(Path("/proc/thread-self/schedstat").read_text().split()[1]) // 1000

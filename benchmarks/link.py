@@ -1,12 +1,22 @@
 """The bandwidth of peer writes, all ranks at once, by a plain copy kernel: what the floor is made from."""
 
+from benchmarks.clock import Clock
 from epmoe import device
-from epmoe.device import (block_dim, block_idx, grid_dim, i32, kernel, load16_nc, load_u64, store16, thread_idx, u64)
+from epmoe.device import (
+    block_dim,
+    block_idx,
+    grid_dim,
+    i32,
+    kernel,
+    load16_nc,
+    load_u64,
+    store16,
+    thread_idx,
+    u64,
+)
 from epmoe.kernels.params import ParameterBlock
 
-from benchmarks.clock import Clock
-
-BYTES, SIMULATOR_BYTES = 64 << 20, 4096     # to each peer
+BYTES, SIMULATOR_BYTES = 64 << 20, 4096  # to each peer
 THREADS, SIMULATOR_THREADS, SIMULATOR_BLOCKS = 1024, 64, 2
 REPEATS = 20
 
@@ -20,9 +30,11 @@ def copy_kernel(n_ranks, nbytes):
     def copy(params, unused, my_rank):
         source, everybody = load_u64(params), i32(grid_dim() * block_dim())
         step = i32(1)
-        while step < max(2, n_ranks):               # alone, a rank writes to itself
+        while step < max(2, n_ranks):  # alone, a rank writes to itself
             peer = i32((my_rank + step) % n_ranks)
-            target = u64(load_u64(params + u64(p_targets) + u64(8) * u64(peer)) + u64(nbytes) * u64(my_rank))
+            target = u64(
+                load_u64(params + u64(p_targets) + u64(8) * u64(peer)) + u64(nbytes) * u64(my_rank)
+            )
             i = i32(block_idx() * block_dim() + thread_idx())
             while i < n_vectors:
                 j, k, m = i32(i + everybody), i32(i + 2 * everybody), i32(i + 3 * everybody)
@@ -53,18 +65,23 @@ def peer_write_gbps(world, line, timeout=60.0):
     for rank in world.ranks:
         sources[rank] = machine.alloc(nbytes, "link source", rank)
         words = ParameterBlock(("source", 1), ("targets", n)).pack(
-            {"source": sources[rank].address, "targets": list(memory.addresses)})
+            {"source": sources[rank].address, "targets": list(memory.addresses)}
+        )
         blocks[rank] = machine.alloc(words.nbytes, "link parameters", rank)
         blocks[rank].write(words)
     stream = world.stream_of(world.ranks[0])
     clock = Clock(machine, stream)
-    grid, threads = (SIMULATOR_BLOCKS, SIMULATOR_THREADS) if device.SIM else (machine.n_sms, THREADS)
+    grid, threads = (
+        (SIMULATOR_BLOCKS, SIMULATOR_THREADS) if device.SIM else (machine.n_sms, THREADS)
+    )
     world.barrier("start", timeout)
     for _ in range(2 if device.SIM else REPEATS):
         line.align(stream)
         clock.start()
         for rank in world.ranks:
-            machine.launch(copy, grid, threads, (blocks[rank].address, 0, rank), stream=world.stream_of(rank))
+            machine.launch(
+                copy, grid, threads, (blocks[rank].address, 0, rank), stream=world.stream_of(rank)
+            )
         clock.stop()
     times = clock.times_us()
     of_ranks = world.tell(times, timeout)

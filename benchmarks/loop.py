@@ -12,55 +12,94 @@ import statistics
 import sys
 import time
 
+from benchmarks import loop_contenders, measure, results, shapes, table, torch_peer, worlds
+from benchmarks.measure import Refused, together
 from epmoe import device
 from epmoe.command_line import at_least_one
 from epmoe.provenance import provenance
 from epmoe_ref.errors import EPError
 
-from benchmarks import loop_contenders, measure, results, shapes, table, torch_peer, worlds
-from benchmarks.measure import Refused, together
-
 LAYERS = 8
-CHAIN = 128                 # pairs of a graph
-GRAPH_TOKENS = 128          # at most: what captured calls return stays lent
+CHAIN = 128  # pairs of a graph
+GRAPH_TOKENS = 128  # at most: what captured calls return stays lent
 ARRAYS = ("same", "new", "layers", "graph")
-REPEATS = 5                 # of a loop; the median counts
-SECONDS = 0.15              # of one loop, about
+REPEATS = 5  # of a loop; the median counts
+SECONDS = 0.15  # of one loop, about
 MOST_PAIRS = 400
-COLUMNS = (("kernels", "<", "interface"), ("arrays", "<", "arrays"), ("tokens", ">", "tokens"), ("us", ">", "us a pair"),
-           ("p20_us", ">", "p20"), ("p80_us", ">", "p80"), ("piece_us", ">", "piece us"))
+COLUMNS = (
+    ("kernels", "<", "interface"),
+    ("arrays", "<", "arrays"),
+    ("tokens", ">", "tokens"),
+    ("us", ">", "us a pair"),
+    ("p20_us", ">", "p20"),
+    ("p80_us", ">", "p80"),
+    ("piece_us", ">", "piece us"),
+)
 
 
 def add_arguments(parser):
     """The options of loop."""
-    parser.add_argument("--shapes", nargs="+", metavar="SHAPE",
-                        help="TOKENSxHIDDEN/EXPERTS[/TOP_K] (default: 1, 128 and 4096 tokens of 7168/256)")
-    parser.add_argument("--only", metavar="NAME,...", type=lambda text: text.split(","),
-                        help=f"contenders whose names hold one of these words; there are: "
-                             f"{', '.join(loop_contenders.names())}")
-    parser.add_argument("--against", nargs="+", choices=sorted(loop_contenders.PEERS), default=[],
-                        help="other libraries, in the same run")
-    parser.add_argument("--pairs", type=at_least_one, metavar="N", help="pairs of a loop (default: as many as take "
-                        f"{SECONDS} s, at most {MOST_PAIRS})")
-    parser.add_argument("--ranks", type=at_least_one, default=4, help="virtual ranks without mpirun (default 4)")
-    parser.add_argument("--json", metavar="FILE", help="file of results (default: benchmarks/results/DATE-...; '-' none)")
+    parser.add_argument(
+        "--shapes",
+        nargs="+",
+        metavar="SHAPE",
+        help="TOKENSxHIDDEN/EXPERTS[/TOP_K] (default: 1, 128 and 4096 tokens of 7168/256)",
+    )
+    parser.add_argument(
+        "--only",
+        metavar="NAME,...",
+        type=lambda text: text.split(","),
+        help=f"contenders whose names hold one of these words; there are: "
+        f"{', '.join(loop_contenders.names())}",
+    )
+    parser.add_argument(
+        "--against",
+        nargs="+",
+        choices=sorted(loop_contenders.PEERS),
+        default=[],
+        help="other libraries, in the same run",
+    )
+    parser.add_argument(
+        "--pairs",
+        type=at_least_one,
+        metavar="N",
+        help=f"pairs of a loop (default: as many as take {SECONDS} s, at most {MOST_PAIRS})",
+    )
+    parser.add_argument(
+        "--ranks", type=at_least_one, default=4, help="virtual ranks without mpirun (default 4)"
+    )
+    parser.add_argument(
+        "--json",
+        metavar="FILE",
+        help="file of results (default: benchmarks/results/DATE-...; '-' none)",
+    )
 
 
 def run(args):
     """Measure; the exit status is 0, or 2 if nothing can be measured."""
     try:
         if device.SIM and args.shapes is None:
-            raise ValueError("there is no GPU, and the simulator's times mean nothing: `--shapes 3x64/4/2 --pairs 2 "
-                             "--json -` tries this program")
+            raise ValueError(
+                "there is no GPU, and the simulator's times mean nothing: `--shapes 3x64/4/2 --pairs 2 "
+                "--json -` tries this program"
+            )
         chosen = [shapes.parse(s) for s in args.shapes or shapes.OF_LOOP]
         world = worlds.make(args.ranks)
     except (ValueError, EPError) as error:
         print(f"benchmarks loop: {error}", file=sys.stderr)
         return 2
-    record = provenance(world.machine) | {"n_ranks": world.n_ranks, "world": type(world).__name__,
-                                          "command": sys.argv[1:], "rows": [], "not_run": [], "loop": []}
+    record = provenance(world.machine) | {
+        "n_ranks": world.n_ranks,
+        "world": type(world).__name__,
+        "command": sys.argv[1:],
+        "rows": [],
+        "not_run": [],
+        "loop": [],
+    }
     speaks = world.ranks[0] == 0
-    measure_all(world, chosen, args.against, record, _say if speaks else _say_nothing, args.only, args.pairs)
+    measure_all(
+        world, chosen, args.against, record, _say if speaks else _say_nothing, args.only, args.pairs
+    )
     torch_peer.leave()
     if not record["loop"]:
         return 2
@@ -84,9 +123,13 @@ def measure_all(world, chosen, against, record, say, words=None, n_pairs=None):
                     if _applies(made[0], arrays):
                         row = _row(world, made[0], arrays, n_pairs)
                         record["loop"].append(row)
-                        say(f"{row['kernels']:40} {arrays:7} {shape.tokens:5} tokens {row['us']:9.1f} us a pair")
+                        say(
+                            f"{row['kernels']:40} {arrays:7} {shape.tokens:5} tokens {row['us']:9.1f} us a pair"
+                        )
             except Refused as error:
-                record["not_run"].append({"kernels": kind.name, "shape": str(shape), "sms": None, "why": str(error)})
+                record["not_run"].append(
+                    {"kernels": kind.name, "shape": str(shape), "sms": None, "why": str(error)}
+                )
                 say(f"not run: {kind.name} at {shape}: {error}")
             with contextlib.suppress(Refused):
                 together(world, lambda: [contender.close() for contender in made])
@@ -104,9 +147,18 @@ def _row(world, contender, arrays, n_pairs):
         of_ranks = together(world, lambda: _loops(world, contender, arrays, n_pairs))
     slowest = sorted(max(us) for us in zip(*(us for us, _ in of_ranks)))
     s = contender.shape
-    return {"kernels": contender.name, "arrays": arrays, "tokens": s.tokens, "hidden": s.hidden, "experts": s.experts,
-            "top_k": s.top_k, "us": round(statistics.median(slowest), 2), "p20_us": round(slowest[1], 2),
-            "p80_us": round(slowest[-2], 2), "piece_us": round(max(piece for _, piece in of_ranks), 2)}
+    return {
+        "kernels": contender.name,
+        "arrays": arrays,
+        "tokens": s.tokens,
+        "hidden": s.hidden,
+        "experts": s.experts,
+        "top_k": s.top_k,
+        "us": round(statistics.median(slowest), 2),
+        "p20_us": round(slowest[1], 2),
+        "p80_us": round(slowest[-2], 2),
+        "piece_us": round(max(piece for _, piece in of_ranks), 2),
+    }
 
 
 def _loops(world, contender, arrays, n_pairs):
@@ -140,7 +192,9 @@ def _calls(contender, arrays):
     if arrays == "new":
         return lambda i: contender.pair(contender.inputs(i)), 1
     if arrays == "layers":
-        return lambda i: contender.layers([contender.inputs(LAYERS * i + j) for j in range(LAYERS)]), LAYERS
+        return lambda i: contender.layers(
+            [contender.inputs(LAYERS * i + j) for j in range(LAYERS)]
+        ), LAYERS
     replay = contender.captured(CHAIN)
     return lambda i: replay(), CHAIN
 

@@ -8,16 +8,16 @@ import contextlib
 from importlib import import_module
 
 import numpy as np
-from epmoe import device, fused_a2a
-from epmoe.expert_parallel import ExpertParallel
-from epmoe_ref.errors import UnavailableError
 
 from benchmarks import traffic
 from benchmarks.pairs import BF16, config, random_tokens
 from benchmarks.torch_peer import TorchPeer
+from epmoe import device, fused_a2a
+from epmoe.expert_parallel import ExpertParallel
+from epmoe_ref.errors import UnavailableError
 
 HYBRID_SMS = 132
-POOL = 2048         # addresses that inputs(i) takes in turn: more than any loop remembers
+POOL = 2048  # addresses that inputs(i) takes in turn: more than any loop remembers
 
 
 class _Ours:
@@ -28,7 +28,7 @@ class _Ours:
 
     varies = keeps = True
     capturable = False
-    on_torch = True             # tensors in the simulator too
+    on_torch = True  # tensors in the simulator too
 
     def __init__(self, world, shape):
         self.world, self.shape = world, shape
@@ -40,9 +40,14 @@ class _Ours:
         """Inputs of one rank, again and again behind each other, so that views of them begin at POOL addresses."""
         more = 64 if device.SIM else POOL
         shape, weights = self.shape, np.full(ids.shape, 1 / self.shape.top_k, np.float32)
-        x = np.resize(random_tokens((shape.tokens, shape.hidden), rank), (shape.tokens + more, shape.hidden))
-        pool = x, np.resize(ids.astype(np.int64), (shape.tokens + more, shape.top_k)), \
-            np.resize(weights, (shape.tokens + more, shape.top_k))
+        x = np.resize(
+            random_tokens((shape.tokens, shape.hidden), rank), (shape.tokens + more, shape.hidden)
+        )
+        pool = (
+            x,
+            np.resize(ids.astype(np.int64), (shape.tokens + more, shape.top_k)),
+            np.resize(weights, (shape.tokens + more, shape.top_k)),
+        )
         return self._as_torch(pool) if self.on_torch or not device.SIM else pool
 
     def _as_torch(self, arrays):
@@ -51,8 +56,12 @@ class _Ours:
         except ImportError:
             raise UnavailableError("torch is not installed: pip install 'epmoe[torch]'") from None
         where = "cpu" if device.SIM else f"cuda:{self.world.machine.ordinal}"
-        return [torch.from_numpy(a.view(np.int16)).view(torch.bfloat16).to(where) if a.dtype == BF16
-                else torch.from_numpy(a).to(where) for a in arrays]
+        return [
+            torch.from_numpy(a.view(np.int16)).view(torch.bfloat16).to(where)
+            if a.dtype == BF16
+            else torch.from_numpy(a).to(where)
+            for a in arrays
+        ]
 
     def inputs(self, i):
         """x, ids and weights (or what this interface takes) of pair i; of ranks, if the world has lists."""
@@ -64,7 +73,7 @@ class _Ours:
         """One rank's inputs that begin at row `at` of its pool: the same tokens in another order."""
         x, ids, weights = pool
         n = self.shape.tokens
-        return x[at:at + n], ids[at:at + n], weights[at:at + n]
+        return x[at : at + n], ids[at : at + n], weights[at : at + n]
 
     def of_ranks(self, made):
         """[value of each rank here]."""
@@ -88,7 +97,9 @@ class _Ours:
         import torch
 
         handle = int(self.world.stream_of(self.world.ranks[0]).handle)
-        with torch.cuda.stream(torch.cuda.ExternalStream(handle, device=self.world.machine.ordinal)):
+        with torch.cuda.stream(
+            torch.cuda.ExternalStream(handle, device=self.world.machine.ordinal)
+        ):
             yield
 
     def synchronize(self):
@@ -105,7 +116,9 @@ class _Ours:
         given = self.inputs(0)
         self.pair(given)
         self.synchronize()
-        check(cu.cuStreamBeginCapture(stream, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
+        check(
+            cu.cuStreamBeginCapture(stream, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+        )
         try:
             for _ in range(n):
                 self.pair(given)
@@ -205,8 +218,10 @@ class _Training:
         losses = [self._forward(given) for given in inputs]
         import torch
 
-        torch.autograd.backward([out for outs, _ in losses for out in outs],
-                                      [grad for _, grads in losses for grad in grads])
+        torch.autograd.backward(
+            [out for outs, _ in losses for out in outs],
+            [grad for _, grads in losses for grad in grads],
+        )
 
     def _forward(self, given):
         x, ids, probs = given
@@ -238,23 +253,32 @@ class TorchHybrid(_Buffered):
         super().__init__(world, shape)
         import epmoe.torch
 
-        self._dispatch, self._combine = epmoe.torch.hybrid_ep_dispatch, epmoe.torch.hybrid_ep_combine
+        self._dispatch, self._combine = (
+            epmoe.torch.hybrid_ep_dispatch,
+            epmoe.torch.hybrid_ep_combine,
+        )
         self.local = shape.experts // world.n_ranks
         matrix = traffic.pairs_matrix(shape, traffic.topk_ids(shape, world.n_ranks))
         self.rows = int(matrix.sum(axis=0).max()) if self.budget else None
-        fused_a2a.init_hybrid_ep_buffer(world, shape.hidden, shape.tokens, self.local, HYBRID_SMS, HYBRID_SMS, False)
+        fused_a2a.init_hybrid_ep_buffer(
+            world, shape.hidden, shape.tokens, self.local, HYBRID_SMS, HYBRID_SMS, False
+        )
 
     def _pool(self, rank, ids):
         x, ids, weights = super()._pool(rank, ids)
         import torch
 
-        chosen = torch.zeros(len(ids), self.shape.experts, dtype=torch.bool, device=x.device).scatter_(1, ids, True)
+        chosen = torch.zeros(
+            len(ids), self.shape.experts, dtype=torch.bool, device=x.device
+        ).scatter_(1, ids, True)
         return x, chosen, chosen.float() / self.shape.top_k
 
     def pair(self, given):
         """Dispatch and combine."""
         x, chosen, probs = given
-        made = self._dispatch(x, chosen, probs, self.world, self.local, HYBRID_SMS, HYBRID_SMS, self.rows)
+        made = self._dispatch(
+            x, chosen, probs, self.world, self.local, HYBRID_SMS, HYBRID_SMS, self.rows
+        )
         return self._combine(made[0], made[-1], self.rows)
 
     def check(self):
@@ -314,10 +338,13 @@ class _Peer:
 
 def _peer(name, module, kind, **options):
     """A _Peer of benchmarks.<module>.<kind>, which is imported when it is made."""
+
     def make(self, world, shape):
         return getattr(import_module(f"benchmarks.{module}"), kind)(world, shape, **options)
 
-    return type(kind, (_Peer,), {"name": name, "make": make, "__doc__": f"{name}, in the same loop."})
+    return type(
+        kind, (_Peer,), {"name": name, "make": make, "__doc__": f"{name}, in the same loop."}
+    )
 
 
 class AllGather(TorchPeer):
@@ -331,7 +358,9 @@ class AllGather(TorchPeer):
         torch, n = self._torch, world.n_ranks
         with self.on_stream():
             self._x = torch.zeros(shape.tokens, shape.hidden, dtype=torch.bfloat16, device="cuda")
-            self._routing = torch.zeros(shape.tokens, 2 * shape.top_k, dtype=torch.int32, device="cuda")
+            self._routing = torch.zeros(
+                shape.tokens, 2 * shape.top_k, dtype=torch.int32, device="cuda"
+            )
             self._n = n
 
     def dispatch(self):
@@ -339,7 +368,9 @@ class AllGather(TorchPeer):
         dist, x, routing = self._torch.distributed, self._x, self._routing
         self._all = x.new_empty(self._n * len(x), x.shape[1])
         dist.all_gather_into_tensor(self._all, x)
-        dist.all_gather_into_tensor(routing.new_empty(self._n * len(routing), routing.shape[1]), routing)
+        dist.all_gather_into_tensor(
+            routing.new_empty(self._n * len(routing), routing.shape[1]), routing
+        )
 
     def combine(self):
         """The sums over ranks back to each."""
@@ -352,12 +383,26 @@ class AllGather(TorchPeer):
         self._torch.cuda.empty_cache()
 
 
-OURS = (Pairs, RowsOnDevice, TorchOnDevice, TorchExact, TorchHybrid, TorchHybridExact, TrainingOnDevice, TrainingExact)
+OURS = (
+    Pairs,
+    RowsOnDevice,
+    TorchOnDevice,
+    TorchExact,
+    TorchHybrid,
+    TorchHybridExact,
+    TrainingOnDevice,
+    TrainingExact,
+)
 PEERS = {
-    "nccl": (_peer("NCCL all-to-all", "nccl", "Nccl"),
-             _peer("NCCL all-gather + reduce-scatter", "loop_contenders", "AllGather")),
-    "deepep": (_peer("DeepEP V1, host waits", "deepep", "V1", host_waits=True), _peer("DeepEP V1", "deepep", "V1"),
-               _peer("DeepEP low latency", "deepep", "LowLatency")),
+    "nccl": (
+        _peer("NCCL all-to-all", "nccl", "Nccl"),
+        _peer("NCCL all-gather + reduce-scatter", "loop_contenders", "AllGather"),
+    ),
+    "deepep": (
+        _peer("DeepEP V1, host waits", "deepep", "V1", host_waits=True),
+        _peer("DeepEP V1", "deepep", "V1"),
+        _peer("DeepEP low latency", "deepep", "LowLatency"),
+    ),
 }
 
 

@@ -6,16 +6,16 @@ from functools import partial
 from operator import attrgetter
 
 import numpy as np
-from epmoe import device
-from epmoe_ref.errors import EPError, PeerTimeout
 
 from benchmarks.clock import Clock
 from benchmarks.host_time import HostTime, OfHost
 from benchmarks.startline import LeftBehind
+from epmoe import device
+from epmoe_ref.errors import EPError, PeerTimeout
 
 WARM_UPS = 1 if device.SIM else 5
-DRAIN = 10          # iterations
-TIMEOUT_S = 120     # for all ranks to come to the end of an attempt: more than the waits inside it
+DRAIN = 10  # iterations
+TIMEOUT_S = 120  # for all ranks to come to the end of an attempt: more than the waits inside it
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,13 @@ def together(world, attempt):
     mine = error = failure = None
     try:
         mine = attempt()
-    except Exception as failed:     # whatever it is, it must not leave the other ranks waiting
+    except Exception as failed:  # whatever it is, it must not leave the other ranks waiting
         failure, error = failed, (_follows(failed), f"{type(failed).__name__}: {failed}")
     try:
         told = world.tell((error, mine), TIMEOUT_S)
-    except PeerTimeout as late:     # the others may wait on their devices for what this rank did not launch
+    except (
+        PeerTimeout
+    ) as late:  # the others may wait on their devices for what this rank did not launch
         if failure is None:
             raise
         raise PeerTimeout(f"{late}; before that, here: {error[1]}") from failure
@@ -103,7 +105,7 @@ def times(contender, line, iterations, warm_ups=WARM_UPS):
             clock.times_us()
             host = HostTime(contender.phases)
         if i % DRAIN == 0:
-            drain()         # a full queue would hold the host up, and its time is measured too
+            drain()  # a full queue would hold the host up, and its time is measured too
         for phase in contender.phases:
             line.align(contender.stream)
             clock.start()
@@ -115,7 +117,7 @@ def times(contender, line, iterations, warm_ups=WARM_UPS):
     of_host = host.of_phases()
     line.drain(contender.stream, partial(failed_peer, contender.world))
     us = clock.times_us()
-    if getattr(contender, "waits", False):      # for the start line too, up to here
+    if getattr(contender, "waits", False):  # for the start line too, up to here
         of_host = _of_host_alone(contender, iterations)
     contender.check()
     line.check()
@@ -145,7 +147,7 @@ def rows(contender, line, iterations, link_gbps, *, sms=None, graph=False):
         except LeftBehind:
             raise
         except Exception:
-            line.give_up()          # the others wait for this rank on their devices
+            line.give_up()  # the others wait for this rank on their devices
             raise
 
     try:
@@ -154,16 +156,38 @@ def rows(contender, line, iterations, link_gbps, *, sms=None, graph=False):
         line.meet_again()
         raise
     slowest = np.max([us for us, _ in of_ranks], axis=0)
-    of_host = {phase: max((OfHost(**host[phase]) for _, host in of_ranks), key=attrgetter("us"))
-               for phase in contender.phases}
-    return [_row(contender, phase, slowest[at::n], of_host[phase], link_gbps, sms, graph)
-            for at, phase in enumerate(contender.phases)]
+    of_host = {
+        phase: max((OfHost(**host[phase]) for _, host in of_ranks), key=attrgetter("us"))
+        for phase in contender.phases
+    }
+    return [
+        _row(contender, phase, slowest[at::n], of_host[phase], link_gbps, sms, graph)
+        for at, phase in enumerate(contender.phases)
+    ]
 
 
 def _row(contender, phase, us, host, link_gbps, sms, graph):
     s, nbytes = contender.shape, contender.bytes[phase]
     low, middle, high = (float(v) for v in np.percentile(us, (20, 50, 80)))
     floor = nbytes / link_gbps / 1e3
-    return Row(contender.name, phase, s.tokens, s.hidden, s.experts, s.top_k, s.format, s.routing, graph, sms,
-               round(middle, 2), round(low, 2), round(high, 2), len(us), nbytes, round(nbytes / middle / 1e3, 1),
-               round(floor, 2), round(middle / floor, 2) if floor else None, *astuple(host))
+    return Row(
+        contender.name,
+        phase,
+        s.tokens,
+        s.hidden,
+        s.experts,
+        s.top_k,
+        s.format,
+        s.routing,
+        graph,
+        sms,
+        round(middle, 2),
+        round(low, 2),
+        round(high, 2),
+        len(us),
+        nbytes,
+        round(nbytes / middle / 1e3, 1),
+        round(floor, 2),
+        round(middle / floor, 2) if floor else None,
+        *astuple(host),
+    )

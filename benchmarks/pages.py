@@ -4,7 +4,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-WIDTH = 124         # of a page's paragraphs
+WIDTH = 124  # of a page's paragraphs
 
 
 def paragraph(text):
@@ -29,11 +29,16 @@ def shown(table, below, into, program):
     page = Path(into)
     text = replaced(page.read_text().splitlines(), table, lines)
     if text is None:
-        print(f"{program}: {page} has no table that begins with {table[0]} and no words of their own below it, or "
-              f"{below.partition(',')[0]!r}; put these words there", file=sys.stderr)
+        print(
+            f"{program}: {page} has no table that begins with {table[0]} and no words of their own below it, or "
+            f"{below.partition(',')[0]!r}; put these words there",
+            file=sys.stderr,
+        )
         return 2
     page.write_text("\n".join(text) + "\n")
-    print(f"{page} has the table and what is said below it; what other words say of it is yours to compare")
+    print(
+        f"{page} has the table and what is said below it; what other words say of it is yours to compare"
+    )
     return 0
 
 
@@ -45,9 +50,11 @@ def replaced(text, table, lines):
     for start in (i for i, line in enumerate(text) if line == table[0]):
         end = next((i for i in range(start, len(text)) if not text[i].startswith("|")), len(text))
         below = end + 1
-        if text[below:below + 1] and text[below].startswith(f"{name},"):
+        if text[below : below + 1] and text[below].startswith(f"{name},"):
             end = next((i for i in range(below, len(text)) if not text[i]), len(text))
             return text[:start] + lines + text[end:]
-        if others is None and not any(line.startswith(name.split()[0]) for line in text[below:below + 1]):
+        if others is None and not any(
+            line.startswith(name.split()[0]) for line in text[below : below + 1]
+        ):
             others = text[:start] + lines + text[end:]
     return others

@@ -11,9 +11,11 @@ from benchmarks import shapes
 
 GROUPED = ("nccl all-to-all", "DeepEP low latency")
 ALL = (*GROUPED, "DeepEP V1", "DeepEP V2")
-SOURCE = ("not of this run: measured on 2026-11-20 on 2 and 4 NVIDIA H200 of one host (NV18 each way, driver 580), "
-          "CUDA events, cold L2, slowest rank, median of 30, top 8; DeepEP V1 with its layout known beforehand "
-          "(computing it takes 35 us more)")
+SOURCE = (
+    "not of this run: measured on 2026-11-20 on 2 and 4 NVIDIA H200 of one host (NV18 each way, driver 580), "
+    "CUDA events, cold L2, slowest rank, median of 30, top 8; DeepEP V1 with its layout known beforehand "
+    "(computing it takes 35 us more)"
+)
 
 
 class Peer(NamedTuple):
@@ -73,18 +75,27 @@ def constants(device, n_ranks):
 
 def annotate(record):
     """Give every row of ours its best peer: peer, peer_us, peer_here (in this run, or a constant), to_peer."""
-    known = {}      # (phase, shape) -> [(us, name, here)]
+    known = {}  # (phase, shape) -> [(us, name, here)]
     for r in record["rows"]:
         if r["kernels"] in ALL and not r["graph"]:
-            known.setdefault((r["phase"], shapes.of_row(r)), []).append((r["us"], r["kernels"], True))
+            known.setdefault((r["phase"], shapes.of_row(r)), []).append(
+                (r["us"], r["kernels"], True)
+            )
     for p, us in constants(record["device"], record["n_ranks"]):
         known.setdefault((p.phase, shapes.parse(p.shape)), []).append((us, p.name, False))
     for r in record["rows"]:
         names = of_kernels(r["kernels"])
         phase = "dispatch" if r["phase"] == "cached" else r["phase"]
-        us, name, here = min((k for k in known.get((phase, shapes.of_row(r)), ()) if k[1] in names),
-                             default=(None, None, None))
-        r |= {"peer": name, "peer_us": us, "peer_here": here, "to_peer": round(r["us"] / us, 2) if us else None}
+        us, name, here = min(
+            (k for k in known.get((phase, shapes.of_row(r)), ()) if k[1] in names),
+            default=(None, None, None),
+        )
+        r |= {
+            "peer": name,
+            "peer_us": us,
+            "peer_here": here,
+            "to_peer": round(r["us"] / us, 2) if us else None,
+        }
 
 
 def report(record):
@@ -93,5 +104,7 @@ def report(record):
     if not held:
         return []
     width = max(len(p.name) for p, _ in held)
-    return [f"peers marked *: {SOURCE}",
-            *(f"  {p.name:{width}}  {p.phase:8}  {p.shape:18}  {us:7g} us" for p, us in held)]
+    return [
+        f"peers marked *: {SOURCE}",
+        *(f"  {p.name:{width}}  {p.phase:8}  {p.shape:18}  {us:7g} us" for p, us in held),
+    ]

@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from epmoe import device
-
 from benchmarks import shapes, targets
 from benchmarks.shapes import Shape
+from epmoe import device
 
 # section -> what it is; --only names them
 SECTIONS = {
@@ -22,10 +21,15 @@ SECTIONS = {
 }
 OURS = ("fused", "plain", "split", "rows", "expert-major", "sms")
 AGAINST = ("nccl", "deepep")
-SHORT = {"pairs": ("fused", "plain", "split")}       # names for several sections
-FEW_SMS_TOKENS = 4096                       # sms: where bandwidth counts
+SHORT = {"pairs": ("fused", "plain", "split")}  # names for several sections
+FEW_SMS_TOKENS = 4096  # sms: where bandwidth counts
 # kernels of a target -> section
-QUICK = {"pairs fused": "fused", "pairs plain": "plain", "rows": "rows", "expert-major": "expert-major"}
+QUICK = {
+    "pairs fused": "fused",
+    "pairs plain": "plain",
+    "rows": "rows",
+    "expert-major": "expert-major",
+}
 
 
 @dataclass(frozen=True)
@@ -45,17 +49,34 @@ class Case:
 
 def add_arguments(parser):
     """The options that choose."""
-    parser.add_argument("--shapes", nargs="+", metavar="SHAPE",
-                        help="TOKENSxHIDDEN/EXPERTS[/TOP_K][:FORMAT][:ROUTING], formats bf16 and fp8, routings uniform "
-                             "and zipf (default: 1, 16, 128, 1024 and 4096 tokens, 7168/256 and 4096/128, both "
-                             "formats, both routings)")
-    parser.add_argument("--only", metavar="SECTION,...", type=lambda text: text.split(","),
-                        help=f"some of {', '.join(SECTIONS)}; pairs is fused, plain and split (default: all but other "
-                             "libraries)")
-    parser.add_argument("--against", nargs="+", choices=AGAINST, default=[], help="other libraries, in the same run")
-    parser.add_argument("--quick", action="store_true", help="what targets are set for, each beside its target")
-    parser.add_argument("--sms", type=int, default=targets.FEW_SMS, metavar="N",
-                        help="multiprocessors of the section sms (default %(default)s)")
+    parser.add_argument(
+        "--shapes",
+        nargs="+",
+        metavar="SHAPE",
+        help="TOKENSxHIDDEN/EXPERTS[/TOP_K][:FORMAT][:ROUTING], formats bf16 and fp8, routings uniform "
+        "and zipf (default: 1, 16, 128, 1024 and 4096 tokens, 7168/256 and 4096/128, both "
+        "formats, both routings)",
+    )
+    parser.add_argument(
+        "--only",
+        metavar="SECTION,...",
+        type=lambda text: text.split(","),
+        help=f"some of {', '.join(SECTIONS)}; pairs is fused, plain and split (default: all but other "
+        "libraries)",
+    )
+    parser.add_argument(
+        "--against", nargs="+", choices=AGAINST, default=[], help="other libraries, in the same run"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="what targets are set for, each beside its target"
+    )
+    parser.add_argument(
+        "--sms",
+        type=int,
+        default=targets.FEW_SMS,
+        metavar="N",
+        help="multiprocessors of the section sms (default %(default)s)",
+    )
 
 
 def has_loop(args):
@@ -65,7 +86,9 @@ def has_loop(args):
 
 def loop_shapes(args):
     """The shapes of the loop section: those given in bf16, uniform, or its own."""
-    given = [shapes.parse(s) for s in args.shapes] if args.shapes else map(shapes.parse, shapes.OF_LOOP)
+    given = (
+        [shapes.parse(s) for s in args.shapes] if args.shapes else map(shapes.parse, shapes.OF_LOOP)
+    )
     return [s for s in given if (s.format, s.routing) == ("bf16", "uniform")]
 
 
@@ -88,7 +111,9 @@ def cases(args):
             raise ValueError("--quick has shapes of its own: leave one of --quick and --shapes out")
         return _quick(args, wanted)
     chosen = [shapes.parse(s) for s in args.shapes] if args.shapes else shapes.matrix()
-    return [case for shape in chosen for section in wanted for case in _at(section, shape, args.sms)]
+    return [
+        case for shape in chosen for section in wanted for case in _at(section, shape, args.sms)
+    ]
 
 
 def shared_by(cases, n_ranks, is_more=False):
@@ -97,8 +122,10 @@ def shared_by(cases, n_ranks, is_more=False):
         return
     experts = sorted({case.shape.experts for case in cases})
     if not any(n % n_ranks == 0 for n in experts):
-        raise ValueError(f"{n_ranks} ranks cannot share {' or '.join(map(str, experts))} experts evenly: choose "
-                         f"--shapes with a multiple of {n_ranks}, as 128x7168/{n_ranks * (256 // n_ranks or 1)}")
+        raise ValueError(
+            f"{n_ranks} ranks cannot share {' or '.join(map(str, experts))} experts evenly: choose "
+            f"--shapes with a multiple of {n_ranks}, as 128x7168/{n_ranks * (256 // n_ranks or 1)}"
+        )
 
 
 def sections(args):
@@ -106,7 +133,9 @@ def sections(args):
     named = [*(args.only or OURS), *args.against]
     unknown = [name for name in named if name not in SECTIONS and name not in SHORT]
     if unknown:
-        raise ValueError(f"--only {','.join(unknown)}: no such section; there are {', '.join((*SHORT, *SECTIONS))}")
+        raise ValueError(
+            f"--only {','.join(unknown)}: no such section; there are {', '.join((*SHORT, *SECTIONS))}"
+        )
     meant = {section for name in named for section in SHORT.get(name, (name,))}
     return [section for section in SECTIONS if section in meant]
 
@@ -116,11 +145,23 @@ def _quick(args, wanted):
     for kernels, of_kernels in targets.quick().items():
         for shape in of_kernels:
             sections = [QUICK[kernels]] + ["sms"] * (kernels == "rows" and shape.format == "bf16")
-            made += [c for section in sections if section in wanted for c in _at(section, shape, args.sms)
-                     if c.kernels == kernels]
-    peers_at = [shape for shape in dict.fromkeys(c.shape for c in made) if shape.routing == "uniform"]
-    return made + [c for shape in peers_at for section in wanted if section in AGAINST
-                   for c in _at(section, shape, args.sms)]
+            made += [
+                c
+                for section in sections
+                if section in wanted
+                for c in _at(section, shape, args.sms)
+                if c.kernels == kernels
+            ]
+    peers_at = [
+        shape for shape in dict.fromkeys(c.shape for c in made) if shape.routing == "uniform"
+    ]
+    return made + [
+        c
+        for shape in peers_at
+        for section in wanted
+        if section in AGAINST
+        for c in _at(section, shape, args.sms)
+    ]
 
 
 def _at(section, shape, sms):
@@ -132,8 +173,11 @@ def _at(section, shape, sms):
     if section == "sms":
         if shape.tokens < FEW_SMS_TOKENS or shape.routing != "uniform":
             return []
-        return [Case(section, c.kernels, shape, sms, c.make) for of in ("fused", "rows", "expert-major")
-                for c in _ours(of, shape, sms)[:1]]
+        return [
+            Case(section, c.kernels, shape, sms, c.make)
+            for of in ("fused", "rows", "expert-major")
+            for c in _ours(of, shape, sms)[:1]
+        ]
     if section == "plain" and (shape.format, shape.routing) != ("bf16", "uniform"):
         return []
     return _ours(section, shape, None)
@@ -141,12 +185,15 @@ def _at(section, shape, sms):
 
 def _ours(section, shape, sms):
     from benchmarks.pairs import KINDS, Pairs
-    from benchmarks.rows import Hybrid, HostWaits, Rows
+    from benchmarks.rows import HostWaits, Hybrid, Rows
 
     if section in KINDS:
         made = [(f"pairs {section}", lambda world: Pairs(world, shape, kind=section, n_sms=sms))]
     elif section == "rows":
-        made = [(kind.name, lambda world, kind=kind: kind(world, shape, n_sms=sms)) for kind in (Rows, HostWaits)]
+        made = [
+            (kind.name, lambda world, kind=kind: kind(world, shape, n_sms=sms))
+            for kind in (Rows, HostWaits)
+        ]
     else:
         made = [(Hybrid.name, lambda world: Hybrid(world, shape, n_sms=sms))]
     return [Case(section, name, shape, sms, make) for name, make in made]

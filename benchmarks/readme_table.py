@@ -6,20 +6,33 @@ from benchmarks import pages, peers, results, shapes
 
 # kernels, format, routing, tokens: what docs/measured.md shows of a model of 7168 columns and 256 experts
 LINES = (
-    ("pairs fused", "bf16", "uniform", (1, 128, 1024, 4096)), ("pairs fused", "fp8", "uniform", (128, 4096)),
+    ("pairs fused", "bf16", "uniform", (1, 128, 1024, 4096)),
+    ("pairs fused", "fp8", "uniform", (128, 4096)),
     ("pairs plain", "bf16", "uniform", (128, 4096)),
-    ("rows", "bf16", "uniform", (1, 128, 1024, 4096)), ("rows", "bf16", "zipf", (4096,)),
-    ("rows", "fp8", "uniform", (128, 4096)), ("expert-major", "bf16", "uniform", (128, 4096)),
+    ("rows", "bf16", "uniform", (1, 128, 1024, 4096)),
+    ("rows", "bf16", "zipf", (4096,)),
+    ("rows", "fp8", "uniform", (128, 4096)),
+    ("expert-major", "bf16", "uniform", (128, 4096)),
 )
-HEADINGS = ("kernels", "tokens a rank", *("dispatch", "floor", "x floor", "best peer"),
-            *("combine", "floor", "x floor", "best peer"))
+HEADINGS = (
+    "kernels",
+    "tokens a rank",
+    *("dispatch", "floor", "x floor", "best peer"),
+    *("combine", "floor", "x floor", "best peer"),
+)
 
 
 def add_arguments(parser):
     """The options of table."""
-    parser.add_argument("files", nargs="+", metavar="FILE.json", help="files of results, the newest last")
-    parser.add_argument("--into", metavar="PAGE.md", help="put it and the words below it into a page, in the place of "
-                                                           "the table of as many GPUs that is there")
+    parser.add_argument(
+        "files", nargs="+", metavar="FILE.json", help="files of results, the newest last"
+    )
+    parser.add_argument(
+        "--into",
+        metavar="PAGE.md",
+        help="put it and the words below it into a page, in the place of "
+        "the table of as many GPUs that is there",
+    )
     parser.add_argument("--hidden", type=int, default=7168, help="(default %(default)s)")
     parser.add_argument("--experts", type=int, default=256, help="(default %(default)s)")
 
@@ -30,23 +43,31 @@ def run(args):
     peers.annotate(record)
     lines = markdown(record, args.hidden, args.experts)
     if not lines:
-        print(f"benchmarks table: no row with {args.hidden} columns and {args.experts} experts in "
-              f"{', '.join(args.files)}", file=sys.stderr)
+        print(
+            f"benchmarks table: no row with {args.hidden} columns and {args.experts} experts in "
+            f"{', '.join(args.files)}",
+            file=sys.stderr,
+        )
         return 2
-    return pages.shown(lines, below(record, args.files, args.hidden, args.experts), args.into, "benchmarks table")
+    return pages.shown(
+        lines, below(record, args.files, args.hidden, args.experts), args.into, "benchmarks table"
+    )
 
 
 def markdown(record, hidden=7168, experts=256):
     """The lines of the table; none if no row fits."""
-    rows = {(r["kernels"], r["phase"], shapes.of_row(r)): r for r in record["rows"]
-            if not r["graph"] and r["sms"] is None}
+    rows = {
+        (r["kernels"], r["phase"], shapes.of_row(r)): r
+        for r in record["rows"]
+        if not r["graph"] and r["sms"] is None
+    }
     lines = []
     for kernels, format, routing, tokens in LINES:
         for n in tokens:
             shape = shapes.Shape(n, hidden, experts, format=format, routing=routing)
             found = [rows.get((kernels, phase, shape)) for phase in ("dispatch", "combine")]
             if format != "bf16":
-                found[1] = None         # what comes back is bf16 in any case
+                found[1] = None  # what comes back is bf16 in any case
             if any(found):
                 lines.append(_line(kernels, shape, found))
     if not lines:
@@ -59,12 +80,14 @@ def below(record, files, hidden=7168, experts=256):
     """What the figures are, in words; files: their names."""
     link = sorted({part["link_gbps"] for part in record["parts"]})
     device = record["device"].partition(",")[0]
-    return (f"Microseconds on {record['n_ranks']} x {device}, {record['date'][:10]}, kernels of commit "
-            f"{results.commits(record)} ({', '.join(f'`{file}`' for file in files)}): device time of the slowest rank, "
-            f"median, cold L2; {hidden} columns, {experts} experts, top {record['rows'][0]['top_k']}. Floor: the "
-            "bytes that the routing sends to other ranks, over the links' "
-            f"{' to '.join(f'{gbps:g}' for gbps in (link[:1] + link[1:][-1:]))} GB/s, measured in the same run. "
-            "Peers with a star were measured before on the same kind of machine, the others in the same run.")
+    return (
+        f"Microseconds on {record['n_ranks']} x {device}, {record['date'][:10]}, kernels of commit "
+        f"{results.commits(record)} ({', '.join(f'`{file}`' for file in files)}): device time of the slowest rank, "
+        f"median, cold L2; {hidden} columns, {experts} experts, top {record['rows'][0]['top_k']}. Floor: the "
+        "bytes that the routing sends to other ranks, over the links' "
+        f"{' to '.join(f'{gbps:g}' for gbps in (link[:1] + link[1:][-1:]))} GB/s, measured in the same run. "
+        "Peers with a star were measured before on the same kind of machine, the others in the same run."
+    )
 
 
 def _line(kernels, shape, found):
@@ -73,15 +96,22 @@ def _line(kernels, shape, found):
         if r is None:
             words += [""] * 4
             continue
-        name = f"{_us(r['peer_us'])} {short(r['peer'])}{'' if r['peer_here'] else '*'}" if r["peer"] else "-"
+        name = (
+            f"{_us(r['peer_us'])} {short(r['peer'])}{'' if r['peer_here'] else '*'}"
+            if r["peer"]
+            else "-"
+        )
         words += [f"**{_us(r['us'])}**", _us(r["floor_us"]), _ratio(r["to_floor"]), name]
     return pages.row(words)
 
 
 def of_kernels(kernels, shape):
     """How a table calls kernels with a shape's format and routing."""
-    return " ".join([kernels.removesuffix(" fused")] + [shape.format] * (shape.format != "bf16")
-                    + ["Zipf"] * (shape.routing == "zipf"))
+    return " ".join(
+        [kernels.removesuffix(" fused")]
+        + [shape.format] * (shape.format != "bf16")
+        + ["Zipf"] * (shape.routing == "zipf")
+    )
 
 
 def short(peer):

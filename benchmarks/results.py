@@ -3,9 +3,8 @@
 import json
 from pathlib import Path
 
-from epmoe_ref.errors import EPValueError
-
 from benchmarks import peers, shapes
+from epmoe_ref.errors import EPValueError
 
 HERE = Path(__file__).parent / "results"
 OF_A_PART = ("date", "commit", "command", "link_gbps", "compiling_seconds", "seconds")
@@ -44,7 +43,9 @@ def read(file):
         record = json.loads(Path(file).read_text())
     except ValueError:
         record = None
-    if not isinstance(record, dict) or not {"device", "n_ranks", "world", "rows", "not_run"} <= set(record):
+    if not isinstance(record, dict) or not {"device", "n_ranks", "world", "rows", "not_run"} <= set(
+        record
+    ):
         raise EPValueError(f"{file} is no file of results of `python -m benchmarks` (--json FILE)")
     return record
 
@@ -58,7 +59,9 @@ def merged(records):
     for name in ("device", "n_ranks", "world"):
         found = {record[name] for record in records}
         if len(found) > 1:
-            raise EPValueError(f"results with different {name} cannot be merged: {', '.join(map(str, sorted(found)))}")
+            raise EPValueError(
+                f"results with different {name} cannot be merged: {', '.join(map(str, sorted(found)))}"
+            )
     rows, failures = {}, {}
     for record in records:
         for r in record["rows"]:
@@ -67,19 +70,27 @@ def merged(records):
             failures[failure["kernels"], failure["shape"], failure["sms"]] = failure
     measured = {(r["kernels"], str_of(r), r["sms"]) for r in rows.values()}
     whole["rows"] = list(rows.values())
-    loops = {(r["kernels"], r["arrays"], r["tokens"], r["hidden"], r["experts"], r["top_k"]): r
-             for record in records for r in record.get("loop", [])}
+    loops = {
+        (r["kernels"], r["arrays"], r["tokens"], r["hidden"], r["experts"], r["top_k"]): r
+        for record in records
+        for r in record.get("loop", [])
+    }
     if loops:
         whole["loop"] = list(loops.values())
     whole["not_run"] = [f for name, f in failures.items() if name not in measured]
-    whole["parts"] = [part for record in records
-                      for part in record.get("parts", [{name: record.get(name) for name in OF_A_PART}])]
+    whole["parts"] = [
+        part
+        for record in records
+        for part in record.get("parts", [{name: record.get(name) for name in OF_A_PART}])
+    ]
     return whole
 
 
 def commits(record):
     """The commits that the runs of a merged record were of, as words."""
-    return " and ".join(dict.fromkeys((part["commit"] or "unknown")[:7] for part in record["parts"]))
+    return " and ".join(
+        dict.fromkeys((part["commit"] or "unknown")[:7] for part in record["parts"])
+    )
 
 
 def key(row):
@@ -94,7 +105,9 @@ def str_of(row):
 
 def add_arguments(parser):
     """The options of merge."""
-    parser.add_argument("files", nargs="+", metavar="FILE.json", help="files of results, the newest last")
+    parser.add_argument(
+        "files", nargs="+", metavar="FILE.json", help="files of results, the newest last"
+    )
     parser.add_argument("--json", required=True, metavar="FILE", help="the file to write")
 
 

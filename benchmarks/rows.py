@@ -2,13 +2,13 @@
 
 import ml_dtypes
 import numpy as np
-from epmoe import fused_a2a
-from epmoe.fused_a2a import buffers
-from epmoe.host.arrays import first
 
 from benchmarks import traffic
 from benchmarks.memory import Arrays
 from benchmarks.pairs import BF16, ORDINARY_BYTE, random_tokens
+from epmoe import fused_a2a
+from epmoe.fused_a2a import buffers
+from epmoe.host.arrays import first
 
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 
@@ -25,7 +25,9 @@ class _FusedA2A:
         back = traffic.busiest_bytes(matrix.T, traffic.payload_bytes(shape, "bf16"))
         self.bytes = {phase: back if phase == "combine" else there for phase in self.phases}
         tokens = (shape.tokens, shape.hidden)
-        self.arrays = Arrays(world, {"x": (tokens, BF16), "y": ((y_rows, shape.hidden), BF16)} | more)
+        self.arrays = Arrays(
+            world, {"x": (tokens, BF16), "y": ((y_rows, shape.hidden), BF16)} | more
+        )
         self.arrays.write("x", lambda rank: random_tokens(tokens, rank))
         self.arrays.fill("y", ORDINARY_BYTE)
         self.result, self.handle = None, None
@@ -33,8 +35,10 @@ class _FusedA2A:
     def y_for(self, results):
         """Expert outputs with as many rows as each rank's result."""
         results = results if self.world.lists else [results]
-        return self.arrays.of_ranks(first(self.arrays.of(rank, "y"), len(made))
-                                    for rank, made in zip(self.world.ranks, results))
+        return self.arrays.of_ranks(
+            first(self.arrays.of(rank, "y"), len(made))
+            for rank, made in zip(self.world.ranks, results)
+        )
 
     def buffer(self):
         """The Buffer behind the functions."""
@@ -63,30 +67,48 @@ class Rows(_FusedA2A):
     dispatch = staticmethod(fused_a2a.fused_dispatch_on_device)
 
     def __init__(self, world, shape, *, n_sms=None):
-        slots, scales = (shape.tokens, shape.top_k), (shape.tokens, shape.hidden // traffic.SCALE_GROUP)
+        slots, scales = (
+            (shape.tokens, shape.top_k),
+            (shape.tokens, shape.hidden // traffic.SCALE_GROUP),
+        )
         self.is_fp8 = shape.format == "fp8"
         if self.is_fp8:
-            self.phases = ("dispatch",)     # what comes back is bf16, as without fp8
-        super().__init__(world, shape, n_sms, world.n_ranks * shape.tokens, {
-            "ids": (slots, np.int64), "probs": (slots, np.float32), "x8": ((shape.tokens, shape.hidden), E4M3),
-            "scales": (scales, np.float32)})
+            self.phases = ("dispatch",)  # what comes back is bf16, as without fp8
+        super().__init__(
+            world,
+            shape,
+            n_sms,
+            world.n_ranks * shape.tokens,
+            {
+                "ids": (slots, np.int64),
+                "probs": (slots, np.float32),
+                "x8": ((shape.tokens, shape.hidden), E4M3),
+                "scales": (scales, np.float32),
+            },
+        )
         self.arrays.write("ids", lambda rank: self.ids[rank].astype(np.int64))
         self.arrays.write("probs", lambda rank: np.full(slots, 1 / shape.top_k, np.float32))
         self.arrays.fill("x8", ORDINARY_BYTE)
         self.arrays.write("scales", lambda rank: np.ones(scales, np.float32))
         self.context = None
         x, ids, probs = (self.arrays.each(name) for name in ("x", "ids", "probs"))
-        self._given, self._again, self._back = (self._pair() if self.is_fp8 else x, ids, probs), x, None
+        self._given, self._again, self._back = (
+            (self._pair() if self.is_fp8 else x, ids, probs),
+            x,
+            None,
+        )
         fused_a2a.set_deepep_num_sms(n_sms)
 
     def launch(self, phase):
         """Put a phase on the stream; the last one lets go of the round's results."""
         if phase == "dispatch":
-            x, ids, probs = self._given         # given by * they would take the interpreter 0.2 us more
-            self.result, _, _, _, self.handle = self.dispatch(x, ids, probs, self.shape.experts, self.world)
+            x, ids, probs = self._given  # given by * they would take the interpreter 0.2 us more
+            self.result, _, _, _, self.handle = self.dispatch(
+                x, ids, probs, self.shape.experts, self.world
+            )
         elif phase == "combine":
             self.context = fused_a2a.Context()
-            if self._back is None:      # made once: no other call under test waits for it
+            if self._back is None:  # made once: no other call under test waits for it
                 self._back = self.y_for(self.result)
             fused_a2a.FusedCombine.forward(self.context, self._back, self.world, self.handle)
         else:
@@ -96,7 +118,9 @@ class Rows(_FusedA2A):
             self.result = self.handle = self.context = None
 
     def _pair(self):
-        return self.arrays.of_ranks((self.arrays.of(r, "x8"), self.arrays.of(r, "scales")) for r in self.world.ranks)
+        return self.arrays.of_ranks(
+            (self.arrays.of(r, "x8"), self.arrays.of(r, "scales")) for r in self.world.ranks
+        )
 
     def close(self):
         """Free everything."""
@@ -128,8 +152,14 @@ class Hybrid(_FusedA2A):
         self.rows = int(traffic.pairs_matrix(shape, ids).sum(axis=0).max())
         dense = (shape.tokens, shape.experts)
         if shape.format == "fp8":
-            self.phases = ("dispatch",)     # what comes back is bf16, as without fp8
-        super().__init__(world, shape, n_sms, self.rows, {"map": (dense, np.dtype(bool)), "probs": (dense, np.float32)})
+            self.phases = ("dispatch",)  # what comes back is bf16, as without fp8
+        super().__init__(
+            world,
+            shape,
+            n_sms,
+            self.rows,
+            {"map": (dense, np.dtype(bool)), "probs": (dense, np.float32)},
+        )
 
         def routing_map(rank):
             chosen = np.zeros(dense, bool)
@@ -137,18 +167,32 @@ class Hybrid(_FusedA2A):
             return chosen
 
         self.arrays.write("map", routing_map)
-        self.arrays.write("probs", lambda rank: np.where(routing_map(rank), np.float32(1 / shape.top_k), np.float32(0)))
+        self.arrays.write(
+            "probs",
+            lambda rank: np.where(routing_map(rank), np.float32(1 / shape.top_k), np.float32(0)),
+        )
         self.local = shape.experts // world.n_ranks
-        fused_a2a.init_hybrid_ep_buffer(world, shape.hidden, shape.tokens, self.local, self.n_sms, self.n_sms,
-                                        shape.format == "fp8")
-        self._given, self._back = [self.arrays.each(name) for name in ("x", "map", "probs")], self.arrays.each("y")
+        fused_a2a.init_hybrid_ep_buffer(
+            world,
+            shape.hidden,
+            shape.tokens,
+            self.local,
+            self.n_sms,
+            self.n_sms,
+            shape.format == "fp8",
+        )
+        self._given, self._back = (
+            [self.arrays.each(name) for name in ("x", "map", "probs")],
+            self.arrays.each("y"),
+        )
 
     def launch(self, phase):
         """Put a phase on the stream."""
         if phase == "dispatch":
             x, chosen, probs = self._given
-            self.handle = fused_a2a.hybrid_ep_dispatch(x, chosen, probs, self.world, self.local, self.n_sms, self.n_sms,
-                                                       self.rows)[-1]
+            self.handle = fused_a2a.hybrid_ep_dispatch(
+                x, chosen, probs, self.world, self.local, self.n_sms, self.n_sms, self.rows
+            )[-1]
         else:
             fused_a2a.hybrid_ep_combine(self._back, self.handle)
         if phase == self.phases[-1]:

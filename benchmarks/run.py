@@ -6,31 +6,61 @@ import gc
 import sys
 import time
 
+from benchmarks import (
+    compiling,
+    host_time,
+    link,
+    loop,
+    measure,
+    peers,
+    plan,
+    results,
+    shapes,
+    table,
+    targets,
+    torch_peer,
+    worlds,
+)
+from benchmarks.measure import Refused, together
+from benchmarks.startline import StartLine
 from epmoe import device
 from epmoe.check.ranks import process_number
 from epmoe.command_line import at_least_one, positive_seconds
 from epmoe.provenance import provenance
 from epmoe_ref.errors import EPError
 
-from benchmarks import (compiling, host_time, link, loop, measure, peers, plan, results, shapes, table, targets, torch_peer,
-                        worlds)
-from benchmarks.measure import Refused, together
-from benchmarks.startline import StartLine
-
 
 def add_arguments(parser):
     """The options of run."""
     plan.add_arguments(parser)
-    parser.add_argument("--iterations", type=at_least_one, default=50, metavar="N",
-                        help="timed iterations (default 50)")
-    parser.add_argument("--graph", action=argparse.BooleanOptionalAction, default=True,
-                        help="also as CUDA graphs (default)")
-    parser.add_argument("--ranks", type=at_least_one, default=4, help="virtual ranks without mpirun (default 4)")
-    parser.add_argument("--seconds", type=positive_seconds, metavar="S", help="begin no case after so many seconds")
-    parser.add_argument("--resume", action="store_true", help="keep what the --json file has, and measure the rest")
-    parser.add_argument("--json", metavar="FILE",
-                        help="file of results, written after each shape (default: benchmarks/results/DATE-...; "
-                             "'-' none)")
+    parser.add_argument(
+        "--iterations",
+        type=at_least_one,
+        default=50,
+        metavar="N",
+        help="timed iterations (default 50)",
+    )
+    parser.add_argument(
+        "--graph",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="also as CUDA graphs (default)",
+    )
+    parser.add_argument(
+        "--ranks", type=at_least_one, default=4, help="virtual ranks without mpirun (default 4)"
+    )
+    parser.add_argument(
+        "--seconds", type=positive_seconds, metavar="S", help="begin no case after so many seconds"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="keep what the --json file has, and measure the rest"
+    )
+    parser.add_argument(
+        "--json",
+        metavar="FILE",
+        help="file of results, written after each shape (default: benchmarks/results/DATE-...; "
+        "'-' none)",
+    )
 
 
 def run(args):
@@ -41,16 +71,23 @@ def run(args):
         if args.resume and args.json in (None, "-"):
             raise ValueError("--resume needs the file: --json FILE")
         if device.SIM and args.shapes is None:
-            raise ValueError("there is no GPU: the simulator would take days, and its times mean nothing. `python -m "
-                             "benchmarks cpu` measures a CPU; `--shapes 3x64/4/2 --iterations 2 --json -` tries this "
-                             "program")
+            raise ValueError(
+                "there is no GPU: the simulator would take days, and its times mean nothing. `python -m "
+                "benchmarks cpu` measures a CPU; `--shapes 3x64/4/2 --iterations 2 --json -` tries this "
+                "program"
+            )
         world = worlds.make(args.ranks)
         plan.shared_by(cases, world.n_ranks, plan.has_loop(args))
-        record = provenance(world.machine) | {"n_ranks": world.n_ranks, "world": type(world).__name__,
-                                              "command": sys.argv[1:], "rows": [], "not_run": []}
+        record = provenance(world.machine) | {
+            "n_ranks": world.n_ranks,
+            "world": type(world).__name__,
+            "command": sys.argv[1:],
+            "rows": [],
+            "not_run": [],
+        }
         before = results.read(args.json) if args.resume and results.exists(args.json) else None
     except (ValueError, EPError) as error:
-        if process_number() == 0:       # the others say the same
+        if process_number() == 0:  # the others say the same
             print(f"benchmarks: {error}", file=sys.stderr)
         return 2
     measured = _Run(args, world, record, before, start).measure(cases)
@@ -85,15 +122,19 @@ class _Run:
         if self.before is not None:
             done = {(r["kernels"], shapes.of_row(r), r["sms"]) for r in self.before["rows"]}
             cases = [case for case in cases if case.key() not in done]
-        self.say(f"{record['device']}; {world.n_ranks} ranks ({record['world']}); epmoe {record['versions']['epmoe']} "
-                 f"({(record['commit'] or 'no commit')[:12]}), numba-cuda {record['versions'].get('numba-cuda')}; "
-                 f"{record['date']}",
-                 f"peer write, all ranks at once: {record['link_gbps']} GB/s a rank. Times: slowest rank, median, 20th "
-                 f"and 80th percentile of {args.iterations} iterations, microseconds. {len(cases)} cases")
+        self.say(
+            f"{record['device']}; {world.n_ranks} ranks ({record['world']}); epmoe {record['versions']['epmoe']} "
+            f"({(record['commit'] or 'no commit')[:12]}), numba-cuda {record['versions'].get('numba-cuda')}; "
+            f"{record['date']}",
+            f"peer write, all ranks at once: {record['link_gbps']} GB/s a rank. Times: slowest rank, median, 20th "
+            f"and 80th percentile of {args.iterations} iterations, microseconds. {len(cases)} cases",
+        )
         if not device.SIM:
             n, spent = compiling.everything(world, args, cases)
             record["compiling_seconds"] = round(spent, 1)
-            self.say(f"kernels compiled by {n} processes in {spent:.0f} s; {self.seconds():.0f} s since the start")
+            self.say(
+                f"kernels compiled by {n} processes in {spent:.0f} s; {self.seconds():.0f} s since the start"
+            )
         self._cases(cases)
         if plan.has_loop(args) and not self._is_late():
             record["loop"] = []
@@ -104,8 +145,16 @@ class _Run:
             self.say("nothing was measured: no file is written")
             return False
         self._write()
-        self.say("", table.table(whole["rows"]), "", *targets.report(whole), "", *peers.report(whole),
-                 *host_time.report(self.record["rows"]), f"{self.seconds():.0f} s")
+        self.say(
+            "",
+            table.table(whole["rows"]),
+            "",
+            *targets.report(whole),
+            "",
+            *peers.report(whole),
+            *host_time.report(self.record["rows"]),
+            f"{self.seconds():.0f} s",
+        )
         if self.file:
             self.say(f"written: {self.file}")
         return True
@@ -127,8 +176,10 @@ class _Run:
             except Refused as error:
                 self._not_run(case, error)
                 if "ModuleNotFoundError" in str(error):
-                    missing.add(case.section)       # it is not installed: no need to say so for each shape
-            gc.collect()        # memory of this case that waits in cycles
+                    missing.add(
+                        case.section
+                    )  # it is not installed: no need to say so for each shape
+            gc.collect()  # memory of this case that waits in cycles
 
     def _is_late(self):
         if self.args.seconds is None:
@@ -136,8 +187,9 @@ class _Run:
         return max(self.world.tell(self.seconds(), measure.TIMEOUT_S)) > self.args.seconds
 
     def _not_run(self, case, error):
-        self.record["not_run"].append({"kernels": case.kernels, "shape": str(case.shape), "sms": case.sms,
-                                       "why": str(error)})
+        self.record["not_run"].append(
+            {"kernels": case.kernels, "shape": str(case.shape), "sms": case.sms, "why": str(error)}
+        )
         self.say(f"not run: {case.kernels} at {case.shape}: {error}")
 
     def _case(self, case):
@@ -155,18 +207,27 @@ class _Run:
             if self.args.graph and not device.SIM and getattr(contender, "capturable", True):
                 found += self._of_graphs(case, contender)
         except Refused:
-            with contextlib.suppress(Refused):      # the first error is the one that tells something
+            with contextlib.suppress(Refused):  # the first error is the one that tells something
                 together(self.world, close)
             raise
         together(self.world, close)
         spent = time.perf_counter() - begin
-        self.say(f"{self.seconds():5.0f} s  {case.kernels:18} {str(case.shape):27} "
-                 f"{'' if case.sms is None else f'{case.sms} SMs':8} "
-                 + ", ".join(f"{r.phase} {r.us:.1f}" for r in found) + f" us  ({spent:.1f} s)")
+        self.say(
+            f"{self.seconds():5.0f} s  {case.kernels:18} {str(case.shape):27} "
+            f"{'' if case.sms is None else f'{case.sms} SMs':8} "
+            + ", ".join(f"{r.phase} {r.us:.1f}" for r in found)
+            + f" us  ({spent:.1f} s)"
+        )
 
     def _rows(self, case, contender, graph):
-        rows = measure.rows(contender, self.line, self.args.iterations, self.record["link_gbps"], sms=case.sms,
-                            graph=graph)
+        rows = measure.rows(
+            contender,
+            self.line,
+            self.args.iterations,
+            self.record["link_gbps"],
+            sms=case.sms,
+            graph=graph,
+        )
         self.record["rows"] += [r.asdict() for r in rows]
         return rows
 

@@ -12,17 +12,31 @@ import contextlib
 import time
 
 import numpy as np
+
 from epmoe import device
-from epmoe.device import (globaltimer, i32, kernel, ld_acquire_sys_u32, ld_relaxed_sys_u32, load_u64, nanosleep,
-                          st_release_sys_u32, store_u32, syncthreads, thread_idx, u32, u64)
+from epmoe.device import (
+    globaltimer,
+    i32,
+    kernel,
+    ld_acquire_sys_u32,
+    ld_relaxed_sys_u32,
+    load_u64,
+    nanosleep,
+    st_release_sys_u32,
+    store_u32,
+    syncthreads,
+    thread_idx,
+    u32,
+    u64,
+)
 from epmoe.kernels.params import ParameterBlock
 from epmoe_ref.errors import EPError, PeerTimeout
 
 FLUSH_BYTES = 256 << 20
 HOLD_US = 300
 TIMEOUT_S = 20
-POLLS_PER_LOOK = 32     # polls between two looks at the clock and at `expired`
-EXPIRED_AT = 2048       # bytes, behind the flags: 0; 1 + a rank that did not come; or this and a rank that failed:
+POLLS_PER_LOOK = 32  # polls between two looks at the clock and at `expired`
+EXPIRED_AT = 2048  # bytes, behind the flags: 0; 1 + a rank that did not come; or this and a rank that failed:
 FAILED = 1 << 16
 NAP_S = 0.0002
 
@@ -40,13 +54,17 @@ def meeting_kernel(n_ranks, my_hold_us):
     def meet(params, epoch, my_rank):
         rank = i32(thread_idx())
         if rank < n_ranks:
-            st_release_sys_u32(load_u64(params + u64(8) * u64(rank)) + u64(4) * u64(my_rank), u32(epoch))
+            st_release_sys_u32(
+                load_u64(params + u64(8) * u64(rank)) + u64(4) * u64(my_rank), u32(epoch)
+            )
             mine = load_u64(params + u64(8) * u64(my_rank)) + u64(4) * u64(rank)
             expired, begin, polls = u64(load_u64(params + u64(p_expired))), u64(globaltimer()), 0
             while i32(u32(ld_relaxed_sys_u32(mine) - u32(epoch))) < 0:
                 polls += 1
                 if polls % POLLS_PER_LOOK == 0:
-                    if ld_relaxed_sys_u32(expired) != u32(0):   # a peer failed, or stayed away before
+                    if ld_relaxed_sys_u32(expired) != u32(
+                        0
+                    ):  # a peer failed, or stayed away before
                         break
                     if u64(globaltimer()) - begin > u64(timeout_ns):
                         store_u32(expired, u32(rank + 1))
@@ -83,10 +101,12 @@ class StartLine:
         own = self._flags.buffers[self._rank]
         own.fill(0)
         block = ParameterBlock(("flags", n), ("expired", 1))
-        words = block.pack({"flags": list(self._flags.addresses)[:n], "expired": own.address + EXPIRED_AT})
+        words = block.pack(
+            {"flags": list(self._flags.addresses)[:n], "expired": own.address + EXPIRED_AT}
+        )
         self._own, self._parameters = own, self.machine.alloc(words.nbytes, "start line")
         self._parameters.write(words)
-        world.barrier("start", timeout)         # all flags are 0 before the first meeting
+        world.barrier("start", timeout)  # all flags are 0 before the first meeting
 
     def align(self, stream):
         """Put the flush and the meeting on the stream."""
@@ -95,8 +115,12 @@ class StartLine:
         from epmoe.device.gpu_driver import check, cu
 
         self._epoch += 1
-        check(cu.cuMemsetD32Async(self._flush.address, self._epoch, FLUSH_BYTES // 4, stream.handle))
-        self.machine.launch(self._kernel, 1, 128, (self._parameters.address, self._epoch, self._rank), stream=stream)
+        check(
+            cu.cuMemsetD32Async(self._flush.address, self._epoch, FLUSH_BYTES // 4, stream.handle)
+        )
+        self.machine.launch(
+            self._kernel, 1, 128, (self._parameters.address, self._epoch, self._rank), stream=stream
+        )
 
     def drain(self, stream, failed_peer):
         """Wait until all that is on the stream has ended.
@@ -111,7 +135,7 @@ class StartLine:
 
         self.machine.activate()
         while True:
-            code, = cu.cuStreamQuery(stream.handle)
+            (code,) = cu.cuStreamQuery(stream.handle)
             if code == cu.CUresult.CUDA_SUCCESS:
                 return
             if code != cu.CUresult.CUDA_ERROR_NOT_READY:
@@ -127,7 +151,7 @@ class StartLine:
         if not self._needed or not self._meets:
             return
         for address in self._flags.addresses:
-            with contextlib.suppress(EPError):      # its device may be what failed
+            with contextlib.suppress(EPError):  # its device may be what failed
                 self._write_expired(address, FAILED + self._rank)
 
     def _write_expired(self, flags, value):
@@ -140,7 +164,9 @@ class StartLine:
         check(cu.cuStreamSynchronize(copies))
 
     def _left_by(self, rank):
-        return LeftBehind(f"rank {self._rank}: rank {rank} failed, and does not come to the start line")
+        return LeftBehind(
+            f"rank {self._rank}: rank {rank} failed, and does not come to the start line"
+        )
 
     def meet_again(self, timeout=60.0):
         """After a case that failed on some rank: all ranks count their meetings from the same number on; collective."""
@@ -157,5 +183,7 @@ class StartLine:
             if expired >= FAILED:
                 raise self._left_by(expired - FAILED)
             if expired:
-                raise PeerTimeout(f"rank {self._rank}: rank {expired - 1} did not come to the start line within "
-                                  f"{TIMEOUT_S} s")
+                raise PeerTimeout(
+                    f"rank {self._rank}: rank {expired - 1} did not come to the start line within "
+                    f"{TIMEOUT_S} s"
+                )

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from benchmarks import host_time, shapes
 
-ZIPF_AT_MOST = 1.3          # times of uniform routing, rows kernels
-FEW_SMS, FEW_SMS_AT_LEAST = 24, 0.9     # of the speed that all SMs give, rows kernels
-PLAIN_AT_MOST = 4           # times of the fast page kernels, at so many tokens
+ZIPF_AT_MOST = 1.3  # times of uniform routing, rows kernels
+FEW_SMS, FEW_SMS_AT_LEAST = 24, 0.9  # of the speed that all SMs give, rows kernels
+PLAIN_AT_MOST = 4  # times of the fast page kernels, at so many tokens
 PLAIN_SHAPE = "4096x7168/256"
-HOST_US = 12                # of a dispatch call, without a graph
-HOST, OF_ALL = "host", "of all"     # what a Verdict of HOST_US is about; the unit of those of FEW_SMS
+HOST_US = 12  # of a dispatch call, without a graph
+HOST, OF_ALL = "host", "of all"  # what a Verdict of HOST_US is about; the unit of those of FEW_SMS
 
 
 class Target(NamedTuple):
@@ -66,7 +66,7 @@ TARGETS = (
     Target("rows", "combine", "1x7168/256", 12, None),
     Target("expert-major", "dispatch", "4096x7168/256", 560, None),
 )
-WITH_RATIOS = ("4096x7168/256:zipf",)       # shapes that only a ratio is asked of
+WITH_RATIOS = ("4096x7168/256:zipf",)  # shapes that only a ratio is asked of
 
 
 def quick():
@@ -85,14 +85,18 @@ def of_row(row, n_ranks):
     if row["sms"] is not None or n_ranks not in (2, 4):
         return None
     for t in TARGETS:
-        if (t.kernels, t.phase) == (row["kernels"], row["phase"]) and shapes.parse(t.shape) == shapes.of_row(row):
+        if (t.kernels, t.phase) == (row["kernels"], row["phase"]) and shapes.parse(
+            t.shape
+        ) == shapes.of_row(row):
             return t.ranks4 if n_ranks == 4 else t.ranks2
     return None
 
 
 def verdicts(rows, n_ranks):
     """[Verdict] of everything in rows that a target is about."""
-    plain = {(r["kernels"], r["phase"], shapes.of_row(r), r["sms"]): r for r in rows if not r["graph"]}
+    plain = {
+        (r["kernels"], r["phase"], shapes.of_row(r), r["sms"]): r for r in rows if not r["graph"]
+    }
     found, slowness = [], host_time.slowness(rows)
     for (kernels, phase, shape, sms), r in plain.items():
         us = of_row(r, n_ranks)
@@ -102,17 +106,36 @@ def verdicts(rows, n_ranks):
             slow = slowness.get(r.get("piece_us"), 1) > host_time.SLOW
             found.append(Verdict(kernels, shape, HOST, r["host_us"], HOST_US, "us", slow))
         uniform = plain.get((kernels, phase, replace(shape, routing="uniform"), sms))
-        if kernels == "rows" and phase != "cached" and sms is None and shape.routing == "zipf" and uniform:
+        if (
+            kernels == "rows"
+            and phase != "cached"
+            and sms is None
+            and shape.routing == "zipf"
+            and uniform
+        ):
             ratio = round(r["us"] / uniform["us"], 2)
-            found.append(Verdict(kernels, shape, f"{phase}, against uniform", ratio, ZIPF_AT_MOST, "x"))
+            found.append(
+                Verdict(kernels, shape, f"{phase}, against uniform", ratio, ZIPF_AT_MOST, "x")
+            )
         fast = plain.get(("pairs fused", phase, shape, None))
         if kernels == "pairs plain" and sms is None and shape == shapes.parse(PLAIN_SHAPE) and fast:
             ratio = round(r["us"] / fast["us"], 2)
-            found.append(Verdict(kernels, shape, f"{phase}, against fast", ratio, PLAIN_AT_MOST, "x"))
+            found.append(
+                Verdict(kernels, shape, f"{phase}, against fast", ratio, PLAIN_AT_MOST, "x")
+            )
         all_sms = plain.get((kernels, phase, shape, None))
         if kernels == "rows" and phase != "cached" and sms == FEW_SMS and all_sms:
             speed = round(all_sms["us"] / r["us"], 3)
-            found.append(Verdict(kernels, shape, f"{phase}, speed with {sms} SMs", speed, FEW_SMS_AT_LEAST, OF_ALL))
+            found.append(
+                Verdict(
+                    kernels,
+                    shape,
+                    f"{phase}, speed with {sms} SMs",
+                    speed,
+                    FEW_SMS_AT_LEAST,
+                    OF_ALL,
+                )
+            )
     return found
 
 
@@ -124,7 +147,9 @@ def report(record):
     width = max(len(str(v)) for v in found)
     lines = [f"{'target':{width}}  measured    wanted"]
     for v in found:
-        lines.append(f"{v!s:{width}}  {v.value:8g}  {v.wanted:8g} {v.unit:6}  {'reached' if v.reached else 'MISSED'}"
-                     + ", on a slow CPU" * v.slow)
+        lines.append(
+            f"{v!s:{width}}  {v.value:8g}  {v.wanted:8g} {v.unit:6}  {'reached' if v.reached else 'MISSED'}"
+            + ", on a slow CPU" * v.slow
+        )
     missed = sum(not v.reached for v in found)
     return [*lines, f"{len(found) - missed} of {len(found)} reached"]

@@ -2,11 +2,10 @@
 
 import sys
 
+from benchmarks import traffic
 from epmoe import device
 from epmoe.check.ranks import torch_process_group
 from epmoe_ref.errors import UnavailableError
-
-from benchmarks import traffic
 
 
 class TorchPeer:
@@ -20,8 +19,10 @@ class TorchPeer:
 
     def __init__(self, world, shape):
         if world.lists or device.SIM:
-            raise UnavailableError(f"{self.needs} needs GPUs, one for each rank: "
-                                   "mpirun -n N python -m mpi4py -m benchmarks")
+            raise UnavailableError(
+                f"{self.needs} needs GPUs, one for each rank: "
+                "mpirun -n N python -m mpi4py -m benchmarks"
+            )
         import torch
 
         torch.cuda.set_device(world.machine.ordinal)
@@ -32,8 +33,10 @@ class TorchPeer:
         self._on = torch.cuda.ExternalStream(int(self.stream.handle))
         self._ids_of_all = traffic.topk_ids(shape, world.n_ranks)
         self._messages = messages = self.matrix(shape, self._ids_of_all)
-        self.bytes = {"dispatch": traffic.busiest_bytes(messages, traffic.payload_bytes(shape, shape.format)),
-                      "combine": traffic.busiest_bytes(messages.T, traffic.payload_bytes(shape, "bf16"))}
+        self.bytes = {
+            "dispatch": traffic.busiest_bytes(messages, traffic.payload_bytes(shape, shape.format)),
+            "combine": traffic.busiest_bytes(messages.T, traffic.payload_bytes(shape, "bf16")),
+        }
 
     def on_stream(self):
         """With the world's stream as torch's current one."""

@@ -4,7 +4,7 @@ from functools import lru_cache
 
 import numpy as np
 
-SCALE_GROUP, SCALE_BYTES = 128, 4       # of blockwise fp8
+SCALE_GROUP, SCALE_BYTES = 128, 4  # of blockwise fp8
 
 
 @lru_cache(4)
@@ -21,7 +21,7 @@ def topk_ids(shape, n_ranks, seed=0):
     ids = []
     for _ in range(n_ranks):
         drawn = popularity + rng.gumbel(size=(shape.tokens, shape.experts))
-        best = np.argpartition(-drawn, shape.top_k - 1, axis=1)[:, :shape.top_k]
+        best = np.argpartition(-drawn, shape.top_k - 1, axis=1)[:, : shape.top_k]
         order = np.argsort(-np.take_along_axis(drawn, best, axis=1), axis=1)
         ids.append(np.take_along_axis(best, order, axis=1).astype(np.int32))
     return ids
@@ -36,13 +36,17 @@ def payload_bytes(shape, format):
 
 def pairs_matrix(shape, ids):
     """(n_ranks, n_ranks) messages from rank (line) to rank (column): one for each (token, slot)."""
-    return np.array([np.bincount(i.ravel() // (shape.experts // len(ids)), minlength=len(ids)) for i in ids])
+    return np.array(
+        [np.bincount(i.ravel() // (shape.experts // len(ids)), minlength=len(ids)) for i in ids]
+    )
 
 
 def rows_matrix(shape, ids):
     """(n_ranks, n_ranks) rows from rank (line) to rank (column): one for each (token, rank with an expert of it)."""
     owners = [i // (shape.experts // len(ids)) for i in ids]
-    return np.array([[int((o == rank).any(axis=1).sum()) for rank in range(len(ids))] for o in owners])
+    return np.array(
+        [[int((o == rank).any(axis=1).sum()) for rank in range(len(ids))] for o in owners]
+    )
 
 
 def busiest_bytes(matrix, bytes_each):

@@ -15,13 +15,18 @@ def started_by_mpi():
 def make(n_virtual_ranks):
     """A world whose ranks work on a stream of their own (the default stream cannot be captured into a graph)."""
     if not started_by_mpi():
-        return LocalWorld(n_virtual_ranks) if device.SIM else LocalWorld(n_virtual_ranks, stream=_new_stream(None))
+        return (
+            LocalWorld(n_virtual_ranks)
+            if device.SIM
+            else LocalWorld(n_virtual_ranks, stream=_new_stream(None))
+        )
     from epmoe.worlds.mpi import MPIWorld
 
     if device.SIM:
         return MPIWorld()
-    from epmoe.worlds.ipc_memory import gpu_count
     from mpi4py import MPI
+
+    from epmoe.worlds.ipc_memory import gpu_count
 
     gpu = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED).Get_rank() % gpu_count()
     return MPIWorld(gpu=gpu, stream=_new_stream(gpu))

@@ -6,21 +6,38 @@ from epmoe import command_line
 
 # command -> (the module with add_arguments(parser) and run(arguments) -> exit status, what it does)
 COMMANDS = {
-    "verify": ("epmoe.verify.command", "run the kernels, compare every byte with the reference, show the routing (the default)"),
+    "verify": (
+        "epmoe.verify.command",
+        "run the kernels, compare every byte with the reference, show the routing (the default)",
+    ),
     "doctor": ("epmoe.doctor", "list what is missing on this machine, and how to fix it"),
-    "routing": ("epmoe.routing_report.command", "report what a model's routing costs: imbalance, bytes, lower bounds, memory"),
+    "routing": (
+        "epmoe.routing_report.command",
+        "report what a model's routing costs: imbalance, bytes, lower bounds, memory",
+    ),
     "check": ("epmoe.check.command", "compare an implementation with the reference"),
     "vectors": ("epmoe.vectors.command", "write golden vectors: inputs and results as files"),
-    "mutants": ("epmoe.mutants.command", "remove each synchronisation of the kernels in turn, and check that it is noticed"),
-    "explain": ("epmoe.explain.command", "write a page that teaches dispatch, the full tape of a round, slides, a trace"),
+    "mutants": (
+        "epmoe.mutants.command",
+        "remove each synchronisation of the kernels in turn, and check that it is noticed",
+    ),
+    "explain": (
+        "epmoe.explain.command",
+        "write a page that teaches dispatch, the full tape of a round, slides, a trace",
+    ),
     "soak": ("epmoe.soak.command", "run very many rounds, made and checked on the device"),
-    "lesson": ("epmoe.lessons.command", "list or tell six lessons on expert parallelism, with exercises"),
+    "lesson": (
+        "epmoe.lessons.command",
+        "list or tell six lessons on expert parallelism, with exercises",
+    ),
 }
 
 
 def main(argv=None):
     """Run a command; returns the exit status."""
-    return command_line.main("epmoe", "Expert-parallel dispatch and combine.", COMMANDS, "verify", argv)
+    return command_line.main(
+        "epmoe", "Expert-parallel dispatch and combine.", COMMANDS, "verify", argv
+    )
 
 
 if __name__ == "__main__":

@@ -15,11 +15,16 @@ from importlib import import_module
 from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
 EQUAL, DIFFERS, CANNOT_RUN = 0, 1, 2
-CUT_SHORT = 141         # what a shell says of a program whose reader went away
-INTERRUPTED = 130       # and of one that was stopped by Ctrl-C
-MOST_SECONDS = 1e9      # 31 years
-OPTION_OF = {"n_ranks": "--ranks", "n_experts": "--experts", "max_tokens_per_rank": "--tokens",
-             "p2p_world_size": "--p2p-world-size", "token_format": "--format"}
+CUT_SHORT = 141  # what a shell says of a program whose reader went away
+INTERRUPTED = 130  # and of one that was stopped by Ctrl-C
+MOST_SECONDS = 1e9  # 31 years
+OPTION_OF = {
+    "n_ranks": "--ranks",
+    "n_experts": "--experts",
+    "max_tokens_per_rank": "--tokens",
+    "p2p_world_size": "--p2p-world-size",
+    "token_format": "--format",
+}
 
 
 def at_least_one(text):
@@ -47,8 +52,10 @@ def positive_seconds(text):
     except ValueError:
         value = 0.0
     if not 0 < value <= MOST_SECONDS:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a positive number of seconds, for instance 30, and at most "
-                                         f"{MOST_SECONDS:g}")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} must be a positive number of seconds, for instance 30, and at most "
+            f"{MOST_SECONDS:g}"
+        )
     return value
 
 
@@ -69,19 +76,26 @@ def sizes_of_a_world(parser, *, ranks=4, experts_per_rank=4, top_k=4, hidden=256
     """
     sizes = parser.add_argument_group("sizes")
     for name, default, what in (
-            ("ranks", None, f"virtual ranks (default {ranks}; under mpirun as many as it started)"),
-            ("experts-per-rank", experts_per_rank, "experts of each rank (default %(default)s)"),
-            ("experts", None, "experts in all, instead of --experts-per-rank"),
-            ("top-k", top_k, "experts a token chooses (default %(default)s)"),
-            ("hidden", hidden if isinstance(hidden, int) else None, f"elements of a token (default {hidden})"),
-            ("tokens", tokens, "most tokens of a rank (default %(default)s)")):
+        ("ranks", None, f"virtual ranks (default {ranks}; under mpirun as many as it started)"),
+        ("experts-per-rank", experts_per_rank, "experts of each rank (default %(default)s)"),
+        ("experts", None, "experts in all, instead of --experts-per-rank"),
+        ("top-k", top_k, "experts a token chooses (default %(default)s)"),
+        (
+            "hidden",
+            hidden if isinstance(hidden, int) else None,
+            f"elements of a token (default {hidden})",
+        ),
+        ("tokens", tokens, "most tokens of a rank (default %(default)s)"),
+    ):
         sizes.add_argument(f"--{name}", type=at_least_one, default=default, metavar="N", help=what)
     return sizes
 
 
 def _not_empty(word):
     if not word.strip():
-        raise argparse.ArgumentTypeError("is empty: give a value, or leave it out (is a shell variable unset?)")
+        raise argparse.ArgumentTypeError(
+            "is empty: give a value, or leave it out (is a shell variable unset?)"
+        )
     return word
 
 
@@ -93,7 +107,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options):
         super().__init__(allow_abbrev=False, **options)
-        self.register("type", None, _not_empty)         # of every argument that has no type of its own
+        self.register("type", None, _not_empty)  # of every argument that has no type of its own
 
     def parse_args(self, args=None, namespace=None):
         """The options; SystemExit 2 with usage and a suggestion if there is an unknown one."""
@@ -104,9 +118,14 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message):
         """Print usage, what is wrong, and the nearest name there is; ends with 2."""
-        wrong = re.search(r"(?:unrecognized arguments: |invalid choice: )['\"]?([^\s'\"=]+)", message)
-        there = re.findall(r"--[\w-]+", self.format_usage()) if wrong and wrong[1].startswith("-") else \
-            re.findall(r"[\w.-]+", message.partition("choose from")[2])
+        wrong = re.search(
+            r"(?:unrecognized arguments: |invalid choice: )['\"]?([^\s'\"=]+)", message
+        )
+        there = (
+            re.findall(r"--[\w-]+", self.format_usage())
+            if wrong and wrong[1].startswith("-")
+            else re.findall(r"[\w.-]+", message.partition("choose from")[2])
+        )
         near = difflib.get_close_matches(wrong[1], there, 1) if wrong else ()
         super().error(message + "".join(f"; did you mean {name}?" for name in near))
 
@@ -130,17 +149,21 @@ def main(prog, description, commands, default, argv=None):
         status = module.run(parser.parse_args(words))
         sys.stdout.flush()
         return status
-    except (BrokenPipeError, SystemExit) as error:      # rich makes a SystemExit of the former
-        if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, BrokenPipeError):
+    except (BrokenPipeError, SystemExit) as error:  # rich makes a SystemExit of the former
+        if not isinstance(error, BrokenPipeError) and not isinstance(
+            error.__context__, BrokenPipeError
+        ):
             raise
-        return CUT_SHORT                                # the reader has seen enough: `| head`, a pager left early
+        return CUT_SHORT  # the reader has seen enough: `| head`, a pager left early
     except KeyboardInterrupt:
         print(f"{prog} {name}: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except Exception as error:          # Python's own status is 1, which here means that something differs
+    except Exception as error:  # Python's own status is 1, which here means that something differs
         if not isinstance(error, (EPValueError, UnavailableError, OSError, MemoryError)):
             traceback.print_exc()
-        sys.stderr.write(f"{prog} {name}: {_rank()}{_told(error)}\n")      # in one piece: other ranks may write, too
+        sys.stderr.write(
+            f"{prog} {name}: {_rank()}{_told(error)}\n"
+        )  # in one piece: other ranks may write, too
         return CANNOT_RUN
     finally:
         _forget_what_cannot_be_written()
@@ -167,9 +190,14 @@ def _rank():
 
 
 def _top_parser(prog, description, commands, default):
-    top = Parser(prog=prog, description=f"{description} Without a command: {default}, whose options "
-                                        f"`{default} --help` shows.")
-    parsers = top.add_subparsers(dest="command", metavar="command", parser_class=argparse.ArgumentParser)
+    top = Parser(
+        prog=prog,
+        description=f"{description} Without a command: {default}, whose options "
+        f"`{default} --help` shows.",
+    )
+    parsers = top.add_subparsers(
+        dest="command", metavar="command", parser_class=argparse.ArgumentParser
+    )
     for name, (_, what) in commands.items():
         parsers.add_parser(name, help=what)
     return top

@@ -17,12 +17,19 @@ from epmoe.command_line import CANNOT_RUN, EQUAL
 from epmoe.provenance import install, installed
 from epmoe.worlds import launcher, shared_room
 
-OK, OPTIONAL, MISSING, WRONG = "ok", "optional", "missing", "wrong"      # optional: not there, and not needed
-OPEN_MPI_SAYS_NO = ("but only with these variables set. As root: OMPI_ALLOW_RUN_AS_ROOT=1 "
-                    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 (or mpirun --allow-run-as-root); with fewer cores than ranks: "
-                    "OMPI_MCA_rmaps_base_oversubscribe=1 (4.x), "
-                    "PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe (5.x)")
-ENOUGH_TO_SHARE = 1 << 28       # bytes: for the command's own sizes on 8 ranks
+OK, OPTIONAL, MISSING, WRONG = (
+    "ok",
+    "optional",
+    "missing",
+    "wrong",
+)  # optional: not there, and not needed
+OPEN_MPI_SAYS_NO = (
+    "but only with these variables set. As root: OMPI_ALLOW_RUN_AS_ROOT=1 "
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 (or mpirun --allow-run-as-root); with fewer cores than ranks: "
+    "OMPI_MCA_rmaps_base_oversubscribe=1 (4.x), "
+    "PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe (5.x)"
+)
+ENOUGH_TO_SHARE = 1 << 28  # bytes: for the command's own sizes on 8 ranks
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,7 @@ def numbers(text):
     """'2.4.6' -> (2, 4, 6); what follows the first non-number is dropped."""
     parts = []
     for part in text.split("."):
-        digits = part[:len(part) - len(part.lstrip("0123456789"))]
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
         if not digits:
             break
         parts.append(int(digits))
@@ -57,7 +64,12 @@ def packages():
     """What the reference and the simulator need."""
     for name in ("numpy", "ml_dtypes", "numba", "greenlet", "rich"):
         found = installed(name)
-        yield Finding(name, OK if found else MISSING, found or "not installed", "" if found else f"pip install {name}")
+        yield Finding(
+            name,
+            OK if found else MISSING,
+            found or "not installed",
+            "" if found else f"pip install {name}",
+        )
 
 
 def numpy_pair(numpy_version, numba_cuda_version):
@@ -80,18 +92,32 @@ def driver():
     error = cuda.cuInit(0)
     number, count = ctypes.c_int(), ctypes.c_int()
     if error or cuda.cuDeviceGetCount(ctypes.byref(count)):
-        yield Finding("GPU driver", WRONG, f"libcuda.so.1 is there, cuInit answers {error}",
-                      "is a GPU passed to this container or job, and does `nvidia-smi` work?")
+        yield Finding(
+            "GPU driver",
+            WRONG,
+            f"libcuda.so.1 is there, cuInit answers {error}",
+            "is a GPU passed to this container or job, and does `nvidia-smi` work?",
+        )
         return
     cuda.cuDriverGetVersion(ctypes.byref(number))
     cuda_version = (number.value // 1000, number.value % 1000 // 10)
     saw = f"for CUDA {cuda_version[0]}.{cuda_version[1]}, {count.value} GPU(s)"
     if cuda_version < (13, 0):
-        yield Finding("GPU driver", WRONG, saw,
-                      "the extra [gpu] brings CUDA 13: driver 580 or newer, or numba-cuda[cu12]")
+        yield Finding(
+            "GPU driver",
+            WRONG,
+            saw,
+            "the extra [gpu] brings CUDA 13: driver 580 or newer, or numba-cuda[cu12]",
+        )
     else:
-        yield Finding("GPU driver", OK if count.value else WRONG, saw,
-                      "" if count.value else "CUDA_VISIBLE_DEVICES hides them all, or none is passed to this container")
+        yield Finding(
+            "GPU driver",
+            OK if count.value else WRONG,
+            saw,
+            ""
+            if count.value
+            else "CUDA_VISIBLE_DEVICES hides them all, or none is passed to this container",
+        )
     for ordinal in range(count.value):
         yield gpu(cuda, ordinal)
 
@@ -107,11 +133,19 @@ def gpu(cuda, ordinal):
         value = ctypes.c_int()
         cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
         capability.append(value.value)
-    saw = f"{name.value.decode()}, {memory.value / 2**30:.0f} GiB, sm_{capability[0]}{capability[1]}"
+    saw = (
+        f"{name.value.decode()}, {memory.value / 2**30:.0f} GiB, sm_{capability[0]}{capability[1]}"
+    )
     if tuple(capability) < OLDEST:
-        return Finding(f"GPU {ordinal}", WRONG, saw,
-                       "the kernels need compute capability %d.%d or newer: EPMOE_DEVICE=sim" % OLDEST)
-    return Finding(f"GPU {ordinal}", OK, saw if tuple(capability) >= FAST else saw + ": the plain kernels only")
+        return Finding(
+            f"GPU {ordinal}",
+            WRONG,
+            saw,
+            "the kernels need compute capability %d.%d or newer: EPMOE_DEVICE=sim" % OLDEST,
+        )
+    return Finding(
+        f"GPU {ordinal}", OK, saw if tuple(capability) >= FAST else saw + ": the plain kernels only"
+    )
 
 
 def compiler():
@@ -123,9 +157,17 @@ def compiler():
 
         path = load_nvidia_dynamic_lib("nvvm").abs_path
     except Exception as e:  # pathfinder's error classes differ between its versions
-        return Finding("NVVM compiler", OPTIONAL, f"not found ({type(e).__name__})",
-                       f"to compile kernels for GPUs: {install('gpu')}")
-    return Finding("NVVM compiler", OK, f"{Path(path).name}, nvidia-nvvm {installed('nvidia-nvvm') or 'of the system'}")
+        return Finding(
+            "NVVM compiler",
+            OPTIONAL,
+            f"not found ({type(e).__name__})",
+            f"to compile kernels for GPUs: {install('gpu')}",
+        )
+    return Finding(
+        "NVVM compiler",
+        OK,
+        f"{Path(path).name}, nvidia-nvvm {installed('nvidia-nvvm') or 'of the system'}",
+    )
 
 
 def device():
@@ -134,13 +176,23 @@ def device():
         from epmoe import device as chosen
         from epmoe.device.gpu_present import gpu_present
     except Exception as e:
-        return Finding("epmoe runs on", WRONG, f"importing epmoe.device fails: {e}", "see the lines above")
-    why = [f"{name}={os.environ[name]}" for name in ("EPMOE_DEVICE", "NUMBA_ENABLE_CUDASIM") if os.environ.get(name)]
+        return Finding(
+            "epmoe runs on", WRONG, f"importing epmoe.device fails: {e}", "see the lines above"
+        )
+    why = [
+        f"{name}={os.environ[name]}"
+        for name in ("EPMOE_DEVICE", "NUMBA_ENABLE_CUDASIM")
+        if os.environ.get(name)
+    ]
     saw = "the simulator" if chosen.SIM else "the GPU"
     saw = f"{saw} ({', '.join(why)})" if why else saw
     if not chosen.SIM and not gpu_present():
-        return Finding("epmoe runs on", WRONG, f"{saw}, and none can be used",
-                       "EPMOE_DEVICE=sim, or without it, for the simulator; with it kernels can only be compiled")
+        return Finding(
+            "epmoe runs on",
+            WRONG,
+            f"{saw}, and none can be used",
+            "EPMOE_DEVICE=sim, or without it, for the simulator; with it kernels can only be compiled",
+        )
     return Finding("epmoe runs on", OK, saw)
 
 
@@ -151,8 +203,12 @@ def kernel_cache():
     folder, reason = folder_or_reason()
     if folder is not None:
         return Finding("kernel cache", OK, str(folder))
-    return Finding("kernel cache", OPTIONAL, f"not used: {reason}",
-                   "every process compiles its kernels anew: EPMOE_CACHE_DIR=... names a folder of your own")
+    return Finding(
+        "kernel cache",
+        OPTIONAL,
+        f"not used: {reason}",
+        "every process compiles its kernels anew: EPMOE_CACHE_DIR=... names a folder of your own",
+    )
 
 
 def shared_memory():
@@ -164,8 +220,12 @@ def shared_memory():
     saw = f"{left / 2**20:.0f} MiB left of {total / 2**20:.0f} MiB in {shared_room.FOLDER}"
     if left >= ENOUGH_TO_SHARE:
         return Finding("shared memory", OK, saw)
-    return Finding("shared memory", OPTIONAL, f"{saw}: little for ranks under mpirun without GPUs",
-                   shared_room.remedy(total - left + ENOUGH_TO_SHARE))
+    return Finding(
+        "shared memory",
+        OPTIONAL,
+        f"{saw}: little for ranks under mpirun without GPUs",
+        shared_room.remedy(total - left + ENOUGH_TO_SHARE),
+    )
 
 
 def find_mpirun():
@@ -181,27 +241,49 @@ def find_mpirun():
 def mpi():
     """mpi4py, an MPI library, and an mpirun that belongs to that library (another one starts N worlds of size 1)."""
     if importlib.util.find_spec("mpi4py") is None:
-        yield Finding("MPI", OPTIONAL, "mpi4py is not installed", f"for one rank a process: {install('mpi')}")
+        yield Finding(
+            "MPI", OPTIONAL, "mpi4py is not installed", f"for one rank a process: {install('mpi')}"
+        )
         return
     size, started_by = launcher.launched_size()
-    if size is not None:    # a program that calls MPI_Init inside of a job is taken for one of its ranks
-        yield Finding("MPI", OK, f"mpi4py {installed('mpi4py')}, not tried: {started_by} started this process",
-                      "`epmoe doctor`, without a launcher, tries library and mpirun")
+    if (
+        size is not None
+    ):  # a program that calls MPI_Init inside of a job is taken for one of its ranks
+        yield Finding(
+            "MPI",
+            OK,
+            f"mpi4py {installed('mpi4py')}, not tried: {started_by} started this process",
+            "`epmoe doctor`, without a launcher, tries library and mpirun",
+        )
         return
-    code = ("from mpi4py import MPI; "  # what two ranks print may stand in one line
-            "print(f'<{MPI.COMM_WORLD.size}>{MPI.Get_library_version().splitlines()[0].strip(chr(0))}', end=' ')")
+    code = (
+        "from mpi4py import MPI; "  # what two ranks print may stand in one line
+        "print(f'<{MPI.COMM_WORLD.size}>{MPI.Get_library_version().splitlines()[0].strip(chr(0))}', end=' ')"
+    )
     alone = _run([sys.executable, "-c", code])
     if alone is None or alone.returncode:
-        last = (alone.stderr.strip().splitlines() or ["no message"])[-1] if alone else "no answer in 30 s"
-        yield Finding("MPI", OPTIONAL, f"mpi4py {installed('mpi4py')} finds no MPI library: {last[:90]}",
-                      f"for one rank a process: {install('mpi')}")
+        last = (
+            (alone.stderr.strip().splitlines() or ["no message"])[-1]
+            if alone
+            else "no answer in 30 s"
+        )
+        yield Finding(
+            "MPI",
+            OPTIONAL,
+            f"mpi4py {installed('mpi4py')} finds no MPI library: {last[:90]}",
+            f"for one rank a process: {install('mpi')}",
+        )
         return
     library = alone.stdout.partition(">")[2].strip()[:50]
     yield Finding("MPI", OK, f"mpi4py {installed('mpi4py')} with {library}")
     mpirun = find_mpirun()
     if mpirun is None:
-        yield Finding("mpirun", OPTIONAL, "neither beside this Python nor on PATH",
-                      f"for one rank a process: {install('mpi')}")
+        yield Finding(
+            "mpirun",
+            OPTIONAL,
+            "neither beside this Python nor on PATH",
+            f"for one rank a process: {install('mpi')}",
+        )
         return
     # as root or with few cores Open MPI refuses: that is no fault of the pair of mpirun and library
     pair = _run([mpirun, "-n", "2", sys.executable, "-c", code], env=launcher.trial_environment())
@@ -211,14 +293,22 @@ def mpi():
         bare = "" if bare is not None and bare.returncode == 0 else OPEN_MPI_SAYS_NO
         yield Finding("mpirun", OK, f"{mpirun} starts 2 ranks of one world", bare)
     elif sizes == ["1", "1"]:
-        yield Finding("mpirun", WRONG, f"{mpirun} starts 2 worlds of size 1: it belongs to another MPI than {library}",
-                      f"use the mpirun of {library.split(' v')[0]}, or `pip install mpich`, whose mpirun lies beside "
-                      "this Python")
+        yield Finding(
+            "mpirun",
+            WRONG,
+            f"{mpirun} starts 2 worlds of size 1: it belongs to another MPI than {library}",
+            f"use the mpirun of {library.split(' v')[0]}, or `pip install mpich`, whose mpirun lies beside "
+            "this Python",
+        )
     else:
         said = _first_words(pair.stderr + pair.stdout) if pair else "no answer in 30 s"
-        yield Finding("mpirun", WRONG, f"{mpirun} -n 2 fails: {said}",
-                      f"does `{mpirun} -n 2 hostname` work? If not, that MPI is not set up; `pip install mpich` brings "
-                      "one that is")
+        yield Finding(
+            "mpirun",
+            WRONG,
+            f"{mpirun} -n 2 fails: {said}",
+            f"does `{mpirun} -n 2 hostname` work? If not, that MPI is not set up; `pip install mpich` brings "
+            "one that is",
+        )
 
 
 def nvshmem():
@@ -230,13 +320,24 @@ def nvshmem():
         return Finding("NVSHMEM", OPTIONAL, saw, remedy)
     saw = f"nvshmem4py {binding}, NVSHMEM {library}"
     if numbers(library) < (3, 5, 21):
-        return Finding("NVSHMEM", WRONG, saw + ": its headers do not compile under NVRTC before 3.5.21", remedy)
+        return Finding(
+            "NVSHMEM", WRONG, saw + ": its headers do not compile under NVRTC before 3.5.21", remedy
+        )
     if importlib.util.find_spec("cffi") is None:
-        return Finding("NVSHMEM", WRONG, saw + ", but cffi is missing, which the binding imports", "pip install cffi")
+        return Finding(
+            "NVSHMEM",
+            WRONG,
+            saw + ", but cffi is missing, which the binding imports",
+            "pip install cffi",
+        )
     unfound = [name for name in ("nvshmem", "cccl", "cudart") if not _headers(name)]
     if unfound:
-        return Finding("NVSHMEM", WRONG, f"{saw}, but no headers of {', '.join(unfound)}, which kernels need",
-                       f"{install('gpu,shmem')}, or set CUDA_HOME to a CUDA 13 toolkit")
+        return Finding(
+            "NVSHMEM",
+            WRONG,
+            f"{saw}, but no headers of {', '.join(unfound)}, which kernels need",
+            f"{install('gpu,shmem')}, or set CUDA_HOME to a CUDA 13 toolkit",
+        )
     return Finding("NVSHMEM", OK, saw)
 
 
@@ -305,5 +406,7 @@ def run(args, console=None):
             text.append(f"\n-> {f.remedy}", style="cyan")
         table.add_row(Text(f.state, style=style[f.state]), f.what, text)
     console.print(table)
-    console.print(f"\n`epmoe` {'can' if able else 'cannot'} run here.", style="green" if able else "red")
+    console.print(
+        f"\n`epmoe` {'can' if able else 'cannot'} run here.", style="green" if able else "red"
+    )
     return EQUAL if able else CANNOT_RUN

@@ -2,9 +2,6 @@
 
 import weakref
 
-from epmoe_ref.config import EPConfig
-from epmoe_ref.errors import EPStateError, EPValueError
-
 from epmoe.host import inputs, memory
 from epmoe.host.combine_phase import CombinePhase
 from epmoe.host.dispatch_phase import DispatchPhase
@@ -13,6 +10,8 @@ from epmoe.host.engine import Engine
 from epmoe.host.rounds import part_of_round
 from epmoe.host.silu_phase import SiluPhase
 from epmoe.host.steady_calls import SteadyCalls
+from epmoe_ref.config import EPConfig
+from epmoe_ref.errors import EPStateError, EPValueError
 
 _new = Dispatched.__new__
 
@@ -44,26 +43,45 @@ class ExpertParallel:
     Make a round with the same options before the capture: it compiles the kernels.
     """
 
-    def __init__(self, cfg: EPConfig, world, *, launch=None, timeout=30.0, fused=True, kernels=None,
-                 _factories=None):
+    def __init__(
+        self,
+        cfg: EPConfig,
+        world,
+        *,
+        launch=None,
+        timeout=30.0,
+        fused=True,
+        kernels=None,
+        _factories=None,
+    ):
         _check_config(cfg)
         inputs.world("world", world)
         if launch is not None and not hasattr(launch, "grid"):
-            raise EPValueError(f"launch is a {type(launch).__name__}; a LaunchConfig(n_sms=...) is needed")
+            raise EPValueError(
+                f"launch is a {type(launch).__name__}; a LaunchConfig(n_sms=...) is needed"
+            )
         if cfg.n_ranks != world.n_ranks:
-            raise EPValueError(f"EPConfig.n_ranks={cfg.n_ranks} must equal the world's n_ranks={world.n_ranks}: "
-                               "make it from world.n_ranks, or start as many ranks")
+            raise EPValueError(
+                f"EPConfig.n_ranks={cfg.n_ranks} must equal the world's n_ranks={world.n_ranks}: "
+                "make it from world.n_ranks, or start as many ranks"
+            )
         if getattr(fused, "shape", ()) or fused not in (True, False):
             raise EPValueError(f"fused={fused!r} must be True or False")
-        self.cfg, self.world, self.timeout, self.fused = cfg, world, inputs.seconds("timeout", timeout), bool(fused)
+        self.cfg, self.world, self.timeout, self.fused = (
+            cfg,
+            world,
+            inputs.seconds("timeout", timeout),
+            bool(fused),
+        )
         self._engine = Engine(cfg, world, launch, self.timeout, kernels, _factories)
         self.kernels = self._engine.kernels
         self._rounds, self._capture = self._engine.rounds, self._engine.capture
         self._dispatch = DispatchPhase(self._engine)
         self._combine = CombinePhase(self._engine, self._dispatch.capacity)
         self._silu = SiluPhase(self._engine, self._dispatch.capacity)
-        self._steady = SteadyCalls(self._engine, self._dispatch.capacity,
-                                   self.kernels == "fast" and _factories is None)
+        self._steady = SteadyCalls(
+            self._engine, self._dispatch.capacity, self.kernels == "fast" and _factories is None
+        )
         self._sent = self._returned = None  # what the calls of one round pass on
         self._leave = weakref.finalize(self, _leave, self._steady, self._engine)
         self._leave.atexit = False
@@ -110,7 +128,7 @@ class ExpertParallel:
         known = self._steady.dispatch(input_tokens, topk_ids, input_scale, out)
         if known is not None:
             self._sent = known.sent
-            d = _new(Dispatched)        # Dispatched.of_round, sooner
+            d = _new(Dispatched)  # Dispatched.of_round, sooner
             d.round = known.of_rank
             return d
         self._expect("dispatch")
@@ -140,22 +158,47 @@ class ExpertParallel:
             self._combine.launch_async(self._returned, streams)
 
     @part_of_round
-    def combine_wait(self, router_weights=None, epilogue=None, epilogue_args=(), *, router_weights_args=(),
-                     elementwise_lambda_fn=None, out=None):
+    def combine_wait(
+        self,
+        router_weights=None,
+        epilogue=None,
+        epilogue_args=(),
+        *,
+        router_weights_args=(),
+        elementwise_lambda_fn=None,
+        out=None,
+    ):
         """Wait on the device for the returned rows and reduce them by token: the second half of `combine`.
 
         Arguments, what is returned, and errors: as in `combine`.
         """
         self._expect("combine_wait")
-        reduction = self._combine.reduction(self._sent, router_weights, router_weights_args, epilogue, epilogue_args,
-                                            elementwise_lambda_fn, out)
+        reduction = self._combine.reduction(
+            self._sent,
+            router_weights,
+            router_weights_args,
+            epilogue,
+            epilogue_args,
+            elementwise_lambda_fn,
+            out,
+        )
         with self._engine.launching("combine_wait") as streams:
             self._combine.launch_wait(self._returned, reduction, streams)
         return self._end_of_round(reduction)
 
     @part_of_round
-    def combine(self, expert_outputs, d, router_weights=None, epilogue=None, epilogue_args=(), *,
-                router_weights_args=(), elementwise_lambda_fn=None, out=None):
+    def combine(
+        self,
+        expert_outputs,
+        d,
+        router_weights=None,
+        epilogue=None,
+        epilogue_args=(),
+        *,
+        router_weights_args=(),
+        elementwise_lambda_fn=None,
+        out=None,
+    ):
         """Send the experts' rows back to the ranks that their tokens came from, and reduce them by token.
 
         expert_outputs: combine_dtype (rows, hidden), the rows of d.output_tokens, exact or capacity many.
@@ -174,23 +217,33 @@ class ExpertParallel:
         next call that waits for the kernels. Source: the combine_wait_kernel page (docs/pages.md); epmoe_ref.combine.
         """
         arguments = epilogue_args or router_weights_args or elementwise_lambda_fn is not None
-        combined = self._steady.combine(self._sent, expert_outputs, d, router_weights, epilogue, arguments, out)
+        combined = self._steady.combine(
+            self._sent, expert_outputs, d, router_weights, epilogue, arguments, out
+        )
         if combined is not None:
             self._sent = None
             return combined
         self._expect("combine")
         with self._steady.watching():
             returned = self._combine.begin(self._sent, expert_outputs, d)
-            reduction = self._combine.reduction(self._sent, router_weights, router_weights_args, epilogue,
-                                                epilogue_args, elementwise_lambda_fn, out)
+            reduction = self._combine.reduction(
+                self._sent,
+                router_weights,
+                router_weights_args,
+                epilogue,
+                epilogue_args,
+                elementwise_lambda_fn,
+                out,
+            )
             with self._engine.launching("combine", self.fused) as streams:
                 if self.fused:
                     self._combine.launch_fused(returned, reduction, streams)
                 else:
                     self._combine.launch_async(returned, streams)
                     self._combine.launch_wait(returned, reduction, streams)
-            self._steady.remember_combine(self._sent, reduction, expert_outputs, d, router_weights, epilogue, arguments,
-                                          out)
+            self._steady.remember_combine(
+                self._sent, reduction, expert_outputs, d, router_weights, epilogue, arguments, out
+            )
         return self._end_of_round(reduction)
 
     def fused_silu(self, gate_up, d, *, output_format="bf16", limit=None, alpha=1.702):
@@ -235,7 +288,9 @@ class ExpertParallel:
         self._expect_open("region")
         rank = self.world.ranks[0] if rank is None else rank
         if rank not in self.world.ranks:
-            raise EPValueError(f"rank={rank} is not of this process, which has {list(self.world.ranks)}")
+            raise EPValueError(
+                f"rank={rank} is not of this process, which has {list(self.world.ranks)}"
+            )
         return self._engine.ranks[list(self.world.ranks).index(rank)].read(name)
 
     def trace(self):
@@ -245,8 +300,10 @@ class ExpertParallel:
         """
         self._expect_open("trace")
         if not self._engine.launch.trace:
-            raise EPStateError("trace: the kernels write no stamps; make the ExpertParallel with "
-                               "launch=LaunchConfig(trace=True)")
+            raise EPStateError(
+                "trace: the kernels write no stamps; make the ExpertParallel with "
+                "launch=LaunchConfig(trace=True)"
+            )
         return self._engine.trace()
 
     def close(self, *, collective=True):
@@ -262,7 +319,7 @@ class ExpertParallel:
             self._sent = self._returned = None
             try:
                 self._steady.close()
-            finally:            # which says what has failed, and frees what can be
+            finally:  # which says what has failed, and frees what can be
                 self._engine.close(collective)
 
     def __enter__(self):
@@ -279,7 +336,9 @@ class ExpertParallel:
         self._rounds.expect(call, self._capture())
 
     def _end_of_round(self, reduction):
-        self._sent = self._returned = None  # whose memory is free again as soon as the caller lets go of it
+        self._sent = self._returned = (
+            None  # whose memory is free again as soon as the caller lets go of it
+        )
         return self._of_ranks(self._combine.finish(reduction))
 
     def _of_ranks(self, results):
@@ -294,5 +353,7 @@ def _leave(steady, engine):
 
 def _check_config(cfg):
     if not isinstance(cfg, EPConfig):
-        raise EPValueError(f"cfg is a {type(cfg).__name__}; an EPConfig(n_ranks, n_experts, top_k, hidden, "
-                           "max_tokens_per_rank) is needed")
+        raise EPValueError(
+            f"cfg is a {type(cfg).__name__}; an EPConfig(n_ranks, n_experts, top_k, hidden, "
+            "max_tokens_per_rank) is needed"
+        )

@@ -24,9 +24,14 @@ def process(module, task, output=None):
     """
     ours, theirs = os.pipe()
     paths = os.pathsep.join(dict.fromkeys(path for path in sys.path if path))
-    running = subprocess.Popen([sys.executable, "-m", module, str(theirs), json.dumps(task)], stdin=subprocess.PIPE,
-                               stdout=output, pass_fds=(theirs,), start_new_session=True,
-                               env=os.environ | {"PYTHONPATH": paths})
+    running = subprocess.Popen(
+        [sys.executable, "-m", module, str(theirs), json.dumps(task)],
+        stdin=subprocess.PIPE,
+        stdout=output,
+        pass_fds=(theirs,),
+        start_new_session=True,
+        env=os.environ | {"PYTHONPATH": paths},
+    )
     os.close(theirs)
     running.late = False
 

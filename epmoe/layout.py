@@ -9,17 +9,22 @@ from math import prod
 from typing import NamedTuple
 
 import numpy as np
+
 from epmoe_ref.config import MAX_GPUS_PER_NODE, EPConfig
 from epmoe_ref.counters import EPLocalSyncCounters
 
-REGION_ALIGNMENT = 256          # bytes
-MAX_FINITE = 2**64 - 1          # a recv_count word that says "not arrived"
-ANNOUNCED = 2**62               # a dispatch recv_count word of ANNOUNCED + count: so many messages are under way
-ABSENT = 2**32 - 1              # a word of combine_lamport_buf that says "not arrived": epmoe/kernels/lamport.py
-LAMPORT_BYTES = 16 << 20        # of that buffer, at most; its rows are polled, which pays if they are few
-LAMPORT_EXPERTS = 2048          # at most
-DESCRIBED = 2**57               # one that says all about a few messages, which are here: epmoe/kernels/described.py
-STATUS_WORDS = 16               # what they mean: epmoe/kernels/status.py
+REGION_ALIGNMENT = 256  # bytes
+MAX_FINITE = 2**64 - 1  # a recv_count word that says "not arrived"
+ANNOUNCED = 2**62  # a dispatch recv_count word of ANNOUNCED + count: so many messages are under way
+ABSENT = (
+    2**32 - 1
+)  # a word of combine_lamport_buf that says "not arrived": epmoe/kernels/lamport.py
+LAMPORT_BYTES = 16 << 20  # of that buffer, at most; its rows are polled, which pays if they are few
+LAMPORT_EXPERTS = 2048  # at most
+DESCRIBED = (
+    2**57
+)  # one that says all about a few messages, which are here: epmoe/kernels/described.py
+STATUS_WORDS = 16  # what they mean: epmoe/kernels/status.py
 
 
 class Region(NamedTuple):
@@ -50,11 +55,13 @@ class Message(NamedTuple):
 @cache
 def message(cfg: EPConfig) -> Message:
     """Offsets inside one message: the payload's size is the token format's, each part is padded to cfg.alignment."""
-    from .kernels import formats    # the formats' sizes lie with their encoders
+    from .kernels import formats  # the formats' sizes lie with their encoders
 
     token_size = formats.of(cfg).token_size
     topk_info = token_size + _align_up(4, cfg.alignment)
-    return Message(token_size, token_size, topk_info, topk_info + _align_up(2 * cfg.top_k, cfg.alignment))
+    return Message(
+        token_size, token_size, topk_info, topk_info + _align_up(2 * cfg.top_k, cfg.alignment)
+    )
 
 
 def combine_msg_bytes(cfg: EPConfig) -> int:
@@ -65,8 +72,12 @@ def combine_msg_bytes(cfg: EPConfig) -> int:
 def has_lamport_buf(cfg: EPConfig) -> bool:
     """Whether a rank has a second buffer for the rows that combine returns, in which they need no signals."""
     nbytes = cfg.max_tokens_per_rank * cfg.top_k * combine_msg_bytes(cfg)
-    return (nbytes <= LAMPORT_BYTES and cfg.n_experts <= LAMPORT_EXPERTS and cfg.p2p_world_size == cfg.n_ranks
-            and not cfg.skip_a2a)
+    return (
+        nbytes <= LAMPORT_BYTES
+        and cfg.n_experts <= LAMPORT_EXPERTS
+        and cfg.p2p_world_size == cfg.n_ranks
+        and not cfg.skip_a2a
+    )
 
 
 @cache
@@ -80,17 +91,44 @@ def regions(cfg: EPConfig) -> tuple[Region, ...]:
     local, ranks, tokens = cfg.n_local_experts, cfg.n_src_ranks, cfg.max_tokens_per_rank
     by_peer = ("local_expert", "src_rank")
     table = [
-        ("dispatch_recv_buf", (local, ranks, tokens, msg_bytes), np.uint8, (*by_peer, "slot", "byte"), None),
+        (
+            "dispatch_recv_buf",
+            (local, ranks, tokens, msg_bytes),
+            np.uint8,
+            (*by_peer, "slot", "byte"),
+            None,
+        ),
         ("dispatch_recv_count", (local, ranks), np.uint64, by_peer, MAX_FINITE),
-        ("combine_recv_buf", (tokens, cfg.top_k, combine_bytes), np.uint8, ("token", "k", "byte"), None),
+        (
+            "combine_recv_buf",
+            (tokens, cfg.top_k, combine_bytes),
+            np.uint8,
+            ("token", "k", "byte"),
+            None,
+        ),
         ("combine_recv_count", (local, ranks), np.uint64, by_peer, MAX_FINITE),
     ]
     if has_lamport_buf(cfg):
-        table.append(("combine_lamport_buf", (tokens, cfg.top_k, combine_bytes // 4), np.uint32, ("token", "k", "word"),
-                      ABSENT))
+        table.append(
+            (
+                "combine_lamport_buf",
+                (tokens, cfg.top_k, combine_bytes // 4),
+                np.uint32,
+                ("token", "k", "word"),
+                ABSENT,
+            )
+        )
     table.append(("dispatch_send_buf", (tokens, msg_bytes), np.uint8, ("token", "byte"), None))
     if cfg.use_shmem:
-        table.append(("combine_send_buf", (local * ranks * tokens, combine_bytes), np.uint8, ("row", "byte"), None))
+        table.append(
+            (
+                "combine_send_buf",
+                (local * ranks * tokens, combine_bytes),
+                np.uint8,
+                ("row", "byte"),
+                None,
+            )
+        )
     table += [
         ("ep_counters", (EPLocalSyncCounters(cfg.n_experts).total_size(),), np.int32, ("word",), 0),
         ("status", (STATUS_WORDS,), np.int32, ("word",), 0),
@@ -142,8 +180,10 @@ def counter_regions(cfg: EPConfig) -> tuple[Region, ...]:
         ("combine_ready", reduce, (2 * n,), ("reducing_block",)),
     ]
     word = np.dtype(np.int32)
-    return tuple(Region(name, shape, word, 4 * offset, 4 * prod(shape), index_names, 0)
-                 for name, offset, shape, index_names in table)
+    return tuple(
+        Region(name, shape, word, 4 * offset, 4 * prod(shape), index_names, 0)
+        for name, offset, shape, index_names in table
+    )
 
 
 def named_words(cfg: EPConfig) -> list[tuple]:
@@ -153,13 +193,21 @@ def named_words(cfg: EPConfig) -> list[tuple]:
         if r.name != "ep_counters":
             rows.append((r.name, r.offset, r.shape, r.dtype, r.index_names))
             continue
-        rows += [(c.name, r.offset + c.offset, c.shape, c.dtype, c.index_names) for c in counter_regions(cfg)]
+        rows += [
+            (c.name, r.offset + c.offset, c.shape, c.dtype, c.index_names)
+            for c in counter_regions(cfg)
+        ]
     return rows
 
 
 # Starts of the counter regions inside their kernel's region, in units of n_experts int32 words.
-RESERVED, FINISHED, RANK_COMPLETION = 0, 1, 2                   # dispatch_async: n, n, 8 words
-REGION_A, REGION_B, REGION_C, REGION_D = 0, 2, 3, 4             # dispatch_wait = combine_async: 2n, n, n, then D E F G
+RESERVED, FINISHED, RANK_COMPLETION = 0, 1, 2  # dispatch_async: n, n, 8 words
+REGION_A, REGION_B, REGION_C, REGION_D = (
+    0,
+    2,
+    3,
+    4,
+)  # dispatch_wait = combine_async: 2n, n, n, then D E F G
 
 
 def _align_up(n: int, multiple: int) -> int:

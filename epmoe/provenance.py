@@ -8,18 +8,37 @@ from pathlib import Path
 
 import epmoe
 
-PACKAGES = ("numpy", "ml_dtypes", "numba", "numba-cuda", "cuda-core", "cuda-bindings", "mpi4py", "greenlet",
-            "torch", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "nvidia-nvshmem-cu12", "nvidia-nvshmem-cu13", "deep_ep")
+PACKAGES = (
+    "numpy",
+    "ml_dtypes",
+    "numba",
+    "numba-cuda",
+    "cuda-core",
+    "cuda-bindings",
+    "mpi4py",
+    "greenlet",
+    "torch",
+    "nvidia-nccl-cu12",
+    "nvidia-nccl-cu13",
+    "nvidia-nvshmem-cu12",
+    "nvidia-nvshmem-cu13",
+    "deep_ep",
+)
 CHECKOUT = Path(epmoe.__file__).parent.parent
 
 
 def provenance(machine) -> dict:
     """Date (UTC), device, interpreter, versions and commit, for JSON. machine: a machine of the device layer."""
-    return {"date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "device": machine.describe(),
-            "driver": None if machine.is_simulator else driver(),
-            "host": f"{platform.system()} {platform.machine()}", "python": platform.python_version(),
-            "commit": commit(),
-            "versions": {"epmoe": epmoe.__version__} | {name: v for name in PACKAGES if (v := installed(name))}}
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "device": machine.describe(),
+        "driver": None if machine.is_simulator else driver(),
+        "host": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "commit": commit(),
+        "versions": {"epmoe": epmoe.__version__}
+        | {name: v for name in PACKAGES if (v := installed(name))},
+    }
 
 
 def installed(package):
@@ -44,7 +63,16 @@ def commit(checkout=CHECKOUT):
     In what `git archive` made there is no .git, but the archive's commit in a file.
     """
     if (checkout / ".git").exists():
-        words = ["git", "-C", str(checkout), "describe", "--always", "--abbrev=40", "--dirty=-changed", "--exclude=*"]
+        words = [
+            "git",
+            "-C",
+            str(checkout),
+            "describe",
+            "--always",
+            "--abbrev=40",
+            "--dirty=-changed",
+            "--exclude=*",
+        ]
         try:
             said = subprocess.run(words, capture_output=True, text=True, timeout=20)
         except (OSError, subprocess.TimeoutExpired):

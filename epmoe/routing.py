@@ -10,11 +10,12 @@ from zipfile import is_zipfile
 
 import ml_dtypes
 import numpy as np
+
 from epmoe_ref.config import MAX_EXPERTS
 from epmoe_ref.errors import EPValueError
 
 MEMBERS = ("x", "topk_ids", "topk_weights", "rank_offsets", "n_experts")
-MADE_UP_HIDDEN = 256        # elements of a token where the file has none: fits every format
+MADE_UP_HIDDEN = 256  # elements of a token where the file has none: fits every format
 
 
 @dataclass(frozen=True)
@@ -51,15 +52,20 @@ def make(cfg, seed, empty_slots=0.1):
         one = _rank(cfg, rng, cfg.max_tokens_per_rank, empty_slots)
         ranks = [one] * cfg.n_ranks
     else:
-        ranks = [_rank(cfg, rng, n, empty_slots) for n in token_counts(cfg.n_ranks, cfg.max_tokens_per_rank, rng)]
+        ranks = [
+            _rank(cfg, rng, n, empty_slots)
+            for n in token_counts(cfg.n_ranks, cfg.max_tokens_per_rank, rng)
+        ]
     return Routed(*(list(of_ranks) for of_ranks in zip(*ranks)))
 
 
 def _rank(cfg, rng, n, empty_slots):
     x = rng.standard_normal((n, cfg.hidden), np.float32).astype(ml_dtypes.bfloat16)
     popularity = np.log(np.arange(1, cfg.n_experts + 1) ** -0.5)  # expert 0 is the hot one
-    logits = popularity + rng.gumbel(size=(n, cfg.n_experts))     # the top k of these: distinct, by popularity
-    ids = np.argsort(-logits, axis=1, kind="stable")[:, :cfg.top_k].astype(np.int32)
+    logits = popularity + rng.gumbel(
+        size=(n, cfg.n_experts)
+    )  # the top k of these: distinct, by popularity
+    ids = np.argsort(-logits, axis=1, kind="stable")[:, : cfg.top_k].astype(np.int32)
     chosen = np.exp(np.take_along_axis(logits, ids, axis=1))
     weights = (chosen / chosen.sum(axis=1, keepdims=True)).astype(np.float32)
     ids[rng.random(ids.shape) < empty_slots] = -1
@@ -69,9 +75,14 @@ def _rank(cfg, rng, n, empty_slots):
 def dump(path, routed, n_experts):
     """Write a batch to this very path as an .npz that `load` reads: x as bf16 bits, the ranks' tokens in order."""
     with open(path, "wb") as file:
-        np.savez(file, x=np.concatenate(routed.x).view(np.uint16), topk_ids=np.concatenate(routed.topk_ids),
-                 topk_weights=np.concatenate(routed.topk_weights),
-                 rank_offsets=np.cumsum([0, *routed.num_tokens]), n_experts=n_experts)
+        np.savez(
+            file,
+            x=np.concatenate(routed.x).view(np.uint16),
+            topk_ids=np.concatenate(routed.topk_ids),
+            topk_weights=np.concatenate(routed.topk_weights),
+            rank_offsets=np.cumsum([0, *routed.num_tokens]),
+            n_experts=n_experts,
+        )
 
 
 @dataclass(frozen=True)
@@ -91,8 +102,10 @@ class Batch:
             return self.n_experts
         too_large = self.topk_ids >= MAX_EXPERTS
         if too_large.any():
-            raise EPValueError(f"topk_ids in the file: {_first(too_large, self.topk_ids)}, and there are at most "
-                               f"{MAX_EXPERTS} experts; -1 means no expert; {int(too_large.sum())} such ids")
+            raise EPValueError(
+                f"topk_ids in the file: {_first(too_large, self.topk_ids)}, and there are at most "
+                f"{MAX_EXPERTS} experts; -1 means no expert; {int(too_large.sum())} such ids"
+            )
         top = max(int(self.topk_ids.max(initial=0)) + 1, self.topk_ids.shape[1])
         return -(-top // n_ranks) * n_ranks
 
@@ -102,14 +115,18 @@ class Batch:
         if outside.any():
             of_file = self.n_experts == n_experts
             source = "n_experts of the file" if of_file else "from --experts or the largest id"
-            raise EPValueError(f"topk_ids in the file: {_first(outside, self.topk_ids)}, outside [0, n_experts="
-                               f"{n_experts}) ({source}); -1 means no expert; {int(outside.sum())} such ids")
+            raise EPValueError(
+                f"topk_ids in the file: {_first(outside, self.topk_ids)}, outside [0, n_experts="
+                f"{n_experts}) ({source}); -1 means no expert; {int(outside.sum())} such ids"
+            )
         ordered = np.sort(self.topk_ids, axis=1)
         twice = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(axis=1)
         if twice.any():
             token = int(np.argmax(twice))
-            raise EPValueError(f"topk_ids in the file: token {token} has {self.topk_ids[token].tolist()}; the ids of a "
-                               f"token must be distinct ({int(twice.sum())} such tokens): put -1 into a repeated slot")
+            raise EPValueError(
+                f"topk_ids in the file: token {token} has {self.topk_ids[token].tolist()}; the ids of a "
+                f"token must be distinct ({int(twice.sum())} such tokens): put -1 into a repeated slot"
+            )
 
     def split(self, n_ranks):
         """Routed for n_ranks: by the file's rank_offsets, else evenly (the first ranks take the remainder)."""
@@ -118,10 +135,17 @@ class Batch:
         if ends is None:
             ends = np.cumsum([0] + [n // n_ranks + (r < n % n_ranks) for r in range(n_ranks)])
         elif len(ends) != n_ranks + 1:
-            raise EPValueError(f"rank_offsets in the file is for {len(ends) - 1} ranks, asked for is --ranks "
-                               f"{n_ranks}: give --ranks {len(ends) - 1}, or leave rank_offsets out (an even split)")
+            raise EPValueError(
+                f"rank_offsets in the file is for {len(ends) - 1} ranks, asked for is --ranks "
+                f"{n_ranks}: give --ranks {len(ends) - 1}, or leave rank_offsets out (an even split)"
+            )
         parts = [slice(int(a), int(b)) for a, b in zip(ends[:-1], ends[1:])]
-        return Routed(*([a[p] for p in parts] for a in (self.x, self.topk_ids.astype(np.int32), self.topk_weights)))
+        return Routed(
+            *(
+                [a[p] for p in parts]
+                for a in (self.x, self.topk_ids.astype(np.int32), self.topk_weights)
+            )
+        )
 
 
 def opened(path):
@@ -137,35 +161,53 @@ def _arrays(path):
         with opened(path) as file:
             if is_zipfile(file):
                 with np.load(file, allow_pickle=False) as members:
-                    return {name: members[name] for name in members.files if name in MEMBERS}, members.files
+                    return {
+                        name: members[name] for name in members.files if name in MEMBERS
+                    }, members.files
     except EPValueError:
         raise
     except OSError as error:
         raise EPValueError(f"{path} cannot be read: {error.strerror or error}") from None
-    except Exception as error:      # a damaged file fails in NumPy's, zipfile's and zlib's many ways
-        raise EPValueError(f"{path} cannot be read as an .npz file of numbers: {type(error).__name__}: "
-                           f"{' '.join(str(error).split())}") from None
-    raise EPValueError(f"{path} cannot be read as an .npz file: np.savez(\"FILE.npz\", topk_ids=ids, x=x, "
-                       "topk_weights=weights) writes one")
+    except Exception as error:  # a damaged file fails in NumPy's, zipfile's and zlib's many ways
+        raise EPValueError(
+            f"{path} cannot be read as an .npz file of numbers: {type(error).__name__}: "
+            f"{' '.join(str(error).split())}"
+        ) from None
+    raise EPValueError(
+        f'{path} cannot be read as an .npz file: np.savez("FILE.npz", topk_ids=ids, x=x, '
+        "topk_weights=weights) writes one"
+    )
 
 
 def load(path):
     """Read an .npz of a user's own routing. What does not fit is refused with what is there and what is needed."""
     arrays, names = _arrays(path)
     if "topk_ids" not in arrays:
-        raise EPValueError(f"{path} has no topk_ids (it has {', '.join(names) or 'nothing'}); needed are topk_ids "
-                           "(N, K), and if wanted x (N, hidden), topk_weights (N, K), n_experts, rank_offsets")
+        raise EPValueError(
+            f"{path} has no topk_ids (it has {', '.join(names) or 'nothing'}); needed are topk_ids "
+            "(N, K), and if wanted x (N, hidden), topk_weights (N, K), n_experts, rank_offsets"
+        )
     notes, ids = [], _integers(arrays, "topk_ids")
     if ids.ndim != 2 or not ids.shape[1]:
-        raise EPValueError(f"topk_ids in the file has shape {ids.shape}; (N, K) is needed: N tokens, K slots each")
+        raise EPValueError(
+            f"topk_ids in the file has shape {ids.shape}; (N, K) is needed: N tokens, K slots each"
+        )
     if not len(ids):
-        raise EPValueError(f"{path} has 0 tokens (topk_ids has shape {ids.shape}): there is nothing to compare")
+        raise EPValueError(
+            f"{path} has 0 tokens (topk_ids has shape {ids.shape}): there is nothing to compare"
+        )
     x = _as_bf16(arrays["x"], notes) if "x" in arrays else _made_up(len(ids), notes)
-    weights = _as_float32(arrays["topk_weights"], notes) if "topk_weights" in arrays else _equal(ids.shape, notes)
+    weights = (
+        _as_float32(arrays["topk_weights"], notes)
+        if "topk_weights" in arrays
+        else _equal(ids.shape, notes)
+    )
     for name, a, needed in (("x", x, "(N, hidden)"), ("topk_weights", weights, "(N, K)")):
         if a.ndim != 2 or len(a) != len(ids) or name != "x" and a.shape != ids.shape:
-            raise EPValueError(f"{name} in the file has shape {a.shape}; {needed} is needed, and topk_ids (N, K) has "
-                               f"{ids.shape}")
+            raise EPValueError(
+                f"{name} in the file has shape {a.shape}; {needed} is needed, and topk_ids (N, K) has "
+                f"{ids.shape}"
+            )
     notes += _not_finite("x", "column", x) + _not_finite("topk_weights", "slot", weights)
     if (ids < 0).all():
         notes.append("topk_ids: every slot is -1, so no token goes to any expert")
@@ -178,8 +220,10 @@ def _offsets(arrays, n):
     offsets = _integers(arrays, "rank_offsets")
     ends = offsets.ndim == 1 and len(offsets) > 1 and offsets[0] == 0 and offsets[-1] == n
     if not ends or (offsets[1:] < offsets[:-1]).any():
-        raise EPValueError(f"rank_offsets in the file is {_short(offsets)}; it must start at 0, never fall and "
-                           f"end at N={n}: rank r has the tokens rank_offsets[r]:rank_offsets[r + 1]")
+        raise EPValueError(
+            f"rank_offsets in the file is {_short(offsets)}; it must start at 0, never fall and "
+            f"end at N={n}: rank r has the tokens rank_offsets[r]:rank_offsets[r + 1]"
+        )
     return offsets
 
 
@@ -195,7 +239,9 @@ def _n_experts(arrays):
 def _integers(arrays, name):
     array = arrays[name]
     if array.dtype.kind not in "iu":
-        raise EPValueError(f"{name} in the file is {_short(array)} of dtype {array.dtype}; integers are needed")
+        raise EPValueError(
+            f"{name} in the file is {_short(array)} of dtype {array.dtype}; integers are needed"
+        )
     return array
 
 
@@ -209,7 +255,9 @@ def _as_bf16(x, notes):
     if x.dtype.kind in "uV" and x.dtype.itemsize == 2:
         return x.astype(x.dtype.newbyteorder("=")).view(ml_dtypes.bfloat16)
     if x.dtype.kind != "f":
-        raise EPValueError(f"x in the file has dtype {x.dtype}; floats are needed, or bf16 as uint16 bits")
+        raise EPValueError(
+            f"x in the file has dtype {x.dtype}; floats are needed, or bf16 as uint16 bits"
+        )
     notes.append(f"x: {x.dtype} rounded to bfloat16")
     with np.errstate(all="ignore"):
         return x.astype(ml_dtypes.bfloat16)
@@ -220,8 +268,10 @@ def _as_float32(weights, notes):
     if weights.dtype.kind in "uV" and weights.dtype.itemsize == 2:
         weights = weights.astype(weights.dtype.newbyteorder("=")).view(ml_dtypes.bfloat16)
     elif weights.dtype.kind not in "fiu":
-        raise EPValueError(f"topk_weights in the file has dtype {weights.dtype}; floats are needed, or bf16 as uint16 "
-                           "bits")
+        raise EPValueError(
+            f"topk_weights in the file has dtype {weights.dtype}; floats are needed, or bf16 as uint16 "
+            "bits"
+        )
     if weights.dtype != np.float32:
         notes.append(f"topk_weights: {weights.dtype} converted to float32")
     with np.errstate(all="ignore"):
@@ -230,7 +280,11 @@ def _as_float32(weights, notes):
 
 def _made_up(n, notes):
     notes.append(f"x: not in the file, {n} tokens of {MADE_UP_HIDDEN} elements are made up")
-    return np.random.default_rng(0).standard_normal((n, MADE_UP_HIDDEN), np.float32).astype(ml_dtypes.bfloat16)
+    return (
+        np.random.default_rng(0)
+        .standard_normal((n, MADE_UP_HIDDEN), np.float32)
+        .astype(ml_dtypes.bfloat16)
+    )
 
 
 def _equal(shape, notes):
@@ -244,8 +298,10 @@ def _not_finite(name, column, array):
     if not wrong.any():
         return []
     nan, (token, at) = int(np.isnan(array).sum()), np.argwhere(wrong)[0]
-    return [f"{name}: {nan} NaN and {int(wrong.sum()) - nan} infinite of {array.size} numbers, the first at token "
-            f"{token}, {column} {at}; in results every NaN equals every NaN"]
+    return [
+        f"{name}: {nan} NaN and {int(wrong.sum()) - nan} infinite of {array.size} numbers, the first at token "
+        f"{token}, {column} {at}; in results every NaN equals every NaN"
+    ]
 
 
 def _first(wrong, ids):

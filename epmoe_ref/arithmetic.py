@@ -6,7 +6,7 @@ device. They broadcast; arguments are taken as float32; subnormals are kept. Whi
 
 import numpy as np
 
-_LOST_BITS = np.int64((1 << 29) - 1)        # of a float64 significand, when it becomes a float32
+_LOST_BITS = np.int64((1 << 29) - 1)  # of a float64 significand, when it becomes a float32
 _TIE = np.int64(1 << 28)
 _MIN_NORMAL = np.float32(2.0**-126)
 
@@ -38,7 +38,9 @@ def fma_rn(a, b, c):
         result = total.astype(np.float32)
         doubtful = _may_round_twice(total, result)
         if len(doubtful):
-            product, c = (np.broadcast_to(x, total.shape).reshape(-1)[doubtful] for x in (product, c))
+            product, c = (
+                np.broadcast_to(x, total.shape).reshape(-1)[doubtful] for x in (product, c)
+            )
             result.reshape(-1)[doubtful] = _round_to_odd(product, c, total.reshape(-1)[doubtful])
     return result.reshape(shape)[()]
 
@@ -58,7 +60,9 @@ def _may_round_twice(total: np.ndarray, result: np.ndarray) -> np.ndarray:
 
 def _round_to_odd(product: np.ndarray, c: np.ndarray, total: np.ndarray) -> np.ndarray:
     c_part = total - product
-    error = (product - (total - c_part)) + (c - c_part)        # Knuth's two-sum: product + c == total + error, exactly
+    error = (product - (total - c_part)) + (
+        c - c_part
+    )  # Knuth's two-sum: product + c == total + error, exactly
     even = (total.view(np.int64) & 1) == 0
     odd_total = np.nextafter(total, np.where(error > 0, np.inf, -np.inf))
     return np.where(even & (error != 0) & np.isfinite(error), odd_total, total).astype(np.float32)

@@ -10,8 +10,10 @@ from ml_dtypes import float8_e4m3fn, float8_e8m0fnu
 E4M3_MAX = np.float32(448)
 E4M3_NAN = 0x7F
 E2M1_MAX = np.float32(6)
-E2M1_NAN = 0x7                                                          # no NaN in the format: +6 stands for it
-E2M1_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)        # of the codes 0..7; 8..15 are their negatives
+E2M1_NAN = 0x7  # no NaN in the format: +6 stands for it
+E2M1_VALUES = np.array(
+    [0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32
+)  # of the codes 0..7; 8..15 are their negatives
 
 
 def to_float32(x: np.ndarray) -> np.ndarray:
@@ -70,8 +72,14 @@ def to_e2m1(x: np.ndarray) -> np.ndarray:
     shape, x = np.shape(x), np.atleast_1d(np.asarray(x, np.float32))
     magnitude = np.abs(x)
     code = (magnitude > 0.25).view(np.uint8)
-    for above in (magnitude >= 0.75, magnitude > 1.25, magnitude >= 1.75, magnitude > 2.5, magnitude >= 3.5,
-                  magnitude > 5):
+    for above in (
+        magnitude >= 0.75,
+        magnitude > 1.25,
+        magnitude >= 1.75,
+        magnitude > 2.5,
+        magnitude >= 3.5,
+        magnitude > 5,
+    ):
         code += above.view(np.uint8)
     code |= np.signbit(x).view(np.uint8) << 3
     code[np.isnan(x)] = E2M1_NAN
@@ -90,7 +98,9 @@ def pack_e2m1(code: np.ndarray) -> np.ndarray:
 
 def unpack_e2m1(packed: np.ndarray) -> np.ndarray:
     """Bytes, uint8 [..., n], to 4-bit codes, uint8 [..., 2n]: the low nibble first."""
-    return np.stack([packed & 0xF, packed >> 4], axis=-1).reshape(*packed.shape[:-1], 2 * packed.shape[-1])
+    return np.stack([packed & 0xF, packed >> 4], axis=-1).reshape(
+        *packed.shape[:-1], 2 * packed.shape[-1]
+    )
 
 
 def absmax(groups: np.ndarray) -> np.ndarray:

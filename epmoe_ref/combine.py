@@ -9,11 +9,22 @@ from .functions import check_function
 from .over_ranks import over_ranks
 from .reduce import COMBINE_DTYPES, applied, reduced, shared_rows, takes_part, weights_of
 
-_BLOCK_BYTES = 1 << 19          # of recv_buf: tokens are reduced a few at a time, so the scratch stays in the cache
+_BLOCK_BYTES = (
+    1 << 19
+)  # of recv_buf: tokens are reduced a few at a time, so the scratch stays in the cache
 
 
-def combine(cfg: EPConfig, expert_outputs, dispatched, *, router_weights=None, router_weights_args=(), epilogue=None,
-            epilogue_args=(), elementwise_lambda_fn=None) -> list[np.ndarray | None]:
+def combine(
+    cfg: EPConfig,
+    expert_outputs,
+    dispatched,
+    *,
+    router_weights=None,
+    router_weights_args=(),
+    epilogue=None,
+    epilogue_args=(),
+    elementwise_lambda_fn=None,
+) -> list[np.ndarray | None]:
     """Return every row of expert output to (token, slot) of its source rank, and reduce over slots; a list over ranks.
 
     expert_outputs: list over ranks of combine_dtype [rows, hidden], the rows of output_tokens: shared-expert rows and
@@ -51,30 +62,51 @@ def combine(cfg: EPConfig, expert_outputs, dispatched, *, router_weights=None, r
     function_name, function = "epilogue", epilogue
     if elementwise_lambda_fn is not None:
         if epilogue is not None:
-            raise EPValueError("epilogue and elementwise_lambda_fn together: one returns the value to store, the other "
-                               "stores it itself; give one of them")
+            raise EPValueError(
+                "epilogue and elementwise_lambda_fn together: one returns the value to store, the other "
+                "stores it itself; give one of them"
+            )
         function_name, function = "elementwise_lambda_fn", elementwise_lambda_fn
     _check(cfg, expert_outputs, dispatched, router_weights, function_name, function)
-    check_function("router_weights", router_weights if callable(router_weights) else None, ("token", "k"),
-                   router_weights_args)
-    check_function(function_name, function, ("token", "col", "value"), epilogue_args, "epilogue_args")
+    check_function(
+        "router_weights",
+        router_weights if callable(router_weights) else None,
+        ("token", "k"),
+        router_weights_args,
+    )
+    check_function(
+        function_name, function, ("token", "col", "value"), epilogue_args, "epilogue_args"
+    )
     senders = [_senders(cfg, dispatched, rank) for rank in range(cfg.n_ranks)]
     if router_weights is None:
-        return [_unreduced(cfg, expert_outputs, dispatched[rank], rank, senders[rank]) for rank in range(cfg.n_ranks)]
+        return [
+            _unreduced(cfg, expert_outputs, dispatched[rank], rank, senders[rank])
+            for rank in range(cfg.n_ranks)
+        ]
     results = []
     for rank in range(cfg.n_ranks):
         num_tokens = dispatched[rank].num_tokens
         weights = router_weights if callable(router_weights) else router_weights[rank]
-        weights = weights_of(cfg, weights, _of_rank(cfg, "router_weights_args", router_weights_args, rank), num_tokens)
+        weights = weights_of(
+            cfg,
+            weights,
+            _of_rank(cfg, "router_weights_args", router_weights_args, rank),
+            num_tokens,
+        )
         args = _of_rank(cfg, "epilogue_args", epilogue_args, rank)
-        out = np.empty((num_tokens, cfg.hidden), COMBINE_DTYPES[cfg.combine_dtype]) \
-            if elementwise_lambda_fn is None else None
+        out = (
+            np.empty((num_tokens, cfg.hidden), COMBINE_DTYPES[cfg.combine_dtype])
+            if elementwise_lambda_fn is None
+            else None
+        )
         part = takes_part(cfg, dispatched[rank].topk_ids, rank)
         for block in _blocks(cfg, num_tokens):
             recv = _recv(cfg, expert_outputs, senders[rank][block], part[block])
             shared = shared_rows(cfg, rank, num_tokens, expert_outputs[rank], block)
             value = reduced(recv, weights[block], part[block], shared)
-            stored = value if function is None else applied(function_name, function, block, value, args)
+            stored = (
+                value if function is None else applied(function_name, function, block, value, args)
+            )
             if out is not None:
                 out[block] = stored
         results.append(out)
@@ -92,7 +124,7 @@ def _senders(cfg: EPConfig, dispatched, rank: int) -> np.ndarray:
         src_index = 0 if cfg.skip_a2a else rank
         for segment in segments(dispatched[owner]):
             if segment.src_rank == src_index:
-                token, slot = np.asarray(dispatched[owner].src_info[segment.start:segment.end]).T
+                token, slot = np.asarray(dispatched[owner].src_info[segment.start : segment.end]).T
                 sent = (token >= 0) & (token < num_tokens) & (slot >= 0) & (slot < cfg.top_k)
                 senders[token[sent], slot[sent], 0] = owner
                 senders[token[sent], slot[sent], 1] = np.arange(segment.start, segment.end)[sent]
@@ -125,44 +157,68 @@ def _unreduced(cfg, expert_outputs, d, rank, senders) -> np.ndarray:
 def _of_rank(cfg: EPConfig, name: str, args, rank: int) -> list:
     for i, arg in enumerate(args):
         if isinstance(arg, list) and len(arg) != cfg.n_ranks:
-            raise EPValueError(f"{name}[{i}] is a list of {len(arg)} entries and must have one entry a rank, "
-                               f"n_ranks={cfg.n_ranks}: give a tuple or an array for what all ranks share")
+            raise EPValueError(
+                f"{name}[{i}] is a list of {len(arg)} entries and must have one entry a rank, "
+                f"n_ranks={cfg.n_ranks}: give a tuple or an array for what all ranks share"
+            )
     return [arg[rank] if isinstance(arg, list) else arg for arg in args]
 
 
-def _check(cfg: EPConfig, expert_outputs, dispatched, router_weights, function_name: str, function) -> None:
+def _check(
+    cfg: EPConfig, expert_outputs, dispatched, router_weights, function_name: str, function
+) -> None:
     if router_weights is None and function is not None:
-        raise EPValueError(f"{function_name} without router_weights: it is applied to the reduced output; give router "
-                           "weights")
+        raise EPValueError(
+            f"{function_name} without router_weights: it is applied to the reduced output; give router "
+            "weights"
+        )
     if router_weights is None and cfg.fused_shared_expert:
-        raise EPValueError("fused_shared_expert=True without router_weights: the shared expert's output is added to "
-                           "the reduced output; give router weights, or dispatch without the shared expert")
+        raise EPValueError(
+            "fused_shared_expert=True without router_weights: the shared expert's output is added to "
+            "the reduced output; give router weights, or dispatch without the shared expert"
+        )
     for name, values in (("expert_outputs", expert_outputs), ("dispatched", dispatched)):
         over_ranks(cfg, name, values)
     dtype = COMBINE_DTYPES[cfg.combine_dtype]
     for rank, (rows, d) in enumerate(zip(expert_outputs, dispatched)):
         n_rows = int(d.row_offsets[-1])
         if not isinstance(rows, np.ndarray) or rows.dtype != dtype:
-            raise EPValueError(f"expert_outputs of rank {rank} is {_describe(rows)} and must be a NumPy array of "
-                               f"{dtype}, the combine_dtype: convert it, or choose another combine_dtype")
+            raise EPValueError(
+                f"expert_outputs of rank {rank} is {_describe(rows)} and must be a NumPy array of "
+                f"{dtype}, the combine_dtype: convert it, or choose another combine_dtype"
+            )
         if rows.ndim != 2 or rows.shape[1] != cfg.hidden or len(rows) < n_rows:
-            raise EPValueError(f"expert_outputs of rank {rank} is {_describe(rows)} and must be [{n_rows}, hidden="
-                               f"{cfg.hidden}]: one row for each row of output_tokens, padding included")
+            raise EPValueError(
+                f"expert_outputs of rank {rank} is {_describe(rows)} and must be [{n_rows}, hidden="
+                f"{cfg.hidden}]: one row for each row of output_tokens, padding included"
+            )
     if router_weights is not None and not callable(router_weights):
         _check_weights(cfg, router_weights, dispatched)
 
 
 def _check_weights(cfg: EPConfig, router_weights, dispatched) -> None:
     if not isinstance(router_weights, (list, tuple)) and np.ndim(router_weights) == 0:
-        raise EPValueError(f"router_weights={router_weights!r} is a scalar and must be float32 arrays [num_tokens, "
-                           "top_k] or a function: use numpy.full")
+        raise EPValueError(
+            f"router_weights={router_weights!r} is a scalar and must be float32 arrays [num_tokens, "
+            "top_k] or a function: use numpy.full"
+        )
     over_ranks(cfg, "router_weights", router_weights)
     for rank, (weights, d) in enumerate(zip(router_weights, dispatched)):
         shape = (d.num_tokens, cfg.top_k)
-        if not isinstance(weights, np.ndarray) or weights.dtype != np.float32 or weights.shape != shape:
-            raise EPValueError(f"router_weights of rank {rank} is {_describe(weights)} and must be float32 "
-                               f"{list(shape)} (num_tokens, top_k): convert or reshape it")
+        if (
+            not isinstance(weights, np.ndarray)
+            or weights.dtype != np.float32
+            or weights.shape != shape
+        ):
+            raise EPValueError(
+                f"router_weights of rank {rank} is {_describe(weights)} and must be float32 "
+                f"{list(shape)} (num_tokens, top_k): convert or reshape it"
+            )
 
 
 def _describe(value) -> str:
-    return f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else f"of type {type(value).__name__}"
+    return (
+        f"{value.dtype}{list(value.shape)}"
+        if isinstance(value, np.ndarray)
+        else f"of type {type(value).__name__}"
+    )

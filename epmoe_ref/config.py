@@ -10,9 +10,11 @@ from .errors import EPValueError
 from .format_names import TOKEN_FORMATS
 from .formats import TokenFormat, format_of
 
-MAX_GPUS_PER_NODE = 8       # ranks that can share one fast interconnect; also the size of the rank completion region
-MAX_EXPERTS = 65535         # ids travel as uint16, and 65535 stands for -1
-READY = 1024                # added to the end rows in region A, so that a written 0 differs from an unwritten one
+MAX_GPUS_PER_NODE = (
+    8  # ranks that can share one fast interconnect; also the size of the rank completion region
+)
+MAX_EXPERTS = 65535  # ids travel as uint16, and 65535 stands for -1
+READY = 1024  # added to the end rows in region A, so that a written 0 differs from an unwritten one
 MAX_INT32 = 2**31 - 1
 COMBINE_ITEMSIZE = {"bf16": 2, "fp16": 2, "fp32": 4}
 
@@ -56,7 +58,7 @@ class EPConfig:
     fused_shared_expert: bool = False
     skip_a2a: bool = False
     use_shmem: bool = False
-    allreduce_world_size: int = None    # type: ignore[assignment]    # likewise
+    allreduce_world_size: int = None  # type: ignore[assignment]    # likewise
 
     def __post_init__(self):
         _check_types(self)
@@ -135,8 +137,10 @@ def _default_p2p_world_size(n_ranks: int) -> int:
     size = min(n_ranks, MAX_GPUS_PER_NODE)
     if n_ranks % size:
         divisors = [d for d in range(1, MAX_GPUS_PER_NODE + 1) if n_ranks % d == 0]
-        raise EPValueError(f"p2p_world_size has no default for n_ranks={n_ranks}, which {size} does not divide: "
-                           f"give one of {divisors}")
+        raise EPValueError(
+            f"p2p_world_size has no default for n_ranks={n_ranks}, which {size} does not divide: "
+            f"give one of {divisors}"
+        )
     return size
 
 
@@ -150,58 +154,86 @@ def _size(name: str, value) -> int:
     if value < 1:
         raise EPValueError(f"{name}={value} must be at least 1")
     if value > MAX_INT32:
-        raise EPValueError(f"{name}={value} must be at most {MAX_INT32}: sizes are int32 on the device")
+        raise EPValueError(
+            f"{name}={value} must be at most {MAX_INT32}: sizes are int32 on the device"
+        )
     return value
 
 
 def _check_experts(cfg: EPConfig) -> None:
     if cfg.n_experts > MAX_EXPERTS:
-        raise EPValueError(f"n_experts={cfg.n_experts} must be at most {MAX_EXPERTS}: "
-                           "messages carry ids as uint16 and 65535 stands for -1")
+        raise EPValueError(
+            f"n_experts={cfg.n_experts} must be at most {MAX_EXPERTS}: "
+            "messages carry ids as uint16 and 65535 stands for -1"
+        )
     if cfg.n_experts % cfg.n_ranks:
-        raise EPValueError(f"n_experts={cfg.n_experts} must be a multiple of n_ranks={cfg.n_ranks}: "
-                           "change one, or add experts that no token selects")
+        raise EPValueError(
+            f"n_experts={cfg.n_experts} must be a multiple of n_ranks={cfg.n_ranks}: "
+            "change one, or add experts that no token selects"
+        )
     if cfg.top_k > cfg.n_experts:
-        raise EPValueError(f"top_k={cfg.top_k} must be at most n_experts={cfg.n_experts}: the ids of a token are "
-                           "distinct; lower top_k and leave unused slots at -1")
+        raise EPValueError(
+            f"top_k={cfg.top_k} must be at most n_experts={cfg.n_experts}: the ids of a token are "
+            "distinct; lower top_k and leave unused slots at -1"
+        )
     rows = cfg.n_src_ranks * cfg.max_tokens_per_rank * min(cfg.top_k, cfg.n_local_experts)
     rows += cfg.max_tokens_per_rank * cfg.fused_shared_expert + 4 * cfg.n_groups
     if rows > MAX_INT32 - READY:
-        raise EPValueError(f"max_tokens_per_rank={cfg.max_tokens_per_rank} lets one rank receive {rows} rows, and row "
-                           f"numbers must stay below {MAX_INT32 - READY} (int32 counters): lower max_tokens_per_rank")
+        raise EPValueError(
+            f"max_tokens_per_rank={cfg.max_tokens_per_rank} lets one rank receive {rows} rows, and row "
+            f"numbers must stay below {MAX_INT32 - READY} (int32 counters): lower max_tokens_per_rank"
+        )
 
 
 def _check_world(cfg: EPConfig) -> None:
     size = cfg.p2p_world_size
     if cfg.n_ranks % size:
-        raise EPValueError(f"p2p_world_size={size} must divide n_ranks={cfg.n_ranks}: all p2p worlds have one size")
+        raise EPValueError(
+            f"p2p_world_size={size} must divide n_ranks={cfg.n_ranks}: all p2p worlds have one size"
+        )
     if size < cfg.n_ranks and not (cfg.use_shmem or cfg.skip_a2a):
-        raise EPValueError(f"p2p_world_size={size} is smaller than n_ranks={cfg.n_ranks}, so messages cross p2p "
-                           "worlds: set use_shmem=True (or skip_a2a=True, which exchanges nothing)")
+        raise EPValueError(
+            f"p2p_world_size={size} is smaller than n_ranks={cfg.n_ranks}, so messages cross p2p "
+            "worlds: set use_shmem=True (or skip_a2a=True, which exchanges nothing)"
+        )
 
 
 def _check_format(cfg: EPConfig) -> None:
     if cfg.token_format not in TOKEN_FORMATS:
-        raise EPValueError(f"token_format={cfg.token_format!r} must be one of {', '.join(TOKEN_FORMATS)}")
+        raise EPValueError(
+            f"token_format={cfg.token_format!r} must be one of {', '.join(TOKEN_FORMATS)}"
+        )
     multiple = TOKEN_FORMATS[cfg.token_format].hidden_multiple
     if cfg.hidden % multiple:
-        raise EPValueError(f"hidden={cfg.hidden} must be a multiple of {multiple} for token_format="
-                           f"{cfg.token_format!r}: pad the tokens or choose another format")
+        raise EPValueError(
+            f"hidden={cfg.hidden} must be a multiple of {multiple} for token_format="
+            f"{cfg.token_format!r}: pad the tokens or choose another format"
+        )
     if cfg.alignment < 16 or cfg.alignment & (cfg.alignment - 1):
-        raise EPValueError(f"alignment={cfg.alignment} must be a power of two of at least 16 bytes: "
-                           "messages are moved 16 bytes at a time")
+        raise EPValueError(
+            f"alignment={cfg.alignment} must be a power of two of at least 16 bytes: "
+            "messages are moved 16 bytes at a time"
+        )
     if cfg.fuse_a_scale_preshuffle and cfg.token_format != "mxfp4_rows":
-        raise EPValueError(f"fuse_a_scale_preshuffle=True has a meaning only for token_format='mxfp4_rows', "
-                           f"not {cfg.token_format!r}: leave it False")
+        raise EPValueError(
+            f"fuse_a_scale_preshuffle=True has a meaning only for token_format='mxfp4_rows', "
+            f"not {cfg.token_format!r}: leave it False"
+        )
     if cfg.fuse_a_scale_preshuffle and cfg.hidden % 256:
-        raise EPValueError(f"hidden={cfg.hidden} must be a multiple of 256 with fuse_a_scale_preshuffle=True: "
-                           "the slot layout holds scales eight at a time; pad the tokens or leave it False")
+        raise EPValueError(
+            f"hidden={cfg.hidden} must be a multiple of 256 with fuse_a_scale_preshuffle=True: "
+            "the slot layout holds scales eight at a time; pad the tokens or leave it False"
+        )
     if cfg.combine_dtype not in COMBINE_ITEMSIZE:
-        raise EPValueError(f"combine_dtype={cfg.combine_dtype!r} must be one of {', '.join(COMBINE_ITEMSIZE)}")
+        raise EPValueError(
+            f"combine_dtype={cfg.combine_dtype!r} must be one of {', '.join(COMBINE_ITEMSIZE)}"
+        )
 
 
 def _check_options(cfg: EPConfig) -> None:
     world = cfg.allreduce_world_size
     if cfg.skip_a2a and cfg.fused_shared_expert and world % cfg.n_ranks and cfg.n_ranks % world:
-        raise EPValueError(f"allreduce_world_size={world} must be a multiple or a divisor of n_ranks={cfg.n_ranks} "
-                           "under skip_a2a with a fused shared expert, whose rows so many ranks share")
+        raise EPValueError(
+            f"allreduce_world_size={world} must be a multiple or a divisor of n_ranks={cfg.n_ranks} "
+            "under skip_a2a with a fused shared expert, whose rows so many ranks share"
+        )

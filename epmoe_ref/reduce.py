@@ -10,7 +10,11 @@ from .dispatch import shared_expert_share
 from .errors import EPValueError
 from .functions import returned_values
 
-COMBINE_DTYPES = {"bf16": np.dtype(bfloat16), "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
+COMBINE_DTYPES = {
+    "bf16": np.dtype(bfloat16),
+    "fp16": np.dtype(np.float16),
+    "fp32": np.dtype(np.float32),
+}
 
 
 def takes_part(cfg: EPConfig, topk_ids: np.ndarray, rank: int) -> np.ndarray:
@@ -37,7 +41,9 @@ def weights_of(cfg: EPConfig, router_weights, args, num_tokens: int) -> np.ndarr
     return returned_values("router_weights", weights, (num_tokens, cfg.top_k))
 
 
-def shared_rows(cfg: EPConfig, rank: int, num_tokens: int, shared_outputs: np.ndarray, block: slice):
+def shared_rows(
+    cfg: EPConfig, rank: int, num_tokens: int, shared_outputs: np.ndarray, block: slice
+):
     """What the shared expert adds to a block of a rank's tokens, [n, hidden]; None without a fused shared expert.
 
     shared_outputs: the shared expert's rows of the rank's share of tokens, and any after them. Other tokens get +0.0.
@@ -48,11 +54,15 @@ def shared_rows(cfg: EPConfig, rank: int, num_tokens: int, shared_outputs: np.nd
     shared = np.zeros((block.stop - block.start, cfg.hidden), COMBINE_DTYPES[cfg.combine_dtype])
     start, stop = max(block.start, first), min(block.stop, first + n_rows)
     if start < stop:
-        shared[start - block.start:stop - block.start] = shared_outputs[start - first:stop - first]
+        shared[start - block.start : stop - block.start] = shared_outputs[
+            start - first : stop - first
+        ]
     return shared
 
 
-def reduced(recv: np.ndarray, weights: np.ndarray, part: np.ndarray, shared: np.ndarray | None) -> np.ndarray:
+def reduced(
+    recv: np.ndarray, weights: np.ndarray, part: np.ndarray, shared: np.ndarray | None
+) -> np.ndarray:
     """Weighted sums of returned rows: output type [n, top_k, hidden] and float32 [n, top_k] to [n, hidden].
 
     acc = +0.0; for k = 0 .. top_k - 1 where part[t, k]: acc = fma(weights[t, k], float32(recv[t, k]), acc); then one
@@ -75,8 +85,10 @@ def applied(name: str, function, block: slice, value: np.ndarray, args) -> np.nd
     if name == "epilogue":
         return to_output_type(returned_values(name, returned, value.shape), value.dtype)
     if returned is not None:
-        raise EPValueError(f"elementwise_lambda_fn returned {type(returned).__name__} and must return nothing: it "
-                           "stores its result itself; a function that returns the value is given as epilogue")
+        raise EPValueError(
+            f"elementwise_lambda_fn returned {type(returned).__name__} and must return nothing: it "
+            "stores its result itself; a function that returns the value is given as epilogue"
+        )
     return None
 
 

@@ -29,20 +29,28 @@ def clean_topk_ids(cfg: EPConfig, topk_ids, rank: int) -> np.ndarray:
     """
     ids = np.asarray(topk_ids)
     if ids.ndim != 2 or ids.shape[1] != cfg.top_k:
-        raise EPValueError(f"topk_ids of rank {rank} has shape {list(ids.shape)} and must be [num_tokens, "
-                           f"top_k={cfg.top_k}]: fill unused slots with -1")
+        raise EPValueError(
+            f"topk_ids of rank {rank} has shape {list(ids.shape)} and must be [num_tokens, "
+            f"top_k={cfg.top_k}]: fill unused slots with -1"
+        )
     if ids.dtype.kind not in "iu":
-        raise EPValueError(f"topk_ids of rank {rank} has dtype {ids.dtype} and must be of an integer type: convert it")
+        raise EPValueError(
+            f"topk_ids of rank {rank} has dtype {ids.dtype} and must be of an integer type: convert it"
+        )
     if len(ids) > cfg.max_tokens_per_rank:
-        raise EPValueError(f"rank {rank} has {len(ids)} tokens and max_tokens_per_rank is {cfg.max_tokens_per_rank}: "
-                           "raise max_tokens_per_rank or split the tokens")
+        raise EPValueError(
+            f"rank {rank} has {len(ids)} tokens and max_tokens_per_rank is {cfg.max_tokens_per_rank}: "
+            "raise max_tokens_per_rank or split the tokens"
+        )
     bad = ids >= cfg.n_experts
     if ids.dtype.kind == "i":
         bad |= ids < -1
     if bad.any():
         token, slot = np.argwhere(bad)[0].tolist()
-        raise EPValueError(f"topk_ids of rank {rank}, token {token}, slot {slot} is {ids[token, slot]} and must be in "
-                           f"[0, n_experts={cfg.n_experts}), or -1 for no expert ({np.count_nonzero(bad)} such ids)")
+        raise EPValueError(
+            f"topk_ids of rank {rank}, token {token}, slot {slot} is {ids[token, slot]} and must be in "
+            f"[0, n_experts={cfg.n_experts}), or -1 for no expert ({np.count_nonzero(bad)} such ids)"
+        )
     ids = ids.astype(np.int32)
     _check_distinct(ids, rank)
     return ids
@@ -67,6 +75,8 @@ def _check_distinct(ids: np.ndarray, rank: int) -> None:
     token = int(np.flatnonzero(twice)[0])
     row = ids[token].tolist()
     slot = next(k for k, value in enumerate(row) if value >= 0 and value in row[:k])
-    raise EPValueError(f"topk_ids of rank {rank}, token {token}, slot {slot} is {row[slot]}, as slot "
-                       f"{row.index(row[slot])} is already: the ids of one token must be distinct; use -1 for a slot "
-                       f"without an expert ({np.count_nonzero(twice)} such tokens)")
+    raise EPValueError(
+        f"topk_ids of rank {rank}, token {token}, slot {slot} is {row[slot]}, as slot "
+        f"{row.index(row[slot])} is already: the ids of one token must be distinct; use -1 for a slot "
+        f"without an expert ({np.count_nonzero(twice)} such tokens)"
+    )

@@ -17,8 +17,13 @@ _BLOCK_ELEMENTS = 1 << 18
 _ONE = np.float32(1)
 
 
-def fused_silu(gate_up: np.ndarray, row_offsets: np.ndarray, *, limit: float | None = None,
-               alpha: float = 1.702) -> np.ndarray:
+def fused_silu(
+    gate_up: np.ndarray,
+    row_offsets: np.ndarray,
+    *,
+    limit: float | None = None,
+    alpha: float = 1.702,
+) -> np.ndarray:
     """silu(gate) * up of every row, in float32 with one rounding at the end: bf16 [rows, 2 * width] to [rows, width].
 
     gate_up: bf16 [row_offsets[-1] or more, 2 * width], the gate in the first half of a row and up in the second.
@@ -39,8 +44,13 @@ def fused_silu(gate_up: np.ndarray, row_offsets: np.ndarray, *, limit: float | N
     return out
 
 
-def fused_silu_fp8(gate_up: np.ndarray, row_offsets: np.ndarray, *, limit: float | None = None,
-                   alpha: float = 1.702) -> tuple[np.ndarray, np.ndarray]:
+def fused_silu_fp8(
+    gate_up: np.ndarray,
+    row_offsets: np.ndarray,
+    *,
+    limit: float | None = None,
+    alpha: float = 1.702,
+) -> tuple[np.ndarray, np.ndarray]:
     """fused_silu with blockwise FP8 output: (e4m3 [rows, width], float32 scales [width / 128, rows], transposed).
 
     The float32 results are quantised directly, as BlockwiseFP8TokenFormat does, without a rounding to bf16 between.
@@ -48,8 +58,10 @@ def fused_silu_fp8(gate_up: np.ndarray, row_offsets: np.ndarray, *, limit: float
     """
     n_rows, width = _check(gate_up, row_offsets, limit, alpha)
     if width % FP8_GROUP:
-        raise EPValueError(f"width={width} (half a row of gate_up) must be a multiple of {FP8_GROUP} for FP8 output: "
-                           "pad the expert's width or use fused_silu")
+        raise EPValueError(
+            f"width={width} (half a row of gate_up) must be a multiple of {FP8_GROUP} for FP8 output: "
+            "pad the expert's width or use fused_silu"
+        )
     tokens = np.empty((n_rows, width), np.uint8)
     scales = np.empty((width // FP8_GROUP, n_rows), np.float32)
     for block, value in _blocks(gate_up, n_rows, width, limit, alpha):
@@ -83,13 +95,19 @@ def _sigmoid(z):
 def _check(gate_up, row_offsets, limit, alpha) -> tuple[int, int]:
     n_rows = int(row_offsets[-1])
     if not isinstance(gate_up, np.ndarray) or gate_up.dtype != bfloat16:
-        what = gate_up.dtype if isinstance(gate_up, np.ndarray) else f"type {type(gate_up).__name__}"
+        what = (
+            gate_up.dtype if isinstance(gate_up, np.ndarray) else f"type {type(gate_up).__name__}"
+        )
         raise EPValueError(f"gate_up has {what} and must be a bfloat16 array: convert it")
     if gate_up.ndim != 2 or gate_up.shape[1] % 2 or gate_up.shape[1] == 0 or len(gate_up) < n_rows:
-        raise EPValueError(f"gate_up has shape {list(gate_up.shape)} and must be [{n_rows} or more rows, 2 * width]: "
-                           "the gate and up halves side by side, one row for each row of output_tokens")
+        raise EPValueError(
+            f"gate_up has shape {list(gate_up.shape)} and must be [{n_rows} or more rows, 2 * width]: "
+            "the gate and up halves side by side, one row for each row of output_tokens"
+        )
     if limit is not None and not (np.isfinite(limit) and limit > 0):
-        raise EPValueError(f"limit={limit} must be positive and finite, or None for the plain variant")
+        raise EPValueError(
+            f"limit={limit} must be positive and finite, or None for the plain variant"
+        )
     if not np.isfinite(alpha):
         raise EPValueError(f"alpha={alpha} must be finite")
     return n_rows, gate_up.shape[1] // 2

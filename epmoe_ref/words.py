@@ -76,7 +76,9 @@ def may_be_under_way(state: RankState) -> np.ndarray:
     return np.broadcast_to(other_world & sending, state.messages_here.shape)
 
 
-def in_token_order(cfg: EPConfig, recv_buf: np.ndarray, messages_here: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def in_token_order(
+    cfg: EPConfig, recv_buf: np.ndarray, messages_here: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """A dispatch_recv_buf with the messages of each segment sorted by token: (sorted copy, the place each came from).
 
     messages_here: int [n_local_experts, n_ranks], how many places of each segment hold messages. A token has at most
@@ -84,7 +86,7 @@ def in_token_order(cfg: EPConfig, recv_buf: np.ndarray, messages_here: np.ndarra
     [n_local_experts, n_ranks, max_tokens_per_rank].
     """
     at = format_of(cfg).src_info_offset()
-    token = np.ascontiguousarray(recv_buf[..., at:at + 4]).view("<i4")[..., 0].astype(np.int64)
+    token = np.ascontiguousarray(recv_buf[..., at : at + 4]).view("<i4")[..., 0].astype(np.int64)
     token[np.arange(cfg.max_tokens_per_rank) >= messages_here[..., None]] = 2**31
     order = np.argsort(token, axis=-1, kind="stable")
     return np.take_along_axis(recv_buf, order[..., None], axis=-2), order
@@ -101,7 +103,7 @@ def _free_under_way(state: RankState, found: dict[str, Words], under_way: np.nda
         found["dispatch_recv_buf"].free[under_way] = True
     elif state.next_step == "combine_wait" and under_way.any():
         rows = (ids >= 0) & under_way[cfg.local_expert(ids), cfg.owner(ids)]
-        found["combine_recv_buf"].free[:len(ids)][rows] = True
+        found["combine_recv_buf"].free[: len(ids)][rows] = True
 
 
 def _messages(state: RankState) -> Words:
@@ -109,9 +111,13 @@ def _messages(state: RankState) -> Words:
     values, _ = in_token_order(cfg, state.dispatch_recv_buf, state.messages_here)
     padding = np.ones(fmt.msg_size(), bool)
     scales = fmt.scales_offset_in_payload()
-    for start, size in ((0, fmt.values_size()), (scales, fmt.scales_size()), (fmt.src_info_offset(), 4),
-                        (fmt.topk_info_offset(), 2 * cfg.top_k)):
-        padding[start:start + size] = False
+    for start, size in (
+        (0, fmt.values_size()),
+        (scales, fmt.scales_size()),
+        (fmt.src_info_offset(), 4),
+        (fmt.topk_info_offset(), 2 * cfg.top_k),
+    ):
+        padding[start : start + size] = False
     empty = np.arange(cfg.max_tokens_per_rank) >= state.messages_here[..., None]
     names = ("local_expert", "src_rank", "slot", "byte")
     return Words(values, None, empty[..., None] | padding, names, RULES["dispatch_recv_buf"])
@@ -119,7 +125,9 @@ def _messages(state: RankState) -> Words:
 
 def _rows(state: RankState) -> Words:
     free = np.repeat(~state.rows_here[..., None], state.combine_recv_buf.shape[-1], axis=-1)
-    return Words(state.combine_recv_buf, None, free, ("token", "k", "byte"), RULES["combine_recv_buf"])
+    return Words(
+        state.combine_recv_buf, None, free, ("token", "k", "byte"), RULES["combine_recv_buf"]
+    )
 
 
 def _or_else(state: RankState, name: str) -> np.ndarray | None:
@@ -131,43 +139,93 @@ def _or_else(state: RankState, name: str) -> np.ndarray | None:
     if name == "rank_completion":
         signals = np.zeros_like(values)
         world = [rank for rank in range(cfg.n_ranks) if cfg.world(rank) == cfg.world(state.rank)]
-        signals[[cfg.world_rank(rank) for rank in ([state.rank] if cfg.skip_a2a else world)]] = cfg.n_local_experts
+        signals[[cfg.world_rank(rank) for rank in ([state.rank] if cfg.skip_a2a else world)]] = (
+            cfg.n_local_experts
+        )
         return signals
     return None
 
 
 _SEGMENT, _DST = ("local_expert", "src_rank"), ("local_expert", "dst_rank")
 INDEX_NAMES: dict[str, tuple[str, ...]] = {
-    "dispatch_recv_count": _SEGMENT, "combine_recv_count": _SEGMENT, "reserved": _DST, "finished": _DST,
-    "rank_completion": ("peer",), "A": (*_SEGMENT, "field"), "B": _SEGMENT, "C": ("local_expert",),
-    "D": ("word",), "E": ("word",), "F": ("word",), "G": ("word",), "combine_wait": ("reducing_block",)}
+    "dispatch_recv_count": _SEGMENT,
+    "combine_recv_count": _SEGMENT,
+    "reserved": _DST,
+    "finished": _DST,
+    "rank_completion": ("peer",),
+    "A": (*_SEGMENT, "field"),
+    "B": _SEGMENT,
+    "C": ("local_expert",),
+    "D": ("word",),
+    "E": ("word",),
+    "F": ("word",),
+    "G": ("word",),
+    "combine_wait": ("reducing_block",),
+}
 
 _RESET = "when dispatch_wait has ended, reserved, finished, rank completion, D, E, F and G are 0"
 _RESET_C = "when combine_wait has ended, A, reserved, finished, rank completion and the combine_wait region are 0"
 _ARRIVED = "a count word is MAX_FINITE until the signal arrives, and then the number of {}, 0 too"
 RULES: dict[Any, str] = {
     "dispatch_recv_buf": "the message of pair (t, k), payload | src_info | topk_info, goes to recv_buf[local_expert, "
-                         "src_rank, slot] of its expert's owner; the slots of a segment are 0 .. count - 1, each once",
+    "src_rank, slot] of its expert's owner; the slots of a segment are 0 .. count - 1, each once",
     "combine_recv_buf": "the row of pair (t, k) goes to recv_buf[t, k] of the rank that the token came from",
     "dispatch_recv_count": "when dispatch_wait has ended, every dispatch recv_count word is MAX_FINITE again",
-    ("dispatch_recv_count", "dispatch_async"): _ARRIVED.format("messages of (local_expert, src_rank)"),
-    ("dispatch_recv_count", "combine_wait"): _ARRIVED.format("messages of (local_expert, src_rank)"),
+    ("dispatch_recv_count", "dispatch_async"): _ARRIVED.format(
+        "messages of (local_expert, src_rank)"
+    ),
+    ("dispatch_recv_count", "combine_wait"): _ARRIVED.format(
+        "messages of (local_expert, src_rank)"
+    ),
     "combine_recv_count": "when combine_wait has ended, every combine recv_count word is MAX_FINITE again",
-    ("combine_recv_count", "dispatch_wait"): _ARRIVED.format("rows returned by (local_expert of src_rank, src_rank)"),
-    ("combine_recv_count", "combine_async"): _ARRIVED.format("rows returned by (local_expert of src_rank, src_rank)"),
-    "reserved": _RESET, "finished": _RESET, "rank_completion": _RESET, "A": _RESET_C,
-    ("reserved", "dispatch_async"): "reserved is the next free slot: after dispatch_async the number of messages to "
-                                    "(local_expert, dst_rank); dispatch_wait resets it",
-    ("finished", "dispatch_async"): "finished counts the messages completely written to (local_expert, dst_rank); "
-                                    "dispatch_wait resets it",
-    ("rank_completion", "dispatch_async"): "rank completion counts the signals already written to each peer of the p2p "
-                                           "world: n_local_experts of them; dispatch_wait resets it",
-    ("A", "dispatch_wait"): "A[2i] = READY + end row, A[2i+1] = count, i = local_expert * n_ranks + src_rank, READY = "
-                            "1024; end rows include the shared expert's rows and the format's padding",
-    ("A", "combine_async"): "combine_async reads A; an entry is zeroed only after everybody who reads it has read it",
-    ("finished", "combine_async"): "in combine, finished may count the rows written of (local_expert, src_rank)",
-    ("rank_completion", "combine_async"): "in combine, rank completion may count the signals to each peer",
+    ("combine_recv_count", "dispatch_wait"): _ARRIVED.format(
+        "rows returned by (local_expert of src_rank, src_rank)"
+    ),
+    ("combine_recv_count", "combine_async"): _ARRIVED.format(
+        "rows returned by (local_expert of src_rank, src_rank)"
+    ),
+    "reserved": _RESET,
+    "finished": _RESET,
+    "rank_completion": _RESET,
+    "A": _RESET_C,
+    (
+        "reserved",
+        "dispatch_async",
+    ): "reserved is the next free slot: after dispatch_async the number of messages to "
+    "(local_expert, dst_rank); dispatch_wait resets it",
+    (
+        "finished",
+        "dispatch_async",
+    ): "finished counts the messages completely written to (local_expert, dst_rank); "
+    "dispatch_wait resets it",
+    (
+        "rank_completion",
+        "dispatch_async",
+    ): "rank completion counts the signals already written to each peer of the p2p "
+    "world: n_local_experts of them; dispatch_wait resets it",
+    (
+        "A",
+        "dispatch_wait",
+    ): "A[2i] = READY + end row, A[2i+1] = count, i = local_expert * n_ranks + src_rank, READY = "
+    "1024; end rows include the shared expert's rows and the format's padding",
+    (
+        "A",
+        "combine_async",
+    ): "combine_async reads A; an entry is zeroed only after everybody who reads it has read it",
+    (
+        "finished",
+        "combine_async",
+    ): "in combine, finished may count the rows written of (local_expert, src_rank)",
+    (
+        "rank_completion",
+        "combine_async",
+    ): "in combine, rank completion may count the signals to each peer",
     **{(name, "combine_wait"): _RESET_C for name in ("reserved", "finished", "rank_completion")},
-    "B": "B is scratch between steps", "C": "C is scratch between steps", "D": _RESET, "E": _RESET, "F": _RESET,
-    "G": _RESET, "combine_wait": _RESET_C,
+    "B": "B is scratch between steps",
+    "C": "C is scratch between steps",
+    "D": _RESET,
+    "E": _RESET,
+    "F": _RESET,
+    "G": _RESET,
+    "combine_wait": _RESET_C,
 }

@@ -22,14 +22,25 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 # The files that take longest, the longest first: begun last, one of them would run alone.
-LONGEST = ["fused_a2a/test_fused_a2a_as_ptx.py", "mutants/test_mutants_are_noticed.py",
-           "kernels/test_kernels_as_ptx.py", "shmem/test_shmem_worlds.py", "shmem/test_rounds_over_the_network.py",
-           "processes/test_ranks_as_processes.py", "check/test_check_command.py", "host/test_host_cost.py",
-           "processes/test_a_rank_fails.py", "oracle/test_corner_worlds.py", "shmem/test_shmem_kernels_as_ptx.py",
-           "kernels/test_formats_ptx.py", "processes/test_kernels_are_compiled_first.py",
-           "host/test_command_line.py", "fused_a2a/test_fused_a2a_kernels.py"]
+LONGEST = [
+    "fused_a2a/test_fused_a2a_as_ptx.py",
+    "mutants/test_mutants_are_noticed.py",
+    "kernels/test_kernels_as_ptx.py",
+    "shmem/test_shmem_worlds.py",
+    "shmem/test_rounds_over_the_network.py",
+    "processes/test_ranks_as_processes.py",
+    "check/test_check_command.py",
+    "host/test_host_cost.py",
+    "processes/test_a_rank_fails.py",
+    "oracle/test_corner_worlds.py",
+    "shmem/test_shmem_kernels_as_ptx.py",
+    "kernels/test_formats_ptx.py",
+    "processes/test_kernels_are_compiled_first.py",
+    "host/test_command_line.py",
+    "fused_a2a/test_fused_a2a_kernels.py",
+]
 
-WORLDS_OF_A_NIGHT = "1000"      # random ones, of tests/fuzz
+WORLDS_OF_A_NIGHT = "1000"  # random ones, of tests/fuzz
 
 # Of the simulator's network, whose words they import: on a GPU these are NVSHMEM's, which need not be installed.
 SIMULATED_NETWORK = {"test_network_order.py", "test_ordering_is_needed.py"}
@@ -62,9 +73,13 @@ def pytest_configure(config):
         os.environ.setdefault("EPMOE_FUZZ", WORLDS_OF_A_NIGHT)
     from epmoe.check.ranks import process_number, started_with_others
 
-    if config.option.xmlpath and started_with_others():     # under mpirun each rank writes a JUnit file of its own
+    if (
+        config.option.xmlpath and started_with_others()
+    ):  # under mpirun each rank writes a JUnit file of its own
         path = Path(config.option.xmlpath)
-        config.option.xmlpath = str(path.with_name(f"{path.stem}.rank{process_number()}{path.suffix}"))
+        config.option.xmlpath = str(
+            path.with_name(f"{path.stem}.rank{process_number()}{path.suffix}")
+        )
 
 
 class Detector:
@@ -91,7 +106,12 @@ def race_detector(request):
     begin = SimMachine.__init__
 
     def with_detector(self, n_ranks, *, rank=None, racecheck=None, **options):
-        if racecheck is None and rank is None and Detector.on and "EPMOE_RACECHECK" not in os.environ:
+        if (
+            racecheck is None
+            and rank is None
+            and Detector.on
+            and "EPMOE_RACECHECK" not in os.environ
+        ):
             racecheck = True
         begin(self, n_ranks, rank=rank, racecheck=racecheck, **options)
 
@@ -125,7 +145,9 @@ def pytest_collection_modifyitems(config, items):
     """
     if wants_gpu(config):
         if gpu_count() == 0:
-            raise pytest.UsageError("-m gpu: the driver shows no GPU; `epmoe doctor` says what is missing")
+            raise pytest.UsageError(
+                "-m gpu: the driver shows no GPU; `epmoe doctor` says what is missing"
+            )
         return
     items.sort(key=_longest_first)
     unwanted = {"gpu", "browser", "nightly"}
@@ -143,7 +165,11 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _longest_first(item):
-    name = item.path.relative_to(ROOT / "tests").as_posix() if item.path.is_relative_to(ROOT / "tests") else ""
+    name = (
+        item.path.relative_to(ROOT / "tests").as_posix()
+        if item.path.is_relative_to(ROOT / "tests")
+        else ""
+    )
     return LONGEST.index(name) if name in LONGEST else len(LONGEST)
 
 
@@ -166,14 +192,20 @@ def pytest_xdist_make_scheduler(config, log):
 
 def pytest_terminal_summary(terminalreporter):
     if collect_ignore_glob:
-        terminalreporter.write_line("tests/epmoe_torch: not run, torch is not installed (pip install 'epmoe[torch]')")
+        terminalreporter.write_line(
+            "tests/epmoe_torch: not run, torch is not installed (pip install 'epmoe[torch]')"
+        )
 
 
 def content_of_kernels(program):
     """A digest of all that decides what a program compiles: the source of kernels, the programs, the compilers."""
     from importlib import metadata
 
-    files = [*(ROOT / "epmoe").rglob("*.py"), *(ROOT / "epmoe_ref").rglob("*.py"), *program.parent.glob("*.py")]
+    files = [
+        *(ROOT / "epmoe").rglob("*.py"),
+        *(ROOT / "epmoe_ref").rglob("*.py"),
+        *program.parent.glob("*.py"),
+    ]
     digest = hashlib.sha256(sys.version.encode())
     for name in ("numba-cuda", "numba", "llvmlite", "numpy", "nvidia-cuda-nvcc", "nvshmem4py-cu13"):
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -197,15 +229,24 @@ def gpu_side(request):
     def printed_by(program, *names):
         kept = None
         if names and getattr(request.config, "cache", None):
-            key = hashlib.sha256(repr((content_of_kernels(program), program.name, names)).encode()).hexdigest()
+            key = hashlib.sha256(
+                repr((content_of_kernels(program), program.name, names)).encode()
+            ).hexdigest()
             kept = request.config.cache.mkdir("epmoe-ptx") / f"{key}.json"
             if kept.exists():
                 return json.loads(kept.read_text())
-        environment = os.environ | {"EPMOE_DEVICE": "gpu",
-                                    "PYTHONPATH": os.pathsep.join([str(ROOT), str(program.parent)])}
+        environment = os.environ | {
+            "EPMOE_DEVICE": "gpu",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(program.parent)]),
+        }
         environment.pop("NUMBA_ENABLE_CUDASIM", None)
-        done = subprocess.run([sys.executable, str(program), *names], capture_output=True, text=True, env=environment,
-                              timeout=870)
+        done = subprocess.run(
+            [sys.executable, str(program), *names],
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=870,
+        )
         assert done.returncode == 0, done.stderr[-4000:]
         if kept is not None:
             other = kept.with_suffix(f".{os.getpid()}")

@@ -4,26 +4,35 @@ import numpy as np
 
 from epmoe.check.difference import Difference
 
-LATER = "it was equal when it was returned, and was changed by a later call: is its memory used again?"
+LATER = (
+    "it was equal when it was returned, and was changed by a later call: is its memory used again?"
+)
 
 
-@np.errstate(all="ignore")      # some cases overflow, and have NaN, on purpose
+@np.errstate(all="ignore")  # some cases overflow, and have NaN, on purpose
 def call(implementation, ranks, function, arguments, *more, **options):
     """(results, differences) of one call.
 
     arguments: {name: list over ranks, or None}; with one rank a process the function is given its own of each.
     more, options: given as they are. differences: of arguments that were written to.
     """
-    given = {name: None if of is None else [np.array(a) for a in of] for name, of in arguments.items()}
+    given = {
+        name: None if of is None else [np.array(a) for a in of] for name, of in arguments.items()
+    }
     if implementation.per_rank:
-        rank, = ranks.here
+        (rank,) = ranks.here
         own = [None if of is None else of[rank] for of in given.values()]
         results = function(*own, *more, **options)
     else:
         results = function(*given.values(), *more, **options)
-    changed = [Difference(name, "was written to", rank=rank, rule="inputs are read only")
-               for name, of in arguments.items() if of is not None for rank in ranks.here
-               if np.ascontiguousarray(of[rank]).tobytes() != np.ascontiguousarray(given[name][rank]).tobytes()]
+    changed = [
+        Difference(name, "was written to", rank=rank, rule="inputs are read only")
+        for name, of in arguments.items()
+        if of is not None
+        for rank in ranks.here
+        if np.ascontiguousarray(of[rank]).tobytes()
+        != np.ascontiguousarray(given[name][rank]).tobytes()
+    ]
     return results, changed
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from epmoe.check import random_bits
 
-LARGE, SMALL = (19, 21), (-3, 1)        # exponents
+LARGE, SMALL = (19, 21), (-3, 1)  # exponents
 
 
 def cancelling(rows, row_of, per_rank, seed):
@@ -24,8 +24,12 @@ def cancelling(rows, row_of, per_rank, seed):
             row = out[rank][of_token[token, column]]
             if per_rank > 1:
                 row[0::4] = _part((seed, 0, src_rank, int(token), rank), local, per_rank, row[0::4])
-            is_first = (of_token[token, rank * per_rank:column] < 0).all()
-            row[1::4] = _part((seed, 1, src_rank, int(token), 0), rank, len(rows), row[1::4]) if is_first else 0
+            is_first = (of_token[token, rank * per_rank : column] < 0).all()
+            row[1::4] = (
+                _part((seed, 1, src_rank, int(token), 0), rank, len(rows), row[1::4])
+                if is_first
+                else 0
+            )
     return out
 
 
@@ -33,5 +37,7 @@ def _part(key, index, n, like):
     """The index-th of n terms: v, -v, w, -w, ... with v large, w small; the last one without a partner small."""
     pair = index // 2
     exponents = LARGE if pair % 2 == 0 and index ^ 1 < n else SMALL
-    v = random_bits.floats("bf16", random_bits.stream(*key, pair), like.shape[-1], exponents=exponents)
+    v = random_bits.floats(
+        "bf16", random_bits.stream(*key, pair), like.shape[-1], exponents=exponents
+    )
     return v.reshape(like.shape) * like.dtype.type(-1 if index % 2 else 1)

@@ -40,10 +40,15 @@ class Case:
     def needs(self):
         """The options that an implementation must serve: a set of names."""
         cfg = self.cfg
-        named = {"unweighted": not self.weighted, "epilogue": self.epilogue,
-                 "input_scale": self.input_scale is not None, "fused_shared_expert": cfg.fused_shared_expert,
-                 "skip_a2a": cfg.skip_a2a, "use_shmem": cfg.use_shmem,
-                 "fuse_a_scale_preshuffle": cfg.fuse_a_scale_preshuffle}
+        named = {
+            "unweighted": not self.weighted,
+            "epilogue": self.epilogue,
+            "input_scale": self.input_scale is not None,
+            "fused_shared_expert": cfg.fused_shared_expert,
+            "skip_a2a": cfg.skip_a2a,
+            "use_shmem": cfg.use_shmem,
+            "fuse_a_scale_preshuffle": cfg.fuse_a_scale_preshuffle,
+        }
         return {name for name, on in named.items() if on}
 
     def stream(self, round_, *key):
@@ -52,7 +57,10 @@ class Case:
 
     def input_tokens(self, round_=0):
         """bf16 [T, hidden] of each rank; the same on all ranks under skip_a2a."""
-        return [self._tokens(round_, 0 if self.cfg.skip_a2a else rank, n) for rank, n in enumerate(self.n_tokens)]
+        return [
+            self._tokens(round_, 0 if self.cfg.skip_a2a else rank, n)
+            for rank, n in enumerate(self.n_tokens)
+        ]
 
     def _tokens(self, round_, rank, n):
         seeds = self.stream(round_, TOKENS, rank, np.arange(n))
@@ -61,7 +69,10 @@ class Case:
 
     def topk_ids(self, round_=0):
         """int32 [T, top_k] of each rank; ids of a token distinct, or -1."""
-        return [self._ids(round_, 0 if self.cfg.skip_a2a else rank, n) for rank, n in enumerate(self.n_tokens)]
+        return [
+            self._ids(round_, 0 if self.cfg.skip_a2a else rank, n)
+            for rank, n in enumerate(self.n_tokens)
+        ]
 
     def _ids(self, round_, rank, n):
         cfg = self.cfg
@@ -74,10 +85,16 @@ class Case:
             return ids.astype(np.int32)
         ids = random_bits.permutations(seed, n, cfg.n_experts)
         if self.routing == "hot":
-            ids = np.argsort(np.where(np.arange(cfg.n_experts) == 0, -1, ids), axis=1, kind="stable")
-        ids = ids[:, :cfg.top_k].astype(np.int32)
+            ids = np.argsort(
+                np.where(np.arange(cfg.n_experts) == 0, -1, ids), axis=1, kind="stable"
+            )
+        ids = ids[:, : cfg.top_k].astype(np.int32)
         if self.routing == "gaps":
-            gaps = random_bits.words(self.stream(round_, GAPS, rank), ids.size).reshape(ids.shape) % np.uint64(3) == 0
+            gaps = (
+                random_bits.words(self.stream(round_, GAPS, rank), ids.size).reshape(ids.shape)
+                % np.uint64(3)
+                == 0
+            )
             ids[gaps] = -1
         return np.full_like(ids, -1) if self.routing == "dropped" else ids
 
@@ -88,11 +105,15 @@ class Case:
         result = []
         for rank, ids in enumerate(self.topk_ids(round_)):
             source = 0 if self.cfg.skip_a2a else rank
-            weights = random_bits.floats("fp32", self.stream(round_, WEIGHTS, source), ids.size, exponents=(-5, -1))
+            weights = random_bits.floats(
+                "fp32", self.stream(round_, WEIGHTS, source), ids.size, exponents=(-5, -1)
+            )
             weights = np.abs(weights).reshape(ids.shape)
             odd = np.arange(1, self.cfg.top_k, 2)
-            weights[::2, odd] = weights[::2, odd - 1]       # lets pairs of slots cancel: see pair_outputs
-            weights[2::4] = weights[2::4, :1]               # and slots that are two apart
+            weights[::2, odd] = weights[
+                ::2, odd - 1
+            ]  # lets pairs of slots cancel: see pair_outputs
+            weights[2::4] = weights[2::4, :1]  # and slots that are two apart
             if self.edges:
                 edge_weights(weights)
             result.append(np.where(ids >= 0, weights, np.float32("nan")))
@@ -111,12 +132,18 @@ class Case:
         seeds = self.stream(round_, OUTPUTS, rank, src_rank, token, slot)
         outputs = random_bits.floats(self.cfg.combine_dtype, seeds, self.cfg.hidden)
         seeds = self.stream(round_, OPPOSITES, src_rank, token, slot // 2)
-        opposites = random_bits.floats(self.cfg.combine_dtype, seeds, len(range(0, self.cfg.hidden, 4)))
+        opposites = random_bits.floats(
+            self.cfg.combine_dtype, seeds, len(range(0, self.cfg.hidden, 4))
+        )
         outputs[..., ::4] = np.where(slot[..., None] % 2 == 0, opposites, -opposites)
         seeds = self.stream(round_, ABSORBING, src_rank, token, slot // 4)
-        large = random_bits.floats(self.cfg.combine_dtype, seeds, len(range(2, self.cfg.hidden, 8)), exponents=(12, 14))
+        large = random_bits.floats(
+            self.cfg.combine_dtype, seeds, len(range(2, self.cfg.hidden, 8)), exponents=(12, 14)
+        )
         place = slot[..., None] % 4
-        outputs[..., 2::8] = np.where(place == 0, large, np.where(place == 2, -large, outputs[..., 2::8]))
+        outputs[..., 2::8] = np.where(
+            place == 0, large, np.where(place == 2, -large, outputs[..., 2::8])
+        )
         if self.edges:
             edge_outputs(outputs, self.stream(round_, EDGES, src_rank, token), token, slot)
         return outputs
@@ -158,33 +185,71 @@ def cases(n_ranks=4, only_hidden=None):
         Case("combine in fp32", cfg(combine_dtype="fp32"), uneven, "gaps"),
         Case("an epilogue", cfg(), uneven, "gaps", epilogue=True),
     ]
-    for token_format, hidden in (("fp8_blockwise", 384), ("nvfp4", 192), ("mxfp4", 256), ("mxfp8", 256),
-                                 ("mxfp4_rows", 160)):
-        listed.append(Case(f"{token_format}", cfg(token_format=token_format, hidden=hidden), uneven, "gaps"))
-        listed.append(Case(f"{token_format} at the edges of its numbers",
-                           cfg(token_format=token_format, hidden=hidden), full, edges=True, rounds=1))
-        listed.append(Case(f"{token_format} with a shared expert",
-                           cfg(token_format=token_format, hidden=hidden, fused_shared_expert=True), uneven, "gaps"))
+    for token_format, hidden in (
+        ("fp8_blockwise", 384),
+        ("nvfp4", 192),
+        ("mxfp4", 256),
+        ("mxfp8", 256),
+        ("mxfp4_rows", 160),
+    ):
+        listed.append(
+            Case(f"{token_format}", cfg(token_format=token_format, hidden=hidden), uneven, "gaps")
+        )
+        listed.append(
+            Case(
+                f"{token_format} at the edges of its numbers",
+                cfg(token_format=token_format, hidden=hidden),
+                full,
+                edges=True,
+                rounds=1,
+            )
+        )
+        listed.append(
+            Case(
+                f"{token_format} with a shared expert",
+                cfg(token_format=token_format, hidden=hidden, fused_shared_expert=True),
+                uneven,
+                "gaps",
+            )
+        )
     slots = cfg(token_format="mxfp4_rows", hidden=256, fuse_a_scale_preshuffle=True)
     everybody = cfg(skip_a2a=True)
     listed += [
-        Case("nvfp4 with an input scale", cfg(token_format="nvfp4", hidden=192), uneven, "gaps",
-             input_scale=tuple(0.5 + 0.375 * rank for rank in range(n_ranks))),
+        Case(
+            "nvfp4 with an input scale",
+            cfg(token_format="nvfp4", hidden=192),
+            uneven,
+            "gaps",
+            input_scale=tuple(0.5 + 0.375 * rank for rank in range(n_ranks)),
+        ),
         Case("mxfp4_rows with scales in slots", slots, uneven, "gaps"),
         Case("a shared expert", cfg(fused_shared_expert=True), one_empty, "gaps"),
-        Case("a shared expert and an epilogue", cfg(fused_shared_expert=True), uneven, epilogue=True),
+        Case(
+            "a shared expert and an epilogue", cfg(fused_shared_expert=True), uneven, epilogue=True
+        ),
         Case("no exchange (skip_a2a)", everybody, (7,) * n_ranks, "gaps"),
-        Case("no exchange, without router weights", everybody, (7,) * n_ranks, "gaps", weighted=False),
-        Case("no exchange, a shared expert", cfg(skip_a2a=True, fused_shared_expert=True, allreduce_world_size=n_ranks),
-             (7,) * n_ranks, "gaps"),
+        Case(
+            "no exchange, without router weights", everybody, (7,) * n_ranks, "gaps", weighted=False
+        ),
+        Case(
+            "no exchange, a shared expert",
+            cfg(skip_a2a=True, fused_shared_expert=True, allreduce_world_size=n_ranks),
+            (7,) * n_ranks,
+            "gaps",
+        ),
         Case("messages aligned to 64 bytes", cfg(alignment=64, hidden=136), uneven, "gaps"),
     ]
     if n_ranks % 2 == 0:
         two = cfg(use_shmem=True, p2p_world_size=n_ranks // 2)
         listed.append(Case("two p2p worlds (use_shmem)", two, uneven, "gaps"))
-    for name, options in (("bf16", {}), ("combine in fp16", {"combine_dtype": "fp16"}),
-                          ("combine in fp32", {"combine_dtype": "fp32"})):
-        listed.append(Case(f"{name} at the edges of its numbers", cfg(**options), full, edges=True, rounds=1))
+    for name, options in (
+        ("bf16", {}),
+        ("combine in fp16", {"combine_dtype": "fp16"}),
+        ("combine in fp32", {"combine_dtype": "fp32"}),
+    ):
+        listed.append(
+            Case(f"{name} at the edges of its numbers", cfg(**options), full, edges=True, rounds=1)
+        )
     return [_numbered(case, number) for number, case in enumerate(listed)]
 
 
@@ -200,5 +265,7 @@ def epilogue(token, col, value, scale, bias):
 
 def epilogue_args(n_ranks):
     """One float32 a rank for scale and for bias."""
-    return ([np.float32(0.5 if rank % 2 else 2.0) for rank in range(n_ranks)],
-            [np.float32(0.3) + np.float32(rank) for rank in range(n_ranks)])
+    return (
+        [np.float32(0.5 if rank % 2 else 2.0) for rank in range(n_ranks)],
+        [np.float32(0.3) + np.float32(rank) for rank in range(n_ranks)],
+    )

@@ -18,7 +18,11 @@ def run(task, say):
         implementation = load(task["name"])
         compile_first([task["name"]], task["only"], task["ranks"])
         ranks = ranks_of(implementation, task["ranks"])
-        found = [entry for entry in all_cases(implementation, ranks.size) if task["only"] in entry[0].name]
+        found = [
+            entry
+            for entry in all_cases(implementation, ranks.size)
+            if task["only"] in entry[0].name
+        ]
     except EPError as error:
         say(["cannot", str(error)])
         return

@@ -15,20 +15,30 @@ from epmoe.check.place_causes import SUMS_LOST, outputs_beside
 from epmoe.check.seen_causes import SEEN, of_sums
 
 BESIDE = "each slot has the row beside its own of expert_outputs: rows are read, or written, one place off"
-OUTPUT = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
+OUTPUT = {
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "fp16": np.dtype(np.float16),
+    "fp32": np.dtype(np.float32),
+}
 
 
 def with_causes(round_, differences):
     """The differences of a round's combine, each with its likely cause where one is known."""
+
     def candidates(difference):
-        got, want = np.asarray(round_.combined[difference.rank]), round_.combined_want[difference.rank]
+        got, want = (
+            np.asarray(round_.combined[difference.rank]),
+            round_.combined_want[difference.rank],
+        )
         if {got.ndim, want.ndim} == {2, 3}:
             return ["with router weights the slots are summed, without them they are not"]
         if got.shape != want.shape or got.dtype.itemsize != want.dtype.itemsize:
             return []
         got = np.ascontiguousarray(got).view(want.dtype)
         with np.errstate(all="ignore"):
-            causes = (_weighted if round_.case.weighted else _unweighted)(Sum(round_, difference.rank), got)
+            causes = (_weighted if round_.case.weighted else _unweighted)(
+                Sum(round_, difference.rank), got
+            )
             return causes + of_sums(got, want)
 
     return explained(differences, candidates, (*SEEN, SUMS_LOST))
@@ -45,12 +55,24 @@ class Sum:
         if cfg.skip_a2a:
             self.takes_part &= ids // cfg.n_local_experts == rank
         token, slot = np.indices(ids.shape)
-        self.recv = round_.case.pair_outputs(round_.number, ids // cfg.n_local_experts, rank, token, slot)
+        self.recv = round_.case.pair_outputs(
+            round_.number, ids // cfg.n_local_experts, rank, token, slot
+        )
         self.recv = np.where(self.takes_part[..., None], self.recv, 0).astype(self.dtype)
         if round_.router_weights is not None:
-            self.weights = np.where(self.takes_part, round_.router_weights[rank], 0).astype(np.float32)
+            self.weights = np.where(self.takes_part, round_.router_weights[rank], 0).astype(
+                np.float32
+            )
 
-    def routed(self, weights=None, order=None, step=lambda acc: acc, product=np.float64, only=None, start=None):
+    def routed(
+        self,
+        weights=None,
+        order=None,
+        step=lambda acc: acc,
+        product=np.float64,
+        only=None,
+        start=None,
+    ):
         """The sum over slots; `step` is applied to it after every slot, products are rounded to `product`.
 
         order: int [T, top_k], the slots of each token as they are added; default ascending. only: bool [T, top_k], the
@@ -62,8 +84,10 @@ class Sum:
         token = np.arange(len(acc))
         for k in range(self.cfg.top_k):
             slot = k if order is None else order[:, k]
-            term = (weights[token, slot, None].astype(np.float64) * self.recv[token, slot].astype(np.float64)).astype(
-                product)
+            term = (
+                weights[token, slot, None].astype(np.float64)
+                * self.recv[token, slot].astype(np.float64)
+            ).astype(product)
             added = step((acc.astype(np.float64) + term).astype(np.float32))
             acc = np.where(only[token, slot, None], added, acc)
         return acc
@@ -84,7 +108,7 @@ class Sum:
         """float32 [T, hidden]: the shared expert's rows, zero for tokens outside the rank's share."""
         first, n = epmoe_ref.shared_expert_share(self.cfg, self.rank, len(self.ids))
         rows = np.zeros((len(self.ids), self.cfg.hidden), self.dtype)
-        rows[first:first + n] = self.round.case.shared_outputs(self.round.number, self.rank, n)
+        rows[first : first + n] = self.round.case.shared_outputs(self.round.number, self.rank, n)
         return rows.astype(np.float32)
 
     def finish(self, acc, shared=True, lambda_=True):
@@ -111,43 +135,82 @@ def _weighted(s, got):
     mistakes = (
         ("the weights are applied twice", lambda: s.routed(s.weights * s.weights)),
         ("the weights are not applied", lambda: s.routed(np.ones_like(s.weights))),
-        ("the weights are normalised, so that those of a token add up to 1; they are taken as they are",
-         lambda: s.routed(s.weights / s.weights.sum(axis=1, keepdims=True))),
-        ("the weights are in another order than the slots: reversed", lambda: s.routed(s.weights[:, ::-1])),
-        ("the weights are shifted by one slot: each goes to the next", lambda: s.routed(np.roll(s.weights, 1, axis=1))),
-        ("the weights are shifted by one slot: each goes to the one before",
-         lambda: s.routed(np.roll(s.weights, -1, axis=1))),
-        ("the weights are in the order of the experts' ids, not in that of the slots",
-         lambda: s.routed(np.take_along_axis(s.weights, s.by_expert(), axis=1))),
-        ("each product is rounded to float32 before it is added; a fused multiply-add rounds once a step",
-         lambda: s.routed(product=np.float32)),
-        ("the slots are added in descending order",
-         lambda: s.routed(order=np.broadcast_to(np.arange(s.cfg.top_k)[::-1], s.ids.shape))),
-        ("the slots are added in the order of their experts' ids", lambda: s.routed(order=s.by_expert())),
-        ("each rank's slots are summed first, then the ranks' sums; the definition is one sum over all slots",
-         lambda: s.over_ranks(lambda part: part)),
-        (f"each rank's slots are summed first and rounded to {name}, then the ranks' sums; the definition is one sum "
-         "over all slots", lambda: s.over_ranks(s.rounded)),
-        (f"double rounding: the sum is rounded to {name} after every slot; it stays float32 until the end",
-         lambda: s.routed(step=s.rounded)),
-        (f"double rounding: every product is rounded to {name} before it is added",
-         lambda: s.routed(product=s.dtype)),
-        ("the sum is kept in float64; one rounding to float32 a step is the definition", lambda: _in_float64(s)),
+        (
+            "the weights are normalised, so that those of a token add up to 1; they are taken as they are",
+            lambda: s.routed(s.weights / s.weights.sum(axis=1, keepdims=True)),
+        ),
+        (
+            "the weights are in another order than the slots: reversed",
+            lambda: s.routed(s.weights[:, ::-1]),
+        ),
+        (
+            "the weights are shifted by one slot: each goes to the next",
+            lambda: s.routed(np.roll(s.weights, 1, axis=1)),
+        ),
+        (
+            "the weights are shifted by one slot: each goes to the one before",
+            lambda: s.routed(np.roll(s.weights, -1, axis=1)),
+        ),
+        (
+            "the weights are in the order of the experts' ids, not in that of the slots",
+            lambda: s.routed(np.take_along_axis(s.weights, s.by_expert(), axis=1)),
+        ),
+        (
+            "each product is rounded to float32 before it is added; a fused multiply-add rounds once a step",
+            lambda: s.routed(product=np.float32),
+        ),
+        (
+            "the slots are added in descending order",
+            lambda: s.routed(order=np.broadcast_to(np.arange(s.cfg.top_k)[::-1], s.ids.shape)),
+        ),
+        (
+            "the slots are added in the order of their experts' ids",
+            lambda: s.routed(order=s.by_expert()),
+        ),
+        (
+            "each rank's slots are summed first, then the ranks' sums; the definition is one sum over all slots",
+            lambda: s.over_ranks(lambda part: part),
+        ),
+        (
+            f"each rank's slots are summed first and rounded to {name}, then the ranks' sums; the definition is one sum "
+            "over all slots",
+            lambda: s.over_ranks(s.rounded),
+        ),
+        (
+            f"double rounding: the sum is rounded to {name} after every slot; it stays float32 until the end",
+            lambda: s.routed(step=s.rounded),
+        ),
+        (
+            f"double rounding: every product is rounded to {name} before it is added",
+            lambda: s.routed(product=s.dtype),
+        ),
+        (
+            "the sum is kept in float64; one rounding to float32 a step is the definition",
+            lambda: _in_float64(s),
+        ),
     )
     causes = _slots_without_expert(s, got)
     causes += [cause for cause, acc in mistakes if _same(got, s.finish(acc()))]
     if _begins_with_the_round_before(s, got):
-        causes.append("the sum begins with that of the round before, which was not cleared; it begins with +0")
+        causes.append(
+            "the sum begins with that of the round before, which was not cleared; it begins with +0"
+        )
     acc = s.routed()
     if s.cfg.combine_dtype == "bf16" and _same(got, s.finish(_toward_zero(acc))):
         causes.append("the sum is cut off to bf16; it is rounded to nearest even")
     if s.cfg.fused_shared_expert and _same(got, s.finish(acc, shared=False)):
         causes.append("the shared expert's rows are not added")
     if s.cfg.fused_shared_expert and _same(got, s.finish(acc + s.shared(), shared=False)):
-        causes.append(f"the shared expert's row is added before the sum is rounded to {name}; it is added after")
+        causes.append(
+            f"the shared expert's row is added before the sum is rounded to {name}; it is added after"
+        )
     if s.round.case.epilogue and _same(got, s.finish(acc, lambda_=False)):
         causes.append("the epilogue is not called")
-    if any(_same(got[known], other.finish(other.routed())[known]) for other, known in outputs_beside(s) if known.any()):
+    if any(
+        _same(got[known], other.finish(other.routed())[known])
+        for other, known in outputs_beside(s)
+        if known.any()
+    ):
         causes.append(BESIDE)
     return causes + _of_other_rank(s, got) + _left_over(s, got)
 
@@ -175,14 +238,18 @@ def _earlier(round_):
 
 def _toward_zero(acc):
     """Float32 numbers whose lower half is cut off: what is then rounded to bf16 stays as it is."""
-    return np.where(np.isnan(acc), acc, (acc.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32))
+    return np.where(
+        np.isnan(acc), acc, (acc.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    )
 
 
 def _slots_without_expert(s, got):
     nan = np.isnan(got).any(axis=1)
     if nan.any() and (nan == (~s.takes_part).any(axis=1)).all():
-        return ["slots of -1 take part: NaN at exactly the tokens that have one; such a slot adds nothing, whatever "
-                "its weight"]
+        return [
+            "slots of -1 take part: NaN at exactly the tokens that have one; such a slot adds nothing, whatever "
+            "its weight"
+        ]
     return []
 
 
@@ -194,15 +261,20 @@ def _in_float64(s):
 def _unweighted(s, got):
     if _same(got[s.takes_part], s.recv[s.takes_part]):
         return ["rows of slots with -1 are not zero"]
-    if any(_same(got[known], other.recv[known]) for other, known in outputs_beside(s) if known.any()):
+    if any(
+        _same(got[known], other.recv[known]) for other, known in outputs_beside(s) if known.any()
+    ):
         return [BESIDE]
     return _of_other_rank(s, got) + _left_over(s, got)
 
 
 def _of_other_rank(s, got):
     others = [(rank, want) for rank, want in enumerate(s.round.combined_want) if rank != s.rank]
-    return [f"these are the tokens of rank {rank}" for rank, want in others
-            if want.shape == got.shape and _same(got, want)]
+    return [
+        f"these are the tokens of rank {rank}"
+        for rank, want in others
+        if want.shape == got.shape and _same(got, want)
+    ]
 
 
 def _left_over(s, got):

@@ -11,30 +11,52 @@ import sys
 import threading
 import traceback
 
-from epmoe_ref.errors import EPError, EPValueError
-
 from epmoe.command_line import CANNOT_RUN, DIFFERS, EQUAL, at_least_one, positive_seconds
+from epmoe_ref.errors import EPError, EPValueError
 
 NO_CASE = -1
 TIMEOUT_S = 120.0
-STDERR = 2      # where an implementation prints while stdout holds JSON
+STDERR = 2  # where an implementation prints while stdout holds JSON
 
 
 def add_arguments(parser):
     """The sub-command's arguments, put into an argparse parser."""
     from epmoe.check.adapters import ADAPTERS
-    parser.add_argument("implementations", nargs="*", metavar="implementation",
-                        help="module:Class, found from the current folder, or one of " + ", ".join(ADAPTERS)
-                             + "; none: this project's kernels")
-    parser.add_argument("--ranks", type=at_least_one, default=4, metavar="N", help="size of the world (default 4; with "
-                        "one rank a process, the number of processes)")
-    parser.add_argument("--only", metavar="TEXT", help="run only the cases whose name contains TEXT")
-    parser.add_argument("--timeout", type=positive_seconds, default=TIMEOUT_S, metavar="S",
-                        help="seconds after which a case counts as hung (default %(default)g)")
+
+    parser.add_argument(
+        "implementations",
+        nargs="*",
+        metavar="implementation",
+        help="module:Class, found from the current folder, or one of "
+        + ", ".join(ADAPTERS)
+        + "; none: this project's kernels",
+    )
+    parser.add_argument(
+        "--ranks",
+        type=at_least_one,
+        default=4,
+        metavar="N",
+        help="size of the world (default 4; with one rank a process, the number of processes)",
+    )
+    parser.add_argument(
+        "--only", metavar="TEXT", help="run only the cases whose name contains TEXT"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=positive_seconds,
+        default=TIMEOUT_S,
+        metavar="S",
+        help="seconds after which a case counts as hung (default %(default)g)",
+    )
     said = parser.add_mutually_exclusive_group()
-    said.add_argument("--quiet", action="store_true", help="print only what differs, and the verdict")
-    said.add_argument("--json", action="store_true",
-                      help="one JSON object instead of lines: each case, and each difference with its place")
+    said.add_argument(
+        "--quiet", action="store_true", help="print only what differs, and the verdict"
+    )
+    said.add_argument(
+        "--json",
+        action="store_true",
+        help="one JSON object instead of lines: each case, and each difference with its place",
+    )
 
 
 def run(arguments):
@@ -59,7 +81,9 @@ def run(arguments):
     # the names are those of another layout's cases, if some implementation had any
     code = max((code for code in codes if code != NO_CASE), default=CANNOT_RUN)
     if arguments.json and process_number() == 0:
-        print(json.dumps({"passed": code == EQUAL, "implementations": records}, indent=1, default=int))
+        print(
+            json.dumps({"passed": code == EQUAL, "implementations": records}, indent=1, default=int)
+        )
     return code
 
 
@@ -75,7 +99,9 @@ def _no_case(names, arguments):
     from epmoe.check.conformance import all_cases
     from epmoe.check.implementation import load
 
-    there = dict.fromkeys(case.name for name in names for case, *_ in all_cases(load(name), arguments.ranks))
+    there = dict.fromkeys(
+        case.name for name in names for case, *_ in all_cases(load(name), arguments.ranks)
+    )
     return f"no case's name contains {arguments.only!r}; there are: {', '.join(there)}"
 
 
@@ -83,6 +109,7 @@ def own():
     """The names of this project's kernels."""
     from epmoe.check.adapters import OWN
     from epmoe.check.ranks import started_by_mpirun
+
     return [f"mpi_{name}" if started_by_mpirun() else name for name in OWN]
 
 
@@ -90,10 +117,12 @@ def compile_first(names, only, n_ranks):
     """Kernels of this project, which on GPUs would otherwise be compiled one after another."""
     from epmoe.check.adapters import OWN
     from epmoe.check.ranks import started_by_mpirun
+
     prefix = "mpi_" if started_by_mpirun() else ""
     ours = [f"mpi_{name}" for name in OWN if prefix + name in names]
     if ours:
         from epmoe.check.compiled_first import compile_all
+
         compile_all(ours, only, None if prefix else n_ranks)
 
 
@@ -106,16 +135,34 @@ def _check(name, arguments, said, records):
 
     def tell(outcome):
         if prints and (outcome.differences or not arguments.quiet):
-            same = first_with.setdefault(outcome.differences, outcome.case) if outcome.differences else outcome.case
-            print(outcome if same == outcome.case else f"DIFFERS     {outcome.case}: as in {same!r}", flush=True)
+            same = (
+                first_with.setdefault(outcome.differences, outcome.case)
+                if outcome.differences
+                else outcome.case
+            )
+            print(
+                outcome if same == outcome.case else f"DIFFERS     {outcome.case}: as in {same!r}",
+                flush=True,
+            )
 
     try:
-        report = _as_rank(name, arguments, tell) if started_as_rank() else guarded.check(
-            name, n_ranks=arguments.ranks, only=arguments.only, timeout=arguments.timeout, tell=tell,
-            output=STDERR if arguments.json else None)
+        report = (
+            _as_rank(name, arguments, tell)
+            if started_as_rank()
+            else guarded.check(
+                name,
+                n_ranks=arguments.ranks,
+                only=arguments.only,
+                timeout=arguments.timeout,
+                tell=tell,
+                output=STDERR if arguments.json else None,
+            )
+        )
     except EPError as error:
         _complain(error, said)
-        records.append({"name": name, "passed": False, "verdict": f"cannot be run: {error}", "cases": []})
+        records.append(
+            {"name": name, "passed": False, "verdict": f"cannot be run: {error}", "cases": []}
+        )
         return CANNOT_RUN
     if not report.outcomes:
         return NO_CASE
@@ -133,13 +180,17 @@ def _as_rank(name, arguments, tell):
 
     implementation = load(name)
     if started_with_others() and not implementation.per_rank:
-        raise EPValueError(f"{name} has the whole world in one process (per_rank is False), and several were "
-                           "started, of which each would do the same: start it alone, or set per_rank = True")
+        raise EPValueError(
+            f"{name} has the whole world in one process (per_rank is False), and several were "
+            "started, of which each would do the same: start it alone, or set per_rank = True"
+        )
     ranks, timers = ranks_of(implementation, arguments.ranks), []
 
     def give_up(case):
-        sys.stderr.write(f"epmoe check: {name}: case {case!r} did not return within {arguments.timeout:g} s "
-                         "(--timeout); all ranks end\n")
+        sys.stderr.write(
+            f"epmoe check: {name}: case {case!r} did not return within {arguments.timeout:g} s "
+            "(--timeout); all ranks end\n"
+        )
         sys.stderr.flush()
         os._exit(DIFFERS)
 
@@ -154,12 +205,18 @@ def _as_rank(name, arguments, tell):
             timers.pop().cancel()
 
     try:
-        return check(implementation, ranks=ranks, only=arguments.only, name=name, tell=tell, begin=begin)
+        return check(
+            implementation, ranks=ranks, only=arguments.only, name=name, tell=tell, begin=begin
+        )
     except EPError:
         raise
-    except Exception as error:      # the other ranks wait for this one: all end, as the launcher sees to
+    except (
+        Exception
+    ) as error:  # the other ranks wait for this one: all end, as the launcher sees to
         traceback.print_exc()
-        sys.stderr.write(f"epmoe check: {name} differs: it raised {type(error).__name__}: {error}; all ranks end\n")
+        sys.stderr.write(
+            f"epmoe check: {name} differs: it raised {type(error).__name__}: {error}; all ranks end\n"
+        )
         sys.exit(DIFFERS)
     finally:
         end()

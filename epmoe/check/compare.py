@@ -14,17 +14,17 @@ convert with np.asarray; of arrays with spare capacity the first row_offsets[-1]
 """
 
 import numpy as np
-from epmoe_ref.formats.scale_layout import transposed
 
 from epmoe.check.compare_segments import compare_payload, compare_scales, compare_src_info
 from epmoe.check.difference import Difference, bits, columns, shown
 from epmoe.check.places import layout, places_of, source_rank
+from epmoe_ref.formats.scale_layout import transposed
 
 NEEDED = ("output_tokens", "row_offsets", "src_info")
 RULE = {
     "recv_count": "recv_count[local expert, source rank] is the number of (token, slot) pairs routed there",
     "row_offsets": "row_offsets are exclusive prefix sums of the experts' row counts (rounded up where the format "
-                   "pads), one entry more than there are groups",
+    "pads), one entry more than there are groups",
     "expert_ids": "expert_ids are local ids, 0 .. n_groups - 1",
     "scales_offset": "scales_offset[g] = sum over i < g of ceil(rows of i / 128), minus row_offsets[g] // 128",
     "topk_ids": "dispatch keeps the ids as int32, with bad ones turned into -1",
@@ -39,7 +39,11 @@ def field(result, name):
 
 def _names(result):
     """What a result has, in words: names of a dict's or an object's fields."""
-    names = [n for n in (result if isinstance(result, dict) else getattr(result, "__dict__", ())) if n[:1] != "_"]
+    names = [
+        n
+        for n in (result if isinstance(result, dict) else getattr(result, "__dict__", ()))
+        if n[:1] != "_"
+    ]
     return ", ".join(names) or f"nothing, it is {result!r:.60}"
 
 
@@ -59,10 +63,28 @@ def compare_dispatched(cfg, rank, got, want):
     """
     missing = [name for name in NEEDED if field(got, name) is None]
     if missing:
-        return [Difference("dispatch's result", f"has no {', '.join(missing)}; it has {_names(got)}", got, want, rank,
-                           rule="output_tokens, row_offsets and src_info must be given, in a dict or an object")]
-    found = [d for name in ("recv_count", "row_offsets", "expert_ids", "scales_offset", "topk_ids", "num_tokens")
-             if (d := _compare_small(cfg, rank, name, array(got, name), array(want, name)))]
+        return [
+            Difference(
+                "dispatch's result",
+                f"has no {', '.join(missing)}; it has {_names(got)}",
+                got,
+                want,
+                rank,
+                rule="output_tokens, row_offsets and src_info must be given, in a dict or an object",
+            )
+        ]
+    found = [
+        d
+        for name in (
+            "recv_count",
+            "row_offsets",
+            "expert_ids",
+            "scales_offset",
+            "topk_ids",
+            "num_tokens",
+        )
+        if (d := _compare_small(cfg, rank, name, array(got, name), array(want, name)))
+    ]
     if any(d.what in ("recv_count", "row_offsets") for d in found):
         return found  # without common segments no row has a counterpart
     where = places_of(cfg, rank, want)
@@ -70,15 +92,28 @@ def compare_dispatched(cfg, rank, got, want):
     found += shape
     if any(d.what in ("src_info", "output_tokens") for d in shape):
         return found
-    src_got, src_want = (array(x, "src_info")[:where.n_rows].astype(np.int64) for x in (got, want))
+    src_got, src_want = (array(x, "src_info")[: where.n_rows].astype(np.int64) for x in (got, want))
     difference, pairs = compare_src_info(cfg, rank, where, src_got, src_want)
     if difference:
         return found + [difference]
-    found += compare_payload(cfg, rank, where, pairs, src_want, array(got, "output_tokens"),
-                             array(want, "output_tokens"))
-    if not shape and array(want, "output_scales") is not None and array(got, "output_scales") is not None:
-        found += compare_scales(cfg, rank, where, pairs, src_want, array(got, "output_scales"),
-                                array(want, "output_scales"), field(want, "row_offsets"))
+    found += compare_payload(
+        cfg, rank, where, pairs, src_want, array(got, "output_tokens"), array(want, "output_tokens")
+    )
+    if (
+        not shape
+        and array(want, "output_scales") is not None
+        and array(got, "output_scales") is not None
+    ):
+        found += compare_scales(
+            cfg,
+            rank,
+            where,
+            pairs,
+            src_want,
+            array(got, "output_scales"),
+            array(want, "output_scales"),
+            field(want, "row_offsets"),
+        )
     return found
 
 
@@ -86,29 +121,44 @@ def compare_dispatched_world(cfg, got, want):
     """Differences over all ranks: compare_dispatched of each; got and want are lists over ranks."""
     if len(got) != len(want):
         return [Difference("dispatch", f"returned {len(got)} results for {len(want)} ranks")]
-    return [d for rank in range(len(want)) for d in compare_dispatched(cfg, rank, got[rank], want[rank])]
+    return [
+        d for rank in range(len(want)) for d in compare_dispatched(cfg, rank, got[rank], want[rank])
+    ]
 
 
 def _compare_small(cfg, rank, name, got, want):
     if got is None or want is None:
         return None
     if got.shape != want.shape:
-        return Difference(name, f"has shape {got.shape}, reference {want.shape}", got, want, rank, rule=RULE[name])
+        return Difference(
+            name, f"has shape {got.shape}, reference {want.shape}", got, want, rank, rule=RULE[name]
+        )
     if got.dtype.kind not in "iu":
-        return Difference(name, f"has dtype {got.dtype}; integers are needed", got, want, rank, rule=RULE[name])
-    different = got != want         # of integers of any width: exact, nothing is cast
+        return Difference(
+            name, f"has dtype {got.dtype}; integers are needed", got, want, rank, rule=RULE[name]
+        )
+    different = got != want  # of integers of any width: exact, nothing is cast
     if not different.any():
         return None
     at = tuple(int(i) for i in np.argwhere(different)[0]) if different.ndim else ()
     place = {}
     if name == "recv_count":
-        place = dict(expert=rank * cfg.n_local_experts + at[0], src_rank=source_rank(cfg, rank, at[1]))
+        place = dict(
+            expert=rank * cfg.n_local_experts + at[0], src_rank=source_rank(cfg, rank, at[1])
+        )
     elif name == "topk_ids":
         place = dict(token=at[0], slot=at[1])
     index = f"[{', '.join(map(str, at))}]" if at else ""
     whole = f"; whole array {got.tolist()}, reference {want.tolist()}" if 1 < got.size <= 16 else ""
-    return Difference(name, f"{index} is {shown(got[at])}, reference {shown(want[at])}{whole}".lstrip(), got, want,
-                      rank, rule=RULE[name], **place)
+    return Difference(
+        name,
+        f"{index} is {shown(got[at])}, reference {shown(want[at])}{whole}".lstrip(),
+        got,
+        want,
+        rank,
+        rule=RULE[name],
+        **place,
+    )
 
 
 def _compare_row_shapes(cfg, rank, got, want, n_rows):
@@ -123,21 +173,41 @@ def _compare_row_shapes(cfg, rank, got, want, n_rows):
         if slots:
             fits = a.size == b.size
         else:
-            fits = (a.ndim == b.ndim and a.shape[axis] >= b.shape[axis]
-                    and a.shape[:axis] + a.shape[axis + 1:] == b.shape[:axis] + b.shape[axis + 1:])
+            fits = (
+                a.ndim == b.ndim
+                and a.shape[axis] >= b.shape[axis]
+                and a.shape[:axis] + a.shape[axis + 1 :] == b.shape[:axis] + b.shape[axis + 1 :]
+            )
         if not fits or not same_type(a, b):
             more = "" if slots or fits else f" (axis {axis} may be longer)"
-            rule = "" if same_type(a, b) else (f"{name} holds {b.dtype}, or its bits as unsigned integers; values are "
-                                               "looked at when the type is right")
-            found.append(Difference(name, f"is {a.dtype} {a.shape}, reference {b.dtype} {b.shape}{more}", a, b, rank,
-                                    rule=rule))
+            rule = (
+                ""
+                if same_type(a, b)
+                else (
+                    f"{name} holds {b.dtype}, or its bits as unsigned integers; values are "
+                    "looked at when the type is right"
+                )
+            )
+            found.append(
+                Difference(
+                    name,
+                    f"is {a.dtype} {a.shape}, reference {b.dtype} {b.shape}{more}",
+                    a,
+                    b,
+                    rank,
+                    rule=rule,
+                )
+            )
     return found
 
 
 def same_type(got, want):
     """Whether an array's elements can be compared with the reference's: of their type, or their bits."""
     return got.dtype.itemsize == want.dtype.itemsize and (
-        got.dtype.kind in "uV" or got.dtype == want.dtype or got.dtype.kind == want.dtype.kind == "i")
+        got.dtype.kind in "uV"
+        or got.dtype == want.dtype
+        or got.dtype.kind == want.dtype.kind == "i"
+    )
 
 
 def compare_combined(cfg, rank, got, want, *, topk_ids=None):
@@ -164,10 +234,15 @@ def compare_combined(cfg, rank, got, want, *, topk_ids=None):
         if topk_ids is not None and topk_ids[at[0]][at[1]] >= 0:
             place["expert"] = int(topk_ids[at[0]][at[1]])
     n_tokens = int(different.any(axis=tuple(range(1, different.ndim))).sum())
-    says = (f"is {shown(got[at])}, reference {shown(want[at])}; first of {int(different.sum())} differing elements in "
-            f"{n_tokens} of {len(want)} tokens{columns(different)}{of_slots}")
-    rule = ("without router weights out[t, k] is the expert's row, and zero at a -1 slot" if len(at) == 3 else
-            "out[t] = sum over k ascending of w[t, k] * y[t, k], fused multiply-add in float32 from +0, rounded once")
+    says = (
+        f"is {shown(got[at])}, reference {shown(want[at])}; first of {int(different.sum())} differing elements in "
+        f"{n_tokens} of {len(want)} tokens{columns(different)}{of_slots}"
+    )
+    rule = (
+        "without router weights out[t, k] is the expert's row, and zero at a -1 slot"
+        if len(at) == 3
+        else "out[t] = sum over k ascending of w[t, k] * y[t, k], fused multiply-add in float32 from +0, rounded once"
+    )
     return [Difference("output", says, got, want, rank, rule=rule, **place)]
 
 
@@ -176,8 +251,11 @@ def compare_combined_world(cfg, got, want, *, topk_ids=None):
     if len(got) != len(want):
         return [Difference("combine", f"returned {len(got)} results for {len(want)} ranks")]
     ids = topk_ids if topk_ids is not None else [None] * len(want)
-    return [d for rank in range(len(want)) for d in compare_combined(cfg, rank, got[rank], want[rank],
-                                                                      topk_ids=ids[rank])]
+    return [
+        d
+        for rank in range(len(want))
+        for d in compare_combined(cfg, rank, got[rank], want[rank], topk_ids=ids[rank])
+    ]
 
 
 def report(differences, limit=10):

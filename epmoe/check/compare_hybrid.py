@@ -12,11 +12,13 @@ RULES = {
     "dispatched_probs": "a row's prob is probs[token, its expert]; 0 in rows without a token",
     "dispatched_scaling_factor": "one float32 scale for 128 columns of a row; 0 in rows without a token",
     "tokens_per_expert": "rows of each local expert, padding included; what does not fit into num_permuted_tokens is "
-                         "dropped from the end and not counted",
+    "dropped from the end and not counted",
     "overflow": "1 where the padded rows are more than num_permuted_tokens, else 0",
 }
-SUM = ("unweighted, in float32 from +0: on each rank over the token's experts ascending, rounded; then over the ranks "
-       "of a p2p world ascending, rounded; then over the p2p worlds; +0 for a token without rows")
+SUM = (
+    "unweighted, in float32 from +0: on each rank over the token's experts ascending, rounded; then over the ranks "
+    "of a p2p world ascending, rounded; then over the p2p worlds; +0 for a token without rows"
+)
 BACK = "combine's gradient is dispatch again: each row the bytes of the token it came from, zeros without a token"
 PROBS_BACK = "grad_probs[t, e] is the gradient of the pair's row, a copy; 0 where no row is, dropped pairs included"
 
@@ -26,11 +28,17 @@ def received(routing_map, handle, rank, got, want):
     found = []
     for name in ("tokens_per_expert", "overflow"):
         if got[name] is not None:
-            found += _small(name, routing_map, handle, rank, np.asarray(got[name][rank]), want[name][rank])
+            found += _small(
+                name, routing_map, handle, rank, np.asarray(got[name][rank]), want[name][rank]
+            )
     for name in ("dispatched_hidden", "dispatched_probs", "dispatched_scaling_factor"):
         a, b = None if got[name] is None else got[name][rank], want[name][rank]
         if (a is None) != (b is None):
-            says = "is missing from the result" if a is None else "was given, where the reference has none"
+            says = (
+                "is missing from the result"
+                if a is None
+                else "was given, where the reference has none"
+            )
             found.append(Difference(name, says, a, b, rank, rule=RULES[name]))
         elif b is not None:
             found += rows(name, handle, rank, a, b, RULES[name])
@@ -39,15 +47,40 @@ def received(routing_map, handle, rank, got, want):
 
 def _small(name, routing_map, handle, rank, got, want):
     if got.shape != want.shape:
-        return [Difference(name, f"has shape {got.shape}, reference {want.shape}", got, want, rank, rule=RULES[name])]
+        return [
+            Difference(
+                name,
+                f"has shape {got.shape}, reference {want.shape}",
+                got,
+                want,
+                rank,
+                rule=RULES[name],
+            )
+        ]
     if got.dtype.kind not in "iu" and not (name == "overflow" and got.dtype.kind == "b"):
-        return [Difference(name, f"has dtype {got.dtype}; integers are needed", got, want, rank, rule=RULES[name])]
+        return [
+            Difference(
+                name,
+                f"has dtype {got.dtype}; integers are needed",
+                got,
+                want,
+                rank,
+                rule=RULES[name],
+            )
+        ]
     if (got == want).all():
         return []
     at = int(np.flatnonzero(got.reshape(-1) != want.reshape(-1))[0])
-    found = Difference(name, f"[{at}] is {got.reshape(-1)[at]}, reference {want.reshape(-1)[at]}; whole array "
-                             f"{got.tolist()}, reference {want.tolist()}", got, want, rank, rule=RULES[name],
-                       expert=rank * handle.num_local_experts + at if name == "tokens_per_expert" else None)
+    found = Difference(
+        name,
+        f"[{at}] is {got.reshape(-1)[at]}, reference {want.reshape(-1)[at]}; whole array "
+        f"{got.tolist()}, reference {want.tolist()}",
+        got,
+        want,
+        rank,
+        rule=RULES[name],
+        expert=rank * handle.num_local_experts + at if name == "tokens_per_expert" else None,
+    )
     if name == "tokens_per_expert":
         here = slice(rank * handle.num_local_experts, (rank + 1) * handle.num_local_experts)
         plain = np.concatenate(routing_map)[:, here].sum(axis=0)
@@ -85,8 +118,11 @@ def _place(handle, rank, row):
     """Expert, source rank and token of a row; nothing where it has no token."""
     if handle.src_token[rank][row] < 0:
         return {}
-    return dict(expert=rank * handle.num_local_experts + int(handle.local_expert[rank][row]),
-                src_rank=int(handle.src_rank[rank][row]), token=int(handle.src_token[rank][row]))
+    return dict(
+        expert=rank * handle.num_local_experts + int(handle.local_expert[rank][row]),
+        src_rank=int(handle.src_rank[rank][row]),
+        token=int(handle.src_token[rank][row]),
+    )
 
 
 def _order(handle, rank, got, want):
@@ -94,12 +130,19 @@ def _order(handle, rank, got, want):
     has = handle.src_token[rank] >= 0
     if (bits(got)[has] == bits(want)[has]).all():
         return "rows without a token are not zero: what was there before, or what an expert made of padding"
-    expert, src, token = (a[rank][has] for a in (handle.local_expert, handle.src_rank, handle.src_token))
-    orders = {"by source rank, not by expert first": (expert, token, src),
-              "by token before source rank inside an expert": (src, token, expert)}
+    expert, src, token = (
+        a[rank][has] for a in (handle.local_expert, handle.src_rank, handle.src_token)
+    )
+    orders = {
+        "by source rank, not by expert first": (expert, token, src),
+        "by token before source rank inside an expert": (src, token, expert),
+    }
     for words, keys in orders.items():
         order = np.lexsort(keys)
-        if not (order == np.arange(len(order))).all() and (bits(got)[has] == bits(want)[has][order]).all():
+        if (
+            not (order == np.arange(len(order))).all()
+            and (bits(got)[has] == bits(want)[has][order]).all()
+        ):
             return f"the rows are {words}"
     if sorted(r.tobytes() for r in got) == sorted(r.tobytes() for r in want):
         return "the right rows in another order"
@@ -108,8 +151,10 @@ def _order(handle, rank, got, want):
 
 def sums(name, handle, rank, got, want, of_rows):
     """Differences of a source rank's sums over its tokens' rows; of_rows: over ranks, what was summed."""
-    found = [Difference(name, d.says, d.got, d.want, rank, token=d.token, column=d.column, rule=SUM)
-             for d in compare_combined(None, rank, got, want)]
+    found = [
+        Difference(name, d.says, d.got, d.want, rank, token=d.token, column=d.column, rule=SUM)
+        for d in compare_combined(None, rank, got, want)
+    ]
     if found and found[0].token is not None:
         got = np.asarray(got).view(want.dtype)
         with np.errstate(all="ignore"):
@@ -137,18 +182,30 @@ def _other_sums(handle, rank, of_rows, dtype):
     def by_rank(order):
         total = zeros()
         for r in range(handle.n_ranks):
-            total += added(order(range(r * n_local, (r + 1) * n_local)), zeros()).astype(dtype).astype(np.float32)
+            total += (
+                added(order(range(r * n_local, (r + 1) * n_local)), zeros())
+                .astype(dtype)
+                .astype(np.float32)
+            )
         return total.astype(dtype)
 
-    yield ("all rows are summed in float32 and rounded once: the sum of each rank must be rounded before it travels",
-           added(range(n_experts), zeros()).astype(dtype))
+    yield (
+        "all rows are summed in float32 and rounded once: the sum of each rank must be rounded before it travels",
+        added(range(n_experts), zeros()).astype(dtype),
+    )
     yield "the experts are added in descending order", by_rank(reversed)
-    yield "the sums of p2p worlds are not rounded before they are added", by_rank(lambda experts: experts)
+    yield (
+        "the sums of p2p worlds are not rounded before they are added",
+        by_rank(lambda experts: experts),
+    )
     last = zeros()
     for e in range(n_experts):
         has = row_of[:, e] >= 0
         last[has] = of_rows[e // n_local][row_of[has, e]].astype(np.float32)
-    yield "rows overwrite each other: the last expert's is returned, not the sum", last.astype(dtype)
+    yield (
+        "rows overwrite each other: the last expert's is returned, not the sum",
+        last.astype(dtype),
+    )
 
 
 def dense_gradients(handle, rank, got, want):
@@ -156,6 +213,19 @@ def dense_gradients(handle, rank, got, want):
     if got is None or got[rank] is None:
         return [Difference("grad_probs", "is missing from the result", rank=rank, rule=PROBS_BACK)]
     found = compare_combined(None, rank, got[rank], want[rank])
-    return [Difference("grad_probs", d.says, d.got, d.want, rank, token=d.token, expert=d.column, rule=PROBS_BACK,
-                       cause="not zero where the pair has no row" if d.token is not None
-                       and handle.row_of[rank][d.token, d.column] < 0 else "") for d in found]
+    return [
+        Difference(
+            "grad_probs",
+            d.says,
+            d.got,
+            d.want,
+            rank,
+            token=d.token,
+            expert=d.column,
+            rule=PROBS_BACK,
+            cause="not zero where the pair has no row"
+            if d.token is not None and handle.row_of[rank][d.token, d.column] < 0
+            else "",
+        )
+        for d in found
+    ]

@@ -20,8 +20,16 @@ def compare_received(rank, rows, got, want):
     for name, a, b in zip(names, got, want):
         a, b = np.asarray(a), np.asarray(b)
         if a.shape != b.shape or not same_type(a, b):
-            found.append(Difference(name, f"is {a.dtype} {a.shape}, reference {b.dtype} {b.shape}", a, b, rank,
-                                    rule=ORDER if name == "recv_x" else ""))
+            found.append(
+                Difference(
+                    name,
+                    f"is {a.dtype} {a.shape}, reference {b.dtype} {b.shape}",
+                    a,
+                    b,
+                    rank,
+                    rule=ORDER if name == "recv_x" else "",
+                )
+            )
             continue
         different = bits(a) != bits(b)
         if different.any():
@@ -33,13 +41,23 @@ def _first(rank, rows, name, got, want, different, indices):
     at = tuple(int(i) for i in np.argwhere(different)[0])
     says = f"is {shown(got[at])}, reference {shown(want[at])}; first of {int(different.sum())} differing elements"
     if name == "tokens_per_expert":
-        return Difference(name, says, got, want, rank, rule="the number of (row, slot) pairs that a local expert has",
-                          column=at[0])
+        return Difference(
+            name,
+            says,
+            got,
+            want,
+            rank,
+            rule="the number of (row, slot) pairs that a local expert has",
+            column=at[0],
+        )
     place = dict(src_rank=int(rows[at[0], 0]), token=int(rows[at[0], 1]), row=at[0])
     place["column" if name == "recv_x" else "slot"] = at[1]
-    rule = {"recv_x": ORDER, "recv_token_indices": "local ids, slot positions kept; -1 where the slot's expert is "
-                                                   "elsewhere", "recv_token_probs": "0.0 where there is no expert of "
-                                                                                    "this rank"}[name]
+    rule = {
+        "recv_x": ORDER,
+        "recv_token_indices": "local ids, slot positions kept; -1 where the slot's expert is "
+        "elsewhere",
+        "recv_token_probs": "0.0 where there is no expert of this rank",
+    }[name]
     cause = ""
     if name == "recv_token_probs" and int(np.asarray(indices)[at]) == -1:
         cause = "prob not zero at a -1 slot"
@@ -50,22 +68,48 @@ def _first(rank, rows, name, got, want, different, indices):
 
 def compare_combined_rows(rank, got, want, name="combined_x", rule=SUM):
     """Differences between one rank's combined_x, or another sum over a token's rows, and the reference's."""
-    return [Difference(name, d.says, d.got, d.want, rank, token=d.token, column=d.column, rule=rule,
-                       cause="" if d.token is None else best(of_sums(d.got, d.want)))
-            for d in compare_combined(None, rank, got, want)]
+    return [
+        Difference(
+            name,
+            d.says,
+            d.got,
+            d.want,
+            rank,
+            token=d.token,
+            column=d.column,
+            rule=rule,
+            cause="" if d.token is None else best(of_sums(d.got, d.want)),
+        )
+        for d in compare_combined(None, rank, got, want)
+    ]
 
 
 def compare_slot_gradients(rank, got, want):
     """Differences between one rank's gradient of token_probs and the reference's."""
     rule = "grad_token_probs[t, k] = sum over the token's ranks ascending, in float32, of its rows' gradients"
-    return [Difference("grad_token_probs", d.says, d.got, d.want, rank, token=d.token, slot=d.column, rule=rule)
-            for d in compare_combined(None, rank, got, want)]
+    return [
+        Difference(
+            "grad_token_probs", d.says, d.got, d.want, rank, token=d.token, slot=d.column, rule=rule
+        )
+        for d in compare_combined(None, rank, got, want)
+    ]
 
 
 def compare_rows_back(rank, rows, got, want):
     """Differences between one rank's gradient of combine's rows and the reference's; rows as in compare_received."""
     rule = "combine's gradient is dispatch again: each row the bytes of the token it came from"
-    return [Difference("grad_x of combine", d.says, d.got, d.want, rank, row=d.token, column=d.column, rule=rule,
-                       src_rank=None if d.token is None else int(rows[d.token, 0]),
-                       token=None if d.token is None else int(rows[d.token, 1]))
-            for d in compare_combined(None, rank, got, want)]
+    return [
+        Difference(
+            "grad_x of combine",
+            d.says,
+            d.got,
+            d.want,
+            rank,
+            row=d.token,
+            column=d.column,
+            rule=rule,
+            src_rank=None if d.token is None else int(rows[d.token, 0]),
+            token=None if d.token is None else int(rows[d.token, 1]),
+        )
+        for d in compare_combined(None, rank, got, want)
+    ]

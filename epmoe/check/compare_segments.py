@@ -4,10 +4,18 @@ Rows of a segment are matched by their (token, slot), so a swap of whole rows is
 """
 
 import numpy as np
-from epmoe_ref.formats import scale_layout
 
 from epmoe.check.difference import Difference, bits, columns, shown, shown_fp4
-from epmoe.check.places import global_expert, layout, packed, scale_group, scale_index, source_rank, tiled
+from epmoe.check.places import (
+    global_expert,
+    layout,
+    packed,
+    scale_group,
+    scale_index,
+    source_rank,
+    tiled,
+)
+from epmoe_ref.formats import scale_layout
 
 SWAP = "rows swapped within a segment: allowed, if output_tokens, scales and src_info move together"
 
@@ -19,21 +27,40 @@ def compare_src_info(cfg, rank, where, got, want):
     if not len(wrong):
         return None, np.stack([order_got, order_want], axis=1)
     row_got, row = int(order_got[wrong[0]]), int(order_want[wrong[0]])
-    segment = np.flatnonzero((where.group == where.group[row]) & (where.src_rank == where.src_rank[row]))
+    segment = np.flatnonzero(
+        (where.group == where.group[row]) & (where.src_rank == where.src_rank[row])
+    )
     src_rank = int(where.src_rank[row])
     place = dict(rank=rank, expert=global_expert(cfg, rank, where.group[row]), row=row_got)
     if src_rank < 0:
         kind = "a shared expert's row" if place["expert"] == "shared" else "a padding row"
         says = f"is {tuple(got[row_got].tolist())}, reference (-1, -1) in {kind}"
-        return Difference("src_info", says, got, want, rule="src_info of shared and padding rows is (-1, -1)",
-                          **place), None
+        return Difference(
+            "src_info",
+            says,
+            got,
+            want,
+            rule="src_info of shared and padding rows is (-1, -1)",
+            **place,
+        ), None
     missing = _only_in(want[segment], got[segment])
     extra = _only_in(got[segment], want[segment])
-    says = (f"of this segment (rows {segment[0]} to {segment[-1]}) lacks (token, slot) {_some(missing)} and has "
-            f"{_some(extra)} instead; {len(wrong)} of {where.n_rows} rows differ after sorting")
+    says = (
+        f"of this segment (rows {segment[0]} to {segment[-1]}) lacks (token, slot) {_some(missing)} and has "
+        f"{_some(extra)} instead; {len(wrong)} of {where.n_rows} rows differ after sorting"
+    )
     token, slot = (int(x) for x in (missing[0] if missing else want[row]))
-    return Difference("src_info", says, got, want, src_rank=source_rank(cfg, rank, src_rank), token=token, slot=slot,
-                      rule="src_info[row] = (token, slot) at the source rank. " + SWAP, **place), None
+    return Difference(
+        "src_info",
+        says,
+        got,
+        want,
+        src_rank=source_rank(cfg, rank, src_rank),
+        token=token,
+        slot=slot,
+        rule="src_info[row] = (token, slot) at the source rank. " + SWAP,
+        **place,
+    ), None
 
 
 def _sorted_rows(where, src_info):
@@ -41,7 +68,7 @@ def _sorted_rows(where, src_info):
     free = (where.src_rank >= 0)[:, None]
     key = np.where(free, src_info, 0)
     starts = (np.diff(where.group) != 0) | (np.diff(where.src_rank) != 0)
-    segment = np.concatenate([[0], np.cumsum(starts)])[:where.n_rows]
+    segment = np.concatenate([[0], np.cumsum(starts)])[: where.n_rows]
     return np.lexsort((key[:, 1], key[:, 0], segment))
 
 
@@ -79,15 +106,21 @@ def compare_payload(cfg, rank, where, pairs, src_info, got, want):
         column, texts = 2 * column + upper, (shown_fp4(byte_a, upper), shown_fp4(byte_b, upper))
     else:
         texts = shown(np.asarray(a).reshape(1).view(want.dtype)), shown(b)
-    says = (f"is {texts[0]}, reference {texts[1]}; first of {int(different.sum())} differing elements in "
-            f"{int(different.any(axis=1).sum())} of {len(pairs)} rows{'' if packed(cfg) else columns(different)}")
-    return [_at_row(cfg, rank, where, src_info, row_got, row, "output_tokens", says, got, want, column, SWAP)]
+    says = (
+        f"is {texts[0]}, reference {texts[1]}; first of {int(different.sum())} differing elements in "
+        f"{int(different.any(axis=1).sum())} of {len(pairs)} rows{'' if packed(cfg) else columns(different)}"
+    )
+    return [
+        _at_row(
+            cfg, rank, where, src_info, row_got, row, "output_tokens", says, got, want, column, SWAP
+        )
+    ]
 
 
 def compare_scales(cfg, rank, where, pairs, src_info, got, want, row_offsets):
     """Differences of output_scales over the matched rows, and of the zero bytes that fill 5-D tiles."""
     pairs = _real(where, pairs)
-    shape = want.shape if got.size == want.size else got.shape      # slots may come in another shape
+    shape = want.shape if got.size == want.size else got.shape  # slots may come in another shape
     a = scales_of(cfg, got, shape, pairs[:, 0], where, row_offsets)
     b = scales_of(cfg, want, want.shape, pairs[:, 1], where, row_offsets)
     different = a != b
@@ -96,24 +129,50 @@ def compare_scales(cfg, rank, where, pairs, src_info, got, want, row_offsets):
         row_got, row = (int(i) for i in pairs[n])
         values = [shown(x[n, k].reshape(1).view(want.dtype)[0]) for x in (a, b)]
         V = scale_group(cfg)
-        says = (f"of columns {k * V} to {k * V + V - 1} is {values[0]}, reference {values[1]}; first of "
-                f"{int(different.sum())} differing scales in {int(different.any(axis=1).sum())} of {len(pairs)} rows")
-        return [_at_row(cfg, rank, where, src_info, row_got, row, "output_scales", says, got, want, k * V,
-                        _layout_rule(cfg))]
+        says = (
+            f"of columns {k * V} to {k * V + V - 1} is {values[0]}, reference {values[1]}; first of "
+            f"{int(different.sum())} differing scales in {int(different.any(axis=1).sum())} of {len(pairs)} rows"
+        )
+        return [
+            _at_row(
+                cfg,
+                rank,
+                where,
+                src_info,
+                row_got,
+                row,
+                "output_scales",
+                says,
+                got,
+                want,
+                k * V,
+                _layout_rule(cfg),
+            )
+        ]
     return _compare_tile_filling(cfg, rank, where, got, want, row_offsets) if tiled(cfg) else []
 
 
 def _compare_tile_filling(cfg, rank, where, got, want, row_offsets):
     unused = np.ones(want.size, bool)
     unused[scale_index(cfg, want.shape, row_offsets, where.group, where.row_in_group)] = False
-    wrong = np.flatnonzero(unused & (bits(got)[:len(want)].reshape(-1) != 0))
+    wrong = np.flatnonzero(unused & (bits(got)[: len(want)].reshape(-1) != 0))
     if not len(wrong):
         return []
     at = tuple(int(i) for i in np.unravel_index(wrong[0], want.shape))
-    says = (f"[{', '.join(map(str, at))}] is 0x{int(bits(got)[at]):02x}, reference 0x00: a row past the end of its "
-            f"expert; first of {len(wrong)}")
-    return [Difference("output_scales", says, got, want, rank,
-                       rule="all 128 rows of a tile that an expert touches are written; rows past its count get 0")]
+    says = (
+        f"[{', '.join(map(str, at))}] is 0x{int(bits(got)[at]):02x}, reference 0x00: a row past the end of its "
+        f"expert; first of {len(wrong)}"
+    )
+    return [
+        Difference(
+            "output_scales",
+            says,
+            got,
+            want,
+            rank,
+            rule="all 128 rows of a tile that an expert touches are written; rows past its count get 0",
+        )
+    ]
 
 
 def scales_of(cfg, scales, shape, rows, where, row_offsets):
@@ -124,8 +183,7 @@ def scales_of(cfg, scales, shape, rows, where, row_offsets):
 
 LAYOUT_RULES = {
     scale_layout.transposed: "scales are transposed: [hidden / elements a scale, rows]",
-    scale_layout.tiles_5d:
-        "element (r, k) of a group has its scale at [r // 128, k // 4V, r % 32, r % 128 // 32, k // V % 4]",
+    scale_layout.tiles_5d: "element (r, k) of a group has its scale at [r // 128, k // 4V, r % 32, r % 128 // 32, k // V % 4]",
     scale_layout.slots_4d: "scales lie in the slot layout of fuse_a_scale_preshuffle",
     scale_layout.row_major: "scales are row-major: [rows, hidden / elements a scale]",
 }
@@ -140,7 +198,9 @@ def _real(where, pairs):
 
 
 def _at_row(cfg, rank, where, src_info, row_got, row, what, says, got, want, column, rule):
-    place = dict(rank=rank, expert=global_expert(cfg, rank, where.group[row]), row=row_got, column=column)
+    place = dict(
+        rank=rank, expert=global_expert(cfg, rank, where.group[row]), row=row_got, column=column
+    )
     if where.src_rank[row] >= 0:
         token, slot = (int(x) for x in src_info[row])
         place |= dict(src_rank=source_rank(cfg, rank, where.src_rank[row]), token=token, slot=slot)

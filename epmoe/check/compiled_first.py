@@ -34,8 +34,12 @@ def compile_all(names, only, n_ranks=None):
     if kernels_named(None, world.machine) == "plain":
         names = [name for name in names if not issubclass(load(name), Implementation)]
     words = ",".join(names), str(world.n_ranks), only
-    compiling.ahead(world, words, lambda: kernels_of(*words), [
-        sys.executable, "-m", __name__, *words, "%d.%d" % world.machine.compute_capability])
+    compiling.ahead(
+        world,
+        words,
+        lambda: kernels_of(*words),
+        [sys.executable, "-m", __name__, *words, "%d.%d" % world.machine.compute_capability],
+    )
 
 
 def kernels_of(names, n_ranks, only):
@@ -46,7 +50,7 @@ def kernels_of(names, n_ranks, only):
         for case, not_served, _ in all_cases(implementation, int(n_ranks)):
             if only in case.name and not not_served:
                 world = DryWorld(int(n_ranks))
-                world.shmem = False         # as an MPIWorld
+                world.shmem = False  # as an MPIWorld
                 _run(_over(world, implementation), case)
                 found |= world.machine.kernels
     return list(found)
@@ -80,26 +84,42 @@ def _call_experts(called, case, round_):
     scale = {} if case.input_scale is None else {"input_scale": case.input_scale[0]}
     options = {}
     if case.epilogue:
-        options = dict(epilogue=epilogue, epilogue_args=tuple(of_all[0] for of_all in epilogue_args(case.cfg.n_ranks)))
+        options = dict(
+            epilogue=epilogue,
+            epilogue_args=tuple(of_all[0] for of_all in epilogue_args(case.cfg.n_ranks)),
+        )
     d = called.dispatch(case.input_tokens(round_)[0], case.topk_ids(round_)[0], **scale)
-    y = case.shared_outputs(round_, 0, len(d.output_tokens))        # of the right shape and type
+    y = case.shared_outputs(round_, 0, len(d.output_tokens))  # of the right shape and type
     called.combine(y, d, None if weights is None else weights[0], **options)
 
 
 def _call_rows(called, case, round_):
     x = case.x(round_)[0]
-    rows, _, probs, _, handle = called.dispatch(x, case.token_indices(round_)[0], case.token_probs(round_)[0],
-                                                case.n_experts)
+    rows, _, probs, _, handle = called.dispatch(
+        x, case.token_indices(round_)[0], case.token_probs(round_)[0], case.n_experts
+    )
     _send_back(called, x, np.zeros(rows.shape, BF16), probs, handle)
 
 
 def _call_hybrid(called, case, round_):
     x, probs = case.x(round_)[0], case.probs(round_)
-    if round_:      # the ranks' tokens are known, but here nobody told them
-        init_hybrid_ep_buffer(called.world, case.hidden, max(1, len(x)), case.n_local_experts, 24, 24,
-                              case.options.get("fp8_dispatch", False))
-    rows, probs, _, _, handle = called.dispatch(x, case.routing_map(round_)[0], None if probs is None else probs[0],
-                                                case.n_local_experts, **case.options)
+    if round_:  # the ranks' tokens are known, but here nobody told them
+        init_hybrid_ep_buffer(
+            called.world,
+            case.hidden,
+            max(1, len(x)),
+            case.n_local_experts,
+            24,
+            24,
+            case.options.get("fp8_dispatch", False),
+        )
+    rows, probs, _, _, handle = called.dispatch(
+        x,
+        case.routing_map(round_)[0],
+        None if probs is None else probs[0],
+        case.n_local_experts,
+        **case.options,
+    )
     _send_back(called, x, np.zeros(rows.shape, BF16), probs, handle)
 
 
@@ -117,7 +137,7 @@ if __name__ == "__main__":
     if len(sys.argv) != 6:
         sys.exit(f"{len(sys.argv) - 1} arguments: give {USAGE}")
     *which, capability, part = sys.argv[1:]
-    sys.modules.setdefault("torch", None)       # which takes longer to import than to compile a kernel
+    sys.modules.setdefault("torch", None)  # which takes longer to import than to compile a kernel
     number, of = map(int, part.split("/"))
-    for kernel in kernels_of(*which)[number - 1::of]:
+    for kernel in kernels_of(*which)[number - 1 :: of]:
         kernel.binary(tuple(map(int, capability.split("."))))

@@ -11,10 +11,12 @@ from epmoe.check.implementation import HybridImplementation, Implementation, not
 from epmoe.check.ranks import ranks_of
 
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
-SHOWN = 4                   # differences of a case that the report prints
-RUNS = 2                    # of each case, on an object of its own each time
-AGAIN = ("the case's first run was equal, a second one on a new object is not: something is left over (a global, "
-         "memory that is not initialised), or there is a race")
+SHOWN = 4  # differences of a case that the report prints
+RUNS = 2  # of each case, on an object of its own each time
+AGAIN = (
+    "the case's first run was equal, a second one on a new object is not: something is left over (a global, "
+    "memory that is not initialised), or there is a race"
+)
 
 
 @dataclass(frozen=True)
@@ -30,14 +32,21 @@ class Outcome:
     def record(self):
         """The same as a dict that JSON can hold: case, state ("ok", "differs", "not served"), and why."""
         state = "not served" if self.not_served else "differs" if self.differences else "ok"
-        return {"case": self.case, "state": state, "not_served": self.not_served, "not_given": sorted(self.not_given),
-                "differences": [d.record() for d in self.differences]}
+        return {
+            "case": self.case,
+            "state": state,
+            "not_served": self.not_served,
+            "not_given": sorted(self.not_given),
+            "differences": [d.record() for d in self.differences],
+        }
 
     @classmethod
     def of_record(cls, record):
         """The Outcome that record() told of, without the arrays."""
         differences = tuple(Difference(**of_one) for of_one in record["differences"])
-        return cls(record["case"], differences, record["not_served"], frozenset(record["not_given"]))
+        return cls(
+            record["case"], differences, record["not_served"], frozenset(record["not_given"])
+        )
 
     def __str__(self):
         if self.not_served:
@@ -47,7 +56,12 @@ class Outcome:
         texts = [str(d) for d in self.differences[:SHOWN]]
         if len(self.differences) > SHOWN:
             texts.append(f"... and {len(self.differences) - SHOWN} more")
-        return "\n".join([f"DIFFERS     {self.case}", *(f"  {line}" for text in texts for line in text.split("\n"))])
+        return "\n".join(
+            [
+                f"DIFFERS     {self.case}",
+                *(f"  {line}" for text in texts for line in text.split("\n")),
+            ]
+        )
 
 
 @dataclass
@@ -86,13 +100,21 @@ class Report:
             return f"FAIL {self.name}: no case was run ({served})"
         if self.failed:
             return f"FAIL {self.name}: {len(self.failed)} of {len(self.run)} cases differ from the reference ({served})"
-        missing = f"; not given and not compared: {', '.join(self.not_given)}" if self.not_given else ""
+        missing = (
+            f"; not given and not compared: {', '.join(self.not_given)}" if self.not_given else ""
+        )
         return f"PASS {self.name}: equal to the reference ({served}{missing})"
 
     def record(self):
         """The same as a dict that JSON can hold: name, n_ranks, passed, verdict, not_given, and a record a case."""
-        return {"name": self.name, "n_ranks": self.n_ranks, "passed": self.passed, "verdict": self.verdict,
-                "not_given": self.not_given, "cases": [o.record() for o in self.outcomes]}
+        return {
+            "name": self.name,
+            "n_ranks": self.n_ranks,
+            "passed": self.passed,
+            "verdict": self.verdict,
+            "not_given": self.not_given,
+            "cases": [o.record() for o in self.outcomes],
+        }
 
     def __str__(self):
         return "\n".join([*map(str, self.outcomes), self.verdict])
@@ -146,7 +168,9 @@ def outcome(implementation, case, reason, run, ranks):
         if all_found:
             break
     if time and all_found:
-        all_found = tuple(d.because(f"{AGAIN}{'; ' if d.cause else ''}{d.cause}") for d in all_found)
+        all_found = tuple(
+            d.because(f"{AGAIN}{'; ' if d.cause else ''}{d.cause}") for d in all_found
+        )
     return Outcome(case.name, all_found, not_given=frozenset(not_given))
 
 
@@ -156,7 +180,9 @@ def _guarded(implementation, case, run, ranks, not_given):
     except (Exception, SystemExit) as error:
         if implementation.per_rank:
             if isinstance(error, SystemExit):
-                raise RuntimeError(f"the implementation ended the process: sys.exit({error.code})") from error
+                raise RuntimeError(
+                    f"the implementation ended the process: sys.exit({error.code})"
+                ) from error
             raise
         return [Difference("call", f"raised {type(error).__name__}: {error}{_where(error)}")]
 
@@ -164,5 +190,7 @@ def _guarded(implementation, case, run, ranks, not_given):
 def _where(error):
     """The innermost line that belongs to no installed library: the implementation's own."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not f.filename.startswith(LIBRARIES) and not f.filename.startswith("<")]
+    own = [
+        f for f in frames if not f.filename.startswith(LIBRARIES) and not f.filename.startswith("<")
+    ]
     return f" ({(own or frames)[-1].filename}:{(own or frames)[-1].lineno})"

@@ -4,16 +4,16 @@ A mistake is a function (cfg, rank, source rank, ids) of the ids [T, top_k] as t
 """
 
 import numpy as np
-from epmoe_ref import format_of
 
 from epmoe.check.compare import array
+from epmoe_ref import format_of
 
 
 def _first_of_rank(cfg, ids):
     """The ids with -1 for all but the first slot of each rank that a token goes to."""
     owner, first = ids // cfg.n_local_experts, ids.copy()
     for slot in range(1, ids.shape[1]):
-        again = (owner[:, :slot] == owner[:, slot:slot + 1]).any(axis=1)
+        again = (owner[:, :slot] == owner[:, slot : slot + 1]).any(axis=1)
         first[again, slot] = -1
     return first
 
@@ -23,20 +23,30 @@ def _in_turn(cfg, ids):
 
 
 MISTAKES = (
-    ("-1 was treated as expert 0; it means: no expert in this slot, nothing is sent",
-     lambda cfg, rank, source, ids: np.where(ids < 0, 0, ids)),
-    ("-1 was used as an index and hit the last expert; it means: no expert in this slot, nothing is sent",
-     lambda cfg, rank, source, ids: np.where(ids < 0, cfg.n_experts - 1, ids)),
+    (
+        "-1 was treated as expert 0; it means: no expert in this slot, nothing is sent",
+        lambda cfg, rank, source, ids: np.where(ids < 0, 0, ids),
+    ),
+    (
+        "-1 was used as an index and hit the last expert; it means: no expert in this slot, nothing is sent",
+        lambda cfg, rank, source, ids: np.where(ids < 0, cfg.n_experts - 1, ids),
+    ),
     ("the last token of each source rank is left out", lambda cfg, rank, source, ids: ids[:-1]),
     ("the first token of each source rank is left out", lambda cfg, rank, source, ids: ids[1:]),
     ("only slot 0 of each token is sent", lambda cfg, rank, source, ids: ids[:, :1]),
     ("the last slot of each token is left out", lambda cfg, rank, source, ids: ids[:, :-1]),
-    ("a token with several experts on a rank is counted there once; each (token, slot) is a row of its own",
-     lambda cfg, rank, source, ids: _first_of_rank(cfg, ids)),
-    ("tokens for the rank's own experts are left out; a rank sends to itself too",
-     lambda cfg, rank, source, ids: ids[:0] if source == rank else ids),
-    ("experts were dealt to the ranks in turn; expert e is on rank e // n_local_experts",
-     lambda cfg, rank, source, ids: _in_turn(cfg, ids)),
+    (
+        "a token with several experts on a rank is counted there once; each (token, slot) is a row of its own",
+        lambda cfg, rank, source, ids: _first_of_rank(cfg, ids),
+    ),
+    (
+        "tokens for the rank's own experts are left out; a rank sends to itself too",
+        lambda cfg, rank, source, ids: ids[:0] if source == rank else ids,
+    ),
+    (
+        "experts were dealt to the ranks in turn; expert e is on rank e // n_local_experts",
+        lambda cfg, rank, source, ids: _in_turn(cfg, ids),
+    ),
 )
 
 
@@ -56,7 +66,11 @@ def counts_are_wrong(suspect):
 
 def same(a, b):
     """Whether two arrays of integers hold the same numbers."""
-    return a is not None and a.shape == b.shape and bool((a.astype(np.int64) == b.astype(np.int64)).all())
+    return (
+        a is not None
+        and a.shape == b.shape
+        and bool((a.astype(np.int64) == b.astype(np.int64)).all())
+    )
 
 
 def _given(suspect, counts):
@@ -73,10 +87,11 @@ def _test(mistaken):
         sources = [rank] if cfg.skip_a2a else range(cfg.n_ranks)
         ids = [mistaken(cfg, rank, source, suspect.round.topk_ids[source]) for source in sources]
         counts = np.stack([np.bincount(i[i >= 0], minlength=cfg.n_experts) for i in ids], 1)
-        counts = counts[rank * cfg.n_local_experts:(rank + 1) * cfg.n_local_experts]
+        counts = counts[rank * cfg.n_local_experts : (rank + 1) * cfg.n_local_experts]
         if same(counts, suspect.want.recv_count):
-            return False                        # nothing in this round that the mistake would change
+            return False  # nothing in this round that the mistake would change
         return _given(suspect, counts)
+
     return test
 
 
@@ -90,9 +105,18 @@ def _experts_cut_off(suspect):
     """Whether the experts' row counts beyond some number are that number, the last sources' rows being left out."""
     before = np.cumsum(suspect.want.recv_count, axis=1) - suspect.want.recv_count
     most = int(suspect.want.recv_count.sum(axis=1).max(initial=0))
-    return any(_given(suspect, np.clip(room - before, 0, suspect.want.recv_count)) for room in range(most))
+    return any(
+        _given(suspect, np.clip(room - before, 0, suspect.want.recv_count)) for room in range(most)
+    )
 
 
 COUNT_CAUSES = [(sentence, _test(mistaken)) for sentence, mistaken in MISTAKES] + [
-    ("rows beyond a fixed number for each (expert, source rank) are left out; every routed pair arrives", _cut_off),
-    ("rows beyond a fixed number for each expert are left out; every routed pair arrives", _experts_cut_off)]
+    (
+        "rows beyond a fixed number for each (expert, source rank) are left out; every routed pair arrives",
+        _cut_off,
+    ),
+    (
+        "rows beyond a fixed number for each expert are left out; every routed pair arrives",
+        _experts_cut_off,
+    ),
+]

@@ -2,9 +2,9 @@
 
 import ml_dtypes
 import numpy as np
-from epmoe_ref import format_of
 
 from epmoe.check.places import packed, places, scale_index
+from epmoe_ref import format_of
 
 
 def dequantised(cfg, d):

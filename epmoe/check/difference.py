@@ -35,7 +35,10 @@ class Difference:
     def told(self):
         """The fields without the arrays, as a dict of plain data, for other ranks."""
         plain = {name: value for name, value in vars(self).items() if name not in ("got", "want")}
-        return {name: value.item() if isinstance(value, np.generic) else value for name, value in plain.items()}
+        return {
+            name: value.item() if isinstance(value, np.generic) else value
+            for name, value in plain.items()
+        }
 
     def because(self, cause):
         """The same difference with its likely cause."""
@@ -47,8 +50,20 @@ class Difference:
 
     def record(self):
         """What it says as a dict that JSON can hold: place, words, rule and likely cause, without the arrays."""
-        names = ("what", "round", "rank", "expert", "src_rank", "token", "slot", "row", "column", "says", "rule",
-                 "cause")
+        names = (
+            "what",
+            "round",
+            "rank",
+            "expert",
+            "src_rank",
+            "token",
+            "slot",
+            "row",
+            "column",
+            "says",
+            "rule",
+            "cause",
+        )
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -57,13 +72,22 @@ class Difference:
 
         A round is named if it is not the first one: those before it were right.
         """
-        named = (("round", None if self.round == 1 else self.round), ("rank", self.rank), ("expert", self.expert),
-                 ("source rank", self.src_rank), ("token", self.token), ("slot", self.slot), ("row", self.row),
-                 ("column", self.column))
+        named = (
+            ("round", None if self.round == 1 else self.round),
+            ("rank", self.rank),
+            ("expert", self.expert),
+            ("source rank", self.src_rank),
+            ("token", self.token),
+            ("slot", self.slot),
+            ("row", self.row),
+            ("column", self.column),
+        )
         return ", ".join(f"{name} {value}" for name, value in named if value is not None)
 
     def __str__(self):
-        lines = [f"{self.place}: {self.what} {self.says}" if self.place else f"{self.what} {self.says}"]
+        lines = [
+            f"{self.place}: {self.what} {self.says}" if self.place else f"{self.what} {self.says}"
+        ]
         if self.rule:
             lines.append(f"    rule: {self.rule}")
         if self.cause:
@@ -78,7 +102,11 @@ def columns(different):
     if first == last:
         return f", all in column {first}"
     span = last - first + 1
-    return f", all in columns {first} to {last}" if len(wrong) == span <= different.shape[-1] // 2 else ""
+    return (
+        f", all in columns {first} to {last}"
+        if len(wrong) == span <= different.shape[-1] // 2
+        else ""
+    )
 
 
 def bits(array):
@@ -94,7 +122,7 @@ def shown(value):
         return str(value.item())
     width = value.dtype.itemsize
     code = int(value.reshape(1).view(f"u{width}")[0])
-    with np.errstate(invalid="ignore"):         # a NaN of eight bits
+    with np.errstate(invalid="ignore"):  # a NaN of eight bits
         number = float(value.astype(np.float64))
     return f"{number:.9g} [0x{code:0{_HEX_DIGITS[width]}x}]"
 

@@ -8,8 +8,6 @@ import itertools
 from dataclasses import dataclass
 
 import numpy as np
-from epmoe_ref import format_of
-from epmoe_ref.formats.scale_layout import transposed
 
 from epmoe.check.causes import explained
 from epmoe.check.compare import array, same_type
@@ -18,6 +16,8 @@ from epmoe.check.number_causes import FLUSHED, NAN_LOST, SCALE_CAUSES
 from epmoe.check.place_causes import ROWS_LOST
 from epmoe.check.places import Places, layout, places_of
 from epmoe.check.row_causes import ROW_CAUSES, same_up_to_segments
+from epmoe_ref import format_of
+from epmoe_ref.formats.scale_layout import transposed
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,14 @@ class Suspect:
 
 def with_causes(round_, differences):
     """The differences of a round's dispatch, each with its likely cause where one is known."""
+
     def candidates(difference):
         rank = difference.rank
         suspect = Suspect(round_, rank, round_.dispatched[rank], round_.dispatched_want[rank])
-        if difference.what in ("src_info", "output_tokens"):        # else these have no rows that could be compared
+        if difference.what in (
+            "src_info",
+            "output_tokens",
+        ):  # else these have no rows that could be compared
             got, want = suspect.both(difference.what)
             if got.ndim != want.ndim or got.shape[1:] != want.shape[1:] or not same_type(got, want):
                 return []
@@ -74,7 +78,10 @@ def _padding_forgotten(suspect):
 def _padded_to(rows):
     def test(suspect):
         got, want = suspect.both("row_offsets")
-        return rows != format_of(suspect.cfg).pad_rows and same(got, offsets_of(suspect, suspect.want.recv_count, rows))
+        return rows != format_of(suspect.cfg).pad_rows and same(
+            got, offsets_of(suspect, suspect.want.recv_count, rows)
+        )
+
     return test
 
 
@@ -88,6 +95,7 @@ def _shifted(by):
     def test(suspect):
         got, want = suspect.both("row_offsets")
         return same(got, want.astype(np.int64) + by)
+
     return test
 
 
@@ -115,6 +123,7 @@ def _from_before(name):
     def test(suspect):
         before = suspect.before(name)
         return before is not None and same(array(suspect.got, name), before)
+
     return test
 
 
@@ -125,20 +134,25 @@ def _global_ids(suspect):
 
 def _columns_swapped(suspect):
     got, want = suspect.both("src_info")
-    return same_up_to_segments(suspect.where.group * 2**20 + suspect.where.src_rank, got[:, ::-1], want)
+    return same_up_to_segments(
+        suspect.where.group * 2**20 + suspect.where.src_rank, got[:, ::-1], want
+    )
 
 
 def _other_rank_order(suspect):
     """Each expert's rows are those of the reference, with the source ranks in one other order."""
     where, n_src = suspect.where, array(suspect.want, "recv_count").shape[1]
-    orders = [range(n_src)[::-1], *[[(i + first) % n_src for i in range(n_src)] for first in range(1, n_src)]]
+    orders = [
+        range(n_src)[::-1],
+        *[[(i + first) % n_src for i in range(n_src)] for first in range(1, n_src)],
+    ]
     if n_src <= 4:
         orders += list(itertools.permutations(range(n_src)))[1:]
     got, want = suspect.both("src_info")
     for order in orders:
         position = np.argsort(list(order))
         key = np.where(where.src_rank >= 0, position[where.src_rank], n_src)
-        rows = np.lexsort((key, where.group))       # the reference's rows in that order of ranks
+        rows = np.lexsort((key, where.group))  # the reference's rows in that order of ranks
         segment = where.group * 2**20 + key
         if same_up_to_segments(segment[rows], got, want[rows]):
             return True
@@ -156,14 +170,18 @@ def _tokens_counted_over_ranks(suspect):
     where = suspect.where
     first = np.cumsum([0, *suspect.round.case.n_tokens])[:-1]
     shift = np.where(where.src_rank >= 0, first[where.src_rank], 0)
-    local = got[:where.n_rows] - np.column_stack([shift, np.zeros_like(shift)])
+    local = got[: where.n_rows] - np.column_stack([shift, np.zeros_like(shift)])
     return same_up_to_segments(where.group * 2**20 + where.src_rank, local, want)
 
 
 def _not_transposed(suspect):
     got, want = suspect.both("output_scales")
     rows, n_scales = want.shape[::-1] if want.ndim == 2 else (0, 0)
-    return layout(suspect.cfg) is transposed and got.ndim == 2 and got.shape[1] == n_scales <= rows <= len(got)
+    return (
+        layout(suspect.cfg) is transposed
+        and got.ndim == 2
+        and got.shape[1] == n_scales <= rows <= len(got)
+    )
 
 
 def _not_tiled(suspect):
@@ -171,32 +189,54 @@ def _not_tiled(suspect):
     return want.ndim > 2 and got.ndim == 2 and got.shape[1] == format_of(suspect.cfg).n_scales()
 
 
-RANK_ORDER = "an expert's rows are in another order of source ranks; ranks must ascend inside an expert"
+RANK_ORDER = (
+    "an expert's rows are in another order of source ranks; ranks must ascend inside an expert"
+)
 MIXED = "an expert's rows are not grouped by source rank; ranks must ascend inside an expert"
 CAUSES = {
-    "recv_count": COUNT_CAUSES + [
+    "recv_count": COUNT_CAUSES
+    + [
         ("the array is transposed: the first axis is the local expert", _count_transposed),
         ("a word that nobody has written yet (2**64 - 1) was taken as a count", _not_arrived),
-        ("these are the counts of the round before", _from_before("recv_count"))],
-    "row_offsets": COUNT_CAUSES + [
-        ("the padding was forgotten: each group's row count is rounded up to 4 in this format", _padding_forgotten),
-        *[(f"each group's row count is rounded up to {rows}, which this format does not do", _padded_to(rows))
-          for rows in (2, 4, 8, 16, 32, 64, 128)],
+        ("these are the counts of the round before", _from_before("recv_count")),
+    ],
+    "row_offsets": COUNT_CAUSES
+    + [
+        (
+            "the padding was forgotten: each group's row count is rounded up to 4 in this format",
+            _padding_forgotten,
+        ),
+        *[
+            (
+                f"each group's row count is rounded up to {rows}, which this format does not do",
+                _padded_to(rows),
+            )
+            for rows in (2, 4, 8, 16, 32, 64, 128)
+        ],
         ("they are the row counts themselves; their running sum is needed", _counts_for_sums),
         ("off by one: every entry is one too large", _shifted(1)),
         ("off by one: every entry is one too small", _shifted(-1)),
         ("inclusive sums: the leading 0 is missing", _leading_zero_missing),
         ("the shared expert's group is missing; it is group 0", _shared_group_missing),
-        ("these are the offsets of the round before", _from_before("row_offsets"))],
-    "expert_ids": [("they are global ids; the rank's first expert has the local id 0", _global_ids)],
+        ("these are the offsets of the round before", _from_before("row_offsets")),
+    ],
+    "expert_ids": [
+        ("they are global ids; the rank's first expert has the local id 0", _global_ids)
+    ],
     "src_info": [
         ("the two columns are swapped: (token, slot), not (slot, token)", _columns_swapped),
         (RANK_ORDER, _other_rank_order),
         (MIXED, _ranks_mixed),
-        ("tokens are counted over all ranks; the index is the one at the source rank", _tokens_counted_over_ranks),
-        ("these are the rows of the round before", _from_before("src_info"))],
+        (
+            "tokens are counted over all ranks; the index is the one at the source rank",
+            _tokens_counted_over_ranks,
+        ),
+        ("these are the rows of the round before", _from_before("src_info")),
+    ],
     "output_tokens": ROW_CAUSES,
     "output_scales": [
         ("the scales are not transposed: row-major [rows, hidden / 128]", _not_transposed),
-        ("the scales are row-major, not in this format's layout", _not_tiled), *SCALE_CAUSES],
+        ("the scales are row-major, not in this format's layout", _not_tiled),
+        *SCALE_CAUSES,
+    ],
 }

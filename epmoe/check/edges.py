@@ -19,12 +19,13 @@ def edge_tokens(tokens, seed):
     kinds = random_bits.words(seed, n * (hidden // 16)).reshape(n, hidden // 16) % np.uint64(12)
     ties = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, 6], np.float32)
     fillings = {
-        0: np.zeros(16, np.float32), 1: np.full(16, -0.0, np.float32),
-        2: np.tile(ties, 2) * np.repeat(np.float32([1, -1]), 8),             # halfway between e2m1 codes
-        3: np.arange(16).astype(np.float32) * np.float32(2.0**-133),         # bf16 subnormals
+        0: np.zeros(16, np.float32),
+        1: np.full(16, -0.0, np.float32),
+        2: np.tile(ties, 2) * np.repeat(np.float32([1, -1]), 8),  # halfway between e2m1 codes
+        3: np.arange(16).astype(np.float32) * np.float32(2.0**-133),  # bf16 subnormals
         4: np.where(np.arange(16) == 5, np.float32("nan"), np.float32(1.5)),
         5: np.where(np.arange(16) == 9, np.float32("inf"), np.float32(-2)),
-        6: np.float32(448) + np.arange(16).astype(np.float32) * 16,          # around the largest e4m3
+        6: np.float32(448) + np.arange(16).astype(np.float32) * 16,  # around the largest e4m3
         7: np.float32(2.0**100) * (1 + np.arange(16).astype(np.float32)),
     }
     groups = tokens.reshape(n, hidden // 16, 16)
@@ -53,12 +54,14 @@ def edge_outputs(outputs, seeds, token, slot):
     of, column, even = ml_dtypes.finfo(outputs.dtype), np.arange(16), slot[..., None] % 2 == 0
     plain = np.float32(1.5)
     fillings = {
-        0: np.float32(-0.0),                                                # their sum begins at +0, and stays there
+        0: np.float32(-0.0),  # their sum begins at +0, and stays there
         1: (column * of.smallest_subnormal).astype(np.float32),
         2: np.where((column == 5) & (slot[..., None] == 0), np.float32("nan"), plain),
         3: np.where((column == 9) & (slot[..., None] == 0), np.float32("inf"), -plain),
-        4: np.where(column == 9, np.where(even, np.float32("inf"), np.float32("-inf")), plain),     # NaN
-        5: of.max.astype(np.float32),                                       # overflows where weights allow it
+        4: np.where(
+            column == 9, np.where(even, np.float32("inf"), np.float32("-inf")), plain
+        ),  # NaN
+        5: of.max.astype(np.float32),  # overflows where weights allow it
     }
     groups = outputs.reshape(*outputs.shape[:-1], -1, 16)
     for kind, values in fillings.items():

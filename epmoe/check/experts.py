@@ -17,7 +17,7 @@ from epmoe.check.words import WordsOf
 
 COMPARED = ("expert_ids", "recv_count", "output_scales", "scales_offset")
 DISPATCHED = "dicts or objects with output_tokens, row_offsets, src_info, ..."
-NAN_ROW = float("nan")      # what padding rows of expert_outputs hold: whoever reads them shows it
+NAN_ROW = float("nan")  # what padding rows of expert_outputs hold: whoever reads them shows it
 
 
 def run_case(implementation, case, ranks, not_given):
@@ -52,11 +52,19 @@ class Round:
     which the implementation's hold None for ranks of other processes."""
 
     def __init__(self, case, round_, here, previous):
-        self.case, self.cfg, self.number, self.here, self.previous = case, case.cfg, round_, here, previous
+        self.case, self.cfg, self.number, self.here, self.previous = (
+            case,
+            case.cfg,
+            round_,
+            here,
+            previous,
+        )
         self.input_tokens, self.topk_ids = case.input_tokens(round_), case.topk_ids(round_)
         self.router_weights = case.router_weights(round_)
         self.scale = {} if case.input_scale is None else {"input_scale": list(case.input_scale)}
-        self.dispatched_want = epmoe_ref.dispatch(self.cfg, self.input_tokens, self.topk_ids, **self.scale)
+        self.dispatched_want = epmoe_ref.dispatch(
+            self.cfg, self.input_tokens, self.topk_ids, **self.scale
+        )
         self.dispatched = self.combined = self.combined_want = None
         self.options = {}
         if case.epilogue:
@@ -64,9 +72,16 @@ class Round:
 
     def reference_combine(self):
         """(expert_outputs, combined) of the reference, lists over ranks, rows in the reference's order."""
-        outputs = [self.expert_outputs(rank, want) for rank, want in enumerate(self.dispatched_want)]
-        return outputs, epmoe_ref.combine(self.cfg, outputs, self.dispatched_want, router_weights=self.router_weights,
-                                          **self.options)
+        outputs = [
+            self.expert_outputs(rank, want) for rank, want in enumerate(self.dispatched_want)
+        ]
+        return outputs, epmoe_ref.combine(
+            self.cfg,
+            outputs,
+            self.dispatched_want,
+            router_weights=self.router_weights,
+            **self.options,
+        )
 
     def dispatch(self, world, per_rank, memory):
         """Calls dispatch, or its two halves, and returns the differences of results and of words."""
@@ -93,24 +108,44 @@ class Round:
         return self._compared_dispatch() + self._compared_combine()
 
     def _compared_dispatch(self):
-        return [d for rank in self.here
-                for d in compare_dispatched(self.cfg, rank, self.dispatched[rank], self.dispatched_want[rank])]
+        return [
+            d
+            for rank in self.here
+            for d in compare_dispatched(
+                self.cfg, rank, self.dispatched[rank], self.dispatched_want[rank]
+            )
+        ]
 
     def _compared_combine(self):
-        return [d for rank in self.here
-                for d in compare_combined(self.cfg, rank, self.combined[rank], self.combined_want[rank],
-                                          topk_ids=self.topk_ids[rank])]
+        return [
+            d
+            for rank in self.here
+            for d in compare_combined(
+                self.cfg,
+                rank,
+                self.combined[rank],
+                self.combined_want[rank],
+                topk_ids=self.topk_ids[rank],
+            )
+        ]
 
     def not_given(self):
         """Names of the reference's arrays that are missing from the implementation's results."""
         ranks = self.here if len(self.dispatched) == self.cfg.n_ranks else ()
-        return {name for rank in ranks for name in COMPARED
-                if field(self.dispatched_want[rank], name) is not None and field(self.dispatched[rank], name) is None}
+        return {
+            name
+            for rank in ranks
+            for name in COMPARED
+            if field(self.dispatched_want[rank], name) is not None
+            and field(self.dispatched[rank], name) is None
+        }
 
     def combine(self, world, per_rank, memory):
         """Calls combine, or its two halves, on what dispatch returned, in its row order; returns the differences."""
-        outputs = [self.expert_outputs(rank, self.dispatched[rank]) if rank in self.here else None
-                   for rank in range(self.cfg.n_ranks)]
+        outputs = [
+            self.expert_outputs(rank, self.dispatched[rank]) if rank in self.here else None
+            for rank in range(self.cfg.n_ranks)
+        ]
         _, self.combined_want = self.reference_combine()
         arguments = [outputs, self.dispatched, self.router_weights]
         memory.step("combine_async", *memory.rows(self.expert_outputs))
@@ -128,28 +163,44 @@ class Round:
             return wrong
         return changed + combine_causes.with_causes(self, self._compared_combine())
 
-    @np.errstate(all="ignore")      # some cases overflow, and have NaN, on purpose
+    @np.errstate(all="ignore")  # some cases overflow, and have NaN, on purpose
     def _call(self, function, arguments, options, per_rank):
         """(differences of inputs that were written to, results over ranks); inputs are copies of ours."""
-        given = [[_copy(x) for x in argument] if argument is not None else None for argument in arguments]
+        given = [
+            [_copy(x) for x in argument] if argument is not None else None for argument in arguments
+        ]
         if not per_rank:
             results = function(*given, **options)
             if hasattr(results, "__iter__") and not isinstance(results, dict):
                 results = list(results)
         else:
-            rank, = self.here
+            (rank,) = self.here
             own = {name: _own(value, rank) for name, value in options.items()}
-            result = function(*(None if argument is None else argument[rank] for argument in given), **own)
+            result = function(
+                *(None if argument is None else argument[rank] for argument in given), **own
+            )
             results = [result if r == rank else None for r in range(self.cfg.n_ranks)]
         changed = []
-        names = {id(self.input_tokens): "input_tokens", id(self.topk_ids): "topk_ids",
-                 id(self.router_weights): "router_weights", id(self.dispatched): None}
+        names = {
+            id(self.input_tokens): "input_tokens",
+            id(self.topk_ids): "topk_ids",
+            id(self.router_weights): "router_weights",
+            id(self.dispatched): None,
+        }
         for ours, theirs in zip(arguments, given):
             name = names.get(id(ours), "expert_outputs")
             for rank in self.here if name and ours is not None else ():
                 if ours[rank].tobytes() != theirs[rank].tobytes():
-                    changed.append(Difference(name, "was written to", theirs[rank], ours[rank], rank,
-                                              rule="inputs are read only"))
+                    changed.append(
+                        Difference(
+                            name,
+                            "was written to",
+                            theirs[rank],
+                            ours[rank],
+                            rank,
+                            rule="inputs are read only",
+                        )
+                    )
         return changed, results
 
     def _not_listed(self, what, results, of):
@@ -157,15 +208,20 @@ class Round:
         n = self.cfg.n_ranks
         if isinstance(results, list) and len(results) == n:
             return []
-        says = f"{len(results)} results" if isinstance(results, list) else \
-            "a dict" if isinstance(results, dict) else f"{results!r:.60}"
+        says = (
+            f"{len(results)} results"
+            if isinstance(results, list)
+            else "a dict"
+            if isinstance(results, dict)
+            else f"{results!r:.60}"
+        )
         return [Difference(what, f"returned {says}; a list over the {n} ranks is needed, of {of}")]
 
     def expert_outputs(self, rank, result):
         """Rows that depend on what each row is, not on where it lies; padding rows NaN."""
         want = self.dispatched_want[rank]
         where = places_of(self.cfg, rank, want)
-        src_info = np.asarray(field(result, "src_info"))[:where.n_rows]
+        src_info = np.asarray(field(result, "src_info"))[: where.n_rows]
         source = np.full(where.n_rows, rank) if self.cfg.skip_a2a else where.src_rank
         outputs = self.case.pair_outputs(self.number, rank, source, src_info[:, 0], src_info[:, 1])
         shared = where.src_rank == SHARED

@@ -1,13 +1,12 @@
 """Runs an implementation's cases in another process, which may hang, crash or end itself: each case gets an Outcome."""
 
-from epmoe_ref.errors import EPValueError
-
 from epmoe import guard
 from epmoe.check.conformance import Outcome, Report
 from epmoe.check.difference import Difference
+from epmoe_ref.errors import EPValueError
 
-START_S = 300           # to import and compile what the implementation needs, at least
-MOST_LOST = 3           # cases without an answer, after which no more are tried
+START_S = 300  # to import and compile what the implementation needs, at least
+MOST_LOST = 3  # cases without an answer, after which no more are tried
 
 
 def check(name, *, n_ranks, only, timeout, tell, output=None):
@@ -23,12 +22,14 @@ def check(name, *, n_ranks, only, timeout, tell, output=None):
         tell(outcome)
 
     while True:
-        cases, why = _some_cases(report, dict(name=name, ranks=n_ranks, only=only), timeout, add, output)
+        cases, why = _some_cases(
+            report, dict(name=name, ranks=n_ranks, only=only), timeout, add, output
+        )
         if why is None:
             return report
         lost += 1
         add(Outcome(cases[len(report.outcomes)], (Difference("call", why),)))
-        for case in cases[len(report.outcomes):] if lost == MOST_LOST else ():
+        for case in cases[len(report.outcomes) :] if lost == MOST_LOST else ():
             add(Outcome(case, not_served=f"not run after {lost} cases without an answer"))
         if len(report.outcomes) == len(cases):
             return report

@@ -28,7 +28,7 @@ class HybridCase:
     hidden: int = 128
     with_probs: bool = True
     rounds: int = 2
-    edges: bool = False     # numbers at which arithmetic differs, in x and in what the experts return
+    edges: bool = False  # numbers at which arithmetic differs, in x and in what the experts return
 
     def needs(self):
         """The options that an implementation must serve: a set of names."""
@@ -41,9 +41,15 @@ class HybridCase:
 
     def x(self, round_):
         """bf16 [T, H] over ranks."""
-        plain = [made("bf16", self.seed, round_, X, rank, (n, self.hidden)) for rank, n in enumerate(self.n_tokens)]
-        return [edge_tokens(x, random_bits.stream(self.seed, rank)) for rank, x in enumerate(plain)] if self.edges \
+        plain = [
+            made("bf16", self.seed, round_, X, rank, (n, self.hidden))
+            for rank, n in enumerate(self.n_tokens)
+        ]
+        return (
+            [edge_tokens(x, random_bits.stream(self.seed, rank)) for rank, x in enumerate(plain)]
+            if self.edges
             else plain
+        )
 
     def routing_map(self, round_):
         """bool [T, E] over ranks."""
@@ -51,19 +57,28 @@ class HybridCase:
 
     def _routed(self, round_, rank, n):
         stream = random_bits.stream(self.seed + 1000 * round_, ROUTING, rank)
-        ids = random_bits.permutations(stream, n, self.n_experts)[:, :self.top_k]
+        ids = random_bits.permutations(stream, n, self.n_experts)[:, : self.top_k]
         routed = np.zeros((n, self.n_experts), bool)
         routed[np.arange(n)[:, None], ids] = True
         return routed
 
     def probs(self, round_):
         """float32 [T, E] over ranks, not zero where nothing is routed; or None."""
-        return [np.abs(made("fp32", self.seed, round_, PROBS, rank, (n, self.n_experts)))
-                for rank, n in enumerate(self.n_tokens)] if self.with_probs else None
+        return (
+            [
+                np.abs(made("fp32", self.seed, round_, PROBS, rank, (n, self.n_experts)))
+                for rank, n in enumerate(self.n_tokens)
+            ]
+            if self.with_probs
+            else None
+        )
 
     def like_rows(self, round_, use, handle, hidden):
         """bf16 in the shape of dispatched_hidden, over ranks: what the experts return, or the gradient of the rows."""
-        rows = [made("bf16", self.seed, round_, use, rank, rows.shape) for rank, rows in enumerate(hidden)]
+        rows = [
+            made("bf16", self.seed, round_, use, rank, rows.shape)
+            for rank, rows in enumerate(hidden)
+        ]
         return edge_rows(rows, handle.row_of, self.seed) if self.edges and use == RETURNED else rows
 
     def telling_rows(self, round_, use, handle, hidden):
@@ -72,37 +87,55 @@ class HybridCase:
         rows = self.like_rows(round_, use, handle, hidden)
         if round_:
             rows = cancelling(rows, handle.row_of, self.n_local_experts, self.seed + round_)
-        return [np.where((token < 0)[:, None], np.array(np.nan, of.dtype), of)
-                for token, of in zip(handle.src_token, rows)]
+        return [
+            np.where((token < 0)[:, None], np.array(np.nan, of.dtype), of)
+            for token, of in zip(handle.src_token, rows)
+        ]
 
     def gradients_of_probs(self, round_, hidden):
         """float32 [P] over ranks, or None."""
-        return [made("fp32", self.seed, round_, GRAD_PROBS, rank, rows.shape[:1])
-                for rank, rows in enumerate(hidden)] if self.with_probs else None
+        return (
+            [
+                made("fp32", self.seed, round_, GRAD_PROBS, rank, rows.shape[:1])
+                for rank, rows in enumerate(hidden)
+            ]
+            if self.with_probs
+            else None
+        )
 
     def gradients_of_combined(self, round_):
         """bf16 [T, hidden] over ranks."""
-        return [made("bf16", self.seed, round_, GRAD_OUT, rank, (n, self.hidden))
-                for rank, n in enumerate(self.n_tokens)]
+        return [
+            made("bf16", self.seed, round_, GRAD_OUT, rank, (n, self.hidden))
+            for rank, n in enumerate(self.n_tokens)
+        ]
 
 
 def cases(n_ranks=4):
     """The HybridEP cases for a world of n_ranks."""
     n_tokens = tuple((8, 5, 0, 6)[rank % 4] for rank in range(n_ranks))
     listed = [
-        ("exact rows", {}), ("padding to 16", {"pad_multiple": 16}),
+        ("exact rows", {}),
+        ("padding to 16", {"pad_multiple": 16}),
         ("more rows than needed", {"num_permuted_tokens": 64, "pad_multiple": 8}),
         ("overflow", {"num_permuted_tokens": 17}),
         ("overflow by padding", {"num_permuted_tokens": 40, "pad_multiple": 16}),
         ("no room at all", {"num_permuted_tokens": 0}),
         ("fp8", {"fp8_dispatch": True, "pad_multiple": 4}, dict(hidden=256)),
-        ("two p2p worlds", {"p2p_world_size": n_ranks // 2}), ("without probs", {}, dict(with_probs=False)),
+        ("two p2p worlds", {"p2p_world_size": n_ranks // 2}),
+        ("without probs", {}, dict(with_probs=False)),
         ("no tokens at all", {"pad_multiple": 8}, dict(n_tokens=(0,) * n_ranks)),
         ("every expert", {}, dict(top_k=3 * n_ranks)),
-        ("bf16 at the edges of its numbers", {}, dict(n_tokens=(8,) * n_ranks, rounds=1, edges=True)),
+        (
+            "bf16 at the edges of its numbers",
+            {},
+            dict(n_tokens=(8,) * n_ranks, rounds=1, edges=True),
+        ),
     ]
-    made_cases = [HybridCase(name, 300 + i, options, **dict(n_tokens=n_tokens) | dict(*more))
-                  for i, (name, options, *more) in enumerate(listed)]
+    made_cases = [
+        HybridCase(name, 300 + i, options, **dict(n_tokens=n_tokens) | dict(*more))
+        for i, (name, options, *more) in enumerate(listed)
+    ]
     return [case for case in made_cases if n_ranks % 2 == 0 or case.name != "two p2p worlds"]
 
 
@@ -111,11 +144,14 @@ def run_case(implementation, case, ranks, not_given):
 
     not_given: a set to which what was not compared is added: "overflow", "gradients".
     """
-    return first_found(implementation, case, ranks, lambda *of_round: _steps(implementation, *of_round, not_given))
+    return first_found(
+        implementation, case, ranks, lambda *of_round: _steps(implementation, *of_round, not_given)
+    )
 
 
 def _steps(implementation, world, case, ranks, round_, not_given):
     """Of one call after the other: (differences of its arguments, what compares its results)."""
+
     def run(function, arguments, *more, **options):
         return call(implementation, ranks, function, arguments, *more, **options)
 
@@ -123,25 +159,45 @@ def _steps(implementation, world, case, ranks, round_, not_given):
         return [over_ranks(implementation, ranks, r) for r in results]
 
     x, routing_map, probs = case.x(round_), case.routing_map(round_), case.probs(round_)
-    if probs is not None:       # only the routed places are read
+    if probs is not None:  # only the routed places are read
         probs = [np.where(routed, p, np.float32("nan")) for routed, p in zip(routing_map, probs)]
-    *want, known = fused_a2a.hybrid_dispatch_forward(x, routing_map, probs, case.n_local_experts, **case.options)
-    (*got, handle), changed = run(world.dispatch, dict(x=x, routing_map=routing_map, probs=probs),
-                                  case.n_local_experts, **case.options)
+    *want, known = fused_a2a.hybrid_dispatch_forward(
+        x, routing_map, probs, case.n_local_experts, **case.options
+    )
+    (*got, handle), changed = run(
+        world.dispatch,
+        dict(x=x, routing_map=routing_map, probs=probs),
+        case.n_local_experts,
+        **case.options,
+    )
     overflow = getattr(handle, "overflow", None)
     if overflow is None:
         not_given.add("overflow")
     got = dict(zip((*FIELDS, "overflow"), of_ranks(*got, overflow)))
     want = dict(zip((*FIELDS, "overflow"), (*want, known.overflow)))
-    yield changed, lambda: [d for rank in ranks.here
-                            for d in compare_hybrid.received(routing_map, known, rank, got, want)]
+    yield (
+        changed,
+        lambda: [
+            d
+            for rank in ranks.here
+            for d in compare_hybrid.received(routing_map, known, rank, got, want)
+        ],
+    )
 
     returned = case.telling_rows(round_, RETURNED, known, want["dispatched_hidden"])
     combined, changed = run(world.combine, dict(x=returned), handle)
-    combined, = of_ranks(combined)
+    (combined,) = of_ranks(combined)
     sums = fused_a2a.hybrid_combine_forward(returned, known)
-    yield changed, lambda: [d for rank in ranks.here for d in compare_hybrid.sums(
-        "combined_x", known, rank, combined[rank], sums[rank], returned)]
+    yield (
+        changed,
+        lambda: [
+            d
+            for rank in ranks.here
+            for d in compare_hybrid.sums(
+                "combined_x", known, rank, combined[rank], sums[rank], returned
+            )
+        ],
+    )
 
     if implementation.dispatch_backward is None or implementation.combine_backward is None:
         not_given.add("gradients")
@@ -149,16 +205,37 @@ def _steps(implementation, world, case, ranks, round_, not_given):
     rows = case.telling_rows(round_, GRAD_X, known, want["dispatched_hidden"])
     row_probs = case.gradients_of_probs(round_, want["dispatched_hidden"])
     wanted = fused_a2a.hybrid_dispatch_backward(known, rows, row_probs)
-    back, changed = run(world.dispatch_backward, dict(grad_hidden=rows, grad_probs=row_probs), handle)
+    back, changed = run(
+        world.dispatch_backward, dict(grad_hidden=rows, grad_probs=row_probs), handle
+    )
     grad_x, grad_probs = of_ranks(*back)
-    yield changed, lambda: [d for rank in ranks.here for d in (
-        *compare_hybrid.sums("grad_x", known, rank, grad_x[rank], wanted[0][rank], rows),
-        *(compare_hybrid.dense_gradients(known, rank, grad_probs, wanted[1]) if row_probs is not None else ()))]
+    yield (
+        changed,
+        lambda: [
+            d
+            for rank in ranks.here
+            for d in (
+                *compare_hybrid.sums("grad_x", known, rank, grad_x[rank], wanted[0][rank], rows),
+                *(
+                    compare_hybrid.dense_gradients(known, rank, grad_probs, wanted[1])
+                    if row_probs is not None
+                    else ()
+                ),
+            )
+        ],
+    )
 
     grad_combined = case.gradients_of_combined(round_)
     rows_want = fused_a2a.hybrid_combine_backward(known, grad_combined)
     back, changed = run(world.combine_backward, dict(grad_combined_x=grad_combined), handle)
-    back, = of_ranks(back)
-    yield changed, lambda: [d for rank in ranks.here
-                            for d in compare_hybrid.rows("grad_x of combine", known, rank, back[rank],
-                                                      rows_want[rank])]
+    (back,) = of_ranks(back)
+    yield (
+        changed,
+        lambda: [
+            d
+            for rank in ranks.here
+            for d in compare_hybrid.rows(
+                "grad_x of combine", known, rank, back[rank], rows_want[rank]
+            )
+        ],
+    )

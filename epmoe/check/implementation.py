@@ -1,17 +1,17 @@
 """What somebody else's dispatch and combine have to look like to be held against the reference: two functions.
 
-    # mine.py
-    from epmoe.check import Implementation
-    import my_library
+# mine.py
+from epmoe.check import Implementation
+import my_library
 
-    class Mine(Implementation):
-        def dispatch(self, input_tokens, topk_ids):
-            rows, offsets, info = my_library.dispatch(input_tokens, topk_ids, self.cfg.n_experts)
-            return [dict(output_tokens=r, row_offsets=o, src_info=i) for r, o, i in zip(rows, offsets, info)]
-        def combine(self, expert_outputs, dispatched, router_weights):
-            return my_library.combine(expert_outputs, router_weights)
+class Mine(Implementation):
+    def dispatch(self, input_tokens, topk_ids):
+        rows, offsets, info = my_library.dispatch(input_tokens, topk_ids, self.cfg.n_experts)
+        return [dict(output_tokens=r, row_offsets=o, src_info=i) for r, o, i in zip(rows, offsets, info)]
+    def combine(self, expert_outputs, dispatched, router_weights):
+        return my_library.combine(expert_outputs, router_weights)
 
-    $ epmoe check mine:Mine
+$ epmoe check mine:Mine
 """
 
 import difflib
@@ -24,8 +24,17 @@ from epmoe_ref.errors import EPError, EPValueError
 
 COMBINE_DTYPES = ("bf16", "fp16", "fp32")
 
-OPTIONS = frozenset({"unweighted", "epilogue", "input_scale", "fused_shared_expert", "skip_a2a", "use_shmem",
-                     "fuse_a_scale_preshuffle"})
+OPTIONS = frozenset(
+    {
+        "unweighted",
+        "epilogue",
+        "input_scale",
+        "fused_shared_expert",
+        "skip_a2a",
+        "use_shmem",
+        "fuse_a_scale_preshuffle",
+    }
+)
 
 HALVES = ("dispatch_async", "dispatch_wait", "combine_async", "combine_wait")
 
@@ -139,7 +148,9 @@ class HybridImplementation:
     are listed as not served. Lists over ranks, or this rank's with per_rank.
     """
 
-    options = frozenset({"num_permuted_tokens", "pad_multiple", "fp8_dispatch", "p2p_world_size", "without_probs"})
+    options = frozenset(
+        {"num_permuted_tokens", "pad_multiple", "fp8_dispatch", "p2p_world_size", "without_probs"}
+    )
     per_rank = False
 
     @classmethod
@@ -174,21 +185,32 @@ class HybridImplementation:
 def load(name):
     """The implementation that `module:Name` names; a short name is one of the adapters of epmoe.check.adapters."""
     from epmoe.check.adapters import ADAPTERS
+
     module, _, attribute = ADAPTERS.get(name, name).partition(":")
     if not (all(part.isidentifier() for part in module.split(".")) and attribute.isidentifier()):
         near = difflib.get_close_matches(name, ADAPTERS, 1)
-        raise EPValueError(f"{name!r} must be module:Class (a module's name, no path), or one of {', '.join(ADAPTERS)}"
-                           + "".join(f"; did you mean {n}?" for n in near))
+        raise EPValueError(
+            f"{name!r} must be module:Class (a module's name, no path), or one of {', '.join(ADAPTERS)}"
+            + "".join(f"; did you mean {n}?" for n in near)
+        )
     try:
         found = getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:
         if module != error.name and not module.startswith(f"{error.name}."):
-            raise EPValueError(f"{module} needs a module {error.name!r}, which is not installed") from None
-        raise EPValueError(f"no module {module!r}: run in the folder where it lies, or install it") from None
+            raise EPValueError(
+                f"{module} needs a module {error.name!r}, which is not installed"
+            ) from None
+        raise EPValueError(
+            f"no module {module!r}: run in the folder where it lies, or install it"
+        ) from None
     except EPError:
         raise
     except (Exception, SystemExit) as error:
-        if isinstance(error, AttributeError) and module in sys.modules and not hasattr(sys.modules[module], attribute):
+        if (
+            isinstance(error, AttributeError)
+            and module in sys.modules
+            and not hasattr(sys.modules[module], attribute)
+        ):
             raise EPValueError(f"module {module!r} has no {attribute!r}") from None
         raise EPValueError(f"importing {module} raised {type(error).__name__}: {error}") from error
     return whole(found, name)
@@ -198,15 +220,23 @@ def whole(found, name):
     """The class, if it is an implementation that has what a check calls; name: by which messages call it."""
     layouts = Implementation, RowsImplementation, HybridImplementation
     if not (isinstance(found, type) and issubclass(found, layouts)):
-        raise EPValueError(f"{name} must be a class derived from epmoe.check.Implementation, RowsImplementation or "
-                           "HybridImplementation")
+        raise EPValueError(
+            f"{name} must be a class derived from epmoe.check.Implementation, RowsImplementation or "
+            "HybridImplementation"
+        )
     halves = has_halves(found)
     _refuse_unknown_names(found, name)
     for layout in layouts:
         for call in ("dispatch", "combine"):
-            if issubclass(found, layout) and getattr(found, call) is getattr(layout, call) and not halves:
-                raise EPValueError(f"{name} has no method {call}{signature(getattr(layout, call))}: what it is given "
-                                   f"and returns, help(epmoe.check.{layout.__name__}.{call}) says")
+            if (
+                issubclass(found, layout)
+                and getattr(found, call) is getattr(layout, call)
+                and not halves
+            ):
+                raise EPValueError(
+                    f"{name} has no method {call}{signature(getattr(layout, call))}: what it is given "
+                    f"and returns, help(epmoe.check.{layout.__name__}.{call}) says"
+                )
     return found
 
 
@@ -215,7 +245,9 @@ def has_halves(found):
     halves = [half for half in HALVES if getattr(found, half, None) is not None]
     if halves and len(halves) < len(HALVES):
         name = found.__name__ if isinstance(found, type) else type(found).__name__
-        raise EPValueError(f"{name} has {', '.join(halves)}; all four of {', '.join(HALVES)} are needed, or none")
+        raise EPValueError(
+            f"{name} has {', '.join(halves)}; all four of {', '.join(HALVES)} are needed, or none"
+        )
     return bool(halves)
 
 
@@ -223,18 +255,26 @@ def _refuse_unknown_names(found, name):
     """A misspelt format or option would only make cases not served."""
     known = {}
     if issubclass(found, Implementation):
-        known = {"token_formats": TOKEN_FORMATS, "combine_dtypes": COMBINE_DTYPES, "options": OPTIONS}
+        known = {
+            "token_formats": TOKEN_FORMATS,
+            "combine_dtypes": COMBINE_DTYPES,
+            "options": OPTIONS,
+        }
     elif issubclass(found, HybridImplementation):
         known = {"options": HybridImplementation.options}
     for attribute, there in known.items():
         given = getattr(found, attribute)
         if isinstance(given, (str, bytes)) or not hasattr(given, "__iter__"):
-            raise EPValueError(f"{name}.{attribute} = {given!r} must be a tuple or set of names: {_choice(there)}")
+            raise EPValueError(
+                f"{name}.{attribute} = {given!r} must be a tuple or set of names: {_choice(there)}"
+            )
         for one in given:
             if one not in there:
                 near = difflib.get_close_matches(str(one), there, 1)
-                raise EPValueError(f"{name}.{attribute} has {one!r}"
-                                   + (f"; did you mean {near[0]!r}?" if near else f"; there are {_choice(there)}"))
+                raise EPValueError(
+                    f"{name}.{attribute} has {one!r}"
+                    + (f"; did you mean {near[0]!r}?" if near else f"; there are {_choice(there)}")
+                )
 
 
 def _choice(names):

@@ -4,8 +4,8 @@ import numpy as np
 
 from epmoe.check import random_bits
 
-GRAD_X, GRAD_PROBS, GRAD_OUT, PROBS, RETURNED = range(200, 205)      # a part of each stream's seed
-A_ROUND = 1000                                                       # from one round's seed to the next one's
+GRAD_X, GRAD_PROBS, GRAD_OUT, PROBS, RETURNED = range(200, 205)  # a part of each stream's seed
+A_ROUND = 1000  # from one round's seed to the next one's
 
 
 def made(dtype, seed, round_, use, rank, shape):

@@ -15,11 +15,11 @@ class _Segment:
     def __init__(self, suspect, local_expert, src_rank):
         self.at, self.suspect = (local_expert, src_rank), suspect
         self.count = int(suspect.state.messages_here[self.at])
-        self.want = suspect.fixed.values[self.at][:self.count]
-        self.free = suspect.fixed.free[self.at][0] if self.count else None     # padding bytes
-        self.got = suspect.raw[self.at][:self.count]
+        self.want = suspect.fixed.values[self.at][: self.count]
+        self.free = suspect.fixed.free[self.at][0] if self.count else None  # padding bytes
+        self.got = suspect.raw[self.at][: self.count]
         before = suspect.before.get(suspect.name)
-        self.before = None if before is None else before[self.at][:self.count]
+        self.before = None if before is None else before[self.at][: self.count]
 
     def equal(self, one, other, part=slice(None)):
         """bool [len(one), len(other)]: which messages are equal in a part, padding aside."""
@@ -41,7 +41,9 @@ class _Segment:
         if self.before is None:
             return np.zeros(len(slots), bool)
         kept = np.flatnonzero(~self.free[part])
-        return (self.got[slots][:, part][:, kept] == self.before[slots][:, part][:, kept]).all(axis=1)
+        return (self.got[slots][:, part][:, kept] == self.before[slots][:, part][:, kept]).all(
+            axis=1
+        )
 
 
 def _segments(suspect):
@@ -58,21 +60,27 @@ def _parts(suspect):
 
 def _all(test):
     """A test of a suspect that holds if test(segment) does for every segment that is wrong."""
+
     def of_suspect(suspect):
         wrong = _segments(suspect)
         return bool(wrong) and all(test(segment) for segment in wrong)
+
     return of_suspect
 
 
 def _only(*right):
     """All messages of a segment are right in the parts of these numbers, and some are wrong in each other part."""
+
     def test(segment):
         parts = _parts(segment.suspect)
-        equal = np.logical_and.reduce([segment.equal(segment.want, segment.got, parts[i]) for i in right])
+        equal = np.logical_and.reduce(
+            [segment.equal(segment.want, segment.got, parts[i]) for i in right]
+        )
         wrong = [i for i in range(3) if i not in right]
         others = [segment.equal(segment.want, segment.got, parts[i]) & equal for i in wrong]
         matched = equal.any(axis=1).all() and equal.any(axis=0).all()
         return bool(matched) and not any(other.any(axis=1).all() for other in others)
+
     return test
 
 
@@ -85,20 +93,29 @@ def _holds(part_number, dtype, change):
             return False
         part = _parts(suspect)[part_number]
         for segment in _segments(suspect):
-            rows, slots = np.nonzero(np.logical_and.reduce(
-                [segment.equal(segment.want, segment.got, _parts(suspect)[i]) for i in right]))
+            rows, slots = np.nonzero(
+                np.logical_and.reduce(
+                    [segment.equal(segment.want, segment.got, _parts(suspect)[i]) for i in right]
+                )
+            )
             n = 4 if part_number == 1 else 2 * suspect.cfg.top_k
-            want, got = (np.ascontiguousarray(m[:, part][:, :n]).view(dtype) for m in (segment.want, segment.got))
+            want, got = (
+                np.ascontiguousarray(m[:, part][:, :n]).view(dtype)
+                for m in (segment.want, segment.got)
+            )
             if not (change(suspect, segment, want[rows]) == got[slots]).all():
                 return False
         return True
+
     return test
 
 
 def _slot_of(suspect, segment, want):
-    ids = np.ascontiguousarray(segment.want[:, _parts(suspect)[2]][:, :2 * suspect.cfg.top_k]).view("<u2")
+    ids = np.ascontiguousarray(
+        segment.want[:, _parts(suspect)[2]][:, : 2 * suspect.cfg.top_k]
+    ).view("<u2")
     expert = suspect.state.rank * suspect.cfg.n_local_experts + segment.at[0]
-    return np.argmax(ids == expert, axis=1)[:len(want), None]
+    return np.argmax(ids == expert, axis=1)[: len(want), None]
 
 
 def _stale(segment):
@@ -107,7 +124,11 @@ def _stale(segment):
 
 def _claimed_twice(segment):
     last = np.arange(segment.count - len(segment.stray), segment.count)
-    return _stale(segment) and np.array_equal(segment.stray, last) and len(segment.stray) < segment.count
+    return (
+        _stale(segment)
+        and np.array_equal(segment.stray, last)
+        and len(segment.stray) < segment.count
+    )
 
 
 def _never_written(segment):
@@ -133,11 +154,19 @@ def _payloads_mixed(segment):
 
 def _found(where):
     """Every missing message of every wrong segment lies at a place for which where(segment, rank, place) holds."""
+
     def test(suspect):
         wrong = _segments(suspect)
-        return bool(wrong) and all(any(where(segment, rank, place) for rank, place in _places(segment, message))
-                                   for segment in wrong for message in segment.missing) \
+        return (
+            bool(wrong)
+            and all(
+                any(where(segment, rank, place) for rank, place in _places(segment, message))
+                for segment in wrong
+                for message in segment.missing
+            )
             and any(len(segment.missing) for segment in wrong)
+        )
+
     return test
 
 
@@ -152,7 +181,9 @@ def _places(segment, message):
         state, held = segment.suspect.states[rank], regions.get(segment.suspect.name)
         if held is not None:
             slots = np.arange(held.shape[2]) < state.messages_here[..., None]
-            rightly = ((state.dispatch_recv_buf[..., kept] == wanted).all(axis=-1) & slots).any(axis=-1)
+            rightly = ((state.dispatch_recv_buf[..., kept] == wanted).all(axis=-1) & slots).any(
+                axis=-1
+            )
             there = (held[..., kept] == wanted).all(axis=-1) & ~(rightly[..., None] & slots)
             yield from ((rank, tuple(place)) for place in np.argwhere(there).tolist())
 
@@ -167,28 +198,55 @@ WRONG_PAYLOAD = "the payload is wrong, the trailer is right"
 OTHER_RANK = "misplaced: messages lie on another rank than their expert's owner"
 GENERAL_OF_MESSAGES = (WRONG_TOKEN, WRONG_IDS, WRONG_PAYLOAD, OTHER_RANK)
 MESSAGE_CAUSES = [
-    ("src_info holds the slot k; it is the token's index at the source rank", _holds(1, "<i4", _slot_of)),
+    (
+        "src_info holds the slot k; it is the token's index at the source rank",
+        _holds(1, "<i4", _slot_of),
+    ),
     ("src_info is counted from 1", _holds(1, "<i4", lambda suspect, segment, want: want + 1)),
     (WRONG_TOKEN, _all(_only(0, 2))),
-    ("topk_info holds local expert ids; they are global", _holds(
-        2, "<u2", lambda suspect, segment, want: np.where(want == 65535, want, want % suspect.cfg.n_local_experts))),
+    (
+        "topk_info holds local expert ids; they are global",
+        _holds(
+            2,
+            "<u2",
+            lambda suspect, segment, want: np.where(
+                want == 65535, want, want % suspect.cfg.n_local_experts
+            ),
+        ),
+    ),
     (WRONG_IDS, _all(_only(0, 1))),
-    ("src_info and topk_info are both wrong: the trailer lies elsewhere, or is not written", _all(_only(0))),
+    (
+        "src_info and topk_info are both wrong: the trailer lies elsewhere, or is not written",
+        _all(_only(0)),
+    ),
     ("payload and trailer do not belong together", _all(_payloads_mixed)),
-    ("the trailer is there and the payload is not: the signal went out before the payload", _all(_payload_late)),
+    (
+        "the trailer is there and the payload is not: the signal went out before the payload",
+        _all(_payload_late),
+    ),
     (WRONG_PAYLOAD, _all(_only(1, 2))),
-    ("slots were claimed twice, so that messages overwrote each other and the last slots stay empty: a claim is one "
-     "atomic fetch-add on reserved", _all(_claimed_twice)),
+    (
+        "slots were claimed twice, so that messages overwrote each other and the last slots stay empty: a claim is one "
+        "atomic fetch-add on reserved",
+        _all(_claimed_twice),
+    ),
     ("a slot that counts was never written", _all(_never_written)),
     ("a message is there twice, and another is missing", _all(_twice)),
-    ("misplaced: messages lie in slots past the count", _found(
-        _own(lambda segment, place: place[:2] == segment.at and place[2] >= segment.count))),
-    ("misplaced: messages lie in the segment of another source rank", _found(
-        _own(lambda segment, place: place[0] == segment.at[0] and place[1] != segment.at[1]))),
-    ("misplaced: messages lie in the segment of another local expert", _found(
-        _own(lambda segment, place: place[0] != segment.at[0]))),
-    (OTHER_RANK, _found(
-        lambda segment, rank, place: rank != segment.suspect.state.rank)),
+    (
+        "misplaced: messages lie in slots past the count",
+        _found(_own(lambda segment, place: place[:2] == segment.at and place[2] >= segment.count)),
+    ),
+    (
+        "misplaced: messages lie in the segment of another source rank",
+        _found(
+            _own(lambda segment, place: place[0] == segment.at[0] and place[1] != segment.at[1])
+        ),
+    ),
+    (
+        "misplaced: messages lie in the segment of another local expert",
+        _found(_own(lambda segment, place: place[0] != segment.at[0])),
+    ),
+    (OTHER_RANK, _found(lambda segment, rank, place: rank != segment.suspect.state.rank)),
 ]
 
 
@@ -198,28 +256,42 @@ def _wrong_rows(suspect):
 
 def _rows_stale(suspect):
     before = suspect.before.get(suspect.name)
-    return before is not None and all((suspect.got[t, k] == before[t, k]).all() for t, k in _wrong_rows(suspect))
+    return before is not None and all(
+        (suspect.got[t, k] == before[t, k]).all() for t, k in _wrong_rows(suspect)
+    )
 
 
 def _rows_at(where):
     """Every wrong row's wanted bytes lie at a (rank, token, k) of which where(suspect, (t, k), place) says yes."""
+
     def test(suspect):
         for t, k in _wrong_rows(suspect).tolist():
             wanted = suspect.fixed.values[t, k]
-            places = [(rank, *place) for rank, regions in suspect.held.items() if suspect.name in regions
-                      for place in np.argwhere((regions[suspect.name] == wanted).all(axis=-1)).tolist()]
+            places = [
+                (rank, *place)
+                for rank, regions in suspect.held.items()
+                if suspect.name in regions
+                for place in np.argwhere((regions[suspect.name] == wanted).all(axis=-1)).tolist()
+            ]
             if not any(where(suspect, (t, k), place) for place in places):
                 return False
         return True
+
     return test
 
 
 ROW_CAUSES = [
     ("rows are missing: the bytes of before are there", _rows_stale),
-    ("misplaced: rows lie in another slot of their token", _rows_at(
-        lambda suspect, at, place: place[0] == suspect.state.rank and place[1] == at[0])),
-    ("misplaced: rows lie at another token", _rows_at(
-        lambda suspect, at, place: place[0] == suspect.state.rank and place[1] != at[0])),
-    ("misplaced: rows lie on another rank than their token's", _rows_at(
-        lambda suspect, at, place: place[0] != suspect.state.rank)),
+    (
+        "misplaced: rows lie in another slot of their token",
+        _rows_at(lambda suspect, at, place: place[0] == suspect.state.rank and place[1] == at[0]),
+    ),
+    (
+        "misplaced: rows lie at another token",
+        _rows_at(lambda suspect, at, place: place[0] == suspect.state.rank and place[1] != at[0]),
+    ),
+    (
+        "misplaced: rows lie on another rank than their token's",
+        _rows_at(lambda suspect, at, place: place[0] != suspect.state.rank),
+    ),
 ]

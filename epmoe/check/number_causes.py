@@ -8,13 +8,15 @@ from epmoe.check.compare_segments import compare_src_info, scales_of
 from epmoe.check.difference import bits
 from epmoe.check.places import packed
 
-FLOOR = np.float32(1e-4) / np.float32(448)      # the scale of a group whose absmax is below 1e-4
+FLOOR = np.float32(1e-4) / np.float32(448)  # the scale of a group whose absmax is below 1e-4
 
 
 def matched(suspect):
     """Rows [n, 2] of the result and of the reference that hold the same message; src_info must be right."""
     where = suspect.where
-    rows = (array(x, "src_info")[:where.n_rows].astype(np.int64) for x in (suspect.got, suspect.want))
+    rows = (
+        array(x, "src_info")[: where.n_rows].astype(np.int64) for x in (suspect.got, suspect.want)
+    )
     pairs = compare_src_info(suspect.cfg, suspect.rank, where, *rows)[1]
     return pairs[where.src_rank[pairs[:, 1]] != -1]
 
@@ -31,7 +33,9 @@ def _payloads(suspect):
 
 
 NAN_LOST = "NaN is lost: every element that differs is NaN in the reference, and is none here"
-FLUSHED = "subnormal numbers are lost: every element that differs is one in the reference, and is 0 here"
+FLUSHED = (
+    "subnormal numbers are lost: every element that differs is one in the reference, and is 0 here"
+)
 
 
 def nan_lost(got, want):
@@ -43,13 +47,18 @@ def flushed(got, want):
     """Whether elements that differ, of the reference's type, are subnormal in it and 0 in the result."""
     if want.dtype.kind in "iu":
         return False
-    return bool(((got == 0) & (want != 0) & (np.abs(want) < ml_dtypes.finfo(want.dtype).smallest_normal)).all())
+    return bool(
+        (
+            (got == 0) & (want != 0) & (np.abs(want) < ml_dtypes.finfo(want.dtype).smallest_normal)
+        ).all()
+    )
 
 
 def _elements(test):
     def of(suspect):
         differing = _payloads(suspect)
         return differing is not None and test(*differing)
+
     return of
 
 
@@ -64,6 +73,7 @@ def _bf16_rows(suspect):
 
 def _changed(change):
     """A test: the result's rows are those of the reference, changed like that, and not all of them are the same."""
+
     def test(suspect):
         rows = _bf16_rows(suspect)
         if rows is None:
@@ -72,6 +82,7 @@ def _changed(change):
         made = change(want)
         same = (bits(got) == bits(made)) | (np.isnan(got) & np.isnan(made))
         return bool(same.all() and (bits(made) != bits(want)).any())
+
     return test
 
 
@@ -95,11 +106,23 @@ def _nan_of_other_bits(suspect):
 def _scales(suspect):
     """(result's, reference's) float32 scales of the rows; None for other scales."""
     got, want = suspect.both("output_scales")
-    if want.dtype != np.float32 or got.dtype != np.float32 or got.ndim != want.ndim or len(got) != len(want):
+    if (
+        want.dtype != np.float32
+        or got.dtype != np.float32
+        or got.ndim != want.ndim
+        or len(got) != len(want)
+    ):
         return None
-    where, cfg, offsets, pairs = suspect.where, suspect.cfg, suspect.want.row_offsets, matched(suspect)
-    return tuple(scales_of(cfg, x, x.shape, rows, where, offsets).view(np.float32).astype(np.float64)
-                 for x, rows in ((got, pairs[:, 0]), (want, pairs[:, 1])))
+    where, cfg, offsets, pairs = (
+        suspect.where,
+        suspect.cfg,
+        suspect.want.row_offsets,
+        matched(suspect),
+    )
+    return tuple(
+        scales_of(cfg, x, x.shape, rows, where, offsets).view(np.float32).astype(np.float64)
+        for x, rows in ((got, pairs[:, 0]), (want, pairs[:, 1]))
+    )
 
 
 def _reciprocals(suspect):
@@ -122,13 +145,28 @@ def _no_floor(suspect):
 
 
 PAYLOAD_CAUSES = [
-    (NAN_LOST, _elements(nan_lost)), (FLUSHED, _elements(flushed)),
+    (NAN_LOST, _elements(nan_lost)),
+    (FLUSHED, _elements(flushed)),
     ("the two elements of each 4 bytes are swapped", _changed(_neighbours_swapped)),
     ("the two bytes of each element are swapped", _changed(_bytes_swapped)),
-    ("the tokens went through fp16 on their way, which has another range than bf16", _changed(_through(np.float16))),
-    ("the tokens went through fp8 (e4m3) on their way", _changed(_through(ml_dtypes.float8_e4m3fn))),
-    ("NaN has other bits than the format's: those of the reference have no sign", _nan_of_other_bits)]
+    (
+        "the tokens went through fp16 on their way, which has another range than bf16",
+        _changed(_through(np.float16)),
+    ),
+    (
+        "the tokens went through fp8 (e4m3) on their way",
+        _changed(_through(ml_dtypes.float8_e4m3fn)),
+    ),
+    (
+        "NaN has other bits than the format's: those of the reference have no sign",
+        _nan_of_other_bits,
+    ),
+]
 SCALE_CAUSES = [
     ("the scales are reciprocals: an element is its code times the scale", _reciprocals),
-    ("all scales are wrong by one factor: another largest number than the format's, 448", _one_factor),
-    ("the floor is missing: absmax is taken to be 1e-4 at least", _no_floor)]
+    (
+        "all scales are wrong by one factor: another largest number than the format's, 448",
+        _one_factor,
+    ),
+    ("the floor is missing: absmax is taken to be 1e-4 at least", _no_floor),
+]

@@ -13,11 +13,14 @@ from epmoe.check.number_causes import matched
 from epmoe.check.places import places_of
 
 NEIGHBOURS = 1, -1
-MOST = 0.9      # of the elements in lost columns: some are right by chance
+MOST = 0.9  # of the elements in lost columns: some are right by chance
 
 BESIDE = "each row holds its neighbour's payload: payloads are written, or read, one row off"
-ROWS_LOST, SUMS_LOST = (f"the last columns of the {what} are lost: all before them is right, and they are not in any "
-                        f"{of}" for what, of in (("rows", "row"), ("output", "token")))
+ROWS_LOST, SUMS_LOST = (
+    f"the last columns of the {what} are lost: all before them is right, and they are not in any "
+    f"{of}"
+    for what, of in (("rows", "row"), ("output", "token"))
+)
 
 
 def last_columns_lost(got, want, wrong):
@@ -45,7 +48,7 @@ def rows_beside(suspect):
     """Whether each row of a dispatch has the payload that belongs to its neighbour's src_info."""
     got, want = suspect.both("output_tokens")
     pairs = matched(suspect)
-    right = np.full(suspect.where.n_rows + 2, -1)       # the reference's row of each row, from 1 on
+    right = np.full(suspect.where.n_rows + 2, -1)  # the reference's row of each row, from 1 on
     right[1 + pairs[:, 0]] = pairs[:, 1]
     for by in NEIGHBOURS:
         neighbour = right[1 + pairs[:, 0] + by]
@@ -69,7 +72,9 @@ def outputs_beside(total):
         other.recv = total.recv.copy()
         for rank, result in enumerate(round_.dispatched):
             outputs = round_.expert_outputs(rank, result).astype(total.dtype)
-            rows = np.flatnonzero(places_of(cfg, rank, round_.dispatched_want[rank]).src_rank == total.rank)
+            rows = np.flatnonzero(
+                places_of(cfg, rank, round_.dispatched_want[rank]).src_rank == total.rank
+            )
             token, slot = array(result, "src_info")[rows].T
             there = (rows + by >= 0) & (rows + by < len(outputs))
             known[token[~there]] = False

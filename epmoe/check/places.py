@@ -8,6 +8,7 @@ format objects tell, so that a new format needs nothing here.
 from dataclasses import dataclass
 
 import numpy as np
+
 from epmoe_ref import format_of
 from epmoe_ref.formats.scale_layout import tiles_5d
 
@@ -47,7 +48,12 @@ class Places:
 
 def places_of(cfg, rank, result):
     """Places of every row of a rank's result, which has row_offsets, recv_count and num_tokens."""
-    return places(cfg, result.row_offsets, result.recv_count, n_shared=shared_rows(cfg, rank, result.num_tokens))
+    return places(
+        cfg,
+        result.row_offsets,
+        result.recv_count,
+        n_shared=shared_rows(cfg, rank, result.num_tokens),
+    )
 
 
 def shared_rows(cfg, rank, num_tokens):
@@ -68,10 +74,10 @@ def places(cfg, row_offsets, recv_count, *, n_shared=None):
     src_rank = np.full(len(group), PADDING, np.int64)
     first = int(cfg.fused_shared_expert)
     if first:
-        src_rank[:offsets[1] if n_shared is None else n_shared] = SHARED
+        src_rank[: offsets[1] if n_shared is None else n_shared] = SHARED
     for local_expert, row in enumerate(counts):
         start = offsets[first + local_expert]
-        src_rank[start:start + row.sum()] = np.repeat(np.arange(len(row)), row)
+        src_rank[start : start + row.sum()] = np.repeat(np.arange(len(row)), row)
     return Places(group, row_in_group, src_rank)
 
 
@@ -114,6 +120,8 @@ def scale_index(cfg, shape, row_offsets, group, row_in_group):
     index = np.empty((len(group), fmt.n_scales()), np.int64)
     for g in np.unique(group):
         of = group == g
-        row_places, column_places = fmt.scale_layout(shape, offsets, scales_offset, int(g), row_in_group[of])
+        row_places, column_places = fmt.scale_layout(
+            shape, offsets, scales_offset, int(g), row_in_group[of]
+        )
         index[of] = row_places[:, None] + column_places
     return index

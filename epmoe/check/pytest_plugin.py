@@ -10,11 +10,22 @@ import pytest
 def pytest_addoption(parser):
     """The options --epmoe-check and --epmoe-ranks, and the setting epmoe_check."""
     group = parser.getgroup("epmoe")
-    group.addoption("--epmoe-check", action="append", default=[], metavar="module:Class",
-                    help="hold this dispatch and combine against the reference (epmoe.check), one test a case")
-    group.addoption("--epmoe-ranks", type=int, default=4, help="size of the world of --epmoe-check (default 4)")
-    parser.addini("epmoe_check", "implementations to hold against the reference, as --epmoe-check", type="linelist",
-                  default=[])
+    group.addoption(
+        "--epmoe-check",
+        action="append",
+        default=[],
+        metavar="module:Class",
+        help="hold this dispatch and combine against the reference (epmoe.check), one test a case",
+    )
+    group.addoption(
+        "--epmoe-ranks", type=int, default=4, help="size of the world of --epmoe-check (default 4)"
+    )
+    parser.addini(
+        "epmoe_check",
+        "implementations to hold against the reference, as --epmoe-check",
+        type="linelist",
+        default=[],
+    )
 
 
 def pytest_collection_modifyitems(session, config, items):
@@ -28,6 +39,7 @@ def _tests(session, name, n_ranks):
     from epmoe.check.implementation import load
     from epmoe.check.ranks import ranks_of
     from epmoe_ref.errors import EPError
+
     try:
         implementation = load(name)
         ranks = ranks_of(implementation, n_ranks)
@@ -35,12 +47,15 @@ def _tests(session, name, n_ranks):
     except EPError as error:
         raise pytest.UsageError(f"--epmoe-check {name}: {error}") from None
     if all(reason for _, reason, _ in found):
-        raise pytest.UsageError(f"--epmoe-check {name}: it serves none of the {len(found)} cases ({found[0][0].name}: "
-                                f"{found[0][1]}), so nothing would be compared")
+        raise pytest.UsageError(
+            f"--epmoe-check {name}: it serves none of the {len(found)} cases ({found[0][0].name}: "
+            f"{found[0][1]}), so nothing would be compared"
+        )
     for case, reason, run in found:
         if reason is None:
-            yield Conformance.from_parent(session, name=f"{name}[{case.name}]",
-                                          what=(implementation, case, None, run, ranks))
+            yield Conformance.from_parent(
+                session, name=f"{name}[{case.name}]", what=(implementation, case, None, run, ranks)
+            )
 
 
 class Conformance(pytest.Item):
@@ -48,10 +63,11 @@ class Conformance(pytest.Item):
 
     def __init__(self, *, what, **of_item):
         super().__init__(**of_item)
-        self._what = what       # of conformance.outcome
+        self._what = what  # of conformance.outcome
 
     def runtest(self):
         from epmoe.check.conformance import outcome
+
         result = outcome(*self._what)
         if result.differences:
             raise Differs(str(result))

@@ -10,8 +10,11 @@ import numpy as np
 
 GOLDEN = 0x9E3779B97F4A7C15
 # float type -> (unsigned integer of its width, mantissa bits, exponent bias)
-_FLOATS = {"bf16": (np.uint16, 7, 127, ml_dtypes.bfloat16), "fp16": (np.uint16, 10, 15, np.float16),
-           "fp32": (np.uint32, 23, 127, np.float32)}
+_FLOATS = {
+    "bf16": (np.uint16, 7, 127, ml_dtypes.bfloat16),
+    "fp16": (np.uint16, 10, 15, np.float16),
+    "fp32": (np.uint32, 23, 127, np.float32),
+}
 
 
 @np.errstate(over="ignore")
@@ -28,7 +31,11 @@ def stream(*key):
     """The seed of the stream that a tuple of small numbers or of equally shaped int arrays names; uint64."""
     seed = np.zeros((), np.uint64)
     for part in key:
-        seed = mix(seed * np.uint64(GOLDEN) + np.asarray(part).astype(np.int64).astype(np.uint64) + np.uint64(1))
+        seed = mix(
+            seed * np.uint64(GOLDEN)
+            + np.asarray(part).astype(np.int64).astype(np.uint64)
+            + np.uint64(1)
+        )
     return seed
 
 
@@ -44,8 +51,11 @@ def floats(dtype, seed, n, exponents=(-4, 3)):
     random = words(seed, n)
     low, high = exponents
     exponent = (random >> np.uint64(40)) % np.uint64(high - low + 1) + np.uint64(low + bias)
-    bits = ((random >> np.uint64(63)) << np.uint64(8 * np.dtype(unsigned).itemsize - 1)
-            | exponent << np.uint64(mantissa_bits) | random & np.uint64(2**mantissa_bits - 1))
+    bits = (
+        (random >> np.uint64(63)) << np.uint64(8 * np.dtype(unsigned).itemsize - 1)
+        | exponent << np.uint64(mantissa_bits)
+        | random & np.uint64(2**mantissa_bits - 1)
+    )
     return bits.astype(unsigned).view(kind)
 
 

@@ -8,12 +8,12 @@ import os
 import sys
 
 import numpy as np
-from epmoe_ref.errors import UnavailableError
 
 from epmoe.worlds import launcher
 from epmoe.worlds.plain_data import decode, encode
+from epmoe_ref.errors import UnavailableError
 
-TIMEOUT_S = 1800        # for all ranks to come: some compile, others wait
+TIMEOUT_S = 1800  # for all ranks to come: some compile, others wait
 
 MPI_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MPI_LOCALRANKID")
 
@@ -37,6 +37,7 @@ class MPIRank:
 
     def __init__(self):
         from mpi4py import MPI
+
         self._comm = MPI.COMM_WORLD
         self.size, self.here = self._comm.size, (self._comm.rank,)
 
@@ -65,8 +66,12 @@ class TorchRank:
 
         torch_process_group()
         from epmoe.torch.store_exchange import StoreExchange, store_of
+
         self._dist, rank, self.size = dist, dist.get_rank(), dist.get_world_size()
-        self._exchange, self.here = StoreExchange(store_of(dist.group.WORLD), rank, self.size), (rank,)
+        self._exchange, self.here = (
+            StoreExchange(store_of(dist.group.WORLD), rank, self.size),
+            (rank,),
+        )
 
     def gather(self, value):
         """The values of all ranks, plain data, on all ranks; collective."""
@@ -100,7 +105,9 @@ def started_with_others():
 
 def process_number():
     """The number that mpirun or torchrun gave to this process; 0 for one that was started alone."""
-    return next((int(os.environ[name]) for name in (*MPI_VARIABLES, "RANK") if name in os.environ), 0)
+    return next(
+        (int(os.environ[name]) for name in (*MPI_VARIABLES, "RANK") if name in os.environ), 0
+    )
 
 
 def this_rank():
@@ -109,8 +116,10 @@ def this_rank():
         return TorchRank()
     if started_by_mpirun():
         return MPIRank()
-    raise UnavailableError("this implementation has one rank a process: start it with `torchrun --nproc-per-node N -m "
-                           "epmoe check ...` or `mpirun -n N python -m mpi4py -m epmoe check ...`")
+    raise UnavailableError(
+        "this implementation has one rank a process: start it with `torchrun --nproc-per-node N -m "
+        "epmoe check ...` or `mpirun -n N python -m mpi4py -m epmoe check ...`"
+    )
 
 
 def torch_process_group():
@@ -135,12 +144,13 @@ def _address_through_mpi():
     import socket
 
     from mpi4py import MPI
+
     comm = MPI.COMM_WORLD
     with socket.socket() as probe:
         probe.bind(("", 0))
         address = f"{socket.gethostname()}:{probe.getsockname()[1]}".encode()
-    told = np.zeros(300, np.uint8)      # a host's name has 255 letters at most
-    told[:len(address)] = np.frombuffer(address, np.uint8)
+    told = np.zeros(300, np.uint8)  # a host's name has 255 letters at most
+    told[: len(address)] = np.frombuffer(address, np.uint8)
     comm.Bcast(told)
     where = told.tobytes().rstrip(b"\0").decode()
     return dict(init_method=f"tcp://{where}", rank=comm.rank, world_size=comm.size)

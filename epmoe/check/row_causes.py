@@ -16,7 +16,7 @@ def same_up_to_segments(segment, got, want):
     """True if the rows of each segment are the same, in any order."""
     if len(got) < len(segment):
         return False
-    a, b = (np.column_stack([segment, x[:len(segment)].astype(np.int64)]) for x in (got, want))
+    a, b = (np.column_stack([segment, x[: len(segment)].astype(np.int64)]) for x in (got, want))
     return bool((a[np.lexsort(a.T[::-1])] == b[np.lexsort(b.T[::-1])]).all())
 
 
@@ -26,22 +26,31 @@ def _stale_rows(suspect):
     if before is None:
         return False
     (got, want), where = suspect.both("output_tokens"), suspect.where
-    got = bits(got)[:where.n_rows]
+    got = bits(got)[: where.n_rows]
     expected = {key: row.tobytes() for key, row in zip(_keys(where, suspect.want), bits(want))}
-    wrong = [i for i, key in enumerate(_keys(where, suspect.got))
-             if where.src_rank[i] != -1 and got[i].tobytes() != expected.get(key)]
+    wrong = [
+        i
+        for i, key in enumerate(_keys(where, suspect.got))
+        if where.src_rank[i] != -1 and got[i].tobytes() != expected.get(key)
+    ]
     return all(i < len(before) and bits(before)[i].tobytes() == got[i].tobytes() for i in wrong)
 
 
 def _keys(where, result):
-    src_info = array(result, "src_info")[:where.n_rows]
+    src_info = array(result, "src_info")[: where.n_rows]
     rows = np.where(where.src_rank >= 0, 0, where.row_in_group)
-    return [tuple(key) for key in np.column_stack([where.group, where.src_rank, rows, src_info]).tolist()]
+    return [
+        tuple(key)
+        for key in np.column_stack([where.group, where.src_rank, rows, src_info]).tolist()
+    ]
 
 
 def _payloads_alike(suspect, segment):
     (got, want), real = suspect.both("output_tokens"), suspect.where.src_rank != -1
-    a, b = ([(s, row.tobytes()) for s, row in zip(segment[real], bits(x)[:len(real)][real])] for x in (got, want))
+    a, b = (
+        [(s, row.tobytes()) for s, row in zip(segment[real], bits(x)[: len(real)][real])]
+        for x in (got, want)
+    )
     return sorted(a) == sorted(b)
 
 
@@ -55,16 +64,27 @@ def _payload_in_group(suspect):
 
 def _payload_of_other_rank(suspect):
     """Each row holds the token of that number of another source rank, always as many ranks further on."""
-    (got, _), where, inputs = suspect.both("output_tokens"), suspect.where, suspect.round.input_tokens
+    (got, _), where, inputs = (
+        suspect.both("output_tokens"),
+        suspect.where,
+        suspect.round.input_tokens,
+    )
     n, src_info = suspect.cfg.n_ranks, array(suspect.want, "src_info")
     if suspect.cfg.token_format != "bf16" or suspect.cfg.skip_a2a:
         return False
-    held = {(*key[:2], *key[3:]): row.tobytes()             # of (group, source rank, token, slot)
-            for key, row in zip(_keys(where, suspect.got), bits(got)[:where.n_rows])}
-    rows = [(int(where.group[i]), int(where.src_rank[i]), *map(int, src_info[i])) for i in where.routed()]
+    held = {
+        (*key[:2], *key[3:]): row.tobytes()  # of (group, source rank, token, slot)
+        for key, row in zip(_keys(where, suspect.got), bits(got)[: where.n_rows])
+    }
+    rows = [
+        (int(where.group[i]), int(where.src_rank[i]), *map(int, src_info[i]))
+        for i in where.routed()
+    ]
     for shift in range(1, n):
         sources = [inputs[(source + shift) % n] for _, source, _, _ in rows]
-        known = [(key, x) for key, x in zip(rows, sources) if key[2] < len(x)]      # others are where no token is
+        known = [
+            (key, x) for key, x in zip(rows, sources) if key[2] < len(x)
+        ]  # others are where no token is
         if known and all(held.get(key) == bits(x[key[2]]).tobytes() for key, x in known):
             return True
     return False
@@ -74,7 +94,7 @@ def _nibbles_swapped(suspect):
     if not packed(suspect.cfg):
         return False
     (got, want), where = suspect.both("output_tokens"), suspect.where
-    got = bits(got)[:where.n_rows]
+    got = bits(got)[: where.n_rows]
     swapped = (got >> np.uint8(4)) | (got << np.uint8(4))
     segment = where.group * 2**20 + where.src_rank
     return same_up_to_segments(segment, swapped, bits(want))
@@ -82,20 +102,29 @@ def _nibbles_swapped(suspect):
 
 def _never_written(suspect):
     (got, want), where = suspect.both("output_tokens"), suspect.where
-    got, want = bits(got)[:where.n_rows], bits(want)
+    got, want = bits(got)[: where.n_rows], bits(want)
     wrong = (got != want).any(axis=1)
     return len(np.unique(got[wrong])) == 1
 
 
 ROW_CAUSES = [
     ("stale rows: they hold what the round before left in their place", _stale_rows),
-    ("payload and src_info of a segment's rows do not belong together: rows were moved without their src_info, or "
-     "slots given out in another order than the payload's", _payload_in_segment),
-    ("the payloads of an expert's rows are in another order of source ranks than their src_info",
-     _payload_in_group),
+    (
+        "payload and src_info of a segment's rows do not belong together: rows were moved without their src_info, or "
+        "slots given out in another order than the payload's",
+        _payload_in_segment,
+    ),
+    (
+        "the payloads of an expert's rows are in another order of source ranks than their src_info",
+        _payload_in_group,
+    ),
     ("each row holds the token of that number of another source rank", _payload_of_other_rank),
     (BESIDE, rows_beside),
-    ("the two fp4 codes of each byte are swapped: the even column is in the low nibble", _nibbles_swapped),
+    (
+        "the two fp4 codes of each byte are swapped: the even column is in the low nibble",
+        _nibbles_swapped,
+    ),
     ("all bytes of the wrong rows are alike: they were never written", _never_written),
-    (ROWS_LOST, rows_lost), *PAYLOAD_CAUSES,
+    (ROWS_LOST, rows_lost),
+    *PAYLOAD_CAUSES,
 ]

@@ -7,8 +7,12 @@ import numpy as np
 from epmoe.check import random_bits
 from epmoe.check.calls import call, first_found, over_ranks
 from epmoe.check.cancelling import cancelling
-from epmoe.check.compare_rows import (compare_combined_rows, compare_received, compare_rows_back,
-                                      compare_slot_gradients)
+from epmoe.check.compare_rows import (
+    compare_combined_rows,
+    compare_received,
+    compare_rows_back,
+    compare_slot_gradients,
+)
 from epmoe.check.edges import edge_rows, edge_tokens
 from epmoe.check.made_arrays import GRAD_OUT, GRAD_PROBS, GRAD_X, made
 from epmoe_ref import fused_a2a
@@ -28,50 +32,85 @@ class RowsCase:
     hidden: int
     routing: str = "spread"
     rounds: int = 2
-    edges: bool = False     # numbers at which arithmetic differs, in x and in what the experts return
+    edges: bool = False  # numbers at which arithmetic differs, in x and in what the experts return
 
     def x(self, round_):
         """bf16 [T, H] over ranks."""
-        plain = [random_bits.floats("bf16", random_bits.stream(self.seed, round_, X, rank, np.arange(n)), self.hidden)
-                 for rank, n in enumerate(self.n_tokens)]
-        return [edge_tokens(x, random_bits.stream(self.seed, rank)) for rank, x in enumerate(plain)] if self.edges \
+        plain = [
+            random_bits.floats(
+                "bf16", random_bits.stream(self.seed, round_, X, rank, np.arange(n)), self.hidden
+            )
+            for rank, n in enumerate(self.n_tokens)
+        ]
+        return (
+            [edge_tokens(x, random_bits.stream(self.seed, rank)) for rank, x in enumerate(plain)]
+            if self.edges
             else plain
+        )
 
     def token_indices(self, round_):
         """int64 [T, K] over ranks."""
         return [self._indices(round_, rank, n) for rank, n in enumerate(self.n_tokens)]
 
     def _indices(self, round_, rank, n):
-        ids = random_bits.permutations(random_bits.stream(self.seed, round_, ROUTING, rank), n, self.n_experts)
+        ids = random_bits.permutations(
+            random_bits.stream(self.seed, round_, ROUTING, rank), n, self.n_experts
+        )
         if self.routing == "hot":
-            ids = np.argsort(np.where(np.arange(self.n_experts) == 0, -1, ids), axis=1, kind="stable")
-        ids = ids[:, :self.top_k].copy()
-        gaps = random_bits.words(random_bits.stream(self.seed, round_, GAPS, rank), ids.size).reshape(ids.shape)
+            ids = np.argsort(
+                np.where(np.arange(self.n_experts) == 0, -1, ids), axis=1, kind="stable"
+            )
+        ids = ids[:, : self.top_k].copy()
+        gaps = random_bits.words(
+            random_bits.stream(self.seed, round_, GAPS, rank), ids.size
+        ).reshape(ids.shape)
         if self.routing == "gaps":
             ids[gaps % np.uint64(3) == 0] = -1
         return np.full_like(ids, -1) if self.routing == "dropped" else ids
 
     def token_probs(self, round_):
         """float32 [T, K] over ranks, not zero in slots of -1."""
-        return [np.abs(random_bits.floats("fp32", random_bits.stream(self.seed, round_, PROBS, rank), n * self.top_k,
-                                          exponents=(-5, -1))).reshape(n, self.top_k)
-                for rank, n in enumerate(self.n_tokens)]
+        return [
+            np.abs(
+                random_bits.floats(
+                    "fp32",
+                    random_bits.stream(self.seed, round_, PROBS, rank),
+                    n * self.top_k,
+                    exponents=(-5, -1),
+                )
+            ).reshape(n, self.top_k)
+            for rank, n in enumerate(self.n_tokens)
+        ]
 
     def gradients(self, round_, recv_x, recv_ids):
         """(bf16 as recv_x, float32 as recv_ids and zero at its -1), over ranks: what backward of dispatch is given."""
-        of_x = [made("bf16", self.seed, round_, GRAD_X, rank, x.shape) for rank, x in enumerate(recv_x)]
-        return of_x, [np.where(ids >= 0, made("fp32", self.seed, round_, GRAD_PROBS, rank, ids.shape), np.float32(0))
-                      for rank, ids in enumerate(recv_ids)]
+        of_x = [
+            made("bf16", self.seed, round_, GRAD_X, rank, x.shape) for rank, x in enumerate(recv_x)
+        ]
+        return of_x, [
+            np.where(
+                ids >= 0,
+                made("fp32", self.seed, round_, GRAD_PROBS, rank, ids.shape),
+                np.float32(0),
+            )
+            for rank, ids in enumerate(recv_ids)
+        ]
 
     def gradients_of_combined(self, round_):
         """bf16 [T, hidden] over ranks: what backward of combine is given."""
-        return [made("bf16", self.seed, round_, GRAD_OUT, rank, (n, self.hidden))
-                for rank, n in enumerate(self.n_tokens)]
+        return [
+            made("bf16", self.seed, round_, GRAD_OUT, rank, (n, self.hidden))
+            for rank, n in enumerate(self.n_tokens)
+        ]
 
     def returned(self, round_, handle):
         """What the experts made of the rows of the reference's handle: bf16 [N, hidden] over ranks."""
-        rows = [random_bits.floats("bf16", random_bits.stream(self.seed, round_, RETURNED, rank, *of_rows), self.hidden)
-                for rank, of_rows in enumerate(zip(handle.src_rank, handle.src_token))]
+        rows = [
+            random_bits.floats(
+                "bf16", random_bits.stream(self.seed, round_, RETURNED, rank, *of_rows), self.hidden
+            )
+            for rank, of_rows in enumerate(zip(handle.src_rank, handle.src_token))
+        ]
         return edge_rows(rows, handle.row_of, self.seed) if self.edges else rows
 
 
@@ -81,14 +120,27 @@ def cases(n_ranks=4):
     uneven = tuple((8, 5, 1, 6, 3, 7, 2, 4)[rank % 8] for rank in range(n_ranks))
     one_empty = tuple(0 if rank == n_ranks - 1 else count for rank, count in enumerate(uneven))
     listed = [
-        ("uneven ranks", uneven, n, min(4, n), 128), ("slots without an expert", uneven, n, min(4, n), 128, "gaps", 3),
+        ("uneven ranks", uneven, n, min(4, n), 128),
+        ("slots without an expert", uneven, n, min(4, n), 128, "gaps", 3),
         ("a rank without tokens", one_empty, n, min(4, n), 128, "gaps"),
-        ("no slot has an expert", uneven, n, min(4, n), 128, "dropped"), ("a hot expert", uneven, n, 2, 128, "hot"),
-        ("one slot", uneven, n, 1, 256), ("as many slots as experts", uneven, n, n, 128),
+        ("no slot has an expert", uneven, n, min(4, n), 128, "dropped"),
+        ("a hot expert", uneven, n, 2, 128, "hot"),
+        ("one slot", uneven, n, 1, 256),
+        ("as many slots as experts", uneven, n, n, 128),
     ]
-    return [*(RowsCase(entry[0], seed, *entry[1:]) for seed, entry in enumerate(listed)),
-            RowsCase("bf16 at the edges of its numbers", len(listed), (8,) * n_ranks, n, min(4, n), 128, rounds=1,
-                     edges=True)]
+    return [
+        *(RowsCase(entry[0], seed, *entry[1:]) for seed, entry in enumerate(listed)),
+        RowsCase(
+            "bf16 at the edges of its numbers",
+            len(listed),
+            (8,) * n_ranks,
+            n,
+            min(4, n),
+            128,
+            rounds=1,
+            edges=True,
+        ),
+    ]
 
 
 def run_case(implementation, case, ranks, not_given):
@@ -96,11 +148,14 @@ def run_case(implementation, case, ranks, not_given):
 
     not_given: a set to which "gradients" is added where the implementation has no backward functions.
     """
-    return first_found(implementation, case, ranks, lambda *of_round: _steps(implementation, *of_round, not_given))
+    return first_found(
+        implementation, case, ranks, lambda *of_round: _steps(implementation, *of_round, not_given)
+    )
 
 
 def _steps(implementation, world, case, ranks, round_, not_given):
     """Of one call after the other: (differences of its arguments, what compares its results)."""
+
     def run(function, arguments, *more):
         return call(implementation, ranks, function, arguments, *more)
 
@@ -110,35 +165,70 @@ def _steps(implementation, world, case, ranks, round_, not_given):
     x, ids, probs = case.x(round_), case.token_indices(round_), case.token_probs(round_)
     *want, handle_want = fused_a2a.dispatch_forward(x, ids, probs, case.n_experts)
     rows = [np.stack(pair, axis=1) for pair in zip(handle_want.src_rank, handle_want.src_token)]
-    (*got, handle), changed = run(world.dispatch, dict(x=x, token_indices=ids, token_probs=probs), case.n_experts)
+    (*got, handle), changed = run(
+        world.dispatch, dict(x=x, token_indices=ids, token_probs=probs), case.n_experts
+    )
     got = of_ranks(*got)
-    yield changed, lambda: [d for rank in ranks.here for d in compare_received(
-        rank, rows[rank], [part[rank] for part in got], [part[rank] for part in want])]
+    yield (
+        changed,
+        lambda: [
+            d
+            for rank in ranks.here
+            for d in compare_received(
+                rank, rows[rank], [part[rank] for part in got], [part[rank] for part in want]
+            )
+        ],
+    )
 
     returned = case.returned(round_, handle_want)
-    if round_:      # in the first round they are the golden vector's
+    if round_:  # in the first round they are the golden vector's
         returned = cancelling(returned, handle_want.row_of, 1, case.seed + round_)
     combined_want = fused_a2a.combine_forward(returned, handle_want)
     combined, changed = run(world.combine, dict(x=returned), handle)
-    combined, = of_ranks(combined)
-    yield changed, lambda: [d for rank in ranks.here
-                            for d in compare_combined_rows(rank, combined[rank], combined_want[rank])]
+    (combined,) = of_ranks(combined)
+    yield (
+        changed,
+        lambda: [
+            d
+            for rank in ranks.here
+            for d in compare_combined_rows(rank, combined[rank], combined_want[rank])
+        ],
+    )
 
     if implementation.dispatch_backward is None or implementation.combine_backward is None:
         not_given.add("gradients")
         return
     grads, of_probs = case.gradients(round_, want[0], want[1])
-    grads = cancelling(grads, handle_want.row_of, 1, case.seed + round_) if round_ else grads, of_probs
+    grads = (
+        cancelling(grads, handle_want.row_of, 1, case.seed + round_) if round_ else grads,
+        of_probs,
+    )
     grads_want = fused_a2a.dispatch_backward(handle_want, *grads)
-    back, changed = run(world.dispatch_backward, dict(zip(("grad_recv_x", "grad_recv_token_probs"), grads)), handle)
+    back, changed = run(
+        world.dispatch_backward, dict(zip(("grad_recv_x", "grad_recv_token_probs"), grads)), handle
+    )
     grad_x, grad_probs = of_ranks(*back)
-    yield changed, lambda: [d for rank in ranks.here for d in (
-        *compare_combined_rows(rank, grad_x[rank], grads_want[0][rank], "grad_x"),
-        *compare_slot_gradients(rank, grad_probs[rank], grads_want[1][rank]))]
+    yield (
+        changed,
+        lambda: [
+            d
+            for rank in ranks.here
+            for d in (
+                *compare_combined_rows(rank, grad_x[rank], grads_want[0][rank], "grad_x"),
+                *compare_slot_gradients(rank, grad_probs[rank], grads_want[1][rank]),
+            )
+        ],
+    )
 
     grad_combined = case.gradients_of_combined(round_)
     rows_want = fused_a2a.combine_backward(handle_want, grad_combined)
     back, changed = run(world.combine_backward, dict(grad_combined_x=grad_combined), handle)
-    back, = of_ranks(back)
-    yield changed, lambda: [d for rank in ranks.here
-                            for d in compare_rows_back(rank, rows[rank], back[rank], rows_want[rank])]
+    (back,) = of_ranks(back)
+    yield (
+        changed,
+        lambda: [
+            d
+            for rank in ranks.here
+            for d in compare_rows_back(rank, rows[rank], back[rank], rows_want[rank])
+        ],
+    )

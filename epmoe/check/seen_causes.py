@@ -14,7 +14,8 @@ SEEN = NEVER_CAME, NO_NAN, NO_SUBNORMALS, SIGN = (
     "the tokens that differ are all zeros: they were never written, or nothing came back for them",
     "sums are never NaN: every element that differs is NaN in the reference, and is none here",
     "subnormal sums are lost: every element that differs is one in the reference, and is 0 here",
-    "zeros have the wrong sign: a sum begins with +0, not with its first product or with -0")
+    "zeros have the wrong sign: a sum begins with +0, not with its first product or with -0",
+)
 
 
 @np.errstate(all="ignore")
@@ -26,9 +27,16 @@ def of_sums(got, want):
     if not (got_there.any() or want_there.any()):
         return [SIGN]
     rows = (a.reshape(-1, a.shape[-1]) for a in (got, want, wrong))
-    return [cause for cause, holds in ((NEVER_CAME, not got[tokens].any()), (NO_NAN, nan_lost(got_there, want_there)),
-                                       (NO_SUBNORMALS, flushed(got_there, want_there)),
-                                       (SUMS_LOST, last_columns_lost(*rows))) if holds]
+    return [
+        cause
+        for cause, holds in (
+            (NEVER_CAME, not got[tokens].any()),
+            (NO_NAN, nan_lost(got_there, want_there)),
+            (NO_SUBNORMALS, flushed(got_there, want_there)),
+            (SUMS_LOST, last_columns_lost(*rows)),
+        )
+        if holds
+    ]
 
 
 @np.errstate(all="ignore")
@@ -37,8 +45,17 @@ def of_rows(got, want):
     a, b = bits(got), bits(want)
     wrong = a != b
     got_there, want_there = got[wrong], want[wrong]
-    beside = len(a) > 1 and any((a[max(0, -by):len(a) - max(0, by)] == b[max(0, by):len(b) + min(0, by)]).all()
-                                for by in NEIGHBOURS)
-    return [cause for cause, holds in ((BESIDE, beside), (NAN_LOST, nan_lost(got_there, want_there)),
-                                       (FLUSHED, flushed(got_there, want_there)),
-                                       (ROWS_LOST, last_columns_lost(got, want, wrong))) if holds]
+    beside = len(a) > 1 and any(
+        (a[max(0, -by) : len(a) - max(0, by)] == b[max(0, by) : len(b) + min(0, by)]).all()
+        for by in NEIGHBOURS
+    )
+    return [
+        cause
+        for cause, holds in (
+            (BESIDE, beside),
+            (NAN_LOST, nan_lost(got_there, want_there)),
+            (FLUSHED, flushed(got_there, want_there)),
+            (ROWS_LOST, last_columns_lost(got, want, wrong)),
+        )
+        if holds
+    ]

@@ -16,7 +16,7 @@ from epmoe_ref.protocol import MAX_FINITE, STEPS, World
 from epmoe_ref.words import may_be_under_way
 
 BUFFERS = ("dispatch_recv_buf", "dispatch_recv_count", "combine_recv_buf", "combine_recv_count")
-FIELDS = ("READY + end row", "count")       # of region A
+FIELDS = ("READY + end row", "count")  # of region A
 
 
 class Memory:
@@ -32,8 +32,14 @@ class Memory:
     def step(self, half, *of_ranks, **options_of_ranks):
         """Take the model through `half` on all ranks. Arguments: lists over ranks of the step's own."""
         take = getattr(self.model, half)
-        results = [take(rank, *(arg[rank] for arg in of_ranks), **{n: of[rank] for n, of in options_of_ranks.items()})
-                   for rank in range(self.cfg.n_ranks)]
+        results = [
+            take(
+                rank,
+                *(arg[rank] for arg in of_ranks),
+                **{n: of[rank] for n, of in options_of_ranks.items()},
+            )
+            for rank in range(self.cfg.n_ranks)
+        ]
         if half == "dispatch_wait":
             self.dispatched = results
         self.done = half
@@ -49,24 +55,48 @@ class Memory:
             state = self.model.ranks[rank]
             for name, fixed in words.words(state, _under_way(state, regions)).items():
                 if name in regions:
-                    found += self._wrong(Suspect(state, self.done, name, fixed, by_rank, self.model.ranks,
-                                                 self._before.get(rank, {})))
+                    found += self._wrong(
+                        Suspect(
+                            state,
+                            self.done,
+                            name,
+                            fixed,
+                            by_rank,
+                            self.model.ranks,
+                            self._before.get(rank, {}),
+                        )
+                    )
         self._before = by_rank
         return found
 
     def _opened(self, rank, regions):
-        state, opened = self.model.ranks[rank], {name: regions[name] for name in BUFFERS if name in regions}
+        state, opened = (
+            self.model.ranks[rank],
+            {name: regions[name] for name in BUFFERS if name in regions},
+        )
         if "ep_counters" in regions:
             theirs = replace(state, ep_counters=np.asarray(regions["ep_counters"]))
-            opened |= {name: theirs.region(name) for name in EPLocalSyncCounters[self.cfg.n_experts].regions()}
+            opened |= {
+                name: theirs.region(name)
+                for name in EPLocalSyncCounters[self.cfg.n_experts].regions()
+            }
         return {name: np.array(array) for name, array in opened.items()}
 
     def _wrong(self, suspect):
         wrong = suspect.fixed.wrong(suspect.got)
         if not len(wrong):
             return []
-        return [Difference(suspect.name, _says(suspect, wrong), suspect.raw, suspect.fixed.values, suspect.state.rank,
-                           rule=suspect.fixed.rule, cause=word_causes.cause_of(suspect))]
+        return [
+            Difference(
+                suspect.name,
+                _says(suspect, wrong),
+                suspect.raw,
+                suspect.fixed.values,
+                suspect.state.rank,
+                rule=suspect.fixed.rule,
+                cause=word_causes.cause_of(suspect),
+            )
+        ]
 
 
 @dataclass(frozen=True)
@@ -113,7 +143,7 @@ def flat_counters(cfg, region):
     flat = np.zeros(EPLocalSyncCounters[cfg.n_experts].total_size(), np.int32)
     for name, (start, _) in EPLocalSyncCounters[cfg.n_experts].regions().items():
         held = region("combine_ready" if name == "combine_wait" else name)
-        flat[start:start + held.size] = held.ravel()
+        flat[start : start + held.size] = held.ravel()
     return flat
 
 
@@ -134,7 +164,9 @@ class WordsOf:
     def __init__(self, world, cfg, ranks, per_rank):
         self.world, self.cfg, self.ranks, self.per_rank = world, cfg, ranks, per_rank
         self.halves, self.wrong = has_halves(world), False
-        self.memory = Memory(cfg) if world.buffers is not None or world.counters is not None else None
+        self.memory = (
+            Memory(cfg) if world.buffers is not None or world.counters is not None else None
+        )
 
     def step(self, half, *of_ranks, **options):
         """Take the model through a half, on all ranks; arguments are lists over ranks."""
@@ -146,7 +178,9 @@ class WordsOf:
         if self.memory is None:
             return ()
         dispatched = self.memory.dispatched
-        return [expert_outputs(rank, d) for rank, d in enumerate(dispatched)], [d.src_info for d in dispatched]
+        return [expert_outputs(rank, d) for rank, d in enumerate(dispatched)], [
+            d.src_info for d in dispatched
+        ]
 
     def differences(self):
         """What the memory of this process's ranks holds wrongly after a half. Collective: all ranks have done it."""
@@ -156,7 +190,10 @@ class WordsOf:
         held = {rank: {} for rank in self.ranks.here}
         for rank, regions in held.items():
             if self.world.buffers is not None:
-                regions |= {name: self._of(rank, array) for name, array in (self.world.buffers() or {}).items()}
+                regions |= {
+                    name: self._of(rank, array)
+                    for name, array in (self.world.buffers() or {}).items()
+                }
             if self.world.counters is not None and (counters := self.world.counters()) is not None:
                 regions["ep_counters"] = self._of(rank, counters)
         found = [d for rank, regions in held.items() for d in misshapen(self.cfg, rank, regions)]
@@ -173,12 +210,22 @@ def misshapen(cfg, rank, regions):
     model, found = World(cfg).ranks[rank], []
     for name, array in regions.items():
         if name not in (*BUFFERS, "ep_counters"):
-            found.append(Difference("buffers", f"gave {name!r}; there are {', '.join(BUFFERS)}", rank=rank))
+            found.append(
+                Difference("buffers", f"gave {name!r}; there are {', '.join(BUFFERS)}", rank=rank)
+            )
             continue
         want = getattr(model, name)
         if np.shape(array) != want.shape or np.asarray(array).dtype != want.dtype:
-            found.append(Difference(name, f"is {np.asarray(array).dtype} {np.shape(array)}, the model has {want.dtype} "
-                                    f"{want.shape}", array, want, rank))
+            found.append(
+                Difference(
+                    name,
+                    f"is {np.asarray(array).dtype} {np.shape(array)}, the model has {want.dtype} "
+                    f"{want.shape}",
+                    array,
+                    want,
+                    rank,
+                )
+            )
     return found
 
 
@@ -196,8 +243,10 @@ def _says(suspect, wrong):
     wanted = _shown(fixed.values[at])
     if fixed.or_else is not None and fixed.or_else[at] != fixed.values[at]:
         wanted += f" or {_shown(fixed.or_else[at])}"
-    return (f"[{', '.join(named)}]{what} {_when(suspect.step)} is {_shown(suspect.got[at])}, wanted {wanted}; first of "
-            f"{len(wrong)} wrong {unit}")
+    return (
+        f"[{', '.join(named)}]{what} {_when(suspect.step)} is {_shown(suspect.got[at])}, wanted {wanted}; first of "
+        f"{len(wrong)} wrong {unit}"
+    )
 
 
 def _when(step):
@@ -209,8 +258,10 @@ def _part(suspect, at):
         return "the row that an expert returned"
     fmt, state, byte = format_of(suspect.cfg), suspect.state, at[3]
     start = fmt.src_info_offset()
-    token = int(suspect.fixed.values[at[0], at[1], at[2], start:start + 4].view("<i4")[0])
-    part = "payload" if byte < start else "src_info" if byte < fmt.topk_info_offset() else "topk_info"
+    token = int(suspect.fixed.values[at[0], at[1], at[2], start : start + 4].view("<i4")[0])
+    part = (
+        "payload" if byte < start else "src_info" if byte < fmt.topk_info_offset() else "topk_info"
+    )
     src_rank = state.rank if suspect.cfg.skip_a2a else at[1]
     return f"{part} of the message of token {token} of rank {src_rank}"
 

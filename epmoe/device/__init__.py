@@ -10,6 +10,7 @@ signature (params: u64, num_tokens: i32, my_rank: i32), and any number of u64 be
 whose arguments are arrays, tuples and numbers; address_of(array) is where its first element lies. machine(n_ranks, ...)
 makes the host's side: buffers, streams, launches.
 """
+
 import os as _os
 
 from . import names as _names
@@ -21,10 +22,12 @@ def _simulate():
         return choice == "sim"
     if choice:
         from epmoe_ref.errors import EPValueError
+
         raise EPValueError("EPMOE_DEVICE=%s must be gpu or sim" % choice)
     if _os.environ.get("NUMBA_ENABLE_CUDASIM", "0").strip() not in ("", "0"):
         return True
     from .gpu_present import gpu_present
+
     return not gpu_present()
 
 
@@ -33,19 +36,32 @@ SIM = _simulate()
 if SIM:
     from .sim.array_kernel import ArrayKernel, address_of, own_stream
     from .sim.machine import SimMachine, device_fn, kernel
-    from .sim.words import DTYPES as _DTYPES, WORDS as _WORDS
+    from .sim.words import DTYPES as _DTYPES
+    from .sim.words import WORDS as _WORDS
+
     machine = SimMachine
 else:
-    from . import ptx_factory as _ptx_factory       # first: it prepares NumPy for numba-cuda
+    from . import ptx_factory as _ptx_factory  # first: it prepares NumPy for numba-cuda
     from .gpu_array_kernel import ArrayKernel, own_stream
     from .gpu_decorators import device_fn, kernel
     from .gpu_machine import GpuMachine
-    from .gpu_ops import DTYPES as _DTYPES, WORDS as _WORDS
+    from .gpu_ops import DTYPES as _DTYPES
+    from .gpu_ops import WORDS as _WORDS
+
     address_of = _ptx_factory.address_of
     machine = GpuMachine
 
 globals().update({name: _WORDS[name] for name in _names.WORDS})
 globals().update({name: _DTYPES[name] for name in _names.DTYPES.split()})
 
-__all__ = ["SIM", "ArrayKernel", "address_of", "machine", "own_stream", "device_fn", "kernel",
-           *_names.WORDS, *_names.DTYPES.split()]
+__all__ = [
+    "SIM",
+    "ArrayKernel",
+    "address_of",
+    "machine",
+    "own_stream",
+    "device_fn",
+    "kernel",
+    *_names.WORDS,
+    *_names.DTYPES.split(),
+]

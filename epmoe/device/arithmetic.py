@@ -1,4 +1,5 @@
 """Number words: f32 values are np.float32, exactly rounded like the PTX instructions. Arrays broadcast."""
+
 import math
 import struct
 
@@ -56,7 +57,7 @@ def bf16_hi(x):
 def _bf16_bits(x):
     u = int((x if x.__class__ is F32 else F32(x)).view(np.uint32))
     if u & 0x7FFFFFFF > 0x7F800000:
-        return 0x7FFF                               # what cvt.rn.bf16 makes of every NaN
+        return 0x7FFF  # what cvt.rn.bf16 makes of every NaN
     return (u + 0x7FFF + (u >> 16 & 1)) >> 16
 
 
@@ -93,7 +94,7 @@ def _e4m3_bits(x):
     x = F32(x)
     if x != x:
         return 0x7F
-    if abs(x) >= 448:                               # satfinite: infinities too
+    if abs(x) >= 448:  # satfinite: infinities too
         return 0xFE if x < 0 else 0x7E
     return int(np.asarray(x).astype(E4M3).view(np.uint8))
 

@@ -3,6 +3,7 @@
 Bit for bit what the instructions of newer devices give. `run` interprets such a text on the host, so that this can be
 tested where there is no GPU.
 """
+
 import re
 
 import numpy as np
@@ -12,31 +13,44 @@ def _pair(one, shift, *temporaries):
     """Text that casts $1 into the low part of $0 and $2 into the part above. one: of {x} into the register {r}."""
     registers = ".reg .b32 r1, r2; " + " ".join(temporaries)
     return "{ %s %s %s shl.b32 r2, r2, %d; or.b32 $0, r1, r2; }" % (
-        registers, one.format(x="$1", r="r1"), one.format(x="$2", r="r2"), shift)
+        registers,
+        one.format(x="$1", r="r1"),
+        one.format(x="$2", r="r2"),
+        shift,
+    )
 
 
 # Adding half an ulp of bf16, one less if the result's last bit would be even, rounds to nearest even by carry.
-BF16X2 = _pair("mov.b32 u, {x}; shr.u32 {r}, u, 16; and.b32 {r}, {r}, 1; add.u32 {r}, {r}, 0x7fff; add.u32 {r}, {r}, u; "
-               "shr.u32 {r}, {r}, 16; and.b32 u, u, 0x7fffffff; setp.gt.u32 p, u, 0x7f800000; "
-               "selp.b32 {r}, 0x7fff, {r}, p;", 16, ".reg .b32 u; .reg .pred p;")
+BF16X2 = _pair(
+    "mov.b32 u, {x}; shr.u32 {r}, u, 16; and.b32 {r}, {r}, 1; add.u32 {r}, {r}, 0x7fff; add.u32 {r}, {r}, u; "
+    "shr.u32 {r}, {r}, 16; and.b32 u, u, 0x7fffffff; setp.gt.u32 p, u, 0x7f800000; "
+    "selp.b32 {r}, 0x7fff, {r}, p;",
+    16,
+    ".reg .b32 u; .reg .pred p;",
+)
 
 F16X2 = "{ .reg .b16 l, h; cvt.rn.f16.f32 l, $1; cvt.rn.f16.f32 h, $2; mov.b32 $0, {l, h}; }"
 
 # Saturated |x| plus 2**20 times its power of two (at least 2**-6): the hardware's addition rounds it to steps of e4m3,
 # whose number stands in the low bits of the sum. Two to the 3 steps make a binade, which begins at 2**-6 = bits 121 << 23.
-E4M3X2 = _pair("mov.b32 u, {x}; and.b32 a, u, 0x7fffffff; mov.b32 f, a; min.f32 f, f, 0f43E00000; mov.b32 e, f; "
-               "and.b32 e, e, 0x7f800000; max.u32 e, e, 0x3c800000; add.u32 m, e, 0x0a000000; mov.b32 g, m; "
-               "add.rn.f32 f, f, g; mov.b32 {r}, f; sub.u32 {r}, {r}, m; sub.u32 e, e, 0x3c800000; shr.u32 e, e, 20; "
-               "add.u32 {r}, {r}, e; setp.gt.u32 p, a, 0x7f800000; shr.u32 u, u, 24; and.b32 u, u, 0x80; "
-               "or.b32 {r}, {r}, u; selp.b32 {r}, 0x7f, {r}, p;", 8,
-               ".reg .b32 u, a, e, m; .reg .f32 f, g; .reg .pred p;")
+E4M3X2 = _pair(
+    "mov.b32 u, {x}; and.b32 a, u, 0x7fffffff; mov.b32 f, a; min.f32 f, f, 0f43E00000; mov.b32 e, f; "
+    "and.b32 e, e, 0x7f800000; max.u32 e, e, 0x3c800000; add.u32 m, e, 0x0a000000; mov.b32 g, m; "
+    "add.rn.f32 f, f, g; mov.b32 {r}, f; sub.u32 {r}, {r}, m; sub.u32 e, e, 0x3c800000; shr.u32 e, e, 20; "
+    "add.u32 {r}, {r}, e; setp.gt.u32 p, a, 0x7f800000; shr.u32 u, u, 24; and.b32 u, u, 0x80; "
+    "or.b32 {r}, {r}, u; selp.b32 {r}, 0x7f, {r}, p;",
+    8,
+    ".reg .b32 u, a, e, m; .reg .f32 f, g; .reg .pred p;",
+)
 
 
 def from_e4m3(shift):
     """Text that makes a float32 of the e4m3 in bits shift .. shift + 7 of $1: its bits in place, times 2**120."""
-    return ("{ .reg .b32 u, s; .reg .f32 f; .reg .pred p; shr.u32 u, $1, %d; and.b32 s, u, 0x80; and.b32 u, u, 0x7f; "
-            "setp.eq.u32 p, u, 0x7f; shl.b32 u, u, 20; mov.b32 f, u; mul.rn.f32 f, f, 0f7B800000; mov.b32 u, f; "
-            "selp.b32 u, 0x7fc00000, u, p; shl.b32 s, s, 24; or.b32 u, u, s; mov.b32 $0, u; }" % shift)
+    return (
+        "{ .reg .b32 u, s; .reg .f32 f; .reg .pred p; shr.u32 u, $1, %d; and.b32 s, u, 0x80; and.b32 u, u, 0x7f; "
+        "setp.eq.u32 p, u, 0x7f; shl.b32 u, u, 20; mov.b32 f, u; mul.rn.f32 f, f, 0f7B800000; mov.b32 u, f; "
+        "selp.b32 u, 0x7fc00000, u, p; shl.b32 s, s, 24; or.b32 u, u, s; mov.b32 $0, u; }" % shift
+    )
 
 
 def run(text, *operands):
@@ -44,17 +58,30 @@ def run(text, *operands):
     values = {"$%d" % i: np.asarray(v, np.uint32) for i, v in enumerate(operands, 1)}
     f32, u32 = (lambda v: v.view(np.float32)), (lambda v: np.asarray(v).view(np.uint32))
     steps = {
-        "mov.b32": lambda a: a, "and.b32": np.bitwise_and, "or.b32": np.bitwise_or, "add.u32": np.add,
-        "sub.u32": np.subtract, "max.u32": np.maximum, "shl.b32": np.left_shift, "shr.u32": np.right_shift,
-        "setp.gt.u32": np.greater, "setp.eq.u32": np.equal, "selp.b32": lambda a, b, p: np.where(p, a, b),
-        "min.f32": lambda a, b: u32(np.fmin(f32(a), f32(b))), "add.rn.f32": lambda a, b: u32(f32(a) + f32(b)),
-        "mul.rn.f32": lambda a, b: u32(f32(a) * f32(b))}
+        "mov.b32": lambda a: a,
+        "and.b32": np.bitwise_and,
+        "or.b32": np.bitwise_or,
+        "add.u32": np.add,
+        "sub.u32": np.subtract,
+        "max.u32": np.maximum,
+        "shl.b32": np.left_shift,
+        "shr.u32": np.right_shift,
+        "setp.gt.u32": np.greater,
+        "setp.eq.u32": np.equal,
+        "selp.b32": lambda a, b, p: np.where(p, a, b),
+        "min.f32": lambda a, b: u32(np.fmin(f32(a), f32(b))),
+        "add.rn.f32": lambda a, b: u32(f32(a) + f32(b)),
+        "mul.rn.f32": lambda a, b: u32(f32(a) * f32(b)),
+    }
 
     def value(word):
         if word in values:
             return values[word]
-        return np.full(values["$1"].shape, int(word[2:] if word.startswith("0f") else word, 16 if word[:2] == "0f" else 0),
-                       np.uint32)
+        return np.full(
+            values["$1"].shape,
+            int(word[2:] if word.startswith("0f") else word, 16 if word[:2] == "0f" else 0),
+            np.uint32,
+        )
 
     for step in text.strip("{} ").rstrip(";").split(";"):
         name, *words = re.split(r"[\s,]+", step.strip())

@@ -4,6 +4,7 @@ Numba's own cache looks at a kernel's bytecode and closure and not at the device
 whole tree is walked: code, constants, closures, and the globals that the code names, through all functions. What the
 walk does not know makes the kernel uncacheable rather than wrongly cached.
 """
+
 import hashlib
 import sys
 import types
@@ -14,14 +15,39 @@ from pathlib import Path
 import numpy as np
 
 # Functions and classes of these are known by name; their versions are part of the fingerprint.
-LIBRARIES = {"numba": "numba", "numba_cuda": "numba-cuda", "llvmlite": "llvmlite", "numpy": "numpy",
-             "cuda": "cuda-bindings", "ml_dtypes": "ml_dtypes", "builtins": None, "math": None, "operator": None,
-             "functools": None, "typing": None, "nvshmem": "nvshmem4py-cu13"}
-COMPILERS = ("nvidia-cuda-nvcc", "nvidia-cuda-nvrtc", "nvidia-nvjitlink", "nvidia-nvvm", "cuda-core",
-             "nvidia-nvshmem-cu13")
+LIBRARIES = {
+    "numba": "numba",
+    "numba_cuda": "numba-cuda",
+    "llvmlite": "llvmlite",
+    "numpy": "numpy",
+    "cuda": "cuda-bindings",
+    "ml_dtypes": "ml_dtypes",
+    "builtins": None,
+    "math": None,
+    "operator": None,
+    "functools": None,
+    "typing": None,
+    "nvshmem": "nvshmem4py-cu13",
+}
+COMPILERS = (
+    "nvidia-cuda-nvcc",
+    "nvidia-cuda-nvrtc",
+    "nvidia-nvjitlink",
+    "nvidia-nvvm",
+    "cuda-core",
+    "nvidia-nvshmem-cu13",
+)
 PACKAGE = __name__.partition(".")[0]
-FOLDER = Path(__file__).parent.parent       # of the package
-TYPE_MODULES = ("abstract", "containers", "functions", "misc", "npytypes", "scalars", "types")  # of Numba and llvmlite
+FOLDER = Path(__file__).parent.parent  # of the package
+TYPE_MODULES = (
+    "abstract",
+    "containers",
+    "functions",
+    "misc",
+    "npytypes",
+    "scalars",
+    "types",
+)  # of Numba and llvmlite
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), np.generic, np.dtype)
 
 
@@ -58,7 +84,13 @@ def _version(name):
 @cache
 def source_digest():
     """Digest of the source that kernels are made of: of the intrinsics too, whatever they are made of."""
-    return _digest([*(FOLDER / "device").glob("*.py"), *(FOLDER / "kernels").rglob("*.py"), FOLDER / "layout.py"])
+    return _digest(
+        [
+            *(FOLDER / "device").glob("*.py"),
+            *(FOLDER / "kernels").rglob("*.py"),
+            FOLDER / "layout.py",
+        ]
+    )
 
 
 @cache
@@ -70,7 +102,9 @@ def package_digest():
 def _digest(files):
     digest = hashlib.sha256()
     for path in sorted(files):
-        digest.update(path.relative_to(FOLDER).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+        digest.update(
+            path.relative_to(FOLDER).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"
+        )
     return digest.hexdigest()
 
 
@@ -80,7 +114,7 @@ class _Walk:
     def __init__(self):
         self.digest = hashlib.sha256()
         self._seen = {}
-        self._alive = []        # ids stay those of their objects as long as these live
+        self._alive = []  # ids stay those of their objects as long as these live
 
     def put(self, *words):
         for word in words:
@@ -112,22 +146,29 @@ class _Walk:
                 self.value(item)
         elif isinstance(v, (set, frozenset)):
             self.put("set", repr(sorted(map(repr, v))))
-        elif isinstance(v, types.ModuleType) and v.__name__.partition(".")[0] in (*LIBRARIES, PACKAGE):
+        elif isinstance(v, types.ModuleType) and v.__name__.partition(".")[0] in (
+            *LIBRARIES,
+            PACKAGE,
+        ):
             self.put("module", v.__name__)
-        elif isinstance(v, types.ModuleType) and v.__spec__ is None:            # a namespace made by hand
+        elif isinstance(v, types.ModuleType) and v.__spec__ is None:  # a namespace made by hand
             self.put("namespace", v.__name__)
-            self.value({name: made for name, made in sorted(vars(v).items()) if not name.startswith("__")})
+            self.value(
+                {name: made for name, made in sorted(vars(v).items()) if not name.startswith("__")}
+            )
         elif isinstance(v, types.FunctionType):
             self.function(v)
-        elif isinstance(getattr(v, "py_func", None), types.FunctionType):       # a device function
-            self.put("device function", repr(sorted(map(str, getattr(v, "targetoptions", {}).items()))))
+        elif isinstance(getattr(v, "py_func", None), types.FunctionType):  # a device function
+            self.put(
+                "device function", repr(sorted(map(str, getattr(v, "targetoptions", {}).items())))
+            )
             self.function(v.py_func)
-        elif isinstance(getattr(v, "_defn", None), types.FunctionType):         # an intrinsic
+        elif isinstance(getattr(v, "_defn", None), types.FunctionType):  # an intrinsic
             self.put("intrinsic")
             self.function(v._defn)
         elif isinstance(v, type) and v.__module__.partition(".")[0] == PACKAGE:
-            self.put("class", v.__module__, v.__qualname__)                     # its source is in the digest
-        elif _library(v) and hasattr(v, "__qualname__"):                        # a class or a function
+            self.put("class", v.__module__, v.__qualname__)  # its source is in the digest
+        elif _library(v) and hasattr(v, "__qualname__"):  # a class or a function
             self.put("library", _library(v), v.__qualname__)
         elif _library(v) and type(v).__module__.rpartition(".")[2] in TYPE_MODULES:
             self.put("type", type(v).__name__, str(v))
@@ -152,14 +193,18 @@ class _Walk:
             if _is_filled(cell):
                 self.value(cell.cell_contents)
             else:
-                self.put("never assigned")      # a name of a branch that this kernel is made without
+                self.put("never assigned")  # a name of a branch that this kernel is made without
         for name in sorted(_names(f.__code__)):
             if name in f.__globals__:
                 self.put(name)
                 self.value(f.__globals__[name])
 
     def code(self, code):
-        self.put("code", code.co_code, repr((code.co_names, code.co_varnames, code.co_freevars, code.co_flags)))
+        self.put(
+            "code",
+            code.co_code,
+            repr((code.co_names, code.co_varnames, code.co_freevars, code.co_flags)),
+        )
         self.value(code.co_consts)
 
 

@@ -5,6 +5,7 @@ Each of these is a call of the driver, and through cuda.bindings takes a microse
 One function, which Numba compiles for the CPU when the first launches are to be started again (0.1 s), makes them all;
 the interpreter is let go meanwhile, since a launch waits while the stream's queue is full.
 """
+
 import ctypes
 from functools import cache, partial
 from typing import NamedTuple
@@ -17,26 +18,29 @@ from numba.extending import intrinsic
 from .captures import CAPTURED, GONE, HELD
 from .gpu_driver import check, cu, outside_capture
 
-CUDA_VERSION = 12000    # whose functions are asked for
+CUDA_VERSION = 12000  # whose functions are asked for
 _WORD, _INT = ctypes.c_size_t, ctypes.c_uint32
-_FUNCTIONS = {          # arguments
+_FUNCTIONS = {  # arguments
     "cuStreamIsCapturing": (_WORD, _WORD),
     "cuCtxGetCurrent": (_WORD,),
     "cuCtxSetCurrent": (_WORD,),
     "cuMemcpyHtoDAsync": 4 * (_WORD,),
     "cuLaunchKernel": (_WORD, *7 * (_INT,), *3 * (_WORD,)),
-    "cuLaunchKernelEx": 4 * (_WORD,)}
+    "cuLaunchKernelEx": 4 * (_WORD,),
+}
 # Words of a machine, and of launches that start together: of which each has N_WORDS behind LAUNCHES; and of a copy of
 # their parameters before them, if it has any bytes. They were made when the machine had seen so many CHANGES; a SERIAL
 # number tells them from others in the same place
 CONTEXT, CHANGES, N_STREAMS, STREAMS = range(4)
-MACHINE, MADE_AFTER, SERIAL, N_LAUNCHES, COPY_TO, COPY_FROM, COPY_BYTES, COPY_STREAM, LAUNCHES = range(9)
-N_WORDS = 7             # see Launch.words
+MACHINE, MADE_AFTER, SERIAL, N_LAUNCHES, COPY_TO, COPY_FROM, COPY_BYTES, COPY_STREAM, LAUNCHES = (
+    range(9)
+)
+N_WORDS = 7  # see Launch.words
 # Words of References: their number, and two of each
 N_REFERENCES, REFERENCES = 0, 1
 # What a word of launches in a Slot is counted from: nothing, the record that it is in, the slot's memory, an address
 ITSELF, RECORD, MEMORY, ADDRESSES = range(4)
-BLOCK_ALIGNMENT = 256   # bytes
+BLOCK_ALIGNMENT = 256  # bytes
 SLOT_BYTES, RECORD_WORDS = 4096, 1024
 
 
@@ -52,12 +56,13 @@ def _loader(kind):
     return load
 
 
-_load, _load_int32 = map(_loader, (types.int64, types.int32))       # what lies at an address
+_load, _load_int32 = map(_loader, (types.int64, types.int32))  # what lies at an address
 
 
 @intrinsic
 def _new_word(typing):
     """Address of an int64 on the stack, 0 at first."""
+
     def code(context, builder, signature, arguments):
         kind = context.get_value_type(types.int64)
         return builder.ptrtoint(cgutils.alloca_once(builder, kind, zfill=True), kind)
@@ -79,12 +84,15 @@ def _compiled(driver):
     HELD, CAPTURED, or the code of an error. And the same for the address of these three, which is sooner told.
     """
     is_capturing, get_context, set_context, copy, launch, launch_with = (
-        _function(driver, name) for name in _FUNCTIONS)
+        _function(driver, name) for name in _FUNCTIONS
+    )
 
     @njit(types.int32(types.int64, types.int64, types.int64), nogil=True)
     def start(words, serial, references):
         machine = _load(words + 8 * MACHINE)
-        if _load(words + 8 * SERIAL) != serial or _load(words + 8 * MADE_AFTER) != _load(machine + 8 * CHANGES):
+        if _load(words + 8 * SERIAL) != serial or _load(words + 8 * MADE_AFTER) != _load(
+            machine + 8 * CHANGES
+        ):
             return types.int32(GONE)
         if references != 0:
             at = references + 8 * REFERENCES
@@ -106,8 +114,12 @@ def _compiled(driver):
             code = set_context(context)
         nbytes = _load(words + 8 * COPY_BYTES)
         if code == 0 and nbytes != 0:
-            code = copy(_load(words + 8 * COPY_TO), _load(words + 8 * COPY_FROM), nbytes,
-                        _load(words + 8 * COPY_STREAM))
+            code = copy(
+                _load(words + 8 * COPY_TO),
+                _load(words + 8 * COPY_FROM),
+                nbytes,
+                _load(words + 8 * COPY_STREAM),
+            )
         at = words + 8 * LAUNCHES
         for _ in range(n_launches):
             if code != 0:
@@ -116,8 +128,15 @@ def _compiled(driver):
             if config != 0:
                 code = launch_with(config, function, arguments, 0)
             else:
-                blocks, threads, shared_bytes, stream = (_load(at + 24), _load(at + 32), _load(at + 40), _load(at + 48))
-                code = launch(function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, arguments, 0)
+                blocks, threads, shared_bytes, stream = (
+                    _load(at + 24),
+                    _load(at + 32),
+                    _load(at + 40),
+                    _load(at + 48),
+                )
+                code = launch(
+                    function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, arguments, 0
+                )
             at += 8 * N_WORDS
         return code
 
@@ -126,7 +145,10 @@ def _compiled(driver):
         return start(_load(three), _load(three + 8), _load(three + 16))
 
     # the compiled code itself: a call through Numba's dispatcher, or through ctypes, takes 0.1 to 0.3 us more
-    return [(one, *(compiled.entry_point for compiled in one.overloads.values())) for one in (start, start_bound)]
+    return [
+        (one, *(compiled.entry_point for compiled in one.overloads.values()))
+        for one in (start, start_bound)
+    ]
 
 
 _Three = 3 * ctypes.c_int64
@@ -156,14 +178,25 @@ class Restarter:
     def watch(self, stream):
         """This stream may be captured, from now on."""
         self._streams.append(int(stream))
-        self._handles.append(_array(self._streams))     # the one before may be read now
+        self._handles.append(_array(self._streams))  # the one before may be read now
         self._words[STREAMS] = ctypes.addressof(self._handles[-1])
         self._words[N_STREAMS] = len(self._streams)
 
     def again(self, launches):
         """A function that starts these Launches: (address of References, or 0) -> 0, why it did not, or an error."""
-        words = _array((ctypes.addressof(self._words), self.n_changes(), 0, len(launches), 0, 0, 0, 0,
-                        *(w for one in launches for w in one.words())))
+        words = _array(
+            (
+                ctypes.addressof(self._words),
+                self.n_changes(),
+                0,
+                len(launches),
+                0,
+                0,
+                0,
+                0,
+                *(w for one in launches for w in one.words()),
+            )
+        )
         start = self.start_of(ctypes.addressof(words))
         start.reads = self, launches, words
         return start
@@ -202,7 +235,9 @@ class Restarter:
         words[COPY_TO:LAUNCHES] = 0, 8 * len(words), offset, launches[0].stream
         counted_from[COPY_TO:LAUNCHES] = MEMORY, RECORD, ITSELF, ITSELF
         for block in blocks:
-            words += [int(word) for word in block.view(np.int64)] + (-len(block) % (BLOCK_ALIGNMENT // 8)) * [0]
+            words += [int(word) for word in block.view(np.int64)] + (
+                -len(block) % (BLOCK_ALIGNMENT // 8)
+            ) * [0]
         counted_from += (len(words) - len(counted_from)) * [ITSELF]
         return Flat(np.array(words, np.int64), np.array(counted_from, np.int64), launches)
 
@@ -214,17 +249,31 @@ class Flat(NamedTuple):
     counted_from: np.ndarray
     reads: list
 
-    ADDRESSES = ADDRESSES       # a word that is counted from the i-th address: ADDRESSES + i
+    ADDRESSES = ADDRESSES  # a word that is counted from the i-th address: ADDRESSES + i
 
 
 class Slot:
     """Memory for the parameters of launches, and the words that start them. owner: who knows of what it holds."""
 
-    __slots__ = ("start", "owner", "reads", "_restarter", "_activate", "_record", "_bases", "_serial")
+    __slots__ = (
+        "start",
+        "owner",
+        "reads",
+        "_restarter",
+        "_activate",
+        "_record",
+        "_bases",
+        "_serial",
+    )
 
     def __init__(self, restarter, activate, record, bases):
         self.start, self.owner, self.reads, self._serial = None, None, None, 0
-        self._restarter, self._activate, self._record, self._bases = restarter, activate, record, bases
+        self._restarter, self._activate, self._record, self._bases = (
+            restarter,
+            activate,
+            record,
+            bases,
+        )
 
     def fill(self, flat, addresses):
         """Hold these launches, start() starts them; words that count from ADDRESSES + i have the i-th address added."""
@@ -232,14 +281,16 @@ class Slot:
         self.start = self._restarter.start_of(self._bases[RECORD], self._serial)
         self.start.reads = self._record
         bases = np.array([*self._bases, *addresses], np.int64)
-        self._record[:len(flat.words)] = flat.words + bases[flat.counted_from]
-        self._record[SERIAL] = self._serial         # and MADE_AFTER stays that of the launches they are made of
+        self._record[: len(flat.words)] = flat.words + bases[flat.counted_from]
+        self._record[SERIAL] = (
+            self._serial
+        )  # and MADE_AFTER stays that of the launches they are made of
 
     def begin(self):
         """Copy the parameters on the launches' stream and start them: as start() says, which is for later."""
         self._activate()
         try:
-            with outside_capture():     # of another thread's stream, which may forbid copies meanwhile
+            with outside_capture():  # of another thread's stream, which may forbid copies meanwhile
                 return self.start(0)
         finally:
             self._record[COPY_BYTES] = 0
@@ -252,11 +303,21 @@ class Slots:
     """
 
     def __init__(self, machine, restarter, n, flat):
-        self._stream, self._memory = int(flat.words[COPY_STREAM]), machine.alloc(n * SLOT_BYTES, "parameters")
+        self._stream, self._memory = (
+            int(flat.words[COPY_STREAM]),
+            machine.alloc(n * SLOT_BYTES, "parameters"),
+        )
         self._records, self._next = np.zeros((n, RECORD_WORDS), np.int64), 0
         base = self._records.ctypes.data
-        self._slots = [Slot(restarter, machine.activate, self._records[i], (
-            0, base + 8 * RECORD_WORDS * i, self._memory.address + SLOT_BYTES * i)) for i in range(n)]
+        self._slots = [
+            Slot(
+                restarter,
+                machine.activate,
+                self._records[i],
+                (0, base + 8 * RECORD_WORDS * i, self._memory.address + SLOT_BYTES * i),
+            )
+            for i in range(n)
+        ]
 
     def serve(self, flat):
         """Whether launches are on their stream."""

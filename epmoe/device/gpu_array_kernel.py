@@ -2,6 +2,7 @@
 
 What Numba compiled is kept in the disk cache, as machine code, and given back to its dispatcher at the next start.
 """
+
 import types as _types
 import warnings
 from typing import NamedTuple
@@ -20,8 +21,10 @@ from .fingerprint import fingerprint
 from .gpu_kernel import _as_if_on, _current_cc
 from .ptx_factory import types
 
-ELEMENTS = {np.dtype(n): getattr(types, n) for n in
-            ("uint8", "uint16", "int32", "uint32", "uint64", "float32", "float16")}
+ELEMENTS = {
+    np.dtype(n): getattr(types, n)
+    for n in ("uint8", "uint16", "int32", "uint32", "uint64", "float32", "float16")
+}
 NUMBERS = {np.int32: types.int32, np.uint64: types.uint64, np.float32: types.float32}
 
 
@@ -41,8 +44,11 @@ def type_of(value):
         made = [type_of(v) for v in value]
         alike = len(set(made)) == 1
         if hasattr(value, "_fields"):
-            return types.NamedUniTuple(made[0], len(made), type(value)) if alike else \
-                types.NamedTuple(made, type(value))
+            return (
+                types.NamedUniTuple(made[0], len(made), type(value))
+                if alike
+                else types.NamedTuple(made, type(value))
+            )
         return types.UniTuple(made[0], len(made)) if alike else types.Tuple(made)
     if hasattr(value, "shape") and hasattr(value, "address"):
         return types.Array(ELEMENTS[_element(value.dtype)], len(value.shape), "C")
@@ -66,7 +72,9 @@ class Compiled(NamedTuple):
 
     def binary(self, cc):
         """(name of the entry point, cubin): out of the disk cache, or compiled and put there; needs no GPU."""
-        return kernel_cache.find_or_make(self.fingerprint(cc), lambda: self.kernel.made(self.given, cc))
+        return kernel_cache.find_or_make(
+            self.fingerprint(cc), lambda: self.kernel.made(self.given, cc)
+        )
 
 
 class ArrayKernel:
@@ -80,7 +88,7 @@ class ArrayKernel:
         self.fn, self.name, self.max_threads, self.shmem = fn, fn.__name__, max_threads, shmem
         self.options = dict(launch_bounds=max_threads, **(dict(lto=True) if shmem else {}))
         self.numba = cuda.jit(fn, **self.options)
-        self._libraries = {}        # argument types -> code, where there is no GPU
+        self._libraries = {}  # argument types -> code, where there is no GPU
 
     # ------------------------------------------------------------------ without a GPU
     def ptx(self, values, cc):
@@ -111,22 +119,26 @@ class ArrayKernel:
         """Numba's code for arguments of these types, of which it makes PTX and cubins for any device."""
         if given not in self._libraries:
             with _as_if_on(OLDEST):
-                self._libraries[given] = _dispatcher._Kernel(self.fn, given, **self.options)._codelibrary
+                self._libraries[given] = _dispatcher._Kernel(
+                    self.fn, given, **self.options
+                )._codelibrary
         return self._libraries[given]
 
     # ------------------------------------------------------------------ on one
     def compiled(self, values):
         """Numba's kernel for arguments of these types, loaded."""
         given = tuple(map(type_of, values))
-        if self.shmem:                          # Numba introduces what it has linked to NVSHMEM when it loads it
+        if self.shmem:  # Numba introduces what it has linked to NVSHMEM when it loads it
             self.numba.compile(given)
         elif given not in self.numba.overloads:
             cc = _current_cc()
-            found = kernel_cache.find_or_make(Compiled(self, given).fingerprint(cc), lambda: self._by_numba(given, cc))
+            found = kernel_cache.find_or_make(
+                Compiled(self, given).fingerprint(cc), lambda: self._by_numba(given, cc)
+            )
             if given not in self.numba.overloads:
                 self.numba.add_overload(_kernel_of(given, cc, *found), given)
         made = self.numba.overloads[given]
-        made._codelibrary.get_cufunc()          # loading waits for kernels that run, which may wait for this one
+        made._codelibrary.get_cufunc()  # loading waits for kernels that run, which may wait for this one
         return made
 
     def _by_numba(self, given, cc):
@@ -136,8 +148,11 @@ class ArrayKernel:
     def resident_blocks(self, values, threads, n_sms=None):
         """How many blocks of so many threads the GPU, or n_sms multiprocessors of it, hold at once."""
         device = cuda.current_context().device
-        return self.compiled(values).max_cooperative_grid_blocks(threads) // device.MULTIPROCESSOR_COUNT * (
-            n_sms or device.MULTIPROCESSOR_COUNT)
+        return (
+            self.compiled(values).max_cooperative_grid_blocks(threads)
+            // device.MULTIPROCESSOR_COUNT
+            * (n_sms or device.MULTIPROCESSOR_COUNT)
+        )
 
     def place(self, stream, rank):
         """Where a launch on this stream runs: what gives addresses of arrays."""
@@ -163,13 +178,17 @@ class ArrayKernel:
             return
         resident = self.resident_blocks(values, block)
         if not 1 <= block <= self.max_threads or block % 32:
-            raise EPValueError("block=%d threads: %s takes a multiple of 32 up to %d"
-                               % (block, self.name, self.max_threads))
+            raise EPValueError(
+                "block=%d threads: %s takes a multiple of 32 up to %d"
+                % (block, self.name, self.max_threads)
+            )
         if not 1 <= grid <= resident:
-            raise EPValueError("grid=%d blocks of %d threads of %s: 1 to %d can be resident at once, and blocks wait "
-                               "for each other" % (grid, block, self.name, resident))
+            raise EPValueError(
+                "grid=%d blocks of %d threads of %s: 1 to %d can be resident at once, and blocks wait "
+                "for each other" % (grid, block, self.name, resident)
+            )
         args = [_argument(value) for value in values]
-        with warnings.catch_warnings():         # a grid that leaves room for other ranks is no mistake
+        with warnings.catch_warnings():  # a grid that leaves room for other ranks is no mistake
             warnings.filterwarnings("ignore", "Grid size")
             configured = self.numba[grid, block, _numba_stream(stream)]
         launch = _types.SimpleNamespace(start=lambda: configured(*args))
@@ -183,11 +202,20 @@ def _kernel_of(given, cc, entry, cubin):
     """Numba's kernel made of machine code, as its own cache makes one."""
     library = CUDACodeLibrary(None, entry, entry_name=entry)
     with _as_if_on(cc):
-        library._cubin_cache[library._ensure_cc(None)] = ObjectCode.from_cubin(cubin)   # where its loading looks
+        library._cubin_cache[library._ensure_cc(None)] = ObjectCode.from_cubin(
+            cubin
+        )  # where its loading looks
     library._finalized = True
-    return _dispatcher._Kernel._rebuild(cooperative=False, name=entry, signature=types.none(*given),
-                                        codelibrary=library, debug=False, lineinfo=False, call_helper=None,
-                                        extensions=[])
+    return _dispatcher._Kernel._rebuild(
+        cooperative=False,
+        name=entry,
+        signature=types.none(*given),
+        codelibrary=library,
+        debug=False,
+        lineinfo=False,
+        call_helper=None,
+        extensions=[],
+    )
 
 
 class Place:
@@ -201,7 +229,9 @@ class Place:
             value = value.__cuda_array_interface__["data"][0]
         if isinstance(value, (int, np.integer)):
             return np.uint64(value)
-        raise EPValueError("%s is %r: an address in GPU memory, or an array there, is needed" % (name, value))
+        raise EPValueError(
+            "%s is %r: an address in GPU memory, or an array there, is needed" % (name, value)
+        )
 
 
 def _argument(value):
@@ -211,10 +241,19 @@ def _argument(value):
         return type(value)(*made) if hasattr(value, "_fields") else tuple(made)
     if hasattr(value, "shape") and hasattr(value, "address"):
         if getattr(value, "host", None) is not None:
-            raise EPValueError("an array of shape %s is in host memory: cuda.to_device(array)" % (value.shape,))
-        interface = dict(shape=value.shape, typestr=_element(value.dtype).str, data=(value.address, False), version=3,
-                         strides=None)
-        return cuda.as_cuda_array(_types.SimpleNamespace(__cuda_array_interface__=interface, owner=value), sync=False)
+            raise EPValueError(
+                "an array of shape %s is in host memory: cuda.to_device(array)" % (value.shape,)
+            )
+        interface = dict(
+            shape=value.shape,
+            typestr=_element(value.dtype).str,
+            data=(value.address, False),
+            version=3,
+            strides=None,
+        )
+        return cuda.as_cuda_array(
+            _types.SimpleNamespace(__cuda_array_interface__=interface, owner=value), sync=False
+        )
     return value
 
 

@@ -1,7 +1,8 @@
 """@device_fn and @kernel on the GPU."""
-from .gpu_kernel import Kernel
 
 from numba import cuda
+
+from .gpu_kernel import Kernel
 
 
 def device_fn(fn):
@@ -18,7 +19,7 @@ def kernel(fn=None, *, max_threads=1024, shmem=False):
     if fn is None:
         return lambda f: kernel(f, max_threads=max_threads, shmem=shmem)
     if shmem:
-        from .shmem_kernel import ShmemKernel       # which needs more packages
+        from .shmem_kernel import ShmemKernel  # which needs more packages
 
         return ShmemKernel(fn, max_threads)
     return Kernel(fn, max_threads)

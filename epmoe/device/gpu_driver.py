@@ -1,4 +1,5 @@
 """The CUDA driver's functions, as cuda.bindings has them, and what their results mean."""
+
 import contextlib
 import os
 
@@ -31,7 +32,9 @@ def outside_capture():
 
     Only for calls that the captured work does not depend on the order of: new memory, copies into it.
     """
-    before = check(cu.cuThreadExchangeStreamCaptureMode(cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
+    before = check(
+        cu.cuThreadExchangeStreamCaptureMode(cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+    )
     try:
         yield
     finally:

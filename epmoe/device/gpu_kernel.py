@@ -1,15 +1,16 @@
 """Kernels on the GPU: compiled by Numba, at the first launch or to PTX without a GPU."""
+
 import contextlib
 import types as _types
-
-from .fingerprint import fingerprint
-from .ptx_factory import i32, u64
 
 import numba.cuda.cudadrv.devices as _devices
 import numba.cuda.dispatcher as _dispatcher
 from numba import cuda
 
-SIGNATURE = (u64, i32, i32)             # params, num_tokens, my_rank; what else a kernel takes is u64
+from .fingerprint import fingerprint
+from .ptx_factory import i32, u64
+
+SIGNATURE = (u64, i32, i32)  # params, num_tokens, my_rank; what else a kernel takes is u64
 SM_90 = (9, 0)
 
 
@@ -44,11 +45,11 @@ class Kernel:
         self.signature = SIGNATURE + (u64,) * (fn.__code__.co_argcount - len(SIGNATURE))
         self.__doc__ = fn.__doc__
         self._compiled = None
-        self._handles = {}          # compute capability -> CUkernel
-        self.loaded = {}            # number of a GPU -> LoadedKernel
+        self._handles = {}  # compute capability -> CUkernel
+        self.loaded = {}  # number of a GPU -> LoadedKernel
 
-    introduce = None                # see load_cubin
-    options = {}                    # for Numba
+    introduce = None  # see load_cubin
+    options = {}  # for Numba
 
     def __repr__(self):
         return "<kernel %s>" % self.name
@@ -56,7 +57,9 @@ class Kernel:
     def ptx(self, cc=SM_90):
         """The PTX text for a compute capability; needs no GPU."""
         with _as_if_on(cc):
-            text, _ = cuda.compile_ptx(self.fn, self.signature, cc=cc, launch_bounds=self.max_threads)
+            text, _ = cuda.compile_ptx(
+                self.fn, self.signature, cc=cc, launch_bounds=self.max_threads
+            )
         return text
 
     def compile(self, cc=None):
@@ -66,7 +69,9 @@ class Kernel:
         """
         if self._compiled is None:
             with _as_if_on(cc or _current_cc()):
-                compiled = _dispatcher._Kernel(self.fn, self.signature, launch_bounds=self.max_threads, **self.options)
+                compiled = _dispatcher._Kernel(
+                    self.fn, self.signature, launch_bounds=self.max_threads, **self.options
+                )
                 compiled._codelibrary.get_cubin()
             self._compiled = compiled
         return self._compiled
@@ -103,9 +108,12 @@ class Kernel:
     def resources(self):
         """{"registers", "local_bytes", "shared_bytes"} of a thread, a thread and a block, on the current GPU."""
         attributes = self.compile()._codelibrary.get_cufunc().attrs
-        return dict(registers=attributes.regs, local_bytes=attributes.local, shared_bytes=attributes.shared)
+        return dict(
+            registers=attributes.regs, local_bytes=attributes.local, shared_bytes=attributes.shared
+        )
 
     def max_resident_blocks(self, n_threads, shared_bytes=0):
         """How many blocks of n_threads the current GPU holds at once."""
         from .gpu_launch import resident_blocks
+
         return resident_blocks(self, n_threads, shared_bytes)

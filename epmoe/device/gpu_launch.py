@@ -2,6 +2,7 @@
 
 A launch through Numba costs four to ten times as much as one through the driver.
 """
+
 import ctypes
 
 from .gpu_driver import SUCCESS, check, cu
@@ -9,7 +10,7 @@ from .gpu_driver import SUCCESS, check, cu
 STATIC_SHARED_LIMIT = 48 * 1024
 
 
-_libraries = []         # loaded code, which lives as long as the process
+_libraries = []  # loaded code, which lives as long as the process
 
 
 def load_cubin(cubin, name, introduce=None):
@@ -29,10 +30,12 @@ class LoadedKernel:
         handle = kernel.handle()
         if isinstance(handle, cu.CUfunction):
             self.function = handle
-        else:                                       # this also loads the code now, not while others spin
+        else:  # this also loads the code now, not while others spin
             self.function = check(cu.cuKernelGetFunction(cu.CUkernel(int(handle))))
         attribute = cu.CUfunction_attribute
-        self.static_shared = check(cu.cuFuncGetAttribute(attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, self.function))
+        self.static_shared = check(
+            cu.cuFuncGetAttribute(attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, self.function)
+        )
         self.dynamic_limit = STATIC_SHARED_LIMIT - self.static_shared
         self._occupancy = {}
 
@@ -49,7 +52,8 @@ class LoadedKernel:
         if key not in self._occupancy:
             self.allow_shared(shared_bytes)
             self._occupancy[key] = check(
-                cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, threads, shared_bytes))
+                cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, threads, shared_bytes)
+            )
         return self._occupancy[key]
 
 
@@ -63,8 +67,12 @@ class Launch:
 
     def __init__(self, function, grid, threads, args, stream, shared_bytes, attributes=None):
         params, num_tokens, my_rank, *others = args
-        self._fields = (ctypes.c_uint64(params), ctypes.c_int32(num_tokens), ctypes.c_int32(my_rank),
-                        *map(ctypes.c_uint64, others))
+        self._fields = (
+            ctypes.c_uint64(params),
+            ctypes.c_int32(num_tokens),
+            ctypes.c_int32(my_rank),
+            *map(ctypes.c_uint64, others),
+        )
         self._pointers = (ctypes.c_void_p * len(args))(*(ctypes.addressof(f) for f in self._fields))
         arguments = ctypes.addressof(self._pointers)
         self._words = int(function), arguments, grid, threads, shared_bytes, int(stream)
@@ -120,7 +128,11 @@ def launch_attributes(cooperative, programmatic):
 def loaded(kernel):
     """The kernel compiled and loaded for the current GPU."""
     from numba import cuda
-    number, of_devices = cuda.current_context().device.id, kernel.loaded      # kept no longer than the kernel
+
+    number, of_devices = (
+        cuda.current_context().device.id,
+        kernel.loaded,
+    )  # kept no longer than the kernel
     if number not in of_devices:
         of_devices[number] = LoadedKernel(kernel)
     return of_devices[number]
@@ -129,4 +141,8 @@ def loaded(kernel):
 def resident_blocks(kernel, threads, shared_bytes=0):
     """How many blocks of this kernel the current GPU holds at once."""
     from numba import cuda
-    return loaded(kernel).blocks_per_sm(threads, shared_bytes) * cuda.current_context().device.MULTIPROCESSOR_COUNT
+
+    return (
+        loaded(kernel).blocks_per_sm(threads, shared_bytes)
+        * cuda.current_context().device.MULTIPROCESSOR_COUNT
+    )

@@ -2,6 +2,7 @@
 
 Numba compiles kernels and owns the (primary) context; memory, streams and launches go straight to the driver.
 """
+
 import contextlib
 
 from epmoe.capability import OLDEST
@@ -14,7 +15,7 @@ from .gpu_memory import Buffer
 from .gpu_reading import Reading
 
 NOT_CAPTURING = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
-LEGACY_DEFAULT = (0, 1)     # handles of the legacy default stream: null and CU_STREAM_LEGACY
+LEGACY_DEFAULT = (0, 1)  # handles of the legacy default stream: null and CU_STREAM_LEGACY
 
 
 def new_stream():
@@ -45,7 +46,7 @@ class Stream:
 
     def wait(self, other):
         """What comes after this on the stream begins when all that is on the other stream now has ended."""
-        self.machine.activate()         # threads of torch's autograd come without a context, which default streams need
+        self.machine.activate()  # threads of torch's autograd come without a context, which default streams need
         if other._event is None:
             other._event = check(cu.cuEventCreate(cu.CUevent_flags.CU_EVENT_DISABLE_TIMING))
         check(cu.cuEventRecord(other._event, other.handle))
@@ -67,16 +68,28 @@ class GpuMachine:
 
     is_simulator = False
 
-    def __init__(self, n_ranks=1, *, rank=None, ordinal=None, n_sms=None, seed=None, racecheck=None, **simulator_only):
+    def __init__(
+        self,
+        n_ranks=1,
+        *,
+        rank=None,
+        ordinal=None,
+        n_sms=None,
+        seed=None,
+        racecheck=None,
+        **simulator_only,
+    ):
         from numba import cuda
+
         try:
             if ordinal is not None:
                 cuda.select_device(ordinal)
             context = cuda.current_context()
         except Exception as error:
-            why = " ".join(str(error).split()).strip(" :")      # numba's texts have several lines
-            raise UnavailableError("no CUDA GPU can be used (%s); EPMOE_DEVICE=sim runs the simulator instead"
-                                   % why) from error
+            why = " ".join(str(error).split()).strip(" :")  # numba's texts have several lines
+            raise UnavailableError(
+                "no CUDA GPU can be used (%s); EPMOE_DEVICE=sim runs the simulator instead" % why
+            ) from error
         self.n_ranks, self.rank = n_ranks, rank
         self.ranks_here = n_ranks if rank is None else 1
         self._context = check(cu.cuCtxGetCurrent())
@@ -85,19 +98,27 @@ class GpuMachine:
         self.name = device.name.decode() if isinstance(device.name, bytes) else str(device.name)
         self.compute_capability = tuple(device.compute_capability)
         if self.compute_capability < OLDEST:
-            raise UnavailableError("GPU %d, %s, has compute capability %d.%d; the kernels need %d.%d or newer: "
-                                   "EPMOE_DEVICE=sim runs the simulator instead"
-                                   % (self.ordinal, self.name, *self.compute_capability, *OLDEST))
+            raise UnavailableError(
+                "GPU %d, %s, has compute capability %d.%d; the kernels need %d.%d or newer: "
+                "EPMOE_DEVICE=sim runs the simulator instead"
+                % (self.ordinal, self.name, *self.compute_capability, *OLDEST)
+            )
         self.all_sms = device.MULTIPROCESSOR_COUNT
         self.n_sms = self.all_sms if n_sms is None else min(int(n_sms), self.all_sms)
-        self.shared_limit = check(cu.cuDeviceGetAttribute(
-            cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, self.ordinal))
+        self.shared_limit = check(
+            cu.cuDeviceGetAttribute(
+                cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+                self.ordinal,
+            )
+        )
         self.copies = new_stream()
         self.streams = []
         self.held = 0
-        self.n_changes = 0          # how often memory was freed, or anything else changed that launches may name
-        self.has_captured = False   # graphs may name memory that nothing here uses any more
-        self.recorded = None        # a list, while launches are also to be kept for again()
+        self.n_changes = (
+            0  # how often memory was freed, or anything else changed that launches may name
+        )
+        self.has_captured = False  # graphs may name memory that nothing here uses any more
+        self.recorded = None  # a list, while launches are also to be kept for again()
         self._restarter = Restarter(self._context)
         self._queue = []
         self._adopted = {}
@@ -110,7 +131,10 @@ class GpuMachine:
     def describe(self):
         """One line about the machine."""
         return "%s, %d multiprocessors%s" % (
-            self.name, self.all_sms, ", shared by %d virtual ranks" % self.ranks_here if self.ranks_here > 1 else "")
+            self.name,
+            self.all_sms,
+            ", shared by %d virtual ranks" % self.ranks_here if self.ranks_here > 1 else "",
+        )
 
     def activate(self):
         """Make this machine's context the thread's current one."""
@@ -130,7 +154,9 @@ class GpuMachine:
         """Device address of the caller's array, from its __cuda_array_interface__; nothing is copied."""
         interface = getattr(array, "__cuda_array_interface__", None)
         if interface is None:
-            raise EPValueError("%s is not in the GPU's memory: give an array with __cuda_array_interface__" % name)
+            raise EPValueError(
+                "%s is not in the GPU's memory: give an array with __cuda_array_interface__" % name
+            )
         address = interface["data"][0]
         self._adopted[address] = array
         return address
@@ -159,24 +185,43 @@ class GpuMachine:
         self.activate()
         return loaded(kernel)
 
-    def launch(self, kernel, grid, block, args, *, stream, shared_bytes=0, cooperative=False, programmatic=False):
+    def launch(
+        self,
+        kernel,
+        grid,
+        block,
+        args,
+        *,
+        stream,
+        shared_bytes=0,
+        cooperative=False,
+        programmatic=False,
+    ):
         """Start grid blocks of `block` threads on a stream; inside hold(), at its end."""
         k = self.prepare(kernel)
         grid, block = int(grid), int(block)
         if not 1 <= block <= k.max_threads:
-            raise EPValueError("block=%d threads: %s takes 1 to %d" % (block, k.name, k.max_threads))
+            raise EPValueError(
+                "block=%d threads: %s takes 1 to %d" % (block, k.name, k.max_threads)
+            )
         if grid < 1:
             raise EPValueError("grid=%d blocks of %s: at least 1 is needed" % (grid, k.name))
         if k.static_shared + shared_bytes > self.shared_limit:
-            raise EPValueError("shared_bytes=%d of %s: a block has at most %d"
-                               % (shared_bytes, k.name, self.shared_limit))
+            raise EPValueError(
+                "shared_bytes=%d of %s: a block has at most %d"
+                % (shared_bytes, k.name, self.shared_limit)
+            )
         limit = k.blocks_per_sm(block, shared_bytes) * self.n_sms
         if grid > limit:
-            raise EPValueError("grid=%d blocks of %d threads of %s cannot be resident at once: %d multiprocessors "
-                               "hold %d; blocks wait for each other, so take a smaller grid"
-                               % (grid, block, k.name, self.n_sms, limit))
+            raise EPValueError(
+                "grid=%d blocks of %d threads of %s cannot be resident at once: %d multiprocessors "
+                "hold %d; blocks wait for each other, so take a smaller grid"
+                % (grid, block, k.name, self.n_sms, limit)
+            )
         k.allow_shared(shared_bytes)
-        attributes = launch_attributes(cooperative, programmatic) if cooperative or programmatic else None
+        attributes = (
+            launch_attributes(cooperative, programmatic) if cooperative or programmatic else None
+        )
         launch = Launch(k.function, grid, block, args, stream.handle, shared_bytes, attributes)
         if self.recorded is not None:
             self.recorded.append(launch)

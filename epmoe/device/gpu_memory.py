@@ -1,4 +1,5 @@
 """Device memory: every Buffer is one whole allocation of cuMemAlloc, so that its CUDA IPC handle is its own."""
+
 import numpy as np
 
 from epmoe_ref.errors import EPValueError
@@ -10,14 +11,22 @@ class Buffer:
     """Device memory: one whole allocation, its contents unspecified until written."""
 
     def __init__(self, machine, nbytes, name, rank, regions):
-        self.machine, self.nbytes, self.name, self.rank, self.regions = machine, int(nbytes), name, rank, regions
+        self.machine, self.nbytes, self.name, self.rank, self.regions = (
+            machine,
+            int(nbytes),
+            name,
+            rank,
+            regions,
+        )
         with outside_capture():
             self.address = int(check(cu.cuMemAlloc(max(self.nbytes, 1))))
 
     def _inside(self, offset, nbytes):
         if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
-            raise EPValueError("bytes %d to %d of %s, which has %d bytes"
-                               % (offset, offset + nbytes, self.name, self.nbytes))
+            raise EPValueError(
+                "bytes %d to %d of %s, which has %d bytes"
+                % (offset, offset + nbytes, self.name, self.nbytes)
+            )
 
     def write(self, array, offset=0):
         """Copy an array into the buffer, from byte `offset` on; returns when it is there."""
@@ -27,7 +36,11 @@ class Buffer:
             copies = self.machine.copies
             self.machine.activate()
             with outside_capture():
-                check(cu.cuMemcpyHtoDAsync(self.address + offset, source.ctypes.data, source.nbytes, copies))
+                check(
+                    cu.cuMemcpyHtoDAsync(
+                        self.address + offset, source.ctypes.data, source.nbytes, copies
+                    )
+                )
                 check(cu.cuStreamSynchronize(copies))
 
     def read(self, dtype, shape, offset=0):
@@ -36,7 +49,11 @@ class Buffer:
         self._inside(offset, out.nbytes)
         self.machine.synchronize()
         if out.nbytes:
-            check(cu.cuMemcpyDtoHAsync(out.ctypes.data, self.address + offset, out.nbytes, self.machine.copies))
+            check(
+                cu.cuMemcpyDtoHAsync(
+                    out.ctypes.data, self.address + offset, out.nbytes, self.machine.copies
+                )
+            )
             check(cu.cuStreamSynchronize(self.machine.copies))
         return out
 
@@ -52,7 +69,9 @@ class Buffer:
     def array(self, dtype, shape, offset=0):
         """Part of the buffer as an object with __cuda_array_interface__."""
         dtype = np.dtype(dtype)
-        shape = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
+        shape = (
+            (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
+        )
         self._inside(offset, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
         return DeviceArray(self, self.address + offset, shape, dtype)
 
@@ -74,4 +93,6 @@ class DeviceArray:
     @property
     def __cuda_array_interface__(self):
         typestr = self.dtype.str if self.dtype.kind != "V" else "|V%d" % self.dtype.itemsize
-        return dict(shape=self.shape, typestr=typestr, data=(self.address, False), version=3, strides=None)
+        return dict(
+            shape=self.shape, typestr=typestr, data=(self.address, False), version=3, strides=None
+        )

@@ -1,14 +1,14 @@
 """Every word of the device layer as PTX for sm_90: the table that the GPU's words are made from."""
+
 import math
 
 import numpy as np
-
-from . import arithmetic, casts
-from .ptx_factory import cast, f32, i32, on_array, ptx, shuffle, u32, u64
-
 from numba import cuda
 from numba.cuda import types
 from numba.cuda.cudadecl import Cuda_shared_array, register_global
+
+from . import arithmetic, casts
+from .ptx_factory import cast, f32, i32, on_array, ptx, shuffle, u32, u64
 
 WORDS = {}
 PTX_TYPE = {"i32": "s32", "u32": "u32", "u64": "u64", "f32": "f32", "u8": "u8", "u16": "u16"}
@@ -26,7 +26,15 @@ def _op(name, text, ret, args, **options):
 
 def _number(name, text, ret, args, **options):
     """A pure function of registers; plain Python can call it too, where what overflows is no warning."""
-    _op(name, text, ret, args, effect="none", **options, python=np.errstate(all="ignore")(getattr(arithmetic, name)))
+    _op(
+        name,
+        text,
+        ret,
+        args,
+        effect="none",
+        **options,
+        python=np.errstate(all="ignore")(getattr(arithmetic, name)),
+    )
 
 
 # ---------------------------------------------------------------- casts and ids
@@ -50,8 +58,14 @@ for _t in PTX_TYPE:
     _op("load_" + _t, "ld.global.%s $0, [$1];" % PTX_TYPE[_t], VALUE_TYPE[_t], [u64])
     _op("store_" + _t, "st.global.%s [$0], $1;" % PTX_TYPE[_t], None, [u64, VALUE_TYPE[_t]])
 _op("load16", "ld.global.v4.u32 {$0,$1,$2,$3}, [$4];", Q, [u64])
-_op("load16_nc", "ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {$0,$1,$2,$3}, [$4];", Q, [u64], effect="reads",
-    below=((8, 0), "ld.global.nc.L1::no_allocate.v4.u32 {$0,$1,$2,$3}, [$4];"))
+_op(
+    "load16_nc",
+    "ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {$0,$1,$2,$3}, [$4];",
+    Q,
+    [u64],
+    effect="reads",
+    below=((8, 0), "ld.global.nc.L1::no_allocate.v4.u32 {$0,$1,$2,$3}, [$4];"),
+)
 _op("load16_stream", "ld.global.L1::no_allocate.v4.u32 {$0,$1,$2,$3}, [$4];", Q, [u64])
 _op("store16", "st.global.v4.u32 [$0], {$1,$2,$3,$4};", None, [u64] + Q)
 _op("prefetch", "prefetch.global.L2 [$0];", None, [u64])
@@ -62,15 +76,32 @@ for _scope in ("cta", "gpu", "sys"):
     for _t in ("i32", "u32", "u64"):
         _v, _p = VALUE_TYPE[_t], PTX_TYPE[_t]
         for _order in ("relaxed", "acquire"):
-            _op("ld_%s_%s_%s" % (_order, _scope, _t), "ld.%s.%s.global.%s $0, [$1];" % (_order, _scope, _p), _v, [u64])
+            _op(
+                "ld_%s_%s_%s" % (_order, _scope, _t),
+                "ld.%s.%s.global.%s $0, [$1];" % (_order, _scope, _p),
+                _v,
+                [u64],
+            )
         for _order in ("relaxed", "release"):
-            _op("st_%s_%s_%s" % (_order, _scope, _t),
-                "st.%s.%s.global.%s [$0], $1;" % (_order, _scope, _p), None, [u64, _v])
-            _op("red_add_%s_%s_%s" % (_order, _scope, _t),
-                "red.%s.%s.global.add.%s [$0], $1;" % (_order, _scope, _p), None, [u64, _v])
+            _op(
+                "st_%s_%s_%s" % (_order, _scope, _t),
+                "st.%s.%s.global.%s [$0], $1;" % (_order, _scope, _p),
+                None,
+                [u64, _v],
+            )
+            _op(
+                "red_add_%s_%s_%s" % (_order, _scope, _t),
+                "red.%s.%s.global.add.%s [$0], $1;" % (_order, _scope, _p),
+                None,
+                [u64, _v],
+            )
         for _order in ("relaxed", "acquire", "release", "acq_rel"):
-            _op("atomic_add_%s_%s_%s" % (_order, _scope, _t),
-                "atom.%s.%s.global.add.%s $0, [$1], $2;" % (_order, _scope, _p), _v, [u64, _v])
+            _op(
+                "atomic_add_%s_%s_%s" % (_order, _scope, _t),
+                "atom.%s.%s.global.add.%s $0, [$1], $2;" % (_order, _scope, _p),
+                _v,
+                [u64, _v],
+            )
     _op("fence_acq_rel_" + _scope, "fence.acq_rel.%s;" % _scope, None, [])
 # four words, of which each is read or written at once; 16 bytes together are no word
 _op("load16_relaxed_sys", "ld.relaxed.sys.global.v4.u32 {$0,$1,$2,$3}, [$4];", Q, [u64])
@@ -78,20 +109,39 @@ _op("store16_relaxed_sys", "st.relaxed.sys.global.v4.u32 [$0], {$1,$2,$3,$4};", 
 for _scope in ("gpu", "sys"):
     for _t in ("i32", "u32", "u64"):
         _v, _p = VALUE_TYPE[_t], PTX_TYPE[_t]
-        _op("atomic_max_relaxed_%s_%s" % (_scope, _t),
-            "atom.relaxed.%s.global.max.%s $0, [$1], $2;" % (_scope, _p), _v, [u64, _v])
-    _op("atomic_or_relaxed_%s_u32" % _scope, "atom.relaxed.%s.global.or.b32 $0, [$1], $2;" % _scope, u32, [u64, u32])
+        _op(
+            "atomic_max_relaxed_%s_%s" % (_scope, _t),
+            "atom.relaxed.%s.global.max.%s $0, [$1], $2;" % (_scope, _p),
+            _v,
+            [u64, _v],
+        )
+    _op(
+        "atomic_or_relaxed_%s_u32" % _scope,
+        "atom.relaxed.%s.global.or.b32 $0, [$1], $2;" % _scope,
+        u32,
+        [u64, u32],
+    )
     for _order in ("relaxed", "acq_rel"):
         for _t, _bits in (("i32", "b32"), ("u64", "b64")):
             _v = VALUE_TYPE[_t]
-            _op("atomic_cas_%s_%s_%s" % (_order, _scope, _t),
-                "atom.%s.%s.global.cas.%s $0, [$1], $2, $3;" % (_order, _scope, _bits), _v, [u64, _v, _v])
+            _op(
+                "atomic_cas_%s_%s_%s" % (_order, _scope, _t),
+                "atom.%s.%s.global.cas.%s $0, [$1], $2, $3;" % (_order, _scope, _bits),
+                _v,
+                [u64, _v, _v],
+            )
 
 # ---------------------------------------------------------------- block and warp
-TRUE = "{ .reg .pred p; setp.ne.s32 p, $1, 0; "      # p = the argument is not 0
+TRUE = "{ .reg .pred p; setp.ne.s32 p, $1, 0; "  # p = the argument is not 0
 _together = dict(convergent=True)
 _op("syncthreads", "bar.sync 0;", None, [], **_together)
-_op("syncthreads_or", TRUE + "bar.red.or.pred p, 0, p; selp.s32 $0, 1, 0, p; }", i32, [i32], **_together)
+_op(
+    "syncthreads_or",
+    TRUE + "bar.red.or.pred p, 0, p; selp.s32 $0, 1, 0, p; }",
+    i32,
+    [i32],
+    **_together,
+)
 _op("syncthreads_count", TRUE + "bar.red.popc.u32 $0, 0, p; }", i32, [i32], **_together)
 _op("syncwarp", "bar.warp.sync 0xffffffff;", None, [], **_together)
 _together = dict(convergent=True, effect="volatile")
@@ -101,33 +151,100 @@ _enter("shfl_up", shuffle("shfl_up", "shfl.sync.up.b32 $0, $1, $2, 0x0, 0xffffff
 _enter("shfl_down", shuffle("shfl_down", "shfl.sync.down.b32 $0, $1, $2, 0x1f, 0xffffffff;"))
 _op("ballot", TRUE + "vote.sync.ballot.b32 $0, p, 0xffffffff; }", u32, [i32], **_together)
 _op("match_any", "match.any.sync.b32 $0, $1, 0xffffffff;", u32, [i32], **_together)
-_op("any_lane", TRUE + "vote.sync.any.pred p, p, 0xffffffff; selp.s32 $0, 1, 0, p; }", i32, [i32], **_together)
-_op("all_lanes", TRUE + "vote.sync.all.pred p, p, 0xffffffff; selp.s32 $0, 1, 0, p; }", i32, [i32], **_together)
-_op("warp_broadcast_i32", "shfl.sync.idx.b32 $0, $1, $2, 0x1f, 0xffffffff;", i32, [i32, i32], **_together)
-_op("warp_broadcast_u64", "{ .reg .b32 lo, hi; mov.b64 {lo, hi}, $1; shfl.sync.idx.b32 lo, lo, $2, 0x1f, 0xffffffff; "
-    "shfl.sync.idx.b32 hi, hi, $2, 0x1f, 0xffffffff; mov.b64 $0, {lo, hi}; }", u64, [u64, i32], **_together)
-_op("warp_sum_i32", "redux.sync.add.s32 $0, $1, 0xffffffff;", i32, [i32], **_together, below=((8, 0), (
-    "{ .reg .s32 s, t; mov.s32 s, $1; "
-    + " ".join("shfl.sync.bfly.b32 t, s, %d, 0x1f, 0xffffffff; add.s32 s, s, t;" % d for d in (16, 8, 4, 2, 1))
-    + " mov.s32 $0, s; }")))
-_op("warp_inclusive_sum_i32", "{ .reg .s32 s, t; .reg .pred p; mov.s32 s, $1; "
-    + " ".join("shfl.sync.up.b32 t|p, s, %d, 0x0, 0xffffffff; @p add.s32 s, s, t;" % d for d in (1, 2, 4, 8, 16))
-    + " mov.s32 $0, s; }", i32, [i32], **_together)
-_op("warp_max_f32", "{ .reg .f32 m, t; mov.f32 m, $1; "
-    + " ".join("shfl.sync.bfly.b32 t, m, %d, 0x1f, 0xffffffff; max.f32 m, m, t;" % d for d in (16, 8, 4, 2, 1))
-    + " mov.f32 $0, m; }", f32, [f32], **_together)
+_op(
+    "any_lane",
+    TRUE + "vote.sync.any.pred p, p, 0xffffffff; selp.s32 $0, 1, 0, p; }",
+    i32,
+    [i32],
+    **_together,
+)
+_op(
+    "all_lanes",
+    TRUE + "vote.sync.all.pred p, p, 0xffffffff; selp.s32 $0, 1, 0, p; }",
+    i32,
+    [i32],
+    **_together,
+)
+_op(
+    "warp_broadcast_i32",
+    "shfl.sync.idx.b32 $0, $1, $2, 0x1f, 0xffffffff;",
+    i32,
+    [i32, i32],
+    **_together,
+)
+_op(
+    "warp_broadcast_u64",
+    "{ .reg .b32 lo, hi; mov.b64 {lo, hi}, $1; shfl.sync.idx.b32 lo, lo, $2, 0x1f, 0xffffffff; "
+    "shfl.sync.idx.b32 hi, hi, $2, 0x1f, 0xffffffff; mov.b64 $0, {lo, hi}; }",
+    u64,
+    [u64, i32],
+    **_together,
+)
+_op(
+    "warp_sum_i32",
+    "redux.sync.add.s32 $0, $1, 0xffffffff;",
+    i32,
+    [i32],
+    **_together,
+    below=(
+        (8, 0),
+        (
+            "{ .reg .s32 s, t; mov.s32 s, $1; "
+            + " ".join(
+                "shfl.sync.bfly.b32 t, s, %d, 0x1f, 0xffffffff; add.s32 s, s, t;" % d
+                for d in (16, 8, 4, 2, 1)
+            )
+            + " mov.s32 $0, s; }"
+        ),
+    ),
+)
+_op(
+    "warp_inclusive_sum_i32",
+    "{ .reg .s32 s, t; .reg .pred p; mov.s32 s, $1; "
+    + " ".join(
+        "shfl.sync.up.b32 t|p, s, %d, 0x0, 0xffffffff; @p add.s32 s, s, t;" % d
+        for d in (1, 2, 4, 8, 16)
+    )
+    + " mov.s32 $0, s; }",
+    i32,
+    [i32],
+    **_together,
+)
+_op(
+    "warp_max_f32",
+    "{ .reg .f32 m, t; mov.f32 m, $1; "
+    + " ".join(
+        "shfl.sync.bfly.b32 t, m, %d, 0x1f, 0xffffffff; max.f32 m, m, t;" % d
+        for d in (16, 8, 4, 2, 1)
+    )
+    + " mov.f32 $0, m; }",
+    f32,
+    [f32],
+    **_together,
+)
 _number("popc", "popc.b32 $0, $1;", i32, [u32])
-_number("ffs", "{ .reg .u32 t; brev.b32 t, $1; bfind.shiftamt.u32 t, t; add.s32 $0, t, 1; }", i32, [u32])
+_number(
+    "ffs", "{ .reg .u32 t; brev.b32 t, $1; bfind.shiftamt.u32 t, t; add.s32 $0, t, 1; }", i32, [u32]
+)
 _number("clz", "clz.b32 $0, $1;", i32, [u32])
 
 # ---------------------------------------------------------------- shared memory
 shared_array = cuda.shared.array
 register_global(shared_array, types.Function(Cuda_shared_array))
 _enter("shared_array", shared_array)
-_enter("shared_addr", on_array("shared_addr", "{ .reg .u64 t; cvta.to.shared.u64 t, $1; cvt.u32.u64 $0, t; }", u32))
-_enter("shared_add_i32", on_array(
-    "shared_add_i32", "{ .reg .u64 t; cvta.to.shared.u64 t, $1; atom.relaxed.cta.shared.add.s32 $0, [t], $2; }", i32,
-    [i32, i32]))
+_enter(
+    "shared_addr",
+    on_array("shared_addr", "{ .reg .u64 t; cvta.to.shared.u64 t, $1; cvt.u32.u64 $0, t; }", u32),
+)
+_enter(
+    "shared_add_i32",
+    on_array(
+        "shared_add_i32",
+        "{ .reg .u64 t; cvta.to.shared.u64 t, $1; atom.relaxed.cta.shared.add.s32 $0, [t], $2; }",
+        i32,
+        [i32, i32],
+    ),
+)
 _shared_addr = WORDS["shared_addr"]
 
 
@@ -157,15 +274,28 @@ _number("f32_as_u32", "mov.b32 $0, $1;", u32, [f32])
 _number("u32_as_f32", "mov.b32 $0, $1;", f32, [u32])
 _number("bf16_lo", "{ .reg .b32 t; shl.b32 t, $1, 16; mov.b32 $0, t; }", f32, [u32])
 _number("bf16_hi", "{ .reg .b32 t; and.b32 t, $1, 0xffff0000; mov.b32 $0, t; }", f32, [u32])
-_number("pack_bf16x2", "cvt.rn.bf16x2.f32 $0, $2, $1;", u32, [f32, f32], below=((8, 0), casts.BF16X2))
+_number(
+    "pack_bf16x2", "cvt.rn.bf16x2.f32 $0, $2, $1;", u32, [f32, f32], below=((8, 0), casts.BF16X2)
+)
 _number("f16_lo", "{ .reg .b16 l, h; mov.b32 {l, h}, $1; cvt.f32.f16 $0, l; }", f32, [u32])
 _number("f16_hi", "{ .reg .b16 l, h; mov.b32 {l, h}, $1; cvt.f32.f16 $0, h; }", f32, [u32])
 _number("pack_f16x2", "cvt.rn.f16x2.f32 $0, $2, $1;", u32, [f32, f32], below=((8, 0), casts.F16X2))
-_number("pack_e4m3x2", "{ .reg .b16 t; cvt.rn.satfinite.e4m3x2.f32 t, $2, $1; cvt.u32.u16 $0, t; }", u32, [f32, f32],
-        below=((8, 9), casts.E4M3X2))
+_number(
+    "pack_e4m3x2",
+    "{ .reg .b16 t; cvt.rn.satfinite.e4m3x2.f32 t, $2, $1; cvt.u32.u16 $0, t; }",
+    u32,
+    [f32, f32],
+    below=((8, 9), casts.E4M3X2),
+)
 for _name, _half, _shift in (("e4m3_lo", "l", 0), ("e4m3_hi", "h", 8)):
-    _number(_name, "{ .reg .b16 t, l, h; .reg .b32 w; cvt.u16.u32 t, $1; cvt.rn.f16x2.e4m3x2 w, t; mov.b32 {l, h}, w; "
-            "cvt.f32.f16 $0, %s; }" % _half, f32, [u32], below=((8, 9), casts.from_e4m3(_shift)))
+    _number(
+        _name,
+        "{ .reg .b16 t, l, h; .reg .b32 w; cvt.u16.u32 t, $1; cvt.rn.f16x2.e4m3x2 w, t; mov.b32 {l, h}, w; "
+        "cvt.f32.f16 $0, %s; }" % _half,
+        f32,
+        [u32],
+        below=((8, 9), casts.from_e4m3(_shift)),
+    )
 for _name in ("mul", "add", "sub", "div"):
     _number(_name + "_rn", "%s.rn.f32 $0, $1, $2;" % _name, f32, [f32, f32])
 _number("fma_rn", "fma.rn.f32 $0, $1, $2, $3;", f32, [f32, f32, f32])
@@ -188,16 +318,35 @@ _enter("exp", exp)
 _op("mbar_init", "mbarrier.init.shared::cta.b64 [$0], $1;", None, [u32, u32])
 _op("mbar_expect_tx", "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", None, [u32, u32])
 _op("mbar_arrive", "mbarrier.arrive.shared::cta.b64 _, [$0];", None, [u32])
-_op("mbar_try_wait", "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [$1], $2; selp.s32 $0, 1, 0, p; }",
-    i32, [u32, u32])
-_op("bulk_load", "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];", None,
-    [u32, u64, u32, u32])
-_op("bulk_store", "cp.async.bulk.global.shared::cta.bulk_group [$0], [$1], $2;", None, [u64, u32, u32])
+_op(
+    "mbar_try_wait",
+    "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [$1], $2; selp.s32 $0, 1, 0, p; }",
+    i32,
+    [u32, u32],
+)
+_op(
+    "bulk_load",
+    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
+    None,
+    [u32, u64, u32, u32],
+)
+_op(
+    "bulk_store",
+    "cp.async.bulk.global.shared::cta.bulk_group [$0], [$1], $2;",
+    None,
+    [u64, u32, u32],
+)
 _op("bulk_commit", "cp.async.bulk.commit_group;", None, [])
 _op("bulk_wait", "cp.async.bulk.wait_group 0;", None, [])
 _op("bulk_wait_read", "cp.async.bulk.wait_group.read 0;", None, [])
 _op("fence_proxy_async", "fence.proxy.async;", None, [])
-_op("elect_one", "{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.s32 $0, 1, 0, p; }", i32, [], **_together)
+_op(
+    "elect_one",
+    "{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.s32 $0, 1, 0, p; }",
+    i32,
+    [],
+    **_together,
+)
 _op("griddep_wait", "griddepcontrol.wait;", None, [])
 _op("griddep_launch", "griddepcontrol.launch_dependents;", None, [])
 

@@ -1,4 +1,5 @@
 """Is there a GPU that kernels can run on? Asked before anything is chosen, so nothing is initialised by it."""
+
 import ctypes
 import importlib.util
 
@@ -13,5 +14,9 @@ def gpu_present():
         except OSError:
             continue
         count = ctypes.c_int(0)
-        return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+        return (
+            driver.cuInit(0) == 0
+            and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
+            and count.value > 0
+        )
     return False

@@ -7,7 +7,7 @@ import numpy as np
 
 from .gpu_driver import check, cu, outside_capture
 
-STEP = 4096             # bytes
+STEP = 4096  # bytes
 
 
 class Reading:
@@ -15,7 +15,7 @@ class Reading:
 
     def __init__(self, machine):
         self._machine, self._address, self._bytes = machine, 0, np.empty(0, np.uint8)
-        self._filled = WeakKeyDictionary()      # Buffer -> gaps [first, end) in it that hold zeros
+        self._filled = WeakKeyDictionary()  # Buffer -> gaps [first, end) in it that hold zeros
 
     def read(self, parts):
         """[bytes of each part, uint8, when all that is on its stream has ended]; (stream, Buffer, offset, nbytes).
@@ -36,7 +36,11 @@ class Reading:
             total += nbytes
         self._make_room(total)
         for stream, buffer, first, end, at in copies:
-            check(cu.cuMemcpyDtoHAsync(self._address + at, buffer.address + first, end - first, stream.handle))
+            check(
+                cu.cuMemcpyDtoHAsync(
+                    self._address + at, buffer.address + first, end - first, stream.handle
+                )
+            )
         for stream in dict.fromkeys([stream for stream, *_ in copies]):
             check(cu.cuStreamSynchronize(stream.handle))
         return [self._bytes[first:end].copy() for first, end in places]

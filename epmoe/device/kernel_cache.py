@@ -7,6 +7,7 @@ lists of the fingerprints of all kernels that a run needs, because to work them 
 Whoever can write there decides what runs on this user's GPU. So a folder that others can write to is not used, and a
 file counts only if it is this user's, not a link, and not writable by others.
 """
+
 import contextlib
 import hashlib
 import json
@@ -19,10 +20,10 @@ from pathlib import Path
 from .fingerprint import package_digest, versions
 
 MAGIC = b"epmoe kernel 1\n"
-WAIT_S = 120            # for another process that compiles the same kernel
+WAIT_S = 120  # for another process that compiles the same kernel
 NAP_S = 0.02
-MAX_FILES = 2000        # of each kind
-LEFT_S = 86400          # after which a lock, or half of a file, is of a process that was killed
+MAX_FILES = 2000  # of each kind
+LEFT_S = 86400  # after which a lock, or half of a file, is of a process that was killed
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -42,11 +43,13 @@ def folder_or_reason(environ=os.environ):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = path.resolve()
         reason = _unsafe(path)
-    except (OSError, RuntimeError) as error:        # a read-only or missing home
+    except (OSError, RuntimeError) as error:  # a read-only or missing home
         return None, f"no folder can be made: {error}"
     if reason:
         return None, reason
-    return (path, "") if os.access(path, os.W_OK | os.X_OK) else (None, f"{path} cannot be written to")
+    return (
+        (path, "") if os.access(path, os.W_OK | os.X_OK) else (None, f"{path} cannot be written to")
+    )
 
 
 def _unsafe(path):
@@ -66,7 +69,9 @@ def _opened(path, flags):
     """A file descriptor of this user's own file; OSError if it is a link, of another user, or others can write it."""
     file = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0), 0o600)
     seen = os.fstat(file)
-    is_own = not hasattr(os, "getuid") or seen.st_uid == os.getuid() and not seen.st_mode & OTHERS_WRITE
+    is_own = (
+        not hasattr(os, "getuid") or seen.st_uid == os.getuid() and not seen.st_mode & OTHERS_WRITE
+    )
     if not (is_own and stat.S_ISREG(seen.st_mode)):
         os.close(file)
         raise PermissionError(f"{path} is not this user's own file")
@@ -84,7 +89,11 @@ def read(path):
         raw = _bytes_of(path)
     except OSError:
         return None
-    head, digest, body = raw[:len(MAGIC)], raw[len(MAGIC):len(MAGIC) + 32], raw[len(MAGIC) + 32:]
+    head, digest, body = (
+        raw[: len(MAGIC)],
+        raw[len(MAGIC) : len(MAGIC) + 32],
+        raw[len(MAGIC) + 32 :],
+    )
     if head != MAGIC or hashlib.sha256(body).digest() != digest:
         return None
     name, _, cubin = body.partition(b"\0")
@@ -148,7 +157,10 @@ def alone(path, wait_s=WAIT_S):
                     break
                 except BlockingIOError:
                     time.sleep(NAP_S)
-        except (OSError, ImportError):      # a file system without locks: everybody compiles for himself
+        except (
+            OSError,
+            ImportError,
+        ):  # a file system without locks: everybody compiles for himself
             pass
         yield
 
@@ -186,7 +198,7 @@ def find_or_make(key, make, wait_s=WAIT_S):
     found = read(path)
     if found is None:
         with alone(path, wait_s):
-            found = read(path)      # another process may have made it meanwhile
+            found = read(path)  # another process may have made it meanwhile
             if found is None:
                 found = make()
                 write(path, *found)

@@ -3,16 +3,17 @@
 nvshmem4py hands them to Numba as C++ that includes all of NVSHMEM's headers; compiling it takes longer than all the
 rest of a kernel, and gives the same each time. Its link-time code is kept in the disk cache of kernels, by the text.
 """
+
 import contextlib
 import hashlib
-
-from . import kernel_cache
-from .fingerprint import versions
 
 from cuda.core import ObjectCode
 from numba.cuda.cudadrv import nvrtc
 
-_code = {}          # key -> link-time code
+from . import kernel_cache
+from .fingerprint import versions
+
+_code = {}  # key -> link-time code
 
 
 @contextlib.contextmanager
@@ -23,10 +24,13 @@ def compiled_once():
     def compile(source, name, cc, ltoir=False, **options):
         if not ltoir:
             return saved(source, name, cc, **options)
-        key = hashlib.sha256(repr((versions(), source, cc, sorted(options.items()))).encode()).hexdigest()
+        key = hashlib.sha256(
+            repr((versions(), source, cc, sorted(options.items()))).encode()
+        ).hexdigest()
         if key not in _code:
             _code[key] = kernel_cache.find_or_make(
-                key, lambda: (name, bytes(saved(source, name, cc, ltoir=True, **options)[0].code)))[1]
+                key, lambda: (name, bytes(saved(source, name, cc, ltoir=True, **options)[0].code))
+            )[1]
         return ObjectCode.from_ltoir(_code[key], name=name), []
 
     nvrtc.compile = compile

@@ -4,23 +4,33 @@ Assembly text of memory operations is marked as having side effects and as touch
 hoists, merges nor reorders it; operations of several threads are marked convergent, so that they are not copied into
 branches.
 """
+
 import numpy as np
 from llvmlite import ir
 from numba.cuda import cgutils, types
 from numba.cuda.extending import _Intrinsic, intrinsic
 
-if not hasattr(np, "row_stack"):        # NumPy 2.5 dropped it; numba-cuda 0.30 asks for it in one module, once
+if not hasattr(
+    np, "row_stack"
+):  # NumPy 2.5 dropped it; numba-cuda 0.30 asks for it in one module, once
     np.row_stack = np.vstack
     try:
-        import numba.cuda.np.arrayobj   # noqa: F401
+        import numba.cuda.np.arrayobj  # noqa: F401
     finally:
         del np.row_stack
 
 i32, u32, u64, f32 = types.int32, types.uint32, types.uint64, types.float32
-_IR = {i32: (ir.IntType(32), "r"), u32: (ir.IntType(32), "r"), u64: (ir.IntType(64), "l"), f32: (ir.FloatType(), "f")}
+_IR = {
+    i32: (ir.IntType(32), "r"),
+    u32: (ir.IntType(32), "r"),
+    u64: (ir.IntType(64), "l"),
+    f32: (ir.FloatType(), "f"),
+}
 
 
-def ptx(name, text, ret, args, *, effect="memory", convergent=False, below=None, python=None, doc=None):
+def ptx(
+    name, text, ret, args, *, effect="memory", convergent=False, below=None, python=None, doc=None
+):
     """An intrinsic `name(*args) -> ret` whose body is the PTX `text` ($0, $1, ...: results, then arguments).
 
     ret: None, a type, or a list of equal types (returned as a tuple).
@@ -30,11 +40,24 @@ def ptx(name, text, ret, args, *, effect="memory", convergent=False, below=None,
     python: function that plain Python code gets when it calls the word (number words work on the host as well).
     """
     memory, volatile = effect == "memory", effect in ("memory", "volatile")
-    attributes = ["nounwind", *["convergent"] * convergent,
-                  *{"reads": ["readonly"], "none": ["readnone"]}.get(effect, [])]
+    attributes = [
+        "nounwind",
+        *["convergent"] * convergent,
+        *{"reads": ["readonly"], "none": ["readnone"]}.get(effect, []),
+    ]
     rets = [] if ret is None else list(ret) if isinstance(ret, list) else [ret]
-    return_type = types.void if ret is None else types.UniTuple(rets[0], len(rets)) if isinstance(ret, list) else ret
-    constraints = ["=" + _IR[r][1] for r in rets] + [_IR[a][1] for a in args] + (["~{memory}"] if memory else [])
+    return_type = (
+        types.void
+        if ret is None
+        else types.UniTuple(rets[0], len(rets))
+        if isinstance(ret, list)
+        else ret
+    )
+    constraints = (
+        ["=" + _IR[r][1] for r in rets]
+        + [_IR[a][1] for a in args]
+        + (["~{memory}"] if memory else [])
+    )
     if isinstance(ret, list):
         result = ir.LiteralStructType([_IR[r][0] for r in rets])
     else:
@@ -49,15 +72,23 @@ def ptx(name, text, ret, args, *, effect="memory", convergent=False, below=None,
         if below is None:
             value = one(builder, text, values)
         else:
-            value = _by_capability(builder, below[0], lambda: one(builder, text, values),
-                                   lambda: one(builder, below[1], values))
+            value = _by_capability(
+                builder,
+                below[0],
+                lambda: one(builder, text, values),
+                lambda: one(builder, below[1], values),
+            )
         if ret is None:
             return context.get_dummy_value()
         if isinstance(ret, list):
-            return cgutils.pack_array(builder, [builder.extract_value(value, i) for i in range(len(rets))])
+            return cgutils.pack_array(
+                builder, [builder.extract_value(value, i) for i in range(len(rets))]
+            )
         return value
 
-    return typed_intrinsic(name, lambda *given: return_type(*args), codegen, len(args), python=python, doc=doc)
+    return typed_intrinsic(
+        name, lambda *given: return_type(*args), codegen, len(args), python=python, doc=doc
+    )
 
 
 def _by_capability(builder, capability, newer, older):
@@ -66,10 +97,17 @@ def _by_capability(builder, capability, newer, older):
     The question is answered when PTX is made, since one device function may be compiled for several devices.
     """
     reflect = cgutils.get_or_insert_function(
-        builder.module, ir.FunctionType(ir.IntType(32), [ir.IntType(8).as_pointer()]), "__nvvm_reflect")
-    question = cgutils.global_constant(builder.module, "cuda_arch", cgutils.make_bytearray(b"__CUDA_ARCH\0"))
+        builder.module,
+        ir.FunctionType(ir.IntType(32), [ir.IntType(8).as_pointer()]),
+        "__nvvm_reflect",
+    )
+    question = cgutils.global_constant(
+        builder.module, "cuda_arch", cgutils.make_bytearray(b"__CUDA_ARCH\0")
+    )
     arch = builder.call(reflect, [builder.bitcast(question, ir.IntType(8).as_pointer())])
-    is_newer = builder.icmp_signed(">=", arch, ir.Constant(ir.IntType(32), 100 * capability[0] + 10 * capability[1]))
+    is_newer = builder.icmp_signed(
+        ">=", arch, ir.Constant(ir.IntType(32), 100 * capability[0] + 10 * capability[1])
+    )
     values = []
     with builder.if_else(is_newer) as branches:
         for branch, emit in zip(branches, (newer, older)):
@@ -85,13 +123,18 @@ def _by_capability(builder, capability, newer, older):
 
 def typed_intrinsic(name, signature_of, codegen, n_args, *, python=None, doc=None):
     """An intrinsic of n_args arguments; signature_of(*argument types) gives its signature, or None to refuse them."""
+
     def define(typing_context, *given):
         signature = signature_of(*given)
         return None if signature is None else (signature, codegen)
 
     parameters = "".join(", a%d" % i for i in range(n_args))
     namespace = {"define": define}
-    exec("def %s(typing_context%s):\n    return define(typing_context%s)\n" % (name, parameters, parameters), namespace)
+    exec(
+        "def %s(typing_context%s):\n    return define(typing_context%s)\n"
+        % (name, parameters, parameters),
+        namespace,
+    )
     made = namespace[name]
     made.__module__, made.__doc__ = __name__, doc
     return intrinsic(made) if python is None else _callable_intrinsic(made, python)
@@ -113,12 +156,14 @@ def _callable_intrinsic(made, python):
 
 def cast(name, target, *, python=None):
     """name(x): a number of any type, converted to `target`."""
+
     def signature_of(x):
         x = types.unliteral(x)
         return target(x) if isinstance(x, (types.Number, types.Boolean)) else None
 
     def codegen(context, builder, signature, values):
         return context.cast(builder, values[0], signature.args[0], target)
+
     return typed_intrinsic(name, signature_of, codegen, 1, python=python)
 
 
@@ -141,6 +186,7 @@ def on_array(name, text, ret, args=(), *, doc=None):
         address = builder.ptrtoint(pointer, ir.IntType(64))
         asm = ir.InlineAsm(function_type, text, ",".join(constraints), side_effect=True)
         return builder.call(asm, [address, *values[2:]])
+
     return typed_intrinsic(name, signature_of, codegen, 1 + len(args), doc=doc)
 
 
@@ -149,8 +195,13 @@ def _data_address(context, builder, signature, values):
     return builder.ptrtoint(array.data, ir.IntType(64))
 
 
-address_of = typed_intrinsic("address_of", lambda array: u64(array) if isinstance(array, types.Array) else None,
-                             _data_address, 1, doc="Address (u64) of the first element of an array argument.")
+address_of = typed_intrinsic(
+    "address_of",
+    lambda array: u64(array) if isinstance(array, types.Array) else None,
+    _data_address,
+    1,
+    doc="Address (u64) of the first element of an array argument.",
+)
 
 
 def shuffle(name, text, *, doc=None):
@@ -172,4 +223,5 @@ def shuffle(name, text, *, doc=None):
         asm = ir.InlineAsm(function_type, text, "=r,r,r", side_effect=True)
         out = builder.call(asm, [bits, lane], attrs=("convergent",))
         return builder.bitcast(out, ir.FloatType()) if signature.return_type is f32 else out
+
     return typed_intrinsic(name, signature_of, codegen, 2, doc=doc)

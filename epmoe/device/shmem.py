@@ -8,6 +8,7 @@ shmem_quiet(): what this thread sent, its part of its warp's puts included, has 
 dst and word are addresses in the caller's own symmetric memory and name the same place in that of rank pe; src is
 symmetric, too. Nothing is ordered otherwise. Source: NVSHMEM's put, signal, fence and quiet.
 """
+
 from . import SIM
 
 if SIM:

@@ -2,25 +2,29 @@
 
 Kernels that use them are compiled with link-time optimisation against NVSHMEM's device code (shmem_kernel.py).
 """
-from .ptx_factory import typed_intrinsic, types, u64
-from epmoe_ref.errors import UnavailableError
 
 from numba import cuda
+
+from epmoe_ref.errors import UnavailableError
+
+from .ptx_factory import typed_intrinsic, types, u64
 
 REMEDY = "pip install 'epmoe[shmem]'; `epmoe doctor` says what is missing"
 
 try:
     from nvshmem.bindings.device.numba import fence, quiet, signal_op, uint8_put_nbi_warp
     from nvshmem.core import SignalOp
-except Exception as error:      # ImportError, or RuntimeError where headers are missing
-    raise UnavailableError("NVSHMEM's bindings cannot be used (%s: %s): %s"
-                           % (type(error).__name__, error, REMEDY)) from error
+except Exception as error:  # ImportError, or RuntimeError where headers are missing
+    raise UnavailableError(
+        "NVSHMEM's bindings cannot be used (%s: %s): %s" % (type(error).__name__, error, REMEDY)
+    ) from error
 
 SET = int(SignalOp.SIGNAL_SET)
 
 
 def _pointer(name, target):
     """An intrinsic: a u64 address as a pointer."""
+
     def codegen(context, builder, signature, values):
         return builder.inttoptr(values[0], context.get_value_type(signature.return_type))
 

@@ -1,4 +1,5 @@
 """Kernels that call NVSHMEM: linked with its device code, and introduced to it before they are launched."""
+
 import warnings
 
 from .gpu_kernel import Kernel
@@ -8,12 +9,12 @@ from .nvshmem_code import compiled_once
 class ShmemKernel(Kernel):
     """An entry point that uses the words of epmoe.device.shmem; NVSHMEM must be initialised before it is loaded."""
 
-    options = {"lto": True}     # without, NVSHMEM's code would be compiled as one more program
+    options = {"lto": True}  # without, NVSHMEM's code would be compiled as one more program
 
     def compile(self, cc=None):
         """The kernel compiled, as in Kernel; NVSHMEM need not run."""
         with warnings.catch_warnings(), compiled_once():
-            warnings.filterwarnings("ignore", "NVRTC log messages")     # about NVSHMEM's own headers
+            warnings.filterwarnings("ignore", "NVRTC log messages")  # about NVSHMEM's own headers
             return super().compile(cc)
 
     def introduce(self, library):

@@ -10,12 +10,34 @@ from epmoe.host.inputs import COMBINE_DTYPE
 from epmoe.host.rank_memory import combine_arrays, dispatch_arrays
 
 # Axes of results and of the caller's arrays; the layout has those of the regions.
-AXES = {"output_tokens": ("row", "col"), "output_scales": ("row", "group"), "scales_offset": ("group",),
-        "row_offsets": ("group",), "expert_ids": ("group",), "src_info": ("row", "field"),
-        "recv_count": ("local_expert", "src_rank"), "clean_topk_ids": ("token", "k"), "combined": ("token", "col"),
-        "input_tokens": ("token", "col"), "topk_ids": ("token", "k"), "router_weights": ("token", "k"),
-        "expert_outputs": ("row", "col")}
-COUNTERS = ("reserved", "finished", "rank_completion", "A", "B", "C", "D", "E", "F", "G", "combine_ready")
+AXES = {
+    "output_tokens": ("row", "col"),
+    "output_scales": ("row", "group"),
+    "scales_offset": ("group",),
+    "row_offsets": ("group",),
+    "expert_ids": ("group",),
+    "src_info": ("row", "field"),
+    "recv_count": ("local_expert", "src_rank"),
+    "clean_topk_ids": ("token", "k"),
+    "combined": ("token", "col"),
+    "input_tokens": ("token", "col"),
+    "topk_ids": ("token", "k"),
+    "router_weights": ("token", "k"),
+    "expert_outputs": ("row", "col"),
+}
+COUNTERS = (
+    "reserved",
+    "finished",
+    "rank_completion",
+    "A",
+    "B",
+    "C",
+    "D",
+    "E",
+    "F",
+    "G",
+    "combine_ready",
+)
 SIGNALS = ("dispatch_recv_count", "combine_recv_count")
 NOT_ARRIVED = layout.MAX_FINITE
 
@@ -69,13 +91,19 @@ class Arrays:
         cfg = recording.cfg
         self._by_span, self._cfg = {}, cfg
         results, _ = dispatch_arrays(cfg)
-        self._loans = {"dispatch result": {("clean_topk_ids" if n == "topk_ids" else n): s for n, s in results.items()},
-                       "combine result": {"combined": combine_arrays(cfg, True)["output_tokens"]}}
+        self._loans = {
+            "dispatch result": {
+                ("clean_topk_ids" if n == "topk_ids" else n): s for n, s in results.items()
+            },
+            "combine result": {"combined": combine_arrays(cfg, True)["output_tokens"]},
+        }
         # the caller's arrays: columns and type
-        self._given = {"input_tokens": (cfg.hidden, np.dtype(ml_dtypes.bfloat16)),
-                       "topk_ids": (cfg.top_k, np.dtype(np.int32)),
-                       "router_weights": (cfg.top_k, np.dtype(np.float32)),
-                       "expert_outputs": (cfg.hidden, np.dtype(COMBINE_DTYPE[cfg.combine_dtype]))}
+        self._given = {
+            "input_tokens": (cfg.hidden, np.dtype(ml_dtypes.bfloat16)),
+            "topk_ids": (cfg.top_k, np.dtype(np.int32)),
+            "router_weights": (cfg.top_k, np.dtype(np.float32)),
+            "expert_outputs": (cfg.hidden, np.dtype(COMBINE_DTYPE[cfg.combine_dtype])),
+        }
         self.all = {}
         for event in recording.events:
             if event.span is not None and id(event.span) not in self._by_span:
@@ -85,13 +113,24 @@ class Arrays:
     def _of_span(self, span):
         arrays = []
         if span.name == "epmoe":
-            arrays = [Array(name, span.rank, span.low + offset, shape, np.dtype(dtype), axes)
-                      for name, offset, shape, dtype, axes in layout.named_words(self._cfg) if name != "clean_topk_ids"]
+            arrays = [
+                Array(name, span.rank, span.low + offset, shape, np.dtype(dtype), axes)
+                for name, offset, shape, dtype, axes in layout.named_words(self._cfg)
+                if name != "clean_topk_ids"
+            ]
         elif span.name in self._loans:
             shapes = self._loans[span.name]
             for (name, (shape, dtype)), region in zip(shapes.items(), span.regions):
-                arrays.append(Array(name, span.rank, span.low + region.offset, tuple(shape), np.dtype(dtype),
-                                    AXES.get(name, ())))
+                arrays.append(
+                    Array(
+                        name,
+                        span.rank,
+                        span.low + region.offset,
+                        tuple(shape),
+                        np.dtype(dtype),
+                        AXES.get(name, ()),
+                    )
+                )
         elif span.name in self._given:
             columns, dtype = self._given[span.name]
             n = (span.high - span.low) // (columns * dtype.itemsize)

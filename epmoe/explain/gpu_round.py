@@ -9,9 +9,9 @@ from epmoe.kernels import LaunchConfig
 from epmoe.kernels.stamps import Stamps
 from epmoe.verify.experts import Experts
 
-WARM_UP = 3         # rounds before: the first ones compile, and wait for processors to wake up
-LATE_S = 0.002      # in the rounds after them one rank after the other comes late, so that clocks can be compared
-MEETING_S = 0.002   # before each round, until all know when it begins
+WARM_UP = 3  # rounds before: the first ones compile, and wait for processors to wake up
+LATE_S = 0.002  # in the rounds after them one rank after the other comes late, so that clocks can be compared
+MEETING_S = 0.002  # before each round, until all know when it begins
 
 
 def stamped_rounds(cfg, world, *, fused, seed, timeout=30.0):
@@ -23,8 +23,9 @@ def stamped_rounds(cfg, world, *, fused, seed, timeout=30.0):
     routed, experts = routed_for(cfg, seed), Experts(cfg, seed)
     of_all = (routed.x, routed.topk_ids, routed.topk_weights)
     x, ids, weights = of_all if world.lists else (a[world.rank] for a in of_all)
-    with ExpertParallel(cfg, world, launch=LaunchConfig(trace=True), fused=fused, kernels="fast",
-                        timeout=timeout) as ep:
+    with ExpertParallel(
+        cfg, world, launch=LaunchConfig(trace=True), fused=fused, kernels="fast", timeout=timeout
+    ) as ep:
         y, rounds = None, []
         late = [None] * WARM_UP + ([] if world.lists else [*range(world.n_ranks)] * 2) + [None]
         for number, late_rank in enumerate(late):

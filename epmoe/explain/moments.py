@@ -4,9 +4,17 @@ from typing import NamedTuple
 
 from epmoe.explain.arrays import COUNTERS, NOT_ARRIVED, SIGNALS, word
 
-KINDS = {"reserved": "claim", "A": "places", "B": "places", "row_offsets": "places", "C": "rows", "E": "ready",
-         "D": "through", "combine_ready": "ready"}
-NEAR = 400      # steps: changes of one kind by one block that are closer together may be one moment
+KINDS = {
+    "reserved": "claim",
+    "A": "places",
+    "B": "places",
+    "row_offsets": "places",
+    "C": "rows",
+    "E": "ready",
+    "D": "through",
+    "combine_ready": "ready",
+}
+NEAR = 400  # steps: changes of one kind by one block that are closer together may be one moment
 
 
 class Moment(NamedTuple):
@@ -32,7 +40,9 @@ def moments(history):
     found = [Moment(0, "Nothing has happened yet: no kernel runs.", 0)]
     group = []
     for h in sorted(happenings(history), key=lambda h: h.step):
-        if group and not (h.kind == group[0].kind and who(h) == who(group[0]) and h.step - group[-1].step < NEAR):
+        if group and not (
+            h.kind == group[0].kind and who(h) == who(group[0]) and h.step - group[-1].step < NEAR
+        ):
             found.append(_moment(recording, group))
             group = []
         group.append(h)
@@ -54,20 +64,41 @@ def happenings(history):
             for index, changes in history.of(name, rank).items():
                 for before, change in zip([None, *changes], changes):
                     if change.event is not None:
-                        yield Happening(change.step, _kind(history, name, change), change.event,
-                                        _change(history, name, rank, index, before, change))
+                        yield Happening(
+                            change.step,
+                            _kind(history, name, change),
+                            change.event,
+                            _change(history, name, rank, index, before, change),
+                        )
         for index, message in history.messages(rank).items():
             place = history.label("dispatch_recv_buf", rank, index)
-            yield Happening(message.filled.done, "message", message.filled.event,
-                            f"the message of token {message.token} of rank {index[1]} is in {place}")
+            yield Happening(
+                message.filled.done,
+                "message",
+                message.filled.event,
+                f"the message of token {message.token} of rank {index[1]} is in {place}",
+            )
         for (row,), filled in history.filled("output_tokens", rank, 1).items():
-            yield Happening(filled.done, "row", filled.event,
-                            f"{history.label('output_tokens', rank, (row,))} is complete")
+            yield Happening(
+                filled.done,
+                "row",
+                filled.event,
+                f"{history.label('output_tokens', rank, (row,))} is complete",
+            )
         for (t, k), filled in history.filled("combine_recv_buf", rank, 2).items():
-            yield Happening(filled.done, "way back", filled.event,
-                            f"the row is in {history.label('combine_recv_buf', rank, (t, k))}")
+            yield Happening(
+                filled.done,
+                "way back",
+                filled.event,
+                f"the row is in {history.label('combine_recv_buf', rank, (t, k))}",
+            )
         for (t,), filled in history.filled("combined", rank, 1).items():
-            yield Happening(filled.done, "sum", filled.event, f"{history.label('combined', rank, (t,))} is complete")
+            yield Happening(
+                filled.done,
+                "sum",
+                filled.event,
+                f"{history.label('combined', rank, (t,))} is complete",
+            )
 
 
 def _kind(history, name, change):
@@ -86,18 +117,29 @@ def _change(history, name, rank, index, before, change):
     return f"{history.label(name, rank, index)}: {'' if no_old else word(name, before.value) + ' → '}{value}"
 
 
-SAYS = {"claim": "claims a slot", "finished": "counts messages as written",
-        "returned": "counts what it has returned",
-        "dispatch_recv_count": "signals: its messages are there",
-        "combine_recv_count": "signals: its rows are back", "places": "numbers the rows",
-        "ready": "raises a ready flag", "through": "is done", "rows": "claims a tile of rows",
-        "message": "completes a message", "row": "completes a row", "way back": "completes a returned row",
-        "sum": "completes a sum", "clean": "resets words"}
+SAYS = {
+    "claim": "claims a slot",
+    "finished": "counts messages as written",
+    "returned": "counts what it has returned",
+    "dispatch_recv_count": "signals: its messages are there",
+    "combine_recv_count": "signals: its rows are back",
+    "places": "numbers the rows",
+    "ready": "raises a ready flag",
+    "through": "is done",
+    "rows": "claims a tile of rows",
+    "message": "completes a message",
+    "row": "completes a row",
+    "way back": "completes a returned row",
+    "sum": "completes a sum",
+    "clean": "resets words",
+}
 
 
 def _moment(recording, group):
     event, last = group[0].event, group[-1]
     says = SAYS.get(group[0].kind, "writes")
-    shown = "; ".join(h.what for h in group[:2]) + (f"; and {len(group) - 2} more" if len(group) > 2 else "")
+    shown = "; ".join(h.what for h in group[:2]) + (
+        f"; and {len(group) - 2} more" if len(group) > 2 else ""
+    )
     words = f"Rank {event.rank} block {event.block} {says}: {shown}."
     return Moment(last.step, words, int(last.step > recording.dispatch_end))

@@ -22,8 +22,14 @@ def of_stamps(rounds, about):
     """The trace of the last of some rounds; each a list of epmoe.kernels.stamps.Stamps, of all ranks and kernels."""
     shifts, doubt = corrections(rounds)
     stamps = rounds[-1]
-    first = min((int(s.times[s.times > 0].min()) + shifts[s.rank] for s in stamps if s.times.any()), default=0)
-    trace = Trace(about | {"clock": "globaltimer of each rank's device", "shift_ns": shifts, "doubt_ns": doubt})
+    first = min(
+        (int(s.times[s.times > 0].min()) + shifts[s.rank] for s in stamps if s.times.any()),
+        default=0,
+    )
+    trace = Trace(
+        about
+        | {"clock": "globaltimer of each rank's device", "shift_ns": shifts, "doubt_ns": doubt}
+    )
     for s in sorted(stamps, key=lambda s: (s.rank, s.kernel)):
         for block, times in enumerate(s.times):
             _block(trace, s, block, times, shifts[s.rank] - first)
@@ -31,8 +37,13 @@ def of_stamps(rounds, about):
         for source in ends(stamps, name, told, which):
             for target in ends(stamps, name, heard, np.max):
                 if source[0] != target[0]:
-                    trace.arrow(f"{name}: {told[0]}", *((rank, block, (at + shifts[rank] - first) / 1000 - 0.001)
-                                                     for rank, block, at in (source, target)))
+                    trace.arrow(
+                        f"{name}: {told[0]}",
+                        *(
+                            (rank, block, (at + shifts[rank] - first) / 1000 - 0.001)
+                            for rank, block, at in (source, target)
+                        ),
+                    )
     return trace
 
 

@@ -38,7 +38,9 @@ def page(drawn, recordings=(), tape=None):
         values = stills.call("words", data=data) | data["words"]
         pictures = {
             s["chapter"]: s
-            for s in stills.call("stills", data=data, order=[c.name for c in every], width=680, oneEach=True)
+            for s in stills.call(
+                "stills", data=data, order=[c.name for c in every], width=680, oneEach=True
+            )
         }
     except UnavailableError as error:
         values, pictures = None, {}

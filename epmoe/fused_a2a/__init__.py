@@ -12,13 +12,44 @@ group are collective: every rank makes the same ones, in the same order.
 
 from epmoe.fused_a2a.arguments import get_hidden_bytes
 from epmoe.fused_a2a.buffer import Buffer
-from epmoe.fused_a2a.buffers import get_buffer, init_hybrid_ep_buffer, reset_hybrid_ep_buffer, set_deepep_num_sms
+from epmoe.fused_a2a.buffers import (
+    get_buffer,
+    init_hybrid_ep_buffer,
+    reset_hybrid_ep_buffer,
+    set_deepep_num_sms,
+)
 from epmoe.fused_a2a.context import Context
-from epmoe.fused_a2a.fused import (FusedCombine, FusedDispatch, FusedDispatchOnDevice, fused_combine, fused_dispatch,
-                                   fused_dispatch_on_device)
-from epmoe.fused_a2a.hybrid_ep import HybridEPCombine, HybridEPDispatch, hybrid_ep_combine, hybrid_ep_dispatch
+from epmoe.fused_a2a.fused import (
+    FusedCombine,
+    FusedDispatch,
+    FusedDispatchOnDevice,
+    fused_combine,
+    fused_dispatch,
+    fused_dispatch_on_device,
+)
+from epmoe.fused_a2a.hybrid_ep import (
+    HybridEPCombine,
+    HybridEPDispatch,
+    hybrid_ep_combine,
+    hybrid_ep_dispatch,
+)
 
-__all__ = ["Buffer", "Context", "FusedCombine", "FusedDispatch", "FusedDispatchOnDevice", "HybridEPCombine",
-           "HybridEPDispatch", "fused_combine", "fused_dispatch", "fused_dispatch_on_device", "get_buffer",
-           "get_hidden_bytes", "hybrid_ep_combine", "hybrid_ep_dispatch", "init_hybrid_ep_buffer",
-           "reset_hybrid_ep_buffer", "set_deepep_num_sms"]
+__all__ = [
+    "Buffer",
+    "Context",
+    "FusedCombine",
+    "FusedDispatch",
+    "FusedDispatchOnDevice",
+    "HybridEPCombine",
+    "HybridEPDispatch",
+    "fused_combine",
+    "fused_dispatch",
+    "fused_dispatch_on_device",
+    "get_buffer",
+    "get_hidden_bytes",
+    "hybrid_ep_combine",
+    "hybrid_ep_dispatch",
+    "init_hybrid_ep_buffer",
+    "reset_hybrid_ep_buffer",
+    "set_deepep_num_sms",
+]

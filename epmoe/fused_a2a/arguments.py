@@ -4,17 +4,19 @@ import operator
 
 import ml_dtypes
 import numpy as np
-from epmoe_ref.config import MAX_EXPERTS, MAX_INT32
-from epmoe_ref.errors import EPValueError
 
 from epmoe.host import inputs
 from epmoe.host.arrays import view
 from epmoe.kernels.rows.shape import MAX_RANKS, MAX_TOP_K
+from epmoe_ref.config import MAX_EXPERTS, MAX_INT32
+from epmoe_ref.errors import EPValueError
 
-BF16, FP16, FP32, E4M3 = (np.dtype(t) for t in (ml_dtypes.bfloat16, np.float16, np.float32, ml_dtypes.float8_e4m3fn))
+BF16, FP16, FP32, E4M3 = (
+    np.dtype(t) for t in (ml_dtypes.bfloat16, np.float16, np.float32, ml_dtypes.float8_e4m3fn)
+)
 NAMES = {BF16: "bf16", FP16: "fp16", FP32: "fp32"}
-VECTOR = 16             # bytes
-FP8_GROUP = 128         # elements that share a scale
+VECTOR = 16  # bytes
+FP8_GROUP = 128  # elements that share a scale
 
 
 def get_hidden_bytes(x) -> int:
@@ -24,7 +26,7 @@ def get_hidden_bytes(x) -> int:
     """
     if isinstance(x, (list, tuple)):
         x = x[0]
-    if isinstance(x, (list, tuple)):        # a pair of values and scales
+    if isinstance(x, (list, tuple)):  # a pair of values and scales
         x = x[0]
     a = view(x, "x")
     if len(a.shape) != 2:
@@ -47,7 +49,11 @@ def whole(name, value, least):
 
 def granted(name, num_sms):
     """How many SMs the caller grants, at least 1; None: all."""
-    return num_sms if num_sms is None or type(num_sms) is int and num_sms > 0 else whole(name, num_sms, 1)
+    return (
+        num_sms
+        if num_sms is None or type(num_sms) is int and num_sms > 0
+        else whole(name, num_sms, 1)
+    )
 
 
 def plain(name, value):
@@ -62,7 +68,9 @@ def of_ranks(buffer, name, argument):
 
 def absent(argument):
     """Whether an optional argument was left out: None, or None on every rank."""
-    return argument is None or isinstance(argument, (list, tuple)) and all(a is None for a in argument)
+    return (
+        argument is None or isinstance(argument, (list, tuple)) and all(a is None for a in argument)
+    )
 
 
 def array(buffer, name, r, given):
@@ -70,7 +78,9 @@ def array(buffer, name, r, given):
     return inputs._array(buffer.machine, given, f"{name} of rank {r.rank}")
 
 
-def matrices(buffer, name, given, *, dtypes=None, n_rows=None, n_columns=None, because="", vectors=False):
+def matrices(
+    buffer, name, given, *, dtypes=None, n_rows=None, n_columns=None, because="", vectors=False
+):
     """One matrix a rank of this process, all of the same width and dtype: a list of Array.
 
     n_rows: rows of each rank. because: why so many columns, for the message. vectors: rows must be whole vectors of 16
@@ -91,11 +101,15 @@ def matrices(buffer, name, given, *, dtypes=None, n_rows=None, n_columns=None, b
         if n_columns is not None and a.shape[1] != n_columns:
             raise EPValueError(f"{what} has {a.shape[1]} columns, {n_columns} are needed{because}")
         if a.shape[1] != seen[0].shape[1] or a.dtype != seen[0].dtype:
-            raise EPValueError(f"{what} is {a.dtype} with {a.shape[1]} columns, on another rank {seen[0].dtype} with "
-                               f"{seen[0].shape[1]}: all ranks must agree")
+            raise EPValueError(
+                f"{what} is {a.dtype} with {a.shape[1]} columns, on another rank {seen[0].dtype} with "
+                f"{seen[0].shape[1]}: all ranks must agree"
+            )
         if vectors and (a.shape[1] == 0 or a.shape[1] * a.dtype.itemsize % VECTOR):
-            raise EPValueError(f"{what}: a row of {a.shape[1]} x {a.dtype} has {a.shape[1] * a.dtype.itemsize} bytes, "
-                               f"which must be a positive multiple of {VECTOR}")
+            raise EPValueError(
+                f"{what}: a row of {a.shape[1]} x {a.dtype} has {a.shape[1] * a.dtype.itemsize} bytes, "
+                f"which must be a positive multiple of {VECTOR}"
+            )
     return seen
 
 
@@ -110,16 +124,26 @@ def values_and_scales(buffer, name, given):
         return hidden_rows(buffer, name, given), None
     pairs = of_ranks(buffer, name, given)
     if not all(isinstance(a, (list, tuple)) and len(a) == 2 for a in pairs):
-        raise EPValueError(f"{name} is a pair (e4m3 values, float32 scales) on every rank, or on none")
+        raise EPValueError(
+            f"{name} is a pair (e4m3 values, float32 scales) on every rank, or on none"
+        )
     values, scales = ([pair[i] for pair in pairs] for i in (0, 1))
     if not buffer.world.lists:
         values, scales = values[0], scales[0]
     x = hidden_rows(buffer, name, values, dtypes=(E4M3,))
     hidden = x[0].shape[1]
     if hidden % FP8_GROUP:
-        raise EPValueError(f"{name} has {hidden} columns, blockwise FP8 needs a multiple of {FP8_GROUP}")
-    return x, matrices(buffer, f"scales of {name}", scales, dtypes=(FP32,), n_rows=[a.shape[0] for a in x],
-                       n_columns=hidden // FP8_GROUP)
+        raise EPValueError(
+            f"{name} has {hidden} columns, blockwise FP8 needs a multiple of {FP8_GROUP}"
+        )
+    return x, matrices(
+        buffer,
+        f"scales of {name}",
+        scales,
+        dtypes=(FP32,),
+        n_rows=[a.shape[0] for a in x],
+        n_columns=hidden // FP8_GROUP,
+    )
 
 
 def experts_per_rank(num_experts, n_ranks):
@@ -127,8 +151,10 @@ def experts_per_rank(num_experts, n_ranks):
     num_experts = whole("num_experts", num_experts, 1)
     _at_most("num_experts", num_experts, MAX_EXPERTS)
     if num_experts % n_ranks:
-        raise EPValueError(f"num_experts={num_experts} must be a multiple of n_ranks={n_ranks}: each rank has as many "
-                           "experts as every other")
+        raise EPValueError(
+            f"num_experts={num_experts} must be a multiple of n_ranks={n_ranks}: each rank has as many "
+            "experts as every other"
+        )
     return num_experts // n_ranks
 
 
@@ -154,7 +180,9 @@ def _at_most(name, number, most):
 def ranks_that_fit(n_ranks):
     """Nothing, if the kernels can serve so many ranks."""
     if n_ranks > MAX_RANKS:
-        raise EPValueError(f"n_ranks={n_ranks}: the rows kernels serve at most {MAX_RANKS}, one a lane of a warp")
+        raise EPValueError(
+            f"n_ranks={n_ranks}: the rows kernels serve at most {MAX_RANKS}, one a lane of a warp"
+        )
 
 
 def expert_indices(buffer, given, n_rows, num_experts):
@@ -163,10 +191,14 @@ def expert_indices(buffer, given, n_rows, num_experts):
     top_k = seen[0].shape[1]
     for r, a in zip(buffer.ranks, seen):
         if a.dtype.kind not in "iu":
-            raise EPValueError(f"token_indices of rank {r.rank} has dtype {a.dtype}, an integer type is needed: "
-                               "token_indices.astype(np.int64)")
+            raise EPValueError(
+                f"token_indices of rank {r.rank} has dtype {a.dtype}, an integer type is needed: "
+                "token_indices.astype(np.int64)"
+            )
     if not 1 <= top_k <= min(num_experts, MAX_TOP_K):
-        raise EPValueError(f"token_indices has {top_k} slots, 1 to {min(num_experts, MAX_TOP_K)} are needed")
+        raise EPValueError(
+            f"token_indices has {top_k} slots, 1 to {min(num_experts, MAX_TOP_K)} are needed"
+        )
     for r, a in zip(buffer.ranks, seen):
         if a.host is not None:
             _check_ids(r.rank, a.host, num_experts)
@@ -177,20 +209,26 @@ def _check_ids(rank, ids, num_experts):
     outside = (ids < -1) | (ids >= num_experts)
     if outside.any():
         token, slot = (int(i) for i in np.argwhere(outside)[0])
-        raise EPValueError(f"token_indices of rank {rank}: token {token}, slot {slot} holds {int(ids[token, slot])}, "
-                           f"which is outside [0, num_experts={num_experts}); -1 is the id for a dropped slot")
+        raise EPValueError(
+            f"token_indices of rank {rank}: token {token}, slot {slot} holds {int(ids[token, slot])}, "
+            f"which is outside [0, num_experts={num_experts}); -1 is the id for a dropped slot"
+        )
     ordered = np.sort(ids.astype(np.int64), axis=1)
     twice = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(axis=1)
     if twice.any():
         token = int(np.flatnonzero(twice)[0])
-        raise EPValueError(f"token_indices of rank {rank}: token {token} holds an id twice: {ids[token].tolist()}; the "
-                           "ids of a token must be distinct: put -1 into one of the slots")
+        raise EPValueError(
+            f"token_indices of rank {rank}: token {token} holds an id twice: {ids[token].tolist()}; the "
+            "ids of a token must be distinct: put -1 into one of the slots"
+        )
 
 
 def scheduling(async_finish, allocate_on_comm_stream):
     """Nothing, if the flags go together. Both say when work runs, never what it computes."""
     if allocate_on_comm_stream and not async_finish:
-        raise EPValueError("allocate_on_comm_stream=True needs async_finish=True: else there is no such stream")
+        raise EPValueError(
+            "allocate_on_comm_stream=True needs async_finish=True: else there is no such stream"
+        )
 
 
 def same_num_rows(buffer, given, num_rows):
@@ -200,5 +238,7 @@ def same_num_rows(buffer, given, num_rows):
     numbers = given if isinstance(given, (list, tuple)) else [given] * len(num_rows)
     for r, number, rows in zip(buffer.ranks, numbers, num_rows):
         if whole("num_permuted_tokens", number, 0) != rows:
-            raise EPValueError(f"num_permuted_tokens={number} for rank {r.rank}, whose handle has {rows} rows: leave "
-                               "it out, or give what the dispatch returned")
+            raise EPValueError(
+                f"num_permuted_tokens={number} for rank {r.rank}, whose handle has {rows} rows: leave "
+                "it out, or give what the dispatch returned"
+            )

@@ -3,7 +3,6 @@
 from contextlib import contextmanager
 
 import numpy as np
-from epmoe_ref.errors import EPStateError, EPValueError, PeerTimeout
 
 from epmoe import device
 from epmoe.fused_a2a.heap import Arena, Heap
@@ -15,16 +14,30 @@ from epmoe.host.placing import Placing
 from epmoe.host.rounds import REFUSALS, in_short
 from epmoe.kernels.rows import control
 from epmoe.kernels.rows import status as rows_status
+from epmoe_ref.errors import EPStateError, EPValueError, PeerTimeout
 
 INITIAL_LOCAL_EXPERTS = 64
 STATUS_BYTES = 64
 
 
 def _regions(at, n_ranks):
-    return [("arrived", at.arrived, (2, n_ranks), np.int32, ("parity", "src_rank")),
-            ("window flags", at.window_flags, (2, n_ranks, control.WINDOW_ROWS, control.MOST_PARTS), np.uint32,
-             ("parity", "src_rank", "row", "part")),
-            ("notes", at.notes, (2, n_ranks, at.note_bytes // 8), np.uint64, ("parity", "src_rank", "word"))]
+    return [
+        ("arrived", at.arrived, (2, n_ranks), np.int32, ("parity", "src_rank")),
+        (
+            "window flags",
+            at.window_flags,
+            (2, n_ranks, control.WINDOW_ROWS, control.MOST_PARTS),
+            np.uint32,
+            ("parity", "src_rank", "row", "part"),
+        ),
+        (
+            "notes",
+            at.notes,
+            (2, n_ranks, at.note_bytes // 8),
+            np.uint64,
+            ("parity", "src_rank", "word"),
+        ),
+    ]
 
 
 class _Rank:
@@ -33,7 +46,7 @@ class _Rank:
     def __init__(self, machine, rank):
         self.rank, self.arena = rank, Arena(machine, rank)
         self.words = machine.alloc(control.WORDS_BYTES, "rows words", rank)
-        self.scratch = None         # columns of the layout
+        self.scratch = None  # columns of the layout
         self.heap = Heap(machine, None, 0, 0)
 
 
@@ -77,7 +90,7 @@ class Buffer:
         self.knows_all_ranks = bool(group.lists)
         self.pool_layout = PoolLayout()
         self._failure, self.failed_call, self.closed = None, "a kernel", False
-        self.fp8_dispatch = False   # HybridEPDispatch: send blockwise FP8
+        self.fp8_dispatch = False  # HybridEPDispatch: send blockwise FP8
         self._reading = self.machine.reading()
         self.steady = SteadyCalls(self)
         self._control = self._pool = None
@@ -104,7 +117,9 @@ class Buffer:
         self.steady.changed()
         n_ranks, before = self.world.n_ranks, self._control
         layout = control.control(n_ranks, n_local_experts)
-        new = self.world.allocate(layout.nbytes, "rows control", _regions(layout, n_ranks), self.timeout)
+        new = self.world.allocate(
+            layout.nbytes, "rows control", _regions(layout, n_ranks), self.timeout
+        )
         self._control, self.n_local_experts, self.layout = new, n_local_experts, layout
         if before is not None:
             self._retired.append((before, {}))
@@ -159,8 +174,10 @@ class Buffer:
         try:
             self.world.same(f"what the ranks gave to {call}", facts, self.timeout)
         except PeerTimeout as late:
-            raise PeerTimeout(f"{late}. This rank calls {call} with {', '.join(given) or 'nothing'}: do all ranks make "
-                              "the same calls, with the same sizes?") from None
+            raise PeerTimeout(
+                f"{late}. This rank calls {call} with {', '.join(given) or 'nothing'}: do all ranks make "
+                "the same calls, with the same sizes?"
+            ) from None
         self._agreed.add(key)
 
     def _grow(self, needs):
@@ -169,7 +186,7 @@ class Buffer:
         self.machine.synchronize()
         new = self.world.allocate(layout.nbytes, "rows pool", layout.regions(), self.timeout)
         if self._pool is not None:
-            self._retired.append((self._pool, self._heaps()))    # results in use lie there
+            self._retired.append((self._pool, self._heaps()))  # results in use lie there
         self._pool, self.pool_layout = new, layout
         for r in self.ranks:
             layout.clear(new.buffers[r.rank])
@@ -181,14 +198,21 @@ class Buffer:
         for r in self.ranks if self._pool is not None else ():
             buffer = self._pool.buffers[r.rank]
             if r.heap.buffer is not buffer:
-                r.heap = Heap(self.machine, buffer, self.pool_layout.heap_at, self.pool_layout.nbytes)
+                r.heap = Heap(
+                    self.machine, buffer, self.pool_layout.heap_at, self.pool_layout.nbytes
+                )
 
     def _begin_anew(self):
         """No pool, and as much control memory as at the beginning; what results lie in stays."""
         if self._pool is not None:
             self._retired.append((self._pool, self._heaps()))
         self._retired.append((self._control, {}))
-        self._pool, self.pool_layout, self._control, self.n_local_experts = None, PoolLayout(), None, 0
+        self._pool, self.pool_layout, self._control, self.n_local_experts = (
+            None,
+            PoolLayout(),
+            None,
+            0,
+        )
         self.want_experts(INITIAL_LOCAL_EXPERTS, dict(call="reset"))
 
     def _heaps(self):
@@ -196,7 +220,11 @@ class Buffer:
 
     def staging(self, r):
         """Address of a rank's staging area."""
-        return self._pool.buffers[r.rank].address + self.pool_layout.staging_at if self._pool is not None else 0
+        return (
+            self._pool.buffers[r.rank].address + self.pool_layout.staging_at
+            if self._pool is not None
+            else 0
+        )
 
     def offset(self, r, address):
         """Where in the pool an address lies."""
@@ -221,12 +249,25 @@ class Buffer:
     # ------------------------------------------------------------------ launches
     def values(self, r):
         """The fields of the parameter block that every launch of a rank has."""
-        pool, at = self._pool.addresses if self._pool is not None else [0] * self.world.n_ranks, self.pool_layout
-        return dict(control_ptrs=list(self._control.addresses), pool_ptrs=list(pool), notes_at=self.layout.notes,
-                    note_bytes=self.layout.note_bytes, words=r.words.address,
-                    timeout_ns=max(1, int(self.timeout * 1e9)), columns=r.scratch.address, bits_at=at.flag_bytes,
-                    bits_bytes=at.bits_bytes, lamport_at=at.lamport_at, lamport_bytes=at.lamport_bytes,
-                    windows_at=at.windows_at, window_bytes=at.window_bytes)
+        pool, at = (
+            self._pool.addresses if self._pool is not None else [0] * self.world.n_ranks,
+            self.pool_layout,
+        )
+        return dict(
+            control_ptrs=list(self._control.addresses),
+            pool_ptrs=list(pool),
+            notes_at=self.layout.notes,
+            note_bytes=self.layout.note_bytes,
+            words=r.words.address,
+            timeout_ns=max(1, int(self.timeout * 1e9)),
+            columns=r.scratch.address,
+            bits_at=at.flag_bytes,
+            bits_bytes=at.bits_bytes,
+            lamport_at=at.lamport_at,
+            lamport_bytes=at.lamport_bytes,
+            windows_at=at.windows_at,
+            window_bytes=at.window_bytes,
+        )
 
     @contextmanager
     def launching(self):
@@ -262,15 +303,19 @@ class Buffer:
         """
         with self.launching() as streams:
             for rank, values, num_tokens, *n_rows in calls:
-                self.launches.start(kernel, rank, values, num_tokens, streams[rank], num_sms, *n_rows)
+                self.launches.start(
+                    kernel, rank, values, num_tokens, streams[rank], num_sms, *n_rows
+                )
 
     def expect_open(self):
         """Raise EPStateError after close, or after an error that left the words in the middle of a call."""
         if self.closed:
             raise EPStateError("this Buffer is closed: get_buffer makes a new one")
         if self.failure is not None:
-            raise EPStateError(f"{self.failed_call} was ended by {in_short(self.failure)}, so flags and words are in "
-                               "the middle of a call: call reset() of the Buffer on all ranks first")
+            raise EPStateError(
+                f"{self.failed_call} was ended by {in_short(self.failure)}, so flags and words are in "
+                "the middle of a call: call reset() of the Buffer on all ranks first"
+            )
 
     def check(self):
         """Wait for the kernels; raise PeerTimeout if a wait expired, EPValueError if ids in device memory were bad."""
@@ -283,13 +328,22 @@ class Buffer:
         names: fields of the loans; of those that follow each other in memory, in this order, a GPU makes one copy.
         """
         if self.world.lists:
-            self.machine.synchronize()      # kernels have streams of their own
-        status = [(self.world.stream_of(r.rank), r.words, control.STATUS, STATUS_BYTES) for r in self.ranks]
-        of_loans = [(stream, loan.buffer, loan.fields[name].offset, loan.fields[name].nbytes)
-                    for (stream, *_), loan in zip(status, loans) for name in names]
+            self.machine.synchronize()  # kernels have streams of their own
+        status = [
+            (self.world.stream_of(r.rank), r.words, control.STATUS, STATUS_BYTES)
+            for r in self.ranks
+        ]
+        of_loans = [
+            (stream, loan.buffer, loan.fields[name].offset, loan.fields[name].nbytes)
+            for (stream, *_), loan in zip(status, loans)
+            for name in names
+        ]
         seen = iter(self._reading.read(status + of_loans))
         self._raise_what_failed([next(seen).view(np.int32) for _ in status])
-        return [[next(seen).view(f.dtype).reshape(f.shape) for f in map(loan.fields.get, names)] for loan in loans]
+        return [
+            [next(seen).view(f.dtype).reshape(f.shape) for f in map(loan.fields.get, names)]
+            for loan in loans
+        ]
 
     def _raise_what_failed(self, status):
         timeouts, bad_ids = [], []
@@ -299,7 +353,9 @@ class Buffer:
             n, at, buffer = self.world.n_ranks, self.layout, self._control.buffers[r.rank]
             try:
                 notes = buffer.read(np.uint64, (2, n, at.note_bytes // 8), at.notes)
-                rows_status.raise_if_failed(words, r.rank, self.timeout, notes[:, :, control.TOKENS] >> np.uint64(32))
+                rows_status.raise_if_failed(
+                    words, r.rank, self.timeout, notes[:, :, control.TOKENS] >> np.uint64(32)
+                )
                 r.words.fill(0, control.STATUS, STATUS_BYTES)
                 rows_status.raise_if_bad_ids(words, r.rank)
             except PeerTimeout as error:
@@ -307,7 +363,9 @@ class Buffer:
             except EPValueError as error:
                 bad_ids.append(error)
         if timeouts:
-            self.failure = timeouts[0] if len(timeouts) == 1 else PeerTimeout("\n".join(map(str, timeouts)))
+            self.failure = (
+                timeouts[0] if len(timeouts) == 1 else PeerTimeout("\n".join(map(str, timeouts)))
+            )
             raise self.failure
         if bad_ids:
             raise bad_ids[0]
@@ -316,10 +374,14 @@ class Buffer:
         """After an error: words and flags as before the first call. Collective; handles and results stay good."""
         with self.calling("reset"):
             self.machine.synchronize()
-            self.world.barrier("reset", 2 * self.timeout)       # a slower rank comes after its own timeout
+            self.world.barrier(
+                "reset", 2 * self.timeout
+            )  # a slower rank comes after its own timeout
             self._agreed.clear()
             sizes = self.world.tell([self.n_local_experts, *self.pool_layout], self.timeout)
-            if any(one != sizes[0] for one in sizes):           # memory had grown on some ranks when a call ended
+            if any(
+                one != sizes[0] for one in sizes
+            ):  # memory had grown on some ranks when a call ended
                 self._begin_anew()
             else:
                 self._make_heaps()

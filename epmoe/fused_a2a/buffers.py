@@ -2,12 +2,11 @@
 
 import weakref
 
-from epmoe_ref.errors import EPValueError
-
 from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.buffer import Buffer
 from epmoe.fused_a2a.expanding import staged_bytes
 from epmoe.host import inputs
+from epmoe_ref.errors import EPValueError
 
 
 class _Buffers(weakref.WeakKeyDictionary):
@@ -19,7 +18,7 @@ class _Buffers(weakref.WeakKeyDictionary):
         """The open Buffer of a group, or None."""
         try:
             buffer = self.get(group)
-        except TypeError:           # no key of a WeakKeyDictionary
+        except TypeError:  # no key of a WeakKeyDictionary
             return None
         if buffer is None or buffer.closed:
             return None
@@ -41,7 +40,7 @@ class _Buffers(weakref.WeakKeyDictionary):
 
 _buffer = _Buffers()
 _hybrid_ep_buffer = _Buffers()
-options = {"num_sms": None}     # how many SMs FusedDispatch and FusedCombine may take
+options = {"num_sms": None}  # how many SMs FusedDispatch and FusedCombine may take
 
 
 def _made(buffers, group):
@@ -51,9 +50,11 @@ def _made(buffers, group):
     if getattr(group, "shmem", False) and not group.lists:
         size = getattr(group, "p2p_world_size", size)
     if size < group.n_ranks:
-        raise EPValueError(f"group has p2p_world_size={size} and {group.n_ranks} ranks: fused_a2a writes the memory of "
-                           "all ranks directly, so they must be one p2p world; use an MPIWorld, or "
-                           f"ShmemWorld(p2p_world_size={group.n_ranks})")
+        raise EPValueError(
+            f"group has p2p_world_size={size} and {group.n_ranks} ranks: fused_a2a writes the memory of "
+            "all ranks directly, so they must be one p2p world; use an MPIWorld, or "
+            f"ShmemWorld(p2p_world_size={group.n_ranks})"
+        )
     patience = {"timeout": group.timeout} if hasattr(group, "timeout") else {}
     buffer = buffers[group] = Buffer(weakref.proxy(group), **patience)
     if group.lists:
@@ -66,12 +67,15 @@ def _expect_world(group):
     if isinstance(group, type) or hasattr(group, "allocate"):
         inputs.world("group", group)
     else:
-        raise EPValueError(f"group is a {type(group).__name__}; a world of epmoe is needed (LocalWorld, MPIWorld, "
-                           "ShmemWorld); epmoe.torch also takes process groups of torch.distributed")
+        raise EPValueError(
+            f"group is a {type(group).__name__}; a world of epmoe is needed (LocalWorld, MPIWorld, "
+            "ShmemWorld); epmoe.torch also takes process groups of torch.distributed"
+        )
 
 
 def _finder(buffers, doc):
     """Function (group): its Buffer, made if there is none; a function that both called would cost each call more."""
+
     def buffer_of(group):
         of, latest = buffers.latest
         if of() is group:
@@ -84,8 +88,12 @@ def _finder(buffers, doc):
     return buffer_of
 
 
-buffer_of = _finder(_buffer, "The Buffer of a group for FusedDispatch and FusedCombine, made if there is none.")
-hybrid_ep_buffer = _finder(_hybrid_ep_buffer, "The HybridEP buffer of a group, made if there is none.")
+buffer_of = _finder(
+    _buffer, "The Buffer of a group for FusedDispatch and FusedCombine, made if there is none."
+)
+hybrid_ep_buffer = _finder(
+    _hybrid_ep_buffer, "The HybridEP buffer of a group, made if there is none."
+)
 
 
 def get_buffer(group, hidden_bytes: int):
@@ -105,15 +113,25 @@ def set_deepep_num_sms(num_sms):
     options["num_sms"] = arguments.granted("num_sms", num_sms)
 
 
-def init_hybrid_ep_buffer(group, hidden_dim, seq_len, num_local_experts, num_sms_dispatch_api, num_sms_combine_api,
-                          fp8_dispatch) -> None:
+def init_hybrid_ep_buffer(
+    group,
+    hidden_dim,
+    seq_len,
+    num_local_experts,
+    num_sms_dispatch_api,
+    num_sms_combine_api,
+    fp8_dispatch,
+) -> None:
     """Make the group's HybridEP buffer, for at most seq_len tokens a rank; collective. An earlier one is replaced.
 
     hidden_dim: elements of a row. fp8_dispatch: HybridEPDispatch then sends blockwise FP8 (bfloat16 in, hidden_dim a
     multiple of 128) and returns e4m3 values and their scales, which upstream refuses. A larger batch or hidden size
     later makes it grow, on all ranks in the same call; handles stay good.
     """
-    hidden, tokens = arguments.rows("hidden_dim", hidden_dim, 1), arguments.rows("seq_len", seq_len, 1)
+    hidden, tokens = (
+        arguments.rows("hidden_dim", hidden_dim, 1),
+        arguments.rows("seq_len", seq_len, 1),
+    )
     arguments.granted("num_sms_dispatch_api", num_sms_dispatch_api)
     arguments.granted("num_sms_combine_api", num_sms_combine_api)
     if getattr(fp8_dispatch, "shape", ()) or fp8_dispatch not in (True, False, None):
@@ -125,8 +143,13 @@ def init_hybrid_ep_buffer(group, hidden_dim, seq_len, num_local_experts, num_sms
         reset_hybrid_ep_buffer(group)
     buffer = _made(_hybrid_ep_buffer, group)
     buffer.fp8_dispatch = bool(fp8_dispatch)
-    facts = dict(call="init_hybrid_ep_buffer", hidden_dim=hidden, seq_len=tokens, num_local_experts=local,
-                 fp8_dispatch=bool(fp8_dispatch))
+    facts = dict(
+        call="init_hybrid_ep_buffer",
+        hidden_dim=hidden,
+        seq_len=tokens,
+        num_local_experts=local,
+        fp8_dispatch=bool(fp8_dispatch),
+    )
     rows = group.n_ranks * tokens
     with buffer.calling("init_hybrid_ep_buffer"):
         buffer.want_experts(local, facts)

@@ -17,4 +17,6 @@ def columns(group, per_rank):
     """
     if not group.lists:
         return per_rank[0]
-    return [None if all(one is None for one in column) else list(column) for column in zip(*per_rank)]
+    return [
+        None if all(one is None for one in column) else list(column) for column in zip(*per_rank)
+    ]

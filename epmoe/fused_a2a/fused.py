@@ -1,11 +1,10 @@
 """FusedDispatch and FusedCombine: a token travels once to each rank that has one of its experts."""
 
-from epmoe_ref.errors import EPValueError
-
 from epmoe.fused_a2a import arguments, rows
 from epmoe.fused_a2a.buffers import buffer_of, options
 from epmoe.fused_a2a.context import Context, columns, results
 from epmoe.fused_a2a.handles import RowsHandle, handle_of
+from epmoe_ref.errors import EPValueError
 
 
 class FusedDispatch:
@@ -15,8 +14,16 @@ class FusedDispatch:
     """
 
     @staticmethod
-    def forward(ctx, x, token_indices, token_probs, num_experts, group, async_finish=False,
-                allocate_on_comm_stream=False):
+    def forward(
+        ctx,
+        x,
+        token_indices,
+        token_probs,
+        num_experts,
+        group,
+        async_finish=False,
+        allocate_on_comm_stream=False,
+    ):
         """(recv_x, recv_token_indices, recv_token_probs, tokens_per_expert, handle).
 
         x: [T, H], rows of whole 16 bytes, any dtype; or, going beyond upstream, blockwise FP8 as a pair (e4m3 [T, H],
@@ -35,14 +42,18 @@ class FusedDispatch:
         buffer = buffer_of(group)
         num_experts = arguments.plain("num_experts", num_experts)
         with buffer.calling("fused_dispatch"):
-            made, handle = rows.dispatch_forward(buffer, x, token_indices, token_probs, num_experts, options["num_sms"])
+            made, handle = rows.dispatch_forward(
+                buffer, x, token_indices, token_probs, num_experts, options["num_sms"]
+            )
         handle.group = group
         ctx.group, ctx.handle = group, handle
         ctx.async_finish, ctx.allocate_on_comm_stream = async_finish, allocate_on_comm_stream
         return (*columns(group, made), handle)
 
     @staticmethod
-    def backward(ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle):
+    def backward(
+        ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle
+    ):
         """Gradients of forward's arguments: (grad_x, None, grad_token_probs, None, None, None, None).
 
         Each token sums, over its ranks ascending in float32, what its rows got; grad_x has grad_output's dtype (bf16,
@@ -51,8 +62,9 @@ class FusedDispatch:
         """
         buffer, handle = buffer_of(ctx.group), handle_of(RowsHandle, ctx.handle)
         with buffer.calling("the gradient of fused_dispatch"):
-            grad_x, grad_probs = rows.combine_forward(buffer, "grad_output", grad_output, handle, grad_token_probs,
-                                                      options["num_sms"])
+            grad_x, grad_probs = rows.combine_forward(
+                buffer, "grad_output", grad_output, handle, grad_token_probs, options["num_sms"]
+            )
         probs = None if grad_probs is None else results(ctx.group, grad_probs)
         return results(ctx.group, grad_x), None, probs, None, None, None, None
 
@@ -68,7 +80,9 @@ class FusedDispatchOnDevice:
         return made
 
     @staticmethod
-    def backward(ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle):
+    def backward(
+        ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle
+    ):
         """Gradients of forward's five arguments, as FusedDispatch's; rows behind the first N are not read."""
         return FusedDispatch.backward(ctx, grad_output, None, grad_token_probs, None, None)[:5]
 
@@ -91,11 +105,17 @@ class FusedCombine:
         if type(handle) is not RowsHandle:
             handle_of(RowsHandle, handle)
         if handle.group is not group:
-            raise EPValueError(f"group is {group!r}, and the handle is that of a dispatch over another one, "
-                               f"{handle.group!r}: rows go back over the group that they came by; pass that one")
+            raise EPValueError(
+                f"group is {group!r}, and the handle is that of a dispatch over another one, "
+                f"{handle.group!r}: rows go back over the group that they came by; pass that one"
+            )
         with buffer.calling("fused_combine"):
             made, key = buffer.steady.again("combine", x, None, None, (num_sms,), handle.seen)
-            combined, _ = rows.new_combine(buffer, key, "x", x, handle, None, num_sms) if made is None else made
+            combined, _ = (
+                rows.new_combine(buffer, key, "x", x, handle, None, num_sms)
+                if made is None
+                else made
+            )
         ctx.group, ctx.handle = group, handle
         ctx.async_finish, ctx.allocate_on_comm_stream = async_finish, allocate_on_comm_stream
         return combined if group.lists else combined[0], None
@@ -111,17 +131,36 @@ class FusedCombine:
             handle_of(RowsHandle, handle)
         buffer = buffer_of(group)
         with buffer.calling("the gradient of fused_combine"):
-            made, key = buffer.steady.again("cached", grad_output, None, None, (num_sms,), handle.seen)
+            made, key = buffer.steady.again(
+                "cached", grad_output, None, None, (num_sms,), handle.seen
+            )
             if made is None:
-                made = rows.new_cached_dispatch(buffer, key, "grad_output", grad_output, handle, num_sms)
+                made = rows.new_cached_dispatch(
+                    buffer, key, "grad_output", grad_output, handle, num_sms
+                )
         return made if group.lists else made[0], None, None, None, None
 
 
-def fused_dispatch(x, token_indices, token_probs, num_experts, group, async_finish=False,
-                   allocate_on_comm_stream=False):
+def fused_dispatch(
+    x,
+    token_indices,
+    token_probs,
+    num_experts,
+    group,
+    async_finish=False,
+    allocate_on_comm_stream=False,
+):
     """FusedDispatch.forward without a ctx: arguments, results and errors are there."""
-    return FusedDispatch.forward(Context(), x, token_indices, token_probs, num_experts, group, async_finish,
-                                 allocate_on_comm_stream)
+    return FusedDispatch.forward(
+        Context(),
+        x,
+        token_indices,
+        token_probs,
+        num_experts,
+        group,
+        async_finish,
+        allocate_on_comm_stream,
+    )
 
 
 def fused_dispatch_on_device(x, token_indices, token_probs, num_experts, group):
@@ -136,11 +175,14 @@ def fused_dispatch_on_device(x, token_indices, token_probs, num_experts, group):
         num_experts = arguments.plain("num_experts", num_experts)
     buffer, num_sms = buffer_of(group), options["num_sms"]
     with buffer.calling("fused_dispatch_on_device"):
-        made, key = buffer.steady.again("dispatch", x, token_indices, token_probs, (num_experts, num_sms))
+        made, key = buffer.steady.again(
+            "dispatch", x, token_indices, token_probs, (num_experts, num_sms)
+        )
         if made is not None:
             return made
-        made, handle = rows.new_dispatch(buffer, key, x, token_indices, token_probs, num_experts, num_sms, True,
-                                         group=group)
+        made, handle = rows.new_dispatch(
+            buffer, key, x, token_indices, token_probs, num_experts, num_sms, True, group=group
+        )
     return (*columns(group, made), handle)
 
 

@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from epmoe_ref.errors import EPValueError
 
 from epmoe.fused_a2a.heap import places_in
 from epmoe.kernels.rows import records
+from epmoe_ref.errors import EPValueError
 
 
 def info_words(n_ranks):
@@ -46,7 +46,13 @@ class RowsHandle:
         Of these the first is this rank's, the last the room that combine needs.
         """
         rows = () if self.counts is None else (self.num_rows[0], self.most_rows, self.most_returned)
-        return places_in(self.loans[0]), rows, self.num_tokens[0], self.top_k, self.counts is None and self.capacity
+        return (
+            places_in(self.loans[0]),
+            rows,
+            self.num_tokens[0],
+            self.top_k,
+            self.counts is None and self.capacity,
+        )
 
     @property
     def num_rows(self):
@@ -82,31 +88,44 @@ class HybridHandle:
     num_local_experts: int
     num_tokens: list
     num_rows: list
-    capacity: int               # rows that a rank receives before they are expanded, or gets back, at most
+    capacity: int  # rows that a rank receives before they are expanded, or gets back, at most
     pad_multiple: int
     p2p_world_size: int
     overflow: object
     loans: list = field(repr=False)
     group: object = field(default=None, repr=False)
-    num_sms: tuple = (None, None)       # granted to dispatch, to combine
-    shown: object = field(default=None, repr=False)     # function that makes what handle[-1] is out of overflow
+    num_sms: tuple = (None, None)  # granted to dispatch, to combine
+    shown: object = field(
+        default=None, repr=False
+    )  # function that makes what handle[-1] is out of overflow
 
     def __getitem__(self, index):
         if index != -1:
-            raise IndexError(f"handle[{index}]: a handle is opaque but for handle[-1], the overflow flag")
+            raise IndexError(
+                f"handle[{index}]: a handle is opaque but for handle[-1], the overflow flag"
+            )
         return self.overflow if self.shown is None else self.shown(self.overflow)
 
     @cached_property
     def seen(self):
         """As of a RowsHandle."""
         loan = self.loans[0]
-        return (places_in(loan) + places_in(loan.expert_row), (self.num_rows[0], self.capacity), self.num_local_experts,
-                self.num_tokens[0], self.capacity, self.pad_multiple, self.p2p_world_size)
+        return (
+            places_in(loan) + places_in(loan.expert_row),
+            (self.num_rows[0], self.capacity),
+            self.num_local_experts,
+            self.num_tokens[0],
+            self.capacity,
+            self.pad_multiple,
+            self.p2p_world_size,
+        )
 
 
 def handle_of(kind, handle):
     """The handle, if the matching dispatch made it."""
     if not isinstance(handle, kind):
         maker = {RowsHandle: "FusedDispatch", HybridHandle: "HybridEPDispatch"}[kind]
-        raise EPValueError(f"handle is a {type(handle).__name__}; the handle that {maker}.forward returned is needed")
+        raise EPValueError(
+            f"handle is a {type(handle).__name__}; the handle that {maker}.forward returned is needed"
+        )
     return handle

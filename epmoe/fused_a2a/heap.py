@@ -9,8 +9,7 @@ from epmoe.host.arrays import lent_again
 from epmoe.host.elsewhere import Place
 from epmoe.host.lending import ALIGNMENT, Loan, arrange
 
-
-_one_thread = RLock()       # results go in any thread; an action may let others go
+_one_thread = RLock()  # results go in any thread; an action may let others go
 
 
 class _Piece:
@@ -22,7 +21,7 @@ class _Piece:
     def __init__(self, machine, fields, take_back, nbytes, start=0, in_heap=False):
         self.machine, self.fields, self.take_back, self.start = machine, fields, take_back, start
         self.nbytes, self.in_heap = nbytes, in_heap
-        self.arrays = {}            # (address of the buffer, names) -> arrays of it that nobody has been lent
+        self.arrays = {}  # (address of the buffer, names) -> arrays of it that nobody has been lent
 
 
 def place_of(loan):
@@ -63,7 +62,9 @@ def arrays_in(loan, names):
 def _lend(piece, buffer, start, nbytes, captured):
     """captured: a list that keeps the Loan if a graph writes to it at every replay, whoever looks at it by then."""
     if device.SIM:
-        buffer.fill(0xA5, start, nbytes)    # what a kernel fails to write must not look like the last result
+        buffer.fill(
+            0xA5, start, nbytes
+        )  # what a kernel fails to write must not look like the last result
     loan = Loan(piece, buffer)
     if is_seen_captured(piece.machine):
         captured.append(loan)
@@ -99,8 +100,8 @@ class Heap:
         self.machine, self.buffer = machine, buffer
         self._free = [(first, end)] if end > first else []
         self.captured, self._size = [], end - first
-        self._unused = None         # what is to be done when nothing is lent any more
-        self._returned = []         # pieces come back at any moment, in any thread (torch's of backward): only appended
+        self._unused = None  # what is to be done when nothing is lent any more
+        self._returned = []  # pieces come back at any moment, in any thread (torch's of backward): only appended
 
     def memory(self, shapes, otherwise=None):
         """HeapMemory for arrays {name: (shape, dtype)}, which lends them as often as one likes.
@@ -117,12 +118,12 @@ class Heap:
         """Where so many free bytes begin, which are free no more; None if there are none together."""
         while self._returned:
             start, end = self._returned.pop()
-            if end - start == nbytes:           # what such a result just had
+            if end - start == nbytes:  # what such a result just had
                 return start
             self._put_back(start, end)
         for i, (start, end) in enumerate(self._free):
             if end - start >= nbytes:
-                self._free[i:i + 1] = [(start + nbytes, end)] if end - start > nbytes else []
+                self._free[i : i + 1] = [(start + nbytes, end)] if end - start > nbytes else []
                 return start
         return None
 
@@ -165,7 +166,11 @@ class HeapMemory:
     """Arrays of one kind, to be lent by a Heap."""
 
     def __init__(self, heap, shapes, otherwise=None):
-        self._heap, self._pieces, self._otherwise = heap, {}, otherwise         # pieces by where they begin
+        self._heap, self._pieces, self._otherwise = (
+            heap,
+            {},
+            otherwise,
+        )  # pieces by where they begin
         self._fields, self._nbytes = arrange(shapes)
 
     def lend(self):
@@ -177,7 +182,13 @@ class HeapMemory:
         if piece is None:
             fields = {name: f._replace(offset=f.offset + start) for name, f in self._fields.items()}
             piece = self._pieces[start] = _Piece(
-                heap.machine, fields, lambda _: heap.give_back(start, start + nbytes), nbytes, start, True)
+                heap.machine,
+                fields,
+                lambda _: heap.give_back(start, start + nbytes),
+                nbytes,
+                start,
+                True,
+            )
         return _lend(piece, heap.buffer, start, nbytes, heap.captured)
 
     def lend_anywhere(self):
@@ -211,9 +222,11 @@ class Arena:
         """A buffer of a size class."""
         waiting = self._free.get(size)
         if waiting:
-            return waiting.pop()                # what such a result just had
+            return waiting.pop()  # what such a result just had
         self._free.setdefault(size, [])
-        regions = [(f"{name}.{field}", f.offset, f.shape, f.dtype, ()) for field, f in fields.items()]
+        regions = [
+            (f"{name}.{field}", f.offset, f.shape, f.dtype, ()) for field, f in fields.items()
+        ]
         self.allocated_bytes += size
         return self.machine.alloc(size, name, self.rank, regions=regions)
 
@@ -227,7 +240,9 @@ class Arena:
     @property
     def lent_bytes(self):
         """Bytes of the buffers that somebody looks at."""
-        return self.allocated_bytes - sum(size * len(waiting) for size, waiting in self._free.items())
+        return self.allocated_bytes - sum(
+            size * len(waiting) for size, waiting in self._free.items()
+        )
 
     def close(self):
         """Free what is not lent; what is lent follows when its last array is gone."""
@@ -245,7 +260,9 @@ class ArenaMemory:
         self._arena, self._name = arena, name
         fields, self._nbytes = arrange(shapes)
         self._size = size = size_class(self._nbytes)
-        self._piece = _Piece(arena.machine, fields, lambda buffer: arena.give_back(size, buffer), size)
+        self._piece = _Piece(
+            arena.machine, fields, lambda buffer: arena.give_back(size, buffer), size
+        )
 
     def lend(self):
         """A Loan."""

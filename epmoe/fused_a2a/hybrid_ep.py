@@ -13,8 +13,18 @@ class HybridEPDispatch:
     """
 
     @staticmethod
-    def forward(ctx, x, routing_map, probs, group, num_local_experts, num_sms_dispatch_api=24, num_sms_combine_api=24,
-                num_permuted_tokens=None, pad_multiple=None):
+    def forward(
+        ctx,
+        x,
+        routing_map,
+        probs,
+        group,
+        num_local_experts,
+        num_sms_dispatch_api=24,
+        num_sms_combine_api=24,
+        num_permuted_tokens=None,
+        pad_multiple=None,
+    ):
         """(dispatched_hidden, dispatched_probs, dispatched_scaling_factor, tokens_per_expert, handle).
 
         x: [T, H], bf16 or fp16, rows of whole 16 bytes. routing_map: bool [T, E]. probs: float32 [T, E], of which only
@@ -27,8 +37,17 @@ class HybridEPDispatch:
         then. A batch larger than any before makes the buffer grow on all ranks; with num_permuted_tokens it must then
         be larger on all of them. Scheduling alone: num_sms_dispatch_api, num_sms_combine_api; None: all SMs.
         """
-        made = hybrid_ep_dispatch(x, routing_map, probs, group, num_local_experts, num_sms_dispatch_api,
-                                  num_sms_combine_api, num_permuted_tokens, pad_multiple)
+        made = hybrid_ep_dispatch(
+            x,
+            routing_map,
+            probs,
+            group,
+            num_local_experts,
+            num_sms_dispatch_api,
+            num_sms_combine_api,
+            num_permuted_tokens,
+            pad_multiple,
+        )
         ctx.group, ctx.handle, ctx.pad_multiple = group, made[-1], pad_multiple
         return made
 
@@ -42,7 +61,9 @@ class HybridEPDispatch:
         handle = handle_of(HybridHandle, ctx.handle)
         buffer = hybrid_ep_buffer(ctx.group)
         with buffer.calling("the gradient of hybrid_ep_dispatch"):
-            summed, probs = hybrid.combine_forward(buffer, "grad_x", grad_x, handle, grad_probs, handle.num_sms[1])
+            summed, probs = hybrid.combine_forward(
+                buffer, "grad_x", grad_x, handle, grad_probs, handle.num_sms[1]
+            )
         probs = None if probs is None else results(ctx.group, probs)
         return results(ctx.group, summed), None, probs, None, None, None, None, None, None
 
@@ -74,30 +95,54 @@ class HybridEPCombine:
         return results(ctx.group, made), None, None, None
 
 
-def hybrid_ep_dispatch(x, routing_map, probs, group, num_local_experts, num_sms_dispatch_api=24, num_sms_combine_api=24,
-                       num_permuted_tokens=None, pad_multiple=None, *, num_blocks_permute=None,
-                       num_blocks_unpermute=None, fused=False, num_sms_preprocessing_api=None):
+def hybrid_ep_dispatch(
+    x,
+    routing_map,
+    probs,
+    group,
+    num_local_experts,
+    num_sms_dispatch_api=24,
+    num_sms_combine_api=24,
+    num_permuted_tokens=None,
+    pad_multiple=None,
+    *,
+    num_blocks_permute=None,
+    num_blocks_unpermute=None,
+    fused=False,
+    num_sms_preprocessing_api=None,
+):
     """HybridEPDispatch.forward without a ctx: arguments, results and errors are there.
 
     By name alone, what Megatron-Core 0.17 to 0.19 give besides: how upstream shares its work out among kernels. Here
     the kernels of dispatch and combine do all of it, and these change nothing.
     """
     # what equals an int and is none may not be accepted where the int was
-    if not (type(num_local_experts) is type(num_permuted_tokens) is int and pad_multiple is None
-            and type(num_sms_dispatch_api) is type(num_sms_combine_api) is int
-            and num_sms_dispatch_api > 0 and num_sms_combine_api > 0):
+    if not (
+        type(num_local_experts) is type(num_permuted_tokens) is int
+        and pad_multiple is None
+        and type(num_sms_dispatch_api) is type(num_sms_combine_api) is int
+        and num_sms_dispatch_api > 0
+        and num_sms_combine_api > 0
+    ):
         num_sms_dispatch_api = arguments.granted("num_sms_dispatch_api", num_sms_dispatch_api)
         num_sms_combine_api = arguments.granted("num_sms_combine_api", num_sms_combine_api)
         num_local_experts = arguments.plain("num_local_experts", num_local_experts)
         num_permuted_tokens = arguments.plain("num_permuted_tokens", num_permuted_tokens)
         pad_multiple = arguments.plain("pad_multiple", pad_multiple)
     buffer = hybrid_ep_buffer(group)
-    numbers = (num_local_experts, num_permuted_tokens, pad_multiple, buffer.fp8_dispatch,
-               getattr(group, "p2p_world_size", None), (num_sms_dispatch_api, num_sms_combine_api))
+    numbers = (
+        num_local_experts,
+        num_permuted_tokens,
+        pad_multiple,
+        buffer.fp8_dispatch,
+        getattr(group, "p2p_world_size", None),
+        (num_sms_dispatch_api, num_sms_combine_api),
+    )
     with buffer.calling("hybrid_ep_dispatch"):
         if num_permuted_tokens is None:
-            made, handle = hybrid.dispatch_forward(buffer, x, routing_map, probs, num_local_experts, *numbers[2:],
-                                                   group)
+            made, handle = hybrid.dispatch_forward(
+                buffer, x, routing_map, probs, num_local_experts, *numbers[2:], group
+            )
         else:
             made, key = buffer.steady.again("hybrid dispatch", x, routing_map, probs, numbers)
             if made is not None:
@@ -118,5 +163,7 @@ def hybrid_ep_combine(x, handle, num_permuted_tokens=None, pad_multiple=None, *,
         hybrid.same_pad(pad_multiple, handle)
     with buffer.calling("hybrid_ep_combine"):
         made, key = buffer.steady.again("hybrid combine", x, None, None, (num_sms,), handle.seen)
-        combined, _ = hybrid.new_combine(buffer, key, "x", x, handle, None, num_sms) if made is None else made
+        combined, _ = (
+            hybrid.new_combine(buffer, key, "x", x, handle, None, num_sms) if made is None else made
+        )
     return combined if group.lists else combined[0]

@@ -11,13 +11,21 @@ from epmoe.kernels.rows.shape import RowsShape
 from epmoe.kernels.stamps import TraceBuffers
 from epmoe.kernels.written_blocks import WrittenBlocks
 
-N_ARGUMENTS = 3         # of every kernel; others are fields of the block that it reads first, by their names
-BLOCKS_A_CALL = 3       # parameter blocks of one call of a rank, at most
-FEW_TO_SEND, THREADS_TO_SEND = 128, 256         # so few tokens of a rank have smaller blocks: what all warps do before
-FEW_TO_COMBINE, THREADS_TO_COMBINE = 32, 512    # they have work takes less time then
+N_ARGUMENTS = (
+    3  # of every kernel; others are fields of the block that it reads first, by their names
+)
+BLOCKS_A_CALL = 3  # parameter blocks of one call of a rank, at most
+FEW_TO_SEND, THREADS_TO_SEND = (
+    128,
+    256,
+)  # so few tokens of a rank have smaller blocks: what all warps do before
+FEW_TO_COMBINE, THREADS_TO_COMBINE = 32, 512  # they have work takes less time then
 FEW_TO_EXPAND, THREADS_TO_EXPAND = 16, 512
-MANY, THREADS_OF_MANY = 1024, 512               # of so many less is on its way at a time: blocks end closer together
-MANY_TO_EXPAND = 4096                           # likewise, by expert; not where rows are encoded
+MANY, THREADS_OF_MANY = (
+    1024,
+    512,
+)  # of so many less is on its way at a time: blocks end closer together
+MANY_TO_EXPAND = 4096  # likewise, by expert; not where rows are encoded
 
 
 def smaller_blocks(num_tokens):
@@ -27,24 +35,38 @@ def smaller_blocks(num_tokens):
     RowsShape.lamport and few. Blocks of many tokens are smaller only where all that there are take part.
     """
     many = THREADS_OF_MANY if num_tokens >= MANY else None
-    return (THREADS_TO_SEND if num_tokens <= FEW_TO_SEND else many,
-            THREADS_TO_COMBINE if num_tokens <= FEW_TO_COMBINE else many)
+    return (
+        THREADS_TO_SEND if num_tokens <= FEW_TO_SEND else many,
+        THREADS_TO_COMBINE if num_tokens <= FEW_TO_COMBINE else many,
+    )
 
 
 class Launches:
     """The launches of one Buffer. launch: its LaunchConfig; a steady state copies no arguments."""
 
-    lamport_rows = True         # whether few rows go without flags; tests change it
+    lamport_rows = True  # whether few rows go without flags; tests change it
 
     def __init__(self, world, launch=None):
         self.world, self.machine = world, world.machine
         self.launch = world.share(launch or LaunchConfig())
         self.threads = self.launch.threads
-        self.most_blocks = self.launch.n_sms or (SIMULATOR_BLOCKS if device.SIM else self.machine.n_sms)
-        self.traces = {}            # by kernel: stamps, if the LaunchConfig asks for them
+        self.most_blocks = self.launch.n_sms or (
+            SIMULATOR_BLOCKS if device.SIM else self.machine.n_sms
+        )
+        self.traces = {}  # by kernel: stamps, if the LaunchConfig asks for them
         self._written = WrittenBlocks()
 
-    def shape(self, n_local_experts, row_bytes, *, to_send=None, to_expand=None, to_combine=None, by_all=False, **more):
+    def shape(
+        self,
+        n_local_experts,
+        row_bytes,
+        *,
+        to_send=None,
+        to_expand=None,
+        to_combine=None,
+        by_all=False,
+        **more,
+    ):
         """The RowsShape of a kernel of these launches. to_...: tokens of each rank of this process, for what.
 
         by_all: whether all blocks that there are move rows as they are.
@@ -57,9 +79,13 @@ class Launches:
                 threads = min(threads, THREADS_TO_EXPAND)
             if to_combine is not None:
                 threads = min(threads, smaller_blocks(max(to_combine))[1] or threads)
-        shape = RowsShape(self.world.n_ranks, n_local_experts, threads, row_bytes, trace=self.launch.trace, **more)
+        shape = RowsShape(
+            self.world.n_ranks, n_local_experts, threads, row_bytes, trace=self.launch.trace, **more
+        )
         num_tokens = max(to_send or to_expand or to_combine or [0])
-        return replace(shape, lamport=lamport.rows_for(shape, num_tokens) if self.lamport_rows else 0)
+        return replace(
+            shape, lamport=lamport.rows_for(shape, num_tokens) if self.lamport_rows else 0
+        )
 
     def window_bytes(self, shape):
         """Bytes that Lamport rows take in the pool, for want_pool()."""
@@ -68,7 +94,10 @@ class Launches:
     def expanding(self, shape, num_tokens, by_all):
         """The shape of the kernel that expands rows as they come. num_tokens: of each rank of this process."""
         shape, threads = replace(shape, expands=True), shape.threads
-        few, is_many = expert_bits.few_for(shape, max(num_tokens)), max(num_tokens) >= MANY_TO_EXPAND
+        few, is_many = (
+            expert_bits.few_for(shape, max(num_tokens)),
+            max(num_tokens) >= MANY_TO_EXPAND,
+        )
         if by_all and (few or is_many and not shape.encode) and self.launch.num_threads is None:
             threads = min(threads, THREADS_TO_EXPAND)
         return replace(shape, few=few, threads=threads)
@@ -90,15 +119,27 @@ class Launches:
         grid = self.grid(num_sms, num_tokens if n_rows is None else n_rows)
         if self.launch.trace:
             values["trace"] = self.traces.setdefault(kernel.name, TraceBuffers()).address(
-                self.machine, rank, self.most_blocks)
+                self.machine, rank, self.most_blocks
+            )
         block, code = self._block(rank, values), kernel.fn.__code__
-        early = [values[name] for name in code.co_varnames[N_ARGUMENTS:code.co_argcount]]
-        self.machine.launch(kernel, grid, kernel.max_threads, (block.address, num_tokens, rank, *early), stream=stream)
+        early = [values[name] for name in code.co_varnames[N_ARGUMENTS : code.co_argcount]]
+        self.machine.launch(
+            kernel,
+            grid,
+            kernel.max_threads,
+            (block.address, num_tokens, rank, *early),
+            stream=stream,
+        )
 
     def _block(self, rank, values):
-        key = (rank, *((name, tuple(v) if isinstance(v, list) else v) for name, v in values.items()))
+        key = (
+            rank,
+            *((name, tuple(v) if isinstance(v, list) else v) for name, v in values.items()),
+        )
         block = self._written.find(key)
-        return block or self._written.write(self.machine, rank, key, parameter_block(self.world.n_ranks).pack(values))
+        return block or self._written.write(
+            self.machine, rank, key, parameter_block(self.world.n_ranks).pack(values)
+        )
 
     def trim(self):
         """Room for the parameter blocks of one call; between calls, since it may wait for their launches."""

@@ -6,8 +6,8 @@ import numpy as np
 
 from epmoe.kernels.rows import row_flags
 
-ALIGNMENT = 256         # bytes
-RESULTS_AT_ONCE = 2     # results in the pool that may be in use while another call needs room
+ALIGNMENT = 256  # bytes
+RESULTS_AT_ONCE = 2  # results in the pool that may be in use while another call needs room
 
 
 def align(nbytes):
@@ -23,26 +23,50 @@ def _grown(has, needs):
 class PoolLayout(NamedTuple):
     """Bytes of each part of the pool, in the order in which they lie; what peers say twice, by parity, lies twice."""
 
-    flag_bytes: int = 0         # flags of rows
-    bits_bytes: int = 0       # bits by expert, of one parity
-    lamport_bytes: int = 0      # Lamport rows, of one parity
-    window_bytes: int = 0       # windows for few rows, of one parity
-    staging_bytes: int = 0      # where rows are received that find no room in the heap
-    heap_bytes: int = 0         # where results are lent from
+    flag_bytes: int = 0  # flags of rows
+    bits_bytes: int = 0  # bits by expert, of one parity
+    lamport_bytes: int = 0  # Lamport rows, of one parity
+    window_bytes: int = 0  # windows for few rows, of one parity
+    staging_bytes: int = 0  # where rows are received that find no room in the heap
+    heap_bytes: int = 0  # where results are lent from
 
-    def holds(self, staging_bytes, result_bytes=0, flag_rows=0, window_bytes=0, bits_bytes=0, lamport_bytes=0):
+    def holds(
+        self,
+        staging_bytes,
+        result_bytes=0,
+        flag_rows=0,
+        window_bytes=0,
+        bits_bytes=0,
+        lamport_bytes=0,
+    ):
         """Whether there is room for this. result_bytes: of one result; flag_rows: rows that have flags."""
-        return (align(max(staging_bytes, result_bytes)) <= self.staging_bytes and result_bytes <= self.heap_bytes
-                and align(row_flags.bytes_for(flag_rows)) <= self.flag_bytes and window_bytes <= self.window_bytes
-                and bits_bytes <= self.bits_bytes and lamport_bytes <= self.lamport_bytes)
+        return (
+            align(max(staging_bytes, result_bytes)) <= self.staging_bytes
+            and result_bytes <= self.heap_bytes
+            and align(row_flags.bytes_for(flag_rows)) <= self.flag_bytes
+            and window_bytes <= self.window_bytes
+            and bits_bytes <= self.bits_bytes
+            and lamport_bytes <= self.lamport_bytes
+        )
 
-    def grown(self, staging_bytes, result_bytes=0, flag_rows=0, window_bytes=0, bits_bytes=0, lamport_bytes=0):
+    def grown(
+        self,
+        staging_bytes,
+        result_bytes=0,
+        flag_rows=0,
+        window_bytes=0,
+        bits_bytes=0,
+        lamport_bytes=0,
+    ):
         """The layout of a pool that also has room for this."""
         return PoolLayout(
-            _grown(self.flag_bytes, align(row_flags.bytes_for(flag_rows))), _grown(self.bits_bytes, bits_bytes),
-            _grown(self.lamport_bytes, lamport_bytes), _grown(self.window_bytes, window_bytes),
+            _grown(self.flag_bytes, align(row_flags.bytes_for(flag_rows))),
+            _grown(self.bits_bytes, bits_bytes),
+            _grown(self.lamport_bytes, lamport_bytes),
+            _grown(self.window_bytes, window_bytes),
             _grown(self.staging_bytes, align(max(staging_bytes, result_bytes))),
-            _grown(self.heap_bytes, align(result_bytes) * RESULTS_AT_ONCE))
+            _grown(self.heap_bytes, align(result_bytes) * RESULTS_AT_ONCE),
+        )
 
     @property
     def lamport_at(self):
@@ -72,12 +96,26 @@ class PoolLayout(NamedTuple):
     def regions(self):
         """The parts of the pool, for reports of the simulator."""
         n_flags = self.flag_bytes // row_flags.bytes_for(1)
-        return [("row flags", 0, (n_flags, row_flags.PARTS), np.uint32, ("row", "part")),
-                ("bits by expert", self.flag_bytes, (2, self.bits_bytes // 8), np.uint64, ("parity", "word")),
-                ("Lamport rows", self.lamport_at, (2, self.lamport_bytes // 4), np.uint32, ("parity", "word")),
-                ("rows windows", self.windows_at, (2, self.window_bytes), np.uint8, ("parity", "byte")),
-                ("rows staging", self.staging_at, (self.staging_bytes,), np.uint8, ("byte",)),
-                ("rows results", self.heap_at, (self.heap_bytes,), np.uint8, ("byte",))]
+        return [
+            ("row flags", 0, (n_flags, row_flags.PARTS), np.uint32, ("row", "part")),
+            (
+                "bits by expert",
+                self.flag_bytes,
+                (2, self.bits_bytes // 8),
+                np.uint64,
+                ("parity", "word"),
+            ),
+            (
+                "Lamport rows",
+                self.lamport_at,
+                (2, self.lamport_bytes // 4),
+                np.uint32,
+                ("parity", "word"),
+            ),
+            ("rows windows", self.windows_at, (2, self.window_bytes), np.uint8, ("parity", "byte")),
+            ("rows staging", self.staging_at, (self.staging_bytes,), np.uint8, ("byte",)),
+            ("rows results", self.heap_at, (self.heap_bytes,), np.uint8, ("byte",)),
+        ]
 
     def clear(self, buffer):
         """Flags and words of a rank's pool name no call, and of Lamport rows nothing has come."""

@@ -21,10 +21,15 @@ from epmoe.host.references import References, are_counted
 from epmoe.host.starts import Start
 
 MAX_REMEMBERED, MAX_FORMS = 1024, 256
-UNKNOWN = object()      # instead of a start's code: no launches are known
-AT_ONCE = 2             # calls of one kind whose results are kept, and that are compared before any is looked up
-SMALL = ("combine", "hybrid combine")   # kinds whose results are no larger than the rank's own tokens
-OF_ROWS = SMALL         # kinds whose arrays have as many rows as the handle
+UNKNOWN = object()  # instead of a start's code: no launches are known
+AT_ONCE = (
+    2  # calls of one kind whose results are kept, and that are compared before any is looked up
+)
+SMALL = (
+    "combine",
+    "hybrid combine",
+)  # kinds whose results are no larger than the rank's own tokens
+OF_ROWS = SMALL  # kinds whose arrays have as many rows as the handle
 NOTHING, GENERAL = (None,), (None, None)
 
 
@@ -82,7 +87,7 @@ class _Known:
         self.seen, self.name, self.form, self.starts = seen, name, form, {}
 
 
-_NO_CALL = _Known(4 * (None,), None, (), None, None)       # nothing that is seen is like it
+_NO_CALL = _Known(4 * (None,), None, (), None, None)  # nothing that is seen is like it
 
 
 class _Last:
@@ -113,7 +118,13 @@ def _objects(results):
         if kind is list or kind is tuple:
             found.extend(one)
         elif kind is not DeviceArray:
-            found.extend([held for held in getattr(one, "__dict__", {}).values() if type(held) is DeviceArray])
+            found.extend(
+                [
+                    held
+                    for held in getattr(one, "__dict__", {}).values()
+                    if type(held) is DeviceArray
+                ]
+            )
     return [one for one in found if one is not None and type(one) is not list]
 
 
@@ -129,11 +140,11 @@ class SteadyCalls:
         self.applies = not device.SIM and not buffer.world.lists and are_counted()
         self._buffer, self._machine = buffer, buffer.machine
         self._known, self._latest, self._forms, self._kept = {}, {}, {}, None
-        self._last = defaultdict(tuple)     # kind -> [_Last]
+        self._last = defaultdict(tuple)  # kind -> [_Last]
         self._elsewhere = Elsewhere(self._machine)
         self._n_changes = None
         if self.applies:
-            self._forget()          # compiles what starts need, before anybody waits for this rank
+            self._forget()  # compiles what starts need, before anybody waits for this rank
 
     def again(self, kind, x, y, z, numbers, handle=()):
         """(results of a call that is known, its kernels launched, or None; what a new call is known by, or None).
@@ -144,15 +155,21 @@ class SteadyCalls:
         """
         if not self.applies:
             return GENERAL
-        try:        # what _look_at() says, sooner
-            seen = (x.seen if type(x) is DeviceArray else _WAYS[type(x)](x),
-                    y.seen if type(y) is DeviceArray else NOTHING if y is None else _WAYS[type(y)](y),
-                    z.seen if type(z) is DeviceArray else NOTHING if z is None else _WAYS[type(z)](z))
+        try:  # what _look_at() says, sooner
+            seen = (
+                x.seen if type(x) is DeviceArray else _WAYS[type(x)](x),
+                y.seen if type(y) is DeviceArray else NOTHING if y is None else _WAYS[type(y)](y),
+                z.seen if type(z) is DeviceArray else NOTHING if z is None else _WAYS[type(z)](z),
+            )
         except KeyError:
             seen = tuple(map(_look_at, (x, y, z)))
         for last in self._last[kind]:
             known = last.known
-            if known.seen == seen and known.numbers == numbers and (known.handle is handle or known.handle == handle):
+            if (
+                known.seen == seen
+                and known.numbers == numbers
+                and (known.handle is handle or known.handle == handle)
+            ):
                 code = last.start()
                 if code == 0:
                     self._kept = x, y, z
@@ -161,7 +178,7 @@ class SteadyCalls:
                     break
                 if code != HELD:
                     return self._not_started(code, known)
-        last = None         # its memory may be needed
+        last = None  # its memory may be needed
         return self._again(kind, (x, y, z), seen, numbers, handle)
 
     def _again(self, kind, arrays, seen, numbers, handle):
@@ -183,15 +200,20 @@ class SteadyCalls:
         for last in self._last[kind]:
             if last.form is form and (last.rows is None or last.rows == known.rows):
                 start = known.starts.get(last.at)
-                code = (self._look(last.held) if start is None else
-                        start.again() if start.held == last.held else start.begin(last.held))
+                code = (
+                    self._look(last.held)
+                    if start is None
+                    else start.again()
+                    if start.held == last.held
+                    else start.begin(last.held)
+                )
                 if code != HELD:
                     break
         if code == HELD:
-            if is_seen_captured(self._machine):     # what a graph is lent, it has for good
+            if is_seen_captured(self._machine):  # what a graph is lent, it has for good
                 self.give_back()
                 return self._general(known)
-            last = None         # its memory may be needed
+            last = None  # its memory may be needed
             last = self._lend(kind, form, known.rows)
             if last is None:
                 return self._general(known)
@@ -242,15 +264,21 @@ class SteadyCalls:
             rows = handle[1] if handle else ()
             of_rows = rows and kind in OF_ROWS
             if of_rows and any([one is not NOTHING and one[1][0] != rows[0] for one in seen]):
-                of_rows = False         # refused, or something unheard of
-            name = kind, numbers, handle[2:], bool(of_rows), tuple([_form_of(one, of_rows) for one in seen])
+                of_rows = False  # refused, or something unheard of
+            name = (
+                kind,
+                numbers,
+                handle[2:],
+                bool(of_rows),
+                tuple([_form_of(one, of_rows) for one in seen]),
+            )
             known = _Known(at, seen, rows, name, self._forms.get(name))
-        self._latest[kind] = known, *self._latest.get(kind, ())[:AT_ONCE - 1]
+        self._latest[kind] = known, *self._latest.get(kind, ())[: AT_ONCE - 1]
         return known
 
     def _general(self, key):
         """What again() gives for a call that takes the general way."""
-        if not is_captured(self._machine) and key is not None:      # and the machine has learned of it
+        if not is_captured(self._machine) and key is not None:  # and the machine has learned of it
             return None, key
         self.give_back()
         return GENERAL
@@ -262,8 +290,9 @@ class SteadyCalls:
             by_rows, lenders = rows, lenders(*rows)
         kept, is_small = self._last[kind], kind in SMALL
         # those of other numbers of rows give their memory back before this one needs some
-        others = self._last[kind] = [one for one in kept if is_small or one.form is form
-                                     and one.rows == by_rows][:AT_ONCE - 1]
+        others = self._last[kind] = [
+            one for one in kept if is_small or one.form is form and one.rows == by_rows
+        ][: AT_ONCE - 1]
         del kept
         loans = [memory.lend() for memory in lenders]
         if None in loans:
@@ -286,7 +315,10 @@ class SteadyCalls:
         code = slot.begin()
         if not code:
             self._keep(known)
-            known.starts[last.at], slot.owner = Start(self._machine, slot.start, slot), (known.starts, last.at)
+            known.starts[last.at], slot.owner = (
+                Start(self._machine, slot.start, slot),
+                (known.starts, last.at),
+            )
         return code
 
     def _keep(self, known):
@@ -297,7 +329,7 @@ class SteadyCalls:
     def _not_started(self, code, key):
         """What again() gives for a call that is captured, or not known; or the error that the driver's code means."""
         if code == UNKNOWN or code == GONE:
-            self.give_back()            # the general way finds the same room
+            self.give_back()  # the general way finds the same room
             return self._general(key)
         if code == CAPTURED:
             return self._general(None)
@@ -327,7 +359,9 @@ class SteadyCalls:
                 self._forget()
             known.form = self._forms[known.name] = _Form(memory, results, numbers)
         self._keep(known)
-        known.starts[tuple(map(place_of, loans))] = Start(self._machine, self._machine.again(launches))
+        known.starts[tuple(map(place_of, loans))] = Start(
+            self._machine, self._machine.again(launches)
+        )
         places = _with_places(known, loans)
         if places is not None:
             self._elsewhere.learn(*places, launches)

@@ -5,9 +5,12 @@ from math import prod
 
 import ml_dtypes
 import numpy as np
+
 from epmoe_ref.errors import EPValueError
 
-_TORCH_DTYPES = {f"torch.{t}": np.dtype(getattr(ml_dtypes, t)) for t in ("bfloat16", "float8_e4m3fn")} | {
+_TORCH_DTYPES = {
+    f"torch.{t}": np.dtype(getattr(ml_dtypes, t)) for t in ("bfloat16", "float8_e4m3fn")
+} | {
     f"torch.{t}": np.dtype(t)
     for t in "float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split()
 }
@@ -67,8 +70,13 @@ class DeviceArray:
 
     @property
     def __cuda_array_interface__(self):
-        return {"shape": self.shape, "typestr": self.dtype.str, "data": (self.address, False),
-                "strides": self.strides, "version": 3}
+        return {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "data": (self.address, False),
+            "strides": self.strides,
+            "version": 3,
+        }
 
     def __dlpack_device__(self):
         return (2, self.ordinal)  # kDLCUDA
@@ -77,7 +85,9 @@ class DeviceArray:
         from epmoe.host.dlpack import capsule
 
         strides = tuple(s // self.dtype.itemsize for s in self._byte_strides)
-        return capsule(self.address, self.shape, strides, self.dtype, self.__dlpack_device__(), self)
+        return capsule(
+            self.address, self.shape, strides, self.dtype, self.__dlpack_device__(), self
+        )
 
     def numba(self):
         """The same memory as Numba's device array, for arguments of @cuda.jit kernels; no copy, and nothing waits.
@@ -86,18 +96,26 @@ class DeviceArray:
         """
         from numba import cuda
 
-        own = self.dtype.kind == "V"        # of ml_dtypes
+        own = self.dtype.kind == "V"  # of ml_dtypes
         interface = self.__cuda_array_interface__
         array = cuda.from_cuda_array_interface(
-            interface | {"typestr": f"<u{self.dtype.itemsize}"} if own else interface, owner=self)
+            interface | {"typestr": f"<u{self.dtype.itemsize}"} if own else interface, owner=self
+        )
         return array.view(self.dtype) if own and self.dtype.itemsize > 1 else array
 
     def first(self, n, axis=0):
         """The first n entries along an axis: the same memory, no copy."""
-        shape = self.shape[:axis] + (n,) + self.shape[axis + 1:]
+        shape = self.shape[:axis] + (n,) + self.shape[axis + 1 :]
         strides = None if axis == 0 and self.strides is None else self._byte_strides
-        return DeviceArray(self.address, shape, self.dtype, owner=self._owner, read=self._read, ordinal=self.ordinal,
-                           strides=strides)
+        return DeviceArray(
+            self.address,
+            shape,
+            self.dtype,
+            owner=self._owner,
+            read=self._read,
+            ordinal=self.ordinal,
+            strides=strides,
+        )
 
     def numpy(self):
         """The values as a NumPy array (a copy); waits for the GPU."""
@@ -135,8 +153,10 @@ def view(obj, what):
         return _from_cuda(obj)
     if hasattr(obj, "__dlpack__"):
         return _from_dlpack(obj, what)
-    raise EPValueError(f"{what} is a {type(obj).__name__}, which is no array that can be read here: give a NumPy "
-                       "array, or anything with __dlpack__ or __cuda_array_interface__ (torch, CuPy)")
+    raise EPValueError(
+        f"{what} is a {type(obj).__name__}, which is no array that can be read here: give a NumPy "
+        "array, or anything with __dlpack__ or __cuda_array_interface__ (torch, CuPy)"
+    )
 
 
 def is_torch(obj):
@@ -157,7 +177,9 @@ def first(array, n, axis=0):
 
 
 def _from_numpy(a):
-    return Array(a, a.ctypes.data, a.shape, a.dtype, None, None if a.flags.c_contiguous else a.strides, a)
+    return Array(
+        a, a.ctypes.data, a.shape, a.dtype, None, None if a.flags.c_contiguous else a.strides, a
+    )
 
 
 def _from_torch(t, what):
@@ -193,9 +215,13 @@ def _from_dlpack(obj, what):
         try:
             return _from_numpy(np.from_dlpack(obj))
         except (BufferError, RuntimeError, TypeError) as e:
-            raise EPValueError(f"{what}: NumPy cannot take this DLPack array ({e}); give it as a NumPy array") from None
+            raise EPValueError(
+                f"{what}: NumPy cannot take this DLPack array ({e}); give it as a NumPy array"
+            ) from None
     if kind not in (2, 13):  # kDLCUDA, kDLCUDAManaged
-        raise EPValueError(f"{what} lives on DLPack device type {int(kind)}; epmoe reads host memory (1) and CUDA (2)")
+        raise EPValueError(
+            f"{what} lives on DLPack device type {int(kind)}; epmoe reads host memory (1) and CUDA (2)"
+        )
     from cuda.core.utils import StridedMemoryView
 
     seen = StridedMemoryView.from_dlpack(obj, stream_ptr=-1)
@@ -207,7 +233,7 @@ def _from_dlpack(obj, what):
 
 def c_strides(shape, itemsize):
     """Strides in C order, in the unit of itemsize."""
-    return tuple(itemsize * prod(shape[i + 1:]) for i in range(len(shape)))
+    return tuple(itemsize * prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 def _unless_c_order(shape, strides, itemsize):

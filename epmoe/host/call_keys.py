@@ -8,7 +8,9 @@ from epmoe.host.dispatched import ARRAYS, Dispatched
 from epmoe.host.elsewhere import Place
 from epmoe.host.looks import UNSEEN, look
 
-WRITTEN = ARRAYS[:-1]       # arrays of the caller that a dispatch may be written into; topk_ids are always lent
+WRITTEN = ARRAYS[
+    :-1
+]  # arrays of the caller that a dispatch may be written into; topk_ids are always lent
 
 
 def of_dispatch(key, loan):
@@ -24,8 +26,11 @@ def of_combine(key, sent_loan, loan):
     y, where, n, weights, epilogue, to = key
     seen = [one for one in (weights, to) if type(one) is tuple]
     form = "combine", y[1:], len(where), n, weights and _form(weights), epilogue, to and to[1:]
-    places = [Place(y[0]), *(map(Place, where) if len(where) > 1 else [_loaned(sent_loan)]),
-              *(Place(one[0]) for one in seen)]
+    places = [
+        Place(y[0]),
+        *(map(Place, where) if len(where) > 1 else [_loaned(sent_loan)]),
+        *(Place(one[0]) for one in seen),
+    ]
     return form, (*places, _loaned(loan)) if loan is not None else tuple(places)
 
 
@@ -86,7 +91,9 @@ def _places(sent, seen):
     """Where src_info and topk_ids of a Dispatched lie: the address of its loan if where they always do, else both."""
     loan = sent.loan
     if "src_info" not in seen and "topk_ids" not in seen and not sent.results.given:
-        return (loan.buffer.address,)       # arrays that nobody has looked at so far are not made for this
+        return (
+            loan.buffer.address,
+        )  # arrays that nobody has looked at so far are not made for this
     src_info, topk_ids, places = seen.get("src_info"), seen.get("topk_ids"), ()
     for name, array in (("src_info", src_info), ("topk_ids", topk_ids)):
         if array is None:

@@ -28,7 +28,9 @@ def ahead(world, run, kernels, command):
     counts = 0, 0, 0
     if not device.SIM and (world.lists or world.host.Get_rank() == 0):
         cc = world.machine.compute_capability
-        keys = kernel_cache.keys_of((run, cc), lambda: list({kernel.fingerprint(cc) for kernel in kernels()}))
+        keys = kernel_cache.keys_of(
+            (run, cc), lambda: list({kernel.fingerprint(cc) for kernel in kernels()})
+        )
         missing = sum(not kernel_cache.has(key) for key in keys)
         n = number_of_processes(world, missing) if missing else 0
         run_together([[*command, f"{i}/{n}"] for i in range(1, n + 1)])
@@ -42,7 +44,9 @@ def run_together(commands, timeout_s=TIMEOUT_S):
     They have the device layer's GPU side without asking for a GPU: contexts are made one after another.
     """
     environment = os.environ | {"EPMOE_DEVICE": "gpu"}
-    running = [subprocess.Popen(command, env=environment, preexec_fn=_on_all_cores) for command in commands]
+    running = [
+        subprocess.Popen(command, env=environment, preexec_fn=_on_all_cores) for command in commands
+    ]
     deadline = time.monotonic() + timeout_s
     for process in running:
         try:

@@ -4,15 +4,23 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
+
+from epmoe.host.arrays import first, to_numpy
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPError
 
-from epmoe.host.arrays import first, to_numpy
-
 TILE_ROWS = 128  # rows of one scale tile of the block-scaled formats
-ARRAYS = ("output_tokens", "output_scales", "scales_offset", "row_offsets", "expert_ids", "src_info", "recv_count",
-          "topk_ids")
-OF_ROUND = *ARRAYS, "num_tokens", "cfg", "rank", "check"    # what a Dispatched asks its round for
+ARRAYS = (
+    "output_tokens",
+    "output_scales",
+    "scales_offset",
+    "row_offsets",
+    "expert_ids",
+    "src_info",
+    "recv_count",
+    "topk_ids",
+)
+OF_ROUND = *ARRAYS, "num_tokens", "cfg", "rank", "check"  # what a Dispatched asks its round for
 
 
 def capacity_rows(cfg: EPConfig, pad_rows: int) -> int:
@@ -62,8 +70,12 @@ class Dispatched:
     cfg: EPConfig = field(default_factory=_nothing, repr=False)
     rank: int | None = field(default_factory=_nothing, repr=False)
     check: Any = field(default_factory=_nothing, repr=False)
-    round: object = field(default=None, repr=False)  # which round of which ExpertParallel; combine wants its own
-    offsets: np.ndarray | None = field(default=None, repr=False)  # row_offsets on the host, once they were asked for
+    round: object = field(
+        default=None, repr=False
+    )  # which round of which ExpertParallel; combine wants its own
+    offsets: np.ndarray | None = field(
+        default=None, repr=False
+    )  # row_offsets on the host, once they were asked for
 
     @classmethod
     def of_round(cls, sent):
@@ -84,10 +96,15 @@ class Dispatched:
             shown = self.trimmed().numpy() if self.row_offsets is not None else self
         except EPError as error:
             return f"Dispatched(rank={self.rank}, num_tokens={self.num_tokens}; no rows: {error})"
-        arrays = [f"{name}={array!r}" for name in ARRAYS if (array := getattr(shown, name)) is not None]
+        arrays = [
+            f"{name}={array!r}" for name in ARRAYS if (array := getattr(shown, name)) is not None
+        ]
         rows = [] if shown is self else [f"n_rows={self.n_rows}"]
-        return f"Dispatched({', '.join([f'rank={self.rank}', f'num_tokens={self.num_tokens}', *rows])},\n  " + (
-            ",\n  ".join(arrays)) + ")"
+        return (
+            f"Dispatched({', '.join([f'rank={self.rank}', f'num_tokens={self.num_tokens}', *rows])},\n  "
+            + (",\n  ".join(arrays))
+            + ")"
+        )
 
     def __copy__(self):
         return replace(self)
@@ -96,13 +113,19 @@ class Dispatched:
         return replace(self, check=None, **self._copies())
 
     def __reduce__(self):
-        plain = {f.name: None if f.name in ("round", "check") else getattr(self, f.name) for f in fields(self)}
+        plain = {
+            f.name: None if f.name in ("round", "check") else getattr(self, f.name)
+            for f in fields(self)
+        }
         return _from_fields, (plain | self._copies(),)
 
     def _copies(self):
         """The arrays as NumPy arrays of their own; waits for the kernels and raises what they recorded."""
         of_all = self.numpy()
-        return {name: None if (array := getattr(of_all, name)) is None else np.array(array) for name in ARRAYS}
+        return {
+            name: None if (array := getattr(of_all, name)) is None else np.array(array)
+            for name in ARRAYS
+        }
 
     @property
     def n_rows(self) -> int:
@@ -118,8 +141,12 @@ class Dispatched:
         n, scales = self.n_rows, self.output_scales
         if scales is not None:
             scales = _exact(scales, n, self.offsets)
-        return replace(self, output_tokens=first(self.output_tokens, n), output_scales=scales,
-                       src_info=first(self.src_info, n))
+        return replace(
+            self,
+            output_tokens=first(self.output_tokens, n),
+            output_scales=scales,
+            src_info=first(self.src_info, n),
+        )
 
     def numpy(self) -> "Dispatched":
         """The same with NumPy arrays; waits for the kernels and raises what they recorded (PeerTimeout, bad ids)."""
@@ -138,5 +165,5 @@ def _exact(scales, n_rows, row_offsets):
     if form == 5:
         return first(scales, int(np.sum(-(-np.diff(row_offsets) // TILE_ROWS))))
     if form == 4:
-        return scales                                       # a slot a group, whatever its rows
+        return scales  # a slot a group, whatever its rows
     return first(scales, n_rows, axis=1 if scales.dtype == np.float32 else 0)

@@ -9,10 +9,15 @@ import ctypes
 from functools import cache
 
 import numpy as np
+
 from epmoe_ref.errors import EPValueError
 
 _KINDS = {"i": 0, "u": 1, "f": 2}
-_NAMED = {"bfloat16": 4, "float8_e4m3fn": 10, "float8_e8m0fnu": 14}  # DLDataTypeCode of the DLPack headers
+_NAMED = {
+    "bfloat16": 4,
+    "float8_e4m3fn": 10,
+    "float8_e8m0fnu": 14,
+}  # DLDataTypeCode of the DLPack headers
 _OF_SIZE = {1: "|u1", 2: "<u2", 4: "<u4", 8: "<u8"}
 
 
@@ -23,7 +28,12 @@ class _Device(ctypes.Structure):
 class _Tensor(ctypes.Structure):
     """The first fields of a DLTensor, with which the capsule's structure begins."""
 
-    _fields_ = [("data", ctypes.c_void_p), ("device", _Device), ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8)]
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device", _Device),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+    ]
 
 
 _get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -41,7 +51,9 @@ def _named(dtype):
     """(DLPack's code of it, what NumPy may call it, bytes)."""
     code = _NAMED.get(dtype.name, _KINDS.get(dtype.kind))
     if code is None:
-        raise EPValueError(f"DLPack has no code for {dtype}; use .numpy() or __cuda_array_interface__")
+        raise EPValueError(
+            f"DLPack has no code for {dtype}; use .numpy() or __cuda_array_interface__"
+        )
     return code, _OF_SIZE[dtype.itemsize], dtype.itemsize
 
 
@@ -50,8 +62,13 @@ def capsule(address, shape, strides, dtype, device, owner):
     code, typestr, nbytes = _named(np.dtype(dtype))
     memory = _Memory()
     memory.owner = owner
-    memory.__array_interface__ = {"version": 3, "data": (address, False), "shape": tuple(shape), "typestr": typestr,
-                                  "strides": tuple([s * nbytes for s in strides])}
+    memory.__array_interface__ = {
+        "version": 3,
+        "data": (address, False),
+        "shape": tuple(shape),
+        "typestr": typestr,
+        "strides": tuple([s * nbytes for s in strides]),
+    }
     made = np.asarray(memory).__dlpack__()
     tensor = _Tensor.from_address(_get_pointer(made, b"dltensor"))
     tensor.device.device_type, tensor.device.device_id = device

@@ -13,9 +13,9 @@ import numpy as np
 from epmoe.host.placing import ALIGNMENT
 from epmoe.kernels.written_blocks import words_at
 
-N_SLOTS = 512           # calls that are known by their addresses at a time
+N_SLOTS = 512  # calls that are known by their addresses at a time
 MAX_FORMS = 256
-MAX_LEARNED = 16        # calls of a form; one that is not understood by then never is
+MAX_LEARNED = 16  # calls of a form; one that is not understood by then never is
 
 
 class Place(NamedTuple):
@@ -35,10 +35,14 @@ class Pattern:
     def learn(self, places, flat):
         """A call took the general way, with arrays at these places."""
         at, nbytes = [p.address for p in places], [p.nbytes for p in places]
-        if self._is_hopeless or self.holds_for(places) or at in [addresses for addresses, *_ in self._calls]:
+        if (
+            self._is_hopeless
+            or self.holds_for(places)
+            or at in [addresses for addresses, *_ in self._calls]
+        ):
             return
         if self._calls and not np.array_equal(flat.counted_from, self._calls[0][-1].counted_from):
-            self._calls.clear()         # other launches, of which there may be more
+            self._calls.clear()  # other launches, of which there may be more
         self._calls.append((at, nbytes, flat))
         self._is_hopeless = len(self._calls) > MAX_LEARNED
         self.flat = None
@@ -54,18 +58,21 @@ class Pattern:
         for i in np.flatnonzero((words != words[0]).any(axis=0)):
             behind = words[:, i, None] - at
             fits = (behind == behind[0]) & (behind >= 0) & (behind < np.maximum(nbytes, 1))
-            explained, = fits.all(axis=0).nonzero()
+            (explained,) = fits.all(axis=0).nonzero()
             if len(explained) != 1 or counted_from[i]:
                 return
-            n, = explained
+            (n,) = explained
             same[i], counted_from[i] = behind[0, n], first.ADDRESSES + n
         self._fixed = [(n, int(at[0, n])) for n in np.flatnonzero((at == at[0]).all(axis=0))]
         self.flat = first._replace(words=same, counted_from=counted_from)
 
     def holds_for(self, places):
         """Whether launches with arrays at these places are understood: which were accepted, if they are aligned."""
-        return (self.flat is not None and all([places[n].address == address for n, address in self._fixed])
-                and not any([p.address % ALIGNMENT for p in places if p.nbytes]))
+        return (
+            self.flat is not None
+            and all([places[n].address == address for n, address in self._fixed])
+            and not any([p.address % ALIGNMENT for p in places if p.nbytes])
+        )
 
 
 class Elsewhere:
@@ -88,7 +95,9 @@ class Elsewhere:
             return
         if self._slots is None:
             self._slots = self._machine.slots(N_SLOTS, flat)
-        if self._slots.serve(flat):     # on another stream nothing would keep copies behind what reads the memory now
+        if self._slots.serve(
+            flat
+        ):  # on another stream nothing would keep copies behind what reads the memory now
             pattern.learn(places, flat)
 
     def slot(self, form, places):

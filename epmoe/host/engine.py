@@ -2,32 +2,36 @@
 
 from contextlib import contextmanager
 
-from epmoe_ref.config import EPConfig
-from epmoe_ref.errors import EPError, EPStateError, EPValueError, PeerTimeout, UnavailableError
-
-from epmoe import device, kernels as fast_kernels, layout
+from epmoe import device, layout
+from epmoe import kernels as fast_kernels
 from epmoe.host import plain_kernels
 from epmoe.host.placing import Placing
 from epmoe.host.rank_memory import RankMemory
 from epmoe.host.rounds import REFUSALS, Rounds
 from epmoe.kernels import LaunchConfig, status
+from epmoe_ref.config import EPConfig
+from epmoe_ref.errors import EPError, EPStateError, EPValueError, PeerTimeout, UnavailableError
 
 FUSED = ("dispatch_kernel", "combine_kernel")
-MOST_CALLS = 64         # that are kept beyond a round
+MOST_CALLS = 64  # that are kept beyond a round
 KERNELS = {"plain": plain_kernels.Factories(), "fast": fast_kernels}
-FAST_FROM = (9, 0)      # compute capability
+FAST_FROM = (9, 0)  # compute capability
 
 
 def kernels_named(name, machine):
-    """"plain" or "fast": what was asked for, or None for what suits the machine."""
+    """ "plain" or "fast": what was asked for, or None for what suits the machine."""
     capability = (0, 0) if device.SIM else machine.compute_capability
     if name is None:
         return "fast" if capability >= FAST_FROM else "plain"
     if name not in KERNELS:
-        raise EPValueError(f"kernels={name!r} must be 'plain' or 'fast'; leave it out for what suits the machine")
+        raise EPValueError(
+            f"kernels={name!r} must be 'plain' or 'fast'; leave it out for what suits the machine"
+        )
     if name == "fast" and not device.SIM and capability < FAST_FROM:
-        raise UnavailableError(f"kernels='fast' needs a GPU of compute capability 9.0 or newer, this one has "
-                               f"{'%d.%d' % capability}: leave it out, and the plain kernels run")
+        raise UnavailableError(
+            f"kernels='fast' needs a GPU of compute capability 9.0 or newer, this one has "
+            f"{'%d.%d' % capability}: leave it out, and the plain kernels run"
+        )
     return name
 
 
@@ -42,18 +46,24 @@ class Engine:
         self.launch = LaunchConfig() if launch is None else launch
         self.kernels = "fast" if factories else kernels_named(kernels, self.machine)
         if self.kernels == "plain" and self.launch.trace:
-            raise EPValueError("launch=LaunchConfig(trace=True): only the fast kernels write stamps; kernels='fast'")
+            raise EPValueError(
+                "launch=LaunchConfig(trace=True): only the fast kernels write stamps; kernels='fast'"
+            )
         self.rounds = Rounds()
         self.placing = Placing(self.machine, world.stream_of)
         self._factories = factories or KERNELS[self.kernels]
-        self._calls = {}        # by factory and options; what was used last is last
-        self._captured = []     # loans of captured calls
-        self._unseen = None     # what kernels had recorded when leave() looked
+        self._calls = {}  # by factory and options; what was used last is last
+        self._captured = []  # loans of captured calls
+        self._unseen = None  # what kernels had recorded when leave() looked
         if cfg.use_shmem and not getattr(world, "shmem", False):
-            raise EPValueError(f"use_shmem=True: {type(world).__name__} does not reach ranks of other p2p worlds here; "
-                               "use a ShmemWorld, or a LocalWorld in the simulator")
+            raise EPValueError(
+                f"use_shmem=True: {type(world).__name__} does not reach ranks of other p2p worlds here; "
+                "use a ShmemWorld, or a LocalWorld in the simulator"
+            )
         world.agree(cfg, timeout, kernels=self.kernels)
-        self._memory = world.allocate(layout.total_bytes(cfg), "epmoe", layout.named_words(cfg), timeout)
+        self._memory = world.allocate(
+            layout.total_bytes(cfg), "epmoe", layout.named_words(cfg), timeout
+        )
         if cfg.use_shmem:
             world.connect(self._memory)
         self.ranks = [RankMemory(cfg, self.machine, rank, self._memory) for rank in world.ranks]
@@ -69,7 +79,7 @@ class Engine:
 
     def _initialise(self, occasion, timeout):
         self.machine.synchronize()
-        self.world.barrier(occasion, timeout)       # no kernel of any rank runs any more
+        self.world.barrier(occasion, timeout)  # no kernel of any rank runs any more
         for r in self.ranks:
             r.initialise()
         self.world.barrier(occasion, timeout)
@@ -104,12 +114,17 @@ class Engine:
 
     def trace(self):
         """[Stamps] of the last launch of every kernel and rank that was launched with LaunchConfig(trace=True)."""
-        return [stamps for (factory, *_), call in self._calls.items()
-                for stamps in call.trace(factory.removesuffix("_kernel"))]
+        return [
+            stamps
+            for (factory, *_), call in self._calls.items()
+            for stamps in call.trace(factory.removesuffix("_kernel"))
+        ]
 
     def launch_arguments(self, r, stream):
         """The arguments that every KernelCall takes by name."""
-        return dict(machine=self.machine, stream=stream, status=r.address("status"), timeout_s=self.timeout)
+        return dict(
+            machine=self.machine, stream=stream, status=r.address("status"), timeout_s=self.timeout
+        )
 
     @contextmanager
     def launching(self, call, fused=False):
@@ -123,7 +138,7 @@ class Engine:
             if device.SIM:
                 self.check()
         except REFUSALS as error:
-            if launched:        # a function of the caller has raised it inside a kernel
+            if launched:  # a function of the caller has raised it inside a kernel
                 self.rounds.fail(call, error)
             raise
         self.rounds.advance(call)
@@ -135,8 +150,10 @@ class Engine:
                 raise self._unseen
             return  # close() has waited and looked
         if self.capture():
-            raise EPStateError("results can be looked at when a captured CUDA graph was replayed, not while the stream "
-                               "is being captured: nothing has run yet")
+            raise EPStateError(
+                "results can be looked at when a captured CUDA graph was replayed, not while the stream "
+                "is being captured: nothing has run yet"
+            )
         self.machine.synchronize()
         timeouts, bad_ids = [], []
         for r in self.ranks:
@@ -145,8 +162,13 @@ class Engine:
                 continue
             recv_count = status.failed_recv_count(words)
             try:
-                status.raise_if_failed(words, self.cfg, r.rank, self.timeout,
-                                       recv_count=None if recv_count is None else r.read(recv_count))
+                status.raise_if_failed(
+                    words,
+                    self.cfg,
+                    r.rank,
+                    self.timeout,
+                    recv_count=None if recv_count is None else r.read(recv_count),
+                )
                 r.clear("status")
                 status.raise_if_bad_ids(words, self.cfg, r.rank)
             except PeerTimeout as error:
@@ -154,7 +176,9 @@ class Engine:
             except EPValueError as error:
                 bad_ids.append(error)
         if timeouts:
-            error = timeouts[0] if len(timeouts) == 1 else PeerTimeout("\n".join(map(str, timeouts)))
+            error = (
+                timeouts[0] if len(timeouts) == 1 else PeerTimeout("\n".join(map(str, timeouts)))
+            )
             self.rounds.fail("a kernel", error)
             raise error
         if bad_ids:
@@ -181,7 +205,9 @@ class Engine:
                 try:
                     self.check()
                 finally:
-                    if self.rounds.failure is None:     # bad ids on this rank are no reason to let the others wait
+                    if (
+                        self.rounds.failure is None
+                    ):  # bad ids on this rank are no reason to let the others wait
                         self.world.barrier("leaving", self.timeout)
                         together = True
             self.machine.synchronize()

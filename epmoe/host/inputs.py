@@ -5,15 +5,15 @@ Every message names the rank, the value, the rule and the remedy; for routing al
 
 import ml_dtypes
 import numpy as np
-from epmoe_ref.errors import EPValueError
 
 from epmoe import device
 from epmoe.host.arrays import view
+from epmoe_ref.errors import EPValueError
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 COMBINE_DTYPE = {"bf16": BF16, "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
 VECTOR_BYTES = 16
-MOST_SECONDS = 1e9      # kernels count nanoseconds in 64 bits
+MOST_SECONDS = 1e9  # kernels count nanoseconds in 64 bits
 
 
 def ranks_of(world, what, argument):
@@ -21,10 +21,14 @@ def ranks_of(world, what, argument):
     if not world.lists:
         return [argument]
     if not isinstance(argument, (list, tuple)):
-        raise EPValueError(f"{what} is a {type(argument).__name__}, and a LocalWorld takes a list with one entry for "
-                           f"each of its {len(world.ranks)} ranks")
+        raise EPValueError(
+            f"{what} is a {type(argument).__name__}, and a LocalWorld takes a list with one entry for "
+            f"each of its {len(world.ranks)} ranks"
+        )
     if len(argument) != len(world.ranks):
-        raise EPValueError(f"{what} has {len(argument)} entries; one for each of {len(world.ranks)} ranks is needed")
+        raise EPValueError(
+            f"{what} has {len(argument)} entries; one for each of {len(world.ranks)} ranks is needed"
+        )
     return list(argument)
 
 
@@ -39,13 +43,19 @@ def tokens(cfg, machine, rank, given):
         with np.errstate(all="ignore"):
             a = view(a.host.astype(BF16), what)
     if a.dtype != BF16:
-        raise EPValueError(f"{what} has dtype {a.dtype}, bfloat16 is needed: x.astype(ml_dtypes.bfloat16), or "
-                           "x.view(ml_dtypes.bfloat16) if the 16 bits are bf16 already")
+        raise EPValueError(
+            f"{what} has dtype {a.dtype}, bfloat16 is needed: x.astype(ml_dtypes.bfloat16), or "
+            "x.view(ml_dtypes.bfloat16) if the 16 bits are bf16 already"
+        )
     if len(a.shape) != 2 or a.shape[1] != cfg.hidden:
-        raise EPValueError(f"{what} has shape {a.shape}, (num_tokens, hidden={cfg.hidden}) is needed")
+        raise EPValueError(
+            f"{what} has shape {a.shape}, (num_tokens, hidden={cfg.hidden}) is needed"
+        )
     if a.shape[0] > cfg.max_tokens_per_rank:
-        raise EPValueError(f"{what} holds {a.shape[0]} tokens, more than "
-                           f"max_tokens_per_rank={cfg.max_tokens_per_rank}: raise it, or use several rounds")
+        raise EPValueError(
+            f"{what} holds {a.shape[0]} tokens, more than "
+            f"max_tokens_per_rank={cfg.max_tokens_per_rank}: raise it, or use several rounds"
+        )
     return a
 
 
@@ -54,10 +64,14 @@ def topk_ids(cfg, machine, rank, given, num_tokens):
     what = f"topk_ids of rank {rank}"
     a = _array(machine, given, what)
     if a.dtype.kind not in "iu":
-        raise EPValueError(f"{what} has dtype {a.dtype}, an integer type is needed: ids.astype(np.int64)")
+        raise EPValueError(
+            f"{what} has dtype {a.dtype}, an integer type is needed: ids.astype(np.int64)"
+        )
     if a.shape != (num_tokens, cfg.top_k):
-        raise EPValueError(f"{what} has shape {a.shape}, (num_tokens={num_tokens}, top_k={cfg.top_k}) is needed, "
-                           "one row for each token of input_tokens")
+        raise EPValueError(
+            f"{what} has shape {a.shape}, (num_tokens={num_tokens}, top_k={cfg.top_k}) is needed, "
+            "one row for each token of input_tokens"
+        )
     if a.host is not None:
         _check_ids(cfg, rank, a.host)
     return a
@@ -67,17 +81,21 @@ def _check_ids(cfg, rank, ids):
     outside = (ids < -1) | (ids >= cfg.n_experts)
     if outside.any():
         token, slot = (int(i) for i in np.argwhere(outside)[0])
-        raise EPValueError(f"topk_ids of rank {rank}: token {token}, slot {slot} holds {int(ids[token, slot])}, which "
-                           f"is outside [0, n_experts={cfg.n_experts}); -1 is the id for \"no expert in this slot\" "
-                           f"({int(outside.sum())} such ids in all)")
+        raise EPValueError(
+            f"topk_ids of rank {rank}: token {token}, slot {slot} holds {int(ids[token, slot])}, which "
+            f'is outside [0, n_experts={cfg.n_experts}); -1 is the id for "no expert in this slot" '
+            f"({int(outside.sum())} such ids in all)"
+        )
     ordered = np.sort(ids.astype(np.int32), axis=1)
     twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
     if twice.any():
         token = int(np.argwhere(twice.any(axis=1))[0][0])
         value = int(ordered[token, 1:][twice[token]][0])
         first, slot = (int(k) for k in np.argwhere(ids[token] == value)[:2, 0])
-        raise EPValueError(f"topk_ids of rank {rank}: token {token}, slot {slot} holds {value}, which slot {first} of "
-                           "the token already holds; the ids of one token must be distinct: put -1 into one of them")
+        raise EPValueError(
+            f"topk_ids of rank {rank}: token {token}, slot {slot} holds {value}, which slot {first} of "
+            "the token already holds; the ids of one token must be distinct: put -1 into one of them"
+        )
 
 
 def expert_outputs(cfg, machine, rank, given, capacity, n_rows):
@@ -89,8 +107,10 @@ def expert_outputs(cfg, machine, rank, given, capacity, n_rows):
     a = _array(machine, given, what)
     dtype = COMBINE_DTYPE[cfg.combine_dtype]
     if a.dtype != dtype:
-        raise EPValueError(f"{what} has dtype {a.dtype}, combine_dtype={cfg.combine_dtype!r} needs {dtype}: convert "
-                           "it, or configure another combine_dtype")
+        raise EPValueError(
+            f"{what} has dtype {a.dtype}, combine_dtype={cfg.combine_dtype!r} needs {dtype}: convert "
+            "it, or configure another combine_dtype"
+        )
     if len(a.shape) != 2 or a.shape[1] != cfg.hidden:
         raise EPValueError(f"{what} has shape {a.shape}, (rows, hidden={cfg.hidden}) is needed")
     return _one_for_each_row(a, what, capacity, n_rows)
@@ -103,14 +123,18 @@ def gate_up(machine, rank, given, capacity, n_rows):
     if a.dtype != BF16:
         raise EPValueError(f"{what} has dtype {a.dtype}, bfloat16 is needed: convert it")
     if len(a.shape) != 2 or a.shape[1] % 2 or not a.shape[1]:
-        raise EPValueError(f"{what} has shape {a.shape}, (rows, 2 * width) is needed: gate and up side by side")
+        raise EPValueError(
+            f"{what} has shape {a.shape}, (rows, 2 * width) is needed: gate and up side by side"
+        )
     return _one_for_each_row(a, what, capacity, n_rows)
 
 
 def _one_for_each_row(a, what, capacity, n_rows):
     if a.shape[0] != capacity and a.shape[0] != n_rows():
-        raise EPValueError(f"{what} has {a.shape[0]} rows; one is needed for each of the {n_rows()} dispatched rows, "
-                           f"padding included, or for all {capacity} of the capacity")
+        raise EPValueError(
+            f"{what} has {a.shape[0]} rows; one is needed for each of the {n_rows()} dispatched rows, "
+            f"padding included, or for all {capacity} of the capacity"
+        )
     return a
 
 
@@ -118,45 +142,61 @@ def router_weights(cfg, machine, rank, given, num_tokens):
     """Router weights of a rank: float32 (num_tokens, top_k)."""
     what = f"router_weights of rank {rank}"
     if np.ndim(given) == 0 and not hasattr(given, "shape"):
-        raise EPValueError(f"{what} is {given!r}; a float32 array (num_tokens={num_tokens}, top_k={cfg.top_k}) or a "
-                           "function (token, k, *router_weights_args) -> float32 is needed, a single number is refused")
+        raise EPValueError(
+            f"{what} is {given!r}; a float32 array (num_tokens={num_tokens}, top_k={cfg.top_k}) or a "
+            "function (token, k, *router_weights_args) -> float32 is needed, a single number is refused"
+        )
     a = _array(machine, given, what)
     if a.dtype != np.float32:
         raise EPValueError(f"{what} has dtype {a.dtype}, float32 is needed: w.astype(np.float32)")
     if a.shape != (num_tokens, cfg.top_k):
-        raise EPValueError(f"{what} has shape {a.shape}, (num_tokens={num_tokens}, top_k={cfg.top_k}) is needed")
+        raise EPValueError(
+            f"{what} has shape {a.shape}, (num_tokens={num_tokens}, top_k={cfg.top_k}) is needed"
+        )
     return a
 
 
 def input_scale(rank, given):
     """Input scale of a rank: a positive finite float32 number."""
     if isinstance(given, bool) or not isinstance(given, (int, float, np.number)):
-        raise EPValueError(f"input_scale of rank {rank} is {given!r}; a positive finite number is needed, or a "
-                           "function (i) -> float32")
+        raise EPValueError(
+            f"input_scale of rank {rank} is {given!r}; a positive finite number is needed, or a "
+            "function (i) -> float32"
+        )
     with np.errstate(over="ignore"):
         scale = np.float32(given)
     if not (np.isfinite(scale) and scale > 0):
-        raise EPValueError(f"input_scale of rank {rank} is {given!r}; it must be positive and finite in float32")
+        raise EPValueError(
+            f"input_scale of rank {rank} is {given!r}; it must be positive and finite in float32"
+        )
     return scale
 
 
 def seconds(what, value):
     """A time limit as a float, positive and at most MOST_SECONDS."""
-    is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(
+        value, bool
+    )
     if not is_number or not 0 < value <= MOST_SECONDS:
-        raise EPValueError(f"{what}={value!r} must be a positive number of seconds, at most {MOST_SECONDS:g}; there is no "
-                           "endless wait")
+        raise EPValueError(
+            f"{what}={value!r} must be a positive number of seconds, at most {MOST_SECONDS:g}; there is no "
+            "endless wait"
+        )
     return float(value)
 
 
 def world(what, given):
     """A world, made already."""
     if isinstance(given, type) and hasattr(given, "allocate"):
-        raise EPValueError(f"{what} is the class {given.__name__}; make a world of it: {given.__name__}"
-                           f"({'2' if given.lists else ''})")
+        raise EPValueError(
+            f"{what} is the class {given.__name__}; make a world of it: {given.__name__}"
+            f"({'2' if given.lists else ''})"
+        )
     if not hasattr(given, "allocate") or not hasattr(given, "launching"):
-        raise EPValueError(f"{what} is a {type(given).__name__}; a world of epmoe is needed (LocalWorld, MPIWorld, "
-                           "ShmemWorld)")
+        raise EPValueError(
+            f"{what} is a {type(given).__name__}; a world of epmoe is needed (LocalWorld, MPIWorld, "
+            "ShmemWorld)"
+        )
     return given
 
 
@@ -164,7 +204,9 @@ def result(machine, given, shape, dtype, what):
     """An array that a result goes into (out=): shape and dtype must be the result's own; must be writable, C order."""
     a = _array(machine, given, what)
     if a.dtype != dtype or a.shape != tuple(shape):
-        raise EPValueError(f"{what} is {a.dtype} {a.shape}, the result is {np.dtype(dtype)} {tuple(shape)}")
+        raise EPValueError(
+            f"{what} is {a.dtype} {a.shape}, the result is {np.dtype(dtype)} {tuple(shape)}"
+        )
     if a.host is not None and not a.host.flags.writeable:
         raise EPValueError(f"{what} is read-only, a result is to be written into it")
     return a
@@ -175,16 +217,26 @@ def _array(machine, given, what):
     if a.host is not None:
         return a
     if device.SIM:
-        raise EPValueError(f"{what} is in GPU memory, and epmoe runs in the simulator here: give host memory (x.cpu(), "
-                           "x.get()), or see `epmoe doctor` for why the GPU is not used")
+        raise EPValueError(
+            f"{what} is in GPU memory, and epmoe runs in the simulator here: give host memory (x.cpu(), "
+            "x.get()), or see `epmoe doctor` for why the GPU is not used"
+        )
     if a.device is not None and a.device != machine.ordinal:
-        raise EPValueError(f"{what} is on GPU {a.device}, this rank runs on GPU {machine.ordinal}: move it there")
+        raise EPValueError(
+            f"{what} is on GPU {a.device}, this rank runs on GPU {machine.ordinal}: move it there"
+        )
     if not a.dtype.isnative:
-        raise EPValueError(f"{what} has dtype {a.dtype.str}, whose bytes are not in this machine's order: convert it, "
-                           "x.astype(x.dtype.newbyteorder('='))")
+        raise EPValueError(
+            f"{what} has dtype {a.dtype.str}, whose bytes are not in this machine's order: convert it, "
+            "x.astype(x.dtype.newbyteorder('='))"
+        )
     if not a.is_contiguous:
-        raise EPValueError(f"{what} is not C-contiguous (strides {a.strides} bytes, shape {a.shape}), and arrays in GPU "
-                           "memory are read where they lie: x.contiguous() in torch, cupy.ascontiguousarray(x)")
+        raise EPValueError(
+            f"{what} is not C-contiguous (strides {a.strides} bytes, shape {a.shape}), and arrays in GPU "
+            "memory are read where they lie: x.contiguous() in torch, cupy.ascontiguousarray(x)"
+        )
     if a.address % VECTOR_BYTES and a.dtype.itemsize * a.shape[-1] % VECTOR_BYTES == 0:
-        raise EPValueError(f"{what} starts at 0x{a.address:x}, which is no multiple of {VECTOR_BYTES} bytes: copy it")
+        raise EPValueError(
+            f"{what} starts at 0x{a.address:x}, which is no multiple of {VECTOR_BYTES} bytes: copy it"
+        )
     return a

@@ -1,6 +1,5 @@
 """Results that calls give again, in the very same arrays, when nobody else refers to them nor to their memory."""
 
-
 from epmoe.host.dispatch_phase import Sent
 from epmoe.host.references import References
 from epmoe.host.results import Results
@@ -15,13 +14,32 @@ class LastDispatch:
     who: (cfg, rank, check), as in a Dispatched.
     """
 
-    __slots__ = ("address", "n", "of_rank", "sent", "loan", "key", "start", "held", "_made", "_references")
+    __slots__ = (
+        "address",
+        "n",
+        "of_rank",
+        "sent",
+        "loan",
+        "key",
+        "start",
+        "held",
+        "_made",
+        "_references",
+    )
 
     def __init__(self, who, n, loan, results=None):
         self.address, self.n, self.loan = loan.buffer.address, n, loan
         # Nobody asks again where the caller's arrays were
-        self.of_rank = Sent(*who, TokenArray(0, n), 0, 1.0, None, loan, results or Results(loan),
-                            None if results else (loan.buffer.address, n))
+        self.of_rank = Sent(
+            *who,
+            TokenArray(0, n),
+            0,
+            1.0,
+            None,
+            loan,
+            results or Results(loan),
+            None if results else (loan.buffer.address, n),
+        )
         self._made = self.of_rank.made
         self.sent, self.key, self.start, self.held = [self.of_rank], None, None, None
 
@@ -40,7 +58,7 @@ class LastDispatch:
         return True
 
     def _refer(self, *what):
-        self.key = self.start = None        # which looks at the References until now
+        self.key = self.start = None  # which looks at the References until now
         self._references = References(*what)
         self.held = self._references.address
 
@@ -52,10 +70,27 @@ class LastCombine:
     keeps: whether the expert outputs are the caller's, to be kept.
     """
 
-    __slots__ = ("address", "n", "reduced", "result", "loan", "key", "start", "held", "keeps", "_references")
+    __slots__ = (
+        "address",
+        "n",
+        "reduced",
+        "result",
+        "loan",
+        "key",
+        "start",
+        "held",
+        "keeps",
+        "_references",
+    )
 
     def __init__(self, n, reduced, result, loan):
-        self.address, self.n, self.reduced, self.result, self.loan = loan.buffer.address, n, reduced, result, loan
+        self.address, self.n, self.reduced, self.result, self.loan = (
+            loan.buffer.address,
+            n,
+            reduced,
+            result,
+            loan,
+        )
         self.key = self.start = self.held = self.keeps = None
 
     def count(self):

@@ -48,11 +48,16 @@ class Pool:
         if self._free:
             buffer = self._free.pop()
         else:
-            regions = [(f"{self.name}.{name}", f.offset, f.shape, f.dtype, ()) for name, f in self.fields.items()]
+            regions = [
+                (f"{self.name}.{name}", f.offset, f.shape, f.dtype, ())
+                for name, f in self.fields.items()
+            ]
             buffer = self.machine.alloc(self.nbytes, self.name, self.rank, regions=regions)
             self._made.append(buffer)
         if device.SIM:
-            buffer.fill(0xA5)  # what a kernel fails to write must not look like the last round's right answer
+            buffer.fill(
+                0xA5
+            )  # what a kernel fails to write must not look like the last round's right answer
         return Loan(self, buffer)
 
     def take_back(self, buffer):
@@ -102,8 +107,14 @@ class Loan:
         if device.SIM:
             return _lent_numpy(self, field)[:n]
         shape = field.shape if n is None else (n, *field.shape[1:])
-        return DeviceArray(self.buffer.address + field.offset, shape, field.dtype, owner=self, read=self._read,
-                           ordinal=self._pool.machine.ordinal)
+        return DeviceArray(
+            self.buffer.address + field.offset,
+            shape,
+            field.dtype,
+            owner=self,
+            read=self._read,
+            ordinal=self._pool.machine.ordinal,
+        )
 
     def again(self, arrays):
         """[DeviceArrays that an earlier loan of this buffer made, as this loan would make them]"""
@@ -117,10 +128,10 @@ class _LentMemory:
     """Carries a loan into NumPy: the base of every view, so the loan lives as long as any of them."""
 
     def __init__(self, loan, raw):
-        self.loan, self.raw = loan, raw     # raw: a dry buffer makes an array of its own
+        self.loan, self.raw = loan, raw  # raw: a dry buffer makes an array of its own
         self.__array_interface__ = raw.__array_interface__
 
 
 def _lent_numpy(loan, field):
     raw = loan.buffer.array(np.uint8, (max(field.nbytes, 1),), field.offset)
-    return np.asarray(_LentMemory(loan, raw))[:field.nbytes].view(field.dtype).reshape(field.shape)
+    return np.asarray(_LentMemory(loan, raw))[: field.nbytes].view(field.dtype).reshape(field.shape)

@@ -2,10 +2,9 @@
 
 from typing import NamedTuple
 
-from epmoe_ref.config import EPConfig
-
 from epmoe import layout
 from epmoe.host.rank_memory import result_bytes
+from epmoe_ref.config import EPConfig
 
 
 class Use(NamedTuple):
@@ -38,7 +37,13 @@ class MemoryTable(list):
 def plan(cfg: EPConfig) -> MemoryTable:
     """What one rank of this configuration needs, before anything is allocated."""
     rows = [Use(r.name, r.nbytes, 0) for r in layout.regions(cfg)]
-    rows.append(Use("alignment of regions", layout.total_bytes(cfg) - sum(r.nbytes for r in layout.regions(cfg)), 0))
+    rows.append(
+        Use(
+            "alignment of regions",
+            layout.total_bytes(cfg) - sum(r.nbytes for r in layout.regions(cfg)),
+            0,
+        )
+    )
     rows += [Use(name, nbytes, 0) for name, nbytes in result_bytes(cfg).items()]
     return MemoryTable(rows)
 
@@ -49,5 +54,9 @@ def held(cfg: EPConfig, rank_memory, staging_bytes) -> MemoryTable:
     rows = []
     for row in plan(cfg):
         is_result = row.buffer in result_bytes(cfg)
-        rows.append(row._replace(allocated_bytes=pools.get(row.buffer, 0) if is_result else row.planned_bytes))
+        rows.append(
+            row._replace(
+                allocated_bytes=pools.get(row.buffer, 0) if is_result else row.planned_bytes
+            )
+        )
     return MemoryTable([*rows, Use("staged host arrays", 0, staging_bytes)])

@@ -4,10 +4,22 @@ from functools import lru_cache
 
 import numpy as np
 
-from epmoe.device import (block_dim, block_idx, grid_dim, i32, kernel, load_u8, load_u16, load_u32, load_u64, store_i32,
-                          thread_idx, u64)
+from epmoe.device import (
+    block_dim,
+    block_idx,
+    grid_dim,
+    i32,
+    kernel,
+    load_u8,
+    load_u16,
+    load_u32,
+    load_u64,
+    store_i32,
+    thread_idx,
+    u64,
+)
 
-OUTSIDE = -2            # outside [0, n_experts) and not -1: dispatch counts it as a bad id
+OUTSIDE = -2  # outside [0, n_experts) and not -1: dispatch counts it as a bad id
 THREADS = 256
 BLOCKS = 8
 _LOAD = {1: load_u8, 2: load_u16, 4: load_u32, 8: load_u64}
@@ -19,7 +31,7 @@ def narrowing_kernel(itemsize, is_signed):
     load = _LOAD[itemsize]
     half, whole = 1 << (8 * itemsize - 1), 1 << (8 * itemsize)
     largest, all_ones = 2**31, whole - 1
-    small_negative = whole - min(half, largest)     # from here on a signed value fits in int32
+    small_negative = whole - min(half, largest)  # from here on a signed value fits in int32
     fits_always = itemsize < 4
 
     @kernel(max_threads=THREADS)
@@ -43,5 +55,10 @@ def narrowing_kernel(itemsize, is_signed):
 def narrow(machine, stream, rank, params, dtype, n_ids):
     """Launch the conversion of n_ids ids to int32; params: address of two uint64, from where and to where."""
     dtype = np.dtype(dtype)
-    machine.launch(narrowing_kernel(dtype.itemsize, dtype.kind == "i"), BLOCKS, THREADS, (params, n_ids, rank),
-                   stream=stream)
+    machine.launch(
+        narrowing_kernel(dtype.itemsize, dtype.kind == "i"),
+        BLOCKS,
+        THREADS,
+        (params, n_ids, rank),
+        stream=stream,
+    )

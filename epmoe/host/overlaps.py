@@ -1,9 +1,10 @@
 """Arrays that results are written into share no memory: not with themselves, not with each other, not with inputs."""
 
 import numpy as np
+
 from epmoe_ref.errors import EPValueError
 
-MAX_WORK = 10_000       # of NumPy's exact search; what takes longer counts as overlapping
+MAX_WORK = 10_000  # of NumPy's exact search; what takes longer counts as overlapping
 
 
 def expect_apart(outs, inputs=()):
@@ -13,13 +14,17 @@ def expect_apart(outs, inputs=()):
     """
     for i, (what, a) in enumerate(outs):
         if a.strides is not None and _overlaps_itself(a):
-            raise EPValueError(f"{what} has strides {a.strides} bytes for shape {a.shape}, so that several elements lie "
-                               "in one place and results would overwrite each other: give an array of its own "
-                               "(np.empty, not broadcast_to, expand or as_strided)")
+            raise EPValueError(
+                f"{what} has strides {a.strides} bytes for shape {a.shape}, so that several elements lie "
+                "in one place and results would overwrite each other: give an array of its own "
+                "(np.empty, not broadcast_to, expand or as_strided)"
+            )
         for other, b in (*outs[:i], *inputs):
             if _share_memory(a, b):
-                raise EPValueError(f"{what} and {other} share memory, so results would overwrite what is still needed: "
-                                   "give each an array of its own")
+                raise EPValueError(
+                    f"{what} and {other} share memory, so results would overwrite what is still needed: "
+                    "give each an array of its own"
+                )
 
 
 def on_device(*arrays):
@@ -35,7 +40,10 @@ def _extent(a):
     if steps is None:
         return a.address, a.address + int(np.prod(a.shape, dtype=np.int64)) * a.dtype.itemsize
     ends = [(n - 1) * s for n, s in zip(a.shape, steps)]
-    return (a.address + sum(e for e in ends if e < 0), a.address + sum(e for e in ends if e > 0) + a.dtype.itemsize)
+    return (
+        a.address + sum(e for e in ends if e < 0),
+        a.address + sum(e for e in ends if e > 0) + a.dtype.itemsize,
+    )
 
 
 def _overlaps_itself(a):

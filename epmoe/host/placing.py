@@ -3,12 +3,12 @@
 import math
 
 import numpy as np
-from epmoe_ref.errors import EPValueError
 
 from epmoe import device
 from epmoe.host.arrays import Array
 from epmoe.host.narrowing import narrow
 from epmoe.kernels.written_blocks import WrittenBlocks
+from epmoe_ref.errors import EPValueError
 
 ALIGNMENT = 16  # bytes: kernels read rows as 16-byte vectors
 
@@ -23,9 +23,9 @@ class Placing:
 
     def __init__(self, machine, stream_of):
         self.machine, self._stream_of = machine, stream_of
-        self.placed = {}       # (rank, name) -> (address or None, what keeps the memory alive)
-        self._staging = {}      # (rank, name) -> Buffer
-        self._outgrown = []     # staging buffers that CUDA graphs may use
+        self.placed = {}  # (rank, name) -> (address or None, what keeps the memory alive)
+        self._staging = {}  # (rank, name) -> Buffer
+        self._outgrown = []  # staging buffers that CUDA graphs may use
         self._addresses = WrittenBlocks()
 
     def place(self, rank, name, array: Array, dtype=None, *, lent=None) -> int:
@@ -44,8 +44,10 @@ class Placing:
         if device.SIM:
             return self._adopted(rank, name, host)
         if self.machine.has_captured and self._stream_of(rank).capture():
-            raise EPValueError(f"{name} of rank {rank} is in host memory, and the stream is being captured into a CUDA "
-                               "graph, whose replays would not see it: give an array in GPU memory")
+            raise EPValueError(
+                f"{name} of rank {rank} is in host memory, and the stream is being captured into a CUDA "
+                "graph, whose replays would not see it: give an array in GPU memory"
+            )
         # Earlier launches may still read the staging buffer.
         self.machine.synchronize()
         buffer = self._buffer(rank, name, host.nbytes)
@@ -66,7 +68,9 @@ class Placing:
             host = _aligned_copy(host)
         try:
             address = self.machine.adopt(host, name, rank)
-        except EPValueError:  # another array of the caller begins at the same place and is longer or shorter
+        except (
+            EPValueError
+        ):  # another array of the caller begins at the same place and is longer or shorter
             host = _aligned_copy(host)
             address = self.machine.adopt(host, name, rank)
         self._hold(rank, name, address, host)
@@ -78,7 +82,9 @@ class Placing:
         ids = self._buffer(rank, f"int32 {name}", 4 * n)
         key = rank, array.address, ids.address
         known = self._addresses
-        params = known.find(key) or known.write(self.machine, rank, key, np.array(key[1:], np.uint64))
+        params = known.find(key) or known.write(
+            self.machine, rank, key, np.array(key[1:], np.uint64)
+        )
         narrow(self.machine, self._stream_of(rank), rank, params.address, array.dtype, n)
         return ids.address
 
@@ -89,7 +95,9 @@ class Placing:
                 self._outgrown.append(buffer)
             elif buffer is not None:
                 buffer.free()
-            buffer = self._staging[rank, name] = self.machine.alloc(max(nbytes, 256), f"staged {name}", rank)
+            buffer = self._staging[rank, name] = self.machine.alloc(
+                max(nbytes, 256), f"staged {name}", rank
+            )
         return buffer
 
     def _hold(self, rank, name, address, owner):
@@ -130,6 +138,6 @@ class Placing:
 def _aligned_copy(a):
     raw = np.empty(a.nbytes + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
-    copy = raw[start:start + a.nbytes].view(a.dtype).reshape(a.shape)
+    copy = raw[start : start + a.nbytes].view(a.dtype).reshape(a.shape)
     copy[...] = a
     return copy

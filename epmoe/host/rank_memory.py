@@ -4,16 +4,16 @@ from functools import cached_property
 
 import ml_dtypes
 import numpy as np
-from epmoe_ref.config import EPConfig
-from epmoe_ref.errors import EPValueError
 
 from epmoe import layout
 from epmoe.host.dispatched import capacity_rows
 from epmoe.host.inputs import BF16, COMBINE_DTYPE
 from epmoe.host.lending import Pool, arrange
 from epmoe.kernels import formats
+from epmoe_ref.config import EPConfig
+from epmoe_ref.errors import EPValueError
 
-SCALE_GROUP = 128       # elements of blockwise FP8 that share a scale
+SCALE_GROUP = 128  # elements of blockwise FP8 that share a scale
 
 
 def dispatch_arrays(cfg: EPConfig):
@@ -21,9 +21,13 @@ def dispatch_arrays(cfg: EPConfig):
     fmt = formats.of(cfg)
     rows = capacity_rows(cfg, fmt.pad_rows)
     arrays = dict(fmt.outputs(cfg, rows))
-    arrays |= {"row_offsets": ((cfg.n_groups + 1,), np.uint32), "expert_ids": ((cfg.n_groups,), np.int32),
-               "src_info": ((rows, 2), np.int32), "recv_count": ((cfg.n_local_experts, cfg.n_src_ranks), np.int32),
-               "topk_ids": ((cfg.max_tokens_per_rank, cfg.top_k), np.int32)}
+    arrays |= {
+        "row_offsets": ((cfg.n_groups + 1,), np.uint32),
+        "expert_ids": ((cfg.n_groups,), np.int32),
+        "src_info": ((rows, 2), np.int32),
+        "recv_count": ((cfg.n_local_experts, cfg.n_src_ranks), np.int32),
+        "topk_ids": ((cfg.max_tokens_per_rank, cfg.top_k), np.int32),
+    }
     return arrays, rows
 
 
@@ -34,15 +38,22 @@ def combine_shape(cfg: EPConfig, num_tokens, reduced):
 
 def combine_arrays(cfg: EPConfig, reduced):
     """Array of a combine result with capacity: {name: (shape, dtype)}."""
-    return {"output_tokens": (combine_shape(cfg, cfg.max_tokens_per_rank, reduced), COMBINE_DTYPE[cfg.combine_dtype])}
+    return {
+        "output_tokens": (
+            combine_shape(cfg, cfg.max_tokens_per_rank, reduced),
+            COMBINE_DTYPE[cfg.combine_dtype],
+        )
+    }
 
 
 def silu_arrays(rows, width, output_format):
     """Arrays of a SwiGLU result: {name: (shape, dtype)}."""
     if output_format == "bf16":
         return {"output_tokens": ((rows, width), BF16)}
-    return {"output_tokens": ((rows, width), np.dtype(ml_dtypes.float8_e4m3fn)),
-            "output_scales": ((width // SCALE_GROUP, rows), np.dtype(np.float32))}
+    return {
+        "output_tokens": ((rows, width), np.dtype(ml_dtypes.float8_e4m3fn)),
+        "output_scales": ((width // SCALE_GROUP, rows), np.dtype(np.float32)),
+    }
 
 
 class RankMemory:
@@ -53,7 +64,10 @@ class RankMemory:
         self._buffer = memory.buffers[rank]
         self._addresses = memory.addresses
         self._regions = {r.name: r for r in layout.regions(cfg)}
-        self._words = {name: (offset, shape, dtype) for name, offset, shape, dtype, _ in layout.named_words(cfg)}
+        self._words = {
+            name: (offset, shape, dtype)
+            for name, offset, shape, dtype, _ in layout.named_words(cfg)
+        }
         self._silu_pools = {}
         first = cfg.world(rank) * cfg.p2p_world_size
         self._world = range(first, first + cfg.p2p_world_size)
@@ -108,7 +122,11 @@ class RankMemory:
 
     def pools(self):
         """The pools that were used so far."""
-        used = [self.__dict__[n] for n in ("dispatch_pool", "reduced_pool", "unreduced_pool") if n in self.__dict__]
+        used = [
+            self.__dict__[n]
+            for n in ("dispatch_pool", "reduced_pool", "unreduced_pool")
+            if n in self.__dict__
+        ]
         return used + list(self._silu_pools.values())
 
     def _pool(self, name, shapes):
@@ -117,6 +135,8 @@ class RankMemory:
 
 def result_bytes(cfg: EPConfig):
     """Bytes of one result of each kind: {name: bytes}."""
-    return {"dispatch result": arrange(dispatch_arrays(cfg)[0])[1],
-            "combine result": arrange(combine_arrays(cfg, True))[1],
-            "unreduced combine result": arrange(combine_arrays(cfg, False))[1]}
+    return {
+        "dispatch result": arrange(dispatch_arrays(cfg)[0])[1],
+        "combine result": arrange(combine_arrays(cfg, True))[1],
+        "unreduced combine result": arrange(combine_arrays(cfg, False))[1],
+    }

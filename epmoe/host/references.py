@@ -8,7 +8,7 @@ import ctypes
 from functools import cache
 from sys import getrefcount
 
-_count_at = ctypes.c_int32.from_address     # its lower half, in which it would not overflow
+_count_at = ctypes.c_int32.from_address  # its lower half, in which it would not overflow
 
 
 class References:
@@ -29,7 +29,7 @@ class References:
 @cache
 def are_counted():
     """Whether this Python keeps the number of references where CPython does (without free threading)."""
-    one, = some = [object()]
+    (one,) = some = [object()]
     before = getrefcount(one), _count_at(id(one)).value
     some *= 3
     return (getrefcount(one), _count_at(id(one)).value) == (before[0] + 2, before[1] + 2)

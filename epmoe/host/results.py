@@ -18,13 +18,15 @@ class Results:
             shape = (shapes or {}).get(name, loan.fields[name].shape)
             what = f"out: {name} of rank {rank}"
             self._given[name] = inputs.result(machine, array, shape, loan.fields[name].dtype, what)
-        self.given = bool(self._given)      # whether some results go into arrays of the caller
+        self.given = bool(self._given)  # whether some results go into arrays of the caller
         self.outs = [(f"out: {name} of rank {rank}", array) for name, array in self._given.items()]
 
     def address(self, name):
         """Where the kernel writes the array of that name."""
         given = self._given.get(name)
-        return given.address if given is not None and given.host is None else self.loan.address(name)
+        return (
+            given.address if given is not None and given.host is None else self.loan.address(name)
+        )
 
     def array(self, name, n=None):
         """The caller's own array, or one of the lent memory cut to n entries; None if the result has no such array."""

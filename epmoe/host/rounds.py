@@ -27,7 +27,7 @@ _REASON = {
     "idle": "no dispatch is open: call dispatch (or dispatch_async and dispatch_wait) first",
     "dispatching": "dispatch_async was called and its dispatch_wait was not: call dispatch_wait next",
     "dispatched": "a dispatch is open: combine it first. Two dispatches in a row would overwrite messages that a "
-                  "slower rank may not have read yet. If what it returned is lost, call reset() on all ranks",
+    "slower rank may not have read yet. If what it returned is lost, call reset() on all ranks",
     "combining": "combine_async was called and its combine_wait was not: call combine_wait next",
     "closed": "this ExpertParallel is closed: make a new one",
 }
@@ -38,7 +38,7 @@ _CAPTURED = {
 }
 
 
-REFUSALS = EPValueError, EPStateError       # errors of calls that have changed nothing
+REFUSALS = EPValueError, EPStateError  # errors of calls that have changed nothing
 
 
 def in_short(error):
@@ -52,6 +52,7 @@ def part_of_round(method):
 
     That is any exception: KeyboardInterrupt, SystemExit, and whatever a signal handler raises, wherever it comes.
     """
+
     @functools.wraps(method)
     def watched(self, *arguments, **options):
         try:
@@ -73,7 +74,9 @@ class Rounds:
 
     def __init__(self):
         self.state, self.failure, self.failed_call = "idle", None, None
-        self.capture = self.opened_in = 0       # ids of captures: of the call under way, of the open round
+        self.capture = self.opened_in = (
+            0  # ids of captures: of the call under way, of the open round
+        )
 
     def expect(self, call, capture=0):
         """Raise EPStateError, with the reason, unless the call may come now. capture: id of a capture, 0 for none."""
@@ -81,11 +84,13 @@ class Rounds:
         if self.state == "closed":
             raise EPStateError(f"{call}: {_REASON['closed']}")
         if self.failure is not None:
-            raise EPStateError(f"{call}: {self.failed_call} was ended by {in_short(self.failure)}, so buffers and "
-                               "counters are in the middle of a round; call reset() on all ranks first")
+            raise EPStateError(
+                f"{call}: {self.failed_call} was ended by {in_short(self.failure)}, so buffers and "
+                "counters are in the middle of a round; call reset() on all ranks first"
+            )
         if capture != self.opened_in and self.state != "idle":
             if self.opened_in and call in _NEXT["idle"]:
-                self.state = "idle"     # that round was given up with its capture
+                self.state = "idle"  # that round was given up with its capture
             elif not (capture and self.opened_in):
                 raise EPStateError(f"{call}: {_CAPTURED[bool(capture)]}")
         if call not in _NEXT[self.state]:

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from epmoe import device
 from epmoe.device.fingerprint import fingerprint
 
-MOST = 128              # functions that are remembered
+MOST = 128  # functions that are remembered
 _by_fingerprint = OrderedDict()
 _chosen = weakref.WeakSet()
 
@@ -22,7 +22,9 @@ def earlier(function):
     if mark is None:
         return function
     before = _by_fingerprint.get(mark)
-    if before is not None and fingerprint(before) == mark:      # what it refers to may have changed meanwhile
+    if (
+        before is not None and fingerprint(before) == mark
+    ):  # what it refers to may have changed meanwhile
         return before
     _by_fingerprint[mark] = function
     _chosen.add(function)

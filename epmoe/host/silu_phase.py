@@ -1,12 +1,11 @@
 """SwiGLU on the host: the rows between the experts' two matrix products, without waiting for their number."""
 
-from epmoe_ref.errors import EPValueError
-
 from epmoe import device
 from epmoe.host import inputs
 from epmoe.host.arrays import view
 from epmoe.host.dispatched import Dispatched
 from epmoe.kernels import TokenArray
+from epmoe_ref.errors import EPValueError
 
 
 class SiluPhase:
@@ -19,22 +18,46 @@ class SiluPhase:
         """A result a rank: an array, or (values, scales) for fp8_blockwise."""
         engine, world = self.engine, self.engine.world
         placed = []
-        for r, rows, d in zip(engine.ranks, inputs.ranks_of(world, "gate_up", gate_up),
-                              inputs.ranks_of(world, "dispatched", dispatched)):
+        for r, rows, d in zip(
+            engine.ranks,
+            inputs.ranks_of(world, "gate_up", gate_up),
+            inputs.ranks_of(world, "dispatched", dispatched),
+        ):
             if not isinstance(d, Dispatched):
-                raise EPValueError(f"fused_silu of rank {r.rank} was given a {type(d).__name__}: "
-                                   "it needs that rank's Dispatched")
+                raise EPValueError(
+                    f"fused_silu of rank {r.rank} was given a {type(d).__name__}: "
+                    "it needs that rank's Dispatched"
+                )
             rows = inputs.gate_up(engine.machine, r.rank, rows, self.capacity, lambda d=d: d.n_rows)
             width = rows.shape[1] // 2
-            call = engine.call("fused_silu_kernel", intermediate=width, output_format=output_format, limit=limit,
-                               alpha=alpha)
+            call = engine.call(
+                "fused_silu_kernel",
+                intermediate=width,
+                output_format=output_format,
+                limit=limit,
+                alpha=alpha,
+            )
             loan = engine.lent(r.silu_pool(rows.shape[0], width, output_format).lend())
-            placed.append((r, call, loan, TokenArray(engine.placing.place(r.rank, "gate_up", rows), rows.shape[0]),
-                           engine.placing.place(r.rank, "row_offsets", view(d.row_offsets, "row_offsets"))))
+            placed.append(
+                (
+                    r,
+                    call,
+                    loan,
+                    TokenArray(engine.placing.place(r.rank, "gate_up", rows), rows.shape[0]),
+                    engine.placing.place(r.rank, "row_offsets", view(d.row_offsets, "row_offsets")),
+                )
+            )
         with world.launching(False) as streams:
             for r, call, loan, rows, row_offsets in placed:
-                call(rows, row_offsets, loan.address("output_tokens"), r.rank, machine=engine.machine,
-                     stream=streams[r.rank], output_scales=loan.address("output_scales") if len(loan.fields) > 1 else 0)
+                call(
+                    rows,
+                    row_offsets,
+                    loan.address("output_tokens"),
+                    r.rank,
+                    machine=engine.machine,
+                    stream=streams[r.rank],
+                    output_scales=loan.address("output_scales") if len(loan.fields) > 1 else 0,
+                )
         if device.SIM:
             engine.machine.synchronize()
         return [_arrays(loan) for _, _, loan, _, _ in placed]

@@ -3,14 +3,14 @@
 import inspect
 
 import numpy as np
-from epmoe_ref.errors import EPValueError
 
 from epmoe import device
 from epmoe.host.arrays import is_torch, view
 from epmoe.kernels import ArrayArg, ScalarArg, returned
+from epmoe_ref.errors import EPValueError
 
 _ARRAY_DTYPES = ("float32", "int32")
-_WIDENED = ("bfloat16", "float16")      # exact as float32, so an array in host memory is placed as that
+_WIDENED = ("bfloat16", "float16")  # exact as float32, so an array in host memory is placed as that
 
 
 def check_signature(function, what, parameters, args):
@@ -19,7 +19,9 @@ def check_signature(function, what, parameters, args):
         inspect.signature(function).bind(*parameters, *args)
     except TypeError as e:
         given = f" and {len(args)} of {what}_args" if args else ""
-        raise EPValueError(f"{what} cannot be called with ({', '.join(parameters)}){given}: {e}") from None
+        raise EPValueError(
+            f"{what} cannot be called with ({', '.join(parameters)}){given}: {e}"
+        ) from None
     except ValueError:
         pass  # built-in functions have no signature
 
@@ -36,7 +38,7 @@ def check_returned(machine, function, what, numbers, args, kinds):
     elif what != "elementwise_lambda_fn":
         try:
             value = function(*numbers, *args)
-        except Exception:       # perhaps an array without an entry 0; else the kernel raises it, too
+        except Exception:  # perhaps an array without an entry 0; else the kernel raises it, too
             return
         returned.number(what, function, value)
 
@@ -47,8 +49,10 @@ def of_rank(world, index, args):
         return tuple(args)
     for a in args:
         if isinstance(a, list) and len(a) != len(world.ranks):
-            raise EPValueError(f"an argument of a function is a list of {len(a)}; it needs one entry for each of the "
-                               f"{len(world.ranks)} ranks")
+            raise EPValueError(
+                f"an argument of a function is a list of {len(a)}; it needs one entry for each of the "
+                f"{len(world.ranks)} ranks"
+            )
     return tuple(a[index] if isinstance(a, list) else a for a in args)
 
 
@@ -64,10 +68,16 @@ def argument(value, what, place, writable=False):
     if isinstance(value, (float, np.floating)):
         return ScalarArg(float(value), "float32")
     array = view(value, what)
-    writable &= array.host is None or array.host.flags.writeable and (not is_torch(value) or value.is_contiguous())
+    writable &= (
+        array.host is None
+        or array.host.flags.writeable
+        and (not is_torch(value) or value.is_contiguous())
+    )
     if array.dtype.name in _WIDENED and array.host is not None and len(array.shape) in (1, 2):
         array, writable = view(array.host.astype(np.float32), what), False
     if array.dtype.name not in _ARRAY_DTYPES or len(array.shape) not in (1, 2):
-        raise EPValueError(f"{what} is {array.dtype} {array.shape}; numbers, and arrays of one or two axes of "
-                           f"{', '.join(_ARRAY_DTYPES)} can be given to a function: convert it")
+        raise EPValueError(
+            f"{what} is {array.dtype} {array.shape}; numbers, and arrays of one or two axes of "
+            f"{', '.join(_ARRAY_DTYPES)} can be given to a function: convert it"
+        )
     return ArrayArg(place(array), array.shape, array.dtype.name, bool(writable))

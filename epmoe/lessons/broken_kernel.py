@@ -32,8 +32,9 @@ def unordered(region):
                 return mutant, report
         if reports:
             return mutant, reports[0]
-    raise LookupError(f"no fence or release of epmoe/kernels/plain makes a race on {region} when it is "
-                      "lost")
+    raise LookupError(
+        f"no fence or release of epmoe/kernels/plain makes a race on {region} when it is lost"
+    )
 
 
 def _race(seed, edits):
@@ -51,8 +52,12 @@ def _race(seed, edits):
 
 def _candidates():
     """Lost fences first, then relaxed releases of system scope, then of device scope."""
-    found = [m for file in edited_kernels.files() if file.startswith(FOLDER)
-             for m in mutants_of(file, edited_kernels.source_of(file))]
+    found = [
+        m
+        for file in edited_kernels.files()
+        if file.startswith(FOLDER)
+        for m in mutants_of(file, edited_kernels.source_of(file))
+    ]
     lost = [m for m in found if m.token.text.startswith("fence_acq_rel") and m.new == "pass"]
     relaxed = [m for m in found if m.kind == "order" and "_release_" in m.token.text]
     return lost + sorted(relaxed, key=lambda m: "_sys_" not in m.token.text)

@@ -3,27 +3,45 @@
 import json
 from pathlib import Path
 
-from epmoe_ref.errors import EPValueError
-
 from epmoe.command_line import DIFFERS, EQUAL
 from epmoe.lessons import FILES, exercise
 from epmoe.lessons.judge import verdict
 from epmoe.lessons.telling import WIDTH, exercise_text, plain_simulator, tell, title, wrapped
+from epmoe_ref.errors import EPValueError
 
-STDERR = 2          # where an answer prints while stdout holds JSON
-HERE = "here"       # --start and --check without a file
+STDERR = 2  # where an answer prints while stdout holds JSON
+HERE = "here"  # --start and --check without a file
 
 
 def add_arguments(parser):
     """The options of lesson."""
-    parser.add_argument("number", nargs="?", type=int, choices=sorted(FILES), metavar="N",
-                        help="1 to 6; without it the lessons are listed")
+    parser.add_argument(
+        "number",
+        nargs="?",
+        type=int,
+        choices=sorted(FILES),
+        metavar="N",
+        help="1 to 6; without it the lessons are listed",
+    )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--step", action="store_true", help="wait for Enter before each section")
-    what.add_argument("--start", nargs="?", const=HERE, metavar="FILE",
-                        help="write the file in which the exercise is answered (default answerN.py)")
-    what.add_argument("--check", nargs="?", const=HERE, metavar="FILE", help="judge such a file (default answerN.py)")
-    parser.add_argument("--json", action="store_true", help="with --check: the verdict as one JSON object")
+    what.add_argument(
+        "--start",
+        nargs="?",
+        const=HERE,
+        metavar="FILE",
+        help="write the file in which the exercise is answered (default answerN.py)",
+    )
+    what.add_argument(
+        "--check",
+        nargs="?",
+        const=HERE,
+        metavar="FILE",
+        help="judge such a file (default answerN.py)",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="with --check: the verdict as one JSON object"
+    )
 
 
 def run(args):
@@ -46,14 +64,20 @@ def run(args):
 
 def listed():
     """The lessons by number and title."""
-    print("Six lessons on expert parallelism. Each is a Python file that reads as an\n"
-          "article, runs on a CPU within a minute, and ends with an exercise.\n")
+    print(
+        "Six lessons on expert parallelism. Each is a Python file that reads as an\n"
+        "article, runs on a CPU within a minute, and ends with an exercise.\n"
+    )
     for number, file in FILES.items():
-        print(f"  {number}  {title(file.read_text(encoding='utf-8')).partition(': ')[2].rstrip('.')}")
-    print("\nepmoe lesson N           tells lesson N  (--step: section by section)\n"
-          "epmoe lesson N --start   writes answerN.py, for your answer\n"
-          "epmoe lesson N --check   judges it, and says what is wrong\n\n"
-          f"To read them: {_shown(FILES[1].parent)}")
+        print(
+            f"  {number}  {title(file.read_text(encoding='utf-8')).partition(': ')[2].rstrip('.')}"
+        )
+    print(
+        "\nepmoe lesson N           tells lesson N  (--step: section by section)\n"
+        "epmoe lesson N --start   writes answerN.py, for your answer\n"
+        "epmoe lesson N --check   judges it, and says what is wrong\n\n"
+        f"To read them: {_shown(FILES[1].parent)}"
+    )
     return EQUAL
 
 
@@ -61,7 +85,9 @@ def start(number, file):
     """Write the file of an exercise: the question, and code to fill in."""
     path = Path(file)
     if path.exists():
-        raise EPValueError(f"{file} exists and is left alone: give another name, --start {path.stem}_2.py")
+        raise EPValueError(
+            f"{file} exists and is left alone: give another name, --start {path.stem}_2.py"
+        )
     with plain_simulator():
         path.write_text(new_answer(number), encoding="utf-8")
     print(f"{file} is written: fill it in, then\n  epmoe lesson {number} --check {file}")
@@ -78,15 +104,22 @@ def check(number, file, as_json):
     """Judge an answer, in words or as a JSON object."""
     what, says = verdict(number, file, STDERR if as_json else None)
     if as_json:
-        print(json.dumps({"exercise": number, "file": file, "passed": what == "right", "verdict": says}, indent=1))
+        print(
+            json.dumps(
+                {"exercise": number, "file": file, "passed": what == "right", "verdict": says},
+                indent=1,
+            )
+        )
     else:
         print(wrapped(f"{'RIGHT' if what == 'right' else 'NOT YET'}  {says}", WIDTH))
     return EQUAL if what == "right" else DIFFERS
 
 
 def _how_to_answer(number):
-    return (f"  epmoe lesson {number} --start     writes answer{number}.py\n"
-            f"  epmoe lesson {number} --check     judges it")
+    return (
+        f"  epmoe lesson {number} --start     writes answer{number}.py\n"
+        f"  epmoe lesson {number} --check     judges it"
+    )
 
 
 def _shown(folder):

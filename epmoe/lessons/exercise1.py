@@ -18,9 +18,16 @@ def first_row(counts, local_expert, src_rank):
     ...
 '''
 
-CASES = ([[3, 2], [1, 4]], [[0, 0, 5], [0, 0, 0], [2, 0, 1], [0, 7, 0]], [[6]], [[0, 0]], [[1, 2, 3, 4]],
-         np.random.default_rng(1).integers(0, 9, (32, 8)).tolist(),
-         [[1 << 30, 1 << 30], [1 << 30, 7]], [[(1 << 53) + 1, 2], [1, 0]])     # neither int32 nor float64 holds these
+CASES = (
+    [[3, 2], [1, 4]],
+    [[0, 0, 5], [0, 0, 0], [2, 0, 1], [0, 7, 0]],
+    [[6]],
+    [[0, 0]],
+    [[1, 2, 3, 4]],
+    np.random.default_rng(1).integers(0, 9, (32, 8)).tolist(),
+    [[1 << 30, 1 << 30], [1 << 30, 7]],
+    [[(1 << 53) + 1, 2], [1, 0]],
+)  # neither int32 nor float64 holds these
 
 
 def judge(answer):
@@ -30,8 +37,10 @@ def judge(answer):
         _offsets(counts, call(answer, "row_offsets", counts.copy()))
         for e, src in np.ndindex(counts.shape):
             _first(counts, e, src, call(answer, "first_row", counts.copy(), e, src))
-    return (f"row_offsets and first_row agree with the rows of {len(CASES)} worlds, with experts that get nothing and "
-            "with a world of one rank.")
+    return (
+        f"row_offsets and first_row agree with the rows of {len(CASES)} worlds, with experts that get nothing and "
+        "with a world of one rank."
+    )
 
 
 def _offsets(counts, got):
@@ -40,33 +49,57 @@ def _offsets(counts, got):
     got = whole_numbers(got, "row_offsets").reshape(-1)
     if got.shape == right.shape and (got == right).all():
         return
-    shown = f"row_offsets({counts.tolist()}) gave {got.tolist()}" if counts.size < 20 else \
-        f"row_offsets gave {len(got)} numbers for {len(counts)} local experts x {counts.shape[1]} ranks"
+    shown = (
+        f"row_offsets({counts.tolist()}) gave {got.tolist()}"
+        if counts.size < 20
+        else f"row_offsets gave {len(got)} numbers for {len(counts)} local experts x {counts.shape[1]} ranks"
+    )
     for looks, says in (
-            (right[1:], "the 0 at the front is missing: local expert 0 begins at row 0"),
-            (right[:-1], "the last number is missing: where the last expert's rows end, which is how many rows there "
-                         "are in all"),
-            (np.concatenate([[0], per_expert]), "these are the counts of each expert, not yet added up: an expert "
-                                                "begins where the one before it ends"),
-            (per_expert, "these are the counts of each expert, not yet added up, and without a 0 at the front"),
-            (np.concatenate([[0], np.cumsum(counts.sum(axis=0))]), "the sums are over experts; rows of one expert from "
-                                                                   "ALL ranks lie together, so sum over the ranks"),
-            (np.concatenate([[0], np.cumsum(counts)]), "this is one number for each (expert, rank) segment; asked for "
-                                                       "is one for each expert")):
+        (right[1:], "the 0 at the front is missing: local expert 0 begins at row 0"),
+        (
+            right[:-1],
+            "the last number is missing: where the last expert's rows end, which is how many rows there "
+            "are in all",
+        ),
+        (
+            np.concatenate([[0], per_expert]),
+            "these are the counts of each expert, not yet added up: an expert "
+            "begins where the one before it ends",
+        ),
+        (
+            per_expert,
+            "these are the counts of each expert, not yet added up, and without a 0 at the front",
+        ),
+        (
+            np.concatenate([[0], np.cumsum(counts.sum(axis=0))]),
+            "the sums are over experts; rows of one expert from "
+            "ALL ranks lie together, so sum over the ranks",
+        ),
+        (
+            np.concatenate([[0], np.cumsum(counts)]),
+            "this is one number for each (expert, rank) segment; asked for is one for each expert",
+        ),
+    ):
         if got.shape == looks.shape and (got == looks).all():
             raise Wrong(f"{shown}: {says}.")
     if got.shape != right.shape:
-        raise Wrong(f"{shown}: with {len(counts)} local experts there must be {len(right)} numbers.")
+        raise Wrong(
+            f"{shown}: with {len(counts)} local experts there must be {len(right)} numbers."
+        )
     e = int(np.argmax(got != right))
     _refuse_wrapped(shown, got[e], right[e])
-    raise Wrong(f"{shown}: row_offsets[{e}] must be {right[e]}, the number of rows of all local experts before {e}.")
+    raise Wrong(
+        f"{shown}: row_offsets[{e}] must be {right[e]}, the number of rows of all local experts before {e}."
+    )
 
 
 def _refuse_wrapped(shown, got, right):
     if got != right and (got - int(right)) % (1 << 32) == 0:
         raise Wrong(f"{shown} and must give {right}: the sum has wrapped; 32 bits do not hold it.")
     if got != right and got == int(float(right)):
-        raise Wrong(f"{shown} and must give {right}: a float does not hold such a number; add integers.")
+        raise Wrong(
+            f"{shown} and must give {right}: a float does not hold such a number; add integers."
+        )
 
 
 def _first(counts, e, src, got):
@@ -83,13 +116,19 @@ def _first(counts, e, src, got):
         shown += f" for counts = {counts.tolist()}"
     _refuse_wrapped(shown, got, right)
     if got == before and src:
-        raise Wrong(f"{shown}: that is where local expert {e} begins; the rows from ranks before rank {src} for the "
-                    "same expert come first.")
+        raise Wrong(
+            f"{shown}: that is where local expert {e} begins; the rows from ranks before rank {src} for the "
+            "same expert come first."
+        )
     if got == int(counts[e, :src].sum()):
         raise Wrong(f"{shown}: the rows of the local experts before {e} are not counted.")
     if got == right + int(counts[e, src]):
         raise Wrong(f"{shown}: that is where the segment ends, not where it begins.")
     if got == int(counts[:, :src].sum()) + int(counts[:e, src].sum()):
-        raise Wrong(f"{shown}: this sorts by rank first and by expert inside; it is the other way round.")
-    raise Wrong(f"{shown} and must give {right}: {before} rows of experts before it, and "
-                f"{right - before} of this expert from ranks before rank {src}.")
+        raise Wrong(
+            f"{shown}: this sorts by rank first and by expert inside; it is the other way round."
+        )
+    raise Wrong(
+        f"{shown} and must give {right}: {before} rows of experts before it, and "
+        f"{right - before} of this expert from ranks before rank {src}."
+    )

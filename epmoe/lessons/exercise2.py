@@ -11,8 +11,14 @@ def place(n_ranks, n_experts, top_k, hidden, max_tokens, expert, src_rank, slot)
 '''
 
 #        n_ranks, n_experts, top_k, hidden, max_tokens
-WORLDS = ((2, 4, 2, 8, 3), (4, 12, 3, 24, 5), (3, 9, 9, 16, 2), (8, 256, 8, 7168, 128), (1, 6, 6, 64, 7),
-          (8, 256, 8, 7168, 4096))      # byte offsets that 32 bits do not hold
+WORLDS = (
+    (2, 4, 2, 8, 3),
+    (4, 12, 3, 24, 5),
+    (3, 9, 9, 16, 2),
+    (8, 256, 8, 7168, 128),
+    (1, 6, 6, 64, 7),
+    (8, 256, 8, 7168, 4096),
+)  # byte offsets that 32 bits do not hold
 
 
 def judge(answer):
@@ -23,8 +29,10 @@ def judge(answer):
         for expert, src, slot in product(sorted(experts), {0, n_ranks - 1}, {0, max_tokens - 1}):
             _one(answer, n_ranks, n_experts, top_k, hidden, max_tokens, expert, src, slot)
             tried += 1
-    return (f"owner and offset are those of all {tried} places tried, among them messages with 9 experts, whose "
-            "topk_info takes 32 bytes.")
+    return (
+        f"owner and offset are those of all {tried} places tried, among them messages with 9 experts, whose "
+        "topk_info takes 32 bytes."
+    )
 
 
 def _align(n):
@@ -49,33 +57,62 @@ def _one(answer, n_ranks, n_experts, top_k, hidden, max_tokens, expert, src, slo
     shown = f"place({', '.join(f'{n}={v}' for n, v in zip(names, arguments))}) gave {got_owner, got_offset}"
     if not right_owner:
         if got_owner == expert % n_ranks:
-            raise Wrong(f"{shown}: experts are not dealt out in turn (expert % n_ranks); the first "
-                        f"{local} live on rank 0, the next {local} on rank 1, and so on.")
-        raise Wrong(f"{shown}: expert {expert} lives on rank {owner}; each rank has {local} neighbouring experts.")
+            raise Wrong(
+                f"{shown}: experts are not dealt out in turn (expert % n_ranks); the first "
+                f"{local} live on rank 0, the next {local} on rank 1, and so on."
+            )
+        raise Wrong(
+            f"{shown}: expert {expert} lives on rank {owner}; each rank has {local} neighbouring experts."
+        )
 
     if (got_offset - right) % (1 << 32) == 0:
-        raise Wrong(f"{shown}: the offset must be {right}; it has wrapped, since 32 bits do not hold it.")
+        raise Wrong(
+            f"{shown}: the offset must be {right}; it has wrapped, since 32 bits do not hold it."
+        )
 
     def at(e=le, size=message):
         return ((e * n_ranks + src) * max_tokens + slot) * size
 
     payload, ids = _align(2 * hidden), _align(2 * top_k)
     for looks, says in (
-            (at(e=expert), "recv_buf has an axis of LOCAL experts, and this counts all experts; on its owner this one "
-                           f"has the number {le}"),
-            (at(size=2 * hidden), "a message is more than its payload: src_info and topk_info follow"),
-            (at(size=payload + 4 + 2 * top_k), "src_info and topk_info are padded to 16 bytes too"),
-            (at(size=payload + 32), f"topk_info is as long as top_k={top_k} ids of 2 bytes need: {ids} bytes"),
-            (at(size=_align(2 * hidden + 4 + 2 * top_k)), "each of the three parts is padded, not their sum"),
-            (at(size=payload + 4 + ids), "src_info takes 16 bytes, though only 4 are used"),
-            (at(size=payload + 16 + 2 * top_k), f"topk_info is padded too: {2 * top_k} bytes become {ids}"),
-            (at(size=hidden + 16 + ids), "a bf16 number takes 2 bytes"),
-            (at(size=_align(4 * hidden) + 16 + ids), "a bf16 number takes 2 bytes, not 4"),
-            ((le * n_ranks + src) * max_tokens + slot, "this counts messages; asked for is a number of bytes"),
-            (((src * local + le) * max_tokens + slot) * message, "the order of the axes is local expert, source rank, "
-                                                                 "slot: the local expert weighs most"),
-            (((le * max_tokens + slot) * n_ranks + src) * message, "the order of the axes is local expert, source "
-                                                                   "rank, slot: the slot is the last")):
+        (
+            at(e=expert),
+            "recv_buf has an axis of LOCAL experts, and this counts all experts; on its owner this one "
+            f"has the number {le}",
+        ),
+        (at(size=2 * hidden), "a message is more than its payload: src_info and topk_info follow"),
+        (at(size=payload + 4 + 2 * top_k), "src_info and topk_info are padded to 16 bytes too"),
+        (
+            at(size=payload + 32),
+            f"topk_info is as long as top_k={top_k} ids of 2 bytes need: {ids} bytes",
+        ),
+        (
+            at(size=_align(2 * hidden + 4 + 2 * top_k)),
+            "each of the three parts is padded, not their sum",
+        ),
+        (at(size=payload + 4 + ids), "src_info takes 16 bytes, though only 4 are used"),
+        (
+            at(size=payload + 16 + 2 * top_k),
+            f"topk_info is padded too: {2 * top_k} bytes become {ids}",
+        ),
+        (at(size=hidden + 16 + ids), "a bf16 number takes 2 bytes"),
+        (at(size=_align(4 * hidden) + 16 + ids), "a bf16 number takes 2 bytes, not 4"),
+        (
+            (le * n_ranks + src) * max_tokens + slot,
+            "this counts messages; asked for is a number of bytes",
+        ),
+        (
+            ((src * local + le) * max_tokens + slot) * message,
+            "the order of the axes is local expert, source rank, "
+            "slot: the local expert weighs most",
+        ),
+        (
+            ((le * max_tokens + slot) * n_ranks + src) * message,
+            "the order of the axes is local expert, source rank, slot: the slot is the last",
+        ),
+    ):
         if got_offset == looks:
             raise Wrong(f"{shown}: {says}.")
-    raise Wrong(f"{shown}: the offset must be {right}, which is place {right // message} x {message} bytes a message.")
+    raise Wrong(
+        f"{shown}: the offset must be {right}, which is place {right // message} x {message} bytes a message."
+    )

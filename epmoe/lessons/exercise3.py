@@ -25,10 +25,20 @@ def judge(answer):
     """What was right; raises Wrong."""
     rng = np.random.default_rng(3)
     large = np.array([[1 << 31, (1 << 53) + 1], [1 << 31, 2], [1, 1]])
-    for counts in (np.array([[2, 1], [0, 3], [4, 1]]), np.array([[5, 0, 2]]), rng.integers(0, 9, (7, 5)), large):
+    for counts in (
+        np.array([[2, 1], [0, 3], [4, 1]]),
+        np.array([[5, 0, 2]]),
+        rng.integers(0, 9, (7, 5)),
+        large,
+    ):
         _first(counts, call(answer, "first_slots", counts.copy()))
-    for experts, first in (([1, 0, 1, 1, -1, 0], [10, 20]), ([], [3, 4]), ([-1, -1], [0, 0]), ([2, 2, 2], [5, 5, 0]),
-                           ([0, 0, 1], [(1 << 31) - 1, (1 << 53) + 1])):
+    for experts, first in (
+        ([1, 0, 1, 1, -1, 0], [10, 20]),
+        ([], [3, 4]),
+        ([-1, -1], [0, 0]),
+        ([2, 2, 2], [5, 5, 0]),
+        ([0, 0, 1], [(1 << 31) - 1, (1 << 53) + 1]),
+    ):
         _own(experts, first, call(answer, "own_slots", list(experts), np.array(first)))
     pairs = rng.integers(-1, N_EXPERTS, 64).tolist()
     for n_blocks in (1, 3, 8):
@@ -39,7 +49,9 @@ def judge(answer):
 def _array(got, name, shape):
     made = whole_numbers(got, name)
     if made.shape != shape:
-        raise Wrong(f"{name} returned numbers of shape {made.shape}; here the shape must be {shape}")
+        raise Wrong(
+            f"{name} returned numbers of shape {made.shape}; here the shape must be {shape}"
+        )
     return made
 
 
@@ -48,13 +60,21 @@ def _first(counts, got):
     right = np.cumsum(counts, axis=0) - counts
     if (got == right).all():
         return
-    shown = f"first_slots({counts.tolist()}) gave {got.tolist()}" if counts.size < 10 else "first_slots"
+    shown = (
+        f"first_slots({counts.tolist()}) gave {got.tolist()}" if counts.size < 10 else "first_slots"
+    )
     if (got == np.cumsum(counts, axis=0)).all():
-        raise Wrong(f"{shown}: this counts the block's own pairs too. Its first slot comes after those of the blocks "
-                    "BEFORE it: block 0 begins at 0.")
-    if (got == np.cumsum(counts, axis=1) - counts).all() or (got == np.cumsum(counts, axis=1)).all():
-        raise Wrong(f"{shown}: the sums run over experts; each expert has a counter of its own, and the sums run over "
-                    "the blocks.")
+        raise Wrong(
+            f"{shown}: this counts the block's own pairs too. Its first slot comes after those of the blocks "
+            "BEFORE it: block 0 begins at 0."
+        )
+    if (got == np.cumsum(counts, axis=1) - counts).all() or (
+        got == np.cumsum(counts, axis=1)
+    ).all():
+        raise Wrong(
+            f"{shown}: the sums run over experts; each expert has a counter of its own, and the sums run over "
+            "the blocks."
+        )
     flat = np.cumsum(counts).reshape(counts.shape)
     if (got == flat - counts).all() or (got == flat).all():
         raise Wrong(f"{shown}: one sum runs over everything; each expert's slots begin at 0.")
@@ -62,10 +82,14 @@ def _first(counts, got):
         raise Wrong(f"{shown}: every block begins at 0, so two blocks would write to one slot.")
     b, e = np.argwhere(got != right)[0].tolist()
     if (got[b, e] - int(right[b, e])) % (1 << 32) == 0:
-        raise Wrong(f"{shown}: the first slot of block {b} for expert {e} must be {right[b, e]}; the sum has wrapped, "
-                    "since 32 bits do not hold it.")
-    raise Wrong(f"{shown}: the first slot of block {b} for expert {e} must be {right[b, e]}, the number of pairs that "
-                f"the blocks before it have for expert {e}.")
+        raise Wrong(
+            f"{shown}: the first slot of block {b} for expert {e} must be {right[b, e]}; the sum has wrapped, "
+            "since 32 bits do not hold it."
+        )
+    raise Wrong(
+        f"{shown}: the first slot of block {b} for expert {e} must be {right[b, e]}, the number of pairs that "
+        f"the blocks before it have for expert {e}."
+    )
 
 
 def _right_own(experts, first):
@@ -87,27 +111,46 @@ def _own(experts, first, got):
         if got[i] == right[i]:
             continue
         if e < 0:
-            raise Wrong(f"{shown}: pair {i} has expert -1, an empty slot of the token; its answer is -1, and nothing "
-                        "is counted.")
-        if got[i] == right[i] + 1 and all(got[j] == right[j] + 1 for j, o in enumerate(experts) if o >= 0):
-            raise Wrong(f"{shown}: all are one too high; the first pair of an expert gets `first` itself.")
+            raise Wrong(
+                f"{shown}: pair {i} has expert -1, an empty slot of the token; its answer is -1, and nothing "
+                "is counted."
+            )
+        if got[i] == right[i] + 1 and all(
+            got[j] == right[j] + 1 for j, o in enumerate(experts) if o >= 0
+        ):
+            raise Wrong(
+                f"{shown}: all are one too high; the first pair of an expert gets `first` itself."
+            )
         if got[i] == right[i] - first[e]:
-            raise Wrong(f"{shown}: the block's first slot is missing; pair {i} must get {int(right[i])}.")
+            raise Wrong(
+                f"{shown}: the block's first slot is missing; pair {i} must get {int(right[i])}."
+            )
         if got[i] == first[e]:
-            raise Wrong(f"{shown}: pair {i} is not the first one for expert {e} in this block, and gets the same slot "
-                        "as another.")
+            raise Wrong(
+                f"{shown}: pair {i} is not the first one for expert {e} in this block, and gets the same slot "
+                "as another."
+            )
         if got[i] == first[e] + i:
-            raise Wrong(f"{shown}: pair {i} counts all pairs before it; count only those for expert {e}.")
+            raise Wrong(
+                f"{shown}: pair {i} counts all pairs before it; count only those for expert {e}."
+            )
         raise Wrong(f"{shown}: pair {i} (expert {e}) must get slot {int(right[i])}.")
 
 
 def _together(answer, pairs, blocks):
     counts = np.array([[int((b == e).sum()) for e in range(N_EXPERTS)] for b in blocks])
-    first = _array(call(answer, "first_slots", counts), "first_slots", counts.shape).astype(np.int64)
-    slots = [s for b, f in zip(blocks, first)
-             for s in _array(call(answer, "own_slots", b.tolist(), f), "own_slots", (len(b),)).tolist()]
+    first = _array(call(answer, "first_slots", counts), "first_slots", counts.shape).astype(
+        np.int64
+    )
+    slots = [
+        s
+        for b, f in zip(blocks, first)
+        for s in _array(call(answer, "own_slots", b.tolist(), f), "own_slots", (len(b),)).tolist()
+    ]
     right = _right_own(pairs, [0] * N_EXPERTS).tolist()
     if slots != right:
         i = next(i for i, (a, b) in enumerate(zip(slots, right)) if a != b)
-        raise Wrong(f"with {len(blocks)} blocks, pair {i} of {len(pairs)} (expert {pairs[i]}) got slot {slots[i]} and "
-                    f"must get {right[i]}.")
+        raise Wrong(
+            f"with {len(blocks)} blocks, pair {i} of {len(pairs)} (expert {pairs[i]}) got slot {slots[i]} and "
+            f"must get {right[i]}."
+        )

@@ -5,13 +5,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-from epmoe_ref.errors import DeadlockError, EPError, OutOfBoundsError, RaceError
 
 from epmoe import device
 from epmoe.device.names import WORDS
 from epmoe.lessons.answers import Wrong, failed, function
 from epmoe.mutants.plain_words import WORDS as PLAIN_WORDS
 from epmoe.mutants.tokens import mutants_of
+from epmoe_ref.errors import DeadlockError, EPError, OutOfBoundsError, RaceError
 
 STUB = '''
 from epmoe.device import *      # all words
@@ -49,13 +49,28 @@ NAMES = ("send", "signal", "receive", "read")
 FENCE = re.compile(r"fence_acq_rel_(sys|gpu)$")
 NARROWER = {"sys": ("gpu", "cta"), "gpu": ("cta",)}
 HINTS = (
-    (r"data race on finished.*scopes", "the counter is used by several blocks of rank 0: which scope includes them?"),
-    (r"data race on ready.*scopes", "the ready flag is used by several blocks of rank 1: which scope includes them?"),
-    (r"data race on flag.*scopes", "the flag is written by one GPU and read by another: which scope includes both?"),
-    (r"data race on (finished|flag|ready).*plain access", "what threads look at while others write needs a strong word "
-                                                    "(ld_, st_, red_add_) on both sides."),
-    (r"data race on message", "some link of the chain passes nothing on. Follow it from the message's store to its "
-                              "load: each store or add on the way must release, each load acquire."),
+    (
+        r"data race on finished.*scopes",
+        "the counter is used by several blocks of rank 0: which scope includes them?",
+    ),
+    (
+        r"data race on ready.*scopes",
+        "the ready flag is used by several blocks of rank 1: which scope includes them?",
+    ),
+    (
+        r"data race on flag.*scopes",
+        "the flag is written by one GPU and read by another: which scope includes both?",
+    ),
+    (
+        r"data race on (finished|flag|ready).*plain access",
+        "what threads look at while others write needs a strong word "
+        "(ld_, st_, red_add_) on both sides.",
+    ),
+    (
+        r"data race on message",
+        "some link of the chain passes nothing on. Follow it from the message's store to its "
+        "load: each store or add on the way must release, each load acquire.",
+    ),
 )
 
 
@@ -68,47 +83,65 @@ def judge(answer):
     weaker = list(_weaker(Path(answer.__file__).name, source))
     for token, change, edited in weaker:
         if not _report(_parties_of(edited, answer.__file__)):
-            raise Wrong(f"nothing races, and the messages arrive; but something is stronger than it must be: line "
-                        f"{token.line}, in {token.function}: {change} would do as well. Ask who reads what is written "
-                        "there, and how far away it is.")
-    return (f"no race under {len(SEEDS)} schedules, and each of the {len(weaker)} ways to weaken a word was noticed: "
-            "nothing is missing and nothing too much.")
+            raise Wrong(
+                f"nothing races, and the messages arrive; but something is stronger than it must be: line "
+                f"{token.line}, in {token.function}: {change} would do as well. Ask who reads what is written "
+                "there, and how far away it is."
+            )
+    return (
+        f"no race under {len(SEEDS)} schedules, and each of the {len(weaker)} ways to weaken a word was noticed: "
+        "nothing is missing and nothing too much."
+    )
 
 
 def _each_alone(answer, send, signal, receive, read):
-    """Each function by itself: none may go on before what it waits for has come, and a message comes before its count.
-    """
-    ended, words = _alone(answer, lambda w: signal(w.finished, w.flag, WRITERS), finished=WRITERS - 1)
+    """Each function by itself: none may go on before what it waits for has come, and a message comes before its count."""
+    ended, words = _alone(
+        answer, lambda w: signal(w.finished, w.flag, WRITERS), finished=WRITERS - 1
+    )
     if words.flag:
-        raise Wrong(f"signal raises the flag when {WRITERS - 1} of {WRITERS} messages are counted: it must wait for "
-                    "all of them first.")
+        raise Wrong(
+            f"signal raises the flag when {WRITERS - 1} of {WRITERS} messages are counted: it must wait for "
+            "all of them first."
+        )
     if ended:
-        raise Wrong(f"signal returns when {WRITERS - 1} of {WRITERS} messages are counted: it must wait for all.")
+        raise Wrong(
+            f"signal returns when {WRITERS - 1} of {WRITERS} messages are counted: it must wait for all."
+        )
     ended, words = _alone(answer, lambda w: signal(w.finished, w.flag, 2), finished=2)
     if not ended:
-        raise Wrong("signal still waits when 2 messages are counted and n_messages is 2: wait for n_messages, not for "
-                    "a number of your own.")
+        raise Wrong(
+            "signal still waits when 2 messages are counted and n_messages is 2: wait for n_messages, not for "
+            "a number of your own."
+        )
     ended, words = _alone(answer, lambda w: receive(w.flag, w.ready))
     if words.ready:
-        raise Wrong("receive tells the other blocks before the flag is raised: it must wait for the flag first.")
+        raise Wrong(
+            "receive tells the other blocks before the flag is raised: it must wait for the flag first."
+        )
     if ended:
         raise Wrong("receive returns before the flag is raised: it must wait for it.")
     ended, words = _alone(answer, lambda w: read(w.ready, w.nowhere))
     if ended or ended is None:
-        raise Wrong(f"read {'returns' if ended else 'loads the message'} before it is told that it may: it must wait "
-                    "for the ready flag first.")
+        raise Wrong(
+            f"read {'returns' if ended else 'loads the message'} before it is told that it may: it must wait "
+            "for the ready flag first."
+        )
     ended, words = _alone(answer, lambda w: send(w.nowhere, w.finished, 7))
     if words.finished:
-        raise Wrong("send counts its message before it has written it: whoever sees the count may read what was there "
-                    "before. Write first, count after.")
+        raise Wrong(
+            "send counts its message before it has written it: whoever sees the count may read what was there "
+            "before. Write first, count after."
+        )
 
 
 def _alone(answer, called, finished=0):
-    """(ended, words) after one thread has called a function: ended is False if it waits, None if it went to `nowhere`.
-    """
+    """(ended, words) after one thread has called a function: ended is False if it waits, None if it went to `nowhere`."""
     machine = device.machine(1, seed=0)
     memory = machine.alloc(256, "memory", 0)
-    words = SimpleNamespace(finished=memory.address, flag=memory.address + 64, ready=memory.address + 128, nowhere=64)
+    words = SimpleNamespace(
+        finished=memory.address, flag=memory.address + 64, ready=memory.address + 128, nowhere=64
+    )
 
     @device.kernel
     def alone(params, num_tokens, my_rank):
@@ -152,18 +185,34 @@ def _kernel(send, signal, receive, read):
 
 def _run(kern, seed):
     machine = device.machine(2, seed=seed, racecheck=True)
-    near = machine.alloc(256, "finished", 0, regions=[("finished", 0, (1,), np.int32, ("word",)),
-                                                      ("address of rank 1", 64, (1,), np.uint64, ("word",))])
-    far = machine.alloc(256, "memory", 1, regions=[("flag", 0, (1,), np.int32, ("word",)),
-                                                   ("ready", 4, (1,), np.int32, ("word",)),
-                                                   ("message", 64, (WRITERS,), np.int32, ("number",)),
-                                                   ("received", 128, (WRITERS,), np.int32, ("number",))])
+    near = machine.alloc(
+        256,
+        "finished",
+        0,
+        regions=[
+            ("finished", 0, (1,), np.int32, ("word",)),
+            ("address of rank 1", 64, (1,), np.uint64, ("word",)),
+        ],
+    )
+    far = machine.alloc(
+        256,
+        "memory",
+        1,
+        regions=[
+            ("flag", 0, (1,), np.int32, ("word",)),
+            ("ready", 4, (1,), np.int32, ("word",)),
+            ("message", 64, (WRITERS,), np.int32, ("number",)),
+            ("received", 128, (WRITERS,), np.int32, ("number",)),
+        ],
+    )
     try:
         near.fill(0)
         far.fill(0)
         near.write(np.array([far.address], np.uint64), 64)
         for rank in (0, 1):
-            machine.launch(kern, 1 + WRITERS, 1, (near.address, 0, rank), stream=machine.stream(rank))
+            machine.launch(
+                kern, 1 + WRITERS, 1, (near.address, 0, rank), stream=machine.stream(rank)
+            )
         machine.synchronize()
         return far.read(np.int32, WRITERS, 128).tolist()
     finally:
@@ -178,7 +227,7 @@ def _report(parties):
             got = _run(_kernel(*parties), seed)
         except Wrong:
             raise
-        except Exception as error:      # a weakened word may fail in any way: all count
+        except Exception as error:  # a weakened word may fail in any way: all count
             return f"{type(error).__name__}: {error}"
         if got != [10 * (i + 1) for i in range(WRITERS)]:
             return f"rank 1 read {got}"
@@ -191,10 +240,14 @@ def _expect_silence(answer, parties):
             got = _run(_kernel(*parties), seed)
         except RaceError as error:
             text = str(error)
-            hint = next((says for pattern, says in HINTS if re.search(pattern, text, re.DOTALL)), "")
+            hint = next(
+                (says for pattern, says in HINTS if re.search(pattern, text, re.DOTALL)), ""
+            )
             raise Wrong(f"{hint or 'there is a race.'}\n{text}") from None
         except DeadlockError as error:
-            raise Wrong(f"this hangs: a wait never ends. Keep the loops as they were.\n{error}") from None
+            raise Wrong(
+                f"this hangs: a wait never ends. Keep the loops as they were.\n{error}"
+            ) from None
         except Wrong:
             raise
         except EPError as error:
@@ -202,20 +255,29 @@ def _expect_silence(answer, parties):
         except Exception as error:
             raise Wrong(failed(answer.__file__, error, "in a kernel")) from None
         if got != [10 * (i + 1) for i in range(WRITERS)]:
-            raise Wrong(f"rank 1 read {got} and must read {[10 * (i + 1) for i in range(WRITERS)]}: change orders and "
-                        "scopes only, each function must still store, count, wait and raise the flag.")
+            raise Wrong(
+                f"rank 1 read {got} and must read {[10 * (i + 1) for i in range(WRITERS)]}: change orders and "
+                "scopes only, each function must still store, count, wait and raise the flag."
+            )
 
 
 def _weaker(file, source):
     """(token, what is changed, edited source) for every word of the four functions made weaker in every way."""
-    found = [m for m in mutants_of(file, source) if m.token.function in NAMES and m.kind in ("order", "scope", "plain",
-                                                                                              "barrier")]
+    found = [
+        m
+        for m in mutants_of(file, source)
+        if m.token.function in NAMES and m.kind in ("order", "scope", "plain", "barrier")
+    ]
     for m in found:
         yield m.token, m.change, m.apply(source)
         fence = FENCE.match(m.token.text.partition("(")[0])
         for scope in NARROWER[fence[1]] if fence else ():
             new = f"fence_acq_rel_{scope}()"
-            yield m.token, f"{m.token.text} -> {new}", source[:m.token.start] + new + source[m.token.end:]
+            yield (
+                m.token,
+                f"{m.token.text} -> {new}",
+                source[: m.token.start] + new + source[m.token.end :],
+            )
 
 
 def _parties_of(source, file):

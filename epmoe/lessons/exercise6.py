@@ -20,7 +20,10 @@ def _cases():
 
     def ids(tokens, n_experts, top_k, popularity=None):
         weights = np.zeros(n_experts) if popularity is None else popularity
-        return [np.argsort(-(weights + rng.gumbel(size=(n, n_experts))), axis=1)[:, :top_k] for n in tokens]
+        return [
+            np.argsort(-(weights + rng.gumbel(size=(n, n_experts))), axis=1)[:, :top_k]
+            for n in tokens
+        ]
 
     one_hot = np.zeros(16)
     one_hot[5] = 9.0
@@ -33,7 +36,15 @@ def _cases():
         ("empty slots", with_gaps, 3, 12, 1024, 50.0, 0.05),
         ("one expert a token", ids((64,) * 4, 16, 1), 4, 16, 7168, 358.0, 0.0),
         ("one rank", ids((10,), 8, 2), 1, 8, 4096, 358.0, 1.0),
-        ("messages of 64 MiB", ids((64,) * 4, 16, 4), 4, 16, 1 << 26, 358.0, 0.1),     # more bytes than 32 bits hold
+        (
+            "messages of 64 MiB",
+            ids((64,) * 4, 16, 4),
+            4,
+            16,
+            1 << 26,
+            358.0,
+            0.1,
+        ),  # more bytes than 32 bits hold
     ]
 
 
@@ -57,17 +68,28 @@ def judge(answer):
     cases, chosen = _cases(), []
     for case in cases:
         chosen.append(_one(answer, *case))
-    for case in cases:              # nothing may be left over from the calls before
+    for case in cases:  # nothing may be left over from the calls before
         _one(answer, *case)
-    return (f"floors and choices are right in {len(cases)} worlds, for rows in {chosen.count('rows')} of them: uneven "
-            "ranks, a popular expert, empty slots, and one expert a token, where rows save nothing.")
+    return (
+        f"floors and choices are right in {len(cases)} worlds, for rows in {chosen.count('rows')} of them: uneven "
+        "ranks, a popular expert, empty slots, and one expert a token, where rows save nothing."
+    )
 
 
 def _one(answer, name, topk_ids, n_ranks, n_experts, row_bytes, gbps, extra_us):
     pairs, rows = matrices(topk_ids, n_ranks, n_experts)
     right = [busiest(m) * row_bytes / gbps / 1e3 for m in (pairs, rows)]
     best = "rows" if right[1] + extra_us < right[0] else "pairs"
-    got = call(answer, "decide", [i.copy() for i in topk_ids], n_ranks, n_experts, row_bytes, gbps, extra_us)
+    got = call(
+        answer,
+        "decide",
+        [i.copy() for i in topk_ids],
+        n_ranks,
+        n_experts,
+        row_bytes,
+        gbps,
+        extra_us,
+    )
     try:
         *floors, choice = got
         floors = [float(f) for f in floors]
@@ -78,12 +100,16 @@ def _one(answer, name, topk_ids, n_ranks, n_experts, row_bytes, gbps, extra_us):
     for layout, matrix, us, wanted in zip(("pairs", "rows"), (pairs, rows), floors, right):
         if not np.isclose(us, wanted, rtol=1e-6, atol=1e-9):
             says = _why(us, layout, matrix, row_bytes, gbps, topk_ids, n_ranks, n_experts)
-            raise Wrong(f"{name}: the floor of {layout} came out as {us:.6g} us and is {wanted:.6g} us: {says}")
+            raise Wrong(
+                f"{name}: the floor of {layout} came out as {us:.6g} us and is {wanted:.6g} us: {says}"
+            )
     if choice != best:
         if choice not in ("pairs", "rows"):
-            raise Wrong(f"{name}: the choice is {choice!r} and must be \"pairs\" or \"rows\"")
-        raise Wrong(f"{name}: pairs take {right[0]:.2f} us and rows {right[1]:.2f} + {extra_us} us, so the choice is "
-                    f"{best}, not {choice}")
+            raise Wrong(f'{name}: the choice is {choice!r} and must be "pairs" or "rows"')
+        raise Wrong(
+            f"{name}: pairs take {right[0]:.2f} us and rows {right[1]:.2f} + {extra_us} us, so the choice is "
+            f"{best}, not {choice}"
+        )
     return best
 
 
@@ -97,24 +123,43 @@ def _why(us, layout, matrix, row_bytes, gbps, topk_ids, n_ranks, n_experts):
         (busiest(matrix) * row_bytes / gbps, "this is in nanoseconds; GB/s are bytes a nanosecond"),
         (busiest(matrix) * row_bytes / gbps / 1e6, "this is in milliseconds"),
         (busiest(matrix) * row_bytes / (gbps * 2**30) * 1e6, "G is 10**9 here, not 2**30"),
-        (max(matrix.sum(axis=0).max(), matrix.sum(axis=1).max()) * each,
-         "what a rank sends to itself is counted too, and crosses no link"),
-        (others.sum(axis=1).max() * each, "only the ways out are looked at; here a rank receives more than any sends"),
-        (others.sum(axis=0).max() * each, "only the ways in are looked at; here a rank sends more than any receives"),
-        (others.sum() * each, "this is what all ranks send together; their links work at the same time"),
+        (
+            max(matrix.sum(axis=0).max(), matrix.sum(axis=1).max()) * each,
+            "what a rank sends to itself is counted too, and crosses no link",
+        ),
+        (
+            others.sum(axis=1).max() * each,
+            "only the ways out are looked at; here a rank receives more than any sends",
+        ),
+        (
+            others.sum(axis=0).max() * each,
+            "only the ways in are looked at; here a rank sends more than any receives",
+        ),
+        (
+            others.sum() * each,
+            "this is what all ranks send together; their links work at the same time",
+        ),
         (others.sum() / n_ranks * each, "this is the average rank; the busiest one decides"),
-        ((others.sum(axis=0) + others.sum(axis=1)).max() * each,
-         "out and in are added; they work at the same time, the larger one counts"),
-        (busiest(matrices(wrapped, n_ranks, n_experts)[layout == "rows"]) * each,
-         "-1 is an empty slot, and here it is counted as an expert"),
-        (busiest(rows if layout == "pairs" else pairs) * each,
-         "this is the floor of the other layout: pairs send one message for each (token, slot), rows one for each "
-         "(token, rank with an expert of it)"),
+        (
+            (others.sum(axis=0) + others.sum(axis=1)).max() * each,
+            "out and in are added; they work at the same time, the larger one counts",
+        ),
+        (
+            busiest(matrices(wrapped, n_ranks, n_experts)[layout == "rows"]) * each,
+            "-1 is an empty slot, and here it is counted as an expert",
+        ),
+        (
+            busiest(rows if layout == "pairs" else pairs) * each,
+            "this is the floor of the other layout: pairs send one message for each (token, slot), rows one for each "
+            "(token, rank with an expert of it)",
+        ),
         (busiest(tokens) * each, "not every token goes to every rank"),
         (busiest(matrix) * each * 2, "this counts bytes twice: row_bytes is bytes, not numbers"),
     )
     for value, says in looks:
         if np.isclose(us, value, rtol=1e-6):
             return says + "."
-    return (f"the busiest way carries {busiest(matrix)} of {int(matrix.sum())} messages of {row_bytes} bytes, at "
-            f"{gbps} GB/s.")
+    return (
+        f"the busiest way carries {busiest(matrix)} of {int(matrix.sum())} messages of {row_bytes} bytes, at "
+        f"{gbps} GB/s."
+    )

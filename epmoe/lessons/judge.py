@@ -23,7 +23,10 @@ def verdict(number, file, output=None):
                 raise EPValueError(says)
             return what, says
         if process.late:
-            return "wrong", f"it still runs after {PATIENCE_S} seconds: is there a loop that does not end?"
+            return (
+                "wrong",
+                f"it still runs after {PATIENCE_S} seconds: is there a loop that does not end?",
+            )
         return "wrong", f"the answer {guard.how_it_ended(process)}; it must return instead"
 
 

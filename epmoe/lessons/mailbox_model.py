@@ -22,7 +22,9 @@ def parts(program, rank, n_ranks):
             out += [(i, what, p, buffer, sent) for p in peers for what in ("write", "raise")]
         else:
             waited += 1
-            out += [(i, what, p, buffer, waited) for what in ("see", "read", "put back") for p in peers]
+            out += [
+                (i, what, p, buffer, waited) for what in ("see", "read", "put back") for p in peers
+            ]
     return out
 
 
@@ -37,20 +39,26 @@ def _after(part, rank, boxes):
     message, was_read, up = boxes.get(key, (0, True, 0))
     if what == "write":
         if not was_read:
-            raise Fault(f"rank {rank} writes its message of round {number} over that of round {message}, which rank "
-                        f"{peer} has not read yet")
+            raise Fault(
+                f"rank {rank} writes its message of round {number} over that of round {message}, which rank "
+                f"{peer} has not read yet"
+            )
         new = number, False, up
     elif what == "raise":
         if up:
-            raise Fault(f"rank {rank} signals round {number} to rank {peer} while the signal of round {up} still "
-                        f"stands: when rank {peer} puts the word back, both are gone, and it waits for ever")
+            raise Fault(
+                f"rank {rank} signals round {number} to rank {peer} while the signal of round {up} still "
+                f"stands: when rank {peer} puts the word back, both are gone, and it waits for ever"
+            )
         new = message, was_read, number
     elif what == "see":
         return boxes if up else None
     elif what == "read":
         if message != number:
-            raise Fault(f"rank {rank} wants the message of round {number} from rank {peer}, and reads that of round "
-                        f"{message}")
+            raise Fault(
+                f"rank {rank} wants the message of round {number} from rank {peer}, and reads that of round "
+                f"{message}"
+            )
         new = message, True, up
     else:
         new = message, was_read, 0
@@ -80,7 +88,7 @@ def explore(program, n_ranks):
                     new = _after(part, rank, boxes)
                 except Fault as fault:
                     return str(fault), [*_path(came_from, state), (rank, part)]
-                after = None if new is None else (at[:rank] + (at[rank] + 1,) + at[rank + 1:], new)
+                after = None if new is None else (at[:rank] + (at[rank] + 1,) + at[rank + 1 :], new)
             if after is None:
                 continue
             moved, reached = True, (after[0], tuple(sorted(after[1].items())))
@@ -89,7 +97,7 @@ def explore(program, n_ranks):
                 queue.append(reached)
         if not moved and any(i < len(t) for i, t in zip(at, todo)):
             stuck = [rank for rank in range(n_ranks) if at[rank] < len(todo[rank])]
-            waits = "; ".join(f"rank {r} at \"{program[todo[r][at[r]][0]]}\"" for r in stuck)
+            waits = "; ".join(f'rank {r} at "{program[todo[r][at[r]][0]]}"' for r in stuck)
             return f"nobody can go on: {waits}", _path(came_from, state)
     return None
 
@@ -112,5 +120,8 @@ def told(program, path):
         else:
             line = next(entry for entry in reversed(lines) if entry[:2] == [rank, i])
             line[3] = what
-    return "\n".join(f"  {'all   ' if program[i] == 'barrier' else f'rank {rank}'}  {program[i]}"
-                     + (f"  (round {number})" if number else "") for rank, i, number, _ in lines)
+    return "\n".join(
+        f"  {'all   ' if program[i] == 'barrier' else f'rank {rank}'}  {program[i]}"
+        + (f"  (round {number})" if number else "")
+        for rank, i, number, _ in lines
+    )

@@ -23,7 +23,9 @@ class Measured:
         self._rows = {}
         for record in records:
             for row in record["rows"]:
-                if row.get("sms") is None and all(row.get(name) == value for name, value in SHAPE.items()):
+                if row.get("sms") is None and all(
+                    row.get(name) == value for name, value in SHAPE.items()
+                ):
                     self._rows[row["kernels"], row["phase"], row["tokens"], row["format"]] = row
 
     def row(self, kernels, phase, tokens, format="bf16"):
@@ -32,13 +34,21 @@ class Measured:
 
     def tokens(self, kernels, phase):
         """For how many tokens there are rows."""
-        return sorted(tokens for k, p, tokens, f in self._rows if (k, p, f) == (kernels, phase, "bf16"))
+        return sorted(
+            tokens for k, p, tokens, f in self._rows if (k, p, f) == (kernels, phase, "bf16")
+        )
 
 
 def newest():
     """Measured, for the largest number of GPUs that there is; None if there are no files."""
-    records = [json.loads(path.read_text()) for path in FOLDER.glob("*.json")] if FOLDER.is_dir() else []
-    records = [r for r in records if r.get("link_gbps") and isinstance(r.get("rows"), list) and "n_ranks" in r]
+    records = (
+        [json.loads(path.read_text()) for path in FOLDER.glob("*.json")] if FOLDER.is_dir() else []
+    )
+    records = [
+        r
+        for r in records
+        if r.get("link_gbps") and isinstance(r.get("rows"), list) and "n_ranks" in r
+    ]
     records = [r for r in records if "simulator" not in r["device"]]
     records = [r for r in records if any(row["kernels"].startswith("pairs") for row in r["rows"])]
     if not records:

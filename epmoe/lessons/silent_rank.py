@@ -15,7 +15,7 @@ class all_but(Factories):
         call = super().dispatch_async_kernel(cfg, launch, **options)
 
         def launched(*arguments, **named):
-            if arguments[6] != self._silent_rank:       # my_rank
+            if arguments[6] != self._silent_rank:  # my_rank
                 call(*arguments, **named)
 
         launched.close = call.close

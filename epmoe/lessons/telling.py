@@ -12,8 +12,8 @@ import sys
 import textwrap
 
 WIDTH = 80
-INDENT = "    "         # before each line that the code prints
-BAR = "│ "              # before each line of code
+INDENT = "    "  # before each line that the code prints
+BAR = "│ "  # before each line of code
 
 
 def cells(source):
@@ -23,14 +23,14 @@ def cells(source):
     out, at = [], 0
     for node in tree.body:
         first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
-        _texts(out, lines[at:first - 1])
+        _texts(out, lines[at : first - 1])
         at = node.end_lineno
         if node is tree.body[0] and ast.get_docstring(tree) or _is_main(node):
             continue
         if out and out[-1][0] == "code":
-            out[-1][2].extend(lines[out[-1][1] - 1 + len(out[-1][2]):at])
+            out[-1][2].extend(lines[out[-1][1] - 1 + len(out[-1][2]) : at])
         else:
-            out.append(("code", first, lines[first - 1:at]))
+            out.append(("code", first, lines[first - 1 : at]))
     _texts(out, lines[at:])
     return out
 
@@ -62,7 +62,9 @@ def title(source):
 def exercise_text(source):
     """The text of the section "Exercise", which ends a lesson."""
     texts = [cell[1] for cell in cells(source) if cell[0] == "text"]
-    return "\n\n".join("\n".join(lines) for lines in texts[texts.index(["## Exercise"]) + 1:]).strip("\n")
+    return "\n\n".join(
+        "\n".join(lines) for lines in texts[texts.index(["## Exercise"]) + 1 :]
+    ).strip("\n")
 
 
 def wrapped(text, width=WIDTH - len(INDENT)):
@@ -112,7 +114,7 @@ class Teller:
             if self.pause and self.sections:
                 try:
                     input("[Enter] ")
-                except EOFError:        # nobody is there
+                except EOFError:  # nobody is there
                     self.pause = False
             self.sections += 1
             self.line(lines[0][3:], "bold cyan")
@@ -126,7 +128,9 @@ class Teller:
 
         for line in lines:
             code, mark, comment = line.partition("#")
-            self.console.print(Text.assemble((BAR, "cyan"), code, (mark + comment, "dim")), soft_wrap=True)
+            self.console.print(
+                Text.assemble((BAR, "cyan"), code, (mark + comment, "dim")), soft_wrap=True
+            )
 
 
 @contextlib.contextmanager
@@ -134,7 +138,7 @@ def plain_simulator():
     """The simulator, which shows what lessons are about, and none of its options from the environment."""
     os.environ["EPMOE_DEVICE"] = "sim"
     kept = {name: os.environ.pop(name, None) for name in ("EPMOE_SEED", "EPMOE_RACECHECK")}
-    os.environ["EPMOE_RACECHECK"] = "0"     # a lesson that wants the race detector says so
+    os.environ["EPMOE_RACECHECK"] = "0"  # a lesson that wants the race detector says so
     try:
         yield
     finally:
@@ -152,7 +156,10 @@ def tell(file, *, pause=False, stream=None):
 
 def _told(file, pause, stream):
     source = open(file, encoding="utf-8").read()
-    teller, names = Teller(stream or sys.stdout, pause), {"__name__": "lesson", "__file__": str(file)}
+    teller, names = (
+        Teller(stream or sys.stdout, pause),
+        {"__name__": "lesson", "__file__": str(file)},
+    )
     teller.line(title(source), "bold underline")
     teller.line()
     for kind, *cell in cells(source):

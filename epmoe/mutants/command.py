@@ -11,37 +11,90 @@ import time
 from functools import partial
 from pathlib import Path
 
-from epmoe_ref.errors import EPValueError
-
-from epmoe.command_line import CANNOT_RUN, DIFFERS, EQUAL, INTERRUPTED, at_least_one, at_least_zero, part_of_all
+from epmoe.command_line import (
+    CANNOT_RUN,
+    DIFFERS,
+    EQUAL,
+    INTERRUPTED,
+    at_least_one,
+    at_least_zero,
+    part_of_all,
+)
 from epmoe.progress import progress
-
+from epmoe_ref.errors import EPValueError
 
 
 def add_arguments(parser):
     """The options of mutants."""
-    parser.add_argument("--sample", type=at_least_one, metavar="N", help="only N mutants, always the same ones")
-    parser.add_argument("--only", metavar="FILE[:LINE]", help="only mutants of a file of epmoe/kernels, or of its line")
-    parser.add_argument("--seeds", type=at_least_one, default=3, metavar="N",
-                        help="schedules tried in each world (default 3)")
-    parser.add_argument("--jobs", type=at_least_one, default=os.cpu_count(), metavar="N",
-                        help="processes (default and at most: one a core)")
-    parser.add_argument("--list", action="store_true", help="print every mutant's verdict, not only the survivors' "
-                        "(--patch does)")
-    parser.add_argument("--reports", action="store_true", help="print what was reported for each killed mutant too")
+    parser.add_argument(
+        "--sample", type=at_least_one, metavar="N", help="only N mutants, always the same ones"
+    )
+    parser.add_argument(
+        "--only",
+        metavar="FILE[:LINE]",
+        help="only mutants of a file of epmoe/kernels, or of its line",
+    )
+    parser.add_argument(
+        "--seeds",
+        type=at_least_one,
+        default=3,
+        metavar="N",
+        help="schedules tried in each world (default 3)",
+    )
+    parser.add_argument(
+        "--jobs",
+        type=at_least_one,
+        default=os.cpu_count(),
+        metavar="N",
+        help="processes (default and at most: one a core)",
+    )
+    parser.add_argument(
+        "--list",
+        action="store_true",
+        help="print every mutant's verdict, not only the survivors' (--patch does)",
+    )
+    parser.add_argument(
+        "--reports", action="store_true", help="print what was reported for each killed mutant too"
+    )
     instead = parser.add_mutually_exclusive_group()
-    instead.add_argument("--slips", action="store_true", help="instead: mistakes of another make (statements swapped, "
-                         "waits off by one, resets left out on some ranks, ...)")
-    instead.add_argument("--patch", nargs="+", metavar="FILE", help="instead: what each of these unified diffs "
-                         "(`git diff`) makes of epmoe/kernels, in all worlds")
-    instead.add_argument("--as-they-are", action="store_true", help="instead: the kernels as they stand in the tree, "
-                         "in all worlds; nothing may be reported")
-    instead.add_argument("--faults", action="store_true", help="instead: four faults of public kernels, and the "
-                         "reports")
-    parser.add_argument("--random", type=at_least_zero, default=40, metavar="N", help="with --patch and --as-they-are: "
-                        "so many random worlds behind the others, one schedule each (default 40)")
-    parser.add_argument("--part", type=part_of_all, metavar="I/N", help="every Nth mutant from the Ith on")
-    parser.add_argument("--write", action="store_true", help="with --faults: write README.md of epmoe/mutants")
+    instead.add_argument(
+        "--slips",
+        action="store_true",
+        help="instead: mistakes of another make (statements swapped, "
+        "waits off by one, resets left out on some ranks, ...)",
+    )
+    instead.add_argument(
+        "--patch",
+        nargs="+",
+        metavar="FILE",
+        help="instead: what each of these unified diffs "
+        "(`git diff`) makes of epmoe/kernels, in all worlds",
+    )
+    instead.add_argument(
+        "--as-they-are",
+        action="store_true",
+        help="instead: the kernels as they stand in the tree, "
+        "in all worlds; nothing may be reported",
+    )
+    instead.add_argument(
+        "--faults",
+        action="store_true",
+        help="instead: four faults of public kernels, and the reports",
+    )
+    parser.add_argument(
+        "--random",
+        type=at_least_zero,
+        default=40,
+        metavar="N",
+        help="with --patch and --as-they-are: "
+        "so many random worlds behind the others, one schedule each (default 40)",
+    )
+    parser.add_argument(
+        "--part", type=part_of_all, metavar="I/N", help="every Nth mutant from the Ith on"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="with --faults: write README.md of epmoe/mutants"
+    )
 
 
 def run(args, console=None):
@@ -56,19 +109,26 @@ def run(args, console=None):
     if console is None:
         from rich.console import Console
 
-        console = Console(highlight=False, soft_wrap=True)      # places stay whole, as editors need them
+        console = Console(
+            highlight=False, soft_wrap=True
+        )  # places stay whole, as editors need them
     if not device.SIM:
-        print("epmoe mutants: races are seen in the simulator only, and a GPU is used: set EPMOE_DEVICE=sim",
-              file=sys.stderr)
+        print(
+            "epmoe mutants: races are seen in the simulator only, and a GPU is used: set EPMOE_DEVICE=sim",
+            file=sys.stderr,
+        )
         return CANNOT_RUN
     if args.faults:
         return write_faults(console) if args.write else show_faults(console)
     if args.only:
         _refuse_no_such_file(args.only)
-    args.jobs = min(args.jobs, os.cpu_count())      # more would only wait for one another
+    args.jobs = min(args.jobs, os.cpu_count())  # more would only wait for one another
     if args.as_they_are:
         return show_as_they_are(args, console)
-    start, verdicts = time.perf_counter(), Verdicts(console, every=args.list or bool(args.patch), reports=args.reports)
+    start, verdicts = (
+        time.perf_counter(),
+        Verdicts(console, every=args.list or bool(args.patch), reports=args.reports),
+    )
     mutants = None if args.slips else choose(args, read_patches(args) or hunt.all_mutants())
     try:
         with hunt.pool(args.jobs) as workers:
@@ -77,7 +137,10 @@ def run(args, console=None):
     except EPValueError:
         raise
     except tuple(hunt.KILLS) as error:
-        print(f"epmoe mutants: the kernels as they stand fail (--as-they-are shows where): {error}", file=sys.stderr)
+        print(
+            f"epmoe mutants: the kernels as they stand fail (--as-they-are shows where): {error}",
+            file=sys.stderr,
+        )
         return CANNOT_RUN
     unexpected = verdicts.end(undecided, args.seeds, time.perf_counter() - start)
     return INTERRUPTED if undecided else DIFFERS if unexpected else EQUAL
@@ -88,7 +151,9 @@ def read_patches(args):
     from epmoe.mutants.patches import edit_of
 
     if args.patch and args.only:
-        raise EPValueError(f"--only {args.only} chooses among mutants made of the source: leave it out with --patch")
+        raise EPValueError(
+            f"--only {args.only} chooses among mutants made of the source: leave it out with --patch"
+        )
     texts = [(name, Path(name).read_text(errors="surrogateescape")) for name in args.patch or ()]
     return [edit_of(name, text) for name, text in texts]
 
@@ -101,31 +166,44 @@ def _refuse_no_such_file(only):
     there = edited_kernels.files()
     if not {file, f"{file}.py"} & set(there):
         near = difflib.get_close_matches(file, there, 1)
-        raise EPValueError(f"--only {only}: no file {file} in epmoe/kernels"
-                           + (f"; did you mean {near[0]}?" if near else ", for instance spin.py, formats/row_copy.py"))
+        raise EPValueError(
+            f"--only {only}: no file {file} in epmoe/kernels"
+            + (
+                f"; did you mean {near[0]}?"
+                if near
+                else ", for instance spin.py, formats/row_copy.py"
+            )
+        )
 
 
 def choose(args, mutants):
     """Those of the mutants that the options ask for."""
     if args.only:
         file, _, line = args.only.partition(":")
-        mutants = [m for m in mutants if m.token.file in (file, f"{file}.py") and line in ("", str(m.token.line))]
+        mutants = [
+            m
+            for m in mutants
+            if m.token.file in (file, f"{file}.py") and line in ("", str(m.token.line))
+        ]
         if not mutants:
-            raise EPValueError(f"--only {args.only}: no synchronising token there; give a file of epmoe/kernels "
-                               "(spin.py, formats/row_copy.py), and the line of a token or none")
+            raise EPValueError(
+                f"--only {args.only}: no synchronising token there; give a file of epmoe/kernels "
+                "(spin.py, formats/row_copy.py), and the line of a token or none"
+            )
     if args.sample and args.sample < len(mutants):
         mutants = random.Random(0).sample(mutants, args.sample)
     if args.part:
         number, of = args.part
-        mutants = mutants[number - 1::of]
+        mutants = mutants[number - 1 :: of]
     if not mutants:
-        raise EPValueError(f"--part {number}/{of}: no mutant is in this part, so nothing would be tried")
+        raise EPValueError(
+            f"--part {number}/{of}: no mutant is in this part, so nothing would be tried"
+        )
     return mutants
 
 
 def _hunt_with_progress(args, console, workers, chosen, verdicts):
-    """Hunt the mutants until all have a verdict; an interrupted hunt leaves in `verdicts` what is known, and says it.
-    """
+    """Hunt the mutants until all have a verdict; an interrupted hunt leaves in `verdicts` what is known, and says it."""
     from epmoe.mutants import hunt
     from epmoe.mutants.pieces import hunt_of
     from epmoe.mutants.worlds import WORLDS
@@ -150,27 +228,43 @@ def show_as_they_are(args, console):
     from epmoe.mutants.pieces import runs_of_random
     from epmoe.mutants.worlds import WORLDS
 
-    start, runs = time.perf_counter(), [(name, seed) for seed in range(args.seeds) for name in WORLDS]
+    start, runs = (
+        time.perf_counter(),
+        [(name, seed) for seed in range(args.seeds) for name in WORLDS],
+    )
     runs += runs_of_random(args.random)
     done = reported = 0
     try:
-        with hunt.pool(args.jobs) as workers, progress(console, "the kernels as they are", len(runs)) as shown:
+        with (
+            hunt.pool(args.jobs) as workers,
+            progress(console, "the kernels as they are", len(runs)) as shown,
+        ):
             for name, seed, how, report in workers.imap_unordered(hunt.as_they_are, runs):
                 done, reported = done + 1, reported + bool(how)
                 shown.advance()
                 if how or args.list:
-                    console.print(f"{how or 'silent':8} \"{name}\", seed {seed}", markup=False,
-                                  style="bold red" if how else "")
+                    console.print(
+                        f'{how or "silent":8} "{name}", seed {seed}',
+                        markup=False,
+                        style="bold red" if how else "",
+                    )
                 if report:
                     console.print(f"    {report}".replace("\n", "\n    "), markup=False)
     except KeyboardInterrupt:
         pass
     ended = done == len(runs)
-    word = "[bold red]FAIL[/bold red]" if reported else "[bold green]PASS[/bold green]" if ended else \
-        "[bold red]INTERRUPTED[/bold red]"
-    console.print(f"{word}  the kernels as they stand: {len(WORLDS)} worlds, {args.seeds} seeds each, and "
-                  f"{args.random} random ones: {f'{reported} runs are' if reported else 'nothing is'} reported; "
-                  f"{'' if ended else f'{done} of {len(runs)} runs, '}{time.perf_counter() - start:.0f} s")
+    word = (
+        "[bold red]FAIL[/bold red]"
+        if reported
+        else "[bold green]PASS[/bold green]"
+        if ended
+        else "[bold red]INTERRUPTED[/bold red]"
+    )
+    console.print(
+        f"{word}  the kernels as they stand: {len(WORLDS)} worlds, {args.seeds} seeds each, and "
+        f"{args.random} random ones: {f'{reported} runs are' if reported else 'nothing is'} reported; "
+        f"{'' if ended else f'{done} of {len(runs)} runs, '}{time.perf_counter() - start:.0f} s"
+    )
     return (DIFFERS if reported else EQUAL) if ended else INTERRUPTED
 
 
@@ -197,7 +291,11 @@ def show_faults(console):
         if fault.repair:
             silent = repaired_is_silent(fault)
             missed += not silent
-            console.print(f"repaired ({fault.repair_is}): {'silent' if silent else 'REPORTED'}", markup=False)
+            console.print(
+                f"repaired ({fault.repair_is}): {'silent' if silent else 'REPORTED'}", markup=False
+            )
     word = "[bold red]FAIL[/bold red]" if missed else "[bold green]PASS[/bold green]"
-    console.print(f"\n{word}  {len(FAULTS)} faults of public kernels, put into ours: {missed} not judged rightly")
+    console.print(
+        f"\n{word}  {len(FAULTS)} faults of public kernels, put into ours: {missed} not judged rightly"
+    )
     return DIFFERS if missed else EQUAL

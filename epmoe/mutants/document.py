@@ -63,8 +63,10 @@ def text():
     parts = [HEAD]
     for number, fault in enumerate(FAULTS, 1):
         how, said = report(fault)
-        parts.append(f"\n## {number}. {fault.name[0].upper() + fault.name[1:]}\n\n{fault.what}\n\n```\n"
-                     f"{_without_addresses(said)}\n```\n")
+        parts.append(
+            f"\n## {number}. {fault.name[0].upper() + fault.name[1:]}\n\n{fault.what}\n\n```\n"
+            f"{_without_addresses(said)}\n```\n"
+        )
         if fault.repair:
             parts.append(f"\nRepaired ({fault.repair_is}), nothing is reported.\n")
     return "".join(parts)

@@ -37,7 +37,9 @@ class _Loader(importlib.abc.Loader):
 
     def exec_module(self, module):
         vars(module).update(PLAIN_WORDS)
-        vars(module).update((name, getattr(device, name)) for name in WORDS)    # what an edit may need besides
+        vars(module).update(
+            (name, getattr(device, name)) for name in WORDS
+        )  # what an edit may need besides
         vars(module).update(self.finder.names)
         exec(self.finder.code(self.file), vars(module))
 
@@ -45,7 +47,7 @@ class _Loader(importlib.abc.Loader):
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds the modules of one copy."""
 
-    compiled = {}       # file -> code of the unedited source
+    compiled = {}  # file -> code of the unedited source
 
     def __init__(self, name, edits, names):
         self.name, self.edits, self.names = name, edits, names
@@ -56,8 +58,9 @@ class _Finder(importlib.abc.MetaPathFinder):
         stem = "/".join(name.split(".")[1:])
         for file, is_package in ((f"{stem}/__init__.py".lstrip("/"), True), (f"{stem}.py", False)):
             if (FOLDER / file).exists():
-                spec = importlib.util.spec_from_loader(name, _Loader(self, file), origin=str(FOLDER / file),
-                                                       is_package=is_package)
+                spec = importlib.util.spec_from_loader(
+                    name, _Loader(self, file), origin=str(FOLDER / file), is_package=is_package
+                )
                 if is_package:
                     spec.submodule_search_locations = []
                 return spec
@@ -79,13 +82,16 @@ def load(edits, *, constants=None, seen_by=None, names=None):
     """
     package = _load(NAME, {} if seen_by else edits, names or {})
     if seen_by:
-        (file, _), = edits.items()
+        ((file, _),) = edits.items()
         stem = file.removesuffix(".py").replace("/", ".")
         user = importlib.import_module(f"{NAME}.{seen_by.replace('/', '.')}")
         original = sys.modules[f"{NAME}.{stem}"]
         # the edited module with its own globals, its siblings those of the copy
-        edited = importlib.util.module_from_spec(importlib.util.spec_from_loader(
-            f"{NAME}.{stem}__edited", None, origin=str(FOLDER / file)))
+        edited = importlib.util.module_from_spec(
+            importlib.util.spec_from_loader(
+                f"{NAME}.{stem}__edited", None, origin=str(FOLDER / file)
+            )
+        )
         edited.__package__ = original.__package__
         vars(edited).update(vars(original) | {"__name__": f"{NAME}.{stem}__edited"})
         exec(compile(edits[file], str(FOLDER / file), "exec"), vars(edited))
@@ -104,7 +110,10 @@ def _replace(names, original, edited):
     for name, value in list(names.items()):
         if value is original:
             names[name] = edited
-        elif getattr(value, "__module__", None) == original.__name__ and vars(original).get(name) is value:
+        elif (
+            getattr(value, "__module__", None) == original.__name__
+            and vars(original).get(name) is value
+        ):
             names[name] = vars(edited)[name]
 
 

@@ -10,14 +10,28 @@ from importlib import import_module
 import ml_dtypes
 import numpy as np
 
-from epmoe.device import (block_dim, block_idx, f32, f32_as_u32, grid_dim, i32, kernel, load_i32, load_u32, load_u64,
-                          store16, thread_idx, u32, u64)
+from epmoe.device import (
+    block_dim,
+    block_idx,
+    f32,
+    f32_as_u32,
+    grid_dim,
+    i32,
+    kernel,
+    load_i32,
+    load_u32,
+    load_u64,
+    store16,
+    thread_idx,
+    u32,
+    u64,
+)
 from epmoe.kernels import TokenArray, formats
 from epmoe.mutants.errors import WrongResult
 from epmoe_ref.swiglu import fused_silu, fused_silu_fp8
 
 GRID, THREADS = 2, 32
-GROUP = 128             # elements that share a scale
+GROUP = 128  # elements that share a scale
 
 
 def row_bytes(cfg):
@@ -59,8 +73,13 @@ def _kernel(hidden, n_bytes, n_groups):
                 at = rows + u64(row * n_bytes + column % n_bytes)
                 low, high = load_u32(at), load_u32(at + u64(4))
                 more = i32(11 * (column // 64))
-                store16(out + u64(2 * (row * hidden + column)), _pair(low, 0, more, group),
-                        _pair(low, 16, more, group), _pair(high, 0, more, group), _pair(high, 16, more, group))
+                store16(
+                    out + u64(2 * (row * hidden + column)),
+                    _pair(low, 0, more, group),
+                    _pair(low, 16, more, group),
+                    _pair(high, 0, more, group),
+                    _pair(high, 16, more, group),
+                )
                 column = i32(column + 8)
             row = i32(row + grid_dim() * block_dim())
 
@@ -70,16 +89,30 @@ def _kernel(hidden, n_bytes, n_groups):
 def launch(run, rank, output_tokens, row_offsets, expert_outputs):
     """Queue the experts of a rank behind its dispatch, and behind them a SwiGLU of their rows (Buffers, all three)."""
     cfg = run.cfg
-    addresses = np.array([output_tokens.address, row_offsets.address, expert_outputs.address], np.uint64)
+    addresses = np.array(
+        [output_tokens.address, row_offsets.address, expert_outputs.address], np.uint64
+    )
     params = run.put("parameters of the experts", rank, addresses)
-    run.machine.launch(_kernel(cfg.hidden, row_bytes(cfg), cfg.n_groups), GRID, THREADS, (params, 0, rank),
-                       stream=run.streams[rank])
+    run.machine.launch(
+        _kernel(cfg.hidden, row_bytes(cfg), cfg.n_groups),
+        GRID,
+        THREADS,
+        (params, 0, rank),
+        stream=run.streams[rank],
+    )
     if "swiglu" in run.calls:
         width = cfg.hidden // 2
         scales = run.new("swiglu scales", rank, (max(1, width // GROUP), run.capacity), np.float32)
         gated = run.new("swiglu output", rank, (run.capacity, cfg.hidden), np.uint8)
-        run.calls["swiglu"](TokenArray(expert_outputs.address, run.capacity), row_offsets.address, gated.address, rank,
-                            machine=run.machine, stream=run.streams[rank], output_scales=scales.address)
+        run.calls["swiglu"](
+            TokenArray(expert_outputs.address, run.capacity),
+            row_offsets.address,
+            gated.address,
+            rank,
+            machine=run.machine,
+            stream=run.streams[rank],
+            output_scales=scales.address,
+        )
         run.gated.append((rank, expert_outputs, row_offsets, gated, scales))
 
 
@@ -92,18 +125,23 @@ def check_gated(run):
         if width % GROUP:
             wrong, want = [], fused_silu(rows, offsets).view(np.int16)
         else:
-            want, want_scales = (x.view(t) for x, t in zip(fused_silu_fp8(rows, offsets), (np.int8, np.float32)))
+            want, want_scales = (
+                x.view(t) for x, t in zip(fused_silu_fp8(rows, offsets), (np.int8, np.float32))
+            )
             got = scales.read(np.float32, (width // GROUP, run.capacity))[:, :n]
             wrong = np.argwhere(~np.isclose(got, want_scales, rtol=1e-5))
         codes = gated.read(want.dtype, (run.capacity, width))[:n]
         wrong = [*wrong, *np.argwhere(abs(codes.astype(int) - want) > 1)]
         if wrong:
-            raise WrongResult(f"rank {rank}: SwiGLU's code or scale at {wrong[0].tolist()} is not the reference's")
+            raise WrongResult(
+                f"rank {rank}: SwiGLU's code or scale at {wrong[0].tolist()} is not the reference's"
+            )
 
 
 def swiglu_of(kernels, cfg, launch):
     """The SwiGLU call on rows of cfg.hidden of a kernel package: FP8 where they are wide enough, else bf16."""
     width = cfg.hidden // 2
     kind = "bf16" if width % GROUP else "fp8_blockwise"
-    return import_module(f"{kernels.__name__}.swiglu").fused_silu_kernel(cfg, launch, intermediate=width,
-                                                                                output_format=kind)
+    return import_module(f"{kernels.__name__}.swiglu").fused_silu_kernel(
+        cfg, launch, intermediate=width, output_format=kind
+    )

@@ -13,11 +13,11 @@ from epmoe.mutants.errors import Leftover, WrongResult
 from epmoe.mutants.world_inputs import inputs
 from epmoe.mutants.world_kinds import PlainWorld
 
-STUCK_EXPERT = 1    # of rank 0
-NEVER = -1000       # a number of finished pieces that adding cannot bring to any count in these worlds
-WAITED = {          # (absent?, stuck in, rank) -> phase and wait that expire
+STUCK_EXPERT = 1  # of rank 0
+NEVER = -1000  # a number of finished pieces that adding cannot bring to any count in these worlds
+WAITED = {  # (absent?, stuck in, rank) -> phase and wait that expire
     ("absent", 0): (status.DISPATCH_WAIT, status.FOR_RECV_COUNT),
-    ("dispatch", 0): (status.COMBINE_WAIT, status.FOR_RECV_COUNT),      # rank 1 answers no more
+    ("dispatch", 0): (status.COMBINE_WAIT, status.FOR_RECV_COUNT),  # rank 1 answers no more
     ("dispatch", 1): (status.DISPATCH_WAIT, status.FOR_RECV_COUNT),
     ("combine", 0): (0, 0),
     ("combine", 1): (status.COMBINE_WAIT, status.FOR_RECV_COUNT),
@@ -36,7 +36,9 @@ def spoil(run):
     region = next(c for c in layout.counter_regions(run.cfg) if c.name == "finished")
     entry = STUCK_EXPERT * run.cfg.n_src_ranks + 1
     word = np.array([run.at(0, "ep_counters") + region.offset + 4 * entry], np.uint64)
-    run.machine.launch(spoil_word, 1, 32, (run.put("address to spoil", 0, word), 0, 0), stream=run.streams[0])
+    run.machine.launch(
+        spoil_word, 1, 32, (run.put("address to spoil", 0, word), 0, 0), stream=run.streams[0]
+    )
 
 
 def check(run, rounds):
@@ -46,26 +48,41 @@ def check(run, rounds):
         words = run.regions[rank]["status"].array(np.int32, layout.STATUS_WORDS)
         wanted = WAITED["absent" if world.absent else world.stuck, rank]
         if isinstance(world, PlainWorld) and (world.stuck, rank) == ("dispatch", 0):
-            wanted = status.DISPATCH_ASYNC, status.FOR_FINISHED         # who signals waits for what it signals
+            wanted = (
+                status.DISPATCH_ASYNC,
+                status.FOR_FINISHED,
+            )  # who signals waits for what it signals
         if wanted[0] == status.COMBINE_WAIT and run.returned_to == "combine_lamport_buf":
             wanted = status.COMBINE_WAIT, status.FOR_ROWS
         if (words[status.FAILED], words[status.WAITED_FOR]) != wanted:
-            raise WrongResult(f"status of rank {rank} is {words.tolist()}; it must begin with {wanted}")
+            raise WrongResult(
+                f"status of rank {rank} is {words.tolist()}; it must begin with {wanted}"
+            )
         for number, results in enumerate(rounds, 1):
             groups, combined = results[rank]
             if wanted[0]:
                 _no_row_missing(run, rank, f"round {number}, rank {rank}: combined", combined)
             if world.absent:
                 _untouched(f"round {number}, rank {rank}: output_tokens", groups["output_tokens"])
-                _untouched(f"round {number}, rank {rank}: row_offsets[1:]", groups["row_offsets"], first=1)
-            if world.absent and number > 1:         # which must not begin
+                _untouched(
+                    f"round {number}, rank {rank}: row_offsets[1:]", groups["row_offsets"], first=1
+                )
+            if world.absent and number > 1:  # which must not begin
                 _untouched(f"round {number}, rank {rank}: clean_topk_ids", groups["topk_ids"])
             if world.stuck == "dispatch" and rank == 1:
                 # others have come and may be copied; the counts are known, so that row_offsets are written
-                ids, expert = inputs(world)[0][2], run.cfg.n_local_experts      # the first expert of rank 1
+                ids, expert = (
+                    inputs(world)[0][2],
+                    run.cfg.n_local_experts,
+                )  # the first expert of rank 1
                 first = sum(int((of_rank == expert).sum()) for of_rank in ids)
                 end = first + int((ids[0] == expert + 1).sum())
-                _untouched(f"rank {rank}: rows of local expert 1 from rank 0", groups["output_tokens"], first, end)
+                _untouched(
+                    f"rank {rank}: rows of local expert 1 from rank 0",
+                    groups["output_tokens"],
+                    first,
+                    end,
+                )
         if world.absent and not world.few:
             _claims_of_one_round(run, rank)
         if world.absent and isinstance(world, PlainWorld):
@@ -77,7 +94,9 @@ def _no_row_missing(run, rank, what, combined):
     if WAITED[run.world.stuck or "absent", rank][0] != status.COMBINE_WAIT:
         return _untouched(what, combined)
     for token, ids in enumerate(inputs(run.world)[0][2][rank]):
-        missing = ids == STUCK_EXPERT if run.world.stuck == "combine" else ids >= run.cfg.n_local_experts   # of rank 1
+        missing = (
+            ids == STUCK_EXPERT if run.world.stuck == "combine" else ids >= run.cfg.n_local_experts
+        )  # of rank 1
         if missing.any():
             _untouched(f"{what}[{token}]", combined, token, token + 1)
 
@@ -92,16 +111,26 @@ def _claims_of_one_round(run, rank):
     """The second round must not have begun: `reserved` counts the messages of the first one alone."""
     cfg, claimed = run.cfg, run.counters(rank, "reserved")
     ids = inputs(run.world)[0][2][rank]
-    counts = np.bincount(ids[ids >= 0], minlength=cfg.n_experts).reshape(cfg.n_ranks, cfg.n_local_experts).T
+    counts = (
+        np.bincount(ids[ids >= 0], minlength=cfg.n_experts)
+        .reshape(cfg.n_ranks, cfg.n_local_experts)
+        .T
+    )
     if (claimed != counts).any():
-        raise Leftover(f"reserved of rank {rank} is {claimed.tolist()}, round 1 claimed {counts.tolist()}: a kernel "
-                       "went on after a wait had expired")
+        raise Leftover(
+            f"reserved of rank {rank} is {claimed.tolist()}, round 1 claimed {counts.tolist()}: a kernel "
+            "went on after a wait had expired"
+        )
 
 
 def _signals_of_one_round(run, rank):
     """Rank completion, which only the end of dispatch_wait clears, counts the signals of the first round."""
     told, cfg = run.counters(rank, "rank_completion"), run.cfg
     wanted = np.where(np.arange(len(told)) < cfg.p2p_world_size, cfg.n_local_experts, 0)
-    if (told != wanted).any() or (run.counters(rank, "finished") != run.counters(rank, "reserved")).any():
-        raise Leftover(f"rank completion of rank {rank} is {told.tolist()}, {wanted.tolist()} signals were sent; or "
-                       "finished differs from reserved")
+    if (told != wanted).any() or (
+        run.counters(rank, "finished") != run.counters(rank, "reserved")
+    ).any():
+        raise Leftover(
+            f"rank completion of rank {rank} is {told.tolist()}, {wanted.tolist()} signals were sent; or "
+            "finished differs from reserved"
+        )

@@ -1,35 +1,36 @@
 """Slips that change nothing, each with the reason why; judged as those of harmless.py are. Names are Slip.key."""
 
-STATUS = ("the status words are looked at only when a wait takes long, and blocks of a rank that all run at once do "
-          "not make each other wait so long")
+STATUS = (
+    "the status words are looked at only when a wait takes long, and blocks of a rank that all run at once do "
+    "not make each other wait so long"
+)
 OTHERS = "the two touch different words, and the barrier before the signals comes behind both"
 
 HERALD = "the herald's warp and what others do before the block meets touch nothing that the other one writes"
-EARLIER = "the fence orders earlier launches before what is told; what changes places with it only reads"
+EARLIER = (
+    "the fence orders earlier launches before what is told; what changes places with it only reads"
+)
 ALL_BEGUN = "all_begun, which comes before `recorded` says so, is a barrier of the block too"
 
-WORDS = "the two store different words, each of which names the call; nothing is ordered between words"
+WORDS = (
+    "the two store different words, each of which names the call; nothing is ordered between words"
+)
 
 SOONER = "dispatch_async is waited for sooner; what changes places with the wait reads parameters, or the clock"
 READ = "the inputs that it reads no kernel writes"
 
 HARMLESS_SLIPS = {
-    "plain/receive.py make.offset_groups: skip: out.row_offsets[0] = 0 left out by every other thread":
-        "lane 0 alone stores it",
+    "plain/receive.py make.offset_groups: skip: out.row_offsets[0] = 0 left out by every other thread": "lane 0 alone stores it",
     "plain/dispatch.py _sending.signal: swap: to_peers.signal(peers, dst_rank, segment(local_expert, peers / if "
     "to_peers.is_near(dst_rank, peers.my_rank):": "nobody waits for rank completion; it is right when the launch has ended",
-    "plain/peers.py make.signal: swap: own = u64(peers.recv_count_ptrs[peers.my_rank % world]) / shmem_fence()":
-        "the first only makes an address of an argument",
-    "plain/combine.py _await_rows.await_signals: swap: while i < n_words: / while block < grid_dim():":
-        "who reduces does not look at recv_count, and peers write it again only in the next round",
+    "plain/peers.py make.signal: swap: own = u64(peers.recv_count_ptrs[peers.my_rank % world]) / shmem_fence()": "the first only makes an address of an argument",
+    "plain/combine.py _await_rows.await_signals: swap: while i < n_words: / while block < grid_dim():": "who reduces does not look at recv_count, and peers write it again only in the next round",
     "plain/dispatch.py _sending.send_messages: swap: if fused_shared_expert and thread_idx() == 0 and (t >= first / "
-    "pairs(topk_ids, t, place, peers, ep_counters, call)":
-        "F says that the token is encoded, which the barrier before both has seen to; it may be counted later",
+    "pairs(topk_ids, t, place, peers, ep_counters, call)": "F says that the token is encoded, which the barrier before both has seen to; it may be counted later",
     "dispatch.py _compile_wait.dispatch_wait: early: griddep_wait() before mark(params, stamps.START)": SOONER,
     "dispatch.py _compile_wait.dispatch_wait: swap: fetch(params) / griddep_wait()": SOONER,
     "dispatch.py _compile_wait.dispatch_wait: swap: griddep_wait() / found = failed_before(u64(load_u64(params + "
-    "u64(p_status))))":
-        "it reads whether a wait expired; those of launches before dispatch_async are known, and that one never waits",
+    "u64(p_status))))": "it reads whether a wait expired; those of launches before dispatch_async are known, and that one never waits",
     "rows/expert_dispatch.py dispatching.of_others: swap: if total_rows(known, i32(lane_id())) <= i32(load_i32(params  "
     "/ if trace:": "with stamps only, and of these: the time at which a block has copied its rows is that before them",
     "rows/window_probs.py make.send: early: put(to, epoch, i32(expert + 32), b, q) before r, s = (prob_of(probs, "
@@ -40,8 +41,7 @@ HARMLESS_SLIPS = {
     "p)": WORDS,
     "rows/window_probs.py make.send: early: put(to, epoch, i32(expert + 96), d, s) before put(to, epoch, expert, a, "
     "p)": WORDS,
-    "rows/window_probs.py make.send: swap: put(to, epoch, expert, a, p) / put(to, epoch, i32(expert + 32), b, q)":
-        WORDS,
+    "rows/window_probs.py make.send: swap: put(to, epoch, expert, a, p) / put(to, epoch, i32(expert + 32), b, q)": WORDS,
     "rows/window_probs.py make.send: swap: put(to, epoch, i32(expert + 32), b, q) / put(to, epoch, i32(expert + 64), "
     "c, r)": WORDS,
     "rows/window_probs.py make.send: swap: put(to, epoch, i32(expert + 64), c, r) / put(to, epoch, i32(expert + 96), "
@@ -51,36 +51,29 @@ HARMLESS_SLIPS = {
     "few_tokens.py make.describe: swap: if expert >= 0 and expert // local == owner: / if owner == my_rank:": OTHERS,
     "few_tokens.py make.describe: swap: shared_add_i32(low, i32(expert % local), add_low) / shared_add_i32(high, "
     "i32(expert % local), add_high)": OTHERS,
-    "few_tokens.py make.send_to: swap: if warp_id() == 0: / while token < num_tokens:":
-        "the fence orders payloads before the words; ids and their sums have the barrier behind both, and others read "
-        "neither before it",
+    "few_tokens.py make.send_to: swap: if warp_id() == 0: / while token < num_tokens:": "the fence orders payloads before the words; ids and their sums have the barrier behind both, and others read "
+    "neither before it",
     "returners.py make.return_rows: swap: if block_idx() == grid_dim() - 1: / send_runs(params, words, rows, src_infos, "
     "first, here, my_ra": "entries without rows may be signalled at any time",
-    "senders.py make.send_many: swap: syncthreads() / if deals and thread_idx() == 0:":
-        "the number of the last batch has been read by all before the barrier in front of the order",
-    "rows/senders.py make.send: swap: if is_numbered_now and mine == 0 and shared: / if shared:":
-        "the first lets rows be looked at, which the second does not do: it takes a number",
+    "senders.py make.send_many: swap: syncthreads() / if deals and thread_idx() == 0:": "the number of the last batch has been read by all before the barrier in front of the order",
+    "rows/senders.py make.send: swap: if is_numbered_now and mine == 0 and shared: / if shared:": "the first lets rows be looked at, which the second does not do: it takes a number",
     "watchers.py make.watch: swap: record_expired(status, COMBINE_WAIT, FOR_RECV_COUNT, i, 0, - / "
     "shared_add_i32(flags, gave_up, i32(1))": "the record is for the host, which looks when the launch has ended",
-    "watchers.py make.wait_for: swap: if polls % POLLS_PER_LOOK == 0: / up = is_up(flags, flag)":
-        "two looks at two words, in a loop",
+    "watchers.py make.wait_for: swap: if polls % POLLS_PER_LOOK == 0: / up = is_up(flags, flag)": "two looks at two words, in a loop",
     "rows/expanders.py make.await_records: whose: control.STATUS -> control.RECORDED in ok = wait_for_own_blocks(words "
     "+ u64(control.RECORDED), i32(": STATUS,
     "rows/waits.py of_block.has_begun: whose: control.STATUS -> control.BEGUN in return wait_for_own_blocks(words + "
     "u64(control.BEGUN), i32(g": STATUS,
-    "rows/expanders.py make.expand_rows: swap: if come == u32(0) and looks % LOOKS == 0: / syncwarp()":
-        "await_flag, inside the condition, ends with a syncwarp of its own, and after it the flags are looked at again",
+    "rows/expanders.py make.expand_rows: swap: if come == u32(0) and looks % LOOKS == 0: / syncwarp()": "await_flag, inside the condition, ends with a syncwarp of its own, and after it the flags are looked at again",
     "rows/dispatch.py dispatch_kernel.rows_dispatch: swap: if roles.is_herald(): / vectors, is_ahead = (unprepared_vecto"
     "rs(), has_vectors and i": HERALD,
     "rows/dispatch.py dispatch_kernel.rows_dispatch: swap: fence_acq_rel_sys() / looked = look(params, num_tokens, "
     "my_rank, i32(0))": EARLIER,
-    "rows/exchange.py heralding.herald: swap: if tells_places: / looked = look(params, num_tokens, my_rank, i32(0))":
-        EARLIER,
+    "rows/exchange.py heralding.herald: swap: if tells_places: / looked = look(params, num_tokens, my_rank, i32(0))": EARLIER,
     "rows/records.py make.record_counts: skip: store_i32(info + u64(4 * PADDED_ROWS), i32(0)) left out by every other "
     "thread": "nobody uses this word of dispatches that are not expert-major",
     "rows/records.py make.record: early: syncthreads() before record_counts(params, notes, has_room)": ALL_BEGUN,
     "rows/records.py make.record: swap: record_experts(params, gathered, partial) / syncthreads()": ALL_BEGUN,
     "rows/routing.py experts_of_ids.count: swap: if counts and expert >= 0: / record(seen, expert, token, slot, "
-    "status)":
-        "the two touch different words, and nobody waits for either of them",
+    "status)": "the two touch different words, and nobody waits for either of them",
 }

@@ -6,8 +6,6 @@ import sys
 import time
 from dataclasses import dataclass
 
-from epmoe_ref.errors import DeadlockError, EPError, OutOfBoundsError, RaceError
-
 from epmoe.mutants import edited_kernels
 from epmoe.mutants.edit import Edit
 from epmoe.mutants.errors import Leftover, WrongResult
@@ -23,13 +21,26 @@ from epmoe.mutants.tokens import entrances, for_importers, imports_of, mutants_o
 from epmoe.mutants.world_kinds import PlainWorld, PublicWorld, RowsWorld, SwigluWorld, World
 from epmoe.mutants.world_run import WorldRun
 from epmoe.mutants.worlds import WORLDS
+from epmoe_ref.errors import DeadlockError, EPError, OutOfBoundsError, RaceError
 
-KILLS = {RaceError: "race", DeadlockError: "hang", OutOfBoundsError: "bounds", WrongResult: "wrong",
-         Leftover: "leftover", EPError: "error"}
-RUNS = {World: WorldRun, PlainWorld: PlainRun, RowsWorld: RowsRun, PublicWorld: PublicRun, SwigluWorld: SwigluRun}
+KILLS = {
+    RaceError: "race",
+    DeadlockError: "hang",
+    OutOfBoundsError: "bounds",
+    WrongResult: "wrong",
+    Leftover: "leftover",
+    EPError: "error",
+}
+RUNS = {
+    World: WorldRun,
+    PlainWorld: PlainRun,
+    RowsWorld: RowsRun,
+    PublicWorld: PublicRun,
+    SwigluWorld: SwigluRun,
+}
 SEEDS = 3
 OWN_WORLDS = {"rows/": RowsWorld, "plain/": PlainWorld}
-FEW = 2                 # edits by hand
+FEW = 2  # edits by hand
 
 
 @dataclass(frozen=True)
@@ -55,13 +66,24 @@ def all_mutants():
     used = {file: names_in(source) for file, source in sources.items()}
 
     def importers(m):
-        ways_in, module = entrances(sources[m.token.file], m.token.function), m.token.file.removesuffix(".py")
+        ways_in, module = (
+            entrances(sources[m.token.file], m.token.function),
+            m.token.file.removesuffix(".py"),
+        )
         folder = module.rpartition("/")[0]
-        users = [file for file, source in sources.items() if file != m.token.file and file.startswith(folder)
-                 and (imports_of(source, module) & (ways_in | {"make"})) and used[file] & ways_in]
+        users = [
+            file
+            for file, source in sources.items()
+            if file != m.token.file
+            and file.startswith(folder)
+            and (imports_of(source, module) & (ways_in | {"make"}))
+            and used[file] & ways_in
+        ]
         return [file.removesuffix(".py") for file in users]
 
-    return for_importers([m for file, source in sources.items() for m in mutants_of(file, source)], importers)
+    return for_importers(
+        [m for file, source in sources.items() for m in mutants_of(file, source)], importers
+    )
 
 
 def all_slips(workers):
@@ -71,7 +93,9 @@ def all_slips(workers):
 
 def slips_in_files():
     """The slips that the sources alone show."""
-    return [s for file in edited_kernels.files() for s in slips_of(file, edited_kernels.source_of(file))]
+    return [
+        s for file in edited_kernels.files() for s in slips_of(file, edited_kernels.source_of(file))
+    ]
 
 
 def _pairs(name):
@@ -94,7 +118,13 @@ def attempt(world, seed, edits, seen_by=None, **options):
         run_of(world, kernels, seed, **options).go()
     except tuple(KILLS) as error:
         return next(how for kind, how in KILLS.items() if isinstance(error, kind)), str(error)
-    except (ArithmeticError, LookupError, NameError, TypeError, ValueError) as error:       # a kernel's nonsense
+    except (
+        ArithmeticError,
+        LookupError,
+        NameError,
+        TypeError,
+        ValueError,
+    ) as error:  # a kernel's nonsense
         return "error", f"{type(error).__name__}: {error}"
     return "", ""
 
@@ -121,7 +151,9 @@ def edits_of(mutant):
     if isinstance(mutant, Edit):
         return mutant.edits
     edits = {}
-    for part in sorted(filter(None, (mutant, getattr(mutant, "other", None))), key=lambda p: -p.token.start):
+    for part in sorted(
+        filter(None, (mutant, getattr(mutant, "other", None))), key=lambda p: -p.token.start
+    ):
         source = edits.get(part.token.file) or edited_kernels.source_of(part.token.file)
         edits[part.token.file] = part.apply(source)
     return edits
@@ -138,7 +170,9 @@ def visits(name, lines=None):
     for file in edited_kernels.files() if lines is None else lines:
         source = edited_kernels.source_of(file)
         if lines is None:
-            edits[file] = marked_tokens(file, source, {m.token.start: m.token for m in mutants_of(file, source)})
+            edits[file] = marked_tokens(
+                file, source, {m.token.start: m.token for m in mutants_of(file, source)}
+            )
         else:
             edits[file] = marked_lines(file, source, lines[file])
 
@@ -156,7 +190,7 @@ def visits(name, lines=None):
 
 
 def _stem(frame):
-    """"rows/senders" of a frame in rows/senders.py."""
+    """ "rows/senders" of a frame in rows/senders.py."""
     if frame is None:
         return ""
     return frame.f_code.co_filename.removeprefix(f"{edited_kernels.FOLDER}/").removesuffix(".py")
@@ -176,13 +210,19 @@ class Coverage:
             return self.around(mutant)
         if isinstance(mutant, Edit):
             return self.all_worlds(mutant)
-        found = [name for name in self.order if any(v[:2] == at and by in (None, v[2]) for v in self.seen[name])]
+        found = [
+            name
+            for name in self.order
+            if any(v[:2] == at and by in (None, v[2]) for v in self.seen[name])
+        ]
         return found or self.around(mutant)
 
     def all_worlds(self, edit):
         """Names of all worlds that there are for its files: those that run the most of its lines first."""
+
         def runs(name):
             return len({v[:2] for v in self.seen[name] if -v[1] in edit.lines.get(v[0], ())})
+
         return sorted(worlds_of([edit], self.order), key=lambda name: -runs(name))
 
     def around(self, mutant):
@@ -191,12 +231,17 @@ class Coverage:
         first, last = getattr(mutant, "lines", (mutant.token.line,) * 2)
         tokens = [m.token for m in mutants_of(file, edited_kernels.source_of(file))]
         nearby = [lambda t: first <= t.line <= last, lambda t: t.function == mutant.token.function]
-        if isinstance(mutant, Slip):            # its function may have no token
+        if isinstance(mutant, Slip):  # its function may have no token
             nearby.append(lambda t: True)
         for near in nearby:
             starts = {t.start for t in tokens if near(t)}
-            found = [name for name in self.order
-                     if any(v[0] == file and v[1] in starts and by in (None, v[2]) for v in self.seen[name])]
+            found = [
+                name
+                for name in self.order
+                if any(
+                    v[0] == file and v[1] in starts and by in (None, v[2]) for v in self.seen[name]
+                )
+            ]
             if found:
                 return found
         return []

@@ -8,7 +8,7 @@ from epmoe.mutants import edited_kernels
 from epmoe.mutants.slips import Slip
 from epmoe.mutants.tokens import STRONG, mutants_of
 
-SITE = 7, 8, 6          # code, place and word of an access
+SITE = 7, 8, 6  # code, place and word of an access
 
 
 def seen_in(run):
@@ -25,7 +25,11 @@ def seen_in(run):
         run()
     finally:
         Detector.observe = observe
-    return {(r, q) for r, q in found if r[0] and q[0] and (m := STRONG.match(r[2])) and m[2] in ("release", "acq_rel")}
+    return {
+        (r, q)
+        for r, q in found
+        if r[0] and q[0] and (m := STRONG.match(r[2])) and m[2] in ("release", "acq_rel")
+    }
 
 
 def _site(access):
@@ -37,17 +41,27 @@ def _site(access):
 @lru_cache(None)
 def _relaxed(file):
     """{(line, word): the mutant of tokens.py that makes it relaxed}."""
-    return {(m.token.line, m.token.text): m for m in mutants_of(file, edited_kernels.source_of(file))
-            if m.kind == "order" and "_relaxed_" in m.new}
+    return {
+        (m.token.line, m.token.text): m
+        for m in mutants_of(file, edited_kernels.source_of(file))
+        if m.kind == "order" and "_relaxed_" in m.new
+    }
 
 
 def slips_of_pairs(sites):
     """A slip for each pair of sites."""
     out = []
     for release, acquire in sorted(sites):
-        first, second = (_relaxed(file).get((line, word)) for file, line, word in (release, acquire))
+        first, second = (
+            _relaxed(file).get((line, word)) for file, line, word in (release, acquire)
+        )
         if first and second and first.token != second.token:
             what = f"{release[2]} and {acquire[0]}'s {acquire[2]} become relaxed"
-            parts = [Slip(m.token, "both", m.new, what, (m.token.line, m.token.line)) for m in (first, second)]
-            out.append(Slip(parts[0].token, "both", parts[0].new, what, parts[0].lines, other=parts[1]))
+            parts = [
+                Slip(m.token, "both", m.new, what, (m.token.line, m.token.line))
+                for m in (first, second)
+            ]
+            out.append(
+                Slip(parts[0].token, "both", parts[0].new, what, parts[0].lines, other=parts[1])
+            )
     return out

@@ -7,7 +7,7 @@ import numpy as np
 
 from epmoe.device import add_rn, f32, mul_rn
 from epmoe.kernels import LaunchConfig
-from epmoe.mutants import expired, experts
+from epmoe.mutants import experts, expired
 from epmoe.mutants.errors import WrongResult
 from epmoe.mutants.world_inputs import BF16
 from epmoe.mutants.world_run import WorldRun
@@ -42,21 +42,29 @@ class PlainRun(WorldRun):
         if world.weights == "function":
             weights = dict(router_weights_wrapper=scaled_weight)
         if world.epilogue:
-            weights |= {"value": dict(epilogue_fn=doubled), "stores": dict(elementwise_lambda_fn=stored)}[world.epilogue]
+            weights |= {
+                "value": dict(epilogue_fn=doubled),
+                "stores": dict(elementwise_lambda_fn=stored),
+            }[world.epilogue]
         sends = dict(input_type=world.input_type)
         if world.fused:
-            return dict(dispatch=plain.dispatch_kernel(cfg, launch, **sends),
-                        combine=plain.combine_kernel(cfg, launch, **weights))
-        return dict(dispatch_async=plain.dispatch_async_kernel(cfg, launch, **sends),
-                    dispatch_wait=plain.dispatch_wait_kernel(cfg, launch),
-                    combine_async=plain.combine_async_kernel(cfg, launch),
-                    combine_wait=plain.combine_wait_kernel(cfg, launch, **weights))
+            return dict(
+                dispatch=plain.dispatch_kernel(cfg, launch, **sends),
+                combine=plain.combine_kernel(cfg, launch, **weights),
+            )
+        return dict(
+            dispatch_async=plain.dispatch_async_kernel(cfg, launch, **sends),
+            dispatch_wait=plain.dispatch_wait_kernel(cfg, launch),
+            combine_async=plain.combine_async_kernel(cfg, launch),
+            combine_wait=plain.combine_wait_kernel(cfg, launch, **weights),
+        )
 
     def call(self, rank, name, *arguments, **options):
         """Launch a kernel of a rank."""
         grid, block = self.world.shape
-        self.calls[name][grid, block, self.streams[rank]](*arguments, status=self.at(rank, "status"), timeout=TIMEOUT,
-                                                          **options)
+        self.calls[name][grid, block, self.streams[rank]](
+            *arguments, status=self.at(rank, "status"), timeout=TIMEOUT, **options
+        )
 
     def array(self, name, rank, values):
         """A new buffer with these values, as an array."""
@@ -69,10 +77,16 @@ class PlainRun(WorldRun):
         tokens = self.array("input_tokens", rank, x.astype(INPUT[self.world.input_type]))
         topk_ids = self.array("topk_ids", rank, ids)
         clean = self.new("clean_topk_ids", rank, (cfg.max_tokens_per_rank, cfg.top_k), np.int32)
-        out = {name: (self.new(name, rank, shape, dtype), shape, dtype) for name, (shape, dtype) in shapes.items()}
-        for name, shape, dtype in (("row_offsets", (cfg.n_groups + 1,), np.uint32),
-                                   ("expert_ids", (cfg.n_groups,), np.int32), ("src_info", (self.capacity, 2), np.int32),
-                                   ("recv_count", (cfg.n_local_experts, cfg.n_src_ranks), np.int32)):
+        out = {
+            name: (self.new(name, rank, shape, dtype), shape, dtype)
+            for name, (shape, dtype) in shapes.items()
+        }
+        for name, shape, dtype in (
+            ("row_offsets", (cfg.n_groups + 1,), np.uint32),
+            ("expert_ids", (cfg.n_groups,), np.int32),
+            ("src_info", (self.capacity, 2), np.int32),
+            ("recv_count", (cfg.n_local_experts, cfg.n_src_ranks), np.int32),
+        ):
             out[name] = (self.new(name, rank, shape, dtype), shape, dtype)
         arrays = {name: b.array(dtype, shape) for name, (b, shape, dtype) in out.items()}
         groups = arrays, arrays["row_offsets"], arrays["expert_ids"], arrays["src_info"]
@@ -80,7 +94,9 @@ class PlainRun(WorldRun):
             expired.spoil(self)
         self._launch_dispatch(rank, (tokens, topk_ids), groups, n, clean.address)
         rows = self.new("expert_outputs", rank, (self.capacity, cfg.hidden), BF16)
-        if not (self.world.absent or self.world.stuck == "dispatch"):       # else row_offsets say nothing
+        if not (
+            self.world.absent or self.world.stuck == "dispatch"
+        ):  # else row_offsets say nothing
             experts.launch(self, rank, out["output_tokens"][0], out["row_offsets"][0], rows)
         ids_of = clean.array(np.int32, (n, cfg.top_k))
         combined = self._launch_plain_combine(rank, n, rows, arrays["src_info"], ids_of, weights)
@@ -91,10 +107,14 @@ class PlainRun(WorldRun):
         send, counters = self.at(rank, "dispatch_send_buf"), self.at(rank, "ep_counters")
         to = self.peers(rank, "dispatch_recv_buf"), self.peers(rank, "dispatch_recv_count")
         here = self.at(rank, "dispatch_recv_buf"), self.at(rank, "dispatch_recv_count")
-        sends = dict(clean_topk_ids=clean, **(dict(input_scales_args=(SCALE,)) if self.world.scaled else {}))
+        sends = dict(
+            clean_topk_ids=clean, **(dict(input_scales_args=(SCALE,)) if self.world.scaled else {})
+        )
         counts = dict(recv_counts=groups[0]["recv_count"])
         if self.world.fused:
-            self.call(rank, "dispatch", *inputs, *groups, send, *to, counters, rank, **sends, **counts)
+            self.call(
+                rank, "dispatch", *inputs, *groups, send, *to, counters, rank, **sends, **counts
+            )
             return
         self.call(rank, "dispatch_async", *inputs, send, *to, counters, rank, **sends)
         shared = dict(send_buf_p=send, num_tokens=n) if self.cfg.fused_shared_expert else {}
@@ -104,8 +124,15 @@ class PlainRun(WorldRun):
         cfg, counters, world = self.cfg, self.at(rank, "ep_counters"), self.world
         send = self.at(rank, "combine_send_buf") if cfg.use_shmem else 0
         shape = (n, cfg.top_k, cfg.hidden) if world.unreduced else (n, cfg.hidden)
-        combined, rows = self.new("combined", rank, shape, BF16), rows.array(BF16, (self.capacity, cfg.hidden))
-        args = dict(router_weights_args=() if world.unreduced else (self.array("router_weights", rank, weights),))
+        combined, rows = (
+            self.new("combined", rank, shape, BF16),
+            rows.array(BF16, (self.capacity, cfg.hidden)),
+        )
+        args = dict(
+            router_weights_args=()
+            if world.unreduced
+            else (self.array("router_weights", rank, weights),)
+        )
         if world.weights == "function":
             args["router_weights_args"] += (0.25,)
         if world.epilogue:
@@ -133,7 +160,9 @@ class PlainRun(WorldRun):
         class Stored:
             def read(self, dtype, shape):
                 if (combined.read(np.uint8, combined.nbytes) != 0xA5).any():
-                    raise WrongResult(f"{run.world.name}: output_tokens were written beside the output lambda")
+                    raise WrongResult(
+                        f"{run.world.name}: output_tokens were written beside the output lambda"
+                    )
                 run.machine.synchronize()
                 return values.astype(ml_dtypes.bfloat16)
 

@@ -12,8 +12,13 @@ from epmoe.mutants.page_worlds import PLAIN
 from epmoe.mutants.world_kinds import World
 from epmoe.mutants.worlds import WORLDS
 
-SMALL_REGION = World("seven blocks, four flags", PLAIN | dict(n_experts=2, top_k=1), ((5, 3),), fused=True,
-                     shape=(7, 32))
+SMALL_REGION = World(
+    "seven blocks, four flags",
+    PLAIN | dict(n_experts=2, top_k=1),
+    ((5, 3),),
+    fused=True,
+    shape=(7, 32),
+)
 
 
 @dataclass(frozen=True)
@@ -61,38 +66,76 @@ WAIT_FOR_FLAG = """\
 """
 
 FAULTS = (
-    Fault("last signal found by a relaxed counter",
-          "Only the last of a rank's signals to a peer is a release; the others are relaxed stores. Which one is "
-          "the last is found by a relaxed fetch-add on the region rank completion. Nothing orders the messages behind "
-          "the other signals before the last one, so the peer may read messages that have not arrived.",
-          (("signaller.py", SIGNAL, LAST_SIGNAL),
-           ("signaller.py", "            signal(params, owner, my_rank, index, count)\n",
-            "            signal_expert(params, expert, my_rank, count)\n"),
-           ("dispatch.py", "store_i32(words + u64(at.g), i32(0))",
-            "store_i32(words + u64(at.g), i32(0))\n            i = i32(0)\n            while i < cfg.n_ranks:\n"
-            "                store_i32(words + u64(at.finished + 4 * cfg.n_experts + 4 * i), i32(0))\n"
-            "                i = i32(i + 1)")),
-          WORLDS["three ranks, split"],
-          (("signaller.py", "            st_relaxed_sys_u64(word", "            st_release_sys_u64(word"),),
-          "every signal is a release"),
-    Fault("completion counters over region B",
-          "Combine counts the rows that went back in words that overlap region B, which dispatch_wait leaves behind "
-          "with its prefix sums. The count starts wrong, beyond the number at which a signal is sent, and it never is.",
-          (("row_runs.py", "words + u64(at.finished) + u64(4) * u64(entry)",
-            "words + u64(at.b) + u64(4) * u64(entry)"),),
-          WORLDS["split"]),
-    Fault("waiting region smaller than the grid",
-          "combine_wait has a ready flag for each of 2 n_experts reducing blocks, and the launch does not keep its "
-          "grid within them: with 2 experts, 6 reducing blocks use 6 words of a region of 4.",
-          (("combine.py", WATCH, WAIT_FOR_FLAG),
-           ("combine.py", "from epmoe_ref.errors import EPValueError\n",
-            "from epmoe_ref.config import READY; from epmoe_ref.errors import EPValueError\n")),
-          SMALL_REGION),
-    Fault("peer-written rows through the invariant load path",
-          "dispatch_wait reads recv_buf by ld.global.nc, which is for what nobody writes while the kernel runs. Peers "
-          "write recv_buf all the time; the load may return a line that was cached in an earlier round.",
-          (("formats/row_copy.py", "most_parts(n_bytes), load16\n", "most_parts(n_bytes), load16_nc\n"),),
-          WORLDS["fused"]),
+    Fault(
+        "last signal found by a relaxed counter",
+        "Only the last of a rank's signals to a peer is a release; the others are relaxed stores. Which one is "
+        "the last is found by a relaxed fetch-add on the region rank completion. Nothing orders the messages behind "
+        "the other signals before the last one, so the peer may read messages that have not arrived.",
+        (
+            ("signaller.py", SIGNAL, LAST_SIGNAL),
+            (
+                "signaller.py",
+                "            signal(params, owner, my_rank, index, count)\n",
+                "            signal_expert(params, expert, my_rank, count)\n",
+            ),
+            (
+                "dispatch.py",
+                "store_i32(words + u64(at.g), i32(0))",
+                "store_i32(words + u64(at.g), i32(0))\n            i = i32(0)\n            while i < cfg.n_ranks:\n"
+                "                store_i32(words + u64(at.finished + 4 * cfg.n_experts + 4 * i), i32(0))\n"
+                "                i = i32(i + 1)",
+            ),
+        ),
+        WORLDS["three ranks, split"],
+        (
+            (
+                "signaller.py",
+                "            st_relaxed_sys_u64(word",
+                "            st_release_sys_u64(word",
+            ),
+        ),
+        "every signal is a release",
+    ),
+    Fault(
+        "completion counters over region B",
+        "Combine counts the rows that went back in words that overlap region B, which dispatch_wait leaves behind "
+        "with its prefix sums. The count starts wrong, beyond the number at which a signal is sent, and it never is.",
+        (
+            (
+                "row_runs.py",
+                "words + u64(at.finished) + u64(4) * u64(entry)",
+                "words + u64(at.b) + u64(4) * u64(entry)",
+            ),
+        ),
+        WORLDS["split"],
+    ),
+    Fault(
+        "waiting region smaller than the grid",
+        "combine_wait has a ready flag for each of 2 n_experts reducing blocks, and the launch does not keep its "
+        "grid within them: with 2 experts, 6 reducing blocks use 6 words of a region of 4.",
+        (
+            ("combine.py", WATCH, WAIT_FOR_FLAG),
+            (
+                "combine.py",
+                "from epmoe_ref.errors import EPValueError\n",
+                "from epmoe_ref.config import READY; from epmoe_ref.errors import EPValueError\n",
+            ),
+        ),
+        SMALL_REGION,
+    ),
+    Fault(
+        "peer-written rows through the invariant load path",
+        "dispatch_wait reads recv_buf by ld.global.nc, which is for what nobody writes while the kernel runs. Peers "
+        "write recv_buf all the time; the load may return a line that was cached in an earlier round.",
+        (
+            (
+                "formats/row_copy.py",
+                "most_parts(n_bytes), load16\n",
+                "most_parts(n_bytes), load16_nc\n",
+            ),
+        ),
+        WORLDS["fused"],
+    ),
 )
 
 
@@ -102,8 +145,10 @@ def edited(edits):
     for file, text, new in edits:
         source = out.get(file) or edited_kernels.source_of(file)
         if source.count(text) != 1:
-            raise ValueError(f"epmoe/kernels/{file} holds {text!r} {source.count(text)} times, not once: the fault's "
-                             "edit must follow the change of the kernel")
+            raise ValueError(
+                f"epmoe/kernels/{file} holds {text!r} {source.count(text)} times, not once: the fault's "
+                "edit must follow the change of the kernel"
+            )
         out[file] = source.replace(text, new)
     return out
 

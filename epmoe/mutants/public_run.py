@@ -5,10 +5,10 @@ By it options reach the kernels that other worlds leave at their defaults; the h
 
 from functools import lru_cache
 
-import epmoe_ref
 import ml_dtypes
 import numpy as np
 
+import epmoe_ref
 from epmoe.check import compare_combined_world, compare_dispatched_world
 from epmoe.expert_parallel import ExpertParallel
 from epmoe.host.arrays import to_numpy
@@ -19,7 +19,7 @@ from epmoe.mutants.errors import WrongResult
 from epmoe.verify.checked_rounds import scale_and_shift, scaled_weight
 from epmoe.worlds.local import LocalWorld
 
-SMALLEST = 2.0**-127        # of an e8m0 scale
+SMALLEST = 2.0**-127  # of an e8m0 scale
 TIES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, 6)
 
 
@@ -29,11 +29,15 @@ def edges(rng, n, hidden):
     sign = np.where(np.arange(hidden) % 3 == 1, -1, 1)
     strewn = np.array([np.nan, np.inf, -np.inf, -0.0, 2.0**-133, 3e38, -3e38])
     normal = rng.standard_normal((n, hidden)) * 2.0 ** rng.integers(-12, 13, (n, hidden))
-    kinds = (np.where(rng.random((n, hidden)) < 0.1, rng.choice(strewn, (n, hidden)), normal),
-             np.tile(sign * np.array((1, 6, 448, 2, 1.5, 12, 0.5, 3))[group % 8] * SMALLEST, (n, 1)),
-             normal * 2.0**-14 / (1 + 2 * group),       # scales of nvfp4 that are zero, or nearly
-             np.full((n, hidden), -0.0), np.where(sign < 0, -0.0, 0.0) + np.zeros((n, 1)),
-             np.tile(np.resize(TIES, hidden) * sign, (n, 1)), normal)
+    kinds = (
+        np.where(rng.random((n, hidden)) < 0.1, rng.choice(strewn, (n, hidden)), normal),
+        np.tile(sign * np.array((1, 6, 448, 2, 1.5, 12, 0.5, 3))[group % 8] * SMALLEST, (n, 1)),
+        normal * 2.0**-14 / (1 + 2 * group),  # scales of nvfp4 that are zero, or nearly
+        np.full((n, hidden), -0.0),
+        np.where(sign < 0, -0.0, 0.0) + np.zeros((n, 1)),
+        np.tile(np.resize(TIES, hidden) * sign, (n, 1)),
+        normal,
+    )
     return np.choose(np.arange(n)[:, None] % len(kinds), kinds).astype(ml_dtypes.bfloat16)
 
 
@@ -42,15 +46,21 @@ def rounds(world):
     """For each round (tokens, ids, weights), lists over ranks, what dispatch must give, and what combine."""
     cfg, rng, out = world.cfg, np.random.default_rng(7), []
     for tokens in world.tokens:
-        x = [edges(rng, n, cfg.hidden) if world.edges else rng.normal(size=(n, cfg.hidden)).astype(ml_dtypes.bfloat16)
-             for n in tokens]
+        x = [
+            edges(rng, n, cfg.hidden)
+            if world.edges
+            else rng.normal(size=(n, cfg.hidden)).astype(ml_dtypes.bfloat16)
+            for n in tokens
+        ]
         ids = [_routing(world, n, rng) for n in tokens]
         weights = [rng.random((n, cfg.top_k)).astype(np.float32) for n in tokens]
         if cfg.skip_a2a:
             x, ids, weights = ([of_ranks[0]] * cfg.n_ranks for of_ranks in (x, ids, weights))
         scale = [0.5 + 0.375 * rank for rank in range(cfg.n_ranks)] if world.scaled else 1.0
         want = epmoe_ref.dispatch(cfg, x, ids, **dict(input_scale=scale) if world.scaled else {})
-        combined = epmoe_ref.combine(cfg, [outputs(cfg, d) for d in want], want, **reduction(world, weights))
+        combined = epmoe_ref.combine(
+            cfg, [outputs(cfg, d) for d in want], want, **reduction(world, weights)
+        )
         out.append((x, ids, weights, scale, want, combined))
     return out
 
@@ -59,7 +69,9 @@ def _routing(world, n, rng):
     cfg = world.cfg
     if world.to_one:
         return np.full((n, cfg.top_k), cfg.n_experts - 1, np.int32)
-    ids = np.array([rng.permutation(cfg.n_experts)[:cfg.top_k] for _ in range(n)], np.int32).reshape(n, cfg.top_k)
+    ids = np.array(
+        [rng.permutation(cfg.n_experts)[: cfg.top_k] for _ in range(n)], np.int32
+    ).reshape(n, cfg.top_k)
     ids[rng.random(ids.shape) < 0.1] = -1
     return ids
 
@@ -72,8 +84,11 @@ def outputs(cfg, dispatched):
 
 def reduction(world, weights):
     """router_weights, epilogue and their arguments."""
-    options = {"array": dict(router_weights=weights), "none": {},
-               "function": dict(router_weights=scaled_weight, router_weights_args=(weights, 0.75))}[world.weights]
+    options = {
+        "array": dict(router_weights=weights),
+        "none": {},
+        "function": dict(router_weights=scaled_weight, router_weights_args=(weights, 0.75)),
+    }[world.weights]
     if world.epilogue:
         bias = np.linspace(-1, 1, world.cfg.hidden, dtype=np.float32)
         options |= dict(epilogue=scale_and_shift, epilogue_args=(bias, 1.25))
@@ -93,7 +108,9 @@ class PublicRun:
         launch = LaunchConfig(*world.shape, **world.launch)
         with np.errstate(all="ignore"):
             expected = rounds(world)
-            with ExpertParallel(world.cfg, self.local, fused=world.fused, launch=launch, _factories=self.kernels) as ep:
+            with ExpertParallel(
+                world.cfg, self.local, fused=world.fused, launch=launch, _factories=self.kernels
+            ) as ep:
                 for number, round_ in enumerate(expected, 1):
                     self._round(ep, number, *round_)
                 if ep._engine.launch.trace:
@@ -111,7 +128,7 @@ class PublicRun:
         y = []
         for d in seen:
             y.append(np.full((ep.capacity, cfg.hidden), np.nan, COMBINE_DTYPE[cfg.combine_dtype]))
-            y[-1][:len(d.output_tokens)] = outputs(cfg, d)
+            y[-1][: len(d.output_tokens)] = outputs(cfg, d)
         if self.world.fused:
             got = ep.combine(y, dispatched, **options)
         else:

@@ -12,11 +12,11 @@ from epmoe.mutants.worlds import WORLDS
 from epmoe_ref.config import TOKEN_FORMATS
 
 PREFIX = "random "
-WORK = 6_000                # elements of a round's messages
-PAIRS = 48                  # of a rank's tokens and slots
+WORK = 6_000  # elements of a round's messages
+PAIRS = 48  # of a rank's tokens and slots
 THREADS = 32, 32, 64, 64, 96, 128, 224
 BLOCKS = 2, 3, 4, 5, 6, 8
-MOST_THREADS = 320          # of a rank
+MOST_THREADS = 320  # of a rank
 LOCAL = 1, 1, 2, 3, 5, 17, 34, 66
 
 
@@ -40,7 +40,12 @@ def _sizes(rng, most_ranks):
     """(ranks, local experts, slots, most tokens)."""
     n_ranks, local = int(min(most_ranks, rng.choice((2, 2, 2, 3, 4, 5)))), int(rng.choice(LOCAL))
     top_k = int(min(rng.choice((1, 2, 2, 3, 4, 8, 9, 17, 32)), n_ranks * local))
-    return n_ranks, local, top_k, int(min(max(1, PAIRS // top_k), rng.choice((1, 2, 3, 5, 8, 9, 20, 34))))
+    return (
+        n_ranks,
+        local,
+        top_k,
+        int(min(max(1, PAIRS // top_k), rng.choice((1, 2, 3, 5, 8, 9, 20, 34)))),
+    )
 
 
 def _tokens(rng, n_ranks, most):
@@ -67,35 +72,65 @@ def _some(rng, n_ranks):
 def _config(rng, most_ranks=4):
     n_ranks, local, top_k, most = _sizes(rng, most_ranks)
     token_format = str(rng.choice(["bf16", "bf16", *TOKEN_FORMATS]))
-    sizes = dict(n_ranks=n_ranks, n_experts=n_ranks * local, top_k=top_k, max_tokens_per_rank=most,
-                 token_format=token_format, fused_shared_expert=bool(rng.random() < 0.2),
-                 alignment=int(rng.choice((16, 16, 16, 32, 128))))
-    return sizes | dict(hidden=_hidden(rng, TOKEN_FORMATS[token_format].hidden_multiple, n_ranks * most * top_k))
+    sizes = dict(
+        n_ranks=n_ranks,
+        n_experts=n_ranks * local,
+        top_k=top_k,
+        max_tokens_per_rank=most,
+        token_format=token_format,
+        fused_shared_expert=bool(rng.random() < 0.2),
+        alignment=int(rng.choice((16, 16, 16, 32, 128))),
+    )
+    return sizes | dict(
+        hidden=_hidden(rng, TOKEN_FORMATS[token_format].hidden_multiple, n_ranks * most * top_k)
+    )
 
 
 def _page(name, rng):
     sizes, fused = _config(rng), bool(rng.random() < 0.6)
-    tokens = tuple(_tokens(rng, sizes["n_ranks"], sizes["max_tokens_per_rank"]) for _ in range(int(rng.integers(1, 5))))
+    tokens = tuple(
+        _tokens(rng, sizes["n_ranks"], sizes["max_tokens_per_rank"])
+        for _ in range(int(rng.integers(1, 5)))
+    )
     local = sizes["n_experts"] // sizes["n_ranks"]
     late = local - 4 if local > 8 and rng.random() < 0.5 and sizes["top_k"] <= 4 else 0
     few = fused and sizes["max_tokens_per_rank"] <= 8
     unreduced = bool(rng.random() < 0.2) and not sizes["fused_shared_expert"]
     if sizes["n_experts"] < 2 * sizes["n_ranks"] or sizes["top_k"] == sizes["n_experts"]:
-        return _public(name, rng)           # in World an expert goes without tokens
-    return World(name, sizes, tokens, fused=fused, shape=_launch(rng), few=few or fused, unreduced=unreduced,
-                 slow=_some(rng, sizes["n_ranks"]), from_expert=late)
+        return _public(name, rng)  # in World an expert goes without tokens
+    return World(
+        name,
+        sizes,
+        tokens,
+        fused=fused,
+        shape=_launch(rng),
+        few=few or fused,
+        unreduced=unreduced,
+        slow=_some(rng, sizes["n_ranks"]),
+        from_expert=late,
+    )
 
 
 def _public(name, rng):
-    sizes = _config(rng, most_ranks=3) | dict(combine_dtype=str(rng.choice(("bf16", "fp16", "fp32"))))
+    sizes = _config(rng, most_ranks=3) | dict(
+        combine_dtype=str(rng.choice(("bf16", "fp16", "fp32")))
+    )
     tokens = tuple(_tokens(rng, sizes["n_ranks"], sizes["max_tokens_per_rank"]) for _ in range(2))
     weights = str(rng.choice(("array", "array", "function", "none")))
     if sizes["fused_shared_expert"] and weights == "none":
         weights = "array"
-    return PublicWorld(name, sizes, tokens, fused=bool(rng.random() < 0.6), shape=_launch(rng), weights=weights,
-                       launch=dict(trace=bool(rng.random() < 0.1)),
-                       edges=bool(rng.random() < 0.5), epilogue=weights != "none" and bool(rng.random() < 0.3),
-                       to_one=sizes["top_k"] == 1)
+    return PublicWorld(
+        name,
+        sizes,
+        tokens,
+        fused=bool(rng.random() < 0.6),
+        shape=_launch(rng),
+        weights=weights,
+        launch=dict(trace=bool(rng.random() < 0.1)),
+        edges=bool(rng.random() < 0.5),
+        epilogue=weights != "none" and bool(rng.random() < 0.3),
+        to_one=sizes["top_k"] == 1,
+    )
 
 
 def _rows(name, rng):
@@ -104,11 +139,25 @@ def _rows(name, rng):
     top_k = min(top_k, max(1, n_ranks * local - 1))
     hidden = _hidden(rng, 128 if pairs else 8, 2 * n_ranks * max(1, sum(tokens)))
     late = local - 4 if local > 8 and rng.random() < 0.5 and top_k <= 4 else 0
-    return RowsWorld(name, "rows", tokens=tokens, hidden=hidden, shape=_launch(rng), top_k=top_k, local=local,
-                     on_device=bool(rng.random() < 0.5), between=bool(rng.random() < 0.4), pairs=pairs,
-                     combines=int(rng.choice((0, 0, 2))), slow=_some(rng, n_ranks), from_expert=late,
-                     dtype=str(rng.choice(("bfloat16", "float16"))), id_dtype=str(rng.choice(("int64", "int32"))),
-                     full_heap=_some(rng, n_ranks), asks=bool(rng.random() < 0.2))
+    return RowsWorld(
+        name,
+        "rows",
+        tokens=tokens,
+        hidden=hidden,
+        shape=_launch(rng),
+        top_k=top_k,
+        local=local,
+        on_device=bool(rng.random() < 0.5),
+        between=bool(rng.random() < 0.4),
+        pairs=pairs,
+        combines=int(rng.choice((0, 0, 2))),
+        slow=_some(rng, n_ranks),
+        from_expert=late,
+        dtype=str(rng.choice(("bfloat16", "float16"))),
+        id_dtype=str(rng.choice(("int64", "int32"))),
+        full_heap=_some(rng, n_ranks),
+        asks=bool(rng.random() < 0.2),
+    )
 
 
 def _hybrid(name, rng):
@@ -121,7 +170,20 @@ def _hybrid(name, rng):
         limit = max(1, limit // 3)
     hidden = _hidden(rng, 128 if fp8 else 8, 2 * n_ranks * max(1, sum(tokens)) * min(top_k, 4))
     late = local - 4 if local > 8 and rng.random() < 0.5 and top_k <= 4 else 0
-    return RowsWorld(name, "hybrid", tokens=tokens, hidden=hidden, shape=_launch(rng), limit=limit, pad=pad, fp8=fp8,
-                     top_k=top_k, local=local, slow=_some(rng, n_ranks), from_expert=late,
-                     dtype=str(rng.choice(("bfloat16", "float16"))), asks=bool(rng.random() < 0.2),
-                     p2p_world_size=2 if n_ranks == 4 and rng.random() < 0.5 else None)
+    return RowsWorld(
+        name,
+        "hybrid",
+        tokens=tokens,
+        hidden=hidden,
+        shape=_launch(rng),
+        limit=limit,
+        pad=pad,
+        fp8=fp8,
+        top_k=top_k,
+        local=local,
+        slow=_some(rng, n_ranks),
+        from_expert=late,
+        dtype=str(rng.choice(("bfloat16", "float16"))),
+        asks=bool(rng.random() < 0.2),
+        p2p_world_size=2 if n_ranks == 4 and rng.random() < 0.5 else None,
+    )

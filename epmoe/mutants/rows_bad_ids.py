@@ -9,7 +9,7 @@ import numpy as np
 from epmoe.kernels import status
 from epmoe.mutants.errors import WrongResult
 
-OUTSIDE = (2**32, -2, 2**40 + 1, -1, -2**63, 2**31)     # and the first that is no expert's
+OUTSIDE = (2**32, -2, 2**40 + 1, -1, -(2**63), 2**31)  # and the first that is no expert's
 
 
 def spoilt(ids, n_experts):
@@ -39,6 +39,9 @@ def counted(ids, n_experts, n_dispatches, kernels):
     for rank, clean in enumerate(ids):
         bad = spoilt(clean, n_experts)
         outside = (bad < -1) | (bad >= n_experts)
-        want = n_dispatches * int(outside.sum()), n_dispatches * int(((bad != clean) & ~outside).sum())
+        want = (
+            n_dispatches * int(outside.sum()),
+            n_dispatches * int(((bad != clean) & ~outside).sum()),
+        )
         if (told[rank, "outside"], told[rank, "repeated"]) != want:
             raise WrongResult(f"rank {rank}: (outside, repeated) ids told {dict(told)}, not {want}")

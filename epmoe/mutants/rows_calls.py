@@ -5,17 +5,17 @@ from functools import lru_cache
 
 import ml_dtypes
 import numpy as np
-from epmoe_ref import fused_a2a as reference
 
 from epmoe.fused_a2a import hybrid, rows
 from epmoe.host.arrays import to_numpy
 from epmoe.layout import ABSENT
 from epmoe.mutants import rows_bad_ids
+from epmoe_ref import fused_a2a as reference
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 E4M3, GROUP = np.dtype(ml_dtypes.float8_e4m3fn), 128
-ABSORBING = 2.0**14, -(2.0**14), 2.0**-12       # sums of them in another order differ
-DISPATCHES = 2            # of rows_calls, that are given ids
+ABSORBING = 2.0**14, -(2.0**14), 2.0**-12  # sums of them in another order differ
+DISPATCHES = 2  # of rows_calls, that are given ids
 
 
 class Inputs:
@@ -24,13 +24,21 @@ class Inputs:
     def __init__(self, world, spoilt=False):
         self.world, self.rng = world, np.random.default_rng(11)
         experts = [e for e in range(world.n_experts - 1) if e % world.local >= world.from_expert]
-        self.ids = [np.array([self.rng.permutation(experts)[:world.top_k] for _ in range(n)], world.id_dtype)
-                    .reshape(n, world.top_k) for n in world.tokens]
+        self.ids = [
+            np.array(
+                [self.rng.permutation(experts)[: world.top_k] for _ in range(n)], world.id_dtype
+            ).reshape(n, world.top_k)
+            for n in world.tokens
+        ]
         for ids in self.ids:
             ids[self.rng.random(ids.shape) < 0.15] = -1
         experts = range(world.n_experts)
-        self.maps = [np.array([[e in row for e in experts] for row in ids], bool).reshape(len(ids), len(experts))
-                     for ids in self.ids]
+        self.maps = [
+            np.array([[e in row for e in experts] for row in ids], bool).reshape(
+                len(ids), len(experts)
+            )
+            for ids in self.ids
+        ]
         if spoilt:
             self.ids = [rows_bad_ids.spoilt(ids, world.n_experts) for ids in self.ids]
 
@@ -38,7 +46,7 @@ class Inputs:
         columns = self.world.hidden if columns is None else columns
         out = [self.rng.normal(size=(n, columns) if columns else n) for n in counts]
         for a in out if columns >= 8 else ():
-            a[:, 3] = -0.0                          # whose sum is not
+            a[:, 3] = -0.0  # whose sum is not
             a[:, 5] = self.rng.choice(ABSORBING, len(a))
         return [a.astype(dtype) for a in out]
 
@@ -46,10 +54,14 @@ class Inputs:
         """What is dispatched; columns: other than the world's."""
         values = self.rows(self.world.tokens, E4M3 if self.world.pairs else BF16, columns or None)
         for a in values:
-            a.view(np.uint32)[1::2, 3] = ABSENT     # a word that rows without signals have another one for
+            a.view(np.uint32)[1::2, 3] = (
+                ABSENT  # a word that rows without signals have another one for
+            )
         if not self.world.pairs:
             return values
-        return list(zip(values, self.rows(self.world.tokens, np.float32, self.world.hidden // GROUP)))
+        return list(
+            zip(values, self.rows(self.world.tokens, np.float32, self.world.hidden // GROUP))
+        )
 
     def turned(self, of_ranks, number):
         """Another routing of as many rows: each token has that of the one before it, `number` times."""
@@ -63,11 +75,21 @@ def rows_calls(world, make, functions, in_flight):
     gives the context of the others.
     """
     dispatch, sums, cached, *counted = functions
-    given = [(make.tokens(), make.turned(make.ids, number), make.rows(world.tokens, np.float32, world.top_k))
-             for number in range(DISPATCHES)]
+    given = [
+        (
+            make.tokens(),
+            make.turned(make.ids, number),
+            make.rows(world.tokens, np.float32, world.top_k),
+        )
+        for number in range(DISPATCHES)
+    ]
     dispatched = [dispatch(*arguments) for arguments in given]
     handle, n = dispatched[-1][1], [len(i) for i in dispatched[-1][0][1]]
-    x = [make.rows(n, world.dtype), make.rows(n, np.float32), *(make.rows(world.tokens) for _ in range(4))]
+    x = [
+        make.rows(n, world.dtype),
+        make.rows(n, np.float32),
+        *(make.rows(world.tokens) for _ in range(4)),
+    ]
     probs = make.rows(n, np.float32, world.top_k)
     with in_flight():
         others = [sums(handle, x[0], probs), cached(handle, x[2])]
@@ -76,10 +98,16 @@ def rows_calls(world, make, functions, in_flight):
         others += [cached(handle, x[3]) for _ in range(world.combines)]
         others += [sums(handle, x[0], probs) for _ in range(world.combines)]
         for _ in range(3 * world.between):
-            few = [[_cut(a, world.few) for a in of_ranks] for of_ranks in (make.tokens(world.wide), *given[0][1:])]
-            rows_of = [sum((ids // world.local == r).any(axis=1).sum() for ids in few[1]) for r in range(world.n_ranks)]
+            few = [
+                [_cut(a, world.few) for a in of_ranks]
+                for of_ranks in (make.tokens(world.wide), *given[0][1:])
+            ]
+            rows_of = [
+                sum((ids // world.local == r).any(axis=1).sum() for ids in few[1])
+                for r in range(world.n_ranks)
+            ]
             others += [counted[0](*few, rows_of), sums(handle, x[0], probs)]
-            if world.wide:                      # what they leave behind is of the next ones' parity
+            if world.wide:  # what they leave behind is of the next ones' parity
                 others += [counted[0](*given[1], n), sums(handle, x[0], probs)]
         if world.on_device:
             others += [counted[0](*arguments, n) for arguments in given]
@@ -89,11 +117,18 @@ def rows_calls(world, make, functions, in_flight):
 def hybrid_calls(world, make, functions, in_flight):
     """The calls of a HybridEP world, as in rows_calls."""
     dispatch, sums, cached = functions
-    given = [(make.rows(world.tokens), make.rows(world.tokens, np.float32, world.n_experts)) for _ in range(3)]
+    given = [
+        (make.rows(world.tokens), make.rows(world.tokens, np.float32, world.n_experts))
+        for _ in range(3)
+    ]
     limit = [world.limit] * world.n_ranks
     maps = [make.turned(make.maps, number) for number in range(3)]
     one, handle = dispatch(given[0][0], maps[0], given[0][1])
-    x, probs, y = make.rows(limit, world.dtype), make.rows(limit, np.float32, 0), make.rows(world.tokens)
+    x, probs, y = (
+        make.rows(limit, world.dtype),
+        make.rows(limit, np.float32, 0),
+        make.rows(world.tokens),
+    )
     with in_flight():
         two, second = dispatch(given[1][0], maps[1], given[1][1])
         others = [two, second.overflow, sums(handle, x, probs), cached(handle, y)]
@@ -105,23 +140,38 @@ def hybrid_calls(world, make, functions, in_flight):
 def by_reference(world):
     """The functions of the reference that the calls take."""
     if world.kind == "rows":
+
         def dispatch(x, ids, probs):
             *results, handle = reference.dispatch_forward(x, ids, probs, world.n_experts)
             return results, handle
-        return dispatch, reference.dispatch_backward, reference.combine_backward, lambda *given: dispatch(*given[:3])[0]
+
+        return (
+            dispatch,
+            reference.dispatch_backward,
+            reference.combine_backward,
+            lambda *given: dispatch(*given[:3])[0],
+        )
 
     def dispatch(x, maps, probs):
-        *results, handle = reference.hybrid_dispatch_forward(x, maps, probs, world.local,
-                                                             num_permuted_tokens=world.limit,
-                                                             pad_multiple=world.pad, fp8_dispatch=world.fp8,
-                                                             p2p_world_size=world.p2p_world_size)
+        *results, handle = reference.hybrid_dispatch_forward(
+            x,
+            maps,
+            probs,
+            world.local,
+            num_permuted_tokens=world.limit,
+            pad_multiple=world.pad,
+            fp8_dispatch=world.fp8,
+            p2p_world_size=world.p2p_world_size,
+        )
         return results, handle
+
     return dispatch, reference.hybrid_dispatch_backward, reference.hybrid_combine_backward
 
 
 def on_device(world, buffer):
     """The same functions of epmoe.fused_a2a, on a buffer."""
     if world.kind == "rows":
+
         def dispatch(x, ids, probs):
             made, handle = rows.dispatch_forward(buffer, x, ids, probs, world.n_experts)
             return [list(column) for column in zip(*made)], handle
@@ -129,13 +179,30 @@ def on_device(world, buffer):
         def counted(x, ids, probs, n):
             made, _ = rows.new_dispatch(buffer, None, x, ids, probs, world.n_experts, None, True)
             *columns, per_expert = zip(*made)
-            return [[_cut(a, rows_here) for a, rows_here in zip(column, n)] for column in columns] + [list(per_expert)]
+            return [
+                [_cut(a, rows_here) for a, rows_here in zip(column, n)] for column in columns
+            ] + [list(per_expert)]
+
         module, forward = rows, dispatch
     else:
+
         def forward(x, maps, probs):
-            made, handle = hybrid.new_dispatch(buffer, None, x, maps, probs, world.local, world.limit, world.pad,
-                                               world.fp8, world.p2p_world_size, (None, None), None)
+            made, handle = hybrid.new_dispatch(
+                buffer,
+                None,
+                x,
+                maps,
+                probs,
+                world.local,
+                world.limit,
+                world.pad,
+                world.fp8,
+                world.p2p_world_size,
+                (None, None),
+                None,
+            )
             return [list(column) for column in zip(*made)], handle
+
         module = hybrid
 
     def sums(handle, x, probs):
@@ -143,6 +210,7 @@ def on_device(world, buffer):
 
     def cached(handle, x):
         return module.cached_dispatch(buffer, "x", x, handle)
+
     return (forward, sums, cached, counted) if world.kind == "rows" else (forward, sums, cached)
 
 

@@ -11,9 +11,18 @@ from itertools import count
 from types import ModuleType
 
 import numpy as np
-from epmoe_ref.errors import PeerTimeout
 
-from epmoe.device import block_dim, block_idx, grid_dim, i32, kernel, load_u32, load_u64, thread_idx, u64
+from epmoe.device import (
+    block_dim,
+    block_idx,
+    grid_dim,
+    i32,
+    kernel,
+    load_u32,
+    load_u64,
+    thread_idx,
+    u64,
+)
 from epmoe.fused_a2a.buffer import Buffer
 from epmoe.kernels import LaunchConfig
 from epmoe.kernels.rows import control
@@ -21,8 +30,9 @@ from epmoe.mutants import rows_bad_ids
 from epmoe.mutants.errors import Leftover, WrongResult
 from epmoe.mutants.rows_calls import CALLS, DISPATCHES, Inputs, expected, flat, on_device
 from epmoe.worlds.local import LocalWorld
+from epmoe_ref.errors import PeerTimeout
 
-TIMEOUT = 1e-2            # seconds of the simulated clock
+TIMEOUT = 1e-2  # seconds of the simulated clock
 
 
 @kernel
@@ -30,7 +40,10 @@ def read_everything(params, num_tokens, my_rank):
     """Reads some arrays as whoever comes next would; parameters: how many, then address and words of each."""
     n, k = i32(load_u64(params)), i32(0)
     while k < n:
-        address, words = load_u64(params + u64(8 + 16 * k)), i32(load_u64(params + u64(16 + 16 * k)))
+        address, words = (
+            load_u64(params + u64(8 + 16 * k)),
+            i32(load_u64(params + u64(16 + 16 * k))),
+        )
         i = i32(block_idx() * block_dim() + thread_idx())
         while i < words:
             load_u32(address + u64(4) * u64(i))
@@ -43,8 +56,13 @@ class RowsRun:
 
     def __init__(self, world, kernels, seed, *, racecheck=True, **simulation):
         self.world, self.kernels = world, kernels
-        self.local = LocalWorld(world.n_ranks, seed=seed, racecheck=racecheck, expire_waits=bool(world.absent),
-                                **simulation | (dict(stale=True) if world.stale else {}))
+        self.local = LocalWorld(
+            world.n_ranks,
+            seed=seed,
+            racecheck=racecheck,
+            expire_waits=bool(world.absent),
+            **simulation | (dict(stale=True) if world.stale else {}),
+        )
         self.machine = self.local.machine
         self.machine.slow_ranks = world.slow
         self.flying, self.read_from, self.lent = False, [], []
@@ -53,12 +71,18 @@ class RowsRun:
         """Run the world's rounds with the edited kernels; raises what notices the edit."""
         blocks, threads = self.world.shape
         with self._edited():
-            buffer = Buffer(self.local, launch=LaunchConfig(blocks, threads, trace=self.world.trace), timeout=TIMEOUT)
+            buffer = Buffer(
+                self.local,
+                launch=LaunchConfig(blocks, threads, trace=self.world.trace),
+                timeout=TIMEOUT,
+            )
             buffer.knows_all_ranks = not self.world.asks
             try:
                 if not self.world.bad_ids:
                     return self._go(buffer)
-                with rows_bad_ids.counted(Inputs(self.world).ids, self.world.n_experts, DISPATCHES, self.kernels):
+                with rows_bad_ids.counted(
+                    Inputs(self.world).ids, self.world.n_experts, DISPATCHES, self.kernels
+                ):
                     self._go(buffer)
             finally:
                 self.machine.__dict__.pop("synchronize", None)
@@ -71,14 +95,18 @@ class RowsRun:
         inputs = Inputs(self.world, spoilt=self.world.bad_ids)
         if self.world.crowded:
             return self._go_crowded(buffer, functions[0], inputs)
-        results = CALLS[self.world.kind](self.world, inputs, functions, lambda: self._in_flight(buffer))
+        results = CALLS[self.world.kind](
+            self.world, inputs, functions, lambda: self._in_flight(buffer)
+        )
         if self.world.absent:
             return self._check_expired(buffer)
         buffer.check()
         buffer.placing.let_go()
         for number, (got, want) in enumerate(zip(flat(results), expected(self.world), strict=True)):
             if got.shape != want.shape or got.tobytes() != np.ascontiguousarray(want).tobytes():
-                raise WrongResult(f"{self.world.name}: array {number} of the results differs from the reference")
+                raise WrongResult(
+                    f"{self.world.name}: array {number} of the results differs from the reference"
+                )
         self._check_memory(buffer)
 
     def _go_crowded(self, buffer, dispatch, inputs):
@@ -95,21 +123,27 @@ class RowsRun:
 
     def _then_read(self, function, buffer):
         """The function, and behind each call of it in flight a kernel of each rank that reads its results."""
+
         def call(*arguments):
             if self.flying:
                 self._fill_heaps(buffer)
             results = function(*arguments)
             if self.flying:
-                made = results[0] if isinstance(results, tuple) else results      # beside them a handle, or None
+                made = (
+                    results[0] if isinstance(results, tuple) else results
+                )  # beside them a handle, or None
                 columns = made if isinstance(made[0], list) else [made]
                 for rank in set(self.local.ranks) - set(self.world.absent):
-                    self._read(rank, [column[rank] for column in columns if column[rank] is not None])
+                    self._read(
+                        rank, [column[rank] for column in columns if column[rank] is not None]
+                    )
             return results
+
         return call
 
     def _fill_heaps(self, buffer):
         for rank in self.world.full_heap:
-            heap = buffer.ranks[rank].heap          # another one after a call that made the pool grow
+            heap = buffer.ranks[rank].heap  # another one after a call that made the pool grow
             while (loan := heap.lend({"smallest": ((1,), np.uint8)})) is not None:
                 self.lent.append(loan)
 
@@ -119,14 +153,18 @@ class RowsRun:
         block = self.machine.alloc(8 * len(words), "what is read", rank)
         block.write(np.array(words, np.uint64))
         self.read_from.append(block)
-        self.machine.launch(read_everything, 2, 32, (block.address, 0, rank), stream=self.local.stream_of(rank))
+        self.machine.launch(
+            read_everything, 2, 32, (block.address, 0, rank), stream=self.local.stream_of(rank)
+        )
 
     @contextmanager
     def _in_flight(self, buffer):
         """Context of calls that are queued and not waited for; all memory that they use stays until they have run."""
         place, number, kept = buffer.placing.place, count(), []
         self.machine.synchronize = buffer.placing.let_go = lambda: None
-        buffer.placing.place = lambda rank, name, *more: place(rank, f"{name} {next(number)}", *more)
+        buffer.placing.place = lambda rank, name, *more: place(
+            rank, f"{name} {next(number)}", *more
+        )
         lenders = [lender for r in buffer.ranks for lender in (r.arena, r.heap)]
         for lender in lenders:
             lender.lend = lambda *what, lend=lender.lend: kept.append(lend(*what)) or kept[-1]
@@ -144,7 +182,9 @@ class RowsRun:
 
     def _leave_out(self, buffer):
         start = buffer.launches.start
-        buffer.launches.start = lambda kernel, rank, *more: rank in self.world.absent or start(kernel, rank, *more)
+        buffer.launches.start = lambda kernel, rank, *more: (
+            rank in self.world.absent or start(kernel, rank, *more)
+        )
 
     def _check_expired(self, buffer):
         """The first call that a rank stayed away from must have expired, and the later ones not have begun."""
@@ -156,21 +196,27 @@ class RowsRun:
             places = buffer._control.buffers[self.world.absent[0]].read(np.uint64, (3,), note)
             # where combine's probs go; a cached dispatch, which came later, has none
             if not places[2] & np.uint64(2**32 - 1):
-                raise Leftover(f"the note of epoch {epoch} is that of a later call, which went on after a wait had "
-                               "expired") from None
+                raise Leftover(
+                    f"the note of epoch {epoch} is that of a later call, which went on after a wait had "
+                    "expired"
+                ) from None
             return
         raise WrongResult("no wait expired, though a rank was absent")
 
     def _check_memory(self, buffer):
         for r in buffer.ranks:
             words = r.words.read(np.int32, (control.WORDS_BYTES // 4,))
-            if words[control.BEGUN // 4] or words[control.STATUS // 4:].any():
+            if words[control.BEGUN // 4] or words[control.STATUS // 4 :].any():
                 raise Leftover(f"words of rank {r.rank} after the calls: {words.tolist()}")
             # counters of the last call stay until the next one; those of the other parity are ready for that
             other = 1 - int(words[control.EPOCH // 4]) % 2
-            arrived = buffer._control.buffers[r.rank].read(np.int32, (2, self.world.n_ranks), buffer.layout.arrived)
+            arrived = buffer._control.buffers[r.rank].read(
+                np.int32, (2, self.world.n_ranks), buffer.layout.arrived
+            )
             if arrived[other].any() or any(words[at // 4 + other] for at in control.BY_PARITY):
-                raise Leftover(f"counters of rank {r.rank} after the calls: {arrived.tolist()}, {words.tolist()}")
+                raise Leftover(
+                    f"counters of rank {r.rank} after the calls: {arrived.tolist()}, {words.tolist()}"
+                )
 
     @contextmanager
     def _edited(self):
@@ -180,12 +226,25 @@ class RowsRun:
         before = []
         for module in users:
             for name, value in list(vars(module).items()):
-                home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) or ""
+                home = (
+                    value.__name__
+                    if isinstance(value, ModuleType)
+                    else getattr(value, "__module__", None) or ""
+                )
                 if f"{home}.".startswith(f"{original}.rows."):
                     twin = import_module(edited + home.removeprefix(original))
-                    before.append((module, name, value, twin if isinstance(value, ModuleType) else vars(twin)[name]))
+                    before.append(
+                        (
+                            module,
+                            name,
+                            value,
+                            twin if isinstance(value, ModuleType) else vars(twin)[name],
+                        )
+                    )
         factories = import_module(f"{edited}.rows")
-        assert {name for _, name, *_ in before} >= {name for name in vars(factories) if name.endswith("_kernel")}
+        assert {name for _, name, *_ in before} >= {
+            name for name in vars(factories) if name.endswith("_kernel")
+        }
         try:
             for module, name, _, twin in before:
                 setattr(module, name, twin)

@@ -19,12 +19,14 @@ from dataclasses import dataclass
 
 from epmoe.mutants.tokens import BARRIERS, STORE, STRONG, SUCCESS, VOTES, Token, _is_constant
 
-PURE = re.compile(r"(i32|u32|u64|f32|min|max|len|range|lane_id|thread_idx|block_idx|block_dim|grid_dim|n_warps|ballot"
-                  r"|shared_array|ffs|popc|clz|shfl_\w+|warp_\w+|any_lane|all_lanes|mark|globaltimer)$")
-OF_PARAMETERS = re.compile(r"(u64\(load_u64\()*params\b(?!.*load)")         # no kernel writes them
+PURE = re.compile(
+    r"(i32|u32|u64|f32|min|max|len|range|lane_id|thread_idx|block_idx|block_dim|grid_dim|n_warps|ballot"
+    r"|shared_array|ffs|popc|clz|shfl_\w+|warp_\w+|any_lane|all_lanes|mark|globaltimer)$"
+)
+OF_PARAMETERS = re.compile(r"(u64\(load_u64\()*params\b(?!.*load)")  # no kernel writes them
 RANKS = ("my_rank", "owner", "rank", "source", "peer", "src_rank", "to_rank")
 SIGNALS = {"signal", "put", "complete"}
-OFFSETS = {"at", "control"}             # objects whose attributes are places of words
+OFFSETS = {"at", "control"}  # objects whose attributes are places of words
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Slip:
     def apply(self, source):
         """The edited source; lines keep their numbers."""
         lost = source.count("\n", self.token.start, self.token.end) - self.new.count("\n")
-        return source[:self.token.start] + self.new + "\n" * lost + source[self.token.end:]
+        return source[: self.token.start] + self.new + "\n" * lost + source[self.token.end :]
 
 
 class _Source:
@@ -70,8 +72,13 @@ class _Source:
         self.found, self.seen = [], {}
 
     def span(self, node):
-        return tuple(len(self.raw[:self.starts[line - 1] + column].decode())
-                     for line, column in ((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)))
+        return tuple(
+            len(self.raw[: self.starts[line - 1] + column].decode())
+            for line, column in (
+                (node.lineno, node.col_offset),
+                (node.end_lineno, node.end_col_offset),
+            )
+        )
 
     def of(self, node):
         start, end = self.span(node)
@@ -86,14 +93,26 @@ class _Source:
 
 def calls(node):
     """Names that are called in a node, functions defined inside left out."""
-    return [n.func.id for n in ast.walk(node) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
+    return [
+        n.func.id
+        for n in ast.walk(node)
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)
+    ]
 
 
 def synchronises(node):
     """Whether a statement holds a strong access that may order others, a barrier, a fence, a wait or a signal."""
-    return any((m := STRONG.match(c)) and (m[1], m[2]) != ("ld", "relaxed") or BARRIERS.match(c)
-               or c.startswith("wait_for") or c in VOTES or c in SUCCESS or c in SIGNALS or c == "shared_add_i32"
-               for c in calls(node))
+    return any(
+        (m := STRONG.match(c))
+        and (m[1], m[2]) != ("ld", "relaxed")
+        or BARRIERS.match(c)
+        or c.startswith("wait_for")
+        or c in VOTES
+        or c in SUCCESS
+        or c in SIGNALS
+        or c == "shared_add_i32"
+        for c in calls(node)
+    )
 
 
 def touches_memory(node):
@@ -101,15 +120,21 @@ def touches_memory(node):
     for n in ast.walk(node):
         if isinstance(n, ast.Subscript):
             return True
-        if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and not PURE.match(n.func.id) and not (
-                n.func.id.startswith("load_") and OF_PARAMETERS.match(ast.unparse(n.args[0]))):
+        if (
+            isinstance(n, ast.Call)
+            and isinstance(n.func, ast.Name)
+            and not PURE.match(n.func.id)
+            and not (n.func.id.startswith("load_") and OF_PARAMETERS.match(ast.unparse(n.args[0])))
+        ):
             return True
     return False
 
 
 def assigned(node):
     """Names that a statement assigns."""
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return {
+        n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    }
 
 
 def used(node):
@@ -124,21 +149,30 @@ def independent(a, b):
 
 def leaves(node):
     """Whether it leaves its block, or defines a function."""
-    return any(isinstance(n, (ast.Return, ast.Break, ast.Continue, ast.FunctionDef)) for n in ast.walk(node))
+    return any(
+        isinstance(n, (ast.Return, ast.Break, ast.Continue, ast.FunctionDef))
+        for n in ast.walk(node)
+    )
 
 
 def releases(node):
     """Whether a simple statement releases, or is a barrier."""
     return isinstance(node, ast.Expr) and any(
-        BARRIERS.match(c) or (m := STRONG.match(c)) and m[2] in ("release", "acq_rel") or c in SIGNALS
-        for c in calls(node))
+        BARRIERS.match(c)
+        or (m := STRONG.match(c))
+        and m[2] in ("release", "acq_rel")
+        or c in SIGNALS
+        for c in calls(node)
+    )
 
 
 def slips_of(file, text):
     """All slips of one source file but the kind "both", in the order of its lines."""
     source = _Source(file, text)
     for function, node in _device_functions(ast.parse(text)):
-        names = assigned(node) | {a.arg for n in ast.walk(node) if isinstance(n, ast.FunctionDef) for a in n.args.args}
+        names = assigned(node) | {
+            a.arg for n in ast.walk(node) if isinstance(n, ast.FunctionDef) for a in n.args.args
+        }
         for body in _bodies(node):
             _swaps(source, function, body)
             _early(source, function, body)
@@ -183,10 +217,21 @@ def _words(node):
 
 def _swaps(source, function, body):
     for a, b in zip(body, body[1:]):
-        if (synchronises(a) or synchronises(b)) and touches_memory(a) and touches_memory(b) and independent(a, b) \
-                and not leaves(a) and not leaves(b) and a.end_lineno < b.lineno:
+        if (
+            (synchronises(a) or synchronises(b))
+            and touches_memory(a)
+            and touches_memory(b)
+            and independent(a, b)
+            and not leaves(a)
+            and not leaves(b)
+            and a.end_lineno < b.lineno
+        ):
             (start, end), (next_start, next_end) = source.span(a), source.span(b)
-            new = source.text[next_start:next_end] + source.text[end:next_start] + source.text[start:end]
+            new = (
+                source.text[next_start:next_end]
+                + source.text[end:next_start]
+                + source.text[start:end]
+            )
             source.add("swap", function, start, next_end, new, f"{_words(a)} / {_words(b)}", a, b)
 
 
@@ -194,58 +239,122 @@ def _early(source, function, body):
     for i, statement in enumerate(body):
         if i < 2 or not releases(statement):
             continue
-        first = next((j for j in range(i - 1, -1, -1) if leaves(body[j]) or not independent(body[j], statement)
-                      or isinstance(getattr(body[j], "value", None), ast.Constant)), -1) + 1
+        first = (
+            next(
+                (
+                    j
+                    for j in range(i - 1, -1, -1)
+                    if leaves(body[j])
+                    or not independent(body[j], statement)
+                    or isinstance(getattr(body[j], "value", None), ast.Constant)
+                ),
+                -1,
+            )
+            + 1
+        )
         if first >= i - 1 or not any(touches_memory(s) for s in body[first:i]):
-            continue        # else it is a swap
+            continue  # else it is a swap
         (start, _), (own_start, own_end) = source.span(body[first]), source.span(statement)
         between = source.text[start:own_start].rstrip()
         if "\n" in source.of(statement):
             continue
-        new = f"{source.of(statement)}; {between}" if not isinstance(body[first], (ast.If, ast.While)) else \
-            f"{source.of(statement)}\n{' ' * statement.col_offset}{between}"
+        new = (
+            f"{source.of(statement)}; {between}"
+            if not isinstance(body[first], (ast.If, ast.While))
+            else f"{source.of(statement)}\n{' ' * statement.col_offset}{between}"
+        )
         if new.count("\n") <= source.text.count("\n", start, own_end):
-            source.add("early", function, start, own_end, new, f"{_words(statement)} before {_words(body[first])}",
-                       body[first], statement)
+            source.add(
+                "early",
+                function,
+                start,
+                own_end,
+                new,
+                f"{_words(statement)} before {_words(body[first])}",
+                body[first],
+                statement,
+            )
 
 
 def _skips(source, function, statement, names):
     call = statement.value if isinstance(statement, ast.Expr) else None
-    is_store = isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and STORE.match(call.func.id) \
+    is_store = (
+        isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Name)
+        and STORE.match(call.func.id)
         and all(map(_is_constant, call.args[1:]))
-    if not (is_store or isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Subscript)
-            and _is_constant(statement.value)):
+    )
+    if not (
+        is_store
+        or isinstance(statement, ast.Assign)
+        and isinstance(statement.targets[0], ast.Subscript)
+        and _is_constant(statement.value)
+    ):
         return
     start, end = source.span(statement)
     conditions = [("my_rank & 1 == 0", "on odd ranks")] if "my_rank" in names else []
     conditions.append(("(thread_idx() + block_idx()) & 1 == 0", "by every other thread"))
     for condition, where in conditions:
-        source.add("skip", function, start, end, f"if {condition}: {source.text[start:end]}",
-                   f"{_words(statement)} left out {where}", statement, statement)
+        source.add(
+            "skip",
+            function,
+            start,
+            end,
+            f"if {condition}: {source.text[start:end]}",
+            f"{_words(statement)} left out {where}",
+            statement,
+            statement,
+        )
 
 
 def _from_atomics(function):
     """Names to which the function assigns an atomic's result."""
-    return {t.id for n in ast.walk(function) if isinstance(n, ast.Assign) and any(
-        (m := STRONG.match(c)) and m[1].startswith("atomic") for c in calls(n.value))
-        for t in n.targets if isinstance(t, ast.Name)}
+    return {
+        t.id
+        for n in ast.walk(function)
+        if isinstance(n, ast.Assign)
+        and any((m := STRONG.match(c)) and m[1].startswith("atomic") for c in calls(n.value))
+        for t in n.targets
+        if isinstance(t, ast.Name)
+    }
 
 
 def _wrong_numbers(source, function, statement, names, whole, from_atomics):
     for n in ast.walk(statement):
         if isinstance(n, ast.Call) and isinstance(n.func, ast.Name):
-            if n.func.id.startswith("wait_for") and len(n.args) > 1 and "status" not in ast.unparse(n.args[1]):
+            if (
+                n.func.id.startswith("wait_for")
+                and len(n.args) > 1
+                and "status" not in ast.unparse(n.args[1])
+            ):
                 _off_by_one(source, function, n.args[1], statement)
-            elif (m := STRONG.match(n.func.id)) and m[1] in ("red_add", "atomic_add") \
-                    and ast.unparse(n.args[1]) in ("i32(1)", "u64(1)", "1"):
+            elif (
+                (m := STRONG.match(n.func.id))
+                and m[1] in ("red_add", "atomic_add")
+                and ast.unparse(n.args[1]) in ("i32(1)", "u64(1)", "1")
+            ):
                 start, end = source.span(n.args[1])
-                source.add("twice", function, start, end, source.of(n.args[1]).replace("1)", "2)"), f"{_words(n)} by 2",
-                           statement, statement)
+                source.add(
+                    "twice",
+                    function,
+                    start,
+                    end,
+                    source.of(n.args[1]).replace("1)", "2)"),
+                    f"{_words(n)} by 2",
+                    statement,
+                    statement,
+                )
         if isinstance(n, ast.Compare) and len(n.ops) == 1:
-            strong = [side for side in (n.left, n.comparators[0]) if used(side) & from_atomics or any(
-                (m := STRONG.match(c)) and m[1].startswith("atomic") for c in calls(side))]
+            strong = [
+                side
+                for side in (n.left, n.comparators[0])
+                if used(side) & from_atomics
+                or any((m := STRONG.match(c)) and m[1].startswith("atomic") for c in calls(side))
+            ]
             if len(strong) == 1:
-                _off_by_one(source, function, n.comparators[0] if strong[0] is n.left else n.left, statement)
+                _off_by_one(
+                    source, function, n.comparators[0] if strong[0] is n.left else n.left, statement
+                )
     if synchronises(statement):
         _whose(source, function, statement, names, whole)
 
@@ -253,20 +362,47 @@ def _wrong_numbers(source, function, statement, names, whole, from_atomics):
 def _off_by_one(source, function, node, statement):
     start, end = source.span(node)
     for sign, word in (("+", "more"), ("-", "less")):
-        source.add("off by one", function, start, end, f"(({source.text[start:end]}) {sign} 1)",
-                   f"one {word} than {_words(node)} in {_words(statement)}", statement, statement)
+        source.add(
+            "off by one",
+            function,
+            start,
+            end,
+            f"(({source.text[start:end]}) {sign} 1)",
+            f"one {word} than {_words(node)} in {_words(statement)}",
+            statement,
+            statement,
+        )
 
 
 def _whose(source, function, statement, names, whole):
-    places = sorted({(n.value.id, n.attr) for n in ast.walk(whole) if isinstance(n, ast.Attribute)
-                     and isinstance(n.value, ast.Name) and n.value.id in OFFSETS})
+    places = sorted(
+        {
+            (n.value.id, n.attr)
+            for n in ast.walk(whole)
+            if isinstance(n, ast.Attribute)
+            and isinstance(n.value, ast.Name)
+            and n.value.id in OFFSETS
+        }
+    )
     for n in ast.walk(statement):
         others = []
         if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load) and n.id in RANKS:
             others = [name for name in RANKS if name in names and name != n.id][:1]
-        elif isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id in OFFSETS:
-            others = [f"{base}.{attr}" for base, attr in places if base == n.value.id and attr != n.attr][:1]
+        elif (
+            isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id in OFFSETS
+        ):
+            others = [
+                f"{base}.{attr}" for base, attr in places if base == n.value.id and attr != n.attr
+            ][:1]
         for other in others:
             start, end = source.span(n)
-            source.add("whose", function, start, end, other, f"{source.text[start:end]} -> {other} in "
-                                                             f"{_words(statement)}", statement, statement)
+            source.add(
+                "whose",
+                function,
+                start,
+                end,
+                other,
+                f"{source.text[start:end]} -> {other} in {_words(statement)}",
+                statement,
+                statement,
+            )

@@ -13,7 +13,7 @@ from epmoe_ref.swiglu import fused_silu, fused_silu_fp8
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 ODD = (np.nan, np.inf, -np.inf, -0.0, 30.0, -30.0, 7.0, 6e4)
-SPARE = 3                           # rows behind the last group
+SPARE = 3  # rows behind the last group
 
 
 def rows(n, width):
@@ -36,23 +36,41 @@ class SwigluRun:
     def go(self):
         """Run the kernel; raises what notices the edit."""
         world = self.world
-        cfg = EPConfig(n_ranks=1, n_experts=len(world.groups) - world.shared, top_k=1, hidden=8, max_tokens_per_rank=1,
-                       fused_shared_expert=world.shared)
+        cfg = EPConfig(
+            n_ranks=1,
+            n_experts=len(world.groups) - world.shared,
+            top_k=1,
+            hidden=8,
+            max_tokens_per_rank=1,
+            fused_shared_expert=world.shared,
+        )
         offsets = np.cumsum([0, *world.groups]).astype(np.int32)
         n, options = int(offsets[-1]), dict(limit=world.limit) if world.limit else {}
         x = rows(n + SPARE, world.width)
         kind = "fp8_blockwise" if world.fp8 else "bf16"
         make = import_module(f"{self.kernels.__name__}.swiglu").fused_silu_kernel
-        call = make(cfg, LaunchConfig(*world.shape), intermediate=world.width, output_format=kind, **options)
+        call = make(
+            cfg, LaunchConfig(*world.shape), intermediate=world.width, output_format=kind, **options
+        )
         try:
             out = self._new("output", (n + SPARE, world.width), np.uint8 if world.fp8 else np.int16)
             scales = self._new("scales", (max(1, world.width // 128), n + SPARE), np.float32)
-            given = [self._new(name, a.shape, a.dtype) for name, a in (("input", x), ("row_offsets", offsets))]
+            given = [
+                self._new(name, a.shape, a.dtype)
+                for name, a in (("input", x), ("row_offsets", offsets))
+            ]
             for (buffer, *_), a in zip(given, (x, offsets)):
                 buffer.write(a)
             before = [self._read(a) for a in (out, scales)]
-            call(TokenArray(given[0][0].address, n + SPARE), given[1][0].address, out[0].address, 0,
-                 machine=self.machine, stream=self.machine.stream(0), output_scales=scales[0].address)
+            call(
+                TokenArray(given[0][0].address, n + SPARE),
+                given[1][0].address,
+                out[0].address,
+                0,
+                machine=self.machine,
+                stream=self.machine.stream(0),
+                output_scales=scales[0].address,
+            )
             self.machine.synchronize()
             with np.errstate(all="ignore"):
                 self._check(x, offsets, n, options, [self._read(a) for a in (out, scales)], before)
@@ -62,8 +80,14 @@ class SwigluRun:
                 buffer.free()
 
     def _new(self, name, shape, dtype):
-        self.buffers.append(self.machine.alloc(int(np.prod(shape)) * np.dtype(dtype).itemsize, name, 0,
-                                               regions=[(name, 0, shape, np.dtype(dtype), ())]))
+        self.buffers.append(
+            self.machine.alloc(
+                int(np.prod(shape)) * np.dtype(dtype).itemsize,
+                name,
+                0,
+                regions=[(name, 0, shape, np.dtype(dtype), ())],
+            )
+        )
         return self.buffers[-1], shape, dtype
 
     def _read(self, array):
@@ -83,9 +107,13 @@ class SwigluRun:
         value, wanted = codes[:n].view(type_).astype(np.float32), want[:n].astype(np.float32)
         bits = np.asarray(want[:n]).view(codes.dtype)
         near = abs(codes[:n].astype(np.int64) - bits.astype(np.int64)) <= 1
-        self._expect(np.where(np.isnan(wanted), np.isnan(value), near & ~np.isnan(value)), "element")
+        self._expect(
+            np.where(np.isnan(wanted), np.isnan(value), near & ~np.isnan(value)), "element"
+        )
         self._expect(codes[n:] == before[0][n:], "element behind the last row")
 
     def _expect(self, right, what):
         if not right.all():
-            raise WrongResult(f"{self.world.name}: {what} {np.argwhere(~right)[0].tolist()} is not the reference's")
+            raise WrongResult(
+                f"{self.world.name}: {what} {np.argwhere(~right)[0].tolist()} is not the reference's"
+            )

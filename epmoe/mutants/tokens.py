@@ -16,17 +16,32 @@ import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-STRONG = re.compile(r"(ld|st|red_add|atomic_(?:add|max|or|cas))_(relaxed|acquire|release|acq_rel)_(cta|gpu|sys)_(\w+)$")
-WEAKER = {"acq_rel": ("acquire", "release", "relaxed"), "acquire": ("relaxed",), "release": ("relaxed",), "relaxed": ()}
+STRONG = re.compile(
+    r"(ld|st|red_add|atomic_(?:add|max|or|cas))_(relaxed|acquire|release|acq_rel)_(cta|gpu|sys)_(\w+)$"
+)
+WEAKER = {
+    "acq_rel": ("acquire", "release", "relaxed"),
+    "acquire": ("relaxed",),
+    "release": ("relaxed",),
+    "relaxed": (),
+}
 NARROWER = {"sys": ("gpu", "cta"), "gpu": ("cta",), "cta": ()}
-NO_CTA = ("atomic_max", "atomic_or", "atomic_cas")     # these have no words of scope cta
-BARRIERS = re.compile(r"(syncthreads|syncwarp|fence_\w+|bulk_(wait|wait_read|commit)|griddep_wait"
-                      r"|shmem_(quiet|fence))$")
+NO_CTA = ("atomic_max", "atomic_or", "atomic_cas")  # these have no words of scope cta
+BARRIERS = re.compile(
+    r"(syncthreads|syncwarp|fence_\w+|bulk_(wait|wait_read|commit)|griddep_wait"
+    r"|shmem_(quiet|fence))$"
+)
 VOTES = ("syncthreads_or", "syncthreads_count")
 STORE = re.compile(r"store(_(u8|u16|i32|u32|u64|f32)|16)$")
 CASTS = ("i32", "u32", "u64", "f32")
-SUCCESS = {"wait_for_own_blocks": "True", "wait_for_flag": "True", "wait_for_signal": "u64(0)",
-           "wait_for_count": "u64(0)", "wait_for_counter": "True", "mbar_try_wait": "True"}
+SUCCESS = {
+    "wait_for_own_blocks": "True",
+    "wait_for_flag": "True",
+    "wait_for_signal": "u64(0)",
+    "wait_for_count": "u64(0)",
+    "wait_for_counter": "True",
+    "mbar_try_wait": "True",
+}
 # Modules of words that several others use: each user gets mutants of its own, since one may need what another does not.
 PER_IMPORTER = ("spin", "transport", "plain/waits", "plain/peers")
 
@@ -65,7 +80,7 @@ class Mutant:
 
     @property
     def change(self):
-        """"st_release_sys_u64 -> st_relaxed_sys_u64" """
+        """ "st_release_sys_u64 -> st_relaxed_sys_u64" """
         new = " ".join(self.new.split())
         return f"{' '.join(self.token.text.split())} -> {new if new != 'pass' else 'nothing'}"
 
@@ -82,7 +97,7 @@ class Mutant:
         new = self.new + "\n" * lost
         if lost and not self.token.is_statement:
             new = f"({new})"
-        return source[:self.token.start] + new + source[self.token.end:]
+        return source[: self.token.start] + new + source[self.token.end :]
 
 
 class _Finder(ast.NodeVisitor):
@@ -108,13 +123,22 @@ class _Finder(ast.NodeVisitor):
         call = node.value
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
             if BARRIERS.match(call.func.id):
-                self.add("barrier", node, *(["bulk_wait_read()"] if call.func.id == "bulk_wait" else []), "pass")
+                self.add(
+                    "barrier",
+                    node,
+                    *(["bulk_wait_read()"] if call.func.id == "bulk_wait" else []),
+                    "pass",
+                )
             elif STORE.match(call.func.id) and all(map(_is_constant, call.args[1:])):
                 self.add("reset", node, "pass")
         self.generic_visit(node)
 
     def visit_Assign(self, node):
-        if isinstance(node.targets[0], ast.Subscript) and _is_constant(node.value) and self.functions:
+        if (
+            isinstance(node.targets[0], ast.Subscript)
+            and _is_constant(node.value)
+            and self.functions
+        ):
             self.add("reset", node, "pass")
         self.generic_visit(node)
 
@@ -122,13 +146,22 @@ class _Finder(ast.NodeVisitor):
         """A strong word, called or given to somebody who will."""
         op, order, scope, kind = STRONG.match(node.id).groups()
         self.add("order", node, *(f"{op}_{weaker}_{scope}_{kind}" for weaker in _orders(op, order)))
-        self.add("scope", node, *(f"{op}_{order}_{narrow}_{kind}" for narrow in NARROWER[scope]
-                                  if not (narrow == "cta" and op in NO_CTA)))
+        self.add(
+            "scope",
+            node,
+            *(
+                f"{op}_{order}_{narrow}_{kind}"
+                for narrow in NARROWER[scope]
+                if not (narrow == "cta" and op in NO_CTA)
+            ),
+        )
         self.add("plain", node, {"ld": "load_", "st": "store_"}.get(op, f"plain_{op}_") + kind)
 
     def visit_Call(self, node):
         name = node.func.id if isinstance(node.func, ast.Name) else ""
-        if isinstance(node.func, ast.Attribute) and node.func.attr in SUCCESS:      # waits.wait_for_flag(...)
+        if (
+            isinstance(node.func, ast.Attribute) and node.func.attr in SUCCESS
+        ):  # waits.wait_for_flag(...)
             name = node.func.attr
         self.called.add(node.func)
         if STRONG.match(name):
@@ -173,18 +206,29 @@ def mutants_of(file, source):
     for line in raw.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
 
-    def offset(line, column):       # the tree counts bytes
-        return len(raw[:starts[line - 1] + column].decode())
+    def offset(line, column):  # the tree counts bytes
+        return len(raw[: starts[line - 1] + column].decode())
 
     made, seen = [], {}
     for kind, node, function, replacements in finder.found:
-        start, end = offset(node.lineno, node.col_offset), offset(node.end_lineno, node.end_col_offset)
+        start, end = (
+            offset(node.lineno, node.col_offset),
+            offset(node.end_lineno, node.end_col_offset),
+        )
         text = source[start:end]
         places = seen.setdefault((function, text), [])
         if start not in places:
             places.append(start)
-        token = Token(file, function, text, places.index(start) + 1, node.lineno, start, end,
-                      isinstance(node, ast.stmt))
+        token = Token(
+            file,
+            function,
+            text,
+            places.index(start) + 1,
+            node.lineno,
+            start,
+            end,
+            isinstance(node, ast.stmt),
+        )
         made += [Mutant(token, kind, new) for new in replacements]
     return tuple(sorted(made, key=lambda m: m.token.start))
 
@@ -201,8 +245,11 @@ def for_importers(mutants, importers):
 @lru_cache(None)
 def names_in(source):
     """Every name and attribute that a source uses, imports apart."""
-    return {n.id if isinstance(n, ast.Name) else n.attr for n in ast.walk(_tree(source))
-            if isinstance(n, (ast.Name, ast.Attribute))}
+    return {
+        n.id if isinstance(n, ast.Name) else n.attr
+        for n in ast.walk(_tree(source))
+        if isinstance(n, (ast.Name, ast.Attribute))
+    }
 
 
 @lru_cache(None)
@@ -215,16 +262,27 @@ def imports_of(source, module):
             if n.module and n.module.rpartition(".")[2] == module:
                 found |= names
             elif not n.module and module in names:
-                found |= {a.attr for a in ast.walk(tree) if isinstance(a, ast.Attribute)
-                          and isinstance(a.value, ast.Name) and a.value.id == module} | {"make"}
+                found |= {
+                    a.attr
+                    for a in ast.walk(tree)
+                    if isinstance(a, ast.Attribute)
+                    and isinstance(a.value, ast.Name)
+                    and a.value.id == module
+                } | {"make"}
     return found
 
 
 @lru_cache(None)
 def entrances(source, function):
     """The names by which other modules can come to run `function` (dotted where nested): its own, and its callers'."""
-    inside = {n.name: names_in(ast.unparse(n)) for n in _tree(source).body if isinstance(n, ast.FunctionDef)}
+    inside = {
+        n.name: names_in(ast.unparse(n))
+        for n in _tree(source).body
+        if isinstance(n, ast.FunctionDef)
+    }
     reached = {function.rpartition(".")[2]}
-    while more := {name for name, used in inside.items() if name not in reached and used & reached} - {"make"}:
+    while more := {
+        name for name, used in inside.items() if name not in reached and used & reached
+    } - {"make"}:
         reached |= more
     return reached

@@ -5,15 +5,41 @@ from collections import Counter
 from epmoe.mutants.harmless import HARMLESS
 from epmoe.mutants.harmless_slips import HARMLESS_SLIPS
 
-MEANING = {"race": "data race reported", "wrong": "results differ from the reference", "hang": "every thread waits",
-           "bounds": "access outside every buffer", "leftover": "memory not as before the rounds, or written in vain",
-           "error": "the kernel failed otherwise", "survives": "nothing noticed it", "unused": "no world runs the line"}
-KINDS = ("order", "scope", "plain", "barrier", "reset", "wait", "nc",
-         "swap", "early", "skip", "off by one", "twice", "whose", "both", "patch")
-SURVIVES = ("survives: either the synchronisation is not needed (say why in epmoe/mutants/harmless.py), or no world "
-            "shows that it is")
-NO_WORLD = ("survives: either it changes nothing that results, memory or the order of accesses show, or no world of "
-            "epmoe/mutants/worlds.py has the circumstances: add one")
+MEANING = {
+    "race": "data race reported",
+    "wrong": "results differ from the reference",
+    "hang": "every thread waits",
+    "bounds": "access outside every buffer",
+    "leftover": "memory not as before the rounds, or written in vain",
+    "error": "the kernel failed otherwise",
+    "survives": "nothing noticed it",
+    "unused": "no world runs the line",
+}
+KINDS = (
+    "order",
+    "scope",
+    "plain",
+    "barrier",
+    "reset",
+    "wait",
+    "nc",
+    "swap",
+    "early",
+    "skip",
+    "off by one",
+    "twice",
+    "whose",
+    "both",
+    "patch",
+)
+SURVIVES = (
+    "survives: either the synchronisation is not needed (say why in epmoe/mutants/harmless.py), or no world "
+    "shows that it is"
+)
+NO_WORLD = (
+    "survives: either it changes nothing that results, memory or the order of accesses show, or no world of "
+    "epmoe/mutants/worlds.py has the circumstances: add one"
+)
 UNUSED = "is run by no world of epmoe/mutants/worlds.py: add one"
 
 
@@ -28,9 +54,23 @@ def judge(verdicts):
     found = []
     for v in verdicts:
         if v.killed and v.mutant.key in known:
-            found.append((v, f"is written down as harmless, and was killed: {v.how} in \"{v.world}\", seed {v.seed}"))
+            found.append(
+                (
+                    v,
+                    f'is written down as harmless, and was killed: {v.how} in "{v.world}", seed {v.seed}',
+                )
+            )
         elif not v.killed and v.mutant.key not in known:
-            found.append((v, NO_WORLD if v.mutant.kind == "patch" else SURVIVES if v.how == "survives" else UNUSED))
+            found.append(
+                (
+                    v,
+                    NO_WORLD
+                    if v.mutant.kind == "patch"
+                    else SURVIVES
+                    if v.how == "survives"
+                    else UNUSED,
+                )
+            )
     return found
 
 
@@ -51,13 +91,20 @@ class Verdicts:
 
     def _line(self, v):
         reason = self.known.get(v.mutant.key)
-        where = f" in \"{v.world}\", seed {v.seed}" if v.killed else f": {reason}" if reason else ""
-        self.console.print(f"{v.how:8} {v.mutant.token.place:24} {v.mutant.kind}: {v.mutant.change}"
-                           f"{' seen by ' + v.mutant.seen_by if v.mutant.seen_by else ''}{where}", markup=False)
+        where = f' in "{v.world}", seed {v.seed}' if v.killed else f": {reason}" if reason else ""
+        self.console.print(
+            f"{v.how:8} {v.mutant.token.place:24} {v.mutant.kind}: {v.mutant.change}"
+            f"{' seen by ' + v.mutant.seen_by if v.mutant.seen_by else ''}{where}",
+            markup=False,
+        )
 
     def unexpected(self):
         """judge() of them, in the order of the sources."""
-        return judge(sorted(self.all, key=lambda v: (v.mutant.token.file, v.mutant.token.start, v.mutant.key)))
+        return judge(
+            sorted(
+                self.all, key=lambda v: (v.mutant.token.file, v.mutant.token.start, v.mutant.key)
+            )
+        )
 
     def table(self):
         """Print how many were noticed, by what was done and how."""
@@ -79,8 +126,7 @@ class Verdicts:
         self.console.print("; ".join(f"{how}: {MEANING[how]}" for how in hows), style="dim")
 
     def end(self, undecided, seeds, seconds):
-        """Print the table, what is not as expected, and of an interrupted hunt what is undecided; the number of those.
-        """
+        """Print the table, what is not as expected, and of an interrupted hunt what is undecided; the number of those."""
         unexpected = self.unexpected()
         if self.all:
             self.table()
@@ -89,13 +135,23 @@ class Verdicts:
             self.console.print(f"{v.mutant.key}\n{what}\n{v.report}".rstrip(), markup=False)
         for mutant, done, of in undecided:
             if done or self.every:
-                self.console.print(f"undecided {mutant.token.place:22} {mutant.kind}: {mutant.change}: not noticed in "
-                                   f"{done} of {of} runs", markup=False)
+                self.console.print(
+                    f"undecided {mutant.token.place:22} {mutant.kind}: {mutant.change}: not noticed in "
+                    f"{done} of {of} runs",
+                    markup=False,
+                )
         harmless = sum(not v.killed for v in self.all) - sum(not v.killed for v, _ in unexpected)
-        word = "[bold red]FAIL[/bold red]" if unexpected else \
-            "[bold red]INTERRUPTED[/bold red]" if undecided else "[bold green]PASS[/bold green]"
+        word = (
+            "[bold red]FAIL[/bold red]"
+            if unexpected
+            else "[bold red]INTERRUPTED[/bold red]"
+            if undecided
+            else "[bold green]PASS[/bold green]"
+        )
         left = f", {len(undecided)} undecided" if undecided else ""
-        self.console.print(f"\n{word}  {len(self.all) + len(undecided)} mutants: {sum(v.killed for v in self.all)} "
-                           f"noticed, {harmless} known to be harmless, {len(unexpected)} not as expected{left}; "
-                           f"{seeds} seeds, {seconds:.0f} s")
+        self.console.print(
+            f"\n{word}  {len(self.all) + len(undecided)} mutants: {sum(v.killed for v in self.all)} "
+            f"noticed, {harmless} known to be harmless, {len(unexpected)} not as expected{left}; "
+            f"{seeds} seeds, {seconds:.0f} s"
+        )
         return len(unexpected)

@@ -11,7 +11,7 @@ class SmallWorld:
 
     name: str
     shape: tuple = field(default=(3, 64), kw_only=True)
-    constants: dict = field(default_factory=dict, kw_only=True)         # {"signaller.WINDOW": 3}
+    constants: dict = field(default_factory=dict, kw_only=True)  # {"signaller.WINDOW": 3}
 
 
 @dataclass(frozen=True, eq=False)

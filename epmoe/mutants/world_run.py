@@ -5,7 +5,7 @@ import numpy as np
 from epmoe import device, layout
 from epmoe.check import compare_combined_world, compare_dispatched_world
 from epmoe.kernels import FormatHandler, LaunchConfig, TokenArray, formats, lamport, status
-from epmoe.mutants import expired, experts
+from epmoe.mutants import experts, expired
 from epmoe.mutants.errors import Leftover, WrongResult
 from epmoe.mutants.world_inputs import BF16, expected, inputs, last_payloads
 
@@ -18,8 +18,14 @@ class WorldRun:
 
     def __init__(self, world, kernels, seed, *, racecheck=True, **simulation):
         self.world, self.cfg, self.kernels = world, world.cfg, kernels
-        self.machine = device.machine(self.cfg.n_ranks, seed=seed, racecheck=racecheck, n_sms=8,
-                                      expire_waits=world.fails, **simulation)
+        self.machine = device.machine(
+            self.cfg.n_ranks,
+            seed=seed,
+            racecheck=racecheck,
+            n_sms=8,
+            expire_waits=world.fails,
+            **simulation,
+        )
         self.machine.slow_ranks = world.slow
         self.format = formats.of(self.cfg)
         self.ranks = [r for r in range(self.cfg.n_ranks) if r not in world.absent]
@@ -37,7 +43,10 @@ class WorldRun:
         for r in layout.regions(self.cfg):
             words = [(r.name, 0, r.shape, r.dtype, r.index_names)]
             if r.name == "ep_counters":
-                words = [(c.name, c.offset, c.shape, c.dtype, c.index_names) for c in layout.counter_regions(self.cfg)]
+                words = [
+                    (c.name, c.offset, c.shape, c.dtype, c.index_names)
+                    for c in layout.counter_regions(self.cfg)
+                ]
             made[r.name] = self.machine.alloc(r.nbytes, r.name, rank, regions=words)
             if r.initial is not None:
                 made[r.name].write(np.full(r.shape, r.initial, r.dtype))
@@ -52,28 +61,42 @@ class WorldRun:
     def _calls(self):
         launch = LaunchConfig(*self.world.shape, **self.world.launch)
         weights = dict(router_weights=None if self.world.unreduced else "array")
-        self.returned_to = lamport.recv_buf_name(self.cfg, self.world.without_signals, weights["router_weights"])
+        self.returned_to = lamport.recv_buf_name(
+            self.cfg, self.world.without_signals, weights["router_weights"]
+        )
         ways = dict(without_signals=True) if self.world.without_signals else {}
         make = self.kernels
         calls = dict(swiglu=experts.swiglu_of(make, self.cfg, launch)) if self.world.swiglu else {}
         if self.world.fused:
-            return calls | dict(dispatch=make.dispatch_kernel(self.cfg, launch),
-                                combine=make.combine_kernel(self.cfg, launch, **weights, **ways))
-        return calls | dict(dispatch_async=make.dispatch_async_kernel(self.cfg, launch),
-                            dispatch_wait=make.dispatch_wait_kernel(self.cfg, launch),
-                            combine_async=make.combine_async_kernel(self.cfg, launch),
-                            combine_wait=make.combine_wait_kernel(self.cfg, launch, **weights))
+            return calls | dict(
+                dispatch=make.dispatch_kernel(self.cfg, launch),
+                combine=make.combine_kernel(self.cfg, launch, **weights, **ways),
+            )
+        return calls | dict(
+            dispatch_async=make.dispatch_async_kernel(self.cfg, launch),
+            dispatch_wait=make.dispatch_wait_kernel(self.cfg, launch),
+            combine_async=make.combine_async_kernel(self.cfg, launch),
+            combine_wait=make.combine_wait_kernel(self.cfg, launch, **weights),
+        )
 
     def _capacity(self):
         c = self.cfg
         rows = c.n_src_ranks * c.max_tokens_per_rank * min(c.top_k, c.n_local_experts)
-        return rows + c.max_tokens_per_rank * c.fused_shared_expert + (self.format.pad_rows - 1) * c.n_groups
+        return (
+            rows
+            + c.max_tokens_per_rank * c.fused_shared_expert
+            + (self.format.pad_rows - 1) * c.n_groups
+        )
 
     # ------------------------------------------------------------------ memory
     def new(self, name, rank, shape, dtype):
         """A new buffer with one named region."""
-        buffer = self.machine.alloc(int(np.prod(shape)) * np.dtype(dtype).itemsize, name, rank,
-                                    regions=[(name, 0, shape, np.dtype(dtype), ())])
+        buffer = self.machine.alloc(
+            int(np.prod(shape)) * np.dtype(dtype).itemsize,
+            name,
+            rank,
+            regions=[(name, 0, shape, np.dtype(dtype), ())],
+        )
         self.buffers.append(buffer)
         return buffer
 
@@ -99,23 +122,39 @@ class WorldRun:
         try:
             with self.machine.hold():
                 for x, given, _, weights in inputs(self.world):
-                    rounds.append({r: self._launch_round(r, x[r], given[r], weights[r]) for r in self.ranks})
+                    rounds.append(
+                        {r: self._launch_round(r, x[r], given[r], weights[r]) for r in self.ranks}
+                    )
             self._check(rounds)
         finally:
             self._free()
 
     def _launch_round(self, rank, x, ids, weights):
         cfg, n, shapes = self.cfg, len(x), self.format.outputs(self.cfg, self.capacity)
-        where = dict(machine=self.machine, stream=self.streams[rank], status=self.at(rank, "status"), timeout_s=1.0)
+        where = dict(
+            machine=self.machine,
+            stream=self.streams[rank],
+            status=self.at(rank, "status"),
+            timeout_s=1.0,
+        )
         tokens = TokenArray(self.put("input_tokens", rank, x), n)
         topk_ids = self.put("topk_ids", rank, ids)
         clean = self.new("clean_topk_ids", rank, (cfg.max_tokens_per_rank, cfg.top_k), np.int32)
-        out = {name: (self.new(name, rank, shape, dtype), shape, dtype) for name, (shape, dtype) in shapes.items()}
-        for name, shape in (("row_offsets", (cfg.n_groups + 1,)), ("expert_ids", (cfg.n_groups,)),
-                            ("src_info", (self.capacity, 2)), ("recv_count", (cfg.n_local_experts, cfg.n_src_ranks))):
+        out = {
+            name: (self.new(name, rank, shape, dtype), shape, dtype)
+            for name, (shape, dtype) in shapes.items()
+        }
+        for name, shape in (
+            ("row_offsets", (cfg.n_groups + 1,)),
+            ("expert_ids", (cfg.n_groups,)),
+            ("src_info", (self.capacity, 2)),
+            ("recv_count", (cfg.n_local_experts, cfg.n_src_ranks)),
+        ):
             out[name] = (self.new(name, rank, shape, np.int32), shape, np.int32)
         address = {name: b.address for name, (b, _, _) in out.items()}
-        handler = FormatHandler({name: address[name] for name in self.format.output_fields}, self.capacity)
+        handler = FormatHandler(
+            {name: address[name] for name in self.format.output_fields}, self.capacity
+        )
         groups = handler, address["row_offsets"], address["expert_ids"], address["src_info"]
         send, counters = self.at(rank, "dispatch_send_buf"), self.at(rank, "ep_counters")
         to = self.peers(rank, "dispatch_recv_buf"), self.peers(rank, "dispatch_recv_count")
@@ -123,19 +162,42 @@ class WorldRun:
         if self.world.stuck == "dispatch" and rank == 0:
             expired.spoil(self)
         if self.world.fused:
-            self.calls["dispatch"](tokens, topk_ids, *groups, send, *to, counters, rank, clean_topk_ids=clean.address,
-                                   recv_counts=address["recv_count"], **where)
+            self.calls["dispatch"](
+                tokens,
+                topk_ids,
+                *groups,
+                send,
+                *to,
+                counters,
+                rank,
+                clean_topk_ids=clean.address,
+                recv_counts=address["recv_count"],
+                **where,
+            )
         else:
-            self.calls["dispatch_async"](tokens, topk_ids, send, *to, counters, rank, clean_topk_ids=clean.address,
-                                         **where)
-            self.calls["dispatch_wait"](*groups, *here, counters, rank, recv_counts=address["recv_count"],
-                                        input_tokens=tokens, send_buf_p=send, **where)
+            self.calls["dispatch_async"](
+                tokens, topk_ids, send, *to, counters, rank, clean_topk_ids=clean.address, **where
+            )
+            self.calls["dispatch_wait"](
+                *groups,
+                *here,
+                counters,
+                rank,
+                recv_counts=address["recv_count"],
+                input_tokens=tokens,
+                send_buf_p=send,
+                **where,
+            )
         rows = self.new("expert_outputs", rank, (self.capacity, cfg.hidden), BF16)
-        if not (self.world.absent or self.world.stuck == "dispatch"):       # else row_offsets say nothing
+        if not (
+            self.world.absent or self.world.stuck == "dispatch"
+        ):  # else row_offsets say nothing
             experts.launch(self, rank, out["output_tokens"][0], out["row_offsets"][0], rows)
         if self.world.stuck == "combine" and rank == 0:
             expired.spoil(self)
-        combined = self._launch_combine(rank, n, rows.address, address["src_info"], clean.address, weights, where)
+        combined = self._launch_combine(
+            rank, n, rows.address, address["src_info"], clean.address, weights, where
+        )
         out["topk_ids"] = (clean, (n, cfg.top_k), np.int32)
         return out, combined
 
@@ -145,25 +207,37 @@ class WorldRun:
         shape = (n, cfg.top_k, cfg.hidden) if self.world.unreduced else (n, cfg.hidden)
         combined = self.new("combined", rank, shape, BF16)
         output = TokenArray(combined.address, n)
-        weights = dict(router_weights=0 if self.world.unreduced else self.put("router_weights", rank, weights))
+        weights = dict(
+            router_weights=0 if self.world.unreduced else self.put("router_weights", rank, weights)
+        )
         to = self.peers(rank, self.returned_to), self.peers(rank, "combine_recv_count")
         here = self.at(rank, "combine_recv_buf"), self.at(rank, "combine_recv_count")
         if self.world.fused:
-            self.calls["combine"](rows, src_info, output, send, *to, counters, ids, rank, **weights, **where)
+            self.calls["combine"](
+                rows, src_info, output, send, *to, counters, ids, rank, **weights, **where
+            )
         else:
             self.calls["combine_async"](rows, src_info, send, *to, counters, rank, **where)
-            self.calls["combine_wait"](output, *here, counters, rank, ids, input_tokens=rows, **weights, **where)
+            self.calls["combine_wait"](
+                output, *here, counters, rank, ids, input_tokens=rows, **weights, **where
+            )
         return combined, shape, BF16
 
     # ------------------------------------------------------------------ checks
     def _check(self, rounds):
         if self.world.fails:
             return expired.check(self, rounds)
-        for number, (results, (dispatched, combined)) in enumerate(zip(rounds, expected(self.world)), 1):
-            got = [{name: b.read(dtype, shape) for name, (b, shape, dtype) in results[r][0].items()}
-                   for r in self.ranks]
+        for number, (results, (dispatched, combined)) in enumerate(
+            zip(rounds, expected(self.world)), 1
+        ):
+            got = [
+                {name: b.read(dtype, shape) for name, (b, shape, dtype) in results[r][0].items()}
+                for r in self.ranks
+            ]
             differences = compare_dispatched_world(self.cfg, got, dispatched)
-            outputs = [b.read(dtype, shape) for b, shape, dtype in (results[r][1] for r in self.ranks)]
+            outputs = [
+                b.read(dtype, shape) for b, shape, dtype in (results[r][1] for r in self.ranks)
+            ]
             differences += compare_combined_world(self.cfg, outputs, combined)
             if differences:
                 raise WrongResult(f"round {number}: {differences[0]}")
@@ -180,13 +254,17 @@ class WorldRun:
         if layout.has_lamport_buf(self.cfg):
             name = "combine_lamport_buf"
             shape = layout.region(self.cfg, name).shape
-            self._expect(rank, name, self.regions[rank][name].array(np.uint32, shape), layout.ABSENT)
+            self._expect(
+                rank, name, self.regions[rank][name].array(np.uint32, shape), layout.ABSENT
+            )
         if not (self.world.few or self.format.direct):
             payload = last_payloads(self.world)[rank]
             shape = len(payload), layout.message(self.cfg).msg_bytes
             held = self.regions[rank]["dispatch_send_buf"].array(np.uint8, shape)
-            if (held[:, :self.format.token_size] != payload).any():
-                raise WrongResult(f"send_buf of rank {rank}: an encoded token differs, or its padding is not zero")
+            if (held[:, : self.format.token_size] != payload).any():
+                raise WrongResult(
+                    f"send_buf of rank {rank}: an encoded token differs, or its padding is not zero"
+                )
         words = self.regions[rank]["status"].array(np.int32, layout.STATUS_WORDS)
         if not self.world.bad_ids:
             self._expect(rank, "status", words, 0)
@@ -195,10 +273,17 @@ class WorldRun:
         different = given[rank] != ids[rank]
         inside = (given[rank] < self.cfg.n_experts) & different
         counts = [int((different & ~inside).sum()), int(inside.sum())]
-        token, slot, value = (int(words[i]) for i in (status.BAD_TOKEN, status.BAD_SLOT, status.BAD_ID))
-        if words[[status.BAD_IDS, status.REPEATED_IDS]].tolist() != counts or given[rank][token - 1, slot] != value \
-                or not different[token - 1, slot]:
-            raise WrongResult(f"status of rank {rank} is {words.tolist()}; bad and repeated ids: {counts}")
+        token, slot, value = (
+            int(words[i]) for i in (status.BAD_TOKEN, status.BAD_SLOT, status.BAD_ID)
+        )
+        if (
+            words[[status.BAD_IDS, status.REPEATED_IDS]].tolist() != counts
+            or given[rank][token - 1, slot] != value
+            or not different[token - 1, slot]
+        ):
+            raise WrongResult(
+                f"status of rank {rank} is {words.tolist()}; bad and repeated ids: {counts}"
+            )
 
     def counters(self, rank, name):
         """A counter region, as a view."""
@@ -207,7 +292,9 @@ class WorldRun:
 
     def _expect(self, rank, name, words, value):
         if (words != value).any():
-            raise Leftover(f"{name} of rank {rank} holds {words[words != value].flat[0]} after the rounds, not {value}")
+            raise Leftover(
+                f"{name} of rank {rank} holds {words[words != value].flat[0]} after the rounds, not {value}"
+            )
 
     def _free(self):
         for addresses in self.heaps:

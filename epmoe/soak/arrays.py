@@ -12,8 +12,8 @@ from epmoe.kernels.params import ParameterBlock
 from epmoe.soak import errors
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
-RESULTS = "results"         # the name of the block's field where dispatch's and combine's results begin
-AGAIN = "again"             # what stands before the names of the output arrays that the soak fills itself
+RESULTS = "results"  # the name of the block's field where dispatch's and combine's results begin
+AGAIN = "again"  # what stands before the names of the output arrays that the soak fills itself
 
 
 def is_encoded(cfg):
@@ -24,19 +24,29 @@ def is_encoded(cfg):
 def shapes(cfg):
     """({name: (shape, dtype)} of inputs and counts, the same of results and expert outputs)."""
     outputs, rows = dispatch_arrays(cfg)
-    outputs.pop("topk_ids")                     # the cleaned ids stay with the dispatch
+    outputs.pop("topk_ids")  # the cleaned ids stay with the dispatch
     segments = cfg.n_local_experts * cfg.n_ranks
     pairs = cfg.n_ranks * cfg.max_tokens_per_rank * cfg.top_k
     tokens = cfg.max_tokens_per_rank
-    inputs = {"x": ((tokens, cfg.hidden), BF16), "ids": ((tokens, cfg.top_k), np.int32),
-              "weights": ((tokens, cfg.top_k), np.float32), "errors": ((errors.WORDS,), np.int32),
-              "counts": ((segments,), np.int32), "starts": ((segments + 1,), np.int32),
-              "seen": ((-(-pairs // 32),), np.uint32)}
-    results = outputs | {"combined": combine_arrays(cfg, True)["output_tokens"],
-                         "y": ((rows, cfg.hidden), COMBINE_DTYPE[cfg.combine_dtype])}
+    inputs = {
+        "x": ((tokens, cfg.hidden), BF16),
+        "ids": ((tokens, cfg.top_k), np.int32),
+        "weights": ((tokens, cfg.top_k), np.float32),
+        "errors": ((errors.WORDS,), np.int32),
+        "counts": ((segments,), np.int32),
+        "starts": ((segments + 1,), np.int32),
+        "seen": ((-(-pairs // 32),), np.uint32),
+    }
+    results = outputs | {
+        "combined": combine_arrays(cfg, True)["output_tokens"],
+        "y": ((rows, cfg.hidden), COMBINE_DTYPE[cfg.combine_dtype]),
+    }
     if is_encoded(cfg):
         fmt = formats.of(cfg)
-        inputs |= {"tokens": ((rows, cfg.hidden), BF16), "payloads": ((rows, fmt.token_size), np.uint8)}
+        inputs |= {
+            "tokens": ((rows, cfg.hidden), BF16),
+            "payloads": ((rows, fmt.token_size), np.uint8),
+        }
         results |= {f"{AGAIN} {name}": outputs[name] for name in fmt.output_fields}
     return inputs, results
 
@@ -44,8 +54,12 @@ def shapes(cfg):
 def parameter_block(cfg) -> ParameterBlock:
     """The addresses that the kernels of a soak are given: every array's, and where the results begin and end."""
     inputs, results = shapes(cfg)
-    return ParameterBlock(*((name, 1) for name in (*inputs, *results)), (RESULTS, 1), ("results_end", 1),
-                          (AGAIN, len(formats.of(cfg).output_fields) + 1))
+    return ParameterBlock(
+        *((name, 1) for name in (*inputs, *results)),
+        (RESULTS, 1),
+        ("results_end", 1),
+        (AGAIN, len(formats.of(cfg).output_fields) + 1),
+    )
 
 
 class RankArrays:
@@ -61,8 +75,10 @@ class RankArrays:
         end = self._loan.buffer.address + self._pool.nbytes
         fmt, capacity = formats.of(cfg), results["y"][0][0]
         handler = [addresses.get(f"{AGAIN} {name}", 0) for name in fmt.output_fields]
-        words = parameter_block(cfg).pack(addresses | {RESULTS: addresses[self.results[0]], "results_end": end,
-                                                       AGAIN: [*handler, capacity]})
+        words = parameter_block(cfg).pack(
+            addresses
+            | {RESULTS: addresses[self.results[0]], "results_end": end, AGAIN: [*handler, capacity]}
+        )
         self.parameters = machine.alloc(words.nbytes, "soak parameters", rank)
         self.parameters.write(words)
         field = self._loan.fields["errors"]
@@ -86,7 +102,9 @@ class RankArrays:
     def found(self):
         """What the kernels have recorded so far; waits for them."""
         field = self._loan.fields["errors"]
-        return errors.found(self.rank, self._loan.buffer.read(field.dtype, field.shape, field.offset))
+        return errors.found(
+            self.rank, self._loan.buffer.read(field.dtype, field.shape, field.offset)
+        )
 
     def free(self):
         """Give the memory back; the kernels must have ended."""

@@ -5,43 +5,86 @@ import sys
 import time
 from dataclasses import asdict
 
-from epmoe_ref.config import TOKEN_FORMATS, EPConfig
-from epmoe_ref.errors import EPError, EPValueError, UnavailableError
-
-from epmoe.command_line import DIFFERS, EQUAL, at_least_one, at_least_zero, positive_seconds, sizes_of_a_world
+from epmoe.command_line import (
+    DIFFERS,
+    EQUAL,
+    at_least_one,
+    at_least_zero,
+    positive_seconds,
+    sizes_of_a_world,
+)
 from epmoe.device import SIM
 from epmoe.provenance import provenance
 from epmoe.soak.errors import Found
 from epmoe.verify.worlds import Worlds, between
+from epmoe_ref.config import TOKEN_FORMATS, EPConfig
+from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
 FORMATS = tuple(TOKEN_FORMATS)
-ENDLESS = 1 << 30           # rounds
-ROUNDS, LOOK_EVERY = (5, 1) if SIM else (100, 20)       # a simulated round takes seconds
+ENDLESS = 1 << 30  # rounds
+ROUNDS, LOOK_EVERY = (5, 1) if SIM else (100, 20)  # a simulated round takes seconds
 
 
 def add_arguments(parser):
     """The options of soak."""
-    parser.add_argument("--rounds", type=at_least_one, metavar="N",
-                        help="stop after N rounds (default 100, in the simulator 5; none with --seconds)")
-    parser.add_argument("--seconds", type=positive_seconds, metavar="S", help="stop after S seconds of rounds")
+    parser.add_argument(
+        "--rounds",
+        type=at_least_one,
+        metavar="N",
+        help="stop after N rounds (default 100, in the simulator 5; none with --seconds)",
+    )
+    parser.add_argument(
+        "--seconds", type=positive_seconds, metavar="S", help="stop after S seconds of rounds"
+    )
     sizes_of_a_world(parser)
     options = parser.add_argument_group("what runs")
-    options.add_argument("--format", choices=FORMATS, default="bf16", help="token format (default bf16)")
+    options.add_argument(
+        "--format", choices=FORMATS, default="bf16", help="token format (default bf16)"
+    )
     kernels = options.add_mutually_exclusive_group()
-    kernels.add_argument("--fused", dest="fused", action="store_true", default=True, help="fused kernels (the default)")
+    kernels.add_argument(
+        "--fused",
+        dest="fused",
+        action="store_true",
+        default=True,
+        help="fused kernels (the default)",
+    )
     kernels.add_argument("--split", dest="fused", action="store_false", help="split kernels")
-    options.add_argument("--kernels", choices=("plain", "fast"), help="the specification's, or the fast ones "
-                         "(default: fast on GPUs of compute capability 9.0 and newer, plain elsewhere)")
+    options.add_argument(
+        "--kernels",
+        choices=("plain", "fast"),
+        help="the specification's, or the fast ones "
+        "(default: fast on GPUs of compute capability 9.0 and newer, plain elsewhere)",
+    )
     options.add_argument("--poison", action="store_true", help="results are NaN before each round")
-    options.add_argument("--seed", type=at_least_zero, default=0, help="of everything that is sent (default 0)")
-    options.add_argument("--look-every", type=at_least_one, metavar="M",
-                         help="the host looks every M rounds (default 20, in the simulator 1)")
-    options.add_argument("--timeout", type=positive_seconds, default=30.0, metavar="S",
-                         help="seconds after which a wait gives up")
-    options.add_argument("--world", choices=("auto", "local", "mpi"), default="auto",
-                         help="ranks in this process, or one a process (default: as it was started)")
-    options.add_argument("--p2p-world-size", type=at_least_one, metavar="N",
-                         help="p2p worlds of N ranks, and SHMEM between them (default: one p2p world)")
+    options.add_argument(
+        "--seed", type=at_least_zero, default=0, help="of everything that is sent (default 0)"
+    )
+    options.add_argument(
+        "--look-every",
+        type=at_least_one,
+        metavar="M",
+        help="the host looks every M rounds (default 20, in the simulator 1)",
+    )
+    options.add_argument(
+        "--timeout",
+        type=positive_seconds,
+        default=30.0,
+        metavar="S",
+        help="seconds after which a wait gives up",
+    )
+    options.add_argument(
+        "--world",
+        choices=("auto", "local", "mpi"),
+        default="auto",
+        help="ranks in this process, or one a process (default: as it was started)",
+    )
+    options.add_argument(
+        "--p2p-world-size",
+        type=at_least_one,
+        metavar="N",
+        help="p2p worlds of N ranks, and SHMEM between them (default: one p2p world)",
+    )
     parser.add_argument("--json", metavar="FILE", help="write what was done, machine and versions")
 
 
@@ -51,26 +94,37 @@ def run(args):
     cfg = _config(args, worlds)
     world = worlds.make(cfg.n_ranks, args.seed)
     if args.json and worlds.prints:
-        open(args.json, "a").close()        # a file that cannot be written is known before the rounds, not after
+        open(
+            args.json, "a"
+        ).close()  # a file that cannot be written is known before the rounds, not after
     try:
         record = soak(args, cfg, world, print if worlds.prints else _nothing)
     except (EPValueError, UnavailableError):
         raise
-    except EPError as error:        # a wait that expired
+    except EPError as error:  # a wait that expired
         print(f"FAIL  {type(error).__name__}: {error}", file=sys.stderr)
         return DIFFERS
     if args.json and worlds.prints:
         with open(args.json, "w") as f:
             json.dump(record, f, indent=1)
     if not any(of_rank["rows"] or of_rank["tokens"] for of_rank in record["ranks"]):
-        raise EPValueError("no rank sent or received a token, so nothing was compared: take more --tokens or --rounds")
+        raise EPValueError(
+            "no rank sent or received a token, so nothing was compared: take more --tokens or --rounds"
+        )
     return EQUAL if record["errors"] == 0 else DIFFERS
 
 
 def _config(args, worlds):
     ranks = worlds.n_ranks if args.ranks is None else args.ranks
-    return EPConfig(ranks, args.experts or ranks * args.experts_per_rank, args.top_k, args.hidden, args.tokens,
-                    token_format=args.format, **between(args.p2p_world_size, skip_a2a=False))
+    return EPConfig(
+        ranks,
+        args.experts or ranks * args.experts_per_rank,
+        args.top_k,
+        args.hidden,
+        args.tokens,
+        token_format=args.format,
+        **between(args.p2p_world_size, skip_a2a=False),
+    )
 
 
 def soak(args, cfg, world, say):
@@ -79,11 +133,17 @@ def soak(args, cfg, world, say):
     from epmoe.soak.compiled_first import compile_all
     from epmoe.soak.soak import Soak
 
-    options = dict(fused=args.fused, seed=args.seed, poison=args.poison,
-                   kernels=kernels_named(args.kernels, world.machine))
-    say(f"epmoe soak: {cfg.n_ranks} ranks x {cfg.n_local_experts} experts, top-{cfg.top_k}, hidden {cfg.hidden}, at "
+    options = dict(
+        fused=args.fused,
+        seed=args.seed,
+        poison=args.poison,
+        kernels=kernels_named(args.kernels, world.machine),
+    )
+    say(
+        f"epmoe soak: {cfg.n_ranks} ranks x {cfg.n_local_experts} experts, top-{cfg.top_k}, hidden {cfg.hidden}, at "
         f"most {cfg.max_tokens_per_rank} tokens a rank; {cfg.token_format}, {'fused' if args.fused else 'split'} "
-        f"{options['kernels']} kernels; {world.machine.describe()}")
+        f"{options['kernels']} kernels; {world.machine.describe()}"
+    )
     wanted = args.rounds or (ENDLESS if args.seconds else ROUNDS)
     look_every = args.look_every or LOOK_EVERY
     done, begin = 0, time.perf_counter()
@@ -105,25 +165,44 @@ def soak(args, cfg, world, say):
             ended = wrong or done >= wanted or timed_out
             if ended or now >= say_next:
                 say_next = now + 10
-                say(f"{_rounds(done)}, {sum(f.rows for f in found)} rows, {sum(f.tokens for f in found)} combined "
-                    f"tokens, {wrong} errors, {now - start:.1f} s")
+                say(
+                    f"{_rounds(done)}, {sum(f.rows for f in found)} rows, {sum(f.tokens for f in found)} combined "
+                    f"tokens, {wrong} errors, {now - start:.1f} s"
+                )
             if ended:
                 break
     rate = done / (now - start)
     for f in found:
         if f.first:
             say(f"first error: {f.first}")
-    say(f"{'FAIL' if wrong else 'PASS'}  {_rounds(done)}, {wrong} errors, {now - start:.1f} s, "
-        f"{rate:.{2 if rate < 10 else 0}f} rounds/s")
-    return {"rounds": done, "errors": wrong, "seconds": round(now - start, 3), "rounds_per_second": round(rate, 1),
-            "kernels": kernels[0] if kernels else 0, "kernels_compiled": kernels[1] if kernels else 0,
-            "kernels_ready_seconds": round(ready, 3),
-            "ranks": [asdict(f) for f in found], "config": _sizes(cfg), "fused": args.fused, "kernels_used": options["kernels"], "seed": args.seed,
-            "poison": args.poison, "world": type(world).__name__} | provenance(world.machine)
+    say(
+        f"{'FAIL' if wrong else 'PASS'}  {_rounds(done)}, {wrong} errors, {now - start:.1f} s, "
+        f"{rate:.{2 if rate < 10 else 0}f} rounds/s"
+    )
+    return {
+        "rounds": done,
+        "errors": wrong,
+        "seconds": round(now - start, 3),
+        "rounds_per_second": round(rate, 1),
+        "kernels": kernels[0] if kernels else 0,
+        "kernels_compiled": kernels[1] if kernels else 0,
+        "kernels_ready_seconds": round(ready, 3),
+        "ranks": [asdict(f) for f in found],
+        "config": _sizes(cfg),
+        "fused": args.fused,
+        "kernels_used": options["kernels"],
+        "seed": args.seed,
+        "poison": args.poison,
+        "world": type(world).__name__,
+    } | provenance(world.machine)
 
 
 def _ready(kernels, compiled, n, seconds):
-    by = f", {compiled} of them compiled by {'1 process' if n == 1 else f'{n} processes'}" if n else ""
+    by = (
+        f", {compiled} of them compiled by {'1 process' if n == 1 else f'{n} processes'}"
+        if n
+        else ""
+    )
     return f"{kernels} kernels ready in {seconds:.1f} s{by}"
 
 

@@ -8,12 +8,11 @@ import json
 import sys
 from dataclasses import asdict
 
-from epmoe_ref.config import EPConfig
-
 from epmoe import device
 from epmoe.host import compiling
 from epmoe.soak.soak import Soak
 from epmoe.worlds.dry import DryWorld
+from epmoe_ref.config import EPConfig
 
 
 def compile_all(cfg, world, **options):
@@ -25,12 +24,18 @@ def compile_all(cfg, world, **options):
     if device.SIM:
         return None
     run = as_words(cfg, **options)
-    counts = compiling.ahead(world, ("soak", run), lambda: kernels_of(run), [
-        sys.executable, "-m", __name__, run, "%d.%d" % world.machine.compute_capability])
+    counts = compiling.ahead(
+        world,
+        ("soak", run),
+        lambda: kernels_of(run),
+        [sys.executable, "-m", __name__, run, "%d.%d" % world.machine.compute_capability],
+    )
     kernels = kernels_of(run)
     for kernel in kernels:
         if not hasattr(kernel, "given"):
-            world.machine.prepare(kernel)   # without a disk cache this compiles; plain kernels are loaded as launched
+            world.machine.prepare(
+                kernel
+            )  # without a disk cache this compiles; plain kernels are loaded as launched
     return len(kernels), *counts[1:]
 
 
@@ -51,7 +56,9 @@ def kernels_of(run):
 
 if __name__ == "__main__":
     run_of, capability, part = sys.argv[1:]
-    sys.modules.setdefault("torch", None)       # which nvshmem4py imports, and which takes longer than a kernel
+    sys.modules.setdefault(
+        "torch", None
+    )  # which nvshmem4py imports, and which takes longer than a kernel
     number, of = map(int, part.split("/"))
-    for one in kernels_of(run_of)[number - 1::of]:
+    for one in kernels_of(run_of)[number - 1 :: of]:
         one.binary(tuple(map(int, capability.split("."))))

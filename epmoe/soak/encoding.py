@@ -6,8 +6,27 @@ right place, not the arithmetic of the encoder.
 
 from functools import lru_cache
 
-from epmoe.device import (block_dim, block_idx, device_fn, f32, grid_dim, i32, kernel, lane_id, load_i32, load_u8,
-                          load_u32, load_u64, n_warps, syncwarp, thread_idx, u32, u64, warp_id, warp_sum_i32)
+from epmoe.device import (
+    block_dim,
+    block_idx,
+    device_fn,
+    f32,
+    grid_dim,
+    i32,
+    kernel,
+    lane_id,
+    load_i32,
+    load_u8,
+    load_u32,
+    load_u64,
+    n_warps,
+    syncwarp,
+    thread_idx,
+    u32,
+    u64,
+    warp_id,
+    warp_sum_i32,
+)
 from epmoe.host.lending import arrange
 from epmoe.kernels import formats
 from epmoe.soak import arrays, segments
@@ -21,20 +40,35 @@ TILE_ROWS = 128
 def kernels(cfg):
     """{name: kernel} in the order in which they are launched."""
     made = {"groups": groups_kernel(cfg), "again": again_kernel(cfg)}
-    return made | {f"compare {i}": compare_kernel(cfg, i) for i in range(len(formats.of(cfg).output_fields))}
+    return made | {
+        f"compare {i}": compare_kernel(cfg, i) for i in range(len(formats.of(cfg).output_fields))
+    }
 
 
 def groups_kernel(cfg):
     """Kernel (params, round, my_rank): where each group's scale tiles begin, zeros behind its rows; a warp a group."""
     block, fmt = arrays.parameter_block(cfg), formats.of(cfg)
-    p_again, p_counts, p_starts = block.offset(arrays.AGAIN), block.offset("counts"), block.offset("starts")
-    begin_group, finish_group, ranks, local = fmt.begin_group, fmt.finish_group, cfg.n_ranks, cfg.n_local_experts
+    p_again, p_counts, p_starts = (
+        block.offset(arrays.AGAIN),
+        block.offset("counts"),
+        block.offset("starts"),
+    )
+    begin_group, finish_group, ranks, local = (
+        fmt.begin_group,
+        fmt.finish_group,
+        cfg.n_ranks,
+        cfg.n_local_experts,
+    )
 
     rows_of, tiles_before = _rows_and_tiles(cfg)
 
     @kernel(max_threads=THREADS)
     def groups(params, number, my_rank):
-        counts, starts, lane = load_u64(params + u64(p_counts)), load_u64(params + u64(p_starts)), i32(lane_id())
+        counts, starts, lane = (
+            load_u64(params + u64(p_counts)),
+            load_u64(params + u64(p_starts)),
+            i32(lane_id()),
+        )
         group = i32(warp_id() * grid_dim() + block_idx())
         while group < local:
             tiles = tiles_before(counts, group, lane)
@@ -72,7 +106,11 @@ def _rows_and_tiles(cfg):
 def again_kernel(cfg):
     """Kernel (params, round, my_rank): every row's token, encoded and decoded into the soak's own arrays."""
     block, fmt, segment_of = arrays.parameter_block(cfg), formats.of(cfg), segments.finder(cfg)
-    p_again, p_counts, p_starts = block.offset(arrays.AGAIN), block.offset("counts"), block.offset("starts")
+    p_again, p_counts, p_starts = (
+        block.offset(arrays.AGAIN),
+        block.offset("counts"),
+        block.offset("starts"),
+    )
     p_tokens, p_payloads = block.offset("tokens"), block.offset("payloads")
     encode, decode, token_size, row_bytes = fmt.encode, fmt.decode, fmt.token_size, 2 * cfg.hidden
     ranks, n_segments = cfg.n_ranks, cfg.n_local_experts * cfg.n_ranks
@@ -80,20 +118,40 @@ def again_kernel(cfg):
 
     @kernel(max_threads=THREADS)
     def again(params, number, my_rank):
-        counts, starts, lane = load_u64(params + u64(p_counts)), load_u64(params + u64(p_starts)), i32(lane_id())
+        counts, starts, lane = (
+            load_u64(params + u64(p_counts)),
+            load_u64(params + u64(p_starts)),
+            i32(lane_id()),
+        )
         n_rows = i32(load_i32(starts + u64(4 * n_segments)))
         row = i32(warp_id() * grid_dim() + block_idx())
         while row < n_rows:
             i = i32(segment_of(starts, row))
-            is_padding = row - load_i32(starts + u64(4) * u64(i)) >= load_i32(counts + u64(4) * u64(i))
+            is_padding = row - load_i32(starts + u64(4) * u64(i)) >= load_i32(
+                counts + u64(4) * u64(i)
+            )
             if not is_padding:
                 group = i32(i // ranks)
                 start = i32(load_i32(starts + u64(4) * u64(group * ranks)))
                 payload = u64(load_u64(params + u64(p_payloads)) + u64(row) * u64(token_size))
-                encode(u64(load_u64(params + u64(p_tokens)) + u64(row) * u64(row_bytes)), payload, f32(1), lane)
-                syncwarp()                          # the payload by all lanes, before any lane reads it
-                decode(payload, params + u64(p_again), row, group, i32(row - start),
-                       tiles_before(counts, group, lane), 0, 1, lane)
+                encode(
+                    u64(load_u64(params + u64(p_tokens)) + u64(row) * u64(row_bytes)),
+                    payload,
+                    f32(1),
+                    lane,
+                )
+                syncwarp()  # the payload by all lanes, before any lane reads it
+                decode(
+                    payload,
+                    params + u64(p_again),
+                    row,
+                    group,
+                    i32(row - start),
+                    tiles_before(counts, group, lane),
+                    0,
+                    1,
+                    lane,
+                )
             row = i32(row + n_warps() * grid_dim())
 
     return again
@@ -103,7 +161,11 @@ def compare_kernel(cfg, index):
     """Kernel (params, round, my_rank): one output array of dispatch against the soak's own, every byte of it."""
     block, (_, results) = arrays.parameter_block(cfg), arrays.shapes(cfg)
     name = formats.of(cfg).output_fields[index]
-    p_theirs, p_ours, p_errors = block.offset(name), block.offset(f"{arrays.AGAIN} {name}"), block.offset("errors")
+    p_theirs, p_ours, p_errors = (
+        block.offset(name),
+        block.offset(f"{arrays.AGAIN} {name}"),
+        block.offset("errors"),
+    )
     nbytes = arrange({name: results[name]})[0][name].nbytes
     step, load = (4, load_u32) if nbytes % 4 == 0 else (1, load_u8)
 
@@ -112,10 +174,20 @@ def compare_kernel(cfg, index):
         theirs, ours = load_u64(params + u64(p_theirs)), load_u64(params + u64(p_ours))
         i = i32(block_idx() * block_dim() + thread_idx())
         while i < nbytes // step:
-            expected, seen = u32(load(ours + u64(step) * u64(i))), u32(load(theirs + u64(step) * u64(i)))
+            expected, seen = (
+                u32(load(ours + u64(step) * u64(i))),
+                u32(load(theirs + u64(step) * u64(i))),
+            )
             if expected != seen:
-                record(load_u64(params + u64(p_errors)), number, i32(ENCODED), i32(index), i32(i * step), expected,
-                       seen)
+                record(
+                    load_u64(params + u64(p_errors)),
+                    number,
+                    i32(ENCODED),
+                    i32(index),
+                    i32(i * step),
+                    expected,
+                    seen,
+                )
             i = i32(i + grid_dim() * block_dim())
 
     return compare

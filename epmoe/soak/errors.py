@@ -8,9 +8,20 @@ from epmoe.device import atomic_add_relaxed_gpu_i32, device_fn, i32, store_i32, 
 
 WORDS = 16
 COUNT, ROUND, WHAT, PLACE, PART, EXPECTED, SEEN = range(7)
-ROWS, COMBINED = 8, 10      # u64 tallies: rows and combined tokens that were looked at
+ROWS, COMBINED = 8, 10  # u64 tallies: rows and combined tokens that were looked at
 
-(RECV_COUNT, ROW_OFFSETS, EXPERT_IDS, PADDING, NOT_A_TOKEN, WRONG_PLACE, TWICE, PAYLOAD, ENCODED, SUM) = range(1, 11)
+(
+    RECV_COUNT,
+    ROW_OFFSETS,
+    EXPERT_IDS,
+    PADDING,
+    NOT_A_TOKEN,
+    WRONG_PLACE,
+    TWICE,
+    PAYLOAD,
+    ENCODED,
+    SUM,
+) = range(1, 11)
 # what -> (words, with {place} and {part}; both values are bits)
 SAYS = {
     RECV_COUNT: "recv_count[local_expert {place}, src_rank {part}]",
@@ -46,18 +57,18 @@ class Found:
     errors: int
     rows: int
     tokens: int
-    first: str | None       # the first difference in words
+    first: str | None  # the first difference in words
 
 
 def found(rank, words) -> Found:
     """Found, out of a rank's words [WORDS] int32."""
     words = np.ascontiguousarray(words, np.int32)
-    rows, tokens = (int(words[i:i + 2].view(np.uint64)[0]) for i in (ROWS, COMBINED))
+    rows, tokens = (int(words[i : i + 2].view(np.uint64)[0]) for i in (ROWS, COMBINED))
     first = None
     if words[COUNT]:
-        expected, seen = (int(words[i:i + 1].view(np.uint32)[0]) for i in (EXPECTED, SEEN))
+        expected, seen = (int(words[i : i + 1].view(np.uint32)[0]) for i in (EXPECTED, SEEN))
         place = SAYS[int(words[WHAT])].format(place=int(words[PLACE]), part=int(words[PART]))
-        first = (f"rank {rank}, round {int(words[ROUND])}: {place}: expected {_number(expected)}, is {_number(seen)}")
+        first = f"rank {rank}, round {int(words[ROUND])}: {place}: expected {_number(expected)}, is {_number(seen)}"
     return Found(rank, int(words[COUNT]) & 0xFFFFFFFF, rows, tokens, first)
 
 

@@ -2,8 +2,25 @@
 
 from functools import lru_cache
 
-from epmoe.device import (SIM, block_dim, block_idx, device_fn, grid_dim, i32, kernel, lane_id, load_u64, n_warps,
-                          store16, store_i32, store_u32, thread_idx, u32, u64, warp_id)
+from epmoe.device import (
+    SIM,
+    block_dim,
+    block_idx,
+    device_fn,
+    grid_dim,
+    i32,
+    kernel,
+    lane_id,
+    load_u64,
+    n_warps,
+    store16,
+    store_i32,
+    store_u32,
+    thread_idx,
+    u32,
+    u64,
+    warp_id,
+)
 from epmoe.soak import arrays, hashing
 
 THREADS = 256
@@ -36,8 +53,13 @@ def fill_kernel(cfg, seed, poison):
                 store_u32(weights + u64(4) * u64(token * top_k + lane), weight(number, key, lane))
             v = lane
             while v < n_vectors:
-                store16(x + u64(token) * u64(row_bytes) + u64(16) * u64(v), word(key, i32(4 * v)),
-                        word(key, i32(4 * v + 1)), word(key, i32(4 * v + 2)), word(key, i32(4 * v + 3)))
+                store16(
+                    x + u64(token) * u64(row_bytes) + u64(16) * u64(v),
+                    word(key, i32(4 * v)),
+                    word(key, i32(4 * v + 1)),
+                    word(key, i32(4 * v + 2)),
+                    word(key, i32(4 * v + 3)),
+                )
                 v = i32(v + 32)
             token = i32(token + n_warps() * grid_dim())
         me, everybody = i32(block_idx() * block_dim() + thread_idx()), i32(grid_dim() * block_dim())
@@ -51,7 +73,10 @@ def fill_kernel(cfg, seed, poison):
             store_u32(seen + u64(4) * u64(i), u32(0))
             i = i32(i + everybody)
         if poison:
-            at, end = u64(load_u64(params + u64(p_results)) + u64(16) * u64(me)), load_u64(params + u64(p_end))
+            at, end = (
+                u64(load_u64(params + u64(p_results)) + u64(16) * u64(me)),
+                load_u64(params + u64(p_end)),
+            )
             while at < end:
                 store16(at, u32(POISON), u32(POISON), u32(POISON), u32(POISON))
                 at = u64(at + u64(16) * u64(everybody))

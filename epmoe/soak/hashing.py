@@ -7,12 +7,12 @@ from epmoe.device import i32, u32
 # Bits of a pair of bf16 that are random: signs, low three bits of the exponents, mantissas. The others are set so that
 # every value is finite, of magnitude 2**-7 to 2.
 RANDOM_BITS, FIXED_BITS = 0x83FF83FF, 0x3C003C00
-WEIGHT_RANDOM, WEIGHT_FIXED = 0x807FFFFF, 0x3F000000    # float32 of magnitude 0.5 to 1
+WEIGHT_RANDOM, WEIGHT_FIXED = 0x807FFFFF, 0x3F000000  # float32 of magnitude 0.5 to 1
 NAN = 0x7FC00000
 NO_EXPERT = -1
-EMPTY_SLOTS = 16        # one slot of so many holds no expert
-EMPTY_TOKENS = 64       # one token of so many has no expert at all
-HOT_ROUNDS = 4          # in one round of so many, half of all tokens choose the same experts
+EMPTY_SLOTS = 16  # one slot of so many holds no expert
+EMPTY_TOKENS = 64  # one token of so many has no expert at all
+HOT_ROUNDS = 4  # in one round of so many, half of all tokens choose the same experts
 
 # what a hash is for, apart from tokens (0, 1, ...) and words
 FOR_TOKENS, FOR_HOT, FOR_EXPERT = 0xFFFF0001, 0xFFFF0002, 0xFFFF0003

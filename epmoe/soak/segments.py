@@ -2,9 +2,25 @@
 
 from functools import lru_cache
 
-from epmoe.device import (atomic_add_relaxed_gpu_i32, block_dim, block_idx, device_fn, grid_dim, i32, kernel, lane_id,
-                          load_i32, load_u64, shfl_idx, store_i32, store_u64, thread_idx, u32, u64,
-                          warp_inclusive_sum_i32)
+from epmoe.device import (
+    atomic_add_relaxed_gpu_i32,
+    block_dim,
+    block_idx,
+    device_fn,
+    grid_dim,
+    i32,
+    kernel,
+    lane_id,
+    load_i32,
+    load_u64,
+    shfl_idx,
+    store_i32,
+    store_u64,
+    thread_idx,
+    u32,
+    u64,
+    warp_inclusive_sum_i32,
+)
 from epmoe.kernels import formats
 from epmoe.soak import arrays, hashing
 from epmoe.soak.errors import EXPERT_IDS, RECV_COUNT, ROW_OFFSETS, ROWS, record
@@ -50,9 +66,13 @@ def count_kernel(cfg, seed):
         while i < pairs:
             src_rank, token, k = i32(i // (most * top_k)), i32(i // top_k % most), i32(i % top_k)
             if token < tokens(number, src_rank):
-                chosen = i32(expert(number, u32(token_key(number, src_rank, token)), k) - my_rank * local)
+                chosen = i32(
+                    expert(number, u32(token_key(number, src_rank, token)), k) - my_rank * local
+                )
                 if chosen >= 0 and chosen < local:
-                    atomic_add_relaxed_gpu_i32(counts + u64(4) * u64(chosen * ranks + src_rank), i32(1))
+                    atomic_add_relaxed_gpu_i32(
+                        counts + u64(4) * u64(chosen * ranks + src_rank), i32(1)
+                    )
             i = i32(i + grid_dim() * block_dim())
 
     return count
@@ -87,22 +107,51 @@ def segments_kernel(cfg):
             ends = i32(carry + warp_inclusive_sum_i32(padded))
             if expert < local:
                 start = i32(ends - padded)
-                same(errors, number, ROW_OFFSETS, expert, i32(0), start,
-                     load_u64(params + u64(p_offsets)) + u64(4) * u64(expert))
-                same(errors, number, EXPERT_IDS, expert, i32(0), expert,
-                     load_u64(params + u64(p_ids)) + u64(4) * u64(expert))
+                same(
+                    errors,
+                    number,
+                    ROW_OFFSETS,
+                    expert,
+                    i32(0),
+                    start,
+                    load_u64(params + u64(p_offsets)) + u64(4) * u64(expert),
+                )
+                same(
+                    errors,
+                    number,
+                    EXPERT_IDS,
+                    expert,
+                    i32(0),
+                    expert,
+                    load_u64(params + u64(p_ids)) + u64(4) * u64(expert),
+                )
                 r = i32(0)
                 while r < ranks:
                     place = u64(4) * u64(expert * ranks + r)
                     n = i32(load_i32(counts + place))
-                    same(errors, number, RECV_COUNT, expert, r, n, load_u64(params + u64(p_recv)) + place)
+                    same(
+                        errors,
+                        number,
+                        RECV_COUNT,
+                        expert,
+                        r,
+                        n,
+                        load_u64(params + u64(p_recv)) + place,
+                    )
                     store_i32(starts + place, start)
                     start, r = i32(start + n), i32(r + 1)
             carry = i32(shfl_idx(ends, i32(31)))
             base = i32(base + 32)
         if lane == 0:
-            same(errors, number, ROW_OFFSETS, i32(local), i32(0), carry,
-                 load_u64(params + u64(p_offsets)) + u64(4) * u64(local))
+            same(
+                errors,
+                number,
+                ROW_OFFSETS,
+                i32(local),
+                i32(0),
+                carry,
+                load_u64(params + u64(p_offsets)) + u64(4) * u64(local),
+            )
             store_i32(starts + u64(4) * u64(local * ranks), carry)
             tally = errors + u64(4 * ROWS)
             store_u64(tally, u64(load_u64(tally) + u64(carry)))

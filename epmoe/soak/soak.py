@@ -5,11 +5,10 @@ from functools import lru_cache
 from epmoe import device
 from epmoe.expert_parallel import ExpertParallel
 from epmoe.host.dispatched import ARRAYS, Dispatched
-from epmoe_ref.config import EPConfig
-from epmoe_ref.errors import EPValueError
-
 from epmoe.soak import encoding, fill, hashing, rows, segments, sums
 from epmoe.soak.arrays import RankArrays, is_encoded
+from epmoe_ref.config import EPConfig
+from epmoe_ref.errors import EPValueError
 
 SIMULATOR_BLOCKS, SIMULATOR_THREADS = 2, 64
 
@@ -21,10 +20,14 @@ class Soak:
     ExpertParallel.
     """
 
-    def __init__(self, cfg: EPConfig, world, *, fused=True, seed=0, poison=False, timeout=30.0, **options):
+    def __init__(
+        self, cfg: EPConfig, world, *, fused=True, seed=0, poison=False, timeout=30.0, **options
+    ):
         if cfg.skip_a2a or cfg.fused_shared_expert or cfg.combine_dtype != "bf16":
-            raise EPValueError("a soak checks the exchange between ranks, with bf16 in combine: "
-                               "leave skip_a2a, fused_shared_expert and combine_dtype at their defaults")
+            raise EPValueError(
+                "a soak checks the exchange between ranks, with bf16 in combine: "
+                "leave skip_a2a, fused_shared_expert and combine_dtype at their defaults"
+            )
         self.cfg, self.world, self.machine = cfg, world, world.machine
         self.ep = ExpertParallel(cfg, world, fused=fused, timeout=timeout, **options)
         self.ranks = [RankArrays(cfg, self.machine, rank) for rank in world.ranks]
@@ -32,13 +35,17 @@ class Soak:
         self.tokens = lru_cache(len(self.ranks))(hashing.make(cfg, seed, hashing.plain).tokens)
         self._out = self._given([Dispatched(**r.named(ARRAYS), num_tokens=0) for r in self.ranks])
         # where whole arrays are compared, bytes that nobody writes must be alike
-        self.kernels = {"fill": fill.fill_kernel(cfg, seed, poison or is_encoded(cfg)),
-                        "count": segments.count_kernel(cfg, seed), "segments": segments.segments_kernel(cfg),
-                        "rows": rows.rows_kernel(cfg, seed), "sums": sums.sums_kernel(cfg, seed)}
+        self.kernels = {
+            "fill": fill.fill_kernel(cfg, seed, poison or is_encoded(cfg)),
+            "count": segments.count_kernel(cfg, seed),
+            "segments": segments.segments_kernel(cfg),
+            "rows": rows.rows_kernel(cfg, seed),
+            "sums": sums.sums_kernel(cfg, seed),
+        }
         self._encoding = encoding.kernels(cfg) if is_encoded(cfg) else {}
         self.kernels |= self._encoding
         if not device.SIM:
-            for kernel in self.kernels.values():    # now, and not while peers wait for this rank
+            for kernel in self.kernels.values():  # now, and not while peers wait for this rank
                 self.machine.prepare(kernel)
 
     def round(self, number):
@@ -54,7 +61,7 @@ class Soak:
         self._launch("fill", number)
         self._launch("count", number)
         if device.SIM:
-            self.machine.synchronize()          # ExpertParallel looks at host arrays when it is called
+            self.machine.synchronize()  # ExpertParallel looks at host arrays when it is called
 
     def dispatch(self, number):
         """The dispatch of the round: a Dispatched, or a list of them."""
@@ -71,7 +78,9 @@ class Soak:
 
     def combine(self, number, d):
         """The combine of the round."""
-        return self.ep.combine(self._each("y"), d, self._each("weights", number), out=self._each("combined", number))
+        return self.ep.combine(
+            self._each("y"), d, self._each("weights", number), out=self._each("combined", number)
+        )
 
     def check_combine(self, number):
         """Compare every byte that combine returned."""
@@ -98,13 +107,22 @@ class Soak:
         blocks = blocks or (SIMULATOR_BLOCKS if device.SIM else self.machine.n_sms)
         threads = threads or (SIMULATOR_THREADS if device.SIM else self.kernels[name].max_threads)
         for r in self.ranks:
-            self.machine.launch(self.kernels[name], blocks, threads, (r.parameters.address, number, r.rank),
-                                stream=self.world.stream_of(r.rank))
+            self.machine.launch(
+                self.kernels[name],
+                blocks,
+                threads,
+                (r.parameters.address, number, r.rank),
+                stream=self.world.stream_of(r.rank),
+            )
 
     def _each(self, name, number=None):
         """An array of every rank of this process, cut to the round's tokens, as ExpertParallel takes them."""
-        return self._given([r.array(name) if number is None else r.first(name, self.tokens(number, r.rank))
-                            for r in self.ranks])
+        return self._given(
+            [
+                r.array(name) if number is None else r.first(name, self.tokens(number, r.rank))
+                for r in self.ranks
+            ]
+        )
 
     def _given(self, of_ranks):
         """What the ranks of this process have, as ExpertParallel takes it."""

@@ -2,8 +2,28 @@
 
 from functools import lru_cache
 
-from epmoe.device import (bf16_hi, bf16_lo, block_idx, device_fn, f32, fma_rn, grid_dim, i32, kernel, lane_id,
-                          load_u32, load_u64, n_warps, pack_bf16x2, shfl_idx, store_u64, u32, u32_as_f32, u64, warp_id)
+from epmoe.device import (
+    bf16_hi,
+    bf16_lo,
+    block_idx,
+    device_fn,
+    f32,
+    fma_rn,
+    grid_dim,
+    i32,
+    kernel,
+    lane_id,
+    load_u32,
+    load_u64,
+    n_warps,
+    pack_bf16x2,
+    shfl_idx,
+    store_u64,
+    u32,
+    u32_as_f32,
+    u64,
+    warp_id,
+)
 from epmoe.soak import arrays, hashing
 from epmoe.soak.errors import COMBINED, SUM, record
 
@@ -14,8 +34,14 @@ THREADS = 256
 def sums_kernel(cfg, seed):
     """Kernel (params, round, my_rank): checks the rank's combined tokens, two columns a lane."""
     block, of = arrays.parameter_block(cfg), hashing.make(cfg, seed, device_fn)
-    tokens, token_key, expert_of, weight, word, mask = (of.tokens, of.token_key, of.expert, of.weight, of.word,
-                                                        of.mask)
+    tokens, token_key, expert_of, weight, word, mask = (
+        of.tokens,
+        of.token_key,
+        of.expert,
+        of.weight,
+        of.word,
+        of.mask,
+    )
     p_combined, p_errors = block.offset("combined"), block.offset("errors")
     top_k, row_bytes, n_words = cfg.top_k, 2 * cfg.hidden, cfg.hidden // 2
 
@@ -42,7 +68,7 @@ def sums_kernel(cfg, seed):
         while token < n:
             key = u32(token_key(number, my_rank, token))
             expert, flipped, w = i32(-1), u32(0), u32(0)
-            if lane < top_k:                        # lane k knows slot k
+            if lane < top_k:  # lane k knows slot k
                 expert = i32(expert_of(number, key, lane))
                 flipped, w = u32(mask(expert)), u32(weight(number, key, lane))
             run = i32(0)

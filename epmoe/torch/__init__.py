@@ -23,14 +23,39 @@ except ImportError as error:
 
 from epmoe.fused_a2a import get_hidden_bytes, set_deepep_num_sms
 from epmoe.torch.buffers import get_buffer, init_hybrid_ep_buffer, reset_hybrid_ep_buffer
-from epmoe.torch.fused import (FusedCombine, FusedDispatch, FusedDispatchOnDevice, fused_combine, fused_dispatch,
-                               fused_dispatch_on_device)
-from epmoe.torch.hybrid_ep import HybridEPCombine, HybridEPDispatch, hybrid_ep_combine, hybrid_ep_dispatch
+from epmoe.torch.fused import (
+    FusedCombine,
+    FusedDispatch,
+    FusedDispatchOnDevice,
+    fused_combine,
+    fused_dispatch,
+    fused_dispatch_on_device,
+)
+from epmoe.torch.hybrid_ep import (
+    HybridEPCombine,
+    HybridEPDispatch,
+    hybrid_ep_combine,
+    hybrid_ep_dispatch,
+)
 from epmoe.torch.process_group import ProcessGroupWorld
 
-HAVE_DEEP_EP = HAVE_HYBRIDEP = True     # as Megatron asks for them
+HAVE_DEEP_EP = HAVE_HYBRIDEP = True  # as Megatron asks for them
 
-__all__ = ["FusedCombine", "FusedDispatch", "FusedDispatchOnDevice", "HybridEPCombine", "HybridEPDispatch",
-           "ProcessGroupWorld", "fused_combine", "fused_dispatch", "fused_dispatch_on_device", "get_buffer",
-           "get_hidden_bytes", "hybrid_ep_combine", "hybrid_ep_dispatch", "init_hybrid_ep_buffer",
-           "reset_hybrid_ep_buffer", "set_deepep_num_sms"]
+__all__ = [
+    "FusedCombine",
+    "FusedDispatch",
+    "FusedDispatchOnDevice",
+    "HybridEPCombine",
+    "HybridEPDispatch",
+    "ProcessGroupWorld",
+    "fused_combine",
+    "fused_dispatch",
+    "fused_dispatch_on_device",
+    "get_buffer",
+    "get_hidden_bytes",
+    "hybrid_ep_combine",
+    "hybrid_ep_dispatch",
+    "init_hybrid_ep_buffer",
+    "reset_hybrid_ep_buffer",
+    "set_deepep_num_sms",
+]

@@ -16,8 +16,15 @@ def get_buffer(group, hidden_bytes: int):
     return fused_a2a.get_buffer(world_of(group), hidden_bytes)
 
 
-def init_hybrid_ep_buffer(group, hidden_dim, seq_len, num_local_experts, num_sms_dispatch_api, num_sms_combine_api,
-                          fp8_dispatch) -> None:
+def init_hybrid_ep_buffer(
+    group,
+    hidden_dim,
+    seq_len,
+    num_local_experts,
+    num_sms_dispatch_api,
+    num_sms_combine_api,
+    fp8_dispatch,
+) -> None:
     """Make the group's HybridEP buffer, for at most seq_len tokens a rank; collective. An earlier one is replaced.
 
     group: as for get_buffer. hidden_dim: H, elements of a row, 2 bytes each. seq_len: the most tokens T of any rank.
@@ -30,8 +37,15 @@ def init_hybrid_ep_buffer(group, hidden_dim, seq_len, num_local_experts, num_sms
     reset_hybrid_ep_buffer. Errors: EPValueError, UnavailableError, PeerTimeout. Source: the fused_a2a page
     (docs/pages.md); epmoe.fused_a2a.init_hybrid_ep_buffer.
     """
-    fused_a2a.init_hybrid_ep_buffer(world_of(group), hidden_dim, seq_len, num_local_experts, num_sms_dispatch_api,
-                                    num_sms_combine_api, fp8_dispatch)
+    fused_a2a.init_hybrid_ep_buffer(
+        world_of(group),
+        hidden_dim,
+        seq_len,
+        num_local_experts,
+        num_sms_dispatch_api,
+        num_sms_combine_api,
+        fp8_dispatch,
+    )
 
 
 def reset_hybrid_ep_buffer(group=None) -> None:

@@ -15,7 +15,11 @@ def _dispatched(function, ctx, x, token_indices, token_probs, num_experts, group
     group = world_of(group)
     if len(leaves_of(x)) > len(leaves_of(token_indices)):
         refuse_gradients("x as a pair", x, token_probs)
-    given = readable("x", x), readable("token_indices", token_indices), readable("token_probs", token_probs)
+    given = (
+        readable("x", x),
+        readable("token_indices", token_indices),
+        readable("token_probs", token_probs),
+    )
     made = in_stream_order(group, function.forward, ctx, *given, num_experts, group, *scheduling)
     ctx.probs_need_gradient = ask_for_gradients(token_probs)
     ctx.mark_non_differentiable(*leaves_of([made[1], made[3]]))
@@ -26,22 +30,43 @@ class FusedDispatch(WorldFunction):
     """Every token to the ranks of its experts; its gradient is a combine. See epmoe.fused_a2a.FusedDispatch."""
 
     @staticmethod
-    def forward(ctx, x, token_indices, token_probs, num_experts, group, async_finish=False,
-                allocate_on_comm_stream=False):
+    def forward(
+        ctx,
+        x,
+        token_indices,
+        token_probs,
+        num_experts,
+        group,
+        async_finish=False,
+        allocate_on_comm_stream=False,
+    ):
         """(recv_x, recv_token_indices, recv_token_probs, tokens_per_expert, handle); gradients: x and token_probs.
 
         tokens_per_expert is on the CPU, the other tensors where x is. FP8 pairs carry no gradient.
         """
-        return _dispatched(fused_a2a.FusedDispatch, ctx, x, token_indices, token_probs, num_experts, group,
-                           async_finish, allocate_on_comm_stream)
+        return _dispatched(
+            fused_a2a.FusedDispatch,
+            ctx,
+            x,
+            token_indices,
+            token_probs,
+            num_experts,
+            group,
+            async_finish,
+            allocate_on_comm_stream,
+        )
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle):
+    def backward(
+        ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle
+    ):
         """Gradients of forward's arguments: x first, token_probs third, None otherwise."""
         probs = readable("grad_token_probs", grad_token_probs) if ctx.probs_need_gradient else None
         rows = readable("grad_output", grad_output)
-        return in_stream_order(ctx.group, fused_a2a.FusedDispatch.backward, ctx, rows, None, probs, None, None)
+        return in_stream_order(
+            ctx.group, fused_a2a.FusedDispatch.backward, ctx, rows, None, probs, None, None
+        )
 
 
 class FusedDispatchOnDevice(WorldFunction):
@@ -54,11 +79,15 @@ class FusedDispatchOnDevice(WorldFunction):
         All tensors are where x is, with room for the worst case: rows behind the first N hold nothing, and their
         gradients are not read. FP8 pairs carry no gradient.
         """
-        return _dispatched(fused_a2a.FusedDispatchOnDevice, ctx, x, token_indices, token_probs, num_experts, group)
+        return _dispatched(
+            fused_a2a.FusedDispatchOnDevice, ctx, x, token_indices, token_probs, num_experts, group
+        )
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle):
+    def backward(
+        ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle
+    ):
         """Gradients of forward's arguments: x first, token_probs third, None otherwise."""
         return FusedDispatch.backward(ctx, grad_output, None, grad_token_probs, None, None)[:5]
 
@@ -70,8 +99,16 @@ class FusedCombine(WorldFunction):
     def forward(ctx, x, group, handle, async_finish=False, allocate_on_comm_stream=False):
         """(combined_x, None); the gradient is x's."""
         rows, group = readable("x", x), world_of(group)
-        return in_stream_order(group, fused_a2a.FusedCombine.forward, ctx, rows, group, handle, async_finish,
-                               allocate_on_comm_stream)
+        return in_stream_order(
+            group,
+            fused_a2a.FusedCombine.forward,
+            ctx,
+            rows,
+            group,
+            handle,
+            async_finish,
+            allocate_on_comm_stream,
+        )
 
     @staticmethod
     @once_differentiable
@@ -81,8 +118,15 @@ class FusedCombine(WorldFunction):
         return in_stream_order(ctx.group, fused_a2a.FusedCombine.backward, ctx, given)
 
 
-def fused_dispatch(x, token_indices, token_probs, num_experts, group, async_finish=False,
-                   allocate_on_comm_stream=False):
+def fused_dispatch(
+    x,
+    token_indices,
+    token_probs,
+    num_experts,
+    group,
+    async_finish=False,
+    allocate_on_comm_stream=False,
+):
     """Every token to the ranks of its experts, under autograd: FusedDispatch.apply, with names for the arguments.
 
     x: bf16, fp16 or float32 [T, H]. token_indices: integers [T, K], global expert ids, -1 for none. token_probs:
@@ -93,8 +137,9 @@ def fused_dispatch(x, token_indices, token_probs, num_experts, group, async_fini
     torch's current stream. Gradients: x and token_probs. Errors: EPValueError, PeerTimeout. Source: the fused_a2a page
     (docs/pages.md); values and gradients to the bit: epmoe_ref.fused_a2a.dispatch_forward, dispatch_backward.
     """
-    return FusedDispatch.apply(x, token_indices, token_probs, num_experts, group, async_finish,
-                               allocate_on_comm_stream)
+    return FusedDispatch.apply(
+        x, token_indices, token_probs, num_experts, group, async_finish, allocate_on_comm_stream
+    )
 
 
 def fused_dispatch_on_device(x, token_indices, token_probs, num_experts, group):

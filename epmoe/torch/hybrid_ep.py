@@ -16,8 +16,18 @@ class HybridEPDispatch(WorldFunction):
     """Every token to each of its experts, rows grouped by expert. See epmoe.fused_a2a.HybridEPDispatch."""
 
     @staticmethod
-    def forward(ctx, x, routing_map, probs, group, num_local_experts, num_sms_dispatch_api=24, num_sms_combine_api=24,
-                num_permuted_tokens=None, pad_multiple=None):
+    def forward(
+        ctx,
+        x,
+        routing_map,
+        probs,
+        group,
+        num_local_experts,
+        num_sms_dispatch_api=24,
+        num_sms_combine_api=24,
+        num_permuted_tokens=None,
+        pad_multiple=None,
+    ):
         """(dispatched_hidden, dispatched_probs, dispatched_scaling_factor, tokens_per_expert, handle).
 
         Gradients: x and probs. tokens_per_expert is on the CPU, or, with num_permuted_tokens, where x is. Rows in FP8
@@ -28,11 +38,22 @@ class HybridEPDispatch(WorldFunction):
             refuse_gradients("fp8_dispatch=True", x, probs)
         given = readable("x", x), readable("routing_map", routing_map), readable("probs", probs)
         made = in_stream_order(
-            group, fused_a2a.HybridEPDispatch.forward, ctx, *given, group, num_local_experts, num_sms_dispatch_api,
-            num_sms_combine_api, num_permuted_tokens, pad_multiple)
+            group,
+            fused_a2a.HybridEPDispatch.forward,
+            ctx,
+            *given,
+            group,
+            num_local_experts,
+            num_sms_dispatch_api,
+            num_sms_combine_api,
+            num_permuted_tokens,
+            pad_multiple,
+        )
         ctx.handle.shown = tensors
         ctx.probs_need_gradient = ask_for_gradients(probs)
-        ctx.mark_non_differentiable(*(one for one in leaves_of([made[2], made[3]]) if one is not None))
+        ctx.mark_non_differentiable(
+            *(one for one in leaves_of([made[2], made[3]]) if one is not None)
+        )
         return made
 
     @staticmethod
@@ -41,7 +62,9 @@ class HybridEPDispatch(WorldFunction):
         """Gradients of forward's nine arguments: x first, probs third, None otherwise."""
         probs = readable("grad_probs", grad_probs) if ctx.probs_need_gradient else None
         rows = readable("grad_x", grad_x)
-        return in_stream_order(ctx.group, fused_a2a.HybridEPDispatch.backward, ctx, rows, probs, None, None, None)
+        return in_stream_order(
+            ctx.group, fused_a2a.HybridEPDispatch.backward, ctx, rows, probs, None, None, None
+        )
 
 
 class HybridEPCombine(WorldFunction):
@@ -51,8 +74,15 @@ class HybridEPCombine(WorldFunction):
     def forward(ctx, x, handle, num_permuted_tokens=None, pad_multiple=None):
         """combined_x; the gradient is x's."""
         rows, group = readable("x", x), handle_of(HybridHandle, handle).group
-        return in_stream_order(group, fused_a2a.HybridEPCombine.forward, ctx, rows, handle, num_permuted_tokens,
-                               pad_multiple)
+        return in_stream_order(
+            group,
+            fused_a2a.HybridEPCombine.forward,
+            ctx,
+            rows,
+            handle,
+            num_permuted_tokens,
+            pad_multiple,
+        )
 
     @staticmethod
     @once_differentiable
@@ -62,9 +92,22 @@ class HybridEPCombine(WorldFunction):
         return in_stream_order(ctx.group, fused_a2a.HybridEPCombine.backward, ctx, given)
 
 
-def hybrid_ep_dispatch(x, routing_map, probs, group, num_local_experts, num_sms_dispatch_api=24, num_sms_combine_api=24,
-                       num_permuted_tokens=None, pad_multiple=None, *, num_blocks_permute=None,
-                       num_blocks_unpermute=None, fused=False, num_sms_preprocessing_api=None):
+def hybrid_ep_dispatch(
+    x,
+    routing_map,
+    probs,
+    group,
+    num_local_experts,
+    num_sms_dispatch_api=24,
+    num_sms_combine_api=24,
+    num_permuted_tokens=None,
+    pad_multiple=None,
+    *,
+    num_blocks_permute=None,
+    num_blocks_unpermute=None,
+    fused=False,
+    num_sms_preprocessing_api=None,
+):
     """Every token to each of its experts, under autograd: HybridEPDispatch.apply, with names for the arguments.
 
     x: bf16 or fp16 [T, H]. routing_map: bool [T, E]. probs: float32 [T, E], of which the routed places are read, or
@@ -76,8 +119,17 @@ def hybrid_ep_dispatch(x, routing_map, probs, group, num_local_experts, num_sms_
     name alone: what Megatron-Core 0.17 to 0.19 say of scheduling. Errors: EPValueError, PeerTimeout. Source: the
     fused_a2a page (docs/pages.md); epmoe_ref.fused_a2a.hybrid_dispatch_forward, hybrid_dispatch_backward.
     """
-    return HybridEPDispatch.apply(x, routing_map, probs, group, num_local_experts, num_sms_dispatch_api,
-                                  num_sms_combine_api, num_permuted_tokens, pad_multiple)
+    return HybridEPDispatch.apply(
+        x,
+        routing_map,
+        probs,
+        group,
+        num_local_experts,
+        num_sms_dispatch_api,
+        num_sms_combine_api,
+        num_permuted_tokens,
+        pad_multiple,
+    )
 
 
 def hybrid_ep_combine(x, handle, num_permuted_tokens=None, pad_multiple=None, *, fused=False):

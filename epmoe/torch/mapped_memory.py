@@ -12,8 +12,10 @@ from epmoe.device.sim.window import WindowBuffer, add_window, remove_window
 from epmoe_ref.errors import UnavailableError
 
 NAMELESS = sys.platform == "linux"
-PATH = re.compile(r"/proc/\d+/fd/\d+" if NAMELESS else re.escape(tempfile.gettempdir()) + "/epmoe-[^/]+")
-_maps = []              # never unmapped: results of the pool may be looked at after it is gone
+PATH = re.compile(
+    r"/proc/\d+/fd/\d+" if NAMELESS else re.escape(tempfile.gettempdir()) + "/epmoe-[^/]+"
+)
+_maps = []  # never unmapped: results of the pool may be looked at after it is gone
 
 
 class MappedMemory:
@@ -39,9 +41,16 @@ class MappedMemory:
                 os.unlink(path)
         _maps.extend(maps)
         self.addresses = [ctypes.addressof(ctypes.c_uint8.from_buffer(one)) for one in maps]
-        self.buffers = {rank: WindowBuffer(world.machine, self.addresses[rank], nbytes, name, rank, regions, maps)}
-        self._spans = [add_window(self.addresses[peer], len(maps[peer]), name, peer, regions, maps)
-                       for peer in range(world.n_ranks) if peer != rank]
+        self.buffers = {
+            rank: WindowBuffer(
+                world.machine, self.addresses[rank], nbytes, name, rank, regions, maps
+            )
+        }
+        self._spans = [
+            add_window(self.addresses[peer], len(maps[peer]), name, peer, regions, maps)
+            for peer in range(world.n_ranks)
+            if peer != rank
+        ]
 
     def free(self, together, timeout, heaps=None):
         """Kernels must not touch it any more; results that lie in it (heaps) may be looked at for ever."""
@@ -68,15 +77,23 @@ def _mapped(peer, path, nbytes):
         # a link would lead to a file of somebody else's choice; those of /proc/.../fd are the kernel's
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC | (0 if NAMELESS else os.O_NOFOLLOW))
     except OSError as error:
-        raise UnavailableError(f"the memory of rank {peer}, {path}, cannot be opened ({error}): its process must be of "
-                               "the same user and in the same container, where /proc shows it") from None
+        raise UnavailableError(
+            f"the memory of rank {peer}, {path}, cannot be opened ({error}): its process must be of "
+            "the same user and in the same container, where /proc shows it"
+        ) from None
     try:
         seen = os.fstat(file)
-        is_ours = stat.S_ISREG(seen.st_mode) and seen.st_uid == os.getuid() and seen.st_nlink == (not NAMELESS)
+        is_ours = (
+            stat.S_ISREG(seen.st_mode)
+            and seen.st_uid == os.getuid()
+            and seen.st_nlink == (not NAMELESS)
+        )
         if not is_ours or seen.st_size != nbytes:
-            raise UnavailableError(f"what rank {peer} names as its memory ({path}) is no file that a rank has made: it "
-                                   f"has {seen.st_size} bytes, {nbytes} were told, owner {seen.st_uid}, "
-                                   f"{seen.st_nlink} names")
+            raise UnavailableError(
+                f"what rank {peer} names as its memory ({path}) is no file that a rank has made: it "
+                f"has {seen.st_size} bytes, {nbytes} were told, owner {seen.st_uid}, "
+                f"{seen.st_nlink} names"
+            )
         return mmap.mmap(file, nbytes)
     finally:
         os.close(file)

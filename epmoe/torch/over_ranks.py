@@ -13,7 +13,7 @@ class WorldFunction(torch.autograd.Function):
     """An autograd Function whose arguments, results and gradients may be lists over ranks, or pairs."""
 
     @classmethod
-    @torch.compiler.disable     # what it does, torch.compile cannot look into: it compiles what is before and behind
+    @torch.compiler.disable  # what it does, torch.compile cannot look into: it compiles what is before and behind
     def apply(cls, *arguments):
         """forward(ctx, *arguments), with a backward for every tensor in them that asks for a gradient.
 

@@ -14,7 +14,7 @@ from epmoe.worlds.cuda_stream import handle_of
 from epmoe.worlds.mpi import MPIWorld
 from epmoe_ref.errors import EPValueError, UnavailableError
 
-_worlds = weakref.WeakKeyDictionary()       # process group -> ProcessGroupWorld
+_worlds = weakref.WeakKeyDictionary()  # process group -> ProcessGroupWorld
 _IDENTITY = "/proc/sys/kernel/random/boot_id", "/proc/self/ns/net"
 
 
@@ -37,7 +37,7 @@ class ProcessGroupWorld(MPIWorld):
         self.ranks = range(self.rank, self.rank + 1)
         self.exchange = StoreExchange(store_of(group), self.rank, self.n_ranks)
         self._meet(timeout)
-        self.host = self        # all ranks are on one
+        self.host = self  # all ranks are on one
         if device.SIM:
             self._simulate({})
         else:
@@ -49,9 +49,11 @@ class ProcessGroupWorld(MPIWorld):
         told = self.exchange.gather("meeting", (_host(), kind), timeout)
         elsewhere = [rank for rank, (host, _) in enumerate(told) if host != told[0][0]]
         if elsewhere:
-            raise UnavailableError(f"rank {elsewhere[0]} of this process group is on another host than rank 0: its "
-                                   "ranks write each other's memory, so they must be on one host and in one container. "
-                                   "Use a group on one host; an ExpertParallel serves several, with a ShmemWorld")
+            raise UnavailableError(
+                f"rank {elsewhere[0]} of this process group is on another host than rank 0: its "
+                "ranks write each other's memory, so they must be on one host and in one container. "
+                "Use a group on one host; an ExpertParallel serves several, with a ShmemWorld"
+            )
         agreement.same("simulator or GPU", [kind for _, kind in told])
 
     def Get_rank(self):
@@ -76,13 +78,17 @@ def world_of(group):
 
 def _checked(group):
     if not dist.is_available() or not dist.is_initialized():
-        raise UnavailableError("torch.distributed has no process group: call torch.distributed.init_process_group "
-                               "first, in every process that torchrun has started")
+        raise UnavailableError(
+            "torch.distributed has no process group: call torch.distributed.init_process_group "
+            "first, in every process that torchrun has started"
+        )
     group = dist.group.WORLD if group is None else group
     if not isinstance(group, dist.ProcessGroup):
-        raise EPValueError(f"group is {group!r}: this process is no member of it; only members make its world"
-                           if group is dist.GroupMember.NON_GROUP_MEMBER else
-                           f"group is a {type(group).__name__}; a torch.distributed.ProcessGroup is needed")
+        raise EPValueError(
+            f"group is {group!r}: this process is no member of it; only members make its world"
+            if group is dist.GroupMember.NON_GROUP_MEMBER
+            else f"group is a {type(group).__name__}; a torch.distributed.ProcessGroup is needed"
+        )
     return group
 
 

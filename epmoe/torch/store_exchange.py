@@ -15,13 +15,17 @@ from epmoe.worlds.plain_data import decode, encode
 from epmoe_ref.errors import PeerTimeout
 
 NAP_S = 0.0005
-_n_worlds = weakref.WeakKeyDictionary()     # process group -> how many worlds it has become, alike on all ranks
+_n_worlds = (
+    weakref.WeakKeyDictionary()
+)  # process group -> how many worlds it has become, alike on all ranks
 
 
 def store_of(group):
     """The store of a process group, under a prefix that no other world of it has."""
     number = _n_worlds[group] = _n_worlds.get(group, 0) + 1
-    of_group = dist.distributed_c10d._world.pg_map[group][1]     # torch shows it nowhere else in all its versions
+    of_group = dist.distributed_c10d._world.pg_map[group][
+        1
+    ]  # torch shows it nowhere else in all its versions
     return dist.PrefixStore(f"epmoe/{number}", of_group)
 
 
@@ -30,9 +34,9 @@ class StoreExchange:
 
     def __init__(self, store, rank, size):
         self.rank, self.size, self._store = rank, size, store
-        self._number = {}       # channel -> exchanges of it so far
-        self._begun = {}        # channel -> {rank: value} of an exchange that has not ended; the next one goes on with it
-        self._n_resets = 0      # exchanges from before count no more
+        self._number = {}  # channel -> exchanges of it so far
+        self._begun = {}  # channel -> {rank: value} of an exchange that has not ended; the next one goes on with it
+        self._n_resets = 0  # exchanges from before count no more
 
     def gather(self, channel, value, timeout):
         """[the value of each rank]; collective. Raises PeerTimeout that names the ranks that did not come in time."""
@@ -46,13 +50,17 @@ class StoreExchange:
             while not self._look(channel, values):
                 if time.monotonic() > deadline:
                     missing = ", ".join(str(p) for p in range(self.size) if p not in values)
-                    raise PeerTimeout(f"rank {self.rank}, {channel}: rank {missing} did not come; gave up after "
-                                      f"timeout={timeout:g} s")
+                    raise PeerTimeout(
+                        f"rank {self.rank}, {channel}: rank {missing} did not come; gave up after "
+                        f"timeout={timeout:g} s"
+                    )
                 time.sleep(NAP_S)
             self._leave(channel, deadline)
-        except RuntimeError as error:           # torch's, if there is nothing at the other end any more
-            raise PeerTimeout(f"rank {self.rank}, {channel}: whoever serves the store of this process group has ended "
-                              f"({error})") from error
+        except RuntimeError as error:  # torch's, if there is nothing at the other end any more
+            raise PeerTimeout(
+                f"rank {self.rank}, {channel}: whoever serves the store of this process group has ended "
+                f"({error})"
+            ) from error
         del self._begun[channel]
         if channel == RESET:
             self._n_resets += 1

@@ -16,14 +16,16 @@ def in_stream_order(group, call, *arguments):
     a world whose `copies` is True or False says itself whether they are.
     """
     copies = getattr(group, "copies", None)
-    if device.SIM or _raw_stream(group.machine.ordinal) == int(group.stream_of(group.ranks[0]).handle):
+    if device.SIM or _raw_stream(group.machine.ordinal) == int(
+        group.stream_of(group.ranks[0]).handle
+    ):
         made = tensors(call(*arguments))
         return copied(made) if copies else made
     own, current = _stream_of(group), torch.cuda.current_stream(group.machine.ordinal)
     _expect_no_capture_beside(own)
-    own.wait_stream(current)            # the tensors given are written by then
+    own.wait_stream(current)  # the tensors given are written by then
     made = tensors(call(*arguments))
-    current.wait_stream(own)            # the results are; and what they were made of may be used again
+    current.wait_stream(own)  # the results are; and what they were made of may be used again
     return copied(made) if copies or copies is None else made
 
 
@@ -35,9 +37,11 @@ def _raw_stream(ordinal):
 def _expect_no_capture_beside(own):
     """Raise EPStateError if the current stream is being captured and the world's, CUDA's default, cannot be."""
     if not own.cuda_stream and torch.cuda.is_current_stream_capturing():
-        raise EPStateError("torch's current stream is being captured into a CUDA graph, and the group's world is on "
-                           "the default stream, which cannot be: make the world with the stream that captures: "
-                           "ProcessGroupWorld(group, stream=...) before the group's first call, MPIWorld(stream=...)")
+        raise EPStateError(
+            "torch's current stream is being captured into a CUDA graph, and the group's world is on "
+            "the default stream, which cannot be: make the world with the stream that captures: "
+            "ProcessGroupWorld(group, stream=...) before the group's first call, MPIWorld(stream=...)"
+        )
 
 
 def copied(made):
@@ -50,4 +54,8 @@ def copied(made):
 def _stream_of(group):
     """The world's stream as torch's: the ranks of a process are ordered by one."""
     ordinal, handle = group.machine.ordinal, int(group.stream_of(group.ranks[0]).handle)
-    return torch.cuda.ExternalStream(handle, device=ordinal) if handle else torch.cuda.default_stream(ordinal)
+    return (
+        torch.cuda.ExternalStream(handle, device=ordinal)
+        if handle
+        else torch.cuda.default_stream(ordinal)
+    )

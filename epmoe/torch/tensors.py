@@ -9,8 +9,8 @@ from epmoe.host.arrays import DeviceArray, c_strides
 from epmoe.host.dlpack import capsule
 from epmoe_ref.errors import EPValueError
 
-VECTOR_BYTES = 16       # kernels read rows as vectors of so many bytes
-_CPU = (1, 0)           # DLPack's device
+VECTOR_BYTES = 16  # kernels read rows as vectors of so many bytes
+_CPU = (1, 0)  # DLPack's device
 
 
 def readable(what, given):
@@ -23,8 +23,10 @@ def readable(what, given):
     if not isinstance(given, torch.Tensor):
         return given
     if not device.SIM and not given.is_cuda:
-        raise EPValueError(f"{what} is on the CPU, and epmoe runs on the GPU here: {what}.cuda(), or EPMOE_DEVICE=sim "
-                           "for the simulator")
+        raise EPValueError(
+            f"{what} is on the CPU, and epmoe runs on the GPU here: {what}.cuda(), or EPMOE_DEVICE=sim "
+            "for the simulator"
+        )
     tensor = given.detach().contiguous()
     return tensor.clone() if tensor.data_ptr() % VECTOR_BYTES else tensor
 
@@ -36,7 +38,7 @@ def tensors(made):
     if not isinstance(made, (DeviceArray, np.ndarray)):
         return made
     # By DLPack and not by .view(dtype): a view made inside a Function could not be changed in place afterwards.
-    if made.dtype.name == "float8_e4m3fn":      # not every torch takes it by DLPack
+    if made.dtype.name == "float8_e4m3fn":  # not every torch takes it by DLPack
         return _tensor(made, np.dtype(np.uint8)).view(torch.float8_e4m3fn)
     return _tensor(made, made.dtype)
 

@@ -4,10 +4,9 @@ import hashlib
 import sys
 from pathlib import Path
 
-from epmoe_ref.errors import EPValueError
-
 from epmoe.command_line import DIFFERS, EQUAL
 from epmoe.vectors import experts, files, fused_a2a
+from epmoe_ref.errors import EPValueError
 
 SUMS = Path(__file__).with_name("SHA256SUMS")
 
@@ -15,9 +14,15 @@ SUMS = Path(__file__).with_name("SHA256SUMS")
 def add_arguments(parser):
     """The sub-command's arguments, put into an argparse parser."""
     parser.add_argument("folder", metavar="DIR", help="where to write; made if it is not there")
-    parser.add_argument("--only", metavar="TEXT", help="write only the vectors whose name contains TEXT")
-    parser.add_argument("--update", action="store_true", help="for maintainers: after a change of what the reference "
-                                                              "defines, write the new hashes into the package")
+    parser.add_argument(
+        "--only", metavar="TEXT", help="write only the vectors whose name contains TEXT"
+    )
+    parser.add_argument(
+        "--update",
+        action="store_true",
+        help="for maintainers: after a change of what the reference "
+        "defines, write the new hashes into the package",
+    )
 
 
 def run(arguments):
@@ -26,7 +31,9 @@ def run(arguments):
         raise EPValueError("--update writes the hashes of all vectors: leave --only out")
     sums = write_all(arguments.folder, only=arguments.only or "")
     if not sums:
-        raise EPValueError(f"no vector's name contains {arguments.only!r}; their names are those in {SUMS}")
+        raise EPValueError(
+            f"no vector's name contains {arguments.only!r}; their names are those in {SUMS}"
+        )
     size_mb = sum((Path(arguments.folder) / name).stat().st_size for name in sums) / 1e6
     print(f"{len(sums) // 3} vectors, {len(sums)} files, {size_mb:.1f} MB in {arguments.folder}")
     if arguments.update:
@@ -36,7 +43,10 @@ def run(arguments):
     known = recorded()
     wrong = [name for name in sums if known.get(name) != sums[name]]
     for name in wrong:
-        print(f"{name}: sha256 {sums[name]}, this version's is {known.get(name, 'not recorded')}", file=sys.stderr)
+        print(
+            f"{name}: sha256 {sums[name]}, this version's is {known.get(name, 'not recorded')}",
+            file=sys.stderr,
+        )
     print("hashes differ" if wrong else "hashes are those of this version")
     return DIFFERS if wrong else EQUAL
 
@@ -62,4 +72,7 @@ def as_text(sums):
 
 def recorded():
     """{file name: sha256} of this version."""
-    return {name: digest for digest, name in (line.split("  ") for line in SUMS.read_text("ascii").splitlines())}
+    return {
+        name: digest
+        for digest, name in (line.split("  ") for line in SUMS.read_text("ascii").splitlines())
+    }

@@ -10,7 +10,15 @@ from epmoe.vectors.files import Array, file_name, one_nan
 from epmoe_ref.config import EPConfig
 
 N_RANKS = 4
-FIELDS = ("output_tokens", "output_scales", "scales_offset", "row_offsets", "expert_ids", "src_info", "recv_count")
+FIELDS = (
+    "output_tokens",
+    "output_scales",
+    "scales_offset",
+    "row_offsets",
+    "expert_ids",
+    "src_info",
+    "recv_count",
+)
 
 
 def vectors():
@@ -20,10 +28,17 @@ def vectors():
 
 
 def _about(case):
-    config = {f.name: getattr(case.cfg, f.name) for f in fields(EPConfig) if not f.name.startswith("_")}
-    return {"case": case.name, "n_tokens": list(case.n_tokens), "config": config, "weighted": case.weighted,
-            "epilogue": "value * scale + bias, float32" if case.epilogue else None,
-            "order": "rows of a segment in (token, slot) order; an implementation may use any order"}
+    config = {
+        f.name: getattr(case.cfg, f.name) for f in fields(EPConfig) if not f.name.startswith("_")
+    }
+    return {
+        "case": case.name,
+        "n_tokens": list(case.n_tokens),
+        "config": config,
+        "weighted": case.weighted,
+        "epilogue": "value * scale + bias, float32" if case.epilogue else None,
+        "order": "rows of a segment in (token, slot) order; an implementation may use any order",
+    }
 
 
 def _arrays(case):
@@ -32,12 +47,19 @@ def _arrays(case):
     combined = one_nan(combined)
     arrays = []
     for rank in range(N_RANKS):
-        arrays += [Array("input_tokens", "input", rank, round_.input_tokens[rank]),
-                   Array("topk_ids", "input", rank, round_.topk_ids[rank])]
+        arrays += [
+            Array("input_tokens", "input", rank, round_.input_tokens[rank]),
+            Array("topk_ids", "input", rank, round_.topk_ids[rank]),
+        ]
         if case.input_scale is not None:
-            arrays.append(Array("input_scale", "input", rank, np.array([case.input_scale[rank]], np.float32)))
-        arrays += [Array(name, "output", rank, getattr(want[rank], name)) for name in FIELDS
-                   if getattr(want[rank], name) is not None]
+            arrays.append(
+                Array("input_scale", "input", rank, np.array([case.input_scale[rank]], np.float32))
+            )
+        arrays += [
+            Array(name, "output", rank, getattr(want[rank], name))
+            for name in FIELDS
+            if getattr(want[rank], name) is not None
+        ]
         arrays.append(Array("expert_outputs", "expert", rank, outputs[rank]))
         if case.weighted:
             arrays.append(Array("router_weights", "input", rank, round_.router_weights[rank]))

@@ -12,7 +12,13 @@ import numpy as np
 ALIGNMENT = 64
 FORMAT = "epmoe vectors 1"
 # ml_dtypes types, as NumPy's file format can hold them
-_PLAIN = {"bfloat16": "<u2", "float8_e4m3fn": "|u1", "float8_e8m0fnu": "|u1", "float4_e2m1fn": "|u1", "bool": "|u1"}
+_PLAIN = {
+    "bfloat16": "<u2",
+    "float8_e4m3fn": "|u1",
+    "float8_e8m0fnu": "|u1",
+    "float4_e2m1fn": "|u1",
+    "bool": "|u1",
+}
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,9 @@ def file_name(family, case):
 
 def one_nan(sums):
     """Sums, over ranks, with one NaN, the positive one: which one a sum gives depends on the machine."""
-    return [np.where(np.isnan(of_rank), np.array(np.nan, of_rank.dtype), of_rank) for of_rank in sums]
+    return [
+        np.where(np.isnan(of_rank), np.array(np.nan, of_rank.dtype), of_rank) for of_rank in sums
+    ]
 
 
 def write(folder, name, about, arrays):
@@ -56,14 +64,35 @@ def write(folder, name, about, arrays):
     for array in arrays:
         blob += bytes(-len(blob) % ALIGNMENT)
         data = array.plain.tobytes()
-        lines.append(json.dumps(dict(
-            name=array.name, rank=-1 if array.rank is None else array.rank, side=array.side,
-            dtype=array.values.dtype.name, shape=list(array.values.shape), offset=len(blob), nbytes=len(data),
-            crc32=zlib.crc32(data), sha256=hashlib.sha256(data).hexdigest())))
+        lines.append(
+            json.dumps(
+                dict(
+                    name=array.name,
+                    rank=-1 if array.rank is None else array.rank,
+                    side=array.side,
+                    dtype=array.values.dtype.name,
+                    shape=list(array.values.shape),
+                    offset=len(blob),
+                    nbytes=len(data),
+                    crc32=zlib.crc32(data),
+                    sha256=hashlib.sha256(data).hexdigest(),
+                )
+            )
+        )
         blob += data
-    head = {"format": FORMAT, "name": name, "file": f"{name}.bin", "nbytes": len(blob),
-            "sha256": hashlib.sha256(blob).hexdigest(), **about}
-    text = ["{"] + [f" {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()] + [' "arrays": [']
+    head = {
+        "format": FORMAT,
+        "name": name,
+        "file": f"{name}.bin",
+        "nbytes": len(blob),
+        "sha256": hashlib.sha256(blob).hexdigest(),
+        **about,
+    }
+    text = (
+        ["{"]
+        + [f" {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
+        + [' "arrays": [']
+    )
     text += [f"  {line}{',' if line is not lines[-1] else ''}" for line in lines] + [" ]", "}", ""]
     (folder / f"{name}.bin").write_bytes(blob)
     (folder / f"{name}.json").write_bytes("\n".join(text).encode("ascii"))
@@ -74,7 +103,7 @@ def _write_npz(path, arrays):
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for array in arrays:
             member = zipfile.ZipInfo(f"{array.key}.npy", date_time=(1980, 1, 1, 0, 0, 0))
-            member.create_system = 3                    # else it says on which system it was written
+            member.create_system = 3  # else it says on which system it was written
             member.external_attr = 0o644 << 16
             archive.writestr(member, _npy(array.plain))
 
@@ -84,19 +113,31 @@ def _npy(values):
     shape = f"({', '.join(map(str, values.shape))}{',' if values.ndim == 1 else ''})"
     header = f"{{'descr': '{values.dtype.str}', 'fortran_order': False, 'shape': {shape}, }}"
     header += " " * (-(10 + len(header) + 1) % 64) + "\n"
-    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode("latin1") + values.tobytes()
+    return (
+        b"\x93NUMPY\x01\x00"
+        + len(header).to_bytes(2, "little")
+        + header.encode("latin1")
+        + values.tobytes()
+    )
 
 
 def read(folder, name):
     """(manifest, {key: array}) of a vector, from its manifest and binary; dtypes as they were written."""
     import ml_dtypes
+
     manifest = json.loads((Path(folder) / f"{name}.json").read_text("ascii"))
     blob = (Path(folder) / manifest["file"]).read_bytes()
     arrays = {}
     for entry in manifest["arrays"]:
         dtype = np.dtype(getattr(ml_dtypes, entry["dtype"], None) or entry["dtype"])
-        data = blob[entry["offset"]:entry["offset"] + entry["nbytes"]]
-        key = Array(entry["name"], entry["side"], None if entry["rank"] < 0 else entry["rank"], None).key
-        arrays[key] = np.frombuffer(data, dtype.newbyteorder("<") if dtype.kind in "iuf" and dtype.itemsize > 1 and
-                                    dtype.isbuiltin == 1 else dtype).reshape(entry["shape"])
+        data = blob[entry["offset"] : entry["offset"] + entry["nbytes"]]
+        key = Array(
+            entry["name"], entry["side"], None if entry["rank"] < 0 else entry["rank"], None
+        ).key
+        arrays[key] = np.frombuffer(
+            data,
+            dtype.newbyteorder("<")
+            if dtype.kind in "iuf" and dtype.itemsize > 1 and dtype.isbuiltin == 1
+            else dtype,
+        ).reshape(entry["shape"])
     return manifest, arrays

@@ -3,16 +3,16 @@
 import time
 from dataclasses import dataclass, field
 
-import epmoe_ref
 import numpy as np
-from epmoe_ref.config import EPConfig
 
+import epmoe_ref
 from epmoe import device, fma_rn, mul_rn, routing
 from epmoe.check import compare_combined, compare_dispatched
 from epmoe.check.difference import Difference
 from epmoe.expert_parallel import ExpertParallel
 from epmoe.host.arrays import to_numpy
 from epmoe.verify.experts import Experts, reordered
+from epmoe_ref.config import EPConfig
 
 WEIGHTS = ("array", "function", "none")
 
@@ -46,12 +46,18 @@ class Case:
 
     def __str__(self):
         c = self.cfg
-        parts = [f"{c.token_format}{' slots' if c.fuse_a_scale_preshuffle else ''} tokens",
-                 f"{'fused' if self.fused else 'split'} {f'{self.kernels} ' if self.kernels else ''}kernels"]
+        parts = [
+            f"{c.token_format}{' slots' if c.fuse_a_scale_preshuffle else ''} tokens",
+            f"{'fused' if self.fused else 'split'} {f'{self.kernels} ' if self.kernels else ''}kernels",
+        ]
         parts += ["skip_a2a"] if c.skip_a2a else []
         parts += [f"p2p worlds of {c.p2p_world_size}"] if c.use_shmem else []
         parts += ["shared expert"] if c.fused_shared_expert else []
-        parts += [{"array": "router weights", "function": "weights from a function", "none": "unreduced"}[self.weights]]
+        parts += [
+            {"array": "router weights", "function": "weights from a function", "none": "unreduced"}[
+                self.weights
+            ]
+        ]
         parts += ["epilogue"] if self.epilogue else []
         return ", ".join(parts)
 
@@ -62,10 +68,12 @@ class Round:
 
     number: int
     routed: routing.Routed
-    seen: list = field(default_factory=list)            # rank -> the kernels' Dispatched, NumPy, exact rows
-    expert_outputs: dict = field(default_factory=dict)  # rank -> what its experts made, in the order of seen's rows
+    seen: list = field(default_factory=list)  # rank -> the kernels' Dispatched, NumPy, exact rows
+    expert_outputs: dict = field(
+        default_factory=dict
+    )  # rank -> what its experts made, in the order of seen's rows
     combined: list = field(default_factory=list)
-    moments: dict = field(default_factory=dict)         # moment -> {region: array} of `shown_rank`
+    moments: dict = field(default_factory=dict)  # moment -> {region: array} of `shown_rank`
     dispatch_differences: list = field(default_factory=list)
     combine_differences: list = field(default_factory=list)
     kernel_seconds: float = 0.0
@@ -77,14 +85,18 @@ class Round:
         return self.dispatch_differences + self.combine_differences
 
 
-def rounds_of(case, world, routed_rounds, *, seed=0, shown_rank=0, regions=(), timeout=30.0, **options):
+def rounds_of(
+    case, world, routed_rounds, *, seed=0, shown_rank=0, regions=(), timeout=30.0, **options
+):
     """Yield a finished Round for each of the routed batches; stops after the first one with a difference.
 
     Every process has the inputs of all ranks and computes the whole reference; it compares what its own ranks got.
     options: of ExpertParallel.
     Under the race detector the kernels of a phase run together: a host that looks in between would order them.
     """
-    with ExpertParallel(case.cfg, world, fused=case.fused, timeout=timeout, kernels=case.kernels, **options) as ep:
+    with ExpertParallel(
+        case.cfg, world, fused=case.fused, timeout=timeout, kernels=case.kernels, **options
+    ) as ep:
         for number, routed in enumerate(routed_rounds, 1):
             yield (done := _round(case, ep, Round(number, routed), seed, shown_rank, regions))
             if done.differences:
@@ -115,15 +127,24 @@ def _round(case, ep, r, seed, shown_rank, regions):
             dispatched = ep.dispatch(own(routed.x), own(routed.topk_ids))
         r.seen = {rank: d.trimmed().numpy() for rank, d in own.by_rank(dispatched).items()}
     look("dispatched")
-    r.dispatch_differences = own.of_all([d for rank in world.ranks
-                                         for d in compare_dispatched(cfg, rank, r.seen[rank], want[rank])], ep.timeout)
+    r.dispatch_differences = own.of_all(
+        [
+            d
+            for rank in world.ranks
+            for d in compare_dispatched(cfg, rank, r.seen[rank], want[rank])
+        ],
+        ep.timeout,
+    )
     if r.dispatch_differences:
         return r
     experts = Experts(cfg, seed, case.intermediate)
     with _Clock(r, "reference_seconds"):
         y_want = [experts(rank, d) for rank, d in enumerate(want)]
     # The same numbers in the kernels' row order; spare rows hold NaN, which must not reach any result.
-    y = {rank: reordered(cfg, want[rank], d, y_want[rank], rows=ep.capacity) for rank, d in r.seen.items()}
+    y = {
+        rank: reordered(cfg, want[rank], d, y_want[rank], rows=ep.capacity)
+        for rank, d in r.seen.items()
+    }
     r.expert_outputs = y
     options = reduction(case, routed)
     with _Clock(r, "reference_seconds"):
@@ -140,8 +161,15 @@ def _round(case, ep, r, seed, shown_rank, regions):
         r.combined = {rank: to_numpy(out) for rank, out in own.by_rank(combined).items()}
     look("combined")
     r.combine_differences = own.of_all(
-        [d for rank in world.ranks for d in compare_combined(cfg, rank, r.combined[rank], expected[rank],
-                                                             topk_ids=r.seen[rank].topk_ids)], ep.timeout)
+        [
+            d
+            for rank in world.ranks
+            for d in compare_combined(
+                cfg, rank, r.combined[rank], expected[rank], topk_ids=r.seen[rank].topk_ids
+            )
+        ],
+        ep.timeout,
+    )
     return r
 
 
@@ -189,4 +217,8 @@ class _Clock:
         self.start = time.perf_counter()
 
     def __exit__(self, *_):
-        setattr(self.target, self.name, getattr(self.target, self.name) + time.perf_counter() - self.start)
+        setattr(
+            self.target,
+            self.name,
+            getattr(self.target, self.name) + time.perf_counter() - self.start,
+        )

@@ -8,25 +8,53 @@ import sys
 import time
 
 import numpy as np
-from epmoe_ref.config import TOKEN_FORMATS, EPConfig
-from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
 from epmoe import device, routing
-from epmoe.command_line import (DIFFERS, EQUAL, at_least_one, at_least_zero, part_of_all, positive_seconds,
-                                sizes_of_a_world)
+from epmoe.command_line import (
+    DIFFERS,
+    EQUAL,
+    at_least_one,
+    at_least_zero,
+    part_of_all,
+    positive_seconds,
+    sizes_of_a_world,
+)
 from epmoe.progress import progress
 from epmoe.verify import one_token, pictures
 from epmoe.verify.checked_rounds import WEIGHTS, Case, rounds_of
 from epmoe.verify.worlds import Worlds, between
+from epmoe_ref.config import TOKEN_FORMATS, EPConfig
+from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
 FORMATS = tuple(TOKEN_FORMATS)
 MAX_DIFFERENCES = 3
-OF_THE_MATRIX = ("part", "compile", "cc", "sample")     # options that mean something with --all only
-WITH_THE_MATRIX = ("all", "kernels", "ranks", "hidden", "seed", "racecheck", "world", "p2p_world_size", "timeout", "json",
-                   *OF_THE_MATRIX)
-WITH_WORDS = ("words", "ranks", "rounds", "seed", "racecheck", "world", "p2p_world_size", "timeout", "json")
-WORLDS = 14         # of --words: each format twice
-OF_A_FILE = ("experts_per_rank", "top_k", "hidden", "tokens", "rounds")     # what --input's file says
+OF_THE_MATRIX = ("part", "compile", "cc", "sample")  # options that mean something with --all only
+WITH_THE_MATRIX = (
+    "all",
+    "kernels",
+    "ranks",
+    "hidden",
+    "seed",
+    "racecheck",
+    "world",
+    "p2p_world_size",
+    "timeout",
+    "json",
+    *OF_THE_MATRIX,
+)
+WITH_WORDS = (
+    "words",
+    "ranks",
+    "rounds",
+    "seed",
+    "racecheck",
+    "world",
+    "p2p_world_size",
+    "timeout",
+    "json",
+)
+WORLDS = 14  # of --words: each format twice
+OF_A_FILE = ("experts_per_rank", "top_k", "hidden", "tokens", "rounds")  # what --input's file says
 
 
 def _cc(text):
@@ -39,50 +67,136 @@ def _cc(text):
 def add_arguments(parser):
     """The options of verify."""
     sizes = sizes_of_a_world(parser)
-    sizes.add_argument("--rounds", type=at_least_one, default=3,
-                       help="rounds on the same buffers, without a reset (default 3)")
+    sizes.add_argument(
+        "--rounds",
+        type=at_least_one,
+        default=3,
+        help="rounds on the same buffers, without a reset (default 3)",
+    )
     options = parser.add_argument_group("what runs")
-    options.add_argument("--format", choices=FORMATS, default="bf16", help="token format (default bf16)")
-    options.add_argument("--preshuffle", action="store_true", help="mxfp4_rows: scales in the slot layout")
+    options.add_argument(
+        "--format", choices=FORMATS, default="bf16", help="token format (default bf16)"
+    )
+    options.add_argument(
+        "--preshuffle", action="store_true", help="mxfp4_rows: scales in the slot layout"
+    )
     options.add_argument("--combine-dtype", choices=("bf16", "fp16", "fp32"), default="bf16")
     options.add_argument("--fused", action="store_true", help="fused kernels (default: split)")
-    options.add_argument("--kernels", choices=("plain", "fast"), help="the specification's, or the fast ones "
-                         "(default: fast on GPUs of compute capability 9.0 and newer, plain elsewhere)")
-    options.add_argument("--shared-expert", action="store_true", help="add an expert that every token uses")
-    options.add_argument("--skip-a2a", action="store_true", help="every rank holds all tokens, nothing is exchanged")
-    options.add_argument("--weights", choices=WEIGHTS, default="array", help="router weights (default array)")
-    options.add_argument("--epilogue", action="store_true", help="apply a function to each element of the result")
-    options.add_argument("--seed", type=at_least_zero, default=0,
-                         help="seed of tokens, routing, experts and schedule (default 0)")
-    options.add_argument("--seeds", type=at_least_one, default=1, metavar="N",
-                         help="run N seeds, starting with --seed")
-    options.add_argument("--racecheck", action="store_true", help="look for data races (simulator only)")
-    options.add_argument("--world", choices=("auto", "local", "mpi"), default="auto",
-                         help="all ranks in this process, or one rank a process (default: what mpirun suggests)")
-    options.add_argument("--p2p-world-size", type=at_least_one, metavar="N",
-                         help="p2p worlds of N ranks, and SHMEM between them (default: one p2p world)")
-    options.add_argument("--timeout", type=positive_seconds, default=30.0, metavar="S",
-                         help="seconds after which a wait gives up")
+    options.add_argument(
+        "--kernels",
+        choices=("plain", "fast"),
+        help="the specification's, or the fast ones "
+        "(default: fast on GPUs of compute capability 9.0 and newer, plain elsewhere)",
+    )
+    options.add_argument(
+        "--shared-expert", action="store_true", help="add an expert that every token uses"
+    )
+    options.add_argument(
+        "--skip-a2a", action="store_true", help="every rank holds all tokens, nothing is exchanged"
+    )
+    options.add_argument(
+        "--weights", choices=WEIGHTS, default="array", help="router weights (default array)"
+    )
+    options.add_argument(
+        "--epilogue", action="store_true", help="apply a function to each element of the result"
+    )
+    options.add_argument(
+        "--seed",
+        type=at_least_zero,
+        default=0,
+        help="seed of tokens, routing, experts and schedule (default 0)",
+    )
+    options.add_argument(
+        "--seeds",
+        type=at_least_one,
+        default=1,
+        metavar="N",
+        help="run N seeds, starting with --seed",
+    )
+    options.add_argument(
+        "--racecheck", action="store_true", help="look for data races (simulator only)"
+    )
+    options.add_argument(
+        "--world",
+        choices=("auto", "local", "mpi"),
+        default="auto",
+        help="all ranks in this process, or one rank a process (default: what mpirun suggests)",
+    )
+    options.add_argument(
+        "--p2p-world-size",
+        type=at_least_one,
+        metavar="N",
+        help="p2p worlds of N ranks, and SHMEM between them (default: one p2p world)",
+    )
+    options.add_argument(
+        "--timeout",
+        type=positive_seconds,
+        default=30.0,
+        metavar="S",
+        help="seconds after which a wait gives up",
+    )
     files = parser.add_argument_group("files and output")
-    files.add_argument("--counters", action="store_true", help="also show what the counters of one rank hold, after "
-                       "each kernel of the first round")
-    files.add_argument("--input", metavar="FILE.npz", help="your own topk_ids (N, K), and if wanted x (N, hidden), "
-                       "topk_weights (N, K), n_experts (or --experts), rank_offsets (ranks + 1)")
-    files.add_argument("--dump", metavar="FILE.npz", help="write the first round's tokens and routing as such a file")
-    files.add_argument("--json", action="store_true", help="print one JSON object instead of pictures")
-    files.add_argument("--all", action="store_true", help="run every combination of options, at small sizes and --hidden")
-    files.add_argument("--words", type=at_least_one, nargs="?", const=WORLDS, metavar="N", help="compare every word of "
-                       "memory of the plain kernels with the model of the protocol, after each half, on N random "
-                       f"worlds (default {WORLDS})")
-    files.add_argument("--part", type=part_of_all, metavar="I/N",
-                       help="with --all: every Nth case from the Ith on, so that N processes share the matrix")
-    files.add_argument("--compile", type=part_of_all, metavar="I/N",
-                       help="with --all: every Nth piece of the kernels of the cases from the Ith on, compiled into "
-                       "the disk cache, and no more; a walk on GPUs has that done first. With EPMOE_DEVICE=gpu no GPU "
-                       "is needed")
-    files.add_argument("--cc", type=_cc, metavar="X.Y", default=(9, 0),
-                       help="with --compile: compute capability of the GPU (default 9.0)")
-    files.add_argument("--sample", type=at_least_one, metavar="N", help="with --all: only N cases, drawn with --seed")
+    files.add_argument(
+        "--counters",
+        action="store_true",
+        help="also show what the counters of one rank hold, after each kernel of the first round",
+    )
+    files.add_argument(
+        "--input",
+        metavar="FILE.npz",
+        help="your own topk_ids (N, K), and if wanted x (N, hidden), "
+        "topk_weights (N, K), n_experts (or --experts), rank_offsets (ranks + 1)",
+    )
+    files.add_argument(
+        "--dump",
+        metavar="FILE.npz",
+        help="write the first round's tokens and routing as such a file",
+    )
+    files.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of pictures"
+    )
+    files.add_argument(
+        "--all",
+        action="store_true",
+        help="run every combination of options, at small sizes and --hidden",
+    )
+    files.add_argument(
+        "--words",
+        type=at_least_one,
+        nargs="?",
+        const=WORLDS,
+        metavar="N",
+        help="compare every word of "
+        "memory of the plain kernels with the model of the protocol, after each half, on N random "
+        f"worlds (default {WORLDS})",
+    )
+    files.add_argument(
+        "--part",
+        type=part_of_all,
+        metavar="I/N",
+        help="with --all: every Nth case from the Ith on, so that N processes share the matrix",
+    )
+    files.add_argument(
+        "--compile",
+        type=part_of_all,
+        metavar="I/N",
+        help="with --all: every Nth piece of the kernels of the cases from the Ith on, compiled into "
+        "the disk cache, and no more; a walk on GPUs has that done first. With EPMOE_DEVICE=gpu no GPU "
+        "is needed",
+    )
+    files.add_argument(
+        "--cc",
+        type=_cc,
+        metavar="X.Y",
+        default=(9, 0),
+        help="with --compile: compute capability of the GPU (default 9.0)",
+    )
+    files.add_argument(
+        "--sample",
+        type=at_least_one,
+        metavar="N",
+        help="with --all: only N cases, drawn with --seed",
+    )
 
 
 def run(args, console=None):
@@ -121,17 +235,31 @@ def _refuse_what_would_be_ignored(args):
     """With --all the matrix has its own sizes and all options; without it, it has no parts; a file has its sizes."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    given = [name for name, default in vars(parser.parse_args([])).items() if getattr(args, name) != default]
+    given = [
+        name
+        for name, default in vars(parser.parse_args([])).items()
+        if getattr(args, name) != default
+    ]
     with_words = args.words and not args.all
-    wrong = [name for name in given if (name not in WITH_THE_MATRIX if args.all else name in OF_THE_MATRIX)
-             or with_words and name not in WITH_WORDS]
+    wrong = [
+        name
+        for name in given
+        if (name not in WITH_THE_MATRIX if args.all else name in OF_THE_MATRIX)
+        or with_words
+        and name not in WITH_WORDS
+    ]
     if args.input and not args.all:
         wrong += [name for name in given if name in OF_A_FILE]
     if wrong:
-        rule = ("no meaning with --all, which walks all options, at small sizes: leave it out, or --all" if args.all
-                else "no meaning with --words, which draws random worlds: leave it out, or --words" if with_words
-                else "no meaning without --all: give that too, or leave it out" if wrong[0] in OF_THE_MATRIX
-                else "no meaning with --input, whose file has its sizes, and one round of them: leave it out")
+        rule = (
+            "no meaning with --all, which walks all options, at small sizes: leave it out, or --all"
+            if args.all
+            else "no meaning with --words, which draws random worlds: leave it out, or --words"
+            if with_words
+            else "no meaning without --all: give that too, or leave it out"
+            if wrong[0] in OF_THE_MATRIX
+            else "no meaning with --input, whose file has its sizes, and one round of them: leave it out"
+        )
         raise EPValueError(f"{', '.join('--' + name.replace('_', '-') for name in wrong)}: {rule}")
 
 
@@ -144,11 +272,20 @@ def case_of(args, batch=None):
         batch.check_ids(n_experts)
         top_k, hidden = batch.topk_ids.shape[1], batch.x.shape[1]
         tokens = max(batch.split(args.ranks).num_tokens)
-    cfg = EPConfig(args.ranks, n_experts, top_k, hidden, max(tokens, 1), token_format=args.format,
-                   fuse_a_scale_preshuffle=args.preshuffle, combine_dtype=args.combine_dtype,
-                   fused_shared_expert=args.shared_expert, skip_a2a=args.skip_a2a,
-                   allreduce_world_size=args.ranks if args.skip_a2a else 1,
-                   **between(args.p2p_world_size, args.skip_a2a))
+    cfg = EPConfig(
+        args.ranks,
+        n_experts,
+        top_k,
+        hidden,
+        max(tokens, 1),
+        token_format=args.format,
+        fuse_a_scale_preshuffle=args.preshuffle,
+        combine_dtype=args.combine_dtype,
+        fused_shared_expert=args.shared_expert,
+        skip_a2a=args.skip_a2a,
+        allreduce_world_size=args.ranks if args.skip_a2a else 1,
+        **between(args.p2p_world_size, args.skip_a2a),
+    )
     return Case(cfg, args.weights, args.epilogue, args.fused, args.rounds, kernels=args.kernels)
 
 
@@ -158,7 +295,11 @@ def batches(case, args, seed, batch):
         return [routing.make(case.cfg, [seed, number]) for number in range(case.rounds)]
     if case.cfg.skip_a2a:
         whole = batch.split(1)
-        return [routing.Routed(*(a * case.cfg.n_ranks for a in (whole.x, whole.topk_ids, whole.topk_weights)))]
+        return [
+            routing.Routed(
+                *(a * case.cfg.n_ranks for a in (whole.x, whole.topk_ids, whole.topk_weights))
+            )
+        ]
     return [batch.split(case.cfg.n_ranks)]
 
 
@@ -168,7 +309,13 @@ def _verify(args, console, worlds):
     batch = routing.load(args.input) if args.input else None
     case = case_of(args, batch)
     notes = [] if batch is None else [*_which_experts(args, batch, case.cfg), *batch.notes]
-    record = {"case": str(case), "config": _config(case.cfg), "notes": notes, "seeds": [], "passed": True}
+    record = {
+        "case": str(case),
+        "config": _config(case.cfg),
+        "notes": notes,
+        "seeds": [],
+        "passed": True,
+    }
     shown = not args.json
     for seed in _seeds(args, console, worlds):
         routed = batches(case, args, seed, batch)
@@ -180,11 +327,21 @@ def _verify(args, console, worlds):
         if shown and seed == args.seed:
             _heading(console, args, case, world, batch, notes)
             if args.dump:
-                console.print(f"{args.dump} has the first round's tokens and routing; --input reads it\n", style="dim")
+                console.print(
+                    f"{args.dump} has the first round's tokens and routing; --input reads it\n",
+                    style="dim",
+                )
         rounds, reported = [], {}
         try:
-            for r in rounds_of(case, world, routed, seed=seed, shown_rank=shown_rank, regions=tuple(pictures.REGIONS),
-                               timeout=args.timeout):
+            for r in rounds_of(
+                case,
+                world,
+                routed,
+                seed=seed,
+                shown_rank=shown_rank,
+                regions=tuple(pictures.REGIONS),
+                timeout=args.timeout,
+            ):
                 rounds.append(r)
                 if shown and r.number == 1 and seed == args.seed:
                     _first_round(console, args, case, r, shown_rank)
@@ -196,7 +353,9 @@ def _verify(args, console, worlds):
             if worlds.mpi:
                 raise
             reported = {"reported": f"{type(error).__name__} in round {len(rounds) + 1}: {error}"}
-        record["seeds"].append({"seed": seed, "rounds": [_round_record(case, r) for r in rounds]} | reported)
+        record["seeds"].append(
+            {"seed": seed, "rounds": [_round_record(case, r) for r in rounds]} | reported
+        )
         if reported or any(r.differences for r in rounds):
             record["passed"] = False
             break
@@ -210,7 +369,9 @@ def _verify(args, console, worlds):
 
 def _seeds(args, console, worlds):
     """The seeds one after another; where there are several, with what progress they make."""
-    with progress(console, "seeds", args.seeds, hidden=args.json or args.seeds == 1 or not worlds.prints) as shown:
+    with progress(
+        console, "seeds", args.seeds, hidden=args.json or args.seeds == 1 or not worlds.prints
+    ) as shown:
         for seed in range(args.seed, args.seed + args.seeds):
             yield seed
             shown.advance()
@@ -218,13 +379,26 @@ def _seeds(args, console, worlds):
 
 def _busiest_rank(cfg, routed):
     """The rank that receives most rows."""
-    return int(np.argmax(pictures.counts(cfg, routed.topk_ids).reshape(cfg.n_ranks, cfg.n_ranks, -1).sum(axis=(0, 2))))
+    return int(
+        np.argmax(
+            pictures.counts(cfg, routed.topk_ids)
+            .reshape(cfg.n_ranks, cfg.n_ranks, -1)
+            .sum(axis=(0, 2))
+        )
+    )
 
 
 def _refuse_to_overwrite(args):
     """--dump writes bf16 bits, which would be less than an --input in float32."""
-    if args.input and args.dump and os.path.exists(args.dump) and os.path.samefile(args.input, args.dump):
-        raise EPValueError(f"--dump {args.dump} is the file of --input, which would be overwritten: name another one")
+    if (
+        args.input
+        and args.dump
+        and os.path.exists(args.dump)
+        and os.path.samefile(args.input, args.dump)
+    ):
+        raise EPValueError(
+            f"--dump {args.dump} is the file of --input, which would be overwritten: name another one"
+        )
 
 
 def _which_experts(args, batch, cfg):
@@ -233,22 +407,32 @@ def _which_experts(args, batch, cfg):
         return [f"n_experts={args.experts} by --experts; the file says {batch.n_experts}"]
     if args.experts or batch.n_experts is not None:
         return []
-    return [f"n_experts={cfg.n_experts} is a guess from the largest id: give --experts N, or n_experts in the file"]
+    return [
+        f"n_experts={cfg.n_experts} is a guess from the largest id: give --experts N, or n_experts in the file"
+    ]
 
 
 def _heading(console, args, case, world, batch, notes):
     for note in notes:
         console.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
     c = case.cfg
-    console.print(f"[bold]epmoe verify[/bold]  {c.n_ranks} ranks x {c.n_local_experts} experts, top-{c.top_k}, hidden "
-                  f"{c.hidden}, at most {c.max_tokens_per_rank} tokens a rank")
-    console.print(f"{case}; {world.machine.describe()}{'' if world.lists else ', one rank a process'}\n", style="dim")
+    console.print(
+        f"[bold]epmoe verify[/bold]  {c.n_ranks} ranks x {c.n_local_experts} experts, top-{c.top_k}, hidden "
+        f"{c.hidden}, at most {c.max_tokens_per_rank} tokens a rank"
+    )
+    console.print(
+        f"{case}; {world.machine.describe()}{'' if world.lists else ', one rank a process'}\n",
+        style="dim",
+    )
     if batch is not None:
         console.print(f"{args.input}: {len(batch.x)} tokens", style="dim")
 
 
 def _first_round(console, args, case, r, rank):
-    section = (f"[bold]{n}. {name}.[/bold] " for n, name in enumerate(("Routing", "Dispatch", "One token", ""), 1))
+    section = (
+        f"[bold]{n}. {name}.[/bold] "
+        for n, name in enumerate(("Routing", "Dispatch", "One token", ""), 1)
+    )
     console.print(next(section) + "How many tokens each rank (line) sends to each expert (column).")
     console.print(pictures.routing(case.cfg, r.routed, console.width))
     odd = pictures.what_is_odd(case.cfg, r.routed)
@@ -256,7 +440,11 @@ def _first_round(console, args, case, r, rank):
         console.print(odd, style="dim")
     if r.dispatch_differences:
         return
-    console.print("\n" + next(section) + f"Rank {rank} now has its rows grouped by expert: one matrix product each.")
+    console.print(
+        "\n"
+        + next(section)
+        + f"Rank {rank} now has its rows grouped by expert: one matrix product each."
+    )
     console.print(pictures.segments(case.cfg, rank, r.seen[rank]))
     token = one_token.of_round(case, r)
     if token is not None and not r.combine_differences:
@@ -264,27 +452,37 @@ def _first_round(console, args, case, r, rank):
         console.print(token.table())
         console.print(token.total())
     if args.counters:
-        console.print(f"\n[bold]Counters[/bold] of rank {rank}, through which ranks and blocks wait for each other: "
-                      + _moments(r) + pictures.MEANING + " At the end all are as before, so rounds follow each "
-                      "other without a reset.")
+        console.print(
+            f"\n[bold]Counters[/bold] of rank {rank}, through which ranks and blocks wait for each other: "
+            + _moments(r)
+            + pictures.MEANING
+            + " At the end all are as before, so rounds follow each "
+            "other without a reset."
+        )
         console.print(pictures.counters(r.moments))
-    console.print("\n[bold]Kernels against the reference[/bold], every byte. Only the order of rows inside one (expert, "
-                  "src_rank) segment is free.")
+    console.print(
+        "\n[bold]Kernels against the reference[/bold], every byte. Only the order of rows inside one (expert, "
+        "src_rank) segment is free."
+    )
 
 
 def _moments(r):
     if "sent" in r.moments:
-        return ("before the round and after each of its kernels: dispatch_async (sent), dispatch_wait (dispatched), "
-                "combine_async (returned), combine_wait (combined). ")
+        return (
+            "before the round and after each of its kernels: dispatch_async (sent), dispatch_wait (dispatched), "
+            "combine_async (returned), combine_wait (combined). "
+        )
     return "before the round, after dispatch and after combine. "
 
 
 def _round_line(console, case, r, seed):
     sent = int(pictures.counts(case.cfg, r.routed.topk_ids).sum())
     where = f"seed {seed}, round {r.number}" if seed is not None else f"round {r.number}"
-    console.print(f"{where}: {sum(r.routed.num_tokens)} tokens, {sent} messages, {r.kernel_seconds:.2f} s   dispatch "
-                  f"{_says(r.dispatch_differences)}   combine "
-                  + ("[dim]not run[/dim]" if r.dispatch_differences else _says(r.combine_differences)))
+    console.print(
+        f"{where}: {sum(r.routed.num_tokens)} tokens, {sent} messages, {r.kernel_seconds:.2f} s   dispatch "
+        f"{_says(r.dispatch_differences)}   combine "
+        + ("[dim]not run[/dim]" if r.dispatch_differences else _says(r.combine_differences))
+    )
 
 
 def _says(differences):
@@ -294,13 +492,18 @@ def _says(differences):
 def _verdict(console, args, record, rounds):
     if record["passed"]:
         n = sum(len(s["rounds"]) for s in record["seeds"])
-        console.print(f"\n[bold green]PASS[/bold green]  {n} round{'s' if n > 1 else ''} equal to the reference, bit "
-                      f"for bit, in {record['seconds']:.1f} s")
+        console.print(
+            f"\n[bold green]PASS[/bold green]  {n} round{'s' if n > 1 else ''} equal to the reference, bit "
+            f"for bit, in {record['seconds']:.1f} s"
+        )
         console.print("Next: epmoe lesson 1, epmoe explain, epmoe routing FILE", style="dim")
         return
     of_seed = record["seeds"][-1]
-    replay = f" (seed {of_seed['seed']}: --seed {of_seed['seed']} in the place of --seeds runs the same again)" \
-        if args.seeds > 1 else ""
+    replay = (
+        f" (seed {of_seed['seed']}: --seed {of_seed['seed']} in the place of --seeds runs the same again)"
+        if args.seeds > 1
+        else ""
+    )
     if "reported" in of_seed:
         console.print(f"\n[bold red]FAIL[/bold red]{replay}")
         console.print(of_seed["reported"], markup=False, soft_wrap=True)
@@ -312,17 +515,29 @@ def _verdict(console, args, record, rounds):
 
 def _as_json(record):
     """JSON as people read it: what has members over lines, a list of numbers in one."""
-    return re.sub(r"\[\s+([-\d.,\s]+?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", json.dumps(record, indent=1))
+    return re.sub(
+        r"\[\s+([-\d.,\s]+?)\s+\]",
+        lambda m: f"[{' '.join(m[1].split())}]",
+        json.dumps(record, indent=1),
+    )
 
 
 def _round_record(case, r):
-    return {"round": r.number, "num_tokens": r.routed.num_tokens,
-            "routing": pictures.counts(case.cfg, r.routed.topk_ids).tolist(),
-            "dispatch": "differs" if r.dispatch_differences else "equal",
-            "combine": "not run" if r.dispatch_differences else "differs" if r.combine_differences else "equal",
-            "differences": [d.record() for d in r.differences],
-            "counters": {m: {n: a.tolist() for n, a in held.items()} for m, held in r.moments.items()},
-            "kernel_seconds": round(r.kernel_seconds, 4), "reference_seconds": round(r.reference_seconds, 4)}
+    return {
+        "round": r.number,
+        "num_tokens": r.routed.num_tokens,
+        "routing": pictures.counts(case.cfg, r.routed.topk_ids).tolist(),
+        "dispatch": "differs" if r.dispatch_differences else "equal",
+        "combine": "not run"
+        if r.dispatch_differences
+        else "differs"
+        if r.combine_differences
+        else "equal",
+        "differences": [d.record() for d in r.differences],
+        "counters": {m: {n: a.tolist() for n, a in held.items()} for m, held in r.moments.items()},
+        "kernel_seconds": round(r.kernel_seconds, 4),
+        "reference_seconds": round(r.reference_seconds, 4),
+    }
 
 
 def _config(cfg):

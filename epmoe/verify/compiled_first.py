@@ -26,8 +26,10 @@ def pieces(cases):
         no_format = replace(case.cfg, token_format="bf16", fuse_a_scale_preshuffle=False)
         found.setdefault((DISPATCH, case.fused, case.cfg), case)
         found.setdefault((COMBINE, case.fused, no_format, case.weights, case.epilogue), case)
-    return sorted(((case, phase) for (phase, *_), case in found.items()),
-                  key=lambda piece: (piece[1] == COMBINE, not piece[0].fused))
+    return sorted(
+        ((case, phase) for (phase, *_), case in found.items()),
+        key=lambda piece: (piece[1] == COMBINE, not piece[0].fused),
+    )
 
 
 def kernels_of(case, phase):
@@ -38,7 +40,7 @@ def kernels_of(case, phase):
         d = ep.dispatch(routed.x[0], routed.topk_ids[0])
         launched = list(world.machine.kernels)
         if phase == COMBINE:
-            y = routed.x[0].repeat(ep.capacity, axis=0)[:ep.capacity]
+            y = routed.x[0].repeat(ep.capacity, axis=0)[: ep.capacity]
             ep.combine(y, d, **reduction(case, routed, lambda of_all: of_all[0]))
             launched = [kernel for kernel in world.machine.kernels if kernel not in launched]
     return launched
@@ -55,7 +57,7 @@ def compile_part(cases, number, of, cc):
     Returns (kernels, how many of them the disk cache did not keep).
     """
     keys = set()
-    for case, phase in pieces(cases)[number - 1::of]:
+    for case, phase in pieces(cases)[number - 1 :: of]:
         for kernel in kernels_of(case, phase):
             kernel.binary(cc)
             keys.add(kernel.fingerprint(cc))
@@ -68,8 +70,23 @@ def compile_all(args, cases, world):
 
 
 def _command(args, world):
-    words = [sys.executable, "-m", "epmoe", "verify", "--all", "--world", "local", "--ranks", world.n_ranks,
-             "--hidden", args.hidden, "--seed", args.seed, "--cc", "%d.%d" % world.machine.compute_capability]
+    words = [
+        sys.executable,
+        "-m",
+        "epmoe",
+        "verify",
+        "--all",
+        "--world",
+        "local",
+        "--ranks",
+        world.n_ranks,
+        "--hidden",
+        args.hidden,
+        "--seed",
+        args.seed,
+        "--cc",
+        "%d.%d" % world.machine.compute_capability,
+    ]
     words += ["--kernels", args.kernels] if args.kernels else []
     words += ["--p2p-world-size", args.p2p_world_size] if args.p2p_world_size else []
     words += ["--sample", args.sample] if args.sample else []

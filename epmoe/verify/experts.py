@@ -23,11 +23,13 @@ class Experts:
         expert = -1 if local < 0 else rank * self.cfg.n_local_experts + local
         rng = np.random.default_rng([self.seed, expert + 1])
         h, i = self.cfg.hidden, self.intermediate
-        return (rng.standard_normal((h, i), np.float32) / np.float32(h**0.5),
-                rng.standard_normal((h, i), np.float32) / np.float32(h**0.5),
-                rng.standard_normal((i, h), np.float32) / np.float32(i**0.5))
+        return (
+            rng.standard_normal((h, i), np.float32) / np.float32(h**0.5),
+            rng.standard_normal((h, i), np.float32) / np.float32(h**0.5),
+            rng.standard_normal((i, h), np.float32) / np.float32(i**0.5),
+        )
 
-    @np.errstate(all="ignore")      # a user's tokens may be NaN
+    @np.errstate(all="ignore")  # a user's tokens may be NaN
     def __call__(self, rank, d):
         """Expert outputs of a rank, combine_dtype (rows, hidden); padding rows are NaN, which nobody may read."""
         x = dequantised(self.cfg, d)
@@ -53,7 +55,7 @@ def reordered(cfg, d_from, d_to, y, rows):
 
 def _order(cfg, d):
     where = places(cfg, d.row_offsets, d.recv_count)
-    info = np.asarray(d.src_info)[:where.n_rows]
+    info = np.asarray(d.src_info)[: where.n_rows]
     free = where.src_rank >= 0
     token, slot = (np.where(free, info[:, i], where.row_in_group if i == 0 else 0) for i in (0, 1))
     return np.lexsort((slot, token, where.src_rank % (cfg.n_ranks + 2), where.group))

@@ -6,9 +6,6 @@ import random
 import sys
 import time
 
-from epmoe_ref.config import TOKEN_FORMATS, EPConfig
-from epmoe_ref.errors import EPError, EPValueError, UnavailableError
-
 from epmoe import device, routing
 from epmoe.command_line import DIFFERS, EQUAL
 from epmoe.device import kernel_cache
@@ -17,10 +14,18 @@ from epmoe.progress import progress
 from epmoe.verify import compiled_first
 from epmoe.verify.checked_rounds import WEIGHTS, Case, rounds_of
 from epmoe.verify.worlds import between
+from epmoe_ref.config import TOKEN_FORMATS, EPConfig
+from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
 # (token format, scales in the slot layout)
 FORMATS = (*((name, False) for name in TOKEN_FORMATS), ("mxfp4_rows", True))
-N_RANKS, EXPERTS_PER_RANK, TOP_K, TOKENS, ROUNDS = 2, 2, 2, 5, 2       # N_RANKS: without --ranks and without mpirun
+N_RANKS, EXPERTS_PER_RANK, TOP_K, TOKENS, ROUNDS = (
+    2,
+    2,
+    2,
+    5,
+    2,
+)  # N_RANKS: without --ranks and without mpirun
 
 
 def cases(n_ranks, hidden, p2p_world_size=None, kernels=None):
@@ -29,12 +34,23 @@ def cases(n_ranks, hidden, p2p_world_size=None, kernels=None):
     p2p_world_size: of configurations with SHMEM between p2p worlds; None: one p2p world. kernels: as in a Case.
     """
     for (name, preshuffle), fused, shared, skip, weights, epilogue in itertools.product(
-            FORMATS, (False, True), (False, True), (False, True), WEIGHTS, (False, True)):
+        FORMATS, (False, True), (False, True), (False, True), WEIGHTS, (False, True)
+    ):
         if weights == "none" and (shared or epilogue):
             continue
-        cfg = EPConfig(n_ranks, n_ranks * EXPERTS_PER_RANK, TOP_K, hidden, TOKENS, token_format=name,
-                       fuse_a_scale_preshuffle=preshuffle, fused_shared_expert=shared, skip_a2a=skip,
-                       allreduce_world_size=n_ranks if skip else 1, **between(p2p_world_size, skip))
+        cfg = EPConfig(
+            n_ranks,
+            n_ranks * EXPERTS_PER_RANK,
+            TOP_K,
+            hidden,
+            TOKENS,
+            token_format=name,
+            fuse_a_scale_preshuffle=preshuffle,
+            fused_shared_expert=shared,
+            skip_a2a=skip,
+            allreduce_world_size=n_ranks if skip else 1,
+            **between(p2p_world_size, skip),
+        )
         yield Case(cfg, weights, epilogue, fused, ROUNDS, kernels=kernels)
 
 
@@ -47,7 +63,7 @@ def check(case, seed, world, timeout=30.0):
                 return f"round {r.number}: {r.differences[0]}"
     except EPError as error:
         if not world.lists:
-            raise       # the other ranks do not know of it, and cannot go on with the next case
+            raise  # the other ranks do not know of it, and cannot go on with the next case
         return f"{type(error).__name__}: {error}"
     return None
 
@@ -60,11 +76,17 @@ def compile_part(args):
     sys.modules.setdefault("torch", None)
     folder = kernel_cache.folder()
     if folder is None:
-        raise UnavailableError("--compile puts kernels into the disk cache, and there is none: unset EPMOE_CACHE, or "
-                               "name a folder of yours that can be written in EPMOE_CACHE_DIR")
-    kernels, lost = compiled_first.compile_part(_chosen(args, args.ranks or N_RANKS), *args.compile, args.cc)
+        raise UnavailableError(
+            "--compile puts kernels into the disk cache, and there is none: unset EPMOE_CACHE, or "
+            "name a folder of yours that can be written in EPMOE_CACHE_DIR"
+        )
+    kernels, lost = compiled_first.compile_part(
+        _chosen(args, args.ranks or N_RANKS), *args.compile, args.cc
+    )
     if lost:
-        raise UnavailableError(f"{lost} of {kernels} kernels could not be kept in {folder}: is there room?")
+        raise UnavailableError(
+            f"{lost} of {kernels} kernels could not be kept in {folder}: is there room?"
+        )
     if not args.json:
         print(f"{kernels} kernels in {folder}")
     return EQUAL
@@ -76,9 +98,11 @@ def _chosen(args, n_ranks):
         chosen = random.Random(args.seed).sample(chosen, min(args.sample, len(chosen)))
     if args.part:
         number, of = args.part
-        chosen = chosen[number - 1::of]
+        chosen = chosen[number - 1 :: of]
     if not chosen:
-        raise EPValueError(f"--part {number}/{of}: no case is in this part, so nothing would be compared")
+        raise EPValueError(
+            f"--part {number}/{of}: no case is in this part, so nothing would be compared"
+        )
     return chosen
 
 
@@ -86,26 +110,41 @@ def walk(args, console, worlds):
     """Walk the matrix with a progress bar; prints a table, or JSON; the exit status is 0 if all cases passed."""
     start = time.perf_counter()
     n_ranks = args.ranks or (worlds.n_ranks if worlds.mpi else N_RANKS)
-    if not device.SIM:      # what is compiled beforehand is what this GPU is going to run
+    if not device.SIM:  # what is compiled beforehand is what this GPU is going to run
         args.kernels = kernels_named(args.kernels, worlds.make(n_ranks, args.seed).machine)
     chosen = _chosen(args, n_ranks)
     if not device.SIM:
-        kernels, compiled, n = compiled_first.compile_all(args, chosen, worlds.make(n_ranks, args.seed))
+        kernels, compiled, n = compiled_first.compile_all(
+            args, chosen, worlds.make(n_ranks, args.seed)
+        )
         if not args.json:
             spent = time.perf_counter() - start
-            console.print(f"{kernels} kernels: {compiled} compiled by {n} processes, in {spent:.0f} s", style="dim")
+            console.print(
+                f"{kernels} kernels: {compiled} compiled by {n} processes, in {spent:.0f} s",
+                style="dim",
+            )
     results = []
     with progress(console, "cases", len(chosen), hidden=args.json or not worlds.prints) as shown:
         for case in chosen:
-            results.append((case, check(case, args.seed, worlds.make(n_ranks, args.seed), args.timeout)))
+            results.append(
+                (case, check(case, args.seed, worlds.make(n_ranks, args.seed), args.timeout))
+            )
             shown.advance()
     failed = [(case, what) for case, what in results if what]
     seconds = time.perf_counter() - start
     if not args.json:
         _show(console, n_ranks, args.hidden, results, failed, seconds)
     elif worlds.prints:
-        print(json.dumps({"passed": not failed, "seconds": round(seconds, 3),
-                          "cases": [{"case": str(case), "difference": what} for case, what in results]}, indent=1))
+        print(
+            json.dumps(
+                {
+                    "passed": not failed,
+                    "seconds": round(seconds, 3),
+                    "cases": [{"case": str(case), "difference": what} for case, what in results],
+                },
+                indent=1,
+            )
+        )
     return DIFFERS if failed else EQUAL
 
 
@@ -114,30 +153,46 @@ def _show(console, n_ranks, hidden, results, failed, seconds):
     from rich.text import Text
 
     kernels = f"{results[0][0].kernels} kernels, " if results[0][0].kernels else ""
-    console.print(f"[bold]epmoe verify --all[/bold]  {kernels}{n_ranks} ranks x {EXPERTS_PER_RANK} experts, top-{TOP_K}, hidden "
-                  f"{hidden}, {ROUNDS} rounds a case")
-    console.print("Cases that equal the reference bit for bit, of all with these options. The others (router weights "
-                  "as array, function or none; epilogue or not; shared expert or not) are inside each number.",
-                  style="dim")
+    console.print(
+        f"[bold]epmoe verify --all[/bold]  {kernels}{n_ranks} ranks x {EXPERTS_PER_RANK} experts, top-{TOP_K}, hidden "
+        f"{hidden}, {ROUNDS} rounds a case"
+    )
+    console.print(
+        "Cases that equal the reference bit for bit, of all with these options. The others (router weights "
+        "as array, function or none; epilogue or not; shared expert or not) are inside each number.",
+        style="dim",
+    )
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     kinds = [(fused, skip) for skip in (False, True) for fused in (False, True)]
     table.add_column("format", style="bold")
     for fused, skip in kinds:
-        table.add_column(("fused" if fused else "split") + (", skip_a2a" if skip else ", a2a"), justify="right")
+        table.add_column(
+            ("fused" if fused else "split") + (", skip_a2a" if skip else ", a2a"), justify="right"
+        )
     for name, preshuffle in FORMATS:
         cells = []
         for fused, skip in kinds:
-            of = [what for case, what in results if (case.fused, case.cfg.skip_a2a) == (fused, skip)
-                  and (case.cfg.token_format, case.cfg.fuse_a_scale_preshuffle) == (name, preshuffle)]
+            of = [
+                what
+                for case, what in results
+                if (case.fused, case.cfg.skip_a2a) == (fused, skip)
+                and (case.cfg.token_format, case.cfg.fuse_a_scale_preshuffle) == (name, preshuffle)
+            ]
             good = sum(what is None for what in of)
-            cells.append(Text(f"{good} of {len(of)}" if of else "-",
-                              style="dim" if not of else "green" if good == len(of) else "red"))
+            cells.append(
+                Text(
+                    f"{good} of {len(of)}" if of else "-",
+                    style="dim" if not of else "green" if good == len(of) else "red",
+                )
+            )
         table.add_row(name + (" slots" if preshuffle else ""), *cells)
     console.print(table)
     for case, what in failed[:5]:
         console.print(f"\n{case}\n  {what}", style="red", markup=False, soft_wrap=True)
     if failed:
-        console.print(f"\n[bold red]FAIL[/bold red]  {len(failed)} of {len(results)} cases differ, {seconds:.0f} s")
+        console.print(
+            f"\n[bold red]FAIL[/bold red]  {len(failed)} of {len(results)} cases differ, {seconds:.0f} s"
+        )
     else:
         of = "1 case" if len(results) == 1 else f"{len(results)} cases"
         console.print(f"\n[bold green]PASS[/bold green]  {of} in {seconds:.0f} s")

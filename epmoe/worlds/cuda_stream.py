@@ -2,7 +2,9 @@
 
 from epmoe_ref.errors import EPValueError
 
-LEGACY_DEFAULT = 0  # CU_STREAM_LEGACY as a null handle: what torch and CuPy use unless told otherwise
+LEGACY_DEFAULT = (
+    0  # CU_STREAM_LEGACY as a null handle: what torch and CuPy use unless told otherwise
+)
 
 
 def handle_of(stream) -> int:
@@ -17,5 +19,7 @@ def handle_of(stream) -> int:
         value = getattr(stream, name, None)
         if value is not None:
             return int(getattr(value, "value", value) or 0)
-    raise EPValueError(f"stream is a {type(stream).__name__}; give None, a handle (int), or a stream of torch, CuPy or "
-                       "cuda.core")
+    raise EPValueError(
+        f"stream is a {type(stream).__name__}; give None, a handle (int), or a stream of torch, CuPy or "
+        "cuda.core"
+    )

@@ -10,14 +10,20 @@ import numpy as np
 from epmoe.device.reading import Reading
 
 FIRST_ADDRESS = 1 << 40
-N_SMS = 132         # makes a grid, and no difference to most kernels
+N_SMS = 132  # makes a grid, and no difference to most kernels
 
 
 class DryBuffer:
     """A Buffer without memory: what is written is lost, what is read is zero."""
 
     def __init__(self, machine, address, nbytes, name, rank):
-        self.machine, self.address, self.nbytes, self.name, self.rank = machine, address, int(nbytes), name, rank
+        self.machine, self.address, self.nbytes, self.name, self.rank = (
+            machine,
+            address,
+            int(nbytes),
+            name,
+            rank,
+        )
 
     def write(self, array, offset=0):
         """Nothing."""

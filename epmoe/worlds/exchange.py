@@ -7,14 +7,23 @@ at the end, never in a round. Values are plain data (plain_data.py).
 
 import time
 
-from epmoe_ref.errors import PeerTimeout
-
 from epmoe.worlds.plain_data import decode, encode
+from epmoe_ref.errors import PeerTimeout
 
 # One channel for each occasion (its MPI tag, in a range that programs seldom use): a rank that left one occasion after
 # a timeout and came to another one is not taken for being at the first.
-CHANNELS = ("meeting", "devices", "configuration", "allocation", "start", "reset", "leaving", "unmapping", "telling")
-RESET = "reset"         # whatever was told before all ranks met here counts no more
+CHANNELS = (
+    "meeting",
+    "devices",
+    "configuration",
+    "allocation",
+    "start",
+    "reset",
+    "leaving",
+    "unmapping",
+    "telling",
+)
+RESET = "reset"  # whatever was told before all ranks met here counts no more
 FIRST_TAG = 31200
 NAP_S = 0.0005
 YIELDS = 50
@@ -25,10 +34,10 @@ class Exchange:
 
     def __init__(self, comm, mpi):
         self.comm, self.rank, self.size, self._mpi = comm, comm.Get_rank(), comm.Get_size(), mpi
-        self._begun = {}        # channel -> {rank: value} of an exchange that has not ended; the next one goes on with it
-        self._early = {}        # channel -> {rank: value} of those that came() saw
-        self._n_resets = 0      # messages from before are thrown away
-        self._sends = []        # [(request, message)]
+        self._begun = {}  # channel -> {rank: value} of an exchange that has not ended; the next one goes on with it
+        self._early = {}  # channel -> {rank: value} of those that came() saw
+        self._n_resets = 0  # messages from before are thrown away
+        self._sends = []  # [(request, message)]
 
     def gather(self, channel, value, timeout):
         """[the value of each rank]; collective. Raises PeerTimeout that names the ranks that did not come in time."""
@@ -39,7 +48,9 @@ class Exchange:
             self._look_at_sends()
             for peer in range(self.size):
                 if peer != self.rank:
-                    self._sends.append((self.comm.Isend([message, self._mpi.BYTE], peer, tag), message))
+                    self._sends.append(
+                        (self.comm.Isend([message, self._mpi.BYTE], peer, tag), message)
+                    )
         values = self._begun[channel]
         values |= self._early.pop(channel, {})
         deadline, looks = time.monotonic() + timeout, 0
@@ -49,8 +60,10 @@ class Exchange:
                 break
             if time.monotonic() > deadline:
                 missing = ", ".join(str(p) for p in range(self.size) if p not in values)
-                raise PeerTimeout(f"rank {self.rank}, {channel}: rank {missing} did not come; gave up after "
-                                  f"timeout={timeout:g} s")
+                raise PeerTimeout(
+                    f"rank {self.rank}, {channel}: rank {missing} did not come; gave up after "
+                    f"timeout={timeout:g} s"
+                )
             looks += 1
             time.sleep(0 if looks < YIELDS else NAP_S)
         del self._begun[channel]
@@ -62,8 +75,7 @@ class Exchange:
         return [values[rank] for rank in range(self.size)]
 
     def came(self, channel):
-        """{rank: value} of the peers that are at the next exchange, where this rank has not come yet; waits for none.
-        """
+        """{rank: value} of the peers that are at the next exchange, where this rank has not come yet; waits for none."""
         early = self._early.setdefault(channel, {})
         seen = self._begun.get(channel, {self.rank: None}) | early
         early |= self._receive(FIRST_TAG + CHANNELS.index(channel), seen)

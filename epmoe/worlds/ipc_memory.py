@@ -4,14 +4,15 @@ import ctypes
 
 from cuda.bindings import driver as cu
 
-from epmoe_ref.errors import EPError, UnavailableError
-
 from epmoe.device.gpu_driver import check
 from epmoe.worlds.symmetric import free_unused
+from epmoe_ref.errors import EPError, UnavailableError
 
 HANDLE_BYTES = 64
-GRANULE = 2 << 20   # bytes: an allocation of whole granules is no part of a block that other memory shares
-_abandoned: list = []     # memory of ranks that left after an error: peers may still write into it
+GRANULE = (
+    2 << 20
+)  # bytes: an allocation of whole granules is no part of a block that other memory shares
+_abandoned: list = []  # memory of ranks that left after an error: peers may still write into it
 
 
 def gpu_count():
@@ -19,10 +20,14 @@ def gpu_count():
     try:
         check(cu.cuInit(0))
         count = check(cu.cuDeviceGetCount())
-    except (EPError, RuntimeError) as error:        # RuntimeError: there is no driver
-        raise UnavailableError(f"no GPU can be used ({error}); EPMOE_DEVICE=sim runs the simulator instead") from error
+    except (EPError, RuntimeError) as error:  # RuntimeError: there is no driver
+        raise UnavailableError(
+            f"no GPU can be used ({error}); EPMOE_DEVICE=sim runs the simulator instead"
+        ) from error
     if not count:
-        raise UnavailableError("this process sees no GPU: CUDA_VISIBLE_DEVICES hides them, or the job has none")
+        raise UnavailableError(
+            "this process sees no GPU: CUDA_VISIBLE_DEVICES hides them, or the job has none"
+        )
     return count
 
 
@@ -39,11 +44,15 @@ class IpcMemory:
         self._world = world
         buffer = machine.alloc(-(-nbytes // GRANULE) * GRANULE, name, rank, regions=regions)
         self.buffers = {rank: buffer}
-        handle = ctypes.string_at(check(cu.cuIpcGetMemHandle(buffer.address)).getPtr(), HANDLE_BYTES)
+        handle = ctypes.string_at(
+            check(cu.cuIpcGetMemHandle(buffer.address)).getPtr(), HANDLE_BYTES
+        )
         handles = world.exchange.gather("allocation", handle, timeout)
         machine.activate()
-        self.addresses = [buffer.address if peer == rank else _opened(handle, rank, peer)
-                          for peer, handle in enumerate(handles)]
+        self.addresses = [
+            buffer.address if peer == rank else _opened(handle, rank, peer)
+            for peer, handle in enumerate(handles)
+        ]
 
     def free(self, together, timeout, heaps=None):
         """Unmap the peers' memory, and free the own when all peers have unmapped it; after an error it stays.
@@ -67,8 +76,16 @@ def _opened(handle, rank, peer):
     ipc = cu.CUipcMemHandle()
     ctypes.memmove(ipc.getPtr(), handle, HANDLE_BYTES)
     try:
-        return int(check(cu.cuIpcOpenMemHandle(ipc, cu.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.value)))
+        return int(
+            check(
+                cu.cuIpcOpenMemHandle(
+                    ipc, cu.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.value
+                )
+            )
+        )
     except EPError as error:
-        raise UnavailableError(f"rank {rank} cannot map the GPU memory of rank {peer} ({error}): the GPUs need peer "
-                               "access (`nvidia-smi topo -p2p r`), and the processes one container or job step where "
-                               "all GPUs are visible") from error
+        raise UnavailableError(
+            f"rank {rank} cannot map the GPU memory of rank {peer} ({error}): the GPUs need peer "
+            "access (`nvidia-smi topo -p2p r`), and the processes one container or job step where "
+            "all GPUs are visible"
+        ) from error

@@ -14,9 +14,11 @@ SIZES = {
 }
 # Variables that hold this process's number, where the launcher gives no size.
 RANKS = {"PMIX_RANK": "a PMIx launcher (srun --mpi=pmix)"}
-REMEDIES = ("start it with the mpirun of the MPI library that mpi4py uses (`epmoe doctor` names both), with "
-            "`pip install 'epmoe[mpi]'` that is the mpirun beside this Python; under Slurm try srun --mpi=pmix or "
-            "--mpi=pmi2")
+REMEDIES = (
+    "start it with the mpirun of the MPI library that mpi4py uses (`epmoe doctor` names both), with "
+    "`pip install 'epmoe[mpi]'` that is the mpirun beside this Python; under Slurm try srun --mpi=pmix or "
+    "--mpi=pmi2"
+)
 
 
 def launched_size(environ=os.environ):
@@ -28,7 +30,7 @@ def launched_size(environ=os.environ):
     for name, launcher in RANKS.items():
         value = environ.get(name, "")
         if value.isdigit():
-            return int(value) + 1, launcher     # at least so many
+            return int(value) + 1, launcher  # at least so many
     return None, None
 
 
@@ -39,8 +41,10 @@ def check_size(size, library, environ=os.environ):
     """
     launched, launcher = launched_size(environ)
     if size == 1 and launched is not None and launched > 1:
-        raise UnavailableError(f"{launcher} started {launched} or more processes, but MPI in this process knows only "
-                               f"itself: its library is {library}, and the launcher belongs to another one. {REMEDIES}")
+        raise UnavailableError(
+            f"{launcher} started {launched} or more processes, but MPI in this process knows only "
+            f"itself: its library is {library}, and the launcher belongs to another one. {REMEDIES}"
+        )
 
 
 def trial_environment(environ=os.environ):
@@ -48,5 +52,10 @@ def trial_environment(environ=os.environ):
 
     Open MPI refuses both unless it is told otherwise; MPICH does not look at these variables.
     """
-    return {**environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-            "OMPI_MCA_rmaps_base_oversubscribe": "1", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+    return {
+        **environ,
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    }

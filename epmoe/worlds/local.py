@@ -3,12 +3,11 @@
 from contextlib import contextmanager
 from dataclasses import replace
 
-from epmoe_ref.errors import EPValueError
-
 from epmoe import device
 from epmoe.worlds.cuda_stream import handle_of
 from epmoe.worlds.simulation import checked
 from epmoe.worlds.symmetric import SymmetricMemory
+from epmoe_ref.errors import EPValueError
 
 
 class LocalWorld:
@@ -21,7 +20,7 @@ class LocalWorld:
     """
 
     lists = True
-    shmem = device.SIM      # NVSHMEM has one rank a process
+    shmem = device.SIM  # NVSHMEM has one rank a process
 
     def __init__(self, n_ranks, *, stream=None, **simulation):
         if isinstance(n_ranks, bool) or not isinstance(n_ranks, int) or n_ranks < 1:
@@ -52,7 +51,9 @@ class LocalWorld:
 
     def allocate(self, nbytes, name, regions, timeout) -> SymmetricMemory:
         """nbytes for every rank; each rank reaches all others' memory."""
-        buffers = {rank: self.machine.alloc(nbytes, name, rank, regions=regions) for rank in self.ranks}
+        buffers = {
+            rank: self.machine.alloc(nbytes, name, rank, regions=regions) for rank in self.ranks
+        }
         return SymmetricMemory(buffers, [buffers[rank].address for rank in self.ranks])
 
     def connect(self, memory):
@@ -84,9 +85,11 @@ class LocalWorld:
         if launch.n_sms is None:
             return replace(launch, n_sms=max(2, most))
         if launch.n_sms > most:
-            raise EPValueError(f"n_sms={launch.n_sms} for each of {self.n_ranks} ranks: fused kernels of all ranks "
-                               f"must be resident on one GPU of {self.machine.n_sms} multiprocessors: at most {most}, "
-                               "or fused=False")
+            raise EPValueError(
+                f"n_sms={launch.n_sms} for each of {self.n_ranks} ranks: fused kernels of all ranks "
+                f"must be resident on one GPU of {self.machine.n_sms} multiprocessors: at most {most}, "
+                "or fused=False"
+            )
         return launch
 
     @contextmanager
@@ -102,7 +105,9 @@ class LocalWorld:
         main = self._streams[0]
         for stream in self._fused_streams.values():
             stream.wait(main)
-        with self.machine.hold():       # all are compiled and have their parameters before the first begins to wait
+        with (
+            self.machine.hold()
+        ):  # all are compiled and have their parameters before the first begins to wait
             yield self._fused_streams
         for stream in self._fused_streams.values():
             main.wait(stream)

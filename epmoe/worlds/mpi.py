@@ -8,13 +8,12 @@ import warnings
 from collections import Counter
 from contextlib import contextmanager
 
-from epmoe_ref.errors import EPValueError, UnavailableError
-
 from epmoe import device
 from epmoe.worlds import agreement, launcher
 from epmoe.worlds.cuda_stream import handle_of
 from epmoe.worlds.exchange import Exchange
 from epmoe.worlds.simulation import checked
+from epmoe_ref.errors import EPValueError, UnavailableError
 
 
 class MPIWorld:
@@ -33,14 +32,16 @@ class MPIWorld:
     def __init__(self, comm=None, *, gpu=None, stream=None, timeout=60.0, **simulation):
         checked(self, self.own_options, simulation)
         MPI = _mpi()
-        launcher.check_size(MPI.COMM_WORLD.Get_size(), MPI.Get_library_version().split("\n")[0].strip("\0 "))
+        launcher.check_size(
+            MPI.COMM_WORLD.Get_size(), MPI.Get_library_version().split("\n")[0].strip("\0 ")
+        )
         self.comm = MPI.COMM_WORLD if comm is None else comm
         self.exchange = Exchange(self.comm, MPI)
         self.rank, self.n_ranks = self.exchange.rank, self.exchange.size
         self.ranks = range(self.rank, self.rank + 1)
         kind = {"EPMOE_DEVICE": "sim" if device.SIM else "gpu"}
         agreement.same("simulator or GPU", self.exchange.gather("meeting", kind, timeout))
-        self.host = self.comm.Split_type(MPI.COMM_TYPE_SHARED)      # all are here, so nobody waits long
+        self.host = self.comm.Split_type(MPI.COMM_TYPE_SHARED)  # all are here, so nobody waits long
         self._check_hosts(timeout)
         if device.SIM:
             self._simulate(simulation)
@@ -49,15 +50,19 @@ class MPIWorld:
 
     def _check_hosts(self, timeout):
         if self.host.Get_size() != self.n_ranks:
-            raise UnavailableError(f"{self.host.Get_size()} of {self.n_ranks} ranks are on rank {self.rank}'s host: "
-                                   "an MPIWorld is one host, whose processes can map each other's memory; several "
-                                   "hosts need a ShmemWorld")
+            raise UnavailableError(
+                f"{self.host.Get_size()} of {self.n_ranks} ranks are on rank {self.rank}'s host: "
+                "an MPIWorld is one host, whose processes can map each other's memory; several "
+                "hosts need a ShmemWorld"
+            )
 
     def _simulate(self, simulation):
         self.machine = device.machine(self.n_ranks, rank=self.rank, **simulation)
         if self.machine.racecheck:
-            raise EPValueError("racecheck sees the accesses of one process only: use a LocalWorld, where all ranks "
-                               "are in it (a command: --world local, without mpirun)")
+            raise EPValueError(
+                "racecheck sees the accesses of one process only: use a LocalWorld, where all ranks "
+                "are in it (a command: --world local, without mpirun)"
+            )
         self._streams = {self.rank: self.machine.stream(self.rank)}
         self.free_windows, self.n_windows = [], 0
 
@@ -66,18 +71,31 @@ class MPIWorld:
 
         count = ipc_memory.gpu_count()
         if gpu is not None and not 0 <= gpu < count:
-            raise EPValueError(f"gpu={gpu}: rank {self.rank} sees {count} GPUs, 0 to {count - 1} "
-                               "(CUDA_VISIBLE_DEVICES)")
-        self.machine = device.machine(self.n_ranks, rank=self.rank,
-                                      ordinal=self.host.Get_rank() % count if gpu is None else gpu)
+            raise EPValueError(
+                f"gpu={gpu}: rank {self.rank} sees {count} GPUs, 0 to {count - 1} "
+                "(CUDA_VISIBLE_DEVICES)"
+            )
+        self.machine = device.machine(
+            self.n_ranks,
+            rank=self.rank,
+            ordinal=self.host.Get_rank() % count if gpu is None else gpu,
+        )
         self._streams = {self.rank: self.machine.stream(self.rank, handle=stream)}
-        taken = Counter(self.exchange.gather("devices", ipc_memory.gpu_uuid(self.machine.ordinal), timeout))
+        taken = Counter(
+            self.exchange.gather("devices", ipc_memory.gpu_uuid(self.machine.ordinal), timeout)
+        )
         if self.rank == 0 and len(taken) < self.n_ranks:
-            warnings.warn(f"{self.n_ranks} ranks share {len(taken)} GPUs: processes on one GPU take turns, so "
-                          "every wait for each other costs milliseconds", RuntimeWarning, stacklevel=3)
+            warnings.warn(
+                f"{self.n_ranks} ranks share {len(taken)} GPUs: processes on one GPU take turns, so "
+                "every wait for each other costs milliseconds",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def __repr__(self):
-        return f"{type(self).__name__} rank {self.rank} of {self.n_ranks} on {self.machine.describe()}"
+        return (
+            f"{type(self).__name__} rank {self.rank} of {self.n_ranks} on {self.machine.describe()}"
+        )
 
     def size(self):
         """n_ranks, by the name that process groups of torch have for it: Megatron's dispatcher asks for it."""
@@ -85,7 +103,9 @@ class MPIWorld:
 
     def agree(self, cfg, timeout, **options):
         """Raise, on every rank, unless all ranks gave the same EPConfig and options of ExpertParallel; collective."""
-        of_ranks = self.exchange.gather("configuration", (agreement.fields_of(cfg), options), timeout)
+        of_ranks = self.exchange.gather(
+            "configuration", (agreement.fields_of(cfg), options), timeout
+        )
         agreement.same("EPConfig", [fields for fields, _ in of_ranks])
         agreement.same("ExpertParallel", [options for _, options in of_ranks])
 
@@ -135,6 +155,8 @@ def _mpi():
     try:
         from mpi4py import MPI
     except ImportError as error:
-        raise UnavailableError(f"MPI cannot be used ({error}): pip install 'epmoe[mpi]', or load your cluster's MPI "
-                               "module") from error
+        raise UnavailableError(
+            f"MPI cannot be used ({error}): pip install 'epmoe[mpi]', or load your cluster's MPI "
+            "module"
+        ) from error
     return MPI

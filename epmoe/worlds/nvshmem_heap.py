@@ -4,15 +4,15 @@ import os
 
 import numpy as np
 from cuda.bindings import driver as cu
-from epmoe_ref.errors import EPValueError, UnavailableError
 
 from epmoe.device.gpu_driver import check
 from epmoe.device.gpu_memory import Buffer
+from epmoe_ref.errors import EPValueError, UnavailableError
 
 REMEDY = "pip install 'epmoe[shmem]'; `epmoe doctor` says what is missing"
-ALIGNMENT = 256         # bytes: the layout's regions begin at multiples of it
-_started: dict = {}           # "members": (rank, number of ranks) that NVSHMEM was started with, "device": the GPU
-_abandoned: list = []         # memory of ranks that left after an error: peers may still write into it
+ALIGNMENT = 256  # bytes: the layout's regions begin at multiples of it
+_started: dict = {}  # "members": (rank, number of ranks) that NVSHMEM was started with, "device": the GPU
+_abandoned: list = []  # memory of ranks that left after an error: peers may still write into it
 
 
 def start(world, timeout):
@@ -21,8 +21,10 @@ def start(world, timeout):
     if _started:
         if _started["members"] != members or _started["device"] != world.machine.ordinal:
             rank, size = _started["members"]
-            raise EPValueError(f"NVSHMEM runs in this process as rank {rank} of {size} on GPU {_started['device']}, "
-                               "and starts once: use the same ranks and GPU as before")
+            raise EPValueError(
+                f"NVSHMEM runs in this process as rank {rank} of {size} on GPU {_started['device']}, "
+                "and starts once: use the same ranks and GPU as before"
+            )
         return
     # The kernels use no NVLink multicast, and setting it up fails where the fabric does not offer it.
     os.environ.setdefault("NVSHMEM_DISABLE_NVLS", "1")
@@ -30,17 +32,23 @@ def start(world, timeout):
     from cuda.core import Device
 
     own = nv.get_unique_id(empty=world.rank != 0)
-    raw = world.exchange.gather("telling", own._data.tobytes() if world.rank == 0 else b"", timeout)[0]
+    raw = world.exchange.gather(
+        "telling", own._data.tobytes() if world.rank == 0 else b"", timeout
+    )[0]
     own._data.view(np.uint8)[...] = np.frombuffer(raw, np.uint8)
     world.machine.activate()
     gpu = Device(world.machine.ordinal)
     gpu.set_current()
     try:
-        nv.init(device=gpu, uid=own, rank=world.rank, nranks=world.n_ranks, initializer_method="uid")
-    except Exception as error:      # nvshmem4py's own classes, which differ between its versions
-        raise UnavailableError(f"NVSHMEM did not start on rank {world.rank} ({error}); NVSHMEM_DEBUG=INFO lets it say "
-                               "more, NVSHMEM_REMOTE_TRANSPORT=none suits a single host, and `epmoe doctor` "
-                               "says what is missing") from error
+        nv.init(
+            device=gpu, uid=own, rank=world.rank, nranks=world.n_ranks, initializer_method="uid"
+        )
+    except Exception as error:  # nvshmem4py's own classes, which differ between its versions
+        raise UnavailableError(
+            f"NVSHMEM did not start on rank {world.rank} ({error}); NVSHMEM_DEBUG=INFO lets it say "
+            "more, NVSHMEM_REMOTE_TRANSPORT=none suits a single host, and `epmoe doctor` "
+            "says what is missing"
+        ) from error
     world.machine.activate()
     _started.update(members=members, device=world.machine.ordinal)
 
@@ -58,9 +66,17 @@ class HeapBuffer(Buffer):
     """This rank's part of an allocation in the symmetric heap."""
 
     def __init__(self, machine, nbytes, name, rank, regions):
-        self.machine, self.nbytes, self.name, self.rank, self.regions = machine, int(nbytes), name, rank, regions
+        self.machine, self.nbytes, self.name, self.rank, self.regions = (
+            machine,
+            int(nbytes),
+            name,
+            rank,
+            regions,
+        )
         machine.activate()
-        self._memory = _nvshmem().buffer(self.nbytes, except_on_del=False)      # after an error it is never freed
+        self._memory = _nvshmem().buffer(
+            self.nbytes, except_on_del=False
+        )  # after an error it is never freed
         self.address = int(self._memory.handle)
 
     def free(self):
@@ -81,8 +97,10 @@ class HeapMemory:
         buffer = HeapBuffer(world.machine, -(-nbytes // ALIGNMENT) * ALIGNMENT, name, rank, regions)
         self._world, self.buffers = world, {rank: buffer}
         first = rank // size * size
-        self.addresses = [_address(buffer.address, peer, rank) if first <= peer < first + size else 0
-                          for peer in range(world.n_ranks)]
+        self.addresses = [
+            _address(buffer.address, peer, rank) if first <= peer < first + size else 0
+            for peer in range(world.n_ranks)
+        ]
 
     def free(self, together, timeout, heaps=None):
         """Give it back, which all ranks do together; after an error, or while results lie in it (heaps), it stays."""
@@ -106,8 +124,10 @@ def _address(address, peer, rank):
 
     mapped = int(bindings.ptr(address, peer))
     if not mapped:
-        raise UnavailableError(f"rank {rank} cannot map the memory of rank {peer}, which is in its p2p world: "
-                               "`nvidia-smi topo -p2p r` shows which GPUs can; choose a smaller p2p_world_size")
+        raise UnavailableError(
+            f"rank {rank} cannot map the memory of rank {peer}, which is in its p2p world: "
+            "`nvidia-smi topo -p2p r` shows which GPUs can; choose a smaller p2p_world_size"
+        )
     return mapped
 
 
@@ -118,6 +138,8 @@ def _nvshmem():
         # nvshmem.core imports torch where there is one, and torch brings an older library of the same name
         load_nvidia_dynamic_lib("nvshmem_host")
         import nvshmem.core as nv
-    except Exception as error:      # ImportError, or what its own imports raise
-        raise UnavailableError(f"nvshmem4py cannot be used ({type(error).__name__}: {error}): {REMEDY}") from error
+    except Exception as error:  # ImportError, or what its own imports raise
+        raise UnavailableError(
+            f"nvshmem4py cannot be used ({type(error).__name__}: {error}): {REMEDY}"
+        ) from error
     return nv

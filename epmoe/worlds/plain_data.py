@@ -21,7 +21,9 @@ def decode(raw):
     try:
         return _untagged(json.loads(bytes(raw)))
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"these bytes are no plain data ({type(error).__name__}: {error})") from None
+        raise ValueError(
+            f"these bytes are no plain data ({type(error).__name__}: {error})"
+        ) from None
 
 
 def _tagged(value):
@@ -29,18 +31,26 @@ def _tagged(value):
         return value
     if isinstance(value, (bytes, bytearray)):
         return {"bytes": base64.b64encode(value).decode()}
-    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind != "O" and value.dtype.names is None:
+    if (
+        isinstance(value, (np.ndarray, np.generic))
+        and value.dtype.kind != "O"
+        and value.dtype.names is None
+    ):
         array = np.ascontiguousarray(value)
         raw = base64.b64encode(array.tobytes()).decode()
-        return {"array": [_name(array.dtype), list(np.shape(value)), raw, isinstance(value, np.generic)]}
+        return {
+            "array": [_name(array.dtype), list(np.shape(value)), raw, isinstance(value, np.generic)]
+        }
     if type(value) is list:
         return {"list": [_tagged(one) for one in value]}
     if type(value) is tuple:
         return {"tuple": [_tagged(one) for one in value]}
     if type(value) is dict:
         return {"dict": [[_tagged(name), _tagged(one)] for name, one in value.items()]}
-    raise TypeError(f"a {type(value).__name__} is no plain data: ranks tell each other numbers, strings, bytes, arrays, "
-                    "and tuples, lists and dicts of these")
+    raise TypeError(
+        f"a {type(value).__name__} is no plain data: ranks tell each other numbers, strings, bytes, arrays, "
+        "and tuples, lists and dicts of these"
+    )
 
 
 def _name(dtype):
@@ -50,7 +60,7 @@ def _name(dtype):
 def _untagged(value):
     if not isinstance(value, dict):
         return value
-    (kind, held), = value.items()
+    ((kind, held),) = value.items()
     if kind == "bytes":
         return base64.b64decode(held)
     if kind == "array":

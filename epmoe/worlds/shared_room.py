@@ -8,7 +8,7 @@ import os
 from epmoe_ref.errors import UnavailableError
 
 FOLDER = "/dev/shm"
-LEFT_FREE = 1 << 20     # bytes: for what MPI itself takes meanwhile
+LEFT_FREE = 1 << 20  # bytes: for what MPI itself takes meanwhile
 
 
 def room():
@@ -23,8 +23,10 @@ def room():
 def remedy(nbytes):
     """How to have so much."""
     size = -(-nbytes // (1 << 30))
-    return (f"start the container with --shm-size={size}g (Kubernetes: an emptyDir of medium Memory at {FOLDER}), or "
-            f"mount -o remount,size={size}g {FOLDER}; a LocalWorld, with all ranks in one process, needs none")
+    return (
+        f"start the container with --shm-size={size}g (Kubernetes: an emptyDir of medium Memory at {FOLDER}), or "
+        f"mount -o remount,size={size}g {FOLDER}; a LocalWorld, with all ranks in one process, needs none"
+    )
 
 
 def expect_room(needed, left_and_total, what):
@@ -33,5 +35,7 @@ def expect_room(needed, left_and_total, what):
         return
     left, total = left_and_total
     if needed + LEFT_FREE > left:
-        raise UnavailableError(f"{what} needs {needed} bytes of {FOLDER}, which has {left} left of {total}: "
-                               f"{remedy(needed + LEFT_FREE + total - left)}")
+        raise UnavailableError(
+            f"{what} needs {needed} bytes of {FOLDER}, which has {left} left of {total}: "
+            f"{remedy(needed + LEFT_FREE + total - left)}"
+        )

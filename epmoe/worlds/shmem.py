@@ -5,11 +5,10 @@ to other worlds NVSHMEM puts and signals. Without, it lies in MPI shared-memory 
 simulator with its small network for its own rank.
 """
 
-from epmoe_ref.config import MAX_GPUS_PER_NODE
-from epmoe_ref.errors import EPValueError, UnavailableError
-
 from epmoe import device
 from epmoe.worlds.mpi import MPIWorld
+from epmoe_ref.config import MAX_GPUS_PER_NODE
+from epmoe_ref.errors import EPValueError, UnavailableError
 
 
 class ShmemWorld(MPIWorld):
@@ -23,7 +22,9 @@ class ShmemWorld(MPIWorld):
     shmem = True
     own_options = "comm", "p2p_world_size", "gpu", "stream", "timeout"
 
-    def __init__(self, comm=None, *, p2p_world_size=None, gpu=None, stream=None, timeout=60.0, **simulation):
+    def __init__(
+        self, comm=None, *, p2p_world_size=None, gpu=None, stream=None, timeout=60.0, **simulation
+    ):
         self.p2p_world_size = p2p_world_size
         super().__init__(comm, gpu=gpu, stream=stream, timeout=timeout, **simulation)
         if not device.SIM:
@@ -34,26 +35,36 @@ class ShmemWorld(MPIWorld):
     def _check_hosts(self, timeout):
         """Each p2p world on one host; the default size is worked out."""
         told = self.exchange.gather("telling", _host_number(self.host), timeout)
-        hosts = [[rank for rank, one in enumerate(told) if one == host] for host in told]   # by rank: all of its host
+        hosts = [
+            [rank for rank, one in enumerate(told) if one == host] for host in told
+        ]  # by rank: all of its host
         if device.SIM and len(hosts[0]) != self.n_ranks:
-            raise UnavailableError(f"{len(hosts[0])} of {self.n_ranks} ranks are on rank 0's host: the simulator's "
-                                   "processes map each other's memory, so all of them must be on one")
+            raise UnavailableError(
+                f"{len(hosts[0])} of {self.n_ranks} ranks are on rank 0's host: the simulator's "
+                "processes map each other's memory, so all of them must be on one"
+            )
         size = self.p2p_world_size
         if size is None:
             size = self.p2p_world_size = largest_world(hosts)
         if isinstance(size, bool) or not isinstance(size, int) or size < 1 or self.n_ranks % size:
-            raise EPValueError(f"p2p_world_size={size!r} must be a whole number that divides the {self.n_ranks} ranks")
+            raise EPValueError(
+                f"p2p_world_size={size!r} must be a whole number that divides the {self.n_ranks} ranks"
+            )
         broken = split_world(hosts, size)
         if broken is not None:
-            raise EPValueError(f"p2p_world_size={size}: ranks {broken} to {broken + size - 1} are not on one host; "
-                               f"{largest_world(hosts)} would fit, or start consecutive ranks on each host")
+            raise EPValueError(
+                f"p2p_world_size={size}: ranks {broken} to {broken + size - 1} are not on one host; "
+                f"{largest_world(hosts)} would fit, or start consecutive ranks on each host"
+            )
 
     def agree(self, cfg, timeout, **options):
         """Raise, on every rank, unless all ranks gave the same configuration, of this world's size; collective."""
         super().agree(cfg, timeout, **options)
         if cfg.p2p_world_size != self.p2p_world_size:
-            raise EPValueError(f"EPConfig.p2p_world_size={cfg.p2p_world_size} must equal the ShmemWorld's "
-                               f"p2p_world_size={self.p2p_world_size}")
+            raise EPValueError(
+                f"EPConfig.p2p_world_size={cfg.p2p_world_size} must equal the ShmemWorld's "
+                f"p2p_world_size={self.p2p_world_size}"
+            )
 
     def allocate(self, nbytes, name, regions, timeout):
         """nbytes for this rank in symmetric memory, and the addresses of the ranks of its p2p world; collective."""
@@ -94,11 +105,20 @@ def _host_number(host):
 
 def split_world(hosts, size):
     """First rank of a p2p world that is not on one host, or None. hosts: for every rank, the ranks of its host."""
-    return next((first for first in range(0, len(hosts), size)
-                 if not set(range(first, first + size)) <= set(hosts[first])), None)
+    return next(
+        (
+            first
+            for first in range(0, len(hosts), size)
+            if not set(range(first, first + size)) <= set(hosts[first])
+        ),
+        None,
+    )
 
 
 def largest_world(hosts):
     """The largest size at which every p2p world is on one host."""
-    return next(size for size in range(min(len(hosts), MAX_GPUS_PER_NODE), 0, -1)
-                if len(hosts) % size == 0 and split_world(hosts, size) is None)
+    return next(
+        size
+        for size in range(min(len(hosts), MAX_GPUS_PER_NODE), 0, -1)
+        if len(hosts) % size == 0 and split_world(hosts, size) is None
+    )

@@ -2,7 +2,16 @@
 
 from epmoe_ref.errors import EPValueError
 
-OPTIONS = ("seed", "racecheck", "stale", "n_sms", "resident_limit", "expire_waits", "stop_at_first_race", "recorder")
+OPTIONS = (
+    "seed",
+    "racecheck",
+    "stale",
+    "n_sms",
+    "resident_limit",
+    "expire_waits",
+    "stop_at_first_race",
+    "recorder",
+)
 SWITCHES = ("racecheck", "stale", "expire_waits", "stop_at_first_race")
 
 
@@ -11,15 +20,21 @@ def checked(world, own, options):
     unknown = [name for name in options if name not in OPTIONS]
     if unknown:
         name = unknown[0]
-        raise EPValueError(f"{type(world).__name__} has no option {name}={options[name]!r}; it has "
-                           f"{', '.join(own)}, and those of the simulator: {', '.join(OPTIONS)}")
+        raise EPValueError(
+            f"{type(world).__name__} has no option {name}={options[name]!r}; it has "
+            f"{', '.join(own)}, and those of the simulator: {', '.join(OPTIONS)}"
+        )
     seed = options.get("seed")
     if seed is not None and not _is_whole(seed):
-        raise EPValueError(f"seed={seed!r} must be a whole number, or None for a round-robin schedule")
+        raise EPValueError(
+            f"seed={seed!r} must be a whole number, or None for a round-robin schedule"
+        )
     for name in ("n_sms", "resident_limit"):
         value = options.get(name)
         if value is not None and (not _is_whole(value) or value < 1):
-            raise EPValueError(f"{name}={value!r} must be a whole number, at least 1, or None for the simulator's own")
+            raise EPValueError(
+                f"{name}={value!r} must be a whole number, at least 1, or None for the simulator's own"
+            )
     for name in SWITCHES:
         if getattr(options.get(name), "shape", ()) or options.get(name) not in (None, True, False):
             raise EPValueError(f"{name}={options[name]!r} must be True or False")

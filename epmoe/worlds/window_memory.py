@@ -7,7 +7,7 @@ from epmoe.device.sim.window import WindowBuffer, add_window, remove_window
 from epmoe.worlds import shared_room
 from epmoe.worlds.symmetric import free_unused
 
-ALIGNMENT = 256     # bytes
+ALIGNMENT = 256  # bytes
 
 
 class Window(NamedTuple):
@@ -16,7 +16,7 @@ class Window(NamedTuple):
     number: int
     nbytes: int
     mpi: object
-    addresses: list     # of every rank's segment, in this process
+    addresses: list  # of every rank's segment, in this process
 
 
 class _Part(WindowBuffer):
@@ -38,9 +38,14 @@ class WindowMemory:
         self._world, rank = world, world.rank
         self._window = _window(world, nbytes, timeout)
         self.addresses, keep = self._window.addresses, self._window.mpi
-        self.buffers = {rank: _Part(world.machine, self.addresses[rank], nbytes, name, rank, regions, keep)}
-        self._spans = [add_window(address, nbytes, name, peer, regions, keep)
-                       for peer, address in enumerate(self.addresses) if peer != rank]
+        self.buffers = {
+            rank: _Part(world.machine, self.addresses[rank], nbytes, name, rank, regions, keep)
+        }
+        self._spans = [
+            add_window(address, nbytes, name, peer, regions, keep)
+            for peer, address in enumerate(self.addresses)
+            if peer != rank
+        ]
 
     def free(self, together, timeout, heaps=None):
         """Keep the window for the next allocation, or after an error, when peers may still write to it, for nothing.
@@ -51,7 +56,9 @@ class WindowMemory:
         for span in self._spans:
             remove_window(span)
         for buffer in self.buffers.values():
-            buffer.when_freed = partial(self._world.free_windows.append, self._window) if together else None
+            buffer.when_freed = (
+                partial(self._world.free_windows.append, self._window) if together else None
+            )
         free_unused(self.buffers, heaps)
 
 
@@ -67,10 +74,17 @@ def _window(world, nbytes, timeout):
     # the same on all ranks, so that none waits for one that was refused
     rooms = world.exchange.gather("allocation", shared_room.room(), timeout)
     least = min((one for one in rooms if one is not None), default=None)
-    shared_room.expect_room(world.n_ranks * (nbytes + ALIGNMENT), least, f"memory of {world.n_ranks} ranks")
+    shared_room.expect_room(
+        world.n_ranks * (nbytes + ALIGNMENT), least, f"memory of {world.n_ranks} ranks"
+    )
     world.n_windows += 1
-    mpi = MPI.Win.Allocate_shared(nbytes + ALIGNMENT, 1, comm=world.host)    # all ranks are here
+    mpi = MPI.Win.Allocate_shared(nbytes + ALIGNMENT, 1, comm=world.host)  # all ranks are here
     segments = [mpi.Shared_query(peer)[0].address for peer in range(world.n_ranks)]
     # A segment may lie at different addresses in different processes: where it is aligned, its owner says.
     offsets = world.exchange.gather("allocation", -segments[world.rank] % ALIGNMENT, timeout)
-    return Window(world.n_windows, nbytes, mpi, [segment + offset for segment, offset in zip(segments, offsets)])
+    return Window(
+        world.n_windows,
+        nbytes,
+        mpi,
+        [segment + offset for segment, offset in zip(segments, offsets)],
+    )

@@ -9,8 +9,15 @@ from .message import TokenFormat, align_up
 from .mxfp4 import MXFP4TokenFormat
 from .nv_block_scaled import NVBlockScaledTokenFormat
 
-__all__ = ["BF16TokenFormat", "BlockwiseFP8TokenFormat", "MXFP4TokenFormat", "NVBlockScaledTokenFormat", "TokenFormat",
-           "align_up", "format_of"]
+__all__ = [
+    "BF16TokenFormat",
+    "BlockwiseFP8TokenFormat",
+    "MXFP4TokenFormat",
+    "NVBlockScaledTokenFormat",
+    "TokenFormat",
+    "align_up",
+    "format_of",
+]
 
 
 def format_of(cfg) -> TokenFormat:

@@ -7,7 +7,7 @@ from ..casts import E4M3_MAX, absmax, to_e4m3
 from .message import TokenFormat
 from .scale_layout import transposed
 
-MIN_ABSMAX = np.float32(1e-4)       # keeps the scale of a group of zeros away from 0
+MIN_ABSMAX = np.float32(1e-4)  # keeps the scale of a group of zeros away from 0
 
 
 def quantise_blockwise(groups: np.ndarray):

@@ -9,7 +9,9 @@ from ..casts import to_float32
 from ..errors import EPValueError
 from .scale_layout import row_major
 
-_BLOCK_ELEMENTS = 1 << 18        # an encoder works on this many elements at a time, so its float32 scratch stays small
+_BLOCK_ELEMENTS = (
+    1 << 18
+)  # an encoder works on this many elements at a time, so its float32 scratch stays small
 
 
 def align_up(n: int, alignment: int) -> int:
@@ -32,19 +34,21 @@ class TokenFormat:
     """
 
     hidden_multiple = 8
-    group_size: int = 0             # elements that share a scale; 0: the format has no scales
-    pad_rows = 1                    # the rows of a group of output rows are rounded up to a multiple of this
-    values_dtype: Any = None        # of output_tokens
-    scales_dtype: Any = None        # of output_scales; None: the format has none
-    scale_layout = staticmethod(row_major)      # where in output_scales a scale lies
+    group_size: int = 0  # elements that share a scale; 0: the format has no scales
+    pad_rows = 1  # the rows of a group of output rows are rounded up to a multiple of this
+    values_dtype: Any = None  # of output_tokens
+    scales_dtype: Any = None  # of output_scales; None: the format has none
+    scale_layout = staticmethod(row_major)  # where in output_scales a scale lies
 
     def __init__(self, hid_dim: int, top_k: int, alignment: int = 16):
         for name, value in (("hid_dim", hid_dim), ("top_k", top_k), ("alignment", alignment)):
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
                 raise EPValueError(f"{name}={value!r} must be a whole number of at least 1")
         if hid_dim % self.hidden_multiple:
-            raise EPValueError(f"hid_dim={hid_dim} must be a multiple of {self.hidden_multiple} for "
-                               f"{type(self).__name__}: pad the tokens or choose another format")
+            raise EPValueError(
+                f"hid_dim={hid_dim} must be a multiple of {self.hidden_multiple} for "
+                f"{type(self).__name__}: pad the tokens or choose another format"
+            )
         if alignment & (alignment - 1):
             raise EPValueError(f"alignment={alignment} must be a power of two (bytes)")
         self.hid_dim, self.top_k, self.alignment = int(hid_dim), int(top_k), int(alignment)
@@ -117,10 +121,10 @@ class TokenFormat:
         scales_end = scales_start + self.scales_size()
         step = max(1, _BLOCK_ELEMENTS // self.hid_dim)
         for start in range(0, len(rows), step):
-            x = to_float32(rows[start:start + step])
+            x = to_float32(rows[start : start + step])
             with np.errstate(all="ignore"):
                 values, scales = self.quantise(x.reshape(len(x), -1, self.group_size), input_scale)
-            block = payload[start:start + step]
+            block = payload[start : start + step]
             block[:, :values_end] = _bytes(values, values_end)
             block[:, scales_start:scales_end] = _bytes(scales, scales_end - scales_start)
         return payload
@@ -132,14 +136,16 @@ class TokenFormat:
         [n, n_scales()]. Nothing is dequantised. Both may share memory with payload.
         """
         if payload.dtype != np.uint8 or payload.ndim != 2 or payload.shape[1] < self.token_size():
-            raise EPValueError(f"payload {payload.dtype}{list(payload.shape)} must be uint8 [n, {self.token_size()}]: "
-                               "give whole payloads, or messages, which start with one")
+            raise EPValueError(
+                f"payload {payload.dtype}{list(payload.shape)} must be uint8 [n, {self.token_size()}]: "
+                "give whole payloads, or messages, which start with one"
+            )
         payload = np.ascontiguousarray(payload)
-        values = payload[:, :self.values_size()].view(self.values_dtype)
+        values = payload[:, : self.values_size()].view(self.values_dtype)
         if self.scales_dtype is None:
             return values, None
         start = self.scales_offset_in_payload()
-        return values, payload[:, start:start + self.scales_size()].view(self.scales_dtype)
+        return values, payload[:, start : start + self.scales_size()].view(self.scales_dtype)
 
     def quantise(self, groups: np.ndarray, input_scale):
         """float32 [n, n_scales(), group_size] to (values, scales), contiguous arrays of n rows."""
@@ -148,21 +154,35 @@ class TokenFormat:
     def messages(self, rows: np.ndarray, topk_ids: np.ndarray, input_scale=1.0) -> np.ndarray:
         """Whole messages of the tokens 0, 1, ...: bf16 [n, hid_dim], int32 [n, top_k] to uint8 [n, msg_size()]."""
         message = np.zeros((len(rows), self.msg_size()), np.uint8)
-        message[:, :self.token_size()] = self.encode(rows, input_scale)
+        message[:, : self.token_size()] = self.encode(rows, input_scale)
         trailer = self.src_info_offset()
-        message[:, trailer:trailer + 4] = np.arange(len(rows), dtype="<i4").reshape(-1, 1).view(np.uint8)
+        message[:, trailer : trailer + 4] = (
+            np.arange(len(rows), dtype="<i4").reshape(-1, 1).view(np.uint8)
+        )
         trailer = self.topk_info_offset()
         ids = np.ascontiguousarray(np.asarray(topk_ids).astype(np.int32).astype("<u2"))
-        message[:, trailer:trailer + 2 * self.top_k] = ids.view(np.uint8)
+        message[:, trailer : trailer + 2 * self.top_k] = ids.view(np.uint8)
         return message
 
     def _check_rows(self, rows: np.ndarray) -> None:
         is_array = isinstance(rows, np.ndarray)
-        if not is_array or rows.dtype != bfloat16 or rows.ndim != 2 or rows.shape[1] != self.hid_dim:
+        if (
+            not is_array
+            or rows.dtype != bfloat16
+            or rows.ndim != 2
+            or rows.shape[1] != self.hid_dim
+        ):
             what = f"{rows.dtype}{list(rows.shape)}" if is_array else type(rows).__name__
-            raise EPValueError(f"rows {what} must be a bfloat16 array [n, {self.hid_dim}]: convert with "
-                               ".astype(ml_dtypes.bfloat16)")
+            raise EPValueError(
+                f"rows {what} must be a bfloat16 array [n, {self.hid_dim}]: convert with "
+                ".astype(ml_dtypes.bfloat16)"
+            )
 
 
 def _bytes(array: np.ndarray, row_bytes: int) -> np.ndarray:
-    return np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8).reshape(len(array), row_bytes)
+    return (
+        np.ascontiguousarray(array)
+        .reshape(len(array), -1)
+        .view(np.uint8)
+        .reshape(len(array), row_bytes)
+    )

@@ -46,7 +46,9 @@ class HybridHandle:
         return [len(rows) for rows in self.src_token]
 
 
-def hybrid_handle(routing_map, num_local_experts, num_permuted_tokens, pad_multiple, p2p_world_size) -> HybridHandle:
+def hybrid_handle(
+    routing_map, num_local_experts, num_permuted_tokens, pad_multiple, p2p_world_size
+) -> HybridHandle:
     """The handle of a routing map.
 
     routing_map: over ranks, bool [T, E], checked. Rows of a rank are expert-major, inside an expert by source rank,
@@ -54,7 +56,9 @@ def hybrid_handle(routing_map, num_local_experts, num_permuted_tokens, pad_multi
     exactly that many rows: what lies beyond is dropped in expert-major order, what is missing belongs to nobody.
     """
     n_ranks, num_tokens = len(routing_map), tuple(len(routed) for routed in routing_map)
-    routed = np.concatenate(routing_map)  # the tokens of the world in the order (source rank, token)
+    routed = np.concatenate(
+        routing_map
+    )  # the tokens of the world in the order (source rank, token)
     multiple = max(pad_multiple, 1)
     padded = -(-routed.sum(axis=0) // multiple) * multiple
     padded = padded.reshape(n_ranks, num_local_experts)

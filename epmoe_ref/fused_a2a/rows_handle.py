@@ -45,7 +45,9 @@ def rows_handle(token_indices: list[np.ndarray], num_experts: int) -> RowsHandle
     n_ranks, num_tokens = len(token_indices), tuple(len(ids) for ids in token_indices)
     ids = np.concatenate(token_indices)  # the tokens of the world in the order (source rank, token)
     owner = np.where(ids >= 0, ids // (num_experts // n_ranks), n_ranks)
-    goes = np.zeros((len(ids), n_ranks + 1), bool)  # the last column collects the slots without expert
+    goes = np.zeros(
+        (len(ids), n_ranks + 1), bool
+    )  # the last column collects the slots without expert
     goes[np.arange(len(ids))[:, None], owner] = True
     goes = goes[:, :n_ranks]
     row_of = np.where(goes, np.cumsum(goes, axis=0) - 1, -1)
@@ -66,5 +68,9 @@ def gather(per_rank: list[np.ndarray], handle: RowsHandle) -> list[np.ndarray]:
     """What each rank receives, over ranks [N, ...], when every source rank sends its rows [T, ...]."""
     received = []
     for src_rank, src_token in zip(handle.src_rank, handle.src_token):
-        received.append(np.concatenate([array[src_token[src_rank == src]] for src, array in enumerate(per_rank)]))
+        received.append(
+            np.concatenate(
+                [array[src_token[src_rank == src]] for src, array in enumerate(per_rank)]
+            )
+        )
     return received

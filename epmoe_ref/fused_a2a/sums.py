@@ -12,7 +12,9 @@ def zero_sums(n_tokens: int, width: int) -> np.ndarray:
 
 def add(total: np.ndarray, terms: np.ndarray) -> None:
     """Add one term to each total, in float32, in place. total: float32. terms: bf16, fp16 or float32, same shape."""
-    with np.errstate(invalid="ignore", over="ignore"):  # Inf - Inf and overflow are results like any other
+    with np.errstate(
+        invalid="ignore", over="ignore"
+    ):  # Inf - Inf and overflow are results like any other
         total += to_float32(terms)
 
 

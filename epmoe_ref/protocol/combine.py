@@ -33,10 +33,16 @@ def combine_async(state: RankState, expert_outputs: np.ndarray, src_info: np.nda
     ends, counts = state.region("A")[..., 0] - READY, state.region("A")[..., 1]
     n_rows = max(int(ends.max()), 0)
     dtype = COMBINE_DTYPES[cfg.combine_dtype]
-    if expert_outputs.dtype != dtype or expert_outputs.shape[1:] != (cfg.hidden,) or len(expert_outputs) < n_rows:
+    if (
+        expert_outputs.dtype != dtype
+        or expert_outputs.shape[1:] != (cfg.hidden,)
+        or len(expert_outputs) < n_rows
+    ):
         form = f"{expert_outputs.dtype}{list(expert_outputs.shape)}"
-        raise EPValueError(f"expert_outputs of rank {rank} is {form} and must be {dtype} [{n_rows} or more, hidden="
-                           f"{cfg.hidden}]: one row for each row of output_tokens")
+        raise EPValueError(
+            f"expert_outputs of rank {rank} is {form} and must be {dtype} [{n_rows} or more, hidden="
+            f"{cfg.hidden}]: one row for each row of output_tokens"
+        )
     state = state.begin("combine_async")
     rows_as_bytes = np.ascontiguousarray(expert_outputs).view(np.uint8)
     if cfg.fused_shared_expert:
@@ -47,16 +53,25 @@ def combine_async(state: RankState, expert_outputs: np.ndarray, src_info: np.nda
         for dst in range(cfg.n_src_ranks):
             dst_rank, src = (rank, 0) if cfg.skip_a2a else (dst, rank)
             end, count = int(ends[local_expert, dst]), int(counts[local_expert, dst])
-            token, slot = np.asarray(src_info[end - count:end]).T
-            valid = (token >= 0) & (token < cfg.max_tokens_per_rank) & (slot >= 0) & (slot < cfg.top_k)
-            rows = rows_as_bytes[end - count:end][valid]
+            token, slot = np.asarray(src_info[end - count : end]).T
+            valid = (
+                (token >= 0) & (token < cfg.max_tokens_per_rank) & (slot >= 0) & (slot < cfg.top_k)
+            )
+            rows = rows_as_bytes[end - count : end][valid]
             writes.append(Write(dst_rank, "combine_recv_buf", (token[valid], slot[valid]), rows))
             writes.append(Write(dst_rank, "combine_recv_count", (local_expert, src), count))
     return sent(state, writes)
 
 
-def combine_wait(state: RankState, *, router_weights=None, router_weights_args=(), epilogue=None, epilogue_args=(),
-                 elementwise_lambda_fn=None) -> Step:
+def combine_wait(
+    state: RankState,
+    *,
+    router_weights=None,
+    router_weights_args=(),
+    epilogue=None,
+    epilogue_args=(),
+    elementwise_lambda_fn=None,
+) -> Step:
     """Wait until the rows of all ranks have come back and reduce them by token; the result is the combined output.
 
     router_weights (float32 [num_tokens, top_k] or a function), epilogue, elementwise_lambda_fn and their args: as in
@@ -86,7 +101,10 @@ def combine_wait(state: RankState, *, router_weights=None, router_weights_args=(
         weights = weights_of(cfg, router_weights, router_weights_args, num_tokens)
         shared = shared_rows(cfg, state.rank, num_tokens, state.shared_outputs, tokens)
         result = reduced(recv, weights, part, shared)
-        for name, function in (("epilogue", epilogue), ("elementwise_lambda_fn", elementwise_lambda_fn)):
+        for name, function in (
+            ("epilogue", epilogue),
+            ("elementwise_lambda_fn", elementwise_lambda_fn),
+        ):
             if function is not None:
                 result = applied(name, function, tokens, result, epilogue_args)
     state.combine_recv_count[:] = MAX_FINITE

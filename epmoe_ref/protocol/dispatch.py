@@ -5,14 +5,23 @@ from dataclasses import replace
 import numpy as np
 
 from ..config import READY
-from ..dispatch import check_tokens, empty_result, input_scales, put_scales, rounded_tokens, shared_expert_share
+from ..dispatch import (
+    check_tokens,
+    empty_result,
+    input_scales,
+    put_scales,
+    rounded_tokens,
+    shared_expert_share,
+)
 from ..errors import EPValueError
 from ..formats import format_of
 from ..routing import clean_topk_ids
 from .state import MAX_FINITE, RankState, Step, Write, sent
 
 
-def dispatch_async(state: RankState, input_tokens, topk_ids, *, input_scale=1.0, claims=None) -> Step:
+def dispatch_async(
+    state: RankState, input_tokens, topk_ids, *, input_scale=1.0, claims=None
+) -> Step:
     """Send each (token, slot) pair of this rank to the owner of its expert.
 
     input_tokens [num_tokens, hidden], topk_ids integers [num_tokens, top_k], input_scale: as in
@@ -42,8 +51,10 @@ def dispatch_async(state: RankState, input_tokens, topk_ids, *, input_scale=1.0,
     check_tokens(cfg, input_tokens, len(topk_ids), rank)
     state = replace(state.begin("dispatch_async"), topk_ids=topk_ids)
     state.rows_here[:] = False
-    messages = fmt.messages(rounded_tokens(input_tokens), topk_ids, input_scales(cfg, input_scale)[rank])
-    state.dispatch_send_buf[:len(messages)] = messages
+    messages = fmt.messages(
+        rounded_tokens(input_tokens), topk_ids, input_scales(cfg, input_scale)[rank]
+    )
+    state.dispatch_send_buf[: len(messages)] = messages
 
     kept = (topk_ids >= 0) & (cfg.owner(topk_ids) == rank) if cfg.skip_a2a else topk_ids >= 0
     token, slot = _in_claimed_order(np.argwhere(kept), claims).T
@@ -56,7 +67,14 @@ def dispatch_async(state: RankState, input_tokens, topk_ids, *, input_scale=1.0,
             tokens = token[expert == dst_rank * cfg.n_local_experts + local_expert]
             count = len(tokens)
             reserved[local_expert, dst] = finished[local_expert, dst] = count
-            writes.append(Write(dst_rank, "dispatch_recv_buf", (local_expert, src, slice(count)), messages[tokens]))
+            writes.append(
+                Write(
+                    dst_rank,
+                    "dispatch_recv_buf",
+                    (local_expert, src, slice(count)),
+                    messages[tokens],
+                )
+            )
             writes.append(Write(dst_rank, "dispatch_recv_count", (local_expert, src), count))
         if cfg.world(dst_rank) == cfg.world(rank):
             state.region("rank_completion")[cfg.world_rank(dst_rank)] = cfg.n_local_experts
@@ -86,7 +104,7 @@ def dispatch_wait(state: RankState) -> Step:
     result = empty_result(cfg, state.rank, counts, state.topk_ids)
     if cfg.fused_shared_expert:
         first, n_rows = shared_expert_share(cfg, state.rank, result.num_tokens)
-        _put_rows(fmt, result, 0, 0, state.dispatch_send_buf[first:first + n_rows])
+        _put_rows(fmt, result, 0, 0, state.dispatch_send_buf[first : first + n_rows])
     for local_expert in range(cfg.n_local_experts):
         group, row = local_expert + cfg.fused_shared_expert, 0
         for src, count in enumerate(counts[local_expert].tolist()):
@@ -94,7 +112,9 @@ def dispatch_wait(state: RankState) -> Step:
             rows = _put_rows(fmt, result, group, row, messages)
             token, ids = _trailer(fmt, messages)
             result.src_info[rows, 0] = token
-            result.src_info[rows, 1] = np.argmax(ids == state.rank * cfg.n_local_experts + local_expert, axis=1)
+            result.src_info[rows, 1] = np.argmax(
+                ids == state.rank * cfg.n_local_experts + local_expert, axis=1
+            )
             row += count
             state.region("A")[local_expert, src] = READY + rows.stop, count
     state.region("B")[:] = np.cumsum(counts, axis=1)
@@ -112,8 +132,10 @@ def _in_claimed_order(pairs: np.ndarray, claims) -> np.ndarray:
         return np.random.default_rng(claims).permutation(pairs)
     claims = np.asarray(claims, np.int64).reshape(-1, 2)
     if sorted(claims.tolist()) != pairs.tolist():
-        raise EPValueError(f"claims has {len(claims)} pairs and must hold each of the {len(pairs)} (token, slot) pairs "
-                           "that are sent exactly once: give a seed for a random order")
+        raise EPValueError(
+            f"claims has {len(claims)} pairs and must hold each of the {len(pairs)} (token, slot) pairs "
+            "that are sent exactly once: give a seed for a random order"
+        )
     return claims
 
 
@@ -129,5 +151,7 @@ def _put_rows(fmt, result, group: int, first: int, messages: np.ndarray) -> slic
 
 def _trailer(fmt, messages: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     src_info, topk_info = fmt.src_info_offset(), fmt.topk_info_offset()
-    token = np.ascontiguousarray(messages[:, src_info:src_info + 4]).view("<i4")[:, 0]
-    return token, np.ascontiguousarray(messages[:, topk_info:topk_info + 2 * fmt.top_k]).view("<u2")
+    token = np.ascontiguousarray(messages[:, src_info : src_info + 4]).view("<i4")[:, 0]
+    return token, np.ascontiguousarray(messages[:, topk_info : topk_info + 2 * fmt.top_k]).view(
+        "<u2"
+    )

@@ -11,7 +11,7 @@ from ..counters import EPLocalSyncCounters
 from ..errors import EPStateError, EPValueError
 from ..formats import format_of
 
-MAX_FINITE = np.uint64(2**64 - 1)       # a recv_count word: "not arrived"
+MAX_FINITE = np.uint64(2**64 - 1)  # a recv_count word: "not arrived"
 STEPS = ("dispatch_async", "dispatch_wait", "combine_async", "combine_wait")
 
 
@@ -24,7 +24,7 @@ class Write(NamedTuple):
 
     dst_rank: int
     region: str
-    index: tuple        # type: ignore[assignment]    # hides tuple.index, which nobody asks for
+    index: tuple  # type: ignore[assignment]    # hides tuple.index, which nobody asks for
     value: Any
 
 
@@ -85,18 +85,37 @@ class RankState:
         Errors: EPValueError for p2p_world_size over 8, the length of the rank completion region.
         """
         if cfg.p2p_world_size > MAX_GPUS_PER_NODE:
-            raise EPValueError(f"p2p_world_size={cfg.p2p_world_size} must be at most {MAX_GPUS_PER_NODE}, the length "
-                               "of the rank completion region: use more p2p worlds")
+            raise EPValueError(
+                f"p2p_world_size={cfg.p2p_world_size} must be at most {MAX_GPUS_PER_NODE}, the length "
+                "of the rank completion region: use more p2p worlds"
+            )
         local, ranks, tokens = cfg.n_local_experts, cfg.n_src_ranks, cfg.max_tokens_per_rank
         msg_bytes, combine_bytes = format_of(cfg).msg_size(), cfg.hidden * cfg.combine_itemsize
         staged = local * ranks * tokens if cfg.use_shmem else 0
-        buffers = [np.full(shape, fill, np.uint8) for shape in (
-            (tokens, msg_bytes), (local, ranks, tokens, msg_bytes), (staged, combine_bytes),
-            (tokens, cfg.top_k, combine_bytes))]
+        buffers = [
+            np.full(shape, fill, np.uint8)
+            for shape in (
+                (tokens, msg_bytes),
+                (local, ranks, tokens, msg_bytes),
+                (staged, combine_bytes),
+                (tokens, cfg.top_k, combine_bytes),
+            )
+        ]
         signals = [np.full((local, ranks), MAX_FINITE) for _ in range(2)]
-        return cls(cfg, rank, STEPS[0], buffers[0], buffers[1], signals[0], buffers[2], buffers[3], signals[1],
-                   np.zeros(EPLocalSyncCounters(cfg.n_experts).total_size(), np.int32),
-                   np.zeros((local, ranks), np.int64), np.zeros((tokens, cfg.top_k), bool))
+        return cls(
+            cfg,
+            rank,
+            STEPS[0],
+            buffers[0],
+            buffers[1],
+            signals[0],
+            buffers[2],
+            buffers[3],
+            signals[1],
+            np.zeros(EPLocalSyncCounters(cfg.n_experts).total_size(), np.int32),
+            np.zeros((local, ranks), np.int64),
+            np.zeros((tokens, cfg.top_k), bool),
+        )
 
     def region(self, name: str) -> np.ndarray:
         """A buffer, a recv_count or a counter region, a view in the shape of its indices.
@@ -113,13 +132,15 @@ class RankState:
         shape = {"A": (local, ranks, 2), "C": (local,)}.get(name, (size,))
         if name in ("reserved", "finished", "B"):
             shape = (local, ranks)
-        return self.ep_counters[start:start + int(np.prod(shape))].reshape(shape)
+        return self.ep_counters[start : start + int(np.prod(shape))].reshape(shape)
 
     def begin(self, step: str) -> "RankState":
         """A copy for a step to write into. Errors: EPStateError if it is another step's turn."""
         if step != self.next_step:
-            raise EPStateError(f"rank {self.rank}: {step} before {self.next_step}: steps take turns in the order "
-                               f"{', '.join(STEPS)}, without exception")
+            raise EPStateError(
+                f"rank {self.rank}: {step} before {self.next_step}: steps take turns in the order "
+                f"{', '.join(STEPS)}, without exception"
+            )
         after = STEPS[(STEPS.index(step) + 1) % len(STEPS)]
         return replace(self._copied(), next_step=after)
 
@@ -127,9 +148,11 @@ class RankState:
         """EPStateError unless every word of a recv_count has arrived: on a device the step would wait for them."""
         missing = np.argwhere(self.region(name) == MAX_FINITE).tolist()
         if missing:
-            raise EPStateError(f"rank {self.rank}: {name} has not arrived from (local expert, source rank) "
-                               f"{', '.join(map(str, map(tuple, missing[:4])))}{' ...' * (len(missing) > 4)}: "
-                               "let those ranks step first")
+            raise EPStateError(
+                f"rank {self.rank}: {name} has not arrived from (local expert, source rank) "
+                f"{', '.join(map(str, map(tuple, missing[:4])))}{' ...' * (len(missing) > 4)}: "
+                "let those ranks step first"
+            )
 
     def received(self, writes: Iterable[Write]) -> "RankState":
         """The state after writes of other ranks, in their order.
@@ -143,8 +166,10 @@ class RankState:
         for write in writes:
             words = state.region(write.region)
             if write.region.endswith("_recv_count") and words[write.index] != MAX_FINITE:
-                raise EPStateError(f"rank {self.rank}: a second signal for {write.region}{list(write.index)}, which "
-                                   f"holds {words[write.index]} that nobody has taken yet")
+                raise EPStateError(
+                    f"rank {self.rank}: a second signal for {write.region}{list(write.index)}, which "
+                    f"holds {words[write.index]} that nobody has taken yet"
+                )
             words[write.index] = write.value
             if write.region == "dispatch_recv_count":
                 state.messages_here[write.index] = write.value
@@ -153,12 +178,22 @@ class RankState:
         return state
 
     def _copied(self) -> "RankState":
-        arrays = {field.name: getattr(self, field.name).copy() for field in fields(self) if field.name in COPIED}
+        arrays = {
+            field.name: getattr(self, field.name).copy()
+            for field in fields(self)
+            if field.name in COPIED
+        }
         return replace(self, **arrays)
 
 
-BUFFERS = ("dispatch_send_buf", "dispatch_recv_buf", "dispatch_recv_count", "combine_send_buf", "combine_recv_buf",
-           "combine_recv_count")
+BUFFERS = (
+    "dispatch_send_buf",
+    "dispatch_recv_buf",
+    "dispatch_recv_count",
+    "combine_send_buf",
+    "combine_recv_buf",
+    "combine_recv_count",
+)
 COPIED = (*BUFFERS, "ep_counters", "messages_here", "rows_here")
 
 

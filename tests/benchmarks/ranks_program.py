@@ -21,19 +21,20 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "host"))
 
 import counted_driver
+from host_cost import OneRankHere
+
 from benchmarks import plan, shapes, traffic
 from epmoe.device import gpu_machine
 from epmoe.fused_a2a import rows
 from epmoe.kernels.rows import records
 from epmoe.worlds.symmetric import SymmetricMemory
-from host_cost import OneRankHere
 
 RANKS, HIDDEN, EXPERTS = 4, 256, 16
-NO_RESERVE = 0x4000     # of mmap
-ROOM = 64 << 30         # bytes of addresses, which are given once
+NO_RESERVE = 0x4000  # of mmap
+ROOM = 64 << 30  # bytes of addresses, which are given once
 PAGE, ITERATIONS = 4096, 16
-CAPTURED = (8, 9)       # iterations
-events = defaultdict(list)      # rank -> what it launched, and where it met the others
+CAPTURED = (8, 9)  # iterations
+events = defaultdict(list)  # rank -> what it launched, and where it met the others
 
 
 class Driver(counted_driver.Driver):
@@ -48,7 +49,9 @@ class Driver(counted_driver.Driver):
         self._memory[address] = None, nbytes
         return self._success[0], address
 
-    def cuLaunchKernel(self, function, grid, _y, _z, block, _by, _bz, shared_bytes, stream, arguments, extra):
+    def cuLaunchKernel(
+        self, function, grid, _y, _z, block, _by, _bz, shared_bytes, stream, arguments, extra
+    ):
         params, num_tokens, rank = counted_driver._arguments(arguments)
         starts = sorted(self._memory)
 
@@ -61,8 +64,10 @@ class Driver(counted_driver.Driver):
         for word in (ctypes.c_uint64 * min(64, n // 8)).from_address(params):
             if self.first <= word < self.end:
                 self.n_named += 1
-                assert bytes_behind(word) > 0, f"{function} of rank {rank} names memory that is gone"
-        if "move" not in function:      # to a rank's own memory, where results are held
+                assert bytes_behind(word) > 0, (
+                    f"{function} of rank {rank} names memory that is gone"
+                )
+        if "move" not in function:  # to a rank's own memory, where results are held
             events[rank].append((str(function), grid, block, num_tokens))
         return (self.launch_result,)
 
@@ -107,14 +112,16 @@ def run(case, worlds, driver):
             for rank in random.sample(range(RANKS), RANKS):
                 disturb(worlds[rank], held[rank])
                 made[rank].launch(phase)
-                if random.random() < .05:
-                    held[rank].append((getattr(made[rank], "handle", None), getattr(made[rank], "result", None)))
+                if random.random() < 0.05:
+                    held[rank].append(
+                        (getattr(made[rank], "handle", None), getattr(made[rank], "result", None))
+                    )
     driver.capture = 0
     held.clear()
     for contender in made:
         contender.check()
         contender.close()
-    gc.disable()                # what is left may not wait for it
+    gc.disable()  # what is left may not wait for it
     del made, contender
     left = set(driver.allocated()) - before
     gc.enable()
@@ -128,13 +135,13 @@ def run(case, worlds, driver):
 
 def disturb(world, held):
     """What happens on one rank and not on another."""
-    if random.random() < .05:
+    if random.random() < 0.05:
         gc.set_threshold(random.randint(1, 60), random.randint(1, 5), random.randint(1, 3))
-    if random.random() < .02:
+    if random.random() < 0.02:
         gc.collect()
-    if random.random() < .02:
+    if random.random() < 0.02:
         world.machine.alloc(PAGE, "other").free()
-    if random.random() < .2:
+    if random.random() < 0.2:
         held.clear()
 
 
@@ -143,7 +150,11 @@ def main(seed="1", seconds="0"):
     counted_driver.Driver = Driver
     machine, driver = counted_driver.counted_machine(RANKS, 0)
     machines = [machine, *(gpu_machine.GpuMachine(RANKS, rank=rank) for rank in range(1, RANKS))]
-    worlds, began, n = [World(machine, rank) for rank, machine in enumerate(machines)], time.monotonic(), 0
+    worlds, began, n = (
+        [World(machine, rank) for rank, machine in enumerate(machines)],
+        time.monotonic(),
+        0,
+    )
     while not n or time.monotonic() - began < float(seconds):
         for text in ("16", "160:zipf", "1", "1024:zipf", "16:fp8"):
             tokens, _, more = text.partition(":")

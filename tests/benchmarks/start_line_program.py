@@ -12,8 +12,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "host"))
 
-from benchmarks.startline import EXPIRED_AT, FAILED, LeftBehind, StartLine, meeting_kernel
 from counted_driver import counted_machine
+
+from benchmarks.startline import EXPIRED_AT, FAILED, LeftBehind, StartLine, meeting_kernel
 from epmoe_ref.errors import EPError, PeerTimeout
 
 
@@ -27,12 +28,20 @@ def fails(error, said, function, *args):
 
 
 def line_of(machine, rank, memory):
-    return StartLine(SimpleNamespace(
-        machine=machine, lists=False, n_ranks=2, ranks=range(rank, rank + 1), barrier=lambda *_: None,
-        allocate=lambda *_: memory, tell=lambda value, _: [value] * 2))
+    return StartLine(
+        SimpleNamespace(
+            machine=machine,
+            lists=False,
+            n_ranks=2,
+            ranks=range(rank, rank + 1),
+            barrier=lambda *_: None,
+            allocate=lambda *_: memory,
+            tell=lambda value, _: [value] * 2,
+        )
+    )
 
 
-meeting_kernel(4, 300).binary((9, 0))       # before anything stands for the driver
+meeting_kernel(4, 300).binary((9, 0))  # before anything stands for the driver
 machine, driver = counted_machine(2, 0)
 CODES = driver.CUresult
 stream, none_failed = machine.stream(0, handle=77), lambda: None

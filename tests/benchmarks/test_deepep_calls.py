@@ -12,6 +12,7 @@ from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
+
 from benchmarks import deepep, torch_peer, traffic
 from benchmarks.shapes import Shape
 from epmoe_ref.errors import UnavailableError
@@ -24,8 +25,17 @@ class Buffer:
 
     num_sms = 20
 
-    def __init__(self, group, num_nvl_bytes=0, num_rdma_bytes=0, low_latency_mode=False, num_qps_per_rank=24,
-                 allow_nvlink_for_low_latency_mode=True, allow_mnnvl=False, explicitly_destroy=False):
+    def __init__(
+        self,
+        group,
+        num_nvl_bytes=0,
+        num_rdma_bytes=0,
+        low_latency_mode=False,
+        num_qps_per_rank=24,
+        allow_nvlink_for_low_latency_mode=True,
+        allow_mnnvl=False,
+        explicitly_destroy=False,
+    ):
         assert group == "world" and (num_nvl_bytes > 0) != low_latency_mode == (num_rdma_bytes > 0)
         self.explicitly_destroy, self.alive, self.qps = explicitly_destroy, True, num_qps_per_rank
 
@@ -39,16 +49,38 @@ class Buffer:
         Buffer.num_sms = new_num_sms
 
     @staticmethod
-    def get_low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts):
+    def get_low_latency_rdma_size_hint(
+        num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts
+    ):
         return num_max_dispatch_tokens_per_rank * hidden * num_ranks * num_experts
 
-    def get_dispatch_layout(self, topk_idx, num_experts, previous_event=None, async_finish=False,
-                            allocate_on_comm_stream=False):
+    def get_dispatch_layout(
+        self,
+        topk_idx,
+        num_experts,
+        previous_event=None,
+        async_finish=False,
+        allocate_on_comm_stream=False,
+    ):
         return "per rank", None, "per expert", "is in rank", "event"
 
-    def dispatch(self, x, handle=None, num_tokens_per_rank=None, num_tokens_per_rdma_rank=None, is_token_in_rank=None,
-                 num_tokens_per_expert=None, topk_idx=None, topk_weights=None, expert_alignment=1, num_worst_tokens=0,
-                 config=None, previous_event=None, async_finish=False, allocate_on_comm_stream=False):
+    def dispatch(
+        self,
+        x,
+        handle=None,
+        num_tokens_per_rank=None,
+        num_tokens_per_rdma_rank=None,
+        is_token_in_rank=None,
+        num_tokens_per_expert=None,
+        topk_idx=None,
+        topk_weights=None,
+        expert_alignment=1,
+        num_worst_tokens=0,
+        config=None,
+        previous_event=None,
+        async_finish=False,
+        allocate_on_comm_stream=False,
+    ):
         assert handle is None and num_tokens_per_rdma_rank is None
         assert (num_tokens_per_rank, is_token_in_rank) == ("per rank", "is in rank")
         assert num_tokens_per_expert == "per expert"
@@ -56,25 +88,62 @@ class Buffer:
         self.received, self.configs = received_like(x, (num_worst_tokens, 7168)), [config]
         return self.received, "topk_idx", "topk_weights", [], "handle", "event"
 
-    def combine(self, x, handle, topk_weights=None, bias=None, config=None, previous_event=None, async_finish=False,
-                allocate_on_comm_stream=False):
+    def combine(
+        self,
+        x,
+        handle,
+        topk_weights=None,
+        bias=None,
+        config=None,
+        previous_event=None,
+        async_finish=False,
+        allocate_on_comm_stream=False,
+    ):
         assert handle == "handle"
-        assert config is None or config.num_sms == self.configs[0].num_sms, "each has its channels by multiprocessors"
+        assert config is None or config.num_sms == self.configs[0].num_sms, (
+            "each has its channels by multiprocessors"
+        )
         self.combined, self.configs = x, [*self.configs, config]
         return "combined", None, "event"
 
-    def low_latency_dispatch(self, x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts,
-                             cumulative_local_expert_recv_stats=None, dispatch_wait_recv_cost_stats=None, use_fp8=True,
-                             round_scale=False, use_ue8m0=False, async_finish=False, return_recv_hook=False):
+    def low_latency_dispatch(
+        self,
+        x,
+        topk_idx,
+        num_max_dispatch_tokens_per_rank,
+        num_experts,
+        cumulative_local_expert_recv_stats=None,
+        dispatch_wait_recv_cost_stats=None,
+        use_fp8=True,
+        round_scale=False,
+        use_ue8m0=False,
+        async_finish=False,
+        return_recv_hook=False,
+    ):
         assert not isinstance(x, tuple) and N_RANKS * num_max_dispatch_tokens_per_rank % 4 == 0
-        assert 2 * (num_max_dispatch_tokens_per_rank + 1) <= int(os.environ.get("NVSHMEM_QP_DEPTH", "1024"))
+        assert 2 * (num_max_dispatch_tokens_per_rank + 1) <= int(
+            os.environ.get("NVSHMEM_QP_DEPTH", "1024")
+        )
         assert self.qps == num_experts // N_RANKS
-        self.received = received_like((x, x) if use_fp8 else x, (
-            num_experts // N_RANKS, N_RANKS * num_max_dispatch_tokens_per_rank, 7168))
+        self.received = received_like(
+            (x, x) if use_fp8 else x,
+            (num_experts // N_RANKS, N_RANKS * num_max_dispatch_tokens_per_rank, 7168),
+        )
         return self.received, "count", "handle", "event", "hook"
 
-    def low_latency_combine(self, x, topk_idx, topk_weights, handle, use_logfmt=False, zero_copy=False,
-                            async_finish=False, return_recv_hook=False, out=None, combine_wait_recv_cost_stats=None):
+    def low_latency_combine(
+        self,
+        x,
+        topk_idx,
+        topk_weights,
+        handle,
+        use_logfmt=False,
+        zero_copy=False,
+        async_finish=False,
+        return_recv_hook=False,
+        out=None,
+        combine_wait_recv_cost_stats=None,
+    ):
         assert handle == "handle"
         self.combined = x
         return "combined", "event", "hook"
@@ -93,34 +162,87 @@ class Config(NamedTuple):
 class ElasticBuffer:
     """deep_ep.ElasticBuffer, of 2.1.0 alone."""
 
-    def __init__(self, group, num_bytes=None, num_cpu_bytes=0, num_max_tokens_per_rank=0, hidden=0, num_topk=0,
-                 use_fp8_dispatch=False, deterministic=False, allow_hybrid_mode=True, allow_multiple_reduction=True,
-                 prefer_overlap_with_compute=True, sl_idx=3, num_allocated_qps=0, num_cpu_timeout_secs=300,
-                 num_gpu_timeout_secs=100, explicitly_destroy=False):
-        assert group == "world" and num_bytes is None and num_max_tokens_per_rank and hidden == 7168 and num_topk == 8
+    def __init__(
+        self,
+        group,
+        num_bytes=None,
+        num_cpu_bytes=0,
+        num_max_tokens_per_rank=0,
+        hidden=0,
+        num_topk=0,
+        use_fp8_dispatch=False,
+        deterministic=False,
+        allow_hybrid_mode=True,
+        allow_multiple_reduction=True,
+        prefer_overlap_with_compute=True,
+        sl_idx=3,
+        num_allocated_qps=0,
+        num_cpu_timeout_secs=300,
+        num_gpu_timeout_secs=100,
+        explicitly_destroy=False,
+    ):
+        assert (
+            group == "world"
+            and num_bytes is None
+            and num_max_tokens_per_rank
+            and hidden == 7168
+            and num_topk == 8
+        )
         self.explicitly_destroy, self.alive, self.fp8 = explicitly_destroy, True, use_fp8_dispatch
         self.most = num_max_tokens_per_rank
 
     destroy = Buffer.destroy
 
-    def dispatch(self, x, topk_idx=None, topk_weights=None, cumulative_local_expert_recv_stats=None, num_experts=None,
-                 num_max_tokens_per_rank=None, expert_alignment=None, num_sms=0, num_qps=0, previous_event=None,
-                 previous_event_before_epilogue=None, async_with_compute_stream=False, allocate_on_comm_stream=False,
-                 handle=None, do_handle_copy=True, do_cpu_sync=None, do_expand=False, do_zero_padding=False,
-                 use_tma_aligned_col_major_sf=False):
-        assert topk_idx is not None and num_experts == 256 and handle is None and do_cpu_sync is False
+    def dispatch(
+        self,
+        x,
+        topk_idx=None,
+        topk_weights=None,
+        cumulative_local_expert_recv_stats=None,
+        num_experts=None,
+        num_max_tokens_per_rank=None,
+        expert_alignment=None,
+        num_sms=0,
+        num_qps=0,
+        previous_event=None,
+        previous_event_before_epilogue=None,
+        async_with_compute_stream=False,
+        allocate_on_comm_stream=False,
+        handle=None,
+        do_handle_copy=True,
+        do_cpu_sync=None,
+        do_expand=False,
+        do_zero_padding=False,
+        use_tma_aligned_col_major_sf=False,
+    ):
+        assert (
+            topk_idx is not None and num_experts == 256 and handle is None and do_cpu_sync is False
+        )
         assert isinstance(x, tuple) == self.fp8
         self.received = received_like(x, (N_RANKS * self.most, 7168))
         return self.received, "topk_idx", "topk_weights", "handle", "event"
 
-    def combine(self, x, handle, topk_weights=None, bias=None, num_sms=0, num_qps=0, previous_event=None,
-                previous_event_before_epilogue=None, async_with_compute_stream=False, allocate_on_comm_stream=False):
+    def combine(
+        self,
+        x,
+        handle,
+        topk_weights=None,
+        bias=None,
+        num_sms=0,
+        num_qps=0,
+        previous_event=None,
+        previous_event_before_epilogue=None,
+        async_with_compute_stream=False,
+        allocate_on_comm_stream=False,
+    ):
         assert handle == "handle"
         self.combined = x
         return "combined", None, "event"
 
 
-V2_PACKAGE = SimpleNamespace(Buffer=Buffer, Config=Config, ElasticBuffer=ElasticBuffer, topk_idx_t="int64")
+V2_PACKAGE = SimpleNamespace(
+    Buffer=Buffer, Config=Config, ElasticBuffer=ElasticBuffer, topk_idx_t="int64"
+)
 V1_PACKAGE = SimpleNamespace(Buffer=Buffer, Config=Config)
 
 
@@ -159,7 +281,10 @@ def test_every_call_is_one_that_deepep_takes(kind, tokens, format, world):
         for phase in contender.phases:
             contender.launch(phase)
     rows = buffer.received[0] if format == "fp8" else buffer.received
-    assert isinstance(buffer.received, tuple) == (format == "fp8") and buffer.combined.shape == rows.shape
+    assert (
+        isinstance(buffer.received, tuple) == (format == "fp8")
+        and buffer.combined.shape == rows.shape
+    )
     assert np.prod(rows.shape) > 0, "room for the worst case: the host does not wait"
     contender.close()
     assert not buffer.alive
@@ -176,23 +301,34 @@ def v1_configs(world, shape):
 @pytest.mark.parametrize("n_ranks, tokens", [(4, 128), (2, 4096)])
 def test_v1_has_as_many_multiprocessors_as_make_it_fastest(n_ranks, tokens, world):
     world.n_ranks = n_ranks
-    assert v1_configs(world, Shape(tokens, 7168, 256)) == [None, None] and Buffer.num_sms == deepep.V1_SMS
+    assert (
+        v1_configs(world, Shape(tokens, 7168, 256)) == [None, None]
+        and Buffer.num_sms == deepep.V1_SMS
+    )
 
 
 def test_v1_at_many_tokens_on_4_ranks_is_configured_as_was_fastest(world):
     world.n_ranks = 4
     dispatch, combine = v1_configs(world, Shape(4096, 7168, 256))
     assert dispatch.num_sms == combine.num_sms == 96
-    assert (dispatch.num_max_nvl_chunked_send_tokens, combine.num_max_nvl_chunked_send_tokens) == (4, 6)
-    for config in (dispatch, combine):      # what deep_ep::Config asserts, and that the buffer holds it
+    assert (dispatch.num_max_nvl_chunked_send_tokens, combine.num_max_nvl_chunked_send_tokens) == (
+        4,
+        6,
+    )
+    for config in (dispatch, combine):  # what deep_ep::Config asserts, and that the buffer holds it
         assert config.num_max_nvl_chunked_send_tokens < config.num_max_nvl_chunked_recv_tokens
         channels = config.num_sms // 2
-        assert channels * 4 * config.num_max_nvl_chunked_recv_tokens * (2 * 7168 + 2048) < deepep.NVL_BYTES
+        assert (
+            channels * 4 * config.num_max_nvl_chunked_recv_tokens * (2 * 7168 + 2048)
+            < deepep.NVL_BYTES
+        )
 
 
 def test_more_tokens_than_low_latency_takes_are_refused_with_the_remedy(world, monkeypatch):
     shape = Shape(1024, 7168, 256)
-    with pytest.raises(UnavailableError, match="at most 511 tokens.*NVSHMEM_QP_DEPTH=1024.*2050 or more"):
+    with pytest.raises(
+        UnavailableError, match="at most 511 tokens.*NVSHMEM_QP_DEPTH=1024.*2050 or more"
+    ):
         deepep.LowLatency(world, shape)
     monkeypatch.setenv("NVSHMEM_QP_DEPTH", "2050")
     deepep.LowLatency(world, shape).launch("dispatch")

@@ -21,20 +21,34 @@ print(json.dumps(found))
 
 
 def test_kernels_of_every_case():
-    done = subprocess.run([sys.executable, "-c", CODE], cwd=ROOT, capture_output=True, text=True, timeout=100,
-                          env=os.environ | {"EPMOE_DEVICE": "gpu", "PYTHONPATH": str(ROOT)})
+    done = subprocess.run(
+        [sys.executable, "-c", CODE],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=os.environ | {"EPMOE_DEVICE": "gpu", "PYTHONPATH": str(ROOT)},
+    )
     assert done.returncode == 0, done.stderr
     cases = json.loads(done.stdout)
     found = [case for case in cases if case[3]]
     kernels = {(name, shape): {k for k, _ in of} for name, shape, of, _ in found}
     assert len(cases) == 32 and len(found) == len(kernels) == 29
     assert kernels["pairs fused", "16x1024/16/4:bf16:uniform"] == {"dispatch", "combine"}
-    assert kernels["pairs split", "128x1024/16/4:bf16:uniform"] == {"dispatch_async", "dispatch_wait", "combine_async",
-                                                                    "combine_wait"}
+    assert kernels["pairs split", "128x1024/16/4:bf16:uniform"] == {
+        "dispatch_async",
+        "dispatch_wait",
+        "combine_async",
+        "combine_wait",
+    }
     # few tokens make a difference, and many, if all SMs move them
     name = "expert-major"
-    assert all((name, f"{tokens}x1024/16/4:bf16:uniform") in kernels for tokens in (16, 128, 160, 4096))
+    assert all(
+        (name, f"{tokens}x1024/16/4:bf16:uniform") in kernels for tokens in (16, 128, 160, 4096)
+    )
     assert all(kernels.values())
     prints = {fingerprint for *_, of, _ in found for _, fingerprint in of}
-    assert all(prints)      # else the cache could not keep them
-    assert prints == {fingerprint for *_, of, _ in cases for _, fingerprint in of}, "kernels that no part compiles"
+    assert all(prints)  # else the cache could not keep them
+    assert prints == {fingerprint for *_, of, _ in cases for _, fingerprint in of}, (
+        "kernels that no part compiles"
+    )

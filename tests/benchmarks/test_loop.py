@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from benchmarks import loop, loop_contenders, results, worlds
 from benchmarks.__main__ import main
 from benchmarks.shapes import Shape
@@ -15,14 +16,28 @@ def test_each_way_of_giving_arrays_has_a_row_and_a_piece_of_python_beside_it(tmp
     words = "loop --ranks 2 --shapes 3x64/4/2 --pairs 1 --only ExpertParallel --against nccl --json".split()
     assert main([*words, str(file)]) == 0
     record = results.read(file)
-    assert {(r["kernels"], r["arrays"]) for r in record["loop"]} == {("ExpertParallel", a) for a in ("same", "new", "layers")}
-    assert all(0 < r["p20_us"] <= r["us"] <= r["p80_us"] and r["piece_us"] > 0 for r in record["loop"])
-    assert {n["kernels"] for n in record["not_run"]} == {"NCCL all-to-all", "NCCL all-gather + reduce-scatter"}
-    assert "us a pair" in capsys.readouterr().out and results.merged([record, record])["loop"] == record["loop"]
+    assert {(r["kernels"], r["arrays"]) for r in record["loop"]} == {
+        ("ExpertParallel", a) for a in ("same", "new", "layers")
+    }
+    assert all(
+        0 < r["p20_us"] <= r["us"] <= r["p80_us"] and r["piece_us"] > 0 for r in record["loop"]
+    )
+    assert {n["kernels"] for n in record["not_run"]} == {
+        "NCCL all-to-all",
+        "NCCL all-gather + reduce-scatter",
+    }
+    assert (
+        "us a pair" in capsys.readouterr().out
+        and results.merged([record, record])["loop"] == record["loop"]
+    )
 
 
 def addresses(given):
-    return [of_rank.data_ptr() if hasattr(of_rank, "data_ptr") else of_rank.ctypes.data for of in given for of_rank in of]
+    return [
+        of_rank.data_ptr() if hasattr(of_rank, "data_ptr") else of_rank.ctypes.data
+        for of in given
+        for of_rank in of
+    ]
 
 
 @pytest.mark.parametrize("kind", [loop_contenders.Pairs, loop_contenders.RowsOnDevice])

@@ -12,10 +12,18 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_contenders_on_a_driver_that_runs_nothing():
-    pytest.importorskip("cuda.bindings")        # not on macOS
+    pytest.importorskip("cuda.bindings")  # not on macOS
     program = Path(__file__).with_name("ranks_program.py")
     # in a process of its own: this one uses the simulator
-    done = subprocess.run([sys.executable, "-W", "error", str(program)], cwd=ROOT, capture_output=True, text=True,
-                          timeout=115, env=os.environ | {"EPMOE_DEVICE": "gpu", "PYTHONPATH": str(ROOT)})
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(program)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=115,
+        env=os.environ | {"EPMOE_DEVICE": "gpu", "PYTHONPATH": str(ROOT)},
+    )
     assert done.returncode == 0 and not done.stderr, done.stderr
-    assert re.fullmatch(r"\d+ launches and meetings of each rank, all alike; \d+ addresses\n", done.stdout)
+    assert re.fullmatch(
+        r"\d+ launches and meetings of each rank, all alike; \d+ addresses\n", done.stdout
+    )

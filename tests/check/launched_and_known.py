@@ -7,7 +7,7 @@ from epmoe.check import check, compiled_first
 from epmoe.check.adapters.kernels import Kernels
 from epmoe.check.implementation import load
 
-Kernels.kernels = "fast"            # as on the GPUs for which kernels are compiled first
+Kernels.kernels = "fast"  # as on the GPUs for which kernels are compiled first
 launched, launch = {}, device.machine.launch
 
 
@@ -22,5 +22,8 @@ for name, only in (words.split(":") for words in sys.argv[1:]):
     report = check(load(name), only=only)
     assert report.run and report.passed, str(report)
     known = compiled_first.kernels_of(name, str(report.n_ranks), only)
-    assert set(launched) == set(known), (sorted(k.name for k in launched), sorted(k.name for k in known))
+    assert set(launched) == set(known), (
+        sorted(k.name for k in launched),
+        sorted(k.name for k in known),
+    )
     print(f"{name}:{only}: {len(known)} kernels\n", end="", flush=True)

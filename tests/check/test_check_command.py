@@ -16,20 +16,29 @@ ROOT = HERE.parents[1]
 
 def run(*arguments, launcher=(), python=("-m", "epmoe"), cwd=HERE):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)])}
-    return subprocess.run([*launcher, sys.executable, *python, *arguments], capture_output=True, text=True, cwd=cwd,
-                          env=environment, timeout=100)
+    return subprocess.run(
+        [*launcher, sys.executable, *python, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=environment,
+        timeout=100,
+    )
 
 
 def test_a_right_implementation_exits_with_0():
     result = run("check", "numpy_world:NumpyWorld", "--ranks", "2")
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.splitlines()[-1] == (
-        "PASS numpy_world:NumpyWorld: equal to the reference (19 of 41 cases served, 2 ranks)")
+        "PASS numpy_world:NumpyWorld: equal to the reference (19 of 41 cases served, 2 ranks)"
+    )
     assert "not served  nvfp4: token_format nvfp4" in result.stdout
 
 
 def test_a_wrong_implementation_exits_with_1_and_says_why():
-    result = run("check", "wrong_dispatches:OffByOne", "--ranks", "2", "--quiet", "--only", "uneven")
+    result = run(
+        "check", "wrong_dispatches:OffByOne", "--ranks", "2", "--quiet", "--only", "uneven"
+    )
     assert result.returncode == 1
     assert "DIFFERS     uneven ranks" in result.stdout
     assert "off by one: every entry is one too large" in result.stdout
@@ -38,26 +47,49 @@ def test_a_wrong_implementation_exits_with_1_and_says_why():
 
 
 def test_json_says_the_same():
-    result = run("check", "wrong_dispatches:OffByOne", "numpy_world:NumpyWorld", "nobody:Class", "--ranks", "2", "--json",
-                 "--only", "uneven")
+    result = run(
+        "check",
+        "wrong_dispatches:OffByOne",
+        "numpy_world:NumpyWorld",
+        "nobody:Class",
+        "--ranks",
+        "2",
+        "--json",
+        "--only",
+        "uneven",
+    )
     record = json.loads(result.stdout)
     wrong, right, nobody = record["implementations"]
-    assert result.returncode == 2 and not record["passed"] and "no module 'nobody'" in nobody["verdict"]
-    assert right["passed"] and [c["state"] for c in right["cases"]] == ["ok"] and right["n_ranks"] == 2
+    assert (
+        result.returncode == 2
+        and not record["passed"]
+        and "no module 'nobody'" in nobody["verdict"]
+    )
+    assert (
+        right["passed"] and [c["state"] for c in right["cases"]] == ["ok"] and right["n_ranks"] == 2
+    )
     [case] = wrong["cases"]
     assert (case["case"], case["state"], wrong["passed"]) == ("uneven ranks", "differs", False)
-    assert {(d["what"], d["rank"]) for d in case["differences"]} == {("row_offsets", 0), ("row_offsets", 1)}
-    assert all("off by one" in d["cause"] and "prefix sums" in d["rule"] for d in case["differences"])
+    assert {(d["what"], d["rank"]) for d in case["differences"]} == {
+        ("row_offsets", 0),
+        ("row_offsets", 1),
+    }
+    assert all(
+        "off by one" in d["cause"] and "prefix sums" in d["rule"] for d in case["differences"]
+    )
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    (["nobody"], "must be module:Class"),
-    (["nobody:Class"], "no module 'nobody'"),
-    (["wrong_dispatches:Nobody"], "has no 'Nobody'"),
-    (["json:dumps"], "must be a class derived from"),
-    (["per_rank_worlds:OneRank"], "mpirun -n N"),
-    (["reference", "--only", "no such case"], "no case's name contains"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nobody"], "must be module:Class"),
+        (["nobody:Class"], "no module 'nobody'"),
+        (["wrong_dispatches:Nobody"], "has no 'Nobody'"),
+        (["json:dumps"], "must be a class derived from"),
+        (["per_rank_worlds:OneRank"], "mpirun -n N"),
+        (["reference", "--only", "no such case"], "no case's name contains"),
+    ],
+)
 def test_what_cannot_be_run_exits_with_2(arguments, words):
     result = run("check", *arguments)
     assert result.returncode == 2
@@ -94,6 +126,7 @@ def test_an_implementation_that_serves_no_case_does_not_pass():
 def test_every_adapter_can_be_loaded_without_its_library():
     from epmoe.check.adapters import ADAPTERS
     from epmoe.check.implementation import load
+
     for name in ADAPTERS:
         assert callable(load(name).make)
 
@@ -101,6 +134,7 @@ def test_every_adapter_can_be_loaded_without_its_library():
 def test_the_reference_passes_as_an_implementation():
     from epmoe.check import check
     from epmoe.check.implementation import load
+
     for name in ("reference", "reference_rows", "reference_hybrid"):
         report = check(load(name), n_ranks=2)
         assert report.passed, str(report)
@@ -112,14 +146,22 @@ def mpirun():
     return str(beside) if beside.exists() else shutil.which("mpirun")
 
 
-@pytest.mark.parametrize(("name", "code", "verdict"), [
-    ("OneRank", 0, "PASS per_rank_worlds:OneRank: equal to the reference"),
-    ("OneRankWrong", 1, "FAIL per_rank_worlds:OneRankWrong"),
-])
+@pytest.mark.parametrize(
+    ("name", "code", "verdict"),
+    [
+        ("OneRank", 0, "PASS per_rank_worlds:OneRank: equal to the reference"),
+        ("OneRankWrong", 1, "FAIL per_rank_worlds:OneRankWrong"),
+    ],
+)
 def test_one_rank_a_process(name, code, verdict):
     assert mpirun(), "no mpirun: pip install mpich"
-    result = run("check", f"per_rank_worlds:{name}", "--quiet", launcher=(mpirun(), "-n", "2"),
-                 python=("-m", "mpi4py", "-m", "epmoe"))
+    result = run(
+        "check",
+        f"per_rank_worlds:{name}",
+        "--quiet",
+        launcher=(mpirun(), "-n", "2"),
+        python=("-m", "mpi4py", "-m", "epmoe"),
+    )
     assert result.returncode == code, result.stdout + result.stderr
     assert result.stdout.count(verdict) == 1
     if code:
@@ -128,7 +170,11 @@ def test_one_rank_a_process(name, code, verdict):
 
 def test_the_kernels_of_a_check_over_processes_are_known_beforehand():
     cases = ["mpi_kernels:an epilogue", "mpi_rows:one slot", "mpi_hybrid:more rows"]
-    result = run(*cases, launcher=(mpirun(), "-n", "2"), python=("-m", "mpi4py", str(HERE / "launched_and_known.py")))
+    result = run(
+        *cases,
+        launcher=(mpirun(), "-n", "2"),
+        python=("-m", "mpi4py", str(HERE / "launched_and_known.py")),
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     said = [line.rpartition(": ")[0] for line in result.stdout.splitlines()]
     assert sorted(said) == sorted(2 * cases), result.stdout
@@ -137,22 +183,49 @@ def test_the_kernels_of_a_check_over_processes_are_known_beforehand():
 def test_without_a_name_this_projects_kernels_are_checked():
     result = run("check", "--ranks", "2", "--only", "one slot", "--quiet")
     assert result.returncode == 0, result.stdout + result.stderr
-    assert re.findall(r"^PASS (\w+): equal", result.stdout, re.M) == ["kernels", "fused_kernels", "rows"]
+    assert re.findall(r"^PASS (\w+): equal", result.stdout, re.M) == [
+        "kernels",
+        "fused_kernels",
+        "rows",
+    ]
 
 
 def test_a_whole_world_is_refused_under_mpirun():
-    result = run("check", "reference", "--only", "uneven", launcher=(mpirun(), "-n", "2"),
-                 python=("-m", "mpi4py", "-m", "epmoe"))
+    result = run(
+        "check",
+        "reference",
+        "--only",
+        "uneven",
+        launcher=(mpirun(), "-n", "2"),
+        python=("-m", "mpi4py", "-m", "epmoe"),
+    )
     assert result.returncode == 2 and result.stdout == ""
     assert "reference has the whole world in one process (per_rank is False)" in result.stderr
 
 
 @pytest.mark.nightly
 def test_without_a_name_under_mpirun_each_process_is_a_rank():
-    result = run("check", "--only", "uneven", "--quiet", launcher=(mpirun(), "-n", "2"),
-                 python=("-m", "mpi4py", "-m", "epmoe"))
+    result = run(
+        "check",
+        "--only",
+        "uneven",
+        "--quiet",
+        launcher=(mpirun(), "-n", "2"),
+        python=("-m", "mpi4py", "-m", "epmoe"),
+    )
     assert result.returncode == 0, result.stdout + result.stderr
-    assert re.findall(r"^PASS (\w+): equal", result.stdout, re.M) == ["mpi_kernels", "mpi_fused_kernels", "mpi_rows"]
-    result = run("check", "mpi_hybrid", "--only", "overflow", "--quiet", launcher=(mpirun(), "-n", "2"),
-                 python=("-m", "mpi4py", "-m", "epmoe"))
+    assert re.findall(r"^PASS (\w+): equal", result.stdout, re.M) == [
+        "mpi_kernels",
+        "mpi_fused_kernels",
+        "mpi_rows",
+    ]
+    result = run(
+        "check",
+        "mpi_hybrid",
+        "--only",
+        "overflow",
+        "--quiet",
+        launcher=(mpirun(), "-n", "2"),
+        python=("-m", "mpi4py", "-m", "epmoe"),
+    )
     assert result.returncode == 0, result.stdout + result.stderr

@@ -17,6 +17,7 @@ LOSSES = {
 
 def losing(base, function, loss):
     """An implementation whose results of dispatch (its rows), or of combine, have lost something."""
+
     def lossy(arrays):
         with np.errstate(all="ignore"):
             return [LOSSES[loss](a.astype(a.dtype)).astype(a.dtype) for a in arrays]

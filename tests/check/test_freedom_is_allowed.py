@@ -21,8 +21,15 @@ def scale_place(cfg, d, group, mn, k):
         return row, k
     if cfg.token_format == "mxfp4_rows":
         n_scales, capacity = cfg.hidden // 32, -(-cfg.n_ranks * cfg.max_tokens_per_rank // 32) * 32
-        return (group * capacity * n_scales + (mn // 16) % 2 + 2 * ((k // 4) % 2) + 4 * (mn % 16) + 64 * (k % 4)
-                + 256 * (k // 8) + 32 * n_scales * (mn // 32),)
+        return (
+            group * capacity * n_scales
+            + (mn // 16) % 2
+            + 2 * ((k // 4) % 2)
+            + 4 * (mn % 16)
+            + 64 * (k % 4)
+            + 256 * (k // 8)
+            + 32 * n_scales * (mn // 32),
+        )
     tile = int(d.row_offsets[group]) // 128 + int(d.scales_offset[group]) + mn // 128
     return tile, k // 4, mn % 32, mn % 128 // 32, k % 4
 
@@ -38,24 +45,31 @@ class Free(Reference):
         cfg, first = self.cfg, int(self.cfg.fused_shared_expert)
         new = copy.copy(d)
         n_rows = int(d.row_offsets[-1])
-        moved = np.arange(n_rows)           # new row <- old row; -1 for padding
+        moved = np.arange(n_rows)  # new row <- old row; -1 for padding
         for group in range(len(d.row_offsets) - 1):
             start, end = int(d.row_offsets[group]), int(d.row_offsets[group + 1])
             if group < first:
                 world = cfg.allreduce_world_size if cfg.skip_a2a else 1
                 start += len([t for t in range(d.num_tokens) if not cfg.skip_a2a]) or (
-                    (d.num_tokens + world - rank - 1) // world)
+                    (d.num_tokens + world - rank - 1) // world
+                )
             else:
                 for count in d.recv_count[group - first]:
-                    moved[start:start + count] = moved[start:start + count][::-1]
+                    moved[start : start + count] = moved[start : start + count][::-1]
                     start += count
             moved[start:end] = -1
-        spare = np.full((3, d.output_tokens.shape[1] * d.output_tokens.dtype.itemsize), GARBAGE, np.uint8)
+        spare = np.full(
+            (3, d.output_tokens.shape[1] * d.output_tokens.dtype.itemsize), GARBAGE, np.uint8
+        )
         spare = spare.view(d.output_tokens.dtype)
         new.output_tokens = np.concatenate([d.output_tokens[moved], spare])
         new.output_tokens[:n_rows][moved < 0] = spare[0]
-        new.src_info = np.concatenate([d.src_info[np.where(moved < 0, np.arange(n_rows), moved)],
-                                       np.full((3, 2), 77, np.int32)])
+        new.src_info = np.concatenate(
+            [
+                d.src_info[np.where(moved < 0, np.arange(n_rows), moved)],
+                np.full((3, 2), 77, np.int32),
+            ]
+        )
         if d.output_scales is not None:
             new.output_scales = self.moved_scales(d, moved)
         return new
@@ -66,7 +80,7 @@ class Free(Reference):
         old = d.output_scales.view(f"u{d.output_scales.dtype.itemsize}")
         new = np.full_like(old, GARBAGE)
         if cfg.token_format in ("nvfp4", "mxfp4", "mxfp8"):
-            new[:] = 0                      # rows past an expert's count in a tile are zero by definition
+            new[:] = 0  # rows past an expert's count in a tile are zero by definition
         if cfg.fuse_a_scale_preshuffle:
             old, flat = old.reshape(-1), new.reshape(-1)
         else:
@@ -76,7 +90,9 @@ class Free(Reference):
             if source >= 0:
                 start = int(d.row_offsets[groups[row]])
                 for k in range(n_scales):
-                    place = (scale_place(cfg, d, groups[row], at - start, k) for at in (row, int(source)))
+                    place = (
+                        scale_place(cfg, d, groups[row], at - start, k) for at in (row, int(source))
+                    )
                     flat[next(place)] = old[next(place)]
         new = new.view(d.output_scales.dtype)
         if cfg.fuse_a_scale_preshuffle:
@@ -87,7 +103,7 @@ class Free(Reference):
 
     def combine(self, expert_outputs, dispatched, router_weights, **options):
         for d, rows in zip(dispatched, expert_outputs):
-            d.src_info, d.output_tokens = d.src_info[:len(rows)], d.output_tokens[:len(rows)]
+            d.src_info, d.output_tokens = d.src_info[: len(rows)], d.output_tokens[: len(rows)]
         return super().combine(expert_outputs, dispatched, router_weights, **options)
 
 
@@ -119,9 +135,14 @@ def test_tile_rows_past_an_experts_count_are_zero():
     assert "rows past its count get 0" in difference.rule
 
 
-@pytest.mark.parametrize("case", [f"{name} with a shared expert" for name in
-                                  ("fp8_blockwise", "nvfp4", "mxfp4", "mxfp8", "mxfp4_rows")]
-                         + ["mxfp4_rows with scales in slots"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        f"{name} with a shared expert"
+        for name in ("fp8_blockwise", "nvfp4", "mxfp4", "mxfp8", "mxfp4_rows")
+    ]
+    + ["mxfp4_rows with scales in slots"],
+)
 def test_one_wrong_scale_is_found_and_placed(case):
     class OneWrongScale(Reference):
         def dispatch(self, input_tokens, topk_ids, **options):
@@ -136,7 +157,7 @@ def test_one_wrong_scale_is_found_and_placed(case):
             return results
 
     report = check(OneWrongScale, n_ranks=2, only=case)
-    (difference,), = (o.differences for o in report.failed)
+    ((difference,),) = (o.differences for o in report.failed)
     assert (difference.what, difference.rank) == ("output_scales", 1)
     assert (difference.row, difference.token, difference.slot) == OneWrongScale.expected
     assert difference.column == 2 * VECTOR.get(case.split()[0], 128)

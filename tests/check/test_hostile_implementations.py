@@ -4,16 +4,22 @@ import json
 
 import hostile_worlds
 import pytest
-from epmoe.check import check
-from epmoe.check.implementation import whole
-from epmoe_ref.errors import EPValueError
 from test_check_command import mpirun, run
 from test_pytest_plugin import pytest_run
 
+from epmoe.check import check
+from epmoe.check.implementation import whole
+from epmoe_ref.errors import EPValueError
 
-@pytest.mark.parametrize(("name", "says"), [
-    ("Exits", "raised SystemExit: 0"), ("LeavesAtOnce", "ended the process with exit status 0"),
-    ("Crashes", "crashed the process: signal 6 (SIGABRT)")])
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("Exits", "raised SystemExit: 0"),
+        ("LeavesAtOnce", "ended the process with exit status 0"),
+        ("Crashes", "crashed the process: signal 6 (SIGABRT)"),
+    ],
+)
 def test_one_that_ends_the_process_differs(name, says):
     result = run("check", f"hostile_worlds:{name}", "--ranks", "2", "--only", "slot", "--quiet")
     assert result.returncode == 1 and says in result.stdout, result.stdout + result.stderr
@@ -21,28 +27,61 @@ def test_one_that_ends_the_process_differs(name, says):
 
 
 def test_one_that_hangs_in_a_case_is_told_so_and_the_other_cases_run():
-    result = run("check", "hostile_worlds:Hangs", "--ranks", "2", "--only", "slot", "--timeout", "6", "--json")
+    result = run(
+        "check",
+        "hostile_worlds:Hangs",
+        "--ranks",
+        "2",
+        "--only",
+        "slot",
+        "--timeout",
+        "6",
+        "--json",
+    )
     record = json.loads(result.stdout)["implementations"][0]
     states = {case["case"]: case["state"] for case in record["cases"]}
-    assert result.returncode == 1 and states.pop("one slot") == "differs" and "ok" in states.values(), states
+    assert (
+        result.returncode == 1 and states.pop("one slot") == "differs" and "ok" in states.values()
+    ), states
     assert "differs" not in states.values()
     differences = [d for case in record["cases"] for d in case["differences"]]
     assert [d["says"] for d in differences] == ["did not return within 6 s (--timeout)"]
 
 
-@pytest.mark.parametrize(("name", "says"), [
-    ("HangingRank", "'one slot' did not return within 4 s (--timeout); all ranks end"),
-    ("LeavingRank", "differs: it raised RuntimeError: the implementation ended the process: sys.exit(0)")])
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("HangingRank", "'one slot' did not return within 4 s (--timeout); all ranks end"),
+        (
+            "LeavingRank",
+            "differs: it raised RuntimeError: the implementation ended the process: sys.exit(0)",
+        ),
+    ],
+)
 def test_ranks_in_processes_that_hang_or_leave_differ(name, says):
-    result = run("check", f"hostile_worlds:{name}", "--only", "one slot", "--timeout", "4",
-                 launcher=(mpirun(), "-n", "2"), python=("-m", "mpi4py", "-m", "epmoe"))
-    assert result.returncode == 1 and says in result.stderr and "PASS" not in result.stdout, result.stderr
+    result = run(
+        "check",
+        f"hostile_worlds:{name}",
+        "--only",
+        "one slot",
+        "--timeout",
+        "4",
+        launcher=(mpirun(), "-n", "2"),
+        python=("-m", "mpi4py", "-m", "epmoe"),
+    )
+    assert result.returncode == 1 and says in result.stderr and "PASS" not in result.stdout, (
+        result.stderr
+    )
 
 
 def test_one_that_hangs_always_is_given_up():
-    result = run("check", "hostile_worlds:HangsAlways", "--ranks", "2", "--timeout", "0.5", "--quiet")
+    result = run(
+        "check", "hostile_worlds:HangsAlways", "--ranks", "2", "--timeout", "0.5", "--quiet"
+    )
     verdict = result.stdout.splitlines()[-1]
-    assert result.returncode == 1 and verdict.startswith("FAIL hostile_worlds:HangsAlways: 3 of 3"), result.stdout
+    assert result.returncode == 1 and verdict.startswith(
+        "FAIL hostile_worlds:HangsAlways: 3 of 3"
+    ), result.stdout
 
 
 def one_case(implementation, only="uneven ranks"):
@@ -61,19 +100,31 @@ def test_results_that_change_after_they_were_returned_are_noticed():
     assert found and all("changed by a later call" in d.cause and d.round < 3 for d in found)
 
 
-@pytest.mark.parametrize(("name", "says"), [
-    ("Fractions", "float64; integers are needed"), ("Floats", "float64; integers are needed"),
-    ("Nan", "float64; integers are needed"), ("Booleans", "bool; integers are needed"),
-    ("Wrapped", "[0] is 4294967296, reference 0"), ("Unsigned", "[0] is 9223372036854775808, reference 0")])
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("Fractions", "float64; integers are needed"),
+        ("Floats", "float64; integers are needed"),
+        ("Nan", "float64; integers are needed"),
+        ("Booleans", "bool; integers are needed"),
+        ("Wrapped", "[0] is 4294967296, reference 0"),
+        ("Unsigned", "[0] is 9223372036854775808, reference 0"),
+    ],
+)
 def test_counts_are_compared_as_they_are(name, says):
     found = one_case(getattr(hostile_worlds, name))
     assert found and {d.what for d in found} == {"row_offsets"} and says in found[0].says, found
 
 
-@pytest.mark.parametrize(("name", "says"), [
-    ("Misspelt", "token_formats has 'nvpf4'; did you mean 'nvfp4'?"), ("NoTuple", "must be a tuple or set of names"),
-    ("MisspeltOption", "options has 'unweigthed'; did you mean 'unweighted'?"),
-    ("MisspeltType", "combine_dtypes has 'fp8'; there are bf16, fp16, fp32")])
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("Misspelt", "token_formats has 'nvpf4'; did you mean 'nvfp4'?"),
+        ("NoTuple", "must be a tuple or set of names"),
+        ("MisspeltOption", "options has 'unweigthed'; did you mean 'unweighted'?"),
+        ("MisspeltType", "combine_dtypes has 'fp8'; there are bf16, fp16, fp32"),
+    ],
+)
 def test_names_that_there_are_not_are_refused(name, says):
     with pytest.raises(EPValueError) as refused:
         whole(getattr(hostile_worlds, name), name)
@@ -83,21 +134,32 @@ def test_names_that_there_are_not_are_refused(name, says):
 def test_serving_no_case_is_no_pass(tmp_path):
     result = run("check", "hostile_worlds:ServesNothing", "--ranks", "2", "--quiet")
     assert result.returncode == 2 and "no case was run" in result.stdout
-    result = pytest_run(tmp_path, "--epmoe-check", "hostile_worlds:ServesNothing", "--epmoe-ranks", "2")
+    result = pytest_run(
+        tmp_path, "--epmoe-check", "hostile_worlds:ServesNothing", "--epmoe-ranks", "2"
+    )
     assert result.returncode == 4 and "it serves none of the 41 cases" in result.stderr
 
 
 @pytest.mark.parametrize("name", [":", ":x", "x:", "../x:Y", "a b:C", "json:dumps.x", "."])
 def test_what_names_no_class_is_refused_in_a_line(name):
     result = run("check", name)
-    assert result.returncode == 2 and "must be module:Class" in result.stderr and len(result.stderr.splitlines()) == 1
+    assert (
+        result.returncode == 2
+        and "must be module:Class" in result.stderr
+        and len(result.stderr.splitlines()) == 1
+    )
 
 
 def test_a_module_that_fails_while_it_is_imported_cannot_be_run(tmp_path):
     (tmp_path / "broken.py").write_text("import no_such_library\n")
     (tmp_path / "leaves.py").write_text("raise SystemExit(0)\n")
     (tmp_path / "odd.py").write_text("x = 1 +\n")
-    for name, says in (("broken", "needs a module 'no_such_library'"), ("leaves", "raised SystemExit"),
-                       ("odd", "raised SyntaxError")):
+    for name, says in (
+        ("broken", "needs a module 'no_such_library'"),
+        ("leaves", "raised SystemExit"),
+        ("odd", "raised SyntaxError"),
+    ):
         result = run("check", f"{name}:Mine", cwd=tmp_path)
-        assert result.returncode == 2 and says in result.stderr and "Traceback" not in result.stderr, result.stderr
+        assert (
+            result.returncode == 2 and says in result.stderr and "Traceback" not in result.stderr
+        ), result.stderr

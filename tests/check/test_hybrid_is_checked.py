@@ -21,7 +21,9 @@ def changed(**functions):
             return (*results, handle)
 
         def combine(self, x, handle):
-            return functions["sums"](x, handle) if "sums" in functions else super().combine(x, handle)
+            return (
+                functions["sums"](x, handle) if "sums" in functions else super().combine(x, handle)
+            )
 
         def dispatch_backward(self, grad_hidden, grad_probs, handle):
             grad_x, of_probs = super().dispatch_backward(grad_hidden, grad_probs, handle)
@@ -33,17 +35,22 @@ def changed(**functions):
     def apply(name, handle, of_ranks):
         if name not in functions:
             return of_ranks
-        return [None if a is None else functions[name](handle, rank, a.copy()) for rank, a in enumerate(of_ranks)]
+        return [
+            None if a is None else functions[name](handle, rank, a.copy())
+            for rank, a in enumerate(of_ranks)
+        ]
 
     return Changed
 
 
 def reordered(*keys):
     """Rows with a token in the order of these arrays of the handle, the last one first."""
+
     def rows(handle, rank, a):
         has = np.flatnonzero(handle.src_token[rank] >= 0)
         a[has] = a[has][np.lexsort([getattr(handle, key)[rank][has] for key in keys])]
         return a
+
     return rows
 
 
@@ -54,6 +61,7 @@ def dirty_padding(handle, rank, a):
 
 def summed(once=False, descending=False):
     """combine's sums: in float32 and rounded once, or experts descending."""
+
     @np.errstate(all="ignore")
     def sums(x, handle):
         out = []
@@ -61,7 +69,9 @@ def summed(once=False, descending=False):
             total = np.zeros((len(row_of), x[0].shape[1]), np.float32)
             for rank in range(handle.n_ranks):
                 part = total if once else np.zeros_like(total)
-                local = range(rank * handle.num_local_experts, (rank + 1) * handle.num_local_experts)
+                local = range(
+                    rank * handle.num_local_experts, (rank + 1) * handle.num_local_experts
+                )
                 for e in reversed(local) if descending else local:
                     has = row_of[:, e] >= 0
                     part[has] += x[rank][row_of[has, e]].astype(np.float32)
@@ -69,31 +79,43 @@ def summed(once=False, descending=False):
                     total += part.astype(ml_dtypes.bfloat16).astype(np.float32)
             out.append(total.astype(ml_dtypes.bfloat16))
         return out
+
     return sums
 
 
 def reads_every_row(x, handle):
     """Multiplies the rows that have no token by 0 instead of leaving them out."""
     sums = fused_a2a.hybrid_combine_forward(x, handle)
-    unused = sum(np.nansum(rows[token < 0]) + np.float32(np.isnan(rows[token < 0].astype(np.float32)).any() * np.nan)
-                 for rows, token in zip(x, handle.src_token) if (token < 0).any())
+    unused = sum(
+        np.nansum(rows[token < 0])
+        + np.float32(np.isnan(rows[token < 0].astype(np.float32)).any() * np.nan)
+        for rows, token in zip(x, handle.src_token)
+        if (token < 0).any()
+    )
     return [(s.astype(np.float32) + unused * 0).astype(s.dtype) for s in sums]
 
 
 MISTAKES = {
-    "by source rank, not by expert first": changed(hidden=reordered("local_expert", "src_token", "src_rank")),
-    "by token before source rank inside an expert": changed(hidden=reordered("src_rank", "src_token", "local_expert")),
+    "by source rank, not by expert first": changed(
+        hidden=reordered("local_expert", "src_token", "src_rank")
+    ),
+    "by token before source rank inside an expert": changed(
+        hidden=reordered("src_rank", "src_token", "local_expert")
+    ),
     "the right rows in another order": changed(hidden=lambda handle, rank, a: a[::-1].copy()),
     "rows without a token are not zero": changed(hidden=dirty_padding),
     "a row's prob is probs[token, its expert]": changed(probs=lambda handle, rank, a: a * 2),
     "one float32 scale for 128 columns": changed(scales=lambda handle, rank, a: a[:, ::-1].copy()),
     "padding is not counted": changed(
-        counts=lambda handle, rank, a: np.bincount(handle.local_expert[rank][handle.local_expert[rank] >= 0],
-                                                   minlength=len(a))),
+        counts=lambda handle, rank, a: np.bincount(
+            handle.local_expert[rank][handle.local_expert[rank] >= 0], minlength=len(a)
+        )
+    ),
     "summed in float32 and rounded once": changed(sums=summed(once=True)),
     "added in descending order": changed(sums=summed(descending=True)),
     "not zero where the pair has no row": changed(
-        grad_probs=lambda handle, rank, a: np.where(handle.row_of[rank] < 0, np.float32(3), a)),
+        grad_probs=lambda handle, rank, a: np.where(handle.row_of[rank] < 0, np.float32(3), a)
+    ),
     "combine's gradient is dispatch again": changed(rows_back=lambda handle, rank, a: a * 0),
 }
 
@@ -114,7 +136,9 @@ def test_a_mistake_is_named(words):
 
 @pytest.mark.parametrize("words", [w for w in MISTAKES if "row" not in w or "order" in w])
 def test_no_other_cause_is_named(words):
-    causes = {d.cause for o in check(MISTAKES[words], n_ranks=2).failed for d in o.differences if d.cause}
+    causes = {
+        d.cause for o in check(MISTAKES[words], n_ranks=2).failed for d in o.differences if d.cause
+    }
     assert all(words in cause or "another order" in cause for cause in causes), causes
 
 
@@ -122,7 +146,16 @@ def test_the_place_of_a_wrong_row():
     report = check(MISTAKES["by source rank, not by expert first"], n_ranks=2, only="exact rows")
     difference = report.failed[0].differences[0]
     assert difference.what == "dispatched_hidden"
-    for word in ("rank ", "expert ", "source rank ", "token ", "row ", "column ", " is ", "reference "):
+    for word in (
+        "rank ",
+        "expert ",
+        "source rank ",
+        "token ",
+        "row ",
+        "column ",
+        " is ",
+        "reference ",
+    ):
         assert word in str(difference)
 
 
@@ -149,5 +182,10 @@ def test_options_and_gradients_may_be_left_out():
 
     report = check(Forward, n_ranks=2)
     assert report.passed and "not given and not compared: gradients" in report.verdict
-    assert {o.not_served for o in report.outcomes} == {None, "num_permuted_tokens", "fp8_dispatch", "p2p_world_size",
-                                                       "without_probs"}
+    assert {o.not_served for o in report.outcomes} == {
+        None,
+        "num_permuted_tokens",
+        "fp8_dispatch",
+        "p2p_world_size",
+        "without_probs",
+    }

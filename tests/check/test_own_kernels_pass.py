@@ -12,18 +12,34 @@ def each_case_once(monkeypatch):
     monkeypatch.setattr(conformance, "RUNS", 1)
 
 
-@pytest.mark.parametrize(("name", "case"), [("rows", "slots without an expert"), ("rows", "as many slots"),
-                                            ("hybrid", "overflow by padding"), ("hybrid", "fp8"),
-                                            ("hybrid", "two p2p worlds"), ("hybrid", "without probs"),
-                                            ("fused_kernels", "two p2p worlds")])
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        ("rows", "slots without an expert"),
+        ("rows", "as many slots"),
+        ("hybrid", "overflow by padding"),
+        ("hybrid", "fp8"),
+        ("hybrid", "two p2p worlds"),
+        ("hybrid", "without probs"),
+        ("fused_kernels", "two p2p worlds"),
+    ],
+)
 def test_own_fused_a2a_and_p2p_worlds_pass(name, case):
     report = check(load(name), n_ranks=2, only=case)
     assert report.passed, str(report)
 
 
 @pytest.mark.parametrize("name", ["kernels", "fused_kernels", "plain_kernels"])
-@pytest.mark.parametrize("case", ["slots without an expert", "without router weights", "an epilogue",
-                                  "nvfp4 with an input scale", "fp8_blockwise with a shared expert"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "slots without an expert",
+        "without router weights",
+        "an epilogue",
+        "nvfp4 with an input scale",
+        "fp8_blockwise with a shared expert",
+    ],
+)
 def test_own_kernels_pass(name, case):
     report = check(load(name), n_ranks=2, only=case)
     assert report.passed, str(report)

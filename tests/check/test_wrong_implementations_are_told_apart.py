@@ -10,7 +10,10 @@ from epmoe.check.causes import OR
 
 # class -> (array that differs, words of its likely cause or of what the message says)
 MISTAKES = {
-    "SlotOrder": ("output_tokens", "payload and src_info of a segment's rows do not belong together"),
+    "SlotOrder": (
+        "output_tokens",
+        "payload and src_info of a segment's rows do not belong together",
+    ),
     "RankOrder": ("src_info", "in another order of source ranks"),
     "DoubleRounding": ("output", "double rounding: the sum is rounded to"),
     "MinusOneIsZero": ("recv_count", "-1 was treated as expert 0"),
@@ -23,12 +26,18 @@ MISTAKES = {
     "GlobalExpertIds": ("expert_ids", "they are global ids"),
     "NotFused": ("output", "a fused multiply-add rounds once a step"),
     "Descending": ("output", "the slots are added in descending order"),
-    "MinusOneTakesPart": ("output", "slots of -1 take part: NaN at exactly the tokens that have one"),
+    "MinusOneTakesPart": (
+        "output",
+        "slots of -1 take part: NaN at exactly the tokens that have one",
+    ),
     "GarbageAtMinusOne": ("output", "rows of slots with -1 are not zero"),
     "LastTokenLost": ("recv_count", "the last token of each source rank is left out"),
     "FirstSlotOnly": ("recv_count", "only slot 0 of each token is sent"),
     "ExpertsInTurn": ("recv_count", "experts were dealt to the ranks in turn"),
-    "OtherRanksPayload": ("output_tokens", "each row holds the token of that number of another source rank"),
+    "OtherRanksPayload": (
+        "output_tokens",
+        "each row holds the token of that number of another source rank",
+    ),
     "NoFloor": ("output_scales", "the floor is missing"),
     "ReciprocalScales": ("output_scales", "the scales are reciprocals"),
     "NanIsZero": ("output_tokens", "NaN is lost"),
@@ -54,7 +63,10 @@ MISTAKES = {
     "OutputsBeside": ("output", "each slot has the row beside its own"),
     "LastColumnsLost": ("output_tokens", "the last columns of the rows are lost"),
     "LastSumsLost": ("output", "the last columns of the output are lost"),
-    "RoomForThree": ("recv_count", "rows beyond a fixed number for each (expert, source rank) are left out"),
+    "RoomForThree": (
+        "recv_count",
+        "rows beyond a fixed number for each (expert, source rank) are left out",
+    ),
     "SortedByToken": ("src_info", "an expert's rows are not grouped by source rank"),
     "WritesInput": ("topk_ids", "was written to"),
     "Raises": ("call", "raised IndexError: index 12 is out of bounds"),
@@ -98,13 +110,27 @@ def test_no_other_mistake_is_named(name, reports):
 def test_the_messages_are_as_many_as_the_mistakes(reports):
     def told(report):
         texts = [str(d) for o in report.failed for d in o.differences if OR not in d.cause]
-        return {name for name, (_, words) in MISTAKES.items() if any(words in text for text in texts)}
+        return {
+            name for name, (_, words) in MISTAKES.items() if any(words in text for text in texts)
+        }
 
-    assert {name: told(report) for name, report in reports.items()} == {name: {name} for name in MISTAKES}
+    assert {name: told(report) for name, report in reports.items()} == {
+        name: {name} for name in MISTAKES
+    }
 
 
 def test_a_difference_says_rank_expert_source_rank_token_slot_column_and_both_values(reports):
     difference = reports["SlotOrder"].failed[0].differences[0]
-    for word in ("rank ", "expert ", "source rank ", "token ", "slot ", "row ", "column ", " is ", "reference "):
+    for word in (
+        "rank ",
+        "expert ",
+        "source rank ",
+        "token ",
+        "slot ",
+        "row ",
+        "column ",
+        " is ",
+        "reference ",
+    ):
         assert word in str(difference)
     assert "rows swapped within a segment: allowed" in str(difference)

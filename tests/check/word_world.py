@@ -24,16 +24,33 @@ class WordWorld(NumpyWorld):
         self.fmt, self.L = fmt, L
         tokens, E = cfg.max_tokens_per_rank, cfg.n_experts
         self.recv_buf = np.full((n, L, n, tokens, fmt.msg_size()), 0x5A, np.uint8)
-        self.back_buf = np.full((n, tokens, cfg.top_k, cfg.hidden * cfg.combine_itemsize), 0x5A, np.uint8)
+        self.back_buf = np.full(
+            (n, tokens, cfg.top_k, cfg.hidden * cfg.combine_itemsize), 0x5A, np.uint8
+        )
         self.recv_count = np.full((n, L, n), MAX_FINITE, np.uint64)
         self.back_count = np.full((n, L, n), MAX_FINITE, np.uint64)
         self.words = np.zeros((n, 8 * E + 12), np.int32)
-        self.at = {"reserved": 0, "finished": E, "completed": 2 * E, "A": 2 * E + 8, "B": 4 * E + 8, "C": 5 * E + 8,
-                   "D": 6 * E + 8, "E": 6 * E + 9, "F": 6 * E + 10, "G": 6 * E + 11, "flags": 6 * E + 12}
+        self.at = {
+            "reserved": 0,
+            "finished": E,
+            "completed": 2 * E,
+            "A": 2 * E + 8,
+            "B": 4 * E + 8,
+            "C": 5 * E + 8,
+            "D": 6 * E + 8,
+            "E": 6 * E + 9,
+            "F": 6 * E + 10,
+            "G": 6 * E + 11,
+            "flags": 6 * E + 12,
+        }
 
     def buffers(self):
-        return {"dispatch_recv_buf": self.recv_buf, "dispatch_recv_count": self.recv_count,
-                "combine_recv_buf": self.back_buf, "combine_recv_count": self.back_count}
+        return {
+            "dispatch_recv_buf": self.recv_buf,
+            "dispatch_recv_count": self.recv_count,
+            "combine_recv_buf": self.back_buf,
+            "combine_recv_count": self.back_count,
+        }
 
     def counters(self):
         return self.words
@@ -71,24 +88,34 @@ class WordWorld(NumpyWorld):
         payloads = np.zeros((offsets[-1], self.fmt.msg_size()), np.uint8)
         info = np.full((offsets[-1], 2), -1, np.int32)
         if shared:
-            payloads[:shared, :self.fmt.token_size()] = self.fmt.encode(self.tokens[rank])
+            payloads[:shared, : self.fmt.token_size()] = self.fmt.encode(self.tokens[rank])
         for local in range(L):
             row = int(offsets[local + (shared is not None)])
             for src in range(cfg.n_ranks):
                 for slot in range(counts[local, src]):
                     message = payloads[row] = self.recv_buf[rank, local, src, slot]
-                    ids = message[self.fmt.topk_info_offset():][:2 * cfg.top_k].view("<u2").tolist()
-                    t = int(message[self.fmt.src_info_offset():][:4].view("<i4")[0])
+                    ids = (
+                        message[self.fmt.topk_info_offset() :][: 2 * cfg.top_k].view("<u2").tolist()
+                    )
+                    t = int(message[self.fmt.src_info_offset() :][:4].view("<i4")[0])
                     info[row] = t, ids.index(rank * L + local) if rank * L + local in ids else -1
                     row += 1
                 i = local * cfg.n_ranks + src
-                self.words[rank, self.at["A"] + 2 * i:][:2] = self.entry(rank, row, counts, local, src, offsets)
-                self.words[rank, self.at["B"] + i] = counts[local, :src + 1].sum()
-        self.words[rank, self.at["C"]:][:L] = 7
+                self.words[rank, self.at["A"] + 2 * i :][:2] = self.entry(
+                    rank, row, counts, local, src, offsets
+                )
+                self.words[rank, self.at["B"] + i] = counts[local, : src + 1].sum()
+        self.words[rank, self.at["C"] :][:L] = 7
         self.reset_after_dispatch(rank)
         values, scales = self.fmt.decode(payloads)
-        return dict(output_tokens=values, output_scales=None if scales is None else scales.T, row_offsets=offsets,
-                    expert_ids=np.arange(len(sizes), dtype=np.int32), src_info=info, recv_count=counts)
+        return dict(
+            output_tokens=values,
+            output_scales=None if scales is None else scales.T,
+            row_offsets=offsets,
+            expert_ids=np.arange(len(sizes), dtype=np.int32),
+            src_info=info,
+            recv_count=counts,
+        )
 
     def combine_async(self, expert_outputs, dispatched):
         self.outputs = expert_outputs
@@ -98,7 +125,7 @@ class WordWorld(NumpyWorld):
                 for src in range(self.cfg.n_ranks):
                     i = local * self.cfg.n_ranks + src
                     end = int(dispatched[rank]["row_offsets"][local + self.cfg.fused_shared_expert])
-                    end += int(dispatched[rank]["recv_count"][local, :src + 1].sum())
+                    end += int(dispatched[rank]["recv_count"][local, : src + 1].sum())
                     count = int(dispatched[rank]["recv_count"][local, src])
                     for row in range(end - count, end):
                         t, k = dispatched[rank]["src_info"][row]
@@ -106,19 +133,21 @@ class WordWorld(NumpyWorld):
                         if at is not None:
                             self.back_buf[at] = rows[row]
                     self.signal_back(rank, src, local, count)
-                    self.words[rank, self.at["finished"] + i] = count      # allowed until combine_wait has ended
+                    self.words[rank, self.at["finished"] + i] = (
+                        count  # allowed until combine_wait has ended
+                    )
 
     def combine_wait(self, router_weights):
         out = []
         for rank, ids in enumerate(self.topk_ids):
-            recv = self.back_buf[rank, :len(ids)].view(self.outputs[rank].dtype)
+            recv = self.back_buf[rank, : len(ids)].view(self.outputs[rank].dtype)
             recv = np.where((ids >= 0)[..., None], recv, np.zeros((), recv.dtype))
             if router_weights is None:
                 out.append(recv)
             else:
                 one = self.reduce(recv, router_weights[rank], ids >= 0).astype(recv.dtype)
                 if self.cfg.fused_shared_expert:
-                    shared = self.outputs[rank][:len(ids)].astype(np.float32)
+                    shared = self.outputs[rank][: len(ids)].astype(np.float32)
                     one = (one.astype(np.float32) + shared).astype(recv.dtype)
                 out.append(one)
             self.reset_after_combine(rank)
@@ -148,9 +177,11 @@ class WordWorld(NumpyWorld):
     def write(self, at, payload, trailer):
         token, ids = trailer
         message = self.recv_buf[at]
-        message[:len(payload)] = payload
-        message[self.fmt.src_info_offset():][:4] = np.array([token], "<i4").view(np.uint8)
-        message[self.fmt.topk_info_offset():][:2 * self.cfg.top_k] = np.asarray(ids).astype("<u2").view(np.uint8)
+        message[: len(payload)] = payload
+        message[self.fmt.src_info_offset() :][:4] = np.array([token], "<i4").view(np.uint8)
+        message[self.fmt.topk_info_offset() :][: 2 * self.cfg.top_k] = (
+            np.asarray(ids).astype("<u2").view(np.uint8)
+        )
 
     def signal(self, rank, dst, local, count):
         self.recv_count[dst, local, rank] = count
@@ -182,4 +213,4 @@ class WordWorld(NumpyWorld):
         E = self.cfg.n_experts
         sizes = {"reserved": E, "finished": E, "completed": 8, "A": 2 * E, "D": 4, "flags": 2 * E}
         for name in names:
-            self.words[rank, self.at[name]:][:sizes[name]] = 0
+            self.words[rank, self.at[name] :][: sizes[name]] = 0

@@ -107,15 +107,18 @@ class ByExpert(NumpyWorld):
 
     def reduce(self, recv, weights, takes_part):
         token = np.arange(len(recv))[:, None]
-        return super().reduce(recv[token, self.order], weights[token, self.order], takes_part[token, self.order])
+        return super().reduce(
+            recv[token, self.order], weights[token, self.order], takes_part[token, self.order]
+        )
 
 
 class WeightsByExpert(ByExpert):
     """Takes a token's weights as its experts come."""
 
     def reduce(self, recv, weights, takes_part):
-        return NumpyWorld.reduce(self, recv, np.take_along_axis(np.nan_to_num(weights), self.order, 1),
-                                 takes_part)
+        return NumpyWorld.reduce(
+            self, recv, np.take_along_axis(np.nan_to_num(weights), self.order, 1), takes_part
+        )
 
 
 class RanksFirst(NumpyWorld):
@@ -129,8 +132,10 @@ class RanksFirst(NumpyWorld):
         return acc
 
     def reduce(self, recv, weights, takes_part):
-        parts = [super(RanksFirst, self).reduce(recv, weights, takes_part & (self.owner == rank))
-                 for rank in range(self.cfg.n_ranks)]
+        parts = [
+            super(RanksFirst, self).reduce(recv, weights, takes_part & (self.owner == rank))
+            for rank in range(self.cfg.n_ranks)
+        ]
         total = np.zeros_like(parts[0])
         with np.errstate(invalid="ignore"):
             for part in parts:

@@ -66,8 +66,9 @@ class CountTooLarge(WordWorld):
 
 class CountOfAllExperts(WordWorld):
     def signal_back(self, rank, src, local, count):
-        self.back_count[src, :, rank] = np.where(self.back_count[src, :, rank] == MAX_FINITE, 0,
-                                                 self.back_count[src, :, rank]) + np.uint64(count)
+        self.back_count[src, :, rank] = np.where(
+            self.back_count[src, :, rank] == MAX_FINITE, 0, self.back_count[src, :, rank]
+        ) + np.uint64(count)
 
 
 class SignalsAtTheReceiver(WordWorld):
@@ -87,7 +88,7 @@ class SlotForToken(WordWorld):
 
 class NoTrailer(WordWorld):
     def write(self, at, payload, trailer):
-        self.recv_buf[at][:len(payload)] = payload
+        self.recv_buf[at][: len(payload)] = payload
 
 
 class PayloadLate(WordWorld):
@@ -138,13 +139,15 @@ class StartRows(WordWorld):
 
 class RowsWithinTheExpert(WordWorld):
     def entry(self, rank, end, counts, local, src, offsets):
-        return READY + counts[local, :src + 1].sum(), counts[local, src]
+        return READY + counts[local, : src + 1].sum(), counts[local, src]
 
 
 class PaddingNotCounted(WordWorld):
     def entry(self, rank, end, counts, local, src, offsets):
-        before = counts[:local].sum() + counts[local, :src + 1].sum()
-        return READY + before + (len(self.tokens[rank]) if self.cfg.fused_shared_expert else 0), counts[local, src]
+        before = counts[:local].sum() + counts[local, : src + 1].sum()
+        return READY + before + (
+            len(self.tokens[rank]) if self.cfg.fused_shared_expert else 0
+        ), counts[local, src]
 
 
 class SharedRowsNotCounted(WordWorld):
@@ -166,15 +169,15 @@ class EntryNotZeroed(WordWorld):
 
 class OnlyHalfZeroed(WordWorld):
     def reset_after_combine(self, rank):
-        held = self.words[rank, self.at["A"]:][:self.cfg.n_experts].copy()
+        held = self.words[rank, self.at["A"] :][: self.cfg.n_experts].copy()
         super().reset_after_combine(rank)
-        self.words[rank, self.at["A"]:][:self.cfg.n_experts] = held
+        self.words[rank, self.at["A"] :][: self.cfg.n_experts] = held
 
 
 class FlagsLeftRaised(WordWorld):
     def reset_after_combine(self, rank):
         super().reset_after_combine(rank)
-        self.words[rank, self.at["flags"]:][:2] = 1
+        self.words[rank, self.at["flags"] :][:2] = 1
 
 
 class ReadyFlagLeftRaised(WordWorld):

@@ -3,6 +3,7 @@
 A kernel finds its inputs at `params` and writes its results at `params + OUT`. Expected values come from Python
 integers and from NumPy and ml_dtypes, not from the device layer. The cases stand in the modules cases_*.
 """
+
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,14 @@ import numpy as np
 from epmoe import device
 
 OUT = 4096
-DTYPE = {"u8": np.uint8, "u16": np.uint16, "i32": np.int32, "u32": np.uint32, "u64": np.uint64, "f32": np.float32}
+DTYPE = {
+    "u8": np.uint8,
+    "u16": np.uint16,
+    "i32": np.int32,
+    "u32": np.uint32,
+    "u64": np.uint64,
+    "f32": np.float32,
+}
 PTX = {"u8": "u8", "u16": "u16", "i32": "s32", "u32": "u32", "u64": "u64", "f32": "f32"}
 SCOPES = ("cta", "gpu", "sys")
 
@@ -28,7 +36,7 @@ class Case:
     grid: int = 1
     block: int = 32
     shared_bytes: int = 0
-    close: bool = False             # approximate words: two units in the last place
+    close: bool = False  # approximate words: two units in the last place
 
 
 def word(name):

@@ -1,7 +1,8 @@
 """Cases of plain and strong accesses, atomics and fences."""
-import numpy as np
 
+import numpy as np
 from case_table import DTYPE, OUT, PTX, SCOPES, at_types, case, word
+
 from epmoe.device import kernel, load_i32, load_u32, store16, store_i32, store_u32, thread_idx, u64
 
 
@@ -10,6 +11,7 @@ def reads_one(op, store):
     def reads(params, num_tokens, my_rank):
         if thread_idx() == 0:
             store(params + u64(OUT), op(params + u64(8)))
+
     return reads
 
 
@@ -18,6 +20,7 @@ def writes_one(op, load):
     def writes(params, num_tokens, my_rank):
         if thread_idx() == 0:
             op(params + u64(OUT), load(params + u64(8)))
+
     return writes
 
 
@@ -27,6 +30,7 @@ def reads_16(op):
         if thread_idx() == 0:
             q = op(params + u64(16))
             store16(params + u64(OUT), q[0], q[1], q[2], q[3])
+
     return reads
 
 
@@ -34,28 +38,51 @@ def writes_16(op):
     @kernel()
     def writes(params, num_tokens, my_rank):
         if thread_idx() == 0:
-            op(params + u64(OUT), load_u32(params), load_u32(params + u64(4)), load_u32(params + u64(8)),
-               load_u32(params + u64(12)))
+            op(
+                params + u64(OUT),
+                load_u32(params),
+                load_u32(params + u64(4)),
+                load_u32(params + u64(8)),
+                load_u32(params + u64(12)),
+            )
+
     return writes
 
 
-SAMPLE = {"u8": [7, 0xFE], "u16": [7, 0xFFFE], "i32": [5, -123456789], "u32": [5, 0xFEDCBA98],
-          "u64": [5, 0xFEDCBA9876543210],
-          "f32": [1.5, -3.25e-41]}
+SAMPLE = {
+    "u8": [7, 0xFE],
+    "u16": [7, 0xFFFE],
+    "i32": [5, -123456789],
+    "u32": [5, 0xFEDCBA98],
+    "u64": [5, 0xFEDCBA9876543210],
+    "f32": [1.5, -3.25e-41],
+}
 WIDE = {"u8": "u32", "u16": "u32"}
 for _ty in DTYPE:
     _load, _store = at_types(WIDE.get(_ty, _ty))
     _in = np.zeros(64 // DTYPE[_ty]().itemsize, DTYPE[_ty])
     _in[8 // _in.itemsize] = SAMPLE[_ty][1]
-    case("load_" + _ty, r"ld\.global\.%s " % PTX[_ty], reads_one(word("load_" + _ty), _store), _in,
-         np.array([SAMPLE[_ty][1]], DTYPE[WIDE.get(_ty, _ty)]))
-    case("store_" + _ty, r"st\.global\.%s " % PTX[_ty], writes_one(word("store_" + _ty), at_types(_ty)[0]), _in,
-         np.array([SAMPLE[_ty][1]], DTYPE[_ty]))
+    case(
+        "load_" + _ty,
+        r"ld\.global\.%s " % PTX[_ty],
+        reads_one(word("load_" + _ty), _store),
+        _in,
+        np.array([SAMPLE[_ty][1]], DTYPE[WIDE.get(_ty, _ty)]),
+    )
+    case(
+        "store_" + _ty,
+        r"st\.global\.%s " % PTX[_ty],
+        writes_one(word("store_" + _ty), at_types(_ty)[0]),
+        _in,
+        np.array([SAMPLE[_ty][1]], DTYPE[_ty]),
+    )
 FOUR = np.array([1, 0x80000000, 0xFFFFFFFF, 0x12345678], np.uint32)
-for _name, _text in {"load16": r"ld\.global\.v4\.u32",
-                     "load16_nc": r"ld\.global\.nc\.L1::no_allocate\.L2::256B\.v4\.u32",
-                     "load16_stream": r"ld\.global\.L1::no_allocate\.v4\.u32",
-                     "load16_relaxed_sys": r"ld\.relaxed\.sys\.global\.v4\.u32"}.items():
+for _name, _text in {
+    "load16": r"ld\.global\.v4\.u32",
+    "load16_nc": r"ld\.global\.nc\.L1::no_allocate\.L2::256B\.v4\.u32",
+    "load16_stream": r"ld\.global\.L1::no_allocate\.v4\.u32",
+    "load16_relaxed_sys": r"ld\.relaxed\.sys\.global\.v4\.u32",
+}.items():
     case(_name, _text, reads_16(word(_name)), np.concatenate([np.zeros(4, np.uint32), FOUR]), FOUR)
 
 
@@ -65,17 +92,23 @@ def prefetches(op, load):
         if thread_idx() == 0:
             op(params + u64(8))
             store_u32(params + u64(OUT), load(params + u64(8)))
+
     return prefetching
 
 
-case("prefetch", r"prefetch\.global\.L2", prefetches(word("prefetch"), load_u32), np.arange(8, dtype=np.uint32),
-     np.array([2], np.uint32))
-for _name, _text in {"store16": r"st\.global\.v4\.u32",
-                     "store16_stream": r"st\.global\.L1::no_allocate\.v4\.u32",
-                     "store16_relaxed_sys": r"st\.relaxed\.sys\.global\.v4\.u32"}.items():
+case(
+    "prefetch",
+    r"prefetch\.global\.L2",
+    prefetches(word("prefetch"), load_u32),
+    np.arange(8, dtype=np.uint32),
+    np.array([2], np.uint32),
+)
+for _name, _text in {
+    "store16": r"st\.global\.v4\.u32",
+    "store16_stream": r"st\.global\.L1::no_allocate\.v4\.u32",
+    "store16_relaxed_sys": r"st\.relaxed\.sys\.global\.v4\.u32",
+}.items():
     case(_name, _text, writes_16(word(_name)), FOUR, FOUR)
-
-
 
 
 def changes_one(op, load, store):
@@ -83,6 +116,7 @@ def changes_one(op, load, store):
     def changes(params, num_tokens, my_rank):
         if thread_idx() == 0:
             store(params + u64(OUT), op(params, load(params + u64(8))))
+
     return changes
 
 
@@ -92,6 +126,7 @@ def adds_one(op, load, store):
         if thread_idx() == 0:
             op(params, load(params + u64(8)))
             store(params + u64(OUT), load(params))
+
     return adds
 
 
@@ -100,8 +135,11 @@ def swaps_twice(op, load, store):
     def swaps(params, num_tokens, my_rank):
         if thread_idx() == 0:
             new = load(params + u64(16))
-            store(params + u64(OUT), op(params, load(params + u64(8)), new))            # not expected: stays
-            store(params + u64(OUT + 8), op(params, load(params + u64(24)), new))       # expected: changes
+            store(params + u64(OUT), op(params, load(params + u64(8)), new))  # not expected: stays
+            store(
+                params + u64(OUT + 8), op(params, load(params + u64(24)), new)
+            )  # expected: changes
+
     return swaps
 
 
@@ -109,7 +147,7 @@ def words_of(ty, *values):
     """Values of a type, one in each 8 bytes."""
     dtype = DTYPE[ty]
     out = np.zeros(len(values) * (8 // dtype().itemsize), dtype)
-    out[::8 // dtype().itemsize] = np.array(values, dtype)
+    out[:: 8 // dtype().itemsize] = np.array(values, dtype)
     return out
 
 
@@ -124,40 +162,72 @@ for _ty in ("i32", "u32", "u64"):
     for _scope in SCOPES:
         for _order in ("relaxed", "acquire"):
             _name = "ld_%s_%s_%s" % (_order, _scope, _ty)
-            case(_name, r"ld\.%s\.%s\.global\.%s " % (_order, _scope, PTX[_ty]), reads_one(word(_name), _store),
-                 words_of(_ty, _b, _a),
-                 np.array([_a], _dtype))
+            case(
+                _name,
+                r"ld\.%s\.%s\.global\.%s " % (_order, _scope, PTX[_ty]),
+                reads_one(word(_name), _store),
+                words_of(_ty, _b, _a),
+                np.array([_a], _dtype),
+            )
         for _order in ("relaxed", "release"):
             _name = "st_%s_%s_%s" % (_order, _scope, _ty)
-            case(_name, r"st\.%s\.%s\.global\.%s " % (_order, _scope, PTX[_ty]), writes_one(word(_name), _load),
-                 words_of(_ty, _b, _a),
-                 np.array([_a], _dtype))
+            case(
+                _name,
+                r"st\.%s\.%s\.global\.%s " % (_order, _scope, PTX[_ty]),
+                writes_one(word(_name), _load),
+                words_of(_ty, _b, _a),
+                np.array([_a], _dtype),
+            )
             _name = "red_add_%s_%s_%s" % (_order, _scope, _ty)
-            case(_name, r"red\.%s\.%s\.global\.add\.%s " % (_order, _scope, PTX[_ty]),
-                 adds_one(word(_name), _load, _store),
-                 words_of(_ty, _a, _b), np.array([_sum], _dtype))
+            case(
+                _name,
+                r"red\.%s\.%s\.global\.add\.%s " % (_order, _scope, PTX[_ty]),
+                adds_one(word(_name), _load, _store),
+                words_of(_ty, _a, _b),
+                np.array([_sum], _dtype),
+            )
         for _order in ("relaxed", "acquire", "release", "acq_rel"):
             _name = "atomic_add_%s_%s_%s" % (_order, _scope, _ty)
-            case(_name, r"atom\.%s\.%s\.global\.add\.%s " % (_order, _scope, PTX[_ty]),
-                 changes_one(word(_name), _load, _store),
-                 words_of(_ty, _a, _b), np.array([_a], _dtype), left=words_of(_ty, _sum, _b))
+            case(
+                _name,
+                r"atom\.%s\.%s\.global\.add\.%s " % (_order, _scope, PTX[_ty]),
+                changes_one(word(_name), _load, _store),
+                words_of(_ty, _a, _b),
+                np.array([_a], _dtype),
+                left=words_of(_ty, _sum, _b),
+            )
     for _scope in ("gpu", "sys"):
         _name = "atomic_max_relaxed_%s_%s" % (_scope, _ty)
-        case(_name, r"atom\.relaxed\.%s\.global\.max\.%s " % (_scope, PTX[_ty]),
-             changes_one(word(_name), _load, _store),
-             words_of(_ty, _a, _b), np.array([_a], _dtype), left=words_of(_ty, max(_a, _b), _b))
+        case(
+            _name,
+            r"atom\.relaxed\.%s\.global\.max\.%s " % (_scope, PTX[_ty]),
+            changes_one(word(_name), _load, _store),
+            words_of(_ty, _a, _b),
+            np.array([_a], _dtype),
+            left=words_of(_ty, max(_a, _b), _b),
+        )
 for _scope in ("gpu", "sys"):
-    case("atomic_or_relaxed_%s_u32" % _scope, r"atom\.relaxed\.%s\.global\.or\.b32 " % _scope,
-         changes_one(word("atomic_or_relaxed_%s_u32" % _scope), load_u32, store_u32), words_of("u32", 0x80000001, 0x11),
-         np.array([0x80000001], np.uint32), left=words_of("u32", 0x80000011, 0x11))
+    case(
+        "atomic_or_relaxed_%s_u32" % _scope,
+        r"atom\.relaxed\.%s\.global\.or\.b32 " % _scope,
+        changes_one(word("atomic_or_relaxed_%s_u32" % _scope), load_u32, store_u32),
+        words_of("u32", 0x80000001, 0x11),
+        np.array([0x80000001], np.uint32),
+        left=words_of("u32", 0x80000011, 0x11),
+    )
     for _order in ("relaxed", "acq_rel"):
         for _ty, _bits in (("i32", "b32"), ("u64", "b64")):
             _load, _store = at_types(_ty)
             _name = "atomic_cas_%s_%s_%s" % (_order, _scope, _ty)
             _a = FIRST[_ty]
-            case(_name, r"atom\.%s\.%s\.global\.cas\.%s " % (_order, _scope, _bits),
-                 swaps_twice(word(_name), _load, _store),
-                 words_of(_ty, _a, 3, 9, _a), words_of(_ty, _a, _a), left=words_of(_ty, 9, 3, 9, _a))
+            case(
+                _name,
+                r"atom\.%s\.%s\.global\.cas\.%s " % (_order, _scope, _bits),
+                swaps_twice(word(_name), _load, _store),
+                words_of(_ty, _a, 3, 9, _a),
+                words_of(_ty, _a, _a),
+                left=words_of(_ty, 9, 3, 9, _a),
+            )
 
 
 def fences(op):
@@ -165,16 +235,39 @@ def fences(op):
     def fence(params, num_tokens, my_rank):
         store_i32(params + u64(OUT) + u64(4 * thread_idx()), thread_idx())
         op()
-        store_i32(params + u64(OUT) + u64(4 * thread_idx()), load_i32(params + u64(OUT) + u64(4 * thread_idx())) + 1)
+        store_i32(
+            params + u64(OUT) + u64(4 * thread_idx()),
+            load_i32(params + u64(OUT) + u64(4 * thread_idx())) + 1,
+        )
+
     return fence
 
 
 for _scope in SCOPES:
-    case("fence_acq_rel_" + _scope, r"fence\.acq_rel\.%s;" % _scope, fences(word("fence_acq_rel_" + _scope)),
-         np.zeros(1, np.int32),
-         np.arange(1, 33, dtype=np.int32))
-case("syncwarp", r"bar\.warp\.sync", fences(word("syncwarp")), np.zeros(1, np.int32), np.arange(1, 33, dtype=np.int32))
-case("syncthreads", r"bar\.sync", fences(word("syncthreads")), np.zeros(1, np.int32), np.arange(1, 33, dtype=np.int32))
-for _name, _text in {"griddep_wait": r"griddepcontrol\.wait", "griddep_launch": r"griddepcontrol\.launch_dependents",
-                     "fence_proxy_async": r"fence\.proxy\.async;"}.items():
+    case(
+        "fence_acq_rel_" + _scope,
+        r"fence\.acq_rel\.%s;" % _scope,
+        fences(word("fence_acq_rel_" + _scope)),
+        np.zeros(1, np.int32),
+        np.arange(1, 33, dtype=np.int32),
+    )
+case(
+    "syncwarp",
+    r"bar\.warp\.sync",
+    fences(word("syncwarp")),
+    np.zeros(1, np.int32),
+    np.arange(1, 33, dtype=np.int32),
+)
+case(
+    "syncthreads",
+    r"bar\.sync",
+    fences(word("syncthreads")),
+    np.zeros(1, np.int32),
+    np.arange(1, 33, dtype=np.int32),
+)
+for _name, _text in {
+    "griddep_wait": r"griddepcontrol\.wait",
+    "griddep_launch": r"griddepcontrol\.launch_dependents",
+    "fence_proxy_async": r"fence\.proxy\.async;",
+}.items():
     case(_name, _text, fences(word(_name)), np.zeros(1, np.int32), np.arange(1, 33, dtype=np.int32))

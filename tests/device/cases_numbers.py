@@ -1,10 +1,11 @@
 """Cases of casts, conversions, arithmetic and bits: out[i] = op(a[i], ...), one thread for each i."""
+
 from fractions import Fraction
 
 import ml_dtypes
 import numpy as np
-
 from case_table import DTYPE, OUT, at_types, case, word
+
 from epmoe.device import kernel, load_f32, store_f32, thread_idx, u64
 
 
@@ -14,6 +15,7 @@ def unary(op, load, store, in_size, out_size):
         i = thread_idx()
         if i < num_tokens:
             store(params + u64(OUT) + u64(out_size * i), op(load(params + u64(in_size * i))))
+
     return apply
 
 
@@ -24,6 +26,7 @@ def binary(op, load, store, size):
         if i < num_tokens:
             a, b = load(params + u64(size * i)), load(params + u64(size * (num_tokens + i)))
             store(params + u64(OUT) + u64(4 * i), op(a, b))
+
     return apply
 
 
@@ -33,7 +36,11 @@ def ternary(op):
         i = thread_idx()
         if i < num_tokens:
             a, b = load_f32(params + u64(4 * i)), load_f32(params + u64(4 * (num_tokens + i)))
-            store_f32(params + u64(OUT) + u64(4 * i), op(a, b, load_f32(params + u64(4 * (2 * num_tokens + i)))))
+            store_f32(
+                params + u64(OUT) + u64(4 * i),
+                op(a, b, load_f32(params + u64(4 * (2 * num_tokens + i)))),
+            )
+
     return apply
 
 
@@ -46,45 +53,200 @@ def number(name, ptx, ty_in, ty_out, inputs, expected, **more):
 
 def number2(name, ptx, ty_out, a, b, expected):
     a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
-    case(name, ptx, binary(word(name), load_f32, at_types(ty_out)[1], 4), np.concatenate([a, b]),
-         np.asarray(expected, DTYPE[ty_out]), block=len(a))
+    case(
+        name,
+        ptx,
+        binary(word(name), load_f32, at_types(ty_out)[1], 4),
+        np.concatenate([a, b]),
+        np.asarray(expected, DTYPE[ty_out]),
+        block=len(a),
+    )
 
 
-INTEGERS = [0, 1, 5, 0x7FFFFFFF, 0x80000000, 0x80000001, 0xFFFFFFFF, 0x100000000, 0x123456789ABCDEF0,
-            0xFFFFFFFFFFFFFFFF]
-number("u32", r"cvt\.u32\.u64|st\.global\.u32", "u64", "u32", INTEGERS, [x & 0xFFFFFFFF for x in INTEGERS])
-number("i32", r"st\.global\.s32", "u64", "i32", INTEGERS, [(x + 2**31 & 0xFFFFFFFF) - 2**31 for x in INTEGERS])
-number("u64", r"cvt\.s64\.s32|cvt\.u64\.u32", "i32", "u64", [0, 5, -1, -2**31],
-       [x & 2**64 - 1 for x in (0, 5, -1, -2**31)])
-number("f32", r"cvt\.rn\.f32\.s32", "i32", "f32", [0, 5, -1, 16777217, 16777219, 2**31 - 1],
-       [0, 5, -1, 16777216, 16777220, 2**31])
-BITS = np.array([0, 0x80000000, 0x3F800000, 0x00000001, 0x807FFFFF, 0x7F800000, 0xFF800000, 0x4049_0FDB], np.uint32)
+INTEGERS = [
+    0,
+    1,
+    5,
+    0x7FFFFFFF,
+    0x80000000,
+    0x80000001,
+    0xFFFFFFFF,
+    0x100000000,
+    0x123456789ABCDEF0,
+    0xFFFFFFFFFFFFFFFF,
+]
+number(
+    "u32",
+    r"cvt\.u32\.u64|st\.global\.u32",
+    "u64",
+    "u32",
+    INTEGERS,
+    [x & 0xFFFFFFFF for x in INTEGERS],
+)
+number(
+    "i32",
+    r"st\.global\.s32",
+    "u64",
+    "i32",
+    INTEGERS,
+    [(x + 2**31 & 0xFFFFFFFF) - 2**31 for x in INTEGERS],
+)
+number(
+    "u64",
+    r"cvt\.s64\.s32|cvt\.u64\.u32",
+    "i32",
+    "u64",
+    [0, 5, -1, -(2**31)],
+    [x & 2**64 - 1 for x in (0, 5, -1, -(2**31))],
+)
+number(
+    "f32",
+    r"cvt\.rn\.f32\.s32",
+    "i32",
+    "f32",
+    [0, 5, -1, 16777217, 16777219, 2**31 - 1],
+    [0, 5, -1, 16777216, 16777220, 2**31],
+)
+BITS = np.array(
+    [0, 0x80000000, 0x3F800000, 0x00000001, 0x807FFFFF, 0x7F800000, 0xFF800000, 0x4049_0FDB],
+    np.uint32,
+)
 number("u32_as_f32", r"mov\.b32 %f\d+, %r\d+", "u32", "f32", BITS, BITS.view(np.float32))
 number("f32_as_u32", r"mov\.b32 %r\d+, %f\d+", "f32", "u32", BITS.view(np.float32), BITS)
 PAIRS = np.array([0x3F80C000, 0x00018001, 0x7F80FF80, 0x12345678, 0x0001FFFF], np.uint32)
 number("bf16_lo", r"shl\.b32 t, %r\d+, 16", "u32", "f32", PAIRS, (PAIRS << 16).view(np.float32))
-number("bf16_hi", r"and\.b32 t, %r\d+, 0xffff0000", "u32", "f32", PAIRS,
-       (PAIRS & np.uint32(0xFFFF0000)).view(np.float32))
-HALF_PAIRS = np.array([0x3C00C000, 0x00018001, 0x7C00FC00, 0x12345678, 0x0001FFFF, 0x03FF0400], np.uint32)
-number("f16_lo", r"cvt\.f32\.f16 %f\d+, l", "u32", "f32", HALF_PAIRS,
-       HALF_PAIRS.astype(np.uint16).view(np.float16).astype(np.float32))
-number("f16_hi", r"cvt\.f32\.f16 %f\d+, h", "u32", "f32", HALF_PAIRS,
-       (HALF_PAIRS >> 16).astype(np.uint16).view(np.float16).astype(np.float32))
+number(
+    "bf16_hi",
+    r"and\.b32 t, %r\d+, 0xffff0000",
+    "u32",
+    "f32",
+    PAIRS,
+    (PAIRS & np.uint32(0xFFFF0000)).view(np.float32),
+)
+HALF_PAIRS = np.array(
+    [0x3C00C000, 0x00018001, 0x7C00FC00, 0x12345678, 0x0001FFFF, 0x03FF0400], np.uint32
+)
+number(
+    "f16_lo",
+    r"cvt\.f32\.f16 %f\d+, l",
+    "u32",
+    "f32",
+    HALF_PAIRS,
+    HALF_PAIRS.astype(np.uint16).view(np.float16).astype(np.float32),
+)
+number(
+    "f16_hi",
+    r"cvt\.f32\.f16 %f\d+, h",
+    "u32",
+    "f32",
+    HALF_PAIRS,
+    (HALF_PAIRS >> 16).astype(np.uint16).view(np.float16).astype(np.float32),
+)
 CODES = np.arange(0, 256, 2, dtype=np.uint32) | np.arange(1, 256, 2, dtype=np.uint32) << 8
-number("e4m3_lo", r"cvt\.rn\.f16x2\.e4m3x2", "u32", "f32", CODES,
-       CODES.astype(np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32))
-number("e4m3_hi", r"cvt\.rn\.f16x2\.e4m3x2", "u32", "f32", CODES,
-       (CODES >> 8).astype(np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32))
+number(
+    "e4m3_lo",
+    r"cvt\.rn\.f16x2\.e4m3x2",
+    "u32",
+    "f32",
+    CODES,
+    CODES.astype(np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32),
+)
+number(
+    "e4m3_hi",
+    r"cvt\.rn\.f16x2\.e4m3x2",
+    "u32",
+    "f32",
+    CODES,
+    (CODES >> 8).astype(np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32),
+)
 
-A = np.array([1.0, -0.0, 1e-45, 3.4e38, -3.4e38, np.inf, -np.inf, np.nan, 1.00390625, 1.01171875, 65519.0, 65520.0,
-              448.0, 464.0, 465.0,
-              -1e9, 2**-9, 2**-10, 3 * 2**-10, 0.1, 1 / 3, 17.0, 5.9604645e-08, 1.1754944e-38], np.float32)
-B = np.array([3.0, 0.0, 0.5, 3.4e38, 3.4e38, -np.inf, 2.0, 1.0, 1.0000001, -1.0, np.nan, 1e-3, 7.0, 0.3, -0.0, 1e9, 1.5,
-              -1.5, 0.1, 0.2,
-              3.0, 1e-7, 2.0, 0.5], np.float32)
-C = np.array([-3.0, -0.0, 1e-45, -np.inf, 3.4e38, 1.0, 1.0, 1.0, -1.0039063, 1e-9, 1.0, 65520.0, -3136.0, 1e-30, 465.0,
-              1e-3, 1e-7, 2**-11,
-              -3e-4, -0.02, -1.0, 1e-8, 1e-14, -1e-45], np.float32)
+A = np.array(
+    [
+        1.0,
+        -0.0,
+        1e-45,
+        3.4e38,
+        -3.4e38,
+        np.inf,
+        -np.inf,
+        np.nan,
+        1.00390625,
+        1.01171875,
+        65519.0,
+        65520.0,
+        448.0,
+        464.0,
+        465.0,
+        -1e9,
+        2**-9,
+        2**-10,
+        3 * 2**-10,
+        0.1,
+        1 / 3,
+        17.0,
+        5.9604645e-08,
+        1.1754944e-38,
+    ],
+    np.float32,
+)
+B = np.array(
+    [
+        3.0,
+        0.0,
+        0.5,
+        3.4e38,
+        3.4e38,
+        -np.inf,
+        2.0,
+        1.0,
+        1.0000001,
+        -1.0,
+        np.nan,
+        1e-3,
+        7.0,
+        0.3,
+        -0.0,
+        1e9,
+        1.5,
+        -1.5,
+        0.1,
+        0.2,
+        3.0,
+        1e-7,
+        2.0,
+        0.5,
+    ],
+    np.float32,
+)
+C = np.array(
+    [
+        -3.0,
+        -0.0,
+        1e-45,
+        -np.inf,
+        3.4e38,
+        1.0,
+        1.0,
+        1.0,
+        -1.0039063,
+        1e-9,
+        1.0,
+        65520.0,
+        -3136.0,
+        1e-30,
+        465.0,
+        1e-3,
+        1e-7,
+        2**-11,
+        -3e-4,
+        -0.02,
+        -1.0,
+        1e-8,
+        1e-14,
+        -1e-45,
+    ],
+    np.float32,
+)
 
 
 def bf16_bits(x):
@@ -109,30 +271,66 @@ def exactly_rounded(a, b, c):
     guess = np.float32(float(exact))
     if not np.isfinite(guess):
         return guess
-    near = [guess, np.nextafter(guess, np.float32(np.inf)), np.nextafter(guess, np.float32(-np.inf))]
-    return min((x for x in near if np.isfinite(x)),
-               key=lambda x: (abs(Fraction(float(x)) - exact), int(np.float32(x).view(np.uint32)) & 1))
+    near = [
+        guess,
+        np.nextafter(guess, np.float32(np.inf)),
+        np.nextafter(guess, np.float32(-np.inf)),
+    ]
+    return min(
+        (x for x in near if np.isfinite(x)),
+        key=lambda x: (abs(Fraction(float(x)) - exact), int(np.float32(x).view(np.uint32)) & 1),
+    )
 
 
 with np.errstate(all="ignore"):
     number2("pack_bf16x2", r"cvt\.rn\.bf16x2\.f32", "u32", A, B, bf16_bits(A) | bf16_bits(B) << 16)
     number2("pack_f16x2", r"cvt\.rn\.f16x2\.f32", "u32", A, B, f16_bits(A) | f16_bits(B) << 16)
-    number2("pack_e4m3x2", r"cvt\.rn\.satfinite\.e4m3x2\.f32", "u32", A, B, e4m3_bits(A) | e4m3_bits(B) << 8)
+    number2(
+        "pack_e4m3x2",
+        r"cvt\.rn\.satfinite\.e4m3x2\.f32",
+        "u32",
+        A,
+        B,
+        e4m3_bits(A) | e4m3_bits(B) << 8,
+    )
     number2("mul_rn", r"mul\.rn\.f32 ", "f32", A, B, A * B)
     number2("add_rn", r"add\.rn\.f32 ", "f32", A, B, A + B)
     number2("sub_rn", r"sub\.rn\.f32 ", "f32", A, B, A - B)
     number2("div_rn", r"div\.rn\.f32 ", "f32", A, B, A / B)
-    case("fma_rn", r"fma\.rn\.f32 ", ternary(word("fma_rn")), np.concatenate([A, B, C]),
-         np.array([exactly_rounded(a, b, c) for a, b, c in zip(A, B, C)], np.float32), block=len(A))
+    case(
+        "fma_rn",
+        r"fma\.rn\.f32 ",
+        ternary(word("fma_rn")),
+        np.concatenate([A, B, C]),
+        np.array([exactly_rounded(a, b, c) for a, b, c in zip(A, B, C)], np.float32),
+        block=len(A),
+    )
     _max, _min = np.fmax(A, B), np.fmin(A, B)
-    _max[1], _min[1] = 0.0, -0.0                                # max.f32(-0, +0): NumPy may give either zero
+    _max[1], _min[1] = 0.0, -0.0  # max.f32(-0, +0): NumPy may give either zero
     number2("max_f32", r"max\.f32 ", "f32", A, B, _max)
     number2("min_f32", r"min\.f32 ", "f32", A, B, _min)
     number("abs_f32", r"abs\.f32 ", "f32", "f32", A, np.abs(A))
-    _x = np.array([0.0, -0.0, 1.0, -1.0, 0.5, 10.0, -10.0, 80.0, -80.0, 1e-8, 3.3, -7.7], np.float32)
-    number("exp", r"ex2\.approx", "f32", "f32", _x, np.exp(_x.astype(np.float64)).astype(np.float32), close=True)
-    number("ex2_approx", r"ex2\.approx\.f32 ", "f32", "f32", _x, np.exp2(_x.astype(np.float64)).astype(np.float32),
-           close=True)
+    _x = np.array(
+        [0.0, -0.0, 1.0, -1.0, 0.5, 10.0, -10.0, 80.0, -80.0, 1e-8, 3.3, -7.7], np.float32
+    )
+    number(
+        "exp",
+        r"ex2\.approx",
+        "f32",
+        "f32",
+        _x,
+        np.exp(_x.astype(np.float64)).astype(np.float32),
+        close=True,
+    )
+    number(
+        "ex2_approx",
+        r"ex2\.approx\.f32 ",
+        "f32",
+        "f32",
+        _x,
+        np.exp2(_x.astype(np.float64)).astype(np.float32),
+        close=True,
+    )
 MASKS = [0, 1, 2, 0x80000000, 0xFFFFFFFF, 0x00F0, 0x7FFFFFFF]
 number("popc", r"popc\.b32", "u32", "i32", MASKS, [bin(x).count("1") for x in MASKS])
 number("ffs", r"brev\.b32", "u32", "i32", MASKS, [(x & -x).bit_length() for x in MASKS])

@@ -1,10 +1,22 @@
 """Cases of shared memory, mbarriers and bulk copies."""
-import numpy as np
 
+import numpy as np
 from case_table import DTYPE, FLOATS, LONG, OUT, PTX, VALUES, at_types, case, word
+
 from epmoe.device import int32 as shared_int32
-from epmoe.device import (kernel, load_i32, load_u32, shared_addr, shared_array, store16, store_i32, syncthreads,
-                          thread_idx, u32, u64)
+from epmoe.device import (
+    kernel,
+    load_i32,
+    load_u32,
+    shared_addr,
+    shared_array,
+    store16,
+    store_i32,
+    syncthreads,
+    thread_idx,
+    u32,
+    u64,
+)
 
 
 @kernel()
@@ -31,16 +43,23 @@ def counts_in_shared(op):
         syncthreads()
         if i < 4:
             store_i32(params + u64(OUT) + u64(4 * i), a[i])
+
     return counts
 
 
-case("shared_add_i32", r"atom\.relaxed\.cta\.shared\.add\.s32", counts_in_shared(word("shared_add_i32")),
-     np.zeros(1, np.int32),
-     np.array([10, 42, 74, 10], np.int32), block=64)
+case(
+    "shared_add_i32",
+    r"atom\.relaxed\.cta\.shared\.add\.s32",
+    counts_in_shared(word("shared_add_i32")),
+    np.zeros(1, np.int32),
+    np.array([10, 42, 74, 10], np.int32),
+    block=64,
+)
 
 
 def goes_through_shared(load, store, op_load, op_store, size):
     """Write with a word on a shared-window address, read with its counterpart, in reverse order."""
+
     @kernel()
     def through(params, num_tokens, my_rank):
         base = word_dynamic_shared()
@@ -48,6 +67,7 @@ def goes_through_shared(load, store, op_load, op_store, size):
         op_store(base + u32(size * i), load(params + u64(size * i)))
         syncthreads()
         store(params + u64(OUT) + u64(size * i), op_load(base + u32(size * (63 - i))))
+
     return through
 
 
@@ -57,10 +77,21 @@ for _ty in ("i32", "u32", "u64", "f32"):
     _load, _store = at_types(_ty)
     _data = {"i32": VALUES, "u32": VALUES.view(np.uint32), "u64": LONG, "f32": FLOATS}[_ty]
     for _kind in ("load", "store"):
-        case("shared_%s_%s" % (_kind, _ty), r"%s\.shared\.%s" % (INSTRUCTION[_kind], PTX[_ty]),
-             goes_through_shared(_load, _store, word("shared_load_" + _ty), word("shared_store_" + _ty),
-                                 DTYPE[_ty]().itemsize), _data,
-             _data[::-1].copy(), block=64, shared_bytes=1024)
+        case(
+            "shared_%s_%s" % (_kind, _ty),
+            r"%s\.shared\.%s" % (INSTRUCTION[_kind], PTX[_ty]),
+            goes_through_shared(
+                _load,
+                _store,
+                word("shared_load_" + _ty),
+                word("shared_store_" + _ty),
+                DTYPE[_ty]().itemsize,
+            ),
+            _data,
+            _data[::-1].copy(),
+            block=64,
+            shared_bytes=1024,
+        )
 
 
 def sixteen_through_shared(op_load, op_store):
@@ -69,18 +100,30 @@ def sixteen_through_shared(op_load, op_store):
         base = word_dynamic_shared()
         i = thread_idx()
         p = params + u64(16 * i)
-        op_store(base + u32(16 * i), load_u32(p), load_u32(p + u64(4)), load_u32(p + u64(8)), load_u32(p + u64(12)))
+        op_store(
+            base + u32(16 * i),
+            load_u32(p),
+            load_u32(p + u64(4)),
+            load_u32(p + u64(8)),
+            load_u32(p + u64(12)),
+        )
         syncthreads()
         q = op_load(base + u32(16 * (15 - i)))
         store16(params + u64(OUT) + u64(16 * i), q[0], q[1], q[2], q[3])
+
     return through
 
 
 for _kind in ("load", "store"):
-    case("shared_%s16" % _kind, r"%s\.shared\.v4\.u32" % INSTRUCTION[_kind],
-         sixteen_through_shared(word("shared_load16"), word("shared_store16")), VALUES,
-         VALUES.reshape(16, 4)[::-1].copy(), block=16,
-         shared_bytes=256)
+    case(
+        "shared_%s16" % _kind,
+        r"%s\.shared\.v4\.u32" % INSTRUCTION[_kind],
+        sixteen_through_shared(word("shared_load16"), word("shared_store16")),
+        VALUES,
+        VALUES.reshape(16, 4)[::-1].copy(),
+        block=16,
+        shared_bytes=256,
+    )
 
 
 @kernel()
@@ -94,7 +137,13 @@ def tells_addresses(params, num_tokens, my_rank):
 
 
 word_shared_load = word("shared_load_i32")
-case("shared_addr", r"cvta\.to\.shared\.u64", tells_addresses, np.zeros(1, np.int32), np.array([7, 9], np.int32))
+case(
+    "shared_addr",
+    r"cvta\.to\.shared\.u64",
+    tells_addresses,
+    np.zeros(1, np.int32),
+    np.array([7, 9], np.int32),
+)
 
 
 @kernel()
@@ -111,13 +160,19 @@ def tells_dynamic(params, num_tokens, my_rank):
 
 
 word_shared_store = word("shared_store_i32")
-case("dynamic_shared", r"\.extern \.shared \.align 128", tells_dynamic, np.zeros(1, np.int32),
-     np.arange(1, 33, dtype=np.int32),
-     shared_bytes=128)
+case(
+    "dynamic_shared",
+    r"\.extern \.shared \.align 128",
+    tells_dynamic,
+    np.zeros(1, np.int32),
+    np.arange(1, 33, dtype=np.int32),
+    shared_bytes=128,
+)
 
 
-
-w_init, w_expect, w_arrive, w_try = [word("mbar_" + n) for n in ("init", "expect_tx", "arrive", "try_wait")]
+w_init, w_expect, w_arrive, w_try = [
+    word("mbar_" + n) for n in ("init", "expect_tx", "arrive", "try_wait")
+]
 w_bulk_load, w_bulk_store, w_commit = word("bulk_load"), word("bulk_store"), word("bulk_commit")
 w_wait, w_wait_read, w_fence = word("bulk_wait"), word("bulk_wait_read"), word("fence_proxy_async")
 w_elect = word("elect_one")
@@ -155,15 +210,16 @@ def copies_in_bulk(params, num_tokens, my_rank):
 
 _bulk = np.arange(128, dtype=np.int32) * 3
 for _name, _text in {
-        "mbar_init": r"mbarrier\.init\.shared::cta\.b64",
-        "mbar_expect_tx": r"mbarrier\.arrive\.expect_tx\.shared::cta\.b64",
-        "mbar_arrive": r"mbarrier\.arrive\.shared::cta\.b64",
-        "mbar_try_wait": r"mbarrier\.try_wait\.parity\.shared::cta\.b64",
-        "bulk_load": r"cp\.async\.bulk\.shared::cluster\.global\.mbarrier::complete_tx::bytes",
-        "bulk_store": r"cp\.async\.bulk\.global\.shared::cta\.bulk_group",
-        "bulk_commit": r"cp\.async\.bulk\.commit_group",
-        "bulk_wait": r"cp\.async\.bulk\.wait_group 0",
-        "bulk_wait_read": r"cp\.async\.bulk\.wait_group\.read 0"}.items():
+    "mbar_init": r"mbarrier\.init\.shared::cta\.b64",
+    "mbar_expect_tx": r"mbarrier\.arrive\.expect_tx\.shared::cta\.b64",
+    "mbar_arrive": r"mbarrier\.arrive\.shared::cta\.b64",
+    "mbar_try_wait": r"mbarrier\.try_wait\.parity\.shared::cta\.b64",
+    "bulk_load": r"cp\.async\.bulk\.shared::cluster\.global\.mbarrier::complete_tx::bytes",
+    "bulk_store": r"cp\.async\.bulk\.global\.shared::cta\.bulk_group",
+    "bulk_commit": r"cp\.async\.bulk\.commit_group",
+    "bulk_wait": r"cp\.async\.bulk\.wait_group 0",
+    "bulk_wait_read": r"cp\.async\.bulk\.wait_group\.read 0",
+}.items():
     case(_name, _text, copies_in_bulk, _bulk, _bulk + 1, block=64, shared_bytes=512)
 
 
@@ -178,4 +234,11 @@ def elects(params, num_tokens, my_rank):
 
 
 device_popc, device_ballot = word("popc"), word("ballot")
-case("elect_one", r"elect\.sync", elects, np.zeros(1, np.int32), np.array([1, 1, 1, 1], np.int32), block=64)
+case(
+    "elect_one",
+    r"elect\.sync",
+    elects,
+    np.zeros(1, np.int32),
+    np.array([1, 1, 1, 1], np.int32),
+    block=64,
+)

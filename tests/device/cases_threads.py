@@ -1,25 +1,51 @@
 """Cases of ids, time, warp operations and votes."""
-import numpy as np
 
+import numpy as np
 from case_table import DTYPE, FLOATS, LONG, OUT, VALUES, at_types, case, word
-from epmoe.device import (block_dim, block_idx, kernel, load_f32, load_i32, load_u32, store_f32, store_i32, store_u32,
-                          thread_idx, u32, u64)
+
+from epmoe.device import (
+    block_dim,
+    block_idx,
+    kernel,
+    load_f32,
+    load_i32,
+    load_u32,
+    store_f32,
+    store_i32,
+    store_u32,
+    thread_idx,
+    u32,
+    u64,
+)
 
 
 def tells_id(op):
     @kernel()
     def tells(params, num_tokens, my_rank):
         store_i32(params + u64(OUT) + u64(4 * (thread_idx() + block_idx() * block_dim())), op())
+
     return tells
 
 
 _thread = np.tile(np.arange(80), 3)
 for _name, _text, _expected in (
-        ("thread_idx", r"%tid\.x", _thread), ("block_idx", r"%ctaid\.x", np.repeat(np.arange(3), 80)),
-        ("block_dim", r"%ntid\.x", np.full(240, 80)), ("grid_dim", r"%nctaid\.x", np.full(240, 3)),
-        ("lane_id", r"%laneid", _thread % 32), ("warp_id", r"mov\.u32 t, %tid\.x; shr\.u32", _thread // 32),
-        ("n_warps", r"mov\.u32 t, %ntid\.x; add\.u32 t, t, 31", np.full(240, 3))):
-    case(_name, _text, tells_id(word(_name)), np.zeros(1, np.int32), _expected.astype(np.int32), grid=3, block=80)
+    ("thread_idx", r"%tid\.x", _thread),
+    ("block_idx", r"%ctaid\.x", np.repeat(np.arange(3), 80)),
+    ("block_dim", r"%ntid\.x", np.full(240, 80)),
+    ("grid_dim", r"%nctaid\.x", np.full(240, 3)),
+    ("lane_id", r"%laneid", _thread % 32),
+    ("warp_id", r"mov\.u32 t, %tid\.x; shr\.u32", _thread // 32),
+    ("n_warps", r"mov\.u32 t, %ntid\.x; add\.u32 t, t, 31", np.full(240, 3)),
+):
+    case(
+        _name,
+        _text,
+        tells_id(word(_name)),
+        np.zeros(1, np.int32),
+        _expected.astype(np.int32),
+        grid=3,
+        block=80,
+    )
 
 
 def advances(op):
@@ -31,6 +57,7 @@ def advances(op):
                 store_i32(params, 1)
             device_nanosleep(u32(100000))
             store_i32(params + u64(OUT), 1 if u64(op()) > u64(start) else 0)
+
     return clock_advances
 
 
@@ -52,13 +79,12 @@ word_globaltimer = word("globaltimer")
 case("nanosleep", r"nanosleep\.u32", sleeps, np.zeros(1, np.int32), np.ones(1, np.int32))
 
 
-
-
 def by_lane(op, load, store, size):
     @kernel()
     def apply(params, num_tokens, my_rank):
         i = thread_idx()
         store(params + u64(OUT) + u64(size * i), op(load(params + u64(size * i))))
+
     return apply
 
 
@@ -67,53 +93,115 @@ def by_lane2(op, load, store, size, other):
     def apply(params, num_tokens, my_rank):
         i = thread_idx()
         store(params + u64(OUT) + u64(size * i), op(load(params + u64(size * i)), other))
+
     return apply
 
 
 def shuffles_all(op, other):
     """i32, u32 and f32 in one kernel, since a shuffle takes all three."""
+
     @kernel()
     def apply(params, num_tokens, my_rank):
         i = thread_idx()
         store_i32(params + u64(OUT) + u64(4 * i), op(load_i32(params + u64(4 * i)), other))
         store_u32(params + u64(OUT + 256) + u64(4 * i), op(load_u32(params + u64(4 * i)), other))
         store_f32(params + u64(OUT + 512) + u64(4 * i), op(load_f32(params + u64(4 * i)), other))
+
     return apply
 
 
 LANE, BASE = np.arange(64) % 32, np.arange(64) // 32 * 32
 for _name, _text, _other, _source in (
-        ("shfl_idx", r"shfl\.sync\.idx\.b32", 5, BASE + 5),
-        ("shfl_xor", r"shfl\.sync\.bfly\.b32", 6, BASE + (LANE ^ 6)),
-        ("shfl_up", r"shfl\.sync\.up\.b32", 3, np.where(LANE >= 3, BASE + LANE - 3, BASE + LANE)),
-        ("shfl_down", r"shfl\.sync\.down\.b32", 3, np.where(LANE < 29, BASE + LANE + 3, BASE + LANE))):
-    case(_name, _text, shuffles_all(word(_name), _other), VALUES, np.tile(VALUES[_source], 3), block=64)
+    ("shfl_idx", r"shfl\.sync\.idx\.b32", 5, BASE + 5),
+    ("shfl_xor", r"shfl\.sync\.bfly\.b32", 6, BASE + (LANE ^ 6)),
+    ("shfl_up", r"shfl\.sync\.up\.b32", 3, np.where(LANE >= 3, BASE + LANE - 3, BASE + LANE)),
+    ("shfl_down", r"shfl\.sync\.down\.b32", 3, np.where(LANE < 29, BASE + LANE + 3, BASE + LANE)),
+):
+    case(
+        _name,
+        _text,
+        shuffles_all(word(_name), _other),
+        VALUES,
+        np.tile(VALUES[_source], 3),
+        block=64,
+    )
 
 
 def warp_case(name, ptx, ty_in, ty_out, inputs, expected, other=None):
     size = 8 if "u64" in (ty_in, ty_out) else 4
     load, store = at_types(ty_in)[0], at_types(ty_out)[1]
-    made = by_lane(word(name), load, store, size) if other is None else by_lane2(word(name), load, store, size, other)
-    case(name, ptx, made, np.asarray(inputs, DTYPE[ty_in]), np.asarray(expected, DTYPE[ty_out]), block=len(inputs))
+    made = (
+        by_lane(word(name), load, store, size)
+        if other is None
+        else by_lane2(word(name), load, store, size, other)
+    )
+    case(
+        name,
+        ptx,
+        made,
+        np.asarray(inputs, DTYPE[ty_in]),
+        np.asarray(expected, DTYPE[ty_out]),
+        block=len(inputs),
+    )
 
 
 ODD = (np.arange(64) * 7 // 3 % 2).astype(np.int32)
 _ballots = [sum(int(ODD[w * 32 + i]) << i for i in range(32)) for w in (0, 1)]
 warp_case("ballot", r"vote\.sync\.ballot\.b32", "i32", "u32", ODD, np.repeat(_ballots, 32))
 KEYS = (np.arange(64) * np.arange(64) % 5 - 2).astype(np.int32)
-warp_case("match_any", r"match\.any\.sync\.b32", "i32", "u32", KEYS,
-          [sum(1 << j for j in range(32) if KEYS[i // 32 * 32 + j] == KEYS[i]) for i in range(64)])
+warp_case(
+    "match_any",
+    r"match\.any\.sync\.b32",
+    "i32",
+    "u32",
+    KEYS,
+    [sum(1 << j for j in range(32) if KEYS[i // 32 * 32 + j] == KEYS[i]) for i in range(64)],
+)
 _some = np.concatenate([np.arange(32) == 9, np.zeros(32)]).astype(np.int32)
 warp_case("any_lane", r"vote\.sync\.any\.pred", "i32", "i32", _some, np.repeat([1, 0], 32))
 warp_case("all_lanes", r"vote\.sync\.all\.pred", "i32", "i32", 1 - _some, np.repeat([0, 1], 32))
-warp_case("warp_broadcast_i32", r"shfl\.sync\.idx\.b32", "i32", "i32", VALUES, np.repeat([VALUES[7], VALUES[39]], 32),
-          7)
-warp_case("warp_broadcast_u64", r"shfl\.sync\.idx\.b32 hi", "u64", "u64", LONG, np.repeat([LONG[31], LONG[63]], 32), 31)
-warp_case("warp_sum_i32", r"redux\.sync\.add\.s32", "i32", "i32", VALUES, np.repeat(VALUES.reshape(2, 32).sum(1), 32))
-warp_case("warp_inclusive_sum_i32", r"@p add\.s32 s, s, t", "i32", "i32", VALUES,
-          VALUES.reshape(2, 32).cumsum(1).ravel())
-warp_case("warp_max_f32", r"shfl\.sync\.bfly\.b32 t, m", "f32", "f32", FLOATS,
-          np.repeat(np.nanmax(FLOATS.reshape(2, 32), 1), 32))
+warp_case(
+    "warp_broadcast_i32",
+    r"shfl\.sync\.idx\.b32",
+    "i32",
+    "i32",
+    VALUES,
+    np.repeat([VALUES[7], VALUES[39]], 32),
+    7,
+)
+warp_case(
+    "warp_broadcast_u64",
+    r"shfl\.sync\.idx\.b32 hi",
+    "u64",
+    "u64",
+    LONG,
+    np.repeat([LONG[31], LONG[63]], 32),
+    31,
+)
+warp_case(
+    "warp_sum_i32",
+    r"redux\.sync\.add\.s32",
+    "i32",
+    "i32",
+    VALUES,
+    np.repeat(VALUES.reshape(2, 32).sum(1), 32),
+)
+warp_case(
+    "warp_inclusive_sum_i32",
+    r"@p add\.s32 s, s, t",
+    "i32",
+    "i32",
+    VALUES,
+    VALUES.reshape(2, 32).cumsum(1).ravel(),
+)
+warp_case(
+    "warp_max_f32",
+    r"shfl\.sync\.bfly\.b32 t, m",
+    "f32",
+    "f32",
+    FLOATS,
+    np.repeat(np.nanmax(FLOATS.reshape(2, 32), 1), 32),
+)
 
 
 def votes(op):
@@ -121,9 +209,23 @@ def votes(op):
     def vote(params, num_tokens, my_rank):
         i = thread_idx()
         store_i32(params + u64(OUT) + u64(4 * i), op(load_i32(params + u64(4 * i))))
+
     return vote
 
 
-case("syncthreads_or", r"bar\.red\.or\.pred", votes(word("syncthreads_or")), _some, np.ones(64, np.int32), block=64)
-case("syncthreads_count", r"bar\.red\.popc\.u32", votes(word("syncthreads_count")), ODD,
-     np.full(64, ODD.sum(), np.int32), block=64)
+case(
+    "syncthreads_or",
+    r"bar\.red\.or\.pred",
+    votes(word("syncthreads_or")),
+    _some,
+    np.ones(64, np.int32),
+    block=64,
+)
+case(
+    "syncthreads_count",
+    r"bar\.red\.popc\.u32",
+    votes(word("syncthreads_count")),
+    ODD,
+    np.full(64, ODD.sum(), np.int32),
+    block=64,
+)

@@ -1,11 +1,15 @@
 """Small programs of a few threads, run under the race detector."""
+
 import numpy as np
 
 from epmoe import device
 from epmoe_ref.errors import RaceError
 
-REGIONS = [("flag", 0, (16,), "i4", ("slot",)), ("data", 64, (64, 4), "i4", ("thread", "word")),
-           ("out", 2048, (256,), "i4", ("i",))]
+REGIONS = [
+    ("flag", 0, (16,), "i4", ("slot",)),
+    ("data", 64, (64, 4), "i4", ("thread", "word")),
+    ("out", 2048, (256,), "i4", ("i",)),
+]
 FLAG, DATA, OUT = 0, 64, 2048
 
 
@@ -19,8 +23,14 @@ def execute(kernel, *, ranks=1, grid=1, block=32, seed=0, launches=1, shared_byt
         streams = [machine.stream(r) for r in range(ranks)]
         for _ in range(launches):
             for r in range(ranks):
-                machine.launch(kernel, grid, block, (buffer.address, 0, r), stream=streams[r],
-                               shared_bytes=shared_bytes)
+                machine.launch(
+                    kernel,
+                    grid,
+                    block,
+                    (buffer.address, 0, r),
+                    stream=streams[r],
+                    shared_bytes=shared_bytes,
+                )
         machine.synchronize()
         return buffer.read(np.int32, 1024)
     finally:
@@ -38,8 +48,11 @@ def first_race(kernel, seeds=range(4), **options):
 
 
 def line_of(kernel, text):
-    """"file.py:line" of the line of a kernel's source that contains the text."""
+    """ "file.py:line" of the line of a kernel's source that contains the text."""
     import inspect
+
     lines, start = inspect.getsourcelines(kernel.fn)
-    return "%s:%d" % (kernel.fn.__code__.co_filename.rpartition("/")[2],
-                      start + next(i for i, s in enumerate(lines) if text in s))
+    return "%s:%d" % (
+        kernel.fn.__code__.co_filename.rpartition("/")[2],
+        start + next(i for i, s in enumerate(lines) if text in s),
+    )

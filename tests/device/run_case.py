@@ -1,8 +1,9 @@
 """Run one case of word_cases on whatever machine this process has, and compare."""
+
 import numpy as np
+from case_table import OUT
 
 from epmoe import device
-from case_table import OUT
 
 
 def run(case, **options):
@@ -12,8 +13,14 @@ def run(case, **options):
     try:
         buffer.fill(0)
         buffer.write(case.inputs)
-        machine.launch(case.kernel, case.grid, case.block, (buffer.address, case.block, 0), stream=machine.stream(0),
-                       shared_bytes=case.shared_bytes)
+        machine.launch(
+            case.kernel,
+            case.grid,
+            case.block,
+            (buffer.address, case.block, 0),
+            stream=machine.stream(0),
+            shared_bytes=case.shared_bytes,
+        )
         machine.synchronize()
         same(buffer.read(case.expected.dtype, case.expected.shape, OUT), case.expected, case)
         if case.left is not None:
@@ -24,11 +31,19 @@ def run(case, **options):
 
 def same(got, expected, case):
     if case.close:
-        ulps = np.abs(got.view(np.int32).astype(np.int64) - expected.view(np.int32).astype(np.int64))
+        ulps = np.abs(
+            got.view(np.int32).astype(np.int64) - expected.view(np.int32).astype(np.int64)
+        )
         assert (ulps <= 2).all(), "%s: %s instead of %s" % (case.word, got, expected)
     else:
         equal = got == expected
         if got.dtype == np.float32:
-            equal = (got.view(np.uint32) == expected.view(np.uint32)) | np.isnan(got) & np.isnan(expected)
-        assert equal.all(), "%s: %s instead of %s at %s" % (case.word, got[~equal], expected[~equal],
-                                                            np.argwhere(~equal).ravel())
+            equal = (got.view(np.uint32) == expected.view(np.uint32)) | np.isnan(got) & np.isnan(
+                expected
+            )
+        assert equal.all(), "%s: %s instead of %s at %s" % (
+            case.word,
+            got[~equal],
+            expected[~equal],
+            np.argwhere(~equal).ravel(),
+        )

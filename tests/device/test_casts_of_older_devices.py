@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16
+
 from epmoe.device import arithmetic, casts
 from epmoe_ref.casts import to_e4m3, to_output_type
-from ml_dtypes import bfloat16
 
 
 def float_bits():
@@ -40,7 +41,9 @@ def test_values_of_e4m3():
         got = casts.run(casts.from_e4m3(shift), word).view(np.float32)
         right = np.array([arithmetic.e4m3_lo(int(c)) for c in codes], np.float32)
         finite = right == right
-        assert (got.view(np.uint32) == right.view(np.uint32))[finite].all() and np.isnan(got[~finite]).all()
+        assert (got.view(np.uint32) == right.view(np.uint32))[finite].all() and np.isnan(
+            got[~finite]
+        ).all()
 
 
 def assert_equal_unless_nan(bits, got, right, nan):

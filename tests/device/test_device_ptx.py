@@ -1,9 +1,9 @@
 """The PTX of every word, compiled for sm_90 without a GPU."""
+
 import re
 from pathlib import Path
 
 import pytest
-
 from word_cases import CASES
 
 HERE = Path(__file__).parent

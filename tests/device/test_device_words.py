@@ -1,10 +1,11 @@
 """What every word of the device layer does, in the simulator and (-m gpu) on a GPU: one table for both."""
+
 import pytest
+from run_case import run
+from word_cases import CASES
 
 from epmoe import device
 from epmoe.device import names
-from run_case import run
-from word_cases import CASES
 
 
 def test_the_table_has_every_word():

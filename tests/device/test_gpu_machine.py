@@ -1,21 +1,35 @@
 """The GPU's machine (-m gpu): memory, streams, launches, and what it refuses."""
+
 import threading
 import time
 
 import numpy as np
 import pytest
+from case_table import OUT
 
 from benchmarks.host_time import fixed_piece
-from case_table import OUT
 from epmoe import device
-from epmoe.device import (dynamic_shared, kernel, ld_acquire_sys_i32, shared_load_i32, shared_store_i32,
-                          st_release_sys_i32, store_i32, syncthreads, thread_idx, u32, u64)
+from epmoe.device import (
+    dynamic_shared,
+    kernel,
+    ld_acquire_sys_i32,
+    shared_load_i32,
+    shared_store_i32,
+    st_release_sys_i32,
+    store_i32,
+    syncthreads,
+    thread_idx,
+    u32,
+    u64,
+)
 from epmoe.device.captures import CAPTURED
 from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
 pytestmark = pytest.mark.gpu
 
-FAST_PIECE_S = 2.9e-6       # a fixed_piece() of many, on the CPU beside an H200 that nobody else keeps busy
+FAST_PIECE_S = (
+    2.9e-6  # a fixed_piece() of many, on the CPU beside an H200 that nobody else keeps busy
+)
 
 
 @kernel(max_threads=256)
@@ -67,6 +81,7 @@ def test_launches_take_their_arguments_and_follow_one_another(machine):
 
 def test_a_stream_of_the_caller():
     from cuda.bindings import driver
+
     machine = device.machine(1)
     error, handle = driver.cuStreamCreate(1)
     assert int(error) == 0
@@ -82,9 +97,14 @@ def test_what_could_not_be_resident_is_refused(machine):
     stream = machine.stream()
     limit = machine.max_resident_blocks(adds_one, 256)
     assert limit >= machine.n_sms and adds_one.max_resident_blocks(256) == limit
-    assert device.machine(4).max_resident_blocks(adds_one, 256) == limit    # ranks that wait for each other share it
-    for grid, block, why in ((limit + 1, 256, "cannot be resident at once"), (1, 257, "takes 1 to 256"),
-                             (0, 32, "at least 1")):
+    assert (
+        device.machine(4).max_resident_blocks(adds_one, 256) == limit
+    )  # ranks that wait for each other share it
+    for grid, block, why in (
+        (limit + 1, 256, "cannot be resident at once"),
+        (1, 257, "takes 1 to 256"),
+        (0, 32, "at least 1"),
+    ):
         with pytest.raises(EPValueError, match=why):
             machine.launch(adds_one, grid, block, (0, 0, 0), stream=stream)
     with pytest.raises(EPValueError, match="a block has at most"):
@@ -118,15 +138,25 @@ def uses_much_shared(params, num_tokens, my_rank):
     base = dynamic_shared()
     shared_store_i32(base + u32(200 * 1024) + u32(4 * thread_idx()), thread_idx())
     syncthreads()
-    store_i32(params + u64(OUT + 4 * thread_idx()),
-              shared_load_i32(base + u32(200 * 1024) + u32(4 * (63 - thread_idx()))))
+    store_i32(
+        params + u64(OUT + 4 * thread_idx()),
+        shared_load_i32(base + u32(200 * 1024) + u32(4 * (63 - thread_idx()))),
+    )
 
 
 @pytest.mark.parametrize("options", [{}, dict(cooperative=True), dict(programmatic=True)])
 def test_much_shared_memory_and_launch_attributes(machine, options):
     a, stream = machine.alloc(2 * OUT, "a"), machine.stream()
     with machine.recording() as launches:
-        machine.launch(uses_much_shared, 1, 64, (a.address, 0, 0), stream=stream, shared_bytes=220 * 1024, **options)
+        machine.launch(
+            uses_much_shared,
+            1,
+            64,
+            (a.address, 0, 0),
+            stream=stream,
+            shared_bytes=220 * 1024,
+            **options,
+        )
     assert (a.read(np.int32, 64, OUT) == np.arange(64)[::-1]).all()
     a.fill(0)
     assert machine.again(launches)(0) == 0
@@ -136,6 +166,7 @@ def test_much_shared_memory_and_launch_attributes(machine, options):
 
 def test_launches_start_again_but_into_no_graph(machine):
     from cuda.bindings import driver
+
     a, stream, other = machine.alloc(4096, "a"), machine.stream(), machine.stream()
     with machine.recording() as launches:
         machine.launch(adds_one, 1, 64, (a.address, 1, 0), stream=stream)
@@ -157,7 +188,9 @@ def test_launches_start_again_but_into_no_graph(machine):
     thread = threading.Thread(target=elsewhere)
     thread.start()
     thread.join()
-    assert codes == [0] and (a.read(np.int32, 64) == expected).all(), "in a thread without a context"
+    assert codes == [0] and (a.read(np.int32, 64) == expected).all(), (
+        "in a thread without a context"
+    )
     with pytest.raises(EPError, match="CUDA_ERROR_INVALID_VALUE"):
         machine.refused(1)
     a.free()
@@ -165,7 +198,11 @@ def test_launches_start_again_but_into_no_graph(machine):
 
 def test_resources_and_description(machine):
     resources = adds_one.resources()
-    assert 0 < resources["registers"] < 64 and resources["local_bytes"] == 0 and resources["shared_bytes"] == 0
+    assert (
+        0 < resources["registers"] < 64
+        and resources["local_bytes"] == 0
+        and resources["shared_bytes"] == 0
+    )
     assert machine.name in machine.describe() and not machine.is_simulator
 
 
@@ -175,16 +212,20 @@ def test_a_launch_costs_the_host_little(machine):
     machine.synchronize()
 
     def seconds_of(call):
-        start = time.thread_time()          # other programs' turns on the cores are no part of it
+        start = time.thread_time()  # other programs' turns on the cores are no part of it
         for _ in range(50):
             call()
         return (time.thread_time() - start) / 50
 
     costs, pieces = [], []
     for _ in range(20):
-        costs.append(seconds_of(lambda: machine.launch(adds_one, 1, 32, (a.address, 1, 0), stream=stream)))
+        costs.append(
+            seconds_of(lambda: machine.launch(adds_one, 1, 32, (a.address, 1, 0), stream=stream))
+        )
         pieces.append(seconds_of(fixed_piece))
         machine.synchronize()
     cost, slowness = np.median(costs), max(1, np.median(pieces) / FAST_PIECE_S)
-    assert cost < 15e-6 * slowness, f"{1e6 * cost:.1f} us, where all Python takes {slowness:.1f} times as long as usual"
+    assert cost < 15e-6 * slowness, (
+        f"{1e6 * cost:.1f} us, where all Python takes {slowness:.1f} times as long as usual"
+    )
     a.free()

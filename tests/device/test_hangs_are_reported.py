@@ -1,19 +1,38 @@
 """A hang is proved and reported: where each thread waits, and for which word."""
+
 import gc
 import re
 
 import numpy as np
 import pytest
+from litmus import OUT, execute, line_of
 
 from epmoe import device
-from epmoe.device import (atomic_cas_relaxed_gpu_i32, ballot, block_idx, globaltimer, grid_dim, kernel,
-                          ld_acquire_gpu_i32, ld_acquire_sys_u64, ld_relaxed_sys_u64, load_i32, nanosleep,
-                          red_add_release_gpu_i32, shared_add_i32, shared_array, shfl_xor, store_i32, syncthreads,
-                          syncwarp, thread_idx, u64)
-from epmoe.device import int32
+from epmoe.device import (
+    atomic_cas_relaxed_gpu_i32,
+    ballot,
+    block_idx,
+    globaltimer,
+    grid_dim,
+    int32,
+    kernel,
+    ld_acquire_gpu_i32,
+    ld_acquire_sys_u64,
+    ld_relaxed_sys_u64,
+    load_i32,
+    nanosleep,
+    red_add_release_gpu_i32,
+    shared_add_i32,
+    shared_array,
+    shfl_xor,
+    store_i32,
+    syncthreads,
+    syncwarp,
+    thread_idx,
+    u64,
+)
 from epmoe.device.sim.threads import SimThread
 from epmoe_ref.errors import DeadlockError, EPError, RaceError
-from litmus import OUT, execute, line_of
 
 
 def hang(kernel, **options):
@@ -31,12 +50,20 @@ def test_a_word_that_nobody_writes(seed):
             while ld_acquire_sys_u64(params + u64(64 + 16 * 2)) == 0:
                 pass
         syncthreads()
+
     text = hang(waits, seed=seed, grid=2, block=64)
     assert text.startswith("every thread waits, and nothing can change that:")
     line = re.escape(line_of(waits, "ld_acquire"))
-    assert re.search(r"rank 0 blocks 0-1 thread 3 at %s: spins on data\[thread 2, word 0\] of rank 0" % line, text)
+    assert re.search(
+        r"rank 0 blocks 0-1 thread 3 at %s: spins on data\[thread 2, word 0\] of rank 0" % line,
+        text,
+    )
     assert "which holds 0" in text
-    assert "threads 0-2,4-63 at %s: waits at syncthreads for 1 of 64 threads" % line_of(waits, "syncthreads") in text
+    assert (
+        "threads 0-2,4-63 at %s: waits at syncthreads for 1 of 64 threads"
+        % line_of(waits, "syncthreads")
+        in text
+    )
 
 
 def test_a_flag_in_shared_memory():
@@ -45,9 +72,13 @@ def test_a_flag_in_shared_memory():
         flags = shared_array(4, int32)
         while shared_add_i32(flags, 2, 0) != 1:
             pass
+
     text = hang(waits, seed=0, grid=2, block=1)
-    assert re.search(r"blocks 0-1 thread 0 at .*: spins on shared array of test_hangs_are_reported.py:\d+\[2\] of rank "
-                     "0", text)
+    assert re.search(
+        r"blocks 0-1 thread 0 at .*: spins on shared array of test_hangs_are_reported.py:\d+\[2\] of rank "
+        "0",
+        text,
+    )
 
 
 def test_several_words_in_one_loop_and_a_clock():
@@ -59,10 +90,12 @@ def test_several_words_in_one_loop_and_a_clock():
             if globaltimer() - start > 30_000_000_000:
                 store_i32(params + u64(OUT), 1)
                 break
+
     text = hang(waits, block=1)
     assert "flag[slot 0]" in text and "flag[slot 1]" in text
-    assert execute(waits, block=1,
-                   expire_waits=True)[OUT // 4] == 1       # time passes instead, and the kernel's timeout fires
+    assert (
+        execute(waits, block=1, expire_waits=True)[OUT // 4] == 1
+    )  # time passes instead, and the kernel's timeout fires
 
 
 def test_expired_waits_that_do_not_end_are_still_a_deadlock():
@@ -70,6 +103,7 @@ def test_expired_waits_that_do_not_end_are_still_a_deadlock():
     def waits(params, num_tokens, my_rank):
         while ld_acquire_gpu_i32(params) == 0:
             pass
+
     assert "flag[slot 0]" in hang(waits, block=1, expire_waits=True)
 
 
@@ -80,8 +114,12 @@ def test_a_lane_that_does_not_come_to_a_warp_operation():
             syncthreads()
         else:
             syncwarp()
+
     text = hang(diverges)
-    assert "waits at syncwarp for 1 of 32 lanes" in text and "waits at syncthreads for 31 of 32 threads" in text
+    assert (
+        "waits at syncwarp for 1 of 32 lanes" in text
+        and "waits at syncthreads for 31 of 32 threads" in text
+    )
 
 
 def test_lanes_at_different_warp_operations():
@@ -91,6 +129,7 @@ def test_lanes_at_different_warp_operations():
             ballot(1)
         else:
             shfl_xor(1, 1)
+
     with pytest.raises(EPError, match="warp operations do not match: .* is at (shfl_xor|ballot)"):
         execute(mixes)
 
@@ -105,6 +144,7 @@ def test_a_plain_spin_and_a_lock_that_is_never_free():
     def locks(params, num_tokens, my_rank):
         while atomic_cas_relaxed_gpu_i32(params, 1, 2) != 1:
             pass
+
     assert "operations without a barrier, a wake-up or a thread's end" in hang(spins, block=1)
     assert line_of(locks, "while") in hang(locks, block=1)
 
@@ -117,6 +157,7 @@ def test_ended_threads_are_not_waited_for():
         syncthreads()
         store_i32(params + u64(OUT + 4 * thread_idx()), ballot(1) if thread_idx() < 32 else 0)
         syncthreads()
+
     got = execute(leaves, block=64, seed=2)
     want = sum(1 << i for i in range(32) if i % 3)
     assert all(got[OUT // 4 + i].astype(np.uint32) == want for i in range(32) if i % 3)
@@ -136,6 +177,7 @@ def test_blocks_that_are_not_resident_cannot_be_waited_for():
             while ld_acquire_gpu_i32(params) != block_idx():
                 pass
             red_add_release_gpu_i32(params, 1)
+
     for seed in range(3):
         execute(all_meet, grid=3, seed=seed)
         execute(later_waits_for_earlier, grid=5, seed=seed, resident_limit=1)
@@ -150,6 +192,7 @@ def test_the_machine_can_be_used_after_a_hang():
             pass
         if thread_idx() == 0:
             store_i32(params + u64(OUT), 5)
+
     machine = device.machine(1, seed=0)
     buffer, stream = machine.alloc(4096, "words"), machine.stream()
     buffer.fill(0)
@@ -165,11 +208,13 @@ def test_the_machine_can_be_used_after_a_hang():
 @pytest.mark.parametrize("seed", [None, 0, 1])
 def test_a_thread_that_looks_twice_at_very_many_words_does_not_hang(seed):
     """A relaxed look and an acquiring one at each of 200 words: the second is no spin, since the thread moves on."""
+
     @kernel()
     def looks(params, num_tokens, my_rank):
         for i in range(200):
             ld_relaxed_sys_u64(params + u64(8 * i))
             ld_acquire_sys_u64(params + u64(8 * i))
+
     execute(looks, seed=seed, racecheck=False)
 
 
@@ -190,6 +235,7 @@ def test_a_run_that_failed_keeps_none_of_its_threads():
     @kernel()
     def races(params, num_tokens, my_rank):
         store_i32(params, thread_idx())
+
     for program, error in ((waits, DeadlockError), (fails, ZeroDivisionError), (races, RaceError)):
         for _ in range(2):
             with pytest.raises(error):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from epmoe.device import kernel_cache
 from epmoe.device.fingerprint import fingerprint
 
@@ -51,7 +52,11 @@ def test_a_kernel_is_made_once_and_then_found(cache):
     make = Maker()
     for _ in range(3):
         assert kernel_cache.find_or_make("k", make) == KERNEL
-    assert make.count == 1 and [f.name for f in cache.glob("*.cubin")] == ["k.cubin"] and not list(cache.glob("*.part"))
+    assert (
+        make.count == 1
+        and [f.name for f in cache.glob("*.cubin")] == ["k.cubin"]
+        and not list(cache.glob("*.part"))
+    )
 
 
 def test_the_keys_of_a_run_are_worked_out_once_for_a_source(cache, monkeypatch):
@@ -64,7 +69,7 @@ def test_the_keys_of_a_run_are_worked_out_once_for_a_source(cache, monkeypatch):
     keys(("run", 2))
     assert len(made) == 2 == len(list(cache.glob("*.keys")))
     for file in cache.glob("*.keys"):
-        file.write_text("[")                                # damaged
+        file.write_text("[")  # damaged
     assert keys(("run", 2)) == [None, "a", "b"] and len(made) == 3
     monkeypatch.setattr(kernel_cache, "package_digest", lambda: "another source")
     assert keys(("run", 2)) == [None, "a", "b"] and len(made) == 4
@@ -73,8 +78,15 @@ def test_the_keys_of_a_run_are_worked_out_once_for_a_source(cache, monkeypatch):
     assert len(made) == 5
 
 
-@pytest.mark.parametrize("damage", [lambda raw: raw[:-1], lambda raw: b"", lambda raw: raw[:40] + b"?" + raw[41:],
-                                    lambda raw: b"something else"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda raw: raw[:-1],
+        lambda raw: b"",
+        lambda raw: raw[:40] + b"?" + raw[41:],
+        lambda raw: b"something else",
+    ],
+)
 def test_a_damaged_file_is_made_again(cache, damage):
     make = Maker()
     kernel_cache.find_or_make("k", make)
@@ -104,10 +116,12 @@ def test_the_folder_does_not_grow_without_end(cache, monkeypatch):
 
 
 def test_of_several_processes_one_makes_and_the_others_wait(cache):
-    program = ("import os, sys, time; from epmoe.device import kernel_cache as c\n"
-               "def make():\n"
-               f"    open({str(cache / 'made')!r}, 'a').write('x'); time.sleep(0.5); return 'entry', b'code'\n"
-               "assert c.find_or_make('k', make) == ('entry', b'code')")
+    program = (
+        "import os, sys, time; from epmoe.device import kernel_cache as c\n"
+        "def make():\n"
+        f"    open({str(cache / 'made')!r}, 'a').write('x'); time.sleep(0.5); return 'entry', b'code'\n"
+        "assert c.find_or_make('k', make) == ('entry', b'code')"
+    )
     env = {**os.environ, "PYTHONPATH": ROOT}
     processes = [subprocess.Popen([sys.executable, "-c", program], env=env) for _ in range(3)]
     assert [p.wait(60) for p in processes] == [0, 0, 0]
@@ -129,8 +143,12 @@ def test_the_fingerprint_follows_closures_called_functions_and_globals(monkeypat
         return x + 2
 
     called_otherwise.__name__ = "called"
-    others = [fingerprint(calls_what(called, 3), 512), fingerprint(calls_what(called, 2.0), 512),
-              fingerprint(calls_what(called_otherwise, 2), 512), fingerprint(calls_what(called, 2), 256)]
+    others = [
+        fingerprint(calls_what(called, 3), 512),
+        fingerprint(calls_what(called, 2.0), 512),
+        fingerprint(calls_what(called_otherwise, 2), 512),
+        fingerprint(calls_what(called, 2), 256),
+    ]
     monkeypatch.setattr(sys.modules[__name__], "STEP", 5)
     others.append(fingerprint(calls_what(called, 2), 512))
     assert len({same[0], *others}) == 6 and None not in others
@@ -139,6 +157,7 @@ def test_the_fingerprint_follows_closures_called_functions_and_globals(monkeypat
 def test_a_name_of_a_branch_not_taken_is_no_obstacle():
     def made(with_extra):
         if with_extra:
+
             def extra(x):
                 return x
 
@@ -151,19 +170,31 @@ def test_a_name_of_a_branch_not_taken_is_no_obstacle():
     assert None not in (without, with_it) and without == fingerprint(made(False), 512) != with_it
 
 
-@pytest.mark.parametrize("unknown", [object(), np.zeros(3), functools.partial(called, 1)],
-                         ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize(
+    "unknown", [object(), np.zeros(3), functools.partial(called, 1)], ids=lambda a: type(a).__name__
+)
 def test_what_cannot_be_compared_is_not_cached(unknown):
     assert fingerprint(calls_what(unknown, 2)) is None
-    assert fingerprint(calls_what(abs, 2)) is not None      # known by its name
+    assert fingerprint(calls_what(abs, 2)) is not None  # known by its name
 
 
 def test_fingerprints_of_kernels_are_the_same_in_every_process_and_tell_kernels_apart(tmp_path):
     program = Path(__file__).with_name("kernel_keys.py")
     env = {**os.environ, "PYTHONPATH": ROOT, "EPMOE_DEVICE": "gpu"}
-    env["PYTHONPYCACHEPREFIX"] = str(tmp_path)      # the second run finds .pyc files there
-    first, second = (json.loads(subprocess.run([sys.executable, str(program)], env=env, check=True, timeout=100,
-                                               capture_output=True, text=True).stdout) for _ in range(2))
+    env["PYTHONPYCACHEPREFIX"] = str(tmp_path)  # the second run finds .pyc files there
+    first, second = (
+        json.loads(
+            subprocess.run(
+                [sys.executable, str(program)],
+                env=env,
+                check=True,
+                timeout=100,
+                capture_output=True,
+                text=True,
+            ).stdout
+        )
+        for _ in range(2)
+    )
     assert first == second
     assert None not in first.values() and len(set(first.values())) == len(first)
 
@@ -185,9 +216,18 @@ def test_no_lock_stays_behind_and_old_ones_go(cache):
     assert {f.name for f in cache.iterdir()} == {"k.cubin", "of_now.lock"}
 
 
-@pytest.mark.parametrize("spoil", [
-    lambda file: file.chmod(0o666), lambda file: file.chmod(0o660), lambda file: os.chown(file, 12345, -1),
-    lambda file: (file.rename(file.with_name("other")), file.symlink_to(file.with_name("other")))])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda file: file.chmod(0o666),
+        lambda file: file.chmod(0o660),
+        lambda file: os.chown(file, 12345, -1),
+        lambda file: (
+            file.rename(file.with_name("other")),
+            file.symlink_to(file.with_name("other")),
+        ),
+    ],
+)
 def test_a_kernel_that_others_could_have_written_is_made_again(cache, spoil):
     make = Maker()
     kernel_cache.find_or_make("k", make)
@@ -200,7 +240,9 @@ def test_a_kernel_that_others_could_have_written_is_made_again(cache, spoil):
     assert kernel_cache.find_or_make("k", make) == KERNEL and make.count == 2
 
 
-@pytest.mark.parametrize("mode, safe", [(0o700, True), (0o755, True), (0o775, False), (0o777, False), (0o1777, False)])
+@pytest.mark.parametrize(
+    "mode, safe", [(0o700, True), (0o755, True), (0o775, False), (0o777, False), (0o1777, False)]
+)
 def test_a_folder_that_others_can_write_to_is_not_used_and_doctor_says_so(cache, mode, safe):
     from epmoe import doctor
 
@@ -220,5 +262,5 @@ def test_a_folder_in_a_place_that_others_can_write_to_is_not_used(cache, monkeyp
     (cache / "open").chmod(0o777)
     monkeypatch.setenv("EPMOE_CACHE_DIR", str(cache / "open" / "kernels"))
     assert kernel_cache.folder() is None
-    (cache / "open").chmod(0o1777)      # as /tmp: names in it belong to who made them
+    (cache / "open").chmod(0o1777)  # as /tmp: names in it belong to who made them
     assert kernel_cache.folder() == cache / "open" / "kernels"

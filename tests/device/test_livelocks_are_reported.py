@@ -1,39 +1,63 @@
 """Waiting loops that hold a barrier, a warp operation or a write end too; slow and long runs are no livelocks."""
+
 import time
 
 import pytest
+from litmus import DATA, FLAG, OUT, execute, line_of
 
 from epmoe import device
-from epmoe.device import (any_lane, atomic_add_relaxed_gpu_i32, atomic_cas_relaxed_gpu_i32, block_idx, globaltimer,
-                          kernel, ld_acquire_gpu_i32, ld_relaxed_gpu_i32, load_i32, nanosleep, shared_add_i32,
-                          shared_array, shfl_xor, st_relaxed_gpu_i32, st_release_gpu_i32, store_i32, syncthreads,
-                          syncwarp, thread_idx, u64)
-from epmoe.device import int32
+from epmoe.device import (
+    any_lane,
+    atomic_add_relaxed_gpu_i32,
+    atomic_cas_relaxed_gpu_i32,
+    block_idx,
+    globaltimer,
+    int32,
+    kernel,
+    ld_acquire_gpu_i32,
+    ld_relaxed_gpu_i32,
+    load_i32,
+    nanosleep,
+    shared_add_i32,
+    shared_array,
+    shfl_xor,
+    st_relaxed_gpu_i32,
+    st_release_gpu_i32,
+    store_i32,
+    syncthreads,
+    syncwarp,
+    thread_idx,
+    u64,
+)
 from epmoe.device.sim import livelock
 from epmoe_ref.errors import DeadlockError
-from litmus import DATA, FLAG, OUT, execute, line_of
 
 OTHER = FLAG + 32
 
 
 def loop_with(step):
     """A loop that waits for a flag that nobody writes, and does something in each round."""
+
     @kernel()
     def waits(params, num_tokens, my_rank):
         while ld_acquire_gpu_i32(params) == 0:
             step(params)
+
     return waits
 
 
 STEPS = {
-    "a barrier": lambda at: syncthreads(), "syncwarp": lambda at: syncwarp(), "a shuffle": lambda at: shfl_xor(1, 1),
+    "a barrier": lambda at: syncthreads(),
+    "syncwarp": lambda at: syncwarp(),
+    "a shuffle": lambda at: shfl_xor(1, 1),
     "a vote": lambda at: any_lane(0),
     "a plain store": lambda at: store_i32(at + u64(OUT + 4 * (thread_idx() + 32 * block_idx())), 1),
     "a strong store": lambda at: st_relaxed_gpu_i32(at + u64(OTHER), 0),
     "a heartbeat": lambda at: atomic_add_relaxed_gpu_i32(at + u64(OTHER), 1),
     "a lock": lambda at: atomic_cas_relaxed_gpu_i32(at + u64(OTHER), 5, 6),
     "a load": lambda at: load_i32(at + u64(DATA)),
-    "a barrier and a pause": lambda at: (syncthreads(), nanosleep(100))}
+    "a barrier and a pause": lambda at: (syncthreads(), nanosleep(100)),
+}
 
 
 @pytest.fixture
@@ -74,6 +98,7 @@ def test_one_thread_looks_and_the_others_follow_it(soon):
             if done[0]:
                 break
             syncthreads()
+
     with pytest.raises(DeadlockError, match="thread 0 .*looks again and again at flag"):
         execute(waits, block=64)
 
@@ -84,6 +109,7 @@ def test_two_that_keep_writing_what_the_other_waits_for(soon):
         mine, others = u64(FLAG + 32 * block_idx()), u64(FLAG + 32 - 32 * block_idx())
         while ld_relaxed_gpu_i32(params + others) == 0:
             st_relaxed_gpu_i32(params + mine, 0)
+
     with pytest.raises(DeadlockError, match="which holds 0"):
         execute(each_waits_for_the_other, grid=2, block=1)
 
@@ -91,7 +117,7 @@ def test_two_that_keep_writing_what_the_other_waits_for(soon):
 def test_one_loops_and_the_others_wait_for_it_at_a_barrier_or_for_a_word(soon):
     @kernel()
     def waits(params, num_tokens, my_rank):
-        for _ in range(400):                    # so long that they come to wait when the run is watched
+        for _ in range(400):  # so long that they come to wait when the run is watched
             atomic_add_relaxed_gpu_i32(params + u64(OUT), 1)
         if block_idx() == 0 and thread_idx() == 0:
             while ld_acquire_gpu_i32(params) == 0:
@@ -100,12 +126,17 @@ def test_one_loops_and_the_others_wait_for_it_at_a_barrier_or_for_a_word(soon):
             while ld_acquire_gpu_i32(params) == 0:
                 pass
         syncthreads()
+
     for seed in (None, 0, 1):
         with pytest.raises(DeadlockError) as caught:
             execute(waits, grid=2, block=32, seed=seed, racecheck=False)
         text = str(caught.value)
         assert "block 0 thread 0 " in text and "looks again and again at flag[slot 0]" in text
-        assert "threads 1-31 at" in text and "block 1 threads 0-31 at" in text and "spins on flag[slot 0]" in text
+        assert (
+            "threads 1-31 at" in text
+            and "block 1 threads 0-31 at" in text
+            and "spins on flag[slot 0]" in text
+        )
 
 
 def test_a_word_in_shared_memory(soon):
@@ -117,6 +148,7 @@ def test_a_word_in_shared_memory(soon):
         syncthreads()
         while shared_add_i32(flags, 2, 0) != 1:
             syncwarp()
+
     with pytest.raises(DeadlockError, match="looks again and again at shared array of"):
         execute(waits)
 
@@ -130,6 +162,7 @@ def test_a_loop_with_a_time_limit_ends_by_it_where_waits_may_expire(soon):
             if any_lane(globaltimer() - start > 30_000_000_000):
                 break
         store_i32(params + u64(OUT + 4 * thread_idx()), 1)
+
     assert execute(waits, expire_waits=True)[OUT // 4] == 1
 
 
@@ -144,6 +177,7 @@ def test_it_takes_seconds_as_the_simulator_comes():
 @pytest.mark.parametrize("work", ["stores", "loads", "barriers", "counts", "looks", "heartbeat"])
 def test_a_long_wait_for_one_that_works_is_none(work, seed, soon):
     """Block 0 works long, with all that a waiting loop may hold; block 1 waits for it in a loop with a barrier."""
+
     @kernel()
     def one_works(params, num_tokens, my_rank):
         if block_idx() == 1:
@@ -170,6 +204,7 @@ def test_a_long_wait_for_one_that_works_is_none(work, seed, soon):
                 ld_relaxed_gpu_i32(params + u64(OTHER))
         if thread_idx() == 0:
             st_release_gpu_i32(params, 1)
+
     assert execute(one_works, grid=2, block=32, seed=seed, racecheck=False)[0] == 1
 
 
@@ -184,6 +219,7 @@ def test_a_slow_rank_is_waited_for(soon):
             store_i32(params + u64(OUT + 4 * i), ld_relaxed_gpu_i32(params + u64(OTHER)))
         if thread_idx() == 0:
             st_release_gpu_i32(params, 1)
+
     for seed in range(4):
         machine = device.machine(2, seed=seed, racecheck=False)
         machine.slow_ranks = (0,)
@@ -191,5 +227,7 @@ def test_a_slow_rank_is_waited_for(soon):
         buffer.fill(0)
         with machine.hold():
             for rank in range(2):
-                machine.launch(one_is_slow, 1, 32, (buffer.address, 0, rank), stream=machine.stream(rank))
+                machine.launch(
+                    one_is_slow, 1, 32, (buffer.address, 0, rank), stream=machine.stream(rank)
+                )
         buffer.free()

@@ -1,12 +1,24 @@
 """Bounds, alignment, freed and read-only memory: what is wrong is said with the buffer's name and index."""
+
 import numpy as np
 import pytest
+from litmus import line_of
 
 from epmoe import device
-from epmoe.device import (int32, kernel, load16, load_i32, shared_add_i32, shared_array, store16, store_i32, store_u64,
-                          thread_idx, u64)
+from epmoe.device import (
+    int32,
+    kernel,
+    load16,
+    load_i32,
+    shared_add_i32,
+    shared_array,
+    store16,
+    store_i32,
+    store_u64,
+    thread_idx,
+    u64,
+)
 from epmoe_ref.errors import EPError, EPValueError, OutOfBoundsError
-from litmus import line_of
 
 
 @pytest.fixture
@@ -43,9 +55,14 @@ def complaint(machine, made, address):
 def test_outside_a_buffer(machine):
     a = machine.alloc(256, "send_buf", rank=1)
     text = complaint(machine, stores_16, a.address + 256)
-    assert text.startswith("store16 (16 bytes) of rank 0 block 0 warp 0 lane 0 of stores_16 #1 at %s:"
-                           % line_of(stores_16, "store16("))
-    assert "is outside every buffer: 256 bytes after the start of send_buf of rank 1, which has 256 bytes" in text
+    assert text.startswith(
+        "store16 (16 bytes) of rank 0 block 0 warp 0 lane 0 of stores_16 #1 at %s:"
+        % line_of(stores_16, "store16(")
+    )
+    assert (
+        "is outside every buffer: 256 bytes after the start of send_buf of rank 1, which has 256 bytes"
+        in text
+    )
     assert "16 bytes before send_buf of rank 1" in complaint(machine, stores_16, a.address - 16)
     assert "outside every buffer" in complaint(machine, loads_i32, 0)
     a.free()
@@ -53,11 +70,15 @@ def test_outside_a_buffer(machine):
 
 def test_across_the_end_and_unaligned(machine):
     a = machine.alloc(24, "row", regions=[("row_offsets", 8, (4,), "u4", ("expert",))])
-    assert "16 bytes after the start of row of rank 0, which has 24 bytes" in complaint(machine, stores_16,
-                                                                                        a.address + 16)
-    assert "row_offsets[expert 1] byte 2 of rank 0 is not 4-byte aligned" in complaint(machine, loads_i32,
-                                                                                       a.address + 14)
-    assert "row + 4 bytes of rank 0 is not 16-byte aligned" in complaint(machine, stores_16, a.address + 4)
+    assert "16 bytes after the start of row of rank 0, which has 24 bytes" in complaint(
+        machine, stores_16, a.address + 16
+    )
+    assert "row_offsets[expert 1] byte 2 of rank 0 is not 4-byte aligned" in complaint(
+        machine, loads_i32, a.address + 14
+    )
+    assert "row + 4 bytes of rank 0 is not 16-byte aligned" in complaint(
+        machine, stores_16, a.address + 4
+    )
     a.free()
 
 
@@ -66,16 +87,27 @@ def test_freed_memory(machine):
     address = a.address
     a.free()
     a.free()
-    assert "scratch of rank 0 was freed (byte 8 of it)" in complaint(machine, loads_i32, address + 8)
+    assert "scratch of rank 0 was freed (byte 8 of it)" in complaint(
+        machine, loads_i32, address + 8
+    )
 
 
 def test_regions_tell_the_index(machine):
-    a = machine.alloc(4096, "symmetric", rank=1, regions=[("recv_count", 256, (4, 2), "u8",
-                                                           ("local_expert", "src_rank")),
-                                                          ("flags", 512, 3, "i4", ("block",))])
+    a = machine.alloc(
+        4096,
+        "symmetric",
+        rank=1,
+        regions=[
+            ("recv_count", 256, (4, 2), "u8", ("local_expert", "src_rank")),
+            ("flags", 512, 3, "i4", ("block",)),
+        ],
+    )
     describe = device.sim.memory.MEMORY.describe
     assert describe(a.address + 256 + 8 * 5) == "recv_count[local_expert 2, src_rank 1] of rank 1"
-    assert describe(a.address + 256 + 8 * 5 + 3) == "recv_count[local_expert 2, src_rank 1] byte 3 of rank 1"
+    assert (
+        describe(a.address + 256 + 8 * 5 + 3)
+        == "recv_count[local_expert 2, src_rank 1] byte 3 of rank 1"
+    )
     assert describe(a.address + 512 + 8) == "flags[block 2] of rank 1"
     assert describe(a.address + 512 + 12) == "symmetric + 524 bytes of rank 1"
     assert describe(a.address) == "symmetric + 0 bytes of rank 1"
@@ -100,7 +132,9 @@ def test_read_only_strided_and_empty_arrays(machine):
     x.setflags(write=False)
     address = machine.adopt(x, "topk_ids")
     run(machine, loads_i32, address)
-    assert "topk_ids + 4 bytes of rank 0 is read-only" in complaint(machine, stores_i32, address + 4)
+    assert "topk_ids + 4 bytes of rank 0 is read-only" in complaint(
+        machine, stores_i32, address + 4
+    )
     machine.release(address)
     with pytest.raises(EPValueError, match="grid_y is not C-contiguous"):
         machine.adopt(np.zeros((4, 4))[:, ::2], "grid_y")
@@ -129,8 +163,12 @@ def test_buffers_hold_what_is_written(machine):
     assert copy[4] == 9 and not a.read(np.uint8, 1000).any()
     a.fill(7, offset=990, nbytes=5)
     assert a.read(np.uint8, 10, 990).tolist() == [7] * 5 + [0] * 5
-    for bad in (lambda: a.write(np.zeros(2), 990), lambda: a.read(np.int32, 251), lambda: a.fill(0, 999, 2),
-                lambda: a.array(np.int8, 1, -1)):
+    for bad in (
+        lambda: a.write(np.zeros(2), 990),
+        lambda: a.read(np.int32, 251),
+        lambda: a.fill(0, 999, 2),
+        lambda: a.array(np.int8, 1, -1),
+    ):
         with pytest.raises(EPValueError, match="which has 1000 bytes"):
             bad()
     a.free()
@@ -146,6 +184,7 @@ def test_shared_arrays_are_bounded(machine, index):
     @kernel()
     def adds_beside(params, num_tokens, my_rank):
         shared_add_i32(shared_array(64, int32), index, 1)
+
     text = complaint(machine, reads_beside, 0)
     assert "index %d of rank 0 block 0" % index in text and "has shape (64,)" in text
     assert "has 64 elements" in complaint(machine, adds_beside, 0)
@@ -164,6 +203,7 @@ def test_shared_arrays_of_two_axes_and_their_poison(machine):
     @kernel()
     def beyond(params, num_tokens, my_rank):
         shared_array((4, 8), int32)[3, 8] = 1
+
     run(machine, corners, a.address)
     assert a.read(np.uint32, 2).tolist() == [0xA5A5A5A5, 2**31 + 5]
     assert "index (3, 8)" in complaint(machine, beyond, 0)
@@ -179,6 +219,7 @@ def test_stores_wrap_as_registers_do(machine):
         device.store_u8(params + u64(4), 0x1FE)
         store_u64(params + u64(8), -1)
         device.atomic_add_relaxed_gpu_i32(params, 2**31 - 1)
+
     run(machine, wide, a.address)
     assert a.read(np.uint32, 1)[0] == 0 and a.read(np.uint8, 1, 4)[0] == 0xFE
     assert a.read(np.uint64, 1, 8)[0] == 2**64 - 1
@@ -190,6 +231,7 @@ def test_an_exception_of_a_kernel_says_which_thread(machine):
     def fails(params, num_tokens, my_rank):
         if thread_idx() == 33:
             raise KeyError("broken")
+
     with pytest.raises(KeyError) as caught:
         run(machine, fails, 0, block=64)
     notes = getattr(caught.value, "__notes__", ["in rank 0 block 0 warp 1 lane 1 of fails #1"])

@@ -1,14 +1,34 @@
 """Bulk copies: who waits for what, what needs a proxy fence. Each mutation of a correct kernel is found."""
+
 import numpy as np
 import pytest
+from litmus import DATA, FLAG, OUT, execute, first_race
 
 from epmoe import device
-from epmoe.device import (bulk_commit, bulk_load, bulk_store, bulk_wait, bulk_wait_read, dynamic_shared,
-                          fence_proxy_async, kernel, ld_acquire_sys_i32, load_i32, mbar_expect_tx, mbar_init,
-                          mbar_try_wait, shared_load_i32, shared_store_i32, st_release_sys_i32, store_i32, syncthreads,
-                          thread_idx, u32, u64)
+from epmoe.device import (
+    bulk_commit,
+    bulk_load,
+    bulk_store,
+    bulk_wait,
+    bulk_wait_read,
+    dynamic_shared,
+    fence_proxy_async,
+    kernel,
+    ld_acquire_sys_i32,
+    load_i32,
+    mbar_expect_tx,
+    mbar_init,
+    mbar_try_wait,
+    shared_load_i32,
+    shared_store_i32,
+    st_release_sys_i32,
+    store_i32,
+    syncthreads,
+    thread_idx,
+    u32,
+    u64,
+)
 from epmoe_ref.errors import EPError, OutOfBoundsError
-from litmus import DATA, FLAG, OUT, execute, first_race
 
 ROUNDS = 3
 SHARED = 1024
@@ -18,8 +38,15 @@ def nothing():
     pass
 
 
-def sender(fence=fence_proxy_async, barrier=syncthreads, commit=bulk_commit, reuse=bulk_wait_read, wait=bulk_wait):
+def sender(
+    fence=fence_proxy_async,
+    barrier=syncthreads,
+    commit=bulk_commit,
+    reuse=bulk_wait_read,
+    wait=bulk_wait,
+):
     """Rank 0 stages rows in shared memory, bulk stores them and releases a flag; rank 1 acquires it and reads them."""
+
     @kernel()
     def send_rows(params, num_tokens, my_rank):
         i = thread_idx()
@@ -43,7 +70,11 @@ def sender(fence=fence_proxy_async, barrier=syncthreads, commit=bulk_commit, reu
                     pass
             syncthreads()
             for n in range(ROUNDS):
-                store_i32(params + u64(DATA + 256 * n + 4 * i), load_i32(params + u64(OUT + 256 * n + 4 * i)))
+                store_i32(
+                    params + u64(DATA + 256 * n + 4 * i),
+                    load_i32(params + u64(OUT + 256 * n + 4 * i)),
+                )
+
     return send_rows
 
 
@@ -54,17 +85,20 @@ def test_a_correct_sender_is_silent_and_sends():
     assert first_race(sender(), seeds=range(6), **WORLD) is None
     got = execute(sender(), seed=3, **WORLD)
     want = (np.arange(ROUNDS)[:, None] * 100 + np.arange(64)).ravel()
-    assert (got[DATA // 4:DATA // 4 + 192] == want).all()
+    assert (got[DATA // 4 : DATA // 4 + 192] == want).all()
 
 
-@pytest.mark.parametrize("mutation, said", [
-    (dict(fence=nothing), "fence_proxy_async is missing between the two"),
-    (dict(barrier=nothing), "both are in one"),
-    (dict(commit=nothing), "bulk_commit and bulk_wait_read"),
-    (dict(reuse=nothing), "bulk_commit and bulk_wait_read is missing"),
-    (dict(wait=bulk_wait_read), "bulk_commit and bulk_wait is missing"),
-    (dict(wait=nothing), "bulk_commit and bulk_wait is missing"),
-])
+@pytest.mark.parametrize(
+    "mutation, said",
+    [
+        (dict(fence=nothing), "fence_proxy_async is missing between the two"),
+        (dict(barrier=nothing), "both are in one"),
+        (dict(commit=nothing), "bulk_commit and bulk_wait_read"),
+        (dict(reuse=nothing), "bulk_commit and bulk_wait_read is missing"),
+        (dict(wait=bulk_wait_read), "bulk_commit and bulk_wait is missing"),
+        (dict(wait=nothing), "bulk_commit and bulk_wait is missing"),
+    ],
+)
 def test_each_mutation_of_the_sender_is_found(mutation, said):
     assert said in first_race(sender(**mutation), **WORLD)
 
@@ -78,12 +112,21 @@ def test_a_thread_may_not_end_before_its_copies_have_read():
         if thread_idx() == 0:
             bulk_store(params + u64(OUT), dynamic_shared(), u32(256))
             bulk_commit()
-    assert "ended while its bulk stores may still read shared memory" in first_race(leaves, shared_bytes=SHARED)
+
+    assert "ended while its bulk stores may still read shared memory" in first_race(
+        leaves, shared_bytes=SHARED
+    )
 
 
-def receiver(init_fence=fence_proxy_async, init_barrier=syncthreads, wait=True, global_fence=fence_proxy_async,
-             reuse_barrier=syncthreads):
+def receiver(
+    init_fence=fence_proxy_async,
+    init_barrier=syncthreads,
+    wait=True,
+    global_fence=fence_proxy_async,
+    reuse_barrier=syncthreads,
+):
     """Rank 0 writes rows and releases a flag; rank 1 acquires it and bulk loads the rows through shared memory."""
+
     @kernel()
     def receive_rows(params, num_tokens, my_rank):
         i = thread_idx()
@@ -112,20 +155,30 @@ def receiver(init_fence=fence_proxy_async, init_barrier=syncthreads, wait=True, 
                         pass
                 store_i32(params + u64(DATA + 256 * n + 4 * i), shared_load_i32(stage + u32(4 * i)))
                 reuse_barrier()
+
     return receive_rows
 
 
 def test_a_correct_receiver_is_silent_and_receives():
     assert first_race(receiver(), seeds=range(6), **WORLD) is None
     got = execute(receiver(), seed=2, **WORLD)
-    assert (got[DATA // 4:DATA // 4 + 192] == (np.arange(ROUNDS)[:, None] * 100 + np.arange(64)).ravel()).all()
+    assert (
+        got[DATA // 4 : DATA // 4 + 192]
+        == (np.arange(ROUNDS)[:, None] * 100 + np.arange(64)).ravel()
+    ).all()
 
 
-@pytest.mark.parametrize("mutation, said", [
-    (dict(global_fence=nothing), "fence_proxy_async is missing between the two"),
-    (dict(init_fence=nothing, global_fence=nothing), "fence_proxy_async is missing between the two"),
-    (dict(reuse_barrier=nothing), "syncthreads is missing between the two"),
-])
+@pytest.mark.parametrize(
+    "mutation, said",
+    [
+        (dict(global_fence=nothing), "fence_proxy_async is missing between the two"),
+        (
+            dict(init_fence=nothing, global_fence=nothing),
+            "fence_proxy_async is missing between the two",
+        ),
+        (dict(reuse_barrier=nothing), "syncthreads is missing between the two"),
+    ],
+)
 def test_each_mutation_of_the_receiver_is_found(mutation, said):
     race = first_race(receiver(**mutation), seeds=range(8), **WORLD)
     assert race is not None and (said in race or "both are in one" in race), race
@@ -155,9 +208,16 @@ def test_what_is_not_waited_for_is_really_old_without_the_detector():
             mbar_expect_tx(stage + u32(512), u32(256))
             bulk_load(stage, params, u32(256), stage + u32(512))
         syncthreads()
-        store_i32(params + u64(OUT + 4 * thread_idx()), shared_load_i32(stage + u32(4 * thread_idx())))
-    runs = [execute(impatient, block=64, shared_bytes=SHARED, seed=seed, racecheck=False)[OUT // 4:OUT // 4 + 64]
-            for seed in range(6)]
+        store_i32(
+            params + u64(OUT + 4 * thread_idx()), shared_load_i32(stage + u32(4 * thread_idx()))
+        )
+
+    runs = [
+        execute(impatient, block=64, shared_bytes=SHARED, seed=seed, racecheck=False)[
+            OUT // 4 : OUT // 4 + 64
+        ]
+        for seed in range(6)
+    ]
     assert any((got == np.int32(np.uint32(0xA5A5A5A5).view(np.int32))).any() for got in runs)
 
 
@@ -181,6 +241,7 @@ def test_sizes_and_places_of_bulk_copies_are_checked():
     def no_mbarrier(params, num_tokens, my_rank):
         if thread_idx() == 0:
             device.bulk_load(dynamic_shared(), params, u32(16), dynamic_shared() + u32(512))
+
     with pytest.raises(EPError, match="multiple of 16"):
         execute(odd_size, shared_bytes=SHARED)
     with pytest.raises(OutOfBoundsError, match="shared address"):

@@ -3,26 +3,54 @@
 Every way to write the flag with every way to read it, at every scope, between two warps, two blocks and two ranks. The
 rule that predicts the detector's verdict is written here from the PTX memory model.
 """
+
 import itertools
 
 import pytest
+from litmus import DATA, FLAG, OUT, execute, first_race
 
 from epmoe import device
-from epmoe.device import (block_idx, fence_acq_rel_cta, fence_acq_rel_gpu, fence_acq_rel_sys, i32, kernel,
-                          ld_acquire_gpu_i32, ld_relaxed_cta_i32, load_i32, st_release_gpu_i32,
-                          store_i32, thread_idx, u64)
-from litmus import DATA, FLAG, OUT, execute, first_race
+from epmoe.device import (
+    block_idx,
+    fence_acq_rel_cta,
+    fence_acq_rel_gpu,
+    fence_acq_rel_sys,
+    i32,
+    kernel,
+    ld_acquire_gpu_i32,
+    ld_relaxed_cta_i32,
+    load_i32,
+    st_release_gpu_i32,
+    store_i32,
+    thread_idx,
+    u64,
+)
 
 SCOPES = {"cta": 1, "gpu": 2, "sys": 3}
 FENCE = {"cta": fence_acq_rel_cta, "gpu": fence_acq_rel_gpu, "sys": fence_acq_rel_sys}
-BETWEEN = {"warps": 1, "blocks": 2, "ranks": 3}                 # the scope that includes both threads
+BETWEEN = {"warps": 1, "blocks": 2, "ranks": 3}  # the scope that includes both threads
 LAUNCH = {"warps": dict(block=64), "blocks": dict(grid=2), "ranks": dict(ranks=2)}
-WRITERS = ["st_release", "st_relaxed", "fence+st_relaxed", "red_add_release", "red_add_relaxed",
-           "fence+red_add_relaxed",
-           "atomic_add_release", "atomic_add_acq_rel", "atomic_add_acquire", "atomic_add_relaxed"]
-READERS = ["ld_acquire", "ld_relaxed", "ld_relaxed+fence", "atomic_add_acquire", "atomic_add_acq_rel",
-           "atomic_add_release",
-           "atomic_add_relaxed+fence"]
+WRITERS = [
+    "st_release",
+    "st_relaxed",
+    "fence+st_relaxed",
+    "red_add_release",
+    "red_add_relaxed",
+    "fence+red_add_relaxed",
+    "atomic_add_release",
+    "atomic_add_acq_rel",
+    "atomic_add_acquire",
+    "atomic_add_relaxed",
+]
+READERS = [
+    "ld_acquire",
+    "ld_relaxed",
+    "ld_relaxed+fence",
+    "atomic_add_acquire",
+    "atomic_add_acq_rel",
+    "atomic_add_release",
+    "atomic_add_relaxed+fence",
+]
 
 
 def nothing():
@@ -33,7 +61,9 @@ def op_of(way, scope):
     """(fence, operation) of a way such as "fence+st_relaxed"."""
     parts = way.split("+")
     name = next(p for p in parts if p != "fence")
-    return FENCE[scope] if "fence" in parts else nothing, getattr(device, "%s_%s_i32" % (name, scope))
+    return FENCE[scope] if "fence" in parts else nothing, getattr(
+        device, "%s_%s_i32" % (name, scope)
+    )
 
 
 def passing(between, writer, write_scope, reader, read_scope):
@@ -46,7 +76,13 @@ def passing(between, writer, write_scope, reader, read_scope):
 
     @kernel()
     def pass_message(params, num_tokens, my_rank):
-        who = my_rank if between == "ranks" else block_idx() if between == "blocks" else i32(thread_idx() // 32)
+        who = (
+            my_rank
+            if between == "ranks"
+            else block_idx()
+            if between == "blocks"
+            else i32(thread_idx() // 32)
+        )
         if thread_idx() % 32 == 0:
             if who == 0:
                 store_i32(params + u64(DATA), 42)
@@ -57,6 +93,7 @@ def passing(between, writer, write_scope, reader, read_scope):
                     pass
                 fence_after()
                 store_i32(params + u64(OUT), load_i32(params + u64(DATA)))
+
     return pass_message
 
 
@@ -69,10 +106,18 @@ def acquires(reader):
 
 
 CASES = [(b, w, "sys", r, "sys") for b in BETWEEN for w in WRITERS for r in READERS]
-PAIRS = (("st_release", "ld_acquire"), ("fence+st_relaxed", "ld_relaxed+fence"),
-         ("red_add_release", "atomic_add_acquire"))
-CASES += [(b, w, ws, r, rs) for b in BETWEEN for w, r in PAIRS
-          for ws, rs in itertools.product(SCOPES, SCOPES) if (ws, rs) != ("sys", "sys")]
+PAIRS = (
+    ("st_release", "ld_acquire"),
+    ("fence+st_relaxed", "ld_relaxed+fence"),
+    ("red_add_release", "atomic_add_acquire"),
+)
+CASES += [
+    (b, w, ws, r, rs)
+    for b in BETWEEN
+    for w, r in PAIRS
+    for ws, rs in itertools.product(SCOPES, SCOPES)
+    if (ws, rs) != ("sys", "sys")
+]
 
 
 @pytest.mark.parametrize("between, writer, write_scope, reader, read_scope", CASES)
@@ -87,7 +132,11 @@ def test_the_verdict_is_that_of_the_memory_model(between, writer, write_scope, r
         return
     assert race is not None
     if wide_enough:
-        assert "data[thread 0, word 0] of rank 0" in race and "load_i32" in race and "store_i32" in race
+        assert (
+            "data[thread 0, word 0] of rank 0" in race
+            and "load_i32" in race
+            and "store_i32" in race
+        )
         if not acquires(reader):
             assert releases(writer) is False or "the read is relaxed" in race
         else:
@@ -104,13 +153,20 @@ def test_a_plain_flag_is_a_race_itself(between, plain):
 
     @kernel()
     def plain_flag(params, num_tokens, my_rank):
-        who = my_rank if between == "ranks" else block_idx() if between == "blocks" else i32(thread_idx() // 32)
+        who = (
+            my_rank
+            if between == "ranks"
+            else block_idx()
+            if between == "blocks"
+            else i32(thread_idx() // 32)
+        )
         if thread_idx() % 32 == 0:
             if who == 0:
                 write(params + u64(FLAG), 1)
             else:
                 while read(params + u64(FLAG)) == 0:
                     pass
+
     race = first_race(plain_flag, **LAUNCH[between])
     assert "flag[slot 0]" in race and "one of them is a plain access" in race
 
@@ -127,6 +183,7 @@ def test_strong_accesses_of_different_width_race(width):
             else:
                 while read(params) == 0:
                     pass
+
     race = first_race(two_widths, grid=2)
     if width == "u64":
         assert "both are strong, but differ in address or size" in race
@@ -145,8 +202,11 @@ def test_data_behind_the_release_is_not_covered():
                 while device.ld_acquire_gpu_i32(params) == 0:
                     pass
                 load_i32(params + u64(DATA))
+
     race = first_race(late, grid=2)
-    assert "data[thread 0, word 0]" in race and ("but not after this one" in race or "acquired nothing" in race)
+    assert "data[thread 0, word 0]" in race and (
+        "but not after this one" in race or "acquired nothing" in race
+    )
 
 
 def test_a_look_of_too_narrow_a_scope_counts_even_if_wider_ones_follow():

@@ -1,9 +1,20 @@
 """A launch that may begin before the one before it has ended knows of that one behind griddep_wait, and not earlier."""
+
 import pytest
-from epmoe import device
-from epmoe.device import griddep_launch, griddep_wait, kernel, load16_nc, load_i32, store_i32, thread_idx, u64
-from epmoe_ref.errors import RaceError
 from litmus import DATA, OUT, REGIONS
+
+from epmoe import device
+from epmoe.device import (
+    griddep_launch,
+    griddep_wait,
+    kernel,
+    load16_nc,
+    load_i32,
+    store_i32,
+    thread_idx,
+    u64,
+)
+from epmoe_ref.errors import RaceError
 
 
 @kernel()
@@ -21,6 +32,7 @@ def reads(when=None, load=load_i32):
         if when == "after":
             griddep_wait()
         store_i32(params + u64(OUT + 4 * thread_idx()), value if load is load_i32 else value[0])
+
     return read
 
 
@@ -32,7 +44,9 @@ def race_of(*launches):
         buffer.fill(0)
         stream = machine.stream(0)
         for program, programmatic in launches:
-            machine.launch(program, 1, 32, (buffer.address, 0, 0), stream=stream, programmatic=programmatic)
+            machine.launch(
+                program, 1, 32, (buffer.address, 0, 0), stream=stream, programmatic=programmatic
+            )
         machine.synchronize()
     except RaceError as race:
         return str(race)
@@ -43,7 +57,9 @@ def race_of(*launches):
 @pytest.mark.parametrize("when, is_race", [("before", False), ("after", True), (None, True)])
 def test_what_the_launch_before_wrote_is_known_behind_the_wait(when, is_race):
     race = race_of((writes, False), (reads(when), True))
-    assert bool(race) == is_race and (not race or "read  test_race_programmatic_launches.py" in race)
+    assert bool(race) == is_race and (
+        not race or "read  test_race_programmatic_launches.py" in race
+    )
 
 
 @pytest.mark.parametrize("when", ["before", None])

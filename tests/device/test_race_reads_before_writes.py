@@ -2,31 +2,46 @@
 
 import numpy as np
 import pytest
-
-from epmoe import device
-from epmoe.device import (atomic_add_relaxed_gpu_i32, block_idx, kernel, load_i32, nanosleep, st_relaxed_gpu_i32,
-                          store16, store_i32, syncthreads, thread_idx, u64)
-from epmoe.device.sim import accesses
-from epmoe_ref.errors import RaceError
 from litmus import DATA, first_race, line_of
 
-WRITES = {"store_i32": lambda at: store_i32(at, 1), "store16": lambda at: store16(at, 1, 1, 1, 1),
-          "st_relaxed": lambda at: st_relaxed_gpu_i32(at, 1),
-          "atomic_add": lambda at: atomic_add_relaxed_gpu_i32(at, 1)}
+from epmoe import device
+from epmoe.device import (
+    atomic_add_relaxed_gpu_i32,
+    block_idx,
+    kernel,
+    load_i32,
+    nanosleep,
+    st_relaxed_gpu_i32,
+    store16,
+    store_i32,
+    syncthreads,
+    thread_idx,
+    u64,
+)
+from epmoe.device.sim import accesses
+from epmoe_ref.errors import RaceError
+
+WRITES = {
+    "store_i32": lambda at: store_i32(at, 1),
+    "store16": lambda at: store16(at, 1, 1, 1, 1),
+    "st_relaxed": lambda at: st_relaxed_gpu_i32(at, 1),
+    "atomic_add": lambda at: atomic_add_relaxed_gpu_i32(at, 1),
+}
 
 
 def read_then_write(write):
     @kernel()
     def late_write(params, num_tokens, my_rank):
         if block_idx() == 0:
-            load_i32(params + u64(DATA))                # the read
+            load_i32(params + u64(DATA))  # the read
         elif thread_idx() == 0:
             nanosleep(100)
             i = 0
-            while i < 200:                              # some time later
+            while i < 200:  # some time later
                 load_i32(params + u64(DATA + 64))
                 i = i + 1
-            write(params + u64(DATA))                   # the write
+            write(params + u64(DATA))  # the write
+
     return late_write
 
 
@@ -58,7 +73,7 @@ def test_a_write_through_another_view_of_the_same_array():
     @kernel()
     def through_views(params, num_tokens, my_rank):
         if block_idx() == 0:
-            load_i32(u64(whole + 12))                   # of the one view only
+            load_i32(u64(whole + 12))  # of the one view only
             load_i32(u64(part))
         else:
             store_i32(u64(part), 1)

@@ -1,12 +1,25 @@
 """The text of a report, word for word, and what a machine does with several of them."""
+
 import numpy as np
 import pytest
+from litmus import DATA, OUT, REGIONS, execute, line_of
 
 from epmoe import device
-from epmoe.device import (block_idx, device_fn, fence_acq_rel_cta, kernel, ld_acquire_gpu_i32, load_i32,
-                          st_relaxed_gpu_i32, st_release_gpu_i32, store_i32, syncthreads, thread_idx, u64)
+from epmoe.device import (
+    block_idx,
+    device_fn,
+    fence_acq_rel_cta,
+    kernel,
+    ld_acquire_gpu_i32,
+    load_i32,
+    st_relaxed_gpu_i32,
+    st_release_gpu_i32,
+    store_i32,
+    syncthreads,
+    thread_idx,
+    u64,
+)
 from epmoe_ref.errors import RaceError
-from litmus import DATA, OUT, REGIONS, execute, line_of
 
 
 @device_fn
@@ -35,18 +48,26 @@ def relaxed_signal(params, num_tokens, my_rank):
 def test_a_report_word_for_word():
     with pytest.raises(RaceError) as caught:
         execute(relaxed_signal, grid=2, block=64, seed=0)
-    wait = "%s:%d" % (line_of(relaxed_signal, "await_flag").partition(":")[0], await_flag.__code__.co_firstlineno + 2)
-    assert str(caught.value) == "\n".join([
-        "data race on data[thread 5, word 0] of rank 0: the read at %s is not ordered after the write at %s"
-        % (line_of(relaxed_signal, "load_i32"), line_of(relaxed_signal, "store_i32(params + u64(DATA")),
-        "  1. write %s store_i32" % line_of(relaxed_signal, "store_i32(params + u64(DATA"),
-        "     by rank 0 block 0 warp 0 lane 5 of relaxed_signal #1",
-        "  2. read  %s load_i32" % line_of(relaxed_signal, "load_i32"),
-        "     by rank 0 block 1 warp 1 lane 8 of relaxed_signal #1",
-        "  the second access's thread has acquired nothing from the first one's launch",
-        "  did not synchronise: %s st_relaxed_gpu_i32 -> %s ld_acquire_gpu_i32 (called from %s): the write is relaxed"
-        % (line_of(relaxed_signal, "st_relaxed"), wait, line_of(relaxed_signal, "await_flag")),
-    ])
+    wait = "%s:%d" % (
+        line_of(relaxed_signal, "await_flag").partition(":")[0],
+        await_flag.__code__.co_firstlineno + 2,
+    )
+    assert str(caught.value) == "\n".join(
+        [
+            "data race on data[thread 5, word 0] of rank 0: the read at %s is not ordered after the write at %s"
+            % (
+                line_of(relaxed_signal, "load_i32"),
+                line_of(relaxed_signal, "store_i32(params + u64(DATA"),
+            ),
+            "  1. write %s store_i32" % line_of(relaxed_signal, "store_i32(params + u64(DATA"),
+            "     by rank 0 block 0 warp 0 lane 5 of relaxed_signal #1",
+            "  2. read  %s load_i32" % line_of(relaxed_signal, "load_i32"),
+            "     by rank 0 block 1 warp 1 lane 8 of relaxed_signal #1",
+            "  the second access's thread has acquired nothing from the first one's launch",
+            "  did not synchronise: %s st_relaxed_gpu_i32 -> %s ld_acquire_gpu_i32 (called from %s): the write is relaxed"
+            % (line_of(relaxed_signal, "st_relaxed"), wait, line_of(relaxed_signal, "await_flag")),
+        ]
+    )
 
 
 def test_a_store_that_synchronised_at_one_scope_is_not_blamed_for_the_fence_of_another():
@@ -55,10 +76,11 @@ def test_a_store_that_synchronised_at_one_scope_is_not_blamed_for_the_fence_of_a
         if block_idx() == 0:
             fence_acq_rel_cta()
             st_release_gpu_i32(params, 1)
-            store_i32(params + u64(DATA), 1)        # too late
+            store_i32(params + u64(DATA), 1)  # too late
         else:
             await_flag(params)
             store_i32(params + u64(OUT), load_i32(params + u64(DATA)))
+
     with pytest.raises(RaceError) as caught:
         execute(signals, grid=2, block=1, seed=0)
     assert "not after this one: the release comes before it" in str(caught.value)
@@ -79,6 +101,7 @@ def test_a_machine_can_collect_one_race_for_each_pair_of_lines():
     def two_races(params, num_tokens, my_rank):
         store_i32(params + u64(DATA), thread_idx())
         store_i32(params + u64(OUT), thread_idx())
+
     machine = device.machine(1, seed=0, racecheck=True, stop_at_first_race=False)
     buffer = machine.alloc(4096, "words", regions=REGIONS)
     machine.launch(two_races, 1, 32, (buffer.address, 0, 0), stream=machine.stream())
@@ -105,10 +128,13 @@ def test_the_host_has_to_synchronise():
         machine.launch(reads_and_writes, 1, 32, (buffer.address, 0, 0), stream=stream)
         buffer.write(np.ones(32, np.int32), 256)
     assert "words + 256 bytes of rank 0" in str(caught.value) or "words + " in str(caught.value)
-    assert "write by the host while the launch was in flight: synchronize() is missing before it" in str(caught.value)
+    assert (
+        "write by the host while the launch was in flight: synchronize() is missing before it"
+        in str(caught.value)
+    )
     with machine.hold():
-        buffer.write(np.ones(32, np.int32), 256)                    # before the launch: ordered
+        buffer.write(np.ones(32, np.int32), 256)  # before the launch: ordered
         machine.launch(reads_and_writes, 1, 32, (buffer.address, 0, 0), stream=stream)
-        buffer.write(np.ones(32, np.int32), 1024)                   # elsewhere
+        buffer.write(np.ones(32, np.int32), 1024)  # elsewhere
     assert (buffer.read(np.int32, 32) == 1).all()
     buffer.free()

@@ -1,9 +1,10 @@
 """Stale mode: a strong load may return an older value that nothing it knows of hides."""
+
 import pytest
+from litmus import FLAG, OUT, execute
 
 from epmoe import device
 from epmoe.device import block_idx, i32, kernel, st_relaxed_gpu_i32, store_i32, thread_idx, u64
-from litmus import FLAG, OUT, execute
 
 MESSAGE = 256
 
@@ -22,6 +23,7 @@ def relaxed_message(write, read):
                 while load(params + u64(FLAG)) == 0:
                     pass
                 store_i32(params + u64(OUT), device.ld_relaxed_gpu_i32(params + u64(MESSAGE)))
+
     return message
 
 
@@ -33,7 +35,9 @@ def test_release_and_acquire_deliver_the_message():
     assert results(relaxed_message("release", "acquire"), stale=True) == {42}
 
 
-@pytest.mark.parametrize("write, read", [("relaxed", "acquire"), ("release", "relaxed"), ("relaxed", "relaxed")])
+@pytest.mark.parametrize(
+    "write, read", [("relaxed", "acquire"), ("release", "relaxed"), ("relaxed", "relaxed")]
+)
 def test_without_them_the_old_value_may_be_seen(write, read):
     assert results(relaxed_message(write, read), stale=True) == {0, 42}
     assert results(relaxed_message(write, read), stale=False, seeds=range(8)) == {42}
@@ -53,6 +57,7 @@ def test_a_value_once_seen_is_not_forgotten():
                     if now < last:
                         store_i32(params + u64(OUT), 1)
                     last = i32(now)
+
     assert results(counting, stale=True, seeds=range(10)) == {0}
 
 
@@ -67,11 +72,13 @@ def test_a_wait_sees_the_newest_value_in_the_end():
                 while device.ld_relaxed_gpu_i32(params) != 2:
                     pass
                 store_i32(params + u64(OUT), 7)
+
     assert results(waits, stale=True, seeds=range(10)) == {7}
 
 
 def test_what_a_store_of_another_size_has_left_is_no_older_value():
     """Words of 8 bytes, and then, behind a release, such of 4 at the same address."""
+
     @kernel()
     def of_two_sizes(params, num_tokens, my_rank):
         if thread_idx() == 0:
@@ -88,4 +95,5 @@ def test_what_a_store_of_another_size_has_left_is_no_older_value():
                     now = device.ld_relaxed_gpu_u32(params + u64(MESSAGE))
                     if now > 2:
                         store_i32(params + u64(OUT), 1)
+
     assert results(of_two_sizes, stale=True) == {0}

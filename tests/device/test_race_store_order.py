@@ -1,16 +1,26 @@
 """Two strong stores of different values to one word must be ordered: else nothing says which value stays."""
 
 import pytest
-
-from epmoe.device import (atomic_add_acq_rel_gpu_i32, atomic_add_acquire_gpu_i32, atomic_add_relaxed_gpu_i32, block_idx,
-                          kernel, ld_relaxed_gpu_i32, st_relaxed_gpu_i32, thread_idx, u64)
 from litmus import FLAG, first_race
+
+from epmoe.device import (
+    atomic_add_acq_rel_gpu_i32,
+    atomic_add_acquire_gpu_i32,
+    atomic_add_relaxed_gpu_i32,
+    block_idx,
+    kernel,
+    ld_relaxed_gpu_i32,
+    st_relaxed_gpu_i32,
+    thread_idx,
+    u64,
+)
 
 WORD, COUNT = FLAG, FLAG + 32
 
 
 def by_whoever_counts_last(count, second):
     """Each block stores and counts; the one that counts last stores `second` over it."""
+
     @kernel()
     def last_stores(params, num_tokens, my_rank):
         if thread_idx() == 0:
@@ -18,6 +28,7 @@ def by_whoever_counts_last(count, second):
                 st_relaxed_gpu_i32(params + u64(WORD), 1)
             if count(params + u64(COUNT), 1) == 1:
                 st_relaxed_gpu_i32(params + u64(WORD), second)
+
     return last_stores
 
 

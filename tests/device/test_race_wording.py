@@ -1,33 +1,55 @@
 """What a report says of each usual mistake: the two accesses first, then the cause, and never another word's blame."""
-import pytest
 
-from epmoe.device import (block_idx, fence_acq_rel_gpu, kernel, ld_acquire_gpu_i32, ld_relaxed_gpu_i32, load_i32,
-                          red_add_release_gpu_i32, st_relaxed_gpu_i32, st_release_gpu_i32, store_i32, syncthreads,
-                          thread_idx, u64)
+import pytest
 from litmus import DATA, FLAG, OUT, first_race, line_of
+
+from epmoe.device import (
+    block_idx,
+    fence_acq_rel_gpu,
+    kernel,
+    ld_acquire_gpu_i32,
+    ld_relaxed_gpu_i32,
+    load_i32,
+    red_add_release_gpu_i32,
+    st_relaxed_gpu_i32,
+    st_release_gpu_i32,
+    store_i32,
+    syncthreads,
+    thread_idx,
+    u64,
+)
 
 
 def nothing():
     pass
 
 
-def passing(*, tells_first=False, fence=nothing, tell=st_release_gpu_i32, barrier=syncthreads, waits=True,
-            look=ld_acquire_gpu_i32, fence_behind=nothing):
+def passing(
+    *,
+    tells_first=False,
+    fence=nothing,
+    tell=st_release_gpu_i32,
+    barrier=syncthreads,
+    waits=True,
+    look=ld_acquire_gpu_i32,
+    fence_behind=nothing,
+):
     """Block 0 writes and tells; block 1 looks and reads. Arguments make one mistake each."""
+
     @kernel()
     def passes(params, num_tokens, my_rank):
         at = params + u64(DATA + 4 * thread_idx())
         if block_idx() == 0:
             if tells_first and thread_idx() == 0:
-                tell(params + u64(FLAG), 1)                     # too early
+                tell(params + u64(FLAG), 1)  # too early
             store_i32(at, 42)
             barrier()
             if not tells_first and thread_idx() == 0:
                 fence()
-                tell(params + u64(FLAG), 1)                     # in time
+                tell(params + u64(FLAG), 1)  # in time
         else:
             if waits:
-                while look(params + u64(FLAG)) == 0:            # the look
+                while look(params + u64(FLAG)) == 0:  # the look
                     pass
                 fence_behind()
             store_i32(params + u64(OUT + 4 * thread_idx()), load_i32(at))
@@ -43,8 +65,16 @@ def reports(seeds=range(8), block=32, **mistake):
 
 
 def test_a_right_one_has_no_report():
-    assert reports()[1] == [] == reports(fence=fence_acq_rel_gpu, tell=st_relaxed_gpu_i32, look=ld_relaxed_gpu_i32,
-                                         fence_behind=fence_acq_rel_gpu)[1]
+    assert (
+        reports()[1]
+        == []
+        == reports(
+            fence=fence_acq_rel_gpu,
+            tell=st_relaxed_gpu_i32,
+            look=ld_relaxed_gpu_i32,
+            fence_behind=fence_acq_rel_gpu,
+        )[1]
+    )
 
 
 MISTAKES = [
@@ -53,11 +83,20 @@ MISTAKES = [
     ("not waiting", dict(waits=False), 32, None),
     ("a relaxed flag", dict(tell=st_relaxed_gpu_i32), 32, "in time"),
     ("a relaxed look", dict(look=ld_relaxed_gpu_i32), 32, "in time"),
-    ("no fence before the flag", dict(tell=st_relaxed_gpu_i32, look=ld_relaxed_gpu_i32,
-                                      fence_behind=fence_acq_rel_gpu), 32, "in time"),
-    ("no fence behind the look", dict(fence=fence_acq_rel_gpu, tell=st_relaxed_gpu_i32, look=ld_relaxed_gpu_i32), 32,
-     "in time"),
-    ("no barrier", dict(barrier=nothing), 32, "in time")]
+    (
+        "no fence before the flag",
+        dict(tell=st_relaxed_gpu_i32, look=ld_relaxed_gpu_i32, fence_behind=fence_acq_rel_gpu),
+        32,
+        "in time",
+    ),
+    (
+        "no fence behind the look",
+        dict(fence=fence_acq_rel_gpu, tell=st_relaxed_gpu_i32, look=ld_relaxed_gpu_i32),
+        32,
+        "in time",
+    ),
+    ("no barrier", dict(barrier=nothing), 32, "in time"),
+]
 
 
 @pytest.mark.parametrize("name, mistake, block, told", MISTAKES, ids=[m[0] for m in MISTAKES])
@@ -68,8 +107,11 @@ def test_the_first_line_names_the_two_accesses(name, mistake, block, told):
     for text in texts:
         first = text.splitlines()[0]
         assert first.startswith("data race on data[thread ")
-        assert (first.endswith("of rank 0: the read at %s is not ordered after the write at %s" % (read, write))
-                or first.endswith("of rank 0: the write at %s is not ordered after the read at %s" % (write, read)))
+        assert first.endswith(
+            "of rank 0: the read at %s is not ordered after the write at %s" % (read, write)
+        ) or first.endswith(
+            "of rank 0: the write at %s is not ordered after the read at %s" % (write, read)
+        )
 
 
 def said(name, way):
@@ -84,42 +126,65 @@ def said(name, way):
 def test_telling_before_writing_is_told_as_that():
     for text in said("telling before writing", "write")[0]:
         at = said("telling before writing", "write")[1]
-        assert text.endswith("but not after this one: the release comes before it, %s st_release_gpu_i32" % at)
+        assert text.endswith(
+            "but not after this one: the release comes before it, %s st_release_gpu_i32" % at
+        )
     texts, at, _ = said("telling before writing, in a warp", "write")
     for text in texts:
         assert "not after this one: the release comes before it, %s" % at in text or text.endswith(
-            "a syncwarp or syncthreads is missing before its release, %s st_release_gpu_i32" % at)
+            "a syncwarp or syncthreads is missing before its release, %s st_release_gpu_i32" % at
+        )
         assert "did not synchronise" not in text
 
 
 def test_not_waiting_is_told_as_that():
     for text in said("not waiting", "read")[0]:
-        assert text.endswith("here the read came first: if it is meant to see the write, it does not wait for it")
+        assert text.endswith(
+            "here the read came first: if it is meant to see the write, it does not wait for it"
+        )
     for text in said("not waiting", "write")[0]:
         assert text.endswith("the second access's thread does not wait for one") or text.endswith(
-            "st_release_gpu_i32, to flag[slot 0] of rank 0; the second access's thread does not acquire that word")
+            "st_release_gpu_i32, to flag[slot 0] of rank 0; the second access's thread does not acquire that word"
+        )
         assert "did not synchronise" not in text
 
 
-@pytest.mark.parametrize("name, ops, why", [
-    ("a relaxed flag", ("st_relaxed_gpu_i32", "ld_acquire_gpu_i32"), "the write is relaxed"),
-    ("a relaxed look", ("st_release_gpu_i32", "ld_relaxed_gpu_i32"), "the read is relaxed"),
-    ("no fence before the flag", ("st_relaxed_gpu_i32", "ld_relaxed_gpu_i32"), "the write is relaxed"),
-    ("no fence behind the look", ("st_relaxed_gpu_i32", "ld_relaxed_gpu_i32"), "the read is relaxed")])
+@pytest.mark.parametrize(
+    "name, ops, why",
+    [
+        ("a relaxed flag", ("st_relaxed_gpu_i32", "ld_acquire_gpu_i32"), "the write is relaxed"),
+        ("a relaxed look", ("st_release_gpu_i32", "ld_relaxed_gpu_i32"), "the read is relaxed"),
+        (
+            "no fence before the flag",
+            ("st_relaxed_gpu_i32", "ld_relaxed_gpu_i32"),
+            "the write is relaxed",
+        ),
+        (
+            "no fence behind the look",
+            ("st_relaxed_gpu_i32", "ld_relaxed_gpu_i32"),
+            "the read is relaxed",
+        ),
+    ],
+)
 def test_the_pair_that_did_not_synchronise_is_named(name, ops, why):
     texts, told, look = said(name, "write")
     for text in texts:
-        assert text.endswith("did not synchronise: %s %s -> %s %s: %s" % (told, ops[0], look, ops[1], why))
+        assert text.endswith(
+            "did not synchronise: %s %s -> %s %s: %s" % (told, ops[0], look, ops[1], why)
+        )
 
 
 def test_a_missing_barrier_is_told_with_the_release_that_it_should_precede():
     texts, told, _ = said("no barrier", "write")
     for text in texts:
-        assert text.endswith("a syncwarp or syncthreads is missing before its release, %s st_release_gpu_i32" % told)
+        assert text.endswith(
+            "a syncwarp or syncthreads is missing before its release, %s st_release_gpu_i32" % told
+        )
 
 
 def test_adds_that_count_for_several_are_not_blamed():
     """Two blocks count with releasing adds: that one does not acquire the other's is no mistake."""
+
     @kernel()
     def counts_first(params, num_tokens, my_rank):
         if block_idx() < 2:
@@ -130,6 +195,7 @@ def test_adds_that_count_for_several_are_not_blamed():
                 pass
             load_i32(params + u64(DATA))
             load_i32(params + u64(DATA + 4))
+
     texts = [first_race(counts_first, seeds=(seed,), grid=3, block=1) for seed in range(8)]
     texts = [text for text in texts if text and text.splitlines()[1].startswith("  1. write")]
     assert texts

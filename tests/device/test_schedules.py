@@ -1,13 +1,31 @@
 """Schedules: a seed replays exactly, different seeds differ, and blocks and ranks really run at the same time."""
+
 import numpy as np
 import pytest
+from litmus import FLAG, OUT, execute
 
 from epmoe import device
-from epmoe.device import (atomic_add_relaxed_gpu_i32, atomic_add_relaxed_sys_i32, block_dim, block_idx, globaltimer,
-                          i32, kernel, ld_acquire_gpu_i32, ld_acquire_sys_i32, ld_relaxed_gpu_i32, lane_id,
-                          st_release_sys_i32, store_i32, store_u64, syncwarp, thread_idx, u64, warp_id)
+from epmoe.device import (
+    atomic_add_relaxed_gpu_i32,
+    atomic_add_relaxed_sys_i32,
+    block_dim,
+    block_idx,
+    globaltimer,
+    i32,
+    kernel,
+    lane_id,
+    ld_acquire_gpu_i32,
+    ld_acquire_sys_i32,
+    ld_relaxed_gpu_i32,
+    st_release_sys_i32,
+    store_i32,
+    store_u64,
+    syncwarp,
+    thread_idx,
+    u64,
+    warp_id,
+)
 from epmoe_ref.errors import EPValueError
-from litmus import FLAG, OUT, execute
 
 
 @kernel()
@@ -34,8 +52,10 @@ def test_the_detector_does_not_change_the_schedule():
 
 
 def test_seeds_differ():
-    seen = {execute(takes_tickets, grid=3, block=64, seed=seed, racecheck=False)[OUT // 4:].tobytes()
-            for seed in range(8)}
+    seen = {
+        execute(takes_tickets, grid=3, block=64, seed=seed, racecheck=False)[OUT // 4 :].tobytes()
+        for seed in range(8)
+    }
     assert len(seen) == 8
 
 
@@ -45,9 +65,15 @@ def test_some_seeds_let_a_block_run_far_ahead_of_another():
         if thread_idx() == 0:
             for _ in range(50):
                 atomic_add_relaxed_gpu_i32(params + u64(4 * block_idx()), 1)
-            store_i32(params + u64(OUT + 4 * block_idx()),
-                      atomic_add_relaxed_gpu_i32(params + u64(4 * (1 - block_idx())), 0))
-    others = [execute(progress, grid=2, seed=seed, racecheck=False)[OUT // 4:OUT // 4 + 2] for seed in range(30)]
+            store_i32(
+                params + u64(OUT + 4 * block_idx()),
+                atomic_add_relaxed_gpu_i32(params + u64(4 * (1 - block_idx())), 0),
+            )
+
+    others = [
+        execute(progress, grid=2, seed=seed, racecheck=False)[OUT // 4 : OUT // 4 + 2]
+        for seed in range(30)
+    ]
     first_to_end = [int(min(o)) for o in others]
     assert min(first_to_end) < 5 and max(first_to_end) > 25
 
@@ -60,6 +86,7 @@ def test_who_acquires_what_it_has_seen_does_not_wait_for_others():
                 pass
         elif ld_relaxed_gpu_i32(params) == ld_acquire_gpu_i32(params):
             store_i32(params + u64(OUT), atomic_add_relaxed_gpu_i32(params + u64(32), 0))
+
     assert execute(looks_twice, grid=2, block=1, seed=None, racecheck=False)[OUT // 4] < 1000
 
 
@@ -68,19 +95,25 @@ def test_slow_ranks_are_slow():
     def progress(params, num_tokens, my_rank):
         for _ in range(200):
             atomic_add_relaxed_sys_i32(params + u64(4 * my_rank), 1)
-        store_i32(params + u64(OUT + 4 * my_rank), atomic_add_relaxed_sys_i32(params + u64(4 * (1 - my_rank)), 0))
+        store_i32(
+            params + u64(OUT + 4 * my_rank),
+            atomic_add_relaxed_sys_i32(params + u64(4 * (1 - my_rank)), 0),
+        )
 
-    def when_the_second_ended(seed):        # how far the first one was
+    def when_the_second_ended(seed):  # how far the first one was
         machine = device.machine(2, seed=seed)
         machine.slow_ranks = (0,)
         buffer = machine.alloc(4096, "words")
         buffer.fill(0)
         with machine.hold():
             for rank in range(2):
-                machine.launch(progress, 1, 1, (buffer.address, 0, rank), stream=machine.stream(rank))
+                machine.launch(
+                    progress, 1, 1, (buffer.address, 0, rank), stream=machine.stream(rank)
+                )
         behind = int(buffer.read(np.int32, 1024)[OUT // 4 + 1])
         buffer.free()
         return behind
+
     assert sum(when_the_second_ended(seed) < 60 for seed in range(20)) > 15
 
 
@@ -88,11 +121,19 @@ def test_the_environment_gives_the_defaults(monkeypatch):
     monkeypatch.setenv("EPMOE_SEED", "17")
     monkeypatch.setenv("EPMOE_RACECHECK", "1")
     machine = device.machine(2)
-    assert machine.seed == 17 and machine.racecheck and machine.describe() == "simulator, seed 17, race detector"
+    assert (
+        machine.seed == 17
+        and machine.racecheck
+        and machine.describe() == "simulator, seed 17, race detector"
+    )
     monkeypatch.setenv("EPMOE_SEED", "none")
     monkeypatch.setenv("EPMOE_RACECHECK", "0")
     machine = device.machine(2)
-    assert machine.seed is None and not machine.racecheck and machine.describe() == "simulator, round-robin schedule"
+    assert (
+        machine.seed is None
+        and not machine.racecheck
+        and machine.describe() == "simulator, round-robin schedule"
+    )
     monkeypatch.delenv("EPMOE_SEED")
     assert device.machine(2).seed == 0 and device.machine(2, seed=3).seed == 3
 
@@ -106,6 +147,7 @@ def test_ranks_run_at_the_same_time(seed):
                 while ld_acquire_sys_i32(params + u64(FLAG)) != 2 * n + my_rank:
                     pass
                 st_release_sys_i32(params + u64(FLAG), 2 * n + my_rank + 1)
+
     assert execute(ping_pong, ranks=2, seed=seed)[0] == 10
 
 
@@ -115,6 +157,7 @@ def test_launches_of_a_stream_follow_one_another_and_hold_lets_streams_meet(seed
     def appends(params, num_tokens, my_rank):
         if thread_idx() == 0:
             store_i32(params + u64(OUT + 4 * atomic_add_relaxed_sys_i32(params, 1)), num_tokens)
+
     machine = device.machine(1, seed=seed)
     buffer, stream = machine.alloc(4096, "words"), machine.stream()
     buffer.fill(0)
@@ -132,6 +175,7 @@ def test_an_exception_drops_what_hold_holds_back():
     @kernel()
     def never(params, num_tokens, my_rank):
         raise AssertionError("this ran")
+
     machine = device.machine(1)
     stream = machine.stream()
     with pytest.raises(KeyError), machine.hold():
@@ -148,6 +192,7 @@ def test_time_is_counted_in_operations():
         for _ in range(100):
             store_i32(params, 1)
         store_u64(params + u64(OUT), globaltimer() - start)
+
     ns = execute(clocks, block=1, seed=None).view(np.uint64)[OUT // 8]
     assert 100 * 100 <= ns <= 110 * 100
 
@@ -155,12 +200,16 @@ def test_time_is_counted_in_operations():
 def test_partial_warps():
     @kernel()
     def counts(params, num_tokens, my_rank):
-        store_i32(params + u64(OUT + 4 * thread_idx()), device.warp_sum_i32(1) * 100 + device.popc(device.ballot(1)))
+        store_i32(
+            params + u64(OUT + 4 * thread_idx()),
+            device.warp_sum_i32(1) * 100 + device.popc(device.ballot(1)),
+        )
         if lane_id() == 0:
             store_i32(params + u64(FLAG + 4 * warp_id()), device.n_warps())
+
     got = execute(counts, block=70)
     assert got[:3].tolist() == [3, 3, 3]
-    assert got[OUT // 4:OUT // 4 + 70].tolist() == [3232] * 64 + [606] * 6
+    assert got[OUT // 4 : OUT // 4 + 70].tolist() == [3232] * 64 + [606] * 6
 
 
 @kernel(max_threads=128)
@@ -174,13 +223,26 @@ def test_launches_that_could_not_run_are_refused():
 
     def launch(grid, block, shared_bytes=0):
         machine.launch(small, grid, block, (0, 0, 0), stream=stream, shared_bytes=shared_bytes)
+
     fits = "cannot be resident at once: 2 multiprocessors hold "
-    for arguments, why in (((33, 128), "grid=33 blocks of 128 threads of small " + fits + "32"),
-                           ((3, 128, 200 * 1024), fits + "2"), ((1, 129), "takes 1 to 128"), ((1, 0), "takes 1 to 128"),
-                           ((0, 32), "at least 1"), ((1, 32, 240 * 1024), "a block has at most")):
+    for arguments, why in (
+        ((33, 128), "grid=33 blocks of 128 threads of small " + fits + "32"),
+        ((3, 128, 200 * 1024), fits + "2"),
+        ((1, 129), "takes 1 to 128"),
+        ((1, 0), "takes 1 to 128"),
+        ((0, 32), "at least 1"),
+        ((1, 32, 240 * 1024), "a block has at most"),
+    ):
         with pytest.raises(EPValueError, match=why):
             launch(*arguments)
     launch(32, 128)
     machine.synchronize()
-    assert machine.max_resident_blocks(small, 128) == 32 and machine.max_resident_blocks(small, 128, 100 * 1024) == 4
-    assert small.max_resident_blocks(1024) == 16 and small.name == "small" and "nothing" in small.__doc__
+    assert (
+        machine.max_resident_blocks(small, 128) == 32
+        and machine.max_resident_blocks(small, 128, 100 * 1024) == 4
+    )
+    assert (
+        small.max_resident_blocks(1024) == 16
+        and small.name == "small"
+        and "nothing" in small.__doc__
+    )

@@ -1,13 +1,14 @@
 """Worlds in several threads of the operating system take turns, and their results are those of one thread."""
+
 import threading
 
 import ml_dtypes
 import numpy as np
+from litmus import OUT
 
 from epmoe import EPConfig, ExpertParallel, LocalWorld, device
 from epmoe.device import atomic_add_relaxed_gpu_i32, kernel, syncthreads, u64
 from epmoe.device.sim.threads import SimThread
-from litmus import OUT
 
 
 def in_threads(n, work):
@@ -21,6 +22,7 @@ def in_threads(n, work):
             results[i] = work(i)
         except BaseException as error:
             errors.append(error)
+
     threads = [threading.Thread(target=call, args=(i,)) for i in range(n)]
     for t in threads:
         t.start()
@@ -48,6 +50,7 @@ def test_each_thread_has_a_machine_of_its_own():
             sums.append(int(buffer.read(np.int32, 1, OUT)[0]))
             buffer.free()
         return sums
+
     assert in_threads(4, work) == [[2 * 32 * 20] * 10] * 4
 
 
@@ -59,6 +62,7 @@ def test_a_machine_may_be_used_by_one_thread_after_another():
         buffer.fill(0)
         machine.launch(adds, 1, 32, (buffer.address, 0, 0), stream=machine.stream())
         return int(buffer.read(np.int32, 1, OUT)[0])
+
     for i in range(3):
         got += in_threads(1, work) + [work(i)]
     buffer.free()
@@ -73,11 +77,15 @@ def test_rounds_of_two_worlds_at_once_are_those_of_one():
         with ExpertParallel(cfg, LocalWorld(2, seed=i)) as ep:
             for _ in range(3):
                 x = [rng.standard_normal((4, 128)).astype(ml_dtypes.bfloat16) for _ in range(2)]
-                ids = [rng.permuted(np.tile(np.arange(4, dtype=np.int32), (4, 1)), axis=1)[:, :2] for _ in range(2)]
+                ids = [
+                    rng.permuted(np.tile(np.arange(4, dtype=np.int32), (4, 1)), axis=1)[:, :2]
+                    for _ in range(2)
+                ]
                 d = ep.dispatch(x, ids)
                 weights = [rng.random((4, 2)).astype(np.float32) for _ in range(2)]
                 out += [np.array(y) for y in ep.combine([r.output_tokens for r in d], d, weights)]
         return np.stack(out).view(np.uint16)
+
     alone = [rounds(i) for i in range(2)]
     for together, want in zip(in_threads(2, rounds), alone):
         assert (together == want).all()
@@ -96,6 +104,7 @@ def test_a_thread_leaves_no_greenlets_behind():
     def greenlets():
         gc.collect()
         return sum(isinstance(o, SimThread) for o in gc.get_objects())
+
     before = greenlets()
     in_threads(2, work)
     assert greenlets() == before

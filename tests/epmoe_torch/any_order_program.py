@@ -14,12 +14,19 @@ from phases import end, say
 from rows_kernels import compile_ahead
 
 from epmoe import MPIWorld, device
-from epmoe.torch import (fused_combine, fused_dispatch, fused_dispatch_on_device, get_buffer, hybrid_ep_combine,
-                         hybrid_ep_dispatch, init_hybrid_ep_buffer)
+from epmoe.torch import (
+    fused_combine,
+    fused_dispatch,
+    fused_dispatch_on_device,
+    get_buffer,
+    hybrid_ep_combine,
+    hybrid_ep_dispatch,
+    init_hybrid_ep_buffer,
+)
 
 LOCAL, TOP_K, LAYERS, SEED = 2, 2, 3, 1
-SIZES, COMMON = (0, 1, 3, 8, 16, 17, 32, 33, 128, 129, 300), (3, 8, 32)     # tokens of a rank
-HANDLES, RESULTS = 5, 12        # that are kept at once, at most
+SIZES, COMMON = (0, 1, 3, 8, 16, 17, 32, 33, 128, 129, 300), (3, 8, 32)  # tokens of a rank
+HANDLES, RESULTS = 5, 12  # that are kept at once, at most
 BF16, FP32 = torch.bfloat16, torch.float32
 
 
@@ -37,9 +44,19 @@ class Calls:
         """Make a call, and drop some of what is kept."""
         self.number += 1
         common = self.shared.random() < 0.5
-        self.num_tokens = [self.shared.choice(self.common if common else self.sizes) for _ in range(self.world.n_ranks)]
-        kinds = [self.dispatch, self.combine, self.train, self.dispatch_by_expert, self.combine_by_expert,
-                 self.train_by_expert, self.layers]
+        self.num_tokens = [
+            self.shared.choice(self.common if common else self.sizes)
+            for _ in range(self.world.n_ranks)
+        ]
+        kinds = [
+            self.dispatch,
+            self.combine,
+            self.train,
+            self.dispatch_by_expert,
+            self.combine_by_expert,
+            self.train_by_expert,
+            self.layers,
+        ]
         self.shared.choice(kinds if self.shared.random() < 0.98 else [self.make_anew])()
         for handles in (self.rows, self.by_expert):
             while len(handles) > HANDLES:
@@ -49,21 +66,30 @@ class Calls:
 
     def drawn(self, what, shapes, dtype=BF16):
         """Small whole numbers of each rank."""
-        return [torch.randint(-3, 4, shape, generator=self._generator(what, rank), device=self.where).to(dtype)
-                for rank, shape in enumerate(shapes)]
+        return [
+            torch.randint(
+                -3, 4, shape, generator=self._generator(what, rank), device=self.where
+            ).to(dtype)
+            for rank, shape in enumerate(shapes)
+        ]
 
     def _generator(self, what, rank):
         return torch.Generator(self.where).manual_seed((self.number * 17 + what) * 31 + rank)
 
     def _uniform(self, what, columns):
-        return [torch.rand((n, columns), generator=self._generator(what, rank), device=self.where)
-                for rank, n in enumerate(self.num_tokens)]
+        return [
+            torch.rand((n, columns), generator=self._generator(what, rank), device=self.where)
+            for rank, n in enumerate(self.num_tokens)
+        ]
 
     def route(self, what=0):
         """A RowsRoute, some of whose slots hold -1."""
         ids = [u.topk(TOP_K).indices for u in self._uniform(what, self.n_experts)]
-        return RowsRoute([torch.where(u < 0.2, -1, i) for u, i in zip(self._uniform(what + 1, TOP_K), ids)],
-                         LOCAL, self.me)
+        return RowsRoute(
+            [torch.where(u < 0.2, -1, i) for u, i in zip(self._uniform(what + 1, TOP_K), ids)],
+            LOCAL,
+            self.me,
+        )
 
     def placed(self, tensor, name):
         """The tensor as it is given: new, in the array of this shape that earlier calls had, or in one of two."""
@@ -74,23 +100,32 @@ class Calls:
         return array.copy_(tensor)
 
     def keep(self, *results):
-        self.kept += [(self.number, r, r.detach().clone()) for r in results if self.own.random() < 0.4]
+        self.kept += [
+            (self.number, r, r.detach().clone()) for r in results if self.own.random() < 0.4
+        ]
 
     def drop(self, index):
         number, result, copy = self.kept.pop(index)
-        assert torch.equal(result, copy), f"rank {self.me}, call {self.number}: a result of call {number} has changed"
+        assert torch.equal(result, copy), (
+            f"rank {self.me}, call {self.number}: a result of call {number} has changed"
+        )
 
     def equal(self, got, wanted, what):
         assert got.shape == wanted.shape and torch.equal(got.float(), wanted.float()), (
-            f"rank {self.me}, call {self.number} of {self.num_tokens} tokens: {what}")
+            f"rank {self.me}, call {self.number} of {self.num_tokens} tokens: {what}"
+        )
 
     def _tokens(self, columns):
         """x and probs of all ranks, x [T, H], probs [T, columns]."""
-        return (self.drawn(2, [(n, self.hidden) for n in self.num_tokens]),
-                self.drawn(3, [(n, columns) for n in self.num_tokens], FP32))
+        return (
+            self.drawn(2, [(n, self.hidden) for n in self.num_tokens]),
+            self.drawn(3, [(n, columns) for n in self.num_tokens], FP32),
+        )
 
     def _dispatched(self, function, route, x, probs):
-        return function(x, self.placed(route.ids[self.me], "ids"), probs, self.n_experts, self.world)
+        return function(
+            x, self.placed(route.ids[self.me], "ids"), probs, self.n_experts, self.world
+        )
 
     def dispatch(self):
         function = self.shared.choice((fused_dispatch, fused_dispatch_on_device))
@@ -98,12 +133,15 @@ class Calls:
             self._alike()
         route, (xs, probs) = self.route(), self._tokens(TOP_K)
         rows, local_ids, row_probs, per_expert, handle = self._dispatched(
-            function, route, self.placed(xs[self.me], "x"), self.placed(probs[self.me], "probs"))
+            function, route, self.placed(xs[self.me], "x"), self.placed(probs[self.me], "probs")
+        )
         n, ids = route.num_rows[self.me], route.local_ids()
         self.equal(rows[:n], route.received(xs), "rows")
         self.equal(local_ids[:n], ids, "local ids")
         self.equal(row_probs[:n], torch.where(ids >= 0, route.received(probs), 0), "probs")
-        self.equal(per_expert.cpu(), ids[ids >= 0].bincount(minlength=LOCAL).cpu(), "tokens_per_expert")
+        self.equal(
+            per_expert.cpu(), ids[ids >= 0].bincount(minlength=LOCAL).cpu(), "tokens_per_expert"
+        )
         if len(rows) == n:
             self.keep(rows, row_probs)
         self.rows.append((route, handle, len(rows)))
@@ -127,7 +165,9 @@ class Calls:
         x, p = (self.placed(one[self.me], "x").detach().requires_grad_() for one in (xs, probs))
         rows, _, row_probs, _, handle = self._dispatched(fused_dispatch, route, x, p)
         out, _ = fused_combine(rows * 1, self.world, handle)
-        self._trained(out, row_probs, x, p, route, torch.where(route.ids[self.me] >= 0, probs[self.me], 0))
+        self._trained(
+            out, row_probs, x, p, route, torch.where(route.ids[self.me] >= 0, probs[self.me], 0)
+        )
 
     def _trained(self, out, row_probs, x, probs, route, routed_probs):
         """What comes back of x, and the gradients of x and of probs, whose rows get themselves for a gradient."""
@@ -145,15 +185,24 @@ class Calls:
     def _experts_route(self, has_budget):
         if has_budget:
             self._alike()
-        return ExpertsRoute([u < 0.4 for u in self._uniform(0, self.n_experts)], LOCAL, self.me,
-                            self.shared.randrange(9) if has_budget else None)
+        return ExpertsRoute(
+            [u < 0.4 for u in self._uniform(0, self.n_experts)],
+            LOCAL,
+            self.me,
+            self.shared.randrange(9) if has_budget else None,
+        )
 
     def dispatch_by_expert(self):
         route = self._experts_route(self.shared.random() < 0.5)
         xs, probs = self._tokens(self.n_experts)
         rows, row_probs, _, per_expert, handle = hybrid_ep_dispatch(
-            self.placed(xs[self.me], "x"), self.placed(route.maps[self.me], "map"),
-            self.placed(probs[self.me], "dense"), self.world, LOCAL, num_permuted_tokens=route.budget)
+            self.placed(xs[self.me], "x"),
+            self.placed(route.maps[self.me], "map"),
+            self.placed(probs[self.me], "dense"),
+            self.world,
+            LOCAL,
+            num_permuted_tokens=route.budget,
+        )
         self.equal(rows, route.received(xs), "rows by expert")
         self.equal(row_probs, route.received_probs(probs), "probs by expert")
         self.equal(per_expert.cpu(), route.per_expert(), "tokens_per_expert")
@@ -178,15 +227,21 @@ class Calls:
         route = self._experts_route(has_budget=False)
         xs, probs = self._tokens(self.n_experts)
         x, p = (self.placed(one[self.me], "x").detach().requires_grad_() for one in (xs, probs))
-        rows, row_probs, _, _, handle = hybrid_ep_dispatch(x, self.placed(route.maps[self.me], "map"), p, self.world,
-                                                           LOCAL)
+        rows, row_probs, _, _, handle = hybrid_ep_dispatch(
+            x, self.placed(route.maps[self.me], "map"), p, self.world, LOCAL
+        )
         out = hybrid_ep_combine(rows * 1, handle)
-        self._trained(out, row_probs, x, p, route, torch.where(route.maps[self.me], probs[self.me], 0))
+        self._trained(
+            out, row_probs, x, p, route, torch.where(route.maps[self.me], probs[self.me], 0)
+        )
 
     def layers(self):
         """Several layers forward, and back in reverse: their handles are alive together."""
         xs, probs = self._tokens(TOP_K)
-        x, times = xs[self.me].requires_grad_(), torch.ones((self.num_tokens[self.me], 1), device=self.where)
+        x, times = (
+            xs[self.me].requires_grad_(),
+            torch.ones((self.num_tokens[self.me], 1), device=self.where),
+        )
         out = x * 1
         for number in range(LAYERS):
             route = self.route(what=5 + 2 * number)
@@ -204,7 +259,9 @@ class Calls:
         if self.shared.random() < 0.5:
             get_buffer(self.world, 0).close()
         else:
-            init_hybrid_ep_buffer(self.world, self.hidden, self.shared.choice(self.sizes[1:]), LOCAL, 24, 24, False)
+            init_hybrid_ep_buffer(
+                self.world, self.hidden, self.shared.choice(self.sizes[1:]), LOCAL, 24, 24, False
+            )
 
 
 def main(n_calls, most_tokens, hidden):

@@ -8,16 +8,33 @@ the import.
 
 import torch
 
-from epmoe.torch import (fused_combine, fused_dispatch, hybrid_ep_combine, hybrid_ep_dispatch,
-                         set_deepep_num_sms)
+from epmoe.torch import (
+    fused_combine,
+    fused_dispatch,
+    hybrid_ep_combine,
+    hybrid_ep_dispatch,
+    set_deepep_num_sms,
+)
 
 
 class DeepepManager:
     """_DeepepManager of one rank."""
 
-    def __init__(self, group, num_local_experts, router_topk, num_experts, moe_deepep_num_sms=20, capacity_factor=None):
+    def __init__(
+        self,
+        group,
+        num_local_experts,
+        router_topk,
+        num_experts,
+        moe_deepep_num_sms=20,
+        capacity_factor=None,
+    ):
         self.group, self.num_local_experts = group, num_local_experts
-        self.router_topk, self.num_experts, self.capacity_factor = router_topk, num_experts, capacity_factor
+        self.router_topk, self.num_experts, self.capacity_factor = (
+            router_topk,
+            num_experts,
+            capacity_factor,
+        )
         self.handle = None
         set_deepep_num_sms(moe_deepep_num_sms)
 
@@ -31,21 +48,33 @@ class DeepepManager:
     def dispatch(self, hidden_states, async_finish=False, allocate_on_comm_stream=False):
         if self.token_probs.dtype != torch.float32:
             self.token_probs = self.token_probs.float()
-        hidden_states, dispatched_indices, dispatched_probs, num_tokens_per_expert, handle = fused_dispatch(
-            hidden_states, self.token_indices, self.token_probs, self.num_experts, self.group,
-            async_finish=async_finish, allocate_on_comm_stream=allocate_on_comm_stream)
+        hidden_states, dispatched_indices, dispatched_probs, num_tokens_per_expert, handle = (
+            fused_dispatch(
+                hidden_states,
+                self.token_indices,
+                self.token_probs,
+                self.num_experts,
+                self.group,
+                async_finish=async_finish,
+                allocate_on_comm_stream=allocate_on_comm_stream,
+            )
+        )
         self.handle, self.tokens_per_expert = handle, num_tokens_per_expert
         self.dispatched_indices, self.dispatched_probs = dispatched_indices, dispatched_probs
         return hidden_states
 
     def get_permuted_hidden_states_by_experts(self, hidden_states):
-        self.dispatched_routing_map, self.dispatched_probs = self._indices_to_multihot(self.dispatched_indices,
-                                                                                      self.dispatched_probs)
+        self.dispatched_routing_map, self.dispatched_probs = self._indices_to_multihot(
+            self.dispatched_indices, self.dispatched_probs
+        )
         self.hidden_shape_before_permute = hidden_states.shape
         assert self.dispatched_probs.dtype == torch.float32
         routing_map = self.dispatched_routing_map.bool().T.contiguous()
-        of_tokens = torch.arange(len(hidden_states), device=routing_map.device).unsqueeze(0).expand(
-            self.num_local_experts, -1)
+        of_tokens = (
+            torch.arange(len(hidden_states), device=routing_map.device)
+            .unsqueeze(0)
+            .expand(self.num_local_experts, -1)
+        )
         self.reversed_mapping_for_combine = of_tokens.masked_select(routing_map)
         assert len(self.reversed_mapping_for_combine) == self.tokens_per_expert.sum().item()
         permuted_probs = self.dispatched_probs.T.contiguous().masked_select(routing_map)
@@ -53,22 +82,35 @@ class DeepepManager:
 
     def _indices_to_multihot(self, indices, probs):
         batch_size = indices.shape[0]
-        routing_map = torch.zeros((batch_size, self.num_local_experts), dtype=torch.long, device=indices.device)
-        multihot_probs = torch.zeros((batch_size, self.num_local_experts), dtype=torch.float, device=indices.device)
+        routing_map = torch.zeros(
+            (batch_size, self.num_local_experts), dtype=torch.long, device=indices.device
+        )
+        multihot_probs = torch.zeros(
+            (batch_size, self.num_local_experts), dtype=torch.float, device=indices.device
+        )
         mask = indices != -1
-        row_indices = torch.arange(batch_size, device=indices.device).repeat_interleave(mask.sum(dim=1))
+        row_indices = torch.arange(batch_size, device=indices.device).repeat_interleave(
+            mask.sum(dim=1)
+        )
         routing_map[row_indices, indices[mask]] = 1
         multihot_probs[row_indices, indices[mask]] = probs[mask]
         return routing_map.bool(), multihot_probs
 
     def get_restored_hidden_states_by_experts(self, hidden_states):
-        out = torch.zeros(self.hidden_shape_before_permute, dtype=hidden_states.dtype, device=hidden_states.device)
+        out = torch.zeros(
+            self.hidden_shape_before_permute, dtype=hidden_states.dtype, device=hidden_states.device
+        )
         where = self.reversed_mapping_for_combine.unsqueeze(1).expand(-1, out.shape[1])
         return out.scatter_add(0, where, hidden_states)
 
     def combine(self, hidden_states, async_finish=False, allocate_on_comm_stream=False):
-        hidden_states, _ = fused_combine(hidden_states, self.group, self.handle, async_finish=async_finish,
-                                         allocate_on_comm_stream=allocate_on_comm_stream)
+        hidden_states, _ = fused_combine(
+            hidden_states,
+            self.group,
+            self.handle,
+            async_finish=async_finish,
+            allocate_on_comm_stream=allocate_on_comm_stream,
+        )
         self.handle = None
         return hidden_states
 
@@ -76,10 +118,21 @@ class DeepepManager:
 class HybridEPManager:
     """_HybridEPManager of one rank; capacity: of drop_and_pad, where the number of rows is known beforehand."""
 
-    def __init__(self, group, num_local_experts, num_experts, moe_hybridep_num_sms=16, capacity=None,
-                 pad_multiple=None):
+    def __init__(
+        self,
+        group,
+        num_local_experts,
+        num_experts,
+        moe_hybridep_num_sms=16,
+        capacity=None,
+        pad_multiple=None,
+    ):
         self.group, self.num_local_experts, self.num_experts = group, num_local_experts, num_experts
-        self.num_sms, self.capacity, self.drop_and_pad = moe_hybridep_num_sms, capacity, capacity is not None
+        self.num_sms, self.capacity, self.drop_and_pad = (
+            moe_hybridep_num_sms,
+            capacity,
+            capacity is not None,
+        )
         self.num_permuted_tokens, self.pad_multiple, self.handle = None, pad_multiple, None
 
     def setup_metadata(self, routing_map, probs):
@@ -89,16 +142,26 @@ class HybridEPManager:
         if self.drop_and_pad:
             of_expert = self.capacity * self.group.size()
             self.num_permuted_tokens = of_expert * self.num_local_experts
-            self.tokens_per_expert = torch.full((self.num_local_experts,), of_expert, dtype=torch.long)
+            self.tokens_per_expert = torch.full(
+                (self.num_local_experts,), of_expert, dtype=torch.long
+            )
 
     def dispatch(self, hidden_states, async_finish=True, allocate_on_comm_stream=True):
         if self.token_probs.dtype != torch.float32:
             self.token_probs = self.token_probs.float()
-        dispatched_hidden, self.dispatched_probs, _, tokens_per_expert, self.handle = hybrid_ep_dispatch(
-            x=hidden_states, routing_map=self.routing_map, probs=self.token_probs, group=self.group,
-            num_local_experts=self.num_local_experts, num_sms_dispatch_api=self.num_sms,
-            num_sms_combine_api=self.num_sms, num_permuted_tokens=self.num_permuted_tokens,
-            pad_multiple=self.pad_multiple)
+        dispatched_hidden, self.dispatched_probs, _, tokens_per_expert, self.handle = (
+            hybrid_ep_dispatch(
+                x=hidden_states,
+                routing_map=self.routing_map,
+                probs=self.token_probs,
+                group=self.group,
+                num_local_experts=self.num_local_experts,
+                num_sms_dispatch_api=self.num_sms,
+                num_sms_combine_api=self.num_sms,
+                num_permuted_tokens=self.num_permuted_tokens,
+                pad_multiple=self.pad_multiple,
+            )
+        )
         if not self.drop_and_pad:
             self.tokens_per_expert = tokens_per_expert
             self.num_permuted_tokens = self.tokens_per_expert.sum()
@@ -111,8 +174,12 @@ class HybridEPManager:
         return hidden_states
 
     def combine(self, hidden_states, async_finish=True, allocate_on_comm_stream=True):
-        hidden_states = hybrid_ep_combine(x=hidden_states, handle=self.handle,
-                                          num_permuted_tokens=self.num_permuted_tokens, pad_multiple=self.pad_multiple)
+        hidden_states = hybrid_ep_combine(
+            x=hidden_states,
+            handle=self.handle,
+            num_permuted_tokens=self.num_permuted_tokens,
+            pad_multiple=self.pad_multiple,
+        )
         self.handle = None
         if not self.drop_and_pad:
             self.num_permuted_tokens = None
@@ -133,12 +200,23 @@ class LaterHybridEPManager(HybridEPManager):
             self.over_budget = torch.zeros(1, dtype=torch.bool, device=probs.device)
 
     def dispatch(self, hidden_states, async_finish=True, allocate_on_comm_stream=True):
-        dispatched_hidden, self.dispatched_probs, _, tokens_per_expert, self.handle = hybrid_ep_dispatch(
-            x=hidden_states, routing_map=self.routing_map, probs=self.token_probs, group=self.group,
-            num_local_experts=self.num_local_experts, num_sms_dispatch_api=self.num_sms,
-            num_sms_combine_api=self.num_sms, num_blocks_permute=None, num_blocks_unpermute=None,
-            num_permuted_tokens=self.num_permuted_tokens, pad_multiple=self.pad_multiple, fused=False,
-            num_sms_preprocessing_api=108)
+        dispatched_hidden, self.dispatched_probs, _, tokens_per_expert, self.handle = (
+            hybrid_ep_dispatch(
+                x=hidden_states,
+                routing_map=self.routing_map,
+                probs=self.token_probs,
+                group=self.group,
+                num_local_experts=self.num_local_experts,
+                num_sms_dispatch_api=self.num_sms,
+                num_sms_combine_api=self.num_sms,
+                num_blocks_permute=None,
+                num_blocks_unpermute=None,
+                num_permuted_tokens=self.num_permuted_tokens,
+                pad_multiple=self.pad_multiple,
+                fused=False,
+                num_sms_preprocessing_api=108,
+            )
+        )
         if self.budget is not None:
             over_budget = self.handle[-1] != 0
             self.over_budget |= over_budget
@@ -148,9 +226,13 @@ class LaterHybridEPManager(HybridEPManager):
         return dispatched_hidden
 
     def combine(self, hidden_states, async_finish=True, allocate_on_comm_stream=True):
-        hidden_states = hybrid_ep_combine(x=hidden_states, handle=self.handle,
-                                          num_permuted_tokens=self.num_permuted_tokens, pad_multiple=self.pad_multiple,
-                                          fused=False)
+        hidden_states = hybrid_ep_combine(
+            x=hidden_states,
+            handle=self.handle,
+            num_permuted_tokens=self.num_permuted_tokens,
+            pad_multiple=self.pad_multiple,
+            fused=False,
+        )
         self.handle = self.num_permuted_tokens = None
         return hidden_states
 
@@ -167,5 +249,5 @@ def layer(manager, hidden_states, routing_map, probs, experts, shared=None):
     hidden_states = manager.combine(hidden_states, True, True)
     assert manager.handle is None
     if shared is not None:
-        hidden_states += shared         # combine_postprocess adds in place
+        hidden_states += shared  # combine_postprocess adds in place
     return hidden_states.view(shape)

@@ -10,6 +10,9 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.moe import token_dispatcher
+from megatron.core.transformer.transformer_config import TransformerConfig
 from phases import say
 from ranks_program import LOCAL, TOP_K, megatron_calls
 from rows_kernels import compile_ahead
@@ -18,16 +21,20 @@ import epmoe.torch
 from epmoe import device
 from epmoe.torch.process_group import world_of
 
-from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.transformer.moe import token_dispatcher
-from megatron.core.transformer.transformer_config import TransformerConfig
-
-for name in ("fused_combine", "fused_dispatch", "hybrid_ep_combine", "hybrid_ep_dispatch", "set_deepep_num_sms"):
+for name in (
+    "fused_combine",
+    "fused_dispatch",
+    "hybrid_ep_combine",
+    "hybrid_ep_dispatch",
+    "set_deepep_num_sms",
+):
     setattr(token_dispatcher, name, getattr(epmoe.torch, name))
 
-BACKENDS = {"deepep": [{}, dict(moe_expert_capacity_factor=1.0)],
-            "hybridep": [{}, dict(moe_expert_capacity_factor=1.0, moe_pad_expert_input_to_capacity=True)]}
-BUDGET = "moe_expert_rank_capacity_factor"      # of rows, since release 0.18, where experts are padded to 256 rows
+BACKENDS = {
+    "deepep": [{}, dict(moe_expert_capacity_factor=1.0)],
+    "hybridep": [{}, dict(moe_expert_capacity_factor=1.0, moe_pad_expert_input_to_capacity=True)],
+}
+BUDGET = "moe_expert_rank_capacity_factor"  # of rows, since release 0.18, where experts are padded to 256 rows
 if BUDGET in (field.name for field in fields(TransformerConfig)):
     BACKENDS["hybridep"].append({BUDGET: 32.0})
 
@@ -45,17 +52,29 @@ def dispatcher_of(groups, hidden, backend, options):
     n_ranks, rank = groups.ep.size(), groups.ep.rank()
     budget = options.get(BUDGET)
     config = TransformerConfig(
-        num_layers=1, hidden_size=hidden, num_attention_heads=1, num_moe_experts=LOCAL * n_ranks, moe_router_topk=TOP_K,
-        expert_model_parallel_size=n_ranks, bf16=True, params_dtype=torch.bfloat16, add_bias_linear=False,
-        moe_router_dtype="fp32", moe_token_dispatcher_type="flex", moe_flex_dispatcher_backend=backend,
-        **{name: value for name, value in options.items() if name != BUDGET})
+        num_layers=1,
+        hidden_size=hidden,
+        num_attention_heads=1,
+        num_moe_experts=LOCAL * n_ranks,
+        moe_router_topk=TOP_K,
+        expert_model_parallel_size=n_ranks,
+        bf16=True,
+        params_dtype=torch.bfloat16,
+        add_bias_linear=False,
+        moe_router_dtype="fp32",
+        moe_token_dispatcher_type="flex",
+        moe_flex_dispatcher_backend=backend,
+        **{name: value for name, value in options.items() if name != BUDGET},
+    )
     if budget is not None:
         # afterwards, since it asks for an experts' kernel of a library that is not here
         setattr(config, BUDGET, budget)
         config.use_transformer_engine_op_fuser = True
     with patch("torch.zeros", on_the_cpu if device.SIM else torch.zeros):
-        made = token_dispatcher.MoEFlexTokenDispatcher(LOCAL, [LOCAL * rank + e for e in range(LOCAL)], config, groups)
-    made.budget = budget        # with it counts stay on the device
+        made = token_dispatcher.MoEFlexTokenDispatcher(
+            LOCAL, [LOCAL * rank + e for e in range(LOCAL)], config, groups
+        )
+    made.budget = budget  # with it counts stay on the device
     return made
 
 
@@ -85,7 +104,9 @@ def main(hidden):
         for options in configured:
             dispatcher = dispatcher_of(groups, hidden, backend, options)
             for shared in (False, True):
-                megatron_calls(group, rank, dispatcher, where, hidden, through=through, shared=shared)
+                megatron_calls(
+                    group, rank, dispatcher, where, hidden, through=through, shared=shared
+                )
             say(rank, f"{backend} {options}")
     dist.destroy_process_group()
     print(f"rank {rank} of {n_ranks}: as wanted", flush=True)

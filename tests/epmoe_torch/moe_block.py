@@ -35,10 +35,17 @@ def layers_of(kinds, hidden, width, n_experts, device, seed=0):
     draw = torch.Generator().manual_seed(seed)
 
     def parameter(*shape):
-        return (torch.randn(shape, generator=draw) * shape[-2]**-0.5).to(device).requires_grad_()
+        return (torch.randn(shape, generator=draw) * shape[-2] ** -0.5).to(device).requires_grad_()
 
-    return [Layer(parameter(hidden, n_experts), parameter(n_experts, hidden, width),
-                  parameter(n_experts, width, hidden), kind) for kind in kinds]
+    return [
+        Layer(
+            parameter(hidden, n_experts),
+            parameter(n_experts, hidden, width),
+            parameter(n_experts, width, hidden),
+            kind,
+        )
+        for kind in kinds
+    ]
 
 
 def routed(layer, x):
@@ -74,6 +81,7 @@ def of_groups(rows, per_expert, probs, up, down):
 
 def parallel(world):
     """The block's layer over a world; its parameters' experts are those of the world's ranks here."""
+
     def own(of_ranks):
         return of_ranks if world.lists else of_ranks[0]
 
@@ -86,12 +94,16 @@ def parallel(world):
         ups, downs = layer.up.split(local), layer.down.split(local)
         probs, ids = zip(*(routed(layer, x) for x in xs))
         if layer.kind == "rows":
-            rows, local_ids, row_probs, _, handle = fused_dispatch(own(xs), own(ids), own(probs), n_experts, world)
+            rows, local_ids, row_probs, _, handle = fused_dispatch(
+                own(xs), own(ids), own(probs), n_experts, world
+            )
             each = zip(ranks(rows), ranks(local_ids), ranks(row_probs), ups, downs)
             out, _ = fused_combine(own([of_slots(*one) for one in each]), world, handle)
         else:
             maps, dense = zip(*(dense_routing(i, p, n_experts) for i, p in zip(ids, probs)))
-            rows, row_probs, _, counts, handle = hybrid_ep_dispatch(own(xs), own(maps), own(dense), world, local)
+            rows, row_probs, _, counts, handle = hybrid_ep_dispatch(
+                own(xs), own(maps), own(dense), world, local
+            )
             each = zip(ranks(rows), ranks(counts), ranks(row_probs), ups, downs)
             out = hybrid_ep_combine(own([of_groups(*one) for one in each]), handle)
         return [x + y for x, y in zip(xs, ranks(out))]
@@ -101,20 +113,30 @@ def parallel(world):
 
 def together(n_ranks):
     """The same layer on the tokens of all ranks, without a world: rows are found by indexing."""
+
     def forward(layer, xs):
         n_experts = layer.router.shape[1]
         local = n_experts // n_ranks
         probs, ids = (torch.cat(one) for one in zip(*(routed(layer, x) for x in xs)))
         sent = torch.cat([x.clone() for x in xs])
         out = torch.zeros_like(sent, dtype=torch.float32)
-        for up, down, first in zip(layer.up.split(local), layer.down.split(local), range(0, n_experts, local)):
+        for up, down, first in zip(
+            layer.up.split(local), layer.down.split(local), range(0, n_experts, local)
+        ):
             if layer.kind == "rows":
                 here = (ids >= first) & (ids < first + local)
                 token = here.any(1).nonzero()[:, 0]
-                local_ids, row_probs = torch.where(here, ids - first, -1)[token], torch.where(here, probs, 0)[token]
-                out = out.index_add(0, token, of_slots(sent[token], local_ids, row_probs, up, down).float())
+                local_ids, row_probs = (
+                    torch.where(here, ids - first, -1)[token],
+                    torch.where(here, probs, 0)[token],
+                )
+                out = out.index_add(
+                    0, token, of_slots(sent[token], local_ids, row_probs, up, down).float()
+                )
                 continue
-            maps, dense = (one[:, first:first + local].T for one in dense_routing(ids, probs, n_experts))
+            maps, dense = (
+                one[:, first : first + local].T for one in dense_routing(ids, probs, n_experts)
+            )
             of_expert, token = maps.nonzero(as_tuple=True)
             rows = sent.clone().float()[token].to(BF16)
             made = of_groups(rows, maps.sum(1), dense[of_expert, token], up, down)

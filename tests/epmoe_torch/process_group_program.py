@@ -13,8 +13,14 @@ from ranks_program import LOCAL, TOP_K, all_megatron_calls, routing
 from rows_kernels import compile_ahead
 
 from epmoe import device
-from epmoe.torch import (ProcessGroupWorld, fused_dispatch, get_buffer, hybrid_ep_dispatch, init_hybrid_ep_buffer,
-                         reset_hybrid_ep_buffer)
+from epmoe.torch import (
+    ProcessGroupWorld,
+    fused_dispatch,
+    get_buffer,
+    hybrid_ep_dispatch,
+    init_hybrid_ep_buffer,
+    reset_hybrid_ep_buffer,
+)
 from epmoe.torch.process_group import world_of
 
 
@@ -41,7 +47,10 @@ def main(hidden):
     dist.init_process_group("gloo" if device.SIM else "nccl")
     group = dist.group.WORLD
     world = ProcessGroupWorld()
-    assert world_of(group) is world and (world.rank, world.size()) == (dist.get_rank(), dist.get_world_size())
+    assert world_of(group) is world and (world.rank, world.size()) == (
+        dist.get_rank(),
+        dist.get_world_size(),
+    )
     say(world.rank, "met")
     compile_ahead(world, hidden, LOCAL, TOP_K, 2 * LOCAL * world.n_ranks)
     say(world.rank, "compiled")

@@ -11,12 +11,13 @@ from rows_kernels import compile_ahead
 from epmoe import MPIWorld, device
 
 LOCAL, TOP_K = 2, 2
-LR = 0.096        # by tokens and elements, over which the loss is a sum
+LR = 0.096  # by tokens and elements, over which the loss is a sum
 BF16 = torch.bfloat16
 
 
 def experts_of(rank, counts_on="cpu"):
     """Expert e multiplies its rows by e + 1. counts_on: the kind of device that tokens_per_expert is on."""
+
     def experts(rows, tokens_per_expert, probs):
         assert (tokens_per_expert.dtype, tokens_per_expert.device.type) == (torch.int64, counts_on)
         tokens_per_expert = tokens_per_expert.cpu()
@@ -34,7 +35,9 @@ def routing(n_tokens, n_experts, where, shift, each):
     token, k = torch.meshgrid(torch.arange(n_tokens), torch.arange(each), indexing="ij")
     routing_map = torch.zeros(n_tokens, n_experts, dtype=torch.bool, device=where)
     routing_map[token, (token + k + shift) % n_experts] = True
-    probs = 2.0**-(1 + torch.arange(n_tokens * n_experts, device=where).reshape(n_tokens, n_experts) % 2)
+    probs = 2.0 ** -(
+        1 + torch.arange(n_tokens * n_experts, device=where).reshape(n_tokens, n_experts) % 2
+    )
     return routing_map, probs * routing_map
 
 
@@ -94,7 +97,9 @@ def training(world, where, steps, kinds, num_tokens, hidden, width):
     for one in layers:
         one.up, one.down = (p[own].detach().clone().requires_grad_() for p in (one.up, one.down))
     batches, lr = batches_of(steps, num_tokens, hidden, where), LR / (num_tokens[0] * hidden)
-    losses = train(layers, parallel(world), [(x[me:me + 1], t[me:me + 1]) for x, t in batches], lr, gather)
+    losses = train(
+        layers, parallel(world), [(x[me : me + 1], t[me : me + 1]) for x, t in batches], lr, gather
+    )
     same = new_layers()
     same_losses = train(same, together(world.n_ranks), batches, lr)
     of_all = torch.tensor([sum(one) for one in zip(*world.tell(losses, 60.0))], dtype=torch.float64)

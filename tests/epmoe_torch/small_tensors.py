@@ -19,7 +19,9 @@ def group_of(n_ranks, **options):
     group = LocalWorld(n_ranks, **options)
     if device.SIM:
         for of_kind in (buffers._buffer, buffers._hybrid_ep_buffer):
-            buffer = of_kind[group] = Buffer(weakref.proxy(group), launch=LaunchConfig(n_sms=2, num_threads=32))
+            buffer = of_kind[group] = Buffer(
+                weakref.proxy(group), launch=LaunchConfig(n_sms=2, num_threads=32)
+            )
             weakref.finalize(group, buffer.close, collective=False)
     return group
 
@@ -33,7 +35,9 @@ class OneRank:
         self._world = LocalWorld(1)
         if device.SIM:
             for of_kind in (buffers._buffer, buffers._hybrid_ep_buffer):
-                of_kind[self] = Buffer(weakref.proxy(self), launch=LaunchConfig(n_sms=2, num_threads=32))
+                of_kind[self] = Buffer(
+                    weakref.proxy(self), launch=LaunchConfig(n_sms=2, num_threads=32)
+                )
 
     def launching(self, fused):
         """As LocalWorld's, without streams of its own."""
@@ -57,7 +61,9 @@ def array(tensor):
 
 def leaves(values, dtype=torch.bfloat16, gradient=True):
     """NumPy arrays as new tensors on the tests' device that require gradients."""
-    return [torch.from_numpy(np.array(v)).to(DEVICE, dtype).requires_grad_(gradient) for v in values]
+    return [
+        torch.from_numpy(np.array(v)).to(DEVICE, dtype).requires_grad_(gradient) for v in values
+    ]
 
 
 def integers(rng, shapes):
@@ -67,8 +73,13 @@ def integers(rng, shapes):
 
 def indices(rng, num_tokens, num_experts, top_k, dropped=0.2):
     """token_indices int64 [T, K] of each rank, some of them -1."""
-    ids = [np.argsort(rng.random((n, num_experts)), axis=1)[:, :top_k].astype(np.int64) for n in num_tokens]
-    return [torch.from_numpy(np.where(rng.random(a.shape) < dropped, -1, a)).to(DEVICE) for a in ids]
+    ids = [
+        np.argsort(rng.random((n, num_experts)), axis=1)[:, :top_k].astype(np.int64)
+        for n in num_tokens
+    ]
+    return [
+        torch.from_numpy(np.where(rng.random(a.shape) < dropped, -1, a)).to(DEVICE) for a in ids
+    ]
 
 
 def inner(one, other):
@@ -84,5 +95,11 @@ def assert_same(got, want, name):
             assert_same(one, other, f"{name}[{rank}]")
         return
     got = array(got) if isinstance(got, torch.Tensor) else got
-    assert (got.dtype, got.shape) == (want.dtype, want.shape), (name, got.dtype, got.shape, want.dtype, want.shape)
+    assert (got.dtype, got.shape) == (want.dtype, want.shape), (
+        name,
+        got.dtype,
+        got.shape,
+        want.dtype,
+        want.shape,
+    )
     np.testing.assert_array_equal(got.astype(np.float64), want.astype(np.float64), err_msg=name)

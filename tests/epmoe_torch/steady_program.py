@@ -13,13 +13,27 @@ from rows_kernels import compile_ahead
 
 from epmoe import MPIWorld, device
 from epmoe.fused_a2a.buffers import hybrid_ep_buffer
-from epmoe.torch import (fused_combine, fused_dispatch, fused_dispatch_on_device, get_buffer, hybrid_ep_combine,
-                         hybrid_ep_dispatch, init_hybrid_ep_buffer, reset_hybrid_ep_buffer)
+from epmoe.torch import (
+    fused_combine,
+    fused_dispatch,
+    fused_dispatch_on_device,
+    get_buffer,
+    hybrid_ep_combine,
+    hybrid_ep_dispatch,
+    init_hybrid_ep_buffer,
+    reset_hybrid_ep_buffer,
+)
 
 BF16, BATCHES = torch.bfloat16, 5
-TORCH_ROOM = 64 << 20   # bytes: a Buffer holds the caller's arrays of its last calls, now these and now those
-RESULTS_MORE = 16       # of one rank that were ever in use at once: of each kind of call the last two are kept
-HOST_ROOM = 32 << 20    # bytes that Python and torch may take meanwhile, for what they keep of addresses seen before
+TORCH_ROOM = (
+    64 << 20
+)  # bytes: a Buffer holds the caller's arrays of its last calls, now these and now those
+RESULTS_MORE = (
+    16  # of one rank that were ever in use at once: of each kind of call the last two are kept
+)
+HOST_ROOM = (
+    32 << 20
+)  # bytes that Python and torch may take meanwhile, for what they keep of addresses seen before
 
 
 class Batch:
@@ -28,10 +42,14 @@ class Batch:
     def __init__(self, world, where, seed, tokens, hidden, local, top_k):
         self.n_experts, self.top_k = local * world.n_ranks, top_k
         self.rng = torch.Generator(where).manual_seed(seed * world.n_ranks + world.rank)
-        self.x, self.gradient = (torch.empty(tokens, hidden, dtype=BF16, device=where) for _ in range(2))
+        self.x, self.gradient = (
+            torch.empty(tokens, hidden, dtype=BF16, device=where) for _ in range(2)
+        )
         self.ids = torch.empty(tokens, top_k, dtype=torch.int64, device=where)
         self.goes = torch.empty(tokens, self.n_experts, dtype=torch.bool, device=where)
-        self.probs, self.dense = (torch.empty(tokens, n, device=where) for n in (top_k, self.n_experts))
+        self.probs, self.dense = (
+            torch.empty(tokens, n, device=where) for n in (top_k, self.n_experts)
+        )
         self.draw()
         for one in (self.x, self.probs, self.dense):
             one.requires_grad_()
@@ -58,10 +76,15 @@ def step(world, batch, waits):
     rows, _, row_probs, _, handle = dispatch(batch.x * 1, batch.ids, batch.probs * 1, n, world)
     out, _ = fused_combine(expert_output(rows, row_probs.sum(1)), world, handle)
     budget = None if waits else batch.top_k * len(batch.x)
-    rows, row_probs, _, _, handle = hybrid_ep_dispatch(out, batch.goes, batch.dense * 1, world, local,
-                                                       num_permuted_tokens=budget, pad_multiple=4)
+    rows, row_probs, _, _, handle = hybrid_ep_dispatch(
+        out, batch.goes, batch.dense * 1, world, local, num_permuted_tokens=budget, pad_multiple=4
+    )
     both = hybrid_ep_combine(expert_output(rows, row_probs), handle)
-    return out, both, *torch.autograd.grad(both, (batch.x, batch.probs, batch.dense), batch.gradient)
+    return (
+        out,
+        both,
+        *torch.autograd.grad(both, (batch.x, batch.probs, batch.dense), batch.gradient),
+    )
 
 
 def used(world):
@@ -71,8 +94,10 @@ def used(world):
     gc.collect()
     buffers = get_buffer(world, 0), hybrid_ep_buffer(world)
     for buffer in buffers:
-        buffer.steady.give_back()       # the last results, which it keeps while nobody else does
-    on_device, lent = (sum(getattr(b, name) for b in buffers) for name in ("allocated_bytes", "lent_bytes"))
+        buffer.steady.give_back()  # the last results, which it keeps while nobody else does
+    on_device, lent = (
+        sum(getattr(b, name) for b in buffers) for name in ("allocated_bytes", "lent_bytes")
+    )
     of_torch = 0 if device.SIM else torch.cuda.memory_allocated()
     with open("/proc/self/statm") as statm:
         return on_device, lent, of_torch, int(statm.read().split()[1]) * 4096
@@ -85,7 +110,10 @@ def many_steps(world, batches, steps):
     once depends on threads; one left behind a step would be hundreds, and in use.
     """
     seen, a_fifth = [], max(1, steps // 5 // len(batches)) * len(batches)
-    kept = [[[t.clone() for t in step(world, batch, waits)] for waits in (True, False)] for batch in batches]
+    kept = [
+        [[t.clone() for t in step(world, batch, waits)] for waits in (True, False)]
+        for batch in batches
+    ]
     for number in range(steps):
         index = number % len(batches)
         for waits, wanted in zip((True, False), kept[index]):
@@ -96,10 +124,16 @@ def many_steps(world, batches, steps):
         if (number + 1) % a_fifth == 0:
             seen.append(used(world))
     before, after = seen[min(1, len(seen) - 1)], used(world)
-    say(world.rank, f"{steps} steps; bytes of epmoe, in use, of torch, of the host after each fifth: {seen}")
+    say(
+        world.rank,
+        f"{steps} steps; bytes of epmoe, in use, of torch, of the host after each fifth: {seen}",
+    )
     more = [now - then for now, then in zip(after, before)]
-    print(f"rank {world.rank}: {steps} steps, bytes more: epmoe {more[0]}, of them in use {more[1]}, torch {more[2]}, "
-          f"host {more[3]}", flush=True)
+    print(
+        f"rank {world.rank}: {steps} steps, bytes more: epmoe {more[0]}, of them in use {more[1]}, torch {more[2]}, "
+        f"host {more[3]}",
+        flush=True,
+    )
     tokens, hidden = batches[0].x.shape
     room = RESULTS_MORE * (tokens * (2 * hidden + 4 * batches[0].n_experts) + 8192)
     assert more[0] <= room and more[1] <= 0 and more[2] <= TORCH_ROOM, (seen, after, room)

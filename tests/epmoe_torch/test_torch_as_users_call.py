@@ -43,9 +43,13 @@ def by_expert(group, x, routing_map, probs):
 def cases(draw, dtype=BF16):
     """(function, x, where tokens go, probs, dense probs as weights of tokens) of both families."""
     ids, routing_map = chosen(draw)
-    for function, goes, probs in ((by_rows, ids, whole(draw, TOKENS, TOP_K, dtype=FP32)),
-                                  (by_expert, routing_map, whole(draw, TOKENS, EXPERTS, dtype=FP32))):
-        hidden = HIDDEN // 2 if dtype == FP32 else HIDDEN       # rows of equally many bytes share kernels
+    for function, goes, probs in (
+        (by_rows, ids, whole(draw, TOKENS, TOP_K, dtype=FP32)),
+        (by_expert, routing_map, whole(draw, TOKENS, EXPERTS, dtype=FP32)),
+    ):
+        hidden = (
+            HIDDEN // 2 if dtype == FP32 else HIDDEN
+        )  # rows of equally many bytes share kernels
         yield function, whole(draw, TOKENS, hidden, dtype=dtype), goes, probs
 
 
@@ -58,7 +62,9 @@ def assert_gradients(function, x, goes, probs, out, gradient):
     """Result and gradients, as far as they are required; none elsewhere."""
     assert out.dtype == x.dtype and torch.equal(out.float(), x.float() * weight(goes, probs))
     if x.requires_grad:
-        assert x.grad.dtype == x.dtype and torch.equal(x.grad.float(), gradient.float() * weight(goes, probs))
+        assert x.grad.dtype == x.dtype and torch.equal(
+            x.grad.float(), gradient.float() * weight(goes, probs)
+        )
     if probs.requires_grad:
         of_token = (x.float() * gradient.float()).sum(1, keepdim=True).expand(probs.shape)
         assert torch.equal(probs.grad, of_token * goes if goes.dtype == torch.bool else of_token)
@@ -69,7 +75,9 @@ def assert_gradients(function, x, goes, probs, out, gradient):
 def test_rows_of_all_three_dtypes(group, draw, dtype):
     for function, x, goes, probs in cases(draw, dtype):
         if function is by_expert and dtype == FP32:
-            with pytest.raises(ValueError, match="x of rank 0 has dtype float32, bfloat16 or float16 is needed"):
+            with pytest.raises(
+                ValueError, match="x of rank 0 has dtype float32, bfloat16 or float16 is needed"
+            ):
                 function(group, x, goes, probs)
             continue
         x.requires_grad_(), probs.requires_grad_()
@@ -114,8 +122,12 @@ def test_compiled_models_may_call_them(group, draw):
     for function, x, goes, probs in cases(draw):
         x.requires_grad_(), probs.requires_grad_()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")     # torch.compile asks tensors that are no leaves for their gradients
-            out = torch.compile(lambda *given, call=function: call(group, *given), backend="eager")(x, goes, probs)
+            warnings.simplefilter(
+                "ignore"
+            )  # torch.compile asks tensors that are no leaves for their gradients
+            out = torch.compile(lambda *given, call=function: call(group, *given), backend="eager")(
+                x, goes, probs
+            )
         gradient = whole(draw, TOKENS, HIDDEN)
         out.backward(gradient)
         assert_gradients(function, x, goes, probs, out, gradient)
@@ -138,7 +150,9 @@ def test_without_gradients_there_is_no_graph(group, draw, mode):
         x.requires_grad_(), probs.requires_grad_()
         with mode():
             out = function(group, x, goes, probs)
-            assert not out.requires_grad and torch.equal(out.float(), x.float() * weight(goes, probs))
+            assert not out.requires_grad and torch.equal(
+                out.float(), x.float() * weight(goes, probs)
+            )
 
 
 def test_numbers_may_be_tensors(group, draw):
@@ -150,8 +164,9 @@ def test_numbers_may_be_tensors(group, draw):
     assert torch.equal(rows, x)
     for number in (12, 8):
         budget.fill_(number)
-        rows, _, _, per_expert, handle = hybrid_ep_dispatch(x, routing_map, dense, group, experts,
-                                                            num_permuted_tokens=budget, pad_multiple=pad)
+        rows, _, _, per_expert, handle = hybrid_ep_dispatch(
+            x, routing_map, dense, group, experts, num_permuted_tokens=budget, pad_multiple=pad
+        )
         assert len(rows) == number and int(per_expert.sum()) <= number
     out = hybrid_ep_combine(rows, handle, num_permuted_tokens=budget, pad_multiple=pad)
     assert out.shape == x.shape
@@ -160,10 +175,17 @@ def test_numbers_may_be_tensors(group, draw):
 def test_pairs_of_blockwise_fp8_travel_and_carry_no_gradient(group, draw):
     ids, _ = chosen(draw)
     values = whole(draw, TOKENS, 256).to(torch.float8_e4m3fn)
-    scales, probs = torch.rand(TOKENS, 2, generator=draw).to(DEVICE), whole(draw, TOKENS, TOP_K, dtype=FP32)
+    scales, probs = (
+        torch.rand(TOKENS, 2, generator=draw).to(DEVICE),
+        whole(draw, TOKENS, TOP_K, dtype=FP32),
+    )
     rows, _, row_probs, _, handle = fused_dispatch((values, scales), ids, probs, EXPERTS, group)
-    assert torch.equal(rows[0].view(torch.uint8), values.view(torch.uint8)) and torch.equal(rows[1], scales)
-    out, _ = fused_combine((rows[0].float() * rows[1].repeat_interleave(128, dim=1)).to(BF16), group, handle)
+    assert torch.equal(rows[0].view(torch.uint8), values.view(torch.uint8)) and torch.equal(
+        rows[1], scales
+    )
+    out, _ = fused_combine(
+        (rows[0].float() * rows[1].repeat_interleave(128, dim=1)).to(BF16), group, handle
+    )
     assert torch.equal(row_probs, probs) and out.shape == (TOKENS, 256)
     with pytest.raises(ValueError, match="x as a pair gives FP8 rows.*detached"):
         fused_dispatch((values, scales), ids, probs.requires_grad_(), EXPERTS, group)
@@ -183,4 +205,6 @@ def test_no_tokens_at_all(group, draw):
         x, probs = x[:0].clone().requires_grad_(), probs[:0].clone().requires_grad_()
         out = function(group, x, goes[:0], probs)
         out.sum().backward()
-        assert out.shape == (0, HIDDEN) and x.grad.shape == x.shape and probs.grad.shape == probs.shape
+        assert (
+            out.shape == (0, HIDDEN) and x.grad.shape == x.shape and probs.grad.shape == probs.shape
+        )

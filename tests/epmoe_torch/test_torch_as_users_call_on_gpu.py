@@ -8,5 +8,11 @@ from test_torch_several_layers import model
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
 __all__ = ["model"]
 
-globals().update({name: law for module in (of_users, of_layers) for name, law in vars(module).items()
-                  if name.startswith("test_")})
+globals().update(
+    {
+        name: law
+        for module in (of_users, of_layers)
+        for name, law in vars(module).items()
+        if name.startswith("test_")
+    }
+)

@@ -15,18 +15,37 @@ from epmoe.doctor import find_mpirun
 from epmoe.worlds.launcher import trial_environment
 
 HERE = Path(__file__).parent
-FUNCTIONS = ("FusedDispatch", "FusedDispatchOnDevice", "FusedCombine", "HybridEPDispatch", "HybridEPCombine")
+FUNCTIONS = (
+    "FusedDispatch",
+    "FusedDispatchOnDevice",
+    "FusedCombine",
+    "HybridEPDispatch",
+    "HybridEPCombine",
+)
 
 
 def as_wanted(program, n_ranks, *arguments, limit):
     """Run a program on n_ranks ranks, and look for the line of each."""
     mpirun = find_mpirun()
     assert mpirun, "no mpirun beside this Python or on PATH: pip install 'epmoe[test]'"
-    command = [mpirun, "-n", str(n_ranks), sys.executable, "-m", "mpi4py", str(HERE / program), *map(str, arguments)]
+    command = [
+        mpirun,
+        "-n",
+        str(n_ranks),
+        sys.executable,
+        "-m",
+        "mpi4py",
+        str(HERE / program),
+        *map(str, arguments),
+    ]
     paths = HERE.parents[1], HERE, HERE.parent / "fused_a2a"
     env = trial_environment() | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
-    done = subprocess.run(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=limit)
-    assert done.returncode == 0 and done.stdout.count(f"of {n_ranks}: as wanted") == n_ranks, done.stdout
+    done = subprocess.run(
+        command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=limit
+    )
+    assert done.returncode == 0 and done.stdout.count(f"of {n_ranks}: as wanted") == n_ranks, (
+        done.stdout
+    )
 
 
 def test_megatrons_calls_and_training_over_two_processes():
@@ -44,7 +63,14 @@ def test_calls_in_any_order_have_exact_results_that_stay():
 @pytest.mark.gpu
 @pytest.mark.timeout(200)
 def test_calls_in_any_order_have_exact_results_that_stay_on_gpus():
-    as_wanted("any_order_program.py", max(2, min(torch.cuda.device_count(), 8)), 2500, 300, 1024, limit=180)
+    as_wanted(
+        "any_order_program.py",
+        max(2, min(torch.cuda.device_count(), 8)),
+        2500,
+        300,
+        1024,
+        limit=180,
+    )
 
 
 @pytest.mark.gpu
@@ -69,9 +95,13 @@ def test_a_thousand_steps_take_no_more_memory_and_graphs_of_a_step_run_again_on_
     as_wanted("steady_program.py", n_ranks, 1000, 128, 7168, 256 // n_ranks, 8, limit=180)
 
 
-@pytest.mark.parametrize("name", [n for n in epmoe.torch.__all__ if n not in (*FUNCTIONS, "ProcessGroupWorld")])
+@pytest.mark.parametrize(
+    "name", [n for n in epmoe.torch.__all__ if n not in (*FUNCTIONS, "ProcessGroupWorld")]
+)
 def test_functions_have_the_pages_signatures(name):
-    assert inspect.signature(getattr(epmoe.torch, name)) == inspect.signature(getattr(fused_a2a, name))
+    assert inspect.signature(getattr(epmoe.torch, name)) == inspect.signature(
+        getattr(fused_a2a, name)
+    )
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -80,4 +110,6 @@ def test_classes_are_functions_of_autograd_with_the_pages_arguments(name, method
     ours, theirs = getattr(epmoe.torch, name), getattr(fused_a2a, name)
     assert issubclass(ours, torch.autograd.Function)
     parameters = inspect.signature(inspect.unwrap(getattr(ours, method))).parameters
-    assert list(parameters.values()) == list(inspect.signature(getattr(theirs, method)).parameters.values())
+    assert list(parameters.values()) == list(
+        inspect.signature(getattr(theirs, method)).parameters.values()
+    )

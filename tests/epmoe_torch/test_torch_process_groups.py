@@ -15,10 +15,18 @@ import torch.distributed as dist
 from small_tensors import DEVICE
 
 from epmoe import device, fused_a2a
-from epmoe.torch import (ProcessGroupWorld, fused_combine, fused_dispatch, get_buffer, hybrid_ep_combine,
-                         hybrid_ep_dispatch, process_group, reset_hybrid_ep_buffer)
-from epmoe.torch.process_group import world_of
+from epmoe.torch import (
+    ProcessGroupWorld,
+    fused_combine,
+    fused_dispatch,
+    get_buffer,
+    hybrid_ep_combine,
+    hybrid_ep_dispatch,
+    process_group,
+    reset_hybrid_ep_buffer,
+)
 from epmoe.torch.mapped_memory import _mapped, _new_file
+from epmoe.torch.process_group import world_of
 from epmoe.torch.store_exchange import StoreExchange
 from epmoe.worlds.launcher import trial_environment
 from epmoe_ref.errors import EPValueError, PeerTimeout, UnavailableError
@@ -51,18 +59,32 @@ def has_megatron():
         return False
 
 
-needs_megatron = pytest.mark.skipif(not has_megatron(), reason="needs pip install megatron-core==0.16.1")
+needs_megatron = pytest.mark.skipif(
+    not has_megatron(), reason="needs pip install megatron-core==0.16.1"
+)
 
 
 def over_processes(program, n_ranks, *arguments, limit):
     """Run a program on n_ranks ranks as torchrun does, and look for the line of each."""
     paths = HERE.parents[1], HERE, HERE.parent / "fused_a2a", os.environ.get("PYTHONPATH", "")
-    common = trial_environment() | {"PYTHONPATH": os.pathsep.join(map(str, paths)), "WORLD_SIZE": str(n_ranks),
-                                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
-                                    "TORCHDYNAMO_DISABLE": "1"}     # Megatron compiles a reshape, for half a minute
+    common = trial_environment() | {
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
+        "WORLD_SIZE": str(n_ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "TORCHDYNAMO_DISABLE": "1",
+    }  # Megatron compiles a reshape, for half a minute
     command = [sys.executable, str(HERE / program), *map(str, arguments)]
-    started = [subprocess.Popen(command, env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, text=True,
-                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for rank in range(n_ranks)]
+    started = [
+        subprocess.Popen(
+            command,
+            env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        for rank in range(n_ranks)
+    ]
     try:
         for rank, process in enumerate(started):
             said, _ = process.communicate(timeout=limit)
@@ -96,7 +118,11 @@ def test_megatrons_own_dispatcher_needs_nothing_but_the_import_on_gpus():
 
 def test_a_group_becomes_a_world_once_and_its_calls_are_the_worlds(group):
     world = world_of(group)
-    assert world_of(group) is world and world_of(world) is world and (world.rank, world.size()) == (0, 1)
+    assert (
+        world_of(group) is world
+        and world_of(world) is world
+        and (world.rank, world.size()) == (0, 1)
+    )
     x, probs = (torch.rand(4, n, device=DEVICE, requires_grad=True) for n in (8, 1))
     ids = torch.zeros(4, 1, dtype=torch.int64, device=DEVICE)
     rows, *_, handle = fused_dispatch(x, ids, probs, 1, group)
@@ -137,11 +163,15 @@ def test_results_may_be_memory_of_torchs_own(group, copies):
 def test_what_is_no_group_of_this_process_is_refused(group, monkeypatch):
     with pytest.raises(EPValueError, match="this process is no member of it"):
         ProcessGroupWorld(dist.GroupMember.NON_GROUP_MEMBER)
-    with pytest.raises(EPValueError, match="group is a int; a torch.distributed.ProcessGroup is needed"):
+    with pytest.raises(
+        EPValueError, match="group is a int; a torch.distributed.ProcessGroup is needed"
+    ):
         ProcessGroupWorld(3)
     kind = {"EPMOE_DEVICE": "sim" if device.SIM else "gpu"}
     monkeypatch.setattr(StoreExchange, "gather", lambda *_: [("here", kind), ("there", kind)])
-    with pytest.raises(UnavailableError, match="rank 1 of this process group is on another host than rank 0"):
+    with pytest.raises(
+        UnavailableError, match="rank 1 of this process group is on another host than rank 0"
+    ):
         ProcessGroupWorld()
 
 
@@ -158,7 +188,10 @@ def over(store):
 def in_both(call):
     """[call(0), call(1)], each in a thread."""
     told = [None, None]
-    threads = [threading.Thread(target=lambda rank=rank: told.__setitem__(rank, call(rank))) for rank in (0, 1)]
+    threads = [
+        threading.Thread(target=lambda rank=rank: told.__setitem__(rank, call(rank)))
+        for rank in (0, 1)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -168,10 +201,18 @@ def in_both(call):
 
 def test_a_rank_that_stays_away_is_named_and_may_come_later():
     ranks = over(dist.HashStore())
-    with pytest.raises(PeerTimeout, match="rank 0, telling: rank 1 did not come; gave up after timeout=0.1 s"):
+    with pytest.raises(
+        PeerTimeout, match="rank 0, telling: rank 1 did not come; gave up after timeout=0.1 s"
+    ):
         ranks[0].gather("telling", "early", 0.1)
-    for values in (["early", "late"], [10, 11], [[], None]):    # the first goes on where it was given up
-        assert in_both(lambda rank, values=values: ranks[rank].gather("telling", values[rank], 20)) == [values, values]
+    for values in (
+        ["early", "late"],
+        [10, 11],
+        [[], None],
+    ):  # the first goes on where it was given up
+        assert in_both(
+            lambda rank, values=values: ranks[rank].gather("telling", values[rank], 20)
+        ) == [values, values]
 
 
 def test_what_was_told_before_a_reset_counts_no_more():
@@ -190,7 +231,9 @@ def test_an_end_of_the_store_is_told():
     store = new_store()
     other = StoreExchange(new_store(store.port), 1, 2)
     del store
-    with pytest.raises(PeerTimeout, match="rank 1, start: whoever serves the store .* has ended|did not come"):
+    with pytest.raises(
+        PeerTimeout, match="rank 1, start: whoever serves the store .* has ended|did not come"
+    ):
         other.gather("start", None, 1)
 
 
@@ -208,10 +251,14 @@ def test_what_another_process_puts_into_the_store_runs_no_code():
         over(store)[0].gather("telling", None, 1)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="files have names on this system, and /proc is not there")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="files have names on this system, and /proc is not there"
+)
 def test_only_memory_that_a_rank_has_made_is_mapped(tmp_path):
     file, path = _new_file()
-    assert path == f"/proc/{os.getpid()}/fd/{file}" and os.fstat(file).st_nlink == 0    # a killed rank leaves nothing
+    assert (
+        path == f"/proc/{os.getpid()}/fd/{file}" and os.fstat(file).st_nlink == 0
+    )  # a killed rank leaves nothing
     os.close(file)
     own = os.memfd_create("mine")
     os.truncate(own, 4096)
@@ -220,7 +267,13 @@ def test_only_memory_that_a_rank_has_made_is_mapped(tmp_path):
     named.write_bytes(bytes(4096))
     (tmp_path / "link").symlink_to(named)
     opened = os.open(named, os.O_RDWR)
-    for path in (named, tmp_path / "link", f"/proc/{os.getpid()}/fd/{opened}", "/proc/self/mem", tmp_path / "nothing"):
+    for path in (
+        named,
+        tmp_path / "link",
+        f"/proc/{os.getpid()}/fd/{opened}",
+        "/proc/self/mem",
+        tmp_path / "nothing",
+    ):
         with pytest.raises(UnavailableError, match="rank 1"):
             _mapped(1, str(path), 4096)
     with pytest.raises(UnavailableError, match="it has 4096 bytes, 8192 were told"):

@@ -9,7 +9,16 @@ import gc
 import pytest
 import torch
 from small_tensors import DEVICE
-from test_torch_as_users_call import EXPERTS, HIDDEN, TOKENS, TOP_K, by_expert, by_rows, chosen, whole
+from test_torch_as_users_call import (
+    EXPERTS,
+    HIDDEN,
+    TOKENS,
+    TOP_K,
+    by_expert,
+    by_rows,
+    chosen,
+    whole,
+)
 from torch.utils.checkpoint import checkpoint
 
 from epmoe.fused_a2a.buffers import hybrid_ep_buffer
@@ -25,8 +34,10 @@ class Model:
     def __init__(self, draw):
         self.routing = [chosen(draw) for _ in LAYERS]
         shapes = [(TOKENS, TOP_K if layer is by_rows else EXPERTS) for layer in LAYERS]
-        self.probs = [torch.randint(1, 3, shape, generator=draw).float().to(DEVICE).requires_grad_()
-                      for shape in shapes]
+        self.probs = [
+            torch.randint(1, 3, shape, generator=draw).float().to(DEVICE).requires_grad_()
+            for shape in shapes
+        ]
 
     def layers(self):
         """(function, where tokens go, probs) of each layer."""
@@ -60,7 +71,10 @@ def model(draw):
 
 def batches(draw, n):
     """(x, gradient of the model's output) of each microbatch."""
-    return [(whole(draw, TOKENS, HIDDEN).requires_grad_(), whole(draw, TOKENS, HIDDEN)) for _ in range(n)]
+    return [
+        (whole(draw, TOKENS, HIDDEN).requires_grad_(), whole(draw, TOKENS, HIDDEN))
+        for _ in range(n)
+    ]
 
 
 def wanted_of(model, given):
@@ -96,7 +110,10 @@ def test_layers_that_are_computed_again_have_the_same_gradients(group, draw, mod
     """Each backward makes its layer's dispatch and combine once more, between those of other layers' gradients."""
     given = batches(draw, 2)
     wanted = wanted_of(model, given)
-    outputs = [model(group, x, lambda *layer: checkpoint(*layer, use_reentrant=use_reentrant)) for x, _ in given]
+    outputs = [
+        model(group, x, lambda *layer: checkpoint(*layer, use_reentrant=use_reentrant))
+        for x, _ in given
+    ]
     for out, (_, gradient) in zip(outputs, given):
         out.backward(gradient)
     assert_equal(model, given, outputs, wanted)
@@ -116,7 +133,7 @@ def test_an_evaluation_between_forward_and_backward_changes_nothing(group, draw,
 def test_a_graph_that_is_kept_gives_its_gradients_again(group, draw, model):
     given = batches(draw, 1)
     wanted = wanted_of(model, given)
-    (x, gradient), = given
+    ((x, gradient),) = given
     out = model(group, x)
     out.backward(gradient, retain_graph=True)
     assert_equal(model, given, [out], wanted)
@@ -136,12 +153,12 @@ def in_use(group):
 
 def test_memory_comes_back_with_the_graph(group, draw, model):
     """A step that ends, an output that nobody asks for a gradient, and an exception leave nothing in use."""
-    (x, gradient), = batches(draw, 1)
+    ((x, gradient),) = batches(draw, 1)
     out = model(group, x)
     assert in_use(group) > 0
     out.backward(gradient)
     del out
-    x.grad = None                       # gradients are results too
+    x.grad = None  # gradients are results too
     model.gradients()
     assert in_use(group) == 0
     out = model(group, x)
@@ -162,7 +179,10 @@ def test_outputs_of_a_layer_stay_while_others_run(group, draw, model):
     x = whole(draw, TOKENS, HIDDEN)
     ids, routing_map = model.routing[0]
     probs, dense = model.probs[0].detach(), model.probs[1].detach()
-    kept = [fused_dispatch(x, ids, probs, EXPERTS, group), hybrid_ep_dispatch(x, routing_map, dense, group, EXPERTS)]
+    kept = [
+        fused_dispatch(x, ids, probs, EXPERTS, group),
+        hybrid_ep_dispatch(x, routing_map, dense, group, EXPERTS),
+    ]
     copies = [[t.clone() for t in made if isinstance(t, torch.Tensor)] for made in kept]
     for other, gradient in batches(draw, 4):
         model(group, other).backward(gradient)

@@ -11,13 +11,15 @@ SIZES = dict(hidden=8, width=16, n_experts=4)
 NUM_TOKENS = (4, 3)
 LR = 0.003
 
-pytestmark = pytest.mark.timeout(500)      # fifty steps under the race detector
+pytestmark = pytest.mark.timeout(500)  # fifty steps under the race detector
 
 
 def trained(kinds, steps, forward):
     """Layers after `steps` steps, and the losses on the way."""
     layers = layers_of(kinds, device=DEVICE, **SIZES)
-    return layers, train(layers, forward, batches_of(steps, NUM_TOKENS, SIZES["hidden"], DEVICE), LR)
+    return layers, train(
+        layers, forward, batches_of(steps, NUM_TOKENS, SIZES["hidden"], DEVICE), LR
+    )
 
 
 def assert_trained_alike(kinds, steps):

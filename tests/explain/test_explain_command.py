@@ -89,9 +89,17 @@ def test_a_users_own_routing_becomes_a_slice_with_totals(tmp_path, capsys):
     few = np.array([[0, 1], [5, 2], [-1, 3], [4, 0]])
     np.savez(tmp_path / "few.npz", topk_ids=few, n_experts=6)
     status, out, _ = run(
-        capsys, "--ranks", "2", "--input", str(tmp_path / "few.npz"), "--out", str(tmp_path / "few.html")
+        capsys,
+        "--ranks",
+        "2",
+        "--input",
+        str(tmp_path / "few.npz"),
+        "--out",
+        str(tmp_path / "few.html"),
     )
-    data = re.search(r'id="data">(.*?)</script>', (tmp_path / "few.html").read_text(encoding="utf-8"))[1]
+    data = re.search(
+        r'id="data">(.*?)</script>', (tmp_path / "few.html").read_text(encoding="utf-8")
+    )[1]
     assert status == 0 and json.loads(data)["world"]["ids"] == [few[:2].tolist(), few[2:].tolist()]
     np.savez(tmp_path / "none.npz", topk_ids=np.full((4, 2), -1), n_experts=6)
     status, _, err = run(

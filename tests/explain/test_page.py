@@ -197,7 +197,9 @@ def test_the_animation_of_the_readme_is_the_default_one(tmp_path):
     kept = (Path(__file__).parents[2] / "docs" / "dispatch.svg").read_text(encoding="utf-8")
     data, every = story.data_of(drawn(CFG, routed_for(CFG, 0)))
     made_now = figures.animation(data, [c.name for c in every])
-    assert kept == made_now, "copy animation.svg of `epmoe explain --figures FOLDER` to docs/dispatch.svg"
+    assert kept == made_now, (
+        "copy animation.svg of `epmoe explain --figures FOLDER` to docs/dispatch.svg"
+    )
     assert "prefers-reduced-motion" in kept and len(kept) < 250_000
 
 

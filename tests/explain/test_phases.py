@@ -24,7 +24,9 @@ def test_slices_of_a_block_follow_each_other(fused):
     assert all(s.word for lane in timeline.lanes for s in lane.slices if s.phase == "wait")
 
 
-@pytest.mark.parametrize("options", [dict(), dict(fused=True), dict(fused=True, seed=1, ranks=2)], ids=str)
+@pytest.mark.parametrize(
+    "options", [dict(), dict(fused=True), dict(fused=True, seed=1, ranks=2)], ids=str
+)
 def test_an_arrow_leads_from_every_signal_to_the_rank_that_it_is_for(options):
     h = history(**options)
     arrows = Timeline(h).arrows

@@ -18,7 +18,9 @@ def slices(events):
     found = {}
     for e in events:
         if e["ph"] == "X":
-            found.setdefault((e["pid"], e["tid"]), []).append((e["ts"], e["ts"] + e["dur"], e["name"]))
+            found.setdefault((e["pid"], e["tid"]), []).append(
+                (e["ts"], e["ts"] + e["dur"], e["name"])
+            )
     return found
 
 
@@ -37,7 +39,9 @@ def check(events):
     assert set(starts) == set(ends)
     for number, e in starts.items():
         for one in (e, ends[number]):
-            assert any(b - 1e-6 <= one["ts"] <= t + 1e-6 for b, t, _ in by_thread[one["pid"], one["tid"]]), one
+            assert any(
+                b - 1e-6 <= one["ts"] <= t + 1e-6 for b, t, _ in by_thread[one["pid"], one["tid"]]
+            ), one
         assert e["ts"] <= ends[number]["ts"], e
     return len(starts)
 
@@ -48,11 +52,21 @@ def test_the_recorded_trace_opens(fused):
     made = json.loads(recorded_trace.of_recording(h, {"seed": 0}).json())
     events = made["traceEvents"]
     assert check(events) > 40
-    names = {(e["pid"], e["args"]["name"]) for e in events if e["ph"] == "M" and e["name"] == "process_name"}
+    names = {
+        (e["pid"], e["args"]["name"])
+        for e in events
+        if e["ph"] == "M" and e["name"] == "process_name"
+    }
     assert names == {(r + 1, f"rank {r}") for r in range(3)}
     assert {e["name"] for e in events if e["ph"] == "X" and e["cat"] == "kernel"} == (
-        {"dispatch_kernel", "combine_kernel"} if fused else
-        {f"{phase}_{half}_kernel" for phase in ("dispatch", "combine") for half in ("async", "wait")})
+        {"dispatch_kernel", "combine_kernel"}
+        if fused
+        else {
+            f"{phase}_{half}_kernel"
+            for phase in ("dispatch", "combine")
+            for half in ("async", "wait")
+        }
+    )
     assert {"signal", "own blocks"} == {e["cat"] for e in events if e["ph"] == "s"}
 
 
@@ -65,8 +79,9 @@ def stamps(offsets, late=None, tells="announced"):
     made = []
     for rank, offset in enumerate(offsets):
         for kernel, start, reached in (
-                ("dispatch", 10_000, ("start", tells, "sent", "counted", "copied", "left")),
-                ("combine", 90_000, ("start", "sent", "arrived", "reduced", "left"))):
+            ("dispatch", 10_000, ("start", tells, "sent", "counted", "copied", "left")),
+            ("combine", 90_000, ("start", "sent", "arrived", "reduced", "left")),
+        ):
             times = np.zeros((2, len(MARKS)), np.uint64)
             for n, mark in enumerate(reached):
                 for block in range(2):
@@ -82,9 +97,22 @@ def test_stamps_become_slices_and_arrows():
     assert check(made.events) == 4
     assert made.about["shift_ns"] == {0: 0, 1: 0}
     assert min(e["ts"] for e in made.events if e["ph"] == "X") == 0
-    names = [e["name"] for e in made.events if e["ph"] == "X" and e["pid"] == 1 and e["tid"] == 10_001]
-    assert names == ["combine", "until sent", "until arrived", "until reduced", "until left", "dispatch",
-                     "until announced", "until sent", "until counted", "until copied", "until left"]
+    names = [
+        e["name"] for e in made.events if e["ph"] == "X" and e["pid"] == 1 and e["tid"] == 10_001
+    ]
+    assert names == [
+        "combine",
+        "until sent",
+        "until arrived",
+        "until reduced",
+        "until left",
+        "dispatch",
+        "until announced",
+        "until sent",
+        "until counted",
+        "until copied",
+        "until left",
+    ]
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -93,10 +121,16 @@ def test_a_round_with_stamps(fused):
     cfg = EPConfig(2, 4, 2, 64, 3)
     made = of_stamps(stamped_rounds(cfg, LocalWorld(2, seed=0), fused=fused, seed=0), {})
     assert check(made.events) == 4
-    kernels = {(e["pid"], e["name"]) for e in made.events if e["ph"] == "X" and e["cat"] == "kernel"}
-    names = ("dispatch", "combine") if fused else ("dispatch_async", "dispatch_wait", "combine_async", "combine_wait")
+    kernels = {
+        (e["pid"], e["name"]) for e in made.events if e["ph"] == "X" and e["cat"] == "kernel"
+    }
+    names = (
+        ("dispatch", "combine")
+        if fused
+        else ("dispatch_async", "dispatch_wait", "combine_async", "combine_wait")
+    )
     assert kernels == {(rank + 1, name) for rank in range(2) for name in names}
-    assert made.about["shift_ns"] == {0: 0, 1: 0}       # one clock
+    assert made.about["shift_ns"] == {0: 0, 1: 0}  # one clock
 
 
 @pytest.mark.parametrize("tells", ["announced", "claimed"])

@@ -48,18 +48,33 @@ class CallsWithoutRank1:
     def dispatch(self):
         """fused_dispatch of the world."""
         world = self._world
-        self._expect_named("dispatch of rows", fused_a2a.fused_dispatch, world.x, world.token_indices,
-                           world.token_probs, world.num_experts, self.group)
+        self._expect_named(
+            "dispatch of rows",
+            fused_a2a.fused_dispatch,
+            world.x,
+            world.token_indices,
+            world.token_probs,
+            world.num_experts,
+            self.group,
+        )
 
     def combine(self):
         """fused_combine of random rows."""
         rows = tokens(self._rng, self._handle.num_rows, 8)
-        self._expect_named("combine of rows", fused_a2a.fused_combine, rows, self.group, self._handle)
+        self._expect_named(
+            "combine of rows", fused_a2a.fused_combine, rows, self.group, self._handle
+        )
 
     def cached_dispatch(self):
         """A dispatch with the handle, as combine's backward makes it."""
-        self._expect_named("dispatch of rows", rows_calls.cached_dispatch, self._buffer, "x", self._world.x,
-                           self._handle)
+        self._expect_named(
+            "dispatch of rows",
+            rows_calls.cached_dispatch,
+            self._buffer,
+            "x",
+            self._world.x,
+            self._handle,
+        )
 
 
 @contextmanager

@@ -1,11 +1,11 @@
 """One round of each family on the device, forward and backward, held against epmoe_ref.fused_a2a to the bit."""
 
 import pytest
+from rows_group import BF16, FP16, FP32, assert_same, group_of, host, routing, tokens
 
 from epmoe import fused_a2a
 from epmoe_ref import fused_a2a as reference
 from epmoe_ref.strategies import RowsWorld
-from rows_group import BF16, FP16, FP32, assert_same, group_of, host, routing, tokens
 
 NAMES = ("recv_x", "recv_token_indices", "recv_token_probs", "tokens_per_expert")
 
@@ -17,8 +17,9 @@ def equal_rows(group, world, rng, dtype=BF16, hidden=None):
     """
     *want, known = reference.dispatch_forward(**vars(world))
     ctx = fused_a2a.Context()
-    *got, handle = fused_a2a.FusedDispatch.forward(ctx, world.x, world.token_indices, world.token_probs,
-                                                   world.num_experts, group)
+    *got, handle = fused_a2a.FusedDispatch.forward(
+        ctx, world.x, world.token_indices, world.token_probs, world.num_experts, group
+    )
     for name, one, other in zip(NAMES, got, want):
         assert_same(one, other, name)
     hidden = hidden or 8 * int(rng.integers(1, 4))
@@ -47,7 +48,9 @@ def expect_bad_ids_told(monkeypatch, rng, few):
     bad[0][1, 2], clean[0][1, 2] = 7, -1
     monkeypatch.setattr("epmoe.fused_a2a.arguments._check_ids", lambda rank, ids, num_experts: None)
     x = tokens(rng, (few, 1), 8)
-    with pytest.raises(ValueError, match=r"rank 0: token_indices\[1, 2\] is 7; 1 ids outside .* 0 repeated"):
+    with pytest.raises(
+        ValueError, match=r"rank 0: token_indices\[1, 2\] is 7; 1 ids outside .* 0 repeated"
+    ):
         fused_a2a.fused_dispatch(x, bad, probs, 4, group)
     equal_rows(group, RowsWorld(x, clean, probs, 4), rng)
 
@@ -59,9 +62,18 @@ def equal_hybrid(group, world, rng, dtype=FP16, hidden=None):
     *want, known = reference.hybrid_dispatch_forward(**vars(world))
     ctx = fused_a2a.Context()
     *got, handle = fused_a2a.HybridEPDispatch.forward(
-        ctx, world.x, world.routing_map, world.probs, group, world.num_local_experts,
-        num_permuted_tokens=world.num_permuted_tokens, pad_multiple=world.pad_multiple)
-    for name, one, other in zip(("hidden", "probs", "scaling_factor", "tokens_per_expert"), got, want):
+        ctx,
+        world.x,
+        world.routing_map,
+        world.probs,
+        group,
+        world.num_local_experts,
+        num_permuted_tokens=world.num_permuted_tokens,
+        pad_multiple=world.pad_multiple,
+    )
+    for name, one, other in zip(
+        ("hidden", "probs", "scaling_factor", "tokens_per_expert"), got, want
+    ):
         assert_same(one, other, name)
     assert_same(handle.overflow, known.overflow, "overflow")
     hidden = hidden or 8 * int(rng.integers(1, 4))
@@ -76,9 +88,13 @@ def equal_hybrid(group, world, rng, dtype=FP16, hidden=None):
     assert [m is None for m in made] == [False, True, False] + [True] * 6
 
     ctx = fused_a2a.Context()
-    combined = fused_a2a.HybridEPCombine.forward(ctx, grad, handle, known.num_rows, world.pad_multiple)
+    combined = fused_a2a.HybridEPCombine.forward(
+        ctx, grad, handle, known.num_rows, world.pad_multiple
+    )
     assert_same(combined, reference.hybrid_combine_forward(grad, known), "combined_x")
     back = fused_a2a.HybridEPCombine.backward(ctx, combined)
-    assert_same(back[0], reference.hybrid_combine_backward(known, host(combined)), "grad of combine's x")
+    assert_same(
+        back[0], reference.hybrid_combine_backward(known, host(combined)), "grad of combine's x"
+    )
     assert back[1:] == (None, None, None)
     return got, handle

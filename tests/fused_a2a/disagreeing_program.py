@@ -17,22 +17,29 @@ what, kind = sys.argv[1:]
 def world():
     if kind == "mpi":
         from epmoe import MPIWorld
+
         return MPIWorld(timeout=20.0)
     import torch.distributed as dist
 
     from epmoe.torch import ProcessGroupWorld
+
     dist.init_process_group("gloo")
     return ProcessGroupWorld(timeout=20.0)
 
 
-def round_of(group, *, hidden=16, num_experts=4, dtype=ml_dtypes.bfloat16, top_k=1, experts_of_a_rank=2):
+def round_of(
+    group, *, hidden=16, num_experts=4, dtype=ml_dtypes.bfloat16, top_k=1, experts_of_a_rank=2
+):
     x = np.ones((3, hidden), dtype)
     ids = np.tile(np.arange(top_k), (3, 1))
-    rows, _, _, counts, handle = fused_a2a.fused_dispatch_on_device(x, ids, np.ones((3, top_k), np.float32),
-                                                                    num_experts, group)
+    rows, _, _, counts, handle = fused_a2a.fused_dispatch_on_device(
+        x, ids, np.ones((3, top_k), np.float32), num_experts, group
+    )
     out, _ = fused_a2a.fused_combine(rows, group, handle)
     maps = np.ones((3, group.n_ranks * experts_of_a_rank), bool)
-    fused_a2a.hybrid_ep_dispatch(np.ones((3, hidden), ml_dtypes.bfloat16), maps, None, group, experts_of_a_rank)
+    fused_a2a.hybrid_ep_dispatch(
+        np.ones((3, hidden), ml_dtypes.bfloat16), maps, None, group, experts_of_a_rank
+    )
     return np.asarray(out, np.float32).sum(), counts.sum()
 
 
@@ -47,5 +54,6 @@ total, counts = round_of(group)
 print(f"rank {group.rank} went on: {total} {counts}", flush=True)
 if kind == "torch":
     import torch.distributed as dist
+
     fused_a2a.get_buffer(group, 0).close()
     dist.destroy_process_group()

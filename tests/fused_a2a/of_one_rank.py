@@ -11,14 +11,21 @@ from rows_group import BF16
 
 from epmoe_ref import fused_a2a as reference
 
-RECEIVED = ("src_rank", "src_token", "local_expert")    # over receiving ranks; the last one in a HybridHandle alone
-VECTOR = 8      # elements in 16 bytes
+RECEIVED = (
+    "src_rank",
+    "src_token",
+    "local_expert",
+)  # over receiving ranks; the last one in a HybridHandle alone
+VECTOR = 8  # elements in 16 bytes
 PLACES = 2**16  # where a piece may begin
 
 
 def receiving(handle, rank):
     """The handle for combine_backward and hybrid_combine_backward: rows that this rank receives."""
-    return replace(handle, **{name: [getattr(handle, name)[rank]] for name in RECEIVED if hasattr(handle, name)})
+    return replace(
+        handle,
+        **{name: [getattr(handle, name)[rank]] for name in RECEIVED if hasattr(handle, name)},
+    )
 
 
 def returning(handle, rank):
@@ -29,17 +36,20 @@ def returning(handle, rank):
 def rows_received(x, token_indices, token_probs, num_experts, rank):
     """reference.dispatch_forward's results of one rank, and its handle of all."""
     narrow = [a[:, :VECTOR] for a in x]
-    _, ids, probs, per_expert, handle = reference.dispatch_forward(narrow, token_indices, token_probs, num_experts)
-    rows, = reference.combine_backward(receiving(handle, rank), x)
+    _, ids, probs, per_expert, handle = reference.dispatch_forward(
+        narrow, token_indices, token_probs, num_experts
+    )
+    (rows,) = reference.combine_backward(receiving(handle, rank), x)
     return (rows, ids[rank], probs[rank], per_expert[rank]), handle
 
 
 def hybrid_received(x, routing_map, probs, num_local_experts, rank, **options):
     """reference.hybrid_dispatch_forward's results of one rank, without FP8, and its handle of all."""
     narrow = [a[:, :VECTOR] for a in x]
-    _, row_probs, _, per_expert, handle = reference.hybrid_dispatch_forward(narrow, routing_map, probs,
-                                                                            num_local_experts, **options)
-    rows, = reference.hybrid_combine_backward(receiving(handle, rank), x)
+    _, row_probs, _, per_expert, handle = reference.hybrid_dispatch_forward(
+        narrow, routing_map, probs, num_local_experts, **options
+    )
+    (rows,) = reference.hybrid_combine_backward(receiving(handle, rank), x)
     return (rows, row_probs[rank], None, per_expert[rank]), handle
 
 
@@ -50,7 +60,7 @@ def order_tells(rng, num_rows, hidden):
     pieces of one random line, from anywhere in it: quicker than new numbers for each.
     """
     bits = rng.integers(0, 2**16, hidden + PLACES, np.uint16)
-    small = bits & 0x83FF | 0x3C00              # magnitudes from 2**-7 to 2
+    small = bits & 0x83FF | 0x3C00  # magnitudes from 2**-7 to 2
     line = np.where((bits & 0x1C00) == 0, bits & 0x8000 | 0x4E80, small).view(BF16)
     pieces = np.lib.stride_tricks.sliding_window_view(line, hidden)
     return [pieces[rng.integers(0, PLACES, n)] for n in num_rows]

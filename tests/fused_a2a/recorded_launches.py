@@ -21,10 +21,18 @@ from epmoe.host.arrays import view
 from epmoe.kernels.written_blocks import words_at
 
 T, EXPERTS, TOP_K, HIDDEN = 5, 4, 2, 16
-ROWS = [np.zeros((T, HIDDEN), BF16), np.zeros((T, TOP_K), np.int64), np.zeros((T, TOP_K), np.float32),
-        np.zeros((T, HIDDEN), BF16)]
-HYBRID = [np.zeros((T, HIDDEN), BF16), np.zeros((T, EXPERTS), bool), np.zeros((T, EXPERTS), np.float32),
-          np.zeros((12, HIDDEN), BF16)]
+ROWS = [
+    np.zeros((T, HIDDEN), BF16),
+    np.zeros((T, TOP_K), np.int64),
+    np.zeros((T, TOP_K), np.float32),
+    np.zeros((T, HIDDEN), BF16),
+]
+HYBRID = [
+    np.zeros((T, HIDDEN), BF16),
+    np.zeros((T, EXPERTS), bool),
+    np.zeros((T, EXPERTS), np.float32),
+    np.zeros((12, HIDDEN), BF16),
+]
 
 
 class OnDevice:
@@ -43,7 +51,9 @@ def are_held(references):
     """Whether objects are referred to more often, or less, than they were; the address of their References, or 0."""
     n = ctypes.c_int64.from_address(references).value if references else 0
     words = (ctypes.c_int64 * (2 * n)).from_address(references + 8)
-    return any(ctypes.c_int32.from_address(at).value != count for at, count in zip(words[::2], words[1::2]))
+    return any(
+        ctypes.c_int32.from_address(at).value != count for at, count in zip(words[::2], words[1::2])
+    )
 
 
 class Recorded(NamedTuple):
@@ -78,9 +88,9 @@ class Slot:
         for one in flat.reads:
             n, n_words = len(one.values), len(words_at(one.values[0]))
             block = self.recorder.machine.alloc(8 * n_words, "parameters")
-            block.write(words[n:n + n_words].astype(np.uint64))
+            block.write(words[n : n + n_words].astype(np.uint64))
             launches.append(one._replace(values=(block.address, *map(int, words[1:n]))))
-            words = words[n + n_words:]
+            words = words[n + n_words :]
             self.memory.append(block)
         self.start = self.recorder.again(launches)
 
@@ -97,9 +107,17 @@ class Recorder:
         self.capturing, self.n_begun = False, 0
         for stream in machine.streams:
             monkeypatch.setattr(stream, "capture", self.capture)
-        for name, value in dict(n_changes=0, changed=self.changed, has_captured=False, launch=self.record,
-                                recording=self.recording, again=self.again, bound=partial, flat=self.flat,
-                                slots=lambda n, flat: self).items():
+        for name, value in dict(
+            n_changes=0,
+            changed=self.changed,
+            has_captured=False,
+            launch=self.record,
+            recording=self.recording,
+            again=self.again,
+            bound=partial,
+            flat=self.flat,
+            slots=lambda n, flat: self,
+        ).items():
             monkeypatch.setattr(machine, name, value, raising=False)
 
     def changed(self):
@@ -121,7 +139,7 @@ class Recorder:
         self.recorded = None
 
     def again(self, launches):
-        launches = list(launches)       # as they are now
+        launches = list(launches)  # as they are now
 
         made_after = self.machine.n_changes
 
@@ -143,7 +161,11 @@ class Recorder:
         return start
 
     def flat(self, launches, blocks):
-        words = [word for one, block in zip(launches, blocks) for word in (0, *one.values[1:], *map(int, block))]
+        words = [
+            word
+            for one, block in zip(launches, blocks)
+            for word in (0, *one.values[1:], *map(int, block))
+        ]
         return Flat(np.array(words), np.zeros(len(words), int), list(launches))
 
     def serve(self, flat):

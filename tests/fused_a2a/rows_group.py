@@ -14,11 +14,25 @@ BF16, FP16, FP32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16), np.dtype(
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 
 # Derandomised, so that a run depends on nothing but the code; a slow machine is no failure.
-law = settings(max_examples=12, derandomize=True, database=None, deadline=None,
-               suppress_health_check=[HealthCheck.too_slow])
+law = settings(
+    max_examples=12,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 
 
-def group_of(n_ranks, *, n_sms=2, num_threads=32, knows_all_ranks=True, timeout=30.0, lamport_rows=True, **simulation):
+def group_of(
+    n_ranks,
+    *,
+    n_sms=2,
+    num_threads=32,
+    knows_all_ranks=True,
+    timeout=30.0,
+    lamport_rows=True,
+    **simulation,
+):
     """A LocalWorld whose two buffers use few threads in the simulator; on a GPU, the GPU's own.
 
     lamport_rows=False: no row goes without flags. knows_all_ranks=False: the buffers learn of other ranks' tokens in the exchange alone, as one rank a process does.
@@ -70,7 +84,8 @@ def assert_same(got, want, name):
         return
     got = host(got)
     assert (got.dtype, got.shape) == (want.dtype, want.shape), (
-        f"{name} is {got.dtype} {got.shape}, wanted {want.dtype} {want.shape}")
+        f"{name} is {got.dtype} {got.shape}, wanted {want.dtype} {want.shape}"
+    )
     bits = np.dtype(f"u{got.dtype.itemsize}")
     differ = np.ascontiguousarray(got).view(bits) != np.ascontiguousarray(want).view(bits)
     if differ.any() and got.dtype.kind not in "iub":
@@ -82,7 +97,10 @@ def assert_same(got, want, name):
 
 def routing(rng, num_tokens, num_experts, top_k, dropped=0.2):
     """token_indices int64 [T, K] and token_probs float32 [T, K] of each rank."""
-    ids = [np.argsort(rng.random((n, num_experts)), axis=1)[:, :top_k].astype(np.int64) for n in num_tokens]
+    ids = [
+        np.argsort(rng.random((n, num_experts)), axis=1)[:, :top_k].astype(np.int64)
+        for n in num_tokens
+    ]
     ids = [np.where(rng.random(a.shape) < dropped, -1, a) for a in ids]
     return ids, [rng.random(a.shape, np.float32) for a in ids]
 
@@ -99,4 +117,7 @@ def integers(rng, num_rows, hidden, dtype=BF16):
 
 def inner(one, other):
     """<one, other> over the world, in float64: exact on small integers."""
-    return sum(float((host(a).astype(np.float64) * host(b).astype(np.float64)).sum()) for a, b in zip(one, other))
+    return sum(
+        float((host(a).astype(np.float64) * host(b).astype(np.float64)).sum())
+        for a, b in zip(one, other)
+    )

@@ -52,13 +52,16 @@ def _call_everything(world, hidden, local, top_k, n_tokens):
             # else the host would look
             fused_a2a.init_hybrid_ep_buffer(world, hidden, n_tokens, local, 24, 24, False)
         ctx, other = fused_a2a.Context(), fused_a2a.Context()
-        rows, row_probs, _, _, handle = fused_a2a.HybridEPDispatch.forward(ctx, x, goes, dense, world, local,
-                                                                           num_permuted_tokens=budget)
+        rows, row_probs, _, _, handle = fused_a2a.HybridEPDispatch.forward(
+            ctx, x, goes, dense, world, local, num_permuted_tokens=budget
+        )
         fused_a2a.HybridEPCombine.forward(other, rows, handle)
         fused_a2a.HybridEPCombine.backward(other, x)
         fused_a2a.HybridEPDispatch.backward(ctx, rows, row_probs, None, None, None)
     fused_a2a.init_hybrid_ep_buffer(world, FP8_HIDDEN, n_tokens, local, 24, 24, True)
-    rows, _, scales, *_ = fused_a2a.hybrid_ep_dispatch(np.zeros((n_tokens, FP8_HIDDEN), BF16), goes, None, world, local)
+    rows, _, scales, *_ = fused_a2a.hybrid_ep_dispatch(
+        np.zeros((n_tokens, FP8_HIDDEN), BF16), goes, None, world, local
+    )
     values = np.zeros((n_tokens, FP8_HIDDEN), rows.dtype), np.ones((n_tokens, 1), FP32)
     fused_a2a.fused_dispatch(values, ids, probs, n_experts, world)
 
@@ -68,10 +71,15 @@ def compile_ahead(world, hidden, local, top_k, most_tokens=MOST_TOKENS):
     if device.SIM:
         return
     if world.rank == 0:
-        shape, cc = (world.n_ranks, hidden, local, top_k, most_tokens), world.machine.compute_capability
+        shape, cc = (
+            (world.n_ranks, hidden, local, top_k, most_tokens),
+            world.machine.compute_capability,
+        )
         missing = sum(not kernel_cache.has(k.fingerprint(cc)) for k in kernels_of(*shape))
         n = compiling.number_of_processes(world, missing) if missing else 0
-        compiling.run_together([[sys.executable, __file__, *map(str, (*shape, *cc)), f"{i}/{n}"] for i in range(n)])
+        compiling.run_together(
+            [[sys.executable, __file__, *map(str, (*shape, *cc)), f"{i}/{n}"] for i in range(n)]
+        )
     world.tell(None, compiling.TIMEOUT_S + 60)
 
 

@@ -5,16 +5,26 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(900)      # one compilation for all, on a busy machine
+pytestmark = pytest.mark.timeout(900)  # one compilation for all, on a busy machine
 HERE = Path(__file__).parent
-TELLS, ASKS, FENCE = r"st\.relaxed\.sys\.\S*u64", r"ld\.acquire\.sys\.\S*u64", r"fence\.acq_rel\.sys"
+TELLS, ASKS, FENCE = (
+    r"st\.relaxed\.sys\.\S*u64",
+    r"ld\.acquire\.sys\.\S*u64",
+    r"fence\.acq_rel\.sys",
+)
 ARRIVES, AWAITS = r"red\.release\.sys\.\S*add\.s32", r"ld\.acquire\.sys\.\S*s32"
 FLAGS, READS_FLAGS = r"st\.release\.sys\.\S*u32", r"ld\.acquire\.sys\.\S*u32"
 OF_BLOCKS = [r"st\.relaxed\.gpu\.\S*u64", r"ld\.relaxed\.gpu\.\S*u64"]
 LOAD16, INPUT16, STORE16 = r"ld\.global\.v4", r"ld\.global\.nc\S*\.v4", r"st\.global\S*\.v4"
-READS_WORDS = r"ld\.relaxed\.sys\.\S*u64"        # of the bits by expert
-VECTORS = [r"st\.relaxed\.sys\.global\.v4\.u32", r"ld\.relaxed\.sys\.global\.v4\.u32"]  # of Lamport rows
-MEETS_PEERS, SAYS_SO = [TELLS, ASKS, FENCE, STORE16], r"red\.release\.gpu\S*add\.s32"   # that it has begun, or numbered
+READS_WORDS = r"ld\.relaxed\.sys\.\S*u64"  # of the bits by expert
+VECTORS = [
+    r"st\.relaxed\.sys\.global\.v4\.u32",
+    r"ld\.relaxed\.sys\.global\.v4\.u32",
+]  # of Lamport rows
+MEETS_PEERS, SAYS_SO = (
+    [TELLS, ASKS, FENCE, STORE16],
+    r"red\.release\.gpu\S*add\.s32",
+)  # that it has begun, or numbered
 NEEDED = {
     "dispatch": [*MEETS_PEERS, SAYS_SO, *OF_BLOCKS, ARRIVES, AWAITS, INPUT16],
     "cached dispatch": [*MEETS_PEERS, ARRIVES, AWAITS, INPUT16],
@@ -22,21 +32,47 @@ NEEDED = {
     "cached dispatch without signals": [*MEETS_PEERS, SAYS_SO, ARRIVES, AWAITS, INPUT16, *VECTORS],
     "combine without signals": [*MEETS_PEERS, SAYS_SO, FLAGS, READS_FLAGS, INPUT16, *VECTORS],
     "combine": [*MEETS_PEERS, SAYS_SO, FLAGS, READS_FLAGS, INPUT16, LOAD16],
-    "hybrid dispatch fp8": [*MEETS_PEERS, SAYS_SO, *OF_BLOCKS, ARRIVES, AWAITS, LOAD16, r"cvt\.rn\.satfinite\.e4m3x2"],
-    "hybrid dispatch": [*MEETS_PEERS, SAYS_SO, *OF_BLOCKS, FLAGS, READS_FLAGS, r"st\.release\.gpu\.\S*s32", INPUT16,
-                        LOAD16, READS_WORDS, r"st\.relaxed\.sys\.\S*u32"],
+    "hybrid dispatch fp8": [
+        *MEETS_PEERS,
+        SAYS_SO,
+        *OF_BLOCKS,
+        ARRIVES,
+        AWAITS,
+        LOAD16,
+        r"cvt\.rn\.satfinite\.e4m3x2",
+    ],
+    "hybrid dispatch": [
+        *MEETS_PEERS,
+        SAYS_SO,
+        *OF_BLOCKS,
+        FLAGS,
+        READS_FLAGS,
+        r"st\.release\.gpu\.\S*s32",
+        INPUT16,
+        LOAD16,
+        READS_WORDS,
+        r"st\.relaxed\.sys\.\S*u32",
+    ],
     "hybrid cached dispatch": [*MEETS_PEERS, SAYS_SO, FLAGS, READS_FLAGS, INPUT16, LOAD16],
-    "hybrid combine": [*MEETS_PEERS, SAYS_SO, FLAGS, READS_FLAGS, LOAD16], "expand fp8": [LOAD16, STORE16],
+    "hybrid combine": [*MEETS_PEERS, SAYS_SO, FLAGS, READS_FLAGS, LOAD16],
+    "expand fp8": [LOAD16, STORE16],
     "move": [LOAD16, STORE16],
 }
 
 
-BY_DAY = ("cached dispatch", "combine", "expand fp8", "move")     # each way of sending and receiving once; at night all
+BY_DAY = (
+    "cached dispatch",
+    "combine",
+    "expand fp8",
+    "move",
+)  # each way of sending and receiving once; at night all
 
 
 def kernels(names):
     """Parameters of a test: of these kernels, the others than BY_DAY at night."""
-    return [name if name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly) for name in names]
+    return [
+        name if name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly) for name in names
+    ]
 
 
 @pytest.fixture(scope="module")

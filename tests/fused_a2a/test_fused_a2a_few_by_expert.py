@@ -14,7 +14,9 @@ from epmoe_ref.strategies import HybridWorld
 FEW = WINDOW_ROWS
 
 
-def equal_calls(group, rng, num_tokens_of_calls, local, hidden, num_rows, pad=None, *, fp8=False, has_probs=True):
+def equal_calls(
+    group, rng, num_tokens_of_calls, local, hidden, num_rows, pad=None, *, fp8=False, has_probs=True
+):
     """Dispatches and combines of so many tokens, one after another on one Buffer, are the reference's."""
     for num_tokens in num_tokens_of_calls:
         maps = [rng.random((n, len(num_tokens) * local)) < 0.5 for n in num_tokens]
@@ -26,24 +28,36 @@ def equal_calls(group, rng, num_tokens_of_calls, local, hidden, num_rows, pad=No
 
 def test_few_and_many_tokens_take_turns():
     """One rank with many is enough for all to go the ordinary way, and what few had sent is not looked at."""
-    group, rng = group_of(3, n_sms=3, num_threads=64, seed=1, racecheck=True), np.random.default_rng(1)
+    group, rng = (
+        group_of(3, n_sms=3, num_threads=64, seed=1, racecheck=True),
+        np.random.default_rng(1),
+    )
     equal_calls(group, rng, [(1, 0, FEW), (2, FEW + 1, 1), (FEW, FEW, 0)], 2, 8, 20, 3)
 
 
 def test_encoded_rows_in_parts():
     """1280 elements: two parts of a row, the second a half step of the encoder; ten scales."""
-    group, rng = group_of(2, n_sms=3, num_threads=64, seed=2, racecheck=True), np.random.default_rng(2)
+    group, rng = (
+        group_of(2, n_sms=3, num_threads=64, seed=2, racecheck=True),
+        np.random.default_rng(2),
+    )
     equal_calls(group, rng, [(FEW, 1), (FEW + 1, 2)], 2, 1280, 20, 4, fp8=True)
 
 
 def test_more_local_experts_than_lanes_and_one_warp_a_block():
-    group, rng = group_of(2, n_sms=2, num_threads=32, seed=3, racecheck=True), np.random.default_rng(3)
+    group, rng = (
+        group_of(2, n_sms=2, num_threads=32, seed=3, racecheck=True),
+        np.random.default_rng(3),
+    )
     equal_calls(group, rng, [(FEW, 3)], 40, 8, 200)
 
 
 def test_rows_without_room_are_dropped_and_those_without_a_token_are_zeros():
     """More blocks than anything is shared among; no probs; the reference drops rows from the end, and so do we."""
-    group, rng = group_of(2, n_sms=12, num_threads=32, seed=4, racecheck=True), np.random.default_rng(4)
+    group, rng = (
+        group_of(2, n_sms=12, num_threads=32, seed=4, racecheck=True),
+        np.random.default_rng(4),
+    )
     equal_calls(group, rng, [(FEW, 3), (1, 1)], 3, 16, 9, 2, has_probs=False)
 
 
@@ -53,7 +67,10 @@ def test_a_rank_by_itself():
 
 
 def test_no_rank_knows_how_many_tokens_the_others_have():
-    group, rng = group_of(2, knows_all_ranks=False, seed=6, racecheck=True), np.random.default_rng(6)
+    group, rng = (
+        group_of(2, knows_all_ranks=False, seed=6, racecheck=True),
+        np.random.default_rng(6),
+    )
     equal_calls(group, rng, [(2, 2), (FEW, FEW), (FEW + 2, FEW + 2), (1, FEW)], 2, 8, 24)
 
 
@@ -63,8 +80,14 @@ def test_a_rank_that_does_not_come_is_named_and_reset_helps(monkeypatch):
     equal_calls(group, rng, [(FEW, 1)], 2, 8, 16)
     start, maps = buffer.launches.start, [np.ones((n, 4), bool) for n in (FEW, 1)]
     with monkeypatch.context() as patch:
-        patch.setattr(buffer.launches, "start", lambda kernel, at, *more: at == 1 or start(kernel, at, *more))
-        with pytest.raises(PeerTimeout, match="rank 0, dispatch of rows: source rank 1 did not begin the call"):
-            fused_a2a.hybrid_ep_dispatch(tokens(rng, (FEW, 1), 8), maps, None, group, 2, num_permuted_tokens=16)
+        patch.setattr(
+            buffer.launches, "start", lambda kernel, at, *more: at == 1 or start(kernel, at, *more)
+        )
+        with pytest.raises(
+            PeerTimeout, match="rank 0, dispatch of rows: source rank 1 did not begin the call"
+        ):
+            fused_a2a.hybrid_ep_dispatch(
+                tokens(rng, (FEW, 1), 8), maps, None, group, 2, num_permuted_tokens=16
+            )
     buffer.reset()
     equal_calls(group, rng, [(FEW, 1)], 2, 8, 16)

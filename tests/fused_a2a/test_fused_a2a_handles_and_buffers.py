@@ -19,7 +19,9 @@ from epmoe_ref.strategies import HybridWorld
 def dispatched(group, rng, num_tokens=(4, 3), hidden=8):
     ids, probs = routing(rng, num_tokens, 4, 2)
     x = tokens(rng, num_tokens, hidden)
-    return fused_a2a.fused_dispatch(x, ids, probs, 4, group), reference.dispatch_forward(x, ids, probs, 4)
+    return fused_a2a.fused_dispatch(x, ids, probs, 4, group), reference.dispatch_forward(
+        x, ids, probs, 4
+    )
 
 
 def test_a_handle_serves_many_calls_with_other_sizes_and_types():
@@ -40,7 +42,11 @@ def test_results_and_handles_survive_growth():
     assert buffer.allocated_bytes > before
     assert_same(results[0], want[0], "the result from before")
     rows = tokens(rng, known.num_rows, 8)
-    assert_same(fused_a2a.fused_combine(rows, group, handle)[0], reference.combine_forward(rows, known), "combined")
+    assert_same(
+        fused_a2a.fused_combine(rows, group, handle)[0],
+        reference.combine_forward(rows, known),
+        "combined",
+    )
 
 
 @pytest.mark.parametrize("source", [0, 1])
@@ -51,7 +57,9 @@ def test_a_rank_may_get_back_more_rows_than_any_rank_has_ever_received(source):
         maps = [np.arange(n)[:, None] % 8 < np.array([5, 0, 5, 0]) for n in sizes]
         probs, x = [rng.random(m.shape, np.float32) for m in maps], tokens(rng, sizes, 16)
         equal_hybrid(group, HybridWorld(x, maps, probs, 2, None, None, False, None), rng, hidden=16)
-    assert buffers.hybrid_ep_buffer(group).max_tokens == 7      # known to all, so a budget next would find room
+    assert (
+        buffers.hybrid_ep_buffer(group).max_tokens == 7
+    )  # known to all, so a budget next would find room
 
 
 def test_the_most_tokens_of_a_rank_are_remembered_also_where_all_rows_have_room():
@@ -59,7 +67,9 @@ def test_the_most_tokens_of_a_rank_are_remembered_also_where_all_rows_have_room(
     group, rng = group_of(2, knows_all_ranks=False), np.random.default_rng(6)
     dispatched(group, rng, (3, 3))
     ids = [np.full((n, 1), -1) for n in (0, 7)]
-    fused_a2a.fused_dispatch(tokens(rng, (0, 7), 8), ids, [a.astype(np.float32) for a in ids], 4, group)
+    fused_a2a.fused_dispatch(
+        tokens(rng, (0, 7), 8), ids, [a.astype(np.float32) for a in ids], 4, group
+    )
     assert fused_a2a.get_buffer(group, 0).max_tokens == 7
 
 
@@ -68,9 +78,14 @@ def test_results_that_are_kept_are_not_written_again():
     group, rng = group_of(2), np.random.default_rng(3)
     kept = [dispatched(group, rng) for _ in range(5)]
     for got, want in kept:
-        for one, other, name in zip(got[:4], want[:4], ("recv_x", "recv_token_indices", "recv_token_probs", "counts")):
+        for one, other, name in zip(
+            got[:4], want[:4], ("recv_x", "recv_token_indices", "recv_token_probs", "counts")
+        ):
             assert_same(one, other, name)
-    back = [fused_a2a.FusedCombine.backward(ctx_of(group, got[4]), tokens(rng, (4, 3), 8))[0] for got, _ in kept]
+    back = [
+        fused_a2a.FusedCombine.backward(ctx_of(group, got[4]), tokens(rng, (4, 3), 8))[0]
+        for got, _ in kept
+    ]
     copies = host(back)
     dispatched(group, rng)
     assert_same(back, copies, "rows of cached dispatches")
@@ -88,12 +103,18 @@ def test_without_a_wait_of_the_host_results_have_room_for_the_worst_case():
     for _ in range(4):
         ids, probs = routing(rng, (4, 3), 4, 2)
         x = tokens(rng, (4, 3), 8)
-        kept.append((fused_a2a.fused_dispatch_on_device(x, ids, probs, 4, group),
-                     reference.dispatch_forward(x, ids, probs, 4)))
+        kept.append(
+            (
+                fused_a2a.fused_dispatch_on_device(x, ids, probs, 4, group),
+                reference.dispatch_forward(x, ids, probs, 4),
+            )
+        )
     for (*got, handle), (*want, known) in kept:
         assert all(len(a) == 2 * 4 for a in got[0]) and handle.num_rows == [8, 8]
         for one, other in zip(got, want):
-            assert_same([a[:len(b)] for a, b in zip(host(one), other)], other, "the rows that hold tokens")
+            assert_same(
+                [a[: len(b)] for a, b in zip(host(one), other)], other, "the rows that hold tokens"
+            )
         rows = [np.full((8, 16), np.nan, np.float16) for _ in range(2)]
         for a, n in zip(rows, known.num_rows):
             a[:n] = rng.standard_normal((n, 16))
@@ -112,7 +133,9 @@ def test_a_steady_state_takes_no_more_memory():
         (recv_x, *_, handle), _ = dispatched(group, rng)
         fused_a2a.fused_combine(recv_x, group, handle)
         maps = [np.ones((3, 4), bool)] * 2
-        hidden, *_, handle = fused_a2a.hybrid_ep_dispatch(tokens(rng, (3, 3), 8), maps, None, group, 2)
+        hidden, *_, handle = fused_a2a.hybrid_ep_dispatch(
+            tokens(rng, (3, 3), 8), maps, None, group, 2
+        )
         fused_a2a.hybrid_ep_combine(hidden, handle)
 
     used = [fused_a2a.get_buffer(group, 0), buffers.hybrid_ep_buffer(group)]
@@ -126,7 +149,7 @@ def test_a_steady_state_takes_no_more_memory():
 
 def n_spans():
     """Buffers and arrays that the simulator knows of, but for parameter blocks, which are cached by arguments."""
-    gc.collect()                # groups of earlier tests
+    gc.collect()  # groups of earlier tests
     return sum(span.name != "parameters" for span in MEMORY.spans)
 
 
@@ -179,8 +202,14 @@ def test_a_closed_buffer_says_so():
         buffer.expect_open()
 
 
-@pytest.mark.parametrize("function, more", [(fused_a2a.get_buffer, (16,)), (fused_a2a.reset_hybrid_ep_buffer, ()),
-                                            (fused_a2a.init_hybrid_ep_buffer, (8, 1, 1, None, None, False))])
+@pytest.mark.parametrize(
+    "function, more",
+    [
+        (fused_a2a.get_buffer, (16,)),
+        (fused_a2a.reset_hybrid_ep_buffer, ()),
+        (fused_a2a.init_hybrid_ep_buffer, (8, 1, 1, None, None, False)),
+    ],
+)
 def test_a_group_is_a_world(function, more):
     with pytest.raises(EPValueError, match="group is a str; a world of epmoe is needed"):
         function("group", *more)
@@ -210,7 +239,9 @@ def test_the_arena_uses_a_buffer_again_when_its_arrays_are_gone():
     loan = arena.lend("first", {"a": ((100,), np.float32)})
     array, address = loan.array("a"), loan.address("a")
     del loan
-    assert arena.lend("second", {"a": ((100,), np.float32)}).address("a") != address, "an array in use was overwritten"
+    assert arena.lend("second", {"a": ((100,), np.float32)}).address("a") != address, (
+        "an array in use was overwritten"
+    )
     del array
     assert arena.lend("third", {"a": ((90,), np.float32)}).buffer.nbytes == size_class(512)
     assert arena.allocated_bytes == 2 * size_class(512)

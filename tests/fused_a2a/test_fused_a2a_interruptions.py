@@ -5,16 +5,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rows_group import FP16, assert_same, group_of, host, routing, tokens
+
 from epmoe import fused_a2a
 from epmoe.fused_a2a.buffers import buffer_of, hybrid_ep_buffer
 from epmoe_ref.errors import EPStateError
-from rows_group import FP16, assert_same, group_of, host, routing, tokens
 
 sys.path.append(str(Path(__file__).parents[1] / "host"))
 from interruptions import Interruption, at_function_call, places
 
 EXPERTS, HIDDEN, TOP_K = 4, 16, 2
-ON_BOTH = pytest.mark.parametrize("device", ["simulator", pytest.param("gpu", marks=pytest.mark.gpu)])
+ON_BOTH = pytest.mark.parametrize(
+    "device", ["simulator", pytest.param("gpu", marks=pytest.mark.gpu)]
+)
 
 
 def round_of_rows(group, rng, num_tokens, on_device):
@@ -29,7 +32,11 @@ def round_of_rows(group, rng, num_tokens, on_device):
         summed, _ = fused_a2a.FusedCombine.forward(back, rows, group, handle)
         to_rows = fused_a2a.FusedCombine.backward(back, x)[0]
         to_tokens = call.backward(ctx, rows, None, row_probs, None, None)[0]
-        n = [int(sum(one)) for one in zip(*handle.counts)] if handle.counts is not None else [0] * len(x)
+        n = (
+            [int(sum(one)) for one in zip(*handle.counts)]
+            if handle.counts is not None
+            else [0] * len(x)
+        )
         return host([summed, [a[:k] for a, k in zip(host(to_rows), n)], to_tokens])
 
     return make
@@ -45,7 +52,8 @@ def round_of_experts(group, rng, num_tokens, on_device):
     def make():
         ctx, back = fused_a2a.Context(), fused_a2a.Context()
         rows, row_probs, _, _, handle = fused_a2a.HybridEPDispatch.forward(
-            ctx, x, maps, probs, group, EXPERTS // group.n_ranks, num_permuted_tokens=limit)
+            ctx, x, maps, probs, group, EXPERTS // group.n_ranks, num_permuted_tokens=limit
+        )
         summed = fused_a2a.HybridEPCombine.forward(back, rows, handle)
         to_rows = fused_a2a.HybridEPCombine.backward(back, x)[0]
         to_tokens = fused_a2a.HybridEPDispatch.backward(ctx, rows, row_probs, None, None, None)[0]
@@ -55,9 +63,17 @@ def round_of_experts(group, rng, num_tokens, on_device):
 
 
 @ON_BOTH
-@pytest.mark.parametrize("round_of, of_group, on_device", [
-    (round_of_rows, buffer_of, False), (round_of_rows, buffer_of, True), (round_of_experts, hybrid_ep_buffer, False)])
-def test_a_round_that_was_interrupted_anywhere_is_refused_until_reset(round_of, of_group, on_device, device):
+@pytest.mark.parametrize(
+    "round_of, of_group, on_device",
+    [
+        (round_of_rows, buffer_of, False),
+        (round_of_rows, buffer_of, True),
+        (round_of_experts, hybrid_ep_buffer, False),
+    ],
+)
+def test_a_round_that_was_interrupted_anywhere_is_refused_until_reset(
+    round_of, of_group, on_device, device
+):
     def rounds(group):
         rng = np.random.default_rng(5)
         return [round_of(group, rng, num_tokens, on_device) for num_tokens in ((2, 1), (4, 3))]
@@ -71,15 +87,17 @@ def test_a_round_that_was_interrupted_anywhere_is_refused_until_reset(round_of, 
         group = group_of(2, racecheck=False, timeout=2.0)
         few, many = rounds(group)
         if n % 2:
-            few()               # the pool grows from one that there is
+            few()  # the pool grows from one that there is
         with pytest.raises(Interruption), at_function_call(n):
             many()
         try:
             few()
         except EPStateError as error:
-            assert "was ended by Interruption" in str(error) and "reset() of the Buffer" in str(error)
+            assert "was ended by Interruption" in str(error) and "reset() of the Buffer" in str(
+                error
+            )
             refused += 1
         of_group(group).reset()
         for make, want in zip((few, many), wanted):
             assert_same(make(), want, f"after call {n}")
-    assert refused >= 3         # one may be between two calls
+    assert refused >= 3  # one may be between two calls

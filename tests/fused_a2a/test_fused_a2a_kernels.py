@@ -32,7 +32,11 @@ def test_ranks_with_nothing_and_ranks_with_more_than_others(num_tokens):
     ids, probs = routing(rng, num_tokens, 6, 6)
     equal_rows(group_of(3), RowsWorld(tokens(rng, num_tokens, 8), ids, probs, 6), rng)
     maps = [rng.random((n, 6)) < 0.5 for n in num_tokens]
-    equal_hybrid(group_of(3), HybridWorld(tokens(rng, num_tokens, 8), maps, probs, 2, None, 16, False, None), rng)
+    equal_hybrid(
+        group_of(3),
+        HybridWorld(tokens(rng, num_tokens, 8), maps, probs, 2, None, 16, False, None),
+        rng,
+    )
 
 
 def test_more_local_experts_than_lanes_of_a_warp():
@@ -48,14 +52,18 @@ def test_rows_of_several_batches_of_vectors():
     """1200 elements: a batch of 128 vectors and 22 behind it, shared among warps where rows are few."""
     rng = np.random.default_rng(3)
     ids, probs = routing(rng, (1, 2), 4, 2)
-    equal_rows(group_of(2, num_threads=128), RowsWorld(tokens(rng, (1, 2), 1200), ids, probs, 4), rng)
+    equal_rows(
+        group_of(2, num_threads=128), RowsWorld(tokens(rng, (1, 2), 1200), ids, probs, 4), rng
+    )
 
 
 @pytest.mark.parametrize("seed, lamport_rows", [(None, False), (1, False), (1, True)])
 def test_a_token_is_sent_by_several_blocks_where_there_are_few(seed, lamport_rows):
     """1200 elements and what goes with them, by four blocks; with two tokens, by four each; with three, by two."""
     rng = np.random.default_rng(8)
-    group = group_of(2, n_sms=12, num_threads=32, seed=seed, racecheck=True, lamport_rows=lamport_rows)
+    group = group_of(
+        2, n_sms=12, num_threads=32, seed=seed, racecheck=True, lamport_rows=lamport_rows
+    )
     for num_tokens in ((1, 2), (3, 0)):
         ids, probs = routing(rng, num_tokens, 4, 2)
         equal_rows(group, RowsWorld(tokens(rng, num_tokens, 1200), ids, probs, 4), rng)
@@ -65,10 +73,15 @@ def test_a_token_is_sent_by_several_blocks_where_there_are_few(seed, lamport_row
 @pytest.mark.parametrize("budget", [None, 9])
 def test_rows_are_encoded_in_parts(budget):
     """1280 elements: two steps of 512 and half a step, in two parts; ten scales."""
-    rng, group = np.random.default_rng(9), group_of(2, n_sms=3, num_threads=64, seed=2, racecheck=True)
+    rng, group = (
+        np.random.default_rng(9),
+        group_of(2, n_sms=3, num_threads=64, seed=2, racecheck=True),
+    )
     maps = [rng.random((n, 4)) < 0.5 for n in (3, 2)]
     probs = [rng.random(m.shape, np.float32) for m in maps]
-    equal_hybrid(group, HybridWorld(tokens(rng, (3, 2), 1280), maps, probs, 2, budget, 4, True, None), rng)
+    equal_hybrid(
+        group, HybridWorld(tokens(rng, (3, 2), 1280), maps, probs, 2, budget, 4, True, None), rng
+    )
     assert not group.machine.races
 
 
@@ -84,7 +97,10 @@ def test_ids_of_any_integer_type(dtype):
 def test_dispatch_moves_rows_of_any_type(dtype):
     rng = np.random.default_rng(5)
     ids, probs = routing(rng, (4, 3), 4, 2)
-    x = [rng.integers(0, 256, (n, 32 * np.dtype(dtype).itemsize), np.uint8).view(dtype) for n in (4, 3)]
+    x = [
+        rng.integers(0, 256, (n, 32 * np.dtype(dtype).itemsize), np.uint8).view(dtype)
+        for n in (4, 3)
+    ]
     *want, known = reference.dispatch_forward(x, ids, probs, 4)
     group = group_of(2)
     *got, handle = fused_a2a.fused_dispatch(x, ids, probs, 4, group)
@@ -96,8 +112,13 @@ def test_dispatch_moves_rows_of_any_type(dtype):
 def test_blockwise_fp8_travels_as_a_pair(hidden):
     rng = np.random.default_rng(6)
     ids, probs = routing(rng, (6, 3), 4, 2)
-    x = [(rng.integers(0, 127, (n, hidden), np.uint8).view(ml_dtypes.float8_e4m3fn),
-          rng.random((n, hidden // 128), np.float32)) for n in (6, 3)]
+    x = [
+        (
+            rng.integers(0, 127, (n, hidden), np.uint8).view(ml_dtypes.float8_e4m3fn),
+            rng.random((n, hidden // 128), np.float32),
+        )
+        for n in (6, 3)
+    ]
     equal_rows(group_of(2), RowsWorld(x, ids, probs, 4), rng)
 
 

@@ -8,7 +8,8 @@ from against_reference import equal_rows, expect_bad_ids_told
 from rows_group import BF16, FP16, FP32, assert_same, group_of, host, routing, tokens
 
 from epmoe import fused_a2a
-from epmoe.fused_a2a import buffers, rows as rows_calls
+from epmoe.fused_a2a import buffers
+from epmoe.fused_a2a import rows as rows_calls
 from epmoe.kernels.rows.control import LAMPORT_ROWS
 from epmoe_ref import fused_a2a as reference
 from epmoe_ref.strategies import RowsWorld
@@ -23,8 +24,12 @@ def expect_nothing_left(group):
     at = buffer.pool_layout
     assert at.lamport_bytes > 0
     for r in buffer.ranks:
-        words = buffer._pool.buffers[r.rank].read(np.uint32, (2 * at.lamport_bytes // 4,), at.lamport_at)
-        assert (words == ABSENT).all(), f"rank {r.rank}: {np.flatnonzero(words != ABSENT)} of the windows' words"
+        words = buffer._pool.buffers[r.rank].read(
+            np.uint32, (2 * at.lamport_bytes // 4,), at.lamport_at
+        )
+        assert (words == ABSENT).all(), (
+            f"rank {r.rank}: {np.flatnonzero(words != ABSENT)} of the windows' words"
+        )
     assert not group.machine.races
 
 
@@ -32,17 +37,38 @@ def equal_calls(group, rng, num_tokens, hidden, top_k=3, dtype=BF16, dropped=0.2
     """All calls on so many tokens give what the reference does; 2 experts a rank."""
     n_experts = 2 * len(num_tokens)
     ids, probs = routing(rng, num_tokens, n_experts, top_k, dropped)
-    equal_rows(group, RowsWorld(tokens(rng, num_tokens, hidden), ids, probs, n_experts), rng, dtype, of_combine)
+    equal_rows(
+        group,
+        RowsWorld(tokens(rng, num_tokens, hidden), ids, probs, n_experts),
+        rng,
+        dtype,
+        of_combine,
+    )
     expect_nothing_left(group)
 
 
-@pytest.mark.parametrize("seed, n_sms", [
-    (None, 2), pytest.param(1, 4, marks=pytest.mark.nightly), pytest.param(2, 3, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "seed, n_sms",
+    [
+        (None, 2),
+        pytest.param(1, 4, marks=pytest.mark.nightly),
+        pytest.param(2, 3, marks=pytest.mark.nightly),
+    ],
+)
 def test_calls_of_any_width_and_of_any_way_leave_nothing_behind(seed, n_sms):
     """Rows of another width each time, so that other rows lie at the same places; calls of many in between."""
-    group, rng = group_of(3, n_sms=n_sms, num_threads=64, seed=seed, racecheck=True), np.random.default_rng(seed)
-    for num_tokens, hidden, dtype in (((FEW, 1, 0), 24, BF16), ((1, FEW, FEW), 1160, FP32), ((0, 0, 3), 8, FP16),
-                                      ((FEW, FEW + 4, 1), 24, BF16), ((1, 2, 2), 80, BF16), ((FEW, FEW, 3), 40, BF16)):
+    group, rng = (
+        group_of(3, n_sms=n_sms, num_threads=64, seed=seed, racecheck=True),
+        np.random.default_rng(seed),
+    )
+    for num_tokens, hidden, dtype in (
+        ((FEW, 1, 0), 24, BF16),
+        ((1, FEW, FEW), 1160, FP32),
+        ((0, 0, 3), 8, FP16),
+        ((FEW, FEW + 4, 1), 24, BF16),
+        ((1, 2, 2), 80, BF16),
+        ((FEW, FEW, 3), 40, BF16),
+    ):
         equal_calls(group, rng, num_tokens, hidden, dtype=dtype, of_combine=hidden)
 
 
@@ -65,7 +91,10 @@ def test_more_ranks_than_are_added_up_at_once():
 
 def test_no_rank_knows_how_many_tokens_the_others_have():
     """As with one rank a process: without room nothing is stored, all ranks grow and send again."""
-    group, rng = group_of(2, knows_all_ranks=False, seed=4, racecheck=True), np.random.default_rng(4)
+    group, rng = (
+        group_of(2, knows_all_ranks=False, seed=4, racecheck=True),
+        np.random.default_rng(4),
+    )
     for num_tokens in ((3, 0), (1, FEW), (FEW, FEW), (FEW + 5, 1)):
         equal_calls(group, rng, num_tokens, 8)
 
@@ -80,7 +109,7 @@ def words_of_all_kinds(rng, n_rows, n_words):
         elif kind == 1:
             row[rng.random(n_words) < 0.3] = ABSENT
         elif kind == 2:
-            row[:] = ABSENT - np.arange(n_words, dtype=np.uint32)       # and then each candidate in turn
+            row[:] = ABSENT - np.arange(n_words, dtype=np.uint32)  # and then each candidate in turn
         elif n_words:
             row[-1] = ABSENT
     return rows
@@ -125,8 +154,13 @@ def test_sums_over_rows_of_nans(dtype):
 def test_scales_go_with_rows():
     rng, group = np.random.default_rng(8), group_of(2, racecheck=True)
     ids, probs = routing(rng, (FEW, 1), 4, 2)
-    x = [(rng.integers(0, 127, (n, 4480), np.uint8).view(ml_dtypes.float8_e4m3fn),
-          rng.random((n, 35), np.float32)) for n in (FEW, 1)]
+    x = [
+        (
+            rng.integers(0, 127, (n, 4480), np.uint8).view(ml_dtypes.float8_e4m3fn),
+            rng.random((n, 35), np.float32),
+        )
+        for n in (FEW, 1)
+    ]
     equal_rows(group, RowsWorld(x, ids, probs, 4), rng)
     expect_nothing_left(group)
 

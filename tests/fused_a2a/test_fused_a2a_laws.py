@@ -19,7 +19,8 @@ def rows_round(group, x, ids, probs, **flags):
     """All results of one forward and backward of FusedDispatch and FusedCombine, as NumPy."""
     ctx, other = fused_a2a.Context(), fused_a2a.Context()
     recv_x, indices, recv_probs, per_expert, handle = fused_a2a.FusedDispatch.forward(
-        ctx, x, ids, probs, NUM_EXPERTS, group, **flags)
+        ctx, x, ids, probs, NUM_EXPERTS, group, **flags
+    )
     combined, _ = fused_a2a.FusedCombine.forward(other, recv_x, group, handle, **flags)
     back = fused_a2a.FusedCombine.backward(other, combined)[0]
     grads = fused_a2a.FusedDispatch.backward(ctx, back, None, recv_probs, None, None)
@@ -30,7 +31,8 @@ def hybrid_round(group, x, maps, probs, **options):
     """All results of one forward and backward of HybridEPDispatch and HybridEPCombine, as NumPy."""
     ctx, other = fused_a2a.Context(), fused_a2a.Context()
     hidden, row_probs, _, per_expert, handle = fused_a2a.HybridEPDispatch.forward(
-        ctx, x, maps, probs, group, 2, **options)
+        ctx, x, maps, probs, group, 2, **options
+    )
     combined = fused_a2a.HybridEPCombine.forward(other, hidden, handle)
     back = fused_a2a.HybridEPCombine.backward(other, combined)[0]
     grads = fused_a2a.HybridEPDispatch.backward(ctx, back, row_probs, None, None, None)
@@ -53,7 +55,9 @@ def test_combine_of_expert_rows_multiplies_by_the_number_of_experts(rng):
     x = integers(rng, NUM_TOKENS, HIDDEN)
     results = hybrid_round(group_of(3), x, maps, probs, pad_multiple=4)
     for out, own, routed, got, given in zip(results[3], x, maps, results[6], probs):
-        assert_same(out, (own.astype(FP32) * routed.sum(axis=1, keepdims=True)).astype(BF16), "combined")
+        assert_same(
+            out, (own.astype(FP32) * routed.sum(axis=1, keepdims=True)).astype(BF16), "combined"
+        )
         assert_same(got, np.where(routed, given, FP32.type(0)), "probs there and back")
 
 
@@ -63,12 +67,18 @@ def test_backward_is_the_adjoint_of_forward(rng):
     probs = [np.where(a < 0, 0, b).astype(FP32) for a, b in zip(ids, probs)]
     ctx, other = fused_a2a.Context(), fused_a2a.Context()
     group = group_of(3)
-    recv_x, indices, recv_probs, _, handle = fused_a2a.FusedDispatch.forward(ctx, x, ids, probs, NUM_EXPERTS, group)
+    recv_x, indices, recv_probs, _, handle = fused_a2a.FusedDispatch.forward(
+        ctx, x, ids, probs, NUM_EXPERTS, group
+    )
     g = integers(rng, [len(a) for a in host(recv_x)], HIDDEN)
-    masked = [np.where(host(a) >= 0, b, 0).astype(FP32)
-              for a, b in zip(indices, integers(rng, [len(a) for a in g], TOP_K, FP32))]
+    masked = [
+        np.where(host(a) >= 0, b, 0).astype(FP32)
+        for a, b in zip(indices, integers(rng, [len(a) for a in g], TOP_K, FP32))
+    ]
     grads = fused_a2a.FusedDispatch.backward(ctx, g, None, masked, None, None)
-    assert inner(recv_x, g) == inner(x, grads[0]) and inner(recv_probs, masked) == inner(probs, grads[2])
+    assert inner(recv_x, g) == inner(x, grads[0]) and inner(recv_probs, masked) == inner(
+        probs, grads[2]
+    )
     combined, _ = fused_a2a.FusedCombine.forward(other, g, group, handle)
     assert inner(combined, x) == inner(g, fused_a2a.FusedCombine.backward(other, x)[0])
 
@@ -76,11 +86,15 @@ def test_backward_is_the_adjoint_of_forward(rng):
 def test_backward_of_expert_rows_is_the_adjoint_of_forward(rng):
     maps = [rng.random((n, NUM_EXPERTS)) < 0.5 for n in NUM_TOKENS]
     x = integers(rng, NUM_TOKENS, HIDDEN)
-    probs = [np.where(m, p, 0).astype(FP32) for m, p in zip(maps, integers(rng, NUM_TOKENS, NUM_EXPERTS, FP32))]
+    probs = [
+        np.where(m, p, 0).astype(FP32)
+        for m, p in zip(maps, integers(rng, NUM_TOKENS, NUM_EXPERTS, FP32))
+    ]
     ctx, other = fused_a2a.Context(), fused_a2a.Context()
     # a budget that is too small: dropped rows take no part in either direction
     hidden, row_probs, _, per_expert, handle = fused_a2a.HybridEPDispatch.forward(
-        ctx, x, maps, probs, group_of(3), 2, num_permuted_tokens=7, pad_multiple=2)
+        ctx, x, maps, probs, group_of(3), 2, num_permuted_tokens=7, pad_multiple=2
+    )
     assert [int(host(a)[0]) for a in handle.overflow].count(1) >= 1
     assert [int(host(n).sum()) for n in per_expert] <= [7] * 3
     g, gp = integers(rng, [7] * 3, HIDDEN), [a[:, 0] for a in integers(rng, [7] * 3, 1, FP32)]
@@ -98,7 +112,12 @@ def expected():
     maps = [rng.random((n, NUM_EXPERTS)) < 0.5 for n in NUM_TOKENS]
     x, dense = tokens(rng, NUM_TOKENS, HIDDEN), [rng.random(m.shape, np.float32) for m in maps]
     group = group_of(3)
-    return (x, ids, probs), rows_round(group, x, ids, probs), (x, maps, dense), hybrid_round(group, x, maps, dense)
+    return (
+        (x, ids, probs),
+        rows_round(group, x, ids, probs),
+        (x, maps, dense),
+        hybrid_round(group, x, maps, dense),
+    )
 
 
 @pytest.mark.parametrize("sms, threads, seed", [(2, 64, None), (3, 32, 3), (5, 96, 4)])
@@ -114,8 +133,11 @@ def test_no_bit_depends_on_sms_threads_or_the_schedule(expected, sms, threads, s
     assert_same(hybrid_round(group, *hybrid, **sms), hybrid_results, "rows by expert")
 
 
-@pytest.mark.parametrize("flags", [
-    dict(async_finish=True), dict(async_finish=True, allocate_on_comm_stream=True)], ids=str)
+@pytest.mark.parametrize(
+    "flags",
+    [dict(async_finish=True), dict(async_finish=True, allocate_on_comm_stream=True)],
+    ids=str,
+)
 def test_no_bit_depends_on_async_flags(expected, flags):
     assert_same(rows_round(group_of(3), *expected[0], **flags), expected[1], "rows")
 
@@ -127,4 +149,8 @@ def test_no_bit_depends_on_what_a_rank_knows_of_the_others(expected):
     assert_same(rows_round(group, *rows), rows_results, "rows")
     assert_same(hybrid_round(group, *hybrid), hybrid_results, "rows by expert")
     group = group_of(3, knows_all_ranks=False)
-    assert_same(hybrid_round(group, *hybrid, num_permuted_tokens=20)[3], hybrid_results[3], "combined, P given")
+    assert_same(
+        hybrid_round(group, *hybrid, num_permuted_tokens=20)[3],
+        hybrid_results[3],
+        "combined, P given",
+    )

@@ -27,12 +27,23 @@ def equal_on(n_ranks, *arguments, limit):
     program = [sys.executable, "-m", "mpi4py", str(HERE / "rows_program.py"), *map(str, arguments)]
     command = [mpirun, "-n", str(n_ranks), *program]
     env = trial_environment() | {"PYTHONPATH": f"{HERE.parents[1]}{os.pathsep}{HERE}"}
-    done = subprocess.run(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=limit)
-    assert done.returncode == 0 and done.stdout.count(f"of {n_ranks}: equal") == n_ranks, done.stdout
+    done = subprocess.run(
+        command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=limit
+    )
+    assert done.returncode == 0 and done.stdout.count(f"of {n_ranks}: equal") == n_ranks, (
+        done.stdout
+    )
 
 
-@pytest.mark.parametrize("n_ranks, world", [
-    (1, "MPIWorld"), pytest.param(3, "MPIWorld", marks=pytest.mark.nightly), (2, "MPIWorld"), (2, "ShmemWorld")])
+@pytest.mark.parametrize(
+    "n_ranks, world",
+    [
+        (1, "MPIWorld"),
+        pytest.param(3, "MPIWorld", marks=pytest.mark.nightly),
+        (2, "MPIWorld"),
+        (2, "ShmemWorld"),
+    ],
+)
 def test_every_rank_has_the_references_results(n_ranks, world):
     equal_on(n_ranks, 5, 32, 2, 2 if n_ranks > 2 else 1, world, limit=60)
 
@@ -48,12 +59,16 @@ def test_every_rank_has_the_references_results_on_the_gpus(ranks_a_gpu):
     from epmoe.worlds.ipc_memory import gpu_count
 
     n_ranks = max(2, min(ranks_a_gpu * gpu_count(), 8))
-    equal_on(n_ranks, 4096 if gpu_count() > 1 else 40, 7168, 256 // n_ranks, 10 // ranks_a_gpu, limit=280)
+    equal_on(
+        n_ranks, 4096 if gpu_count() > 1 else 40, 7168, 256 // n_ranks, 10 // ranks_a_gpu, limit=280
+    )
 
 
 @pytest.mark.gpu
 @pytest.mark.timeout(200)
-@pytest.mark.skipif(find_spec("nvshmem") is None, reason="a ShmemWorld on GPUs needs nvshmem4py: not installed")
+@pytest.mark.skipif(
+    find_spec("nvshmem") is None, reason="a ShmemWorld on GPUs needs nvshmem4py: not installed"
+)
 def test_every_rank_has_the_references_results_in_nvshmems_memory():
     from epmoe.worlds.ipc_memory import gpu_count
 
@@ -70,15 +85,30 @@ def test_a_cut_handle_gives_one_ranks_part_of_rows(world, seed):
     rng, hidden = np.random.default_rng(seed), 16
     *whole, known = reference.dispatch_forward(**vars(world))
     for rank in range(len(world.x)):
-        part, same = rows_received(world.x, world.token_indices, world.token_probs, world.num_experts, rank)
+        part, same = rows_received(
+            world.x, world.token_indices, world.token_probs, world.num_experts, rank
+        )
         assert_same(part, [of_all[rank] for of_all in whole], "dispatch")
         here, mine = receiving(same, rank), returning(same, rank)
-        rows, grad = order_tells(rng, known.num_rows, hidden), order_tells(rng, known.num_tokens, hidden)
+        rows, grad = (
+            order_tells(rng, known.num_rows, hidden),
+            order_tells(rng, known.num_tokens, hidden),
+        )
         probs = [rng.random(a.shape, np.float32) for a in whole[2]]
-        assert_same(reference.combine_forward(rows, mine)[0], reference.combine_forward(rows, known)[rank], "combine")
-        assert_same(reference.combine_backward(here, grad)[0], reference.combine_backward(known, grad)[rank], "rows")
-        for one, of_all in zip(reference.dispatch_backward(mine, rows, probs),
-                               reference.dispatch_backward(known, rows, probs)):
+        assert_same(
+            reference.combine_forward(rows, mine)[0],
+            reference.combine_forward(rows, known)[rank],
+            "combine",
+        )
+        assert_same(
+            reference.combine_backward(here, grad)[0],
+            reference.combine_backward(known, grad)[rank],
+            "rows",
+        )
+        for one, of_all in zip(
+            reference.dispatch_backward(mine, rows, probs),
+            reference.dispatch_backward(known, rows, probs),
+        ):
             assert_same(one[0], of_all[rank], "gradients")
 
 
@@ -86,20 +116,34 @@ def test_a_cut_handle_gives_one_ranks_part_of_rows(world, seed):
 @given(strategies.hybrid_worlds(), strategies.seeds())
 def test_a_cut_handle_gives_one_ranks_part_of_rows_by_expert(world, seed):
     rng, hidden = np.random.default_rng(seed), 16
-    options = {name: value for name, value in vars(world).items() if name in (
-        "num_permuted_tokens", "pad_multiple", "p2p_world_size")}
+    options = {
+        name: value
+        for name, value in vars(world).items()
+        if name in ("num_permuted_tokens", "pad_multiple", "p2p_world_size")
+    }
     data = world.x, world.routing_map, world.probs, world.num_local_experts
     *whole, known = reference.hybrid_dispatch_forward(*data, **options)
     for rank in range(len(world.x)):
         part, same = hybrid_received(*data, rank, **options)
         assert_same(part, [of_all[rank] for of_all in whole], "dispatch")
         here, mine = receiving(same, rank), returning(same, rank)
-        rows, grad = order_tells(rng, known.num_rows, hidden), order_tells(rng, known.num_tokens, hidden)
+        rows, grad = (
+            order_tells(rng, known.num_rows, hidden),
+            order_tells(rng, known.num_tokens, hidden),
+        )
         probs = [rng.random(n, np.float32) for n in known.num_rows]
-        assert_same(reference.hybrid_combine_forward(rows, mine)[0],
-                    reference.hybrid_combine_forward(rows, known)[rank], "combine")
-        assert_same(reference.hybrid_combine_backward(here, grad)[0],
-                    reference.hybrid_combine_backward(known, grad)[rank], "rows")
-        for one, of_all in zip(reference.hybrid_dispatch_backward(mine, rows, probs),
-                               reference.hybrid_dispatch_backward(known, rows, probs)):
+        assert_same(
+            reference.hybrid_combine_forward(rows, mine)[0],
+            reference.hybrid_combine_forward(rows, known)[rank],
+            "combine",
+        )
+        assert_same(
+            reference.hybrid_combine_backward(here, grad)[0],
+            reference.hybrid_combine_backward(known, grad)[rank],
+            "rows",
+        )
+        for one, of_all in zip(
+            reference.hybrid_dispatch_backward(mine, rows, probs),
+            reference.hybrid_dispatch_backward(known, rows, probs),
+        ):
             assert_same(one[0], of_all[rank], "gradients")

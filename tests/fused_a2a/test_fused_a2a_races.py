@@ -44,7 +44,13 @@ def test_a_rank_that_does_not_come_is_named_and_reset_helps(monkeypatch):
             fused_a2a.fused_combine(tokens(rng, handle.num_rows, 8), group, handle)
         buffer = fused_a2a.get_buffer(group, 0)
         buffer.reset()
-        expect_named("combine of rows", fused_a2a.fused_combine, tokens(rng, handle.num_rows, 8), group, handle)
+        expect_named(
+            "combine of rows",
+            fused_a2a.fused_combine,
+            tokens(rng, handle.num_rows, 8),
+            group,
+            handle,
+        )
         buffer.reset()
     equal_rows(group, world, rng)
 
@@ -59,6 +65,8 @@ def test_ids_that_only_the_device_sees_are_treated_as_none_and_told(monkeypatch)
     bad[0][1, 2], clean[0][1, 2] = bad[0][1, 0], -1
     monkeypatch.setattr("epmoe.fused_a2a.arguments._check_ids", lambda rank, ids, num_experts: None)
     x = tokens(rng, (4, 3), 8)
-    with pytest.raises(ValueError, match=r"rank 0: token_indices\[1, 2\] .*0 ids outside .* 1 repeated"):
+    with pytest.raises(
+        ValueError, match=r"rank 0: token_indices\[1, 2\] .*0 ids outside .* 1 repeated"
+    ):
         fused_a2a.fused_dispatch(x, bad, probs, 4, group)
     equal_rows(group, RowsWorld(x, clean, probs, 4), rng)

@@ -14,9 +14,13 @@ from epmoe.doctor import find_mpirun
 from epmoe.worlds.launcher import trial_environment
 
 HERE = Path(__file__).parent
-SAID = {"hidden": "hidden is 16 on rank 0, 4096 on rank 1", "dtype": "dtype is 'bfloat16' on rank 0, 'float32' on rank 1",
-        "num_experts": "num_experts is 4 on rank 0, 400 on rank 1", "top_k": "top_k is 1 on rank 0, 2 on rank 1",
-        "experts_of_a_rank": "num_local_experts is 2 on rank 0, 90 on rank 1"}
+SAID = {
+    "hidden": "hidden is 16 on rank 0, 4096 on rank 1",
+    "dtype": "dtype is 'bfloat16' on rank 0, 'float32' on rank 1",
+    "num_experts": "num_experts is 4 on rank 0, 400 on rank 1",
+    "top_k": "top_k is 1 on rank 0, 2 on rank 1",
+    "experts_of_a_rank": "num_local_experts is 2 on rank 0, 90 on rank 1",
+}
 
 
 def told(what, kind):
@@ -24,13 +28,27 @@ def told(what, kind):
     program = [str(HERE / "disagreeing_program.py"), what, kind]
     env = trial_environment() | {"PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE)])}
     if kind == "mpi":
-        return subprocess.run([find_mpirun(), "-n", "2", sys.executable, "-m", "mpi4py", *program], env=env, text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60).stdout
+        return subprocess.run(
+            [find_mpirun(), "-n", "2", sys.executable, "-m", "mpi4py", *program],
+            env=env,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=60,
+        ).stdout
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         env |= dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(one.getsockname()[1]), WORLD_SIZE="2")
-    ranks = [subprocess.Popen([sys.executable, *program], env=env | {"RANK": str(rank)}, text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for rank in (0, 1)]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, *program],
+            env=env | {"RANK": str(rank)},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        for rank in (0, 1)
+    ]
     try:
         return "".join(rank.communicate(timeout=60)[0] for rank in ranks)
     finally:
@@ -38,12 +56,24 @@ def told(what, kind):
             rank.kill()
 
 
-@pytest.mark.parametrize("what, kind", [("hidden", "mpi"), ("num_experts", "mpi"), ("experts_of_a_rank", "mpi"),
-                                        pytest.param("dtype", "torch", marks=pytest.mark.skipif(
-                                            not find_spec("torch"), reason="torch is not installed"))])
+@pytest.mark.parametrize(
+    "what, kind",
+    [
+        ("hidden", "mpi"),
+        ("num_experts", "mpi"),
+        ("experts_of_a_rank", "mpi"),
+        pytest.param(
+            "dtype",
+            "torch",
+            marks=pytest.mark.skipif(not find_spec("torch"), reason="torch is not installed"),
+        ),
+    ],
+)
 def test_every_rank_says_which_rank_has_what_and_goes_on(what, kind):
     printed = told(what, kind)
     for rank in (0, 1):
-        assert re.search(rf"rank {rank} was told: what the ranks gave to \w+ differs between ranks:.*{SAID[what]}",
-                         printed), printed
+        assert re.search(
+            rf"rank {rank} was told: what the ranks gave to \w+ differs between ranks:.*{SAID[what]}",
+            printed,
+        ), printed
         assert f"rank {rank} went on: {16 * 3 * 1.0} {6 if rank == 0 else 0}" in printed, printed

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, Phase, seed, settings
 
 SAMPLE = 8
 WORLDS = int(os.environ.get("EPMOE_FUZZ", SAMPLE))
-FEWEST, A_BATCH = 4, 12     # batches, and worlds of one where there are more batches
+FEWEST, A_BATCH = 4, 12  # batches, and worlds of one where there are more batches
 PHASES = (Phase.generate, Phase.shrink) if "EPMOE_FUZZ" in os.environ else (Phase.generate,)
 
 
@@ -17,9 +17,19 @@ def batches(share):
 
 def law(batch, share):
     """Decorator: a property to be checked in this batch's part of a share of all worlds; the same ones in every run."""
-    most = 1 + max(1, int(WORLDS * share) // len(batches(share)))       # the first one is always the smallest there is
+    most = 1 + max(
+        1, int(WORLDS * share) // len(batches(share))
+    )  # the first one is always the smallest there is
 
     def decorate(check):
-        return seed(batch)(settings(max_examples=most, deadline=None, database=None, phases=PHASES,
-                                    suppress_health_check=list(HealthCheck))(check))
+        return seed(batch)(
+            settings(
+                max_examples=most,
+                deadline=None,
+                database=None,
+                phases=PHASES,
+                suppress_health_check=list(HealthCheck),
+            )(check)
+        )
+
     return decorate

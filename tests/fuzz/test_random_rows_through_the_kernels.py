@@ -10,39 +10,54 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from epmoe_ref import strategies
 from hypothesis import given
 from hypothesis import strategies as st
 from nightly import batches, law
+
+from epmoe_ref import strategies
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fused_a2a"))
 from against_reference import equal_hybrid, equal_rows
 from rows_group import BF16, FP16, FP32, group_of
 
-GRIDS = st.sampled_from(((2, 32), (3, 64), (6, 32)))        # blocks and threads of a rank
+GRIDS = st.sampled_from(((2, 32), (3, 64), (6, 32)))  # blocks and threads of a rank
 RACECHECK = st.sampled_from((True, None, None))
-SHARE = 0.06            # of all worlds, for each of the two
-FEW = 2                 # tokens that go another way than many
+SHARE = 0.06  # of all worlds, for each of the two
+FEW = 2  # tokens that go another way than many
 
 
 def few(world):
     """The same world with the first tokens of each rank alone."""
-    return replace(world, **{name: [a[:FEW] for a in getattr(world, name)]
-                             for name in ("x", "token_indices", "token_probs")})
+    return replace(
+        world,
+        **{
+            name: [a[:FEW] for a in getattr(world, name)]
+            for name in ("x", "token_indices", "token_probs")
+        },
+    )
 
 
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("batch", batches(SHARE))
 def test_rows_are_the_references(batch):
     @law(batch, SHARE)
-    @given(strategies.rows_worlds(max_ranks=3), st.permutations((few, replace)), st.sampled_from((BF16, FP16, FP32)),
-           GRIDS, strategies.seeds(), RACECHECK)
+    @given(
+        strategies.rows_worlds(max_ranks=3),
+        st.permutations((few, replace)),
+        st.sampled_from((BF16, FP16, FP32)),
+        GRIDS,
+        strategies.seeds(),
+        RACECHECK,
+    )
     def rows_agree(world, calls, dtype, grid, schedule, racecheck):
-        group = group_of(len(world.x), n_sms=grid[0], num_threads=grid[1], seed=schedule, racecheck=racecheck)
+        group = group_of(
+            len(world.x), n_sms=grid[0], num_threads=grid[1], seed=schedule, racecheck=racecheck
+        )
         rng = np.random.default_rng(schedule)
         with np.errstate(all="ignore"):
             for of_call in calls:
                 equal_rows(group, of_call(world), rng, dtype)
+
     rows_agree()
 
 
@@ -50,10 +65,19 @@ def test_rows_are_the_references(batch):
 @pytest.mark.parametrize("batch", batches(SHARE))
 def test_rows_by_expert_are_the_references(batch):
     @law(batch, SHARE)
-    @given(strategies.hybrid_worlds(max_ranks=3), st.sampled_from((BF16, FP16)), GRIDS, strategies.seeds(), RACECHECK)
+    @given(
+        strategies.hybrid_worlds(max_ranks=3),
+        st.sampled_from((BF16, FP16)),
+        GRIDS,
+        strategies.seeds(),
+        RACECHECK,
+    )
     def rows_agree(world, dtype, grid, schedule, racecheck):
-        group = group_of(len(world.x), n_sms=grid[0], num_threads=grid[1], seed=schedule, racecheck=racecheck)
+        group = group_of(
+            len(world.x), n_sms=grid[0], num_threads=grid[1], seed=schedule, racecheck=racecheck
+        )
         rng = np.random.default_rng(schedule)
         with np.errstate(all="ignore"):
             equal_hybrid(group, world, rng, dtype)
+
     rows_agree()

@@ -8,9 +8,13 @@ sample, a nightly run, and shrinks what fails to a small world, which takes minu
 from contextlib import nullcontext
 from unittest.mock import patch
 
-import epmoe_ref
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nightly import batches, law
+
+import epmoe_ref
 from epmoe import ExpertParallel, LaunchConfig, LocalWorld
 from epmoe.check import compare_combined_world, compare_dispatched_world
 from epmoe.host.arrays import to_numpy
@@ -19,11 +23,8 @@ from epmoe.routing import Routed
 from epmoe.verify.checked_rounds import WEIGHTS, Case, rounds_of
 from epmoe_ref import strategies
 from epmoe_ref.errors import EPValueError
-from hypothesis import given
-from hypothesis import strategies as st
-from nightly import batches, law
 
-ROUNDS, GARBAGE = 0.68, 0.2         # shares of all worlds
+ROUNDS, GARBAGE = 0.68, 0.2  # shares of all worlds
 GRIDS = (None, LaunchConfig(2, 32), LaunchConfig(5, 32), LaunchConfig(2, 96), LaunchConfig(4, 64))
 
 
@@ -36,8 +37,14 @@ def cases(draw):
     """(case, routed batches of its rounds)."""
     first = draw(strategies.worlds())
     weights = draw(st.sampled_from(WEIGHTS[:2] if first.cfg.fused_shared_expert else WEIGHTS))
-    case = Case(first.cfg, weights, weights != "none" and draw(st.booleans()), draw(st.booleans()), intermediate=8,
-                kernels=draw(st.sampled_from(("plain", "fast"))))
+    case = Case(
+        first.cfg,
+        weights,
+        weights != "none" and draw(st.booleans()),
+        draw(st.booleans()),
+        intermediate=8,
+        kernels=draw(st.sampled_from(("plain", "fast"))),
+    )
     return case, [routed(first), routed(draw(strategies.worlds(first.cfg)))]
 
 
@@ -45,13 +52,19 @@ def cases(draw):
 @pytest.mark.parametrize("batch", batches(ROUNDS))
 def test_two_rounds_are_the_references(batch):
     @law(batch, ROUNDS)
-    @given(cases(), st.sampled_from(GRIDS), strategies.seeds(), st.sampled_from((True, None, None, None)))
+    @given(
+        cases(),
+        st.sampled_from(GRIDS),
+        strategies.seeds(),
+        st.sampled_from((True, None, None, None)),
+    )
     def rounds_agree(given, launch, schedule, racecheck):
         case, batches = given
         world = LocalWorld(case.cfg.n_ranks, seed=schedule, racecheck=racecheck)
         with np.errstate(all="ignore"):
             for done in rounds_of(case, world, batches, launch=launch):
                 assert not done.differences, f"{case}, round {done.number}: {done.differences[0]}"
+
     rounds_agree()
 
 
@@ -59,8 +72,11 @@ def test_two_rounds_are_the_references(batch):
 @pytest.mark.parametrize("batch", batches(GARBAGE))
 def test_garbage_ids_are_refused_and_leave_no_trace(batch):
     """In host memory they are refused; from device memory kernels take them for -1, and the host is told."""
+
     @law(batch, GARBAGE)
-    @given(strategies.worlds(garbage=True), st.data(), strategies.seeds(), st.booleans(), st.booleans())
+    @given(
+        strategies.worlds(garbage=True), st.data(), strategies.seeds(), st.booleans(), st.booleans()
+    )
     def refused(garbage, data, schedule, fused, on_device):
         cfg, x = garbage.cfg, garbage.input_tokens
         bad = [ids for ids in garbage.topk_ids if not are_good(ids, cfg.n_experts)]
@@ -78,8 +94,12 @@ def test_garbage_ids_are_refused_and_leave_no_trace(batch):
             elif bad:
                 with refusal:
                     ep.dispatch(x, garbage.topk_ids)
-            agree(cfg, ep.dispatch(good.input_tokens, good.topk_ids),
-                  epmoe_ref.dispatch(cfg, good.input_tokens, good.topk_ids))
+            agree(
+                cfg,
+                ep.dispatch(good.input_tokens, good.topk_ids),
+                epmoe_ref.dispatch(cfg, good.input_tokens, good.topk_ids),
+            )
+
     refused()
 
 
@@ -90,22 +110,31 @@ def agree(cfg, dispatched, want):
 def agree_on_all(ep, garbage, dispatched):
     """Dispatch, and combine of ones with weights of one, are those of the ids that kernels take these for."""
     cfg, ids = ep.cfg, [cleaned(ids, ep.cfg.n_experts) for ids in garbage.topk_ids]
-    want, ones = epmoe_ref.dispatch(cfg, garbage.input_tokens, ids), [np.ones(i.shape, np.float32) for i in ids]
+    want, ones = (
+        epmoe_ref.dispatch(cfg, garbage.input_tokens, ids),
+        [np.ones(i.shape, np.float32) for i in ids],
+    )
     agree(cfg, dispatched, want)
-    y = [np.ones((len(d.output_tokens), cfg.hidden), COMBINE_DTYPE[cfg.combine_dtype]) for d in want]
+    y = [
+        np.ones((len(d.output_tokens), cfg.hidden), COMBINE_DTYPE[cfg.combine_dtype]) for d in want
+    ]
     got = [to_numpy(out) for out in ep.combine(y, dispatched, ones)]
-    assert not compare_combined_world(cfg, got, epmoe_ref.combine(cfg, y, want, router_weights=ones))
+    assert not compare_combined_world(
+        cfg, got, epmoe_ref.combine(cfg, y, want, router_weights=ones)
+    )
 
 
 def cleaned(ids, n_experts):
     """As kernels take them: -1 for what is no expert, and for one that an earlier slot of the token holds."""
     ids = np.where((ids < 0) | (ids >= n_experts), -1, ids)
     for slot in range(1, ids.shape[1]):
-        ids[(ids[:, :slot] == ids[:, slot:slot + 1]).any(axis=1), slot] = -1
+        ids[(ids[:, :slot] == ids[:, slot : slot + 1]).any(axis=1), slot] = -1
     return ids
 
 
 def are_good(ids, n_experts):
     """Whether kernels may be given them: experts or -1, no expert twice in a token."""
     taken = [[e for e in token if e >= 0] for token in ids.tolist()]
-    return ((ids >= -1) & (ids < n_experts)).all() and all(len(set(own)) == len(own) for own in taken)
+    return ((ids >= -1) & (ids < n_experts)).all() and all(
+        len(set(own)) == len(own) for own in taken
+    )

@@ -42,20 +42,29 @@ def check_rounds_are_captured_whole():
     with at_hand() as (ep, driver, (x, ids, weights)):
         d = ep.dispatch(x, ids)
         driver.capture = 5
-        fails(EPStateError, "was launched and not captured", ep.combine, d.output_tokens, d, weights)
+        fails(
+            EPStateError, "was launched and not captured", ep.combine, d.output_tokens, d, weights
+        )
         fails(EPStateError, "before the capture begins", ep.dispatch, x, ids)
         driver.capture = 0
         ep.combine(d.output_tokens, d, weights)
         driver.capture = 6
         d = ep.dispatch(x, ids)
         fails(EPStateError, "nothing has run yet", lambda: d.n_rows)
-        fails(EPValueError, "host memory", ep.combine, d.output_tokens, d, np.zeros((4, 8), np.float32))
+        fails(
+            EPValueError,
+            "host memory",
+            ep.combine,
+            d.output_tokens,
+            d,
+            np.zeros((4, 8), np.float32),
+        )
         driver.capture = 0
         fails(EPStateError, "capture its combine too", ep.combine, d.output_tokens, d, weights)
-        driver.capture = 7                                  # a graph for dispatch, another for combine
+        driver.capture = 7  # a graph for dispatch, another for combine
         ep.combine(d.output_tokens, d, weights)
         ep.dispatch(x, ids)
-        driver.capture = 0                                  # that capture was given up
+        driver.capture = 0  # that capture was given up
         a_round(ep, x, ids, weights)
 
 

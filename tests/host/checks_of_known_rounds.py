@@ -10,7 +10,16 @@ from counted_driver import FakeDtype, FakeTensor, bfloat16, counted_machine, flo
 from counted_rounds import a_round, fails, since, words_at
 from host_cost import STREAM, at_hand, python_calls, tensors
 
-from epmoe import DeviceArray, Dispatched, EPConfig, EPStateError, EPValueError, ExpertParallel, LocalWorld, device
+from epmoe import (
+    DeviceArray,
+    Dispatched,
+    EPConfig,
+    EPStateError,
+    EPValueError,
+    ExpertParallel,
+    LocalWorld,
+    device,
+)
 from epmoe.host.dispatched import ARRAYS
 
 uint32 = FakeDtype("uint32")
@@ -19,7 +28,7 @@ MOST_PYTHON_CALLS, OF_LAYERS = {"dispatch": 4, "combine": 3}, {"dispatch": 5, "c
 
 
 def check_a_steady_round_is_short():
-    for layers in (1, 4):       # of which each looks up what the one has at hand
+    for layers in (1, 4):  # of which each looks up what the one has at hand
         with at_hand(does_nothing=True) as (ep, driver, _):
             given = [tensors(0x10000 * (1 + i)) for i in range(layers)]
             for x, ids, weights in 6 * given:
@@ -29,7 +38,11 @@ def check_a_steady_round_is_short():
                 y = d.output_tokens
                 n_combine, _, out = python_calls(ep.combine, y, d, weights)
                 for name, n in ("dispatch", n_dispatch), ("combine", n_combine):
-                    assert n <= MOST_PYTHON_CALLS[name] + OF_LAYERS[name] * (layers > 1), (name, layers, n)
+                    assert n <= MOST_PYTHON_CALLS[name] + OF_LAYERS[name] * (layers > 1), (
+                        name,
+                        layers,
+                        n,
+                    )
                 del d, y, out
 
 
@@ -39,8 +52,15 @@ def check_a_steady_round_launches_only():
             a_round(ep, x, ids, weights)
         driver.native_calls.clear()
         launched, calls = since(driver, lambda: a_round(ep, x, ids, weights))
-        assert [name for name, *_ in launched] == ["dispatch", "combine"] and calls == [], (launched, calls)
-        assert driver.native_calls == 2 * ["cuStreamIsCapturing", "cuCtxGetCurrent", "cuLaunchKernel"]
+        assert [name for name, *_ in launched] == ["dispatch", "combine"] and calls == [], (
+            launched,
+            calls,
+        )
+        assert driver.native_calls == 2 * [
+            "cuStreamIsCapturing",
+            "cuCtxGetCurrent",
+            "cuLaunchKernel",
+        ]
 
 
 def check_launches_with_attributes_start_again():
@@ -54,19 +74,30 @@ def check_launches_with_attributes_start_again():
     own = int(stream.handle)
     assert machine.again(launches)(0) == 0
     assert driver.native_calls[-2:] == ["cuLaunchKernelEx", "cuLaunchKernel"]
-    assert [launch[1:] for launch in driver.launches] == [(1, 64, own, 1, 2, 3), (2, 32, STREAM, 4, 5, 6)]
+    assert [launch[1:] for launch in driver.launches] == [
+        (1, 64, own, 1, 2, 3),
+        (2, 32, STREAM, 4, 5, 6),
+    ]
 
 
 def check_the_fast_way_launches_what_the_general_way_launches():
-    for ids_dtype, names in ((int32, ["dispatch", "combine"]), (int64, ["narrow_ids", "dispatch", "combine"])):
+    for ids_dtype, names in (
+        (int32, ["dispatch", "combine"]),
+        (int64, ["narrow_ids", "dispatch", "combine"]),
+    ):
         seen = []
         for fast in (True, False):
             with at_hand() as (ep, driver, _):
                 x, ids, weights = tensors(ids_dtype=ids_dtype)
                 ep._steady.applies = fast
                 rounds = [since(driver, lambda: a_round(ep, x, ids, weights)) for _ in range(4)]
-                relative = [[(name, grid, block, stream, n, rank, words_at(ep, driver, params))
-                             for name, grid, block, stream, params, n, rank in launched] for launched, _ in rounds]
+                relative = [
+                    [
+                        (name, grid, block, stream, n, rank, words_at(ep, driver, params))
+                        for name, grid, block, stream, params, n, rank in launched
+                    ]
+                    for launched, _ in rounds
+                ]
                 assert [name for name, *_ in relative[-1]] == names
                 assert all(stream == STREAM for _, _, _, stream, *_ in relative[-1])
                 assert not rounds[-1][1], rounds[-1][1]
@@ -76,10 +107,19 @@ def check_the_fast_way_launches_what_the_general_way_launches():
 
 def check_rounds_written_into_the_callers_arrays_are_known_too():
     """out= of both calls: known launches only, with the words of the general way, also for arrays that are new."""
+
     def round_at(ep, at, x, ids, weights):
-        written = [("output_tokens", (ep.capacity, 64), bfloat16), ("row_offsets", (9,), uint32),
-                   ("expert_ids", (8,), int32), ("src_info", (ep.capacity, 2), int32), ("recv_count", (8, 2), int32)]
-        arrays = {name: FakeTensor(at + 0x10000 * i, shape, dtype) for i, (name, shape, dtype) in enumerate(written)}
+        written = [
+            ("output_tokens", (ep.capacity, 64), bfloat16),
+            ("row_offsets", (9,), uint32),
+            ("expert_ids", (8,), int32),
+            ("src_info", (ep.capacity, 2), int32),
+            ("recv_count", (8, 2), int32),
+        ]
+        arrays = {
+            name: FakeTensor(at + 0x10000 * i, shape, dtype)
+            for i, (name, shape, dtype) in enumerate(written)
+        }
         combined = FakeTensor(at + 0x80000, (4, 64), bfloat16)
         d = ep.dispatch(x, ids, out=Dispatched(**dict.fromkeys(ARRAYS) | arrays, num_tokens=0))
         assert d.src_info is arrays["src_info"] and d.output_tokens is arrays["output_tokens"]
@@ -94,17 +134,22 @@ def check_rounds_written_into_the_callers_arrays_are_known_too():
             for at in places:
                 driver.native_calls.clear()
                 launched, calls = since(driver, lambda: round_at(ep, at, *given))
-                rounds += [(*launch, n, rank, words_at(ep, driver, params, 40))
-                           for *launch, params, n, rank in launched]
+                rounds += [
+                    (*launch, n, rank, words_at(ep, driver, params, 40))
+                    for *launch, params, n, rank in launched
+                ]
             if fast:
-                assert not calls and driver.native_calls.count("cuLaunchKernel") == 2, (calls, driver.native_calls)
+                assert not calls and driver.native_calls.count("cuLaunchKernel") == 2, (
+                    calls,
+                    driver.native_calls,
+                )
                 x, ids, weights = given
                 src_info = FakeTensor(places[0] + 0x30000, (3, 2), int32)
                 wrong = Dispatched(**dict.fromkeys(ARRAYS) | {"src_info": src_info}, num_tokens=0)
                 fails(EPValueError, "src_info of rank 0", ep.dispatch, x, ids, out=wrong)
             seen.append(rounds)
     for (*one, words), (*other, theirs) in zip(*seen, strict=True):
-        assert one == other and words[:len(theirs)] == theirs, (one, words, other, theirs)
+        assert one == other and words[: len(theirs)] == theirs, (one, words, other, theirs)
 
 
 def check_new_and_changed_arguments_are_checked():
@@ -112,20 +157,24 @@ def check_new_and_changed_arguments_are_checked():
         for _ in range(3):
             a_round(ep, x, ids, weights)
         here = x.data_ptr()
-        for wrong, said in [(FakeTensor(here, (4, 64), float32), "float32"),
-                            (FakeTensor(here, (4, 32), bfloat16), "hidden=64"),
-                            (FakeTensor(here, (5, 64), bfloat16), "5 tokens"),
-                            (FakeTensor(here, (3, 64), bfloat16), "num_tokens=3"),
-                            (FakeTensor(here, (4, 64), bfloat16, stride=(128, 1)), "C-contiguous"),
-                            (FakeTensor(here, (4, 64), bfloat16, device_index=1), "GPU 1"),
-                            (FakeTensor(here + 2, (4, 64), bfloat16), "no multiple of 16")]:
+        for wrong, said in [
+            (FakeTensor(here, (4, 64), float32), "float32"),
+            (FakeTensor(here, (4, 32), bfloat16), "hidden=64"),
+            (FakeTensor(here, (5, 64), bfloat16), "5 tokens"),
+            (FakeTensor(here, (3, 64), bfloat16), "num_tokens=3"),
+            (FakeTensor(here, (4, 64), bfloat16, stride=(128, 1)), "C-contiguous"),
+            (FakeTensor(here, (4, 64), bfloat16, device_index=1), "GPU 1"),
+            (FakeTensor(here + 2, (4, 64), bfloat16), "no multiple of 16"),
+        ]:
             fails(EPValueError, said, ep.dispatch, wrong, ids)
         for scale in (True, 0.0, "1.0", float("nan")):
             fails(EPValueError, "input_scale", ep.dispatch, x, ids, scale)
         d = ep.dispatch(x, ids)
         y = d.output_tokens
         fails(EPStateError, "combine it first", ep.dispatch, x, ids)
-        fails(EPValueError, "float32", ep.combine, y, d, FakeTensor(weights.data_ptr(), (4, 8), int32))
+        fails(
+            EPValueError, "float32", ep.combine, y, d, FakeTensor(weights.data_ptr(), (4, 8), int32)
+        )
         fails(EPValueError, "no function", ep.combine, y, d, weights, router_weights_args=(1,))
         fails(EPValueError, "epilogue", ep.combine, y, d, None, lambda token, col, value: value)
         fails(EPValueError, "a NoneType", ep.combine, y, None, weights)
@@ -155,7 +204,12 @@ def check_changed_options_launch_anew():
 
 def check_weights_that_are_a_function_are_not_taken_for_none():
     with at_hand() as (ep, driver, (x, ids, weights)):
-        for given, shape in (None, (4, 8, 64)), (lambda token, k: 0.5, (4, 64)), (None, (4, 8, 64)), (weights, (4, 64)):
+        for given, shape in (
+            (None, (4, 8, 64)),
+            (lambda token, k: 0.5, (4, 64)),
+            (None, (4, 8, 64)),
+            (weights, (4, 64)),
+        ):
             for _ in range(4):
                 assert a_round(ep, x, ids, given).shape == shape
 
@@ -169,7 +223,14 @@ def check_places_that_somebody_has_changed_are_refused():
         d = ep.dispatch(x, ids)
         right, d.src_info = d.src_info, FakeTensor(0xA0000, (ep.capacity, 2), int32)
         driver.launches.clear()
-        fails(EPValueError, "src_info of the Dispatched of rank 0 is another array", ep.combine, y, d, weights)
+        fails(
+            EPValueError,
+            "src_info of the Dispatched of rank 0 is another array",
+            ep.combine,
+            y,
+            d,
+            weights,
+        )
         assert not driver.launches
         d.src_info = right
         ep.combine(y, d, weights)
@@ -215,7 +276,7 @@ def check_a_thread_without_a_context_may_call():
     device.machine = lambda n_ranks, **_: machine
     failed = []
 
-    def backward():                     # of torch's autograd, say: on the default stream, in a thread of its own
+    def backward():  # of torch's autograd, say: on the default stream, in a thread of its own
         try:
             per_rank = [tensors(at) for at in (0x10000, 0x20000)]
             x, ids, weights = (list(of_ranks) for of_ranks in zip(*per_rank))
@@ -225,11 +286,13 @@ def check_a_thread_without_a_context_may_call():
             failed.append(e)
 
     with ExpertParallel(EPConfig(2, 16, 8, 64, 4), LocalWorld(2)) as ep:
-        for _ in range(3):              # the first, general ones, and then steady ones
+        for _ in range(3):  # the first, general ones, and then steady ones
             thread = threading.Thread(target=backward)
             thread.start()
             thread.join()
-            driver.threads = {threading.get_ident()}        # another thread may get the number of one that has ended
+            driver.threads = {
+                threading.get_ident()
+            }  # another thread may get the number of one that has ended
     assert not failed, failed
 
 

@@ -24,8 +24,14 @@ def check_results_go_where_nobody_looks():
         addresses = d.output_tokens.address, d.src_info.address
         ep.combine(d.output_tokens, d, weights)
         again = ep.dispatch(x, ids)
-        assert (again.output_tokens.address, again.src_info.address) != addresses, "d is still looked at"
-        assert again.topk_ids.shape == (4, 8) and d.row_offsets is d.row_offsets and d.output_scales is None
+        assert (again.output_tokens.address, again.src_info.address) != addresses, (
+            "d is still looked at"
+        )
+        assert (
+            again.topk_ids.shape == (4, 8)
+            and d.row_offsets is d.row_offsets
+            and d.output_scales is None
+        )
         ep.combine(again.output_tokens, again, weights)
 
 
@@ -36,7 +42,9 @@ def check_a_result_comes_again_when_nobody_looks_at_it():
         out = a_round(ep, x, ids, weights)
         out.marked = True
         del out
-        assert any(hasattr(a_round(ep, x, ids, weights), "marked") for _ in range(2)), "it was made anew"
+        assert any(hasattr(a_round(ep, x, ids, weights), "marked") for _ in range(2)), (
+            "it was made anew"
+        )
         out = a_round(ep, x, ids, weights)
         some, address = out.first(2), out.address
         del out
@@ -72,7 +80,9 @@ def check_arrays_of_a_dispatch_come_again_when_nobody_looks_at_them():
             some = others.pop().first(2)
             address = some.address
             del others
-            assert address not in [looked_at(name).address for _ in range(4)], "its first rows are still looked at"
+            assert address not in [looked_at(name).address for _ in range(4)], (
+                "its first rows are still looked at"
+            )
             del held, some
         for _ in range(3):
             d = ep.dispatch(x, ids)
@@ -95,7 +105,7 @@ def exact_dispatch():
     told, by_expert = np.array([0, 0, 4, 4, 2, 2, 2, 2], np.int32), np.arange(8, dtype=np.int64)
 
     def told_by_the_kernel(to, source, nbytes, stream):
-        if nbytes == 64:                # status words
+        if nbytes == 64:  # status words
             ctypes.memset(source, 0, nbytes)
         else:
             ctypes.memmove(source, told.ctypes.data, told.nbytes)
@@ -108,7 +118,7 @@ def exact_dispatch():
     def dispatch():
         return fused_a2a.fused_dispatch(*given, 16, world)
 
-    dispatch()                          # there was no room before
+    dispatch()  # there was no room before
     told[0] = 1
     return dispatch, driver, machine.streams[0], told
 
@@ -120,7 +130,9 @@ def check_a_dispatch_that_the_host_waits_for_waits_once():
     gap = dispatch()[-1].loans[0].address("info") + told.nbytes
     n = 256 - told.nbytes
     assert ctypes.string_at(gap, n) == bytes(n), "copied, and never written"
-    assert {s for nbytes, s in driver.fills if nbytes == n} == {int(stream.handle)}, "what is queued may still read it"
+    assert {s for nbytes, s in driver.fills if nbytes == n} == {int(stream.handle)}, (
+        "what is queued may still read it"
+    )
     driver.native_calls.clear()
     launched, calls = since(driver, dispatch)
     assert [name for name, *_ in launched] == ["rows_dispatch"]
@@ -134,20 +146,28 @@ def check_rows_that_somebody_holds_are_not_received_into():
     for _ in range(4):
         dispatch()
     x, ids, probs, by_expert, handle = dispatch()
-    assert x.shape == (4, 64) and ids.shape == probs.shape == (4, 8) and by_expert.tolist() == list(range(8))
+    assert (
+        x.shape == (4, 64)
+        and ids.shape == probs.shape == (4, 8)
+        and by_expert.tolist() == list(range(8))
+    )
     assert handle.counts.tolist() == [[2, 2], [2, 2]] and handle.num_rows == [4]
     at, info = x.address, handle.loans[0].address("info")
     del ids, probs, by_expert, handle
     told[4:] = 1, 3, 1, 3
     other = dispatch()
-    assert other[0].address != at and other[0].shape == (2, 64) and other[-1].counts.tolist() == [[1, 3], [1, 3]]
+    assert (
+        other[0].address != at
+        and other[0].shape == (2, 64)
+        and other[-1].counts.tolist() == [[1, 3], [1, 3]]
+    )
     handle = other[-1]
     del x, other
     held = handle.loans[0].address("info")
     assert all(dispatch()[-1].loans[0].address("info") != held for _ in range(4))
     del handle
     assert dispatch()[-1].loans[0].address("info") in (held, info)
-    told[0] = 0                         # no room, on any rank
+    told[0] = 0  # no room, on any rank
     launched, _ = since(driver, dispatch)
     assert [name for name, *_ in launched] == ["rows_dispatch", "rows_resend"], launched
 
@@ -155,7 +175,7 @@ def check_rows_that_somebody_holds_are_not_received_into():
 def check_rows_without_room_in_the_heap_are_moved_by_a_known_launch():
     """The dispatch before the wait and the move behind it start again, whatever number of rows there is."""
     dispatch, driver, stream, told = exact_dispatch()
-    held = [dispatch() for _ in range(2)]       # all that the heap has room for
+    held = [dispatch() for _ in range(2)]  # all that the heap has room for
     for n in (1, 3, 2, 1, 3, 2):
         told[4:] = n, 4 - n, n, 4 - n
         held.append(dispatch())

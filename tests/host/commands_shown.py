@@ -2,7 +2,20 @@
 
 from epmoe.__main__ import main
 
-SMALL = ["--ranks", "2", "--experts-per-rank", "2", "--top-k", "2", "--hidden", "16", "--tokens", "4", "--rounds", "2"]
+SMALL = [
+    "--ranks",
+    "2",
+    "--experts-per-rank",
+    "2",
+    "--top-k",
+    "2",
+    "--hidden",
+    "16",
+    "--tokens",
+    "4",
+    "--rounds",
+    "2",
+]
 
 
 def shown(capsys, *argv):

@@ -12,10 +12,10 @@ from itertools import repeat
 
 import numpy as np
 
-ADDRESS_ALIGNMENT = 256     # bytes
+ADDRESS_ALIGNMENT = 256  # bytes
 NO_CAPTURE, CONTEXT = 0, 1
-KERNELS = []                # names of those that are loaded, by number, which is their handle
-LEGACY_DEFAULT = 0, 1       # handles of the default stream
+KERNELS = []  # names of those that are loaded, by number, which is their handle
+LEGACY_DEFAULT = 0, 1  # handles of the default stream
 
 
 class Driver:
@@ -27,17 +27,19 @@ class Driver:
     def __init__(self, real):
         self._real, self.calls, self.launches, self.capture = real, [], [], NO_CAPTURE
         self.launch_result = real.CUresult.CUDA_SUCCESS
-        self.waited_for, self.copied_on = set(), set()      # handles of streams
-        self.threads = {threading.get_ident()}      # those with a current context
-        self._memory = {}                   # address -> (array, bytes)
-        self.fills = []                     # (bytes, handle of the stream)
+        self.waited_for, self.copied_on = set(), set()  # handles of streams
+        self.threads = {threading.get_ident()}  # those with a current context
+        self._memory = {}  # address -> (array, bytes)
+        self.fills = []  # (bytes, handle of the stream)
         self._success = (real.CUresult.CUDA_SUCCESS,)
-        self.native_calls = []              # names of C functions that were called
-        self._native = {}                   # name -> C function
-        self.cuLaunchKernelEx = self._launch_with   # the same object each time, as a function of a module is
+        self.native_calls = []  # names of C functions that were called
+        self._native = {}  # name -> C function
+        self.cuLaunchKernelEx = (
+            self._launch_with
+        )  # the same object each time, as a function of a module is
 
     def __getattr__(self, name):
-        if name.startswith("CU"):       # types and constants
+        if name.startswith("CU"):  # types and constants
             setattr(self, name, getattr(self._real, name))
             return getattr(self._real, name)
         if not name.startswith("cu"):
@@ -118,8 +120,11 @@ class Driver:
 
     def cuStreamIsCapturing(self, stream):
         status = self._real.CUstreamCaptureStatus
-        return self._success[0], (status.CU_STREAM_CAPTURE_STATUS_ACTIVE if self.capture and int(stream)
-                                  else status.CU_STREAM_CAPTURE_STATUS_NONE)
+        return self._success[0], (
+            status.CU_STREAM_CAPTURE_STATUS_ACTIVE
+            if self.capture and int(stream)
+            else status.CU_STREAM_CAPTURE_STATUS_NONE
+        )
 
     def cuStreamGetCaptureInfo(self, stream):
         return self.cuStreamIsCapturing(stream) + (self.capture, None, [], [])
@@ -136,7 +141,9 @@ class Driver:
     def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, function, threads, shared_bytes):
         return self._success[0], 1
 
-    def cuLaunchKernel(self, function, grid, _y, _z, block, _by, _bz, shared_bytes, stream, arguments, extra):
+    def cuLaunchKernel(
+        self, function, grid, _y, _z, block, _by, _bz, shared_bytes, stream, arguments, extra
+    ):
         """Records (kernel, grid, block, stream, address of the parameters, num_tokens, my_rank)."""
         self.launches.append((function, grid, block, int(stream), *_arguments(arguments)))
         return (self.launch_result,)
@@ -148,8 +155,15 @@ class Driver:
             stream = ctypes.c_uint64.from_address(config + 32).value
             function = Function(function)
         else:
-            grid, block, shared_bytes, stream = config.gridDimX, config.blockDimX, config.sharedMemBytes, config.hStream
-        return self.cuLaunchKernel(function, grid, 1, 1, block, 1, 1, shared_bytes, stream, arguments, extra)
+            grid, block, shared_bytes, stream = (
+                config.gridDimX,
+                config.blockDimX,
+                config.sharedMemBytes,
+                config.hStream,
+            )
+        return self.cuLaunchKernel(
+            function, grid, 1, 1, block, 1, 1, shared_bytes, stream, arguments, extra
+        )
 
     def allocated(self):
         """[(address, bytes)] of what is allocated."""
@@ -157,7 +171,11 @@ class Driver:
 
     def memory_at(self, address):
         """The bytes of an allocation from an address on."""
-        nbytes, = [start + n - address for start, (_, n) in self._memory.items() if start <= address < start + n]
+        (nbytes,) = [
+            start + n - address
+            for start, (_, n) in self._memory.items()
+            if start <= address < start + n
+        ]
         return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8)
 
 
@@ -167,22 +185,42 @@ def _write(kind, address, value):
 
 
 WORD, INT = ctypes.c_size_t, ctypes.c_uint32
-NATIVE = {      # arguments, and what the C function does
-    "cuStreamIsCapturing": ((WORD, WORD), lambda driver, stream, status: _write(
-        ctypes.c_int32, status, int(driver.cuStreamIsCapturing(stream)[1]))),
-    "cuCtxGetCurrent": ((WORD,), lambda driver, context: _write(
-        WORD, context, CONTEXT if threading.get_ident() in driver.threads else 0)),
+NATIVE = {  # arguments, and what the C function does
+    "cuStreamIsCapturing": (
+        (WORD, WORD),
+        lambda driver, stream, status: _write(
+            ctypes.c_int32, status, int(driver.cuStreamIsCapturing(stream)[1])
+        ),
+    ),
+    "cuCtxGetCurrent": (
+        (WORD,),
+        lambda driver, context: _write(
+            WORD, context, CONTEXT if threading.get_ident() in driver.threads else 0
+        ),
+    ),
     "cuCtxSetCurrent": ((WORD,), lambda driver, context: int(driver.cuCtxSetCurrent(context)[0])),
-    "cuMemcpyHtoDAsync": (4 * (WORD,), lambda driver, *given: int(driver.cuMemcpyHtoDAsync(*given)[0])),
-    "cuLaunchKernel": ((WORD, *7 * (INT,), *3 * (WORD,)),
-                       lambda driver, *given: int(driver.cuLaunchKernel(Function(given[0]), *given[1:])[0])),
-    "cuLaunchKernelEx": (4 * (WORD,), lambda driver, *given: int(driver.cuLaunchKernelEx(*given)[0]))}
+    "cuMemcpyHtoDAsync": (
+        4 * (WORD,),
+        lambda driver, *given: int(driver.cuMemcpyHtoDAsync(*given)[0]),
+    ),
+    "cuLaunchKernel": (
+        (WORD, *7 * (INT,), *3 * (WORD,)),
+        lambda driver, *given: int(driver.cuLaunchKernel(Function(given[0]), *given[1:])[0]),
+    ),
+    "cuLaunchKernelEx": (
+        4 * (WORD,),
+        lambda driver, *given: int(driver.cuLaunchKernelEx(*given)[0]),
+    ),
+}
 
 
 def _arguments(at):
     pointers = (ctypes.c_void_p * 3).from_address(at)
-    return (ctypes.c_uint64.from_address(pointers[0]).value, ctypes.c_int32.from_address(pointers[1]).value,
-            ctypes.c_int32.from_address(pointers[2]).value)
+    return (
+        ctypes.c_uint64.from_address(pointers[0]).value,
+        ctypes.c_int32.from_address(pointers[1]).value,
+        ctypes.c_int32.from_address(pointers[2]).value,
+    )
 
 
 class Function(str):
@@ -205,7 +243,9 @@ class FakeDtype:
         return f"torch.{self._name}"
 
 
-bfloat16, float32, int32, int64 = (FakeDtype(name) for name in ("bfloat16", "float32", "int32", "int64"))
+bfloat16, float32, int32, int64 = (
+    FakeDtype(name) for name in ("bfloat16", "float32", "int32", "int64")
+)
 
 
 class FakeTensor:
@@ -213,7 +253,7 @@ class FakeTensor:
 
     def __init__(self, address, shape, dtype, device_index=0, stride=None):
         self.shape, self.dtype = tuple(shape), dtype
-        c_order = tuple(int(np.prod(shape[i + 1:])) for i in range(len(shape)))
+        c_order = tuple(int(np.prod(shape[i + 1 :])) for i in range(len(shape)))
         self._stride = stride or c_order
         # Built-in functions that always return the same, since torch's methods are no Python functions either.
         self.data_ptr, self.get_device = repeat(address).__next__, repeat(device_index).__next__
@@ -227,12 +267,23 @@ class FakeTensor:
 
 def counted_machine(n_ranks, rank, n_sms=132):
     """(machine, driver): a GpuMachine over a Driver; needs EPMOE_DEVICE=gpu, a process of its own, and no GPU."""
-    from epmoe.device import gpu_again, gpu_driver, gpu_kernel, gpu_launch, gpu_machine, gpu_memory, gpu_reading
     from numba import cuda
+
+    from epmoe.device import (
+        gpu_again,
+        gpu_driver,
+        gpu_kernel,
+        gpu_launch,
+        gpu_machine,
+        gpu_memory,
+        gpu_reading,
+    )
 
     real = gpu_driver.cu
     driver = Driver(real)
-    device = types.SimpleNamespace(id=0, name=b"counted", MULTIPROCESSOR_COUNT=n_sms, compute_capability=(9, 0))
+    device = types.SimpleNamespace(
+        id=0, name=b"counted", MULTIPROCESSOR_COUNT=n_sms, compute_capability=(9, 0)
+    )
 
     def handle_by_name(kernel):
         KERNELS.append(kernel.name)

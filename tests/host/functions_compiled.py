@@ -8,6 +8,7 @@ import sys
 import types
 
 import numpy as np
+
 from epmoe import fma_rn
 from epmoe.host.user_functions import check_returned
 from epmoe_ref.errors import EPValueError
@@ -55,10 +56,18 @@ def store(token, col, value, table):
     table[token, col] = value
 
 
-CASES = {f"epilogue {f.__name__}": ("epilogue", f, TABLE)
-         for f in (right, whole, nothing, sometimes, text, imaginary, several, row, store)}
-CASES |= {f"elementwise_lambda_fn {name}": ("elementwise_lambda_fn", f, kind) for name, f, kind in (
-    ("store", store, WRITABLE), ("store, read-only", store, TABLE), ("right", right, WRITABLE))}
+CASES = {
+    f"epilogue {f.__name__}": ("epilogue", f, TABLE)
+    for f in (right, whole, nothing, sometimes, text, imaginary, several, row, store)
+}
+CASES |= {
+    f"elementwise_lambda_fn {name}": ("elementwise_lambda_fn", f, kind)
+    for name, f, kind in (
+        ("store", store, WRITABLE),
+        ("store, read-only", store, TABLE),
+        ("right", right, WRITABLE),
+    )
+}
 
 
 def said(what, function, kind):

@@ -13,11 +13,12 @@ os.environ["EPMOE_DEVICE"] = "gpu"
 sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parent)]
 
 from counted_driver import FakeTensor, bfloat16, counted_machine, float32, int32  # noqa: E402
-from epmoe import EPConfig, ExpertParallel  # noqa: E402
-from epmoe.worlds.symmetric import SymmetricMemory  # noqa: E402
 from numba import cfunc, types  # noqa: E402
 
-STREAM = 77         # handle of the caller's stream
+from epmoe import EPConfig, ExpertParallel  # noqa: E402
+from epmoe.worlds.symmetric import SymmetricMemory  # noqa: E402
+
+STREAM = 77  # handle of the caller's stream
 
 
 class OneRankHere:
@@ -78,14 +79,21 @@ def at_hand(*, does_nothing=False, **options):
 def without_python(driver):
     """Where launches start again, let the driver's functions do nothing, not even count."""
     success = cfunc(types.int32())(lambda: 0)
-    driver.cuGetProcAddress = lambda name, version, flags: (driver.CUresult.CUDA_SUCCESS, success.address, 0)
-    driver.does_nothing = success       # kept as long
+    driver.cuGetProcAddress = lambda name, version, flags: (
+        driver.CUresult.CUDA_SUCCESS,
+        success.address,
+        0,
+    )
+    driver.does_nothing = success  # kept as long
 
 
 def tensors(at=0x10000, n=4, ids_dtype=int32):
     """x, ids and weights of n tokens as tensors from an address on."""
-    return (FakeTensor(at, (n, 64), bfloat16), FakeTensor(at + 0x1000, (n, 8), ids_dtype),
-            FakeTensor(at + 0x2000, (n, 8), float32))
+    return (
+        FakeTensor(at, (n, 64), bfloat16),
+        FakeTensor(at + 0x1000, (n, 8), ids_dtype),
+        FakeTensor(at + 0x2000, (n, 8), float32),
+    )
 
 
 def python_calls(function, *args):
@@ -120,9 +128,11 @@ def spent(ep, batches):
 
 def main():
     with at_hand(does_nothing=True) as (ep, driver, (x, ids, weights)):
-        for name, batches in [("the same arrays", [tensors()]),
-                              ("4 layers in turn", [tensors(0x10000 * (1 + i)) for i in range(4)]),
-                              ("arrays that are new", (tensors(0x100000 + 0x10000 * i) for i in range(2000)))]:
+        for name, batches in [
+            ("the same arrays", [tensors()]),
+            ("4 layers in turn", [tensors(0x10000 * (1 + i)) for i in range(4)]),
+            ("arrays that are new", (tensors(0x100000 + 0x10000 * i) for i in range(2000))),
+        ]:
             rounds = batches if name == "arrays that are new" else batches * (2000 // len(batches))
             print(f"{name:20} {spent(ep, rounds)}")
         for _ in range(6):

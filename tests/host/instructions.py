@@ -21,17 +21,21 @@ from benchmarks.pairs import Pairs  # noqa: E402
 from benchmarks.rows import Hybrid, Rows  # noqa: E402
 from benchmarks.shapes import parse  # noqa: E402
 
-TRACE_ME, CONTINUE, STEP = 0, 7, 9      # requests of ptrace
-KNOWN_AFTER, COUNTED = 12, 5            # rounds
+TRACE_ME, CONTINUE, STEP = 0, 7, 9  # requests of ptrace
+KNOWN_AFTER, COUNTED = 12, 5  # rounds
 CONTENDERS = {
     "pairs fused": lambda world: Pairs(world, parse("4x128/16"), kind="fused"),
     "pairs split": lambda world: Pairs(world, parse("4x128/16"), kind="split"),
     "rows": lambda world: Rows(world, parse("4x128/16")),
     "rows FP8": lambda world: Rows(world, parse("4x128/16:fp8")),
-    "expert-major": lambda world: Hybrid(world, parse("4x128/16"))}
+    "expert-major": lambda world: Hybrid(world, parse("4x128/16")),
+}
 
 _ptrace = ctypes.CDLL(None, use_errno=True).ptrace
-_ptrace.argtypes, _ptrace.restype = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p), ctypes.c_long
+_ptrace.argtypes, _ptrace.restype = (
+    (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p),
+    ctypes.c_long,
+)
 
 
 def instructions(function, arguments, rounds=COUNTED):
@@ -59,7 +63,9 @@ def instructions(function, arguments, rounds=COUNTED):
         _ptrace(STEP if inside else CONTINUE, child, None, passed_on)
     every = 1 + len(arguments)
     if len(spans) != every * rounds:
-        raise RuntimeError(f"{len(spans)} of {every * rounds} calls were counted: may this process be traced?")
+        raise RuntimeError(
+            f"{len(spans)} of {every * rounds} calls were counted: may this process be traced?"
+        )
     around, *counted = [sorted(spans[i::every])[rounds // 2] for i in range(every)]
     return [n - around for n in counted]
 

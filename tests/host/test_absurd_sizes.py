@@ -3,17 +3,32 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from epmoe import EPConfig, EPStateError, EPValueError, ExpertParallel, LocalWorld, MPIWorld, UnavailableError, fused_a2a
-from epmoe.fused_a2a.buffer import Buffer
 from worlds_at_hand import config, parallel
+
+from epmoe import (
+    EPConfig,
+    EPStateError,
+    EPValueError,
+    ExpertParallel,
+    LocalWorld,
+    MPIWorld,
+    UnavailableError,
+    fused_a2a,
+)
+from epmoe.fused_a2a.buffer import Buffer
 
 X = [np.ones((2, 16), ml_dtypes.bfloat16)] * 2
 MAPS = [np.ones((2, 4), bool)] * 2
 
 
-@pytest.mark.parametrize("timeout", [1e13, 1e10, 0, -1, float("nan"), float("inf"), True, "30", None, np.ones(2)])
+@pytest.mark.parametrize(
+    "timeout", [1e13, 1e10, 0, -1, float("nan"), float("inf"), True, "30", None, np.ones(2)]
+)
 def test_times_are_positive_and_fit_the_device_clock(timeout):
-    for make in (lambda: parallel(config(), timeout=timeout), lambda: Buffer(LocalWorld(2), timeout=timeout)):
+    for make in (
+        lambda: parallel(config(), timeout=timeout),
+        lambda: Buffer(LocalWorld(2), timeout=timeout),
+    ):
         with pytest.raises(EPValueError, match="timeout=.*positive number of seconds, at most 1e"):
             make()
 
@@ -23,17 +38,26 @@ def test_a_long_time_is_a_time(timeout):
     parallel(config(), timeout=timeout).close()
 
 
-@pytest.mark.parametrize("world, says", [(LocalWorld, r"is the class LocalWorld; make a world of it: LocalWorld\(2\)"),
-                                         (MPIWorld, r"is the class MPIWorld; make a world of it: MPIWorld\(\)"),
-                                         (3, "is a int; a world of epmoe is needed")])
+@pytest.mark.parametrize(
+    "world, says",
+    [
+        (LocalWorld, r"is the class LocalWorld; make a world of it: LocalWorld\(2\)"),
+        (MPIWorld, r"is the class MPIWorld; make a world of it: MPIWorld\(\)"),
+        (3, "is a int; a world of epmoe is needed"),
+    ],
+)
 def test_a_class_is_no_world(world, says):
     for call in (lambda: ExpertParallel(config(), world), lambda: fused_a2a.get_buffer(world, 0)):
         with pytest.raises(EPValueError, match=says):
             call()
 
 
-@pytest.mark.parametrize("field", ["fused_shared_expert", "skip_a2a", "use_shmem", "fuse_a_scale_preshuffle"])
-@pytest.mark.parametrize("value", [np.array([True, False]), np.ones((2, 2)), np.array([True]), "yes", None, 2])
+@pytest.mark.parametrize(
+    "field", ["fused_shared_expert", "skip_a2a", "use_shmem", "fuse_a_scale_preshuffle"]
+)
+@pytest.mark.parametrize(
+    "value", [np.array([True, False]), np.ones((2, 2)), np.array([True]), "yes", None, 2]
+)
 def test_an_array_is_no_truth_value(field, value):
     with pytest.raises(EPValueError, match=f"(?s){field}=.*must be True or False"):
         EPConfig(2, 4, 2, 16, 4, **{field: value})
@@ -45,14 +69,30 @@ def test_fused_is_a_truth_value(fused):
         parallel(config(), fused=fused)
 
 
-@pytest.mark.parametrize("call, says", [
-    (lambda g: fused_a2a.fused_dispatch(X, [np.zeros((2, 1), int)] * 2, [np.ones((2, 1), np.float32)] * 2, 2**31, g),
-     "num_experts=2147483648 must be at most 65535"),
-    (lambda g: fused_a2a.hybrid_ep_dispatch(X, MAPS, None, g, 2**30), "must be at most 65535"),
-    (lambda g: fused_a2a.hybrid_ep_dispatch(X, MAPS, None, g, 2, num_permuted_tokens=2**40),
-     "num_permuted_tokens=1099511627776 must be at most 2147483647"),
-    (lambda g: fused_a2a.init_hybrid_ep_buffer(g, 16, 2**40, 2, 24, 24, False), "seq_len=1099511627776 must be at most"),
-    (lambda g: fused_a2a.init_hybrid_ep_buffer(g, 16, 4, 2**31, 24, 24, False), "must be at most 65535")])
+@pytest.mark.parametrize(
+    "call, says",
+    [
+        (
+            lambda g: fused_a2a.fused_dispatch(
+                X, [np.zeros((2, 1), int)] * 2, [np.ones((2, 1), np.float32)] * 2, 2**31, g
+            ),
+            "num_experts=2147483648 must be at most 65535",
+        ),
+        (lambda g: fused_a2a.hybrid_ep_dispatch(X, MAPS, None, g, 2**30), "must be at most 65535"),
+        (
+            lambda g: fused_a2a.hybrid_ep_dispatch(X, MAPS, None, g, 2, num_permuted_tokens=2**40),
+            "num_permuted_tokens=1099511627776 must be at most 2147483647",
+        ),
+        (
+            lambda g: fused_a2a.init_hybrid_ep_buffer(g, 16, 2**40, 2, 24, 24, False),
+            "seq_len=1099511627776 must be at most",
+        ),
+        (
+            lambda g: fused_a2a.init_hybrid_ep_buffer(g, 16, 4, 2**31, 24, 24, False),
+            "must be at most 65535",
+        ),
+    ],
+)
 def test_fused_a2a_refuses_what_its_kernels_cannot_count(call, says):
     group = LocalWorld(2)
     with pytest.raises(EPValueError, match=says):

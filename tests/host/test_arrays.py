@@ -7,9 +7,10 @@ import sys
 import ml_dtypes
 import numpy as np
 import pytest
+from worlds_at_hand import BF16, batch, config, parallel
+
 from epmoe import DeviceArray, EPValueError
 from epmoe.host.arrays import first, to_numpy, view
-from worlds_at_hand import BF16, batch, config, parallel
 
 
 class WithDlpack:
@@ -29,8 +30,9 @@ class OnGpu:
     """Something in GPU memory, as __cuda_array_interface__ describes it."""
 
     def __init__(self, shape, typestr, address=256, strides=None, device=None):
-        self.__cuda_array_interface__ = dict(shape=shape, typestr=typestr, data=(address, False), strides=strides,
-                                             version=3)
+        self.__cuda_array_interface__ = dict(
+            shape=shape, typestr=typestr, data=(address, False), strides=strides, version=3
+        )
         if device is not None:
             self.device = type("Device", (), {"id": device})()
 
@@ -49,7 +51,13 @@ def test_dlpack_of_host_memory_is_not_copied():
 
 def test_cuda_array_interface_is_read_without_a_gpu():
     seen = view(OnGpu((2, 8), "<V2", address=4096, device=3), "x")
-    assert (seen.host, seen.address, seen.shape, seen.dtype, seen.device) == (None, 4096, (2, 8), np.dtype(BF16), 3)
+    assert (seen.host, seen.address, seen.shape, seen.dtype, seen.device) == (
+        None,
+        4096,
+        (2, 8),
+        np.dtype(BF16),
+        3,
+    )
     assert view(OnGpu((2, 8), "<f4", strides=(32, 4)), "x").is_contiguous
     assert not view(OnGpu((2, 8), "<f4", strides=(64, 4)), "x").is_contiguous
 
@@ -72,11 +80,13 @@ def test_strided_and_unaligned_host_arrays_are_taken():
         shifted = []
         for a in wide:
             raw = np.empty(a.nbytes + 17, np.uint8)
-            raw[1:1 + a.nbytes] = np.ascontiguousarray(a).view(np.uint8).ravel()
-            shifted.append(raw[1:1 + a.nbytes].view(BF16).reshape(a.shape))
+            raw[1 : 1 + a.nbytes] = np.ascontiguousarray(a).view(np.uint8).ravel()
+            shifted.append(raw[1 : 1 + a.nbytes].view(BF16).reshape(a.shape))
         for tokens in (wide, shifted):
             d = ep.dispatch(tokens, [np.asfortranarray(a) for a in ids])
-            out = ep.combine([a.output_tokens for a in d], d, [np.asfortranarray(w) for w in weights])
+            out = ep.combine(
+                [a.output_tokens for a in d], d, [np.asfortranarray(w) for w in weights]
+            )
             assert all(np.array_equal(a, b) for a, b in zip(out, expected))
 
 
@@ -91,6 +101,7 @@ def test_one_array_may_be_given_for_several_ranks():
 
 def made(array):
     """A DeviceArray over host memory: what it says of itself can be tested without a GPU."""
+
     def read(address, nbytes):
         return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8)
 
@@ -101,7 +112,11 @@ def made(array):
 def test_device_arrays_read_and_cut(dtype):
     a = np.arange(24).reshape(4, 6).astype(dtype)
     d = made(a)
-    assert np.array_equal(d.numpy().view(np.uint8), a.view(np.uint8)) and d.nbytes == a.nbytes and len(d) == 4
+    assert (
+        np.array_equal(d.numpy().view(np.uint8), a.view(np.uint8))
+        and d.nbytes == a.nbytes
+        and len(d) == 4
+    )
     assert np.array_equal(to_numpy(first(d, 2)).astype(float), a[:2].astype(float))
     assert np.array_equal(to_numpy(first(d, 2, axis=1)).astype(float), a[:, :2].astype(float))
     assert to_numpy(first(d, 0)).shape == (0, 6)

@@ -4,8 +4,9 @@ import math
 
 import numpy as np
 import pytest
-from epmoe import EPConfig, EPError, EPValueError, ExpertParallel, LocalWorld
 from worlds_at_hand import BF16, batch, config, parallel, regions
+
+from epmoe import EPConfig, EPError, EPValueError, ExpertParallel, LocalWorld
 
 # change of the configuration -> what its message must contain
 CONFIGURATIONS = [
@@ -47,25 +48,60 @@ def dispatch_cases():
     cfg = config()
     x, ids, _ = batch(cfg)
     too_many = [np.zeros((5, 16), BF16), x[1]]
-    yield ("more tokens than max", too_many, [np.full((5, 2), -1), ids[1]],
-           ["rank 0", "5 tokens", "max_tokens_per_rank=4"])
-    yield ("id too large", x, with_id(ones(ids, 1), 1, 2, 1, 4),
-           ["rank 1", "token 2, slot 1", "holds 4", "n_experts=4", "-1"])
-    yield ("id below -1", x, with_id(ones(ids, 0), 0, 1, 0, -2),
-           ["rank 0", "token 1, slot 0", "holds -2", "[0, n_experts=4)"])
-    yield ("id that wraps to a good int32", x, with_id(ones(ids, 0), 0, 0, 0, 2**32 + 1),
-           ["rank 0", "token 0, slot 0", "holds 4294967297"])
-    yield ("id of uint64", x, [np.full(a.shape, 2**63, np.uint64) for a in ids],
-           ["rank 0", "holds 9223372036854775808"])
+    yield (
+        "more tokens than max",
+        too_many,
+        [np.full((5, 2), -1), ids[1]],
+        ["rank 0", "5 tokens", "max_tokens_per_rank=4"],
+    )
+    yield (
+        "id too large",
+        x,
+        with_id(ones(ids, 1), 1, 2, 1, 4),
+        ["rank 1", "token 2, slot 1", "holds 4", "n_experts=4", "-1"],
+    )
+    yield (
+        "id below -1",
+        x,
+        with_id(ones(ids, 0), 0, 1, 0, -2),
+        ["rank 0", "token 1, slot 0", "holds -2", "[0, n_experts=4)"],
+    )
+    yield (
+        "id that wraps to a good int32",
+        x,
+        with_id(ones(ids, 0), 0, 0, 0, 2**32 + 1),
+        ["rank 0", "token 0, slot 0", "holds 4294967297"],
+    )
+    yield (
+        "id of uint64",
+        x,
+        [np.full(a.shape, 2**63, np.uint64) for a in ids],
+        ["rank 0", "holds 9223372036854775808"],
+    )
     twice = with_id(ones(ids, 1), 1, 0, 0, 3)
     twice[1][0, 1] = 3
-    yield "id twice in a token", x, twice, ["rank 1", "token 0, slot 1", "holds 3", "slot 0", "distinct"]
+    yield (
+        "id twice in a token",
+        x,
+        twice,
+        ["rank 1", "token 0, slot 1", "holds 3", "slot 0", "distinct"],
+    )
     yield "ids of float", x, [a.astype(np.float32) for a in ids], ["rank 0", "float32", "integer"]
     yield "ids of bool", x, [a > 0 for a in ids], ["rank 0", "bool", "integer"]
     yield "ids of another shape", x, [a[:, :1] for a in ids], ["topk_ids of rank 0", "top_k=2"]
     yield "ids for fewer tokens", x, [ids[0][:-1], ids[1]], ["topk_ids of rank 0", "num_tokens=4"]
-    yield "tokens of float64", [a.astype(np.float64) for a in x], ids, ["rank 0", "float64", "bfloat16"]
-    yield "tokens as bits", [a.view(np.uint16) for a in x], ids, ["rank 0", "uint16", "bfloat16", "view"]
+    yield (
+        "tokens of float64",
+        [a.astype(np.float64) for a in x],
+        ids,
+        ["rank 0", "float64", "bfloat16"],
+    )
+    yield (
+        "tokens as bits",
+        [a.view(np.uint16) for a in x],
+        ids,
+        ["rank 0", "uint16", "bfloat16", "view"],
+    )
     yield "tokens of another hidden", [a[:, :8] for a in x], ids, ["rank 0", "(4, 8)", "hidden=16"]
     yield "tokens with one axis", [a.ravel() for a in x], ids, ["rank 0", "(64,)", "hidden=16"]
     yield "no list over ranks", x[0], ids, ["input_tokens", "list", "2 ranks"]
@@ -73,7 +109,9 @@ def dispatch_cases():
     yield "no array", [None, x[1]], ids, ["rank 0", "NoneType", "NumPy"]
 
 
-@pytest.mark.parametrize("x, ids, parts", [c[1:] for c in dispatch_cases()], ids=[c[0] for c in dispatch_cases()])
+@pytest.mark.parametrize(
+    "x, ids, parts", [c[1:] for c in dispatch_cases()], ids=[c[0] for c in dispatch_cases()]
+)
 def test_dispatch_names_the_place_and_launches_nothing(x, ids, parts):
     cfg = config()
     with parallel(cfg) as ep:
@@ -95,19 +133,43 @@ def test_input_scale_is_positive_and_finite(scale):
 
 
 def combine_cases():
-    yield ("outputs of float32", lambda y, d, w: ([a.astype(np.float32) for a in y], d, w),
-           ["rank 0", "float32", "bfloat16"])
-    yield "outputs of another hidden", lambda y, d, w: ([a[:, :8] for a in y], d, w), ["rank 0", "hidden=16"]
-    yield "one row short", lambda y, d, w: ([a[:-1] for a in y], d, w), ["rank 0", "rows", "capacity"]
-    yield "a scalar as weights", lambda y, d, w: (y, d, [1.0, 1.0]), ["rank 0", "number is refused", "top_k=2"]
-    yield ("weights of float64", lambda y, d, w: (y, d, [a.astype(np.float64) for a in w]),
-           ["rank 0", "float64", "float32"])
-    yield "weights of another shape", lambda y, d, w: (y, d, [a.T.copy() for a in w]), ["rank 0", "top_k=2"]
+    yield (
+        "outputs of float32",
+        lambda y, d, w: ([a.astype(np.float32) for a in y], d, w),
+        ["rank 0", "float32", "bfloat16"],
+    )
+    yield (
+        "outputs of another hidden",
+        lambda y, d, w: ([a[:, :8] for a in y], d, w),
+        ["rank 0", "hidden=16"],
+    )
+    yield (
+        "one row short",
+        lambda y, d, w: ([a[:-1] for a in y], d, w),
+        ["rank 0", "rows", "capacity"],
+    )
+    yield (
+        "a scalar as weights",
+        lambda y, d, w: (y, d, [1.0, 1.0]),
+        ["rank 0", "number is refused", "top_k=2"],
+    )
+    yield (
+        "weights of float64",
+        lambda y, d, w: (y, d, [a.astype(np.float64) for a in w]),
+        ["rank 0", "float64", "float32"],
+    )
+    yield (
+        "weights of another shape",
+        lambda y, d, w: (y, d, [a.T.copy() for a in w]),
+        ["rank 0", "top_k=2"],
+    )
     yield "ranks swapped", lambda y, d, w: (y, d[::-1], w), ["rank 0", "another round or rank"]
     yield "no Dispatched", lambda y, d, w: (y, y, w), ["rank 0", "ndarray"]
 
 
-@pytest.mark.parametrize("change, parts", [c[1:] for c in combine_cases()], ids=[c[0] for c in combine_cases()])
+@pytest.mark.parametrize(
+    "change, parts", [c[1:] for c in combine_cases()], ids=[c[0] for c in combine_cases()]
+)
 def test_combine_names_the_place_and_launches_nothing(change, parts):
     cfg = config()
     x, ids, weights = batch(cfg, num_tokens=[4, 4])
@@ -135,15 +197,22 @@ def test_functions_are_checked_before_the_launch():
     with parallel(cfg) as ep:
         d = ep.dispatch(x, ids)
         y = [a.output_tokens for a in d]
-        for options, said in [(dict(epilogue=lambda t, c, v: v), "needs router weights"),
-                              (dict(router_weights=weights, epilogue=lambda t, c: 0), "epilogue cannot be called"),
-                              (dict(router_weights=lambda t: 1.0), "router_weights cannot be called"),
-                              (dict(router_weights=weights, epilogue_args=(1.0,)), "no epilogue"),
-                              (dict(router_weights=weights, router_weights_args=(1.0,)), "no function"),
-                              (dict(router_weights=weights, epilogue=first_argument, epilogue_args=("x",)), "str"),
-                              (dict(router_weights=weights, epilogue=first_argument, epilogue_args=(2**40,)), "int32"),
-                              (dict(router_weights=weights, epilogue=first_argument, epilogue_args=(np.zeros(3),)),
-                               "float64")]:
+        for options, said in [
+            (dict(epilogue=lambda t, c, v: v), "needs router weights"),
+            (dict(router_weights=weights, epilogue=lambda t, c: 0), "epilogue cannot be called"),
+            (dict(router_weights=lambda t: 1.0), "router_weights cannot be called"),
+            (dict(router_weights=weights, epilogue_args=(1.0,)), "no epilogue"),
+            (dict(router_weights=weights, router_weights_args=(1.0,)), "no function"),
+            (dict(router_weights=weights, epilogue=first_argument, epilogue_args=("x",)), "str"),
+            (
+                dict(router_weights=weights, epilogue=first_argument, epilogue_args=(2**40,)),
+                "int32",
+            ),
+            (
+                dict(router_weights=weights, epilogue=first_argument, epilogue_args=(np.zeros(3),)),
+                "float64",
+            ),
+        ]:
             with pytest.raises(EPValueError, match=said):
                 ep.combine(y, d, **options)
 
@@ -162,8 +231,13 @@ def test_the_timeout_is_positive_and_finite(timeout):
         parallel(config(), timeout=timeout)
 
 
-@pytest.mark.parametrize("given, parts", [(dict(world=2), ["world is a int", "LocalWorld"]),
-                                          (dict(launch=dict(n_sms=4)), ["launch is a dict", "LaunchConfig(n_sms"])])
+@pytest.mark.parametrize(
+    "given, parts",
+    [
+        (dict(world=2), ["world is a int", "LocalWorld"]),
+        (dict(launch=dict(n_sms=4)), ["launch is a dict", "LaunchConfig(n_sms"]),
+    ],
+)
 def test_what_is_no_world_or_no_launch_is_refused(given, parts):
     with pytest.raises(EPValueError) as error:
         ExpertParallel(config(), **dict(world=LocalWorld(2)) | given)
@@ -172,7 +246,9 @@ def test_what_is_no_world_or_no_launch_is_refused(given, parts):
 
 def test_what_is_no_configuration_is_refused():
     for call in (lambda: ExpertParallel({}, LocalWorld(2)), lambda: ExpertParallel.plan({})):
-        with pytest.raises(EPValueError, match=r"cfg is a dict; an EPConfig\(n_ranks, .* is needed"):
+        with pytest.raises(
+            EPValueError, match=r"cfg is a dict; an EPConfig\(n_ranks, .* is needed"
+        ):
             call()
 
 
@@ -186,9 +262,13 @@ def test_a_seed_of_the_environment_is_a_number_or_none(monkeypatch):
 
 def test_a_region_that_is_not_there_is_refused_with_those_that_are():
     with parallel(config()) as ep:
-        with pytest.raises(EPValueError, match="no region 'recv_count'; there are .*dispatch_recv_count.*reserved"):
+        with pytest.raises(
+            EPValueError, match="no region 'recv_count'; there are .*dispatch_recv_count.*reserved"
+        ):
             ep.region("recv_count")
-        with pytest.raises(EPValueError, match=r"rank=5 is not of this process, which has \[0, 1\]"):
+        with pytest.raises(
+            EPValueError, match=r"rank=5 is not of this process, which has \[0, 1\]"
+        ):
             ep.region("A", 5)
 
 
@@ -210,7 +290,10 @@ def test_random_garbage_ids_are_refused_or_right(seed):
     rng = np.random.default_rng(seed)
     kinds = (np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64)
     dtype = kinds[seed % len(kinds)]
-    ids = [rng.integers(0, 256, (4, 3 * np.dtype(dtype).itemsize), np.uint8).view(dtype) for _ in range(2)]
+    ids = [
+        rng.integers(0, 256, (4, 3 * np.dtype(dtype).itemsize), np.uint8).view(dtype)
+        for _ in range(2)
+    ]
     with parallel(cfg) as ep:
         before = regions(ep)
         x = batch(cfg, num_tokens=[4, 4])[0]
@@ -230,7 +313,10 @@ def test_every_integer_type_is_taken():
     for dtype in (np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64):
         with parallel(cfg) as ep:
             d = ep.dispatch(x, [a.astype(dtype) for a in ids])
-            assert all(r.topk_ids.dtype == np.int32 and np.array_equal(r.topk_ids, a) for r, a in zip(d, ids))
+            assert all(
+                r.topk_ids.dtype == np.int32 and np.array_equal(r.topk_ids, a)
+                for r, a in zip(d, ids)
+            )
 
 
 def test_errors_are_one_tree():

@@ -3,11 +3,11 @@
 from types import SimpleNamespace
 
 import pytest
+from worlds_at_hand import config, parallel
 
 from epmoe import LaunchConfig
 from epmoe.host import engine
 from epmoe_ref.errors import EPValueError, UnavailableError
-from worlds_at_hand import config, parallel
 
 
 def gpu(*capability):
@@ -19,8 +19,10 @@ def with_gpu(monkeypatch):
     monkeypatch.setattr(engine.device, "SIM", False)
 
 
-@pytest.mark.parametrize("capability, chosen", [
-    ((7, 5), "plain"), ((8, 9), "plain"), ((9, 0), "fast"), ((12, 0), "fast")])
+@pytest.mark.parametrize(
+    "capability, chosen",
+    [((7, 5), "plain"), ((8, 9), "plain"), ((9, 0), "fast"), ((12, 0), "fast")],
+)
 def test_the_gpu_decides_unless_it_is_said(with_gpu, capability, chosen):
     assert engine.kernels_named(None, gpu(*capability)) == chosen
     assert engine.kernels_named("plain", gpu(*capability)) == "plain"
@@ -37,9 +39,16 @@ def test_the_simulator_runs_both_and_plain_ones_unless_it_is_said(asked, has):
         assert ep.kernels == has
 
 
-@pytest.mark.parametrize("options, told", [
-    (dict(kernels="quick"), "kernels='quick' must be 'plain' or 'fast'"),
-    (dict(launch=LaunchConfig(trace=True)), "only the fast kernels write stamps; kernels='fast'")])
+@pytest.mark.parametrize(
+    "options, told",
+    [
+        (dict(kernels="quick"), "kernels='quick' must be 'plain' or 'fast'"),
+        (
+            dict(launch=LaunchConfig(trace=True)),
+            "only the fast kernels write stamps; kernels='fast'",
+        ),
+    ],
+)
 def test_what_cannot_be_is_refused(options, told):
     with pytest.raises(EPValueError, match=told), parallel(config(), **options):
         pass

@@ -5,10 +5,11 @@ import pickle
 
 import numpy as np
 import pytest
+from worlds_at_hand import batch, config, parallel
+
 from epmoe import EPValueError
 from epmoe.host.arrays import to_numpy
 from epmoe.host.dispatched import ARRAYS
-from worlds_at_hand import batch, config, parallel
 
 
 @pytest.fixture
@@ -71,8 +72,13 @@ def test_what_combine_relies_on_is_read_only(opened, name):
     combine(d)
 
 
-@pytest.mark.parametrize("name, says", [("src_info", r"src_info of the Dispatched of rank 1 was changed: row 0 is"),
-                                        ("topk_ids", r"topk_ids of the Dispatched of rank 1 was changed: row 0 is")])
+@pytest.mark.parametrize(
+    "name, says",
+    [
+        ("src_info", r"src_info of the Dispatched of rank 1 was changed: row 0 is"),
+        ("topk_ids", r"topk_ids of the Dispatched of rank 1 was changed: row 0 is"),
+    ],
+)
 def test_a_changed_copy_is_told_and_the_round_goes_on(opened, name, says):
     d, combine, *_ = opened
     changed = [copy.deepcopy(one) for one in d]
@@ -98,5 +104,7 @@ def test_what_an_earlier_dispatch_returned_may_be_written_again(opened):
     combine(d)
     again = ep.dispatch(x, ids, out=d)
     for one, other in zip(again, d):
-        assert np.shares_memory(one.src_info, other.src_info) and np.array_equal(one.row_offsets, other.row_offsets)
+        assert np.shares_memory(one.src_info, other.src_info) and np.array_equal(
+            one.row_offsets, other.row_offsets
+        )
     combine(again)

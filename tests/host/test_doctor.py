@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from commands_shown import shown
+
 from epmoe import doctor
 
 
@@ -15,7 +16,9 @@ def test_doctor_reports_and_finds_this_machine_able(capsys):
     by_name = {f["what"]: f for f in record["findings"]}
     assert status == 0 and record["able"] and by_name["Python"]["state"] == "ok"
     assert "simulator" in by_name["epmoe runs on"]["saw"]
-    assert all(f["remedy"] for f in record["findings"] if f["state"] != "ok"), "each thing that is missing has a remedy"
+    assert all(f["remedy"] for f in record["findings"] if f["state"] != "ok"), (
+        "each thing that is missing has a remedy"
+    )
     status, out = shown(capsys, "doctor")
     assert status == 0 and "can run here" in out.out
 
@@ -31,7 +34,9 @@ def test_what_is_not_needed_is_called_optional_and_its_remedy_works_from_a_check
 
 
 def test_a_machine_that_cannot_run_it_ends_with_2(capsys, monkeypatch):
-    monkeypatch.setattr(doctor, "findings", lambda: [doctor.Finding("Python", "wrong", "3.9", "use Python 3.10")])
+    monkeypatch.setattr(
+        doctor, "findings", lambda: [doctor.Finding("Python", "wrong", "3.9", "use Python 3.10")]
+    )
     status, out = shown(capsys, "doctor", "--json")
     assert status == 2 and not json.loads(out.out)["able"]
 
@@ -56,8 +61,11 @@ def test_doctor_recognises_an_mpirun_of_another_mpi(monkeypatch):
         return subprocess.CompletedProcess([], 0, stdout, "")
 
     monkeypatch.setattr(doctor, "find_mpirun", lambda: "/usr/bin/mpirun")
-    monkeypatch.setattr(doctor, "_run", lambda command, env=None:
-                        answer("<1>MPICH v5 " * (1 + command[0].endswith("mpirun"))))
+    monkeypatch.setattr(
+        doctor,
+        "_run",
+        lambda command, env=None: answer("<1>MPICH v5 " * (1 + command[0].endswith("mpirun"))),
+    )
     found = {f.what: f for f in doctor.mpi()}
     assert found["mpirun"].state == "wrong" and "2 worlds of size 1" in found["mpirun"].saw
     assert "MPICH" in found["mpirun"].remedy
@@ -66,19 +74,27 @@ def test_doctor_recognises_an_mpirun_of_another_mpi(monkeypatch):
 def test_doctor_starts_no_job_inside_of_one(monkeypatch):
     monkeypatch.setenv("PMI_SIZE", "2")
     monkeypatch.setattr(doctor, "_run", lambda *_, **__: pytest.fail("starts another job"))
-    finding, = doctor.mpi()
+    (finding,) = doctor.mpi()
     assert finding.state == "ok" and "not tried: MPICH's mpirun" in finding.saw
     assert "without a launcher" in finding.remedy
 
 
-@pytest.mark.parametrize("text, parts", [("2.4.6", (2, 4, 6)), ("2.5.0rc1", (2, 5, 0)), ("3", (3,)),
-                                         ("1.2.dev3", (1, 2))])
+@pytest.mark.parametrize(
+    "text, parts",
+    [("2.4.6", (2, 4, 6)), ("2.5.0rc1", (2, 5, 0)), ("3", (3,)), ("1.2.dev3", (1, 2))],
+)
 def test_version_numbers(text, parts):
     assert doctor.numbers(text) == parts
 
 
-@pytest.mark.parametrize("capability, state, word", [((7, 0), "wrong", "7.5 or newer: EPMOE_DEVICE=sim"),
-                                                     ((7, 5), "ok", "the plain kernels only"), ((9, 0), "ok", "sm_90")])
+@pytest.mark.parametrize(
+    "capability, state, word",
+    [
+        ((7, 0), "wrong", "7.5 or newer: EPMOE_DEVICE=sim"),
+        ((7, 5), "ok", "the plain kernels only"),
+        ((9, 0), "ok", "sm_90"),
+    ],
+)
 def test_a_gpu_is_judged_by_its_compute_capability(capability, state, word):
     class Driver:
         """The driver's functions that doctor asks, for a GPU of this capability."""

@@ -25,6 +25,11 @@ for got, want in [(mul_rn(several, 2), [inf, -inf, 2]), (add_rn(several, several
 def test_what_overflows_is_infinite_and_no_warning(device):
     if device == "gpu":
         pytest.importorskip("numba.cuda")
-    done = subprocess.run([sys.executable, "-W", "error", "-c", PROGRAM], capture_output=True, text=True, timeout=100,
-                          env=os.environ | {"EPMOE_DEVICE": device})
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", PROGRAM],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=os.environ | {"EPMOE_DEVICE": device},
+    )
     assert done.returncode == 0 and not done.stderr, done.stderr

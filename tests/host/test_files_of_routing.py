@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from commands_shown import SMALL, shown
+
 from epmoe import routing
 from epmoe.routing_report import dump
 from epmoe_ref.errors import EPValueError
@@ -18,8 +19,14 @@ from epmoe_ref.errors import EPValueError
 def saved(tmp_path, **changes):
     """A file of 7 tokens of 16 float32 elements, top-2 of 6 experts."""
     rng = np.random.default_rng(0)
-    arrays = dict(x=rng.standard_normal((7, 16)).astype(np.float32), topk_ids=np.tile([0, 5], (7, 1)),
-                  topk_weights=np.full((7, 2), 0.5)) | changes
+    arrays = (
+        dict(
+            x=rng.standard_normal((7, 16)).astype(np.float32),
+            topk_ids=np.tile([0, 5], (7, 1)),
+            topk_weights=np.full((7, 2), 0.5),
+        )
+        | changes
+    )
     path = tmp_path / "mine.npz"
     np.savez(path, **{k: v for k, v in arrays.items() if v is not None})
     return path
@@ -33,45 +40,75 @@ def test_dump_and_input_are_a_round_trip(capsys, tmp_path):
     assert status == 0
     a, b = (json.loads(out.out) for out in (first, second))
     assert a["seeds"][0]["rounds"][0]["routing"] == b["seeds"][0]["rounds"][0]["routing"]
-    assert b["config"]["n_experts"] == 4 and b["config"]["top_k"] == 2 and b["config"]["hidden"] == 16
+    assert (
+        b["config"]["n_experts"] == 4 and b["config"]["top_k"] == 2 and b["config"]["hidden"] == 16
+    )
     batch = routing.load(file)
-    assert batch.x.dtype == ml_dtypes.bfloat16 and batch.notes == [] and len(batch.rank_offsets) == 3
+    assert (
+        batch.x.dtype == ml_dtypes.bfloat16 and batch.notes == [] and len(batch.rank_offsets) == 3
+    )
 
 
 def test_a_users_file_is_split_evenly_and_converted_with_a_note(capsys, tmp_path):
     status, out = shown(capsys, "--ranks", "3", "--input", str(saved(tmp_path)))
     assert status == 0 and "(3 tokens)" in out.out and out.out.count("(2 tokens)") == 2, out.out
-    assert "x: float32 rounded to bfloat16" in out.out and "topk_weights: float64 converted to float32" in out.out
+    assert (
+        "x: float32 rounded to bfloat16" in out.out
+        and "topk_weights: float64 converted to float32" in out.out
+    )
 
 
 def test_bf16_saved_by_numpy_is_read(tmp_path):
     x = np.arange(112).reshape(7, 16).astype(ml_dtypes.bfloat16)
     for form in (x, x.view(np.uint16)):
         batch = routing.load(saved(tmp_path, x=form))
-        assert batch.x.dtype == ml_dtypes.bfloat16 and np.array_equal(batch.x.astype(float), x.astype(float))
+        assert batch.x.dtype == ml_dtypes.bfloat16 and np.array_equal(
+            batch.x.astype(float), x.astype(float)
+        )
 
 
-@pytest.mark.parametrize("changes, said", [
-    (dict(topk_ids=None), "no topk_ids"), (dict(x=np.zeros((6, 16))), "x in the file has shape (6, 16)"),
-    (dict(topk_ids=np.zeros((7, 2))), "float64; integers"), (dict(topk_weights=np.zeros((7, 3))), "(7, 3)"),
-    (dict(x=np.zeros((7, 16), int)), "int64; floats"), (dict(rank_offsets=[0, 4, 3, 7]), "never fall"),
-    (dict(rank_offsets=[0, 2, 5]), "end at N=7"), (dict(rank_offsets=[0, 3, 5, 7]), "for 3 ranks"),
-    (dict(topk_ids=np.full((7, 2), 3)), "token 0 has [3, 3]; the ids of a token must be distinct"),
-    (dict(topk_ids=np.tile([0, -2], (7, 1))), "holds -2"),
-    (dict(n_experts=4), "token 0, slot 1 holds 5, outside [0, n_experts=4)"),
-    (dict(topk_ids=np.tile([0, 1 << 40], (7, 1))), "token 0, slot 1 holds 1099511627776"),
-    (dict(topk_ids=np.tile(np.uint64([0, (1 << 64) - 1]), (7, 1))), "token 0, slot 1 holds 18446744073709551615"),
-    (dict(topk_ids=np.zeros((0, 2), int), x=None, topk_weights=None), "has 0 tokens"),
-    (dict(topk_ids=np.zeros((7, 0), int)), "has shape (7, 0)"), (dict(topk_ids=np.int64(3)), "has shape ()"),
-    (dict(topk_ids=np.zeros((7, 2), bool)), "bool; integers"),
-    (dict(topk_weights=np.full((7, 2), "much")), "<U4; floats"),
-    (dict(topk_weights=np.zeros((7, 2), complex)), "complex128; floats"),
-    (dict(n_experts="many"), "many of dtype <U4; integers"), (dict(n_experts=float("nan")), "nan of dtype float64"),
-    (dict(n_experts=[6, 8]), "[6, 8]; one number"), (dict(n_experts=1 << 62), "n_experts=4611686018427387904"),
-    (dict(n_experts=0), "n_experts=0"), (dict(rank_offsets=["0", "7"]), "integers are needed"),
-    (dict(rank_offsets=[0, 3.5, 7]), "integers are needed"), (dict(rank_offsets=7), "rank_offsets in the file is 7;"),
-    (dict(x=np.array("x")), "<U1; floats"), (dict(x=np.array([object()])), "Object arrays"),
-    (dict(x=np.zeros((7, 12))), "hidden=12")], ids=lambda c: next(iter(c)) if isinstance(c, dict) else c)
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        (dict(topk_ids=None), "no topk_ids"),
+        (dict(x=np.zeros((6, 16))), "x in the file has shape (6, 16)"),
+        (dict(topk_ids=np.zeros((7, 2))), "float64; integers"),
+        (dict(topk_weights=np.zeros((7, 3))), "(7, 3)"),
+        (dict(x=np.zeros((7, 16), int)), "int64; floats"),
+        (dict(rank_offsets=[0, 4, 3, 7]), "never fall"),
+        (dict(rank_offsets=[0, 2, 5]), "end at N=7"),
+        (dict(rank_offsets=[0, 3, 5, 7]), "for 3 ranks"),
+        (
+            dict(topk_ids=np.full((7, 2), 3)),
+            "token 0 has [3, 3]; the ids of a token must be distinct",
+        ),
+        (dict(topk_ids=np.tile([0, -2], (7, 1))), "holds -2"),
+        (dict(n_experts=4), "token 0, slot 1 holds 5, outside [0, n_experts=4)"),
+        (dict(topk_ids=np.tile([0, 1 << 40], (7, 1))), "token 0, slot 1 holds 1099511627776"),
+        (
+            dict(topk_ids=np.tile(np.uint64([0, (1 << 64) - 1]), (7, 1))),
+            "token 0, slot 1 holds 18446744073709551615",
+        ),
+        (dict(topk_ids=np.zeros((0, 2), int), x=None, topk_weights=None), "has 0 tokens"),
+        (dict(topk_ids=np.zeros((7, 0), int)), "has shape (7, 0)"),
+        (dict(topk_ids=np.int64(3)), "has shape ()"),
+        (dict(topk_ids=np.zeros((7, 2), bool)), "bool; integers"),
+        (dict(topk_weights=np.full((7, 2), "much")), "<U4; floats"),
+        (dict(topk_weights=np.zeros((7, 2), complex)), "complex128; floats"),
+        (dict(n_experts="many"), "many of dtype <U4; integers"),
+        (dict(n_experts=float("nan")), "nan of dtype float64"),
+        (dict(n_experts=[6, 8]), "[6, 8]; one number"),
+        (dict(n_experts=1 << 62), "n_experts=4611686018427387904"),
+        (dict(n_experts=0), "n_experts=0"),
+        (dict(rank_offsets=["0", "7"]), "integers are needed"),
+        (dict(rank_offsets=[0, 3.5, 7]), "integers are needed"),
+        (dict(rank_offsets=7), "rank_offsets in the file is 7;"),
+        (dict(x=np.array("x")), "<U1; floats"),
+        (dict(x=np.array([object()])), "Object arrays"),
+        (dict(x=np.zeros((7, 12))), "hidden=12"),
+    ],
+    ids=lambda c: next(iter(c)) if isinstance(c, dict) else c,
+)
 def test_what_does_not_fit_in_a_file_is_explained(capsys, tmp_path, changes, said):
     status, out = shown(capsys, "--ranks", "2", "--input", str(saved(tmp_path, **changes)))
     assert status == 2 and said in out.err and len(out.err.splitlines()) == 1, out.err
@@ -82,7 +119,7 @@ def damaged(whole, rng):
     raw = bytearray(whole)
     for at in rng.integers(0, len(raw), rng.integers(0, 4)):
         raw[at] ^= 1 << int(rng.integers(8))
-    return bytes(raw[:rng.integers(len(raw)) if rng.random() < 0.3 else None])
+    return bytes(raw[: rng.integers(len(raw)) if rng.random() < 0.3 else None])
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
@@ -105,47 +142,92 @@ def test_a_damaged_file_is_read_or_refused_in_a_line(tmp_path, save):
 
 def test_a_file_that_says_it_is_larger_than_any_memory_is_refused(capsys, tmp_path):
     path, header = tmp_path / "x.npz", io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, dict(descr="<i8", fortran_order=False, shape=(1 << 44, 2)))
+    np.lib.format.write_array_header_1_0(
+        header, dict(descr="<i8", fortran_order=False, shape=(1 << 44, 2))
+    )
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("topk_ids.npy", header.getvalue() + bytes(64))
     status, out = shown(capsys, "--input", str(path))
-    assert status == 2 and "cannot be read as an .npz" in out.err and len(out.err.splitlines()) == 1, out.err
+    assert (
+        status == 2 and "cannot be read as an .npz" in out.err and len(out.err.splitlines()) == 1
+    ), out.err
 
 
 def test_the_number_of_experts_is_given_or_a_guess_that_the_first_line_announces(capsys, tmp_path):
     status, out = shown(capsys, "--ranks", "2", "--input", str(saved(tmp_path)))
-    assert status == 0 and out.out.startswith("note: n_experts=6 is a guess from the largest id: give --experts N")
+    assert status == 0 and out.out.startswith(
+        "note: n_experts=6 is a guess from the largest id: give --experts N"
+    )
     assert "2 ranks x 3 experts" in out.out
-    for given, argv in ((dict(n_experts=64), ()), ({}, ("--experts", "64")), (dict(n_experts=60), ("--experts", "64"))):
+    for given, argv in (
+        (dict(n_experts=64), ()),
+        ({}, ("--experts", "64")),
+        (dict(n_experts=60), ("--experts", "64")),
+    ):
         file = str(saved(tmp_path, **given))
         status, out = shown(capsys, "--ranks", "2", "--input", file, *argv, "--json")
         record = json.loads(out.out)
-        assert status == 0 and record["config"]["n_experts"] == 64 and not any("guess" in n for n in record["notes"])
-        assert any("the file says 60" in note for note in record["notes"]) == (given == dict(n_experts=60))
+        assert (
+            status == 0
+            and record["config"]["n_experts"] == 64
+            and not any("guess" in n for n in record["notes"])
+        )
+        assert any("the file says 60" in note for note in record["notes"]) == (
+            given == dict(n_experts=60)
+        )
 
 
 def test_numbers_that_are_not_finite_are_counted_and_placed(capsys, tmp_path):
     x, weights = np.ones((7, 16)), np.full((7, 2), 0.5)
     x[2, 5], x[3, 1], x[3, 2], weights[6, 1] = float("nan"), float("inf"), 1e39, float("nan")
-    status, out = shown(capsys, "--ranks", "2", "--input", str(saved(tmp_path, x=x, topk_weights=weights, n_experts=6)))
+    status, out = shown(
+        capsys,
+        "--ranks",
+        "2",
+        "--input",
+        str(saved(tmp_path, x=x, topk_weights=weights, n_experts=6)),
+    )
     assert status == 0, out.err
     assert "note: x: 1 NaN and 2 infinite of 112 numbers, the first at token 2, column 5" in out.out
-    assert "note: topk_weights: 1 NaN and 0 infinite of 14 numbers, the first at token 6, slot 1" in out.out
+    assert (
+        "note: topk_weights: 1 NaN and 0 infinite of 14 numbers, the first at token 6, slot 1"
+        in out.out
+    )
 
 
 def test_ids_alone_are_enough(capsys, tmp_path):
-    status, out = shown(capsys, "--ranks", "2", "--input", str(saved(tmp_path, x=None, topk_weights=None, n_experts=6)))
-    assert status == 0 and "note: x: not in the file" in out.out and "note: topk_weights: not in the file" in out.out
-    assert routing.load(saved(tmp_path, topk_weights=None)).topk_weights.tolist() == [[0.5, 0.5]] * 7
+    status, out = shown(
+        capsys,
+        "--ranks",
+        "2",
+        "--input",
+        str(saved(tmp_path, x=None, topk_weights=None, n_experts=6)),
+    )
+    assert (
+        status == 0
+        and "note: x: not in the file" in out.out
+        and "note: topk_weights: not in the file" in out.out
+    )
+    assert (
+        routing.load(saved(tmp_path, topk_weights=None)).topk_weights.tolist() == [[0.5, 0.5]] * 7
+    )
 
 
 def test_other_byte_orders_and_bf16_weights_are_read(tmp_path):
     plain = routing.load(saved(tmp_path))
     bits = plain.topk_weights.astype(ml_dtypes.bfloat16).view(np.uint16)
-    other = routing.load(saved(tmp_path, x=plain.x.view(np.uint16).astype(">u2"), topk_weights=bits.astype(">u2"),
-                               topk_ids=plain.topk_ids.astype(">i4")))
+    other = routing.load(
+        saved(
+            tmp_path,
+            x=plain.x.view(np.uint16).astype(">u2"),
+            topk_weights=bits.astype(">u2"),
+            topk_ids=plain.topk_ids.astype(">i4"),
+        )
+    )
     assert np.array_equal(other.x.view(np.uint16), plain.x.view(np.uint16))
-    assert np.array_equal(other.topk_weights, plain.topk_weights) and np.array_equal(other.topk_ids, plain.topk_ids)
+    assert np.array_equal(other.topk_weights, plain.topk_weights) and np.array_equal(
+        other.topk_ids, plain.topk_ids
+    )
     assert all(ids.dtype == np.int32 and ids.dtype.isnative for ids in other.split(2).topk_ids)
 
 
@@ -156,7 +238,9 @@ def test_a_dump_is_written_to_the_path_that_was_given_and_never_over_the_input(c
     for same in (file, tmp_path / "link.npz"):
         status, out = shown(capsys, "--ranks", "2", "--input", str(file), "--dump", str(same))
         assert status == 2 and "would be overwritten" in out.err and file.read_bytes() == before
-    status, out = shown(capsys, "--ranks", "2", "--input", str(file), "--dump", str(tmp_path / "NAME"))
+    status, out = shown(
+        capsys, "--ranks", "2", "--input", str(file), "--dump", str(tmp_path / "NAME")
+    )
     assert status == 0 and (tmp_path / "NAME").exists() and not (tmp_path / "NAME.npz").exists()
     assert routing.load(tmp_path / "NAME").n_experts == 6
     status, out = shown(capsys, "--ranks", "2", "--input", str(file), "--dump", os.devnull)
@@ -167,8 +251,13 @@ def test_a_file_that_is_no_npz_is_explained(capsys, tmp_path):
     path = tmp_path / "x.npz"
     path.write_text("hello")
     os.mkfifo(tmp_path / "pipe")
-    for file, said in ((path, "cannot be read as an .npz"), (tmp_path, "is not a file"), ("/dev/zero", "is not a file"),
-                       (tmp_path / "pipe", "is not a file"), (tmp_path / "nothing", "No such file")):
+    for file, said in (
+        (path, "cannot be read as an .npz"),
+        (tmp_path, "is not a file"),
+        ("/dev/zero", "is not a file"),
+        (tmp_path / "pipe", "is not a file"),
+        (tmp_path / "nothing", "No such file"),
+    ):
         status, out = shown(capsys, "--input", str(file))
         assert status == 2 and said in out.err and len(out.err.splitlines()) == 1, out.err
 

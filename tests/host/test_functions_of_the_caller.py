@@ -1,12 +1,13 @@
 """An output lambda stores its result itself, as with the reference; a value function returns a number, or is refused."""
 
-import epmoe_ref
 import numpy as np
 import pytest
-from epmoe.host.exact_words import add_rn, mul_rn
-from epmoe_ref.errors import EPStateError, EPValueError, OutOfBoundsError
 from test_local_rounds import scaled_rows
 from worlds_at_hand import batch, config, parallel
+
+import epmoe_ref
+from epmoe.host.exact_words import add_rn, mul_rn
+from epmoe_ref.errors import EPStateError, EPValueError, OutOfBoundsError
 
 KERNELS = ["plain", "fast"]
 HERE = ["reference", *KERNELS]
@@ -19,7 +20,10 @@ def store(token, col, value, result, bias, counts):
 
 def arrays(x, hidden, spread=1):
     """What `store` writes, by rank: a float32 and an int32 array (every `spread`th column of larger ones)."""
-    return [[np.zeros((len(t), hidden * spread), dtype)[:, ::spread] for t in x] for dtype in (np.float32, np.int32)]
+    return [
+        [np.zeros((len(t), hidden * spread), dtype)[:, ::spread] for t in x]
+        for dtype in (np.float32, np.int32)
+    ]
 
 
 def run(where, cfg, x, ids, ep=None, **options):
@@ -36,22 +40,35 @@ def run(where, cfg, x, ids, ep=None, **options):
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_an_output_lambda_stores_what_the_reference_stores_and_once(kernels, fused, dtype, spread):
-    cfg = config(n_ranks=2, n_experts=4, top_k=2, hidden=40, max_tokens_per_rank=5, combine_dtype=dtype)
+    cfg = config(
+        n_ranks=2, n_experts=4, top_k=2, hidden=40, max_tokens_per_rank=5, combine_dtype=dtype
+    )
     x, ids, weights = batch(cfg, 3, [5, 3])
     y = scaled_rows(epmoe_ref.dispatch(cfg, x, ids), 0.5)
     bias = np.linspace(-1, 1, 40, dtype=np.float32)
     wanted = arrays(x, 40)
     d_ref = epmoe_ref.dispatch(cfg, x, ids)
     y = [rows.astype({"bf16": rows.dtype, "fp32": np.float32}[dtype]) for rows in y]
-    epmoe_ref.combine(cfg, y, d_ref, router_weights=weights, elementwise_lambda_fn=store,
-                      epilogue_args=(wanted[0], bias, wanted[1]))
+    epmoe_ref.combine(
+        cfg,
+        y,
+        d_ref,
+        router_weights=weights,
+        elementwise_lambda_fn=store,
+        epilogue_args=(wanted[0], bias, wanted[1]),
+    )
     with parallel(cfg, kernels=kernels, fused=fused, seed=7) as ep:
         for _ in range(2):
             stored = arrays(x, 40, spread)
             d = ep.dispatch(x, ids)
             rows = [a.astype(b.dtype) for a, b in zip(scaled_rows(d, 0.5), y)]
-            done = ep.combine(rows, d, weights, elementwise_lambda_fn=store,
-                              epilogue_args=(stored[0], bias, stored[1]))
+            done = ep.combine(
+                rows,
+                d,
+                weights,
+                elementwise_lambda_fn=store,
+                epilogue_args=(stored[0], bias, stored[1]),
+            )
             assert done == [None, None]
             for got, want in zip((*stored[0], *stored[1]), (*wanted[0], *wanted[1])):
                 assert np.array_equal(got, want)
@@ -62,7 +79,9 @@ def test_an_output_lambda_stores_what_the_reference_stores_and_once(kernels, fus
 def test_ranks_may_store_into_one_array(kernels):
     cfg = config(n_ranks=2, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=4)
     x, ids, weights = batch(cfg, 5, [3, 4])
-    shared = np.zeros((2, 4 * 16 + 1), np.float32)[:, 1:].T[::-1].T[:, ::-1]      # its elements are copied and come back
+    shared = (
+        np.zeros((2, 4 * 16 + 1), np.float32)[:, 1:].T[::-1].T[:, ::-1]
+    )  # its elements are copied and come back
 
     def own(token, col, value, table, rank):
         table[rank, token * 16 + col] = value
@@ -75,7 +94,9 @@ def test_ranks_may_store_into_one_array(kernels):
         want = ep.combine(scaled_rows(d, 0.5), d, weights)
     for rank in range(2):
         n = len(x[rank])
-        assert np.array_equal(shared[rank, :n * 16].reshape(n, 16), np.asarray(want[rank], np.float32))
+        assert np.array_equal(
+            shared[rank, : n * 16].reshape(n, 16), np.asarray(want[rank], np.float32)
+        )
 
 
 def returning(value):
@@ -85,7 +106,13 @@ def returning(value):
     return function
 
 
-WRONG = {"nothing": None, "a str": "1", "a list": [1.0], "a complex": 1j, "of shape": np.zeros((2, 2), np.float32)}
+WRONG = {
+    "nothing": None,
+    "a str": "1",
+    "a list": [1.0],
+    "a complex": 1j,
+    "of shape": np.zeros((2, 2), np.float32),
+}
 
 
 @pytest.mark.parametrize("where", HERE)
@@ -98,13 +125,15 @@ def test_a_value_function_that_returns_no_number_is_refused(what, wrong, where):
     with parallel(cfg, kernels=None if where == "reference" else where) as ep:
         with pytest.raises(EPValueError, match=what):
             run(where, cfg, x, ids, ep, **options)
-        if where != "reference":      # nothing was launched: the round goes on
+        if where != "reference":  # nothing was launched: the round goes on
             assert ep._rounds.state == "dispatched"
 
 
 @pytest.mark.parametrize("wrong", [None, "1", 1j])
 def test_an_input_scale_that_is_no_number_is_refused(wrong):
-    cfg = config(n_ranks=2, n_experts=4, top_k=2, hidden=64, max_tokens_per_rank=4, token_format="nvfp4")
+    cfg = config(
+        n_ranks=2, n_experts=4, top_k=2, hidden=64, max_tokens_per_rank=4, token_format="nvfp4"
+    )
     x, ids, _ = batch(cfg, 1, [4, 2])
     with parallel(cfg) as ep, pytest.raises(EPValueError, match="input_scale"):
         ep.dispatch(x, ids, returning(wrong))
@@ -129,12 +158,16 @@ def test_a_function_that_returns_nothing_for_some_tokens_ends_the_round(kernels)
 
 
 @pytest.mark.parametrize("where", HERE)
-@pytest.mark.parametrize("options, told", [
-    (dict(elementwise_lambda_fn=lambda token, col, value: value), "elementwise_lambda_fn"),
-    (dict(elementwise_lambda_fn=store), "elementwise_lambda_fn cannot be called"),
-    (dict(elementwise_lambda_fn=returning(None), epilogue=returning(1.0)), "epilogue"),
-    (dict(elementwise_lambda_fn=returning(None), router_weights=None), "router.weights"),
-], ids=["returns a value", "takes more", "with an epilogue", "without weights"])
+@pytest.mark.parametrize(
+    "options, told",
+    [
+        (dict(elementwise_lambda_fn=lambda token, col, value: value), "elementwise_lambda_fn"),
+        (dict(elementwise_lambda_fn=store), "elementwise_lambda_fn cannot be called"),
+        (dict(elementwise_lambda_fn=returning(None), epilogue=returning(1.0)), "epilogue"),
+        (dict(elementwise_lambda_fn=returning(None), router_weights=None), "router.weights"),
+    ],
+    ids=["returns a value", "takes more", "with an epilogue", "without weights"],
+)
 def test_what_is_no_output_lambda_is_refused(options, told, where):
     cfg = config(n_ranks=2, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=4)
     x, ids, weights = batch(cfg, 1, [4, 2])
@@ -155,5 +188,14 @@ def test_a_read_only_array_is_not_stored_into(kernels):
 
     with parallel(cfg, kernels=kernels) as ep:
         with pytest.raises((TypeError, OutOfBoundsError), match="read-only"):
-            run("kernels", cfg, x, ids, ep, router_weights=weights, elementwise_lambda_fn=write, epilogue_args=(table,))
+            run(
+                "kernels",
+                cfg,
+                x,
+                ids,
+                ep,
+                router_weights=weights,
+                elementwise_lambda_fn=write,
+                epilogue_args=(table,),
+            )
     assert not table.any()

@@ -2,14 +2,15 @@
 
 import importlib.util
 
-import epmoe_ref
 import ml_dtypes
 import numpy as np
 import pytest
+from worlds_at_hand import BF16, batch, config, parallel
+
+import epmoe_ref
 from epmoe import DeviceArray, EPValueError, LaunchConfig
 from epmoe.check import compare_combined_world, compare_dispatched_world, report
 from epmoe.host.arrays import view
-from worlds_at_hand import BF16, batch, config, parallel
 
 pytestmark = pytest.mark.gpu
 
@@ -38,25 +39,34 @@ def equal_dispatch(cfg, d, x, ids, **options):
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
-@pytest.mark.parametrize("sizes", [dict(), dict(n_ranks=1, n_experts=8, top_k=8), LARGE],
-                         ids=["small", "one rank", "large"])
+@pytest.mark.parametrize(
+    "sizes",
+    [dict(), dict(n_ranks=1, n_experts=8, top_k=8), LARGE],
+    ids=["small", "one rank", "large"],
+)
 def test_rounds_equal_the_reference(sizes, fused):
     cfg = config(**sizes)
     with parallel(cfg, fused=fused) as ep:
         for number in range(3):
-            counts = list(np.random.default_rng(number).integers(0, cfg.max_tokens_per_rank + 1, cfg.n_ranks))
+            counts = list(
+                np.random.default_rng(number).integers(0, cfg.max_tokens_per_rank + 1, cfg.n_ranks)
+            )
             x, ids, weights = batch(cfg, number, counts)
             d = ep.dispatch(x, ids)
             assert all(isinstance(a.output_tokens, DeviceArray) for a in d)
             want = equal_dispatch(cfg, d, x, ids)
             out = ep.combine([a.output_tokens for a in d], d, weights)
-            expected = epmoe_ref.combine(cfg, [a.output_tokens for a in want], want, router_weights=weights)
+            expected = epmoe_ref.combine(
+                cfg, [a.output_tokens for a in want], want, router_weights=weights
+            )
             assert not compare_combined_world(cfg, [a.numpy() for a in out], expected)
 
 
 @pytest.mark.parametrize("token_format", ["fp8_blockwise", "nvfp4", "mxfp4", "mxfp8", "mxfp4_rows"])
 def test_every_format_equals_the_reference(token_format):
-    cfg = config(hidden=512, token_format=token_format, max_tokens_per_rank=40, fused_shared_expert=True)
+    cfg = config(
+        hidden=512, token_format=token_format, max_tokens_per_rank=40, fused_shared_expert=True
+    )
     x, ids, weights = batch(cfg)
     with parallel(cfg) as ep:
         for scale in (1.0, [0.5, 3.0]):
@@ -81,7 +91,9 @@ def test_device_arrays_go_in_and_results_into_them(dtype):
         out = ep.combine([a.output_tokens for a in d], d, [on_gpu(w) for w in weights], out=into)
         ep.check()
         assert all(a is b for a, b in zip(out, into))
-        expected = epmoe_ref.combine(cfg, [a.output_tokens for a in want], want, router_weights=weights)
+        expected = epmoe_ref.combine(
+            cfg, [a.output_tokens for a in want], want, router_weights=weights
+        )
         got = [as_numpy(a) for a in into]
         assert not compare_combined_world(cfg, got, expected)
 
@@ -106,13 +118,17 @@ def test_results_are_seen_without_a_copy(library):
 
             tokens = torch.from_dlpack(d.output_tokens)
             assert tokens.dtype == torch.bfloat16 and tokens.data_ptr() == d.output_tokens.address
-            assert np.array_equal(tokens.float().cpu().numpy(), d.output_tokens.numpy().astype(np.float32))
+            assert np.array_equal(
+                tokens.float().cpu().numpy(), d.output_tokens.numpy().astype(np.float32)
+            )
             assert int(d.row_offsets.numpy()[-1]) == len(tokens)
         else:
             import cupy
 
             info = cupy.asarray(d.src_info)
-            assert info.data.ptr == d.src_info.address and np.array_equal(info.get(), d.src_info.numpy())
+            assert info.data.ptr == d.src_info.address and np.array_equal(
+                info.get(), d.src_info.numpy()
+            )
 
 
 @pytest.mark.parametrize("token_format", ["bf16", "fp8_blockwise"])
@@ -140,16 +156,25 @@ def test_a_numba_kernel_is_an_expert(token_format):
             values = of_rank.output_tokens.numpy()
             values = values if token_format == "bf16" else values.view(np.uint8)
             n = of_rank.n_rows
-            assert np.array_equal(made.copy_to_host()[:n].astype(np.float32), 2 * values[:n].astype(np.float32))
+            assert np.array_equal(
+                made.copy_to_host()[:n].astype(np.float32), 2 * values[:n].astype(np.float32)
+            )
             y.append(made)
         if token_format == "fp8_blockwise":
-            scales = d[0].trimmed().output_scales       # transposed, hence strided
+            scales = d[0].trimmed().output_scales  # transposed, hence strided
             assert np.array_equal(scales.numba().copy_to_host(), scales.numpy())
         want = epmoe_ref.dispatch(cfg, x, ids)
-        rows = [np.asarray(a.output_tokens) if token_format == "bf16" else a.output_tokens.view(np.uint8) for a in want]
+        rows = [
+            np.asarray(a.output_tokens)
+            if token_format == "bf16"
+            else a.output_tokens.view(np.uint8)
+            for a in want
+        ]
         rows = [(2 * a.astype(np.float32)).astype(BF16) for a in rows]
         expected = epmoe_ref.combine(cfg, rows, want, router_weights=weights)
-        assert not compare_combined_world(cfg, [a.numpy() for a in ep.combine(y, d, weights)], expected)
+        assert not compare_combined_world(
+            cfg, [a.numpy() for a in ep.combine(y, d, weights)], expected
+        )
 
 
 def test_dlpack_alone_is_enough():
@@ -167,7 +192,11 @@ def test_dlpack_alone_is_enough():
     with parallel(cfg) as ep:
         tokens = ep.dispatch(*batch(cfg)[:2])[0].output_tokens
         seen = view(OnlyDlpack(tokens), "tokens")
-        assert (seen.address, seen.shape, seen.dtype) == (tokens.address, tokens.shape, np.dtype(BF16))
+        assert (seen.address, seen.shape, seen.dtype) == (
+            tokens.address,
+            tokens.shape,
+            np.dtype(BF16),
+        )
         assert seen.is_contiguous
 
 
@@ -186,7 +215,9 @@ def test_bad_ids_on_the_device_count_as_none_and_are_raised_later(value):
         want = equal_dispatch(cfg, d, x, clean)
         assert np.array_equal(d[1].topk_ids.numpy(), clean[1])
         out = ep.combine([a.output_tokens for a in d], d, weights)
-        expected = epmoe_ref.combine(cfg, [a.output_tokens for a in want], want, router_weights=weights)
+        expected = epmoe_ref.combine(
+            cfg, [a.output_tokens for a in want], want, router_weights=weights
+        )
         assert not compare_combined_world(cfg, [a.numpy() for a in out], expected)
 
 
@@ -194,7 +225,10 @@ def test_bad_ids_on_the_device_count_as_none_and_are_raised_later(value):
 def test_random_garbage_ids_on_the_device_write_nothing_out_of_bounds(seed):
     cfg = config(n_ranks=4, n_experts=8, top_k=3, hidden=32, max_tokens_per_rank=16)
     rng = np.random.default_rng(seed)
-    garbage = [rng.integers(-3, 12, (16, 3)) if seed % 2 else rng.integers(-(2**31), 2**31, (16, 3)) for _ in range(4)]
+    garbage = [
+        rng.integers(-3, 12, (16, 3)) if seed % 2 else rng.integers(-(2**31), 2**31, (16, 3))
+        for _ in range(4)
+    ]
     clean = []
     for a in garbage:
         a = np.where((a < 0) | (a >= 8), -1, a)
@@ -214,8 +248,10 @@ def test_wrong_device_arrays_are_refused_before_the_launch():
     cfg = config()
     x, ids, _ = batch(cfg)
     with parallel(cfg) as ep:
-        for tokens, said in [([on_gpu(a.astype(np.float32)) for a in x], "float32"),
-                             ([on_gpu(np.repeat(a, 2, axis=1))[:, ::2] for a in x], "not C-contiguous")]:
+        for tokens, said in [
+            ([on_gpu(a.astype(np.float32)) for a in x], "float32"),
+            ([on_gpu(np.repeat(a, 2, axis=1))[:, ::2] for a in x], "not C-contiguous"),
+        ]:
             with pytest.raises(EPValueError, match=said):
                 ep.dispatch(tokens, ids)
 
@@ -237,7 +273,9 @@ def test_scales_cut_along_columns_read_right():
         d = ep.dispatch(x, ids)[0]
         cut = d.trimmed().output_scales
         whole = d.output_scales.numpy()
-        assert cut.shape == (2, d.n_rows) and np.array_equal(cut.numpy(), whole[:, :d.n_rows], equal_nan=True)
+        assert cut.shape == (2, d.n_rows) and np.array_equal(
+            cut.numpy(), whole[:, : d.n_rows], equal_nan=True
+        )
         assert d.output_tokens.dtype == ml_dtypes.float8_e4m3fn
 
 
@@ -256,6 +294,7 @@ def test_a_steady_state_allocates_nothing_and_waits_for_nothing():
     x, ids, weights = batch(cfg)
     given = [[on_gpu(a) for a in part] for part in (x, ids, weights)]
     with parallel(cfg) as ep:
+
         def a_round():
             d = ep.dispatch(*given[:2])
             ep.combine([a.output_tokens for a in d], d, given[2])
@@ -264,7 +303,10 @@ def test_a_steady_state_allocates_nothing_and_waits_for_nothing():
         ep.check()
         held = ep.memory().allocated_bytes
         waits, machine = [], ep.world.machine
-        synchronize, machine.synchronize = machine.synchronize, lambda: (waits.append(1), synchronize())
+        synchronize, machine.synchronize = (
+            machine.synchronize,
+            lambda: (waits.append(1), synchronize()),
+        )
         for _ in range(20):
             a_round()
         assert not waits and ep.memory().allocated_bytes == held

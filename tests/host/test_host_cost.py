@@ -13,16 +13,25 @@ import pytest
 
 # most take long: the shortest two by day
 BY_DAY = ("checks_of_captures", "checks_of_results")
-PROGRAMS = [pytest.param(program, marks=() if program.stem in BY_DAY else pytest.mark.nightly, id=program.stem)
-            for program in sorted(Path(__file__).parent.glob("checks_of_*.py"))]
+PROGRAMS = [
+    pytest.param(
+        program, marks=() if program.stem in BY_DAY else pytest.mark.nightly, id=program.stem
+    )
+    for program in sorted(Path(__file__).parent.glob("checks_of_*.py"))
+]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_on_a_driver_that_counts(program):
-    pytest.importorskip("cuda.bindings")        # not on macOS
+    pytest.importorskip("cuda.bindings")  # not on macOS
     checks = re.findall(r"^def (check_\w+)", program.read_text(), re.MULTILINE)
     # in a process of its own: this one uses the simulator
-    done = subprocess.run([sys.executable, "-W", "error", str(program), *checks], capture_output=True, text=True,
-                          timeout=200, env=os.environ | {"EPMOE_DEVICE": "gpu"})
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(program), *checks],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env=os.environ | {"EPMOE_DEVICE": "gpu"},
+    )
     assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
     assert done.stdout.split() == checks

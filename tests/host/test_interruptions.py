@@ -2,17 +2,28 @@
 
 import signal
 
-import epmoe_ref
 import numpy as np
 import pytest
-from epmoe.check import compare_combined_world
-from epmoe.host.arrays import to_numpy
-from epmoe_ref.errors import EPStateError
 from interruptions import Interruption, at_function_call, places
 from worlds_at_hand import batch, config, parallel
 
-CALLS = "dispatch", "combine", "dispatch_async", "dispatch_wait", "combine_async", "combine_wait", "reset"
-ON_BOTH = pytest.mark.parametrize("device", ["simulator", pytest.param("gpu", marks=pytest.mark.gpu)])
+import epmoe_ref
+from epmoe.check import compare_combined_world
+from epmoe.host.arrays import to_numpy
+from epmoe_ref.errors import EPStateError
+
+CALLS = (
+    "dispatch",
+    "combine",
+    "dispatch_async",
+    "dispatch_wait",
+    "combine_async",
+    "combine_wait",
+    "reset",
+)
+ON_BOTH = pytest.mark.parametrize(
+    "device", ["simulator", pytest.param("gpu", marks=pytest.mark.gpu)]
+)
 
 
 def rounds_up_to(ep, call, x, ids, weights):
@@ -37,12 +48,16 @@ def expect_right(ep, x, ids, weights):
     d = ep.dispatch(x, ids)
     out = ep.combine([a.output_tokens for a in d], d, weights)
     want = epmoe_ref.dispatch(ep.cfg, x, ids)
-    expected = epmoe_ref.combine(ep.cfg, [a.output_tokens for a in want], want, router_weights=weights)
+    expected = epmoe_ref.combine(
+        ep.cfg, [a.output_tokens for a in want], want, router_weights=weights
+    )
     assert not compare_combined_world(ep.cfg, [to_numpy(a) for a in out], expected)
 
 
 @ON_BOTH
-@pytest.mark.parametrize("call, kind", [(call, Interruption) for call in CALLS] + [("dispatch", TimeoutError)])
+@pytest.mark.parametrize(
+    "call, kind", [(call, Interruption) for call in CALLS] + [("dispatch", TimeoutError)]
+)
 def test_a_call_that_was_interrupted_anywhere_is_named_and_reset_helps(call, kind, device):
     cfg = config()
     x, ids, weights = batch(cfg)
@@ -50,13 +65,22 @@ def test_a_call_that_was_interrupted_anywhere_is_named_and_reset_helps(call, kin
         function = rounds_up_to(ep, call, x, ids, weights)
         with at_function_call(None) as seen:
             function()
-        for n in {5, *places(len(seen) * 3 // 4, 3)[1:]}:       # how many there are depends on the schedule
+        for n in {
+            5,
+            *places(len(seen) * 3 // 4, 3)[1:],
+        }:  # how many there are depends on the schedule
             ep.reset()
             function = rounds_up_to(ep, call, x, ids, weights)
             with pytest.raises(kind), at_function_call(n, kind):
                 function()
-            for other in (lambda: ep.dispatch(x, ids), ep.dispatch_wait, lambda: ep.combine(x, [], weights)):
-                with pytest.raises(EPStateError, match=rf"{call} was ended by {kind.__name__}.*reset\(\)"):
+            for other in (
+                lambda: ep.dispatch(x, ids),
+                ep.dispatch_wait,
+                lambda: ep.combine(x, [], weights),
+            ):
+                with pytest.raises(
+                    EPStateError, match=rf"{call} was ended by {kind.__name__}.*reset\(\)"
+                ):
                     other()
             ep.reset()
             expect_right(ep, x, ids, weights)
@@ -74,7 +98,9 @@ def test_ctrl_c_inside_a_kernel_of_the_simulator():
         d = ep.dispatch(x, ids)
         with pytest.raises(KeyboardInterrupt):
             ep.combine([a.output_tokens for a in d], d, weights, epilogue)
-        with pytest.raises(EPStateError, match=r"combine was ended by KeyboardInterrupt.*reset\(\)"):
+        with pytest.raises(
+            EPStateError, match=r"combine was ended by KeyboardInterrupt.*reset\(\)"
+        ):
             ep.dispatch(x, ids)
         ep.reset()
         expect_right(ep, x, ids, weights)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TOP = ROOT / "epmoe" / "__init__.py"     # names of all layers, imported when they are first used
+TOP = ROOT / "epmoe" / "__init__.py"  # names of all layers, imported when they are first used
 
 # From the bottom up; a module may import from its own layer and from those before it.
 LAYERS = [
@@ -20,8 +20,16 @@ LAYERS = [
     ("epmoe.fused_a2a", "epmoe.torch"),
 ]
 # may import the reference's semantics
-COMPARING = ("epmoe/check", "epmoe/verify", "epmoe/vectors", "epmoe/explain", "epmoe/lessons", "epmoe/mutants",
-             "epmoe/puzzles", "epmoe/routing")
+COMPARING = (
+    "epmoe/check",
+    "epmoe/verify",
+    "epmoe/vectors",
+    "epmoe/explain",
+    "epmoe/lessons",
+    "epmoe/mutants",
+    "epmoe/puzzles",
+    "epmoe/routing",
+)
 SHARED = {"epmoe_ref.config", "epmoe_ref.counters", "epmoe_ref.errors"}
 
 
@@ -36,14 +44,21 @@ def module_name(path):
 
 def imported(path):
     """Absolute names of all modules that a file imports, relative ones resolved, submodules as names of their own."""
-    package = module_name(path) if path.name == "__init__.py" else module_name(path).rpartition(".")[0]
+    package = (
+        module_name(path) if path.name == "__init__.py" else module_name(path).rpartition(".")[0]
+    )
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
-                base = ".".join([*package.split(".")[:len(package.split(".")) - node.level + 1], *filter(None, [base])])
+                base = ".".join(
+                    [
+                        *package.split(".")[: len(package.split(".")) - node.level + 1],
+                        *filter(None, [base]),
+                    ]
+                )
             for alias in node.names:
                 sub = ROOT.joinpath(*base.split("."), alias.name)
                 is_module = sub.with_suffix(".py").exists() or sub.is_dir()
@@ -85,33 +100,54 @@ def test_epmoe_knows_sizes_and_errors_of_the_reference_and_no_more():
 def test_imports_go_down_only():
     def wrong(path, names):
         here = layer(module_name(path))
-        return {n for n in names if n.startswith("epmoe.") and layer(n) > here} if path != TOP else set()
+        return (
+            {n for n in names if n.startswith("epmoe.") and layer(n) > here}
+            if path != TOP
+            else set()
+        )
 
     assert found_in("epmoe", wrong) == {}
 
 
 def test_no_drawers():
-    names = {p.name for package in ("epmoe", "epmoe_ref", "tests", "benchmarks") for p in sources(package)}
+    names = {
+        p.name
+        for package in ("epmoe", "epmoe_ref", "tests", "benchmarks")
+        for p in sources(package)
+    }
     assert not names & {"utils.py", "helpers.py", "common.py", "misc.py"}
 
 
 def run_python(code, **environment):
     environment = {k: v for k, v in os.environ.items() if k != "EPMOE_DEVICE"} | environment
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60,
-                          env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_importing_epmoe_loads_nothing_heavy():
     heavy = ("numba", "numpy", "greenlet", "mpi4py", "rich", "cuda", "torch")
-    assert run_python(f"import epmoe, sys; print([m for m in {heavy} if m in sys.modules])").strip() == "[]"
+    assert (
+        run_python(f"import epmoe, sys; print([m for m in {heavy} if m in sys.modules])").strip()
+        == "[]"
+    )
 
 
-@pytest.mark.parametrize("environment", [{"EPMOE_DEVICE": "sim"}, {"NUMBA_ENABLE_CUDASIM": "1"}], ids=str)
+@pytest.mark.parametrize(
+    "environment", [{"EPMOE_DEVICE": "sim"}, {"NUMBA_ENABLE_CUDASIM": "1"}], ids=str
+)
 def test_the_simulator_needs_no_numba(environment):
-    code = ("import sys; sys.modules['numba'] = None; sys.modules['mpi4py'] = None\n"
-            "from epmoe import *; ExpertParallel(EPConfig(1, 2, 1, 8, 1), LocalWorld(1)).close(); print('fine')")
+    code = (
+        "import sys; sys.modules['numba'] = None; sys.modules['mpi4py'] = None\n"
+        "from epmoe import *; ExpertParallel(EPConfig(1, 2, 1, 8, 1), LocalWorld(1)).close(); print('fine')"
+    )
     assert run_python(code, **environment).strip() == "fine"
 
 

@@ -1,12 +1,13 @@
 """Rounds of a LocalWorld are the reference's rounds, bit for bit: sizes, seeds, split and fused, options."""
 
-import epmoe_ref
 import numpy as np
 import pytest
+from worlds_at_hand import BF16, batch, config, parallel
+
+import epmoe_ref
 from epmoe import LaunchConfig, LocalWorld, fma_rn, mul_rn
 from epmoe.check import compare_combined_world, compare_dispatched_world, report
 from epmoe.expert_parallel import ExpertParallel
-from worlds_at_hand import BF16, batch, config, parallel
 
 SIZES = [
     dict(n_ranks=1, n_experts=1, top_k=1, hidden=8, max_tokens_per_rank=1),
@@ -25,7 +26,7 @@ def scaled_rows(d, factor):
     y = []
     for of_rank in d:
         offsets = np.asarray(of_rank.row_offsets).astype(np.int64)
-        rows = np.asarray(of_rank.output_tokens)[:offsets[-1]].astype(np.float32)
+        rows = np.asarray(of_rank.output_tokens)[: offsets[-1]].astype(np.float32)
         group = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
         y.append((rows * (factor + group)[:, None]).astype(BF16))
     return y
@@ -51,7 +52,9 @@ def test_rounds_equal_the_reference(sizes, kernels, fused):
     cfg = config(**sizes)
     with parallel(cfg, kernels=kernels, fused=fused, seed=len(SIZES) * fused) as ep:
         for number in range(2):
-            counts = np.random.default_rng(number).integers(0, cfg.max_tokens_per_rank + 1, cfg.n_ranks)
+            counts = np.random.default_rng(number).integers(
+                0, cfg.max_tokens_per_rank + 1, cfg.n_ranks
+            )
             x, ids, weights = batch(cfg, number, list(counts))
             check_round(ep, cfg, x, ids, router_weights=weights)
 
@@ -76,7 +79,9 @@ def test_no_tokens_at_all():
 def test_every_slot_empty_gives_zeros():
     cfg = config()
     x, ids, weights = batch(cfg)
-    nan = [np.full_like(w, np.nan) for w in weights]  # a weight of an empty slot adds nothing, whatever it is
+    nan = [
+        np.full_like(w, np.nan) for w in weights
+    ]  # a weight of an empty slot adds nothing, whatever it is
     with parallel(cfg) as ep:
         _, out = check_round(ep, cfg, x, [np.full_like(a, -1) for a in ids], router_weights=nan)
         assert all((a.view(np.uint16) == 0).all() for a in out)
@@ -113,14 +118,20 @@ def test_functions_run_in_the_kernel_as_in_numpy(combine_dtype):
     cfg = config(combine_dtype=combine_dtype)
     x, ids, weights = batch(cfg)
     bias = np.linspace(-2, 2, cfg.hidden, dtype=np.float32)
-    options = dict(router_weights=weight_of, router_weights_args=(weights, 0.75), epilogue=shifted,
-                   epilogue_args=(bias, 3.0))
+    options = dict(
+        router_weights=weight_of,
+        router_weights_args=(weights, 0.75),
+        epilogue=shifted,
+        epilogue_args=(bias, 3.0),
+    )
     want = epmoe_ref.dispatch(cfg, x, ids)
     dtype = {"bf16": BF16, "fp16": np.float16, "fp32": np.float32}[combine_dtype]
     with parallel(cfg) as ep:
         d = ep.dispatch(x, ids)
         out = ep.combine([y.astype(dtype) for y in scaled_rows(d, 1)], d, **options)
-    expected = epmoe_ref.combine(cfg, [y.astype(dtype) for y in scaled_rows(want, 1)], want, **options)
+    expected = epmoe_ref.combine(
+        cfg, [y.astype(dtype) for y in scaled_rows(want, 1)], want, **options
+    )
     found = compare_combined_world(cfg, out, expected)
     assert not found, report(found)
 
@@ -128,7 +139,9 @@ def test_functions_run_in_the_kernel_as_in_numpy(combine_dtype):
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
 @pytest.mark.parametrize("skip_a2a", [False, True], ids=["a2a", "skip_a2a"])
 def test_a_shared_expert_takes_the_ranks_own_tokens(fused, skip_a2a):
-    cfg = config(fused_shared_expert=True, skip_a2a=skip_a2a, allreduce_world_size=2 if skip_a2a else 1)
+    cfg = config(
+        fused_shared_expert=True, skip_a2a=skip_a2a, allreduce_world_size=2 if skip_a2a else 1
+    )
     x, ids, weights = batch(cfg)
     if skip_a2a:
         x, ids, weights = ([a[0]] * 2 for a in (x, ids, weights))
@@ -147,12 +160,17 @@ def test_every_format_equals_the_reference(token_format):
             d = ep.dispatch(x, ids, input_scale=scale)
             found = compare_dispatched_world(cfg, [a.trimmed() for a in d], want)
             assert not found, report(found)
-            assert not compare_dispatched_world(cfg, d, want), "the arrays with capacity hold the same"
+            assert not compare_dispatched_world(cfg, d, want), (
+                "the arrays with capacity hold the same"
+            )
             ep.combine([np.zeros((ep.capacity, 128), BF16)] * 2, d)
 
 
-@pytest.mark.parametrize("launch", [LaunchConfig(n_sms=2, num_threads=32), LaunchConfig(n_sms=5, num_threads=96)],
-                         ids=str)
+@pytest.mark.parametrize(
+    "launch",
+    [LaunchConfig(n_sms=2, num_threads=32), LaunchConfig(n_sms=5, num_threads=96)],
+    ids=str,
+)
 def test_results_do_not_depend_on_the_launch(launch):
     cfg = config(n_ranks=2, n_experts=4, max_tokens_per_rank=6)
     x, ids, weights = batch(cfg)

@@ -2,20 +2,51 @@
 
 import numpy as np
 import pytest
+
 from epmoe import device
 from epmoe.host.narrowing import OUTSIDE, narrow
 
-INTERESTING = [0, 1, -1, 2, 127, -128, 128, 255, 256, 32767, -32768, 65535, 2**31 - 1, -(2**31), 2**31, 2**31 + 5,
-               2**32 - 1, 2**32, 2**32 + 3, -(2**31) - 1, -(2**32), 2**63 - 1, -(2**63), 2**63, 2**64 - 1]
+INTERESTING = [
+    0,
+    1,
+    -1,
+    2,
+    127,
+    -128,
+    128,
+    255,
+    256,
+    32767,
+    -32768,
+    65535,
+    2**31 - 1,
+    -(2**31),
+    2**31,
+    2**31 + 5,
+    2**32 - 1,
+    2**32,
+    2**32 + 3,
+    -(2**31) - 1,
+    -(2**32),
+    2**63 - 1,
+    -(2**63),
+    2**63,
+    2**64 - 1,
+]
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
+@pytest.mark.parametrize(
+    "dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
+)
 def test_ids_are_kept_or_marked(dtype):
     info = np.iinfo(dtype)
     values = [v for v in INTERESTING if info.min <= v <= info.max] * 3
     machine = device.machine(1)
     source = machine.alloc(len(values) * np.dtype(dtype).itemsize, "ids")
-    destination, params = machine.alloc(4 * len(values), "int32 ids"), machine.alloc(16, "addresses")
+    destination, params = (
+        machine.alloc(4 * len(values), "int32 ids"),
+        machine.alloc(16, "addresses"),
+    )
     source.write(np.array(values, dtype))
     params.write(np.array([source.address, destination.address], np.uint64))
     narrow(machine, machine.stream(0), 0, params.address, dtype, len(values))

@@ -5,10 +5,11 @@ import weakref
 
 import numpy as np
 import pytest
+from worlds_at_hand import batch, config, parallel
+
 from epmoe import EPValueError, ExpertParallel, LocalWorld, PeerTimeout
 from epmoe.device.sim.memory import MEMORY
 from epmoe.host import engine, same_functions
-from worlds_at_hand import batch, config, parallel
 
 
 def test_an_expert_parallel_without_close_gives_its_memory_back_and_results_keep_theirs():
@@ -25,7 +26,10 @@ def test_an_expert_parallel_without_close_gives_its_memory_back_and_results_keep
     del ep
     gc.collect()
     assert gone() is None
-    assert all(np.array_equal(a, b) for a, b in zip(out, want)) and [one.trimmed().n_rows for one in d] == n_rows
+    assert (
+        all(np.array_equal(a, b) for a, b in zip(out, want))
+        and [one.trimmed().n_rows for one in d] == n_rows
+    )
     del d, out
     gc.collect()
     assert len(MEMORY.spans) == before
@@ -69,6 +73,7 @@ def test_functions_of_earlier_rounds_are_let_go(monkeypatch):
     functions = []
     with parallel(cfg, racecheck=False) as ep:
         for i in range(8):
+
             def epilogue(token, col, value, i=i):
                 return value + i
 
@@ -94,7 +99,7 @@ def test_a_function_made_anew_is_the_earlier_one_if_it_does_the_same(monkeypatch
     other = make(2.0, 3.0)
     assert earlier(other) is other and earlier(None) is None and earlier("array") == "array"
     array = np.ones(3)
-    held = make(array, 1.0)                 # what it refers to cannot be compared
+    held = make(array, 1.0)  # what it refers to cannot be compared
     assert earlier(held) is held and earlier(make(array, 1.0)) is not held
 
 

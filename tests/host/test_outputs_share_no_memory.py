@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from worlds_at_hand import BF16, batch, config, parallel
+
 from epmoe import EPValueError
 from epmoe.host.arrays import view
 from epmoe.host.overlaps import expect_apart
-from worlds_at_hand import BF16, batch, config, parallel
 
 T, H = 4, 16
 
@@ -26,12 +27,21 @@ def shifted(cfg):
 
 
 def sliding(cfg):
-    return [np.lib.stride_tricks.as_strided(np.zeros(64, BF16), (T, H), (4, 2)), np.zeros((T, H), BF16)]
+    return [
+        np.lib.stride_tricks.as_strided(np.zeros(64, BF16), (T, H), (4, 2)),
+        np.zeros((T, H), BF16),
+    ]
 
 
-@pytest.mark.parametrize("out_of, says", [(zero_strides, r"strides \(0, 2\)"), (one_for_both, "share memory"),
-                                          (shifted, "of rank 1 and out: .* of rank 0 share memory"),
-                                          (sliding, r"strides \(4, 2\)")])
+@pytest.mark.parametrize(
+    "out_of, says",
+    [
+        (zero_strides, r"strides \(0, 2\)"),
+        (one_for_both, "share memory"),
+        (shifted, "of rank 1 and out: .* of rank 0 share memory"),
+        (sliding, r"strides \(4, 2\)"),
+    ],
+)
 def test_combine_refuses_them_and_the_round_goes_on(out_of, says):
     cfg = config()
     x, ids, weights = batch(cfg, num_tokens=[T, T])
@@ -40,12 +50,14 @@ def test_combine_refuses_them_and_the_round_goes_on(out_of, says):
         y = [a.output_tokens for a in d]
         with pytest.raises(EPValueError, match=says):
             ep.combine(y, d, weights, out=out_of(cfg))
-        side_by_side = np.zeros((T, 2, H), BF16)       # interleaved, and apart
+        side_by_side = np.zeros((T, 2, H), BF16)  # interleaved, and apart
         got = ep.combine(y, d, weights, out=[side_by_side[:, 0], side_by_side[:, 1]])
         d = ep.dispatch(x, ids)
         want = ep.combine([a.output_tokens for a in d], d, weights)
-        assert all(np.array_equal(a.view(np.uint16), b.view(np.uint16)) for a, b in zip(
-            map(np.ascontiguousarray, got), want))
+        assert all(
+            np.array_equal(a.view(np.uint16), b.view(np.uint16))
+            for a, b in zip(map(np.ascontiguousarray, got), want)
+        )
 
 
 def test_dispatch_refuses_one_array_for_two_ranks_and_for_two_results():
@@ -56,12 +68,22 @@ def test_dispatch_refuses_one_array_for_two_ranks_and_for_two_results():
         ep.reset()
         written = "output_tokens", "row_offsets", "src_info", "expert_ids", "recv_count"
         copies = [replace(d, **{name: np.array(getattr(d, name)) for name in written}) for d in one]
-        with pytest.raises(EPValueError, match="out: output_tokens of rank 1 and out: output_tokens of rank 0 share"):
-            ep.dispatch(x, ids, out=[copies[0], replace(copies[1], output_tokens=copies[0].output_tokens)])
+        with pytest.raises(
+            EPValueError,
+            match="out: output_tokens of rank 1 and out: output_tokens of rank 0 share",
+        ):
+            ep.dispatch(
+                x, ids, out=[copies[0], replace(copies[1], output_tokens=copies[0].output_tokens)]
+            )
         both = np.zeros(3, np.uint32)
         counts = both[:2].view(np.int32).reshape(1, 2)
-        with pytest.raises(EPValueError, match="out: recv_count of rank 0 and out: row_offsets of rank 0 share memory"):
-            ep.dispatch(x, ids, out=[replace(copies[0], row_offsets=both[:2], recv_count=counts), copies[1]])
+        with pytest.raises(
+            EPValueError,
+            match="out: recv_count of rank 0 and out: row_offsets of rank 0 share memory",
+        ):
+            ep.dispatch(
+                x, ids, out=[replace(copies[0], row_offsets=both[:2], recv_count=counts), copies[1]]
+            )
         for got, want in zip(ep.dispatch(x, ids, out=copies), one):
             assert np.array_equal(got.row_offsets, want.row_offsets)
             assert np.array_equal(got.recv_count, want.recv_count)
@@ -71,16 +93,25 @@ def test_in_device_memory_an_output_may_not_be_an_input_either():
     a = view(np.zeros((T, H), np.float32), "a")
     on_gpu = replace(a, host=None)
     with pytest.raises(EPValueError, match="out and y share memory"):
-        expect_apart([("out", on_gpu)], [("y", replace(on_gpu, address=a.address + 64, shape=(1, H)))])
+        expect_apart(
+            [("out", on_gpu)], [("y", replace(on_gpu, address=a.address + 64, shape=(1, H)))]
+        )
     expect_apart([("out", on_gpu)], [("y", replace(on_gpu, address=a.address + T * H * 4))])
     expect_apart([("out", on_gpu)], [("y", replace(on_gpu, shape=(0, H)))])
 
 
-@pytest.mark.parametrize("array, apart", [
-    (np.zeros((4, 6))[:, ::-1], True), (np.zeros((4, 6)).T, True), (np.zeros((4, 6, 2))[::2, :, 1], True),
-    (np.lib.stride_tricks.sliding_window_view(np.zeros(8), 3, writeable=True), False),
-    (np.broadcast_to(np.zeros(3), (1, 3)), True), (np.broadcast_to(np.zeros(3), (0, 3)), True),
-    (np.broadcast_to(np.zeros(3), (2, 3)), False)])
+@pytest.mark.parametrize(
+    "array, apart",
+    [
+        (np.zeros((4, 6))[:, ::-1], True),
+        (np.zeros((4, 6)).T, True),
+        (np.zeros((4, 6, 2))[::2, :, 1], True),
+        (np.lib.stride_tricks.sliding_window_view(np.zeros(8), 3, writeable=True), False),
+        (np.broadcast_to(np.zeros(3), (1, 3)), True),
+        (np.broadcast_to(np.zeros(3), (0, 3)), True),
+        (np.broadcast_to(np.zeros(3), (2, 3)), False),
+    ],
+)
 def test_overlap_with_itself_is_told_by_strides(array, apart):
     if apart:
         expect_apart([("out", view(array, "out"))])

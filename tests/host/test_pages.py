@@ -5,8 +5,9 @@ import re
 from importlib import import_module
 from pathlib import Path
 
-import epmoe
 import pytest
+
+import epmoe
 from epmoe import EPConfig, fused_a2a
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,20 +57,35 @@ def store(token, col, value, table):
 # The pages' compile-time parameters, as keywords; and their arguments, in their order.
 FACTORIES = {
     "dispatch_kernel": dict(
-        **RESTATED, input_type="bf16", p2p_world_size=2, token_fmt_type="bf16", fused_shared_expert=False,
-        input_scales_wrapper=scale, skip_a2a=False, use_shmem=False, allreduce_world_size=CFG.allreduce_world_size),
+        **RESTATED,
+        input_type="bf16",
+        p2p_world_size=2,
+        token_fmt_type="bf16",
+        fused_shared_expert=False,
+        input_scales_wrapper=scale,
+        skip_a2a=False,
+        use_shmem=False,
+        allreduce_world_size=CFG.allreduce_world_size,
+    ),
     "combine_wait_kernel": dict(
-        **RESTATED, output_type="bf16", top_k=2, msg_bytes=32, router_weights_wrapper=weight,
-        elementwise_lambda_fn=store)}
+        **RESTATED,
+        output_type="bf16",
+        top_k=2,
+        msg_bytes=32,
+        router_weights_wrapper=weight,
+        elementwise_lambda_fn=store,
+    ),
+}
 ARGUMENTS = {
     "dispatch_kernel": "input_tokens topk_ids format_handler row_offsets expert_ids src_info send_buf_p recv_buf_ptrs "
-                       "recv_count_ptrs ep_counters my_rank",
-    "combine_wait_kernel": "output_tokens recv_buf_p recv_count_p ep_counters my_rank topk_ids"}
+    "recv_count_ptrs ep_counters my_rank",
+    "combine_wait_kernel": "output_tokens recv_buf_p recv_count_p ep_counters my_rank topk_ids",
+}
 
 
 def rows(page):
     """(names, here, why) of each line of a page's table."""
-    section = TEXT[TEXT.index(f"\n## {page}\n"):].split("\n## ")[1]
+    section = TEXT[TEXT.index(f"\n## {page}\n") :].split("\n## ")[1]
     for line in section.splitlines():
         if line.startswith("| `"):
             names, here, why = (cell.strip() for cell in line.strip("|").split("|"))
@@ -127,6 +143,10 @@ def test_docstrings_that_name_a_page_link_to_the_table():
 
 def test_each_page_has_its_address():
     addresses = re.findall(r"^\| ([\w.]+), .* \| <(https://[^>]*)> \|$", TEXT, re.M)
-    assert [name for name, _ in addresses] == ["EPLocalSyncCounters", "dispatch_kernel", "combine_wait_kernel",
-                                               "core.transformer.moe.fused_a2a"]
+    assert [name for name, _ in addresses] == [
+        "EPLocalSyncCounters",
+        "dispatch_kernel",
+        "combine_wait_kernel",
+        "core.transformer.moe.fused_a2a",
+    ]
     assert all(name in address for name, address in addresses)

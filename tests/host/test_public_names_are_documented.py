@@ -5,8 +5,15 @@ from importlib import import_module
 
 import pytest
 
-MODULES = ("epmoe", "epmoe_ref", "epmoe.check", "epmoe.fused_a2a", "epmoe_ref.fused_a2a", "epmoe_ref.formats",
-           "epmoe.kernels")
+MODULES = (
+    "epmoe",
+    "epmoe_ref",
+    "epmoe.check",
+    "epmoe.fused_a2a",
+    "epmoe_ref.fused_a2a",
+    "epmoe_ref.formats",
+    "epmoe.kernels",
+)
 
 
 def public(module):
@@ -19,35 +26,56 @@ def public(module):
         if inspect.isclass(thing):
             for attribute, value in vars(thing).items():
                 found = getattr(value, "__func__", value)
-                if not attribute.startswith("_") and (inspect.isfunction(found) or isinstance(found, property)):
+                if not attribute.startswith("_") and (
+                    inspect.isfunction(found) or isinstance(found, property)
+                ):
                     yield f"{module.__name__}.{name}.{attribute}", found
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_every_public_name_has_a_docstring(module):
     names = dict(public(import_module(module)))
-    silent = [name for name, thing in names.items()
-              if not (inspect.getdoc(thing) or inherited(import_module(module), name))]
+    silent = [
+        name
+        for name, thing in names.items()
+        if not (inspect.getdoc(thing) or inherited(import_module(module), name))
+    ]
     assert len(names) >= 5 and silent == []
 
 
 def inherited(module, name):
     """The docstring that a method has from a base of its class."""
     parts = name.removeprefix(module.__name__ + ".").split(".")
-    return len(parts) == 2 and any(inspect.getdoc(vars(base).get(parts[1])) for base in
-                                   getattr(module, parts[0]).__mro__[1:] if parts[1] in vars(base))
+    return len(parts) == 2 and any(
+        inspect.getdoc(vars(base).get(parts[1]))
+        for base in getattr(module, parts[0]).__mro__[1:]
+        if parts[1] in vars(base)
+    )
 
 
-@pytest.mark.parametrize("function", ["epmoe_ref.dispatch", "epmoe_ref.combine", "epmoe_ref.fused_silu",
-                                      "epmoe_ref.fused_a2a.dispatch_forward", "epmoe_ref.fused_a2a.combine_forward",
-                                      "epmoe_ref.fused_a2a.dispatch_backward", "epmoe_ref.fused_a2a.combine_backward",
-                                      "epmoe_ref.fused_a2a.hybrid_dispatch_forward",
-                                      "epmoe_ref.fused_a2a.hybrid_combine_forward",
-                                      "epmoe_ref.fused_a2a.hybrid_dispatch_backward",
-                                      "epmoe_ref.fused_a2a.hybrid_combine_backward"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        "epmoe_ref.dispatch",
+        "epmoe_ref.combine",
+        "epmoe_ref.fused_silu",
+        "epmoe_ref.fused_a2a.dispatch_forward",
+        "epmoe_ref.fused_a2a.combine_forward",
+        "epmoe_ref.fused_a2a.dispatch_backward",
+        "epmoe_ref.fused_a2a.combine_backward",
+        "epmoe_ref.fused_a2a.hybrid_dispatch_forward",
+        "epmoe_ref.fused_a2a.hybrid_combine_forward",
+        "epmoe_ref.fused_a2a.hybrid_dispatch_backward",
+        "epmoe_ref.fused_a2a.hybrid_combine_backward",
+    ],
+)
 def test_the_specification_tells_of_every_argument_of_errors_and_of_its_source(function):
     module, _, name = function.rpartition(".")
     function = getattr(import_module(module), name)
     text = inspect.getdoc(function)
-    silent = [a for a in inspect.signature(function).parameters if a not in text and a not in ("cfg", "handle")]
+    silent = [
+        a
+        for a in inspect.signature(function).parameters
+        if a not in text and a not in ("cfg", "handle")
+    ]
     assert silent == [] and "Errors: " in text and "Source: " in text

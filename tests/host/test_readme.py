@@ -7,14 +7,20 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+
 from epmoe.__main__ import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 TEXT = README.read_text()
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
-MARKDOWN = [*PAGES, *sorted((ROOT / "benchmarks" / "notes").glob("*.md")), ROOT / "epmoe" / "mutants" / "README.md",
-            ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+MARKDOWN = [
+    *PAGES,
+    *sorted((ROOT / "benchmarks" / "notes").glob("*.md")),
+    ROOT / "epmoe" / "mutants" / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+]
 
 
 def blocks(language, text=TEXT):
@@ -48,9 +54,16 @@ def test_ci_runs_the_two_commands():
     assert run.stat().st_mode & 0o111, "executable"
     program = re.search(r"awk (-v n=\"\$1\") ('.*?') README.md", run.read_text())
     for n, needed in ((1, "epmoe"), (2, "-m pytest")):
-        done = subprocess.run(["awk", "-v", f"n={n}", program[2].strip("'"), "README.md"], cwd=ROOT, text=True,
-                              capture_output=True, check=True)
-        assert done.stdout == blocks("sh")[n - 1] and re.search(rf"{needed}( -n auto)?$", done.stdout.strip())
+        done = subprocess.run(
+            ["awk", "-v", f"n={n}", program[2].strip("'"), "README.md"],
+            cwd=ROOT,
+            text=True,
+            capture_output=True,
+            check=True,
+        )
+        assert done.stdout == blocks("sh")[n - 1] and re.search(
+            rf"{needed}( -n auto)?$", done.stdout.strip()
+        )
 
 
 def commands():
@@ -60,7 +73,9 @@ def commands():
         shown = [*re.findall(r"`([^`\n]+)`", text), *"".join(blocks("sh", text)).splitlines()]
         for command in shown:
             begins = r"(?:^|-m |\bbin/|&& |sim |gpu |[A-Z]=\S+ )epmoe"
-            yield from (found[1].strip() for found in re.finditer(begins + r"( [^#&]*|$)", command.strip()))
+            yield from (
+                found[1].strip() for found in re.finditer(begins + r"( [^#&]*|$)", command.strip())
+            )
 
 
 @pytest.mark.parametrize("command", sorted(set(commands())))
@@ -92,7 +107,9 @@ def test_the_paths_exist():
 
 def anchors(page):
     """The names by which a page's headings are linked to."""
-    for heading in re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S), re.M):
+    for heading in re.findall(
+        r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S), re.M
+    ):
         yield re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
@@ -115,5 +132,5 @@ def test_the_formats_are_the_ones_there_are():
     from epmoe_ref.config import TOKEN_FORMATS
 
     text = (ROOT / "docs" / "using.md").read_text()
-    sentence = text[text.index("- **Formats.**"):].partition("\n- ")[0]
+    sentence = text[text.index("- **Formats.**") :].partition("\n- ")[0]
     assert set(re.findall(r"`(\w+)`", sentence)) >= set(TOKEN_FORMATS)

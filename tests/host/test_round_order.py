@@ -1,13 +1,14 @@
 """dispatch, combine, dispatch, combine: other orders are refused with reasons; after a timeout only reset() helps."""
 
-import epmoe_ref
 import numpy as np
 import pytest
+from worlds_at_hand import batch, config, parallel, regions
+
+import epmoe_ref
 from epmoe import EPError, EPValueError, LaunchConfig, PeerTimeout
 from epmoe.check import compare_combined_world
 from epmoe.host.engine import KERNELS
 from epmoe_ref.errors import DeadlockError, EPStateError
-from worlds_at_hand import batch, config, parallel, regions
 
 
 @pytest.fixture
@@ -75,13 +76,22 @@ def test_split_and_fused_calls_mix(at_hand):
             else:
                 out = ep.combine(y, d, weights)
             want = epmoe_ref.dispatch(ep.cfg, x, ids)
-            expected = epmoe_ref.combine(ep.cfg, [a.output_tokens for a in want], want, router_weights=weights)
+            expected = epmoe_ref.combine(
+                ep.cfg, [a.output_tokens for a in want], want, router_weights=weights
+            )
             assert not compare_combined_world(ep.cfg, out, expected)
 
 
 def test_after_a_round_all_regions_are_as_before(at_hand):
     ep, x, ids, weights = at_hand
-    free = ("dispatch_recv_buf", "combine_recv_buf", "dispatch_send_buf", "clean_topk_ids", "B", "C")
+    free = (
+        "dispatch_recv_buf",
+        "combine_recv_buf",
+        "dispatch_send_buf",
+        "clean_topk_ids",
+        "B",
+        "C",
+    )
     before = regions(ep)
     d = ep.dispatch(x, ids)
     ep.combine([a.output_tokens for a in d], d, weights)
@@ -106,12 +116,14 @@ def test_results_outlive_the_object():
         out = ep.combine([a.output_tokens for a in d], d, weights)
         rows, copies = [a.n_rows for a in d], [a.copy() for a in out]
         later = ep.dispatch(x, ids)
-    assert [a.n_rows for a in later] == rows and [len(a.trimmed().numpy().src_info) for a in later] == rows
+    assert [a.n_rows for a in later] == rows and [
+        len(a.trimmed().numpy().src_info) for a in later
+    ] == rows
     assert all(np.array_equal(a.view(np.uint16), b.view(np.uint16)) for a, b in zip(out, copies))
 
 
 def test_a_refused_launch_changes_nothing():
-    cfg = config(max_tokens_per_rank=12)    # fewer get as many blocks as they have use for
+    cfg = config(max_tokens_per_rank=12)  # fewer get as many blocks as they have use for
     x, ids, weights = batch(cfg)
     with parallel(cfg, launch=LaunchConfig(n_sms=1000)) as ep:
         for _ in range(2):
@@ -152,10 +164,21 @@ def test_a_silent_rank_is_named_and_reset_helps(name):
         ep.dispatch_async(x, ids)
         with pytest.raises(PeerTimeout) as error:
             ep.dispatch_wait()
-        for part in ("rank 0", "rank 2", "dispatch_wait", "source rank 1", "experts: 0, 1", "timeout=0.5 s"):
+        for part in (
+            "rank 0",
+            "rank 2",
+            "dispatch_wait",
+            "source rank 1",
+            "experts: 0, 1",
+            "timeout=0.5 s",
+        ):
             assert part in str(error.value), error.value
         assert "source rank 0" not in str(error.value)
-        for call in (lambda: ep.dispatch(x, ids), ep.dispatch_wait, lambda: ep.dispatch_async(x, ids)):
+        for call in (
+            lambda: ep.dispatch(x, ids),
+            ep.dispatch_wait,
+            lambda: ep.dispatch_async(x, ids),
+        ):
             with pytest.raises(EPStateError, match=r"PeerTimeout.*reset\(\)"):
                 call()
         ep.reset()

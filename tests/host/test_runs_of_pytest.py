@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from epmoe.doctor import find_mpirun
 
 HERE = Path(__file__).parent
@@ -13,26 +14,59 @@ ONE_TEST = "test_narrowing.py"
 
 
 def run(tmp_path, *options, launcher=()):
-    return subprocess.run([*launcher, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", HERE / ONE_TEST,
-                           *options], cwd=HERE, capture_output=True, text=True, timeout=100, check=False,
-                          env={name: v for name, v in os.environ.items() if name != "PYTEST_ADDOPTS"})
+    return subprocess.run(
+        [
+            *launcher,
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            HERE / ONE_TEST,
+            *options,
+        ],
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={name: v for name, v in os.environ.items() if name != "PYTEST_ADDOPTS"},
+    )
 
 
 def gpu_is_there():
-    return subprocess.run([sys.executable, "-c", "import ctypes; c = ctypes.CDLL('libcuda.so.1'); n = ctypes.c_int(); "
-                           "assert c.cuInit(0) == 0 and c.cuDeviceGetCount(ctypes.byref(n)) == 0 and n.value"],
-                          capture_output=True, check=False).returncode == 0
+    return (
+        subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                "import ctypes; c = ctypes.CDLL('libcuda.so.1'); n = ctypes.c_int(); "
+                "assert c.cuInit(0) == 0 and c.cuDeviceGetCount(ctypes.byref(n)) == 0 and n.value",
+            ],
+            capture_output=True,
+            check=False,
+        ).returncode
+        == 0
+    )
 
 
 @pytest.mark.skipif(gpu_is_there(), reason="there is a GPU")
 def test_tests_for_a_gpu_without_one_end_with_4_and_a_line(tmp_path):
     done = run(tmp_path, "-m", "gpu")
     said = done.stdout + done.stderr
-    assert done.returncode == 4 and "the driver shows no GPU" in said and "INTERNALERROR" not in said, said
+    assert (
+        done.returncode == 4 and "the driver shows no GPU" in said and "INTERNALERROR" not in said
+    ), said
 
 
 def test_under_mpirun_each_rank_writes_a_junit_file_of_its_own(tmp_path):
-    done = run(tmp_path, f"--junitxml={tmp_path / 'report.xml'}", launcher=(find_mpirun(), "-n", "2"))
+    done = run(
+        tmp_path, f"--junitxml={tmp_path / 'report.xml'}", launcher=(find_mpirun(), "-n", "2")
+    )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.rank0.xml", "report.rank1.xml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "report.rank0.xml",
+        "report.rank1.xml",
+    ]
     assert all("<testcase" in path.read_text() for path in tmp_path.iterdir())

@@ -1,10 +1,11 @@
 """fused_silu between dispatch and combine: rows whose number the host does not ask for, against the reference."""
 
-import epmoe_ref
 import numpy as np
 import pytest
-from epmoe import EPValueError
 from worlds_at_hand import BF16, batch, config, parallel
+
+import epmoe_ref
+from epmoe import EPValueError
 
 WIDTH = 128
 
@@ -27,7 +28,9 @@ def test_rows_agree_with_the_reference(token_format, variant, capacity_rows):
     x, ids, weights = batch(cfg)
     with parallel(cfg) as ep:
         d = ep.dispatch(x, ids)
-        gate_up = [gate_up_rows(r, ep.capacity if capacity_rows else of.n_rows) for r, of in enumerate(d)]
+        gate_up = [
+            gate_up_rows(r, ep.capacity if capacity_rows else of.n_rows) for r, of in enumerate(d)
+        ]
         plain = ep.fused_silu(gate_up, d, **variant)
         quantised = ep.fused_silu(gate_up, d, output_format="fp8_blockwise", **variant)
         for rank, of in enumerate(d):
@@ -49,10 +52,13 @@ def codes8(a):
     return np.where(bits & 0x80, 0x80 - bits, bits)
 
 
-@pytest.mark.parametrize("change, said", [
-    (dict(output_format="nvfp4"), "output_format='nvfp4' must be one of bf16, fp8_blockwise"),
-    (dict(limit=-1.0), "limit=-1.0 must be positive"),
-])
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (dict(output_format="nvfp4"), "output_format='nvfp4' must be one of bf16, fp8_blockwise"),
+        (dict(limit=-1.0), "limit=-1.0 must be positive"),
+    ],
+)
 def test_unknown_variants_are_refused(change, said):
     cfg = config(hidden=128)
     with parallel(cfg) as ep:
@@ -65,8 +71,10 @@ def test_rows_of_another_number_or_type_are_refused():
     cfg = config(hidden=128)
     with parallel(cfg) as ep:
         d = ep.dispatch(*batch(cfg)[:2])
-        for rows, said in ((gate_up_rows(0, ep.capacity + 1), "rows; one is needed for each"),
-                           (gate_up_rows(0, ep.capacity).astype(np.float32), "bfloat16 is needed"),
-                           (gate_up_rows(0, ep.capacity)[:, :-1], "2 \\* width")):
+        for rows, said in (
+            (gate_up_rows(0, ep.capacity + 1), "rows; one is needed for each"),
+            (gate_up_rows(0, ep.capacity).astype(np.float32), "bfloat16 is needed"),
+            (gate_up_rows(0, ep.capacity)[:, :-1], "2 \\* width"),
+        ):
             with pytest.raises(EPValueError, match=said):
                 ep.fused_silu([rows] * cfg.n_ranks, d)

@@ -11,12 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands_shown import SMALL, shown
-from epmoe import LocalWorld, routing
-from epmoe.kernels import transport
-from epmoe.verify import command as verify, one_token, pictures
-from epmoe.verify.checked_rounds import rounds_of
 from rich.console import Console
 from worlds_at_hand import config
+
+from epmoe import LocalWorld, routing
+from epmoe.kernels import transport
+from epmoe.verify import command as verify
+from epmoe.verify import one_token, pictures
+from epmoe.verify.checked_rounds import rounds_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,11 +31,20 @@ def options(argv):
 
 def test_the_main_job_passes_and_shows_what_it_did():
     """The very command, with its own defaults, in an 80-column terminal."""
-    done = subprocess.run([sys.executable, "-m", "epmoe"], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, "-m", "epmoe"], cwd=ROOT, capture_output=True, text=True, timeout=100
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     text = done.stdout
-    for part in ("4 ranks x 4 experts, top-4", "(0 tokens)", "to rank 3", "Intended: rank 2 has no tokens, and 14 of 140",
-                 "One token.", "round 3:", "PASS"):
+    for part in (
+        "4 ranks x 4 experts, top-4",
+        "(0 tokens)",
+        "to rank 3",
+        "Intended: rank 2 has no tokens, and 14 of 140",
+        "One token.",
+        "round 3:",
+        "PASS",
+    ):
         assert part in text
     assert text.splitlines()[-1] == "Next: epmoe lesson 1, epmoe explain, epmoe routing FILE"
     assert "dispatch_recv_count" not in text and len(text.splitlines()) <= 40
@@ -43,7 +54,11 @@ def test_the_main_job_passes_and_shows_what_it_did():
 
 def test_counters_are_shown_with_their_names_if_asked_for(capsys):
     status, out = shown(capsys, *SMALL, "--counters")
-    assert status == 0 and "combine_recv_count" in out.out and "reserved counts" in " ".join(out.out.split())
+    assert (
+        status == 0
+        and "combine_recv_count" in out.out
+        and "reserved counts" in " ".join(out.out.split())
+    )
 
 
 def test_the_token_shown_is_one_of_the_round():
@@ -63,7 +78,9 @@ def test_the_token_shown_is_one_of_the_round():
             assert (d.src_info[row] == (way.token, k)).all() and case.cfg.owner(expert) == rank
             assert (d.output_tokens[row] == r.routed.x[way.src_rank][way.token]).all()
             total += weight * result
-    assert way.combined == r.combined[way.src_rank][way.token, 0] and abs(total - way.combined) < 1e-5
+    assert (
+        way.combined == r.combined[way.src_rank][way.token, 0] and abs(total - way.combined) < 1e-5
+    )
 
 
 def test_the_default_batch_is_uneven_with_an_empty_rank_and_empty_slots():
@@ -81,29 +98,50 @@ def test_json_says_the_same(capsys):
     assert status == 0 and record["passed"] and record["config"]["hidden"] == 16
     assert "simulator, seed 3" in record["machine"]
     rounds = record["seeds"][0]["rounds"]
-    assert [r["round"] for r in rounds] == [1, 2] and all(r["dispatch"] == r["combine"] == "equal" for r in rounds)
+    assert [r["round"] for r in rounds] == [1, 2] and all(
+        r["dispatch"] == r["combine"] == "equal" for r in rounds
+    )
     for r in rounds:
         assert np.array(r["routing"]).shape == (2, 4) and not r["differences"]
         assert not np.any(r["counters"]["combined"]["reserved"])
 
 
-@pytest.mark.parametrize("argv", [["--format", "fp8_blockwise", "--hidden", "128"], ["--shared-expert", "--epilogue"],
-                                  ["--skip-a2a", "--shared-expert", "--fused"], ["--weights", "none"],
-                                  ["--weights", "function", "--combine-dtype", "fp32"],
-                                  ["--racecheck", "--rounds", "1"],
-                                  ["--format", "mxfp4_rows", "--preshuffle", "--hidden", "256", "--fused"],
-                                  ["--seeds", "2", "--experts", "6", "--ranks", "3"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--format", "fp8_blockwise", "--hidden", "128"],
+        ["--shared-expert", "--epilogue"],
+        ["--skip-a2a", "--shared-expert", "--fused"],
+        ["--weights", "none"],
+        ["--weights", "function", "--combine-dtype", "fp32"],
+        ["--racecheck", "--rounds", "1"],
+        ["--format", "mxfp4_rows", "--preshuffle", "--hidden", "256", "--fused"],
+        ["--seeds", "2", "--experts", "6", "--ranks", "3"],
+    ],
+    ids=" ".join,
+)
 def test_every_option_verifies(capsys, argv):
     status, out = shown(capsys, *SMALL, *argv)
     assert status == 0 and "PASS" in out.out, out.out + out.err
 
 
-@pytest.mark.parametrize("argv, said", [(["--experts", "5"], "n_experts=5 must be a multiple of n_ranks=2"),
-                                        (["--hidden", "12"], "hidden=12"),
-                                        (["--format", "nvfp4"], "hidden=16")], ids=str)
+@pytest.mark.parametrize(
+    "argv, said",
+    [
+        (["--experts", "5"], "n_experts=5 must be a multiple of n_ranks=2"),
+        (["--hidden", "12"], "hidden=12"),
+        (["--format", "nvfp4"], "hidden=16"),
+    ],
+    ids=str,
+)
 def test_what_cannot_run_is_explained_in_a_line(capsys, argv, said):
     status, out = shown(capsys, *SMALL, *argv)
-    assert status == 2 and said in out.err and "Traceback" not in out.err and len(out.err.splitlines()) == 1
+    assert (
+        status == 2
+        and said in out.err
+        and "Traceback" not in out.err
+        and len(out.err.splitlines()) == 1
+    )
 
 
 class Forgetful:
@@ -131,29 +169,49 @@ class Forgetful:
 
 
 def test_a_wrong_kernel_fails_with_the_first_difference(capsys, monkeypatch):
-    monkeypatch.setattr(verify, "rounds_of", functools.partial(verify.rounds_of, _factories=Forgetful()))
+    monkeypatch.setattr(
+        verify, "rounds_of", functools.partial(verify.rounds_of, _factories=Forgetful())
+    )
     status, out = shown(capsys, *SMALL)
-    assert status == 1 and "FAIL" in out.out and "combine DIFFERS" in out.out and "dispatch equal" in out.out
+    assert (
+        status == 1
+        and "FAIL" in out.out
+        and "combine DIFFERS" in out.out
+        and "dispatch equal" in out.out
+    )
     text = " ".join(out.out.split())
     for part in ("rank ", "token ", "column ", "reference", "rule:"):
-        assert part in text[text.index("FAIL"):], out.out
+        assert part in text[text.index("FAIL") :], out.out
     assert "round 2" not in out.out
     status, out = shown(capsys, *SMALL, "--json")
     record = json.loads(out.out)
     first = record["seeds"][0]["rounds"][0]["differences"][0]
-    assert status == 1 and not record["passed"] and first["what"] == "output" and first["column"] is not None
+    assert (
+        status == 1
+        and not record["passed"]
+        and first["what"] == "output"
+        and first["column"] is not None
+    )
 
 
 @pytest.mark.parametrize("fused", [[], ["--fused"]], ids=["split", "fused"])
 def test_a_race_is_reported_with_the_seed_that_shows_it_again(capsys, monkeypatch, fused):
     """Signals that release nothing: the messages behind them race, between the halves of a split dispatch too."""
     monkeypatch.setattr(transport, "st_release_sys_u64", transport.st_relaxed_sys_u64)
-    status, out = shown(capsys, *SMALL, "--kernels", "fast", "--racecheck", "--seed", "5", "--seeds", "2",
-                        *fused)
-    text = out.out[out.out.index("FAIL"):]
-    assert status == 1 and text.startswith("FAIL (seed 5: --seed 5 in the place of --seeds runs the same again)"), text
-    assert "RaceError in round 1: data race on dispatch_recv_buf[" in text and "st_relaxed_sys_u64" in text
-    status, out = shown(capsys, *SMALL, "--kernels", "fast", "--racecheck", "--seed", "5", "--json", *fused)
+    status, out = shown(
+        capsys, *SMALL, "--kernels", "fast", "--racecheck", "--seed", "5", "--seeds", "2", *fused
+    )
+    text = out.out[out.out.index("FAIL") :]
+    assert status == 1 and text.startswith(
+        "FAIL (seed 5: --seed 5 in the place of --seeds runs the same again)"
+    ), text
+    assert (
+        "RaceError in round 1: data race on dispatch_recv_buf[" in text
+        and "st_relaxed_sys_u64" in text
+    )
+    status, out = shown(
+        capsys, *SMALL, "--kernels", "fast", "--racecheck", "--seed", "5", "--json", *fused
+    )
     record = json.loads(out.out)
     assert status == 1 and not record["passed"]
     assert text.rstrip().endswith(record["seeds"][0]["reported"])
@@ -165,7 +223,11 @@ def test_the_pictures_of_a_large_world_fit(capsys):
     out = io.StringIO()
     Console(file=out, width=80).print(pictures.routing(cfg, routed))
     lines = out.getvalue().splitlines()
-    assert max(map(len, lines)) <= 80 and sum("rank" in line for line in lines) == 9 and "busiest experts" in lines[-1]
+    assert (
+        max(map(len, lines)) <= 80
+        and sum("rank" in line for line in lines) == 9
+        and "busiest experts" in lines[-1]
+    )
     totals = pictures.counts(cfg, routed.topk_ids)
     assert totals.sum() == sum(int((a >= 0).sum()) for a in routed.topk_ids)
 

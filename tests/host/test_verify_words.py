@@ -9,7 +9,7 @@ from epmoe.kernels.plain import combine, receive
 from epmoe.verify import words
 from epmoe_ref.config import TOKEN_FORMATS
 
-SPLIT_SEED = 7      # of a world whose kernels are split, with an exchange
+SPLIT_SEED = 7  # of a world whose kernels are split, with an exchange
 
 
 def test_random_worlds_have_all_formats_and_options():
@@ -17,7 +17,9 @@ def test_random_worlds_have_all_formats_and_options():
     assert {cfg.token_format for cfg, *_ in worlds} == set(TOKEN_FORMATS)
     for name in ("fused_shared_expert", "skip_a2a", "use_shmem", "fuse_a_scale_preshuffle"):
         assert {getattr(cfg, name) for cfg, *_ in worlds} == {False, True}, name
-    assert {cfg.n_ranks for cfg, *_ in worlds} == {1, 2, 3, 4} and {fused for *_, fused in worlds} == {False, True}
+    assert {cfg.n_ranks for cfg, *_ in worlds} == {1, 2, 3, 4} and {
+        fused for *_, fused in worlds
+    } == {False, True}
 
 
 def test_every_word_of_the_plain_kernels_is_as_the_model_has_it(capsys):
@@ -25,11 +27,26 @@ def test_every_word_of_the_plain_kernels_is_as_the_model_has_it(capsys):
     assert status == 0 and "PASS  14 worlds of 2 rounds" in out.out, out.out
 
 
-@pytest.mark.parametrize("module, store, region, cause", [
-    (receive, "store_u64", "dispatch_recv_count [local_expert 0, src_rank 0] after dispatch_wait",
-     "not put back to MAX_FINITE"),
-    (combine, "store_i32", "A [local_expert 0, src_rank 0, READY + end row] after combine_wait", "it is not reset")])
-def test_a_broken_kernel_is_named_by_the_words_that_it_leaves(capsys, monkeypatch, module, store, region, cause):
+@pytest.mark.parametrize(
+    "module, store, region, cause",
+    [
+        (
+            receive,
+            "store_u64",
+            "dispatch_recv_count [local_expert 0, src_rank 0] after dispatch_wait",
+            "not put back to MAX_FINITE",
+        ),
+        (
+            combine,
+            "store_i32",
+            "A [local_expert 0, src_rank 0, READY + end row] after combine_wait",
+            "it is not reset",
+        ),
+    ],
+)
+def test_a_broken_kernel_is_named_by_the_words_that_it_leaves(
+    capsys, monkeypatch, module, store, region, cause
+):
     monkeypatch.setattr(module, store, lambda address, value: None)
     status, out = shown(capsys, "verify", "--words", "1", "--seed", str(SPLIT_SEED))
     text = " ".join(out.out.split())
@@ -37,7 +54,11 @@ def test_a_broken_kernel_is_named_by_the_words_that_it_leaves(capsys, monkeypatc
     assert f"--words 1 --seed {SPLIT_SEED} runs this world again" in text
     status, out = shown(capsys, "verify", "--words", "1", "--seed", str(SPLIT_SEED), "--json")
     record = json.loads(out.out)
-    assert status == 1 and not record["passed"] and cause in record["worlds"][0]["differences"][0]["cause"]
+    assert (
+        status == 1
+        and not record["passed"]
+        and cause in record["worlds"][0]["differences"][0]["cause"]
+    )
 
 
 def test_options_that_words_would_ignore_are_refused(capsys):

@@ -2,6 +2,7 @@
 
 import ml_dtypes
 import numpy as np
+
 from epmoe import EPConfig, ExpertParallel, LocalWorld
 
 BF16 = ml_dtypes.bfloat16
@@ -9,8 +10,14 @@ BF16 = ml_dtypes.bfloat16
 
 def config(**changes):
     sizes = dict(n_ranks=2, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=4) | changes
-    return EPConfig(sizes.pop("n_ranks"), sizes.pop("n_experts"), sizes.pop("top_k"), sizes.pop("hidden"),
-                    sizes.pop("max_tokens_per_rank"), **sizes)
+    return EPConfig(
+        sizes.pop("n_ranks"),
+        sizes.pop("n_experts"),
+        sizes.pop("top_k"),
+        sizes.pop("hidden"),
+        sizes.pop("max_tokens_per_rank"),
+        **sizes,
+    )
 
 
 def parallel(cfg, **options):
@@ -26,7 +33,9 @@ def batch(cfg, seed=0, num_tokens=None):
     x, ids, weights = [], [], []
     for n in num_tokens:
         x.append(rng.standard_normal((n, cfg.hidden)).astype(BF16))
-        of_rank = np.argsort(rng.random((n, cfg.n_experts)), axis=1)[:, :cfg.top_k].astype(np.int32)
+        of_rank = np.argsort(rng.random((n, cfg.n_experts)), axis=1)[:, : cfg.top_k].astype(
+            np.int32
+        )
         of_rank[rng.random(of_rank.shape) < 1 / 6] = -1
         ids.append(of_rank)
         weights.append(rng.random((n, cfg.top_k)).astype(np.float32))

@@ -7,8 +7,12 @@ values that a type can hold; the midpoints between them are exact in float64, so
 import numpy as np
 
 F32 = np.float32
-E2M1_VALUES = np.array([0, .5, 1, 1.5, 2, 3, 4, 6])
-E4M3_VALUES = np.array([m * 2.0**-9 if e == 0 else (8 + m) * 2.0**(e - 10) for e in range(16) for m in range(8)][:127])
+E2M1_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+E4M3_VALUES = np.array(
+    [m * 2.0**-9 if e == 0 else (8 + m) * 2.0 ** (e - 10) for e in range(16) for m in range(8)][
+        :127
+    ]
+)
 GROUP = {"fp8_blockwise": 128, "nvfp4": 16, "mxfp4": 32, "mxfp8": 32, "mxfp4_rows": 32}
 
 
@@ -22,7 +26,7 @@ def bf16_values(bits):
 
 
 def in_float64(v):
-    with np.errstate(invalid="ignore"):         # NumPy warns about signalling NaN
+    with np.errstate(invalid="ignore"):  # NumPy warns about signalling NaN
         return np.asarray(v).astype(np.float64)
 
 
@@ -56,7 +60,9 @@ def e8m0(v):
 
 def two_to(byte):
     """e8m0 byte -> float32."""
-    return np.where(byte == 255, F32(np.nan), np.ldexp(F32(1), np.minimum(byte, 254).astype(int) - 127)).astype(F32)
+    return np.where(
+        byte == 255, F32(np.nan), np.ldexp(F32(1), np.minimum(byte, 254).astype(int) - 127)
+    ).astype(F32)
 
 
 def pack_nibbles(codes):
@@ -95,7 +101,9 @@ def payloads(cfg, bits, input_scale=1.0):
             absmax = np.where(np.isnan(x), F32(0), np.abs(x)).max(-1)
             codes, scales = group_parts(cfg.token_format, x, absmax, F32(input_scale))
         codes = codes.reshape(n, hidden)
-        parts = [pack_nibbles(codes) if "fp4" in cfg.token_format else codes,
-                 np.ascontiguousarray(scales).view(np.uint8).reshape(n, -1)]
+        parts = [
+            pack_nibbles(codes) if "fp4" in cfg.token_format else codes,
+            np.ascontiguousarray(scales).view(np.uint8).reshape(n, -1),
+        ]
     padding = [align_up(p.shape[1], cfg.alignment) - p.shape[1] for p in parts]
     return np.concatenate([np.pad(p, ((0, 0), (0, n))) for p, n in zip(parts, padding)], 1)

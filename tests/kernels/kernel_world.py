@@ -5,13 +5,27 @@ Arguments and results are lists over ranks. Each result array has guard rows beh
 
 import ml_dtypes
 import numpy as np
+
 from epmoe import device, kernels, layout
-from epmoe.kernels import ArrayArg, FormatHandler, LaunchConfig, ScalarArg, TokenArray, formats, lamport, status
+from epmoe.kernels import (
+    ArrayArg,
+    FormatHandler,
+    LaunchConfig,
+    ScalarArg,
+    TokenArray,
+    formats,
+    lamport,
+    status,
+)
 from epmoe_ref.config import EPConfig
 
-COMBINE = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
+COMBINE = {
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "fp16": np.dtype(np.float16),
+    "fp32": np.dtype(np.float32),
+}
 SMALL = LaunchConfig(n_sms=3, num_threads=64)
-POISON = 0xFF       # NaN in every format, -1 in every integer
+POISON = 0xFF  # NaN in every format, -1 in every integer
 
 
 class KernelWorld:
@@ -20,15 +34,34 @@ class KernelWorld:
     compile-time options go to the factories: input_scale, router_weights, epilogue, without_signals. `fused` picks the fused kernels.
     """
 
-    def __init__(self, cfg: EPConfig, *, fused=False, launch=SMALL, seed=0, racecheck=False, timeout_s=30.0,
-                 input_scale=None, router_weights="array", epilogue=None, without_signals=False, module=kernels,
-                 **machine_options):
+    def __init__(
+        self,
+        cfg: EPConfig,
+        *,
+        fused=False,
+        launch=SMALL,
+        seed=0,
+        racecheck=False,
+        timeout_s=30.0,
+        input_scale=None,
+        router_weights="array",
+        epilogue=None,
+        without_signals=False,
+        module=kernels,
+        **machine_options,
+    ):
         self.cfg, self.fused, self.timeout_s = cfg, fused, timeout_s
-        self.machine = device.machine(cfg.n_ranks, seed=seed, racecheck=racecheck, **machine_options)
+        self.machine = device.machine(
+            cfg.n_ranks, seed=seed, racecheck=racecheck, **machine_options
+        )
         self.streams = [self.machine.stream(r) for r in range(cfg.n_ranks)]
         self.format = formats.of(cfg)
-        self.base = [self.machine.alloc(layout.total_bytes(cfg), "base", rank=r, regions=layout.named_words(cfg))
-                     for r in range(cfg.n_ranks)]
+        self.base = [
+            self.machine.alloc(
+                layout.total_bytes(cfg), "base", rank=r, regions=layout.named_words(cfg)
+            )
+            for r in range(cfg.n_ranks)
+        ]
         for rank in range(cfg.n_ranks):
             for region in layout.regions(cfg):
                 fill = np.full(region.nbytes, POISON, np.uint8)
@@ -42,8 +75,10 @@ class KernelWorld:
             dispatch=make.dispatch_kernel(cfg, launch, input_scale=input_scale),
             combine_async=make.combine_async_kernel(cfg, launch),
             combine_wait=make.combine_wait_kernel(cfg, launch, **weights),
-            combine=make.combine_kernel(cfg, launch, **weights, **(
-                {"without_signals": True} if without_signals else {})))
+            combine=make.combine_kernel(
+                cfg, launch, **weights, **({"without_signals": True} if without_signals else {})
+            ),
+        )
         self.unreduced = router_weights is None
         self.returned_to = lamport.recv_buf_name(cfg, without_signals, router_weights)
         self.buffers = {}
@@ -87,7 +122,11 @@ class KernelWorld:
         """Rows that one rank can have at most."""
         cfg = self.cfg
         rows = cfg.n_src_ranks * cfg.max_tokens_per_rank * min(cfg.top_k, cfg.n_local_experts)
-        return rows + cfg.max_tokens_per_rank * cfg.fused_shared_expert + (self.format.pad_rows - 1) * cfg.n_groups
+        return (
+            rows
+            + cfg.max_tokens_per_rank * cfg.fused_shared_expert
+            + (self.format.pad_rows - 1) * cfg.n_groups
+        )
 
     # ------------------------------------------------------------------ dispatch
     def dispatch(self, tokens, topk_ids, input_scale=1.0, ranks=None):
@@ -97,15 +136,20 @@ class KernelWorld:
         with self.machine.hold():
             for rank in ranks:
                 self.launch_dispatch(rank, tokens[rank], topk_ids[rank], input_scale)
-        return [self.dispatched(rank, len(tokens[rank])) if rank in ranks else None for rank in range(self.cfg.n_ranks)]
+        return [
+            self.dispatched(rank, len(tokens[rank])) if rank in ranks else None
+            for rank in range(self.cfg.n_ranks)
+        ]
 
     def launch_dispatch(self, rank, tokens, topk_ids, input_scale=1.0):
         cfg, capacity = self.cfg, self.capacity()
         groups = cfg.n_groups
         x = TokenArray(self.put("input_tokens", rank, tokens), len(tokens))
         ids = self.put("topk_ids", rank, np.asarray(topk_ids, np.int32))
-        out = {name: self.buffer(name, rank, int(np.prod(shape)) * np.dtype(dtype).itemsize)
-               for name, (shape, dtype) in self.format.outputs(cfg, capacity).items()}
+        out = {
+            name: self.buffer(name, rank, int(np.prod(shape)) * np.dtype(dtype).itemsize)
+            for name, (shape, dtype) in self.format.outputs(cfg, capacity).items()
+        }
         handler = FormatHandler({name: b.address for name, b in out.items()}, capacity)
         offsets = self.buffer("row_offsets", rank, 4 * groups + 4)
         expert_ids = self.buffer("expert_ids", rank, 4 * groups)
@@ -114,33 +158,76 @@ class KernelWorld:
         results = handler, offsets.address, expert_ids.address, src_info.address
         send, ctr = self.at(rank, "dispatch_send_buf"), self.at(rank, "ep_counters")
         bufs, words = self.peers(rank, "dispatch_recv_buf"), self.peers(rank, "dispatch_recv_count")
-        where = dict(machine=self.machine, stream=self.streams[rank], status=self.at(rank, "status"),
-                     timeout_s=self.timeout_s)
+        where = dict(
+            machine=self.machine,
+            stream=self.streams[rank],
+            status=self.at(rank, "status"),
+            timeout_s=self.timeout_s,
+        )
         clean = self.at(rank, "clean_topk_ids")
         if self.fused:
-            self.calls["dispatch"](x, ids, *results, send, bufs, words, ctr, rank, clean_topk_ids=clean,
-                                   recv_counts=counts.address, input_scale=input_scale, **where)
+            self.calls["dispatch"](
+                x,
+                ids,
+                *results,
+                send,
+                bufs,
+                words,
+                ctr,
+                rank,
+                clean_topk_ids=clean,
+                recv_counts=counts.address,
+                input_scale=input_scale,
+                **where,
+            )
             return
-        self.calls["dispatch_async"](x, ids, send, bufs, words, ctr, rank, clean_topk_ids=clean,
-                                     input_scale=input_scale, **where)
-        self.calls["dispatch_wait"](*results, self.at(rank, "dispatch_recv_buf"), self.at(rank, "dispatch_recv_count"),
-                                    ctr, rank, recv_counts=counts.address, input_tokens=x, send_buf_p=send, **where)
+        self.calls["dispatch_async"](
+            x,
+            ids,
+            send,
+            bufs,
+            words,
+            ctr,
+            rank,
+            clean_topk_ids=clean,
+            input_scale=input_scale,
+            **where,
+        )
+        self.calls["dispatch_wait"](
+            *results,
+            self.at(rank, "dispatch_recv_buf"),
+            self.at(rank, "dispatch_recv_count"),
+            ctr,
+            rank,
+            recv_counts=counts.address,
+            input_tokens=x,
+            send_buf_p=send,
+            **where,
+        )
 
     def dispatched(self, rank, num_tokens):
         cfg, b = self.cfg, self.buffers
         outputs = self.format.outputs(cfg, self.capacity())
-        raw = {name: b[name, rank].read(np.uint8, int(np.prod(shape)) * np.dtype(dtype).itemsize)
-               for name, (shape, dtype) in outputs.items()}
-        result = {name: raw[name].view(dtype).reshape(shape) for name, (shape, dtype) in outputs.items()}
+        raw = {
+            name: b[name, rank].read(np.uint8, int(np.prod(shape)) * np.dtype(dtype).itemsize)
+            for name, (shape, dtype) in outputs.items()
+        }
+        result = {
+            name: raw[name].view(dtype).reshape(shape) for name, (shape, dtype) in outputs.items()
+        }
         result["row_offsets"] = b["row_offsets", rank].read(np.uint32, cfg.n_groups + 1)
         result["expert_ids"] = b["expert_ids", rank].read(np.int32, cfg.n_groups)
         result["src_info"] = b["src_info", rank].read(np.int32, (self.capacity(), 2))
-        result["counts"] = b["recv_counts", rank].read(np.int32, (cfg.n_local_experts, cfg.n_src_ranks))
+        result["counts"] = b["recv_counts", rank].read(
+            np.int32, (cfg.n_local_experts, cfg.n_src_ranks)
+        )
         result["clean_topk_ids"] = self.read(rank, "clean_topk_ids")[:num_tokens]
         return result
 
     # ------------------------------------------------------------------ combine
-    def combine(self, rows, num_tokens, weights=None, weights_args=(), epilogue_args=(), ranks=None):
+    def combine(
+        self, rows, num_tokens, weights=None, weights_args=(), epilogue_args=(), ranks=None
+    ):
         """Combine on all ranks (or those given) at once: rows of expert outputs [rows, hidden] -> output tokens.
 
         weights: arrays [num_tokens, top_k], if the world was made for arrays. *_args: lists over ranks of tuples.
@@ -148,10 +235,18 @@ class KernelWorld:
         ranks = range(self.cfg.n_ranks) if ranks is None else ranks
         with self.machine.hold():
             for rank in ranks:
-                self.launch_combine(rank, rows[rank], num_tokens[rank], weights[rank] if weights else None,
-                                    weights_args[rank] if weights_args else (),
-                                    epilogue_args[rank] if epilogue_args else ())
-        return [self.combined(rank, num_tokens[rank]) if rank in ranks else None for rank in range(self.cfg.n_ranks)]
+                self.launch_combine(
+                    rank,
+                    rows[rank],
+                    num_tokens[rank],
+                    weights[rank] if weights else None,
+                    weights_args[rank] if weights_args else (),
+                    epilogue_args[rank] if epilogue_args else (),
+                )
+        return [
+            self.combined(rank, num_tokens[rank]) if rank in ranks else None
+            for rank in range(self.cfg.n_ranks)
+        ]
 
     def output_shape(self, n):
         return (n, self.cfg.top_k, self.cfg.hidden) if self.unreduced else (n, self.cfg.hidden)
@@ -159,23 +254,42 @@ class KernelWorld:
     def launch_combine(self, rank, rows, n, weights, weights_args, epilogue_args):
         dtype = COMBINE[self.cfg.combine_dtype]
         x = self.put("expert_outputs", rank, np.asarray(rows, dtype))
-        out = self.buffer("output_tokens", rank, int(np.prod(self.output_shape(n))) * dtype.itemsize)
+        out = self.buffer(
+            "output_tokens", rank, int(np.prod(self.output_shape(n))) * dtype.itemsize
+        )
         src_info = self.buffers["src_info", rank].address
         ctr, ids, send = self.at(rank, "ep_counters"), self.at(rank, "clean_topk_ids"), 0
         bufs, words = self.peers(rank, self.returned_to), self.peers(rank, "combine_recv_count")
-        where = dict(machine=self.machine, stream=self.streams[rank], status=self.at(rank, "status"),
-                     timeout_s=self.timeout_s)
+        where = dict(
+            machine=self.machine,
+            stream=self.streams[rank],
+            status=self.at(rank, "status"),
+            timeout_s=self.timeout_s,
+        )
         array = 0 if weights is None else self.put("weights", rank, np.asarray(weights, np.float32))
-        options = dict(router_weights=array,
-                       router_weights_args=self.user_args("weights_arg", rank, weights_args),
-                       epilogue_args=self.user_args("epilogue_arg", rank, epilogue_args))
+        options = dict(
+            router_weights=array,
+            router_weights_args=self.user_args("weights_arg", rank, weights_args),
+            epilogue_args=self.user_args("epilogue_arg", rank, epilogue_args),
+        )
         tokens = TokenArray(out.address, n)
         if self.fused:
-            self.calls["combine"](x, src_info, tokens, send, bufs, words, ctr, ids, rank, **options, **where)
+            self.calls["combine"](
+                x, src_info, tokens, send, bufs, words, ctr, ids, rank, **options, **where
+            )
             return
         self.calls["combine_async"](x, src_info, send, bufs, words, ctr, rank, **where)
-        self.calls["combine_wait"](tokens, self.at(rank, "combine_recv_buf"), self.at(rank, "combine_recv_count"), ctr,
-                                   rank, ids, input_tokens=x, **options, **where)
+        self.calls["combine_wait"](
+            tokens,
+            self.at(rank, "combine_recv_buf"),
+            self.at(rank, "combine_recv_count"),
+            ctr,
+            rank,
+            ids,
+            input_tokens=x,
+            **options,
+            **where,
+        )
 
     def user_args(self, name, rank, values):
         """Numbers and arrays as the kernels take them."""
@@ -183,17 +297,23 @@ class KernelWorld:
         for i, value in enumerate(values):
             if np.ndim(value):
                 value = np.asarray(value)
-                made.append(ArrayArg(self.put(f"{name} {i}", rank, value), value.shape, value.dtype.name))
+                made.append(
+                    ArrayArg(self.put(f"{name} {i}", rank, value), value.shape, value.dtype.name)
+                )
             else:
                 made.append(ScalarArg(value, "int32" if isinstance(value, int) else "float32"))
         return tuple(made)
 
     def combined(self, rank, n):
-        return self.buffers["output_tokens", rank].read(COMBINE[self.cfg.combine_dtype], self.output_shape(n))
+        return self.buffers["output_tokens", rank].read(
+            COMBINE[self.cfg.combine_dtype], self.output_shape(n)
+        )
 
     # ------------------------------------------------------------------ errors
     def raise_if_failed(self, rank):
         """PeerTimeout if a wait of that rank expired."""
         words = self.read(rank, "status")
         name = status.failed_recv_count(words)
-        status.raise_if_failed(words, self.cfg, rank, self.timeout_s, self.read(rank, name) if name else None)
+        status.raise_if_failed(
+            words, self.cfg, rank, self.timeout_s, self.read(rank, name) if name else None
+        )

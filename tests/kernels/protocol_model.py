@@ -65,7 +65,7 @@ def check_dispatch(cfg, rank, topk_ids, d, pad_rows=1):
         for index in range(cfg.n_src_ranks):
             want = expected.get((local_expert, index), [])
             assert d["counts"][local_expert, index] == len(want), (local_expert, index)
-            here = d["src_info"][len(origin):len(origin) + len(want)].tolist()
+            here = d["src_info"][len(origin) : len(origin) + len(want)].tolist()
             place = f"rank {rank}, local expert {local_expert}, source {index}"
             assert sorted(map(tuple, here)) == sorted((t, k) for _, t, k in want), place
             source = rank if cfg.skip_a2a else index
@@ -73,18 +73,18 @@ def check_dispatch(cfg, rank, topk_ids, d, pad_rows=1):
         end_group()
     assert d["row_offsets"].tolist() == offsets
     assert d["expert_ids"].tolist() == list(range(cfg.n_groups))
-    assert (d["src_info"][len(origin):] == -1).all(), "src_info behind the last row was written"
+    assert (d["src_info"][len(origin) :] == -1).all(), "src_info behind the last row was written"
     assert (d["clean_topk_ids"] == clean(cfg, topk_ids[rank])).all()
     return origin
 
 
 def fma(a, b, c):
     """float32(a * b + c) with one rounding, on arrays: exact by way of an odd-rounded float64 sum."""
-    product = a.astype(np.float64) * b.astype(np.float64)       # exact
+    product = a.astype(np.float64) * b.astype(np.float64)  # exact
     c = c.astype(np.float64)
     total = product + c
     b_part = total - product
-    error = (product - (total - b_part)) + (c - b_part)         # what the sum lost
+    error = (product - (total - b_part)) + (c - b_part)  # what the sum lost
     bits = total.view(np.int64)
     away = (error > 0) == (total > 0)
     inexact = (error != 0) & np.isfinite(total)
@@ -109,7 +109,9 @@ def combine(cfg, rank, topk_ids, outputs_of, weights, dtype, shared=None, epilog
             if weights is None:
                 out[t, k] = row
             else:
-                total = fma(np.full(cfg.hidden, weights[t, k], np.float32), row.astype(np.float32), total)
+                total = fma(
+                    np.full(cfg.hidden, weights[t, k], np.float32), row.astype(np.float32), total
+                )
         if weights is None:
             continue
         result = total.astype(dtype)

@@ -3,8 +3,21 @@
 import numpy as np
 
 from epmoe import device
-from epmoe.device import block_idx, grid_dim, i32, kernel, lane_id, load_f32, load_i32, load_u32, load_u64
-from epmoe.device import n_warps, store_u32, u64, warp_id
+from epmoe.device import (
+    block_idx,
+    grid_dim,
+    i32,
+    kernel,
+    lane_id,
+    load_f32,
+    load_i32,
+    load_u32,
+    load_u64,
+    n_warps,
+    store_u32,
+    u64,
+    warp_id,
+)
 from epmoe.kernels import formats
 
 POISON = 0xCD
@@ -44,7 +57,9 @@ def begin_kernel(fmt):
         g = i32(block_idx() * n_warps() + warp_id())
         while g < num_tokens:
             entry = table + u64(12 * g)
-            begin_group(params + u64(HANDLER), g, load_i32(entry), load_i32(entry + u64(8)), lane_id())
+            begin_group(
+                params + u64(HANDLER), g, load_i32(entry), load_i32(entry + u64(8)), lane_id()
+            )
             g = i32(g + grid_dim() * n_warps())
 
     return kernel()(begin_groups)
@@ -61,16 +76,35 @@ def decode_kernel(fmt, n_groups, n_parts=1):
         while i < num_tokens + n_groups:
             if i < n_groups:
                 entry = groups + u64(12 * i)
-                finish_group(out, i, load_i32(entry), load_i32(entry + u64(4)), load_i32(entry + u64(8)), lane_id())
+                finish_group(
+                    out,
+                    i,
+                    load_i32(entry),
+                    load_i32(entry + u64(4)),
+                    load_i32(entry + u64(8)),
+                    lane_id(),
+                )
             else:
                 payload = load_u64(params) + u64(i - n_groups) * u64(token_size)
                 entry = load_u64(params + u64(ROWS)) + u64(8 * (i - n_groups))
                 group, row_in_group = load_i32(entry), load_i32(entry + u64(4))
-                group_start, tiles_before = load_i32(groups + u64(12 * group)), load_i32(groups + u64(12 * group + 8))
+                group_start, tiles_before = (
+                    load_i32(groups + u64(12 * group)),
+                    load_i32(groups + u64(12 * group + 8)),
+                )
                 part = i32(0)
                 while part < n_parts:
-                    decode(payload, out, i32(group_start + row_in_group), group, row_in_group, tiles_before, part,
-                           n_parts, lane_id())
+                    decode(
+                        payload,
+                        out,
+                        i32(group_start + row_in_group),
+                        group,
+                        row_in_group,
+                        tiles_before,
+                        part,
+                        n_parts,
+                        lane_id(),
+                    )
                     part = i32(part + 1)
             i = i32(i + grid_dim() * n_warps())
 
@@ -83,7 +117,10 @@ def words_kernel(word):
     def map_words(params, num_tokens, my_rank):
         i = i32((block_idx() * n_warps() + warp_id()) * 32 + lane_id())
         while i < num_tokens:
-            store_u32(load_u64(params + u64(8)) + u64(4 * i), word(load_u32(load_u64(params) + u64(4 * i))))
+            store_u32(
+                load_u64(params + u64(8)) + u64(4 * i),
+                word(load_u32(load_u64(params) + u64(4 * i))),
+            )
             i = i32(i + grid_dim() * n_warps() * 32)
 
     return kernel()(map_words)
@@ -108,7 +145,9 @@ class Bench:
     def run(self, kernel, n, words):
         params = self.put(np.array(words, np.uint64), "params")
         blocks = 3 if device.SIM else self.machine.n_sms
-        self.machine.launch(kernel, blocks, THREADS, (params.address, n, 0), stream=self.machine.stream(0))
+        self.machine.launch(
+            kernel, blocks, THREADS, (params.address, n, 0), stream=self.machine.stream(0)
+        )
         self.machine.synchronize()
         params.free()
 
@@ -131,19 +170,27 @@ def decode(cfg, payloads, rows, groups, capacity, seed=0, n_parts=1):
     fmt, bench = formats.of(cfg), Bench(seed)
     shapes = fmt.outputs(cfg, capacity)
     assert tuple(shapes) == fmt.output_fields
-    out = {name: bench.room(int(np.prod(shape)) * dtype.itemsize, name) for name, (shape, dtype) in shapes.items()}
+    out = {
+        name: bench.room(int(np.prod(shape)) * dtype.itemsize, name)
+        for name, (shape, dtype) in shapes.items()
+    }
     inputs = {"payloads": payloads, "rows": np.int32(rows), "groups": np.int32(groups)}
     tables = [bench.put(array, name) for name, array in inputs.items()]
     words = [b.address for b in tables] + [b.address for b in out.values()] + [capacity]
     bench.run(begin_kernel(fmt), len(groups), words)
     bench.run(decode_kernel(fmt, len(groups), n_parts), len(payloads), words)
-    return {name: out[name].read(np.uint8, (*shape[:-1], shape[-1] * dtype.itemsize))
-            for name, (shape, dtype) in shapes.items()}
+    return {
+        name: out[name].read(np.uint8, (*shape[:-1], shape[-1] * dtype.itemsize))
+        for name, (shape, dtype) in shapes.items()
+    }
 
 
 def map_words(word, values):
     """word (uint32 -> uint32, a device function) of every uint32."""
     bench = Bench()
-    src, dst = bench.put(np.asarray(values, np.uint32), "words"), bench.room(4 * len(values), "results")
+    src, dst = (
+        bench.put(np.asarray(values, np.uint32), "words"),
+        bench.room(4 * len(values), "results"),
+    )
     bench.run(words_kernel(word), len(values), [src.address, dst.address])
     return dst.read(np.uint32, len(values))

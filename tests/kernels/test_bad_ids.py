@@ -3,19 +3,22 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from epmoe.kernels import status
-from epmoe_ref.config import EPConfig
-from epmoe_ref.errors import EPValueError
 from kernel_world import KernelWorld
 from protocol_model import check_dispatch, clean, combine
 from test_dispatch_combine_rounds import assert_clean, rows_of
 
+from epmoe.kernels import status
+from epmoe_ref.config import EPConfig
+from epmoe_ref.errors import EPValueError
+
 CFG = EPConfig(n_ranks=2, n_experts=6, top_k=4, hidden=16, max_tokens_per_rank=12)
 KINDS = {
-    "any int32": lambda rng, shape: rng.integers(-2**31, 2**31, shape),
+    "any int32": lambda rng, shape: rng.integers(-(2**31), 2**31, shape),
     "near the range": lambda rng, shape: rng.integers(-2, CFG.n_experts + 2, shape),
     "one id": lambda rng, shape: np.full(shape, 3),
-    "multiples of 2**16": lambda rng, shape: rng.integers(0, CFG.n_experts, shape) + 65536 * rng.integers(-1, 2, shape),
+    "multiples of 2**16": lambda rng, shape: (
+        rng.integers(0, CFG.n_experts, shape) + 65536 * rng.integers(-1, 2, shape)
+    ),
 }
 
 
@@ -32,15 +35,21 @@ def test_garbage_ids_send_nothing_and_hurt_nobody(kind, fused):
         for rank, d in enumerate(world.dispatch(tokens, ids)):
             origin = check_dispatch(CFG, rank, ids, d)
             block = np.zeros((world.capacity(), CFG.hidden), ml_dtypes.bfloat16)
-            block[:len(origin)] = [tokens[src][t] for src, t, _ in origin] if origin else 0
+            block[: len(origin)] = [tokens[src][t] for src, t, _ in origin] if origin else 0
             rows.append(block)
             check_counts(world, rank, ids[rank])
             clear_status(world, rank)
         weights = [rng.random((i, CFG.top_k)).astype(np.float32) for i in n]
         out = world.combine(rows, n, weights)
         for rank in range(2):
-            expected = combine(CFG, rank, ids, lambda src, t, e: tokens[src][t], weights[rank],
-                               np.dtype(ml_dtypes.bfloat16))
+            expected = combine(
+                CFG,
+                rank,
+                ids,
+                lambda src, t, e: tokens[src][t],
+                weights[rank],
+                np.dtype(ml_dtypes.bfloat16),
+            )
             assert (out[rank].view(np.uint16) == expected.view(np.uint16)).all()
         assert_clean(world)
 
@@ -55,7 +64,9 @@ def check_counts(world, rank, ids):
     if refused.any():
         token, slot = words[status.BAD_TOKEN] - 1, words[status.BAD_SLOT]
         assert refused[token, slot] and ids[token, slot] == words[status.BAD_ID]
-        with pytest.raises(EPValueError, match=f"rank {rank}: topk_ids\\[{token}, {slot}\\] is {ids[token, slot]}"):
+        with pytest.raises(
+            EPValueError, match=f"rank {rank}: topk_ids\\[{token}, {slot}\\] is {ids[token, slot]}"
+        ):
             status.raise_if_bad_ids(words, CFG, rank)
     else:
         status.raise_if_bad_ids(words, CFG, rank)
@@ -83,7 +94,9 @@ def test_src_info_out_of_range_writes_nothing(fused):
     ids = [np.array([[0, 3, 1, 4]] * 3)] * 2
     tokens = [rows_of(rng, 3, CFG) for _ in range(2)]
     world.dispatch(tokens, ids)
-    spoiled = np.array([[-1, 0], [12, 0], [0, 4], [0, -1], [2**31 - 1, 2**31 - 1], [-2**31, -2**31]], np.int32)
+    spoiled = np.array(
+        [[-1, 0], [12, 0], [0, 4], [0, -1], [2**31 - 1, 2**31 - 1], [-(2**31), -(2**31)]], np.int32
+    )
     for rank in range(2):
         world.buffers["src_info", rank].write(spoiled)
         before = world.read(rank, "combine_recv_buf")

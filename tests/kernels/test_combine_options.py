@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
+from kernel_world import COMBINE, KernelWorld
+from protocol_model import check_dispatch, combine
+from test_dispatch_combine_rounds import assert_clean, rows_of
+
 from epmoe.device import add_rn, mul_rn
 from epmoe.kernels import combine_kernel, combine_wait_kernel
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError
-from kernel_world import COMBINE, KernelWorld
-from protocol_model import check_dispatch, combine
-from test_dispatch_combine_rounds import assert_clean, rows_of
 
 BASE = dict(n_ranks=2, n_experts=6, top_k=3, hidden=24, max_tokens_per_rank=5)
 N = [5, 4]
@@ -22,12 +23,14 @@ def table_weight(token, k, table, scale):
     return mul_rn(table[token, k], scale)
 
 
-def run(cfg, fused, *, weights=None, weights_args=(), epilogue=None, epilogue_args=(), seed=1, **options):
+def run(
+    cfg, fused, *, weights=None, weights_args=(), epilogue=None, epilogue_args=(), seed=1, **options
+):
     """One round with experts that scale by the expert's id + 2: (ids, rows of any token at any expert, output)."""
     dtype = COMBINE[cfg.combine_dtype]
     rng = np.random.default_rng(seed)
     world = KernelWorld(cfg, fused=fused, seed=seed, racecheck=True, epilogue=epilogue, **options)
-    ids = [np.stack([rng.permutation(cfg.n_experts)[:cfg.top_k] for _ in range(n)]) for n in N]
+    ids = [np.stack([rng.permutation(cfg.n_experts)[: cfg.top_k] for _ in range(n)]) for n in N]
     ids[0][1, 2] = -1
     tokens = [rows_of(rng, n, cfg) for n in N]
 
@@ -70,15 +73,22 @@ def test_epilogue_and_weights_by_functions(dtype, fused):
     bias = rng.random(24).astype(np.float32)
     token_bias = [rng.random((n, 2)).astype(np.float32) for n in N]
     ids, output, out = run(
-        cfg, fused, router_weights=table_weight, weights_args=[(t, np.float32(0.3)) for t in tables],
-        epilogue=scaled_bias, epilogue_args=[(np.float32(1.7), bias, b, 1) for b in token_bias])
+        cfg,
+        fused,
+        router_weights=table_weight,
+        weights_args=[(t, np.float32(0.3)) for t in tables],
+        epilogue=scaled_bias,
+        epilogue_args=[(np.float32(1.7), bias, b, 1) for b in token_bias],
+    )
     for rank in range(2):
         weights = tables[rank] * np.float32(0.3)
 
         def epilogue(t, cols, values):
             return values * np.float32(1.7) + bias[cols] + token_bias[rank][t, 1]
 
-        assert_same(out[rank], combine(cfg, rank, ids, output, weights, COMBINE[dtype], epilogue=epilogue))
+        assert_same(
+            out[rank], combine(cfg, rank, ids, output, weights, COMBINE[dtype], epilogue=epilogue)
+        )
 
 
 def test_one_world_may_change_its_arguments():

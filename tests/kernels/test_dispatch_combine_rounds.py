@@ -3,37 +3,105 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from epmoe_ref.config import EPConfig
 from kernel_world import COMBINE, KernelWorld
 from protocol_model import check_dispatch, combine, share
 
+from epmoe_ref.config import EPConfig
+
 CASES = {
-    "plain": dict(cfg=dict(n_ranks=2, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=6), tokens=[5, 6]),
-    "empty rank, three ranks": dict(cfg=dict(n_ranks=3, n_experts=9, top_k=3, hidden=24, max_tokens_per_rank=7),
-                                    tokens=[7, 0, 3]),
-    "one rank": dict(cfg=dict(n_ranks=1, n_experts=3, top_k=3, hidden=8, max_tokens_per_rank=9), tokens=[9]),
-    "nobody has a token": dict(cfg=dict(n_ranks=2, n_experts=2, top_k=1, hidden=8, max_tokens_per_rank=2),
-                               tokens=[0, 0]),
-    "hot expert": dict(cfg=dict(n_ranks=2, n_experts=8, top_k=1, hidden=40, max_tokens_per_rank=20), tokens=[20, 17],
-                       hot=5),
-    "many experts, wide rows": dict(cfg=dict(n_ranks=2, n_experts=80, top_k=3, hidden=1288, max_tokens_per_rank=3,
-                                             alignment=64), tokens=[3, 1]),
-    "top 32": dict(cfg=dict(n_ranks=2, n_experts=34, top_k=32, hidden=8, max_tokens_per_rank=2), tokens=[1, 2]),
-    "fp32": dict(cfg=dict(n_ranks=2, n_experts=4, top_k=3, hidden=16, max_tokens_per_rank=6, combine_dtype="fp32"),
-                 tokens=[5, 6]),
-    "fp16": dict(cfg=dict(n_ranks=2, n_experts=4, top_k=3, hidden=16, max_tokens_per_rank=6, combine_dtype="fp16"),
-                 tokens=[5, 6]),
-    "shared expert": dict(cfg=dict(n_ranks=2, n_experts=6, top_k=2, hidden=16, max_tokens_per_rank=5,
-                                   fused_shared_expert=True), tokens=[5, 3]),
-    "skip_a2a": dict(cfg=dict(n_ranks=2, n_experts=6, top_k=3, hidden=16, max_tokens_per_rank=5, skip_a2a=True,
-                              p2p_world_size=1), tokens=[5, 5]),
-    "skip_a2a, shared expert": dict(cfg=dict(n_ranks=3, n_experts=6, top_k=3, hidden=16, max_tokens_per_rank=5,
-                                             skip_a2a=True, fused_shared_expert=True, allreduce_world_size=3),
-                                    tokens=[4, 4, 4]),
-    "fp8 rows padded to 4": dict(cfg=dict(n_ranks=2, n_experts=4, top_k=2, hidden=128, max_tokens_per_rank=6,
-                                          token_format="fp8_blockwise", fused_shared_expert=True), tokens=[5, 6]),
-    "nvfp4": dict(cfg=dict(n_ranks=2, n_experts=4, top_k=2, hidden=64, max_tokens_per_rank=6, token_format="nvfp4"),
-                  tokens=[5, 6]),
+    "plain": dict(
+        cfg=dict(n_ranks=2, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=6), tokens=[5, 6]
+    ),
+    "empty rank, three ranks": dict(
+        cfg=dict(n_ranks=3, n_experts=9, top_k=3, hidden=24, max_tokens_per_rank=7),
+        tokens=[7, 0, 3],
+    ),
+    "one rank": dict(
+        cfg=dict(n_ranks=1, n_experts=3, top_k=3, hidden=8, max_tokens_per_rank=9), tokens=[9]
+    ),
+    "nobody has a token": dict(
+        cfg=dict(n_ranks=2, n_experts=2, top_k=1, hidden=8, max_tokens_per_rank=2), tokens=[0, 0]
+    ),
+    "hot expert": dict(
+        cfg=dict(n_ranks=2, n_experts=8, top_k=1, hidden=40, max_tokens_per_rank=20),
+        tokens=[20, 17],
+        hot=5,
+    ),
+    "many experts, wide rows": dict(
+        cfg=dict(
+            n_ranks=2, n_experts=80, top_k=3, hidden=1288, max_tokens_per_rank=3, alignment=64
+        ),
+        tokens=[3, 1],
+    ),
+    "top 32": dict(
+        cfg=dict(n_ranks=2, n_experts=34, top_k=32, hidden=8, max_tokens_per_rank=2), tokens=[1, 2]
+    ),
+    "fp32": dict(
+        cfg=dict(
+            n_ranks=2, n_experts=4, top_k=3, hidden=16, max_tokens_per_rank=6, combine_dtype="fp32"
+        ),
+        tokens=[5, 6],
+    ),
+    "fp16": dict(
+        cfg=dict(
+            n_ranks=2, n_experts=4, top_k=3, hidden=16, max_tokens_per_rank=6, combine_dtype="fp16"
+        ),
+        tokens=[5, 6],
+    ),
+    "shared expert": dict(
+        cfg=dict(
+            n_ranks=2,
+            n_experts=6,
+            top_k=2,
+            hidden=16,
+            max_tokens_per_rank=5,
+            fused_shared_expert=True,
+        ),
+        tokens=[5, 3],
+    ),
+    "skip_a2a": dict(
+        cfg=dict(
+            n_ranks=2,
+            n_experts=6,
+            top_k=3,
+            hidden=16,
+            max_tokens_per_rank=5,
+            skip_a2a=True,
+            p2p_world_size=1,
+        ),
+        tokens=[5, 5],
+    ),
+    "skip_a2a, shared expert": dict(
+        cfg=dict(
+            n_ranks=3,
+            n_experts=6,
+            top_k=3,
+            hidden=16,
+            max_tokens_per_rank=5,
+            skip_a2a=True,
+            fused_shared_expert=True,
+            allreduce_world_size=3,
+        ),
+        tokens=[4, 4, 4],
+    ),
+    "fp8 rows padded to 4": dict(
+        cfg=dict(
+            n_ranks=2,
+            n_experts=4,
+            top_k=2,
+            hidden=128,
+            max_tokens_per_rank=6,
+            token_format="fp8_blockwise",
+            fused_shared_expert=True,
+        ),
+        tokens=[5, 6],
+    ),
+    "nvfp4": dict(
+        cfg=dict(
+            n_ranks=2, n_experts=4, top_k=2, hidden=64, max_tokens_per_rank=6, token_format="nvfp4"
+        ),
+        tokens=[5, 6],
+    ),
 }
 
 
@@ -41,8 +109,11 @@ def routing(case, cfg, rng):
     """Distinct ids a token, some slots -1; the same for all ranks under skip_a2a."""
     ids = []
     for n in case["tokens"]:
-        rows = np.stack([rng.permutation(cfg.n_experts)[:cfg.top_k] for _ in range(n)]) if n else \
-            np.zeros((0, cfg.top_k), int)
+        rows = (
+            np.stack([rng.permutation(cfg.n_experts)[: cfg.top_k] for _ in range(n)])
+            if n
+            else np.zeros((0, cfg.top_k), int)
+        )
         if "hot" in case:
             rows[rng.random(rows.shape) < 0.8] = case["hot"]
         rows[rng.random(rows.shape) < 0.15] = -1
@@ -79,39 +150,62 @@ def run_round(world, case, rng):
                 continue
             src, t, group = source
             if cfg.token_format == "bf16":
-                assert (d["output_tokens"][i] == tokens[src][t]).all(), f"rank {rank} row {i}: token {t} of rank {src}"
+                assert (d["output_tokens"][i] == tokens[src][t]).all(), (
+                    f"rank {rank} row {i}: token {t} of rank {src}"
+                )
             front = int(cfg.fused_shared_expert)
-            factor = shared_scale if group < front else scale[rank * cfg.n_local_experts + group - front]
+            factor = (
+                shared_scale if group < front else scale[rank * cfg.n_local_experts + group - front]
+            )
             rows[i] = (tokens[src][t].astype(np.float32) * factor).astype(dtype)
         if cfg.token_format == "bf16":
-            behind = d["output_tokens"][len(origin):].view(np.uint16)
+            behind = d["output_tokens"][len(origin) :].view(np.uint16)
             assert (behind == 0xFFFF).all(), "rows behind the last one were written"
         outputs.append(rows)
     weights = [rng.random((len(i), cfg.top_k)).astype(np.float32) for i in ids]
     for w, i in zip(weights, ids):
-        w[i < 0] = np.nan               # the weight of an empty slot must not matter
+        w[i < 0] = np.nan  # the weight of an empty slot must not matter
     weights = [weights[0]] * cfg.n_ranks if cfg.skip_a2a else weights
     combined = world.combine(outputs, [len(i) for i in ids], None if world.unreduced else weights)
     for rank in range(cfg.n_ranks):
         first, count = share(cfg, len(ids[rank]), rank)
         expected = combine(
-            cfg, rank, ids,
+            cfg,
+            rank,
+            ids,
             lambda src, t, e: (tokens[src][t].astype(np.float32) * scale[e]).astype(dtype),
-            None if world.unreduced else weights[rank], dtype,
-            lambda t: ((tokens[rank][t].astype(np.float32) * shared_scale).astype(dtype)
-                       if first <= t < first + count else None))
+            None if world.unreduced else weights[rank],
+            dtype,
+            lambda t: (
+                (tokens[rank][t].astype(np.float32) * shared_scale).astype(dtype)
+                if first <= t < first + count
+                else None
+            ),
+        )
         unsigned = np.dtype(f"u{dtype.itemsize}")
         got = combined[rank]
         assert got.shape == expected.shape
         wrong = np.argwhere(got.view(unsigned) != expected.view(unsigned))
-        assert not len(wrong), f"rank {rank}, first difference at {wrong[0]}: {got[tuple(wrong[0])]} " \
-                               f"instead of {expected[tuple(wrong[0])]}"
+        assert not len(wrong), (
+            f"rank {rank}, first difference at {wrong[0]}: {got[tuple(wrong[0])]} "
+            f"instead of {expected[tuple(wrong[0])]}"
+        )
     assert_clean(world)
 
 
 def assert_dispatch_is_over(world, rank, d):
     """The after-conditions of dispatch_wait: all is put back but region A, which says what combine has to send."""
-    for name in ("reserved", "finished", "rank_completion", "D", "E", "F", "G", "combine_ready", "status"):
+    for name in (
+        "reserved",
+        "finished",
+        "rank_completion",
+        "D",
+        "E",
+        "F",
+        "G",
+        "combine_ready",
+        "status",
+    ):
         assert not world.read(rank, name).any(), f"{name} of rank {rank} after dispatch"
     assert (world.read(rank, "dispatch_recv_count") == 2**64 - 1).all()
     a, front = world.read(rank, "A"), int(world.cfg.fused_shared_expert)
@@ -123,10 +217,23 @@ def assert_dispatch_is_over(world, rank, d):
 def assert_clean(world):
     """The after-conditions of combine_wait, and with them of the round: the memory is as before the first."""
     for rank in range(world.cfg.n_ranks):
-        for name in ("reserved", "finished", "rank_completion", "A", "D", "E", "F", "G", "combine_ready", "status"):
+        for name in (
+            "reserved",
+            "finished",
+            "rank_completion",
+            "A",
+            "D",
+            "E",
+            "F",
+            "G",
+            "combine_ready",
+            "status",
+        ):
             assert not world.read(rank, name).any(), f"{name} of rank {rank} after a round"
         for name in ("dispatch_recv_count", "combine_recv_count"):
-            assert (world.read(rank, name) == 2**64 - 1).all(), f"{name} of rank {rank} after a round"
+            assert (world.read(rank, name) == 2**64 - 1).all(), (
+                f"{name} of rank {rank} after a round"
+            )
 
 
 @pytest.mark.racecheck

@@ -4,18 +4,29 @@ import itertools
 
 import numpy as np
 import pytest
+from kernel_world import KernelWorld
+from test_dispatch_combine_rounds import CASES, run_round
+
 from epmoe import layout
 from epmoe.kernels import LaunchConfig, described, few_tokens
 from epmoe_ref.config import EPConfig
-from kernel_world import KernelWorld
-from test_dispatch_combine_rounds import CASES, run_round
 
 SMALL = dict(n_ranks=2, n_experts=6, top_k=4, hidden=16, max_tokens_per_rank=6)
 ENOUGH = LaunchConfig(n_sms=6, num_threads=64)
 
 
-@pytest.mark.parametrize("name", ["empty rank, three ranks", "nobody has a token", "one rank", "top 32",
-                                  "shared expert", "fp8 rows padded to 4", "nvfp4"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "empty rank, three ranks",
+        "nobody has a token",
+        "one rank",
+        "top 32",
+        "shared expert",
+        "fp8 rows padded to 4",
+        "nvfp4",
+    ],
+)
 def test_rounds_are_exact(name):
     case = CASES[name]
     world = KernelWorld(EPConfig(**case["cfg"]), fused=True, launch=ENOUGH, seed=1, racecheck=True)
@@ -28,7 +39,7 @@ def test_rounds_are_exact(name):
 def test_beside_ranks_with_many_tokens(seed, stale, monkeypatch):
     """Of the two ranks one or the other has too many tokens, in turn."""
     monkeypatch.setattr(few_tokens, "MOST_TOKENS", 3)
-    cfg = EPConfig(**SMALL | dict(hidden=24))      # compiled for this test
+    cfg = EPConfig(**SMALL | dict(hidden=24))  # compiled for this test
     world = KernelWorld(cfg, fused=True, launch=ENOUGH, seed=seed, racecheck=True, stale=stale)
     for tokens in ([3, 6], [4, 2], [1, 0]):
         run_round(world, dict(tokens=tokens), np.random.default_rng(5))
@@ -48,11 +59,14 @@ def test_kernels_for_few_tokens_alone_are_right_with_any_blocks(n_sms, num_threa
 def test_few_tokens_have_a_kernel_of_their_own_where_blocks_are_enough():
     few, many = (EPConfig(**SMALL | dict(max_tokens_per_rank=n)) for n in (8, 9))
     assert few_tokens.are_all(few, True, ENOUGH) and not few_tokens.are_all(many, True, ENOUGH)
-    assert not few_tokens.are_all(few, False, ENOUGH) and not few_tokens.are_all(few, True, LaunchConfig(n_sms=3))
+    assert not few_tokens.are_all(few, False, ENOUGH) and not few_tokens.are_all(
+        few, True, LaunchConfig(n_sms=3)
+    )
 
 
 def test_counters_are_not_used(monkeypatch):
     """What a block does alone needs neither slots in `reserved` nor pieces in `finished`: their words stay unread."""
+
     def unused(*args):
         raise AssertionError("counted in device memory")
 
@@ -62,13 +76,15 @@ def test_counters_are_not_used(monkeypatch):
     run_round(world, dict(tokens=[6, 5]), np.random.default_rng(5))
 
 
-@pytest.mark.parametrize("tokens", [t for n in (1, 2, 3, 8) for t in itertools.combinations(range(8), n)])
+@pytest.mark.parametrize(
+    "tokens", [t for n in (1, 2, 3, 8) for t in itertools.combinations(range(8), n)]
+)
 def test_a_word_says_all_about_its_messages(tokens):
     slots = {t: (31, 0, 17, 5, 30, 9, 31, 1)[t] for t in tokens}
     halves = [described.share_of(t, k) for t, k in slots.items()]
     low, high = (sum(column) for column in zip(*halves))
     word = described.word_of(low, high)
-    assert low < 2**31 and high < 2**31                                     # sums of int32
+    assert low < 2**31 and high < 2**31  # sums of int32
     assert layout.DESCRIBED <= word < layout.ANNOUNCED < layout.MAX_FINITE
     assert described.count_of(word) == len(tokens)
     assert [described.message_of(word, s) for s in range(len(tokens))] == sorted(slots.items())
@@ -84,4 +100,8 @@ def test_a_launch_has_no_more_blocks_than_have_work():
     assert few_tokens.size(cfg, True, 132, 1024, 1) == (20, 256)
     assert few_tokens.size(cfg, True, 132, 1024, 8) == (36, 512)
     assert few_tokens.size(cfg, True, 12, 64, 0) == (12, 64)
-    assert few_tokens.size(cfg, True, 132, 1024, 9) == few_tokens.size(cfg, False, 132, 1024, 1) == (132, 1024)
+    assert (
+        few_tokens.size(cfg, True, 132, 1024, 9)
+        == few_tokens.size(cfg, False, 132, 1024, 1)
+        == (132, 1024)
+    )

@@ -7,10 +7,24 @@ from row_kernels import POISON, decode
 from epmoe.kernels import formats
 from epmoe_ref.config import EPConfig
 
-CASES = [("bf16", {}), ("fp8_blockwise", {}), ("nvfp4", {}), ("mxfp4", {}), ("mxfp8", {}), ("mxfp4_rows", {}),
-         ("mxfp4_rows", {"fuse_a_scale_preshuffle": True})]
-SHORTEST = [("bf16", 8), ("fp8_blockwise", 128), ("nvfp4", 64), ("mxfp4", 128), ("mxfp8", 128), ("mxfp4_rows", 32),
-            ("mxfp4_rows", 96)]
+CASES = [
+    ("bf16", {}),
+    ("fp8_blockwise", {}),
+    ("nvfp4", {}),
+    ("mxfp4", {}),
+    ("mxfp8", {}),
+    ("mxfp4_rows", {}),
+    ("mxfp4_rows", {"fuse_a_scale_preshuffle": True}),
+]
+SHORTEST = [
+    ("bf16", 8),
+    ("fp8_blockwise", 128),
+    ("nvfp4", 64),
+    ("mxfp4", 128),
+    ("mxfp8", 128),
+    ("mxfp4_rows", 32),
+    ("mxfp4_rows", 96),
+]
 VALUE_BITS = {"bf16": 16, "fp8_blockwise": 8, "nvfp4": 4, "mxfp4": 4, "mxfp8": 8, "mxfp4_rows": 4}
 V = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}
 
@@ -33,12 +47,22 @@ def tile_layout(cfg, counts, starts):
 def slot_places(cfg, slot, mn):
     ks = cfg.hidden // 32
     m_pad = -(-cfg.n_ranks * cfg.max_tokens_per_rank // 32) * 32
-    return [slot * m_pad * ks + (mn // 16) % 2 + 2 * ((k // 4) % 2) + 4 * (mn % 16) + 64 * (k % 4) + 256 * (k // 8)
-            + 32 * ks * (mn // 32) for k in range(ks)]
+    return [
+        slot * m_pad * ks
+        + (mn // 16) % 2
+        + 2 * ((k // 4) % 2)
+        + 4 * (mn % 16)
+        + 64 * (k % 4)
+        + 256 * (k // 8)
+        + 32 * ks * (mn // 32)
+        for k in range(ks)
+    ]
 
 
 def check(token_format, options, hidden, counts, capacity, *, seed=0, n_parts=1, **world):
-    cfg = EPConfig(2, 2 * len(counts), 2, hidden, max(counts), token_format=token_format, **options, **world)
+    cfg = EPConfig(
+        2, 2 * len(counts), 2, hidden, max(counts), token_format=token_format, **options, **world
+    )
     fmt = formats.of(cfg)
     rng = np.random.default_rng(seed)
     payloads = rng.integers(0, 256, (sum(counts), fmt.token_size), dtype=np.uint8)
@@ -48,7 +72,9 @@ def check(token_format, options, hidden, counts, capacity, *, seed=0, n_parts=1,
     before = [sum(-(-n // 128) for n in counts[:g]) for g in range(len(counts))]
     order = rng.permutation(len(rows))
     groups = np.stack([starts, counts, before], 1)
-    got = decode(cfg, payloads[order], np.array(rows)[order].reshape(-1, 2), groups, capacity, seed, n_parts)
+    got = decode(
+        cfg, payloads[order], np.array(rows)[order].reshape(-1, 2), groups, capacity, seed, n_parts
+    )
 
     value_bytes = hidden * VALUE_BITS[token_format] // 8
     scales_at = -(-value_bytes // cfg.alignment) * cfg.alignment
@@ -58,22 +84,28 @@ def check(token_format, options, hidden, counts, capacity, *, seed=0, n_parts=1,
     if token_format == "fp8_blockwise":
         scales = expected["output_scales"].view(np.uint32)
         for (g, r), payload in zip(rows, payloads):
-            scales[:, starts[g] + r] = payload[scales_at:][:hidden // 32].view(np.uint32)
+            scales[:, starts[g] + r] = payload[scales_at:][: hidden // 32].view(np.uint32)
     elif token_format == "mxfp4_rows":
         for (g, r), payload in zip(rows, payloads):
             if cfg.fuse_a_scale_preshuffle:
-                expected["output_scales"].reshape(-1)[slot_places(cfg, g, r)] = payload[scales_at:][:hidden // 32]
+                expected["output_scales"].reshape(-1)[slot_places(cfg, g, r)] = payload[scales_at:][
+                    : hidden // 32
+                ]
             else:
-                expected["output_scales"][starts[g] + r] = payload[scales_at:][:hidden // 32]
+                expected["output_scales"][starts[g] + r] = payload[scales_at:][: hidden // 32]
     elif token_format in V:
         tiles, before, offsets, place = tile_layout(cfg, counts, starts)
         assert sum(tiles) <= expected["output_scales"].shape[0]
-        expected["output_scales"][:sum(tiles)] = 0
+        expected["output_scales"][: sum(tiles)] = 0
         for (g, r), payload in zip(rows, payloads):
-            expected["output_scales"][place(g, r)] = payload[scales_at:][:hidden // V[token_format]]
+            expected["output_scales"][place(g, r)] = payload[scales_at:][
+                : hidden // V[token_format]
+            ]
         expected["scales_offset"][:] = np.array(offsets, np.uint32).view(np.uint8)
     for name in fmt.output_fields:
-        np.testing.assert_array_equal(got[name], expected[name], err_msg=f"{name} of {token_format}")
+        np.testing.assert_array_equal(
+            got[name], expected[name], err_msg=f"{name} of {token_format}"
+        )
 
 
 @pytest.mark.parametrize("token_format, options", CASES)

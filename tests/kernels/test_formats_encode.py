@@ -11,8 +11,20 @@ from epmoe_ref.config import EPConfig
 QUANTISED = ["fp8_blockwise", "nvfp4", "mxfp4", "mxfp8", "mxfp4_rows"]
 FORMATS = ["bf16", *QUANTISED]
 
-LENGTHS = [("bf16", 8), ("bf16", 1048), ("fp8_blockwise", 128), ("fp8_blockwise", 640), ("nvfp4", 64), ("nvfp4", 1088),
-           ("mxfp4", 128), ("mxfp4", 1152), ("mxfp8", 128), ("mxfp8", 640), ("mxfp4_rows", 32), ("mxfp4_rows", 1120)]
+LENGTHS = [
+    ("bf16", 8),
+    ("bf16", 1048),
+    ("fp8_blockwise", 128),
+    ("fp8_blockwise", 640),
+    ("nvfp4", 64),
+    ("nvfp4", 1088),
+    ("mxfp4", 128),
+    ("mxfp4", 1152),
+    ("mxfp8", 128),
+    ("mxfp8", 640),
+    ("mxfp4_rows", 32),
+    ("mxfp4_rows", 1120),
+]
 
 
 def config(token_format, hidden, **options):
@@ -20,12 +32,17 @@ def config(token_format, hidden, **options):
 
 
 def agree(cfg, bits, input_scale=1.0, n_parts=0):
-    got, expected = encode(cfg, bits, input_scale, n_parts=n_parts), payloads(cfg, bits, input_scale)
+    got, expected = (
+        encode(cfg, bits, input_scale, n_parts=n_parts),
+        payloads(cfg, bits, input_scale),
+    )
     assert got.shape == expected.shape
     if (got != expected).any():
         row, byte = np.argwhere(got != expected)[0]
-        raise AssertionError(f"{(got != expected).sum()} bytes of {cfg.token_format} differ; first: row {row}, "
-                             f"byte {byte}: {got[row, byte]:#04x}, expected {expected[row, byte]:#04x}")
+        raise AssertionError(
+            f"{(got != expected).sum()} bytes of {cfg.token_format} differ; first: row {row}, "
+            f"byte {byte}: {got[row, byte]:#04x}, expected {expected[row, byte]:#04x}"
+        )
 
 
 @pytest.mark.parametrize("token_format", FORMATS)
@@ -40,8 +57,15 @@ def test_zeros_nan_inf_subnormals_ties_and_scale_underflow(token_format):
 
 @pytest.mark.parametrize("token_format", QUANTISED)
 def test_any_maximum_in_any_place(token_format):
-    maxima = np.random.default_rng(5).permutation(65536)[:16384 // GROUP[token_format]].astype(np.uint16)
-    agree(config(token_format, 1024), as_rows(below_a_maximum(maxima, GROUP[token_format], seed=6), 1024))
+    maxima = (
+        np.random.default_rng(5)
+        .permutation(65536)[: 16384 // GROUP[token_format]]
+        .astype(np.uint16)
+    )
+    agree(
+        config(token_format, 1024),
+        as_rows(below_a_maximum(maxima, GROUP[token_format], seed=6), 1024),
+    )
 
 
 @pytest.mark.parametrize("input_scale", [0.5, 3.1415927, 1e-3, 448.0, 3e38, 1e-42])
@@ -85,13 +109,20 @@ def test_zeros_nan_inf_subnormals_ties_and_scale_underflow_on_the_gpu(token_form
 @pytest.mark.parametrize("token_format", QUANTISED)
 def test_every_maximum_on_the_gpu(token_format, seed):
     maxima = np.random.default_rng(seed).permutation(65536).astype(np.uint16)
-    agree(config(token_format, 7168), as_rows(below_a_maximum(maxima, GROUP[token_format], seed), 7168))
+    agree(
+        config(token_format, 7168),
+        as_rows(below_a_maximum(maxima, GROUP[token_format], seed), 7168),
+    )
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("input_scale", [0.5, 3.1415927, 1e-3, 448.0, 3e38, 1e-42])
 def test_input_scale_on_the_gpu(input_scale):
-    agree(config("nvfp4", 7168), as_rows(below_a_maximum(np.arange(65536), 16, seed=8), 7168), input_scale)
+    agree(
+        config("nvfp4", 7168),
+        as_rows(below_a_maximum(np.arange(65536), 16, seed=8), 7168),
+        input_scale,
+    )
 
 
 @pytest.mark.gpu

@@ -5,15 +5,18 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(900)      # one compilation for all, on a busy machine
+pytestmark = pytest.mark.timeout(900)  # one compilation for all, on a busy machine
 HERE = Path(__file__).parent
 SIGNALS = r"st\.release\.sys\.\S*u64"
 WAITS = r"ld\.acquire\.sys\.\S*u64"
-COUNTED = r"atom\.acq_rel\.gpu\.\S*add"           # finished, and region D
+COUNTED = r"atom\.acq_rel\.gpu\.\S*add"  # finished, and region D
 LOAD16, STORE16, INPUT16 = r"ld\.global\.v4", r"st\.global\S*\.v4", r"ld\.global\.nc\S*\.v4"
 SENDS, RECEIVES = [INPUT16, STORE16, COUNTED, SIGNALS], [WAITS, LOAD16, STORE16, COUNTED]
 RETURNS = [r"ld\.global\.L1::no_allocate\.v4", STORE16, COUNTED, SIGNALS]
-IN_BLOCK = [r"fence\.acq_rel\.cta", r"atom\.relaxed\.cta\.shared\.add"]      # combine: pieces sent, signals seen
+IN_BLOCK = [
+    r"fence\.acq_rel\.cta",
+    r"atom\.relaxed\.cta\.shared\.add",
+]  # combine: pieces sent, signals seen
 
 NEEDED = {
     "dispatch_async": SENDS,
@@ -22,20 +25,33 @@ NEEDED = {
     "combine_async": RETURNS + IN_BLOCK,
     "combine_wait": RECEIVES + IN_BLOCK,
     "combine": RETURNS + RECEIVES + IN_BLOCK,
-    "combine without signals": [RETURNS[0], r"st\.relaxed\.sys\.\S*v4", r"ld\.relaxed\.sys\.\S*v4", STORE16, COUNTED,
-                                SIGNALS, WAITS],
+    "combine without signals": [
+        RETURNS[0],
+        r"st\.relaxed\.sys\.\S*v4",
+        r"ld\.relaxed\.sys\.\S*v4",
+        STORE16,
+        COUNTED,
+        SIGNALS,
+        WAITS,
+    ],
     "dispatch with options": [STORE16, COUNTED, SIGNALS, r"ld\.acquire\.gpu\.\S*[su]32", *RECEIVES],
     "combine with options": RETURNS + RECEIVES + IN_BLOCK + [r"fma\.rn\.f32"],
     "combine with an output lambda": RETURNS + RECEIVES + IN_BLOCK + [r"\bst\.(f32|b32|u32)\b"],
 }
 
 
-BY_DAY = ("dispatch", "combine_wait", "combine")     # each way of sending and receiving once; at night all
+BY_DAY = (
+    "dispatch",
+    "combine_wait",
+    "combine",
+)  # each way of sending and receiving once; at night all
 
 
 def kernels(names):
     """Parameters of a test: of these kernels, the others than BY_DAY at night."""
-    return [name if name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly) for name in names]
+    return [
+        name if name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly) for name in names
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +79,9 @@ def test_a_combine_without_signals_has_no_release_behind_its_rows(ptx):
     """But for region A, and for the word that it has begun."""
     text = ptx["combine without signals"]
     assert len(re.findall(SIGNALS, text)) == 1 and len(re.findall(COUNTED, text)) == 1
-    assert "fence.acq_rel" not in text and not re.search(r"st\.release\.sys", text[text.rindex("st.relaxed.sys"):])
+    assert "fence.acq_rel" not in text and not re.search(
+        r"st\.release\.sys", text[text.rindex("st.relaxed.sys") :]
+    )
 
 
 @pytest.mark.parametrize("name", kernels(["dispatch_wait", "combine_wait"]))

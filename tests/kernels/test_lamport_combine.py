@@ -3,12 +3,13 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from kernel_world import COMBINE, KernelWorld
+from test_dispatch_combine_rounds import CASES, run_round
+
 from epmoe import layout
 from epmoe.kernels import LaunchConfig, lamport
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import PeerTimeout
-from kernel_world import COMBINE, KernelWorld
-from test_dispatch_combine_rounds import CASES, run_round
 
 SIZES = dict(n_ranks=3, n_experts=6, top_k=2, hidden=16, max_tokens_per_rank=4)
 SUITING = [name for name, case in CASES.items() if layout.has_lamport_buf(EPConfig(**case["cfg"]))]
@@ -30,15 +31,23 @@ def nothing_is_left(world):
         world.raise_if_failed(rank)
 
 
-WAYS = [(name, (3, 64)) for name in SUITING] + [(name, shape) for name in ("plain", "empty rank, three ranks", "top 32")
-                                                for shape in ((2, 32), (5, 96))]
+WAYS = [(name, (3, 64)) for name in SUITING] + [
+    (name, shape)
+    for name in ("plain", "empty rank, three ranks", "top 32")
+    for shape in ((2, 32), (5, 96))
+]
 
 
 @pytest.mark.parametrize("name, shape", WAYS, ids=str)
 def test_rounds_are_exact_and_leave_nothing_behind(name, shape):
     case = CASES[name]
     # what is strong is slow under the race detector
-    world = make(case["cfg"], launch=LaunchConfig(*shape), racecheck=case["cfg"]["hidden"] < 64, seed=shape[0])
+    world = make(
+        case["cfg"],
+        launch=LaunchConfig(*shape),
+        racecheck=case["cfg"]["hidden"] < 64,
+        seed=shape[0],
+    )
     rng = np.random.default_rng(len(name))
     for _ in range(2):
         run_round(world, case, rng)
@@ -46,7 +55,9 @@ def test_rounds_are_exact_and_leave_nothing_behind(name, shape):
 
 
 def test_cases_are_of_all_types_and_of_more_slots_than_a_lane_holds():
-    assert {"fp16", "fp32", "top 32", "one rank", "shared expert", "nobody has a token"} <= set(SUITING)
+    assert {"fp16", "fp32", "top 32", "one rank", "shared expert", "nobody has a token"} <= set(
+        SUITING
+    )
     assert not {"skip_a2a"} & set(SUITING)
 
 
@@ -55,8 +66,8 @@ def test_words_that_are_absent_are_summed_up_as_nans(dtype):
     """A row full of all-ones words, and one with a single such number, do not keep their receiver waiting."""
     world = make(SIZES | dict(combine_dtype=dtype), racecheck=True)
     rows = np.ones((world.capacity(), 16), COMBINE[dtype])
-    rows.view(np.uint8)[0] = 0xFF                       # the whole row
-    rows.view(np.uint8)[1, -rows.itemsize:] = 0xFF      # its last number
+    rows.view(np.uint8)[0] = 0xFF  # the whole row
+    rows.view(np.uint8)[1, -rows.itemsize :] = 0xFF  # its last number
     for _ in range(2):
         found = world.dispatch(TOKENS, IDS)
         combined = world.combine([rows] * 3, [2] * 3, WEIGHTS)
@@ -75,11 +86,17 @@ def test_words_that_are_absent_are_summed_up_as_nans(dtype):
 def test_it_is_the_choice_of_the_caller_and_of_configurations_with_few_rows():
     cfg = EPConfig(**SIZES)
     assert lamport.applies(cfg, True, "array") and not lamport.applies(cfg, False, "array")
-    assert not lamport.applies(cfg, True, None), "rows that are not summed up have words of their own"
+    assert not lamport.applies(cfg, True, None), (
+        "rows that are not summed up have words of their own"
+    )
     many = EPConfig(4, 256, 8, 7168, 4096)
     assert not lamport.applies(many, True, "array")
     assert layout.has_lamport_buf(EPConfig(4, 256, 8, 7168, 128))
-    for other in (dict(skip_a2a=True), dict(use_shmem=True, p2p_world_size=1), dict(n_experts=3 * 1024)):
+    for other in (
+        dict(skip_a2a=True),
+        dict(use_shmem=True, p2p_world_size=1),
+        dict(n_experts=3 * 1024),
+    ):
         assert not layout.has_lamport_buf(EPConfig(**SIZES | other))
 
 
@@ -87,11 +104,13 @@ def test_a_rank_that_does_not_answer_is_named():
     world = make(timeout_s=0.01, expire_waits=True)
     world.dispatch(TOKENS, IDS)
     out = world.combine([np.ones((world.capacity(), 16))] * 3, [2] * 3, WEIGHTS, ranks=[0, 1])
-    said = (r"rank 0, combine_wait: nothing, or not all, from source rank 2 "
-            r"\((rows of expert [45] are missing|no word that its combine has begun)\)")
+    said = (
+        r"rank 0, combine_wait: nothing, or not all, from source rank 2 "
+        r"\((rows of expert [45] are missing|no word that its combine has begun)\)"
+    )
     with pytest.raises(PeerTimeout, match=said):
         world.raise_if_failed(0)
-    token, = [t for t, ids in enumerate(IDS[0]) if not {4, 5} & set(ids)] or [None]
+    (token,) = [t for t, ids in enumerate(IDS[0]) if not {4, 5} & set(ids)] or [None]
     assert token is None or (out[0][token] == 2).all()
 
 
@@ -111,7 +130,7 @@ def test_a_row_that_names_no_place_is_missed():
     world = make(timeout_s=0.01, expire_waits=True)
     found = world.dispatch(TOKENS, IDS)
     info = found[1]["src_info"].copy()
-    info[0] = 4, 0                                      # max_tokens_per_rank is 4
+    info[0] = 4, 0  # max_tokens_per_rank is 4
     world.buffers["src_info", 1].write(info)
     world.combine([np.ones((world.capacity(), 16))] * 3, [2] * 3, WEIGHTS)
     failed = []
@@ -119,7 +138,9 @@ def test_a_row_that_names_no_place_is_missed():
         try:
             world.raise_if_failed(rank)
         except PeerTimeout as error:
-            assert "from source rank 1 (rows of expert" in str(error) and "changed src_info" in str(error)
+            assert "from source rank 1 (rows of expert" in str(error) and "changed src_info" in str(
+                error
+            )
             failed.append(rank)
     assert len(failed) == 1, "only who misses a row says so"
 
@@ -131,7 +152,9 @@ def test_a_world_that_is_put_back_works_again():
     for rank in range(3):
         for region in layout.regions(world.cfg):
             if region.initial is not None:
-                world.base[rank].write(np.full(region.shape, region.initial, region.dtype), region.offset)
+                world.base[rank].write(
+                    np.full(region.shape, region.initial, region.dtype), region.offset
+                )
     for _ in range(2):
         world.dispatch(TOKENS, IDS)
         combined = world.combine([np.ones((world.capacity(), 16))] * 3, [2] * 3, WEIGHTS)

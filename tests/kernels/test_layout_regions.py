@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from epmoe import layout
 from epmoe_ref import EPConfig, EPLocalSyncCounters
 
@@ -9,7 +10,16 @@ CONFIGS = [
     EPConfig(4, 256, 8, 7168, 128),
     EPConfig(1, 1, 1, 8, 1),
     EPConfig(3, 21, 5, 24, 11, alignment=64),
-    EPConfig(8, 64, 32, 128, 3, token_format="fp8_blockwise", combine_dtype="fp32", fused_shared_expert=True),
+    EPConfig(
+        8,
+        64,
+        32,
+        128,
+        3,
+        token_format="fp8_blockwise",
+        combine_dtype="fp32",
+        fused_shared_expert=True,
+    ),
     EPConfig(4, 12, 3, 64, 9, token_format="nvfp4", skip_a2a=True, p2p_world_size=2),
     EPConfig(4, 12, 3, 64, 9, p2p_world_size=2, use_shmem=True),
 ]
@@ -40,25 +50,35 @@ def test_no_counter_word_belongs_to_two_regions(cfg):
     inside = layout.counter_regions(cfg)
     size = layout.region(cfg, "ep_counters").nbytes
     used = bytes_covered([(r.offset, r.nbytes) for r in inside], size)
-    if not cfg.skip_a2a:                    # only C has words that no one uses
+    if not cfg.skip_a2a:  # only C has words that no one uses
         assert size - used == 4 * (cfg.n_experts - cfg.n_local_experts)
 
 
 @pytest.mark.parametrize("cfg", CONFIGS)
 def test_what_peers_write_comes_first(cfg):
     names = [r.name for r in layout.regions(cfg)]
-    assert names[:4] == ["dispatch_recv_buf", "dispatch_recv_count", "combine_recv_buf", "combine_recv_count"]
+    assert names[:4] == [
+        "dispatch_recv_buf",
+        "dispatch_recv_count",
+        "combine_recv_buf",
+        "combine_recv_count",
+    ]
     assert ("combine_send_buf" in names) == cfg.use_shmem
 
 
 @pytest.mark.parametrize("cfg", CONFIGS)
 def test_every_word_in_use_has_a_name_for_reports(cfg):
     named = layout.named_words(cfg)
-    spans = [(offset, int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize)
-             for _, offset, shape, dtype, _ in named]
+    spans = [
+        (offset, int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize)
+        for _, offset, shape, dtype, _ in named
+    ]
     in_counters = layout.region(cfg, "ep_counters").nbytes
     in_counters -= sum(r.nbytes for r in layout.counter_regions(cfg))
-    assert bytes_covered(spans, layout.total_bytes(cfg)) == sum(r.nbytes for r in layout.regions(cfg)) - in_counters
+    assert (
+        bytes_covered(spans, layout.total_bytes(cfg))
+        == sum(r.nbytes for r in layout.regions(cfg)) - in_counters
+    )
 
 
 @pytest.mark.parametrize("cfg", CONFIGS)
@@ -72,8 +92,19 @@ def test_counter_regions_start_where_the_counters_class_says(cfg):
 
 def test_counter_regions_by_hand():
     at = {r.name: r.offset // 4 for r in layout.counter_regions(EPConfig(2, 6, 2, 8, 4))}
-    assert at == {"reserved": 0, "finished": 6, "rank_completion": 12, "A": 20, "B": 32, "C": 38, "D": 44, "E": 45,
-                  "F": 46, "G": 47, "combine_ready": 48}
+    assert at == {
+        "reserved": 0,
+        "finished": 6,
+        "rank_completion": 12,
+        "A": 20,
+        "B": 32,
+        "C": 38,
+        "D": 44,
+        "E": 45,
+        "F": 46,
+        "G": 47,
+        "combine_ready": 48,
+    }
 
 
 def test_message_by_hand():

@@ -1,13 +1,20 @@
 """What the fast kernels cannot do their factories refuse; the configuration and the plain kernels may do it."""
 
 import pytest
+
 from epmoe import kernels
 from epmoe.kernels import plain
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError
 
-SIX = ["dispatch_async_kernel", "dispatch_wait_kernel", "dispatch_kernel", "combine_async_kernel", "combine_wait_kernel",
-       "combine_kernel"]
+SIX = [
+    "dispatch_async_kernel",
+    "dispatch_wait_kernel",
+    "dispatch_kernel",
+    "combine_async_kernel",
+    "combine_wait_kernel",
+    "combine_kernel",
+]
 
 
 @pytest.mark.parametrize("name", SIX)
@@ -20,7 +27,9 @@ def test_top_k_above_32_is_for_the_plain_kernels(name):
 
 @pytest.mark.parametrize("name", SIX)
 def test_a_p2p_world_has_as_many_ranks_as_the_rank_completion_region_has_words(name):
-    cfg = EPConfig(n_ranks=16, n_experts=16, top_k=1, hidden=8, max_tokens_per_rank=1, p2p_world_size=16)
+    cfg = EPConfig(
+        n_ranks=16, n_experts=16, top_k=1, hidden=8, max_tokens_per_rank=1, p2p_world_size=16
+    )
     for module in (kernels, plain):
         with pytest.raises(EPValueError, match="p2p_world_size=16 .*8"):
             getattr(module, name)(cfg)

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+from kernel_world import KernelWorld
+from test_dispatch_combine_rounds import run_round
+
 from epmoe.kernels import LaunchConfig, offsets, returners, signaller
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError
-from kernel_world import KernelWorld
-from test_dispatch_combine_rounds import run_round
 
 SMALL = dict(n_ranks=2, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=4)
 
@@ -30,17 +31,24 @@ def test_stale_values_that_the_memory_model_permits_change_nothing(seed):
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
-@pytest.mark.parametrize("options", [
-    dict(token_format="nvfp4", hidden=64, fused_shared_expert=True),
-    dict(token_format="fp8_blockwise", hidden=128, combine_dtype="fp32"),
-    dict(),
-], ids=["tiles and shared expert", "padded rows", "bf16"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(token_format="nvfp4", hidden=64, fused_shared_expert=True),
+        dict(token_format="fp8_blockwise", hidden=128, combine_dtype="fp32"),
+        dict(),
+    ],
+    ids=["tiles and shared expert", "padded rows", "bf16"],
+)
 def test_more_experts_than_one_look_takes(options, fused, monkeypatch):
     """Shared memory holds a window of the experts; here the windows are tiny, so that several are needed."""
     monkeypatch.setattr(signaller, "WINDOW", 3)
     monkeypatch.setattr(offsets, "MAX_COUNTS", 5)
     monkeypatch.setattr(returners, "WINDOW", 4)
-    sizes = dict(n_ranks=2, n_experts=14, top_k=3, hidden=16, max_tokens_per_rank=7, alignment=32) | options
+    sizes = (
+        dict(n_ranks=2, n_experts=14, top_k=3, hidden=16, max_tokens_per_rank=7, alignment=32)
+        | options
+    )
     world = KernelWorld(EPConfig(**sizes), fused=fused, seed=3, racecheck=True)
     rng = np.random.default_rng(3)
     for tokens in ([7, 5], [2, 7]):
@@ -69,7 +77,11 @@ def test_more_blocks_than_combine_wait_has_flags():
     cfg = EPConfig(n_ranks=1, n_experts=1, top_k=1, hidden=8, max_tokens_per_rank=4)
     for fused in (False, True):
         world = KernelWorld(cfg, fused=fused, launch=LaunchConfig(7, 32), seed=7, racecheck=True)
-        assert world.calls["combine_wait"].grid(world.machine) == world.calls["combine"].grid(world.machine) == 7
+        assert (
+            world.calls["combine_wait"].grid(world.machine)
+            == world.calls["combine"].grid(world.machine)
+            == 7
+        )
         run_round(world, dict(tokens=[4]), np.random.default_rng(6))
 
 

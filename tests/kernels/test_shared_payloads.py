@@ -3,12 +3,14 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from kernel_world import KernelWorld
+from protocol_model import check_dispatch
+from test_dispatch_combine_rounds import routing as case_routing
+from test_dispatch_combine_rounds import rows_of, run_round
+
 from epmoe import layout
 from epmoe.kernels import LaunchConfig
 from epmoe_ref.config import EPConfig
-from kernel_world import KernelWorld
-from protocol_model import check_dispatch
-from test_dispatch_combine_rounds import routing as case_routing, rows_of, run_round
 
 SMALL = LaunchConfig(n_sms=3, num_threads=64)
 
@@ -17,7 +19,9 @@ def test_a_signal_covers_the_payloads_of_other_experts():
     """All tokens want all experts: half of the receivers' rows are copies of payloads under another signal."""
     cfg = EPConfig(n_ranks=2, n_experts=6, top_k=6, hidden=16, max_tokens_per_rank=4)
     for seed in range(2):
-        world = KernelWorld(cfg, fused=True, launch=SMALL, seed=seed, racecheck=True, stale=seed > 0)
+        world = KernelWorld(
+            cfg, fused=True, launch=SMALL, seed=seed, racecheck=True, stale=seed > 0
+        )
         for tokens in ([4, 4], [4, 1]):
             run_round(world, dict(tokens=tokens), np.random.default_rng(seed))
 
@@ -25,7 +29,9 @@ def test_a_signal_covers_the_payloads_of_other_experts():
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
 def test_what_lies_in_recv_buf(fused):
     """One payload a (token, rank), in the message to the lowest expert there; the others say where."""
-    case = dict(cfg=dict(n_ranks=2, n_experts=8, top_k=5, hidden=16, max_tokens_per_rank=10), tokens=[9, 10])  # not few
+    case = dict(
+        cfg=dict(n_ranks=2, n_experts=8, top_k=5, hidden=16, max_tokens_per_rank=10), tokens=[9, 10]
+    )  # not few
     cfg = EPConfig(**case["cfg"])
     world = KernelWorld(cfg, fused=fused, launch=SMALL, seed=4)
     rng = np.random.default_rng(2)
@@ -38,21 +44,25 @@ def test_what_lies_in_recv_buf(fused):
         rows = recv_buf.reshape(-1, sizes.msg_bytes)
         n_own = n_references = 0
         for local_expert, source in np.ndindex(d["counts"].shape):
-            for held in recv_buf[local_expert, source, :d["counts"][local_expert, source]]:
-                token, reference, *rest = held[sizes.src_info_offset:sizes.topk_info_offset].view(np.int32)
+            for held in recv_buf[local_expert, source, : d["counts"][local_expert, source]]:
+                token, reference, *rest = held[sizes.src_info_offset : sizes.topk_info_offset].view(
+                    np.int32
+                )
                 assert rest == [0, 0]
                 chosen, n = ids[source][token], cfg.n_local_experts
                 wants = [e % n for e in chosen if e >= 0 and e // n == rank]
-                topk_info = held[sizes.topk_info_offset:].view(np.uint16)[:cfg.top_k]
+                topk_info = held[sizes.topk_info_offset :].view(np.uint16)[: cfg.top_k]
                 assert (topk_info == chosen.astype(np.uint16)).all()
-                payload = held[:sizes.token_size]
+                payload = held[: sizes.token_size]
                 if reference:
                     n_references += 1
                     assert (payload == 0xFF).all(), "a payload that nobody reads was sent"
                     carrier = np.unravel_index(reference - 1, recv_buf.shape[:3])
                     assert carrier[0] == min(wants) and carrier[1] == source
-                    assert rows[reference - 1, sizes.src_info_offset:].view(np.int32)[:2].tolist() == [token, 0]
-                    payload = rows[reference - 1, :sizes.token_size]
+                    assert rows[reference - 1, sizes.src_info_offset :].view(np.int32)[
+                        :2
+                    ].tolist() == [token, 0]
+                    payload = rows[reference - 1, : sizes.token_size]
                 else:
                     n_own += 1
                     assert local_expert == min(wants)

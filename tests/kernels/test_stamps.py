@@ -3,6 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
+
 from epmoe import EPConfig, ExpertParallel, LaunchConfig, LocalWorld
 from epmoe.kernels import stamps
 from epmoe_ref.errors import EPStateError
@@ -11,7 +12,7 @@ CFG = EPConfig(n_ranks=2, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=4
 IDS = [np.array([[0, 2], [3, 1], [1, 2]])] * 2
 SENDER = ("start", "claimed", "sent", "left")
 RECEIVER = ("start", "counted", "placed", "copied", "left")
-RETURNER = ("start", "counted", "sent", "arrived", "reduced")      # and "left", by another warp
+RETURNER = ("start", "counted", "sent", "arrived", "reduced")  # and "left", by another warp
 
 
 def round_of(ep):
@@ -21,12 +22,15 @@ def round_of(ep):
 
 
 def test_each_block_marks_its_steps_in_order():
-    with ExpertParallel(CFG, LocalWorld(2), kernels="fast",
-                        launch=LaunchConfig(n_sms=4, num_threads=64, trace=True)) as ep:
+    with ExpertParallel(
+        CFG, LocalWorld(2), kernels="fast", launch=LaunchConfig(n_sms=4, num_threads=64, trace=True)
+    ) as ep:
         for _ in range(2):
             round_of(ep)
         traces = {(s.kernel, s.rank): s.times for s in ep.trace()}
-    assert set(traces) == {(kernel, rank) for kernel in ("dispatch", "combine") for rank in range(2)}
+    assert set(traces) == {
+        (kernel, rank) for kernel in ("dispatch", "combine") for rank in range(2)
+    }
     for (kernel, _), times in traces.items():
         assert times.shape == (4, stamps.N_MARKS)
         for block, row in enumerate(times):

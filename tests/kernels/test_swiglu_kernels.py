@@ -51,16 +51,27 @@ def run(cfg, rows, n_rows, intermediate, launch=None, seed=0, **options):
     offsets = machine.alloc(4 * (cfg.n_groups + 1), "row_offsets")
     offsets.write(np.linspace(0, n_rows, cfg.n_groups + 1).astype(np.uint32))
     call = fused_silu_kernel(cfg, launch, intermediate=intermediate, **options)
-    call(TokenArray(src.address, capacity), offsets.address, out.address, 0, output_scales=scales.address,
-         machine=machine, stream=machine.stream(0))
+    call(
+        TokenArray(src.address, capacity),
+        offsets.address,
+        out.address,
+        0,
+        output_scales=scales.address,
+        machine=machine,
+        stream=machine.stream(0),
+    )
     machine.synchronize()
-    return (out.read(np.uint8, (capacity, intermediate * itemsize)),
-            scales.read(np.float32, (intermediate // 128, capacity)) if itemsize == 1 else None)
+    return (
+        out.read(np.uint8, (capacity, intermediate * itemsize)),
+        scales.read(np.float32, (intermediate // 128, capacity)) if itemsize == 1 else None,
+    )
 
 
 def random_rows(n, intermediate, seed):
     rng = np.random.default_rng(seed)
-    return (rng.standard_normal((n, 2 * intermediate)) * rng.choice([0.01, 1, 4, 30], (n, 1))).astype(BF16)
+    return (
+        rng.standard_normal((n, 2 * intermediate)) * rng.choice([0.01, 1, 4, 30], (n, 1))
+    ).astype(BF16)
 
 
 def ordered(bf16_bits):
@@ -85,13 +96,26 @@ def check_bf16(n, n_rows, intermediate, limit=None, rows=None, launch=None):
 def check_fp8(n, n_rows, intermediate, limit=None, launch=None):
     rows = random_rows(n, intermediate, seed=intermediate + 1)
     rows[0] = 0
-    out, scales = run(config(), rows, n_rows, intermediate, launch, limit=limit, alpha=ALPHA,
-                      output_format="fp8_blockwise")
+    out, scales = run(
+        config(),
+        rows,
+        n_rows,
+        intermediate,
+        launch,
+        limit=limit,
+        alpha=ALPHA,
+        output_format="fp8_blockwise",
+    )
     exact = gated_rows(rows[:n_rows], limit, ALPHA)
     groups = exact.reshape(n_rows, intermediate // 128, 128)
     scale = np.maximum(np.abs(groups).max(-1), 1e-4) / 448
     np.testing.assert_allclose(scales[:, :n_rows], scale.T, rtol=1e-5)
-    codes = (groups / scale[..., None]).astype(np.float32).astype(ml_dtypes.float8_e4m3fn).reshape(n_rows, intermediate)
+    codes = (
+        (groups / scale[..., None])
+        .astype(np.float32)
+        .astype(ml_dtypes.float8_e4m3fn)
+        .reshape(n_rows, intermediate)
+    )
     expected, got = codes.view(np.uint8).astype(int), out[:n_rows].astype(int)
     signed = [np.where(c & 0x80, -(c & 0x7F), c & 0x7F) for c in (expected, got)]
     assert np.abs(signed[0] - signed[1]).max(initial=0) <= 1
@@ -101,7 +125,9 @@ def check_fp8(n, n_rows, intermediate, limit=None, launch=None):
 
 
 @pytest.mark.parametrize("limit", [None, LIMIT])
-@pytest.mark.parametrize("n, n_rows, intermediate", [(12, 9, 8), (6, 6, 264), (40, 33, 64), (4, 0, 16)])
+@pytest.mark.parametrize(
+    "n, n_rows, intermediate", [(12, 9, 8), (6, 6, 264), (40, 33, 64), (4, 0, 16)]
+)
 def test_bf16_rows(n, n_rows, intermediate, limit):
     check_bf16(n, n_rows, intermediate, limit)
 
@@ -113,8 +139,26 @@ def test_fp8_rows_with_transposed_scales(n, n_rows, intermediate, limit):
 
 
 def test_large_numbers_infinities_and_nan():
-    special = np.array([0, -0.0, 1e-40, -1e-40, 80, -80, 100, -100, 1e30, -1e30, np.inf, -np.inf, np.nan, 7, 7.03,
-                        -7.03])
+    special = np.array(
+        [
+            0,
+            -0.0,
+            1e-40,
+            -1e-40,
+            80,
+            -80,
+            100,
+            -100,
+            1e30,
+            -1e30,
+            np.inf,
+            -np.inf,
+            np.nan,
+            7,
+            7.03,
+            -7.03,
+        ]
+    )
     gate, up = np.meshgrid(special, special)
     rows = np.concatenate([gate, up], 1).astype(np.float32).astype(BF16)
     check_bf16(len(rows), len(rows), 16, None, rows)
@@ -127,12 +171,22 @@ def test_a_row_count_beyond_the_capacity_writes_nothing_behind_it():
     assert out.shape == (4, 16) and not (out == POISON).all(1).any()
 
 
-@pytest.mark.parametrize("options, message", [
-    ({"intermediate": 12}, "intermediate=12 must be a positive multiple of 8"),
-    ({"intermediate": 0}, "intermediate=0 must be"),
-    ({"intermediate": 192, "output_format": "fp8_blockwise"}, "intermediate=192 must be a positive multiple of 128"),
-    ({"intermediate": 64, "output_format": "nvfp4"}, "output_format='nvfp4' must be one of bf16, fp8_blockwise"),
-    ({"intermediate": 64, "limit": 0.0}, "limit=0.0 must be positive")])
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"intermediate": 12}, "intermediate=12 must be a positive multiple of 8"),
+        ({"intermediate": 0}, "intermediate=0 must be"),
+        (
+            {"intermediate": 192, "output_format": "fp8_blockwise"},
+            "intermediate=192 must be a positive multiple of 128",
+        ),
+        (
+            {"intermediate": 64, "output_format": "nvfp4"},
+            "output_format='nvfp4' must be one of bf16, fp8_blockwise",
+        ),
+        ({"intermediate": 64, "limit": 0.0}, "limit=0.0 must be positive"),
+    ],
+)
 def test_refused(options, message):
     with pytest.raises(EPValueError, match=message):
         fused_silu_kernel(config(), **options)

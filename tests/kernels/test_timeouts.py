@@ -3,11 +3,12 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from kernel_world import KernelWorld
+
 from epmoe import layout
 from epmoe.kernels import status
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import PeerTimeout
-from kernel_world import KernelWorld
 
 CFG = EPConfig(n_ranks=3, n_experts=6, top_k=2, hidden=8, max_tokens_per_rank=4)
 IDS = [np.array([[0, 2], [3, 5]])] * 3
@@ -16,7 +17,9 @@ WEIGHTS = [np.ones((2, 2), np.float32)] * 3
 
 
 def make(fused, **options):
-    return KernelWorld(CFG, fused=fused, seed=1, timeout_s=0.01, expire_waits=True, racecheck=True, **options)
+    return KernelWorld(
+        CFG, fused=fused, seed=1, timeout_s=0.01, expire_waits=True, racecheck=True, **options
+    )
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
@@ -25,9 +28,13 @@ def test_dispatch_names_the_rank_that_did_not_send(fused):
     results = world.dispatch(TOKENS, IDS, ranks=[0, 2])
     for rank in (0, 2):
         first = 2 * rank
-        with pytest.raises(PeerTimeout, match=(
+        with pytest.raises(
+            PeerTimeout,
+            match=(
                 f"rank {rank}, dispatch_wait: no signal from source rank 1 "
-                f"\\(2 of 2 experts: {first}, {first + 1}\\); gave up after timeout=0.01 s")):
+                f"\\(2 of 2 experts: {first}, {first + 1}\\); gave up after timeout=0.01 s"
+            ),
+        ):
             world.raise_if_failed(rank)
         assert (results[rank]["output_tokens"].view(np.uint16) == 0xFFFF).all(), "a row was written"
     world.raise_if_failed(1)
@@ -39,7 +46,9 @@ def test_combine_names_the_rank_that_did_not_answer(fused):
     world.dispatch(TOKENS, IDS)
     rows = [np.ones((world.capacity(), 8))] * 3
     out = world.combine(rows, [2] * 3, WEIGHTS, ranks=[1])
-    with pytest.raises(PeerTimeout, match="rank 1, combine_wait: no signal from source rank 0 .*; source rank 2 "):
+    with pytest.raises(
+        PeerTimeout, match="rank 1, combine_wait: no signal from source rank 0 .*; source rank 2 "
+    ):
         world.raise_if_failed(1)
     assert (out[1].view(np.uint16) == 0xFFFF).all(), "an output token was written"
 
@@ -71,7 +80,9 @@ def test_dispatch_needs_no_two_blocks_at_once():
         results = world.dispatch(TOKENS, IDS)
         for rank in range(3):
             world.raise_if_failed(rank)
-            assert results[rank]["row_offsets"][-1] == sum((np.array(ids) // 2 == rank).sum() for ids in IDS)
+            assert results[rank]["row_offsets"][-1] == sum(
+                (np.array(ids) // 2 == rank).sum() for ids in IDS
+            )
 
 
 def test_blocks_of_combine_that_cannot_run_together_say_so():
@@ -91,7 +102,9 @@ def test_a_world_that_is_put_back_works_again():
     for rank in range(3):
         for region in layout.regions(CFG):
             if region.initial is not None:
-                world.base[rank].write(np.full(region.shape, region.initial, region.dtype), region.offset)
+                world.base[rank].write(
+                    np.full(region.shape, region.initial, region.dtype), region.offset
+                )
     results = world.dispatch(TOKENS, IDS)
     assert [d["row_offsets"].tolist() for d in results] == [[0, 3, 3], [0, 3, 6], [0, 0, 3]]
     for rank in range(3):

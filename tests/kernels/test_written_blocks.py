@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+
 from epmoe.kernels import written_blocks
 from epmoe.kernels.written_blocks import WrittenBlocks
 
@@ -17,7 +18,9 @@ class Machine:
 
     def alloc(self, nbytes, name, rank):
         """A buffer."""
-        buffer = SimpleNamespace(is_free=False, write=lambda words: None, address=256 * len(self.made))
+        buffer = SimpleNamespace(
+            is_free=False, write=lambda words: None, address=256 * len(self.made)
+        )
         buffer.free = lambda: setattr(buffer, "is_free", True)
         self.made.append(buffer)
         return buffer
@@ -46,7 +49,11 @@ def test_what_was_written_is_found_until_there_are_too_many(machine):
         write(blocks, machine, key)
     assert machine.n_waits == 0
     write(blocks, machine, 4)
-    assert machine.n_waits == 1 and len(blocks) == 1 and [b.is_free for b in machine.made] == [True, True, True, False]
+    assert (
+        machine.n_waits == 1
+        and len(blocks) == 1
+        and [b.is_free for b in machine.made] == [True, True, True, False]
+    )
 
 
 def test_blocks_of_captured_calls_live_on_and_those_of_other_calls_do_not(machine):
@@ -58,6 +65,8 @@ def test_blocks_of_captured_calls_live_on_and_those_of_other_calls_do_not(machin
     for key in range(6, 20):
         write(blocks, machine, key)
     assert not any(b.is_free for b in kept), "a graph reads these at its next replay"
-    assert sum(not b.is_free for b in machine.made) <= len(kept) + 3, "blocks that no graph reads pile up"
+    assert sum(not b.is_free for b in machine.made) <= len(kept) + 3, (
+        "blocks that no graph reads pile up"
+    )
     blocks.close()
     assert all(b.is_free for b in machine.made)

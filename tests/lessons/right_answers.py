@@ -144,8 +144,9 @@ def read(ready, message):
     return load_i32(message)
 """
 
-CHAIN_OF_ATOMICS = (CHAIN.replace("red_add_release_gpu_i32(", "atomic_add_release_gpu_i32(")
-                    .replace("    st_release_gpu_i32(ready, 1)", "    red_add_release_gpu_i32(ready, 1)"))
+CHAIN_OF_ATOMICS = CHAIN.replace("red_add_release_gpu_i32(", "atomic_add_release_gpu_i32(").replace(
+    "    st_release_gpu_i32(ready, 1)", "    red_add_release_gpu_i32(ready, 1)"
+)
 
 TWO_BUFFERS = """
 def program(rounds):

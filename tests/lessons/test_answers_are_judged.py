@@ -3,28 +3,54 @@
 import json
 
 import pytest
+import right_answers as right
+
 from epmoe.__main__ import main
 from epmoe.lessons import exercise, judge
 from epmoe.lessons.answers import Wrong, load
 
-import right_answers as right
-
-RIGHT = [(1, right.OFFSETS), (1, right.OFFSETS_BY_HAND), (2, right.PLACE), (2, right.PLACE_AS_ARRAY),
-         (3, right.SLOTS), (3, right.SLOTS_BY_HAND), (4, right.CHAIN), (4, right.CHAIN_OF_FENCES),
-         (4, right.CHAIN_OF_ATOMICS), (5, right.TWO_BUFFERS), (5, right.BARRIERS), (6, right.DECIDE),
-         (6, right.DECIDE_BY_HAND)]
+RIGHT = [
+    (1, right.OFFSETS),
+    (1, right.OFFSETS_BY_HAND),
+    (2, right.PLACE),
+    (2, right.PLACE_AS_ARRAY),
+    (3, right.SLOTS),
+    (3, right.SLOTS_BY_HAND),
+    (4, right.CHAIN),
+    (4, right.CHAIN_OF_FENCES),
+    (4, right.CHAIN_OF_ATOMICS),
+    (5, right.TWO_BUFFERS),
+    (5, right.BARRIERS),
+    (6, right.DECIDE),
+    (6, right.DECIDE_BY_HAND),
+]
 
 # number, right answer, [(text, what stands there instead)], words of the verdict
 WRONG = [
     (1, right.OFFSETS, [("[[0], ends]", "[ends]")], "the 0 at the front is missing"),
     (1, right.OFFSETS, [("[[0], ends]", "[[0], ends[:-1]]")], "the last number is missing"),
     (1, right.OFFSETS, [("axis=1)", "axis=0)")], "the sums are over experts"),
-    (1, right.OFFSETS, [("np.cumsum(counts.sum(axis=1))", "counts.sum(axis=1)")], "not yet added up"),
-    (1, right.OFFSETS, [("np.cumsum(counts.sum(axis=1))", "np.cumsum(counts)")], "one number for each (expert, rank)"),
+    (
+        1,
+        right.OFFSETS,
+        [("np.cumsum(counts.sum(axis=1))", "counts.sum(axis=1)")],
+        "not yet added up",
+    ),
+    (
+        1,
+        right.OFFSETS,
+        [("np.cumsum(counts.sum(axis=1))", "np.cumsum(counts)")],
+        "one number for each (expert, rank)",
+    ),
     (1, right.OFFSETS, [("ends])", "ends]) + 1")], "row_offsets[0] must be 0"),
     (1, right.OFFSETS, [("counts[local_expert, :src_rank].sum()", "0")], "ranks before rank 1"),
     (1, right.OFFSETS, [(", :src_rank]", ", :src_rank + 1]")], "segment ends"),
-    (1, right.OFFSETS, [("row_offsets(counts)[local_expert] + ", "")], "the local experts before 1 are not counted"),
+    (
+        1,
+        right.OFFSETS,
+        [("row_offsets(counts)[local_expert] + ", "")],
+        "the local experts before 1 are not counted",
+    ),
     (2, right.PLACE, [("expert // local, ", "expert % n_ranks, ")], "not dealt out in turn"),
     (2, right.PLACE, [("expert % local", "expert")], "an axis of LOCAL experts"),
     (2, right.PLACE, [("up(4)", "4")], "src_info takes 16 bytes"),
@@ -32,12 +58,27 @@ WRONG = [
     (2, right.PLACE, [("up(2 * top_k)", "16")], "topk_info is as long as top_k=9"),
     (2, right.PLACE, [("up(2 * hidden)", "up(4 * hidden)")], "2 bytes, not 4"),
     (2, right.PLACE, [("* message", "")], "asked for is a number of bytes"),
-    (2, right.PLACE, [("(le * n_ranks + src_rank)", "(src_rank * local + le)")], "the local expert weighs most"),
+    (
+        2,
+        right.PLACE,
+        [("(le * n_ranks + src_rank)", "(src_rank * local + le)")],
+        "the local expert weighs most",
+    ),
     (2, right.PLACE, [("* message", "* message + 1")], "the offset must be 0"),
     (3, right.SLOTS, [("- counts", "")], "counts the block's own pairs too"),
     (3, right.SLOTS, [("axis=0", "axis=1")], "sums run over experts"),
-    (3, right.SLOTS, [("np.cumsum(counts, axis=0)", "np.cumsum(counts).reshape(counts.shape)")], "over everything"),
-    (3, right.SLOTS, [("np.cumsum(counts, axis=0) - counts", "0 * counts")], "every block begins at 0"),
+    (
+        3,
+        right.SLOTS,
+        [("np.cumsum(counts, axis=0)", "np.cumsum(counts).reshape(counts.shape)")],
+        "over everything",
+    ),
+    (
+        3,
+        right.SLOTS,
+        [("np.cumsum(counts, axis=0) - counts", "0 * counts")],
+        "every block begins at 0",
+    ),
     (3, right.SLOTS, [("first[e] + same", "same")], "the block's first slot is missing"),
     (3, right.SLOTS, [("first[e] + same", "first[e]")], "the same slot as another"),
     (3, right.SLOTS, [("first[e] + same", "first[e] + same + 1")], "one too high"),
@@ -45,54 +86,188 @@ WRONG = [
     (3, right.SLOTS, [("experts[:i].count(e)", "i")], "count only those for expert"),
     (4, right.CHAIN, [("red_add_release_gpu", "red_add_relaxed_gpu")], "passes nothing on"),
     (4, right.CHAIN, [("st_release_sys_i32(flag", "st_relaxed_sys_i32(flag")], "passes nothing on"),
-    (4, right.CHAIN, [("st_release_sys_i32(flag", "st_release_gpu_i32(flag")], "one GPU and read by another"),
-    (4, right.CHAIN, [("ld_acquire_gpu_i32(finished)", "load_i32(finished)")], "needs a strong word"),
-    (4, right.CHAIN, [("ld_acquire_gpu_i32(ready)", "ld_acquire_cta_i32(ready)")], "several blocks of rank 1"),
-    (4, right.CHAIN, [("st_release_gpu_i32(ready", "st_release_sys_i32(ready")], "stronger than it must be: line"),
-    (4, right.CHAIN, [("ld_acquire_gpu_i32(fin", "ld_acquire_sys_i32(fin")], "ld_acquire_gpu_i32 would do as well"),
-    (4, right.CHAIN, [("red_add_release", "fence_acq_rel_gpu(); red_add_release")], "would do as well"),
-    (4, right.CHAIN_OF_FENCES, [("fence_acq_rel_gpu()", "fence_acq_rel_sys()")], "fence_acq_rel_gpu() would do"),
+    (
+        4,
+        right.CHAIN,
+        [("st_release_sys_i32(flag", "st_release_gpu_i32(flag")],
+        "one GPU and read by another",
+    ),
+    (
+        4,
+        right.CHAIN,
+        [("ld_acquire_gpu_i32(finished)", "load_i32(finished)")],
+        "needs a strong word",
+    ),
+    (
+        4,
+        right.CHAIN,
+        [("ld_acquire_gpu_i32(ready)", "ld_acquire_cta_i32(ready)")],
+        "several blocks of rank 1",
+    ),
+    (
+        4,
+        right.CHAIN,
+        [("st_release_gpu_i32(ready", "st_release_sys_i32(ready")],
+        "stronger than it must be: line",
+    ),
+    (
+        4,
+        right.CHAIN,
+        [("ld_acquire_gpu_i32(fin", "ld_acquire_sys_i32(fin")],
+        "ld_acquire_gpu_i32 would do as well",
+    ),
+    (
+        4,
+        right.CHAIN,
+        [("red_add_release", "fence_acq_rel_gpu(); red_add_release")],
+        "would do as well",
+    ),
+    (
+        4,
+        right.CHAIN_OF_FENCES,
+        [("fence_acq_rel_gpu()", "fence_acq_rel_sys()")],
+        "fence_acq_rel_gpu() would do",
+    ),
     (4, right.CHAIN, [("st_release_sys_i32(flag, 1)", "pass")], "this hangs"),
     (4, right.CHAIN, [("load_i32(message)", "1")], "rank 1 read [1, 1, 1]"),
-    (4, right.CHAIN, [("store_i32(message, value)\n    red_add_release_gpu_i32(finished, 1)",
-                       "red_add_release_gpu_i32(finished, 1)\n    store_i32(message, value)")],
-     "Write first, count after"),
-    (4, right.CHAIN, [("while ld_acquire_gpu_i32(finished) != n_messages:\n        pass", "pass")],
-     "signal raises the flag when 2 of 3 messages are counted"),
-    (4, right.CHAIN, [("!= n_messages", "== 0")], "signal raises the flag when 2 of 3 messages are counted"),
+    (
+        4,
+        right.CHAIN,
+        [
+            (
+                "store_i32(message, value)\n    red_add_release_gpu_i32(finished, 1)",
+                "red_add_release_gpu_i32(finished, 1)\n    store_i32(message, value)",
+            )
+        ],
+        "Write first, count after",
+    ),
+    (
+        4,
+        right.CHAIN,
+        [("while ld_acquire_gpu_i32(finished) != n_messages:\n        pass", "pass")],
+        "signal raises the flag when 2 of 3 messages are counted",
+    ),
+    (
+        4,
+        right.CHAIN,
+        [("!= n_messages", "== 0")],
+        "signal raises the flag when 2 of 3 messages are counted",
+    ),
     (4, right.CHAIN, [("!= n_messages", "!= 3")], "wait for n_messages, not for a number"),
-    (4, right.CHAIN, [("while ld_acquire_sys_i32(flag) == 0:\n        pass", "pass")],
-     "receive tells the other blocks before the flag is raised"),
-    (4, right.CHAIN, [("while ld_acquire_gpu_i32(ready) == 0:\n        pass", "pass")],
-     "read loads the message before"),
+    (
+        4,
+        right.CHAIN,
+        [("while ld_acquire_sys_i32(flag) == 0:\n        pass", "pass")],
+        "receive tells the other blocks before the flag is raised",
+    ),
+    (
+        4,
+        right.CHAIN,
+        [("while ld_acquire_gpu_i32(ready) == 0:\n        pass", "pass")],
+        "read loads the message before",
+    ),
     (1, right.OFFSETS, [("sum(axis=1)", "sum(axis=1).astype(np.int32)")], "32 bits do not hold it"),
-    (1, right.OFFSETS, [("sum(axis=1))", "sum(axis=1).astype(float))")], "must return whole numbers"),
-    (1, right.OFFSETS, [("sum(axis=1))", "sum(axis=1).astype(float)).astype(int)")], "a float does not hold"),
-    (1, right.OFFSETS, [("ends = np", "counts += 1; counts -= 1; counts[0] = 0; ends = np")], "changes its argument 1"),
-    (1, right.OFFSETS, [("src_rank].sum()", "src_rank].sum() / 1")], "first_row must return whole numbers"),
-    (2, right.PLACE, [("* message", "% (1 << 32) * message % (1 << 32)")], "32 bits do not hold it"),
+    (
+        1,
+        right.OFFSETS,
+        [("sum(axis=1))", "sum(axis=1).astype(float))")],
+        "must return whole numbers",
+    ),
+    (
+        1,
+        right.OFFSETS,
+        [("sum(axis=1))", "sum(axis=1).astype(float)).astype(int)")],
+        "a float does not hold",
+    ),
+    (
+        1,
+        right.OFFSETS,
+        [("ends = np", "counts += 1; counts -= 1; counts[0] = 0; ends = np")],
+        "changes its argument 1",
+    ),
+    (
+        1,
+        right.OFFSETS,
+        [("src_rank].sum()", "src_rank].sum() / 1")],
+        "first_row must return whole numbers",
+    ),
+    (
+        2,
+        right.PLACE,
+        [("* message", "% (1 << 32) * message % (1 << 32)")],
+        "32 bits do not hold it",
+    ),
     (2, right.PLACE, [("* message", "* message / 1")], "must return whole numbers"),
-    (3, right.SLOTS, [("np.cumsum(counts, axis=0)", "np.cumsum(counts, axis=0, dtype=np.int32)")], "has wrapped"),
+    (
+        3,
+        right.SLOTS,
+        [("np.cumsum(counts, axis=0)", "np.cumsum(counts, axis=0, dtype=np.int32)")],
+        "has wrapped",
+    ),
     (3, right.SLOTS, [("- counts", "- counts * 1.0")], "must return whole numbers"),
-    (3, right.SLOTS_BY_HAND, [("    first = first.copy()\n", "")], "own_slots changes its argument 2"),
+    (
+        3,
+        right.SLOTS_BY_HAND,
+        [("    first = first.copy()\n", "")],
+        "own_slots changes its argument 2",
+    ),
     (5, right.TWO_BUFFERS, [("i % 2", "i % 2 if rounds < 7 else 0")], "with 2 ranks, program(7): "),
-    (5, right.TWO_BUFFERS, [("i % 2", "i % 2 if rounds < 900 else 0")], "with 2 ranks, program(1000): "),
-    (6, right.DECIDE, [("local = n_experts", "topk_ids[0][:] = 0; local = n_experts")], "changes its argument 1"),
-    (6, right.DECIDE, [("* row_bytes", ".astype(np.int32) * np.int32(row_bytes)")], "messages of 64 MiB: the floor"),
+    (
+        5,
+        right.TWO_BUFFERS,
+        [("i % 2", "i % 2 if rounds < 900 else 0")],
+        "with 2 ranks, program(1000): ",
+    ),
+    (
+        6,
+        right.DECIDE,
+        [("local = n_experts", "topk_ids[0][:] = 0; local = n_experts")],
+        "changes its argument 1",
+    ),
+    (
+        6,
+        right.DECIDE,
+        [("* row_bytes", ".astype(np.int32) * np.int32(row_bytes)")],
+        "messages of 64 MiB: the floor",
+    ),
     (5, right.TWO_BUFFERS, [("i % 2", "0")], "over that of round 1, which rank 1 has not read yet"),
     (5, right.BARRIERS, [('"wait 0", "barrier"', '"barrier", "wait 0"')], "has not read yet"),
-    (5, right.TWO_BUFFERS, [('[f"send {b}", f"wait {b}"]', '[f"wait {b}", f"send {b}"]')], "nobody can go on"),
+    (
+        5,
+        right.TWO_BUFFERS,
+        [('[f"send {b}", f"wait {b}"]', '[f"wait {b}", f"send {b}"]')],
+        "nobody can go on",
+    ),
     (5, right.TWO_BUFFERS, [('f"wait {b}"', 'f"wait {1 - b}"')], "nobody can go on"),
     (5, right.TWO_BUFFERS, [("i % 2", "i % 3")], "there are two buffers"),
     (5, right.TWO_BUFFERS, [("range(rounds)", "range(1)")], "each round is sent once"),
     (5, right.PREFETCHING, [], "shortest way there"),
     (6, right.DECIDE, [("gbps / 1e3", "gbps")], "in nanoseconds"),
     (6, right.DECIDE, [("out[src, src] = 0", "pass")], "crosses no link"),
-    (6, right.DECIDE, [("max(out.sum(0).max(), out.sum(1).max())", "out.sum(1).max()")], "only the ways out"),
-    (6, right.DECIDE, [("max(out.sum(0).max(), out.sum(1).max())", "out.sum(0).max()")], "only the ways in"),
-    (6, right.DECIDE, [("max(out.sum(0).max(), out.sum(1).max())", "out.sum() / n_ranks")], "the busiest one decides"),
-    (6, right.DECIDE, [("owner = np.where(ids < 0, -1, ids // local)", "owner = (ids % n_experts) // local")],
-     "counted as an expert"),
+    (
+        6,
+        right.DECIDE,
+        [("max(out.sum(0).max(), out.sum(1).max())", "out.sum(1).max()")],
+        "only the ways out",
+    ),
+    (
+        6,
+        right.DECIDE,
+        [("max(out.sum(0).max(), out.sum(1).max())", "out.sum(0).max()")],
+        "only the ways in",
+    ),
+    (
+        6,
+        right.DECIDE,
+        [("max(out.sum(0).max(), out.sum(1).max())", "out.sum() / n_ranks")],
+        "the busiest one decides",
+    ),
+    (
+        6,
+        right.DECIDE,
+        [("owner = np.where(ids < 0, -1, ids // local)", "owner = (ids % n_experts) // local")],
+        "counted as an expert",
+    ),
     (6, right.DECIDE, [("here.any(axis=1).sum()", "here.sum()")], "the floor of the other layout"),
     (6, right.DECIDE, [("+ extra_us", "")], "so the choice is pairs, not rows"),
     (6, right.DECIDE, [("extra_us <", "extra_us <=")], "so the choice is pairs, not rows"),
@@ -126,15 +301,21 @@ def test_every_exercise_has_right_and_wrong_answers():
     assert all(sum(w[0] == n for w in WRONG) >= 2 for n in range(1, 7))
 
 
-@pytest.mark.parametrize("source, says", [
-    ("def row_offsets(counts)\n", "line 1 is not Python"),
-    ("import nothing_like_it\n", "ModuleNotFoundError while the file was read"),
-    ("x = 1\n", "has no function row_offsets"),
-    ("def row_offsets(counts):\n    pass\n", "returns None"),
-    ("def row_offsets(counts):\n    x = 1\n    return counts[99]\n", "line 3: IndexError in row_offsets("),
-    ("def row_offsets(counts):\n    return 'abc'\n", "row_offsets"),
-    ("def row_offsets(counts):\n    return [[0, 1], [2]]\n", "must return whole numbers"),
-])
+@pytest.mark.parametrize(
+    "source, says",
+    [
+        ("def row_offsets(counts)\n", "line 1 is not Python"),
+        ("import nothing_like_it\n", "ModuleNotFoundError while the file was read"),
+        ("x = 1\n", "has no function row_offsets"),
+        ("def row_offsets(counts):\n    pass\n", "returns None"),
+        (
+            "def row_offsets(counts):\n    x = 1\n    return counts[99]\n",
+            "line 3: IndexError in row_offsets(",
+        ),
+        ("def row_offsets(counts):\n    return 'abc'\n", "row_offsets"),
+        ("def row_offsets(counts):\n    return [[0, 1], [2]]\n", "must return whole numbers"),
+    ],
+)
 def test_files_that_fail_are_told_where(source, says, tmp_path):
     with pytest.raises(Wrong) as wrong:
         exercise(1).judge(load(written(tmp_path, source)))
@@ -154,23 +335,33 @@ def test_the_verdict_as_json(capsys, tmp_path):
     for number, status in ((1, 0), (2, 1)):
         assert main(["lesson", str(number), "--check", str(file), "--json"]) == status
         record = json.loads(capsys.readouterr().out)
-        assert record["exercise"] == number and record["passed"] == (status == 0) and record["verdict"]
+        assert (
+            record["exercise"] == number and record["passed"] == (status == 0) and record["verdict"]
+        )
 
 
 def test_without_an_answer_there_is_no_verdict(capsys, tmp_path):
     (tmp_path / "answer.txt").write_text("")
-    for argv, says in ((["1", "--check", str(tmp_path / "nothing.py")], "lesson 1 --start"),
-                       (["1", "--json"], "--check"),
-                       (["1", "--check", str(tmp_path / "answer.txt")], "must end in .py"),
-                       (["1", "--check", str(tmp_path)], "must end in .py"), (["--check"], "need a number")):
+    for argv, says in (
+        (["1", "--check", str(tmp_path / "nothing.py")], "lesson 1 --start"),
+        (["1", "--json"], "--check"),
+        (["1", "--check", str(tmp_path / "answer.txt")], "must end in .py"),
+        (["1", "--check", str(tmp_path)], "must end in .py"),
+        (["--check"], "need a number"),
+    ):
         assert main(["lesson", *argv]) == 2
         assert says in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("body, says", [
-    ("while True:\n        pass", "a loop that does not end"),
-    ("import os; os._exit(0)", "ended the process with exit"),
-    ("import os; os.abort()", "crashed the process"), ("raise SystemExit(0)", "SystemExit in program(1)")])
+@pytest.mark.parametrize(
+    "body, says",
+    [
+        ("while True:\n        pass", "a loop that does not end"),
+        ("import os; os._exit(0)", "ended the process with exit"),
+        ("import os; os.abort()", "crashed the process"),
+        ("raise SystemExit(0)", "SystemExit in program(1)"),
+    ],
+)
 def test_an_answer_that_does_not_return_is_wrong(capsys, monkeypatch, tmp_path, body, says):
     assert judge.PATIENCE_S <= 10
     if "while" in body:
@@ -181,5 +372,7 @@ def test_an_answer_that_does_not_return_is_wrong(capsys, monkeypatch, tmp_path, 
 
 
 def test_without_barriers_is_praised_more(tmp_path):
-    praise = [exercise(5).judge(load(written(tmp_path, s))) for s in (right.TWO_BUFFERS, right.BARRIERS)]
+    praise = [
+        exercise(5).judge(load(written(tmp_path, s))) for s in (right.TWO_BUFFERS, right.BARRIERS)
+    ]
     assert "no barrier is needed" in praise[0] and "a way without any" in praise[1]

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from epmoe.__main__ import main
 from epmoe.lessons import FILES, exercise
 from epmoe.lessons.command import new_answer
@@ -27,10 +28,10 @@ def test_a_lesson_runs_and_fits_the_terminal(number):
     lines = told.getvalue().splitlines()
     assert max(map(len, lines)) <= 80, [line for line in lines if len(line) > 80]
     source = FILES[number].read_text()
-    for kind, *cell in cells(source):       # in order: each piece of text and code
+    for kind, *cell in cells(source):  # in order: each piece of text and code
         for line in cell[-1]:
             line = line.removeprefix("## ").rstrip() if kind == "text" else f"│ {line}".rstrip()
-            lines = lines[[shown.rstrip() for shown in lines].index(line) + 1:]
+            lines = lines[[shown.rstrip() for shown in lines].index(line) + 1 :]
     assert "## Exercise" in [cell[1][0] for cell in cells(source) if cell[0] == "text"]
 
 
@@ -39,12 +40,20 @@ def test_every_line_of_a_lesson_is_told(number):
     source = FILES[number].read_text()
     told = [line.strip() for cell in cells(source) for line in cell[-1] if line.strip()]
     code = source.split("raise SystemExit\n", 1)[1].splitlines()
-    assert told == [(line[2:] if line.startswith("#") else line).strip() for line in code if line.strip("# ")]
+    assert told == [
+        (line[2:] if line.startswith("#") else line).strip() for line in code if line.strip("# ")
+    ]
 
 
 def test_a_lesson_runs_as_a_plain_file():
-    done = subprocess.run([sys.executable, FILES[1]], cwd=ROOT, env={"PYTHONPATH": str(ROOT), "PYTHONUTF8": "1"},
-                          capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, FILES[1]],
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT), "PYTHONUTF8": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 0 and done.stdout.startswith(title(FILES[1].read_text())), done.stderr
 
 
@@ -55,19 +64,53 @@ def test_a_claim_that_fails_stops_the_lesson_at_its_line(tmp_path):
     with pytest.raises(AssertionError) as error:
         tell(file, stream=told)
     assert error.traceback[-1].lineno == 9 and str(error.traceback[-1].path) == str(file)
-    assert told.getvalue().splitlines() == ["A lesson.", "", "Text.", "", "│ x = 1", "", "More.", "", "│ y = 2",
-                                            "│ assert x == y"]
+    assert told.getvalue().splitlines() == [
+        "A lesson.",
+        "",
+        "Text.",
+        "",
+        "│ x = 1",
+        "",
+        "More.",
+        "",
+        "│ y = 2",
+        "│ assert x == y",
+    ]
 
 
 def test_text_and_output_take_turns(tmp_path):
     file = tmp_path / "lesson.py"
-    file.write_text('"""A lesson."""\n# ## One\n#\n# Text\n# goes on.\n\ndef f():\n    # code\n    return 1\n\n\n'
-                    'print("a")\nprint()\nprint("b", end="")\nprint("c")\n# ## Two\n')
+    file.write_text(
+        '"""A lesson."""\n# ## One\n#\n# Text\n# goes on.\n\ndef f():\n    # code\n    return 1\n\n\n'
+        'print("a")\nprint()\nprint("b", end="")\nprint("c")\n# ## Two\n'
+    )
     told = io.StringIO()
     tell(file, stream=told)
     assert [line.rstrip() for line in told.getvalue().splitlines()] == [
-        "A lesson.", "", "One", "", "Text", "goes on.", "", "│ def f():", "│     # code", "│     return 1", "│", "│",
-        '│ print("a")', "│ print()", '│ print("b", end="")', '│ print("c")', "", "    a", "", "    bc", "", "Two", ""]
+        "A lesson.",
+        "",
+        "One",
+        "",
+        "Text",
+        "goes on.",
+        "",
+        "│ def f():",
+        "│     # code",
+        "│     return 1",
+        "│",
+        "│",
+        '│ print("a")',
+        "│ print()",
+        '│ print("b", end="")',
+        '│ print("c")',
+        "",
+        "    a",
+        "",
+        "    bc",
+        "",
+        "Two",
+        "",
+    ]
 
 
 def test_a_step_at_a_time(monkeypatch, tmp_path):
@@ -81,7 +124,9 @@ def test_a_step_at_a_time(monkeypatch, tmp_path):
 def test_options_of_the_simulator_do_not_reach_a_lesson(monkeypatch, tmp_path):
     monkeypatch.setenv("EPMOE_RACECHECK", "1")
     file = tmp_path / "lesson.py"
-    file.write_text('"""A lesson."""\nfrom epmoe import LocalWorld\nassert not LocalWorld(1).machine.racecheck\n')
+    file.write_text(
+        '"""A lesson."""\nfrom epmoe import LocalWorld\nassert not LocalWorld(1).machine.racecheck\n'
+    )
     tell(file, stream=io.StringIO())
     assert os.environ["EPMOE_RACECHECK"] == "1"
 
@@ -106,7 +151,9 @@ def test_start_writes_the_question_and_spares_what_is_there(capsys, monkeypatch,
     assert exercise_text(FILES[2].read_text()) in (tmp_path / "answer2.py").read_text()
     (tmp_path / "answer2.py").write_text("mine")
     status, text = run(capsys, "2", "--start")
-    assert status == 2 and "is left alone" in text and (tmp_path / "answer2.py").read_text() == "mine"
+    assert (
+        status == 2 and "is left alone" in text and (tmp_path / "answer2.py").read_text() == "mine"
+    )
     status, text = run(capsys, "2", "--start", str(tmp_path / "no" / "folder.py"))
     assert status == 2 and "folder.py: No such file or directory" in text
 

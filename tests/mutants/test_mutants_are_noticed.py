@@ -8,6 +8,8 @@ import os
 import random
 
 import pytest
+from rich.console import Console
+
 from epmoe import kernels, progress
 from epmoe.mutants import command, edited_kernels, hunt
 from epmoe.mutants.harmless import HARMLESS
@@ -18,13 +20,12 @@ from epmoe.mutants.world_kinds import SmallWorld
 from epmoe.mutants.world_run import WorldRun
 from epmoe.mutants.worlds import WORLDS
 from epmoe_ref.errors import EPValueError
-from rich.console import Console
 
 SAMPLE, HARMLESS_SAMPLE, SLIPS = 6, 1, 3
-SEEDS = 3               # as `epmoe mutants` has; the second is for what the first leaves
-PARTS = 6               # of all worlds, one is run in any case
+SEEDS = 3  # as `epmoe mutants` has; the second is for what the first leaves
+PARTS = 6  # of all worlds, one is run in any case
 
-all_mutants = functools.cache(hunt.all_mutants)     # which takes some seconds
+all_mutants = functools.cache(hunt.all_mutants)  # which takes some seconds
 
 
 def arguments(*argv):
@@ -46,7 +47,10 @@ def content():
 
 def others(mutant, names):
     """Names of the worlds beside these that can run the mutant's file."""
-    kind = next((kind for folder, kind in hunt.OWN_WORLDS.items() if mutant.token.file.startswith(folder)), SmallWorld)
+    kind = next(
+        (kind for folder, kind in hunt.OWN_WORLDS.items() if mutant.token.file.startswith(folder)),
+        SmallWorld,
+    )
     return [name for name, world in WORLDS.items() if name not in names and isinstance(world, kind)]
 
 
@@ -65,10 +69,18 @@ def test_a_sample_is_noticed_and_harmless_ones_are_not():
         run = [m for m in all_mutants() if (m.token.file, m.token.start) in seen]
         sample = chance.sample([m for m in run if m.key not in HARMLESS], SAMPLE)
         harmless = chance.sample([m for m in run if m.key in HARMLESS], HARMLESS_SAMPLE)
-        slips = [s for s in hunt.slips_in_files() if s.key not in HARMLESS_SLIPS and coverage.worlds(s)]
+        slips = [
+            s for s in hunt.slips_in_files() if s.key not in HARMLESS_SLIPS and coverage.worlds(s)
+        ]
         sample += chance.sample(slips, SLIPS)
-        runs = [[(name, seed) for seed in range(SEEDS) for name in (*coverage.worlds(m), *others(m, first))]
-                for m in sample] + [[(name, 0) for name in coverage.worlds(m)] for m in harmless]
+        runs = [
+            [
+                (name, seed)
+                for seed in range(SEEDS)
+                for name in (*coverage.worlds(m), *others(m, first))
+            ]
+            for m in sample
+        ] + [[(name, 0) for name in coverage.worlds(m)] for m in harmless]
         hunted = Hunt([*sample, *harmless], runs)
         verdicts = list(hunted.verdicts(workers, jobs))
     assert [f"{v.mutant.key}: {what}" for v, what in judge(verdicts)] == []
@@ -76,9 +88,12 @@ def test_a_sample_is_noticed_and_harmless_ones_are_not():
 
 
 def test_one_place_by_the_command_line(capsys):
-    for only, said in (("nowhere.py", "no file nowhere.py"), ("spinn.py", "did you mean spin.py"),
-                       ("spin.py:1", "no synchronising token there")):
-        for slips in ([], ["--slips"])[:1 + (":" not in only)]:
+    for only, said in (
+        ("nowhere.py", "no file nowhere.py"),
+        ("spinn.py", "did you mean spin.py"),
+        ("spin.py:1", "no synchronising token there"),
+    ):
+        for slips in ([], ["--slips"])[: 1 + (":" not in only)]:
             with pytest.raises(EPValueError, match=said):
                 command.run(arguments("--only", only, "--jobs", "100000", *slips))
 
@@ -104,7 +119,10 @@ def test_a_wrong_expectation_fails():
     survivor = hunt.Verdict(next(m for m in all_mutants() if m.key not in HARMLESS), "survives")
     unused = hunt.Verdict(survivor.mutant, "unused")
     assert [what[:30] for _, what in judge([killed, survivor, unused])] == [
-        "is written down as harmless, a", "survives: either the synchroni", "is run by no world of epmoe/mu"]
+        "is written down as harmless, a",
+        "survives: either the synchroni",
+        "is run by no world of epmoe/mu",
+    ]
 
 
 @pytest.mark.parametrize("name", ["split", "nvfp4, shared expert, fused", "idle blocks"])

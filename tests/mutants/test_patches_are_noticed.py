@@ -5,6 +5,7 @@ import difflib
 import pickle
 
 import pytest
+
 from epmoe import command_line
 from epmoe.mutants import command, edited_kernels, hunt, random_worlds, world_kinds, worlds
 from epmoe.mutants.marks import NAME, marked_lines
@@ -21,8 +22,13 @@ def diff(file, old, new, path=None, context=3, source=None):
     before = source or edited_kernels.source_of(file)
     assert before.count(old) == 1
     path = f"epmoe/kernels/{file}" if path is None else path
-    lines = difflib.unified_diff(before.splitlines(True), before.replace(old, new).splitlines(True), f"a/{path}",
-                                 f"b/{path}", n=context)
+    lines = difflib.unified_diff(
+        before.splitlines(True),
+        before.replace(old, new).splitlines(True),
+        f"a/{path}",
+        f"b/{path}",
+        n=context,
+    )
     return "".join(lines)
 
 
@@ -55,8 +61,10 @@ def in_turn(monkeypatch):
 WITHOUT = edited_kernels.source_of(RUNS).replace(BARRIER, "")
 
 
-@pytest.mark.parametrize("path", [f"epmoe/kernels/{RUNS}", f"kernels/{RUNS}", RUNS,
-                                  f"/home/somebody/epmoe/kernels/{RUNS}"])
+@pytest.mark.parametrize(
+    "path",
+    [f"epmoe/kernels/{RUNS}", f"kernels/{RUNS}", RUNS, f"/home/somebody/epmoe/kernels/{RUNS}"],
+)
 @pytest.mark.parametrize("context", [0, 3])
 def test_paths_begin_anywhere(path, context):
     edit = edit_of("x", "a mail's head\n" + diff(RUNS, BARRIER, "", path, context) + "-- \n2.39\n")
@@ -66,13 +74,21 @@ def test_paths_begin_anywhere(path, context):
 
 
 def test_of_files_with_the_same_name_it_is_the_one_that_fits():
-    old = next(line for line in edited_kernels.source_of(PUSHERS).splitlines(True) if "syncthreads()" in line)
+    old = next(
+        line
+        for line in edited_kernels.source_of(PUSHERS).splitlines(True)
+        if "syncthreads()" in line
+    )
     new = old.replace("syncthreads()", "pass")
     assert list(edit_of("x", diff(PUSHERS, old, new, "pushers.py")).edits) == [PUSHERS]
     both = diff(PUSHERS, old, new) + diff(RUNS, BARRIER, "")
     assert set(edit_of("x", both).edits) == {PUSHERS, RUNS}
     file = "rows/dispatch.py"
-    old = next(line for line in edited_kernels.source_of(file).splitlines(True) if "expand_rows(params" in line)
+    old = next(
+        line
+        for line in edited_kernels.source_of(file).splitlines(True)
+        if "expand_rows(params" in line
+    )
     assert list(edit_of("x", diff(file, old, f"{old}\n", "dispatch.py")).edits) == [file]
 
 
@@ -86,23 +102,47 @@ def test_an_added_line_and_a_missing_last_newline():
     assert edit_of("x", patch).edits[RUNS].count(BARRIER) == 2
     source = edited_kernels.source_of(RUNS)
     last = source.splitlines()[-1]
-    patch = f"--- a/{RUNS}\n+++ b/{RUNS}\n@@ -{source.count(chr(10))} +{source.count(chr(10))} @@\n-{last}\n" \
-            f"+{last}\n\\ No newline at end of file\n"
+    patch = (
+        f"--- a/{RUNS}\n+++ b/{RUNS}\n@@ -{source.count(chr(10))} +{source.count(chr(10))} @@\n-{last}\n"
+        f"+{last}\n\\ No newline at end of file\n"
+    )
     assert edit_of("x", patch).edits[RUNS] == source.rstrip("\n")
 
 
-@pytest.mark.parametrize("patch, says", [
-    ("hello\n", "holds no change of a file"),
-    (diff(RUNS, BARRIER, "").replace("a/epmoe/kernels", "a/docs").replace("b/epmoe/kernels", "b/docs"),
-     r"docs/row_runs.py is no source of a kernel; only the files of epmoe/kernels/"),
-    (diff(RUNS, BARRIER, "").replace("by all lanes", "by no lanes"), "the old lines of @@ -.* stand neither there nor"),
-    (diff(RUNS, BARRIER, "  if\n"), r"makes no Python of epmoe/kernels/row_runs.py: line \d+: "),
-    (diff(RUNS, BARRIER, "").replace("-                    sync", "                     sync"), "the hunk @@ .* ends after 7 old and 7 new"),
-    (diff(RUNS, BARRIER, "").rpartition(" ")[0], "the hunk|does not apply"),
-    ("--- /dev/null\n+++ b/epmoe/kernels/new.py\n@@ -0,0 +1 @@\n+x = 1\n", "makes or deletes epmoe/kernels/new.py"),
-    ("--- a/spin.py\n+++ b/spin.py\n@@ what @@\n", "'@@ what @@' is no head of a hunk"),
-    ("rename from epmoe/kernels/spin.py\n", "is no change of a source's lines"),
-    (f"--- a/{RUNS}\n+++ b/{RUNS}\n@@ -84 +84 @@\n-{BARRIER}+{BARRIER}", "changes nothing of")])
+@pytest.mark.parametrize(
+    "patch, says",
+    [
+        ("hello\n", "holds no change of a file"),
+        (
+            diff(RUNS, BARRIER, "")
+            .replace("a/epmoe/kernels", "a/docs")
+            .replace("b/epmoe/kernels", "b/docs"),
+            r"docs/row_runs.py is no source of a kernel; only the files of epmoe/kernels/",
+        ),
+        (
+            diff(RUNS, BARRIER, "").replace("by all lanes", "by no lanes"),
+            "the old lines of @@ -.* stand neither there nor",
+        ),
+        (
+            diff(RUNS, BARRIER, "  if\n"),
+            r"makes no Python of epmoe/kernels/row_runs.py: line \d+: ",
+        ),
+        (
+            diff(RUNS, BARRIER, "").replace(
+                "-                    sync", "                     sync"
+            ),
+            "the hunk @@ .* ends after 7 old and 7 new",
+        ),
+        (diff(RUNS, BARRIER, "").rpartition(" ")[0], "the hunk|does not apply"),
+        (
+            "--- /dev/null\n+++ b/epmoe/kernels/new.py\n@@ -0,0 +1 @@\n+x = 1\n",
+            "makes or deletes epmoe/kernels/new.py",
+        ),
+        ("--- a/spin.py\n+++ b/spin.py\n@@ what @@\n", "'@@ what @@' is no head of a hunk"),
+        ("rename from epmoe/kernels/spin.py\n", "is no change of a source's lines"),
+        (f"--- a/{RUNS}\n+++ b/{RUNS}\n@@ -84 +84 @@\n-{BARRIER}+{BARRIER}", "changes nothing of"),
+    ],
+)
 def test_what_is_wrong_is_said(patch, says):
     with pytest.raises(EPValueError, match=f"^bad.patch: .*({says})"):
         edit_of("bad.patch", patch)
@@ -123,16 +163,20 @@ def test_statements_of_lines_are_marked():
     source = "if a and \\\n   b:\n    x = 1; y = 2\nwhile c(\n  1):\n    pass\ndef f(): return 3\n"
     marked = marked_lines("f.py", source, {2, 3, 4, 7})
     assert marked.count("\n") == source.count("\n")
-    assert marked == (f"if ({NAME}('f.py', -2) and (a and \\\n   b)):\n    {NAME}('f.py', -3); x = 1; "
-                      f"{NAME}('f.py', -3); y = 2\nwhile ({NAME}('f.py', -4) and (c(\n  1))):\n    pass\n"
-                      f"def f(): {NAME}('f.py', -7); return 3\n")
+    assert marked == (
+        f"if ({NAME}('f.py', -2) and (a and \\\n   b)):\n    {NAME}('f.py', -3); x = 1; "
+        f"{NAME}('f.py', -3); y = 2\nwhile ({NAME}('f.py', -4) and (c(\n  1))):\n    pass\n"
+        f"def f(): {NAME}('f.py', -7); return 3\n"
+    )
 
 
 def test_worlds_that_run_the_lines_come_first(monkeypatch):
     names = _, small, of_rows = "absent peer, split", "absent peer, few tokens", "rows, absent peer"
     monkeypatch.setattr(hunt, "WORLDS", {name: worlds.WORLDS[name] for name in names})
     few = edit_of("few", diff("few_tokens.py", "# and zeros before sums\n", "# zeros\n"))
-    rows = edit_of("rows", diff(PUSHERS, "# the stores of all warps, before one warp releases them\n", "\n"))
+    rows = edit_of(
+        "rows", diff(PUSHERS, "# the stores of all warps, before one warp releases them\n", "\n")
+    )
     assert hunt.cover_lines(InTurn(), [few]).worlds(few) == list(names)
     assert hunt.cover_lines(InTurn(), [few]).worlds(rows) == [of_rows]
     coverage = hunt.cover_lines(InTurn(), [few, few, rows])
@@ -146,14 +190,17 @@ def test_a_patch_is_noticed_and_another_changes_nothing(tmp_path, in_turn, monke
     same.write_text(diff(RUNS, BARRIER, BARRIER.replace("all lanes", "lanes")))
     assert run("--patch", str(broken)) == command_line.EQUAL
     assert "PASS" in capsys.readouterr().out
-    assert run("--patch", str(same), str(broken), "--seeds", "1", "--reports") == command_line.DIFFERS
+    assert (
+        run("--patch", str(same), str(broken), "--seeds", "1", "--reports") == command_line.DIFFERS
+    )
     said = " ".join(capsys.readouterr().out.split())
     assert "survives: either it changes nothing" in said and "2 mutants: 1 noticed" in said
     assert "data race on combine_recv_buf" in said
 
 
-def test_verdicts_come_as_they_are_found_and_an_interrupted_hunt_says_what_is_known(tmp_path, in_turn, monkeypatch,
-                                                                                    capsys):
+def test_verdicts_come_as_they_are_found_and_an_interrupted_hunt_says_what_is_known(
+    tmp_path, in_turn, monkeypatch, capsys
+):
     patches = [tmp_path / f"{name}.patch" for name in ("broken", "same", "later")]
     for patch, new in zip(patches, ("", BARRIER.replace("all lanes", "lanes"), BARRIER * 2)):
         patch.write_text(diff(RUNS, BARRIER, new))
@@ -179,19 +226,30 @@ def test_the_kernels_as_they_are(in_turn, monkeypatch, capsys):
     names = "absent peer, split", "absent peer, fused"
     monkeypatch.setattr(worlds, "WORLDS", {name: worlds.WORLDS[name] for name in names})
     assert run("--as-they-are", "--seeds", "2") == command_line.EQUAL
-    assert "2 worlds, 2 seeds each, and 0 random ones: nothing is reported" in " ".join(capsys.readouterr().out.split())
+    assert "2 worlds, 2 seeds each, and 0 random ones: nothing is reported" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
-    monkeypatch.setattr(hunt, "attempt", lambda world, seed, edits: ("race", "who and where") if seed else ("", ""))
+    monkeypatch.setattr(
+        hunt, "attempt", lambda world, seed, edits: ("race", "who and where") if seed else ("", "")
+    )
     assert run("--as-they-are", "--seeds", "2") == command_line.DIFFERS
     said = capsys.readouterr().out
-    assert 'race     "absent peer, fused", seed 1\n    who and where\n' in said and "2 runs are reported" in said
+    assert (
+        'race     "absent peer, fused", seed 1\n    who and where\n' in said
+        and "2 runs are reported" in said
+    )
 
 
 def test_random_worlds_are_the_same_everywhere_and_come_last():
     drawn = [random_worlds.named(name) for name in random_worlds.names(40)]
     again = random_worlds._world.__wrapped__(17)
     assert repr(again) == repr(drawn[17]) and len({repr(w) for w in drawn}) == 40
-    assert {type(w) for w in drawn} == {world_kinds.World, world_kinds.PublicWorld, world_kinds.RowsWorld}
+    assert {type(w) for w in drawn} == {
+        world_kinds.World,
+        world_kinds.PublicWorld,
+        world_kinds.RowsWorld,
+    }
     assert all(w.n_experts if isinstance(w, world_kinds.RowsWorld) else w.cfg for w in drawn)
     assert runs_of_random(4) == [("random 0", 0), ("random 1", 1), ("random 2", 2), ("random 3", 0)]
     assert random_worlds.named("bad ids") is worlds.WORLDS["bad ids"]

@@ -4,11 +4,16 @@ import re
 from pathlib import Path
 
 import pytest
+
 from epmoe.mutants import document
 from epmoe.mutants.public_faults import FAULTS, edited, repaired_is_silent, report
 
-HOW = {"last signal found by a relaxed counter": "race", "completion counters over region B": "hang",
-       "waiting region smaller than the grid": "bounds", "peer-written rows through the invariant load path": "race"}
+HOW = {
+    "last signal found by a relaxed counter": "race",
+    "completion counters over region B": "hang",
+    "waiting region smaller than the grid": "bounds",
+    "peer-written rows through the invariant load path": "race",
+}
 README = Path(document.__file__).with_name("README.md")
 
 

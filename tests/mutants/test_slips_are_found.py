@@ -3,7 +3,7 @@
 from epmoe.mutants import edited_kernels, hunt
 from epmoe.mutants.slips import slips_of
 
-SOURCE = '''
+SOURCE = """
 def make(at):
     def f(words, my_rank, owner, count):
         i = thread_idx()
@@ -17,11 +17,15 @@ def make(at):
         last = atomic_add_acq_rel_gpu_i32(words + at.d, i32(1)) == count - 1
         signal(owner, my_rank, count)
         return ok and last
-'''
+"""
 
 
 def found(kind):
-    return [(s.token.line, s.new.splitlines()[0].strip()) for s in slips_of("f.py", SOURCE) if s.kind == kind]
+    return [
+        (s.token.line, s.new.splitlines()[0].strip())
+        for s in slips_of("f.py", SOURCE)
+        if s.kind == kind
+    ]
 
 
 def test_neighbours_change_places_unless_one_needs_the_other():
@@ -30,18 +34,25 @@ def test_neighbours_change_places_unless_one_needs_the_other():
 
 
 def test_what_releases_comes_early():
-    assert (4, "red_add_release_gpu_i32(words + at.finished, i32(1)); i = thread_idx()") in found("early")
+    assert (4, "red_add_release_gpu_i32(words + at.finished, i32(1)); i = thread_idx()") in found(
+        "early"
+    )
 
 
 def test_resets_are_left_out_somewhere():
     assert found("skip") == [
         (9, "if (thread_idx() + block_idx()) & 1 == 0: store_i32(words + at.reserved, i32(0))"),
-        (9, "if my_rank & 1 == 0: store_i32(words + at.reserved, i32(0))")]
+        (9, "if my_rank & 1 == 0: store_i32(words + at.reserved, i32(0))"),
+    ]
 
 
 def test_numbers_are_wrong():
-    assert found("off by one") == [(10, "((count) - 1)"), (10, "((count) + 1)"), (12, "((count - 1) - 1)"),
-                                   (12, "((count - 1) + 1)")]
+    assert found("off by one") == [
+        (10, "((count) - 1)"),
+        (10, "((count) + 1)"),
+        (12, "((count - 1) - 1)"),
+        (12, "((count - 1) + 1)"),
+    ]
     assert found("twice") == [(7, "i32(2)"), (12, "i32(2)")]
     assert (13, "owner") in found("whose") and (13, "my_rank") in found("whose")
 
@@ -59,6 +70,7 @@ def test_slips_of_the_kernels_compile_differ_and_have_names_of_their_own():
 def test_a_release_and_its_acquire_are_found_by_running():
     from epmoe.mutants.pairs import seen_in, slips_of_pairs
     from epmoe.mutants.worlds import WORLDS
+
     assert not slips_of_pairs(set())
     pairs = slips_of_pairs(seen_in(lambda: hunt.attempt(WORLDS["idle blocks"], 0, {})))
     assert pairs and all("become relaxed" in s.what and s.other for s in pairs)

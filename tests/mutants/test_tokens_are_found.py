@@ -4,12 +4,15 @@ import ast
 import re
 
 import pytest
+
 from epmoe.mutants import edited_kernels
 from epmoe.mutants.hunt import all_mutants
 from epmoe.mutants.tokens import mutants_of
 
-WORDS = re.compile(r"\b((?:ld|st|red_add|atomic_\w+?)_(?:relaxed|acquire|release|acq_rel)_(?:cta|gpu|sys)_\w+"
-                   r"|syncthreads\w*|syncwarp|fence_\w+|bulk_wait\w*|mbar_try_wait|shared_add_i32)(?=[(),\s])")
+WORDS = re.compile(
+    r"\b((?:ld|st|red_add|atomic_\w+?)_(?:relaxed|acquire|release|acq_rel)_(?:cta|gpu|sys)_\w+"
+    r"|syncthreads\w*|syncwarp|fence_\w+|bulk_wait\w*|mbar_try_wait|shared_add_i32)(?=[(),\s])"
+)
 
 
 def code_only(source):
@@ -17,9 +20,13 @@ def code_only(source):
     tree = ast.parse(source)
     lines = source.splitlines()
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) or isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) \
-                and isinstance(node.value.value, str):
-            lines[node.lineno - 1:node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
+        if (
+            isinstance(node, ast.ImportFrom)
+            or isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
+            lines[node.lineno - 1 : node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
     return "\n".join(line.partition("#")[0] for line in lines)
 
 
@@ -62,14 +69,22 @@ wait = made_with(ld_acquire_gpu_u32)
 def test_each_token_is_broken_in_every_way():
     assert [(m.token.line, m.kind, m.new) for m in mutants_of("f.py", SOURCE)] == [
         (4, "barrier", "(not ok)"),
-        (6, "order", "ld_relaxed_sys_u64"), (6, "scope", "ld_acquire_gpu_u64"), (6, "scope", "ld_acquire_cta_u64"),
+        (6, "order", "ld_relaxed_sys_u64"),
+        (6, "scope", "ld_acquire_gpu_u64"),
+        (6, "scope", "ld_acquire_cta_u64"),
         (6, "plain", "load_u64"),
-        (7, "order", "red_add_relaxed_gpu_i32"), (7, "scope", "red_add_release_cta_i32"),
+        (7, "order", "red_add_relaxed_gpu_i32"),
+        (7, "scope", "red_add_release_cta_i32"),
         (7, "plain", "plain_red_add_i32"),
-        (8, "order", "atomic_add_acquire_gpu_i32"), (8, "order", "atomic_add_release_gpu_i32"),
-        (8, "order", "atomic_add_relaxed_gpu_i32"), (8, "scope", "atomic_add_acq_rel_cta_i32"),
+        (8, "order", "atomic_add_acquire_gpu_i32"),
+        (8, "order", "atomic_add_release_gpu_i32"),
+        (8, "order", "atomic_add_relaxed_gpu_i32"),
+        (8, "scope", "atomic_add_acq_rel_cta_i32"),
         (8, "plain", "plain_atomic_add_i32"),
         (9, "barrier", "pass"),
         (10, "reset", "pass"),
         (12, "plain", "plain_atomic_cas_i32"),
-        (14, "order", "ld_relaxed_gpu_u32"), (14, "scope", "ld_acquire_cta_u32"), (14, "plain", "load_u32")]
+        (14, "order", "ld_relaxed_gpu_u32"),
+        (14, "scope", "ld_acquire_cta_u32"),
+        (14, "plain", "load_u32"),
+    ]

@@ -3,7 +3,11 @@
 import ml_dtypes
 import numpy as np
 
-DTYPES = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
+DTYPES = {
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "fp16": np.dtype(np.float16),
+    "fp32": np.dtype(np.float32),
+}
 BIT_TYPES = {"bf16": np.uint16, "fp16": np.uint16, "fp32": np.uint32}
 
 
@@ -19,10 +23,18 @@ def bytes_of(a):
 
 def config(world, EPConfig):
     return EPConfig(
-        world.n_ranks, world.n_experts, world.top_k, world.hidden, world.max_tokens_per_rank,
-        token_format=world.token_format, fuse_a_scale_preshuffle=world.fuse_a_scale_preshuffle,
-        combine_dtype=world.combine_dtype, fused_shared_expert=world.fused_shared_expert, skip_a2a=world.skip_a2a,
-        allreduce_world_size=world.allreduce_world_size, alignment=world.alignment,
+        world.n_ranks,
+        world.n_experts,
+        world.top_k,
+        world.hidden,
+        world.max_tokens_per_rank,
+        token_format=world.token_format,
+        fuse_a_scale_preshuffle=world.fuse_a_scale_preshuffle,
+        combine_dtype=world.combine_dtype,
+        fused_shared_expert=world.fused_shared_expert,
+        skip_a2a=world.skip_a2a,
+        allreduce_world_size=world.allreduce_world_size,
+        alignment=world.alignment,
     )
 
 
@@ -51,8 +63,10 @@ def epilogue_args(world):
     """gain and bias, each a list over ranks."""
     if world.epilogue is None:
         return ()
-    return ([array(g, "fp32", (world.hidden,)) for g in world.gain],
-            [array(b, "fp32", (len(b),)) for b in world.bias])
+    return (
+        [array(g, "fp32", (world.hidden,)) for g in world.gain],
+        [array(b, "fp32", (len(b),)) for b in world.bias],
+    )
 
 
 def expert_outputs(world, rank, received, dispatched):
@@ -61,12 +75,16 @@ def expert_outputs(world, rank, received, dispatched):
     `received` is the oracle's result and says which rows are shared, padding, or of which source rank.
     """
     rows = np.asarray(dispatched.src_info).shape[0]
-    out = np.full((rows, world.hidden), 0xFFFFFFFF, np.uint32).astype(BIT_TYPES[world.combine_dtype])
+    out = np.full((rows, world.hidden), 0xFFFFFFFF, np.uint32).astype(
+        BIT_TYPES[world.combine_dtype]
+    )
     src_info = np.asarray(dispatched.src_info)
     for row, record in enumerate(received.rows):
         if record.src_rank == "shared":
             out[row] = world.shared_outputs[rank][record.token]
         elif record.src_rank != "padding":
-            token, slot = src_info[row]  # order inside a segment is free: ask the result, the source rank is fixed
+            token, slot = src_info[
+                row
+            ]  # order inside a segment is free: ask the result, the source rank is fixed
             out[row] = world.routed_outputs[record.src_rank][token][slot]
     return out.view(DTYPES[world.combine_dtype])

@@ -23,13 +23,23 @@ def counter_words(world, rank, ep):
     """A rank's counters as one array, each region at the offset that the EPLocalSyncCounters page gives it."""
     n = world.n_experts
     start = 2 * n + 8
-    offsets = {"reserved": 0, "finished": n, "rank_completion": 2 * n, "A": start, "B": start + 2 * n,
-               "C": start + 3 * n, "D": start + 4 * n, "E": start + 4 * n + 1, "F": start + 4 * n + 2,
-               "G": start + 4 * n + 3, "combine_ready": start + 4 * n + 4}
+    offsets = {
+        "reserved": 0,
+        "finished": n,
+        "rank_completion": 2 * n,
+        "A": start,
+        "B": start + 2 * n,
+        "C": start + 3 * n,
+        "D": start + 4 * n,
+        "E": start + 4 * n + 1,
+        "F": start + 4 * n + 2,
+        "G": start + 4 * n + 3,
+        "combine_ready": start + 4 * n + 4,
+    }
     words = np.zeros(8 * n + 12, np.int64)
     for name, offset in offsets.items():
         region = np.asarray(ep.region(name, rank)).ravel()
-        words[offset:offset + len(region)] = region
+        words[offset : offset + len(region)] = region
     return words
 
 
@@ -37,9 +47,11 @@ def after_dispatch(world, rank, received, ep):
     """reserved, finished, rank completion, D, E, F, G are 0; A holds what combine_async needs; no signal is left."""
     n = world.n_experts
     words = counter_words(world, rank, ep)
-    wanted = [("reserved, finished, rank completion", 0, [0] * (2 * n + 8)),
-              ("region A", 2 * n + 8, region_a(world, received)),
-              ("regions D to G", 2 * n + 8 + 4 * n, [0] * 4)]
+    wanted = [
+        ("reserved, finished, rank completion", 0, [0] * (2 * n + 8)),
+        ("region A", 2 * n + 8, region_a(world, received)),
+        ("regions D to G", 2 * n + 8 + 4 * n, [0] * 4),
+    ]
     return _first(rank, "dispatch_wait", words, wanted) or _signals(rank, ep, "dispatch_recv_count")
 
 
@@ -47,10 +59,15 @@ def after_combine(world, rank, ep):
     """All counters but the scratch regions B and C are 0; no signal is left."""
     n = world.n_experts
     words = counter_words(world, rank, ep)
-    wanted = [("reserved, finished, rank completion, A", 0, [0] * (2 * n + 8 + 2 * n)),
-              ("regions D to G, combine_wait", 2 * n + 8 + 4 * n, [0] * (4 + 2 * n))]
-    return _first(rank, "combine_wait", words, wanted) or _signals(rank, ep, "combine_recv_count") or _signals(
-        rank, ep, "dispatch_recv_count")
+    wanted = [
+        ("reserved, finished, rank completion, A", 0, [0] * (2 * n + 8 + 2 * n)),
+        ("regions D to G, combine_wait", 2 * n + 8 + 4 * n, [0] * (4 + 2 * n)),
+    ]
+    return (
+        _first(rank, "combine_wait", words, wanted)
+        or _signals(rank, ep, "combine_recv_count")
+        or _signals(rank, ep, "dispatch_recv_count")
+    )
 
 
 def _first(rank, kernel, words, wanted):

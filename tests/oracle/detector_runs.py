@@ -5,6 +5,7 @@ A program is a list of steps (word, address, value) for each thread. Two steps a
 operations. Addresses below SHARED are bytes of one buffer that all ranks use; those from SHARED on are bytes of the
 block's dynamic shared memory.
 """
+
 import re
 from dataclasses import replace
 
@@ -16,12 +17,22 @@ from epmoe.device.sim.detector import Detector
 
 SHARED, BLOCK_SHARED, GLOBAL_BYTES, SHARED_BYTES = 1 << 16, 1 << 12, 256, 64
 WIDTHS = {"u8": 1, "u16": 2, "i32": 4, "u32": 4, "f32": 4, "u64": 8, "16": 16}
-STRONG = re.compile(r"(ld|st|red_add|atomic_add|atomic_max|atomic_or|atomic_cas)_(relaxed|acquire|release|acq_rel)_"
-                    r"(cta|gpu|sys)_(i32|u32|u64)")
-ARRAY = SHARED + 1024       # model's address of a shared array's first element; the place in the array is the rest
+STRONG = re.compile(
+    r"(ld|st|red_add|atomic_add|atomic_max|atomic_or|atomic_cas)_(relaxed|acquire|release|acq_rel)_"
+    r"(cta|gpu|sys)_(i32|u32|u64)"
+)
+ARRAY = (
+    SHARED + 1024
+)  # model's address of a shared array's first element; the place in the array is the rest
 KINDS = {"ld": "read", "st": "write", "red_add": "reduction"}
-BY_NAME = {"fence_proxy_async": "proxy fence", "bulk_commit": "commit", "bulk_wait": "wait",
-           "bulk_wait_read": "wait read", "syncthreads": "barrier", "syncwarp": "barrier"}
+BY_NAME = {
+    "fence_proxy_async": "proxy fence",
+    "bulk_commit": "commit",
+    "bulk_wait": "wait",
+    "bulk_wait_read": "wait read",
+    "syncthreads": "barrier",
+    "syncwarp": "barrier",
+}
 
 
 def operations_of(step, thread, group):
@@ -32,25 +43,55 @@ def operations_of(step, thread, group):
     strong = STRONG.fullmatch(word)
     if strong:
         what, order, scope, width = strong.groups()
-        return [Operation(thread, KINDS.get(what, "atomic"), order, scope, address, WIDTHS[width],
-                          value=value if what == "st" else None)]
+        return [
+            Operation(
+                thread,
+                KINDS.get(what, "atomic"),
+                order,
+                scope,
+                address,
+                WIDTHS[width],
+                value=value if what == "st" else None,
+            )
+        ]
     if word == "shared_add_i32":
         return [Operation(thread, "atomic", "relaxed", "cta", address, 4)]
     if word in ("load16_relaxed_sys", "store16_relaxed_sys"):
         kind = "read" if word.startswith("load") else "write"
-        return [Operation(thread, kind, "relaxed", "sys", address + 4 * i, 4, value=value if kind == "write" else None)
-                for i in range(4)]
+        return [
+            Operation(
+                thread,
+                kind,
+                "relaxed",
+                "sys",
+                address + 4 * i,
+                4,
+                value=value if kind == "write" else None,
+            )
+            for i in range(4)
+        ]
     if word.startswith("fence_acq_rel"):
         return [Operation(thread, "fence", "acq_rel", word.rpartition("_")[2])]
     if word in BY_NAME:
         return [Operation(thread, BY_NAME[word], group=group)]
-    if word == "bulk_store":        # 16 bytes from the same place of the block's shared memory
-        source = SHARED + BLOCK_SHARED * (1 + 2 * thread.rank + thread.block) + address % SHARED_BYTES
-        return [Operation(thread, "copy read", address=source, nbytes=16),
-                Operation(thread, "copy write", address=address, nbytes=16)]
+    if word == "bulk_store":  # 16 bytes from the same place of the block's shared memory
+        source = (
+            SHARED + BLOCK_SHARED * (1 + 2 * thread.rank + thread.block) + address % SHARED_BYTES
+        )
+        return [
+            Operation(thread, "copy read", address=source, nbytes=16),
+            Operation(thread, "copy write", address=address, nbytes=16),
+        ]
     what, width = re.fullmatch(r"(?:shared_|array_)?(load|store)_?(\w+?)(?:_nc)?", word).groups()
-    return [Operation(thread, "read" if what == "load" else "write", address=address, nbytes=WIDTHS[width],
-                      non_coherent=word.endswith("_nc"))]
+    return [
+        Operation(
+            thread,
+            "read" if what == "load" else "write",
+            address=address,
+            nbytes=WIDTHS[width],
+            non_coherent=word.endswith("_nc"),
+        )
+    ]
 
 
 def perform(step, base, array):
@@ -73,7 +114,11 @@ def perform(step, base, array):
     elif word == "bulk_store":
         op(u64(base + address), u32(device.dynamic_shared() + address % SHARED_BYTES), u32(16))
     else:
-        at = u64(base + address) if address < SHARED else u32(device.dynamic_shared() + address - SHARED)
+        at = (
+            u64(base + address)
+            if address < SHARED
+            else u32(device.dynamic_shared() + address - SHARED)
+        )
         if "store16" in word:
             op(at, value, value, value, value)
         elif word.startswith("atomic_cas"):
@@ -103,7 +148,10 @@ class NotingDetector(Detector):
         who = Thread(a.rank, a.block.index, a.tid, a.launch.ordinal)
         at, step = notes.current[who]
         made = operations_of(step, who, group)
-        if step[0] in ("load16_relaxed_sys", "store16_relaxed_sys"):       # the detector hears of each word
+        if step[0] in (
+            "load16_relaxed_sys",
+            "store16_relaxed_sys",
+        ):  # the detector hears of each word
             made = [made[notes.done.get((who, at), 0)]]
             notes.done[who, at] = notes.done.get((who, at), 0) + 1
         notes.ops += made
@@ -192,10 +240,14 @@ def run(programs, seed, *, ranks=2, grid=2, block=64, launches=1):
             streams = [machine.stream(rank) for rank in range(ranks)]
             for launch in range(1, launches + 1):
                 for rank in range(ranks):
-                    machine.launch(body, grid, block, (buffer.address, launch, rank), stream=streams[rank],
-                                   shared_bytes=SHARED_BYTES)
+                    machine.launch(
+                        body,
+                        grid,
+                        block,
+                        (buffer.address, launch, rank),
+                        stream=streams[rank],
+                        shared_bytes=SHARED_BYTES,
+                    )
     finally:
         buffer.free()
     return notes
-
-

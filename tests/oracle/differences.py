@@ -4,19 +4,25 @@ from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
-
 from api_arrays import BIT_TYPES, DTYPES, bytes_of
 from exact_codes import OUTPUT_TYPES
 from exact_formats import FACTS
 from record_model import PADDING, Received, place_scales
 
 TOKEN_DTYPES = {
-    "bf16": ml_dtypes.bfloat16, "fp8_blockwise": ml_dtypes.float8_e4m3fn, "mxfp8": ml_dtypes.float8_e4m3fn,
-    "nvfp4": np.uint8, "mxfp4": np.uint8, "mxfp4_rows": np.uint8,
+    "bf16": ml_dtypes.bfloat16,
+    "fp8_blockwise": ml_dtypes.float8_e4m3fn,
+    "mxfp8": ml_dtypes.float8_e4m3fn,
+    "nvfp4": np.uint8,
+    "mxfp4": np.uint8,
+    "mxfp4_rows": np.uint8,
 }
 SCALE_DTYPES = {
-    "fp8_blockwise": np.float32, "nvfp4": ml_dtypes.float8_e4m3fn, "mxfp4": ml_dtypes.float8_e8m0fnu,
-    "mxfp8": ml_dtypes.float8_e8m0fnu, "mxfp4_rows": ml_dtypes.float8_e8m0fnu,
+    "fp8_blockwise": np.float32,
+    "nvfp4": ml_dtypes.float8_e4m3fn,
+    "mxfp4": ml_dtypes.float8_e8m0fnu,
+    "mxfp8": ml_dtypes.float8_e8m0fnu,
+    "mxfp4_rows": ml_dtypes.float8_e8m0fnu,
 }
 
 
@@ -47,7 +53,9 @@ def _dispatch_differences(world, received, dispatched, padding_is_zero, typed):
     yield from _numbers_differ("row_offsets", received.row_offsets, dispatched.row_offsets)
     yield from _numbers_differ("expert_ids", received.expert_ids, dispatched.expert_ids)
     if facts.tiles:
-        yield from _numbers_differ("scales_offset", received.scales_offset, dispatched.scales_offset)
+        yield from _numbers_differ(
+            "scales_offset", received.scales_offset, dispatched.scales_offset
+        )
     elif dispatched.scales_offset is not None:
         yield f"scales_offset is there, but {world.token_format} has none"
 
@@ -71,9 +79,13 @@ def _dispatch_differences(world, received, dispatched, padding_is_zero, typed):
             expected = record.code_bytes
         if expected is not None and token_bytes[row].tobytes() != expected:
             column = next(i for i, (a, b) in enumerate(zip(token_bytes[row], expected)) if a != b)
-            yield (f"output_tokens row {row} ({record}): byte {column} is 0x{token_bytes[row][column]:02x}, "
-                   f"expected 0x{expected[column]:02x}")
-    yield from _scale_differences(world, received, dispatched, where["rows"], padding_is_zero, typed)
+            yield (
+                f"output_tokens row {row} ({record}): byte {column} is 0x{token_bytes[row][column]:02x}, "
+                f"expected 0x{expected[column]:02x}"
+            )
+    yield from _scale_differences(
+        world, received, dispatched, where["rows"], padding_is_zero, typed
+    )
 
 
 def _rows_by_origin(received, src_info):
@@ -82,15 +94,19 @@ def _rows_by_origin(received, src_info):
     while start < len(received.rows) and not messages:
         first = received.rows[start]
         end = start
-        while end < len(received.rows) and (received.rows[end].group, received.rows[end].src_rank) == (
-                first.group, first.src_rank):
+        while end < len(received.rows) and (
+            received.rows[end].group,
+            received.rows[end].src_rank,
+        ) == (first.group, first.src_rank):
             end += 1
         segment = received.rows[start:end]
         if isinstance(first.src_rank, str):
             for row in range(start, end):
                 if tuple(src_info[row]) != (-1, -1):
-                    messages.append(f"src_info[{row}] is {tuple(src_info[row].tolist())}, expected (-1, -1): "
-                                    f"{first.src_rank} row of group {first.group}")
+                    messages.append(
+                        f"src_info[{row}] is {tuple(src_info[row].tolist())}, expected (-1, -1): "
+                        f"{first.src_rank} row of group {first.group}"
+                    )
             rows += zip(range(start, end), segment)
         else:
             expected = {(record.token, record.slot): record for record in segment}
@@ -100,7 +116,8 @@ def _rows_by_origin(received, src_info):
                 if record is None:
                     messages.append(
                         f"src_info[{row}] = (token, slot) {origin} is a repetition or foreign in the segment of group "
-                        f"{first.group}, src_rank {first.src_rank}; still expected: {sorted(expected)[:4]}")
+                        f"{first.group}, src_rank {first.src_rank}; still expected: {sorted(expected)[:4]}"
+                    )
                     break
                 rows.append((row, record))
         start = end
@@ -117,9 +134,9 @@ def _scale_differences(world, received, dispatched, rows, padding_is_zero, typed
     if typed and scales.dtype != SCALE_DTYPES[world.token_format]:
         yield f"output_scales is {scales.dtype}, expected {np.dtype(SCALE_DTYPES[world.token_format])}"
     columns, total = world.hidden // facts.group, received.row_offsets[-1]
-    expected_shape = {
-        "fp8_blockwise": (columns, total), "mxfp4_rows": (total, columns),
-    }.get(world.token_format, (received.scale_size // (128 * columns), columns // 4, 32, 4, 4))
+    expected_shape = {"fp8_blockwise": (columns, total), "mxfp4_rows": (total, columns)}.get(
+        world.token_format, (received.scale_size // (128 * columns), columns // 4, 32, 4, 4)
+    )
     if not world.fuse_a_scale_preshuffle and scales.shape != expected_shape:
         yield f"output_scales has shape {scales.shape}, expected {expected_shape}"
     actual = bytes_of(scales)
@@ -141,8 +158,11 @@ def _scale_differences(world, received, dispatched, rows, padding_is_zero, typed
 
 def _expected_scale_bytes(world, received, rows):
     """byte -> (value, Row), for the row order that the result has."""
-    moved = Received(rows=[None] * len(received.rows), row_offsets=received.row_offsets,
-                     group_rows=received.group_rows)
+    moved = Received(
+        rows=[None] * len(received.rows),
+        row_offsets=received.row_offsets,
+        group_rows=received.group_rows,
+    )
     for row, record in rows:
         moved.rows[row] = replace(record, row_in_group=row - received.row_offsets[record.group])
     place_scales(world, moved)
@@ -169,6 +189,8 @@ def combine_difference(world, rank, expected, actual):
         names = ("token", "column") if world.weights is not None else ("token", "slot", "column")
         place = ", ".join(f"{name} {i}" for name, i in zip(names, at))
         ids = world.topk_ids[rank][at[0]]
-        return (f"rank {rank}, {place}: combine gives {float(actual[at])!r} (0x{theirs:x}), "
-                f"expected {float(wanted[at].view(dtype))!r} (0x{mine:x}); the token's experts are {ids}")
+        return (
+            f"rank {rank}, {place}: combine gives {float(actual[at])!r} (0x{theirs:x}), "
+            f"expected {float(wanted[at].view(dtype))!r} (0x{mine:x}); the token's experts are {ids}"
+        )
     return None

@@ -119,7 +119,9 @@ def add(a, b):
     for x, other in ((a, b), (b, a)):
         if is_nan(x):
             return NAN
-        if isinstance(x, float) and x == 0:  # -0.0 changes nothing, and stays only beside another -0.0
+        if (
+            isinstance(x, float) and x == 0
+        ):  # -0.0 changes nothing, and stays only beside another -0.0
             return other
     return _finite_as_zero(a) + _finite_as_zero(b)  # an infinity is among them: nan for inf - inf
 

@@ -113,7 +113,7 @@ def encode_token(token_format, row, g=f32.ONE):
         return b"".join(b.to_bytes(2, "little") for b in row), b""
     all_codes, scales = [], b""
     for start in range(0, len(row), facts.group):
-        group_codes, scale = encode_group(token_format, row[start:start + facts.group], g)
+        group_codes, scale = encode_group(token_format, row[start : start + facts.group], g)
         all_codes += group_codes
         scales += scale
     if facts.code_bits == 4:  # the even element in the low nibble
@@ -128,7 +128,8 @@ def align_up(n, alignment):
 def payload(token_format, row, g=f32.ONE, alignment=16):
     """The message's first part: code bytes, then scale bytes, each padded with zeros."""
     return b"".join(
-        part + bytes(align_up(len(part), alignment) - len(part)) for part in encode_token(token_format, row, g)
+        part + bytes(align_up(len(part), alignment) - len(part))
+        for part in encode_token(token_format, row, g)
     )
 
 
@@ -143,14 +144,26 @@ def message_sizes(token_format, hidden, top_k, alignment=16):
 def slot_byte(slot, row, column, hidden, row_capacity):
     """Byte of a scale in the slot layout of fuse_a_scale_preshuffle."""
     ks, mpad = hidden // 32, align_up(row_capacity, 32)
-    return (slot * mpad * ks + (row // 16) % 2 + 2 * ((column // 4) % 2) + 4 * (row % 16) + 64 * (column % 4)
-            + 256 * (column // 8) + 32 * ks * (row // 32))
+    return (
+        slot * mpad * ks
+        + (row // 16) % 2
+        + 2 * ((column // 4) % 2)
+        + 4 * (row % 16)
+        + 64 * (column % 4)
+        + 256 * (column // 8)
+        + 32 * ks * (row // 32)
+    )
 
 
 def tile_byte(first_tile, row, column, hidden, group):
     """Byte of scale column `column` of an expert's row `row` in the 5-D tiles [tile, hidden/(4V), 32, 4, 4]."""
     tile_columns = hidden // (4 * group)
     place = first_tile + row // 128
-    for index, extent in ((column // 4, tile_columns), (row % 32, 32), (row % 128 // 32, 4), (column % 4, 4)):
+    for index, extent in (
+        (column // 4, tile_columns),
+        (row % 32, 32),
+        (row % 128 // 32, 4),
+        (column % 4, 4),
+    ):
         place = place * extent + index
     return place

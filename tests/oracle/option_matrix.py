@@ -15,9 +15,8 @@ import zlib
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-import numpy as np
-
 import api_arrays
+import numpy as np
 import record_model
 from differences import combine_difference
 from exact_formats import FACTS
@@ -44,14 +43,30 @@ class Case:
         return self.weights != "none" or not (self.shared_expert or self.epilogue)
 
     def __str__(self):
-        return "-".join([
-            self.token_format, self.launches, "skip_a2a" if self.skip_a2a else "a2a", f"weights_{self.weights}",
-            *(["shared"] if self.shared_expert else []), *(["epilogue"] if self.epilogue else [])])
+        return "-".join(
+            [
+                self.token_format,
+                self.launches,
+                "skip_a2a" if self.skip_a2a else "a2a",
+                f"weights_{self.weights}",
+                *(["shared"] if self.shared_expert else []),
+                *(["epilogue"] if self.epilogue else []),
+            ]
+        )
 
 
 def all_cases():
-    return [Case(*options) for options in itertools.product(
-        FORMATS, ("split", "fused"), (False, True), (False, True), ("array", "function", "none"), (False, True))]
+    return [
+        Case(*options)
+        for options in itertools.product(
+            FORMATS,
+            ("split", "fused"),
+            (False, True),
+            (False, True),
+            ("array", "function", "none"),
+            (False, True),
+        )
+    ]
 
 
 def legal_cases():
@@ -63,9 +78,15 @@ def world_of(case, seed):
     name, _, layout = case.token_format.partition("/")
     for attempt in itertools.count():
         world = random_world(
-            zlib.crc32(f"{seed} {case} {attempt}".encode()), LIMITS,
-            token_format=name, fuse_a_scale_preshuffle=bool(layout), fused_shared_expert=case.shared_expert,
-            skip_a2a=case.skip_a2a, weights="none" if case.weights == "none" else "array", epilogue=case.epilogue)
+            zlib.crc32(f"{seed} {case} {attempt}".encode()),
+            LIMITS,
+            token_format=name,
+            fuse_a_scale_preshuffle=bool(layout),
+            fused_shared_expert=case.shared_expert,
+            skip_a2a=case.skip_a2a,
+            weights="none" if case.weights == "none" else "array",
+            epilogue=case.epilogue,
+        )
         if sum(len(t) for t in world.tokens) >= 4:
             return world
 
@@ -85,21 +106,35 @@ def difference_of(case, seed=0, kernels=None):
     received, expected = record_model.dispatch(world), record_model.combine(world)
     try:
         with ExpertParallel(cfg, LocalWorld(world.n_ranks, seed=seed), kernels=kernels) as ep:
-            dispatched, combined = one_round(ep, world, case.launches == "fused", as_function, received)
+            dispatched, combined = one_round(
+                ep, world, case.launches == "fused", as_function, received
+            )
     except Different as e:
         return f"kernels against the record model: {e}\n  {describe(world)}"
     reference = epmoe_ref.dispatch(
-        cfg, api_arrays.input_tokens(world), api_arrays.topk_ids(world), input_scale=api_arrays.input_scale(world))
+        cfg,
+        api_arrays.input_tokens(world),
+        api_arrays.topk_ids(world),
+        input_scale=api_arrays.input_scale(world),
+    )
     weights, keywords = combine_arguments(world, as_function)
-    outputs = [api_arrays.expert_outputs(world, r, received[r], reference[r]) for r in range(world.n_ranks)]
+    outputs = [
+        api_arrays.expert_outputs(world, r, received[r], reference[r]) for r in range(world.n_ranks)
+    ]
     in_numpy = epmoe_ref.combine(cfg, outputs, reference, router_weights=weights, **keywords)
     for rank in range(world.n_ranks):
         difference = combine_difference(world, rank, expected[rank], combined[rank])
         if difference:
             return f"kernels against the record model: {difference}\n  {describe(world)}"
-        difference = _unequal_arrays(world, received[rank], epmoe_ref.canonical(dispatched[rank]), reference[rank])
+        difference = _unequal_arrays(
+            world, received[rank], epmoe_ref.canonical(dispatched[rank]), reference[rank]
+        )
         difference = difference or combine_difference(
-            world, rank, in_numpy[rank].view(api_arrays.BIT_TYPES[world.combine_dtype]).tolist(), combined[rank])
+            world,
+            rank,
+            in_numpy[rank].view(api_arrays.BIT_TYPES[world.combine_dtype]).tolist(),
+            combined[rank],
+        )
         if difference:
             return f"kernels against the reference, rank {rank}: {difference}\n  {describe(world)}"
     return None
@@ -140,16 +175,26 @@ def _run(task):
     case, seed, kernels = task
     try:
         return case, difference_of(case, seed, kernels)
-    except Exception as e:  # a crash is a result of the matrix too: it must name its case and let the others run
+    except (
+        Exception
+    ) as e:  # a crash is a result of the matrix too: it must name its case and let the others run
         return case, f"{type(e).__name__}: {e}"
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (default: all cores)")
-    parser.add_argument("--seed", type=int, default=0, help="of the worlds and of the simulator's schedule")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count(), help="processes (default: all cores)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the worlds and of the simulator's schedule"
+    )
     parser.add_argument("--kernels", choices=("plain", "fast"), default="plain")
-    parser.add_argument("--only", default="", help="run cases whose name has all of these comma-separated words")
+    parser.add_argument(
+        "--only", default="", help="run cases whose name has all of these comma-separated words"
+    )
     args = parser.parse_args()
     words = [w for w in args.only.split(",") if w]
     cases = [c for c in legal_cases() if all(w in str(c).split("-") for w in words)]
@@ -162,13 +207,20 @@ def main():
             if difference:
                 failures += 1
                 print(f"\nFAIL {case}: {difference}", flush=True)
-            print(f"\r{done}/{len(cases)} cases, {failures} failed, {time.monotonic() - began:.0f} s", end="",
-                  flush=True)
-    print(f"\n{'FAIL' if failures else 'PASS'}: seed {args.seed}, {len(cases)} legal combinations of options")
+            print(
+                f"\r{done}/{len(cases)} cases, {failures} failed, {time.monotonic() - began:.0f} s",
+                end="",
+                flush=True,
+            )
+    print(
+        f"\n{'FAIL' if failures else 'PASS'}: seed {args.seed}, {len(cases)} legal combinations of options"
+    )
     return 1 if failures else 0
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("EPMOE_DEVICE", "sim")  # inherited by the processes, before epmoe.device is imported
+    os.environ.setdefault(
+        "EPMOE_DEVICE", "sim"
+    )  # inherited by the processes, before epmoe.device is imported
     sys.path[:0] = [str(Path(__file__).parents[2])]
     sys.exit(main())

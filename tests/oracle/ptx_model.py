@@ -13,6 +13,7 @@ What the manual leaves open, or what is settled otherwise here, so that the race
 * Loads through the non-coherent path are outside the model (8.1): memory they read must not be written while their
   launch runs, so they race with every write that is not ordered before its beginning or behind its end.
 """
+
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,13 +87,25 @@ class Operation:
 
 def includes(x, y):
     """8.5: does the scope of x include the thread of y?"""
-    return (x.scope == "sys" or x.thread.rank == y.thread.rank
-            and (x.scope == "gpu" or x.thread.block == y.thread.block and x.thread.launch == y.thread.launch))
+    return (
+        x.scope == "sys"
+        or x.thread.rank == y.thread.rank
+        and (
+            x.scope == "gpu"
+            or x.thread.block == y.thread.block
+            and x.thread.launch == y.thread.launch
+        )
+    )
 
 
 def overlap(x, y):
     """8.2.1: have they bytes in common?"""
-    return x.is_memory and y.is_memory and x.address < y.address + y.nbytes and y.address < x.address + x.nbytes
+    return (
+        x.is_memory
+        and y.is_memory
+        and x.address < y.address + y.nbytes
+        and y.address < x.address + x.nbytes
+    )
 
 
 def overlap_completely(x, y):
@@ -121,24 +134,33 @@ def closure(r):
 
 def program_order(ops):
     """8.9.1: all operations of a thread, one after another; copies are not part of it."""
-    return relation(ops, lambda i, j: i < j and ops[i].thread == ops[j].thread
-                    and not ops[i].is_copy and not ops[j].is_copy)
+    return relation(
+        ops,
+        lambda i, j: (
+            i < j and ops[i].thread == ops[j].thread and not ops[i].is_copy and not ops[j].is_copy
+        ),
+    )
 
 
 def morally_strong(ops):
     """8.7."""
+
     def holds(i, j):
         x, y = ops[i], ops[j]
         by_one_thread = x.thread == y.thread and not x.is_copy and not y.is_copy
         strong = x.is_strong and y.is_strong and includes(x, y) and includes(y, x)
-        return ((by_one_thread or strong) and x.is_copy == y.is_copy
-                and (not x.is_memory or not y.is_memory or overlap_completely(x, y)))
+        return (
+            (by_one_thread or strong)
+            and x.is_copy == y.is_copy
+            and (not x.is_memory or not y.is_memory or overlap_completely(x, y))
+        )
+
     return relation(ops, holds)
 
 
 def reads_from(ops):
     """W is the last write before R to every byte that R reads; R is a read, or an atomic operation of any kind."""
-    last = {}           # byte -> number of the last write
+    last = {}  # byte -> number of the last write
     r = relation(ops, lambda i, j: False)
     for j, op in enumerate(ops):
         span = range(op.address, op.address + op.nbytes)
@@ -171,8 +193,12 @@ def release_patterns(ops, po):
         if x.is_write and x.releases:
             yield i, i
         for j, w in enumerate(ops):
-            if po[i, j] and w.is_write and w.is_strong and (
-                    x.is_write and x.releases and overlap_completely(x, w) or x.kind == "fence"):
+            if (
+                po[i, j]
+                and w.is_write
+                and w.is_strong
+                and (x.is_write and x.releases and overlap_completely(x, w) or x.kind == "fence")
+            ):
                 yield i, j
 
 
@@ -182,17 +208,30 @@ def acquire_patterns(ops, po):
         if y.is_read and y.acquires:
             yield j, j
         for i, r in enumerate(ops):
-            if po[i, j] and r.is_read and r.is_strong and (
-                    y.is_read and y.acquires and overlap_completely(r, y) or y.kind == "fence"):
+            if (
+                po[i, j]
+                and r.is_read
+                and r.is_strong
+                and (y.is_read and y.acquires and overlap_completely(r, y) or y.kind == "fence")
+            ):
                 yield i, j
 
 
 def synchronizes(ops, po):
     """8.9.4: barriers, release patterns with acquire patterns, launches of a stream, and waits for copies."""
     strong, seen = morally_strong(ops), observation_order(ops)
-    r = relation(ops, lambda i, j: i != j and (
-        ops[i].kind == ops[j].kind == "barrier" and ops[i].group == ops[j].group
-        or ops[i].thread.rank == ops[j].thread.rank and ops[i].thread.launch < ops[j].thread.launch))
+    r = relation(
+        ops,
+        lambda i, j: (
+            i != j
+            and (
+                ops[i].kind == ops[j].kind == "barrier"
+                and ops[i].group == ops[j].group
+                or ops[i].thread.rank == ops[j].thread.rank
+                and ops[i].thread.launch < ops[j].thread.launch
+            )
+        ),
+    )
     for first, write in release_patterns(ops, po):
         for read, last in acquire_patterns(ops, po):
             if seen[write, read] and strong[first, last]:
@@ -201,9 +240,12 @@ def synchronizes(ops, po):
         if copy.is_copy:
             for j, op in enumerate(ops):
                 if op.thread == copy.thread and not op.is_copy and j < i:
-                    r[j, i] = True              # 8.9.1.1: behind prior instructions of its thread
-                if op.thread == copy.thread and j > i and (op.kind == "wait" or (
-                        op.kind == "wait read" and copy.kind == "copy read")):
+                    r[j, i] = True  # 8.9.1.1: behind prior instructions of its thread
+                if (
+                    op.thread == copy.thread
+                    and j > i
+                    and (op.kind == "wait" or (op.kind == "wait read" and copy.kind == "copy read"))
+                ):
                     committed = any(c.kind == "commit" and c.thread == op.thread for c in ops[i:j])
                     r[i, j] = r[i, j] or committed
     return r
@@ -218,8 +260,12 @@ def base_causality_order(ops):
 def through_fence(ops, base):
     """Where base causality leads through a proxy fence, or (8.9.4) from a launch to the next one of its stream."""
     fence = np.array([op.kind == "proxy fence" for op in ops], bool)
-    stream = relation(ops, lambda i, j: ops[i].thread.rank == ops[j].thread.rank
-                      and ops[i].thread.launch < ops[j].thread.launch)
+    stream = relation(
+        ops,
+        lambda i, j: (
+            ops[i].thread.rank == ops[j].thread.rank and ops[i].thread.launch < ops[j].thread.launch
+        ),
+    )
     or_itself = base | np.eye(len(ops), dtype=bool)
     return then(base & fence[None, :], base) | then(then(or_itself, stream), or_itself)
 
@@ -252,6 +298,7 @@ def data_races(ops):
         if x.non_coherent or y.non_coherent:
             return not (x.thread.rank == y.thread.rank and x.thread.launch < y.thread.launch)
         return not ordered[i, j] and not strong[i, j]
+
     return [(i, j) for j in range(len(ops)) for i in range(j) if race(i, j)]
 
 
@@ -267,8 +314,14 @@ def unordered_stores(ops):
             continue
         before = {last.get(byte) for byte in range(y.address, y.address + y.nbytes)}
         i = before.pop() if len(before) == 1 else None
-        if i is not None and y.kind == ops[i].kind == "write" and strong[i, j] and not ordered[i, j] \
-                and ops[i].value != y.value and ops[i].thread != y.thread:
+        if (
+            i is not None
+            and y.kind == ops[i].kind == "write"
+            and strong[i, j]
+            and not ordered[i, j]
+            and ops[i].value != y.value
+            and ops[i].thread != y.thread
+        ):
             out.append((i, j))
         last.update(dict.fromkeys(range(y.address, y.address + y.nbytes), j))
     return out

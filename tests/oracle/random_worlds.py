@@ -6,9 +6,8 @@
 import random
 from dataclasses import dataclass
 
-import numpy as np
-
 import exact_float32 as f32
+import numpy as np
 from exact_formats import FACTS
 from record_model import World
 
@@ -51,7 +50,16 @@ def bits_of(rng, kind, shape, exponent_bits, mantissa_bits):
     bits = (sign << (exponent_bits + mantissa_bits)) | (exponent << mantissa_bits) | mantissa
     if kind == "salted":  # ordinary numbers with a few of the values that have a rule of their own
         inf = top << mantissa_bits
-        salt = np.array([0, 1 << (exponent_bits + mantissa_bits), inf, inf | 1 << (mantissa_bits - 1), 1, inf - 1])
+        salt = np.array(
+            [
+                0,
+                1 << (exponent_bits + mantissa_bits),
+                inf,
+                inf | 1 << (mantissa_bits - 1),
+                1,
+                inf - 1,
+            ]
+        )
         bits = np.where(rng.random(shape) < 0.02, rng.choice(salt, shape), bits)
     return bits.astype(np.uint32)
 
@@ -68,7 +76,9 @@ def numbers(rng, dtype, shape, kind=None):
 def draw_hidden(draw, token_format, preshuffle, limit):
     unit = 256 if preshuffle else FACTS[token_format].hidden_unit
     most = max(limit // unit, 1)
-    return unit * (draw.randint(1, most) if draw.random() < 0.3 else min(most, draw.choice((1, 1, 2, 3, 4))))
+    return unit * (
+        draw.randint(1, most) if draw.random() < 0.3 else min(most, draw.choice((1, 1, 2, 3, 4)))
+    )
 
 
 def draw_topk_ids(draw, tokens, top_k, n_experts, missing, hot):
@@ -78,7 +88,7 @@ def draw_topk_ids(draw, tokens, top_k, n_experts, missing, hot):
         row = draw.sample(range(n_experts), top_k)
         if hot:
             wanted = [e for e in hot if draw.random() < 0.9][:top_k]
-            row = wanted + [e for e in row if e not in wanted][:top_k - len(wanted)]
+            row = wanted + [e for e in row if e not in wanted][: top_k - len(wanted)]
             draw.shuffle(row)
         ids.append([-1 if draw.random() < missing else e for e in row])
     return ids
@@ -98,9 +108,11 @@ def draw_tokens(draw, n_ranks, most):
 
 def exact_epilogue(gain, bias):
     """The epilogue value * gain[col] + bias[token] (two roundings) in exact arithmetic; lists over ranks of bits."""
+
     def epilogue(rank, token, column, value):
         scaled = f32.mul(value, f32.from_bits(gain[rank][column]))
         return f32.add(scaled, f32.from_bits(bias[rank][token]))
+
     return epilogue
 
 
@@ -117,7 +129,9 @@ def random_world(seed, limits=Limits(), **fixed):
         return fixed[name] if name in fixed else drawn
 
     token_format = choose("token_format", *FACTS)
-    preshuffle = choose("fuse_a_scale_preshuffle", token_format == "mxfp4_rows" and draw.random() < 0.5)
+    preshuffle = choose(
+        "fuse_a_scale_preshuffle", token_format == "mxfp4_rows" and draw.random() < 0.5
+    )
     skip_a2a = choose("skip_a2a", False, False, True)
     shared = choose("fused_shared_expert", False, False, True)
     weighted = shared or choose("weights", "array", "array", "none") != "none"
@@ -127,9 +141,12 @@ def random_world(seed, limits=Limits(), **fixed):
     size = draw.random()
     alignment = choose("alignment", 16, 16, 16, 32, 64, 128)
     large = size < limits.large_share
-    tall = (limits.large_share <= size < 2 * limits.large_share and limits.tokens >= 40
-            # experts of several scale tiles
-            and not fixed.keys() & {"n_local_experts", "top_k", "max_tokens_per_rank"})
+    tall = (
+        limits.large_share <= size < 2 * limits.large_share
+        and limits.tokens >= 40
+        # experts of several scale tiles
+        and not fixed.keys() & {"n_local_experts", "top_k", "max_tokens_per_rank"}
+    )
     n_ranks = choose("n_ranks", *range(1, limits.ranks + 1))
     n_local = choose("n_local_experts", *range(1, limits.local_experts + 1), 1, 2, 3, 4)
     n_experts = n_ranks * n_local
@@ -144,7 +161,11 @@ def random_world(seed, limits=Limits(), **fixed):
     counts = draw_tokens(draw, n_ranks, most)
     if skip_a2a:
         counts = [counts[0]] * n_ranks
-    hot = draw.sample(range(n_experts), draw.randint(1, min(2, n_experts))) if draw.random() < 0.4 else []
+    hot = (
+        draw.sample(range(n_experts), draw.randint(1, min(2, n_experts)))
+        if draw.random() < 0.4
+        else []
+    )
     missing = draw.choice((0.0, 0.0, 0.2, 0.7, 1.0 if draw.random() < 0.1 else 0.1))
     topk_ids = [draw_topk_ids(draw, n, top_k, n_experts, missing, hot) for n in counts]
     tokens = [numbers(rng, "bf16", (n, hidden)) for n in counts]
@@ -154,11 +175,22 @@ def random_world(seed, limits=Limits(), **fixed):
     outputs_kind = str(rng.choice(VALUE_KINDS))
     weights_kind = str(rng.choice(("ordinary", "coarse", "salted", "ordinary", "tiny", "anything")))
     world = World(
-        n_ranks=n_ranks, n_local_experts=n_local, top_k=top_k, hidden=hidden,
-        max_tokens_per_rank=fixed.get("max_tokens_per_rank", max(1, max(counts) + draw.choice((0, 0, 1, 3)))),
-        token_format=token_format, tokens=tokens, topk_ids=topk_ids, fused_shared_expert=shared, skip_a2a=skip_a2a,
-        allreduce_world_size=n_ranks if skip_a2a and shared else 1, fuse_a_scale_preshuffle=preshuffle,
-        combine_dtype=dtype, alignment=alignment,
+        n_ranks=n_ranks,
+        n_local_experts=n_local,
+        top_k=top_k,
+        hidden=hidden,
+        max_tokens_per_rank=fixed.get(
+            "max_tokens_per_rank", max(1, max(counts) + draw.choice((0, 0, 1, 3)))
+        ),
+        token_format=token_format,
+        tokens=tokens,
+        topk_ids=topk_ids,
+        fused_shared_expert=shared,
+        skip_a2a=skip_a2a,
+        allreduce_world_size=n_ranks if skip_a2a and shared else 1,
+        fuse_a_scale_preshuffle=preshuffle,
+        combine_dtype=dtype,
+        alignment=alignment,
         routed_outputs=[numbers(rng, dtype, (n, top_k, hidden), outputs_kind) for n in counts],
         name=f"seed {seed}",
     )
@@ -168,7 +200,9 @@ def random_world(seed, limits=Limits(), **fixed):
         world.shared_outputs = [numbers(rng, dtype, (n, hidden), outputs_kind) for n in counts]
     if weighted:
         world.weights = [numbers(rng, "fp32", (n, top_k), weights_kind) for n in counts]
-        for ids, weights in zip(topk_ids, world.weights):  # the weight of an empty slot must not matter
+        for ids, weights in zip(
+            topk_ids, world.weights
+        ):  # the weight of an empty slot must not matter
             for row, w in zip(ids, weights):
                 for k, expert in enumerate(row):
                     if expert == -1 and draw.random() < 0.5:
@@ -181,8 +215,17 @@ def random_world(seed, limits=Limits(), **fixed):
 
 
 SAME_CONFIGURATION = (
-    "n_ranks", "n_local_experts", "top_k", "hidden", "max_tokens_per_rank", "token_format", "fused_shared_expert",
-    "skip_a2a", "fuse_a_scale_preshuffle", "combine_dtype", "alignment",
+    "n_ranks",
+    "n_local_experts",
+    "top_k",
+    "hidden",
+    "max_tokens_per_rank",
+    "token_format",
+    "fused_shared_expert",
+    "skip_a2a",
+    "fuse_a_scale_preshuffle",
+    "combine_dtype",
+    "alignment",
 )
 
 
@@ -198,7 +241,9 @@ def to_positive(bits):
 def describe(world):
     """One line that rebuilds the world: its seed and configuration."""
     options = [
-        name for name in ("fused_shared_expert", "skip_a2a", "fuse_a_scale_preshuffle") if getattr(world, name)
+        name
+        for name in ("fused_shared_expert", "skip_a2a", "fuse_a_scale_preshuffle")
+        if getattr(world, name)
     ]
     return (
         f"{world.name}: n_ranks={world.n_ranks} n_experts={world.n_experts} top_k={world.top_k} "

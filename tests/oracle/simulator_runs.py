@@ -1,9 +1,8 @@
 """Runs worlds through ExpertParallel over LocalWorld in the simulator: first difference from the model, or None."""
 
-import numpy as np
-
 import api_arrays
 import counters_after
+import numpy as np
 import record_model
 from differences import combine_difference, dispatch_difference
 from random_worlds import describe
@@ -37,17 +36,28 @@ def one_round(ep, world, fused, weights_as_function=False, received=None, fused_
     fused: both launches; fused_combine: another choice for combine.
     """
     received = received or record_model.dispatch(world)
-    tokens, ids, scale = api_arrays.input_tokens(world), api_arrays.topk_ids(world), api_arrays.input_scale(world)
+    tokens, ids, scale = (
+        api_arrays.input_tokens(world),
+        api_arrays.topk_ids(world),
+        api_arrays.input_scale(world),
+    )
     if fused:
         dispatched = ep.dispatch(tokens, ids, input_scale=scale)
     else:
         ep.dispatch_async(tokens, ids, input_scale=scale)
         dispatched = ep.dispatch_wait()
     results = [d.trimmed().numpy() for d in dispatched]
-    require_none(dispatch_difference(world, rank, received[rank], result, padding_is_zero=False)
-                 for rank, result in enumerate(results))
-    require_none(counters_after.after_dispatch(world, rank, received[rank], ep) for rank in range(world.n_ranks))
-    outputs = [api_arrays.expert_outputs(world, r, received[r], results[r]) for r in range(world.n_ranks)]
+    require_none(
+        dispatch_difference(world, rank, received[rank], result, padding_is_zero=False)
+        for rank, result in enumerate(results)
+    )
+    require_none(
+        counters_after.after_dispatch(world, rank, received[rank], ep)
+        for rank in range(world.n_ranks)
+    )
+    outputs = [
+        api_arrays.expert_outputs(world, r, received[r], results[r]) for r in range(world.n_ranks)
+    ]
     weights, keywords = combine_arguments(world, weights_as_function)
     if fused if fused_combine is None else fused_combine:
         combined = ep.combine(outputs, dispatched, weights, **keywords)
@@ -68,8 +78,17 @@ class Different(AssertionError):
     """The message is the first difference."""
 
 
-def simulator_difference(worlds, *, fused, seed=0, weights_as_function=False, racecheck=None, launch=None,
-                         mixed=False, kernels=None):
+def simulator_difference(
+    worlds,
+    *,
+    fused,
+    seed=0,
+    weights_as_function=False,
+    racecheck=None,
+    launch=None,
+    mixed=False,
+    kernels=None,
+):
     """First difference of a sequence of rounds on one ExpertParallel, so that leftovers meet the next round.
 
     worlds: worlds of one configuration (next_round), or one world. fused: True, False, or one for each round.
@@ -86,13 +105,22 @@ def simulator_difference(worlds, *, fused, seed=0, weights_as_function=False, ra
         for turn, world in enumerate(worlds):
             expected = record_model.combine(world)
             try:
-                _, combined = one_round(ep, world, fused[turn], weights_as_function and world.weights is not None,
-                                        fused_combine=fused[turn - 1] if mixed else None)
-                require_none(combine_difference(world, rank, expected[rank], combined[rank])
-                             for rank in range(world.n_ranks))
+                _, combined = one_round(
+                    ep,
+                    world,
+                    fused[turn],
+                    weights_as_function and world.weights is not None,
+                    fused_combine=fused[turn - 1] if mixed else None,
+                )
+                require_none(
+                    combine_difference(world, rank, expected[rank], combined[rank])
+                    for rank in range(world.n_ranks)
+                )
             except Different as e:
                 how = "fused" if fused[turn] else "split"
                 return f"round {turn} ({how}, schedule seed {seed}, {launch}): {e}\n  {describe(world)}"
-            except Exception as e:  # a crash, a deadlock, a race: the message must still say which world
+            except (
+                Exception
+            ) as e:  # a crash, a deadlock, a race: the message must still say which world
                 raise AssertionError(f"{type(e).__name__}: {e}\n  {describe(world)}") from e
     return None

@@ -1,11 +1,10 @@
 """The casts and exact words against whole-number arithmetic, on float32 bits where one rounding is easily two."""
 
+import exact_codes as codes
+import exact_float32 as f32
 import ml_dtypes
 import numpy as np
 import pytest
-
-import exact_codes as codes
-import exact_float32 as f32
 from random_worlds import bits_of
 
 KINDS = ("ordinary", "anything", "tiny", "huge", "coarse", "salted")
@@ -32,19 +31,31 @@ def around(values):
 
 def midpoints(table):
     """Float32 numbers halfway between neighbours of a table of exact values."""
-    return np.array([f32.to_bits(f32.round_scaled(a + b, 1)) for a, b in zip(table, table[1:])], np.uint32)
+    return np.array(
+        [f32.to_bits(f32.round_scaled(a + b, 1)) for a, b in zip(table, table[1:])], np.uint32
+    )
 
 
 def cast_inputs(table, seed):
     rng = np.random.default_rng(seed)
-    some = midpoints(table) if len(table) < 300 else midpoints(table)[rng.integers(0, len(table) - 1, 3000)]
-    return np.concatenate([around(floats(some))] + [bits_of(rng, kind, 2000, 8, 23) for kind in KINDS])
+    some = (
+        midpoints(table)
+        if len(table) < 300
+        else midpoints(table)[rng.integers(0, len(table) - 1, 3000)]
+    )
+    return np.concatenate(
+        [around(floats(some))] + [bits_of(rng, kind, 2000, 8, 23) for kind in KINDS]
+    )
 
 
-@pytest.mark.parametrize("name, table, exact", [
-    ("to_e4m3", codes.E4M3, codes.to_e4m3), ("to_e2m1", codes.E2M1, codes.to_e2m1),
-    ("to_e8m0", codes.E8M0, codes.to_e8m0),
-])
+@pytest.mark.parametrize(
+    "name, table, exact",
+    [
+        ("to_e4m3", codes.E4M3, codes.to_e4m3),
+        ("to_e2m1", codes.E2M1, codes.to_e2m1),
+        ("to_e8m0", codes.E8M0, codes.to_e8m0),
+    ],
+)
 def test_casts_to_small_types(name, table, exact):
     from epmoe_ref import casts
 
@@ -52,11 +63,15 @@ def test_casts_to_small_types(name, table, exact):
     actual = getattr(casts, name)(floats(bits)).view(np.uint8)
     expected = np.array([exact(f32.from_bits(b)) for b in bits.tolist()], np.uint8)
     wrong = np.flatnonzero(actual != expected)
-    assert not len(wrong), f"{name}(0x{bits[wrong[0]]:08x}) is 0x{actual[wrong[0]]:02x}, " \
-                           f"expected 0x{expected[wrong[0]]:02x}; {len(wrong)} of {len(bits)} differ"
+    assert not len(wrong), (
+        f"{name}(0x{bits[wrong[0]]:08x}) is 0x{actual[wrong[0]]:02x}, "
+        f"expected 0x{expected[wrong[0]]:02x}; {len(wrong)} of {len(bits)} differ"
+    )
 
 
-@pytest.mark.parametrize("name, dtype", [("bf16", ml_dtypes.bfloat16), ("fp16", np.float16), ("fp32", np.float32)])
+@pytest.mark.parametrize(
+    "name, dtype", [("bf16", ml_dtypes.bfloat16), ("fp16", np.float16), ("fp32", np.float32)]
+)
 def test_casts_to_output_types(name, dtype):
     from epmoe_ref import casts
 
@@ -64,18 +79,29 @@ def test_casts_to_output_types(name, dtype):
     bits = cast_inputs(codes.BF16 if name == "bf16" else codes.FP16, 2)
     actual = casts.to_output_type(floats(bits), np.dtype(dtype))
     assert actual.dtype == dtype
-    for b, result in zip(bits.tolist(), np.ascontiguousarray(actual).view(f"u{actual.itemsize}").tolist()):
+    for b, result in zip(
+        bits.tolist(), np.ascontiguousarray(actual).view(f"u{actual.itemsize}").tolist()
+    ):
         expected = kind.to_bits(f32.from_bits(b))
-        assert result == expected or (kind.is_nan_bits(result) and kind.is_nan_bits(expected)), hex(b)
+        assert result == expected or (kind.is_nan_bits(result) and kind.is_nan_bits(expected)), hex(
+            b
+        )
 
 
 def test_codes_back_to_float32():
     from epmoe_ref import casts
 
     every = np.arange(256, dtype=np.uint8)
-    assert not len(equal_numbers(casts.e8m0_to_float32(every), [f32.to_bits(codes.from_e8m0(c)) for c in range(256)]))
-    assert not len(equal_numbers(casts.e2m1_to_float32(every[:16]),
-                                 [f32.to_bits(codes.from_e2m1(c)) for c in range(16)]))
+    assert not len(
+        equal_numbers(
+            casts.e8m0_to_float32(every), [f32.to_bits(codes.from_e8m0(c)) for c in range(256)]
+        )
+    )
+    assert not len(
+        equal_numbers(
+            casts.e2m1_to_float32(every[:16]), [f32.to_bits(codes.from_e2m1(c)) for c in range(16)]
+        )
+    )
     assert np.array_equal(casts.pack_e2m1(casts.unpack_e2m1(every)), every)
     assert np.array_equal(casts.pack_e2m1(np.array([1, 2], np.uint8)), [0x21])
 
@@ -84,8 +110,10 @@ def hard_sums(seed, n=4000):
     """Bits (a, b, c) whose exact a * b + c lies close to the middle between two float32 numbers, or near 2**-149."""
     rng = np.random.default_rng(seed)
     i = rng.integers(1, 180, n)
-    up, down = (0x3F800000 + i), np.float32(1) - i.astype(np.float32) * np.float32(2.0 ** -23)
-    base = rng.integers(1 << 23, 1 << 24, n).astype(np.float64)  # a * b is 1 - tiny: half a unit of c, nearly
+    up, down = (0x3F800000 + i), np.float32(1) - i.astype(np.float32) * np.float32(2.0**-23)
+    base = rng.integers(1 << 23, 1 << 24, n).astype(
+        np.float64
+    )  # a * b is 1 - tiny: half a unit of c, nearly
     c = (base * rng.choice([2.0, -2.0], n)).astype(np.float32)
     near_tie = np.stack([up, down.view(np.uint32), c.view(np.uint32)], axis=1)
     exact_tie = near_tie.copy()
@@ -96,19 +124,31 @@ def hard_sums(seed, n=4000):
     parts = [near_tie, exact_tie, small]
     for a in KINDS:
         for c_kind in KINDS:
-            parts.append(np.stack([bits_of(rng, a, 150, 8, 23), bits_of(rng, "ordinary", 150, 8, 23),
-                                   bits_of(rng, c_kind, 150, 8, 23)], axis=1))
+            parts.append(
+                np.stack(
+                    [
+                        bits_of(rng, a, 150, 8, 23),
+                        bits_of(rng, "ordinary", 150, 8, 23),
+                        bits_of(rng, c_kind, 150, 8, 23),
+                    ],
+                    axis=1,
+                )
+            )
     triples = np.concatenate(parts).astype(np.uint32)
     cancelling = triples[-2000:].copy()
-    cancelling[:, 2] = [f32.to_bits(f32.mul(f32.from_bits(a), f32.from_bits(b))) ^ 0x80000000
-                        for a, b in cancelling[:, :2].tolist()]
+    cancelling[:, 2] = [
+        f32.to_bits(f32.mul(f32.from_bits(a), f32.from_bits(b))) ^ 0x80000000
+        for a, b in cancelling[:, :2].tolist()
+    ]
     return np.concatenate([triples, cancelling])
 
 
 def exact_words():
     import epmoe_ref.arithmetic as reference
+
     yield "epmoe_ref", reference
     import epmoe
+
     yield "epmoe", epmoe
 
 
@@ -121,12 +161,17 @@ def test_exact_words_round_once(package, word, arity):
     columns = (1, 2) if word == "add_rn" else tuple(range(arity))
     actual = getattr(words, word)(*(floats(np.ascontiguousarray(triples[:, i])) for i in columns))
     assert np.asarray(actual).dtype == np.float32
-    expected = [f32.to_bits(operation(*(f32.from_bits(row[i]) for i in columns))) for row in triples.tolist()]
+    expected = [
+        f32.to_bits(operation(*(f32.from_bits(row[i]) for i in columns)))
+        for row in triples.tolist()
+    ]
     wrong = equal_numbers(actual, expected)
     if len(wrong):
         at = wrong[0]
-        raise AssertionError(f"{word} of bits {[hex(b) for b in triples[at]]} is {np.asarray(actual)[at]!r}, "
-                             f"expected bits 0x{expected[at]:08x}; {len(wrong)} of {len(triples)} differ")
+        raise AssertionError(
+            f"{word} of bits {[hex(b) for b in triples[at]]} is {np.asarray(actual)[at]!r}, "
+            f"expected bits 0x{expected[at]:08x}; {len(wrong)} of {len(triples)} differ"
+        )
 
 
 def test_the_hard_sums_would_catch_two_roundings():

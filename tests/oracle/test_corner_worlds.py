@@ -1,11 +1,10 @@
 """Worlds at the edges of the sizes, and arguments in every allowed form; both packages against the record model."""
 
+import api_arrays
+import exact_float32 as f32
 import ml_dtypes
 import numpy as np
 import pytest
-
-import api_arrays
-import exact_float32 as f32
 import record_model
 from differences import combine_difference, dispatch_difference
 from random_worlds import Limits, numbers, random_world
@@ -17,32 +16,75 @@ SMALL = Limits(hidden=1, tokens=3, large_share=1.0)
 
 def busy_world(limits=SMALL, **fixed):
     """The first seed's world of these fields in which every rank has a token."""
-    fixed = {**dict(token_format="bf16", skip_a2a=False, fused_shared_expert=False, weights="array", hidden=8), **fixed}
-    return next(w for w in (random_world(seed, limits, **fixed) for seed in range(500)) if all(w.tokens))
+    fixed = {
+        **dict(
+            token_format="bf16",
+            skip_a2a=False,
+            fused_shared_expert=False,
+            weights="array",
+            hidden=8,
+        ),
+        **fixed,
+    }
+    return next(
+        w for w in (random_world(seed, limits, **fixed) for seed in range(500)) if all(w.tokens)
+    )
 
 
 CORNERS = {
     "top_k 9: ids take two vectors": dict(n_ranks=2, n_local_experts=8, top_k=9),
-    "top_k 32: every lane has a slot": dict(n_ranks=2, n_local_experts=16, top_k=32, max_tokens_per_rank=2),
+    "top_k 32: every lane has a slot": dict(
+        n_ranks=2, n_local_experts=16, top_k=32, max_tokens_per_rank=2
+    ),
     "top_k 17 of 34": dict(n_ranks=2, n_local_experts=17, top_k=17, max_tokens_per_rank=2),
     "5 ranks": dict(n_ranks=5, n_local_experts=2, top_k=3),
     "8 ranks, one expert each": dict(n_ranks=8, n_local_experts=1, top_k=4),
     "33 local experts": dict(n_ranks=2, n_local_experts=33, top_k=3),
     "130 local experts": dict(n_ranks=1, n_local_experts=130, top_k=5),
     "one of everything": dict(n_ranks=1, n_local_experts=1, top_k=1),
-    "one of everything, skip_a2a": dict(n_ranks=1, n_local_experts=1, top_k=1, skip_a2a=True, fused_shared_expert=True),
-    "skip_a2a over 16 ranks": dict(n_ranks=16, n_local_experts=1, top_k=5, skip_a2a=True, fused_shared_expert=True),
+    "one of everything, skip_a2a": dict(
+        n_ranks=1, n_local_experts=1, top_k=1, skip_a2a=True, fused_shared_expert=True
+    ),
+    "skip_a2a over 16 ranks": dict(
+        n_ranks=16, n_local_experts=1, top_k=5, skip_a2a=True, fused_shared_expert=True
+    ),
     "hidden 8 in fp32": dict(n_ranks=2, n_local_experts=2, top_k=2, combine_dtype="fp32"),
     "hidden 264": dict(n_ranks=2, n_local_experts=2, top_k=2, hidden=264),
-    "hidden 1032 in fp16": dict(n_ranks=2, n_local_experts=2, top_k=2, hidden=1032, max_tokens_per_rank=2,
-                                combine_dtype="fp16"),
-    "fp8_blockwise, shared, hidden 1152": dict(n_ranks=2, n_local_experts=2, top_k=2, hidden=1152,
-                                               token_format="fp8_blockwise", fused_shared_expert=True),
-    "nvfp4, hidden 1088": dict(n_ranks=2, n_local_experts=2, top_k=2, hidden=1088, token_format="nvfp4"),
-    "mxfp4_rows, hidden 32": dict(n_ranks=2, n_local_experts=2, top_k=2, hidden=32, token_format="mxfp4_rows",
-                                  fuse_a_scale_preshuffle=False),
-    "slots, hidden 1280": dict(n_ranks=2, n_local_experts=2, top_k=2, hidden=1280, token_format="mxfp4_rows",
-                               fuse_a_scale_preshuffle=True),
+    "hidden 1032 in fp16": dict(
+        n_ranks=2,
+        n_local_experts=2,
+        top_k=2,
+        hidden=1032,
+        max_tokens_per_rank=2,
+        combine_dtype="fp16",
+    ),
+    "fp8_blockwise, shared, hidden 1152": dict(
+        n_ranks=2,
+        n_local_experts=2,
+        top_k=2,
+        hidden=1152,
+        token_format="fp8_blockwise",
+        fused_shared_expert=True,
+    ),
+    "nvfp4, hidden 1088": dict(
+        n_ranks=2, n_local_experts=2, top_k=2, hidden=1088, token_format="nvfp4"
+    ),
+    "mxfp4_rows, hidden 32": dict(
+        n_ranks=2,
+        n_local_experts=2,
+        top_k=2,
+        hidden=32,
+        token_format="mxfp4_rows",
+        fuse_a_scale_preshuffle=False,
+    ),
+    "slots, hidden 1280": dict(
+        n_ranks=2,
+        n_local_experts=2,
+        top_k=2,
+        hidden=1280,
+        token_format="mxfp4_rows",
+        fuse_a_scale_preshuffle=True,
+    ),
 }
 
 
@@ -67,8 +109,9 @@ def test_expert_ids_above_32767_travel_unsigned_through_the_kernels():
     world = busy_world(n_ranks=1, n_local_experts=32770, top_k=3, max_tokens_per_rank=2)
     world.topk_ids[0] = [[32769, 32768, 0]] + [[32767, -1, 32769]] * (len(world.topk_ids[0]) - 1)
     # two blocks and no race detector: each walks the words of all experts
-    difference = simulator_difference(world, fused=True, seed=None, racecheck=False, launch=LaunchConfig(2, 64),
-                                      kernels="fast")
+    difference = simulator_difference(
+        world, fused=True, seed=None, racecheck=False, launch=LaunchConfig(2, 64), kernels="fast"
+    )
     assert difference is None, difference
 
 
@@ -77,8 +120,15 @@ def test_expert_ids_above_32767_travel_unsigned_through_the_kernels():
 def test_nothing_to_send(token_format, shared):
     """Tokens whose slots are all empty on rank 0, no token at all on rank 1."""
     hidden = {"bf16": 8, "fp8_blockwise": 128, "nvfp4": 64, "mxfp4_rows": 32}[token_format]
-    world = busy_world(n_ranks=2, n_local_experts=2, top_k=2, token_format=token_format, hidden=hidden,
-                       fused_shared_expert=shared, fuse_a_scale_preshuffle=False)
+    world = busy_world(
+        n_ranks=2,
+        n_local_experts=2,
+        top_k=2,
+        token_format=token_format,
+        hidden=hidden,
+        fused_shared_expert=shared,
+        fuse_a_scale_preshuffle=False,
+    )
     world.topk_ids[0] = [[-1, -1] for _ in world.topk_ids[0]]
     for name in ("tokens", "topk_ids", "weights", "routed_outputs"):
         getattr(world, name)[1] = []
@@ -104,15 +154,26 @@ def test_every_form_of_the_input_scale(nvfp4_world, form):
     from epmoe import ExpertParallel, LocalWorld
 
     world, pi = nvfp4_world, np.float32(np.pi)
-    scale = {"float": float(pi), "float32": pi, "list": [pi] * 3, "function": lambda i: np.float32(3.1415927)}[form]
+    scale = {
+        "float": float(pi),
+        "float32": pi,
+        "list": [pi] * 3,
+        "function": lambda i: np.float32(3.1415927),
+    }[form]
     cfg, received = api_arrays.config(world, epmoe_ref.EPConfig), record_model.dispatch(world)
     tokens, ids = api_arrays.input_tokens(world), api_arrays.topk_ids(world)
     reference = epmoe_ref.dispatch(cfg, tokens, ids, input_scale=scale)
     with ExpertParallel(cfg, LocalWorld(3)) as ep:
         kernel = [d.trimmed().numpy() for d in ep.dispatch(tokens, ids, input_scale=scale)]
     for rank in range(3):
-        assert dispatch_difference(world, rank, received[rank], reference[rank], padding_is_zero=True) is None
-        assert dispatch_difference(world, rank, received[rank], kernel[rank], padding_is_zero=False) is None
+        assert (
+            dispatch_difference(world, rank, received[rank], reference[rank], padding_is_zero=True)
+            is None
+        )
+        assert (
+            dispatch_difference(world, rank, received[rank], kernel[rank], padding_is_zero=False)
+            is None
+        )
 
 
 def by_place(token, col, value, shift, table, gain):
@@ -141,24 +202,39 @@ def test_functions_with_scalars_and_tables_of_every_type():
     bend_bits = [numbers(rng, "fp32", (len(t),), "ordinary") for t in world.tokens]
     bend = [api_arrays.array(b, "fp32", (len(b),)) for b in bend_bits]
 
-    world.weights = [[[f32.to_bits(f32.mul(int(ks[k]) * f32.ONE, f32.from_bits(b))) for k in range(2)] for b in bits]
-                     for bits in bend_bits]
+    world.weights = [
+        [
+            [f32.to_bits(f32.mul(int(ks[k]) * f32.ONE, f32.from_bits(b))) for k in range(2)]
+            for b in bits
+        ]
+        for bits in bend_bits
+    ]
 
     def exact(rank, token, column, value):
         scaled = f32.mul(value, f32.from_bits(gain_bits[rank][column] << 16))
-        return f32.add(scaled, f32.mul(f32.from_bits(0x3FC00000), int(table[rank][token, column % 2]) * f32.ONE))
+        return f32.add(
+            scaled,
+            f32.mul(f32.from_bits(0x3FC00000), int(table[rank][token, column % 2]) * f32.ONE),
+        )
 
     world.epilogue = exact
     expected = record_model.combine(world)
     cfg, received = api_arrays.config(world, epmoe_ref.EPConfig), record_model.dispatch(world)
-    keywords = dict(epilogue=by_place, epilogue_args=(1.5, table, gain), router_weights_args=(ks, bend))
+    keywords = dict(
+        epilogue=by_place, epilogue_args=(1.5, table, gain), router_weights_args=(ks, bend)
+    )
     tokens, ids = api_arrays.input_tokens(world), api_arrays.topk_ids(world)
     reference = epmoe_ref.dispatch(cfg, tokens, ids)
     outputs = [api_arrays.expert_outputs(world, r, received[r], reference[r]) for r in range(2)]
-    in_numpy = epmoe_ref.combine(cfg, outputs, reference, router_weights=weight_by_place, **keywords)
+    in_numpy = epmoe_ref.combine(
+        cfg, outputs, reference, router_weights=weight_by_place, **keywords
+    )
     with ExpertParallel(cfg, LocalWorld(2, seed=5)) as ep:
         dispatched = ep.dispatch(tokens, ids)
-        outputs = [api_arrays.expert_outputs(world, r, received[r], dispatched[r].trimmed().numpy()) for r in range(2)]
+        outputs = [
+            api_arrays.expert_outputs(world, r, received[r], dispatched[r].trimmed().numpy())
+            for r in range(2)
+        ]
         in_kernel = ep.combine(outputs, dispatched, weight_by_place, **keywords)
     for rank in range(2):
         for name, result in (("reference", in_numpy), ("kernels", in_kernel)):
@@ -172,18 +248,32 @@ def test_expert_outputs_of_capacity_rows_and_results_in_the_callers_arrays(token
     from epmoe import ExpertParallel, LocalWorld
 
     hidden = {"bf16": 8, "fp8_blockwise": 128}[token_format]
-    world = busy_world(n_ranks=2, n_local_experts=2, top_k=2, token_format=token_format, hidden=hidden,
-                       combine_dtype="bf16", epilogue=False)
-    cfg, received, expected = (api_arrays.config(world, epmoe_ref.EPConfig), record_model.dispatch(world),
-                               record_model.combine(world))
+    world = busy_world(
+        n_ranks=2,
+        n_local_experts=2,
+        top_k=2,
+        token_format=token_format,
+        hidden=hidden,
+        combine_dtype="bf16",
+        epilogue=False,
+    )
+    cfg, received, expected = (
+        api_arrays.config(world, epmoe_ref.EPConfig),
+        record_model.dispatch(world),
+        record_model.combine(world),
+    )
     with ExpertParallel(cfg, LocalWorld(2)) as ep:
-        dispatched = ep.dispatch([np.repeat(t, 2, axis=1)[:, ::2] for t in api_arrays.input_tokens(world)],
-                                 [np.asfortranarray(i) for i in api_arrays.topk_ids(world, np.int64)])
+        dispatched = ep.dispatch(
+            [np.repeat(t, 2, axis=1)[:, ::2] for t in api_arrays.input_tokens(world)],
+            [np.asfortranarray(i) for i in api_arrays.topk_ids(world, np.int64)],
+        )
         outputs = []
         for rank in range(2):
-            exact = api_arrays.expert_outputs(world, rank, received[rank], dispatched[rank].trimmed().numpy())
+            exact = api_arrays.expert_outputs(
+                world, rank, received[rank], dispatched[rank].trimmed().numpy()
+            )
             whole = np.full((ep.capacity, hidden), np.nan, ml_dtypes.bfloat16)
-            whole[:len(exact)] = exact
+            whole[: len(exact)] = exact
             outputs.append(whole)
         mine = [np.full((len(t), hidden), np.nan, ml_dtypes.bfloat16) for t in world.tokens]
         ep.combine(outputs, dispatched, api_arrays.weights(world), out=mine)
@@ -197,7 +287,9 @@ def test_a_used_round_is_left_behind_whole():
     from epmoe import ExpertParallel, LocalWorld
     from epmoe_ref import EPConfig
 
-    fields = dict(n_ranks=2, n_local_experts=2, top_k=4, max_tokens_per_rank=4, hidden=8, combine_dtype="bf16")
+    fields = dict(
+        n_ranks=2, n_local_experts=2, top_k=4, max_tokens_per_rank=4, hidden=8, combine_dtype="bf16"
+    )
     for weights in ("array", "none"):
         large = busy_world(weights=weights, **fields)
         small = busy_world(Limits(hidden=1, tokens=1, large_share=1.0), weights=weights, **fields)
@@ -207,6 +299,8 @@ def test_a_used_round_is_left_behind_whole():
                 expected = record_model.combine(world)
                 _, combined = one_round(ep, world, fused=True)
                 try:
-                    require_none(combine_difference(world, r, expected[r], combined[r]) for r in range(2))
+                    require_none(
+                        combine_difference(world, r, expected[r], combined[r]) for r in range(2)
+                    )
                 except Different as e:
                     raise AssertionError(f"weights {weights}: {e}") from None

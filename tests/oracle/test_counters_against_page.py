@@ -28,6 +28,10 @@ def test_sizes_and_offsets_in_int32_elements(package):
 def test_with_a_buffer_the_pointers_are_slices_of_it():
     buffer = np.arange(8 * 16 + 12, dtype=np.int32)
     c = counters("epmoe_ref")(16, buffer)
-    for get, start in ((c.get_dispatch_async_ptr, 0), (c.get_dispatch_wait_ptr, 40), (c.get_combine_async_ptr, 40),
-                       (c.get_combine_wait_ptr, 108)):
+    for get, start in (
+        (c.get_dispatch_async_ptr, 0),
+        (c.get_dispatch_wait_ptr, 40),
+        (c.get_combine_async_ptr, 40),
+        (c.get_combine_wait_ptr, 108),
+    ):
         assert get()[0] == start and np.shares_memory(get(), buffer)

@@ -5,12 +5,11 @@ EPMOE_ALL_PATTERNS=1 puts all 65536 patterns through every test; CI takes every 
 
 import os
 
+import exact_float32 as f32
+import exact_formats
 import ml_dtypes
 import numpy as np
 import pytest
-
-import exact_float32 as f32
-import exact_formats
 from differences import SCALE_DTYPES, TOKEN_DTYPES
 from exact_formats import FACTS
 from random_worlds import bits_of
@@ -18,8 +17,23 @@ from random_worlds import bits_of
 ALL = os.environ.get("EPMOE_ALL_PATTERNS") == "1"
 STRIDE = 1 if ALL else 7
 SCALED = [name for name in FACTS if name != "bf16"]
-ABSMAX_PATTERNS = [0x0000, 0x0001, 0x007F, 0x0080, 0x0100, 0x3F80, 0x3FCD, 0x40C0, 0x40E0, 0x43E0, 0x7E80, 0x7F00,
-                   0x7F7F, 0x7F80, 0x7FC0]
+ABSMAX_PATTERNS = [
+    0x0000,
+    0x0001,
+    0x007F,
+    0x0080,
+    0x0100,
+    0x3F80,
+    0x3FCD,
+    0x40C0,
+    0x40E0,
+    0x43E0,
+    0x7E80,
+    0x7F00,
+    0x7F7F,
+    0x7F80,
+    0x7FC0,
+]
 
 
 def reference_format(token_format, hidden, top_k=1, alignment=16, preshuffle=False):
@@ -30,7 +44,9 @@ def reference_format(token_format, hidden, top_k=1, alignment=16, preshuffle=Fal
     if token_format == "fp8_blockwise":
         return epmoe_ref.BlockwiseFP8TokenFormat(hidden, top_k, alignment)
     if token_format == "mxfp4_rows":
-        return epmoe_ref.MXFP4TokenFormat(hidden, top_k, alignment, fuse_a_scale_preshuffle=preshuffle)
+        return epmoe_ref.MXFP4TokenFormat(
+            hidden, top_k, alignment, fuse_a_scale_preshuffle=preshuffle
+        )
     return epmoe_ref.NVBlockScaledTokenFormat(hidden, top_k, alignment, kind=token_format)
 
 
@@ -45,7 +61,9 @@ def check_rows(token_format, rows, scale_bits=0x3F800000, alignment=16):
     for i, row in enumerate(rows.tolist()):
         expected = exact_formats.payload(token_format, row, g, alignment)
         if actual[i].tobytes() != expected:
-            raise AssertionError(explain(token_format, row, g, scale_bits, actual[i].tobytes(), expected))
+            raise AssertionError(
+                explain(token_format, row, g, scale_bits, actual[i].tobytes(), expected)
+            )
     return fmt, actual
 
 
@@ -59,9 +77,11 @@ def explain(token_format, row, g, scale_bits, actual, expected):
     else:
         group = (at - exact_formats.align_up(codes, 16)) // facts.scale_bytes
         what = f"scale byte of group {group}"
-    values = row[group * facts.group:(group + 1) * facts.group]
-    return (f"{token_format}, input_scale 0x{scale_bits:08x}: {what} is 0x{actual[at]:02x}, expected "
-            f"0x{expected[at]:02x}; the group's bf16 bits are {' '.join(f'{v:04x}' for v in values)}")
+    values = row[group * facts.group : (group + 1) * facts.group]
+    return (
+        f"{token_format}, input_scale 0x{scale_bits:08x}: {what} is 0x{actual[at]:02x}, expected "
+        f"0x{expected[at]:02x}; the group's bf16 bits are {' '.join(f'{v:04x}' for v in values)}"
+    )
 
 
 @pytest.mark.parametrize("token_format", FACTS)
@@ -71,8 +91,14 @@ def test_sizes_of_the_message(token_format, alignment):
     for hidden in (unit, 2 * unit, 3 * unit, 7168):
         for top_k in (1, 2, 7, 8, 9, 32):
             fmt = reference_format(token_format, hidden, top_k, alignment)
-            token, src_info, topk_info = exact_formats.message_sizes(token_format, hidden, top_k, alignment)
-            assert (fmt.token_size(), fmt.src_info_size(), fmt.topk_info_size()) == (token, src_info, topk_info)
+            token, src_info, topk_info = exact_formats.message_sizes(
+                token_format, hidden, top_k, alignment
+            )
+            assert (fmt.token_size(), fmt.src_info_size(), fmt.topk_info_size()) == (
+                token,
+                src_info,
+                topk_info,
+            )
             assert fmt.src_info_offset() == token and fmt.topk_info_offset() == token + src_info
             assert fmt.msg_size() == token + src_info + topk_info
 
@@ -102,7 +128,7 @@ def test_every_pattern_alone_in_its_group(token_format):
     facts = FACTS[token_format]
     patterns = np.arange(0, 1 << 16, STRIDE)
     groups_a_row = facts.hidden_unit // facts.group
-    patterns = patterns[:len(patterns) // groups_a_row * groups_a_row]
+    patterns = patterns[: len(patterns) // groups_a_row * groups_a_row]
     groups = np.zeros((len(patterns), facts.group), np.uint16)
     groups[:, 1::3] = 0x8000
     groups[np.arange(len(patterns)), np.arange(len(patterns)) % facts.group] = patterns
@@ -116,7 +142,7 @@ def test_every_pattern_under_a_given_absmax(token_format, absmax):
     patterns = np.arange(0, 1 << 16, STRIDE * 3)
     patterns = patterns[(patterns & 0x7FFF) <= max(absmax, 0x3F80)]
     per_row = facts.hidden_unit // facts.group * (facts.group - 1)
-    patterns = patterns[:len(patterns) // per_row * per_row]
+    patterns = patterns[: len(patterns) // per_row * per_row]
     groups = np.full((len(patterns) // (facts.group - 1), facts.group), absmax, np.uint16)
     groups[:, 1:] = patterns.reshape(len(groups), -1)
     check_rows(token_format, groups.reshape(-1, facts.hidden_unit))
@@ -130,8 +156,8 @@ def test_values_between_two_codes(token_format):
     for power in (-20, -1, 0, 3):
         steps = np.linspace(-top, top, facts.hidden_unit * 4)
         near = np.concatenate([np.round(steps * 8) / 8, np.round(steps * 4) / 4, steps])
-        near = near[:len(near) // facts.group * facts.group].reshape(-1, facts.group) * 2.0 ** power
-        near[:, 0] = top * 2.0 ** power
+        near = near[: len(near) // facts.group * facts.group].reshape(-1, facts.group) * 2.0**power
+        near[:, 0] = top * 2.0**power
         rows = near.reshape(-1, facts.hidden_unit).astype(ml_dtypes.bfloat16).view(np.uint16)
         check_rows(token_format, rows)
 
@@ -142,11 +168,25 @@ def test_random_rows(token_format, kind):
     unit = FACTS[token_format].hidden_unit
     for seed, hidden in enumerate((unit, 3 * unit, 5 * unit)):
         rows = bits_of(np.random.default_rng(seed), kind, (20 if ALL else 4, hidden), 8, 7)
-        check_rows(token_format, rows, alignment=(4, 16, 128)[seed] if token_format == "bf16" else 16)
+        check_rows(
+            token_format, rows, alignment=(4, 16, 128)[seed] if token_format == "bf16" else 16
+        )
 
 
-INPUT_SCALES = [0x3F800000, 0x3F000000, 0x40490FDB, 0x00000001, 0x00400000, 0x00800000, 0x7F7FFFFF, 0x7E800000,
-                0x358637BD, 0x49742400, 0x1E3CE508, 0x60AD78EC]
+INPUT_SCALES = [
+    0x3F800000,
+    0x3F000000,
+    0x40490FDB,
+    0x00000001,
+    0x00400000,
+    0x00800000,
+    0x7F7FFFFF,
+    0x7E800000,
+    0x358637BD,
+    0x49742400,
+    0x1E3CE508,
+    0x60AD78EC,
+]
 
 
 @pytest.mark.parametrize("scale_bits", INPUT_SCALES, ids=lambda b: f"0x{b:08x}")

@@ -8,7 +8,6 @@ import random
 
 import numpy as np
 import pytest
-
 from api_arrays import BIT_TYPES, DTYPES, array
 from fused_a2a_records import ExpertRows, RankRows, kind_of
 from random_worlds import draw_tokens, draw_topk_ids, numbers
@@ -20,25 +19,42 @@ POISON = {"bf16": 0xFFFF, "fp16": 0xFFFF, "fp32": 0xFFFFFFFF}
 
 def fused_a2a():
     import epmoe_ref.fused_a2a
+
     return epmoe_ref.fused_a2a
 
 
 def same_bits(what, actual, expected, dtype, shape):
     actual = np.asarray(actual)
-    assert actual.shape == shape and actual.dtype == DTYPES[dtype], (what, actual.dtype, actual.shape, shape)
+    assert actual.shape == shape and actual.dtype == DTYPES[dtype], (
+        what,
+        actual.dtype,
+        actual.shape,
+        shape,
+    )
     wanted = np.array(expected, BIT_TYPES[dtype]).reshape(shape)
     bits = np.ascontiguousarray(actual).view(BIT_TYPES[dtype])
     nan = np.vectorize(kind_of(dtype).is_nan_bits, otypes=[bool])
     wrong = (bits != wanted) & ~(nan(bits) & nan(wanted)) if bits.size else bits != wanted
     if wrong.any():
         at = tuple(int(i) for i in np.argwhere(wrong)[0])
-        raise AssertionError(f"{what}{list(at)} is 0x{int(bits[at]):x}, expected 0x{int(wanted[at]):x}")
+        raise AssertionError(
+            f"{what}{list(at)} is 0x{int(bits[at]):x}, expected 0x{int(wanted[at]):x}"
+        )
 
 
 def same_numbers(what, actual, expected, dtype, shape):
     actual = np.asarray(actual)
-    assert actual.dtype == dtype and actual.shape == shape, (what, actual.dtype, actual.shape, shape)
-    assert actual.tolist() == np.array(expected, dtype).reshape(shape).tolist(), (what, actual.tolist(), expected)
+    assert actual.dtype == dtype and actual.shape == shape, (
+        what,
+        actual.dtype,
+        actual.shape,
+        shape,
+    )
+    assert actual.tolist() == np.array(expected, dtype).reshape(shape).tolist(), (
+        what,
+        actual.tolist(),
+        expected,
+    )
 
 
 @pytest.mark.timeout(0)
@@ -49,9 +65,13 @@ def test_rows_of_ranks(batch):
         draw, rng = random.Random(seed), np.random.default_rng(seed)
         n_ranks, local = draw.randint(1, 4), draw.randint(1, 5)
         n_experts = n_ranks * local
-        k, hidden, dtype = draw.randint(1, min(6, n_experts)), draw.choice((8, 16, 40)), draw.choice(list(DTYPES))
+        k, hidden, dtype = (
+            draw.randint(1, min(6, n_experts)),
+            draw.choice((8, 16, 40)),
+            draw.choice(list(DTYPES)),
+        )
         counts = draw_tokens(draw, n_ranks, 9)
-        ids = [draw_topk_ids(draw, n, k, n_experts, draw.choice((0, .2, .8)), []) for n in counts]
+        ids = [draw_topk_ids(draw, n, k, n_experts, draw.choice((0, 0.2, 0.8)), []) for n in counts]
         x = [numbers(rng, dtype, (n, hidden)) for n in counts]
         probs = [numbers(rng, "fp32", (n, k)) for n in counts]
         model, kind = RankRows(ids, n_experts), kind_of(dtype)
@@ -59,25 +79,44 @@ def test_rows_of_ranks(batch):
         arrays = [array(v, dtype, (n, hidden)) for v, n in zip(x, counts)]
 
         recv_x, recv_ids, recv_probs, per_expert, handle = fused_a2a().dispatch_forward(
-            arrays, [np.array(i, np.int64).reshape(n, k) for i, n in zip(ids, counts)],
-            [array(p, "fp32", (n, k)) for p, n in zip(probs, counts)], n_experts)
+            arrays,
+            [np.array(i, np.int64).reshape(n, k) for i, n in zip(ids, counts)],
+            [array(p, "fp32", (n, k)) for p, n in zip(probs, counts)],
+            n_experts,
+        )
         grads = [numbers(rng, dtype, (n, hidden)) for n in ns]
         grad_probs = [numbers(rng, "fp32", (n, k)) for n in ns]
         grad_arrays = [array(g, dtype, (n, hidden)) for g, n in zip(grads, ns)]
         grad_x, grad_p = fused_a2a().dispatch_backward(
-            handle, grad_arrays, [array(g, "fp32", (n, k)) for g, n in zip(grad_probs, ns)])
+            handle, grad_arrays, [array(g, "fp32", (n, k)) for g, n in zip(grad_probs, ns)]
+        )
         combined = fused_a2a().combine_forward(grad_arrays, handle)
         back = fused_a2a().combine_backward(handle, arrays)
 
         moved, summed = model.moved(x), model.returned(grads, kind, hidden)
-        local_probs, summed_probs = model.local_probs(probs), model.returned(grad_probs, kind_of("fp32"), k)
+        local_probs, summed_probs = (
+            model.local_probs(probs),
+            model.returned(grad_probs, kind_of("fp32"), k),
+        )
         for r in range(n_ranks):
             at = f"seed {seed}, rank {r}: "
             same_bits(at + "recv_x", recv_x[r], moved[r], dtype, (ns[r], hidden))
             same_bits(at + "combine's grad_x", back[r], moved[r], dtype, (ns[r], hidden))
-            same_numbers(at + "recv_token_indices", recv_ids[r], model.local_indices()[r], np.int64, (ns[r], k))
+            same_numbers(
+                at + "recv_token_indices",
+                recv_ids[r],
+                model.local_indices()[r],
+                np.int64,
+                (ns[r], k),
+            )
             same_bits(at + "recv_token_probs", recv_probs[r], local_probs[r], "fp32", (ns[r], k))
-            same_numbers(at + "tokens_per_expert", per_expert[r], model.tokens_per_expert()[r], np.int64, (local,))
+            same_numbers(
+                at + "tokens_per_expert",
+                per_expert[r],
+                model.tokens_per_expert()[r],
+                np.int64,
+                (local,),
+            )
             same_bits(at + "combined_x", combined[r], summed[r], dtype, (counts[r], hidden))
             same_bits(at + "dispatch's grad_x", grad_x[r], summed[r], dtype, (counts[r], hidden))
             same_bits(at + "grad_token_probs", grad_p[r], summed_probs[r], "fp32", (counts[r], k))
@@ -90,25 +129,51 @@ def test_rows_of_experts(batch):
     overflows = 0
     for seed in range(batch, WORLDS, BATCHES):
         draw, rng = random.Random(1_000_000 + seed), np.random.default_rng(seed)
-        n_ranks, local, dtype = draw.randint(1, 4), draw.randint(1, 4), draw.choice(("bf16", "bf16", "fp16"))
+        n_ranks, local, dtype = (
+            draw.randint(1, 4),
+            draw.randint(1, 4),
+            draw.choice(("bf16", "bf16", "fp16")),
+        )
         n_experts, hidden = n_ranks * local, draw.choice((8, 24))
         counts = draw_tokens(draw, n_ranks, 8)
-        density = draw.choice((0, .2, .5, 1))
-        routing = [[[draw.random() < density for _ in range(n_experts)] for _ in range(n)] for n in counts]
-        pad, p2p = draw.choice((None, None, 1, 4, 5)), draw.choice([d for d in (1, 2, 3, 4) if n_ranks % d == 0])
+        density = draw.choice((0, 0.2, 0.5, 1))
+        routing = [
+            [[draw.random() < density for _ in range(n_experts)] for _ in range(n)] for n in counts
+        ]
+        pad, p2p = (
+            draw.choice((None, None, 1, 4, 5)),
+            draw.choice([d for d in (1, 2, 3, 4) if n_ranks % d == 0]),
+        )
         exact = ExpertRows(routing, local, None, pad, p2p)
-        size = draw.choice((None, 0, 3, max(map(len, exact.rows)), max(map(len, exact.rows)) + 2,
-                            max(map(len, exact.rows)) * 2 // 3))
+        size = draw.choice(
+            (
+                None,
+                0,
+                3,
+                max(map(len, exact.rows)),
+                max(map(len, exact.rows)) + 2,
+                max(map(len, exact.rows)) * 2 // 3,
+            )
+        )
         model, kind = ExpertRows(routing, local, size, pad, p2p), kind_of(dtype)
         overflows += sum(model.overflow)
         x = [numbers(rng, dtype, (n, hidden)) for n in counts]
-        probs = [numbers(rng, "fp32", (n, n_experts)) for n in counts] if draw.random() < 0.7 else None
+        probs = (
+            [numbers(rng, "fp32", (n, n_experts)) for n in counts] if draw.random() < 0.7 else None
+        )
         arrays = [array(v, dtype, (n, hidden)) for v, n in zip(x, counts)]
 
         hidden_rows, row_probs, scales, per_expert, handle = fused_a2a().hybrid_dispatch_forward(
-            arrays, [np.array(m, bool).reshape(n, n_experts) for m, n in zip(routing, counts)],
-            None if probs is None else [array(p, "fp32", (n, n_experts)) for p, n in zip(probs, counts)], local,
-            num_permuted_tokens=size, pad_multiple=pad, p2p_world_size=p2p)
+            arrays,
+            [np.array(m, bool).reshape(n, n_experts) for m, n in zip(routing, counts)],
+            None
+            if probs is None
+            else [array(p, "fp32", (n, n_experts)) for p, n in zip(probs, counts)],
+            local,
+            num_permuted_tokens=size,
+            pad_multiple=pad,
+            p2p_world_size=p2p,
+        )
         ps = [len(rows) for rows in model.rows]
         grads = [numbers(rng, dtype, (p, hidden)) for p in ps]
         grad_probs = [numbers(rng, "fp32", (p,)) for p in ps]
@@ -127,15 +192,33 @@ def test_rows_of_experts(batch):
             at = f"seed {seed}, rank {r}: "
             same_bits(at + "dispatched_hidden", hidden_rows[r], moved[r], dtype, (ps[r], hidden))
             same_bits(at + "combine's grad_x", back[r], moved[r], dtype, (ps[r], hidden))
-            same_numbers(at + "tokens_per_expert", per_expert[r], model.tokens_per_expert[r], np.int64, (local,))
+            same_numbers(
+                at + "tokens_per_expert",
+                per_expert[r],
+                model.tokens_per_expert[r],
+                np.int64,
+                (local,),
+            )
             same_bits(at + "combined", combined[r], summed[r], dtype, (counts[r], hidden))
             same_bits(at + "dispatch's grad_x", grad_x[r], summed[r], dtype, (counts[r], hidden))
-            assert int(np.asarray(handle.overflow[r]).ravel()[0]) == model.overflow[r], at + "overflow"
+            assert int(np.asarray(handle.overflow[r]).ravel()[0]) == model.overflow[r], (
+                at + "overflow"
+            )
             if probs is not None:
-                same_bits(at + "dispatched_probs", row_probs[r], model.probs(probs)[r], "fp32", (ps[r],))
-                same_bits(at + "grad_probs", grad_p[r], model.probs_back(grad_probs)[r], "fp32", (counts[r], n_experts))
+                same_bits(
+                    at + "dispatched_probs", row_probs[r], model.probs(probs)[r], "fp32", (ps[r],)
+                )
+                same_bits(
+                    at + "grad_probs",
+                    grad_p[r],
+                    model.probs_back(grad_probs)[r],
+                    "fp32",
+                    (counts[r], n_experts),
+                )
             else:
-                assert each(row_probs, r) is None and each(grad_p, r) is None, at + "probs that were not given"
+                assert each(row_probs, r) is None and each(grad_p, r) is None, (
+                    at + "probs that were not given"
+                )
             assert each(scales, r) is None, at + "scaling factors without fp8_dispatch"
     assert overflows
 

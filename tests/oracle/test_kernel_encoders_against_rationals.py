@@ -7,7 +7,6 @@ import os
 
 import numpy as np
 import pytest
-
 import record_model
 from exact_formats import FACTS
 from random_worlds import bits_of
@@ -22,9 +21,18 @@ def check_rows(token_format, rows, input_scale=None):
     """Dispatch the rows (uint16 [n, hidden]) on one rank to one expert, combine zeros."""
     rows = np.asarray(rows).tolist()
     world = record_model.World(
-        1, 1, 1, len(rows[0]), len(rows), token_format, tokens=[rows], topk_ids=[[[0]] * len(rows)],
+        1,
+        1,
+        1,
+        len(rows[0]),
+        len(rows),
+        token_format,
+        tokens=[rows],
+        topk_ids=[[[0]] * len(rows)],
         input_scale=None if input_scale is None else [input_scale],
-        routed_outputs=[[[[0] * len(rows[0])]] * len(rows)], name=f"{token_format} rows")
+        routed_outputs=[[[[0] * len(rows[0])]] * len(rows)],
+        name=f"{token_format} rows",
+    )
     difference = simulator_difference(world, fused=True, seed=None)
     assert difference is None, difference
 
@@ -47,7 +55,9 @@ def test_groups_at_the_edges(token_format):
     facts = FACTS[token_format]
     groups = edge_groups(facts.group)
     short = -len(groups) % (facts.hidden_unit // facts.group)
-    check_rows(token_format, np.concatenate([groups, groups[:short]]).reshape(-1, facts.hidden_unit))
+    check_rows(
+        token_format, np.concatenate([groups, groups[:short]]).reshape(-1, facts.hidden_unit)
+    )
 
 
 @pytest.mark.parametrize("token_format", FACTS)
@@ -64,12 +74,17 @@ def test_finite_patterns_among_numbers_of_their_size(token_format):
     width = max(FACTS[token_format].hidden_unit, 128)
     magnitudes = np.arange(0x7F80).repeat(2)
     magnitudes[1::2] |= 0x8000
-    rows = magnitudes[:len(magnitudes) // width * width].reshape(-1, width)
+    rows = magnitudes[: len(magnitudes) // width * width].reshape(-1, width)
     check_rows(token_format, rows if ALL else rows[::60])
 
 
-@pytest.mark.parametrize("scale_bits", INPUT_SCALES if ALL else INPUT_SCALES[2::3], ids=lambda b: f"0x{b:08x}")
+@pytest.mark.parametrize(
+    "scale_bits", INPUT_SCALES if ALL else INPUT_SCALES[2::3], ids=lambda b: f"0x{b:08x}"
+)
 def test_nvfp4_under_an_input_scale(scale_bits):
     rng = np.random.default_rng(scale_bits)
-    rows = [bits_of(rng, kind, (1, 64), 8, 7)[0] for kind in ("ordinary", "anything", "tiny", "huge", "salted")]
+    rows = [
+        bits_of(rng, kind, (1, 64), 8, 7)[0]
+        for kind in ("ordinary", "anything", "tiny", "huge", "salted")
+    ]
     check_rows("nvfp4", rows, scale_bits)

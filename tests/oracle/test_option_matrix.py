@@ -3,7 +3,6 @@
 import random
 
 import pytest
-
 from option_matrix import FORMATS, all_cases, difference_of, legal_cases
 
 
@@ -16,8 +15,13 @@ def sample():
         draw.shuffle(own)
         seen, chosen = set(), []
         for case in own:
-            options = {case.launches, ("shared", case.shared_expert), ("skip", case.skip_a2a), case.weights,
-                       ("epilogue", case.epilogue)}
+            options = {
+                case.launches,
+                ("shared", case.shared_expert),
+                ("skip", case.skip_a2a),
+                case.weights,
+                ("epilogue", case.epilogue),
+            }
             if options - seen:
                 chosen.append(case)
                 seen |= options

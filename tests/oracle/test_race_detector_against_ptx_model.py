@@ -4,6 +4,7 @@ The detector sees one schedule, and each access once, so what is compared is the
 race: behind that one it may forget what the model does not. The exceptions are stated in ptx_model.py and in
 docs/checking.md. EPMOE_FUZZ=10000 makes so many traces.
 """
+
 import os
 from random import Random
 
@@ -29,9 +30,13 @@ def disagreement(seed):
     want_order, got_order = first_of(orders), min(notes.orders, default=None)
     found = None
     if want != got or min(want_order or until, until) != min(got_order or until, until):
-        lines = ["trace %d: the model's first race is at %s %s, the detector's at %s; stores without an order: %s, %s"
-                 % (seed, want, [p for p in races if p[1] == want], got, want_order, got_order)]
-        found = "\n".join(lines + ["%3d %s" % (i, op) for i, op in enumerate(notes.ops[:until + 1])])
+        lines = [
+            "trace %d: the model's first race is at %s %s, the detector's at %s; stores without an order: %s, %s"
+            % (seed, want, [p for p in races if p[1] == want], got, want_order, got_order)
+        ]
+        found = "\n".join(
+            lines + ["%3d %s" % (i, op) for i, op in enumerate(notes.ops[: until + 1])]
+        )
     return found, want is not None
 
 
@@ -44,4 +49,7 @@ def test_they_find_the_same_first_race(batch):
         found, races = disagreement(seed)
         assert found is None, found
         racing += races
-    assert 0.3 * len(seeds) < racing < 0.9 * len(seeds), "%d of %d traces race" % (racing, len(seeds))
+    assert 0.3 * len(seeds) < racing < 0.9 * len(seeds), "%d of %d traces race" % (
+        racing,
+        len(seeds),
+    )

@@ -5,10 +5,9 @@ EPMOE_WORLDS=10000 runs that many worlds instead of the sample; EPMOE_FIRST_WORL
 
 import os
 
+import api_arrays
 import numpy as np
 import pytest
-
-import api_arrays
 import record_model
 from differences import dispatch_difference
 from exact_formats import FACTS
@@ -25,7 +24,9 @@ BATCHES = 10
 def test_random_worlds(batch):
     for seed in range(FIRST + batch, FIRST + WORLDS, BATCHES):
         world = random_world(seed)
-        difference = reference_difference(world, weights_as_function=world.weights is not None and seed % 3 == 0)
+        difference = reference_difference(
+            world, weights_as_function=world.weights is not None and seed % 3 == 0
+        )
         assert difference is None, difference
 
 
@@ -34,8 +35,13 @@ def test_random_worlds(batch):
 @pytest.mark.parametrize("skip_a2a", [False, True])
 def test_every_format_with_every_routing_option(token_format, fused_shared_expert, skip_a2a):
     for seed in (1000, 1001):
-        world = random_world(seed, token_format=token_format, fused_shared_expert=fused_shared_expert,
-                             skip_a2a=skip_a2a, fuse_a_scale_preshuffle=token_format == "mxfp4_rows" and seed % 2 == 0)
+        world = random_world(
+            seed,
+            token_format=token_format,
+            fused_shared_expert=fused_shared_expert,
+            skip_a2a=skip_a2a,
+            fuse_a_scale_preshuffle=token_format == "mxfp4_rows" and seed % 2 == 0,
+        )
         difference = reference_difference(world)
         assert difference is None, difference
 
@@ -52,28 +58,52 @@ def test_canonical_undoes_any_order_inside_a_segment(token_format):
         world = random_world(seed, token_format=token_format)
         received = record_model.dispatch(world)
         cfg = api_arrays.config(world, epmoe_ref.EPConfig)
-        dispatched = epmoe_ref.dispatch(cfg, api_arrays.input_tokens(world), api_arrays.topk_ids(world),
-                                        input_scale=api_arrays.input_scale(world))
+        dispatched = epmoe_ref.dispatch(
+            cfg,
+            api_arrays.input_tokens(world),
+            api_arrays.topk_ids(world),
+            input_scale=api_arrays.input_scale(world),
+        )
         rng = np.random.default_rng(seed)
         for rank in range(world.n_ranks):
             order = shuffle_inside_segments(rng, received[rank])
             shuffled_rows += sum(order != np.arange(len(order)))
-            messy = record_model.Received(**{f.name: getattr(received[rank], f.name)
-                                             for f in dataclasses.fields(received[rank])})
-            messy.rows = [dataclasses.replace(received[rank].rows[old], row_in_group=row.row_in_group)
-                          for old, row in zip(order, received[rank].rows)]
+            messy = record_model.Received(
+                **{
+                    f.name: getattr(received[rank], f.name)
+                    for f in dataclasses.fields(received[rank])
+                }
+            )
+            messy.rows = [
+                dataclasses.replace(received[rank].rows[old], row_in_group=row.row_in_group)
+                for old, row in zip(order, received[rank].rows)
+            ]
             record_model.place_scales(world, messy)
             mixed = dataclasses.replace(
-                dispatched[rank], output_tokens=dispatched[rank].output_tokens[order],
+                dispatched[rank],
+                output_tokens=dispatched[rank].output_tokens[order],
                 src_info=dispatched[rank].src_info[order],
-                output_scales=with_bytes(dispatched[rank].output_scales, messy))
-            assert dispatch_difference(world, rank, received[rank], mixed, padding_is_zero=True) is None
+                output_scales=with_bytes(dispatched[rank].output_scales, messy),
+            )
+            assert (
+                dispatch_difference(world, rank, received[rank], mixed, padding_is_zero=True)
+                is None
+            )
             tidy = epmoe_ref.canonical(mixed)
-            for name in ("output_tokens", "output_scales", "src_info", "row_offsets", "scales_offset"):
+            for name in (
+                "output_tokens",
+                "output_scales",
+                "src_info",
+                "row_offsets",
+                "scales_offset",
+            ):
                 before, after = getattr(dispatched[rank], name), getattr(tidy, name)
                 assert (before is None) == (after is None)
                 if before is not None:
-                    assert api_arrays.bytes_of(before).tobytes() == api_arrays.bytes_of(after).tobytes(), (seed, name)
+                    assert (
+                        api_arrays.bytes_of(before).tobytes()
+                        == api_arrays.bytes_of(after).tobytes()
+                    ), (seed, name)
     assert shuffled_rows > 20
 
 
@@ -102,18 +132,27 @@ def with_bytes(like, received):
 def test_any_integer_dtype_and_any_strides_come_in():
     import epmoe_ref
 
-    for seed, dtype in enumerate((np.int8, np.uint8, np.int16, np.uint16, np.int64, np.uint64), start=3000):
-        world = random_world(seed, n_ranks=2, n_local_experts=3, top_k=2, token_format="bf16", skip_a2a=False)
+    for seed, dtype in enumerate(
+        (np.int8, np.uint8, np.int16, np.uint16, np.int64, np.uint64), start=3000
+    ):
+        world = random_world(
+            seed, n_ranks=2, n_local_experts=3, top_k=2, token_format="bf16", skip_a2a=False
+        )
         if np.dtype(dtype).kind == "u":
             world.topk_ids = [[[max(e, 0) for e in row] for row in ids] for ids in world.topk_ids]
-            world.topk_ids = [[row if len(set(row)) == len(row) else [0, 1] for row in ids] for ids in world.topk_ids]
+            world.topk_ids = [
+                [row if len(set(row)) == len(row) else [0, 1] for row in ids]
+                for ids in world.topk_ids
+            ]
         received = record_model.dispatch(world)
         cfg = api_arrays.config(world, epmoe_ref.EPConfig)
         tokens = [np.repeat(t, 2, axis=0)[::2] for t in api_arrays.input_tokens(world)]
         ids = [np.asfortranarray(i) for i in api_arrays.topk_ids(world, dtype)]
         dispatched = epmoe_ref.dispatch(cfg, tokens, ids)
         for rank in range(2):
-            difference = dispatch_difference(world, rank, received[rank], dispatched[rank], padding_is_zero=True)
+            difference = dispatch_difference(
+                world, rank, received[rank], dispatched[rank], padding_is_zero=True
+            )
             assert difference is None, difference
             assert dispatched[rank].topk_ids.dtype == np.int32
 
@@ -124,10 +163,22 @@ def test_groups_of_several_scale_tiles(token_format):
     limits = Limits(ranks=3, local_experts=3, top_k=2, hidden=1, tokens=150, large_share=1.0)
     groups_far_out = 0
     for seed in range(4000, 4004):
-        world = random_world(seed, limits, token_format=token_format, fuse_a_scale_preshuffle=False, n_ranks=3,
-                             n_local_experts=3, top_k=1 + seed % 2, skip_a2a=False, weights="none")
+        world = random_world(
+            seed,
+            limits,
+            token_format=token_format,
+            fuse_a_scale_preshuffle=False,
+            n_ranks=3,
+            n_local_experts=3,
+            top_k=1 + seed % 2,
+            skip_a2a=False,
+            weights="none",
+        )
         difference = reference_difference(world)
         assert difference is None, difference
-        groups_far_out += sum(offset >= 128 for received in record_model.dispatch(world)
-                              for offset in received.row_offsets[1:-1])
+        groups_far_out += sum(
+            offset >= 128
+            for received in record_model.dispatch(world)
+            for offset in received.row_offsets[1:-1]
+        )
     assert groups_far_out > 3

@@ -1,9 +1,8 @@
 """What makes no sense is refused by both packages before anything is computed, and the object stays usable."""
 
+import api_arrays
 import numpy as np
 import pytest
-
-import api_arrays
 import record_model
 from random_worlds import random_world
 
@@ -17,16 +16,28 @@ BAD_CONFIGURATIONS = {
     "hidden no multiple of 128 (mxfp4)": dict(hidden=192, token_format="mxfp4"),
     "hidden no multiple of 128 (mxfp8)": dict(hidden=64, token_format="mxfp8"),
     "hidden no multiple of 32": dict(hidden=48, token_format="mxfp4_rows"),
-    "slots need hidden % 256": dict(hidden=128, token_format="mxfp4_rows", fuse_a_scale_preshuffle=True),
+    "slots need hidden % 256": dict(
+        hidden=128, token_format="mxfp4_rows", fuse_a_scale_preshuffle=True
+    ),
     "unknown format": dict(token_format="int8"),
     "unknown combine_dtype": dict(combine_dtype="fp64"),
-    "shares of another world size": dict(skip_a2a=True, fused_shared_expert=True, allreduce_world_size=3),
-    "p2p_world_size that does not divide n_ranks": dict(n_ranks=4, n_experts=8, p2p_world_size=3, use_shmem=True),
-    "p2p_world_size under n_ranks without use_shmem": dict(n_ranks=4, n_experts=8, p2p_world_size=2),
-    "no ranks": dict(n_ranks=0), "no experts": dict(n_experts=0), "no slots": dict(top_k=0),
+    "shares of another world size": dict(
+        skip_a2a=True, fused_shared_expert=True, allreduce_world_size=3
+    ),
+    "p2p_world_size that does not divide n_ranks": dict(
+        n_ranks=4, n_experts=8, p2p_world_size=3, use_shmem=True
+    ),
+    "p2p_world_size under n_ranks without use_shmem": dict(
+        n_ranks=4, n_experts=8, p2p_world_size=2
+    ),
+    "no ranks": dict(n_ranks=0),
+    "no experts": dict(n_experts=0),
+    "no slots": dict(top_k=0),
     "no hidden": dict(hidden=0),
-    "no tokens": dict(max_tokens_per_rank=0), "negative ranks": dict(n_ranks=-2),
-    "alignment 0": dict(alignment=0), "allreduce_world_size 0": dict(allreduce_world_size=0),
+    "no tokens": dict(max_tokens_per_rank=0),
+    "negative ranks": dict(n_ranks=-2),
+    "alignment 0": dict(alignment=0),
+    "allreduce_world_size 0": dict(allreduce_world_size=0),
 }
 
 
@@ -40,8 +51,10 @@ def test_configurations_that_make_no_sense_are_refused(name):
     with pytest.raises(EPValueError) as caught:
         EPConfig(**{**good, **BAD_CONFIGURATIONS[name]})
     field = next(iter(BAD_CONFIGURATIONS[name]))
-    assert any(word in str(caught.value) for word in BAD_CONFIGURATIONS[name]), (field, str(caught.value))
-
+    assert any(word in str(caught.value) for word in BAD_CONFIGURATIONS[name]), (
+        field,
+        str(caught.value),
+    )
 
 
 class Refused:
@@ -55,9 +68,17 @@ class Refused:
         self.tokens, self.ids = api_arrays.input_tokens(world), api_arrays.topk_ids(world)
 
     def outputs(self, dispatched):
-        return [api_arrays.expert_outputs(self.world, r, self.received[r], dispatched[r].trimmed().numpy()
-                                          if hasattr(dispatched[r], "trimmed") else dispatched[r])
-                for r in range(self.world.n_ranks)]
+        return [
+            api_arrays.expert_outputs(
+                self.world,
+                r,
+                self.received[r],
+                dispatched[r].trimmed().numpy()
+                if hasattr(dispatched[r], "trimmed")
+                else dispatched[r],
+            )
+            for r in range(self.world.n_ranks)
+        ]
 
 
 class InReference(Refused):
@@ -69,16 +90,19 @@ class InReference(Refused):
 
     def dispatch(self, *args, **keywords):
         import epmoe_ref
+
         return epmoe_ref.dispatch(self.cfg, *args, **keywords)
 
     def combine(self, outputs, dispatched, weights=None, **keywords):
         import epmoe_ref
+
         return epmoe_ref.combine(self.cfg, outputs, dispatched, router_weights=weights, **keywords)
 
 
 class InSimulator(Refused):
     def __enter__(self):
         from epmoe import ExpertParallel, LocalWorld
+
         self.ep = ExpertParallel(self.cfg, LocalWorld(self.world.n_ranks)).__enter__()
         return self
 
@@ -101,6 +125,7 @@ def bad_id(value):
     def spoil(run):
         run.ids[1] = run.ids[1].astype(np.int64)
         run.ids[1][0, 1] = value
+
     return spoil
 
 
@@ -135,9 +160,15 @@ def too_few_ranks(run):
 
 
 BAD_DISPATCHES = {
-    "id over the range": bad_id(4), "id under -1": bad_id(-2), "id that would narrow into the range": bad_id(1 << 32),
-    "id twice in a token": twice, "float64 tokens": wrong_dtype, "other hidden": wrong_width, "float ids": float_ids,
-    "more tokens than max_tokens_per_rank": too_many_tokens, "ids of fewer tokens": ids_of_other_tokens,
+    "id over the range": bad_id(4),
+    "id under -1": bad_id(-2),
+    "id that would narrow into the range": bad_id(1 << 32),
+    "id twice in a token": twice,
+    "float64 tokens": wrong_dtype,
+    "other hidden": wrong_width,
+    "float ids": float_ids,
+    "more tokens than max_tokens_per_rank": too_many_tokens,
+    "ids of fewer tokens": ids_of_other_tokens,
     "a rank is missing": too_few_ranks,
 }
 
@@ -145,9 +176,24 @@ BAD_DISPATCHES = {
 def full_world(**fixed):
     """With tokens on both ranks."""
     for seed in range(200):
-        world = random_world(seed, **{**dict(
-            n_ranks=2, n_local_experts=2, top_k=2, token_format="bf16", skip_a2a=False, fused_shared_expert=False,
-            combine_dtype="bf16", hidden=8, weights="array", epilogue=False), **fixed})
+        world = random_world(
+            seed,
+            **{
+                **dict(
+                    n_ranks=2,
+                    n_local_experts=2,
+                    top_k=2,
+                    token_format="bf16",
+                    skip_a2a=False,
+                    fused_shared_expert=False,
+                    combine_dtype="bf16",
+                    hidden=8,
+                    weights="array",
+                    epilogue=False,
+                ),
+                **fixed,
+            },
+        )
         if all(2 <= len(t) < 12 for t in world.tokens):
             return world
     raise AssertionError("no seed gives such a world")
@@ -205,8 +251,15 @@ def outputs_of_one_rank(run, outputs, weights):
     return outputs[:1], weights, {}
 
 
-BAD_COMBINES = [no_weights_with_epilogue, scalar_weight, weights_of_other_shape, double_weights, outputs_of_other_type,
-                outputs_too_short, outputs_of_one_rank]
+BAD_COMBINES = [
+    no_weights_with_epilogue,
+    scalar_weight,
+    weights_of_other_shape,
+    double_weights,
+    outputs_of_other_type,
+    outputs_too_short,
+    outputs_of_one_rank,
+]
 
 
 @pytest.mark.parametrize("spoil", BAD_COMBINES, ids=lambda f: f.__name__)

@@ -8,7 +8,6 @@ import os
 import random
 
 import pytest
-
 from random_worlds import Limits, next_round, random_world
 from simulator_runs import simulator_difference
 
@@ -24,8 +23,16 @@ def launch_of(draw):
     """A grid and a block size, from the smallest to odd ones."""
     from epmoe import LaunchConfig
 
-    return draw.choice((None, None, LaunchConfig(n_sms=2, num_threads=32), LaunchConfig(n_sms=5, num_threads=32),
-                        LaunchConfig(n_sms=2, num_threads=96), LaunchConfig(n_sms=4, num_threads=64)))
+    return draw.choice(
+        (
+            None,
+            None,
+            LaunchConfig(n_sms=2, num_threads=32),
+            LaunchConfig(n_sms=5, num_threads=32),
+            LaunchConfig(n_sms=2, num_threads=96),
+            LaunchConfig(n_sms=4, num_threads=64),
+        )
+    )
 
 
 @pytest.mark.timeout(0)
@@ -35,11 +42,20 @@ def test_random_worlds_round_after_round(batch):
     for seed in range(FIRST + batch, FIRST + WORLDS, BATCHES):
         draw = random.Random(seed)
         worlds = [random_world(10_000 + seed, LIMITS)]
-        worlds += [next_round(worlds[0], 1_000_000 + 10 * seed + i, LIMITS) for i in range(draw.choice((1, 1, 2)))]
+        worlds += [
+            next_round(worlds[0], 1_000_000 + 10 * seed + i, LIMITS)
+            for i in range(draw.choice((1, 1, 2)))
+        ]
         difference = simulator_difference(
-            worlds, fused=[draw.random() < 0.5 for _ in worlds], seed=draw.choice((seed, seed, None)),
-            weights_as_function=seed % 3 == 0, racecheck=seed % 4 == 1 or None, launch=launch_of(draw),
-            mixed=seed % 5 == 2, kernels=draw.choice(("plain", "fast")))
+            worlds,
+            fused=[draw.random() < 0.5 for _ in worlds],
+            seed=draw.choice((seed, seed, None)),
+            weights_as_function=seed % 3 == 0,
+            racecheck=seed % 4 == 1 or None,
+            launch=launch_of(draw),
+            mixed=seed % 5 == 2,
+            kernels=draw.choice(("plain", "fast")),
+        )
         assert difference is None, difference
 
 
@@ -47,8 +63,20 @@ def test_random_worlds_round_after_round(batch):
 def test_more_rows_than_a_scale_tile(token_format):
     """An expert gets more than 128 rows: its scales need a second tile, its rows a second block of work."""
     limits = Limits(hidden=1, tokens=80, large_share=1.0)
-    worlds = (random_world(seed, limits, token_format=token_format, n_ranks=2, n_local_experts=1, top_k=1,
-                           skip_a2a=False, fuse_a_scale_preshuffle=False, weights="none") for seed in range(500))
+    worlds = (
+        random_world(
+            seed,
+            limits,
+            token_format=token_format,
+            n_ranks=2,
+            n_local_experts=1,
+            top_k=1,
+            skip_a2a=False,
+            fuse_a_scale_preshuffle=False,
+            weights="none",
+        )
+        for seed in range(500)
+    )
     world = next(w for w in worlds if 140 < sum(len(t) for t in w.tokens))
     world.topk_ids = [[[0] for _ in ids] for ids in world.topk_ids]
     difference = simulator_difference(world, fused=True, seed=None)

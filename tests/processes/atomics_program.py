@@ -6,6 +6,7 @@ Argument: how many additions each rank makes to each word.
 import sys
 
 import numpy as np
+
 from epmoe import MPIWorld
 from epmoe.device import atomic_add_acq_rel_sys_u64, kernel, red_add_release_sys_i32
 
@@ -23,7 +24,9 @@ def main(n):
     buffer = memory.buffers[world.rank]
     buffer.fill(0)
     world.barrier("start", 30)
-    world.machine.launch(add, 1, 32, (memory.addresses[0], n, world.rank), stream=world.stream_of(world.rank))
+    world.machine.launch(
+        add, 1, 32, (memory.addresses[0], n, world.rank), stream=world.stream_of(world.rank)
+    )
     world.machine.synchronize()
     world.barrier("leaving", 30)
     if world.rank == 0:

@@ -1,8 +1,9 @@
 """One rank that runs a round of both kinds on its GPU and prints which kernels it had to compile."""
 
+from rank_arrays import Batch, config, doubled
+
 from epmoe import ExpertParallel, MPIWorld
 from epmoe.device import gpu_kernel
-from rank_arrays import Batch, config, doubled
 
 compiled = []
 compile_kernel = gpu_kernel.Kernel.compile

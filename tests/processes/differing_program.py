@@ -1,7 +1,8 @@
 """One rank of a world whose last rank has another configuration; every rank must say which field differs where."""
 
-from epmoe import EPValueError, ExpertParallel, MPIWorld
 from rank_arrays import config
+
+from epmoe import EPValueError, ExpertParallel, MPIWorld
 
 
 def main():

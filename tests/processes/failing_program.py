@@ -9,8 +9,9 @@ import signal
 import sys
 import time
 
-from epmoe import ExpertParallel, PeerTimeout
 from rank_arrays import Batch, doubled, world_of
+
+from epmoe import ExpertParallel, PeerTimeout
 
 
 def fail(how):
@@ -42,9 +43,11 @@ def main(how, phase, timeout, p2p_world_size=0):
     begin = time.monotonic()
     try:
         reach("start")
-        with ExpertParallel(cfg, world, timeout=timeout if phase == "start" else 60, kernels="fast") as ep:
+        with ExpertParallel(
+            cfg, world, timeout=timeout if phase == "start" else 60, kernels="fast"
+        ) as ep:
             phase, later = "", phase
-            round_of(ep)        # everything is compiled before the time counts
+            round_of(ep)  # everything is compiled before the time counts
         phase = later
         with ExpertParallel(cfg, world, timeout=timeout, kernels="fast") as ep:
             begin = reach("dispatch")

@@ -10,14 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
 from epmoe.doctor import find_mpirun
 from epmoe.worlds.launcher import trial_environment
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 # what the error of a fused combine of one p2p world says of the rank that it waits for
-WITHOUT_SIGNALS = (r"nothing, or not all, from source rank (\d) "
-                   r"\((?:rows of expert \d+ are missing|no word that its combine has begun)\)")
+WITHOUT_SIGNALS = (
+    r"nothing, or not all, from source rank (\d) "
+    r"\((?:rows of expert \d+ are missing|no word that its combine has begun)\)"
+)
 
 
 @dataclass
@@ -36,16 +39,34 @@ class Job:
 def mpirun(n_ranks, *command, limit=60, **environ):
     """Run `python -m mpi4py command...` on n_ranks ranks; command: a file beside this one, or "-m", module."""
     first = [str(HERE / command[0])] if command[0].endswith(".py") else [command[0]]
-    return started([_mpirun(), "-n", str(n_ranks), sys.executable, "-m", "mpi4py", *first, *map(str, command[1:])],
-                   limit, environ)
+    return started(
+        [
+            _mpirun(),
+            "-n",
+            str(n_ranks),
+            sys.executable,
+            "-m",
+            "mpi4py",
+            *first,
+            *map(str, command[1:]),
+        ],
+        limit,
+        environ,
+    )
 
 
 def started(command, limit, environ):
     """Run a command; fails the test, and kills everything it started, if it takes longer than `limit` seconds."""
     env = trial_environment() | {"PYTHONPATH": f"{ROOT}{os.pathsep}{HERE}"} | environ
     begin = time.monotonic()
-    process = subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                               start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        env=env,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
     try:
         output, _ = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:

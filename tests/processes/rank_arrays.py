@@ -1,8 +1,9 @@
 """What the programs of this folder send: a small world's inputs, alike on every rank, and the reference's results."""
 
-import epmoe_ref
 import ml_dtypes
 import numpy as np
+
+import epmoe_ref
 from epmoe import EPConfig, MPIWorld, ShmemWorld
 
 HIDDEN, TOKENS, TOP_K, EXPERTS_PER_RANK = 32, 6, 2, 3
@@ -31,7 +32,10 @@ class Batch:
             counts[-1] = 0
         self.cfg = cfg
         self.x = [rng.standard_normal((n, cfg.hidden)).astype(ml_dtypes.bfloat16) for n in counts]
-        self.ids = [np.argsort(rng.random((n, cfg.n_experts)), axis=1)[:, :cfg.top_k].astype(np.int32) for n in counts]
+        self.ids = [
+            np.argsort(rng.random((n, cfg.n_experts)), axis=1)[:, : cfg.top_k].astype(np.int32)
+            for n in counts
+        ]
         self.weights = [rng.random((n, cfg.top_k)).astype(np.float32) for n in counts]
 
     def expected(self):

@@ -5,16 +5,17 @@ Arguments: fused or split, with "-plain" or "-fast" for kernels other than the m
 
 import sys
 
+from rank_arrays import Batch, config, doubled
+
 from epmoe import ExpertParallel, MPIWorld
 from epmoe.check import compare_combined, compare_dispatched
 from epmoe.host.arrays import to_numpy
-from rank_arrays import Batch, config, doubled
 
 
 def main(kind, rounds):
     world, (kind, _, kernels) = MPIWorld(), kind.partition("-")
     cfg, rank = config(world.n_ranks), world.rank
-    for _ in range(2):      # the second time in memory that the first gave back
+    for _ in range(2):  # the second time in memory that the first gave back
         with ExpertParallel(cfg, world, fused=kind == "fused", kernels=kernels or None) as ep:
             for number in range(rounds):
                 batch = Batch(cfg, number)

@@ -8,9 +8,10 @@ import sys
 import time
 
 import numpy as np
+from rank_arrays import Batch, doubled, world_of
+
 from epmoe import EPStateError, ExpertParallel, PeerTimeout
 from epmoe.host.arrays import to_numpy
-from rank_arrays import Batch, doubled, world_of
 
 
 def main(timeout, phases, p2p_world_size=0):
@@ -18,19 +19,31 @@ def main(timeout, phases, p2p_world_size=0):
     rank = world.rank
     batch, sleeps = Batch(cfg, 0), world.rank == world.n_ranks - 1
     out_want = batch.expected()[1][rank]
-    with ExpertParallel(cfg, world, timeout=60, kernels="fast") as ep:   # all is compiled before the time counts
+    with ExpertParallel(
+        cfg, world, timeout=60, kernels="fast"
+    ) as ep:  # all is compiled before the time counts
         split_or_fused_round(ep, batch, rank, "", fused=False, nap=0)
         good_round(ep, batch, rank, out_want)
     with ExpertParallel(cfg, world, timeout=timeout, kernels="fast") as ep:
         for phase in phases.split(","):
             begin = time.monotonic()
             try:
-                split_or_fused_round(ep, batch, rank, phase if sleeps else "", fused=phase in ("dispatch", "combine"),
-                                     nap=1.4 * timeout)
+                split_or_fused_round(
+                    ep,
+                    batch,
+                    rank,
+                    phase if sleeps else "",
+                    fused=phase in ("dispatch", "combine"),
+                    nap=1.4 * timeout,
+                )
                 print(f"rank {rank} finished, sleeping before {phase}\n", end="", flush=True)
             except PeerTimeout as error:
                 waited = time.monotonic() - begin
-                print(f"rank {rank} waited {waited:.2f}, sleeping before {phase}: {error}\n", end="", flush=True)
+                print(
+                    f"rank {rank} waited {waited:.2f}, sleeping before {phase}: {error}\n",
+                    end="",
+                    flush=True,
+                )
                 refused(ep, batch, rank)
             ep.reset()
             good_round(ep, batch, rank, out_want)

@@ -9,12 +9,30 @@ import pytest
 from mpirun import WITHOUT_SIGNALS, mpirun
 
 TIMEOUT, GRACE = 1.5, 2.0
-PHASES = {"start": "configuration", "dispatch": "dispatch_wait", "combine": "combine_wait", "leave": "leaving"}
+PHASES = {
+    "start": "configuration",
+    "dispatch": "dispatch_wait",
+    "combine": "combine_wait",
+    "leave": "leaving",
+}
 
-SLEEPING = ["dispatch_async", "dispatch_wait", "dispatch", "combine_async", "combine_wait", "combine"]
-CASES = [(how, phase, size) for how in ("return", "raise", "kill") for phase in PHASES for size in (0, 1)
-         if size == 0 or (how, phase) in (("return", "dispatch"), ("return", "combine"), ("raise", "combine"),
-                                          ("kill", "dispatch"))]
+SLEEPING = [
+    "dispatch_async",
+    "dispatch_wait",
+    "dispatch",
+    "combine_async",
+    "combine_wait",
+    "combine",
+]
+CASES = [
+    (how, phase, size)
+    for how in ("return", "raise", "kill")
+    for phase in PHASES
+    for size in (0, 1)
+    if size == 0
+    or (how, phase)
+    in (("return", "dispatch"), ("return", "combine"), ("raise", "combine"), ("kill", "dispatch"))
+]
 
 
 @pytest.mark.parametrize("how, phase, p2p_world_size", CASES)
@@ -24,23 +42,29 @@ def test_the_job_ends_with_an_error(how, phase, p2p_world_size):
     assert ("raised on purpose" in job.output) == (how == "raise"), job.output
     for waited in job.said(r"waited ([\d.]+):"):
         assert float(waited) < TIMEOUT + GRACE, job.output
-    if how == "return":     # the launcher sees no failure: it is for the other ranks to notice
+    if how == "return":  # the launcher sees no failure: it is for the other ranks to notice
         said = job.said(r"rank 0 waited [\d.]+: rank 0, (\w+): (.*)")
         assert len(said) == 1 and said[0][0] == PHASES[phase], job.output
-        missing = "rank 1 did not come" if phase in ("start", "leave") else "source rank 1 (3 of 3 experts: 0, 1, 2)"
+        missing = (
+            "rank 1 did not come"
+            if phase in ("start", "leave")
+            else "source rank 1 (3 of 3 experts: 0, 1, 2)"
+        )
         if phase == "combine" and p2p_world_size == 0:
             assert re.match(WITHOUT_SIGNALS, said[0][1])[1] == "1", job.output
         else:
             assert missing in said[0][1], job.output
 
 
-@pytest.mark.parametrize("p2p_world_size, phases", [
-    pytest.param(0, SLEEPING, marks=pytest.mark.nightly), (1, ["dispatch_async", "combine"])])
+@pytest.mark.parametrize(
+    "p2p_world_size, phases",
+    [pytest.param(0, SLEEPING, marks=pytest.mark.nightly), (1, ["dispatch_async", "combine"])],
+)
 def test_a_rank_that_oversleeps_is_named_and_all_can_go_on_after_a_reset(p2p_world_size, phases):
     job = mpirun(3, "sleeping_program.py", TIMEOUT, ",".join(phases), p2p_world_size)
     assert job.status == 0 and job.output.count("recovered every time") == 3, job.output
     for phase in phases:
-        if phase == "combine_wait":     # waits for others and is waited for by nobody
+        if phase == "combine_wait":  # waits for others and is waited for by nobody
             assert len(job.said(rf"rank \d finished, sleeping before {phase}")) == 3, job.output
             continue
         waits = "dispatch_wait" if phase in ("dispatch_async", "dispatch") else "combine_wait"
@@ -48,7 +72,10 @@ def test_a_rank_that_oversleeps_is_named_and_all_can_go_on_after_a_reset(p2p_wor
             experts = ", ".join(str(3 * rank + e) for e in range(3))
             signals = rf"no signal from source rank (2) \(3 of 3 experts: {experts}\)"
             says = WITHOUT_SIGNALS if phase == "combine" and p2p_world_size == 0 else signals
-            said = job.said(rf"rank {rank} waited ([\d.]+), sleeping before {phase}: rank {rank}, (\w+): " + says)
+            said = job.said(
+                rf"rank {rank} waited ([\d.]+), sleeping before {phase}: rank {rank}, (\w+): "
+                + says
+            )
             assert len(said) == 1, job.output
             waited, where, source = said[0]
             assert where == waits and source == "2", job.output

@@ -5,9 +5,9 @@ import time
 from types import SimpleNamespace
 
 import pytest
+
 from epmoe.worlds import exchange as exchanges
 from epmoe.worlds.plain_data import encode
-
 from epmoe_ref.errors import PeerTimeout
 
 
@@ -81,14 +81,19 @@ def test_a_peer_that_takes_no_message_does_not_hold_the_others_beyond_the_timeou
 
 
 def test_who_tells_nothing_is_named():
-    with pytest.raises(PeerTimeout, match="rank 0, telling: rank 2 did not come; gave up after timeout=0.1 s"):
+    with pytest.raises(
+        PeerTimeout, match="rank 0, telling: rank 2 did not come; gave up after timeout=0.1 s"
+    ):
         Exchange(Communicator({1: 1}, looks=1)).gather("telling", 0, 0.1)
 
 
 def test_who_came_early_is_seen_and_counted_once():
     comm = Communicator({2: "two"}, looks=1)
     exchange = Exchange(comm)
-    assert exchange.came("telling") == exchange.came("telling") == {2: "two"} and exchange.came("start") == {}
+    assert (
+        exchange.came("telling") == exchange.came("telling") == {2: "two"}
+        and exchange.came("start") == {}
+    )
     comm.told = {1: "one"}
     assert exchange.gather("telling", "own", 30.0) == ["own", "one", "two"]
     assert exchange.came("telling") == {} and len(comm.requests) == 2

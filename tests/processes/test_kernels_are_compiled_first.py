@@ -22,7 +22,14 @@ def test_the_pieces_have_every_kernel_that_the_cases_launch(gpu_side):
     found = gpu_side(HERE / "kernels_of_verify.py")
     assert found["launched"] == found["in pieces"] and None not in found["launched"]
     names = Counter(found["launched"].values())
-    assert set(names) == {"dispatch", "combine", "dispatch_async", "dispatch_wait", "combine_async", "combine_wait"}
+    assert set(names) == {
+        "dispatch",
+        "combine",
+        "dispatch_async",
+        "dispatch_wait",
+        "combine_async",
+        "combine_wait",
+    }
     assert found["pieces"] <= sum(names.values())
 
 
@@ -35,10 +42,25 @@ def test_a_piece_is_compiled_once_and_the_longest_come_first():
 
 
 def test_a_piece_is_compiled_without_a_gpu_and_found_again(tmp_path):
-    command = [sys.executable, "-m", "epmoe", "verify", "--all", "--sample", "1", "--seed", "34", "--compile",
-               "2/2"]    # a combine without exchange and weights: the smallest kernel that there is
-    env = os.environ | {"EPMOE_DEVICE": "gpu", "EPMOE_CACHE_DIR": str(tmp_path), "EPMOE_CACHE": "1",
-                        "PYTHONPATH": str(ROOT)}
+    command = [
+        sys.executable,
+        "-m",
+        "epmoe",
+        "verify",
+        "--all",
+        "--sample",
+        "1",
+        "--seed",
+        "34",
+        "--compile",
+        "2/2",
+    ]  # a combine without exchange and weights: the smallest kernel that there is
+    env = os.environ | {
+        "EPMOE_DEVICE": "gpu",
+        "EPMOE_CACHE_DIR": str(tmp_path),
+        "EPMOE_CACHE": "1",
+        "PYTHONPATH": str(ROOT),
+    }
     times = []
     for _ in range(2):
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
@@ -53,7 +75,11 @@ def test_compiling_into_no_cache_cannot_be_done():
     command = [sys.executable, "-m", "epmoe", "verify", "--all", "--compile", "1/90"]
     env = os.environ | {"EPMOE_DEVICE": "gpu", "EPMOE_CACHE": "0", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 2 and "unset EPMOE_CACHE" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert (
+        done.returncode == 2
+        and "unset EPMOE_CACHE" in done.stderr
+        and len(done.stderr.splitlines()) == 1
+    )
 
 
 class Kernel:
@@ -64,18 +90,27 @@ class Kernel:
         return self.key
 
 
-def test_only_what_the_cache_lacks_is_compiled_and_a_second_start_does_not_look_for_it(tmp_path, monkeypatch):
+def test_only_what_the_cache_lacks_is_compiled_and_a_second_start_does_not_look_for_it(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("EPMOE_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("EPMOE_CACHE", raising=False)
     monkeypatch.setattr(compiling, "device", SimpleNamespace(SIM=False))
     monkeypatch.setattr(os, "cpu_count", lambda: 99)
     asked, started = [], []
     monkeypatch.setattr(compiling, "run_together", started.extend)
-    world = SimpleNamespace(lists=False, host=SimpleNamespace(Get_rank=lambda: 0), n_ranks=2,
-                            machine=SimpleNamespace(compute_capability=(9, 0)), tell=lambda value, timeout: [value])
+    world = SimpleNamespace(
+        lists=False,
+        host=SimpleNamespace(Get_rank=lambda: 0),
+        n_ranks=2,
+        machine=SimpleNamespace(compute_capability=(9, 0)),
+        tell=lambda value, timeout: [value],
+    )
 
     def ahead():
-        return compiling.ahead(world, "run", lambda: asked.append(1) or map(Kernel, ["a", "b", "a", "c"]), ["compile"])
+        return compiling.ahead(
+            world, "run", lambda: asked.append(1) or map(Kernel, ["a", "b", "a", "c"]), ["compile"]
+        )
 
     kernel_cache.write(tmp_path / "a.cubin", "name", b"code")
     assert ahead() == (3, 2, 2) and started == [["compile", "1/2"], ["compile", "2/2"]]

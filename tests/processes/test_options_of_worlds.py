@@ -1,12 +1,20 @@
 """A world knows its simulator's options: a misspelt one is refused, and so is a value that means nothing."""
 
 import pytest
+
 from epmoe import EPValueError, LocalWorld, MPIWorld, ShmemWorld
 from epmoe.device.sim.recorder import Recorder
 from epmoe.worlds.simulation import OPTIONS
 
-VALUES = {"seed": 3, "racecheck": False, "stale": True, "n_sms": 2, "resident_limit": 1, "expire_waits": True,
-          "stop_at_first_race": False}
+VALUES = {
+    "seed": 3,
+    "racecheck": False,
+    "stale": True,
+    "n_sms": 2,
+    "resident_limit": 1,
+    "expire_waits": True,
+    "stop_at_first_race": False,
+}
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -16,13 +24,20 @@ def test_every_option_is_the_machines(name):
     assert getattr(machine, name) == value
 
 
-@pytest.mark.parametrize("given, parts", [
-    (dict(sead=3), ["sead=3", "LocalWorld", "stream", *OPTIONS]), (dict(rank=1), ["rank=1", "no option"]),
-    (dict(seed="a"), ["seed='a'", "whole number", "None"]), (dict(seed=1.5), ["seed=1.5", "whole number"]),
-    (dict(seed=True), ["seed=True"]), (dict(n_sms=0), ["n_sms=0", "at least 1"]),
-    (dict(resident_limit="2"), ["resident_limit='2'", "at least 1"]),
-    (dict(racecheck="yes"), ["racecheck='yes'", "True"]),
-], ids=str)
+@pytest.mark.parametrize(
+    "given, parts",
+    [
+        (dict(sead=3), ["sead=3", "LocalWorld", "stream", *OPTIONS]),
+        (dict(rank=1), ["rank=1", "no option"]),
+        (dict(seed="a"), ["seed='a'", "whole number", "None"]),
+        (dict(seed=1.5), ["seed=1.5", "whole number"]),
+        (dict(seed=True), ["seed=True"]),
+        (dict(n_sms=0), ["n_sms=0", "at least 1"]),
+        (dict(resident_limit="2"), ["resident_limit='2'", "at least 1"]),
+        (dict(racecheck="yes"), ["racecheck='yes'", "True"]),
+    ],
+    ids=str,
+)
 def test_what_is_no_option_is_refused_by_name_rule_and_remedy(given, parts):
     with pytest.raises(EPValueError) as error:
         LocalWorld(2, **given)
@@ -31,5 +46,7 @@ def test_what_is_no_option_is_refused_by_name_rule_and_remedy(given, parts):
 
 @pytest.mark.parametrize("world, own", [(MPIWorld, "gpu"), (ShmemWorld, "p2p_world_size")])
 def test_ranks_in_processes_refuse_before_they_ask_for_mpi(world, own):
-    with pytest.raises(EPValueError, match=f"{world.__name__} has no option p2p_size=2; it has .*{own}.*seed"):
+    with pytest.raises(
+        EPValueError, match=f"{world.__name__} has no option p2p_size=2; it has .*{own}.*seed"
+    ):
         world(p2p_size=2)

@@ -5,19 +5,28 @@ import sys
 
 import numpy as np
 import pytest
-from epmoe import routing
-from epmoe.verify.checked_rounds import Case
 from mpirun import mpirun, started
 from rank_arrays import config
 
+from epmoe import routing
+from epmoe.verify.checked_rounds import Case
 
-@pytest.mark.parametrize("n_ranks, kind", [
-    (1, "fused-plain"), (2, "split-fast"), (3, "fused-plain"),
-    pytest.param(4, "split-fast", marks=pytest.mark.nightly)])
+
+@pytest.mark.parametrize(
+    "n_ranks, kind",
+    [
+        (1, "fused-plain"),
+        (2, "split-fast"),
+        (3, "fused-plain"),
+        pytest.param(4, "split-fast", marks=pytest.mark.nightly),
+    ],
+)
 def test_every_rank_has_the_reference_s_results_round_after_round(n_ranks, kind):
     job = mpirun(n_ranks, "rounds_program.py", kind, 3)
     assert job.status == 0, job.output
-    assert sorted(job.said(r"rank (\d) of (\d) equal")) == [(str(r), str(n_ranks)) for r in range(n_ranks)], job.output
+    assert sorted(job.said(r"rank (\d) of (\d) equal")) == [
+        (str(r), str(n_ranks)) for r in range(n_ranks)
+    ], job.output
 
 
 def test_verify_is_one_command_under_mpirun():
@@ -29,7 +38,9 @@ def test_verify_is_one_command_under_mpirun():
 @pytest.mark.nightly
 def test_verify_all_walks_the_matrix_with_the_ranks_there_are():
     job = mpirun(3, "-m", "epmoe", "verify", "--all", "--sample", "6")
-    assert job.status == 0 and "3 ranks x 2 experts" in job.output and "6 cases" in job.output, job.output
+    assert job.status == 0 and "3 ranks x 2 experts" in job.output and "6 cases" in job.output, (
+        job.output
+    )
 
 
 def test_verify_takes_a_file_of_routing(tmp_path):
@@ -37,14 +48,19 @@ def test_verify_takes_a_file_of_routing(tmp_path):
     routing.dump(file, routing.make(cfg, 5), cfg.n_experts)
     job = mpirun(2, "-m", "epmoe", "--input", file, "--fused", "--json")
     assert job.status == 0, job.output
-    record = json.loads(job.output[job.output.index("{\n"):])      # an MPI library may have said something before
+    record = json.loads(
+        job.output[job.output.index("{\n") :]
+    )  # an MPI library may have said something before
     assert record["passed"], job.output
     assert sum(record["seeds"][0]["rounds"][0]["num_tokens"]) == len(np.load(file)["x"])
     assert Case(cfg, fused=True).fused and record["case"].startswith("bf16 tokens, fused plain")
 
 
-@pytest.mark.parametrize("argv, said", [(["--ranks", "3"], "mpirun started 2 ranks"),
-                                        (["--racecheck"], "one process only")], ids=" ".join)
+@pytest.mark.parametrize(
+    "argv, said",
+    [(["--ranks", "3"], "mpirun started 2 ranks"), (["--racecheck"], "one process only")],
+    ids=" ".join,
+)
 def test_verify_says_what_cannot_be_run_and_does_not_exit_0(argv, said):
     job = mpirun(2, "-m", "epmoe", *argv)
     assert job.status != 0 and said in job.output, job.output
@@ -56,13 +72,17 @@ def test_ranks_must_agree_on_the_configuration():
     said = "EPConfig differs between ranks: combine_dtype is 'bf16' on rank 0, 1, 'fp32' on rank 2"
     for rank in range(3):
         assert f"rank {rank} refuses: {said}" in job.output, job.output
-        assert f"rank {rank} counts: EPConfig.n_ranks=4 must equal the world's n_ranks=3" in job.output, job.output
+        assert (
+            f"rank {rank} counts: EPConfig.n_ranks=4 must equal the world's n_ranks=3" in job.output
+        ), job.output
         assert f"rank {rank} goes on" in job.output, job.output
 
 
 def test_a_launcher_of_another_mpi_is_recognised():
     # What such a launcher does: several processes, each of them a world of size 1.
-    job = started([sys.executable, "-m", "mpi4py", "-m", "epmoe", "verify"], 60, {"OMPI_COMM_WORLD_SIZE": "4"})
+    job = started(
+        [sys.executable, "-m", "mpi4py", "-m", "epmoe", "verify"], 60, {"OMPI_COMM_WORLD_SIZE": "4"}
+    )
     assert job.status == 2, job.output
     for part in ("started 4", "knows only itself", "doctor"):
         assert part in job.output, job.output

@@ -6,23 +6,54 @@ from ml_dtypes import bfloat16
 from epmoe_ref import EPConfig
 
 # (token_format, fuse_a_scale_preshuffle, hidden)
-FORMATS = [("bf16", False, 24), ("fp8_blockwise", False, 256), ("nvfp4", False, 128), ("mxfp4", False, 256),
-           ("mxfp8", False, 128), ("mxfp4_rows", False, 96), ("mxfp4_rows", True, 512)]
+FORMATS = [
+    ("bf16", False, 24),
+    ("fp8_blockwise", False, 256),
+    ("nvfp4", False, 128),
+    ("mxfp4", False, 256),
+    ("mxfp8", False, 128),
+    ("mxfp4_rows", False, 96),
+    ("mxfp4_rows", True, 512),
+]
 FORMAT_IDS = [name + "_slots" * slots for name, slots, _ in FORMATS]
 NUM_TOKENS = [13, 0, 40, 150]
 
 
-def config(token_format="bf16", slots=False, hidden=24, *, n_ranks=4, n_experts=16, top_k=4, max_tokens=150, **options):
-    return EPConfig(n_ranks, n_experts, top_k, hidden, max_tokens, token_format=token_format,
-                    fuse_a_scale_preshuffle=slots, **options)
+def config(
+    token_format="bf16",
+    slots=False,
+    hidden=24,
+    *,
+    n_ranks=4,
+    n_experts=16,
+    top_k=4,
+    max_tokens=150,
+    **options,
+):
+    return EPConfig(
+        n_ranks,
+        n_experts,
+        top_k,
+        hidden,
+        max_tokens,
+        token_format=token_format,
+        fuse_a_scale_preshuffle=slots,
+        **options,
+    )
 
 
 def every_option(token_format, slots, hidden):
     """The configurations of one format: shared expert on/off x all-to-all or skipped."""
     for shared in (False, True):
         for skip_a2a in (False, True):
-            yield config(token_format, slots, hidden, fused_shared_expert=shared, skip_a2a=skip_a2a,
-                         allreduce_world_size=4)
+            yield config(
+                token_format,
+                slots,
+                hidden,
+                fused_shared_expert=shared,
+                skip_a2a=skip_a2a,
+                allreduce_world_size=4,
+            )
 
 
 def topk_ids(cfg, num_tokens, rng, *, empty_slots=0.2, hot=None):
@@ -30,7 +61,7 @@ def topk_ids(cfg, num_tokens, rng, *, empty_slots=0.2, hot=None):
     weights = rng.random((num_tokens, cfg.n_experts))
     if hot is not None:
         weights[:, hot] = 2
-    ids = np.argsort(-weights, axis=1)[:, :cfg.top_k]
+    ids = np.argsort(-weights, axis=1)[:, : cfg.top_k]
     ids = rng.permuted(ids, axis=1) if num_tokens else ids
     ids[rng.random(ids.shape) < empty_slots] = -1
     return ids
@@ -38,7 +69,9 @@ def topk_ids(cfg, num_tokens, rng, *, empty_slots=0.2, hot=None):
 
 def tokens(cfg, num_tokens, rng):
     """Random bf16 of very different magnitudes, with zeros."""
-    x = rng.standard_normal((num_tokens, cfg.hidden)) * np.exp2(rng.integers(-12, 12, (num_tokens, cfg.hidden)))
+    x = rng.standard_normal((num_tokens, cfg.hidden)) * np.exp2(
+        rng.integers(-12, 12, (num_tokens, cfg.hidden))
+    )
     x[rng.random(x.shape) < 0.05] = 0
     return x.astype(bfloat16)
 
@@ -66,4 +99,6 @@ def assert_same(got, want, where=""):
             continue
         assert other.shape == value.shape and other.dtype == value.dtype, f"{where} {name}"
         if other.size and not np.array_equal(as_bytes(other), as_bytes(value)):
-            raise AssertionError(f"{where} {name} differs at {np.argwhere(as_bytes(other) != as_bytes(value))[0]}")
+            raise AssertionError(
+                f"{where} {name} differs at {np.argwhere(as_bytes(other) != as_bytes(value))[0]}"
+            )

@@ -15,12 +15,17 @@ def shuffled(d, rng):
     d = copy.deepcopy(d)
     for s in segments(d):
         order = rng.permutation(s.end - s.start)
-        d.output_tokens[s.start:s.end] = d.output_tokens[s.start:s.end][order]
-        d.src_info[s.start:s.end] = d.src_info[s.start:s.end][order]
+        d.output_tokens[s.start : s.end] = d.output_tokens[s.start : s.end][order]
+        d.src_info[s.start : s.end] = d.src_info[s.start : s.end][order]
         if d.output_scales is not None:
             first = s.start - int(d.row_offsets[s.group])
-            rows, columns = layout_of(d.output_scales)(d.output_scales.shape, d.row_offsets, d.scales_offset, s.group,
-                                                       np.arange(first, first + s.end - s.start))
+            rows, columns = layout_of(d.output_scales)(
+                d.output_scales.shape,
+                d.row_offsets,
+                d.scales_offset,
+                s.group,
+                np.arange(first, first + s.end - s.start),
+            )
             flat = d.output_scales.reshape(-1)
             flat[rows[:, None] + columns] = flat[rows[order, None] + columns]
     return d
@@ -33,7 +38,7 @@ def test_order_inside_segments_does_not_matter(name, slots, hidden):
         for d in dispatch(cfg, *world(cfg, hot=5)):
             other = shuffled(d, rng)
             assert not np.array_equal(other.src_info, d.src_info)
-            assert_same(canonical(other), d)            # the reference's own result is in canonical form
+            assert_same(canonical(other), d)  # the reference's own result is in canonical form
 
 
 def test_a_row_in_a_wrong_segment_is_still_seen():
@@ -50,8 +55,13 @@ def test_a_row_in_a_wrong_segment_is_still_seen():
 def test_rows_of_a_token_stay_with_their_payload():
     cfg = config()
     d = shuffled(dispatch(cfg, *world(cfg))[0], np.random.default_rng(2))
-    before = {(s.local_expert, s.src_rank, *map(int, d.src_info[i])): as_bytes(d.output_tokens[i]).tobytes()
-              for s in segments(d) for i in range(s.start, s.end)}
+    before = {
+        (s.local_expert, s.src_rank, *map(int, d.src_info[i])): as_bytes(
+            d.output_tokens[i]
+        ).tobytes()
+        for s in segments(d)
+        for i in range(s.start, s.end)
+    }
     c = canonical(d)
     for s in segments(c):
         for i in range(s.start, s.end):
@@ -69,5 +79,7 @@ def test_the_argument_is_left_alone_and_arrays_with_spare_rows_are_taken():
     mixed = shuffled(spare, np.random.default_rng(3))
     before = mixed.src_info.copy()
     got = canonical(mixed)
-    assert np.array_equal(mixed.src_info, before) and not np.shares_memory(got.src_info, mixed.src_info)
+    assert np.array_equal(mixed.src_info, before) and not np.shares_memory(
+        got.src_info, mixed.src_info
+    )
     assert_same(got, spare)

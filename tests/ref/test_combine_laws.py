@@ -5,7 +5,16 @@ import pytest
 from ml_dtypes import bfloat16
 from small_worlds import FORMAT_IDS, FORMATS, as_bytes, config, every_option, world
 
-from epmoe_ref import add_rn, combine, dispatch, fma_rn, format_of, mul_rn, segments, shared_expert_share
+from epmoe_ref import (
+    add_rn,
+    combine,
+    dispatch,
+    fma_rn,
+    format_of,
+    mul_rn,
+    segments,
+    shared_expert_share,
+)
 
 DTYPES = {"bf16": bfloat16, "fp16": np.float16, "fp32": np.float32}
 
@@ -20,10 +29,12 @@ def random_outputs(cfg, d, seed=1):
     rng = np.random.default_rng(seed)
     outputs = []
     for one in d:
-        y = rng.standard_normal((len(one.src_info), cfg.hidden)) * np.exp2(rng.integers(-9, 9, (len(one.src_info), 1)))
+        y = rng.standard_normal((len(one.src_info), cfg.hidden)) * np.exp2(
+            rng.integers(-9, 9, (len(one.src_info), 1))
+        )
         shared = np.zeros(len(y), bool)
         if cfg.fused_shared_expert:
-            shared[:one.row_offsets[1]] = True
+            shared[: one.row_offsets[1]] = True
         y[(one.src_info[:, 0] < 0) & ~shared] = np.nan
         outputs.append(y.astype(DTYPES[cfg.combine_dtype]))
     return outputs
@@ -42,7 +53,7 @@ def row_of_pair(cfg, d, rank, token, slot):
     owner, src = expert // 4, 0 if cfg.skip_a2a else rank
     for s in segments(d[owner]):
         if (s.local_expert, s.src_rank) == (expert % 4, src):
-            at = np.flatnonzero((d[owner].src_info[s.start:s.end] == (token, slot)).all(axis=1))
+            at = np.flatnonzero((d[owner].src_info[s.start : s.end] == (token, slot)).all(axis=1))
             return owner, s.start + int(at[0])
     raise AssertionError("the pair was not dispatched")
 
@@ -61,7 +72,9 @@ def expected(cfg, y, d, rank, token, weights, epilogue=None):
         mine = first <= token < first + n_rows
         value = value + (y[rank][token - first] if mine else np.zeros(cfg.hidden, dtype))
     if epilogue is not None:
-        value = epilogue(np.int32(token), np.arange(cfg.hidden, dtype=np.int32), value.astype(np.float32)).astype(dtype)
+        value = epilogue(
+            np.int32(token), np.arange(cfg.hidden, dtype=np.int32), value.astype(np.float32)
+        ).astype(dtype)
     return value
 
 
@@ -92,7 +105,10 @@ def test_identity_experts_return_every_bit_pattern():
 @pytest.mark.parametrize("combine_dtype", DTYPES)
 def test_weighted_sum_is_k_ascending_with_one_rounding_a_step(combine_dtype):
     for base in every_option("bf16", False, 24):
-        options = {name: getattr(base, name) for name in ("fused_shared_expert", "skip_a2a", "allreduce_world_size")}
+        options = {
+            name: getattr(base, name)
+            for name in ("fused_shared_expert", "skip_a2a", "allreduce_world_size")
+        }
         cfg = config(combine_dtype=combine_dtype, **options)
         _, _, d = dispatched_world(cfg)
         y, w = random_outputs(cfg, d), random_weights(cfg, d)
@@ -112,10 +128,12 @@ def test_another_order_of_slots_gives_other_bits():
     rows = [np.empty_like(one) for one in y]
     for rank in range(4):
         for s, t in zip(segments(turned[rank]), segments(d[rank])):
-            rows[rank][s.start:s.end] = y[rank][t.start:t.end]
+            rows[rank][s.start : s.end] = y[rank][t.start : t.end]
     other = combine(cfg, rows, turned, router_weights=[i[:, ::-1].copy() for i in w])
     mine = combine(cfg, y, d, router_weights=w)
-    assert np.allclose(mine[3], other[3], rtol=1e-3, atol=1e-3) and not np.array_equal(mine[3], other[3])
+    assert np.allclose(mine[3], other[3], rtol=1e-3, atol=1e-3) and not np.array_equal(
+        mine[3], other[3]
+    )
 
 
 @pytest.mark.parametrize("name, slots, hidden", FORMATS[:3], ids=FORMAT_IDS[:3])
@@ -128,7 +146,7 @@ def test_the_order_of_rows_inside_segments_does_not_matter(name, slots, hidden):
     for one, rows in zip(d, y):
         for s in segments(one):
             order = s.start + rng.permutation(s.end - s.start)
-            one.src_info[s.start:s.end], rows[s.start:s.end] = one.src_info[order], rows[order]
+            one.src_info[s.start : s.end], rows[s.start : s.end] = one.src_info[order], rows[order]
     for got, out in zip(combine(cfg, y, d, router_weights=w), want):
         assert np.array_equal(as_bytes(got), as_bytes(out))
 
@@ -146,13 +164,18 @@ def test_skipped_slots_add_nothing_whatever_their_weight():
             assert skipped.any() or not len(skipped)
             w[rank][skipped] = np.nan
         for got, out in zip(combine(cfg, y, d, router_weights=w), want):
-            assert np.array_equal(as_bytes(got), as_bytes(out)) and not np.isnan(got.astype(np.float32)).any()
+            assert (
+                np.array_equal(as_bytes(got), as_bytes(out))
+                and not np.isnan(got.astype(np.float32)).any()
+            )
 
 
 def test_a_token_without_experts_becomes_plus_zero():
     cfg = config(top_k=2, n_ranks=1, n_experts=2, hidden=8)
     d = dispatch(cfg, [np.ones((2, 8), bfloat16)], [[[-1, -1], [-1, 1]]])
-    out = combine(cfg, [np.full((1, 8), 3, bfloat16)], d, router_weights=[np.full((2, 2), -2, np.float32)])[0]
+    out = combine(
+        cfg, [np.full((1, 8), 3, bfloat16)], d, router_weights=[np.full((2, 2), -2, np.float32)]
+    )[0]
     assert not as_bytes(out[0]).any() and (out[1] == -6).all()
 
 
@@ -162,13 +185,23 @@ def test_rows_with_src_info_outside_are_not_sent():
     y = [np.arange(1, 6).astype(bfloat16)[:, None].repeat(8, axis=1)]
     d[0].src_info[:] = [[-1, 0], [0, 1], [150, 0], [1, -1], [3, 0]]
     for weights in (None, [np.ones((5, 1), np.float32)]):
-        assert combine(cfg, y, d, router_weights=weights)[0].reshape(5, 8)[:, 0].tolist() == [0, 0, 0, 5, 0]
+        assert combine(cfg, y, d, router_weights=weights)[0].reshape(5, 8)[:, 0].tolist() == [
+            0,
+            0,
+            0,
+            5,
+            0,
+        ]
 
 
 def test_src_info_that_points_at_another_experts_slot_is_followed():
     """The place (token, slot) says all; which expert the slot names is not looked at again."""
     cfg = config(n_ranks=2, n_experts=2, top_k=1, hidden=8)
-    d = dispatch(cfg, [np.ones((2, 8), bfloat16), np.ones((0, 8), bfloat16)], [[[0], [1]], np.empty((0, 1), int)])
+    d = dispatch(
+        cfg,
+        [np.ones((2, 8), bfloat16), np.ones((0, 8), bfloat16)],
+        [[[0], [1]], np.empty((0, 1), int)],
+    )
     d[0].src_info[0], d[1].src_info[0] = (1, 0), (0, 0)
     out = combine(cfg, [np.full((1, 8), 5, bfloat16), np.full((1, 8), 7, bfloat16)], d)
     assert out[0][:, 0, 0].tolist() == [7, 5]
@@ -181,14 +214,20 @@ def test_spare_rows_of_expert_outputs_are_not_read():
     want = combine(cfg, y, d, router_weights=w)
     more = [np.concatenate([rows, np.full((9, 128), np.nan, bfloat16)]) for rows in y]
     for got, out in zip(combine(cfg, more, d, router_weights=w), want):
-        assert np.array_equal(as_bytes(got), as_bytes(out)) and not np.isnan(got.astype(np.float32)).any()
+        assert (
+            np.array_equal(as_bytes(got), as_bytes(out))
+            and not np.isnan(got.astype(np.float32)).any()
+        )
 
 
 def test_weights_as_a_function_equal_the_array_it_fills():
     cfg = config()
     _, _, d = dispatched_world(cfg)
     y = random_outputs(cfg, d)
-    tables = [np.random.default_rng(rank).random((one.num_tokens, 4)).astype(np.float32) for rank, one in enumerate(d)]
+    tables = [
+        np.random.default_rng(rank).random((one.num_tokens, 4)).astype(np.float32)
+        for rank, one in enumerate(d)
+    ]
 
     def weight(token, k, table, factor):
         return mul_rn(table[token, k], factor)
@@ -197,13 +236,22 @@ def test_weights_as_a_function_equal_the_array_it_fills():
     want = combine(cfg, y, d, router_weights=[mul_rn(table, 0.3) for table in tables])
     assert all(np.array_equal(as_bytes(a), as_bytes(b)) for a, b in zip(got, want))
     ones = combine(cfg, y, d, router_weights=lambda token, k: 1.0)
-    assert np.array_equal(ones[3], combine(cfg, y, d, router_weights=[np.ones_like(t) for t in tables])[3])
+    assert np.array_equal(
+        ones[3], combine(cfg, y, d, router_weights=[np.ones_like(t) for t in tables])[3]
+    )
 
 
 @pytest.mark.parametrize("combine_dtype", DTYPES)
-def test_the_epilogue_gets_the_rounded_value_after_the_shared_expert_and_is_rounded_once(combine_dtype):
+def test_the_epilogue_gets_the_rounded_value_after_the_shared_expert_and_is_rounded_once(
+    combine_dtype,
+):
     for skip_a2a in (False, True):
-        cfg = config(combine_dtype=combine_dtype, fused_shared_expert=True, skip_a2a=skip_a2a, allreduce_world_size=4)
+        cfg = config(
+            combine_dtype=combine_dtype,
+            fused_shared_expert=True,
+            skip_a2a=skip_a2a,
+            allreduce_world_size=4,
+        )
         _, _, d = dispatched_world(cfg)
         y, w = random_outputs(cfg, d), random_weights(cfg, d)
         bias = [np.linspace(rank, 1, 24).astype(np.float32) for rank in range(4)]
@@ -216,7 +264,9 @@ def test_the_epilogue_gets_the_rounded_value_after_the_shared_expert_and_is_roun
         got = combine(cfg, y, d, router_weights=w, epilogue=epilogue, epilogue_args=(bias, 1.1))
         for rank, out in enumerate(got):
             for token in range(0, d[rank].num_tokens, 3):
-                want = expected(cfg, y, d, rank, token, w, lambda t, c, v: epilogue(t, c, v, bias[rank], 1.1))
+                want = expected(
+                    cfg, y, d, rank, token, w, lambda t, c, v: epilogue(t, c, v, bias[rank], 1.1)
+                )
                 assert np.array_equal(as_bytes(out[token]), as_bytes(want)), (rank, token)
 
 
@@ -230,8 +280,20 @@ def test_an_output_lambda_stores_what_the_epilogue_would_and_nothing_else_is_sto
     def store(token, col, value, out, bias):
         out[token, col] = add_rn(value, bias[col])
 
-    assert combine(cfg, y, d, router_weights=w, elementwise_lambda_fn=store, epilogue_args=(stored, bias)) == [None] * 4
-    want = combine(cfg, y, d, router_weights=w, epilogue=lambda t, c, v, b: add_rn(v, b[c]), epilogue_args=(bias,))
+    assert (
+        combine(
+            cfg, y, d, router_weights=w, elementwise_lambda_fn=store, epilogue_args=(stored, bias)
+        )
+        == [None] * 4
+    )
+    want = combine(
+        cfg,
+        y,
+        d,
+        router_weights=w,
+        epilogue=lambda t, c, v, b: add_rn(v, b[c]),
+        epilogue_args=(bias,),
+    )
     assert all(np.array_equal(as_bytes(a), as_bytes(b)) for a, b in zip(stored, want))
 
 
@@ -253,7 +315,14 @@ def test_shared_expert_is_added_in_the_output_type():
 
 
 def test_a_share_of_one_token_or_none_is_added_where_it_belongs():
-    cfg = config(n_experts=4, top_k=1, hidden=8, fused_shared_expert=True, skip_a2a=True, allreduce_world_size=4)
+    cfg = config(
+        n_experts=4,
+        top_k=1,
+        hidden=8,
+        fused_shared_expert=True,
+        skip_a2a=True,
+        allreduce_world_size=4,
+    )
     d = dispatch(cfg, [np.ones((3, 8), bfloat16)] * 4, [[[-1]] * 3] * 4)
     y = [np.full((len(one.src_info), 8), 10 + rank, bfloat16) for rank, one in enumerate(d)]
     out = combine(cfg, y, d, router_weights=[np.ones((3, 1), np.float32)] * 4)
@@ -261,7 +330,10 @@ def test_a_share_of_one_token_or_none_is_added_where_it_belongs():
 
 
 def test_under_skip_a2a_the_sum_over_ranks_is_the_whole_layer():
-    cfg, whole = config(skip_a2a=True, combine_dtype="fp32"), config(n_ranks=1, combine_dtype="fp32")
+    cfg, whole = (
+        config(skip_a2a=True, combine_dtype="fp32"),
+        config(n_ranks=1, combine_dtype="fp32"),
+    )
     x, ids, d = dispatched_world(cfg)
     one = dispatch(whole, x[:1], ids[:1])
     w = [np.ones((one[0].num_tokens, 4), np.float32)]
@@ -279,6 +351,8 @@ def test_more_tokens_than_one_block():
         acc = np.zeros((len(x[rank]), 2048), np.float32)
         for k in range(4):
             there = ids[rank][:, k] >= 0
-            acc[there] = fma_rn(w[rank][there, k, None], x[rank][there].astype(np.float32), acc[there])
+            acc[there] = fma_rn(
+                w[rank][there, k, None], x[rank][there].astype(np.float32), acc[there]
+            )
         assert np.array_equal(as_bytes(out[rank]), as_bytes(acc.astype(bfloat16)))
     assert format_of(cfg).token_size() == 4096

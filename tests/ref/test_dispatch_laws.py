@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 from ml_dtypes import bfloat16
-from small_worlds import FORMAT_IDS, FORMATS, as_bytes, assert_same, config, every_option, topk_ids, world
+from small_worlds import (
+    FORMAT_IDS,
+    FORMATS,
+    as_bytes,
+    assert_same,
+    config,
+    every_option,
+    topk_ids,
+    world,
+)
 
 from epmoe_ref import EPValueError, dispatch, format_of, segments, shared_expert_share
 
@@ -20,8 +29,15 @@ def expected_rows(cfg, ids, rank):
         groups.append([(0, rank, first + i, None) for i in range(n_rows)])
     for local in range(cfg.n_local_experts):
         expert = rank * cfg.n_local_experts + local
-        groups.append([(len(groups), src, t, k) for src in sources for t in range(len(ids[src]))
-                       for k in range(cfg.top_k) if ids[src][t, k] == expert])
+        groups.append(
+            [
+                (len(groups), src, t, k)
+                for src in sources
+                for t in range(len(ids[src]))
+                for k in range(cfg.top_k)
+                if ids[src][t, k] == expert
+            ]
+        )
     return [rows + [None] * (-len(rows) % multiple) for rows in groups]
 
 
@@ -34,9 +50,15 @@ def test_every_pair_arrives_once_in_the_order_expert_source_token_slot(name, slo
             rows = [row for group in groups for row in group]
             assert d.row_offsets.tolist() == [0, *np.cumsum([len(group) for group in groups])]
             assert d.row_offsets.dtype == np.uint32
-            assert d.expert_ids.tolist() == list(range(cfg.n_groups)) and d.expert_ids.dtype == np.int32
+            assert (
+                d.expert_ids.tolist() == list(range(cfg.n_groups))
+                and d.expert_ids.dtype == np.int32
+            )
             want = [(-1, -1) if row is None or row[3] is None else row[2:] for row in rows]
-            assert d.src_info.tolist() == [list(pair) for pair in want] and d.src_info.dtype == np.int32
+            assert (
+                d.src_info.tolist() == [list(pair) for pair in want]
+                and d.src_info.dtype == np.int32
+            )
             assert len(d.output_tokens) == len(rows) == d.row_offsets[-1]
             assert np.array_equal(d.topk_ids, ids[rank]) and d.topk_ids.dtype == np.int32
             assert d.num_tokens == len(ids[rank])
@@ -58,12 +80,18 @@ def test_a_row_is_what_the_format_decodes_of_its_token(name, slots, hidden):
                     values, scales = sent[row[1]]
                     assert np.array_equal(as_bytes(d.output_tokens[at]), as_bytes(values[row[2]]))
                     if scales is not None:
-                        assert np.array_equal(as_bytes(scales_of_row(cfg, d, group, i)), as_bytes(scales[row[2]]))
+                        assert np.array_equal(
+                            as_bytes(scales_of_row(cfg, d, group, i)), as_bytes(scales[row[2]])
+                        )
 
 
 def scales_of_row(cfg, d, group, r):
     """The scales of row r of a group, by the formulas of the layouts."""
-    scales, row, k = d.output_scales, int(d.row_offsets[group]) + r, np.arange(format_of(cfg).n_scales())
+    scales, row, k = (
+        d.output_scales,
+        int(d.row_offsets[group]) + r,
+        np.arange(format_of(cfg).n_scales()),
+    )
     if cfg.token_format == "fp8_blockwise":
         return scales[:, row]
     if cfg.token_format != "mxfp4_rows":
@@ -72,20 +100,35 @@ def scales_of_row(cfg, d, group, r):
     if not cfg.fuse_a_scale_preshuffle:
         return scales[row]
     n, m_pad = len(k), -(-cfg.n_ranks * cfg.max_tokens_per_rank // 32) * 32
-    return scales.ravel()[group * m_pad * n + (r // 16) % 2 + 2 * ((k // 4) % 2) + 4 * (r % 16) + 64 * (k % 4)
-                          + 256 * (k // 8) + 32 * n * (r // 32)]
+    return scales.ravel()[
+        group * m_pad * n
+        + (r // 16) % 2
+        + 2 * ((k // 4) % 2)
+        + 4 * (r % 16)
+        + 64 * (k % 4)
+        + 256 * (k // 8)
+        + 32 * n * (r // 32)
+    ]
 
 
 @formats
 def test_scales_that_belong_to_no_row_are_zero(name, slots, hidden):
     for cfg in every_option(name, slots, hidden):
         x, ids = world(cfg)
-        x = [np.full(tokens.shape, 3, bfloat16) for tokens in x]            # so every scale byte that is used is not 0
+        x = [
+            np.full(tokens.shape, 3, bfloat16) for tokens in x
+        ]  # so every scale byte that is used is not 0
         for rank, d in enumerate(dispatch(cfg, x, ids)):
             if d.output_scales is not None:
-                used = sum(row is not None for group in expected_rows(cfg, ids, rank) for row in group)
-                assert np.count_nonzero(as_bytes(d.output_scales).reshape(d.output_scales.size, -1).any(axis=1)) \
+                used = sum(
+                    row is not None for group in expected_rows(cfg, ids, rank) for row in group
+                )
+                assert (
+                    np.count_nonzero(
+                        as_bytes(d.output_scales).reshape(d.output_scales.size, -1).any(axis=1)
+                    )
                     == used * format_of(cfg).n_scales()
+                )
 
 
 @formats
@@ -100,11 +143,16 @@ def test_fields_have_the_types_and_shapes_of_the_format(name, slots, hidden):
     if name == "bf16":
         assert d.output_scales is None
     n_tiles = sum(-(-int(n) // 128) for n in d.recv_count.sum(axis=1))
-    scales = {"fp8_blockwise": (np.float32, (hidden // 128, rows)),
-              "mxfp4_rows": ("float8_e8m0fnu", (4, 19, hidden // 256, 256) if slots else (rows, hidden // 32)),
-              "nvfp4": ("float8_e4m3fn", (n_tiles, hidden // 64, 32, 4, 4)),
-              "mxfp4": ("float8_e8m0fnu", (n_tiles, hidden // 128, 32, 4, 4)),
-              "mxfp8": ("float8_e8m0fnu", (n_tiles, hidden // 128, 32, 4, 4))}
+    scales = {
+        "fp8_blockwise": (np.float32, (hidden // 128, rows)),
+        "mxfp4_rows": (
+            "float8_e8m0fnu",
+            (4, 19, hidden // 256, 256) if slots else (rows, hidden // 32),
+        ),
+        "nvfp4": ("float8_e4m3fn", (n_tiles, hidden // 64, 32, 4, 4)),
+        "mxfp4": ("float8_e8m0fnu", (n_tiles, hidden // 128, 32, 4, 4)),
+        "mxfp8": ("float8_e8m0fnu", (n_tiles, hidden // 128, 32, 4, 4)),
+    }
     if name in scales:
         assert (d.output_scales.dtype, d.output_scales.shape) == scales[name]
     assert (d.scales_offset is not None) == (name in ("nvfp4", "mxfp4", "mxfp8"))
@@ -118,7 +166,9 @@ def test_recv_count_counts_segments(name, slots, hidden):
             assert d.recv_count.shape == (4, cfg.n_src_ranks) and d.recv_count.dtype == np.int32
             for local in range(4):
                 for index, src in enumerate([rank] if cfg.skip_a2a else range(4)):
-                    assert d.recv_count[local, index] == np.count_nonzero(ids[src] == 4 * rank + local)
+                    assert d.recv_count[local, index] == np.count_nonzero(
+                        ids[src] == 4 * rank + local
+                    )
             rows = [i for s in segments(d) for i in range(s.start, s.end)]
             assert rows == np.flatnonzero(d.src_info[:, 0] >= 0).tolist()
 
@@ -151,7 +201,11 @@ def test_any_integer_type_of_ids_and_any_strides(dtype):
     x, _ = world(cfg)
     ids = [topk_ids(cfg, len(tokens), rng, empty_slots=0) for tokens in x]
     want = dispatch(cfg, x, ids)
-    got = dispatch(cfg, [np.asfortranarray(t) for t in x], [np.repeat(i, 2, axis=1)[:, ::2].astype(dtype) for i in ids])
+    got = dispatch(
+        cfg,
+        [np.asfortranarray(t) for t in x],
+        [np.repeat(i, 2, axis=1)[:, ::2].astype(dtype) for i in ids],
+    )
     for rank in range(4):
         assert_same(got[rank], want[rank])
 
@@ -170,7 +224,9 @@ def test_inputs_are_left_alone_and_results_are_copies():
 def test_one_rank_one_expert_one_token():
     cfg = config(n_ranks=1, n_experts=1, top_k=1, hidden=8, max_tokens=1)
     d = dispatch(cfg, [np.arange(8).astype(bfloat16)[None]], [[[0]]])[0]
-    assert d.output_tokens.astype(int).tolist() == [list(range(8))] and d.src_info.tolist() == [[0, 0]]
+    assert d.output_tokens.astype(int).tolist() == [list(range(8))] and d.src_info.tolist() == [
+        [0, 0]
+    ]
 
 
 def test_input_scale_is_a_number_a_list_or_a_function_read_at_zero():
@@ -190,9 +246,9 @@ def test_input_scale_is_a_number_a_list_or_a_function_read_at_zero():
     per_rank = dispatch(cfg, x, ids, input_scale=[1, 2, 32, 4])
     fmt = format_of(cfg)
     for s in segments(per_rank[1]):
-        token = per_rank[1].src_info[s.start:s.end, 0]
+        token = per_rank[1].src_info[s.start : s.end, 0]
         values, _ = fmt.decode(fmt.encode(x[s.src_rank], [1, 2, 32, 4][s.src_rank]))
-        assert np.array_equal(per_rank[1].output_tokens[s.start:s.end], values[token])
+        assert np.array_equal(per_rank[1].output_tokens[s.start : s.end], values[token])
 
 
 def test_other_formats_do_not_even_look_at_the_input_scale():
@@ -207,11 +263,16 @@ def test_tokens_of_other_types_are_rounded_once_to_bf16(dtype):
     x = [np.linspace(-3, 300, 16).reshape(2, 8).astype(dtype) for _ in range(cfg.n_ranks)]
     ids = [np.array([[0], [3]])] * cfg.n_ranks
     got, right = dispatch(cfg, x, ids), dispatch(cfg, [a.astype(bfloat16) for a in x], ids)
-    assert all(np.array_equal(g.output_tokens.view(np.uint16), r.output_tokens.view(np.uint16))
-               for g, r in zip(got, right))
+    assert all(
+        np.array_equal(g.output_tokens.view(np.uint16), r.output_tokens.view(np.uint16))
+        for g, r in zip(got, right)
+    )
     with pytest.raises(EPValueError, match="for the bf16 format also float16 or float32"):
-        dispatch(config(n_experts=4, top_k=1, hidden=128, token_format="mxfp8"),
-                 [np.zeros((1, 128), dtype)] * cfg.n_ranks, [np.array([[0]])] * cfg.n_ranks)
+        dispatch(
+            config(n_experts=4, top_k=1, hidden=128, token_format="mxfp8"),
+            [np.zeros((1, 128), dtype)] * cfg.n_ranks,
+            [np.array([[0]])] * cfg.n_ranks,
+        )
 
 
 @pytest.mark.parametrize("world", [1, 2, 8])
@@ -219,4 +280,6 @@ def test_ranks_share_the_shared_expert_by_their_number_modulo_the_world_size(wor
     cfg = config(skip_a2a=True, fused_shared_expert=True, allreduce_world_size=world)
     shares = [shared_expert_share(cfg, rank, 11) for rank in range(cfg.n_ranks)]
     parts = [len(p) for p in np.array_split(np.arange(11), world)]
-    assert shares == [(sum(parts[:rank % world]), parts[rank % world]) for rank in range(cfg.n_ranks)]
+    assert shares == [
+        (sum(parts[: rank % world]), parts[rank % world]) for rank in range(cfg.n_ranks)
+    ]

@@ -15,7 +15,7 @@ def nearest_float32(value: Fraction) -> float:
     if Fraction(2) ** exponent > magnitude:
         exponent -= 1
     ulp = Fraction(2) ** max(exponent - 23, -149)
-    rounded = round(magnitude / ulp) * ulp          # Python rounds a half to even
+    rounded = round(magnitude / ulp) * ulp  # Python rounds a half to even
     result = float(rounded) if rounded < 2**128 else float("inf")
     return result if value >= 0 else -result
 
@@ -45,18 +45,26 @@ def subnormal_half_way(rng, n):
     sign = np.where(rng.random(n) < 0.5, 1, -1)
     a = 2.0**-75 * (1 + 2.0**-23 * rng.integers(-1, 2, n))
     b = 2.0**-75 * (1 + 2.0**-23 * rng.integers(-1, 2, n)) * sign
-    c = rng.integers(-2**20, 2**20, n) * 2.0**-149
+    c = rng.integers(-(2**20), 2**20, n) * 2.0**-149
     return a.astype(np.float32), b.astype(np.float32), c.astype(np.float32)
 
 
 def router_weights_and_bf16(rng, n):
     bf16 = (rng.integers(0, 2**16, n, dtype=np.uint32) << 16).view(np.float32)
-    return rng.random(n, dtype=np.float32), np.where(np.isfinite(bf16), bf16, np.float32(1)), any_float32(rng, n)
+    return (
+        rng.random(n, dtype=np.float32),
+        np.where(np.isfinite(bf16), bf16, np.float32(1)),
+        any_float32(rng, n),
+    )
 
 
-CASES = {"any": lambda rng, n: tuple(any_float32(rng, n) for _ in range(3)), "half way": half_way,
-         "subnormal": subnormal_result,
-         "subnormal half way": subnormal_half_way, "weights": router_weights_and_bf16}
+CASES = {
+    "any": lambda rng, n: tuple(any_float32(rng, n) for _ in range(3)),
+    "half way": half_way,
+    "subnormal": subnormal_result,
+    "subnormal half way": subnormal_half_way,
+    "weights": router_weights_and_bf16,
+}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -78,7 +86,9 @@ def test_the_half_way_cases_catch_a_second_rounding(case):
 def test_mul_and_add_round_once_and_keep_subnormals():
     rng = np.random.default_rng(2)
     a, b = subnormal_result(rng, 500)[0], any_float32(rng, 500)
-    for x, y, product, total in zip(a.tolist(), b.tolist(), mul_rn(a, b).tolist(), add_rn(a, b).tolist()):
+    for x, y, product, total in zip(
+        a.tolist(), b.tolist(), mul_rn(a, b).tolist(), add_rn(a, b).tolist()
+    ):
         assert product == nearest_float32(Fraction(x) * Fraction(y))
         assert total == nearest_float32(Fraction(x) + Fraction(y))
     assert mul_rn(2.0**-100, 2.0**-49) == 2.0**-149
@@ -86,8 +96,15 @@ def test_mul_and_add_round_once_and_keep_subnormals():
 
 def test_special_values():
     inf, nan = np.inf, np.nan
-    assert fma_rn(inf, 1, 1) == inf and fma_rn(-inf, 1, 1) == -inf and fma_rn(2.0**127, 2, -inf) == -inf
-    assert all(np.isnan(x) for x in (fma_rn(inf, 0, 1), fma_rn(nan, 1, 1), fma_rn(inf, 1, -inf), fma_rn(1, 1, nan)))
+    assert (
+        fma_rn(inf, 1, 1) == inf
+        and fma_rn(-inf, 1, 1) == -inf
+        and fma_rn(2.0**127, 2, -inf) == -inf
+    )
+    assert all(
+        np.isnan(x)
+        for x in (fma_rn(inf, 0, 1), fma_rn(nan, 1, 1), fma_rn(inf, 1, -inf), fma_rn(1, 1, nan))
+    )
     assert fma_rn(2.0**127, 2, 0) == inf and mul_rn(2.0**127, 2) == inf
     # The largest float32 plus just under half its ulp stays finite.
     largest = float(np.finfo(np.float32).max)
@@ -96,11 +113,14 @@ def test_special_values():
 
 def test_sign_of_zero():
     assert not np.signbit(fma_rn(-1, 0, 0)) and np.signbit(fma_rn(-1, 0, -0.0))
-    assert np.signbit(fma_rn(-2.0**-100, 2.0**-100, 0))        # an underflow, not a cancellation
+    assert np.signbit(fma_rn(-(2.0**-100), 2.0**-100, 0))  # an underflow, not a cancellation
 
 
 def test_words_broadcast_and_give_float32():
     out = fma_rn(np.ones((3, 1)), np.arange(4), 0.5)
     assert out.dtype == np.float32 and out.shape == (3, 4) and out[2, 3] == 3.5
-    assert all(type(word(1, 2)) is np.float32 for word in (mul_rn, add_rn)) and type(fma_rn(1, 2, 3)) is np.float32
+    assert (
+        all(type(word(1, 2)) is np.float32 for word in (mul_rn, add_rn))
+        and type(fma_rn(1, 2, 3)) is np.float32
+    )
     assert fma_rn(np.empty((0, 5)), 1, 1).shape == (0, 5)

@@ -20,10 +20,10 @@ def test_e4m3_is_the_nearest_code_and_saturates():
     got = codes(casts.to_e4m3(X))
     with np.errstate(invalid="ignore"):
         theirs = codes(X.astype(float8_e4m3fn))
-    finite = np.abs(X) <= 464                               # above, ml_dtypes gives NaN
+    finite = np.abs(X) <= 464  # above, ml_dtypes gives NaN
     assert np.array_equal(got[finite], theirs[finite])
     assert (got[(X > 464)] == 0x7E).all() and (got[X < -464] == 0xFE).all()
-    assert (got[NAN] == 0x7F).all()                         # ml_dtypes keeps the sign
+    assert (got[NAN] == 0x7F).all()  # ml_dtypes keeps the sign
 
 
 def test_e4m3_ties_go_to_the_even_code():
@@ -32,14 +32,37 @@ def test_e4m3_ties_go_to_the_even_code():
     even = np.arange(0x7E) + np.arange(0x7E) % 2
     assert np.array_equal(codes(casts.to_e4m3(middle)), even)
     assert np.array_equal(codes(casts.to_e4m3(-middle)), even + 0x80)
-    assert np.array_equal(codes(casts.to_e4m3(np.nextafter(middle, np.float32(np.inf)))), np.arange(1, 0x7F))
-    assert np.array_equal(codes(casts.to_e4m3(np.nextafter(middle, np.float32(0)))), np.arange(0x7E))
+    assert np.array_equal(
+        codes(casts.to_e4m3(np.nextafter(middle, np.float32(np.inf)))), np.arange(1, 0x7F)
+    )
+    assert np.array_equal(
+        codes(casts.to_e4m3(np.nextafter(middle, np.float32(0)))), np.arange(0x7E)
+    )
 
 
-@pytest.mark.parametrize("bits, byte", [
-    (0x003FFFFF, 0), (0x00400000, 0), (0x00400001, 1), (0x7F800000, 255), (0x403FFFFF, 129), (0x40400001, 129),
-    (0x00000000, 0), (0x3F800000, 127), (0x40800000, 129), (0x45800000, 139), (0x80000000, 0), (0xC5800000, 139),
-    (0xBF800000, 127), (0x7F000000, 254), (0x7F7FFFFF, 254), (0x7FC00000, 255), (0xFFC00001, 255), (0x00800001, 2)])
+@pytest.mark.parametrize(
+    "bits, byte",
+    [
+        (0x003FFFFF, 0),
+        (0x00400000, 0),
+        (0x00400001, 1),
+        (0x7F800000, 255),
+        (0x403FFFFF, 129),
+        (0x40400001, 129),
+        (0x00000000, 0),
+        (0x3F800000, 127),
+        (0x40800000, 129),
+        (0x45800000, 139),
+        (0x80000000, 0),
+        (0xC5800000, 139),
+        (0xBF800000, 127),
+        (0x7F000000, 254),
+        (0x7F7FFFFF, 254),
+        (0x7FC00000, 255),
+        (0xFFC00001, 255),
+        (0x00800001, 2),
+    ],
+)
 def test_e8m0_vectors(bits, byte):
     assert codes(casts.to_e8m0(np.array([bits], np.uint32).view(np.float32)))[0] == byte
 
@@ -49,7 +72,9 @@ def test_e8m0_is_the_power_of_two_that_is_not_smaller():
     x, scale = np.abs(X[finite]), casts.e8m0_to_float32(casts.to_e8m0(X[finite]))
     covered = x <= 2.0**127
     assert (scale[covered] >= x[covered]).all() and (scale[~covered] == 2.0**127).all()
-    assert (scale[x > 2.0**-127] / 2 < x[x > 2.0**-127]).all() and (scale[x <= 2.0**-127] == 2.0**-127).all()
+    assert (scale[x > 2.0**-127] / 2 < x[x > 2.0**-127]).all() and (
+        scale[x <= 2.0**-127] == 2.0**-127
+    ).all()
     powers = np.exp2(np.arange(-126, 128)).astype(np.float32)
     assert np.array_equal(codes(casts.to_e8m0(powers)), codes(powers.astype(float8_e8m0fnu)))
 
@@ -57,7 +82,9 @@ def test_e8m0_is_the_power_of_two_that_is_not_smaller():
 def test_e8m0_decodes_as_ml_dtypes_does():
     byte = np.arange(256, dtype=np.uint8)
     got, theirs = casts.e8m0_to_float32(byte), byte.view(float8_e8m0fnu).astype(np.float32)
-    assert np.array_equal(got, theirs, equal_nan=True) and got[0] == 2.0**-127 and np.isnan(got[255])
+    assert (
+        np.array_equal(got, theirs, equal_nan=True) and got[0] == 2.0**-127 and np.isnan(got[255])
+    )
 
 
 def test_e2m1_is_the_nearest_code_and_saturates():
@@ -87,14 +114,18 @@ def test_e2m1_decodes_as_ml_dtypes_does_and_packs_the_even_element_low():
 
 
 def test_bf16_rounds_to_nearest_even_and_comes_back_unchanged():
-    assert np.array_equal(casts.to_output_type(X[~NAN], bfloat16).view(np.uint16), ALL_BF16[~NAN].view(np.uint16))
+    assert np.array_equal(
+        casts.to_output_type(X[~NAN], bfloat16).view(np.uint16), ALL_BF16[~NAN].view(np.uint16)
+    )
     bits = np.random.default_rng(0).integers(0, 2**32, 100_000, dtype=np.uint32)
-    bits = np.concatenate([bits, (bits & 0xFFFF0000) | 0x8000])                 # and as many ties
+    bits = np.concatenate([bits, (bits & 0xFFFF0000) | 0x8000])  # and as many ties
     x = bits.view(np.float32)
     bits, x = bits[~np.isnan(x)].astype(np.uint64), x[~np.isnan(x)]
     nearest = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     assert np.array_equal(casts.to_output_type(x, bfloat16).view(np.uint16), nearest)
-    assert casts.to_float32(ALL_BF16).tobytes() == (np.arange(65536, dtype=np.uint32) << 16).tobytes()
+    assert (
+        casts.to_float32(ALL_BF16).tobytes() == (np.arange(65536, dtype=np.uint32) << 16).tobytes()
+    )
 
 
 def test_absmax_starts_from_zero_and_ignores_nan():

@@ -25,15 +25,19 @@ def by_hand():
 
 def test_after_dispatch_async_by_hand():
     first, second = by_hand().ranks
-    assert first.region("reserved").tolist() == first.region("finished").tolist() == [[1, 0], [1, 3]]
+    assert (
+        first.region("reserved").tolist() == first.region("finished").tolist() == [[1, 0], [1, 3]]
+    )
     assert second.region("reserved").tolist() == [[0, 1], [1, 0]]
     assert first.region("rank_completion").tolist() == [2, 2, 0, 0, 0, 0, 0, 0]
-    assert first.dispatch_recv_count.tolist() == [[1, 0], [1, 1]]       # of experts 0 and 1, by rank
+    assert first.dispatch_recv_count.tolist() == [[1, 0], [1, 1]]  # of experts 0 and 1, by rank
     assert second.dispatch_recv_count.tolist() == [[0, 1], [3, 0]]
-    message = second.dispatch_recv_buf[1, 0, 2]                         # expert 3, from rank 0, place 2: token 2
+    message = second.dispatch_recv_buf[1, 0, 2]  # expert 3, from rank 0, place 2: token 2
     assert message[:16].view(bfloat16).tolist() == X[0][2].tolist()
     assert message[16:20].view(np.int32) == 2 and message[32:36].view(np.uint16).tolist() == [3, 1]
-    assert (second.dispatch_recv_buf[0, 0] == 0xEE).all() and (second.dispatch_recv_buf[0, 1, 1:] == 0xEE).all()
+    assert (second.dispatch_recv_buf[0, 0] == 0xEE).all() and (
+        second.dispatch_recv_buf[0, 1, 1:] == 0xEE
+    ).all()
     assert second.dispatch_recv_buf[0, 1, 0, 32:36].view(np.uint16).tolist() == [2, 1]
     empty = first.dispatch_recv_buf[0, 1]
     assert (empty == 0xEE).all()
@@ -44,7 +48,11 @@ def test_after_dispatch_wait_by_hand():
     machine = by_hand()
     d = machine.dispatch_wait(1)
     state = machine.ranks[1]
-    assert d.src_info.tolist() == [[0, 0], [0, 1], [1, 0], [2, 0]] and d.row_offsets.tolist() == [0, 1, 4]
+    assert d.src_info.tolist() == [[0, 0], [0, 1], [1, 0], [2, 0]] and d.row_offsets.tolist() == [
+        0,
+        1,
+        4,
+    ]
     assert state.region("A").tolist() == [[[1024, 0], [1025, 1]], [[1028, 3], [1028, 0]]]
     assert (state.dispatch_recv_count == MAX_FINITE).all()
     for name in ("reserved", "finished", "rank_completion", "D", "E", "F", "G"):
@@ -57,14 +65,17 @@ def test_after_both_halves_of_combine_by_hand():
     for rank in range(2):
         machine.combine_async(rank, d[rank].output_tokens, d[rank].src_info)
     state = machine.ranks[0]
-    assert state.combine_recv_count.tolist() == [[1, 0], [1, 3]]        # experts 0, 1 of rank 0; experts 2, 3 of rank 1
+    assert state.combine_recv_count.tolist() == [
+        [1, 0],
+        [1, 3],
+    ]  # experts 0, 1 of rank 0; experts 2, 3 of rank 1
     for token, slot in np.argwhere(IDS[0] >= 0):
         assert state.combine_recv_buf[token, slot].view(bfloat16).tolist() == X[0][token].tolist()
-    assert (state.combine_recv_buf[1, 1] == 0xEE).all()                 # nobody's expert: nothing is sent
+    assert (state.combine_recv_buf[1, 1] == 0xEE).all()  # nobody's expert: nothing is sent
     machine.combine_wait(0)
     state = machine.ranks[0]
     assert (state.combine_recv_count == MAX_FINITE).all()
-    scratch = [*range(16 + 8, 16 + 16)]                                 # B and C
+    scratch = [*range(16 + 8, 16 + 16)]  # B and C
     assert not np.delete(state.ep_counters, scratch).any()
 
 
@@ -82,15 +93,32 @@ def test_only_peers_of_the_p2p_world_count_as_completed_and_skip_a2a_keeps_to_it
     cfg = EPConfig(4, 4, 1, 8, 2, p2p_world_size=2, use_shmem=True)
     state = dispatch_async(RankState.initial(cfg, 3), x, ids).state
     assert state.region("rank_completion").tolist() == [1, 1, 0, 0, 0, 0, 0, 0]
-    step = dispatch_async(RankState.initial(EPConfig(4, 8, 1, 8, 2, p2p_world_size=2, skip_a2a=True), 1), x, ids)
-    assert step.writes == [] and step.state.region("rank_completion").tolist() == [0, 2, 0, 0, 0, 0, 0, 0]
-    assert step.state.region("reserved").tolist() == [[0], [1]] == step.state.dispatch_recv_count.tolist()
+    step = dispatch_async(
+        RankState.initial(EPConfig(4, 8, 1, 8, 2, p2p_world_size=2, skip_a2a=True), 1), x, ids
+    )
+    assert step.writes == [] and step.state.region("rank_completion").tolist() == [
+        0,
+        2,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+    ]
+    assert (
+        step.state.region("reserved").tolist()
+        == [[0], [1]]
+        == step.state.dispatch_recv_count.tolist()
+    )
 
 
 def test_places_are_taken_in_the_order_of_claims():
     claims = [[2, 0], [0, 1], [2, 1], [1, 0], [0, 0]]
     step = dispatch_async(RankState.initial(CFG, 0), X[0], IDS[0], claims=claims)
-    [messages] = [w.value for w in step.writes if w.region == "dispatch_recv_buf" and w.index[:2] == (1, 0)]
+    [messages] = [
+        w.value for w in step.writes if w.region == "dispatch_recv_buf" and w.index[:2] == (1, 0)
+    ]
     assert messages[:, 16:20].view(np.int32)[:, 0].tolist() == [2, 0, 1]
     with pytest.raises(EPValueError, match="each of the 5"):
         dispatch_async(RankState.initial(CFG, 0), X[0], IDS[0], claims=claims[1:])
@@ -100,15 +128,21 @@ def test_a_signal_stands_after_the_messages_that_it_covers_and_every_expert_gets
     step = dispatch_async(RankState.initial(CFG, 0), X[0], IDS[0])
     own = dispatch_async(RankState.initial(CFG, 0), X[0], IDS[0]).state
     assert [(w.dst_rank, w.region, w.index[:2]) for w in step.writes] == [
-        (1, region, (local_expert, 0)) for local_expert in range(2)
-        for region in ("dispatch_recv_buf", "dispatch_recv_count")]
+        (1, region, (local_expert, 0))
+        for local_expert in range(2)
+        for region in ("dispatch_recv_buf", "dispatch_recv_count")
+    ]
     assert own.dispatch_recv_count[:, 0].tolist() == [1, 1]
 
 
 def test_a_step_leaves_the_state_that_it_is_given_as_it_is():
     before = RankState.initial(CFG, 0)
     after = dispatch_async(before, X[0], IDS[0]).state
-    assert not before.ep_counters.any() and before.next_step == "dispatch_async" and not before.dispatch_recv_buf.any()
+    assert (
+        not before.ep_counters.any()
+        and before.next_step == "dispatch_async"
+        and not before.dispatch_recv_buf.any()
+    )
     assert (before.dispatch_recv_count == MAX_FINITE).all() and after.next_step == "dispatch_wait"
 
 
@@ -119,17 +153,34 @@ def test_what_comes_from_another_p2p_world_may_be_under_way_until_the_wait():
         machine.dispatch_async(rank, X[rank], IDS[rank])
     state = machine.ranks[1]
     may = may_be_under_way(state)
-    assert may.tolist() == [[True, False], [True, False]] and not may_be_under_way(machine.ranks[0])[:, 0].any()
-    without = RankState.initial(cfg, 1)     # as if nothing had come yet
-    for name, held in (("dispatch_recv_count", without.dispatch_recv_count), ("dispatch_recv_buf", None)):
-        held = in_token_order(cfg, without.dispatch_recv_buf, state.messages_here)[0] if held is None else held
-        assert len(words(state)[name].wrong(held)) > len(words(state, may)[name].wrong(held)) > 0   # its own have come
+    assert (
+        may.tolist() == [[True, False], [True, False]]
+        and not may_be_under_way(machine.ranks[0])[:, 0].any()
+    )
+    without = RankState.initial(cfg, 1)  # as if nothing had come yet
+    for name, held in (
+        ("dispatch_recv_count", without.dispatch_recv_count),
+        ("dispatch_recv_buf", None),
+    ):
+        held = (
+            in_token_order(cfg, without.dispatch_recv_buf, state.messages_here)[0]
+            if held is None
+            else held
+        )
+        assert (
+            len(words(state)[name].wrong(held)) > len(words(state, may)[name].wrong(held)) > 0
+        )  # its own have come
     d = [machine.dispatch_wait(rank) for rank in range(2)]
     assert not may_be_under_way(machine.ranks[1]).any()
     for rank in range(2):
         machine.combine_async(rank, d[rank].output_tokens, d[rank].src_info)
-    fixed, free = (words(machine.ranks[1], under_way)["combine_recv_buf"].free for under_way in (None, may))
-    assert not fixed[0].any() and free[0].all(axis=-1).tolist() == [False, True]    # experts 2 and 1: of ranks 1 and 0
+    fixed, free = (
+        words(machine.ranks[1], under_way)["combine_recv_buf"].free for under_way in (None, may)
+    )
+    assert not fixed[0].any() and free[0].all(axis=-1).tolist() == [
+        False,
+        True,
+    ]  # experts 2 and 1: of ranks 1 and 0
 
 
 @settings(max_examples=30, deadline=None)
@@ -141,10 +192,17 @@ def test_after_conditions_hold_after_every_step_of_random_worlds(data):
     def check(machine, rank):
         state = machine.ranks[rank]
         done = STEPS[STEPS.index(state.next_step) - 1]
-        nonzero = {name for name, (start, size) in EPLocalSyncCounters[cfg.n_experts].regions().items()
-                   if state.ep_counters[start:start + size].any()} - {"B", "C"}
-        allowed = {"dispatch_async": {"reserved", "finished", "rank_completion"}, "dispatch_wait": {"A"},
-                   "combine_async": {"A"}, "combine_wait": set()}[done]
+        nonzero = {
+            name
+            for name, (start, size) in EPLocalSyncCounters[cfg.n_experts].regions().items()
+            if state.ep_counters[start : start + size].any()
+        } - {"B", "C"}
+        allowed = {
+            "dispatch_async": {"reserved", "finished", "rank_completion"},
+            "dispatch_wait": {"A"},
+            "combine_async": {"A"},
+            "combine_wait": set(),
+        }[done]
         assert nonzero <= allowed
         if done == "dispatch_wait":
             assert (state.dispatch_recv_count == MAX_FINITE).all()
@@ -164,27 +222,34 @@ def test_another_order_than_the_four_steps_is_refused():
     with pytest.raises(EPStateError, match="rank 0: dispatch_async before dispatch_wait"):
         machine.dispatch_async(0, X[0], IDS[0])
     d = machine.dispatch_wait(0)
-    for wrong in (lambda: machine.dispatch_async(0, X[0], IDS[0]), lambda: machine.dispatch_wait(0),
-                  lambda: machine.combine_wait(0)):
+    for wrong in (
+        lambda: machine.dispatch_async(0, X[0], IDS[0]),
+        lambda: machine.dispatch_wait(0),
+        lambda: machine.combine_wait(0),
+    ):
         with pytest.raises(EPStateError):
             wrong()
     machine.combine_async(0, d.output_tokens, d.src_info)
     with pytest.raises(EPStateError, match="combine_async before combine_wait"):
         machine.combine_async(0, d.output_tokens, d.src_info)
-    assert machine.ready() == [1]       # rank 0 waits for rank 1's rows
+    assert machine.ready() == [1]  # rank 0 waits for rank 1's rows
 
 
 def test_a_wait_without_all_signals_names_the_missing_ones():
     machine = World(CFG)
     machine.dispatch_async(0, X[0], IDS[0])
-    with pytest.raises(EPStateError, match=r"dispatch_recv_count has not arrived from .* \(0, 1\), \(1, 1\)"):
+    with pytest.raises(
+        EPStateError, match=r"dispatch_recv_count has not arrived from .* \(0, 1\), \(1, 1\)"
+    ):
         machine.dispatch_wait(0)
     assert machine.ready() == [1]
 
 
 def test_a_second_signal_before_the_first_is_taken_is_refused():
     state = RankState.initial(CFG, 0).received([Write(0, "dispatch_recv_count", (1, 1), 2)])
-    with pytest.raises(EPStateError, match=r"second signal for dispatch_recv_count\[1, 1\], which holds 2"):
+    with pytest.raises(
+        EPStateError, match=r"second signal for dispatch_recv_count\[1, 1\], which holds 2"
+    ):
         state.received([Write(0, "dispatch_recv_count", (1, 1), 3)])
 
 

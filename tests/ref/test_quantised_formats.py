@@ -5,27 +5,41 @@ import pytest
 from ml_dtypes import bfloat16
 from small_worlds import FORMAT_IDS, FORMATS, config, tokens
 
-from epmoe_ref import (BF16TokenFormat, BlockwiseFP8TokenFormat, MXFP4TokenFormat, NVBlockScaledTokenFormat, casts,
-                       format_of)
+from epmoe_ref import (
+    BF16TokenFormat,
+    BlockwiseFP8TokenFormat,
+    MXFP4TokenFormat,
+    NVBlockScaledTokenFormat,
+    casts,
+    format_of,
+)
 
 F32 = np.float32
 FP8 = BlockwiseFP8TokenFormat(128, 1)
-NVFP4, NVMXFP4, NVMXFP8 = (NVBlockScaledTokenFormat(128, 1, kind=kind) for kind in ("nvfp4", "mxfp4", "mxfp8"))
+NVFP4, NVMXFP4, NVMXFP8 = (
+    NVBlockScaledTokenFormat(128, 1, kind=kind) for kind in ("nvfp4", "mxfp4", "mxfp8")
+)
 MXFP4 = MXFP4TokenFormat(128, 1)
-QUANTISED = {"fp8_blockwise": FP8, "nvfp4": NVFP4, "mxfp4": NVMXFP4, "mxfp8": NVMXFP8, "mxfp4_rows": MXFP4}
+QUANTISED = {
+    "fp8_blockwise": FP8,
+    "nvfp4": NVFP4,
+    "mxfp4": NVMXFP4,
+    "mxfp8": NVMXFP8,
+    "mxfp4_rows": MXFP4,
+}
 INF, NAN = np.inf, np.nan
 
 
 def encode(fmt, first_values, fill=0.0, input_scale=1.0):
     """Codes of a group that starts with the values and goes on with `fill`, and its scale byte or float."""
     x = np.full((1, 128), fill, np.float32)
-    x[0, :len(first_values)] = first_values
+    x[0, : len(first_values)] = first_values
     values, scales = fmt.decode(fmt.encode(x.astype(bfloat16), input_scale))
     values = values.view(np.uint8)
     if values.shape[1] == 64:
         values = casts.unpack_e2m1(values)
     scale = scales[0, 0] if scales.dtype == np.float32 else int(scales.view(np.uint8)[0, 0])
-    return values[0, :max(len(first_values), 1)].tolist(), scale
+    return values[0, : max(len(first_values), 1)].tolist(), scale
 
 
 def dequantised(fmt, rows, input_scale=1.0):
@@ -34,24 +48,40 @@ def dequantised(fmt, rows, input_scale=1.0):
         values = casts.e2m1_to_float32(casts.unpack_e2m1(values))
     if scales.dtype != np.float32 and fmt is not NVFP4:
         scales = casts.e8m0_to_float32(scales)
-    x = values.astype(np.float64).reshape(len(rows), -1, fmt.group_size) * scales.astype(np.float64)[..., None]
+    x = (
+        values.astype(np.float64).reshape(len(rows), -1, fmt.group_size)
+        * scales.astype(np.float64)[..., None]
+    )
     return x.reshape(len(rows), -1) / (input_scale if fmt is NVFP4 else 1)
 
 
 def test_bf16_keeps_every_bit_pattern():
     rows = np.arange(65536, dtype=np.uint16).view(bfloat16).reshape(-1, 64)
-    assert BF16TokenFormat(64, 1).decode(BF16TokenFormat(64, 1).encode(rows))[0].tobytes() == rows.tobytes()
+    assert (
+        BF16TokenFormat(64, 1).decode(BF16TokenFormat(64, 1).encode(rows))[0].tobytes()
+        == rows.tobytes()
+    )
 
 
 # Half a step relative to the value, and for values below the first step relative to the largest of the group: the
 # largest is at 448 (FP8), near 6 (NVFP4), above 3, above 224 and above 3.5 scales.
-@pytest.mark.parametrize("fmt, relative, absolute", [
-    (FP8, 2**-4, 2**-10 / 448), (NVFP4, 0.25, 0.27 / 6), (NVMXFP4, 0.25, 0.25 / 3), (NVMXFP8, 2**-4, 2**-10 / 224),
-    (MXFP4, 0.25, 0.25 / 3.5)], ids=QUANTISED)
+@pytest.mark.parametrize(
+    "fmt, relative, absolute",
+    [
+        (FP8, 2**-4, 2**-10 / 448),
+        (NVFP4, 0.25, 0.27 / 6),
+        (NVMXFP4, 0.25, 0.25 / 3),
+        (NVMXFP8, 2**-4, 2**-10 / 224),
+        (MXFP4, 0.25, 0.25 / 3.5),
+    ],
+    ids=QUANTISED,
+)
 def test_values_come_back_within_half_a_step(fmt, relative, absolute):
     x = np.random.default_rng(0).standard_normal((200, 128)).astype(bfloat16)
     exact = x.astype(np.float64)
-    largest = np.abs(exact).reshape(200, -1, fmt.group_size).max(axis=-1).repeat(fmt.group_size, axis=1)
+    largest = (
+        np.abs(exact).reshape(200, -1, fmt.group_size).max(axis=-1).repeat(fmt.group_size, axis=1)
+    )
     error = np.abs(dequantised(fmt, x) - exact)
     assert (error <= np.maximum(relative * np.abs(exact) * 1.01, absolute * largest)).all()
 
@@ -59,33 +89,46 @@ def test_values_come_back_within_half_a_step(fmt, relative, absolute):
 def test_fp8_by_hand():
     codes, scale = encode(FP8, [448, 1, -2, 464, 2.0**-9])
     assert scale == F32(464) / F32(448)
-    want = casts.to_e4m3(np.clip(F32([448, 1, -2, 464, 2.0**-9]) / scale, -448, 448)).view(np.uint8).tolist()
+    want = (
+        casts.to_e4m3(np.clip(F32([448, 1, -2, 464, 2.0**-9]) / scale, -448, 448))
+        .view(np.uint8)
+        .tolist()
+    )
     assert codes == want and codes[3] == 0x7E
     assert encode(FP8, [0.0, -0.0]) == ([0, 0x80], F32(1e-4) / F32(448))
     assert encode(FP8, [5e-5])[1] == F32(1e-4) / F32(448)
 
 
 def test_nvfp4_by_hand():
-    assert encode(NVFP4, [6, -3, 0.5, 0.2, -0.0]) == ([7, 13, 1, 0, 8], 0x38)         # scale 1.0
-    assert encode(NVFP4, [12, 6, 1]) == ([7, 5, 1], 0x40)                           # scale 2.0
+    assert encode(NVFP4, [6, -3, 0.5, 0.2, -0.0]) == ([7, 13, 1, 0, 8], 0x38)  # scale 1.0
+    assert encode(NVFP4, [12, 6, 1]) == ([7, 5, 1], 0x40)  # scale 2.0
     # With g = 64 the stored scale is 64 times as large and a value is code * scale / 64.
     assert encode(NVFP4, [6, -3, 0.5], input_scale=64.0) == ([7, 13, 1], 0x68)
     assert encode(NVFP4, [6e-4, 3e-4], input_scale=1024.0)[0] == [7, 5]
-    assert encode(NVFP4, [6e-4, 3e-4])[0] == [0, 0]                                 # without g the scale underflows
+    assert encode(NVFP4, [6e-4, 3e-4])[0] == [0, 0]  # without g the scale underflows
 
 
 def test_divisions_and_reciprocals_are_those_of_the_formulas():
     """Inputs at ties, where a division instead of a reciprocal, or the reverse, gives the neighbouring code."""
-    assert encode(FP8, [9.870529e-05], fill=1.078125)[0] == [18]            # x * (1 / s) would give 19
+    assert encode(FP8, [9.870529e-05], fill=1.078125)[0] == [18]  # x * (1 / s) would give 19
     # 1/6 is rounded up, so 3 * (6.25 * (1/6)) lies above the tie 3.125; 3 * (6.25 / 6) and (3 * (1/6)) * 6.25 do not.
     assert encode(NVFP4, [6.25], input_scale=3)[1] == 0x45
     # 1/3 is rounded up, so k comes out smaller than 1 / (f32(s8) / 3), and 0.15625 * k stays at the tie .25.
     assert encode(NVFP4, [0.15625], fill=1.1875, input_scale=3)[0] == [1]
 
 
-@pytest.mark.parametrize("fmt, largest, byte", [
-    (NVMXFP4, 6, 127), (NVMXFP4, 6.03125, 128), (NVMXFP4, 3, 126), (NVMXFP4, 1, 125), (NVMXFP8, 448, 127),
-    (NVMXFP8, 450, 128), (NVMXFP8, 1, 119)])
+@pytest.mark.parametrize(
+    "fmt, largest, byte",
+    [
+        (NVMXFP4, 6, 127),
+        (NVMXFP4, 6.03125, 128),
+        (NVMXFP4, 3, 126),
+        (NVMXFP4, 1, 125),
+        (NVMXFP8, 448, 127),
+        (NVMXFP8, 450, 128),
+        (NVMXFP8, 1, 119),
+    ],
+)
 def test_mx_scales_by_hand(fmt, largest, byte):
     # 1/6 and 1/448 are rounded to float32, so 6 * (1/6) may land on either side of 1: it is 1 exactly.
     codes, scale = encode(fmt, [largest, -largest / 2])
@@ -95,7 +138,9 @@ def test_mx_scales_by_hand(fmt, largest, byte):
     assert codes == cast(F32([exact, -exact / 2])).view(np.uint8).tolist()
 
 
-@pytest.mark.parametrize("largest, byte", [(1.6, 125), (6, 127), (7, 128), (0, 0), (3, 126), (5, 127), (3.5, 127)])
+@pytest.mark.parametrize(
+    "largest, byte", [(1.6, 125), (6, 127), (7, 128), (0, 0), (3, 126), (5, 127), (3.5, 127)]
+)
 def test_even_scales_by_hand(largest, byte):
     assert encode(MXFP4, [largest])[1] == byte
 
@@ -109,7 +154,7 @@ def test_a_zero_group_encodes_as_zeros_with_their_signs(name):
 
 @pytest.mark.parametrize("name", QUANTISED)
 def test_groups_of_the_smallest_numbers_never_become_nan(name):
-    tiny = 2.0**-133                                                   # the smallest bf16 subnormal
+    tiny = 2.0**-133  # the smallest bf16 subnormal
     codes, scale = encode(QUANTISED[name], [tiny, -tiny, 0])
     if name in ("mxfp4", "mxfp8"):
         # byte 0 is 2^-127, k = 2^127: the value is 2^-6 of the scale.
@@ -128,9 +173,16 @@ def test_nan_is_ignored_by_the_scale_and_encodes_as_itself(name):
     assert encode(fmt, [NAN], fill=NAN) == ([nan], encode(fmt, [0.0])[1])
 
 
-@pytest.mark.parametrize("name, codes, scale", [
-    ("fp8_blockwise", [0x7F, 0, 0x80, 0x7F], np.inf), ("nvfp4", [7, 0, 8, 15], 0x7E),
-    ("mxfp4", [7, 7, 7, 7], 0xFF), ("mxfp8", [0x7F] * 4, 0xFF), ("mxfp4_rows", [7, 0, 8, 15], 253)])
+@pytest.mark.parametrize(
+    "name, codes, scale",
+    [
+        ("fp8_blockwise", [0x7F, 0, 0x80, 0x7F], np.inf),
+        ("nvfp4", [7, 0, 8, 15], 0x7E),
+        ("mxfp4", [7, 7, 7, 7], 0xFF),
+        ("mxfp8", [0x7F] * 4, 0xFF),
+        ("mxfp4_rows", [7, 0, 8, 15], 253),
+    ],
+)
 def test_infinity_follows_the_formulas(name, codes, scale):
     assert encode(QUANTISED[name], [INF, 1, -1, -INF], fill=1) == (codes, scale)
 
@@ -152,7 +204,7 @@ def test_every_bf16_pattern_has_one_code_whatever_its_place_in_the_group(name, s
     fmt = format_of(config(name, slots, hidden))
     patterns = np.arange(65536, dtype=np.uint16).view(bfloat16)
     x = patterns.astype(np.float32)
-    small = patterns[~(np.abs(x) > 6)]                                        # NaN stays in
+    small = patterns[~(np.abs(x) > 6)]  # NaN stays in
     codes = {}
     for place in (0, 1, fmt.group_size // 2, fmt.group_size - 1):
         rows = np.zeros((len(small), hidden), bfloat16)
@@ -164,4 +216,6 @@ def test_every_bf16_pattern_has_one_code_whatever_its_place_in_the_group(name, s
     assert all(np.array_equal(codes[0], other) for other in codes.values())
     assert (codes[0][np.isnan(small.astype(np.float32))] == (7 if "fp4" in name else 0x7F)).all()
     signs = codes[0][~np.isnan(small.astype(np.float32))] >= (8 if "fp4" in name else 0x80)
-    assert np.array_equal(signs, np.signbit(small[~np.isnan(small.astype(np.float32))].astype(np.float32)))
+    assert np.array_equal(
+        signs, np.signbit(small[~np.isnan(small.astype(np.float32))].astype(np.float32))
+    )

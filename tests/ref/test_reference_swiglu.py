@@ -23,9 +23,11 @@ def in_float64(x, limit=None, alpha=1.702):
 
 def ulps(got, want):
     """Distance in bf16 steps, counted through zero."""
+
     def order(x):
         bits = x.astype(bfloat16).view(np.int16).astype(int)
         return np.where(bits < 0, -(bits & 0x7FFF), bits)
+
     return np.abs(order(got) - order(want)).max()
 
 
@@ -56,7 +58,9 @@ def test_clamps_pass_nan_on_and_act_on_one_side_of_the_gate():
     got = fused_silu(x, [0, 1], limit=7.0)[0].astype(np.float32)
     assert np.isnan(got[0])
     assert got[1] == bfloat16(2 * 7 / (1 + np.exp(-1.702 * 7))) and abs(got[2]) < 1e-20
-    assert got[3] == bfloat16(8 / (1 + np.exp(-1.702))) and got[4] == bfloat16(-6 / (1 + np.exp(-1.702)))
+    assert got[3] == bfloat16(8 / (1 + np.exp(-1.702))) and got[4] == bfloat16(
+        -6 / (1 + np.exp(-1.702))
+    )
 
 
 @pytest.mark.parametrize("limit", [None, 7.0])
@@ -69,25 +73,32 @@ def test_fp8_output_is_quantised_from_float32_with_transposed_scales(limit):
     largest = np.abs(want).reshape(9, 2, 128).max(axis=2)
     assert np.allclose(scales.T, np.maximum(largest, 1e-4) / 448, rtol=1e-6)
     value = tokens.astype(np.float64).reshape(9, 2, 128) * scales.T[..., None]
-    half_a_step = np.maximum(np.abs(want) / 15.9, 1.01 * 2.0**-10 / 448 * largest.repeat(128, axis=1))
+    half_a_step = np.maximum(
+        np.abs(want) / 15.9, 1.01 * 2.0**-10 / 448 * largest.repeat(128, axis=1)
+    )
     assert (np.abs(value.reshape(9, 256) - want) <= half_a_step).all()
 
 
 def test_fp8_of_values_that_bf16_holds_equals_the_token_format():
     x = np.zeros((4, 256), bfloat16)
-    x[:, :128] = 100                        # silu(100) is 100 exactly, so the result is 100 * up: two digits of bf16
+    x[:, :128] = 100  # silu(100) is 100 exactly, so the result is 100 * up: two digits of bf16
     x[:, 128:] = np.random.default_rng(0).integers(-2, 3, (4, 128)).astype(bfloat16)
     tokens, scales = fused_silu_fp8(x, [0, 4])
     fmt = BlockwiseFP8TokenFormat(128, 1)
     values, want_scales = fmt.decode(fmt.encode(fused_silu(x, [0, 4])))
-    assert np.array_equal(tokens.view(np.uint8), values.view(np.uint8)) and np.array_equal(scales.T, want_scales)
+    assert np.array_equal(tokens.view(np.uint8), values.view(np.uint8)) and np.array_equal(
+        scales.T, want_scales
+    )
 
 
 def test_exactly_the_rows_of_row_offsets_are_computed():
     x = gate_up(rows=12)
     x[9:] = np.nan
     assert len(fused_silu(x, OFFSETS)) == 9 and fused_silu_fp8(x, OFFSETS)[1].shape == (1, 9)
-    assert fused_silu(x, [0]).shape == (0, 128) and fused_silu_fp8(x[:0], [0, 0])[0].shape == (0, 128)
+    assert fused_silu(x, [0]).shape == (0, 128) and fused_silu_fp8(x[:0], [0, 0])[0].shape == (
+        0,
+        128,
+    )
 
 
 def test_rows_do_not_depend_on_each_other():
@@ -95,15 +106,39 @@ def test_rows_do_not_depend_on_each_other():
     assert np.array_equal(fused_silu(x, [0, 5000])[4321], fused_silu(x[4321:4322], [0, 1])[0])
 
 
-@pytest.mark.parametrize("call, args, options, words", [
-    (fused_silu, (np.ones((9, 4), np.float32), OFFSETS), {}, "gate_up has float32 and must be a bfloat16 array"),
-    (fused_silu, ([[1, 2]], [0, 1]), {}, "type list"),
-    (fused_silu, (np.ones((9, 3), bfloat16), OFFSETS), {}, r"\[9, 3\]"),
-    (fused_silu, (np.ones((8, 4), bfloat16), OFFSETS), {}, r"\[8, 4\] and must be \[9 or more rows, 2 \* width\]"),
-    (fused_silu, (np.ones((9, 4), bfloat16), OFFSETS), {"limit": 0}, "limit=0 must be positive"),
-    (fused_silu, (np.ones((9, 4), bfloat16), OFFSETS), {"limit": np.nan}, "limit=nan"),
-    (fused_silu, (np.ones((9, 4), bfloat16), OFFSETS), {"limit": 1, "alpha": np.inf}, "alpha=inf must be finite"),
-    (fused_silu_fp8, (np.ones((9, 192), bfloat16), OFFSETS), {}, "width=96 .* multiple of 128")])
+@pytest.mark.parametrize(
+    "call, args, options, words",
+    [
+        (
+            fused_silu,
+            (np.ones((9, 4), np.float32), OFFSETS),
+            {},
+            "gate_up has float32 and must be a bfloat16 array",
+        ),
+        (fused_silu, ([[1, 2]], [0, 1]), {}, "type list"),
+        (fused_silu, (np.ones((9, 3), bfloat16), OFFSETS), {}, r"\[9, 3\]"),
+        (
+            fused_silu,
+            (np.ones((8, 4), bfloat16), OFFSETS),
+            {},
+            r"\[8, 4\] and must be \[9 or more rows, 2 \* width\]",
+        ),
+        (
+            fused_silu,
+            (np.ones((9, 4), bfloat16), OFFSETS),
+            {"limit": 0},
+            "limit=0 must be positive",
+        ),
+        (fused_silu, (np.ones((9, 4), bfloat16), OFFSETS), {"limit": np.nan}, "limit=nan"),
+        (
+            fused_silu,
+            (np.ones((9, 4), bfloat16), OFFSETS),
+            {"limit": 1, "alpha": np.inf},
+            "alpha=inf must be finite",
+        ),
+        (fused_silu_fp8, (np.ones((9, 192), bfloat16), OFFSETS), {}, "width=96 .* multiple of 128"),
+    ],
+)
 def test_refusals(call, args, options, words):
     with pytest.raises(EPValueError, match=words):
         call(*args, **options)

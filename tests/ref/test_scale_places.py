@@ -51,8 +51,15 @@ def test_slot_layout_is_the_formula_and_one_to_one(n_columns):
     for slot in range(n_slots):
         got = places(slots_4d, shape, None, None, slot, m_pad)
         mn, k = np.arange(m_pad)[:, None], np.arange(n_columns)
-        formula = (slot * m_pad * n_columns + (mn // 16) % 2 + 2 * ((k // 4) % 2) + 4 * (mn % 16) + 64 * (k % 4)
-                   + 256 * (k // 8) + 32 * n_columns * (mn // 32))
+        formula = (
+            slot * m_pad * n_columns
+            + (mn // 16) % 2
+            + 2 * ((k // 4) % 2)
+            + 4 * (mn % 16)
+            + 64 * (k % 4)
+            + 256 * (k // 8)
+            + 32 * n_columns * (mn // 32)
+        )
         assert np.array_equal(got, formula)
         everywhere.append(got.ravel())
     assert np.array_equal(np.sort(np.concatenate(everywhere)), np.arange(np.prod(shape)))
@@ -60,5 +67,11 @@ def test_slot_layout_is_the_formula_and_one_to_one(n_columns):
 
 def test_plain_layouts():
     scales = np.arange(20).reshape(4, 5)
-    assert scales.ravel()[places(transposed, (4, 5), [0, 2], None, 1, 3)].tolist() == scales.T[2:].tolist()
-    assert scales.ravel()[places(row_major, (4, 5), [0, 2], None, 1, 2)].tolist() == scales[2:].tolist()
+    assert (
+        scales.ravel()[places(transposed, (4, 5), [0, 2], None, 1, 3)].tolist()
+        == scales.T[2:].tolist()
+    )
+    assert (
+        scales.ravel()[places(row_major, (4, 5), [0, 2], None, 1, 2)].tolist()
+        == scales[2:].tolist()
+    )

@@ -30,7 +30,15 @@ def test_regions_follow_each_other_without_gap_or_overlap(n):
     assert end == EPLocalSyncCounters(n).total_size()
     base = EPLocalSyncCounters(n).get_dispatch_wait_ptr()
     within = {name: regions[name][0] - base for name in "ABCDEFG"}
-    assert within == {"A": 0, "B": 2 * n, "C": 3 * n, "D": 4 * n, "E": 4 * n + 1, "F": 4 * n + 2, "G": 4 * n + 3}
+    assert within == {
+        "A": 0,
+        "B": 2 * n,
+        "C": 3 * n,
+        "D": 4 * n,
+        "E": 4 * n + 1,
+        "F": 4 * n + 2,
+        "G": 4 * n + 3,
+    }
 
 
 def test_with_a_buffer_the_pointers_are_slices_of_it():
@@ -45,8 +53,13 @@ class DeviceMemory:
     """What CuPy, Numba and torch show of an array on a GPU."""
 
     def __init__(self, address, shape, typestr="<i4", strides=None):
-        self.__cuda_array_interface__ = {"shape": shape, "typestr": typestr, "data": (address, False), "version": 3,
-                                         "strides": strides}
+        self.__cuda_array_interface__ = {
+            "shape": shape,
+            "typestr": typestr,
+            "data": (address, False),
+            "version": 3,
+            "strides": strides,
+        }
 
 
 class Allocation:
@@ -58,18 +71,41 @@ class Allocation:
 
 def test_sizes_need_no_memory_and_the_names_are_those_of_the_page():
     of_8 = EPLocalSyncCounters[8]
-    assert (of_8.dispatch_async_size(), of_8.dispatch_wait_size(), of_8.combine_async_size()) == (24, 36, 36)
-    assert (of_8.combine_wait_size(), of_8.total_size(), of_8.n_experts, of_8.ptr) == (16, 76, 8, None)
+    assert (of_8.dispatch_async_size(), of_8.dispatch_wait_size(), of_8.combine_async_size()) == (
+        24,
+        36,
+        36,
+    )
+    assert (of_8.combine_wait_size(), of_8.total_size(), of_8.n_experts, of_8.ptr) == (
+        16,
+        76,
+        8,
+        None,
+    )
     assert EPLocalSyncCounters.get_type_name() == of_8.get_type_name() == "EPLocalSyncCounters"
-    assert isinstance(of_8(4096), EPLocalSyncCounters) and repr(of_8(4096)) == "EPLocalSyncCounters[8](ptr=0x1000)"
+    assert (
+        isinstance(of_8(4096), EPLocalSyncCounters)
+        and repr(of_8(4096)) == "EPLocalSyncCounters[8](ptr=0x1000)"
+    )
 
 
-@pytest.mark.parametrize("memory", [4096, np.int64(4096), DeviceMemory(4096, (76,)), Allocation(4096, 304),
-                                    DeviceMemory(4096, (99,), strides=(4,))], ids=lambda memory: type(memory).__name__)
+@pytest.mark.parametrize(
+    "memory",
+    [
+        4096,
+        np.int64(4096),
+        DeviceMemory(4096, (76,)),
+        Allocation(4096, 304),
+        DeviceMemory(4096, (99,), strides=(4,)),
+    ],
+    ids=lambda memory: type(memory).__name__,
+)
 def test_over_device_memory_the_pointers_are_addresses_in_bytes(memory):
     of_8 = EPLocalSyncCounters[8]
     for counters in (of_8(memory), of_8(buffer=memory), EPLocalSyncCounters(8, memory)):
-        assert counters.ptr == counters.get_dispatch_async_ptr() == 4096 and counters.buffer is memory
+        assert (
+            counters.ptr == counters.get_dispatch_async_ptr() == 4096 and counters.buffer is memory
+        )
         assert counters.get_dispatch_wait_ptr() == counters.get_combine_async_ptr() == 4096 + 4 * 24
         assert counters.get_combine_wait_ptr() == 4096 + 4 * 60
     assert EPLocalSyncCounters[8](ptr=4096).ptr == EPLocalSyncCounters(8, ptr=4096).ptr == 4096
@@ -83,13 +119,27 @@ def test_over_an_array_ptr_is_its_address_and_a_copy_is_over_the_same_memory():
     assert np.flatnonzero(buffer).tolist() == [28]
 
 
-@pytest.mark.parametrize("n, buffer, words", [
-    (0, None, "n_experts=0"), (2.0, None, "n_experts=2.0"), (True, None, "n_experts=True"),
-    (8, np.zeros(75, np.int32), r"int32\[75\] must be an int32 array \[76\]"), (8, np.zeros(99), "float64"),
-    (8, np.zeros((4, 99), np.int32), r"\[4, 99\]"), (8, np.zeros(200, np.int32)[::2], "contiguous"),
-    (8, [0] * 99, "list"), (8, DeviceMemory(4096, (75,)), r"int32\[75\]"), (8, Allocation(4096, 303), "303 bytes"),
-    (8, DeviceMemory(4096, (99,), "<i8"), "int64"), (8, DeviceMemory(4096, (99,), strides=(8,)), "contiguous"),
-    (8, 0, "ptr=0"), (8, 4098, "ptr=4098"), (8, -4, "ptr=-4"), (8, True, "ptr=True")])
+@pytest.mark.parametrize(
+    "n, buffer, words",
+    [
+        (0, None, "n_experts=0"),
+        (2.0, None, "n_experts=2.0"),
+        (True, None, "n_experts=True"),
+        (8, np.zeros(75, np.int32), r"int32\[75\] must be an int32 array \[76\]"),
+        (8, np.zeros(99), "float64"),
+        (8, np.zeros((4, 99), np.int32), r"\[4, 99\]"),
+        (8, np.zeros(200, np.int32)[::2], "contiguous"),
+        (8, [0] * 99, "list"),
+        (8, DeviceMemory(4096, (75,)), r"int32\[75\]"),
+        (8, Allocation(4096, 303), "303 bytes"),
+        (8, DeviceMemory(4096, (99,), "<i8"), "int64"),
+        (8, DeviceMemory(4096, (99,), strides=(8,)), "contiguous"),
+        (8, 0, "ptr=0"),
+        (8, 4098, "ptr=4098"),
+        (8, -4, "ptr=-4"),
+        (8, True, "ptr=True"),
+    ],
+)
 def test_refusals(n, buffer, words):
     with pytest.raises(EPValueError, match=words):
         EPLocalSyncCounters(n, buffer)

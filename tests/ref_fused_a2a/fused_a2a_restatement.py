@@ -50,7 +50,9 @@ def _e4m3_table():
     table = []
     for code in range(0x7F):  # 0x7F is NaN
         exponent, mantissa = code >> 3, code & 7
-        table.append(mantissa * 2.0**-9 if exponent == 0 else (8 + mantissa) * 2.0 ** (exponent - 10))
+        table.append(
+            mantissa * 2.0**-9 if exponent == 0 else (8 + mantissa) * 2.0 ** (exponent - 10)
+        )
     return table
 
 
@@ -112,13 +114,19 @@ def rows_routes(token_indices, num_experts):
         routes.append([])
         for src in range(n_ranks):
             for token in range(len(token_indices[src])):
-                if any(expert != -1 and expert // n_local == rank for expert in token_indices[src][token]):
+                if any(
+                    expert != -1 and expert // n_local == rank
+                    for expert in token_indices[src][token]
+                ):
                     routes[rank].append((src, token))
     return routes
 
 
 def rows_send(per_rank, routes):
-    return [matrix([per_rank[src][t] for src, t in to], per_rank[0].shape[1], per_rank[0].dtype) for to in routes]
+    return [
+        matrix([per_rank[src][t] for src, t in to], per_rank[0].shape[1], per_rank[0].dtype)
+        for to in routes
+    ]
 
 
 def rows_dispatch(x, token_indices, token_probs, num_experts):
@@ -147,7 +155,11 @@ def rows_return(rows, routes, num_tokens):
     for src, count in enumerate(num_tokens):
         sums = []
         for token in range(count):
-            own = [rows[rank][to.index((src, token))] for rank, to in enumerate(routes) if (src, token) in to]
+            own = [
+                rows[rank][to.index((src, token))]
+                for rank, to in enumerate(routes)
+                if (src, token) in to
+            ]
             sums.append(round_row(float32_sum(own, width), dtype))
         out.append(matrix(sums, width, dtype))
     return out
@@ -186,11 +198,17 @@ def hybrid_routes(routing_map, num_local_experts, num_permuted_tokens, pad_multi
 def hybrid_send(per_rank, routes):
     width, dtype = per_rank[0].shape[1], per_rank[0].dtype
     nothing = np.zeros(width, dtype)
-    return [matrix([nothing if r is PAD else per_rank[r[0]][r[1]] for r in to], width, dtype) for to in routes]
+    return [
+        matrix([nothing if r is PAD else per_rank[r[0]][r[1]] for r in to], width, dtype)
+        for to in routes
+    ]
 
 
 def hybrid_send_probs(probs, routes):
-    return [np.array([0 if r is PAD else probs[r[0]][r[1], r[2]] for r in to], np.float32) for to in routes]
+    return [
+        np.array([0 if r is PAD else probs[r[0]][r[1], r[2]] for r in to], np.float32)
+        for to in routes
+    ]
 
 
 def hybrid_return(rows, routes, num_tokens, p2p_world_size):
@@ -204,7 +222,11 @@ def hybrid_return(rows, routes, num_tokens, p2p_world_size):
             for first in range(0, n_ranks, p2p_world_size or n_ranks):
                 of_ranks = []
                 for rank in range(first, first + (p2p_world_size or n_ranks)):
-                    own = [row for row, r in zip(rows[rank], routes[rank]) if r is not PAD and r[:2] == (src, token)]
+                    own = [
+                        row
+                        for row, r in zip(rows[rank], routes[rank])
+                        if r is not PAD and r[:2] == (src, token)
+                    ]
                     if own:
                         of_ranks.append(round_row(float32_sum(own, width), dtype))
                 of_worlds.append(round_row(float32_sum(of_ranks, width), dtype))

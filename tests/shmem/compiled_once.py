@@ -24,11 +24,11 @@ def ask(source, cc, **options):
 nvrtc.compile = stand_in
 ask("put", (9, 0), ltoir=True)
 ask("put", (9, 0), ltoir=True)
-nvshmem_code._code.clear()                  # as in another process
+nvshmem_code._code.clear()  # as in another process
 ask("put", (9, 0), ltoir=True)
 ask("put, get", (9, 0), ltoir=True)
 ask("put", (10, 0), ltoir=True)
-ask("put", (9, 0))                          # PTX is not kept
+ask("put", (9, 0))  # PTX is not kept
 try:
     with nvshmem_code.compiled_once():
         raise KeyError

@@ -2,17 +2,31 @@
 
 import numpy as np
 import pytest
+
 from epmoe import device
-from epmoe.device import (kernel, ld_acquire_gpu_i32, ld_acquire_sys_u64, lane_id, load_u32,
-                          red_add_release_gpu_i32, store_u32, syncwarp, warp_id)
+from epmoe.device import (
+    kernel,
+    lane_id,
+    ld_acquire_gpu_i32,
+    ld_acquire_sys_u64,
+    load_u32,
+    red_add_release_gpu_i32,
+    store_u32,
+    syncwarp,
+    warp_id,
+)
 from epmoe.device.shmem import shmem_fence, shmem_put_nbi_warp, shmem_quiet, shmem_signal_set
 from epmoe_ref.errors import EPError, OutOfBoundsError, RaceError
 
 WORD, SOURCE, TARGET, OUT, COUNT, READ, ELSEWHERE = 0, 512, 1024, 1536, 64, 128, 2048
-BYTES = 512         # a vector for each lane
+BYTES = 512  # a vector for each lane
 SEEDS = range(12)
-REGIONS = [("word", WORD, (1,), "u8", ()), ("source", SOURCE, (128,), "u4", ("i",)),
-           ("target", TARGET, (128,), "u4", ("i",)), ("out", OUT, (128,), "u4", ("i",))]
+REGIONS = [
+    ("word", WORD, (1,), "u8", ()),
+    ("source", SOURCE, (128,), "u4", ("i",)),
+    ("target", TARGET, (128,), "u4", ("i",)),
+    ("out", OUT, (128,), "u4", ("i",)),
+]
 
 
 def fill(base, value):
@@ -39,6 +53,7 @@ def receive(base):
 
 def program(send, threads=32):
     """Rank 0 sends, rank 1 receives; params holds the rank's own address."""
+
     @kernel
     def two_ranks(params, num_tokens, my_rank):
         if my_rank == 0:
@@ -99,7 +114,7 @@ def put_signal(base):
     syncwarp()
     if lane_id() == 0:
         shmem_signal_set(base + WORD, 1, 1)
-    while ld_acquire_sys_u64(base + READ) == 0:     # rank 1 has read
+    while ld_acquire_sys_u64(base + READ) == 0:  # rank 1 has read
         pass
     shmem_quiet()
 
@@ -135,7 +150,7 @@ def no_fence(base):
 def put_fence_signal_in_one_thread(base):
     """A vector a lane, of which lane 0 signals its own."""
     fill(base, 7)
-    shmem_put_nbi_warp(base + TARGET, base + SOURCE, 16, 1)     # all of it is lane 0's
+    shmem_put_nbi_warp(base + TARGET, base + SOURCE, 16, 1)  # all of it is lane 0's
     if lane_id() == 0:
         shmem_fence()
         shmem_signal_set(base + WORD, 1, 1)
@@ -181,7 +196,11 @@ def another_warp_signals(base):
 
 
 def test_what_was_completed_is_seen_behind_the_signal():
-    for send, threads in ((put_quiet_signal, 32), (reuse_after_quiet, 32), (another_warp_signals, 64)):
+    for send, threads in (
+        (put_quiet_signal, 32),
+        (reuse_after_quiet, 32),
+        (another_warp_signals, 64),
+    ):
         assert values(program(send, threads)) == {7}
         assert not races(program(send, threads))
 
@@ -206,7 +225,9 @@ def test_a_signal_orders_nothing_without_a_fence():
 
 
 def test_a_fence_orders_what_one_thread_sends_to_one_rank():
-    assert {int(run(program(put_fence_signal_in_one_thread), seed, False)[0]) for seed in SEEDS} == {7}
+    assert {
+        int(run(program(put_fence_signal_in_one_thread), seed, False)[0]) for seed in SEEDS
+    } == {7}
     found = races(program(put_fence_signal_in_one_thread))
     assert not found, found[0]
 
@@ -219,15 +240,29 @@ def test_the_source_is_read_when_the_put_arrives():
 
 def test_a_seed_replays_exactly():
     for seed in SEEDS:
-        assert (run(program(put_signal), seed, False) == run(program(put_signal), seed, False)).all()
+        assert (
+            run(program(put_signal), seed, False) == run(program(put_signal), seed, False)
+        ).all()
 
 
-@pytest.mark.parametrize("arguments, error, words", [
-    ((ELSEWHERE + 512, SOURCE, BYTES, 1), OutOfBoundsError, "target .*not in the symmetric memory of rank 0"),
-    ((TARGET, ELSEWHERE + 512, BYTES, 1), OutOfBoundsError, "source .*not in the symmetric memory of rank 0"),
-    ((TARGET, SOURCE, BYTES, 2), EPError, "no rank 2 of 2"),
-    ((TARGET, SOURCE, 24, 1), EPError, "multiples of 16"),
-    ((TARGET + 8, SOURCE, 16, 1), EPError, "multiples of 16")])
+@pytest.mark.parametrize(
+    "arguments, error, words",
+    [
+        (
+            (ELSEWHERE + 512, SOURCE, BYTES, 1),
+            OutOfBoundsError,
+            "target .*not in the symmetric memory of rank 0",
+        ),
+        (
+            (TARGET, ELSEWHERE + 512, BYTES, 1),
+            OutOfBoundsError,
+            "source .*not in the symmetric memory of rank 0",
+        ),
+        ((TARGET, SOURCE, BYTES, 2), EPError, "no rank 2 of 2"),
+        ((TARGET, SOURCE, 24, 1), EPError, "multiples of 16"),
+        ((TARGET + 8, SOURCE, 16, 1), EPError, "multiples of 16"),
+    ],
+)
 def test_puts_outside_symmetric_memory_are_refused(arguments, error, words):
     def send(base):
         dst, src, nbytes, pe = arguments

@@ -1,7 +1,8 @@
 """Each step that orders puts and signals is needed: without it a round races, and may have wrong bytes."""
 
-import epmoe_ref
 import pytest
+
+import epmoe_ref
 from epmoe import EPConfig, ExpertParallel, LocalWorld, routing
 from epmoe.check import compare_combined, compare_dispatched
 from epmoe.device import lane_id, shmem, store_u32, syncwarp
@@ -9,12 +10,18 @@ from epmoe.kernels import combine, dispatch
 from epmoe_ref.errors import RaceError
 
 CFG = EPConfig(4, 8, 3, 64, 5, p2p_world_size=2, use_shmem=True)
-CACHES = (dispatch._compile_async, dispatch._compile_fused, combine._compile_async, combine._compile_fused)
+CACHES = (
+    dispatch._compile_async,
+    dispatch._compile_fused,
+    combine._compile_async,
+    combine._compile_fused,
+)
 
 
 @pytest.fixture
 def without(monkeypatch):
     """without(name, word): kernels are made with `word` in the place of a SHMEM word."""
+
     def put(name, word):
         monkeypatch.setattr(shmem, name, word)
         for cache in CACHES:
@@ -26,9 +33,11 @@ def without(monkeypatch):
 
 
 def outcome(seed, racecheck, fused):
-    """"race", "different" or "equal"."""
+    """ "race", "different" or "equal"."""
     try:
-        with ExpertParallel(CFG, LocalWorld(4, seed=seed, racecheck=racecheck), fused=fused, kernels="fast") as ep:
+        with ExpertParallel(
+            CFG, LocalWorld(4, seed=seed, racecheck=racecheck), fused=fused, kernels="fast"
+        ) as ep:
             for number in range(2):
                 if round_differs(ep, routing.make(CFG, [1, number])):
                     return "different"
@@ -44,7 +53,9 @@ def round_differs(ep, routed):
     exact = [d.trimmed().numpy() for d in got]
     if any(compare_dispatched(CFG, rank, exact[rank], want[rank]) for rank in range(4)):
         return True
-    expected = epmoe_ref.combine(CFG, [d.output_tokens for d in want], want, router_weights=routed.topk_weights)
+    expected = epmoe_ref.combine(
+        CFG, [d.output_tokens for d in want], want, router_weights=routed.topk_weights
+    )
     out = ep.combine([d.output_tokens for d in exact], got, routed.topk_weights)
     return any(compare_combined(CFG, rank, out[rank], expected[rank]) for rank in range(4))
 
@@ -55,6 +66,7 @@ def nothing(*args):
 
 def reused_at_once(put):
     """A put whose source is written over right after it has begun, as by the next row in the same place."""
+
     def word(dst, src, nbytes, pe):
         put(dst, src, nbytes, pe)
         if lane_id() == 0:

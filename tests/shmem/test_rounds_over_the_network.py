@@ -4,12 +4,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
 from epmoe import EPConfig, ExpertParallel, LocalWorld, PeerTimeout, layout, routing
 from epmoe.verify.checked_rounds import Case, rounds_of
 
 PLAIN = dict(n_ranks=4, n_experts=8, top_k=3, hidden=64, max_tokens_per_rank=5, use_shmem=True)
-FORMATS = {"bf16": {}, "fp8_blockwise": dict(hidden=128), "nvfp4": {}, "mxfp4": dict(hidden=128),
-           "mxfp8": dict(hidden=128), "mxfp4_rows": {}}
+FORMATS = {
+    "bf16": {},
+    "fp8_blockwise": dict(hidden=128),
+    "nvfp4": {},
+    "mxfp4": dict(hidden=128),
+    "mxfp8": dict(hidden=128),
+    "mxfp4_rows": {},
+}
 
 
 def differences(case, seed, racecheck=True, rounds=2):
@@ -28,7 +35,9 @@ def test_rounds_between_worlds_are_exact(world_size, fused, seed):
     assert not differences(case, seed)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(n, marks=pytest.mark.nightly) for n in range(3, 8))])
+@pytest.mark.parametrize(
+    "seed", [0, 1, 2, *(pytest.param(n, marks=pytest.mark.nightly) for n in range(3, 8))]
+)
 def test_rounds_are_exact_whatever_the_network_delays(seed):
     case = Case(EPConfig(**PLAIN, p2p_world_size=1 + seed % 2), fused=seed % 4 > 1)
     assert not differences(case, seed, racecheck=False)
@@ -38,22 +47,37 @@ def test_rounds_are_exact_whatever_the_network_delays(seed):
 @pytest.mark.parametrize("kernels", ["plain", "fast"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_crosses_worlds(name, kernels, shared):
-    cfg = EPConfig(**PLAIN | FORMATS[name], p2p_world_size=2, token_format=name, fused_shared_expert=shared)
+    cfg = EPConfig(
+        **PLAIN | FORMATS[name], p2p_world_size=2, token_format=name, fused_shared_expert=shared
+    )
     assert not differences(Case(cfg, fused=shared, kernels=kernels), seed=3, rounds=1)
 
 
-@pytest.mark.parametrize("options", [
-    dict(top_k=8), dict(combine_dtype="fp32"), dict(alignment=64), dict(hidden=8),
-    dict(n_experts=40, top_k=32, max_tokens_per_rank=2),
-    dict(n_ranks=6, n_experts=6, p2p_world_size=3), dict(hidden=1288)], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(top_k=8),
+        dict(combine_dtype="fp32"),
+        dict(alignment=64),
+        dict(hidden=8),
+        dict(n_experts=40, top_k=32, max_tokens_per_rank=2),
+        dict(n_ranks=6, n_experts=6, p2p_world_size=3),
+        dict(hidden=1288),
+    ],
+    ids=str,
+)
 def test_shapes_and_sizes(options):
-    assert not differences(Case(EPConfig(**PLAIN | dict(p2p_world_size=2) | options)), seed=4, rounds=1)
+    assert not differences(
+        Case(EPConfig(**PLAIN | dict(p2p_world_size=2) | options)), seed=4, rounds=1
+    )
 
 
 def test_unreduced_output_and_functions_cross_worlds():
     cfg = EPConfig(**PLAIN, p2p_world_size=1)
     assert not differences(Case(cfg, weights="none"), seed=5, rounds=1)
-    assert not differences(Case(cfg, weights="function", epilogue=True, fused=True), seed=5, rounds=1)
+    assert not differences(
+        Case(cfg, weights="function", epilogue=True, fused=True), seed=5, rounds=1
+    )
 
 
 def test_a_world_of_all_ranks_needs_no_network(monkeypatch):
@@ -82,7 +106,11 @@ def test_counters_are_as_before_after_a_round():
     routed = routing.make(cfg, 1)
     with ExpertParallel(cfg, LocalWorld(4)) as ep:
         d = ep.dispatch(routed.x, routed.topk_ids)
-        ep.combine([np.zeros((x.n_rows, cfg.hidden), x.numpy().output_tokens.dtype) for x in d], d, routed.topk_weights)
+        ep.combine(
+            [np.zeros((x.n_rows, cfg.hidden), x.numpy().output_tokens.dtype) for x in d],
+            d,
+            routed.topk_weights,
+        )
         for rank in range(4):
             for name in ("dispatch_recv_count", "combine_recv_count"):
                 assert (ep.region(name, rank) == layout.MAX_FINITE).all()
@@ -94,7 +122,10 @@ def test_a_rank_that_stays_away_is_named():
     cfg = EPConfig(**PLAIN, p2p_world_size=2)
     routed = routing.make(cfg, 1)
     world = LocalWorld(4, expire_waits=True)
-    with pytest.raises(PeerTimeout, match="source rank 3"), ExpertParallel(cfg, world, timeout=0.01) as ep:
+    with (
+        pytest.raises(PeerTimeout, match="source rank 3"),
+        ExpertParallel(cfg, world, timeout=0.01) as ep,
+    ):
         ep._engine.ranks.pop()
         ep._engine.world.ranks = range(3)
         ep.dispatch(routed.x[:3], routed.topk_ids[:3])

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(300)      # one compilation for all
+pytestmark = pytest.mark.timeout(300)  # one compilation for all
 HERE = Path(__file__).parent
-SENDERS, WAITERS = ("dispatch_async", "dispatch", "combine_async", "combine"), ("dispatch_wait", "combine_wait")
+SENDERS, WAITERS = (
+    ("dispatch_async", "dispatch", "combine_async", "combine"),
+    ("dispatch_wait", "combine_wait"),
+)
 WORDS = ("nvshmemx_uint8_put_nbi_warp", "nvshmem_quiet", "nvshmem_fence", "nvshmemx_signal_op")
 
 
@@ -26,7 +29,9 @@ def test_senders_put_complete_and_signal_or_say_what_is_missing(ptx, name):
         return
     for word in WORDS:
         assert re.search(r"call.*?%s" % word, text, re.S), f"{name} does not call {word}"
-    assert re.search(r"atom\.acq_rel\.gpu\.\S*add", text) and re.search(r"st\.release\.sys\.\S*u64", text)
+    assert re.search(r"atom\.acq_rel\.gpu\.\S*add", text) and re.search(
+        r"st\.release\.sys\.\S*u64", text
+    )
 
 
 @pytest.mark.parametrize("name", WAITERS)
@@ -38,7 +43,11 @@ def test_nvshmem_s_own_code_is_compiled_once_a_host(gpu_side, tmp_path, monkeypa
     monkeypatch.setenv("EPMOE_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("EPMOE_CACHE", raising=False)
     found = gpu_side(HERE / "compiled_once.py")
-    assert found["asked"] == [["put", [9, 0], True], ["put, get", [9, 0], True], ["put", [10, 0], True],
-                              ["put", [9, 0], False]]
+    assert found["asked"] == [
+        ["put", [9, 0], True],
+        ["put, get", [9, 0], True],
+        ["put", [10, 0], True],
+        ["put", [9, 0], False],
+    ]
     assert [text[:9] for text in found["got"]] == [f"code of {n}" for n in (1, 1, 1, 2, 3, 4)]
     assert found["restored"] and len(list(tmp_path.iterdir())) >= 3

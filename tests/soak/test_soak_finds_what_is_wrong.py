@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+
 from epmoe import DeadlockError, EPConfig, EPValueError, LocalWorld
 from epmoe.__main__ import main
 from epmoe.soak import hashing
@@ -18,8 +19,11 @@ def plain(cfg, seed=0):
     return hashing.make(cfg, seed, hashing.plain)
 
 
-@pytest.mark.parametrize("cfg", [EPConfig(4, 256, 8, 64, 50), EPConfig(1, 1, 1, 8, 3), EPConfig(3, 9, 5, 8, 40)],
-                         ids=lambda cfg: f"{cfg.n_ranks} ranks")
+@pytest.mark.parametrize(
+    "cfg",
+    [EPConfig(4, 256, 8, 64, 50), EPConfig(1, 1, 1, 8, 3), EPConfig(3, 9, 5, 8, 40)],
+    ids=lambda cfg: f"{cfg.n_ranks} ranks",
+)
 def test_ids_of_a_token_are_distinct_experts_and_some_slots_are_empty(cfg):
     of, seen, empty = plain(cfg), set(), 0
     for number in range(40):
@@ -28,7 +32,9 @@ def test_ids_of_a_token_are_distinct_experts_and_some_slots_are_empty(cfg):
                 key = of.token_key(number, rank, token)
                 ids = [of.expert(number, key, k) for k in range(cfg.top_k)]
                 chosen = [e for e in ids if e != -1]
-                assert len(set(chosen)) == len(chosen) and all(0 <= e < cfg.n_experts for e in chosen)
+                assert len(set(chosen)) == len(chosen) and all(
+                    0 <= e < cfg.n_experts for e in chosen
+                )
                 seen.update(chosen)
                 empty += len(ids) - len(chosen)
     assert seen == set(range(cfg.n_experts)) and empty
@@ -48,8 +54,12 @@ def test_experts_do_different_things():
 
 def busy_round(of, rank=0):
     """A round in which every rank has several tokens and rank 0's first one has an expert in slot 0."""
-    return next(n for n in ROUNDS if min(of.tokens(n, 0), of.tokens(n, 1)) >= 4
-                and of.expert(n, of.token_key(n, rank, 0), 0) >= 0)
+    return next(
+        n
+        for n in ROUNDS
+        if min(of.tokens(n, 0), of.tokens(n, 1)) >= 4
+        and of.expert(n, of.token_key(n, rank, 0), 0) >= 0
+    )
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -60,8 +70,17 @@ def test_right_kernels_pass_and_every_row_was_looked_at(fused):
             soak.round(number)
         found = soak.found()
     assert [f.errors for f in found] == [0, 0]
-    sent = [(n, rank, token) for n in numbers for rank in range(2) for token in range(of.tokens(n, rank))]
-    pairs = sum(of.expert(n, of.token_key(n, rank, token), k) >= 0 for n, rank, token in sent for k in range(CFG.top_k))
+    sent = [
+        (n, rank, token)
+        for n in numbers
+        for rank in range(2)
+        for token in range(of.tokens(n, rank))
+    ]
+    pairs = sum(
+        of.expert(n, of.token_key(n, rank, token), k) >= 0
+        for n, rank, token in sent
+        for k in range(CFG.top_k)
+    )
     assert sum(f.rows for f in found) == pairs > 0 and sum(f.tokens for f in found) == len(sent)
 
 
@@ -70,6 +89,7 @@ def change(name, index, value):
         array = soak.ranks[0].array(name)
         view = array.view(np.uint16) if name in ("output_tokens", "combined") else array
         view[index] = value(view[index]) if callable(value) else value
+
     return spoil
 
 
@@ -93,11 +113,17 @@ def repeat_row(soak):
 
 AFTER_DISPATCH = {
     "a bit of a token": (change("output_tokens", (0, 13), lambda v: v ^ 1), "bits of the token"),
-    "a count": (change("recv_count", (0, 1), lambda v: v + 1), "recv_count[local_expert 0, src_rank 1]"),
+    "a count": (
+        change("recv_count", (0, 1), lambda v: v + 1),
+        "recv_count[local_expert 0, src_rank 1]",
+    ),
     "an offset": (change("row_offsets", -1, lambda v: v + 1), "row_offsets[3]"),
     "an expert id": (change("expert_ids", 1, 0), "expert_ids[1]"),
     "a token number": (change("src_info", (0, 0), 99), "outside the source rank's tokens"),
-    "a slot": (change("src_info", (0, 1), lambda k: 1 - k), "the expert that its (token, slot) selects"),
+    "a slot": (
+        change("src_info", (0, 1), lambda k: 1 - k),
+        "the expert that its (token, slot) selects",
+    ),
     "src_info of two rows": (swap_tokens, "bits of the token"),
     "a row twice": (repeat_row, "came twice"),
 }
@@ -107,7 +133,9 @@ AFTER_DISPATCH = {
 def test_a_wrong_dispatch_is_found(what):
     spoil, says = AFTER_DISPATCH[what]
     number = busy_round(plain(CFG))
-    with Soak(CFG, LocalWorld(2, racecheck=False)) as soak:     # two tokens in one place are a race as well
+    with Soak(
+        CFG, LocalWorld(2, racecheck=False)
+    ) as soak:  # two tokens in one place are a race as well
         soak.fill(number)
         d = soak.dispatch(number)
         spoil(soak)
@@ -125,7 +153,9 @@ def test_a_combine_without_signals_waits_for_the_row_that_such_a_dispatch_loses(
         soak.fill(number)
         d = soak.dispatch(number)
         AFTER_DISPATCH[what][0](soak)
-        with pytest.raises(DeadlockError, match=r"spins on combine_lamport_buf\[token \d, k \d, word \d\] of rank"):
+        with pytest.raises(
+            DeadlockError, match=r"spins on combine_lamport_buf\[token \d, k \d, word \d\] of rank"
+        ):
             soak.combine(number, d)
 
 
@@ -158,7 +188,9 @@ def test_an_expert_that_is_not_applied_is_found():
 
 @pytest.mark.parametrize("token_format", ["fp8_blockwise", "nvfp4", "mxfp4", "mxfp8", "mxfp4_rows"])
 def test_formats_that_round_are_encoded_again_and_compared(token_format):
-    cfg = EPConfig(2, 4, 2, TOKEN_FORMATS[token_format].hidden_multiple, 4, token_format=token_format)
+    cfg = EPConfig(
+        2, 4, 2, TOKEN_FORMATS[token_format].hidden_multiple, 4, token_format=token_format
+    )
     number = busy_round(plain(cfg))
     with Soak(cfg, LocalWorld(2, racecheck=False)) as soak:
         soak.round(number)
@@ -169,7 +201,11 @@ def test_formats_that_round_are_encoded_again_and_compared(token_format):
         soak.ranks[1].array("output_scales").view(np.uint8).reshape(-1)[0] ^= 1
         soak.check_dispatch(number)
         found = soak.found()
-    assert found[0].errors == 0 and found[1].errors == 1 and "encoded and decoded again" in found[1].first
+    assert (
+        found[0].errors == 0
+        and found[1].errors == 1
+        and "encoded and decoded again" in found[1].first
+    )
 
 
 def test_options_that_a_soak_does_not_check_are_refused():
@@ -180,10 +216,18 @@ def test_options_that_a_soak_does_not_check_are_refused():
 def test_command_writes_what_was_done(tmp_path, capsys):
     file = tmp_path / "soak.json"
     sizes = "--ranks 2 --experts 4 --top-k 2 --hidden 16 --tokens 3".split()
-    assert main(["soak", "--rounds", "3", "--look-every", "2", "--split", "--json", str(file), *sizes]) == 0
+    assert (
+        main(["soak", "--rounds", "3", "--look-every", "2", "--split", "--json", str(file), *sizes])
+        == 0
+    )
     assert "PASS  3 rounds, 0 errors" in capsys.readouterr().out
     record = json.loads(file.read_text())
-    assert record["rounds"] == 3 and record["errors"] == 0 and record["versions"]["numpy"] and record["date"]
+    assert (
+        record["rounds"] == 3
+        and record["errors"] == 0
+        and record["versions"]["numpy"]
+        and record["date"]
+    )
 
 
 def test_command_stops_after_its_seconds():

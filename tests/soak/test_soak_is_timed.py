@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+
 from epmoe import EPConfig, LocalWorld
 from epmoe.__main__ import main
 from epmoe.device import kernel_cache
@@ -37,33 +38,54 @@ def test_the_time_limit_and_the_rate_are_of_rounds_alone(tmp_path, capsys, monke
     assert "7 kernels ready in 100.0 s, 6 of them compiled by 5 processes\n" in said
     assert "PASS  3 rounds, 0 errors, 3.0 s, 1.00 rounds/s" in said
     assert (record["rounds"], record["seconds"], record["rounds_per_second"]) == (3, 3, 1)
-    assert (record["kernels"], record["kernels_compiled"], record["kernels_ready_seconds"]) == (7, 6, 100)
+    assert (record["kernels"], record["kernels_compiled"], record["kernels_ready_seconds"]) == (
+        7,
+        6,
+        100,
+    )
 
 
 def test_the_simulator_says_nothing_of_kernels(tmp_path, capsys):
     file = tmp_path / "soak.json"
     assert main(["soak", "--rounds", "1", "--json", str(file), *SIZES]) == 0
-    assert "kernels ready" not in capsys.readouterr().out and json.loads(file.read_text())["kernels"] == 0
+    assert (
+        "kernels ready" not in capsys.readouterr().out
+        and json.loads(file.read_text())["kernels"] == 0
+    )
 
 
 def test_kernels_are_compiled_without_a_gpu(tmp_path):
     run = compiled_first.as_words(CFG, fused=True, seed=0, poison=False)
-    env = os.environ | {"EPMOE_DEVICE": "gpu", "EPMOE_CACHE_DIR": str(tmp_path), "EPMOE_CACHE": "1",
-                        "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-m", compiled_first.__name__, run, "9.0", "2/7"], env=env,
-                          capture_output=True, text=True, timeout=100)
+    env = os.environ | {
+        "EPMOE_DEVICE": "gpu",
+        "EPMOE_CACHE_DIR": str(tmp_path),
+        "EPMOE_CACHE": "1",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", compiled_first.__name__, run, "9.0", "2/7"],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert done.returncode == 0, done.stderr
-    (name, code), = map(kernel_cache.read, tmp_path.glob("*.cubin"))
+    ((name, code),) = map(kernel_cache.read, tmp_path.glob("*.cubin"))
     assert "count" in name and code.startswith(b"\x7fELF")
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("options", [dict(fused=True), dict(fused=False, poison=True)], ids=["fused", "split"])
+@pytest.mark.parametrize(
+    "options", [dict(fused=True), dict(fused=False, poison=True)], ids=["fused", "split"]
+)
 @pytest.mark.parametrize("token_format", ["bf16", "mxfp8"])
 def test_rounds_load_no_kernel_that_was_not_ready(options, token_format):
     from epmoe.device import gpu_launch
 
-    cfg, options = EPConfig(2, 4, 2, 1024, 3, token_format=token_format), dict(seed=0, poison=False) | options
+    cfg, options = (
+        EPConfig(2, 4, 2, 1024, 3, token_format=token_format),
+        dict(seed=0, poison=False) | options,
+    )
     world = LocalWorld(2)
     assert compiled_first.compile_all(cfg, world, **options)[0] >= 7
     ready = set(gpu_launch._loaded)

@@ -18,4 +18,4 @@ ADAPTERS = {
     "deepep": "epmoe.check.adapters.deepep:Rows",
     "deepep_low_latency": "epmoe.check.adapters.deepep:LowLatency",
 }
-OWN = ("kernels", "fused_kernels", "rows", "hybrid")        # what is checked if nothing is named
+OWN = ("kernels", "fused_kernels", "rows", "hybrid")  # what is checked if nothing is named

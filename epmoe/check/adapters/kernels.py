@@ -13,12 +13,15 @@ class Kernels(Implementation):
     combine_dtypes = Reference.combine_dtypes
     options = OPTIONS if LocalWorld.shmem else OPTIONS - {"use_shmem"}
     fused = False
-    kernels = None      # what ExpertParallel chooses
+    kernels = None  # what ExpertParallel chooses
 
     def __init__(self, cfg):
         from epmoe import ExpertParallel
+
         super().__init__(cfg)
-        self._ep = ExpertParallel(cfg, self.new_world(range(cfg.n_ranks)), fused=self.fused, kernels=self.kernels)
+        self._ep = ExpertParallel(
+            cfg, self.new_world(range(cfg.n_ranks)), fused=self.fused, kernels=self.kernels
+        )
 
     def new_world(self, per_rank):
         """A world of as many ranks as the argument has entries."""
@@ -33,6 +36,7 @@ class Kernels(Implementation):
 
     def combine(self, expert_outputs, dispatched, router_weights, **options):
         from epmoe.check.adapters.fused_a2a import host
+
         return host(self._ep.combine(expert_outputs, dispatched, router_weights, **options))
 
     def close(self):
@@ -61,13 +65,19 @@ class PlainKernels(Kernels):
 
     def combine_wait(self, router_weights, **options):
         from epmoe.check.adapters.fused_a2a import host
+
         return host(self._ep.combine_wait(router_weights, **options))
 
     def buffers(self):
-        return {name: self._of_ranks(lambda rank, name=name: self._ep.region(name, rank)) for name in BUFFERS}
+        return {
+            name: self._of_ranks(lambda rank, name=name: self._ep.region(name, rank))
+            for name in BUFFERS
+        }
 
     def counters(self):
-        return self._of_ranks(lambda rank: flat_counters(self.cfg, lambda name: self._ep.region(name, rank)))
+        return self._of_ranks(
+            lambda rank: flat_counters(self.cfg, lambda name: self._ep.region(name, rank))
+        )
 
     def _of_ranks(self, read):
         held = [read(rank) for rank in self._ep.world.ranks]

@@ -25,6 +25,7 @@ class AllToAll(Implementation):
     def __init__(self, cfg):
         import torch
         import torch.distributed as dist
+
         super().__init__(cfg)
         torch_process_group()
         self._torch, self._dist = torch, dist
@@ -32,13 +33,18 @@ class AllToAll(Implementation):
 
     def dispatch(self, input_tokens, topk_ids):
         torch, cfg = self._torch, self.cfg
-        tokens, ids = self._on_device(input_tokens), torch.from_numpy(topk_ids).long().to(self._device).reshape(-1)
+        tokens, ids = (
+            self._on_device(input_tokens),
+            torch.from_numpy(topk_ids).long().to(self._device).reshape(-1),
+        )
         self._num_tokens = len(topk_ids)
         # the pairs in the order of their experts; -1 sorts first and is cut off
         expert, self._pairs = ids.sort(stable=True)
         self._pairs = self._pairs[expert >= 0]
         sent = torch.bincount(ids[ids >= 0], minlength=cfg.n_experts)
-        received = self._exchange(sent, [cfg.n_local_experts] * cfg.n_ranks, [cfg.n_local_experts] * cfg.n_ranks)
+        received = self._exchange(
+            sent, [cfg.n_local_experts] * cfg.n_ranks, [cfg.n_local_experts] * cfg.n_ranks
+        )
         received = received.reshape(cfg.n_ranks, cfg.n_local_experts)
         self._out, self._in = (x.reshape(cfg.n_ranks, -1).sum(1).tolist() for x in (sent, received))
         src_info = torch.stack([self._pairs // cfg.top_k, self._pairs % cfg.top_k], 1)
@@ -48,10 +54,16 @@ class AllToAll(Implementation):
         self._order = order.reshape(-1).repeat_interleave(received.reshape(-1)).argsort(stable=True)
         rows = self._exchange(tokens[self._pairs // cfg.top_k], self._out, self._in)[self._order]
         src_info = self._exchange(src_info, self._out, self._in)[self._order]
-        row_offsets = np.concatenate([[0], np.cumsum(received.sum(0).cpu().numpy())]).astype(np.uint32)
-        return dict(output_tokens=self._on_host(rows, input_tokens.dtype), row_offsets=row_offsets,
-                    expert_ids=np.arange(cfg.n_local_experts, dtype=np.int32),
-                    src_info=src_info.int().cpu().numpy(), recv_count=received.T.cpu().numpy())
+        row_offsets = np.concatenate([[0], np.cumsum(received.sum(0).cpu().numpy())]).astype(
+            np.uint32
+        )
+        return dict(
+            output_tokens=self._on_host(rows, input_tokens.dtype),
+            row_offsets=row_offsets,
+            expert_ids=np.arange(cfg.n_local_experts, dtype=np.int32),
+            src_info=src_info.int().cpu().numpy(),
+            recv_count=received.T.cpu().numpy(),
+        )
 
     def combine(self, expert_outputs, dispatched, router_weights):
         torch, cfg = self._torch, self.cfg
@@ -81,7 +93,11 @@ class AllToAll(Implementation):
     def _on_device(self, array):
         """torch has no type for ml_dtypes' bfloat16: the bits go through int16."""
         if array.dtype.itemsize == 2 and array.dtype != np.float16:
-            return self._torch.from_numpy(array.view(np.int16)).view(self._torch.bfloat16).to(self._device)
+            return (
+                self._torch.from_numpy(array.view(np.int16))
+                .view(self._torch.bfloat16)
+                .to(self._device)
+            )
         return self._torch.from_numpy(array).to(self._device)
 
     def _on_host(self, tensor, dtype):
@@ -92,7 +108,10 @@ class AllToAll(Implementation):
 
 def fused_multiply_add(torch, a, b, c):
     """a * b + c of float32 tensors with one rounding: the float64 sum is rounded to odd, then to float32."""
-    product, c = a.double() * b.double(), c.double()          # the product of two float32 is exact in float64
+    product, c = (
+        a.double() * b.double(),
+        c.double(),
+    )  # the product of two float32 is exact in float64
     total = product + c
     part = total - product
     error = (product - (total - part)) + (c - part)

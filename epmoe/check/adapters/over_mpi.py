@@ -1,7 +1,7 @@
 """This project's kernels with one rank a process: MPIWorld, on GPUs or, without, by a simulator in each process.
 
-    mpirun -n 4 python -m mpi4py -m epmoe check                 # all of them
-    mpirun -n 4 python -m mpi4py -m epmoe check mpi_rows
+mpirun -n 4 python -m mpi4py -m epmoe check                 # all of them
+mpirun -n 4 python -m mpi4py -m epmoe check mpi_rows
 """
 
 from epmoe.check.adapters import fused_a2a, kernels
@@ -16,6 +16,7 @@ class _OverMPIWorld:
     def new_world(self, per_rank):
         """This process's rank of the communicator."""
         from epmoe import MPIWorld
+
         return MPIWorld()
 
 

@@ -16,20 +16,33 @@ Most accesses are plain loads, and most of those cannot race with what was writt
 has written yet (parameters, inputs) are only listed, and of those who know the same (the lanes of a warp behind a
 barrier) one looks at the writes of a granule for all.
 """
+
 from epmoe_ref.errors import RaceError
 
 from . import race_report
-from .actors import (ACTOR, ADDRESS, CODE, NUMBER, PLACE, SCOPE, SIZE, WORD, WRITE, Actor, morally_strong)
+from .actors import (
+    ACTOR,
+    ADDRESS,
+    CODE,
+    NUMBER,
+    PLACE,
+    SCOPE,
+    SIZE,
+    WORD,
+    WRITE,
+    Actor,
+    morally_strong,
+)
 
 # of a granule's cell: the last writes (key -> access); weak reads (a list); for whom (a lore) no write to which bytes
 # (a mask) races with a weak read; how many weak reads are many; strong reads (key -> access, or None); hidden: strong
 # writes that the same actor has replaced by others that are not of their chain (a list, or None)
 WRITES, READS, CHECKED_FOR, CHECKED, THIN_AT, STRONG_READS, HIDDEN = range(7)
 MASKS = {1 << i: (1 << (1 << i)) - 1 for i in range(5)}
-ALL = 0xFFFF                # the mask of a whole granule
-SCOPE_BIT, IDX_BIT = 16, 18     # where these begin in the key of an access, behind its mask
-LISTED = 50_000             # reads of a span that are listed before they are sorted into granules
-FULL = 256                  # reads of a granule that are kept before those that say the same are dropped
+ALL = 0xFFFF  # the mask of a whole granule
+SCOPE_BIT, IDX_BIT = 16, 18  # where these begin in the key of an access, behind its mask
+LISTED = 50_000  # reads of a span that are listed before they are sorted into granules
+FULL = 256  # reads of a granule that are kept before those that say the same are dropped
 
 
 def new_cell():
@@ -42,19 +55,21 @@ class Accesses:
 
     def __init__(self, machine):
         self.machine = machine
-        self.granules = {}          # address >> 4 -> cell
-        self.locations = {}         # address << 4 | size -> Location
-        self.strong_granules = {}   # address >> 4 -> its locations
+        self.granules = {}  # address >> 4 -> cell
+        self.locations = {}  # address << 4 | size -> Location
+        self.strong_granules = {}  # address >> 4 -> its locations
         self.number = 0
         self.pairs = set()
-        self.unwritten = {}         # span that nobody has written in this run -> its plain reads
-        self.written = set()        # all other spans that were touched
+        self.unwritten = {}  # span that nobody has written in this run -> its plain reads
+        self.written = set()  # all other spans that were touched
 
     def plain(self, a, address, n, write, word, frame, span, nc=False):
         """A weak access of a thread."""
         if span not in self.written:
             if not write:
-                self.read_unwritten(a if not nc else self.reader_of(a), address, n, word, frame, span)
+                self.read_unwritten(
+                    a if not nc else self.reader_of(a), address, n, word, frame, span
+                )
                 return
             self.first_write(span)
         cell = self.granules.get(address >> 4)
@@ -63,10 +78,23 @@ class Accesses:
         mask = MASKS[n] << (address & 15)
         if write:
             old = cell[0].get(a.idx << IDX_BIT | mask)
-            if old is not None and old[1] == a.time:        # same epoch: already checked
+            if old is not None and old[1] == a.time:  # same epoch: already checked
                 return
         back = frame.f_back
-        access = (a, a.time, 0, address, n, write, word, frame.f_code, frame.f_lasti, back.f_code, back.f_lasti, 0)
+        access = (
+            a,
+            a.time,
+            0,
+            address,
+            n,
+            write,
+            word,
+            frame.f_code,
+            frame.f_lasti,
+            back.f_code,
+            back.f_lasti,
+            0,
+        )
         if write:
             self.check_write(access, cell, mask, span)
             cell[0][a.idx << IDX_BIT | mask] = access
@@ -88,7 +116,7 @@ class Accesses:
             if k & mask:
                 i = old[0].idx
                 if i == me:
-                    by_base = False         # its own writes are no others' to know of
+                    by_base = False  # its own writes are no others' to know of
                 elif known[i] < old[1]:
                     by_base = False
                     if self.was_observed(old, known, me):
@@ -127,7 +155,7 @@ class Accesses:
                         self.race(old, access, span)
         if by_sight and cell[HIDDEN]:
             self.check_hidden(access, cell, span, known, me)
-        for old in reversed(reads):             # of an actor's reads the last is to be told of
+        for old in reversed(reads):  # of an actor's reads the last is to be told of
             if old[3] < end and address < old[3] + old[4]:
                 i = old[0].idx
                 if i != me and known[i] < old[1]:
@@ -149,8 +177,14 @@ class Accesses:
         start, end = access[ADDRESS], access[ADDRESS] + access[SIZE]
         for old in cell[HIDDEN]:
             i = old[0].idx
-            if (old[3] < end and start < old[3] + old[4] and i != me and known[i] < old[1]
-                    and not morally_strong(old, access) and not self.was_observed(old, known, me)):
+            if (
+                old[3] < end
+                and start < old[3] + old[4]
+                and i != me
+                and known[i] < old[1]
+                and not morally_strong(old, access)
+                and not self.was_observed(old, known, me)
+            ):
                 self.race(old, access, span)
 
     def reader_of(self, a):
@@ -164,7 +198,9 @@ class Accesses:
     @staticmethod
     def thin(cell):
         """Of an actor's reads of the same bytes the last one says all."""
-        cell[READS] = list({(old[0].idx, old[2], old[3], old[4]): old for old in cell[READS]}.values())
+        cell[READS] = list(
+            {(old[0].idx, old[2], old[3], old[4]): old for old in cell[READS]}.values()
+        )
         cell[THIN_AT] = max(FULL, 2 * len(cell[READS]))
 
     def read_unwritten(self, a, address, n, word, frame, span):
@@ -176,7 +212,22 @@ class Accesses:
         if reads is None:
             reads = self.unwritten[span] = []
         back = frame.f_back
-        reads.append((a, a.time, 0, address, n, False, word, frame.f_code, frame.f_lasti, back.f_code, back.f_lasti, 0))
+        reads.append(
+            (
+                a,
+                a.time,
+                0,
+                address,
+                n,
+                False,
+                word,
+                frame.f_code,
+                frame.f_lasti,
+                back.f_code,
+                back.f_lasti,
+                0,
+            )
+        )
         if span.host_accesses and a.launch.number <= span.host_accesses[-1][3]:
             self.check_host(reads[-1], span)
         if len(reads) > LISTED:
@@ -184,7 +235,9 @@ class Accesses:
 
     def first_write(self, span):
         """Somebody is about to write a span for the first time in this run."""
-        for other in [s for s in self.unwritten if s.low < span.high and span.low < s.high] + [span]:
+        for other in [s for s in self.unwritten if s.low < span.high and span.low < s.high] + [
+            span
+        ]:
             self.sort_reads(other)
             self.written.add(other)
             self.unwritten.pop(other, None)
@@ -217,10 +270,15 @@ class Accesses:
         if cell[READS]:
             cell[READS] = [old for old in cell[READS] if old[3] < address or old[3] + old[4] > end]
         if cell[STRONG_READS]:
-            cell[STRONG_READS] = {k: old for k, old in cell[STRONG_READS].items()
-                                  if old[3] < address or old[3] + old[4] > end}
+            cell[STRONG_READS] = {
+                k: old
+                for k, old in cell[STRONG_READS].items()
+                if old[3] < address or old[3] + old[4] > end
+            }
         if cell[HIDDEN]:
-            cell[HIDDEN] = [old for old in cell[HIDDEN] if old[3] < address or old[3] + old[4] > end]
+            cell[HIDDEN] = [
+                old for old in cell[HIDDEN] if old[3] < address or old[3] + old[4] > end
+            ]
 
     def weak_write(self, address, n, access):
         """A weak write ends what strong reads there could acquire."""
@@ -285,7 +343,7 @@ class Accesses:
             hidden = cell[HIDDEN] = []
         hidden.append(access)
         if len(hidden) > FULL:
-            del hidden[:FULL // 2]
+            del hidden[: FULL // 2]
 
     def was_observed(self, old, known, me):
         """Has a strong read seen the strong write `old`, or an atomic of its chain, that what `me` does comes after?"""
@@ -299,15 +357,22 @@ class Accesses:
 
     def check_host(self, access, span):
         for low, high, write, count in span.host_accesses:
-            if (write or access[WRITE]) and access[ADDRESS] < high and access[ADDRESS] + access[SIZE] > low \
-                    and access[ACTOR].launch.number <= count:
+            if (
+                (write or access[WRITE])
+                and access[ADDRESS] < high
+                and access[ADDRESS] + access[SIZE] > low
+                and access[ACTOR].launch.number <= count
+            ):
                 self.report(race_report.with_host(access, span, write))
 
     def race(self, first, second, span, kind=None):
         pair = (first[CODE], first[PLACE], second[CODE], second[PLACE])
         if pair not in self.pairs:
             self.pairs.add(pair)
-            if first[WORD] == "load16_nc" and second[ACTOR].launch.stream is first[ACTOR].launch.stream:
+            if (
+                first[WORD] == "load16_nc"
+                and second[ACTOR].launch.stream is first[ACTOR].launch.stream
+            ):
                 kind = "later"
             self.report(race_report.text(self, first, second, span, kind))
 

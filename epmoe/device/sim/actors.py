@@ -4,13 +4,16 @@ An *actor* is whoever has a program order: a CUDA thread, or the engine that doe
 each actor up to which of its times others have come to know it. An access is a tuple, because this is the simulator's
 hottest data.
 """
+
 from itertools import count
 
 import numpy as np
 
 WEAK, CTA, GPU, SYS = 0, 1, 2, 3
 # fields of an access
-ACTOR, TIME, SCOPE, ADDRESS, SIZE, WRITE, WORD, CODE, PLACE, CALLER, CALLER_PLACE, NUMBER = range(12)
+ACTOR, TIME, SCOPE, ADDRESS, SIZE, WRITE, WORD, CODE, PLACE, CALLER, CALLER_PLACE, NUMBER = range(
+    12
+)
 new_lore = count(1).__next__
 
 
@@ -22,8 +25,29 @@ class Actor:
     by it may rely on. `idx` is its place in the vectors.
     """
 
-    __slots__ = ("idx", "time", "base", "known", "lore", "proxy", "rank", "block", "tid", "launch", "start", "fences",
-                 "observed", "released", "seen", "reader", "word", "engines", "issued", "committed", "read_waited")
+    __slots__ = (
+        "idx",
+        "time",
+        "base",
+        "known",
+        "lore",
+        "proxy",
+        "rank",
+        "block",
+        "tid",
+        "launch",
+        "start",
+        "fences",
+        "observed",
+        "released",
+        "seen",
+        "reader",
+        "word",
+        "engines",
+        "issued",
+        "committed",
+        "read_waited",
+    )
 
     def __init__(self, idx, base, block, tid, word=None, lore=None):
         self.idx, self.block, self.tid, self.word = idx, block, tid, word
@@ -32,12 +56,12 @@ class Actor:
         self.base = self.proxy = base
         self.known = memoryview(base)
         self.time = self.start = self.known[idx] + 1
-        self.fences = {}            # scope -> (clock, proxy) at the last fence
+        self.fences = {}  # scope -> (clock, proxy) at the last fence
         # release heads that a strong read saw and did not acquire: a later fence may, or a later acquire there
-        self.observed = {}          # location -> (idx, scope) of the release -> head
-        self.released = {}          # location -> scope -> head of the last release there
-        self.seen = {}              # look (location, scope, acquire) -> version and time of the last one
-        self.reader = None          # in whose name its non-coherent reads are: the launch's
+        self.observed = {}  # location -> (idx, scope) of the release -> head
+        self.released = {}  # location -> scope -> head of the last release there
+        self.seen = {}  # look (location, scope, acquire) -> version and time of the last one
+        self.reader = None  # in whose name its non-coherent reads are: the launch's
         self.engines = None
         self.issued = self.committed = self.read_waited = 0
 
@@ -57,30 +81,52 @@ class Actor:
 
 def covers(scope, a, b):
     """Does `scope`, on an operation of actor a, include actor b? Scope gpu is the executing rank."""
-    return a is b or scope == SYS or a.rank == b.rank and (scope == GPU or scope == CTA and a.block is b.block)
+    return (
+        a is b
+        or scope == SYS
+        or a.rank == b.rank
+        and (scope == GPU or scope == CTA and a.block is b.block)
+    )
 
 
 def morally_strong(a, b):
     """Whether two accesses are strong, to the same word, and each within the other's scope."""
-    return (a[SCOPE] and b[SCOPE] and a[ADDRESS] == b[ADDRESS] and a[SIZE] == b[SIZE]
-            and covers(a[SCOPE], a[ACTOR], b[ACTOR]) and covers(b[SCOPE], b[ACTOR], a[ACTOR]))
+    return (
+        a[SCOPE]
+        and b[SCOPE]
+        and a[ADDRESS] == b[ADDRESS]
+        and a[SIZE] == b[SIZE]
+        and covers(a[SCOPE], a[ACTOR], b[ACTOR])
+        and covers(b[SCOPE], b[ACTOR], a[ACTOR])
+    )
 
 
 class Location:
     """What a strong read of these bytes can synchronise with."""
 
-    __slots__ = ("address", "size", "end", "last", "heads", "chain", "observations", "version", "history", "overlaps")
+    __slots__ = (
+        "address",
+        "size",
+        "end",
+        "last",
+        "heads",
+        "chain",
+        "observations",
+        "version",
+        "history",
+        "overlaps",
+    )
 
     def __init__(self, address, size):
         self.address, self.size, self.end = address, size, address + size
-        self.last = None            # the last write (access) to any of the bytes, weak ones included
-        self.heads = {}             # (idx of the releasing actor, scope) -> (actor, scope, clock, access, proxy)
-        self.chain = 0              # number of the first write of the chain of atomics that `last` belongs to
+        self.last = None  # the last write (access) to any of the bytes, weak ones included
+        self.heads = {}  # (idx of the releasing actor, scope) -> (actor, scope, clock, access, proxy)
+        self.chain = 0  # number of the first write of the chain of atomics that `last` belongs to
         # (first and last write of the chain that was seen, idx of the reader, its time)
         self.observations = []
         self.version = 0
-        self.history = None         # stale mode: a list of (write, heads, value, chain), oldest first
-        self.overlaps = ()          # other locations that share bytes with it
+        self.history = None  # stale mode: a list of (write, heads, value, chain), oldest first
+        self.overlaps = ()  # other locations that share bytes with it
 
     def overwritten(self, access):
         """A weak write, or one of another size, ends what strong reads here could acquire."""

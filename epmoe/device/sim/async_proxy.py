@@ -5,13 +5,14 @@ such a fence, and it travels with all synchronisation. Whoever waits for a copy 
 bulk_wait_read the reading, bulk_wait reading and writing, mbar_try_wait the loads that its phase counted.
 Engines belong to a warp: lanes of one warp that issue bulk stores on their own are not told apart.
 """
+
 import numpy as np
 
+from . import race_report
 from .accesses import ALL, CHECKED_FOR, HIDDEN, IDX_BIT, STRONG_READS, new_cell
 from .actors import CTA, Actor
-from . import race_report
 
-ENGINES_PER_WARP = 6            # reader and writer of bulk stores, and four for bulk loads in flight
+ENGINES_PER_WARP = 6  # reader and writer of bulk stores, and four for bulk loads in flight
 
 
 class AsyncProxy:
@@ -44,7 +45,20 @@ class AsyncProxy:
             self.first_write(span)
         known, fenced, me, issuer = e.known, memoryview(e.proxy), e.idx, self.issuer(e)
         back = frame.f_back
-        access = (e, e.time, 0, address, nbytes, write, word, frame.f_code, frame.f_lasti, back.f_code, back.f_lasti, 0)
+        access = (
+            e,
+            e.time,
+            0,
+            address,
+            nbytes,
+            write,
+            word,
+            frame.f_code,
+            frame.f_lasti,
+            back.f_code,
+            back.f_lasti,
+            0,
+        )
         key = me << IDX_BIT | ALL
         for granule in range(address >> 4, address + nbytes >> 4):
             cell = self.granules.get(granule)
@@ -105,7 +119,7 @@ class AsyncProxy:
             clock[first + 1] = max(clock[first + 1], a.committed)
         a.learn(clock)
         proxy = a.proxy.copy()
-        proxy[first:first + 2] = clock[first:first + 2]
+        proxy[first : first + 2] = clock[first : first + 2]
         a.proxy = proxy
         self.fenced_proxy = True
 
@@ -135,8 +149,20 @@ class AsyncProxy:
         if cell is None:
             return
         known, back = memoryview(a.proxy) if a.word else a.known, frame.f_back
-        access = (a, a.time, CTA, bar.address, 8, False, word, frame.f_code, frame.f_lasti,
-                  back.f_code, back.f_lasti, 0)
+        access = (
+            a,
+            a.time,
+            CTA,
+            bar.address,
+            8,
+            False,
+            word,
+            frame.f_code,
+            frame.f_lasti,
+            back.f_code,
+            back.f_lasti,
+            0,
+        )
         mask = 0xFF << (bar.address & 15)
         for k, old in cell[0].items():
             if k & mask:

@@ -4,6 +4,7 @@ Inside one process the scheduler makes every operation indivisible; a word in a 
 processes at any moment, so its strong operations must be the CPU's own. All of them are sequentially consistent, which
 is no weaker than any order that a kernel asks for. Numba's llvmlite compiles them; Numba itself is not imported.
 """
+
 import ctypes
 from functools import cache
 
@@ -20,8 +21,14 @@ def _module():
     module = ir.Module("cpu_atomics")
     for bits in (32, 64):
         word = ir.IntType(bits)
-        for name, result, operands in (("load", word, 0), ("store", ir.VoidType(), 1), ("swap_if", word, 2)):
-            function = ir.Function(module, ir.FunctionType(result, [ADDRESS] + [word] * operands), f"{name}{bits}")
+        for name, result, operands in (
+            ("load", word, 0),
+            ("store", ir.VoidType(), 1),
+            ("swap_if", word, 2),
+        ):
+            function = ir.Function(
+                module, ir.FunctionType(result, [ADDRESS] + [word] * operands), f"{name}{bits}"
+            )
             b = ir.IRBuilder(function.append_basic_block())
             at = b.inttoptr(function.args[0], word.as_pointer())
             if name == "load":
@@ -30,7 +37,11 @@ def _module():
                 b.store_atomic(function.args[1], at, ORDER, bits // 8)
                 b.ret_void()
             else:
-                b.ret(b.extract_value(b.cmpxchg(at, function.args[1], function.args[2], ORDER, ORDER), 0))
+                b.ret(
+                    b.extract_value(
+                        b.cmpxchg(at, function.args[1], function.args[2], ORDER, ORDER), 0
+                    )
+                )
     return module
 
 
@@ -38,7 +49,7 @@ def _module():
 def _engine():
     try:
         llvm.initialize()
-    except RuntimeError:        # newer versions of llvmlite do it themselves, and say so
+    except RuntimeError:  # newer versions of llvmlite do it themselves, and say so
         pass
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
@@ -54,8 +65,10 @@ def _compiled(kind):
     c, bits = C_TYPES[kind], 64 if kind == "u64" else 32
     address = ctypes.c_uint64
     signatures = {"load": (c, address), "store": (None, address, c), "swap_if": (c, address, c, c)}
-    return tuple(ctypes.PYFUNCTYPE(*types)(_engine().get_function_address(f"{name}{bits}"))
-                 for name, types in signatures.items())
+    return tuple(
+        ctypes.PYFUNCTYPE(*types)(_engine().get_function_address(f"{name}{bits}"))
+        for name, types in signatures.items()
+    )
 
 
 class AtomicView:

@@ -7,16 +7,21 @@ head for which each scope includes the other actor; a relaxed load keeps them fo
 the same location. Barriers and syncwarp join clocks, shuffles and ballots do not; launches of a stream follow one
 another. A run begins and ends with the host waiting for everything, so nothing older is remembered.
 """
+
 import numpy as np
 
 from .accesses import Accesses
 from .actors import Actor, Location, covers, morally_strong, new_lore
-from .async_proxy import AsyncProxy, ENGINES_PER_WARP
+from .async_proxy import ENGINES_PER_WARP, AsyncProxy
 from .network_agents import NetworkAgents
 
 SCOPE_NAMES = ("weak", "cta", "gpu", "sys")
-PURE_STORES = {"st_%s_%s_%s" % (order, scope, ty) for order in ("relaxed", "release") for scope in SCOPE_NAMES[1:]
-               for ty in ("i32", "u32", "u64")} | {"shmem_signal_set"}
+PURE_STORES = {
+    "st_%s_%s_%s" % (order, scope, ty)
+    for order in ("relaxed", "release")
+    for scope in SCOPE_NAMES[1:]
+    for ty in ("i32", "u32", "u64")
+} | {"shmem_signal_set"}
 APART = "scopes %s and %s do not include each other's thread"
 
 
@@ -26,9 +31,9 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
     def __init__(self, machine, queues, stale=None):
         super().__init__(machine)
         self.stale = stale
-        self.fenced_proxy = False       # has anybody executed fence_proxy_async?
-        self.rejected = {}              # (write's site, read's site, why) -> (write, read): what did not synchronise
-        self.places = []                # by stream: first place of its threads, first place of its engines
+        self.fenced_proxy = False  # has anybody executed fence_proxy_async?
+        self.rejected = {}  # (write's site, read's site, why) -> (write, read): what did not synchronise
+        self.places = []  # by stream: first place of its threads, first place of its engines
         n = 0
         for queue in queues:
             threads = max(launch.grid * launch.threads for launch in queue)
@@ -37,13 +42,15 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
             warps = max(launch.grid * ((launch.threads + 31) // 32) for launch in queue)
             self.places.append((n, n + threads))
             n += threads + warps * ENGINES_PER_WARP
-        self.engines_end = self.launch_ends_at = n      # then a place a stream: how many of its launches have ended
+        self.engines_end = self.launch_ends_at = (
+            n  # then a place a stream: how many of its launches have ended
+        )
         n += len(queues)
         if machine.network.heaps:
             n = self.new_agents(n)
         self.n = n
         self.stream_clock = [np.zeros(n, np.int32)] * len(queues)
-        self.last = [None] * len(queues)        # launch of each stream
+        self.last = [None] * len(queues)  # launch of each stream
         self.engine_time = np.zeros(n, np.int32)
 
     # ------------------------------------------------------------------ launches and threads
@@ -54,7 +61,7 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
         launch.ordinal = last.ordinal + 1 if last is not None else 1
         if launch.programmatic and last is not None:
             launch.before = launch.base
-            if last.before is None:             # else that one may have begun early itself
+            if last.before is None:  # else that one may have begun early itself
                 launch.base = last.base
                 launch.first = first + (engines - first) // 2 if last.first == first else first
 
@@ -76,7 +83,7 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
         if launch.before is not None:
             clock = np.maximum(clock, launch.before)
         _, engines = self.places[launch.stream_index]
-        following = self.places[launch.stream_index + 1:launch.stream_index + 2]
+        following = self.places[launch.stream_index + 1 : launch.stream_index + 2]
         after = following[0][0] if following else self.engines_end
         clock[engines:after] = np.maximum(clock[engines:after], self.engine_time[engines:after])
         clock[self.launch_ends_at + launch.stream_index] = launch.ordinal
@@ -115,7 +122,9 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
     def acquire_observed(self, a, location, scope):
         """A fence, or an acquire of the location, behind strong reads of it: take what these saw."""
         heads = a.observed.pop(location)
-        rest = {k: h for k, h in heads.items() if not (covers(h[1], h[0], a) and covers(scope, a, h[0]))}
+        rest = {
+            k: h for k, h in heads.items() if not (covers(h[1], h[0], a) and covers(scope, a, h[0]))
+        }
         for k, head in heads.items():
             if k not in rest:
                 a.learn(head[2], head[4])
@@ -123,22 +132,36 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
             a.observed[location] = rest
 
     # ------------------------------------------------------------------ strong operations
-    def strong(self, a, address, n, read, write, scope, acquire, release, word, frame, span, before, after):
+    def strong(
+        self, a, address, n, read, write, scope, acquire, release, word, frame, span, before, after
+    ):
         """A strong load, store or RMW; before, after: values in memory. Returns the value that a load sees.
 
         acquire: None of a reduction, which continues a chain of atomics and is no read beyond that.
         """
         place = address << 4 | n
         location = self.locations.get(place) or self.new_location(address, n)
-        if not write and not self.stale:        # a spin reads the same value many times
+        if not write and not self.stale:  # a spin reads the same value many times
             look, version = place << 3 | scope << 1 | acquire, location.version << 32 | a.time
             if a.seen.get(look) == version:
                 return before
             a.seen[look] = version
         self.number += 1
         back = frame.f_back
-        access = (a, a.time, scope, address, n, write, word, frame.f_code, frame.f_lasti,
-                  back.f_code, back.f_lasti, self.number)
+        access = (
+            a,
+            a.time,
+            scope,
+            address,
+            n,
+            write,
+            word,
+            frame.f_code,
+            frame.f_lasti,
+            back.f_code,
+            back.f_lasti,
+            self.number,
+        )
         last, heads, first, sees = location.last, location.heads, location.chain, False
         if self.stale and not write and location.history:
             last, heads, before, first = self.older(a, location)
@@ -147,17 +170,31 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
             if sees and acquire is not None:
                 self.observe(a, location, access, acquire, scope, last, heads)
             elif not sees and acquire is not None:
-                self.reject(last, access, "the write is a plain store" if not last[2] else "they differ in size"
-                            if last[3] != address or last[4] != n else
-                            APART % (SCOPE_NAMES[last[2]], SCOPE_NAMES[scope]))
+                self.reject(
+                    last,
+                    access,
+                    "the write is a plain store"
+                    if not last[2]
+                    else "they differ in size"
+                    if last[3] != address or last[4] != n
+                    else APART % (SCOPE_NAMES[last[2]], SCOPE_NAMES[scope]),
+                )
         if acquire and location in a.observed:
             self.acquire_observed(a, location, scope)
         chain = first if sees else self.number
         self.check_strong(access, span, chain)
-        if sees and acquire is not None:        # behind the check: what it sees is not what it comes after
+        if (
+            sees and acquire is not None
+        ):  # behind the check: what it sees is not what it comes after
             location.observations.append((first, last[11], a.idx, access[1]))
         if write:
-            if not read and before != after and last is not None and last[2] and last[6] in PURE_STORES:
+            if (
+                not read
+                and before != after
+                and last is not None
+                and last[2]
+                and last[6] in PURE_STORES
+            ):
                 self.check_order(last, access, span)
             self.publish(a, location, access, scope, release, chain, before, after)
         return before
@@ -168,7 +205,7 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
         if others is None:
             self.strong_granules[address >> 4] = [location]
             return location
-        for other in others:                    # aligned ones of one size have no bytes in common
+        for other in others:  # aligned ones of one size have no bytes in common
             if other.size != n and other.address < location.end and address < other.end:
                 location.overlaps += (other,)
                 other.overlaps += (location,)
@@ -178,7 +215,11 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
     def check_order(self, last, access, span):
         """Two strong stores of different values to a word: whatever else they are for, one of them must come last."""
         a, old = access[0], last[0]
-        if old is not a and a.known[old.idx] < last[1] and not self.was_observed(last, a.known, a.idx):
+        if (
+            old is not a
+            and a.known[old.idx] < last[1]
+            and not self.was_observed(last, a.known, a.idx)
+        ):
             self.race(last, access, span, "order")
 
     def publish(self, a, location, access, scope, release, chain, before, after):
@@ -194,7 +235,13 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
             if newer is None or newer[2][me] < clock[me]:
                 heads[me, s] = (a, s, clock, access, proxy)
         if release:
-            head = heads[me, scope] = (a, scope, a.snapshot(), access, a.proxy if self.fenced_proxy else None)
+            head = heads[me, scope] = (
+                a,
+                scope,
+                a.snapshot(),
+                access,
+                a.proxy if self.fenced_proxy else None,
+            )
             a.released.setdefault(location, {})[scope] = head
         location.heads = heads
         if self.stale:
@@ -223,24 +270,40 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
                 missed[k] = head
         if missed:
             a.observed.setdefault(location, {}).update(missed)
-        for head in missed.values():    # behind the others: a write may have a head of each scope
-            self.reject(head[3], access, "the read is relaxed" if not acquire else
-                        APART % (SCOPE_NAMES[head[1]], SCOPE_NAMES[scope]))
+        for head in missed.values():  # behind the others: a write may have a head of each scope
+            self.reject(
+                head[3],
+                access,
+                "the read is relaxed"
+                if not acquire
+                else APART % (SCOPE_NAMES[head[1]], SCOPE_NAMES[scope]),
+            )
 
     def reject(self, write, read, why):
         """Remember a pair that did not synchronise, for reports."""
         w, r = write[0], read[0]
         if w is not r and r.known[w.idx] < write[1]:
-            self.rejected[write[7], write[8], read[7], read[8], w.block, r.block] = (write, read, why)
+            self.rejected[write[7], write[8], read[7], read[8], w.block, r.block] = (
+                write,
+                read,
+                why,
+            )
 
     def older(self, a, location):
         """Stale mode: a write that this load may see; none that it, or one known to have been seen, comes after."""
         history = location.history
-        known = {last for _, last, z, time in location.observations if z == a.idx or a.known[z] >= time}
+        known = {
+            last for _, last, z, time in location.observations if z == a.idx or a.known[z] >= time
+        }
         low = len(history) - 1
         while low:
             write = history[low][0]
-            if write is None or write[11] in known or write[0].idx == a.idx or a.known[write[0].idx] >= write[1]:
+            if (
+                write is None
+                or write[11] in known
+                or write[0].idx == a.idx
+                or a.known[write[0].idx] >= write[1]
+            ):
                 break
             low -= 1
         return history[-1 if self.stale.random() < 0.5 else self.stale.randrange(low, len(history))]

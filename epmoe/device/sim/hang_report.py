@@ -6,26 +6,39 @@ from .race_report import site
 
 def text(why, scheduler):
     """why, then one line for each place where threads wait, the most telling ones (words that nobody writes) first."""
-    threads = {}            # (spins?, rank, block, where, what) -> threads
+    threads = {}  # (spins?, rank, block, where, what) -> threads
     for t in all_threads(scheduler):
-        key = t not in scheduler.spinners, t.rank, t.block.index, " < ".join(t.where()), waits_for(t, scheduler)
+        key = (
+            t not in scheduler.spinners,
+            t.rank,
+            t.block.index,
+            " < ".join(t.where()),
+            waits_for(t, scheduler),
+        )
         threads.setdefault(key, []).append(t.tid)
-    blocks = {}             # the same threads of several blocks -> blocks
+    blocks = {}  # the same threads of several blocks -> blocks
     for key in sorted(threads):
         kind, rank, block, where, what = key
-        blocks.setdefault((kind, rank, ranges("thread", threads[key]), where, what), []).append(block)
+        blocks.setdefault((kind, rank, ranges("thread", threads[key]), where, what), []).append(
+            block
+        )
     lines = ["%s, and nothing can change that:" % why if why == "every thread waits" else why + ":"]
     for kind in (False, True):
         table = [place for place in blocks if place[0] == kind]
         for place in table[:24]:
             _, rank, of, where, what = place
-            lines.append("  rank %d %s %s at %s: %s" % (rank, ranges("block", blocks[place]), of, where, what))
+            lines.append(
+                "  rank %d %s %s at %s: %s"
+                % (rank, ranges("block", blocks[place]), of, where, what)
+            )
         if len(table) > 24:
             lines.append("  ... and %d more places" % (len(table) - 24))
     for launch in dict.fromkeys(t.block.launch for t in all_threads(scheduler)):
         if launch.to_start:
-            lines.append("  rank %d: %s of %s not resident, for want of room until others end"
-                         % (launch.rank, ranges("block", launch.to_start), launch))
+            lines.append(
+                "  rank %d: %s of %s not resident, for want of room until others end"
+                % (launch.rank, ranges("block", launch.to_start), launch)
+            )
     return "\n".join(lines)
 
 
@@ -38,17 +51,29 @@ def waits_for(t, scheduler):
     """What a thread that cannot go on waits for, in words."""
     if t in scheduler.spinners:
         words = {look & ~1: value for look, value in t.polled.items()}
-        return "spins on " + ", ".join("%s, which holds %d" % (place_of(a, t.block), v) for a, v in words.items())
+        return "spins on " + ", ".join(
+            "%s, which holds %d" % (place_of(a, t.block), v) for a, v in words.items()
+        )
     watched = scheduler.watch.notes if scheduler.watch else {}
     looks = watched[t].looked_at() if t in watched else ()
-    loop = "".join("; looks again and again at %s, which holds %d, at %s" % (place_of(address, t.block), value,
-                                                                            site(code, place))
-                   for address, value, code, place in looks)
+    loop = "".join(
+        "; looks again and again at %s, which holds %d, at %s"
+        % (place_of(address, t.block), value, site(code, place))
+        for address, value, code, place in looks
+    )
     if t in t.block.arrived:
-        return "waits at syncthreads for %d of %d threads%s" % (t.block.live - len(t.block.arrived), t.block.live, loop)
+        return "waits at syncthreads for %d of %d threads%s" % (
+            t.block.live - len(t.block.arrived),
+            t.block.live,
+            loop,
+        )
     if t in t.warp.waiting:
-        return "waits at %s for %d of %d lanes of its warp%s" % (t.warp.kind, t.warp.live - t.warp.count, t.warp.live,
-                                                                 loop)
+        return "waits at %s for %d of %d lanes of its warp%s" % (
+            t.warp.kind,
+            t.warp.live - t.warp.count,
+            t.warp.live,
+            loop,
+        )
     return "runs" + loop
 
 
@@ -59,7 +84,7 @@ def place_of(address, block):
 
 
 def ranges(noun, numbers):
-    """"threads 0-31,40"."""
+    """ "threads 0-31,40"."""
     numbers = sorted(numbers)
     parts, start = [], None
     for i, n in enumerate(numbers):

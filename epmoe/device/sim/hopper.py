@@ -3,6 +3,7 @@
 A bulk copy is done by nobody's thread: it is queued, and the scheduler performs it in two steps (read all, write all)
 at some later time, at the latest when somebody waits for it. So code that does not wait sees old bytes here as well.
 """
+
 import ctypes
 import sys
 
@@ -25,7 +26,7 @@ class Mbarrier:
         self.count = self.pending = count
         self.tx = self.phase = 0
         self.address = address
-        self.arrived = self.completed = None        # clocks, for the race detector
+        self.arrived = self.completed = None  # clocks, for the race detector
 
     def settle(self):
         if self.pending == 0 and self.tx == 0:
@@ -40,7 +41,17 @@ class Mbarrier:
 class Copy:
     """A bulk copy on its way."""
 
-    __slots__ = ("source", "target", "nbytes", "target_span", "mbarrier", "data", "done", "thread", "ticket")
+    __slots__ = (
+        "source",
+        "target",
+        "nbytes",
+        "target_span",
+        "mbarrier",
+        "data",
+        "done",
+        "thread",
+        "ticket",
+    )
 
     def __init__(self, thread, source, target, nbytes, target_span, mbarrier=None, ticket=None):
         self.thread, self.source, self.target, self.nbytes = thread, source, target, nbytes
@@ -64,7 +75,9 @@ class Copy:
         self.done = True
         watchers = NOW.watchers
         if watchers:
-            for granule in [g for g in watchers if self.target >> 4 <= g < self.target + self.nbytes + 15 >> 4]:
+            for granule in [
+                g for g in watchers if self.target >> 4 <= g < self.target + self.nbytes + 15 >> 4
+            ]:
                 NOW.written(granule)
         if self.mbarrier is not None:
             if NOW.detector is not None:
@@ -93,7 +106,9 @@ def _mbarrier(t, address, name):
     real, span = shared_span(address, 8, name)
     found = t.block.mbarriers.get(real)
     if found is None:
-        _fault(t, "%s on shared address %d, where mbar_init has not made an mbarrier" % (name, address))
+        _fault(
+            t, "%s on shared address %d, where mbar_init has not made an mbarrier" % (name, address)
+        )
     return found, span
 
 
@@ -110,7 +125,11 @@ def mbar_init(mbar, count):
 def _arrive(t, mbar, nbytes, name, frame):
     bar, span = _mbarrier(t, mbar, name)
     if bar.pending == 0:
-        _fault(t, "%s: one arrival too many in this phase (the mbarrier was made for %d)" % (name, bar.count))
+        _fault(
+            t,
+            "%s: one arrival too many in this phase (the mbarrier was made for %d)"
+            % (name, bar.count),
+        )
     if NOW.detector is not None:
         NOW.detector.arrives(t.actor, bar, name, frame, span)
     bar.tx += nbytes
@@ -172,7 +191,9 @@ def bulk_load(shared_dst, src, nbytes, mbar):
     real, shared = shared_span(shared_dst, nbytes, "bulk_load", 16)
     ticket = None
     if NOW.detector is not None:
-        ticket = NOW.detector.bulk_load(t.actor, real, src, nbytes, shared, span, sys._getframe(1), bar, bar_span)
+        ticket = NOW.detector.bulk_load(
+            t.actor, real, src, nbytes, shared, span, sys._getframe(1), bar, bar_span
+        )
     NOW.copies.append(Copy(t, src, real, nbytes, shared, bar, ticket))
 
 

@@ -1,4 +1,5 @@
 """Who a thread is and what time it is; and the words of numbers, which are the same on the host."""
+
 from greenlet import getcurrent
 
 from .. import arithmetic, names

@@ -7,13 +7,14 @@ and each block that runs has one that looks at a word again and again. If some t
 unnoted for as long as it has run so far: slow and long runs cost little, and a stuck one ends after some three times
 its time.
 """
+
 from greenlet import getcurrent
 
-QUIET = 300_000             # operations
-LENGTH = 20_000             # of the first notes
-ROUNDS = 8                  # a loop: so many times as many operations as those that held something new
-LOOKS = 8                   # of a thread that waits, at one word
-PLENTY = 400                # after so many operations a thread that still does new things is at work
+QUIET = 300_000  # operations
+LENGTH = 20_000  # of the first notes
+ROUNDS = 8  # a loop: so many times as many operations as those that held something new
+LOOKS = 8  # of a thread that waits, at one word
+PLENTY = 400  # after so many operations a thread that still does new things is at work
 
 
 class Notes:
@@ -23,9 +24,9 @@ class Notes:
 
     def __init__(self):
         self.count = self.new = 0
-        self.last = 0               # step of the last operation
+        self.last = 0  # step of the last operation
         self.known = set()
-        self.looks = {}             # address of a word -> [looks that changed nothing, value, code, place]
+        self.looks = {}  # address of a word -> [looks that changed nothing, value, code, place]
 
     def note(self, what):
         self.count += 1
@@ -77,12 +78,27 @@ class Watch:
         if self.inner is not None:
             self.inner.plain(a, address, n, write, word, frame, span, nc)
         at = address - span.origin
-        self.of(getcurrent()).note((address, n, None if write else bytes(span.bytes[at:at + n])))
+        self.of(getcurrent()).note((address, n, None if write else bytes(span.bytes[at : at + n])))
 
-    def strong(self, a, address, n, read, write, scope, acquire, release, word, frame, span, before, after):
+    def strong(
+        self, a, address, n, read, write, scope, acquire, release, word, frame, span, before, after
+    ):
         if self.inner is not None:
-            before = self.inner.strong(a, address, n, read, write, scope, acquire, release, word, frame, span, before,
-                                       after)
+            before = self.inner.strong(
+                a,
+                address,
+                n,
+                read,
+                write,
+                scope,
+                acquire,
+                release,
+                word,
+                frame,
+                span,
+                before,
+                after,
+            )
         if read and (not write or before == after):
             self.looked(address, before, frame)
         else:
@@ -103,7 +119,9 @@ class Watch:
     def bulk_load(self, a, target, source, nbytes, shared, span, frame, mbarrier, mbarrier_span):
         self.of(getcurrent()).note((source, target, nbytes))
         if self.inner is not None:
-            return self.inner.bulk_load(a, target, source, nbytes, shared, span, frame, mbarrier, mbarrier_span)
+            return self.inner.bulk_load(
+                a, target, source, nbytes, shared, span, frame, mbarrier, mbarrier_span
+            )
         return None
 
     def thread_ends(self, a):
@@ -112,20 +130,30 @@ class Watch:
 
     # ------------------------------------------------------------------ the verdict
     def verdict(self):
-        """"stuck", "at work", or None: not known yet."""
+        """ "stuck", "at work", or None: not known yet."""
         scheduler, known = self.scheduler, True
         lately = (self.begins + scheduler.steps) // 2
         if scheduler.stirred > self.begins:
             return "at work"
         here = getcurrent()
         for block in scheduler.run.blocks:
-            runs = [t for t in block.threads if t.block is block and (t in block.ready or t is here)]
-            done = [self.notes[t] for t in block.threads if t in self.notes and t.block is block
-                    and (t in runs or self.notes[t].last > lately)]         # others wait for good
+            runs = [
+                t for t in block.threads if t.block is block and (t in block.ready or t is here)
+            ]
+            done = [
+                self.notes[t]
+                for t in block.threads
+                if t in self.notes
+                and t.block is block
+                and (t in runs or self.notes[t].last > lately)
+            ]  # others wait for good
             if any(n.count >= PLENTY and not n.goes_round() for n in done):
                 return "at work"
-            if not all(n.goes_round() for n in done) or not all(t in self.notes for t in runs) or (
-                    runs and not any(n.looked_at() for n in done)):
+            if (
+                not all(n.goes_round() for n in done)
+                or not all(t in self.notes for t in runs)
+                or (runs and not any(n.looked_at() for n in done))
+            ):
                 known = False
         return "stuck" if known else None
 
@@ -133,7 +161,7 @@ class Watch:
 def look(scheduler):
     """Called now and then by whoever is preempted: begin to watch, or judge what was seen."""
     steps, watch = scheduler.steps, scheduler.watch
-    if scheduler.real_time:                     # another process may write what these wait for
+    if scheduler.real_time:  # another process may write what these wait for
         scheduler.next_look = float("inf")
         return
     if watch is None:
@@ -151,6 +179,8 @@ def look(scheduler):
     else:
         scheduler.detector = watch.inner
         if verdict == "stuck":
-            scheduler.hang("no word that a waiting thread looks at has changed in %d operations"
-                           % (steps - scheduler.stirred))
+            scheduler.hang(
+                "no word that a waiting thread looks at has changed in %d operations"
+                % (steps - scheduler.stirred)
+            )
         scheduler.watch, scheduler.next_look = None, 2 * steps

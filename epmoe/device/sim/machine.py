@@ -1,4 +1,5 @@
 """SimMachine: the host side of the simulator. Buffers, streams, launches, and when they run."""
+
 import contextlib
 import os
 import random
@@ -49,19 +50,25 @@ class Buffer:
     def __init__(self, machine, nbytes, name, rank, regions):
         self.machine, self.nbytes, self.name, self.rank = machine, int(nbytes), name, rank
         try:
-            self._data = aligned_bytes(max(self.nbytes, 1))[:self.nbytes]
+            self._data = aligned_bytes(max(self.nbytes, 1))[: self.nbytes]
             self._data[:] = POISON
         except MemoryError:
-            raise UnavailableError("%d bytes for %s of rank %d cannot be had on this machine: choose smaller sizes"
-                                   % (self.nbytes, name, rank)) from None
+            raise UnavailableError(
+                "%d bytes for %s of rank %d cannot be had on this machine: choose smaller sizes"
+                % (self.nbytes, name, rank)
+            ) from None
         self.address = self._data.ctypes.data
-        self._span = MEMORY.add(Span(self.address, self.nbytes, name, rank, regions=regions, keep=self._data))
+        self._span = MEMORY.add(
+            Span(self.address, self.nbytes, name, rank, regions=regions, keep=self._data)
+        )
 
     def _slice(self, offset, nbytes):
         if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
-            raise EPValueError("bytes %d to %d of %s, which has %d bytes"
-                               % (offset, offset + nbytes, self.name, self.nbytes))
-        return self._data[offset:offset + nbytes]
+            raise EPValueError(
+                "bytes %d to %d of %s, which has %d bytes"
+                % (offset, offset + nbytes, self.name, self.nbytes)
+            )
+        return self._data[offset : offset + nbytes]
 
     def write(self, array, offset=0):
         """Copy an array into the buffer, from byte `offset` on."""
@@ -125,13 +132,27 @@ class SimMachine:
     is_simulator = True
     has_captured = False
 
-    def __init__(self, n_ranks, *, rank=None, seed=..., racecheck=None, stale=False, n_sms=None, resident_limit=None,
-                 expire_waits=False, stop_at_first_race=True, recorder=None):
+    def __init__(
+        self,
+        n_ranks,
+        *,
+        rank=None,
+        seed=...,
+        racecheck=None,
+        stale=False,
+        n_sms=None,
+        resident_limit=None,
+        expire_waits=False,
+        stop_at_first_race=True,
+        recorder=None,
+    ):
         self.n_ranks, self.rank = n_ranks, rank
         if seed is ...:
             text = os.environ.get("EPMOE_SEED", "0").strip()
             if text.lower() != "none" and not text.lstrip("-").isdecimal():
-                raise EPValueError("EPMOE_SEED=%s must be a whole number, or none for plain round-robin" % text)
+                raise EPValueError(
+                    "EPMOE_SEED=%s must be a whole number, or none for plain round-robin" % text
+                )
             seed = None if text.lower() == "none" else int(text)
         self.seed = seed
         self.random = None if seed is None else random.Random(seed)
@@ -141,25 +162,29 @@ class SimMachine:
         self.stale = stale
         self.n_sms = 8 if n_sms is None else int(n_sms)
         self.resident_limit, self.expire_waits = resident_limit, expire_waits
-        self.slow_ranks = ()            # whose blocks are SLOW times as slow as those of the others
+        self.slow_ranks = ()  # whose blocks are SLOW times as slow as those of the others
         self.stop_at_first_race = stop_at_first_race
         self.recorder = recorder
         self.races = []
         self.touched_by_host = []
-        self.borrowed = []              # addresses of arrays that the launches under way were given
+        self.borrowed = []  # addresses of arrays that the launches under way were given
         self.streams = []
         self.held = 0
-        self.count = 0                  # launches so far
-        self.steps = 0                  # operations so far
+        self.count = 0  # launches so far
+        self.steps = 0  # operations so far
         self.elapsed_ns = 0
-        self.real_time = None if rank is None else RealTime()       # other processes wait for this one, and it for them
+        self.real_time = (
+            None if rank is None else RealTime()
+        )  # other processes wait for this one, and it for them
         self._adopted = {}
         self.network = Network(waits=rank is None)
 
     def describe(self):
         """One line about the machine."""
-        return "simulator, %s%s" % ("round-robin schedule" if self.seed is None else "seed %d" % self.seed,
-                                    ", race detector" if self.racecheck else "")
+        return "simulator, %s%s" % (
+            "round-robin schedule" if self.seed is None else "seed %d" % self.seed,
+            ", race detector" if self.racecheck else "",
+        )
 
     # ------------------------------------------------------------------ memory
     def alloc(self, nbytes, name, rank=0, *, regions=None):
@@ -173,8 +198,10 @@ class SimMachine:
     def adopt(self, array, name, rank=0, *, regions=None):
         """Let kernels touch an array of the caller, in place; returns its address. release(address) ends it."""
         if not array.flags.c_contiguous:
-            raise EPValueError("%s is not C-contiguous (strides %s); make it so with np.ascontiguousarray"
-                               % (name, array.strides))
+            raise EPValueError(
+                "%s is not C-contiguous (strides %s); make it so with np.ascontiguousarray"
+                % (name, array.strides)
+            )
         address, nbytes = array.ctypes.data, array.nbytes
         if not nbytes:
             return address
@@ -183,9 +210,21 @@ class SimMachine:
             known.users += 1
         else:
             if known is not None:
-                raise EPValueError("%s begins where %s does, which is in use with another size" % (name, known.name))
-            self._adopted[address] = MEMORY.add(Span(address, nbytes, name, rank, readonly=not array.flags.writeable,
-                                                     regions=regions, keep=array))
+                raise EPValueError(
+                    "%s begins where %s does, which is in use with another size"
+                    % (name, known.name)
+                )
+            self._adopted[address] = MEMORY.add(
+                Span(
+                    address,
+                    nbytes,
+                    name,
+                    rank,
+                    readonly=not array.flags.writeable,
+                    regions=regions,
+                    keep=array,
+                )
+            )
         return address
 
     def release(self, address):
@@ -227,20 +266,27 @@ class SimMachine:
         """
         grid, block = int(grid), int(block)
         if not 1 <= block <= kernel.max_threads:
-            raise EPValueError("block=%d threads: %s takes 1 to %d" % (block, kernel.name, kernel.max_threads))
+            raise EPValueError(
+                "block=%d threads: %s takes 1 to %d" % (block, kernel.name, kernel.max_threads)
+            )
         if grid < 1:
             raise EPValueError("grid=%d blocks of %s: at least 1 is needed" % (grid, kernel.name))
         if shared_bytes > SHARED_PER_BLOCK:
-            raise EPValueError("shared_bytes=%d of %s: a block has at most %d"
-                               % (shared_bytes, kernel.name, SHARED_PER_BLOCK))
+            raise EPValueError(
+                "shared_bytes=%d of %s: a block has at most %d"
+                % (shared_bytes, kernel.name, SHARED_PER_BLOCK)
+            )
         limit = resident_blocks(block, shared_bytes, self.n_sms)
         if grid > limit:
-            raise EPValueError("grid=%d blocks of %d threads of %s cannot be resident at once: %d multiprocessors "
-                               "hold %d; blocks wait for each other, so take a smaller grid"
-                               % (grid, block, kernel.name, self.n_sms, limit))
+            raise EPValueError(
+                "grid=%d blocks of %d threads of %s cannot be resident at once: %d multiprocessors "
+                "hold %d; blocks wait for each other, so take a smaller grid"
+                % (grid, block, kernel.name, self.n_sms, limit)
+            )
         self.count += 1
-        stream.queue.append(Launch(self.count, kernel, grid, block, tuple(args), stream, shared_bytes,
-                                   programmatic))
+        stream.queue.append(
+            Launch(self.count, kernel, grid, block, tuple(args), stream, shared_bytes, programmatic)
+        )
 
     def in_flight(self):
         return any(s.queue for s in self.streams)

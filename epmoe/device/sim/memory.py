@@ -3,6 +3,7 @@
 Addresses are real ones, so arrays of the caller and windows shared between processes need no copy. Each access is
 looked up here; what lies outside every buffer, or is not aligned to its size, is an error with a name and an index.
 """
+
 import ctypes
 from bisect import bisect_right
 from collections import deque
@@ -16,7 +17,7 @@ POISON = 0xA5
 # held by the thread of the operating system that runs kernels, or adds or removes memory: worlds of several threads
 # take turns, one run at a time
 ONE_AT_A_TIME = RLock()
-VIEW = {"u8": 0, "u16": 1, "i32": 2, "u32": 3, "u64": 4, "f32": 5}         # place in Span.views
+VIEW = {"u8": 0, "u16": 1, "i32": 2, "u32": 3, "u64": 4, "f32": 5}  # place in Span.views
 WIDTH = {"u8": 1, "u16": 2, "i32": 4, "u32": 4, "u64": 8, "f32": 4}
 
 
@@ -24,7 +25,7 @@ def aligned_bytes(nbytes, alignment=256):
     """uint8 array [nbytes] whose first byte lies on a multiple of `alignment`; it keeps the raw allocation alive."""
     raw = np.empty(nbytes + alignment, np.uint8)
     start = -raw.ctypes.data % alignment
-    return raw[start:start + nbytes]
+    return raw[start : start + nbytes]
 
 
 class Span:
@@ -35,25 +36,53 @@ class Span:
     are the same views, except in memory that other processes write too (`shared`): there they are the CPU's atomics.
     """
 
-    __slots__ = ("low", "high", "origin", "name", "rank", "readonly", "regions", "users", "keep", "host_accesses",
-                 "bytes", "views", "strong", "shared")
+    __slots__ = (
+        "low",
+        "high",
+        "origin",
+        "name",
+        "rank",
+        "readonly",
+        "regions",
+        "users",
+        "keep",
+        "host_accesses",
+        "bytes",
+        "views",
+        "strong",
+        "shared",
+    )
 
-    def __init__(self, address, nbytes, name, rank, *, readonly=False, regions=None, keep=None,
-                 shared=False):
-        self.low, self.high, self.name, self.rank, self.readonly = address, address + nbytes, name, rank, readonly
-        self.regions = sorted((Region(*r) for r in regions), key=lambda r: r.offset) if regions else []
+    def __init__(
+        self, address, nbytes, name, rank, *, readonly=False, regions=None, keep=None, shared=False
+    ):
+        self.low, self.high, self.name, self.rank, self.readonly = (
+            address,
+            address + nbytes,
+            name,
+            rank,
+            readonly,
+        )
+        self.regions = (
+            sorted((Region(*r) for r in regions), key=lambda r: r.offset) if regions else []
+        )
         self.users, self.keep = 1, keep
-        self.host_accesses = []                     # what the host did while launches were in flight (race detector)
+        self.host_accesses = []  # what the host did while launches were in flight (race detector)
         self.origin = address & ~15
         length = max((self.high - self.origin + 15) & ~15, 16)
-        memory = (ctypes.c_uint8 * length).from_address(self.origin) if address else bytearray(length)
+        memory = (
+            (ctypes.c_uint8 * length).from_address(self.origin) if address else bytearray(length)
+        )
         self.bytes = np.frombuffer(memory, np.uint8)
         view = memoryview(self.bytes)
         self.views = (view, *(view.cast(c) for c in "HiIQ"), self.bytes.view(np.float32))
         self.strong, self.shared = self.views, shared
         if shared:
             from .cpu_atomics import AtomicView
-            self.strong = tuple(AtomicView(self.origin, t) if t in ("i32", "u32", "u64") else None for t in VIEW)
+
+            self.strong = tuple(
+                AtomicView(self.origin, t) if t in ("i32", "u32", "u64") else None for t in VIEW
+            )
 
     def owner(self):
         return "" if self.rank is None else " of rank %d" % self.rank
@@ -75,8 +104,15 @@ class Region:
     __slots__ = ("name", "offset", "shape", "dtype", "indices", "nbytes")
 
     def __init__(self, name, offset, shape, dtype, indices=()):
-        self.name, self.offset, self.dtype, self.indices = name, int(offset), np.dtype(dtype), tuple(indices)
-        self.shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
+        self.name, self.offset, self.dtype, self.indices = (
+            name,
+            int(offset),
+            np.dtype(dtype),
+            tuple(indices),
+        )
+        self.shape = (
+            (shape,) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
+        )
         self.nbytes = int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
     def describe(self, offset):
@@ -86,7 +122,10 @@ class Region:
             return None
         element, rest = divmod(inside, self.dtype.itemsize)
         index = [int(i) for i in np.unravel_index(element, self.shape)] if self.shape else []
-        words = ["%s %d" % (self.indices[n], i) if n < len(self.indices) else str(i) for n, i in enumerate(index)]
+        words = [
+            "%s %d" % (self.indices[n], i) if n < len(self.indices) else str(i)
+            for n, i in enumerate(index)
+        ]
         return "%s[%s]%s" % (self.name, ", ".join(words), " byte %d" % rest if rest else "")
 
 
@@ -121,7 +160,9 @@ class Memory:
         span = self.spans[bisect_right(self.starts, address) - 1]
         if address + nbytes <= span.high:
             return span
-        return next((s for s in self.spans if s.low <= address and address + nbytes <= s.high), None)
+        return next(
+            (s for s in self.spans if s.low <= address and address + nbytes <= s.high), None
+        )
 
     def describe(self, address):
         span = self.find(address)
@@ -130,7 +171,11 @@ class Memory:
     def complaint(self, address, nbytes, alignment):
         """Why these bytes must not be touched, or None if they may."""
         if address % alignment:
-            return "%s is not %d-byte aligned (address %#x)" % (self.describe(address), alignment, address)
+            return "%s is not %d-byte aligned (address %#x)" % (
+                self.describe(address),
+                alignment,
+                address,
+            )
         if self.find(address, nbytes):
             return None
         for low, high, name in self.freed:
@@ -140,12 +185,17 @@ class Memory:
         near = []
         if i >= 1:
             s = self.spans[i]
-            near.append("%d bytes after the start of %s%s, which has %d bytes"
-                        % (address - s.low, s.name, s.owner(), s.high - s.low))
+            near.append(
+                "%d bytes after the start of %s%s, which has %d bytes"
+                % (address - s.low, s.name, s.owner(), s.high - s.low)
+            )
         if i + 1 < len(self.spans):
             s = self.spans[i + 1]
             near.append("%d bytes before %s%s" % (s.low - address, s.name, s.owner()))
-        return "address %#x is outside every buffer: %s" % (address, " and ".join(near) or "there are none")
+        return "address %#x is outside every buffer: %s" % (
+            address,
+            " and ".join(near) or "there are none",
+        )
 
 
 MEMORY = Memory()

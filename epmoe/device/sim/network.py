@@ -11,6 +11,7 @@ launch that sent it. The source of a put is read when it is delivered: bytes wri
 
 Sources and targets lie in symmetric memory: a target is named by its address in the caller's own, and a rank.
 """
+
 import ctypes
 import sys
 from typing import NamedTuple
@@ -24,9 +25,9 @@ from .ops import span_of
 from .scheduler import NOW
 from .warp import meet
 
-VECTOR = 16                     # bytes; parts of a put are whole vectors
+VECTOR = 16  # bytes; parts of a put are whole vectors
 LANES = 32
-DELAYS = (0, 0, 2, 20)          # how often a delivery lets others go first
+DELAYS = (0, 0, 2, 20)  # how often a delivery lets others go first
 U64 = VIEW["u64"]
 
 
@@ -70,7 +71,7 @@ class Network:
         """The end of a run: copies of its launches are completed, what the network has may take longer."""
         for copy in list(copies):
             if self._waits and isinstance(copy, Delivery) and not copy.done:
-                copy.ticket = None      # of the run's race detector: the host has waited for the launches in between
+                copy.ticket = None  # of the run's race detector: the host has waited for the launches in between
                 self._late.append(copy)
             else:
                 copy.finish()
@@ -78,16 +79,23 @@ class Network:
     def heap_of(self, t, address, nbytes, name, what):
         """The heap that holds these bytes of the thread's rank."""
         for heap in self.heaps:
-            if heap.addresses[t.rank] <= address and address + nbytes <= heap.addresses[t.rank] + heap.nbytes:
+            if (
+                heap.addresses[t.rank] <= address
+                and address + nbytes <= heap.addresses[t.rank] + heap.nbytes
+            ):
                 return heap
-        raise OutOfBoundsError("%s of %s: its %s (address %#x, %d bytes) is not in the symmetric memory of rank %d"
-                               % (name, t.place(), what, address, nbytes, t.rank))
+        raise OutOfBoundsError(
+            "%s of %s: its %s (address %#x, %d bytes) is not in the symmetric memory of rank %d"
+            % (name, t.place(), what, address, nbytes, t.rank)
+        )
 
     def at(self, t, address, nbytes, pe, name):
         """The address of the same bytes in the memory of rank pe."""
         heap = self.heap_of(t, address, nbytes, name, "target")
         if not 0 <= pe < len(heap.addresses):
-            raise EPError("%s of %s: there is no rank %d of %d" % (name, t.place(), pe, len(heap.addresses)))
+            raise EPError(
+                "%s of %s: there is no rank %d of %d" % (name, t.place(), pe, len(heap.addresses))
+            )
         return heap.addresses[pe] + address - heap.addresses[t.rank]
 
 
@@ -137,7 +145,9 @@ class Put(Delivery):
         ctypes.memmove(self.target, self.source, self.nbytes)
         watchers = NOW.watchers
         if watchers:
-            for granule in [g for g in watchers if self.target >> 4 <= g < self.target + self.nbytes >> 4]:
+            for granule in [
+                g for g in watchers if self.target >> 4 <= g < self.target + self.nbytes >> 4
+            ]:
                 NOW.written(granule)
 
 
@@ -153,7 +163,9 @@ class Signal(Delivery):
     def arrive(self):
         words, k = self.span.strong[U64], self.target - self.span.origin >> 3
         if self.ticket is not None:
-            NOW.detector.signal_arrives(self.ticket, self.target, self.span, self.place, words[k], self.value)
+            NOW.detector.signal_arrives(
+                self.ticket, self.target, self.span, self.place, words[k], self.value
+            )
         words[k] = self.value
         if self.target >> 4 in NOW.watchers:
             NOW.written(self.target >> 4)
@@ -188,8 +200,10 @@ def shmem_put_nbi_warp(dst, src, nbytes, pe):
     if any(v is not None and v != given for v in vals[:LANES]):
         raise EPError("%s: the lanes of the warp give %s different arguments" % (t.place(), name))
     if nbytes <= 0 or (dst | src | nbytes) % VECTOR:
-        raise EPError("%s: %s of %d bytes from %#x to %#x: all must be multiples of 16"
-                      % (t.place(), name, nbytes, src, dst))
+        raise EPError(
+            "%s: %s of %d bytes from %#x to %#x: all must be multiples of 16"
+            % (t.place(), name, nbytes, src, dst)
+        )
     network = NOW.run.machine.network
     per_lane = -(-nbytes // (VECTOR * LANES)) * VECTOR
     first = t.lane * per_lane
@@ -198,10 +212,15 @@ def shmem_put_nbi_warp(dst, src, nbytes, pe):
         return
     source, target = src + first, network.at(t, dst + first, nbytes, pe, name)
     network.heap_of(t, source, nbytes, name, "source")
-    source_span, span = span_of(source, nbytes, name, VECTOR), span_of(target, nbytes, name, VECTOR, write=True)
+    source_span, span = (
+        span_of(source, nbytes, name, VECTOR),
+        span_of(target, nbytes, name, VECTOR, write=True),
+    )
     ticket = None
     if NOW.detector is not None:
-        ticket = NOW.detector.put(t.actor, source, target, nbytes, source_span, span, sys._getframe(1))
+        ticket = NOW.detector.put(
+            t.actor, source, target, nbytes, source_span, span, sys._getframe(1)
+        )
     Put(t, pe, source, target, nbytes, ticket)
 
 
@@ -213,7 +232,9 @@ def shmem_signal_set(word, value, pe):
     place, ticket = _Place(sys._getframe(1)), None
     if NOW.detector is not None:
         before = t.fenced.get(pe, ()) if t.fenced.keys() <= {pe} else ()
-        ticket = NOW.detector.signal(t.actor, max([d.ticket for d in before if isinstance(d, Put)], default=0))
+        ticket = NOW.detector.signal(
+            t.actor, max([d.ticket for d in before if isinstance(d, Put)], default=0)
+        )
     Signal(t, pe, target, int(value) & 2**64 - 1, span, place, ticket)
 
 

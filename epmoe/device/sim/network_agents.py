@@ -3,6 +3,7 @@
 The agent knows what its thread knew when it sent. Who has not learned that the agent has finished races with the put:
 it reads the source and writes the target. shmem_quiet teaches that to its thread, and synchronisation carries it on.
 """
+
 import numpy as np
 
 from . import race_report
@@ -21,7 +22,7 @@ class NetworkAgents:
         e = Actor(idx, a.snapshot(), a.block, a.tid, word)
         e.time = int(self.agent_time[a.idx])
         e.proxy, e.fences = e.base, dict(a.fences)
-        a.time += 1             # what a does from now on comes after
+        a.time += 1  # what a does from now on comes after
         return e
 
     def put(self, a, source, target, nbytes, source_span, target_span, frame):
@@ -43,7 +44,9 @@ class NetworkAgents:
 
     def signal_arrives(self, e, address, span, place, before, after):
         """The store in the target's memory: those who acquire it learn what its thread's last fence covers."""
-        self.strong(e, address, 8, False, True, SYS, False, False, e.word, place, span, before, after)
+        self.strong(
+            e, address, 8, False, True, SYS, False, False, e.word, place, span, before, after
+        )
 
     def quiet(self, a):
         """All that a's agent was given is done."""

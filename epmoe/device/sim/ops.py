@@ -4,6 +4,7 @@ Every access is a step of the scheduler (it may switch threads), is checked for 
 the race detector when there is one. plain_ops and strong_ops make them by a few factories, since they differ in width,
 order and scope.
 """
+
 import struct
 
 import numpy as np
@@ -47,7 +48,14 @@ def _to_u8(v):
     return int(v) & 0xFF
 
 
-WRAP = {"u8": _to_u8, "u16": _to_u16, "i32": _to_i32, "u32": _to_u32, "u64": _to_u64, "f32": np.float32}
+WRAP = {
+    "u8": _to_u8,
+    "u16": _to_u16,
+    "i32": _to_i32,
+    "u32": _to_u32,
+    "u64": _to_u64,
+    "f32": np.float32,
+}
 
 
 def span_of(address, nbytes, name, alignment=None, write=False):

@@ -1,4 +1,5 @@
 """Plain loads and stores, of one number or of 16 bytes, and prefetches."""
+
 import sys
 from bisect import bisect_right
 
@@ -24,6 +25,7 @@ def _load(ty):
         if NOW.detector is not None:
             NOW.detector.plain(getcurrent().actor, address, n, False, name, sys._getframe(1), span)
         return span.views[view][address - span.origin >> shift]
+
     return word(load, name, "The %s at a global address; a plain load." % ty)
 
 
@@ -43,10 +45,11 @@ def _store(ty):
             NOW.detector.plain(getcurrent().actor, address, n, True, name, sys._getframe(1), span)
         try:
             span.views[view][address - span.origin >> shift] = v
-        except (ValueError, TypeError):             # it does not fit as it is
+        except (ValueError, TypeError):  # it does not fit as it is
             span.views[view][address - span.origin >> shift] = wrap(v)
         if address >> 4 in NOW.watchers:
             NOW.written(address >> 4)
+
     return word(store, name, "Store a %s at a global address; a plain store." % ty)
 
 
@@ -61,8 +64,11 @@ def _load16(name, doc):
         if address + 16 > span.high or address & 15:
             span = span_of(address, 16, name)
         if NOW.detector is not None:
-            NOW.detector.plain(getcurrent().actor, address, 16, False, name, sys._getframe(1), span, nc)
+            NOW.detector.plain(
+                getcurrent().actor, address, 16, False, name, sys._getframe(1), span, nc
+            )
         return read4(span.views[0], address - span.origin)
+
     return word(load16, name, doc)
 
 
@@ -79,6 +85,7 @@ def _store16(name, doc):
         write4(span.views[0], address - span.origin, a & MASK32, b & MASK32, c & MASK32, d & MASK32)
         if address >> 4 in NOW.watchers:
             NOW.written(address >> 4)
+
     return word(store16, name, doc)
 
 
@@ -86,7 +93,10 @@ for _ty in WIDTH:
     _load(_ty)
     _store(_ty)
 _load16("load16", "Four u32 from a 16-byte aligned global address; a plain load.")
-_load16("load16_nc", "load16 through the non-coherent path: only for what nobody writes while the kernel runs.")
+_load16(
+    "load16_nc",
+    "load16 through the non-coherent path: only for what nobody writes while the kernel runs.",
+)
 _load16("load16_stream", "load16 that leaves no trace in the L1 cache.")
 _store16("store16", "Store four u32 at a 16-byte aligned global address; a plain store.")
 _store16("store16_stream", "store16 that leaves no trace in the L1 cache.")

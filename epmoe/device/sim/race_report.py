@@ -9,7 +9,10 @@ SHMEM = ("shmem_put_nbi_warp", "shmem_signal_set")
 
 def line_of(code, place):
     """Line number of an instruction."""
-    return next((line for start, end, line in code.co_lines() if start <= place < end and line), code.co_firstlineno)
+    return next(
+        (line for start, end, line in code.co_lines() if start <= place < end and line),
+        code.co_firstlineno,
+    )
 
 
 def site(code, place):
@@ -18,10 +21,11 @@ def site(code, place):
 
 
 def place_of(access):
-    """"row_copy.py:12 store16, called from dispatch.py:88": where an access stands."""
+    """ "row_copy.py:12 store16, called from dispatch.py:88": where an access stands."""
     _, _, _, _, _, _, word, code, place, caller, caller_place, _ = access
     text = "%s %s" % (site(code, place), word)
     from .threads import DEVICE_FOLDER
+
     if not caller.co_filename.startswith(DEVICE_FOLDER):
         text += " (called from %s)" % site(caller, caller_place)
     return text
@@ -30,7 +34,12 @@ def place_of(access):
 def who(actor):
     """The rank, block, warp, lane and launch of an actor."""
     name = "rank %d block %d warp %d lane %d of %s" % (
-        actor.rank, actor.block.index, actor.tid >> 5, actor.tid & 31, actor.launch)
+        actor.rank,
+        actor.block.index,
+        actor.tid >> 5,
+        actor.tid & 31,
+        actor.launch,
+    )
     if actor.word:
         return ("the network for " if actor.word in SHMEM else "the bulk copy issued by ") + name
     return name
@@ -48,42 +57,61 @@ def describe(span, access, other):
 
 def text(detector, first, second, span, kind):
     """The whole report."""
-    out = ["data race on %s: the %s at %s is not ordered after the %s at %s" % (
-        describe(span, second, first), what(second), site(second[7], second[8]), what(first), site(first[7], first[8])),
-        line(1, first), line(2, second)]
+    out = [
+        "data race on %s: the %s at %s is not ordered after the %s at %s"
+        % (
+            describe(span, second, first),
+            what(second),
+            site(second[7], second[8]),
+            what(first),
+            site(first[7], first[8]),
+        ),
+        line(1, first),
+        line(2, second),
+    ]
     out += ["  " + reason for reason in missing(detector, first, second, kind)]
-    if kind is None:                            # else all that could synchronise did
+    if kind is None:  # else all that could synchronise did
         pairs = closest(detector, first, second)
-        out += ["  did not synchronise: %s -> %s: %s" % (place_of(w), place_of(r), why) for w, r, why in pairs]
+        out += [
+            "  did not synchronise: %s -> %s: %s" % (place_of(w), place_of(r), why)
+            for w, r, why in pairs
+        ]
         if not pairs:
             out += ["  " + release for release in nearest_release(detector, first, second)]
     return "\n".join(out)
 
 
 def what(access):
-    """"write" or "read"."""
+    """ "write" or "read"."""
     return "write" if access[5] else "read"
 
 
 def with_host(access, span, write):
     """The report of a race between a launch and the host."""
-    return ("data race on %s\n%s\n  2. %s by the host while the launch was in flight: synchronize() is missing before "
-            "it" % (span.describe(access[3]), line(1, access), "write" if write else "read"))
+    return (
+        "data race on %s\n%s\n  2. %s by the host while the launch was in flight: synchronize() is missing before "
+        "it" % (span.describe(access[3]), line(1, access), "write" if write else "read")
+    )
 
 
 def unfinished_store(actor):
     """The report of a thread that ended before its bulk stores had read their source."""
-    return ("data race on shared memory of rank %d block %d\n"
-            "  %s ended while its bulk stores may still read shared memory\n"
-            "  bulk_commit and bulk_wait_read (or bulk_wait) are missing after the last bulk_store"
-            % (actor.rank, actor.block.index, who(actor)))
+    return (
+        "data race on shared memory of rank %d block %d\n"
+        "  %s ended while its bulk stores may still read shared memory\n"
+        "  bulk_commit and bulk_wait_read (or bulk_wait) are missing after the last bulk_store"
+        % (actor.rank, actor.block.index, who(actor))
+    )
 
 
 def unfinished_put(actor):
     """The report of a thread that ended before its put was complete."""
-    return ("data race on the source and target of a put\n"
-            "  %s ended while its part of a put may still be on its way\n"
-            "  shmem_quiet in every lane of its warp is missing after the last shmem_put_nbi_warp" % who(actor))
+    return (
+        "data race on the source and target of a put\n"
+        "  %s ended while its part of a put may still be on its way\n"
+        "  shmem_quiet in every lane of its warp is missing after the last shmem_put_nbi_warp"
+        % who(actor)
+    )
 
 
 def same_warp(a, b):
@@ -95,69 +123,117 @@ def missing(detector, first, second, kind):
     """Which ordering is missing, as far as the clocks tell."""
     u, t = first[0], second[0]
     if kind == "order":
-        return ["both are strong stores, of different values, and nothing says which of them comes last: the second's "
-                "thread must have acquired something that the first's released later, or have seen its value"]
+        return [
+            "both are strong stores, of different values, and nothing says which of them comes last: the second's "
+            "thread must have acquired something that the first's released later, or have seen its value"
+        ]
     if kind == "nc":
-        return ["load16_nc may return what was there when the launch began: the write came later, and is ordered "
-                "before the load only inside the kernel; use load16"]
+        return [
+            "load16_nc may return what was there when the launch began: the write came later, and is ordered "
+            "before the load only inside the kernel; use load16"
+        ]
     if kind == "later":
-        return ["load16_nc needs bytes that nobody writes until its launch has ended: the write comes too early, "
-                "whatever orders it; use load16"]
+        return [
+            "load16_nc needs bytes that nobody writes until its launch has ended: the write comes too early, "
+            "whatever orders it; use load16"
+        ]
     if kind == "proxy":
-        return ["the write is ordered before the bulk copy was issued, but not for the async proxy: fence_proxy_async "
-                "is missing between the two"]
+        return [
+            "the write is ordered before the bulk copy was issued, but not for the async proxy: fence_proxy_async "
+            "is missing between the two"
+        ]
     if u.word == "shmem_put_nbi_warp":
-        return ["nobody knows the put to be complete at the second access: shmem_quiet in every lane of its warp is "
-                "missing, or the order from there to the second access"]
+        return [
+            "nobody knows the put to be complete at the second access: shmem_quiet in every lane of its warp is "
+            "missing, or the order from there to the second access"
+        ]
     if u.word and u.word not in SHMEM:
-        wait = ("mbar_try_wait on its mbarrier" if u.word == "bulk_load" else
-                "bulk_commit and bulk_wait" if first[5] else "bulk_commit and bulk_wait_read")
-        return ["nobody has waited for the bulk copy before the second access: %s is missing, or its order to it"
-                % wait]
+        wait = (
+            "mbar_try_wait on its mbarrier"
+            if u.word == "bulk_load"
+            else "bulk_commit and bulk_wait"
+            if first[5]
+            else "bulk_commit and bulk_wait_read"
+        )
+        return [
+            "nobody has waited for the bulk copy before the second access: %s is missing, or its order to it"
+            % wait
+        ]
     if first[2] and second[2]:
         if first[3] != second[3] or first[4] != second[4]:
             return ["both are strong, but differ in address or size"]
-        return ["both are strong, but the scopes %s and %s do not include each other's thread"
-                % (WORD_OF_SCOPE[first[2]], WORD_OF_SCOPE[second[2]])]
+        return [
+            "both are strong, but the scopes %s and %s do not include each other's thread"
+            % (WORD_OF_SCOPE[first[2]], WORD_OF_SCOPE[second[2]])
+        ]
     if first[2] or second[2]:
-        return ["one of them is a plain access: a word that threads share while they run needs a strong load, store or "
-                "atomic on both sides, or an order between the two"]
+        return [
+            "one of them is a plain access: a word that threads share while they run needs a strong load, store or "
+            "atomic on both sides, or an order between the two"
+        ]
     mates = t.block.actors
     if u.block is t.block:
         name = "syncwarp" if same_warp(u, t) else "syncthreads"
-        return ["both are in one %s: a %s is missing between the two" % ("warp" if same_warp(u, t) else "block", name)]
+        return [
+            "both are in one %s: a %s is missing between the two"
+            % ("warp" if same_warp(u, t) else "block", name)
+        ]
     informed = next((v for v in mates if v is not t and v.known[u.idx] >= first[1]), None)
     if informed is not None:
-        return ["warp %d lane %d of the second access's block is ordered after the first access: a %s is missing on "
-                "the second's side" % (informed.tid >> 5, informed.tid & 31,
-                                   "syncwarp" if same_warp(informed, t) else "syncthreads")]
+        return [
+            "warp %d lane %d of the second access's block is ordered after the first access: a %s is missing on "
+            "the second's side"
+            % (
+                informed.tid >> 5,
+                informed.tid & 31,
+                "syncwarp" if same_warp(informed, t) else "syncthreads",
+            )
+        ]
     known = t.known
     if known[u.idx] >= u.start:
-        return ["the second access is ordered after earlier operations of the first access's thread, but not after "
-                "this one: the release comes before it" + acquired_from(detector, u, known)]
-    heard_of = [v for v in u.launch.actors if v is not u and v.block is not t.block and known[v.idx] >= v.start]
+        return [
+            "the second access is ordered after earlier operations of the first access's thread, but not after "
+            "this one: the release comes before it" + acquired_from(detector, u, known)
+        ]
+    heard_of = [
+        v
+        for v in u.launch.actors
+        if v is not u and v.block is not t.block and known[v.idx] >= v.start
+    ]
     lane = next((v for v in heard_of if same_warp(v, u)), None)
     warp = next((v for v in heard_of if v.block is u.block), None)
     block = next((v.block.index for v in heard_of), None)
     if lane is not None:
-        return ["the second access is ordered after another lane of the first access's warp (lane %d): a syncwarp or "
-                "syncthreads is missing before its release%s" % (lane.tid & 31, acquired_from(detector, lane, known))]
+        return [
+            "the second access is ordered after another lane of the first access's warp (lane %d): a syncwarp or "
+            "syncthreads is missing before its release%s"
+            % (lane.tid & 31, acquired_from(detector, lane, known))
+        ]
     if warp is not None:
-        return ["the second access is ordered after another warp of the first access's block (warp %d): a syncthreads "
-                "is missing before its release%s" % (warp.tid >> 5, acquired_from(detector, warp, known))]
+        return [
+            "the second access is ordered after another warp of the first access's block (warp %d): a syncthreads "
+            "is missing before its release%s"
+            % (warp.tid >> 5, acquired_from(detector, warp, known))
+        ]
     if block is not None:
-        return ["the second access is ordered after another block of the first access's launch (block %d): no release "
-                "and acquire lead from the first access's block to the second access" % block]
+        return [
+            "the second access is ordered after another block of the first access's launch (block %d): no release "
+            "and acquire lead from the first access's block to the second access" % block
+        ]
     return ["the second access's thread has acquired nothing from the first one's launch"]
 
 
 def releases(detector):
     """Every release that somebody could still acquire: (location, head)."""
-    return [(location, head) for location in detector.locations.values() for head in location.heads.values()]
+    return [
+        (location, head)
+        for location in detector.locations.values()
+        for head in location.heads.values()
+    ]
 
 
 def acquired_from(detector, v, known):
-    """", namely LINE": the last release of actor v that who knows so much has acquired, if it can still be told."""
+    """ ", namely LINE": the last release of actor v that who knows so much has acquired, if it can still be told."""
     heads = [h for _, h in releases(detector) if h[0] is v and h[2][v.idx] <= known[v.idx]]
     return ", %s" % place_of(max(heads, key=lambda h: h[2][v.idx])[3]) if heads else ""
 
@@ -165,22 +241,41 @@ def acquired_from(detector, v, known):
 def nearest_release(detector, first, second):
     """Where the second access's thread has acquired nothing: what it could acquire, or that there is nothing yet."""
     u, t = first[0], second[0]
-    if (u.block is t.block or u.word or t.word or first[2] or second[2]
-            or any(t.known[v.idx] >= v.start for v in u.block.actors)):
+    if (
+        u.block is t.block
+        or u.word
+        or t.word
+        or first[2]
+        or second[2]
+        or any(t.known[v.idx] >= v.start for v in u.block.actors)
+    ):
         return []
     if not first[5]:
-        return ["here the read came first: if it is meant to see the write, it does not wait for it"]
-    covering = [(location, h) for location, h in releases(detector) if h[2][u.idx] >= first[1] and h[0] is not t]
+        return [
+            "here the read came first: if it is meant to see the write, it does not wait for it"
+        ]
+    covering = [
+        (location, h)
+        for location, h in releases(detector)
+        if h[2][u.idx] >= first[1] and h[0] is not t
+    ]
     if not covering:
-        return ["no release follows the first access so far: the second access's thread does not wait for one"]
-    location, head = min(covering, key=lambda c: (c[1][0] is not u, c[1][0].block is not u.block, c[1][3][11]))
-    return ["nearest release behind the first access: %s, to %s; the second access's thread does not acquire that word"
-            % (place_of(head[3]), place_in(location.address, head[0].block))]
+        return [
+            "no release follows the first access so far: the second access's thread does not wait for one"
+        ]
+    location, head = min(
+        covering, key=lambda c: (c[1][0] is not u, c[1][0].block is not u.block, c[1][3][11])
+    )
+    return [
+        "nearest release behind the first access: %s, to %s; the second access's thread does not acquire that word"
+        % (place_of(head[3]), place_in(location.address, head[0].block))
+    ]
 
 
 def place_in(address, block):
     """A word in the layout's words."""
     from .hang_report import place_of as word_at
+
     return word_at(address, block)
 
 
@@ -203,10 +298,19 @@ def closest(detector, first, second, limit=3):
 
     def score(pair):
         w, r, _ = pair
-        return ((w[0].block is u.block) * 4 + (r[0].block is t.block) * 4 + (w[0] is u) + (r[0] is t)
-                + (w[0].rank == u.rank) + (r[0].rank == t.rank), r[11])
+        return (
+            (w[0].block is u.block) * 4
+            + (r[0].block is t.block) * 4
+            + (w[0] is u)
+            + (r[0] is t)
+            + (w[0].rank == u.rank)
+            + (r[0].rank == t.rank),
+            r[11],
+        )
 
-    pairs = [p for p in detector.rejected.values() if {p[0][0].rank, p[1][0].rank} <= {u.rank, t.rank}]
+    pairs = [
+        p for p in detector.rejected.values() if {p[0][0].rank, p[1][0].rank} <= {u.rank, t.rank}
+    ]
     pairs = [p for p in pairs if comes_after(p)]
     pairs = [p for p in pairs if comes_before(p)] or pairs
     out, sites = [], set()

@@ -1,11 +1,12 @@
 """Time and waiting of a rank that is a process of its own: the real clock, and the processor left to the others."""
+
 import os
 import time
 
-SPINS = 20                  # looks with nothing but a yield between them, before the process sleeps between looks
+SPINS = 20  # looks with nothing but a yield between them, before the process sleeps between looks
 NAP_S = 0.0005
-BUSY_S = 0.005              # if this rank did something for so long since its last look, it spins again
-yield_processor = getattr(os, "sched_yield", lambda: time.sleep(0))        # macOS has no sched_yield
+BUSY_S = 0.005  # if this rank did something for so long since its last look, it spins again
+yield_processor = getattr(os, "sched_yield", lambda: time.sleep(0))  # macOS has no sched_yield
 
 
 class RealTime:

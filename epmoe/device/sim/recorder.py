@@ -4,6 +4,7 @@ A recorder is the race detector with a notebook: `SimMachine(..., recorder=Recor
 detector's place, which is told of every operation anyway and knows which release an acquire saw. Without a recorder
 nothing is looked at, so that it costs nothing when it is off.
 """
+
 import ctypes
 import sys
 
@@ -26,15 +27,56 @@ class Event:
     or None. sources: numbers of the events whose release this one acquired.
     """
 
-    __slots__ = ("number", "step", "launch", "rank", "block", "thread", "kind", "order", "scope", "word", "span",
-                 "address", "nbytes", "saw", "wrote", "sources", "_code", "_place")
+    __slots__ = (
+        "number",
+        "step",
+        "launch",
+        "rank",
+        "block",
+        "thread",
+        "kind",
+        "order",
+        "scope",
+        "word",
+        "span",
+        "address",
+        "nbytes",
+        "saw",
+        "wrote",
+        "sources",
+        "_code",
+        "_place",
+    )
 
-    def __init__(self, number, step, launch, rank, block, thread, kind, order="weak", scope="", word="", span=None,
-                 address=0, nbytes=0, saw=None, sources=(), frame=None):
+    def __init__(
+        self,
+        number,
+        step,
+        launch,
+        rank,
+        block,
+        thread,
+        kind,
+        order="weak",
+        scope="",
+        word="",
+        span=None,
+        address=0,
+        nbytes=0,
+        saw=None,
+        sources=(),
+        frame=None,
+    ):
         self.number, self.step, self.launch = number, step, launch
         self.rank, self.block, self.thread = rank, block, thread
         self.kind, self.order, self.scope, self.word = kind, order, scope, word
-        self.span, self.address, self.nbytes, self.saw, self.wrote = span, address, nbytes, saw, None
+        self.span, self.address, self.nbytes, self.saw, self.wrote = (
+            span,
+            address,
+            nbytes,
+            saw,
+            None,
+        )
         self.sources = sources
         self._code, self._place = (frame.f_code, frame.f_lasti) if frame is not None else (None, 0)
 
@@ -51,8 +93,14 @@ class Event:
     def __repr__(self):
         what = " ".join(w for w in (self.word or self.kind, self.line) if w)
         place = " of " + self.span.describe(self.address) if self.span is not None else ""
-        return "<step %d, rank %d block %d thread %d: %s%s>" % (self.step, self.rank, self.block, self.thread, what,
-                                                                place)
+        return "<step %d, rank %d block %d thread %d: %s%s>" % (
+            self.step,
+            self.rank,
+            self.block,
+            self.thread,
+            what,
+            place,
+        )
 
 
 class RecordedLaunch:
@@ -61,7 +109,12 @@ class RecordedLaunch:
     __slots__ = ("kernel", "rank", "grid", "threads", "run")
 
     def __init__(self, launch, run):
-        self.kernel, self.rank, self.grid, self.threads = launch.kernel.name, launch.rank, launch.grid, launch.threads
+        self.kernel, self.rank, self.grid, self.threads = (
+            launch.kernel.name,
+            launch.rank,
+            launch.grid,
+            launch.threads,
+        )
         self.run = run
 
 
@@ -72,8 +125,11 @@ class RecordedRun:
 
     def __init__(self, first_step, first_event):
         self.first_step, self.first_event = first_step, first_event
-        self.before = {(s.low, s.high): ctypes.string_at(s.low, s.high - s.low) for s in MEMORY.spans
-                       if s.high > s.low > 0}
+        self.before = {
+            (s.low, s.high): ctypes.string_at(s.low, s.high - s.low)
+            for s in MEMORY.spans
+            if s.high > s.low > 0
+        }
 
 
 class Recorder:
@@ -95,18 +151,26 @@ class RecordingDetector(Detector):
         super().__init__(machine, queues)
         self.recorder, self.events = recorder, recorder.events
         self.first_step = machine.steps
-        self.in_memory = {id(s) for s in MEMORY.spans}      # as opposed to the blocks' shared memory
-        self.launch_places = {}         # launch -> its place in recorder.launches
-        self.unread = []                # events whose stores come after the detector has seen them
-        self.on_their_way = []          # events of bulk stores that nobody has waited for
-        self.acquired = []              # access numbers that the operation under way acquires
-        self.event_of = {}              # access number of a strong operation -> number of its event
+        self.in_memory = {id(s) for s in MEMORY.spans}  # as opposed to the blocks' shared memory
+        self.launch_places = {}  # launch -> its place in recorder.launches
+        self.unread = []  # events whose stores come after the detector has seen them
+        self.on_their_way = []  # events of bulk stores that nobody has waited for
+        self.acquired = []  # access numbers that the operation under way acquires
+        self.event_of = {}  # access number of a strong operation -> number of its event
 
     # ------------------------------------------------------------------ entering
     def enter(self, a, kind, **what):
         """A new event of an actor."""
-        event = Event(len(self.events), self.first_step + NOW.steps, self.launch_places[a.launch], a.rank,
-                      a.block.index, a.tid, kind, **what)
+        event = Event(
+            len(self.events),
+            self.first_step + NOW.steps,
+            self.launch_places[a.launch],
+            a.rank,
+            a.block.index,
+            a.tid,
+            kind,
+            **what,
+        )
         self.events.append(event)
         return event
 
@@ -139,21 +203,50 @@ class RecordingDetector(Detector):
         super().plain(a, address, n, write, word, frame, span, nc)
         if id(span) in self.in_memory:
             saw = None if write else ctypes.string_at(address, n)
-            event = self.enter(a, "store" if write else "load", word=word, span=span, address=address, nbytes=n,
-                               saw=saw, frame=frame)
+            event = self.enter(
+                a,
+                "store" if write else "load",
+                word=word,
+                span=span,
+                address=address,
+                nbytes=n,
+                saw=saw,
+                frame=frame,
+            )
             if write:
                 self.unread.append(event)
 
-    def strong(self, a, address, n, read, write, scope, acquire, release, word, frame, span, before, after):
+    def strong(
+        self, a, address, n, read, write, scope, acquire, release, word, frame, span, before, after
+    ):
         self.settle()
         self.acquired.clear()
-        value = super().strong(a, address, n, read, write, scope, acquire, release, word, frame, span, before, after)
+        value = super().strong(
+            a, address, n, read, write, scope, acquire, release, word, frame, span, before, after
+        )
         if id(span) in self.in_memory:
-            order = "acq_rel" if acquire and release else "acquire" if acquire else "release" if release else "relaxed"
-            event = self.enter(a, "atomic" if read and write else "store" if write else "load", order=order,
-                               scope=SCOPE_NAMES[scope], word=word, span=span, address=address, nbytes=n,
-                               saw=ctypes.string_at(address, n) if read else None,
-                               sources=self.sources(), frame=kernel_frame(frame))
+            order = (
+                "acq_rel"
+                if acquire and release
+                else "acquire"
+                if acquire
+                else "release"
+                if release
+                else "relaxed"
+            )
+            event = self.enter(
+                a,
+                "atomic" if read and write else "store" if write else "load",
+                order=order,
+                scope=SCOPE_NAMES[scope],
+                word=word,
+                span=span,
+                address=address,
+                nbytes=n,
+                saw=ctypes.string_at(address, n) if read else None,
+                sources=self.sources(),
+                frame=kernel_frame(frame),
+            )
             if write:
                 self.event_of[self.number] = event.number
                 self.unread.append(event)
@@ -166,10 +259,22 @@ class RecordingDetector(Detector):
 
     def fence(self, a, scope):
         self.settle()
-        self.acquired[:] = [h[3] for heads in a.observed.values() for h in heads.values() if self.acquires(a, scope, h)]
+        self.acquired[:] = [
+            h[3]
+            for heads in a.observed.values()
+            for h in heads.values()
+            if self.acquires(a, scope, h)
+        ]
         super().fence(a, scope)
-        self.enter(a, "fence", order="acq_rel", scope=SCOPE_NAMES[scope], word="fence_acq_rel_" + SCOPE_NAMES[scope],
-                   sources=self.sources(), frame=kernel_frame(sys._getframe(1)))
+        self.enter(
+            a,
+            "fence",
+            order="acq_rel",
+            scope=SCOPE_NAMES[scope],
+            word="fence_acq_rel_" + SCOPE_NAMES[scope],
+            sources=self.sources(),
+            frame=kernel_frame(sys._getframe(1)),
+        )
 
     @staticmethod
     def acquires(a, scope, head):
@@ -178,7 +283,9 @@ class RecordingDetector(Detector):
 
     def sources(self):
         """Events of the releases just acquired."""
-        found = {self.event_of[access[11]] for access in self.acquired if access[11] in self.event_of}
+        found = {
+            self.event_of[access[11]] for access in self.acquired if access[11] in self.event_of
+        }
         self.acquired.clear()
         return tuple(sorted(found))
 
@@ -188,8 +295,13 @@ class RecordingDetector(Detector):
         super().barrier(actors)
         a = actors[-1]
         whole = bool(a.block.arrived) and a.block.arrived[0].actor is actors[0]
-        event = self.enter(a, "barrier" if whole else "warp barrier", scope="cta",
-                           word="syncthreads" if whole else "syncwarp", frame=kernel_frame(sys._getframe(1)))
+        event = self.enter(
+            a,
+            "barrier" if whole else "warp barrier",
+            scope="cta",
+            word="syncthreads" if whole else "syncwarp",
+            frame=kernel_frame(sys._getframe(1)),
+        )
         if whole:
             event.thread = -1
 
@@ -199,8 +311,16 @@ class RecordingDetector(Detector):
         super().bulk(e, address, nbytes, write, word, frame, span)
         if id(span) in self.in_memory:
             saw = None if write else ctypes.string_at(address, nbytes)
-            event = self.enter(e, "store" if write else "load", word=word, span=span, address=address, nbytes=nbytes,
-                               saw=saw, frame=kernel_frame(frame))
+            event = self.enter(
+                e,
+                "store" if write else "load",
+                word=word,
+                span=span,
+                address=address,
+                nbytes=nbytes,
+                saw=saw,
+                frame=kernel_frame(frame),
+            )
             if write:
                 self.on_their_way.append(event)
 
@@ -210,7 +330,11 @@ class RecordingDetector(Detector):
 
     def land(self, a):
         """Bulk stores of this thread have been done: keep what they wrote."""
-        mine = [v for v in self.on_their_way if (v.rank, v.block, v.thread) == (a.rank, a.block.index, a.tid)]
+        mine = [
+            v
+            for v in self.on_their_way
+            if (v.rank, v.block, v.thread) == (a.rank, a.block.index, a.tid)
+        ]
         for event in mine:
             event.wrote = ctypes.string_at(event.address, event.nbytes)
             self.on_their_way.remove(event)

@@ -1,4 +1,5 @@
 """One run of the simulator: all queued launches, together, until every thread has ended."""
+
 import gc
 import threading
 
@@ -12,7 +13,7 @@ from .scheduler import NOW
 from .threads import Block, end_pool, fill_pool, start_threads
 from .warp import leave
 
-SPEEDS = 1.0, 1.0, 0.2, 0.02            # of blocks, one of them for each
+SPEEDS = 1.0, 1.0, 0.2, 0.02  # of blocks, one of them for each
 SLOW = 50
 THREADS_PER_SM, BLOCKS_PER_SM, SHARED_PER_SM, SHARED_PER_BLOCK = 2048, 32, 228 * 1024, 227 * 1024
 
@@ -31,11 +32,11 @@ class Run:
 
     def __init__(self, machine, streams):
         self.machine = machine
-        self.waiting = [list(launches) for launches in streams]     # by stream, in order
+        self.waiting = [list(launches) for launches in streams]  # by stream, in order
         self.blocks = []
-        self.room = {}                                              # rank -> warps that its processors still hold
-        self.active = []                                            # launches that have blocks to start
-        self.keep = []              # shared memory of ended blocks: addresses stay unique
+        self.room = {}  # rank -> warps that its processors still hold
+        self.active = []  # launches that have blocks to start
+        self.keep = []  # shared memory of ended blocks: addresses stay unique
         self.random = machine.random
 
     def go(self):
@@ -56,15 +57,30 @@ class Run:
         m = self.machine
         collecting = gc.isenabled()
         detector = m.new_detector([q for q in self.waiting if q])
-        NOW.begin(self.random, self, detector=detector, expire_waits=m.expire_waits, start_ns=m.elapsed_ns,
-                  real_time=m.real_time)
+        NOW.begin(
+            self.random,
+            self,
+            detector=detector,
+            expire_waits=m.expire_waits,
+            start_ns=m.elapsed_ns,
+            real_time=m.real_time,
+        )
         NOW.copies = m.network.take_late()
         try:
-            gc.disable()                        # thousands of frames to look at, and nothing to find
+            gc.disable()  # thousands of frames to look at, and nothing to find
             with np.errstate(all="ignore"):
                 # one more each: a thread that ends starts the next launch before it is idle itself
-                fill_pool(sum(1 + max(min(launch.grid, m.capacity(launch.threads, launch.shared_bytes)) * launch.threads
-                                      for launch in queue) for queue in self.waiting))
+                fill_pool(
+                    sum(
+                        1
+                        + max(
+                            min(launch.grid, m.capacity(launch.threads, launch.shared_bytes))
+                            * launch.threads
+                            for launch in queue
+                        )
+                        for queue in self.waiting
+                    )
+                )
                 for i in range(len(self.waiting)):
                     self.next_launch(i)
                 while NOW.live:
@@ -73,7 +89,9 @@ class Run:
         except BaseException as error:
             place = getattr(error, "add_note", None)
             if place and not isinstance(error, (EPError, greenlet.GreenletExit)):
-                t = next((t for b in self.blocks for t in b.threads if t.block is b and t.dead), None)
+                t = next(
+                    (t for b in self.blocks for t in b.threads if t.block is b and t.dead), None
+                )
                 if t is not None:
                     error.add_note("in %s" % t.name())
             self.stop_all()
@@ -81,7 +99,9 @@ class Run:
         finally:
             m.elapsed_ns = NOW.nanoseconds() if not m.real_time else 0
             m.steps += NOW.steps
-            NOW.detector = detector = None      # with all that it remembers: the collector would look through it
+            NOW.detector = detector = (
+                None  # with all that it remembers: the collector would look through it
+            )
             NOW.live = 0
             NOW.forget()
             if collecting:

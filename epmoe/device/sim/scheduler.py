@@ -9,17 +9,21 @@ between, can only go on when somebody writes one of the words it looked at: it i
 cheap, and a hang a proof: nobody is ready, and no parked thread moves when it is given another look. Loops that hold
 anything else never park; livelock.py ends them.
 """
+
 from collections import deque
 from math import log
+
 import greenlet
 
 from epmoe_ref.errors import DeadlockError
 
 from . import livelock
 
-STEP_NS = 100                  # simulated nanoseconds per operation
-LOOKS_BEFORE_HANG = 64         # how often parked threads may look again before a hang is declared
-QUIET_OPERATIONS = 1_000_000   # so many operations without any barrier, wake-up or thread's end are a hang too
+STEP_NS = 100  # simulated nanoseconds per operation
+LOOKS_BEFORE_HANG = 64  # how often parked threads may look again before a hang is declared
+QUIET_OPERATIONS = (
+    1_000_000  # so many operations without any barrier, wake-up or thread's end are a hang too
+)
 FIFO_QUANTUM = 256
 
 
@@ -29,11 +33,37 @@ class Scheduler:
     Runs of several threads of the operating system take turns (memory.ONE_AT_A_TIME).
     """
 
-    __slots__ = ("fuel", "mark", "quantum", "spent", "extra_ns", "preemption", "random", "draw",    # time and chance
-                 "ready", "active", "current", "burst", "burst_length", "boost", "live", "hub",     # who runs
-                 "watchers", "spinners", "looks", "quiet_since", "stirred", "next_look", "watch",
-                 "expire_waits", "copies",                                                          # who waits
-                 "detector", "pool", "run", "real_time")
+    __slots__ = (
+        "fuel",
+        "mark",
+        "quantum",
+        "spent",
+        "extra_ns",
+        "preemption",
+        "random",
+        "draw",  # time and chance
+        "ready",
+        "active",
+        "current",
+        "burst",
+        "burst_length",
+        "boost",
+        "live",
+        "hub",  # who runs
+        "watchers",
+        "spinners",
+        "looks",
+        "quiet_since",
+        "stirred",
+        "next_look",
+        "watch",
+        "expire_waits",
+        "copies",  # who waits
+        "detector",
+        "pool",
+        "run",
+        "real_time",
+    )
 
     def __init__(self):
         self.hub = None
@@ -53,20 +83,22 @@ class Scheduler:
         self.draw = rng.random if rng else None
         self.burst_length = rng.choice((1, 16, 128)) if rng else 0
         self.burst, self.current, self.boost = 0, None, 1.0
-        self.ready = deque()                    # all ready threads, in round-robin order
-        self.active = [] if rng else deque(maxlen=0)        # blocks that may have ready threads, in random order
+        self.ready = deque()  # all ready threads, in round-robin order
+        self.active = (
+            [] if rng else deque(maxlen=0)
+        )  # blocks that may have ready threads, in random order
         self.live = 0
-        self.watchers = {}                      # 16-byte granule -> threads parked until it is written
-        self.spinners = {}                      # parked threads, in the order they parked
-        self.copies = []                        # bulk copies that have been issued and not been done
+        self.watchers = {}  # 16-byte granule -> threads parked until it is written
+        self.spinners = {}  # parked threads, in the order they parked
+        self.copies = []  # bulk copies that have been issued and not been done
         self.looks = 0
         self.detector = detector
         self.expire_waits = expire_waits
         self.run = run
         self.real_time = real_time
-        self.fuel = self.quantum                # nothing of the last run's quantum counts
+        self.fuel = self.quantum  # nothing of the last run's quantum counts
         self.spent = self.quiet_since = 0
-        self.stirred = 0                        # when a thread ended last, or a word changed that one is parked on
+        self.stirred = 0  # when a thread ended last, or a word changed that one is parked on
         self.watch, self.next_look = None, livelock.QUIET
         self.extra_ns = start_ns
         self.refuel()
@@ -116,7 +148,9 @@ class Scheduler:
         t.operations += self.mark - self.fuel
         self.refuel()
         if self.spent - self.quiet_since > QUIET_OPERATIONS:
-            self.hang("%d operations without a barrier, a wake-up or a thread's end" % QUIET_OPERATIONS)
+            self.hang(
+                "%d operations without a barrier, a wake-up or a thread's end" % QUIET_OPERATIONS
+            )
         if self.spent > self.next_look:
             livelock.look(self)
         self.burst = 0
@@ -172,7 +206,7 @@ class Scheduler:
                 active.pop()
             elif block.speed * self.boost < 1 and draw() > block.speed * self.boost:
                 tries += 1
-                if tries == 8:                  # perhaps only slow ones are left: then they are fast
+                if tries == 8:  # perhaps only slow ones are left: then they are fast
                     self.boost = 1 / max([b.speed for b in active if b.ready])
             else:
                 self.current = block
@@ -187,7 +221,7 @@ class Scheduler:
     def spin(self, t):
         """Park t until one of the words in t.polled is written."""
         watchers = self.watchers
-        if t.parked_on.isdisjoint(t.polled):    # it has moved on since it parked last: no hang yet
+        if t.parked_on.isdisjoint(t.polled):  # it has moved on since it parked last: no hang yet
             self.looks = 0
         t.parked_on = frozenset(t.polled)
         for address in t.polled:
@@ -228,7 +262,7 @@ class Scheduler:
                 self.looks = 0
             else:
                 self.hang("every thread waits")
-        if self.real_time:                      # another process may write what these wait for: no proof, only timeouts
+        if self.real_time:  # another process may write what these wait for: no proof, only timeouts
             self.quiet_since = self.steps
             self.real_time.let_others_run()
         for t in list(self.spinners):
@@ -243,6 +277,7 @@ class Scheduler:
 
     def hang(self, why):
         from .hang_report import text
+
         raise DeadlockError(text(why, self))
 
 

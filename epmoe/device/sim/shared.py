@@ -1,4 +1,5 @@
 """Shared memory: arrays of a block, and words that take shared-window addresses."""
+
 import sys
 
 import numpy as np
@@ -8,7 +9,9 @@ from .memory import VIEW, WIDTH, out_of_bounds
 from .ops import MASK32, SCOPES, WRAP, read4, word, write4
 from .scheduler import NOW
 
-int32, uint32, uint64, float32, uint8 = (np.dtype(n) for n in "int32 uint32 uint64 float32 uint8".split())
+int32, uint32, uint64, float32, uint8 = (
+    np.dtype(n) for n in "int32 uint32 uint64 float32 uint8".split()
+)
 VIEWS = {int32: "i32", uint32: "u32", uint64: "u64", float32: "f32", uint8: "u8"}
 
 
@@ -38,11 +41,21 @@ class SharedArray:
                 k = k * n + i
                 inside = inside and 0 <= i < n
         if not inside:
-            raise out_of_bounds("index %s" % (index,), getcurrent().place(),
-                                "%s has shape %s" % (self.span.name, shape))
+            raise out_of_bounds(
+                "index %s" % (index,),
+                getcurrent().place(),
+                "%s has shape %s" % (self.span.name, shape),
+            )
         if NOW.detector is not None:
-            NOW.detector.plain(getcurrent().actor, self.span.low + k * self.item, self.item, write, name,
-                               sys._getframe(2), self.span)
+            NOW.detector.plain(
+                getcurrent().actor,
+                self.span.low + k * self.item,
+                self.item,
+                write,
+                name,
+                sys._getframe(2),
+                self.span,
+            )
         return k
 
     def __getitem__(self, index):
@@ -69,7 +82,10 @@ def shared_array(shape, dtype):
         nbytes = int(np.prod(shape)) * dtype.itemsize
         window = (block.shared_top + 127) & ~127
         block.shared_top = window + nbytes
-        name = "shared array of %s:%d" % (frame.f_code.co_filename.rpartition("/")[2], frame.f_lineno)
+        name = "shared array of %s:%d" % (
+            frame.f_code.co_filename.rpartition("/")[2],
+            frame.f_lineno,
+        )
         span = block.new_span(nbytes, name, window, [(name, 0, shape, dtype, ())])
         array = block.shared[site] = SharedArray(span, window, shape, dtype)
     return array
@@ -97,13 +113,29 @@ def shared_add_i32(array, i, v):
     if NOW.fuel < 0:
         NOW.preempt()
     if not 0 <= i < array.size:
-        raise out_of_bounds("shared_add_i32 at index %d" % i, getcurrent().place(),
-                            "%s has %d elements" % (array.span.name, array.size))
+        raise out_of_bounds(
+            "shared_add_i32 at index %d" % i,
+            getcurrent().place(),
+            "%s has %d elements" % (array.span.name, array.size),
+        )
     old = array.view[i]
     new = array.wrap(old + v)
     if NOW.detector is not None:
-        NOW.detector.strong(getcurrent().actor, array.span.low + 4 * i, 4, True, True, SCOPES["cta"], False, False,
-                            "shared_add_i32", sys._getframe(1), array.span, old, new)
+        NOW.detector.strong(
+            getcurrent().actor,
+            array.span.low + 4 * i,
+            4,
+            True,
+            True,
+            SCOPES["cta"],
+            False,
+            False,
+            "shared_add_i32",
+            sys._getframe(1),
+            array.span,
+            old,
+            new,
+        )
     array.view[i] = new
     address = array.span.low + 4 * i
     if new != old:
@@ -128,10 +160,16 @@ def shared_span(window_address, nbytes, name, alignment=None):
     t = getcurrent()
     found = t.block.locate(window_address, nbytes)
     if found is None or window_address % (alignment or nbytes):
-        pieces = ", ".join("%d to %d: %s" % (w, w + s.high - s.low, s.name) for w, s in t.block.spans) or "none"
-        raise out_of_bounds("%s (%d bytes)" % (name, nbytes), t.place(),
-                            "shared address %d is not %d-byte aligned inside one piece of shared memory (%s)"
-                            % (window_address, alignment or nbytes, pieces))
+        pieces = (
+            ", ".join("%d to %d: %s" % (w, w + s.high - s.low, s.name) for w, s in t.block.spans)
+            or "none"
+        )
+        raise out_of_bounds(
+            "%s (%d bytes)" % (name, nbytes),
+            t.place(),
+            "shared address %d is not %d-byte aligned inside one piece of shared memory (%s)"
+            % (window_address, alignment or nbytes, pieces),
+        )
     return found
 
 
@@ -146,6 +184,7 @@ def _shared_load(ty):
         if NOW.detector is not None:
             NOW.detector.plain(getcurrent().actor, real, n, False, name, sys._getframe(1), span)
         return span.views[view][(real - span.origin) // n]
+
     return word(load, name, "The %s at a shared-window address." % ty)
 
 
@@ -160,6 +199,7 @@ def _shared_store(ty):
         if NOW.detector is not None:
             NOW.detector.plain(getcurrent().actor, real, n, True, name, sys._getframe(1), span)
         span.views[view][(real - span.origin) // n] = wrap(v)
+
     return word(store, name, "Store a %s at a shared-window address." % ty)
 
 
@@ -176,7 +216,9 @@ def shared_load16(address):
         NOW.preempt()
     real, span = shared_span(address, 16, "shared_load16")
     if NOW.detector is not None:
-        NOW.detector.plain(getcurrent().actor, real, 16, False, "shared_load16", sys._getframe(1), span)
+        NOW.detector.plain(
+            getcurrent().actor, real, 16, False, "shared_load16", sys._getframe(1), span
+        )
     return read4(span.views[0], real - span.origin)
 
 
@@ -188,7 +230,7 @@ def shared_store16(address, a, b, c, d):
         NOW.preempt()
     real, span = shared_span(address, 16, "shared_store16")
     if NOW.detector is not None:
-        NOW.detector.plain(getcurrent().actor, real, 16, True, "shared_store16", sys._getframe(1), span)
+        NOW.detector.plain(
+            getcurrent().actor, real, 16, True, "shared_store16", sys._getframe(1), span
+        )
     write4(span.views[0], real - span.origin, a & MASK32, b & MASK32, c & MASK32, d & MASK32)
-
-

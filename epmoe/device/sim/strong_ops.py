@@ -1,4 +1,5 @@
 """Words that synchronise: strong loads and stores, atomic read-modify-writes, fences."""
+
 import sys
 from bisect import bisect_right
 
@@ -24,8 +25,21 @@ def _strong_load(order, scope, ty, depth=1):
         t = getcurrent()
         value = newest = span.strong[view][address - span.origin >> shift]
         if NOW.detector is not None:
-            value = NOW.detector.strong(t.actor, address, n, True, False, number, acquire, False, name,
-                                        sys._getframe(depth), span, newest, None)
+            value = NOW.detector.strong(
+                t.actor,
+                address,
+                n,
+                True,
+                False,
+                number,
+                acquire,
+                False,
+                name,
+                sys._getframe(depth),
+                span,
+                newest,
+                None,
+            )
         # a second look at an unchanged word, with nothing but such looks between: wait until something changes; an
         # acquiring look behind a relaxed one, which has ended a wait, is none
         time = t.operations + NOW.mark - NOW.fuel
@@ -40,13 +54,20 @@ def _strong_load(order, scope, ty, depth=1):
         else:
             polled[look] = value
         return value
+
     ld.__doc__ = "%s load of a %s, scope %s." % (order.capitalize(), ty, scope)
     return ld
 
 
 def _strong_store(order, scope, ty, depth=1):
     """depth: as in _strong_load."""
-    name, n, view, wrap, number = "st_%s_%s_%s" % (order, scope, ty), WIDTH[ty], VIEW[ty], WRAP[ty], SCOPES[scope]
+    name, n, view, wrap, number = (
+        "st_%s_%s_%s" % (order, scope, ty),
+        WIDTH[ty],
+        VIEW[ty],
+        WRAP[ty],
+        SCOPES[scope],
+    )
     shift, release = n.bit_length() - 1, order == "release"
 
     def st(address, v):
@@ -59,21 +80,38 @@ def _strong_store(order, scope, ty, depth=1):
         v = wrap(v)
         view_, k = span.strong[view], address - span.origin >> shift
         if NOW.detector is not None:
-            NOW.detector.strong(getcurrent().actor, address, n, False, True, number, False, release, name,
-                                sys._getframe(depth), span, view_[k], v)
+            NOW.detector.strong(
+                getcurrent().actor,
+                address,
+                n,
+                False,
+                True,
+                number,
+                False,
+                release,
+                name,
+                sys._getframe(depth),
+                span,
+                view_[k],
+                v,
+            )
         if address >> 4 not in NOW.watchers:
             view_[k] = v
         else:
             changed = view_[k] != v
             view_[k] = v
             NOW.written(address >> 4, changed)
+
     st.__doc__ = "%s store of a %s, scope %s." % (order.capitalize(), ty, scope)
     return st
 
 
 def _four_words():
     """Loads and stores of 16 bytes, relaxed at system scope: each of the four words is one by itself."""
-    look, put = _strong_load("relaxed", "sys", "u32", depth=2), _strong_store("relaxed", "sys", "u32", depth=2)
+    look, put = (
+        _strong_load("relaxed", "sys", "u32", depth=2),
+        _strong_store("relaxed", "sys", "u32", depth=2),
+    )
 
     @word
     def load16_relaxed_sys(address):
@@ -95,9 +133,13 @@ def _four_words():
 
 def _rmw(name, order, scope, ty, change, returns=True, operands=1, doc=None):
     n, view, wrap, number = WIDTH[ty], VIEW[ty], WRAP[ty], SCOPES[scope]
-    shift, acquire, release = n.bit_length() - 1, order in ("acquire", "acq_rel"), order in ("release", "acq_rel")
+    shift, acquire, release = (
+        n.bit_length() - 1,
+        order in ("acquire", "acq_rel"),
+        order in ("release", "acq_rel"),
+    )
     if not returns:
-        acquire = None      # a reduction is no read (PTX 8.4): it forms no acquire pattern
+        acquire = None  # a reduction is no read (PTX 8.4): it forms no acquire pattern
     may_fail = operands == 2
 
     def access(address, *v):
@@ -114,9 +156,24 @@ def _rmw(name, order, scope, ty, change, returns=True, operands=1, doc=None):
             old = view_[k]
             new = wrap(change(old, *v))
         if NOW.detector is not None:
-            wrote = not may_fail or old == v[0]     # a comparison that fails is a read, and releases nothing
-            NOW.detector.strong(getcurrent().actor, address, n, True, wrote, number, acquire, release and wrote, name,
-                                sys._getframe(2), span, old, new)
+            wrote = (
+                not may_fail or old == v[0]
+            )  # a comparison that fails is a read, and releases nothing
+            NOW.detector.strong(
+                getcurrent().actor,
+                address,
+                n,
+                True,
+                wrote,
+                number,
+                acquire,
+                release and wrote,
+                name,
+                sys._getframe(2),
+                span,
+                old,
+                new,
+            )
         if not span.shared:
             view_[k] = new
         if new != old and address >> 4 in NOW.watchers:
@@ -124,14 +181,18 @@ def _rmw(name, order, scope, ty, change, returns=True, operands=1, doc=None):
         return old
 
     if operands == 2:
+
         def rmw(address, expected, new):
             return access(address, wrap(expected), wrap(new))
     elif returns:
+
         def rmw(address, v):
             return access(address, wrap(v))
     else:
+
         def rmw(address, v):
             access(address, wrap(v))
+
     return word(rmw, name, doc)
 
 
@@ -153,22 +214,56 @@ for _ty in ("i32", "u32", "u64"):
             word(_strong_load(_order, _scope, _ty), "ld_%s_%s_%s" % (_order, _scope, _ty))
         for _order in ("relaxed", "release"):
             word(_strong_store(_order, _scope, _ty), "st_%s_%s_%s" % (_order, _scope, _ty))
-            _rmw("red_add_%s_%s_%s" % (_order, _scope, _ty), _order, _scope, _ty, _add, returns=False,
-                 doc="Add to a %s, %s, scope %s; the old value is not returned." % (_ty, _order, _scope))
+            _rmw(
+                "red_add_%s_%s_%s" % (_order, _scope, _ty),
+                _order,
+                _scope,
+                _ty,
+                _add,
+                returns=False,
+                doc="Add to a %s, %s, scope %s; the old value is not returned."
+                % (_ty, _order, _scope),
+            )
         for _order in ("relaxed", "acquire", "release", "acq_rel"):
-            _rmw("atomic_add_%s_%s_%s" % (_order, _scope, _ty), _order, _scope, _ty, _add,
-                 doc="Add to a %s, %s, scope %s; returns the old value." % (_ty, _order, _scope))
+            _rmw(
+                "atomic_add_%s_%s_%s" % (_order, _scope, _ty),
+                _order,
+                _scope,
+                _ty,
+                _add,
+                doc="Add to a %s, %s, scope %s; returns the old value." % (_ty, _order, _scope),
+            )
 for _scope in ("gpu", "sys"):
     for _ty in ("i32", "u32", "u64"):
-        _rmw("atomic_max_relaxed_%s_%s" % (_scope, _ty), "relaxed", _scope, _ty, max,
-             doc="Raise a %s to at least v, relaxed, scope %s; returns the old value." % (_ty, _scope))
-    _rmw("atomic_or_relaxed_%s_u32" % _scope, "relaxed", _scope, "u32", _or,
-         doc="Set bits of a u32, relaxed, scope %s; returns the old value." % _scope)
+        _rmw(
+            "atomic_max_relaxed_%s_%s" % (_scope, _ty),
+            "relaxed",
+            _scope,
+            _ty,
+            max,
+            doc="Raise a %s to at least v, relaxed, scope %s; returns the old value."
+            % (_ty, _scope),
+        )
+    _rmw(
+        "atomic_or_relaxed_%s_u32" % _scope,
+        "relaxed",
+        _scope,
+        "u32",
+        _or,
+        doc="Set bits of a u32, relaxed, scope %s; returns the old value." % _scope,
+    )
     for _order in ("relaxed", "acq_rel"):
         for _ty in ("i32", "u64"):
-            _rmw("atomic_cas_%s_%s_%s" % (_order, _scope, _ty), _order, _scope, _ty, _cas, operands=2,
-                 doc="Replace a %s by new if it is as expected, %s, scope %s; returns the old value."
-                 % (_ty, _order, _scope))
+            _rmw(
+                "atomic_cas_%s_%s_%s" % (_order, _scope, _ty),
+                _order,
+                _scope,
+                _ty,
+                _cas,
+                operands=2,
+                doc="Replace a %s by new if it is as expected, %s, scope %s; returns the old value."
+                % (_ty, _order, _scope),
+            )
 
 
 def _fence(scope):
@@ -180,7 +275,12 @@ def _fence(scope):
             NOW.preempt()
         if NOW.detector is not None:
             NOW.detector.fence(getcurrent().actor, number)
-    return word(fence, name, "fence.acq_rel, scope %s: orders this thread's accesses before it and after it." % scope)
+
+    return word(
+        fence,
+        name,
+        "fence.acq_rel, scope %s: orders this thread's accesses before it and after it." % scope,
+    )
 
 
 for _scope in SCOPES:

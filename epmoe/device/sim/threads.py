@@ -1,14 +1,17 @@
 """What a launch is made of: launches, blocks, warps and threads."""
+
 import contextvars
 import sys
 
 import greenlet
 
-from .memory import Span, aligned_bytes, POISON
+from .memory import POISON, Span, aligned_bytes
 from .scheduler import NOW
 
 DEVICE_FOLDER = __file__.rpartition("sim")[0]
-SHARED_WINDOW = 1024 + 16       # shared-window address of dynamic shared memory: no better aligned than on a GPU
+SHARED_WINDOW = (
+    1024 + 16
+)  # shared-window address of dynamic shared memory: no better aligned than on a GPU
 
 
 def kernel_frame(frame):
@@ -22,7 +25,11 @@ def call_chain(frame, limit=4):
     """["dispatch.py:88", ...]: the kernel's line and its callers inside kernels, innermost first."""
     out = []
     frame = kernel_frame(frame)
-    while frame is not None and not frame.f_code.co_filename.startswith(DEVICE_FOLDER) and len(out) < limit:
+    while (
+        frame is not None
+        and not frame.f_code.co_filename.startswith(DEVICE_FOLDER)
+        and len(out) < limit
+    ):
         out.append("%s:%d" % (frame.f_code.co_filename.rpartition("/")[2], frame.f_lineno))
         frame = frame.f_back
     return out
@@ -34,17 +41,25 @@ class Launch:
     programmatic: it may begin before the launch before it has ended; its threads know of that one behind griddep_wait.
     """
 
-    def __init__(self, number, kernel, grid, threads, args, stream, shared_bytes, programmatic=False):
-        self.number, self.kernel, self.grid, self.threads, self.args = number, kernel, grid, threads, args
+    def __init__(
+        self, number, kernel, grid, threads, args, stream, shared_bytes, programmatic=False
+    ):
+        self.number, self.kernel, self.grid, self.threads, self.args = (
+            number,
+            kernel,
+            grid,
+            threads,
+            args,
+        )
         self.stream, self.rank, self.shared_bytes = stream, stream.rank, shared_bytes
         self.programmatic = programmatic
         self.to_start = list(range(grid))
         self.unfinished = grid
-        self.actors = []            # of all its threads (race detector)
-        self.base = None            # vector clock of the launch (race detector)
-        self.before = None          # vector clock of the end of the launch before it, if it is programmatic
-        self.first = 0              # place of its first thread in vector clocks
-        self.ordinal = 0            # which launch of its stream it is in this run (race detector)
+        self.actors = []  # of all its threads (race detector)
+        self.base = None  # vector clock of the launch (race detector)
+        self.before = None  # vector clock of the end of the launch before it, if it is programmatic
+        self.first = 0  # place of its first thread in vector clocks
+        self.ordinal = 0  # which launch of its stream it is in this run (race detector)
 
     def __str__(self):
         return "%s #%d" % (self.kernel.name, self.number)
@@ -53,24 +68,39 @@ class Launch:
 class Block:
     """A running block: its barrier, its shared memory, its warps."""
 
-    __slots__ = ("launch", "index", "speed", "live", "arrived", "votes", "shared", "spans", "shared_top", "warps",
-                 "threads", "rank", "mbarriers", "actors",
-                 "ready", "active")
+    __slots__ = (
+        "launch",
+        "index",
+        "speed",
+        "live",
+        "arrived",
+        "votes",
+        "shared",
+        "spans",
+        "shared_top",
+        "warps",
+        "threads",
+        "rank",
+        "mbarriers",
+        "actors",
+        "ready",
+        "active",
+    )
 
     def __init__(self, launch, index, speed):
         self.launch, self.index, self.speed, self.rank = launch, index, speed, launch.rank
         self.live = launch.threads
-        self.arrived = []           # threads parked at the barrier
+        self.arrived = []  # threads parked at the barrier
         self.votes = []
-        self.shared = {}            # call site -> SharedArray
-        self.spans = []             # (first window address, span): every piece of shared memory
-        self.mbarriers = {}         # real address -> Mbarrier
+        self.shared = {}  # call site -> SharedArray
+        self.spans = []  # (first window address, span): every piece of shared memory
+        self.mbarriers = {}  # real address -> Mbarrier
         self.shared_top = SHARED_WINDOW + launch.shared_bytes
         if launch.shared_bytes:
             self.new_span(launch.shared_bytes, "dynamic shared memory", SHARED_WINDOW)
         n_warps = (launch.threads + 31) // 32
         self.threads = []
-        self.actors = [None] * launch.threads       # of its threads, with the race detector
+        self.actors = [None] * launch.threads  # of its threads, with the race detector
         self.ready, self.active = NOW.new_ready_list(), False
         self.warps = [Warp(self, w, min(32, launch.threads - 32 * w)) for w in range(n_warps)]
 
@@ -111,28 +141,46 @@ class Warp:
 class SimThread(greenlet.greenlet):
     """A CUDA thread. The greenlet is reused by later launches (starting one costs ten switches)."""
 
-    __slots__ = ("block", "launch", "rank", "tid", "lane", "warp", "operations", "polled", "poll_time", "parked_on",
-                 "actor", "open_copies", "copies", "sent", "fenced")
+    __slots__ = (
+        "block",
+        "launch",
+        "rank",
+        "tid",
+        "lane",
+        "warp",
+        "operations",
+        "polled",
+        "poll_time",
+        "parked_on",
+        "actor",
+        "open_copies",
+        "copies",
+        "sent",
+        "fenced",
+    )
 
     def __init__(self, hub):
         super().__init__(self._main, hub)
-        self.gr_context = contextvars.copy_context()       # NumPy's error state lives in it
+        self.gr_context = contextvars.copy_context()  # NumPy's error state lives in it
 
     def assign(self, block, tid):
         self.block, self.launch, self.rank, self.tid = block, block.launch, block.rank, tid
         self.lane = tid & 31
         self.warp = block.warps[tid >> 5]
-        self.operations = 0             # operations of this thread up to its last switch
+        self.operations = 0  # operations of this thread up to its last switch
         # words seen by strong loads since its last other operation, their lowest bit set if acquired -> value
         self.polled = {}
         self.poll_time = -2
-        self.parked_on = frozenset()    # the words that it waited for when it was parked last
+        self.parked_on = frozenset()  # the words that it waited for when it was parked last
         self.actor = None
-        self.open_copies, self.copies = [], []      # its bulk stores: before and after bulk_commit
-        self.sent, self.fenced = [], {}             # what it gave the network: all, and by target what a fence orders
+        self.open_copies, self.copies = [], []  # its bulk stores: before and after bulk_commit
+        self.sent, self.fenced = (
+            [],
+            {},
+        )  # what it gave the network: all, and by target what a fence orders
 
     def _main(self):
-        self.parent.switch()        # begun by the hub, so that all greenlets have its stack depth, not their maker's
+        self.parent.switch()  # begun by the hub, so that all greenlets have its stack depth, not their maker's
         while True:
             NOW.mark = NOW.fuel
             launch = self.launch
@@ -156,7 +204,12 @@ class SimThread(greenlet.greenlet):
 
     def name(self):
         return "rank %d block %d warp %d lane %d of %s" % (
-            self.rank, self.block.index, self.tid >> 5, self.lane, self.launch)
+            self.rank,
+            self.block.index,
+            self.tid >> 5,
+            self.lane,
+            self.launch,
+        )
 
     def place(self):
         """Who and where: "rank 0 block 1 warp 0 lane 3 of dispatch #2 at copy.py:12 < dispatch.py:88"."""

@@ -1,4 +1,5 @@
 """Barriers of a block, and the operations that the lanes of a warp do together."""
+
 from itertools import accumulate
 
 from greenlet import getcurrent
@@ -77,7 +78,9 @@ def meet(kind, value):
         release_warp(warp)
     else:
         warp.waiting.append(t)
-        t.operations += NOW.mark - NOW.fuel         # NOW.park(t), without the call: this is the most frequent switch
+        t.operations += (
+            NOW.mark - NOW.fuel
+        )  # NOW.park(t), without the call: this is the most frequent switch
         following = NOW.pick()
         if following is not t:
             following.switch()
@@ -88,7 +91,7 @@ def meet(kind, value):
 def release_warp(warp):
     """All lanes have come: let the waiting ones go on; syncwarp orders their memory."""
     if NOW.detector is not None and warp.kind == "syncwarp":
-        lanes = warp.block.actors[32 * warp.index:32 * warp.index + 32]
+        lanes = warp.block.actors[32 * warp.index : 32 * warp.index + 32]
         NOW.detector.barrier([lanes[i] for i, here in enumerate(warp.vals) if here])
     NOW.wake(warp.block, warp.waiting)
     warp.waiting = []
@@ -100,9 +103,18 @@ def release_warp(warp):
 def mismatch(t, kind):
     """Raises EPError: lanes of one warp are at different warp operations."""
     other = t.warp.waiting[0]
-    raise EPError("warp operations do not match: %s is at %s (%s) while lane %d waits at %s (%s); all lanes of a warp "
-                  "must reach the same one" % (t.name(), kind, " < ".join(t.where()), other.lane, t.warp.kind,
-                                               " < ".join(other.where())))
+    raise EPError(
+        "warp operations do not match: %s is at %s (%s) while lane %d waits at %s (%s); all lanes of a warp "
+        "must reach the same one"
+        % (
+            t.name(),
+            kind,
+            " < ".join(t.where()),
+            other.lane,
+            t.warp.kind,
+            " < ".join(other.where()),
+        )
+    )
 
 
 def syncwarp():

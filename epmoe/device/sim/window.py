@@ -1,4 +1,5 @@
 """Memory that several processes map: a rank's own part of it as a Buffer, a peer's part as addresses to write to."""
+
 import ctypes
 
 import numpy as np

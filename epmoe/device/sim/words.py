@@ -1,6 +1,7 @@
 """Every word of the device layer, as the simulator does it: name -> function."""
+
 from .. import names
-from . import hopper, id_ops, plain_ops, shared, strong_ops, warp       # each enters its words into OPS
+from . import hopper, id_ops, plain_ops, shared, strong_ops, warp  # each enters its words into OPS
 from .ops import OPS, word
 
 for _name in names.BLOCK.split() + names.WARP.split():

@@ -23,10 +23,18 @@ if __name__ == "__main__":
     name, cubin = key.binary(CC)
     with _as_if_on(CC):
         again = gpu_array_kernel._kernel_of(given, CC, name, cubin)
-        same_code = again._codelibrary.get_cubin().code == cubin   # as a launch asks for it
+        same_code = again._codelibrary.get_cubin().code == cubin  # as a launch asks for it
     kernel.numba.add_overload(again, given)
     other = gpu_array_kernel.Compiled(*compiled(combine_dtype="fp32"))
-    json.dump(dict(types=again.argument_types == given, code=same_code, entry=again.entry_name == name,
-                   found=kernel.numba.overloads[given] is again, equal=key.fingerprint(CC) is not None
-                   and key.fingerprint(CC) == gpu_array_kernel.Compiled(*compiled()).fingerprint(CC),
-                   differs=key.fingerprint(CC) != other.fingerprint(CC)), sys.stdout)
+    json.dump(
+        dict(
+            types=again.argument_types == given,
+            code=same_code,
+            entry=again.entry_name == name,
+            found=kernel.numba.overloads[given] is again,
+            equal=key.fingerprint(CC) is not None
+            and key.fingerprint(CC) == gpu_array_kernel.Compiled(*compiled()).fingerprint(CC),
+            differs=key.fingerprint(CC) != other.fingerprint(CC),
+        ),
+        sys.stdout,
+    )

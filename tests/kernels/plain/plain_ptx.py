@@ -6,9 +6,8 @@ With the argument `all` every kernel for every format and device, as cubins: pri
 import json
 import sys
 
-from epmoe_ref.config import EPConfig
-
 from epmoe.kernels import plain
+from epmoe_ref.config import EPConfig
 
 DEVICES = (7, 5), (8, 0), (8, 6), (8, 9), (9, 0)
 FORMATS = "bf16", "fp8_blockwise", "nvfp4", "mxfp4", "mxfp8", "mxfp4_rows"
@@ -19,7 +18,9 @@ SAMPLES = ("dispatch_kernel", "fp8_blockwise"), ("combine_kernel", "bf16")
 def made(kernel, token_format):
     cfg = EPConfig(2, 8, 2, 256, 6, token_format=token_format)
     reduces = kernel in ("combine_wait_kernel", "combine_kernel")
-    return getattr(plain, kernel)(cfg, **(dict(router_weights_wrapper=plain.given_weights) if reduces else {}))
+    return getattr(plain, kernel)(
+        cfg, **(dict(router_weights_wrapper=plain.given_weights) if reduces else {})
+    )
 
 
 def arguments(kernel):
@@ -28,7 +29,11 @@ def arguments(kernel):
     from epmoe.host.arrays import Array
 
     weights = Array(None, 0, (1, 2), np.dtype(np.float32), None, None, None)
-    return dict(router_weights_args=(weights,)) if kernel in ("combine_wait_kernel", "combine_kernel") else {}
+    return (
+        dict(router_weights_args=(weights,))
+        if kernel in ("combine_wait_kernel", "combine_kernel")
+        else {}
+    )
 
 
 def named(kernel, token_format, cc):

@@ -12,8 +12,13 @@ ROOT = PROGRAM.parents[3]
 
 
 def run_on(device):
-    done = subprocess.run([sys.executable, str(PROGRAM)], capture_output=True, text=True, timeout=300,
-                          env=os.environ | {"EPMOE_DEVICE": device, "PYTHONPATH": str(ROOT)})
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"EPMOE_DEVICE": device, "PYTHONPATH": str(ROOT)},
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("every token came back") == 2
 

@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
+from plain_world import BF16, PlainWorld
+from rounds import assert_after_combine
+
 from epmoe import EPLocalSyncCounters, device, layout
 from epmoe.kernels import plain
 from epmoe.kernels.plain.arguments import capacity
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import DeadlockError, EPValueError, OutOfBoundsError, PeerTimeout
-from plain_world import BF16, PlainWorld
-from rounds import assert_after_combine
 
 CFG = EPConfig(n_ranks=2, n_experts=4, top_k=2, hidden=8, max_tokens_per_rank=4)
 
@@ -26,10 +27,18 @@ def test_bad_ids_count_as_minus_one_in_dispatch_and_combine_alike(fused):
     assert [r.recv_count.tolist() for r in d] == [[[0, 1], [1, 0]], [[1, 0], [0, 1]]]
     given = world.base[0].array(np.int32, (3, 2), layout.region(CFG, "clean_topk_ids").offset)
     if device.SIM:
-        given[...] = ids[0]                 # combine cleans what it is given by the same rule
-    y = [np.where(r.src_info[:, :1] >= 0, 1, np.nan).astype(BF16) * np.ones((1, 8), BF16) for r in d]
-    out = world.combine(y, d, [(np.array([[np.nan, 2], [3, np.nan], [np.nan] * 2], np.float32),),
-                               (np.ones((1, 2), np.float32),)])
+        given[...] = ids[0]  # combine cleans what it is given by the same rule
+    y = [
+        np.where(r.src_info[:, :1] >= 0, 1, np.nan).astype(BF16) * np.ones((1, 8), BF16) for r in d
+    ]
+    out = world.combine(
+        y,
+        d,
+        [
+            (np.array([[np.nan, 2], [3, np.nan], [np.nan] * 2], np.float32),),
+            (np.ones((1, 2), np.float32),),
+        ],
+    )
     assert out[0][:, 0].tolist() == [2, 3, 0] and out[1][:, 0].tolist() == [2]
     assert_after_combine(world, 0)
     words = world.read(0, "status")
@@ -41,10 +50,19 @@ def hand_made():
     machine, new = device.machine(2, expire_waits=True), np.zeros
     size = CFG.format.msg_size()
     recv, counts = new((2, 2, 4, size), np.uint8), np.full((2, 2), 2**64 - 1, np.uint64)
-    arguments = [tokens(2), np.array([[0, 1], [0, 1]], np.int32), dict(output_tokens=new((capacity(CFG), 8), BF16)),
-                 new(3, np.uint32), new(2, np.int32), new((capacity(CFG), 2), np.int32), new((4, size), np.uint8),
-                 (recv, new((2, 2, 4, size), np.uint8)), (counts, np.full((2, 2), 2**64 - 1, np.uint64)),
-                 EPLocalSyncCounters(4, np.zeros(EPLocalSyncCounters(4).total_size(), np.int32)), 0]
+    arguments = [
+        tokens(2),
+        np.array([[0, 1], [0, 1]], np.int32),
+        dict(output_tokens=new((capacity(CFG), 8), BF16)),
+        new(3, np.uint32),
+        new(2, np.int32),
+        new((capacity(CFG), 2), np.int32),
+        new((4, size), np.uint8),
+        (recv, new((2, 2, 4, size), np.uint8)),
+        (counts, np.full((2, 2), 2**64 - 1, np.uint64)),
+        EPLocalSyncCounters(4, np.zeros(EPLocalSyncCounters(4).total_size(), np.int32)),
+        0,
+    ]
     return arguments, machine, machine.stream(0)
 
 
@@ -74,7 +92,8 @@ REFUSED = [
     (2, dict(), "format_handler has no output_tokens"),
     (3, np.zeros(2, np.uint32), r"row_offsets has shape \(2,\), \(3\) is needed"),
     (5, np.zeros((4, 2), np.int32), "src_info has 4 rows; 16 are needed"),
-    (7, (0,), "recv_buf_ptrs has 1 entries; p2p_world_size=2"), (10, 2, "my_rank=2 must be a number in"),
+    (7, (0,), "recv_buf_ptrs has 1 entries; p2p_world_size=2"),
+    (10, 2, "my_rank=2 must be a number in"),
     (6, None, "send_buf_p is None: an address or an array is needed"),
 ]
 
@@ -91,9 +110,13 @@ def test_arguments_that_do_not_fit_are_refused(place, value, words):
 def test_the_number_and_the_names_of_arguments_are_checked():
     arguments, _, stream = hand_made()
     kernel = plain.dispatch_kernel(CFG)
-    with pytest.raises(EPValueError, match="dispatch_kernel takes 11 arguments .input_tokens, topk_ids, .*not 10"):
+    with pytest.raises(
+        EPValueError, match="dispatch_kernel takes 11 arguments .input_tokens, topk_ids, .*not 10"
+    ):
         kernel[2, 64, stream](*arguments[:-1])
-    with pytest.raises(EPValueError, match="does not take weights; by keyword it takes status, timeout, clean_topk"):
+    with pytest.raises(
+        EPValueError, match="does not take weights; by keyword it takes status, timeout, clean_topk"
+    ):
         kernel[2, 64, stream](*arguments, weights=1)
 
 
@@ -107,6 +130,8 @@ def test_buffers_that_are_too_small_are_seen_where_they_are_written():
 
 def test_grids_are_kept_within_the_ready_flags():
     cfg = EPConfig(n_ranks=1, n_experts=1, top_k=1, hidden=8, max_tokens_per_rank=8)
-    kernel = plain.combine_wait_kernel(cfg, router_weights_wrapper=plain.given_weights, n_sms=6, num_threads=32)
+    kernel = plain.combine_wait_kernel(
+        cfg, router_weights_wrapper=plain.given_weights, n_sms=6, num_threads=32
+    )
     assert kernel.grid(device.machine(1)) == 2 and kernel.block() == 32
     assert plain.combine_async_kernel(cfg, n_sms=6).grid(device.machine(1)) == 6

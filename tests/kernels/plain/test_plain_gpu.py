@@ -2,14 +2,24 @@
 
 import numpy as np
 import pytest
+from plain_world import PlainWorld
+from rounds import run_round
+from test_plain_options import (
+    FORMATS,
+    OPTIONS,
+    TWO,
+    rows_back,
+    scaled,
+    scaled_arrays,
+    stored,
+    token_weights,
+)
+from test_plain_rounds import CASES
+
 from epmoe import device
 from epmoe.kernels import LaunchConfig, plain
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import PeerTimeout
-from plain_world import PlainWorld
-from rounds import run_round
-from test_plain_options import FORMATS, OPTIONS, TWO, rows_back, scaled, scaled_arrays, stored, token_weights
-from test_plain_rounds import CASES
 
 pytestmark = pytest.mark.gpu
 LAUNCH = LaunchConfig(n_sms=16, num_threads=256)
@@ -42,29 +52,46 @@ def test_every_option_is_exact(name):
 
 
 def test_a_typical_decode_and_a_hundred_rounds():
-    rounds(EPConfig(n_ranks=2, n_experts=64, top_k=8, hidden=7168, max_tokens_per_rank=128), [128, 97])
-    rounds(EPConfig(n_ranks=2, n_experts=16, top_k=4, hidden=256, max_tokens_per_rank=40), [40, 33], n=100)
+    rounds(
+        EPConfig(n_ranks=2, n_experts=64, top_k=8, hidden=7168, max_tokens_per_rank=128), [128, 97]
+    )
+    rounds(
+        EPConfig(n_ranks=2, n_experts=16, top_k=4, hidden=256, max_tokens_per_rank=40),
+        [40, 33],
+        n=100,
+    )
 
 
 def test_user_functions_with_arguments():
     cfg, rng = EPConfig(**TWO, hidden=8), np.random.default_rng(5)
-    import epmoe_ref
-    from epmoe.device import mul_rn
     from plain_world import assert_same
 
-    world = PlainWorld(cfg, launch=LAUNCH, reducing=dict(router_weights_wrapper=token_weights, epilogue_fn=scaled))
+    import epmoe_ref
+    from epmoe.device import mul_rn
+
+    world = PlainWorld(
+        cfg, launch=LAUNCH, reducing=dict(router_weights_wrapper=token_weights, epilogue_fn=scaled)
+    )
     outputs, d = rows_back(world, rng)
     tables = [rng.normal(size=(x.num_tokens, 2)).astype(np.float32) for x in d]
     bias = rng.normal(size=8).astype(np.float32)
     got = world.combine(outputs, d, [(t, 0.75) for t in tables], [(bias, 3)] * 2)
-    right = epmoe_ref.combine(cfg, outputs, d, router_weights=[mul_rn(t, np.float32(0.75)) for t in tables],
-                              epilogue=scaled_arrays, epilogue_args=(bias, 3))
+    right = epmoe_ref.combine(
+        cfg,
+        outputs,
+        d,
+        router_weights=[mul_rn(t, np.float32(0.75)) for t in tables],
+        epilogue=scaled_arrays,
+        epilogue_args=(bias, 3),
+    )
     for rank in range(2):
         assert_same(got[rank], right[rank], f"combined of rank {rank}")
     stores = PlainWorld(cfg, launch=LAUNCH, reducing=dict(elementwise_lambda_fn=stored))
     outputs, d = rows_back(stores, rng)
     weights = [rng.normal(size=(x.num_tokens, 2)).astype(np.float32) for x in d]
-    got = stores.combine(outputs, d, [(w,) for w in weights], [(bias, np.zeros((4, 8), np.float32))] * 2)
+    got = stores.combine(
+        outputs, d, [(w,) for w in weights], [(bias, np.zeros((4, 8), np.float32))] * 2
+    )
     assert all((g.view(np.uint16) == 0xFFFF).all() for g in got), "output_tokens were written"
 
 
@@ -75,21 +102,28 @@ def test_a_peer_that_never_comes_is_named_in_time():
 
 
 @pytest.mark.parametrize("older", [(7, 5), (8, 0)], ids=["sm_75", "sm_80"])
-@pytest.mark.parametrize("token_format, hidden", [("bf16", 64), ("fp8_blockwise", 128), ("nvfp4", 64), ("mxfp8", 128)])
+@pytest.mark.parametrize(
+    "token_format, hidden", [("bf16", 64), ("fp8_blockwise", 128), ("nvfp4", 64), ("mxfp8", 128)]
+)
 def test_ptx_made_for_older_devices_gives_the_same_bits(monkeypatch, older, token_format, hidden):
-    from epmoe.device import kernel_cache
     from numba.cuda.codegen import CUDACodeLibrary
+
+    from epmoe.device import kernel_cache
 
     made = CUDACodeLibrary.get_asm_strs
     targets = []
 
     def for_older(self, cc=None):
         texts = made(self, older)
-        targets.extend(line for text in texts for line in text.splitlines() if line.startswith(".target"))
+        targets.extend(
+            line for text in texts for line in text.splitlines() if line.startswith(".target")
+        )
         return texts
 
     monkeypatch.setattr(CUDACodeLibrary, "get_asm_strs", for_older)
-    monkeypatch.setattr(kernel_cache, "find_or_make", lambda key, make: make())     # what it keeps is of this device
+    monkeypatch.setattr(
+        kernel_cache, "find_or_make", lambda key, make: make()
+    )  # what it keeps is of this device
     rounds(EPConfig(**TWO, hidden=hidden, token_format=token_format), [4, 3])
     assert targets and all("sm_%d%d" % older in line for line in targets), targets
 
@@ -104,5 +138,11 @@ def test_no_kernel_spills_much_and_all_fit_1024_threads():
     cfg = EPConfig(n_ranks=8, n_experts=256, top_k=8, hidden=7168, max_tokens_per_rank=128)
     for name in (n for n in plain.__all__ if n.endswith("_kernel")):
         kernel = getattr(plain, name)(cfg)
-        attributes = kernel.kernel.compiled(kernel._compiled_for({}))._codelibrary.get_cufunc().attrs
-        assert attributes.regs <= 64 and attributes.local <= 512, (name, attributes.regs, attributes.local)
+        attributes = (
+            kernel.kernel.compiled(kernel._compiled_for({}))._codelibrary.get_cufunc().attrs
+        )
+        assert attributes.regs <= 64 and attributes.local <= 512, (
+            name,
+            attributes.regs,
+            attributes.local,
+        )

@@ -14,27 +14,49 @@ from epmoe_ref.errors import EPValueError
 
 TWO = dict(n_ranks=2, n_experts=4, top_k=2, max_tokens_per_rank=4)
 FORMATS = {
-    "fp8_blockwise": dict(hidden=128), "nvfp4": dict(hidden=64), "mxfp4": dict(hidden=128), "mxfp8": dict(hidden=128),
-    "mxfp4_rows": dict(hidden=32), "mxfp4_rows, shuffled scales": dict(hidden=256, fuse_a_scale_preshuffle=True),
+    "fp8_blockwise": dict(hidden=128),
+    "nvfp4": dict(hidden=64),
+    "mxfp4": dict(hidden=128),
+    "mxfp8": dict(hidden=128),
+    "mxfp4_rows": dict(hidden=32),
+    "mxfp4_rows, shuffled scales": dict(hidden=256, fuse_a_scale_preshuffle=True),
 }
 OPTIONS = {
     "fp32": (dict(combine_dtype="fp32", hidden=8), [4, 3]),
     "fp16": (dict(combine_dtype="fp16", hidden=8), [4, 3]),
     "wide alignment": (dict(alignment=64, hidden=24), [4, 3]),
     "shared expert": (dict(fused_shared_expert=True, hidden=8), [4, 3]),
-    "shared expert, padded rows": (dict(fused_shared_expert=True, hidden=128, token_format="fp8_blockwise"), [3, 2]),
-    "shared expert, tiles": (dict(fused_shared_expert=True, hidden=64, token_format="nvfp4"), [3, 2]),
+    "shared expert, padded rows": (
+        dict(fused_shared_expert=True, hidden=128, token_format="fp8_blockwise"),
+        [3, 2],
+    ),
+    "shared expert, tiles": (
+        dict(fused_shared_expert=True, hidden=64, token_format="nvfp4"),
+        [3, 2],
+    ),
     "skip_a2a": (dict(skip_a2a=True, p2p_world_size=1, hidden=8), [4, 4]),
-    "skip_a2a, shared expert": (dict(skip_a2a=True, fused_shared_expert=True, allreduce_world_size=2, hidden=8),
-                                [3, 3]),
-    "skip_a2a with use_shmem": (dict(skip_a2a=True, use_shmem=True, p2p_world_size=1, hidden=8), [4, 4]),
-    "a shared expert shared by twice as many ranks": (dict(skip_a2a=True, fused_shared_expert=True, hidden=8,
-                                                           allreduce_world_size=4), [3, 3]),
-    "a shared expert that every rank has whole": (dict(skip_a2a=True, fused_shared_expert=True, hidden=8,
-                                                       allreduce_world_size=1), [3, 3]),
+    "skip_a2a, shared expert": (
+        dict(skip_a2a=True, fused_shared_expert=True, allreduce_world_size=2, hidden=8),
+        [3, 3],
+    ),
+    "skip_a2a with use_shmem": (
+        dict(skip_a2a=True, use_shmem=True, p2p_world_size=1, hidden=8),
+        [4, 4],
+    ),
+    "a shared expert shared by twice as many ranks": (
+        dict(skip_a2a=True, fused_shared_expert=True, hidden=8, allreduce_world_size=4),
+        [3, 3],
+    ),
+    "a shared expert that every rank has whole": (
+        dict(skip_a2a=True, fused_shared_expert=True, hidden=8, allreduce_world_size=1),
+        [3, 3],
+    ),
     "top_k above 32": (dict(n_experts=40, top_k=35, hidden=8), [2, 1]),
     "two p2p worlds": (dict(use_shmem=True, p2p_world_size=1, hidden=8), [4, 3]),
-    "two p2p worlds of two": (dict(n_ranks=4, n_experts=8, use_shmem=True, p2p_world_size=2, hidden=8), [2, 1, 0, 2]),
+    "two p2p worlds of two": (
+        dict(n_ranks=4, n_experts=8, use_shmem=True, p2p_world_size=2, hidden=8),
+        [2, 1, 0, 2],
+    ),
 }
 
 
@@ -42,8 +64,12 @@ OPTIONS = {
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_is_exact(name, fused):
     cfg = EPConfig(**TWO, **FORMATS[name], token_format=name.partition(",")[0])
-    run_round(PlainWorld(cfg, fused=fused), np.random.default_rng(1), [4, 3],
-              input_scale=0.375 if name == "nvfp4" else None)
+    run_round(
+        PlainWorld(cfg, fused=fused),
+        np.random.default_rng(1),
+        [4, 3],
+        input_scale=0.375 if name == "nvfp4" else None,
+    )
 
 
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "split"])
@@ -87,7 +113,9 @@ def rows_back(world, rng):
     ids = routing(cfg, rng, [4, 3])
     tokens = [rng.normal(size=(len(i), cfg.hidden)).astype("bfloat16") for i in ids]
     got = world.dispatch(tokens, ids)
-    return [rng.normal(size=(capacity(cfg), cfg.hidden)).astype(DTYPES[cfg.combine_dtype]) for _ in ids], got
+    return [
+        rng.normal(size=(capacity(cfg), cfg.hidden)).astype(DTYPES[cfg.combine_dtype]) for _ in ids
+    ], got
 
 
 def test_router_weights_and_epilogue_may_be_functions_with_arguments():
@@ -97,8 +125,14 @@ def test_router_weights_and_epilogue_may_be_functions_with_arguments():
     tables = [rng.normal(size=(x.num_tokens, 2)).astype(np.float32) for x in d]
     bias = rng.normal(size=8).astype(np.float32)
     got = world.combine(outputs, d, [(t, 0.75) for t in tables], [(bias, 3)] * 2)
-    right = epmoe_ref.combine(cfg, outputs, d, router_weights=[mul_rn(t, np.float32(0.75)) for t in tables],
-                              epilogue=scaled_arrays, epilogue_args=(bias, 3))
+    right = epmoe_ref.combine(
+        cfg,
+        outputs,
+        d,
+        router_weights=[mul_rn(t, np.float32(0.75)) for t in tables],
+        epilogue=scaled_arrays,
+        epilogue_args=(bias, 3),
+    )
     for rank in range(2):
         assert_same(got[rank], right[rank], f"combined of rank {rank}")
 
@@ -117,8 +151,14 @@ def test_an_output_lambda_stores_its_results_itself():
     right = epmoe_ref.combine(cfg, outputs, d, router_weights=weights)
     for rank in range(2):
         assert (got[rank].view(np.uint16) == 0xFFFF).all(), "output_tokens was written"
-        stored_by_it = world.buffers[rank, "epilogue_args1"].read(np.float32, (4, 8))[:d[rank].num_tokens]
-        assert_same(stored_by_it, mul_rn(right[rank].astype(np.float32), bias[None]), f"stored on rank {rank}")
+        stored_by_it = world.buffers[rank, "epilogue_args1"].read(np.float32, (4, 8))[
+            : d[rank].num_tokens
+        ]
+        assert_same(
+            stored_by_it,
+            mul_rn(right[rank].astype(np.float32), bias[None]),
+            f"stored on rank {rank}",
+        )
 
 
 def test_missing_weights_and_pointers_and_differing_names_are_refused():
@@ -132,5 +172,7 @@ def test_missing_weights_and_pointers_and_differing_names_are_refused():
         rows_back(world, np.random.default_rng(7))
     with pytest.raises(EPValueError, match="n_experts=5 differs from 4"):
         plain.dispatch_kernel(cfg, n_experts=5)
-    with pytest.raises(EPValueError, match="router_weights_wrapper=None returns the rows unreduced"):
+    with pytest.raises(
+        EPValueError, match="router_weights_wrapper=None returns the rows unreduced"
+    ):
         plain.combine_wait_kernel(cfg, epilogue_fn=scaled)

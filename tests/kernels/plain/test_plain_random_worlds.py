@@ -4,10 +4,11 @@ import os
 
 import numpy as np
 import pytest
-from epmoe.kernels import LaunchConfig
-from epmoe_ref.config import TOKEN_FORMATS, EPConfig
 from plain_world import PlainWorld
 from rounds import run_round
+
+from epmoe.kernels import LaunchConfig
+from epmoe_ref.config import TOKEN_FORMATS, EPConfig
 
 WORLDS = int(os.environ.get("EPMOE_FUZZ", "0") or 0) or 10
 
@@ -20,18 +21,36 @@ def random_world(seed):
     skip, shared = bool(rng.random() < 0.2), bool(rng.random() < 0.3)
     far = not skip and n_ranks % 2 == 0 and rng.random() < 0.3
     most = int(rng.choice((1, 3, 6)))
-    cfg = EPConfig(n_ranks=n_ranks, n_experts=n_ranks * local, top_k=int(rng.integers(1, min(4, n_ranks * local) + 1)),
-                   hidden=TOKEN_FORMATS[token_format].hidden_multiple, max_tokens_per_rank=most,
-                   token_format=token_format, combine_dtype=str(rng.choice(("bf16", "fp16", "fp32"))),
-                   fused_shared_expert=shared, skip_a2a=skip, alignment=int(rng.choice((16, 16, 64))),
-                   use_shmem=bool(far), p2p_world_size=n_ranks // 2 if far else None)
-    launch = LaunchConfig(n_sms=int(rng.choice((2, 3, 5))), num_threads=int(rng.choice((32, 64, 96))))
-    return cfg, [int(n) for n in rng.integers(0, most + 1, n_ranks)], bool(rng.random() < 0.6), launch
+    cfg = EPConfig(
+        n_ranks=n_ranks,
+        n_experts=n_ranks * local,
+        top_k=int(rng.integers(1, min(4, n_ranks * local) + 1)),
+        hidden=TOKEN_FORMATS[token_format].hidden_multiple,
+        max_tokens_per_rank=most,
+        token_format=token_format,
+        combine_dtype=str(rng.choice(("bf16", "fp16", "fp32"))),
+        fused_shared_expert=shared,
+        skip_a2a=skip,
+        alignment=int(rng.choice((16, 16, 64))),
+        use_shmem=bool(far),
+        p2p_world_size=n_ranks // 2 if far else None,
+    )
+    launch = LaunchConfig(
+        n_sms=int(rng.choice((2, 3, 5))), num_threads=int(rng.choice((32, 64, 96)))
+    )
+    return (
+        cfg,
+        [int(n) for n in rng.integers(0, most + 1, n_ranks)],
+        bool(rng.random() < 0.6),
+        launch,
+    )
 
 
 @pytest.mark.parametrize("seed", range(WORLDS))
 def test_a_random_world_is_exact(seed):
     cfg, counts, fused, launch = random_world(seed)
-    world = PlainWorld(cfg, fused=fused, launch=launch, seed=seed, racecheck=True, stale=seed % 3 == 2)
+    world = PlainWorld(
+        cfg, fused=fused, launch=launch, seed=seed, racecheck=True, stale=seed % 3 == 2
+    )
     for number in range(2):
         run_round(world, np.random.default_rng([seed, number]), counts)
