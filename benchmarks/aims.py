@@ -103,11 +103,12 @@ def below(records, files):
         for record, file in zip(records, files)
     )
     return (
-        "Aims, set from the best published libraries and from bare scatters of the same rows on such machines "
+        "Aims, set from the best published libraries and from bare scatters of the same rows on the same machines "
         "(`benchmarks/targets.py`): microseconds of the slowest rank, median, launched without a CUDA graph; "
-        f"{MODEL[0]} columns, {MODEL[1]} experts, top 8. Lines without a number of tokens are of all shapes of "
-        "that model that were measured; host: microseconds of a dispatch call; against uniform: Zipf(1) routing, "
-        f"times as long; speed: of that with all multiprocessors. {_slow_cpus(records)}{of}."
+        f"{MODEL[0]} columns, {MODEL[1]} experts, top 8. A line without a number of tokens covers all measured shapes "
+        "of that model. host: microseconds of host time for a dispatch call. against uniform: time with Zipf(1) routing "
+        "over time with uniform routing. speed with 24 SMs: relative to all multiprocessors. "
+        f"{_slow_cpus(records)}{of}."
     )
 
 
@@ -120,6 +121,6 @@ def _slow_cpus(records):
     ):
         return ""
     return (
-        "On a slow CPU: where a fixed piece of Python beside the calls took more than "
+        "Slow CPU: a fixed piece of Python, timed with the calls, took more than "
         f"{host_time.SLOW} times as long as elsewhere in the run. "
     )

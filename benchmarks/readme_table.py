@@ -84,9 +84,9 @@ def below(record, files, hidden=7168, experts=256):
         f"Microseconds on {record['n_ranks']} x {device}, {record['date'][:10]}, kernels of commit "
         f"{results.commits(record)} ({', '.join(f'`{file}`' for file in files)}): device time of the slowest rank, "
         f"median, cold L2; {hidden} columns, {experts} experts, top {record['rows'][0]['top_k']}. Floor: the "
-        "bytes that the routing sends to other ranks, over the links' "
+        "bytes that the routing sends to other ranks, divided by the links' speed of "
         f"{' to '.join(f'{gbps:g}' for gbps in (link[:1] + link[1:][-1:]))} GB/s, measured in the same run. "
-        "Peers with a star were measured before on the same kind of machine, the others in the same run."
+        "A star marks a peer that was measured earlier on the same kind of machine; the others ran in the same run."
     )
 
 

@@ -29,5 +29,5 @@ def test_the_program_runs(n_ranks, tmp_path):
     job = mpirun(n_ranks, file.as_posix())
     assert (
         job.status == 0
-        and len(job.said(r"rank \d: \d+ rows came, 5 tokens are combined")) == n_ranks
+        and len(job.said(r"rank \d: \d+ rows received, 5 tokens combined")) == n_ranks
     ), job.output
