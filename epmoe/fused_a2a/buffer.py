@@ -5,6 +5,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from epmoe import device
+from epmoe.fused_a2a.calls import Calls, as_called
 from epmoe.fused_a2a.heap import Arena, Heap
 from epmoe.fused_a2a.launches import Launches
 from epmoe.fused_a2a.pool import PoolLayout
@@ -59,10 +60,15 @@ class _Calling:
         self.buffer, self.name = buffer, name
 
     def __enter__(self):
+        self.buffer.calls.number += 1
         return self
 
     def __exit__(self, kind, error, trace):
-        if kind is not None and not issubclass(kind, REFUSALS) and self.buffer.failure is None:
+        if kind is None:
+            return
+        if issubclass(kind, REFUSALS):
+            self.buffer.calls.number -= 1
+        elif self.buffer.failure is None:
             self.buffer.failed_call, self.buffer.failure = self.name, error
 
 
@@ -92,6 +98,7 @@ class Buffer:
         self._failure, self.failed_call, self.closed = None, "a kernel", False
         self.fp8_dispatch = False  # HybridEPDispatch: send blockwise FP8
         self._reading = self.machine.reading()
+        self.calls = Calls()
         self.steady = SteadyCalls(self)
         self._control = self._pool = None
         self._retired, self._agreed = [], set()
@@ -167,16 +174,17 @@ class Buffer:
             self._grow(needs(self.max_tokens))
 
     def _agree(self, facts):
+        self.calls.begin(facts)
         key = tuple(facts.items())
         if key in self._agreed:
             return
-        call, *given = (f"{name}={value!r}" if name != "call" else value for name, value in key)
+        call = facts["call"]
         try:
             self.world.same(f"what the ranks gave to {call}", facts, self.timeout)
         except PeerTimeout as late:
             raise PeerTimeout(
-                f"{late}. This rank calls {call} with {', '.join(given) or 'nothing'}: do all ranks make "
-                "the same calls, with the same sizes?"
+                f"{late}. This rank calls {as_called(facts)}: do all ranks make the same calls, with "
+                "the same sizes?"
             ) from None
         self._agreed.add(key)
 
@@ -363,9 +371,8 @@ class Buffer:
             except EPValueError as error:
                 bad_ids.append(error)
         if timeouts:
-            self.failure = (
-                timeouts[0] if len(timeouts) == 1 else PeerTimeout("\n".join(map(str, timeouts)))
-            )
+            said = "\n".join(map(str, timeouts)) + self.calls.compared(self.world, self.timeout)
+            self.failure = PeerTimeout(said)
             raise self.failure
         if bad_ids:
             raise bad_ids[0]
@@ -378,6 +385,7 @@ class Buffer:
                 "reset", 2 * self.timeout
             )  # a slower rank comes after its own timeout
             self._agreed.clear()
+            self.calls.reset()
             sizes = self.world.tell([self.n_local_experts, *self.pool_layout], self.timeout)
             if any(
                 one != sizes[0] for one in sizes

@@ -71,10 +71,12 @@ class _Form:
     memory may be such a function as well: then arrays of a loan have places of their own. results is given the rows of
     this rank besides.
     counts: how often the objects of results are referred to when nobody looks at them, the same for all.
+    facts: as for want_pool().
     """
 
-    def __init__(self, memory, results, numbers):
+    def __init__(self, memory, results, numbers, facts):
         self.memory, self.results, self.numbers, self.counts = memory, results, numbers, None
+        self.facts = facts
 
 
 class _Known:
@@ -138,7 +140,7 @@ class SteadyCalls:
 
     def __init__(self, buffer):
         self.applies = not device.SIM and not buffer.world.lists and are_counted()
-        self._buffer, self._machine = buffer, buffer.machine
+        self._buffer, self._machine, self._calls = buffer, buffer.machine, buffer.calls
         self._known, self._latest, self._forms, self._kept = {}, {}, {}, None
         self._last = defaultdict(tuple)  # kind -> [_Last]
         self._elsewhere = Elsewhere(self._machine)
@@ -173,6 +175,7 @@ class SteadyCalls:
                 code = last.start()
                 if code == 0:
                     self._kept = x, y, z
+                    self._calls.begin(known.form.facts)
                     return last.results, None
                 if code == GONE:
                     break
@@ -227,6 +230,7 @@ class SteadyCalls:
         if start is not None and start.again is not None:
             last.known, last.start = known, start.again
         self._kept = arrays
+        self._calls.begin(form.facts)
         return last.results, None
 
     def give_back(self):
@@ -357,7 +361,9 @@ class SteadyCalls:
         if known.form is None:
             if len(self._forms) >= MAX_FORMS:
                 self._forget()
-            known.form = self._forms[known.name] = _Form(memory, results, numbers)
+            known.form = self._forms[known.name] = _Form(
+                memory, results, numbers, self._calls.latest
+            )
         self._keep(known)
         known.starts[tuple(map(place_of, loans))] = Start(
             self._machine, self._machine.again(launches)

@@ -10,7 +10,7 @@ import weakref
 
 import torch.distributed as dist
 
-from epmoe.worlds.exchange import RESET
+from epmoe.worlds.exchange import RESET, heard
 from epmoe.worlds.plain_data import decode, encode
 from epmoe_ref.errors import PeerTimeout
 
@@ -67,6 +67,10 @@ class StoreExchange:
             self._begun.clear()
             self._number.clear()
         return [values[rank] for rank in range(self.size)]
+
+    def hear(self, channel, value, timeout):
+        """{rank: value} of this rank and of those that come in time; nobody has to."""
+        return heard(self, channel, value, timeout)
 
     def _key(self, channel, what):
         return f"{self._n_resets}/{channel}/{self._number[channel]}/{what}"

@@ -12,18 +12,20 @@ def fields_of(cfg) -> dict:
 
 def same(what, by_rank):
     """Raise EPValueError unless the dicts of all ranks are equal, naming fields, values, ranks."""
-    differing = [
-        name
-        for name in by_rank[0]
-        if any(of_rank.get(name) != by_rank[0][name] for of_rank in by_rank)
-    ]
-    if not differing:
-        return
+    differing = differences(dict(enumerate(by_rank)))
+    if differing:
+        raise EPValueError(f"{what} differs between ranks: {differing}. Give every rank the same")
+
+
+def differences(by_rank):
+    """The fields that differ, with values and ranks, in words; "" if none does. by_rank: {rank: dict}."""
     lines = []
-    for name in differing:
+    for name in dict.fromkeys(name for of_rank in by_rank.values() for name in of_rank):
         ranks_with = {}
-        for rank, of_rank in enumerate(by_rank):
+        for rank, of_rank in by_rank.items():
             ranks_with.setdefault(repr(of_rank.get(name)), []).append(rank)
+        if len(ranks_with) == 1:
+            continue
         lines.append(
             f"{name} is "
             + ", ".join(
@@ -31,6 +33,4 @@ def same(what, by_rank):
                 for value, ranks in ranks_with.items()
             )
         )
-    raise EPValueError(
-        f"{what} differs between ranks: {'; '.join(lines)}. Give every rank the same"
-    )
+    return "; ".join(lines)

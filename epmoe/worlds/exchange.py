@@ -22,11 +22,20 @@ CHANNELS = (
     "leaving",
     "unmapping",
     "telling",
+    "late calls",
 )
 RESET = "reset"  # whatever was told before all ranks met here counts no more
 FIRST_TAG = 31200
 NAP_S = 0.0005
 YIELDS = 50
+
+
+def heard(exchange, channel, value, timeout):
+    """hear() of an Exchange or of another class with gather()."""
+    try:
+        return dict(enumerate(exchange.gather(channel, value, timeout)))
+    except PeerTimeout:
+        return dict(exchange._begun.get(channel, {exchange.rank: value}))
 
 
 class Exchange:
@@ -73,6 +82,10 @@ class Exchange:
             self._early.clear()
         self._deliver(deadline)
         return [values[rank] for rank in range(self.size)]
+
+    def hear(self, channel, value, timeout):
+        """{rank: value} of this rank and of those that come in time; nobody has to."""
+        return heard(self, channel, value, timeout)
 
     def came(self, channel):
         """{rank: value} of the peers that are at the next exchange, where this rank has not come yet; waits for none."""

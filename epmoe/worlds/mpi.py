@@ -129,6 +129,10 @@ class MPIWorld:
         """[the value of each rank's process]; collective."""
         return self.exchange.gather("telling", value, timeout)
 
+    def hear(self, value, timeout):
+        """{rank: value} of this rank and of those whose calls also failed; it waits for them, but not after timeout."""
+        return self.exchange.hear("late calls", value, timeout)
+
     def told_already(self):
         """{rank: value} of the peers that are at the next tell(), where this rank has not come yet; waits for none."""
         return self.exchange.came("telling")

@@ -205,6 +205,7 @@ def test_a_rank_that_stays_away_is_named_and_may_come_later():
         PeerTimeout, match="rank 0, telling: rank 1 did not come; gave up after timeout=0.1 s"
     ):
         ranks[0].gather("telling", "early", 0.1)
+    assert ranks[0].hear("telling", "earlier", 0.01) == {0: "early"}
     for values in (
         ["early", "late"],
         [10, 11],

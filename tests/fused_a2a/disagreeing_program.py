@@ -1,6 +1,6 @@
 """Two ranks that give a fused_a2a call different things: each says which rank has what, and both can go on.
 
-Arguments: what differs; "mpi" or "torch".
+Arguments: what differs; "mpi" or "torch"; "known" if both ranks have called with both before.
 """
 
 import sys
@@ -9,9 +9,10 @@ import ml_dtypes
 import numpy as np
 
 from epmoe import fused_a2a
-from epmoe_ref.errors import EPValueError
+from epmoe.fused_a2a.buffers import buffer_of
+from epmoe_ref.errors import EPValueError, PeerTimeout
 
-what, kind = sys.argv[1:]
+what, kind, *known = sys.argv[1:]
 
 
 def world():
@@ -45,11 +46,19 @@ def round_of(
 
 OTHER = dict(hidden=4096, num_experts=400, dtype=np.float32, top_k=2, experts_of_a_rank=90)
 group = world()
+if known:
+    OTHER["hidden"] = 32
+    for sizes in ({}, {what: OTHER[what]}):
+        round_of(group, **sizes)
+    buffer_of(group).timeout = 1.0
 try:
     round_of(group, **({what: OTHER[what]} if group.rank == 1 else {}))
     print(f"rank {group.rank}: no error")
-except EPValueError as error:
+except (EPValueError, PeerTimeout) as error:
     print(f"rank {group.rank} was told: {error}", flush=True)
+if known:
+    buffer_of(group).timeout = 20.0
+    buffer_of(group).reset()
 total, counts = round_of(group)
 print(f"rank {group.rank} went on: {total} {counts}", flush=True)
 if kind == "torch":

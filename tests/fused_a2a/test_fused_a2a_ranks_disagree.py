@@ -23,9 +23,9 @@ SAID = {
 }
 
 
-def told(what, kind):
+def told(what, kind, *known):
     """What both ranks print."""
-    program = [str(HERE / "disagreeing_program.py"), what, kind]
+    program = [str(HERE / "disagreeing_program.py"), what, kind, *known]
     env = trial_environment() | {"PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE)])}
     if kind == "mpi":
         return subprocess.run(
@@ -74,6 +74,17 @@ def test_every_rank_says_which_rank_has_what_and_goes_on(what, kind):
     for rank in (0, 1):
         assert re.search(
             rf"rank {rank} was told: what the ranks gave to \w+ differs between ranks:.*{SAID[what]}",
+            printed,
+        ), printed
+        assert f"rank {rank} went on: {16 * 3 * 1.0} {6 if rank == 0 else 0}" in printed, printed
+
+
+def test_sizes_that_both_ranks_know_are_told_when_a_wait_expires():
+    printed = told("hidden", "mpi", "known")
+    for rank in (0, 1):
+        assert re.search(
+            rf"rank {rank} was told: rank {rank}, \w+ of rows: .* gave up after timeout=1 s. "
+            "The ranks gave fused_dispatch different sizes: hidden is 16 on rank 0, 32 on rank 1",
             printed,
         ), printed
         assert f"rank {rank} went on: {16 * 3 * 1.0} {6 if rank == 0 else 0}" in printed, printed

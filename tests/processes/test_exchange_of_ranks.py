@@ -120,6 +120,13 @@ def test_what_was_told_before_a_reset_counts_no_more():
     assert exchange.gather("telling", "own", 30.0) == ["own", "one", "two"]
 
 
+def test_who_does_not_come_in_time_is_not_heard():
+    assert Exchange(Communicator({1: "one"}, looks=1)).hear("late calls", "own", 0.05) == {
+        0: "own",
+        1: "one",
+    }
+
+
 class Trap:
     """Its pickle would run code."""
 
