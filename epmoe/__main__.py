@@ -30,6 +30,10 @@ COMMANDS = {
         "epmoe.lessons.command",
         "list or tell six lessons on expert parallelism, with exercises",
     ),
+    "puzzle": (
+        "epmoe.puzzles.command",
+        "list puzzles (kernels with a hole of a few lines), judge your answers",
+    ),
 }
 
 

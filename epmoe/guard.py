@@ -16,20 +16,22 @@ import time
 
 
 @contextlib.contextmanager
-def process(module, task, output=None):
+def process(module, task, output=None, before=(), folder=None):
     """(process, lines) of `python -m module`, which calls `child`. task: what JSON can hold.
 
     lines(limit) gives what it says; if it says nothing for limit() seconds, process.late is True and lines ends. output:
-    where what it prints goes, as for subprocess; default: this process's stdout.
+    where what it prints goes, as for subprocess; default: this process's stdout. before: words before the command, such
+    as unshare's. folder: where it runs.
     """
     ours, theirs = os.pipe()
-    paths = os.pathsep.join(dict.fromkeys(path for path in sys.path if path))
+    paths = os.pathsep.join(dict.fromkeys(os.path.abspath(path) for path in sys.path if path))
     running = subprocess.Popen(
-        [sys.executable, "-m", module, str(theirs), json.dumps(task)],
+        [*before, sys.executable, "-m", module, str(theirs), json.dumps(task)],
         stdin=subprocess.PIPE,
         stdout=output,
         pass_fds=(theirs,),
         start_new_session=True,
+        cwd=folder,
         env=os.environ | {"PYTHONPATH": paths},
     )
     os.close(theirs)

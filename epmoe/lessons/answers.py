@@ -15,12 +15,12 @@ class Wrong(EPError):
     """The answer is not right yet; the message says what is wrong and where to look."""
 
 
-def load(file, number="N"):
-    """The module of a student's file, the answer to exercise `number`; Wrong if it fails, EPValueError if none is there."""
+def load(file, number="N", command="lesson"):
+    """The module of a student's file, the answer to exercise (or puzzle) `number`; Wrong if it fails, EPValueError if none is there."""
     path = Path(file)
     if not path.exists():
         raise EPValueError(
-            f"there is no file {file}: `epmoe lesson {number} --start {file}` writes one to fill in"
+            f"there is no file {file}: `epmoe {command} {number} --start {file}` writes one to fill in"
         )
     if path.suffix != ".py" or not path.is_file():
         raise EPValueError(f"{file} is not a Python file: its name must end in .py")

@@ -17,15 +17,24 @@ def verdict(number, file, output=None):
 
     output: where what the answer prints goes, as for subprocess; default: this process's stdout.
     """
-    with guard.process(__name__, [number, file], output) as (process, lines):
-        for what, says in lines(lambda: PATIENCE_S):
+    return verdict_of(__name__, [number, file], PATIENCE_S, output=output)
+
+
+def verdict_of(module, task, patience_s, **how):
+    """What `python -m module` says of its task in the end: ("right" or "wrong", words). how: as for guard.process.
+
+    It may say ["begun", ""] before, and then has patience_s seconds more.
+    """
+    with guard.process(module, task, **how) as (process, lines):
+        for what, says in lines(lambda: patience_s):
             if what == "cannot":
                 raise EPValueError(says)
-            return what, says
+            if what != "begun":
+                return what, says
         if process.late:
             return (
                 "wrong",
-                f"it still runs after {PATIENCE_S} seconds: is there a loop that does not end?",
+                f"it still runs after {patience_s} seconds: is there a loop that does not end?",
             )
         return "wrong", f"the answer {guard.how_it_ended(process)}; it must return instead"
 

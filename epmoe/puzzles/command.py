@@ -1,0 +1,188 @@
+"""`epmoe puzzle`: lists the puzzles, writes the file of one, judges it, gives hints, shows the answer."""
+
+import ast
+import hashlib
+import json
+from pathlib import Path
+
+from epmoe.command_line import DIFFERS, EQUAL, at_least_one
+from epmoe.lessons.telling import plain_simulator
+from epmoe.puzzles import FILES, puzzle
+from epmoe_ref.errors import EPValueError
+
+STDERR = 2  # where an answer prints while stdout holds JSON
+HERE = "here"  # --start and --check without a file
+SOLVED = ".puzzles_solved.json"  # {file: digest of the text that was right}
+
+
+def add_arguments(parser):
+    """The options of puzzle."""
+    parser.add_argument(
+        "number",
+        nargs="?",
+        type=int,
+        choices=sorted(FILES),
+        metavar="N",
+        help=f"1 to {max(FILES)}; without it the puzzles are listed",
+    )
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "--start",
+        nargs="?",
+        const=HERE,
+        metavar="FILE",
+        help="write the file to fill in (default puzzleNN.py)",
+    )
+    what.add_argument(
+        "--check", nargs="?", const=HERE, metavar="FILE", help="judge it (default puzzleNN.py)"
+    )
+    what.add_argument(
+        "--hint", nargs="?", const=1, type=at_least_one, metavar="K", help="give hint K (default 1)"
+    )
+    what.add_argument(
+        "--show", action="store_true", help="print the answer and why it is so (in a checkout)"
+    )
+    parser.add_argument("--json", action="store_true", help="with --check: one JSON object")
+
+
+def run(args):
+    """Do what was asked; the exit status is 0, 1 if an answer is not right, 2 if something cannot be done."""
+    if args.json and not args.check:
+        raise EPValueError("--json is for verdicts: give it together with --check")
+    asked = args.start or args.check or args.hint or args.show
+    if args.number is None:
+        if asked:
+            raise EPValueError(
+                "--start, --check, --hint and --show need a number: epmoe puzzle 1 --start"
+            )
+        return listed()
+    own = file_of(args.number)
+    with plain_simulator():
+        if args.start:
+            return start(args.number, own if args.start == HERE else args.start)
+        if args.hint:
+            return hint(args.number, args.hint)
+        if args.show:
+            return show(args.number)
+        if not args.check:
+            return told(args.number)
+    return check(args.number, own if args.check == HERE else args.check, args.json)
+
+
+def file_of(number):
+    """The name of a student's file."""
+    return f"puzzle{number:02}.py"
+
+
+def listed():
+    """The puzzles: number, name, one line, and whether the one in this folder is solved."""
+    print(
+        "Kernels with a hole of a few lines, from copying rows to your own dispatch.\n"
+        "They need lessons 1 to 5 (epmoe lesson), a CPU and a text editor.\n"
+    )
+    with plain_simulator():
+        for number in FILES:
+            asked = puzzle(number)
+            print(f"{number:4}  {state(number):7} {asked.title:28} {asked.line}")
+    print(
+        f"\nepmoe puzzle N           says what to do\n"
+        f"epmoe puzzle N --start   writes {file_of(1).replace('01', 'NN')}, with the hole to fill\n"
+        "epmoe puzzle N --check   judges it, and says what is wrong\n"
+        "epmoe puzzle N --hint    gives a hint; --hint 2 a stronger one\n"
+        "epmoe puzzle N --show    prints the answer and why it is so"
+    )
+    return EQUAL
+
+
+def state(number):
+    """ "solved", "begun", or "" if the folder has no file for it."""
+    path = Path(file_of(number))
+    if not path.exists():
+        return ""
+    return "solved" if _solved().get(path.name) == _digest(path) else "begun"
+
+
+def told(number):
+    """What the puzzle asks, and what to do next."""
+    print(ast.get_docstring(ast.parse(puzzle(number).start)))
+    print(
+        f"\nepmoe puzzle {number} --start     writes {file_of(number)}\n"
+        f"epmoe puzzle {number} --check     judges it"
+    )
+    return EQUAL
+
+
+def start(number, file):
+    """Write the file of a puzzle."""
+    path = Path(file)
+    if path.exists():
+        raise EPValueError(
+            f"{file} exists and is left alone: give another name, --start {path.stem}_2.py"
+        )
+    path.write_text(puzzle(number).start, encoding="utf-8")
+    named = "" if file == file_of(number) else f" {file}"
+    print(f"{file} is written. Fill the hole, then\n  epmoe puzzle {number} --check{named}")
+    return EQUAL
+
+
+def hint(number, k):
+    """Print one of the hints, from the first nudge to nearly all."""
+    hints = puzzle(number).hints
+    if k > len(hints):
+        raise EPValueError(f"puzzle {number} has {len(hints)} hints: epmoe puzzle {number} --show")
+    print(f"Hint {k} of {len(hints)}: {hints[k - 1]}")
+    if k < len(hints):
+        print(f"\nThe next one: epmoe puzzle {number} --hint {k + 1}")
+    return EQUAL
+
+
+def show(number):
+    """Print the explanation and the lines that fill the hole."""
+    from epmoe.puzzles.holes import answers, filled, holes_of
+
+    answer = answers(number)
+    print(answer.EXPLANATION.strip("\n") + "\n")
+    print(
+        "\n".join(
+            hole.rstrip("\n") for hole in holes_of(filled(puzzle(number).start, answer.RIGHT))
+        )
+    )
+    return EQUAL
+
+
+def check(number, file, as_json):
+    """Judge a file, in words or as a JSON object; remembers in this folder that it was right."""
+    from epmoe.puzzles.child import verdict
+
+    what, says = verdict(number, file, output=STDERR if as_json else None)
+    right = what == "right"
+    if right:
+        _remember(Path(file))
+    if as_json:
+        print(
+            json.dumps({"puzzle": number, "file": file, "passed": right, "verdict": says}, indent=1)
+        )
+    else:
+        print(f"{'RIGHT' if right else 'NOT YET'}  {says}")
+        if right and number + 1 in FILES:
+            print(f"\nNext: epmoe puzzle {number + 1}")
+    return EQUAL if right else DIFFERS
+
+
+def _digest(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _solved():
+    try:
+        known = json.loads(Path(SOLVED).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def _remember(path):
+    if path.parent.resolve() == Path.cwd():
+        Path(SOLVED).write_text(
+            json.dumps(_solved() | {path.name: _digest(path)}, indent=1), encoding="utf-8"
+        )

@@ -1,0 +1,290 @@
+"""Judges a puzzle's kernel: runs it in small worlds on many schedules, and says in words what goes wrong first."""
+
+import ast
+import re
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from textwrap import fill
+
+import numpy as np
+
+from epmoe.device.sim.machine import Kernel
+from epmoe.lessons.answers import Wrong, failed, function
+from epmoe.lessons.telling import WIDTH, wrapped
+from epmoe.puzzles.pictures import difference, history, picture
+from epmoe.puzzles.world import Schedule, run
+
+SEEDS = 10
+SCHEDULES = (
+    Schedule(),
+    *(Schedule(seed) for seed in range(SEEDS)),
+    *(Schedule(seed, stale=True) for seed in range(4)),
+)
+# what a race report says -> the cause in words, for every puzzle; (region) is the racing one
+RACES = (
+    (
+        "one of them is a plain access",
+        "{region} is read by some threads while others write it: both sides need a strong access "
+        "(ld_, st_, red_add_, atomic_add_), or an order between the two.",
+    ),
+    (
+        "the scopes .* do not include",
+        "{region} is shared further than the scope says: cta is one block, gpu is one GPU, sys is "
+        "every GPU.",
+    ),
+    (
+        "a syncwarp or syncthreads is missing|a syncwarp is missing",
+        "the lanes of a warp do not wait for each other: a syncwarp() is missing.",
+    ),
+    (
+        "a syncthreads is missing",
+        "the warps of a block do not wait for each other: a syncthreads() is missing.",
+    ),
+    ("the release comes before it", "the release comes too early: write first, announce after."),
+    ("the write is relaxed", "the announcement is relaxed, so it orders nothing: release it."),
+    (
+        "the read is relaxed",
+        "the load that sees the announcement is relaxed, so it orders nothing: acquire it.",
+    ),
+    ("here the read came first", "the reader does not wait for what it reads."),
+    (
+        "does not wait for one|does not acquire that word",
+        "the reader does not wait for the writer.",
+    ),
+    ("both are strong stores", "two threads store different values, and nothing orders them."),
+)
+GENERAL = {
+    "wrong": "the memory is not as it should be.",
+    "race": "two threads touch {region}, and nothing orders them.",
+    "hang": "a thread waits for something that never comes.",
+    "bounds": "an address is wrong.",
+}
+
+
+@dataclass(frozen=True)
+class Puzzle:
+    """One puzzle.
+
+    title, line: its name, and what it asks in one line. start: the file that --start writes. hints: from the first
+    nudge to nearly all. worlds: function () -> Worlds, the simplest first. kernels: names of the kernels in the file,
+    in the order in which they are launched. mistakes: (model, cause): model(world) gives, like World.expected, what
+    the memory holds if this mistake was made. causes: (test of a Failure, cause). canonical: function (memory, world)
+    -> memory, which takes away what is free. more: function (answer, source) -> praise, judged at the end.
+    """
+
+    title: str
+    line: str
+    start: str
+    hints: tuple
+    worlds: object
+    kernels: tuple
+    mistakes: tuple = ()
+    causes: tuple = ()
+    canonical: object = None
+    more: object = None
+
+    @cached_property
+    def constants(self):
+        """{name: value} of the capitals that the file begins with; the judge relies on them."""
+        found = {}
+        for node in ast.parse(self.start).body:
+            if isinstance(node, ast.Assign):
+                exec(compile(ast.Module([node], []), "constants", "exec"), {}, found)
+        return found
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What went wrong first. kind: "wrong", "race", "hang", "bounds" or "error".
+
+    place: rank, region and index of the first difference. result.memory is canonical, raw as the kernel left it.
+    """
+
+    puzzle: Puzzle
+    world: object
+    schedule: Schedule
+    result: object
+    kind: str
+    place: tuple | None
+    raw: tuple
+
+    @property
+    def report(self):
+        """What the simulator says, "" if only the memory is wrong."""
+        return self.result.report
+
+    @property
+    def region(self):
+        """The region that differs, or that the report begins with."""
+        found = re.search(r"data race on (\w[\w ]*?)[\[ ]", self.report)
+        if found:
+            return found[1]
+        return self.place[1] if self.place else ""
+
+    def race_on(self, *names):
+        """Whether it is a race on one of these regions."""
+        return self.kind == "race" and self.region in names
+
+    def waits_for(self, *names):
+        """Whether it is a hang in which a thread polls one of these regions."""
+        return self.kind == "hang" and any(
+            re.search(rf"(spins on|again at) {name}\[", self.report) for name in names
+        )
+
+    def says(self, pattern):
+        """Whether the simulator's report matches."""
+        return re.search(pattern, self.report, re.DOTALL) is not None
+
+    def differs(self, *names):
+        """Whether one of these regions is the first that differs."""
+        return self.place is not None and self.place[1] in names
+
+    def holds(self, name, rank=None):
+        """A region as it is, of the rank that differs."""
+        return self.raw[self.place[0] if rank is None else rank][name]
+
+    def should(self, name, rank=None):
+        """The same as it should be."""
+        return np.asarray(self.world.expected[self.place[0] if rank is None else rank][name])
+
+
+def judge(puzzle, answer, schedules=SCHEDULES):
+    """Praise for a right answer, a student's module; raises Wrong, whose first paragraph is the cause."""
+    kernels = kernels_of(puzzle, answer)
+    worlds, runs = puzzle.worlds(), 0
+    plain = replace(SCHEDULES[0], races=False)
+    for world in worlds:
+        runs += _one(puzzle, answer, kernels, world, plain)
+    for world in worlds:
+        for schedule in schedules:
+            runs += _one(puzzle, answer, kernels, world, schedule)
+    praise = (
+        f"{runs} runs in {len(worlds)} worlds, {len(schedules)} schedules each: right, and no race."
+    )
+    if puzzle.more:
+        praise += "\n" + puzzle.more(answer)
+    return praise
+
+
+def kernels_of(puzzle, answer):
+    """The student's kernels; Wrong if one is missing, or a constant was changed."""
+    file = Path(answer.__file__).name
+    for name, value in puzzle.constants.items():
+        if getattr(answer, name, None) != value:
+            raise Wrong(
+                f"{file} has {name} = {getattr(answer, name, None)!r}: leave it at {value!r}"
+            )
+    found = []
+    for name in puzzle.kernels:
+        made = getattr(answer, name, None)
+        if not isinstance(made, Kernel):
+            function(_Callable(answer, name), name)
+            raise Wrong(f"{name} in {file} is not a kernel: keep @kernel above it")
+        found.append(made)
+    return found
+
+
+class _Callable:
+    """A module whose kernels can be called, for `function`, which says it if one is missing."""
+
+    def __init__(self, answer, name):
+        self.__file__ = answer.__file__
+        if hasattr(answer, name):
+            setattr(self, name, print)
+
+
+def attempt(puzzle, kernels, world, schedule):
+    """A Failure, or None if the run is right."""
+    result = run(kernels, world, schedule)
+    memory = raw = result.memory
+    if puzzle.canonical and not result.kind:
+        memory = puzzle.canonical(memory, world)
+    result = replace(result, memory=memory)
+    place = difference(memory, world)
+    if not result.kind and place is None:
+        return None
+    return Failure(puzzle, world, schedule, result, result.kind or "wrong", place, raw)
+
+
+def _one(puzzle, answer, kernels, world, schedule):
+    failure = attempt(puzzle, kernels, world, schedule)
+    if failure is None:
+        return 1
+    if failure.kind == "error":
+        raise Wrong(failed(answer.__file__, failure.result.error, "in the kernel"))
+    raise Wrong(told(kernels, failure))
+
+
+def told(kernels, failure):
+    """The whole verdict on a failure: cause, world and schedule, memory, report."""
+    cause, wrong = mistaken(failure), failure
+    if (
+        failure.kind == "wrong" and not cause
+    ):  # what a missing order does to memory says little: look for the race
+        failure = _race_behind(kernels, failure) or failure
+    cause = cause or cause_of(failure)
+    where = f"World: {failure.world.name}. Order of threads: {failure.schedule}."
+    parts = [fill(cause, WIDTH), fill(where, WIDTH)]
+    if failure.kind == "race":
+        wrong = wrong if wrong.kind == "wrong" else _harm(kernels, failure)
+    if wrong is None:
+        parts.append(
+            "Under the schedules tried here the memory came out right all the same. On a GPU it\n"
+            "need not."
+        )
+    elif wrong.place:
+        when = f"Under {wrong.schedule}:\n" if wrong.schedule != failure.schedule else ""
+        parts.append(when + picture(wrong.result.memory, wrong.world, wrong.place))
+        if wrong.kind == "wrong" and not failure.puzzle.canonical:
+            parts.append(history(kernels, wrong.world, wrong.schedule, wrong.place))
+    if failure.report:
+        parts.append(wrapped(failure.report, WIDTH))
+    return "\n\n".join(filter(None, parts))
+
+
+def mistaken(failure):
+    """The cause if the memory is just what a known mistake makes of it, else ""."""
+    if failure.kind != "wrong":
+        return ""
+    for model, cause in failure.puzzle.mistakes:
+        made = model(failure.world)
+        if made is not None and all(
+            (np.asarray(array, memory[name].dtype) == memory[name]).all()
+            for of_rank, memory in zip(made, failure.result.memory)
+            for name, array in of_rank.items()
+        ):
+            return cause
+    return ""
+
+
+def cause_of(failure):
+    """The cause in words."""
+    for test, cause in failure.puzzle.causes:
+        if test(failure):
+            return cause
+    if failure.kind == "race":
+        for pattern, cause in RACES:
+            if failure.says(pattern):
+                return cause.format(region=failure.region)
+    return GENERAL[failure.kind].format(region=failure.region)
+
+
+def _race_behind(kernels, failure):
+    """A race in the same world, where the memory is wrong and no mistake explains it."""
+    for schedule in SCHEDULES:
+        found = attempt(failure.puzzle, kernels, failure.world, schedule)
+        if found and found.kind == "race":
+            return found
+    return None
+
+
+def _harm(kernels, failure):
+    """A schedule in which the race makes the memory wrong, or None."""
+    for stale in (False, True):
+        for seed in range(SEEDS):
+            schedule = Schedule(seed, stale, races=False)
+            found = attempt(failure.puzzle, kernels, failure.world, schedule)
+            if found and found.kind in ("wrong", "hang"):
+                return found
+    return None

@@ -1,0 +1,31 @@
+"""The files that students might hand in: puzzles' starts with right and wrong answers in their holes."""
+
+import textwrap
+
+from epmoe.puzzles import FILES, puzzle
+from epmoe.puzzles.holes import answers, filled
+
+
+def right(number):
+    """The texts of all right files of a puzzle."""
+    found = answers(number)
+    return [filled(puzzle(number).start, holes) for holes in [found.RIGHT, *found.ALSO_RIGHT]]
+
+
+def wrong(number):
+    """[(text of a file, words of its cause)]: the right one with edits."""
+    found = answers(number)
+    return [(edited(number, edits), says) for edits, says in found.WRONG]
+
+
+def edited(number, edits):
+    """The first right file of a puzzle with some words of its holes replaced."""
+    holes = [textwrap.dedent(hole) for hole in answers(number).RIGHT]
+    for old, new in edits:
+        assert any(old in hole for hole in holes), old
+        holes = [hole.replace(old, new) for hole in holes]
+    return filled(puzzle(number).start, holes)
+
+
+RIGHT = [(n, i) for n in FILES for i in range(len(right(n)))]
+WRONG = [(n, i) for n in FILES for i in range(len(wrong(n)))]

@@ -1,0 +1,129 @@
+"""`epmoe puzzle` as a student uses it, and what a file may not do."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+from answer_files import right, wrong
+
+from epmoe import puzzles
+from epmoe.__main__ import main
+from epmoe.puzzles import child
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return tmp_path
+
+
+def test_from_the_list_to_a_solved_puzzle(folder, capsys):
+    assert main(["puzzle"]) == 0
+    assert " 1          Copy rows" in capsys.readouterr().out
+    assert main(["puzzle", "1"]) == 0
+    assert "In NumPy:" in capsys.readouterr().out
+    assert main(["puzzle", "1", "--start"]) == 0
+    capsys.readouterr()
+    assert main(["puzzle"]) == 0
+    assert " 1  begun   Copy rows" in capsys.readouterr().out
+    assert main(["puzzle", "1", "--check"]) == 1
+    assert "NOT YET  no row has been copied yet" in capsys.readouterr().out
+    (folder / "puzzle01.py").write_text(right(1)[0])
+    assert main(["puzzle", "1", "--check"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("RIGHT  ") and said.endswith("Next: epmoe puzzle 2\n")
+    assert main(["puzzle"]) == 0
+    assert " 1  solved  Copy rows" in capsys.readouterr().out
+
+
+def test_a_verdict_as_json(folder, capsys):
+    (folder / "mine.py").write_text("print('hello')\n" + wrong(1)[3][0])
+    assert main(["puzzle", "1", "--check", "mine.py", "--json"]) == 1
+    record = json.loads(capsys.readouterr().out)
+    assert record["puzzle"] == 1 and record["file"] == "mine.py" and not record["passed"]
+    assert "takes 16 bytes" in " ".join(record["verdict"].split())
+
+
+@pytest.mark.parametrize(
+    "argv, says",
+    [
+        (["--check"], "need a number"),
+        (["1", "--json"], "together with --check"),
+        (["1", "--check", "nothing.py"], "epmoe puzzle 1 --start nothing.py"),
+        (["1", "--hint", "9"], "has 3 hints"),
+        (["1", "--start", "there.py"], "is left alone"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(folder, capsys, argv, says):
+    (folder / "there.py").write_text("")
+    assert main(["puzzle", *argv]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_hints_grow_stronger(folder, capsys):
+    assert main(["puzzle", "1", "--hint"]) == 0
+    assert "--hint 2" in capsys.readouterr().out
+    assert main(["puzzle", "1", "--hint", "3"]) == 0
+    assert "Hint 3 of 3" in capsys.readouterr().out
+
+
+def test_the_answer_is_shown_in_a_checkout_and_missing_elsewhere(folder, capsys, monkeypatch):
+    assert main(["puzzle", "1", "--show"]) == 0
+    assert "load16(rows + at)" in capsys.readouterr().out
+    monkeypatch.setattr("epmoe.puzzles.holes.ANSWERS", folder)
+    assert main(["puzzle", "1", "--show"]) == 2
+    assert "the answers are not installed with epmoe" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "code, says",
+    [
+        ("import os; os._exit(0)", "ended the process with exit status 0"),
+        ("import sys; sys.exit(0)", "line 1: SystemExit"),
+        (
+            "import os\nwhile True: os.fork()",
+            "line 2: Refused while the file was read: it starts a process",
+        ),
+        ("x = bytearray(10**10)", "more than 1 GiB"),
+        ("import socket; socket.socket()", "it opens a network connection"),
+        ("open('../elsewhere', 'w')", "outside its folder"),
+        ("import os; os.kill(os.getppid(), 9)", "it sends a signal"),
+        ("try: __import__('os').system('ls')\nexcept Exception: pass", "it starts a process"),
+    ],
+)
+def test_a_hostile_file_gets_a_verdict(folder, capsys, code, says):
+    begin = time.monotonic()
+    (folder / "puzzle01.py").write_text(f"{code}\n{right(1)[0]}")
+    assert main(["puzzle", "1", "--check"]) == 1
+    assert says in " ".join(capsys.readouterr().out.split())
+    assert time.monotonic() - begin < 10
+    assert not (folder.parent / "elsewhere").exists()
+
+
+def test_an_endless_loop_gets_a_verdict(folder, capsys, monkeypatch):
+    assert child.PATIENCE_S < 10
+    monkeypatch.setattr(child, "PATIENCE_S", 2)
+    (folder / "puzzle01.py").write_text(right(1)[0].replace("row += grid_dim()", "pass"))
+    assert main(["puzzle", "1", "--check"]) == 1
+    assert "is there a loop that does not end?" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.nightly
+def test_the_wheel_has_the_puzzles_and_not_the_answers(tmp_path):
+    """As CI builds it, from a copy."""
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path, str(ROOT)],
+        check=True,
+        env=os.environ | {"PIP_DISABLE_PIP_VERSION_CHECK": "1"},
+    )
+    names = zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
+    assert {f"epmoe/puzzles/{stem}.py" for stem in puzzles.FILES.values()} <= set(names)
+    assert not [name for name in names if "answers/" in name]
