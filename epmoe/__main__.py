@@ -28,7 +28,7 @@ COMMANDS = {
     "soak": ("epmoe.soak.command", "run very many rounds, made and checked on the device"),
     "lesson": (
         "epmoe.lessons.command",
-        "list or tell six lessons on expert parallelism, with exercises",
+        "list or tell the lessons on expert parallelism, with exercises",
     ),
     "puzzle": (
         "epmoe.puzzles.command",

@@ -5,8 +5,16 @@ from pathlib import Path
 
 from epmoe.command_line import DIFFERS, EQUAL
 from epmoe.lessons import FILES, exercise
-from epmoe.lessons.judge import verdict
-from epmoe.lessons.telling import WIDTH, exercise_text, plain_simulator, tell, title, wrapped
+from epmoe.lessons.judge import verdicts
+from epmoe.lessons.telling import (
+    WIDTH,
+    exercise_text,
+    plain_simulator,
+    tell,
+    title,
+    worked_problems,
+    wrapped,
+)
 from epmoe_ref.errors import EPValueError
 
 STDERR = 2  # where an answer prints while stdout holds JSON
@@ -21,16 +29,23 @@ def add_arguments(parser):
         type=int,
         choices=sorted(FILES),
         metavar="N",
-        help="1 to 6; without it the lessons are listed",
+        help=f"1 to {max(FILES)}; without it the lessons are listed",
     )
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--step", action="store_true", help="wait for Enter before each section")
+    what.add_argument(
+        "--step",
+        action="store_true",
+        help="wait for Enter before each section, and ask for predictions",
+    )
+    what.add_argument(
+        "--answers", action="store_true", help="show the worked problems with their answers"
+    )
     what.add_argument(
         "--start",
         nargs="?",
         const=HERE,
         metavar="FILE",
-        help="write the file in which the exercise is answered (default answerN.py)",
+        help="write the file in which the exercises are answered (default answerN.py)",
     )
     what.add_argument(
         "--check",
@@ -45,13 +60,18 @@ def add_arguments(parser):
 
 
 def run(args):
-    """Do what was asked; the exit status is 0, 1 if an answer is not right, 2 if something cannot be done."""
+    """Do what was asked; the exit status is 0, 1 if a part is not right, 2 if something cannot be done."""
     if args.json and not args.check:
         raise EPValueError("--json is for verdicts: give it together with --check")
     if args.number is None:
-        if args.start or args.check or args.step:
-            raise EPValueError("--step, --start and --check need a number: epmoe lesson 1 --start")
+        if args.start or args.check or args.step or args.answers:
+            raise EPValueError(
+                "--step, --answers, --start and --check need a number: epmoe lesson 1 --start"
+            )
         return listed()
+    if args.answers:
+        print(worked_problems(FILES[args.number].read_text(encoding="utf-8")))
+        return EQUAL
     own = f"answer{args.number}.py"
     if args.start:
         return start(args.number, own if args.start == HERE else args.start)
@@ -65,24 +85,26 @@ def run(args):
 def listed():
     """The lessons by number and title."""
     print(
-        "Six lessons on expert parallelism. Each is a Python file that reads as an\n"
-        "article, runs on a CPU within a minute, and ends with an exercise.\n"
+        f"{len(FILES)} lessons on expert parallelism. Each is a Python file that reads as an\n"
+        "article, runs on a CPU within a minute, and ends with worked problems and\n"
+        "three exercises.\n"
     )
     for number, file in FILES.items():
         print(
-            f"  {number}  {title(file.read_text(encoding='utf-8')).partition(': ')[2].rstrip('.')}"
+            f"  {number:2}  {title(file.read_text(encoding='utf-8')).partition(': ')[2].rstrip('.')}"
         )
     print(
-        "\nepmoe lesson N           tells lesson N  (--step: section by section)\n"
-        "epmoe lesson N --start   writes answerN.py, for your answer\n"
-        "epmoe lesson N --check   judges it, and says what is wrong\n\n"
+        "\nepmoe lesson N             tells lesson N  (--step: section by section)\n"
+        "epmoe lesson N --answers   shows the answers to its worked problems\n"
+        "epmoe lesson N --start     writes answerN.py, for your answers\n"
+        "epmoe lesson N --check     judges them, and says what is wrong\n\n"
         f"To read them: {_shown(FILES[1].parent)}"
     )
     return EQUAL
 
 
 def start(number, file):
-    """Write the file of an exercise: the question, and code to fill in."""
+    """Write the file of a lesson's exercises: the questions, and code to fill in."""
     path = Path(file)
     if path.exists():
         raise EPValueError(
@@ -97,26 +119,33 @@ def start(number, file):
 def new_answer(number):
     """The text of a file to be filled in."""
     question = exercise_text(FILES[number].read_text(encoding="utf-8"))
-    return f'"""Exercise {number}.\n\n{question}\n"""\n\n{exercise(number).STUB.lstrip()}'
+    return (
+        f'"""The exercises of lesson {number}.\n\n{question}\n"""\n\n'
+        f"WARM_UP = None  # a number\n\n{exercise(number).STUB.strip()}\n\n\nSTRETCH = None  # a number\n"
+    )
 
 
 def check(number, file, as_json):
-    """Judge an answer, in words or as a JSON object."""
-    what, says = verdict(number, file, STDERR if as_json else None)
+    """Judge the answers of a file part by part, in words or as a JSON object."""
+    found = verdicts(number, file, STDERR if as_json else None)
+    passed = len(found) == 3 and all(what == "right" for _, what, _ in found)
     if as_json:
+        parts = [{"part": p, "passed": what == "right", "verdict": says} for p, what, says in found]
         print(
             json.dumps(
-                {"exercise": number, "file": file, "passed": what == "right", "verdict": says},
-                indent=1,
+                {"exercise": number, "file": file, "passed": passed, "parts": parts}, indent=1
             )
         )
     else:
-        print(wrapped(f"{'RIGHT' if what == 'right' else 'NOT YET'}  {says}", WIDTH))
-    return EQUAL if what == "right" else DIFFERS
+        for part, what, says in found:
+            verdict = "RIGHT" if what == "right" else "NOT YET"
+            print(wrapped(f"{verdict:7}  {part}: {says}", WIDTH))
+    return EQUAL if passed else DIFFERS
 
 
 def _how_to_answer(number):
     return (
+        f"  epmoe lesson {number} --answers   answers the worked problems\n"
         f"  epmoe lesson {number} --start     writes answer{number}.py\n"
         f"  epmoe lesson {number} --check     judges it"
     )

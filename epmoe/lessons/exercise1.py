@@ -1,8 +1,11 @@
-"""Exercise 1: row_offsets and the beginnings of segments, out of counts."""
+"""Exercises of lesson 1: row_offsets and the beginnings of segments, out of counts."""
+
+from math import comb
 
 import numpy as np
 
 from epmoe.lessons.answers import Wrong, call, whole_numbers
+from epmoe.lessons.number_questions import Number
 
 STUB = '''
 import numpy as np
@@ -17,6 +20,39 @@ def first_row(counts, local_expert, src_rank):
     """The row at which the rows from src_rank for local_expert begin, an integer."""
     ...
 '''
+
+WARM_UP = Number(
+    43 // (64 // 8),
+    "each rank has 64 / 8 = 8 neighbouring experts, and 43 // 8 = 5.",
+    (
+        (
+            43 % 8,
+            "experts are not dealt out in turn; the first 8 live on rank 0, the next 8 on rank 1.",
+        ),
+        (6, "ranks are counted from 0."),
+        (43 / 8, "a rank is a whole number: round down."),
+        (43 % 64 // 4, "there are 64 / 8 = 8 experts on each rank."),
+    ),
+    "how many experts has a rank, and how often does that go into 43?",
+)
+STRETCH = Number(
+    4 * (1 - comb(6, 2) / comb(8, 2)),
+    "a rank is missed if both experts are among the 6 others, with probability 15/28, so a token visits 4 x 13/28.",
+    (
+        (2, "two experts of a token may live on one rank."),
+        (
+            4 * (1 - (3 / 4) ** 2),
+            "this draws the two experts independently; they are different experts.",
+        ),
+        (4 * comb(6, 2) / comb(8, 2), "this is the number of ranks that it does NOT visit."),
+        (
+            1 + 1 / 7,
+            "the second expert is on the SAME rank with probability 1/7; then the token visits 1 rank.",
+        ),
+    ),
+    "with which probability is one given rank missed?",
+    close=2e-3,
+)
 
 CASES = (
     [[3, 2], [1, 4]],

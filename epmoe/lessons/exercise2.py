@@ -1,14 +1,45 @@
-"""Exercise 2: whose recv_buf, and where in it."""
+"""Exercises of lesson 2: whose recv_buf, and where in it."""
 
 from itertools import product
 
 from epmoe.lessons.answers import Wrong, call, whole_numbers
+from epmoe.lessons.number_questions import Number
 
 STUB = '''
 def place(n_ranks, n_experts, top_k, hidden, max_tokens, expert, src_rank, slot):
     """(owner of the expert, byte offset of the message in the owner's recv_buf)."""
     ...
 '''
+
+WARM_UP = Number(
+    208 + 16 + 32,
+    "208 for the payload, 16 for src_info, 32 for nine ids of 2 bytes.",
+    (
+        (200 + 4 + 18, "each of the three parts is filled up to a multiple of 16."),
+        (224, "each part is padded, not their sum."),
+        (208 + 16 + 16, "nine ids take 18 bytes, which become 32."),
+        (200 + 16 + 32, "the payload is padded too: 200 bytes become 208."),
+        (208 + 4 + 32, "src_info takes 16 bytes."),
+        (112 + 16 + 32, "a bf16 number takes 2 bytes."),
+        (400 + 16 + 32, "a bf16 number takes 2 bytes, not 4."),
+    ),
+    "add payload, src_info and topk_info, each a multiple of 16.",
+)
+STRETCH = Number(
+    256 // 8 * 8 * (4096 - 128) * 14368,
+    "32 local experts x 8 source ranks x 3968 more slots x 14368 bytes: 14.6 GB, which is why large batches talk first.",
+    (
+        (32 * 8 * 4096 * 14368, "this is the size, not by how much it grows."),
+        (
+            256 * 8 * (4096 - 128) * 14368,
+            "that is what 8 ranks need. One rank has recv_buf for its 32 LOCAL experts only.",
+        ),
+        (32 * (4096 - 128) * 14368, "each of 8 source ranks has slots of its own."),
+        (32 * 8 * (4096 - 128) * 14336, "a message has 32 bytes beside its payload."),
+        (14.6, "the answer is in bytes."),
+    ),
+    "multiply local experts, source ranks, the slots added, and the bytes of a message (problem 1).",
+)
 
 #        n_ranks, n_experts, top_k, hidden, max_tokens
 WORLDS = (

@@ -1,8 +1,9 @@
-"""Exercise 3: slots by prefix sums."""
+"""Exercises of lesson 3: slots by prefix sums."""
 
 import numpy as np
 
 from epmoe.lessons.answers import Wrong, call, whole_numbers
+from epmoe.lessons.number_questions import Number
 
 STUB = '''
 import numpy as np
@@ -17,6 +18,39 @@ def own_slots(experts, first):
     """experts: ids of this block's pairs, -1 for none. first: its first slot for each expert. Returns a list."""
     ...
 '''
+
+WARM_UP = Number(
+    4 + 0 + 3,
+    "the blocks before block 3 have 4 + 0 + 3 pairs.",
+    (
+        (
+            12,
+            "this counts the block's own 5 pairs too: the first slot comes after the blocks BEFORE it.",
+        ),
+        (5, "this is the number of the block's own pairs."),
+        (3, "add up all blocks before it, not only the last one."),
+        (8, "slots are counted from 0."),
+        (6, "slots are counted from 0: 7 slots are taken before it, numbers 0 to 6."),
+    ),
+    "add up the pairs of the blocks before it.",
+)
+STRETCH = Number(
+    2,
+    "both load 0. One claims nine times. The other stores 1. The first one loads that 1 for its last claim and waits, "
+    "the other makes its nine claims, and then the first one stores 2.",
+    (
+        (20, "that is the LARGEST number, where nothing is lost."),
+        (10, "if every claim met another; but one late store can wipe out many claims."),
+        (11, "a late store can wipe out many claims, and then the other thread can do the same."),
+        (
+            1,
+            "to store 1 a thread must have loaded 0, so it is that thread's first claim or the other has stored "
+            "nothing yet. The last store of all comes from a tenth claim, and its load saw at least a 1.",
+        ),
+        (0, "whoever stores adds 1 to what it has loaded."),
+    ),
+    "which store is the last one, and what is the least that its load can have seen?",
+)
 
 N_EXPERTS = 6
 

@@ -1,4 +1,4 @@
-"""Exercise 4: the weakest orders and scopes that suffice for the chain message, counter, flag, ready flag."""
+"""Exercises of lesson 4: the weakest orders and scopes that suffice for the chain message, counter, flag, ready flag."""
 
 import re
 from pathlib import Path
@@ -9,6 +9,7 @@ import numpy as np
 from epmoe import device
 from epmoe.device.names import WORDS
 from epmoe.lessons.answers import Wrong, failed, function
+from epmoe.lessons.number_questions import Number
 from epmoe.mutants.plain_words import WORDS as PLAIN_WORDS
 from epmoe.mutants.tokens import mutants_of
 from epmoe_ref.errors import DeadlockError, EPError, OutOfBoundsError, RaceError
@@ -43,6 +44,35 @@ def read(ready, message):
         pass
     return load_i32(message)
 '''
+
+WARM_UP = Number(
+    4,
+    "both scopes must be gpu or sys.",
+    (
+        (1, "sys with sys is right, but gpu includes both blocks as well."),
+        (2, "gpu and sys may be mixed: each scope only has to include the other thread."),
+        (9, "cta holds the threads of one block only, and these are two."),
+        (5, "one half in scope cta is as good as nothing."),
+        (8, "one half in scope cta is as good as nothing."),
+        (6, "BOTH scopes must include the other thread."),
+    ),
+    "which scopes include a thread of another block of the same GPU? Both words need one of these.",
+)
+STRETCH = Number(
+    4,
+    "a release keeps what stands before it before it, an acquire what stands after it after it. Neither keeps an "
+    "earlier store before a later load of another place, so both may load 0. That takes a sequentially consistent fence.",
+    (
+        (
+            3,
+            "this forbids that both load 0. Which word would? A release orders what is BEFORE it, an acquire what is "
+            "AFTER it; here the store comes first and the load second.",
+        ),
+        (2, "each rank can be first, and they can also overlap."),
+        (1, "each rank can be first, and they can also overlap."),
+    ),
+    "go through 00, 01, 10 and 11, and look for what forbids each.",
+)
 
 WRITERS, SEEDS = 3, (None, *range(8))
 NAMES = ("send", "signal", "receive", "read")

@@ -1,9 +1,10 @@
-"""Exercise 5: rounds of dispatch alone, in a safe order."""
+"""Exercises of lesson 5: rounds of dispatch alone, in a safe order."""
 
 import re
 
 from epmoe.lessons.answers import Wrong, call
 from epmoe.lessons.mailbox_model import explore, told
+from epmoe.lessons.number_questions import Number
 
 STUB = '''
 def program(rounds):
@@ -13,6 +14,39 @@ def program(rounds):
         steps += ["send 0", "wait 0"]
     return steps
 '''
+
+WARM_UP = Number(
+    132 * 2,
+    "264 blocks are on the GPU at once, and each takes more than one piece of work.",
+    (
+        (300, "36 of them would start only when others end, and those wait for them."),
+        (132, "each multiprocessor holds 2 blocks."),
+        (150, "the work does not matter: how many blocks are on the GPU at once?"),
+        (66, "each multiprocessor holds 2 blocks, not half of one."),
+        (36, "this is how many blocks do NOT fit."),
+        (600, "the work does not matter: how many blocks are on the GPU at once?"),
+    ),
+    "all blocks must be on the GPU at once.",
+)
+STRETCH = Number(
+    4,
+    "a rank that sends round i + 1 has seen round i - 1 of a peer. The peer sent that before it waited for round i - 2. "
+    "So the messages of i - 2, i - 1 and i may be unread, and i + 1 needs a fourth buffer.",
+    (
+        (
+            3,
+            "a peer that has sent round i - 1 may not have waited for round i - 2 yet: it sends ahead, too.",
+        ),
+        (
+            2,
+            'that is enough if each round is waited for before the next is sent. Give ["send 0", "send 1", '
+            '"wait 0", "send 0", ...] to CORE and read what the judge says.',
+        ),
+        (1, "the message of the round before may be unread."),
+        (5, "that works, but fewer do."),
+    ),
+    "which rounds can a peer not have read yet when round i + 1 is sent?",
+)
 
 STEP = re.compile(r"(send|wait) [01]$|barrier$")
 # ranks, rounds; the last ones for what goes wrong late

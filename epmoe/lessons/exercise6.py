@@ -1,8 +1,11 @@
-"""Exercise 6: the floors of a routing, and which layout to take."""
+"""Exercises of lesson 6: the floors of a routing, and which layout to take."""
+
+from math import comb
 
 import numpy as np
 
 from epmoe.lessons.answers import Wrong, call
+from epmoe.lessons.number_questions import Number
 
 STUB = '''
 import numpy as np
@@ -12,6 +15,45 @@ def decide(topk_ids, n_ranks, n_experts, row_bytes, link_gbps, extra_us):
     """(floor of pairs in us, floor of rows in us, "pairs" or "rows")."""
     ...
 '''
+
+WARM_UP = Number(
+    64 * 8 // 2 * 14336,
+    "64 x 8 = 512 pairs, half of them to the other rank, 14336 bytes each.",
+    (
+        (64 * 8 * 14336, "half of the pairs stay at home, and cross no link."),
+        (64 * 14336, "each token has 8 pairs, and half of them leave."),
+        (64 * 8 // 2 * 7168, "rows have 14336 bytes: 7168 numbers of 2 bytes."),
+        (64 * 8 // 2, "this is the number of pairs; the question is about bytes."),
+        (64 * 14336 / 2, "each token has 8 pairs."),
+        (3.67, "the answer is in bytes."),
+    ),
+    "pairs of a rank, times the share that leaves, times bytes.",
+)
+
+
+def _half():
+    """The first top_k at which a token visits at most top_k / 2 of 8 ranks."""
+    k = 1
+    while 8 * (1 - comb(224, k) / comb(256, k)) > k / 2:
+        k += 1
+    return k
+
+
+STRETCH = Number(
+    _half(),
+    "8 x (1 - C(224, k) / C(256, k)) ranks are visited, and from here on that is at most k / 2.",
+    (
+        (
+            16,
+            "with 16 even a token that visits all 8 ranks makes half as many rows; but already below most miss some.",
+        ),
+        (_half() - 1, "just above half: compute it to two digits."),
+        (8, "8 experts visit 5.3 of 8 ranks."),
+        (2, "two experts are rarely on one of 8 ranks."),
+        (4, "a token with 4 experts visits 3.3 of 8 ranks."),
+    ),
+    "ranks_visited() of the lesson, with top_k as a variable and 8 ranks, against top_k / 2.",
+)
 
 
 def _cases():

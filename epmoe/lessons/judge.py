@@ -1,6 +1,8 @@
-"""Judges an answer in a process of its own, which `lesson N --check` starts and gives ten seconds.
+"""Judges an answer in a process of its own, which `lesson N --check` starts and gives ten seconds for each part.
 
-It says ["right", praise] or ["wrong", what is wrong], or ["cannot", why] if there is no answer to judge.
+The parts of an exercise are the warm-up (a number), the core (code) and the stretch (a number). The process says
+["part", [part, "right" or "wrong", words]] for each and then ["right", ""], or ["wrong", why] if the file cannot be read,
+or ["cannot", why] if there is no answer to judge.
 """
 
 from epmoe import guard
@@ -10,26 +12,34 @@ from epmoe.lessons.telling import plain_simulator
 from epmoe_ref.errors import EPValueError
 
 PATIENCE_S = 10
+PARTS = ("warm-up", "core", "stretch")
 
 
-def verdict(number, file, output=None):
-    """("right" or "wrong", words) of the answer to exercise `number` in a file; EPValueError if there is none.
+def verdicts(number, file, output=None):
+    """[(part, "right" or "wrong", words)] of the answer to exercise `number` in a file; EPValueError if there is none.
 
-    output: where what the answer prints goes, as for subprocess; default: this process's stdout.
+    output: where what the answer prints goes, as for subprocess; default: this process's stdout. The list ends at a part
+    that does not return.
     """
-    return verdict_of(__name__, [number, file], PATIENCE_S, output=output)
+    found = []
+    what, says = verdict_of(__name__, [number, file], PATIENCE_S, found.append, output=output)
+    if what == "wrong":
+        found.append((PARTS[len(found)] if found else "the file", what, says))
+    return [tuple(part) for part in found]
 
 
-def verdict_of(module, task, patience_s, **how):
+def verdict_of(module, task, patience_s, heard=None, **how):
     """What `python -m module` says of its task in the end: ("right" or "wrong", words). how: as for guard.process.
 
-    It may say ["begun", ""] before, and then has patience_s seconds more.
+    It may say ["begun", ""] before, or ["part", x] for heard(x), and then has patience_s seconds more.
     """
     with guard.process(module, task, **how) as (process, lines):
         for what, says in lines(lambda: patience_s):
             if what == "cannot":
                 raise EPValueError(says)
-            if what != "begun":
+            if what == "part":
+                heard(says)
+            elif what != "begun":
                 return what, says
         if process.late:
             return (
@@ -44,11 +54,24 @@ def run(task, say):
     number, file = task
     try:
         with plain_simulator():
-            say(["right", exercise(number).judge(load(file, number))])
+            answer = load(file, number)
+            for part in PARTS:
+                say(["part", [part, *_judged(exercise(number), part, answer)]])
+        say(["right", ""])
     except Wrong as error:
         say(["wrong", str(error)])
     except EPValueError as error:
         say(["cannot", str(error)])
+
+
+def _judged(questions, part, answer):
+    try:
+        if part == "core":
+            return "right", questions.judge(answer)
+        name = part.upper().replace("-", "_")
+        return "right", getattr(questions, name).judge(answer, name)
+    except Wrong as error:
+        return "wrong", str(error)
 
 
 if __name__ == "__main__":

@@ -87,6 +87,9 @@ weights = [weights[:3], weights[3:]]
 #
 # A (token, slot) pair is the unit that travels: token t of rank src must get
 # to the owner of topk_ids[src][t, k].
+#
+# Predict: Five tokens with two slots each. How many of the ten pairs will
+# cross from one rank to the other?
 
 traffic = np.zeros((N_RANKS, N_RANKS), int)
 for src in range(N_RANKS):
@@ -127,6 +130,7 @@ def dispatch(x, topk_ids):
         received.append((np.array(rows), src_info, counts, ends))
     return received
 
+# Predict: How many rows will each rank hold?
 
 received = dispatch(x, topk_ids)
 for rank, (rows, src_info, counts, ends) in enumerate(received):
@@ -189,13 +193,52 @@ print(np.concatenate(out))
 # `epmoe explain` draws what this lesson has printed, and all that
 # follows, out of a run of the real kernels.
 #
-# ## Exercise
+# ## Worked problems
 #
-# dispatch() above appends to a list, so it finds each place by getting there.
-# A GPU copies all rows at once: each row's place must be known before. What
-# is known before are the counts: counts[local_expert][src_rank], how many
-# rows come from each rank for each local expert (a NumPy array of integers,
-# shape (n_local_experts, n_ranks)). Write two functions:
+# The answers are folded. `epmoe lesson 1 --answers` shows them.
+#
+# 1. 4 ranks hold 128 tokens each, and every token goes to 8 experts. How many
+#    pairs are there in all? How many does an expert get on average, if there
+#    are 256?
+#
+# Answer: 4 x 128 x 8 = 4096 pairs. 4096 / 256 = 16 for each expert.
+
+assert 4 * 128 * 8 == 4096 and 4096 // 256 == 16
+
+# 2. counts = [[3, 2], [1, 4]]: two local experts, two source ranks. At which
+#    rows do the four segments begin?
+#
+# Answer: 0, 3, 5 and 6. The rows of (expert 0, rank 0) come first, then 2 of
+# (expert 0, rank 1), then 1 and 4 of expert 1.
+
+assert np.cumsum([0, 3, 2, 1]).tolist() == [0, 3, 5, 6]
+
+# 3. Every expert is equally likely. Which share of a rank's pairs stays at
+#    home on 4 ranks, and which on 64?
+#
+# Answer: The rank owns 1 of 4 shares of the experts, so 25 % stay. On 64
+# ranks 1.6 % stay. Expert parallelism over many ranks is almost all traffic.
+
+assert 1 / 4 == 0.25 and round(100 / 64, 1) == 1.6
+
+# 4. The experts above have 654 billion parameters, one byte each. A GPU has
+#    80 GB, and half of it is free for experts. The number of GPUs must divide
+#    256. How many are needed?
+#
+# Answer: 654 / 40 = 16.4, so 17 would do. The next number that divides 256 is
+# 32.
+
+assert parameters / 40e9 > 16 and 256 % 17 and 256 % 32 == 0
+
+# ## Exercises
+#
+# WARM-UP. 64 experts live on 8 ranks. Which rank owns expert 43? Set WARM_UP.
+#
+# CORE. dispatch() above appends to a list, so it finds each place by getting
+# there. A GPU copies all rows at once: each row's place must be known before.
+# What is known before are the counts: counts[local_expert][src_rank], how
+# many rows come from each rank for each local expert (a NumPy array of
+# integers, shape (n_local_experts, n_ranks)). Write two functions:
 #
 #   row_offsets(counts)      n_local_experts + 1 numbers. The rows of local
 #                            expert e are row_offsets[e], ... up to, and not
@@ -205,3 +248,7 @@ print(np.concatenate(out))
 #                            for this expert.
 #
 # Rows lie as above: by local expert, inside an expert by source rank.
+#
+# STRETCH. 8 experts live on 4 ranks, and a token goes to 2 different experts,
+# every two equally likely. How many different ranks does it visit on average?
+# Set STRETCH, to 3 digits at least.

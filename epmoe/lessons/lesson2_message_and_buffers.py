@@ -49,6 +49,9 @@ N_LOCAL = cfg.n_experts // cfg.n_ranks
 #
 # GPUs move memory best in pieces of 16 bytes, at addresses that 16 divides.
 # So each of the three parts is filled up with zeros to a multiple of 16:
+#
+# Predict: hidden is 8 and top_k is 2. How many bytes has a message, and how
+# many of them carry information?
 
 
 def align16(n):
@@ -125,6 +128,9 @@ for place in np.ndindex(shape[:3]):
 # at the memory of rank 1, owner of the experts 2 and 3. There are two sets of
 # kernels. The plain ones do what the specification says, word by word. The
 # fast ones give the same results in less time, and take short cuts.
+#
+# Predict: recv_buf of rank 1 has 12 places. How many of them will hold a
+# message?
 
 world = LocalWorld(cfg.n_ranks, seed=0)
 with ExpertParallel(cfg, world, kernels="plain") as ep:
@@ -145,7 +151,8 @@ for le, src, slot in np.ndindex(shape[:3]):
     ids = held[payload_bytes + src_info_bytes:].view("<u2")[:cfg.top_k]
     k = int(np.argmax(ids == 2 + le))
     print(f"token {token} slot k={k}")
-    assert (held == message(token, x[src][token], topk_ids[src][token])).all()
+    right = message(token, x[src][token], topk_ids[src][token])
+    assert (held == right).all()
     assert topk_ids[src][token, k] == 2 + le
 
 # The simulator fills fresh memory with a5, so what nobody wrote is easy to
@@ -184,7 +191,8 @@ print(f"its payload is in the message to expert {2 + le}, "
       f"from rank {src}, slot {s}")
 assert (places[le, src, s] == message(1, x[0][1], topk_ids[0][1])).all()
 assert (held[slot, :payload_bytes] == 0xA5).all()
-assert (once[1].numpy().recv_count == dispatched[1].numpy().recv_count).all()
+counts = [d[1].numpy().recv_count for d in (once, dispatched)]
+assert (counts[0] == counts[1]).all()
 
 # Whoever receives reads the payload there; the rows that dispatch returns are
 # the same. Only the sender decides, so both kinds of messages can be mixed.
@@ -207,9 +215,49 @@ assert room == 64 * 4 * 128 * real.format.msg_size()
 # 4096 tokens it would be 32 times as much; then it pays to talk first, as
 # the "rows" kernels of lesson 6 do.
 #
-# ## Exercise
+# ## Worked problems
 #
-# Write the function a sender needs before it can store anything:
+# The answers are folded. `epmoe lesson 2 --answers` shows them.
+#
+# 1. How long is a message with hidden = 7168 and top_k = 8?
+#
+# Answer: The payload has 14336 bytes, src_info 16, and topk_info 2 x 8 = 16.
+# Together 14368.
+
+assert real.format.msg_size() == 14336 + 16 + 16 == 14368
+
+# 2. Which share of that message is not payload? Which share would it be with
+#    hidden = 128?
+#
+# Answer: 32 of 14368 bytes, 0.2 %. With hidden = 128 it is 32 of 288, 11 %.
+# Narrow tokens pay for their trailers.
+
+assert round(3200 / 14368, 1) == 0.2 and round(3200 / 288) == 11
+
+# 3. 8 ranks, 256 experts, at most 128 tokens a rank, messages as in problem
+#    1. How large is recv_buf, and which part of it does a balanced dispatch
+#    fill?
+#
+# Answer: 32 local experts x 8 ranks x 128 slots x 14368 bytes = 471 MB. A
+# rank receives 8 x 128 x 8 / 8 = 1024 of the 32768 messages that fit: 3.1 %.
+
+assert 32 * 8 * 128 * 14368 == 470_810_624
+assert round(100 * 1024 / (32 * 8 * 128), 1) == 3.1
+
+# 4. In a world of 4 ranks and at most 128 tokens, at which byte begins the
+#    message of rank 1 in slot 5 of local expert 2?
+#
+# Answer: It is place (2 x 4 + 1) x 128 + 5 = 1157, so it begins at byte 1157
+# x 14368 = 16623776.
+
+assert ((2 * 4 + 1) * 128 + 5) * 14368 == 16_623_776
+
+# ## Exercises
+#
+# WARM-UP. How many bytes has a message with hidden = 100 (bf16) and top_k =
+# 9? Set WARM_UP.
+#
+# CORE. Write the function a sender needs before it can store anything:
 #
 #   place(n_ranks, n_experts, top_k, hidden, max_tokens,
 #         expert, src_rank, slot)
@@ -218,3 +266,7 @@ assert room == 64 * 4 * 128 * real.format.msg_size()
 # offset in that rank's recv_buf at which the message of source rank src_rank
 # in that slot begins. The payload is hidden numbers of bf16; each of the
 # three parts of a message is padded to a multiple of 16 bytes.
+#
+# STRETCH. 8 ranks, 256 experts, hidden = 7168, top_k = 8. By how many bytes
+# does recv_buf of ONE rank grow if the limit rises from 128 to 4096 tokens a
+# rank? Set STRETCH.

@@ -46,7 +46,7 @@ def with_a_pencil(params, num_tokens, my_rank):
 
 
 def run(kern, seed, blocks=BLOCKS, **options):
-    """The slots that each block got, (BLOCKS, CLAIMS), under one schedule."""
+    """The slots that each block got, (BLOCKS, CLAIMS), in one schedule."""
     machine = device.machine(1, seed=seed, **options)
     memory = machine.alloc(2048, "memory", regions=[
         ("counter", COUNTER, (2,), np.int32, ("number",)),
@@ -60,13 +60,15 @@ def run(kern, seed, blocks=BLOCKS, **options):
     finally:
         memory.free()
 
+# Predict: 32 claims under each of 8 schedules. Will they ever get 32
+# different slots?
 
 lost = []
 for seed in range(8):
     slots = run(with_a_pencil, seed)
     different = len(np.unique(slots))
     lost.append(slots.size - different)
-    print(f"seed {seed}: {slots.size} claims got {different} different slots")
+    print(f"seed {seed}: {slots.size} claims, {different} different slots")
 assert max(lost) > 0
 
 # Two tokens in one slot: one of them is gone, and nothing has crashed. Where
@@ -139,10 +141,11 @@ x = [np.tile(np.arange(6)[:, None] + 10 * r, 8).astype(ml_dtypes.bfloat16)
 ids = [np.array([[0, 2], [0, 1], [3, 0], [0, 2], [1, 0], [0, 3]])] * 2
 held, canonical = [], []
 for seed in (0, 1):
-    with ExpertParallel(cfg, LocalWorld(2, seed=seed), kernels="plain") as ep:
+    world = LocalWorld(2, seed=seed)
+    with ExpertParallel(cfg, world, kernels="plain") as ep:
         d = ep.dispatch(x, ids)[0].trimmed().numpy()
     held.append(d.src_info[:6, 0])
-    print(f"seed {seed}: expert 0 of rank 0 has tokens {held[-1]} of rank 0")
+    print(f"seed {seed}: expert 0 of rank 0 holds {held[-1]} of rank 0")
     canonical.append(epmoe_ref.canonical(d))
 assert (held[0] != held[1]).any()
 assert (canonical[0].src_info == canonical[1].src_info).all()
@@ -154,7 +157,7 @@ assert (canonical[0].output_tokens == canonical[1].output_tokens).all()
 # another block waits until the counter says that all slots are claimed:
 
 def messages(counts_claims):
-    """A kernel that reads the messages once all are claimed, or finished."""
+    """A kernel that reads messages once all are claimed, or finished."""
     @kernel
     def send_and_look(params, num_tokens, my_rank):
         claimed, finished = params + u64(COUNTER), params + u64(COUNTER + 4)
@@ -173,6 +176,8 @@ def messages(counts_claims):
 
     return send_and_look
 
+# Predict: 7 messages under each of 100 schedules. How many of the 700 will be
+# read too early when the reader waits for `claimed`?
 
 for name, counts_claims in (("claimed", True), ("finished", False)):
     missing = 0
@@ -214,9 +219,54 @@ assert not np.any(after)
 # All blocks must have counted before any goes on, so they meet in between,
 # and the ids are read twice. What is gained: the same slots in every run.
 #
-# ## Exercise
+# ## Worked problems
 #
-# Write steps 2 and 3 in NumPy (loops are fine).
+# The answers are folded. `epmoe lesson 3 --answers` shows them.
+#
+# 1. Two threads each claim once with the pencil: load, then store. In how
+#    many of the possible orders of these four steps do both get the same
+#    slot?
+#
+# Answer: There are 6 orders. In 2 of them one thread ends before the other
+# begins. In the other 4 both load before either stores.
+
+from itertools import permutations
+
+orders = set(permutations("AABB"))
+whole = [o for o in orders if o[0] == o[1]]
+assert len(orders) == 6 and len(whole) == 2
+
+# 2. Blocks 0 to 2 have 2, 5 and 1 pairs for an expert. At which slots do they
+#    begin?
+#
+# Answer: At 0, 2 and 7: each begins after the pairs of the blocks before it.
+
+assert (np.cumsum([2, 5, 1]) - [2, 5, 1]).tolist() == [0, 2, 7]
+
+# 3. 128 tokens with 8 experts each out of 256. How many atomic additions does
+#    dispatch make on `reserved`, and how many hit one counter on average?
+#
+# Answer: One for each pair, 1024. There are 256 counters, so each gets 4.
+# That few threads meet at one counter is why atomics are affordable here.
+
+assert 128 * 8 == 1024 and 1024 // 256 == 4
+
+# 4. A segment has n = 4 messages. In how many orders may they lie in
+#    recv_buf?
+#
+# Answer: In 4! = 24. All of them are right, and all have the same canonical
+# form.
+
+from math import factorial
+
+assert factorial(4) == 24
+
+# ## Exercises
+#
+# WARM-UP. Blocks 0 to 3 have 4, 0, 3 and 5 pairs for an expert. What is the
+# first slot of block 3? Set WARM_UP.
+#
+# CORE. Write steps 2 and 3 in NumPy (loops are fine).
 #
 #   first_slots(counts)      counts[block][expert], a NumPy array. Returns an
 #                            array of the same shape: the first slot of this
@@ -229,3 +279,7 @@ assert not np.any(after)
 #
 # Together they must number the pairs of each expert 0, 1, 2, ... in the order
 # of blocks, and inside a block in the order of its pairs.
+#
+# STRETCH. Two threads each claim 10 times with the pencil. All 20 loads and
+# 20 stores may take turns in any order. The counter begins at 0. What is the
+# smallest number that it can hold at the end? Set STRETCH.

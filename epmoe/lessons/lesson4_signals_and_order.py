@@ -80,6 +80,8 @@ def race(kern, **options):
 # A word such as st_relaxed_sys_i32 says: other threads may look at this place
 # while I write it; they see the old or the new number, nothing else. (A plain
 # store_i32 does not even promise that.) Let all four be relaxed:
+#
+# Predict: 30 schedules. How often will rank 1 read the old number?
 
 relaxed = passing(st_relaxed_sys_i32, st_relaxed_sys_i32,
                   ld_relaxed_sys_i32, ld_relaxed_sys_i32)
@@ -105,6 +107,9 @@ assert set(seen) == {0, 42}
 # shall also see all that I have done before. An acquire load says: what the
 # writer of this number had done before, I want to see after. One half alone
 # does nothing.
+#
+# Predict: both halves, release alone, acquire alone. Which of them let rank 1
+# read the old number?
 
 ordered = passing(st_relaxed_sys_i32, st_release_sys_i32,
                   ld_acquire_sys_i32, ld_relaxed_sys_i32)
@@ -251,13 +256,59 @@ print(wrapped(report))
 # putting the two in order. `epmoe mutants` breaks every word that
 # synchronises, in every kernel, and demands that each loss is noticed.
 #
-# ## Exercise
+# ## Worked problems
 #
-# A chain of four parties, as four functions, and all their words are too
-# weak. At rank 0, as above, blocks 1 to 3 send a message each, and block 0
-# signals. At rank 1 only block 0 watches the flag; when it is up, it raises a
-# second flag, `ready`, for its own blocks 1 to 3, and these read one message
-# each. `finished` lies at rank 0; `message`, `flag` and `ready` at rank 1.
+# The answers are folded. `epmoe lesson 4 --answers` shows them.
+#
+# 1. A message of 14336 bytes is written by stores of 16 bytes. Suppose a
+#    release store costs 500 ns more than a plain one. What would it cost to
+#    make every store a release, in place of one signal at the end?
+#
+# Answer: 896 stores x 0.5 us = 448 us. One signal costs 0.5 us. That is why
+# messages are written by plain stores.
+
+assert 14336 // 16 == 896 and 896 * 0.5 == 448
+
+# 2. The reader may see the flag as 0 or 1, and the message as old or new. How
+#    many of the four outcomes can happen with relaxed words? Which does
+#    release and acquire forbid?
+#
+# Answer: All four can. Release and acquire forbid one: flag 1 with the old
+# message.
+
+assert len({(f, m) for f in (0, 1) for m in ("old", "new")}) == 4
+
+# 3. Writer and reader are on two GPUs. Both words can have the scopes cta,
+#    gpu and sys. How many of the 9 combinations put the message before its
+#    reader?
+#
+# Answer: One, sys with sys. Each scope must include the other thread.
+
+scopes = ("cta", "gpu", "sys")
+assert sum(a == b == "sys" for a in scopes for b in scopes) == 1
+
+# 4. In the chain of three parties, WRITERS = 3. How many releases are
+#    executed? How many acquires have to see one?
+#
+# Answer: 4 releases: one of each writer, one of the signaller. The signaller
+# must acquire all 3 writers' additions, the reader the signaller's flag. One
+# load that sees 3 acquires all three additions, because additions to one
+# counter continue each other's release.
+
+assert WRITERS + 1 == 4
+
+# ## Exercises
+#
+# WARM-UP. Writer and reader are two blocks of one GPU. The release and the
+# acquire can each have the scopes cta, gpu and sys. How many of the 9
+# combinations put the message before its reader? Set WARM_UP.
+#
+# CORE. A chain of four parties, as four functions, and all their words are
+# too weak. At rank 0, as above, blocks 1 to 3 send a message each, and block
+# 0 signals. At rank 1 only block 0 watches the flag; when it is up, it raises
+# a second flag, `ready`, for its own blocks 1 to 3, and these read one
+# message each. `finished` lies at rank 0; `message`, `flag` and `ready` at
+# rank 1.
 #
 # Change the ORDER (relaxed, acquire, release) and SCOPE (cta, gpu, sys) of
 # the words until nothing races, and nothing is stronger than it must be. The
@@ -270,3 +321,8 @@ print(wrapped(report))
 #
 # The judge runs your functions under the race detector, and then does to them
 # what `epmoe mutants` does: it weakens each word, and expects a race.
+#
+# STRETCH. Rank 0 stores x = 1 and then loads y. Rank 1 stores y = 1 and then
+# loads x. Both began as 0. The stores are release, the loads acquire, all of
+# scope sys. How many of the four outcomes (what rank 0 loads, what rank 1
+# loads) can happen? Set STRETCH.

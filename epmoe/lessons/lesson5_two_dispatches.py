@@ -32,7 +32,7 @@ MESSAGE, WORD, ANSWER, GOT = 0, 4, 8, 64        # in a rank's memory
 
 
 def rounds(n_rounds, answers):
-    """A kernel of so many dispatches; answers: with a combine after each."""
+    """A kernel of dispatches; answers: with a combine after each."""
     @kernel
     def exchange(params, num_tokens, my_rank):
         own = load_u64(params + u64(8 * my_rank))
@@ -58,7 +58,8 @@ def run(kern, n_rounds, seed, **options):
     machine = device.machine(2, seed=seed, **options)
     regions = [("mailbox", 0, (3,), np.int32, ("word",)),
                ("got", GOT, (16,), np.int32, ("round",))]
-    boxes = [machine.alloc(128, "memory", r, regions=regions) for r in (0, 1)]
+    boxes = [machine.alloc(128, "memory", r, regions=regions)
+             for r in (0, 1)]
     addresses = machine.alloc(16, "addresses")
     try:
         addresses.write(np.array([b.address for b in boxes], np.uint64))
@@ -84,13 +85,16 @@ print("one round: both got message 1, 50 times; no race")
 # ## Two rounds in a row
 #
 # Round i carries the number i, so each rank should get [1, 2].
+#
+# Predict: 200 schedules. How many end right, how many wrong, how many hang?
 
 two = rounds(2, answers=False)
 outcomes, hang = Counter(), ""
 for seed in range(200):
     try:
         got = run(two, 2, seed)
-        outcomes["right" if got == [[1, 2], [1, 2]] else f"wrong: {got}"] += 1
+        right = got == [[1, 2], [1, 2]]
+        outcomes["right" if right else f"wrong: {got}"] += 1
     except DeadlockError as error:
         outcomes["hang"] += 1
         hang = str(error)
@@ -203,6 +207,9 @@ with ExpertParallel(cfg, world, _factories=all_but(1), fused=False,
 # The last kind of hang needs one GPU only. Blocks of a launch may wait for
 # each other only if all of them are on the GPU at once. If a launch has more
 # blocks than fit, some start when others end; and those never end:
+#
+# Predict: Two blocks wait for block 1. What happens if the GPU has room for
+# one block at a time?
 
 
 @kernel
@@ -238,11 +245,50 @@ except DeadlockError as error:
 # So the grid of every kernel here is at most what fits, and a larger one is
 # refused before it is launched.
 #
-# ## Exercise
+# ## Worked problems
 #
-# A program does dispatches ONLY, no combine, for `rounds` rounds. All ranks
-# run the same list of steps, each at its own pace. Every rank has TWO buffers
-# now, 0 and 1, each with a mailbox for every peer. The steps:
+# The answers are folded. `epmoe lesson 5 --answers` shows them.
+#
+# 1. A word could count rounds instead of going back to 0. A round takes 20
+#    us. After which time does a signed word of 32 bits overflow?
+#
+# Answer: After 2**31 x 20 us = 42950 s, 11.9 hours. A model that serves
+# requests runs longer.
+
+assert round(2**31 * 20e-6 / 3600, 1) == 11.9
+
+# 2. 58 layers, one barrier after each dispatch and one after each combine, 10
+#    us each. What do they add to a step of 20 ms?
+#
+# Answer: 116 barriers x 10 us = 1.16 ms, 5.8 % of the step.
+
+assert 58 * 2 * 10 == 1160 and round(1160 / 20_000, 3) == 0.058
+
+# 3. Rounds with answers, as in `guarded`. Rank 0 has just sent dispatch 7. By
+#    how many dispatches can rank 1 be behind, at most?
+#
+# Answer: By one. Rank 0 has received combine 6 of rank 1, so rank 1 has
+# finished waiting for dispatch 6.
+
+assert 7 - 6 == 1
+
+# 4. A wait polls every 0.5 us, and its time limit is 30 s. How many times
+#    does it look before it gives up?
+#
+# Answer: 60 million times. The limit must be long: a peer that compiles is
+# not dead.
+
+assert round(30 / 0.5e-6) == 60_000_000
+
+# ## Exercises
+#
+# WARM-UP. A GPU has 132 multiprocessors, and each holds 2 blocks of this
+# kernel. Blocks wait for each other. There is work for 300 blocks. How many
+# blocks may the grid have? Set WARM_UP.
+#
+# CORE. A program does dispatches ONLY, no combine, for `rounds` rounds. All
+# ranks run the same list of steps, each at its own pace. Every rank has TWO
+# buffers now, 0 and 1, each with a mailbox for every peer. The steps:
 #
 #   "send 0", "send 1"    write this round's message into that buffer of every
 #                         peer, and signal it
@@ -255,3 +301,7 @@ except DeadlockError as error:
 # no signal lost, nobody may wait for ever. Barriers are slow: can you do
 # without? The judge tries every order in which ranks can take their steps,
 # and shows the shortest one that does harm.
+#
+# STRETCH. A program sends one round ahead: send 0, then for every round send
+# i + 1 and wait i. It takes its buffers in turn and has no barrier. How many
+# buffers does it need? Set STRETCH.

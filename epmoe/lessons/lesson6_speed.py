@@ -39,9 +39,10 @@ def routing(tokens, seed=0):
 
 def pairs_matrix(topk_ids):
     """int (N_RANKS, N_RANKS)."""
-    return np.array([[(ids // N_LOCAL == dst).sum() for dst in range(N_RANKS)]
-                     for ids in topk_ids])
+    return np.array([[(ids // N_LOCAL == dst).sum()
+                      for dst in range(N_RANKS)] for ids in topk_ids])
 
+# Predict: How many of the 1024 pairs of a rank stay at home, about?
 
 matrix = pairs_matrix(routing(128))
 print(matrix)
@@ -72,8 +73,8 @@ if found is None:
     print("(no files of results at hand: they are in the repository,")
     print("benchmarks/results. A guess is used instead of a measurement.)")
 gbps = found.link_gbps if found else 350.0
-print(f"{gbps:.0f} GB/s,",
-      f"measured on {found.n_ranks} x {found.device}" if found else "a guess")
+print(f"{gbps:.0f} GB/s,", "a guess" if not found else
+      f"measured on {found.n_ranks} x {found.device}")
 for tokens in (1, 128, 4096):
     b = busiest(pairs_matrix(routing(tokens))) * HIDDEN * BF16
     floor_us = b / gbps / 1e3
@@ -92,7 +93,8 @@ for tokens in (1, 128, 4096):
 # scale for each group of numbers.
 
 for name in ("bf16", "fp8_blockwise", "mxfp8", "mxfp4", "nvfp4"):
-    cfg = EPConfig(N_RANKS, N_EXPERTS, TOP_K, HIDDEN, 128, token_format=name)
+    cfg = EPConfig(N_RANKS, N_EXPERTS, TOP_K, HIDDEN, 128,
+                   token_format=name)
     size = cfg.format.token_size()
     part = size / (BF16 * HIDDEN)
     print(f"{name:14} {size:6} bytes a token, {part:.2f} of bf16")
@@ -104,6 +106,9 @@ for name in ("bf16", "fp8_blockwise", "mxfp8", "mxfp4", "nvfp4"):
 # it once to each RANK, with the list of its experts there; the receiver
 # makes the copies. How many ranks does a token visit? A rank is missed with
 # probability C(E - L, k) / C(E, k): all k experts are among those elsewhere.
+#
+# Predict: 8 experts, 4 ranks, 256 experts in all. How many ranks does a token
+# visit on average: 2, 3, 3.6 or 4?
 
 
 def ranks_visited(n_ranks):
@@ -193,7 +198,7 @@ if found:
 
 
 def compared(phase, tokens, kernels, name):
-    """Bytes and time of some kernels as parts of those of whole messages."""
+    """Bytes and time of some kernels, relative to whole messages."""
     pairs = found.row("pairs whole", phase, tokens)
     other = found.row(kernels, phase, tokens)
     if pairs and other:
@@ -231,9 +236,50 @@ if found:
 #   docs/checking.md                 a kernel of yours under the race detector
 #   benchmarks/notes/                what was tried to be fast, and what came out
 #
-# ## Exercise
+# ## Worked problems
 #
-# A routing is given, and a machine. Write
+# The answers are folded. `epmoe lesson 6 --answers` shows them.
+#
+# 1. 8 ranks, 256 tokens each, top 8, 7168 columns of bf16, every expert
+#    equally likely. What is the floor of pairs over links of 359 GB/s?
+#
+# Answer: 256 x 8 x 7/8 = 1792 messages leave each rank. 1792 x 14336 bytes =
+# 25.7 MB, and 25.7 MB / 359 GB/s = 71.6 us.
+
+assert round(256 * 8 * 7 / 8 * 14336 / 359e3, 1) == 71.6
+
+# 2. What is the floor of rows in the same world?
+#
+# Answer: A token visits 5.3 of 8 ranks, 7/8 of these are elsewhere. 256 x
+# 4.63 x 14336 bytes / 359 GB/s = 47.4 us.
+
+assert round(ranks_visited(8) * 7 / 8, 2) == 4.63
+assert abs(256 * ranks_visited(8) * 7 / 8 * 14336 / 359e3 - 47.4) < 0.1
+
+# 3. fp8_blockwise has one byte a number and a scale of 4 bytes for 128
+#    numbers. What does the floor of problem 1 become?
+#
+# Answer: 7168 + 4 x 56 = 7392 bytes, 0.516 of bf16. The floor becomes 36.9
+# us.
+
+assert 7168 + 4 * 56 == 7392
+assert round(71.56 * 7392 / 14336, 1) == 36.9
+
+# 4. A link carries 359 GB/s, and a store needs 1 us to arrive. How many rows
+#    of 14336 bytes must be under way to keep the link busy?
+#
+# Answer: 359 GB/s x 1 us = 359 kB, 25 rows. A kernel that waits for each row
+# has 1/25 of the speed.
+
+assert round(359e9 * 1e-6 / 14336) == 25
+
+# ## Exercises
+#
+# WARM-UP. 2 ranks, 64 tokens each, top 8, rows of 14336 bytes, every expert
+# equally likely. How many bytes of pairs leave a rank for the other, on
+# average? Set WARM_UP.
+#
+# CORE. A routing is given, and a machine. Write
 #
 #   decide(topk_ids, n_ranks, n_experts, row_bytes, link_gbps, extra_us)
 #
@@ -251,3 +297,7 @@ if found:
 #
 # A floor counts the busiest way of any rank, out or in, as above; what a rank
 # sends to itself crosses no link.
+#
+# STRETCH. 8 ranks, 256 experts, every choice of k experts equally likely.
+# From which top_k on do rows send at most half the bytes of pairs? Set
+# STRETCH.

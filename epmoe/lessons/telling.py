@@ -1,8 +1,12 @@
 """Tells a lesson: its file is read from top to bottom, comments are printed as text, code is shown, run, and heard.
 
 A lesson is a plain Python file. Comments that begin in the first column are the text of the article, "# ## " begins a
-section; everything else is code, comments inside functions included. Line numbers stay those of the file, so that
-tracebacks, race reports and hang reports point into the article.
+section; everything else is code, comments inside functions included. Line numbers stay those of the file and stand before
+each line of code, so that tracebacks, race reports and hang reports point into the article.
+
+A paragraph that begins with "Predict: " asks for a prediction, which --step waits for. One that begins with "Answer: "
+answers the question above it and is folded: only --answers shows it. Code below an answer checks its numbers: it runs, and
+is never shown.
 """
 
 import ast
@@ -13,11 +17,17 @@ import textwrap
 
 WIDTH = 80
 INDENT = "    "  # before each line that the code prints
-BAR = "│ "  # before each line of code
+BAR = "│"  # between the number of a line of code and the line
+WORKED, EXERCISES = "## Worked problems", "## Exercises"  # the sections that end a lesson
+TEXTS = ("text", "predict", "answer")
 
 
 def cells(source):
-    """[("text", lines), ("code", first line number, lines)] of a lesson, without docstring and __main__ block."""
+    """The pieces of a lesson in order, without docstring and __main__ block.
+
+    ("text", lines), ("predict", lines), ("answer", lines), ("code", first line number, lines), and ("check", ...) for code
+    below an answer.
+    """
     tree = ast.parse(source)
     lines = source.splitlines()
     out, at = [], 0
@@ -27,10 +37,11 @@ def cells(source):
         at = node.end_lineno
         if node is tree.body[0] and ast.get_docstring(tree) or _is_main(node):
             continue
-        if out and out[-1][0] == "code":
+        if out and out[-1][0] in ("code", "check"):
             out[-1][2].extend(lines[out[-1][1] - 1 + len(out[-1][2]) : at])
         else:
-            out.append(("code", first, lines[first - 1 : at]))
+            kind = "check" if out and out[-1][0] == "answer" else "code"
+            out.append((kind, first, lines[first - 1 : at]))
     _texts(out, lines[at:])
     return out
 
@@ -44,14 +55,30 @@ def _texts(out, lines):
     paragraph = []
     for line in [*lines, ""]:
         if line.startswith("# ## "):
-            out += [("text", paragraph), ("text", [line[2:]])]
+            out += [_text(paragraph), ("text", [line[2:]])]
+            paragraph = []
+        elif line.startswith("#") and line[2:].startswith(("Predict: ", "Answer: ")):
+            out.append(_text(paragraph))
+            paragraph = [line[2:]]
+        elif line.startswith("#") and _apart(paragraph) and not line[2:].strip():
+            out.append(_text(paragraph))
             paragraph = []
         elif line.startswith("#") and (line[2:].strip() or paragraph):
             paragraph.append(line[2:])
         elif not line.startswith("#"):
-            out.append(("text", paragraph))
+            out.append(_text(paragraph))
             paragraph = []
     out[:] = [cell for cell in out if cell[1]]
+
+
+def _apart(paragraph):
+    """Whether it is a prediction or an answer, which end with their paragraph."""
+    return bool(paragraph) and paragraph[0].startswith(("Predict: ", "Answer: "))
+
+
+def _text(paragraph):
+    kind = paragraph[0].partition(":")[0].lower() if _apart(paragraph) else "text"
+    return kind, paragraph
 
 
 def title(source):
@@ -60,11 +87,19 @@ def title(source):
 
 
 def exercise_text(source):
-    """The text of the section "Exercise", which ends a lesson."""
+    """The text of the section "Exercises", which ends a lesson."""
     texts = [cell[1] for cell in cells(source) if cell[0] == "text"]
-    return "\n\n".join(
-        "\n".join(lines) for lines in texts[texts.index(["## Exercise"]) + 1 :]
-    ).strip("\n")
+    return _joined(texts[texts.index([EXERCISES]) + 1 :])
+
+
+def worked_problems(source):
+    """The section "Worked problems" with its answers."""
+    texts = [cell[1] for cell in cells(source) if cell[0] in TEXTS]
+    return _joined(texts[texts.index([WORKED]) + 1 : texts.index([EXERCISES])])
+
+
+def _joined(texts):
+    return "\n\n".join("\n".join(lines).rstrip() for lines in texts).strip("\n")
 
 
 def wrapped(text, width=WIDTH - len(INDENT)):
@@ -96,12 +131,15 @@ class _Indented:
 
 
 class Teller:
-    """Prints text, code and output; pause: wait for Enter before each section but the first."""
+    """Prints text, code and output.
+
+    pause: wait for Enter before each section but the first, and for each prediction.
+    """
 
     def __init__(self, stream, pause=False):
         from rich.console import Console
 
-        self.stream, self.pause, self.sections = stream, pause, 0
+        self.stream, self.pause, self.sections, self.predicted = stream, pause, 0, ""
         self.console = Console(file=stream, highlight=False, width=WIDTH)
 
     def line(self, text="", style=""):
@@ -112,25 +150,45 @@ class Teller:
         """A heading, or a piece of text."""
         if lines[0].startswith("## "):
             if self.pause and self.sections:
-                try:
-                    input("[Enter] ")
-                except EOFError:  # nobody is there
-                    self.pause = False
+                self._asked("[Enter] ")
             self.sections += 1
             self.line(lines[0][3:], "bold cyan")
         else:
             self.line("\n".join(lines).rstrip())
         self.line()
 
-    def code(self, lines):
-        """Code as it stands in the file, behind a bar."""
+    def predict(self, lines):
+        """A question about what the next code is going to print; with pause the answer is kept until it has."""
+        self.line("\n".join(lines).rstrip(), "bold" if self.pause else "")
+        self.line()
+        if self.pause:
+            self.predicted = self._asked("Your prediction: ").strip()
+            self.line()
+
+    def code(self, first, lines):
+        """Code as it stands in the file, behind its line numbers."""
         from rich.text import Text
 
-        for line in lines:
+        for number, line in enumerate(lines, first):
             code, mark, comment = line.partition("#")
             self.console.print(
-                Text.assemble((BAR, "cyan"), code, (mark + comment, "dim")), soft_wrap=True
+                Text.assemble((f"{number:3}{BAR}", "dim"), code, (mark + comment, "dim")),
+                soft_wrap=True,
             )
+
+    def recall(self):
+        """The prediction made before the code that has just run."""
+        if self.predicted:
+            self.line(f"You predicted: {self.predicted}", "bold")
+            self.predicted = ""
+
+    def _asked(self, question):
+        """A line of the reader, "" if nobody is there."""
+        try:
+            return input(question) or ""
+        except EOFError:
+            self.pause = False
+            return ""
 
 
 @contextlib.contextmanager
@@ -165,11 +223,15 @@ def _told(file, pause, stream):
     for kind, *cell in cells(source):
         if kind == "text":
             teller.text(cell[0])
-            continue
-        first, lines = cell
-        teller.code(lines)
-        heard = _Indented(teller.stream)
-        with contextlib.redirect_stdout(heard):
-            exec(compile("\n" * (first - 1) + "\n".join(lines), str(file), "exec"), names)
-        teller.line()
+        elif kind == "predict":
+            teller.predict(cell[0])
+        elif kind != "answer":
+            first, lines = cell
+            if kind == "code":
+                teller.code(first, lines)
+            with contextlib.redirect_stdout(_Indented(teller.stream)):
+                exec(compile("\n" * (first - 1) + "\n".join(lines), str(file), "exec"), names)
+            if kind == "code":
+                teller.recall()
+                teller.line()
     return names

@@ -1,13 +1,16 @@
 """Each exercise's judge accepts right answers, whatever their form, and tells wrong ones what is wrong."""
 
 import json
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import right_answers as right
 
 from epmoe.__main__ import main
-from epmoe.lessons import exercise, judge
+from epmoe.lessons import FILES, exercise, judge
 from epmoe.lessons.answers import Wrong, load
+from epmoe.lessons.mailbox_model import explore
 
 RIGHT = [
     (1, right.OFFSETS),
@@ -297,8 +300,8 @@ def test_wrong_answers_are_told_what_is_wrong(number, source, edits, says, tmp_p
 
 
 def test_every_exercise_has_right_and_wrong_answers():
-    assert {n for n, _ in RIGHT} == set(range(1, 7))
-    assert all(sum(w[0] == n for w in WRONG) >= 2 for n in range(1, 7))
+    assert {n for n, _ in RIGHT} == set(FILES)
+    assert all(sum(w[0] == n for w in WRONG) >= 6 for n in FILES)
 
 
 @pytest.mark.parametrize(
@@ -322,22 +325,77 @@ def test_files_that_fail_are_told_where(source, says, tmp_path):
     assert says in str(wrong.value), str(wrong.value)
 
 
-def test_check_says_the_verdict_and_returns_it(capsys, tmp_path):
-    file = written(tmp_path, right.OFFSETS)
+@pytest.mark.parametrize("number", FILES)
+@pytest.mark.parametrize("name", ["WARM_UP", "STRETCH"])
+def test_numbers_are_judged(number, name):
+    asked = getattr(exercise(number), name)
+    assert len(asked.looks) >= 3 and all(not asked._is(n, asked.right) for n, _ in asked.looks)
+    for value in (asked.right, np.float64(asked.right)):
+        assert f"{name} = " in asked.judge(SimpleNamespace(**{name: value}), name)
+    for value, says in (
+        *asked.looks,
+        (asked.right * 3 + 0.25, asked.hint),
+        (float("nan"), asked.hint),
+        (None, "not answered"),
+        ("7", "must be a number"),
+        (True, "must be a number"),
+    ):
+        with pytest.raises(Wrong) as wrong:
+            asked.judge(SimpleNamespace(**{name: value}), name)
+        assert says in str(wrong.value)
+
+
+def test_a_program_that_sends_ahead_needs_four_buffers():
+    right = exercise(5).STRETCH.right
+
+    def program(buffers, rounds=7):
+        ahead = [
+            w
+            for i in range(1, rounds)
+            for w in (f"send {i % buffers}", f"wait {(i - 1) % buffers}")
+        ]
+        return ["send 0", *ahead, f"wait {(rounds - 1) % buffers}"]
+
+    assert [explore(program(n), 2) is None for n in (1, 2, 3, 4, 5)] == [
+        n >= right for n in (1, 2, 3, 4, 5)
+    ]
+
+
+def complete(number, source):
+    """A file with right numbers and this core."""
+    asked = exercise(number)
+    return f"WARM_UP = {asked.WARM_UP.right}\n{source}\nSTRETCH = {asked.STRETCH.right}\n"
+
+
+def test_check_says_a_verdict_of_each_part(capsys, tmp_path):
+    file = written(tmp_path, complete(1, right.OFFSETS))
     assert main(["lesson", "1", "--check", str(file)]) == 0
-    assert capsys.readouterr().out.startswith("RIGHT  ")
+    told = capsys.readouterr().out
+    assert [told.count(word) for word in ("RIGHT  ", "warm-up: ", "core: ", "stretch: ")] == [
+        3,
+        1,
+        1,
+        1,
+    ]
+    file = written(tmp_path, right.OFFSETS + "STRETCH = 2")
+    assert main(["lesson", "1", "--check", str(file)]) == 1
+    told = capsys.readouterr().out
+    assert "NOT YET  warm-up: WARM_UP is not answered" in told
+    assert "RIGHT    core: " in told and "NOT YET  stretch: STRETCH = 2: two experts" in told
     assert main(["lesson", "2", "--check", str(file)]) == 1
     assert "has no function place" in capsys.readouterr().out
 
 
 def test_the_verdict_as_json(capsys, tmp_path):
-    file = written(tmp_path, "print('something')\n" + right.OFFSETS)
-    for number, status in ((1, 0), (2, 1)):
-        assert main(["lesson", str(number), "--check", str(file), "--json"]) == status
+    file = written(tmp_path, "print('something')\n" + complete(1, right.OFFSETS))
+    for number, passes in ((1, [True, True, True]), (2, [False, False, False])):
+        status = main(["lesson", str(number), "--check", str(file), "--json"])
         record = json.loads(capsys.readouterr().out)
-        assert (
-            record["exercise"] == number and record["passed"] == (status == 0) and record["verdict"]
-        )
+        assert status == (not record["passed"]) and record["passed"] == all(passes)
+        assert record["exercise"] == number
+        assert [part["part"] for part in record["parts"]] == ["warm-up", "core", "stretch"]
+        assert [part["passed"] for part in record["parts"]] == passes
+        assert all(part["verdict"] for part in record["parts"])
 
 
 def test_without_an_answer_there_is_no_verdict(capsys, tmp_path):
@@ -366,9 +424,16 @@ def test_an_answer_that_does_not_return_is_wrong(capsys, monkeypatch, tmp_path, 
     assert judge.PATIENCE_S <= 10
     if "while" in body:
         monkeypatch.setattr(judge, "PATIENCE_S", 3)
-    file = written(tmp_path, f"def program(rounds):\n    {body}\n")
+    file = written(tmp_path, f"WARM_UP = 264\n\ndef program(rounds):\n    {body}\n")
     assert main(["lesson", "5", "--check", str(file)]) == 1
-    assert says in " ".join(capsys.readouterr().out.split())
+    told = " ".join(capsys.readouterr().out.split())
+    assert says in told and "RIGHT warm-up: " in told and "NOT YET core: " in told
+
+
+def test_a_file_that_cannot_be_read_has_one_verdict(capsys, tmp_path):
+    file = written(tmp_path, "WARM_UP = \n")
+    assert main(["lesson", "5", "--check", str(file)]) == 1
+    assert capsys.readouterr().out.startswith("NOT YET  the file: answer.py line 1 is not Python")
 
 
 def test_without_barriers_is_praised_more(tmp_path):

@@ -11,13 +11,21 @@ import pytest
 from epmoe.__main__ import main
 from epmoe.lessons import FILES, exercise
 from epmoe.lessons.command import new_answer
-from epmoe.lessons.telling import cells, exercise_text, tell, title
+from epmoe.lessons.telling import (
+    EXERCISES,
+    WORKED,
+    cells,
+    exercise_text,
+    tell,
+    title,
+    worked_problems,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_there_are_six():
-    assert sorted(FILES) == [1, 2, 3, 4, 5, 6]
+def test_they_are_numbered_from_one():
+    assert list(FILES) == list(range(1, len(FILES) + 1))
     assert all(title(f.read_text()).startswith(f"Lesson {n}: ") for n, f in FILES.items())
 
 
@@ -28,11 +36,29 @@ def test_a_lesson_runs_and_fits_the_terminal(number):
     lines = told.getvalue().splitlines()
     assert max(map(len, lines)) <= 80, [line for line in lines if len(line) > 80]
     source = FILES[number].read_text()
-    for kind, *cell in cells(source):  # in order: each piece of text and code
-        for line in cell[-1]:
-            line = line.removeprefix("## ").rstrip() if kind == "text" else f"│ {line}".rstrip()
-            lines = lines[[shown.rstrip() for shown in lines].index(line) + 1 :]
-    assert "## Exercise" in [cell[1][0] for cell in cells(source) if cell[0] == "text"]
+    for kind, *cell in cells(source):  # in order: each piece of text and code that is shown
+        if kind in ("answer", "check"):
+            continue
+        for at, line in enumerate(cell[-1]):
+            line = f"{cell[0] + at:3}│{line}" if kind == "code" else line.removeprefix("## ")
+            lines = lines[[shown.rstrip() for shown in lines].index(line.rstrip()) + 1 :]
+
+
+@pytest.mark.parametrize("number", FILES)
+def test_a_lesson_ends_with_worked_problems_and_exercises_and_asks_for_predictions(number):
+    found = cells(FILES[number].read_text())
+    texts = [cell[1] for cell in found if cell[0] == "text"]
+    headings = [lines[0] for lines in texts if lines[0].startswith("## ")]
+    assert headings[-2:] == [WORKED, EXERCISES]
+    problems = found[found.index(("text", [WORKED])) : found.index(("text", [EXERCISES]))]
+    kinds = [cell[0] for cell in problems]
+    assert 3 <= kinds.count("answer") <= 5
+    assert kinds.count("check") == kinds.count("answer"), "an answer's numbers are not checked"
+    assert sum(cell[0] == "predict" for cell in found) >= 2
+    text = exercise_text(FILES[number].read_text())
+    at = [text.index(f"{part}.") for part in ("WARM-UP", "CORE", "STRETCH")]
+    words = " ".join(text.split())
+    assert at == sorted(at) and "Set WARM_UP" in words and "Set STRETCH" in words
 
 
 @pytest.mark.parametrize("number", FILES)
@@ -69,12 +95,12 @@ def test_a_claim_that_fails_stops_the_lesson_at_its_line(tmp_path):
         "",
         "Text.",
         "",
-        "│ x = 1",
+        "  5│x = 1",
         "",
         "More.",
         "",
-        "│ y = 2",
-        "│ assert x == y",
+        "  9│y = 2",
+        " 10│assert x == y",
     ]
 
 
@@ -94,15 +120,15 @@ def test_text_and_output_take_turns(tmp_path):
         "Text",
         "goes on.",
         "",
-        "│ def f():",
-        "│     # code",
-        "│     return 1",
-        "│",
-        "│",
-        '│ print("a")',
-        "│ print()",
-        '│ print("b", end="")',
-        '│ print("c")',
+        "  7│def f():",
+        "  8│    # code",
+        "  9│    return 1",
+        " 10│",
+        " 11│",
+        ' 12│print("a")',
+        " 13│print()",
+        ' 14│print("b", end="")',
+        ' 15│print("c")',
         "",
         "    a",
         "",
@@ -119,6 +145,47 @@ def test_a_step_at_a_time(monkeypatch, tmp_path):
     monkeypatch.setattr("builtins.input", asked.append)
     tell(file, pause=True, stream=io.StringIO())
     assert len(asked) == 2
+
+
+def test_a_prediction_is_asked_for_before_the_code_and_recalled_after_it(monkeypatch, tmp_path):
+    file, told = tmp_path / "lesson.py", io.StringIO()
+    file.write_text(
+        '"""A lesson."""\n# Text.\n#\n# Predict: One or\n# two?\n\nprint("two")\n# End.\n'
+    )
+
+    def answered(question):
+        assert "One or\ntwo?" in told.getvalue() and "print" not in told.getvalue()
+        return "one"
+
+    monkeypatch.setattr("builtins.input", answered)
+    tell(file, pause=True, stream=told)
+    at = [
+        told.getvalue().index(text)
+        for text in ("Predict:", "    two", "You predicted: one", "End.")
+    ]
+    assert at == sorted(at)
+    told.truncate(0)
+    tell(file, stream=told)
+    assert "Predict: One or\ntwo?" in told.getvalue() and "predicted" not in told.getvalue()
+
+
+def test_answers_are_folded_and_their_numbers_checked(capsys, tmp_path):
+    file, told = tmp_path / "lesson.py", io.StringIO()
+    file.write_text(
+        '"""A lesson."""\n# ## Worked problems\n# 1. Six times seven?\n#\n# Answer: 42, of\n# course.\n\n'
+        "n = 6 * 7\nassert n == 42\n\n# 2. More?\n#\n# ## Exercises\n#\n# CORE. Go on.\n"
+    )
+    assert tell(file, stream=told)["n"] == 42
+    assert "Six times" in told.getvalue() and "2. More?" in told.getvalue()
+    assert "42" not in told.getvalue() and "course" not in told.getvalue()
+    assert worked_problems(file.read_text()) == (
+        "1. Six times seven?\n\nAnswer: 42, of\ncourse.\n\n2. More?"
+    )
+    file.write_text(file.read_text().replace("6 * 7", "6 * 9"))
+    with pytest.raises(AssertionError):
+        tell(file, stream=told)
+    status, text = run(capsys, "1", "--answers")
+    assert status == 0 and text.count("Answer: ") >= 3 and "Exercises" not in text
 
 
 def test_options_of_the_simulator_do_not_reach_a_lesson(monkeypatch, tmp_path):

@@ -1,0 +1,44 @@
+"""Questions that are answered by a number in the student's file, with the usual mistakes told apart."""
+
+import math
+from dataclasses import dataclass
+
+from epmoe.lessons.answers import Wrong
+
+
+@dataclass(frozen=True)
+class Number:
+    """A question's right number and the usual wrong ones.
+
+    right: the number. because: one sentence on how to get it, said with the praise. looks: ((number, what is wrong), ...).
+    hint: said of any other number. close: how near an answer must be, relative to `right`; 0 for whole numbers.
+    """
+
+    right: float
+    because: str
+    looks: tuple
+    hint: str
+    close: float = 0.0
+
+    def judge(self, answer, name):
+        """What is right about the answer's number of this name; raises Wrong."""
+        got = getattr(answer, name, None)
+        if got is None:
+            raise Wrong(f"{name} is not answered: put your number in the place of None.")
+        if isinstance(got, bool) or not hasattr(got, "__float__"):
+            raise Wrong(f"{name} must be a number, not {str(got)[:40]!r}")
+        got = float(got)
+        if self._is(got, self.right):
+            return f"{name} = {_shown(self.right)}: {self.because}"
+        for number, says in self.looks:
+            if self._is(got, number):
+                raise Wrong(f"{name} = {_shown(got)}: {says}")
+        raise Wrong(f"{name} = {_shown(got)} is not right: {self.hint}")
+
+    def _is(self, got, number):
+        return math.isclose(got, number, rel_tol=max(self.close, 1e-9), abs_tol=1e-9)
+
+
+def _shown(number):
+    number = float(number)
+    return f"{number:,.0f}" if number.is_integer() else f"{number:.6g}"
