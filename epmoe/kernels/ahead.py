@@ -5,18 +5,7 @@ ids, counters and rows one after another pays it for each. A prefetch is waited 
 value is used.
 """
 
-from epmoe.device import (
-    block_dim,
-    block_idx,
-    device_fn,
-    i32,
-    load16_nc,
-    prefetch,
-    store16,
-    thread_idx,
-    u32,
-    u64,
-)
+from epmoe.device import block_dim, block_idx, device_fn, i32, load16_nc, prefetch, store16, thread_idx, u32, u64
 
 from .division import divided
 from .formats.row_copy import LANES, most_parts

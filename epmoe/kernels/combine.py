@@ -36,32 +36,12 @@ look at memory is then one at A and at the parameters at once, and src_info and 
 
 from functools import lru_cache
 
-from epmoe.device import (
-    device_fn,
-    i32,
-    int32,
-    kernel,
-    lane_id,
-    shared_array,
-    store_i32,
-    syncthreads_or,
-    u64,
-)
+from epmoe.device import device_fn, i32, kernel, lane_id, shared_array, store_i32, syncthreads_or, u64
+from epmoe.device import int32
 from epmoe.layout import combine_msg_bytes as row_bytes
 from epmoe_ref.errors import EPValueError
 
-from . import (
-    ahead,
-    counters,
-    lamport,
-    lamport_returners,
-    leaving,
-    limits,
-    reducers,
-    returners,
-    stamps,
-    watchers,
-)
+from . import ahead, counters, lamport, lamport_returners, leaving, limits, reducers, returners, stamps, watchers
 from .call import CombineAsyncCall, CombineCall, CombineWaitCall
 from .launch import LaunchConfig
 from .params import ParameterBlock

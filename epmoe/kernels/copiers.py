@@ -8,26 +8,9 @@ covers.
 """
 
 from epmoe import layout
-from epmoe.device import (
-    ballot,
-    device_fn,
-    ffs,
-    i32,
-    int32,
-    lane_id,
-    load_u64,
-    n_warps,
-    shared_array,
-    store_i32,
-    syncthreads,
-    syncthreads_or,
-    syncwarp,
-    u32,
-    u64,
-    uint64,
-    warp_broadcast_u64,
-    warp_id,
-)
+from epmoe.device import (ballot, device_fn, ffs, i32, lane_id, load_u64, n_warps, shared_array, store_i32, syncthreads,
+                          syncthreads_or, syncwarp, u32, u64, warp_broadcast_u64, warp_id)
+from epmoe.device import int32, uint64
 from epmoe.layout import DESCRIBED, MAX_FINITE
 
 from . import formats, known_rows, message, offsets, rows_of_token, shared_expert, stamps

@@ -58,33 +58,10 @@ Order inside one (expert, source rank) segment is the order of the claims: unspe
 
 from functools import lru_cache, partial
 
-from epmoe.device import (
-    block_idx,
-    device_fn,
-    grid_dim,
-    griddep_launch,
-    griddep_wait,
-    i32,
-    kernel,
-    load_u64,
-    n_warps,
-    store_i32,
-    u64,
-    warp_id,
-)
+from epmoe.device import (block_idx, device_fn, grid_dim, griddep_launch, griddep_wait, i32, kernel, load_u64, n_warps,
+                          store_i32, u64, warp_id)
 
-from . import (
-    ahead,
-    copiers,
-    counters,
-    few_tokens,
-    formats,
-    leaving,
-    limits,
-    rows_of_token,
-    senders,
-    stamps,
-)
+from . import ahead, copiers, counters, few_tokens, formats, leaving, limits, rows_of_token, senders, stamps
 from .call import DispatchAsyncCall, DispatchCall, DispatchWaitCall
 from .launch import LaunchConfig
 from .params import ParameterBlock

@@ -11,26 +11,10 @@ more tokens has no code for more: what is not run costs time too, since instruct
 """
 
 from epmoe import layout
-from epmoe.device import (
-    SIM,
-    block_dim,
-    block_idx,
-    device_fn,
-    fence_acq_rel_sys,
-    i32,
-    int32,
-    lane_id,
-    load_u64,
-    n_warps,
-    shared_add_i32,
-    shared_array,
-    store_i32,
-    syncthreads,
-    syncthreads_or,
-    thread_idx,
-    u64,
-    warp_id,
-)
+from epmoe.device import (SIM, block_dim, block_idx, device_fn, fence_acq_rel_sys, i32, lane_id, load_u64, n_warps,
+                          shared_add_i32, shared_array, store_i32, syncthreads, syncthreads_or, thread_idx, u64,
+                          warp_id)
+from epmoe.device import int32
 
 from . import ahead, described, formats, ids, stamps, transport
 from .described import share_of, word_of

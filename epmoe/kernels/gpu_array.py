@@ -4,11 +4,10 @@ Arrays as kernel arguments would cost host time at every launch; made here, they
 mostly removes.
 """
 
+from epmoe.device import kernel  # noqa: F401  the device layer imports numba-cuda first, and prepares NumPy for it
 from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
-
-from epmoe.device import kernel  # noqa: F401  the device layer imports numba-cuda first, and prepares NumPy for it
 
 DTYPES = {"float32": types.float32, "int32": types.int32}
 ITEMSIZE = 4

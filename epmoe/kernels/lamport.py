@@ -18,26 +18,9 @@ A row whose src_info names no place is not sent, and its receiver cannot tell: i
 """
 
 from epmoe import layout
-from epmoe.device import (
-    any_lane,
-    atomic_or_relaxed_gpu_u32,
-    block_idx,
-    device_fn,
-    globaltimer,
-    grid_dim,
-    i32,
-    lane_id,
-    ld_acquire_sys_u64,
-    load16_relaxed_sys,
-    load_u64,
-    nanosleep,
-    store16,
-    store16_relaxed_sys,
-    store_u64,
-    u32,
-    u64,
-    warp_id,
-)
+from epmoe.device import (any_lane, atomic_or_relaxed_gpu_u32, block_idx, device_fn, globaltimer, grid_dim, i32, lane_id,
+                          ld_acquire_sys_u64, load16_relaxed_sys, load_u64, nanosleep, store16, store16_relaxed_sys,
+                          store_u64, u32, u64, warp_id)
 from epmoe.layout import MAX_FINITE
 
 from .reducers import Taking

@@ -1,25 +1,9 @@
 """The way back of a combine without signals (lamport.py): region A, dealt out in runs of rows, and who has begun."""
 
-from epmoe.device import (
-    atomic_add_acq_rel_gpu_i32,
-    block_dim,
-    block_idx,
-    device_fn,
-    grid_dim,
-    i32,
-    int32,
-    lane_id,
-    load_i32,
-    n_warps,
-    shared_array,
-    store_i32,
-    syncthreads_or,
-    syncwarp,
-    thread_idx,
-    u64,
-    warp_broadcast_i32,
-    warp_id,
-)
+from epmoe.device import (atomic_add_acq_rel_gpu_i32, block_dim, block_idx, device_fn, grid_dim, i32, lane_id, load_i32,
+                          n_warps, shared_array, store_i32, syncthreads_or, syncwarp, thread_idx, u64,
+                          warp_broadcast_i32, warp_id)
+from epmoe.device import int32
 from epmoe_ref.config import READY
 
 from . import counters, row_pieces, row_runs, stamps, transport

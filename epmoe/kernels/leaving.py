@@ -4,19 +4,8 @@ Every block counts itself in D when it needs the counters no more. Whatever the 
 last one does then, so that no host has to reset anything between rounds.
 """
 
-from epmoe.device import (
-    atomic_add_acq_rel_gpu_i32,
-    device_fn,
-    grid_dim,
-    i32,
-    lane_id,
-    load_u64,
-    store_i32,
-    store_u64,
-    syncwarp,
-    u64,
-    warp_broadcast_i32,
-)
+from epmoe.device import (atomic_add_acq_rel_gpu_i32, device_fn, grid_dim, i32, lane_id, load_u64, store_i32, store_u64,
+                          syncwarp, u64, warp_broadcast_i32)
 from epmoe.layout import MAX_FINITE
 
 from . import counters

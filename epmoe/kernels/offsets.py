@@ -6,21 +6,8 @@ that takes less time than to wait for another block that does it for all. One of
 
 from typing import NamedTuple
 
-from epmoe.device import (
-    block_dim,
-    device_fn,
-    i32,
-    lane_id,
-    load_u64,
-    n_warps,
-    shfl_idx,
-    store_i32,
-    syncthreads,
-    thread_idx,
-    u64,
-    warp_id,
-    warp_inclusive_sum_i32,
-)
+from epmoe.device import (block_dim, device_fn, i32, lane_id, load_u64, n_warps, shfl_idx, store_i32, syncthreads,
+                          thread_idx, u64, warp_id, warp_inclusive_sum_i32)
 from epmoe.layout import ANNOUNCED, DESCRIBED, MAX_FINITE
 from epmoe_ref.config import READY
 

@@ -7,24 +7,8 @@ order, and adds them up when it has all of them: so little is left to do when th
 from typing import NamedTuple
 
 from epmoe import layout
-from epmoe.device import (
-    ballot,
-    block_idx,
-    device_fn,
-    f32,
-    grid_dim,
-    i32,
-    lane_id,
-    load16,
-    load_f32,
-    load_u64,
-    n_warps,
-    shfl_idx,
-    store16,
-    u32,
-    u64,
-    warp_id,
-)
+from epmoe.device import (ballot, block_idx, device_fn, f32, grid_dim, i32, lane_id, load16, load_f32, load_u64,
+                          n_warps, shfl_idx, store16, u32, u64, warp_id)
 
 from . import elements, ids, shared_expert, stamps, user_functions
 

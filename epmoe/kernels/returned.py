@@ -4,7 +4,6 @@ from functools import lru_cache
 from numbers import Real
 
 import numpy as np
-
 from epmoe.device import SIM
 from epmoe_ref.errors import EPValueError
 
@@ -59,10 +58,9 @@ def check_compiled(what, function, kinds, cc):
 
     kinds: of its arguments, (dtype, number of axes, whether it may be written). cc: compute capability. Needs no GPU.
     """
+    from epmoe.device.gpu_kernel import result_type
     from numba.core.errors import NumbaError
     from numba.cuda import types
-
-    from epmoe.device.gpu_kernel import result_type
 
     from .gpu_array import array_type
 

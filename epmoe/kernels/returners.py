@@ -4,20 +4,9 @@ Region A gives for each segment, (local expert, source rank), where its rows end
 a run of consecutive rows (row_runs.py); a warp sends one piece of a row at a time (row_pieces.py).
 """
 
-from epmoe.device import (
-    block_dim,
-    block_idx,
-    device_fn,
-    grid_dim,
-    i32,
-    int32,
-    load_i32,
-    shared_array,
-    syncthreads,
-    syncthreads_or,
-    thread_idx,
-    u64,
-)
+from epmoe.device import (block_dim, block_idx, device_fn, grid_dim, i32, load_i32, shared_array, syncthreads,
+                          syncthreads_or, thread_idx, u64)
+from epmoe.device import int32
 from epmoe_ref.config import READY
 
 from . import counters, row_pieces, row_runs, stamps

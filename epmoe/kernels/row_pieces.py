@@ -3,17 +3,7 @@
 from typing import NamedTuple
 
 from epmoe import layout
-from epmoe.device import (
-    device_fn,
-    i32,
-    load16_stream,
-    load_u64,
-    n_warps,
-    store16,
-    syncwarp,
-    u32,
-    u64,
-)
+from epmoe.device import device_fn, i32, load16_stream, load_u64, n_warps, store16, syncwarp, u32, u64
 
 from . import lamport, transport
 from .division import divided

@@ -5,24 +5,8 @@ waits until a piece has arrived before the next one goes, and the last warp sign
 over several blocks are counted in device memory.
 """
 
-from epmoe.device import (
-    atomic_add_acq_rel_gpu_i32,
-    ballot,
-    block_idx,
-    device_fn,
-    fence_acq_rel_cta,
-    ffs,
-    grid_dim,
-    i32,
-    lane_id,
-    n_warps,
-    shared_add_i32,
-    store_i32,
-    syncwarp,
-    u32,
-    u64,
-    warp_id,
-)
+from epmoe.device import (atomic_add_acq_rel_gpu_i32, ballot, block_idx, device_fn, fence_acq_rel_cta, ffs, grid_dim,
+                          i32, lane_id, n_warps, shared_add_i32, store_i32, syncwarp, u32, u64, warp_id)
 
 from . import counters
 from .division import divided

@@ -8,23 +8,8 @@ knows beforehand which ones carry a payload.
 """
 
 from epmoe import layout
-from epmoe.device import (
-    atomic_add_relaxed_gpu_i32,
-    ballot,
-    device_fn,
-    ffs,
-    i32,
-    lane_id,
-    load_u32,
-    load_u64,
-    n_warps,
-    shfl_idx,
-    store_i32,
-    store_u32,
-    u32,
-    u64,
-    warp_broadcast_i32,
-)
+from epmoe.device import (atomic_add_relaxed_gpu_i32, ballot, device_fn, ffs, i32, lane_id, load_u32, load_u64,
+                          n_warps, shfl_idx, store_i32, store_u32, u32, u64, warp_broadcast_i32)
 from epmoe.layout import DESCRIBED, MAX_FINITE
 
 from . import counters, formats, message, stamps

@@ -11,41 +11,12 @@ One block counts and announces; it has no tokens, unless there are only a few se
 """
 
 from epmoe import layout
-from epmoe.device import (
-    atomic_add_relaxed_gpu_i32,
-    block_dim,
-    block_idx,
-    device_fn,
-    f32,
-    i32,
-    int32,
-    lane_id,
-    load_f32,
-    load_u64,
-    n_warps,
-    prefetch,
-    shared_array,
-    store_i32,
-    syncthreads,
-    syncthreads_or,
-    thread_idx,
-    u64,
-    uint64,
-    warp_id,
-)
+from epmoe.device import (atomic_add_relaxed_gpu_i32, block_dim, block_idx, device_fn, f32, i32, lane_id, load_f32,
+                          load_u64, n_warps, prefetch, shared_array, store_i32, syncthreads, syncthreads_or, thread_idx,
+                          u64, warp_id)
+from epmoe.device import int32, uint64
 
-from . import (
-    ahead,
-    counters,
-    few_tokens,
-    formats,
-    ids,
-    pieces,
-    shared_expert,
-    signaller,
-    stamps,
-    transport,
-)
+from . import ahead, counters, few_tokens, formats, ids, pieces, shared_expert, signaller, stamps, transport
 from .division import divided
 from .formats.row_copy import copy_part
 from .pieces import BF16_BYTES

@@ -8,19 +8,8 @@ rows come straight from input_tokens and F is not used.
 from typing import NamedTuple
 
 from epmoe import layout
-from epmoe.device import (
-    atomic_add_relaxed_gpu_i32,
-    device_fn,
-    i32,
-    lane_id,
-    load_u64,
-    red_add_release_gpu_i32,
-    store_i32,
-    syncthreads_or,
-    thread_idx,
-    u64,
-    warp_broadcast_i32,
-)
+from epmoe.device import (atomic_add_relaxed_gpu_i32, device_fn, i32, lane_id, load_u64, red_add_release_gpu_i32,
+                          store_i32, syncthreads_or, thread_idx, u64, warp_broadcast_i32)
 
 from . import counters, formats
 from .spin import wait_for_own_blocks

@@ -9,24 +9,9 @@ at the end, and no block of the sending half ever waits for another.
 
 from typing import NamedTuple
 
-from epmoe.device import (
-    atomic_add_acq_rel_gpu_i32,
-    block_dim,
-    device_fn,
-    i32,
-    int32,
-    lane_id,
-    load_i32,
-    load_u64,
-    n_warps,
-    shared_add_i32,
-    shared_array,
-    syncthreads,
-    syncthreads_or,
-    thread_idx,
-    u64,
-    warp_id,
-)
+from epmoe.device import (atomic_add_acq_rel_gpu_i32, block_dim, device_fn, i32, lane_id, load_i32, load_u64, n_warps,
+                          shared_add_i32, shared_array, syncthreads, syncthreads_or, thread_idx, u64, warp_id)
+from epmoe.device import int32
 from epmoe.layout import ANNOUNCED
 
 from . import counters, ids, stamps, transport

@@ -7,14 +7,8 @@ Peers' words are polled by acquiring loads: what they guard can be looked at at 
 relaxed, since many threads wait for the same one, and acquired when they have been seen.
 """
 
-from epmoe.device import (
-    device_fn,
-    globaltimer,
-    ld_acquire_gpu_i32,
-    ld_acquire_sys_u64,
-    ld_relaxed_gpu_i32,
-    u64,
-)
+from epmoe.device import (device_fn, globaltimer, ld_acquire_gpu_i32, ld_acquire_sys_u64, ld_relaxed_gpu_i32,
+                          u64)
 from epmoe.layout import ANNOUNCED, MAX_FINITE
 
 from .status import FOR_RECV_COUNT, has_failed, record_expired

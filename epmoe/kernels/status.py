@@ -6,19 +6,8 @@ change nothing else: they are treated as -1.
 """
 
 import numpy as np
-
-from epmoe.device import (
-    atomic_add_relaxed_gpu_i32,
-    atomic_cas_relaxed_gpu_i32,
-    block_dim,
-    block_idx,
-    device_fn,
-    i32,
-    ld_relaxed_gpu_i32,
-    store_i32,
-    thread_idx,
-    u64,
-)
+from epmoe.device import (atomic_add_relaxed_gpu_i32, atomic_cas_relaxed_gpu_i32, block_dim, block_idx, device_fn, i32,
+                          ld_relaxed_gpu_i32, store_i32, thread_idx, u64)
 from epmoe.layout import ANNOUNCED
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError, PeerTimeout

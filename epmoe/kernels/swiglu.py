@@ -6,34 +6,9 @@ inside, one rounding at the end. exp is not exactly rounded: results agree with 
 (FP8: one code), and are no part of the bit-exact promise.
 """
 
-from epmoe.device import (
-    abs_f32,
-    add_rn,
-    bf16_hi,
-    bf16_lo,
-    block_idx,
-    device_fn,
-    div_rn,
-    exp,
-    f32,
-    grid_dim,
-    i32,
-    kernel,
-    lane_id,
-    load16,
-    load_i32,
-    load_u64,
-    max_f32,
-    mul_rn,
-    n_warps,
-    pack_bf16x2,
-    shfl_xor,
-    store16,
-    store_f32,
-    sub_rn,
-    u64,
-    warp_id,
-)
+from epmoe.device import (abs_f32, add_rn, bf16_hi, bf16_lo, block_idx, device_fn, div_rn, exp, f32, grid_dim, i32,
+                          kernel, lane_id, load16, load_i32, load_u64, max_f32, mul_rn, n_warps, pack_bf16x2, shfl_xor,
+                          store16, store_f32, sub_rn, u64, warp_id)
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError
 

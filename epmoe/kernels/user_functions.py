@@ -10,20 +10,8 @@ nothing.
 
 from typing import NamedTuple
 
-from epmoe.device import (
-    SIM,
-    device_fn,
-    f32,
-    i32,
-    load_f32,
-    load_i32,
-    load_u64,
-    store_f32,
-    store_i32,
-    u32,
-    u32_as_f32,
-    u64,
-)
+from epmoe.device import (SIM, device_fn, f32, i32, load_f32, load_i32, load_u64, store_f32, store_i32, u32, u32_as_f32,
+                          u64)
 
 from . import returned
 

@@ -7,28 +7,9 @@ enough of them, and raise a flag in shared memory for each word that they have a
 
 from typing import NamedTuple
 
-from epmoe.device import (
-    all_lanes,
-    any_lane,
-    ballot,
-    block_dim,
-    device_fn,
-    fence_acq_rel_cta,
-    ffs,
-    globaltimer,
-    i32,
-    lane_id,
-    ld_acquire_sys_u64,
-    load_u64,
-    n_warps,
-    nanosleep,
-    shared_add_i32,
-    syncwarp,
-    thread_idx,
-    u32,
-    u64,
-    warp_id,
-)
+from epmoe.device import (all_lanes, any_lane, ballot, block_dim, device_fn, fence_acq_rel_cta, ffs, globaltimer, i32,
+                          lane_id, ld_acquire_sys_u64, load_u64, n_warps, nanosleep, shared_add_i32, syncwarp,
+                          thread_idx, u32, u64, warp_id)
 from epmoe.layout import ANNOUNCED
 
 from .spin import POLLS_PER_LOOK, gives_up

@@ -3,26 +3,8 @@
 import ml_dtypes
 import numpy as np
 
-from epmoe.device import (
-    bf16_hi,
-    bf16_lo,
-    device_fn,
-    div_rn,
-    f32,
-    f32_as_u32,
-    ffs,
-    fma_rn,
-    i32,
-    max_f32,
-    mul_rn,
-    shfl_idx,
-    store16,
-    store_f32,
-    sub_rn,
-    u32,
-    u32_as_f32,
-    u64,
-)
+from epmoe.device import (bf16_hi, bf16_lo, device_fn, div_rn, f32, f32_as_u32, ffs, fma_rn, i32, max_f32,
+                          mul_rn, shfl_idx, store16, store_f32, sub_rn, u32, u32_as_f32, u64)
 
 from .e4m3 import e4m3x4
 from .kernel_format import KernelFormat

@@ -3,21 +3,8 @@
 Codes 0..7 are 0, .5, 1, 1.5, 2, 3, 4, 6; bit 3 is the sign. Two codes a byte, the even element in the low nibble.
 """
 
-from epmoe.device import (
-    abs_f32,
-    add_rn,
-    bf16_hi,
-    bf16_lo,
-    device_fn,
-    f32,
-    f32_as_u32,
-    max_f32,
-    min_f32,
-    mul_rn,
-    u32,
-    u32_as_f32,
-    u64,
-)
+from epmoe.device import (abs_f32, add_rn, bf16_hi, bf16_lo, device_fn, f32, f32_as_u32, max_f32, min_f32, mul_rn, u32,
+                          u32_as_f32, u64)
 
 ONE_BITS = 0x3F800000               # float32 1.0
 EXPONENT = 0x7F800000

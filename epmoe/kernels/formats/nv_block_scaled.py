@@ -3,18 +3,8 @@
 import ml_dtypes
 import numpy as np
 
-from epmoe.device import (
-    device_fn,
-    div_rn,
-    f32,
-    i32,
-    mul_rn,
-    store16,
-    store_i32,
-    store_u8,
-    store_u64,
-    u64,
-)
+from epmoe.device import (device_fn, div_rn, f32, i32, mul_rn, store16, store_i32, store_u8, store_u64,
+                          u64)
 
 from .e2m1 import e2m1x16
 from .e4m3 import e4m3_byte, e4m3_value, scaled_e4m3x4

@@ -1,20 +1,7 @@
 """Moving and clearing runs of bytes by one warp: what every decoder, and the encoders' padding, need."""
 
-from epmoe.device import (
-    device_fn,
-    ffs,
-    i32,
-    load16,
-    load16_nc,
-    load_u8,
-    load_u32,
-    shfl_idx,
-    store16,
-    store_u8,
-    store_u32,
-    u32,
-    u64,
-)
+from epmoe.device import (device_fn, ffs, i32, load16, load16_nc, load_u8, load_u32, shfl_idx, store16, store_u8,
+                          store_u32, u32, u64)
 
 from ..division import divided
 

@@ -1,17 +1,6 @@
 """The loop that all quantising encoders share: a warp reads a row once, 16 elements a lane, and finds the absmax."""
 
-from epmoe.device import (
-    abs_f32,
-    bf16_hi,
-    bf16_lo,
-    device_fn,
-    f32,
-    i32,
-    load16,
-    max_f32,
-    shfl_xor,
-    u64,
-)
+from epmoe.device import abs_f32, bf16_hi, bf16_lo, device_fn, f32, i32, load16, max_f32, shfl_xor, u64
 
 LANES = 32
 LANE_ELEMENTS = 16

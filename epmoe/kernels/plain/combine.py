@@ -9,30 +9,9 @@ Waiting half. Block 0 waits until every word of recv_count has arrived, resets t
 block. A block waits for its flag, lowers it, and reduces its tokens.
 """
 
-from epmoe.device import (
-    address_of,
-    block_dim,
-    block_idx,
-    device_fn,
-    f32,
-    grid_dim,
-    i32,
-    lane_id,
-    load16,
-    load_i32,
-    n_warps,
-    st_release_gpu_i32,
-    store16,
-    store_i32,
-    store_u64,
-    syncthreads,
-    syncthreads_or,
-    syncwarp,
-    thread_idx,
-    u32,
-    u64,
-    warp_id,
-)
+from epmoe.device import (address_of, block_dim, block_idx, device_fn, f32, grid_dim, i32, lane_id, load16, load_i32,
+                          n_warps, st_release_gpu_i32, store16, store_i32, store_u64, syncthreads, syncthreads_or,
+                          syncwarp, thread_idx, u32, u64, warp_id)
 from epmoe.layout import MAX_FINITE, combine_msg_bytes
 
 from .. import elements

@@ -11,26 +11,9 @@ Waiting half: receive.py.
 
 from typing import NamedTuple
 
-from epmoe.device import (
-    atomic_add_relaxed_gpu_i32,
-    block_idx,
-    device_fn,
-    f32,
-    grid_dim,
-    i32,
-    lane_id,
-    n_warps,
-    red_add_relaxed_gpu_i32,
-    red_add_release_gpu_i32,
-    store_i32,
-    syncthreads,
-    syncthreads_or,
-    syncwarp,
-    thread_idx,
-    u64,
-    warp_broadcast_i32,
-    warp_id,
-)
+from epmoe.device import (atomic_add_relaxed_gpu_i32, block_idx, device_fn, f32, grid_dim, i32, lane_id, n_warps,
+                          red_add_relaxed_gpu_i32, red_add_release_gpu_i32, store_i32, syncthreads, syncthreads_or,
+                          syncwarp, thread_idx, u64, warp_broadcast_i32, warp_id)
 
 from ..status import DISPATCH_ASYNC, DISPATCH_WAIT, FOR_FINISHED, has_failed
 from . import arguments, counters, messages, peers, receive, waits

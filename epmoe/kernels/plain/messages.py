@@ -7,24 +7,8 @@ topk_info: uint16 a k, the token's ids, 65535 for -1. Padding bytes are 0.
 from types import ModuleType
 
 from epmoe import layout
-from epmoe.device import (
-    address_of,
-    block_dim,
-    device_fn,
-    i32,
-    lane_id,
-    load16,
-    load_i32,
-    load_u16,
-    n_warps,
-    store16,
-    store_u32,
-    thread_idx,
-    u32,
-    u64,
-    warp_id,
-    warp_sum_i32,
-)
+from epmoe.device import (address_of, block_dim, device_fn, i32, lane_id, load16, load_i32, load_u16, n_warps, store16,
+                          store_u32, thread_idx, u32, u64, warp_id, warp_sum_i32)
 
 from .. import elements, formats
 from ..status import BAD_IDS, REPEATED_IDS, record_bad_id

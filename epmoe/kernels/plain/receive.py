@@ -7,31 +7,10 @@ an expert at a time, by fetch-add on region C. The block that is last to count i
 from types import ModuleType
 from typing import NamedTuple
 
-from epmoe.device import (
-    address_of,
-    atomic_add_acq_rel_gpu_i32,
-    atomic_add_relaxed_gpu_i32,
-    block_dim,
-    block_idx,
-    device_fn,
-    grid_dim,
-    i32,
-    int32,
-    lane_id,
-    load_i32,
-    n_warps,
-    shared_array,
-    st_release_gpu_i32,
-    store_i32,
-    store_u64,
-    syncthreads,
-    syncthreads_or,
-    thread_idx,
-    u64,
-    warp_broadcast_i32,
-    warp_id,
-    warp_inclusive_sum_i32,
-)
+from epmoe.device import (address_of, atomic_add_acq_rel_gpu_i32, atomic_add_relaxed_gpu_i32, block_dim, block_idx,
+                          device_fn, grid_dim, i32, int32, lane_id, load_i32, n_warps, shared_array, st_release_gpu_i32,
+                          store_i32, store_u64, syncthreads, syncthreads_or, thread_idx, u64, warp_broadcast_i32,
+                          warp_id, warp_inclusive_sum_i32)
 from epmoe.layout import MAX_FINITE
 
 from .. import formats

@@ -10,20 +10,8 @@ reduce. Rows of up to 128 tokens need no flags (lamport_combine.py).
 
 from functools import lru_cache
 
-from epmoe.device import (
-    block_dim,
-    block_idx,
-    grid_dim,
-    i32,
-    int32,
-    kernel,
-    shared_array,
-    syncthreads_or,
-    thread_idx,
-    u32,
-    u64,
-    uint64,
-)
+from epmoe.device import (block_dim, block_idx, grid_dim, i32, int32, kernel, shared_array, syncthreads_or, thread_idx,
+                          u32, u64, uint64)
 
 from .. import stamps
 from . import exchange, lamport_combine, peers, pushers, reducers, roles, row_flags, waits, windows

@@ -15,37 +15,12 @@ expert_dispatch.py has a shorter way for them.
 
 from functools import lru_cache
 
-from epmoe.device import (
-    block_dim,
-    block_idx,
-    fence_acq_rel_sys,
-    i32,
-    int32,
-    kernel,
-    lane_id,
-    shared_array,
-    syncthreads,
-    syncthreads_or,
-    thread_idx,
-    u64,
-    uint64,
-)
+from epmoe.device import (block_dim, block_idx, fence_acq_rel_sys, i32, int32, kernel, lane_id, shared_array,
+                          syncthreads, syncthreads_or, thread_idx, u64, uint64)
 
 from .. import stamps
-from . import (
-    exchange,
-    expanders,
-    expert_dispatch,
-    lamport_dispatch,
-    layout,
-    numbering,
-    peers,
-    records,
-    roles,
-    row_flags,
-    senders,
-    waits,
-)
+from . import (exchange, expanders, expert_dispatch, lamport_dispatch, layout, numbering, peers, records, roles,
+               row_flags, senders, waits)
 from .block import parameter_block
 from .row_copy import VECTOR
 from .status import ROWS_DISPATCH

@@ -2,24 +2,9 @@
 
 from typing import NamedTuple
 
-from epmoe.device import (
-    block_dim,
-    device_fn,
-    fence_acq_rel_sys,
-    i32,
-    lane_id,
-    ld_acquire_sys_u64,
-    ld_relaxed_sys_u64,
-    load_i32,
-    load_u64,
-    red_add_release_sys_i32,
-    shfl_idx,
-    st_relaxed_sys_u64,
-    syncthreads_or,
-    thread_idx,
-    u32,
-    u64,
-)
+from epmoe.device import (block_dim, device_fn, fence_acq_rel_sys, i32, lane_id, ld_acquire_sys_u64, ld_relaxed_sys_u64,
+                          load_i32, load_u64, red_add_release_sys_i32, shfl_idx, st_relaxed_sys_u64, syncthreads_or,
+                          thread_idx, u32, u64)
 
 from .. import stamps
 from . import control, roles, waits

@@ -2,29 +2,9 @@
 
 from functools import lru_cache
 
-from epmoe.device import (
-    ballot,
-    block_idx,
-    device_fn,
-    ffs,
-    grid_dim,
-    i32,
-    kernel,
-    lane_id,
-    load_i32,
-    load_u32,
-    load_u64,
-    n_warps,
-    popc,
-    store16,
-    store_i32,
-    store_u32,
-    u32,
-    u64,
-    warp_broadcast_i32,
-    warp_id,
-    warp_inclusive_sum_i32,
-)
+from epmoe.device import (ballot, block_idx, device_fn, ffs, grid_dim, i32, kernel, lane_id, load_i32, load_u32,
+                          load_u64, n_warps, popc, store16, store_i32, store_u32, u32, u64, warp_broadcast_i32, warp_id,
+                          warp_inclusive_sum_i32)
 
 from . import companions
 from .block import parameter_block

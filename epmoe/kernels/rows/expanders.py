@@ -1,26 +1,8 @@
 """Expanding rows while they arrive: each part of a row, when its flag is up, to the rows of its experts."""
 
-from epmoe.device import (
-    SIM,
-    ballot,
-    block_idx,
-    device_fn,
-    ffs,
-    grid_dim,
-    i32,
-    lane_id,
-    load_u64,
-    n_warps,
-    shfl_idx,
-    st_release_gpu_i32,
-    syncthreads_or,
-    syncwarp,
-    thread_idx,
-    u32,
-    u64,
-    warp_broadcast_i32,
-    warp_id,
-)
+from epmoe.device import (SIM, ballot, block_idx, device_fn, ffs, grid_dim, i32, lane_id, load_u64, n_warps, shfl_idx,
+                          st_release_gpu_i32, syncthreads_or, syncwarp, thread_idx, u32, u64,
+                          warp_broadcast_i32, warp_id)
 
 from ..spin import wait_for_own_blocks
 from . import control, expand, peers, roles, row_flags, senders, waits

@@ -7,20 +7,8 @@ who writes it down. Words are stored and polled relaxed (lamport_words.py): who 
 
 from types import SimpleNamespace
 
-from epmoe.device import (
-    SIM,
-    block_dim,
-    device_fn,
-    i32,
-    lane_id,
-    ld_relaxed_sys_u64,
-    load_u64,
-    st_relaxed_sys_u64,
-    syncthreads_or,
-    thread_idx,
-    u32,
-    u64,
-)
+from epmoe.device import (SIM, block_dim, device_fn, i32, lane_id, ld_relaxed_sys_u64, load_u64, st_relaxed_sys_u64,
+                          syncthreads_or, thread_idx, u32, u64)
 
 from . import control, map_bits, peers, waits
 from .status import FOR_WINDOW

@@ -8,38 +8,12 @@ write where this rank says only if one of them has many tokens; then all go the 
 sent. Nobody ends the call before all have announced themselves.
 """
 
-from epmoe.device import (
-    ballot,
-    block_dim,
-    device_fn,
-    i32,
-    lane_id,
-    load_i32,
-    load_u64,
-    n_warps,
-    popc,
-    store_i32,
-    syncthreads,
-    thread_idx,
-    u32,
-    u64,
-    warp_id,
-)
+from epmoe.device import (ballot, block_dim, device_fn, i32, lane_id, load_i32, load_u64, n_warps, popc, store_i32,
+                          syncthreads, thread_idx, u32, u64, warp_id)
 
 from .. import stamps
-from . import (
-    exchange,
-    expert_bits,
-    expert_places,
-    map_bits,
-    peers,
-    roles,
-    waits,
-    window_expand,
-    window_probs,
-    window_rows,
-    windows,
-)
+from . import (exchange, expert_bits, expert_places, map_bits, peers, roles, waits,
+               window_expand, window_probs, window_rows, windows)
 from .routing import or_of_warp
 from .status import ROWS_DISPATCH
 

@@ -6,23 +6,8 @@ the order of its tokens.
 
 from types import SimpleNamespace
 
-from epmoe.device import (
-    block_dim,
-    device_fn,
-    i32,
-    int32,
-    lane_id,
-    load_i32,
-    n_warps,
-    popc,
-    shared_array,
-    syncthreads,
-    thread_idx,
-    u32,
-    u64,
-    warp_id,
-    warp_sum_i32,
-)
+from epmoe.device import (block_dim, device_fn, i32, int32, lane_id, load_i32, n_warps, popc, shared_array, syncthreads,
+                          thread_idx, u32, u64, warp_id, warp_sum_i32)
 
 from ..offsets import block_sum
 from .expert_bits import A_WORD, WORDS, below, word_of, words_of_all

@@ -17,7 +17,8 @@ its own that says what stands for ABSENT in it: a number that this part does not
 
 from types import SimpleNamespace
 
-from epmoe.device import SIM, device_fn, load16_relaxed_sys, load_u64, store16_relaxed_sys, u32, u64
+from epmoe.device import (SIM, device_fn, load16_relaxed_sys, load_u64, store16_relaxed_sys, u32,
+                          u64)
 from epmoe.layout import ABSENT
 
 from .. import lamport

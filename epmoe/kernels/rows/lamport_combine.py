@@ -1,30 +1,8 @@
 """Combine of few rows without signals: pushed as soon as they are read, added up as they come (lamport.py)."""
 
-from epmoe.device import (
-    add_rn,
-    block_dim,
-    block_idx,
-    device_fn,
-    f32,
-    f32_as_u32,
-    grid_dim,
-    i32,
-    lane_id,
-    load16,
-    load_i32,
-    load_u32,
-    load_u64,
-    n_warps,
-    store16,
-    store_u32,
-    thread_idx,
-    u32,
-    u32_as_f32,
-    u64,
-    warp_broadcast_i32,
-    warp_broadcast_u64,
-    warp_id,
-)
+from epmoe.device import (add_rn, block_dim, block_idx, device_fn, f32, f32_as_u32, grid_dim, i32, lane_id,
+                          load16, load_i32, load_u32, load_u64, n_warps, store16, store_u32, thread_idx, u32,
+                          u32_as_f32, u64, warp_broadcast_i32, warp_broadcast_u64, warp_id)
 
 from .. import elements, stamps
 from . import exchange, lamport, peers, roles, row_flags

@@ -7,17 +7,7 @@ rows are received and not stored.
 
 from types import SimpleNamespace
 
-from epmoe.device import (
-    SIM,
-    block_dim,
-    device_fn,
-    i32,
-    load_i32,
-    thread_idx,
-    u32,
-    u64,
-    warp_broadcast_i32,
-)
+from epmoe.device import (SIM, block_dim, device_fn, i32, load_i32, thread_idx, u32, u64, warp_broadcast_i32)
 
 from .. import stamps
 from . import exchange, lamport_sending, peers, roles, token_bits

@@ -7,25 +7,9 @@ rows of others are on their way.
 
 from types import SimpleNamespace
 
-from epmoe.device import (
-    ballot,
-    block_idx,
-    device_fn,
-    ffs,
-    grid_dim,
-    i32,
-    lane_id,
-    n_warps,
-    st_relaxed_sys_u64,
-    store16,
-    store16_relaxed_sys,
-    store_u64,
-    u32,
-    u64,
-    warp_broadcast_i32,
-    warp_broadcast_u64,
-    warp_id,
-)
+from epmoe.device import (ballot, block_idx, device_fn, ffs, grid_dim, i32, lane_id, n_warps,
+                          st_relaxed_sys_u64, store16, store16_relaxed_sys, store_u64, u32, u64, warp_broadcast_i32,
+                          warp_broadcast_u64, warp_id)
 from epmoe.layout import ABSENT
 
 from . import lamport, lamport_words, peers, row_flags

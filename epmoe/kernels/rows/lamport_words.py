@@ -7,21 +7,8 @@ data beside it, so no fence and no flag is needed. A word that was taken becomes
 
 from types import SimpleNamespace
 
-from epmoe.device import (
-    any_lane,
-    device_fn,
-    ffs,
-    i32,
-    ld_relaxed_sys_u64,
-    load_u32,
-    load_u64,
-    st_relaxed_sys_u64,
-    store_u32,
-    store_u64,
-    u32,
-    u64,
-    warp_broadcast_u64,
-)
+from epmoe.device import (any_lane, device_fn, ffs, i32, ld_relaxed_sys_u64, load_u32, load_u64, st_relaxed_sys_u64,
+                          store_u32, store_u64, u32, u64, warp_broadcast_u64)
 
 from . import companions, control, takes, waits
 from .companions import MINUS_ONE

@@ -8,32 +8,9 @@ so that blocks have nothing to tell each other.
 
 from typing import NamedTuple
 
-from epmoe.device import (
-    any_lane,
-    ballot,
-    block_dim,
-    block_idx,
-    device_fn,
-    i32,
-    int32,
-    lane_id,
-    load_u64,
-    n_warps,
-    popc,
-    red_add_release_gpu_i32,
-    shared_add_i32,
-    shared_array,
-    store_i32,
-    syncthreads,
-    syncthreads_or,
-    syncwarp,
-    thread_idx,
-    u32,
-    u64,
-    warp_id,
-    warp_inclusive_sum_i32,
-    warp_sum_i32,
-)
+from epmoe.device import (any_lane, ballot, block_dim, block_idx, device_fn, i32, int32, lane_id, load_u64,
+                          n_warps, popc, red_add_release_gpu_i32, shared_add_i32, shared_array, store_i32, syncthreads,
+                          syncthreads_or, syncwarp, thread_idx, u32, u64, warp_id, warp_inclusive_sum_i32, warp_sum_i32)
 
 from ..spin import wait_for_own_blocks
 from . import columns, control, numbering, roles, routing

@@ -2,19 +2,8 @@
 
 from functools import lru_cache
 
-from epmoe.device import (
-    block_dim,
-    block_idx,
-    grid_dim,
-    kernel,
-    load16,
-    load_u32,
-    load_u64,
-    store16,
-    store_u32,
-    thread_idx,
-    u64,
-)
+from epmoe.device import (block_dim, block_idx, grid_dim, kernel, load16, load_u32, load_u64, store16, store_u32,
+                          thread_idx, u64)
 
 from .block import parameter_block
 from .shape import MAX_PLACES

@@ -4,20 +4,8 @@ A warp has a run of the block's tokens. by_thread: tokens with ids, each looked 
 routing map, each by a warp.
 """
 
-from epmoe.device import (
-    ballot,
-    device_fn,
-    i32,
-    lane_id,
-    load_u64,
-    n_warps,
-    popc,
-    shfl_idx,
-    store_i32,
-    u32,
-    u64,
-    warp_id,
-)
+from epmoe.device import (ballot, device_fn, i32, lane_id, load_u64, n_warps, popc, shfl_idx, store_i32, u32, u64,
+                          warp_id)
 
 from . import routing
 

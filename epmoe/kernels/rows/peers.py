@@ -3,17 +3,7 @@
 All from the notes of a call, a shared array: the counts of rows [source, target] in them are known to all ranks.
 """
 
-from epmoe.device import (
-    all_lanes,
-    device_fn,
-    i32,
-    lane_id,
-    load_u64,
-    shfl_up,
-    u32,
-    u64,
-    warp_inclusive_sum_i32,
-)
+from epmoe.device import all_lanes, device_fn, i32, lane_id, load_u64, shfl_up, u32, u64, warp_inclusive_sum_i32
 
 from . import control
 

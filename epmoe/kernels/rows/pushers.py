@@ -1,36 +1,13 @@
 """Pushing rows back to the ranks that their tokens came from; expert-major rows are summed over local experts first."""
 
-from epmoe.device import (
-    SIM,
-    ballot,
-    block_idx,
-    device_fn,
-    fence_acq_rel_sys,
-    ffs,
-    grid_dim,
-    i32,
-    lane_id,
-    load16,
-    load_i32,
-    load_u32,
-    load_u64,
-    n_warps,
-    red_add_relaxed_gpu_i32,
-    shfl_idx,
-    store16,
-    store_u32,
-    syncthreads,
-    syncwarp,
-    u32,
-    u64,
-    warp_broadcast_i32,
-    warp_broadcast_u64,
-    warp_id,
-)
+from epmoe.device import (SIM, ballot, block_idx, device_fn, fence_acq_rel_sys, ffs, grid_dim, i32, lane_id, load16,
+                          load_i32, load_u32, load_u64, n_warps, red_add_relaxed_gpu_i32, shfl_idx, store16,
+                          store_u32, syncthreads, syncwarp, u32, u64, warp_broadcast_i32, warp_broadcast_u64, warp_id)
 
 from .. import elements
 from . import control, peers, row_flags, row_sums, waits, windows
 from .row_copy import VECTOR, copy_to_lanes, parts
+
 
 MOST_SHARES = 4         # of a part of a row that warps share
 MANY = 3 if SIM else 64     # blocks: fewer push whole rows, whose warps wait less often for a release

@@ -1,21 +1,7 @@
 """What the clerk writes down of a call, for handle and host: counts, tokens, and where experts' rows begin."""
 
-from epmoe.device import (
-    block_dim,
-    device_fn,
-    i32,
-    int32,
-    load_i32,
-    load_u64,
-    shared_array,
-    store_i32,
-    store_u64,
-    syncthreads,
-    syncthreads_or,
-    thread_idx,
-    u32,
-    u64,
-)
+from epmoe.device import (block_dim, device_fn, i32, int32, load_i32, load_u64, shared_array, store_i32, store_u64,
+                          syncthreads, syncthreads_or, thread_idx, u32, u64)
 
 from ..offsets import block_sum
 from . import control

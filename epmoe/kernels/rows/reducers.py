@@ -1,28 +1,8 @@
 """Reducing what came back: per token the sum over ranks ascending, in float32, rounded (in each p2p world first)."""
 
-from epmoe.device import (
-    add_rn,
-    block_idx,
-    device_fn,
-    f32,
-    f32_as_u32,
-    grid_dim,
-    i32,
-    lane_id,
-    load16,
-    load_f32,
-    load_i32,
-    load_u32,
-    load_u64,
-    n_warps,
-    shfl_up,
-    store16,
-    store_u32,
-    u32,
-    u64,
-    warp_broadcast_u64,
-    warp_id,
-)
+from epmoe.device import (add_rn, block_idx, device_fn, f32, f32_as_u32, grid_dim, i32, lane_id, load16, load_f32,
+                          load_i32, load_u32, load_u64, n_warps, shfl_up, store16, store_u32, u32, u64,
+                          warp_broadcast_u64, warp_id)
 
 from .. import elements
 from . import control, peers, pushers, row_sums, waits, windows

@@ -2,24 +2,8 @@
 
 from types import SimpleNamespace
 
-from epmoe.device import (
-    block_dim,
-    device_fn,
-    i32,
-    lane_id,
-    load_i32,
-    load_u8,
-    load_u64,
-    n_warps,
-    prefetch,
-    shared_add_i32,
-    shfl_xor,
-    store_i32,
-    thread_idx,
-    u32,
-    u64,
-    warp_id,
-)
+from epmoe.device import (block_dim, device_fn, i32, lane_id, load_i32, load_u8, load_u64, n_warps, prefetch,
+                          shared_add_i32, shfl_xor, store_i32, thread_idx, u32, u64, warp_id)
 
 from ..ids import make as ids_of_kernels
 from . import control

@@ -1,16 +1,6 @@
 """One row to several places, or a part of it: a warp reads 16 bytes a lane and stores them to each lane's place."""
 
-from epmoe.device import (
-    device_fn,
-    ffs,
-    i32,
-    load16,
-    load16_nc,
-    store16,
-    u32,
-    u64,
-    warp_broadcast_u64,
-)
+from epmoe.device import device_fn, ffs, i32, load16, load16_nc, store16, u32, u64, warp_broadcast_u64
 
 VECTOR = 16         # bytes
 BATCH = 128         # vectors: four loads by each of 32 lanes

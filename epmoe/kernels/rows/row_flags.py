@@ -4,18 +4,8 @@ They lie at the beginning of a rank's pool, PARTS u32 a row. A warp that has wri
 there, so that who reads it need not wait for the rows behind it. Epochs only grow: flags are never lowered.
 """
 
-from epmoe.device import (
-    any_lane,
-    device_fn,
-    i32,
-    ld_acquire_sys_u32,
-    load_u64,
-    shfl_xor,
-    st_release_sys_u32,
-    syncwarp,
-    u32,
-    u64,
-)
+from epmoe.device import (any_lane, device_fn, i32, ld_acquire_sys_u32, load_u64, shfl_xor, st_release_sys_u32,
+                          syncwarp, u32, u64)
 
 from . import control, peers, waits
 from .row_copy import BATCH

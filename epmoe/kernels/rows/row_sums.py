@@ -2,18 +2,8 @@
 
 from typing import NamedTuple
 
-from epmoe.device import (
-    ballot,
-    device_fn,
-    ffs,
-    i32,
-    load16,
-    store16,
-    syncwarp,
-    u32,
-    u64,
-    warp_broadcast_u64,
-)
+from epmoe.device import (ballot, device_fn, ffs, i32, load16, store16, syncwarp, u32, u64,
+                          warp_broadcast_u64)
 
 from .. import elements
 from .row_copy import VECTOR

@@ -6,26 +6,8 @@ every row is written where it is to stay.
 
 from types import SimpleNamespace
 
-from epmoe.device import (
-    ballot,
-    device_fn,
-    f32,
-    ffs,
-    i32,
-    lane_id,
-    load_i32,
-    load_u32,
-    load_u64,
-    n_warps,
-    prefetch,
-    store_u32,
-    syncthreads_or,
-    syncwarp,
-    u32,
-    u64,
-    warp_broadcast_u64,
-    warp_id,
-)
+from epmoe.device import (ballot, device_fn, f32, ffs, i32, lane_id, load_i32, load_u32, load_u64, n_warps, prefetch,
+                          store_u32, syncthreads_or, syncwarp, u32, u64, warp_broadcast_u64, warp_id)
 
 from ..formats import blockwise_fp8
 from . import companions, control, layout, peers, roles, waits

@@ -1,15 +1,6 @@
 """Polling data that carries its own ready flag: Lamport rows (lamport.py), and their words (lamport_words.py)."""
 
-from epmoe.device import (
-    any_lane,
-    device_fn,
-    globaltimer,
-    i32,
-    ld_relaxed_sys_u64,
-    load_u64,
-    u32,
-    u64,
-)
+from epmoe.device import any_lane, device_fn, globaltimer, i32, ld_relaxed_sys_u64, load_u64, u32, u64
 
 from ..spin import POLLS_PER_LOOK, gives_up
 from ..status import record_expired

@@ -2,29 +2,10 @@
 
 from typing import NamedTuple
 
-from epmoe.device import (
-    atomic_add_relaxed_gpu_i32,
-    device_fn,
-    globaltimer,
-    grid_dim,
-    i32,
-    ld_acquire_sys_i32,
-    ld_acquire_sys_u32,
-    ld_acquire_sys_u64,
-    ld_relaxed_gpu_u64,
-    ld_relaxed_sys_u32,
-    ld_relaxed_sys_u64,
-    load_u64,
-    prefetch,
-    red_add_release_gpu_i32,
-    store_i32,
-    store_u64,
-    syncthreads_or,
-    thread_idx,
-    u32,
-    u64,
-    warp_broadcast_i32,
-)
+from epmoe.device import (atomic_add_relaxed_gpu_i32, device_fn, globaltimer, grid_dim, i32, ld_acquire_sys_i32,
+                          ld_acquire_sys_u32, ld_acquire_sys_u64, ld_relaxed_gpu_u64, ld_relaxed_sys_u32,
+                          ld_relaxed_sys_u64, load_u64, prefetch, red_add_release_gpu_i32, store_i32, store_u64,
+                          syncthreads_or, thread_idx, u32, u64, warp_broadcast_i32)
 
 from ..spin import POLLS_PER_LOOK, gives_up, wait_for_own_blocks
 from ..status import has_failed, record_expired

@@ -1,18 +1,7 @@
 """Encoded rows of few tokens: made in registers, sent from there into windows; their scales, to experts' rows."""
 
-from epmoe.device import (
-    device_fn,
-    f32,
-    ffs,
-    i32,
-    load_u32,
-    store16,
-    store_f32,
-    store_u32,
-    u32,
-    u64,
-    warp_broadcast_u64,
-)
+from epmoe.device import (device_fn, f32, ffs, i32, load_u32, store16, store_f32, store_u32, u32, u64,
+                          warp_broadcast_u64)
 
 from ..formats import blockwise_fp8
 from ..formats.row_encoder import encode_parts, encode_row

@@ -7,23 +7,12 @@ flag for each part. What comes of it is window_expand.py's.
 
 from types import SimpleNamespace
 
-from epmoe.device import (
-    block_idx,
-    device_fn,
-    fence_acq_rel_sys,
-    grid_dim,
-    i32,
-    lane_id,
-    n_warps,
-    prefetch,
-    u32,
-    u64,
-    warp_id,
-)
+from epmoe.device import (block_idx, device_fn, fence_acq_rel_sys, grid_dim, i32, lane_id, n_warps, prefetch, u32, u64,
+                          warp_id)
 
 from . import control, map_bits, senders, window_fp8, windows
-from .routing import or_of_warp
 from .row_copy import BATCH, VECTOR, copy_to_lanes, parts
+from .routing import or_of_warp
 from .waits import LINE
 
 

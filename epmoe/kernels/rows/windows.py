@@ -8,17 +8,7 @@ never lowered. For few tokens this takes the round trip of the notes out of the 
 
 from typing import NamedTuple
 
-from epmoe.device import (
-    any_lane,
-    device_fn,
-    i32,
-    lane_id,
-    load_u64,
-    st_relaxed_sys_u32,
-    syncwarp,
-    u32,
-    u64,
-)
+from epmoe.device import (any_lane, device_fn, i32, lane_id, load_u64, st_relaxed_sys_u32, syncwarp, u32, u64)
 
 from . import control, row_flags, waits
 from .status import FOR_WINDOW
