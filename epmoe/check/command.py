@@ -174,6 +174,36 @@ def _check(name, arguments, said, records):
 
 def _as_rank(name, arguments, tell):
     """The Report of an implementation with one rank a process, of which this is one; a hang or an error ends all."""
+    leave, this_process = os._exit, os.getpid()
+
+    def all_end(why):
+        sys.stderr.write(f"epmoe check: {name}: {why}; all ranks end\n")
+        sys.stderr.flush()
+        leave(DIFFERS)
+
+    def leave_without_a_verdict(status):
+        if os.getpid() != this_process:  # a child that the implementation has forked
+            leave(status)
+        all_end(f"differs: it ended the process: os._exit({status})")
+
+    os._exit = leave_without_a_verdict
+    try:
+        return _checked_as_rank(name, arguments, tell, all_end)
+    except EPError:
+        raise
+    except (
+        Exception
+    ) as error:  # the other ranks wait for this one: all end, as the launcher sees to
+        traceback.print_exc()
+        sys.stderr.write(
+            f"epmoe check: {name} differs: it raised {type(error).__name__}: {error}; all ranks end\n"
+        )
+        sys.exit(DIFFERS)
+    finally:
+        os._exit = leave
+
+
+def _checked_as_rank(name, arguments, tell, all_end):
     from epmoe.check.conformance import check
     from epmoe.check.implementation import load
     from epmoe.check.ranks import ranks_of, started_with_others
@@ -187,12 +217,7 @@ def _as_rank(name, arguments, tell):
     ranks, timers = ranks_of(implementation, arguments.ranks), []
 
     def give_up(case):
-        sys.stderr.write(
-            f"epmoe check: {name}: case {case!r} did not return within {arguments.timeout:g} s "
-            "(--timeout); all ranks end\n"
-        )
-        sys.stderr.flush()
-        os._exit(DIFFERS)
+        all_end(f"case {case!r} did not return within {arguments.timeout:g} s (--timeout)")
 
     def begin(case):
         end()
@@ -208,16 +233,6 @@ def _as_rank(name, arguments, tell):
         return check(
             implementation, ranks=ranks, only=arguments.only, name=name, tell=tell, begin=begin
         )
-    except EPError:
-        raise
-    except (
-        Exception
-    ) as error:  # the other ranks wait for this one: all end, as the launcher sees to
-        traceback.print_exc()
-        sys.stderr.write(
-            f"epmoe check: {name} differs: it raised {type(error).__name__}: {error}; all ranks end\n"
-        )
-        sys.exit(DIFFERS)
     finally:
         end()
         ranks.close()

@@ -56,6 +56,7 @@ def test_one_that_hangs_in_a_case_is_told_so_and_the_other_cases_run():
             "LeavingRank",
             "differs: it raised RuntimeError: the implementation ended the process: sys.exit(0)",
         ),
+        ("RankThatLeavesAtOnce", "differs: it ended the process: os._exit(0); all ranks end"),
     ],
 )
 def test_ranks_in_processes_that_hang_or_leave_differ(name, says):
