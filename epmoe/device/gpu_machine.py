@@ -8,6 +8,7 @@ import contextlib
 from epmoe.capability import OLDEST
 from epmoe_ref.errors import EPValueError, UnavailableError
 
+from .forks import belongs_here
 from .gpu_again import Restarter, Slots
 from .gpu_driver import SUCCESS, check, cu
 from .gpu_launch import Launch, launch_attributes, loaded
@@ -122,6 +123,7 @@ class GpuMachine:
         self._restarter = Restarter(self._context)
         self._queue = []
         self._adopted = {}
+        belongs_here(self)
 
     def changed(self):
         """Something that launches may name has changed: those that were recorded before do not start any more."""

@@ -4,6 +4,7 @@ from contextlib import contextmanager
 
 from epmoe import device, layout
 from epmoe import kernels as fast_kernels
+from epmoe.device.forks import is_of_another_process
 from epmoe.host import plain_kernels
 from epmoe.host.placing import Placing
 from epmoe.host.rank_memory import RankMemory
@@ -189,7 +190,7 @@ class Engine:
 
         What its kernels recorded is raised by the results that are still held. Memory that graphs write to stays.
         """
-        if self.rounds.state == "closed" or self._captured:
+        if self.rounds.state == "closed" or self._captured or is_of_another_process(self.machine):
             return
         try:
             self.check()

@@ -10,6 +10,7 @@ import weakref
 
 import torch.distributed as dist
 
+from epmoe.device.forks import belongs_here
 from epmoe.worlds.exchange import RESET, heard
 from epmoe.worlds.plain_data import decode, encode
 from epmoe_ref.errors import PeerTimeout
@@ -37,6 +38,7 @@ class StoreExchange:
         self._number = {}  # channel -> exchanges of it so far
         self._begun = {}  # channel -> {rank: value} of an exchange that has not ended; the next one goes on with it
         self._n_resets = 0  # exchanges from before count no more
+        belongs_here(self)
 
     def gather(self, channel, value, timeout):
         """[the value of each rank]; collective. Raises PeerTimeout that names the ranks that did not come in time."""

@@ -7,6 +7,7 @@ at the end, never in a round. Values are plain data (plain_data.py).
 
 import time
 
+from epmoe.device.forks import belongs_here
 from epmoe.worlds.plain_data import decode, encode
 from epmoe_ref.errors import PeerTimeout
 
@@ -47,6 +48,7 @@ class Exchange:
         self._early = {}  # channel -> {rank: value} of those that came() saw
         self._n_resets = 0  # messages from before are thrown away
         self._sends = []  # [(request, message)]
+        belongs_here(self)
 
     def gather(self, channel, value, timeout):
         """[the value of each rank]; collective. Raises PeerTimeout that names the ranks that did not come in time."""

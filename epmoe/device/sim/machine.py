@@ -8,6 +8,7 @@ import numpy as np
 
 from epmoe_ref.errors import EPValueError, UnavailableError
 
+from ..forks import belongs_here
 from ..reading import Reading
 from .detector import Detector
 from .memory import MEMORY, POISON, Span, aligned_bytes
@@ -178,6 +179,7 @@ class SimMachine:
         )  # other processes wait for this one, and it for them
         self._adopted = {}
         self.network = Network(waits=rank is None)
+        belongs_here(self)
 
     def describe(self):
         """One line about the machine."""

@@ -5,6 +5,7 @@ looked up here; what lies outside every buffer, or is not aligned to its size, i
 """
 
 import ctypes
+import os
 from bisect import bisect_right
 from collections import deque
 from threading import RLock
@@ -17,6 +18,8 @@ POISON = 0xA5
 # held by the thread of the operating system that runs kernels, or adds or removes memory: worlds of several threads
 # take turns, one run at a time
 ONE_AT_A_TIME = RLock()
+if hasattr(os, "register_at_fork"):  # another thread may have held it when this process was forked
+    os.register_at_fork(after_in_child=ONE_AT_A_TIME._at_fork_reinit)
 VIEW = {"u8": 0, "u16": 1, "i32": 2, "u32": 3, "u64": 4, "f32": 5}  # place in Span.views
 WIDTH = {"u8": 1, "u16": 2, "i32": 4, "u32": 4, "u64": 8, "f32": 4}
 
