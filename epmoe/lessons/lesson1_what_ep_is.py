@@ -8,14 +8,14 @@ if __name__ == "__main__":
 
 # Some layers of a large language model are a Mixture of Experts: instead of
 # one big network there are many small ones, the experts. A router picks a few
-# of them for each token, and only those compute. This lesson builds such a
-# layer on one machine, then spreads it over two, and ends with the same
-# numbers. All that follows in this course is about doing it fast.
+# of them for each token, and only those compute. This lesson builds a layer
+# of this kind on one machine, then spreads it over two, and gets the same
+# numbers. The rest of this course is about doing it fast.
 #
 # ## One layer on one machine
 #
-# Sizes that fit on a screen: 4 experts, each token goes to top_k = 2 of them,
-# and a token is a vector of 3 numbers. An expert is just a matrix here.
+# The sizes fit on a screen: there are 4 experts, each token goes to top_k = 2
+# of them, and a token is a vector of 3 numbers. Here an expert is a matrix.
 
 import numpy as np
 
@@ -29,15 +29,15 @@ def expert(e, rows):
     return rows @ MATRIX[e]
 
 
-# Five tokens. For each, the router has made two lists of length top_k: the
-# ids of its experts, all different, and a weight for each. Position k in such
-# a list is called a slot.
+# There are five tokens. For each token the router has made two lists of
+# length top_k: the ids of its experts, all different, and a weight for each.
+# The position in these lists is called k.
 
 x = rng.integers(-9, 10, (5, HIDDEN)).astype(float)
 topk_ids = np.array([[0, 2], [3, 2], [2, 1], [1, 3], [2, 0]])
 weights = np.array([[.75, .25], [.5, .5], [.25, .75], [.5, .5], [.75, .25]])
 
-# The output of a token is the weighted sum of what its experts make of it:
+# The output of a token is the weighted sum of its experts' results:
 
 
 def moe_layer(x, topk_ids, weights):
@@ -62,11 +62,12 @@ print(f"{parameters / 1e9:.0f} billion parameters in the experts,")
 print(f"{parameters / 1e9:.0f} GB at one byte each; a GPU has about 100 GB")
 assert parameters / 1e9 > 6 * 100
 
-# So the experts are spread over several GPUs, the ranks: that is expert
+# So the experts are spread over several GPUs, the ranks. This is expert
 # parallelism (EP). Tokens are spread too, because each rank runs the rest of
-# the model for tokens of its own. Here: 2 ranks with 2 experts each. Rank 0
-# has the first three tokens, rank 1 the other two. The rank that has an
-# expert is its owner; there it has a local number, e % N_LOCAL.
+# the model for its own tokens. Here there are 2 ranks with 2 experts each.
+# Rank 0 has the first three tokens, rank 1 the other two. The rank that has
+# an expert is its owner. On its owner an expert has a local number,
+# e % N_LOCAL.
 
 N_RANKS = 2
 N_LOCAL = N_EXPERTS // N_RANKS      # experts of each rank
@@ -81,14 +82,14 @@ x = [x[:3], x[3:]]
 topk_ids = [topk_ids[:3], topk_ids[3:]]
 weights = [weights[:3], weights[3:]]
 
-# From here on everything is a list over ranks: x[0] are the tokens of rank 0.
+# From here on everything is a list over ranks: x[0] has the tokens of rank 0.
 #
 # ## Who sends what to whom
 #
-# A (token, slot) pair is the unit that travels: token t of rank src must get
-# to the owner of topk_ids[src][t, k].
+# The unit that travels is a pair (token, k): token t of rank src must reach
+# the owner of topk_ids[src][t, k].
 #
-# Predict: Five tokens with two slots each. How many of the ten pairs will
+# Predict: Five tokens go to two experts each. How many of the ten pairs will
 # cross from one rank to the other?
 
 traffic = np.zeros((N_RANKS, N_RANKS), int)
@@ -100,16 +101,16 @@ for src in range(N_RANKS):
     print(f"rank {src} sends {to_0} pairs to rank 0 and {to_1} to rank 1")
 assert traffic.sum() == 5 * TOP_K
 
-# The amounts are unequal, they follow from the data, and they change with
-# every layer and every batch. No rank knows beforehand what it will receive.
+# The amounts are unequal. They depend on the data, and change with every
+# layer and every batch. No rank knows in advance what it will receive.
 #
 # ## Dispatch
 #
-# Bringing the tokens to the experts is called dispatch. The receiving rank
-# wants its rows sorted by local expert, because then an expert's work is ONE
-# matrix product over neighbouring rows. Inside an expert the rows are sorted
-# by the rank they came from. For each row src_info remembers where it came
-# from, and counts[local_expert, src_rank] says how many there are of each.
+# Sending the tokens to the experts is called dispatch. The receiving rank
+# sorts its rows by local expert. Then an expert's work is ONE matrix product
+# over neighbouring rows. The rows of an expert are sorted by the rank that
+# sent them. src_info holds the origin of each row. counts[local_expert,
+# src_rank] is the number of rows that each rank sent for each expert.
 
 
 def dispatch(x, topk_ids):
@@ -139,12 +140,12 @@ for rank, (rows, src_info, counts, ends) in enumerate(received):
         for row in range(ends[le], ends[le + 1]):
             src, t, k = src_info[row]
             print(f"  row {row}: local expert {le}, from rank {src} "
-                  f"token {t} slot {k}: {rows[row]}")
+                  f"token {t} k={k}: {rows[row]}")
 
 # ## The experts
 #
-# Each expert takes its rows as one block. That is what all the sorting is
-# for: two products on each rank, no matter how many tokens came.
+# Each expert takes its rows as one block. This is why they were sorted: each
+# rank computes two products, no matter how many tokens arrived.
 
 outputs = []
 for rank, (rows, _, _, ends) in enumerate(received):
@@ -156,8 +157,9 @@ for rank, (rows, _, _, ends) in enumerate(received):
 
 # ## Combine
 #
-# The way back: every row returns to the (token, slot) that it came from, and
-# the source rank adds up the slots with the router's weights.
+# Now the results travel back. Every row returns to the pair (token, k) that
+# it came from. The token's rank sums the results over k with the router's
+# weights.
 
 
 def combine(outputs, received, weights):
@@ -174,24 +176,24 @@ assert (np.concatenate(out) == expected).all()
 print("the same numbers as on one machine:")
 print(np.concatenate(out))
 
-# (Exactly the same only because these numbers are small. In general the order
-# of the additions matters in the last bit. A slot-by-slot order, fixed once
-# for all, is part of the specification that this project follows.)
+# (They are exactly the same only because these numbers are small. In general
+# the order of the additions changes the last bit. The specification that this
+# project follows fixes the order: k ascending.)
 #
 # ## What is left to do
 #
 # This program cheats: one process sees the memory of all ranks and does one
-# thing after the other. On real GPUs every rank runs dispatch at the same
-# time as all others, and sees only what its peers have written to it.
+# thing after another. On real GPUs all ranks run dispatch at the same time. A
+# rank sees only what its peers have written into its memory.
 #
 #   lesson 2   where a peer may write: messages and buffers
-#   lesson 3   how thousands of threads share out the places: counters
+#   lesson 3   how thousands of threads share the places: counters
 #   lesson 4   when a rank may read what was written: signals and order
-#   lesson 5   when it may be written over, and why programs hang
+#   lesson 5   when memory may be overwritten, and why programs hang
 #   lesson 6   how fast it can be
 #
-# `epmoe explain` draws what this lesson has printed, and all that
-# follows, out of a run of the real kernels.
+# `epmoe explain` draws what this lesson has printed, and what follows, from a
+# run of the real kernels.
 #
 # ## Worked problems
 #
@@ -205,7 +207,7 @@ print(np.concatenate(out))
 
 assert 4 * 128 * 8 == 4096 and 4096 // 256 == 16
 
-# 2. counts = [[3, 2], [1, 4]]: two local experts, two source ranks. At which
+# 2. counts = [[3, 2], [1, 4]]: two local experts, two src_ranks. At which
 #    rows do the four segments begin?
 #
 # Answer: 0, 3, 5 and 6. The rows of (expert 0, rank 0) come first, then 2 of
@@ -213,8 +215,8 @@ assert 4 * 128 * 8 == 4096 and 4096 // 256 == 16
 
 assert np.cumsum([0, 3, 2, 1]).tolist() == [0, 3, 5, 6]
 
-# 3. Every expert is equally likely. Which share of a rank's pairs stays at
-#    home on 4 ranks, and which on 64?
+# 3. Every expert is equally likely. Which share of a rank's pairs stays on
+#    the rank if there are 4 ranks, and which if there are 64?
 #
 # Answer: The rank owns 1 of 4 shares of the experts, so 25 % stay. On 64
 # ranks 1.6 % stay. Expert parallelism over many ranks is almost all traffic.
@@ -234,20 +236,20 @@ assert parameters / 40e9 > 16 and 256 % 17 and 256 % 32 == 0
 #
 # WARM-UP. 64 experts live on 8 ranks. Which rank owns expert 43? Set WARM_UP.
 #
-# CORE. dispatch() above appends to a list, so it finds each place by getting
-# there. A GPU copies all rows at once: each row's place must be known before.
-# What is known before are the counts: counts[local_expert][src_rank], how
-# many rows come from each rank for each local expert (a NumPy array of
-# integers, shape (n_local_experts, n_ranks)). Write two functions:
+# CORE. dispatch() above appends to a list, so each row follows the one
+# before. A GPU copies all rows at once, so it must know each row's place in
+# advance. It knows the counts: counts[local_expert][src_rank] is the number
+# of rows from each rank for each local expert (a NumPy array of integers,
+# shape (n_local_experts, n_ranks)). Write two functions:
 #
 #   row_offsets(counts)      n_local_experts + 1 numbers. The rows of local
 #                            expert e are row_offsets[e], ... up to, and not
 #                            including, row_offsets[e + 1].
 #   first_row(counts, local_expert, src_rank)
-#                            the first row of those that come from src_rank
-#                            for this expert.
+#                            the first row that comes from src_rank for this
+#                            expert.
 #
-# Rows lie as above: by local expert, inside an expert by source rank.
+# Rows are sorted as above: by local expert, then by src_rank.
 #
 # STRETCH. 8 experts live on 4 ranks, and a token goes to 2 different experts,
 # every two equally likely. How many different ranks does it visit on average?

@@ -7,24 +7,26 @@ if __name__ == "__main__":
     raise SystemExit
 
 # In lesson 1 a row went from rank to rank by an assignment. Between GPUs of
-# one host that is nearly true: over NVLink a thread of one GPU can store into
-# the memory of another, at any address it has been told. There is no "send"
-# and no "receive". There are bytes, and a question: which bytes may I write?
+# one host this is nearly true: over NVLink a thread of one GPU can store into
+# the memory of another, at any address that it knows. There is no "send" and
+# no "receive". There are bytes, and a question: which bytes may I write?
 #
-# ## A place for everybody
+# ## A place for every message
 #
-# Two writers must never write to the same place. They could talk first about
-# who needs how much; that costs a journey there and back. Kernels for small
-# batches avoid the talk: every rank keeps a buffer, recv_buf, with room for
-# everything that anybody could ever send to it:
+# Two writers must never write to the same place. They could first agree on
+# how much room each one needs, but that costs a round trip. Kernels for small
+# batches avoid it: every rank keeps a buffer, recv_buf, with room for
+# everything that the others could ever send to it:
 #
 #   recv_buf[local_expert][src_rank][slot]      one message in each place
 #
-# Rank src_rank alone writes to places [...][src_rank][...]. How many slots
-# must there be for one expert and one source? A token names an expert once at
-# most (its ids are distinct), so: as many as a rank can have tokens.
+# Only rank src_rank writes to the places [...][src_rank][...]. How many slots
+# must there be for one expert and one src_rank? A token names an expert at
+# most once, because its ids are distinct. So there must be as many slots as a
+# rank can have tokens.
 #
-# A small world, the same four numbers as in lesson 1 and a limit on tokens:
+# Here is a small world, with the experts and ranks of lesson 1 and a limit on
+# the number of tokens:
 
 import ml_dtypes
 import numpy as np
@@ -34,21 +36,21 @@ cfg = EPConfig(n_ranks=2, n_experts=4, top_k=2, hidden=8,
                max_tokens_per_rank=3)
 N_LOCAL = cfg.n_experts // cfg.n_ranks
 
-# ## What a message says
+# ## What a message holds
 #
-# The token's numbers are called the payload. They do not suffice: whoever
-# receives them must later send the result back to the right token and slot.
-# So a trailer follows:
+# The token's numbers are called the payload. The receiver needs more than
+# that: it must later send the result back to the right token and k. So a
+# trailer follows:
 #
 #   payload     the numbers, here hidden x bf16 (2 bytes each)
-#   src_info    int32: the token's number on its source rank
-#   topk_info   uint16 x top_k: the token's expert ids, in the order of slots
+#   src_info    int32: the token's number on its rank
+#   topk_info   uint16 x top_k: the token's expert ids, in the order of k
 #
-# The source rank need not be said, the place says it. And the slot is found
-# by the receiver: it is where its own expert id stands in topk_info.
+# The message need not hold src_rank, because its place in recv_buf tells it.
+# The receiver finds k too: it is the position of its expert id in topk_info.
 #
-# GPUs move memory best in pieces of 16 bytes, at addresses that 16 divides.
-# So each of the three parts is filled up with zeros to a multiple of 16:
+# GPUs move memory best in pieces of 16 bytes, at addresses divisible by 16.
+# So each of the three parts is padded with zeros to a multiple of 16:
 #
 # Predict: hidden is 8 and top_k is 2. How many bytes has a message, and how
 # many of them carry information?
@@ -66,7 +68,7 @@ msg_bytes = payload_bytes + src_info_bytes + topk_info_bytes
 print(payload_bytes, "+", src_info_bytes, "+", topk_info_bytes, "bytes =",
       msg_bytes, "bytes")
 
-# A message is built like this:
+# This function builds a message:
 
 
 def message(token, row, ids):
@@ -81,7 +83,7 @@ def message(token, row, ids):
     return out
 
 
-# Tokens whose numbers tell who they are: token t of rank r holds 10r + t.
+# To recognise a token by its numbers, let token t of rank r hold 10r + t.
 
 x = [np.array([[0], [1], [2]]), np.array([[10], [11]])]
 x = [np.tile(t, cfg.hidden).astype(ml_dtypes.bfloat16) for t in x]
@@ -92,7 +94,7 @@ print("token 1 of rank 0, 16 bytes a line:")
 for line in sent.reshape(-1, 16):
     print("  " + " ".join(f"{byte:02x}" for byte in line))
 
-# (80 3f is the bf16 number 1.0, little end first. 01 00 00 00 is the token's
+# (80 3f is the bf16 number 1.0, lowest byte first. 01 00 00 00 is the token's
 # number, 03 00 and 02 00 are its expert ids.)
 #
 # The project's reference builds the same bytes:
@@ -101,9 +103,9 @@ assert (cfg.format.messages(x[0], topk_ids[0])[1] == sent).all()
 
 # ## The address
 #
-# recv_buf is one piece of memory, its axes in the order above. The address of
-# a place is that of any array's element: each axis weighs as much as all the
-# axes behind it together.
+# recv_buf is one piece of memory, with its axes in the order above. Addresses
+# work as in any array: the stride of an axis is the product of the sizes of
+# all axes after it.
 
 shape = (N_LOCAL, cfg.n_ranks, cfg.max_tokens_per_rank, msg_bytes)
 
@@ -121,13 +123,13 @@ print("local expert 1, from rank 0, slot 2 begins at byte", offset(1, 0, 2))
 for place in np.ndindex(shape[:3]):
     assert offset(*place) == np.ravel_multi_index((*place, 0), shape)
 
-# ## Look into a real one
+# ## Inside a real recv_buf
 #
-# Now the project's own kernels do a dispatch. No GPU is needed: their source
-# runs under a simulator, all threads of both ranks at once. Afterwards we look
-# at the memory of rank 1, owner of the experts 2 and 3. There are two sets of
-# kernels. The plain ones do what the specification says, word by word. The
-# fast ones give the same results in less time, and take short cuts.
+# Now the project's own kernels do a dispatch. They need no GPU: a simulator
+# runs their source, with all threads of both ranks at once. Afterwards we
+# look at the memory of rank 1, which owns experts 2 and 3. There are two sets
+# of kernels. The plain ones follow the specification word by word. The fast
+# ones give the same results in less time, by taking shortcuts.
 #
 # Predict: recv_buf of rank 1 has 12 places. How many of them will hold a
 # message?
@@ -145,36 +147,36 @@ for le, src, slot in np.ndindex(shape[:3]):
     print(f"expert {2 + le} rank {src} slot {slot} byte {at:3}", begins,
           end=" ")
     if (held == 0xA5).all():
-        print("nobody wrote here")
+        print("not written")
         continue
     token = int(held[payload_bytes:payload_bytes + 4].view("<i4")[0])
     ids = held[payload_bytes + src_info_bytes:].view("<u2")[:cfg.top_k]
     k = int(np.argmax(ids == 2 + le))
-    print(f"token {token} slot k={k}")
+    print(f"token {token} k={k}")
     right = message(token, x[src][token], topk_ids[src][token])
     assert (held == right).all()
     assert topk_ids[src][token, k] == 2 + le
 
-# The simulator fills fresh memory with a5, so what nobody wrote is easy to
-# see. On a GPU there would be the remains of the round before, which look
-# just like messages. Which places are filled is not to be seen in recv_buf!
-# It is told beside it, in counts, and dispatch's result has them:
+# The simulator fills fresh memory with a5, so unwritten places are easy to
+# see. On a GPU they would hold messages of an earlier round, which look just
+# the same. You cannot tell from recv_buf which slots are filled. The counts
+# say so, and the result of dispatch has them:
 
-print("rows for each (local expert, source rank) of rank 1:")
+print("rows for each (local expert, src_rank) of rank 1:")
 print(dispatched[1].numpy().recv_count)
 
-# Two meanings of "slot" have met here. Slot k of a token is the position in
-# its list of experts. A slot of recv_buf is a place in line; who gets which
-# is not told by the data, and is the subject of lesson 3.
+# The data does not determine which slot a message gets. Lesson 3 is about
+# that.
 #
 # ## The same payload twice?
 #
-# Look again at token 1 of rank 0: both of its experts are on rank 1, so its
-# payload came there twice. The fast kernels send it once, in the message to
-# the lowest of the token's experts on a rank. The other messages
-# are trailers only. Of the 16 bytes of src_info 4 are used; in the next 4 a
-# trailer says where the payload is: 1 + the number of that message, counted
-# through recv_buf. (0 means: here, as it was until now.)
+# Look again at token 1 of rank 0. Both of its experts are on rank 1, so its
+# payload was sent there twice. The fast kernels send it once, in the message
+# to the lowest of the token's experts on a rank. The other messages are
+# trailers only. A trailer must say where its payload is. src_info uses 4 of
+# its 16 bytes. The next 4 hold 1 + the number of the message that has the
+# payload, counted through recv_buf. (0 means that the payload is here, as in
+# the messages above.)
 
 world = LocalWorld(cfg.n_ranks, seed=0)
 with ExpertParallel(cfg, world, kernels="fast") as ep:
@@ -182,7 +184,7 @@ with ExpertParallel(cfg, world, kernels="fast") as ep:
     places = ep.region("dispatch_recv_buf", 1).reshape(shape)
 held = places[3 - 2, 0]                 # expert 3, from rank 0: 3 slots
 slot = int(np.argmax(held[:, payload_bytes] == 1))
-print("token 1 of rank 0, to expert 3, in 16 bytes a line:")
+print("token 1 of rank 0, to expert 3, 16 bytes a line:")
 for line in held[slot].reshape(-1, 16):
     print("  " + " ".join(f"{byte:02x}" for byte in line))
 says = int(held[slot, payload_bytes + 4:payload_bytes + 8].view("<i4")[0])
@@ -194,26 +196,26 @@ assert (held[slot, :payload_bytes] == 0xA5).all()
 counts = [d[1].numpy().recv_count for d in (once, dispatched)]
 assert (counts[0] == counts[1]).all()
 
-# Whoever receives reads the payload there; the rows that dispatch returns are
-# the same. Only the sender decides, so both kinds of messages can be mixed.
+# The receiver reads the payload there. The rows that dispatch returns are the
+# same. The sender alone decides, so the two kinds of messages can be mixed.
 #
 # ## The price
 #
-# Room for everything that anybody could send is a lot of room. For the sizes
-# of lesson 1 on 4 GPUs, with at most 128 tokens each:
+# Room for everything that could be sent is a lot of room. Take the sizes of
+# lesson 1 on 4 GPUs, with at most 128 tokens each:
 
 real = EPConfig(n_ranks=4, n_experts=256, top_k=8, hidden=7168,
                 max_tokens_per_rank=128)
 plan = {use.buffer: use.planned_bytes for use in ExpertParallel.plan(real)}
 room = plan["dispatch_recv_buf"]
-filled = 128 * 8 * real.format.msg_size()   # if all ranks get equally many
+filled = 128 * 8 * real.format.msg_size()   # if all ranks get equal shares
 print(f"recv_buf has {room / 1e6:.0f} MB")
 print(f"a dispatch fills {filled / room:.1%} of it")
 assert room == 64 * 4 * 128 * real.format.msg_size()
 
-# Only what is filled is ever moved, so this costs memory and no time. With
-# 4096 tokens it would be 32 times as much; then it pays to talk first, as
-# the "rows" kernels of lesson 6 do.
+# Only filled slots are moved, so this costs memory but no time. With 4096
+# tokens recv_buf would be 32 times as large. Then it pays to agree on sizes
+# first, as the "rows" kernels of lesson 6 do.
 #
 # ## Worked problems
 #
@@ -257,15 +259,15 @@ assert ((2 * 4 + 1) * 128 + 5) * 14368 == 16_623_776
 # WARM-UP. How many bytes has a message with hidden = 100 (bf16) and top_k =
 # 9? Set WARM_UP.
 #
-# CORE. Write the function a sender needs before it can store anything:
+# CORE. Write the function that a sender needs before it can store anything:
 #
 #   place(n_ranks, n_experts, top_k, hidden, max_tokens,
 #         expert, src_rank, slot)
 #
-# returns two numbers: the rank that owns `expert` (a global id), and the byte
-# offset in that rank's recv_buf at which the message of source rank src_rank
-# in that slot begins. The payload is hidden numbers of bf16; each of the
-# three parts of a message is padded to a multiple of 16 bytes.
+# It returns two numbers: the rank that owns `expert` (a global id), and the
+# byte offset in that rank's recv_buf at which the message from src_rank in
+# that slot begins. The payload is hidden numbers of bf16. Each of the three
+# parts of a message is padded to a multiple of 16 bytes.
 #
 # STRETCH. 8 ranks, 256 experts, hidden = 7168, top_k = 8. By how many bytes
 # does recv_buf of ONE rank grow if the limit rises from 128 to 4096 tokens a

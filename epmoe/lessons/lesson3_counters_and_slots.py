@@ -6,20 +6,20 @@ if __name__ == "__main__":
     tell(__file__)
     raise SystemExit
 
-# Rank 0 sends its tokens for one expert of rank 1. Their places at rank 1 are
-# slots 0, 1, 2, ... of recv_buf[local_expert][0]. Who gets which slot? One
-# person with a pencil would keep a counter: read it, take that slot, write
-# back one more. On a GPU thousands of threads do so at the same time.
+# Rank 0 sends its tokens for one expert of rank 1. Their places on rank 1 are
+# slots 0, 1, 2, ... of recv_buf[local_expert][0]. Which message gets which
+# slot? A person with a pencil would keep a counter: read it, take that slot,
+# write down one more. On a GPU thousands of threads do this at the same time.
 #
 # ## A kernel
 #
-# Kernels in this project are written in the words of epmoe.device: load_i32
-# loads 32 bits from an address, store_i32 stores them; on a GPU each is one
-# machine instruction. Here the same source runs under a simulator that takes
-# the threads one such word at a time, in an order that follows from a seed.
-# So whatever goes wrong with seed 3 goes wrong again with seed 3.
+# Kernels in this project are written in the intrinsics of epmoe.device.
+# load_i32 loads 32 bits from an address, and store_i32 stores them. On a GPU
+# each is one machine instruction. Here the same source runs under a
+# simulator, which executes one intrinsic of one thread at a time. A seed
+# determines the order. So a failure with seed 3 happens again with seed 3.
 #
-# Eight blocks, each of one thread, claim four slots each:
+# There are eight blocks of one thread each. Each claims four slots:
 
 import numpy as np
 from epmoe import device
@@ -28,12 +28,12 @@ from epmoe.device import (atomic_add_relaxed_gpu_i32, block_idx, kernel,
                           red_add_release_gpu_i32, store_i32, u64)
 
 BLOCKS, CLAIMS = 8, 4
-COUNTER, SLOTS = 0, 256             # where they lie, in bytes from `params`
+COUNTER, SLOTS = 0, 256             # bytes from `params`
 
 
 @kernel
 def with_a_pencil(params, num_tokens, my_rank):
-    """Every block claims CLAIMS slots and writes down which it got."""
+    """Every block claims CLAIMS slots and writes down which ones it got."""
     for i in range(CLAIMS):
         slot = load_i32(params + u64(COUNTER))
         store_i32(params + u64(COUNTER), slot + 1)
@@ -41,8 +41,8 @@ def with_a_pencil(params, num_tokens, my_rank):
         store_i32(mine, slot)
 
 
-# The host's side: a machine of one rank, some memory, a launch. The list of
-# regions gives names to parts of the memory, for reports.
+# The host needs a machine of one rank, some memory, and a launch. The list of
+# regions names parts of the memory, for reports.
 
 
 def run(kern, seed, blocks=BLOCKS, **options):
@@ -71,16 +71,16 @@ for seed in range(8):
     print(f"seed {seed}: {slots.size} claims, {different} different slots")
 assert max(lost) > 0
 
-# Two tokens in one slot: one of them is gone, and nothing has crashed. Where
-# a schedule happens to interleave nothing, all is well, which is worse: tests
-# pass, and the fault waits.
+# If two tokens get one slot, one of them is lost, and nothing crashes. Some
+# schedules happen to interleave nothing, and then all is well. That is worse:
+# the tests pass, and the bug waits.
 #
 # ## What happened
 #
 # Between one thread's load and its store another thread loaded the same
-# number. The simulator can look for this, whether or not it did harm in this
-# run. It follows the rules of the GPU's memory (the PTX memory model) and
-# reports two accesses of which neither is ordered before the other:
+# number. The simulator can look for this, even if it did no harm in this run.
+# It follows the rules of GPU memory (the PTX memory model), and reports two
+# accesses if neither is ordered before the other:
 
 from epmoe import RaceError
 from epmoe.lessons.telling import wrapped
@@ -93,13 +93,13 @@ except RaceError as race:
 
 # ## One instruction
 #
-# The cure is an instruction that does all three steps, with nobody between
-# them: an atomic add, which returns the number that was there before.
+# The cure is an instruction that does all three steps as one: an atomic add,
+# which returns the old number.
 
 
 @kernel
 def with_an_atomic(params, num_tokens, my_rank):
-    """The same, where reading and adding are one operation."""
+    """The same, but reading and adding are one operation."""
     for i in range(CLAIMS):
         slot = atomic_add_relaxed_gpu_i32(params + u64(COUNTER), 1)
         mine = params + u64(SLOTS + 4 * (block_idx() * CLAIMS + i))
@@ -111,24 +111,26 @@ for seed in range(20):
     assert sorted(slots.flat) == list(range(BLOCKS * CLAIMS))
 print("20 schedules: all slots different, no gap, no race")
 
-# Its name says more. "relaxed": it promises nothing about other memory, see
-# lesson 4. "gpu": it is atomic among the threads of this GPU. That is enough,
-# because only this rank claims slots in its own part of a peer's buffer. So
-# the counter lies at home, and no claim has to cross the link.
+# Its name says more. "relaxed" means that it promises nothing about other
+# memory (see lesson 4). "gpu" means that it is atomic among the threads of
+# this GPU. This is enough, because only this rank claims slots in its part of
+# a peer's buffer. So the counter is in this rank's own memory, and no claim
+# crosses a link.
 #
-# ## What an atomic does not give
+# ## An atomic gives no order
 #
-# An order. Here are the slots of the first blocks, under two schedules:
+# Here are the slots of the first blocks, under two schedules:
 
 for seed in (0, 1):
     slots = run(with_an_atomic, seed).tolist()
     print(f"seed {seed}: block 0 got {slots[0]}, block 1 got {slots[1]}")
 assert (run(with_an_atomic, 0) != run(with_an_atomic, 1)).any()
 
-# So after dispatch the rows that one rank sent to one expert lie in any
-# order, another one in every run. The specification says so: inside an
-# (expert, source rank) segment the order is free. To compare two results,
-# the project puts both into one form, "canonical". With the real kernels:
+# So after dispatch, the rows from one rank for one expert may be in any
+# order, and the order changes from run to run. The specification allows this:
+# the order within an (expert, src_rank) segment is free. To compare two
+# results, the project sorts both into one "canonical" order. Here are the
+# real kernels:
 
 import ml_dtypes
 import epmoe_ref
@@ -153,8 +155,9 @@ assert (canonical[0].output_tokens == canonical[1].output_tokens).all()
 
 # ## Claimed is not written
 #
-# A second trap. A block claims a slot and THEN writes its message. Suppose
-# another block waits until the counter says that all slots are claimed:
+# There is a second trap. A block claims a slot and THEN writes its message.
+# Suppose that another block waits until the counter says that all slots are
+# claimed:
 
 def messages(counts_claims):
     """A kernel that reads messages once all are claimed, or finished."""
@@ -184,17 +187,17 @@ for name, counts_claims in (("claimed", True), ("finished", False)):
     for seed in range(100):
         seen = run(messages(counts_claims), seed).reshape(-1)
         missing += (seen[BLOCKS:2 * BLOCKS - 1] == 0).sum()
-    print(f"waiting for {name}: {missing} messages read before they came")
+    print(f"waiting for {name}: {missing} messages read before written")
     assert (missing > 0) == counts_claims
 
-# That is why the protocol has two counters for each (local expert,
-# destination rank): `reserved` hands out slots, `finished` counts messages
-# that are completely written. Only `finished` may be waited for, and the
-# words "release" and "acquire" on it are what lesson 4 is about.
+# This is why the protocol has two counters for each (local expert, dst_rank).
+# `reserved` hands out slots, and `finished` counts completely written
+# messages. Only `finished` may be waited for. It uses "release" and
+# "acquire", which lesson 4 explains.
 #
 # Here are both in the real kernels, between the halves of a dispatch. Rank 0
-# has sent everything: the count of each (local expert, destination rank) is
-# in both counters. dispatch_wait puts them back to 0, for the next round.
+# has sent everything, so both counters hold the count of each (local expert,
+# dst_rank). dispatch_wait resets them to 0 for the next round.
 
 with ExpertParallel(cfg, LocalWorld(2, seed=0), kernels="plain") as ep:
     ep.dispatch_async(x, ids)
@@ -209,15 +212,15 @@ assert not np.any(after)
 #
 # ## Another way
 #
-# Slots can be found without atomics, by counting twice:
+# Slots can be found without atomics, by reading the ids twice:
 #
-#   1. every block counts how many of its pairs go to each expert;
-#   2. for each expert the counts are added up over the blocks before: that is
-#      the block's first slot (an "exclusive prefix sum");
-#   3. every block numbers its own pairs from its first slot on.
+#   1. Every block counts how many of its pairs go to each expert.
+#   2. For each expert, a block's first slot is the sum of the counts of all
+#      blocks before it (an "exclusive prefix sum").
+#   3. Every block numbers its own pairs, starting at its first slot.
 #
-# All blocks must have counted before any goes on, so they meet in between,
-# and the ids are read twice. What is gained: the same slots in every run.
+# All blocks must finish counting before any goes on, so they wait for each
+# other in between. In return, every run gives the same slots.
 #
 # ## Worked problems
 #
@@ -272,13 +275,13 @@ assert factorial(4) == 24
 #                            array of the same shape: the first slot of this
 #                            block for this expert.
 #   own_slots(experts, first)
-#                            of one block: the experts of its pairs in order,
-#                            a list of ids, -1 where a slot of the token is
-#                            empty; and its line of first_slots(counts).
+#                            for one block. experts: a list of the expert ids
+#                            of its pairs in order, -1 where there is no
+#                            expert. first: its line of first_slots(counts).
 #                            Returns a list: the slot of each pair, -1 for -1.
 #
 # Together they must number the pairs of each expert 0, 1, 2, ... in the order
-# of blocks, and inside a block in the order of its pairs.
+# of blocks, and within a block in the order of its pairs.
 #
 # STRETCH. Two threads each claim 10 times with the pencil. All 20 loads and
 # 20 stores may take turns in any order. The counter begins at 0. What is the

@@ -6,15 +6,15 @@ if __name__ == "__main__":
     tell(__file__)
     raise SystemExit
 
-# Rank 0 stores a message into the memory of rank 1, and then a flag beside
-# it: "it is there". Rank 1 watches the flag, then reads the message. It looks
-# as if nothing could go wrong. Almost everything can, and it is the heart of
-# the matter.
+# Rank 0 stores a message into the memory of rank 1, and then a flag next to
+# it: "ready". Rank 1 polls the flag, then reads the message. It looks as if
+# nothing could go wrong. Almost everything can, and this is the heart of the
+# matter.
 #
 # ## The message and the flag
 #
-# The same little program in many versions: `write` and `flag_up` are the two
-# stores of rank 0, `look` and `read` the two loads of rank 1.
+# This lesson runs many versions of one small program. `write` and `flag_up`
+# are the two stores of rank 0, `look` and `read` the two loads of rank 1.
 
 import numpy as np
 from epmoe import RaceError, device
@@ -30,7 +30,7 @@ MESSAGE, FLAG, SEEN = 0, 64, 128    # bytes from `params`
 
 
 def passing(write, flag_up, look, read):
-    """A kernel out of four operations on addresses."""
+    """A kernel made of four operations on addresses."""
     @kernel
     def pass_a_message(params, num_tokens, my_rank):
         if my_rank == 0:
@@ -44,11 +44,11 @@ def passing(write, flag_up, look, read):
     return pass_a_message
 
 
-# Two ranks, one block each; the memory belongs to rank 1.
+# There are two ranks with one block each. The memory belongs to rank 1.
 
 
 def run(kern, seed, blocks=1, **options):
-    """What rank 1 has seen at the end, under one schedule."""
+    """The number that rank 1 read, under one schedule."""
     machine = device.machine(2, seed=seed, **options)
     memory = machine.alloc(256, "memory", rank=1, regions=[
         ("message", MESSAGE, (4,), np.int32, ("number",)),
@@ -66,7 +66,7 @@ def run(kern, seed, blocks=1, **options):
 
 
 def race(kern, **options):
-    """The report of the first race under 8 schedules, in words."""
+    """The report of the first race under 8 schedules, as text."""
     for seed in range(8):
         try:
             run(kern, seed, racecheck=True, **options)
@@ -77,9 +77,9 @@ def race(kern, **options):
 
 # ## Old news
 #
-# A word such as st_relaxed_sys_i32 says: other threads may look at this place
-# while I write it; they see the old or the new number, nothing else. (A plain
-# store_i32 does not even promise that.) Let all four be relaxed:
+# With an intrinsic like st_relaxed_sys_i32, other threads may read the place
+# while it is written. They see the old or the new number and nothing else. (A
+# plain store_i32 does not even promise that.) Make all four relaxed:
 #
 # Predict: 30 schedules. How often will rank 1 read the old number?
 
@@ -89,11 +89,11 @@ seen = [run(relaxed, seed) for seed in range(30)]
 print(wrapped(f"rank 1 read {seen}"))
 assert set(seen) == {42}
 
-# Right, 30 times. But this simulator is kinder than a GPU: stores take effect
-# in the order in which they are written down. The memory model of GPUs does
-# not promise this. The two stores may take two ways through the machine, and
-# the flag may arrive first. With stale=True the simulator uses this freedom:
-# a load may return any older number that the rules permit.
+# This was right 30 times. But the simulator is kinder than a GPU: its stores
+# take effect in program order. The memory model of GPUs does not promise
+# this. The two stores may travel separately through the machine, and the flag
+# may arrive first. With stale=True the simulator uses this freedom: a load
+# may return any older number that the rules permit.
 
 seen = [run(relaxed, seed, stale=True) for seed in range(30)]
 print(wrapped(f"rank 1 read {seen}"))
@@ -103,9 +103,9 @@ assert set(seen) == {0, 42}
 #
 # ## Release and acquire
 #
-# The remedy has two halves. A release store says: whoever sees this number
-# shall also see all that I have done before. An acquire load says: what the
-# writer of this number had done before, I want to see after. One half alone
+# The remedy has two halves, a release store and an acquire load. If the load
+# reads the number that the store wrote, then everything that the writer did
+# before the store is visible to the reader after the load. One half alone
 # does nothing.
 #
 # Predict: both halves, release alone, acquire alone. Which of them let rank 1
@@ -125,23 +125,24 @@ for name, kern in (("both halves", ordered), ("release alone", release),
 
 # ## The race report
 #
-# Real messages are written by plain stores, 16 bytes at a time; they are the
-# fast ones. Plain accesses of two threads to one place must be ordered, or
-# their outcome means nothing: that is a data race. No value needs to be wrong
-# for it, so tests cannot find it. The race detector can: it keeps account of
-# who has acquired what from whom. Here the flag is relaxed:
+# Real messages are written by plain stores, 16 bytes at a time, because these
+# are fast. Plain accesses of two threads to one place must be ordered.
+# Otherwise they are a data race, and their outcome is undefined. A race can
+# happen without any wrong value, so tests of values cannot find it. The race
+# detector can. It records which thread has acquired what from which other
+# thread. Here the flag is relaxed:
 
 report = race(passing(store_i32, st_relaxed_sys_i32,
                       ld_acquire_sys_i32, load_i32))
 print(wrapped(report))
 assert "data race on message" in report and "the write is relaxed" in report
 
-# How to read it. The first line is the place, and what is not ordered. 1 and
-# 2 are the accesses, with their lines in this file. Then, what is missing; and
-# last the pair that came close: this store was seen by that load, and would
-# have made the order, were it not relaxed.
+# How to read it: the first line gives the place, and says which accesses are
+# not ordered. 1 and 2 are these accesses, with their lines in this file. Then
+# comes the missing synchronisation. Last comes the pair that almost ordered
+# them: the load read the number of the store, but the store is relaxed.
 #
-# With both halves there is silence:
+# With both halves there is no report:
 
 report = race(passing(store_i32, st_release_sys_i32,
                       ld_acquire_sys_i32, load_i32))
@@ -150,13 +151,13 @@ assert report.startswith("no race")
 
 # ## A fence, and no fence
 #
-# Order can also be put between two instructions. A fence in front of relaxed
-# stores makes releases of them all; one behind a relaxed load makes it an
-# acquire. One fence can so serve many signals.
+# A fence is a separate instruction that makes order. A fence before relaxed
+# stores turns all of them into releases. A fence after a relaxed load turns
+# it into an acquire. So one fence can serve many signals.
 
 
 def fenced(with_fence):
-    """The kernel with a relaxed flag, and a fence before it or none."""
+    """The kernel with a relaxed flag, with or without a fence before it."""
     def flag_up(address, value):
         if with_fence:
             fence_acq_rel_sys()
@@ -175,9 +176,10 @@ assert "data race on message" in report
 
 # ## How far
 #
-# The end of each word is its scope: cta (the threads of the block), gpu (of
-# this GPU), sys (of the whole system, other GPUs included). A narrow scope is
-# cheaper, and too narrow is as good as nothing. Between two ranks:
+# The last part of an intrinsic's name is its scope: cta (the threads of the
+# block), gpu (of this GPU), sys (of the whole system, with other GPUs). A
+# narrow scope is cheaper, but one that is too narrow does nothing. Between
+# two ranks:
 
 report = race(passing(store_i32, st_release_gpu_i32,
                       ld_acquire_gpu_i32, load_i32))
@@ -187,18 +189,19 @@ assert "do not include each other" in report
 # ## Three parties
 #
 # In dispatch many blocks write messages, and ONE signal covers them all. So
-# there is a party in the middle: the writers add to a counter, `finished`;
-# the signaller waits until all have, and raises the flag. May the reader rely
-# on writers that it has never met? Yes: release passes on what the signaller
-# itself acquired. One says, release is cumulative. The chain:
+# there is a party in the middle. The writers add to a counter, `finished`.
+# The signaller waits until all writers have done so, and raises the flag. May
+# the reader rely on writers with which it never synchronised? Yes: a release
+# passes on what the signaller itself acquired. Release is cumulative. This is
+# the chain:
 #
 #   writer      stores its message; finished += 1     release, gpu
 #   signaller   loads finished, sees them all         acquire, gpu
 #               raises the flag                       release, sys
 #   reader      loads the flag                        acquire, sys
 #
-# (To keep the program short, `finished` lies beside the flag here. In
-# dispatch it lies at the writers' own rank.)
+# (To keep the program short, `finished` is next to the flag here. In dispatch
+# it is on the writers' rank.)
 
 WRITERS = 3
 
@@ -236,14 +239,14 @@ print("the signaller's load relaxed:")
 print(wrapped(report))
 assert "data race on message" in report and "the read is relaxed" in report
 
-# The signaller never looks at the messages, and yet its load must acquire.
+# The signaller never reads the messages, and yet its load must acquire.
 #
 # ## The same in the real kernels
 #
-# This chain is dispatch, with recv_count in the place of the flag. The next
-# lines go through the source of the plain kernels, take out one fence or one
-# release after the other, and run the rest in a small world of two ranks,
-# until the loss of one makes a race on recv_buf:
+# This chain is dispatch, with recv_count as the flag. The next lines go
+# through the source of the plain kernels. They remove one fence or release
+# after another, and run the rest in a small world of two ranks, until a
+# removal causes a race on recv_buf:
 
 from epmoe.lessons.broken_kernel import unordered
 
@@ -251,10 +254,10 @@ mutant, report = unordered("dispatch_recv_buf")
 print(f"{mutant.token.place}: {mutant.change}")
 print(wrapped(report))
 
-# One word of the kernels has changed. The report names the message, the line
-# that wrote it, the line that read it, and at its end what came close to
-# putting the two in order. `epmoe mutants` breaks every word that
-# synchronises, in every kernel, and demands that each loss is noticed.
+# One intrinsic of the kernels has changed. The report names the message, the
+# line that wrote it, the line that read it, and the synchronisation that came
+# closest to ordering them. `epmoe mutants` removes each synchronisation of
+# every kernel in turn, and checks that a test notices.
 #
 # ## Worked problems
 #
@@ -303,24 +306,24 @@ assert WRITERS + 1 == 4
 # acquire can each have the scopes cta, gpu and sys. How many of the 9
 # combinations put the message before its reader? Set WARM_UP.
 #
-# CORE. A chain of four parties, as four functions, and all their words are
-# too weak. At rank 0, as above, blocks 1 to 3 send a message each, and block
-# 0 signals. At rank 1 only block 0 watches the flag; when it is up, it raises
-# a second flag, `ready`, for its own blocks 1 to 3, and these read one
-# message each. `finished` lies at rank 0; `message`, `flag` and `ready` at
-# rank 1.
+# CORE. The file has a chain of four parties, as four functions. All their
+# intrinsics are too weak. On rank 0, as above, blocks 1 to 3 send a message
+# each, and block 0 signals. On rank 1 only block 0 polls the flag. When it is
+# up, block 0 raises a second flag, `ready`, for its own blocks 1 to 3, and
+# these read one message each. `finished` is on rank 0. `message`, `flag` and
+# `ready` are on rank 1.
 #
 # Change the ORDER (relaxed, acquire, release) and SCOPE (cta, gpu, sys) of
-# the words until nothing races, and nothing is stronger than it must be. The
-# words for you, made up of operation, order, scope and type:
+# the intrinsics until nothing races, and nothing is stronger than it must be.
+# You may use these, named by operation, order, scope and type:
 #
 #   red_add_{relaxed,release}_{cta,gpu,sys}_i32      add
 #   ld_{relaxed,acquire}_{cta,gpu,sys}_i32           load
 #   st_{relaxed,release}_{cta,gpu,sys}_i32           store
 #   fence_acq_rel_{cta,gpu,sys}                      if you prefer fences
 #
-# The judge runs your functions under the race detector, and then does to them
-# what `epmoe mutants` does: it weakens each word, and expects a race.
+# The judge runs your functions under the race detector. Then it weakens each
+# intrinsic in turn, as `epmoe mutants` does, and expects a race.
 #
 # STRETCH. Rank 0 stores x = 1 and then loads y. Rank 1 stores y = 1 and then
 # loads x. Both began as 0. The stores are release, the loads acquire, all of

@@ -6,18 +6,18 @@ if __name__ == "__main__":
     tell(__file__)
     raise SystemExit
 
-# The signals of lesson 4 make one exchange right. A model has a hundred
-# layers and runs for days on the same buffers. This lesson is about the
-# second time.
+# With the signals of lesson 4 one exchange is right. But a model has a
+# hundred layers, and runs for days on the same buffers. This lesson is about
+# the second exchange.
 #
 # ## A round
 #
-# Two ranks, each with one mailbox: a message, and a word that is 0 while
-# nothing has arrived (in dispatch the word is recv_count, and "not arrived"
-# is 2**64 - 1, because 0 is a possible count). A round: write to the peer's
-# mailbox, raise its word with release; wait for the own word with acquire,
-# read, and put the own word back to 0, ready for the next time. The second
-# half, `answers`, is for later.
+# There are two ranks, and each has one mailbox: a message, and a word that is
+# 0 until something has arrived. (In dispatch the word is recv_count, and "not
+# arrived" is 2**64 - 1, because 0 is a possible count.) In a round, each rank
+# writes to its peer's mailbox and sets the peer's word with release. Then it
+# polls its own word with acquire, reads the message, and resets its own word
+# to 0 for the next round. The second half, `answers`, is for later.
 
 from collections import Counter
 
@@ -102,30 +102,30 @@ for what, times in outcomes.most_common():
     print(f"{times:4} times {what}")
 assert outcomes["right"] and outcomes["hang"] and len(outcomes) > 2
 
-# Three different ends, from one fault. No rank is slower on purpose; the
+# One bug has three different outcomes. No rank is slower on purpose. The
 # schedule alone decides.
 #
-# Wrong, "got 2 twice" or the like: rank 0 was quick. It had its message of
-# round 1, so it went on and wrote its message of round 2 over that of round
-# 1, which rank 1 had not read yet.
+# A wrong result, for instance [2, 2]: rank 0 was quick. It had received its
+# message of round 1, so it went on. Its message of round 2 overwrote its
+# message of round 1, which rank 1 had not read yet.
 #
-# A hang: one rank signalled round 2 before the other had put its word back
-# for round 1. Then the other put it back, and wiped out the new signal with
-# it. Nobody will ever send it again:
+# A hang: one rank signalled round 2 before the other had reset its word of
+# round 1. Then the other reset the word, and erased the new signal, which is
+# never sent again:
 
 print(wrapped(hang))
 
-# In the simulator a hang is a report: every thread waits, and for what. On a
-# GPU it is a screen on which nothing happens.
+# In the simulator a hang is a report, which lists what each thread waits for.
+# On a GPU nothing happens any more.
 #
 # ## The cure costs nothing
 #
-# What is missing is a word from the receiver: "I have read it". In a
-# Mixture-of-Experts layer that word comes anyway, for dispatch is followed by
-# combine: rank 1 sends the expert's results back, and it cannot have those
-# before it has read the message. Who has received combine i from all peers
-# knows that all have done with dispatch i. Strictly alternating, dispatch
-# guards combine's buffer in the same way, and no barrier is needed ever:
+# The sender needs an answer from the receiver: "I have read it". In a
+# Mixture-of-Experts layer this answer comes anyway, because combine follows
+# dispatch. Rank 1 sends the expert's results back, and it cannot have them
+# before it has read the message. Once you have everyone's combine i, everyone
+# is finished with dispatch i. If the two strictly alternate, dispatch guards
+# combine's buffer in the same way, and no barrier is ever needed:
 
 guarded = rounds(4, answers=True)
 for seed in range(50):
@@ -135,7 +135,7 @@ print("4 rounds with answers: right 50 times, and no race")
 
 # ## The real kernels
 #
-# ExpertParallel knows this rule and refuses:
+# ExpertParallel enforces this rule. It refuses the second dispatch:
 
 import ml_dtypes
 from epmoe import EPConfig, EPStateError, ExpertParallel, LocalWorld
@@ -159,11 +159,11 @@ with ExpertParallel(cfg, LocalWorld(2, seed=0), kernels="plain") as ep:
         assert (ep.region(name, 0) == held).all()
 print("after a round as before:", ", ".join(before))
 
-# (Putting words back is the kernels' own task: a host that had to clear
-# counters between two rounds would cost more than the round.)
+# (The kernels reset the words themselves. If the host had to clear counters
+# between two rounds, this would cost more than the round.)
 #
-# What would happen if it did not refuse? The same kernels, launched behind
-# its back, once with combine left out:
+# What would happen if it did not refuse? Here the same kernels are launched
+# without ExpertParallel, and combine is left out:
 
 from epmoe.lessons.two_dispatches import outcome
 
@@ -173,8 +173,8 @@ for n_dispatches in (1, 2):
     print(f"{n_dispatches} in a row, 8 schedules:", dict(seen))
 assert seen["hang"] > 0
 
-# And under the race detector, which stops at the first race, before it can do
-# harm, and sees it also where a schedule would have ended well:
+# Now under the race detector. It stops at the first race, before it can do
+# harm, and finds it even in a schedule that would have ended well:
 
 reports = [outcome(2, seed) for seed in range(8)]
 print(dict(Counter(how for how, _ in reports)))
@@ -182,11 +182,11 @@ for how, text in reports:
     if how == "race":
         print(wrapped(text.partition("\n")[0]))
 
-# ## When a peer does not come
+# ## When a peer never arrives
 #
-# Not every hang is a fault of the protocol. A rank may have died, or been
-# given another number of rounds. So no wait of this project is endless: each
-# has a time limit, by the device's clock. Here rank 1 never sends.
+# Not every hang is a fault of the protocol. A rank may have died, or may run
+# a different number of rounds. So no wait in this project is endless. Each
+# has a time limit, measured by the device's clock. Here rank 1 never sends.
 
 from epmoe import PeerTimeout
 from epmoe.lessons.silent_rank import all_but
@@ -200,13 +200,15 @@ with ExpertParallel(cfg, world, _factories=all_but(1), fused=False,
     except PeerTimeout as error:
         print(wrapped(error))
 
-# It says who waits, for whom, and for what; then reset() makes a new start.
+# The error says which rank waits, for which rank, and for what. After it,
+# reset() recovers.
 #
-# ## When a block does not come
+# ## When a block never starts
 #
-# The last kind of hang needs one GPU only. Blocks of a launch may wait for
+# The last kind of hang needs only one GPU. Blocks of a launch may wait for
 # each other only if all of them are on the GPU at once. If a launch has more
-# blocks than fit, some start when others end; and those never end:
+# blocks than fit, some start only when others end. But the others wait for
+# them, and never end:
 #
 # Predict: Two blocks wait for block 1. What happens if the GPU has room for
 # one block at a time?
@@ -214,7 +216,7 @@ with ExpertParallel(cfg, world, _factories=all_but(1), fused=False,
 
 @kernel
 def wait_for_block_1(params, num_tokens, my_rank):
-    """Block 1 raises a word, all blocks wait until it is up."""
+    """Block 1 raises a flag; all blocks wait until it is up."""
     if block_idx() == 1:
         st_release_sys_i32(params, 1)
     while ld_acquire_sys_i32(params) == 0:
@@ -222,7 +224,7 @@ def wait_for_block_1(params, num_tokens, my_rank):
 
 
 def two_blocks(**options):
-    """Launch it with two blocks; returns when both have ended."""
+    """Launch the kernel with two blocks; returns when both have ended."""
     machine = device.machine(1, seed=0, **options)
     memory = machine.alloc(4, "flag")
     memory.fill(0)
@@ -242,8 +244,8 @@ try:
 except DeadlockError as error:
     print(wrapped(error))
 
-# So the grid of every kernel here is at most what fits, and a larger one is
-# refused before it is launched.
+# So no kernel here has more blocks than fit on the GPU at once. A larger grid
+# is refused before it is launched.
 #
 # ## Worked problems
 #
@@ -286,21 +288,22 @@ assert round(30 / 0.5e-6) == 60_000_000
 # kernel. Blocks wait for each other. There is work for 300 blocks. How many
 # blocks may the grid have? Set WARM_UP.
 #
-# CORE. A program does dispatches ONLY, no combine, for `rounds` rounds. All
-# ranks run the same list of steps, each at its own pace. Every rank has TWO
-# buffers now, 0 and 1, each with a mailbox for every peer. The steps:
+# CORE. A program does ONLY dispatches, no combine, for `rounds` rounds. All
+# ranks run the same list of steps, each at its own pace. Now every rank has
+# TWO buffers, 0 and 1, each with a mailbox for every peer. These are the
+# steps:
 #
 #   "send 0", "send 1"    write this round's message into that buffer of every
 #                         peer, and signal it
 #   "wait 0", "wait 1"    wait until all peers have signalled that buffer of
-#                         one's own, read the messages, put the words back
-#   "barrier"             wait until all ranks have come to this barrier
+#                         this rank, read the messages, reset the words
+#   "barrier"             wait until all ranks have reached this barrier
 #
 # Write program(rounds), which returns the list. Each round is sent once and
-# waited for once, in order; no message may be overwritten before it is read,
-# no signal lost, nobody may wait for ever. Barriers are slow: can you do
-# without? The judge tries every order in which ranks can take their steps,
-# and shows the shortest one that does harm.
+# waited for once, in order. No message may be overwritten before it is read,
+# no signal may be lost, and no rank may wait for ever. Barriers are slow: can
+# you do without them? The judge tries every order in which ranks can take
+# their steps, and shows the shortest one that does harm.
 #
 # STRETCH. A program sends one round ahead: send 0, then for every round send
 # i + 1 and wait i. It takes its buffers in turn and has no barrier. How many

@@ -6,16 +6,17 @@ if __name__ == "__main__":
     tell(__file__)
     raise SystemExit
 
-# How fast can dispatch be? Before measuring anything, one can say how fast it
-# cannot be: what has to cross the links takes its time. This lesson counts
-# bytes, makes a lower bound of them, the floor, and holds it against what was
-# measured. All figures of measurements come from the files of the project's
-# benchmarks; none stands in this text.
+# How fast can dispatch be? Before measuring, we can say how fast it cannot
+# be, because data needs time to cross the links. This lesson counts bytes,
+# derives a lower bound from them, the floor, and compares it with
+# measurements. All measured figures come from the result files of the
+# project's benchmarks. This text contains none.
 #
 # ## What crosses a link
 #
-# The sizes of lesson 1: 256 experts on 4 GPUs, 8 of them for a token, tokens
-# of 7168 numbers. A router that likes all experts alike is drawn from a seed.
+# Take the sizes of lesson 1: 256 experts on 4 GPUs, 8 experts for each token,
+# tokens of 7168 numbers. A seed draws a router that likes all experts
+# equally.
 
 from math import comb
 
@@ -34,7 +35,7 @@ def routing(tokens, seed=0):
             for _ in range(N_RANKS)]
 
 
-# pairs[src, dst]: messages from rank to rank, one for each (token, slot).
+# pairs[src, dst] counts messages from rank to rank, one for each (token, k).
 
 
 def pairs_matrix(topk_ids):
@@ -47,14 +48,13 @@ def pairs_matrix(topk_ids):
 matrix = pairs_matrix(routing(128))
 print(matrix)
 
-# The diagonal stays at home. The rest crosses links, and every GPU has a way
-# out and a way in of its own, which work at the same time. So what counts is
-# the busiest way of any GPU: the largest sum of a line or a column, without
-# the diagonal.
+# The diagonal stays on its rank. The rest crosses links. A GPU sends and
+# receives at the same time. So the busiest direction of any GPU decides: the
+# largest sum of a line or a column, without the diagonal.
 
 
 def busiest(matrix):
-    """The most tokens that cross one GPU's way out, or in."""
+    """The most tokens that one GPU sends, or receives."""
     others = matrix - np.diag(np.diag(matrix))
     return max(others.sum(axis=0).max(), others.sum(axis=1).max())
 
@@ -65,12 +65,12 @@ print(f"busiest GPU: {busiest(matrix)} tokens, {sent_bytes / 1e6:.1f} MB")
 
 # ## The floor
 #
-# bytes / bandwidth. The benchmarks measure the bandwidth in the same run, by
-# a kernel that does nothing but store to peers.
+# The floor is bytes / bandwidth. The benchmarks measure the bandwidth in the
+# same run, with a kernel that only stores to peers.
 
 found = measured.newest()
 if found is None:
-    print("(no files of results at hand: they are in the repository,")
+    print("(no result files found: they are in the repository, in")
     print("benchmarks/results. A guess is used instead of a measurement.)")
 gbps = found.link_gbps if found else 350.0
 print(f"{gbps:.0f} GB/s,", "a guess" if not found else
@@ -85,12 +85,12 @@ for tokens in (1, 128, 4096):
 # 1000 make microseconds. G is 10**9 here, not 2**30.)
 #
 # No kernel that sends these bytes is faster than the floor, however clever.
-# To get below it one must send less. There are two ways.
+# To get below it, a kernel must send less. There are two ways.
 #
 # ## Less: smaller numbers
 #
-# The payload can be quantised before it is sent: fewer bits a number, and a
-# scale for each group of numbers.
+# The payload can be quantised before it is sent: fewer bits for each number,
+# and a scale for each group of numbers.
 
 for name in ("bf16", "fp8_blockwise", "mxfp8", "mxfp4", "nvfp4"):
     cfg = EPConfig(N_RANKS, N_EXPERTS, TOP_K, HIDDEN, 128,
@@ -101,18 +101,18 @@ for name in ("bf16", "fp8_blockwise", "mxfp8", "mxfp4", "nvfp4"):
 
 # ## Less: a token once
 #
-# 8 experts on 4 ranks: at least two of a token's experts share a rank, so the
-# same payload goes to the same GPU more than once. The "rows" kernels send
-# it once to each RANK, with the list of its experts there; the receiver
-# makes the copies. How many ranks does a token visit? A rank is missed with
-# probability C(E - L, k) / C(E, k): all k experts are among those elsewhere.
+# A token has 8 experts on 4 ranks. At least two of them share a rank, so the
+# same payload goes to the same GPU more than once. The "rows" kernels send it
+# once to each RANK, with the list of the token's experts there. The receiver
+# makes the copies. How many ranks does a token visit? It misses a rank if all
+# its k experts are elsewhere, with probability C(E - L, k) / C(E, k).
 #
 # Predict: 8 experts, 4 ranks, 256 experts in all. How many ranks does a token
 # visit on average: 2, 3, 3.6 or 4?
 
 
 def ranks_visited(n_ranks):
-    """How many ranks a token visits, in the mean."""
+    """How many ranks a token visits, on average."""
     local = N_EXPERTS // n_ranks
     missed = comb(N_EXPERTS - local, TOP_K) / comb(N_EXPERTS, TOP_K)
     return n_ranks * (1 - missed)
@@ -134,22 +134,22 @@ for n in (2, 4, 8, 16, 64):
           f"{TOP_K / rows:.2f} times less")
 assert TOP_K / ranks_visited(2) > 3.9 and TOP_K / ranks_visited(64) < 1.1
 
-# With few ranks that is a lot, with many almost nothing. And it has a price:
+# With few ranks this saves a lot, with many almost nothing. It has a price:
 #
-# - On the way back the experts' rank must add up its rows of a token before
-#   it sends, or nothing would be saved. Pairs send every row as it is.
-# - These partial sums are rounded to bf16. That is one rounding more than in
-#   pairs, where the token's own rank adds up all rows in float32.
-# - There is more to keep in mind: which row goes to which experts must travel
-#   with the row, and be remembered for the way back.
+# - In combine the experts' rank must sum its rows of a token before it sends,
+#   or nothing would be saved. Pairs send every row as it is.
+# - These partial sums are rounded to bf16. This is one more rounding than in
+#   pairs, where the token's rank sums all rows in float32.
+# - There is more bookkeeping: the list of a row's experts must travel with
+#   the row, and must be kept for combine.
 #
-# On the way there nothing is added up, so pairs can save these bytes for
-# nothing: the fused dispatch writes the payload into the token's message to
-# one of its experts on a rank, and the messages to the others there only say
-# in which message it lies, as seen in lesson 2. On the way back every expert
-# has a row of its own.
+# In dispatch nothing is summed, so pairs can save these bytes too, at no
+# price. The fused dispatch writes the payload into the token's message to one
+# of its experts on a rank. The messages to the other experts there say which
+# message has it, as in lesson 2. In combine every expert sends its own row.
 #
-# How much is one rounding? A token with 8 rows, two on each of 4 ranks:
+# How much does one rounding matter? Take a token with 8 rows, two on each of
+# 4 ranks:
 
 import ml_dtypes
 
@@ -165,15 +165,15 @@ assert 0.05 < differ < 0.9
 
 # ## What was measured
 #
-# Times in microseconds of the slowest GPU, and how many times the floor of
-# what these kernels send. "whole" are fast kernels for pairs that sent a
-# payload in every message, "shared" are pairs that send it once to a rank;
-# "grouped rows" end, like pairs, with rows grouped by expert; NCCL is an
-# all-to-all with permutation, in torch.
+# Times are microseconds of the slowest GPU, and multiples of the floor for
+# the bytes that the kernels send. "whole" are earlier fast kernels for pairs,
+# which sent a payload in every message. "shared" are pairs that send it once
+# to a rank. "grouped rows" (gr. rows) end, like pairs, with rows grouped by
+# expert. NCCL is an all-to-all with permutation, in torch.
 
 
 def times_and_floor(kernels, phase, tokens):
-    """Microseconds, and in brackets how many floors that is."""
+    """Microseconds, and in brackets the multiple of the floor."""
     row = found.row(kernels, phase, tokens)
     if row is None:
         return f"{'-':>16}"
@@ -193,8 +193,8 @@ if found:
                   *(times_and_floor(k, phase, tokens) for k in OURS),
                   f"{nccl['us']:8.1f}" if nccl else f"{'-':>8}")
 
-# Two things to see in it. The first: for large batches the kernels come near
-# their floor, and then only fewer bytes help.
+# The table shows two things. First, for large batches the kernels come close
+# to their floor. Then only fewer bytes help.
 
 
 def compared(phase, tokens, kernels, name):
@@ -214,7 +214,7 @@ if found:
     compared("dispatch", most, "expert-major", "grouped rows")
     compared("combine", most, "expert-major", "grouped rows")
 
-# The second: for small batches the floor says nothing.
+# Second, for small batches the floor says nothing.
 
 if found:
     row = found.row("pairs whole", "dispatch", 1)
@@ -223,18 +223,18 @@ if found:
               f"measured {row['us']:.1f} us")
         assert row["us"] > 5 * row["floor_us"]
 
-# One token's bytes are nothing. What remains is a chain of steps of which
-# each waits for the one before: claim a slot, write, count, see the count,
-# signal across the link, see the signal, add up the offsets, tell the other
-# blocks, copy. Here kernels get faster by leaving out steps, not bytes.
+# One token has almost no bytes. What remains is a chain of steps. Each waits
+# for the one before: claim a slot, write, count, see the count, signal across
+# the link, see the signal, sum the offsets, tell the other blocks, copy. Here
+# kernels get faster by leaving out steps, not bytes.
 #
 # ## Where to go on
 #
-#   epmoe explain          a round of the real kernels, to step through
-#   epmoe/kernels/dispatch.py        tells the real kernels' story, and combine.py
-#   epmoe_ref/                       what they must produce, to the bit
-#   docs/checking.md                 a kernel of yours under the race detector
-#   benchmarks/notes/                what was tried to be fast, and what came out
+#   epmoe explain              a round of the real kernels, to step through
+#   epmoe/kernels/plain/       the plain kernels, made for reading
+#   epmoe_ref/                 the results that kernels must give, exactly
+#   docs/checking.md           your own kernel under the race detector
+#   benchmarks/notes/          what was tried to gain speed, and the outcome
 #
 # ## Worked problems
 #
@@ -279,24 +279,25 @@ assert round(359e9 * 1e-6 / 14336) == 25
 # equally likely. How many bytes of pairs leave a rank for the other, on
 # average? Set WARM_UP.
 #
-# CORE. A routing is given, and a machine. Write
+# CORE. Given a routing and a machine, which layout is faster? Write
 #
 #   decide(topk_ids, n_ranks, n_experts, row_bytes, link_gbps, extra_us)
 #
 # which returns three things: the floor of pairs in microseconds, the floor of
-# rows in microseconds, and "pairs" or "rows", whichever should be used.
+# rows in microseconds, and the faster layout, "pairs" or "rows".
 #
-#   topk_ids    list over ranks of integer arrays (tokens, top_k); the ranks
-#               may have different numbers of tokens, 0 too; -1 is an empty
-#               slot, nothing is sent for it
+#   topk_ids    list over ranks of integer arrays (tokens, top_k). The ranks
+#               may have different numbers of tokens, also 0. -1 means no
+#               expert, and nothing is sent for it.
 #   row_bytes   bytes of one token, for both layouts
-#   link_gbps   10**9 bytes a second, of each GPU out, and as much in
-#   extra_us    what rows cost beyond their floor, for the sums and the
-#               bookkeeping; pairs cost nothing beyond theirs. If both come
-#               out alike: "pairs"
+#   link_gbps   10**9 bytes a second that each GPU can send, and at the same
+#               time receive
+#   extra_us    the time that rows take beyond their floor, for the sums and
+#               the bookkeeping. Pairs take their floor. If both times are
+#               equal, return "pairs".
 #
-# A floor counts the busiest way of any rank, out or in, as above; what a rank
-# sends to itself crosses no link.
+# A floor counts the busiest direction of any rank, in or out, as above. What
+# a rank sends to itself crosses no link.
 #
 # STRETCH. 8 ranks, 256 experts, every choice of k experts equally likely.
 # From which top_k on do rows send at most half the bytes of pairs? Set
