@@ -1,4 +1,4 @@
-"""A student's file: loaded, its functions called, and every way in which that can fail told in words."""
+"""Loads a student's file and calls its functions; explains every way in which that can fail."""
 
 import copy
 import importlib.util
@@ -72,7 +72,7 @@ def call(answer, name, *arguments):
 
 
 def whole_numbers(got, name):
-    """An array of what a function returned, if it is integers, exact as Python's are."""
+    """A function's result as an array of exact Python integers; raises Wrong for anything else."""
     try:
         made = np.asarray(got)
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The plain kernels with one synchronisation taken out, found by what its loss does to a region of memory."""
+"""Finds a synchronisation of the plain kernels whose removal causes a race on a given region of memory."""
 
 from importlib import import_module
 
@@ -16,9 +16,9 @@ WORLD = World("split", PLAIN, ((5, 3),) * 2)
 
 
 def unordered(region):
-    """(Mutant, report): the first fence or release whose loss makes a race on the region. Raises LookupError.
+    """(Mutant, report) of the first fence or release whose removal causes a race on the region. Raises LookupError.
 
-    Of several schedules the one is taken whose report names the changed line, or else the first.
+    If several schedules race, a report that names the changed line is preferred.
     """
     for mutant in _candidates():
         edits = {mutant.token.file: mutant.apply(edited_kernels.source_of(mutant.token.file))}
@@ -38,7 +38,7 @@ def unordered(region):
 
 
 def _race(seed, edits):
-    """The report of the race that a run with edited kernels ends with; "" if it ends otherwise."""
+    """The race report of a run with edited kernels; "" if the run does not end with a race."""
     try:
         package = edited_kernels.load(edits)
         plain = import_module(f"{package.__name__}.plain")
@@ -51,7 +51,7 @@ def _race(seed, edits):
 
 
 def _candidates():
-    """Lost fences first, then relaxed releases of system scope, then of device scope."""
+    """Sort key: removed fences first, then relaxed releases of system scope, then those of device scope."""
     found = [
         m
         for file in edited_kernels.files()

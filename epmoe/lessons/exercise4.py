@@ -15,7 +15,7 @@ from epmoe.mutants.tokens import mutants_of
 from epmoe_ref.errors import DeadlockError, EPError, OutOfBoundsError, RaceError
 
 STUB = '''
-from epmoe.device import *      # all words
+from epmoe.device import *      # all intrinsics
 
 
 def send(message, finished, value):
@@ -120,7 +120,7 @@ def judge(answer):
             )
     return (
         f"no race under {len(SEEDS)} schedules, and each of the {len(weaker)} ways to weaken a word was noticed: "
-        "nothing is missing and nothing too much."
+        "nothing is missing and nothing is superfluous."
     )
 
 

@@ -77,8 +77,8 @@ def judge(answer):
     barriers = _steps(call(answer, "program", 5), 5).count("barrier")
     if barriers:
         return (
-            f"no order of steps does harm. It takes {barriers} barriers for 5 rounds, though, and each costs a "
-            "journey to all ranks and back. There is a way without any: can you find it?"
+            f"no order of steps does harm. But it takes {barriers} barriers for 5 rounds, and each costs a "
+            "round trip to all ranks. There is a way without any: can you find it?"
         )
     return (
         "no order of steps does harm, and no barrier is needed: a rank that has seen round r + 1 of a peer knows "

@@ -192,7 +192,7 @@ def _why(us, layout, matrix, row_bytes, gbps, topk_ids, n_ranks, n_experts):
         ),
         (
             busiest(rows if layout == "pairs" else pairs) * each,
-            "this is the floor of the other layout: pairs send one message for each (token, slot), rows one for each "
+            "this is the floor of the other layout: pairs send one message for each (token, k), rows one for each "
             "(token, rank with an expert of it)",
         ),
         (busiest(tokens) * each, "not every token goes to every rank"),

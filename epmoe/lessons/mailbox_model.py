@@ -1,9 +1,9 @@
-"""Every way in which ranks can run a program of sends and waits over shared mailboxes, tried out.
+"""Tries every order in which ranks can run a program of sends and waits over shared mailboxes.
 
-Each rank has some buffers, each with a mailbox for every peer: a message, and a word that says "not arrived" or that it
-is there. Steps: "send b" writes the next round's message into buffer b of every peer and then raises its word there;
-"wait b" waits for the words of all peers in the own buffer b, reads their messages, puts the words back; "barrier"
-waits until every rank is there. The i-th send of a rank carries round i, its i-th wait wants round i.
+Each rank has some buffers, each with a mailbox for every peer: a message, and a word that says whether it has arrived.
+Steps: "send b" writes the next round's message into buffer b of every peer and then raises its word there; "wait b"
+waits for the words of all peers in this rank's buffer b, reads their messages and resets the words; "barrier" waits
+until every rank has reached it. The i-th send of a rank carries round i, and its i-th wait expects round i.
 """
 
 from collections import deque
@@ -29,11 +29,11 @@ def parts(program, rank, n_ranks):
 
 
 class Fault(Exception):
-    """(what is wrong): the step just tried does harm."""
+    """The step just tried does harm; the message says what."""
 
 
 def _after(part, rank, boxes):
-    """The mailboxes after a step, None if it must wait. boxes: {(owner, buffer, source): (message, read?, word)}."""
+    """The mailboxes after a step, or None if it must wait. boxes: {(owner, buffer, src_rank): (message, read?, word)}."""
     _, what, peer, buffer, number = part
     key = (peer, buffer, rank) if what in ("write", "raise") else (rank, buffer, peer)
     message, was_read, up = boxes.get(key, (0, True, 0))
@@ -111,7 +111,7 @@ def _path(came_from, state):
 
 
 def told(program, path):
-    """The steps of a path as lines: "rank 0  send 0   (round 2)"; a step that is not ended says how far it came."""
+    """The steps of a path as lines: "rank 0  send 0   (round 2)"; for an unfinished step, how far it got."""
     lines, open_steps = [], {}
     for rank, (i, what, *_rest, number) in path:
         if open_steps.get(rank) != i:

@@ -1,4 +1,4 @@
-"""What the benchmarks have measured: rows of the files in benchmarks/results of the repository, the newest first."""
+"""Benchmark results: rows of the files in the repository's benchmarks/results, newest first."""
 
 import json
 from pathlib import Path
@@ -10,10 +10,9 @@ SHAPE = dict(hidden=7168, experts=256, top_k=8, routing="uniform", graph=False)
 
 
 class Measured:
-    """Rows for one number of GPUs, each the newest of its kind.
+    """Rows for one number of GPUs, the newest of each kind.
 
-    n_ranks, device: of the machine. date, link_gbps: of the newest file. None where the repository's files are not at
-    hand (an installed package without its repository).
+    n_ranks, device: of the machine. date, link_gbps: of the newest file.
     """
 
     def __init__(self, records):
@@ -29,18 +28,18 @@ class Measured:
                     self._rows[row["kernels"], row["phase"], row["tokens"], row["format"]] = row
 
     def row(self, kernels, phase, tokens, format="bf16"):
-        """The row of these kernels for batches of so many tokens a rank, or None."""
+        """The row of these kernels for this number of tokens a rank, or None."""
         return self._rows.get((kernels, phase, tokens, format))
 
     def tokens(self, kernels, phase):
-        """For how many tokens there are rows."""
+        """The numbers of tokens for which there are rows."""
         return sorted(
             tokens for k, p, tokens, f in self._rows if (k, p, f) == (kernels, phase, "bf16")
         )
 
 
 def newest():
-    """Measured, for the largest number of GPUs that there is; None if there are no files."""
+    """Measured for the largest number of GPUs; None without files (an installed package without its repository)."""
     records = (
         [json.loads(path.read_text()) for path in FOLDER.glob("*.json")] if FOLDER.is_dir() else []
     )

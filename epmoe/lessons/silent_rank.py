@@ -1,4 +1,4 @@
-"""The plain kernels, but one rank never sends: what happens to the others?"""
+"""The plain kernels with one rank that never sends, to show what its peers do."""
 
 from epmoe.host.plain_kernels import Factories
 

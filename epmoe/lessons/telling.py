@@ -1,5 +1,6 @@
-"""Tells a lesson: its file is read from top to bottom, comments are printed as text, code is shown, run, and heard.
+"""Prints a lesson from top to bottom: its comments as text, its code, and the output of the code.
 
+<<<<<<< HEAD
 A lesson is a plain Python file. Comments that begin in the first column are the text of the article, "# ## " begins a
 section; everything else is code, comments inside functions included. Line numbers stay those of the file and stand before
 each line of code, so that tracebacks, race reports and hang reports point into the article.
@@ -7,6 +8,11 @@ each line of code, so that tracebacks, race reports and hang reports point into 
 A paragraph that begins with "Predict: " asks for a prediction, which --step waits for. One that begins with "Answer: "
 answers the question above it and is folded: only --answers shows it. Code below an answer checks its numbers: it runs, and
 is never shown.
+=======
+A lesson is a plain Python file. Comments that begin in the first column are the text of the article, and "# ## " begins a
+section. Everything else is code, including comments inside functions. Line numbers are those of the file, so
+tracebacks, race reports and hang reports point into the article.
+>>>>>>> 3de7f0f (lessons: plain docstrings)
 """
 
 import ast
@@ -51,7 +57,7 @@ def _is_main(node):
 
 
 def _texts(out, lines):
-    """Text between two pieces of code: its paragraphs, a heading alone."""
+    """The paragraphs of the text between two pieces of code; a heading is a paragraph."""
     paragraph = []
     for line in [*lines, ""]:
         if line.startswith("# ## "):
@@ -103,7 +109,7 @@ def _joined(texts):
 
 
 def wrapped(text, width=WIDTH - len(INDENT)):
-    """Long lines of a report broken, the continuation indented below its beginning."""
+    """A report with long lines broken; continuation lines are indented."""
     out = []
     for line in str(text).splitlines():
         indent = " " * (len(line) - len(line.lstrip()) + 4)
@@ -112,7 +118,7 @@ def wrapped(text, width=WIDTH - len(INDENT)):
 
 
 class _Indented:
-    """A stream that indents every line written to it, and sets the first one off from what stands above."""
+    """A stream that indents every line written to it, with an empty line before the first."""
 
     def __init__(self, stream):
         self.stream, self.fresh, self.used = stream, True, False
@@ -157,6 +163,7 @@ class Teller:
             self.line("\n".join(lines).rstrip())
         self.line()
 
+<<<<<<< HEAD
     def predict(self, lines):
         """A question about what the next code is going to print; with pause the answer is kept until it has."""
         self.line("\n".join(lines).rstrip(), "bold" if self.pause else "")
@@ -167,6 +174,10 @@ class Teller:
 
     def code(self, first, lines):
         """Code as it stands in the file, behind its line numbers."""
+=======
+    def code(self, lines):
+        """The file's code, with a bar before each line."""
+>>>>>>> 3de7f0f (lessons: plain docstrings)
         from rich.text import Text
 
         for number, line in enumerate(lines, first):
@@ -193,7 +204,7 @@ class Teller:
 
 @contextlib.contextmanager
 def plain_simulator():
-    """The simulator, which shows what lessons are about, and none of its options from the environment."""
+    """Choose the simulator, which lessons need, and ignore its options in the environment."""
     os.environ["EPMOE_DEVICE"] = "sim"
     kept = {name: os.environ.pop(name, None) for name in ("EPMOE_SEED", "EPMOE_RACECHECK")}
     os.environ["EPMOE_RACECHECK"] = "0"  # a lesson that wants the race detector says so
@@ -207,7 +218,7 @@ def plain_simulator():
 
 
 def tell(file, *, pause=False, stream=None):
-    """Tell the lesson of a file; an assertion that fails in it is raised. Returns the names that it defined."""
+    """Print the lesson of a file; returns the names that it defined. A failing assertion in it is raised."""
     with plain_simulator():
         return _told(file, pause, stream)
 

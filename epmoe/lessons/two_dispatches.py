@@ -1,4 +1,4 @@
-"""Rounds of the plain dispatch kernel with no combine between them: what ExpertParallel refuses to do."""
+"""Rounds of the plain dispatch kernel without a combine between them, which ExpertParallel refuses."""
 
 from epmoe.host.plain_kernels import Factories
 from epmoe.mutants.page_worlds import PLAIN
@@ -18,7 +18,7 @@ class _WithoutCombine(WorldRun):
 
 
 def outcome(rounds, seed, *, racecheck=True):
-    """("ends", "hang" or "race", the report) of these many dispatches in a row under one schedule."""
+    """("ends", "hang" or "race", the report) of n dispatches in a row under one schedule."""
     world = World("dispatches in a row", PLAIN, ((5, 3),) * rounds, fused=True)
     try:
         _WithoutCombine(world, Factories(), seed, racecheck=racecheck).go()
