@@ -2,16 +2,16 @@
 
 | file | |
 |---|---|
-| lessonN_*.py | the article: comments are its text, code runs and prints in step |
-| exerciseN.py | what the student's file holds at first, and the judge of what it holds later: two numbers and code |
-| telling.py | reads a lesson's file and tells it: text, code, output |
-| judge.py | judges a student's file in a process of its own |
+| lessonN_*.py | the article: comments are its text; its code runs and prints |
+| exerciseN.py | the student's empty file, and the judge of the finished one: two numbers and code |
+| telling.py | prints a lesson: text, code, output |
+| judge.py | judges a student's file in a separate process |
 | answers.py | loads a student's file and calls its functions |
-| number_questions.py | judges a number, with the usual mistakes told apart |
+| number_questions.py | judges a number, and recognises the usual mistakes |
 | command.py | the command line |
-| broken_kernel.py | for lesson 4: the project's kernels with one synchronisation lost |
-| two_dispatches.py, mailbox_model.py | for lesson 5: dispatches in a row; every order of sends and waits tried out |
-| measured.py | for lesson 6: the files of results |
+| broken_kernel.py | for lesson 4: the plain kernels with one synchronisation removed |
+| two_dispatches.py, mailbox_model.py | for lesson 5: dispatches in a row; a search of every order of sends and waits |
+| measured.py | for lesson 6: the result files of the benchmarks |
 """
 
 from importlib import import_module

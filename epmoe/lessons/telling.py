@@ -1,6 +1,5 @@
 """Prints a lesson from top to bottom: its comments as text, its code, and the output of the code.
 
-<<<<<<< HEAD
 A lesson is a plain Python file. Comments that begin in the first column are the text of the article, "# ## " begins a
 section; everything else is code, comments inside functions included. Line numbers stay those of the file and stand before
 each line of code, so that tracebacks, race reports and hang reports point into the article.
@@ -8,11 +7,6 @@ each line of code, so that tracebacks, race reports and hang reports point into 
 A paragraph that begins with "Predict: " asks for a prediction, which --step waits for. One that begins with "Answer: "
 answers the question above it and is folded: only --answers shows it. Code below an answer checks its numbers: it runs, and
 is never shown.
-=======
-A lesson is a plain Python file. Comments that begin in the first column are the text of the article, and "# ## " begins a
-section. Everything else is code, including comments inside functions. Line numbers are those of the file, so
-tracebacks, race reports and hang reports point into the article.
->>>>>>> 3de7f0f (lessons: plain docstrings)
 """
 
 import ast
@@ -163,9 +157,8 @@ class Teller:
             self.line("\n".join(lines).rstrip())
         self.line()
 
-<<<<<<< HEAD
     def predict(self, lines):
-        """A question about what the next code is going to print; with pause the answer is kept until it has."""
+        """A question about what the next code prints; with pause the reader's answer is kept until it has run."""
         self.line("\n".join(lines).rstrip(), "bold" if self.pause else "")
         self.line()
         if self.pause:
@@ -173,11 +166,7 @@ class Teller:
             self.line()
 
     def code(self, first, lines):
-        """Code as it stands in the file, behind its line numbers."""
-=======
-    def code(self, lines):
-        """The file's code, with a bar before each line."""
->>>>>>> 3de7f0f (lessons: plain docstrings)
+        """The file's code, with line numbers."""
         from rich.text import Text
 
         for number, line in enumerate(lines, first):
@@ -194,7 +183,7 @@ class Teller:
             self.predicted = ""
 
     def _asked(self, question):
-        """A line of the reader, "" if nobody is there."""
+        """A line that the reader types, "" if there is no input."""
         try:
             return input(question) or ""
         except EOFError:
