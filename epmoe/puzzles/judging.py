@@ -12,6 +12,7 @@ import numpy as np
 from epmoe.device.sim.machine import Kernel
 from epmoe.lessons.answers import Wrong, failed, function
 from epmoe.lessons.telling import WIDTH, wrapped
+from epmoe.puzzles.holes import holes_of
 from epmoe.puzzles.pictures import difference, history, picture
 from epmoe.puzzles.world import Schedule, run
 
@@ -69,7 +70,8 @@ class Puzzle:
     title, line: its name, and what it asks in one line. start: the file that --start writes. hints: from the first
     nudge to nearly all. worlds: function () -> Worlds, the simplest first. kernels: names of the kernels in the file,
     in the order in which they are launched. mistakes: (model, cause): model(world) gives, like World.expected, what
-    the memory holds if this mistake was made. causes: (test of a Failure, cause). canonical: function (memory, world)
+    the memory holds if this mistake was made. signs: (test of a Failure, cause), where wrong memory tells enough. causes:
+    the same for everything else, behind the race, if there is one, that made the memory wrong. canonical: function (memory, world)
     -> memory, which takes away what is free. more: function (answer, source) -> praise, judged at the end.
     """
 
@@ -80,6 +82,7 @@ class Puzzle:
     worlds: object
     kernels: tuple
     mistakes: tuple = ()
+    signs: tuple = ()
     causes: tuple = ()
     canonical: object = None
     more: object = None
@@ -99,6 +102,7 @@ class Failure:
     """What went wrong first. kind: "wrong", "race", "hang", "bounds" or "error".
 
     place: rank, region and index of the first difference. result.memory is canonical, raw as the kernel left it.
+    source: the student's file. before: of a race, the Failure with wrong memory that made the judge look for it, if there was one.
     """
 
     puzzle: Puzzle
@@ -108,6 +112,8 @@ class Failure:
     kind: str
     place: tuple | None
     raw: tuple
+    source: str
+    before: object = None
 
     @property
     def report(self):
@@ -135,6 +141,10 @@ class Failure:
     def says(self, pattern):
         """Whether the simulator's report matches."""
         return re.search(pattern, self.report, re.DOTALL) is not None
+
+    def uses(self, pattern):
+        """Whether the student's lines, comments left out, match."""
+        return re.search(pattern, re.sub("#.*", "", "".join(holes_of(self.source)))) is not None
 
     def differs(self, *names):
         """Whether one of these regions is the first that differs."""
@@ -204,7 +214,8 @@ def attempt(puzzle, kernels, world, schedule):
     place = difference(memory, world)
     if not result.kind and place is None:
         return None
-    return Failure(puzzle, world, schedule, result, result.kind or "wrong", place, raw)
+    source = Path(kernels[0].fn.__code__.co_filename).read_text(encoding="utf-8")
+    return Failure(puzzle, world, schedule, result, result.kind or "wrong", place, raw, source)
 
 
 def _one(puzzle, answer, kernels, world, schedule):
@@ -244,18 +255,24 @@ def told(kernels, failure):
 
 
 def mistaken(failure):
-    """The cause if the memory is just what a known mistake makes of it, else ""."""
+    """The cause if the memory alone tells which mistake was made, else ""."""
     if failure.kind != "wrong":
         return ""
     for model, cause in failure.puzzle.mistakes:
         made = model(failure.world)
-        if made is not None and all(
-            (np.asarray(array, memory[name].dtype) == memory[name]).all()
-            for of_rank, memory in zip(made, failure.result.memory)
-            for name, array in of_rank.items()
-        ):
-            return cause
-    return ""
+        if made is not None and _same(made, failure.result.memory):
+            if not _same(made, failure.world.expected):
+                return cause
+    return next((cause for test, cause in failure.puzzle.signs if test(failure)), "")
+
+
+def _same(made, memory):
+    """Whether the memory of every rank holds the arrays made of it."""
+    return all(
+        name in held and (np.asarray(array) == np.asarray(held[name])).all()
+        for of_rank, held in zip(made, memory)
+        for name, array in of_rank.items()
+    )
 
 
 def cause_of(failure):
@@ -275,7 +292,7 @@ def _race_behind(kernels, failure):
     for schedule in SCHEDULES:
         found = attempt(failure.puzzle, kernels, failure.world, schedule)
         if found and found.kind == "race":
-            return found
+            return replace(found, before=failure)
     return None
 
 

@@ -1,0 +1,194 @@
+"""Puzzle 6: one block has waited; ready flags tell the others."""
+
+import numpy as np
+
+from epmoe.puzzles.judging import Puzzle
+from epmoe.puzzles.world import Region, World
+
+START = '''"""Puzzle 6: tell the other blocks.
+
+Polling takes bandwidth, so only block 0 polls the signals of the peers; then
+it writes `offsets`, all its threads together. The other blocks must not read
+`offsets` before. For each block there is a flag in `ready`, 0 at first.
+
+Two holes:
+  tell   all threads of block 0, behind their stores to `offsets`: set the flag
+         of each block to 1. There may be more blocks than threads.
+  hear   all threads of every block (of block 0 too): go on when the own flag
+         is set, and see all of `offsets`. Put the flag back to 0.
+
+In NumPy:
+    tell:  ready[:grid] = 1         after offsets[:] = ...
+    hear:  wait for ready[block]; ready[block] = 0
+
+The words for it:
+    st_ORDER_SCOPE_i32(address, value)      relaxed or release
+    ld_ORDER_SCOPE_i32(address)             relaxed or acquire
+    store_i32(address, value)
+    syncthreads()
+"""
+
+from epmoe.device import *
+from epmoe.puzzles.given import region
+
+OFFSETS, READY, SEEN = 0, 1, 2      # int32 [OFFSETS_LENGTH], [8], [8, OFFSETS_LENGTH]
+OFFSETS_LENGTH = 70
+
+
+@kernel
+def work(params, num_tokens, my_rank):
+    offsets, ready = region(params, OFFSETS, my_rank), region(params, READY, my_rank)
+    if block_idx() == 0:
+        i = thread_idx()
+        while i < OFFSETS_LENGTH:
+            store_i32(offsets + u64(4 * i), num_tokens + 10 * i)
+            i += block_dim()
+        tell(ready)
+    hear(ready)
+    seen = region(params, SEEN, my_rank) + u64(4 * OFFSETS_LENGTH * block_idx())
+    i = thread_idx()
+    while i < OFFSETS_LENGTH:
+        store_i32(seen + u64(4 * i), load_i32(offsets + u64(4 * i)))
+        i += block_dim()
+
+
+@device_fn
+def tell(ready):
+    # ---- your 5 lines ----
+    pass
+    # ----------------------
+
+
+@device_fn
+def hear(ready):
+    # ---- your 5 lines ----
+    pass
+    # ----------------------
+'''
+
+LENGTH, BLOCKS = 70, 8
+REGIONS = (
+    Region("offsets", (LENGTH,), axes=("place",)),
+    Region("ready", (BLOCKS,), axes=("block",)),
+    Region("seen", (BLOCKS, LENGTH), axes=("block", "place")),
+)
+
+
+def _world(n, grid, threads):
+    offsets = n + 10 * np.arange(LENGTH)
+    seen = REGIONS[2].unwritten()
+    seen[:grid] = offsets
+    start = {"ready": np.zeros(BLOCKS)}
+    expected = {"offsets": offsets, "ready": np.zeros(BLOCKS), "seen": seen}
+    name = f"{grid} blocks of {threads} threads"
+    return World(name, REGIONS, (n,), (start,), (expected,), grid, threads, data=dict(n=grid))
+
+
+def worlds():
+    """Two blocks of two warps; more blocks than threads; one block alone."""
+    return _world(3, 2, 64), _world(5, 8, 4), _world(4, 1, 33), _world(2, 5, 40)
+
+
+def _flags(f):
+    return f.holds("ready", 0)[: f.world.data["n"]].tolist()
+
+
+NOT_TOLD = (
+    "thread 0 has waited, and the other threads of its block go on without it: a syncthreads() is "
+    "missing behind the wait, in hear."
+)
+
+PUZZLE = Puzzle(
+    title="Tell the other blocks",
+    line="one block waits for all, and flags let the others go",
+    start=START,
+    hints=(
+        "tell: the threads of block 0 have each stored a part of `offsets`. Who raises a flag must "
+        "know of all parts. hear: one thread polls; the others must know what it knows.",
+        "Both times that is a syncthreads(): in tell before the flags, in hear behind the wait.",
+        "The flag is released in tell and acquired in hear. Both blocks are on one GPU: gpu.",
+        "tell: syncthreads(), then block = thread_idx() and a loop in steps of block_dim(). hear: "
+        "`if thread_idx() == 0:` poll ready + u64(4 * block_idx()), then store 0 there.",
+    ),
+    worlds=worlds,
+    kernels=("work",),
+    mistakes=(
+        (
+            lambda w: (
+                {
+                    "ready": (np.arange(BLOCKS) < w.data["n"]).astype(int),
+                    "seen": w.expected[0]["seen"],
+                },
+            ),
+            "the flags stay raised: the next launch would go on at once. Put each back to 0.",
+        ),
+    ),
+    causes=(
+        (
+            lambda f: f.waits_for("ready") and f.says(r"threads 1-[^:]*:\d+[^:]*:\d+: spins on"),
+            "all threads poll the flag, and the first one puts it back before the others have seen it: "
+            "one thread polls for the block.",
+        ),
+        (
+            lambda f: (
+                f.waits_for("ready") and not any(_flags(f)) and not (f.holds("seen", 0) >= 0).any()
+            ),
+            "no flag is ever raised.",
+        ),
+        (
+            lambda f: f.waits_for("ready"),
+            "the flags of some blocks are never raised: there is one for each of grid_dim() blocks, block "
+            "0 included, and there may be more blocks than threads.",
+        ),
+        (lambda f: f.kind == "hang", "not all threads of a block come to the same syncthreads()."),
+        (
+            lambda f: f.kind == "bounds",
+            "an address is outside `ready`: it has a flag of 4 bytes for each of grid_dim() blocks.",
+        ),
+        (
+            lambda f: f.race_on("ready") and f.says("scopes"),
+            "the flag goes from block to block: cta is too narrow a scope.",
+        ),
+        (
+            lambda f: f.race_on("ready") and f.says("plain"),
+            "the flag is polled while another block writes it: both need a strong word, st_ and ld_.",
+        ),
+        (
+            lambda f: f.race_on("offsets") and f.says("the write is relaxed"),
+            "the flag is raised by a relaxed store, which orders nothing: release it.",
+        ),
+        (
+            lambda f: f.race_on("offsets") and f.says("the read is relaxed"),
+            "the flag is seen by a relaxed load, which orders nothing: acquire it.",
+        ),
+        (lambda f: f.race_on("offsets") and f.says("missing on the second's side"), NOT_TOLD),
+        (
+            lambda f: (
+                f.race_on("offsets")
+                and f.says("a sync\\w+ (or syncthreads )?is missing before its release")
+            ),
+            "a flag is raised before all threads of block 0 have stored their part of `offsets`: a "
+            "syncthreads() is missing before the flags, in tell.",
+        ),
+        (
+            lambda f: f.race_on("offsets") and f.says("both are in one (block|warp)"),
+            "block 0 reads offsets that its other threads write: it must hear its flag too, and syncthreads().",
+        ),
+        (
+            lambda f: f.race_on("offsets") and not f.uses("while"),
+            "a block does not wait for its flag.",
+        ),
+        (
+            lambda f: (
+                f.race_on("offsets")
+                and f.before is not None
+                and not f.before.holds("ready", 0).any()
+            ),
+            NOT_TOLD,
+        ),
+        (
+            lambda f: f.race_on("offsets") or f.differs("seen"),
+            "a block does not wait for its flag.",
+        ),
+    ),
+)

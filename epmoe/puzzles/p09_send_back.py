@@ -1,0 +1,259 @@
+"""Puzzle 9: the experts' rows go back to their tokens."""
+
+import numpy as np
+
+from epmoe.puzzles.judging import Puzzle
+from epmoe.puzzles.world import Region, World
+
+START = '''"""Puzzle 9: send back.
+
+Combine begins here. The experts have turned every row into a result, and each
+goes back to the rank it came from. A block takes the rows of one src_rank:
+rows[first] to rows[end - 1]. src_info says for each row its token and its k
+(which of the token's top_k choices it was); padding rows have -1, -1 and go
+nowhere. The result belongs into returned[token, k] of src_rank. There is a
+place for every (token, k), so nobody needs to claim a slot.
+
+When the whole block has written, one thread signals: the number of rows,
+end - first, into `word`, a 64-bit word of src_rank.
+
+In NumPy, for each row:
+    token, k = src_info[row]
+    if token >= 0: returned[src_rank][token, k] = rows[row]
+
+The words for it:
+    load_i32(address), store_i32(address, value)
+    syncthreads()
+    st_ORDER_SCOPE_u64(address, u64(value))     relaxed or release
+"""
+
+from epmoe.device import *
+from epmoe.puzzles.given import region
+
+# int32 [12], [12, 2], [N_RANKS + 1], [TOKENS, TOP_K], uint64 [N_RANKS], as RETURNED
+ROWS, SRC_INFO, BEGINS, RETURNED, RECV_COUNT, SEEN = 0, 1, 2, 3, 4, 5
+N_RANKS, TOKENS, TOP_K = 2, 5, 2
+NOT_YET = (1 << 64) - 1
+
+
+@kernel
+def send_back(params, num_tokens, my_rank):
+    if block_idx() == N_RANKS:
+        receive(params, my_rank)
+        return
+    src_rank = block_idx()
+    begins = region(params, BEGINS, my_rank) + u64(4 * src_rank)
+    first, end = load_i32(begins), load_i32(begins + u64(4))
+    rows, src_info = region(params, ROWS, my_rank), region(params, SRC_INFO, my_rank)
+    returned = region(params, RETURNED, src_rank)
+    word = region(params, RECV_COUNT, src_rank) + u64(8 * my_rank)
+    # ---- your 10 lines ----
+
+    # -----------------------
+
+
+@device_fn
+def receive(params, my_rank):
+    """Given: wait for both ranks, then look at everything that has come back."""
+    if thread_idx() < N_RANKS:
+        word = region(params, RECV_COUNT, my_rank) + u64(8 * thread_idx())
+        while ld_acquire_sys_u64(word) == NOT_YET:
+            pass
+    syncthreads()
+    returned, seen = region(params, RETURNED, my_rank), region(params, SEEN, my_rank)
+    i = thread_idx()
+    while i < TOKENS * TOP_K:
+        store_i32(seen + u64(4 * i), load_i32(returned + u64(4 * i)))
+        i += block_dim()
+'''
+
+RANKS, TOKENS, TOP_K, ROOM = 2, 5, 2, 12
+NOT_YET = 2**64 - 1
+REGIONS = (
+    Region("rows", (ROOM,), axes=("row",)),
+    Region("src_info", (ROOM, 2), axes=("row", "token or k")),
+    Region("begins", (RANKS + 1,), axes=("src_rank",)),
+    Region("returned", (TOKENS, TOP_K), axes=("token", "k")),
+    Region("recv_count", (RANKS,), np.uint64, ("rank",)),
+    Region("seen", (TOKENS, TOP_K), axes=("token", "k")),
+)
+ABSENT = 7  # of a place that nothing comes back to
+
+
+def _world(name, pairs, threads, padding=0):
+    """pairs[rank][src_rank]: the (token, k) of its rows, in the order of the rows; behind them padding rows."""
+    start, expected = [], []
+    for rank in range(RANKS):
+        info, begins, values = [], [0], []
+        for src in range(RANKS):
+            info += [*pairs[rank][src], *[(-1, -1)] * padding]
+            begins.append(len(info))
+        values = 1000 * (rank + 1) + 10 * np.arange(ROOM)
+        padded = np.full((ROOM, 2), -1)
+        padded[: len(info)] = info if info else np.zeros((0, 2))
+        start.append(
+            {
+                "rows": values,
+                "src_info": padded,
+                "begins": np.array(begins),
+                "returned": np.full((TOKENS, TOP_K), ABSENT),
+                "recv_count": np.full(RANKS, NOT_YET, np.uint64),
+            }
+        )
+    counts = np.array([np.diff(s["begins"]) for s in start], np.uint64)
+    for src in range(RANKS):
+        back = np.full((TOKENS, TOP_K), ABSENT)
+        for rank in range(RANKS):
+            first = start[rank]["begins"][src]
+            for i, (token, k) in enumerate(pairs[rank][src]):
+                back[token, k] = start[rank]["rows"][first + i]
+        expected.append({"returned": back, "recv_count": counts[:, src], "seen": back})
+    name = f"{name}, blocks of {threads} threads"
+    return World(name, REGIONS, (0,) * RANKS, tuple(start), tuple(expected), RANKS + 1, threads)
+
+
+def worlds():
+    """One warp; two warps and padding; fewer threads than rows; nothing at all."""
+    some = [
+        [[(0, 1), (2, 0), (4, 1)], [(1, 0), (3, 1)]],
+        [[(0, 0), (1, 1), (3, 0)], [(0, 0), (4, 1)]],
+    ]
+    all_ = [
+        [[(t, 0) for t in range(5)], [(t, 1) for t in (4, 2, 0, 1, 3)]],
+        [[(t, 1) for t in (3, 1, 0)], [(t, 0) for t in range(5)]],
+    ]
+    return (
+        _world("some rows", some, 32),
+        _world("a padding row in each segment", all_, 64, padding=1),
+        _world("many rows", all_, 3),
+        _world("no row", [[[], []], [[], []]], 8),
+    )
+
+
+def _info(w, rank):
+    return w.start[rank]["src_info"], w.start[rank]["begins"]
+
+
+def _returned(place, keep=lambda i, w: True):
+    """A model: row i of a rank goes to place(token, k) of its src_rank's returned, flat."""
+
+    def model(w):
+        out = [np.full(TOKENS * TOP_K, ABSENT) for _ in range(RANKS)]
+        for rank in range(RANKS):
+            info, begins = _info(w, rank)
+            for src in range(RANKS):
+                for i in range(begins[src], begins[src + 1]):
+                    token, k = info[i]
+                    if token >= 0 and keep(i - begins[src], w):
+                        if not 0 <= place(token, k) < TOKENS * TOP_K:
+                            return None
+                        out[src][place(token, k)] = w.start[rank]["rows"][i]
+        return [{"returned": o.reshape(TOKENS, TOP_K)} for o in out]
+
+    return model
+
+
+def _missing(f):
+    return sum(int((m["recv_count"] == NOT_YET).sum()) for m in f.raw)
+
+
+def _only_zeros_missing(f):
+    return all(
+        (f.should("recv_count", r)[m["recv_count"] == NOT_YET] == 0).all()
+        for r, m in enumerate(f.raw)
+    )
+
+
+PUZZLE = Puzzle(
+    title="Send back",
+    line="results return to their tokens; one signal for a block",
+    start=START,
+    hints=(
+        "row = first + thread_idx(), in steps of block_dim(), as long as row < end.",
+        "src_info has two int32 a row: the token at 8 * row, k four bytes further. The place is number "
+        "token * TOP_K + k of `returned`.",
+        "Behind the loop: syncthreads(), then thread 0 alone releases u64(end - first) into `word`, at "
+        "system scope.",
+    ),
+    worlds=worlds,
+    kernels=("send_back",),
+    mistakes=(
+        (
+            _returned(lambda t, k: k * TOKENS + t),
+            "the axes are the wrong way round: [token, k] is token * TOP_K + k.",
+        ),
+        (
+            _returned(lambda t, k: t),
+            "k is missing from the place: [token, k] is token * TOP_K + k.",
+        ),
+        (
+            _returned(lambda t, k: t * TOP_K + k, lambda i, w: i < w.block),
+            "each thread sends one row only: it must go on with the row block_dim() further.",
+        ),
+    ),
+    signs=(
+        (
+            lambda f: f.differs("recv_count") and f.kind == "wrong",
+            "the signal must hold the number of rows of this src_rank, end - first.",
+        ),
+    ),
+    causes=(
+        (
+            lambda f: (
+                f.kind == "bounds"
+                and f.says("before returned|of rank|-")
+                and f.uses("if |while")
+                and not f.uses(r">= ?0|> ?-1|!= ?-1|< ?0|== ?-1")
+            ),
+            "a padding row, whose token is -1, is sent: it goes nowhere.",
+        ),
+        (
+            lambda f: f.kind == "bounds",
+            "an address is wrong: src_info has 8 bytes a row, returned 4 bytes for each [token, k].",
+        ),
+        (
+            lambda f: f.waits_for("recv_count") and _only_zeros_missing(f),
+            "a signal for 0 rows is missing, and its receiver waits for ever.",
+        ),
+        (
+            lambda f: f.waits_for("recv_count") and _missing(f) == RANKS * RANKS,
+            "no signal is sent: the receivers wait for ever.",
+        ),
+        (
+            lambda f: f.waits_for("recv_count"),
+            "some signals are missing: one goes to each src_rank.",
+        ),
+        (
+            lambda f: f.kind == "hang",
+            "not all threads of the block come to syncthreads: take it out of the loop.",
+        ),
+        (
+            lambda f: f.race_on("recv_count") and f.says("scopes"),
+            "the signal goes to another GPU: its scope is sys.",
+        ),
+        (
+            lambda f: f.race_on("recv_count") and f.says("plain"),
+            "the signal is a plain store, and the receiver polls it: st_release_sys.",
+        ),
+        (
+            lambda f: f.race_on("returned") and f.says("the write is relaxed"),
+            "the signal is relaxed: whoever sees it knows nothing of the rows. Release it.",
+        ),
+        (
+            lambda f: f.race_on("returned") and f.says("the release comes before it"),
+            "the signal is sent before the rows are: write first, signal after.",
+        ),
+        (
+            lambda f: f.race_on("returned") and f.says("missing before its release"),
+            "one thread signals while others still write: a syncthreads() is missing before the signal.",
+        ),
+        (
+            lambda f: f.race_on("returned"),
+            "threads write the same place, or the receiver reads before the signal.",
+        ),
+        (
+            lambda f: f.differs("returned", "seen"),
+            "a row is at the wrong place, or the wrong row: rows[row] goes to [token, k] of src_info[row].",
+        ),
+    ),
+)
