@@ -62,9 +62,11 @@ def test_a_call_that_was_interrupted_anywhere_is_named_and_reset_helps(call, kin
     cfg = config()
     x, ids, weights = batch(cfg)
     with parallel(cfg, timeout=2.0, racecheck=False) as ep:
-        function = rounds_up_to(ep, call, x, ids, weights)
-        with at_function_call(None) as seen:
-            function()
+        for _ in range(2 if device == "gpu" else 1):  # the first call on a GPU compiles
+            ep.reset()
+            function = rounds_up_to(ep, call, x, ids, weights)
+            with at_function_call(None) as seen:
+                function()
         for n in {
             5,
             *places(len(seen) * 3 // 4, 3)[1:],
