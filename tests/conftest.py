@@ -3,7 +3,7 @@
 Which tests run, and how: a plain run checks every law once; `-m nightly` runs everything that needs no GPU and no
 browser, with the race detector everywhere (CONTRIBUTING.md has a table).
 
-Also whether tests/epmoe_torch can run: where torch is not installed they are left out, and the run says so.
+Also whether tests/epmoe_torch and tests/book can run: without torch or Sphinx they are left out, and the run says so.
 """
 
 import contextlib
@@ -45,7 +45,10 @@ WORLDS_OF_A_NIGHT = "1000"  # random ones, of tests/fuzz
 # Of the simulator's network, whose words they import: on a GPU these are NVSHMEM's, which need not be installed.
 SIMULATED_NETWORK = {"test_network_order.py", "test_ordering_is_needed.py"}
 
-collect_ignore_glob = [] if importlib.util.find_spec("torch") else ["epmoe_torch/*"]
+# folders whose tests need more than the extra `test`: a module, and the extra that brings it
+NEEDS = {"epmoe_torch": ("torch", "torch"), "book": ("myst_nb", "book")}
+LEFT_OUT = {f: need for f, need in NEEDS.items() if not importlib.util.find_spec(need[0])}
+collect_ignore_glob = [f"{folder}/*" for folder in LEFT_OUT]
 
 
 def gpu_count():
@@ -191,9 +194,9 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_terminal_summary(terminalreporter):
-    if collect_ignore_glob:
+    for folder, (module, extra) in LEFT_OUT.items():
         terminalreporter.write_line(
-            "tests/epmoe_torch: not run, torch is not installed (pip install 'epmoe[torch]')"
+            f"tests/{folder}: not run, {module} is not installed (pip install 'epmoe[{extra}]')"
         )
 
 
