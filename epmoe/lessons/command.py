@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from epmoe.command_line import DIFFERS, EQUAL
-from epmoe.lessons import FILES, exercise
+from epmoe.lessons import FILES, exercise, own_routing
 from epmoe.lessons.judge import verdicts
 from epmoe.lessons.telling import (
     WIDTH,
@@ -55,6 +55,11 @@ def add_arguments(parser):
         help="judge such a file (default answerN.py)",
     )
     parser.add_argument(
+        "--input",
+        metavar="FILE",
+        help="with lesson 7: a routing dump of your model, as `epmoe routing` reads it",
+    )
+    parser.add_argument(
         "--json", action="store_true", help="with --check: the verdict as one JSON object"
     )
 
@@ -63,6 +68,8 @@ def run(args):
     """Do what was asked; the exit status is 0, 1 if a part is not right, 2 if something cannot be done."""
     if args.json and not args.check:
         raise EPValueError("--json is for verdicts: give it together with --check")
+    if args.input and (args.number != 7 or args.answers or args.start or args.check):
+        raise EPValueError("--input is for telling lesson 7: epmoe lesson 7 --input FILE")
     if args.number is None:
         if args.start or args.check or args.step or args.answers:
             raise EPValueError(
@@ -77,6 +84,7 @@ def run(args):
         return start(args.number, own if args.start == HERE else args.start)
     if args.check:
         return check(args.number, own if args.check == HERE else args.check, args.json)
+    own_routing.INPUT = args.input
     tell(FILES[args.number], pause=args.step)
     print(_how_to_answer(args.number))
     return EQUAL

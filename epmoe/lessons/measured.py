@@ -6,7 +6,7 @@ from pathlib import Path
 import epmoe
 
 FOLDER = Path(epmoe.__file__).resolve().parents[1] / "benchmarks" / "results"
-SHAPE = dict(hidden=7168, experts=256, top_k=8, routing="uniform", graph=False)
+SHAPE = dict(hidden=7168, experts=256, top_k=8, routing="uniform")
 
 
 class Measured:
@@ -25,27 +25,40 @@ class Measured:
                 if row.get("sms") is None and all(
                     row.get(name) == value for name, value in SHAPE.items()
                 ):
-                    self._rows[row["kernels"], row["phase"], row["tokens"], row["format"]] = row
+                    key = row["kernels"], row["phase"], row["tokens"], row["format"], row["graph"]
+                    self._rows[key] = row
 
-    def row(self, kernels, phase, tokens, format="bf16"):
-        """The row of these kernels for this number of tokens a rank, or None."""
-        return self._rows.get((kernels, phase, tokens, format))
+    def row(self, kernels, phase, tokens, format="bf16", graph=False):
+        """The row of these kernels for this number of tokens a rank, or None. graph: replayed from a CUDA graph."""
+        return self._rows.get((kernels, phase, tokens, format, graph))
 
     def tokens(self, kernels, phase):
         """The numbers of tokens for which there are rows."""
         return sorted(
-            tokens for k, p, tokens, f in self._rows if (k, p, f) == (kernels, phase, "bf16")
+            key[2] for key in self._rows if (*key[:2], *key[3:]) == (kernels, phase, "bf16", False)
         )
+
+
+def loop():
+    """(rows, device) of the newest table that `python -m benchmarks loop` has written; ([], "") if there is none."""
+    records = [r for r in _records() if r.get("loop") and "simulator" not in r["device"]]
+    if not records:
+        return [], ""
+    newest = max(records, key=lambda r: r["date"])
+    return newest["loop"], f"{newest['n_ranks']} x {newest['device'].partition(',')[0]}"
+
+
+def _records():
+    return (
+        [json.loads(path.read_text()) for path in FOLDER.glob("*.json")] if FOLDER.is_dir() else []
+    )
 
 
 def newest():
     """Measured for the largest number of GPUs; None without files (an installed package without its repository)."""
-    records = (
-        [json.loads(path.read_text()) for path in FOLDER.glob("*.json")] if FOLDER.is_dir() else []
-    )
     records = [
         r
-        for r in records
+        for r in _records()
         if r.get("link_gbps") and isinstance(r.get("rows"), list) and "n_ranks" in r
     ]
     records = [r for r in records if "simulator" not in r["device"]]

@@ -1,0 +1,158 @@
+"""Exercises of lesson 9: when tasks end that share resources."""
+
+from epmoe.lessons.answers import Wrong, call
+from epmoe.lessons.number_questions import Number
+
+STUB = '''
+def finish_times(tasks):
+    """tasks: [(name, resource, us, names before)]. Returns {name: end in us}."""
+    ...
+'''
+
+WARM_UP = Number(
+    8 + 50 * 20,
+    "the device is slower, so it never waits after the first launch: 8 us and then 50 kernels.",
+    (
+        (1000, "the first kernel cannot begin before it has been launched."),
+        (50 * 28, "launches and kernels overlap: the host goes on while the device works."),
+        (400, "that is when the host has launched all of them."),
+        (420, "kernels run one after another, 20 us each."),
+        (28, "there are 50 kernels."),
+    ),
+    "which of the two clocks is slower, and what happens before it starts?",
+)
+
+
+def finish(tasks):
+    """{name: end}."""
+    free, ends = {}, {}
+    for name, resource, us, before in tasks:
+        begin = max(
+            [0 if resource == "none" else free.get(resource, 0), *(ends[b] for b in before)]
+        )
+        ends[name] = begin + us
+        if resource != "none":
+            free[resource] = begin + us
+    return ends
+
+
+CASES = (
+    ("one after the other", [("a", "compute", 5, []), ("b", "compute", 7, [])]),
+    ("two resources", [("a", "compute", 5, []), ("b", "link", 7, [])]),
+    ("a task before", [("a", "compute", 5, []), ("b", "link", 7, ["a"]), ("c", "compute", 1, [])]),
+    ("a task that blocks its resource", [
+        ("a", "compute", 9, []),
+        ("b", "link", 2, ["a"]),
+        ("c", "link", 3, []),
+    ]),
+    ("two tasks before", [
+        ("a", "compute", 9, []),
+        ("b", "link", 2, []),
+        ("c", "x", 1, ["a", "b"]),
+        ("d", "y", 1, ["b", "a"]),
+    ]),
+    ("no resource", [
+        ("a", "none", 5, []),
+        ("b", "none", 7, []),
+        ("c", "none", 1, ["b"]),
+        ("d", "link", 2, []),
+    ]),
+    ("a chain through time", [("a", "x", 3, []), ("b", "y", 4, ["a"]), ("c", "z", 5, ["b"])]),
+    ("nothing", []),
+    ("two microbatches", [
+        ("Aa", "compute", 50, []),
+        ("Ba", "compute", 50, []),
+        ("Ad", "link", 20, ["Aa"]),
+        ("Bd", "link", 20, ["Ba"]),
+        ("Ae", "compute", 40, ["Ad"]),
+        ("Be", "compute", 40, ["Bd"]),
+        ("Ac", "link", 30, ["Ae"]),
+        ("Bc", "link", 30, ["Be"]),
+        ("end", "none", 1, ["Ac", "Bc"]),
+    ]),
+)  # fmt: skip
+
+STRETCH = Number(
+    finish(CASES[-1][1])["Bc"],
+    "compute is busy for 2 x 90 us, and after its last task a combine of 30 us follows.",
+    (
+        (280, "this is one microbatch after the other."),
+        (180, "compute is busy that long, but after the last experts a combine follows."),
+        (140, "this is one microbatch alone."),
+        (230, "Close: let both attentions run before the experts of A."),
+        (220, "Close: let both attentions run before the experts of A."),
+        (190, "experts of 40 us cannot begin before their dispatch has ended."),
+    ),
+    "draw two lines, compute and link: attention of A, attention of B, experts of A, experts of B.",
+)
+
+
+def judge(answer):
+    """What was right; raises Wrong."""
+    for name, tasks in CASES:
+        given = [(n, r, us, list(before)) for n, r, us, before in tasks]
+        _one(name, tasks, call(answer, "finish_times", given))
+    return (
+        f"all tasks end when they must in {len(CASES)} programs. The last one is the STRETCH question: it ends after "
+        f"{finish(CASES[-1][1])['Bc']} us."
+    )
+
+
+def _one(name, tasks, got):
+    right = finish(tasks)
+    if not isinstance(got, dict):
+        raise Wrong(f"finish_times must return a dictionary {{name: end}}, not {got!r}")
+    if set(got) != set(right):
+        raise Wrong(f"{name}: the result has the names {sorted(got)}; they must be {sorted(right)}")
+    try:
+        got = {task: float(end) for task, end in got.items()}
+    except (TypeError, ValueError):
+        raise Wrong(f"{name}: the ends must be numbers, not {got!r}") from None
+    if got == right:
+        return
+    task = next(n for n in right if got[n] != right[n])
+    shown = f"{name}: {task} ends at {got[task]:g} and must end at {right[task]:g}."
+    for looks, says in _looks(tasks):
+        if looks == got:
+            raise Wrong(f"{shown} {says} The tasks are {tasks}")
+    raise Wrong(f"{shown} The tasks are {tasks}")
+
+
+def _looks(tasks):
+    def ends(before=True, resources=True, none=True, blocks=True, pick=max, out=lambda b, e: e):
+        free, found, shown = {}, {}, {}
+        for name, resource, us, names in tasks:
+            ready = [found[b] for b in names] if before else []
+            busy = free.get(resource, 0) if resources and not (none and resource == "none") else 0
+            begin = max(busy, pick(ready) if ready else 0)
+            found[name] = begin + us
+            shown[name] = out(begin, begin + us)
+            free[resource] = begin + us if blocks else max(free.get(resource, 0), 0) + us
+        return shown
+
+    return (
+        (ends(before=False), "The tasks in `before` are ignored."),
+        (
+            ends(resources=False),
+            "A resource runs one task at a time; here it runs several at once.",
+        ),
+        (
+            ends(none=False),
+            'The resource "none" is no resource: its tasks do not wait for each other.',
+        ),
+        (ends(pick=min), "ALL tasks in `before` must have ended, not the first of them."),
+        (
+            ends(pick=lambda r: r[-1]),
+            "ALL tasks in `before` must have ended, not the last of the list.",
+        ),
+        (ends(pick=sum), "Tasks in `before` may overlap: the latest end counts, not the sum."),
+        (
+            ends(blocks=False),
+            "A resource is busy until its task ends, waiting included: tasks keep their order.",
+        ),
+        (ends(out=lambda b, e: b), "These are the times at which tasks BEGIN."),
+        (
+            ends(out=lambda b, e: e - b),
+            "These are durations; the end counts from the beginning of all.",
+        ),
+    )
