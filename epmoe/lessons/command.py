@@ -93,7 +93,7 @@ def run(args):
 def listed():
     """The lessons by number and title."""
     print(
-        f"{len(FILES)} lessons on expert parallelism. Each is a Python file that reads as an\n"
+        "Ten lessons on expert parallelism. Each is a Python file that reads as an\n"
         "article, runs on a CPU within a minute, and ends with worked problems and\n"
         "three exercises.\n"
     )

@@ -82,10 +82,10 @@ def _cases():
 
     hot = np.zeros(16)
     hot[13] = 6.0
-    gaps = [np.where(rng.random(i.shape) < 0.3, -1, i) for i in ids((9, 0, 30, 12), 8, 3)]
+    gaps = [np.where(rng.random(i.shape) < 0.3, -1, i) for i in ids((30, 0, 9, 12), 8, 3)]
     return [
-        ("2 hosts of 2 ranks", ids((32,) * 4, 16, 4), 4, 16, 2, 14336, 50.0),
         ("4 hosts of 2 ranks", ids((16,) * 8, 32, 6), 8, 32, 2, 7168, 50.0),
+        ("2 hosts of 2 ranks", ids((32,) * 4, 16, 4), 4, 16, 2, 14336, 50.0),
         ("one rank with many tokens", ids((60, 3, 5, 4, 0, 2), 12, 3), 6, 12, 3, 4096, 25.0),
         ("an expert that all want", ids((30,) * 4, 16, 2, hot), 4, 16, 2, 4096, 50.0),
         ("empty slots", gaps, 4, 8, 2, 1024, 10.0),
@@ -155,7 +155,7 @@ def _why(way, copies, case):
     if way == 2:
         by_host = matrix.reshape(n_ranks // per_host, per_host, n_ranks).sum(axis=1)
         at_first = matrices(topk_ids, n_ranks, n_experts, per_host, keep_local=False)[2]
-        looks += [
+        looks = [
             (
                 busiest(at_first),
                 "all copies for a host arrive at its first rank; they must arrive at the rank with the sender's "
@@ -165,6 +165,7 @@ def _why(way, copies, case):
                 by_host.sum(axis=1).max(),
                 "a host has as many cards as ranks; this counts them as one",
             ),
+            *looks,
         ]
     for value, says in looks:
         if np.isclose(copies, value, rtol=1e-6):

@@ -37,7 +37,7 @@ def finish(tasks):
 
 
 CASES = (
-    ("one after the other", [("a", "compute", 5, []), ("b", "compute", 7, [])]),
+    ("one after the other", [("a", "compute", 5, []), ("b", "compute", 7, []), ("c", "link", 2, ["b"])]),
     ("two resources", [("a", "compute", 5, []), ("b", "link", 7, [])]),
     ("a task before", [("a", "compute", 5, []), ("b", "link", 7, ["a"]), ("c", "compute", 1, [])]),
     ("a task that blocks its resource", [

@@ -203,3 +203,122 @@ def decide(topk_ids, n_ranks, n_experts, row_bytes, link_gbps, extra_us):
     pairs, rows = (max(n[i] for n in sent + received) * row_bytes / (link_gbps * 1e9) * 1e6 for i in (0, 1))
     return [pairs, rows, "pairs" if pairs <= rows + extra_us else "rows"]
 """
+
+DROP = """
+import numpy as np
+
+
+def drop(topk_ids, n_experts, capacity):
+    out = topk_ids.copy()
+    for e in range(n_experts):
+        where = np.flatnonzero(topk_ids.reshape(-1) == e)
+        out.reshape(-1)[where[capacity:]] = -1
+    return out
+"""
+
+DROP_BY_HAND = """
+def drop(topk_ids, n_experts, capacity):
+    room = [capacity] * n_experts
+    out = []
+    for token in topk_ids.tolist():
+        out.append([])
+        for e in token:
+            keeps = e >= 0 and room[e] > 0
+            if keeps:
+                room[e] -= 1
+            out[-1].append(e if keeps else -1)
+    return np.array(out).reshape(topk_ids.shape)
+
+
+import numpy as np
+"""
+
+BACKWARD = """
+import numpy as np
+
+
+def backward(x, topk_ids, weights, matrix, grad_out):
+    gx, gw, gm = np.zeros_like(x), np.zeros_like(weights), np.zeros_like(matrix)
+    for t, k in np.ndindex(topk_ids.shape):
+        e = topk_ids[t, k]
+        if e < 0:
+            continue
+        y = x[t] @ matrix[e]
+        grad_y = weights[t, k] * grad_out[t]
+        gw[t, k] = y @ grad_out[t]
+        gx[t] += grad_y @ matrix[e].T
+        gm[e] += np.outer(x[t], grad_y)
+    return gx, gw, gm
+"""
+
+BACKWARD_BY_EINSUM = """
+import numpy as np
+
+
+def backward(x, topk_ids, weights, matrix, grad_out):
+    here = topk_ids >= 0
+    w = weights * here
+    chosen = matrix[topk_ids]
+    gx = np.einsum("tk,tkij,tj->ti", w, chosen, grad_out)
+    gw = np.einsum("ti,tkij,tj->tk", x, chosen, grad_out) * here
+    gm = np.zeros_like(matrix)
+    np.add.at(gm, topk_ids, np.einsum("ti,tk,tj->tkij", x, w, grad_out))
+    return [gx, gw, gm]
+"""
+
+FINISH = """
+def finish_times(tasks):
+    free, ends = {}, {}
+    for name, resource, us, before in tasks:
+        ready = [ends[b] for b in before]
+        busy = 0 if resource == "none" else free.get(resource, 0)
+        begin = max([busy, *ready])
+        ends[name] = begin + us
+        free[resource] = begin + us
+    return ends
+"""
+
+FINISH_BY_SEARCH = """
+def finish_times(tasks):
+    def end(i):
+        name, resource, us, before = tasks[i]
+        waits_for = [j for j in range(i) if tasks[j][0] in before or tasks[j][1] == resource != "none"]
+        return us + max((end(j) for j in waits_for), default=0)
+
+    return {task[0]: end(i) for i, task in enumerate(tasks)}
+"""
+
+FLOORS = """
+import numpy as np
+
+
+def network_floors(topk_ids, n_ranks, n_experts, ranks_per_host, row_bytes, net_gbps):
+    local, h = n_experts // n_ranks, ranks_per_host
+    pairs, rows, hosts = np.zeros((3, n_ranks, n_ranks))
+    for src, ids in enumerate(topk_ids):
+        rank = np.where(ids < 0, src, ids // local)
+        for dst in range(n_ranks):
+            if dst // h != src // h:
+                pairs[src, dst] = (rank == dst).sum()
+                rows[src, dst] = (rank == dst).any(axis=1).sum()
+            if dst // h != src // h and dst % h == src % h:
+                hosts[src, dst] = (rank // h == dst // h).any(axis=1).sum()
+    return [max(m.sum(0).max(), m.sum(1).max()) * row_bytes / net_gbps / 1e3 for m in (pairs, rows, hosts)]
+"""
+
+FLOORS_BY_HAND = """
+def network_floors(topk_ids, n_ranks, n_experts, ranks_per_host, row_bytes, net_gbps):
+    sent = [[0] * 3 for _ in range(n_ranks)]
+    received = [[0] * 3 for _ in range(n_ranks)]
+    for src, ids in enumerate(topk_ids):
+        home, place = divmod(src, ranks_per_host)
+        for token in ids.tolist():
+            ranks = [e * n_ranks // n_experts for e in token if e >= 0]
+            away = [r for r in ranks if r // ranks_per_host != home]
+            passed_on = [r // ranks_per_host * ranks_per_host + place for r in away]
+            for way, to in enumerate((away, set(away), set(passed_on))):
+                for r in to:
+                    sent[src][way] += 1
+                    received[r][way] += 1
+    return tuple(max(n[way] for n in sent + received) * row_bytes / net_gbps * 1e-3 for way in range(3))
+"""

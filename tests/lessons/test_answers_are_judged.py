@@ -8,7 +8,7 @@ import pytest
 import right_answers as right
 
 from epmoe.__main__ import main
-from epmoe.lessons import FILES, exercise, judge
+from epmoe.lessons import FILES, exercise, exercise9, judge
 from epmoe.lessons.answers import Wrong, load
 from epmoe.lessons.mailbox_model import explore
 
@@ -26,6 +26,14 @@ RIGHT = [
     (5, right.BARRIERS),
     (6, right.DECIDE),
     (6, right.DECIDE_BY_HAND),
+    (7, right.DROP),
+    (7, right.DROP_BY_HAND),
+    (8, right.BACKWARD),
+    (8, right.BACKWARD_BY_EINSUM),
+    (9, right.FINISH),
+    (9, right.FINISH_BY_SEARCH),
+    (10, right.FLOORS),
+    (10, right.FLOORS_BY_HAND),
 ]
 
 # number, right answer, [(text, what stands there instead)], words of the verdict
@@ -275,6 +283,169 @@ WRONG = [
     (6, right.DECIDE, [("+ extra_us", "")], "so the choice is pairs, not rows"),
     (6, right.DECIDE, [("extra_us <", "extra_us <=")], "so the choice is pairs, not rows"),
     (6, right.DECIDE, [('"rows" if', '"row" if')], 'must be "pairs" or "rows"'),
+    (7, right.DROP, [("= -1", "= e")], "nothing is dropped"),
+    (7, right.DROP, [("where[capacity:]", "where[max(0, capacity - 1):]")], "not one fewer"),
+    (7, right.DROP, [("where[capacity:]", "where[capacity + 1:]")], "one pair too many"),
+    (
+        7,
+        right.DROP,
+        [("where[capacity:]", "where[:max(0, len(where) - capacity)]")],
+        "the LAST tokens keep",
+    ),
+    (
+        7,
+        right.DROP,
+        [
+            ("topk_ids.copy()", "topk_ids.T.copy()"),
+            ("topk_ids.reshape", "topk_ids.T.reshape"),
+            ("return out", "return out.T"),
+        ],
+        "all first slots",
+    ),
+    (
+        7,
+        right.DROP,
+        [("return out", "out[(out < topk_ids).any(axis=1)] = -1; return out")],
+        "keeps the others",
+    ),
+    (
+        7,
+        right.DROP,
+        [("where = np.flatnonzero(topk_ids.reshape(-1) == e)", "where = np.arange(topk_ids.size)")],
+        "a capacity of its own",
+    ),
+    (7, right.DROP, [("= -1", "= 99")], "A pair stays in its slot"),
+    (7, right.DROP, [("topk_ids.copy()", "topk_ids")], "changes its argument 1"),
+    (7, right.DROP, [("return out", "return out.reshape(-1)")], "an array of shape"),
+    (7, right.DROP, [("return out", "return out * 1.0")], "must return whole numbers"),
+    (7, right.DROP, [("in range(n_experts)", "in range(1, n_experts)")], "expert 0 keeps 4 pairs"),
+    (8, right.BACKWARD, [("matrix[e].T", "matrix[e]")], "not transposed"),
+    (
+        8,
+        right.BACKWARD,
+        [("np.outer(x[t], grad_y)", "np.outer(grad_y, x[t])")],
+        "It is the transpose",
+    ),
+    (8, right.BACKWARD, [("gx[t] +=", "gx[t] =")], "must be ADDED"),
+    (8, right.BACKWARD, [("gm[e] +=", "gm[e] =")], "must be ADDED"),
+    (8, right.BACKWARD, [("weights[t, k] * grad_out[t]", "grad_out[t]")], "weights are missing"),
+    (
+        8,
+        right.BACKWARD,
+        [("np.outer(x[t], grad_y)", "np.outer(x[t], grad_out[t])")],
+        "weights are missing",
+    ),
+    (8, right.BACKWARD, [("y @ grad_out[t]", "y @ grad_y")], "a factor too many"),
+    (8, right.BACKWARD, [("y @ grad_out[t]", "x[t] @ grad_out[t]")], "the expert's RESULT"),
+    (
+        8,
+        right.BACKWARD,
+        [("np.outer(x[t], grad_y)", "np.outer(y, grad_y)")],
+        "by finite differences",
+    ),
+    (8, right.BACKWARD, [("if e < 0:", "if False:")], "An empty slot (-1) has no expert"),
+    (8, right.BACKWARD, [("gx[t] +=", "gx[t] -=")], "by finite differences"),
+    (8, right.BACKWARD, [("gw[t, k] = y", "gw[t, k] = 0 * y")], "It is 0 everywhere"),
+    (8, right.BACKWARD, [("return gx, gw, gm", "return gx, gw")], "must return three arrays"),
+    (8, right.BACKWARD, [("return gx, gw, gm", "return gx, gm, gw")], "has shape"),
+    (9, right.FINISH, [("[ends[b] for b in before]", "[]")], "`before` are ignored"),
+    (
+        9,
+        right.FINISH,
+        [('0 if resource == "none" else free.get(resource, 0)', "0")],
+        "several at once",
+    ),
+    (9, right.FINISH, [('0 if resource == "none" else ', "")], '"none" is no resource'),
+    (
+        9,
+        right.FINISH,
+        [("max([busy, *ready])", "max(busy, min(ready, default=0))")],
+        "not the first of them",
+    ),
+    (
+        9,
+        right.FINISH,
+        [("max([busy, *ready])", "max(busy, ready[-1] if ready else 0)")],
+        "not the last of the list",
+    ),
+    (9, right.FINISH, [("max([busy, *ready])", "max(busy, sum(ready))")], "may overlap"),
+    (
+        9,
+        right.FINISH,
+        [("free[resource] = begin + us", "free[resource] = busy + us")],
+        "waiting included",
+    ),
+    (
+        9,
+        right.FINISH,
+        [("return ends", "return {t[0]: ends[t[0]] - t[2] for t in tasks}")],
+        "BEGIN",
+    ),
+    (
+        9,
+        right.FINISH,
+        [("return ends", "return {t[0]: t[2] for t in tasks}")],
+        "These are durations",
+    ),
+    (9, right.FINISH, [("return ends", "return list(ends.values())")], "must return a dictionary"),
+    (
+        9,
+        right.FINISH,
+        [("return ends", "ends.pop('a', 0); return ends")],
+        "the result has the names",
+    ),
+    (10, right.FLOORS, [("if dst // h != src // h:", "if True:")], "token's own host are counted"),
+    (
+        10,
+        right.FLOORS,
+        [("if dst // h != src // h:", "if dst != src:")],
+        "other ranks of the own host",
+    ),
+    (
+        10,
+        right.FLOORS,
+        [("max(m.sum(0).max(), m.sum(1).max())", "m.sum(1).max()")],
+        "only what cards send",
+    ),
+    (
+        10,
+        right.FLOORS,
+        [("max(m.sum(0).max(), m.sum(1).max())", "m.sum(0).max()")],
+        "only what cards receive",
+    ),
+    (
+        10,
+        right.FLOORS,
+        [("max(m.sum(0).max(), m.sum(1).max())", "m.sum()")],
+        "what all cards send together",
+    ),
+    (
+        10,
+        right.FLOORS,
+        [("max(m.sum(0).max(), m.sum(1).max())", "m.sum() / n_ranks")],
+        "the average card",
+    ),
+    (10, right.FLOORS, [("/ 1e3", "")], "in nanoseconds"),
+    (10, right.FLOORS, [("* row_bytes", "* row_bytes * 8")], "not in bits"),
+    (
+        10,
+        right.FLOORS,
+        [("np.where(ids < 0, src, ids // local)", "ids % n_experts // local")],
+        "empty slot",
+    ),
+    (
+        10,
+        right.FLOORS,
+        [
+            (
+                "rows[src, dst] = (rank == dst).any(axis=1).sum()",
+                "rows[src, dst] = (rank == dst).sum()",
+            )
+        ],
+        "this is the floor of pairs",
+    ),
+    (10, right.FLOORS, [("dst % h == src % h", "dst % h == 0")], "arrive at its first rank"),
+    (10, right.FLOORS, [("(pairs, rows, hosts)]", "(pairs, rows)]")], "must return three numbers"),
 ]
 
 
@@ -359,6 +530,25 @@ def test_a_program_that_sends_ahead_needs_four_buffers():
     assert [explore(program(n), 2) is None for n in (1, 2, 3, 4, 5)] == [
         n >= right for n in (1, 2, 3, 4, 5)
     ]
+
+
+def test_no_other_order_of_two_microbatches_is_faster():
+    from itertools import permutations
+
+    steps = (("a", "compute", 50), ("d", "link", 20), ("e", "compute", 40), ("c", "link", 30))
+    tasks = [
+        (batch + name, resource, us, [batch + steps[i - 1][0]] if i else [])
+        for batch in "AB"
+        for i, (name, resource, us) in enumerate(steps)
+    ]
+
+    def end(order):
+        seen = {n: i for i, (n, *_) in enumerate(order)}
+        if all(seen[b] < seen[n] for n, *_, before in order for b in before):
+            return max(exercise9.finish(order).values())
+        return float("inf")
+
+    assert min(map(end, permutations(tasks))) == exercise(9).STRETCH.right
 
 
 def complete(number, source):

@@ -1,15 +1,17 @@
 """Each lesson runs, within a terminal of 80 columns; what it claims it asserts on the way."""
 
 import io
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from epmoe.__main__ import main
-from epmoe.lessons import FILES, exercise
+from epmoe.lessons import FILES, exercise, measured
 from epmoe.lessons.command import new_answer
 from epmoe.lessons.telling import (
     EXERCISES,
@@ -238,3 +240,45 @@ def test_what_start_writes_is_python_and_not_yet_an_answer(capsys, number, tmp_p
 def test_options_need_a_lesson(capsys):
     status, text = run(capsys, "--check")
     assert status == 2 and "need a number" in text
+
+
+@pytest.mark.parametrize("given", [{"n_experts": 12}, {}])
+def test_lesson_7_takes_a_routing_of_the_readers_own(capsys, given, tmp_path):
+    file = tmp_path / "routing.npz"
+    np.savez(file, topk_ids=np.tile([[9, 1, -1], [9, 2, 3]], (50, 1)), **given)
+    status, text = run(capsys, "7", "--input", str(file))
+    assert status == 0 and f"{file}: 100 tokens, 12 experts, top 3" in text.replace("\n    ", " ")
+    assert "hottest experts: [100  50  50  50" in text
+
+
+@pytest.mark.parametrize(
+    "argv, says",
+    [
+        (["6", "--input", "x.npz"], "lesson 7 --input FILE"),
+        (["7", "--check", "--input", "x.npz"], "lesson 7 --input FILE"),
+        (["7", "--input", "nothing.npz"], "nothing.npz cannot be read"),
+        (["7", "--input", "six.npz"], "which the lesson's 4 ranks do not divide"),
+        (["7", "--input", "none.npz"], "holds no pair"),
+    ],
+)
+def test_a_routing_that_lesson_7_cannot_take_is_refused(argv, says, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    np.savez("six.npz", topk_ids=[[0, 5]], n_experts=6)
+    np.savez("none.npz", topk_ids=[[-1, -1]], n_experts=8)
+    status, text = run(capsys, *argv)
+    assert status == 2 and says in text
+
+
+def test_lesson_9_shows_a_table_of_loops_if_there_is_one(monkeypatch, tmp_path):
+    row = dict(kernels="ExpertParallel", arrays="new", tokens=128, us=55.5)
+    record = dict(device="GPU X, 1", date="2", n_ranks=2, rows=[], loop=[row])
+    (tmp_path / "a.json").write_text(json.dumps(record))
+    older = record | dict(date="1", loop=[row | dict(us=1)])
+    (tmp_path / "b.json").write_text(json.dumps(older))
+    (tmp_path / "c.json").write_text(json.dumps(older | dict(date="3", device="the simulator")))
+    monkeypatch.setattr(measured, "FOLDER", tmp_path)
+    assert measured.loop() == ([row], "2 x GPU X") and measured.newest() is None
+    told = io.StringIO()
+    tell(FILES[9], stream=told)
+    assert "us a pair of dispatch and combine, 2 x GPU X" in told.getvalue()
+    assert "ExpertParallel                     new      128      55.5" in told.getvalue()
