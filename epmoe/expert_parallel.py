@@ -20,27 +20,27 @@ class ExpertParallel:
     """Dispatch and combine over one configuration and one world; a context manager.
 
     cfg: EPConfig with cfg.n_ranks == world.n_ranks.
-    launch: LaunchConfig; default the device's own.
-    timeout [s]: after it a wait gives up and PeerTimeout is raised; positive.
-    fused: dispatch() and combine() launch the fused kernels; False: the two split kernels in turn.
-    kernels: "plain", which do what the specification's pages say, word by word, or "fast", with the same results.
+    launch: LaunchConfig; default: the device's own.
+    timeout [s]: how long a wait may take before it raises PeerTimeout; positive.
+    fused: True: dispatch() and combine() launch one fused kernel each. False: two split kernels each.
+    kernels: "plain" follows the specification's pages word by word; "fast" gives the same results.
     Default: "fast" on GPUs of compute capability 9.0 and newer, "plain" on others and in the simulator.
-    Under a LocalWorld every argument and result that differs per rank is a list over ranks.
-    Arrays in host memory may have any strides. Those in GPU memory are used where they lie, never copied: they must be
-    C-contiguous, in rows of whole 16 bytes at a multiple of 16, or they are refused with the remedy.
+    Under a LocalWorld every argument and result that differs between ranks is a list over ranks.
+    Arrays in host memory may have any strides. Arrays in GPU memory are never copied. They must be C-contiguous, with
+    an address and a row size that are multiples of 16 bytes; others are refused, and the error names the remedy.
 
         with ExpertParallel(cfg, LocalWorld(cfg.n_ranks)) as ep:
             d = ep.dispatch(input_tokens, topk_ids)
             out = ep.combine(expert_outputs, d, router_weights)
 
-    Calls alternate: dispatch, combine, dispatch, combine; another order raises EPStateError. After a PeerTimeout, or an
-    interruption inside a call (Ctrl-C, an exception of a signal handler), every call is refused until reset(). On a GPU
-    nothing here waits for the kernels, except where host arrays come in or are to be filled.
+    Calls alternate: dispatch, combine, dispatch, combine. Any other order raises EPStateError. After a PeerTimeout, or
+    after an interruption inside a call (Ctrl-C, an exception in a signal handler), every call is refused until reset().
+    On a GPU no call waits for the kernels, unless an argument or `out` is a host array.
 
-    CUDA graphs: rounds with device arrays can be captured from the world's stream (not the legacy default stream), a
-    whole round in one graph, or dispatch and combine in one each. Replay them in that order, on all ranks alike. What a
-    captured call returns lies where each replay writes it, and stays lent until close(), even if nobody looks at it.
-    Make a round with the same options before the capture: it compiles the kernels.
+    CUDA graphs: rounds with device arrays can be captured from the world's stream (not the legacy default stream).
+    Capture a whole round in one graph, or dispatch and combine in one graph each. Replay the graphs in that order, in the
+    same way on all ranks. Each replay writes its results into the arrays that the captured call returned. Their memory
+    stays reserved until close(). Run a round with the same options before the capture, to compile the kernels.
     """
 
     def __init__(
@@ -82,18 +82,18 @@ class ExpertParallel:
         self._steady = SteadyCalls(
             self._engine, self._dispatch.capacity, self.kernels == "fast" and _factories is None
         )
-        self._sent = self._returned = None  # what the calls of one round pass on
+        self._sent = self._returned = None  # what one call of a round leaves for the next
         self._leave = weakref.finalize(self, _leave, self._steady, self._engine)
         self._leave.atexit = False
 
     @property
     def capacity(self) -> int:
-        """Rows of a Dispatched: the most that one rank can receive."""
+        """Rows of a Dispatched's arrays: the most that one rank can receive."""
         return self._dispatch.capacity
 
     @part_of_round
     def dispatch_async(self, input_tokens, topk_ids, input_scale=1.0):
-        """Send every token to the owners of its experts: the first half of `dispatch`; arguments as there."""
+        """Send every token to the owners of its experts: the first half of `dispatch`, with its arguments."""
         self._expect("dispatch_async")
         self._sent = self._dispatch.begin(input_tokens, topk_ids, input_scale)
         with self._engine.launching("dispatch_async") as streams:
@@ -113,17 +113,17 @@ class ExpertParallel:
 
     @part_of_round
     def dispatch(self, input_tokens, topk_ids, input_scale=1.0, *, out=None):
-        """Send every token to the owners of its experts, and group what arrives here by expert: Dispatched.
+        """Send every token to the owners of its experts, and group the tokens that arrive by expert.
 
         input_tokens: bf16 (num_tokens, hidden), num_tokens <= max_tokens_per_rank, 0 allowed.
-        topk_ids: any integer type (num_tokens, top_k), distinct ids of [0, n_experts) in a token, -1 for an empty slot.
+        topk_ids: any integer type (num_tokens, top_k), distinct ids of [0, n_experts) in a token, -1 for no expert.
         input_scale: one positive float32 a rank, or a function (i) -> float32; the nvfp4 encoder reads it.
-        out: a Dispatched whose arrays are to be written (its topk_ids and what is None are allocated).
-        Returns a Dispatched: rows by group, then source rank; inside such a segment their order is free.
-        Errors: EPValueError names rank, token, slot, value, and nothing was launched. Bad ids in device memory are
-        treated as -1, and raised by the next call that waits for the kernels (trimmed(), numpy(), check()), as is
-        PeerTimeout. EPStateError if it is not dispatch's turn. Source: the dispatch_kernel page
-        (docs/pages.md); epmoe_ref.dispatch.
+        out: a Dispatched whose arrays receive the results (topk_ids, and arrays that are None, are allocated).
+        Returns a Dispatched: rows by group, then src_rank; within a segment their order is free.
+        Errors: EPValueError names rank, token, slot (k), value, and nothing was launched. Bad ids in device memory
+        are treated as -1. The next call that waits for the kernels (trimmed(), numpy(), check()) raises the error, or
+        a PeerTimeout. EPStateError if it is not dispatch's turn. Source: the dispatch_kernel page (docs/pages.md);
+        epmoe_ref.dispatch.
         """
         known = self._steady.dispatch(input_tokens, topk_ids, input_scale, out)
         if known is not None:
@@ -147,7 +147,7 @@ class ExpertParallel:
 
     @part_of_round
     def combine_async(self, expert_outputs, d):
-        """Send the experts' rows back to the ranks that their tokens came from: the first half of `combine`.
+        """Send the experts' rows back to their tokens' ranks: the first half of `combine`.
 
         expert_outputs, d, and errors: as in `combine`. combine_wait reads a fused shared expert's rows of
         expert_outputs.
@@ -199,20 +199,20 @@ class ExpertParallel:
         elementwise_lambda_fn=None,
         out=None,
     ):
-        """Send the experts' rows back to the ranks that their tokens came from, and reduce them by token.
+        """Send the experts' rows back to their tokens' ranks, and reduce them by token.
 
-        expert_outputs: combine_dtype (rows, hidden), the rows of d.output_tokens, exact or capacity many.
-        d: what the open dispatch returned, whole, trimmed() or numpy(); its src_info unchanged.
+        expert_outputs: combine_dtype (rows, hidden), in the order of d.output_tokens; the exact number of rows, or
+        the capacity. d: the result of this round's dispatch, whole, trimmed() or numpy(), with src_info unchanged.
         router_weights: float32 (num_tokens, top_k), or a function (token, k, *router_weights_args) -> float32; None
         leaves the rows unreduced, on all ranks or on none. epilogue: a function (token, col, value, *epilogue_args)
         -> value, applied to the sum rounded to the output type. Arguments of functions: numbers, or arrays of float32 or
         int32 with 1 or 2 axes (in host memory also bf16 and fp16, which are read as float32).
-        elementwise_lambda_fn: a function (token, col, value, *epilogue_args) in the place of an epilogue, which stores
-        its result into writable arrays among its arguments and returns nothing; then None is returned (a list of them
-        under a LocalWorld), and no other result is stored.
-        Returns combine_dtype (num_tokens, hidden), or (num_tokens, top_k, hidden) without router weights, in which
-        slots of -1 are zero; out: the caller's array of that shape. The sum goes over slots 0, 1, ... by fma in
-        float32, and is rounded once: nothing is free in it.
+        elementwise_lambda_fn: a function (token, col, value, *epilogue_args), instead of an epilogue. It stores its
+        result into writable arrays among its arguments and returns nothing. combine then returns None (a list of
+        None under a LocalWorld) and stores nothing else.
+        Returns combine_dtype (num_tokens, hidden), or without router weights (num_tokens, top_k, hidden), which is
+        zero where the id is -1; out: the caller's array of that shape. The sum over k = 0, 1, ... uses fma in
+        float32 and is rounded once, so every bit is defined.
         Errors: EPValueError names rank, argument, value; EPStateError if it is not combine's turn; PeerTimeout by the
         next call that waits for the kernels. Source: the combine_wait_kernel page (docs/pages.md); epmoe_ref.combine.
         """
@@ -247,12 +247,12 @@ class ExpertParallel:
         return self._end_of_round(reduction)
 
     def fused_silu(self, gate_up, d, *, output_format="bf16", limit=None, alpha=1.702):
-        """SwiGLU between an expert's two products, for as many rows as d has; nothing waits for their number.
+        """SwiGLU between an expert's two products, for the rows of d; the host does not wait for their number.
 
-        gate_up: bf16 (rows, 2 * width), the rows of d.output_tokens (exact or capacity many), gate in the first half.
+        gate_up: bf16 (rows, 2 * width), in the order of d.output_tokens (exact number or capacity), gate first.
         Returns bf16 (rows, width), or with output_format "fp8_blockwise" the pair (e4m3 (rows, width), float32 scales
-        (width / 128, rows), transposed). limit, alpha: the clamped variant; see epmoe_ref.fused_silu, with which it
-        agrees within one bf16 ulp (FP8: one code). Rows past the exact number are unspecified. Errors: EPValueError.
+        (width / 128, rows), transposed). limit, alpha: the clamped variant. Agrees with epmoe_ref.fused_silu within
+        one bf16 ulp (FP8: one code). Rows past the exact number are unspecified. Errors: EPValueError.
         """
         self._expect_open("fused_silu")
         return self._of_ranks(self._silu(gate_up, d, output_format, limit, alpha))
@@ -263,14 +263,14 @@ class ExpertParallel:
 
     @part_of_round
     def reset(self):
-        """Put all counters, flags and the order of calls back to the beginning. Collective: every rank must call it."""
+        """Reset all counters, flags and the order of calls. Collective: every rank must call it."""
         self._expect_open("reset")
         self._engine.reset()
         self._sent = self._returned = None
 
     @staticmethod
     def plan(cfg):
-        """Bytes of one rank by buffer that an EPConfig, cfg, will need, before anything is allocated (print it)."""
+        """Bytes of one rank by buffer that an EPConfig, cfg, will need; allocates nothing (print it)."""
         _check_config(cfg)
         return memory.plan(cfg)
 
@@ -307,12 +307,12 @@ class ExpertParallel:
         return self._engine.trace()
 
     def close(self, *, collective=True):
-        """Free everything; results that are still in use keep their memory. Leaving the context manager does it.
+        """Free everything; results that are still in use keep their memory. Leaving the context manager calls it.
 
-        One that is let go without close() frees what it can, too; memory that peers in other processes reach stays.
+        Without close(), garbage collection frees what it can; memory that peers in other processes use stays.
 
-        Collective (collective=False, after an error, does not wait for other ranks), and raises what the kernels
-        recorded and nobody has seen, unless an error came before.
+        Collective (collective=False, after an error, does not wait for other ranks). Raises an error that the kernels
+        recorded and no call has raised yet, unless another error came before.
         """
         self._leave.detach()
         if self._rounds.state != "closed":
@@ -336,9 +336,7 @@ class ExpertParallel:
         self._rounds.expect(call, self._capture())
 
     def _end_of_round(self, reduction):
-        self._sent = self._returned = (
-            None  # whose memory is free again as soon as the caller lets go of it
-        )
+        self._sent = self._returned = None  # whose memory is reused as soon as the caller drops it
         return self._of_ranks(self._combine.finish(reduction))
 
     def _of_ranks(self, results):
@@ -346,7 +344,7 @@ class ExpertParallel:
 
 
 def _leave(steady, engine):
-    """An ExpertParallel is gone that nobody closed."""
+    """An ExpertParallel was collected without close()."""
     steady.close()
     engine.leave()
 

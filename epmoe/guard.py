@@ -1,4 +1,4 @@
-"""Running code that nobody trusts to end: a module in a process of its own, which says what it has found in JSON lines.
+"""Runs code that may never end: a module in a separate process, which reports in JSON lines.
 
 The code may hang, crash, end its process or print what it likes; it is killed, with all that it started, when the
 context of `process` ends, and ends by itself if this process is killed.
@@ -19,9 +19,9 @@ import time
 def process(module, task, output=None, before=(), folder=None):
     """(process, lines) of `python -m module`, which calls `child`. task: what JSON can hold.
 
-    lines(limit) gives what it says; if it says nothing for limit() seconds, process.late is True and lines ends. output:
-    where what it prints goes, as for subprocess; default: this process's stdout. before: words before the command, such
-    as unshare's. folder: where it runs.
+    lines(limit) yields its reports; after limit() seconds without one, process.late is True and lines ends. output:
+    where its prints go, as for subprocess; default: this process's stdout. before: words before the command, such as
+    unshare's. folder: where it runs.
     """
     ours, theirs = os.pipe()
     paths = os.pathsep.join(dict.fromkeys(os.path.abspath(path) for path in sys.path if path))
@@ -65,7 +65,7 @@ def process(module, task, output=None, before=(), folder=None):
 
 
 def how_it_ended(running):
-    """What a process did instead of saying more, in words."""
+    """How a process ended instead of reporting more, in words."""
     status = running.returncode
     if status is None:
         return "closed what it reports through"
@@ -75,7 +75,7 @@ def how_it_ended(running):
 
 
 def child(run):
-    """In the module that `process` starts: run(task, say), where say(value) tells the process that waits."""
+    """For the module that `process` starts: run(task, say), where say(value) reports to the waiting process."""
     fd, task = int(sys.argv[1]), json.loads(sys.argv[2])
     threading.Thread(target=_end_with_the_guard, daemon=True).start()
     if "" not in sys.path:
@@ -84,6 +84,6 @@ def child(run):
 
 
 def _end_with_the_guard():
-    """stdin ends when the guard does, however that happened."""
+    """stdin ends when the guard ends, for whatever reason."""
     os.read(0, 1)
     os._exit(3)

@@ -1,7 +1,7 @@
-"""Where everything of one rank lies: one table of regions in one allocation, and the counter regions in ep_counters.
+"""The memory layout of one rank: a table of regions in one allocation, and the counter regions in ep_counters.
 
-Symmetric regions (those that peers write) come first and lie at the same offset on every rank, because their shapes
-depend on the configuration alone. Every region starts at a multiple of 256 bytes.
+Symmetric regions, which peers write, come first. They have the same offset on every rank, because their shapes depend
+only on the configuration. Every region starts at a multiple of 256 bytes.
 """
 
 from functools import cache
@@ -15,23 +15,25 @@ from epmoe_ref.counters import EPLocalSyncCounters
 
 REGION_ALIGNMENT = 256  # bytes
 MAX_FINITE = 2**64 - 1  # a recv_count word that says "not arrived"
-ANNOUNCED = 2**62  # a dispatch recv_count word of ANNOUNCED + count: so many messages are under way
+ANNOUNCED = 2**62  # a dispatch recv_count word of ANNOUNCED + count: count messages are under way
 ABSENT = (
     2**32 - 1
 )  # a word of combine_lamport_buf that says "not arrived": epmoe/kernels/lamport.py
-LAMPORT_BYTES = 16 << 20  # of that buffer, at most; its rows are polled, which pays if they are few
+LAMPORT_BYTES = (
+    16 << 20
+)  # of that buffer, at most; its rows are polled, which pays for small batches
 LAMPORT_EXPERTS = 2048  # at most
 DESCRIBED = (
     2**57
-)  # one that says all about a few messages, which are here: epmoe/kernels/described.py
-STATUS_WORDS = 16  # what they mean: epmoe/kernels/status.py
+)  # a signal that describes a few messages, which have arrived: epmoe/kernels/described.py
+STATUS_WORDS = 16  # meanings: epmoe/kernels/status.py
 
 
 class Region(NamedTuple):
     """One array of a rank: bytes [offset, offset + nbytes) of the rank's allocation.
 
-    index_names: one word an axis, so that a place can be named ("recv_count[local_expert 2, src_rank 1]").
-    initial: the value of every element before the first round; None where any bytes will do.
+    index_names: a word for each axis, to name places ("recv_count[local_expert 2, src_rank 1]").
+    initial: the value of every element before the first round; None: any bytes.
     """
 
     name: str
@@ -54,8 +56,8 @@ class Message(NamedTuple):
 
 @cache
 def message(cfg: EPConfig) -> Message:
-    """Offsets inside one message: the payload's size is the token format's, each part is padded to cfg.alignment."""
-    from .kernels import formats  # the formats' sizes lie with their encoders
+    """Offsets inside one message. The token format gives the payload's size; each part is padded to cfg.alignment."""
+    from .kernels import formats  # the sizes of formats are defined with their encoders
 
     token_size = formats.of(cfg).token_size
     topk_info = token_size + _align_up(4, cfg.alignment)
@@ -65,12 +67,12 @@ def message(cfg: EPConfig) -> Message:
 
 
 def combine_msg_bytes(cfg: EPConfig) -> int:
-    """Bytes of a combine message: a row of the output type and nothing else, since its place (t, k) says all."""
+    """Bytes of a combine message: only a row of the output type, since its place gives (t, k)."""
     return cfg.hidden * cfg.combine_itemsize
 
 
 def has_lamport_buf(cfg: EPConfig) -> bool:
-    """Whether a rank has a second buffer for the rows that combine returns, in which they need no signals."""
+    """Whether a rank has a second buffer for combine's rows, in which they need no signals."""
     nbytes = cfg.max_tokens_per_rank * cfg.top_k * combine_msg_bytes(cfg)
     return (
         nbytes <= LAMPORT_BYTES
@@ -82,10 +84,10 @@ def has_lamport_buf(cfg: EPConfig) -> bool:
 
 @cache
 def regions(cfg: EPConfig) -> tuple[Region, ...]:
-    """Every region of one rank, in the order in which they lie.
+    """Every region of one rank, in memory order.
 
-    Under skip_a2a the source rank axis has length 1. combine_send_buf exists for SHMEM only,
-    combine_lamport_buf where has_lamport_buf.
+    Under skip_a2a the src_rank axis has length 1. combine_send_buf exists only for SHMEM, combine_lamport_buf only if
+    has_lamport_buf.
     """
     msg_bytes, combine_bytes = message(cfg).msg_bytes, combine_msg_bytes(cfg)
     local, ranks, tokens = cfg.n_local_experts, cfg.n_src_ranks, cfg.max_tokens_per_rank
@@ -160,8 +162,8 @@ def counter_regions(cfg: EPConfig) -> tuple[Region, ...]:
 
     Shapes show the words that are used. `reserved`, `finished`, A and B have one entry per (local expert, rank), which
     is the whole region except under skip_a2a; of C the first n_local_experts words are used. A's last axis is
-    (READY + end row, count). The offsets are written here once more, beside those of EPLocalSyncCounters, so that a
-    test can compare two independent readings of the page.
+    (READY + end row, count). The offsets repeat those of EPLocalSyncCounters on purpose: a test compares the two
+    independent readings of the page.
     """
     local, ranks, n = cfg.n_local_experts, cfg.n_src_ranks, cfg.n_experts
     send, wait, reduce = 0, 2 * n + MAX_GPUS_PER_NODE, 6 * n + MAX_GPUS_PER_NODE + 4

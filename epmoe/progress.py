@@ -1,4 +1,4 @@
-"""How far a long command is: a bar in a terminal; elsewhere a line on stderr every few seconds."""
+"""Progress of a long command: a bar in a terminal, elsewhere a line on stderr every few seconds."""
 
 import contextlib
 import sys
@@ -8,7 +8,7 @@ EVERY_S = 10
 
 
 class _Lines:
-    """Says `mutants: 12 of 400, 20 s` on stderr, at most every EVERY_S seconds."""
+    """Prints `mutants: 12 of 400, 20 s` to stderr, at most every EVERY_S seconds."""
 
     def __init__(self, what, total):
         self._begin = self._said = time.monotonic()
@@ -44,9 +44,9 @@ class _Bar:
 
 @contextlib.contextmanager
 def progress(console, what, total, hidden=False):
-    """Gives an object with advance(), to be called after each of `total` steps, and start(what, total) for others.
+    """Context of an object with advance(), to call after each of `total` steps, and start(what, total) for a new bar.
 
-    hidden: say nothing, on ranks other than the first.
+    hidden: print nothing, on ranks other than the first.
     """
     if hidden or not console.is_terminal:
         lines = _Lines(what, total)

@@ -1,4 +1,4 @@
-"""Where a number comes from: date, machine, versions, commit, for the files that a soak and the benchmarks write."""
+"""The origin of a measurement: date, machine, versions, commit, for the files that a soak and the benchmarks write."""
 
 import importlib.metadata as metadata
 import platform
@@ -58,9 +58,9 @@ def install(extra):
 
 
 def commit(checkout=CHECKOUT):
-    """The commit of the source, "-changed" behind it if files were changed since; None outside a checkout.
+    """The commit of the source, with "-changed" if files differ from it; None outside a checkout.
 
-    In what `git archive` made there is no .git, but the archive's commit in a file.
+    An archive made by `git archive` has no .git, but a file with its commit.
     """
     if (checkout / ".git").exists():
         words = [
@@ -86,7 +86,7 @@ def commit(checkout=CHECKOUT):
 
 
 def driver():
-    """The NVIDIA driver as it names itself, and the CUDA version that it supports."""
+    """The NVIDIA driver's version, and the CUDA version that it supports."""
     from cuda.bindings import driver as cu
 
     from epmoe.device.gpu_driver import check

@@ -1,4 +1,4 @@
-"""What a verification sends: tokens, their experts and router weights, made from a seed or read from a file.
+"""The inputs of a verification: tokens, their experts and router weights, made from a seed or read from a file.
 
 A file is an .npz with topk_ids (N, top_k) of a whole batch, and optionally x (N, hidden), topk_weights (N, top_k),
 rank_offsets (n_ranks + 1) where each rank's tokens begin, and n_experts.
@@ -43,7 +43,7 @@ def token_counts(n_ranks, max_tokens, rng):
 
 
 def make(cfg, seed, empty_slots=0.1):
-    """A batch from a seed: uneven ranks, experts of unequal popularity, a share of the slots -1, softmax weights.
+    """A batch from a seed: uneven ranks, experts of unequal popularity, some ids -1, softmax weights.
 
     Under cfg.skip_a2a all ranks hold the same tokens, as the caller of such a configuration promises.
     """
@@ -73,7 +73,7 @@ def _rank(cfg, rng, n, empty_slots):
 
 
 def dump(path, routed, n_experts):
-    """Write a batch to this very path as an .npz that `load` reads: x as bf16 bits, the ranks' tokens in order."""
+    """Write a batch to exactly this path as an .npz that `load` reads: x as bf16 bits, tokens in the order of ranks."""
     with open(path, "wb") as file:
         np.savez(
             file,
@@ -87,7 +87,7 @@ def dump(path, routed, n_experts):
 
 @dataclass(frozen=True)
 class Batch:
-    """A file's content before it is split over ranks; notes say what was converted, made up, or is not finite."""
+    """A file's content before it is split over ranks; notes: values that were converted, invented or not finite."""
 
     x: np.ndarray
     topk_ids: np.ndarray
@@ -156,7 +156,7 @@ def opened(path):
 
 
 def _arrays(path):
-    """{name: array} of those members of an .npz that mean something here."""
+    """{name: array} of the members of an .npz that this module knows."""
     try:
         with opened(path) as file:
             if is_zipfile(file):

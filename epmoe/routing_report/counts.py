@@ -1,4 +1,4 @@
-"""Counts of one step: pairs and rows between ranks, load by rank and by expert, and how uneven a load is."""
+"""Counts of one step: pairs and rows between ranks, the load of each rank and expert, and its imbalance."""
 
 from typing import NamedTuple
 
@@ -6,11 +6,11 @@ import numpy as np
 
 
 class Counts(NamedTuple):
-    """What one step's routing asks for, on n_ranks.
+    """The traffic of one step's routing on n_ranks.
 
-    tokens: int64 (n_ranks,), of each source rank. by_expert: int64 (n_experts,), (token, slot) pairs of each expert.
+    tokens: int64 (n_ranks,), of each src_rank. by_expert: int64 (n_experts,), pairs (token, k) of each expert.
     pairs: int64 (n_ranks, n_ranks), pairs from src_rank (line) to dst_rank (column). rows: the same, but a token counts
-    once for a rank, however many of its experts are there.
+    once for a rank, even if several of its experts are there.
     """
 
     tokens: np.ndarray
@@ -25,7 +25,7 @@ class Counts(NamedTuple):
 
 
 def count(ids_of_ranks, n_experts):
-    """Counts of one step. ids_of_ranks: over ranks, int64 (tokens, top_k), -1 where a slot has no expert."""
+    """Counts of one step. ids_of_ranks: over ranks, int64 (tokens, top_k), -1 for no expert."""
     n_ranks = len(ids_of_ranks)
     local = n_experts // n_ranks
     by_expert = np.zeros(n_experts, np.int64)
@@ -41,7 +41,7 @@ def count(ids_of_ranks, n_experts):
 
 
 def off_rank(matrix):
-    """What leaves its rank: the matrix without its diagonal."""
+    """The traffic between different ranks: the matrix without its diagonal."""
     return matrix - np.diag(np.diag(matrix))
 
 
@@ -52,12 +52,12 @@ def busiest(matrix):
 
 
 def max_over_mean(load):
-    """1.0 if all are alike, len(load) if one has everything; None if there is nothing."""
+    """1.0 if all are equal, len(load) if one has everything; None if there is no load."""
     return float(load.max() / load.mean()) if load.sum() else None
 
 
 def gini(load):
-    """Gini coefficient: 0 if all are alike, nearly 1 if one has everything; None if there is nothing."""
+    """Gini coefficient: 0 if all are equal, nearly 1 if one has everything; None if there is no load."""
     if not load.sum():
         return None
     n, in_order = len(load), np.sort(load)

@@ -1,4 +1,4 @@
-"""Reads a routing dump: an .npz, an .npy or JSON lines with the expert ids of each token, in one or many steps."""
+"""Reads a routing dump: an .npz, an .npy or JSON lines with the expert ids of each token, in one or more steps."""
 
 from dataclasses import dataclass, field
 from zipfile import is_zipfile
@@ -16,9 +16,9 @@ from epmoe_ref.errors import EPValueError
 class Dump:
     """The expert ids of a file.
 
-    steps: a list of int64 arrays (tokens, top_k), -1 where a slot has no expert. n_experts: of the file, or None.
+    steps: a list of int64 arrays (tokens, top_k), -1 for no expert. n_experts: of the file, or None.
     rank_offsets: int64 (n_ranks + 1), where each rank's tokens begin (files of one step), or None. hidden: of x in
-    the file, or None. notes: what was changed on reading.
+    the file, or None. notes: changes made on reading.
     """
 
     steps: list
@@ -29,7 +29,7 @@ class Dump:
 
     @property
     def top_k(self):
-        """Slots of a token."""
+        """Expert ids of a token."""
         return self.steps[0].shape[1]
 
     @property
@@ -38,7 +38,7 @@ class Dump:
         return sum(len(ids) for ids in self.steps)
 
     def check(self, n_experts):
-        """Refuse an id that is no expert, and an expert named twice by one token; the message names the place."""
+        """Refuse an id that is no expert, and an expert that one token names twice; the error names the place."""
         for step, ids in enumerate(self.steps):
             where = f"step {step}, " if len(self.steps) > 1 else ""
             outside = (ids < -1) | (ids >= n_experts)

@@ -1,4 +1,4 @@
-"""The ways to run dispatch and combine: bytes each, floors, what our kernels take, memory, and which to use."""
+"""The interfaces for dispatch and combine: their bytes, floors, expected times and memory."""
 
 from typing import NamedTuple
 
@@ -20,9 +20,8 @@ INTERFACES = {
 class Cost(NamedTuple):
     """One phase of one step with one interface.
 
-    total_bytes: what all ranks together send to other ranks. busiest_bytes: the most that one rank sends or receives.
-    floor_us: busiest_bytes at the link's speed. expected_us: what our kernels take, or None where they were not
-    measured.
+    total_bytes: sent by all ranks together to other ranks. busiest_bytes: the most that one rank sends or receives.
+    floor_us: busiest_bytes at the link's speed. expected_us: expected time of our kernels, None if not measured.
     """
 
     total_bytes: int
@@ -32,7 +31,7 @@ class Cost(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """What the counts are multiplied with. link_gbps: 10**9 bytes a second, of each rank out, and as much in."""
+    """Factors of the counts. link_gbps: 10**9 bytes a second that each rank sends, and at the same time receives."""
 
     cfg: EPConfig
     link_gbps: float
@@ -88,7 +87,7 @@ def costs(interface, step, sizes):
         return None, None
     parts = {
         "pairs_plain": [(step.pairs, sizes.message_bytes)],
-        # the payload once a rank, in one message of that token; the others there only point to it
+        # the payload once for each rank, in one message; the token's other messages there refer to it
         "pairs": [
             (step.rows, sizes.cfg.format.token_size()),
             (step.pairs, sizes.message_bytes - sizes.cfg.format.token_size()),
@@ -116,10 +115,10 @@ def result_bytes(interface, step, sizes):
 
 
 def memory_bytes(interface, steps, sizes):
-    """Bytes that one rank allocates for one dispatch and one combine at a time: buffers, counters and results.
+    """Bytes that one rank allocates for one round: buffers, counters and results.
 
-    ExpertParallel and the pools of the others are sized for the worst case, cfg.max_tokens_per_rank on every rank; only
-    the rows of experts of hybrid_ep_dispatch are exact.
+    ExpertParallel and the pools of the others have room for the worst case, cfg.max_tokens_per_rank on every rank. Only
+    the expert rows of hybrid_ep_dispatch have their exact size.
     """
     cfg = sizes.cfg
     if interface.startswith("pairs"):

@@ -1,4 +1,4 @@
-"""What this project's kernels took on GPUs, as a small table shipped with the package (measured.json).
+"""Measured times of our kernels on GPUs, as a small table shipped with the package (measured.json).
 
 `python -m epmoe.routing_report.measured benchmarks/results/FILE.json` prints the table of a benchmark's results.
 """
@@ -42,11 +42,11 @@ def table():
 
 
 def expected_us(interface, phase, token_format, busiest_bytes, floor_us):
-    """Microseconds to expect for a floor: what was measured beyond the floor at as many bytes, added to this floor.
+    """Expected microseconds: this floor plus the time that was measured beyond the floor for the same number of bytes.
 
-    interface: pairs, rows, expert_major. phase: dispatch or combine. Between measured sizes the time
-    beyond the floor is interpolated over log(bytes); beyond the largest it grows with the floor. None where these
-    kernels were not measured with this format.
+    interface: pairs, rows, expert_major. phase: dispatch or combine. Between measured sizes, the time beyond the floor
+    is interpolated over log(bytes). Above the largest size it grows in proportion to the floor. None if these kernels
+    were not measured with this format.
     """
     short = {"bf16": "bf16", "fp8_blockwise": "fp8"}.get(token_format)
     rows = table()["bytes_us_floor_us"].get(f"{interface} {phase} {short}")

@@ -1,4 +1,4 @@
-"""Writes a report as one page of HTML that needs nothing else."""
+"""Writes a report as one self-contained HTML page."""
 
 from html import escape
 
@@ -42,9 +42,9 @@ def page(found):
         "<h2>What it costs</h2>",
         _costs(found),
         "<h2>What if there were more ranks, or fewer?</h2>",
-        "<p>The same tokens, dealt evenly. More ranks make each one's share smaller, and let a token visit more of "
-        "them. Floors assume that every rank reaches every other at the same speed; beyond 8 ranks that is often a "
-        "slower network.</p>",
+        "<p>The same tokens, spread evenly. With more ranks each has a smaller share, but a token visits more of "
+        "them. Floors assume that every rank reaches every other at the same speed. Beyond 8 ranks, some links are "
+        "often a slower network.</p>",
         _sweep(found),
         _sweep_chart(found),
     ]

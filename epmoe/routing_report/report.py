@@ -9,13 +9,13 @@ from epmoe_ref.errors import EPValueError
 DEFAULT_RANKS, DEFAULT_HIDDEN = 8, 7168
 SWEPT_RANKS = (2, 4, 8, 16, 32, 64, 128)
 MOST_RANKS = 1024
-ALIKE = 1.05  # times that differ by less are taken for equal
+ALIKE = 1.05  # times that differ by less count as equal
 
 
 def report(
     dump, name, *, n_experts=None, n_ranks=None, hidden=None, token_format="bf16", link_gbps=None
 ):
-    """The report of a Dump. What is None comes from the file, or else is assumed, which `assumed` says.
+    """The report of a Dump. Arguments that are None come from the file or are assumed; `assumed` lists these.
 
     Every quantity of a step is {median, p90, p99, max} over the steps; bytes are of one step, times in microseconds.
     """
@@ -92,7 +92,7 @@ def _machine():
 
 
 def _on_ranks(dump, n_ranks, n_experts, hidden, token_format, link_gbps):
-    """What depends on the number of ranks."""
+    """The part of the report that depends on the number of ranks."""
     by_step = [dump.split(ids, n_ranks) for ids in dump.steps]
     steps = [counts.count(ids, n_experts) for ids in by_step]
     most_tokens = max(int(step.tokens.max()) for step in steps)
@@ -149,7 +149,7 @@ def _interface(name, steps, sizes):
 
 
 def _round_us(costs):
-    """Dispatch and combine together, as expected; None where these kernels were not measured."""
+    """Expected time of dispatch and combine together; None if these kernels were not measured."""
     us = [cost.expected_us for cost in costs]
     return None if None in us else sum(us)
 
@@ -169,7 +169,7 @@ def _over(values):
 
 
 def _take(ways):
-    """{interface, why}: the one of ours that takes least for a round of the median step."""
+    """{interface, why}: the interface with the shortest round in the median step."""
     ours = {
         name: way
         for name, way in ways.items()

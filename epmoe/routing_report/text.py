@@ -64,7 +64,7 @@ def _head(found):
 
 
 def _shown(found):
-    """Which of {median, p90, p99, max} to show: of one step they are the same."""
+    """Which of {median, p90, p99, max} to show; for one step all are equal."""
     return ("median",) if found["steps"] == 1 else PERCENTILES
 
 

@@ -1,4 +1,4 @@
-"""Do all ranks say the same? If not, which field differs, and on which ranks."""
+"""Compares a dict over all ranks; names the fields that differ, and the ranks."""
 
 from dataclasses import fields
 
@@ -18,7 +18,7 @@ def same(what, by_rank):
 
 
 def differences(by_rank):
-    """The fields that differ, with values and ranks, in words; "" if none does. by_rank: {rank: dict}."""
+    """The fields that differ, with values and ranks, as text; "" if none differs. by_rank: {rank: dict}."""
     lines = []
     for name in dict.fromkeys(name for of_rank in by_rank.values() for name in of_rank):
         ranks_with = {}

@@ -1,10 +1,8 @@
-"""The handle of a CUDA stream that the caller has, whatever library made it."""
+"""The handle of the caller's CUDA stream, from any library."""
 
 from epmoe_ref.errors import EPValueError
 
-LEGACY_DEFAULT = (
-    0  # CU_STREAM_LEGACY as a null handle: what torch and CuPy use unless told otherwise
-)
+LEGACY_DEFAULT = 0  # CU_STREAM_LEGACY as a null handle: the default of torch and CuPy
 
 
 def handle_of(stream) -> int:

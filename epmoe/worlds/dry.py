@@ -1,6 +1,6 @@
-"""A machine and a world on which nothing runs: calls go their whole way on the host, and tell which kernels they need.
+"""A machine and a world on which nothing runs: calls do all their work on the host, and record the kernels they need.
 
-So the kernels of a run can be compiled beforehand, by many processes at once, without a list of them anywhere.
+With it, many processes can compile the kernels of a run in advance, without a list of them.
 """
 
 import contextlib
@@ -10,11 +10,11 @@ import numpy as np
 from epmoe.device.reading import Reading
 
 FIRST_ADDRESS = 1 << 40
-N_SMS = 132  # makes a grid, and no difference to most kernels
+N_SMS = 132  # needed to make a grid; most kernels do not depend on it
 
 
 class DryBuffer:
-    """A Buffer without memory: what is written is lost, what is read is zero."""
+    """A Buffer without memory: writes are lost, reads are zero."""
 
     def __init__(self, machine, address, nbytes, name, rank):
         self.machine, self.address, self.nbytes, self.name, self.rank = (
@@ -44,7 +44,7 @@ class DryBuffer:
 
 
 class DryStream:
-    """A stream that nothing is put on."""
+    """A stream without work."""
 
     handle = 0
 
@@ -63,7 +63,7 @@ class DryStream:
 
 
 class DryMachine:
-    """Takes a GpuMachine's place where calls are made: `kernels` has what was launched, once each."""
+    """Replaces a GpuMachine in calls: `kernels` has each launched kernel once."""
 
     is_simulator = False
     compute_capability = 9, 0
@@ -83,12 +83,12 @@ class DryMachine:
         return f"nothing, {self.n_sms} multiprocessors"
 
     def alloc(self, nbytes, name, rank=0, *, regions=None):
-        """A DryBuffer with addresses of its own."""
+        """A DryBuffer with its own addresses."""
         address, self._end = self._end, self._end + (int(nbytes) + 511) // 256 * 256
         return DryBuffer(self, address, nbytes, name, rank)
 
     def reading(self):
-        """What reads small parts of several Buffers at once."""
+        """A reader of small parts of several Buffers at once."""
         return Reading()
 
     def adopt(self, array, name, rank=0, *, regions=None):
@@ -107,7 +107,7 @@ class DryMachine:
         self.kernels[kernel] = None
 
     def again(self, launches):
-        """A function that starts nothing."""
+        """A function that launches nothing."""
         return lambda references: 0
 
     def synchronize(self):
@@ -123,7 +123,7 @@ class DryMachine:
 
 
 class DryMemory:
-    """Memory of all ranks, without memory."""
+    """Addresses of all ranks, without memory."""
 
     def __init__(self, buffer, n_ranks):
         self.buffers, self.addresses = {0: buffer}, [buffer.address] * n_ranks
@@ -133,7 +133,7 @@ class DryMemory:
 
 
 class DryWorld:
-    """Rank 0 of n_ranks processes that are not there."""
+    """Rank 0 of n_ranks processes, without the other processes."""
 
     lists, shmem = False, True
     rank, ranks = 0, range(1)
@@ -147,10 +147,10 @@ class DryWorld:
         return self.n_ranks
 
     def agree(self, cfg, timeout, **options):
-        """Nobody else is to agree."""
+        """There is no other rank to compare with."""
 
     def same(self, what, facts, timeout):
-        """Nobody else has any facts."""
+        """There is no other rank to compare with."""
 
     def allocate(self, nbytes, name, regions, timeout):
         """DryMemory."""

@@ -1,8 +1,8 @@
-"""What ranks tell each other through MPI, with a timeout: every rank gives a value and gets those of all.
+"""Exchanges values between ranks through MPI, with a timeout: every rank gives a value and gets the values of all.
 
-MPI's own collectives wait for ever and do not say for whom. Here each rank sends its value to every other one and
-probes for theirs, so that a rank that stays away is named. There are few ranks, and this happens at the beginning and
-at the end, never in a round. Values are plain data (plain_data.py).
+MPI's own collectives wait for ever and do not say for which rank. Here each rank sends its value to every other rank
+and probes for theirs, so the error can name a rank that never arrives. There are at most a few dozen ranks, and this
+happens only at the beginning and at the end, never in a round. Values are plain data (plain_data.py).
 """
 
 import time
@@ -11,8 +11,8 @@ from epmoe.device.forks import belongs_here
 from epmoe.worlds.plain_data import decode, encode
 from epmoe_ref.errors import PeerTimeout
 
-# One channel for each occasion (its MPI tag, in a range that programs seldom use): a rank that left one occasion after
-# a timeout and came to another one is not taken for being at the first.
+# One channel (MPI tag, in a range that programs seldom use) for each purpose. So a rank that left one exchange after a
+# timeout and started another one is not mistaken for a participant of the first.
 CHANNELS = (
     "meeting",
     "devices",
@@ -25,7 +25,7 @@ CHANNELS = (
     "telling",
     "late calls",
 )
-RESET = "reset"  # whatever was told before all ranks met here counts no more
+RESET = "reset"  # values sent before all ranks met here are discarded
 FIRST_TAG = 31200
 NAP_S = 0.0005
 YIELDS = 50
@@ -44,14 +44,14 @@ class Exchange:
 
     def __init__(self, comm, mpi):
         self.comm, self.rank, self.size, self._mpi = comm, comm.Get_rank(), comm.Get_size(), mpi
-        self._begun = {}  # channel -> {rank: value} of an exchange that has not ended; the next one goes on with it
+        self._begun = {}  # channel -> {rank: value} of an unfinished exchange; the next one continues it
         self._early = {}  # channel -> {rank: value} of those that came() saw
-        self._n_resets = 0  # messages from before are thrown away
+        self._n_resets = 0  # older messages are discarded
         self._sends = []  # [(request, message)]
         belongs_here(self)
 
     def gather(self, channel, value, timeout):
-        """[the value of each rank]; collective. Raises PeerTimeout that names the ranks that did not come in time."""
+        """[the value of each rank]; collective. Raises PeerTimeout, which names the ranks that did not arrive in time."""
         tag = FIRST_TAG + CHANNELS.index(channel)
         if channel not in self._begun:
             message = encode((self._n_resets, value))

@@ -1,4 +1,4 @@
-"""What the program that started this process says about it: under mpirun or srun, how many processes there are."""
+"""Reads the launcher's environment variables: under mpirun or srun, how many processes there are."""
 
 import os
 
@@ -37,7 +37,7 @@ def launched_size(environ=os.environ):
 def check_size(size, library, environ=os.environ):
     """Raise if a launcher started several processes and each of them is an MPI world of its own.
 
-    That is what happens when mpirun belongs to another MPI library than the one that mpi4py loads.
+    This happens if mpirun belongs to another MPI library than the one that mpi4py loads.
     """
     launched, launcher = launched_size(environ)
     if size == 1 and launched is not None and launched > 1:
@@ -48,9 +48,9 @@ def check_size(size, library, environ=os.environ):
 
 
 def trial_environment(environ=os.environ):
-    """Variables with which an mpirun starts a few processes even as root and with few cores: for a trial on one host.
+    """Variables that let mpirun start a few processes as root and on few cores, for a trial on one host.
 
-    Open MPI refuses both unless it is told otherwise; MPICH does not look at these variables.
+    By default Open MPI refuses both. MPICH ignores these variables.
     """
     return {
         **environ,

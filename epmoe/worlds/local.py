@@ -13,10 +13,10 @@ from epmoe_ref.errors import EPValueError
 class LocalWorld:
     """All n_ranks ranks in this process; arguments and results of an ExpertParallel are lists over ranks.
 
-    stream: on a GPU, the caller's stream that everything is ordered with (a handle, or a stream of torch, CuPy or
-    cuda.core); default the legacy default stream, which is what torch and CuPy use unless told otherwise.
-    simulation: options of the simulator, among them seed (of the schedule; None: round robin) and racecheck=True; what
-    is left out comes from EPMOE_SEED and EPMOE_RACECHECK. A GPU ignores them.
+    stream: on a GPU, the stream in which all work is ordered (a handle, or a stream of torch, CuPy or cuda.core);
+    default: the legacy default stream, as in torch and CuPy.
+    simulation: options of the simulator, such as seed (of the schedule; None: round robin) and racecheck=True. Their
+    defaults are EPMOE_SEED and EPMOE_RACECHECK. A GPU ignores them.
     """
 
     lists = True
@@ -40,24 +40,24 @@ class LocalWorld:
         return f"LocalWorld({self.n_ranks}) on {self.machine.describe()}"
 
     def size(self):
-        """n_ranks, by the name that process groups of torch have for it: Megatron's dispatcher asks for it."""
+        """n_ranks, under the name that torch's process groups use: Megatron's dispatcher calls it."""
         return self.n_ranks
 
     def agree(self, cfg, timeout, **options):
-        """All ranks have the same configuration: they have one."""
+        """All ranks share one configuration, so there is nothing to compare."""
 
     def same(self, what, facts, timeout):
-        """All ranks have the same facts: they were given them in one call."""
+        """All ranks got their facts in one call, so there is nothing to compare."""
 
     def allocate(self, nbytes, name, regions, timeout) -> SymmetricMemory:
-        """nbytes for every rank; each rank reaches all others' memory."""
+        """nbytes for every rank; each rank can access the memory of all others."""
         buffers = {
             rank: self.machine.alloc(nbytes, name, rank, regions=regions) for rank in self.ranks
         }
         return SymmetricMemory(buffers, [buffers[rank].address for rank in self.ranks])
 
     def connect(self, memory):
-        """SHMEM between the ranks' allocations, by the simulator's network."""
+        """SHMEM between the ranks' allocations, over the simulator's network."""
         self.machine.network.connect(memory.addresses, memory.buffers[0].nbytes)
 
     def disconnect(self, memory):
@@ -65,16 +65,16 @@ class LocalWorld:
         self.machine.network.disconnect(memory.addresses)
 
     def barrier(self, occasion, timeout):
-        """All ranks have come here: in one process they have; the simulator's network has delivered."""
+        """Nothing to wait for: all ranks are in this process. The simulator's network delivers everything."""
         if device.SIM:
             self.machine.network.settle()
 
     def tell(self, value, timeout):
-        """[value]: nobody else is to be told."""
+        """[value]: there is no other process."""
         return [value]
 
     def stream_of(self, rank):
-        """The stream that a rank's work is ordered by."""
+        """The stream in which a rank's work is ordered."""
         return self._streams[rank]
 
     def share(self, launch):
@@ -94,7 +94,7 @@ class LocalWorld:
 
     @contextmanager
     def launching(self, fused):
-        """Context of one call's launches; gives {rank: stream}. All ranks' kernels may wait for each other in it."""
+        """Context of one call's launches; yields {rank: stream}. Inside it, kernels of all ranks may wait for each other."""
         if device.SIM:
             with self.machine.hold():
                 yield self._streams
@@ -105,9 +105,7 @@ class LocalWorld:
         main = self._streams[0]
         for stream in self._fused_streams.values():
             stream.wait(main)
-        with (
-            self.machine.hold()
-        ):  # all are compiled and have their parameters before the first begins to wait
+        with self.machine.hold():  # all kernels are compiled, with their parameters in place, before the first begins to wait
             yield self._fused_streams
         for stream in self._fused_streams.values():
             main.wait(stream)

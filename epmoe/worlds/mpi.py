@@ -19,11 +19,11 @@ from epmoe_ref.errors import EPValueError, UnavailableError
 class MPIWorld:
     """The ranks of an MPI communicator (default COMM_WORLD), all on one host; this process is one of them.
 
-    Arguments and results of an ExpertParallel are this rank's own arrays. Start programs with
-    `mpirun -n N python -m mpi4py program.py`: then a rank that raises ends all of them.
+    Arguments and results of an ExpertParallel are this rank's arrays. Start programs with
+    `mpirun -n N python -m mpi4py program.py`: then an error in one rank ends all ranks.
 
-    gpu: which GPU this rank takes, counted among those that CUDA_VISIBLE_DEVICES shows; default its number on the host.
-    stream: as in LocalWorld. timeout [s]: for all ranks to come here. simulation: seed of this rank's schedule.
+    gpu: number of this rank's GPU among those that CUDA_VISIBLE_DEVICES shows; default: the rank's number on the host.
+    stream: as in LocalWorld. timeout [s]: how long to wait for all ranks. simulation: seed of this rank's schedule.
     """
 
     lists = False
@@ -41,7 +41,9 @@ class MPIWorld:
         self.ranks = range(self.rank, self.rank + 1)
         kind = {"EPMOE_DEVICE": "sim" if device.SIM else "gpu"}
         agreement.same("simulator or GPU", self.exchange.gather("meeting", kind, timeout))
-        self.host = self.comm.Split_type(MPI.COMM_TYPE_SHARED)  # all are here, so nobody waits long
+        self.host = self.comm.Split_type(
+            MPI.COMM_TYPE_SHARED
+        )  # all ranks are here, so no rank waits long
         self._check_hosts(timeout)
         if device.SIM:
             self._simulate(simulation)
@@ -98,7 +100,7 @@ class MPIWorld:
         )
 
     def size(self):
-        """n_ranks, by the name that process groups of torch have for it: Megatron's dispatcher asks for it."""
+        """n_ranks, under the name that torch's process groups use: Megatron's dispatcher calls it."""
         return self.n_ranks
 
     def agree(self, cfg, timeout, **options):
@@ -110,11 +112,11 @@ class MPIWorld:
         agreement.same("ExpertParallel", [options for _, options in of_ranks])
 
     def same(self, what, facts, timeout):
-        """Raise, on every rank, unless all ranks have the same facts, a dict; what names it; collective."""
+        """Raise, on every rank, unless all ranks have the same facts, a dict; what: its name in the error; collective."""
         agreement.same(what, self.exchange.gather("configuration", facts, timeout))
 
     def allocate(self, nbytes, name, regions, timeout):
-        """nbytes for this rank, and the addresses at which it reaches all others' memory; collective."""
+        """nbytes for this rank, and this process's addresses of all ranks' memory; collective."""
         if device.SIM:
             from epmoe.worlds.window_memory import WindowMemory as Memory
         else:
@@ -122,7 +124,7 @@ class MPIWorld:
         return Memory(self, nbytes, name, regions, timeout)
 
     def barrier(self, occasion, timeout):
-        """Returns when all ranks have come; PeerTimeout names those that did not."""
+        """Returns when all ranks have called it; PeerTimeout names the ranks that have not."""
         self.exchange.gather(occasion, None, timeout)
 
     def tell(self, value, timeout):
@@ -130,24 +132,24 @@ class MPIWorld:
         return self.exchange.gather("telling", value, timeout)
 
     def hear(self, value, timeout):
-        """{rank: value} of this rank and of those whose calls also failed; it waits for them, but not after timeout."""
+        """{rank: value} of this rank and of the ranks whose calls also failed; waits for them, at most until timeout."""
         return self.exchange.hear("late calls", value, timeout)
 
     def told_already(self):
-        """{rank: value} of the peers that are at the next tell(), where this rank has not come yet; waits for none."""
+        """{rank: value} of the peers that have already called the next tell(); does not wait."""
         return self.exchange.came("telling")
 
     def stream_of(self, rank):
-        """The stream that this rank's work is ordered by."""
+        """The stream in which this rank's work is ordered."""
         return self._streams[rank]
 
     def share(self, launch):
-        """The LaunchConfig of the fused kernel: the rank has a device for itself, or takes turns on all of it."""
+        """The LaunchConfig of the fused kernel: the rank has a whole device, alone or in turns with others."""
         return launch
 
     @contextmanager
     def launching(self, fused):
-        """Context of the launches of one call; gives {rank: stream}."""
+        """Context of the launches of one call; yields {rank: stream}."""
         if device.SIM:
             with self.machine.hold():
                 yield self._streams

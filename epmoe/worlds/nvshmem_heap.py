@@ -1,4 +1,4 @@
-"""NVSHMEM on the host: started once a process over MPI's exchange, and its symmetric heap as the ranks' memory."""
+"""NVSHMEM on the host: starts it once a process, over MPI, and uses its symmetric heap as the ranks' memory."""
 
 import os
 
@@ -54,7 +54,7 @@ def start(world, timeout):
 
 
 def complete(world):
-    """What this rank's kernels have sent has arrived, after they have ended."""
+    """Wait until everything that this rank's ended kernels sent has arrived."""
     from nvshmem import bindings
 
     world.machine.activate()
@@ -88,11 +88,11 @@ class HeapBuffer(Buffer):
 
 
 class HeapMemory:
-    """This rank's allocation as a Buffer, those of its p2p world mapped here; see SymmetricMemory."""
+    """This rank's allocation as a Buffer, with its p2p world's allocations mapped here; see SymmetricMemory."""
 
     def __init__(self, world, nbytes, name, regions, timeout):
         rank, size = world.rank, world.p2p_world_size
-        # Allocating waits for all ranks without a time limit; that all of them give the same number, they have checked.
+        # Allocating waits for all ranks without a time limit. The ranks have checked that all ask for the same size.
         world.exchange.gather("allocation", nbytes, timeout)
         buffer = HeapBuffer(world.machine, -(-nbytes // ALIGNMENT) * ALIGNMENT, name, rank, regions)
         self._world, self.buffers = world, {rank: buffer}
@@ -103,7 +103,7 @@ class HeapMemory:
         ]
 
     def free(self, together, timeout, heaps=None):
-        """Give it back, which all ranks do together; after an error, or while results lie in it (heaps), it stays."""
+        """Free it, on all ranks together; after an error, or while results are in it (heaps), it stays."""
         if not together:
             _abandoned.append(self.buffers)
             return
@@ -117,7 +117,7 @@ class HeapMemory:
 
 
 def _address(address, peer, rank):
-    """Address at which this rank reaches the peer's copy of symmetric memory."""
+    """This rank's address of the peer's copy of symmetric memory."""
     if peer == rank:
         return address
     from nvshmem import bindings

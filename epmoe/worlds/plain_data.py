@@ -1,7 +1,7 @@
-"""Plain data as bytes and back, for what processes tell each other: JSON, never pickle, so that bytes run no code.
+"""Encodes plain data for messages between processes: JSON, never pickle, so that received bytes cannot run code.
 
-None, truth values, numbers, strings, bytes, NumPy scalars and arrays, and tuples, lists and dicts of these come back as
-they went. Anything else is refused where it is sent; its owner turns it into a dict or a tuple first.
+None, booleans, numbers, strings, bytes, NumPy scalars and arrays, and tuples, lists and dicts of these are restored
+exactly. Anything else is refused by the sender; convert it into a dict or a tuple first.
 """
 
 import base64

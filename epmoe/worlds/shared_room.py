@@ -1,6 +1,6 @@
-"""How much memory processes can share on this host: /dev/shm, which containers keep small (64 MB by default).
+"""Memory that processes can share on this host: /dev/shm, which containers keep small (64 MB by default).
 
-MPI takes a window of any size there, and the process that touches what does not fit ends with a bus error.
+MPI makes a window of any size there. A process that touches a part that does not fit ends with a bus error.
 """
 
 import os
@@ -8,11 +8,11 @@ import os
 from epmoe_ref.errors import UnavailableError
 
 FOLDER = "/dev/shm"
-LEFT_FREE = 1 << 20  # bytes: for what MPI itself takes meanwhile
+LEFT_FREE = 1 << 20  # bytes: MPI's own use
 
 
 def room():
-    """(bytes left, bytes in all) of the folder; None where there is no such folder."""
+    """(bytes left, bytes in all) of the folder; None if there is no such folder."""
     try:
         seen = os.statvfs(FOLDER)
     except OSError:
@@ -21,7 +21,7 @@ def room():
 
 
 def remedy(nbytes):
-    """How to have so much."""
+    """How to get this much room."""
     size = -(-nbytes // (1 << 30))
     return (
         f"start the container with --shm-size={size}g (Kubernetes: an emptyDir of medium Memory at {FOLDER}), or "
@@ -30,7 +30,7 @@ def remedy(nbytes):
 
 
 def expect_room(needed, left_and_total, what):
-    """Raise UnavailableError unless so many bytes are left; left_and_total: of room()."""
+    """Raise UnavailableError unless `needed` bytes are left; left_and_total: of room()."""
     if left_and_total is None:
         return
     left, total = left_and_total

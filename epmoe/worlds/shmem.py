@@ -1,8 +1,8 @@
-"""ShmemWorld: one rank a process, in p2p worlds between which messages travel by SHMEM; started by mpirun.
+"""ShmemWorld: one rank a process, in p2p worlds that exchange messages by SHMEM; started by mpirun.
 
-With GPUs the ranks' memory lies in NVSHMEM's symmetric heap: inside a p2p world peers store into each other's directly,
-to other worlds NVSHMEM puts and signals. Without, it lies in MPI shared-memory windows, and each process runs the
-simulator with its small network for its own rank.
+With GPUs, the ranks' memory is in NVSHMEM's symmetric heap. Peers in a p2p world store into each other's memory
+directly; messages to other p2p worlds use NVSHMEM puts and signals. Without GPUs, the memory is in MPI shared-memory
+windows, and each process runs the simulator, with a simulated network, for its own rank.
 """
 
 from epmoe import device
@@ -14,9 +14,9 @@ from epmoe_ref.errors import EPValueError, UnavailableError
 class ShmemWorld(MPIWorld):
     """The ranks of an MPI communicator (default COMM_WORLD) on one or several hosts; this process is one of them.
 
-    p2p_world_size: consecutive ranks that write each other's memory directly, on one host; that of the EPConfig, which
-    has use_shmem=True. Default: as many as every host has, at most 8. The rest is as in MPIWorld, which it extends.
-    NVSHMEM is started by the first ShmemWorld of a process, over MPI's exchange, and serves all later ones.
+    p2p_world_size: number of consecutive ranks, on one host, that write each other's memory directly. It equals the
+    EPConfig's, which has use_shmem=True. Default: the ranks of a host, at most 8. Everything else is as in MPIWorld.
+    The first ShmemWorld of a process starts NVSHMEM over MPI; later ones use it too.
     """
 
     shmem = True
@@ -33,7 +33,7 @@ class ShmemWorld(MPIWorld):
             nvshmem_heap.start(self, timeout)
 
     def _check_hosts(self, timeout):
-        """Each p2p world on one host; the default size is worked out."""
+        """Check that each p2p world is on one host; choose the default size."""
         told = self.exchange.gather("telling", _host_number(self.host), timeout)
         hosts = [
             [rank for rank, one in enumerate(told) if one == host] for host in told
@@ -67,7 +67,7 @@ class ShmemWorld(MPIWorld):
             )
 
     def allocate(self, nbytes, name, regions, timeout):
-        """nbytes for this rank in symmetric memory, and the addresses of the ranks of its p2p world; collective."""
+        """nbytes for this rank in symmetric memory, and the addresses of its p2p world's ranks; collective."""
         if device.SIM:
             return super().allocate(nbytes, name, regions, timeout)
         from epmoe.worlds.nvshmem_heap import HeapMemory
@@ -75,7 +75,7 @@ class ShmemWorld(MPIWorld):
         return HeapMemory(self, nbytes, name, regions, timeout)
 
     def connect(self, memory):
-        """SHMEM between the ranks' allocations: NVSHMEM's heap needs nothing, the simulator's network is told."""
+        """SHMEM between the ranks' allocations: NVSHMEM needs nothing; the simulator's network gets their addresses."""
         if device.SIM:
             self.machine.network.connect(memory.addresses, memory.buffers[self.rank].nbytes)
 
@@ -85,7 +85,7 @@ class ShmemWorld(MPIWorld):
             self.machine.network.disconnect(memory.addresses)
 
     def barrier(self, occasion, timeout):
-        """Returns when all ranks have come and what they had sent has arrived."""
+        """Returns when all ranks have called it and everything that they sent has arrived."""
         if not device.SIM:
             from epmoe.worlds import nvshmem_heap
 
