@@ -1,7 +1,7 @@
-"""The reference: what expert-parallel dispatch and combine must produce, to the bit, in NumPy.
+"""The reference: the exact results of expert-parallel dispatch and combine, in NumPy.
 
-A world is computed at once: every argument and result that differs per rank is a list over ranks. One module per noun
-of the protocol; the docstrings are the specification. Needs NumPy and ml_dtypes, nothing else.
+It computes all ranks at once: every argument and result that differs between ranks is a list over ranks. There is one
+module for each noun of the protocol. The docstrings are the specification. It needs only NumPy and ml_dtypes.
 """
 
 from . import formats, fused_a2a, protocol

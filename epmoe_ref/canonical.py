@@ -1,4 +1,4 @@
-"""The form in which two dispatch results are equal: rows of each segment in (token, slot) order."""
+"""The canonical order, in which two dispatch results can be compared: rows of each segment by (token, k)."""
 
 import numpy as np
 
@@ -7,11 +7,11 @@ from .formats.scale_layout import layout_of
 
 
 def canonical(dispatched) -> Dispatched:
-    """One rank's Dispatched with the rows of each (expert, source rank) segment in (token, slot) order.
+    """One rank's Dispatched with the rows of each (expert, src_rank) segment sorted by (token, k).
 
-    dispatched: this package's Dispatched or any object with its fields as NumPy arrays, exact rows or more. Rows move
-    together with their src_info and their scales, wherever the layout puts those. Shared-expert rows, padding rows and
-    rows past row_offsets[-1] stay where they are. The result is a copy and shares no memory with the argument.
+    dispatched: a Dispatched or any object with its fields as NumPy arrays; it may have more rows than the exact number.
+    A row moves together with its src_info and its scales. Shared-expert rows, padding rows and rows past
+    row_offsets[-1] do not move. The result is a copy and shares no memory with the argument.
     """
     order = np.arange(len(dispatched.src_info))
     output_scales = (

@@ -1,4 +1,4 @@
-"""Conversions between float32 and the small number formats, each with the rounding this project defines.
+"""Conversions between float32 and the small number formats, with the rounding that this project defines.
 
 Every function takes an array of any shape and gives a new one of the same shape, except the two that pack and unpack
 4-bit codes. float32 subnormals are kept everywhere. Where ml_dtypes rounds differently, the docstring says how.
@@ -10,7 +10,7 @@ from ml_dtypes import float8_e4m3fn, float8_e8m0fnu
 E4M3_MAX = np.float32(448)
 E4M3_NAN = 0x7F
 E2M1_MAX = np.float32(6)
-E2M1_NAN = 0x7  # no NaN in the format: +6 stands for it
+E2M1_NAN = 0x7  # the format has no NaN: +6 represents it
 E2M1_VALUES = np.array(
     [0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32
 )  # of the codes 0..7; 8..15 are their negatives

@@ -1,4 +1,4 @@
-"""Combine: the experts' results go back to the ranks that the tokens came from and are summed there."""
+"""Combine: sends the experts' results back to their tokens' ranks, which sum them."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from .reduce import COMBINE_DTYPES, applied, reduced, shared_rows, takes_part, w
 
 _BLOCK_BYTES = (
     1 << 19
-)  # of recv_buf: tokens are reduced a few at a time, so the scratch stays in the cache
+)  # of recv_buf: tokens are reduced in small groups, so the scratch stays in the cache
 
 
 def combine(
@@ -25,34 +25,33 @@ def combine(
     epilogue_args=(),
     elementwise_lambda_fn=None,
 ) -> list[np.ndarray | None]:
-    """Return every row of expert output to (token, slot) of its source rank, and reduce over slots; a list over ranks.
+    """Send every row of expert output back to its pair (token, k), and reduce over k; returns a list over ranks.
 
-    expert_outputs: list over ranks of combine_dtype [rows, hidden], the rows of output_tokens: shared-expert rows and
-        padding rows included, exactly row_offsets[-1] or more; rows past the end and padding rows are never read.
-    dispatched: list over ranks, what dispatch returned (output_tokens and scales are not used and may be gone).
-    router_weights: None, or list over ranks of float32 [num_tokens, top_k], or a function
-        (token, k, *router_weights_args) -> float32, for all ranks, which gets int32 [num_tokens, 1] and [1, top_k].
+    expert_outputs: list over ranks of combine_dtype [rows, hidden], in the order of output_tokens, with shared-expert
+        rows and padding rows; row_offsets[-1] rows or more. Rows past the end and padding rows are never read.
+    dispatched: list over ranks, the result of dispatch (output_tokens and scales are not used and may be missing).
+    router_weights: None, or list over ranks of float32 [num_tokens, top_k], or one function for all ranks,
+        (token, k, *router_weights_args) -> float32, which gets int32 [num_tokens, 1] and [1, top_k].
     epilogue: None, or a function (token, col, value, *epilogue_args) -> value, for all ranks, called with int32
         [n, 1], int32 [1, hidden] and float32 [n, hidden]; it needs router weights.
-    elementwise_lambda_fn: None, or the page's output lambda: a function (token, col, value, *epilogue_args) in place
-        of the epilogue, called with the same arrays. It stores what it wants into writable arrays in epilogue_args and
-        returns nothing. Nothing else is stored: the result of each rank is None.
-    router_weights_args, epilogue_args: tuples; a list in them has one entry a rank, anything else goes to all ranks.
+    elementwise_lambda_fn: None, or the page's output lambda: a function (token, col, value, *epilogue_args), instead of
+        the epilogue and called with the same arrays. It stores its results into writable arrays in epilogue_args and
+        returns nothing. Nothing else is stored, and the result of each rank is None.
+    router_weights_args, epilogue_args: tuples; a list in them has one entry for each rank, anything else is for all.
 
     With router weights w the result is combine_dtype [num_tokens, hidden]:
         acc = +0.0; for k = 0 .. top_k - 1: acc = fma(w[t, k], float32(recv[t, k, :]), acc); result = cast(acc)
-    with one rounding a step and a cast to nearest even. With a fused shared expert its row for the token is added to
-    the cast sum in the output type, a second rounding; under skip_a2a tokens outside the rank's share add +0.0. The
-    epilogue gets the float32 value of what would be stored, and what it returns, taken as float32, is rounded once to
-    the output type. The output lambda gets the same value; each (token, col) is in exactly one of its calls, whose
-    number and order are unspecified. Without router weights the result is [num_tokens, top_k, hidden], recv itself,
-    bit for bit.
+    with one rounding a step and a cast to nearest even. A fused shared expert's row for the token is added to the cast
+    sum in the output type, with a second rounding; under skip_a2a tokens outside the rank's share add +0.0. The
+    epilogue gets the float32 value of the result. Its return value, as float32, is rounded once to the output type.
+    The output lambda gets the same value; each (token, col) is in exactly one of its calls, whose number and order are
+    unspecified. Without router weights the result is recv itself, [num_tokens, top_k, hidden], bit for bit.
 
-    Slots with id -1, and under skip_a2a slots of experts elsewhere, are skipped: they add nothing, whatever their
-    weight (NaN too), and their rows of the unreduced result are zero. A row whose src_info lies outside
-    [0, num_tokens) x [0, top_k) is not sent; the slot it was meant for counts as a row of zeros (on the device: of
-    whatever is there). Under skip_a2a each rank's result covers its own experts only; an all-reduce adds them up.
-    Which NaN results from arithmetic is unspecified.
+    Pairs with id -1, and under skip_a2a pairs of other ranks' experts, are skipped: they add nothing, even if their
+    weight is NaN, and their rows of the unreduced result are zero. A row whose src_info is outside
+    [0, num_tokens) x [0, top_k) is not sent; its pair counts as a row of zeros (on the device, of any bytes). Under
+    skip_a2a each rank's result covers only its own experts; an all-reduce sums the results. The bits of a NaN that
+    arithmetic produces are unspecified.
 
     Errors: EPValueError for a wrong number of ranks, dtype or shape, a scalar as router weights; an epilogue, output
     lambda or fused shared expert without router weights; epilogue and output lambda together; a value function
@@ -114,9 +113,9 @@ def combine(
 
 
 def _senders(cfg: EPConfig, dispatched, rank: int) -> np.ndarray:
-    """Who sends what to each pair of a rank: int64 [num_tokens, top_k, 2] = (owner, its row), (-1, -1) if nobody.
+    """The row that each pair of a rank receives: int64 [num_tokens, top_k, 2] = (owner, its row), (-1, -1) if none.
 
-    This is combine_async seen from the receiver: rows of the segment of (local expert, rank) go to recv[src_info].
+    This is combine_async seen by the receiver: rows of the segment (local expert, rank) go to recv[src_info].
     """
     num_tokens = dispatched[rank].num_tokens
     senders = np.full((num_tokens, cfg.top_k, 2), -1, np.int64)
@@ -132,7 +131,7 @@ def _senders(cfg: EPConfig, dispatched, rank: int) -> np.ndarray:
 
 
 def _recv(cfg: EPConfig, expert_outputs, senders: np.ndarray, part: np.ndarray) -> np.ndarray:
-    """recv_buf of a few tokens: combine_dtype [n, top_k, hidden], zero where nothing came or takes part."""
+    """recv_buf of a group of tokens: combine_dtype [n, top_k, hidden], zero for pairs that were not sent or are skipped."""
     recv = np.zeros((*part.shape, cfg.hidden), COMBINE_DTYPES[cfg.combine_dtype])
     owners = np.where(part, senders[..., 0], -1)
     for owner in np.unique(owners[owners >= 0]).tolist():

@@ -1,4 +1,4 @@
-"""What a world of ranks has agreed upon: sizes, names and options, checked once so that nothing below has to.
+"""The configuration that all ranks share: sizes, names and options, checked once, when it is made.
 
 `EPConfig` holds no arrays and no format object; `epmoe_ref.format_of(cfg)` makes the format that it names.
 """
@@ -13,7 +13,7 @@ from .formats import TokenFormat, format_of
 MAX_GPUS_PER_NODE = (
     8  # ranks that can share one fast interconnect; also the size of the rank completion region
 )
-MAX_EXPERTS = 65535  # ids travel as uint16, and 65535 stands for -1
+MAX_EXPERTS = 65535  # ids are sent as uint16, and 65535 means -1
 READY = 1024  # added to the end rows in region A, so that a written 0 differs from an unwritten one
 MAX_INT32 = 2**31 - 1
 COMBINE_ITEMSIZE = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -23,7 +23,7 @@ COMBINE_ITEMSIZE = {"bf16": 2, "fp16": 2, "fp32": 4}
 class EPConfig:
     """The sizes and options that all ranks of one expert-parallel group share; checks itself, compares and hashes.
 
-    n_ranks, n_experts (of all ranks together), top_k (slots per token), hidden (elements of a token),
+    n_ranks, n_experts (of all ranks together), top_k (experts of a token), hidden (elements of a token),
     max_tokens_per_rank: all >= 1; top_k <= n_experts; n_experts <= 65535 and a multiple of n_ranks.
     p2p_world_size: consecutive ranks that write each other's memory directly; divides n_ranks. Default min(n_ranks, 8)
         if that divides n_ranks. Smaller than n_ranks only with use_shmem or skip_a2a.
@@ -32,12 +32,12 @@ class EPConfig:
     fuse_a_scale_preshuffle: mxfp4_rows only: scales in the per-expert slot layout; hidden a multiple of 256.
     combine_dtype: "bf16", "fp16" or "fp32": the type of expert outputs and of the combined result.
     fused_shared_expert: dispatch packs the rank's own tokens first, as group 0; combine adds that expert's output.
-    skip_a2a: every rank holds all tokens and keeps the pairs whose expert it owns; nothing is exchanged. That the ranks
-        hold the same tokens is the caller's promise, not checked.
-    use_shmem: SHMEM between p2p worlds. Default False: one host needs none. Has no meaning under skip_a2a.
-    allreduce_world_size: W in the shared expert's share of a rank under skip_a2a: a multiple or a divisor of n_ranks,
-        by default n_ranks. A rank takes the share of its number modulo W. Ignored (and by default 1) without a shared
-        expert and without skip_a2a.
+    skip_a2a: every rank holds all tokens and keeps the pairs whose expert it owns; nothing is exchanged. The caller
+        ensures that all ranks hold the same tokens; this is not checked.
+    use_shmem: SHMEM between p2p worlds. Default False, because one host needs none. No effect under skip_a2a.
+    allreduce_world_size: W, the number of shares of the shared expert's tokens under skip_a2a; a multiple or a divisor
+        of n_ranks, by default n_ranks. A rank takes share rank % W. Ignored (default 1) without a shared expert or
+        without skip_a2a.
 
     Kernels may have narrower limits (top_k <= 32, p2p_world_size <= 8), which their factories check. Input tokens are
     bf16; for the bf16 format also fp16 and float32, which are rounded once to nearest even. Errors: EPValueError.
@@ -74,12 +74,12 @@ class EPConfig:
 
     @property
     def n_groups(self) -> int:
-        """Groups of output rows: the local experts, and before them the shared expert where it is fused."""
+        """Groups of output rows: the shared expert, if it is fused, then the local experts."""
         return self.n_local_experts + int(self.fused_shared_expert)
 
     @property
     def n_src_ranks(self) -> int:
-        """Length of the source rank axis of recv_buf and recv_count: n_ranks, or 1 under skip_a2a."""
+        """Length of the src_rank axis of recv_buf and recv_count: n_ranks, or 1 under skip_a2a."""
         return 1 if self.skip_a2a else self.n_ranks
 
     @property
@@ -89,7 +89,7 @@ class EPConfig:
 
     @property
     def format(self) -> TokenFormat:
-        """The reference's token format: `epmoe_ref.format_of(self)`, made on demand, not held."""
+        """The reference's token format, `epmoe_ref.format_of(self)`, made at each access."""
         return format_of(self)
 
     @property
@@ -102,7 +102,7 @@ class EPConfig:
         return expert // self.n_local_experts
 
     def local_expert(self, expert):
-        """The id, on its owner, of a global expert id (a number or an array of ids >= 0)."""
+        """The local id of a global expert id on its owner (a number or an array of ids >= 0)."""
         return expert % self.n_local_experts
 
     def world(self, rank):

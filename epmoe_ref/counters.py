@@ -1,4 +1,4 @@
-"""The int32 counters by which the thread blocks of one device synchronise: how many, and where each region starts."""
+"""The int32 counters with which the thread blocks of one device synchronise: their number and the start of each region."""
 
 from typing import Any
 
@@ -11,22 +11,22 @@ from .errors import EPValueError
 class EPLocalSyncCounters:
     """The counters of one device: sizes and offsets of the regions of the four kernels, in int32 elements.
 
-    The number of experts (of all ranks together, >= 1) is written as on the page, as a parameter of the type:
+    The number of experts (of all ranks together, >= 1) is a parameter of the type, as on the page:
 
         EPLocalSyncCounters[n_experts].total_size()     sizes need no memory
         EPLocalSyncCounters[n_experts](buffer)          over memory: counters.ptr is its address
         EPLocalSyncCounters[n_experts](ptr)             the same from an address
         EPLocalSyncCounters(n_experts, buffer=None)     either in one call
 
-    buffer: a NumPy array int32 [at least total_size()]; device memory, that is anything with
-    `__cuda_array_interface__` (int32, contiguous) or with `address` and `nbytes`; or the address itself, an int.
-    The `get_*_ptr` methods give where a region starts: without a buffer the offset in elements, with a NumPy array
-    the slice that starts there, with device memory or an address the address in bytes.
+    buffer: a NumPy array int32 [at least total_size()]; or device memory, an object with `__cuda_array_interface__`
+    (int32, contiguous) or with `address` and `nbytes`; or the address itself, an int.
+    The `get_*_ptr` methods return the start of a region: without a buffer the offset in elements, with a NumPy array
+    the slice from there on, with device memory or an address the address in bytes.
     Fields: n_experts, buffer (as given), ptr (the address of the first counter, an int; None without a buffer).
 
     Layout, n = n_experts and i = local_expert * n_ranks + rank:
 
-    dispatch_async (2n + 8)                   reserved [n]: next free slot per (local expert, destination rank), by
+    dispatch_async (2n + 8)                   reserved [n]: next free slot of each (local expert, dst_rank), by
                                               fetch-add; finished [n]: messages completely written; rank completion
                                               [8]: signals already written to each peer of the p2p world
     dispatch_wait = combine_async (4n + 4)    A [2n]: [2i] = READY + end row, [2i+1] = count of rows; B [n]: inclusive
@@ -61,7 +61,7 @@ class EPLocalSyncCounters:
         )
 
     def __class_getitem__(cls, n_experts: int) -> "EPLocalSyncCounters":
-        """The counters of that many experts, not yet over memory: sizes and offsets; call it with memory."""
+        """The counters of n experts without memory: sizes and offsets; call it with memory."""
         return cls(n_experts)
 
     def __call__(self, buffer=None, *, ptr: int | None = None) -> "EPLocalSyncCounters":
@@ -94,7 +94,7 @@ class EPLocalSyncCounters:
         return 2 * self.n_experts
 
     def total_size(self) -> int:
-        """Elements of all regions together; what dispatch_wait and combine_async share counts once."""
+        """Elements of all regions together; the region that dispatch_wait and combine_async share counts once."""
         return self.dispatch_async_size() + self.dispatch_wait_size() + self.combine_wait_size()
 
     def get_dispatch_async_ptr(self):
@@ -141,7 +141,7 @@ class EPLocalSyncCounters:
 
 
 def _address(buffer, n_experts: int, size: int) -> int:
-    """The address of the first counter of a buffer of `size` counters or more; checks all that the buffer tells."""
+    """The address of the first counter of a buffer of at least `size` counters, after all possible checks."""
     if isinstance(buffer, bool) or (
         isinstance(buffer, (int, np.integer)) and (buffer <= 0 or buffer % 4)
     ):

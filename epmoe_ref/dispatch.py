@@ -1,4 +1,4 @@
-"""Dispatch: every token goes to the experts that its router chose, on whichever rank they live."""
+"""Dispatch: sends every token to the owners of the experts that its router chose."""
 
 import numpy as np
 from ml_dtypes import bfloat16
@@ -15,23 +15,23 @@ from .routing import Routes, clean_topk_ids, routes
 
 
 def dispatch(cfg: EPConfig, input_tokens, topk_ids, *, input_scale=1.0) -> list[Dispatched]:
-    """Send each (token, slot) pair of every rank to the owner of its expert; one Dispatched per rank.
+    """Send each pair (token, k) of every rank to the owner of its expert; returns a Dispatched for each rank.
 
     input_tokens: list over ranks of bf16 [num_tokens, hidden], any strides; num_tokens may differ and be 0. For the
         bf16 format also fp16 and float32, which are rounded once to bf16, to nearest even.
     topk_ids: list over ranks of global expert ids, any integer type [num_tokens, top_k]; the ids of a token are
-        distinct, -1 means "no expert in this slot": nothing is sent.
-    input_scale: NVFP4 only, other formats ignore it: one positive finite float32 a rank: a number, a list over ranks
-        of numbers (checked with every format), or a function (i) -> float32, read once, at 0.
+        distinct, -1 means "no expert": nothing is sent.
+    input_scale: used by NVFP4 only, but checked with every format: a positive finite float32 for each rank, given as a
+        number, a list over ranks of numbers, or a function (i) -> float32, called once, with 0.
 
-    Order: rows are grouped by local expert, then by source rank; inside a segment this function uses (token, slot)
-    order and kernels any (see Dispatched and canonical). The payload of a row is `format.decode(format.encode(token))`.
+    Order: rows are grouped by local expert, then by src_rank. Within a segment this function sorts by (token, k), and
+    kernels may use any order (see Dispatched and canonical). A row's payload is `format.decode(format.encode(token))`.
 
     fused_shared_expert: the rank's own tokens, encoded the same way, are group 0, in token order, before the routed
-    rows. skip_a2a: nothing is exchanged; each rank keeps those pairs of its own tokens whose expert it owns, the source
-    rank axis has length 1, and group 0 holds only the rank's share of the tokens (shared_expert_share).
+    rows. skip_a2a: nothing is exchanged; each rank keeps the pairs of its own tokens whose expert it owns, the src_rank
+    axis has length 1, and group 0 holds only the rank's share of the tokens (shared_expert_share).
 
-    Errors: EPValueError before anything is computed. Memory: inputs, outputs and the payloads of one source rank.
+    Errors: EPValueError before anything is computed. Memory: inputs, outputs and the payloads of one src_rank.
     Source: the dispatch_kernel page (docs/pages.md).
     """
     fmt = format_of(cfg)
@@ -71,10 +71,10 @@ def dispatch(cfg: EPConfig, input_tokens, topk_ids, *, input_scale=1.0) -> list[
 
 
 def shared_expert_share(cfg: EPConfig, rank: int, num_tokens: int) -> tuple[int, int]:
-    """The tokens that a rank takes through the shared expert: (first token, number of tokens).
+    """The tokens that a rank sends through the shared expert: (first token, number of tokens).
 
-    All of its own; under skip_a2a, where every rank holds the same T tokens and W = allreduce_world_size, with
-    r = rank % W the `(T + W - r - 1) // W` tokens from `r * (T // W) + min(r, T % W)` on.
+    These are all of its own tokens. Under skip_a2a every rank holds the same T tokens. With W = allreduce_world_size
+    and r = rank % W, they are `(T + W - r - 1) // W` tokens, beginning at `r * (T // W) + min(r, T % W)`.
     """
     if not cfg.skip_a2a:
         return 0, num_tokens
@@ -93,7 +93,7 @@ def _recv_count(cfg: EPConfig, rank: int, all_routes: list[Routes]) -> np.ndarra
 def empty_result(
     cfg: EPConfig, rank: int, recv_count: np.ndarray, topk_ids: np.ndarray
 ) -> Dispatched:
-    """One rank's Dispatched for these counts, with its offsets and no rows yet: zeros, and (-1, -1) in src_info.
+    """One rank's Dispatched for these counts, with offsets but without rows yet: zeros, and (-1, -1) in src_info.
 
     recv_count: int32 [n_local_experts, n_ranks], [n_local_experts, 1] under skip_a2a. topk_ids: the rank's own.
     """
@@ -153,7 +153,7 @@ def _put_routed(
 def put_scales(
     fmt: TokenFormat, result: Dispatched, group: int, first: int, scales: np.ndarray
 ) -> None:
-    """Put scales [n, n_scales] of the rows first, first + 1, ... of a group where the format's layout has them."""
+    """Store scales [n, n_scales] of a group's rows first, first + 1, ... in the format's layout."""
     rows = np.arange(first, first + len(scales))
     assert result.output_scales is not None, "the format has scales"
     row_places, column_places = fmt.scale_layout(
@@ -163,13 +163,13 @@ def put_scales(
 
 
 def _zero_bytes(shape, dtype) -> np.ndarray:
-    # float8_e8m0fnu has no zero, so zeros are bytes; the pages stay untouched until rows are written.
+    # float8_e8m0fnu has no zero, so zeros are made as bytes; the memory is not touched until rows are written.
     dtype = np.dtype(dtype)
     return np.zeros((*shape[:-1], shape[-1] * dtype.itemsize), np.uint8).view(dtype)
 
 
 def check_tokens(cfg: EPConfig, tokens, num_tokens: int, rank: int) -> None:
-    """EPValueError unless tokens is what dispatch takes from a rank with this many tokens."""
+    """EPValueError unless tokens is a valid argument of dispatch for a rank with num_tokens tokens."""
     name = f"input_tokens of rank {rank}"
     if not isinstance(tokens, np.ndarray):
         raise EPValueError(f"{name} is of type {type(tokens).__name__} and must be a NumPy array")
@@ -197,7 +197,7 @@ def rounded_tokens(tokens: np.ndarray) -> np.ndarray:
 
 
 def input_scales(cfg: EPConfig, input_scale) -> list[np.float32]:
-    """The input scale of each rank, from a number, a list over ranks, or a function; EPValueError for what is none."""
+    """The input scale of each rank, from a number, a list over ranks, or a function. Errors: EPValueError."""
     if callable(input_scale):
         scale = input_scale(0) if cfg.token_format == "nvfp4" else 1.0
         input_scale = float(returned_values("input_scale", scale, ()))

@@ -1,4 +1,4 @@
-"""What dispatch gives to one rank, and the segments that its rows consist of."""
+"""The result of dispatch on one rank, and the segments of its rows."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,23 +9,23 @@ import numpy as np
 
 @dataclass(eq=False)
 class Dispatched:
-    """The tokens that one rank received, grouped for its experts, and what combine needs to send the results back.
+    """The tokens that one rank received, grouped by expert, and the data that combine needs to send the results back.
 
-    Rows of a group (a local expert; the shared expert, where it is fused, is group 0 before them) are
-    `[row_offsets[group], row_offsets[group + 1])`, ordered by source rank. Inside a segment of one (local expert,
-    source rank) the order is free: kernels claim places by atomics, the reference uses (token, slot) order, and two
-    results are equal if they agree after `canonical`. Padding rows come last in their group.
+    A group is a local expert. A fused shared expert is group 0, before them. The rows of a group are
+    `[row_offsets[group], row_offsets[group + 1])`, ordered by src_rank. Within a segment (local expert, src_rank) the
+    order is free: kernels claim slots with atomics, and the reference sorts by (token, k). Two results are equal if
+    they agree after `canonical`. Padding rows come last in their group.
 
     output_tokens [rows, ...]: the decoded payloads, in the type and shape of the format. Padding rows: zero here,
         unspecified on the device, never read.
     output_scales: scales in the layout of the format, or None.
-    scales_offset: uint32 [groups], or None where the format has none.
+    scales_offset: uint32 [groups], or None if the format has none.
     row_offsets: uint32 [groups + 1]. The reference's arrays have exactly row_offsets[-1] rows.
     expert_ids: int32 [groups] = 0, 1, ... (group numbers, so the local experts if none is shared).
-    src_info: int32 [rows, 2] = (token, slot) at the source rank; (-1, -1) in shared-expert rows and padding rows.
+    src_info: int32 [rows, 2] = (token, k) on src_rank; (-1, -1) in shared-expert rows and padding rows.
     recv_count: int32 [n_local_experts, n_ranks], rows of each segment; [n_local_experts, 1] under skip_a2a.
-    topk_ids: int32 [num_tokens, top_k], this rank's own, as combine uses them.
-    num_tokens: this rank's own tokens.
+    topk_ids: int32 [num_tokens, top_k] of this rank's tokens, as combine uses them.
+    num_tokens: number of this rank's tokens.
     """
 
     output_tokens: np.ndarray
@@ -40,7 +40,7 @@ class Dispatched:
 
 
 class Segment(NamedTuple):
-    """The rows [start, end) that hold the pairs of one (local expert, source rank); group is the expert's."""
+    """The rows [start, end) of the pairs of one (local expert, src_rank); group is the expert's."""
 
     local_expert: int
     src_rank: int
@@ -50,10 +50,10 @@ class Segment(NamedTuple):
 
 
 def segments(dispatched) -> Iterator[Segment]:
-    """The segments that have rows, in the order of rows. Shared-expert rows and padding rows are in none.
+    """The segments that have rows, in the order of rows. They contain no shared-expert rows and no padding rows.
 
-    dispatched: this package's Dispatched or any object with its row_offsets and recv_count. Yields a Segment each:
-    local_expert, src_rank, group, and its rows [start, end).
+    dispatched: a Dispatched or any object with its row_offsets and recv_count. Yields Segments: local_expert, src_rank,
+    group, and rows [start, end).
     """
     n_local_experts, _ = dispatched.recv_count.shape
     n_shared = len(dispatched.row_offsets) - 1 - n_local_experts

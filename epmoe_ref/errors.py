@@ -1,8 +1,8 @@
-"""The errors of this project: one small tree, so that `except EPError` catches everything it raises on purpose."""
+"""The errors of this project: one small tree, so `except EPError` catches every error it raises on purpose."""
 
 
 class EPError(Exception):
-    """Anything that expert-parallel dispatch and combine report themselves."""
+    """Base class of all errors of this project."""
 
 
 class EPValueError(EPError, ValueError):
@@ -10,7 +10,7 @@ class EPValueError(EPError, ValueError):
 
 
 class EPStateError(EPError, RuntimeError):
-    """A call came when it has no meaning: a wait without an async, a combine without a dispatch, after close."""
+    """A call in the wrong order: a wait without an async, a combine without a dispatch, a call after close."""
 
 
 class UnavailableError(EPError):
@@ -18,19 +18,19 @@ class UnavailableError(EPError):
 
 
 class PeerTimeout(EPError):
-    """A signal did not arrive in time; names the rank, the phase, and the experts and source ranks that are missing.
+    """A signal did not arrive in time; names the rank, the phase, and the missing experts and src_ranks.
 
-    The rank that is named has ended, is slower than `timeout`, or made other calls than the one that waited. Results of
-    this round are not to be used; after `reset()` by all ranks rounds go on.
+    The named rank has ended, is slower than `timeout`, or made other calls than the rank that waited. Do not use the
+    results of this round. To recover, call `reset()` on all ranks.
     """
 
 
 class DeadlockError(EPError):
-    """The simulator proved that no thread can go on; lists where each one waits and for which word."""
+    """The simulator proved that no thread can continue; lists where each thread waits and for which word."""
 
 
 class OutOfBoundsError(EPError):
-    """The simulator saw an access outside every registered buffer, or one that is not aligned to its size."""
+    """The simulator saw an access outside every registered buffer, or a misaligned access."""
 
 
 class RaceError(EPError):

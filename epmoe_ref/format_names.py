@@ -1,4 +1,4 @@
-"""Which token formats there are, by name: what a configuration can check, and formats be found by."""
+"""The names of the token formats, for checking configurations and finding the formats."""
 
 from dataclasses import dataclass
 

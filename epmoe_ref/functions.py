@@ -1,4 +1,4 @@
-"""Functions of the caller (epilogue, output lambda, router weights): can they be called, and what do they return?"""
+"""Checks of the caller's functions (epilogue, output lambda, router weights): their parameters and return values."""
 
 import inspect
 
@@ -12,7 +12,7 @@ def check_function(
 ) -> None:
     """EPValueError unless `function` takes the parameters and one more argument for each entry of args.
 
-    function None means that there is none; then args must be empty. args_name: the name of args, `name`_args if None.
+    If function is None, args must be empty. args_name: the name of args in errors; None: `name`_args.
     """
     args_name = args_name or f"{name}_args"
     if function is None:
@@ -39,7 +39,7 @@ def check_function(
 
 
 def returned_values(name: str, values, shape: tuple[int, ...]) -> np.ndarray:
-    """What a value function returned, as float32 broadcast to `shape`, the shape that its index arrays span.
+    """The return value of a value function as float32, broadcast to `shape`, the shape that its index arrays span.
 
     A number or an array of numbers with as many axes as `shape`, each of its length or 1. Errors: EPValueError naming
     the function for None (a function that stores its result itself is not a value function), text, a list, complex

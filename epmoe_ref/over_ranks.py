@@ -1,11 +1,11 @@
-"""What a world at once looks like: one entry for each rank."""
+"""Arguments over ranks: lists with one entry for each rank."""
 
 from .config import EPConfig
 from .errors import EPValueError
 
 
 def over_ranks(cfg: EPConfig, name: str, values) -> list:
-    """The values as a list with one entry a rank; EPValueError for anything but a list or tuple of n_ranks entries."""
+    """The values as a list; EPValueError unless they are a list or tuple of n_ranks entries."""
     if not isinstance(values, (list, tuple)) or len(values) != cfg.n_ranks:
         what = (
             f"{len(values)} entries"

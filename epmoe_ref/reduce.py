@@ -1,4 +1,4 @@
-"""The sum over a token's slots: what combine does with the rows that have come back, for one rank."""
+"""The sum over k of a token's returned rows, for one rank."""
 
 import numpy as np
 from ml_dtypes import bfloat16
@@ -18,9 +18,9 @@ COMBINE_DTYPES = {
 
 
 def takes_part(cfg: EPConfig, topk_ids: np.ndarray, rank: int) -> np.ndarray:
-    """Which slots of a rank's tokens take part in the sum: bool [num_tokens, top_k].
+    """Which pairs of a rank's tokens count in the sum: bool [num_tokens, top_k].
 
-    Those with an expert; under skip_a2a those whose expert the rank owns.
+    These are the pairs with an expert; under skip_a2a, the pairs whose expert the rank owns.
     """
     if cfg.skip_a2a:
         return (topk_ids >= 0) & (cfg.owner(topk_ids) == rank)
@@ -28,9 +28,9 @@ def takes_part(cfg: EPConfig, topk_ids: np.ndarray, rank: int) -> np.ndarray:
 
 
 def weights_of(cfg: EPConfig, router_weights, args, num_tokens: int) -> np.ndarray:
-    """The router weights of one rank, float32 [num_tokens, top_k], from such an array or a function (token, k, *args).
+    """The router weights of one rank, float32 [num_tokens, top_k], from an array or a function (token, k, *args).
 
-    A function gets int32 [num_tokens, 1] and [1, top_k]. Errors: EPValueError for what is no value (returned_values).
+    A function gets int32 [num_tokens, 1] and [1, top_k]. Errors: EPValueError (returned_values).
     """
     if not callable(router_weights):
         return router_weights
@@ -44,9 +44,9 @@ def weights_of(cfg: EPConfig, router_weights, args, num_tokens: int) -> np.ndarr
 def shared_rows(
     cfg: EPConfig, rank: int, num_tokens: int, shared_outputs: np.ndarray, block: slice
 ):
-    """What the shared expert adds to a block of a rank's tokens, [n, hidden]; None without a fused shared expert.
+    """The shared expert's rows for a block of a rank's tokens, [n, hidden]; None without a fused shared expert.
 
-    shared_outputs: the shared expert's rows of the rank's share of tokens, and any after them. Other tokens get +0.0.
+    shared_outputs: the shared expert's rows for the rank's share of tokens; more rows may follow. Other tokens get +0.0.
     """
     if not cfg.fused_shared_expert:
         return None
@@ -72,12 +72,12 @@ def reduced(
     if shared is None:
         return value
     with np.errstate(all="ignore"):
-        # float32 holds enough digits that rounding its sum once more gives the sum in the output type.
+        # float32 has enough digits: rounding its sum once more gives the sum in the output type.
         return to_output_type(to_float32(value) + to_float32(shared), value.dtype)
 
 
 def applied(name: str, function, block: slice, value: np.ndarray, args) -> np.ndarray | None:
-    """The epilogue's values for a block of tokens, rounded once; None from an output lambda, which stores itself."""
+    """The epilogue's values for a block of tokens, rounded once; None for an output lambda, which stores its results."""
     token = np.arange(block.start, block.stop, dtype=np.int32)[:, None]
     col = np.arange(value.shape[1], dtype=np.int32)[None, :]
     with np.errstate(all="ignore"):

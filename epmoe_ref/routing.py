@@ -1,4 +1,4 @@
-"""Which pair goes to which expert: the ids of a rank's tokens, checked and sorted."""
+"""Routing of one rank: its tokens' expert ids, checked and sorted."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from .errors import EPValueError
 
 
 class Routes(NamedTuple):
-    """The pairs of one rank's tokens, by global expert; inside an expert in (token, slot) order.
+    """The pairs of one rank's tokens, sorted by global expert, then by (token, k).
 
     token, slot: int32 [pairs]. offsets: int64 [n_experts + 1]; the pairs of expert e are [offsets[e], offsets[e + 1]).
     """
@@ -22,10 +22,10 @@ class Routes(NamedTuple):
 def clean_topk_ids(cfg: EPConfig, topk_ids, rank: int) -> np.ndarray:
     """The ids of one rank's tokens as int32, checked: any integer dtype [num_tokens, top_k] to int32 of that shape.
 
-    -1 means "no expert in this slot". Errors: EPValueError for a wrong dtype or shape, more tokens than
-    max_tokens_per_rank, an id outside [0, n_experts) that is not -1, and an id that occurs twice in one token (the
-    receiver finds the slot by its id); the message names rank, token, slot and value. Ids are checked before they are
-    narrowed to int32, so none can wrap around into the range.
+    -1 means "no expert". Errors: EPValueError for a wrong dtype or shape, more tokens than max_tokens_per_rank, an id
+    outside [0, n_experts) that is not -1, and an id that occurs twice in one token (the receiver finds k by the id).
+    The message names rank, token, slot (k) and value. Ids are checked before the cast to int32, so none can wrap around
+    into the range.
     """
     ids = np.asarray(topk_ids)
     if ids.ndim != 2 or ids.shape[1] != cfg.top_k:
@@ -57,7 +57,7 @@ def clean_topk_ids(cfg: EPConfig, topk_ids, rank: int) -> np.ndarray:
 
 
 def routes(cfg: EPConfig, topk_ids: np.ndarray) -> Routes:
-    """The pairs of one rank by global expert: int32 [num_tokens, top_k] to Routes; slots of -1 are left out."""
+    """The pairs of one rank by global expert: int32 [num_tokens, top_k] to Routes, without ids of -1."""
     flat = topk_ids.reshape(-1)
     pairs = np.flatnonzero(flat >= 0)
     experts = flat[pairs]

@@ -1,8 +1,8 @@
 """Random worlds for property tests: Hypothesis strategies whose examples are configurations, routings and data.
 
-They are public, for the tests of any implementation. Structure (sizes, patterns, options) is drawn by Hypothesis and
-shrinks; the numbers inside come from a drawn seed. Sizes are small on purpose: what goes wrong in expert-parallel
-routing goes wrong with 3 ranks and 5 tokens.
+They are public, for the tests of any implementation. Hypothesis draws and shrinks the structure (sizes, patterns,
+options); the data comes from a drawn seed. Sizes are small on purpose: most bugs of expert-parallel routing show with 3
+ranks and 5 tokens.
 
 `configs`, `worlds`: the per-expert layout (dispatch, combine). `rows_worlds`, `hybrid_worlds`: fused_a2a. `topk_ids`,
 `garbage_topk_ids`, `routing_maps`, `matrices`: their parts. This is the only module of the reference that imports
@@ -29,12 +29,12 @@ DROPS = (0.0, 0.0, 0.3, 1.0)
 
 @dataclass(frozen=True)
 class World:
-    """One round of the per-expert layout; lists are over ranks. Under skip_a2a all ranks hold the same."""
+    """One round of the per-expert layout; lists are over ranks. Under skip_a2a all ranks hold the same tokens."""
 
     cfg: EPConfig
     input_tokens: list  # bfloat16 [num_tokens, hidden]
     topk_ids: list  # int32 [num_tokens, top_k], -1: no expert
-    router_weights: list  # float32 [num_tokens, top_k]; NaN in slots without expert
+    router_weights: list  # float32 [num_tokens, top_k]; NaN where there is no expert
 
 
 @dataclass(frozen=True)
@@ -67,17 +67,17 @@ def seeds():
 
 
 def num_tokens(n_ranks: int, most: int = 12):
-    """Tokens of each rank: uneven, and often none."""
+    """Numbers of tokens of each rank: uneven, often 0."""
     return st.lists(st.one_of(st.just(0), st.integers(0, most)), min_size=n_ranks, max_size=n_ranks)
 
 
 @st.composite
 def matrices(draw, num_rows, columns: int, dtype=BF16, kinds=KINDS):
-    """Data over ranks, one matrix [num_rows[rank], columns] each.
+    """Data over ranks: a matrix [num_rows[rank], columns] for each rank.
 
-    kinds: "integers" (-4..4: sums are exact), "coordinates" (small integers that tell rank, row and column), "normal"
-    (of very different sizes), "cancelling" (so large and so small that any other order of a float32 sum gives another
-    result), "special" (as normal, with NaN, Inf, -0.0, subnormals and the largest numbers strewn in).
+    kinds: "integers" (-4..4: sums are exact), "coordinates" (small integers that identify rank, row and column),
+    "normal" (of very different sizes), "cancelling" (so large and so small that any other order of a float32 sum gives
+    a different result), "special" (as normal, with some NaN, Inf, -0.0, subnormals and the largest numbers).
     """
     kind, rng = draw(st.sampled_from(kinds)), np.random.default_rng(draw(seeds()))
     return [
@@ -120,7 +120,7 @@ def _matrix(rng, kind, rank, rows, columns, dtype):
 
 
 def _finite(kinds):
-    """The kinds that probabilities and weights are drawn from, where data has these."""
+    """The kinds for probabilities and weights, if data has these kinds."""
     return tuple(kind for kind in kinds if kind in ("integers", "normal")) or ("normal",)
 
 
@@ -128,8 +128,8 @@ def _finite(kinds):
 def topk_ids(draw, num_tokens: int, n_experts: int, top_k: int, n_ranks: int = 1, dtype=np.int32):
     """Routing of one rank: [num_tokens, top_k] of distinct ids.
 
-    Uniform, or with an expert that every token takes, or onto one rank before others, or onto few experts; and slots
-    (some, or all) without expert.
+    Uniform, or with an expert that every token chooses, or mostly on one rank, or on few experts; with some or all ids
+    -1.
     """
     pattern, drop = draw(st.sampled_from(PATTERNS)), draw(st.sampled_from(DROPS))
     chosen, rng = draw(st.integers(0, n_experts - 1)), np.random.default_rng(draw(seeds()))
@@ -137,7 +137,7 @@ def topk_ids(draw, num_tokens: int, n_experts: int, top_k: int, n_ranks: int = 1
 
 
 def _ids(rng, pattern, drop, chosen, num_tokens, n_experts, top_k, n_ranks):
-    cost = rng.random((num_tokens, n_experts))  # a token takes its cheapest experts
+    cost = rng.random((num_tokens, n_experts))  # a token chooses its cheapest experts
     if pattern == "hot_expert":
         cost[:, chosen] -= 1
     elif pattern == "one_rank":
@@ -154,7 +154,7 @@ def _ids(rng, pattern, drop, chosen, num_tokens, n_experts, top_k, n_ranks):
 def garbage_topk_ids(
     draw, num_tokens: int, n_experts: int, top_k: int, n_ranks: int = 1, dtype=np.int32
 ):
-    """Routing as an unsound router may leave it: ids far out of range, negative ones, ids twice in a token."""
+    """Invalid routing, as a broken router may produce it: ids far out of range, negative ids, ids twice in a token."""
     ids = draw(topk_ids(num_tokens, n_experts, top_k, n_ranks, dtype))
     rng = np.random.default_rng(draw(seeds()))
     limits = np.iinfo(dtype)
@@ -169,7 +169,7 @@ def garbage_topk_ids(
 
 @st.composite
 def routing_maps(draw, num_tokens: int, n_experts: int, n_ranks: int = 1):
-    """Routing of one rank as a map: bool [num_tokens, n_experts], any number of experts a token, also none and all."""
+    """Routing of one rank as a map: bool [num_tokens, n_experts], with none to all experts for a token."""
     if draw(st.booleans()):
         share, rng = draw(st.sampled_from((0.1, 0.5, 1.0))), np.random.default_rng(draw(seeds()))
         return rng.random((num_tokens, n_experts)) < share
@@ -179,9 +179,9 @@ def routing_maps(draw, num_tokens: int, n_experts: int, n_ranks: int = 1):
 
 @st.composite
 def configs(draw, *, max_ranks=4, max_local_experts=4, max_top_k=8, max_tokens=12, **fixed):
-    """Valid configurations. Fields of EPConfig given by name are fixed, the others are drawn to suit them.
+    """Valid configurations. Fields of EPConfig given by name are fixed; the others are drawn to match.
 
-    use_shmem stays False, and p2p_world_size the default, unless given.
+    use_shmem is False and p2p_world_size the default unless given.
     """
 
     def pick(name, strategy):
@@ -218,8 +218,8 @@ def configs(draw, *, max_ranks=4, max_local_experts=4, max_top_k=8, max_tokens=1
 def worlds(draw, cfgs=None, *, garbage=False, kinds=KINDS):
     """Configurations with data and routing for each rank.
 
-    cfgs: an EPConfig, or a strategy for them; None: `configs()`. garbage: ids as in `garbage_topk_ids`, of a token or
-    more on each rank.
+    cfgs: an EPConfig, or a strategy for them; None: `configs()`. garbage: ids as in `garbage_topk_ids`; each rank has a
+    token or more.
     """
     cfg = draw(configs() if cfgs is None else st.just(cfgs) if isinstance(cfgs, EPConfig) else cfgs)
     n_sets = 1 if cfg.skip_a2a else cfg.n_ranks
@@ -259,7 +259,7 @@ def rows_worlds(
 def hybrid_worlds(
     draw, *, dtypes=(BF16, np.dtype(np.float16)), kinds=KINDS, max_ranks=4, overflow=True
 ):
-    """Arguments of fused_a2a.hybrid_dispatch_forward. overflow=False: no budgets that may be too small for the rows."""
+    """Arguments of fused_a2a.hybrid_dispatch_forward. overflow=False: every budget has room for the rows."""
     n_ranks, num_local_experts = draw(st.integers(1, max_ranks)), draw(st.integers(1, 4))
     num_experts = n_ranks * num_local_experts
     tokens = draw(num_tokens(n_ranks))

@@ -1,7 +1,7 @@
 """SwiGLU between the two matrix products of an expert, on rows as dispatch grouped them.
 
-Kernels agree with these functions within one bf16 ulp (FP8: one code), because exp differs from machine to machine:
-they are no part of the bit-exact promise. Everything else does not depend on the machine.
+Kernels agree with these functions within one bf16 ulp (FP8: one code), because exp differs from machine to machine.
+So these functions are not bit-exact, unlike the rest of this package.
 """
 
 import numpy as np
@@ -27,12 +27,12 @@ def fused_silu(
     """silu(gate) * up of every row, in float32 with one rounding at the end: bf16 [rows, 2 * width] to [rows, width].
 
     gate_up: bf16 [row_offsets[-1] or more, 2 * width], the gate in the first half of a row and up in the second.
-    row_offsets: as dispatch gives it; the result has exactly row_offsets[-1] rows, padding rows computed like others
-    (unspecified on the device).
+    row_offsets: of dispatch's result. The result has exactly row_offsets[-1] rows. Padding rows are computed like other
+    rows (unspecified on the device).
 
     limit None: `gate * sigmoid(gate) * up`, from left to right. limit L > 0, the clamped variant, with
     g = min(gate, L) and u = clamp(up, -L, L): `(u + 1) * (g * sigmoid(alpha * g))`. sigmoid(z) = 1 / (1 + exp(-z)).
-    min and clamp pass NaN on. alpha is used with a limit only.
+    min and clamp propagate NaN. alpha is used only with a limit.
 
     Errors: EPValueError for a wrong dtype, shape or limit. Source: the SwiGLU of GLU Variants Improve Transformer;
     the clamped one as in gpt-oss (L = 7, alpha = 1.702).
@@ -53,7 +53,7 @@ def fused_silu_fp8(
 ) -> tuple[np.ndarray, np.ndarray]:
     """fused_silu with blockwise FP8 output: (e4m3 [rows, width], float32 scales [width / 128, rows], transposed).
 
-    The float32 results are quantised directly, as BlockwiseFP8TokenFormat does, without a rounding to bf16 between.
+    The float32 results are quantised directly, as in BlockwiseFP8TokenFormat, without an intermediate rounding to bf16.
     width must be a multiple of 128. Arguments and errors as fused_silu.
     """
     n_rows, width = _check(gate_up, row_offsets, limit, alpha)

@@ -19,7 +19,7 @@ class Write(NamedTuple):
     """Bytes or a signal that a step writes into a rank's memory: `region[index] = value` there.
 
     region: "dispatch_recv_buf", "dispatch_recv_count", "combine_recv_buf" or "combine_recv_count". A signal is a write
-    into a recv_count. It stands after the writes that it covers: whoever sees a signal sees those.
+    into a recv_count. It follows the writes that it covers: a rank that sees the signal sees these writes.
     """
 
     dst_rank: int
