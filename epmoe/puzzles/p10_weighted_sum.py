@@ -1,0 +1,214 @@
+"""Puzzle 10: the weighted sum of combine, right to the bit."""
+
+import ml_dtypes
+import numpy as np
+
+from epmoe.puzzles.judging import Puzzle
+from epmoe.puzzles.world import Region, World
+from epmoe_ref import fma_rn
+
+START = '''"""Puzzle 10: a weighted sum.
+
+Combine ends here. A token has TOP_K results, returned[token, k], each HIDDEN
+bf16 numbers, and a weight for each. A uint32 holds two bf16 numbers, the one
+with the lower index in its low half. A thread makes one such pair of the
+output: number i of the token's PAIRS.
+
+    out = 0; for k = 0, 1, ...: out = fma(weights[token, k], returned[token, k], out)
+
+in float32, rounded to bf16 once, at the end. An empty slot, ids[token, k] < 0,
+adds nothing; its weight and its result may be anything, NaN too.
+
+In NumPy:
+    for k in range(TOP_K):
+        new = epmoe.fma_rn(weights[:, k, None], returned[:, k], out)
+        out = np.where(ids[:, k, None] >= 0, new, out)
+    out.astype(bfloat16)
+
+The words for it:
+    load_i32(address), load_f32(address), load_u32(address), store_u32(address, value)
+    bf16_lo(pair), bf16_hi(pair)    the two numbers as float32
+    fma_rn(a, b, c)                 a * b + c, rounded once
+    pack_bf16x2(low, high)          two float32, rounded, as a pair
+"""
+
+from epmoe.device import *
+from epmoe.puzzles.given import region
+
+# int32 [6, TOP_K], float32 [6, TOP_K], bf16 [6, TOP_K, HIDDEN], bf16 [6, HIDDEN]
+IDS, WEIGHTS, RETURNED, OUT = 0, 1, 2, 3
+TOP_K, HIDDEN, PAIRS = 3, 8, 4
+
+
+@kernel
+def weighted_sum(params, num_tokens, my_rank):
+    ids, weights = region(params, IDS, my_rank), region(params, WEIGHTS, my_rank)
+    returned, out = region(params, RETURNED, my_rank), region(params, OUT, my_rank)
+    token = block_idx()
+    while token < num_tokens:
+        i = thread_idx()
+        while i < PAIRS:
+            low, high = f32(0.0), f32(0.0)
+            # ---- your 7 lines ----
+
+            # ----------------------
+            store_u32(out + u64(4 * (token * PAIRS + i)), pack_bf16x2(low, high))
+            i += block_dim()
+        token += grid_dim()
+'''
+
+ROOM, TOP_K, HIDDEN = 6, 3, 8
+BF16 = ml_dtypes.bfloat16
+AXES = ("token", "k", "column")
+REGIONS = (
+    Region("ids", (ROOM, TOP_K), axes=AXES),
+    Region("weights", (ROOM, TOP_K), np.float32, AXES),
+    Region("returned", (ROOM, TOP_K, HIDDEN), BF16, AXES),
+    Region("out", (ROOM, HIDDEN), BF16, ("token", "column")),
+)
+
+
+def _world(name, ids, weights, returned, grid, threads):
+    n = len(ids)
+    full = {r.name: r.unwritten() for r in REGIONS}
+    for name_, array in (("ids", ids), ("weights", weights), ("returned", returned)):
+        full[name_][:n] = array
+    data = dict(ids=ids, weights=weights.astype(np.float32), returned=returned.astype(BF16))
+    out = full.pop("out")
+    out[:n] = _sum(data)
+    name = f"{n} tokens, {name}, {grid} blocks of {threads} threads"
+    return World(name, REGIONS, (n,), (full,), ({"out": out},), grid, threads, data=data)
+
+
+def _sum(d, *, order=1, step=None, weights=None, ids=None, swap=False, mean=False):
+    """The sum with some mistake in it."""
+    ids = d["ids"] if ids is None else ids
+    weights = d["weights"] if weights is None else weights
+    rows = d["returned"].astype(np.float32)
+    out = np.zeros((len(ids), HIDDEN), np.float32)
+    for k in range(TOP_K)[::order]:
+        w = weights[:, k, None]
+        new = step(w, rows[:, k], out) if step else fma_rn(w, rows[:, k], out)
+        out = np.where(ids[:, k, None] >= 0, new, out)
+    out = out.astype(BF16)
+    return out.reshape(len(ids), -1, 2)[..., ::-1].reshape(len(ids), -1) if swap else out
+
+
+def _model(**mistake):
+    def model(w):
+        made = {
+            k: (f(w.data) if callable(f) and k in ("weights", "ids") else f)
+            for k, f in mistake.items()
+        }
+        with np.errstate(all="ignore"):
+            return ({"out": _padded(_sum(w.data, **made))},)
+
+    return model
+
+
+def _padded(out):
+    made = REGIONS[3].unwritten()
+    made[: len(out)] = out
+    return made
+
+
+def worlds():
+    """Round numbers; numbers that show each rounding; empty slots with NaN."""
+    t, k, c = np.indices((5, TOP_K, HIDDEN))
+    easy = 2.0 + t + 4 * k + c
+    random = np.random.default_rng(0)
+    hard = random.normal(size=(5, TOP_K, HIDDEN)) * 2.0 ** random.integers(
+        -6, 7, (5, TOP_K, HIDDEN)
+    )
+    hard[:, 2] = -hard[:, 0]
+    weights = np.abs(random.normal(size=(5, TOP_K)))
+    weights[:, 2] = weights[:, 0]
+    ids = np.arange(15).reshape(5, TOP_K)
+    gaps, holes, nothing = ids.copy(), weights.copy(), hard.copy()
+    for token, slot in ((0, 1), (1, 0), (2, 2), (3, 0), (3, 1), (4, 0), (4, 1), (4, 2)):
+        gaps[token, slot], holes[token, slot], nothing[token, slot] = -1, np.nan, np.nan
+    return (
+        _world(
+            "round numbers",
+            ids,
+            np.array([[1, 2, 4], [2, 1, 8], [4, 2, 1], [1, 1, 2], [8, 4, 1]]),
+            easy,
+            5,
+            4,
+        ),
+        _world("any numbers", ids, weights, hard, 2, 3),
+        _world("empty slots", gaps, holes, nothing, 3, 8),
+    )
+
+
+def _bf16_step(w, x, out):
+    return fma_rn(w, x, out).astype(BF16).astype(np.float32)
+
+
+PUZZLE = Puzzle(
+    title="Weighted sum",
+    line="combine's sum, in the order and with the roundings of the specification",
+    start=START,
+    hints=(
+        "A loop over k from 0 to TOP_K - 1. First ask whether ids[token, k] is an expert.",
+        "The pair is number (token * TOP_K + k) * PAIRS + i of `returned`; all three numbers take 4 bytes.",
+        "low = fma_rn(weight, bf16_lo(pair), low), and the same for high.",
+    ),
+    worlds=worlds,
+    kernels=("weighted_sum",),
+    mistakes=(
+        (_model(step=lambda w, x, out: out), "nothing is added yet: every sum is 0."),
+        (
+            _model(order=-1),
+            "the order is the wrong way round: k ascends, and float32 sums depend on the order.",
+        ),
+        (
+            _model(step=lambda w, x, out: (w * x).astype(np.float32) + out),
+            "the product is rounded, and the sum again: fma_rn(a, b, c) rounds once.",
+        ),
+        (
+            _model(step=_bf16_step),
+            "each step is rounded to bf16: keep the sum in float32, pack_bf16x2 rounds it once.",
+        ),
+        (
+            _model(weights=lambda d: np.ones_like(d["weights"])),
+            "the results are added without their weights.",
+        ),
+        (
+            _model(ids=lambda d: np.zeros_like(d["ids"])),
+            "empty slots take part: where ids[token, k] is -1 nothing is added, or NaN spoils the sum.",
+        ),
+        (_model(swap=True), "the two halves are swapped: bf16_lo belongs to low, bf16_hi to high."),
+        (
+            _model(step=lambda w, x, out: fma_rn(w, x, 0 * out)),
+            "the sum begins anew with each k: the third argument of fma_rn is the sum so far.",
+        ),
+        (
+            _model(weights=lambda d: np.repeat(d["weights"][:, :1], TOP_K, axis=1)),
+            "every k gets the weight of k = 0: weights[token, k] is number token * TOP_K + k.",
+        ),
+        (
+            _model(weights=lambda d: np.repeat(d["weights"][:1], len(d["weights"]), axis=0)),
+            "every token gets the weights of token 0: weights[token, k] is number token * TOP_K + k.",
+        ),
+    ),
+    signs=(
+        (
+            lambda f: (
+                f.differs("out")
+                and np.isnan(f.holds("out", 0)[: f.world.tokens[0]].astype(float)).any()
+            ),
+            "empty slots take part: where ids[token, k] is -1 nothing is added, or NaN spoils the sum.",
+        ),
+    ),
+    causes=(
+        (
+            lambda f: f.kind == "bounds",
+            "an address is outside the arrays: all numbers take 4 bytes, a pair of bf16 too.",
+        ),
+        (
+            lambda f: f.differs("out"),
+            "the wrong numbers are added: pair i of [token, k] is number (token * TOP_K + k) * PAIRS + i.",
+        ),
+    ),
+)

@@ -1,0 +1,167 @@
+"""Puzzle 11: the last block puts the counters back."""
+
+import numpy as np
+
+from epmoe.puzzles.judging import Puzzle
+from epmoe.puzzles.world import Region, World
+
+START = '''"""Puzzle 11: clean up for the next round.
+
+In each launch the blocks claim rows with `claimed`, a counter for each of
+EXPERTS experts, as in puzzle 2. The next launch needs these counters at 0
+again. Who may reset them? A block that has ended its own work does not know
+whether others still claim. So every block that ends counts itself in `done`,
+and the LAST one resets `claimed` and `done`. No block waits for another.
+
+In NumPy, at the end of a launch:
+    claimed[:] = 0
+    done = 0
+
+The words for it:
+    atomic_add_ORDER_SCOPE_i32(address, n)  returns what was there before; ORDER
+                                            is relaxed, acquire, release or
+                                            acq_rel (both)
+    store_i32(address, 0)
+    syncthreads(), grid_dim()
+Several launches follow one another in the tests, all on the same counters.
+"""
+
+from epmoe.device import *
+from epmoe.puzzles.given import region
+
+CLAIMED, DONE, ROWS = 0, 1, 2       # int32 [EXPERTS], [1], [EXPERTS, ROOM] of this launch
+EXPERTS, ROOM = 3, 16
+
+
+@kernel
+def claim_rows(params, num_tokens, my_rank):
+    claimed, done = region(params, CLAIMED, my_rank), region(params, DONE, my_rank)
+    rows = region(params, ROWS, my_rank)
+    for expert in range(EXPERTS):
+        row = atomic_add_relaxed_gpu_i32(claimed + u64(4 * expert), 1)
+        while row < num_tokens:
+            store_i32(rows + u64(4 * (expert * ROOM + row)), 100 * (expert + 1) + row)
+            row = atomic_add_relaxed_gpu_i32(claimed + u64(4 * expert), 1)
+    # ---- your 6 lines ----
+
+    # ----------------------
+'''
+
+EXPERTS, ROOM, ROUNDS = 3, 16, 3
+REGIONS = (
+    Region("claimed", (EXPERTS,), axes=("expert",)),
+    Region("done", (1,), axes=("word",)),
+    Region("rows", (ROUNDS, EXPERTS, ROOM), axes=("round", "expert", "row"), by_round=True),
+)
+
+
+def _world(n, grid, threads):
+    rows = REGIONS[2].unwritten()
+    rows[:, :, :n] = 100 * (np.arange(EXPERTS)[:, None] + 1) + np.arange(n)
+    nothing = {"claimed": np.zeros(EXPERTS), "done": np.zeros(1)}
+    expected = nothing | {"rows": rows}
+    name = f"{ROUNDS} launches of {grid} blocks of {threads} threads, {n} rows an expert"
+    data = dict(n=n, grid=grid, threads=threads)
+    return World(
+        name, REGIONS, (n,), (nothing,), (expected,), grid, threads, rounds=ROUNDS, data=data
+    )
+
+
+def worlds():
+    """Several blocks of a thread; of several warps; a single block."""
+    return _world(5, 4, 1), _world(12, 2, 33), _world(9, 1, 8), _world(0, 6, 2)
+
+
+def _first_only(w):
+    """Nothing is reset: rows of the first launch alone."""
+    rows = w.expected[0]["rows"].copy()
+    rows[1:] = REGIONS[2].unwritten()[1:]
+    return ({"rows": rows},)
+
+
+PUZZLE = Puzzle(
+    title="Clean up",
+    line="the last block to leave puts the counters back",
+    start=START,
+    hints=(
+        "First all threads of the block must have ended their work; then one thread counts the block.",
+        "The atomic returns how many blocks came before. The last one finds grid_dim() - 1.",
+        "What the last block resets, others have used: its atomic must acquire what theirs release. "
+        "Every block may be the last, so: acq_rel.",
+    ),
+    worlds=worlds,
+    kernels=("claim_rows",),
+    signs=(
+        (
+            lambda f: (
+                f.differs("claimed", "rows") and not f.holds("done", 0).any() and _no_reset(f)
+            ),
+            "the counters are not put back: the second launch finds all rows claimed.",
+        ),
+        (
+            lambda f: f.holds("done", 0)[0] == ROUNDS * f.world.grid,
+            "`done` is not put back to 0, so the next launch counts on from there.",
+        ),
+        (
+            lambda f: f.uses(r"== grid_dim\(\)(?! *- *1)"),
+            "the atomic returns how many blocks came BEFORE: the last one finds grid_dim() - 1.",
+        ),
+        (
+            lambda f: (
+                f.differs("claimed")
+                and (f.holds("claimed", 0) == 0).any()
+                and (f.holds("claimed", 0) != 0).any()
+            ),
+            "only some counters are put back: there is one for each expert.",
+        ),
+    ),
+    causes=(
+        (
+            lambda f: (
+                f.race_on("claimed")
+                and not f.uses("fence")
+                and f.uses(r"atomic_add_relaxed_gpu_i32\(done|red_add_relaxed")
+            ),
+            "`done` is counted by a relaxed atomic: the last block knows that the others came, but their work "
+            "is not ordered before its resets. Take acq_rel.",
+        ),
+        (
+            lambda f: f.race_on("claimed") and f.uses("atomic_add_acquire"),
+            "`done` is counted with acquire alone: the other blocks release nothing. Take acq_rel.",
+        ),
+        (
+            lambda f: f.race_on("claimed") and f.uses("atomic_add_release"),
+            "`done` is counted with release alone: the last block acquires nothing. Take acq_rel.",
+        ),
+        (
+            lambda f: (
+                f.race_on("done") and f.says("scopes") or f.race_on("claimed") and f.uses("_cta_")
+            ),
+            "the blocks count themselves in a scope that holds one block: cta is too narrow.",
+        ),
+        (
+            lambda f: f.race_on("done"),
+            "`done` is reset while other blocks still count themselves in: the last one alone resets it.",
+        ),
+        (
+            lambda f: f.race_on("claimed") and not f.uses("syncthreads"),
+            "a block counts itself when some of its threads still claim: a syncthreads() is missing before the count.",
+        ),
+        (
+            lambda f: f.race_on("claimed") or f.differs("claimed", "rows"),
+            "the counters are reset while other blocks still claim: only the last block, which finds "
+            "grid_dim() - 1 in `done`, may do it.",
+        ),
+        (
+            lambda f: f.differs("done"),
+            "each block counts itself once, by one thread; the last one puts `done` back to 0.",
+        ),
+    ),
+)
+
+
+def _no_reset(f):
+    """Whether all claims of all launches are still in the counters."""
+    d = f.world.data
+    claims = d["n"] + ROUNDS * d["grid"] * d["threads"]
+    return (f.holds("claimed", 0) == claims).all()
