@@ -40,8 +40,8 @@ class Mistake(NamedTuple):
 
 
 SENDING = ("message", "reserved", "finished", "recv_count", "row")
-COUNT = "red_add_release_gpu_i32(word.finished(ep_counters, to), i32(1))"
-WRITE = "        to_peers.write(peers, "
+COUNT = "red_add_release_gpu_i32(word.finished(ep_counters, i), i32(1))"
+WRITE = "        to_peers.write(to, "
 MISTAKES = (
     Mistake(
         "missing-release",
@@ -60,7 +60,7 @@ MISTAKES = (
     Mistake(
         "claimed-for-written",
         "plain/dispatch.py",
-        (("(word.finished(ep_counters, to), count", "(word.reserved(ep_counters, to), count"),),
+        (("(word.finished(ep_counters, i), count", "(word.reserved(ep_counters, i), count"),),
         SENDING,
     ),
     Mistake(

@@ -8,7 +8,6 @@ import os
 import random
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 from epmoe.command_line import (
@@ -32,7 +31,7 @@ def add_arguments(parser):
     parser.add_argument(
         "--only",
         metavar="FILE[:LINE]",
-        help="only mutants of a file of epmoe/kernels, or of its line",
+        help="only mutants of a file of epmoe/kernels, of its line, or of a folder (plain/)",
     )
     parser.add_argument(
         "--seeds",
@@ -59,9 +58,11 @@ def add_arguments(parser):
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument(
         "--slips",
-        action="store_true",
-        help="instead: mistakes of another make (statements swapped, "
-        "waits off by one, resets left out on some ranks, ...)",
+        nargs="?",
+        choices=("instead", "also"),
+        const="instead",
+        help="other mistakes (statements swapped, waits off by one, resets left out on some "
+        "ranks, ...), instead of removed synchronisations or also",
     )
     instead.add_argument(
         "--patch",
@@ -129,10 +130,13 @@ def run(args, console=None):
         time.perf_counter(),
         Verdicts(console, every=args.list or bool(args.patch), reports=args.reports),
     )
-    mutants = None if args.slips else choose(args, read_patches(args) or hunt.all_mutants())
+    tokens = [] if args.slips == "instead" else read_patches(args) or hunt.all_mutants()
+    mutants = None if args.slips else choose(args, tokens)
     try:
         with hunt.pool(args.jobs) as workers:
-            mutants = choose(args, hunt.all_slips(workers)) if args.slips else mutants
+            if args.slips:
+                slips = hunt.slips_in_files() + hunt.slips_in_pairs(workers, args.only or "")
+                mutants = choose(args, tokens + slips)
             undecided = _hunt_with_progress(args, console, workers, mutants, verdicts)
     except EPValueError:
         raise
@@ -164,6 +168,8 @@ def _refuse_no_such_file(only):
 
     file = only.partition(":")[0]
     there = edited_kernels.files()
+    if file.endswith("/") and any(name.startswith(file) for name in there):
+        return
     if not {file, f"{file}.py"} & set(there):
         near = difflib.get_close_matches(file, there, 1)
         raise EPValueError(
@@ -183,12 +189,15 @@ def choose(args, mutants):
         mutants = [
             m
             for m in mutants
-            if m.token.file in (file, f"{file}.py") and line in ("", str(m.token.line))
+            if m.token.file in (file, f"{file}.py")
+            or file.endswith("/")
+            and m.token.file.startswith(file)
+            if line in ("", str(m.token.line))
         ]
         if not mutants:
             raise EPValueError(
-                f"--only {args.only}: no synchronising token there; give a file of epmoe/kernels "
-                "(spin.py, formats/row_copy.py), and the line of a token or none"
+                f"--only {args.only}: no synchronising token there; give a folder or a file of "
+                "epmoe/kernels (plain/, formats/row_copy.py), and the line of a token or none"
             )
     if args.sample and args.sample < len(mutants):
         mutants = random.Random(0).sample(mutants, args.sample)
@@ -208,9 +217,12 @@ def _hunt_with_progress(args, console, workers, chosen, verdicts):
     from epmoe.mutants.pieces import hunt_of
     from epmoe.mutants.worlds import WORLDS
 
-    with progress(console, "which world runs what", len(WORLDS)) as shown:
-        cover = partial(hunt.cover_lines, edits=chosen) if args.patch else hunt.cover
-        coverage = cover(workers, advance=shown.advance)
+    worlds = hunt.worlds_of({m.token.file for m in chosen}, WORLDS)
+    with progress(console, "which world runs what", len(worlds)) as shown:
+        if args.patch:
+            coverage = hunt.cover_lines(workers, chosen, shown.advance)
+        else:
+            coverage = hunt.cover(workers, worlds, shown.advance)
         hunted = hunt_of(chosen, coverage, args.seeds, args.random if args.patch else 0)
         shown.start("mutants", len(chosen))
         try:

@@ -20,8 +20,9 @@ noticed after all.
 | option | |
 |---|---|
 | `--only signaller.py:72` | only what stands there |
+| `--only plain/ --slips also` | all of the plain kernels: every removed synchronisation, every slip |
 | `--sample 30`, `--part 1/2` | a fixed sample; every second one |
-| `--slips` | mistakes of another make (statements that change places, waits off by one, ...): see `slips.py` |
+| `--slips` | other mistakes instead (statements that change places, waits off by one, ...): see `slips.py`. `--slips also`: besides |
 | `--list`, `--reports` | every verdict; what was reported |
 | `--patch FILE ...` | what your own unified diffs (`git diff`) make of the kernels, each a mutant: see below |
 | `--as-they-are` | the kernels as they stand in the tree, in all worlds: nothing may be reported |

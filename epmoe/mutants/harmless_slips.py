@@ -21,12 +21,11 @@ READ = "the inputs that it reads no kernel writes"
 
 HARMLESS_SLIPS = {
     "plain/receive.py make.offset_groups: skip: out.row_offsets[0] = 0 left out by every other thread": "lane 0 alone stores it",
-    "plain/dispatch.py _sending.signal: swap: to_peers.signal(peers, dst_rank, segment(local_expert, peers / if "
-    "to_peers.is_near(dst_rank, peers.my_rank):": "nobody waits for rank completion; it is right when the launch has ended",
-    "plain/peers.py make.signal: swap: own = u64(peers.recv_count_ptrs[peers.my_rank % world]) / shmem_fence()": "the first only makes an address of an argument",
-    "plain/combine.py _await_rows.await_signals: swap: while i < n_words: / while block < grid_dim():": "who reduces does not look at recv_count, and peers write it again only in the next round",
+    "plain/dispatch.py _sending.send_signal: swap: to_peers.signal(to, dst_rank, segment(local_expert, to.my_ra / if "
+    "to_peers.is_near(dst_rank, to.my_rank):": "nobody waits for rank completion; it is right when the launch has ended",
+    "plain/peers.py make.signal: swap: own = u64(to.recv_count_ptrs[to.my_rank % p2p_world_size]) / shmem_fence()": "the first only makes an address of an argument",
     "plain/dispatch.py _sending.send_messages: swap: if fused_shared_expert and thread_idx() == 0 and (t >= first / "
-    "pairs(topk_ids, t, place, peers, ep_counters, call)": "F says that the token is encoded, which the barrier before both has seen to; it may be counted later",
+    "send_pairs(topk_ids, t, place, to, ep_counters, call)": "F says that the token is encoded, which the barrier before both has seen to; it may be counted later",
     "dispatch.py _compile_wait.dispatch_wait: early: griddep_wait() before mark(params, stamps.START)": SOONER,
     "dispatch.py _compile_wait.dispatch_wait: swap: fetch(params) / griddep_wait()": SOONER,
     "dispatch.py _compile_wait.dispatch_wait: swap: griddep_wait() / found = failed_before(u64(load_u64(params + "

@@ -86,9 +86,9 @@ def all_mutants():
     )
 
 
-def all_slips(workers):
-    """Every slip of every file; for those of kind "both" the worlds are run."""
-    return slips_in_files() + slips_of_pairs(set().union(*workers.map(_pairs, WORLDS)))
+def slips_in_pairs(workers, file):
+    """The slips of kind "both", for which the worlds are run; those of a folder's worlds if only those run the file."""
+    return slips_of_pairs(set().union(*workers.map(_pairs, worlds_of([file], WORLDS))))
 
 
 def slips_in_files():
@@ -223,7 +223,7 @@ class Coverage:
         def runs(name):
             return len({v[:2] for v in self.seen[name] if -v[1] in edit.lines.get(v[0], ())})
 
-        return sorted(worlds_of([edit], self.order), key=lambda name: -runs(name))
+        return sorted(worlds_of(edit.lines, self.order), key=lambda name: -runs(name))
 
     def around(self, mutant):
         """Names of the worlds that run a token of the same lines; without any, of its function."""
@@ -271,13 +271,13 @@ def cover_lines(workers, edits, advance=lambda: None):
     lines = {}
     for file, numbers in (item for e in edits for item in e.lines.items()):
         lines[file] = lines.get(file, set()) | numbers
-    return _cover(workers, [(name, lines) for name in worlds_of(edits, WORLDS)], advance)
+    return _cover(workers, [(name, lines) for name in worlds_of(lines, WORLDS)], advance)
 
 
-def worlds_of(edits, names):
-    """Those of the names whose worlds can run the files of an edit: rows/ and plain/ are run by worlds of their own."""
+def worlds_of(files, names):
+    """Those of the names whose worlds can run these files: rows/ and plain/ are run by worlds of their own."""
     for folder, kind in OWN_WORLDS.items():
-        if all(file.startswith(folder) for e in edits for file in e.lines):
+        if all(file.startswith(folder) for file in files):
             return [name for name in names if isinstance(WORLDS[name], kind)]
     return list(names)
 

@@ -321,6 +321,9 @@ def _from_atomics(function):
 
 def _wrong_numbers(source, function, statement, names, whole, from_atomics):
     for n in ast.walk(statement):
+        called = getattr(getattr(n, "func", None), "attr", "")  # waits.wait_for_counter(...)
+        if called == "wait_for_counter":
+            _off_by_one(source, function, n.args[1], statement)
         if isinstance(n, ast.Call) and isinstance(n.func, ast.Name):
             if (
                 n.func.id.startswith("wait_for")

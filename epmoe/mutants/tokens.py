@@ -274,12 +274,18 @@ def imports_of(source, module):
 
 @lru_cache(None)
 def entrances(source, function):
-    """The names by which other modules can come to run `function` (dotted where nested): its own, and its callers'."""
+    """The names by which other modules can come to run `function` (dotted where nested).
+
+    Its own, its callers', and those under which a namespace gives it to others: namespace(signal=signal_near).
+    """
     inside = {
         n.name: names_in(ast.unparse(n))
-        for n in _tree(source).body
+        for n in ast.walk(_tree(source))
         if isinstance(n, ast.FunctionDef)
     }
+    for n in ast.walk(_tree(source)):
+        if isinstance(n, ast.keyword) and n.arg and isinstance(n.value, ast.Name):
+            inside[n.arg] = inside.get(n.arg, set()) | {n.value.id}
     reached = {function.rpartition(".")[2]}
     while more := {
         name for name, used in inside.items() if name not in reached and used & reached

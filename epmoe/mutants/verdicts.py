@@ -149,9 +149,11 @@ class Verdicts:
             else "[bold green]PASS[/bold green]"
         )
         left = f", {len(undecided)} undecided" if undecided else ""
+        n = len(self.all) + len(undecided)
+        as_expected = len(self.all) - len(unexpected)
         self.console.print(
-            f"\n{word}  {len(self.all) + len(undecided)} mutants: {sum(v.killed for v in self.all)} "
-            f"noticed, {harmless} known to be harmless, {len(unexpected)} not as expected{left}; "
+            f"\n{word}  {n} mutants: {sum(v.killed for v in self.all)} noticed, {harmless} known to "
+            f"be harmless, {len(unexpected)} not as expected{left}: {100 * as_expected // n} %; "
             f"{seeds} seeds, {seconds:.0f} s"
         )
         return len(unexpected)

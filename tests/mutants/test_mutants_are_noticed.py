@@ -98,6 +98,30 @@ def test_one_place_by_the_command_line(capsys):
                 command.run(arguments("--only", only, "--jobs", "100000", *slips))
 
 
+def test_a_folder_is_hunted_alone_in_its_own_worlds():
+    chosen = command.choose(arguments("--only", "plain/"), all_mutants())
+    files = {m.token.file for m in chosen}
+    assert files >= {"plain/receive.py", "plain/peers.py"}
+    assert all(file.startswith("plain/") for file in files)
+    worlds = hunt.worlds_of(files, WORLDS)
+    assert 20 < len(worlds) < len(WORLDS)
+    assert worlds == hunt.worlds_of(["plain/"], WORLDS)
+    assert hunt.worlds_of(["plain/peers.py", "formats/row_copy.py"], WORLDS) == list(WORLDS)
+    with pytest.raises(EPValueError, match="no file nowhere/ in epmoe/kernels"):
+        command.run(arguments("--only", "nowhere/"))
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_removed_synchronisations_and_slips_in_one_hunt(capsys):
+    console = Console(file=io.StringIO(), soft_wrap=True)
+    args = arguments("--only", "plain/peers.py", "--slips", "also", "--jobs", "2", "--list")
+    assert command.run(args, console) == 0
+    shown = console.file.getvalue()
+    assert "order: st_release_sys_u64 -> st_relaxed_sys_u64" in shown and "swap: " in shown
+    assert "0 not as expected: 100 %;" in shown
+
+
 def test_a_part_without_mutants_is_no_pass():
     with pytest.raises(EPValueError, match="nothing would be tried"):
         command.run(arguments("--only", "spin.py", "--sample", "1", "--part", "2/2"))

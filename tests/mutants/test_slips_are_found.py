@@ -16,7 +16,8 @@ def make(at):
                                  count, at.status)
         last = atomic_add_acq_rel_gpu_i32(words + at.d, i32(1)) == count - 1
         signal(owner, my_rank, count)
-        return ok and last
+        there = waits.wait_for_counter(words + at.e, READY, waiter)
+        return ok and last and there
 """
 
 
@@ -52,6 +53,8 @@ def test_numbers_are_wrong():
         (10, "((count) + 1)"),
         (12, "((count - 1) - 1)"),
         (12, "((count - 1) + 1)"),
+        (14, "((READY) - 1)"),
+        (14, "((READY) + 1)"),
     ]
     assert found("twice") == [(7, "i32(2)"), (12, "i32(2)")]
     assert (13, "owner") in found("whose") and (13, "my_rank") in found("whose")

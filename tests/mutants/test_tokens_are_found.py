@@ -49,6 +49,13 @@ def test_mutants_compile_differ_and_have_names_of_their_own():
         compile(edited, m.token.file, "exec")
 
 
+def test_no_word_is_lost_where_each_user_of_a_module_has_mutants_of_its_own():
+    hunted = {(m.token.file, m.token.start) for m in all_mutants()}
+    for file in edited_kernels.files():
+        for m in mutants_of(file, edited_kernels.source_of(file)):
+            assert (file, m.token.start) in hunted, m.key
+
+
 SOURCE = """
 def make():
     def f(flag, words):

@@ -10,9 +10,9 @@ block. A block waits for its flag, lowers it, and reduces its tokens.
 """
 
 from epmoe.device import (address_of, block_dim, block_idx, device_fn, f32, grid_dim, i32, lane_id, load16, load_i32,
-                          n_warps, st_release_gpu_i32, store16, store_i32, store_u64, syncthreads, syncthreads_or,
-                          syncwarp, thread_idx, u32, u64, warp_id)
-from epmoe.layout import MAX_FINITE, combine_msg_bytes
+                          n_warps, st_release_gpu_i32, store16, store_i32, syncthreads, syncthreads_or, syncwarp,
+                          thread_idx, u32, u64, warp_id)
+from epmoe.layout import combine_msg_bytes
 
 from .. import elements
 from ..formats.row_copy import copy_part
@@ -57,7 +57,7 @@ def _send_back(cfg):
     def send_back(input_tokens, src_info, send_buf_p, to, ep_counters):
         i = i32(block_idx())
         while i < local * ranks:
-            local_expert, dst_rank = i32(i // ranks), i32(i % ranks)
+            local_expert, dst_rank = i32(i // ranks), i32(i % ranks)    # the segment's source rank gets its rows back
             if own_only:
                 dst_rank = to.my_rank
             end, count = load_i32(word.a_end(ep_counters, i)) - READY, i32(load_i32(word.a_count(ep_counters, i)))
@@ -74,31 +74,20 @@ def _send_back(cfg):
 
 def _await_rows(cfg):
     """Device function (inbox, waiter) -> whether all rows have come back; by all blocks."""
-    n_words, word = cfg.n_local_experts * cfg.n_src_ranks, counters.words(cfg)
+    word, await_signals = counters.words(cfg), waits.all_signals(cfg, device_fn(lambda ep_counters, i, count: None))
 
     @device_fn
-    def await_signals(inbox, waiter):
-        """Block 0: all words of recv_count, which it resets; then the flag of every block."""
-        missing = False
-        i = i32(thread_idx())
-        while i < n_words:
-            recv_count = u64(inbox.recv_count_p) + u64(8 * i)
-            if waits.wait_for_signal(recv_count, i, waiter) == u64(MAX_FINITE):
-                missing = True
-            i = i32(i + block_dim())
-        if not syncthreads_or(missing):         # what any thread of the block acquired, the flags release
-            i, block = i32(thread_idx()), i32(thread_idx())
-            while i < n_words:                  # not before: after a timeout they tell which signals are missing
-                store_u64(u64(inbox.recv_count_p) + u64(8 * i), u64(MAX_FINITE))
-                i = i32(i + block_dim())
-            while block < grid_dim():
-                st_release_gpu_i32(word.combine_ready(inbox.ep_counters, block), i32(READY))
-                block = i32(block + block_dim())
+    def raise_flags(inbox):
+        """Block 0. What any thread of the block acquired, the barrier and these flags release."""
+        block = i32(thread_idx())
+        while block < grid_dim():
+            st_release_gpu_i32(word.combine_ready(inbox.ep_counters, block), i32(READY))
+            block = i32(block + block_dim())
 
     @device_fn
     def await_rows(inbox, waiter):
-        if block_idx() == 0:
-            await_signals(inbox, waiter)
+        if block_idx() == 0 and await_signals(inbox, waiter):
+            raise_flags(inbox)
         ok = True
         if thread_idx() == 0:
             flag = word.combine_ready(inbox.ep_counters, block_idx())
@@ -117,12 +106,12 @@ def _reduce(cfg, options):
     sum over k ascending of fma(w, x, sum) from +0.0 in float32, rounded once to the output type; then the shared
     expert's row is added, and rounded; then the epilogue.
     """
-    of = namespace("of", **elements.make(cfg.combine_dtype)._asdict())      # vectors of the output type
+    vectors = namespace("vectors", **elements.make(cfg.combine_dtype)._asdict())      # 16 bytes of the output type
     clean, share = messages.ids(cfg).clean, receive.shared_rows(cfg)
     row_bytes, top_k, local, own_only = combine_msg_bytes(cfg), cfg.top_k, cfg.n_local_experts, cfg.skip_a2a
-    n_vectors, fused_shared_expert, per_vector = row_bytes // 16, cfg.fused_shared_expert, of.n
+    n_vectors, fused_shared_expert, per_vector = row_bytes // 16, cfg.fused_shared_expert, vectors.n
     router_weights = device_fn(options.router_weights or arguments.given_weights)
-    finish, stores = _finish(options, of)
+    finish, stores = _finish(options, vectors)
 
     @device_fn
     def takes_part(topk_ids, t, k, my_rank):
@@ -132,15 +121,15 @@ def _reduce(cfg, options):
     @device_fn
     def summed(inbox, topk_ids, t, i, weights_args):
         """Vector i of the weighted sum over the token's rows, in the output type."""
-        sums = of.zeros()
+        sums = vectors.zeros()
         k = i32(0)
         while k < top_k:
             if takes_part(topk_ids, t, k, inbox.my_rank):
                 row = u64(inbox.recv_buf_p) + u64(t * top_k + k) * u64(row_bytes)
                 weight = f32(router_weights(t, k, *weights_args))
-                sums = of.accumulate(weight, load16(row + u64(16 * i)), sums)
+                sums = vectors.accumulate(weight, load16(row + u64(16 * i)), sums)
             k = i32(k + 1)
-        return of.pack(sums)
+        return vectors.pack(sums)
 
     @device_fn
     def with_shared_expert(vector, shared_rows, row, n_shared, i):
@@ -148,7 +137,7 @@ def _reduce(cfg, options):
         shared = u32(0), u32(0), u32(0), u32(0)
         if row >= 0 and row < n_shared:
             shared = load16(u64(shared_rows) + u64(row) * u64(row_bytes) + u64(16 * i))
-        return of.pack(of.add(of.unpack(vector), shared))
+        return vectors.pack(vectors.add(vectors.unpack(vector), shared))
 
     @device_fn
     def reduce(output_tokens, inbox, topk_ids, shared_rows, functions_args):
@@ -168,7 +157,7 @@ def _reduce(cfg, options):
             t = i32(t + grid_dim())
 
     @device_fn
-    def unreduced(output_tokens, inbox, topk_ids, shared_rows, functions_args):
+    def copy_unreduced(output_tokens, inbox, topk_ids, shared_rows, functions_args):
         out = u64(address_of(output_tokens))
         j = i32(block_idx())
         while j < output_tokens.shape[0] * top_k:
@@ -183,10 +172,10 @@ def _reduce(cfg, options):
                 i = i32(i + block_dim())
             j = i32(j + grid_dim())
 
-    return unreduced if options.router_weights is None else reduce
+    return copy_unreduced if options.router_weights is None else reduce
 
 
-def _finish(options, of):
+def _finish(options, vectors):
     """(finish, stores): device function (token, col, vector, args) -> vector, and whether that is stored.
 
     The epilogue gives each element's value. elementwise_lambda_fn stores it itself, and nothing else is stored.
@@ -204,11 +193,11 @@ def _finish(options, of):
         function(at[0], at[1], at[2], *args)
         return at[2]
 
-    each = of.each(value_of if stores else store)
+    each = vectors.each(value_of if stores else store)
 
     @device_fn
     def finish(token, col, vector, args):
-        return of.pack(each(token, col, of.unpack(vector), args))
+        return vectors.pack(each(token, col, vectors.unpack(vector), args))
 
     return finish, stores
 

@@ -45,8 +45,4 @@ def words(cfg) -> ModuleType:
 
 
 def _word(offset: int, step: int = 4):
-    @device_fn
-    def word(ep_counters, i):
-        return u64(ep_counters) + u64(offset + step * i)
-
-    return word
+    return device_fn(lambda ep_counters, i: u64(ep_counters) + u64(offset + step * i))

@@ -6,7 +6,8 @@ then adds one to `finished` with release. For every expert a warp counts its tok
 until `finished` has reached that count, and writes the count into dst_rank's recv_count at [local_expert, my_rank],
 with release at system scope. That is the signal. It is sent for every expert, also where the count is 0.
 
-Waiting half: receive.py.
+Waiting half: receive.py. Every kernel first looks at FAILED in the status words: once a wait of this rank has given up,
+its later launches do nothing.
 """
 
 from typing import NamedTuple
@@ -35,32 +36,33 @@ class Call(NamedTuple):
 def _sending(cfg, input_type):
     """Namespace "send": the steps of the sending half, called by all threads of every block.
 
-    messages(inputs, send_buf_p, peers, ep_counters, call): all pairs of the blocks' tokens. signals(inputs, peers,
-    ep_counters, waiter): the counts. inputs: (input_tokens, topk_ids).
+    messages(inputs, send_buf_p, to, ep_counters, call): all pairs of this rank. signals(inputs, to, ep_counters,
+    waiter): all counts. inputs: (input_tokens, topk_ids). to: Peers.
     """
     word, ids, message = counters.words(cfg), messages.ids(cfg), messages.make(cfg, input_type)
     to_peers, share = peers.make(cfg, message.n_bytes), receive.shared_rows(cfg)
     segment, local, top_k, slots = word.segment, cfg.n_local_experts, cfg.top_k, cfg.max_tokens_per_rank
-    own_only, fused_shared_expert, world = cfg.skip_a2a, cfg.fused_shared_expert, cfg.p2p_world_size
+    own_only, fused_shared_expert, p2p_world_size = cfg.skip_a2a, cfg.fused_shared_expert, cfg.p2p_world_size
     n_signals = local if own_only else cfg.n_experts
 
     @device_fn
-    def pair(place, expert, peers, ep_counters):
-        """A warp: the message at `place` goes to the owner of `expert`."""
+    def send_pair(place, expert, to, ep_counters):
+        """A warp: the message at address `place` goes to the owner of `expert`."""
         lane, dst_rank, local_expert = i32(lane_id()), i32(expert // local), i32(expert % local)
-        to = segment(local_expert, dst_rank)
+        i = segment(local_expert, dst_rank)
         slot = i32(0)
         if lane == 0:
-            slot = i32(atomic_add_relaxed_gpu_i32(word.reserved(ep_counters, to), i32(1)))
+            slot = i32(atomic_add_relaxed_gpu_i32(word.reserved(ep_counters, i), i32(1)))
         slot = i32(warp_broadcast_i32(slot, 0))
-        there = u64(segment(local_expert, peers.my_rank)) * u64(slots) + u64(slot)
-        to_peers.write(peers, dst_rank, message.at(u64(0), there), place, lane)
+        there = u64(segment(local_expert, to.my_rank)) * u64(slots) + u64(slot)     # [local_expert, my_rank, slot]
+        to_peers.write(to, dst_rank, message.at(u64(0), there), place, lane)
         syncwarp()                                          # all lanes have written their part
         if lane == 0:
-            red_add_release_gpu_i32(word.finished(ep_counters, to), i32(1))
+            red_add_release_gpu_i32(word.finished(ep_counters, i), i32(1))
 
     @device_fn
-    def pairs(topk_ids, t, place, peers, ep_counters, call):
+    def send_pairs(topk_ids, t, place, to, ep_counters, call):
+        """A block: token t, whose message is at `place`; a warp takes every n_warps-th k."""
         k = i32(warp_id())
         while k < top_k:
             expert = ids.clean(topk_ids, t, k)
@@ -68,45 +70,46 @@ def _sending(cfg, input_type):
                 ids.record(topk_ids, t, k, call.status)
                 if call.clean_topk_ids != u64(0):
                     store_i32(u64(call.clean_topk_ids) + u64(4) * u64(t * top_k + k), expert)
-            if expert >= 0 and (not own_only or expert // local == peers.my_rank):
-                pair(place, expert, peers, ep_counters)
+            if expert >= 0 and (not own_only or expert // local == to.my_rank):
+                send_pair(place, expert, to, ep_counters)
             k = i32(k + n_warps())
 
     @device_fn
-    def send_messages(inputs, send_buf_p, peers, ep_counters, call):
+    def send_messages(inputs, send_buf_p, to, ep_counters, call):
         input_tokens, topk_ids = inputs
-        n_shared, first = share(input_tokens.shape[0], peers.my_rank)
+        n_shared, first = share(input_tokens.shape[0], to.my_rank)
         t = i32(block_idx())
         while t < input_tokens.shape[0]:
             place = message.at(send_buf_p, t)
             message.encode(place, input_tokens, topk_ids, t, call.input_scale)
             syncthreads()                                   # the message is whole
             if fused_shared_expert and thread_idx() == 0 and t >= first and t < first + n_shared:
-                red_add_release_gpu_i32(word.f(ep_counters, 0), i32(1))
-            pairs(topk_ids, t, place, peers, ep_counters, call)
+                red_add_release_gpu_i32(word.f(ep_counters, 0), i32(1))     # F: rows of the shared expert in send_buf
+            send_pairs(topk_ids, t, place, to, ep_counters, call)
             t = i32(t + grid_dim())
 
     @device_fn
-    def signal(expert, count, peers, ep_counters, waiter):
-        """One thread: the signal of an expert whose messages are all written."""
+    def send_signal(expert, count, to, ep_counters, waiter):
+        """One thread: waits until all messages to `expert` are written, and signals."""
         dst_rank, local_expert = i32(expert // local), i32(expert % local)
-        to = segment(local_expert, dst_rank)
-        if waits.wait_for_counter(word.finished(ep_counters, to), count, waiter, FOR_FINISHED, to):
-            to_peers.signal(peers, dst_rank, segment(local_expert, peers.my_rank), count)
-            if to_peers.is_near(dst_rank, peers.my_rank):
-                red_add_relaxed_gpu_i32(word.rank_completion(ep_counters, dst_rank % world), i32(1))
+        i = segment(local_expert, dst_rank)
+        if waits.wait_for_counter(word.finished(ep_counters, i), count, waiter, FOR_FINISHED, i):
+            to_peers.signal(to, dst_rank, segment(local_expert, to.my_rank), count)
+            if to_peers.is_near(dst_rank, to.my_rank):
+                red_add_relaxed_gpu_i32(word.rank_completion(ep_counters, dst_rank % p2p_world_size), i32(1))
 
     @device_fn
-    def send_signals(inputs, peers, ep_counters, waiter):
+    def send_signals(inputs, to, ep_counters, waiter):
+        """All blocks: a warp takes an expert; of skip_a2a only this rank's."""
         input_tokens, topk_ids = inputs
         i = i32(block_idx() + grid_dim() * warp_id())
         while i < n_signals:
             expert = i
             if own_only:
-                expert = i32(peers.my_rank * local + i)
+                expert = i32(to.my_rank * local + i)
             count = ids.count(topk_ids, i32(input_tokens.shape[0]), expert, lane_id())
             if lane_id() == 0:
-                signal(expert, count, peers, ep_counters, waiter)
+                send_signal(expert, count, to, ep_counters, waiter)
             i = i32(i + grid_dim() * n_warps())
 
     return namespace("send", messages=send_messages, signals=send_signals)

@@ -58,10 +58,8 @@ def ids(cfg) -> ModuleType:
     def record(topk_ids, t, k, status):
         expert = i32(topk_ids[t, k])
         if expert != NO_EXPERT and clean(topk_ids, t, k) == NO_EXPERT:
-            if expert >= 0 and expert < n_experts:
-                record_bad_id(status, REPEATED_IDS, t, k, expert)
-            else:
-                record_bad_id(status, BAD_IDS, t, k, expert)
+            is_repeated = expert >= 0 and expert < n_experts
+            record_bad_id(status, REPEATED_IDS if is_repeated else BAD_IDS, t, k, expert)
 
     return namespace("ids", clean=clean, count=count, record=record)
 

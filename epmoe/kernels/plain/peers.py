@@ -24,47 +24,47 @@ class Peers(NamedTuple):
 
 
 def make(cfg, row_bytes: int) -> ModuleType:
-    """Namespace "to_peers" for rows of row_bytes. A warp calls write, one thread calls signal.
+    """Namespace "to_peers" for rows of row_bytes. A warp calls write, one thread calls signal. to: Peers.
 
     is_near(dst_rank, my_rank): whether both are in one p2p world.
-    write(peers, dst_rank, offset, src, lane): row_bytes from src to recv_buf + offset of dst_rank, complete at the end
+    write(to, dst_rank, offset, src, lane): row_bytes from src to recv_buf + offset of dst_rank, complete at the end
         of the call for the calling lane. Across worlds src lies in symmetric memory.
-    signal(peers, dst_rank, index, count): the count goes into word `index` of dst_rank's recv_count, behind everything
+    signal(to, dst_rank, index, count): the count goes into word `index` of dst_rank's recv_count, behind everything
         that this thread has written, or acquired from others.
     """
-    world, copy, everybody_is_near = cfg.p2p_world_size, copy_part(row_bytes), not crosses_worlds(cfg)
+    p2p_world_size, copy, everybody_is_near = cfg.p2p_world_size, copy_part(row_bytes), not crosses_worlds(cfg)
 
     @device_fn
     def is_near(dst_rank, my_rank):
-        return everybody_is_near or dst_rank // world == my_rank // world
+        return everybody_is_near or dst_rank // p2p_world_size == my_rank // p2p_world_size
 
     @device_fn
-    def write_near(peers, dst_rank, offset, src, lane):
-        copy(u64(peers.recv_buf_ptrs[dst_rank % world]) + u64(offset), src, 0, 1, lane)
+    def write_near(to, dst_rank, offset, src, lane):
+        copy(u64(to.recv_buf_ptrs[dst_rank % p2p_world_size]) + u64(offset), src, 0, 1, lane)
 
     @device_fn
-    def signal_near(peers, dst_rank, index, count):
-        st_release_sys_u64(u64(peers.recv_count_ptrs[dst_rank % world]) + u64(8) * u64(index), u64(count))
+    def signal_near(to, dst_rank, index, count):
+        st_release_sys_u64(u64(to.recv_count_ptrs[dst_rank % p2p_world_size]) + u64(8) * u64(index), u64(count))
 
     if everybody_is_near:
         return namespace("to_peers", is_near=is_near, write=write_near, signal=signal_near)
     from epmoe.device.shmem import shmem_fence, shmem_put_nbi_warp, shmem_quiet, shmem_signal_set
 
     @device_fn
-    def write(peers, dst_rank, offset, src, lane):
-        if is_near(dst_rank, peers.my_rank):
-            write_near(peers, dst_rank, offset, src, lane)
+    def write(to, dst_rank, offset, src, lane):
+        if is_near(dst_rank, to.my_rank):
+            write_near(to, dst_rank, offset, src, lane)
         else:
-            own = u64(peers.recv_buf_ptrs[peers.my_rank % world])        # a put names the place by the own address
+            own = u64(to.recv_buf_ptrs[to.my_rank % p2p_world_size])        # a put names the place by the own address
             shmem_put_nbi_warp(own + u64(offset), src, row_bytes, dst_rank)
             shmem_quiet()
 
     @device_fn
-    def signal(peers, dst_rank, index, count):
-        if is_near(dst_rank, peers.my_rank):
-            signal_near(peers, dst_rank, index, count)
+    def signal(to, dst_rank, index, count):
+        if is_near(dst_rank, to.my_rank):
+            signal_near(to, dst_rank, index, count)
         else:
-            own = u64(peers.recv_count_ptrs[peers.my_rank % world])
+            own = u64(to.recv_count_ptrs[to.my_rank % p2p_world_size])
             shmem_fence()       # the puts of other warps, which this thread has acquired, come before the signal
             shmem_signal_set(own + u64(8) * u64(index), u64(count), dst_rank)
 

@@ -8,10 +8,9 @@ from types import ModuleType
 from typing import NamedTuple
 
 from epmoe.device import (address_of, atomic_add_acq_rel_gpu_i32, atomic_add_relaxed_gpu_i32, block_dim, block_idx,
-                          device_fn, grid_dim, i32, int32, lane_id, load_i32, n_warps, shared_array, st_release_gpu_i32,
-                          store_i32, store_u64, syncthreads, syncthreads_or, thread_idx, u64, warp_broadcast_i32,
-                          warp_id, warp_inclusive_sum_i32)
-from epmoe.layout import MAX_FINITE
+                          device_fn, grid_dim, i32, int32, lane_id, load_i32, n_warps, shared_array,
+                          st_release_gpu_i32, store_i32, syncthreads, syncthreads_or, thread_idx, u64,
+                          warp_broadcast_i32, warp_id, warp_inclusive_sum_i32)
 
 from .. import formats
 from ..formats.scale_tiles import TILE_ROWS as SCALE_ROWS
@@ -43,7 +42,10 @@ class Inbox(NamedTuple):
 
 
 def shared_rows(cfg):
-    """Device function (num_tokens, my_rank) -> (rows of the shared expert on this rank, their first token)."""
+    """Device function (num_tokens, my_rank) -> (rows of the shared expert on this rank, their first token).
+
+    Under skip_a2a the ranks of allreduce_world_size share the tokens; else a rank takes all its own.
+    """
     fused, divided, world = cfg.fused_shared_expert, cfg.skip_a2a, cfg.allreduce_world_size
 
     @device_fn
@@ -63,40 +65,31 @@ def make(cfg) -> ModuleType:
     """Namespace "receive": rows(out, inbox, send_buf_p, num_tokens, waiter) is the wait half, by all blocks. Its steps:
 
     await_signals(inbox, waiter): block 0: all counts, into region A; resets recv_count. Whether all came.
-    number_rows(out, inbox, n_shared): block 0: row_offsets, expert_ids, regions A and B, then E.
+    number_rows(out, inbox, n_shared): block 0: row_offsets, expert_ids, regions A and B, C to 0, then E.
     await_rows(inbox, waiter): waits for E. Whether it was raised.
-    copy_shared(out, inbox, send_buf_p, num_tokens, waiter): rows of the shared expert, out of send_buf.
-    copy_tiles(out, inbox): the routed rows.
+    copy_shared(out, inbox, send_buf_p, num_tokens, waiter): rows of the shared expert, out of send_buf, once F counts
+        them all. A warp claims a row by fetch-add on G.
+    copy_tiles(out, inbox): the routed rows. A block claims tiles of an expert by fetch-add on C.
     fill_rest(out, inbox, n_shared): what no message fills: unused scales of a tile, src_info of padding rows.
     clear_counters(inbox): by the last block that comes: reserved, finished, rank completion, D, E, F, G.
+
+    A group is the rows of one expert. With fused_shared_expert group 0 is the shared expert, else local expert 0.
     """
     fmt, word, message, share = formats.of(cfg), counters.words(cfg), messages.make(cfg), shared_rows(cfg)
     local, ranks, slots = cfg.n_local_experts, cfg.n_src_ranks, cfg.max_tokens_per_rank
-    groups, front, pad = cfg.n_groups, cfg.n_groups - cfg.n_local_experts, fmt.pad_rows
+    groups, front, pad = cfg.n_groups, int(cfg.fused_shared_expert), fmt.pad_rows    # front: groups before the routed ones
     of_handler, tiles_before = handler_words(fmt), tiles_of(fmt)
     begin_group, finish_group, decode = fmt.begin_group, fmt.finish_group, fmt.decode
 
     @device_fn
-    def await_signals(inbox, waiter):
-        missing = False
-        i = i32(thread_idx())
-        while i < local * ranks:
-            recv_count = u64(inbox.recv_count_p) + u64(8 * i)
-            count = waits.wait_for_signal(recv_count, i, waiter)
-            if count == u64(MAX_FINITE):
-                missing = True
-            else:
-                store_i32(word.a_count(inbox.ep_counters, i), i32(count))
-            i = i32(i + block_dim())
-        ok, i = not syncthreads_or(missing), i32(thread_idx())
-        while ok and i < local * ranks:         # after a timeout they tell which signals are missing
-            store_u64(u64(inbox.recv_count_p) + u64(8 * i), u64(MAX_FINITE))
-            i = i32(i + block_dim())
-        return ok
+    def to_region_a(ep_counters, i, count):
+        store_i32(word.a_count(ep_counters, i), count)
+
+    await_signals = waits.all_signals(cfg, to_region_a)
 
     @device_fn
     def sum_over_ranks(inbox):
-        """Region B: inclusive sums of the counts within each expert."""
+        """Region B: inclusive sums of the counts within each expert. Region C: no tile is claimed."""
         local_expert = i32(thread_idx())
         while local_expert < local:
             rows, r = i32(0), i32(0)
@@ -110,6 +103,7 @@ def make(cfg) -> ModuleType:
 
     @device_fn
     def rows_of(inbox, local_expert):
+        """Rows of a local expert: the last of its sums."""
         return i32(load_i32(word.b(inbox.ep_counters, i32(local_expert * ranks + ranks - 1))))
 
     @device_fn
@@ -178,7 +172,7 @@ def make(cfg) -> ModuleType:
             row = i32(warp_broadcast_i32(claimed, 0))
             if row < n_rows:
                 place = message.at(send_buf_p, i32(first + row))
-                decode(place, of_handler(out.format_handler), row, i32(0), row, i32(0), 0, 1, lane)
+                decode(place, of_handler(out.format_handler), row, i32(0), row, i32(0), 0, 1, lane)  # part 0 of 1
                 if lane < 2:
                     out.src_info[row, lane] = -1
         return True
@@ -207,7 +201,7 @@ def make(cfg) -> ModuleType:
         start = i32(out.row_offsets[group])
         row = i32(start + j)
         tiles = tiles_before(out.format_handler, group, start)
-        decode(place, of_handler(out.format_handler), row, group, j, tiles, 0, 1, lane)
+        decode(place, of_handler(out.format_handler), row, group, j, tiles, 0, 1, lane)     # part 0 of 1
         if lane == 0:
             out.src_info[row, 0] = message.token(place)
             out.src_info[row, 1] = message.k_of(place, i32(inbox.my_rank * local + local_expert))
@@ -239,7 +233,7 @@ def make(cfg) -> ModuleType:
             start = i32(out.row_offsets[group])
             finish_group(of_handler(out.format_handler), group, start, n_rows,
                          tiles_before(out.format_handler, group, start), lane)
-            row = i32(start + n_rows + lane)
+            row = i32(start + n_rows + lane)        # fewer than 32 rows are padding
             if row < i32(out.row_offsets[group + 1]):
                 out.src_info[row, 0] = -1
                 out.src_info[row, 1] = -1
@@ -279,13 +273,8 @@ def make(cfg) -> ModuleType:
 def tiles_of(fmt):
     """Device function (format_handler, group, start): the first 128-row tile of a group that starts at row `start`."""
     if "scales_offset" not in fmt.output_fields:
-        return device_fn(lambda format_handler, group, start: i32(0))
-
-    @device_fn
-    def first_tile(format_handler, group, start):
-        return i32(i32(format_handler.scales_offset[group]) + start // SCALE_ROWS)
-
-    return first_tile
+        return device_fn(lambda handler, group, start: i32(0))
+    return device_fn(lambda handler, group, start: i32(i32(handler.scales_offset[group]) + start // SCALE_ROWS))
 
 
 def handler_words(fmt, i=0):
@@ -293,9 +282,4 @@ def handler_words(fmt, i=0):
     if i == len(fmt.output_fields):
         return device_fn(lambda handler: (u64(handler[0].shape[0]),))
     others = handler_words(fmt, i + 1)
-
-    @device_fn
-    def words(handler):
-        return (u64(address_of(handler[i])), *others(handler))
-
-    return words
+    return device_fn(lambda handler: (u64(address_of(handler[i])), *others(handler)))

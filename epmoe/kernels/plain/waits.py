@@ -6,7 +6,8 @@ wait of this rank, in this launch and in later ones.
 
 from typing import NamedTuple
 
-from epmoe.device import device_fn, globaltimer, ld_acquire_gpu_i32, ld_acquire_sys_u64, u64
+from epmoe.device import (block_dim, device_fn, globaltimer, i32, ld_acquire_gpu_i32, ld_acquire_sys_u64, store_u64,
+                          syncthreads_or, thread_idx, u64)
 from epmoe.layout import MAX_FINITE
 
 from ..spin import gives_up
@@ -58,3 +59,30 @@ def wait_for_counter(word, wanted, waiter, waited_for, index):
             return False
         seen = ld_acquire_gpu_i32(word)
     return True
+
+
+def all_signals(cfg, keep):
+    """Device function (inbox, waiter) -> whether all signals came; by all threads of one block.
+
+    It waits for all words of recv_count, and then resets them. keep(ep_counters, i, count): what to do with count i.
+    """
+    n_words = cfg.n_local_experts * cfg.n_src_ranks
+
+    @device_fn
+    def await_signals(inbox, waiter):
+        missing = False
+        i = i32(thread_idx())
+        while i < n_words:
+            count = wait_for_signal(u64(inbox.recv_count_p) + u64(8 * i), i, waiter)
+            if count == u64(MAX_FINITE):
+                missing = True
+            else:
+                keep(inbox.ep_counters, i, i32(count))
+            i = i32(i + block_dim())
+        ok, i = not syncthreads_or(missing), i32(thread_idx())
+        while ok and i < n_words:               # after a timeout they tell which signals are missing
+            store_u64(u64(inbox.recv_count_p) + u64(8 * i), u64(MAX_FINITE))
+            i = i32(i + block_dim())
+        return ok
+
+    return await_signals

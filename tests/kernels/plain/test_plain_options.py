@@ -51,7 +51,7 @@ OPTIONS = {
         dict(skip_a2a=True, fused_shared_expert=True, hidden=8, allreduce_world_size=1),
         [3, 3],
     ),
-    "top_k above 32": (dict(n_experts=40, top_k=35, hidden=8), [2, 1]),
+    "top_k above 32": (dict(n_experts=34, top_k=33, hidden=8), [1, 1]),
     "two p2p worlds": (dict(use_shmem=True, p2p_world_size=1, hidden=8), [4, 3]),
     "two p2p worlds of two": (
         dict(n_ranks=4, n_experts=8, use_shmem=True, p2p_world_size=2, hidden=8),
