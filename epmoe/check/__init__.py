@@ -1,4 +1,4 @@
-"""Holds dispatch and combine, ours or anybody's, against the reference and says in its words what differs.
+"""Compares any implementation of dispatch and combine with the reference, and explains every difference.
 
 Ten lines connect an implementation (a library, a kernel, a NumPy sketch):
 
@@ -16,14 +16,14 @@ Ten lines connect an implementation (a library, a kernel, a NumPy sketch):
     $ epmoe check mine:Mine            # a table of cases, PASS or FAIL
     $ python -m pytest --epmoe-check mine:Mine   # one test a case
 
-Arrays are NumPy arrays, lists over ranks; with `per_rank = True` this rank's own, under mpirun or torchrun. Class
-attributes say which formats and options it serves (`Implementation`). `RowsImplementation` is the same for the rows of
-Megatron's fused_a2a, `HybridImplementation` for its HybridEP; both may have gradients. `compare_dispatched`,
-`compare_combined` compare two results without running anything.
+Arguments and results are lists over ranks of NumPy arrays. With `per_rank = True`, under mpirun or torchrun, they are
+this rank's arrays. Class attributes declare the supported formats and options (`Implementation`). `RowsImplementation`
+does the same for the rows of Megatron's fused_a2a, `HybridImplementation` for its HybridEP; both may have gradients.
+`compare_dispatched` and `compare_combined` compare two results without running anything.
 
 With 4 ranks the first round of each case is the golden vector of that name (`epmoe vectors DIR`).
 
-Who should not use it: an implementation whose sums are only nearly right. Equality here is to the bit.
+Do not use it for an implementation whose sums are only nearly right: results are compared bit for bit.
 """
 
 from importlib import import_module

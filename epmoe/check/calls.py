@@ -1,4 +1,4 @@
-"""Calling functions of fused_a2a implementations: copies of all arrays go in, and it is seen whether they stay."""
+"""Calls functions of fused_a2a implementations with copies of all arrays, and checks that they are not changed."""
 
 import numpy as np
 
@@ -13,8 +13,8 @@ LATER = (
 def call(implementation, ranks, function, arguments, *more, **options):
     """(results, differences) of one call.
 
-    arguments: {name: list over ranks, or None}; with one rank a process the function is given its own of each.
-    more, options: given as they are. differences: of arguments that were written to.
+    arguments: {name: list over ranks, or None}; with one rank a process the function gets that rank's entry.
+    more, options: passed unchanged. differences: of arguments that were written to.
     """
     given = {
         name: None if of is None else [np.array(a) for a in of] for name, of in arguments.items()
@@ -37,17 +37,17 @@ def call(implementation, ranks, function, arguments, *more, **options):
 
 
 def over_ranks(implementation, ranks, result):
-    """One result so that [rank] gives a rank's own; None if there is none."""
+    """One result, indexed by [rank]; None if there is none."""
     if result is None:
         return None
     return {ranks.here[0]: result} if implementation.per_rank else result
 
 
 def first_found(implementation, case, ranks, steps):
-    """The differences of a case's first step that has any, on any rank; [] if there are none.
+    """The differences of the first step with differences on some rank; [] if there are none.
 
-    steps(world, case, ranks, round number): yields, of one call after the other, the arguments that were written to
-    (differences), and a function that compares the results; it is called again when all is over.
+    steps(world, case, ranks, round number): yields for each call the differences of arguments that were written to, and
+    a function that compares the results; it is called again at the end.
     """
     world, later = implementation.make(), []
     try:

@@ -1,7 +1,7 @@
-"""Rows whose sums show in which order they were added: in some columns all but a small rest of a sum cancels.
+"""Rows whose sums reveal the order of addition: in some columns nearly all of a sum cancels.
 
-Sums of a few bf16 values are nearly always exact in float32, so that random data hide the order. Where v, -v and a
-small s are added in this order, s is left; in another order s loses its last bits to v.
+Sums of a few bf16 values are nearly always exact in float32, so random data hides the order. If v, -v and a small s are
+added in this order, s remains; in another order s loses its last bits to v.
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
-"""The worlds that an implementation is run on: sizes, routing and options, each with the reason it is there.
+"""The cases that an implementation runs: sizes, routing and options, each with its reason.
 
-A case's numbers come from `random_bits` alone: the same on every machine, and on every rank without communication.
+A case's numbers come from `random_bits`: they are the same on every machine, and on every rank without communication.
 """
 
 from dataclasses import dataclass, field
@@ -11,19 +11,19 @@ from epmoe.check import random_bits
 from epmoe.check.edges import edge_outputs, edge_tokens, edge_weights
 from epmoe_ref.config import EPConfig
 
-# What a stream of random words is used for; part of its seed.
+# The purpose of a stream of random words; part of its seed.
 TOKENS, ROUTING, GAPS, WEIGHTS, OUTPUTS, OPPOSITES, SHARED, ABSORBING, EDGES = range(9)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One world: who has how many tokens, where they go, and which options are on.
+    """One world: the numbers of tokens, their routing, and the options.
 
-    n_tokens: over ranks. routing: "spread" (distinct random experts), "gaps" (a third of the slots -1), "hot" (every
-    token to expert 0 first), "dropped" (all slots -1), "one_rank" (experts of the last rank only).
+    n_tokens: over ranks. routing: "spread" (distinct random experts), "gaps" (a third of the ids -1), "hot" (every
+    token to expert 0 first), "dropped" (all ids -1), "one_rank" (experts of the last rank only).
     weighted: combine with router weights. epilogue: combine with the affine epilogue of `epilogue`.
     edges: tokens, outputs and weights at which number formats and arithmetic differ (see edges.py).
-    rounds: how many rounds with new data follow one another on the same implementation.
+    rounds: number of rounds with new data on the same implementation.
     """
 
     name: str
@@ -99,7 +99,7 @@ class Case:
         return np.full_like(ids, -1) if self.routing == "dropped" else ids
 
     def router_weights(self, round_=0):
-        """float32 [T, top_k] of each rank, or None unweighted; NaN at -1 slots, which add nothing all the same."""
+        """float32 [T, top_k] of each rank, or None unweighted; NaN where the id is -1, which must add nothing."""
         if not self.weighted:
             return None
         result = []
@@ -112,21 +112,20 @@ class Case:
             odd = np.arange(1, self.cfg.top_k, 2)
             weights[::2, odd] = weights[
                 ::2, odd - 1
-            ]  # lets pairs of slots cancel: see pair_outputs
-            weights[2::4] = weights[2::4, :1]  # and slots that are two apart
+            ]  # makes neighbouring k cancel: see pair_outputs
+            weights[2::4] = weights[2::4, :1]  # and k that are two apart
             if self.edges:
                 edge_weights(weights)
             result.append(np.where(ids >= 0, weights, np.float32("nan")))
         return result
 
     def pair_outputs(self, round_, rank, src_rank, token, slot):
-        """What the experts of `rank` make of the given pairs; [n, hidden] in combine_dtype.
+        """The outputs of the experts of `rank` for the given pairs; [n, hidden] in combine_dtype.
 
-        A made-up function of (rank, source rank, token, slot), so that the order of rows does not matter. In every
-        fourth column slots 2i and 2i + 1 are opposite: with equal weights only rounding errors are left of their sum,
-        which shows every missing fused multiply-add and every change of order, also through a cast to bf16. In every
-        eighth column slots 4i and 4i + 2 are opposite and large, so that the sum loses what slot 4i + 1 adds, as far
-        as float32 does.
+        This is a made-up function of (rank, src_rank, token, k), so the order of rows does not matter. In every fourth
+        column the outputs of k = 2i and 2i + 1 are opposite. With equal weights only rounding errors remain of their
+        sum, which reveals every missing fused multiply-add and every change of order, even after a cast to bf16. In
+        every eighth column those of 4i and 4i + 2 are opposite and large, so the sum loses bits of 4i + 1.
         """
         token, slot = np.asarray(token), np.asarray(slot)
         seeds = self.stream(round_, OUTPUTS, rank, src_rank, token, slot)
@@ -149,15 +148,15 @@ class Case:
         return outputs
 
     def shared_outputs(self, round_, rank, n):
-        """What the shared expert makes of the rank's first n shared rows; [n, hidden] in combine_dtype."""
+        """The shared expert's outputs for the rank's first n shared rows; [n, hidden] in combine_dtype."""
         seeds = self.stream(round_, SHARED, rank, np.arange(n))
         return random_bits.floats(self.cfg.combine_dtype, seeds, self.cfg.hidden)
 
 
 def cases(n_ranks=4, only_hidden=None):
-    """The cases for a world of n_ranks: every format, every option, every routing that has tripped somebody.
+    """The cases for a world of n_ranks: every format, every option, every routing that often goes wrong.
 
-    only_hidden: takes the place of the cases' own hidden sizes; a multiple of 256.
+    only_hidden: replaces the cases' own hidden sizes; a multiple of 256.
     """
     L = 3
     n = L * n_ranks

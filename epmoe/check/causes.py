@@ -1,4 +1,4 @@
-"""Chooses among likely causes: those that explain all ranks go before one that happens to explain this rank too."""
+"""Chooses among likely causes: one that explains all ranks is preferred to one that explains only this rank."""
 
 OR = "; or "
 
@@ -6,7 +6,7 @@ OR = "; or "
 def explained(differences, candidates, general=()):
     """The differences with their causes; candidates(difference) lists the sentences that would explain it.
 
-    Where several explain everything, all are named, joined by OR; those of `general` only if there is no other.
+    If several explain everything, all are named, joined by OR; those of `general` only if there is no other.
     """
     found = [(d, candidates(d)) for d in differences]
     return [d.because(_best(d, causes, found, general)) if causes else d for d, causes in found]

@@ -1,7 +1,7 @@
-"""One implementation's cases, in a process of its own: what epmoe.check.guarded starts and watches.
+"""Runs one implementation's cases in a separate process, which epmoe.check.guarded starts and watches.
 
-It says, in this order: ["cases", name of every case, number of ranks], then for each case ["begin", its number] and
-["done", record of its Outcome]; or ["cannot", why]: no such implementation, a library is missing.
+It reports, in this order: ["cases", name of every case, number of ranks], then for each case ["begin", its number] and
+["done", record of its Outcome]; or ["cannot", why] if the implementation or a library is missing.
 """
 
 from epmoe import guard

@@ -1,7 +1,6 @@
-"""Likely causes of a wrong combine: the sum is done again with one mistake at a time, until it gives what was returned.
+"""Likely causes of a wrong combine: computes the sum again with one mistake at a time, until it equals the result.
 
-Each mistake is a small change of the definition; only one that reproduces the whole output of the rank, to the bit, is
-named.
+Each mistake is a small change of the definition. It is named only if it reproduces the rank's whole output bit for bit.
 """
 
 import ml_dtypes
@@ -73,10 +72,10 @@ class Sum:
         only=None,
         start=None,
     ):
-        """The sum over slots; `step` is applied to it after every slot, products are rounded to `product`.
+        """The sum over k; `step` is applied to it after every k, products are rounded to `product`.
 
-        order: int [T, top_k], the slots of each token as they are added; default ascending. only: bool [T, top_k], the
-        slots that take part; default all that have an expert. start: float32 [T, hidden] to which they are added.
+        order: int [T, top_k], the order of k for each token; default ascending. only: bool [T, top_k], the pairs that
+        count; default: all that have an expert. start: float32 [T, hidden], the first value of the sum.
         """
         weights = self.weights if weights is None else weights
         only = self.takes_part if only is None else only
@@ -93,11 +92,11 @@ class Sum:
         return acc
 
     def by_expert(self):
-        """int [T, top_k]: the slots of each token by ascending ids of their experts."""
+        """int [T, top_k]: for each token, k in the order of ascending expert ids."""
         return np.argsort(self.ids, axis=1, kind="stable")
 
     def over_ranks(self, part):
-        """The sums of each rank's slots, with `part` applied to each, added over ranks in float32."""
+        """Each rank's sums, with `part` applied to each, added over ranks in float32."""
         owner = self.ids // self.cfg.n_local_experts
         total = np.zeros(self.recv[:, 0].shape, np.float32)
         for rank in range(self.cfg.n_ranks):

@@ -1,8 +1,8 @@
-"""`epmoe check [NAME ...]`: runs every case on implementations and says what differs from the reference.
+"""`epmoe check [NAME ...]`: runs every case on implementations and reports differences from the reference.
 
-Without a name on this project's kernels: split, fused, rows, HybridEP; under mpirun with one rank a process.
-Each implementation runs in a process of its own, so that one that hangs, crashes or ends itself has a verdict too;
-with one rank a process in that one. Exit codes: those of epmoe.command_line.
+Without a name it checks this project's kernels: split, fused, rows, HybridEP; under mpirun with one rank a process.
+Each implementation runs in a separate process, so that one that hangs, crashes or exits has a verdict too. With one rank
+a process it runs in that process. Exit codes: as in epmoe.command_line.
 """
 
 import json
@@ -78,7 +78,7 @@ def run(arguments):
     except EPError as error:
         _complain(error, said)
         return CANNOT_RUN
-    # the names are those of another layout's cases, if some implementation had any
+    # another implementation has a layout with cases of these names
     code = max((code for code in codes if code != NO_CASE), default=CANNOT_RUN)
     if arguments.json and process_number() == 0:
         print(
@@ -114,7 +114,7 @@ def own():
 
 
 def compile_first(names, only, n_ranks):
-    """Kernels of this project, which on GPUs would otherwise be compiled one after another."""
+    """Compile this project's kernels in parallel; otherwise GPUs would wait for them one after another."""
     from epmoe.check.adapters import OWN
     from epmoe.check.ranks import started_by_mpirun
 

@@ -1,12 +1,12 @@
-"""Holds a result against the reference's and says in the specification's words what differs.
+"""Compares a result with the reference's, and names differences in the specification's terms.
 
 `compare_dispatched(cfg, rank, got, want)` and `compare_combined(cfg, rank, got, want)` take one rank's results,
-`compare_dispatched_world` and `compare_combined_world` lists over ranks. Each returns a list of `Difference`, one per
-array that differs, empty when the results are equal. Equality is exact, with the freedom that the protocol leaves:
+`compare_dispatched_world` and `compare_combined_world` lists over ranks. Each returns a list of `Difference`, one for
+each array that differs; it is empty if the results are equal. Equality is exact, except where the protocol is free:
 
-- rows may be swapped within an (expert, source rank) segment, together with their src_info and scales;
-- the payload of padding rows, scale bytes of unused slots, and rows beyond row_offsets[-1] are not looked at;
-- in combine every NaN equals every NaN, since hardware and NumPy make different ones.
+- rows may be swapped within an (expert, src_rank) segment, together with their src_info and scales;
+- the payload of padding rows, scale bytes of unused places, and rows beyond row_offsets[-1] are not compared;
+- in combine every NaN equals every NaN, because hardware and NumPy make different ones.
 
 `want` is the reference's Dispatched, `got` any object (or dict) with its fields; a field that is missing or None in
 `got` is not compared, except output_tokens, row_offsets and src_info, which must be there. Arrays are NumPy arrays or
@@ -38,7 +38,7 @@ def field(result, name):
 
 
 def _names(result):
-    """What a result has, in words: names of a dict's or an object's fields."""
+    """The names of a result's fields, as text."""
     names = [
         n
         for n in (result if isinstance(result, dict) else getattr(result, "__dict__", ()))
@@ -54,12 +54,12 @@ def array(result, name):
 
 
 def compare_dispatched(cfg, rank, got, want):
-    """Differences between one rank's dispatch result and the reference's, in the order in which they explain.
+    """Differences between one rank's dispatch result and the reference's, the most informative first.
 
-    got: an object or a dict with the fields of epmoe_ref.Dispatched as arrays (output_tokens, row_offsets and src_info
-    at least; what else it lacks is not compared); rows past row_offsets[-1] may be there and are not looked at. want:
-    epmoe_ref.dispatch(cfg, ...)[rank]. The order of rows inside an (expert, source rank) segment is free, everything
-    else is compared to the bit. Returns a list of Difference, empty if they are equal.
+    got: an object or a dict with the fields of epmoe_ref.Dispatched as arrays. output_tokens, row_offsets and src_info
+    are required; other missing fields are not compared, nor are rows past row_offsets[-1]. want:
+    epmoe_ref.dispatch(cfg, ...)[rank]. The order of rows within an (expert, src_rank) segment is free; everything else
+    is compared bit for bit. Returns a list of Difference, empty if they are equal.
     """
     missing = [name for name in NEEDED if field(got, name) is None]
     if missing:
@@ -202,7 +202,7 @@ def _compare_row_shapes(cfg, rank, got, want, n_rows):
 
 
 def same_type(got, want):
-    """Whether an array's elements can be compared with the reference's: of their type, or their bits."""
+    """Whether an array has the reference's type, or its bits, so that elements can be compared."""
     return got.dtype.itemsize == want.dtype.itemsize and (
         got.dtype.kind in "uV"
         or got.dtype == want.dtype
@@ -214,8 +214,8 @@ def compare_combined(cfg, rank, got, want, *, topk_ids=None):
     """Differences between one rank's combine output and the reference's.
 
     got, want [num_tokens, hidden] or, without router weights, [num_tokens, top_k, hidden], in the output type;
-    topk_ids [num_tokens, top_k] lets the message name the expert of a slot. Compared to the bit, except that any NaN
-    equals any NaN. Returns a list of Difference, empty if they are equal.
+    topk_ids [num_tokens, top_k]: to name experts in messages. Compared bit for bit, except that any NaN equals any NaN.
+    Returns a list of Difference, empty if they are equal.
     """
     got, want = np.asarray(got), np.asarray(want)
     if got.shape != want.shape or not same_type(got, want):

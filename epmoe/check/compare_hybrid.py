@@ -93,7 +93,7 @@ def _small(name, routing_map, handle, rank, got, want):
 
 
 def rows(name, handle, rank, got, want, rule=BACK):
-    """Differences of an array with one entry a row, as dispatched_hidden is."""
+    """Differences of an array with one entry for each row, such as dispatched_hidden."""
     got, want = np.ascontiguousarray(got), np.ascontiguousarray(want)
     if got.shape != want.shape or not same_type(got, want):
         says = f"is {got.dtype} {got.shape}, reference {want.dtype} {want.shape}"
@@ -115,7 +115,7 @@ def rows(name, handle, rank, got, want, rule=BACK):
 
 
 def _place(handle, rank, row):
-    """Expert, source rank and token of a row; nothing where it has no token."""
+    """Expert, src_rank and token of a row; nothing if it has no token."""
     if handle.src_token[rank][row] < 0:
         return {}
     return dict(
@@ -166,7 +166,7 @@ def sums(name, handle, rank, got, want, of_rows):
 
 
 def _other_sums(handle, rank, of_rows, dtype):
-    """(what was done instead, its result): mistakes that people make."""
+    """(mistake, its result) for common mistakes."""
     row_of, n_local = handle.row_of[rank], handle.num_local_experts
     n_experts = row_of.shape[1]
 

@@ -1,6 +1,6 @@
-"""Row by row comparison inside (expert, source rank) segments: src_info first, then payload, then scales.
+"""Compares rows within (expert, src_rank) segments: src_info first, then payload, then scales.
 
-Rows of a segment are matched by their (token, slot), so a swap of whole rows is no difference.
+Rows of a segment are matched by (token, k), so a swap of whole rows is no difference.
 """
 
 import numpy as np

@@ -68,7 +68,7 @@ def _over(world, implementation):
 
 
 def _run(implementation, case):
-    """Every call of a case, on rank 0 of a world where nothing runs: results are zeros, and experts return them."""
+    """Make every call of a case on rank 0 of a world where nothing runs: results are zeros, and experts return them."""
     if issubclass(implementation, Implementation):
         called, calls = implementation.make(case.cfg), _call_experts
     else:

@@ -1,4 +1,4 @@
-"""`check(implementation)`: every case that it serves, against the reference; the report says what differs and where."""
+"""`check(implementation)`: compares every case that it serves with the reference; the report names what differs and where."""
 
 import sysconfig
 import traceback
@@ -12,7 +12,7 @@ from epmoe.check.ranks import ranks_of
 
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
 SHOWN = 4  # differences of a case that the report prints
-RUNS = 2  # of each case, on an object of its own each time
+RUNS = 2  # of each case, each time on a new object
 AGAIN = (
     "the case's first run was equal, a second one on a new object is not: something is left over (a global, "
     "memory that is not initialised), or there is a race"
@@ -21,8 +21,8 @@ AGAIN = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one case: differences (none: it passed), or why it was not run; and which of the reference's
-    arrays the implementation did not give, so that they were not compared."""
+    """The outcome of one case: its differences (none: it passed), or why it was not run; and the reference's arrays that
+    were not compared because the implementation did not return them."""
 
     case: str
     differences: tuple = ()
@@ -42,7 +42,7 @@ class Outcome:
 
     @classmethod
     def of_record(cls, record):
-        """The Outcome that record() told of, without the arrays."""
+        """The Outcome of a record(), without the arrays."""
         differences = tuple(Difference(**of_one) for of_one in record["differences"])
         return cls(
             record["case"], differences, record["not_served"], frozenset(record["not_given"])
@@ -121,14 +121,14 @@ class Report:
 
 
 def check(implementation, *, n_ranks=4, ranks=None, only="", name=None, tell=None, begin=None):
-    """Holds an implementation against the reference.
+    """Compares an implementation with the reference.
 
     implementation: a class derived from Implementation, RowsImplementation or HybridImplementation.
-    n_ranks: size of the world; with per_rank it is the number of processes. ranks: what `ranks_of` gave, if it has been
-    called already. only: a part of the names of cases to run. name: by which the report calls it; default the class's.
-    begin: called with the name of each case before it runs. tell: called with each Outcome as it comes. Returns a
-    Report, the same on all ranks; what an implementation raises is a difference of its case, but with per_rank it is
-    raised. Errors: UnavailableError if per_rank finds no ranks.
+    n_ranks: size of the world; with per_rank it is the number of processes. ranks: the result of `ranks_of`, if it has
+    been called already. only: a part of the names of cases to run. name: the implementation's name in the report;
+    default: the class's. begin: called with the name of each case before it runs. tell: called with each Outcome.
+    Returns a Report, the same on all ranks. An exception of the implementation is a difference of its case, but with
+    per_rank it is raised. Errors: UnavailableError if per_rank finds no ranks.
     """
     whole(implementation, getattr(implementation, "__name__", repr(implementation)))
     ranks = ranks or ranks_of(implementation, n_ranks)
@@ -154,9 +154,9 @@ def all_cases(implementation, n_ranks):
 
 
 def outcome(implementation, case, reason, run, ranks):
-    """Runs one case (not if there is a reason), and once more if nothing differs. An exception is a difference too.
+    """Runs one case, unless there is a reason not to, and runs it again if nothing differs. An exception is a difference.
 
-    Where ranks are processes it is raised instead: it must end them all.
+    With one rank a process it is raised instead, to end all ranks.
     """
     if reason:
         return Outcome(case.name, not_served=reason)
@@ -188,7 +188,7 @@ def _guarded(implementation, case, run, ranks, not_given):
 
 
 def _where(error):
-    """The innermost line that belongs to no installed library: the implementation's own."""
+    """The innermost line outside installed libraries: the implementation's own."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [
         f for f in frames if not f.filename.startswith(LIBRARIES) and not f.filename.startswith("<")

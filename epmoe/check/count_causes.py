@@ -1,4 +1,4 @@
-"""Likely causes of wrong counts: the ids are counted once more with one mistake at a time.
+"""Likely causes of wrong counts: counts the ids again with one mistake at a time.
 
 A mistake is a function (cfg, rank, source rank, ids) of the ids [T, top_k] as that rank would count them for this one.
 """

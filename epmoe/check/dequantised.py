@@ -1,4 +1,4 @@
-"""The numbers that a dispatch result stands for, whatever its token format."""
+"""The numbers that a dispatch result represents, in any token format."""
 
 import ml_dtypes
 import numpy as np

@@ -1,4 +1,4 @@
-"""One difference between a result and the reference, with its place named in the words of the specification."""
+"""One difference between a result and the reference; its place is named in the specification's terms."""
 
 from dataclasses import dataclass, field, replace
 
@@ -10,11 +10,11 @@ _HEX_DIGITS = {1: 2, 2: 4, 4: 8, 8: 16}
 
 @dataclass(frozen=True)
 class Difference:
-    """What differs, where, and which sentence of the specification says so; places that do not apply are None.
+    """What differs, where, and the sentence of the specification that it breaks; places that do not apply are None.
 
     got, want: the whole arrays.
-    `rank` is the rank whose result it is, `expert` a global id ("shared" for the shared expert), `token` and `slot`
-    are those of the source rank, `row` and `column` those of the array `what`; `round` counts from 1.
+    `rank` has the wrong result, `expert` is a global id ("shared" for the shared expert), `token` and `slot` (k) are
+    indices on src_rank, `row` and `column` indices of the array `what`; `round` counts from 1.
     """
 
     what: str
@@ -49,7 +49,7 @@ class Difference:
         return replace(self, round=number + 1)
 
     def record(self):
-        """What it says as a dict that JSON can hold: place, words, rule and likely cause, without the arrays."""
+        """The difference as a dict for JSON: place, text, rule and likely cause, without the arrays."""
         names = (
             "what",
             "round",
@@ -96,7 +96,7 @@ class Difference:
 
 
 def columns(different):
-    """Where along the last axis elements differ, as a phrase: ", all in columns 120 to 127"; "" if they do all over."""
+    """The columns in which elements differ, as a phrase: ", all in columns 120 to 127"; "" if they are everywhere."""
     wrong = np.flatnonzero(different.reshape(-1, different.shape[-1]).any(axis=0))
     first, last = int(wrong[0]), int(wrong[-1])
     if first == last:
@@ -116,7 +116,7 @@ def bits(array):
 
 
 def shown(value):
-    """A number as people read it, with its bits where they matter: `1.5 [0x3fc0]`, `-1`."""
+    """A number as text, with its bits where they matter: `1.5 [0x3fc0]`, `-1`."""
     value = np.asarray(value).reshape(())
     if value.dtype.kind in "iub":
         return str(value.item())

@@ -1,7 +1,7 @@
-"""Likely causes of a wrong dispatch: mistakes that people make, each recognised by the whole array that it would give.
+"""Likely causes of a wrong dispatch: common mistakes, each recognised by the whole array that it would give.
 
-`CAUSES[array]` lists (sentence, test); a test that the result passes names the cause. A test gets a `Suspect`.
-A cause is only named when it explains every difference of that array on that rank, so a wrong name is unlikely.
+`CAUSES[array]` lists (sentence, test). If the result passes a test, its sentence is the cause. A test gets a `Suspect`.
+A cause is named only if it explains every difference of that array on that rank, so a wrong cause is unlikely.
 """
 
 import itertools
@@ -44,7 +44,7 @@ class Suspect:
         return array(self.got, name), array(self.want, name)
 
     def before(self, name):
-        """What this rank's result of the round before had there, or None."""
+        """The same array in this rank's result of the previous round, or None."""
         previous = self.round.previous
         return None if previous is None else array(previous.dispatched[self.rank], name)
 
@@ -160,7 +160,7 @@ def _other_rank_order(suspect):
 
 
 def _ranks_mixed(suspect):
-    """Each expert has its rows, in whatever order."""
+    """Each expert has its rows, in any order."""
     got, want = suspect.both("src_info")
     return same_up_to_segments(suspect.where.group, got, want)
 

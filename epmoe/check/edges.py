@@ -1,6 +1,6 @@
 """Numbers at which formats and arithmetic differ: zeros and their signs, subnormals, NaN, infinities, overflow, ties.
 
-They take the place of some groups of 16 columns of random data, so that a mistake with one of them can be recognised.
+They replace some groups of 16 columns of random data, so a mistake with one of them can be recognised.
 """
 
 import ml_dtypes

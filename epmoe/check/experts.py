@@ -1,7 +1,7 @@
-"""Runs one case of the expert-grouped layout on an implementation: dispatch, made-up experts, combine, round by round.
+"""Runs one case of the expert-grouped layout on an implementation: rounds of dispatch, made-up experts, combine.
 
-Laws that every round checks: the results are the reference's; the inputs are left as they were; a round shows nothing
-of the rounds before it (new data each time, and what was left over is recognised).
+Every round checks three laws: results equal the reference's; inputs are not changed; nothing of earlier rounds shows
+(each round has new data, so leftovers are recognised).
 """
 
 import numpy as np
@@ -17,7 +17,9 @@ from epmoe.check.words import WordsOf
 
 COMPARED = ("expert_ids", "recv_count", "output_scales", "scales_offset")
 DISPATCHED = "dicts or objects with output_tokens, row_offsets, src_info, ..."
-NAN_ROW = float("nan")  # what padding rows of expert_outputs hold: whoever reads them shows it
+NAN_ROW = float(
+    "nan"
+)  # content of padding rows of expert_outputs: it shows if an implementation reads them
 
 
 def run_case(implementation, case, ranks, not_given):
@@ -104,7 +106,7 @@ class Round:
         return changed + dispatch_causes.with_causes(self, self._compared_dispatch())
 
     def compared(self):
-        """The differences of what both calls have returned, as it is now."""
+        """The differences of both calls' results, as they are now."""
         return self._compared_dispatch() + self._compared_combine()
 
     def _compared_dispatch(self):
@@ -204,7 +206,7 @@ class Round:
         return changed, results
 
     def _not_listed(self, what, results, of):
-        """The difference if these are not one result for each rank, in a list; what a single rank gives, is one."""
+        """The difference, in a list, if these are not one result for each rank; with per_rank there is one result."""
         n = self.cfg.n_ranks
         if isinstance(results, list) and len(results) == n:
             return []
@@ -218,7 +220,7 @@ class Round:
         return [Difference(what, f"returned {says}; a list over the {n} ranks is needed, of {of}")]
 
     def expert_outputs(self, rank, result):
-        """Rows that depend on what each row is, not on where it lies; padding rows NaN."""
+        """Rows that depend on each row's identity, not on its place; padding rows are NaN."""
         want = self.dispatched_want[rank]
         where = places_of(self.cfg, rank, want)
         src_info = np.asarray(field(result, "src_info"))[: where.n_rows]
@@ -235,7 +237,7 @@ def _copy(value):
 
 
 def _own(value, rank):
-    """This rank's share of an option: of lists over ranks the entry, inside a tuple too."""
+    """An option for this rank: its entry of lists over ranks, even inside a tuple."""
     if isinstance(value, tuple):
         return tuple(_own(entry, rank) for entry in value)
     return value[rank] if isinstance(value, list) else value

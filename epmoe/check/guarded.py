@@ -1,19 +1,19 @@
-"""Runs an implementation's cases in another process, which may hang, crash or end itself: each case gets an Outcome."""
+"""Runs an implementation's cases in another process, which may hang, crash or exit: each case gets an Outcome."""
 
 from epmoe import guard
 from epmoe.check.conformance import Outcome, Report
 from epmoe.check.difference import Difference
 from epmoe_ref.errors import EPValueError
 
-START_S = 300  # to import and compile what the implementation needs, at least
+START_S = 300  # the least time for imports and compilation
 MOST_LOST = 3  # cases without an answer, after which no more are tried
 
 
 def check(name, *, n_ranks, only, timeout, tell, output=None):
     """The Report on the implementation of this name; EPValueError if it cannot be run.
 
-    timeout: seconds for a case. tell: called with each Outcome as it comes. output: where what the implementation
-    prints goes, as for subprocess; default: this process's stdout.
+    timeout: seconds for a case. tell: called with each Outcome. output: where the implementation's prints go, as for
+    subprocess; default: this process's stdout.
     """
     report, lost = Report(name, n_ranks), 0
 

@@ -74,7 +74,7 @@ class HybridCase:
         )
 
     def like_rows(self, round_, use, handle, hidden):
-        """bf16 in the shape of dispatched_hidden, over ranks: what the experts return, or the gradient of the rows."""
+        """bf16 in the shape of dispatched_hidden, over ranks: the experts' outputs, or the gradient of the rows."""
         rows = [
             made("bf16", self.seed, round_, use, rank, rows.shape)
             for rank, rows in enumerate(hidden)
@@ -150,7 +150,7 @@ def run_case(implementation, case, ranks, not_given):
 
 
 def _steps(implementation, world, case, ranks, round_, not_given):
-    """Of one call after the other: (differences of its arguments, what compares its results)."""
+    """For each call: (differences of its arguments, a function that compares its results)."""
 
     def run(function, arguments, *more, **options):
         return call(implementation, ranks, function, arguments, *more, **options)

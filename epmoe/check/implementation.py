@@ -1,4 +1,4 @@
-"""What somebody else's dispatch and combine have to look like to be held against the reference: two functions.
+"""The interface for checking your own dispatch and combine: a class with two functions.
 
 # mine.py
 from epmoe.check import Implementation
@@ -40,20 +40,20 @@ HALVES = ("dispatch_async", "dispatch_wait", "combine_async", "combine_wait")
 
 
 class Implementation:
-    """Expert-grouped dispatch and combine, one row for each (token, slot) pair, as the reference defines them.
+    """Expert-grouped dispatch and combine, one row for each pair (token, k), as the reference defines them.
 
-    Class attributes say what it serves; cases that need more are listed as not served:
+    Class attributes declare what it supports; cases that need more are listed as not served:
     token_formats, combine_dtypes: names as in EPConfig. options: of OPTIONS. "unweighted" is combine without router
-    weights; the others are the options of that name, and each adds its keyword arguments to the calls below.
-    hidden: the only hidden size that it can take, a multiple of 256; None: any. max_top_k: the most slots; None: any.
-    per_rank: False, the whole world at once: every argument and result is a list over ranks. True, one rank a process
-    (under mpirun or torchrun): they are this rank's.
+    weights; each other option adds its keyword arguments to the calls below.
+    hidden: the only supported hidden size, a multiple of 256; None: any. max_top_k: the largest top_k; None: any.
+    per_rank: False: all ranks in one process; every argument and result is a list over ranks. True: one rank a process
+    (under mpirun or torchrun); arguments and results are this rank's.
 
-    With buffers() or counters() every word of its memory is compared too, with the model epmoe_ref.protocol. It may
-    have the four halves dispatch_async(input_tokens, topk_ids, **options), dispatch_wait() -> what dispatch returns,
-    combine_async(expert_outputs, dispatched), combine_wait(router_weights, **options) -> what combine returns, in the
-    place of dispatch and combine; then words are compared after each half. No half may return before the work of all
-    ranks of this process is done.
+    With buffers() or counters() every word of its memory is also compared with the model epmoe_ref.protocol. Instead of
+    dispatch and combine it may have the four halves dispatch_async(input_tokens, topk_ids, **options), dispatch_wait()
+    -> dispatch's result, combine_async(expert_outputs, dispatched), combine_wait(router_weights, **options) ->
+    combine's result; then words are compared after each half. No half may return before the work of all ranks of this
+    process is done.
     """
 
     token_formats = ("bf16",)
@@ -65,7 +65,7 @@ class Implementation:
 
     @classmethod
     def make(cls, cfg):
-        """One object for one world; cfg is an epmoe_ref.EPConfig. Rounds follow one another on the same object."""
+        """One object for one world; cfg is an epmoe_ref.EPConfig. All rounds use the same object."""
         return cls(cfg)
 
     def __init__(self, cfg):
@@ -74,17 +74,17 @@ class Implementation:
     def dispatch(self, input_tokens, topk_ids, **options):
         """input_tokens bf16 [T, hidden], topk_ids int32 [T, top_k] with -1 for no expert; options: input_scale.
 
-        Returns a dict or an object with output_tokens [rows, hidden] bf16 (other formats: what a row holds there),
-        row_offsets [n_groups + 1] integers, src_info [rows, 2] int32 (token at its source rank, slot), and, where there
-        are such, expert_ids [n_groups], recv_count [n_local_experts, n_ranks], output_scales, scales_offset. bf16 is
-        ml_dtypes.bfloat16. Rows are grouped by local expert, inside an expert by source rank; their order inside that
-        is free. What each array holds: epmoe_ref.Dispatched.
+        Returns a dict or an object with output_tokens [rows, hidden] bf16 (other formats: their row),
+        row_offsets [n_groups + 1] integers, src_info [rows, 2] int32 (token on src_rank, k), and, if it has them,
+        expert_ids [n_groups], recv_count [n_local_experts, n_ranks], output_scales, scales_offset. bf16 is
+        ml_dtypes.bfloat16. Rows are grouped by local expert, then by src_rank; their order within a segment is free.
+        epmoe_ref.Dispatched describes each array.
         """
         raise NotImplementedError
 
     def combine(self, expert_outputs, dispatched, router_weights, **options):
-        """expert_outputs [rows, hidden] in combine_dtype, in the order of the rows that dispatch returned; dispatched
-        is what dispatch returned; router_weights float32 [T, top_k] or None; options: epilogue and epilogue_args.
+        """expert_outputs [rows, hidden] in combine_dtype, in the order of dispatch's rows; dispatched: dispatch's
+        result; router_weights float32 [T, top_k] or None; options: epilogue and epilogue_args.
 
         Returns [T, hidden], or [T, top_k, hidden] without router weights, in combine_dtype.
         """
@@ -93,13 +93,13 @@ class Implementation:
     dispatch_async = dispatch_wait = combine_async = combine_wait = None
 
     buffers = None
-    """Where memory can be read: a method () -> {name: array}, of "dispatch_recv_buf", "dispatch_recv_count",
-    "combine_recv_buf", "combine_recv_count" those that it has, in the shapes of epmoe_ref.protocol.RankState."""
+    """Optional: a method () -> {name: array} that reads memory: any of "dispatch_recv_buf", "dispatch_recv_count",
+    "combine_recv_buf", "combine_recv_count", in the shapes of epmoe_ref.protocol.RankState."""
 
     counters = None
-    """Where counters can be read: a method () -> int32 [8 * n_experts + 12], as EPLocalSyncCounters lays them out.
+    """Optional: a method () -> int32 [8 * n_experts + 12] that reads counters, in the layout of EPLocalSyncCounters.
 
-    Both are called before the first round too, when they may give None, and lists over ranks without per_rank."""
+    Both return lists over ranks without per_rank. They are also called before the first round and may then return None."""
 
     def close(self):
         """Called when the last round of a case is over."""
@@ -183,7 +183,7 @@ class HybridImplementation:
 
 
 def load(name):
-    """The implementation that `module:Name` names; a short name is one of the adapters of epmoe.check.adapters."""
+    """The implementation that `module:Name` names; a short name is an adapter of epmoe.check.adapters."""
     from epmoe.check.adapters import ADAPTERS
 
     module, _, attribute = ADAPTERS.get(name, name).partition(":")
@@ -217,7 +217,7 @@ def load(name):
 
 
 def whole(found, name):
-    """The class, if it is an implementation that has what a check calls; name: by which messages call it."""
+    """The class, after checking that it has all methods that a check calls; name: its name in messages."""
     layouts = Implementation, RowsImplementation, HybridImplementation
     if not (isinstance(found, type) and issubclass(found, layouts)):
         raise EPValueError(
@@ -252,7 +252,7 @@ def has_halves(found):
 
 
 def _refuse_unknown_names(found, name):
-    """A misspelt format or option would only make cases not served."""
+    """Refuse misspelt formats and options, which would silently make cases not served."""
     known = {}
     if issubclass(found, Implementation):
         known = {

@@ -1,4 +1,4 @@
-"""Made-up numbers by what they are for: the probs, what the experts return, the gradients that come back."""
+"""Made-up numbers by purpose: the probs, the experts' outputs, the returned gradients."""
 
 import numpy as np
 

@@ -1,6 +1,6 @@
 """Likely causes of wrong messages in dispatch's recv_buf and of wrong rows in combine's.
 
-The messages of a segment may lie in any order, so wanted messages are looked for: whole or in part, in their segment,
+The messages of a segment may have any order, so wanted messages are searched for: whole or in part, in their segment,
 elsewhere in the buffer, and on other ranks. Tests get an epmoe.check.words.Suspect.
 """
 
@@ -10,7 +10,7 @@ from epmoe_ref import format_of
 
 
 class _Segment:
-    """One segment of a dispatch recv_buf: the wanted messages, what lies in its slots, and what lay there before."""
+    """One segment of a dispatch recv_buf: the wanted messages, its slots' content, and their content before."""
 
     def __init__(self, suspect, local_expert, src_rank):
         self.at, self.suspect = (local_expert, src_rank), suspect
@@ -37,7 +37,7 @@ class _Segment:
         return np.flatnonzero(~self.equal(self.want, self.got).any(axis=0))
 
     def stale(self, slots, part=slice(None)):
-        """bool: which slots hold, in a part, the bytes that lay there before."""
+        """bool: which slots still hold, in a part, their bytes of before."""
         if self.before is None:
             return np.zeros(len(slots), bool)
         kept = np.flatnonzero(~self.free[part])

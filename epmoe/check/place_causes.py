@@ -1,6 +1,6 @@
-"""Likely causes by place, in either phase: rows that lie beside where they should, columns that are lost at the end.
+"""Likely causes by place, in either phase: rows one place off, columns lost at the end.
 
-A neighbour is one row further on (1) or back (-1); rows whose neighbour is none are not looked at.
+A neighbour is the next row (1) or the previous row (-1); rows without a neighbour are skipped.
 """
 
 import copy

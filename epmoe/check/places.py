@@ -1,8 +1,8 @@
-"""Where the rows of one rank's dispatch result lie, computed from its counts, and where their scales lie.
+"""The places of rows and scales in one rank's dispatch result, computed from its counts.
 
-The reference and the kernels have the arithmetic of the rows too; it is written once more here because a comparison
-that asked one side for the places could not see that side's mistakes. What a format is like, the reference's own
-format objects tell, so that a new format needs nothing here.
+The reference and the kernels compute row places too. They are computed here again, because a comparison that asked one
+side could not see that side's mistakes. Properties of a format come from the reference's format objects, so a new format
+needs no change here.
 """
 
 from dataclasses import dataclass
@@ -82,7 +82,7 @@ def places(cfg, row_offsets, recv_count, *, n_shared=None):
 
 
 def global_expert(cfg, rank, group):
-    """The expert of a group, as people name it: a global id, or "shared"."""
+    """The expert of a group in messages: a global id, or "shared"."""
     local_expert = int(group) - int(cfg.fused_shared_expert)
     return "shared" if local_expert < 0 else rank * cfg.n_local_experts + local_expert
 

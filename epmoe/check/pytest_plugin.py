@@ -1,7 +1,7 @@
 """pytest plugin: `pytest --epmoe-check module:Class` adds one test for each case of epmoe.check.
 
 The ini option `epmoe_check` (one name a line) does the same for every run of a project's tests. Cases that the
-implementation does not serve are no tests. A failure prints what differs, not a traceback.
+implementation does not serve are left out. A failure prints what differs, not a traceback.
 """
 
 import pytest
@@ -15,14 +15,14 @@ def pytest_addoption(parser):
         action="append",
         default=[],
         metavar="module:Class",
-        help="hold this dispatch and combine against the reference (epmoe.check), one test a case",
+        help="compare this dispatch and combine with the reference (epmoe.check), one test for each case",
     )
     group.addoption(
         "--epmoe-ranks", type=int, default=4, help="size of the world of --epmoe-check (default 4)"
     )
     parser.addini(
         "epmoe_check",
-        "implementations to hold against the reference, as --epmoe-check",
+        "implementations to compare with the reference, as with --epmoe-check",
         type="linelist",
         default=[],
     )

@@ -1,7 +1,7 @@
 """Pseudo-random integers that are the same on every machine, in every NumPy version and in any language.
 
-SplitMix64 read at a place instead of in sequence: word i of a stream is mix(seed + (i + 1) * GOLDEN), all modulo 2**64.
-Only integer operations, so that inputs of golden vectors need no recorded streams of np.random.
+This is SplitMix64 with random access: word i of a stream is mix(seed + (i + 1) * GOLDEN), modulo 2**64. It uses only
+integer operations, so inputs of golden vectors need no recorded streams of np.random.
 Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators" (2014).
 """
 

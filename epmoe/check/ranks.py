@@ -1,7 +1,7 @@
-"""Which rank this process is, when an implementation has one rank a process: mpirun's, torchrun's, or alone.
+"""The rank of this process, for implementations with one rank a process: from mpirun, torchrun, or alone.
 
-Each process knows the whole world's inputs and the reference's results, since both come from numbers that everybody
-can compute; ranks talk to each other only to agree on the verdict.
+Each process can compute the inputs of all ranks and the reference's results. Ranks communicate only to agree on the
+verdict.
 """
 
 import os
@@ -13,7 +13,7 @@ from epmoe.worlds import launcher
 from epmoe.worlds.plain_data import decode, encode
 from epmoe_ref.errors import UnavailableError
 
-TIMEOUT_S = 1800  # for all ranks to come: some compile, others wait
+TIMEOUT_S = 1800  # seconds for all ranks to arrive: some compile, others wait
 
 MPI_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MPI_LOCALRANKID")
 
@@ -51,7 +51,7 @@ class MPIRank:
         return [decode(part) for part in np.split(told, np.cumsum(sizes)[:-1])]
 
     def close(self):
-        """MPI ends with the process; torch's process group, if an implementation had one made, is left here."""
+        """Leave torch's process group, if the implementation made one; MPI ends with the process."""
         if "torch.distributed" in sys.modules:
             dist = sys.modules["torch.distributed"]
             if dist.is_available() and dist.is_initialized():
@@ -78,7 +78,7 @@ class TorchRank:
         return self._exchange.gather("telling", value, TIMEOUT_S)
 
     def close(self):
-        """Leaves the process group, as torch asks for."""
+        """Leaves the process group, as torch requires."""
         self._dist.destroy_process_group()
 
 

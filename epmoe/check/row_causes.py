@@ -1,6 +1,6 @@
 """Likely causes of wrong rows in a dispatch whose counts and src_info are right: rows in other places, old rows.
 
-What is wrong inside of a row, `number_causes` knows.
+`number_causes` has the causes of wrong numbers within a row.
 """
 
 import numpy as np
@@ -21,7 +21,7 @@ def same_up_to_segments(segment, got, want):
 
 
 def _stale_rows(suspect):
-    """Every row that is not the reference's is what the round before had left in that place."""
+    """Every row that is not the reference's is the previous round's row in that place."""
     before = suspect.before("output_tokens")
     if before is None:
         return False

@@ -97,14 +97,14 @@ class RowsCase:
         ]
 
     def gradients_of_combined(self, round_):
-        """bf16 [T, hidden] over ranks: what backward of combine is given."""
+        """bf16 [T, hidden] over ranks: the argument of combine's backward."""
         return [
             made("bf16", self.seed, round_, GRAD_OUT, rank, (n, self.hidden))
             for rank, n in enumerate(self.n_tokens)
         ]
 
     def returned(self, round_, handle):
-        """What the experts made of the rows of the reference's handle: bf16 [N, hidden] over ranks."""
+        """The experts' outputs for the rows of the reference's handle: bf16 [N, hidden] over ranks."""
         rows = [
             random_bits.floats(
                 "bf16", random_bits.stream(self.seed, round_, RETURNED, rank, *of_rows), self.hidden
@@ -154,7 +154,7 @@ def run_case(implementation, case, ranks, not_given):
 
 
 def _steps(implementation, world, case, ranks, round_, not_given):
-    """Of one call after the other: (differences of its arguments, what compares its results)."""
+    """For each call: (differences of its arguments, a function that compares its results)."""
 
     def run(function, arguments, *more):
         return call(implementation, ranks, function, arguments, *more)

@@ -1,7 +1,7 @@
-"""Likely causes that two arrays show, the result's and the reference's, without anything being done again.
+"""Likely causes that are visible in the result and the reference, without computing anything again.
 
-`of_sums` is for what combine returns, `of_rows` for rows whose order is not free. Each gives sentences, the one that
-says most first.
+`of_sums` is for combine's results, `of_rows` for rows whose order is not free. Each returns sentences, the most specific
+first.
 """
 
 import numpy as np

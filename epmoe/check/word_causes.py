@@ -1,4 +1,4 @@
-"""Likely causes of wrong words: mistakes that people make in kernels, each recognised by the whole region it leaves.
+"""Likely causes of wrong words: common mistakes in kernels, each recognised by the whole region that it leaves.
 
 A cause is named only when it explains every word of the region that is not free. Tests get a Suspect (words.py).
 """

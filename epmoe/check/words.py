@@ -1,7 +1,7 @@
-"""Holds every word of an implementation's memory against the model, after each half of dispatch and combine.
+"""Compares every word of an implementation's memory with the model, after each half of dispatch and combine.
 
-The model (epmoe_ref.protocol) takes the same steps. epmoe_ref.words says which words it fixes and which are free; here
-the implementation's buffers and counters are read and compared, when all ranks have done the same half.
+The model (epmoe_ref.protocol) takes the same steps, and epmoe_ref.words says which words are fixed and which are free.
+The implementation's buffers and counters are read and compared when all ranks have done the same half.
 """
 
 from dataclasses import dataclass, replace
@@ -20,9 +20,9 @@ FIELDS = ("READY + end row", "count")  # of region A
 
 
 class Memory:
-    """The model of one world, step by step beside an implementation, and what the implementation held before.
+    """The model of one world, stepped together with an implementation, and the implementation's earlier memory.
 
-    `step` takes the model through a half on all ranks; `compare` says which words of some ranks' memory are wrong then.
+    `step` runs a half of the model on all ranks; `compare` returns the words of some ranks' memory that are then wrong.
     """
 
     def __init__(self, cfg):
@@ -30,7 +30,7 @@ class Memory:
         self.done, self.dispatched, self._before = "the start", None, {}
 
     def step(self, half, *of_ranks, **options_of_ranks):
-        """Take the model through `half` on all ranks. Arguments: lists over ranks of the step's own."""
+        """Run a half of the model on all ranks. Arguments: lists over ranks of the step's arguments."""
         take = getattr(self.model, half)
         results = [
             take(
@@ -101,7 +101,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Suspect:
-    """One region of one rank that is wrong: what it holds, what the model says, and what was there before this half.
+    """One wrong region of one rank: its content, the model's, and its content before this half.
 
     held: {rank: {region: array}} of all ranks that were read; states: the model's, of all ranks. before: {region:
     array} of this rank, after the half before; empty if it was not read then.
@@ -155,7 +155,7 @@ def _under_way(state, regions):
 
 
 class WordsOf:
-    """An implementation's words beside the model's, if it shows any; else nothing is done here.
+    """Compares an implementation's words with the model's, if it has buffers() or counters(); else does nothing.
 
     halves: whether it is called by halves. wrong: whether some rank's memory was wrong when it was last compared, the
     same on all ranks.
@@ -169,7 +169,7 @@ class WordsOf:
         )
 
     def step(self, half, *of_ranks, **options):
-        """Take the model through a half, on all ranks; arguments are lists over ranks."""
+        """Run a half of the model on all ranks; arguments are lists over ranks."""
         if self.memory is not None:
             self.memory.step(half, *of_ranks, **options)
 
@@ -183,7 +183,7 @@ class WordsOf:
         ]
 
     def differences(self):
-        """What the memory of this process's ranks holds wrongly after a half. Collective: all ranks have done it."""
+        """The wrong words of this process's ranks after a half. Collective: all ranks have done the half."""
         if self.memory is None:
             return []
         self.ranks.gather(None)

@@ -1,4 +1,4 @@
-"""Implementations that come with epmoe, by short name; each module is imported only when it is asked for."""
+"""Implementations that come with epmoe, by short name; each module is imported at its first use."""
 
 ADAPTERS = {
     "reference": "epmoe.check.adapters.reference:Reference",
@@ -18,4 +18,4 @@ ADAPTERS = {
     "deepep": "epmoe.check.adapters.deepep:Rows",
     "deepep_low_latency": "epmoe.check.adapters.deepep:LowLatency",
 }
-OWN = ("kernels", "fused_kernels", "rows", "hybrid")  # what is checked if nothing is named
+OWN = ("kernels", "fused_kernels", "rows", "hybrid")  # the default of `epmoe check`

@@ -1,8 +1,8 @@
 """DeepEP V1 as an implementation: its rows (normal kernels) and its low-latency kernels, through deep_ep.Buffer.
 
-Needs DeepEP (https://github.com/deepseek-ai/DeepEP), torch and GPUs, none of which epmoe depends on. Release 1.2.1 is
-equal to the reference in every case that these serve, on 4 H200 of one host; with 2.1.0, from whose source they are
-written too, they have not been run. What low latency needs there: docs/measured.md. One rank a process:
+Needs DeepEP (https://github.com/deepseek-ai/DeepEP), torch and GPUs; epmoe does not depend on them. Release 1.2.1
+equals the reference in every case that these classes serve, on 4 H200 of one host. They are also written for 2.1.0, but
+have not run with it. docs/measured.md says what low latency needs. One rank a process:
 
     torchrun --nproc-per-node 2 -m epmoe check deepep
     torchrun --nproc-per-node 2 -m epmoe check deepep_low_latency
@@ -85,8 +85,8 @@ class Rows(RowsImplementation):
 class LowLatency(Implementation):
     """Buffer.low_latency_dispatch (bf16) and Buffer.low_latency_combine.
 
-    Its rows of an expert lie apart by source rank and in the order of arrival, and name the token but not the slot: the
-    adapter puts segments in the order of ranks and looks slots up in all ranks' topk_ids.
+    An expert's rows are separate for each src_rank, in the order of arrival, and name the token but not k. The adapter
+    puts segments into the order of ranks and looks up k in all ranks' topk_ids.
     """
 
     per_rank = True
@@ -157,7 +157,7 @@ class LowLatency(Implementation):
         return np.repeat(begin - starts[:-1], count) + np.arange(starts[-1]), starts
 
     def _slots(self, token, counts):
-        """The slot of each row: where its token's ids name the row's expert."""
+        """k of each row: the place of the row's expert in its token's ids."""
         all_ids = [None] * self.cfg.n_ranks
         self._torch.distributed.all_gather_object(all_ids, self._ids.cpu().numpy())
         L, rank = self.cfg.n_local_experts, self._torch.distributed.get_rank()

@@ -15,7 +15,7 @@ def host(result):
 
 
 class OverLocalWorld:
-    """Where an implementation gets its world from: made at the first call, of as many ranks as that has."""
+    """The implementation's world: made at the first call, with as many ranks as that call has."""
 
     _world = None
 

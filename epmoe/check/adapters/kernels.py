@@ -7,7 +7,7 @@ from epmoe.worlds.local import LocalWorld
 
 
 class Kernels(Implementation):
-    """The split kernels; all ranks in this process. SHMEM between p2p worlds is there in the simulator only."""
+    """The split kernels; all ranks in this process. SHMEM between p2p worlds exists only in the simulator."""
 
     token_formats = Reference.token_formats
     combine_dtypes = Reference.combine_dtypes
@@ -31,7 +31,7 @@ class Kernels(Implementation):
         return self._numpy(self._ep.dispatch(input_tokens, topk_ids, **options))
 
     def _numpy(self, dispatched):
-        # combine may be given either form; the NumPy one is what the check reads
+        # combine takes either form; the check reads the NumPy one
         return dispatched.numpy() if self.per_rank else [d.numpy() for d in dispatched]
 
     def combine(self, expert_outputs, dispatched, router_weights, **options):

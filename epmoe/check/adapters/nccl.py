@@ -1,12 +1,12 @@
-"""All-to-all through torch.distributed as an implementation: what people run before they have a kernel for it.
+"""All-to-all through torch.distributed as an implementation: the usual way without special kernels.
 
 On GPUs the exchange is NCCL's, without them gloo's. One rank a process, on two GPUs:
 
     torchrun --nproc-per-node 2 -m epmoe check nccl
     mpirun -n 2 python -m mpi4py -m epmoe check nccl
 
-Pairs are sorted by expert, counts and rows exchanged with all_to_all_single, and the rows that arrive, which are in the
-order of source ranks, sorted by expert. Needs torch.
+Pairs are sorted by expert. Counts and rows are exchanged with all_to_all_single. The rows arrive in the order of
+src_ranks and are sorted by expert. Needs torch.
 """
 
 import numpy as np

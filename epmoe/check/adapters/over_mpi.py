@@ -1,4 +1,4 @@
-"""This project's kernels with one rank a process: MPIWorld, on GPUs or, without, by a simulator in each process.
+"""This project's kernels with one rank a process: an MPIWorld, on GPUs or with a simulator in each process.
 
 mpirun -n 4 python -m mpi4py -m epmoe check                 # all of them
 mpirun -n 4 python -m mpi4py -m epmoe check mpi_rows
@@ -9,7 +9,7 @@ from epmoe.check.implementation import OPTIONS
 
 
 class _OverMPIWorld:
-    """Every rank this process's own; made, used and closed by all ranks together."""
+    """One rank a process; all ranks make, use and close it together."""
 
     per_rank = True
 
