@@ -6,11 +6,13 @@ browser, with the race detector everywhere (CONTRIBUTING.md has a table).
 Also whether tests/epmoe_torch and tests/book can run: without torch or Sphinx they are left out, and the run says so.
 """
 
+import collections
 import contextlib
 import ctypes
 import functools
 import hashlib
 import importlib.util
+import itertools
 import json
 import os
 import subprocess
@@ -160,11 +162,55 @@ def pytest_collection_modifyitems(config, items):
         unwanted = {"gpu", "browser"}
         for item in items:
             item.add_marker("nightly")
+    else:
+        leave_to_the_night(items)
     chosen = [item for item in items if not unwanted & {mark.name for mark in item.iter_markers()}]
     dropped = [item for item in items if unwanted & {mark.name for mark in item.iter_markers()}]
     if dropped:
         config.hook.pytest_deselected(items=dropped)
         items[:] = chosen
+
+
+def leave_to_the_night(items):
+    """Of a parametrised test marked by_day, marks the cases `nightly` that a run by day does without.
+
+    By day each value of each parameter occurs once; with by_day(n), n cases run that have as many values as possible.
+    """
+    tests = {}
+    for item in items:
+        if item.get_closest_marker("by_day") and not item.get_closest_marker("nightly"):
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in tests.values():
+        wanted = (cases[0].get_closest_marker("by_day").args or (len(cases),))[0]
+        values = [{(name, repr(v)) for name, v in case.callspec.params.items()} for case in cases]
+        chosen = covering(values, wanted)
+        for i, case in enumerate(cases):
+            if i not in chosen:
+                case.add_marker("nightly")
+
+
+def covering(cases, at_most):
+    """Indices of at most that many cases, each a set of values, which together have as many values as possible.
+
+    The next one is always the case with the most new values; among those the one whose pairs of values, then whose
+    values, occurred least.
+    """
+    seen, chosen = collections.Counter(), []
+
+    def pairs(case):
+        return map(frozenset, itertools.combinations(case, 2))
+
+    def rank(i):
+        fresh = sum(not seen[value] for value in cases[i])
+        return fresh, -sum(seen[p] for p in pairs(cases[i])), -sum(seen[v] for v in cases[i]), -i
+
+    while len(chosen) < at_most:
+        best = max(range(len(cases)), key=rank)
+        if not rank(best)[0]:
+            break
+        chosen.append(best)
+        seen.update([*cases[best], *pairs(cases[best])])
+    return chosen
 
 
 def _longest_first(item):

@@ -67,6 +67,7 @@ def soon(monkeypatch):
     monkeypatch.setattr(livelock, "LENGTH", 4_000)
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("seed", [None, 0, 1, 2])
 @pytest.mark.parametrize("name", STEPS)
 def test_a_loop_that_holds_more_than_its_look_is_reported(name, seed, soon):
@@ -173,6 +174,7 @@ def test_it_takes_seconds_as_the_simulator_comes():
     assert time.process_time() - before < 20
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("seed", [None, 0, 1, 2])
 @pytest.mark.parametrize("work", ["stores", "loads", "barriers", "counts", "looks", "heartbeat"])
 def test_a_long_wait_for_one_that_works_is_none(work, seed, soon):

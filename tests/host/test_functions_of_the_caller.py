@@ -35,6 +35,7 @@ def run(where, cfg, x, ids, ep=None, **options):
     return ep.combine(scaled_rows(d, 0.5), d, **options)
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("spread", [1, 2], ids=["contiguous", "strided"])
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])

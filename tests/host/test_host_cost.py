@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-# most take long: the shortest two by day
-BY_DAY = ("checks_of_captures", "checks_of_results")
+BY_DAY = ("checks_of_results",)  # most take long
 PROGRAMS = [
     pytest.param(
         program, marks=() if program.stem in BY_DAY else pytest.mark.nightly, id=program.stem

@@ -45,6 +45,7 @@ def check_round(ep, cfg, x, ids, **options):
     return d, out
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
 @pytest.mark.parametrize("kernels", ["plain", "fast"])
 @pytest.mark.parametrize("sizes", SIZES, ids=lambda s: "-".join(map(str, s.values())))
@@ -59,6 +60,7 @@ def test_rounds_equal_the_reference(sizes, kernels, fused):
             check_round(ep, cfg, x, ids, router_weights=weights)
 
 
+@pytest.mark.by_day(3)
 @pytest.mark.parametrize("seed", [None, 1, 2, 3, 4, 5])
 def test_results_do_not_depend_on_the_schedule(seed):
     cfg = config(n_ranks=3, n_experts=6, top_k=3, max_tokens_per_rank=5)

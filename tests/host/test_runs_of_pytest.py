@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import covering
 
 from epmoe.doctor import find_mpirun
 
@@ -70,3 +71,16 @@ def test_under_mpirun_each_rank_writes_a_junit_file_of_its_own(tmp_path):
         "report.rank1.xml",
     ]
     assert all("<testcase" in path.read_text() for path in tmp_path.iterdir())
+
+
+def test_by_day_each_value_of_a_parametrised_test_occurs_and_values_are_mixed():
+    cases = [{("name", n), ("way", w), ("seed", s)} for n in range(4) for w in "ab" for s in (0, 1)]
+    chosen = covering(cases, len(cases))
+    assert len(chosen) == 4 and set().union(*(cases[i] for i in chosen)) == set().union(*cases)
+    mixed = {frozenset(v for v in cases[i] if v[0] != "name") for i in chosen}
+    assert len(mixed) == 4, "each way with each seed"
+    assert covering(cases, 2) == chosen[:2] and covering([{("n", i)} for i in range(9)], 3) == [
+        0,
+        1,
+        2,
+    ]

@@ -41,7 +41,7 @@ class KernelWorld:
         fused=False,
         launch=SMALL,
         seed=0,
-        racecheck=False,
+        racecheck=None,
         timeout_s=30.0,
         input_scale=None,
         router_weights="array",

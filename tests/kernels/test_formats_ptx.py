@@ -14,13 +14,23 @@ NAMES = (
     + [f"decode {name}" for name in DECODED]
     + [f"swiglu {name}" for name in SWIGLU]
 )
+BY_DAY = ("encode fp8_blockwise", "encode nvfp4", "decode bf16", "swiglu bf16")
+
+
+def some(kind, names):
+    """Parameters of a test: these, the others than BY_DAY at night."""
+    return [
+        name if kind + name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly)
+        for name in names
+    ]
 
 
 @pytest.fixture(scope="module")
-def compiled(gpu_side):
+def compiled(gpu_side, tonight):
     """{kernel: its PTX, registers, spills}"""
-    found = gpu_side(HERE / "compiled_formats.py")
-    assert sorted(found) == sorted(NAMES)
+    names = NAMES if tonight else BY_DAY
+    found = gpu_side(HERE / "compiled_formats.py", *names)
+    assert sorted(found) == sorted(names)
     return found
 
 
@@ -28,7 +38,7 @@ def count(ptx, pattern):
     return len(re.findall(pattern, ptx))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", some("", NAMES))
 def test_no_local_memory_and_no_calls(compiled, name):
     ptx = compiled[name]["ptx"]
     assert not count(ptx, r"\.local\b") and not count(ptx, r"\bcall\b")
@@ -36,7 +46,7 @@ def test_no_local_memory_and_no_calls(compiled, name):
     assert compiled[name]["registers"] <= 64  # 1024 threads a block
 
 
-@pytest.mark.parametrize("name", ENCODED)
+@pytest.mark.parametrize("name", some("encode ", ENCODED))
 def test_encoders_read_16_bytes_a_lane_and_only_once(compiled, name):
     ptx = compiled[f"encode {name}"]["ptx"]
     # before the loop, and for each of the two steps that take turns
@@ -47,7 +57,7 @@ def test_encoders_read_16_bytes_a_lane_and_only_once(compiled, name):
     assert count(ptx, r"st\.global\.u64") == (0 if "8" in name else 2)
 
 
-@pytest.mark.parametrize("name", ENCODED)
+@pytest.mark.parametrize("name", some("encode ", ENCODED))
 def test_float_arithmetic_is_as_written(compiled, name):
     """No contraction, no flush to zero, no approximate division; fused only where the quotient is corrected."""
     ptx = compiled[f"encode {name}"]["ptx"]
@@ -64,7 +74,7 @@ def test_float_arithmetic_is_as_written(compiled, name):
     }.get(name, 0)
 
 
-@pytest.mark.parametrize("name", DECODED)
+@pytest.mark.parametrize("name", some("decode ", DECODED))
 def test_decoders_copy_16_bytes_a_lane_and_never_through_the_read_only_path(compiled, name):
     ptx = compiled[f"decode {name}"]["ptx"]
     assert (

@@ -40,11 +40,7 @@ NEEDED = {
 }
 
 
-BY_DAY = (
-    "dispatch",
-    "combine_wait",
-    "combine",
-)  # each way of sending and receiving once; at night all
+BY_DAY = ("dispatch_async", "dispatch_wait", "combine_async")  # what is sent, received, returned
 
 
 def kernels(names):

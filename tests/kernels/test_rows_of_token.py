@@ -28,6 +28,7 @@ def many(monkeypatch):
         kernels.cache_clear()
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize(
     "name", ["plain", "empty rank, three ranks", "nobody has a token", "shared expert", "top 32"]
 )
@@ -47,6 +48,7 @@ def test_rounds_are_exact(name, fused, many):
         run_round(world, case, rng)
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "split"])
 @pytest.mark.parametrize(
     "n_sms, num_threads",

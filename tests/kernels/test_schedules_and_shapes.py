@@ -12,6 +12,7 @@ from epmoe_ref.errors import EPValueError
 SMALL = dict(n_ranks=2, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=4)
 
 
+@pytest.mark.by_day(3)
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
 @pytest.mark.parametrize("seed", [None, 11, 12, 13, 14])
 def test_any_schedule_gives_the_same_answer(seed, fused):
@@ -30,6 +31,7 @@ def test_stale_values_that_the_memory_model_permits_change_nothing(seed):
             run_round(world, dict(tokens=tokens), rng)
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
 @pytest.mark.parametrize(
     "options",
@@ -55,6 +57,7 @@ def test_more_experts_than_one_look_takes(options, fused, monkeypatch):
         run_round(world, dict(tokens=tokens), rng)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
 def test_tiles_of_several_rows(fused, monkeypatch):
     """Many rows a warp: claims of whole tiles, the last of them short."""

@@ -19,6 +19,7 @@ FIRST = int(os.environ.get("EPMOE_FIRST_WORLD", "0"))
 BATCHES = 10
 
 
+@pytest.mark.by_day(4)
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_random_worlds(batch):

@@ -24,8 +24,18 @@ SLEEPING = [
     "combine_wait",
     "combine",
 ]
+BY_DAY = [
+    ("return", "start", 0),
+    ("return", "dispatch", 1),
+    ("return", "combine", 0),
+    ("return", "leave", 0),
+    ("raise", "combine", 1),
+    ("kill", "dispatch", 0),
+]
 CASES = [
-    (how, phase, size)
+    pytest.param(
+        how, phase, size, marks=[] if (how, phase, size) in BY_DAY else pytest.mark.nightly
+    )
     for how in ("return", "raise", "kill")
     for phase in PHASES
     for size in (0, 1)

@@ -15,7 +15,7 @@ from epmoe.verify.checked_rounds import Case
 @pytest.mark.parametrize(
     "n_ranks, kind",
     [
-        (1, "fused-plain"),
+        pytest.param(1, "fused-plain", marks=pytest.mark.nightly),
         (2, "split-fast"),
         (3, "fused-plain"),
         pytest.param(4, "split-fast", marks=pytest.mark.nightly),

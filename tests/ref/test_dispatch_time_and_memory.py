@@ -54,6 +54,7 @@ def test_dispatch_takes_at_most_twice_one_take_of_the_same_rows():
     assert min(ratios) <= 2, f"dispatch / np.take = {ratios}"
 
 
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize("name", [name for name, slots, _ in FORMATS if not slots])
 def test_dispatch_needs_inputs_outputs_and_a_tenth(name):
     # The scratch is one source rank's payloads and a block of an encoder, whatever the number of ranks.

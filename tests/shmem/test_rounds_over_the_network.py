@@ -19,7 +19,7 @@ FORMATS = {
 }
 
 
-def differences(case, seed, racecheck=True, rounds=2):
+def differences(case, seed, racecheck=None, rounds=2):
     """What differs in some rounds in the simulator, as text; even seeds run the plain kernels."""
     case = replace(case, kernels=case.kernels or ("fast" if seed is None or seed % 2 else "plain"))
     world = LocalWorld(case.cfg.n_ranks, seed=seed, racecheck=racecheck)
@@ -27,12 +27,13 @@ def differences(case, seed, racecheck=True, rounds=2):
     return [str(d) for r in rounds_of(case, world, routed) for d in r.differences]
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("seed", [None, 0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_rounds_between_worlds_are_exact(world_size, fused, seed):
     case = Case(EPConfig(**PLAIN, p2p_world_size=world_size), fused=fused)
-    assert not differences(case, seed)
+    assert not differences(case, seed, racecheck=True)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,7 @@ def test_rounds_are_exact_whatever_the_network_delays(seed):
     assert not differences(case, seed, racecheck=False)
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("shared", [False, True], ids=["routed", "shared expert"])
 @pytest.mark.parametrize("kernels", ["plain", "fast"])
 @pytest.mark.parametrize("name", FORMATS)

@@ -60,6 +60,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "split"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_is_exact(name, fused):
@@ -72,6 +73,7 @@ def test_every_format_is_exact(name, fused):
     )
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "split"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_option_is_exact(name, fused):

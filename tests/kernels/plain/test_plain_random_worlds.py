@@ -46,6 +46,7 @@ def random_world(seed):
     )
 
 
+@pytest.mark.by_day(4)
 @pytest.mark.parametrize("seed", range(WORLDS))
 def test_a_random_world_is_exact(seed):
     cfg, counts, fused, launch = random_world(seed)
