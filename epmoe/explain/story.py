@@ -1,7 +1,9 @@
 """The page that teaches dispatch: one HTML file with everything in it, to be opened from disk."""
 
 import json
+import os
 from html import escape
+from urllib.parse import quote
 
 from epmoe.explain import stills
 from epmoe.explain.bundle import chapters, filled, script, source
@@ -103,7 +105,7 @@ def _intro(drawn, values, numbers, tape):
 
 def _footer(tape):
     link = (
-        f'<p>Every counter of a recorded round: <a href="{escape(tape)}">the full tape</a>.</p>'
+        f'<p>Every counter of a recorded round: <a href="{quote(os.fsencode(tape))}">the full tape</a>.</p>'
         if tape
         else ""
     )

@@ -172,6 +172,15 @@ def rows(name, value, least=0):
     return number
 
 
+def padding(pad_multiple, local):
+    """pad_multiple, which an expert's rows are rounded up to; None and 0: 1."""
+    pad = whole("pad_multiple", pad_multiple or 0, 0) or 1
+    # kernels count the padded rows of all experts of a rank in int32
+    what = f"num_local_experts={local} times pad_multiple={pad}, rows of padding"
+    _at_most(what, local * pad, MAX_INT32 // 2)
+    return pad
+
+
 def _at_most(name, number, most):
     if number > most:
         raise EPValueError(f"{name}={number} must be at most {most}")

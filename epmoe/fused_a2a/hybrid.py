@@ -80,7 +80,7 @@ def new_dispatch(
     is_exact, world = num_permuted_tokens is None, buffer.world
     arguments.ranks_that_fit(world.n_ranks)
     local = arguments.local_experts(num_local_experts, world.n_ranks)
-    pad = arguments.whole("pad_multiple", pad_multiple or 0, 0) or 1
+    pad = arguments.padding(pad_multiple, local)
     limit = None if is_exact else arguments.rows("num_permuted_tokens", num_permuted_tokens)
     a_world = (
         world.n_ranks

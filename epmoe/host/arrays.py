@@ -151,7 +151,7 @@ def view(obj, what):
         return _from_torch(obj, what)
     if hasattr(obj, "__cuda_array_interface__"):
         return _from_cuda(obj)
-    if hasattr(obj, "__dlpack__"):
+    if hasattr(obj, "__dlpack__") and not isinstance(obj, type):
         return _from_dlpack(obj, what)
     raise EPValueError(
         f"{what} is a {type(obj).__name__}, which is no array that can be read here: give a NumPy "
@@ -186,6 +186,11 @@ def _from_torch(t, what):
     dtype = _TORCH_DTYPES.get(str(t.dtype))
     if dtype is None:
         raise EPValueError(f"{what} has dtype {t.dtype}, which epmoe does not know")
+    if str(t.layout) != "torch.strided" or t.device.type not in ("cpu", "cuda"):
+        raise EPValueError(
+            f"{what} is a tensor with layout {t.layout} on device {t.device}: give a dense one "
+            "(to_dense()) on a CPU or CUDA device"
+        )
     strides = None if t.is_contiguous() else tuple(s * dtype.itemsize for s in t.stride())
     if t.is_cuda:
         return Array(None, t.data_ptr(), tuple(t.shape), dtype, t.device.index, strides, t)

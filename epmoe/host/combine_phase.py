@@ -12,7 +12,13 @@ from epmoe.host.overlaps import expect_apart, on_device
 from epmoe.host.rank_memory import combine_shape
 from epmoe.host.results import Results
 from epmoe.host.same_functions import earlier
-from epmoe.host.user_functions import argument, check_returned, check_signature, of_rank
+from epmoe.host.user_functions import (
+    argument,
+    check_returned,
+    check_signature,
+    expect_sequence,
+    of_rank,
+)
 from epmoe.kernels import TokenArray, lamport
 from epmoe_ref.errors import EPValueError
 
@@ -142,6 +148,8 @@ class CombinePhase:
         router_weights, epilogue, elementwise_lambda_fn = map(
             earlier, (router_weights, epilogue, elementwise_lambda_fn)
         )
+        expect_sequence("router_weights_args", router_weights_args)
+        expect_sequence("epilogue_args", epilogue_args)
         function = router_weights if callable(router_weights) else None
         reduced, stores = router_weights is not None, elementwise_lambda_fn is not None
         if stores and (epilogue is not None or out is not None):

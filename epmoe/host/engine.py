@@ -24,7 +24,7 @@ def kernels_named(name, machine):
     capability = (0, 0) if device.SIM else machine.compute_capability
     if name is None:
         return "fast" if capability >= FAST_FROM else "plain"
-    if name not in KERNELS:
+    if not isinstance(name, str) or name not in KERNELS:
         raise EPValueError(
             f"kernels={name!r} must be 'plain' or 'fast'; leave it out for what suits the machine"
         )

@@ -13,6 +13,14 @@ _ARRAY_DTYPES = ("float32", "int32")
 _WIDENED = ("bfloat16", "float16")  # exact as float32, so an array in host memory is placed as that
 
 
+def expect_sequence(what, args):
+    """Nothing, if what a function is given besides its numbers is a tuple or a list."""
+    if not isinstance(args, (tuple, list)):
+        raise EPValueError(
+            f"{what} is a {type(args).__name__}; a tuple is needed, of one argument too: {what}=(a,)"
+        )
+
+
 def check_signature(function, what, parameters, args):
     """The function must take `parameters` and then one argument for each entry of args."""
     try:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from epmoe.device import SIM
 from epmoe_ref.errors import EPValueError
 
@@ -26,6 +28,10 @@ class LaunchConfig:
     trace: bool = False
 
     def __post_init__(self):
+        for name in ("n_sms", "num_threads"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, (int, np.integer))):
+                raise EPValueError(f"{name}={value!r} must be a whole number, or None for the device's own")
         if self.n_sms is not None and self.n_sms < 2:
             raise EPValueError(f"n_sms={self.n_sms} must be at least 2: some blocks send, the others receive")
         threads = self.num_threads

@@ -71,7 +71,7 @@ def run(args):
     """Report; the exit status is 0, or 2 if the file or the options do not fit."""
     found = report.report(
         dump.read(args.file),
-        Path(args.file).name,
+        Path(args.file).name.encode("utf-8", "replace").decode(),
         n_experts=args.experts,
         n_ranks=args.ranks,
         hidden=args.hidden,

@@ -71,12 +71,12 @@ def one_number(place, name, value):
 def _values(path, text):
     """(where it stands, value) of the whole text, of each step of a value three deep, or of each line."""
     try:
-        value = json.loads(text)
+        value = _parsed(text)
     except ValueError:
         for n, line in enumerate(text.splitlines(), 1):
             if line.strip():
                 try:
-                    yield f"{path}, line {n}", json.loads(line)
+                    yield f"{path}, line {n}", _parsed(line)
                 except ValueError as error:
                     raise EPValueError(f"{path}, line {n} is no JSON ({error}): {WANTED}") from None
         return
@@ -91,6 +91,13 @@ def _values(path, text):
         yield from ((f"{path}, entry {n}", item) for n, item in enumerate(value))
     else:
         yield path, value
+
+
+def _parsed(text):
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("its lists or objects are nested too deep") from None
 
 
 def _depth(value):

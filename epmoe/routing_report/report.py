@@ -63,6 +63,8 @@ def report(
 def _world(dump, n_experts, n_ranks, assumed):
     """(n_experts, n_ranks) as given, of the file, or assumed."""
     given = n_experts or dump.n_experts
+    if n_experts is not None and n_experts > MAX_EXPERTS:
+        raise EPValueError(f"--experts {n_experts} must be at most {MAX_EXPERTS}")
     if given is None:
         top = max([int(ids.max(initial=-1)) + 1 for ids in dump.steps] + [dump.top_k])
         step = n_ranks or DEFAULT_RANKS

@@ -7,6 +7,7 @@ from epmoe import device
 from epmoe.worlds.cuda_stream import handle_of
 from epmoe.worlds.simulation import checked
 from epmoe.worlds.symmetric import SymmetricMemory
+from epmoe_ref.config import MAX_EXPERTS
 from epmoe_ref.errors import EPValueError
 
 
@@ -25,6 +26,10 @@ class LocalWorld:
     def __init__(self, n_ranks, *, stream=None, **simulation):
         if isinstance(n_ranks, bool) or not isinstance(n_ranks, int) or n_ranks < 1:
             raise EPValueError(f"n_ranks={n_ranks!r} must be a whole number, at least 1")
+        if n_ranks > MAX_EXPERTS:
+            raise EPValueError(
+                f"n_ranks={n_ranks} must be at most {MAX_EXPERTS}, the most experts: each rank has one at least"
+            )
         self.n_ranks, self.ranks = n_ranks, range(n_ranks)
         self.machine = device.machine(n_ranks, **checked(self, ("stream",), simulation))
         if device.SIM:

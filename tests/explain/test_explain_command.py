@@ -120,6 +120,13 @@ def test_a_folder_that_is_not_there_is_refused_in_words(tmp_path, capsys):
     assert status == 2 and "cannot be written" in err
 
 
+def test_the_page_links_a_tape_whose_name_is_no_text(tmp_path, capsys):
+    out = os.fsdecode(bytes(tmp_path) + b"/a \xff.html")
+    status, _, err = run(capsys, "--ranks", "1", "--tokens", "1", "--out", out)
+    with open(out, encoding="utf-8") as file:
+        assert status == 0 and 'href="a%20%FF-tape.html"' in file.read()
+
+
 def test_figures_say_what_they_lack(tmp_path, capsys, monkeypatch):
     options = (
         "--ranks",

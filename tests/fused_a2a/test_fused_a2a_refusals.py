@@ -113,6 +113,12 @@ REFUSED = {
         ),
         "num_permuted_tokens=-1",
     ),
+    "more padding than int32 counts": (
+        lambda w: fused_a2a.hybrid_ep_dispatch(
+            w["x"], w["maps"], None, w["group"], 2, pad_multiple=2**31
+        ),
+        "num_local_experts=2 times pad_multiple=2147483648, rows of padding=4294967296 must be at most",
+    ),
     "another padding": (
         lambda w: fused_a2a.hybrid_ep_combine(
             tokens(np.random.default_rng(0), w["hybrid"].num_rows, 8), w["hybrid"], pad_multiple=8

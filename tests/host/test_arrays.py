@@ -161,7 +161,17 @@ def test_a_dlpack_capsule_holds_the_owner_until_it_is_gone():
     assert sys.getrefcount(a) == before
 
 
-@pytest.mark.parametrize("thing", [None, 3, "x", [1, 2], object()], ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize(
+    "thing", [None, 3, "x", [1, 2], object(), np.ndarray], ids=lambda a: type(a).__name__
+)
 def test_what_is_no_array_is_refused(thing):
     with pytest.raises(EPValueError, match="weights is a .*NumPy"):
         view(thing, "weights")
+
+
+@pytest.mark.parametrize("kind", ["meta", "sparse"])
+def test_tensors_without_plain_memory_are_refused(kind):
+    torch = pytest.importorskip("torch")
+    t = torch.zeros(2, 2, device="meta") if kind == "meta" else torch.zeros(2, 2).to_sparse()
+    with pytest.raises(EPValueError, match="weights is a tensor with layout .* give a dense one"):
+        view(t, "weights")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from worlds_at_hand import BF16, batch, config, parallel, regions
 
-from epmoe import EPConfig, EPError, EPValueError, ExpertParallel, LocalWorld
+from epmoe import EPConfig, EPError, EPValueError, ExpertParallel, LaunchConfig, LocalWorld
 
 # change of the configuration -> what its message must contain
 CONFIGURATIONS = [
@@ -236,12 +236,36 @@ def test_the_timeout_is_positive_and_finite(timeout):
     [
         (dict(world=2), ["world is a int", "LocalWorld"]),
         (dict(launch=dict(n_sms=4)), ["launch is a dict", "LaunchConfig(n_sms"]),
+        (dict(kernels=["plain"]), ["kernels=['plain']", "'plain' or 'fast'"]),
     ],
 )
 def test_what_is_no_world_or_no_launch_is_refused(given, parts):
     with pytest.raises(EPValueError) as error:
         ExpertParallel(config(), **dict(world=LocalWorld(2)) | given)
     assert all(part in str(error.value) for part in parts), error.value
+
+
+@pytest.mark.parametrize("value", ["4", 4.5, math.inf, math.nan, True, np.array([4]), int], ids=str)
+@pytest.mark.parametrize("name", ["n_sms", "num_threads"])
+def test_a_launch_has_whole_numbers(name, value):
+    with pytest.raises(EPValueError, match=f"{name}=.* must be a whole number"):
+        LaunchConfig(**{name: value})
+
+
+def test_a_world_has_as_many_ranks_as_there_can_be_experts():
+    with pytest.raises(EPValueError, match="n_ranks=2147483648 must be at most 65535"):
+        LocalWorld(2**31)
+
+
+@pytest.mark.parametrize("args", [1, "ab", np.ones(3), {}], ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize("name", ["epilogue_args", "router_weights_args"])
+def test_arguments_of_functions_are_a_tuple(name, args):
+    cfg = config()
+    x, ids, weights = batch(cfg)
+    with parallel(cfg) as ep:
+        d = ep.dispatch(x, ids)
+        with pytest.raises(EPValueError, match=rf"{name} is a .*{name}=\(a,\)"):
+            ep.combine([a.output_tokens for a in d], d, weights, **{name: args})
 
 
 def test_what_is_no_configuration_is_refused():

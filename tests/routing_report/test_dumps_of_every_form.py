@@ -138,6 +138,7 @@ def test_ids_that_do_not_fit_are_named(tmp_path, ids, options, said):
         ("[1, true]", "where the ids of a token are needed"),
         ("[1.5, 2]", "where the ids of a token are needed"),
         ("[[[[1]]]]", "all alike"),
+        ("[" * 100_000, "line 1 is no JSON (its lists or objects are nested too deep)"),
         ('{"topk_ids": [1], "n_experts": 0}', "n_experts in"),
     ],
 )

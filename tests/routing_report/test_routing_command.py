@@ -1,6 +1,7 @@
 """`epmoe routing FILE`: text, JSON and a page from one report; times come from the measured table."""
 
 import json
+import os
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -86,6 +87,13 @@ def test_the_page_needs_nothing_else_and_shows_every_cell(file, tmp_path, capsys
     assert all(f"<td>{n}</td>" in text for n in (2, 4, 8, 16, 32))
 
 
+def test_a_file_whose_name_is_no_text_has_a_page_too(tmp_path, capsys):
+    name = os.fsdecode(bytes(tmp_path) + b"/\xff.npy")
+    with open(name, "wb") as file:
+        np.save(file, np.zeros((1, 1), int))
+    assert main(["routing", name, "--html", str(tmp_path / "p.html")]) == 0
+
+
 def test_many_ranks_and_steps_fit_on_the_page(tmp_path, capsys):
     rng = np.random.default_rng(0)
     np.save(tmp_path / "a.npy", np.argsort(rng.random((3, 200, 256)), axis=2)[:, :, :2])
@@ -114,9 +122,12 @@ def test_many_ranks_and_steps_fit_on_the_page(tmp_path, capsys):
         (["none.npz"], "none.npz cannot be read"),
         (["x", "--link-gbps", "0"], "positive number of GB/s"),
         (["x", "--ranks", "0"], "at least 1"),
+        (["a.npy", "--experts", "9" * 20], "must be at most 65535"),
     ],
 )
-def test_what_does_not_fit_ends_with_2(argv, said, capsys):
+def test_what_does_not_fit_ends_with_2(argv, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.save("a.npy", np.zeros((1, 1), int))
     try:
         status = main(["routing", *argv])
     except SystemExit as stopped:
