@@ -14,6 +14,7 @@ from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPStateError, EPValueError
 
 _new = Dispatched.__new__
+NO_ARGUMENTS = ()  # the one empty tuple that there is
 
 
 class ExpertParallel:
@@ -216,7 +217,11 @@ class ExpertParallel:
         Errors: EPValueError names rank, argument, value; EPStateError if it is not combine's turn; PeerTimeout by the
         next call that waits for the kernels. Source: the combine_wait_kernel page (docs/pages.md); epmoe_ref.combine.
         """
-        arguments = epilogue_args or router_weights_args or elementwise_lambda_fn is not None
+        arguments = (
+            epilogue_args is not NO_ARGUMENTS
+            or router_weights_args is not NO_ARGUMENTS
+            or elementwise_lambda_fn is not None
+        )
         combined = self._steady.combine(
             self._sent, expert_outputs, d, router_weights, epilogue, arguments, out
         )

@@ -9,7 +9,10 @@ from epmoe.check.cases import cases
 from epmoe.check.difference import Difference
 from epmoe.check.implementation import HybridImplementation, Implementation, not_served, whole
 from epmoe.check.ranks import ranks_of
+from epmoe_ref.config import MAX_EXPERTS
+from epmoe_ref.errors import EPValueError
 
+MOST_RANKS = MAX_EXPERTS // 3
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
 SHOWN = 4  # differences of a case that the report prints
 RUNS = 2  # of each case, each time on a new object
@@ -145,6 +148,10 @@ def check(implementation, *, n_ranks=4, ranks=None, only="", name=None, tell=Non
 
 def all_cases(implementation, n_ranks):
     """(case, why it is not served or None, the function that runs it) for every case of the implementation's layout."""
+    if n_ranks > MOST_RANKS:
+        raise EPValueError(
+            f"n_ranks={n_ranks} must be at most {MOST_RANKS}: the cases have three experts a rank"
+        )
     if issubclass(implementation, Implementation):
         listed, run = cases(n_ranks, implementation.hidden), experts.run_case
     else:

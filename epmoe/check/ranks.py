@@ -99,15 +99,14 @@ def started_as_rank():
 
 def started_with_others():
     """Whether mpirun or torchrun started this process as one of several."""
-    of_torchrun = int(os.environ.get("WORLD_SIZE", 1)) if "TORCHELASTIC_RUN_ID" in os.environ else 1
-    return max(of_torchrun, launcher.launched_size()[0] or 1) > 1
+    of_torchrun = launcher.number("WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else None
+    return max(of_torchrun or 1, launcher.launched_size()[0] or 1) > 1
 
 
 def process_number():
     """The number that mpirun or torchrun gave to this process; 0 for one that was started alone."""
-    return next(
-        (int(os.environ[name]) for name in (*MPI_VARIABLES, "RANK") if name in os.environ), 0
-    )
+    numbers = map(launcher.number, (*MPI_VARIABLES, "RANK"))
+    return next((number for number in numbers if number is not None), 0)
 
 
 def this_rank():

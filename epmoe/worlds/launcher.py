@@ -21,16 +21,22 @@ REMEDIES = (
 )
 
 
+def number(name, environ=os.environ):
+    """The whole number that a variable holds; None if it holds none."""
+    value = environ.get(name, "")
+    return int(value) if value.isdecimal() else None
+
+
 def launched_size(environ=os.environ):
     """(number of processes, which launcher), or (None, None) for a process that no launcher started."""
     for name, launcher in SIZES.items():
-        value = environ.get(name, "")
-        if value.isdigit():
-            return int(value), launcher
+        size = number(name, environ)
+        if size is not None:
+            return size, launcher
     for name, launcher in RANKS.items():
-        value = environ.get(name, "")
-        if value.isdigit():
-            return int(value) + 1, launcher  # at least so many
+        rank = number(name, environ)
+        if rank is not None:
+            return rank + 1, launcher  # at least so many
     return None, None
 
 

@@ -88,6 +88,7 @@ def test_json_says_the_same():
         (["json:dumps"], "must be a class derived from"),
         (["per_rank_worlds:OneRank"], "mpirun -n N"),
         (["reference", "--only", "no such case"], "no case's name contains"),
+        (["reference", "--ranks", "2147483648"], "must be at most 21845"),
     ],
 )
 def test_what_cannot_be_run_exits_with_2(arguments, words):

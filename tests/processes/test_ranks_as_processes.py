@@ -9,7 +9,9 @@ from mpirun import mpirun, started
 from rank_arrays import config
 
 from epmoe import routing
+from epmoe.check.ranks import process_number, started_with_others
 from epmoe.verify.checked_rounds import Case
+from epmoe.worlds.launcher import launched_size
 
 
 @pytest.mark.parametrize(
@@ -92,3 +94,11 @@ def test_no_addition_to_a_shared_word_is_lost():
     job = mpirun(3, "atomics_program.py", 300)
     counted = job.said(r"counted (\d+) and (\d+) of (\d+)")
     assert job.status == 0 and counted == [("28800", "28800", "28800")], job.output
+
+
+@pytest.mark.parametrize("value", ["", "x", "1.5", "-1", "\u00b2"])
+def test_a_variable_of_a_launcher_that_holds_no_number_says_nothing(monkeypatch, value):
+    for name in ("PMI_RANK", "PMI_SIZE", "PMIX_RANK", "RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.setenv(name, value)
+    assert launched_size() == (None, None)
+    assert process_number() == 0 and not started_with_others()
