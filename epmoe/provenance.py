@@ -63,21 +63,17 @@ def commit(checkout=CHECKOUT):
     An archive made by `git archive` has no .git, but a file with its commit.
     """
     if (checkout / ".git").exists():
-        words = [
-            "git",
-            "-C",
-            str(checkout),
-            "describe",
-            "--always",
-            "--abbrev=40",
-            "--dirty=-changed",
-            "--exclude=*",
-        ]
+        # describe --dirty would write the index of a repository that is not ours
+        words = ["git", "--no-optional-locks", "-C", str(checkout), "status", "--porcelain=v2"]
+        words += ["--branch", "--untracked-files=no"]
         try:
             said = subprocess.run(words, capture_output=True, text=True, timeout=20)
         except (OSError, subprocess.TimeoutExpired):
             return None
-        return said.stdout.strip() or None
+        lines = said.stdout.splitlines()
+        oid = next((line.split()[-1] for line in lines if line.startswith("# branch.oid ")), "(")
+        changed = any(not line.startswith("#") for line in lines)
+        return None if oid.startswith("(") else oid + "-changed" * changed
     try:
         said = (checkout / ".git_archival.txt").read_text().partition("commit: ")[2].strip()
     except OSError:
