@@ -30,6 +30,10 @@ COMMANDS = {
         "epmoe.lessons.command",
         "list or tell the lessons on expert parallelism, with exercises",
     ),
+    "museum": (
+        "epmoe.museum.command",
+        "show real faults of public kernels as small kernels that break in the simulator",
+    ),
     "puzzle": (
         "epmoe.puzzles.command",
         "list puzzles (kernels with a hole of a few lines), judge your answers",

@@ -1,0 +1,136 @@
+"""`epmoe museum`: lists the exhibits, shows one, and asks for the line that is wrong."""
+
+from epmoe.command_line import DIFFERS, EQUAL, at_least_one
+from epmoe.lessons.telling import WIDTH, plain_simulator, wrapped
+from epmoe.museum import FILES
+from epmoe.museum.exhibit import SCHEDULES, SHOWN, Exhibit
+from epmoe_ref.errors import EPValueError
+
+ASK = 0  # --spot without a line
+
+
+def add_arguments(parser):
+    """The options of museum."""
+    parser.add_argument(
+        "number",
+        nargs="?",
+        type=int,
+        choices=list(FILES),
+        metavar="N",
+        help=f"1 to {len(FILES)}; without it the exhibits are listed",
+    )
+    parser.add_argument(
+        "--spot",
+        nargs="?",
+        type=at_least_one,
+        const=ASK,
+        metavar="LINE",
+        help="show the code alone; with a line: judge whether that line is the faulty one",
+    )
+
+
+def run(args):
+    """Do what was asked; the exit status is 0, 1 if the line is not the one, 2 if something cannot be done."""
+    with plain_simulator():
+        if args.number is None:
+            if args.spot is not None:
+                raise EPValueError("--spot needs a number: epmoe museum 1 --spot")
+            return listed()
+        exhibit = Exhibit(FILES[args.number])
+        if args.spot == ASK:
+            return asked(args.number, exhibit)
+        if args.spot:
+            found, says = exhibit.spot(args.spot)
+            print(wrapped(f"{'RIGHT' if found else 'NOT YET':7}  {says}", WIDTH))
+            if found:
+                print(f"\nepmoe museum {args.number} tells the story.")
+            return EQUAL if found else DIFFERS
+        return shown(args.number, exhibit)
+
+
+def listed():
+    """The exhibits by number and title."""
+    print(
+        "Faults of public kernels. Each is rebuilt as a small kernel that breaks in the\n"
+        "simulator, with the report and the repair.\n"
+    )
+    for number, file in FILES.items():
+        exhibit = Exhibit(file)
+        threads = ", ".join(_short(link) for link in exhibit.links)
+        print(f"  {number}  {exhibit.title}" + (f"\n     {threads}" if threads else ""))
+    print(
+        "\nepmoe museum N --spot        shows the code: which line is wrong?\n"
+        "epmoe museum N --spot LINE   judges your answer\n"
+        "epmoe museum N               shows story, repair, schedule and report"
+    )
+    return EQUAL
+
+
+def asked(number, exhibit):
+    """The puzzle: code without a word about it."""
+    print(
+        f"Exhibit {number}. The kernel runs on two ranks. Which line is wrong, or\n"
+        "lacks another one before or after it?\n"
+    )
+    _print_code(exhibit)
+    print(f"\nepmoe museum {number} --spot LINE judges your answer.")
+    return EQUAL
+
+
+def shown(number, exhibit):
+    """Story, code, repair, schedule, report, and how often it shows."""
+    print(f"{number}. {exhibit.title}\n")
+    print(wrapped_text(exhibit.story))
+    if exhibit.links:
+        print("\nRead on: " + "\n         ".join(exhibit.links))
+    else:
+        print(
+            "\nSeen in public kernels; we know of no thread. `epmoe mutants --faults` puts\n"
+            "the same fault into this project's own kernels."
+        )
+    _heading("The kernel")
+    _print_code(exhibit)
+    _heading("The repair")
+    print("\n".join(exhibit.diff))
+    failure = exhibit.first_failure()
+    _heading(f"A schedule that breaks it: seed {failure.seed}")
+    cut = len(failure.events) - SHOWN
+    if cut > 0:
+        print(f"(after {cut} operations)")
+    print("\n".join(failure.events[-SHOWN:]) or "(no access to memory came before it)")
+    print('\n("flag[0] of 1" is word 0 of the region flag of rank 1; = is written, -> is read)')
+    _heading({"race": "The race report", "hang": "The hang report"}.get(failure.how, "The error"))
+    print(wrapped(failure.says, WIDTH))
+    _heading(f"Under {SCHEDULES} schedules")
+    print(f"  broken, results alone looked at:  {_told(exhibit.counts(racecheck=False))}")
+    print(f"  broken, with the race detector:   {_told(exhibit.counts())}")
+    print(f"  repaired, with the race detector: {_told(exhibit.counts(repaired=True))}")
+    return EQUAL
+
+
+def wrapped_text(text):
+    """A paragraph of the terminal's width."""
+    import textwrap
+
+    return textwrap.fill(text, WIDTH - 2)
+
+
+def _heading(text):
+    print(f"\n{text}\n")
+
+
+def _print_code(exhibit):
+    for i, part in enumerate(exhibit.code):
+        if i and part[0][0] > exhibit.code[i - 1][-1][0] + 1:
+            print()
+        for number, line in part:
+            print(f"{number:3}│{line}")
+
+
+def _told(counts):
+    return ", ".join(f"{n} {how}" for how, n in counts.items())
+
+
+def _short(link):
+    owner, repository, _, number = link.removeprefix("https://github.com/").split("/")
+    return f"{owner}/{repository}#{number}"

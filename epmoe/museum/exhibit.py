@@ -1,0 +1,238 @@
+"""An exhibit: its broken kernel and the repaired one, run under many schedules, with and without the race detector."""
+
+import ast
+import difflib
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from epmoe import device
+from epmoe.device.names import WORDS
+from epmoe.device.sim.recorder import Recorder
+from epmoe_ref.errors import DeadlockError, EPError, RaceError
+
+SCHEDULES = 20
+RANKS = 2
+BYTES = 256  # of a rank's memory
+SHOWN = 14  # operations of a schedule that are shown
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a run. how: "right", "wrong", "race", "hang" or "error"; says: the report; events: what happened."""
+
+    how: str
+    says: str
+    seed: int
+    events: tuple
+
+
+class Exhibit:
+    """The exhibit of a file."""
+
+    def __init__(self, file):
+        self.file = Path(file)
+        self.source = self.file.read_text(encoding="utf-8")
+        text = ast.get_docstring(ast.parse(self.source))
+        self.title, _, story = text.partition("\n\n")
+        self.title, self.story = self.title.rstrip("."), " ".join(story.split())
+        self._broken = self._names(self.source)
+        self.links = self._broken.LINKS
+
+    def _names(self, source):
+        names = {word: getattr(device, word) for word in WORDS}  # a repair may need one more
+        exec(compile(source, str(self.file), "exec"), names)
+        return SimpleNamespace(**names)
+
+    @cached_property
+    def repaired_source(self):
+        """The file with its repair."""
+        source = self.source
+        for text, new in self._broken.REPAIR:
+            at = self._at(source, text)
+            source = source[:at] + new + source[at + len(text) :]
+        return source
+
+    @staticmethod
+    def _at(source, text):
+        """Where a repair's text stands, outside the list of repairs."""
+        head = source.index("REPAIR = (")
+        tail = source.index("\n\n\n", head)
+        places = [at for at in (source.find(text, 0, head), source.find(text, tail)) if at >= 0]
+        if len(places) != 1:
+            raise ValueError(f"{text!r} stands {len(places)} times in the exhibit, not once")
+        return places[0]
+
+    # ------------------------------------------------------------------ running
+    def run(self, seed, *, repaired=False, racecheck=True):
+        """The Outcome under one schedule."""
+        names = self._names(self.repaired_source) if repaired else self._broken
+        kernel = next(v for v in vars(names).values() if type(v) is type(device.kernel(lambda: 0)))
+        recorder = Recorder() if racecheck else None
+        machine = device.machine(RANKS, seed=seed, racecheck=racecheck, recorder=recorder)
+        regions = [(name, at, (n,), np.int32, ("word",)) for name, at, n in names.REGIONS]
+        memories, nbytes = [], getattr(names, "BYTES", BYTES)
+        table = machine.alloc(
+            8 * RANKS, "addresses", regions=[("addresses", 0, (RANKS,), np.uint64, ("rank",))]
+        )
+        try:
+            for rank in range(RANKS):
+                memories.append(machine.alloc(nbytes, "memory", rank, regions=regions))
+                memories[-1].fill(0)
+                if hasattr(names, "before"):
+                    names.before(memories[-1], np)
+            table.write(np.array([memory.address for memory in memories], np.uint64))
+            streams = [machine.stream(rank) for rank in range(RANKS)]
+            how, says = self._launched(machine, names, kernel, table, streams)
+            if not how:
+                how, says = self._result(names, memories)
+            events = () if recorder is None else told(recorder)
+            return Outcome(how, says, seed, events)
+        finally:
+            for buffer in (*memories, table):
+                buffer.free()
+
+    @staticmethod
+    def _launched(machine, names, kernel, table, streams):
+        """(how it failed, the report), or ("", "")."""
+        try:
+            for call in range(getattr(names, "CALLS", 1)):
+                for rank, stream in enumerate(streams):
+                    machine.launch(
+                        kernel,
+                        names.BLOCKS,
+                        32 * names.WARPS,
+                        (table.address, call, rank),
+                        stream=stream,
+                        shared_bytes=getattr(names, "SHARED", 0),
+                    )
+            machine.synchronize()
+        except RaceError as error:
+            return "race", str(error)
+        except DeadlockError as error:
+            return "hang", str(error)
+        except EPError as error:
+            return "error", str(error)
+        return "", ""
+
+    @staticmethod
+    def _result(names, memories):
+        at = {name: (place, n) for name, place, n in names.REGIONS}["result"]
+        for rank, want in names.EXPECTED.items():
+            got = memories[rank].read(np.int32, len(want), at[0]).tolist()
+            if got != want:
+                return "wrong", f"rank {rank} got {got}, and must get {want}"
+        return "right", ""
+
+    def first_failure(self):
+        """The Outcome of the first schedule under which something is reported or wrong; LookupError if there is none."""
+        for seed in range(SCHEDULES):
+            outcome = self.run(seed)
+            if outcome.how != "right":
+                return outcome
+        raise LookupError(f"{self.file.name}: nothing is reported under {SCHEDULES} schedules")
+
+    def counts(self, *, repaired=False, racecheck=True):
+        """{how: under how many of SCHEDULES schedules}."""
+        hows = [self.run(s, repaired=repaired, racecheck=racecheck).how for s in range(SCHEDULES)]
+        return {how: hows.count(how) for how in dict.fromkeys(hows)}
+
+    # ------------------------------------------------------------------ showing
+    @cached_property
+    def code(self):
+        """[(line number, line)] of the sizes and the kernel, without docstring, imports, links and repair."""
+        lines, out = self.source.splitlines(), []
+        for node in ast.parse(self.source).body:
+            if isinstance(node, (ast.Import, ast.ImportFrom, ast.Expr)):
+                continue
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in (
+                "LINKS",
+                "REPAIR",
+                "ALSO",
+            ):
+                continue
+            first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+            out.append([(n, lines[n - 1]) for n in range(first, node.end_lineno + 1)])
+        return out
+
+    @property
+    def diff(self):
+        """The repair as lines of a unified diff, with little around it."""
+        made = difflib.unified_diff(
+            self.source.splitlines(),
+            self.repaired_source.splitlines(),
+            "broken",
+            "repaired",
+            n=1,
+            lineterm="",
+        )
+        return list(made)[2:]
+
+    @property
+    def guilty(self):
+        """Line numbers that answer "spot it": those of the first repair's text, and those that ALSO names."""
+        texts = [self._broken.REPAIR[0][0], *getattr(self._broken, "ALSO", ())]
+        found = set()
+        for text in texts:
+            first = self.source.count("\n", 0, self._at(self.source, text)) + 1
+            found |= set(range(first, first + max(1, text.count("\n"))))
+        return found
+
+    def spot(self, line):
+        """(whether this is the line, what to say)."""
+        at = {n: text for part in self.code for n, text in part}
+        if line in self.guilty:
+            return True, f"it is line {line}: {at[line].strip()}"
+        if line not in at:
+            return (
+                False,
+                f"there is no line {line} in the code: it has lines {min(at)} to {max(at)}.",
+            )
+        if not at[line].strip():
+            return False, f"line {line} is empty."
+        if f"{self.file.name}:{line} " in self.first_failure().says:
+            return (
+                False,
+                f"the report names line {line}, so the harm shows there. But the line does what it should; something "
+                "else does not.",
+            )
+        return False, f"line {line} is right: {at[line].strip()}"
+
+
+def told(recorder):
+    """The operations on memory in the order in which they happened, one a line; a repeated look is told once."""
+    out, last = [], {}
+    for event in recorder.events:
+        if (
+            event.kind in ("begin", "end", "warp barrier")
+            or event.span is not None
+            and event.span.name == "addresses"
+        ):
+            continue
+        who = event.rank, event.block, event.thread
+        what = event.line, event.address, event.saw
+        if event.kind == "load" and last.get(who) == what:
+            continue
+        last[who] = what
+        out.append(_line(event))
+    return tuple(out)
+
+
+def _line(event):
+    who = f"rank {event.rank} block {event.block}" + (
+        f" thread {event.thread}" if event.thread > 0 else ""
+    )
+    text = f"{who:24} line {event.line.rpartition(':')[2]:>3}  {event.word or event.kind}"
+    if event.span is None:
+        return text
+    value = event.saw if event.wrote is None else event.wrote
+    numbers = [] if value is None else np.frombuffer(value, np.int32).tolist()
+    shown = " ".join(map(str, numbers[:4])) + (" ..." if len(numbers) > 4 else "")
+    place = re.sub(
+        r"\[word (\d+)\] of rank (\d+)", r"[\1] of \2", event.span.describe(event.address)
+    )
+    return f"{text} {place} {'=' if event.wrote is not None else '->'} {shown}".rstrip("-> ")

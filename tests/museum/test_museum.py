@@ -1,0 +1,129 @@
+"""Each exhibit breaks as its story says, its repair is silent, and "spot it" knows the line."""
+
+import re
+
+import pytest
+
+from epmoe.__main__ import main
+from epmoe.lessons.telling import plain_simulator
+from epmoe.museum import FILES
+from epmoe.museum.exhibit import SCHEDULES, Exhibit
+
+# how the first schedule that breaks it ends, words of the report, whether results alone show it
+FOUND = {
+    1: ("race", "atomic_add_relaxed_gpu_i32 -> m1_relaxed_counter.py", False),
+    2: ("hang", "spins on prefix sums[word 1] of rank 0", True),
+    3: ("error", "is outside every buffer", True),
+    4: ("race", "load16_nc may return what was there when the launch began", False),
+    5: ("race", "fence_proxy_async is missing between the two", False),
+    6: ("race", "is not ordered after the read at m6_stage_refilled.py", True),
+    7: ("race", "data race on message", True),
+    8: ("hang", "spins on flag[word 0]", True),
+    9: ("race", "st_relaxed_sys_i32 -> m9_cheap_fence.py", False),
+}
+
+
+@pytest.fixture(autouse=True)
+def _plain():
+    with plain_simulator():
+        yield
+
+
+def run(capsys, *argv):
+    status = main(["museum", *argv])
+    told = capsys.readouterr()
+    return status, told.out + told.err
+
+
+def test_every_exhibit_is_tested():
+    assert list(FILES) == list(FOUND) == list(range(1, len(FILES) + 1))
+
+
+@pytest.mark.parametrize("number", FILES)
+def test_an_exhibit_breaks_and_its_repair_is_silent(number):
+    exhibit, (how, says, by_results) = Exhibit(FILES[number]), FOUND[number]
+    failure = exhibit.first_failure()
+    assert failure.how == how and says in failure.says
+    assert set(exhibit.counts(repaired=True)) == {"right"}
+    assert (exhibit.counts(racecheck=False) != {"right": SCHEDULES}) == by_results
+    again = exhibit.run(failure.seed)  # a seed replays its schedule
+    assert again.events == failure.events and again.how == failure.how
+
+
+@pytest.mark.parametrize("number", FILES)
+def test_each_repair_is_needed(number, tmp_path):
+    """The same file without the fault has nothing to show, so that the report is not a text of ours."""
+    exhibit = Exhibit(FILES[number])
+    copy = tmp_path / FILES[number].name
+    copy.write_text(exhibit.repaired_source)
+    with pytest.raises(LookupError):
+        Exhibit(copy).first_failure()
+
+
+@pytest.mark.parametrize("number", FILES)
+def test_a_story_has_five_sentences_and_threads(number):
+    exhibit = Exhibit(FILES[number])
+    story = exhibit.story.replace("fence.proxy.async", "fence").replace("ld.global.nc", "load")
+    assert len(re.findall(r"[.!?](?= |$)", story)) == 5
+    assert all(
+        re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+/(pull|issues)/\d+", link)
+        for link in exhibit.links
+    )
+    assert bool(exhibit.links) == (number > 4)  # for the first four we know of no thread
+
+
+@pytest.mark.parametrize("number", FILES)
+def test_the_line_is_spotted(number):
+    exhibit = Exhibit(FILES[number])
+    lines = [n for part in exhibit.code for n, _ in part]
+    assert exhibit.guilty and exhibit.guilty <= set(lines)
+    assert {n for n in lines if exhibit.spot(n)[0]} == exhibit.guilty
+    assert "has lines" in exhibit.spot(1)[1] and "has lines" in exhibit.spot(999)[1]
+
+
+def test_a_line_that_the_report_names_is_not_the_guilty_one():
+    exhibit = Exhibit(FILES[1])
+    line = next(n for part in exhibit.code for n, text in part if "row = load_i32" in text)
+    assert exhibit.spot(line) == (
+        False,
+        f"the report names line {line}, so the harm shows there. But the line does what it should; something else "
+        "does not.",
+    )
+
+
+@pytest.mark.parametrize("number", FILES)
+def test_an_exhibit_is_shown_within_the_terminal(capsys, number):
+    status, text = run(capsys, str(number))
+    assert status == 0 and max(map(len, text.splitlines())) <= 100
+    for part in (
+        "The kernel",
+        "The repair",
+        "A schedule that breaks it: seed",
+        "report\n|The error\n",
+    ):
+        assert re.search(part, text), part
+    story = text.partition("The kernel")[0]
+    assert max(map(len, (line for line in story.splitlines() if "https" not in line))) <= 80
+    assert "repaired, with the race detector: 20 right" in text and FOUND[number][1][
+        :20
+    ] in " ".join(text.split())
+
+
+def test_the_list_names_every_exhibit_and_thread(capsys):
+    status, text = run(capsys)
+    assert status == 0 and max(map(len, text.splitlines())) <= 80
+    assert all(Exhibit(file).title in text for file in FILES.values())
+    for thread in ("DeepEP#642", "DeepEP#700", "nccl#2303", "mscclpp#875", "Primus-Turbo#482"):
+        assert thread in text
+
+
+def test_spot_it_shows_code_alone_and_judges(capsys):
+    status, text = run(capsys, "8", "--spot")
+    assert status == 0 and "│    epoch = " in text and "REPAIR" not in text and "late" not in text
+    line = min(Exhibit(FILES[8]).guilty)
+    status, text = run(capsys, "8", "--spot", str(line))
+    assert status == 0 and text.startswith("RIGHT    it is line")
+    status, text = run(capsys, "8", "--spot", str(line + 3))
+    assert status == 1 and text.startswith("NOT YET")
+    status, text = run(capsys, "--spot")
+    assert status == 2 and "--spot needs a number" in text
