@@ -93,4 +93,5 @@ LABELS = {
     "skew": "skew of the routing",
     "bigExperts": "experts in a layer",
     "bigTokens": "tokens a rank",
+    "bigTopK": "experts a token",
 }

@@ -15,9 +15,10 @@ ACCESS = re.compile(r"\d\. (read|write)\s+(\S+:\d+).*?\n\s*by rank (\d+) block (
 
 
 class Word(NamedTuple):
-    """A word of the picture: its name, where it lies, and how its bytes are shown."""
+    """A word of the picture: its name, its rank, where it lies, and how its bytes are shown."""
 
     name: str
+    rank: int
     address: int
     nbytes: int
     show: object
@@ -42,17 +43,15 @@ def words_of(run, names):
         return broken.at(run, "ep_counters", rank) + counters[name] + 4 * index
 
     made = {
-        "message": Word("message, rank 1", broken.at(run, "dispatch_recv_buf", 1), 16, token),
-        "recv_count": Word(
-            "recv_count, rank 1", broken.at(run, "dispatch_recv_count", 1), 8, number
-        ),
-        "reserved": Word("reserved, rank 0", counter("reserved", 0, 1), 4, number),
-        "finished": Word("finished, rank 0", counter("finished", 0, 1), 4, number),
-        "D": Word("D (done), rank 0", counter("D", 0), 4, number),
+        "message": Word("message", 1, broken.at(run, "dispatch_recv_buf", 1), 16, token),
+        "recv_count": Word("recv_count", 1, broken.at(run, "dispatch_recv_count", 1), 8, number),
+        "reserved": Word("reserved", 0, counter("reserved", 0, 1), 4, number),
+        "finished": Word("finished", 0, counter("finished", 0, 1), 4, number),
+        "D": Word("D (done)", 0, counter("D", 0), 4, number),
     }
-    for name, words in (("row", "row 0, rank 1"), ("row2", "row 0, next round")):
+    for name, words in (("row", "row 0"), ("row2", "row 0, next")):
         if (name, 1) in run.buffers:
-            made[name] = Word(words, run.buffers[name, 1].address, 16, token)
+            made[name] = Word(words, 1, run.buffers[name, 1].address, 16, token)
     return [made[name] for name in names if name in made]
 
 
@@ -90,6 +89,7 @@ def operations(run, names):
             dict(
                 key=key,
                 rank=e.rank,
+                block=e.block,
                 word=index,
                 value=value,
                 writes=e.wrote is not None,
@@ -171,7 +171,9 @@ def _report(run, mistake):
         if {
             (kind, line, int(r), int(b)) for kind, line, r, b in ACCESS.findall(report)
         } <= sites and "data race" in report:
-            hang = next((r.splitlines()[0] for r in run.reports if "data race" not in r), None)
+            hang = next(
+                (r.splitlines()[0].rstrip(":") for r in run.reports if "data race" not in r), None
+            )
             return [line.strip() for line in report.splitlines()] + ([hang] if hang else [])
     return []
 
@@ -198,10 +200,11 @@ def _side(run, mistake, report):
         made[-1]["wrong"], made[-1]["text"] = True, made[-1]["text"] + ", and waits for ever"
     return {
         "words": [
-            {"name": w.name, "first": firsts.get(n, "0")} for n, w in zip(mistake.words, words)
+            {"name": w.name, "rank": w.rank, "first": firsts.get(n, "0")}
+            for n, w in zip(mistake.words, words)
         ],
         "operations": [
-            {k: o[k] for k in ("rank", "text", "word", "race", "wrong")}
+            {k: o[k] for k in ("rank", "block", "text", "word", "race", "wrong")}
             | ({"value": o["value"]} if o["writes"] else {})
             for o in made
         ],

@@ -1,6 +1,7 @@
 """Pictures of the page as SVG text and PNG: its own JavaScript draws them, run by QuickJS (extra `explain`)."""
 
 import json
+from functools import cache
 
 from epmoe.explain.bundle import script, source
 from epmoe_ref.errors import UnavailableError
@@ -35,18 +36,38 @@ def alone(still, zoom=4 / 3):
     """A picture as an SVG file of its own; its text is 12 px times zoom: 16 px, for slides."""
     w, h = still["width"], still["height"]
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{w * zoom:.0f}" height="{h * zoom:.0f}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{(w + 16) * zoom:.0f}" height="{(h + 16) * zoom:.0f}" '
         f'viewBox="-8 -8 {w + 16} {h + 16}"><style>{source("stage.css")}</style>'
         f'<rect class="ground" x="-8" y="-8" width="{w + 16}" height="{h + 16}"/>{still["svg"]}</svg>\n'
     )
 
 
+WORD = '<svg xmlns="http://www.w3.org/2000/svg" width="40" height="20"><style>%s</style><text class="t" y="15">word</text></svg>'
+FONTS = "Arial, Liberation Sans, DejaVu Sans, Noto Sans"
+
+
+@cache
+def _draws_words():
+    """Whether resvg finds a font of the style sheet: without one it leaves words out and says nothing."""
+    import resvg_py
+
+    with_word = WORD % source("stage.css")
+    return resvg_py.svg_to_bytes(svg_string=with_word) != resvg_py.svg_to_bytes(
+        svg_string=with_word.replace(">word<", "><")
+    )
+
+
 def png(text):
-    """PNG bytes of an SVG text, in its light colours; raises UnavailableError without resvg."""
+    """PNG bytes of an SVG text, in its light colours; raises UnavailableError without resvg, or without a font."""
     try:
         import resvg_py
     except ImportError:
         raise UnavailableError(
             f"PNG files need resvg, which is not installed: {REMEDY}; SVG files need nothing"
         ) from None
+    if not _draws_words():
+        raise UnavailableError(
+            f"PNG files need a font for their words, one of {FONTS}: apt-get install fonts-dejavu-core; "
+            "SVG files need nothing"
+        )
     return bytes(resvg_py.svg_to_bytes(svg_string=text))

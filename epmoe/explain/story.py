@@ -13,6 +13,7 @@ from epmoe_ref.errors import UnavailableError
 NUMBERS = {
     "bigExperts": 256,
     "bigTokens": 4096,
+    "bigTopK": 8,
     "skew": 1.0,
 }  # of the page, besides the world's sizes
 

@@ -62,9 +62,7 @@ def test_the_race_report_points_at_operations_of_the_picture(name):
         )
     words = pair["broken"]["words"]
     region = pair["report"][0].split("data race on ")[1].split("[")[0].removeprefix("dispatch_")
-    racing = {
-        words[o["word"]]["name"].split(",")[0] for o in pair["broken"]["operations"] if o["race"]
-    }
+    racing = {words[o["word"]]["name"] for o in pair["broken"]["operations"] if o["race"]}
     assert racing == {{"recv_buf": "message"}.get(region, region)}
 
 

@@ -58,7 +58,8 @@ def test_sizes_that_do_not_fit_are_refused_in_words(tmp_path, capsys, option, nu
     assert status == 2 and said in err and not list(tmp_path.iterdir())
 
 
-def test_a_world_too_large_to_draw_says_so_and_draws_a_slice(tmp_path, capsys):
+def test_a_world_too_large_to_draw_says_so_and_draws_a_slice(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(operations, "pairs", list)
     status, out, _ = run(
         capsys, "--ranks", "8", "--tokens", "100", "--top-k", "8", "--out", str(tmp_path / "p.html")
     )
@@ -68,7 +69,8 @@ def test_a_world_too_large_to_draw_says_so_and_draws_a_slice(tmp_path, capsys):
     assert status == 2 and "--trace records every operation" in err
 
 
-def test_a_users_own_routing_becomes_a_slice_with_totals(tmp_path, capsys):
+def test_a_users_own_routing_becomes_a_slice_with_totals(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(operations, "pairs", list)
     rng = np.random.default_rng(0)
     ids = np.argsort(rng.random((640, 64)), axis=1)[:, :8].astype(np.int64)
     np.savez(tmp_path / "dump.npz", topk_ids=ids, n_experts=64)
@@ -113,7 +115,8 @@ def test_a_users_own_routing_becomes_a_slice_with_totals(tmp_path, capsys):
     assert status == 2 and "holds 99" in err and not (tmp_path / "q.html").exists()
 
 
-def test_a_folder_that_is_not_there_is_refused_in_words(tmp_path, capsys):
+def test_a_folder_that_is_not_there_is_refused_in_words(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(operations, "pairs", list)
     status, _, err = run(
         capsys, "--ranks", "1", "--tokens", "1", "--out", str(tmp_path / "none" / "p.html")
     )

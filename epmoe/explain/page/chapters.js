@@ -1,6 +1,6 @@
 // The chapters: for each step what it changes of the stage. Their words are in text/*.md, a caption for each step.
 
-import {name, segment} from "./scene.js";
+import {beginning, name, segment} from "./scene.js";
 
 const all = (story) => story.model.pairs;
 const names = (pairs) => pairs.map(name);
@@ -44,9 +44,10 @@ export const CHAPTERS = {
     (s, story) => ({written: add(s.written, names(mine(story))), focus: ["tokens", "recv"]}),
     (s, story) => ({written: add(s.written, names(ofRank(punctual(story), story.followed.rank)))}),
     (s, story) => ({written: add(s.written, names(punctual(story)))}),
+    () => ({blind: true, focus: ["recv"]}),
   ],
   "arrived": [
-    (s, story) => ({counters: "both", finished: add(s.finished, names(punctual(story))), focus: ["counters", "recv"]}),
+    (s, story) => ({blind: false, counters: "both", finished: add(s.finished, names(punctual(story))), focus: ["counters", "recv"]}),
     () => ({signals: true}),
     (s, story) => ({signalled: add(s.signalled, segments(story).filter((key) => key !== lateSegment(story) && story.sizeOf(key))), mark: story.late ? [`line.${lateSegment(story)}`] : []}),
     (s, story) => ({signalled: add(s.signalled, segments(story).filter((key) => key !== lateSegment(story))),
@@ -83,12 +84,14 @@ export const CHAPTERS = {
   ],
   "broken": null,       // from the recordings: see brokenSteps
   "rows": [
-    () => ({next: false, follow: true, chart: {kind: "bytes", step: 1}, focus: ["chart"]}),
+    () => ({...beginning(), boxes: 9, home: true, tokens: true, chips: true, lines: "pairs", focus: ["tokens", "rows"]}),
+    (s, {twice}) => ({lines: twice ? "rows" : "pairs"}),
+    () => ({lines: false, chart: {kind: "bytes", step: 1}, focus: ["chart"]}),
     () => ({chart: {kind: "bytes", step: 2}}),
-    () => ({chart: {kind: "bytes", step: 3}}),
+    () => ({chart: {kind: "ranks", step: 1}}),
   ],
   "hot": [
-    () => ({chart: {kind: "load", step: 1}}),
+    () => ({follow: true, chart: {kind: "load", step: 1}}),
     () => ({chart: {kind: "load", step: 2}}),
     () => ({chart: {kind: "load", step: 3}}),
   ],
@@ -120,17 +123,29 @@ export function makeStory(world, model, more = {}) {
   const together = pairs.reduce((best, p) => of(p).length > best.length && !at(followed.rank, followed.token).slice(0, 1).includes(p) ? of(p) : best, []);
   const example = at(followed.rank, followed.token).find((p) => p.dst !== p.rank) ?? pairs[0];
   const sizeOf = (key) => { const [dst, le, src] = key.split(".").map(Number); return model.counts[dst][le][src]; };
-  return {...more, world, model, followed, late, together, example, sizeOf};
+  const twice = away.find((p) => away.some((q) => q !== p && q.rank === p.rank && q.token === p.token && q.dst === p.dst)) ?? null;
+  return {...more, world, model, followed, late, together, example, twice, sizeOf};
 }
 
-/** All steps in order: [{chapter, caption, change}]; order: the chapters that the page has. */
-export function stepsOf(order, recordings = []) {
-  return order.flatMap((chapter) => chapter === "broken"
-    ? brokenSteps(recordings).map((step) => ({chapter, ...step}))
-    : CHAPTERS[chapter].map((change, caption) => ({chapter, caption, change})));
-}
+// What travels in a step is what these sets gain.
+const TRAVEL = ["written", "signalled", "grouped", "back"];
 
-/** The stage's state after the first n + 1 steps. */
-export function stateAt(beginning, steps, n, story) {
-  return steps.slice(0, n + 1).reduce((s, step) => ({...s, ...step.change(s, story)}), beginning);
+// What can be seen of a state, as text: sets only grow, so their sizes tell them apart.
+const looks = (state) => JSON.stringify({...state, focus: null}, (_, v) => v instanceof Set ? v.size : v);
+
+/**
+ * The steps in order, each with the stage's state: [{chapter, caption, state}]; order: the chapters that the page has. In a
+ * tiny world some would change nothing that can be seen: they are left out.
+ */
+export function stepsOf(order, story) {
+  const all = order.flatMap((chapter) => (chapter === "broken" ? brokenSteps(story.recordings)
+    : CHAPTERS[chapter].map((change, caption) => ({caption, change}))).map((step) => ({chapter, ...step})));
+  let before = beginning();
+  return all.flatMap(({chapter, caption, change}) => {
+    const state = {...before, ...change(before, story)};
+    state.moved = Object.fromEntries(TRAVEL.map((set) => [set, new Set([...state[set]].filter((key) => !before[set].has(key)))]));
+    const changed = looks(state) !== looks(before);
+    before = state;
+    return changed ? [{chapter, caption, state}] : [];
+  });
 }

@@ -2,6 +2,7 @@
 
 import {messageBytes, traffic} from "./model.js";
 import {line, node, rect, say, text, wrapped} from "./svg.js";
+import {uniform} from "./words.js";
 
 const HIDDEN = 7168;
 
@@ -62,7 +63,7 @@ function chain(step, w) {
   return LINKS.map(([who, what], i) => {
     const x = 10 + i * width, cls = i < step ? "t" : "m";
     return rect(x, 6, width - 8, 77, i + 1 === step ? "linkbox now" : "linkbox", 5) + text(x + 6, 20, who, `${cls} b`) +
-      wrapped(what, width - 20).map((words, n) => text(x + 6, 35 + n * 14, words, cls)).join("");
+      wrapped(what, width - 20, 6.9).map((words, n) => text(x + 6, 35 + n * 14, words, cls)).join("");
   }).join("");
 }
 
@@ -80,12 +81,24 @@ const charts = {
   bytes(story, step, {chart, width}) {
     const t = story.whole ?? traffic(story.world), n = t.pairs.length, narrow = width < 600;
     const size = Math.max(30, Math.min(64, Math.floor((narrow ? width - 60 : width / 2 - 70) / n), (narrow ? 110 : 300) / n));
-    const nodes = [matrix("m.pairs", "pairs: a message for each expert", t.pairs, chart.x + 44, chart.y + 16, size)];
     const [x, y] = narrow ? [44, chart.y + 56 + n * size] : [width / 2 + 44, chart.y + 16];
-    if (step > 1) nodes.push(matrix("m.rows", "rows: a message for each rank", t.rows, x, y, size));
-    if (step > 2) nodes.push(bars("m.bars", [["as pairs", total(t.pairs), "s0"], ["as rows", total(t.rows), "s2"]],
+    const nodes = [matrix("m.pairs", "pairs: a message for each expert", t.pairs, chart.x + 44, chart.y + 16, size),
+      matrix("m.rows", "rows: a message for each rank", t.rows, x, y, size)];
+    if (step > 1) nodes.push(bars("m.bars", [["as pairs", total(t.pairs), "floor"], ["as rows", total(t.rows), "measured"]],
       chart.x + 14, y + n * size + (narrow ? 44 : 54), width - 28, "messages between ranks"));
     return nodes;
+  },
+  // The same token among more and more ranks: a small picture for each number of ranks.
+  ranks(story, step, {chart, width}) {
+    const {bigTopK} = story.numbers, counts = [2, 4, 8, 16, 32, 64], across = width < 600 ? 3 : 6, w = (width - 20) / across, high = 110;
+    return counts.map((ranks, i) => {
+      const {pairs, rows} = uniform({ranks, experts: 256, topK: bigTopK, tokens: 1});
+      const bar = (x, v, cls) => rect(x, 30 + high * (1 - v / bigTopK), 30, Math.max(1, high * v / bigTopK), `${cls} edge`) +
+        text(x + 15, 24 + high * (1 - v / bigTopK), v.toFixed(1), "t", "middle");
+      return node(`r.${ranks}`, 10 + (i % across) * w, chart.y + 10 + Math.floor(i / across) * 190, text(0, 6, `${ranks} ranks`, "t b") +
+        bar(4, pairs, "floor") + bar(42, rows, "measured") + text(19, 46 + high, "pairs", "t", "middle") + text(57, 46 + high, "rows", "t", "middle") +
+        text(0, 64 + high, `saves ${say(100 * (1 - rows / pairs))} %`, "t b"));
+    });
   },
   load(story, step, {chart, width}) {
     const t = story.load, n = t.load.length, ranks = t.rankLoad.length;
@@ -112,7 +125,7 @@ const charts = {
         rows.map((r, i) => text(10, 18 + i * step + step / 2 + 4, width < 600 ? KERNELS[r.kernels][0] : KERNELS[r.kernels][1], "t") +
           rect(left, 18 + i * step + 2, r.us * scale, step - 4, "measured", 2) +
           rect(left, 18 + i * step + 2, Math.max(1, r.floor_us * scale), step - 4, "floor", 2) +
-          text(left + r.us * scale + 6, 18 + i * step + step / 2 + 4, `${r.us < 100 ? r.us.toFixed(1) : Math.round(r.us)} µs`, "t")).join(""));
+          text(left + r.us * scale + 6, 18 + i * step + step / 2 + 4, `${say(r.us, r.us < 100 ? 1 : 0)} µs`, "t")).join(""));
     });
   },
 };

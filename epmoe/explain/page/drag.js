@@ -1,7 +1,7 @@
 // Dragging a token's choice to another expert; with the keyboard, + and − change the selected choice.
 
 /** Choices are [data-chip="rank,token,k"], experts [data-expert]; a token that is dragged moves its first choice. */
-export function dragging(svg, {ids, experts, put}) {
+export function dragging(svg, {zoom, ids, experts, put}) {
   let held = null;
   const expertAt = (event) => document.elementsFromPoint(event.clientX, event.clientY)
     .map((e) => e.closest?.("[data-expert]")).find(Boolean);
@@ -22,7 +22,7 @@ export function dragging(svg, {ids, experts, put}) {
       held.g.parentNode.append(held.ghost);
     }
     if (!held.ghost) return;
-    held.ghost.style.transform = `${held.base} translate(${dx}px,${dy}px)`;
+    held.ghost.style.transform = `${held.base} translate(${dx / zoom()}px,${dy / zoom()}px)`;
     const over = expertAt(event);
     for (const e of svg.querySelectorAll(".over")) if (e !== over) e.classList.remove("over");
     over?.classList.add("over");

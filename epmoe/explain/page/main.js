@@ -1,57 +1,79 @@
 // The page: one clock, which scrolling, keys, buttons and the slider all set; and what readers can change.
 
 import {combine, expert, makeWorld} from "./model.js";
-import {picture, stepsFor, storyOf} from "./picture.js";
-import {values} from "./words.js";
+import {stepsOf} from "./chapters.js";
+import {picture, storyOf} from "./picture.js";
+import {references, values} from "./words.js";
 import {Stage} from "./stage.js";
 import {leastWidth} from "./layout.js";
 import {scrubs} from "./scrub.js";
 import {dragging} from "./drag.js";
 import {name} from "./scene.js";
 
+// names of arrays that light up on the stage when the pointer is over them in the text
+const NAMED = ["topk_ids", "reserved", "finished", "recv_buf", "recv_count", "row_offsets"];
 const short = (value) => +value.toPrecision(5);
 const one = (q) => document.querySelector(q), every = (q) => [...document.querySelectorAll(q)];
 
 /** Start the page. */
 export function main() {
   const data = JSON.parse(one("#data").textContent), svg = one("#stage"), view = one(".view"), stage = new Stage(svg);
-  const captions = every(".chapter").flatMap((s) => [...s.querySelectorAll("ol.steps > li")].map((li) => ({chapter: s.id, li})));
+  // each caption with its chapter, its number in it, and the steps that it has
+  const captions = every(".chapter").flatMap((s) => [...s.querySelectorAll("ol.steps > li")].map((li, n) => ({chapter: s.id, li, n, steps: []})));
+  const captionOf = (step) => captions.find((c) => c.chapter === step.chapter && c.n === step.caption);
   const still = matchMedia("(prefers-reduced-motion: reduce)");
   const page = {world: data.world, numbers: {...data.numbers}, followed: null, at: -1, playing: null};
   const order = every(".chapter").map((s) => s.id);
-  let story, steps, shown;
+  let story, steps, shown, wide, high, drawnAt, zoom = 1;
+
+  const spans = every("[data-value]");
+  for (const code of every(".prose code")) if (NAMED.includes(code.textContent)) code.dataset.about = code.textContent;
 
   function tell() {
     story = storyOf(data, page.world, page.numbers, page.followed);
-    steps = stepsFor(story, order);
-    const words = {...values(story, page.numbers), ...data.words};
-    for (const e of every("[data-value]")) if (words[e.dataset.value] !== undefined) e.textContent = words[e.dataset.value];
+    steps = stepsOf(order, story);
+    for (const c of captions) c.steps = [];
+    steps.forEach((step, n) => captionOf(step).steps.push(n));
+    const words = {...values(story, page.numbers), ...data.words}, about = references(story);
+    for (const e of spans) {
+      const name = e.dataset.value, word = words[name];
+      if (word !== undefined && e.textContent !== String(word)) e.textContent = word;
+      if (!about[name]) continue;
+      e.dataset.about = about[name].name;
+      e.dataset.rank = about[name].rank;
+    }
   }
 
+  // A wide stage grows with the window. Recordings have their own size: theirs is mostly text.
   function draw(moving) {
-    const wide = Math.max(view.clientWidth, leastWidth(page.world));
-    svg.style.width = `${wide}px`;
-    shown = picture(story, steps, Math.max(0, page.at), wide);
+    const {chart} = steps[Math.max(0, page.at)].state;
+    zoom = wide > 600 && chart?.kind !== "broken" ? Math.max(1, Math.min(1.5, high / 560, wide / Math.max(601, leastWidth(page.world)))) : 1;
+    const width = Math.max(wide / zoom, leastWidth(page.world));
+    svg.style.width = `${width * zoom}px`;
+    shown = picture(story, steps, Math.max(0, page.at), width);
     card();
-    const high = view.clientHeight;
     stage.show(shown.nodes, moving && !still.matches);
-    stage.look(shown.places, shown.state.focus, high, moving && !still.matches);
+    stage.look(shown.places, shown.state.focus, high, zoom, moving && !still.matches);
     for (const g of svg.querySelectorAll("[data-token].token, [data-chip]")) accessible(g);
+    drawnAt = `${wide} ${high}`;
   }
 
   // Tokens are buttons, choices are numbers that can be changed.
   function accessible(g) {
-    g.setAttribute("tabindex", "0");
+    if (!g.hasAttribute("tabindex")) g.setAttribute("tabindex", "0");
     if (g.dataset.chip) {
       const [r, t, k] = g.dataset.chip.split(",").map(Number), e = page.world.ids[r][t][k];
+      if (g.getAttribute("aria-valuenow") === String(e)) return;
       g.setAttribute("role", "spinbutton");
       g.setAttribute("aria-valuenow", e);
       g.setAttribute("aria-label", `expert of token ${t} of rank ${r}, choice ${k}`);
     } else {
       const [r, t] = g.dataset.token.split(",");
+      const hot = String(g.classList.contains("hot"));
+      if (g.getAttribute("aria-pressed") === hot) return;
       g.setAttribute("role", "button");
       g.setAttribute("aria-label", `follow token ${t} of rank ${r}`);
-      g.setAttribute("aria-pressed", String(g.classList.contains("hot")));
+      g.setAttribute("aria-pressed", hot);
     }
   }
 
@@ -76,33 +98,32 @@ export function main() {
     n = Math.max(0, Math.min(steps.length - 1, n));
     if (n === page.at) return;
     page.at = n;
-    const {chapter, caption} = steps[n];
-    for (const c of captions) c.li.classList.toggle("now", c.chapter === chapter && indexOf(c) === caption);
+    const now = captionOf(steps[n]);
+    for (const c of captions) c.li.classList.toggle("now", c === now);
     one("#where").textContent = `${n + 1} of ${steps.length}`;
     one("#clock").max = steps.length - 1;
     one("#clock").value = n;
-    const said = captions.find((c) => c.chapter === chapter && indexOf(c) === caption)?.li;
-    one("#clock").setAttribute("aria-valuetext", `${one(`#${CSS.escape(chapter)} h2`).textContent}: ${said?.textContent ?? ""}`);
-    one("#said").textContent = said?.textContent ?? "";
+    one("#clock").setAttribute("aria-valuetext", `${one(`#${CSS.escape(now.chapter)} h2`).textContent}: ${now.li.textContent}`);
+    one("#said").textContent = now.li.textContent;
     draw(moving);
   }
-  const indexOf = (c) => captions.filter((d) => d.chapter === c.chapter).indexOf(c);
-  const of = (li) => steps.map((s, n) => ({...s, n})).filter((s) => s.chapter === li.chapter && s.caption === indexOf(li));
 
   // The reading line: the step whose caption has passed it is shown.
-  const reading = () => innerHeight * (matchMedia("(min-width: 900px)").matches ? 0.55 : 0.76);
+  const reading = () => innerHeight * (matchMedia("(min-width: 900px)").matches ? 0.62 : 0.76);
   function scrolled() {
-    const y = reading(), passed = captions.filter((c) => c.li.getBoundingClientRect().top < y).at(-1);
-    if (!passed) return show(0);
-    if (!of(passed).length) return show(steps.findLastIndex((s) => order.indexOf(s.chapter) < order.indexOf(passed.chapter) || s.chapter === passed.chapter && s.caption < indexOf(passed)));
-    const box = passed.li.getBoundingClientRect(), mine = of(passed);
-    show(mine[Math.max(0, Math.min(mine.length - 1, Math.floor((y - box.top) / box.height * mine.length)))].n);
+    const y = reading(), boxes = captions.map((c) => c.li.getBoundingClientRect());
+    let i = boxes.findLastIndex((box) => box.top < y);
+    if (i >= 0 && captions[i].steps.length) {
+      const mine = captions[i].steps, part = Math.floor((y - boxes[i].top) / boxes[i].height * mine.length);
+      return show(mine[Math.max(0, Math.min(mine.length - 1, part))]);
+    }
+    while (i >= 0 && !captions[i].steps.length) i--;
+    show(i < 0 ? 0 : captions[i].steps.at(-1));
   }
   function go(n) {
     n = Math.max(0, Math.min(steps.length - 1, n));
-    const c = captions.find((c) => c.chapter === steps[n].chapter && indexOf(c) === steps[n].caption);
-    const mine = of(c), box = c.li.getBoundingClientRect(), i = mine.findIndex((s) => s.n === n);
-    scrollTo({top: scrollY + box.top + (mine.length > 1 ? (i + 0.5) / mine.length * box.height : Math.min(60, box.height / 2)) - reading(), behavior: "instant"});
+    const {li, steps: mine} = captionOf(steps[n]), box = li.getBoundingClientRect();
+    scrollTo({top: scrollY + box.top + (mine.length > 1 ? (mine.indexOf(n) + 0.5) / mine.length * box.height : Math.min(60, box.height / 2)) - reading(), behavior: "instant"});
     show(n);
   }
   function play() {
@@ -131,17 +152,22 @@ export function main() {
   });
   svg.addEventListener("click", (e) => follow(e.target.closest("[data-token]")));
   svg.addEventListener("keydown", (e) => { if (e.key === "Enter" || e.key === " ") { const g = e.target.closest("[data-token]"); if (g) { e.preventDefault(); follow(g); } } });
-  svg.addEventListener("pointerover", (e) => {
-    const token = e.target.closest("[data-token]")?.dataset.token;
-    for (const g of svg.querySelectorAll("[data-token]")) g.classList.toggle("peek", g.dataset.token === token);
+  // What the pointer is over lights up wherever it is, on the stage and in the text.
+  addEventListener("pointerover", (e) => {
+    const name = e.target.closest?.("[data-about]")?.dataset.about.split(" ")[0];
+    if (name === pointed) return;
+    pointed = name;
+    for (const g of every(".peek")) g.classList.remove("peek");
+    if (name) for (const g of every(`[data-about~="${CSS.escape(name)}"]`)) g.classList.add("peek");
   });
+  let pointed;
   function follow(g) {
     if (!g) return;
     const [rank, token] = g.dataset.token.split(",").map(Number);
     page.followed = {rank, token};
     changed();
   }
-  dragging(svg, {ids: () => page.world.ids, experts: () => page.world.ranks * page.world.local, put(rank, token, k, e) {
+  dragging(svg, {zoom: () => zoom, ids: () => page.world.ids, experts: () => page.world.ranks * page.world.local, put(rank, token, k, e) {
     const ids = structuredClone(page.world.ids), other = ids[rank][token].indexOf(e);
     if (other >= 0) ids[rank][token][other] = ids[rank][token][k];      // the ids of one token are distinct
     ids[rank][token][k] = e;
@@ -157,8 +183,15 @@ export function main() {
     }
     changed();
   });
-  addEventListener("scroll", scrolled, {passive: true});
-  addEventListener("resize", () => draw(false));
+  let asked = false;
+  addEventListener("scroll", () => {
+    if (!asked) requestAnimationFrame(() => { asked = false; scrolled(); });
+    asked = true;
+  }, {passive: true});
+  // Sizes are read here and not while drawing: reading them would make the browser lay out the page once more.
+  const measure = () => { [wide, high] = [view.clientWidth, view.clientHeight]; };
+  new ResizeObserver(() => { measure(); if (drawnAt !== `${wide} ${high}`) draw(false); }).observe(view);
+  measure();
   tell();
   page.at = -1;
   scrolled();

@@ -3,7 +3,7 @@
 import {say} from "./svg.js";
 
 export const RANGES = {ranks: [2, 4, 1], local: [1, 3, 1], topK: [1, 3, 1], tokens: [1, 4, 1], skew: [0, 2, 0.1],
-  bigExperts: [8, 512, 8], bigTokens: [1, 8192, 1]};
+  bigExperts: [8, 512, 8], bigTokens: [1, 8192, 1], bigTopK: [1, 16, 1]};
 
 /** The value that is n steps away, inside the range; token counts go in powers of two. */
 export function stepped(which, value, n) {

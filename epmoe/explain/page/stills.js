@@ -1,15 +1,16 @@
 // Pictures as SVG text, for readers without JavaScript, for print, and for slides. Called from Python.
 
 import {drawn, rect} from "./svg.js";
-import {picture, stepsFor, storyOf} from "./picture.js";
+import {stepsOf} from "./chapters.js";
+import {picture, storyOf} from "./picture.js";
 import {values} from "./words.js";
 
 // the step of a chapter that says most, where it is not the last
-const TELLING = {"one-gpu": 1, "router": 1};
+const TELLING = {"one-gpu": 1, "router": 1, "travel": 2};
 
 /** [{chapter, stage, svg, width, height}] of every step, or only of each chapter's most telling one. */
 export function stills({data, order, width = 760, oneEach = false}) {
-  const story = storyOf(data, data.world, data.numbers), steps = stepsFor(story, order, width);
+  const story = storyOf(data, data.world, data.numbers), steps = stepsOf(order, story);
   return steps.flatMap((step, n) => {
     const last = steps[n + 1]?.chapter !== step.chapter, telling = TELLING[step.chapter];
     if (oneEach && (telling === undefined ? !last : step.caption !== telling)) return [];
@@ -26,7 +27,7 @@ const FILM = ["router-2", "slot-4", "travel-3", "arrived-5", "grouping-4", "expe
 
 /** A film of the main steps: {pictures, width, height, things: [{body, cls, at: [[x, y] or null a picture]}]}. */
 export function film({data, order, width = 760}) {
-  const story = storyOf(data, data.world, data.numbers), steps = stepsFor(story, order, width), things = new Map();
+  const story = storyOf(data, data.world, data.numbers), steps = stepsOf(order, story), things = new Map();
   let height = 0;
   FILM.forEach((name, i) => {
     const [chapter, caption] = name.split("-"), n = steps.findLastIndex((s) => s.chapter === chapter && s.caption < Number(caption));
@@ -34,6 +35,7 @@ export function film({data, order, width = 760}) {
     height = Math.ceil(places.height);
     const before = new Set([...things.values()].map((t) => t.key));
     nodes.forEach(({key, body, cls, x, y, from}, z) => {
+      if (key.startsWith("trail")) return;      // in a film things move themselves
       // a thing that changes its looks fades into the next: it is another thing at the same place
       const id = `${key} ${cls ?? ""} ${body}`;
       if (!things.has(id)) things.set(id, {key, body, cls: cls ?? "", z, at: FILM.map(() => null),

@@ -21,13 +21,20 @@ export const box = (w, h, cls, label, labelCls = "t") =>
   rect(0, 0, w, h, cls) + (label === "" ? "" : text(w / 2, h / 2 + 4.3, label, labelCls, "middle"));
 
 /**
- * A node; more: {cls, title, from: the place that it comes from when it is new, data: {name: value}}.
- * Of a node that is "hot" (followed) or has a "mark" the first shape gets a thick edge.
+ * A node; more: {cls, title, from: the place that it comes from when it is new, data: {name: value}, about: [names],
+ * fixed: whether it stays when the stage scrolls}. Nodes that are about the same thing light up together; the first name
+ * is the node's own. A node that is "hot" (followed) or has a "mark" gets a ring around its first shape.
  */
 export function node(key, x, y, body, more = {}) {
-  for (const word of ["hot", "mark"])
-    if (` ${more.cls} `.includes(` ${word} `)) body = body.replace(/<(rect|path) class="/, `<$1 class="is-${word} `);
+  for (const word of ["hot", "mark"]) if (` ${more.cls} `.includes(` ${word} `)) body = ringed(body, word);
   return {key, x: n(x), y: n(y), body, ...more};
+}
+
+function ringed(body, word) {
+  const shape = body.match(/^<rect class="[^"]*" x="([^"]*)" y="([^"]*)" width="([^"]*)" height="([^"]*)"/);
+  if (!shape) return body.replace('<path class="', `<path class="is-${word} `);
+  const [x, y, w, h] = shape.slice(1).map(Number);
+  return body + rect(x - 2, y - 2, w + 4, h + 4, `is-${word} none`, Math.min(5, h / 2 + 2));
 }
 
 const attributes = (node) => Object.entries({class: node.cls, ...node.data})

@@ -5,8 +5,8 @@ import assert from "node:assert/strict";
 import {readFileSync, readdirSync} from "node:fs";
 import * as model from "../../../epmoe/explain/page/model.js";
 import {bf16, fma} from "../../../epmoe/explain/page/floats.js";
-import {CHAPTERS} from "../../../epmoe/explain/page/chapters.js";
-import {picture, stepsFor, storyOf} from "../../../epmoe/explain/page/picture.js";
+import {CHAPTERS, stepsOf} from "../../../epmoe/explain/page/chapters.js";
+import {picture, storyOf} from "../../../epmoe/explain/page/picture.js";
 import {drawn} from "../../../epmoe/explain/page/svg.js";
 import {stepped} from "../../../epmoe/explain/page/scrub.js";
 import {uniform, values} from "../../../epmoe/explain/page/words.js";
@@ -16,7 +16,7 @@ const {makeWorld, dispatch, traffic} = model;
 const page = new URL("../../../epmoe/explain/page/", import.meta.url);
 const texts = Object.fromEntries(readdirSync(new URL("text/", page)).map((f) => [f.replace(/^\d+-|\.md$/g, ""), readFileSync(new URL(`text/${f}`, page), "utf8")]));
 const measured = JSON.parse(readFileSync(new URL("measured.json", page), "utf8"));
-const numbers = {bigExperts: 256, bigTokens: 4096, skew: 1};
+const numbers = {bigExperts: 256, bigTokens: 4096, bigTopK: 8, skew: 1};
 const order = Object.keys(CHAPTERS).filter((name) => name !== "broken");
 const sizes = [{ranks: 3, local: 2, topK: 2, tokens: 3}, {ranks: 2, local: 1, topK: 1, tokens: 1}, {ranks: 4, local: 3, topK: 3, tokens: 4}, {ranks: 2, local: 3, topK: 2, tokens: 4}];
 const story = (world) => storyOf({measured, numbers}, world, numbers);
@@ -44,7 +44,7 @@ for (const size of sizes) {
   for (const width of [820, 374]) {
     test(`no step leaves the stage as it was: ${JSON.stringify(size)} at ${width}`, () => {
       for (const seed of size === sizes[0] ? [0, 1] : [0]) {
-        const told = story(makeWorld({...size, skew: 0.3, seed})), steps = stepsFor(told, order);
+        const told = story(makeWorld({...size, skew: 0.3, seed})), steps = stepsOf(order, told);
         assert.ok(steps.length >= 35);
         let before = "";
         steps.forEach((step, n) => {
@@ -60,7 +60,7 @@ for (const size of sizes) {
 test("everything stays on the stage, and each thing is there once", () => {
   for (const size of sizes) for (const width of [820, 374]) {
     if (width < 600 && size.ranks * size.local > 6) continue;
-    const told = story(makeWorld({...size, skew: 0, seed: 3})), steps = stepsFor(told, order);
+    const told = story(makeWorld({...size, skew: 0, seed: 3})), steps = stepsOf(order, told);
     steps.forEach((_, n) => {
       const {nodes, places} = picture(told, steps, n, width), keys = nodes.map((d) => d.key);
       assert.equal(new Set(keys).size, keys.length);
