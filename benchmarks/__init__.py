@@ -3,7 +3,7 @@
 `python -m benchmarks` on one device, `mpirun -n N python -m mpi4py -m benchmarks --against nccl` on N GPUs; with
 `--quick` only what there are targets for. `python -m benchmarks table FILE.json` and `figure FILE.json` make README's
 table and picture, `aims FILE.json` the aims beside what is reached, `merge` joins files, `compile` compiles a run's
-kernels beforehand, `cpu` times the reference and the simulator.
+kernels in advance, `cpu` times the reference and the simulator.
 
 How a number is made. One iteration of a phase is: write a buffer larger than the L2 cache; meet all ranks on the device
 (startline.py), so that neither the hosts' skew nor the launch is counted; CUDA event; the phase; CUDA event. The time
@@ -23,7 +23,7 @@ the peer-write bandwidth of a plain copy kernel measured in the same run (link.p
 | torch_peer.py, nccl.py, deepep.py | other libraries in the same run |
 | peers.py | constants of others, measured before |
 | graph.py | a contender's phases captured into CUDA graphs |
-| compiling.py | all kernels compiled beforehand, by many processes |
+| compiling.py | all kernels compiled in advance, by many processes |
 | run.py, measure.py | iterations of a contender into rows |
 | host_time.py | what calls cost the host, and how fast the host was just then |
 | targets.py, aims.py | what the kernels are to reach; that beside what is reached, as a table |

@@ -83,7 +83,7 @@ def distinct(cases):
 
 
 def everything(world, args, cases):
-    """Compile what the cases need and the disk cache lacks, beforehand: (processes, seconds); collective."""
+    """Compile what the cases need and the disk cache lacks, in advance: (processes, seconds); collective."""
     start, n_ranks, n_sms = time.perf_counter(), world.n_ranks, world.machine.all_sms
     on = "%d.%d/%d" % (*world.machine.compute_capability, n_sms)
     words = ["--ranks", str(n_ranks), "--on", on, *plan.as_words(args)]

@@ -1,6 +1,6 @@
 """torch: rows permuted by expert, all_to_all_single, rows permuted again; how people do it without a kernel for it.
 
-Counts and permutations are made beforehand: exchanging them would need another all-to-all and a host synchronisation a
+Counts and permutations are made in advance: exchanging them would need another all-to-all and a host synchronisation a
 call, so what is timed here is less than what a user pays.
 """
 
@@ -69,9 +69,9 @@ class Nccl(TorchPeer):
 
 
 def permutations(ids, rank, n_local_experts):
-    """(pairs of this rank in the order of their experts; arrived rows in the order of experts, then source ranks)."""
+    """(pairs of this rank in the order of their experts; arrived rows in the order of experts, then src_ranks)."""
     sent = np.argsort(ids[rank].ravel(), kind="stable")
-    # what arrives: by source rank, there by expert
+    # what arrives: by src_rank, there by expert
     experts = [np.sort(i.ravel()) for i in ids]
     arrived = np.concatenate([e[e // n_local_experts == rank] for e in experts])
     return sent, np.argsort(arrived, kind="stable")

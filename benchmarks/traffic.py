@@ -35,7 +35,7 @@ def payload_bytes(shape, format):
 
 
 def pairs_matrix(shape, ids):
-    """(n_ranks, n_ranks) messages from rank (line) to rank (column): one for each (token, slot)."""
+    """(n_ranks, n_ranks) messages from rank (line) to rank (column): one for each (token, k)."""
     return np.array(
         [np.bincount(i.ravel() // (shape.experts // len(ids)), minlength=len(ids)) for i in ids]
     )

@@ -14,7 +14,7 @@ LARGE, SMALL = (19, 21), (-3, 1)  # exponents
 def cancelling(rows, row_of, per_rank, seed):
     """A copy of rows, over ranks bf16 [P, hidden], with such columns.
 
-    row_of: over source ranks, int [T, n]: rows of a token, -1 for none; column c's lie on rank c // per_rank. Every
+    row_of: over src_ranks, int [T, n]: rows of a token, -1 for none; column c's lie on rank c // per_rank. Every
     fourth column shows the order of a rank's rows, the column behind it that of the ranks.
     """
     out = [r.copy() for r in rows]

@@ -150,7 +150,7 @@ def _order(handle, rank, got, want):
 
 
 def sums(name, handle, rank, got, want, of_rows):
-    """Differences of a source rank's sums over its tokens' rows; of_rows: over ranks, what was summed."""
+    """Differences of a src_rank's sums over its tokens' rows; of_rows: over ranks, what was summed."""
     found = [
         Difference(name, d.says, d.got, d.want, rank, token=d.token, column=d.column, rule=SUM)
         for d in compare_combined(None, rank, got, want)
@@ -209,7 +209,7 @@ def _other_sums(handle, rank, of_rows, dtype):
 
 
 def dense_gradients(handle, rank, got, want):
-    """Differences of a source rank's gradient of probs [T, E]; got, want: [rank], or None."""
+    """Differences of a src_rank's gradient of probs [T, E]; got, want: [rank], or None."""
     if got is None or got[rank] is None:
         return [Difference("grad_probs", "is missing from the result", rank=rank, rule=PROBS_BACK)]
     found = compare_combined(None, rank, got[rank], want[rank])

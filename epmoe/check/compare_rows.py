@@ -1,4 +1,4 @@
-"""Comparison for fused_a2a: one row for each (token, destination rank), by source rank, then token; no freedom."""
+"""Comparison for fused_a2a: one row for each (token, dst_rank), by src_rank, then token; no freedom."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ SUM = "combined_x[t] = sum over ranks ascending, in float32 from +0, rounded onc
 
 def compare_received(rank, rows, got, want):
     """Differences between one rank's (recv_x, recv_token_indices, recv_token_probs, tokens_per_expert) and the
-    reference's; rows int64 [N, 2] is the (source rank, token) of every row."""
+    reference's; rows int64 [N, 2] is the (src_rank, token) of every row."""
     names = ("tokens_per_expert", "recv_x", "recv_token_indices", "recv_token_probs")
     got, want = ((x[3], x[0], x[1], x[2]) for x in (got, want))
     found = []

@@ -64,7 +64,7 @@ def compare_src_info(cfg, rank, where, got, want):
 
 
 def _sorted_rows(where, src_info):
-    """Row numbers by (group, source rank, token, slot); shared and padding rows stay in their order."""
+    """Row numbers by (group, src_rank, token, slot); shared and padding rows stay in their order."""
     free = (where.src_rank >= 0)[:, None]
     key = np.where(free, src_info, 0)
     starts = (np.diff(where.group) != 0) | (np.diff(where.src_rank) != 0)

@@ -1,6 +1,6 @@
 """Likely causes of wrong counts: counts the ids again with one mistake at a time.
 
-A mistake is a function (cfg, rank, source rank, ids) of the ids [T, top_k] as that rank would count them for this one.
+A mistake is a function (cfg, rank, src_rank, ids) of the ids [T, top_k] as that rank would count them for this one.
 """
 
 import numpy as np

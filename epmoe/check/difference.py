@@ -68,7 +68,7 @@ class Difference:
 
     @property
     def place(self):
-        """`rank 1, expert 5, source rank 0, token 3, slot 2, row 17, column 64`, as far as it is known.
+        """`rank 1, expert 5, src_rank 0, token 3, slot 2, row 17, column 64`, as far as it is known.
 
         A round is named if it is not the first one: those before it were right.
         """

@@ -45,7 +45,7 @@ def edge_weights(weights):
 def edge_outputs(outputs, seeds, token, slot):
     """Changes experts' outputs [..., hidden] in place.
 
-    seeds: uint64 [...] of (source rank, token), so that all slots of a token have their edges in the same columns;
+    seeds: uint64 [...] of (src_rank, token), so that all slots of a token have their edges in the same columns;
     token, slot: int [...]. The token of a zero weight has an infinity under it, which makes NaN.
     """
     kinds = random_bits.words(seeds, outputs.shape[-1] // 16) % np.uint64(12)
@@ -72,7 +72,7 @@ def edge_outputs(outputs, seeds, token, slot):
 def edge_rows(rows, row_of, seed):
     """Copies of rows, over ranks bf16 [P, hidden], with edges in the same columns of all rows of a token.
 
-    row_of: over source ranks, int [T, n]: rows of a token, -1 for none; column c's lie on rank c * ranks // n.
+    row_of: over src_ranks, int [T, n]: rows of a token, -1 for none; column c's lie on rank c * ranks // n.
     """
     out = [r.copy() for r in rows]
     for src_rank, of_token in enumerate(row_of):

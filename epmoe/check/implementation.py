@@ -106,7 +106,7 @@ class Implementation:
 
 
 class RowsImplementation:
-    """Megatron's fused_a2a (DeepEP V1): one row for each (token, destination rank), in order of source rank and token.
+    """Megatron's fused_a2a (DeepEP V1): one row for each (token, dst_rank), in order of src_rank and token.
 
     Lists over ranks, or this rank's with per_rank. An object serves one world, whose size the first call shows.
     """

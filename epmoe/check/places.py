@@ -18,7 +18,7 @@ SHARED = -2
 
 @dataclass(frozen=True)
 class Places:
-    """Per output row: its group, its row inside the group, and its source rank.
+    """Per output row: its group, its row inside the group, and its src_rank.
 
     group [n_rows] int64, row_in_group [n_rows] int64, src_rank [n_rows] int64 (PADDING for rows that only fill a group
     up, SHARED for the shared expert's rows), all of exact length row_offsets[-1].
@@ -63,7 +63,7 @@ def shared_rows(cfg, rank, num_tokens):
 
 
 def places(cfg, row_offsets, recv_count, *, n_shared=None):
-    """Places of every row, from row_offsets (n_groups + 1) and recv_count (n_local_experts, source ranks).
+    """Places of every row, from row_offsets (n_groups + 1) and recv_count (n_local_experts, src_ranks).
 
     n_shared: rows of the shared expert; None: all of group 0, which is so where the format does not pad.
     """
@@ -88,7 +88,7 @@ def global_expert(cfg, rank, group):
 
 
 def source_rank(cfg, rank, index):
-    """The source rank that an index of recv_count's second axis stands for: under skip_a2a the rank itself."""
+    """The src_rank that an index of recv_count's second axis stands for: under skip_a2a the rank itself."""
     return rank if cfg.skip_a2a else int(index)
 
 

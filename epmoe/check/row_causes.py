@@ -63,7 +63,7 @@ def _payload_in_group(suspect):
 
 
 def _payload_of_other_rank(suspect):
-    """Each row holds the token of that number of another source rank, always as many ranks further on."""
+    """Each row holds the token of that number of another src_rank, always as many ranks further on."""
     (got, _), where, inputs = (
         suspect.both("output_tokens"),
         suspect.where,
@@ -73,7 +73,7 @@ def _payload_of_other_rank(suspect):
     if suspect.cfg.token_format != "bf16" or suspect.cfg.skip_a2a:
         return False
     held = {
-        (*key[:2], *key[3:]): row.tobytes()  # of (group, source rank, token, slot)
+        (*key[:2], *key[3:]): row.tobytes()  # of (group, src_rank, token, slot)
         for key, row in zip(_keys(where, suspect.got), bits(got)[: where.n_rows])
     }
     rows = [

@@ -1,4 +1,4 @@
-"""Judges an answer in a process of its own, which `lesson N --check` starts and gives ten seconds for each part.
+"""Judges an answer in a separate process, which `lesson N --check` starts and gives ten seconds for each part.
 
 The parts of an exercise are the warm-up (a number), the core (code) and the stretch (a number). The process says
 ["part", [part, "right" or "wrong", words]] for each and then ["right", ""], or ["wrong", why] if the file cannot be read,

@@ -1,4 +1,4 @@
-"""Mistakes of another make than those of tokens.py: what a hand does that edits statements, not words.
+"""Mistakes of another kind than those of tokens.py: what a hand does that edits statements, not words.
 
 | kind | what is done to the source |
 |---|---|
@@ -31,7 +31,7 @@ OFFSETS = {"at", "control"}  # objects whose attributes are places of words
 
 @dataclass(frozen=True)
 class Slip:
-    """One edit: `new` in the place of source[token.start:token.end]; the interface of tokens.Mutant.
+    """One edit: `new` instead of source[token.start:token.end]; the interface of tokens.Mutant.
 
     lines: (first, last) of the statements concerned. other: a further edit, of any file, that belongs to it.
     """

@@ -6,8 +6,8 @@ dispatch and combine. Who tells which part:
 
 1. hashing.py   what a rank sends in a round: number of tokens, ids, weights, every word of every token
 2. fill.py      writes it, clears what is counted, poisons results
-3. segments.py  which rows each (expert, source rank) segment must have, against row_offsets and recv_count
-4. rows.py      every row of dispatch: its (token, slot), that the pair belongs there and is there once, all its bytes;
+3. segments.py  which rows each (expert, src_rank) segment must have, against row_offsets and recv_count
+4. rows.py      every row of dispatch: its (token, k), that the pair belongs there and is there once, all its bytes;
                 and the experts, an exact function of a row and its expert
 5. encoding.py  formats that round: every token encoded and decoded again by the format's own device functions, and
                 all output arrays compared byte for byte

@@ -1,4 +1,4 @@
-"""Which rows each (expert, source rank) segment of a rank must have, against row_offsets, expert_ids and recv_count."""
+"""Which rows each (expert, src_rank) segment of a rank must have, against row_offsets, expert_ids and recv_count."""
 
 from functools import lru_cache
 

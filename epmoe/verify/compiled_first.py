@@ -1,4 +1,4 @@
-"""The kernels of `verify --all` compiled beforehand, in pieces that many processes share.
+"""The kernels of `verify --all` compiled in advance, in pieces that many processes share.
 
 On a fresh machine the ranks would otherwise wait for one of them to compile, a kernel at a time.
 """
@@ -65,7 +65,7 @@ def compile_part(cases, number, of, cc):
 
 
 def compile_all(args, cases, world):
-    """Compile what the disk cache lacks beforehand: what compiling.ahead returns; collective."""
+    """Compile what the disk cache lacks in advance: what compiling.ahead returns; collective."""
     return compiling.ahead(world, cases, lambda: all_kernels(cases), _command(args, world))
 
 

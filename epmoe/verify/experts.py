@@ -46,7 +46,7 @@ class Experts:
 def reordered(cfg, d_from, d_to, y, rows):
     """Rows of y, in d_from's order, put into d_to's order; (rows, hidden), where nothing belongs NaN.
 
-    Inside an (expert, source rank) segment the two may have the same rows in another order.
+    Inside an (expert, src_rank) segment the two may have the same rows in another order.
     """
     result = np.full((rows, cfg.hidden), np.nan, y.dtype)
     result[_order(cfg, d_to)] = y[_order(cfg, d_from)]

@@ -110,7 +110,7 @@ def walk(args, console, worlds):
     """Walk the matrix with a progress bar; prints a table, or JSON; the exit status is 0 if all cases passed."""
     start = time.perf_counter()
     n_ranks = args.ranks or (worlds.n_ranks if worlds.mpi else N_RANKS)
-    if not device.SIM:  # what is compiled beforehand is what this GPU is going to run
+    if not device.SIM:  # what is compiled in advance is what this GPU is going to run
         args.kernels = kernels_named(args.kernels, worlds.make(n_ranks, args.seed).machine)
     chosen = _chosen(args, n_ranks)
     if not device.SIM:

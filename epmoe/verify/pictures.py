@@ -146,7 +146,7 @@ def _summary(name, words):
 
 
 def segments(cfg, rank, d):
-    """The rows of one rank after dispatch: for each expert its rows, and how many came from each source rank."""
+    """The rows of one rank after dispatch: for each expert its rows, and how many came from each src_rank."""
     offsets = np.asarray(d.row_offsets).astype(np.int64)
     received = np.asarray(d.recv_count)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))

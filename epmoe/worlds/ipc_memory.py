@@ -55,7 +55,7 @@ class IpcMemory:
         ]
 
     def free(self, together, timeout, heaps=None):
-        """Unmap the peers' memory, and free the own when all peers have unmapped it; after an error it stays.
+        """Unmap the peers' memory, and free its own when all peers have unmapped it; after an error it stays.
 
         heaps: as for SymmetricMemory.
         """

@@ -1,4 +1,4 @@
-"""The message that one (token, slot) pair travels in: its parts, their sizes and places, and its trailer."""
+"""The message that one (token, k) pair travels in: its parts, their sizes and places, and its trailer."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ class TokenFormat:
     """A token as bytes: `payload | src_info | topk_info`, each part padded up to `alignment` bytes.
 
     payload    token_size() bytes: the values, then the scales, each padded
-    src_info   int32: the token's row in the source rank's input_tokens
+    src_info   int32: the token's row in the src_rank's input_tokens
     topk_info  uint16 [top_k]: the token's global expert ids in slot order, -1 as 65535; the receiver finds the slot by
                looking up its own id
 

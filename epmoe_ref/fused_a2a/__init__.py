@@ -4,9 +4,9 @@ Whatever differs from rank to rank is a list over ranks, arguments and results a
 number of ranks is the length of those lists. Two families of functions:
 
 `dispatch_*`, `combine_*` (FusedDispatch, FusedCombine): a token travels once to each rank that has one of its experts;
-rows by source rank, then token; gradients are sums over ranks.
+rows by src_rank, then token; gradients are sums over ranks.
 `hybrid_dispatch_*`, `hybrid_combine_*` (HybridEPDispatch, HybridEPCombine): a token has one row for each of its
-experts; rows by local expert, then source rank, then token, padded; gradients are sums over experts, then over ranks.
+experts; rows by local expert, then src_rank, then token, padded; gradients are sums over experts, then over ranks.
 
 R ranks, E = `num_experts` global experts, L = E / R local ones, T tokens on a rank (0 is allowed, ranks may differ),
 K slots, H hidden, N rows received by a rank, P rows of an expert-major result. Expert e lives on rank e // L.

@@ -32,14 +32,14 @@ def hybrid_dispatch_forward(
     num_local_experts: L; E = R * L.
     num_permuted_tokens: P, one number for all ranks, so that nobody has to wait for counts; None: P is exact.
     pad_multiple: each expert's segment is rounded up to it; None or 0: no padding.
-    fp8_dispatch: send blockwise FP8 (bfloat16 in, H a multiple of 128; each token is encoded once, by its source rank,
+    fp8_dispatch: send blockwise FP8 (bfloat16 in, H a multiple of 128; each token is encoded once, by its src_rank,
     as BlockwiseFP8TokenFormat does). Upstream refuses it.
     p2p_world_size: ranks joined by a fast interconnect; decides the rounding points of combine alone. It must divide R.
     None: all ranks are one p2p world (1 gives the same numbers).
 
     Returns (dispatched_hidden, dispatched_probs, dispatched_scaling_factor, tokens_per_expert, handle), lists over
     ranks but for the handle:
-    dispatched_hidden [P, H], dtype of x (e4m3 with fp8_dispatch): expert-major, inside an expert by source rank, then
+    dispatched_hidden [P, H], dtype of x (e4m3 with fp8_dispatch): expert-major, inside an expert by src_rank, then
     token. Padding rows, and rows beyond the last segment, are zero (an implementation may leave the latter alone).
     dispatched_probs float32 [P]: the prob of the row's (token, expert); zero where the row is. None on every rank if
     there are no probs.

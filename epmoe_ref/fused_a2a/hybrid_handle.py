@@ -23,7 +23,7 @@ class HybridHandle:
     num_tokens: tuple[int, ...]
     """T of each rank."""
     row_of: list[np.ndarray]
-    """Over source ranks: int64 [T, E], the pair's row on the expert's rank; -1 where not routed, and where dropped."""
+    """Over src_ranks: int64 [T, E], the pair's row on the expert's rank; -1 where not routed, and where dropped."""
     src_rank: list[np.ndarray]
     """Over ranks: int64 [P], the rank a row came from; -1 for rows without a token."""
     src_token: list[np.ndarray]
@@ -51,14 +51,14 @@ def hybrid_handle(
 ) -> HybridHandle:
     """The handle of a routing map.
 
-    routing_map: over ranks, bool [T, E], checked. Rows of a rank are expert-major, inside an expert by source rank,
+    routing_map: over ranks, bool [T, E], checked. Rows of a rank are expert-major, inside an expert by src_rank,
     then token. Each expert's segment is rounded up to pad_multiple (0: not). With num_permuted_tokens the rank has
     exactly that many rows: what lies beyond is dropped in expert-major order, what is missing belongs to nobody.
     """
     n_ranks, num_tokens = len(routing_map), tuple(len(routed) for routed in routing_map)
     routed = np.concatenate(
         routing_map
-    )  # the tokens of the world in the order (source rank, token)
+    )  # the tokens of the world in the order (src_rank, token)
     multiple = max(pad_multiple, 1)
     padded = -(-routed.sum(axis=0) // multiple) * multiple
     padded = padded.reshape(n_ranks, num_local_experts)
@@ -97,7 +97,7 @@ def hybrid_handle(
 
 
 def expand(per_rank: list[np.ndarray], handle: HybridHandle) -> list[np.ndarray]:
-    """What each rank receives, over ranks [P, H], when every source rank sends its rows [T, H]; other rows are zero."""
+    """What each rank receives, over ranks [P, H], when every src_rank sends its rows [T, H]; other rows are zero."""
     received = []
     for rank, n_rows in enumerate(handle.num_rows):
         rows = np.zeros((n_rows, per_rank[0].shape[1]), per_rank[0].dtype)
@@ -122,7 +122,7 @@ def expand_probs(probs: list[np.ndarray], handle: HybridHandle) -> list[np.ndarr
 
 
 def collect_probs(rows: list[np.ndarray], handle: HybridHandle) -> list[np.ndarray]:
-    """The dense gradient [T, E] of each source rank out of the rows' [P]: a copy where a pair has a row, else zero."""
+    """The dense gradient [T, E] of each src_rank out of the rows' [P]: a copy where a pair has a row, else zero."""
     collected = []
     for row_of in handle.row_of:
         dense = np.zeros(row_of.shape, np.float32)

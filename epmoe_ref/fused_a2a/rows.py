@@ -21,7 +21,7 @@ def dispatch_forward(x, token_indices, token_probs, num_experts):
 
     Returns (recv_x, recv_token_indices, recv_token_probs, tokens_per_expert, handle), lists over ranks but for the
     handle:
-    recv_x [N, H], dtype of x (pairs if x was): one row for each (source token, this rank), by source rank, then token.
+    recv_x [N, H], dtype of x (pairs if x was): one row for each (source token, this rank), by src_rank, then token.
     Not grouped by expert. A token whose slots are all -1 goes nowhere.
     recv_token_indices int64 [N, K]: the row's slots with local ids, id - rank * L; -1 where the expert lives elsewhere
     or there is none. Slot positions are kept.

@@ -19,11 +19,11 @@ class RowsHandle:
     num_tokens: tuple[int, ...]
     """T of each rank."""
     row_of: list[np.ndarray]
-    """Over source ranks: int64 [T, R], the row that the token has on each rank, -1 where it does not go."""
+    """Over src_ranks: int64 [T, R], the row that the token has on each rank, -1 where it does not go."""
     src_rank: list[np.ndarray]
     """Over receiving ranks: int64 [N], the rank a row came from; ascending."""
     src_token: list[np.ndarray]
-    """Over receiving ranks: int64 [N], the token of that rank; ascending inside a source rank."""
+    """Over receiving ranks: int64 [N], the token of that rank; ascending inside a src_rank."""
 
     @property
     def n_ranks(self) -> int:
@@ -40,10 +40,10 @@ def rows_handle(token_indices: list[np.ndarray], num_experts: int) -> RowsHandle
     """The handle of a routing.
 
     token_indices: over ranks, int64 [T, K], checked. A token goes to every rank that has one of its experts, once.
-    Rows of a rank are ordered by source rank, then token.
+    Rows of a rank are ordered by src_rank, then token.
     """
     n_ranks, num_tokens = len(token_indices), tuple(len(ids) for ids in token_indices)
-    ids = np.concatenate(token_indices)  # the tokens of the world in the order (source rank, token)
+    ids = np.concatenate(token_indices)  # the tokens of the world in the order (src_rank, token)
     owner = np.where(ids >= 0, ids // (num_experts // n_ranks), n_ranks)
     goes = np.zeros(
         (len(ids), n_ranks + 1), bool
@@ -65,7 +65,7 @@ def rows_handle(token_indices: list[np.ndarray], num_experts: int) -> RowsHandle
 
 
 def gather(per_rank: list[np.ndarray], handle: RowsHandle) -> list[np.ndarray]:
-    """What each rank receives, over ranks [N, ...], when every source rank sends its rows [T, ...]."""
+    """What each rank receives, over ranks [N, ...], when every src_rank sends its rows [T, ...]."""
     received = []
     for src_rank, src_token in zip(handle.src_rank, handle.src_token):
         received.append(

@@ -12,7 +12,7 @@ from .state import MAX_FINITE, RankState, Step, Write, sent
 
 
 def combine_async(state: RankState, expert_outputs: np.ndarray, src_info: np.ndarray) -> Step:
-    """Send every row of expert output back to the (token, slot) of its source rank.
+    """Send every row of expert output back to the (token, k) of its src_rank.
 
     expert_outputs: combine_dtype [rows, hidden], the rows of dispatch's output_tokens; src_info: int32 [rows, 2], from
     it.
@@ -22,11 +22,11 @@ def combine_async(state: RankState, expert_outputs: np.ndarray, src_info: np.nda
     src_info[i] = (t, k) goes to combine_recv_buf[t, k] of rank r; a row outside [0, max_tokens_per_rank) x [0, top_k)
     is not sent. When all rows of the segment are written, count goes to combine_recv_count[le, my_rank] of rank r: the
     signal, 0 too. `finished` may count the rows written and rank completion the signals.
-    After: nothing else has changed in the own memory, but words that combine_wait zeroes may have their value or be
+    After: nothing else has changed in its own memory, but words that combine_wait zeroes may have their value or be
     zero already: entries of A, once everybody has read them; `finished` may hold 0 or the rows of its segment; rank
     completion 0 or the number of signals to each rank of the p2p world.
 
-    skip_a2a: rows and signals go to the own memory; the rank axis has length 1. Errors: EPStateError if it is another
+    skip_a2a: rows and signals go to its own memory; the rank axis has length 1. Errors: EPStateError if it is another
     step's turn; EPValueError for wrong dtypes and shapes. Source: protocol section 6.
     """
     cfg, rank = state.cfg, state.rank

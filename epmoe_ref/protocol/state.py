@@ -41,18 +41,18 @@ class RankState:
     """The memory of one rank between two steps. Steps copy it; the arrays of a state are never written again.
 
     Buffers (msg_bytes: of the token format in dispatch; hidden * itemsize in combine, whose messages have no trailer;
-    the source rank axis has length 1 under skip_a2a):
+    the src_rank axis has length 1 under skip_a2a):
 
     dispatch_send_buf    uint8 [max_tokens_per_rank, msg_bytes]: the rank's own messages, by token
     dispatch_recv_buf    uint8 [n_local_experts, n_ranks, max_tokens_per_rank, msg_bytes]: written by peers, [local
-                         expert, source rank, slot]; slots past the count keep whatever bytes they had
-    dispatch_recv_count  uint64 [n_local_experts, n_ranks]: the signal of (local expert, source rank): the number of
+                         expert, src_rank, slot]; slots past the count keep whatever bytes they had
+    dispatch_recv_count  uint64 [n_local_experts, n_ranks]: the signal of (local expert, src_rank): the number of
                          messages, 0 too; MAX_FINITE: not arrived
     combine_send_buf     uint8 [n_local_experts * n_ranks * max_tokens_per_rank, msg_bytes] with use_shmem, else [0,
                          msg_bytes]: stages rows for other p2p worlds; only its owner reads it, and its bytes are free
     combine_recv_buf     uint8 [max_tokens_per_rank, top_k, msg_bytes]: written by peers; rows of pairs that were not
                          sent keep whatever bytes they had
-    combine_recv_count   uint64 [n_local_experts, n_ranks]: the signal of (local expert of the source rank, source rank)
+    combine_recv_count   uint64 [n_local_experts, n_ranks]: the signal of (local expert of the src_rank, src_rank)
     ep_counters          int32 [8 * n_experts + 12]: the eleven regions of EPLocalSyncCounters; see `region`
 
     Before the first round buffers hold any bytes, recv_counts MAX_FINITE, counters 0.
@@ -121,7 +121,7 @@ class RankState:
         """A buffer, a recv_count or a counter region, a view in the shape of its indices.
 
         Of a counter region the words in use: reserved, finished [n_local_experts, n_ranks] by (local expert,
-        destination rank), A [n_local_experts, n_ranks, 2] and B [n_local_experts, n_ranks] by (local expert, source
+        dst_rank), A [n_local_experts, n_ranks, 2] and B [n_local_experts, n_ranks] by (local expert, source
         rank), C [n_local_experts], rank_completion [8], D, E, F, G [1], combine_wait [2 * n_experts]; the rank axis has
         length 1 under skip_a2a. Words of a region that are not in use stay 0.
         """

@@ -149,7 +149,7 @@ class LowLatency(Implementation):
         self._buffer.destroy()
 
     def _rows_by_rank(self, layout_range):
-        """(places in [expert, row] flattened, by expert and source rank; where each segment starts in that list)."""
+        """(places in [expert, row] flattened, by expert and src_rank; where each segment starts in that list)."""
         capacity = self.cfg.n_ranks * self._most
         begin, count = layout_range.reshape(-1) >> 32, layout_range.reshape(-1) & 0xFFFFFFFF
         begin = begin + np.repeat(np.arange(self.cfg.n_local_experts), self.cfg.n_ranks) * capacity

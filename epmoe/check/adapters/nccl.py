@@ -48,7 +48,7 @@ class AllToAll(Implementation):
         received = received.reshape(cfg.n_ranks, cfg.n_local_experts)
         self._out, self._in = (x.reshape(cfg.n_ranks, -1).sum(1).tolist() for x in (sent, received))
         src_info = torch.stack([self._pairs // cfg.top_k, self._pairs % cfg.top_k], 1)
-        # arrived: by source rank, then expert. Wanted: by expert, then source rank
+        # arrived: by src_rank, then expert. Wanted: by expert, then src_rank
         segments = torch.arange(received.numel(), device=self._device).reshape(received.shape)
         order = segments % cfg.n_local_experts * cfg.n_ranks + segments // cfg.n_local_experts
         self._order = order.reshape(-1).repeat_interleave(received.reshape(-1)).argsort(stable=True)

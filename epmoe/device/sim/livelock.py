@@ -43,7 +43,7 @@ class Notes:
 
 
 class Watch:
-    """Notes accesses, in the place of the race detector (`inner`, or None), which is told of all of them."""
+    """Notes accesses, instead of the race detector (`inner`, or None), which is told of all of them."""
 
     def __init__(self, scheduler):
         self.scheduler, self.inner = scheduler, scheduler.detector

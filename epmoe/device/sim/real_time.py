@@ -1,4 +1,4 @@
-"""Time and waiting of a rank that is a process of its own: the real clock, and the processor left to the others."""
+"""Time and waiting of a rank that is a separate process: the real clock, and the processor left to the others."""
 
 import os
 import time

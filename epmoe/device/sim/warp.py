@@ -137,7 +137,7 @@ def shfl_xor(v, mask):
 
 
 def shfl_up(v, d):
-    """v of lane (own lane - d); the own v where there is none."""
+    """v of lane (own lane - d); its own v where there is none."""
     t, vals = meet("shfl_up", v)
     lane = t.lane - d
     w = vals[lane] if lane >= 0 else None
@@ -145,7 +145,7 @@ def shfl_up(v, d):
 
 
 def shfl_down(v, d):
-    """v of lane (own lane + d); the own v where there is none."""
+    """v of lane (own lane + d); its own v where there is none."""
     t, vals = meet("shfl_down", v)
     lane = t.lane + d
     w = vals[lane] if lane < 32 else None
