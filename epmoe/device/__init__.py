@@ -1,14 +1,14 @@
-"""The words kernels are written in, and the machine that runs them: one set of names, a GPU and a CPU implementation.
+"""The intrinsics that kernels are written in, and the machine that runs them, for GPUs and for the simulator.
 
-`SIM` says which one this process uses. It is chosen once, here: EPMOE_DEVICE=gpu or sim decides; else
-NUMBA_ENABLE_CUDASIM=1 means the simulator; else the GPU if numba-cuda can be imported and a CUDA device is there;
+`SIM` says which of the two this process uses. The choice is made once, here: EPMOE_DEVICE=gpu or sim decides; else
+NUMBA_ENABLE_CUDASIM=1 means the simulator; else the GPU, if numba-cuda can be imported and there is a CUDA device;
 else the simulator. With EPMOE_DEVICE=gpu and no GPU, kernels can still be compiled to PTX. The simulator never imports
 numba.
 
-Words: see epmoe.device.names. Decorators: @device_fn for functions, @kernel(max_threads=...) for entry points with the
-signature (params: u64, num_tokens: i32, my_rank: i32), and any number of u64 behind these. ArrayKernel makes a kernel
-whose arguments are arrays, tuples and numbers; address_of(array) is where its first element lies. machine(n_ranks, ...)
-makes the host's side: buffers, streams, launches.
+epmoe.device.names lists the intrinsics. Decorators: @device_fn for functions, @kernel(max_threads=...) for entry points
+with the signature (params: u64, num_tokens: i32, my_rank: i32), followed by any number of u64. ArrayKernel makes a
+kernel whose arguments are arrays, tuples and numbers; address_of(array) is the address of its first element.
+machine(n_ranks, ...) makes the host's side: buffers, streams, launches.
 """
 
 import os as _os

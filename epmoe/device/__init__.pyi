@@ -67,7 +67,7 @@ def store16_stream(address: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
     """store16 that leaves no trace in the L1 cache."""
 
 def prefetch(address: Any) -> Any:
-    """Bring the bytes around a global address nearer; nothing is read, so no order is needed."""
+    """Prefetch the bytes around a global address into L2; nothing is read, so no order is needed."""
 
 def ld_relaxed_cta_i32(address: Any) -> Any:
     """Relaxed load of a i32, scope cta."""
@@ -442,7 +442,7 @@ def syncthreads_or(p: Any) -> Any:
     """1 if p is true in any thread of the block; a barrier as well."""
 
 def syncthreads_count(p: Any) -> Any:
-    """In how many threads of the block p is true; a barrier as well."""
+    """The number of threads of the block in which p is true; a barrier as well."""
 
 def syncwarp() -> Any:
     """bar.warp.sync: all lanes meet, and see what any of them wrote before."""
@@ -454,10 +454,10 @@ def shfl_xor(v: Any, mask: Any) -> Any:
     """v of lane (own lane xor mask)."""
 
 def shfl_up(v: Any, d: Any) -> Any:
-    """v of lane (own lane - d); the own v where there is none."""
+    """v of lane (own lane - d); own v if there is no such lane."""
 
 def shfl_down(v: Any, d: Any) -> Any:
-    """v of lane (own lane + d); the own v where there is none."""
+    """v of lane (own lane + d); own v if there is no such lane."""
 
 def ballot(p: Any) -> Any:
     """Bit i is set if p is true in lane i."""
@@ -503,7 +503,7 @@ def shared_array(shape: Any, dtype: Any) -> Any:
 def shared_add_i32(array: Any, i: Any, v: Any) -> Any:
     """Add to an element of a shared int32 array, relaxed, scope cta; returns the old value.
 
-    To add 0 is to look, and looks are spins as those of strong loads are."""
+    Adding 0 is a poll, and polls are spins, as for strong loads."""
 
 def shared_addr(array: Any) -> Any:
     """Shared-window address (u32) of an array's first element."""
@@ -542,13 +542,13 @@ def shared_store_f32(address: Any, v: Any) -> Any:
     """Store a f32 at a shared-window address."""
 
 def globaltimer() -> Any:
-    """Nanoseconds since some start; here 100 for each operation done by anybody."""
+    """Nanoseconds since some start; here 100 for each operation of any thread."""
 
 def clock() -> Any:
     """Cycles of this multiprocessor since some start; here the same as globaltimer."""
 
 def nanosleep(ns: Any) -> Any:
-    """Sleep for about so many nanoseconds."""
+    """Sleep for about ns nanoseconds."""
 
 def f32_as_u32(x: Any) -> Any:
     """The bits of an f32."""
@@ -602,16 +602,16 @@ def div_rn(a: Any, b: Any) -> Any:
     """a / b, rounded once."""
 
 def max_f32(a: Any, b: Any) -> Any:
-    """The larger one; a NaN loses against a number; +0 is larger than -0."""
+    """The larger one; if one is NaN, the other; +0 is larger than -0."""
 
 def min_f32(a: Any, b: Any) -> Any:
-    """The smaller one; a NaN loses against a number; -0 is smaller than +0."""
+    """The smaller one; if one is NaN, the other; -0 is smaller than +0."""
 
 def abs_f32(a: Any) -> Any:
     """a without its sign."""
 
 def exp(a: Any) -> Any:
-    """e to the power a, within 2 units in the last place; no part of the bit-exact promise."""
+    """e to the power a, within 2 units in the last place; not bit-exact."""
 
 def ex2_approx(a: Any) -> Any:
     """2 to the power a, as ex2.approx.f32 (within 2 units in the last place)."""
@@ -620,7 +620,7 @@ def mbar_init(mbar: Any, count: Any) -> Any:
     """Make an mbarrier at a shared-window address (8 bytes, aligned) that takes `count` arrivals a phase."""
 
 def mbar_expect_tx(mbar: Any, nbytes: Any) -> Any:
-    """Arrive, and let the phase last until so many bytes more have been copied."""
+    """Arrive, and extend the phase until nbytes more have been copied."""
 
 def mbar_arrive(mbar: Any) -> Any:
     """Arrive (release, scope cta)."""
@@ -638,13 +638,13 @@ def bulk_commit() -> Any:
     """Close the thread's current group of bulk stores."""
 
 def bulk_wait() -> Any:
-    """Wait until all closed groups of this thread are done: what they wrote may be signalled now."""
+    """Wait until all closed groups of this thread are done; their writes may now be signalled."""
 
 def bulk_wait_read() -> Any:
-    """Wait until all closed groups of this thread have read their source: shared memory may be written again."""
+    """Wait until all closed groups of this thread have read their source; shared memory may now be overwritten."""
 
 def fence_proxy_async() -> Any:
-    """Let bulk copies issued after it (by whoever is ordered behind this thread) see ordinary accesses before it."""
+    """Make ordinary accesses before it visible to bulk copies issued after it (by any thread ordered after this one)."""
 
 def elect_one() -> Any:
     """1 in one lane of the warp (here the lowest), 0 in the others; all lanes meet."""
@@ -652,7 +652,7 @@ def elect_one() -> Any:
 def griddep_wait() -> Any:
     """Programmatic launch: wait until the launch before this one has ended.
 
-    Streams here never overlap launches, but the race detector takes it that they might."""
+    Streams here never overlap launches, but the race detector assumes that they may."""
 
 def griddep_launch() -> Any:
     """Programmatic launch: the next launch may begin. Streams here never overlap launches."""

@@ -1,4 +1,4 @@
-"""Number words: f32 values are np.float32, exactly rounded like the PTX instructions. Arrays broadcast."""
+"""Arithmetic intrinsics: f32 values are np.float32, rounded exactly like the PTX instructions. Arrays broadcast."""
 
 import math
 import struct
@@ -57,7 +57,7 @@ def bf16_hi(x):
 def _bf16_bits(x):
     u = int((x if x.__class__ is F32 else F32(x)).view(np.uint32))
     if u & 0x7FFFFFFF > 0x7F800000:
-        return 0x7FFF  # what cvt.rn.bf16 makes of every NaN
+        return 0x7FFF  # the result of cvt.rn.bf16 for every NaN
     return (u + 0x7FFF + (u >> 16 & 1)) >> 16
 
 
@@ -169,7 +169,7 @@ def _fma_arrays(a, b, c):
 
 
 def max_f32(a, b):
-    """The larger one; a NaN loses against a number; +0 is larger than -0."""
+    """The larger one; if one is NaN, the other; +0 is larger than -0."""
     a, b = F32(a), F32(b)
     if a != a:
         return b if b == b else _NAN
@@ -179,7 +179,7 @@ def max_f32(a, b):
 
 
 def min_f32(a, b):
-    """The smaller one; a NaN loses against a number; -0 is smaller than +0."""
+    """The smaller one; if one is NaN, the other; -0 is smaller than +0."""
     a, b = F32(a), F32(b)
     if a != a:
         return b if b == b else _NAN
@@ -194,7 +194,7 @@ def abs_f32(a):
 
 
 def exp(a):
-    """e to the power a, within 2 units in the last place; no part of the bit-exact promise."""
+    """e to the power a, within 2 units in the last place; not bit-exact."""
     return F32(np.exp(F32(a)))
 
 

@@ -1,7 +1,7 @@
 """Casts as integer arithmetic, in PTX, for devices whose hardware lacks them: bf16 and fp16 pairs, and e4m3.
 
-Bit for bit what the instructions of newer devices give. `run` interprets such a text on the host, so that this can be
-tested where there is no GPU.
+The results equal those of newer devices' instructions bit for bit. `run` interprets a PTX text on the host, to test it
+without a GPU.
 """
 
 import re
@@ -45,7 +45,7 @@ E4M3X2 = _pair(
 
 
 def from_e4m3(shift):
-    """Text that makes a float32 of the e4m3 in bits shift .. shift + 7 of $1: its bits in place, times 2**120."""
+    """Text that converts the e4m3 in bits shift .. shift + 7 of $1 to float32: its bits in place, times 2**120."""
     return (
         "{ .reg .b32 u, s; .reg .f32 f; .reg .pred p; shr.u32 u, $1, %d; and.b32 s, u, 0x80; and.b32 u, u, 0x7f; "
         "setp.eq.u32 p, u, 0x7f; shl.b32 u, u, 20; mov.b32 f, u; mul.rn.f32 f, f, 0f7B800000; mov.b32 u, f; "
@@ -54,7 +54,7 @@ def from_e4m3(shift):
 
 
 def run(text, *operands):
-    """The value that such a text gives for operands $1, $2: arrays of uint32 bits. Only the instructions used here."""
+    """The result of a PTX text for operands $1, $2: arrays of uint32 bits. Knows only the instructions used here."""
     values = {"$%d" % i: np.asarray(v, np.uint32) for i, v in enumerate(operands, 1)}
     f32, u32 = (lambda v: v.view(np.float32)), (lambda v: np.asarray(v).view(np.uint32))
     steps = {

@@ -1,8 +1,8 @@
 """A fingerprint of a kernel: equal only if compiling it would give the same code.
 
-Numba's own cache looks at a kernel's bytecode and closure and not at the device functions that it calls. Here the
-whole tree is walked: code, constants, closures, and the globals that the code names, through all functions. What the
-walk does not know makes the kernel uncacheable rather than wrongly cached.
+Numba's cache depends on a kernel's bytecode and closure, but not on the device functions that it calls. This module
+walks the whole tree: code, constants, closures, and the globals that the code names, through all functions. A kernel
+with an object that the walk does not know is not cached.
 """
 
 import hashlib
@@ -56,7 +56,7 @@ class Unknown(Exception):
 
 
 def fingerprint(function, *more):
-    """Hex digest of a function with all it refers to, and of more plain values; None if something in it is unknown."""
+    """Hex digest of a function with everything it refers to, and of more plain values; None if an object is unknown."""
     walk = _Walk()
     try:
         walk.value(more)
@@ -69,7 +69,7 @@ def fingerprint(function, *more):
 
 @cache
 def versions():
-    """Python and everything that takes part in compiling, with versions."""
+    """Versions of Python and of every package that compiles kernels."""
     names = sorted({name for name in LIBRARIES.values() if name} | set(COMPILERS))
     return repr((sys.version_info[:3], [(name, _version(name)) for name in names]))
 
@@ -83,7 +83,7 @@ def _version(name):
 
 @cache
 def source_digest():
-    """Digest of the source that kernels are made of: of the intrinsics too, whatever they are made of."""
+    """Digest of the source of kernels and intrinsics."""
     return _digest(
         [
             *(FOLDER / "device").glob("*.py"),
@@ -95,7 +95,7 @@ def source_digest():
 
 @cache
 def package_digest():
-    """Digest of all source of this package, which decides what kernels a run needs."""
+    """Digest of all source of this package, which determines the kernels that a run needs."""
     return _digest(FOLDER.rglob("*.py"))
 
 
@@ -114,7 +114,7 @@ class _Walk:
     def __init__(self):
         self.digest = hashlib.sha256()
         self._seen = {}
-        self._alive = []  # ids stay those of their objects as long as these live
+        self._alive = []  # keeps the objects alive, so their ids stay unique
 
     def put(self, *words):
         for word in words:
@@ -125,7 +125,7 @@ class _Walk:
         if isinstance(v, PLAIN):
             self.put(type(v).__name__, repr(v))
             return
-        # Whether equal constants are one object depends on where Python had the bytecode from.
+        # Whether equal constants are one object depends on where Python got the bytecode.
         if isinstance(v, tuple):
             self.items(v)
             return
@@ -193,7 +193,7 @@ class _Walk:
             if _is_filled(cell):
                 self.value(cell.cell_contents)
             else:
-                self.put("never assigned")  # a name of a branch that this kernel is made without
+                self.put("never assigned")  # a name in a branch that this kernel does not have
         for name in sorted(_names(f.__code__)):
             if name in f.__globals__:
                 self.put(name)

@@ -1,7 +1,7 @@
-"""What a world works with belongs to the process that made it; a child that the program forks is told so.
+"""A world belongs to the process that made it; a forked child that uses it gets an error.
 
-A child has copies of Python's objects, and shares memory of ranks, messages and the GPU with its parent, which would
-not know of what it does.
+A child has copies of Python's objects, but shares the ranks' memory, messages and the GPU with its parent, which would
+not notice the child's changes.
 """
 
 import os
@@ -13,7 +13,7 @@ _made = weakref.WeakSet()
 
 
 class _OfAnotherProcess:
-    """What belongs_here() was called with, in a child."""
+    """The argument of belongs_here(), in a child."""
 
     def __getattribute__(self, name):
         if name.startswith("__"):

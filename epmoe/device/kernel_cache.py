@@ -1,11 +1,11 @@
-"""Compiled kernels on disk, so that only the first start on a host compiles, and of several ranks only one.
+"""A disk cache of compiled kernels: only the first start on a host compiles, and only one of several ranks.
 
-EPMOE_CACHE_DIR names the folder (default ~/.cache/epmoe/kernels), EPMOE_CACHE=0 turns the cache off. A file is found by
-the kernel's fingerprint and is written under another name first; one that is damaged counts as missing. Beside them lie
-lists of the fingerprints of all kernels that a run needs, because to work them out takes seconds.
+EPMOE_CACHE_DIR names the folder (default ~/.cache/epmoe/kernels), EPMOE_CACHE=0 turns the cache off. A file's name is
+the kernel's fingerprint. It is written under another name first, and a damaged file counts as missing. The folder also
+has lists of the fingerprints of all kernels that a run needs, because computing them takes seconds.
 
-Whoever can write there decides what runs on this user's GPU. So a folder that others can write to is not used, and a
-file counts only if it is this user's, not a link, and not writable by others.
+A user who can write there decides what runs on this user's GPU. So a folder that others can write to is not used, and a
+file is used only if this user owns it, it is no link, and others cannot write it.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ MAGIC = b"epmoe kernel 1\n"
 WAIT_S = 120  # for another process that compiles the same kernel
 NAP_S = 0.02
 MAX_FILES = 2000  # of each kind
-LEFT_S = 86400  # after which a lock, or half of a file, is of a process that was killed
+LEFT_S = 86400  # after this time a lock or a partial file belongs to a killed process
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -53,7 +53,7 @@ def folder_or_reason(environ=os.environ):
 
 
 def _unsafe(path):
-    """Why others could put something into a folder, or another one into its place; "" if they cannot."""
+    """Why others could write into a folder, or replace it; "" if they cannot."""
     if not hasattr(os, "getuid"):
         return ""
     for one in (path, *path.parents):
@@ -84,7 +84,7 @@ def _bytes_of(path):
 
 
 def read(path):
-    """(name of the entry point, cubin) out of a file, or None if there is none, or it is damaged or not our own."""
+    """(name of the entry point, cubin) from a file; None if it is missing, damaged or another user's."""
     try:
         raw = _bytes_of(path)
     except OSError:
@@ -101,13 +101,13 @@ def read(path):
 
 
 def write(path, name, cubin):
-    """Put a compiled kernel there; what cannot be written is compiled again next time."""
+    """Store a compiled kernel; if it cannot be written, it is compiled again next time."""
     body = name.encode() + b"\0" + cubin
     _put(path, MAGIC + hashlib.sha256(body).digest() + body)
 
 
 def _put(path, raw):
-    """Write a file whole or not at all, and make room for it."""
+    """Write a file completely or not at all, and make room for it."""
     try:
         handle, other = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
         try:
@@ -124,7 +124,7 @@ def _put(path, raw):
 
 
 def _drop_what_was_left(directory):
-    """Remove locks and halves of files of processes that were killed."""
+    """Remove locks and partial files of killed processes."""
     for file in (*directory.glob("*.lock"), *directory.glob(".*.part")):
         if time.time() - file.lstat().st_mtime > LEFT_S:
             file.unlink(missing_ok=True)
@@ -138,9 +138,9 @@ def _drop_oldest(directory, suffix):
 
 @contextlib.contextmanager
 def alone(path, wait_s=WAIT_S):
-    """Context of compiling what belongs to `path`: one process at a time, as long as the others have patience.
+    """Context of compiling the kernel for `path`: one process at a time, until the others' time limit.
 
-    The lock is the operating system's: it ends with the process that holds it.
+    The operating system releases the lock when the process that holds it ends.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -148,7 +148,7 @@ def alone(path, wait_s=WAIT_S):
 
             lock = path.with_suffix(".lock")
             file = stack.enter_context(os.fdopen(_opened(lock, os.O_RDWR | os.O_CREAT), "r+b"))
-            # who waits for it then gets it, finds the kernel, and finds nothing to remove
+            # a waiting process then gets the lock, finds the kernel, and has nothing to remove
             stack.callback(lock.unlink, missing_ok=True)
             deadline = time.monotonic() + wait_s
             while time.monotonic() < deadline:
@@ -157,10 +157,7 @@ def alone(path, wait_s=WAIT_S):
                     break
                 except BlockingIOError:
                     time.sleep(NAP_S)
-        except (
-            OSError,
-            ImportError,
-        ):  # a file system without locks: everybody compiles for himself
+        except (OSError, ImportError):  # a file system without locks: every process compiles
             pass
         yield
 
@@ -172,9 +169,9 @@ def has(key):
 
 
 def keys_of(run, make):
-    """The keys that make() gives, a list: remembered under the name of a run as long as the package's source is this.
+    """The list of keys that make() returns, stored under the name of a run until the package's source changes.
 
-    run: any value whose repr tells one run from another.
+    run: any value with a different repr for each run.
     """
     directory = folder()
     if directory is None:
@@ -190,7 +187,7 @@ def keys_of(run, make):
 
 
 def find_or_make(key, make, wait_s=WAIT_S):
-    """(name, cubin) of the kernel with this key: out of the cache, or made by make() and put there."""
+    """(name, cubin) of the kernel with this key, from the cache, or from make() and then stored."""
     directory = folder() if key is not None else None
     if directory is None:
         return make()

@@ -1,7 +1,7 @@
-"""The words that kernels are written in, by group: the one list that both implementations must have.
+"""The intrinsics that kernels are written in, by group; both implementations must have all of them.
 
 Accesses to memory take 64-bit addresses (shared memory: 32-bit shared-window addresses). Order and scope are those of
-the PTX memory model and are part of the name. f32 arithmetic goes through the words under NUMBERS, or the compiler
+the PTX memory model and are part of the name. Use the intrinsics under NUMBERS for f32 arithmetic; otherwise the compiler
 contracts multiplications and additions.
 """
 

@@ -1,7 +1,7 @@
-"""NVSHMEM's device functions compiled once a host, and not with every kernel that calls them.
+"""Compiles NVSHMEM's device functions once on each host, not with every kernel that calls them.
 
-nvshmem4py hands them to Numba as C++ that includes all of NVSHMEM's headers; compiling it takes longer than all the
-rest of a kernel, and gives the same each time. Its link-time code is kept in the disk cache of kernels, by the text.
+nvshmem4py passes them to Numba as C++ that includes all of NVSHMEM's headers. Compiling this takes longer than the rest of
+a kernel, and gives the same result each time. The disk cache keeps its link-time code, with the text as the key.
 """
 
 import contextlib

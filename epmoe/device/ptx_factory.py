@@ -1,4 +1,4 @@
-"""Makes a Numba intrinsic out of a line of PTX: the one place where inline assembly is built.
+"""Makes a Numba intrinsic from a line of PTX; all inline assembly is built here.
 
 Assembly text of memory operations is marked as having side effects and as touching memory, so that the compiler neither
 hoists, merges nor reorders it; operations of several threads are marked convergent, so that they are not copied into
@@ -34,10 +34,10 @@ def ptx(
     """An intrinsic `name(*args) -> ret` whose body is the PTX `text` ($0, $1, ...: results, then arguments).
 
     ret: None, a type, or a list of equal types (returned as a tuple).
-    effect: "memory": reads and writes, stays where it is; "volatile": touches no memory, but is done each time;
-    "reads": may vanish, but is not moved over writes; "none": a function of its arguments, calls may be merged.
+    effect: "memory": reads and writes, is never moved; "volatile": touches no memory, but is never dropped;
+    "reads": may be dropped, but is not moved over writes; "none": a function of its arguments, calls may be merged.
     below: ((major, minor), text for devices below that compute capability).
-    python: function that plain Python code gets when it calls the word (number words work on the host as well).
+    python: function for calls from plain Python code (arithmetic intrinsics work on the host too).
     """
     memory, volatile = effect == "memory", effect in ("memory", "volatile")
     attributes = [
@@ -92,9 +92,9 @@ def ptx(
 
 
 def _by_capability(builder, capability, newer, older):
-    """What newer() emits from a compute capability on, what older() emits below it; the compiler keeps one of them.
+    """The code of newer() from a compute capability on, and of older() below it; the compiler keeps one of them.
 
-    The question is answered when PTX is made, since one device function may be compiled for several devices.
+    The choice is made when PTX is generated, since one device function may be compiled for several devices.
     """
     reflect = cgutils.get_or_insert_function(
         builder.module,
@@ -207,7 +207,7 @@ address_of = typed_intrinsic(
 def shuffle(name, text, *, doc=None):
     """name(v, lane) for i32, u32 and f32 values: the bits go through `text`.
 
-    int64, which is what Numba makes of a sum of int32, is taken as i32.
+    int64, the type that Numba gives to a sum of int32, is treated as i32.
     """
     function_type = ir.FunctionType(ir.IntType(32), [ir.IntType(32), ir.IntType(32)])
 

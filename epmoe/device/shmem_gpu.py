@@ -1,4 +1,4 @@
-"""The SHMEM words on a GPU: NVSHMEM's device functions, through the Numba bindings of nvshmem4py.
+"""The SHMEM intrinsics on a GPU: NVSHMEM's device functions, through the Numba bindings of nvshmem4py.
 
 Kernels that use them are compiled with link-time optimisation against NVSHMEM's device code (shmem_kernel.py).
 """

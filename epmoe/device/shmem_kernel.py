@@ -1,4 +1,4 @@
-"""Kernels that call NVSHMEM: linked with its device code, and introduced to it before they are launched."""
+"""Kernels that call NVSHMEM: linked with its device code, and registered with it before they are launched."""
 
 import warnings
 
@@ -7,7 +7,7 @@ from .nvshmem_code import compiled_once
 
 
 class ShmemKernel(Kernel):
-    """An entry point that uses the words of epmoe.device.shmem; NVSHMEM must be initialised before it is loaded."""
+    """An entry point that uses epmoe.device.shmem; NVSHMEM must be initialised before it is loaded."""
 
     options = {"lto": True}  # without, NVSHMEM's code would be compiled as one more program
 
@@ -18,7 +18,7 @@ class ShmemKernel(Kernel):
             return super().compile(cc)
 
     def introduce(self, library):
-        """Tells NVSHMEM of the loaded code, whose device side it sets up."""
+        """Registers the loaded code with NVSHMEM, which sets up its device side."""
         from nvshmem import bindings
 
         bindings.culibrary_init(library)

@@ -56,9 +56,7 @@ def hybrid_handle(
     exactly that many rows: what lies beyond is dropped in expert-major order, what is missing belongs to nobody.
     """
     n_ranks, num_tokens = len(routing_map), tuple(len(routed) for routed in routing_map)
-    routed = np.concatenate(
-        routing_map
-    )  # the tokens of the world in the order (src_rank, token)
+    routed = np.concatenate(routing_map)  # the tokens of the world in the order (src_rank, token)
     multiple = max(pad_multiple, 1)
     padded = -(-routed.sum(axis=0) // multiple) * multiple
     padded = padded.reshape(n_ranks, num_local_experts)

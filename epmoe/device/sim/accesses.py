@@ -1,4 +1,4 @@
-"""Who touched which bytes last, and whether two accesses race.
+"""Remembers the last accesses to every byte, and decides whether two accesses race.
 
 Two overlapping accesses, one a write, race unless
 
@@ -9,12 +9,12 @@ Two overlapping accesses, one a write, race unless
 A read through the non-coherent path (load16_nc) counts from the beginning of its launch to its end.
 
 Memory is kept in granules of 16 bytes, which no aligned access crosses; the bytes of a granule are bits of a mask.
-An access is forgotten only if every later one that races with it races with another that is remembered: so the first
-race of a run is always found. tests/oracle/ptx_model.py states the same rules without any of this bookkeeping.
+An access is forgotten only if every later access that races with it also races with a remembered one. So the first race
+of a run is always found. tests/oracle/ptx_model.py states the same rules without this bookkeeping.
 
-Most accesses are plain loads, and most of those cannot race with what was written so far: those of a span that nobody
-has written yet (parameters, inputs) are only listed, and of those who know the same (the lanes of a warp behind a
-barrier) one looks at the writes of a granule for all.
+Most accesses are plain loads, and most of these cannot race with earlier writes. Loads from a span that no thread has
+written yet (parameters, inputs) are only listed. Of several actors with the same knowledge (the lanes of a warp after a
+barrier), one is compared with the writes of a granule for all.
 """
 
 from epmoe_ref.errors import RaceError
@@ -46,7 +46,7 @@ FULL = 256  # reads of a granule that are kept before those that say the same ar
 
 
 def new_cell():
-    """The cell of a granule that nobody has touched."""
+    """The cell of an untouched granule."""
     return [{}, [], 0, 0, FULL, None, None]
 
 
@@ -60,7 +60,7 @@ class Accesses:
         self.strong_granules = {}  # address >> 4 -> its locations
         self.number = 0
         self.pairs = set()
-        self.unwritten = {}  # span that nobody has written in this run -> its plain reads
+        self.unwritten = {}  # span without writes in this run -> its plain reads
         self.written = set()  # all other spans that were touched
 
     def plain(self, a, address, n, write, word, frame, span, nc=False):
@@ -109,14 +109,14 @@ class Accesses:
             self.check_host(access, span)
 
     def check_read(self, access, cell, mask, span):
-        """A weak read against the last writes; remember whose reads need not be checked again before the next write."""
+        """Check a weak read against the last writes; remember whose reads need no check before the next write."""
         a = access[ACTOR]
         me, known, by_base, by_sight = a.idx, a.known, True, False
         for k, old in cell[WRITES].items():
             if k & mask:
                 i = old[0].idx
                 if i == me:
-                    by_base = False  # its own writes are no others' to know of
+                    by_base = False  # an actor always knows its own writes
                 elif known[i] < old[1]:
                     by_base = False
                     if self.was_observed(old, known, me):
@@ -132,7 +132,7 @@ class Accesses:
             self.thin(cell)
 
     def read_nc(self, access, cell, mask, span):
-        """A non-coherent read sees what was there when its launch began; returns it as the launch's."""
+        """A non-coherent read sees the bytes from the beginning of its launch; returns it as the launch's read."""
         reader = self.reader_of(access[ACTOR])
         access, known = (reader, reader.time) + access[SCOPE:], memoryview(reader.base)
         for k, old in cell[WRITES].items():
@@ -141,7 +141,7 @@ class Accesses:
         return access
 
     def check_write(self, access, cell, mask, span):
-        """A weak write against the last accesses; those that it overwrites are forgotten."""
+        """Check a weak write against the last accesses; forget those that it overwrites."""
         a, writes, reads, by_sight = access[ACTOR], cell[WRITES], cell[READS], False
         address, end = access[ADDRESS], access[ADDRESS] + access[SIZE]
         me, known = a.idx, a.known
@@ -170,9 +170,9 @@ class Accesses:
             self.weak_write(address, access[SIZE], access)
 
     def check_hidden(self, access, cell, span, known, me):
-        """Strong writes that others of the same actor have replaced: to have seen those is not to have seen these.
+        """Strong writes that later writes of the same actor have replaced; seeing a later one is not seeing these.
 
-        Only an access that is ordered behind one of those by sight alone can race with these and not with those.
+        Only an access that is ordered after a later one by observation alone can race with these and not with that one.
         """
         start, end = access[ADDRESS], access[ADDRESS] + access[SIZE]
         for old in cell[HIDDEN]:
@@ -188,7 +188,7 @@ class Accesses:
                 self.race(old, access, span)
 
     def reader_of(self, a):
-        """In whose name an actor's non-coherent reads are: who knows of them knows that its launch has ended."""
+        """The actor of a launch's non-coherent reads: a thread that knows of them knows that the launch has ended."""
         if a.reader is None:
             launch = a.launch
             a.reader = Actor(self.launch_ends_at + launch.stream_index, launch.base, a.block, a.tid)
@@ -197,16 +197,16 @@ class Accesses:
 
     @staticmethod
     def thin(cell):
-        """Of an actor's reads of the same bytes the last one says all."""
+        """Keep only the last of an actor's reads of the same bytes."""
         cell[READS] = list(
             {(old[0].idx, old[2], old[3], old[4]): old for old in cell[READS]}.values()
         )
         cell[THIN_AT] = max(FULL, 2 * len(cell[READS]))
 
     def read_unwritten(self, a, address, n, word, frame, span):
-        """A weak read of a span that nobody has written in this run: there is nothing yet that it could race with.
+        """A weak read of a span without writes in this run: it cannot race yet.
 
-        a: whose read it is.
+        a: the reading actor.
         """
         reads = self.unwritten.get(span)
         if reads is None:
@@ -234,7 +234,7 @@ class Accesses:
             self.sort_reads(span)
 
     def first_write(self, span):
-        """Somebody is about to write a span for the first time in this run."""
+        """The first write of a span in this run is about to happen."""
         for other in [s for s in self.unwritten if s.low < span.high and span.low < s.high] + [
             span
         ]:
@@ -258,7 +258,7 @@ class Accesses:
 
     @staticmethod
     def forget(cell, address, end):
-        """Older accesses to bytes that a weak write has overwritten, all of them ordered before it, count no longer."""
+        """Forget older accesses to bytes that a weak write has overwritten; all are ordered before it."""
         others = ~((1 << end - address) - 1 << (address & 15))
         writes = cell[WRITES]
         gone = [k for k in writes if not k & others & ALL]
@@ -281,7 +281,7 @@ class Accesses:
             ]
 
     def weak_write(self, address, n, access):
-        """A weak write ends what strong reads there could acquire."""
+        """After a weak write, strong reads of these bytes can acquire nothing older."""
         for location in self.strong_granules[address >> 4]:
             if location.address < address + n and address < location.end:
                 location.overwritten(access)
@@ -289,7 +289,7 @@ class Accesses:
                     location.observations = []
 
     def check_strong(self, access, span, chain):
-        """A strong access against the last ones, then remember it. chain: the first write of its chain of atomics."""
+        """Check a strong access against the last ones, then remember it. chain: the first write of its atomics chain."""
         a, address, n, write = access[ACTOR], access[ADDRESS], access[SIZE], access[WRITE]
         if write and span not in self.written:
             self.first_write(span)
@@ -337,7 +337,7 @@ class Accesses:
 
     @staticmethod
     def hide(cell, access):
-        """Keep a strong write that its actor replaces; of very many the oldest are dropped."""
+        """Keep a strong write that its actor replaces; drop the oldest of very many."""
         hidden = cell[HIDDEN]
         if hidden is None:
             hidden = cell[HIDDEN] = []
@@ -346,7 +346,7 @@ class Accesses:
             del hidden[: FULL // 2]
 
     def was_observed(self, old, known, me):
-        """Has a strong read seen the strong write `old`, or an atomic of its chain, that what `me` does comes after?"""
+        """Whether a strong read, ordered before `me`, saw the strong write `old` or an atomic of its chain."""
         if not old[SCOPE] or not old[WRITE]:
             return False
         number = old[NUMBER]

@@ -1,8 +1,7 @@
-"""Who accesses memory, and what an access is: the data of the race detector.
+"""Actors and accesses: the data of the race detector.
 
-An *actor* is whoever has a program order: a CUDA thread, or the engine that does a bulk copy. A vector clock says for
-each actor up to which of its times others have come to know it. An access is a tuple, because this is the simulator's
-hottest data.
+An *actor* is anything with a program order: a CUDA thread, or the engine of a bulk copy. A vector clock holds, for each
+actor, the latest of its times that is known. An access is a tuple, because this is the simulator's hottest data.
 """
 
 from itertools import count
@@ -18,11 +17,11 @@ new_lore = count(1).__next__
 
 
 class Actor:
-    """One thread of one launch, with its clocks: `time` is its own, `base` what it knows of everybody else.
+    """One thread of one launch, with its clocks: `time` is its own, `base` its knowledge of all other actors.
 
     `base` is never changed in place, so that actors can share it after a barrier; `known` is a memoryview of it, which
-    is faster to index. Actors whose bases are equal may have one `lore`, a number. `proxy` is what bulk copies issued
-    by it may rely on. `idx` is its place in the vectors.
+    is faster to index. Actors with equal bases may share a `lore`, a number. `proxy` is the clock that bulk copies
+    issued by it may rely on. `idx` is its place in the vectors.
     """
 
     __slots__ = (
@@ -73,7 +72,7 @@ class Actor:
             self.proxy = np.maximum(self.proxy, proxy)
 
     def snapshot(self):
-        """Clock that includes what this actor itself has done."""
+        """Clock that includes this actor's own operations."""
         clock = self.base.copy()
         clock[self.idx] = self.time
         return clock
@@ -102,7 +101,7 @@ def morally_strong(a, b):
 
 
 class Location:
-    """What a strong read of these bytes can synchronise with."""
+    """The writes and release heads that a strong read of these bytes can synchronise with."""
 
     __slots__ = (
         "address",
@@ -129,6 +128,6 @@ class Location:
         self.overlaps = ()  # other locations that share bytes with it
 
     def overwritten(self, access):
-        """A weak write, or one of another size, ends what strong reads here could acquire."""
+        """After a weak write, or one of another size, strong reads here can acquire nothing older."""
         self.last, self.heads, self.history = access, {}, None
         self.version += 1

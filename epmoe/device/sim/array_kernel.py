@@ -20,9 +20,9 @@ TYPE_OF = {
 
 
 class SimArray:
-    """An array argument inside a kernel: shape, and [] with one index an axis, which loads or stores one element.
+    """An array argument inside a kernel: shape, and [] with one index for each axis, to load or store an element.
 
-    Indices are not negative, as in a kernel they would not be checked on a GPU.
+    Indices must not be negative: on a GPU they are not checked.
     """
 
     def __init__(self, address, shape, dtype, name):
@@ -61,7 +61,7 @@ def address_of(array):
 
 
 class ArrayKernel(Kernel):
-    """A kernel whose arguments are arrays, tuples and numbers. fn: the plain function. shmem: says nothing here.
+    """A kernel whose arguments are arrays, tuples and numbers. fn: the plain function. shmem: ignored here.
 
     An array is a record with host, address, shape, dtype (epmoe.host.arrays.Array).
     """
@@ -70,19 +70,19 @@ class ArrayKernel(Kernel):
         super().__init__(fn, max_threads)
 
     def place(self, stream, rank):
-        """Where a launch on this stream runs: what gives addresses of arrays."""
+        """The machine of a stream, which gives addresses of arrays."""
         return Place(stream.machine, rank)
 
     def words(self, n):
-        """n int32 words of the kernel's own, zero."""
+        """n int32 words for the kernel, zero."""
         return np.zeros(n, np.int32)
 
     def read(self, words):
-        """The values of such words."""
+        """The values of these words."""
         return words
 
     def wait(self, stream):
-        """Returns when what was launched on the stream has ended."""
+        """Returns when all launches on the stream have ended."""
         stream.synchronize()
 
     def start(self, grid, block, stream, values, names):
@@ -99,7 +99,7 @@ class Place:
         self.machine, self.rank = machine, rank
 
     def address(self, value, name):
-        """The address of a pointer argument: a number, an array, or what has one as `address`, `buffer` or `ptr`."""
+        """The address of a pointer argument: a number, an array, or an object with `address`, `buffer` or `ptr`."""
         if getattr(value, "host", None) is not None:
             value = value.host
         for attribute in ("address", "buffer", "ptr"):
@@ -117,7 +117,7 @@ class Place:
         return address
 
     def argument(self, value, name):
-        """An argument as the kernel takes it."""
+        """An argument in the form that the kernel takes."""
         if isinstance(value, tuple):
             names = getattr(value, "_fields", None) or [
                 "%s[%d]" % (name, i) for i in range(len(value))
@@ -134,7 +134,7 @@ class Place:
 
 
 def own_stream(n_ranks, rank):
-    """A stream of a new machine, for a launch that names none: it runs to its end at once, alone."""
+    """A stream of a new machine, for a launch without a stream: it runs at once, alone, to its end."""
     return SimMachine(n_ranks).stream(rank)
 
 

@@ -1,9 +1,9 @@
-"""Bulk copies in the race detector: they are done by engines, which have clocks of their own.
+"""Bulk copies in the race detector: engines with their own clocks perform them.
 
-A copy sees ordinary accesses only behind fence_proxy_async: each thread has a second clock (`proxy`) of what has passed
-such a fence, and it travels with all synchronisation. Whoever waits for a copy learns that its engine has finished:
+A copy sees ordinary accesses only after fence_proxy_async. Each thread has a second clock (`proxy`) of the accesses before
+its fences, and every synchronisation passes it on. A thread that waits for a copy learns that its engine has finished:
 bulk_wait_read the reading, bulk_wait reading and writing, mbar_try_wait the loads that its phase counted.
-Engines belong to a warp: lanes of one warp that issue bulk stores on their own are not told apart.
+Engines belong to a warp: bulk stores by different lanes of one warp are not distinguished.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ ENGINES_PER_WARP = 6  # reader and writer of bulk stores, and four for bulk load
 
 
 class AsyncProxy:
-    """The detector's side of the Hopper words."""
+    """The detector's side of the Hopper intrinsics."""
 
     def engines(self, a):
         """Places in the clocks of the engines of an actor's warp."""
@@ -28,7 +28,7 @@ class AsyncProxy:
         return a.engines
 
     def engine(self, a, which, word):
-        """A stand-in actor for one copy: knows what its issuer knows, has the engine's next time."""
+        """An actor for one copy: it has its issuer's knowledge and the engine's next time."""
         idx = self.engines(a) + which
         self.engine_time[idx] += 1
         e = Actor(idx, a.base, a.block, a.tid, word)
@@ -39,7 +39,7 @@ class AsyncProxy:
     def bulk(self, e, address, nbytes, write, word, frame, span):
         """An engine touches nbytes: ordinary writes before must have passed a proxy fence, ordinary reads be ordered.
 
-        What the issuer itself read before, it read before.
+        The issuer's own earlier reads come before.
         """
         if write and span not in self.written:
             self.first_write(span)

@@ -1,8 +1,8 @@
 """Atomic operations of the CPU on real addresses, for words that several processes map: compiled once with llvmlite.
 
-Inside one process the scheduler makes every operation indivisible; a word in a shared window is written by other
-processes at any moment, so its strong operations must be the CPU's own. All of them are sequentially consistent, which
-is no weaker than any order that a kernel asks for. Numba's llvmlite compiles them; Numba itself is not imported.
+Inside one process the scheduler makes every operation indivisible. But other processes can write a word in a shared window
+at any moment, so its strong operations must be the CPU's atomics. All are sequentially consistent, which is at least as
+strong as any order in a kernel. Numba's llvmlite compiles them; Numba itself is not imported.
 """
 
 import ctypes
@@ -49,7 +49,7 @@ def _module():
 def _engine():
     try:
         llvm.initialize()
-    except RuntimeError:  # newer versions of llvmlite do it themselves, and say so
+    except RuntimeError:  # newer versions of llvmlite do it themselves, and raise
         pass
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
@@ -72,7 +72,7 @@ def _compiled(kind):
 
 
 class AtomicView:
-    """Words of one type from an address on, indexed like a memoryview; every access is atomic."""
+    """Words of one type, starting at an address, indexed like a memoryview; every access is atomic."""
 
     __slots__ = ("origin", "item", "load", "store", "swap_if")
 

@@ -1,11 +1,11 @@
 """The race detector: how synchronisation moves vector clocks, as in the PTX memory model.
 
 Each location of strong operations keeps its release heads: (releasing actor, scope, clock). A strong store replaces
-them, an RMW that is morally strong with the previous write continues them. A strong write carries the clock of every
-fence of its thread with the fence's scope, and those of the thread's releases at this location. An acquire takes every
-head for which each scope includes the other actor; a relaxed load keeps them for a later fence, or a later acquire of
-the same location. Barriers and syncwarp join clocks, shuffles and ballots do not; launches of a stream follow one
-another. A run begins and ends with the host waiting for everything, so nothing older is remembered.
+them; an RMW that is morally strong with the previous write continues them. A strong write carries the clock of every
+fence of its thread, with the fence's scope, and the clocks of the thread's releases at this location. An acquire takes
+every head for which each scope includes the other actor. A relaxed load keeps them for a later fence, or for a later
+acquire of the same location. Barriers and syncwarp join clocks; shuffles and ballots do not. Launches of a stream follow
+one another. The host waits for everything at the beginning and end of a run, so nothing older is remembered.
 """
 
 import numpy as np
@@ -31,7 +31,7 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
     def __init__(self, machine, queues, stale=None):
         super().__init__(machine)
         self.stale = stale
-        self.fenced_proxy = False  # has anybody executed fence_proxy_async?
+        self.fenced_proxy = False  # whether any thread has executed fence_proxy_async
         self.rejected = {}  # (write's site, read's site, why) -> (write, read): what did not synchronise
         self.places = []  # by stream: first place of its threads, first place of its engines
         n = 0
@@ -91,7 +91,7 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
 
     # ------------------------------------------------------------------ joins
     def join(self, actors):
-        """Clock of everything that any of them has done."""
+        """Clock of all operations of these actors."""
         bases = list({id(a.base): a.base for a in actors}.values())
         clock = bases[0].copy() if len(bases) == 1 else np.maximum.reduce(bases)
         of = memoryview(clock)
@@ -100,7 +100,7 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
         return clock
 
     def barrier(self, actors):
-        """All of these actors meet and see what any of them did."""
+        """All of these actors meet and learn each other's operations."""
         clock = self.join(actors)
         known, lore, proxy = memoryview(clock), new_lore(), None
         if self.fenced_proxy:
@@ -120,7 +120,7 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
         a.time += 1
 
     def acquire_observed(self, a, location, scope):
-        """A fence, or an acquire of the location, behind strong reads of it: take what these saw."""
+        """A fence, or an acquire of the location, after strong reads of it: acquire what they observed."""
         heads = a.observed.pop(location)
         rest = {
             k: h for k, h in heads.items() if not (covers(h[1], h[0], a) and covers(scope, a, h[0]))
@@ -213,7 +213,7 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
         return location
 
     def check_order(self, last, access, span):
-        """Two strong stores of different values to a word: whatever else they are for, one of them must come last."""
+        """Two strong stores of different values to a word: their order must be defined."""
         a, old = access[0], last[0]
         if (
             old is not a
@@ -223,7 +223,7 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
             self.race(last, access, span, "order")
 
     def publish(self, a, location, access, scope, release, chain, before, after):
-        """A strong write: what those who read it can acquire. chain: as in check_strong."""
+        """A strong write: sets what its readers can acquire. chain: as in check_strong."""
         me, number = a.idx, access[11]
         keep = dict(location.heads) if chain < number else {}
         if location in a.released:
@@ -256,7 +256,7 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
             a.time += 1
 
     def observe(self, a, location, access, acquire, scope, write, heads):
-        """A strong read saw a strong write, each inside the other's scope."""
+        """A strong read saw a strong write, and each is in the other's scope."""
         writer = write[0].idx
         if not any(k[0] == writer for k in heads):
             self.reject(write, access, "the write is relaxed")
@@ -290,7 +290,7 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
             )
 
     def older(self, a, location):
-        """Stale mode: a write that this load may see; none that it, or one known to have been seen, comes after."""
+        """Stale mode: a write that this load may see; none that an earlier observation excludes."""
         history = location.history
         known = {
             last for _, last, z, time in location.observations if z == a.idx or a.known[z] >= time

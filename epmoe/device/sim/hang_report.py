@@ -1,11 +1,11 @@
-"""The text of a DeadlockError: where each thread waits, and for what."""
+"""The text of a DeadlockError: where each thread waits, and for which word."""
 
 from .memory import MEMORY
 from .race_report import site
 
 
 def text(why, scheduler):
-    """why, then one line for each place where threads wait, the most telling ones (words that nobody writes) first."""
+    """why, then a line for each place where threads wait, the most informative first (words that no thread writes)."""
     threads = {}  # (spins?, rank, block, where, what) -> threads
     for t in all_threads(scheduler):
         key = (
@@ -48,7 +48,7 @@ def all_threads(scheduler):
 
 
 def waits_for(t, scheduler):
-    """What a thread that cannot go on waits for, in words."""
+    """What a stuck thread waits for, as text."""
     if t in scheduler.spinners:
         words = {look & ~1: value for look, value in t.polled.items()}
         return "spins on " + ", ".join(

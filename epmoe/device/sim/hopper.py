@@ -1,7 +1,7 @@
-"""Hopper words: mbarriers, bulk copies between shared and global memory, programmatic launch.
+"""Hopper intrinsics: mbarriers, bulk copies between shared and global memory, programmatic launch.
 
-A bulk copy is done by nobody's thread: it is queued, and the scheduler performs it in two steps (read all, write all)
-at some later time, at the latest when somebody waits for it. So code that does not wait sees old bytes here as well.
+No thread performs a bulk copy: it is queued, and the scheduler performs it in two steps (read all, write all) at some
+later time, at the latest when a thread waits for it. So code that does not wait sees old bytes here too.
 """
 
 import ctypes
@@ -64,7 +64,7 @@ class Copy:
             self.data = ctypes.string_at(self.source, self.nbytes)
 
     def perform(self):
-        """The next step: read, or write and say so."""
+        """The next step: read, or write and signal."""
         if self.done:
             return
         if self.data is None:
@@ -140,7 +140,7 @@ def _arrive(t, mbar, nbytes, name, frame):
 
 @word
 def mbar_expect_tx(mbar, nbytes):
-    """Arrive, and let the phase last until so many bytes more have been copied."""
+    """Arrive, and extend the phase until nbytes more have been copied."""
     t = _step()
     _arrive(t, mbar, int(nbytes), "mbar_expect_tx", sys._getframe(1))
 
@@ -224,7 +224,7 @@ def bulk_commit():
 
 @word
 def bulk_wait():
-    """Wait until all closed groups of this thread are done: what they wrote may be signalled now."""
+    """Wait until all closed groups of this thread are done; their writes may now be signalled."""
     t = _step()
     for copy in t.copies:
         copy.finish()
@@ -235,7 +235,7 @@ def bulk_wait():
 
 @word
 def bulk_wait_read():
-    """Wait until all closed groups of this thread have read their source: shared memory may be written again."""
+    """Wait until all closed groups of this thread have read their source; shared memory may now be overwritten."""
     t = _step()
     for copy in t.copies:
         copy.read()
@@ -245,7 +245,7 @@ def bulk_wait_read():
 
 @word
 def fence_proxy_async():
-    """Let bulk copies issued after it (by whoever is ordered behind this thread) see ordinary accesses before it."""
+    """Make ordinary accesses before it visible to bulk copies issued after it (by any thread ordered after this one)."""
     t = _step()
     if NOW.detector is not None:
         NOW.detector.fence_proxy(t.actor)
@@ -262,7 +262,7 @@ def elect_one():
 def griddep_wait():
     """Programmatic launch: wait until the launch before this one has ended.
 
-    Streams here never overlap launches, but the race detector takes it that they might.
+    Streams here never overlap launches, but the race detector assumes that they may.
     """
     t = _step()
     if NOW.detector is not None:

@@ -1,4 +1,4 @@
-"""Who a thread is and what time it is; and the words of numbers, which are the same on the host."""
+"""Intrinsics for thread indices and time; the arithmetic intrinsics are the host's."""
 
 from greenlet import getcurrent
 
@@ -50,7 +50,7 @@ def n_warps():
 
 
 def _tick(ns):
-    """A step that is no operation of its own: it costs time, and does not interrupt a spin."""
+    """A step that costs time but is not an operation: it does not interrupt a spin."""
     NOW.extra_ns += ns
     NOW.fuel -= 1
     NOW.mark -= 1
@@ -60,7 +60,7 @@ def _tick(ns):
 
 @word
 def globaltimer():
-    """Nanoseconds since some start; here 100 for each operation done by anybody."""
+    """Nanoseconds since some start; here 100 for each operation of any thread."""
     _tick(0)
     return NOW.nanoseconds()
 
@@ -74,7 +74,7 @@ def clock():
 
 @word
 def nanosleep(ns):
-    """Sleep for about so many nanoseconds."""
+    """Sleep for about ns nanoseconds."""
     _tick(int(ns))
 
 

@@ -1,24 +1,23 @@
-"""Waiting loops that never park: with a barrier, a warp operation or a write in them they run for ever.
+"""Ends waiting loops that never park: with a barrier, a warp operation or a write in them they would run for ever.
 
-Nothing is looked at as long as threads end, or words change that parked threads wait for. After QUIET operations
-without either, every access is noted for a while. A thread goes round in a loop if it has long done nothing new: it
-touches no other address and its loads return no other value. The run is stuck if every thread that runs goes round so,
-and each block that runs has one that looks at a word again and again. If some thread does new things, the run goes on
-unnoted for as long as it has run so far: slow and long runs cost little, and a stuck one ends after some three times
-its time.
+Nothing is recorded as long as threads end, or words change that parked threads wait for. After QUIET operations without
+either, every access is recorded for a while. A thread is in a loop if it has done nothing new for a long time: it touches
+no other address, and its loads return no other value. The run is stuck if every running thread is in a loop, and each
+running block has a thread that polls a word. If some thread does new things, recording stops for as long as the run has
+lasted so far. So slow and long runs cost little, and a stuck run ends after about three times its length.
 """
 
 from greenlet import getcurrent
 
 QUIET = 300_000  # operations
 LENGTH = 20_000  # of the first notes
-ROUNDS = 8  # a loop: so many times as many operations as those that held something new
+ROUNDS = 8  # a loop: this many times as many operations as those with something new
 LOOKS = 8  # of a thread that waits, at one word
-PLENTY = 400  # after so many operations a thread that still does new things is at work
+PLENTY = 400  # after this many operations a thread that still does new things is at work
 
 
 class Notes:
-    """What one thread has done: operations, the last that was new, all different ones, and its looks."""
+    """One thread's record: operations, the last new one, all different ones, and its polls."""
 
     __slots__ = ("count", "new", "known", "looks", "last")
 
@@ -38,12 +37,12 @@ class Notes:
         return self.new * ROUNDS <= self.count
 
     def looked_at(self):
-        """(address, value, code, place) of each word that it has looked at again and again."""
+        """(address, value, code, place) of each word that it polls."""
         return [(address, *look[1:]) for address, look in self.looks.items() if look[0] >= LOOKS]
 
 
 class Watch:
-    """Notes accesses, instead of the race detector (`inner`, or None), which is told of all of them."""
+    """Records accesses in place of the race detector, and passes all of them on to it (`inner`, or None)."""
 
     def __init__(self, scheduler):
         self.scheduler, self.inner = scheduler, scheduler.detector
@@ -57,7 +56,7 @@ class Watch:
 
     @staticmethod
     def nothing(*_, **__):
-        """What a detector would be told, if there were one."""
+        """Ignore the detector's other calls if there is none."""
 
     def of(self, t):
         notes = self.notes.get(t)
@@ -159,7 +158,7 @@ class Watch:
 
 
 def look(scheduler):
-    """Called now and then by whoever is preempted: begin to watch, or judge what was seen."""
+    """Called now and then by a preempted thread: begin to record, or judge the record."""
     steps, watch = scheduler.steps, scheduler.watch
     if scheduler.real_time:  # another process may write what these wait for
         scheduler.next_look = float("inf")

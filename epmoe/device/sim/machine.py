@@ -1,4 +1,4 @@
-"""SimMachine: the host side of the simulator. Buffers, streams, launches, and when they run."""
+"""SimMachine: the host side of the simulator: buffers, streams and launches."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ from .threads import Launch
 
 
 class Kernel:
-    """An entry point of the device: what @kernel makes. `fn` is the plain function."""
+    """An entry point of the device, made by @kernel. `fn` is the plain function."""
 
     def __init__(self, fn, max_threads):
         self.fn, self.name, self.max_threads = fn, fn.__name__, max_threads
@@ -34,14 +34,14 @@ class Kernel:
 
 
 def kernel(fn=None, *, max_threads=1024, shmem=False):
-    """Decorator for entry points: fn(params: u64, num_tokens: i32, my_rank: i32). shmem: says nothing here."""
+    """Decorator for entry points: fn(params: u64, num_tokens: i32, my_rank: i32). shmem: ignored here."""
     if fn is None:
         return lambda f: Kernel(f, max_threads)
     return Kernel(fn, max_threads)
 
 
 def device_fn(fn):
-    """Decorator for functions that kernels call; in the simulator they are what they are."""
+    """Decorator for functions that kernels call; in the simulator it does nothing."""
     return fn
 
 
@@ -97,7 +97,7 @@ class Buffer:
         return self._slice(offset, count * dtype.itemsize).view(dtype).reshape(shape)
 
     def free(self):
-        """Give the memory back; kernels that still touch it are told so."""
+        """Free the memory; a kernel that still touches it gets an error."""
         if self._span is not None:
             MEMORY.remove(self._span)
             self._span = self._data = None
@@ -115,19 +115,19 @@ class Stream:
         return 0
 
     def synchronize(self):
-        """Run everything that is queued."""
+        """Run all queued launches."""
         self.machine.synchronize()
 
 
 class SimMachine:
     """A simulated machine with n_ranks virtual ranks (or, with `rank`, this process's part of one).
 
-    seed: None for plain round-robin, an integer for a random schedule that replays exactly; left out, EPMOE_SEED or 0.
-    racecheck: with the race detector; left out, EPMOE_RACECHECK. stale: strong loads may return older permitted values.
-    n_sms: multiprocessors a rank. resident_limit: at most so many blocks of a rank at once, grids beyond it are not
-    refused but wait (to see what happens then). expire_waits: when every thread waits, let time pass until the kernels'
-    own timeouts fire, rather than report a deadlock. stop_at_first_race: else `races` collects them. recorder: a
-    recorder.Recorder that writes down every operation on global memory (the race detector runs with it), or None.
+    seed: None for round-robin, an integer for a random schedule that replays exactly; default: EPMOE_SEED or 0.
+    racecheck: run the race detector; default: EPMOE_RACECHECK. stale: strong loads may return older permitted values.
+    n_sms: multiprocessors of a rank. resident_limit: the most blocks of a rank at once; larger grids are not refused, but
+    their other blocks wait (to show what happens then). expire_waits: when every thread waits, let time pass until the
+    kernels' own timeouts fire, instead of reporting a deadlock. stop_at_first_race: if False, `races` collects them.
+    recorder: a recorder.Recorder of every operation on global memory (the race detector runs with it), or None.
     """
 
     is_simulator = True
@@ -194,7 +194,7 @@ class SimMachine:
         return Buffer(self, nbytes, name, rank, regions)
 
     def reading(self):
-        """What reads small parts of several Buffers at once."""
+        """A reader of small parts of several Buffers at once."""
         return Reading()
 
     def adopt(self, array, name, rank=0, *, regions=None):
@@ -264,7 +264,7 @@ class SimMachine:
     def launch(self, kernel, grid, block, args, *, stream, shared_bytes=0, programmatic=False):
         """Queue a launch of grid blocks of `block` threads; it runs with all others at synchronize().
 
-        programmatic: it runs behind the launch before it as others do, but relies on nothing of it before griddep_wait.
+        programmatic: it runs after the previous launch, as others do, but may rely on it only after griddep_wait.
         """
         grid, block = int(grid), int(block)
         if not 1 <= block <= kernel.max_threads:

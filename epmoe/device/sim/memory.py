@@ -1,7 +1,7 @@
-"""What the simulator knows about memory: which addresses belong to whom, under which name.
+"""The simulator's table of memory: the owner and name of every address.
 
-Addresses are real ones, so arrays of the caller and windows shared between processes need no copy. Each access is
-looked up here; what lies outside every buffer, or is not aligned to its size, is an error with a name and an index.
+Addresses are real, so arrays of the caller and windows shared between processes need no copy. Each access is looked up
+here. An access outside every buffer, or a misaligned one, is an error that names the place.
 """
 
 import ctypes
@@ -32,11 +32,11 @@ def aligned_bytes(nbytes, alignment=256):
 
 
 class Span:
-    """A run of bytes that kernels may touch, with views of every width for fast access by index.
+    """A range of bytes that kernels may touch, with views of every width for fast access by index.
 
     `low <= address < high`. The views start at `origin`, the next multiple of 16 at or below low, so that
     (address - origin) divided by a size is an index for every aligned address. Strong operations use `strong`, which
-    are the same views, except in memory that other processes write too (`shared`): there they are the CPU's atomics.
+    are the same views; but in memory that other processes also write (`shared`), they are the CPU's atomics.
     """
 
     __slots__ = (
@@ -91,7 +91,7 @@ class Span:
         return "" if self.rank is None else " of rank %d" % self.rank
 
     def describe(self, address):
-        """The place in the layout's words: "recv_count[local_expert 2, src_rank 1] of rank 0"."""
+        """The place in the layout's terms: "recv_count[local_expert 2, src_rank 1] of rank 0"."""
         offset = address - self.low
         index = bisect_right([r.offset for r in self.regions], offset) - 1
         if index >= 0:
@@ -119,7 +119,7 @@ class Region:
         self.nbytes = int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
     def describe(self, offset):
-        """Name and index of the element at this byte offset of the span; None if it lies behind the region."""
+        """Name and index of the element at this byte offset of the span; None if it is past the region."""
         inside = offset - self.offset
         if inside >= self.nbytes:
             return None
@@ -133,7 +133,7 @@ class Region:
 
 
 class Memory:
-    """All spans of this process, by address, behind one that holds nothing: so each address has a span to its left."""
+    """All spans of this process, by address, after an empty one, so that every address has a span before it."""
 
     def __init__(self):
         nothing = Span(0, 0, "nothing", None)

@@ -1,15 +1,15 @@
-"""A small network between p2p worlds: SHMEM puts and signals that arrive later, in any order that NVSHMEM allows.
+"""A simulated network between p2p worlds: SHMEM puts and signals that arrive later, in any order that NVSHMEM allows.
 
-What is sent waits among the scheduler's copies, and is delivered at some later step of anybody; it may outlive the
-launch that sent it. The source of a put is read when it is delivered: bytes written over before that arrive changed.
+A put or signal waits among the scheduler's copies, and is delivered at some later step of any thread, perhaps after the
+end of its launch. The source of a put is read at delivery: bytes overwritten before that arrive changed.
 
-- A put is done by the lanes of its warp, each of which moves a part: they arrive apart.
-- Nothing that a thread sends is ordered, unless shmem_fence lies between two operations to the same target.
-- shmem_quiet completes what the calling thread has sent, its part of its warp's puts included, and nobody else's.
-- A signal is a relaxed store at system scope in the target's memory. What other threads have completed, and this one
-  has acquired, is covered by a shmem_fence of this thread before the signal, as it is over NVLink.
+- Each lane of a put's warp moves a part, and the parts arrive separately.
+- A thread's operations have no order, except two to the same target with a shmem_fence between them.
+- shmem_quiet completes the calling thread's operations, with its part of its warp's puts, and no other thread's.
+- A signal is a relaxed store at system scope in the target's memory. A shmem_fence before the signal also covers
+  operations that other threads have completed and this thread has acquired, as over NVLink.
 
-Sources and targets lie in symmetric memory: a target is named by its address in the caller's own, and a rank.
+Sources and targets are in symmetric memory. A target is named by its address in the caller's memory, and a rank.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ from .warp import meet
 
 VECTOR = 16  # bytes; parts of a put are whole vectors
 LANES = 32
-DELAYS = (0, 0, 2, 20)  # how often a delivery lets others go first
+DELAYS = (0, 0, 2, 20)  # how often a delivery may be delayed
 U64 = VIEW["u64"]
 
 
@@ -39,9 +39,9 @@ class Heap(NamedTuple):
 
 
 class Network:
-    """The symmetric memories of one machine, and what is on its way when no kernel runs.
+    """The symmetric memories of one machine, and the deliveries that are under way when no kernel runs.
 
-    waits: deliveries may wait for the next launch; else (other processes need them now) they arrive when a run ends.
+    waits: deliveries may wait for the next launch; if False (other processes need them now), they arrive when a run ends.
     """
 
     def __init__(self, waits):
@@ -57,18 +57,18 @@ class Network:
         self.heaps = [h for h in self.heaps if h.addresses != tuple(addresses)]
 
     def settle(self):
-        """Everything that was sent arrives."""
+        """Deliver everything."""
         with ONE_AT_A_TIME:
             for delivery in self.take_late():
                 delivery.finish()
 
     def take_late(self):
-        """What was still on its way at the end of the last run; the next run has it now."""
+        """The deliveries that were under way at the end of the last run, for the next run."""
         late, self._late = self._late, []
         return late
 
     def outlive(self, copies):
-        """The end of a run: copies of its launches are completed, what the network has may take longer."""
+        """The end of a run: complete the copies of its launches; deliveries may take longer."""
         for copy in list(copies):
             if self._waits and isinstance(copy, Delivery) and not copy.done:
                 copy.ticket = None  # of the run's race detector: the host has waited for the launches in between
@@ -112,7 +112,7 @@ class Delivery:
         NOW.copies.append(self)
 
     def perform(self):
-        """Arrive, or stay a little longer."""
+        """Arrive, or wait a little longer."""
         if self.done:
             return
         if self.patience:
@@ -122,7 +122,7 @@ class Delivery:
         self.finish()
 
     def finish(self):
-        """Arrive, behind what a fence has put before."""
+        """Arrive, after everything that a fence has ordered before."""
         if self.done:
             return
         for earlier in self.after:
@@ -172,7 +172,7 @@ class Signal(Delivery):
 
 
 class _Place:
-    """Where a thread stood, for reports: what is read of a frame, which itself goes on."""
+    """A thread's place in the source, for reports: a copy of what is read from its frame."""
 
     __slots__ = ("f_code", "f_lasti", "f_back")
 
@@ -239,9 +239,9 @@ def shmem_signal_set(word, value, pe):
 
 
 def shmem_fence():
-    """Order: what this thread has sent to a rank arrives before what it sends there from now on.
+    """Order: this thread's earlier puts and signals to a rank arrive before its later ones.
 
-    A fence at system scope as well: a later signal covers what this thread has written or acquired.
+    Also a fence of system scope: a later signal covers everything that this thread has written or acquired.
     """
     t = _step()
     t.sent = [d for d in t.sent if not d.done]
@@ -253,7 +253,7 @@ def shmem_fence():
 
 
 def shmem_quiet():
-    """Complete: what this thread has sent, its part of its warp's puts included, has arrived; sources may be reused."""
+    """Complete: this thread's puts and signals, with its part of its warp's puts, have arrived; sources may be reused."""
     t = _step()
     for d in t.sent:
         d.finish()

@@ -1,7 +1,7 @@
-"""SHMEM in the race detector: every thread has an agent, with a clock of its own, that does its puts and signals.
+"""SHMEM in the race detector: every thread has an agent, with its own clock, that performs its puts and signals.
 
-The agent knows what its thread knew when it sent. Who has not learned that the agent has finished races with the put:
-it reads the source and writes the target. shmem_quiet teaches that to its thread, and synchronisation carries it on.
+The agent has its thread's knowledge from the time of sending. It reads the source and writes the target. A thread that does
+not know that the agent has finished races with it. shmem_quiet tells its thread, and synchronisation passes this on.
 """
 
 import numpy as np
@@ -11,12 +11,12 @@ from .actors import SYS, Actor
 
 
 class NetworkAgents:
-    """The detector's side of the SHMEM words; `agents` is the place of the first agent in the clocks, 0 without any."""
+    """The detector's side of the SHMEM intrinsics; `agents`: place of the first agent in the clocks, 0 without agents."""
 
     agents = 0
 
     def agent(self, a, word):
-        """A stand-in actor for one operation of actor a: knows what a knows and has done, has the agent's next time."""
+        """An actor for one operation of actor a: it has a's knowledge and the agent's next time."""
         idx = self.agents + a.idx
         self.agent_time[a.idx] += 1
         e = Actor(idx, a.snapshot(), a.block, a.tid, word)
@@ -34,7 +34,7 @@ class NetworkAgents:
         return e.time
 
     def signal(self, a, ordered):
-        """A signal leaves; `ordered`: the agent's time up to which a fence has put its puts before it, or 0."""
+        """A signal is sent; `ordered`: the agent's time up to which a fence orders its puts before it, or 0."""
         e = self.agent(a, "shmem_signal_set")
         for scope, (clock, proxy) in e.fences.items() if ordered else ():
             clock = clock.copy()
@@ -43,13 +43,13 @@ class NetworkAgents:
         return e
 
     def signal_arrives(self, e, address, span, place, before, after):
-        """The store in the target's memory: those who acquire it learn what its thread's last fence covers."""
+        """The store in the target's memory: an acquire of it learns what its thread's last fence covers."""
         self.strong(
             e, address, 8, False, True, SYS, False, False, e.word, place, span, before, after
         )
 
     def quiet(self, a):
-        """All that a's agent was given is done."""
+        """a's agent has finished everything."""
         clock = a.base.copy()
         clock[self.agents + a.idx] = self.agent_time[a.idx]
         a.learn(clock)

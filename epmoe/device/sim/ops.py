@@ -1,8 +1,8 @@
-"""The table of all words, and what those that access memory have in common: widths, scopes, bounds.
+"""The table of all intrinsics, and the common parts of memory accesses: widths, scopes, bounds.
 
-Every access is a step of the scheduler (it may switch threads), is checked for bounds and alignment, and is shown to
-the race detector when there is one. plain_ops and strong_ops make them by a few factories, since they differ in width,
-order and scope.
+Every access is a step of the scheduler (it may switch threads), is checked for bounds and alignment, and is passed to the
+race detector if there is one. plain_ops and strong_ops make them with factories, since they differ only in width, order
+and scope.
 """
 
 import struct

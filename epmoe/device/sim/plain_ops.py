@@ -104,7 +104,7 @@ _store16("store16_stream", "store16 that leaves no trace in the L1 cache.")
 
 @word
 def prefetch(address):
-    """Bring the bytes around a global address nearer; nothing is read, so no order is needed."""
+    """Prefetch the bytes around a global address into L2; nothing is read, so no order is needed."""
     NOW.fuel -= 1
     if NOW.fuel < 0:
         NOW.preempt()

@@ -1,6 +1,6 @@
-"""The text of a race: the place in the layout's words and the two accesses, then what is missing to order them.
+"""The text of a race: the place, the two accesses, and the missing synchronisation.
 
-That is a barrier, a release, a wait or a wider scope; and, where there is one, the synchronisation that comes closest.
+A barrier, a release, a wait or a wider scope may be missing. If there is one, the closest synchronisation is named too.
 """
 
 WORD_OF_SCOPE = ("weak", "cta", "gpu", "sys")
@@ -51,7 +51,7 @@ def line(number, access):
 
 
 def describe(span, access, other):
-    """The first byte that both touch, in the layout's words."""
+    """The first byte that both touch, in the layout's terms."""
     return span.describe(max(access[3], other[3]))
 
 
@@ -273,18 +273,17 @@ def nearest_release(detector, first, second):
 
 
 def place_in(address, block):
-    """A word in the layout's words."""
+    """The place of a word in the layout's terms."""
     from .hang_report import place_of as word_at
 
     return word_at(address, block)
 
 
 def closest(detector, first, second, limit=3):
-    """The strong reads that saw a write and did not synchronise with it, most telling first.
+    """The strong reads that saw a write and did not synchronise with it, the most informative first.
 
-    Only those that would have closed the gap, had they synchronised: the write comes after the first access and the
-    read before the second. Where there are none, those whose write comes after the first access: of a chain that is
-    broken in several places.
+    Only reads that would have ordered the two accesses count: the write comes after the first access, the read before the
+    second. If there are none, the reads whose write comes after the first access: the chain has several gaps.
     """
     u, t = first[0], second[0]
 

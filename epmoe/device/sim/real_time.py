@@ -1,4 +1,4 @@
-"""Time and waiting of a rank that is a separate process: the real clock, and the processor left to the others."""
+"""Time and waiting for a rank in a separate process: uses the real clock, and yields the processor to other ranks."""
 
 import os
 import time
@@ -12,7 +12,7 @@ yield_processor = getattr(os, "sched_yield", lambda: time.sleep(0))  # macOS has
 class RealTime:
     """The clock of the kernels, and what happens when every thread of this process waits for another process.
 
-    With more ranks than cores a rank that only spins keeps those from running for whom it waits.
+    If there are more ranks than cores, a rank that only spins would stop the ranks that it waits for.
     """
 
     def __init__(self):
@@ -23,7 +23,7 @@ class RealTime:
         return time.monotonic_ns()
 
     def let_others_run(self):
-        """Give the processor away for a moment."""
+        """Yield the processor for a moment."""
         now = time.monotonic()
         self.looks = self.looks + 1 if now - self.last < BUSY_S else 0
         if self.looks < SPINS:

@@ -1,8 +1,7 @@
-"""Writing down what the kernels of a run did: every access to global memory, fence and barrier, in order.
+"""Records the operations of a run's kernels: every access to global memory, fence and barrier, in order.
 
-A recorder is the race detector with a notebook: `SimMachine(..., recorder=Recorder())` puts a RecordingDetector in the
-detector's place, which is told of every operation anyway and knows which release an acquire saw. Without a recorder
-nothing is looked at, so that it costs nothing when it is off.
+`SimMachine(..., recorder=Recorder())` uses a RecordingDetector as its race detector. The detector gets every operation
+anyway, and knows which release an acquire saw. Without a recorder this costs nothing.
 """
 
 import ctypes
@@ -20,7 +19,7 @@ class Event:
     """One operation of one thread.
 
     number: its place in Recorder.events. step: operations done by anybody before it, over all runs. launch: its place
-    in Recorder.launches; -1 for none. rank, block, thread: who; thread is -1 where a whole block is meant.
+    in Recorder.launches; -1 for none. rank, block, thread: the actor; thread is -1 for a whole block.
     kind: "load", "store", "atomic" (read-modify-write), "fence", "barrier" (of a block), "warp barrier", "begin" and
     "end" (of a block). order: "weak", "relaxed", "acquire", "release" or "acq_rel". scope: "cta", "gpu", "sys", or ""
     for weak accesses. span: the memory.Span, address, nbytes: what was touched; saw, wrote: the bytes read or written,
@@ -82,12 +81,12 @@ class Event:
 
     @property
     def line(self):
-        """Where it stands: "senders.py:91"; empty for the beginning and end of a block."""
+        """Its source line: "senders.py:91"; empty for the beginning and end of a block."""
         return site(self._code, self._place) if self._code is not None else ""
 
     @property
     def warp(self):
-        """Index of the warp in its block; -1 where a whole block is meant."""
+        """Index of the warp in its block; -1 for a whole block."""
         return self.thread >> 5
 
     def __repr__(self):
@@ -133,7 +132,7 @@ class RecordedRun:
 
 
 class Recorder:
-    """What was recorded: `events` in the order in which they happened, `launches`, and `runs`."""
+    """The record: `events` in the order in which they happened, `launches`, and `runs`."""
 
     def __init__(self):
         self.events, self.launches, self.runs = [], [], []
@@ -175,7 +174,7 @@ class RecordingDetector(Detector):
         return event
 
     def settle(self):
-        """Stores that were announced have been done by now: keep what they wrote."""
+        """Announced stores are done now: keep the bytes that they wrote."""
         for event in self.unread:
             event.wrote = ctypes.string_at(event.address, event.nbytes)
         self.unread.clear()
@@ -329,7 +328,7 @@ class RecordingDetector(Detector):
         self.land(a)
 
     def land(self, a):
-        """Bulk stores of this thread have been done: keep what they wrote."""
+        """Bulk stores of this thread are done: keep the bytes that they wrote."""
         mine = [
             v
             for v in self.on_their_way

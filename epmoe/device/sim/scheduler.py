@@ -1,13 +1,13 @@
-"""Who runs next: one scheduler for every thread of every block of every virtual rank.
+"""Chooses the next thread: one scheduler for every thread of every block of every virtual rank.
 
 A thread is a greenlet. It runs until it waits (barrier, warp operation, a word that others must write) or until its
 quantum of operations is used up; then it picks its successor and switches to it directly. All choices come from one
 random.Random and never from time or addresses, so a seed replays exactly.
 
-Spins. A thread that loads the same word with the same value twice, with nothing but strong loads and clock reads
-between, can only go on when somebody writes one of the words it looked at: it is parked until then. That makes waiting
-cheap, and a hang a proof: nobody is ready, and no parked thread moves when it is given another look. Loops that hold
-anything else never park; livelock.py ends them.
+Spins. A thread that loads the same value of a word twice, with only strong loads and clock reads in between, can continue
+only when another thread writes one of these words. It is parked until then. So waiting is cheap, and a hang is proved:
+no thread is ready, and no parked thread continues when it polls again. Loops with other operations never park;
+livelock.py ends them.
 """
 
 from collections import deque
@@ -21,14 +21,12 @@ from . import livelock
 
 STEP_NS = 100  # simulated nanoseconds per operation
 LOOKS_BEFORE_HANG = 64  # how often parked threads may look again before a hang is declared
-QUIET_OPERATIONS = (
-    1_000_000  # so many operations without any barrier, wake-up or thread's end are a hang too
-)
+QUIET_OPERATIONS = 1_000_000  # this many operations without a barrier, a wake-up or the end of a thread are a hang too
 FIFO_QUANTUM = 256
 
 
 class Scheduler:
-    """The state of the run in progress. There is one object for the process, `NOW`, at which every operation looks.
+    """The state of the run in progress. There is one object for the process, `NOW`, which every operation reads.
 
     Runs of several threads of the operating system take turns (memory.ONE_AT_A_TIME).
     """
@@ -143,7 +141,7 @@ class Scheduler:
         block.ready.extend(threads)
 
     def preempt(self):
-        """The quantum is used up: let somebody else run."""
+        """The quantum is used up: switch to another thread."""
         t = greenlet.getcurrent()
         t.operations += self.mark - self.fuel
         self.refuel()
@@ -161,7 +159,7 @@ class Scheduler:
         self.mark = self.fuel
 
     def park(self, t):
-        """The current thread t has said who may wake it; returns when it runs again."""
+        """Park the current thread t, whose wakers are registered; returns when it runs again."""
         t.operations += self.mark - self.fuel
         nxt = self.pick()
         if nxt is not t:
@@ -230,7 +228,7 @@ class Scheduler:
         self.park(t)
 
     def written(self, granule, changed=True):
-        """Somebody wrote a granule that threads are parked on; `changed`: another value."""
+        """A thread wrote a granule on which threads are parked; `changed`: with another value."""
         self.looks = 0
         self.quiet_since = self.steps
         if changed:
@@ -252,7 +250,7 @@ class Scheduler:
         self.wake(t.block, (t,))
 
     def idle(self):
-        """Nobody is ready: finish a copy, else let the spinning threads look again, else it is a hang."""
+        """No thread is ready: finish a copy, else let the spinning threads poll again, else it is a hang."""
         if self.copies:
             self.do_copy()
             return
@@ -269,7 +267,7 @@ class Scheduler:
             self.unpark(t)
 
     def let_time_pass(self):
-        """Where waits may expire: so much time passes that in the end they do. Whether it did."""
+        """If waits may expire, let time pass until they do; returns whether it did."""
         if not self.expire_waits or self.extra_ns >= 10**15:
             return False
         self.extra_ns = max(10**6, self.extra_ns * 4)

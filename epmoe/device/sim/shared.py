@@ -1,4 +1,4 @@
-"""Shared memory: arrays of a block, and words that take shared-window addresses."""
+"""Shared memory: arrays of a block, and intrinsics that take shared-window addresses."""
 
 import sys
 
@@ -107,7 +107,7 @@ def dynamic_shared():
 def shared_add_i32(array, i, v):
     """Add to an element of a shared int32 array, relaxed, scope cta; returns the old value.
 
-    To add 0 is to look, and looks are spins as those of strong loads are.
+    Adding 0 is a poll, and polls are spins, as for strong loads.
     """
     NOW.fuel -= 1
     if NOW.fuel < 0:

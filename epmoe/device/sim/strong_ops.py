@@ -1,4 +1,4 @@
-"""Words that synchronise: strong loads and stores, atomic read-modify-writes, fences."""
+"""Intrinsics that synchronise: strong loads and stores, atomic read-modify-writes, fences."""
 
 import sys
 from bisect import bisect_right

@@ -1,4 +1,4 @@
-"""What a launch is made of: launches, blocks, warps and threads."""
+"""Launches, blocks, warps and threads."""
 
 import contextvars
 import sys
@@ -38,7 +38,7 @@ def call_chain(frame, limit=4):
 class Launch:
     """One kernel launch: grid blocks of `threads` threads on a stream of a rank.
 
-    programmatic: it may begin before the launch before it has ended; its threads know of that one behind griddep_wait.
+    programmatic: it may begin before the previous launch has ended; its threads synchronise with that one by griddep_wait.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class SimThread(greenlet.greenlet):
         )
 
     def place(self):
-        """Who and where: "rank 0 block 1 warp 0 lane 3 of dispatch #2 at copy.py:12 < dispatch.py:88"."""
+        """The thread and its place: "rank 0 block 1 warp 0 lane 3 of dispatch #2 at copy.py:12 < dispatch.py:88"."""
         return "%s at %s" % (self.name(), " < ".join(self.where()))
 
 

@@ -14,7 +14,7 @@ MASK32 = 0xFFFFFFFF
 
 # ---------------------------------------------------------------- block barriers
 def barrier(vote=None):
-    """Wait for every live thread of the block; returns the list of everybody's votes."""
+    """Wait for every live thread of the block; returns the list of all votes."""
     NOW.fuel -= 1
     if NOW.fuel < 0:
         NOW.preempt()
@@ -31,7 +31,7 @@ def barrier(vote=None):
 
 
 def open_barrier(block):
-    """Everybody has come: wake all but the current thread."""
+    """All threads have arrived: wake all but the current one."""
     here = getcurrent()
     arrived = block.arrived
     if NOW.detector is not None:
@@ -53,7 +53,7 @@ def syncthreads_or(p):
 
 
 def syncthreads_count(p):
-    """In how many threads of the block p is true; a barrier as well."""
+    """The number of threads of the block in which p is true; a barrier as well."""
     return sum(barrier(bool(p)))
 
 
@@ -89,7 +89,7 @@ def meet(kind, value):
 
 
 def release_warp(warp):
-    """All lanes have come: let the waiting ones go on; syncwarp orders their memory."""
+    """All lanes have arrived: wake the waiting ones; syncwarp orders their memory."""
     if NOW.detector is not None and warp.kind == "syncwarp":
         lanes = warp.block.actors[32 * warp.index : 32 * warp.index + 32]
         NOW.detector.barrier([lanes[i] for i, here in enumerate(warp.vals) if here])
@@ -137,7 +137,7 @@ def shfl_xor(v, mask):
 
 
 def shfl_up(v, d):
-    """v of lane (own lane - d); its own v where there is none."""
+    """v of lane (own lane - d); own v if there is no such lane."""
     t, vals = meet("shfl_up", v)
     lane = t.lane - d
     w = vals[lane] if lane >= 0 else None
@@ -145,7 +145,7 @@ def shfl_up(v, d):
 
 
 def shfl_down(v, d):
-    """v of lane (own lane + d); its own v where there is none."""
+    """v of lane (own lane + d); own v if there is no such lane."""
     t, vals = meet("shfl_down", v)
     lane = t.lane + d
     w = vals[lane] if lane < 32 else None
@@ -153,7 +153,7 @@ def shfl_down(v, d):
 
 
 def _shared_result(vals, compute):
-    """What all lanes get: computed by the first of them, kept behind the values."""
+    """The common result of all lanes: computed by the first, kept after the values."""
     if len(vals) == 32:
         vals.append(compute(vals))
     return vals[32]

@@ -1,4 +1,4 @@
-"""Memory that several processes map: a rank's own part of it as a Buffer, a peer's part as addresses to write to."""
+"""Memory that several processes map: this rank's part as a Buffer, a peer's part as addresses for writing."""
 
 import ctypes
 
