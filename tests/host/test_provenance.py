@@ -30,5 +30,5 @@ def test_the_commit_is_told_and_the_index_is_left_alone(tmp_path):
     os.utime(index, (0, 0))
     assert provenance.commit(tmp_path) == git("rev-parse", "HEAD")
     assert index.stat().st_mtime == 0
-    file.write_text("b")
+    file.write_text("longer")
     assert provenance.commit(tmp_path) == git("rev-parse", "HEAD") + "-changed"
