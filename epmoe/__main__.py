@@ -4,7 +4,7 @@ import sys
 
 from epmoe import command_line
 
-# command -> (the module with add_arguments(parser) and run(arguments) -> exit status, what it does)
+# command -> (module with add_arguments(parser) and run(arguments) -> exit status, help)
 COMMANDS = {
     "verify": (
         "epmoe.verify.command",
@@ -19,16 +19,16 @@ COMMANDS = {
     "vectors": ("epmoe.vectors.command", "write golden vectors: inputs and results as files"),
     "mutants": (
         "epmoe.mutants.command",
-        "remove each synchronisation of the kernels in turn, and check that it is noticed",
+        "remove each synchronisation of the kernels in turn, and check that a test notices",
     ),
     "explain": (
         "epmoe.explain.command",
         "write a page that teaches dispatch, the full tape of a round, slides, a trace",
     ),
-    "soak": ("epmoe.soak.command", "run very many rounds, made and checked on the device"),
+    "soak": ("epmoe.soak.command", "run a great many rounds, made and checked on the device"),
     "lesson": (
         "epmoe.lessons.command",
-        "list or tell the lessons on expert parallelism, with exercises",
+        "list or print the lessons on expert parallelism, with exercises",
     ),
     "museum": (
         "epmoe.museum.command",

@@ -1,7 +1,7 @@
-"""Commands of a program, each a module with add_arguments(parser) and run(arguments) -> exit status; shared options.
+"""Runs commands, which are modules with add_arguments(parser) and run(arguments) -> exit status; has shared options.
 
-Exit status of every command: 0 all agrees, 1 something differs, 2 cannot run (nothing was compared, bad options, a
-file or a library is missing, an unexpected error); 130 after Ctrl-C, 141 if the reader of the output went away.
+Exit status of every command: 0 if everything agrees, 1 if something differs, 2 if it cannot run (nothing was compared, bad
+options, a missing file or library, an unexpected error), 130 after Ctrl-C, 141 if the output was closed.
 """
 
 import argparse
@@ -15,8 +15,8 @@ from importlib import import_module
 from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
 EQUAL, DIFFERS, CANNOT_RUN = 0, 1, 2
-CUT_SHORT = 141  # what a shell says of a program whose reader went away
-INTERRUPTED = 130  # and of one that was stopped by Ctrl-C
+CUT_SHORT = 141  # a shell's status for a program whose output was closed
+INTERRUPTED = 130  # and for one that was stopped by Ctrl-C
 MOST_SECONDS = 1e9  # 31 years
 OPTION_OF = {
     "n_ranks": "--ranks",
@@ -72,20 +72,20 @@ def _whole(text, least):
 def sizes_of_a_world(parser, *, ranks=4, experts_per_rank=4, top_k=4, hidden=256, tokens=16):
     """The options for the sizes of an EPConfig, with these defaults, as a group of a command's options.
 
-    hidden: a number, or in words what --hidden is when it is left out, which then is None.
+    hidden: the default of --hidden, or a description of it; the option is then None by default.
     """
     sizes = parser.add_argument_group("sizes")
     for name, default, what in (
         ("ranks", None, f"virtual ranks (default {ranks}; under mpirun as many as it started)"),
         ("experts-per-rank", experts_per_rank, "experts of each rank (default %(default)s)"),
-        ("experts", None, "experts in all, instead of --experts-per-rank"),
+        ("experts", None, "number of experts, instead of --experts-per-rank"),
         ("top-k", top_k, "experts a token chooses (default %(default)s)"),
         (
             "hidden",
             hidden if isinstance(hidden, int) else None,
             f"elements of a token (default {hidden})",
         ),
-        ("tokens", tokens, "most tokens of a rank (default %(default)s)"),
+        ("tokens", tokens, "the most tokens of a rank (default %(default)s)"),
     ):
         sizes.add_argument(f"--{name}", type=at_least_one, default=default, metavar="N", help=what)
     return sizes
@@ -100,24 +100,24 @@ def _not_empty(word):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose errors suggest the nearest name, show the command's own usage, and refuse empty words.
+    """argparse with errors that suggest the nearest name and show the command's usage; refuses empty arguments.
 
-    Options cannot be abbreviated: a misspelt one must not be taken for another.
+    Options cannot be abbreviated, so that a misspelt one is not mistaken for another.
     """
 
     def __init__(self, **options):
         super().__init__(allow_abbrev=False, **options)
-        self.register("type", None, _not_empty)  # of every argument that has no type of its own
+        self.register("type", None, _not_empty)  # for arguments without a type
 
     def parse_args(self, args=None, namespace=None):
-        """The options; SystemExit 2 with usage and a suggestion if there is an unknown one."""
+        """The options; SystemExit 2 with usage and a suggestion for an unknown one."""
         arguments, unknown = self.parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return arguments
 
     def error(self, message):
-        """Print usage, what is wrong, and the nearest name there is; ends with 2."""
+        """Print usage, the error, and the nearest name; exit with 2."""
         wrong = re.search(
             r"(?:unrecognized arguments: |invalid choice: )['\"]?([^\s'\"=]+)", message
         )
@@ -149,16 +149,18 @@ def main(prog, description, commands, default, argv=None):
         status = module.run(parser.parse_args(words))
         sys.stdout.flush()
         return status
-    except (BrokenPipeError, SystemExit) as error:  # rich makes a SystemExit of the former
+    except (BrokenPipeError, SystemExit) as error:  # rich turns a closed output into a SystemExit
         if not isinstance(error, BrokenPipeError) and not isinstance(
             error.__context__, BrokenPipeError
         ):
             raise
-        return CUT_SHORT  # the reader has seen enough: `| head`, a pager left early
+        return CUT_SHORT  # the reader closed the output: `| head`, a pager
     except KeyboardInterrupt:
         print(f"{prog} {name}: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except Exception as error:  # Python's own status is 1, which here means that something differs
+    except (
+        Exception
+    ) as error:  # Python's status would be 1, which here means that something differs
         if not isinstance(error, (EPValueError, UnavailableError, OSError, MemoryError)):
             traceback.print_exc()
         sys.stderr.write(
@@ -170,7 +172,7 @@ def main(prog, description, commands, default, argv=None):
 
 
 def _told(error):
-    """Why a command cannot run, in a line; names the options for the fields of an EPConfig."""
+    """Why a command cannot run, in one line; names the options for the fields of an EPConfig."""
     if isinstance(error, OSError):
         return f"{'' if error.filename is None else f'{error.filename}: '}{error.strerror or error}"
     if isinstance(error, MemoryError):
@@ -204,7 +206,7 @@ def _top_parser(prog, description, commands, default):
 
 
 def _usable_streams():
-    """Output goes nowhere where it was closed, and shows ? for what a terminal of another encoding lacks."""
+    """Drop output to closed streams; show ? for characters that the terminal's encoding lacks."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
@@ -213,7 +215,7 @@ def _usable_streams():
 
 
 def _forget_what_cannot_be_written():
-    """What is still in stdout's buffer, if it cannot be written: the interpreter's last flush would end with 120."""
+    """Drop the rest of stdout's buffer if it cannot be written; the interpreter's last flush would exit with 120."""
     try:
         sys.stdout.flush()
     except OSError:

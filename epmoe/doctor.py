@@ -1,4 +1,4 @@
-"""`epmoe doctor`: what this machine can do, and for each thing that is missing the remedy."""
+"""`epmoe doctor`: lists what this machine has, what is missing, and how to fix it."""
 
 import ctypes
 import importlib.util
@@ -22,14 +22,14 @@ OK, OPTIONAL, MISSING, WRONG = (
     "optional",
     "missing",
     "wrong",
-)  # optional: not there, and not needed
+)  # optional: missing, and not needed
 OPEN_MPI_SAYS_NO = (
     "but only with these variables set. As root: OMPI_ALLOW_RUN_AS_ROOT=1 "
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 (or mpirun --allow-run-as-root); with fewer cores than ranks: "
     "OMPI_MCA_rmaps_base_oversubscribe=1 (4.x), "
     "PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe (5.x)"
 )
-ENOUGH_TO_SHARE = 1 << 28  # bytes: for the command's own sizes on 8 ranks
+ENOUGH_TO_SHARE = 1 << 28  # bytes: for the command's default sizes on 8 ranks
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def gpu(cuda, ordinal):
 
 
 def compiler():
-    """NVVM, which turns kernels into PTX: with it they can be compiled, and tested for their PTX, without any GPU."""
+    """NVVM, which compiles kernels to PTX, even without a GPU."""
     if sys.platform == "darwin":
         return Finding("NVVM compiler", OK, "none on macOS: simulator only")
     try:
@@ -171,7 +171,7 @@ def compiler():
 
 
 def device():
-    """What epmoe would run on in this process."""
+    """The device that epmoe would use in this process."""
     try:
         from epmoe import device as chosen
         from epmoe.device.gpu_present import gpu_present
@@ -197,7 +197,7 @@ def device():
 
 
 def kernel_cache():
-    """Where compiled kernels are kept."""
+    """The folder of compiled kernels."""
     from epmoe.device.kernel_cache import folder_or_reason
 
     folder, reason = folder_or_reason()
@@ -212,7 +212,7 @@ def kernel_cache():
 
 
 def shared_memory():
-    """Room for ranks that are processes of a simulator: under MPI they share /dev/shm."""
+    """Room for simulated ranks in separate processes: under MPI they share /dev/shm."""
     seen = shared_room.room()
     if seen is None:
         return Finding("shared memory", OK, f"no {shared_room.FOLDER} on this system")
@@ -229,7 +229,7 @@ def shared_memory():
 
 
 def find_mpirun():
-    """Path of mpirun (or mpiexec): beside this Python first, where pip puts it, then on PATH; None if there is none."""
+    """Path of mpirun (or mpiexec): first next to this Python, where pip puts it, then on PATH; None if there is none."""
     beside = str(Path(sys.executable).parent)
     for name in ("mpirun", "mpiexec"):
         found = shutil.which(name, path=beside) or shutil.which(name)
@@ -246,9 +246,7 @@ def mpi():
         )
         return
     size, started_by = launcher.launched_size()
-    if (
-        size is not None
-    ):  # a program that calls MPI_Init inside of a job is taken for one of its ranks
+    if size is not None:  # a program that calls MPI_Init inside a job counts as one of its ranks
         yield Finding(
             "MPI",
             OK,
@@ -257,7 +255,7 @@ def mpi():
         )
         return
     code = (
-        "from mpi4py import MPI; "  # what two ranks print may stand in one line
+        "from mpi4py import MPI; "  # two ranks may print on the same line
         "print(f'<{MPI.COMM_WORLD.size}>{MPI.Get_library_version().splitlines()[0].strip(chr(0))}', end=' ')"
     )
     alone = _run([sys.executable, "-c", code])
@@ -285,7 +283,7 @@ def mpi():
             f"for one rank a process: {install('mpi')}",
         )
         return
-    # as root or with few cores Open MPI refuses: that is no fault of the pair of mpirun and library
+    # Open MPI refuses to run as root or with few cores; mpirun and library may still match
     pair = _run([mpirun, "-n", "2", sys.executable, "-c", code], env=launcher.trial_environment())
     sizes = re.findall(r"<(\d+)>", pair.stdout) if pair else []
     if sizes == ["2", "2"]:
@@ -312,7 +310,7 @@ def mpi():
 
 
 def nvshmem():
-    """NVSHMEM and its Python binding: only needed between hosts (several p2p worlds)."""
+    """NVSHMEM and its Python binding, needed only between hosts (several p2p worlds)."""
     binding, library = installed("nvshmem4py-cu13"), installed("nvidia-nvshmem-cu13")
     remedy = f"for several p2p worlds: {install('shmem')} (nvshmem4py-cu13, nvidia-nvshmem-cu13>=3.5.21, cffi)"
     if binding is None or library is None:
@@ -342,7 +340,7 @@ def nvshmem():
 
 
 def _headers(name):
-    """Where the headers of one of CUDA's libraries are; None if they are not found."""
+    """The folder with the headers of one of CUDA's libraries; None if they are not found."""
     try:
         from cuda.pathfinder import find_nvidia_header_directory
 

@@ -61,26 +61,25 @@ def add_arguments(parser):
         nargs="?",
         choices=("instead", "also"),
         const="instead",
-        help="other mistakes (statements swapped, waits off by one, resets left out on some "
-        "ranks, ...), instead of removed synchronisations or also",
+        help="make other mistakes (statements swapped, waits off by one, resets left out on some "
+        "ranks, ...), instead of removing synchronisations, or also",
     )
     instead.add_argument(
         "--patch",
         nargs="+",
         metavar="FILE",
-        help="instead: what each of these unified diffs "
-        "(`git diff`) makes of epmoe/kernels, in all worlds",
+        help="instead: apply each of these unified diffs "
+        "(`git diff`) to epmoe/kernels, and run it in all worlds",
     )
     instead.add_argument(
         "--as-they-are",
         action="store_true",
-        help="instead: the kernels as they stand in the tree, "
-        "in all worlds; nothing may be reported",
+        help="instead: run the unchanged kernels in all worlds; nothing may be reported",
     )
     instead.add_argument(
         "--faults",
         action="store_true",
-        help="instead: four faults of public kernels, and the reports",
+        help="instead: show four faults of public kernels, and the reports",
     )
     parser.add_argument(
         "--random",
@@ -88,10 +87,10 @@ def add_arguments(parser):
         default=40,
         metavar="N",
         help="with --patch and --as-they-are: "
-        "so many random worlds behind the others, one schedule each (default 40)",
+        "also run N random worlds, one schedule each (default 40)",
     )
     parser.add_argument(
-        "--part", type=part_of_all, metavar="I/N", help="every Nth mutant from the Ith on"
+        "--part", type=part_of_all, metavar="I/N", help="run part I of N of the mutants"
     )
     parser.add_argument(
         "--write", action="store_true", help="with --faults: write README.md of epmoe/mutants"

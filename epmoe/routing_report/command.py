@@ -28,20 +28,20 @@ def add_arguments(parser):
     parser.add_argument(
         "file",
         metavar="FILE",
-        help="topk_ids (tokens, top_k) or (steps, tokens, top_k): an .npz or "
-        ".npy file, or JSON lines; -1 where a slot has no expert",
+        help="expert ids, topk_ids (tokens, top_k) or (steps, tokens, top_k), in an .npz or "
+        ".npy file or as JSON lines; -1 means no expert",
     )
     parser.add_argument(
         "--experts",
         type=at_least_one,
         metavar="N",
-        help="experts in all (default: n_experts of the file, else a guess from the largest id)",
+        help="number of experts (default: n_experts of the file, else a guess from the largest id)",
     )
     parser.add_argument(
         "--ranks",
         type=at_least_one,
         metavar="N",
-        help="ranks (default: as many as the file's rank_offsets has, else 8)",
+        help="number of ranks (default: from the file's rank_offsets, else 8)",
     )
     parser.add_argument(
         "--hidden",
@@ -56,14 +56,14 @@ def add_arguments(parser):
         "--link-gbps",
         type=_gbps,
         metavar="GBPS",
-        help="10**9 bytes a second that a rank sends, and "
-        "as many that it receives (default: the links that our kernels were measured on)",
+        help="link speed: 10**9 bytes a second that a rank can send, and at the same time "
+        "receive (default: the links on which our kernels were measured)",
     )
     parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
     parser.add_argument(
         "--html",
         metavar="PAGE.html",
-        help="also write one page with a heat map and a sweep over ranks",
+        help="also write a page with a heat map and a comparison of numbers of ranks",
     )
 
 

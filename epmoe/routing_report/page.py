@@ -61,9 +61,7 @@ def _steps(found):
 
 def _take(found):
     why = "".join(f"<li>{escape(line)}</li>" for line in found["take"]["why"])
-    return (
-        f'<div class="take"><p><b>Take {escape(found["take"]["is"])}.</b></p><ul>{why}</ul></div>'
-    )
+    return f'<div class="take"><p><b>Use {escape(found["take"]["is"])}.</b></p><ul>{why}</ul></div>'
 
 
 def _shade(share):
@@ -187,9 +185,9 @@ def _costs(found):
     return _table(head, lines, found["take"]["interface"]) + (
         f'<p class="note">{"Medians over steps. " if found["steps"] > 1 else ""}'
         "Floor: the bytes of the busiest rank at "
-        f"{found['link_gbps']:g} GB/s each way. Expected: what our kernels took on {of['n_ranks']} x "
-        f"{escape(of['device'].partition(',')[0])} ({of['date']}, commit {of['commit']}) beyond their floor, added to "
-        "this one. Memory: buffers, counters and results of one round.</p>"
+        f"{found['link_gbps']:g} GB/s each way. Expected: this floor plus the time that our kernels took on {of['n_ranks']} x "
+        f"{escape(of['device'].partition(',')[0])} ({of['date']}, commit {of['commit']}) beyond "
+        "their floor. Memory: buffers, counters and results of one round.</p>"
     )
 
 

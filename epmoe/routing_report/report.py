@@ -31,7 +31,7 @@ def report(
     hidden = hidden or dump.hidden
     if hidden is None:
         hidden = DEFAULT_HIDDEN
-        assumed.append(f"hidden={hidden}, as the file has no x: --hidden changes it")
+        assumed.append(f"hidden={hidden}, because the file has no x: --hidden changes it")
     if link_gbps is None:
         link_gbps = measured.table()["link_gbps"]
         assumed.append(
@@ -186,28 +186,28 @@ def _take(ways):
     if us["pairs"] <= ALIKE * us[best]:
         best = "pairs"
     why = [
-        f"{way['is']} is left out: it {way['not_offered']}"
+        f"{way['is']} is not possible: it {way['not_offered']}"
         for way in ways.values()
         if way["not_offered"]
     ]
     others = ", ".join(f"{ours[name]['is']} {us[name]:.1f}" for name in us if name != best)
     if others:
         least = "take about" if measured_all else "take at least"
-        why.append(f"dispatch and combine of a median step {least} {us[best]:.1f} us ({others})")
+        why.append(f"in a median step dispatch and combine {least} {us[best]:.1f} us ({others})")
     if best == "pairs":
         why.append(
-            "rows come grouped by expert, and sums are made in float32 at the token's own rank: the same bits "
-            "on any number of ranks"
+            "rows arrive grouped by expert, and the token's rank sums in float32, so results have the same bits on "
+            "any number of ranks"
         )
     elif best == "rows":
         why.append(
-            "a token travels once to a rank; your experts pick their rows and sum them there; for rows grouped "
-            f"by expert take hybrid_ep_dispatch, {us['expert_major']:.1f} us"
+            "each rank receives a token once; your experts select their rows and sum their results there; if they "
+            f"need rows grouped by expert, use hybrid_ep_dispatch ({us['expert_major']:.1f} us)"
         )
     else:
         why.append(
-            "a token travels once to a rank, and rows come grouped by expert; partial sums are rounded on the "
-            "way back"
+            "each rank receives a token once, and rows arrive grouped by expert; partial sums are rounded before "
+            "they are sent back"
         )
     return {"interface": best, "is": ways[best]["is"], "why": why}
 

@@ -25,17 +25,17 @@ def show(found, page=None):
     console.print(_costs(found))
     machine = found["measured"]
     console.print(
-        "busiest rank: the most that one rank sends to others, or receives. expected: what our kernels took beyond "
-        f"their floor on {machine['n_ranks']} x {machine['device'].partition(',')[0]} ({machine['date']}), added to this floor.",
+        "busiest rank: the most that one rank sends to others, or receives. expected: this floor plus the time that our kernels "
+        f"took beyond theirs on {machine['n_ranks']} x {machine['device'].partition(',')[0]} ({machine['date']}).",
         style="dim",
     )
-    console.print(f"\nTake [bold]{found['take']['is']}[/bold]:")
+    console.print(f"\nUse [bold]{found['take']['is']}[/bold]:")
     for why in found["take"]["why"]:
         console.print(f"  - {why}")
     console.print(
         f"\nWritten: {page}"
         if page
-        else "\nNext: --html PAGE.html draws it, with other numbers of ranks"
+        else "\nNext: --html PAGE.html draws it, and compares other numbers of ranks"
     )
 
 
@@ -56,7 +56,7 @@ def size(nbytes):
 
 def _head(found):
     steps = "" if found["steps"] == 1 else f" in {found['steps']} steps"
-    empty = f", {found['empty_slots']:,} empty slots (-1)" if found["empty_slots"] else ""
+    empty = f", {found['empty_slots']:,} ids -1 (no expert)" if found["empty_slots"] else ""
     return (
         f"{found['file']}: {found['tokens']:,} tokens{steps}, top-{found['top_k']} of {found['n_experts']} experts"
         f"{empty}; {found['n_ranks']} ranks, at most {number(found['tokens_per_rank']['max'], 0)} tokens each"

@@ -1,17 +1,17 @@
-"""Soak: very many rounds of random routing, made and checked on the device, every row of every round.
+"""Soak: a great many rounds of random routing, made on the device, which checks every row of every round.
 
-`epmoe soak`. Tokens, routing and weights are hashes of (seed, round, rank, token, column), so that any kernel
-can say what any rank sent: nothing is stored, copied or compared on the host, and a round costs little more than its
-dispatch and combine. Who tells which part:
+Run it with `epmoe soak`. Tokens, routing and weights are hashes of (seed, round, rank, token, column), so any kernel can
+compute what any rank sent. The host stores, copies and compares nothing, and a round costs little more than its dispatch
+and combine. The parts:
 
-1. hashing.py   what a rank sends in a round: number of tokens, ids, weights, every word of every token
-2. fill.py      writes it, clears what is counted, poisons results
-3. segments.py  which rows each (expert, src_rank) segment must have, against row_offsets and recv_count
-4. rows.py      every row of dispatch: its (token, k), that the pair belongs there and is there once, all its bytes;
-                and the experts, an exact function of a row and its expert
-5. encoding.py  formats that round: every token encoded and decoded again by the format's own device functions, and
-                all output arrays compared byte for byte
-6. sums.py      every byte of combine
-7. errors.py    what was wrong: counted, and the first one kept
-8. soak.py      the rounds; compiled_first.py their kernels, before the clock starts; command.py the command line
+1. hashing.py   defines what a rank sends in a round: number of tokens, ids, weights, every word of every token
+2. fill.py      writes it, clears counts, poisons results
+3. segments.py  checks row_offsets and recv_count: the rows of each (expert, src_rank) segment
+4. rows.py      checks every row of dispatch: the pair (token, k) belongs there, is there once, and all bytes are right;
+                makes the experts' outputs, an exact function of a row and its expert
+5. encoding.py  for formats that round: encodes and decodes every token again with the format's device functions, and
+                compares all output arrays byte for byte
+6. sums.py      checks every byte of combine
+7. errors.py    counts errors, and keeps the first one
+8. soak.py runs the rounds; compiled_first.py compiles their kernels before the clock starts; command.py is the command
 """

@@ -1,4 +1,4 @@
-"""All memory of one rank of a soak: what it sends, what it gets, and what the checks need, in one lent buffer."""
+"""All memory of one rank of a soak, in one buffer: what it sends and receives, and what the checks need."""
 
 import ml_dtypes
 import numpy as np
@@ -13,16 +13,16 @@ from epmoe.soak import errors
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 RESULTS = "results"  # the name of the block's field where dispatch's and combine's results begin
-AGAIN = "again"  # what stands before the names of the output arrays that the soak fills itself
+AGAIN = "again"  # prefix of the names of the output arrays that the soak fills itself
 
 
 def is_encoded(cfg):
-    """Whether output rows are not the tokens themselves: then the soak encodes and decodes every row again."""
+    """Whether output rows differ from the tokens, so that the soak must encode and decode every row again."""
     return cfg.token_format != "bf16"
 
 
 def shapes(cfg):
-    """({name: (shape, dtype)} of inputs and counts, the same of results and expert outputs)."""
+    """({name: (shape, dtype)} of inputs and counts, the same for results and expert outputs)."""
     outputs, rows = dispatch_arrays(cfg)
     outputs.pop("topk_ids")  # the cleaned ids stay with the dispatch
     segments = cfg.n_local_experts * cfg.n_ranks
@@ -52,7 +52,7 @@ def shapes(cfg):
 
 
 def parameter_block(cfg) -> ParameterBlock:
-    """The addresses that the kernels of a soak are given: every array's, and where the results begin and end."""
+    """The addresses for the kernels of a soak: every array's, and the start and end of the results."""
     inputs, results = shapes(cfg)
     return ParameterBlock(
         *((name, 1) for name in (*inputs, *results)),
@@ -86,7 +86,7 @@ class RankArrays:
         self._arrays = {(name, None): self._loan.array(name) for name in (*inputs, *results)}
 
     def array(self, name):
-        """An array as ExpertParallel takes it."""
+        """An array in the form that ExpertParallel takes."""
         return self._arrays[name, None]
 
     def first(self, name, n):
@@ -100,14 +100,14 @@ class RankArrays:
         return {name: self.array(name) if name in self.results else None for name in names}
 
     def found(self):
-        """What the kernels have recorded so far; waits for them."""
+        """The kernels' findings so far; waits for the kernels."""
         field = self._loan.fields["errors"]
         return errors.found(
             self.rank, self._loan.buffer.read(field.dtype, field.shape, field.offset)
         )
 
     def free(self):
-        """Give the memory back; the kernels must have ended."""
+        """Free the memory; the kernels must have ended."""
         self.parameters.free()
         self._pool.close()
         self._arrays, self._loan = {}, None

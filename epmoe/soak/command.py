@@ -1,4 +1,4 @@
-"""`epmoe soak`: rounds until a number or a time is reached; prints progress, errors and a verdict."""
+"""`epmoe soak`: runs rounds for a number or a time; prints progress, errors and a verdict."""
 
 import json
 import sys
@@ -94,9 +94,7 @@ def run(args):
     cfg = _config(args, worlds)
     world = worlds.make(cfg.n_ranks, args.seed)
     if args.json and worlds.prints:
-        open(
-            args.json, "a"
-        ).close()  # a file that cannot be written is known before the rounds, not after
+        open(args.json, "a").close()  # refuse an unwritable file before the rounds, not after
     try:
         record = soak(args, cfg, world, print if worlds.prints else _nothing)
     except (EPValueError, UnavailableError):
@@ -128,7 +126,7 @@ def _config(args, worlds):
 
 
 def soak(args, cfg, world, say):
-    """Rounds until args say enough, or until an error was found: what was done, as a dict."""
+    """Run rounds until the limit in args or the first error; returns a dict of what was done."""
     from epmoe.host.engine import kernels_named
     from epmoe.soak.compiled_first import compile_all
     from epmoe.soak.soak import Soak
@@ -211,7 +209,7 @@ def _rounds(number):
 
 
 def _of_all_ranks(world, found, timed_out, timeout):
-    """What all ranks found, and whether one of them says that it is time; the same everywhere, so all end together."""
+    """The findings of all ranks, and whether time is up on one of them; the same on all ranks, so all end together."""
     told = world.tell(([asdict(f) for f in found], timed_out), 2 * timeout)
     return [Found(**f) for ranks, _ in told for f in ranks], any(over for _, over in told)
 
@@ -222,4 +220,4 @@ def _sizes(cfg):
 
 
 def _nothing(text):
-    """What ranks other than 0 say."""
+    """Output of ranks other than 0."""

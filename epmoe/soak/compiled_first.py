@@ -1,4 +1,4 @@
-"""The kernels of a soak compiled before its first round, whose time they would otherwise be counted in.
+"""Compiles the kernels of a soak before its first round, so that compiling does not count in the time of rounds.
 
 `EPMOE_DEVICE=gpu python -m epmoe.soak.compiled_first RUN X.Y I/N` compiles every Nth of them from the Ith on into the
 disk cache, for compute capability X.Y; RUN is what as_words() makes. It needs no GPU.
@@ -40,12 +40,12 @@ def compile_all(cfg, world, **options):
 
 
 def as_words(cfg, **options):
-    """A soak in one word of a command line."""
+    """A soak as one argument of a command line."""
     return json.dumps([asdict(cfg), options], sort_keys=True)
 
 
 def kernels_of(run):
-    """All kernels of a soak, once each, in an order that is always the same: those of a round where nothing runs."""
+    """All kernels of a soak, once each, always in the same order: recorded from a round where nothing runs."""
     sizes, options = json.loads(run)
     cfg = EPConfig(**sizes)
     world = DryWorld(cfg.n_ranks)

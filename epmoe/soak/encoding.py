@@ -1,7 +1,7 @@
-"""Formats that round: every token encoded and decoded again on the rank that got it, and all output arrays compared.
+"""For formats that round: encodes and decodes every token again on its dst_rank, and compares all output arrays.
 
-The format's device functions are those of dispatch, so this checks that the right token's codes and scales lie in the
-right place, not the arithmetic of the encoder.
+The format's device functions are the same as in dispatch. So this checks that the right token's codes and scales are in
+the right place, not the encoder's arithmetic.
 """
 
 from functools import lru_cache
@@ -46,7 +46,7 @@ def kernels(cfg):
 
 
 def groups_kernel(cfg):
-    """Kernel (params, round, my_rank): where each group's scale tiles begin, zeros behind its rows; a warp a group."""
+    """Kernel (params, round, my_rank): starts of each group's scale tiles, zeros after its rows; a warp for each group."""
     block, fmt = arrays.parameter_block(cfg), formats.of(cfg)
     p_again, p_counts, p_starts = (
         block.offset(arrays.AGAIN),

@@ -1,4 +1,4 @@
-"""What was wrong, on the device: how many differences, and the first one with its place and both values."""
+"""Errors found on the device: their number, and the first one with its place and both values."""
 
 from dataclasses import dataclass
 
@@ -51,7 +51,7 @@ def record(errors, number, what, place, part, expected, seen):
 
 @dataclass(frozen=True)
 class Found:
-    """What the kernels of one rank have recorded so far."""
+    """The findings of one rank's kernels so far."""
 
     rank: int
     errors: int

@@ -1,4 +1,4 @@
-"""What a rank sends in this round, written by its own kernel; what is counted is cleared, and results are poisoned."""
+"""Writes what a rank sends in this round, with a kernel; clears counts and poisons results."""
 
 from functools import lru_cache
 

@@ -1,4 +1,4 @@
-"""What a rank sends in a round, as hashes that the host and every kernel can compute: nothing has to be stored."""
+"""What a rank sends in a round, as hashes that the host and every kernel can compute, so nothing is stored."""
 
 from typing import NamedTuple
 
@@ -10,11 +10,11 @@ RANDOM_BITS, FIXED_BITS = 0x83FF83FF, 0x3C003C00
 WEIGHT_RANDOM, WEIGHT_FIXED = 0x807FFFFF, 0x3F000000  # float32 of magnitude 0.5 to 1
 NAN = 0x7FC00000
 NO_EXPERT = -1
-EMPTY_SLOTS = 16  # one slot of so many holds no expert
-EMPTY_TOKENS = 64  # one token of so many has no expert at all
-HOT_ROUNDS = 4  # in one round of so many, half of all tokens choose the same experts
+EMPTY_SLOTS = 16  # one id of this many is -1
+EMPTY_TOKENS = 64  # one token of this many has no expert at all
+HOT_ROUNDS = 4  # in one round of this many, half of all tokens choose the same experts
 
-# what a hash is for, apart from tokens (0, 1, ...) and words
+# purposes of hashes other than tokens (0, 1, ...) and words
 FOR_TOKENS, FOR_HOT, FOR_EXPERT = 0xFFFF0001, 0xFFFF0002, 0xFFFF0003
 FOR_SLOT, FOR_WEIGHT = 0x40000000, 0x50000000
 
@@ -23,11 +23,11 @@ class Hashing(NamedTuple):
     """Functions of (seed, round, rank, ...); words are u32.
 
     tokens(round, rank) -> i32: number of tokens, at most max_tokens_per_rank, often 0 or the most.
-    token_key(round, rank, token) -> u32: from which all about that token follows.
-    expert(round, token_key, k) -> i32: global expert id in slot k, or -1; ids of one token are distinct.
-    weight(round, token_key, k) -> u32: bits of the router weight; NaN in a slot of -1, which must not matter.
+    token_key(round, rank, token) -> u32: determines everything about that token.
+    expert(round, token_key, k) -> i32: global expert id of k, or -1; ids of one token are distinct.
+    weight(round, token_key, k) -> u32: bits of the router weight; NaN where the id is -1, which must not matter.
     word(token_key, i) -> u32: elements 2i and 2i + 1 of the token, two bf16.
-    mask(expert) -> u32: what the expert does: its output is its input with these bits flipped.
+    mask(expert) -> u32: an expert's output is its input with these bits flipped.
     """
 
     tokens: callable

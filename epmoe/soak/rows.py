@@ -1,7 +1,7 @@
-"""Every row of dispatch: which pair it says it is, that the pair belongs there and came once, and all its bytes.
+"""Checks every row of dispatch: its pair belongs there and arrived once, and all its bytes are right.
 
-The same pass makes the experts' outputs for combine: y is x with the bits of mask(expert) flipped, where x is what
-dispatch delivered, or for formats that round, the token itself.
+The same pass makes the experts' outputs for combine: y is x with the bits of mask(expert) flipped. x is the row from
+dispatch or, for formats that round, the token itself.
 """
 
 from functools import lru_cache
@@ -47,7 +47,7 @@ def rows_kernel(cfg, seed):
 
     @device_fn
     def check_pair(params, number, row, src_rank, expert, token, k):
-        """Whether (token, k) of src_rank is a pair of this expert that came nowhere else; one lane looks."""
+        """Whether (token, k) of src_rank is a pair of this expert that arrived nowhere else; run by one lane."""
         errors, n = load_u64(params + u64(p_errors)), i32(tokens(number, src_rank))
         if token < 0 or token >= n:
             record(errors, number, i32(NOT_A_TOKEN), row, i32(0), u32(n), u32(token))

@@ -1,4 +1,4 @@
-"""Which rows each (expert, src_rank) segment of a rank must have, against row_offsets, expert_ids and recv_count."""
+"""Compares row_offsets, expert_ids and recv_count with the rows that each (expert, src_rank) segment must have."""
 
 from functools import lru_cache
 
@@ -33,7 +33,7 @@ WARP = 32
 def finder(cfg):
     """Device function (starts, row) -> the last segment that begins at or before this row.
 
-    It is the one that has the row, or the row is padding behind it.
+    It has the row, or the row is padding after it.
     """
     segments = cfg.n_local_experts * cfg.n_ranks
 
@@ -80,7 +80,7 @@ def count_kernel(cfg, seed):
 
 @lru_cache
 def segments_kernel(cfg):
-    """Kernel (params, round, my_rank), one warp: `starts` of all segments, compared with what dispatch says."""
+    """Kernel (params, round, my_rank), one warp: `starts` of all segments, compared with dispatch's results."""
     block = arrays.parameter_block(cfg)
     names = ("counts", "starts", "row_offsets", "expert_ids", "recv_count", "errors")
     p_counts, p_starts, p_offsets, p_ids, p_recv, p_errors = (block.offset(name) for name in names)

@@ -1,4 +1,4 @@
-"""The rounds of a soak: everything a round does is put on the ranks' streams; the host looks only when asked."""
+"""The rounds of a soak: all work of a round is queued on the ranks' streams; the host reads findings only on request."""
 
 from functools import lru_cache
 
@@ -16,8 +16,7 @@ SIMULATOR_BLOCKS, SIMULATOR_THREADS = 2, 64
 class Soak:
     """Rounds over one configuration and one world; a context manager.
 
-    fused: fused kernels. seed: of everything that is sent. poison: results are NaN before each round. options: of
-    ExpertParallel.
+    fused: fused kernels. seed: of all data. poison: results are NaN before each round. options: of ExpertParallel.
     """
 
     def __init__(
@@ -31,10 +30,10 @@ class Soak:
         self.cfg, self.world, self.machine = cfg, world, world.machine
         self.ep = ExpertParallel(cfg, world, fused=fused, timeout=timeout, **options)
         self.ranks = [RankArrays(cfg, self.machine, rank) for rank in world.ranks]
-        # of a round they are asked for four times
+        # a round needs them four times
         self.tokens = lru_cache(len(self.ranks))(hashing.make(cfg, seed, hashing.plain).tokens)
         self._out = self._given([Dispatched(**r.named(ARRAYS), num_tokens=0) for r in self.ranks])
-        # where whole arrays are compared, bytes that nobody writes must be alike
+        # whole arrays are compared, so unwritten bytes must be equal
         self.kernels = {
             "fill": fill.fill_kernel(cfg, seed, poison or is_encoded(cfg)),
             "count": segments.count_kernel(cfg, seed),
@@ -49,7 +48,7 @@ class Soak:
                 self.machine.prepare(kernel)
 
     def round(self, number):
-        """One round: fill, dispatch, check, experts, combine, check. On a GPU nothing has ended when this returns."""
+        """One round: fill, dispatch, check, experts, combine, check. On a GPU it returns before the kernels end."""
         self.fill(number)
         d = self.dispatch(number)
         self.check_dispatch(number)
@@ -57,11 +56,11 @@ class Soak:
         self.check_combine(number)
 
     def fill(self, number):
-        """Write what every rank sends, and count what every rank must get."""
+        """Write what every rank sends, and count what every rank must receive."""
         self._launch("fill", number)
         self._launch("count", number)
         if device.SIM:
-            self.machine.synchronize()  # ExpertParallel looks at host arrays when it is called
+            self.machine.synchronize()  # ExpertParallel reads host arrays when it is called
 
     def dispatch(self, number):
         """The dispatch of the round: a Dispatched, or a list of them."""
@@ -87,7 +86,7 @@ class Soak:
         self._launch("sums", number)
 
     def found(self):
-        """What the kernels of each rank of this process have recorded; waits for them, and raises PeerTimeout."""
+        """The findings of each rank of this process; waits for the kernels, and raises PeerTimeout."""
         self.ep.check()
         return [r.found() for r in self.ranks]
 
@@ -125,5 +124,5 @@ class Soak:
         )
 
     def _given(self, of_ranks):
-        """What the ranks of this process have, as ExpertParallel takes it."""
+        """Values of this process's ranks, in the form that ExpertParallel takes."""
         return of_ranks if self.world.lists else of_ranks[0]

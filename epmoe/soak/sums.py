@@ -1,4 +1,4 @@
-"""Every byte of combine: the weighted sum of what the experts did to a token, made again from the hashes."""
+"""Checks every byte of combine: computes the weighted sum of a token's expert outputs again, from the hashes."""
 
 from functools import lru_cache
 
@@ -68,12 +68,12 @@ def sums_kernel(cfg, seed):
         while token < n:
             key = u32(token_key(number, my_rank, token))
             expert, flipped, w = i32(-1), u32(0), u32(0)
-            if lane < top_k:  # lane k knows slot k
+            if lane < top_k:  # lane k has the token's k-th id
                 expert = i32(expert_of(number, key, lane))
                 flipped, w = u32(mask(expert)), u32(weight(number, key, lane))
             run = i32(0)
             while run < n_words:
-                # lanes behind the last column do it again and look at nothing: all stay together for the shuffles
+                # lanes past the last column repeat it and check nothing: all lanes must take part in the shuffles
                 i = i32(min(run + lane, n_words - 1))
                 expected = expected_word(u32(word(key, i)), expert, flipped, w)
                 seen = u32(load_u32(combined + u64(token) * u64(row_bytes) + u64(4) * u64(i)))

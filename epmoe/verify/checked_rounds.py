@@ -32,8 +32,8 @@ class Case:
     """What is verified: a configuration, and how its options are used.
 
     weights: router weights as "array", as "function", or "none" (unreduced output). epilogue: with the function above.
-    fused: fused kernels. kernels: "plain", "fast", or None for what suits the machine. rounds: how many follow each
-    other on the same buffers, without a host reset.
+    fused: fused kernels. kernels: "plain", "fast", or None for the machine's default. rounds: number of rounds on the
+    same buffers, without a reset by the host.
     """
 
     cfg: EPConfig
@@ -90,9 +90,9 @@ def rounds_of(
 ):
     """Yield a finished Round for each of the routed batches; stops after the first one with a difference.
 
-    Every process has the inputs of all ranks and computes the whole reference; it compares what its own ranks got.
+    Every process has the inputs of all ranks and computes the whole reference; it compares its own ranks' results.
     options: of ExpertParallel.
-    Under the race detector the kernels of a phase run together: a host that looks in between would order them.
+    Under the race detector the kernels of a phase run together: a host that reads in between would order them.
     """
     with ExpertParallel(
         case.cfg, world, fused=case.fused, timeout=timeout, kernels=case.kernels, **options

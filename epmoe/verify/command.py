@@ -78,14 +78,14 @@ def add_arguments(parser):
         "--format", choices=FORMATS, default="bf16", help="token format (default bf16)"
     )
     options.add_argument(
-        "--preshuffle", action="store_true", help="mxfp4_rows: scales in the slot layout"
+        "--preshuffle", action="store_true", help="with mxfp4_rows: scales in the slot layout"
     )
     options.add_argument("--combine-dtype", choices=("bf16", "fp16", "fp32"), default="bf16")
     options.add_argument("--fused", action="store_true", help="fused kernels (default: split)")
     options.add_argument(
         "--kernels",
         choices=("plain", "fast"),
-        help="the specification's, or the fast ones "
+        help="plain: as in the specification; fast: tuned "
         "(default: fast on GPUs of compute capability 9.0 and newer, plain elsewhere)",
     )
     options.add_argument(
@@ -126,31 +126,31 @@ def add_arguments(parser):
         "--p2p-world-size",
         type=at_least_one,
         metavar="N",
-        help="p2p worlds of N ranks, and SHMEM between them (default: one p2p world)",
+        help="make p2p worlds of N ranks, with SHMEM between them (default: one p2p world)",
     )
     options.add_argument(
         "--timeout",
         type=positive_seconds,
         default=30.0,
         metavar="S",
-        help="seconds after which a wait gives up",
+        help="seconds until a wait gives up",
     )
     files = parser.add_argument_group("files and output")
     files.add_argument(
         "--counters",
         action="store_true",
-        help="also show what the counters of one rank hold, after each kernel of the first round",
+        help="also show the counters of one rank after each kernel of the first round",
     )
     files.add_argument(
         "--input",
         metavar="FILE.npz",
-        help="your own topk_ids (N, K), and if wanted x (N, hidden), "
+        help="your own routing: topk_ids (N, K) and, if you have them, x (N, hidden), "
         "topk_weights (N, K), n_experts (or --experts), rank_offsets (ranks + 1)",
     )
     files.add_argument(
         "--dump",
         metavar="FILE.npz",
-        help="write the first round's tokens and routing as such a file",
+        help="write the first round's tokens and routing as a file for --input",
     )
     files.add_argument(
         "--json", action="store_true", help="print one JSON object instead of pictures"
@@ -166,23 +166,22 @@ def add_arguments(parser):
         nargs="?",
         const=WORLDS,
         metavar="N",
-        help="compare every word of "
-        "memory of the plain kernels with the model of the protocol, after each half, on N random "
+        help="compare every word of the "
+        "plain kernels' memory with the model of the protocol, after each half, on N random "
         f"worlds (default {WORLDS})",
     )
     files.add_argument(
         "--part",
         type=part_of_all,
         metavar="I/N",
-        help="with --all: every Nth case from the Ith on, so that N processes share the matrix",
+        help="with --all: run part I of N of the cases, to share them among N processes",
     )
     files.add_argument(
         "--compile",
         type=part_of_all,
         metavar="I/N",
-        help="with --all: every Nth piece of the kernels of the cases from the Ith on, compiled into "
-        "the disk cache, and no more; a walk on GPUs has that done first. With EPMOE_DEVICE=gpu no GPU "
-        "is needed",
+        help="with --all: only compile part I of N of the cases' kernels into the disk cache. On GPUs --all "
+        "does this first. With EPMOE_DEVICE=gpu you can run it on a machine without a GPU",
     )
     files.add_argument(
         "--cc",
@@ -195,7 +194,7 @@ def add_arguments(parser):
         "--sample",
         type=at_least_one,
         metavar="N",
-        help="with --all: only N cases, drawn with --seed",
+        help="with --all: run only N cases, drawn with --seed",
     )
 
 
@@ -453,15 +452,15 @@ def _first_round(console, args, case, r, rank):
         console.print(token.total())
     if args.counters:
         console.print(
-            f"\n[bold]Counters[/bold] of rank {rank}, through which ranks and blocks wait for each other: "
+            f"\n[bold]Counters[/bold] of rank {rank}. Ranks and blocks wait for each other by polling them. Columns: "
             + _moments(r)
             + pictures.MEANING
-            + " At the end all are as before, so rounds follow each "
-            "other without a reset."
+            + " After the round all have their first values again, so the next "
+            "round needs no reset."
         )
         console.print(pictures.counters(r.moments))
     console.print(
-        "\n[bold]Kernels against the reference[/bold], every byte. Only the order of rows inside one (expert, "
+        "\n[bold]Kernels compared with the reference[/bold], every byte. Only the order of rows within an (expert, "
         "src_rank) segment is free."
     )
 
@@ -469,7 +468,7 @@ def _first_round(console, args, case, r, rank):
 def _moments(r):
     if "sent" in r.moments:
         return (
-            "before the round and after each of its kernels: dispatch_async (sent), dispatch_wait (dispatched), "
+            "before the round, and after each of its kernels: dispatch_async (sent), dispatch_wait (dispatched), "
             "combine_async (returned), combine_wait (combined). "
         )
     return "before the round, after dispatch and after combine. "
@@ -500,7 +499,7 @@ def _verdict(console, args, record, rounds):
         return
     of_seed = record["seeds"][-1]
     replay = (
-        f" (seed {of_seed['seed']}: --seed {of_seed['seed']} in the place of --seeds runs the same again)"
+        f" (seed {of_seed['seed']}: --seed {of_seed['seed']} instead of --seeds runs it again)"
         if args.seeds > 1
         else ""
     )

@@ -1,6 +1,6 @@
-"""The kernels of `verify --all` compiled in advance, in pieces that many processes share.
+"""Compiles the kernels of `verify --all` in advance, in parts that many processes share.
 
-On a fresh machine the ranks would otherwise wait for one of them to compile, a kernel at a time.
+Otherwise, on a fresh machine, all ranks would wait while one of them compiles one kernel after another.
 """
 
 import sys
@@ -17,9 +17,9 @@ DISPATCH, COMBINE = "dispatch", "combine"
 
 
 def pieces(cases):
-    """[(case, phase)] with all kernels of the cases: dispatch knows nothing of weights, nor combine of formats.
+    """[(case, phase)] with all kernels of the cases: dispatch does not depend on weights, nor combine on formats.
 
-    The longest to compile come first, so that no process is left with one of them at the end.
+    The kernels that take longest to compile come first, so that none is left for the end.
     """
     found = {}
     for case in cases:

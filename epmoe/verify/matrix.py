@@ -1,4 +1,4 @@
-"""`verify --all`: every combination of options, kernels against the reference, at small sizes; a table at the end."""
+"""`verify --all`: compares kernels and reference for every combination of options, at small sizes; prints a table."""
 
 import itertools
 import json
@@ -29,9 +29,9 @@ N_RANKS, EXPERTS_PER_RANK, TOP_K, TOKENS, ROUNDS = (
 
 
 def cases(n_ranks, hidden, p2p_world_size=None, kernels=None):
-    """Every combination that makes sense: unreduced output has neither shared expert nor epilogue.
+    """Every valid combination: unreduced output has neither shared expert nor epilogue.
 
-    p2p_world_size: of configurations with SHMEM between p2p worlds; None: one p2p world. kernels: as in a Case.
+    p2p_world_size: for configurations with SHMEM between p2p worlds; None: one p2p world. kernels: as in a Case.
     """
     for (name, preshuffle), fused, shared, skip, weights, epilogue in itertools.product(
         FORMATS, (False, True), (False, True), (False, True), WEIGHTS, (False, True)
@@ -55,7 +55,7 @@ def cases(n_ranks, hidden, p2p_world_size=None, kernels=None):
 
 
 def check(case, seed, world, timeout=30.0):
-    """Verify one case: None if every byte agreed, else what went wrong, as text."""
+    """Verify one case: None if every byte agrees, else the error as text."""
     try:
         batches = [routing.make(case.cfg, [seed, n]) for n in range(case.rounds)]
         for r in rounds_of(case, world, batches, seed=seed, timeout=timeout):
@@ -63,7 +63,7 @@ def check(case, seed, world, timeout=30.0):
                 return f"round {r.number}: {r.differences[0]}"
     except EPError as error:
         if not world.lists:
-            raise  # the other ranks do not know of it, and cannot go on with the next case
+            raise  # the other ranks do not know about it, and cannot continue with the next case
         return f"{type(error).__name__}: {error}"
     return None
 
@@ -107,10 +107,10 @@ def _chosen(args, n_ranks):
 
 
 def walk(args, console, worlds):
-    """Walk the matrix with a progress bar; prints a table, or JSON; the exit status is 0 if all cases passed."""
+    """Run the matrix with a progress bar; prints a table, or JSON; the exit status is 0 if all cases passed."""
     start = time.perf_counter()
     n_ranks = args.ranks or (worlds.n_ranks if worlds.mpi else N_RANKS)
-    if not device.SIM:  # what is compiled in advance is what this GPU is going to run
+    if not device.SIM:  # compile in advance exactly the kernels that this GPU will run
         args.kernels = kernels_named(args.kernels, worlds.make(n_ranks, args.seed).machine)
     chosen = _chosen(args, n_ranks)
     if not device.SIM:

@@ -1,4 +1,4 @@
-"""One token's way: to the experts that its router chose, and back to its weighted sum."""
+"""Follows one token to the experts that its router chose, and back to its weighted sum."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,8 @@ from rich.table import Table
 class Way:
     """One token of one rank.
 
-    pairs: of each slot, (expert, its rank, the row there, router weight, element 0 of the expert's result), or None
-    where the slot has no expert. combined: element 0 of what combine returned; dtype: its
-    type.
+    pairs: for each k, (expert, its rank, the row there, router weight, element 0 of the expert's result), or None
+    if there is no expert. combined: element 0 of combine's result; dtype: its type.
     """
 
     src_rank: int
@@ -31,7 +30,7 @@ class Way:
         )
 
     def table(self):
-        """A line for each slot."""
+        """A line for each k."""
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for name in (
             "k",
@@ -62,13 +61,13 @@ class Way:
         return table
 
     def total(self):
-        """The sum, as the products give it and as combine returned it."""
+        """The sum of the products, and combine's result."""
         total = sum(weight * result for _, _, _, weight, result in filter(None, self.pairs))
         return f"Their sum is {total:.4f}; combine returned {self.combined:.4f}, its nearest {self.dtype}."
 
 
 def of_round(case, r):
-    """The way of one token of a Round, or None where its sum is not one of weighted rows, or ranks are elsewhere."""
+    """One token of a Round, or None if rows are not weighted, or ranks are in other processes."""
     cfg = case.cfg
     if case.weights != "array" or case.epilogue or cfg.fused_shared_expert or cfg.skip_a2a:
         return None
@@ -100,6 +99,6 @@ def row_of(cfg, d, local_expert, src_rank, token, k):
 
 
 def _interest(cfg, ids):
-    """Prefer a token with an empty slot, then one that visits many ranks."""
+    """Prefer a token with an id of -1, then one that visits many ranks."""
     chosen = ids[ids >= 0]
     return len(chosen) > 1, bool((ids < 0).any()), len(np.unique(cfg.owner(chosen))), len(chosen)

@@ -1,4 +1,4 @@
-"""What a verification shows in the terminal: where tokens go, what the counters hold, how rows are grouped."""
+"""The terminal output of a verification: routing, counters, and rows grouped by expert."""
 
 import numpy as np
 from rich.table import Table
@@ -21,10 +21,10 @@ REGIONS = (
     "combine_ready",
 )
 MEANING = (
-    "reserved counts messages that were begun, finished those that are complete, rank_completion the signals to "
-    "each peer, recv_count holds the signals that came. dispatch_wait resets them, and writes A, which tells "
-    "combine which rows go back. D to G and combine_ready order the blocks of a kernel. The fast kernels use some "
-    "of these words in other ways."
+    "reserved counts claimed slots, finished complete messages, and rank_completion the signals to each peer. "
+    "recv_count holds the signals that have arrived. dispatch_wait resets these, and writes A, which tells "
+    "combine which rows to send back. D to G and combine_ready order the blocks of a kernel. The fast kernels use "
+    "some of these words differently."
 )
 LABEL_WIDTH = 19
 GROUPS = 9  # shown at most
@@ -99,12 +99,12 @@ def _by_owner(cfg, routed, matrix, width):
 
 
 def what_is_odd(cfg, routed):
-    """A sentence on ranks without tokens and slots without experts, which are there on purpose; "" if there are none."""
+    """A sentence on ranks without tokens and ids of -1, which are intended; "" if there are none."""
     empty = [rank for rank, n in enumerate(routed.num_tokens) if n == 0]
     slots = sum(int((np.asarray(ids) < 0).sum()) for ids in routed.topk_ids)
     parts = [f"rank {', '.join(map(str, empty))} has no tokens"] if empty else []
     of_all = sum(np.asarray(ids).size for ids in routed.topk_ids)
-    parts += [f"{slots} of {of_all} slots hold -1, no expert"] if slots else []
+    parts += [f"{slots} of {of_all} ids are -1, no expert"] if slots else []
     return f"Intended: {', and '.join(parts)}." if parts else ""
 
 
@@ -122,7 +122,7 @@ def _shaded(n, most, cell):
 
 
 def counters(moments):
-    """Counter regions of one rank at several moments, {moment: {region: array}}: a line each region."""
+    """Counter regions of one rank at several moments, {moment: {region: array}}: a line for each region."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("region", no_wrap=True, style="bold")
     for moment in moments:
@@ -133,7 +133,7 @@ def counters(moments):
 
 
 def _summary(name, words):
-    """A region in a few characters: the sum of what it counts, how many signals came, or how many words are set."""
+    """A region in a few characters: the sum of its counts, the number of signals, or the number of words that are set."""
     words = np.asarray(words)
     if name.endswith("recv_count"):
         came = int((words != np.uint64(layout.MAX_FINITE)).sum())

@@ -1,4 +1,4 @@
-"""`epmoe verify --words`: every word of the plain kernels' memory against the model, after each half of each round.
+"""`epmoe verify --words`: compares every word of the plain kernels' memory with the model, after each half of a round.
 
 The worlds are random: sizes, formats, options, routing, grid, and the simulator's schedule come from a seed.
 """
@@ -52,7 +52,7 @@ def walk(args, console, worlds):
 
 
 def random_world(seed, n_ranks=None, shmem=True, p2p_world_size=None):
-    """(EPConfig, LaunchConfig, whether the kernels are fused) of a seed; formats take turns, and split and fused."""
+    """(EPConfig, LaunchConfig, whether the kernels are fused) of a seed; formats alternate, and so do split and fused."""
     rng = np.random.default_rng(seed)
     token_format, preshuffle = FORMS[seed % len(FORMS)]
     n_ranks = n_ranks or int(rng.integers(1, 5))
@@ -89,7 +89,7 @@ def random_world(seed, n_ranks=None, shmem=True, p2p_world_size=None):
 
 
 class Compared:
-    """The plain kernels over one world, and the model beside them: rounds that stop at the first wrong word."""
+    """The plain kernels and the model over one world: rounds that stop at the first wrong word."""
 
     def __init__(self, ep):
         self.ep, self.cfg, self.own = ep, ep.cfg, Own(ep.world)
@@ -139,7 +139,7 @@ class Compared:
     def _wrong(self):
         ep = self.ep
         ep.check()
-        self.own.of_all([], ep.timeout)  # until all ranks have done the half
+        self.own.of_all([], ep.timeout)  # until all ranks have finished the half
         held = {
             rank: {name: ep.region(name, rank) for name in BUFFERS}
             | {
@@ -154,7 +154,7 @@ class Compared:
 
 
 class _Rows:
-    """What the experts return: a row for each (token, k) of each rank, so that the order of rows does not matter."""
+    """The experts' outputs: a row for each (token, k) of each rank, so the order of rows does not matter."""
 
     def __init__(self, cfg, topk_ids, rng):
         dtype = COMBINE_DTYPE[cfg.combine_dtype]

@@ -1,4 +1,4 @@
-"""In which world a verification runs: all ranks in this process, or under mpirun one rank a process."""
+"""Chooses the world of a verification: all ranks in this process, or under mpirun one rank a process."""
 
 import sys
 
@@ -18,10 +18,10 @@ def between(p2p_world_size, skip_a2a):
 
 
 class Worlds:
-    """Makes the worlds of one verification; under mpirun only rank 0 (`prints`) says something.
+    """Makes the worlds of one verification; under mpirun only rank 0 (`prints`) prints.
 
     kind: "local", "mpi", or "auto": MPI if a launcher started several processes or `python -m mpi4py` this one.
-    p2p_world_size: ranks of a p2p world, where messages between worlds go by SHMEM; None: one p2p world.
+    p2p_world_size: ranks of a p2p world, with SHMEM between p2p worlds; None: one p2p world.
     """
 
     def __init__(self, kind, racecheck=False, p2p_world_size=None):

@@ -203,7 +203,7 @@ def test_a_race_is_reported_with_the_seed_that_shows_it_again(capsys, monkeypatc
     )
     text = out.out[out.out.index("FAIL") :]
     assert status == 1 and text.startswith(
-        "FAIL (seed 5: --seed 5 in the place of --seeds runs the same again)"
+        "FAIL (seed 5: --seed 5 instead of --seeds runs it again)"
     ), text
     assert (
         "RaceError in round 1: data race on dispatch_recv_buf[" in text

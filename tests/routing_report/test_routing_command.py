@@ -29,7 +29,7 @@ def test_text_names_the_busiest_and_what_to_take(file, capsys):
     assert (
         "expert 3: 512 pairs" in out
         and "rank 0: " in out
-        and "Take fused_dispatch" in out
+        and "Use fused_dispatch" in out
         and "8.00" in out
     )
 
