@@ -25,6 +25,10 @@ export const words = ({data}) => values(storyOf(data, data.world, data.numbers),
 
 const FILM = ["router-2", "slot-4", "travel-3", "arrived-5", "grouping-4", "experts-2", "back-3", "back-5"];
 
+// what lies over what in a film, where things of different pictures meet: a message over its slot, its row and its place
+const LAYERS = ["gpu", "expert", "label", "route", "reserved", "finished", "group", "line", "count", "offset", "place", "out", "message", "token", "chip", "links", "head"];
+const layer = (thing) => LAYERS.indexOf(thing.key.match(/^[a-z]+/)[0]);
+
 /** A film of the main steps: {pictures, width, height, things: [{body, cls, at: [[x, y] or null a picture]}]}. */
 export function film({data, order, width = 760}) {
   const story = storyOf(data, data.world, data.numbers), steps = stepsOf(order, story), things = new Map();
@@ -43,5 +47,5 @@ export function film({data, order, width = 760}) {
       things.get(id).at[i] = [x, y, 1];
     });
   });
-  return {pictures: FILM.length, width, height, things: [...things.values()].sort((a, b) => a.z - b.z)};
+  return {pictures: FILM.length, width, height, things: [...things.values()].sort((a, b) => layer(a) - layer(b) || a.z - b.z)};
 }

@@ -8,6 +8,7 @@ import {bf16, fma} from "../../../epmoe/explain/page/floats.js";
 import {CHAPTERS, stepsOf} from "../../../epmoe/explain/page/chapters.js";
 import {picture, storyOf} from "../../../epmoe/explain/page/picture.js";
 import {drawn} from "../../../epmoe/explain/page/svg.js";
+import {film} from "../../../epmoe/explain/page/stills.js";
 import {stepped} from "../../../epmoe/explain/page/scrub.js";
 import {uniform, values} from "../../../epmoe/explain/page/words.js";
 import {firstDifference} from "./equals.mjs";
@@ -70,6 +71,13 @@ test("everything stays on the stage, and each thing is there once", () => {
       }
     });
   }
+});
+
+test("in the film a message is over the slot, row and place that it comes to", () => {
+  const {things} = film({data: {measured, numbers, world: makeWorld({...sizes[0], skew: 0, seed: 0})}, order});
+  const kinds = things.map((t) => t.key.match(/^[a-z]+/)[0]), first = kinds.indexOf("message");
+  for (const under of ["gpu", "line", "offset", "place"]) assert.ok(kinds.lastIndexOf(under) >= 0 && kinds.lastIndexOf(under) < first, under);
+  assert.ok(kinds.lastIndexOf("message") < kinds.indexOf("head"));
 });
 
 test("a chapter has a caption for each step, and words have only values that there are", () => {
