@@ -17,4 +17,4 @@ def test_workflows_call_what_ci_run_offers():
     called = set()
     for path in (ROOT / ".github" / "workflows").glob("*.yml"):
         called |= set(re.findall(r"- run: \.ci/run ?(\w*)$", path.read_text(), re.M))
-    assert called == offered == {"", "torch", "nightly"}
+    assert called == offered >= {"", "nightly"}
