@@ -3,7 +3,8 @@
 from epmoe.command_line import DIFFERS, EQUAL, at_least_one
 from epmoe.lessons.telling import WIDTH, plain_simulator, wrapped
 from epmoe.museum import FILES
-from epmoe.museum.exhibit import SCHEDULES, SHOWN, Exhibit
+from epmoe.museum import exhibit as exhibits
+from epmoe.museum.exhibit import SHOWN, Exhibit
 from epmoe_ref.errors import EPValueError
 
 ASK = 0  # --spot without a line
@@ -92,7 +93,7 @@ def shown(number, exhibit):
     _print_code(exhibit)
     _heading("The repair")
     print("\n".join(exhibit.diff))
-    failure = exhibit.first_failure()
+    failure = exhibit.first_failure
     _heading(f"A schedule that breaks it: seed {failure.seed}")
     cut = len(failure.events) - SHOWN
     if cut > 0:
@@ -101,7 +102,7 @@ def shown(number, exhibit):
     print('\n("flag[0] of 1" is word 0 of the region flag of rank 1; = is written, -> is read)')
     _heading({"race": "The race report", "hang": "The hang report"}.get(failure.how, "The error"))
     print(wrapped(failure.says, WIDTH))
-    _heading(f"Under {SCHEDULES} schedules")
+    _heading(f"Under {exhibits.SCHEDULES} schedules")
     print(f"  broken, results alone looked at:  {_told(exhibit.counts(racecheck=False))}")
     print(f"  broken, with the race detector:   {_told(exhibit.counts())}")
     print(f"  repaired, with the race detector: {_told(exhibit.counts(repaired=True))}")

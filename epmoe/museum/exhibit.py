@@ -128,6 +128,7 @@ class Exhibit:
                 return "wrong", f"rank {rank} got {got}, and must get {want}"
         return "right", ""
 
+    @cached_property
     def first_failure(self):
         """The Outcome of the first schedule under which something is reported or wrong; LookupError if there is none."""
         for seed in range(SCHEDULES):
@@ -194,7 +195,7 @@ class Exhibit:
             )
         if not at[line].strip():
             return False, f"line {line} is empty."
-        if f"{self.file.name}:{line} " in self.first_failure().says:
+        if f"{self.file.name}:{line} " in self.first_failure.says:
             return (
                 False,
                 f"the report names line {line}, so the harm shows there. But the line does what it should; something "

@@ -103,11 +103,12 @@ WRONG = [
         [("st_release_sys_i32(flag", "st_release_gpu_i32(flag")],
         "one GPU and read by another",
     ),
-    (
+    pytest.param(
         4,
         right.CHAIN,
         [("ld_acquire_gpu_i32(finished)", "load_i32(finished)")],
         "needs a strong word",
+        marks=pytest.mark.nightly,  # 300,000 looks of a loop that does not end
     ),
     (
         4,
@@ -455,7 +456,7 @@ def written(tmp_path, source):
     return file
 
 
-@pytest.mark.parametrize("number, source", RIGHT)
+@pytest.mark.parametrize("number, source", [r for r in RIGHT if r[0] != 5])  # 5: see below
 def test_right_answers_are_accepted(number, source, tmp_path):
     assert exercise(number).judge(load(written(tmp_path, source)))
 
@@ -472,7 +473,7 @@ def test_wrong_answers_are_told_what_is_wrong(number, source, edits, says, tmp_p
 
 def test_every_exercise_has_right_and_wrong_answers():
     assert {n for n, _ in RIGHT} == set(FILES)
-    assert all(sum(w[0] == n for w in WRONG) >= 6 for n in FILES)
+    assert all(sum(getattr(w, "values", w)[0] == n for w in WRONG) >= 6 for n in FILES)
 
 
 @pytest.mark.parametrize(
@@ -626,7 +627,7 @@ def test_a_file_that_cannot_be_read_has_one_verdict(capsys, tmp_path):
     assert capsys.readouterr().out.startswith("NOT YET  the file: answer.py line 1 is not Python")
 
 
-def test_without_barriers_is_praised_more(tmp_path):
+def test_programs_with_and_without_barriers_are_right_and_these_praised_more(tmp_path):
     praise = [
         exercise(5).judge(load(written(tmp_path, s))) for s in (right.TWO_BUFFERS, right.BARRIERS)
     ]

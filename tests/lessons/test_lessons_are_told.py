@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from epmoe.__main__ import main
-from epmoe.lessons import FILES, exercise, measured
+from epmoe.lessons import FILES, exercise, measured, own_routing
 from epmoe.lessons.command import new_answer
 from epmoe.lessons.telling import (
     EXERCISES,
@@ -242,12 +242,15 @@ def test_options_need_a_lesson(capsys):
     assert status == 2 and "need a number" in text
 
 
-@pytest.mark.parametrize("given", [{"n_experts": 12}, {}])
-def test_lesson_7_takes_a_routing_of_the_readers_own(capsys, given, tmp_path):
-    file = tmp_path / "routing.npz"
-    np.savez(file, topk_ids=np.tile([[9, 1, -1], [9, 2, 3]], (50, 1)), **given)
+def test_lesson_7_takes_a_routing_of_the_readers_own(capsys, tmp_path):
+    file, ids = tmp_path / "routing.npz", np.tile([[9, 1, -1], [9, 2, 3]], (50, 1))
+    np.savez(file, topk_ids=ids)
+    found = own_routing.read(file, 4)
+    assert (found[0] == ids).all() and found[1] == 12  # the least number that 4 divides
+    np.savez(file, topk_ids=ids, n_experts=16)
+    assert own_routing.read(file, 4)[1] == 16
     status, text = run(capsys, "7", "--input", str(file))
-    assert status == 0 and f"{file}: 100 tokens, 12 experts, top 3" in text.replace("\n    ", " ")
+    assert status == 0 and f"{file}: 100 tokens, 16 experts, top 3" in text.replace("\n    ", " ")
     assert "hottest experts: [100  50  50  50" in text
 
 

@@ -7,7 +7,8 @@ import pytest
 from epmoe.__main__ import main
 from epmoe.lessons.telling import plain_simulator
 from epmoe.museum import FILES
-from epmoe.museum.exhibit import SCHEDULES, Exhibit
+from epmoe.museum import exhibit as exhibits
+from epmoe.museum.exhibit import Exhibit
 
 # how the first schedule that breaks it ends, words of the report, whether results alone show it
 FOUND = {
@@ -39,17 +40,22 @@ def test_every_exhibit_is_tested():
     assert list(FILES) == list(FOUND) == list(range(1, len(FILES) + 1))
 
 
+@pytest.mark.parametrize(
+    "schedules", [5, pytest.param(exhibits.SCHEDULES, marks=pytest.mark.nightly)]
+)
 @pytest.mark.parametrize("number", FILES)
-def test_an_exhibit_breaks_and_its_repair_is_silent(number):
+def test_an_exhibit_breaks_and_its_repair_is_silent(monkeypatch, number, schedules):
+    monkeypatch.setattr(exhibits, "SCHEDULES", schedules)
     exhibit, (how, says, by_results) = Exhibit(FILES[number]), FOUND[number]
-    failure = exhibit.first_failure()
+    failure = exhibit.first_failure
     assert failure.how == how and says in failure.says
     assert set(exhibit.counts(repaired=True)) == {"right"}
-    assert (exhibit.counts(racecheck=False) != {"right": SCHEDULES}) == by_results
+    assert (exhibit.counts(racecheck=False) != {"right": schedules}) == by_results
     again = exhibit.run(failure.seed)  # a seed replays its schedule
     assert again.events == failure.events and again.how == failure.how
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", FILES)
 def test_each_repair_is_needed(number, tmp_path):
     """The same file without the fault has nothing to show, so that the report is not a text of ours."""
@@ -57,7 +63,7 @@ def test_each_repair_is_needed(number, tmp_path):
     copy = tmp_path / FILES[number].name
     copy.write_text(exhibit.repaired_source)
     with pytest.raises(LookupError):
-        Exhibit(copy).first_failure()
+        Exhibit(copy).first_failure
 
 
 @pytest.mark.parametrize("number", FILES)
@@ -92,7 +98,8 @@ def test_a_line_that_the_report_names_is_not_the_guilty_one():
 
 
 @pytest.mark.parametrize("number", FILES)
-def test_an_exhibit_is_shown_within_the_terminal(capsys, number):
+def test_an_exhibit_is_shown_within_the_terminal(capsys, monkeypatch, number):
+    monkeypatch.setattr(exhibits, "SCHEDULES", 3)
     status, text = run(capsys, str(number))
     assert status == 0 and max(map(len, text.splitlines())) <= 100
     for part in (
@@ -104,7 +111,7 @@ def test_an_exhibit_is_shown_within_the_terminal(capsys, number):
         assert re.search(part, text), part
     story = text.partition("The kernel")[0]
     assert max(map(len, (line for line in story.splitlines() if "https" not in line))) <= 80
-    assert "repaired, with the race detector: 20 right" in text and FOUND[number][1][
+    assert "repaired, with the race detector: 3 right" in text and FOUND[number][1][
         :20
     ] in " ".join(text.split())
 
