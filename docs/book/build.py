@@ -26,6 +26,7 @@ DOCS = HERE.parent
 sys.path.insert(0, str(HERE))
 
 import chapters  # noqa: E402 - beside this file, which is a program and no package
+import more_pages  # noqa: E402
 
 PYODIDE = "https://cdn.jsdelivr.net/pyodide/v314.0.7/full/"
 RUNS_HERE = """\
@@ -34,7 +35,7 @@ Each piece of code below runs inside this page: select **Run**. The first time, 
 
 <div id="run-in-page" data-pyodide="{address}" data-reference="_static/epmoe_ref.zip"></div>"""
 RUNS_ELSEWHERE = """\
-The code of this page needs epmoe's simulator, which does not run inside a browser. To run it, take the
+The code of this page needs epmoe, which does not run inside a browser. To run it, take the
 <a href="notebooks/lesson{n}.ipynb" download>notebook</a>, or type `epmoe lesson {n}` in a terminal."""
 EXPLAINER = """\
 # The picture
@@ -58,6 +59,9 @@ def build(out, numbers=None, *, pyodide=PYODIDE, wheel="epmoe", pictures=True):
         nbformat.write(chapters.notebook(n, file, wheel), notebooks / f"lesson{n}.ipynb")
         print(f"lesson {n}: {title(file.read_text(encoding='utf-8'))}", flush=True)
         nbformat.write(_page(n, file, pyodide), source / f"lesson{n}.ipynb")
+    nbformat.write(more_pages.puzzles_notebook(wheel), notebooks / "puzzles.ipynb")
+    (source / "puzzles.md").write_text(more_pages.puzzles(), encoding="utf-8")
+    (source / "museum.md").write_text(more_pages.museum(), encoding="utf-8")
     _other_pages(source, files, pictures)
     shutil.copytree(HERE / "_static", source / "_static")
     _zip_of_the_reference(source / "_static" / "epmoe_ref.zip")

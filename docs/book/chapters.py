@@ -65,7 +65,7 @@ def page(file):
                 printed = [new_output("stream", text=text)] if (text := heard.getvalue()) else []
                 metadata = {"first_line": first}
                 out.append(new_code_cell("\n".join(lines), outputs=printed, metadata=metadata))
-    return _notebook(out)
+    return finished(out)
 
 
 def notebook(number, file, wheel="epmoe"):
@@ -84,7 +84,7 @@ def notebook(number, file, wheel="epmoe"):
         new_markdown_cell(ON_A_GPU),
         new_code_cell("!env -u EPMOE_DEVICE epmoe\nassert _exit_code == 0"),
     ]
-    return _notebook(out)
+    return finished(out)
 
 
 def _heading(source):
@@ -100,8 +100,9 @@ def _markdown(kind, lines):
     return new_markdown_cell(text)
 
 
-def _notebook(out):
-    for i, cell in enumerate(out):  # the same book from the same lessons
+def finished(out):
+    """A valid notebook of cells. Their ids are their numbers: the same lessons make the same file."""
+    for i, cell in enumerate(out):
         cell["id"] = f"cell-{i}"
     book = new_notebook(cells=out, metadata={"kernelspec": KERNEL})
     nbformat.validate(book)

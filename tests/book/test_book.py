@@ -24,6 +24,7 @@ sys.path.insert(0, str(ROOT / "docs" / "book"))
 
 import build  # noqa: E402
 import chapters  # noqa: E402
+import more_pages  # noqa: E402
 import run_notebooks  # noqa: E402
 
 ARTICLE = '''"""Lesson 0: A title."""
@@ -164,3 +165,27 @@ def test_code_runs_inside_the_page_and_can_be_changed(served):
         )
         assert page.locator(".run-output").inner_text().startswith("42\n")
         browser.close()
+
+
+def test_the_museum_shows_code_without_its_repair():
+    from epmoe.museum import FILES as EXHIBITS
+    from epmoe.museum.exhibit import Exhibit
+
+    for file in EXHIBITS.values():
+        blocks = list(more_pages._blocks(Exhibit(file).code))
+        assert blocks and not any("REPAIR" in block for block in blocks)
+        for block in blocks:
+            first = int(re.search(r":lineno-start: (\d+)", block)[1])
+            line = block.split("\n\n", 1)[1].splitlines()[0]
+            assert file.read_text().splitlines()[first - 1] == line
+
+
+def test_every_puzzle_is_in_the_notebook_and_on_the_page():
+    from epmoe.puzzles import FILES as PUZZLES
+    from epmoe.puzzles import puzzle
+
+    notebook = json.dumps(more_pages.puzzles_notebook("epmoe"))
+    page = more_pages.puzzles()
+    for number in PUZZLES:
+        assert f"epmoe puzzle {number} --check" in notebook
+        assert puzzle(number).title in page
