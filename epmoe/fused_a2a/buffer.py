@@ -12,7 +12,7 @@ from epmoe.fused_a2a.pool import PoolLayout
 from epmoe.fused_a2a.steady import SteadyCalls
 from epmoe.host import inputs
 from epmoe.host.placing import Placing
-from epmoe.host.rounds import REFUSALS, in_short
+from epmoe.host.rounds import REFUSALS, Turn, in_short
 from epmoe.kernels.rows import control
 from epmoe.kernels.rows import status as rows_status
 from epmoe_ref.errors import EPStateError, EPValueError, PeerTimeout
@@ -60,10 +60,12 @@ class _Calling:
         self.buffer, self.name = buffer, name
 
     def __enter__(self):
+        self.buffer.turn.take(self.name)
         self.buffer.calls.number += 1
         return self
 
     def __exit__(self, kind, error, trace):
+        self.buffer.turn.give()
         if kind is None:
             return
         if issubclass(kind, REFUSALS):
@@ -98,7 +100,7 @@ class Buffer:
         self._failure, self.failed_call, self.closed = None, "a kernel", False
         self.fp8_dispatch = False  # HybridEPDispatch: send blockwise FP8
         self._reading = self.machine.reading()
-        self.calls = Calls()
+        self.calls, self.turn = Calls(), Turn()
         self.steady = SteadyCalls(self)
         self._control = self._pool = None
         self._retired, self._agreed = [], set()

@@ -186,14 +186,14 @@ def _from_torch(t, what):
     dtype = _TORCH_DTYPES.get(str(t.dtype))
     if dtype is None:
         raise EPValueError(f"{what} has dtype {t.dtype}, which epmoe does not know")
-    if str(t.layout) != "torch.strided" or t.device.type not in ("cpu", "cuda"):
+    strides = None if t.is_contiguous() else tuple(s * dtype.itemsize for s in t.stride())
+    if t.is_cuda:
+        return Array(None, t.data_ptr(), tuple(t.shape), dtype, t.device.index, strides, t)
+    if str(t.layout) != "torch.strided" or t.device.type != "cpu":
         raise EPValueError(
             f"{what} is a tensor with layout {t.layout} on device {t.device}: give a dense one "
             "(to_dense()) on a CPU or CUDA device"
         )
-    strides = None if t.is_contiguous() else tuple(s * dtype.itemsize for s in t.stride())
-    if t.is_cuda:
-        return Array(None, t.data_ptr(), tuple(t.shape), dtype, t.device.index, strides, t)
     # torch has no NumPy bfloat16: look at the same memory as bytes
     import torch
 

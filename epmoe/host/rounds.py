@@ -9,6 +9,7 @@ capture was given up, the next dispatch simply begins anew. What order graphs ar
 """
 
 import functools
+from threading import get_ident
 
 from epmoe_ref.errors import EPStateError, EPValueError
 
@@ -47,6 +48,31 @@ def in_short(error):
     return f"{type(error).__name__} ({first_line})" if first_line else type(error).__name__
 
 
+class Turn:
+    """Whose turn it is to call one object: one call at a time, of any thread."""
+
+    __slots__ = ("_free", "_thread")
+
+    def __init__(self):
+        self._free, self._thread = [True], None
+
+    def take(self, call):
+        """Raise EPStateError if a call is under way; reset() of its thread may come, as it may have been interrupted."""
+        try:
+            self._free.pop()  # in one step, unlike a look and a store
+        except IndexError:
+            if call != "reset" or self._thread != get_ident():
+                raise EPStateError(
+                    f"{call}: another call is under way, in another thread or around a function of "
+                    "yours: make calls one after another, or give each thread a world of its own"
+                ) from None
+        self._thread = get_ident()
+
+    def give(self):
+        """The call has ended."""
+        self._free[:] = (True,)
+
+
 def part_of_round(method):
     """A method of an ExpertParallel that leaves a round half-way if anything but a refusal ends it.
 
@@ -55,6 +81,8 @@ def part_of_round(method):
 
     @functools.wraps(method)
     def watched(self, *arguments, **options):
+        turn = self._rounds.turn
+        turn.take(method.__name__)
         try:
             return method(self, *arguments, **options)
         except REFUSALS:
@@ -62,6 +90,8 @@ def part_of_round(method):
         except BaseException as error:
             self._rounds.fail(method.__name__, error)
             raise
+        finally:
+            turn.give()
 
     return watched
 
@@ -74,6 +104,7 @@ class Rounds:
 
     def __init__(self):
         self.state, self.failure, self.failed_call = "idle", None, None
+        self.turn = Turn()
         self.capture = self.opened_in = (
             0  # ids of captures: of the call under way, of the open round
         )

@@ -1,0 +1,90 @@
+"""One call at a time: a second one, of another thread or of a function inside a call, is refused and harms nothing."""
+
+import threading
+
+import numpy as np
+import pytest
+from worlds_at_hand import batch, config, parallel
+
+from epmoe import LocalWorld, fused_a2a
+from epmoe_ref.errors import EPStateError
+
+UNDER_WAY = "another call is under way, in another thread or around a function of yours"
+
+
+def in_a_thread(call):
+    """What a call in another thread raised, in words."""
+    said = []
+
+    def run():
+        try:
+            call()
+        except Exception as error:
+            said.append(f"{type(error).__name__}: {error}")
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+    return "".join(said)
+
+
+def test_calls_inside_a_call_are_refused():
+    cfg = config()
+    x, ids, weights = batch(cfg)
+    said = []
+
+    with parallel(cfg) as ep:
+
+        def epilogue(token, col, value):
+            if not said:
+                calls = (lambda: ep.dispatch(x, ids), ep.reset)
+                said.extend(in_a_thread(call) for call in calls)
+            return value
+
+        d = ep.dispatch(x, ids)
+        y = [a.output_tokens for a in d]
+        out = ep.combine(y, d, weights, epilogue)
+        assert all(
+            f"EPStateError: {name}: {UNDER_WAY}" in s
+            for s, name in zip(said, ("dispatch", "reset"))
+        )
+        d = ep.dispatch(x, ids)
+        y = [a.output_tokens for a in d]
+        assert [a.tobytes() for a in ep.combine(y, d, weights)] == [a.tobytes() for a in out]
+
+
+def test_a_function_that_calls_is_refused():
+    cfg = config()
+    x, ids, weights = batch(cfg)
+    with parallel(cfg) as ep:
+        d = ep.dispatch(x, ids)
+        with pytest.raises(EPStateError, match=UNDER_WAY):
+            ep.combine(
+                [a.output_tokens for a in d],
+                d,
+                weights,
+                lambda token, col, value: ep.dispatch(x, ids),
+            )
+
+
+def test_rows_from_two_threads_at_once_are_refused(monkeypatch):
+    cfg = config()
+    x, ids, _ = batch(cfg)
+    world, probs, said = LocalWorld(2), [np.ones(a.shape, np.float32) for a in ids], []
+
+    def dispatch():
+        return fused_a2a.fused_dispatch(x, ids, probs, cfg.n_experts, world)
+
+    want = [a.tobytes() for a in dispatch()[0]]
+    launch = world.machine.launch
+
+    def launch_beside_a_thread(*arguments, **options):
+        if not said:
+            said.append("")
+            said[0] = in_a_thread(dispatch)
+        return launch(*arguments, **options)
+
+    monkeypatch.setattr(world.machine, "launch", launch_beside_a_thread)
+    assert [a.tobytes() for a in dispatch()[0]] == want
+    assert said[0].startswith(f"EPStateError: fused_dispatch: {UNDER_WAY}")
