@@ -1,7 +1,7 @@
 """Which words of a rank's memory are fixed after each step, which are free, and by which rule.
 
 The model (epmoe_ref.protocol) has a value for every word. Other implementations may have another where the protocol
-leaves it open: the places of messages in a segment are a permutation, some words are scratch, and some may be zeroed
+leaves it open: the slots of messages in a segment are a permutation, some words are scratch, and some may be zeroed
 before they must be. This is the form in which two memories are equal.
 """
 
@@ -79,10 +79,10 @@ def may_be_under_way(state: RankState) -> np.ndarray:
 def in_token_order(
     cfg: EPConfig, recv_buf: np.ndarray, messages_here: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A dispatch_recv_buf with the messages of each segment sorted by token: (sorted copy, the place each came from).
+    """A dispatch_recv_buf with the messages of each segment sorted by token: (sorted copy, the slot each came from).
 
-    messages_here: int [n_local_experts, n_ranks], how many places of each segment hold messages. A token has at most
-    one message in a segment, so this form is one for all orders in which places were claimed. The places are int
+    messages_here: int [n_local_experts, n_ranks], how many slots of each segment hold messages. A token has at most
+    one message in a segment, so this form is one for all orders in which slots were claimed. The slots are int
     [n_local_experts, n_ranks, max_tokens_per_rank].
     """
     at = format_of(cfg).src_info_offset()

@@ -24,15 +24,5 @@ from .dispatch import dispatch_async, dispatch_wait
 from .state import MAX_FINITE, STEPS, RankState, Step, Write
 from .world import World
 
-__all__ = [
-    "MAX_FINITE",
-    "RankState",
-    "STEPS",
-    "Step",
-    "World",
-    "Write",
-    "combine_async",
-    "combine_wait",
-    "dispatch_async",
-    "dispatch_wait",
-]
+__all__ = ["MAX_FINITE", "RankState", "STEPS", "Step", "World", "Write",
+           "combine_async", "combine_wait", "dispatch_async", "dispatch_wait"]  # fmt: skip

@@ -32,12 +32,8 @@ def combine_async(state: RankState, expert_outputs: np.ndarray, src_info: np.nda
     cfg, rank = state.cfg, state.rank
     ends, counts = state.region("A")[..., 0] - READY, state.region("A")[..., 1]
     n_rows = max(int(ends.max()), 0)
-    dtype = COMBINE_DTYPES[cfg.combine_dtype]
-    if (
-        expert_outputs.dtype != dtype
-        or expert_outputs.shape[1:] != (cfg.hidden,)
-        or len(expert_outputs) < n_rows
-    ):
+    dtype, shape = COMBINE_DTYPES[cfg.combine_dtype], expert_outputs.shape
+    if expert_outputs.dtype != dtype or shape[1:] != (cfg.hidden,) or shape[0] < n_rows:
         form = f"{expert_outputs.dtype}{list(expert_outputs.shape)}"
         raise EPValueError(
             f"expert_outputs of rank {rank} is {form} and must be {dtype} [{n_rows} or more, hidden="
@@ -53,12 +49,10 @@ def combine_async(state: RankState, expert_outputs: np.ndarray, src_info: np.nda
         for dst in range(cfg.n_src_ranks):
             dst_rank, src = (rank, 0) if cfg.skip_a2a else (dst, rank)
             end, count = int(ends[local_expert, dst]), int(counts[local_expert, dst])
-            token, slot = np.asarray(src_info[end - count : end]).T
-            valid = (
-                (token >= 0) & (token < cfg.max_tokens_per_rank) & (slot >= 0) & (slot < cfg.top_k)
-            )
+            token, k = np.asarray(src_info[end - count : end]).T
+            valid = (token >= 0) & (token < cfg.max_tokens_per_rank) & (k >= 0) & (k < cfg.top_k)
             rows = rows_as_bytes[end - count : end][valid]
-            writes.append(Write(dst_rank, "combine_recv_buf", (token[valid], slot[valid]), rows))
+            writes.append(Write(dst_rank, "combine_recv_buf", (token[valid], k[valid]), rows))
             writes.append(Write(dst_rank, "combine_recv_count", (local_expert, src), count))
     return sent(state, writes)
 
@@ -84,11 +78,10 @@ def combine_wait(
     After: A, reserved, finished, rank completion and combine_wait are 0, D to G still are; every word of
     combine_recv_count is MAX_FINITE; B and C are free; combine_recv_buf still holds the rows, until the next round.
 
-    The sum is that of epmoe_ref.combine: slots with -1, and under skip_a2a slots of experts elsewhere, are skipped,
+    The sum is that of epmoe_ref.combine: ks with -1, and under skip_a2a those of experts elsewhere, are skipped,
     whatever lies in combine_recv_buf. A pair whose row was not sent counts with the bytes that are there. Source:
     protocol section 6.
     """
-    state.await_signals("combine_recv_count")
     state = state.begin("combine_wait")
     cfg, num_tokens = state.cfg, len(state.topk_ids)
     dtype = COMBINE_DTYPES[cfg.combine_dtype]
@@ -101,10 +94,8 @@ def combine_wait(
         weights = weights_of(cfg, router_weights, router_weights_args, num_tokens)
         shared = shared_rows(cfg, state.rank, num_tokens, state.shared_outputs, tokens)
         result = reduced(recv, weights, part, shared)
-        for name, function in (
-            ("epilogue", epilogue),
-            ("elementwise_lambda_fn", elementwise_lambda_fn),
-        ):
+        functions = dict(epilogue=epilogue, elementwise_lambda_fn=elementwise_lambda_fn)
+        for name, function in functions.items():
             if function is not None:
                 result = applied(name, function, tokens, result, epilogue_args)
     state.combine_recv_count[:] = MAX_FINITE

@@ -1,7 +1,7 @@
 """The memory of one rank: its buffers, its signals and its counters."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,9 +68,9 @@ class RankState:
     next_step: str
     dispatch_send_buf: np.ndarray
     dispatch_recv_buf: np.ndarray
-    dispatch_recv_count: np.ndarray
     combine_send_buf: np.ndarray
     combine_recv_buf: np.ndarray
+    dispatch_recv_count: np.ndarray
     combine_recv_count: np.ndarray
     ep_counters: np.ndarray
     messages_here: np.ndarray
@@ -92,30 +92,14 @@ class RankState:
         local, ranks, tokens = cfg.n_local_experts, cfg.n_src_ranks, cfg.max_tokens_per_rank
         msg_bytes, combine_bytes = format_of(cfg).msg_size(), cfg.hidden * cfg.combine_itemsize
         staged = local * ranks * tokens if cfg.use_shmem else 0
-        buffers = [
-            np.full(shape, fill, np.uint8)
-            for shape in (
-                (tokens, msg_bytes),
-                (local, ranks, tokens, msg_bytes),
-                (staged, combine_bytes),
-                (tokens, cfg.top_k, combine_bytes),
-            )
-        ]
+        shapes = [(tokens, msg_bytes), (local, ranks, tokens, msg_bytes)]
+        shapes += [(staged, combine_bytes), (tokens, cfg.top_k, combine_bytes)]
+        buffers = [np.full(shape, fill, np.uint8) for shape in shapes]
         signals = [np.full((local, ranks), MAX_FINITE) for _ in range(2)]
-        return cls(
-            cfg,
-            rank,
-            STEPS[0],
-            buffers[0],
-            buffers[1],
-            signals[0],
-            buffers[2],
-            buffers[3],
-            signals[1],
-            np.zeros(EPLocalSyncCounters(cfg.n_experts).total_size(), np.int32),
-            np.zeros((local, ranks), np.int64),
-            np.zeros((tokens, cfg.top_k), bool),
-        )
+        counters = np.zeros(EPLocalSyncCounters(cfg.n_experts).total_size(), np.int32)
+        here = [np.zeros((local, ranks), np.int64), np.zeros((tokens, cfg.top_k), bool)]
+        arrays: list[Any] = [*buffers, *signals, counters, *here]
+        return cls(cfg, rank, STEPS[0], *arrays)
 
     def region(self, name: str) -> np.ndarray:
         """A buffer, a recv_count or a counter region, a view in the shape of its indices.
@@ -135,24 +119,30 @@ class RankState:
         return self.ep_counters[start : start + int(np.prod(shape))].reshape(shape)
 
     def begin(self, step: str) -> "RankState":
-        """A copy for a step to write into. Errors: EPStateError if it is another step's turn."""
+        """A copy for a step to write into.
+
+        Errors: EPStateError if it is another step's turn, or if a signal is missing, for which a device would wait.
+        """
         if step != self.next_step:
             raise EPStateError(
                 f"rank {self.rank}: {step} before {self.next_step}: steps take turns in the order "
                 f"{', '.join(STEPS)}, without exception"
             )
+        if missing := self.missing_signals():
+            raise EPStateError(
+                f"rank {self.rank}: {step.replace('_wait', '_recv_count')} has not arrived from (local expert, "
+                f"src_rank) {', '.join(map(str, missing[:4]))}{' ...' * (len(missing) > 4)}: let "
+                "those ranks step first"
+            )
         after = STEPS[(STEPS.index(step) + 1) % len(STEPS)]
         return replace(self._copied(), next_step=after)
 
-    def await_signals(self, name: str) -> None:
-        """EPStateError unless every word of a recv_count has arrived: on a device the step would wait for them."""
-        missing = np.argwhere(self.region(name) == MAX_FINITE).tolist()
-        if missing:
-            raise EPStateError(
-                f"rank {self.rank}: {name} has not arrived from (local expert, source rank) "
-                f"{', '.join(map(str, map(tuple, missing[:4])))}{' ...' * (len(missing) > 4)}: "
-                "let those ranks step first"
-            )
+    def missing_signals(self) -> list[tuple[int, ...]]:
+        """The (local expert, src_rank) without a signal that the next step waits for; it waits if it is a wait."""
+        if not self.next_step.endswith("_wait"):
+            return []
+        words = self.region(self.next_step.replace("_wait", "_recv_count"))
+        return [tuple(at) for at in np.argwhere(words == MAX_FINITE).tolist()]
 
     def received(self, writes: Iterable[Write]) -> "RankState":
         """The state after writes of other ranks, in their order.
@@ -178,22 +168,11 @@ class RankState:
         return state
 
     def _copied(self) -> "RankState":
-        arrays = {
-            field.name: getattr(self, field.name).copy()
-            for field in fields(self)
-            if field.name in COPIED
-        }
-        return replace(self, **arrays)
+        return replace(self, **{name: getattr(self, name).copy() for name in COPIED})
 
 
-BUFFERS = (
-    "dispatch_send_buf",
-    "dispatch_recv_buf",
-    "dispatch_recv_count",
-    "combine_send_buf",
-    "combine_recv_buf",
-    "combine_recv_count",
-)
+MESSAGES = "dispatch_send_buf", "dispatch_recv_buf", "combine_send_buf", "combine_recv_buf"
+BUFFERS = (*MESSAGES, "dispatch_recv_count", "combine_recv_count")
 COPIED = (*BUFFERS, "ep_counters", "messages_here", "rows_here")
 
 

@@ -5,7 +5,7 @@ import numpy as np
 from ..config import EPConfig
 from ..dispatched import Dispatched
 from . import combine, dispatch
-from .state import MAX_FINITE, RankState, Step
+from .state import RankState, Step
 
 
 class World:
@@ -20,24 +20,11 @@ class World:
 
     def ready(self) -> list[int]:
         """The ranks that need not wait: whose next step is no wait, or all of its signals have arrived."""
-        return [
-            state.rank
-            for state in self.ranks
-            if not state.next_step.endswith("_wait")
-            or not (
-                state.region(state.next_step.replace("_wait", "_recv_count")) == MAX_FINITE
-            ).any()
-        ]
+        return [state.rank for state in self.ranks if not state.missing_signals()]
 
-    def dispatch_async(
-        self, rank: int, input_tokens, topk_ids, *, input_scale=1.0, claims=None
-    ) -> None:
-        """The step of that name of one rank."""
-        self._take(
-            dispatch.dispatch_async(
-                self.ranks[rank], input_tokens, topk_ids, input_scale=input_scale, claims=claims
-            )
-        )
+    def dispatch_async(self, rank: int, input_tokens, topk_ids, **options) -> None:
+        """The step of that name of one rank; options: its keywords."""
+        self._take(dispatch.dispatch_async(self.ranks[rank], input_tokens, topk_ids, **options))
 
     def dispatch_wait(self, rank: int) -> Dispatched:
         """The step of that name of one rank."""
@@ -54,7 +41,6 @@ class World:
     def _take(self, step: Step):
         self.ranks[step.state.rank] = step.state
         for dst_rank in sorted({write.dst_rank for write in step.writes}):
-            self.ranks[dst_rank] = self.ranks[dst_rank].received(
-                w for w in step.writes if w.dst_rank == dst_rank
-            )
+            writes = [w for w in step.writes if w.dst_rank == dst_rank]
+            self.ranks[dst_rank] = self.ranks[dst_rank].received(writes)
         return step.result
