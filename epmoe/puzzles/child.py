@@ -1,6 +1,6 @@
 """Judges one file in a process of its own, with limits, which `puzzle N --check` and `--grade` start.
 
-It says ["begun", ""] when the file is about to be read, then ["right", praise], ["wrong", what is wrong], or ["cannot",
+It says ["begun", ""] when the file is about to be read and when a part of the judgement is done, then ["right", praise], ["wrong", what is wrong], or ["cannot",
 why] if there is no file to judge.
 """
 
@@ -32,7 +32,7 @@ def run(task, say):
         refused = limits.apply(".")
         say(["begun", ""])
         try:
-            praise = judge(asked, load(file, number, "puzzle"))
+            praise = judge(asked, load(file, number, "puzzle"), tell=lambda: say(["begun", ""]))
             say(["wrong", f"it {refused[0]}"] if refused else ["right", praise])
         except MemoryError:
             say(["wrong", "it takes more than 1 GiB of memory"])

@@ -3,7 +3,7 @@
 import ast
 import re
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from textwrap import fill
 
@@ -72,7 +72,8 @@ class Puzzle:
     in the order in which they are launched. mistakes: (model, cause): model(world) gives, like World.expected, what
     the memory holds if this mistake was made. signs: (test of a Failure, cause), where wrong memory tells enough. causes:
     the same for everything else, behind the race, if there is one, that made the memory wrong. canonical: function (memory, world)
-    -> memory, which takes away what is free. more: function (answer, source) -> praise, judged at the end.
+    -> memory, which takes away what is free. make: name of a function in the file, (**shape of a world) -> kernels; then
+    `kernels` is not used. more: function (answer, tell) -> praise, which judges the rest; it calls tell() now and then.
     """
 
     title: str
@@ -85,14 +86,15 @@ class Puzzle:
     signs: tuple = ()
     causes: tuple = ()
     canonical: object = None
+    make: str | None = None
     more: object = None
 
     @cached_property
     def constants(self):
-        """{name: value} of the capitals that the file begins with; the judge relies on them."""
+        """{name: value} of the capitals that the file begins with, but TESTS; the judge relies on them."""
         found = {}
         for node in ast.parse(self.start).body:
-            if isinstance(node, ast.Assign):
+            if isinstance(node, ast.Assign) and "TESTS" not in ast.unparse(node.targets[0]):
                 exec(compile(ast.Module([node], []), "constants", "exec"), {}, found)
         return found
 
@@ -146,6 +148,10 @@ class Failure:
         """Whether the student's lines, comments left out, match."""
         return re.search(pattern, re.sub("#.*", "", "".join(holes_of(self.source)))) is not None
 
+    def hole(self, i):
+        """The student's lines in one hole, comments left out."""
+        return re.sub("#.*", "", (holes_of(self.source) + [""] * (i + 1))[i])
+
     def differs(self, *names):
         """Whether one of these regions is the first that differs."""
         return self.place is not None and self.place[1] in names
@@ -159,40 +165,64 @@ class Failure:
         return np.asarray(self.world.expected[self.place[0] if rank is None else rank][name])
 
 
-def judge(puzzle, answer, schedules=SCHEDULES):
-    """Praise for a right answer, a student's module; raises Wrong, whose first paragraph is the cause."""
-    kernels = kernels_of(puzzle, answer)
+def judge(puzzle, answer, schedules=SCHEDULES, tell=lambda: None):
+    """Praise for a right answer, a student's module; raises Wrong, whose first paragraph is the cause.
+
+    tell: called now and then while the judge is at work.
+    """
+    made = maker(puzzle, answer)
     worlds, runs = puzzle.worlds(), 0
     plain = replace(SCHEDULES[0], races=False)
     for world in worlds:
-        runs += _one(puzzle, answer, kernels, world, plain)
+        runs += _one(puzzle, answer, made(world), world, plain)
     for world in worlds:
+        tell()
         for schedule in schedules:
-            runs += _one(puzzle, answer, kernels, world, schedule)
+            runs += _one(puzzle, answer, made(world), world, schedule)
     praise = (
         f"{runs} runs in {len(worlds)} worlds, {len(schedules)} schedules each: right, and no race."
     )
     if puzzle.more:
-        praise += "\n" + puzzle.more(answer)
+        praise += "\n" + puzzle.more(answer, tell)
     return praise
 
 
-def kernels_of(puzzle, answer):
-    """The student's kernels; Wrong if one is missing, or a constant was changed."""
+def maker(puzzle, answer):
+    """Function (world) -> the student's kernels for it; Wrong if one is missing, or a constant was changed."""
     file = Path(answer.__file__).name
     for name, value in puzzle.constants.items():
         if getattr(answer, name, None) != value:
             raise Wrong(
                 f"{file} has {name} = {getattr(answer, name, None)!r}: leave it at {value!r}"
             )
-    found = []
-    for name in puzzle.kernels:
-        made = getattr(answer, name, None)
-        if not isinstance(made, Kernel):
+    if puzzle.make:
+        made = function(answer, puzzle.make)
+
+        @cache
+        def of_shape(shape):
+            return _kernels(file, call(answer, puzzle.make, made, shape), puzzle.make)
+
+        return lambda world: of_shape(world.data["shape"])
+    found = [getattr(answer, name, None) for name in puzzle.kernels]
+    for name, kern in zip(puzzle.kernels, found):
+        if not isinstance(kern, Kernel):
             function(_Callable(answer, name), name)
             raise Wrong(f"{name} in {file} is not a kernel: keep @kernel above it")
-        found.append(made)
-    return found
+    return lambda world: found
+
+
+def _kernels(file, made, name):
+    if not isinstance(made, (list, tuple)) or not all(isinstance(k, Kernel) for k in made):
+        raise Wrong(f"{name} in {file} must return its kernels: leave its last line as it was")
+    return tuple(made)
+
+
+def call(answer, name, made, shape):
+    """The kernels that a function of the file makes for a shape; Wrong if it fails."""
+    try:
+        return made(*shape)
+    except Exception as error:
+        raise Wrong(failed(answer.__file__, error, f"in {name}{shape}")) from None
 
 
 class _Callable:

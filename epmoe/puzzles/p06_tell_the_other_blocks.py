@@ -164,6 +164,12 @@ PUZZLE = Puzzle(
         (lambda f: f.race_on("offsets") and f.says("missing on the second's side"), NOT_TOLD),
         (
             lambda f: (
+                f.race_on("offsets") and "while" in f.hole(1) and "syncthreads" not in f.hole(1)
+            ),
+            NOT_TOLD,
+        ),
+        (
+            lambda f: (
                 f.race_on("offsets")
                 and f.says("a sync\\w+ (or syncthreads )?is missing before its release")
             ),
@@ -177,14 +183,6 @@ PUZZLE = Puzzle(
         (
             lambda f: f.race_on("offsets") and not f.uses("while"),
             "a block does not wait for its flag.",
-        ),
-        (
-            lambda f: (
-                f.race_on("offsets")
-                and f.before is not None
-                and not f.before.holds("ready", 0).any()
-            ),
-            NOT_TOLD,
         ),
         (
             lambda f: f.race_on("offsets") or f.differs("seen"),

@@ -240,7 +240,10 @@ PUZZLE = Puzzle(
             "the signal is relaxed: whoever sees it knows nothing of the rows. Release it.",
         ),
         (
-            lambda f: f.race_on("returned") and f.says("the release comes before it"),
+            lambda f: (
+                f.race_on("returned")
+                and -1 < f.hole(0).find("word,") < f.hole(0).find("store_i32(")
+            ),
             "the signal is sent before the rows are: write first, signal after.",
         ),
         (

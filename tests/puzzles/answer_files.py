@@ -9,7 +9,7 @@ from epmoe.puzzles.holes import answers, filled
 def right(number):
     """The texts of all right files of a puzzle."""
     found = answers(number)
-    return [filled(puzzle(number).start, holes) for holes in [found.RIGHT, *found.ALSO_RIGHT]]
+    return [_file(number, holes) for holes in [found.RIGHT, *found.ALSO_RIGHT]]
 
 
 def wrong(number):
@@ -19,12 +19,20 @@ def wrong(number):
 
 
 def edited(number, edits):
-    """The first right file of a puzzle with some words of its holes replaced."""
+    """The first right file of a puzzle with some words replaced: of its holes, or of its TESTS."""
     holes = [textwrap.dedent(hole) for hole in answers(number).RIGHT]
     for old, new in edits:
-        assert any(old in hole for hole in holes), old
+        assert any(old in hole for hole in holes) or old == "TESTS = ", old
         holes = [hole.replace(old, new) for hole in holes]
-    return filled(puzzle(number).start, holes)
+    return _file(number, holes, dict(edits).get("TESTS = "))
+
+
+def _file(number, holes, tests=None):
+    text = filled(puzzle(number).start, holes)
+    own = getattr(answers(number), "TESTS", None)
+    return text.replace("\nTESTS = ", f"\nTESTS = {own}\nTESTS = ", 1).replace(
+        "\nTESTS = [((1, 0), 1)]\n", f"\nTESTS = {tests}\n" if tests else "\n"
+    )
 
 
 RIGHT = [(n, i) for n in FILES for i in range(len(right(n)))]

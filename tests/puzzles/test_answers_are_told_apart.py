@@ -1,30 +1,50 @@
 """Every right answer to a puzzle passes, and every wrong one is told its own cause."""
 
 import re
+from dataclasses import replace
 
 import pytest
-from answer_files import RIGHT, WRONG, right, wrong
+from answer_files import RIGHT, WRONG, edited, right, wrong
 
+from epmoe import puzzles
 from epmoe.lessons.answers import Wrong, load
-from epmoe.puzzles import FILES, puzzle
+from epmoe.puzzles import FILES, own_kernels, puzzle
+from epmoe.puzzles import p16_your_own_combine as puzzle_16
 from epmoe.puzzles.holes import answers
 from epmoe.puzzles.judging import SCHEDULES, judge
 
-FEW = SCHEDULES[:4] + SCHEDULES[-1:]  # by day, of right answers
+FEW = SCHEDULES[:3] + SCHEDULES[-1:]  # by day, of right answers
+WHOLE = (
+    15,
+    16,
+)  # puzzles whose judge takes seconds: check, and each synchronisation broken in turn
+BY_DAY = 3  # of their wrong answers
 
 
 def verdict(number, text, tmp_path, schedules=SCHEDULES):
     file = tmp_path / f"puzzle{number:02}.py"
     file.write_text(text)
-    return judge(puzzle(number), load(file, number, "puzzle"), schedules)
+    return judge(puzzles.puzzle(number), load(file, number, "puzzle"), schedules)
 
 
 @pytest.mark.parametrize("number, i", RIGHT)
-def test_right_answers_pass(number, i, tmp_path, tonight):
+def test_right_answers_pass(number, i, tmp_path, tonight, monkeypatch):
+    if number in WHOLE and not tonight:
+        monkeypatch.setattr(puzzles, "puzzle", without_more)
     assert verdict(number, right(number)[i], tmp_path, SCHEDULES if tonight else FEW)
 
 
-@pytest.mark.parametrize("number, i", WRONG)
+def without_more(number):
+    return replace(puzzle(number), more=None)
+
+
+def seconds_long(number, i):
+    return [pytest.mark.nightly] if number in WHOLE and i >= BY_DAY else []
+
+
+@pytest.mark.parametrize(
+    "number, i", [pytest.param(n, i, marks=seconds_long(n, i)) for n, i in WRONG]
+)
 def test_wrong_answers_are_told_their_cause(number, i, tmp_path):
     text, says = wrong(number)[i]
     with pytest.raises(Wrong) as error:
@@ -56,4 +76,53 @@ def test_a_failure_shows_memory_schedule_and_report_in_the_students_lines(tmp_pa
     assert f"1. write puzzle03.py:{line} store_i32" in told
     assert re.search(r"Order of threads: (plain turns|schedule \d+)\.", " ".join(told.split()))
     assert re.search(r"should be +is\n  token 0 .*<- first difference", told)
-    assert "what happened to seen[0, 1] of rank 0:\n  puzzle03.py:41" in told
+    assert re.search(r"what happened to seen\[0, \d+\] of rank 0:\n  puzzle03.py:41 ", told)
+
+
+def test_each_synchronisation_in_the_students_lines_can_be_lost():
+    source = right(15)[0]
+    found = own_kernels.losses("puzzle15.py", source)
+    lines = {loss.change: source.splitlines()[loss.line - 1] for loss in found}
+    assert "syncwarp()" in lines["syncwarp() -> nothing"]
+    assert {"order", "scope", "plain", "barrier", "reset", "wait"} == {loss.kind for loss in found}
+    assert all(loss.source.count("\n") == source.count("\n") for loss in found)
+    waits = [loss for loss in found if loss.kind == "wait"]
+    assert len(waits) == 2 and "while ld_acquire_gpu" not in waits[0].source
+    kept = source.replace("    syncwarp()\n", "    syncwarp()  # kept: for the picture\n")
+    assert len(own_kernels.losses("puzzle15.py", kept)) == len(found) - 1
+
+
+@pytest.mark.parametrize(
+    "says, chosen, edit",
+    [
+        (
+            "something is superfluous",
+            "acq_rel_sys_i32 -> .*acq_rel_gpu",
+            ("acq_rel_gpu", "acq_rel_sys"),
+        ),
+        ("your TESTS are too weak", "the wait -> nothing", ("TESTS = ", "[((3, 2), 1)]")),
+    ],
+)
+def test_what_is_superfluous_or_missed_is_told(says, chosen, edit, tmp_path, monkeypatch):
+    """In one world, of one loss: the whole judgement is for the night."""
+    asked = replace(puzzle(16), worlds=lambda: puzzle_16.worlds()[1:2])
+    monkeypatch.setattr(own_kernels, "TRIED", own_kernels.TRIED[:2])
+    file = tmp_path / "puzzle16.py"
+    file.write_text(edited(16, [edit]))
+    loss = next(
+        x for x in own_kernels.losses(file.name, file.read_text()) if re.search(chosen, x.change)
+    )
+    monkeypatch.setattr(own_kernels, "losses", lambda *_: [loss])
+    answer = load(file)
+    tests = [puzzle_16.test_world(*t) for t in own_kernels.tests_of(answer)]
+    with pytest.raises(Wrong, match=says) as error:
+        own_kernels.broken(asked, answer, tests, lambda: None)
+    assert f"line {loss.line}: {loss.change}" in str(error.value)
+
+
+@pytest.mark.parametrize("tests", ["3", "[]", "[((1, 2, 3), 1)]", "[((1, 2), 99)]"])
+def test_tests_that_are_no_tests_are_refused(tests, tmp_path):
+    file = tmp_path / "puzzle15.py"
+    file.write_text(edited(15, [("TESTS = ", tests)]))
+    with pytest.raises(Wrong, match="TESTS is "):
+        own_kernels.tests_of(load(file))

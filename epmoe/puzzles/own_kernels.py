@@ -1,0 +1,238 @@
+"""Puzzles 15 and 16: whole kernels, held against `epmoe check`, broken word by word, and run on a GPU.
+
+Losses: every way to lose or weaken a synchronisation in the student's lines. The judge must notice each, or it is
+superfluous; and the student's own TESTS, which compare results alone, must notice each lost reset and wait.
+"""
+
+import ast
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+from epmoe.lessons.answers import Wrong
+from epmoe.mutants.plain_words import WORDS as PLAIN_WORDS
+from epmoe.mutants.tokens import STRONG, mutants_of
+from epmoe.puzzles.holes import HOLE
+from epmoe.puzzles.world import Schedule
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+NOT_YET = 2**64 - 1
+TRIED = (*(Schedule(seed) for seed in (None, 0, 1, 2, 3)), Schedule(4, stale=True))
+TESTED = tuple(Schedule(seed, races=False) for seed in (None, 0))
+KEPT = re.compile(r"#\s*kept:\s*\S")
+CASES = (
+    "uneven ranks",
+    "slots without an expert",
+    "a rank without tokens",
+    "a hot expert",
+    "hidden not a power of two",
+)
+MOST_TOKENS, MOST_ROUNDS, MOST_TESTS = 8, 4, 6
+SHOWN = 6
+
+
+def routing(rank, n, top_k, n_experts):
+    """int32 [n, top_k]: distinct experts, and some empty slots."""
+    t, k = np.indices((n, top_k))
+    ids = (3 * t + rank + k * max(1, n_experts // top_k)) % n_experts
+    return np.where((t + 2 * k + rank) % 7 == 6, -1, ids).astype(np.int32)
+
+
+def values(rank, n, hidden):
+    """bf16 [n, hidden]: numbers that tell their rank, token and column."""
+    t, c = np.indices((n, hidden))
+    return (64 * (rank + 1) + 8 * t + c % 8).astype(BF16)
+
+
+def only_these_missing(f, counts):
+    """Whether a hang lacks just signals of counts of 0. counts: those of each rank's words, shaped like a round of them.
+
+    Looked at are the ranks that are stuck in the earliest round: the others may wait for these.
+    """
+    rounds = [
+        max(
+            [
+                0,
+                *np.flatnonzero(
+                    (m["recv_count"] != NOT_YET).reshape(f.world.rounds, -1).any(axis=1)
+                ),
+            ]
+        )
+        for m in f.raw
+    ]
+    missing = [
+        np.asarray(c)[m["recv_count"][n] == NOT_YET]
+        for c, m, n in zip(counts, f.raw, rounds)
+        if n == min(rounds)
+    ]
+    return any(map(len, missing)) and all((c == 0).all() for c in missing)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """One synchronisation lost or weakened: its line, what it was and what it becomes, and the whole source then."""
+
+    line: int
+    kind: str
+    change: str
+    source: str
+
+    @property
+    def is_certain(self):
+        """Whether results alone can show it: a reset or a wait is gone."""
+        return self.kind in ("reset", "wait")
+
+
+def losses(file, source):
+    """Every Loss in the student's lines, in their order; what a comment `# kept: why` stands beside is left out."""
+    own = set()
+    for hole in HOLE.finditer(source):
+        first = source.count("\n", 0, hole.start(2)) + 1
+        own |= set(range(first, first + hole[2].count("\n")))
+    lines = source.splitlines()
+    own = {n for n in own if not KEPT.search(lines[n - 1])}
+    found = [
+        Loss(m.token.line, m.kind, m.change, m.apply(source))
+        for m in mutants_of(file, source)
+        if m.token.line in own and m.kind != "nc"
+    ]
+    return sorted(found + list(_lost_waits(source, own)), key=lambda loss: loss.line)
+
+
+def _lost_waits(source, own):
+    """Loops that do nothing but poll, gone."""
+    lines = source.splitlines(keepends=True)
+    for node in ast.walk(ast.parse(source)):
+        if (
+            isinstance(node, ast.While)
+            and node.lineno in own
+            and any(isinstance(n, ast.Name) and STRONG.match(n.id) for n in ast.walk(node.test))
+        ):
+            gone = [" " * node.col_offset + "pass\n"] + ["\n"] * (node.end_lineno - node.lineno)
+            edited = lines[: node.lineno - 1] + gone + lines[node.end_lineno :]
+            yield Loss(
+                node.lineno,
+                "wait",
+                f"{ast.unparse(node.test)}: the wait -> nothing",
+                "".join(edited),
+            )
+
+
+def more_of(name, test_world):
+    """What `judge` does behind the schedules. name: "dispatch" or "combine". test_world: (tokens, rounds) -> World."""
+
+    def more(answer, tell):
+        from epmoe.puzzles import puzzle
+
+        asked = puzzle({"dispatch": 15, "combine": 16}[name])
+        tests = [test_world(*entry) for entry in tests_of(answer)]
+        said = [_checked(name, asked, answer, tell)]
+        tell()
+        said.append(broken(asked, answer, tests, tell))
+        return "\n".join(said)
+
+    return more
+
+
+def tests_of(answer):
+    """TESTS of the student's file; Wrong if it is not what it must be."""
+    given = getattr(answer, "TESTS", None)
+    try:
+        tests = [(tuple(map(int, tokens)), int(rounds)) for tokens, rounds in given]
+    except (TypeError, ValueError):
+        raise Wrong(
+            f"TESTS is {given!r}: it must be a list of ((tokens, tokens), rounds)"
+        ) from None
+    if not 1 <= len(tests) <= MOST_TESTS or any(
+        len(tokens) != 2
+        or not all(0 <= n <= MOST_TOKENS for n in tokens)
+        or not 1 <= rounds <= MOST_ROUNDS
+        for tokens, rounds in tests
+    ):
+        raise Wrong(
+            f"TESTS is {given!r}: give 1 to {MOST_TESTS} worlds of two ranks, with 0 to {MOST_TOKENS} tokens "
+            f"each, and 1 to {MOST_ROUNDS} rounds"
+        )
+    return tests
+
+
+def _checked(name, asked, answer, tell):
+    """`epmoe check` of the student's kernels; Wrong if a case differs."""
+    from epmoe.check import check
+    from epmoe.puzzles.judging import maker
+    from epmoe.puzzles.own_implementation import implementation
+
+    made, outcomes = implementation(name, maker(asked, answer)), []
+    for case in CASES:
+        tell()
+        outcomes += check(made, n_ranks=2, only=case).outcomes
+    failed = [o for o in outcomes if o.differences]
+    if failed:
+        raise Wrong(f"`epmoe check` finds a difference.\n\n{failed[0]}")
+    return f"epmoe check: {len(outcomes)} cases, equal to the reference to the bit."
+
+
+def broken(asked, answer, tests, tell):
+    """Each synchronisation broken in turn; Wrong if nothing notices, or the tests notice too little."""
+    file = Path(answer.__file__)
+    found = losses(file.name, file.read_text(encoding="utf-8"))
+    superfluous, missed = [], []
+    worlds = asked.worlds()
+    for loss in found:
+        tell()
+        made = _maker_of(asked, answer, loss.source)
+        report = _noticed(asked, made, worlds, TRIED)
+        if report is None:
+            superfluous.append(loss)
+        elif _noticed(asked, made, tests, TESTED) is None:
+            missed.append((loss, report))
+    if superfluous:
+        raise Wrong(
+            "right, and no race; but something is superfluous or stronger than it must be: nobody notices "
+            "if it is lost or weakened. Weaken it, take it out, or say on its line why it stays, "
+            f"# kept: ...\n\n{_listed(superfluous)}"
+        )
+    certain = [loss for loss, _ in missed if loss.is_certain]
+    if certain:
+        raise Wrong(
+            "your TESTS are too weak: they do not notice that a reset or a wait is gone. What would show it? "
+            f"More rounds, more tokens, ranks that differ.\n\n{_listed(certain)}"
+        )
+    said = f"{len(found)} ways to lose or weaken a synchronisation: each is noticed, so nothing is superfluous."
+    if missed:
+        said += (
+            f"\nYour TESTS, which compare results alone, miss {len(missed)} of them. For these you need the race "
+            "detector:\n" + _listed([loss for loss, _ in missed])
+        )
+    return said
+
+
+def _listed(found):
+    lines = [f"  line {loss.line}: {loss.change}" for loss in found[:SHOWN]]
+    return "\n".join(lines + ([f"  and {len(found) - SHOWN} more"] if len(found) > SHOWN else []))
+
+
+def _maker_of(asked, answer, source):
+    """maker() for edited source; its lines are those of the student's file."""
+    from epmoe.puzzles.judging import maker
+
+    edited = type(answer)(answer.__name__)
+    edited.__file__ = answer.__file__
+    vars(edited).update(PLAIN_WORDS)
+    exec(compile(source, answer.__file__, "exec"), vars(edited))
+    return maker(asked, edited)
+
+
+def _noticed(asked, made, worlds, schedules):
+    """What goes wrong in one of the worlds, or None."""
+    from epmoe.puzzles.judging import attempt
+
+    for schedule in schedules:
+        for world in worlds:
+            failure = attempt(asked, made(world), world, schedule)
+            if failure is not None:
+                return failure.kind
+    return None
