@@ -29,19 +29,21 @@ WARM_UP = Number(
     ),
     "divide each rank by 8, and count the different hosts besides the token's own.",
 )
-_MISSED = comb(192, 8) / comb(256, 8)
+_MISSED = comb(64, 8) / comb(128, 8)  # all 8 experts on the other one of two hosts
 STRETCH = Number(
-    3 * (1 - _MISSED),
-    "each of the 3 other hosts is missed with probability C(192, 8) / C(256, 8).",
+    2 * 3 / 4 * (1 - _MISSED),
+    "of the 2 hosts that were picked 1.5 are other hosts on average, and each is missed with probability "
+    "C(64, 8) / C(128, 8).",
     (
-        (4 * (1 - _MISSED), "the token's own host is one of the four, and needs no copy."),
-        (3 * (1 - 0.75**8), "the experts of a token are different: draw without putting back."),
-        (24 * (1 - comb(248, 8) / comb(256, 8)), "this is one copy for each rank."),
-        (6, "these are the pairs."),
-        (3, "a host is missed now and then: with probability C(192, 8) / C(256, 8)."),
-        (3 * _MISSED, "this is how many hosts are MISSED."),
+        (1.5, "a host that was picked may get no expert: with probability C(64, 8) / C(128, 8)."),
+        (2 * (1 - _MISSED), "the token's own host needs no copy, and is picked half of the time."),
+        (2, "the token's own host needs no copy, and a host that was picked may get no expert."),
+        (1 - _MISSED, "the own host is picked half of the time, not always."),
+        (3 * (1 - comb(192, 8) / comb(256, 8)), "this is without the limit of 2 hosts."),
+        (1.5 * (1 - 0.5**8), "the experts of a token are different: draw without putting back."),
+        (1.5 * _MISSED, "this is how many of the picked hosts are MISSED."),
     ),
-    "copies() of the lesson, with 4 groups, of which 3 are away.",
+    "how many of the 2 picked hosts are others, and how likely does one of them get no expert?",
     close=2e-4,
 )
 
@@ -88,7 +90,7 @@ def _cases():
         ("2 hosts of 2 ranks", ids((32,) * 4, 16, 4), 4, 16, 2, 14336, 50.0),
         ("one rank with many tokens", ids((60, 3, 5, 4, 0, 2), 12, 3), 6, 12, 3, 4096, 25.0),
         ("an expert that all want", ids((30,) * 4, 16, 2, hot), 4, 16, 2, 4096, 50.0),
-        ("empty slots", gaps, 4, 8, 2, 1024, 10.0),
+        ("tokens with fewer experts", gaps, 4, 8, 2, 1024, 10.0),
         ("one host", ids((8, 8), 8, 2), 2, 8, 2, 4096, 50.0),
         ("a rank on each host", ids((8, 9, 7), 9, 4), 3, 9, 1, 4096, 50.0),
     ]
@@ -144,7 +146,7 @@ def _why(way, copies, case):
         (busiest(matrix) * 8, "net_gbps is in bytes, not in bits"),
         (
             busiest(matrices(filled, n_ranks, n_experts, per_host)[way]),
-            "-1 is an empty slot, and here it is counted as an expert",
+            "-1 means no expert, and here it is counted as one",
         ),
         *(
             (busiest(right[other]), f"this is the floor of {name}")

@@ -12,7 +12,7 @@ import numpy as np
 
 
 def drop(topk_ids, n_experts, capacity):
-    """topk_ids: int (tokens, top_k), -1 for none. Returns a new array with -1 for each pair beyond the capacity."""
+    """topk_ids: int (tokens, top_k), -1 for no expert. Returns a new array with -1 for each pair beyond the capacity."""
     ...
 '''
 
@@ -31,7 +31,7 @@ WARM_UP = Number(
 )
 
 
-def _least(loads, spare, slots):
+def _least(loads, spare, places):
     """The least load of the busier of two ranks, over all numbers of copies and all places."""
     best = sum(loads)
     for copies in product(range(1, spare + 2), repeat=len(loads)):
@@ -39,7 +39,7 @@ def _least(loads, spare, slots):
             continue
         pieces = [load / n for load, n in zip(loads, copies) for _ in range(n)]
         for ranks in product((0, 1), repeat=len(pieces)):
-            if sum(ranks) <= slots and len(ranks) - sum(ranks) <= slots:
+            if sum(ranks) <= places and len(ranks) - sum(ranks) <= places:
                 of_one = sum(piece for piece, rank in zip(pieces, ranks) if rank)
                 best = min(best, max(of_one, sum(pieces) - of_one))
     return best
@@ -49,11 +49,11 @@ STRETCH = Number(
     _least((80, 20, 20, 20), 2, 3),
     "two copies of the hot expert, 40 on each rank, and two copies of another: 40 + 20 + 10 on both.",
     (
-        (80, "40 + 20 + 20 on a rank: the second spare slot can do more than that."),
+        (80, "40 + 20 + 20 on a rank: the second spare place can do more than that."),
         (140 / 2 - 10, "less than half of the total load of 140 is not possible."),
         (
             80 / 3 * 2 + 20,
-            "three copies of the hot expert leave 73.3. Must both spare slots go to the hot expert?",
+            "three copies of the hot expert leave 73.3. Must both spare places go to the hot expert?",
         ),
         (140, "this is the load of both ranks together."),
         (100, "the hot expert can have a copy on each rank."),
@@ -97,7 +97,7 @@ def judge(answer):
     for ids, n_experts, capacity in cases:
         _one(ids, n_experts, capacity, call(answer, "drop", ids.copy(), n_experts, capacity))
     return (
-        f"the first pairs of every expert stay in {len(cases)} routings, among them empty slots, a batch without "
+        f"the first pairs of every expert stay in {len(cases)} routings, among them tokens without experts, a batch without "
         "tokens and a capacity of 0."
     )
 
@@ -120,7 +120,7 @@ def _one(ids, n_experts, capacity, got):
 def _why(ids, n_experts, capacity, got, right):
     full = (right != ids).any(axis=1)
     backwards = dropped(ids[::-1], n_experts, capacity)[::-1]
-    by_slot = dropped(ids.T, n_experts, capacity).T
+    by_k = dropped(ids.T, n_experts, capacity).T
     of_total = ids.reshape(-1).copy()
     of_total[capacity:] = -1
     kept = [(got == e).sum() for e in range(n_experts)]
@@ -133,9 +133,8 @@ def _why(ids, n_experts, capacity, got, right):
         (dropped(ids, n_experts, capacity + 1), "an expert keeps one pair too many."),
         (backwards, "the LAST tokens keep their pairs; it must be the first."),
         (
-            by_slot,
-            "this goes through all first slots, then all second ones. A token's slots are "
-            "looked at together: token by token.",
+            by_k,
+            "this goes through all first choices (k = 0), then all second ones. Go token by token.",
         ),
         (np.where(full[:, None], -1, ids), "a token that loses one pair keeps the others."),
         (
@@ -148,17 +147,11 @@ def _why(ids, n_experts, capacity, got, right):
             return says
     if ((got != ids) & (got != -1)).any():
         t, k = np.argwhere((got != ids) & (got != -1))[0]
-        return (
-            f"token {t} slot {k} was expert {ids[t, k]} and became {got[t, k]}. A pair stays in its slot as it is, "
-            "or becomes -1."
-        )
+        return f"token {t}, k = {k} was expert {ids[t, k]} and became {got[t, k]}. A pair stays as it is, or becomes -1."
     if max(kept, default=0) > capacity:
         e = int(np.argmax(kept))
         return f"expert {e} keeps {kept[e]} pairs."
     t, k = np.argwhere(got != right)[0]
     if got[t, k] == -1:
-        return (
-            f"token {t} slot {k} is dropped, though expert {ids[t, k]} has room. An empty slot takes no room, and a "
-            "dropped pair takes none either."
-        )
-    return f"token {t} slot {k} must be dropped."
+        return f"token {t}, k = {k} is dropped, though expert {ids[t, k]} has room. Neither -1 nor a dropped pair takes room."
+    return f"token {t}, k = {k} must be dropped."

@@ -89,7 +89,7 @@ def judge(answer):
         got = call(answer, "backward", *(a.copy() for a in case))
         _one(case, got)
     return (
-        f"all three gradients are those of finite differences, exactly, in {len(cases)} layers, with empty slots and "
+        f"all three gradients are those of finite differences, exactly, in {len(cases)} layers, with -1 in place of experts and "
         "with no token at all."
     )
 
@@ -141,7 +141,7 @@ def _why(name, got, x, ids, weights, matrix, grad_out):
         (np.zeros_like(got), "It is 0 everywhere."),
         (
             made(gradient, skip_empty=False),
-            "An empty slot (-1) has no expert: nothing comes from it. matrix[-1] is the last expert.",
+            "-1 means no expert: nothing comes from it. matrix[-1] is the last expert.",
         ),
         (
             made(gradient, add=False),

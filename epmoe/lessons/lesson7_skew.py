@@ -57,7 +57,7 @@ N_LOCAL = N_EXPERTS // N_RANKS
 
 
 def loads(ids):
-    """int (N_EXPERTS): pairs of each expert; -1 is an empty slot."""
+    """int (N_EXPERTS): pairs of each expert; -1 means no expert."""
     return np.bincount(ids[ids >= 0], minlength=N_EXPERTS)
 
 
@@ -114,7 +114,7 @@ assert dropped(load, 1.0) >= dropped(load, 2.0) >= dropped(load, 99.0) == 0
 
 # Dropping changes what the model computes. Most models of today drop nothing
 # ("dropless"), and the kernels of this project never drop. A router that
-# wants to drop writes -1 into a token's slot:
+# wants to drop a pair writes -1 in its place:
 
 import ml_dtypes
 from epmoe import EPConfig, ExpertParallel, LocalWorld
@@ -128,7 +128,7 @@ with ExpertParallel(cfg, LocalWorld(2, seed=0)) as ep:
     print("rows that came:", [of_rank.n_rows for of_rank in d])
     out = ep.combine([of_rank.output_tokens for of_rank in d], d,
                      [np.ones((4, 2), np.float32)] * 2)
-print("slots that count for each token:", out[0][:, 0].astype(int))
+print("pairs that count for each token:", out[0][:, 0].astype(int))
 assert out[0][:, 0].tolist() == [2, 1, 0, 2]
 
 # Without dropping, recv_buf must hold the worst case (lesson 2), or the
@@ -207,12 +207,13 @@ assert INPUT or seen[-1] < seen[0] / 2
 # In inference the router is fixed. What can change is where experts live.
 # Spare memory holds copies of the hottest experts, and tokens are spread over
 # the copies. First choose how many copies each expert gets: give the next
-# slot to the expert with the largest load per copy. Then place: the largest
-# load per copy first, always on the rank that has the least and a free slot.
+# place to the expert with the largest load per copy. Then assign ranks: the
+# largest load per copy first, always to the rank that has the least load and
+# a free place.
 
 
 def with_replicas(load, spare, n_ranks):
-    """(copies of each expert, load of each rank) with spare slots more."""
+    """(copies of each expert, load of each rank) with spare places."""
     copies = np.ones(len(load), int)
     for _ in range(spare):
         copies[np.argmax(load / copies)] += 1
@@ -229,8 +230,8 @@ def with_replicas(load, spare, n_ranks):
 print(f"as they were: {imbalance(of_ranks):.2f}")
 for spare in (0, N_RANKS, 4 * N_RANKS):
     copies, placed = with_replicas(load, spare, N_RANKS)
-    print(f"{spare:2} spare slots, placed well: {imbalance(placed):.3f}, "
-          f"at most {copies.max()} copies")
+    print(f"{spare:2} spare places, well assigned: "
+          f"{imbalance(placed):.3f}, at most {copies.max()} copies")
     assert np.isclose(placed.sum(), load.sum())
     assert INPUT or imbalance(placed) <= imbalance(of_ranks)
 
@@ -240,7 +241,7 @@ for spare in (0, N_RANKS, 4 * N_RANKS):
 if not INPUT:
     for spare in (0, 64, 128):
         placed = with_replicas(load, spare, 64)[1]
-        print(f"64 ranks, {spare:3} spare slots: {imbalance(placed):.2f}")
+        print(f"64 ranks, {spare:3} spare places: {imbalance(placed):.2f}")
 
 # Dispatch need not know about any of this. A replica is one more expert with
 # an id of its own, and a table turns the router's ids into these:
@@ -325,12 +326,12 @@ assert 64 * 64 * (1 / 64) ** 2 == 1
 #
 #   drop(topk_ids, n_experts, capacity)
 #
-# topk_ids is an integer array (tokens, top_k), -1 an empty slot. Return a new
-# array of the same shape in which every expert keeps at most `capacity`
-# pairs, those of the FIRST tokens, and all others are -1. Slots keep their
-# places.
+# topk_ids is an integer array (tokens, top_k); -1 means no expert. Return a
+# new array of the same shape in which every expert keeps at most `capacity`
+# pairs, those of the FIRST tokens, and all others are -1. A pair that stays
+# keeps its k.
 #
 # STRETCH. 4 experts have the loads 80, 20, 20 and 20. There are 2 ranks with
-# 3 slots each, so two slots are spare. A copy takes an equal share of its
+# 3 places each, so two places are spare. A copy takes an equal share of its
 # expert's load. What is the least possible load of the busier rank? Set
 # STRETCH.

@@ -15,7 +15,7 @@ if __name__ == "__main__":
 #
 # Forget bytes and ranks for a moment. Dispatch copies rows: row r of the
 # result is token t of the input. That is a matrix of zeros and ones, D, with
-# one line for each (token, slot) pair. Combine adds rows up: the matrix has
+# one line for each (token, k) pair. Combine adds rows up: the matrix has
 # one line for each token. Here both are written down for 3 tokens with
 # top_k = 2.
 
@@ -211,8 +211,8 @@ assert 0.1 < np.mean(one != other) < 0.9
 #
 # The answers are folded. `epmoe lesson 8 --answers` shows them.
 #
-# 1. D is the matrix of a dispatch with 128 tokens and top_k = 8, no slot is
-#    empty. How many ones has it? How many are in each column?
+# 1. D is the matrix of a dispatch with 128 tokens and top_k = 8. How many
+#    ones has it? How many are in each column?
 #
 # Answer: One in each line: 1024 in all. A column belongs to a token, and has
 # 8.
@@ -254,14 +254,14 @@ assert round(1024 * 14336 * 58 / 1e6) == 851
 #
 #   backward(x, topk_ids, weights, matrix, grad_out)
 #
-# x (tokens, hidden), topk_ids (tokens, top_k) with -1 for an empty slot,
+# x (tokens, hidden), topk_ids (tokens, top_k) with -1 for no expert,
 # weights (tokens, top_k), matrix (n_experts, hidden, hidden). The layer is
 #
 #   out[t] = sum over k of weights[t, k] * (x[t] @ matrix[topk_ids[t, k]])
 #
-# without the empty slots. grad_out (tokens, hidden) is the gradient of the
+# without the -1. grad_out (tokens, hidden) is the gradient of the
 # loss with respect to out. Return the gradients with respect to x, weights
-# and matrix, as three arrays. An empty slot's weight has the gradient 0. The
+# and matrix, as three arrays. The weight of a -1 has the gradient 0. The
 # judge compares with finite differences, exactly.
 #
 # STRETCH. 4 ranks, 4096 tokens each, top 8, 7168 columns, every expert
