@@ -127,9 +127,13 @@ def start(number, file):
 def new_answer(number):
     """The text of a file to be filled in."""
     question = exercise_text(FILES[number].read_text(encoding="utf-8"))
+    imports, gap, code = exercise(number).STUB.strip().partition("\n\n\n")
+    if imports.startswith("def "):
+        imports, code = "", imports + gap + code
     return (
         f'"""The exercises of lesson {number}.\n\n{question}\n"""\n\n'
-        f"WARM_UP = None  # a number\n\n{exercise(number).STUB.strip()}\n\n\nSTRETCH = None  # a number\n"
+        + (f"{imports}\n\n" if imports else "")
+        + f"WARM_UP = None  # a number\n\n\n{code}\n\n\nSTRETCH = None  # a number\n"
     )
 
 

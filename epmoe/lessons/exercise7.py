@@ -12,7 +12,7 @@ import numpy as np
 
 
 def drop(topk_ids, n_experts, capacity):
-    """topk_ids: int (tokens, top_k), -1 for no expert. Returns a new array with -1 for each pair beyond the capacity."""
+    """topk_ids: int (tokens, top_k), -1 for no expert. Returns a new array, -1 for pairs beyond the capacity."""
     ...
 '''
 

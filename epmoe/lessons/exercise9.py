@@ -93,8 +93,8 @@ def judge(answer):
         given = [(n, r, us, list(before)) for n, r, us, before in tasks]
         _one(name, tasks, call(answer, "finish_times", given))
     return (
-        f"all tasks end when they must in {len(CASES)} programs. The last one is the STRETCH question: it ends after "
-        f"{finish(CASES[-1][1])['Bc']} us."
+        f"all tasks end when they must in {len(CASES)} programs. Now let it find the answer to STRETCH: try the orders "
+        "of the tasks on each resource."
     )
 
 

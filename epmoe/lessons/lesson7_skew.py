@@ -85,8 +85,8 @@ if not INPUT:
         print(f"s = {s}: 2, 4, ... 64 ranks:", *[f"{i:5.2f}" for i in row])
         assert all(a <= b for a, b in zip(row, row[1:]))
 
-# A layer takes as long as its busiest rank. An imbalance of 1.5 means that
-# the layer takes 1.5 times as long, and that the other GPUs wait.
+# A layer takes as long as its busiest rank. With an imbalance of 1.5 it takes
+# 1.5 times as long, and the other GPUs wait.
 #
 # ## Remedy 1: drop
 #
@@ -180,7 +180,7 @@ assert INPUT or seen[-1] < seen[0] / 2
 # DeepSeek-V3 adds a bias to the scores, for the CHOICE of experts only. After
 # each step the bias of every overloaded expert goes down by a fixed amount,
 # the others' go up. The weights of the chosen experts, and so all gradients,
-# do not know of it.
+# are computed without it.
 
 
 def adjust(steps, rate, seed=1):

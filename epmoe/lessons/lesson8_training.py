@@ -35,7 +35,7 @@ for row, token in enumerate(token_of):
 print("D, dispatch:")
 print(D)
 
-# Predict: How does the matrix of combine, C, look beside D?
+# Predict: What does C, the matrix of combine, look like beside D?
 
 print("C, combine with weights of 1:")
 print(C)

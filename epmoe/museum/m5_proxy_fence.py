@@ -2,8 +2,9 @@
 
 Low-latency combine waits for a peer's flag with ordinary loads, and then lets the TMA unit copy the row into shared
 memory. The TMA unit is another proxy: it has its own way to memory. An acquire orders the loads of threads, not the
-copies of another proxy, so the copy may read what was there before. Users saw results that changed from run to run with
-large batches on GB200. A pull request put fence.proxy.async between the wait and the copy, and measured that it helps.
+copies of another proxy, so the copy may read what was there before. A user saw results that changed from run to run with
+large batches on NVL72, and proposed fence.proxy.async between the wait and the copy. The maintainers agreed that the code
+does not strictly follow the memory model, relied on what they know of the hardware, and merged another fence (exhibit 6).
 """
 
 from epmoe.device import (
